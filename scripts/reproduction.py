@@ -1,5 +1,6 @@
-"""Tables and the first figure of docs/reproduction.md from docs/results/: `python
-scripts/reproduction.py [--write]`.
+"""Make the tables and the first figure of docs/reproduction.md from docs/results/.
+
+    python scripts/reproduction.py [--write]
 
 docs/results/ has what was measured, in all digits; the authors' public files and published values
 are those of `fedpfl/papers/fedobp/`. Prints the tables, or puts each between its marks in the page
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,14 +27,17 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGE, FIGURE = DOCS / "reproduction.md", DOCS / "figures" / "public_logs.png"
-BEGIN, END = "<!-- {}: made by scripts/reproduction.py -->", "<!-- to here -->"
+PAGE = DOCS / "reproduction.md"
+FIGURE = DOCS / "figures" / "public_logs.png"
+BEGIN = "<!-- {}: made by scripts/reproduction.py -->"
+END = "<!-- to here -->"
 HALVES = {"accuracy_pooled": "before fine-tuning", "ft_accuracy_pooled": "fine-tuned"}
-FIFTY = (
+TABLE4_METHODS = (
     "FedOBP FedAvg FedPer FLOCO FedRep LG-FedAvg Local-Only pFedFDA APFL FedALA FLUTE FedDPA FedRoD"
     " FedPAC Ditto"
 )
-CALLED = {
+"""The order of the table of 50 rounds; other methods follow."""
+METHOD_NAMES = {
     "FedAvg (momentum=0.7)": "FedAvg",
     "FedAvg (momentum=0.0)": "FedAvg, momentum 0",
     "FLOCO (pers_epochs=5)": "FLOCO+",
@@ -40,388 +45,360 @@ CALLED = {
     "pFedFDA (as_published)": "pFedFDA, as published",
     "pFedMe (outer_lr=0.02)": "pFedMe, outer_lr 0.02",
 }
-PLACES = tuple(
+TABLE4_SETTINGS = tuple(
     (dataset, f"Dir({alpha})") for dataset in ("FMNIST", "MNIST") for alpha in (0.1, 0.5)
 )
+LAST_ROUND = logs.ROUNDS[-1]
+NAN = float("nan")
 
 
 def markdown(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table."""
-    lines = [tuple(titles), ("---",) * len(titles), *rows]
-    return "\n".join(
-        f"| {' | '.join(row)} |".replace("|  |", "| |").replace("|  |", "| |") for row in lines
-    )
+    lines = []
+    for cells in (tuple(titles), ("---",) * len(titles), *rows):
+        line = f"| {' | '.join(cells)} |"
+        # Twice, as each empty cell shares its bars with the next.
+        lines.append(line.replace("|  |", "| |").replace("|  |", "| |"))
+    return "\n".join(lines)
 
 
-def results(name: str) -> pd.DataFrame:
+def read_results(name: str) -> pd.DataFrame:
     """Return a file of docs/results/."""
     return pd.read_csv(DOCS / "results" / f"{name}.csv")
 
 
-def number(value: float, std: float = float("nan")) -> str:
+def format_number(value: float, std: float = NAN) -> str:
     """Return two decimals, nothing for nan; `std` in brackets."""
-    return "" if pd.isna(value) else f"{value:.2f}" + ("" if pd.isna(std) else f"({std:.2f})")
+    if pd.isna(value):
+        return ""
+    if pd.isna(std):
+        return f"{value:.2f}"
+    return f"{value:.2f}({std:.2f})"
 
 
-def over_seeds(values: pd.Series) -> str:
-    """Return the mean, with the sample standard deviation where there are several; nothing where a
-    seed lacks.
+def format_mean(values: pd.Series) -> str:
+    """Return the mean over seeds, with the sample standard deviation of several.
+
+    Nothing where a seed lacks its value.
     """
-    return "" if values.isna().any() else number(values.mean(), values.std())
+    if values.isna().any():
+        return ""
+    return format_number(values.mean(), values.std())
 
 
-def published(label: str, dataset: str, setting: str) -> str:
+def format_published(label: str, dataset: str, setting: str) -> str:
     """Return a method's value in Table III or IV."""
     table = SOURCE + ("IV" if dataset in ("MNIST", "FMNIST") else "III")
-    known = lookup((table, ACCURACY, METHOD_TITLES[label.split(" ")[0]], dataset, setting))
-    return number(known.value, known.std) if known else ""
+    title = METHOD_TITLES[label.split(" ")[0]]
+    value = lookup((table, ACCURACY, title, dataset, setting))
+    return format_number(value.value, value.std) if value else ""
 
 
-def ordered(runs: pd.DataFrame) -> pd.DataFrame:
+def sort_methods(runs: pd.DataFrame) -> pd.DataFrame:
     """Return rows of by_round.csv with the methods in the order of the report's tables."""
-    place = runs["method"].str.split(" ").str[0].map([*METHOD_TITLES].index)
-    return runs.loc[place.sort_values(kind="stable").index]
+    positions = runs["method"].str.split(" ").str[0].map([*METHOD_TITLES].index)
+    return runs.loc[positions.sort_values(kind="stable").index]
 
 
-def named(label: str) -> str:
+def format_label(label: str) -> str:
     """Return a run's name in the tables: of FedOBP with its score, moving average and q."""
-    method, _, told = label.rstrip(")").partition(" (")
-    values = [
-        told.replace("obp_as_published", "earlier score")
-        .replace("ema=", "moving average ")
-        .replace("q=", "q ")
-    ]
-    return ", ".join([METHOD_TITLES[method], *filter(None, values)])
+    method, _, options = label.rstrip(")").partition(" (")
+    title = METHOD_TITLES[method]
+    if not options:
+        return title
+    options = options.replace("obp_as_published", "earlier score")
+    options = options.replace("ema=", "moving average ").replace("q=", "q ")
+    return f"{title}, {options}"
 
 
-def logged() -> dict[tuple[str, str], tuple[pd.DataFrame, logs.Log]]:
-    """Return own runs at momentum 0.7 that a public file is for, with it, by data set and label:
-    each one's longest.
+def pair_with_logs() -> dict[tuple[str, str], tuple[pd.DataFrame, logs.Log]]:
+    """Return runs and the public files on them, by data set and label.
+
+    They are those at momentum 0.7, of several of a label the longest.
     """
-    runs = results("by_round").query("momentum == 0.7 and round in @logs.ROUNDS")
+    runs = read_results("by_round").query("momentum == 0.7 and round in @logs.ROUNDS")
     runs = runs.query("dataset != 'MNIST' and partition == 'Dir(0.1) published'")
-    last = runs.groupby(["dataset", "method", "precision"])["round"].transform("max")
-    runs = runs[last == last.groupby([runs["dataset"], runs["method"]]).transform("max")]
-    found = {}
-    for (dataset, label), rows in ordered(runs).groupby(["dataset", "method"], sort=False):
-        method, _, told = label.partition(" (")
-        if method != "fedobp" or "obp_as_published" in told:
-            key = "tables", method, dataset, "Dir(0.1)"
-            [log] = [
-                one
-                for one in logs.read_logs()
-                if (one.files, one.method, one.dataset, one.setting) == key
-            ]
-            found[dataset, label] = rows.set_index("round"), log
-    return found
+    lengths = runs.groupby(["dataset", "method", "precision"])["round"].transform("max")
+    longest = lengths.groupby([runs["dataset"], runs["method"]]).transform("max")
+    pairs = {}
+    for (dataset, label), rows in sort_methods(runs[lengths == longest]).groupby(
+        ["dataset", "method"], sort=False
+    ):
+        method, _, options = label.partition(" (")
+        if method == "fedobp" and "obp_as_published" not in options:
+            continue
+        key = "tables", method, dataset, "Dir(0.1)"
+        [log] = [
+            log
+            for log in logs.read_logs()
+            if (log.files, log.method, log.dataset, log.setting) == key
+        ]
+        pairs[dataset, label] = rows.set_index("round"), log
+    return pairs
 
 
-def agreement() -> str:
-    """Own pooled accuracies, and in brackets own minus the file's."""
+def make_agreement() -> str:
+    """Return pooled accuracies, and in brackets how far above the file's they are."""
     rows = []
-    for (dataset, label), (own, log) in logged().items():
+    for (dataset, label), (run, log) in pair_with_logs().items():
         cells = []
-        for half, column in enumerate(HALVES):
-            for at in logs.ROUNDS:
-                value = own[column].get(at, float("nan"))
-                cells.append(
-                    "" if pd.isna(value) else f"{value:.2f} ({value - log.accuracy[at][half]:+.2f})"
-                )
-        rows.append((dataset, named(label), *cells))
-    return markdown(
-        (
-            "data set",
-            "method",
-            *(f"{at}" for at in logs.ROUNDS),
-            *(f"tuned {at}" for at in logs.ROUNDS),
-        ),
-        rows,
-    )
+        for position, column in enumerate(HALVES):
+            for round_number in logs.ROUNDS:
+                value = run[column].get(round_number, NAN)
+                difference = value - log.accuracy[round_number][position]
+                cells.append("" if pd.isna(value) else f"{value:.2f} ({difference:+.2f})")
+        rows.append((dataset, format_label(label), *cells))
+    before_titles = [f"{round_number}" for round_number in logs.ROUNDS]
+    tuned_titles = [f"tuned {round_number}" for round_number in logs.ROUNDS]
+    return markdown(("data set", "method", *before_titles, *tuned_titles), rows)
 
 
 def draw(path: Path = FIGURE) -> list[Path]:
-    """Draw CIFAR100 over rounds: own lines, the files' numbers as open marks."""
+    """Draw CIFAR100 over rounds: lines of runs, the files' numbers as open marks."""
+    pairs = {
+        label: (run, log)
+        for (dataset, label), (run, log) in pair_with_logs().items()
+        if dataset == "CIFAR100" and len(run) > 1
+    }
 
-    def half(ax: Axes, column: str) -> None:
-        shown = [
-            (named(label), *both)
-            for (dataset, label), both in logged().items()
-            if dataset == "CIFAR100"
-        ]
-        shown = [own for own in shown if len(own[1]) > 1]
-        for place, (name, own, log) in enumerate(shown):
-            style = line_style(place)
-            ax.plot(own.index, own[column], label=name, **style)
-            theirs = [both[column != "accuracy_pooled"] for both in log.accuracy.values()]
-            marks: dict[str, Any] = style | {
+    def draw_half(ax: Axes, column: str) -> None:
+        position = list(HALVES).index(column)
+        for number, (label, (run, log)) in enumerate(pairs.items()):
+            style = line_style(number)
+            ax.plot(run.index, run[column], label=format_label(label), **style)
+            mark_style: dict[str, Any] = style | {
                 "linestyle": "none",
                 "markerfacecolor": "white",
                 "markersize": 8,
             }
-            ax.plot([*log.accuracy], theirs, label="authors' public file (open)", zorder=1, **marks)
+            ax.plot(
+                list(log.accuracy),
+                [halves[position] for halves in log.accuracy.values()],
+                label="authors' public file (open)",
+                zorder=1,
+                **mark_style,
+            )
         ax.set(xlabel="round", ylabel="pooled accuracy (%)", xticks=logs.ROUNDS)
 
-    return draw_panels(
-        {f"CIFAR100, Dir(0.1)\n{name}": column for column, name in HALVES.items()}, path, half
+    panels = {f"CIFAR100, Dir(0.1)\n{name}": column for column, name in HALVES.items()}
+    return draw_panels(panels, path, draw_half)
+
+
+def make_cifar100() -> str:
+    """Return Table III's rule, and the mean over clients in the end."""
+    runs = read_results("by_round").query(
+        "dataset == 'CIFAR100' and momentum == 0.7 and precision == 'bf16'"
     )
-
-
-def cifar100() -> str:
-    """Table III's rule, and the mean over clients in the end."""
     rows = []
-    runs = ordered(
-        results("by_round").query(
-            "dataset == 'CIFAR100' and momentum == 0.7 and precision == 'bf16'"
-        )
-    )
-    for label, own in runs.groupby("method", sort=False):
-        at = own[own["round"].isin(logs.ROUNDS)].set_index("round")
-        if 400 not in at.index:
+    for label, run in sort_methods(runs).groupby("method", sort=False):
+        evaluations = run[run["round"].isin(logs.ROUNDS)].set_index("round")
+        if LAST_ROUND not in evaluations.index:
             continue
-        best = [(number(at[column].max()), f"{at[column].idxmax()}") for column in HALVES]
-        last = [
-            number(at.loc[400, column])
-            for column in ("accuracy", "accuracy_worst10", "ft_accuracy")
-        ]
-        personal = "" if pd.isna(at["personal"].iloc[0]) else f"{at['personal'].iloc[0]:,.0f}"
-        cells = [f"{value} ({where})" for value, where in best]
+        before, tuned = (
+            f"{format_number(evaluations[column].max())} ({evaluations[column].idxmax()})"
+            for column in HALVES
+        )
+        final_columns = ("accuracy", "accuracy_worst10", "ft_accuracy")
+        personal = evaluations["personal"].iloc[0]
         rows.append(
             (
-                named(label),
-                personal,
-                cells[0],
-                published(label, "CIFAR100", "Dir(0.1)"),
-                cells[1],
-                *last,
+                format_label(label),
+                "" if pd.isna(personal) else f"{personal:,.0f}",
+                before,
+                format_published(label, "CIFAR100", "Dir(0.1)"),
+                tuned,
+                *(format_number(evaluations.loc[LAST_ROUND, name]) for name in final_columns),
             )
         )
-    titles = (
-        "method",
-        "personal entries",
-        "best of four (round)",
-        "published",
-        "fine-tuned",
-        "round 400: mean",
-    )
-    return markdown((*titles, "worst decile", "fine-tuned: mean"), rows)
+    titles = "method|personal entries|best of four (round)|published|fine-tuned"
+    titles += "|round 400: mean|worst decile|fine-tuned: mean"
+    return markdown(titles.split("|"), rows)
 
 
-def whole(*datasets: str) -> str:
-    """Whole runs by the paper's rule, of CIFAR100 FedOBP's and all without momentum: before;
-    fine-tuned.
+def make_whole_runs(*datasets: str) -> str:
+    """Return whole runs by the paper's rule: before; fine-tuned.
+
+    Of CIFAR100 they are FedOBP's, and all without momentum.
     """
-    runs = ordered(results("by_round").query("round in @logs.ROUNDS and dataset in @datasets"))
-    keys, rows = ["dataset", "partition", "momentum", "precision", "method"], []
-    runs = runs.sort_values(keys[:3], kind="stable")
-    for (dataset, partition, value, precision, label), own in runs.groupby(keys, sort=False):
-        setting = partition.removesuffix(" published")
-        chosen = lookup((SOURCE + "II", "quantile q", "FedOBP", dataset, setting))
-        at_q = chosen is not None and label == f"fedobp (q={chosen.value:g})"
-        if logs.ROUNDS[-1] not in {*own["round"]} or not (
-            at_q or value == 0 or dataset != "CIFAR100"
-        ):
-            continue
-        told = (
-            f"{dataset}, {setting}",
-            named(label),
-            f"{value:g}",
-            precision,
-            f"{own['seed'].nunique()}",
-        )
-        over = [own[own["round"] == at] for at in logs.ROUNDS] + [
-            own.groupby("seed")[[*HALVES]].max()
-        ]
-        cells = ("; ".join(filter(None, (over_seeds(at[half]) for half in HALVES))) for at in over)
-        rows.append((*told, *cells, published(label, dataset, setting)))
-    titles = (
-        "data set",
-        "method",
-        "momentum",
-        "precision",
-        "seeds",
-        *map(str, logs.ROUNDS),
-        "best of four",
+    runs = sort_methods(
+        read_results("by_round").query("round in @logs.ROUNDS and dataset in @datasets")
     )
-    return markdown((*titles, "published"), rows)
+    keys = ["dataset", "partition", "momentum", "precision", "method"]
+    runs = runs.sort_values(keys[:3], kind="stable")
+    rows = []
+    for (dataset, partition, momentum, precision, label), run in runs.groupby(keys, sort=False):
+        setting = partition.removesuffix(" published")
+        quantile = lookup((SOURCE + "II", "quantile q", "FedOBP", dataset, setting))
+        is_at_quantile = quantile is not None and label == f"fedobp (q={quantile.value:g})"
+        is_shown = is_at_quantile or momentum == 0 or dataset != "CIFAR100"
+        if not is_shown or LAST_ROUND not in set(run["round"]):
+            continue
+        columns = [run[run["round"] == round_number] for round_number in logs.ROUNDS]
+        columns.append(run.groupby("seed")[[*HALVES]].max())
+        cells = []
+        for values in columns:
+            halves = [format_mean(values[half]) for half in HALVES]
+            cells.append("; ".join(filter(None, halves)))
+        rows.append(
+            (
+                f"{dataset}, {setting}",
+                format_label(label),
+                f"{momentum:g}",
+                precision,
+                f"{run['seed'].nunique()}",
+                *cells,
+                format_published(label, dataset, setting),
+            )
+        )
+    titles = ["data set", "method", "momentum", "precision", "seeds", *map(str, logs.ROUNDS)]
+    return markdown([*titles, "best of four", "published"], rows)
 
 
-def momentum() -> str:
-    """CIFAR100 without momentum, and FedOBP with it."""
-    return whole("CIFAR100")
-
-
-def table4() -> str:
-    """Table IV's rows over 400 rounds."""
-    return whole("FMNIST", "MNIST")
-
-
-def curve() -> str:
-    """FedOBP without momentum over q, on CIFAR100 at Dir(0.1)."""
-    runs = results("by_round").query(
+def make_curve() -> str:
+    """Return FedOBP without momentum over q, on CIFAR100 at Dir(0.1)."""
+    runs = read_results("by_round").query(
         "dataset == 'CIFAR100' and partition == 'Dir(0.1) published' and seed == 42"
     )
     runs = runs[runs["method"].str.startswith("fedobp (q=") & (runs["momentum"] == 0)]
     rows = []
-    for (personal, label), own in runs.groupby(["personal", "method"]):
-        at = own.set_index("round")
-        cells = [
-            number(at["accuracy_pooled"].get(place, float("nan")))
-            for place in (20, 40, 60, 80, 100)
+    for (personal, label), run in runs.groupby(["personal", "method"]):
+        evaluations = run.set_index("round")
+        accuracies = [
+            format_number(evaluations["accuracy_pooled"].get(round_number, NAN))
+            for round_number in (20, 40, 60, 80, 100)
         ]
-        tuned = number(at["ft_accuracy_pooled"].get(100, float("nan")))
-        rows.append((label.split("=")[1].rstrip(")"), f"{personal:,.0f}", *cells, tuned))
-    titles = ("q", "personal entries", "round 20", "40", "60", "80", "100", "100, fine-tuned")
-    return markdown(titles, rows)
+        tuned = format_number(evaluations["ft_accuracy_pooled"].get(100, NAN))
+        quantile = label.split("=")[1].rstrip(")")
+        rows.append((quantile, f"{personal:,.0f}", *accuracies, tuned))
+    titles = "q|personal entries|round 20|40|60|80|100|100, fine-tuned"
+    return markdown(titles.split("|"), rows)
 
 
-def fmnist() -> str:
-    """FashionMNIST at Dir(0.1) by shorter runs."""
-    rows = []
-    columns = (
+def make_fmnist() -> str:
+    """Return FashionMNIST at Dir(0.1) by shorter runs."""
+    columns = [
         "accuracy",
         "accuracy_pooled",
         "accuracy_worst10",
         "ft_accuracy",
         "ft_accuracy_pooled",
-    )
-    runs = results("by_round").query("dataset == 'FMNIST' and partition == 'Dir(0.1) published'")
-    runs = runs[
-        runs.groupby(["method", "precision", "momentum"])["round"].transform("max")
-        < logs.ROUNDS[-1]
     ]
-    for row in ordered(runs).sort_values("round", kind="stable").to_dict("records"):
-        method = named(row["method"]) + ("" if row["momentum"] else ", momentum 0")
-        known = published(row["method"], "FMNIST", "Dir(0.1)") if row["momentum"] else ""
-        rows.append(
-            (
-                f"{row['round']}",
-                method,
-                row["precision"],
-                *(number(row[name]) for name in columns),
-                known,
-            )
-        )
-    titles = (
-        "round",
-        "method",
-        "precision",
-        "before: mean",
-        "pooled",
-        "worst decile",
-        "fine-tuned: mean",
-        "pooled",
+    runs = read_results("by_round").query(
+        "dataset == 'FMNIST' and partition == 'Dir(0.1) published'"
     )
-    return markdown((*titles, "published"), rows)
-
-
-def fifty() -> str:
-    """Pooled accuracy, the same fine-tuned, and the published one by method and setting."""
-    frame = results("table4_50_rounds").rename(
-        columns={"accuracy_pooled": "before", "ft_accuracy_pooled": "after"}
-    )
-    frame["method"] = frame["method"].replace(CALLED).str.replace(r" \(q=.*", "", regex=True)
-    cells: dict[str, dict[tuple[str, str], str]] = {}
-    for row in frame.itertuples():
-        known = (
-            ""
-            if pd.isna(row.published) or "momentum" in row.method
-            else f" ({number(row.published)})"
-        )
-        cell = f"{number(row.before)}, {number(row.after)}{known}"
-        cells.setdefault(row.method, {})[row.dataset, row.partition.removesuffix(" published")] = (
-            cell
-        )
-    first = [name for name in FIFTY.split() if name in cells]
-    order = [*first, *sorted({*cells} - {*first})]
-    rows = [(name, *(cells[name].get(place, "") for place in PLACES)) for name in order]
-    return markdown(("method", *(", ".join(place) for place in PLACES)), rows)
-
-
-def tuning() -> str:
-    """Means over clients and seeds, by data set and method."""
+    lengths = runs.groupby(["method", "precision", "momentum"])["round"].transform("max")
+    runs = sort_methods(runs[lengths < LAST_ROUND]).sort_values("round", kind="stable")
     rows = []
-    for row in results("equal_tuning").to_dict("records"):
-        pairs = [
-            "accuracy",
-            "accuracy_worst10",
-            "ft_accuracy",
-            "unseen_accuracy",
-            "unseen_ft_accuracy",
-        ]
-        spread = [
-            row[f"{name}_seed_std"] if name in pairs[::2] or name == pairs[-1] else float("nan")
-            for name in pairs
-        ]
-        cells = [number(row[name], std) for name, std in zip(pairs, spread, strict=True)]
-        harmed = (
-            [number(row[name]) for name in ("harmed_fedavg", "loss_fedavg")]
-            if row["method"] != "FedAvg"
-            else ["", ""]
+    for row in runs.to_dict("records"):
+        method = format_label(row["method"])
+        published = format_published(row["method"], "FMNIST", "Dir(0.1)")
+        if not row["momentum"]:
+            method += ", momentum 0"
+            published = ""
+        accuracies = [format_number(row[name]) for name in columns]
+        rows.append((f"{row['round']}", method, row["precision"], *accuracies, published))
+    titles = "round|method|precision|before: mean|pooled|worst decile"
+    titles += "|fine-tuned: mean|pooled|published"
+    return markdown(titles.split("|"), rows)
+
+
+def make_fifty_rounds() -> str:
+    """Return pooled accuracies, fine-tuned and published ones, by method and setting."""
+    frame = read_results("table4_50_rounds")
+    frame["method"] = frame["method"].replace(METHOD_NAMES)
+    frame["method"] = frame["method"].str.replace(r" \(q=.*", "", regex=True)
+    cells: dict[str, dict[tuple[str, str], str]] = {}
+    for row in frame.to_dict("records"):
+        cell = (
+            f"{format_number(row['accuracy_pooled'])}, {format_number(row['ft_accuracy_pooled'])}"
         )
-        rows.append((row["dataset"], row["method"], row["chosen"], *cells, *harmed))
-    titles = (
-        "data set",
-        "method",
-        "chosen",
-        "before: mean",
-        "worst decile",
-        "fine-tuned: mean",
-        "unseen: before",
-    )
-    return markdown((*titles, "fine-tuned", "harmed, %", "their loss"), rows)
-
-
-def yardsticks() -> str:
-    """Accuracies of each data set and the average ranks over both, best rank first."""
-    frame, rows = results("yardsticks"), []
-    for method, own in frame.sort_values(["rank", "method"]).groupby("method", sort=False):
-        cells = []
-        for row in own.sort_values("dataset").to_dict("records"):
-            cells += [
-                row["chosen"],
-                *(
-                    number(row[name], row[f"{name}_seed_std"])
-                    for name in ("accuracy", "ft_accuracy")
-                ),
-            ]
-            cells.append("" if pd.isna(row["harmed"]) else f"{row['harmed']:.0f}")
-        rows.append((method, f"{own['rank'].iloc[0]:.1f}", *cells))
-    each = [
-        (f"{name}: chosen", "before", "fine-tuned", "harmed, %")
-        for name in sorted(frame["dataset"].unique())
+        if not pd.isna(row["published"]) and "momentum" not in row["method"]:
+            cell += f" ({format_number(row['published'])})"
+        setting = row["dataset"], row["partition"].removesuffix(" published")
+        cells.setdefault(row["method"], {})[setting] = cell
+    ordered_names = [name for name in TABLE4_METHODS.split() if name in cells]
+    ordered_names += sorted(set(cells) - set(ordered_names))
+    rows = [
+        (name, *(cells[name].get(setting, "") for setting in TABLE4_SETTINGS))
+        for name in ordered_names
     ]
-    return markdown(("method", "rank", *(title for titles in each for title in titles)), rows)
+    return markdown(("method", *(", ".join(setting) for setting in TABLE4_SETTINGS)), rows)
+
+
+def make_tuning() -> str:
+    """Return means over clients and seeds, by data set and method."""
+    columns = [
+        "accuracy",
+        "accuracy_worst10",
+        "ft_accuracy",
+        "unseen_accuracy",
+        "unseen_ft_accuracy",
+    ]
+    with_std = ("accuracy", "ft_accuracy", "unseen_ft_accuracy")
+    rows = []
+    for row in read_results("equal_tuning").to_dict("records"):
+        cells = []
+        for name in columns:
+            std = row[f"{name}_seed_std"] if name in with_std else NAN
+            cells.append(format_number(row[name], std))
+        harms = ["", ""]  # FedAvg is what the others are compared with
+        if row["method"] != "FedAvg":
+            harms = [format_number(row["harmed_fedavg"]), format_number(row["loss_fedavg"])]
+        rows.append((row["dataset"], row["method"], row["chosen"], *cells, *harms))
+    titles = "data set|method|chosen|before: mean|worst decile|fine-tuned: mean"
+    titles += "|unseen: before|fine-tuned|harmed, %|their loss"
+    return markdown(titles.split("|"), rows)
+
+
+def make_yardsticks() -> str:
+    """Return accuracies of each data set and average ranks over both, best rank first."""
+    frame = read_results("yardsticks")
+    rows = []
+    for method, runs in frame.sort_values(["rank", "method"]).groupby("method", sort=False):
+        cells = []
+        for row in runs.sort_values("dataset").to_dict("records"):
+            cells.append(row["chosen"])
+            for name in ("accuracy", "ft_accuracy"):
+                cells.append(format_number(row[name], row[f"{name}_seed_std"]))
+            cells.append("" if pd.isna(row["harmed"]) else f"{row['harmed']:.0f}")
+        rows.append((method, f"{runs['rank'].iloc[0]:.1f}", *cells))
+    titles = ["method", "rank"]
+    for dataset in sorted(frame["dataset"].unique()):
+        titles += [f"{dataset}: chosen", "before", "fine-tuned", "harmed, %"]
+    return markdown(titles, rows)
 
 
 TABLES = {
-    "agreement": agreement,
-    "cifar100": cifar100,
-    "momentum": momentum,
-    "table4": table4,
-    "curve": curve,
-    "fmnist": fmnist,
-    "fifty": fifty,
-    "tuning": tuning,
-    "yardsticks": yardsticks,
+    "agreement": make_agreement,
+    "cifar100": make_cifar100,
+    "momentum": partial(make_whole_runs, "CIFAR100"),
+    "table4": partial(make_whole_runs, "FMNIST", "MNIST"),
+    "curve": make_curve,
+    "fmnist": make_fmnist,
+    "fifty": make_fifty_rounds,
+    "tuning": make_tuning,
+    "yardsticks": make_yardsticks,
 }
 
 
-def filled(page: str, made: Mapping[str, str]) -> str:
+def fill_page(page: str, tables: Mapping[str, str]) -> str:
     """Return the page with each table between its marks."""
-    for name, table in made.items():
-        before, rest = page.split(BEGIN.format(name))
-        page = f"{before}{BEGIN.format(name)}\n\n{table}\n\n{END}{rest.split(END, 1)[1]}"
+    for name, table in tables.items():
+        mark = BEGIN.format(name)
+        before, after_mark = page.split(mark)
+        _, after = after_mark.split(END, 1)
+        page = f"{before}{mark}\n\n{table}\n\n{END}{after}"
     return page
 
 
 def main() -> None:
     """Print the tables, or put them where they belong and draw the figure."""
-    made = {name: table() for name, table in TABLES.items()}
+    tables = {name: make_table() for name, make_table in TABLES.items()}
     if "--write" in sys.argv[1:]:
-        PAGE.write_text(filled(PAGE.read_text(), made))
+        PAGE.write_text(fill_page(PAGE.read_text(), tables))
         draw()
     else:
-        print("\n\n".join(made.values()))
+        print("\n\n".join(tables.values()))
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from typing import NamedTuple
 import numpy as np
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig
 
 from fedpfl.config import overrides, plugins
@@ -101,7 +102,8 @@ BRIEF = {
     "benchmarks processes": ("--repeats 1",),
     "benchmarks overhead": ("--rounds 1", "--samples 20000"),
 }
-NOT_HERE = {  # part of a command: why it is not run, and the package with which it is
+# Part of a command: why it is not run, and the package with which it is.
+EXCUSES = {
     "pip ": ("changes the environment; make setup does this", ""),
     "make test": ("these are the tests", ""),
     "scripts/try_docs.py": ("this is it", ""),
@@ -136,7 +138,8 @@ NOT_HERE = {  # part of a command: why it is not run, and the package with which
     "ray.init.address": ("needs a Ray cluster", ""),
     "launcher=ray": ("needs the extra ray", "hydra_plugins.hydra_ray_launcher"),
 }
-SHAPES = {  # of a sample; classes; groups
+# Of each data set the shape of a sample, the number of classes and that of groups.
+SHAPES = {
     "mnist": ((1, 28, 28), 10, 0),
     "fmnist": ((1, 28, 28), 10, 0),
     "emnist": ((1, 28, 28), 62, 0),
@@ -161,24 +164,27 @@ SHAPES = {  # of a sample; classes; groups
 
 
 class Command(NamedTuple):
-    """What a page shows."""
+    """Hold what a page shows."""
 
     page: str
     text: str
 
 
-class Line(NamedTuple):
-    """What the shell gets for a command; and where its runs are, as commands of one place may have
-    some in common.
+class ShellLine(NamedTuple):
+    """Hold what the shell gets for a command.
+
+    Attributes:
+        text: the line.
+        queue: lines of one queue may have runs in common, and follow one another.
     """
 
     text: str
-    place: str = ""
+    queue: str = ""
 
 
-def commands() -> list[Command]:
-    """Every command in a block or in a line of a page, and in the head of an experiment; each once."""
-    found = []
+def list_commands() -> list[Command]:
+    """Return the commands of pages and of the heads of experiments, each once."""
+    commands: list[Command] = []
     for page in PAGES:
         text = page.read_text()
         lines = [
@@ -187,96 +193,91 @@ def commands() -> list[Command]:
             for line in block.replace("\\\n", " ").splitlines()
         ]
         lines += re.findall(r"`((?:python|make) [^`]+)`", BLOCK.sub("", text))
-        plain = (
-            re.sub(r"^fedpfl (?=[a-z])", "python -m fedpfl.", line) for line in lines
-        )  # the same command
-        found += [Command(page.name, " ".join(line.split("  #")[0].split())) for line in plain]
+        for line in lines:
+            full_line = re.sub(r"^fedpfl (?=[a-z])", "python -m fedpfl.", line)
+            without_comment = full_line.split("  #")[0]
+            commands.append(Command(page.name, " ".join(without_comment.split())))
     for path in sorted((ROOT / "conf/experiment").rglob("*.yaml")):
         for line in re.findall(r"^# (?:Run|and): (.+)$", path.read_text(), re.MULTILINE):
-            found += [
-                Command(path.name, part.split("   ")[0].strip()) for part in line.split("   then:")
-            ]
-    first: dict[str, Command] = {}
-    for command in found:
+            for part in line.split("   then:"):
+                commands.append(Command(path.name, part.split("   ")[0].strip()))
+    commands_by_text: dict[str, Command] = {}
+    for command in commands:
         if command.text.startswith(PROGRAMS):
-            first.setdefault(command.text, command)
-    return [*first.values()]
+            commands_by_text.setdefault(command.text, command)
+    return list(commands_by_text.values())
 
 
-def words(text: str) -> list[str]:
-    """What Hydra gets of a training command, without the switches."""
-    return [
-        word
-        for word in shlex.split(text)[3:]
-        if word not in ("-m", "--multirun", "--cfg", "job", "--help", "--dry-run")
-    ]
+def split_words(text: str) -> list[str]:
+    """Return the words that Hydra gets of a training command, without the switches."""
+    switches = ("-m", "--multirun", "--cfg", "job", "--help", "--dry-run")
+    return [word for word in shlex.split(text)[3:] if word not in switches]
 
 
-def base(text: str) -> tuple[list, DictConfig]:
-    """The overrides, sweeps included, and the configuration as Hydra composes it before the jobs."""
-    plugins.load_plugins(
-        str(ROOT / file) for file in overrides.read_list_value(words(text), "plugins")
-    )
-    parsed = OverridesParser.create().parse_overrides(
-        overrides.adapt_for_sweeps(words(text), GROUPS)
-    )
+def compose_command(text: str) -> tuple[list[Override], DictConfig]:
+    """Return a command's overrides, and the configuration before its jobs."""
+    run_words = split_words(text)
+    plugin_files = overrides.read_list_value(run_words, "plugins")
+    plugins.load_plugins(str(ROOT / file) for file in plugin_files)
+    run_words = overrides.adapt_for_sweeps(run_words, GROUPS)
+    run_overrides = OverridesParser.create().parse_overrides(run_words)
     register_resolver()
     with initialize_config_dir(CONF, version_base="1.3"):
-        lines = [override.input_line for override in parsed if not override.is_sweep_override()]
-        return parsed, compose("train", lines, return_hydra_config=True)
+        lines = [one.input_line for one in run_overrides if not one.is_sweep_override()]
+        return run_overrides, compose("train", lines, return_hydra_config=True)
 
 
-def filled(text: str) -> str:
-    """With something in the place of placeholders."""
+def fill_placeholders(text: str) -> str:
+    """Return a command with something in the place of placeholders."""
     data = "made_up" if text.startswith(TRAIN) else "large"
     return re.sub(r"\bDIR\b|/data\b|(?<=data_dir=)\.\.\.", data, text).replace("=NAME", "=demo")
 
 
-def runnable(text: str) -> Line:
-    """Filled, and small where the command as it stands takes long."""
-    line = filled(text)
+def make_runnable(text: str) -> ShellLine:
+    """Return the line for a command, made small where it takes long."""
+    line = fill_placeholders(text)
     if not line.startswith(TRAIN):
-        return Line(
-            " ".join(
-                (line, *(word for name, more in BRIEF.items() if name in line for word in more))
-            )
-        )
-    if "experiment=demo" in words(line):  # small as it is; the report's commands compare its runs
-        return Line(line, "experiment=demo")
-    cfg = base(line)[1]
-    small = [*SMALL]
-    if (
-        "alpha" in cfg.partition or cfg.clients > 100
-    ):  # others need so many clients that each class, or each group, has one
-        small.append("clients=4")
-    for key, most in SMALL_PARTITION.items():
+        brief_words = [
+            word for name, extra_words in BRIEF.items() if name in line for word in extra_words
+        ]
+        return ShellLine(" ".join([line, *brief_words]))
+    run_words = split_words(line)
+    if "experiment=demo" in run_words:  # small as it is; the report's commands compare its runs
+        return ShellLine(line, "experiment=demo")
+    _, cfg = compose_command(line)
+    small_words = [*SMALL]
+    # Other partitions need so many clients that each class, or each group, has one.
+    if "alpha" in cfg.partition or cfg.clients > 100:
+        small_words.append("clients=4")
+    for key, limit in SMALL_PARTITION.items():
         if cfg.partition.get(key):
-            small.append(f"partition.{key}={min(most, cfg.partition[key])}")
+            small_words.append(f"partition.{key}={min(limit, cfg.partition[key])}")
     if cfg.dataset.get("once"):
-        small.append("dataset.once=false")  # an archive is taken as it is
-    swept = cfg.hydra.sweeper.get("params") or {}
-    given = {word.partition("=")[0] for word in words(line)}
-    for key in sorted({"seed", "quantile.q"} & swept.keys() - given):
-        small.append(f"{key}={str(swept[key]).split(',')[0]}")  # the others differ in nothing else
+        small_words.append("dataset.once=false")  # an archive is taken as it is
+    sweeps = cfg.hydra.sweeper.get("params") or {}
+    user_keys = {word.partition("=")[0] for word in run_words}
+    # One value of what runs differ in by nothing else.
+    for key in sorted({"seed", "quantile.q"} & sweeps.keys() - user_keys):
+        small_words.append(f"{key}={str(sweeps[key]).split(',')[0]}")
     if cfg.model.get("weights"):
-        small.append("model.weights=null")  # a file whose name holds its hash cannot be made up
-    chosen = cfg.hydra.runtime.choices
-    return Line(
-        " ".join((line, *small)), f"{choice_folder(chosen.experiment or '')} {chosen.debug}"
-    )
+        small_words.append(
+            "model.weights=null"
+        )  # a file whose name holds its hash cannot be made up
+    choices = cfg.hydra.runtime.choices
+    queue = f"{choice_folder(choices.experiment or '')} {choices.debug}"
+    return ShellLine(" ".join([line, *small_words]), queue)
 
 
-def make_up(folder: Path, names: Iterable[str], least: int = 600) -> None:
-    """An .npz of data sets that have to be got from somewhere: a faint image per class under noise."""
+def write_data_sets(folder: Path, names: Iterable[str], samples: int = 600) -> None:
+    """Write made-up archives of data sets: a faint image per class under noise."""
     folder.mkdir()
     random = np.random.default_rng(0)
     for name in names:
         shape, classes, groups = SHAPES[name]
-        count = max(least, 10 * classes)
+        count = max(samples, 10 * classes)
         arrays = {"y": np.arange(count) % classes, "test_from": np.array(count * 4 // 5)}
-        signal = random.normal(size=(classes, *shape))[arrays["y"]] + random.normal(
-            size=(count, *shape)
-        )
+        patterns = random.normal(size=(classes, *shape))
+        signal = patterns[arrays["y"]] + random.normal(size=(count, *shape))
         if name == "har":
             arrays["x"] = signal.astype(np.float32)
         elif name == "ag_news":
@@ -290,8 +291,8 @@ def make_up(folder: Path, names: Iterable[str], least: int = 600) -> None:
         np.savez(folder / f"{name}.npz", **arrays)
 
 
-def checkout(folder: Path, names: Iterable[str] = SHAPES) -> None:
-    """What a newcomer has after `make setup`, and made-up data sets."""
+def make_checkout(folder: Path, names: Iterable[str] = SHAPES) -> None:
+    """Make a folder as a newcomer has it after `make setup`, with made-up data sets."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in PARTS:
         (folder / name).symlink_to(ROOT / name)
@@ -300,33 +301,35 @@ def checkout(folder: Path, names: Iterable[str] = SHAPES) -> None:
         if path.name != "ready":
             (folder / ".venv" / path.name).symlink_to(path)
     (folder / ".venv/ready").touch()
-    make_up(folder / "made_up", names)
+    write_data_sets(folder / "made_up", names)
     shutil.copy(folder / "made_up/mnist.npz", folder / "mine.npz")
     hospitals.write_hospitals(folder / "hospitals")
     curve = "method,round,accuracy_before,accuracy_after\nfedavg,1,50,60\nfedavg,2,51,61\n"
     (folder / "published_curves.csv").write_text(curve)
 
 
-def excuse(text: str) -> str:
-    """Why it is not run; empty if it is."""
-    for part, (reason, package) in NOT_HERE.items():
+def find_excuse(text: str) -> str:
+    """Return why a command is not run; "" if it is."""
+    for part, (reason, package) in EXCUSES.items():
         if part in text and not (package and find_spec(package)):
             return reason
     return ""
 
 
-def run(command: Command, line: Line, folder: Path) -> bool:
-    """Run one in the folder, as this line, and print what became of it; its output is in `logs/`.
-    Whether it failed.
+def run_line(command: Command, line: ShellLine, folder: Path) -> bool:
+    """Run a line in the folder, report it, and return whether it failed.
+
+    Its output is in `logs/`.
     """
+    # ---- Step 1: run it.
     path = f"{Path(sys.prefix) / 'bin'}{os.pathsep}{os.environ['PATH']}"
     environment = {
         "PYTHONPATH": str(ROOT),
         "FEDPFL_DATA": str(folder / "made_up"),
         "OMP_NUM_THREADS": "1",
     }
-    began = time.monotonic()
-    done = subprocess.run(
+    start_time = time.monotonic()
+    result = subprocess.run(
         ["bash", "-c", line.text],
         cwd=folder,
         env={**os.environ, **environment, "PATH": path, "WANDB_MODE": "offline"},
@@ -335,19 +338,24 @@ def run(command: Command, line: Line, folder: Path) -> bool:
         stderr=subprocess.STDOUT,
         text=True,
     )
-    seconds = time.monotonic() - began
+    seconds = time.monotonic() - start_time
     for state in (folder / "outputs").rglob("state.pt"):
         if '"status": "finished"' in (state.parent / "summary.json").read_text():
             state.unlink()  # of 1,500 runs these would be tens of gigabytes
-    log = folder / "logs" / (re.sub(r"\W+", "-", f"{command.page} {command.text}")[:150] + ".log")
+
+    # ---- Step 2: keep its output, and say what became of it.
+    name = re.sub(r"\W+", "-", f"{command.page} {command.text}")[:150]
+    log = folder / "logs" / f"{name}.log"
     log.parent.mkdir(exist_ok=True)
-    log.write_text(f"$ {line.text}\n{done.stdout}")
-    last = f"\n{done.stdout.rstrip()[-500:]}" if done.returncode else ""
+    log.write_text(f"$ {line.text}\n{result.stdout}")
+    has_failed = result.returncode != 0
+    status = "FAILED" if has_failed else "ok"
+    output_end = f"\n{result.stdout.rstrip()[-500:]}" if has_failed else ""
     print(
-        f"{'FAILED' if last else 'ok':6} {seconds:5.0f} s  {command.page}: {command.text}{last}",
+        f"{status:6} {seconds:5.0f} s  {command.page}: {command.text}{output_end}",
         flush=True,
     )
-    return done.returncode != 0
+    return has_failed
 
 
 def main() -> int:
@@ -360,37 +368,40 @@ def main() -> int:
     )
     parser.add_argument("--jobs", type=int, default=2, help="training commands at a time")
     parser.add_argument("--at", type=Path, help="a folder that does not exist yet; it stays")
-    args = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        folder = (args.at or Path(scratch) / "checkout").absolute()
-        checkout(folder)
-        make_up(folder / "large", ["fmnist"], 20_000)  # for benchmarks, on 100 clients
+        folder = (options.at or Path(scratch) / "checkout").absolute()
+        make_checkout(folder)
+        write_data_sets(folder / "large", ["fmnist"], 20_000)  # for benchmarks, on 100 clients
         os.chdir(folder)  # commands name files that are there
 
-        lines: dict[Line, Command] = {}  # what is run, and the first command that it stands for
-        spared = 0
-        for command in commands():
-            if args.only in command.text or args.only == command.page:
-                if reason := excuse(command.text):
-                    print(f"not run: {command.text}: {reason}", flush=True)
-                    spared += 1
-                else:
-                    lines.setdefault(runnable(command.text), command)
-        places: dict[str, list[Line]] = {}
+        # ---- Step 1: what is run, with the first command that it stands for.
+        lines: dict[ShellLine, Command] = {}
+        excused_count = 0
+        for command in list_commands():
+            if options.only not in command.text and options.only != command.page:
+                continue
+            reason = find_excuse(command.text)
+            if reason:
+                print(f"not run: {command.text}: {reason}", flush=True)
+                excused_count += 1
+            else:
+                lines.setdefault(make_runnable(command.text), command)
+
+        # ---- Step 2: training, a few queues at a time; then what looks at its runs or removes them.
+        queues: dict[str, list[ShellLine]] = {}
         for line in lines:
-            places.setdefault(line.place, []).append(line)
-        rest = sorted(
-            places.pop("", []), key=lambda line: "report clean" in line.text
-        )  # last: it removes
+            queues.setdefault(line.queue, []).append(line)
+        final_queue = sorted(queues.pop("", []), key=lambda line: "report clean" in line.text)
 
-        def queue(own: list[Line]) -> int:
-            return sum(run(lines[line], line, folder) for line in own)
+        def run_queue(queue: list[ShellLine]) -> int:
+            return sum(run_line(lines[line], line, folder) for line in queue)
 
-        with ThreadPoolExecutor(args.jobs) as pool:
-            failed = sum(pool.map(queue, places.values()))
-        failed += queue(rest)
-    print(f"{len(lines)} commands run, {failed} failed; {spared} not run")
-    return 1 if failed else 0
+        with ThreadPoolExecutor(options.jobs) as pool:
+            failed_count = sum(pool.map(run_queue, queues.values()))
+        failed_count += run_queue(final_queue)
+    print(f"{len(lines)} commands run, {failed_count} failed; {excused_count} not run")
+    return 1 if failed_count else 0
 
 
 if __name__ == "__main__":

@@ -1,5 +1,4 @@
-"""fedpfl beside its peers: one workload, each peer in an environment of its own, the measured
-processes taking turns.
+"""Measure fedpfl beside its peers: one workload, each in its own environment, taking turns.
 
     python scripts/versus.py --data DIR [--flbench DIR] [--pfllib DIR]     # FashionMNIST in torchvision's layout
     python scripts/versus.py --data DIR --tiny --peers fedpfl pfl          # tries rows in small
@@ -26,8 +25,9 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,30 +41,25 @@ from fedpfl.record import environment
 from peers.measure import (
     Failed,
     Lines,
+    Measurement,
     Program,
-    installed,
-    last,
-    matched,
+    count_code_lines,
+    find_groups,
+    find_last_number,
+    find_times,
+    install_packages,
     mean,
-    measured,
-    moments,
-    written,
+    measure_program,
 )
 from reproduction import markdown
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE, RESULTS, PEERS = (
-    ROOT / "docs" / "versus.md",
-    ROOT / "docs" / "results" / "versus.csv",
-    ROOT / "scripts" / "peers",
-)
+PAGE = ROOT / "docs" / "versus.md"
+RESULTS = ROOT / "docs" / "results" / "versus.csv"
+PEERS = ROOT / "scripts" / "peers"
 WORK = ROOT / "outputs" / "versus"
-SHOWN = {
-    "seconds": 2,
-    "peak_mib": 0,
-    "first": 1,
-    "accuracy": 2,
-}  # columns of the page, digits after the point
+# Columns of the page, with their digits after the point.
+PAGE_COLUMNS = {"seconds": 2, "peak_mib": 0, "first": 1, "accuracy": 2}
 BEGIN, END = "<!-- made by scripts/versus.py -->", "<!-- to here -->"
 MEAN, STD = 0.286, 0.3205
 COLUMNS = (
@@ -75,43 +70,54 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Task:
-    """The workload: what all peers are told."""
+    """Describe the workload of all peers.
+
+    Attributes:
+        data: folder with the images.
+        folder: where the workload is written.
+        rounds: of a program.
+        epochs: of local training.
+        device: cpu or cuda.
+        directories: where the user has put peers, by name.
+        clients: of the split.
+        share: of the clients that a round draws.
+        batch: samples of a minibatch.
+        lr: of SGD.
+        limit: training samples of a client at most, 0: all.
+    """
 
     data: Path
     folder: Path
     rounds: int
     epochs: int
     device: str
-    given: dict[str, Path | None]
+    directories: dict[str, Path | None]
     clients: int = 100
     share: float = 0.1
     batch: int = 32
     lr: float = 0.05
-    limit: int = 0  # training samples of a client, 0: all
+    limit: int = 0
 
     def prepare(self) -> None:
-        """Write the split, the images and the order that the programs read, into an empty folder."""
+        """Write the split, the images and the order that the programs read."""
         images = datasets.load_samples(
             "fmnist", self.data, mean=(MEAN,), std=(STD,), download=False
         )
         parts = partition.published(images.y.numpy(), self.clients, 42, alpha=0.1)
         cut = slice(self.limit or None)
-        pairs = zip(parts.train, parts.test, strict=True)
         split = [
-            {"train": own[cut].tolist(), "test": tested[cut].tolist()} for own, tested in pairs
+            {"train": train[cut].tolist(), "test": test[cut].tolist()}
+            for train, test in zip(parts.train, parts.test, strict=True)
         ]
-        shutil.rmtree(
-            self.folder, ignore_errors=True
-        )  # of another workload, which fedpfl would not overwrite
+        # It may be of another workload, which fedpfl would not overwrite.
+        shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
         (self.folder / "split.json").write_text(json.dumps(split))
         np.savez(self.folder / "images.npz", x=images.x.numpy(), y=images.y.numpy())
-        cohorts = list(engine.draw_cohorts(42, self.clients, self.share, self.rounds))
-        told = {
-            name: getattr(self, name)
-            for name in ("rounds", "epochs", "batch", "lr", "share", "device")
-        }
-        (self.folder / "order.json").write_text(json.dumps({**told, "cohorts": cohorts}))
+        names = ("rounds", "epochs", "batch", "lr", "share", "device")
+        order: dict[str, Any] = {name: getattr(self, name) for name in names}
+        order["cohorts"] = list(engine.draw_cohorts(42, self.clients, self.share, self.rounds))
+        (self.folder / "order.json").write_text(json.dumps(order))
 
     def split(self) -> list[dict[str, list[int]]]:
         """Return each client's places in the data set."""
@@ -125,251 +131,284 @@ class Task:
 
 @dataclass(frozen=True)
 class Peer:
-    """A row's program, what it needs, and the methods that it has."""
+    """Hold a row's program, what it needs, and the methods that it has.
+
+    Attributes:
+        name: of the row.
+        program: makes the program for a task and a method.
+        methods: which it has.
+        directory_name: the option that names the directory that it is run from, "" for none.
+    """
 
     name: str
     program: Callable[[Task, str], Program]
     methods: tuple[str, ...] = ("FedAvg", "FedPer")
-    given: str = ""  # the directory that it is run from
+    directory_name: str = ""
 
     @property
     def packages(self) -> str:
-        """Return what its environment has, a pinned package a line; nothing for fedpfl, which has
-        its own.
-        """
+        """Return the pinned packages of its environment, one a line; "" for fedpfl."""
         pinned = PEERS / f"{self.name.split()[0]}.txt"
         return pinned.read_text() if pinned.is_file() else ""
 
     @property
     def python(self) -> Path:
         """Return the interpreter of its environment."""
-        return (
-            WORK / "envs" / self.name.split()[0] / "bin" / "python"
-            if self.packages
-            else Path(sys.executable)
-        )
+        if not self.packages:
+            return Path(sys.executable)
+        return WORK / "envs" / self.name.split()[0] / "bin" / "python"
 
     def version(self, task: Task) -> str:
         """Return what is compared: the pinned version, or a directory's commit or digest."""
-        if not self.given:
-            return self.packages.split()[0].rpartition("==")[2] if self.packages else __version__
-        place = directory(task, self.given)
-        asked = subprocess.run(
-            ["git", "-C", place, "rev-parse", "--short", "HEAD"], capture_output=True, text=True
+        if not self.packages and not self.directory_name:
+            return __version__
+        if not self.directory_name:
+            return self.packages.split()[0].rpartition("==")[2]
+        home = find_directory(task, self.directory_name)
+        result = subprocess.run(
+            ["git", "-C", home, "rev-parse", "--short", "HEAD"], capture_output=True, text=True
         )
-        if asked.returncode == 0 and (place / ".git").exists():
-            return f"commit {asked.stdout.strip()}"
-        digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(place.rglob("*.py"))))
-        return f"sources {digest.hexdigest()[:8]}"
+        if result.returncode == 0 and (home / ".git").exists():
+            return f"commit {result.stdout.strip()}"
+        sources = b"".join(path.read_bytes() for path in sorted(home.rglob("*.py")))
+        return f"sources {hashlib.sha256(sources).hexdigest()[:8]}"
 
 
-def directory(task: Task, name: str) -> Path:
+def find_directory(task: Task, name: str) -> Path:
     """Return where a user has put a peer. Raises Failed where it is not."""
-    place = task.given[name]
-    if place is None or not place.is_dir():
+    directory = task.directories[name]
+    if directory is None or not directory.is_dir():
         raise Failed(f"its directory is not given (--{name} DIR)")
-    return place.resolve()
+    return directory.resolve()
 
 
 # ---- the peers: how each is told the workload, and how its words are read
 
 
-def fedpfl(task: Task, method: str, precision: str = "fp32") -> Program:
-    """One command; what it measures stands in its rounds.csv."""
-    out = task.folder / f"fedpfl-{method}-{precision}"
-    told = [f"method={method.lower()}", "dataset=fmnist", "partition=file"]
+def fedpfl_program(task: Task, method: str, precision: str = "fp32") -> Program:
+    """Return fedpfl's command; what it measures stands in its rounds.csv."""
+    run_directory = task.folder / f"fedpfl-{method}-{precision}"
+    arguments = [f"method={method.lower()}", "dataset=fmnist", "partition=file"]
     paths = {
         "data_dir": task.data,
         "partition.path": task.folder / "split.json",
-        "hydra.run.dir": out,
+        "hydra.run.dir": run_directory,
     }
-    told += [word for key, path in paths.items() for word in overrides.format_words(key, str(path))]
-    told += [f"rounds={task.rounds}", f"eval.every={task.rounds}"]
-    told += [
-        f"local.epochs={task.epochs}",
-        f"local.lr={task.lr}",
-        f"device={task.device}",
-        "restart=true",
-    ]
-    told += [f"engine.precision={precision}"]
+    for key, path in paths.items():
+        arguments += overrides.format_words(key, str(path))
+    arguments += [f"rounds={task.rounds}", f"eval.every={task.rounds}"]
+    arguments += [f"local.epochs={task.epochs}", f"local.lr={task.lr}", f"device={task.device}"]
+    arguments += ["restart=true", f"engine.precision={precision}"]
 
-    def read(lines: Lines) -> tuple[float, float, float]:
-        with (out / "rounds.csv").open(newline="") as file:
+    def read_output(lines: Lines) -> Measurement:
+        with (run_directory / "rounds.csv").open(newline="") as file:
             rows = list(csv.DictReader(file))
-        first = moments("^directory ", lines)[0] + float(rows[0]["seconds"])
-        return mean(row["seconds"] for row in rows[1:]), float(rows[-1]["accuracy_pooled"]), first
+        return Measurement(
+            seconds=mean(row["seconds"] for row in rows[1:]),
+            accuracy=float(rows[-1]["accuracy_pooled"]),
+            first=find_times("^directory ", lines)[0] + float(rows[0]["seconds"]),
+        )
 
-    return Program([sys.executable, "-m", "fedpfl.train", *told], ROOT, read)
+    return Program([sys.executable, "-m", "fedpfl.train", *arguments], ROOT, read_output)
 
 
-def flbench(task: Task, method: str) -> Program:
-    """Its command on our split; a round ends where the next begins, before the last, after which it
-    judges all.
+def flbench_program(task: Task, method: str) -> Program:
+    """Return FL-bench's command on our split.
+
+    A round ends where the next begins; the last, after which it evaluates all, is left out.
     """
-    home = copied(task, "flbench")
+    # ---- Step 1: its data, split as ours.
+    home = copy_directory(task, "flbench")
     data = home / "data" / "fmnist"
-    shutil.copytree(
-        task.data / "FashionMNIST" / "raw", data / "FashionMNIST" / "raw", dirs_exist_ok=True
-    )
-    everyone, nobody = list(range(task.clients)), np.array([], dtype=np.int64)
-    own = [
-        {**{name: np.array(rows) for name, rows in one.items()}, "val": nobody}
-        for one in task.split()
+    raw_folder = Path("FashionMNIST", "raw")
+    shutil.copytree(task.data / raw_folder, data / raw_folder, dirs_exist_ok=True)
+    client_indices = [
+        {
+            "train": np.array(parts["train"]),
+            "test": np.array(parts["test"]),
+            "val": np.array([], dtype=np.int64),
+        }
+        for parts in task.split()
     ]
-    parts = {"train": everyone, "val": everyone, "test": everyone, "total": task.clients}
-    (data / "partition.pkl").write_bytes(pickle.dumps({"separation": parts, "data_indices": own}))
+    clients = list(range(task.clients))
+    separation = {"train": clients, "val": clients, "test": clients, "total": task.clients}
+    partition_content = {"separation": separation, "data_indices": client_indices}
+    (data / "partition.pkl").write_bytes(pickle.dumps(partition_content))
     (data / "args.json").write_text(json.dumps({"split": "sample"}))
-    told = [
-        f"method={method.lower()}",
-        "dataset.name=fmnist",
-        "model.name=avgcnn",
-        f"optimizer.lr={task.lr}",
-    ]
-    told += [f"common.global_epoch={task.rounds}", f"common.local_epoch={task.epochs}"]
-    told += [f"common.batch_size={task.batch}", f"common.join_ratio={task.share}"]
-    told += [
-        f"common.test.client.interval={task.rounds}",
-        f"common.use_cuda={task.device == 'cuda'}",
-        "common.verbose_gap=1",
-    ]
 
-    def read(lines: Lines) -> tuple[float, float, float]:
-        began = moments("TRAINING EPOCH:", lines)[1:]
-        seconds = mean(after - before for before, after in itertools.pairwise(began))
-        return seconds, last(r'"accuracy": .*?([\d.]+)% ->', lines), began[0]
+    # ---- Step 2: its command.
+    arguments = [f"method={method.lower()}", "dataset.name=fmnist", "model.name=avgcnn"]
+    arguments += [f"optimizer.lr={task.lr}", f"common.global_epoch={task.rounds}"]
+    arguments += [f"common.local_epoch={task.epochs}", f"common.batch_size={task.batch}"]
+    arguments += [f"common.join_ratio={task.share}", f"common.test.client.interval={task.rounds}"]
+    arguments += [f"common.use_cuda={task.device == 'cuda'}", "common.verbose_gap=1"]
 
-    return Program(started("FL-bench", "main.py", *told), home, read)
+    def read_output(lines: Lines) -> Measurement:
+        start_times = find_times("TRAINING EPOCH:", lines)[1:]
+        return Measurement(
+            seconds=mean(end - start for start, end in itertools.pairwise(start_times)),
+            accuracy=find_last_number(r'"accuracy": .*?([\d.]+)% ->', lines),
+            first=start_times[0],
+        )
+
+    return Program(make_command("FL-bench", "main.py", arguments), home, read_output)
 
 
-def pfllib(task: Task, method: str) -> Program:
-    """Its command on our split; of its rounds those in which it does not judge all clients."""
-    home = copied(task, "pfllib")
+def pfllib_program(task: Task, method: str) -> Program:
+    """Return PFLlib's command on our split.
+
+    Rounds in which it evaluates all clients are left out.
+    """
+    home = copy_directory(task, "pfllib")
     x, y = task.arrays()
     for part in ("train", "test"):
-        place = home / "dataset" / "FashionMNIST" / part
-        place.mkdir(parents=True, exist_ok=True)
-        for client, one in enumerate(task.split()):
-            np.savez(place / f"{client}.npz", data={"x": x[one[part]], "y": y[one[part]]})  # type: ignore[arg-type]
-    told = ["-data", "FashionMNIST", "-m", "CNN", "-algo", method, "-dev", task.device]
-    told += [
-        "-gr",
-        str(task.rounds),
-        "-eg",
-        str(task.rounds),
-        "-nc",
-        str(task.clients),
-        "-jr",
-        str(task.share),
-    ]
-    told += ["-ls", str(task.epochs), "-lbs", str(task.batch), "-lr", str(task.lr)]
+        folder = home / "dataset" / "FashionMNIST" / part
+        folder.mkdir(parents=True, exist_ok=True)
+        for client, parts in enumerate(task.split()):
+            samples: Any = {"x": x[parts[part]], "y": y[parts[part]]}
+            np.savez(folder / f"{client}.npz", data=samples)
+    options = {
+        "-data": "FashionMNIST",
+        "-m": "CNN",
+        "-algo": method,
+        "-dev": task.device,
+        "-gr": task.rounds,
+        "-eg": task.rounds,
+        "-nc": task.clients,
+        "-jr": task.share,
+        "-ls": task.epochs,
+        "-lbs": task.batch,
+        "-lr": task.lr,
+    }
+    arguments = [str(text) for option in options.items() for text in option]
 
-    def read(lines: Lines) -> tuple[float, float, float]:
-        seconds = matched(r"-+ time cost -+ ([\d.]+)", lines)[1:-1]
-        first = moments("-+ time cost -+", lines)[0]
-        return mean(seconds), 100 * last(r"Averaged Test Accuracy: ([\d.]+)", lines), first
+    def read_output(lines: Lines) -> Measurement:
+        return Measurement(
+            seconds=mean(find_groups(r"-+ time cost -+ ([\d.]+)", lines)[1:-1]),
+            accuracy=100 * find_last_number(r"Averaged Test Accuracy: ([\d.]+)", lines),
+            first=find_times("-+ time cost -+", lines)[0],
+        )
 
-    return Program(started("PFLlib", "main.py", *told), home / "system", read)
+    return Program(make_command("PFLlib", "main.py", arguments), home / "system", read_output)
 
 
-def library(name: str, script: str) -> Callable[[Task, str], Program]:
-    """Return how a user's own program is started, which prints `round SECONDS` and `accuracy
-    PERCENT`.
+def use_library(name: str, script: str) -> Callable[[Task, str], Program]:
+    """Return a function that makes the program of a user of a library.
+
+    The program prints `round SECONDS` and `accuracy PERCENT`.
     """
 
-    def program(task: Task, method: str) -> Program:
-        def read(lines: Lines) -> tuple[float, float, float]:
-            return (
-                mean(matched(r"^round ([\d.]+)", lines)[1:]),
-                last(r"^accuracy ([\d.]+)", lines),
-                moments("^round ", lines)[0],
-            )
+    def read_output(lines: Lines) -> Measurement:
+        return Measurement(
+            seconds=mean(find_groups(r"^round ([\d.]+)", lines)[1:]),
+            accuracy=find_last_number(r"^accuracy ([\d.]+)", lines),
+            first=find_times("^round ", lines)[0],
+        )
 
+    def make_program(task: Task, method: str) -> Program:
         path = PEERS / f"{script}.py"
-        command = started(name, str(path), method)
-        return Program(command, task.folder, read, written(path) + written(PEERS / "workload.py"))
+        lines = count_code_lines(path) + count_code_lines(PEERS / "workload.py")
+        return Program(make_command(name, str(path), [method]), task.folder, read_output, lines)
 
-    return program
+    return make_program
 
 
 ROWS = (
-    Peer("fedpfl", fedpfl),
-    Peer("fedpfl bf16", lambda task, method: fedpfl(task, method, "bf16"), ("FedAvg",)),
-    Peer("FL-bench", flbench, given="flbench"),
-    Peer("PFLlib", pfllib, given="pfllib"),
-    Peer("Flower", library("Flower", "with_flower"), ("FedAvg",)),
-    Peer("pfl-research", library("pfl-research", "with_pfl"), ("FedAvg",)),
-    Peer("fluke", library("fluke", "with_fluke")),
+    Peer("fedpfl", fedpfl_program),
+    Peer("fedpfl bf16", partial(fedpfl_program, precision="bf16"), ("FedAvg",)),
+    Peer("FL-bench", flbench_program, directory_name="flbench"),
+    Peer("PFLlib", pfllib_program, directory_name="pfllib"),
+    Peer("Flower", use_library("Flower", "with_flower"), ("FedAvg",)),
+    Peer("pfl-research", use_library("pfl-research", "with_pfl"), ("FedAvg",)),
+    Peer("fluke", use_library("fluke", "with_fluke")),
 )
 
 
-def copied(task: Task, name: str) -> Path:
-    """Return a copy of a directory that was given, which is worked in."""
-    home, ignored = WORK / name, shutil.ignore_patterns(".git", "rawdata", "MNIST", "out")
-    shutil.copytree(directory(task, name), home, ignore=ignored, dirs_exist_ok=True)
+def copy_directory(task: Task, name: str) -> Path:
+    """Return a copy of a directory that the user named, which is worked in."""
+    home = WORK / name
+    ignored_names = shutil.ignore_patterns(".git", "rawdata", "MNIST", "out")
+    shutil.copytree(find_directory(task, name), home, ignore=ignored_names, dirs_exist_ok=True)
     return home
 
 
-def started(name: str, *program: str) -> list[str]:
+def make_command(name: str, program: str, arguments: list[str]) -> list[str]:
     """Return the command that starts a program in a peer's environment."""
     python = next(peer.python for peer in ROWS if peer.name == name)
-    return [str(python), str(PEERS / "start.py"), *program]
+    return [str(python), str(PEERS / "start.py"), program, *arguments]
 
 
 # ---- measuring
 
 
-def in_turns(task: Task, names: list[str], repeats: int, limit: float, out: Path) -> None:
-    """Measure each row once, then each again; what is known is written after each."""
-    chosen = [peer for peer in ROWS if peer.name in names]
-    here = environment.describe_environment()
+def measure_in_turns(task: Task, names: list[str], repeats: int, limit: float, out: Path) -> None:
+    """Measure each row once, then each again; write all rows after each.
+
+    Args:
+        task: the workload.
+        names: of the rows.
+        repeats: how often.
+        limit: seconds that a process may take.
+        out: file of the rows.
+    """
+    machine = environment.describe_environment()
     facts = {
         "date": date.today(),
-        "machine": here["gpu"] if task.device == "cuda" else here["cpu"],
-        "cores": here["cores"],
+        "machine": machine["gpu"] if task.device == "cuda" else machine["cpu"],
+        "cores": machine["cores"],
         "device": task.device,
+        "python": machine["python"],
+        "torch": machine["torch"],
+        "rounds": task.rounds,
     }
-    facts |= {"python": here["python"], "torch": here["torch"], "rounds": task.rounds}
-    told = {
+    rows: list[dict[str, Any]] = []
+    task.prepare()
+    for repeat in range(repeats):
+        for peer in ROWS:
+            if peer.name not in names:
+                continue
+            for method in peer.methods:
+                row = {**facts, "repeat": repeat, "load": round(os.getloadavg()[0], 2)}
+                rows.append(row | measure_peer(task, peer, method, limit))
+                write_rows(rows, out)
+
+
+def measure_peer(task: Task, peer: Peer, method: str, limit: float) -> dict[str, Any]:
+    """Return what is measured of a peer's program, or why it cannot be."""
+    row: dict[str, Any] = {"peer": peer.name, "method": method}
+    try:
+        row["version"] = peer.version(task)
+        if peer.packages:
+            install_packages(peer.python.parents[1], peer.packages)
+        program = peer.program(task, method)
+        measurements = measure_program(program, make_environment(task), limit)
+        row |= {"lines": program.lines, **measurements}
+    except Failed as error:
+        row["error"] = str(error)
+        print(f"{peer.name}, {method}: {error}", flush=True)
+        return row
+    result_text = f"{row['seconds']:.2f} s a round, {row['accuracy']:.2f} %"
+    print(f"{peer.name}, {method}: {result_text}", flush=True)
+    return row
+
+
+def make_environment(task: Task) -> dict[str, str]:
+    """Return variables for all programs."""
+    variables = {
         "PYTHONUNBUFFERED": "1",
         "PYTHONPATH": str(PEERS),
         "WORKLOAD": str(task.folder),
         "WANDB_MODE": "disabled",
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "HYDRA_FULL_ERROR": "1",
     }
-    told |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "HYDRA_FULL_ERROR": "1"}
-    told |= (
-        {"CUDA_VISIBLE_DEVICES": ""} if task.device == "cpu" and shutil.which("nvidia-smi") else {}
-    )
-    rows: list[dict[str, Any]] = []
-    task.prepare()
-    for repeat in range(repeats):
-        for peer in chosen:
-            for method in peer.methods:
-                row = {
-                    **facts,
-                    "peer": peer.name,
-                    "method": method,
-                    "repeat": repeat,
-                    "load": round(os.getloadavg()[0], 2),
-                }
-                try:
-                    row["version"] = peer.version(task)
-                    if peer.packages:
-                        installed(peer.python.parents[1], peer.packages)
-                    program = peer.program(task, method)
-                    row |= {"lines": program.lines, **measured(program, told, limit)}
-                    print(
-                        f"{peer.name}, {method}: {row['seconds']:.2f} s a round,"
-                        f" {row['accuracy']:.2f} %",
-                        flush=True,
-                    )
-                except Failed as error:
-                    row["error"] = str(error)
-                    print(f"{peer.name}, {method}: {error}", flush=True)
-                rows.append(row)
-                write(rows, out)
+    if task.device == "cpu" and shutil.which("nvidia-smi"):
+        variables["CUDA_VISIBLE_DEVICES"] = ""
+    return variables
 
 
-def write(rows: list[dict[str, Any]], out: Path) -> None:
+def write_rows(rows: list[dict[str, Any]], out: Path) -> None:
     """Write what was measured."""
     out.parent.mkdir(parents=True, exist_ok=True)
     with out.open("w", newline="") as file:
@@ -381,64 +420,56 @@ def write(rows: list[dict[str, Any]], out: Path) -> None:
 # ---- the page
 
 
-def table(results: Path) -> str:
+def make_table(results: Path) -> str:
     """Return the page's part: a line on where and when, a row for each peer and method."""
     if not results.is_file():
         return "Nothing has been measured yet."
     with results.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    first, loads = rows[0], sorted(float(row["load"]) for row in rows)
-    where = f"{first['cores']} cores, {first['machine']}, {first['device']}, torch {first['torch']}"
-    head = (
-        f"Measured on {first['date']} ({where}, Python {first['python']}), {first['rounds']}"
-        " rounds, "
-    )
-    head += (
-        f"load before a process {loads[0]:.1f} to {loads[-1]:.1f}; medians, least and greatest.\n\n"
-    )
-    titles = (
-        "",
-        "version",
-        "method",
-        "s/round",
-        "peak MiB",
-        "first round, s",
-        "accuracy, %",
-        "lines",
+    facts = rows[0]
+    loads = sorted(float(row["load"]) for row in rows)
+    machine = f"{facts['cores']} cores, {facts['machine']}, {facts['device']}"
+    caption = (
+        f"Measured on {facts['date']} ({machine}, torch {facts['torch']}, Python"
+        f" {facts['python']}), {facts['rounds']} rounds, load before a process {loads[0]:.1f} to"
+        f" {loads[-1]:.1f}; medians, least and greatest.\n\n"
     )
     groups: dict[tuple[str, str], list[dict[str, str]]] = {}
     for row in rows:
         groups.setdefault((row["peer"], row["method"]), []).append(row)
     lines = []
-    for (peer, method), own in groups.items():
-        sound = [row for row in own if not row["error"]]
-        cells = (
-            [spread(sound, name, digits) for name, digits in SHOWN.items()]
-            if sound
-            else [own[-1]["error"].replace("|", "/")]
-        )
-        cells += [sound[0]["lines"]] if sound else [""] * len(SHOWN)
-        lines.append([peer, own[0]["version"], method, *cells])
-    return head + markdown(titles, lines)
+    for (peer, method), group in groups.items():
+        successes = [row for row in group if not row["error"]]
+        if successes:
+            cells = [
+                format_median(successes, name, digits) for name, digits in PAGE_COLUMNS.items()
+            ]
+            cells.append(successes[0]["lines"])
+        else:
+            cells = [group[-1]["error"].replace("|", "/"), *[""] * len(PAGE_COLUMNS)]
+        lines.append([peer, group[0]["version"], method, *cells])
+    titles = "|version|method|s/round|peak MiB|first round, s|accuracy, %|lines"
+    return caption + markdown(titles.split("|"), lines)
 
 
-def spread(rows: list[dict[str, str]], column: str, digits: int) -> str:
+def format_median(rows: list[dict[str, str]], column: str, digits: int) -> str:
     """Return the median of a column, and the least and the greatest where they differ."""
     values = sorted(float(row[column]) for row in rows)
-    least, median, most = (
-        f"{one:,.{digits}f}" for one in (values[0], statistics.median(values), values[-1])
-    )
-    return median if least == most else f"{median} ({least} to {most})"
+    median_text = f"{statistics.median(values):,.{digits}f}"
+    low_text, high_text = f"{values[0]:,.{digits}f}", f"{values[-1]:,.{digits}f}"
+    if low_text == high_text:
+        return median_text
+    return f"{median_text} ({low_text} to {high_text})"
 
 
-def filled(page: str, made: str) -> str:
-    """Return the page with what was made between its marks."""
-    head, _, rest = page.partition(BEGIN)
-    return f"{head}{BEGIN}\n{made}\n{END}{rest.partition(END)[2]}"
+def fill_page(page: str, table: str) -> str:
+    """Return the page with a table between its marks."""
+    head, _, after_mark = page.partition(BEGIN)
+    return f"{head}{BEGIN}\n{table}\n{END}{after_mark.partition(END)[2]}"
 
 
-def main() -> None:
-    """Measure in turns, or write the page."""
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -472,23 +503,34 @@ def main() -> None:
     parser.add_argument(
         "--write", action="store_true", help="fill docs/versus.md from what was measured, and end"
     )
-    given = parser.parse_args()
-    if given.write:
-        PAGE.write_text(filled(PAGE.read_text(), table(given.out or RESULTS)))
+    return parser
+
+
+def main() -> None:
+    """Measure in turns, or write the page."""
+    parser = make_parser()
+    options = parser.parse_args()
+    if options.write:
+        table = make_table(options.out or RESULTS)
+        PAGE.write_text(fill_page(PAGE.read_text(), table))
         return
-    if given.data is None:
+    if options.data is None:
         parser.error("--data is needed")
-    short = (
-        {"rounds": 3, "epochs": 1, "limit": 40}
-        if given.tiny
-        else {"rounds": given.rounds, "epochs": 5}
-    )
-    given_peers = {"flbench": given.flbench, "pfllib": given.pfllib}
     task = Task(
-        given.data.resolve(), WORK / "task", device=given.device, given=given_peers, **short
+        data=options.data.resolve(),
+        folder=WORK / "task",
+        rounds=options.rounds,
+        epochs=5,
+        device=options.device,
+        directories={"flbench": options.flbench, "pfllib": options.pfllib},
     )
-    out = given.out or (WORK / "tiny.csv" if given.tiny else RESULTS)
-    in_turns(task, given.peers, 1 if given.tiny else given.repeats, given.limit, out)
+    out = options.out or RESULTS
+    repeats = options.repeats
+    if options.tiny:
+        task = replace(task, rounds=3, epochs=1, limit=40)
+        out = options.out or WORK / "tiny.csv"
+        repeats = 1
+    measure_in_turns(task, options.peers, repeats, options.limit, out)
     print(f"written to {out}")
 
 

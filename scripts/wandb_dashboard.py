@@ -1,5 +1,6 @@
-"""Save a view of the project's runs in Weights & Biases: accuracy, traffic, sweeps, layers, cost
-and a runs table.
+"""Save a view of the project's runs in Weights & Biases.
+
+It shows accuracy, traffic, sweeps, layers, cost and a runs table.
 
     python scripts/wandb_dashboard.py --dry-run                     # print the view; no login, no network
     python scripts/wandb_dashboard.py --dry-run --json              # its specification; needs wandb-workspaces
@@ -16,7 +17,7 @@ import importlib
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fedpfl.ground.errors import FedpflError, error_text
@@ -24,18 +25,20 @@ from fedpfl.record.wandb_logger import WandbOptions, is_logged_in
 
 MISSING = "the dashboard needs the package wandb-workspaces; pip install -e '.[dashboard]'"
 GROUPINGS = {"method": "JobType", "configuration": "config.identity", "run": None}
-"""How lines and bars are gathered, as W&B calls it: all runs of a method, all seeds of a
-configuration, or not.
-"""
+"""How lines and bars are gathered, as W&B calls it: by method, by configuration, or not."""
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One chart.
+    """Describe one chart.
 
-    kind: lines (y over x by round), layers (every column that matches y), bars (y of each group),
-    scatter and parallel (one mark per run, of its summary), pictures, compare. log: the x-axis is
-    logarithmic.
+    Attributes:
+        kind: lines (y over x by round), layers (every column that matches y), bars (y of each
+            group), scatter and parallel (one mark per run, of its summary), pictures, compare.
+        title: of the chart.
+        y: columns, or a pattern of columns.
+        x: a column.
+        log: whether the x-axis is logarithmic.
     """
 
     kind: str
@@ -46,12 +49,12 @@ class Panel:
 
 
 def lines(title: str, *y: str, x: str = "round") -> Panel:
-    """Columns over the rounds, or over another column."""
+    """Return a panel of columns over the rounds, or over another column."""
     return Panel("lines", title, y, x)
 
 
 def scatter(title: str, x: str, y: str, log: bool = False) -> Panel:
-    """One point per run."""
+    """Return a panel with one point per run."""
     return Panel("scatter", title, (y,), x, log)
 
 
@@ -135,100 +138,124 @@ COLUMNS = (
 """Of the runs table, after the run's name."""
 
 
-def described(name: str, project: str, entity: str | None, experiment: str | None, by: str) -> str:
-    """The view as text: where it goes, its runs, its columns and its panels."""
-    runs = f"group {experiment}" if experiment else "all"
-    found = [
-        f"view      {name}",
-        f"project   {entity or '(your account)'}/{project}",
-        f"runs      {runs}, by summary:last_accuracy; lines and bars by {by}",
+@dataclass(frozen=True)
+class View:
+    """Say which view of which runs is made.
+
+    Attributes:
+        name: of the view.
+        project: of W&B.
+        entity: team or user, "" for the account's own.
+        experiment: W&B's group of the runs, "" for all.
+        by: one of GROUPINGS.
+    """
+
+    name: str
+    project: str
+    entity: str
+    experiment: str
+    by: str
+
+
+def describe_view(view: View) -> str:
+    """Return the view as text: where it goes, its runs, its columns and its panels."""
+    runs = f"group {view.experiment}" if view.experiment else "all"
+    text_lines = [
+        f"view      {view.name}",
+        f"project   {view.entity or '(your account)'}/{view.project}",
+        f"runs      {runs}, by summary:last_accuracy; lines and bars by {view.by}",
         f"table     {', '.join(COLUMNS)}",
     ]
     for section, panels in SECTIONS.items():
-        found += ["", section]
+        text_lines += ["", section]
         for panel in panels:
-            over = f" over {panel.x}{' (log)' if panel.log else ''}" if panel.x else ""
-            found.append(f"  {panel.kind:9} {panel.title:46} {', '.join(panel.y)}{over}".rstrip())
-    return "\n".join(found)
+            x_text = f" over {panel.x}" if panel.x else ""
+            if panel.x and panel.log:
+                x_text += " (log)"
+            text = f"  {panel.kind:9} {panel.title:46} {', '.join(panel.y)}{x_text}"
+            text_lines.append(text.rstrip())
+    return "\n".join(text_lines)
 
 
-def workspace(name: str, project: str, entity: str, experiment: str | None, by: str) -> Any:
-    """The view as wandb-workspaces knows it, not yet saved. Raises FedpflError where the package is
-    missing.
+def make_workspace(view: View) -> Any:
+    """Return the view as wandb-workspaces knows it, not yet saved.
+
+    Raises:
+        FedpflError: where the package is missing.
     """
     try:
-        wr = importlib.import_module("wandb_workspaces.reports.v2")
-        ws = importlib.import_module("wandb_workspaces.workspaces")
+        reports = importlib.import_module("wandb_workspaces.reports.v2")
+        workspaces = importlib.import_module("wandb_workspaces.workspaces")
     except ImportError:
         raise FedpflError(MISSING) from None
-    own = GROUPINGS[by]
-    group = wr.Config(own.removeprefix("config.")) if own and own.startswith("config.") else own
-    gathered = (
-        {"groupby": group, "groupby_aggfunc": "mean", "groupby_rangefunc": "stddev"}
-        if group
-        else {}
-    )
-
-    def drawn(panel: Panel) -> Any:
-        summary = [wr.SummaryMetric(key) for key in panel.y]
-        match panel.kind:
-            case "lines":
-                return wr.LinePlot(
-                    title=panel.title, x=panel.x, y=list(panel.y), max_runs_to_show=100, **gathered
-                )
-            case "layers":
-                regex = panel.y[0]
-                return wr.LinePlot(
-                    title=panel.title,
-                    x=panel.x,
-                    metric_regex=regex,
-                    max_runs_to_show=100,
-                    **gathered,
-                )
-            case "bars":
-                return wr.BarPlot(
-                    title=panel.title, metrics=list(panel.y), max_runs_to_show=100, **gathered
-                )
-            case "scatter":
-                x = wr.SummaryMetric(panel.x)
-                return wr.ScatterPlot(title=panel.title, x=x, y=summary[0], log_x=panel.log or None)
-            case "parallel":
-                columns = [wr.ParallelCoordinatesPlotColumn(metric=metric) for metric in summary]
-                return wr.ParallelCoordinatesPlot(title=panel.title, columns=columns)
-            case "pictures":
-                return wr.MediaBrowser(title=panel.title, media_keys=list(panel.y))
-            case "compare":
-                return wr.RunComparer(diff_only="split")
-        raise AssertionError(panel.kind)
-
-    return ws.Workspace(
-        entity=entity,
-        project=project,
-        name=name,
-        sections=[
-            ws.Section(
-                name=section,
-                panels=[drawn(panel) for panel in panels],
-                is_open=section in ("Accuracy", "Table"),
-            )
-            for section, panels in SECTIONS.items()
-        ],
-        settings=ws.WorkspaceSettings(x_axis="round", max_runs=100),
-        runset_settings=ws.RunsetSettings(
-            filters=ws.And(ws.Metric("Group") == experiment) if experiment else "",
-            order=[ws.Ordering(ws.Summary("last_accuracy"), ascending=False)],
+    sections = [
+        workspaces.Section(
+            name=section,
+            panels=[make_panel(reports, panel, view.by) for panel in panels],
+            is_open=section in ("Accuracy", "Table"),
+        )
+        for section, panels in SECTIONS.items()
+    ]
+    filters: Any = ""
+    if view.experiment:
+        filters = workspaces.And(workspaces.Metric("Group") == view.experiment)
+    return workspaces.Workspace(
+        entity=view.entity,
+        project=view.project,
+        name=view.name,
+        sections=sections,
+        settings=workspaces.WorkspaceSettings(x_axis="round", max_runs=100),
+        runset_settings=workspaces.RunsetSettings(
+            filters=filters,
+            order=[workspaces.Ordering(workspaces.Summary("last_accuracy"), ascending=False)],
             pinned_columns=list(COLUMNS),
         ),
     )
 
 
-def save(name: str, project: str, entity: str | None, experiment: str | None, by: str) -> str:
-    """Save the view and return its address. Raises FedpflError, in one line, where it cannot be
-    saved.
+def make_panel(reports: Any, panel: Panel, by: str) -> Any:
+    """Return a panel as wandb-workspaces knows it.
+
+    Args:
+        reports: its module.
+        panel: what is shown.
+        by: one of GROUPINGS.
     """
-    workspace(
-        name, project, entity or "", experiment, by
-    )  # a missing package is told before a missing login
+    plot_options: dict[str, Any] = {"title": panel.title, "max_runs_to_show": 100}
+    group: Any = GROUPINGS[by]
+    if group:
+        if group.startswith("config."):
+            group = reports.Config(group.removeprefix("config."))
+        plot_options |= {
+            "groupby": group,
+            "groupby_aggfunc": "mean",
+            "groupby_rangefunc": "stddev",
+        }
+    metrics = [reports.SummaryMetric(key) for key in panel.y]
+    match panel.kind:
+        case "lines":
+            return reports.LinePlot(x=panel.x, y=list(panel.y), **plot_options)
+        case "layers":
+            return reports.LinePlot(x=panel.x, metric_regex=panel.y[0], **plot_options)
+        case "bars":
+            return reports.BarPlot(metrics=list(panel.y), **plot_options)
+        case "scatter":
+            x = reports.SummaryMetric(panel.x)
+            log_x = panel.log or None
+            return reports.ScatterPlot(title=panel.title, x=x, y=metrics[0], log_x=log_x)
+        case "parallel":
+            columns = [reports.ParallelCoordinatesPlotColumn(metric=metric) for metric in metrics]
+            return reports.ParallelCoordinatesPlot(title=panel.title, columns=columns)
+        case "pictures":
+            return reports.MediaBrowser(title=panel.title, media_keys=list(panel.y))
+        case "compare":
+            return reports.RunComparer(diff_only="split")
+    raise AssertionError(panel.kind)
+
+
+def save_view(view: View) -> str:
+    """Save the view and return its address. Raises FedpflError where it cannot be saved."""
+    make_workspace(view)  # a missing package is told before a missing login
     if not is_logged_in():
         raise FedpflError(
             "not logged in to W&B; run `wandb login`, or look at the view with --dry-run"
@@ -236,19 +263,18 @@ def save(name: str, project: str, entity: str | None, experiment: str | None, by
     import wandb
 
     try:
-        owner = entity or wandb.Api(timeout=30).default_entity
+        owner = view.entity or wandb.Api(timeout=30).default_entity
         if not owner:
             raise FedpflError("W&B names no default entity for this account; give --entity")
-        return str(workspace(name, project, owner, experiment, by).save().url)
+        return str(make_workspace(replace(view, entity=owner)).save().url)
     except FedpflError:
         raise
     except Exception as error:
-        raise FedpflError(
-            f"the view was not saved in project {project}: {error_text(error, with_class=True)}"
-        ) from None
+        reason = error_text(error, with_class=True)
+        raise FedpflError(f"the view was not saved in project {view.project}: {reason}") from None
 
 
-def main(words: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Print the view or save it; returns the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -271,18 +297,22 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument(
         "--json", action="store_true", help="with --dry-run: print its specification"
     )
-    given = parser.parse_args(words)
-    if given.json and not given.dry_run:
+    options = parser.parse_args(arguments)
+    if options.json and not options.dry_run:
         parser.error("--json goes with --dry-run")
-    name = given.name or " ".join(filter(None, ("fedpfl", given.experiment)))
-    place = (name, given.project, given.entity, given.experiment, given.by)
-    if given.json:
-        view = workspace(name, given.project, given.entity or "", given.experiment, given.by)
-        print(json.dumps(view._spec, indent=1))
-    elif given.dry_run:
-        print(described(*place))
+    view = View(
+        name=options.name or " ".join(filter(None, ("fedpfl", options.experiment))),
+        project=options.project,
+        entity=options.entity or "",
+        experiment=options.experiment or "",
+        by=options.by,
+    )
+    if options.json:
+        print(json.dumps(make_workspace(view)._spec, indent=1))
+    elif options.dry_run:
+        print(describe_view(view))
     else:
-        print(f"saved {save(*place)}")
+        print(f"saved {save_view(view)}")
     return 0
 
 

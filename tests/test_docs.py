@@ -37,7 +37,7 @@ import methods_table
 import reproduction
 import try_docs
 
-COMMANDS = try_docs.commands()
+COMMANDS = try_docs.list_commands()
 TRAIN = [command.text for command in COMMANDS if command.text.startswith(try_docs.TRAIN)]
 TRAIN += [
     f"python {text[text.index('-m fedpfl') :]}"
@@ -47,7 +47,7 @@ TRAIN += [
 OWN = [
     text
     for text in TRAIN
-    if any(not w.startswith(("experiment=", "data_dir=")) for w in try_docs.words(text))
+    if any(not w.startswith(("experiment=", "data_dir=")) for w in try_docs.split_words(text))
 ]
 FIRST = [
     command.text
@@ -99,7 +99,9 @@ def test_commands_compose(command: str, everything: bool, tmp_path, monkeypatch)
     if "dataset=sites" in command:
         monkeypatch.chdir(tmp_path)
         try_docs.hospitals.write_hospitals(tmp_path / "hospitals")
-    parsed, composed = try_docs.base(try_docs.filled(command))  # so does Hydra, before the jobs
+    parsed, composed = try_docs.compose_command(
+        try_docs.fill_placeholders(command)
+    )  # so does Hydra, before the jobs
     # What the experiment sweeps over, the command may set.
     choices = {
         name: values
@@ -118,9 +120,9 @@ def test_commands_compose(command: str, everything: bool, tmp_path, monkeypatch)
 def test_sweeps_say_so():
     """With -m or in an experiment that sweeps by itself; Hydra refuses the others."""
     for command in TRAIN:
-        sweeps = any(map(overrides.is_sweep, try_docs.words(command)))
+        sweeps = any(map(overrides.is_sweep, try_docs.split_words(command)))
         if sweeps and not {"-m", "--multirun"} & {*shlex.split(command)[3:]}:
-            _, composed = try_docs.base(try_docs.filled(command))
+            _, composed = try_docs.compose_command(try_docs.fill_placeholders(command))
             assert composed.hydra.mode == RunMode.MULTIRUN, command
 
 
@@ -134,7 +136,7 @@ def proposed(override: Override) -> list[str]:
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory):
     folder = tmp_path_factory.mktemp("newcomer") / "checkout"
-    try_docs.checkout(folder, ("mnist", "fmnist", "cifar100"))
+    try_docs.make_checkout(folder, ("mnist", "fmnist", "cifar100"))
     return folder
 
 
@@ -154,7 +156,7 @@ def test_commands_run(command: str, seeds: str, checkout):
     if "experiment=fedobp/table3" in command:
         pytest.skip("104 runs: scripts/try_docs.py makes them")
     before = set((checkout / "outputs").rglob("summary.json"))
-    line = try_docs.runnable(command).text.replace("seed=1,2,3", seeds)
+    line = try_docs.make_runnable(command).text.replace("seed=1,2,3", seeds)
     result = run_command(
         *shlex.split(line)[3:], format_override("data_dir", checkout / "made_up"), cwd=checkout
     )
@@ -180,8 +182,8 @@ def test_the_measured_tables_are_what_the_files_say(tmp_path):
     """
     page = reproduction.PAGE.read_text()
     made = {name: table() for name, table in reproduction.TABLES.items()}
-    assert reproduction.filled(page, made) == page, "run python scripts/reproduction.py --write"
-    assert reproduction.filled(page, made | {"cifar100": "| no |"}) != page
+    assert reproduction.fill_page(page, made) == page, "run python scripts/reproduction.py --write"
+    assert reproduction.fill_page(page, made | {"cifar100": "| no |"}) != page
     assert "| CIFAR100 | FedAvg | 25.21 (-0.27) | 26.04 (-0.21) |" in made["agreement"]
     assert [path.name for path in reproduction.draw(tmp_path / "figure.png")] == ["figure.png"]
 

@@ -23,38 +23,56 @@ class Failed(Exception):
     """What keeps a row from being measured, in one line."""
 
 
-class Program(NamedTuple):
-    """What is started, and how its words are read.
+class Measurement(NamedTuple):
+    """Hold what a program's output says.
 
-    read: gives seconds a round, accuracy in per cent, and when the first round was done. lines:
-    what a user writes.
+    Attributes:
+        seconds: of a round.
+        accuracy: in percent.
+        first: seconds from the start to the end of the first round.
+    """
+
+    seconds: float
+    accuracy: float
+    first: float
+
+
+class Program(NamedTuple):
+    """Say what is started, and how its output is read.
+
+    Attributes:
+        command: words.
+        cwd: the folder that it is started in.
+        read_output: reads what it printed.
+        lines: of code that a user writes.
     """
 
     command: list[str]
     cwd: Path
-    read: Callable[[Lines], tuple[float, float, float]]
+    read_output: Callable[[Lines], Measurement]
     lines: int = 1
 
 
-def matched(pattern: str, lines: Lines) -> list[str]:
-    """Return what a pattern's group is in each line that has it."""
-    return [found[1] for _, line in lines if (found := re.search(pattern, line))]
+def find_groups(pattern: str, lines: Lines) -> list[str]:
+    """Return a pattern's group in each line that has it."""
+    matches = [re.search(pattern, line) for _, line in lines]
+    return [match[1] for match in matches if match]
 
 
-def last(pattern: str, lines: Lines) -> float:
-    """Return the last of `matched` as a number. Raises Failed where there is none."""
-    found = matched(pattern, lines)
-    if not found:
+def find_last_number(pattern: str, lines: Lines) -> float:
+    """Return a pattern's group in the last line that has it. Raises Failed without one."""
+    groups = find_groups(pattern, lines)
+    if not groups:
         raise Failed("it did not say what was to be read from it")
-    return float(found[-1])
+    return float(groups[-1])
 
 
-def moments(pattern: str, lines: Lines) -> list[float]:
-    """Return when each line was said that has a pattern. Raises Failed where there is none."""
-    found = [at for at, line in lines if re.search(pattern, line)]
-    if not found:
+def find_times(pattern: str, lines: Lines) -> list[float]:
+    """Return the times of lines that have a pattern. Raises Failed where there is none."""
+    times = [seconds for seconds, line in lines if re.search(pattern, line)]
+    if not times:
         raise Failed("it did not say when its first round was done")
-    return found
+    return times
 
 
 def mean(values: Iterable[str | float]) -> float:
@@ -65,56 +83,57 @@ def mean(values: Iterable[str | float]) -> float:
     return sum(numbers) / len(numbers)
 
 
-def written(path: Path) -> int:
-    """Count the lines of a program that have code, as Python would lay them out: no docstrings or
-    comments.
-    """
+def count_code_lines(path: Path) -> int:
+    """Count a program's lines as Python lays them out, without docstrings and comments."""
     module = ast.parse(path.read_text())
     for node in ast.walk(module):
-        if (
-            isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
-            and ast.get_docstring(node) is not None
-        ):
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            continue
+        if ast.get_docstring(node) is not None:
             node.body = node.body[1:] or [ast.Pass()]
     return len([line for line in ast.unparse(module).splitlines() if line.strip()])
 
 
-def installed(home: Path, packages: str) -> None:
+def install_packages(home: Path, packages: str) -> None:
     """Make an environment of these packages, once. Raises Failed."""
-    made = home / "packages.txt"
-    if made.is_file() and made.read_text() == packages:
+    packages_file = home / "packages.txt"
+    if packages_file.is_file() and packages_file.read_text() == packages:
         return
     print(f"installing into {home}", flush=True)
     shutil.rmtree(home, ignore_errors=True)
     home.parent.mkdir(parents=True, exist_ok=True)
-    pip = [
-        str(home / "bin" / "python"),
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-    ]
-    for command in ([sys.executable, "-m", "venv", str(home)], [*pip, *packages.split()]):
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            raise Failed(f"cannot be installed: {complaint(done.stderr or done.stdout)}")
-    made.write_text(packages)
+    pip = [str(home / "bin" / "python"), "-m", "pip", "install", "--quiet"]
+    pip += ["--disable-pip-version-check", *packages.split()]
+    for command in ([sys.executable, "-m", "venv", str(home)], pip):
+        result = subprocess.run(command, capture_output=True, text=True)
+        if result.returncode:
+            raise Failed(f"cannot be installed: {find_error_line(result.stderr or result.stdout)}")
+    packages_file.write_text(packages)
 
 
-def complaint(said: str) -> str:
+def find_error_line(output: str) -> str:
     """Return the last line that tells of an error, else the last line, cut."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if re.search("error|exception", line, re.IGNORECASE)]
     return (errors or lines or ["without a word"])[-1][:200]
 
 
-def measured(program: Program, environment: dict[str, str], limit: float) -> dict[str, float]:
-    """Run a program to its end: what it tells, and the peak of its processes' memory.
+def measure_program(
+    program: Program, environment: dict[str, str], limit: float
+) -> dict[str, float]:
+    """Run a program to its end; return what it says and its peak memory.
 
-    Raises Failed.
+    Args:
+        program: what is run.
+        environment: variables beside those of this process.
+        limit: seconds that it may take.
+
+    Raises:
+        Failed: where it fails, takes too long, or does not say enough.
     """
-    began, lines, peak = time.monotonic(), Lines(), 0.0
+    start_time = time.monotonic()
+    lines = Lines()
+    peak = 0.0
     process = subprocess.Popen(
         program.command,
         cwd=program.cwd,
@@ -127,41 +146,39 @@ def measured(program: Program, environment: dict[str, str], limit: float) -> dic
     )
     assert process.stdout
 
-    def listen(stream: Iterable[str]) -> None:
-        lines.extend((time.monotonic() - began, line.rstrip()) for line in stream)
+    def read_lines(stream: Iterable[str]) -> None:
+        lines.extend((time.monotonic() - start_time, line.rstrip()) for line in stream)
 
-    ears = threading.Thread(target=listen, args=(process.stdout,), daemon=True)
-    ears.start()
+    reader = threading.Thread(target=read_lines, args=(process.stdout,), daemon=True)
+    reader.start()
     try:
         while process.poll() is None:
-            peak = max(peak, resident(process.pid))
-            if time.monotonic() - began > limit:
+            peak = max(peak, measure_memory(process.pid))
+            if time.monotonic() - start_time > limit:
                 raise Failed(f"was not done after {limit:.0f} s")
             time.sleep(0.3)
     finally:  # what it has started and left running, too
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-    ears.join(5)
+    reader.join(5)
     if process.returncode:
-        raise Failed(
-            f"ended with status {process.returncode}:"
-            f" {complaint(chr(10).join(line for _, line in lines))}"
-        )
-    seconds, accuracy, first = program.read(lines)
-    return {"seconds": seconds, "accuracy": accuracy, "first": first, "peak_mib": peak}
+        output = "\n".join(line for _, line in lines)
+        raise Failed(f"ended with status {process.returncode}: {find_error_line(output)}")
+    return {**program.read_output(lines)._asdict(), "peak_mib": peak}
 
 
-def resident(parent: int) -> float:
-    """Return the MiB that a process and those it has started hold, what they share divided among
-    them (Linux).
+def measure_memory(root: int) -> float:
+    """Return the MiB that a process and those it has started hold (Linux).
+
+    What several share is divided among them.
     """
     parents = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
-    family = {parent}
-    while more := {child for child, its in parents.items() if its in family} - family:
-        family |= more
+    family = {root}
+    while new_members := {child for child in parents if parents[child] in family} - family:
+        family |= new_members
     total = 0
     for member in family:
         with contextlib.suppress(OSError):

@@ -45,7 +45,11 @@ FIRST = {
 
 def program(text, *arguments, **more):
     """A Python process that runs `text`."""
-    about = {"read": lambda lines: (0.0, 0.0, measure.moments("^round", lines)[0]), **more}
+
+    def read_output(lines):
+        return measure.Measurement(0.0, 0.0, measure.find_times("^round", lines)[0])
+
+    about = {"read_output": read_output, **more}
     return measure.Program([sys.executable, "-c", text, *arguments], ROOT, **about)
 
 
@@ -80,7 +84,7 @@ def test_a_process_is_measured_with_those_that_it_starts():
     hold = "held = bytearray(80 * 2**20)\nimport time; time.sleep(1)"
     text = "import subprocess, sys, time\ntime.sleep(0.3)\nprint('round', 2.5, flush=True)\n"
     text += "subprocess.run([sys.executable, '-c', sys.argv[1]])"
-    found = measure.measured(program(text, hold), {}, 60)
+    found = measure.measure_program(program(text, hold), {}, 60)
     assert 0.3 <= found["first"] < found["peak_mib"]
     assert found["peak_mib"] > 80
 
@@ -99,7 +103,7 @@ def test_a_process_is_measured_with_those_that_it_starts():
 )
 def test_what_cannot_be_measured_says_why(text, limit, why):
     with pytest.raises(measure.Failed, match=f"^{why}$"):
-        measure.measured(program(text), {}, limit)
+        measure.measure_program(program(text), {}, limit)
 
 
 def test_lines_are_counted_without_docstrings_comments_and_layout(tmp_path):
@@ -107,7 +111,7 @@ def test_lines_are_counted_without_docstrings_comments_and_layout(tmp_path):
         '"""Told."""\n# said\nx = [\n    1,\n    2,\n]\n\n\ndef f():\n    """Told."""\n   '
         " return 1\n"
     )
-    assert measure.written(tmp_path / "own.py") == 3
+    assert measure.count_code_lines(tmp_path / "own.py") == 3
 
 
 def test_an_environment_is_made_once_and_one_that_cannot_be_says_why(tmp_path, monkeypatch):
@@ -123,12 +127,12 @@ def test_an_environment_is_made_once_and_one_that_cannot_be_says_why(tmp_path, m
 
     monkeypatch.setattr(measure.subprocess, "run", run)
     for _ in range(2):
-        measure.installed(tmp_path / "env", "torch==2\nother==1\n")
+        measure.install_packages(tmp_path / "env", "torch==2\nother==1\n")
     assert len(asked) == 2
     assert asked[1][-2:] == ["torch==2", "other==1"]
     for _ in range(2):
         with pytest.raises(measure.Failed, match=r"^cannot be installed: ERROR: no absent$"):
-            measure.installed(tmp_path / "env", "absent==1\n")
+            measure.install_packages(tmp_path / "env", "absent==1\n")
 
 
 # ---- the peers
@@ -140,31 +144,32 @@ def test_a_peers_words_are_read(peer, task, work):
     s, from 1 s on.
     """
     row = next(row for row in versus.ROWS if row.name == peer)
-    lines = [(2.5 * at + 1, line) for at, line in enumerate(SAID[row.given or peer])]
+    lines = [(2.5 * at + 1, line) for at, line in enumerate(SAID[row.directory_name or peer])]
     told = task.folder / "fedpfl-FedAvg-fp32"
     told.mkdir()
     (told / "rounds.csv").write_text("round,seconds,accuracy_pooled\n1,9.0,\n2,2.0,\n3,3.0,81.25\n")
-    seconds, accuracy, first = row.program(task, "FedAvg").read(lines)
+    seconds, accuracy, first = row.program(task, "FedAvg").read_output(lines)
     assert (seconds, accuracy, first) == (2.5, 81.25, FIRST[peer])
     (told / "rounds.csv").write_text("round,seconds,accuracy_pooled\n1,9.0,80\n")
     with pytest.raises(measure.Failed):
-        row.program(task, "FedAvg").read([])
+        row.program(task, "FedAvg").read_output([])
 
 
 def test_the_directories_that_are_given_stay_as_they_are(task, work):
-    before = {name: sorted(home.rglob("*")) for name, home in task.given.items()}
+    before = {name: sorted(home.rglob("*")) for name, home in task.directories.items()}
     for row in versus.ROWS:
-        if row.given:
+        if row.directory_name:
             assert row.program(task, "FedAvg").cwd.is_relative_to(work)
-    assert {name: sorted(home.rglob("*")) for name, home in task.given.items()} == before
+    assert {name: sorted(home.rglob("*")) for name, home in task.directories.items()} == before
     assert (work / "pfllib" / "dataset" / "FashionMNIST" / "test" / "1.npz").is_file()
     with pytest.raises(measure.Failed, match=r"its directory is not given \(--pfllib DIR\)"):
-        versus.pfllib(replace(task, given={"pfllib": None}), "FedAvg")
+        versus.pfllib_program(replace(task, directories={"pfllib": None}), "FedAvg")
 
 
 def test_all_are_told_the_same_split_and_settings(task, work):
     """In FL-bench's pickle and PFLlib's arrays, whose labels are here the samples' numbers."""
-    flbench, pfllib = (getattr(versus, name)(task, "FedPer") for name in ("flbench", "pfllib"))
+    flbench = versus.flbench_program(task, "FedPer")
+    pfllib = versus.pfllib_program(task, "FedPer")
     held = pickle.loads((flbench.cwd / "data" / "fmnist" / "partition.pkl").read_bytes())[
         "data_indices"
     ]
@@ -216,7 +221,7 @@ def test_the_workload_is_written_once_for_all(task, monkeypatch):
 
 @pytest.mark.parametrize("method", ["FedAvg", "FedPer"])
 def test_fedpfls_command_is_one(task, method):
-    told = versus.fedpfl(task, method).command[3:]
+    told = versus.fedpfl_program(task, method).command[3:]
     plan = check_config(compose_once(*(word for word in told if not word.startswith("hydra."))))
     assert (plan.settings.rounds, plan.local.epochs, plan.local.lr, plan.local.momentum) == (
         *(3, 5, 0.05, 0.0),
@@ -245,12 +250,12 @@ def test_rows_take_turns_and_what_fails_is_a_row(task, tmp_path, monkeypatch, ca
         )
 
     monkeypatch.setattr(versus, "ROWS", (peer("one"), peer("two"), peer("three")))
-    monkeypatch.setattr(versus, "measured", run)
+    monkeypatch.setattr(versus, "measure_program", run)
     monkeypatch.setattr(versus.Task, "prepare", lambda task: None)
-    versus.in_turns(task, ["one", "two"], 3, 60, tmp_path / "own.csv")
+    versus.measure_in_turns(task, ["one", "two"], 3, 60, tmp_path / "own.csv")
     rows = list(csv.DictReader((tmp_path / "own.csv").open()))
     assert [row["peer"] for row in rows] == ["one", "two"] * 3
-    made = versus.table(tmp_path / "own.csv")
+    made = versus.make_table(tmp_path / "own.csv")
     assert (
         f"| one | {versus.__version__} | FedAvg | 3.00 (1.00 to 8.00) | 1,000 | 1.2 | 50.00 | 7 |"
         in made
@@ -260,6 +265,6 @@ def test_rows_take_turns_and_what_fails_is_a_row(task, tmp_path, monkeypatch, ca
 
 def test_the_page_has_what_was_measured(tmp_path):
     page = versus.PAGE.read_text()
-    assert versus.filled(page, versus.table(versus.RESULTS)) == page
-    assert versus.filled(page, "other").count("other\n<!-- to here -->") == 1
-    assert versus.table(tmp_path / "absent.csv") == "Nothing has been measured yet."
+    assert versus.fill_page(page, versus.make_table(versus.RESULTS)) == page
+    assert versus.fill_page(page, "other").count("other\n<!-- to here -->") == 1
+    assert versus.make_table(tmp_path / "absent.csv") == "Nothing has been measured yet."

@@ -185,9 +185,8 @@ def test_the_specification_holds_every_section(sent, capsys, by, group):
 
 @needs_package
 def test_without_an_experiment_all_runs_are_shown():
-    (runs,) = dashboard.workspace("view", "p", "me", None, "method")._spec["spec"]["section"][
-        "runSets"
-    ]
+    view = dashboard.View("view", "p", "me", "", "method")
+    (runs,) = dashboard.make_workspace(view)._spec["spec"]["section"]["runSets"]
     assert runs["filters"]["filters"] == []
 
 
