@@ -9,6 +9,7 @@ import torch
 
 from tests.command import (
     TINY,
+    play_run,
     read_checkpoint,
     read_summary,
     read_table,
@@ -17,6 +18,7 @@ from tests.command import (
 )
 from tests.conftest import assert_same, keep_quick
 from tests.report.test_listing import look
+from tests.runner.test_resume import rows_by_client
 
 COMMON = (
     *TINY,
@@ -30,8 +32,7 @@ def runs(tmp_path_factory):
     """Runs of 2, 3 and 5 rounds."""
     root = tmp_path_factory.mktemp("runs")
     for rounds in (2, 3, 5):
-        result = run_command(*COMMON, f"rounds={rounds}", f"hydra.run.dir=r{rounds}", cwd=root)
-        assert result.code == 0, result.err
+        play_run(root / f"r{rounds}", *COMMON, f"rounds={rounds}")
     return root
 
 
@@ -61,36 +62,11 @@ def test_an_extended_run_is_one_of_that_length(runs, rounds):
         assert {k: v for k, v in found[key].items() if k not in clocks} == {
             k: v for k, v in whole[key].items() if k not in clocks
         }
-    parts = [
-        {key: read_checkpoint(runs / name)[key] for key in ("round", "server", "rows")}
-        for name in (own, "r5")
-    ]
-    assert parts[0].pop("round") == parts[1].pop("round") == 5
-    assert_same(*({"server": part["server"], "rows": by_client(part["rows"])} for part in parts))
-    again = run_command(
-        *COMMON, "rounds=5", f"hydra.run.dir={own}", cwd=runs
-    )  # finished, whoever asks
-    assert again.code == 0
-    assert "round 5/5" not in again.err
-
-
-def by_client(blocks):
-    return {
-        str(int(who)): {
-            "client": row(block["client"], place),
-            "buffers": row(block["buffers"], place),
-        }
-        for block in blocks
-        for place, who in enumerate(block["who"])
-    }
-
-
-def row(tree, place):
-    return (
-        {key: row(value, place) for key, value in tree.items()}
-        if isinstance(tree, dict)
-        else tree[place]
-    )
+    one, other = (read_checkpoint(runs / name) for name in (own, "r5"))
+    assert one["round"] == other["round"] == 5
+    assert_same(one["server"], other["server"])
+    assert_same(rows_by_client(runs / own), rows_by_client(runs / "r5"))
+    assert "round 5/5" not in play_run(runs / own, *COMMON, "rounds=5")  # whoever asks
 
 
 def test_a_run_in_a_hurry_has_a_name_of_ones_choice(tmp_path):

@@ -61,10 +61,7 @@ def began(place, weights, *words):
 
 
 FIRST = ("first", "models/client3.pt", "saved.pt", "pretrained.safetensors")
-OTHER = (
-    *("seed=7", "partition.seed=7", "partition=iid", "validation=0.2", "unseen=0.34"),
-    "partition.test_fraction=0.5",
-)
+OTHER = ("seed=7", "partition=iid", "validation=0.2")
 
 
 @pytest.mark.parametrize("weights", keep_quick(FIRST))

@@ -376,6 +376,7 @@ def test_a_trial_is_marked_and_no_other_run(folder, capsys):
         assert ("search-" not in out, "anywhere" not in out) == (True, True)
 
 
+@pytest.mark.full
 def test_a_moved_search_goes_on(folder):
     search(folder)
     shutil.move(folder / "found", folder / "moved")
