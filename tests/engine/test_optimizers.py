@@ -350,7 +350,7 @@ def test_runs_of_other_rates_share_a_program(net, federation):
     ]
     for _ in range(3):  # eager, captured, replayed
         together = runner.run(calls)
-    assert len(runner._programs._kept) == 1
+    assert len(runner._programs._programs) == 1
     assert captures.replayed
     for call, answer in zip(calls, together, strict=True):
         (alone,) = make_backend(Engine("batched"), net, CPU).run([call])

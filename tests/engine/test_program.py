@@ -65,7 +65,7 @@ def played(method, federation, capture, cohorts=(*COHORTS, *COHORTS[:1]), norm=F
 @every_method()
 def test_captured_steps_are_the_eager_ones_bit_for_bit(name, values, federation, monkeypatch):
     method, capture, phases, kept = METHODS[name](**values), Capture(), [], []
-    real, records = type(method).phases, Program._records
+    real, records = type(method).phases, Program._take_records
 
     def noted(self, *given):
         phases.extend(answer := real(self, *given))
@@ -73,7 +73,9 @@ def test_captured_steps_are_the_eager_ones_bit_for_bit(name, values, federation,
 
     monkeypatch.setattr(type(method), "phases", noted)
     monkeypatch.setattr(
-        Program, "_records", lambda self: kept.append(bool(self._kept)) or records(self)
+        Program,
+        "_take_records",
+        lambda self: kept.append(bool(self._step_records)) or records(self),
     )
     captured, eager = (played(method, federation, how) for how in (capture, None))
     if len(method.turns(0, COHORTS[0], federation.clients, generator(0, "turns", 1))) > 1:
@@ -198,7 +200,7 @@ def test_programs_are_kept_as_far_as_there_is_room(federation):
     for count in (2, 3, 4, 5, 6, 7):
         state = make_initial_state(FedAvg(), net, federation.clients, CPU)
         play_round(RoundSetup(runner, FedAvg(), federation, LOCAL, 0), state, list(range(count)))
-        kept.append([len(program._own.rows) for _, program in runner._programs._kept])
+        kept.append([len(program._job.rows) for _, program in runner._programs._programs])
     assert kept == [[2], [3, 2], [4, 3, 2], [5, 4, 3, 2], [6, 5, 4, 3], [7, 6, 5]]
     assert runner._programs.forget()
     assert not runner._programs.forget()
@@ -242,7 +244,7 @@ def test_cuda_graphs_replay_the_eager_steps(method, precision, federation):
     for graphs, failed in ((True, False), (True, True), (False, False)):
         net = tiny(norm=True)
         runner = make_backend(Engine("batched", precision=precision, graphs=graphs), net, gpu)
-        runner._programs._failed = failed
+        runner._programs._has_failed = failed
         state = make_initial_state(method, net, federation.clients, gpu)
         for cohort in COHORTS * 2:
             state, _ = play_round(

@@ -56,7 +56,7 @@ REASONS = {
     "engine/backends/programs.py Program.run: copy from cuda to cpu": (
         "which clients leave a phase out"
     ),
-    "engine/backends/programs.py Program._records: copy from cuda to cpu": (
+    "engine/backends/programs.py Program._take_records: copy from cuda to cpu": (
         "how many samples were kept of each step"
     ),
     "methods/shared/neurons.py statistics_masks: _local_scalar_dense": (
@@ -356,11 +356,11 @@ def test_programs_that_are_kept_make_room_for_what_has_none():
                 )
             ]
         )
-    kept = sum(program.nbytes for _, program in runner._programs._kept)
+    kept = sum(program.nbytes for _, program in runner._programs._programs)
     seen.limit = seen.now + needed - kept // 2
     (answer,) = runner.run([judge])
     assert not isinstance(answer, Exception)
-    assert not runner._programs._kept
+    assert not runner._programs._programs
 
 
 def test_indices_are_sent_without_a_wait_and_small_tensors_fetched_with_one():

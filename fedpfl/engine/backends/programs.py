@@ -1,5 +1,6 @@
-"""The training steps of a job as one vectorised program; on CUDA its steps can be captured and
-replayed as graphs.
+"""The training steps of a job as one vectorised program.
+
+On CUDA its steps can be captured and replayed as graphs.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -17,7 +18,6 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value
 
-from fedpfl.data.federation import Federation
 from fedpfl.engine.backends.planning import plan_training_steps
 from fedpfl.engine.training.jobs import TrainJob, TrainResult, phase_structure
 from fedpfl.engine.training.sgd import (
@@ -42,17 +42,21 @@ from fedpfl.models import Net
 log = logging.getLogger(__name__)
 
 Capture = Callable[[Callable[[], None]], Callable[[], None]]
-Tried = Callable[[Callable[[], None]], Callable[[], None] | None]
+AttemptedCapture = Callable[[Callable[[], None]], Callable[[], None] | None]
 
 
 class ProgramCache:
-    """Run jobs, eagerly, or by graphs that are captured once per kind of job, kind of phase and
-    width.
+    """Run jobs eagerly, or by graphs that are captured once.
 
-    capture: makes something that replays what a call did, from the same memory; None runs every
-        step eagerly. Where it fails, steps run eagerly from then on, in the same shapes, so that no
-        bit of a result depends on it.
-    room: bytes of memory of their own that programs may keep for the next round.
+    A graph is captured once per kind of job, kind of phase and width.
+
+    Args:
+        net: The network.
+        autocast: Makes the context of the engine's precision.
+        capture: Makes something that replays what a call did, from the same memory; None runs every
+            step eagerly. Where it fails, steps run eagerly from then on, in the same shapes, so
+            that no bit of a result depends on it.
+        room: Bytes of memory of their own that programs may keep for the next round.
     """
 
     def __init__(
@@ -62,310 +66,377 @@ class ProgramCache:
         capture: Capture | None = None,
         room: float = math.inf,
     ):
-        self._net, self._autocast, self._capture, self._room = net, autocast, capture, room
-        self._kept: list[tuple[Any, Program]] = []
-        self._failed = False
+        self._net = net
+        self._autocast = autocast
+        self._capture = capture
+        self._room = room
+        self._programs: list[tuple[Any, Program]] = []  # with their keys, the latest first
+        self._has_failed = False
 
     def run(self, job: TrainJob) -> TrainResult:
         """Take all steps of a job, whose rows are sorted, the longest first."""
         if self._capture is None:
             return Program(self._net, self._autocast, job).run(job)
+
+        # ---- Step 1: the program of this kind, perhaps of an earlier round
         key = (len(job.rows), *job.kind())
-        program = next((kept for known, kept in self._kept if known == key), None)
+        program = next((cached for other, cached in self._programs if other == key), None)
         if program is None:
-            program = Program(self._net, self._autocast, job, self._captured)
+            program = Program(self._net, self._autocast, job, self._attempt_capture)
         else:
             program.load(job)
-        kept = [(key, program), *((k, kept) for k, kept in self._kept if kept is not program)]
-        held = accumulate(program.nbytes for _, program in kept)
-        self._kept = [
-            own for own, total in zip(kept, held, strict=True) if total <= self._room
-        ] or kept[:1]
-        end = program.run(job)
-        client = end.client if job.is_plain else tree.clone(end.client)
+
+        # ---- Step 2: the latest programs stay, as far as there is room for them.
+        programs = [(key, program)]
+        programs += [entry for entry in self._programs if entry[1] is not program]
+        totals = accumulate(cached.nbytes for _, cached in programs)
+        fitting = [
+            entry for entry, total in zip(programs, totals, strict=True) if total <= self._room
+        ]
+        self._programs = fitting or programs[:1]
+
+        # ---- Step 3: the next job overwrites the program's memory, so results are copies.
+        result = program.run(job)
         return replace(
-            end, params=tree.clone(end.params), client=client, buffers=tree.clone(end.buffers)
+            result,
+            params=tree.clone(result.params),
+            client=result.client if job.is_plain else tree.clone(result.client),
+            buffers=tree.clone(result.buffers),
         )
 
     def forget(self) -> bool:
-        """Let go of what is kept; tell whether there was something."""
-        kept, self._kept = self._kept, []
-        return bool(kept)
+        """Drop all programs; return whether there were any."""
+        had_programs = bool(self._programs)
+        self._programs = []
+        return had_programs
 
-    def _captured(self, step: Callable[[], None]) -> Callable[[], None] | None:
-        """Capture a step; None from the first time on that it fails."""
-        if self._capture is None or self._failed:
+    def _attempt_capture(self, step: Callable[[], None]) -> Callable[[], None] | None:
+        """Capture a step; return None from the first failure on."""
+        if self._capture is None or self._has_failed:
             return None
         try:
             return self._capture(step)
         except Exception as error:
-            self._failed, why = True, error_text(error)
+            self._has_failed = True
+            reason = error_text(error)
         log.warning(
             "engine.graphs: a step could not be captured, so steps run eagerly from here on (%s)",
-            why,
+            reason,
         )
         return None
 
 
+@dataclass(frozen=True)
+class _StepKind:
+    """Say what is the same in all steps of a phase that run on the same rows.
+
+    Attributes:
+        slot: The phase whose inputs and graphs are used, by position.
+        phase: The phase, with masks in the program's memory.
+        trainable: The leaves that it trains.
+        local: The optimizer's settings in it.
+        rows: How many leading rows take the step.
+        has_idle_rows: Whether some rows have no trainable entry in the phase.
+    """
+
+    slot: int
+    phase: Phase
+    trainable: TrainableLeaves
+    local: Local
+    rows: int
+    has_idle_rows: bool
+
+
 class Program:
-    """The steps of jobs of one kind and number of rows, on memory of its own."""
+    """Take the steps of jobs of one kind and number of rows, in memory of its own."""
 
     def __init__(
         self,
         net: Net,
         autocast: Callable[[], AbstractContextManager],
         job: TrainJob,
-        capture: Tried | None = None,
+        capture: AttemptedCapture | None = None,
     ):
-        self._net, self._autocast, self._capture = net, autocast, capture
-        watched = any(phase.after_gradient for phase in job.plan.phases)
-        self._own = replace(job, start=tree.clone(job.start), buffers=tree.clone(job.buffers))
-        if job.is_plain:
-            self._own = replace(self._own, client={}, server={})
-        elif capture or watched:
-            self._own = replace(self._own, client=tree.clone(job.client))
+        self._net = net
+        self._autocast = autocast
+        self._capture = capture
+        self._job = _with_own_memory(job, is_captured=capture is not None)
         self._phases = [phase for phase, _ in with_epoch_numbers(job.plan.phases)]
-        self._slots = list(
-            range(len(self._phases))
-        )  # of the phase whose memory and graphs each phase uses
-        if capture:  # graphs read everything from where it was at first
-            forms = [phase_structure(phase)._replace(epochs=1) for phase in self._phases]
-            self._slots = [forms.index(form) for form in forms]
-            copied = partial(
-                tree.map, lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf
-            )
-            self._phases = [phase._replace(mask=copied(phase.mask)) for phase in self._phases]
-            servers = None if job.servers is None else tree.clone(job.servers)
-            self._own = replace(self._own, server=tree.clone(self._own.server), servers=servers)
-        leaves = tree.leaves(self._own.start)
-        self._moments = initial_moments(job.plan, self._own.start, stacked=True)
-        device, rows = leaves[0].device, len(job.rows)
-        self._total, self._steps, self._by_sample, self._samples, self._rates = torch.zeros(
-            5, rows, device=device
-        )
-        self._idle = torch.zeros(rows, dtype=torch.bool, device=device)
-        self._inputs: dict[int, list[Tensor]] = {}
-        self._kept: list[tuple[Tree, Tensor]] = []
-        self._keeping: set[int] = (
-            set()
-        )  # slots of which a graph would overwrite what is kept of the step before
+        self._slots = list(range(len(self._phases)))  # of the phase whose graphs each phase uses
+        if capture:
+            structures = [phase_structure(phase)._replace(epochs=1) for phase in self._phases]
+            self._slots = [structures.index(structure) for structure in structures]
+            self._phases = [
+                phase._replace(mask=tree.map(_clone_tensor, phase.mask)) for phase in self._phases
+            ]
+        self._moments = initial_moments(job.plan, self._job.start, stacked=True)
+        device = tree.leaves(self._job.start)[0].device
+        row_count = len(job.rows)
+        sums = torch.zeros(5, row_count, device=device)
+        self._loss_sum, self._step_count, self._sample_loss_sum, self._sample_count = sums[:4]
+        self._rates = sums[4]
+        self._is_idle = torch.zeros(row_count, dtype=torch.bool, device=device)
+        self._inputs: dict[int, list[Tensor]] = {}  # of a step, by slot
+        self._step_records: list[tuple[Tree, Tensor]] = []  # with the weights of their samples
+        # A graph would overwrite the records of the step before, so these slots have none.
+        self._slots_with_records: set[int] = set()
         self._graphs: dict[tuple[int, int, bool], Callable[[], None] | None] = {}
 
     @property
     def nbytes(self) -> int:
         """Return the size of the program's own trees, in bytes."""
-        own = self._own
-        moments = dict(enumerate(self._remembered()))
-        return sum(
-            map(
-                tree.nbytes,
-                (own.start, moments, own.client, own.buffers, own.server, own.servers or {}),
-            )
-        )
+        job = self._job
+        moments = dict(enumerate(self._moment_leaves()))
+        trees = [job.start, moments, job.client, job.buffers, job.server, job.servers or {}]
+        return sum(map(tree.nbytes, trees))
 
-    def _remembered(self) -> list[Tensor]:
-        """Return what the optimiser remembers, of all streams."""
+    def _moment_leaves(self) -> list[Tensor]:
+        """Return the optimizer's state of all streams."""
         return [leaf for moments in self._moments.values() for leaf in moments.leaves()]
+
+    def _sums(self) -> list[Tensor]:
+        """Return what is summed over steps, by row."""
+        return [self._loss_sum, self._step_count, self._sample_loss_sum, self._sample_count]
 
     def load(self, job: TrainJob) -> None:
         """Copy another job of the same kind into the program's memory."""
-        parts = (
-            ["start", "buffers"] if self._own.is_plain else ["start", "buffers", "client", "server"]
-        )
+        parts = ["start", "buffers"]
+        if not self._job.is_plain:
+            parts += ["client", "server"]
         for part in parts:
-            tree.map(Tensor.copy_, getattr(self._own, part), getattr(job, part))
-        if self._own.servers is not None:
-            tree.map(Tensor.copy_, self._own.servers, job.servers)
-        torch._foreach_zero_(
-            [*self._remembered(), self._total, self._steps, self._by_sample, self._samples]
-        )
+            tree.map(Tensor.copy_, getattr(self._job, part), getattr(job, part))
+        if self._job.servers is not None:
+            tree.map(Tensor.copy_, self._job.servers, job.servers)
+        torch._foreach_zero_([*self._moment_leaves(), *self._sums()])
 
     def run(self, job: TrainJob) -> TrainResult:
         """Take all steps; what is returned is the program's own memory."""
-        own, federation, device = self._own, self._own.rows[0].federation, self._total.device
-        phases, parks = (
-            list(with_epoch_numbers(job.plan.phases)),
-            streams_with_differing_masks(job.plan.phases),
-        )
+        # ---- Step 1: the round's learning rates, and rows for which a phase has nothing to train
         if job.plan.local.has_schedule:
-            self._rates.copy_(tree.send(torch.tensor(job.rates), device))
-        idles = {
-            number: clients_without_trainable_entries(phase, len(job.rows))
-            for number, (phase, _) in enumerate(phases)
-        }
-        told = tree.fetch(  # at once, as a GPU is waited for
-            {
-                number: torch.stack([flags.all(), flags.any()])
-                for number, flags in idles.items()
-                if flags is not None
-            }
-        )
-        for number, (given, epochs) in enumerate(phases):
-            slot = self._slots[number]
-            flags, (all_idle, some_idle) = (
-                idles[number],
-                told[number].tolist() if number in told else (False, False),
-            )
-            if all_idle:
-                continue
+            self._rates.copy_(tree.send(torch.tensor(job.rates), self._rates.device))
+        phases = list(with_epoch_numbers(job.plan.phases))
+        idle_rows: dict[int, Tensor] = {}
+        for number, (phase, _) in enumerate(phases):
+            flags = clients_without_trainable_entries(phase, len(job.rows))
             if flags is not None:
-                self._idle.copy_(flags)
-            phase = self._phases[slot]
+                idle_rows[number] = flags
+        # All at once, as a GPU is waited for.
+        idle_summaries = tree.fetch(
+            {number: torch.stack([flags.all(), flags.any()]) for number, flags in idle_rows.items()}
+        )
+
+        # ---- Step 2: the phases
+        masked_streams = streams_with_differing_masks(job.plan.phases)
+        for number, (phase, epochs) in enumerate(phases):
+            has_idle_rows = False
+            if number in idle_rows:
+                is_all_idle, has_idle_rows = idle_summaries[number].tolist()
+                if is_all_idle:
+                    continue
+                self._is_idle.copy_(idle_rows[number])
+            slot = self._slots[number]
             if self._capture:
-                tree.map(
-                    lambda own, new: own.copy_(new) if isinstance(own, Tensor) else own,
-                    phase.mask,
-                    given.mask,
-                )
-            moves, local = find_trainable_leaves(phase, own.start), job.plan.local.for_phase(phase)
-            # Graphs want one shape in every round, also where no client has a full batch.
-            least = local.batch_size if self._capture else 0
-            inputs, active = plan_training_steps(job, phase, epochs, local.batch_size, least)
-            memory = self._inputs.get(slot, [])
-            if active and [part.shape[1:] for part in inputs] != [part.shape for part in memory]:
-                memory = self._inputs[slot] = [
-                    part.new_zeros(part.shape[1:], device=device) for part in inputs
-                ]
-                self._graphs.clear()
-            moments = self._moments[given.stream].of(moves.indices)
-            with (
-                masked_moments(moments, moves.masks, local)
-                if given.stream in parks
-                else nullcontext()
-            ):
-                ended, still = [], len(job.rows)
-                for *now, rows in zip(
-                    *(tree.send(part, device) for part in inputs), active, strict=True
-                ):
-                    wide = min(captured_width(rows), len(job.rows)) if self._capture else rows
-                    if rows < min(wide, still):
-                        ended += self._ended(slice(rows, min(wide, still)))
-                    still = rows
-                    for own_part, values in zip(memory, now, strict=True):
-                        own_part.copy_(values)
-                    make = partial(
-                        self._eager, federation, slot, phase, moves, local, wide, some_idle
-                    )
-                    self._step((slot, wide, some_idle), make)
-                for part, values in ended:
-                    part.copy_(values)
-        client = job.client if own.is_plain else own.client  # which a plain job has not read
-        loss, by_sample = (
-            self._total / self._steps.clamp(min=1),
-            self._by_sample / self._samples.clamp(min=1),
-        )
+                tree.map(_copy_tensor_, self._phases[slot].mask, phase.mask)
+            kind = _StepKind(
+                slot=slot,
+                phase=self._phases[slot],
+                trainable=find_trainable_leaves(self._phases[slot], self._job.start),
+                local=job.plan.local.for_phase(self._phases[slot]),
+                rows=len(job.rows),
+                has_idle_rows=has_idle_rows,
+            )
+            moments = self._moments[phase.stream].of(kind.trainable.indices)
+            masking: AbstractContextManager = nullcontext()
+            if phase.stream in masked_streams:
+                masking = masked_moments(moments, kind.trainable.masks, kind.local)
+            with masking:
+                self._train_phase(job, kind, epochs)
+
+        # ---- Step 3: mean losses
         return TrainResult(
-            own.start, client, own.buffers, loss, by_sample, self._steps > 0, self._records()
+            params=self._job.start,
+            client=job.client if job.is_plain else self._job.client,
+            buffers=self._job.buffers,
+            loss=self._loss_sum / self._step_count.clamp(min=1),
+            sample_loss=self._sample_loss_sum / self._sample_count.clamp(min=1),
+            has_stepped=self._step_count > 0,
+            records=self._take_records(),
         )
 
-    def _records(self) -> list[Tree]:
-        """What was kept, per row, without the padding."""
-        found: list[list[Tree]] = [[] for _ in self._own.rows]
-        steps, self._kept = self._kept, []
-        counts = tree.fetch({step: weight.sum(1) for step, (_, weight) in enumerate(steps)})
-        for step, (kept, _) in enumerate(steps):
-            for row, count in enumerate(counts[step].long().tolist()):
-                found[row].append(
-                    tree.map(lambda leaf, row=row, count=count: leaf[row][:count], kept)
-                )
-        return [tree.map(lambda *leaves: torch.cat(leaves), *own) if own else {} for own in found]
+    def _train_phase(self, job: TrainJob, kind: _StepKind, epochs: range) -> None:
+        """Take the steps of a phase, each of the leading rows that still have one."""
+        # ---- Step 1: all steps are planned, and the memory that a step reads is made.
+        device = self._loss_sum.device
+        batch_size = kind.local.batch_size
+        # Graphs want one shape in every round, also where no client has a full batch.
+        least_batch = batch_size if self._capture else 0
+        planned, active_rows = plan_training_steps(job, kind.phase, epochs, batch_size, least_batch)
+        inputs = self._inputs.get(kind.slot, [])
+        has_shapes = [part.shape[1:] for part in planned] == [part.shape for part in inputs]
+        if active_rows and not has_shapes:
+            inputs = [part.new_zeros(part.shape[1:], device=device) for part in planned]
+            self._inputs[kind.slot] = inputs
+            self._graphs.clear()
 
-    def _ended(self, rows: slice) -> list[tuple[Tensor, Tensor]]:
-        """Return the memory of rows whose steps are over, and copies of it: wider steps run over
-        them.
-        """
-        own = self._own
-        parts = [
-            *tree.leaves(own.start),
-            *tree.leaves(own.buffers),
-            *tree.leaves(own.client),
-            *self._remembered(),
+        # ---- Step 2: the steps. A captured one may be wider than the rows that have a step left;
+        # it runs over the others, whose memory is put back afterwards.
+        finished: list[tuple[Tensor, Tensor]] = []
+        rows_before = len(job.rows)
+        steps = zip(*[tree.send(part, device) for part in planned], strict=True)
+        for values, rows in zip(steps, active_rows, strict=True):
+            width = rows
+            if self._capture:
+                width = min(captured_width(rows), len(job.rows))
+            end = min(width, rows_before)
+            if rows < end:
+                finished += self._save_rows(slice(rows, end))
+            rows_before = rows
+            for part, value in zip(inputs, values, strict=True):
+                part.copy_(value)
+            self._run_step(replace(kind, rows=width))
+        for memory, saved in finished:
+            memory.copy_(saved)
+
+    def _take_records(self) -> list[Tree]:
+        """Return what losses left beside the loss, per row, without the padding."""
+        steps = self._step_records
+        self._step_records = []
+        counts = tree.fetch({step: weight.sum(1) for step, (_, weight) in enumerate(steps)})
+        records_by_row: list[list[Tree]] = [[] for _ in self._job.rows]
+        for step, (record, _) in enumerate(steps):
+            for row, count in enumerate(counts[step].long().tolist()):
+                records_by_row[row].append(
+                    tree.map(lambda leaf, row=row, count=count: leaf[row][:count], record)
+                )
+        return [
+            tree.map(lambda *leaves: torch.cat(leaves), *records) if records else {}
+            for records in records_by_row
         ]
-        parts += [self._total, self._steps, self._by_sample, self._samples]
+
+    def _save_rows(self, rows: slice) -> list[tuple[Tensor, Tensor]]:
+        """Return the memory of rows without a step left, and copies of it."""
+        job = self._job
+        parts = [*tree.leaves(job.start), *tree.leaves(job.buffers), *tree.leaves(job.client)]
+        parts += [*self._moment_leaves(), *self._sums()]
         return [(part[rows], part[rows].clone()) for part in parts]
 
-    def _step(self, key: tuple[int, int, bool], make: Callable[[], Callable[[], None]]) -> None:
-        """Run eagerly the first time, which warms up; captured the second; replayed from then on."""
-        graph = self._graphs.get(key)
-        if self._capture is None or key not in self._graphs or key[0] in self._keeping:
-            make()()
+    def _run_step(self, kind: _StepKind) -> None:
+        """Run a step eagerly the first time; capture it the second; replay it from then on.
+
+        The first time warms up.
+        """
+        key = (kind.slot, kind.rows, kind.has_idle_rows)
+        is_first = key not in self._graphs
+        if self._capture is None or is_first or kind.slot in self._slots_with_records:
+            self._make_step(kind)()
             self._graphs[key] = None
             return
-        graph = graph or self._capture(make())
+        graph = self._graphs[key] or self._capture(self._make_step(kind))
         if graph is None:
-            make()()
+            self._make_step(kind)()
             return
         self._graphs[key] = graph
         graph()
 
-    def _eager(
-        self,
-        federation: Federation,
-        slot: int,
-        phase: Phase,
-        moves: TrainableLeaves,
-        local: Local,
-        rows: int,
-        some_idle: bool,
-    ) -> Callable[[], None]:
-        own, now, inputs = self._own, slice(rows), self._inputs[slot]
-        leaves = [leaf[now] for leaf in tree.leaves(own.start)]  # views of the leading rows
-        moments = self._moments[phase.stream].of(moves.indices, now)
-        moving = [leaves[i] for i in moves.indices]
-        masks = [None if mask is None else mask[now] for mask in moves.masks]
-        # A graph would repeat the number it was captured with.
-        rates = self._rates[now] if local.has_schedule and "lr" not in phase.sgd else None
-        one = self._own_step if phase.step else self._gradient(moves.indices)
-        one = partial(one, phase)
+    def _make_step(self, kind: _StepKind) -> Callable[[], None]:
+        """Return a function that takes one step in the program's memory."""
+        job = self._job
+        phase = kind.phase
+        rows = slice(kind.rows)
+        leaves = [leaf[rows] for leaf in tree.leaves(job.start)]  # views of the leading rows
+        trainable_leaves = [leaves[i] for i in kind.trainable.indices]
+        moments = self._moments[phase.stream].of(kind.trainable.indices, rows)
+        masks = [None if mask is None else mask[rows] for mask in kind.trainable.masks]
+        rates = None
+        if kind.local.has_schedule and "lr" not in phase.sgd:
+            rates = self._rates[rows]  # a graph would repeat the number it was captured with
+        client_step: Callable[..., Any]
+        if phase.step:
+            client_step = partial(self._phase_step, phase)
+        else:
+            client_step = partial(self._compute_gradient, phase, kind.trainable.indices)
 
         def step() -> None:
-            takes = ~self._idle[now] if some_idle else None  # here: a graph reads its round's flags
+            # In here, as a graph reads the flags of its round.
+            is_active = ~self._is_idle[rows] if kind.has_idle_rows else None
 
-            def moved(new: Tree, old: Tree) -> Tree:
-                return new if takes is None else tree.by_row(takes, new, old)
+            def unless_idle(new: Tree, old: Tree) -> Tree:
+                return new if is_active is None else tree.by_row(is_active, new, old)
 
-            numbers, weight, random, views = (part[now] for part in inputs)
-            index, place = numbers.unbind(1)
-            x, y = (
-                federation.apply_augmentation(federation.normalize(federation.x[index]), views),
-                federation.y[index],
-            )
-            batches = [
-                Batch(x[:, k], y[:, k], weight[:, k], random[:, k], place[:, k])
-                for k in range(index.shape[1])
-            ]
-            stacked = (
-                tree.take(part, now) for part in (own.buffers, own.client, own.servers or {})
-            )
-            buffers, client, servers = stacked
+            batches = self._gather_batches(kind)
+            weight = self._inputs[kind.slot][1][rows, 0]
+            buffers = tree.take(job.buffers, rows)
+            client = tree.take(job.client, rows)
+            servers = tree.take(job.servers or {}, rows)
             if phase.step:
                 with torch.no_grad(), self._autocast():
-                    new, loss, after = vmap_clients(one, leaves, batches, buffers, client, servers)
-                for leaf, value in zip(leaves, new, strict=True):
-                    leaf.copy_(moved(value, leaf))
+                    new_leaves, loss, new_buffers = vmap_clients(
+                        client_step, leaves, batches, buffers, client, servers
+                    )
+                for leaf, value in zip(leaves, new_leaves, strict=True):
+                    leaf.copy_(unless_idle(value, leaf))
             else:
                 with self._autocast():
-                    grads, loss, after, seen, kept = vmap_clients(
-                        one, moving, leaves, batches[0], buffers, client, servers
+                    grads, loss, new_buffers, new_client, record = vmap_clients(
+                        client_step, trainable_leaves, leaves, batches[0], buffers, client, servers
                     )
-                optimizer_step_(moving, moments, grads, masks, local, stacked=True, rates=rates)
+                optimizer_step_(
+                    params=trainable_leaves,
+                    moments=moments,
+                    grads=grads,
+                    masks=masks,
+                    local=kind.local,
+                    stacked=True,
+                    rates=rates,
+                )
                 if phase.after_gradient:
-                    tree.put_(own.client, now, moved(seen, client))
-                if kept and own.wants_records:
-                    self._keeping.add(slot)
-                    real = weight[:, 0] if takes is None else weight[:, 0] * takes[:, None]
-                    self._kept.append((kept, real.clone()))
-            tree.put_(own.buffers, now, moved(after, buffers))
-            self._total[now].add_(loss if takes is None else torch.where(takes, loss, 0.0))
-            self._steps[now].add_(1 if takes is None else takes)
-            if own.plan.by_sample:
-                count = weight[:, 0].sum(1) if takes is None else weight[:, 0].sum(1) * takes
-                self._by_sample[now].add_(loss * count)
-                self._samples[now].add_(count)
+                    tree.put_(job.client, rows, unless_idle(new_client, client))
+                if record and job.wants_records:
+                    self._add_record(kind.slot, record, weight, is_active)
+            tree.put_(job.buffers, rows, unless_idle(new_buffers, buffers))
+            self._add_loss(rows, loss, weight, is_active)
 
         return step
 
-    def _own_step(
+    def _gather_batches(self, kind: _StepKind) -> list[Batch]:
+        """Return the minibatches of a step from its inputs, stacked `[rows, batch, ...]`."""
+        federation = self._job.rows[0].federation
+        numbers, weight, random, views = (part[: kind.rows] for part in self._inputs[kind.slot])
+        samples, indices = numbers.unbind(1)
+        x = federation.apply_augmentation(federation.normalize(federation.x[samples]), views)
+        y = federation.y[samples]
+        return [
+            Batch(x[:, k], y[:, k], weight[:, k], random[:, k], indices[:, k])
+            for k in range(samples.shape[1])
+        ]
+
+    def _add_record(
+        self, slot: int, record: Tree, weight: Tensor, is_active: Tensor | None
+    ) -> None:
+        """Keep what a step's losses left beside the loss, with the weights of their samples."""
+        self._slots_with_records.add(slot)
+        if is_active is not None:
+            weight = weight * is_active[:, None]
+        self._step_records.append((record, weight.clone()))
+
+    def _add_loss(
+        self, rows: slice, loss: Tensor, weight: Tensor, is_active: Tensor | None
+    ) -> None:
+        """Add a step's losses to the sums that mean losses are made of."""
+        if is_active is None:
+            self._loss_sum[rows].add_(loss)
+            self._step_count[rows].add_(1)
+        else:
+            self._loss_sum[rows].add_(torch.where(is_active, loss, 0.0))
+            self._step_count[rows].add_(is_active)
+        if self._job.plan.by_sample:
+            count = weight.sum(1)
+            if is_active is not None:
+                count = count * is_active
+            self._sample_loss_sum[rows].add_(loss * count)
+            self._sample_count[rows].add_(count)
+
+    def _phase_step(
         self,
         phase: Phase,
         leaves: list[Tensor],
@@ -374,67 +445,96 @@ class Program:
         client: dict[str, Tree],
         servers: dict[str, Tree],
     ) -> tuple[list[Tensor], Tensor, dict[str, Tree]]:
-        """One client's `Phase.step`: the new leaves, the loss and the buffers."""
+        """Take one client's step by `Phase.step`; return new leaves, loss and buffers."""
         assert phase.step is not None
         bound = self._net.bind(buffers, training=True, weight=batches[0].weight)
         batch = batches[0] if len(batches) == 1 else tuple(batches)
-        params, server = (
-            tree.rebuild(self._own.start, leaves),
-            servers.get("server", self._own.server),
-        )
+        params = tree.rebuild(self._job.start, leaves)
+        server = servers.get("server", self._job.server)
         params, loss = phase.step(server, client, bound, params, batch)
         return tree.leaves(params), loss, bound.buffers
 
-    def _gradient(self, moving: list[int]) -> Callable[..., Any]:
-        """One client's gradient at the leaves `moving`, loss, buffers, state (after the gradient)
-        and what is kept.
+    def _compute_gradient(  # noqa: PLR0913 - vmap maps over arguments
+        self,
+        phase: Phase,
+        indices: list[int],
+        trainable_leaves: list[Tensor],
+        leaves: list[Tensor],
+        batch: Batch,
+        buffers: dict[str, Tree],
+        client: dict[str, Tree],
+        servers: dict[str, Tree],
+    ) -> tuple[list[Tensor], Tensor, dict[str, Tree], dict[str, Tree], Tree]:
+        """Return one client's gradient at the leaves `indices`, and what comes with it.
+
+        Returns:
+            Gradient, loss, new buffers, the client's state by `Phase.after_gradient`, and what the
+            loss left beside it.
         """
-        own, net = self._own, self._net
+        like = self._job.start
+        server = servers.get("server", self._job.server)
+        objective = phase.loss or self._job.plan.loss
 
-        def one(
-            phase: Phase,
-            values: list[Tensor],
-            leaves: list[Tensor],
-            batch: Batch,
-            buffers: dict[str, Tree],
-            client: dict[str, Tree],
-            servers: dict[str, Tree],
-        ) -> tuple[list[Tensor], Tensor, dict[str, Tree], dict[str, Tree], Tree]:
-            server, objective = servers.get("server", own.server), phase.loss or own.plan.loss
+        def compute_loss(values: list[Tensor]) -> tuple[Tensor, tuple[dict[str, Tree], Tree]]:
+            replaced = dict(zip(indices, values, strict=True))
+            params = tree.rebuild(like, [replaced.get(i, leaf) for i, leaf in enumerate(leaves)])
+            bound = self._net.bind(buffers, training=True, weight=batch.weight)
+            loss = objective(server, client, bound, params, batch)
+            record: Tree = {}
+            if isinstance(loss, tuple):
+                loss, record = loss
+            return loss, (bound.buffers, record)
 
-            def loss_of(values: list[Tensor]) -> tuple[Tensor, tuple[dict[str, Tree], Tree]]:
-                replaced = dict(zip(moving, values, strict=True))
-                params = tree.rebuild(
-                    own.start, [replaced.get(i, leaf) for i, leaf in enumerate(leaves)]
-                )
-                bound = net.bind(buffers, training=True, weight=batch.weight)
-                loss = objective(server, client, bound, params, batch)
-                loss, kept = loss if isinstance(loss, tuple) else (loss, {})
-                return loss, (bound.buffers, kept)
+        grads, (loss, (new_buffers, record)) = grad_and_value(compute_loss, has_aux=True)(
+            trainable_leaves
+        )
+        new_client: dict[str, Tree] = {}
+        if phase.after_gradient:
+            params = tree.rebuild(like, leaves)
+            gradient = tree.rebuild(like, complete_gradients(grads, leaves, indices))
+            new_client = phase.after_gradient(server, client, params, gradient, batch, loss, record)
+        return grads, loss, new_buffers, new_client, record
 
-            grads, (loss, (after, kept)) = grad_and_value(loss_of, has_aux=True)(values)
-            seen = {}
-            if phase.after_gradient:
-                now, gradient = (
-                    tree.rebuild(own.start, part)
-                    for part in (leaves, complete_gradients(grads, leaves, moving))
-                )
-                seen = phase.after_gradient(server, client, now, gradient, batch, loss, kept)
-            return grads, loss, after, seen, kept
 
-        return one
+def _with_own_memory(job: TrainJob, is_captured: bool) -> TrainJob:
+    """Return a job whose trees the steps may write to.
+
+    Graphs read everything from where it was at first, so their trees are all copies.
+    """
+    own_job = replace(job, start=tree.clone(job.start), buffers=tree.clone(job.buffers))
+    changes_client = any(phase.after_gradient for phase in job.plan.phases)
+    if job.is_plain:
+        own_job = replace(own_job, client={}, server={})
+    elif is_captured or changes_client:
+        own_job = replace(own_job, client=tree.clone(job.client))
+    if is_captured:
+        servers = None if job.servers is None else tree.clone(job.servers)
+        own_job = replace(own_job, server=tree.clone(own_job.server), servers=servers)
+    return own_job
+
+
+def _clone_tensor(leaf: Any) -> Any:
+    """Return a copy of a mask's leaf, which may be a plain bool."""
+    return leaf.clone() if isinstance(leaf, Tensor) else leaf
+
+
+def _copy_tensor_(leaf: Any, new_leaf: Any) -> Any:
+    """Write a mask's leaf in place, if it is a tensor."""
+    return leaf.copy_(new_leaf) if isinstance(leaf, Tensor) else leaf
 
 
 class CudaGraphs:
-    """Capture into CUDA graphs of one device, which share one pool of memory: they are replayed one
-    after another.
+    """Capture steps into CUDA graphs of one device.
+
+    They share one pool of memory, as they are replayed one after another.
     """
 
     def __init__(self, device: torch.device):
-        self._stream, self._pool = torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream(device)
+        self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, step: Callable[[], None]) -> Callable[[], None]:
-        """Capture what `step` does; return what does it again."""
+        """Capture what `step` does; return a function that does it again."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             step()
@@ -442,19 +542,20 @@ class CudaGraphs:
 
     @contextmanager
     def ready(self) -> Iterator[None]:
-        """Run what is within on the device and stream of the captures, which warms it up for them."""
-        before = torch.cuda.current_stream(self._stream.device)
-        self._stream.wait_stream(before)
+        """Run the body on the device and stream of the captures, which warms it up."""
+        stream_before = torch.cuda.current_stream(self._stream.device)
+        self._stream.wait_stream(stream_before)
         try:
             with torch.cuda.stream(self._stream):
                 yield
         finally:
-            before.wait_stream(self._stream)
+            stream_before.wait_stream(self._stream)
 
 
 def captured_width(rows: int) -> int:
-    """Return how many rows a captured step of `rows` takes: 1, 2, 3, 4, 6, 8, 12, 16, ..., so that
-    few are captured.
+    """Return how many rows a captured step of `rows` takes: 1, 2, 3, 4, 6, 8, 12, 16, ...
+
+    So few are captured.
     """
     power = 1 << (rows - 1).bit_length()
     return power * 3 // 4 if 4 * rows <= 3 * power else power
