@@ -19,8 +19,7 @@ from fedpfl.engine.training.sgd import plan_steps
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.identity import identity
 from fedpfl.methods import Ditto, FedAvg, FedRep, Phase
-from tests.command import format_override
-from tests.config.test_config import TINY, compose
+from tests.command import TINY, compose_once, format_override
 from tests.conftest import (
     COHORTS,
     CPU,
@@ -35,7 +34,6 @@ from tests.conftest import (
     tiny,
 )
 from tests.engine.test_hooks import Pairs
-from tests.engine.test_program import Capture, played
 
 BLACK = torch.tensor([-1.5, -0.5]).view(2, 1, 1)
 ALL = Augment(flip=True, rotate=30.0, crop=2, fill="mean")
@@ -142,16 +140,6 @@ def test_all_together_are_flip_then_rotate_then_cut(augment):
     )
 
 
-def test_all_shifts_are_equally_likely():
-    views = torch.rand(9000, 4, generator=torch.Generator().manual_seed(1))
-    x = torch.zeros(1, 1, 9, 9)
-    x[..., 4, 4] = 1
-    places = Augment(crop=4)(x.expand(9000, 1, 9, 9), views, torch.zeros(1, 1, 1)).sum(0)[0]
-    assert places.sum() == 9000
-    assert places.min() > 0.5 * 9000 / 81
-    assert places.max() < 1.6 * 9000 / 81
-
-
 # Training
 
 
@@ -211,24 +199,6 @@ def test_evaluated_images_are_as_they_are_and_fine_tuning_sees_changed_ones(
     assert not torch.equal(plain.loss, other.loss)
 
 
-def test_every_epoch_and_round_sees_anew():
-    draws = Draws(3, "train", 1)
-    drawn = [
-        draws.random(0, "main", 0, 6, 4, "views"),
-        draws.random(0, "main", 1, 6, 4, "views"),
-        draws.random(1, "main", 0, 6, 4, "views"),
-        Draws(3, "train", 2).random(0, "main", 0, 6, 4, "views"),
-        Draws(4, "train", 1).random(0, "main", 0, 6, 4, "views"),
-    ]
-    assert len({tuple(own.flatten().tolist()) for own in drawn}) == len(drawn)
-    assert torch.equal(drawn[0], draws.random(0, "main", 0, 6, 4, "views"))
-
-
-def test_captured_steps_see_what_eager_ones_do(federation):
-    federation, method = replace(federation, augment=ALL), FedAvg()
-    assert_same(played(method, federation, Capture()), played(method, federation, None))
-
-
 def test_runs_that_see_otherwise_do_not_share_steps(federation, net):
     federations = [replace(federation, augment=own) for own in (None, ALL, Augment(crop=1))]
     states = [record_states(FedAvg(), net, own, COHORTS[:1])[-1] for own in federations]
@@ -247,7 +217,7 @@ def test_runs_that_see_otherwise_do_not_share_steps(federation, net):
 def test_the_groups_and_their_identity():
     names = "none", "crop_flip", "flip_rotate_crop"
     plain, cut, paper = (
-        build_run(check_config(compose(*TINY, f"augment={name}"))) for name in names
+        build_run(check_config(compose_once(*TINY, f"augment={name}"))) for name in names
     )
     assert plain.federation.augment is None
     assert cut.federation.augment == Augment(flip=True, crop=4)
@@ -268,7 +238,7 @@ def test_the_groups_and_their_identity():
 )
 def test_settings_out_of_range_are_named(override, message):
     with pytest.raises(FedpflError) as caught:
-        build_run(check_config(compose(*TINY, override)))
+        build_run(check_config(compose_once(*TINY, override)))
     assert message in str(caught.value)
 
 
@@ -285,4 +255,4 @@ def test_what_are_no_images_cannot_be_augmented(tmp_path):
     with pytest.raises(
         FedpflError, match="augment is for images, but data set npz has none; set augment=none"
     ):
-        build_run(check_config(compose(*own, "augment=crop_flip")))
+        build_run(check_config(compose_once(*own, "augment=crop_flip")))

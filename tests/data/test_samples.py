@@ -65,13 +65,6 @@ def test_floats_of_any_kind_become_float32(tmp_path, kind):
     assert np.array_equal(got.x, x.astype(np.float32))
 
 
-def test_float_images_with_channels_last(tmp_path):
-    x = RNG.random((120, 6, 6, 3))
-    assert np.array_equal(own(tmp_path, x=x).x, x.transpose(0, 3, 1, 2).astype(np.float32))
-    first = np.ascontiguousarray(x.transpose(0, 3, 1, 2))
-    assert own(tmp_path, x=first).x.shape == (120, 3, 6, 6)
-
-
 @pytest.mark.parametrize("x", [SIGNALS, FEATURES, IMAGES])
 def test_samples_are_scaled_by_the_moments_of_what_is_trained_on(tmp_path, x):
     """Not of test samples, of what is held out, or of clients that never take part."""
@@ -187,17 +180,6 @@ def test_groups_and_the_test_part_of_an_archive(tmp_path):
 )
 def test_errors_in_arrays(tmp_path, arrays, message):
     assert message in one_line(lambda: own(tmp_path, **arrays))
-
-
-def test_errors_in_constants(tmp_path):
-    np.savez(tmp_path / "own.npz", x=TOKENS, y=Y)
-    path = tmp_path / "own.npz"
-    assert "must be null for token ids" in one_line(
-        lambda: load_samples("npz", tmp_path, path=path, mean=[0.5], std=[0.5])
-    )
-    np.savez(path, x=SIGNALS, y=Y)
-    message = one_line(lambda: load_samples("npz", tmp_path, path=path, mean=[0.0], std=[1.0]))
-    assert "dataset.mean has 1 entries, but the samples have 3 channels" in message
 
 
 def test_options_have_no_effect_on_an_archive(tmp_path):

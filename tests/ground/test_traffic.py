@@ -6,7 +6,6 @@ import torch
 from fedpfl import models
 from fedpfl.data import Federation
 from fedpfl.engine import Local
-from fedpfl.ground import tree
 from fedpfl.ground.traffic import count_traffic
 from fedpfl.ground.tree import Known, Masked
 from fedpfl.methods import Ditto, FedAvg, FedOBP, FedPer, LocalOnly
@@ -60,16 +59,6 @@ def test_positions_are_those_of_the_whole_masked_tree():
         {"a": mask(20, 600), "b": mask(15, 400)},
     )
     assert counted(sent) == (35, 20 * 32 + 15 * 64 + 1000)
-
-
-def test_masked_beside_whole_tensors():
-    sent = {"all": torch.zeros(5), "some": Masked({"a": torch.zeros(100)}, {"a": mask(1, 100)})}
-    assert counted(sent) == (6, 5 * 32 + 32 + 32)
-
-
-def test_the_tiny_net_is_as_large_as_these_tests_believe(net):
-    assert tree.size(net.params) == N
-    assert sum(net.params[name].numel() for name in net.parts.head) == N_HEAD
 
 
 @pytest.mark.parametrize("engine", BACKENDS)

@@ -2,7 +2,6 @@
 
 from typing import NamedTuple
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,11 +38,6 @@ def test_map_keeps_structure_of_dicts_and_named_tuples():
     assert isinstance(result, Pair)
     assert_same(result, Pair(torch.full((2,), 3.0), {"x": torch.zeros(1)}))
     assert tree.map(lambda leaf: leaf, {}) == {}
-
-
-def test_map_refuses_other_structures():
-    with pytest.raises(KeyError):
-        tree.map(torch.add, {"a": torch.ones(1)}, {"b": torch.ones(1)})
 
 
 def test_size_and_bytes():
@@ -105,16 +99,6 @@ def test_where_picks_bits_and_never_mixes():
     assert torch.signbit(picked[2])
 
 
-def test_where_takes_a_flag_for_everything():
-    ones, zeros = tree.full_like(nested(), 1.0), tree.full_like(nested(), 0.0)
-    assert_same(tree.where(torch.tensor(True), ones, zeros), ones)
-    assert_same(tree.where(torch.tensor(False), ones, zeros), zeros)
-
-
-def test_invert():
-    assert_same(tree.invert({"a": torch.tensor([True, False])}), {"a": torch.tensor([False, True])})
-
-
 def test_stack_take_and_put():
     rows = [{"a": torch.full((2,), float(i)), "deep": {"n": torch.tensor(i)}} for i in range(4)]
     stacked = tree.stack(rows)
@@ -124,23 +108,11 @@ def test_stack_take_and_put():
     assert_same(stacked, tree.stack([rows[1], rows[1], rows[2], rows[2]]))
 
 
-def test_take_by_index_tensor_is_a_copy():
-    stacked = {"a": torch.zeros(3)}
-    tree.take(stacked, torch.tensor([0, 1]))["a"].fill_(5)
-    assert stacked["a"].tolist() == [0, 0, 0]
-
-
 def test_repeat_copies():
     repeated = tree.repeat({"a": torch.tensor([1.0, 2.0]), "flag": torch.tensor(True)}, 3)
     repeated["a"][0] = 9
     assert repeated["a"].tolist() == [[9, 9], [1, 2], [1, 2]]
     assert repeated["flag"].tolist() == [True, True, True]
-
-
-def test_put_keeps_the_stored_dtype():
-    stacked = {"a": torch.zeros(2, dtype=torch.float32)}
-    tree.put_(stacked, 0, {"a": torch.tensor(1.0, dtype=torch.float64)})
-    assert stacked["a"].dtype == torch.float32
 
 
 def test_mean_of_one_upload_is_that_upload_bit_for_bit():
@@ -151,15 +123,6 @@ def test_mean_of_one_upload_is_that_upload_bit_for_bit():
 def test_mean_is_the_weighted_sum():
     stacked = {"a": torch.tensor([[1.0, 2.0], [3.0, 6.0], [5.0, 10.0]])}
     assert tree.mean(stacked, torch.tensor([0.5, 0.25, 0.25]))["a"].tolist() == [2.5, 5.0]
-
-
-@given(st.lists(st.integers(1, 3000), min_size=1, max_size=12), st.integers(0, 2**31))
-def test_mean_of_identical_uploads_is_the_upload(sizes, seed):
-    upload = torch.randn(50, generator=torch.Generator().manual_seed(seed))
-    weight = (torch.tensor(sizes).double() / sum(sizes)).float()
-    assert_close(
-        tree.mean(tree.repeat({"a": upload}, len(sizes)), weight), {"a": upload}, atol=0, rtol=1e-6
-    )
 
 
 def test_mean_depends_on_the_order_of_rows_only_by_rounding_and_not_on_threads():

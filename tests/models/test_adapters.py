@@ -13,7 +13,6 @@ from fedpfl import models
 from fedpfl.ground import tree, vision
 from fedpfl.ground.errors import FedpflError
 from fedpfl.models import ADAPTERS
-from fedpfl.models.initial import DIALECTS
 from tests.conftest import assert_close, assert_same
 
 NETWORKS = {
@@ -147,27 +146,6 @@ def test_each_block_of_rows_has_a_mixer_of_its_own():
             )
 
 
-def test_a_square_identity_trains_the_weight_itself():
-    """A = I, alpha = rank: a step on B is a step on W."""
-    (whole, x), (net, _) = (
-        built("cnn4"),
-        built("cnn4", "lora", layers=("linear",), rank=64, alpha=64.0),
-    )
-    net = models.build_network(
-        "cnn4",
-        (1, 16, 16),
-        5,
-        0,
-        adapter=partial(ADAPTERS["lora"], layers=("linear",), rank=64, alpha=64),
-    )
-    params = {**net.params, "fc1.lora_A": torch.eye(64)[None]}
-    step = {
-        n: -0.1 * g for n, g in grad(lambda p: logits(net, p, x).square().sum())(params).items()
-    }
-    wanted = grad(lambda p: logits(whole, p, x).square().sum())(whole.params)["fc1.weight"]
-    assert_close({"": step["fc1.lora_B"][0]}, {"": -0.1 * wanted}, atol=1e-6)
-
-
 @cases
 def test_what_is_frozen_stands_in_one_place_and_in_no_tree(name):
     net, _ = built(name, "lora")
@@ -296,7 +274,3 @@ def _in(dialect, name):
     for ours, others in places[dialect].items():
         name = name.replace(ours, others)
     return name
-
-
-def test_each_dialect_is_tried():
-    assert len(DIALECTS) == 3

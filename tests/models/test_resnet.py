@@ -191,21 +191,6 @@ def test_resnet18_equals_the_papers_drawing():
         torch.testing.assert_close(own, right)
 
 
-def test_only_batch_normalisation_keeps_statistics():
-    assert models.build_network("resnet8", (1, 28, 28), 10, 0, norm="group").buffers == {}
-    net = models.build_network("resnet8", (1, 28, 28), 10, 0)
-    layers = {name.rpartition(".")[0] for name in net.parts.normalisation}
-    kept = ("running_mean", "running_var", "num_batches_tracked")
-    assert set(net.buffers) == {f"{layer}.{name}" for layer in layers for name in kept}
-
-
-def test_group_normalisation_judges_an_image_by_itself():
-    net = models.build_network("resnet8", (1, 28, 28), 10, 0, norm="group")
-    x = torch.randn(5, 1, 28, 28, generator=torch.Generator().manual_seed(0))
-    bound = net.bind({}, training=True)
-    torch.testing.assert_close(bound(net.params, x)[:1], bound(net.params, x[:1]))
-
-
 @pytest.mark.parametrize(
     ("norm", "method"), [("batch", FedPer()), ("group", FedAvg())], ids=["batch", "group"]
 )
@@ -231,26 +216,18 @@ def test_loop_equals_batched(norm, method):
         assert_close(getattr(loop, part), getattr(batched, part), atol=2e-6, rtol=1e-4)
 
 
-def test_on_the_command_line(tmp_path):
-    result = run_command(
-        *TINY, "model=resnet8", "model.norm=group", "model.stem=small", "rounds=1", cwd=tmp_path
-    )
-    assert result.code == 0, result.err
-    assert "resnet8: 1,226,442 parameters" in result.err  # 64 * 40 fewer than with the large stem
+KEYS = "known keys: norm, stem, weights, head, overlap"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("word", "message"),
     [
-        (("model.norm=instance",), "model.norm must be one of batch, group, got 'instance'"),
-        (("model.norm=null",), "model.norm must be one of batch, group, got None"),
-        (("model.stem=3",), "model.stem must be one of large, small, got 3"),
-        (
-            ("+model.width=2",),
-            "model.width is not a key here; known keys: norm, stem, weights, head, overlap",
-        ),
+        ("model.norm=instance", "model.norm must be one of batch, group, got 'instance'"),
+        ("model.norm=null", "model.norm must be one of batch, group, got None"),
+        ("model.stem=3", "model.stem must be one of large, small, got 3"),
+        ("+model.width=2", f"model.width is not a key here; {KEYS}"),
     ],
 )
-def test_what_is_not_an_option(arguments, message, tmp_path):
-    result = run_command(*TINY, "model=resnet18", *arguments, cwd=tmp_path)
+def test_what_is_not_an_option(word, message, tmp_path):
+    result = run_command(*TINY, "model=resnet18", word, cwd=tmp_path)
     assert (result.code, result.complaints) == (2, [f"fedpfl: {message}"])

@@ -1,6 +1,5 @@
 """Wiring: which neurons entries belong to, by hand and by cutting sub-models out of networks."""
 
-import copy
 import threading
 
 import pytest
@@ -272,62 +271,45 @@ class Does(nn.Module):
         return self.classifier(self.something(self, x, self.conv(x)).mean((2, 3)))
 
 
-@pytest.mark.parametrize(
-    ("network", "says"),
-    [
-        (
-            lambda: Does(lambda m, x, h: m.more(h), more=nn.Conv2d(4, 4, 3, groups=4)),
-            "more: convolutions in 4 groups",
-        ),
-        (lambda: Does(lambda m, x, h: h + x), "add: adds neurons and the network's input"),
-        (
-            lambda: Does(lambda m, x, h: torch.cat([h, h], 1)),
-            "cat: is not known to keep neurons apart",
-        ),
-        (lambda: Does(lambda m, x, h: torch.special.xlogy(h, h)), "xlogy: is not known"),
-        (lambda: Does(lambda m, x, h: h.softmax(1)), "softmax: is not known"),
-        (lambda: Does(lambda m, x, h: m.conv(h)), "conv: is used twice"),
-        (
-            lambda: Does(lambda m, x, h: h, unused=nn.Linear(2, 2)),
-            r"unused\.weight belongs to no layer",
-        ),
-        (
-            lambda: Does(lambda m, x, h: m.more(h), more=nn.PReLU()),
-            "more: PReLU has no known wiring",
-        ),
-        (
-            lambda: Does(lambda m, x, h: m.more(h), more=nn.ConvTranspose2d(4, 4, 3)),
-            "more: ConvTranspose2d has no",
-        ),
-        (lambda: Does(lambda m, x, h: h if h.sum() > 0 else -h), "cannot be traced"),
-        (
-            lambda: Does(lambda m, x, h: h * m.classifier.weight.sum()),
-            r"classifier\.weight|classifier_weight",
-        ),
-        (
-            lambda: Does(lambda m, x, h: h + m.more(x), more=nn.Conv2d(1, 1, 1)),
-            "conv and more do not match",
-        ),
-        (lambda: Does(lambda m, x, h: h.view(-1, 2, 4)), "view: only"),
-        (
-            lambda: Does(lambda m, x, h: m.more(h), more=nn.LayerNorm(8)),
-            "more: works along another axis",
-        ),
-        (lambda: Does(lambda m, x, h: h.mean(1, keepdim=True)), "mean: takes neurons together"),
-        (
-            lambda: nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(8, 3)),
-            "1: needs a known number of axes",
-        ),
-        (
-            lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(8, 3)),
-            "1: takes 8 entries of 4 neurons",
-        ),
-    ],
-)
+def with_more(layer):
+    return lambda: Does(lambda m, x, h: m.more(h), more=layer)
+
+
+def with_function(function):
+    return lambda: Does(function)
+
+
+UNKNOWN = [
+    (with_more(nn.Conv2d(4, 4, 3, groups=4)), "more: convolutions in 4 groups"),
+    (with_function(lambda m, x, h: h + x), "add: adds neurons and the network's input"),
+    (with_function(lambda m, x, h: torch.cat([h, h], 1)), "cat: is not known to keep neurons"),
+    (with_function(lambda m, x, h: torch.special.xlogy(h, h)), "xlogy: is not known"),
+    (with_function(lambda m, x, h: h.softmax(1)), "softmax: is not known"),
+    (with_function(lambda m, x, h: m.conv(h)), "conv: is used twice"),
+    (lambda: Does(lambda m, x, h: h, unused=nn.Linear(2, 2)), r"unused\.weight belongs to no"),
+    (with_more(nn.PReLU()), "more: PReLU has no known wiring"),
+    (with_more(nn.ConvTranspose2d(4, 4, 3)), "more: ConvTranspose2d has no"),
+    (with_function(lambda m, x, h: h if h.sum() > 0 else -h), "cannot be traced"),
+    (with_function(lambda m, x, h: h * m.classifier.weight.sum()), r"classifier[._]weight"),
+    (with_function(lambda m, x, h: h.view(-1, 2, 4)), "view: only"),
+    (with_more(nn.LayerNorm(8)), "more: works along another axis"),
+    (with_function(lambda m, x, h: h.mean(1, keepdim=True)), "mean: takes neurons together"),
+    (lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(8, 3)), "1: takes 8 entries of 4 neurons"),
+]
+
+
+@pytest.mark.parametrize(("network", "says"), UNKNOWN)
 def test_what_is_not_known_is_refused_by_name(network, says):
-    module = network()
     with pytest.raises(ValueError, match=says):
-        trace_wiring(module)
+        trace_wiring(network())
+
+
+def test_paths_that_do_not_match_are_refused_by_name():
+    added = Does(lambda m, x, h: h + m.more(x), more=nn.Conv2d(1, 1, 1))
+    embedded = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(8, 3))
+    for module, says in ((added, "conv and more do not"), (embedded, "1: needs a known number")):
+        with pytest.raises(ValueError, match=says):
+            trace_wiring(module)
 
 
 def test_shared_parameters_are_refused():
@@ -346,14 +328,6 @@ def test_a_network_without_wiring_fails_only_when_asked():
         _ = net.parts.wiring
     with pytest.raises(ValueError, match="not known"):
         _ = Parts((), (), (), ()).wiring
-
-
-def test_parts_compare_and_copy_as_before():
-    net = tiny()
-    assert net.parts == net.copy().parts == copy.deepcopy(net.parts) == tiny().parts
-    assert net.parts.wiring is net.parts.wiring
-    assert copy.deepcopy(net.parts).wiring == net.parts.wiring
-    assert "wire" not in repr(net.parts)
 
 
 def test_other_threads_compute_while_a_network_is_traced():
