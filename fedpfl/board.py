@@ -51,7 +51,7 @@ from fedpfl.report.fairness import (
     label_and_column,
 )
 from fedpfl.report.figures import accuracy_figure
-from fedpfl.report.grouping import Group, groups
+from fedpfl.report.grouping import Group, groups, require_classes
 from fedpfl.report.load import runs
 from fedpfl.report.ranking import draw_rank_diagram, drop_gaps, rank_methods, rank_tables
 from fedpfl.report.render import render, terminal_width
@@ -259,6 +259,7 @@ def make_board(
     # ---- Accuracies, harms and ranks
     finished_runs = [run for run in runs(*final_runs.keys()) if run.status == "finished"]
     run_groups = groups(finished_runs)
+    require_classes(run_groups, "fedpfl.board")
     accuracies = accuracy_table(finished_runs, "validation", chosen=MEASURED)
     harms, fairness_notes = _harms_by_group(run_groups)
     mean_ranks, rank_notes = _mean_ranks(finished_runs)

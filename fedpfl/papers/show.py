@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from fedpfl.ground.tasks import CLASSIFICATION
 from fedpfl.papers.filling import fill_table
 from fedpfl.papers.layout import Layout, Listing, Selection
 from fedpfl.papers.registry import FIGURES, NAMES, TABLES, paper_datasets
@@ -38,6 +39,7 @@ def make_tables_and_figures(
     Raises:
         FedpflError: if a figure has no runs.
     """
+    groups = [group for group in groups if group.task is CLASSIFICATION]
     if datasets:
         groups = [group for group in groups if group.runs[0].dataset_name in datasets]
     for name in names or [name for name in NAMES if _has_runs(name, groups)]:

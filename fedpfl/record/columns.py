@@ -189,6 +189,13 @@ def column_name(statistic: str, split: str = "test", fine_tuned: bool = False) -
     return f"{SPLITS[split]}{TUNED_PREFIX if fine_tuned else ''}{statistic}"
 
 
+def _statistic_kind(statistic: _Statistic) -> str:
+    """Return how tables write a statistic: losses are no scores."""
+    if statistic.name == "loss":
+        return "short"
+    return "percent" if statistic.unit else "score"
+
+
 def validation_column(task: Task = CLASSIFICATION) -> str:
     """Return the column by which a round is chosen without a look at test data."""
     return column_name(task.score, "validation")
@@ -225,7 +232,7 @@ def _split_metrics(split: str, fine_tuned: bool) -> list[Metric]:
                 phrase=statistic.phrase,
                 label=label,
                 unit=statistic.unit,
-                kind="percent" if statistic.unit else "short",
+                kind=_statistic_kind(statistic),
                 best=statistic.best,
                 fine_tuned=fine_tuned,
                 option=statistic.name if statistic.name in MEASURES else "",

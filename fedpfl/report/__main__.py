@@ -32,7 +32,7 @@ from fedpfl.report.compare import MIN_PAIRS, compare_groups, find_sides
 from fedpfl.report.fairness import fairness_table
 from fedpfl.report.figures import accuracy_figure, comparison_figure
 from fedpfl.report.filters import is_filter
-from fedpfl.report.grouping import group_by, groups
+from fedpfl.report.grouping import common_task, group_by, groups, task_metric
 from fedpfl.report.load import inspect_directories, no_runs_error, print_to_stderr, runs
 from fedpfl.report.page.data import AXIS_TITLES
 from fedpfl.report.ranking import draw_rank_diagram, rank_tables
@@ -152,7 +152,8 @@ def _draw_figures(options: Namespace, shown_runs: list[Run]) -> None:
 
     for name, members in group_by(shown_runs, file_name).items():
         axis = "" if options.over == "round" else f"_over_{options.over}"
-        path = folder / f"{options.metric}{axis}_{name}"
+        metric = task_metric(options.metric, common_task(members))
+        path = folder / f"{metric}{axis}_{name}"
         files = accuracy_figure(members, path, options.metric, along=options.over)
         if options.reference:
             files += draw_curves(members, options.reference, folder / f"curves_{name}")

@@ -22,7 +22,7 @@ from fedpfl.report.fairness import (
     measure_harm,
     samples_by_client,
 )
-from fedpfl.report.grouping import Group, canonical_text, groups
+from fedpfl.report.grouping import Group, canonical_text, groups, require_classes
 from fedpfl.report.load import runs
 from fedpfl.report.run import Run
 from fedpfl.report.table import Cell, Column, Table, format_number, mean_and_std
@@ -205,6 +205,7 @@ def compare_groups(
     Raises:
         FedpflError: both hold the same runs, or a run has no validation accuracy to select by.
     """
+    require_classes([a, b], "report compare")
     _require_different_runs(a, b)
     test = "" if test == "none" else test
     a, b = relabel_sides(a, b)

@@ -14,7 +14,7 @@ from fedpfl.ground.decile import worst_decile_size
 from fedpfl.ground.dotted import flatten_keys
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.identity import result_config
-from fedpfl.report.grouping import Group, canonical_text, groups
+from fedpfl.report.grouping import Group, canonical_text, groups, require_classes
 from fedpfl.report.run import Run
 from fedpfl.report.table import Column, Table, seed_statistics
 from fedpfl.report.tables import ROW_COLUMNS, describe_seeds, row_cells
@@ -242,7 +242,9 @@ def fairness_table(runs: Iterable[Run]) -> Table:
     Raises:
         FedpflError: no run has a baseline.
     """
-    comparisons, notes = compare_with_baselines(groups(runs))
+    shown_groups = groups(runs)
+    require_classes(shown_groups, "--fairness")
+    comparisons, notes = compare_with_baselines(shown_groups)
     if not any(comparison.pairs for comparison in comparisons):
         reasons = "".join(f". {line}" for line in notes[-1:])
         raise FedpflError(

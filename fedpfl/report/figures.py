@@ -17,7 +17,7 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.files import atomic_output
 from fedpfl.record.columns import METRICS
 from fedpfl.report.compare import relabel_sides
-from fedpfl.report.grouping import Group, group_by, groups
+from fedpfl.report.grouping import Group, common_task, group_by, groups, task_metric
 from fedpfl.report.page.data import AXIS_TITLES, mean_by_round, spent_at_rounds, spent_by_round
 from fedpfl.report.run import Run
 from fedpfl.report.tables import attendance_notes
@@ -79,7 +79,7 @@ def accuracy_figure(
     Args:
         runs: the runs.
         path: without suffix.
-        metric: of CURVES.
+        metric: of CURVES; `accuracy` means the score of the runs' task.
         label: the name of a line.
         along: of AXIS_TITLES.
 
@@ -90,6 +90,7 @@ def accuracy_figure(
         FedpflError: no run has the metric.
     """
     shown_groups = groups(runs)
+    metric = task_metric(metric, common_task(group.runs[0] for group in shown_groups))
     _require_curves(shown_groups, metric, along)
     line_names = list(dict.fromkeys(map(label, shown_groups)))
     windows = {
@@ -236,9 +237,8 @@ def _require_curves(shown_groups: Sequence[Group], metric: str, along: str) -> N
         notes = attendance_notes(untrained)
         if notes:
             raise FedpflError(f"nothing to draw. {notes[0]}")
-        raise FedpflError(
-            f"no run here has {metric}: {METRICS[metric].label}; choose another --metric"
-        )
+        description = f": {METRICS[metric].label}" if metric in METRICS else ""
+        raise FedpflError(f"no run here has {metric}{description}; choose another --metric")
     if along == "round":
         return
     if all(spent_by_round(group)[along].isna().all() for group in shown_groups):

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from fedpfl.ground.dotted import flatten_keys
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.identity import result_config
-from fedpfl.ground.tasks import CLASSIFICATION, Task
+from fedpfl.ground.tasks import CLASSIFICATION, Task, require_classification
 from fedpfl.report import labels
 from fedpfl.report.filters import value_when_off
 from fedpfl.report.names import METHOD_TITLES
@@ -31,9 +31,15 @@ def common_task(runs: Iterable[Run]) -> Task:
     if len(tasks) > 1:
         raise FedpflError(
             f"these runs are of several tasks ({', '.join(sorted(tasks))}), which have no score in "
-            f"common; choose some with --where task={min(tasks)}"
+            f"common; choose some with task={min(tasks)}"
         )
     return next(iter(tasks.values()))
+
+
+def require_classes(shown_groups: Iterable[Group], table: str) -> None:
+    """Raise FedpflError where configurations are of a task that a table is not made for."""
+    task = common_task(group.runs[0] for group in shown_groups)
+    require_classification(task, table, "it is about accuracies")
 
 
 def task_metric(metric: str, task: Task) -> str:

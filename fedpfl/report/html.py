@@ -9,6 +9,7 @@ import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import resources
 from importlib.metadata import version
@@ -21,14 +22,16 @@ from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
 from fedpfl.ground.files import atomic_output
-from fedpfl.report.fairness import compare_with_baselines, comparisons_table
-from fedpfl.report.grouping import Group, groups
+from fedpfl.ground.tasks import CLASSIFICATION, Task
+from fedpfl.record.columns import METRICS
+from fedpfl.report.fairness import BaselineComparison, compare_with_baselines, comparisons_table
+from fedpfl.report.grouping import Group, common_task, groups, task_metric
 from fedpfl.report.load import filter_runs, no_runs_error, print_to_stderr, read_directories, runs
 from fedpfl.report.page.data import AXIS_TITLES
 from fedpfl.report.page.drawing import DOTS, PageCharts
 from fedpfl.report.render import render_html
 from fedpfl.report.run import STATUSES, Run
-from fedpfl.report.table import Cell, Column, Table, mean_and_std
+from fedpfl.report.table import Cell, Column, Table, format_number, mean_and_std
 from fedpfl.report.tables import COLUMNS, ROW_COLUMNS, accuracy_table, selection_note
 from fedpfl.report.text import clip_text, one_line
 
@@ -132,7 +135,8 @@ def write_pages(  # noqa: PLR0913 - its arguments are words of the command line
             shown_groups = groups(shown_runs)
             pages[experiment.name] = _experiment_page(experiment, shown_groups, out, accuracy)
             record = {"experiment": experiment.name} | _summary_numbers(shown_groups)
-            records.append(record | {"best": _describe_best(accuracy.frame)})
+            task = common_task(shown_runs)
+            records.append(record | {"best": _describe_best(accuracy.frame, task)})
     if len(experiments) > 1:
         skipped = [line for experiment in experiments for line in experiment.skipped]
         pages["index"] = _index_page(records, select, skipped)
@@ -204,8 +208,12 @@ def _experiment_page(
         accuracy: the table of accuracies.
     """
     notes: list[str] = []
-    comparisons, comparison_notes = compare_with_baselines(shown_groups)
-    accuracies = [float(value) for value in accuracy.frame["accuracy"]]
+    task = common_task(group.runs[0] for group in shown_groups)
+    comparisons: Sequence[BaselineComparison] = ()
+    comparison_notes: tuple[str, ...] = ()
+    if task is CLASSIFICATION:
+        comparisons, comparison_notes = compare_with_baselines(shown_groups)
+    accuracies = [float(value) for value in accuracy.frame[task.score]]
     page_charts = PageCharts(shown_groups, accuracies, notes.append, comparisons)
     shared_facts, overview = _runs_overview(shown_groups, out, experiment.base)
     summary = _summary_numbers(shown_groups)
@@ -228,6 +236,9 @@ def _experiment_page(
         skipped=experiment.skipped,
         notes=notes,
         accuracy=accuracy,
+        score=task.score_word,
+        score_title=task.score_word[0].upper() + task.score_word[1:],
+        score_unit=f"{task.score_word} in percent" if task.unit else task.score_word,
         charts=page_charts.charts,
         dots=DOTS,
         numbers={
@@ -280,6 +291,7 @@ def _runs_overview(
 ) -> tuple[dict[str, str], Table]:
     """Return the setup that all runs share, and a table of runs."""
     members = [(group, run) for group in shown_groups for run in group.runs]
+    task = common_task(run for _, run in members)
     setups = _setup_texts([run for _, run in members])
     differing = [name for name, texts in setups.items() if len(set(texts)) > 1]
     columns = (
@@ -287,7 +299,7 @@ def _runs_overview(
         Column("seed", "whole"),
         Column("status"),
         Column("rounds", "whole"),
-        Column("accuracy", "percent"),
+        Column(task.score_word, METRICS[task.score].kind),
         Column("hours", "number"),
         *map(Column, differing),
         Column("directory", "long"),
@@ -335,7 +347,7 @@ def _run_cells(
         Cell(run.seed),
         Cell(run.status, state=run.status, below=error),
         Cell(progress, order=run.rounds_done),
-        Cell(float(evaluation.get("accuracy", math.nan)), below=evaluated_round),
+        Cell(float(evaluation.get(run.task.score, math.nan)), below=evaluated_round),
         Cell(run.summary_number("hours")),
         *setup_cells,
         Cell(path.relative_to(base).as_posix(), link=link),
@@ -362,7 +374,15 @@ def _costs_table(
     shown_groups: Sequence[Group], accuracy: pd.DataFrame, spent: dict[Group, pd.DataFrame]
 ) -> Table:
     """Make the table of traffic and time by configuration, means over seeds."""
-    records = accuracy.reindex(columns=[*COST_COLUMNS]).to_dict("records")
+    task = shown_groups[0].task
+    cost_columns = {
+        task_metric(key, task): replace(column, heading=task_metric(column.heading, task))
+        for key, column in COST_COLUMNS.items()
+    }
+    if task.score in cost_columns:
+        score_column = cost_columns[task.score]
+        cost_columns[task.score] = replace(score_column, kind=METRICS[task.score].kind)
+    records = accuracy.reindex(columns=[*cost_columns]).to_dict("records")
     has_simulated_time = False
     for record, group in zip(records, shown_groups, strict=True):
         for key in SPENT_COLUMNS:
@@ -372,22 +392,25 @@ def _costs_table(
         record["whole"], _ = mean_and_std(hours)
     columns = {
         key: column
-        for key, column in COST_COLUMNS.items()
+        for key, column in cost_columns.items()
         if has_simulated_time or key != "simulated"
     }
     return Table.of(records, columns, by=2)
 
 
-def _describe_best(frame: pd.DataFrame) -> str:
+def _describe_best(frame: pd.DataFrame, task: Task) -> str:
     """Name the best configuration of each data set and partition.
 
     Of the finished ones if there are any.
     """
-    judged = frame[frame["accuracy"].notna()]
+    judged = frame[frame[task.score].notna()]
     judged = judged.assign(finished=judged["status"].astype(str).str.contains("finished"))
-    ordered = judged.sort_values(["finished", "accuracy"], ascending=False)
+    ascending = [False, not task.is_higher_better]
+    ordered = judged.sort_values(["finished", task.score], ascending=ascending)
     best = ordered.drop_duplicates(["dataset", "partition"])
-    rows = best.sort_index().itertuples()
+    kind = METRICS[task.score].kind
     return "; ".join(
-        f"{row.dataset}, {row.partition}: {row.method} {row.accuracy:.2f}" for row in rows
+        f"{row['dataset']}, {row['partition']}: {row['method']} "
+        f"{format_number(kind, row[task.score])}"
+        for row in best.sort_index().to_dict("records")
     )

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.tasks import CLASSIFICATION, TASKS
 from fedpfl.report.grouping import groups, shared_settings_note
 from fedpfl.report.load import Directory
 from fedpfl.report.run import STATUSES
@@ -28,6 +29,10 @@ COLUMNS = {
     "seed": Column("seed", "whole"),
     "accuracy": Column("accuracy", "percent"),
     "ft_accuracy": Column("fine-tuned", "percent", spare=3),
+    "auroc": Column("AUROC", "percent"),
+    "ft_auroc": Column("AUROC, fine-tuned", "percent", spare=3),
+    "rmse": Column("RMSE", "score"),
+    "ft_rmse": Column("RMSE, fine-tuned", "score", spare=3),
     "age": Column("age", "age", spare=4),
     "hours": Column("hours", "number", spare=5),
     "bits": Column("bits", "short", spare=6),
@@ -59,7 +64,15 @@ class Entry(NamedTuple):
             return -self.directory.modified_at
         if key == "status":
             return _STATUS_ORDER.index(self.directory.status)
-        return self.record["ft_accuracy" if key == "fine-tuned" else key]
+        if key in ("accuracy", "fine-tuned"):
+            return self._score(is_tuned=key == "fine-tuned")
+        return self.record[key]
+
+    def _score(self, is_tuned: bool) -> float | None:
+        """Return the score of the run's task, the larger the better."""
+        task = self.directory.run.task if self.directory.run else CLASSIFICATION
+        score = self.record[f"ft_{task.score}" if is_tuned else task.score]
+        return score if score is None or task.is_higher_better else -score
 
 
 def list_entries(directories: Iterable[Directory]) -> list[Entry]:
@@ -117,7 +130,13 @@ def entries_table(entries: Sequence[Entry]) -> Table:
     empty_keys = {
         key for key in ("name", "search") if not any(entry.record.get(key) for entry in entries)
     }
-    columns = {key: column for key, column in COLUMNS.items() if key not in empty_keys}
+    shown_keys = {key for entry in entries for key in entry.record}
+    absent_scores = {
+        f"{prefix}{task.score}" for task in TASKS.values() for prefix in ("", "ft_")
+    } - shown_keys
+    columns = {
+        key: column for key, column in COLUMNS.items() if key not in empty_keys | absent_scores
+    }
     records = []
     for entry in entries:
         directory = entry.directory
@@ -126,7 +145,7 @@ def entries_table(entries: Sequence[Entry]) -> Table:
             "search": directory.search_name,
             "age": time.time() - directory.modified_at,
         }
-        records.append(entry.record | display_values)
+        records.append(dict.fromkeys(columns) | entry.record | display_values)
 
     # ---- Step 2: notes.
     reasons = [
@@ -155,16 +174,27 @@ def _describe_list(entries: Sequence[Entry]) -> str:
     text = f"{len(entries)} {'run' if len(entries) == 1 else 'runs'}"
     if status_counts:
         text += f": {', '.join(status_counts)}"
+    has_errors = any(entry.directory.run and not entry.directory.run.task.unit for entry in entries)
+    unit = "" if has_errors else " in percent"
     return (
-        f"{text}. Accuracy: mean over clients in percent at the last evaluation. Bits: down and up "
+        f"{text}. {_describe_scores(entries)}: mean over clients{unit} at the last evaluation. Bits: down and up "
         "together, per client that took part in the last round. Age: since a file was last written."
     )
+
+
+def _describe_scores(entries: Sequence[Entry]) -> str:
+    """Name the scores that the table shows: `Accuracy`."""
+    tasks = {entry.directory.run.task.name for entry in entries if entry.directory.run}
+    words = [task.score_word for task in TASKS.values() if task.name in tasks]
+    text = " and ".join(words or [CLASSIFICATION.score_word])
+    return text[0].upper() + text[1:]
 
 
 def _make_record(directory: Directory, label: str) -> dict[str, Any]:
     run = directory.run
     last_round = last_evaluation = pd.Series(dtype=float)
     participants = 0.0
+    task = run.task if run else CLASSIFICATION
     if run:
         last_round = run.last_round
         last_evaluation = run.last_evaluation
@@ -172,8 +202,8 @@ def _make_record(directory: Directory, label: str) -> dict[str, Any]:
             participants = float(run.participants.iloc[-1])
     bits = float(last_round.get("bits_down", math.nan)) + float(last_round.get("bits_up", math.nan))
     numbers = {
-        "accuracy": float(last_evaluation.get("accuracy", math.nan)),
-        "ft_accuracy": float(last_evaluation.get("ft_accuracy", math.nan)),
+        task.score: float(last_evaluation.get(task.score, math.nan)),
+        f"ft_{task.score}": float(last_evaluation.get(f"ft_{task.score}", math.nan)),
         "hours": directory.hours,
         "bits": bits / participants if participants else math.nan,
     }

@@ -16,7 +16,7 @@ from fedpfl.record.columns import METRICS
 from fedpfl.report import figures
 from fedpfl.report.compare import MIN_PAIRS, nonzero_changes, paired_test
 from fedpfl.report.fairness import BASELINES, label_and_column
-from fedpfl.report.grouping import Group, groups
+from fedpfl.report.grouping import Group, common_task, groups, task_metric
 from fedpfl.report.run import Run
 from fedpfl.report.table import Cell, Column, Table, format_number, mean_and_std
 from fedpfl.report.tables import attendance_notes, describe_seeds, judged_rows
@@ -49,11 +49,12 @@ class MethodRanks(NamedTuple):
     pairs: pd.DataFrame
 
 
-def rank_methods(accuracy: pd.DataFrame) -> MethodRanks:
+def rank_methods(accuracy: pd.DataFrame, is_lowest_best: bool = False) -> MethodRanks:
     """Rank methods over blocks and test whether they differ (Demšar, JMLR 7, 2006).
 
     Args:
-        accuracy: `[blocks, methods]`.
+        accuracy: `[blocks, methods]`, or another score.
+        is_lowest_best: which end of it is the better one.
 
     Raises:
         FedpflError: there are fewer than three methods or two blocks.
@@ -69,7 +70,7 @@ def rank_methods(accuracy: pd.DataFrame) -> MethodRanks:
 
     # ---- Step 1: ranks within each block.
     accuracy = accuracy.round(9)  # means over seeds of equal numbers may differ in the last bit
-    ranks = accuracy.rank(axis=1, ascending=False)
+    ranks = accuracy.rank(axis=1, ascending=is_lowest_best)
     order = ranks.mean().sort_values(kind="stable").index
     accuracy = accuracy[order]
     ranks = ranks[order]
@@ -84,7 +85,7 @@ def rank_methods(accuracy: pd.DataFrame) -> MethodRanks:
     rows = []
     for a, b in itertools.combinations(order, 2):
         changes = nonzero_changes(accuracy[a] - accuracy[b])
-        a_better = sum(change > 0 for change in changes)
+        a_better = sum((change < 0) if is_lowest_best else (change > 0) for change in changes)
         b_better = len(changes) - a_better
         rows.append((a, b, a_better, b_better, paired_test(changes, "wilcoxon")))
     pairs = pd.DataFrame(rows, columns=["a", "b", "a_better", "b_better", "p"])
@@ -113,7 +114,7 @@ def rank_tables(
 
     Args:
         runs: the runs.
-        metric: of ACCURACIES.
+        metric: of ACCURACIES; `accuracy` means the score of the runs' task.
         select: as in `accuracy_table`.
         every: as in `accuracy_table`.
 
@@ -123,7 +124,12 @@ def rank_tables(
     # ---- Step 1: the mean accuracy of each method in each block.
     accuracies: dict[str, dict[str, float]] = defaultdict(dict)
     ranked_groups: dict[tuple[str, str], tuple[Group, list[int]]] = {}
-    for group, (label, column) in _block_labels(groups(runs), metric).items():
+    shown_groups = groups(runs)
+    task = common_task(group.runs[0] for group in shown_groups)
+    metric = task_metric(metric, task)
+    if metric not in METRICS:
+        raise FedpflError(f"task={task.name} has no {metric}; choose another --accuracy")
+    for group, (label, column) in _block_labels(shown_groups, metric).items():
         rows = judged_rows(group, select, every)
         mean, _ = mean_and_std([float(row.get(column, math.nan)) for row in rows.values()])
         if not math.isnan(mean):
@@ -133,7 +139,7 @@ def rank_tables(
     # ---- Step 2: ranks, without what has gaps.
     accuracy, gap_notes = drop_gaps(accuracies)
     try:
-        result = rank_methods(accuracy)
+        result = rank_methods(accuracy, is_lowest_best=METRICS[metric].best == "min")
     except FedpflError as error:
         raise FedpflError(". ".join((str(error), *gap_notes)).rstrip(".")) from None
     groups_by_title = {}
@@ -146,7 +152,7 @@ def rank_tables(
     # ---- Step 3: the tables.
     notes = (*gap_notes, *_group_notes(groups_by_title), *_power_notes(*accuracy.shape))
     caption = _make_caption(result, metric, select, seeds)
-    return [_blocks_table(result, caption), _pairs_table(result, notes)], result
+    return [_blocks_table(result, caption, metric), _pairs_table(result, notes)], result
 
 
 def drop_gaps(accuracies: Mapping[str, Mapping[str, float]]) -> tuple[pd.DataFrame, list[str]]:
@@ -349,9 +355,10 @@ def _power_notes(block_count: int, method_count: int) -> list[str]:
     return notes
 
 
-def _blocks_table(result: MethodRanks, caption: str) -> Table:
+def _blocks_table(result: MethodRanks, caption: str, metric: str) -> Table:
     """Make the table of average ranks, accuracies and ranks by block."""
     mean_ranks = result.ranks.mean()
+    value_key = "accuracy" if "accuracy" in metric else metric
     rows = [[Cell("average rank"), *(Cell(rank, kind="decimal") for rank in mean_ranks)]]
     records = [
         {"section": "average", "method": name, "rank": rank} for name, rank in mean_ranks.items()
@@ -367,14 +374,14 @@ def _blocks_table(result: MethodRanks, caption: str) -> Table:
                     "section": "block",
                     "block": block,
                     "method": name,
-                    "accuracy": accuracies[name],
+                    value_key: accuracies[name],
                     "rank": ranks[name],
                 }
             )
         rows.append(row)
     columns = (
         Column("data set and partition"),
-        *(Column(str(name), "percent") for name in mean_ranks.index),
+        *(Column(str(name), METRICS[metric].kind) for name in mean_ranks.index),
     )
     frame = pd.DataFrame(records)
     return Table("Ranks", columns, rows, frame, caption=caption, below="rank")

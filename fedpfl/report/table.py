@@ -151,7 +151,7 @@ class Table:
             row = []
             for key, column in columns.items():
                 std = math.nan
-                if column.kind == "percent":
+                if column.kind in ("percent", "score"):
                     std = record.get(f"{key}_seed_std", math.nan)
                 row.append(Cell(record[key], std))
             rows.append(row)
@@ -242,8 +242,8 @@ def format_number(kind: str, value: float, digits: int = 4) -> str:
     """Write a number for people; nothing for nan.
 
     Args:
-        kind: percent, difference (of percents), short (so many digits and a unit: `22.4k`), change
-            (short, with a sign), whole, decimal, entries, exact, size (of bytes), age (of seconds),
+        kind: percent, score (of another unit), difference (of percents), short (so many digits and
+            a unit: `22.4k`; so are scores), change (short, with a sign), whole, decimal, entries, exact, size (of bytes), age (of seconds),
             p, or number (three digits).
         value: the number.
         digits: of `short` and `size`.
@@ -255,7 +255,7 @@ def format_number(kind: str, value: float, digits: int = 4) -> str:
     if kind == "change":
         sign = "-" if value < 0 else "+" if value > 0 else ""
         return sign + format_number("short", abs(value), 3)
-    if kind in ("short", "size"):
+    if kind in ("short", "score", "size"):
         return _format_with_unit(kind, value, digits)
     if kind == "age":
         return _format_age(value)
@@ -272,7 +272,7 @@ def _format_with_unit(kind: str, value: float, digits: int) -> str:
     power = min(4, max(0, math.floor(math.log10(abs(value) or 1)) // 3))
     text = f"{value / 1000**power:.{digits}g}" if power else f"{value:g}"
     unit = ("", "k", "M", "G", "T")[power]
-    return f"{text}{unit}" if kind == "short" else f"{text} {unit}B"
+    return f"{text} {unit}B" if kind == "size" else f"{text}{unit}"
 
 
 def _format_age(value: float) -> str:
@@ -297,7 +297,7 @@ def mark_best(
     Args:
         cells: the cells.
         finished: whether the runs of each are.
-        kind: `percent` or `short`, as in `format_number`.
+        kind: `percent` or `score`, as in `format_number`.
         is_lowest_best: which end is the better one.
     """
 

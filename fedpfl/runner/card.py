@@ -10,6 +10,7 @@ import yaml
 
 from fedpfl.config.messages import describe_choice
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.tasks import CLASSIFICATION, REGRESSION, Task, configured_task
 from fedpfl.report.names import DATASET_TITLES, METHOD_TITLES
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def format_card(
     """
     config = run.config
     summary = run.summary
+    task = configured_task(config)
     method = config["method"]["name"]
     title = METHOD_TITLES.get(method, method)
     dataset = config["dataset"]["name"]
@@ -60,7 +62,7 @@ def format_card(
         "library_name": "pytorch",
         "pipeline_tag": PIPELINES.get(inputs.get("kind"), "other"),
         "tags": ["federated-learning", "personalized-federated-learning", "fedpfl", method],
-        "metrics": ["accuracy"],
+        "metrics": [task.score],
     }
     environment = summary.get("environment", {})
     versions = ", ".join(
@@ -77,7 +79,7 @@ def format_card(
         f"{USES[format_name]}\n",
         f"- input: {KINDS.get(inputs.get('kind'), 'as the data set holds it')}, "
         f"`[samples, {', '.join(map(str, inputs.get('shape', [])))}]`",
-        f"- output: {_describe_classes(run)}\n",
+        f"- output: {_describe_outputs(run)}\n",
         "## Training\n",
         f"- method: {describe_choice(config['method'])}",
         f"- network: {describe_choice(config['model'])}",
@@ -86,18 +88,22 @@ def format_card(
         f"- privacy: {summary.get('privacy') or 'none was promised; a model may tell of its samples'}",
         f"- versions: {versions}",
         "- again: `fedpfl.run(yaml.safe_load(open('config.yaml')))`, the file beside this one\n",
-        "## Accuracy\n",
+        f"## {task.score_word[0].upper()}{task.score_word[1:]}\n",
         *_accuracy_lines(run, files, baseline),
     ]
     return "\n".join(lines)
 
 
-def _describe_classes(run: Trained) -> str:
-    """Return how many logits there are, and which classes they are of."""
+def _describe_outputs(run: Trained) -> str:
+    """Return what a network answers, such as logits, and of which classes they are."""
+    task = configured_task(run.config)
+    if task is REGRESSION:
+        return "a number, `[samples, 1]`"
+    things = "classes" if task is CLASSIFICATION else "labels"
     if run.classes:
-        return f"logits of the classes {', '.join(_escape_cell(name) for name in run.classes)}, in this order"
+        return f"logits of the {things} {', '.join(_escape_cell(name) for name in run.classes)}, in this order"
     classes = sum(name.startswith("label_") for name in run.clients.columns)
-    return f"logits of the classes 0 to {classes - 1}"
+    return f"logits of the {things} 0 to {classes - 1}"
 
 
 def _accuracy_lines(run: Trained, files: Mapping[int, str], baseline: Trained | None) -> list[str]:
@@ -105,11 +111,16 @@ def _accuracy_lines(run: Trained, files: Mapping[int, str], baseline: Trained | 
     clients = run.clients.set_index("client", drop=False)
     clients.index = clients.index.astype(int)
     baseline_accuracy = _read_baseline(run, baseline) if baseline else None
-    columns = {"accuracy": "accuracy, %", "ft_accuracy": "after fine-tuning, %"}
+    task = configured_task(run.config)
+    unit = f", {task.unit}" if task.unit else ""
+    columns = {
+        task.score: f"{task.score_word}{unit}",
+        f"ft_{task.score}": f"after fine-tuning{unit}",
+    }
     columns = {key: text for key, text in columns.items() if key in clients}
     headings = ["file", "client", "trained on", "tested on", *columns.values()]
     if baseline_accuracy is not None:
-        headings.append("FedAvg+FT, %")
+        headings.append(f"FedAvg+FT{unit}")
     names = run.client_names
     rows = []
     for number, file in files.items():
@@ -119,24 +130,29 @@ def _accuracy_lines(run: Trained, files: Mapping[int, str], baseline: Trained | 
             _escape_cell(names.get(number, str(number))),
             f"{client['train']:.0f}",
             f"{client['test']:.0f}",
-            *(_format_percent(client[key]) for key in columns),
+            *(_format_score(client[key], task) for key in columns),
         ]
         if baseline_accuracy is not None:
-            cells.append(_format_percent(baseline_accuracy.get(number, math.nan)))
+            cells.append(_format_score(baseline_accuracy.get(number, math.nan), task))
         rows.append(cells)
     rounds = run.rounds
-    evaluated = rounds["round"][rounds["accuracy"].notna()]
+    evaluated = rounds["round"][rounds[task.score].notna()]
     last_evaluation = int(evaluated.iloc[-1]) if len(evaluated) else 0
-    note = "Percent of each client's own test samples. The files are the models before fine-tuning."
+    subject = "Percent of" if task.unit else "On"
+    note = f"{subject} each client's own test samples. The files are the models before fine-tuning."
     if last_evaluation != run.round:
-        note += f" They are those after round {run.round}, and accuracies those after round {last_evaluation}."
+        scores = "accuracies" if task is CLASSIFICATION else "scores"
+        note += (
+            f" They are those after round {run.round}, and {scores} those after round "
+            f"{last_evaluation}."
+        )
     if run.config.get("eval", {}).get("classes") == "own":
         note += " Predictions were limited to the classes that the client trained on."
     return [*_format_table(headings, rows), "", note, ""]
 
 
 def _read_baseline(run: Trained, baseline: Trained) -> dict[int, float]:
-    """Return FedAvg's accuracy after fine-tuning, by client. Raises FedpflError for another run."""
+    """Return FedAvg's score after fine-tuning, by client. Raises FedpflError for another run."""
     if baseline.config["method"]["name"] != "fedavg":
         raise FedpflError(f"--baseline {baseline.path} is no run of FedAvg")
     if baseline.summary.get("data") != run.summary.get("data"):
@@ -144,11 +160,12 @@ def _read_baseline(run: Trained, baseline: Trained) -> dict[int, float]:
             f"--baseline {baseline.path} has other samples or another split than {run.path}"
         )
     clients = baseline.clients
-    if "ft_accuracy" not in clients or clients["ft_accuracy"].isna().all():
+    column = f"ft_{configured_task(run.config).score}"
+    if column not in clients or clients[column].isna().all():
         raise FedpflError(
             f"--baseline {baseline.path} was not fine-tuned; run it with eval.finetune_epochs=5"
         )
-    return dict(zip(clients["client"].astype(int), clients["ft_accuracy"], strict=True))
+    return dict(zip(clients["client"].astype(int), clients[column], strict=True))
 
 
 def _format_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -157,8 +174,10 @@ def _format_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> lis
     return [f"| {' | '.join(row)} |" for row in cells]
 
 
-def _format_percent(value: Any) -> str:
-    return "" if value is None or math.isnan(value) else f"{value:.2f}"
+def _format_score(value: Any, task: Task) -> str:
+    if value is None or math.isnan(value):
+        return ""
+    return f"{value:.2f}" if task.unit else f"{value:.4g}"
 
 
 def _escape_cell(text: str) -> str:

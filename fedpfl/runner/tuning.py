@@ -29,7 +29,7 @@ from fedpfl.runner.spaces import find_edge_values, keep_within_limits, make_sear
 
 def _judged_columns(task: Task) -> dict[str, Column]:
     """Return by what of its run each seed is judged."""
-    kind = "percent" if task.unit else "short"
+    kind = "percent" if task.unit else "score"
     title = f"test {task.score_word}"
     columns = {
         task.score: Column("mean", kind, title),
@@ -48,7 +48,7 @@ def _table_columns(task: Task) -> dict[str, Column]:
         "finished": Column("finished", "whole", "trials"),
         "given up": Column("given up", "whole", "trials"),
         "rounds": Column("rounds", "whole", "trials"),
-        "validation": Column("validation", "percent" if task.unit else "short"),
+        "validation": Column("validation", "percent" if task.unit else "score"),
         **_judged_columns(task),
         "seeds": Column("seeds", "whole"),
     }

@@ -18,6 +18,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from fedpfl import tune
 from fedpfl.config.plan import check_config
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.tasks import CLASSIFICATION
 from fedpfl.methods import METHODS
 from fedpfl.report.tables import best_round
 from fedpfl.runner import spaces, trials, tuning
@@ -416,7 +417,7 @@ def test_an_experiments_sweeps_give_way_to_the_method_that_is_tuned(tmp_path):
         mock.patch.object(tuning.load, "read_started_run", return_value=broken),
         pytest.raises(FedpflError, match="seed4: interrupted; the same command tries it again"),
     ):
-        tuning._read_test_results(Path("final"), ["method=fedavg"], [4])
+        tuning._read_test_results(Path("final"), ["method=fedavg"], [4], CLASSIFICATION)
 
 
 def test_words_are_read_as_hydra_reads_them():

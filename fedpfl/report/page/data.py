@@ -55,13 +55,14 @@ def read_clients(run: Run, note: Callable[[str], None]) -> pd.DataFrame | None:
         if len(run.evaluations):
             note(f"without clients: {error}")
         return None
-    if run.is_untrained or not {"test", "accuracy"} <= {*clients}:
+    score = run.task.score
+    if run.is_untrained or not {"test", score} <= {*clients}:
         return clients
-    missing_count = int(((clients["test"] > 0) & clients["accuracy"].isna()).sum())
+    missing_count = int(((clients["test"] > 0) & clients[score].isna()).sum())
     if missing_count:
         note(
-            f"{run.path}: {missing_count} clients with test samples have no accuracy; they are not "
-            "among the clients shown"
+            f"{run.path}: {missing_count} clients with test samples have no {run.task.score_word}; "
+            "they are not among the clients shown"
         )
     return clients
 
@@ -100,12 +101,14 @@ def client_accuracies(
         decile of its seed. Empty where a client of a seed has no accuracy.
     """
     parts = []
+    score = group.task.score
     for run in group.reported_runs:
         frame = clients[run]
-        if frame is not None and "accuracy" in frame:
-            part = frame[frame["accuracy"].notna()].reindex(columns=["client", "train", key])
+        if frame is not None and score in frame:
+            part = frame[frame[score].notna()].reindex(columns=["client", "train", key])
             part = part.assign(name=label_clients(run, part["client"]))
-            low = part[key].rank(method="first") <= worst_decile_size(len(part))
+            ranks = part[key].rank(method="first", ascending=group.task.is_higher_better)
+            low = ranks <= worst_decile_size(len(part))
             parts.append(part.rename(columns={key: "value"}).assign(seed=run.seed, low=low))
     if not parts:
         return pd.DataFrame(columns=["client", "name", "train", "seed", "value", "low"])

@@ -15,7 +15,7 @@ import pandas as pd
 
 from fedpfl.record.columns import METRICS, Metric
 from fedpfl.report.fairness import BASELINES, BaselineComparison, measure_harm
-from fedpfl.report.grouping import Group
+from fedpfl.report.grouping import Group, common_task
 from fedpfl.report.page import data
 from fedpfl.report.page.data import AXIS_TITLES, PartitionCounts
 from fedpfl.report.table import Column, Table
@@ -29,12 +29,10 @@ MAX_LEGEND_METHODS = 14  # with more, a page begins with the best ones alone
 INITIAL_METHODS = 10  # how many these are
 MAX_PANELS = 12  # small charts side by side
 
-ACCURACY_TITLES = {"accuracy": "before fine-tuning", "ft_accuracy": "fine-tuned"}
 _COLOUR_COUNT = 8
 _DASHES = ("solid", "7px,3px", "2px,2.5px", "8px,3px,2px,3px", "5px,2px,1.5px,2px")
 _SYMBOLS = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "x")
 _FENCES = ("lowerfence", "q1", "median", "q3", "upperfence")
-_ACCURACY_LABEL = METRICS["accuracy"].label
 _SETTING = "data set and partition"
 
 Trace = dict[str, Any]
@@ -48,7 +46,7 @@ class PageCharts:
 
     Args:
         shown_groups: the configurations.
-        accuracies: each one's accuracy in the table, in percent.
+        accuracies: each one's accuracy, or score of another task, in the table.
         note: called with a line about what is left out.
         comparisons: each configuration and its baselines.
     """
@@ -60,6 +58,9 @@ class PageCharts:
         note: Callable[[str], None],
         comparisons: Sequence[BaselineComparison],
     ):
+        self.task = common_task(group.runs[0] for group in shown_groups)
+        score = self.task.score
+        self.titles = {score: "before fine-tuning", f"ft_{score}": "fine-tuned"}
         self.accuracies = dict(zip(shown_groups, accuracies, strict=True))
         self.comparisons = comparisons
         self.ranked: dict[str, list[Group]] = {}
@@ -77,7 +78,7 @@ class PageCharts:
         }
         self.client_accuracies = {
             key: {group: data.client_accuracies(group, clients, key) for group in shown_groups}
-            for key in ACCURACY_TITLES
+            for key in self.titles
         }
         rounds_done = [run.rounds_done for group in shown_groups for run in group.reported_runs]
         self.bin_size = max(1, math.ceil(max(rounds_done) / data.POINTS))
@@ -129,19 +130,20 @@ class PageCharts:
 
     def curve_numbers(self) -> Table:
         """Return mean accuracies after some rounds, for who cannot see the chart."""
+        score = self.task.score
         curves = {
-            group: metric_curves["accuracy"]["mean"]
+            group: metric_curves[score]["mean"]
             for group, metric_curves in self.curves.items()
-            if "accuracy" in metric_curves
+            if score in metric_curves
         }
         all_rounds = sorted({number for curve in curves.values() for number in curve.index})
         rounds = [all_rounds[index] for index in data.evenly_spaced(len(all_rounds), 12)]
-        columns = {number: Column(str(number), "percent", "round") for number in rounds}
+        columns = {number: Column(str(number), METRICS[score].kind, "round") for number in rounds}
         records = []
         for group, curve in curves.items():
             values = {number: curve.get(number) for number in rounds}
             records.append(_group_cells(group) | values)
-        return Table.of(records, _GROUP_COLUMNS | columns, title=_ACCURACY_LABEL, by=1)
+        return Table.of(records, _GROUP_COLUMNS | columns, title=METRICS[score].label, by=1)
 
     def client_numbers(self) -> Table:
         """Return the numbers of the boxes."""
@@ -149,17 +151,29 @@ class PageCharts:
         for key, accuracies_by_group in self.client_accuracies.items():
             for group, accuracies in accuracies_by_group.items():
                 if len(accuracies):
-                    counts = {"accuracy": ACCURACY_TITLES[key], "clients": len(accuracies)}
+                    counts = {"accuracy": self.titles[key], "clients": len(accuracies)}
                     numbers = data.box_numbers(accuracies)
                     records.append(_group_cells(group) | counts | numbers)
-        columns = {"accuracy": Column("accuracy (%)"), "clients": Column("clients", "whole")}
-        columns |= {name: Column(name, "percent") for name in data.BOX_NUMBERS}
-        return Table.of(records, _GROUP_COLUMNS | columns, title="clients' accuracy", by=1)
+        word = self.task.score_word
+        columns = {
+            "accuracy": Column(self._score_label()),
+            "clients": Column("clients", "whole"),
+        }
+        kind = METRICS[self.task.score].kind
+        columns |= {name: Column(name, kind) for name in data.BOX_NUMBERS}
+        return Table.of(records, _GROUP_COLUMNS | columns, title=f"clients' {word}", by=1)
+
+    def _score_label(self) -> str:
+        """Return what a client is judged by, with its unit."""
+        return f"{self.task.score_word} (%)" if self.task.unit else self.task.score_word
 
     def _best_first(self, shown_groups: Sequence[Group], setting: str) -> list[Group]:
         # A configuration without an accuracy comes last.
         def sort_key(group: Group) -> float:
-            return float(np.nan_to_num(-self.accuracies[group], nan=1.0))
+            score = self.accuracies[group]
+            if self.task.is_higher_better:
+                return float(np.nan_to_num(-score, nan=1.0))
+            return float(np.nan_to_num(score, nan=np.inf))
 
         return sorted((group for group in shown_groups if group.setting == setting), key=sort_key)
 
@@ -269,7 +283,7 @@ class PageCharts:
     # ---- clients
 
     def _client_figures(self) -> Figures:
-        choices = itertools.product(self.ranked.items(), ACCURACY_TITLES.items())
+        choices = itertools.product(self.ranked.items(), self.titles.items())
         for (setting, rivals), (key, title) in choices:
             boxes = []
             for group in rivals:
@@ -283,9 +297,9 @@ class PageCharts:
             if traces:
                 yield _make_figure(
                     setting,
-                    {"accuracy": title},
+                    {self.task.score_word: title},
                     traces,
-                    xaxis=_make_axis(f"client's accuracy (%), {title}"),
+                    xaxis=_make_axis(f"client's {self._score_label()}, {title}"),
                     yaxis={"autorange": "reversed", "type": "category"},
                     showlegend=False,
                 )
@@ -334,7 +348,7 @@ class PageCharts:
 
     def _size_figures(self) -> Figures:
         """Yield panels of accuracy against training samples, one per method."""
-        choices = itertools.product(self.ranked.items(), ACCURACY_TITLES.items())
+        choices = itertools.product(self.ranked.items(), self.titles.items())
         for (setting, rivals), (key, title) in choices:
             panels = []
             for group in rivals:
@@ -345,7 +359,9 @@ class PageCharts:
                 if len(accuracies) >= 15:
                     traces.append(_median_line(accuracies))
                 panels.append((_plotly_text(group.method), traces))
-            yield from _panel_figures(setting, {"accuracy": title}, panels, type="log", dtick="D2")
+            yield from _panel_figures(
+                setting, {self.task.score_word: title}, panels, type="log", dtick="D2"
+            )
 
     def _fairness_figures(self) -> Figures:
         """Yield panels of clients' accuracies against those of a baseline, one per method."""
@@ -574,10 +590,10 @@ class PageCharts:
                 scale = {"type": "log"}
             yield _make_figure(
                 setting,
-                {"accuracy against": title},
+                {f"{self.task.score_word} against": title},
                 traces,
                 xaxis=_make_axis(title, **scale),
-                yaxis=_make_axis(_ACCURACY_LABEL),
+                yaxis=_make_axis(METRICS[self.task.score].label),
                 height=440,
                 showlegend=False,
             )
