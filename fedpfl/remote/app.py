@@ -16,6 +16,7 @@ from fedpfl.data import fingerprint
 from fedpfl.engine.store import RowStorage
 from fedpfl.ground.checks import build_dataclass
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.tasks import require_classification
 from fedpfl.record.callbacks import Callback
 from fedpfl.remote import rehearsal
 from fedpfl.remote.node import Node
@@ -87,6 +88,7 @@ def find_disclosure(run: Run, settings: FederateSettings) -> str:
         raise FedpflError(
             "a federation's time is real, and clients are late by themselves; set system=none"
         )
+    require_classification(run.task, "a federation", "its clients tell accuracies alone")
     if run.settings.metrics or run.eval.common:
         raise FedpflError(
             "the clients of a federation tell accuracies alone; leave out metrics and eval.common"
