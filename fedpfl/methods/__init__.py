@@ -1,5 +1,6 @@
-"""Federated methods: one file per name of the registry, which defines one class; what they share
-lies in shared/.
+"""Federated methods: a file per name of the registry, which defines one class.
+
+What they share lies in shared/.
 """
 
 import importlib
@@ -34,20 +35,20 @@ __all__ = [
 ]
 
 
-def _method(name: str) -> type[Method]:
+def _import_method(name: str) -> type[Method]:
+    """Return the one method that a file defines; those that it imports are others' files."""
     module = importlib.import_module(f"{__name__}.{name}")
-    (own,) = (
+    classes = [value for value in vars(module).values() if inspect.isclass(value)]
+    (method,) = (
         value
-        for value in vars(module).values()
-        if inspect.isclass(value)
-        and issubclass(value, Method)
-        and value.__module__ == module.__name__
+        for value in classes
+        if issubclass(value, Method) and value.__module__ == module.__name__
     )
-    return own
+    return method
 
 
 METHODS: dict[str, type[Method]] = {
-    module.name: _method(module.name)
+    module.name: _import_method(module.name)
     for module in pkgutil.iter_modules(__path__)
     if not module.ispkg
 }

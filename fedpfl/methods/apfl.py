@@ -16,13 +16,12 @@ from fedpfl.models import Bound
 
 @dataclass(frozen=True)
 class APFL(Method):
-    """APFL (Deng, Kamani and Mahdavi 2020, arXiv:2003.13461): FedAvg's w, and v_i trained as a part
-    of a mixture.
+    """APFL (Deng, Kamani and Mahdavi 2020, arXiv:2003.13461).
 
-    On each batch w_i follows CE(f(w_i)) and v_i follows CE(mixture of v_i and w_i), with respect to
-    v_i alone, so w_i's steps are FedAvg's. Both gradients are taken at the models as they are
-    before that batch's steps (Algorithm 1). A client is evaluated by the mixture of v_i and the
-    latest w.
+    FedAvg's w, and v_i trained as a part of a mixture. On each batch w_i follows CE(f(w_i)) and v_i
+    follows CE(mixture of v_i and w_i), with respect to v_i alone, so w_i's steps are FedAvg's.
+    Both gradients are taken at the models as they are before that batch's steps (Algorithm 1).
+    A client is evaluated by the mixture of v_i and the latest w.
 
     Once per participation, on its first batch and from the models it starts with, alpha moves along
     g = <v - w, alpha dL/dv + (1 - alpha) dL/dw>, L being the mixture's loss, both models
@@ -81,7 +80,7 @@ class APFL(Method):
 
         # ---- alpha <- clip(alpha - alpha_lr (<v - w, gradient> + alpha_decay alpha), 0, 1)
         products = tree.map(lambda v, w, g: ((v - w) * g).sum(), v, w, gradient)
-        slope = torch.stack(tree.leaves(products)).sum()
+        slope = torch.stack(tree.leaves(products)).sum()  # <v - w, gradient>
         next_alpha = alpha - self.alpha_lr * (slope + self.alpha_decay * alpha)
         return {"next": next_alpha.clamp(0, 1)}
 
@@ -107,7 +106,7 @@ class APFL(Method):
 
     @staticmethod
     def _advance_alpha(server, client, params, grads, batch, loss, aux):
-        """Go over to the alpha that holds from the second batch on."""
+        """Take the new alpha, from the second batch on."""
         return {**client, "alpha": client["next"]}
 
     def finish(self, server, client, start, params):

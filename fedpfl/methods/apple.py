@@ -14,16 +14,15 @@ from fedpfl.methods.shared.method import Method, Turn, flag
 
 @dataclass(frozen=True)
 class APPLE(Method):
-    """APPLE (Luo and Wu, IJCAI 2022, arXiv:2110.08394): adaptive personalised cross-silo federated
-    learning.
+    """APPLE (Luo and Wu, IJCAI 2022, arXiv:2110.08394), for cross-silo federated learning.
 
     Client i keeps a core model w_i and numbers p_i, its directed relationships to all K clients,
-    without constraint. Its model is v_i = sum_j p_ij w_j. It is sent the other cores, which hold
-    still while it trains w_i and p_i on CE(v_i) + lambda(r) mu / 2 |p_i - p0|^2, p0_j = n_j / n,
-    and sends w_i up. p_i begins as p0, which the server learns of once, before the first round.
-    With g the gradient at v_i, w_i moves along p_ii g, and p_ij along <g, w_j>. After r rounds
-    lambda is (cos(pi r / L) + 1) / 2 (`cosine`) or 0.001^(r / L) (`exponential`), and 0 from L on,
-    L being the share `until` of the run's rounds.
+    without constraint. Its model is v_i = sum_j p_ij w_j. It is sent the other cores, which
+    hold still while it trains w_i and p_i on CE(v_i) + lambda(r) mu / 2 |p_i - p0|^2, p0_j =
+    n_j / n, and sends w_i up. p_i begins as p0, which the server learns of once, before the
+    first round. With g the gradient at v_i, w_i moves along p_ii g, and p_ij along <g, w_j>.
+    After r rounds lambda is (cos(pi r / L) + 1) / 2 (`cosine`) or 0.001^(r / L)
+    (`exponential`), and 0 from L on, L being the share `until` of the run's rounds.
 
     rate: step size of p_i over that of w_i, which is local.lr (the official code: 0.001 / 0.01, and
         local.momentum=0.9; its penalty lacks the 1/2, so that its mu of 0.1 is 0.2 here). Weight
@@ -71,16 +70,17 @@ class APPLE(Method):
         return [counting, Turn(cohort)]
 
     def _set_shares(self, server, clients, uploads):
-        """Learn p0_j = n_j / n, the clients' shares of all samples."""
+        """Set p0_j = n_j / n, the clients' shares of all samples."""
         shares = uploads["samples"] / uploads["samples"].sum()
         return {**server, "shares": shares, "counted": ~server["counted"]}, clients
 
     def before_training(self, server, client, net, shard):
         """Return the number of training samples."""
-        return {"samples": torch.full((), float(len(shard.data.y)), device=shard.data.y.device)}
+        samples = float(len(shard.data.y))
+        return {"samples": torch.full((), samples, device=shard.data.y.device)}
 
     def prepare(self, server, client):
-        """Begin with p0."""
+        """Begin with p0 in the client's first participation."""
         p = torch.where(client["participated"], client["p"], server["shares"])
         return {**client, "p": p}
 
@@ -90,12 +90,12 @@ class APPLE(Method):
         Its own core and p0 the client has.
         """
         number = client["number"]
+        # All numbers but the client's own: those from it on are one higher.
         other_numbers = torch.arange(len(client["p"]) - 1, device=client["p"].device)
         other_numbers = other_numbers + (other_numbers >= number)
         other_cores = tree.map(lambda leaf: leaf.index_select(0, other_numbers), server["cores"])
-        own_core = tree.map(
-            lambda leaf: leaf.index_select(0, number.view(1)).squeeze(0), server["cores"]
-        )
+        index = number.view(1)
+        own_core = tree.map(lambda leaf: leaf.index_select(0, index).squeeze(0), server["cores"])
         return {
             "others": _unless_counting(server, other_cores),
             "own": Known(own_core),
@@ -103,23 +103,25 @@ class APPLE(Method):
         }
 
     def start(self, received, client):
-        """Return the client's core, and how far p_i moved since the round began.
-
-        This distance is in steps of local.lr.
-        """
+        """Return the client's core, and how far p_i has moved, in steps of local.lr."""
         return {"core": received["own"], "moved": torch.zeros_like(client["p"])}
 
     def loss(self, server, client, net, params, batch):
         """Return CE(v_i) + lambda(r) mu / 2 |p_i - p0|^2."""
         logits = net(self.evaluated(server, client, params), batch.x)
+
+        # ---- lambda(r), which is 0 from round L on
         r = server["played"]
-        last = server["end"]  # L, from which on lambda is 0
+        end = server["end"]  # L
         if self.schedule == "cosine":
-            scheduled = (torch.cos(torch.pi * r / last) + 1) / 2
+            scheduled = (torch.cos(torch.pi * r / end) + 1) / 2
         else:
-            scheduled = 0.001 ** (r / last)
+            scheduled = 0.001 ** (r / end)
+        lambda_r = torch.where(r < end, scheduled, 0.0)
+
+        # ---- lambda(r) mu / 2 |p_i - p0|^2
         distance = (self._relationships(client, params) - server["shares"]).square().sum()
-        penalty = torch.where(r < last, scheduled, 0.0) * self.mu / 2 * distance
+        penalty = lambda_r * self.mu / 2 * distance
         return batch.loss(logits) + penalty
 
     def _relationships(self, client: Tree, params: Tree) -> Tensor:
@@ -150,10 +152,9 @@ class APPLE(Method):
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Store the cores; nothing is averaged."""
         numbers = clients["number"]
+        uploaded = uploads["core"].values
         cores = tree.map(
-            lambda leaf, new: leaf.index_copy(0, numbers, new),
-            server["cores"],
-            uploads["core"].values,
+            lambda leaf, new: leaf.index_copy(0, numbers, new), server["cores"], uploaded
         )
         return {**server, "cores": cores, "played": server["played"] + 1}, clients
 
@@ -164,6 +165,6 @@ class APPLE(Method):
 
 
 def _unless_counting(server: Tree, values: Tree) -> Agreed:
-    """Return what travels in a round, but not where the server asks for sample counts alone."""
+    """Return values that travel, but not where the server asks for sample counts alone."""
     mask = tree.map(lambda leaf: server["counted"].expand(leaf.shape), values)
     return Agreed(values, mask)

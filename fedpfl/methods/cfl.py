@@ -14,14 +14,14 @@ from fedpfl.methods.shared.method import Method
 
 @dataclass(frozen=True)
 class CFL(Method):
-    """CFL (Sattler, Mueller and Samek, IEEE TNNLS 2021, arXiv:1910.01991): recursive bipartition of
-    the clients.
+    """CFL (Sattler, Mueller and Samek, IEEE TNNLS 2021, arXiv:1910.01991).
 
-    All clients begin in one cluster c, whose model th_c they train by FedAvg among themselves; d_i
-    = th_i - th_c. Where
-    |sum_i a_i d_i| < eps1 (a_i: shares of samples) but max_i |d_i| > eps2, c splits: into the two groups whose largest
-    cosine between members of different ones, alpha_cross, is least, provided that gamma < sqrt((1 - alpha_cross) / 2).
-    That is single linkage. Both groups begin with th_c, to which their own mean of d_i is added in the same round.
+    Recursive bipartition of the clients. All clients begin in one cluster c, whose model th_c they
+    train by FedAvg among themselves; d_i = th_i - th_c. Where |sum_i a_i d_i| < eps1 (a_i:
+    shares of samples) but max_i |d_i| > eps2, c splits: into the two groups whose largest
+    cosine between members of different ones, alpha_cross, is least, provided that gamma <
+    sqrt((1 - alpha_cross) / 2). That is single linkage. Both groups begin with th_c, to which
+    their own mean of d_i is added in the same round.
 
     eps1, eps2: lengths, which belong to a network, step size and number of epochs: eps1 a tenth or
         so of the largest early |d_i|, eps2 from eps1 to ten times it. eps1=0 is FedAvg. The column
@@ -93,7 +93,9 @@ class CFL(Method):
                 continue
             parent = models[cluster]
             if not has_split:
-                models[-1] = _mean_of_rows(uploads, weight, rows)  # by which newcomers are judged
+                # Newcomers are judged by the model from before the first split.
+                models[-1] = _mean_of_rows(uploads, weight, rows)
+
             # ---- Split: only where all members trained, and while there is room.
             member_count = int((cluster_of[:-1] == cluster).sum())
             may_split = played >= self.warmup and cluster_count < self.clusters
@@ -105,7 +107,8 @@ class CFL(Method):
                     cluster_of[numbers[leaving_rows]] = cluster_count
                     rows = rows[~leaves]
                     cluster_count += 1
-            # ---- Average over the members that are left.
+
+            # ---- Average over the members that stay.
             models[cluster] = _mean_of_rows(uploads, weight, rows)
         server = {
             "models": tree.stack(models),
@@ -122,14 +125,17 @@ class CFL(Method):
         """
         # ---- Lengths of the changes d_i and of their mean, from their inner products.
         changes = tree.map(lambda leaf, old: (leaf - old).flatten(1).double(), models, parent)
-        products = sum(leaf @ leaf.T for leaf in tree.leaves(changes))
+        products = sum(d @ d.T for d in tree.leaves(changes))
         share = (weight / weight.sum()).double()
         lengths = products.diagonal().sqrt()
         mean_length = (share @ products @ share).clamp(min=0).sqrt()  # |sum_i a_i d_i|
+
+        # ---- Split only if the mean is short, and some change long.
         nobody = torch.zeros(len(lengths), dtype=torch.bool, device=lengths.device)
         is_stationary = mean_length < self.eps1
         if len(lengths) <= 2 or not is_stationary or not lengths.max() > self.eps2:
             return nobody
+
         # ---- Bipartition; alpha_cross is the largest cosine between members of both groups.
         cosines = products / (lengths[:, None] * lengths).clamp(min=1e-12)
         leaves = bipartition_clients(cosines.cpu(), self.linkage).to(lengths.device)
@@ -143,14 +149,14 @@ class CFL(Method):
 
 
 def bipartition_clients(cosines: Tensor, linkage: str) -> Tensor:
-    """Return which rows of `cosines` `[n, n]` are not in the first one's of two groups.
+    """Return which rows of `cosines` `[n, n]` are in the second of two groups.
 
-    bool `[n]`.
+    The answer is bool `[n]`; row 0 is in the first group.
     """
     from scipy.cluster import hierarchy  # takes a while to import
 
     rows, columns = torch.triu_indices(len(cosines), len(cosines), offset=1)
-    distances = (1 - cosines[rows, columns]).clamp(min=0)
+    distances = (1 - cosines[rows, columns]).clamp(min=0)  # of each pair, as scipy wants them
     merges = hierarchy.linkage(distances.numpy(), linkage)
     labels = torch.from_numpy(hierarchy.cut_tree(merges, 2)[:, 0])
     return labels != labels[0]

@@ -11,10 +11,11 @@ from fedpfl.methods.shared.private import two_model_phases
 
 @dataclass(frozen=True)
 class Ditto(Method):
-    """Ditto (Li et al., ICML 2021, arXiv:2012.04221, Algorithm 1): FedAvg, and a private model near it.
+    """Ditto (Li et al., ICML 2021, arXiv:2012.04221, Algorithm 1).
 
-    v_i follows SGD on CE(v) + lam/2 |v - w|^2, where w is the model RECEIVED at the beginning of the
-    round. Both models see the same batches, as in the official code.
+    FedAvg trains w, and beside it v_i follows SGD on CE(v) + lam/2 |v - w|^2, where w is the model
+    RECEIVED at the beginning of the round. Both models see the same batches, as in the official
+    code.
 
     lam: pull towards the global model.
     personal_epochs: epochs of the private model; None: as many as the global model's.
@@ -36,14 +37,14 @@ class Ditto(Method):
         return {"w": self.statistics or "aggregate", "v": "local"}
 
     def start(self, received, client):
-        """Return both models side by side, without a private one as `cold_start` says."""
+        """Return both models; a client's first private one is what `cold_start` says."""
         v = client["v"]
         if self.cold_start == "global":
             v = tree.where(client["participated"], v, received)
         return {"w": received, "v": v}
 
     def phases(self, server, client, params, epochs):
-        """Train both together for as long as both train, then the one with more epochs alone."""
+        """Train both models together, then the one with more epochs alone."""
         personal_epochs = epochs if self.personal_epochs is None else self.personal_epochs
         return two_model_phases(epochs, personal_epochs, self._global_loss, self._personal_loss)
 

@@ -49,8 +49,10 @@ class FedAdam(FedAvg):
         # D: the mean of the clients' changes, which takes the place of a gradient.
         change = tree.map(torch.sub, tree.mean(uploads, weight), server["model"])
         m = tree.map(lambda m, d: self.beta1 * m + (1 - self.beta1) * d, server["m"], change)
-        v = tree.map(lambda v, d: self._second_moment(v, d.square()), server["v"], change)
+        d_squared = tree.map(torch.square, change)
+        v = tree.map(lambda v, d2: self._second_moment(v, d2), server["v"], d_squared)
 
+        # w <- w + lr m / (sqrt(v) + tau)
         def update(w: Tensor, m: Tensor, v: Tensor) -> Tensor:
             return w + self.lr * m / (v.sqrt() + self.tau)
 

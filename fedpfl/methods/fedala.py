@@ -57,6 +57,7 @@ class FedALA(Method):
         if not (can_learn and bool(client["participated"])):
             return tree.select(client, ("weights", "settled"))
         still = net.still()
+        # Each epoch meets the same minibatches: what does not depend on A is computed once.
         objectives = [self._objective(server, client, still, batch) for batch in batches]
         global_top = tree.select(server, weights)
         losses = list[float]()
@@ -67,6 +68,7 @@ class FedALA(Method):
                 slope, loss = grad_and_value(objective)(model)
                 weights = tree.map(self._update_weight, weights, slope, client["top"], global_top)
             losses.append(float(loss))
+
             # ---- The first time ends when the losses settle, later ones after one epoch.
             recent = torch.tensor(losses[-self.window :], dtype=torch.float64)
             is_steady = bool(recent.std(correction=0) < self.threshold)

@@ -57,10 +57,10 @@ class FedALT(ModelPool):
         """Return the others' mean pairs, and whether there is anybody else."""
         numbers = clients["number"]
         pool = server["pool"].nonzero()[:, 0].tolist()
-        # Float64, so that the order of the sums hardly matters.
-        total = tree.map(
-            lambda leaf: torch.zeros_like(leaf, dtype=torch.float64), _own_pair(clients["model"])
-        )
+
+        # ---- Sum A_k and B_k over all others, in float64: the order of the sums hardly matters.
+        own_pairs = _own_pair(clients["model"])
+        total = tree.map(lambda leaf: torch.zeros_like(leaf, dtype=torch.float64), own_pairs)
         count = torch.zeros_like(numbers)
         for start in range(0, len(pool), CHUNK):
             states = read_states(pool[start : start + CHUNK])
@@ -72,17 +72,20 @@ class FedALT(ModelPool):
 
             total = tree.map(add, total, _own_pair(states["model"]))
 
+        # ---- RA_k and RB_k: their plain means.
         def divide(leaf_sum: Tensor) -> Tensor:
-            divisor = count.clamp(min=1).view(-1, *[1] * (leaf_sum.dim() - 1))
+            shape = (-1, *[1] * (leaf_sum.dim() - 1))
+            divisor = count.clamp(min=1).view(shape)
             return (leaf_sum / divisor).float()
 
-        rest = {f"{name}1": divide(leaf_sum) for name, leaf_sum in total.items()}
-        return {"rest": rest, "others": count > 0}
+        rest_pair = {f"{name}1": divide(leaf_sum) for name, leaf_sum in total.items()}
+        return {"rest": rest_pair, "others": count > 0}
 
     def sample(self, server, generator):
         """Draw the A of a client that has none of its own."""
 
         def draw(leaf: Tensor) -> Tensor:
+            # As torch initialises a layer: within 1 / sqrt(inputs).
             row = leaf[0] if leaf.dim() == 4 else leaf[0, 0]
             bound = row.numel() ** -0.5
             values = torch.empty(leaf.shape).uniform_(-bound, bound, generator=generator)
@@ -92,14 +95,14 @@ class FedALT(ModelPool):
 
     def download(self, server, client):
         """Return the rest-of-world pair, if there is one."""
-        rest = client["rest"]
-        if not rest:
+        rest_pair = client["rest"]
+        if not rest_pair:
             return {}
-        mask = tree.map(lambda leaf: client["others"].expand(leaf.shape), rest)
-        return Agreed(rest, mask)
+        mask = tree.map(lambda leaf: client["others"].expand(leaf.shape), rest_pair)
+        return Agreed(rest_pair, mask)
 
     def start(self, received, client):
-        """Return what is the client's own beside the rest-of-world pair."""
+        """Return the client's own entries beside the rest-of-world pair."""
         model = client["model"]
         initial = {**model, **client.get("drawn", {})}
         return {**tree.where(client["participated"], model, initial), **received}

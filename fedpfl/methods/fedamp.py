@@ -16,13 +16,13 @@ CHUNK = 16  # models that the server compares with the cohort's at once
 
 @dataclass(frozen=True)
 class FedAMP(ModelPool):
-    """FedAMP (Huang et al., AAAI 2021, arXiv:2007.03797): attentive message passing between
-    personal models w_i.
+    """FedAMP (Huang et al., AAAI 2021, arXiv:2007.03797).
 
-    Before client i trains, the server makes its cloud model u_i = sum_j xi_ij w_j from the latest
-    models of the clients that have trained. The client then minimises CE(w) + lam / (2 alpha) |w -
-    u_i|^2, starting from w_i; the result is w_i. In its first participation, w_i being the initial
-    model, it minimises CE(w) alone. For j != i
+    Attentive message passing between personal models w_i. Before client i trains, the server makes
+    its cloud model u_i = sum_j xi_ij w_j from the latest models of the clients that have
+    trained. The client then minimises CE(w) + lam / (2 alpha) |w - u_i|^2, starting from w_i;
+    the result is w_i. In its first participation, w_i being the initial model, it minimises
+    CE(w) alone. For j != i
 
         fedamp:      xi_ij = alpha exp(-|w_i - w_j|^2 / sigma) / sigma,
         heurfedamp:  xi_ij = (1 - xi_ii) exp(sigma cos(w_i, w_j)) / sum_{h != i} exp(sigma cos(w_i,
@@ -61,7 +61,7 @@ class FedAMP(ModelPool):
             return {}
         models = clients["model"]
         numbers = clients["number"]
-        pool = [n for n, is_there in enumerate(server["pool"].tolist()) if is_there]
+        pool = server["pool"].nonzero()[:, 0].tolist()
 
         # ---- Attention: the weighted sum of the others' models, and of their weights.
         weighted_sum = tree.map(lambda leaf: torch.zeros_like(leaf, dtype=torch.float64), models)
@@ -69,7 +69,8 @@ class FedAMP(ModelPool):
         for start in range(0, len(pool), CHUNK):
             states = read_states(pool[start : start + CHUNK])
             is_own = numbers[:, None] == states["number"]
-            weight = torch.where(is_own, 0.0, self._attention(models, states["model"]))
+            attention = self._attention(models, states["model"])
+            weight = torch.where(is_own, 0.0, attention)
             total = total + weight.sum(1)
 
             def add(leaf_sum: Tensor, leaf: Tensor, weight: Tensor = weight) -> Tensor:
@@ -85,13 +86,14 @@ class FedAMP(ModelPool):
             scale = torch.where(total > 0, self.share / total, 0.0)
         others_share = scale * total
 
-        def cloud(leaf: Tensor, leaf_sum: Tensor) -> Tensor:
+        def mix(leaf: Tensor, leaf_sum: Tensor) -> Tensor:
             shape = (-1, *[1] * (leaf.dim() - 1))
             own_weight = (1 - others_share).view(shape)
-            return (own_weight * leaf.double() + scale.view(shape) * leaf_sum).to(leaf)
+            mixture = own_weight * leaf.double() + scale.view(shape) * leaf_sum
+            return mixture.to(leaf)
 
         return {
-            "cloud": tree.map(cloud, models, weighted_sum),
+            "cloud": tree.map(mix, models, weighted_sum),
             "others_share": others_share.float(),
         }
 
@@ -100,11 +102,14 @@ class FedAMP(ModelPool):
 
         `[cohort, pool]`, in float64.
         """
+        # ---- Inner products of all models of the cohort with all of the pool.
         ours = [leaf.flatten(1).double() for leaf in tree.leaves(models)]
         theirs = [leaf.flatten(1).double() for leaf in tree.leaves(pool_models)]
         product = sum(a @ b.T for a, b in zip(ours, theirs, strict=True))
         our_square = sum(leaf.square().sum(1) for leaf in ours)[:, None]
         their_square = sum(leaf.square().sum(1) for leaf in theirs)
+
+        # ---- exp(-|w_i - w_j|^2 / sigma), or exp(sigma cos(w_i, w_j)) but for a common factor.
         if self.variant == "fedamp":
             distance = (our_square + their_square - 2 * product).clamp(min=0)
             return (-distance / self.sigma).exp()
@@ -124,14 +129,14 @@ class FedAMP(ModelPool):
         return Agreed(cloud, mask)
 
     def start(self, received, client):
-        """Return what `start_from` says."""
+        """Return the client's own model w_i, or its cloud model u_i."""
         model = client["model"]
         if self.start_from == "own":
             return model
         return tree.where(client["participated"], received, model)
 
     def loss(self, server, client, net, params, batch):
-        """Return CE(w) + pull / 2 |w - u_i|^2; without the pull in the first participation."""
+        """Return CE(w) + pull / 2 |w - u_i|^2, in the first participation CE(w) alone."""
         loss = super().loss(server, client, net, params, batch)
         if not self.pull:
             return loss

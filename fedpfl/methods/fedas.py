@@ -69,7 +69,7 @@ class FedAS(Method):
             return {}
         model = client["model"]
         if self.first == "global" and not client["participated"]:
-            model = {**model, **server}
+            model = {**model, **server}  # the received body under the initial head
         z = shard.features(net.still(), model)
         head_weight = next(leaf for name, leaf in model.items() if name not in server)
         no_features = torch.zeros_like(head_weight)
@@ -83,11 +83,9 @@ class FedAS(Method):
         """Align the body, then train everything."""
         body = train_only(params, server)
         if self.first == "skip":
-            joined_before = client["participated"]
-            body = {
-                name: moves and joined_before.expand_as(params[name])
-                for name, moves in body.items()
-            }
+            # A client without a last model has nothing to align to: nothing of it moves.
+            for name, is_body in body.items():
+                body[name] = is_body and client["participated"].expand_as(params[name])
         plain_sgd = {"lr": self.align_lr, "momentum": 0.0, "weight_decay": 0.0, "nesterov": False}
         align = Phase(
             self.align_epochs, body, stream="align", loss=self._alignment_loss, sgd=plain_sgd
@@ -95,7 +93,8 @@ class FedAS(Method):
         return [align, Phase(epochs)]
 
     def _alignment_loss(self, server, client, net, params, batch):
-        """Return the sum, over the classes c of a batch, of the mean of (f(x) - P_c)^2."""
+        """Return the sum over a batch's classes c of the mean (f(x) - P_c)^2."""
+        # A sum over samples, each divided by the number of its class, is a sum of class means.
         _, z = net.still().features(params, batch.x)
         same_class = (batch.y[:, None] == batch.y) * batch.samples
         count = same_class.sum(1).clamp(min=1)  # samples of each one's class; padding may have none
@@ -115,7 +114,8 @@ class FedAS(Method):
         squares = []
         for batch in shard.data.chunks(shard.batch_size):
             grads, _ = net.gradient(loss, params, batch)
-            squares += [leaf.square().sum() for leaf in tree.leaves(grads)]
+            for leaf in tree.leaves(grads):
+                squares.append(leaf.square().sum())
         return {"fisher": sum(squares)}
 
     def finish(self, server, client, start, params):
@@ -126,13 +126,16 @@ class FedAS(Method):
         return upload, {"model": params}
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
-        """Average bodies by F_i; by samples where these are all 0, or one is not finite."""
+        """Average bodies by F_i, or by samples if these are of no use."""
         if self.weights == "fisher":
             total = uploads["fisher"].sum()
+            # All are 0 where the loss is, and one is not finite where training diverged.
             is_usable = (total > 0) & total.isfinite()
             weight = torch.where(is_usable, uploads["fisher"] / total, weight)
         return tree.mean(uploads["body"], weight), clients
 
     def personal(self, server, client):
         """Return the stored model, or the latest body under the client's head."""
-        return client["model"] if self.judge == "stored" else super().personal(server, client)
+        if self.judge == "stored":
+            return client["model"]
+        return super().personal(server, client)

@@ -11,9 +11,9 @@ from fedpfl.methods.shared.method import Method, Phase
 
 @dataclass(frozen=True)
 class FedBABU(Method):
-    """FedBABU (Oh, Kim and Yun, ICLR 2022, arXiv:2106.06042): the body is trained under a fixed head.
+    """FedBABU (Oh, Kim and Yun, ICLR 2022, arXiv:2106.06042).
 
-    The head is random and never moves. The method's result is its accuracy AFTER fine-tuning
+    The body is trained under a fixed head, which is random and never moves. The method's result is its accuracy AFTER fine-tuning
     (`eval.finetune_epochs`); before, its head is random.
 
     finetune: what fine-tuning moves: `all` (the paper's default), `head` or `body`.

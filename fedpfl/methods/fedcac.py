@@ -1,4 +1,4 @@
-"""FedCAC: critical entries are averaged over those clients alone whose critical entries are alike."""
+"""FedCAC: critical entries are averaged over clients whose critical entries are alike."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -89,7 +89,9 @@ class FedCAC(Method):
     def _critical_mask(self, client, start, params):
         """Return which entries of each shared tensor have the highest scores."""
         names = client["mask"]
-        scores = self._scores(client, tree.select(start, names), tree.select(params, names))
+        before = tree.select(start, names)
+        after = tree.select(params, names)
+        scores = self._scores(client, before, after)
         return tree.map(lambda leaf: select_highest(leaf, self.tau, self.cutoff), scores)
 
     def _scores(self, client: dict[str, Tree], start: Tree, params: Tree) -> Tree:
@@ -100,10 +102,14 @@ class FedCAC(Method):
         """Average over everybody, and for each client over itself and its collaborators."""
         models = tree.unmask_received(uploads["model"])
         played = server["round"] + 1
+
+        # ---- Who collaborates with whom: O_ij above the round's threshold.
         overlap = mask_overlaps(clients["mask"])
         collaborates = collaboration_mask(overlap, int(played), self.beta)
         members = collaborates.sum(1)
-        shares = collaborates / members.unsqueeze(1)  # the plain mean over the members
+
+        # ---- The server's mean by samples, and each client's plain mean over its members.
+        shares = collaborates / members.unsqueeze(1)
         means = tree.stack([tree.mean(models, share) for share in shares])
         server = {"model": tree.mean(models, weight), "round": played}
         return server, {**clients, "own": means, "partners": members - 1}

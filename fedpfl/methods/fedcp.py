@@ -72,17 +72,21 @@ class FedCP(Method):
         return {**client, "still": client["statistics"]}
 
     def start(self, received, client):
-        """Return body and policy beside the client's own head."""
+        """Return the received body and policy beside the client's own head."""
         return {**received, "head": client["head"]}
 
     def loss(self, server, client, net, params, batch):
         """Return cross-entropy + lam * MMD(h, f_ref(x)), f_ref being the received body."""
-        noise = self._noise(client["bank"], batch.random) if self.policy_noise == "train" else 0.0
+        noise: Tensor | float = 0.0
+        if self.policy_noise == "train":
+            noise = self._gumbel_noise(client["bank"], batch.random)
         h = _body_features(net, params, batch.x)
         logits = _mixed_logits(h, params, client["head"], server["head"], noise)
         loss = batch.loss(logits)
         if not self.lam:
             return loss
+
+        # ---- MMD(h, f_ref(x)): the mean kernel within h and within f_ref(x), less twice between.
         with torch.no_grad():
             received = {**server, "head": client["head"]}
             reference = _body_features(net.still(client["still"]), received, batch.x)
@@ -95,20 +99,19 @@ class FedCP(Method):
         return loss + self.lam * mmd
 
     @staticmethod
-    def _noise(bank: Tensor, random: Tensor) -> Tensor:
+    def _gumbel_noise(bank: Tensor, random: Tensor) -> Tensor:
         """Return the difference of two Gumbel numbers `[batch, features]`.
 
         It is independent for any two samples.
         """
-        first_row, second_row = (bank[half][(random[:, half] * BANK).long()] for half in (0, 1))
+        rows = (random * BANK).long()
         # The sum modulo 1 is uniform, and the logit of a uniform number is such a difference.
-        return torch.logit((first_row + second_row).frac(), eps=1e-6)
+        uniform = (bank[0][rows[:, 0]] + bank[1][rows[:, 1]]).frac()
+        return torch.logit(uniform, eps=1e-6)
 
     def finish(self, server, client, start, params):
         """Send body, policy and the mean of both heads up; keep the personal one."""
-        mean_head = tree.map(
-            lambda personal, shared: 0.5 * personal + 0.5 * shared, params["head"], server["head"]
-        )
+        mean_head = tree.map(lambda p, g: 0.5 * p + 0.5 * g, params["head"], server["head"])
         return {**params, "head": mean_head}, {"head": params["head"]}
 
     def evaluated(self, server, client, params):
@@ -144,7 +147,7 @@ def _mixed_logits(
         noise: added to the difference of each pair.
     """
     policy = params["policy"]
-    v = F.normalize(tree.leaves(context)[0].sum(0), dim=0)
+    v = F.normalize(tree.leaves(context)[0].sum(0), dim=0)  # the client's context
     with torch.autocast(h.device.type, enabled=False):
         hidden = F.linear(h * v, policy["weight"], policy["bias"])
         normalised = F.layer_norm(hidden, hidden.shape[1:], policy["scale"], policy["shift"])

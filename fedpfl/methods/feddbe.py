@@ -118,7 +118,8 @@ class FedDBE(Method):
         return loss
 
     def _advance(self, server, client, params, grads, batch, loss, aux):
-        """Move u_i by its gradient, once zbar is known, and the running mean by the batch's."""
+        """Move u_i by its gradient and the running mean s by the batch's."""
+        # Before zbar is known, the clients train for nothing but s.
         rate = torch.where(server["known"], self.bias_lr, 0.0)
         u = tree.map(lambda u, g: u - rate * g, client["u"], grads["probe"]["u"])
         batch_mean = grads["probe"]["mean"]

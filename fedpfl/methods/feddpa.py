@@ -17,12 +17,11 @@ from fedpfl.methods.shared.method import Phase
 
 @dataclass(frozen=True)
 class FedDPA(PersonalByMask):
-    """The dynamic personalization of FedDPA (Yang, Huang and Ye, NeurIPS 2023). Its noise is
-    `privacy=client`.
+    """The dynamic personalization of FedDPA (Yang, Huang and Ye, NeurIPS 2023).
 
-    A client scores the entries of its last model by the mean squared gradient of log p over its
-    samples, rescaled to [0, 1] within each tensor. Entries above the threshold come from that
-    model, the others from the global one.
+    Its noise is `privacy=client`. A client scores the entries of its last model by the mean squared
+    gradient of log p over its samples, rescaled to [0, 1] within each tensor. Entries above the
+    threshold come from that model, the others from the global one.
 
     threshold: of the rescaled score (`rule=value`, as in the paper) or the quantile that lies below
         it in each tensor (`rule=quantile`, as in FedOBP's comparison: 0.4 keeps 60 % of every
@@ -52,10 +51,10 @@ class FedDPA(PersonalByMask):
         if self.rule == "value":
             scores = importance.rescale_scores(client["score"])
             mask = tree.map(lambda leaf: leaf > self.threshold, scores)
-        else:  # rescaling a tensor cannot change which entries lie above its quantile
-            mask = tree.map(
-                lambda leaf: importance.mask_above_quantile(leaf, self.threshold), client["score"]
-            )
+        else:
+            # Rescaling a tensor cannot change which entries lie above its quantile.
+            scores = client["score"]
+            mask = tree.map(lambda s: importance.mask_above_quantile(s, self.threshold), scores)
         return {**client, "mask": mask}
 
     def phases(self, server, client, params, epochs):
@@ -74,7 +73,7 @@ class FedDPA(PersonalByMask):
         return loss + self.lam1 / 2 * _summed_distance(params, server)
 
     def _shared_loss(self, server, client, net, params, batch):
-        """Return CE + lam2 / 2 ||theta - theta_g| - clip|, which holds the distance near clip."""
+        """Return CE + lam2 / 2 ||theta - theta_g| - clip|: the distance stays near clip."""
         loss = self.loss(server, client, net, params, batch)
         excess = (_summed_distance(params, server) - self.clip).abs()
         return loss + self.lam2 / 2 * excess

@@ -12,13 +12,13 @@ from fedpfl.methods.shared.method import Method
 
 @dataclass(frozen=True)
 class FedDyn(Method):
-    """FedDyn (Acar et al., ICLR 2021, arXiv:2111.04263, Algorithm 1), by lam_i = -g_i / alpha,
-    which needs no division.
+    """FedDyn (Acar et al., ICLR 2021, arXiv:2111.04263, Algorithm 1).
 
-    A client minimises CE(x) + alpha <lam_i, x> + alpha/2 |x - th|^2 from th, the model received, up
-    to th_i; then lam_i <- lam_i + th_i - th. With M the mean of ALL clients' lam_i (-h / alpha), th
-    <- mean(th_i) + M, the mean over the cohort and uniform. lam_i stays on the client, M is kept
-    from the uploads alone.
+    Written with lam_i = -g_i / alpha, which needs no division. A client minimises CE(x) + alpha
+    <lam_i, x> + alpha/2 |x - th|^2 from th, the model received, up to th_i; then lam_i <- lam_i
+    + th_i - th. With M the mean of ALL clients' lam_i (-h / alpha), th <- mean(th_i) + M, the
+    mean over the cohort and uniform. lam_i stays on the client, M is kept from the uploads
+    alone.
 
     alpha: 0.1, 0.01 and 0.001 in the paper. local.lr * alpha below 2, or steps diverge.
     judge: by which model clients are evaluated: th (`cloud`, Algorithm 1's), the mean of the last
@@ -76,7 +76,7 @@ class FedDyn(Method):
         return params, {**client, "dual": dual}
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
-        """Return the uniform mean and, on top of it, the mean M of all clients' duals."""
+        """Set th <- mean(th_i) + M, M being the mean of all clients' duals."""
         uniform = torch.full_like(weight, 1 / len(weight))
         mean = tree.mean(uploads, uniform)
         # What the cohort's mean moved, a mean over ALL clients moves by this part.
@@ -85,8 +85,11 @@ class FedDyn(Method):
         def move_mean(total_mean, before, after):
             return total_mean + part * (after - before)
 
+        # ---- M moves with the cohort's lam_i, each by th_i - th.
         dual = tree.map(move_mean, server["dual"], server["model"], mean)
         updated = {**server, "model": tree.map(torch.add, mean, dual), "dual": dual}
+
+        # ---- The model that clients are evaluated by, unless it is th.
         if self.judge == "cohort":
             updated["judged"] = mean
         if self.judge == "all":

@@ -69,12 +69,11 @@ class FedFomo(ModelPool):
         return server, {**client, "old": old, "affinity": affinity}
 
     def before_turn(self, server, clients, read_states, generator):
-        """Choose the candidates, and return their models and numbers.
-
-        Where there are too few, flags say so.
-        """
+        """Choose each client's candidates; return their models, and flags that tell padding."""
         if generator is None or not self.candidates:  # clients are evaluated by their own models
             return {}
+
+        # ---- Draw each client's candidates.
         pool = server["pool"].cpu()
         rate = self.explore - self.decay * int(server["played"])  # eps_t
         # A generator for each client, so that candidates do not depend on the rest of the cohort.
@@ -98,6 +97,8 @@ class FedFomo(ModelPool):
             missing = self.candidates - len(candidates)
             numbers += candidates + [number] * missing  # the client's own model as padding
             is_candidate.append([True] * len(candidates) + [False] * missing)
+
+        # ---- Their models, stacked `[cohort, candidates, ...]`.
         states = read_states(numbers)
         models = {
             "model": states["model"],
@@ -105,14 +106,11 @@ class FedFomo(ModelPool):
             "number": states["number"],
         }
         by_client = tree.map(lambda leaf: leaf.unflatten(0, (-1, self.candidates)), models)
-        there = torch.tensor(is_candidate, device=server["pool"].device)
-        return {"sent": by_client, "there": there}
+        flags = torch.tensor(is_candidate, device=server["pool"].device)
+        return {"sent": by_client, "there": flags}
 
     def before_training(self, server, client, net, shard):
-        """Return the model that training starts from, the weights and the new affinities.
-
-        The model comes with its statistics.
-        """
+        """Return the mixture that training starts from, the weights and the new affinities."""
         old = client["old"]
         start = {"model": client["model"], "statistics": client["statistics"]["main"]}
         affinity = client["affinity"].clone()
@@ -144,13 +142,16 @@ class FedFomo(ModelPool):
         }
 
     def _mix_models(self, models, gains, old):
-        """Return sum_n w+_n th_n, w+ = max(w, 0) / sum max(w, 0); else what `fallback` says."""
+        """Return sum_n w+_n th_n, or what `fallback` says where no w_n is positive."""
         rows = list(models)
         positive = gains[rows].clamp(min=0)
         if not bool(positive.any()):
             return old if self.fallback == "baseline" else models[0]
+        # Models of weight 0 are left out: one that diverged would make the sum nan.
         helpful = positive.nonzero()[:, 0]
-        stacked = tree.stack([tree.select(models[rows[i]], old) for i in helpful.tolist()])
+        helpful_models = [models[rows[i]] for i in helpful.tolist()]
+        stacked = tree.stack([tree.select(model, old) for model in helpful_models])
+        # w+ = max(w, 0) / sum max(w, 0)
         shares = (positive / positive.sum())[helpful].float()
         return tree.average_statistics(stacked, shares)
 
@@ -159,10 +160,11 @@ class FedFomo(ModelPool):
         if not self.candidates:
             return {}
         models = tree.drop(client["sent"], ["number"])
-        there = client["there"]
+        is_candidate = client["there"]
 
         def expand_flags(leaf):
-            return there.view(-1, *[1] * (leaf.dim() - 1)).expand(leaf.shape)
+            shape = (-1, *[1] * (leaf.dim() - 1))
+            return is_candidate.view(shape).expand(leaf.shape)
 
         return Agreed(models, tree.map(expand_flags, models))
 

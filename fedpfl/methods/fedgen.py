@@ -1,4 +1,4 @@
-"""FedGen: a generator of features, taught by all clients' heads, shows clients classes they lack."""
+"""FedGen: a generator of features, taught by all heads, shows clients classes they lack."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -17,17 +17,16 @@ from fedpfl.methods.shared.method import Method
 
 @dataclass(frozen=True)
 class FedGen(Method):
-    """FedGen (Zhu, Hong and Zhou, ICML 2021, arXiv:2105.10056), as its official code does it: one
-    global model.
+    """FedGen (Zhu, Hong and Zhou, ICML 2021, arXiv:2105.10056), as in its official code.
 
-    G makes features of a label and noise e. From the second round on a client adds to the
-    cross-entropy of its samples (x, y) alpha CE(h(G(y')), y') + beta KL(softmax h(G(y)) || softmax
-    h(f(x))), h being its head and h(G(y)) given: G is still, in evaluation mode, and y' are labels
-    that clients have told of, as many as samples. alpha and beta shrink by `decay` a round, to
-    0.0001 at least. The server averages the models and teaches G by the heads h_i it received, in
-    `steps` of Adam, each on `batch` of the cohort's labels: sum_i w_i(y) CE(h_i(G(y)), y), w_i(y)
-    the client's share of the samples of class y, plus eta exp(-mean over pairs of (mean |G - G'| *
-    mean (e - e')^2)).
+    All clients share one global model. G makes features of a label and noise e. From the second
+    round on a client adds to the cross-entropy of its samples (x, y) alpha CE(h(G(y')), y') +
+    beta KL(softmax h(G(y)) || softmax h(f(x))), h being its head and h(G(y)) given: G is still,
+    in evaluation mode, and y' are labels that clients have told of, as many as samples. alpha
+    and beta shrink by `decay` a round, to 0.0001 at least. The server averages the models and
+    teaches G by the heads h_i it received, in `steps` of Adam, each on `batch` of the cohort's
+    labels: sum_i w_i(y) CE(h_i(G(y)), y), w_i(y) the client's share of the samples of class y,
+    plus eta exp(-mean over pairs of (mean |G - G'| * mean (e - e')^2)).
 
     Values are the official ones for MNIST; decay is that of G's lr too. labels: y' from known ones
     in equal parts (`uniform`, the code) or by `frequency`, the paper's p(y), which counts a client
@@ -95,16 +94,18 @@ class FedGen(Method):
 
         Before the generator is taught itself, this counts with a weight of 0.
         """
-        head = tree.select(params, server["head"]).values()
+        head = tree.select(params, server["head"])
         logits = net(params, batch.x)
         loss = batch.loss(logits)
         is_taught = server["rounds"] > 0
         fading = self.decay ** server["rounds"]
         with torch.autocast(logits.device.type, enabled=False):
+            # ---- alpha CE(h(G(y')), y')
             if self.alpha:
                 lesson = self._lesson_of_other_labels(server, head, batch)
                 weight = (self.alpha * fading).clamp(min=1e-4)
                 loss = loss + torch.where(is_taught, weight, 0.0) * lesson
+            # ---- beta KL(softmax h(G(y)) || softmax h(f(x)))
             if self.beta:
                 divergence = self._divergence_from_generator(server, head, batch, logits)
                 weight = (self.beta * fading).clamp(min=1e-4)
@@ -120,13 +121,13 @@ class FedGen(Method):
         y = features.draw_labels(shares, batch.random[:, -1])
         noise = batch.random[:, self.noise : -1]
         z = features.generate_features(server["generator"], y, noise)
-        return batch._replace(y=y).loss(F.linear(z, *head))
+        return batch._replace(y=y).loss(F.linear(z, *head.values()))
 
     def _divergence_from_generator(self, server, head, batch, logits):
         """Return KL(softmax h(G(y)) || softmax h(f(x))), h(G(y)) being given."""
         noise = batch.random[:, : self.noise]
         z = features.generate_features(server["generator"], batch.y, noise)
-        target = F.linear(z, *head).detach().softmax(1)
+        target = F.linear(z, *head.values()).detach().softmax(1)
         divergence = F.kl_div(logits.log_softmax(1), target, reduction="none")
         return batch.mean(divergence.sum(1))
 
@@ -139,12 +140,13 @@ class FedGen(Method):
         mean = tree.mean(uploads["model"], weight)
         counts = uploads["counts"]
 
-        # ---- Teach: each step on labels and noise of its own.
+        # ---- Teach G: each step of Adam on labels and noise of its own.
         heads = tree.select(uploads["model"], server["head"])
         cohort_labels = (counts.sum(0) > 0).float()
         lr = self.lr * self.decay ** server["rounds"]
         random = torch.rand(self.steps, self.batch, 1 + self.noise, generator=generator)
-        learned, statistics = server["generator"]["learned"], server["generator"]["moved"]
+        learned = server["generator"]["learned"]
+        statistics = server["generator"]["moved"]
         adam = server["adam"]
         for numbers in tree.send(random, counts.device):
             y = features.draw_labels(cohort_labels, numbers[:, 0])
@@ -163,8 +165,10 @@ class FedGen(Method):
         return server, clients
 
     def _lesson(self, heads, counts, y, noise, learned, statistics):
-        """Return the generator's loss, and its statistics afterwards."""
+        """Return the generator's loss, and its BatchNorm statistics afterwards."""
         z, statistics = features.generate_in_training(learned, statistics, y, noise)
+
+        # ---- What all clients' heads say of the features: `[clients, batch, classes]`.
         head_list = zip(*heads.values(), strict=True)
         logits = torch.stack([F.linear(z, *head) for head in head_list])
         if self.teacher == "mean_logits":

@@ -13,7 +13,7 @@ from fedpfl.methods.shared.pruned import PrunedSubmodel
 
 @dataclass(frozen=True)
 class FedMP(PrunedSubmodel):
-    """FedMP (Jiang et al., IEEE TMC 2023), pruned once by the L1 norms of filters and rows."""
+    """FedMP (Jiang et al., IEEE TMC 2023): prune once, by neurons' L1 norms."""
 
     def _scores(self, model: Tree, gradients: Tree) -> Tree:
         """Return |w|, whose sum over a neuron's weights is their L1 norm."""

@@ -1,4 +1,4 @@
-"""FedOBP: element-wise personalization by an Optimal-Brain-Damage score and a quantile threshold."""
+"""FedOBP: element-wise personalization by an Optimal-Brain-Damage score and a quantile."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -85,7 +85,7 @@ class FedOBP(PersonalByMask):
         return {**client, **self._masks(score, client)}
 
     def _score(self, server: Tree, client: dict[str, Tree]) -> Tree:
-        """Step 1: return how important each entry of theta_i is, with `ema` on average over time."""
+        """Step 1: return how important each entry of theta_i is (with `ema`: on average)."""
         theta_i = client["model"]
         theta_g = tree.select(server, theta_i)
         if self.score == "obp":
@@ -96,9 +96,12 @@ class FedOBP(PersonalByMask):
             score = client["score"]  # from the client's last training
         if not self.ema:
             return score
-        average = tree.map(
-            lambda now, past: (1 - self.ema) * now + self.ema * past, score, client["average"]
-        )
+
+        def average_over_time(current: Tensor, past: Tensor) -> Tensor:
+            return (1 - self.ema) * current + self.ema * past
+
+        average = tree.map(average_over_time, score, client["average"])
+        # In a client's first participation there is nothing past.
         return tree.where(client["participated"], average, score)
 
     def _masks(self, score: Tree, client: dict[str, Tree]) -> dict[str, Tree]:
@@ -116,10 +119,8 @@ class FedOBP(PersonalByMask):
         return mask
 
     def download(self, server, client):
-        """Return the entries that are not personal.
-
-        Which ones are by a Fisher score, the client alone knows, so it needs everything.
-        """
+        """Return the entries that are not personal."""
+        # A Fisher score is known to the client alone, so the server has to send everything.
         if self.score.startswith("fisher"):
             return {"whole": server, "shared": {}}
         mask = client["mask"]

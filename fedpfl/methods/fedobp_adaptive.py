@@ -16,7 +16,7 @@ from fedpfl.models import Bound
 
 @dataclass(frozen=True)
 class FedOBPAdaptive(FedOBP):
-    """FedOBP with an adaptive quantile, which its authors leave to future work; the algorithm is ours.
+    """FedOBP with an adaptive quantile. Its authors leave that to future work; this one is ours.
 
     Each client that is about to train or to be evaluated chooses its q by its validation samples
     V_i:
@@ -56,7 +56,7 @@ class FedOBPAdaptive(FedOBP):
         return server, {**client, "q": q}
 
     def before_training(self, server, client, net, shard):
-        """Choose q."""
+        """Choose the client's q for this round."""
         return self._choice(server, client, net, shard)
 
     def before_evaluation(self, server, client, net, shard):
@@ -66,18 +66,19 @@ class FedOBPAdaptive(FedOBP):
     def _choice(
         self, server: Tree, client: dict[str, Tree], net: Bound, shard: Shard
     ) -> dict[str, Tree]:
-        """Return the q of most hits, of these that of least loss, of these the largest."""
+        """Return the q whose model has most hits on the validation samples."""
         score = self._score(server, client)
         results = []
         for q in self.q:
+            # ---- Steps 1 and 2: the model that the client would start from, tried on V_i.
             mask = self._mask_above(score, q, client)
             model = self.start({"whole": server, "shared": {}}, {**client, "mask": mask})
             results.append(self._hits_and_loss(net.still(), model, shard.validation))
-        ranked = [
-            (hits, -loss, q)
-            for (hits, loss), q in zip(torch.stack(results).tolist(), self.q, strict=True)
-        ]
-        best_q = max(ranked)[-1]
+        # ---- Step 3: most hits, then least cross-entropy, then the largest q.
+        ranking = []
+        for q, (hits, loss) in zip(self.q, torch.stack(results).tolist(), strict=True):
+            ranking.append((hits, -loss, q))
+        best_q = max(ranking)[-1]
         return {"q": torch.full_like(client["q"], best_q)}
 
     def _hits_and_loss(self, net: Bound, model: Tree, data: Data) -> Tensor:
@@ -92,7 +93,10 @@ class FedOBPAdaptive(FedOBP):
         return total
 
     def _masks(self, score, client):
-        """Return the mask of the client's q, and what is withheld: the mask of the largest q."""
+        """Return the masks of the client's q and of the largest q.
+
+        Entries above the largest q are withheld from every client.
+        """
         masks = [self._mask_above(score, q, client) for q in self.q]
         withheld = masks[-1]
         mask = withheld
@@ -115,6 +119,6 @@ class FedOBPAdaptive(FedOBP):
         return super().aggregate(server, clients, net, uploads["model"], weight, generator)
 
     def metrics(self, server, client):
-        """Tell who chose which q, too."""
+        """Add the mean q, and the share of clients that chose each."""
         shares = {f"q_share/{q}": (client["q"] == q).float() for q in self.q}
         return {"q_mean": client["q"], **shares, **super().metrics(server, client)}

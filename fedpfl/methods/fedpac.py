@@ -56,12 +56,13 @@ class FedPAC(PersonalByName):
         head_weight = params[parts.head_weight]
         prototypes = {
             "mean": torch.zeros_like(head_weight),
-            "seen": head_weight.new_zeros(len(head_weight), dtype=torch.bool),
+            "seen": head_weight.new_zeros(len(head_weight), dtype=torch.bool),  # which there are
         }
         return {"body": body, "prototypes": prototypes}, client
 
     def before_training(self, server, client, net, shard):
         """Return class means under the received body, and what they say of a head's error."""
+        # ---- Class means under the received body.
         y = shard.data.y
         z = shard.features(net.still(), {**server["body"], **client["head"]}).double()
         classes = len(server["prototypes"]["seen"])
@@ -71,26 +72,26 @@ class FedPAC(PersonalByName):
         square_norms = z.square().sum(1, keepdim=True)
         mean_square = _class_sums(square_norms, y, classes)[:, 0] / divisor
 
-        # ---- H = p_c E[z | c]; v = the variance of its estimate.
+        # ---- H = p_c E[z | c], and v, the variance of its estimate.
         samples = counts.sum().clamp(min=1)
         share = counts / samples
-        spread = (share * mean_square - share.square() * mean.square().sum(1)).sum()
-        variance = spread / samples
-        found = {
+        total_variance = (share * mean_square - share.square() * mean.square().sum(1)).sum()
+        variance = total_variance / samples
+        statistics = {
             "own": mean,
             "counts": counts,
             "H": share[:, None] * mean,
             "v": variance.clamp(min=0),
         }
-        return tree.map(Tensor.float, found)
+        return tree.map(Tensor.float, statistics)
 
     def download(self, server, client):
         """Return body, head, and the prototypes that there are."""
         mean = server["prototypes"]["mean"]
-        seen = server["prototypes"]["seen"][:, None].expand_as(mean)
+        mask = server["prototypes"]["seen"][:, None].expand_as(mean)
         return {
             "model": {**server["body"], **client["head"]},
-            "prototypes": Masked({"mean": mean}, {"mean": seen}),
+            "prototypes": Masked({"mean": mean}, {"mean": mask}),
         }
 
     def start(self, received, client):
@@ -114,12 +115,14 @@ class FedPAC(PersonalByName):
         loss = batch.loss(logits)
         if not self.lam:
             return loss
-        seen = server["prototypes"]["seen"]
+        has_prototype = server["prototypes"]["seen"]
         # A class without a global prototype has the client's own from before training.
-        prototypes = torch.where(seen[:, None], server["prototypes"]["mean"], client["own"])
+        prototypes = torch.where(
+            has_prototype[:, None], server["prototypes"]["mean"], client["own"]
+        )
         distance = batch.mean((z - prototypes[batch.y]).square().mean(1))
         # In the first round there are none, and nothing is aligned.
-        return loss + self.lam * torch.where(seen.any(), distance, 0.0)
+        return loss + self.lam * torch.where(has_prototype.any(), distance, 0.0)
 
     def after_training(self, server, client, net, params, shard, aux):
         """Return class means of the features under the trained body."""
@@ -139,27 +142,31 @@ class FedPAC(PersonalByName):
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average bodies by samples and prototypes by class counts; mix heads (eq. 8)."""
-        # ---- Prototypes
+        # ---- Prototypes: the mean of each class over the samples of all clients.
         counts = uploads["counts"]
         total = counts.sum(0)
         class_sums = (counts[:, :, None] * uploads["mean"]).sum(0)
         mean = class_sums / total.clamp(min=1)[:, None]
-        seen = total > 0
+        has_prototype = total > 0
         if self.keep_prototypes:
             old = server["prototypes"]
-            mean = torch.where(seen[:, None], mean, old["mean"])
-            seen = seen | old["seen"]
+            mean = torch.where(has_prototype[:, None], mean, old["mean"])
+            has_prototype = has_prototype | old["seen"]
         server = {
             "body": tree.mean(uploads["body"], weight),
-            "prototypes": {"mean": mean, "seen": seen},
+            "prototypes": {"mean": mean, "seen": has_prototype},
         }
+
         # ---- Heads: each client's is the mixture of least estimated error.
         if self.combine:
-            shares = mixture_shares(uploads["H"].double().cpu(), uploads["v"].double().cpu())
-            mixed = tree.map(
-                lambda heads: torch.tensordot(shares.to(heads), heads, 1), uploads["head"]
-            )
-            clients = {"head": mixed}
+            means = uploads["H"].double().cpu()
+            variance = uploads["v"].double().cpu()
+            shares = mixture_shares(means, variance)
+
+            def mix(heads: Tensor) -> Tensor:
+                return torch.tensordot(shares.to(heads), heads, 1)
+
+            clients = {"head": tree.map(mix, uploads["head"])}
         return server, clients
 
 
@@ -170,6 +177,7 @@ def mixture_shares(means: Tensor, variance: Tensor) -> Tensor:
     """
     rows = []
     for own_mean in means:
+        # The error of a mixture a is a^T Q a: its variance, and its squared bias.
         bias = (own_mean - means).flatten(1)
         quadratic = torch.diag(variance) + bias @ bias.T
         shares = minimal_shares(quadratic)

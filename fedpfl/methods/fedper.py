@@ -46,6 +46,7 @@ class FedPer(PersonalByName):
         With averaged heads a client that has none of its own takes the average.
         """
         model = super().start(received, client)
+        # FL-bench's cold start: until its first participation a client has the average head.
         if self._averages_heads:
             model = tree.where(client["participated"], model, received)
         return model

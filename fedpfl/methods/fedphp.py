@@ -128,7 +128,7 @@ class FedPHP(Method):
 
 
 def _inherit(mu: Tensor, old: Tree, new: Tree) -> Tree:
-    """Return mu q + (1 - mu) w; the counters of BatchNorm are those of w."""
+    """Return mu q + (1 - mu) w, with BatchNorm's counters of w."""
 
     def mix(q: Tensor, w: Tensor) -> Tensor:
         if not w.is_floating_point():

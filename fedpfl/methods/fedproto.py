@@ -48,8 +48,8 @@ class FedProto(LocalOnly):
         """Begin without prototypes; the model is the client's."""
         _, client = super().init(params, parts)
         mean = torch.zeros_like(params[parts.head_weight])
-        seen = torch.zeros_like(mean[:, 0], dtype=torch.bool)
-        return {"mean": mean, "seen": seen}, client
+        has_prototype = torch.zeros_like(mean[:, 0], dtype=torch.bool)
+        return {"mean": mean, "seen": has_prototype}, client
 
     def before_training(self, server, client, net, shard):
         """Return which classes the client has."""
@@ -65,8 +65,8 @@ class FedProto(LocalOnly):
     def download(self, server, client):
         """Return the prototypes that there are."""
         mean = server["mean"]
-        seen = server["seen"][:, None].expand_as(mean)
-        return Masked({"mean": mean}, {"mean": seen})
+        mask = server["seen"][:, None].expand_as(mean)
+        return Masked({"mean": mean}, {"mean": mask})
 
     def start(self, received, client):
         """Return the client's model."""
@@ -83,24 +83,27 @@ class FedProto(LocalOnly):
         return loss, {"z": z.detach(), "y": batch.y}
 
     def after_training(self, server, client, net, params, shard, aux):
-        """Return the client's prototypes, and the weights of those that there are."""
+        """Return the client's prototypes and their weights, 0 for classes that it lacks."""
         labels = shard.data.y
         classes = len(server["mean"])
-        # ---- Features, of which the prototypes are means.
+        # ---- Step 1: the features that the prototypes are means of.
         if self.prototypes == "final":
             aux = {"z": shard.features(net, params), "y": labels}
         if aux:
             rows = slice(None)
             if self.prototypes == "last_epoch":
-                has_lone_sample = len(labels) % shard.batch_size == 1  # it is met in no minibatch
+                # A last minibatch of one sample is left out of training.
+                has_lone_sample = len(labels) % shard.batch_size == 1
                 rows = slice(-(len(labels) - has_lone_sample), None)
             z = aux["z"][rows]
             y = aux["y"][rows]
         else:  # no step was made
             z = server["mean"][:0]
             y = labels[:0]
-        mean = class_means(z, y, torch.zeros_like(server["mean"]), min_samples=1)
-        # ---- Weights: 0 for classes without a prototype.
+        zeros = torch.zeros_like(server["mean"])
+        mean = class_means(z, y, zeros, min_samples=1)
+
+        # ---- Step 2: weights, 0 for classes without a prototype.
         if self.weights == "counts":
             counts = torch.bincount(labels, minlength=classes)
         else:
@@ -136,10 +139,10 @@ class FedProto(LocalOnly):
 
     def evaluated(self, server, client, params):
         """Return the model beside the prototypes that it is judged by."""
-        seen = server["seen"]
-        if "own" in client:
-            seen = seen & client["own"]
-        return {"model": params, "mean": server["mean"], "seen": seen}
+        has_prototype = server["seen"]
+        if "own" in client:  # judge=nearest_own
+            has_prototype = has_prototype & client["own"]
+        return {"model": params, "mean": server["mean"], "seen": has_prototype}
 
     def predict(self, net, params, batch):
         """Return the nearness to each prototype.
@@ -150,12 +153,14 @@ class FedProto(LocalOnly):
         if self.judge == "head":
             return logits
         mean = params["mean"].double()  # which no autocast rounds
-        seen = params["seen"]
+        has_prototype = params["seen"]
         # -|z - P_c|^2, but for |z|^2, which is the same for all classes
         nearness = F.linear(z.double(), 2 * mean, -mean.square().sum(1)).float()
-        farthest = torch.where(seen, nearness, torch.inf).amin(1, keepdim=True)
-        nearness = torch.where(seen, nearness, farthest - 1)
-        return torch.where(seen.any(), nearness, logits)  # without prototypes the head decides
+        farthest = torch.where(has_prototype, nearness, torch.inf).amin(1, keepdim=True)
+        nearness = torch.where(has_prototype, nearness, farthest - 1)
+        return torch.where(
+            has_prototype.any(), nearness, logits
+        )  # without prototypes the head decides
 
     def finetuning(self, params, parts, epochs):
         """Move the model under prototypes that stay."""

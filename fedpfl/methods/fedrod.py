@@ -52,10 +52,12 @@ class FedRoD(Method):
         """Add two objectives without a common variable."""
         generic, z = net.features(params["w"], batch.x)
         # CE(g(z) + log n_i^gamma, y) for body and generic head
-        balanced = generic + client["prior"] if self.gamma else generic
+        balanced = generic
+        if self.gamma:
+            balanced = generic + client["prior"]
         # CE(g(z) + q_i(z), y) for the personal head, z and g(z) being given
-        mixed = generic.detach() + _head_logits(params["q"], z.detach())
-        return batch.loss(balanced) + batch.loss(mixed)
+        sum_of_heads = generic.detach() + _head_logits(params["q"], z.detach())
+        return batch.loss(balanced) + batch.loss(sum_of_heads)
 
     def finish(self, server, client, start, params):
         """Send the global model up, keep the personal head."""

@@ -104,8 +104,15 @@ class FedSelect(PersonalByMask):
         The shared ones train on FedAvg's batches.
         """
         mask = client["mask"]
-        personal = {name: mask.get(name, False) for name in params}
-        shared = {name: ~mask[name] if name in mask else True for name in params}
+        personal = {}
+        shared = {}
+        for name in params:
+            if name in mask:
+                personal[name] = mask[name]
+                shared[name] = ~mask[name]
+            else:  # a tensor in which nothing can be personal
+                personal[name] = False
+                shared[name] = True
         personal_sgd = {} if self.lr_v is None else {"lr": self.lr_v}
         shared_sgd = {} if self.lr_u is None else {"lr": self.lr_u}
         epoch = [
@@ -128,8 +135,8 @@ class FedSelect(PersonalByMask):
             played = client["played"]
             is_due = (played > 0) & (played % self.every == 0)
             scores = self._scores(client["reference"], candidates, client)
-            extended = self._extend_mask(mask, scores)
-            next_client["mask"] = tree.where(is_due, extended, mask)
+            larger_mask = self._extend_mask(mask, scores)
+            next_client["mask"] = tree.where(is_due, larger_mask, mask)
             next_client["reference"] = tree.where(is_due, candidates, client["reference"])
             next_client["played"] = played + 1
 
@@ -144,18 +151,15 @@ class FedSelect(PersonalByMask):
         return upload, next_client
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
-        """Average each entry over those who share it, with equal weights.
-
-        What nobody shares stays. Clients take the mean of what they shared in this round, also
-        where it will be personal from now on.
-        """
+        """Average each entry over those who share it, with equal weights; else it stays."""
         trained, shared = uploads["model"]
         equal = torch.full_like(weight, 1 / len(weight))
         server = tree.masked_mean(server, trained, shared, equal)
+        # ---- What clients shared in this round is the mean, also where it is personal from now on.
         names = clients["own"]
-        candidates = tree.where(
-            tree.select(shared, names), tree.select(server, names), tree.select(trained, names)
-        )
+        was_shared = tree.select(shared, names)
+        mean = tree.select(server, names)
+        candidates = tree.where(was_shared, mean, tree.select(trained, names))
         return server, {**clients, "own": candidates}
 
     def personal(self, server, client):
@@ -205,7 +209,8 @@ class FedSelect(PersonalByMask):
             return mask
         if self.scope == "tensor":
             return tree.map(self._add_largest, mask, scores)
-        return tree.unravel(self._add_largest(tree.ravel(mask), tree.ravel(scores)), mask)
+        flat_mask = self._add_largest(tree.ravel(mask), tree.ravel(scores))
+        return tree.unravel(flat_mask, mask)
 
     def _add_largest(self, mask: Tensor, scores: Tensor) -> Tensor:
         """Add to `mask` the largest `scores` outside it.
@@ -227,7 +232,7 @@ class FedSelect(PersonalByMask):
             is_below = personal_share <= self.alpha
         new_count = torch.where(is_below, new_count, 0)
 
-        # ---- Which ones
+        # ---- Which ones: by rank, as a number that differs by client cannot be a slice's.
         candidates = torch.where(mask, -torch.inf, scores).flatten()
         order = candidates.argsort(descending=True, stable=True)
         is_selected = torch.arange(size, device=mask.device) < new_count

@@ -76,8 +76,9 @@ class FjORD(Submodel):
 
     def _narrow_params(self, server, client, params, random):
         """Return the sub-model of a width drawn uniformly from those that the device can hold."""
-        widths = server["widths"]
+        widths = server["widths"]  # ascending, so the device can hold the first `width_count`
         width_count = (widths <= client["width"] + neurons.SLACK).sum()
+        # Rounding may make random * count the count itself.
         index = (random * width_count).long().minimum(width_count - 1)
         width = widths.gather(0, index)[0]
         active = neurons.prefix_neurons(server["plan"], width, self.rounding)

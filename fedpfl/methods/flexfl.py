@@ -84,12 +84,13 @@ class FlexFL(PartialModel):
                 rounding=self.rounding,
             )
             active.append(neurons.first_neurons(plan, counts.to(plan["group"].device)))
+        # `init_clients` replaces both: it knows how many clients there are.
         highest = torch.full_like(plan["group"][0], len(self.levels) - 1)
         server = {**server, "levels": torch.stack(active)}
         return server, {**client, "device": highest, "level": highest}
 
     def init_clients(self, clients, generator):
-        """Return what devices can hold."""
+        """Return the highest level that each client's device can hold."""
         shares = torch.tensor(self.devices, dtype=torch.float64)
         if self.assign == "random":
             device = torch.multinomial(shares, clients, replacement=True, generator=generator)
@@ -100,7 +101,7 @@ class FlexFL(PartialModel):
         return {"device": device, "level": device}
 
     def sample(self, server, generator):
-        """Draw the level that is sent."""
+        """Draw the level that the client is sent."""
         return {"sent": torch.randint(len(self.levels), (), generator=generator)}
 
     def _active(self, server, client):
@@ -119,7 +120,7 @@ class FlexFL(PartialModel):
         return Agreed(server["model"], mask)
 
     def start(self, received, client):
-        """Return what the device can hold of it."""
+        """Return the part of the received model that the device can hold."""
         return tree.apply_mask(received, client["mask"])
 
     def loss(self, server, client, net, params, batch):
@@ -130,6 +131,7 @@ class FlexFL(PartialModel):
             return loss
         level = client["level"]
         student = (logits / self.temperature).log_softmax(1)
+        # All lower levels are computed for everybody, as hooks may not branch on a client's level.
         for lower in range(len(self.levels) - 1):
             mask = neurons.entry_masks(server["plan"], server["levels"][lower], params)
             with torch.no_grad():

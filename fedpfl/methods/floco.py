@@ -49,7 +49,7 @@ class Floco(Method):
         return self.endpoints + 1
 
     def init(self, params, parts):
-        """Put the endpoints under the name of the weight they replace, and beta at the centre."""
+        """Draw the endpoints, under their weight's name; put beta at the centre."""
         name = parts.head_weight
         head_weight = params[name]
         endpoints = [head_weight]  # V_1 is the network's own head
@@ -88,7 +88,8 @@ class Floco(Method):
     def download(self, server, client):
         """Return the simplex and, once there is one, the client's centre."""
         has_centre = client["projected"].expand_as(client["beta"])
-        return {"model": server, "beta": Masked({"beta": client["beta"]}, {"beta": has_centre})}
+        centre = Masked({"beta": client["beta"]}, {"beta": has_centre})
+        return {"model": server, "beta": centre}
 
     def start(self, received, client):
         """Return the simplex."""

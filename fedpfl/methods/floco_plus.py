@@ -37,7 +37,7 @@ class FlocoPlus(Floco):
         return server, {**client, "v": server}
 
     def start(self, received, client):
-        """Return both side by side, without a private one as `cold_start` says."""
+        """Return both simplexes; a client's first private one is what `cold_start` says."""
         w = super().start(received, client)
         v = client["v"]
         if self.cold_start == "global":
@@ -45,7 +45,7 @@ class FlocoPlus(Floco):
         return {"w": w, "v": v}
 
     def phases(self, server, client, params, epochs):
-        """Train both together for as long as both train, then the one with more epochs alone."""
+        """Train both simplexes together, then the one with more epochs alone."""
         personal_epochs = epochs if self.pers_epochs is None else self.pers_epochs
         return two_model_phases(epochs, personal_epochs, self._global_loss, self._personal_loss)
 

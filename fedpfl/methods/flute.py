@@ -101,12 +101,13 @@ class FLUTE(PersonalByName):
         """
         head = uploads["head"]
         if self.server_lr:
+            # ---- W_i <- W_i - server_lr * gradient of the mean NC
             weights = _head_weight(head)
             slopes = vmap(grad(collapse_distance))(weights, uploads["present"])
             # The step is on the mean NC over the cohort, hence the division.
-            stepped = weights - self.server_lr / len(weights) * slopes
+            new_weights = weights - self.server_lr / len(weights) * slopes
             weight_name = next(iter(head))
-            head = {**head, weight_name: stepped}
+            head = {**head, weight_name: new_weights}
         return tree.mean(uploads["body"], weight), {"head": head}
 
 
@@ -116,16 +117,19 @@ def collapse_distance(weight: Tensor, present: Tensor) -> Tensor:
     weight: the head's W, `[classes, features]`. present: the client's classes u, bool `[classes]`.
     """
     classes = len(weight)
+    # ---- W W^T / |W W^T|
     with torch.autocast(weight.device.type, enabled=False):
         gram = weight @ weight.T
+    scaled_gram = gram / _frobenius_norm(gram).clamp(min=1e-30)
+    # ---- (C - 1)^-1/2 (I - 1 1^T / C) u u^T
     identity = torch.eye(classes, device=weight.device)
     target = (identity - 1 / classes) * (present[:, None] & present)
-    scaled_gram = gram / _frobenius_norm(gram).clamp(min=1e-30)
     return _frobenius_norm(scaled_gram - target / max(1, classes - 1) ** 0.5)
 
 
 def _frobenius_norm(matrix: Tensor) -> Tensor:
     """Return the Frobenius norm; where it is zero, its gradient counts as zero."""
+    # The root's slope at 0 is infinite, and times 0 that would be nan.
     square = matrix.square().sum()
     safe_square = torch.where(square > 0, square, 1.0)
     return torch.where(square > 0, safe_square.sqrt(), 0.0)

@@ -1,4 +1,4 @@
-"""GPFL: a valve makes global features, led by class embeddings, and personal ones of each sample."""
+"""GPFL: a valve makes global features, led by class embeddings, and personal ones."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -67,16 +67,16 @@ class GPFL(Method):
         return {"frequencies": counts / max(1, len(shard.data.y))}
 
     def before_evaluation(self, server, client, net, shard):
-        """Return them for the condition, where the client never trained."""
+        """Return the frequencies also for a client that never trained."""
         return self.before_training(server, client, net, shard)
 
     def start(self, received, client):
-        """Return all that trains."""
+        """Return the received parts and the client's head, which all train."""
         return {**received, "head": client["head"]}
 
     def loss(self, server, client, net, params, batch):
         """Return CE(h_i(z_P), y) + CE(cos(z_G, E), y) + lam * distance + mu/2 |(E, V)|^2."""
-        received = server["embeddings"]
+        received = server["embeddings"]  # a constant in training, unlike params["embeddings"]
         valve = params["valve"]
         z = net.features({**params["body"], **params["head"]}, batch.x)[1]
 
@@ -93,6 +93,7 @@ class GPFL(Method):
         else:
             distance = batch.mean(squared.clamp(min=TINY).sqrt())
 
+        # ---- mu/2 |(E, V)|^2, the code's weight decay
         decaying = tree.leaves(tree.select(params, ("embeddings", "valve")))
         decay = sum(leaf.square().sum() for leaf in decaying)
         loss = batch.loss(logits) + batch.loss(cosines)

@@ -13,7 +13,7 @@ from fedpfl.methods.shared.pruned import PrunedSubmodel
 
 @dataclass(frozen=True)
 class Hermes(PrunedSubmodel):
-    """Hermes (Li et al., MobiCom 2021), pruned once by the L2 norms of filters and rows."""
+    """Hermes (Li et al., MobiCom 2021): prune once, by neurons' L2 norms."""
 
     def _scores(self, model: Tree, gradients: Tree) -> Tree:
         """Return w^2, whose sum over a neuron's weights ranks as their L2 norm."""

@@ -67,6 +67,7 @@ class HeteroFL(Submodel):
         for layer in parts.layers:
             weight_name = layer[0]
             is_convolution = params[weight_name].dim() > 2
+            # Outputs without an axis of neurons are the classes, which are not scaled.
             if is_convolution and axes[weight_name][0] is not None:
                 scaled_names += [name for name in layer if name not in parts.normalisation]
         # Only the names matter; trees want tensors as leaves.
@@ -129,9 +130,11 @@ class HeteroFL(Submodel):
         if self.masked:
             labels = uploads["labels"]  # [clients, classes]
             mask = dict(uploaded.mask)
+            # A row of the head counts where the client had the neurons and the class.
             for name in server["classes"]:
                 trailing_axes = [1] * (mask[name].dim() - 2)
-                mask[name] = mask[name] & labels.view(*labels.shape, *trailing_axes)
+                has_class = labels.view(labels.shape + tuple(trailing_axes))
+                mask[name] = mask[name] & has_class
             uploaded = uploaded._replace(mask=mask)
         return super().aggregate(server, clients, net, {"model": uploaded}, weight, generator)
 

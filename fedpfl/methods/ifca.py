@@ -48,10 +48,10 @@ class IFCA(Method):
     def init(self, params, parts):
         """Shuffle the initial values for all models but the first."""
         names = params if self.layers is None else top_layer_names(parts, self.layers)
-        first_model = tree.select(params, names)
-        models = [first_model]
+        initial_model = tree.select(params, names)
+        models = [initial_model]
         for number in range(1, self.clusters):
-            models.append(_shuffle_entries(first_model, parts.seed, number))
+            models.append(_shuffle_entries(initial_model, parts.seed, number))
         device = tree.leaves(params)[0].device
         server = {
             "shared": tree.drop(params, names),
@@ -61,7 +61,7 @@ class IFCA(Method):
         return server, {}
 
     def buffers(self):
-        """Move statistics with the models, by the method's own hands."""
+        """Keep statistics out of the engine's average; they move with the clusters' models."""
         return {"main": "local"}
 
     def before_training(self, server, client, net, shard):
@@ -69,9 +69,10 @@ class IFCA(Method):
         losses = []
         for cluster in range(self.clusters):
             statistics = tree.take(server["statistics"], cluster)
-            loss = self._summed_loss(server, cluster, net.still({"main": statistics}), shard)
+            still = net.still({"main": statistics})
+            loss = self._summed_loss(server, cluster, still, shard)
             losses.append(loss if math.isfinite(loss) else math.inf)
-        best = min(range(self.clusters), key=lambda cluster: losses[cluster])
+        best = losses.index(min(losses))  # of equals the first
         return {
             "cluster": torch.full((), best, device=shard.data.y.device),
             "statistics": {"main": tree.take(server["statistics"], best)},
@@ -88,7 +89,7 @@ class IFCA(Method):
         return float(sum(sums))
 
     def before_evaluation(self, server, client, net, shard):
-        """Do the same."""
+        """Choose the client's model by its training samples here too."""
         return self.before_training(server, client, net, shard)
 
     def start(self, received, client):
@@ -113,16 +114,21 @@ class IFCA(Method):
         for cluster, is_member in enumerate(uploads["member"].T):
             model = tree.take(server["models"], cluster)
             model_statistics = tree.take(server["statistics"], cluster)
+            # ---- th_j: the mean over the clients with s_i = j. A model that nobody took stays.
             rows = is_member.nonzero()[:, 0]
-            if len(rows):  # a model that nobody took stays
+            if len(rows):
                 # Over everybody the weights are as they are: dividing by their sum would round.
-                share = weight if is_member.all() else weight[rows] / weight[rows].sum()
+                share = weight
+                if not is_member.all():
+                    share = weight[rows] / weight[rows].sum()
                 uploaded = tree.take(tree.select(uploads["model"], model), rows)
                 model = tree.mean(uploaded, share)
                 uploaded_statistics = tree.take(uploads["statistics"], rows)
                 model_statistics = tree.average_statistics(uploaded_statistics, share)
             models.append(model)
             statistics.append(model_statistics)
+
+        # ---- Shared layers: the mean over the whole cohort.
         shared = {}
         if server["shared"]:
             shared = tree.mean(tree.select(uploads["model"], server["shared"]), weight)
@@ -135,10 +141,10 @@ class IFCA(Method):
 
     def metrics(self, server, client):
         """Return the share of the cohort in each cluster."""
-        return {
-            f"cluster_{number + 1}": (client["cluster"] == number).float()
-            for number in range(self.clusters)
-        }
+        shares = {}
+        for number in range(self.clusters):
+            shares[f"cluster_{number + 1}"] = (client["cluster"] == number).float()
+        return shares
 
     @staticmethod
     def _model(server: Tree, cluster: Tensor) -> Tree:

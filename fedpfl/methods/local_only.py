@@ -9,7 +9,7 @@ from fedpfl.models import Parts
 
 @dataclass(frozen=True)
 class LocalOnly(PersonalByName):
-    """Every client trains its own model, in the rounds in which it is sampled; nothing travels.
+    """Every client trains its own model in its rounds, and nothing travels.
 
     A client that was never sampled is evaluated by the initial model.
     """

@@ -1,4 +1,4 @@
-"""MOON: representations are drawn to the global model's, and away from the client's last model's."""
+"""MOON: representations are drawn to the global model's, and away from the last local one's."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -53,6 +53,7 @@ class Moon(Method):
         loss = batch.loss(logits)
         if not self.mu:
             return loss
+        # ---- z_g and z_p, of models that hold still.
         still = net.still(client["references"])
         _, z_g = still.features(server, batch.x, "main")
         _, z_p = still.features(client["last"], batch.x, "last")

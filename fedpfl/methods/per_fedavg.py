@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -67,15 +67,17 @@ class PerFedAvg(Method):
 
         # ---- d = h - inner_lr (g(w + delta h; D'') - g(w - delta h; D'')) / (2 delta)
         if self.version == "hf":
-            ahead, _ = gradient(_take_step(params, direction, self.delta), batches[2])
-            behind, _ = gradient(_take_step(params, direction, -self.delta), batches[2])
+            params_ahead = _take_step(params, direction, self.delta)
+            params_behind = _take_step(params, direction, -self.delta)
+            ahead, _ = gradient(params_ahead, batches[2])
+            behind, _ = gradient(params_behind, batches[2])
             scale = self.inner_lr / (2 * self.delta)
             direction = tree.map(lambda h, a, b: h - scale * (a - b), direction, ahead, behind)
         net.buffers = statistics
         return _take_step(params, direction, -self.outer_lr), loss
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
-        """Average uniformly."""
+        """Average the meta-models uniformly."""
         uniform = torch.full_like(weight, 1 / len(weight))
         return tree.mean(uploads, uniform), clients
 
@@ -83,9 +85,9 @@ class PerFedAvg(Method):
         """Return the meta-model after `adapt_steps` plain steps, on as many epochs as they take."""
         if not self.adapt_steps:
             return {}
-        batches = (
-            batch for epoch in range(self.adapt_steps) for batch in shard.batches("main", epoch)
-        )
+        # One batch an epoch is the least, so that many epochs are always enough.
+        epochs = (shard.batches("main", epoch) for epoch in range(self.adapt_steps))
+        batches = chain.from_iterable(epochs)
         objective = partial(self.loss, server, client)
         params = server
         for batch in islice(batches, self.adapt_steps):
@@ -94,7 +96,7 @@ class PerFedAvg(Method):
         return {"adapted": params}
 
     def personal(self, server, client):
-        """Return the adapted model, if it is adapted before it is evaluated; else the meta-model."""
+        """Return the adapted model; without steps of adaptation, the meta-model."""
         return client.get("adapted", server)
 
     def finetuning(self, params, parts, epochs):
@@ -105,8 +107,8 @@ class PerFedAvg(Method):
 
 
 def _take_step(params: Tree, direction: Tree, length: float) -> Tree:
-    """Go `length` times the direction.
+    """Return the parameters moved by `length` times the direction.
 
-    It is rounded as SGD's steps are, and has the parameters' memory layout.
+    The step is rounded as SGD's steps are, and has the parameters' memory layout.
     """
     return tree.map(lambda p, d: p.clone().add_(d, alpha=length), params, direction)

@@ -1,4 +1,4 @@
-"""pFedFDA: one feature extractor, and a generative classifier that each client fits to its features."""
+"""pFedFDA: one feature extractor, and a generative classifier fitted by each client."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple
@@ -55,10 +55,12 @@ class PFedFDA(Method):
 
     @property
     def _published(self) -> bool:
+        """Whether this is what FL-bench ran: FedAvg, and another head for evaluation."""
         return self.variant == "as_published"
 
     @property
     def _travels(self) -> tuple[str, ...]:
+        """Return the server's parts that go down and up."""
         return ("body", "head") if self._published else ("body", "mean", "cov")
 
     def init(self, params, parts):
@@ -127,7 +129,7 @@ class PFedFDA(Method):
         return upload, {"beta": client["beta"]}
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
-        """Average what came."""
+        """Average bodies and statistics (as published: bodies and heads)."""
         return {**server, **tree.mean(uploads, weight)}, clients
 
     def before_evaluation(self, server, client, net, shard):
@@ -135,9 +137,9 @@ class PFedFDA(Method):
         z = shard.features(net.still(), {**server["body"], **server["head"]})
         prior = self._class_prior(shard.data.y, server)
         samples = Features(z=z, y=shard.data.y, prior=prior)
-        mean, cov, _ = self._fit_statistics(
-            samples, server, client["beta"], min_samples=self.folds + 1
-        )
+        # Here a class of few samples has the global mean.
+        min_samples = self.folds + 1
+        mean, cov, _ = self._fit_statistics(samples, server, client["beta"], min_samples)
         return {"head": self._lda_parameters(mean, cov, prior, server)}
 
     def personal(self, server, client):
@@ -161,10 +163,13 @@ class PFedFDA(Method):
             beta: the weights where the search fails.
             min_samples: samples that a class needs for a mean of its own.
         """
+        # ---- Linear algebra is in float64.
         samples = samples._replace(z=samples.z.double(), prior=samples.prior.double())
         global_mean = server["mean"].double()
         global_cov = unpack_symmetric(server["cov"]).double()
         shared = (global_mean, global_cov)
+
+        # ---- mu <- beta_1 local + (1 - beta_1) global, and Sigma with beta_2.
         beta = self._search_beta(samples, shared, beta.double())
         local_mean, local_cov = self._local_statistics(
             samples.z, samples.y, global_mean, min_samples
@@ -179,6 +184,7 @@ class PFedFDA(Method):
         Where the search fails it is `beta`. Classes with fewer samples than folds are left out;
         without any class the weights are zero.
         """
+        # ---- Folds: samples of each class are dealt in turn, so that all folds have all classes.
         z, y, prior = samples
         has_enough = torch.bincount(y, minlength=len(prior))[y] >= self.folds
         samples = Features(z=z[has_enough], y=y[has_enough], prior=prior)
@@ -190,6 +196,7 @@ class PFedFDA(Method):
         except torch.linalg.LinAlgError:
             return beta
 
+        # ---- The weights of least loss over all folds, each judged by the other folds' statistics.
         def total_loss(weights):
             pair = weights.expand(2)
             return torch.stack([trial.loss(pair) for trial in trials]).sum()
@@ -231,5 +238,6 @@ class PFedFDA(Method):
 
     def _lda_parameters(self, mean, cov, prior, server):
         """Return weight and bias of discriminant analysis under the names of the head's entries."""
-        head = gaussian.lda_head(mean, cov, prior, self.eps)
-        return {name: value.float() for name, value in zip(server["head"], head, strict=True)}
+        weight_and_bias = gaussian.lda_head(mean, cov, prior, self.eps)
+        head = zip(server["head"], weight_and_bias, strict=True)
+        return {name: value.float() for name, value in head}

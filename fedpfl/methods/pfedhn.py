@@ -1,4 +1,4 @@
-"""pFedHN: a hypernetwork at the server makes each client's model from an embedding of the client."""
+"""pFedHN: a hypernetwork at the server makes each client's model from its embedding."""
 
 from dataclasses import dataclass
 from itertools import pairwise

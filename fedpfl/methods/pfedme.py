@@ -61,11 +61,11 @@ class PFedMe(Method):
         return params, {"th": params}
 
     def start(self, received, client):
-        """Begin both models at the global one; what the client kept is for evaluation alone."""
+        """Begin both models at the global one; the stored model is for evaluation alone."""
         return {"w": received, "th": received}
 
     def phases(self, server, client, params, epochs):
-        """Take pFedMe's steps."""
+        """Replace SGD's steps by pFedMe's."""
         return [Phase(epochs, step=self._step)]
 
     def _step(self, server, client, net, params, batch):
@@ -105,8 +105,8 @@ class PFedMe(Method):
         mean = tree.mean(uploads, weight)
         if self.beta == 1:
             return mean, clients
-        stepped = tree.map(lambda w, new: (1 - self.beta) * w + self.beta * new, server, mean)
-        return stepped, clients
+        model = tree.map(lambda w, new: (1 - self.beta) * w + self.beta * new, server, mean)
+        return model, clients
 
     def evaluated(self, server, client, params):
         """Return the private model."""

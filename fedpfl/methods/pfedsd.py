@@ -56,6 +56,7 @@ class PFedSD(Method):
             teacher_logits = teacher(client["teacher"], batch.x)
         else:
             teacher_logits = net.aside(client["teacher"], batch.x)
+        # Logits over tau have gradients smaller by tau^2, which the factor makes up for.
         divergence = batch.mean(kl_divergence(teacher_logits, logits, self.tau))
         distillation = self.lam * self.tau**2 * divergence
         return loss + torch.where(client["participated"], distillation, 0.0)

@@ -12,7 +12,7 @@ from fedpfl.methods.shared.by_mask import PersonalByMask
 
 @dataclass(frozen=True)
 class PSPFL(PersonalByMask):
-    """Update-magnitude personalisation after PSPFL (Zhou et al., IEEE Trans. Mobile Computing 2024).
+    """Personalisation by update magnitude, after PSPFL (Zhou et al., IEEE TMC 2024).
 
     A RECONSTRUCTION: neither full text nor code of PSPFL is public, and its abstract describes an
     acceleration over base stations, which is not here. Do not present its numbers as PSPFL's. It is
@@ -50,7 +50,7 @@ class PSPFL(PersonalByMask):
         return Masked(server, tree.invert(client["mask"]))
 
     def finish(self, server, client, start, params):
-        """Return what `upload` says; how far each entry moved is the next score."""
+        """Send the entries that `upload` names; how far each moved is the next score."""
         upload = params
         if self.upload == "shared":
             upload = Agreed(params, tree.invert(client["mask"]))

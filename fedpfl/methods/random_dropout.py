@@ -42,5 +42,7 @@ class RandomDropout(RandomSubmodel):
         return client["model"] if self.judge == "own" else server["model"]
 
     def _without_unused_model(self, client):
-        """Return the client's state, with its model only if it is evaluated by that."""
-        return client if self.judge == "own" else tree.drop(client, ["model"])
+        """Drop the model from the client's state unless the client is evaluated by it."""
+        if self.judge == "own":
+            return client
+        return tree.drop(client, ["model"])

@@ -85,10 +85,10 @@ class Scaffold(Method):
         return changes, {"control": control}
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
-        """Return x + eta_g mean(dy) and c + m / K mean(dc), m being the cohort's size."""
+        """Return x + eta_g mean(dy) and c + m / K mean(dc)."""
         uniform = torch.full_like(weight, 1 / len(weight))
         mean = tree.mean(uploads, uniform)
         model = tree.map(lambda x, dy: x + self.server_lr * dy, server["model"], mean["model"])
-        cohort_share = len(weight) / server["clients"]  # m / K
+        cohort_share = len(weight) / server["clients"]  # m / K, m being the cohort's size
         control = tree.map(lambda c, dc: c + cohort_share * dc, server["control"], mean["control"])
         return {"model": model, "control": control, "clients": server["clients"]}, clients

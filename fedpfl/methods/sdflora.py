@@ -47,7 +47,7 @@ class SDFLoRA(Method):
 
     @property
     def server_sees(self) -> str:  # type: ignore[override]
-        """Return what its server looks at: at products of each client's pairs."""
+        """Return each upload if the server stacks pairs, or a mean if it averages them."""
         return "each upload" if self.merge == "stacked" else "mean of uploads"
 
     def init(self, params, parts):
@@ -57,8 +57,9 @@ class SDFLoRA(Method):
         return shared, {"own": private}
 
     def _cut(self, params: Tree, private_names: Collection[str]) -> tuple[Tree, Tree]:
-        """Return what is shared of a network, and what is not."""
-        shared, private = dict[str, Tensor](), dict[str, Tensor]()
+        """Return the shared and the private entries of a network."""
+        shared = dict[str, Tensor]()
+        private = dict[str, Tensor]()
         for name, leaf in params.items():
             if name.endswith((".lora_A", ".lora_B")):
                 axis = _rank_axis(name, leaf)
@@ -78,12 +79,12 @@ class SDFLoRA(Method):
     def start(self, received, client):
         """Return both modules side by side."""
         private = client["own"]
-        joined = {}
+        both_modules = {}
         for name, shared_piece in received.items():
             if name in private:
                 pieces = (shared_piece, private[name])
-                joined[name] = torch.cat(pieces, _rank_axis(name, shared_piece))
-        return {**received, **private, **joined}
+                both_modules[name] = torch.cat(pieces, _rank_axis(name, shared_piece))
+        return {**received, **private, **both_modules}
 
     def finish(self, server, client, start, params):
         """Send the shared module up, keep the private one."""
@@ -95,15 +96,19 @@ class SDFLoRA(Method):
         merged = tree.mean(uploads, weight)
         if self.merge == "averaged":
             return merged, clients
-        for name_a in [name for name in merged if name.endswith(".lora_A")]:
+        names_a = [name for name in merged if name.endswith(".lora_A")]
+        for name_a in names_a:
             name_b = f"{name_a[:-1]}B"
             # Where training diverged, as the mean tells, there are no factors of the product.
             if not (uploads[name_a].isfinite().all() and uploads[name_b].isfinite().all()):
                 continue
             old_a = server[name_a]
             old_b = server[name_b]
+            # ---- Stack: sum_k a_k B_k A_k as one pair of a high rank.
             a, b = stack_pairs(uploads[name_a], uploads[name_b], weight)
-            a, b = compress_pair(a, b, rank=old_b.shape[_rank_axis(name_b, old_b)])
+            # ---- Compress the stack to its former rank.
+            rank = old_b.shape[_rank_axis(name_b, old_b)]
+            a, b = compress_pair(a, b, rank)
             merged[name_a] = a.reshape(old_a.shape)
             merged[name_b] = b.reshape(old_b.shape)
         return merged, clients
@@ -115,9 +120,9 @@ def _rank_axis(name: str, leaf: Tensor) -> int:
 
 
 def stack_pairs(a: Tensor, b: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Join pairs of several clients to one whose product is the weighted sum of theirs, float64.
+    """Stack clients' pairs to one whose product is the weighted sum of theirs.
 
-    a: `[clients, chosen, rank, inputs]`, b: `[clients, chosen, rows, rank]`, or a convolution's.
+    It is float64. a: `[clients, chosen, rank, inputs]`, b: `[clients, chosen, rows, rank]`, or a convolution's.
     """
     if a.dim() == 5:
         a = a.flatten(2).unsqueeze(1)
@@ -133,9 +138,11 @@ def compress_pair(a: Tensor, b: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     # b a = q (left right^T) p^T, of which only the middle, which is small, needs an SVD.
     q, left = torch.linalg.qr(b)
     p, right = torch.linalg.qr(a.mT)
+    # All singular values go into B_g, so that A_g has orthonormal rows.
     u, s, v = torch.linalg.svd(left @ right.mT, full_matrices=False)
     a = v[..., :rank, :] @ p.mT
     b = q @ (u * s.unsqueeze(-2))[..., :rank]
     # Algorithms choose signs as they like; here the largest entry of each row is positive.
-    sign = a.gather(-1, a.abs().argmax(-1, keepdim=True)).sign()
+    largest = a.abs().argmax(-1, keepdim=True)
+    sign = a.gather(-1, largest).sign()
     return (a * sign).float(), (b * sign.mT).float()

@@ -1,4 +1,4 @@
-"""SeqFedEDT: a model goes from client to client, each of which puts back some entries of its own."""
+"""SeqFedEDT: a model goes from client to client; each puts back some entries of its own."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -51,9 +51,9 @@ class SeqFedEDT(PersonalByMask):
         return {"main": "local"}
 
     def init(self, params, parts):
-        """Return the travelling model as the server's, and theta_i as the client's.
+        """Give the server the travelling model w, the client theta_i in two parts.
 
-        theta_i is in two parts: what is scored, and the rest.
+        These are the entries that are scored, and the others.
         """
         names = parts.head if self.classifier_only else params
         scored = tree.select(params, names)

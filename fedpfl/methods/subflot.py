@@ -92,11 +92,15 @@ class SubFLOT(PartialModel):
         model = server["model"]
         history = client["model"]  # H
         has_joined = bool(client["participated"])
-        own_neurons = client["own"] if has_joined else self._choice(server, client)
+        if has_joined:
+            own_neurons = client["own"]
+        else:
+            own_neurons = self._initial_neurons(server, client)
         active = neurons.append_always_active(own_neurons)
         mask = neurons.entry_masks(plan, active, model)
         received = tree.apply_mask(model, mask)
         if has_joined:
+            # ---- ALIGN(global -> H), or what takes its place in an ablation.
             if self.otp and self.alpha:
                 small = transport.cut_dense(plan, active, history)
                 aligned, _ = transport.align_neurons(
@@ -105,14 +109,14 @@ class SubFLOT(PartialModel):
                 received = transport.embed_dense(aligned, mask)
             elif self.positions == "first":
                 leading = neurons.leading_neurons(plan, active)
-                received = transport.embed_dense(transport.cut_dense(plan, leading, model), mask)
-            # W~ = alpha ALIGN(global -> H) + (1 - alpha) H
-            received = tree.map(
-                lambda last, new: torch.lerp(last, new, self.alpha), history, received
-            )
+                small = transport.cut_dense(plan, leading, model)
+                received = transport.embed_dense(small, mask)
+
+            # ---- W~ = alpha ALIGN(global -> H) + (1 - alpha) H
+            received = tree.map(lambda h, g: torch.lerp(h, g, self.alpha), history, received)
         return {"own": own_neurons, "received": received}
 
-    def _choice(self, server, client):
+    def _initial_neurons(self, server, client):
         """Return the neurons that a client begins with."""
         plan = server["plan"]
         width = 1 - client["rate"]
@@ -127,7 +131,7 @@ class SubFLOT(PartialModel):
         return neurons.append_always_active(client["own"])
 
     def download(self, server, client):
-        """Send W~, a dense network."""
+        """Send W~, of which only the entries between the client's neurons travel."""
         return Agreed(client["received"], client["mask"])
 
     def loss(self, server, client, net, params, batch):
@@ -139,7 +143,7 @@ class SubFLOT(PartialModel):
         return loss + self.lam * client["rate"].to(loss.dtype) * distance
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
-        """Average what has been moved to the global model's neurons."""
+        """Average the clients' models, moved to the global model's neurons."""
         if not self.ota and self.positions == "own":
             return super().aggregate(server, clients, net, uploads, weight, generator)
         plan = server["plan"]
@@ -150,7 +154,8 @@ class SubFLOT(PartialModel):
             active = neurons.append_always_active(own_neurons)
             trained = tree.take(uploads["model"].values, row)
             small = transport.cut_dense(plan, active, trained)
-            if self.ota:  # ALIGN(W -> global)
+            # ---- ALIGN(W -> global), or the first neurons of every layer.
+            if self.ota:
                 aligned, covered = transport.align_neurons(
                     plan, server["writers"], source=small, target=model, mode=self.mode
                 )
@@ -160,7 +165,9 @@ class SubFLOT(PartialModel):
                 aligned = transport.embed_dense(small, covered)
             aligned_models.append(aligned)
             covered_masks.append(covered)
-        mean = tree.masked_mean(
-            model, tree.stack(aligned_models), tree.stack(covered_masks), weight
-        )
+
+        # ---- Entry by entry the mean over the clients whose neurons reach it.
+        stacked_models = tree.stack(aligned_models)
+        stacked_masks = tree.stack(covered_masks)
+        mean = tree.masked_mean(model, stacked_models, stacked_masks, weight)
         return {**server, "model": mean}, clients

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention (Vaswani et al., NeurIPS 2017), its queries, keys and values from
-    one linear map.
+    """Multi-head self-attention (Vaswani et al., NeurIPS 2017).
+
+    Queries, keys and values come from one linear map.
 
     PyTorch's fused kernels have no rule for vmap and would be called client by client;
     nn.MultiheadAttention uses them too, whose initial values these are.
@@ -47,8 +48,9 @@ class ForTorchvision(Attention):
 
 
 class Block(nn.Module):
-    """Attention and a layer of GELU neurons, each behind a LayerNorm and beside the residual
-    stream.
+    """Attention and a layer of GELU neurons, in pre-norm residual form.
+
+    Each is behind a LayerNorm and beside the residual stream.
     """
 
     def __init__(self, width: int, heads: int):

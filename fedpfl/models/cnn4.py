@@ -11,7 +11,9 @@ from fedpfl.models.shapes import image
 
 
 class CNN4(nn.Module):
-    """conv 5x5 (32), pool 2, conv 5x5 (64), pool 2, fc 512, classifier; ReLU after each hidden
+    """Two convolutions, a hidden layer and the classifier.
+
+    conv 5x5 (32), pool 2, conv 5x5 (64), pool 2, fc 512, classifier; ReLU after each hidden
     layer, no padding.
 
     878,538 scalars for [3, 32, 32] and 10 classes, 582,026 for [1, 28, 28] and 10 classes (FedOBP,

@@ -11,8 +11,9 @@ from fedpfl.models.shapes import UnfitSamples, image
 
 
 class FedSPU(nn.Module):
-    """Two stages (convolution, BatchNorm, ReLU, max pool 2), linear layers without bias and with
-    ReLU, classifier.
+    """Two convolutional stages, linear layers without bias and the classifier.
+
+    A stage is convolution, BatchNorm, ReLU and max pool 2; a linear layer has ReLU.
 
     widths: channels of both stages. hidden: widths of the linear layers. kernel: size, stride,
     padding.

@@ -7,7 +7,9 @@ from fedpfl.models.shapes import signal
 
 
 class HARCNN(nn.Module):
-    """conv 9 (32), pool 2, conv 9 (64), pool 2, fc 1024, fc 512, classifier; ReLU after each hidden
+    """Two convolutions over time, two hidden layers and the classifier.
+
+    conv 9 (32), pool 2, conv 9 (64), pool 2, fc 1024, fc 512, classifier; ReLU after each hidden
     layer, no padding.
 
     2,253,958 scalars for [9, 128] (UCI HAR's signals) and 6 classes. Its 561 features are for

@@ -13,34 +13,43 @@ from fedpfl.models.resnet import ResNet
 
 
 def start_from(module: nn.Module, values: Mapping[str, Tensor], head: tuple[str, ...]) -> None:
-    """Copy a state_dict into a network of the same kind; a ResNet also takes torchvision's of the
-    same depth.
+    """Copy a state_dict into a network of the same kind.
+
+    A ResNet also takes torchvision's of the same depth.
 
     A vision transformer also takes torchvision's, timm's and those of Hugging Face's transformers;
     of another size of images the embeddings of places are interpolated. Where the classifier
     (`head`, full names) has other shapes there, or there is none, the network's own stays as it was
     drawn. Raises ValueError, and changes nothing then, if anything else differs.
     """
-    values = _translated(values) if isinstance(module, ResNet) else _as_torchvisions(module, values)
+    # ---- Names, and the embeddings of positions, as the network has them.
+    if isinstance(module, ResNet):
+        values = _translate_resnet(values)
+    else:
+        values = _translate_transformer(module, values)
     current = module.state_dict()
     for name in values.keys() & current.keys():
-        if name.endswith(PLACES) and values[name].shape != current[name].shape:
-            values[name] = _resized(values[name], current[name])
+        if name.endswith(POSITIONS) and values[name].shape != current[name].shape:
+            values[name] = _resize_positions(values[name], current[name].shape)
+
+    # ---- A classifier for other classes stays as it was drawn.
     if any(name not in values or values[name].shape != current[name].shape for name in head):
-        values = {name: value for name, value in values.items() if name not in head} | {
-            name: current[name] for name in head
-        }
+        values = {name: value for name, value in values.items() if name not in head}
+        values |= {name: current[name] for name in head}
+
+    # ---- Everything else must fit.
     for name in (*current, *values):
         if name not in values:
             raise ValueError(f"model.weights has no {name}, which the network has")
         if name not in current:
             raise ValueError(f"model.weights has {name}, which the network lacks")
         if values[name].shape != current[name].shape:
-            has, wanted = (list(value.shape) for value in (values[name], current[name]))
-            raise ValueError(f"{name} of model.weights is {has}, the network's is {wanted}")
-        if current[name].is_floating_point() and not (
-            values[name].is_floating_point() and values[name].isfinite().all()
-        ):
+            raise ValueError(
+                f"{name} of model.weights is {list(values[name].shape)}, "
+                f"the network's is {list(current[name].shape)}"
+            )
+        is_usable = values[name].is_floating_point() and values[name].isfinite().all()
+        if current[name].is_floating_point() and not is_usable:
             raise ValueError(
                 f"{name} of model.weights ({values[name].dtype}) holds numbers that are no "
                 "finite floats"
@@ -48,28 +57,30 @@ def start_from(module: nn.Module, values: Mapping[str, Tensor], head: tuple[str,
     module.load_state_dict(values)
 
 
-def _translated(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The names of torchvision's ResNets as ours; others stay."""
-    places = [
-        (int(a), int(b))
-        for a, b in re.findall(r"layer(\d+)\.(\d+)\.conv1\.weight", " ".join(values))
-    ]
-    number = {place: i for i, place in enumerate(sorted(places))}
+def _translate_resnet(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a state_dict of torchvision's ResNet under our names; other names stay."""
+    # ---- torchvision numbers blocks by stage, ours are numbered through.
+    pairs = re.findall(r"layer(\d+)\.(\d+)\.conv1\.weight", " ".join(values))
+    blocks = sorted((int(stage), int(block)) for stage, block in pairs)
+    numbers = {block: number for number, block in enumerate(blocks)}
+
+    # ---- Blocks, then stem and classifier.
     ours = {}
     for name, value in values.items():
-        if block := re.match(r"layer(\d+)\.(\d+)\.(.*)", name):
-            inside = block[3].replace("bn", "norm").replace("downsample", "project")
-            name = f"blocks.{number.get((int(block[1]), int(block[2])), block[2])}.{inside}"
-        elif number:
-            name = re.sub(
-                r"^(conv|bn)1\.", lambda stem: {"conv": "conv.", "bn": "norm."}[stem[1]], name
-            )
+        if match := re.match(r"layer(\d+)\.(\d+)\.(.*)", name):
+            stage, block, inside = match.groups()
+            inside = inside.replace("bn", "norm").replace("downsample", "project")
+            number = numbers.get((int(stage), int(block)), block)
+            name = f"blocks.{number}.{inside}"
+        elif numbers:
+            name = re.sub(r"^conv1\.", "conv.", name)
+            name = re.sub(r"^bn1\.", "norm.", name)
             name = re.sub(r"^fc\.", "classifier.", name)
         ours[name] = value
     return ours
 
 
-PLACES = ("pos_embedding", "pos_embed")
+POSITIONS = ("pos_embedding", "pos_embed")
 DIALECTS = [
     [  # torchvision's; attention here is `Attention`
         (r"\.in_proj_(weight|bias)$", r".qkv.\1"),
@@ -103,49 +114,59 @@ DIALECTS = [
         (r"\.output\.dense\.", ".mlp.3."),
     ],
 ]
-"""How a vision transformer's names elsewhere are turned into ours: torchvision's, but for
-attention.
-"""
+"""Translations of a vision transformer's names into ours: torchvision's, but for attention."""
 
 
-def _as_torchvisions(module: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the values under the names of our vision transformer where that makes names the
-    network has.
+def _translate_transformer(module: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a state_dict of torchvision's ViT under the names of ours.
+
+    It is translated from the dialect that gives most of the network's names.
     """
-    wanted = set(module.state_dict())
-    if "encoder.pos_embedding" not in wanted:
+    network_names = set(module.state_dict())
+    if "encoder.pos_embedding" not in network_names:
         return dict(values)
-    found = dict(values)
+    best = dict(values)
     for dialect in DIALECTS:
-        renamed = {_renamed(name, dialect): value for name, value in values.items()}
-        packed = {}
-        for name in [name for name in renamed if ".self_attention.query." in name]:
-            parts = [renamed.pop(name.replace("query", part)) for part in ("query", "key", "value")]
-            packed[name.replace("query", "qkv")] = torch.cat(parts)
-        if len(wanted & {*renamed, *packed}) > len(wanted & found.keys()):
-            found = {**renamed, **packed}
-    return found
+        translation = {_translate_name(name, dialect): value for name, value in values.items()}
+
+        # ---- Queries, keys and values are one linear map in ours.
+        query_names = [name for name in translation if ".self_attention.query." in name]
+        for name in query_names:
+            query = translation.pop(name)
+            key = translation.pop(name.replace("query", "key"))
+            value = translation.pop(name.replace("query", "value"))
+            translation[name.replace("query", "qkv")] = torch.cat([query, key, value])
+
+        if len(network_names & translation.keys()) > len(network_names & best.keys()):
+            best = translation
+    return best
 
 
-def _renamed(name: str, dialect: list[tuple[str, str]]) -> str:
-    for pattern, place in dialect:
-        name = re.sub(pattern, place, name)
+def _translate_name(name: str, dialect: list[tuple[str, str]]) -> str:
+    """Apply a dialect's replacements to a name, in turn."""
+    for pattern, replacement in dialect:
+        name = re.sub(pattern, replacement, name)
     return name
 
 
-def _resized(given: Tensor, wanted: Tensor) -> Tensor:
-    """Return embeddings of a class token and of the places of a square, interpolated to another
-    square.
+def _resize_positions(positions: Tensor, shape: torch.Size) -> Tensor:
+    """Interpolate the embeddings of a square of positions to another square.
+
+    The class token's, which comes first, stays.
     """
-    old, new = (round((leaf.shape[1] - 1) ** 0.5) for leaf in (given, wanted))
-    if (
-        given.shape[-1] != wanted.shape[-1]
-        or old**2 + 1 != given.shape[1]
-        or new**2 + 1 != wanted.shape[1]
-    ):
-        return given  # which is refused
-    square = given[:, 1:].unflatten(1, (old, old)).permute(0, 3, 1, 2)
+    old_side = round((positions.shape[1] - 1) ** 0.5)
+    new_side = round((shape[1] - 1) ** 0.5)
+    are_squares = old_side**2 + 1 == positions.shape[1] and new_side**2 + 1 == shape[1]
+    if not are_squares or positions.shape[-1] != shape[-1]:
+        return positions  # which is refused
+    class_token = positions[:, :1]
+    square = positions[:, 1:].unflatten(1, (old_side, old_side)).permute(0, 3, 1, 2)
     square = F.interpolate(
-        square.float(), (new, new), mode="bicubic", antialias=True, align_corners=False
+        square.float(),
+        (new_side, new_side),
+        mode="bicubic",
+        antialias=True,
+        align_corners=False,
     )
-    return torch.cat([given[:, :1], square.permute(0, 2, 3, 1).flatten(1, 2).to(given.dtype)], 1)
+    resized = square.permute(0, 2, 3, 1).flatten(1, 2).to(positions.dtype)
+    return torch.cat([class_token, resized], 1)

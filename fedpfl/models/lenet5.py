@@ -10,7 +10,9 @@ from fedpfl.models.shapes import image
 
 
 class LeNet5(nn.Module):
-    """conv 5x5 (6), pool 2, conv 5x5 (16), pool 2, fc 120, fc 84, classifier; no padding.
+    """LeNet-5: two convolutions, two hidden layers and the classifier.
+
+    conv 5x5 (6), pool 2, conv 5x5 (16), pool 2, fc 120, fc 84, classifier; no padding.
 
     ReLU, max pooling and fully connected maps, where LeCun had sigmoids, averages and a table of
     connections. 44,426 scalars for [1, 28, 28] and 10 classes, 62,006 for [3, 32, 32].

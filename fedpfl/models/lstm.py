@@ -15,8 +15,9 @@ Count = Annotated[int, AtLeast(1)]
 
 
 class LSTMLayer(nn.Module):
-    """One layer of LSTM that starts from zeros; torch.nn.LSTM's gates and initial values, but one
-    bias.
+    """One layer of LSTM that starts from zeros.
+
+    Gates and initial values are torch.nn.LSTM's, but there is one bias.
 
     torch.func.vmap cannot take nn.LSTM. The rows of a neuron's gates (input, forget, cell, output)
     are neighbours, so that a neuron is a block of rows.
@@ -54,8 +55,9 @@ class LSTMLayer(nn.Module):
 
 
 class LSTM(nn.Module):
-    """Embeddings of 8, two layers of LSTM, of whose last state the classifier tells the next
-    letter.
+    """Predict the next letter from the last state of two layers of LSTM.
+
+    Letters have embeddings of 8 numbers.
 
     Ids from `vocabulary` on share the last row; none is padding.
     """

@@ -10,8 +10,9 @@ from fedpfl.models.shapes import numbers
 
 
 class MLP(nn.Module):
-    """Linear layers of the widths `hidden`, each with a ReLU, and a classifier; samples of any
-    shape are flattened.
+    """Linear layers of the widths `hidden`, each with a ReLU, and a classifier.
+
+    Samples of any shape are flattened.
 
     Two of 200 are McMahan et al.'s 2NN (Communication-Efficient Learning, AISTATS 2017): 199,210
     scalars for [1, 28, 28] and 10 classes; 153,806 for the 561 features of UCI HAR and 6 classes.

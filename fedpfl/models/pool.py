@@ -1,6 +1,4 @@
-"""Max pooling: of several models side by side without copies, and the quicker way where no gradient
-is asked for.
-"""
+"""Max pooling: of several models side by side without copies, and faster without a gradient."""
 
 from __future__ import annotations
 
@@ -32,16 +30,16 @@ def max_pool(x: Tensor, size: int) -> Tensor:
 
 
 def _largest(x: Tensor, size: int, axis: int) -> Tensor:
-    """Return the largest of each `size` neighbours along an axis; drop what is left at its end."""
+    """Return the largest of each `size` neighbours along an axis, without a remainder."""
     count = x.shape[axis] // size
-    return reduce(
-        torch.maximum, x.narrow(axis, 0, count * size).unflatten(axis, (count, size)).unbind(axis)
-    )
+    windows = x.narrow(axis, 0, count * size).unflatten(axis, (count, size))
+    return reduce(torch.maximum, windows.unbind(axis))
 
 
 class _MaxPool(torch.autograd.Function):
-    """x, size to the largest values and their places in the image, both `[batch, channels, rows,
-    columns]`.
+    """Pool images; return the largest values and their positions in the image.
+
+    Both are `[batch, channels, rows, columns]`.
     """
 
     @staticmethod
@@ -52,7 +50,7 @@ class _MaxPool(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: tuple[Tensor, Tensor]) -> None:
         ctx.save_for_backward(inputs[0], output[1])
         ctx.mark_non_differentiable(output[1])
-        ctx.set_materialize_grads(False)  # of the places, which would be zeros
+        ctx.set_materialize_grads(False)  # of the positions, which would be zeros
         ctx.size = inputs[1]
 
     @staticmethod
@@ -63,18 +61,19 @@ class _MaxPool(torch.autograd.Function):
     def vmap(
         info: Any, dims: Dims, x: Tensor, size: int
     ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-        values, places = _MaxPool.apply(_join_axes(x, dims[0], info.batch_size), size)
-        return (_split_axes(values, info.batch_size), _split_axes(places, info.batch_size)), (1, 1)
+        models = info.batch_size
+        values, positions = _MaxPool.apply(_join_axes(x, dims[0], models), size)
+        return (_split_axes(values, models), _split_axes(positions, models)), (1, 1)
 
 
 class _Spread(torch.autograd.Function):
-    """The gradient at `x`: that of each largest value at its place, 0 elsewhere."""
+    """Return the gradient at `x`: that of each largest value at its position, 0 elsewhere."""
 
     @staticmethod
-    def forward(grad: Tensor, x: Tensor, places: Tensor, size: int) -> Tensor:
+    def forward(grad: Tensor, x: Tensor, positions: Tensor, size: int) -> Tensor:
         window = [size, size]
         return torch.ops.aten.max_pool2d_with_indices_backward(
-            grad, x, window, window, [0, 0], [1, 1], False, places
+            grad, x, window, window, [0, 0], [1, 1], False, positions
         )
 
     @staticmethod
@@ -83,26 +82,31 @@ class _Spread(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        (places,) = ctx.saved_tensors
-        return grad.flatten(2).gather(2, places.flatten(2)).view(places.shape), None, None, None
+        # The gradient of a gradient reads it at the same positions.
+        (positions,) = ctx.saved_tensors
+        at_largest = grad.flatten(2).gather(2, positions.flatten(2)).view(positions.shape)
+        return at_largest, None, None, None
 
     @staticmethod
     def vmap(
-        info: Any, dims: Dims, grad: Tensor, x: Tensor, places: Tensor, size: int
+        info: Any, dims: Dims, grad: Tensor, x: Tensor, positions: Tensor, size: int
     ) -> tuple[Tensor, int]:
-        parts = (
-            _join_axes(part, at, info.batch_size)
-            for part, at in zip((grad, x, places), dims, strict=False)
-        )
-        return _split_axes(_Spread.apply(*parts, size), info.batch_size), 1
+        models = info.batch_size
+        grad = _join_axes(grad, dims[0], models)
+        x = _join_axes(x, dims[1], models)
+        positions = _join_axes(positions, dims[2], models)
+        return _split_axes(_Spread.apply(grad, x, positions, size), models), 1
 
 
-def _join_axes(x: Tensor, at: int | None, models: int) -> Tensor:
-    """`[batch, models * channels, height, width]`."""
-    x = x.unsqueeze(1).expand(-1, models, -1, -1, -1) if at is None else x.movedim(at, 1)
+def _join_axes(x: Tensor, models_axis: int | None, models: int) -> Tensor:
+    """Return images as `[batch, models * channels, height, width]`."""
+    if models_axis is None:
+        x = x.unsqueeze(1).expand(-1, models, -1, -1, -1)
+    else:
+        x = x.movedim(models_axis, 1)
     return x.flatten(1, 2)
 
 
 def _split_axes(x: Tensor, models: int) -> Tensor:
-    """`[batch, models, channels, height, width]`."""
+    """Return images as `[batch, models, channels, height, width]`."""
     return x.unflatten(1, (models, -1))

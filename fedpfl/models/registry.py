@@ -100,6 +100,7 @@ def build_network(
     make_module = partial(MODELS[name], shape, classes, **options)
     is_trusted = MODELS[name].__module__.startswith("fedpfl.models.") and name != "timm"
     try:
+        # ---- Step 1: the network, with initial values.
         with seeded_process(seed):
             _check_size(make_module)
         facts: dict[str, Any] = {"seed": seed, "sample": shape, "classes": classes}
@@ -111,13 +112,15 @@ def build_network(
         else:
             module = _make_foreign_module(make_module, shape, classes, seed)
             facts |= _trace_head(name, module, shape, classes)
+        # ---- Step 2: its head, weights from elsewhere and adapters.
         if head is not None:
             check_head(module, head)
             facts |= {"head_layer": head, "unclear": ""}
-
         _load_values(module, find_parts(module, **facts), weights, adapter, seed)
         if getattr(adapter, "func", adapter) is not none:
             _check_logits(module, shape, classes)
+
+        # ---- Step 3: what calls of it do beside computing logits.
         traits = Traits() if is_trusted else observe(module, shape)
         return Net(module, traits, name, **facts)
     except UnfitSamples as error:
@@ -143,7 +146,7 @@ def build_network(
 def _make_foreign_module(
     make_module: Callable[[], nn.Module], shape: tuple[int, ...], classes: int, seed: int
 ) -> nn.Module:
-    """Make a network of a user's or of timm's, and check that it can be made again and copied."""
+    """Make a user's or timm's network; check that it can be made again and copied."""
     with seeded_process(seed):
         module = _make_module(make_module, shape)
     with seeded_process(seed):
@@ -187,7 +190,7 @@ def _make_module(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> nn.Mo
 def _trace_head(
     name: str, module: nn.Module, shape: tuple[int, ...], classes: int
 ) -> dict[str, Any]:
-    """Return the order of the layers and the head, or why it is unclear, as facts of Parts."""
+    """Return the layers' order and the head, or why these are unclear."""
     try:
         trace = trace_layers(copy_network(module), made_up_samples(shape, 2), classes)
     except Exception as error:  # of a network that cannot be differentiated by its layers' outputs

@@ -15,7 +15,8 @@ from fedpfl.models import wiring
 from fedpfl.models.wiring import NORMALISATION, Wiring
 
 
-def _unknown() -> Wiring:
+def _refuse_wiring() -> Wiring:
+    """Stand in for the wiring of Parts that were made without a network."""
     raise ValueError("the network's wiring is not known")
 
 
@@ -50,20 +51,23 @@ class Parts:
     rounds: int = 0
     pairs: int = 0
     statistics: Tree = field(default_factory=dict, compare=False, repr=False)
-    wire: Callable[[], Wiring] = field(default=_unknown, compare=False, repr=False)
+    wire: Callable[[], Wiring] = field(default=_refuse_wiring, compare=False, repr=False)
 
     @property
     def wiring(self) -> Wiring:
-        """Return which hidden neurons each entry belongs to, worked out when first asked for.
+        """Return which hidden neurons each entry belongs to, traced when first asked for.
 
-        Raises ValueError for networks that it is not known of.
+        Raises:
+            ValueError: The network's wiring cannot be traced.
         """
         return self.wire()
 
     @property
     def head_layer(self) -> str:
-        """Return the name of the layer that answers the classes. Raises FedpflError where that is
-        not clear.
+        """Return the name of the layer that answers the classes.
+
+        Raises:
+            FedpflError: It is not clear which layer that is.
         """
         if self.unclear:
             raise FedpflError(self.unclear)
@@ -71,8 +75,10 @@ class Parts:
 
     @property
     def head(self) -> tuple[str, ...]:
-        """Return the parameters of the head. Raises FedpflError where it is not clear which layer
-        that is.
+        """Return the parameters of the head.
+
+        Raises:
+            FedpflError: It is not clear which layer that is.
         """
         if self.unclear:
             raise FedpflError(self.unclear)
@@ -80,8 +86,10 @@ class Parts:
 
     @property
     def head_weight(self) -> str:
-        """Return the weight `[classes, features]` of a linear head. Raises FedpflError for a head
-        of another kind.
+        """Return the weight `[classes, features]` of a linear head.
+
+        Raises:
+            FedpflError: The head is of another kind.
         """
         if not self.linear_weight:
             raise FedpflError(
@@ -106,73 +114,94 @@ def find_parts(
     aliases: Mapping[str, str] | None = None,
     **facts: Any,
 ) -> Parts:
-    """Split by module. facts: `unclear`, `classes`, `seed` and what follows it.
+    """Split a network's parameters by role.
 
-    head_layer: the layer that answers the classes; by default the last linear one.
-    order: layers from input to output; by default, and before these, in the order in which they
-    were declared.
-    aliases: further names of shared parameters, whose first names alone are entries.
+    Args:
+        module: The network.
+        head_layer: The layer that answers the classes; by default the last linear one.
+        order: Layers from input to output; by default, and before these, in the order in which
+            they were declared.
+        aliases: Further names of shared parameters, whose first names alone are entries.
+        facts: `unclear`, `classes`, `seed` and what follows it in Parts.
     """
     aliases = aliases or {}
-    layers: list[list[str]] = []
-    normalisation: list[str] = []
-    batch_norm: list[str] = []
-    last_linear, last_width = "", 0
-    for prefix, child in sorted(module.named_modules(), key=lambda item: _position(item[0], order)):
-        trained = [
-            name for name, leaf in child.named_parameters(recurse=False) if leaf.requires_grad
-        ]
-        names = [f"{prefix}.{name}" if prefix else name for name in trained]
-        names = [name for name in names if name not in aliases]
-        if isinstance(child, nn.Linear) and (names or _is_parametrised(child)):
-            last_linear, last_width = prefix, child.out_features
-        if not names:
-            continue
-        if layers and (isinstance(child, NORMALISATION) or ".parametrizations." in f"{prefix}."):
-            layers[-1].extend(
-                names
-            )  # a parametrised layer keeps what it trains in a module below it
-        else:
-            layers.append(names)
-        if isinstance(child, NORMALISATION):
-            normalisation.extend(names)
-        if isinstance(child, nn.modules.batchnorm._NormBase):
-            batch_norm.extend(names)
+    groups = _group_by_layer(module, order, aliases)
+    layers = groups.layers
 
-    name = last_linear if head_layer is None else head_layer
-    below = f"{name}." if name else ""
-    entries = [entry for layer in layers for entry in layer]
-    shared = [
-        first_name
-        for alias, first_name in aliases.items()
-        if alias == name or alias.startswith(below)
-    ]
-    head = tuple(
-        entry for entry in entries if entry == name or entry.startswith(below) or entry in shared
-    )
+    # ---- The head: the layer's own parameters, and those it shares under their first names.
+    name = groups.last_linear if head_layer is None else head_layer
+    prefix = f"{name}." if name else ""
+    shared = []
+    for alias, first_name in aliases.items():
+        if alias == name or alias.startswith(prefix):
+            shared.append(first_name)
+    head = []
+    for entry in (entry for layer in layers for entry in layer):
+        if entry == name or entry.startswith(prefix) or entry in shared:
+            head.append(entry)
     if head_layer is not None:
-        layers.sort(
-            key=lambda layer: bool(head) and set(layer) <= set(head)
-        )  # the head's come last
+        # The head's layers come last; the sort is stable.
+        layers.sort(key=lambda layer: bool(head) and set(layer) <= set(head))
+
+    # ---- Its weight, if it is linear.
     linear_weight = ""
-    if any(
-        prefix == name and isinstance(child, nn.Linear) for prefix, child in module.named_modules()
-    ):
-        weight = aliases.get(f"{below}weight", f"{below}weight")
+    if isinstance(dict(module.named_modules()).get(name), nn.Linear):
+        weight = aliases.get(f"{prefix}weight", f"{prefix}weight")
         linear_weight = weight if weight in head else ""
-    facts["classes"] = facts.get("classes") or last_width
+
+    facts["classes"] = facts.get("classes") or groups.last_width
     facts["pairs"] = max(getattr(layer, "pairs", 0) for layer in module.modules())
-    wire = cache(partial(wiring.trace_wiring, module))
     return Parts(
         layers=tuple(map(tuple, layers)),
-        head_entries=head,
-        normalisation=tuple(normalisation),
-        batch_norm=tuple(batch_norm),
+        head_entries=tuple(head),
+        normalisation=tuple(groups.normalisation),
+        batch_norm=tuple(groups.batch_norm),
         head_name=name,
         linear_weight=linear_weight,
         **facts,
-        wire=wire,
+        wire=cache(partial(wiring.trace_wiring, module)),
     )
+
+
+@dataclass
+class _LayerGroups:
+    """Names of trainable parameters by layer, and the last linear layer."""
+
+    layers: list[list[str]] = field(default_factory=list)
+    normalisation: list[str] = field(default_factory=list)
+    batch_norm: list[str] = field(default_factory=list)
+    last_linear: str = ""
+    last_width: int = 0
+
+
+def _group_by_layer(
+    module: nn.Module, order: Sequence[str], aliases: Mapping[str, str]
+) -> _LayerGroups:
+    """Group the names of trainable parameters by layer, normalisation with the layer before it."""
+    groups = _LayerGroups()
+    modules = sorted(module.named_modules(), key=lambda item: _position(item[0], order))
+    for prefix, child in modules:
+        names = []
+        for parameter_name, leaf in child.named_parameters(recurse=False):
+            name = f"{prefix}.{parameter_name}" if prefix else parameter_name
+            if leaf.requires_grad and name not in aliases:
+                names.append(name)
+        if isinstance(child, nn.Linear) and (names or _is_parametrised(child)):
+            groups.last_linear = prefix
+            groups.last_width = child.out_features
+        if not names:
+            continue
+        # A parametrised layer keeps what it trains in a module below it.
+        is_continuation = isinstance(child, NORMALISATION) or ".parametrizations." in f"{prefix}."
+        if groups.layers and is_continuation:
+            groups.layers[-1].extend(names)
+        else:
+            groups.layers.append(names)
+        if isinstance(child, NORMALISATION):
+            groups.normalisation.extend(names)
+        if isinstance(child, nn.modules.batchnorm._NormBase):
+            groups.batch_norm.extend(names)
+    return groups
 
 
 def _position(layer: str, order: Sequence[str]) -> int:

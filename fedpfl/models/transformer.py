@@ -13,8 +13,9 @@ Count = Annotated[int, AtLeast(1)]
 
 
 class Transformer(nn.Module):
-    """Embeddings of tokens and places, blocks of attention, LayerNorm, and the classifier on one
-    vector a text.
+    """Embeddings of tokens and places, blocks of attention, and a classifier.
+
+    The classifier reads one vector a text, behind a LayerNorm.
 
     Ids from `vocabulary` on share the last row.
     pool: mean over the words of a text, in which 0 is padding that takes no part, as in AG News; or

@@ -35,7 +35,7 @@ anybody.
 
 @dataclass(frozen=True)
 class Account:
-    """Account for `rounds` of a run in which about `cohort` of `clients` take part each time.
+    """Account for `rounds` in which about `cohort` of `clients` take part.
 
     A client's update is at most `clip` long. Under `sampling=fixed` neighbours are federations in
     which one client is replaced by another, whose updates differ by up to 2 clip (cohorts are drawn
@@ -52,7 +52,9 @@ class Account:
 
     @cached_property
     def noise(self) -> float:
-        """Return the noise on the sum of updates in lengths of clip, as given or calibrated.
+        """Return the noise on the sum of updates, in lengths of clip.
+
+        It is as given, or calibrated to reach the epsilon.
 
         Raises:
             FedpflError: No noise reaches the epsilon.
@@ -65,21 +67,19 @@ class Account:
         def event(noise: float) -> Any:
             return dp.SelfComposedDpEvent(self._round_event(noise), self.rounds)
 
-        if (
-            self._make_accountant().compose(event(MOST_NOISE)).get_epsilon(self.delta)
-            > privacy.epsilon
-        ):
+        def epsilon_of(noise: float) -> Any:
+            return self._make_accountant().compose(event(noise)).get_epsilon(self.delta)
+
+        # The noise on the count of short updates is fixed, and may alone take up the epsilon.
+        if epsilon_of(MOST_NOISE) > privacy.epsilon:
             raise FedpflError(
                 f"privacy.epsilon={privacy.epsilon:g} (delta {self.delta:.2g}) is out of reach in"
                 f" {self.rounds} rounds of {self.cohort:g} of {self.clients} clients by any noise"
                 " on updates; raise it or, with quantile, count_noise"
             )
-        bracket = dp.LowerEndpointAndGuess(SMALLEST_NOISE, 1.0)
-        if (
-            self._make_accountant().compose(event(SMALLEST_NOISE)).get_epsilon(self.delta)
-            <= privacy.epsilon
-        ):
+        if epsilon_of(SMALLEST_NOISE) <= privacy.epsilon:
             return SMALLEST_NOISE
+        bracket = dp.LowerEndpointAndGuess(SMALLEST_NOISE, 1.0)
         return float(
             dp.calibrate_dp_mechanism(
                 self._make_accountant, event, privacy.epsilon, self.delta, bracket, tol=1e-3
@@ -100,11 +100,8 @@ class Account:
         """Return what so many rounds give away, None without noise, when it is without bound."""
         if not self.noise:
             return None
-        return float(
-            self._make_accountant()
-            .compose(self._round_event(self.noise), rounds)
-            .get_epsilon(self.delta)
-        )
+        event = self._round_event(self.noise)
+        return float(self._make_accountant().compose(event, rounds).get_epsilon(self.delta))
 
     def check(self) -> None:
         """Raise FedpflError for noise that no epsilon is reached by, or one that protects nobody."""

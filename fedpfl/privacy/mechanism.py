@@ -51,10 +51,12 @@ def clip_uploads(
     def clip_leaf(upload: Tensor, reference_leaf: Tensor, update: Tensor) -> Tensor:
         row_shape = (-1, *[1] * (upload.dim() - 1))
         update = torch.where(is_finite.view(row_shape), update, 0.0)
-        clipped = reference_leaf + factors.to(upload.dtype).view(row_shape) * update
+        factor = factors.to(upload.dtype).view(row_shape)
+        clipped_upload = reference_leaf + factor * update
         if scale != 1.0:
-            return clipped
-        return torch.where(is_short.view(row_shape), upload, clipped)
+            return clipped_upload
+        # Subtracting the reference and adding it again would round.
+        return torch.where(is_short.view(row_shape), upload, clipped_upload)
 
     clipped_uploads = tree.map(clip_leaf, uploads, reference, updates)
     return clipped_uploads, UpdateNorms(norms=norms, clipped=~is_short)
@@ -72,7 +74,8 @@ def draw_noise(like: Tree, deviation: float, secret: Secret, number: int) -> Tre
 
     def draw_leaf(index: int, leaf: Tensor) -> Tensor:
         normal = torch.from_numpy(secret.draw_normal(leaf.numel(), "noise", number, index))
-        return tree.send((deviation * normal).to(leaf.dtype).view(leaf.shape), leaf.device)
+        noise = (deviation * normal).to(leaf.dtype).view(leaf.shape)
+        return tree.send(noise, leaf.device)
 
     leaves = [draw_leaf(index, leaf) for index, leaf in enumerate(tree.leaves(like))]
     return tree.rebuild(like, leaves)

@@ -23,7 +23,8 @@ class Secret:
     @classmethod
     def of_seed(cls, seed: int) -> Secret:
         """Return the secret that anybody can make who knows `seed`."""
-        return cls(hashlib.blake2b(f"privacy.seed {seed}".encode(), digest_size=32).digest())
+        digest = hashlib.blake2b(f"privacy.seed {seed}".encode(), digest_size=32)
+        return cls(digest.digest())
 
     def bind_to(self, context: object) -> Secret:
         """Return a secret of its own for each context (plain values), made from this one."""
@@ -33,7 +34,8 @@ class Secret:
         """Return `[count]` float64 numbers, uniform in (0, 1)."""
         stream = hashlib.shake_256(self._hash("stream", purpose)).digest(8 * count)
         # 52 bits and a half are exact in float64, and never 0 or 1.
-        return ((np.frombuffer(stream, "<u8") >> np.uint64(12)) + 0.5) * 2.0**-52
+        bits = np.frombuffer(stream, "<u8") >> np.uint64(12)
+        return (bits + 0.5) * 2.0**-52
 
     def draw_normal(self, count: int, *purpose: int | str) -> np.ndarray:
         """Return `[count]` float64 numbers of mean 0 and variance 1, by Box and Muller's rule."""

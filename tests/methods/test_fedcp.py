@@ -25,7 +25,9 @@ def test_noise_is_of_training_alone_and_logistic(net, federation):
     quiet = runner.evaluate(EvalCall(FedCP(policy_noise="off"), federation, state, list(range(10))))
     assert_same(one.loss, quiet.loss)
     g = torch.Generator().manual_seed(1)
-    drawn = method._noise(torch.rand(2, BANK, 8, generator=g), torch.rand(20_000, 2, generator=g))
+    drawn = method._gumbel_noise(
+        torch.rand(2, BANK, 8, generator=g), torch.rand(20_000, 2, generator=g)
+    )
     assert abs(float(drawn.mean())) < 0.05
     assert abs(float(drawn.std()) - torch.pi / 3**0.5) < 0.05
     assert len(drawn.unique(dim=0)) > 16_000

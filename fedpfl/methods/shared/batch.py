@@ -54,14 +54,18 @@ class Batch(NamedTuple):
 
     def split(self, size: int = 256) -> Iterator[Batch]:
         """Give all samples in order, in batches of bounded size."""
+        present = {name: field for name, field in self._asdict().items() if field is not None}
+        # No samples are one empty batch, so that whoever adds up batches has something to add.
         for start in range(0, max(1, len(self.x)), size):
             chunk = slice(start, start + size)
-            fields = [None if field is None else field[chunk] for field in self]
-            yield Batch(*fields)  # type: ignore[arg-type]
+            chunks = {name: field[chunk] for name, field in present.items()}
+            yield self._replace(**chunks)
 
     def sum(self, values: Tensor) -> Tensor:
         """Add up `values` `[batch]` over the samples."""
-        return values.sum() if self.weight is None else (values * self.weight).sum()
+        if self.weight is None:
+            return values.sum()
+        return (values * self.weight).sum()
 
     def mean(self, values: Tensor) -> Tensor:
         """Average `values` `[batch]` over the samples."""
@@ -76,6 +80,7 @@ class Batch(NamedTuple):
         squared error.
         """
         task = find_task(self.y)
+        # In float32 also under autocast.
         if task is MULTILABEL:
             errors = F.binary_cross_entropy_with_logits(
                 outputs.float(), self.y.float(), reduction="none"
@@ -184,7 +189,8 @@ class Shard:
         `net` computes them in the mode in which it is bound.
         """
         with torch.no_grad():
-            return torch.cat([net.features(params, batch.x)[1] for batch in self.data.chunks()])
+            features = [net.features(params, batch.x)[1] for batch in self.data.chunks()]
+            return torch.cat(features)
 
     def batches(self, stream: str, epoch: int, share: float = 1.0) -> Iterator[Batch]:
         """Give the minibatches of an epoch's first `share` of samples.
@@ -194,5 +200,6 @@ class Shard:
         order = self.order(stream, epoch)
         count = int(share * len(order))
         for rows in order[:count].split(self.batch_size):
+            # BatchNorm cannot normalise over a single sample.
             if len(rows) > 1:
                 yield self.data.rows(tree.send(rows, self.data.y.device))

@@ -22,8 +22,8 @@ class PersonalByMask(Method):
         """Return the personal entries of the client's model among the others of the server's."""
         mask = client["mask"]
         received_part = tree.select(received, mask)
-        mixed = tree.where(mask, client[self._key], received_part)
-        return {**received, **mixed}
+        mixture = tree.where(mask, client[self._key], received_part)
+        return {**received, **mixture}
 
     def masks(self, server, client):
         """Return the mask that the client would enter the next round with."""

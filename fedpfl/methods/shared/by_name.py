@@ -24,7 +24,7 @@ class PersonalByName(Method):
     """The name of these entries in the client's state."""
 
     def _personal(self, parts: Parts) -> tuple[str, ...]:
-        """Return the names of the parameters that never leave a client: by default the head."""
+        """Return the names of the parameters that never leave a client (the head's)."""
         return parts.head
 
     def init(self, params, parts):
@@ -60,7 +60,7 @@ def train_only(params: Tree, names: Collection[str]) -> Tree:
 
 
 def train_all_but(params: Tree, names: Collection[str]) -> Tree:
-    """Return the mask of a phase in which all entries but those with these names move."""
+    """Return the mask of a phase in which all entries but these move."""
     return {name: name not in names for name in params}
 
 
@@ -71,11 +71,11 @@ def top_layer_names(parts: Parts, layers: int) -> tuple[str, ...]:
         FedpflError: where the network has fewer layers, or it is not clear which one is the last.
     """
     depth = len(parts.layers)
-    first = depth - layers
-    if first < 0:
+    lower_layers = depth - layers
+    if lower_layers < 0:
         raise FedpflError(
             f"method.layers must be at most {depth}, the network's layers, got {layers}"
         )
     if 0 < layers < depth:
         _ = parts.head  # raises where it is not clear which layer is the last
-    return tuple(name for layer in parts.layers[first:] for name in layer)
+    return tuple(name for layer in parts.layers[lower_layers:] for name in layer)

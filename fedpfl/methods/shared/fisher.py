@@ -44,4 +44,6 @@ def fisher_scores(
         total = part if total is None else tree.map(torch.add, total, part)
     samples = shard.data.y.new_full((), len(shard.data.y), dtype=torch.float32)
     mean = tree.map(lambda leaf: leaf / samples, total)
-    return mean if by_sample else tree.map(torch.square, mean)
+    if by_sample:
+        return mean  # of squares already
+    return tree.map(torch.square, mean)

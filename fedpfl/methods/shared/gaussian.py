@@ -1,4 +1,4 @@
-"""Classes as Gaussians of one covariance: discriminant analysis, local and global statistics mixed.
+"""Classes as Gaussians of one covariance: linear discriminant analysis, statistics mixed.
 
 z: features `[samples, features]`; y: labels `[samples]`; mean: `[classes, features]`; cov:
 `[features, features]`; prior: `[classes]`. All in float64. Not for vmap: it branches, and asks
@@ -109,13 +109,17 @@ class MixtureTrial(NamedTuple):
         """
         local_mean, local_cov = local
         shared_mean, shared_cov = shared
+
+        # ---- A basis in which both covariances are diagonal: shared = L L^T.
         factor = torch.linalg.cholesky(shared_cov)
         half = torch.linalg.solve_triangular(factor, local_cov, upper=False)
         whitened = torch.linalg.solve_triangular(factor, half.T, upper=False)
         ratio, basis = torch.linalg.eigh(whitened)
 
+        # ---- Features and means in this basis.
         def change_basis(rows: Tensor) -> Tensor:
-            return torch.linalg.solve_triangular(factor, rows.T, upper=False).T @ basis
+            whitened_rows = torch.linalg.solve_triangular(factor, rows.T, upper=False).T
+            return whitened_rows @ basis
 
         return cls(
             ratio=ratio,
@@ -131,15 +135,17 @@ class MixtureTrial(NamedTuple):
 
         beta: the weights `[2]` of local mean and local covariance.
         """
-        mean_share, cov_share = beta[0], beta[1]
+        mean_share = beta[0]
+        cov_share = beta[1]
         mean = mean_share * self.local + (1 - mean_share) * self.shared
+        # Both covariances are diagonal here, so that their mixture is inverted by a division.
         weight = mean / (cov_share * self.ratio + 1 - cov_share)
         logits = self.z @ weight.T - (weight * mean).sum(1) / 2 + self.log_prior
         return F.cross_entropy(logits, self.y, reduction="sum")
 
 
 def minimize_in_box(loss: Callable[[Tensor], Tensor], size: int, like: Tensor) -> Tensor | None:
-    """Return the point of [0, 1]^size where L-BFGS-B ends; None without a finite loss.
+    """Minimise a loss over [0, 1]^size by L-BFGS-B; return None without a finite loss.
 
     Ten steps are taken from the centre. The point has the type and device of `like`.
     """
@@ -165,6 +171,7 @@ def minimize_in_box(loss: Callable[[Tensor], Tensor], size: int, like: Tensor) -
 
 def ranks_in_class(y: Tensor) -> Tensor:
     """Count for each sample the earlier ones of the same label, `[samples]`."""
+    # In an order by label, a rank is the position less where the class begins.
     order = y.argsort(stable=True)
     counts = torch.bincount(y)
     class_offsets = (counts.cumsum(0) - counts)[y[order]]
@@ -174,7 +181,7 @@ def ranks_in_class(y: Tensor) -> Tensor:
 
 
 def pack_symmetric(cov: Tensor) -> Tensor:
-    """Return the lower triangle of a symmetric matrix, a vector of d (d + 1) / 2 numbers."""
+    """Return the lower triangle of a symmetric matrix as a vector."""
     rows, columns = torch.tril_indices(len(cov), len(cov), device=cov.device)
     return cov[rows, columns]
 
@@ -184,6 +191,7 @@ def unpack_symmetric(triangle: Tensor) -> Tensor:
     count = triangle.shape[-1]
     width = (math.isqrt(8 * count + 1) - 1) // 2
     rows, columns = torch.tril_indices(width, width, device=triangle.device)
+    # For each entry of the matrix its position in the triangle; (i, j) and (j, i) share one.
     index = torch.zeros(width, width, dtype=torch.int64, device=triangle.device)
     numbers = torch.arange(count, device=triangle.device)
     index[rows, columns] = numbers

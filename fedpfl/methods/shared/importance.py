@@ -26,7 +26,7 @@ def published_obp_score(model: Tree, server: Tree) -> Tree:
 
 
 def movement_score(start: Tree, params: Tree) -> Tree:
-    """Return |theta_start - theta|, how far the last local training went.
+    """Return |theta_start - theta|, how far the last local training moved each entry.
 
     Eq. 5, which the paper attributes to FedSelect and PSPFL.
     """
@@ -53,6 +53,7 @@ def quantile_rank(q: float, n: int) -> int:
 
     It is floor(q (n - 1)) in float64, or an integer that is very near.
     """
+    # 0.29 * 100 is 28.999..., which should count as 29.
     exact = q * (n - 1)
     nearest = round(exact)
     is_near = abs(exact - nearest) <= max(1e-9, n * 2.0**-52)
@@ -78,7 +79,8 @@ def mask_above_quantile(scores: Tree, q: float, norm: str = "none") -> Tree:
     """
     if norm == "layer":
         scores = rescale_scores(scores)
-    threshold = order_statistic(tree.ravel(scores), q)
+    values = tree.ravel(scores)
+    threshold = order_statistic(values, q)
     return tree.map(lambda leaf: leaf > threshold, scores)
 
 

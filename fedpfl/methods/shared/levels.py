@@ -1,4 +1,4 @@
-"""Levels of a network: how many neurons of each group leave a given share of its scalars (FlexFL)."""
+"""Levels of a network: neurons of each group that leave a given share of its scalars (FlexFL)."""
 
 from __future__ import annotations
 
@@ -44,9 +44,11 @@ def level_neuron_counts(
     nearest = widths
     largest_gamma = int(10000 * max(worths)) + 1  # with it all shares are the least, 0.01
     for gamma in range(1, largest_gamma + 1):
-        clipped = [min(max(100 * worth / gamma, 0.01), 1.0) for worth in worths]
-        shares = torch.tensor(clipped, dtype=torch.float64)
+        # ---- The sub-model of this gamma.
+        scaled_worths = torch.tensor([100 * worth / gamma for worth in worths], dtype=torch.float64)
+        shares = scaled_worths.clamp(0.01, 1.0)
         counts = neurons.neuron_counts({"width": widths}, shares, rounding)
+        # ---- How far its share of all scalars is from the level; larger gammas have fewer.
         excess = _count_scalars(params, wiring, counts.tolist()) / total - level
         if abs(excess) < smallest_excess:
             smallest_excess = abs(excess)
@@ -74,6 +76,7 @@ def group_worths(params: Tree, wiring: Wiring, apoz: tuple[float, ...]) -> list[
         raise FedpflError(
             f"method.apoz has {len(apoz)} numbers for {len(groups)} groups of neurons"
         )
+    # ---- P_l: the scalars whose outputs are the group's neurons.
     scalars = dict.fromkeys(groups, 0)
     for name, leaf in params.items():
         output_axis = wiring.axes[name][0]
@@ -83,12 +86,13 @@ def group_worths(params: Tree, wiring: Wiring, apoz: tuple[float, ...]) -> list[
             group = name.rpartition(".")[0]  # an embedding's neurons are along its last axis
         if group in scalars:
             scalars[group] += leaf.numel()
+    # ---- 1 - APoZ_l log P_l / log max P
     largest = math.log(max(scalars.values()))
     zero_shares = apoz or [0.0] * len(groups)
-    return [
-        1 - zeros * math.log(scalars[group]) / largest
-        for group, zeros in zip(groups, zero_shares, strict=True)
-    ]
+    worths = []
+    for group, zeros in zip(groups, zero_shares, strict=True):
+        worths.append(1 - zeros * math.log(scalars[group]) / largest)
+    return worths
 
 
 def _count_scalars(params: Tree, wiring: Wiring, counts: list[int]) -> int:

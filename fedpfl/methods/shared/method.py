@@ -123,7 +123,10 @@ class Method(Checked):
     """Why labels must be classes, as a clause; other tasks are refused. Empty: any task will do."""
 
     validates: ClassVar[bool] = False
-    """Whether hooks look at `Shard.validation`: a run without validation samples is then refused."""
+    """Whether hooks look at `Shard.validation`.
+
+    A run without validation samples is then refused.
+    """
 
     pairs: ClassVar[int] = 0
     """How many low-rank pairs the method wants in an adapted layer (adapter=lora, adapter.pairs).
@@ -171,9 +174,10 @@ class Method(Checked):
         Raises:
             FedpflError: for one that is no hook, or has another order.
         """
-        # A class that answers for the server itself is taken to see everything, unless it says less.
+        # A class that answers for the server is taken to see everything, unless it says less.
         if "server_sees" not in vars(cls) and SERVED & vars(cls).keys():
             cls.server_sees = SEES[-1]
+        # A misspelt hook would never be called, and the run would be another method's.
         for name, value in vars(cls).items():
             is_function = callable(value) or isinstance(value, classmethod | property)
             if not is_function or name.startswith("_"):
@@ -379,7 +383,7 @@ class Method(Checked):
         By default it is what the client would start from.
         """
         client = self.prepare(server, client)
-        start = self._begin(server, client)
+        start = self._begin(server, client)  # nothing is counted as traffic here
         return self.evaluated(server, client, start)
 
     def predict(self, net: Bound, params: Tree, batch: Batch) -> Tensor:
@@ -459,9 +463,13 @@ def argument_order_fault(
     """
     expected = argument_names(like) if callable(like) else list(like)
     actual = argument_names(function)
+
+    # ---- `*args` and `**kwargs` take arguments in any order.
     kinds = {parameter.kind for parameter in inspect.signature(function).parameters.values()}
     if kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
         return ""
+
+    # ---- Others must have the contract's names at the contract's places.
     is_misordered = any(
         name != expected_name and name in _hook_argument_names()
         for name, expected_name in zip(actual, expected, strict=False)

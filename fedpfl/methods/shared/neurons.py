@@ -45,14 +45,15 @@ def build_plan(params: Tree, parts: Parts) -> Tree:
     widths = list(wiring.widths.values())
     always_active = sum(widths)  # the number behind those of all neurons
     offsets = torch.tensor([0, *widths]).cumsum(0).tolist()
-    first_of_group = dict(zip(wiring.widths, offsets, strict=False))
+    group_start = dict(zip(wiring.widths, offsets, strict=False))
 
     def numbers_along(axis: Axis | None, size: int) -> Tensor:
         """Return the neuron numbers of the entries along one axis of a tensor."""
         if axis is None:
             return torch.full((size,), always_active, device=device)
-        first = first_of_group[axis.group]
-        numbers = torch.arange(first, first + wiring.widths[axis.group], device=device)
+        start = group_start[axis.group]
+        numbers = torch.arange(start, start + wiring.widths[axis.group], device=device)
+        # Flattened images have a block of entries for each channel.
         return numbers.repeat_interleave(axis.block)
 
     # ---- Parameters: rows are outputs, columns are inputs.
@@ -92,24 +93,25 @@ def neuron_counts(plan: Tree, share: Tensor, rounding: Rounding = "floor") -> Te
     """
     exact = share.double() * plan["width"]
     if rounding == "ceil":
-        whole = (exact - SLACK).ceil()
+        counts = (exact - SLACK).ceil()
     elif rounding == "round":
-        whole = (exact + 0.5 + SLACK).floor()
+        counts = (exact + 0.5 + SLACK).floor()
     else:
-        whole = (exact + SLACK).floor()
-    return whole.clamp(min=1).minimum(plan["width"].double()).long()
+        counts = (exact + SLACK).floor()
+    # At least one neuron, as a layer of none would cut the network.
+    return counts.clamp(min=1).minimum(plan["width"].double()).long()
 
 
 def prefix_neurons(plan: Tree, share: Tensor, rounding: Rounding = "floor") -> Tensor:
     """Return the first neurons of every group, a share of them."""
-    chosen = plan["place"] < neuron_counts(plan, share, rounding)
-    return append_always_active(chosen)
+    is_active = plan["place"] < neuron_counts(plan, share, rounding)
+    return append_always_active(is_active)
 
 
 def first_neurons(plan: Tree, counts: Tensor) -> Tensor:
     """Return the first neurons of each group, as many as `counts` `[groups]` says."""
-    chosen = plan["place"] < counts[plan["group"]]
-    return append_always_active(chosen)
+    is_active = plan["place"] < counts[plan["group"]]
+    return append_always_active(is_active)
 
 
 def leading_neurons(plan: Tree, active: Tensor) -> Tensor:
@@ -124,8 +126,8 @@ def rolling_neurons(
 ) -> Tensor:
     """Return as many neurons as `prefix_neurons`, from number `shift` on and round about."""
     shifted_place = (plan["place"] - shift) % plan["width"]
-    chosen = shifted_place < neuron_counts(plan, share, rounding)
-    return append_always_active(chosen)
+    is_active = shifted_place < neuron_counts(plan, share, rounding)
+    return append_always_active(is_active)
 
 
 def top_neurons(plan: Tree, share: Tensor, score: Tensor, rounding: Rounding = "floor") -> Tensor:
@@ -147,9 +149,10 @@ def entry_masks(plan: Tree, active: Tensor, params: Tree) -> Tree:
     def mask_entries(name: str, leaf: Tensor) -> Tensor:
         mask = active[plan["rows"][name]]
         if leaf.dim() > 1:
+            # A weight lies between two neurons, both of which must be active.
             mask = mask.unsqueeze(1) & active[plan["columns"][name]]
         trailing_axes = [1] * (leaf.dim() - mask.dim())  # a convolution's kernel
-        return mask.view(*mask.shape, *trailing_axes).expand(leaf.shape)
+        return mask.view(mask.shape + tuple(trailing_axes)).expand(leaf.shape)
 
     return {name: mask_entries(name, leaf) for name, leaf in params.items()}
 
@@ -171,6 +174,7 @@ def sum_incoming(plan: Tree, values: Tree) -> Tensor:
     return total[:-1]
 
 
-def append_always_active(chosen: Tensor) -> Tensor:
-    """Return `active` for the neurons `chosen` `[neurons]`: the last entry is always active."""
-    return torch.cat([chosen, torch.ones_like(chosen[:1])])
+def append_always_active(is_active: Tensor) -> Tensor:
+    """Append the entry for what is always active to bools `[neurons]`."""
+    always = torch.ones_like(is_active[:1])
+    return torch.cat([is_active, always])

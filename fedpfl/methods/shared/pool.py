@@ -38,7 +38,7 @@ class ModelPool(Method):
         return server, {"model": params}
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
-        """Note whose models there are."""
+        """Note whose models there are: all so far, or those of this round."""
         if self.pool == "all":
             pool = server["pool"].clone()
         else:
@@ -63,7 +63,8 @@ def validation_loss(net: Bound, model: Tree, statistics: Tree, shard: Shard) -> 
 
 
 def gain_per_distance(gain: Tensor, model: Tree, old: Tree) -> Tensor:
-    """Return `gain` over |model - old|; 0 for a model that does not differ, or diverged."""
+    """Return gain / |model - old|, or 0 if the model is the same or diverged."""
+    # In float64, as late in training models hardly differ.
     doubled_model = tree.map(Tensor.double, model)
     doubled_old = tree.map(Tensor.double, old)
     distance = tree.squared_distance(doubled_model, doubled_old).sqrt()
@@ -93,12 +94,14 @@ def choose_candidates(
     available[number] = False
     candidates = list[int]()
     while len(candidates) < count and available.any():
+        # ---- With probability `rate` any client, else one of largest affinity.
         draw = torch.rand((), generator=generator)
         lots = torch.rand(len(pool), generator=generator)
         if draw < rate:
             eligible = available
         else:
             eligible = available & (affinity == affinity[available].max())
+        # ---- By lot among those eligible; lots of others are below all of theirs.
         candidate = int(torch.where(eligible, lots, -1.0).argmax())
         candidates.append(candidate)
         available[candidate] = False

@@ -18,7 +18,7 @@ from fedpfl.methods.shared.submodel import Submodel
 
 @dataclass(frozen=True)
 class PrunedSubmodel(Submodel, ABC):
-    """A client ranks the neurons of each layer once, and keeps the top share for good.
+    """A client ranks each layer's neurons once, and keeps the top share.
 
     At its first participation it receives the full model and ranks the neurons; the top share of
     its width is its sub-model. This is the version that FedSPU compares with.
@@ -38,7 +38,9 @@ class PrunedSubmodel(Submodel, ABC):
     def _scores(self, model: Tree, gradients: Tree) -> Tree:
         """Return how much each entry counts.
 
-        model: the copy trained for ranking. gradients: the sum of its gradients on the way.
+        Args:
+            model: the copy trained for ranking.
+            gradients: the sum of its gradients on the way.
         """
 
     def init(self, params, parts):
@@ -69,6 +71,7 @@ class PrunedSubmodel(Submodel, ABC):
         return {"own": active[:-1]}
 
     def _active(self, server, client):
+        """Return the neurons that the client has kept."""
         return neurons.append_always_active(client["own"])
 
     def download(self, server, client):
@@ -86,6 +89,7 @@ class PrunedSubmodel(Submodel, ABC):
 
     def finish(self, server, client, start, params):
         """Upload the client's part, and once which neurons it has."""
+        # Once the server knows a client's neurons, they need not travel again.
         joins_now = ~client["participated"].expand(client["own"].shape)
         neurons_once = Agreed(client["own"], joins_now)
         upload, client = super().finish(server, client, start, params)

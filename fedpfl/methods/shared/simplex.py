@@ -1,4 +1,4 @@
-"""A simplex of heads: points in it, and where its clients' centres lie (FLOCO, arXiv:2403.03333)."""
+"""A simplex of heads: its points, and the clients' centres in it (FLOCO, arXiv:2403.03333)."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class PartialModel(Method, ABC):
         """
 
     def init(self, params, parts):
-        """Give the server the full model and its plan, the client a model of its own."""
+        """Give the server the full model and its plan, the client a model."""
         plan = neurons.build_plan(params, parts)
         return {"model": params, "plan": plan}, {"model": params}
 
@@ -82,19 +82,17 @@ class PartialModel(Method, ABC):
         return {**server, "model": model}, clients
 
     def personal(self, server, client):
-        """Return what the client trained last.
-
-        Before that, it is the part of the initial model that the client can hold.
-        """
+        """Return the client's last model, or the initial one's part that it can hold."""
         active = self._active(server, client)
         mask = neurons.entry_masks(server["plan"], active, client["model"])
-        return self.evaluated(server, client, tree.apply_mask(client["model"], mask))
+        part = tree.apply_mask(client["model"], mask)
+        return self.evaluated(server, client, part)
 
     def metrics(self, server, client):
         """Return the share of the network's entries that the client trains."""
         masks = tree.leaves(client["mask"])
-        trained = sum(mask.sum() for mask in masks)
-        return {"trained_share": trained / sum(mask.numel() for mask in masks)}
+        trained_count = sum(mask.sum() for mask in masks)
+        return {"trained_share": trained_count / sum(mask.numel() for mask in masks)}
 
 
 @dataclass(frozen=True)

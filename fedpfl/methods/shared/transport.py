@@ -146,8 +146,8 @@ def move_neurons(leaf: Tensor, axis: int, move: Tensor) -> Tensor:
     is_whole = share == 1
     if bool((is_whole | (share == 0)).all()):
         # Each target neuron gets one source neuron or none: copied, so that nothing is rounded.
-        trailing_axes = [1] * (blocks.dim() - axis - 1)
-        is_covered = is_whole.view(-1, *trailing_axes)
+        shape = (-1, *[1] * (blocks.dim() - axis - 1))
+        is_covered = is_whole.view(shape)
         moved_blocks = torch.where(is_covered, blocks.index_select(axis, origin), 0.0)
     else:
         moved_blocks = torch.tensordot(blocks, move, ([axis], [0])).movedim(-1, axis)
@@ -178,7 +178,7 @@ def match_neurons(cost: Tensor, mode: MatchingMode) -> Tensor:
 
 
 def solve_assignment(costs: Tensor) -> Tensor:
-    """Return 1 for each of the pairs of least cost, as many as fit, and 0 elsewhere."""
+    """Return 1 for the pairs of least total cost, and 0 elsewhere."""
     from scipy import optimize  # takes a while to import
 
     rows, columns = optimize.linear_sum_assignment(costs.numpy())
