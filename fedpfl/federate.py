@@ -75,6 +75,7 @@ def play_federation(words: Sequence[str]) -> int:
         node_count=min(settings.nodes, run.settings.clients),
         states_folder=nodes_folder,
         log=log,
+        share_states=settings.share_states,
     )
     return report_end(run_directory, log)
 

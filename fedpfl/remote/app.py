@@ -19,7 +19,7 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tasks import require_classification
 from fedpfl.record.callbacks import Callback
 from fedpfl.remote import rehearsal
-from fedpfl.remote.node import Node
+from fedpfl.remote.node import Node, NodeSettings
 from fedpfl.remote.server import FederateSettings, Grid, RemoteBackend
 from fedpfl.runner import resume, session
 from fedpfl.runner.faults import user_errors
@@ -166,6 +166,7 @@ def make_node(
     node_count: int,
     folder: Path,
     data_dir: str,
+    share_states: bool = False,
 ) -> Node:
     """Return the node that holds some clients.
 
@@ -176,6 +177,7 @@ def make_node(
         node_count: How many nodes there are.
         folder: Where clients' states are stored, in a folder for each run.
         data_dir: Where the data are; "" for where the words say.
+        share_states: Whether clients' states may leave the node, whatever the words say.
 
     Raises:
         FedpflError: for a configuration that is refused, or a client that does not exist.
@@ -195,9 +197,8 @@ def make_node(
         method=run.method,
         federation=run.federation,
         compatibility_key=key,
-        clients=clients,
         seed=run.settings.seed,
-        folder=folder / "-".join(key.values()),
+        settings=NodeSettings(clients, folder / "-".join(key.values()), share_states),
     )
 
 

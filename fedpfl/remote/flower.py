@@ -92,7 +92,8 @@ def client() -> ClientApp:
     """Return the app that answers at a node.
 
     A node's configuration names its clients (`clients="0,3"`, or `partition-id` of
-    `num-partitions`), where their states are kept (`state`), and where the data are (`data-dir`).
+    `num-partitions`), where their states are kept (`state`), where the data are (`data-dir`), and
+    whether states may leave it (`share-states`).
     """
     client_app = ClientApp()
 
@@ -107,6 +108,7 @@ def client() -> ClientApp:
                 node_count=int(node_config.get("num-partitions", 1)),
                 folder=str(node_config.get("state", "federated")),
                 data_dir=str(node_config.get("data-dir", "")),
+                share_states=node_config.get("share-states", False) is True,
             )
             answer = node.answer_message(cast(bytes, message.content[RECORD_NAME][FIELD_NAME]))
         except FedpflError as error:
@@ -118,7 +120,13 @@ def client() -> ClientApp:
 
 @cache
 def _load_node(
-    words: str, clients: str, node_number: int, node_count: int, folder: str, data_dir: str
+    words: str,
+    clients: str,
+    node_number: int,
+    node_count: int,
+    folder: str,
+    data_dir: str,
+    share_states: bool,
 ) -> Node:
     """Return the node, which a process makes once."""
     client_ids = None
@@ -131,4 +139,5 @@ def _load_node(
         node_count=node_count,
         folder=Path(folder),
         data_dir=data_dir,
+        share_states=share_states,
     )

@@ -67,7 +67,13 @@ def write_app(folder: Path, words: Sequence[str]) -> None:
         (folder / "pyproject.toml").write_text(project)
 
 
-def play_locally(words: Sequence[str], node_count: int, states_folder: Path, log: Path) -> None:
+def play_locally(
+    words: Sequence[str],
+    node_count: int,
+    states_folder: Path,
+    log: Path,
+    share_states: bool = False,
+) -> None:
     """Play a federation to its end, on a SuperLink and some SuperNodes.
 
     Args:
@@ -75,6 +81,7 @@ def play_locally(words: Sequence[str], node_count: int, states_folder: Path, log
         node_count: How many SuperNodes are started.
         states_folder: Where nodes store clients' states, one folder for each.
         log: The file for what Flower says.
+        share_states: Whether clients' states may leave the nodes.
 
     Raises:
         FedpflError: if Flower is not there, or does not take the run.
@@ -93,7 +100,8 @@ def play_locally(words: Sequence[str], node_count: int, states_folder: Path, log
         for number, node_port in enumerate(node_ports):
             node_config = (
                 f"partition-id={number} num-partitions={node_count} "
-                f'state="{states_folder}/node{number}"'
+                f'state="{states_folder}/node{number}" '
+                f"share-states={str(share_states).lower()}"
             )
             start_supernode(start_command, link_port, node_port, node_config, **process_options)
         run_command = [find_command("flwr"), "run", str(folder / "app"), LINK_NAME, "--stream"]

@@ -6,26 +6,41 @@ import contextlib
 import copy
 import traceback
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from fedpfl.data import Federation
-from fedpfl.engine import Backend, FineTuning, Local, State, make_initial_state
+from fedpfl.engine import Backend, State, make_initial_state
 from fedpfl.engine.calls import Call, EvalCall, Participation, TrainCall
-from fedpfl.engine.keys import Draws
 from fedpfl.engine.store import Rows
 from fedpfl.ground import files, tree
 from fedpfl.ground.errors import FedpflError, error_text
 from fedpfl.ground.tree import Known, Tree
 from fedpfl.methods import Method, Turn
 from fedpfl.record import checkpoint
-from fedpfl.remote import wire
+from fedpfl.remote import trust, wire
 from fedpfl.remote.server import NotSentError, describe_mismatch
 
 # A server that goes on from its last checkpoint asks for a round again.
 STORED_ROUNDS = 2
+
+
+@dataclass(frozen=True)
+class NodeSettings:
+    """Hold what a node decides by itself, whatever a server says.
+
+    Attributes:
+        clients: The clients that it holds.
+        folder: Where their states are stored; in memory if None.
+        share_states: Whether their states may leave the node.
+    """
+
+    clients: Collection[int]
+    folder: Path | None = None
+    share_states: bool = False
 
 
 class Node:
@@ -34,11 +49,10 @@ class Node:
     Args:
         backend: Trains and evaluates the clients.
         method: The run's method.
-        federation: All clients' data; only those of `clients` are read.
+        federation: All clients' data; only those of `settings.clients` are read.
         compatibility_key: What server and nodes must have in common, by name.
-        clients: The clients that this node holds.
         seed: The run's seed.
-        folder: Where the clients' states are stored; in memory if None.
+        settings: The node's own.
     """
 
     def __init__(
@@ -47,22 +61,20 @@ class Node:
         method: Method,
         federation: Federation,
         compatibility_key: Mapping[str, str],
-        clients: Collection[int],
         seed: int,
-        folder: Path | None = None,
+        settings: NodeSettings,
     ):
         self._backend = backend
         self._method = method
         self._federation = federation
         self._compatibility_key = dict(compatibility_key)
-        self._clients = sorted(clients)
-        self._store = ClientStore(folder)
+        self._clients = sorted(settings.clients)
+        self._share_states = settings.share_states
+        self._store = ClientStore(settings.folder)
         self._initial_state = make_initial_state(
             method, backend.net, federation.clients, federation.x.device, seed=seed
         )
-        self._shared_roles = [
-            role for role, placement in method.buffers().items() if placement == "aggregate"
-        ]
+        self._limits = trust.MessageLimits(self._initial_state)
 
     def answer_message(self, message: bytes) -> bytes:
         """Return the answer to a message; a failure is an answer, too."""
@@ -77,7 +89,8 @@ class Node:
 
     def _answer_request(self, message: bytes) -> bytes:
         """Return the answer to a message. Raises FedpflError."""
-        fields, trees = wire.unpack_message(message)
+        self._limits.check_length(message)
+        fields, trees = wire.unpack_message(message, self._limits.entries)
         mismatch = describe_mismatch(
             fields.get("key"), self._compatibility_key, sender="the server", receiver="this node"
         )
@@ -85,15 +98,22 @@ class Node:
             raise FedpflError(mismatch)
 
         if "hello" in fields:
+            round_number = trust.read_round(fields["hello"])
             # The server may have gone back to a checkpoint: later rounds will be played again.
             for client in self._clients:
-                self._store.forget_rounds_after(client, fields["hello"])
+                self._store.forget_rounds_after(client, round_number)
             header = {"key": self._compatibility_key, "clients": self._clients}
             return wire.pack_message(header, {})
 
+        trust.check_request(fields, trees, self._initial_state)
         client = fields["client"]
         if client not in self._clients:
             raise FedpflError(f"client {client} is not here")
+        if fields["shares"] and not self._share_states:
+            raise FedpflError(
+                "the server asks for clients' states, which this node does not share; "
+                "share-states=true in its node-config allows it"
+            )
         header = {"key": self._compatibility_key, "client": client, "asks": fields["asks"]}
         return wire.pack_message(header, self._run_client(fields, trees), whole=fields["shares"])
 
@@ -167,8 +187,8 @@ class Node:
                 federation=self._federation,
                 state=state,
                 clients=[client],
-                tuning=_tuning_from_json(question["tuning"]),
-                before_evaluation=_tuning_from_json(question["before"]),
+                tuning=trust.read_tuning(question["tuning"]),
+                before_evaluation=trust.read_tuning(question["before"]),
                 overlay=overlay,
             )
         turn = None
@@ -179,8 +199,8 @@ class Node:
             federation=self._federation,
             state=state,
             clients=[client],
-            local=_local_from_json(question["local"]),
-            draws=Draws(**question["draws"]),
+            local=trust.read_local(question["local"]),
+            draws=trust.read_draws(question["draws"]),
             wants_stopping_loss=question["stopping"],
             survey=turn,
             overlay=overlay,
@@ -211,19 +231,11 @@ class Node:
         trained = participation.trained
         new_row = {
             "client": participation.client_states,
-            "buffers": tree.drop(participation.buffers, self._shared_roles),
+            "buffers": tree.drop(participation.buffers, trust.shared_roles(self._method)),
             "facts": {"participated": torch.ones_like(trained), "trained": trained},
         }
         self._store.save(client, round_number, new_row)
-        return participation._replace(
-            client_states=tree.select(participation.client_states, server_entries),
-            buffers=self._select_shared(participation.buffers),
-            updated_buffers=self._select_shared(participation.updated_buffers),
-        )
-
-    def _select_shared(self, by_role: dict[str, Tree]) -> dict[str, Tree]:
-        """Return the trees of the roles whose BatchNorm statistics are averaged at the server."""
-        return {role: subtree for role, subtree in by_role.items() if role in self._shared_roles}
+        return trust.select_sent(participation, self._method, self._initial_state)
 
     def _restrict_to_sent(
         self, fields: dict[str, Any], sent: Tree | None
@@ -324,16 +336,6 @@ def _naming_missing_entries(method: Method) -> Iterator[None]:
         raise NotSentError(
             f"a hook of {type(method).__name__} asks for {entry}, which is not sent"
         ) from entry
-
-
-def _local_from_json(values: dict[str, Any]) -> Local:
-    return Local(**{**values, "betas": tuple(values["betas"])})
-
-
-def _tuning_from_json(values: dict[str, Any] | None) -> FineTuning | None:
-    if values is None:
-        return None
-    return FineTuning(_local_from_json(values["local"]), Draws(**values["draws"]), values["part"])
 
 
 def _replace_paths_by_known(sent: Tree, initial_entries: Mapping[str, Tree]) -> Tree:

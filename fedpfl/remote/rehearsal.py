@@ -26,7 +26,7 @@ from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import SEES
-from fedpfl.remote.node import Node
+from fedpfl.remote.node import Node, NodeSettings
 from fedpfl.remote.server import FederateSettings, Grid, RemoteBackend
 
 
@@ -71,8 +71,8 @@ def find_unsent_needs(run: Run) -> str:
         method=run.method,
         federation=federation,
         compatibility_key={},
-        clients=clients,
         seed=0,
+        settings=NodeSettings(clients),
     )
     remote = RemoteBackend(
         net=run.net,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import statistics
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -21,13 +22,15 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.ranges import Above, AtLeast
 from fedpfl.ground.tree import Known, Tree
 from fedpfl.models import Net
-from fedpfl.remote import wire
+from fedpfl.remote import trust, wire
 
 log = logging.getLogger(__name__)
 
 NODE_POLL_SECONDS = 0.5
-MAX_ANSWER_RATIO = 4  # times what the server and one client hold; larger answers are refused
-MAX_ANSWER_OVERHEAD = 2**20  # bytes allowed beside, as for the header
+HELLO_SECONDS = 5.0
+"""How long a node is waited for that has not answered before."""
+SUSPECT_RATIO = 1000
+"""Times the median of the others' largest entries, from which an upload is named as the suspect."""
 
 
 @dataclass(frozen=True)
@@ -120,13 +123,14 @@ class RemoteBackend(Backend):
         self._initial_server = {
             path: leaf.clone() for path, leaf in tree.items(initial_state.server)
         }
-        trees = (initial_state.server, initial_state.rows.initial, initial_state.server_buffers)
-        model_bytes = sum(tree.nbytes(one_tree) for one_tree in trees)
-        self._max_answer_bytes = MAX_ANSWER_OVERHEAD + MAX_ANSWER_RATIO * model_bytes
+        self._initial_state = initial_state
+        self._limits = trust.MessageLimits(initial_state)
         self._node_of_client: dict[int, int] = {}
         self._greeted_nodes: set[int] = set()
+        self._silent_nodes: set[int] = set()  # that have not answered, and are not waited for
         self._seen_clients: set[int] = set()  # clients that had a node at some time
         self._answer_forms: dict[str, str] = {}
+        self._largest_entries: dict[int, float] = {}  # of the last round's uploads, by client
 
     def select_local_state(self, state: State) -> State:
         """Return a state before round 1 without what stays at the nodes."""
@@ -162,21 +166,41 @@ class RemoteBackend(Backend):
             log.warning(self._disclosure)
             self._disclosure = ""
 
-        answers = self._collect_answers(call)
+        answers, faults = self._collect_answers(call)
         is_training = isinstance(call, TrainCall)
         minimum = min(self._settings.minimum, len(call.clients)) if is_training else 1
         if len(answers) < minimum:
+            if faults and all(isinstance(fault, trust.NotFiniteError) for fault in faults.values()):
+                raise FedpflError(self._describe_divergence(call))
             raise FedpflError(
                 f"{len(answers)} of {len(call.clients)} clients answered after round "
                 f"{call.state.round}, and federate.minimum={minimum}; bring nodes back, and give "
                 "the same command again"
             )
         if is_training:
+            self._largest_entries = {
+                client: trust.largest_entry(answer.uploads) for client, answer in answers.items()
+            }
             participations = [answers[client] for client in call.clients if client in answers]
             return tree.to(tree.stack(participations), call.state.rows.device)
         # An evaluation has a row for each client: who has not answered has no test samples.
         no_counts = tree.map(torch.zeros_like, next(iter(answers.values())))
         return tree.stack([answers.get(client, no_counts) for client in call.clients])
+
+    def _describe_divergence(self, call: Call) -> str:
+        """Say that training diverged, and whose upload of the last round stands out, if one does."""
+        text = f"training diverged: after round {call.state.round} no client's numbers are finite"
+        sizes = self._largest_entries
+        if len(sizes) > 1:
+            suspect = max(sizes, key=lambda client: sizes[client])
+            others = [size for client, size in sizes.items() if client != suspect]
+            usual = statistics.median(others)
+            if sizes[suspect] > SUSPECT_RATIO * max(usual, 1.0):
+                return (
+                    f"{text}; client {suspect} (node {self._node_of_client.get(suspect)}) had sent "
+                    f"numbers up to {sizes[suspect]:.3g}, the others up to {max(others):.3g}"
+                )
+        return f"{text}; lower local.lr, or the method reads what it is not sent"
 
     # ---- What is sent
 
@@ -242,8 +266,8 @@ class RemoteBackend(Backend):
 
     # ---- Who is asked, and what comes back
 
-    def _collect_answers(self, call: Call) -> dict[int, Tree]:
-        """Return the valid answers to a call, by client."""
+    def _collect_answers(self, call: Call) -> tuple[dict[int, Any], dict[int, FedpflError]]:
+        """Return the valid answers to a call, and what is wrong with the others, by client."""
         # ---- Ask every client that has a node
         self._find_nodes(call.clients, call.state.round)
         clients = [client for client in call.clients if client in self._node_of_client]
@@ -255,7 +279,8 @@ class RemoteBackend(Backend):
         replies = self._grid.send_and_receive(requests, self._settings.timeout)
 
         # ---- Leave out the clients whose answers are missing or wrong
-        answers: dict[int, Tree] = {}
+        answers: dict[int, Any] = {}
+        faults: dict[int, FedpflError] = {}
         for client, (node, request), reply in zip(clients, requests, replies, strict=True):
             try:
                 answers[client] = self._check_answer(call, client, reply)
@@ -263,6 +288,9 @@ class RemoteBackend(Backend):
                 raise
             except FedpflError as fault:
                 self._warn_left_out(call, f"node {node}, client {client}: {fault}")
+                faults[client] = fault
+                if isinstance(fault, NoAnswerError):
+                    self._release_node(node)
                 continue
             assert isinstance(reply, bytes)
             message = AnsweredMessage(
@@ -273,7 +301,15 @@ class RemoteBackend(Backend):
                 bytes_up=len(reply),
             )
             self.answered_messages.append(message)
-        return answers
+        return answers, faults
+
+    def _release_node(self, node: int) -> None:
+        """Forget a node that has not answered, until it does: its clients may come by another."""
+        self._silent_nodes.add(node)
+        self._greeted_nodes.discard(node)
+        self._node_of_client = {
+            client: other for client, other in self._node_of_client.items() if other != node
+        }
 
     def _warn_left_out(self, call: Call, fault: str) -> None:
         """Log that a call goes on without a client, and why."""
@@ -296,25 +332,60 @@ class RemoteBackend(Backend):
             time.sleep(NODE_POLL_SECONDS)
 
     def _greet_new_nodes(self, round_number: int) -> None:
-        """Forget the nodes that are gone, and ask new ones which clients they hold."""
+        """Forget the nodes that are gone, and ask new ones which clients they hold.
+
+        A node that has not answered before is asked again, but not waited for as long.
+        """
         connected_nodes = self._grid.node_ids()
+        self._silent_nodes &= {*connected_nodes}
         self._node_of_client = {
             client: node for client, node in self._node_of_client.items() if node in connected_nodes
         }
         new_nodes = [node for node in connected_nodes if node not in self._greeted_nodes]
+        silent_nodes = [node for node in new_nodes if node in self._silent_nodes]
+        first_time_nodes = [node for node in new_nodes if node not in self._silent_nodes]
+        timeout = self._settings.timeout
+        self._greet(first_time_nodes, round_number, timeout)
+        self._greet(silent_nodes, round_number, min(HELLO_SECONDS, timeout))
+
+    def _greet(self, nodes: Sequence[int], round_number: int, timeout: float) -> None:
+        """Ask nodes which clients they hold."""
         greeting = wire.pack_message({"key": self._compatibility_key, "hello": round_number}, {})
-        greetings = [(node, greeting) for node in new_nodes]
-        replies = self._grid.send_and_receive(greetings, self._settings.timeout)
-        for node, reply in zip(new_nodes, replies, strict=True):
+        replies = self._grid.send_and_receive([(node, greeting) for node in nodes], timeout)
+        for node, reply in zip(nodes, replies, strict=True):
             try:
                 fields, _ = self._open_answer(reply)
-                self._node_of_client |= dict.fromkeys(map(int, fields["clients"]), node)
-                self._greeted_nodes.add(node)
+                self._silent_nodes.discard(node)
+                self._assign_clients(node, fields.get("clients"))
             except NoAnswerError as fault:
-                log.warning("node %s is left out: %s", node, fault)
-            except (FedpflError, KeyError, TypeError, ValueError) as fault:
+                if node not in self._silent_nodes:
+                    log.warning("node %s is left out: %s", node, fault)
+                self._silent_nodes.add(node)
+            except FedpflError as fault:
                 self._greeted_nodes.add(node)
                 log.warning("node %s is left out: %s", node, fault)
+
+    def _assign_clients(self, node: int, claimed: Any) -> None:
+        """Note which clients a node holds. One that another node has stays with that one.
+
+        Raises:
+            FedpflError: The answer is no list of clients that there are.
+        """
+        clients = self._initial_state.rows.clients
+        is_list = isinstance(claimed, list) and all(type(client) is int for client in claimed)
+        if not is_list or not all(0 <= client < clients for client in claimed):
+            raise FedpflError(f"it names clients that are not 0 to {clients - 1}")
+        taken = [client for client in claimed if self._node_of_client.get(client, node) != node]
+        for client in taken:
+            log.warning(
+                "node %s is left out for client %s: node %s has it",
+                node,
+                client,
+                self._node_of_client[client],
+            )
+        self._node_of_client |= dict.fromkeys(set(claimed) - set(taken), node)
+        if not taken:  # else it is asked again, as the other may go
+            self._greeted_nodes.add(node)
 
     def _open_answer(self, reply: bytes | str | None) -> tuple[dict[str, Any], Tree]:
         """Return the fields and trees of an answer.
@@ -327,11 +398,8 @@ class RemoteBackend(Backend):
             raise NoAnswerError(f"no answer within {self._settings.timeout:g} seconds")
         if isinstance(reply, str):
             raise FedpflError(reply)
-        if len(reply) > self._max_answer_bytes:
-            raise FedpflError(
-                f"an answer of {len(reply):,} bytes, where {self._max_answer_bytes:,} are the most"
-            )
-        fields, trees = wire.unpack_message(reply)
+        self._limits.check_length(reply)
+        fields, trees = wire.unpack_message(reply, self._limits.entries)
         if "fault" in fields:
             error_type = NotSentError if fields.get("needs") else FedpflError
             raise error_type(str(fields["fault"]))
@@ -354,16 +422,25 @@ class RemoteBackend(Backend):
         if not isinstance(answer, Participation if kind == "train" else dict):
             raise FedpflError("an answer of another kind")
 
-        # The first answer of a kind sets the form that all later ones must have.
-        form = str(tree.specs(answer))
-        if form != self._answer_forms.setdefault(f"{kind} {question.get('turn')}", form):
-            raise FedpflError("an answer of another form than the others'")
-
-        if kind == "train":
-            floats = [leaf for leaf in tree.leaves(answer) if leaf.is_floating_point()]
-            if not all(leaf.isfinite().all() for leaf in floats):
-                raise FedpflError("numbers that are not finite")
+        if str(tree.specs(answer)) != self._expected_form(call):
+            raise FedpflError("an answer of another form than the method has")
+        if isinstance(call, TrainCall):
+            assert isinstance(answer, Participation)
+            trust.check_participation(answer, call, client)
+        else:
+            assert isinstance(answer, dict)
+            for split, counts in answer.items():
+                samples = len(getattr(call.federation, split)[client])
+                trust.check_counts(counts, samples, f"in the {split} split")
         return answer
+
+    def _expected_form(self, call: Call) -> str:
+        """Return the form that answers to a call must have; each kind of call has one."""
+        kind = f"{_call_kind(call)} {_describe_question(call).get('turn')}"
+        if kind not in self._answer_forms:
+            example = trust.expect_answer(call, self.net, self._initial_state, self.shares_states)
+            self._answer_forms[kind] = str(tree.specs(example))
+        return self._answer_forms[kind]
 
 
 def describe_mismatch(

@@ -30,6 +30,7 @@ RECORD_TYPES: dict[str, Any] = {
 }
 SELECTION_TYPES: dict[str, Any] = {kind.__name__: kind for kind in (Masked, Agreed)}
 HEADER_LENGTH = struct.Struct("<Q")
+MAX_AXES = 16
 INDEX_BITS = 32  # of one listed position; a bitmask costs one bit for every entry
 
 DECODING_ERRORS = (
@@ -37,6 +38,8 @@ DECODING_ERRORS = (
     KeyError,
     TypeError,
     IndexError,
+    AttributeError,
+    OverflowError,
     RuntimeError,
     struct.error,
     SafetensorError,
@@ -72,18 +75,27 @@ def pack_message(fields: Mapping[str, Any], trees: Tree, whole: bool = False) ->
     return HEADER_LENGTH.pack(len(header)) + header + save(tensors)
 
 
-def unpack_message(message: bytes) -> tuple[dict[str, Any], Tree]:
+def unpack_message(message: bytes, max_entries: int | None = None) -> tuple[dict[str, Any], Tree]:
     """Return the values and the tree of a message.
 
+    Args:
+        message: What `pack_message` returns.
+        max_entries: How many entries its tensors may have when they are expanded; None: as many as
+            they say.
+
     Raises:
-        FedpflError: if it is not what `pack_message` returns.
+        FedpflError: if it is not what `pack_message` returns, or too large.
     """
     try:
         (length,) = HEADER_LENGTH.unpack_from(message)
         tensors_start = HEADER_LENGTH.size + length
         header = json.loads(message[HEADER_LENGTH.size : tensors_start])
+        fields = dict(header["about"])
+        # The size is known from the form alone, before anything is made of it.
+        if max_entries is not None and _count_entries(header["form"]) > max_entries:
+            raise FedpflError(f"a message of more than {max_entries:,} entries")
         tensors = load(message[tensors_start:])
-        return dict(header["about"]), _decode(header["form"], tensors)
+        return fields, _decode(header["form"], tensors)
     except DECODING_ERRORS as error:
         raise FedpflError(f"a message that is cut or damaged ({type(error).__name__})") from None
 
@@ -178,6 +190,35 @@ def _pack_bits(flags: Tensor) -> Tensor:
 
 
 # ---- Decoding: the tree again, from a form and the tensors that it names
+
+
+def _count_entries(form: Any) -> int:
+    """Return how many entries the tensors of a form have, and one for each of its nodes."""
+    kind, *arguments = form
+    if kind == "dict":
+        return 1 + sum(map(_count_entries, arguments[0].values()))
+    if kind == "record":
+        return 1 + sum(map(_count_entries, arguments[1].values()))
+    if kind == "leaf":
+        return _count_shape(arguments[1])
+    if kind == "bits":
+        return _count_shape(arguments[1]) + _count_shape(arguments[2])
+    if kind == "known":
+        return len(tree.leaves(arguments[0]))
+    if kind == "selected":
+        selected = sum(map(_count_entries, arguments[3]))
+        return selected + 2 * sum(map(_count_shape, tree.leaves(arguments[1])))
+    raise ValueError(kind)
+
+
+def _count_shape(shape: Any) -> int:
+    """Return how many entries a tensor of this shape has."""
+    if not isinstance(shape, list) or len(shape) > MAX_AXES:
+        raise ValueError("no shape")
+    for size in shape:
+        if type(size) is not int or not 0 <= size < 2**31:
+            raise ValueError("no size")
+    return math.prod(shape)
 
 
 def _decode(form: Any, tensors: dict[str, Tensor]) -> Tree:

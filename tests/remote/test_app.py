@@ -25,9 +25,9 @@ def table(path: Path) -> list[dict[str, str]]:
         ]
 
 
-def nodes(words: list[str]) -> dict:
+def nodes(words: list[str], share_states: bool = False) -> dict:
     return {
-        number: app.make_node(words, None, number, 2, Path(f"node{number}"), "")
+        number: app.make_node(words, None, number, 2, Path(f"node{number}"), "", share_states)
         for number in range(2)
     }
 
@@ -81,7 +81,9 @@ def test_what_would_leave_clients_is_said_first(here):
     ):
         app.run_server(InProcessGrid({}), words)
     assert not [*here.rglob("*")]
-    path = app.run_server(InProcessGrid(nodes(words)), [*words, "federate.share_states=true"])
+    path = app.run_server(
+        InProcessGrid(nodes(words, share_states=True)), [*words, "federate.share_states=true"]
+    )
     assert "clients' states (model) leave them in every round" in (path / "run.log").read_text()
     assert not [*here.glob("node*")]
     assert run_command(*words[:-1], cwd=here).code == 0
@@ -109,7 +111,7 @@ def test_what_is_refused(words, said, here):
 def test_no_promise_of_privacy_is_made():
     """Clipping and noise are the server's work, which in one place it is for all."""
     plain = {
-        "unseen": None,
+        "newcomers": None,
         "clock": None,
         "settings": SimpleNamespace(metrics=()),
         "eval": SimpleNamespace(common=0),

@@ -27,7 +27,7 @@ from fedpfl.ground.tree import Masked
 from fedpfl.methods import METHODS, SEES, FedAvg, Method
 from fedpfl.record import checkpoint
 from fedpfl.remote import wire
-from fedpfl.remote.node import Node
+from fedpfl.remote.node import Node, NodeSettings
 from fedpfl.remote.rehearsal import InProcessGrid
 from fedpfl.remote.server import FederateSettings, NotSentError, RemoteBackend
 from fedpfl.testing.toy import tiny_federation
@@ -54,6 +54,7 @@ class Played:
     """Play rounds of a method on nodes in memory."""
 
     def __init__(self, method: Method, shares: bool = False, nodes: int = 2, **own):
+        self.shares = shares
         self.method, self.net, self.federation = (
             method,
             tiny(norm=True, pairs=method.pairs),
@@ -72,7 +73,12 @@ class Played:
     def node(self, clients, folder=None, key=KEY) -> Node:
         net = tiny(norm=True, pairs=self.method.pairs)
         return Node(
-            make_backend(LOOP, net, CPU), self.method, self.federation, key, clients, 0, folder
+            make_backend(LOOP, net, CPU),
+            self.method,
+            self.federation,
+            key,
+            0,
+            NodeSettings(clients, folder, self.shares),
         )
 
     def round(self, cohort):
@@ -204,7 +210,7 @@ FAULTS = {
     "no message": (lambda answer: b"", "a message that is cut or damaged"),
     "too large": (
         lambda answer: answer + bytes(2**21),
-        "an answer of .* bytes, where .* are the most",
+        "a message of .* bytes, where .* are the most",
     ),
     "not finite": (lambda answer: changed(answer, infinite), "numbers that are not finite"),
     "another form": (lambda answer: changed(answer, smaller), "an answer of another form"),
@@ -314,7 +320,7 @@ def test_what_is_not_sent_is_no_number(caplog):
     """In round 1 clients know the server's model from the beginning."""
     played = Played(Peeks())
     played.round([0, 2])
-    with pytest.raises(FedpflError, match="0 of 2 clients answered after round 1"):
+    with pytest.raises(FedpflError, match="or the method reads what it is not sent"):
         played.round([0, 2])
     assert "numbers that are not finite" in caplog.text
 

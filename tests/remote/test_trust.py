@@ -1,0 +1,354 @@
+"""Neither side trusts a byte of the other: hostile and broken nodes and servers, each in one process."""
+
+import json
+import logging
+import re
+import traceback
+import tracemalloc
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedpfl.ground import tree
+from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.traffic import Traffic
+from fedpfl.methods import METHODS
+from fedpfl.remote import wire
+from tests.conftest import assert_same
+from tests.remote.test_remote import Faulty, Played, changed, in_one_place
+
+FEDAVG = METHODS["fedavg"]()
+
+
+def change_counts(**fields):
+    """Return a fault: a node tells other test results."""
+
+    def change(about, found):
+        values = {name: torch.tensor(value) for name, value in fields.items()}
+        return about, found._replace(after=found.after._replace(**values))
+
+    return lambda answer: changed(answer, change)
+
+
+def change_answer(**fields):
+    """Return a fault: a node's participation has other fields."""
+    return lambda answer: changed(answer, lambda about, found: (about, found._replace(**fields)))
+
+
+def add_metric(about, found):
+    return about, found._replace(metrics={**found.metrics, "more": torch.tensor(1.0)})
+
+
+NODE_FAULTS = {
+    "a million right": (
+        change_counts(correct=1_000_000),
+        r"1,000,000 correct of \d+ samples after training",
+    ),
+    "samples it has not": (change_counts(total=10**9), r"of 1,000,000,000 samples"),
+    "negative counts": (change_counts(correct=-3), r"-3 correct of"),
+    "a negative loss": (change_counts(loss=-1.0), "a negative loss after training"),
+    "negative traffic": (
+        change_answer(up=Traffic(torch.tensor(-5), torch.tensor(-5))),
+        "traffic or FLOPs that cannot be",
+    ),
+    "vast traffic": (
+        change_answer(down=Traffic(torch.tensor(2**60), torch.tensor(2**60))),
+        "traffic or FLOPs that cannot be",
+    ),
+    "another client": (change_answer(client_ids=torch.tensor(0)), "it answers for client 0"),
+    "one more metric": (lambda answer: changed(answer, add_metric), "of another form"),
+    "counts for a participation": (
+        lambda answer: changed(answer, lambda about, found: (about, {"test": found.after})),
+        "an answer of another kind",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", NODE_FAULTS)
+def test_a_node_that_lies_is_left_out_by_name(fault, caplog):
+    """Also in the first round: what a right answer looks like is known from the method."""
+    lie, reason = NODE_FAULTS[fault]
+    played = Played(FEDAVG)
+    played.remote._grid = Faulty(played.grid, 1, lie)
+    with caplog.at_level(logging.WARNING):
+        outcome = played.round([2, 3, 4])
+    assert_same(played.state.server, in_one_place(FEDAVG, [[2, 4]])[0].server)
+    assert len(outcome.loss) == 2
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert re.match("node 1, client 3: ", line)
+    assert re.search(reason, line)
+
+
+def test_an_evaluation_is_checked_too(caplog):
+    def lie(answer):
+        def change(about, found):
+            return about, {**found, "test": found["test"]._replace(correct=torch.tensor(999))}
+
+        return changed(answer, change)
+
+    played = Played(FEDAVG)
+    honest = played.judged()["test"]
+    played.remote._grid = Faulty(played.grid, 1, lie)
+    found = played.judged()["test"]
+    assert re.search(r"999 correct of \d+ samples in the test split", caplog.text)
+    is_left_out = found.total == 0
+    assert is_left_out.tolist() == [client % 2 == 1 for client in (0, 2, 3, 4, 5)]
+    assert_same(found.correct[~is_left_out], honest.correct[~is_left_out])
+
+
+# ---- Who holds whom
+
+
+def claim(clients):
+    """Return a grid's answer to a greeting that claims clients."""
+
+    def change(answer):
+        return changed(answer, lambda about, found: ({**about, "clients": clients}, found))
+
+    return change
+
+
+class Claims(Faulty):
+    """Nodes of which one changes its answer to the greeting."""
+
+    def send_and_receive(self, messages, timeout):
+        found = [self.node_by_id[node].answer_message(message) for node, message in messages]
+        return [
+            self._fault(answer)
+            if node == self._node and "hello" in wire.unpack_message(message)[0]
+            else answer
+            for (node, message), answer in zip(messages, found, strict=True)
+        ]
+
+
+def test_a_client_stays_with_the_node_that_brought_it_first(caplog):
+    played = Played(FEDAVG)
+    played.remote._grid = Claims(played.grid, 1, claim([0, 1, 3, 5]))
+    played.round([0, 3])
+    assert played.remote._node_of_client == {0: 0, 2: 0, 4: 0, 1: 1, 3: 1, 5: 1}
+    assert "node 1 is left out for client 0: node 0 has it" in caplog.text
+    del played.grid.node_by_id[0]  # which releases its clients
+    played.round([3])
+    assert played.remote._node_of_client == {0: 1, 1: 1, 3: 1, 5: 1}
+
+
+@pytest.mark.parametrize("clients", [[7], [-1], ["0"], [True], "0", None, {"0": 1}, [[0]], 10**400])
+def test_a_claim_must_be_of_clients_that_there_are(clients, caplog):
+    played = Played(FEDAVG)
+    played.remote._grid = Claims(played.grid, 1, claim(clients))
+    played.round([0, 2])
+    assert set(played.remote._node_of_client.values()) == {0}
+    assert "node 1 is left out: it names clients that are not 0 to 5" in caplog.text
+
+
+def test_a_node_that_does_not_answer_is_not_waited_for_again(caplog):
+    played = Played(FEDAVG)
+    sent = []
+
+    class Deaf(Faulty):
+        def send_and_receive(self, messages, timeout):
+            sent.extend(node for node, _ in messages)
+            if self._fault is None:
+                return [self.node_by_id[node].answer_message(message) for node, message in messages]
+            return [
+                None if node == 1 else self.node_by_id[node].answer_message(message)
+                for node, message in messages
+            ]
+
+    played.round([2, 3])
+    deaf = played.remote._grid = Deaf(played.grid, 1, True)
+    played.round([2, 3])
+    assert "node 1, client 3: no answer within" in caplog.text
+    sent.clear()
+    played.round([2, 3])
+    assert sent.count(1) == 1  # the greeting alone
+    deaf._fault = None
+    outcome = played.round([2, 3])
+    assert len(outcome.loss) == 2
+
+
+def test_one_vast_upload_is_named(caplog):
+    played = Played(FEDAVG)
+
+    def vast(about, found):
+        if not hasattr(found, "uploads"):
+            return about, found
+        return about, found._replace(uploads=tree.map(lambda leaf: leaf * 0 + 1e30, found.uploads))
+
+    played.round([0, 2])
+    played.remote._grid = Faulty(played.grid, 1, lambda answer: changed(answer, vast))
+    played.round([0, 2, 3, 4])
+    with pytest.raises(FedpflError, match=r"diverged: .*; client 3 \(node 1\) had sent .* 1e\+30"):
+        played.round([0, 2, 4])
+
+
+# ---- What a node keeps
+
+
+def test_a_node_decides_what_leaves_it():
+    """A server that asks for states is refused by a node whose own settings do not share them."""
+    played = Played(METHODS["fedper"](), shares=True)
+    node = played.node([0])
+    node._share_states = False
+    requests = []
+
+    class Overheard(Faulty):
+        def send_and_receive(self, messages, timeout):
+            requests.extend(message for _, message in messages)
+            return super().send_and_receive(messages, timeout)
+
+    played.remote._grid = Overheard(played.grid, 9, lambda answer: answer)
+    played.round([0, 2])
+    played.judged()
+    asking = [message for message in requests if "hello" not in wire.unpack_message(message)[0]]
+    assert len(asking) > 5
+    for message in asking:
+        fields, found = wire.unpack_message(node.answer_message(message))
+        assert "share-states=true" in fields["fault"] or "is not here" in fields["fault"]
+        assert found == {}
+
+
+# ---- Messages that are none
+
+
+def forge(form):
+    """Return a message of a form that says more than it brings."""
+    text = form if isinstance(form, str) else json.dumps(form)
+    header = f'{{"about": {{}}, "form": {text}}}'.encode()
+    empty = wire.pack_message({}, {"0": torch.zeros(1)})
+    (length,) = wire.HEADER_LENGTH.unpack_from(empty)
+    tensors = empty[wire.HEADER_LENGTH.size + length :]
+    return wire.HEADER_LENGTH.pack(len(header)) + header + tensors
+
+
+FORGED = {
+    "expanded": ["leaf", "0", [4_000_000_000]],
+    "many axes": ["leaf", "0", [1] * 10_000],
+    "negative": ["leaf", "0", [-1]],
+    "no size": ["leaf", "0", ["4"]],
+    "bits": ["bits", "0", [1], [10**12]],
+    "mask": ["selected", "Masked", {"a": [10**10]}, ["none", ""], [["leaf", "0", [0]]]],
+    "masks": ["selected", "Masked", [[2**30]] * 100, ["all", ""], []],
+    "deep": '["dict", {"a": ' * 9_000 + '["dict", {}]' + "}]" * 9_000,
+    "unknown": ["pickle", "0"],
+}
+
+
+@pytest.mark.parametrize("form", FORGED)
+def test_a_forged_size_costs_nothing(form):
+    tracemalloc.start()
+    with pytest.raises(FedpflError):
+        wire.unpack_message(forge(FORGED[form]), max_entries=100_000)
+    assert tracemalloc.get_traced_memory()[1] < 20e6
+    tracemalloc.stop()
+
+
+mutations = st.lists(
+    st.tuples(
+        st.floats(0, 1), st.sampled_from(["flip", "cut", "double", "swap"]), st.binary(max_size=9)
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+def mutate(message: bytes, changes) -> bytes:
+    for position, kind, material in changes:
+        at = int(position * len(message))
+        if kind == "cut":
+            message = message[:at]
+        elif kind == "double":
+            message = message[:at] + message[at // 2 :]
+        elif kind == "swap":
+            message = message[:at] + material + message[at:]
+        else:
+            message = message[:at] + material + message[at + len(material) :]
+    return message
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=5,
+)
+
+
+@pytest.fixture(scope="module")
+def exchanged():
+    """A node of Ditto with a stored state, and the messages of a round and an evaluation."""
+    played = Played(METHODS["ditto"](), nodes=1)
+    requests, replies = [], []
+
+    class Overheard(Faulty):
+        def send_and_receive(self, messages, timeout):
+            found = super().send_and_receive(messages, timeout)
+            requests.extend(message for _, message in messages)
+            replies.extend(found)
+            return found
+
+    played.remote._grid = Overheard(played.grid, 9, lambda answer: answer)
+    played.round([0, 2])
+    played.judged()
+    return played, requests, replies
+
+
+MANY = pytest.mark.parametrize("examples", [25, pytest.param(300, marks=pytest.mark.full)])
+
+
+def try_many(check, examples):
+    """Call a check with drawn data so many times."""
+    settings(max_examples=examples, deadline=None)(given(data=st.data())(check))()
+
+
+@MANY
+def test_a_node_answers_whatever_it_is_sent(exchanged, examples):
+    """With a fault by name or an answer; and what it stores is as it was."""
+    played, requests, _ = exchanged
+    (node,) = played.grid.node_by_id.values()
+    try_many(lambda data: send_changed(node, requests, data), examples)
+
+
+def send_changed(node, requests, data):
+    """Send a request that is changed, and look at the answer."""
+    message = data.draw(st.sampled_from(requests))
+    if data.draw(st.booleans()):
+        message = mutate(message, data.draw(mutations))
+    else:
+        fields, trees = wire.unpack_message(message)
+        name = data.draw(st.sampled_from(sorted(fields)))
+        message = wire.pack_message({**fields, name: data.draw(values)}, trees)
+    before = {key: row for key, row in node._store._memory.items() if key[1] <= 1}
+    with mock.patch.object(traceback, "print_exc", side_effect=AssertionError):  # of an own fault
+        answer = node.answer_message(message)
+    fields, _ = wire.unpack_message(answer)
+    assert fields.get("fault") or "key" in fields
+    if "fault" in fields:
+        assert "\n" not in fields["fault"]
+        assert {key: node._store._memory.get(key) for key in before} == before
+
+
+@MANY
+def test_a_server_goes_on_whatever_it_is_answered(examples):
+    """Without the client whose answer is none, and with equal numbers for the others."""
+    try_many(answer_changed, examples)
+
+
+def answer_changed(data):
+    """Play a round in which one node's answers are changed."""
+    changes = data.draw(mutations)
+
+    def fault(answer):
+        return mutate(answer, changes)
+
+    hostile = Played(FEDAVG)
+    hostile.remote._grid = Faulty(hostile.grid, 1, fault)
+    outcome = hostile.round([2, 3, 4])
+    if len(outcome.loss) == 2:
+        expected = in_one_place(FEDAVG, [[2, 4]])[0]
+        assert_same(hostile.state.server, expected.server)
+    assert all(bool(leaf.isfinite().all()) for leaf in tree.leaves(hostile.state.server))
