@@ -464,6 +464,7 @@ def read_rows(path: Path) -> pd.DataFrame:
         FedpflError: for what no board writes: cells that a spreadsheet would take for a formula or
             a terminal obey, rows of another length, a column twice.
     """
+    # ---- Step 1: the file.
     if not path.is_file():
         raise FedpflError(
             f"{path} is absent; make it with python -m fedpfl.board, or give its folder"
@@ -476,6 +477,8 @@ def read_rows(path: Path) -> pd.DataFrame:
     missing_columns = {"identity", "command", "setting", "method", "chosen"} - {*header}
     if missing_columns:
         raise FedpflError(f"{path} is no board: it has no column {min(missing_columns)}")
+
+    # ---- Step 2: its cells.
     for number, line in enumerate([header, *lines], start=1):
         if len(line) != len(header) or len({*header}) < len(header):
             raise FedpflError(

@@ -102,6 +102,7 @@ def read_command(target: str, values: Sequence[str]) -> Command:
         target: a file or a name.
         values: words KEY=VALUE, of which some choose.
     """
+    # ---- Step 1: words that choose, and words that set.
     choices_by_name: list[Choice] = []
     settings: list[str] = []
     for word in values:
@@ -112,7 +113,9 @@ def read_command(target: str, values: Sequence[str]) -> Command:
             choices_by_name.append(Choice(key, text))
         else:
             settings.append(word)
-    plugins.load_plugins([])
+
+    # ---- Step 2: a file's choices, or the one that is named first.
+    plugins.load_plugins([])  # forgets those of an earlier check in this process
     if target.endswith(".npz"):
         raise FedpflError(
             f"{target} is a data set's archive: fedpfl check dataset=npz path={target}"
@@ -183,6 +186,7 @@ def _kinds_of(name: str) -> list[str]:
 
 def _print_verdicts(choice: Choice, trial: Any, quick: bool) -> int:
     """Print what is kept and what not; return the exit status."""
+    # ---- A line for each promise, as soon as it has been tried.
     print(choice)
     broken_count = 0
     promises = [
@@ -203,6 +207,8 @@ def _print_verdicts(choice: Choice, trial: Any, quick: bool) -> int:
     except Untriable as error:
         print_notice(f"{choice}: {error}")
         return 2
+
+    # ---- And one for all.
     if broken_count:
         print(f"  {broken_count} of {len(promises)} not kept")
         return 1

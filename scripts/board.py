@@ -52,8 +52,8 @@ def make_table(rows: pd.DataFrame) -> str:
 
 def replace_table(page: str, text: str) -> str:
     """Return the page with a text between its marks."""
-    before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}\n{text}\n{END}{rest.split(END)[1]}"
+    before, after_mark = page.split(BEGIN)
+    return f"{before}{BEGIN}\n{text}\n{END}{after_mark.split(END)[1]}"
 
 
 def load_rows(path: Path = ROWS_FILE) -> pd.DataFrame:

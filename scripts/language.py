@@ -107,8 +107,8 @@ def measure_files(paths: Iterable[Path]) -> Figures:
     )
 
 
-def _percent(part: int, whole: int) -> float:
-    return round(100 * part / max(1, whole), 2)
+def _percent(part: int, total: int) -> float:
+    return round(100 * part / max(1, total), 2)
 
 
 def _count_names(node: ast.AST) -> Iterator[str]:
@@ -148,7 +148,7 @@ def _count_definition(node: ast.AST) -> Iterator[str]:
     if "_" not in node.name.strip("_"):
         yield "one-word functions"
     signature = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-    if len([each for each in signature if each.arg not in ("self", "cls")]) > MOST_ARGUMENTS:
+    if len([one for one in signature if one.arg not in ("self", "cls")]) > MOST_ARGUMENTS:
         yield "wide signatures"
     length = (node.end_lineno or node.lineno) - node.lineno + 1
     if length - len(_docstring_lines(node)) > LONGEST_FUNCTION:
@@ -197,7 +197,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     figures = measure_rooms()
     if options.write:
-        ceilings = {room: asdict(measured) for room, measured in sorted(figures.items())}
+        ceilings = {room: asdict(room_figures) for room, room_figures in sorted(figures.items())}
         CEILINGS.write_text(json.dumps(ceilings, indent=1) + "\n")
     for room in options.rooms or figures:
         print(

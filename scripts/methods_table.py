@@ -68,7 +68,7 @@ def random_federation() -> Federation:
 
 
 def count_traffic_and_state(name: str) -> list[str]:
-    """Return values down and up per client in round 2, and values that a client keeps.
+    """Return values down, up and kept per client in round 2.
 
     Last comes what the server sees.
     """
@@ -113,8 +113,8 @@ def main() -> None:
     if "--write" not in sys.argv[1:]:
         print(text)
         return
-    before, rest = PAGE.read_text().split(BEGIN)
-    PAGE.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.split(END)[1]}")
+    before, after_mark = PAGE.read_text().split(BEGIN)
+    PAGE.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after_mark.split(END)[1]}")
 
 
 if __name__ == "__main__":

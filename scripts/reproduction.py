@@ -155,6 +155,7 @@ def make_agreement() -> str:
 
 def draw(path: Path = FIGURE) -> list[Path]:
     """Draw CIFAR100 over rounds: lines of runs, the files' numbers as open marks."""
+    # ---- One evaluation is no line.
     pairs = {
         label: (run, log)
         for (dataset, label), (run, log) in pair_with_logs().items()
@@ -186,6 +187,7 @@ def draw(path: Path = FIGURE) -> list[Path]:
 
 def make_cifar100() -> str:
     """Return Table III's rule, and the mean over clients in the end."""
+    # ---- A row for each run of full length
     runs = read_results("by_round").query(
         "dataset == 'CIFAR100' and momentum == 0.7 and precision == 'bf16'"
     )
@@ -220,11 +222,14 @@ def make_whole_runs(*datasets: str) -> str:
 
     Of CIFAR100 they are FedOBP's, and all without momentum.
     """
+    # ---- Runs by method and setting
     runs = sort_methods(
         read_results("by_round").query("round in @logs.ROUNDS and dataset in @datasets")
     )
     keys = ["dataset", "partition", "momentum", "precision", "method"]
     runs = runs.sort_values(keys[:3], kind="stable")
+
+    # ---- A row for each, at the quantile of the paper
     rows = []
     for (dataset, partition, momentum, precision, label), run in runs.groupby(keys, sort=False):
         setting = partition.removesuffix(" published")

@@ -244,6 +244,8 @@ def make_runnable(text: str) -> ShellLine:
     run_words = split_words(line)
     if "experiment=demo" in run_words:  # small as it is; the report's commands compare its runs
         return ShellLine(line, "experiment=demo")
+
+    # ---- Words that make it small, as far as its configuration allows.
     _, cfg = compose_command(line)
     small_words = [*SMALL]
     # Other partitions need so many clients that each class, or each group, has one.

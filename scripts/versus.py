@@ -259,6 +259,7 @@ def pfllib_program(task: Task, method: str) -> Program:
 
     Rounds in which it evaluates all clients are left out.
     """
+    # ---- Step 1: its data, split as ours.
     home = copy_directory(task, "pfllib")
     x, y = task.arrays()
     for part in ("train", "test"):
@@ -267,6 +268,8 @@ def pfllib_program(task: Task, method: str) -> Program:
         for client, parts in enumerate(task.split()):
             samples: Any = {"x": x[parts[part]], "y": y[parts[part]]}
             np.savez(folder / f"{client}.npz", data=samples)
+
+    # ---- Step 2: its command.
     options = {
         "-data": "FashionMNIST",
         "-m": "CNN",
@@ -426,6 +429,8 @@ def make_table(results: Path) -> str:
         return "Nothing has been measured yet."
     with results.open(newline="") as file:
         rows = list(csv.DictReader(file))
+
+    # ---- Where and when
     facts = rows[0]
     loads = sorted(float(row["load"]) for row in rows)
     machine = f"{facts['cores']} cores, {facts['machine']}, {facts['device']}"
@@ -434,6 +439,8 @@ def make_table(results: Path) -> str:
         f" {facts['python']}), {facts['rounds']} rounds, load before a process {loads[0]:.1f} to"
         f" {loads[-1]:.1f}; medians, least and greatest.\n\n"
     )
+
+    # ---- A row for each peer and method, over its repeats
     groups: dict[tuple[str, str], list[dict[str, str]]] = {}
     for row in rows:
         groups.setdefault((row["peer"], row["method"]), []).append(row)

@@ -221,6 +221,7 @@ def make_panel(reports: Any, panel: Panel, by: str) -> Any:
         panel: what is shown.
         by: one of GROUPINGS.
     """
+    # ---- How runs are gathered in lines and bars.
     plot_options: dict[str, Any] = {"title": panel.title, "max_runs_to_show": 100}
     group: Any = GROUPINGS[by]
     if group:
@@ -231,6 +232,8 @@ def make_panel(reports: Any, panel: Panel, by: str) -> Any:
             "groupby_aggfunc": "mean",
             "groupby_rangefunc": "stddev",
         }
+
+    # ---- The panel of its kind.
     metrics = [reports.SummaryMetric(key) for key in panel.y]
     match panel.kind:
         case "lines":

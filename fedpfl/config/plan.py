@@ -503,6 +503,8 @@ def _make_privacy(
     )
     if privacy is None:
         return None
+
+    # ---- What the server sees must be the noised mean alone.
     choice_text = f"privacy=client and method={config['method']['name']}"
     if method.server_sees != SEES[0]:
         view_texts = {SEES[1]: "each client's upload", SEES[2]: "what clients keep"}
@@ -511,6 +513,8 @@ def _make_privacy(
             f"{choice_text}: its server would see {view_text}, not a {SEES[0]} alone, which is all"
             " that is protected"
         )
+
+    # ---- Nothing else may be chosen by clients' samples, and the noise must suffice.
     if stopping.early:
         raise FedpflError(
             "privacy=client: stopping.early would tell the server of each client's loss; leave it"
@@ -616,6 +620,7 @@ def resolve_config(cfg: DictConfig) -> dict[str, Any]:
     Raises:
         FedpflError: for missing values, and for a group that chooses what the method does not have.
     """
+    # ---- Step 1: resolve interpolations.
     cfg = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
     groups = [group for group in GROUPS if group not in OPTIONAL_GROUPS]
     try:
@@ -636,6 +641,8 @@ def resolve_config(cfg: DictConfig) -> dict[str, Any]:
         config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
     except OmegaConfBaseException as error:
         raise FedpflError(format_error(error)) from None
+
+    # ---- Step 2: nothing is missing, and groups are groups.
     for key in (*SETTINGS, *groups):
         if config.get(key) is None:
             raise _missing_value_error(key)
@@ -643,6 +650,8 @@ def resolve_config(cfg: DictConfig) -> dict[str, Any]:
     for group, values in (required_groups | optional_groups).items():
         if not isinstance(values, Mapping):
             raise FedpflError(f"{group} must be a group of keys, got {values!r}")
+
+    # ---- Step 3: optional groups are for methods that name them.
     method = config["method"]
     for group in ("method", "dataset"):
         config[group].pop("title", None)  # for tables (fedpfl.report.names): it decides nothing
@@ -695,7 +704,7 @@ def run_subdir(config: Mapping[str, Any], experiment: str | None, debug: str | N
 
 def register_resolver() -> None:
     """Teach OmegaConf the resolver that conf/train.yaml names. Safe to repeat."""
-    # A key that asks where the run belongs would decide its own value. The variable is of one
+    # ---- A key that asks where the run belongs would decide its own value. The variable is of one
     # context, as other threads may ask at the same time.
     is_resolving = ContextVar("is_resolving", default=False)
 

@@ -34,6 +34,7 @@ def seeded_process(number: int) -> Iterator[Callable[[], list[str]]]:
         A function that names the libraries whose generators have been drawn from: torch, numpy,
         random.
     """
+    # ---- The generators, and how they are read.
     cuda = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
     torch_generators = [torch.default_generator, *cuda]
 
@@ -44,6 +45,7 @@ def seeded_process(number: int) -> Iterator[Callable[[], list[str]]]:
             "random": random.getstate(),
         }
 
+    # ---- Seed them; whatever moves one from this state shows in `drawn_from`.
     states_before = read_states()
     for generator in torch_generators:
         generator.manual_seed(number)

@@ -37,15 +37,16 @@ def count_traffic(payload: Tree) -> Traffic:
     if isinstance(payload, Known):
         return count_traffic({})
     if isinstance(payload, dict):
-        parts = [count_traffic(part) for part in payload.values()]
-        zero = torch.zeros((), dtype=torch.int64)
-        return Traffic(
-            values=sum((part.values for part in parts), zero),
-            bits=sum((part.bits for part in parts), zero),
-        )
-    values = 0 if payload.dtype == torch.bool else payload.numel()
-    bits = payload.numel() * _bits_per_entry(payload)
-    return Traffic(values=torch.tensor(values), bits=torch.tensor(bits))
+        values = torch.zeros((), dtype=torch.int64)
+        bits = torch.zeros((), dtype=torch.int64)
+        for part in payload.values():
+            traffic = count_traffic(part)
+            values = values + traffic.values
+            bits = bits + traffic.bits
+        return Traffic(values=values, bits=bits)
+    value_count = 0 if payload.dtype == torch.bool else payload.numel()
+    bit_count = payload.numel() * _bits_per_entry(payload)
+    return Traffic(values=torch.tensor(value_count), bits=torch.tensor(bit_count))
 
 
 def _count_masked(payload: Masked | Agreed) -> Traffic:

@@ -149,6 +149,7 @@ def _print_sweep(jobs: Sequence[tuple[list[str], Mapping[str, Any]]], cache: Run
     Raises:
         FedpflError: for runs that would be refused, once all are printed.
     """
+    # ---- Step 1: each run; one that is refused does not keep others from being told.
     rehearsals: list[Rehearsal] = []
     refusals: list[str] = []
     for number, (settings, swept_values) in enumerate(jobs, 1):
@@ -173,6 +174,8 @@ def _print_sweep(jobs: Sequence[tuple[list[str], Mapping[str, Any]]], cache: Run
             rehearsal.directory_status, rehearsal.remaining, rehearsal.forecast
         )
         print(f"{title}: {time_text}")
+
+    # ---- Step 2: all of them together.
     _print_total(rehearsals, len(jobs))
     if refusals:
         raise FedpflError(

@@ -325,9 +325,10 @@ def report_finished(directory: RunDirectory, quiet: bool) -> None:
     result = (
         ", ".join(accuracies) or console.describe_result(directory.summary) or "no test samples"
     )
+
+    # ---- Among many runs, whoever plays them says what has ended.
     label = console.run_label.get()
     if label:
-        # Among many runs, whoever plays them says what has ended.
         for note in directory.notes:
             print(f"{label}: {note}", file=sys.stderr, flush=True)
     elif not quiet:

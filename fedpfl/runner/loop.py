@@ -192,6 +192,7 @@ def _pick_cohort(
 
 def _measure_training(run: Run, state: engine.State, outcome: engine.Outcome) -> dict[str, Any]:
     """Return the columns that each round has. Raises Diverged where numbers are not finite."""
+    # ---- One client's numbers make all others' useless from the next round on.
     if not bool(outcome.finite.all()):
         index = outcome.cohort[int((~outcome.finite).nonzero()[0])]
         client = run.federation.partition_number(index)

@@ -55,14 +55,13 @@ class Models(ABC):
         Of methods that predict with more than one network (APFL, FedRoD, masked HeteroFL) all their
         entries, with dots: `w.fc.weight`, `buffers.w.norm.running_mean`.
         """
-        job, (federation, _, number) = self._evaluated_job(client), self._locate(client)
+        job = self._evaluated_job(client)
+        federation, _, number = self._locate(client)
         provenance = self._record
-        if (
-            federation is self._run.newcomers and not self._run.privacy
-        ):  # some methods look at a newcomer's samples, too
-            provenance = provenance.joined_with(
-                hash_samples(federation.x[federation.train[number]])
-            )
+        # Some methods look at a newcomer's samples, too.
+        if federation is self._run.newcomers and not self._run.privacy:
+            newcomer_samples = federation.x[federation.train[number]]
+            provenance = provenance.joined_with(hash_samples(newcomer_samples))
         if job.params.keys() == self._run.net.params.keys():
             values = {**self._run.net.frozen, **job.params, **job.buffers.get(self._role(job), {})}
             values = self._run.net.state_dict(values)
@@ -113,7 +112,8 @@ class Models(ABC):
             client: its number or name.
             split: train, test or validation.
         """
-        run, (federation, _, number) = self._run, self._locate(client)
+        run = self._run
+        federation, _, number = self._locate(client)
         splits = {
             "train": federation.train,
             "test": federation.test,
@@ -227,20 +227,16 @@ class Models(ABC):
         What the network draws within comes from where it comes from when the loop backend evaluates
         the client.
         """
-        run, (federation, state, number) = self._run, self._locate(client)
+        run = self._run
+        federation, state, number = self._locate(client)
+        adaptation = make_adaptation(run, state)
         call = with_before_turn(
-            EvalCall(
-                run.method,
-                federation,
-                state,
-                [number],
-                before_evaluation=make_adaptation(run, state),
-            )
+            EvalCall(run.method, federation, state, [number], before_evaluation=adaptation)
         )
-        key, network_draws = call.draws.hook_key(number), run.net.traits.draws
+        key = call.draws.hook_key(number)
         with (
             reproducible_arithmetic(run.device, run.engine.precision),
-            track_global_draws(run.method, *key, network_draws=network_draws),
+            track_global_draws(run.method, *key, network_draws=run.net.traits.draws),
         ):
             job = next(run_evaluation(call, OneClient(number), run.net, self._autocast))
             assert isinstance(job, EvalJob)

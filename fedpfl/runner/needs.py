@@ -86,6 +86,7 @@ def warn_of_shortage(run: Run, path: Path, needs: ResourceNeeds, state_bytes: in
         needs: what it will hold.
         state_bytes: bytes of client states that are in memory or on the disk already.
     """
+    # ---- Memory, for client states that are not there yet.
     lines = []
     is_on_disk = run.state.device == "disk"
     device = run.state.on(run.device)
@@ -98,7 +99,7 @@ def warn_of_shortage(run: Run, path: Path, needs: ResourceNeeds, state_bytes: in
             f"state.device={_larger_devices(device)}"
         )
 
-    # The old checkpoint is there until the new one is whole.
+    # ---- The disk: the old checkpoint is there until the new one is whole.
     checkpoint_file = path / "state.pt"
     old_checkpoint = checkpoint_file.stat().st_size if checkpoint_file.exists() else 0
     more_files = 2 * needs.checkpoint - old_checkpoint

@@ -156,15 +156,17 @@ class _Session:
 
     def play_rounds(self, callbacks: Callbacks) -> Iterator[Round]:
         """Play the rounds; write, show and save each, and yield it."""
-        run, progress, trial = self.run, self.progress, self.trial
+        progress = self.progress
+        trial = self.trial
+        # The search compares a resumed trial by what it had reached, too.
         if trial:
             is_hopeless = replay_evaluations(self.path, trial.should_prune, is_finished=False)
             if is_hopeless or trial.should_prune(progress.state.round, None):
                 raise TrialPruned("given up")
         for played_round in train_rounds(
-            run, self.backend, progress.state, callbacks.on_evaluation
+            self.run, self.backend, progress.state, callbacks.on_evaluation
         ):
-            engine_record = _engine_record(run, self.backend)
+            engine_record = _engine_record(self.run, self.backend)
             _record_round(played_round, progress, self.client_table, engine_record)
             for note in played_round.notes:
                 callbacks.on_note(note)
@@ -254,6 +256,7 @@ def _make_backend(
         recorded_engine: `_engine_record` of the part of the run that is done. On the same type of
             device the rest goes on by it, so that results are bit for bit the same.
     """
+    # ---- What was found out before an interruption holds on the same type of device.
     resumed_engine: dict[str, Any] = {}
     if recorded_engine.get("device") == run.device.type:
         resumed_engine = tree.select(recorded_engine, AUTOTUNED_KEYS)
@@ -268,6 +271,8 @@ def _make_backend(
     )
     if stage is None:
         return make()
+
+    # ---- In lockstep, runs share a backend where they share all that it is made of.
     key = (
         "backend",
         str(run.config["model"]),

@@ -62,6 +62,7 @@ def keep_within_limits(method: str, search_words: Sequence[str]) -> list[str]:
     Raises:
         FedpflError: where no value is left.
     """
+    # ---- Step 1: the words that a limit is about.
     limits = _read_space(method, search_words).get(LIMITS, {})
     limited_words = [
         word
@@ -72,6 +73,8 @@ def keep_within_limits(method: str, search_words: Sequence[str]) -> list[str]:
     ]
     if not limited_words:
         return list(search_words)
+
+    # ---- Step 2: leave values out, and say so.
     bounds = _find_bounds(search_words, " ".join(limits.values()))
     kept_words = list(search_words)
     for word in limited_words:
@@ -238,7 +241,7 @@ def _is_within(limit: str, value: float, bounds: Mapping[str, float]) -> bool:
 
 
 def _find_directions_beyond(text: str, distribution: Any) -> list[int]:
-    """Return -1 for a value at the lower end of what was searched, 1 at the upper."""
+    """Return -1 for a value at the lower end of its distribution, 1 at the upper."""
     choices = getattr(distribution, "choices", None)
     try:
         numbers = sorted(map(float, choices or (distribution.low, distribution.high)))

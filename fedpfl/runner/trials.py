@@ -175,11 +175,14 @@ def parse_distribution(override: Override) -> Any:
     Raises:
         FedpflError: for what is none of these.
     """
+    # ---- choice(a, b)
     distributions = _import_optuna().distributions
     sweep = override.value()
     if isinstance(sweep, ChoiceSweep):
         choices = tuple(map(str, override.sweep_string_iterator()))
         return distributions.CategoricalDistribution(choices)
+
+    # ---- range(start, stop, step)
     if isinstance(sweep, RangeSweep):
         is_whole = all(
             number is not None and float(number).is_integer()
@@ -196,6 +199,8 @@ def parse_distribution(override: Override) -> Any:
         # Optuna's upper end is a value of its own; Hydra's is not.
         largest = start + (stop - 1 - start) // step * step
         return distributions.IntDistribution(int(start), int(largest), step=int(step))
+
+    # ---- interval(start, end)
     if isinstance(sweep, IntervalSweep) and sweep.start is not None and sweep.end is not None:
         is_logarithmic = "log" in sweep.tags
         return distributions.FloatDistribution(sweep.start, sweep.end, log=is_logarithmic)
@@ -447,6 +452,7 @@ class Search:
 
     def _find_best(self) -> SearchResult:
         """Return the first of the best trials. Raises FedpflError where none came to its end."""
+        # ---- Step 1: the trials of this search that have ended.
         states = _import_optuna().trial.TrialState
         ended_trials = [
             trial for trial in self.study.trials if trial.state in (states.COMPLETE, states.PRUNED)
@@ -458,6 +464,8 @@ class Search:
             raise FedpflError(
                 f"none of {len(trials)} trials came to its end; look at their run.log"
             )
+
+        # ---- Step 2: the best of those that came to their end.
         sign = 1 if self._settings.task.is_higher_better else -1
         best = max(complete_trials, key=lambda trial: (sign * trial.value, -trial.number))
         # Equal proposals are one run.
@@ -648,6 +656,7 @@ def make_should_prune(sweeper: Mapping[str, Any], number: int) -> ShouldPrune:
         sweeper: the configuration of Hydra's sweeper.
         number: of the job.
     """
+    # ---- Step 1: the study, as the process of the job reads it.
     optuna = _import_optuna()
     study = optuna.load_study(
         study_name=sweeper["study"], storage=open_storage(Path(sweeper["folder"]))
@@ -659,6 +668,8 @@ def make_should_prune(sweeper: Mapping[str, Any], number: int) -> ShouldPrune:
         )
     else:
         study.pruner = optuna.pruners.NopPruner()
+
+    # ---- Step 2: the trial is judged by its best score so far, which a resumed one has stored.
     stored = study.trials[number]
     trial = optuna.trial.Trial(study, stored._trial_id)
     task = TASKS[study.user_attrs.get("task", CLASSIFICATION.name)]

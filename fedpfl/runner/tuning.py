@@ -162,6 +162,7 @@ def _split_words_by_method(
     A `method.mu=...` that others of these methods have is not for one that lacks it. One that none
     has stays, to be refused.
     """
+    # ---- Which keys each method has, whatever is chosen for it.
     composed_words = [
         word
         for word in shared_words
@@ -171,6 +172,8 @@ def _split_words_by_method(
         method: {*overrides.compose_config([f"method={method}", *composed_words]).method}
         for method in methods
     }
+
+    # ---- Leave out keys that others have and this one lacks.
     keys_of_any = set[str]().union(*keys.values())
     words_by_method: dict[str, list[str]] = {}
     for method in methods:

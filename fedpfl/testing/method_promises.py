@@ -370,6 +370,7 @@ def find_sent_entries(method: Method, server: Tree, client: dict[str, Tree]) -> 
 
     They are those on which a weighted sum of what travels has a gradient; an integer counts as sent.
     """
+    # Weights differ, so that entries do not cancel each other.
     leaves = [leaf.clone().requires_grad_(leaf.is_floating_point()) for leaf in tree.leaves(server)]
     float_leaves = [leaf for leaf in leaves if leaf.requires_grad]
     received = tree.unmask_received(method.download(tree.rebuild(server, leaves), client))
@@ -430,6 +431,7 @@ def take_first_step(
 
     Nothing, and the state of before, where the client has too few samples for a step.
     """
+    # ---- The step's minibatches, with the same numbers for everybody.
     server, client, net, params = arguments
     batches = tuple(
         batch._replace(random=torch.full((len(batch.y), method.randoms), 0.3))
@@ -437,6 +439,8 @@ def take_first_step(
     )
     if len(batches) < phase.batches:
         return {}, {}, client
+
+    # ---- A phase has a step of its own, or a loss and perhaps a hook after its gradient.
     batch = batches[0]
     if phase.step:
         step_batches = batches if phase.batches > 1 else batch

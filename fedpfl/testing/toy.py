@@ -97,6 +97,7 @@ def tiny(norm: bool = False, seed: int = 1, pairs: int = 0) -> Net:
 
 def federate(train: tuple[int, ...], test: tuple[int, ...], seed: int = 0) -> Federation:
     """Make images of five noisy patterns, label-skewed over clients with so many samples."""
+    # ---- Labels, client by client: each has its own shares of the classes.
     generator = torch.Generator().manual_seed(seed)
     total = sum(train) + sum(test)
     y = torch.empty(total, dtype=torch.int64)
@@ -113,6 +114,8 @@ def federate(train: tuple[int, ...], test: tuple[int, ...], seed: int = 0) -> Fe
         train_indices.append(indices[:train_size])
         test_indices.append(indices[train_size:])
         start += size
+
+    # ---- Images: the pattern of the class, half hidden by noise.
     patterns = torch.rand(CLASSES, 1, 8, 8, generator=generator)
     x = 0.5 * patterns[y] + 0.5 * torch.rand(total, 1, 8, 8, generator=generator)
     return Federation(
@@ -160,6 +163,7 @@ def play_rounds(
     settings: PlaySettings = PlaySettings(),
 ) -> tuple[list[State], list[Outcome]]:
     """Return copies of the states before round 1 and after every round, and the outcomes."""
+    # ---- Step 1: the state before round 1.
     backend = make_backend(as_engine(settings.engine), net, CPU)
     state = make_initial_state(
         method,
@@ -172,6 +176,8 @@ def play_rounds(
     setup = RoundSetup(
         backend, method, federation, settings.local, settings.seed, stopping=settings.stopping
     )
+
+    # ---- Step 2: the rounds. Each overwrites the clients' rows of the state before, hence copies.
     states = [copy.deepcopy(state)]
     outcomes = []
     for planned_cohort in cohorts:
@@ -359,7 +365,8 @@ def require_close(label: str, a: Any, b: Any, atol: float, rtol: float) -> None:
 
 def _flatten_alike(a: Any, b: Any, fault: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Flatten two trees. Raises Unkept where one has entries that the other has not."""
-    a, b = flatten(a), flatten(b)
+    a = flatten(a)
+    b = flatten(b)
     if a.keys() != b.keys():
         raise Unkept(f"{fault} {', '.join(sorted(set(a) ^ set(b)))}")
     return a, b

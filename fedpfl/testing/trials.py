@@ -122,16 +122,20 @@ def make_trial(
         elsewhere: reads or deals the same in another process.
         data_sets: the first of them is what a partition deals; else it deals made samples.
     """
+    # ---- Step 1: keys of the trial, then options of the choice.
     clients = values.pop("clients", None)
     data_dir = values.pop("data_dir", None)
     shape = values.pop("shape", None)
     config = _compose_choice(choice, values)
     group = config[choice.kind]
     read_elsewhere = partial(elsewhere.digest, choice)
+
+    # ---- Step 2: the trial of its kind.
     if choice.kind == "method":
         return MethodTrial(build_dataclass(METHODS[group["name"]], without_name(group), ""))
     options = {**plan.read_options(config, choice.kind)}
     if choice.kind == "model":
+        # These are about weights that a run starts from.
         options.pop("name", None)
         options.pop("overlap", None)
         build = partial(models.build_network, group["name"], **options)

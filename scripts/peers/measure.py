@@ -131,6 +131,7 @@ def measure_program(
     Raises:
         Failed: where it fails, takes too long, or does not say enough.
     """
+    # ---- Step 1: start it, in a session of its own.
     start_time = time.monotonic()
     lines = Lines()
     peak = 0.0
@@ -146,6 +147,7 @@ def measure_program(
     )
     assert process.stdout
 
+    # ---- Step 2: read what it prints, and look at its memory meanwhile.
     def read_lines(stream: Iterable[str]) -> None:
         lines.extend((time.monotonic() - start_time, line.rstrip()) for line in stream)
 
