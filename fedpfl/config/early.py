@@ -23,13 +23,13 @@ def exit_if_refused(arguments: Iterable[str]) -> None:
     if "TORCHELASTIC_RUN_ID" in os.environ:  # every process would say it
         return
     with contextlib.suppress(ValueError):  # the command itself says it
-        fault = _find_fault(list(arguments))
+        fault = _explain_refusal(list(arguments))
         if fault:
             print_notice(fault)
             sys.exit(2)
 
 
-def _find_fault(arguments: Sequence[str]) -> str:
+def _explain_refusal(arguments: Sequence[str]) -> str:
     """Return what is wrong with a command line, "" for nothing."""
     try:
         arguments = overrides.move_options_first(arguments)

@@ -117,7 +117,7 @@ def try_promise(trial: Any, promise: Promise, quick: bool, judge: Judge) -> Verd
     faults: dict[str, str] = {}
     is_tried_to_end = False
     for engine in engines:
-        fault, is_unkept = _find_fault(trial, promise, engine, judge)
+        fault, is_unkept = _try_on_engine(trial, promise, engine, judge)
         if fault:
             faults[engine] = fault
         is_tried_to_end |= is_unkept
@@ -131,7 +131,7 @@ def try_promise(trial: Any, promise: Promise, quick: bool, judge: Judge) -> Verd
     return Verdict(promise, lines, advice and f"-> {advice}")
 
 
-def _find_fault(trial: Any, promise: Promise, engine: str, judge: Judge) -> tuple[str, bool]:
+def _try_on_engine(trial: Any, promise: Promise, engine: str, judge: Judge) -> tuple[str, bool]:
     """Return the fault, "" for none, and whether the promise was tried to its end."""
     try:
         if engine:

@@ -139,7 +139,7 @@ def make_trial(
         options.pop("name", None)
         options.pop("overlap", None)
         build = partial(models.build_network, group["name"], **options)
-        return NetworkTrial(build, METHODS["fedavg"](), _read_shape(shape))
+        return NetworkTrial(build, METHODS["fedavg"](), _parse_shape(shape))
     if choice.kind == "dataset":
         name = options.pop("name")
         return DatasetTrial(name, Path(data_dir or config["data_dir"]), options, read_elsewhere)
@@ -148,7 +148,7 @@ def make_trial(
     return PartitionTrial(
         scheme=partition.SCHEMES[group["name"]],
         options=options,
-        clients=_read_clients(clients),
+        clients=_parse_clients(clients),
         read_samples=read_samples,
         read_elsewhere=read_elsewhere,
     )
@@ -238,7 +238,7 @@ def _compose_choice(choice: Choice, values: Mapping[str, str]) -> dict[str, Any]
         raise FedpflError(format_error(error)) from None
 
 
-def _read_shape(text: str | None) -> tuple[int, ...] | None:
+def _parse_shape(text: str | None) -> tuple[int, ...] | None:
     """Return the shape of a sample as [3,32,32] says it. Raises FedpflError."""
     if text is None:
         return None
@@ -248,7 +248,7 @@ def _read_shape(text: str | None) -> tuple[int, ...] | None:
     return tuple(map(int, sizes))
 
 
-def _read_clients(text: str | None) -> int | None:
+def _parse_clients(text: str | None) -> int | None:
     """Return a number of clients. Raises FedpflError."""
     if text is None:
         return None
