@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -28,6 +28,7 @@ from fedpfl.engine.keys import seeded_by_key, track_global_draws
 from fedpfl.engine.measures import compute_measures
 from fedpfl.engine.training.hook_checks import AnswerForms
 from fedpfl.engine.training.jobs import (
+    ClientRow,
     EvalJob,
     TrainJob,
     TrainResult,
@@ -42,21 +43,23 @@ from fedpfl.engine.training.vectorize import vmap_clients
 from fedpfl.ground import tree
 from fedpfl.ground.errors import as_exception
 from fedpfl.ground.tree import Tree
-from fedpfl.methods import Batch
+from fedpfl.methods import Batch, Method
 from fedpfl.models import Net
 
 log = logging.getLogger(__name__)
 
 
 class BatchedBackend(Backend):
-    """All clients of a slice of the cohort in lockstep, and those of several calls where their
-    steps are alike.
+    """Run all clients of a slice of the cohort in lockstep.
+
+    So it does with those of several calls where their steps are alike.
     """
 
     name = "batched"
 
     def __init__(self, net: Net, device: torch.device, engine: Engine):
-        self.net, self.engine = net, engine
+        self.net = net
+        self.engine = engine
         self._autocast = partial(
             torch.autocast, device.type, torch.bfloat16, engine.precision == "bf16"
         )
@@ -65,53 +68,57 @@ class BatchedBackend(Backend):
         room = torch.cuda.get_device_properties(device).total_memory / 4 if graphs else math.inf
         self._programs = ProgramCache(net, self._autocast, graphs, room)
         self._ready = graphs.ready if graphs else nullcontext
-        self._alone = bool(
-            net.traits.draws
-        )  # whether calls are answered one after another, as somebody draws
+        # Where somebody draws from the process's generators, calls run one after another.
+        self._runs_calls_alone = bool(net.traits.draws)
 
     def run(self, calls: Sequence[Call]) -> list[Answer]:
         """See Backend. Calls join into programs of at most `width` clients."""
         with self._arithmetic(), self._ready():
-            if not self._alone:
-                with seeded_by_key("batched") as drawn:
-                    answers = self._answers(calls)
-                    if not drawn():
-                        return answers
-                del answers
-                self._alone = True
-            return [self._drawing(call) for call in calls]
+            if not self._runs_calls_alone:
+                with seeded_by_key("batched") as drawn_from:
+                    results = self._run_calls(calls)
+                    if not drawn_from():
+                        return results
+                del results
+                self._runs_calls_alone = True
+            return [self._run_call_alone(call) for call in calls]
 
-    def _drawing(self, call: Call) -> Answer:
-        """Answer one call, with random numbers of its own."""
-        with track_global_draws(
-            call.method, *call.draws.hook_key(), network_draws=self.net.traits.draws
-        ):
-            return self._answers([call])[0]
+    def _run_call_alone(self, call: Call) -> Answer:
+        """Run one call, the process's generators seeded for it."""
+        key = call.draws.hook_key()
+        with track_global_draws(call.method, *key, network_draws=self.net.traits.draws):
+            return self._run_calls([call])[0]
 
-    def _answers(self, calls: Sequence[Call], again: bool = True) -> list[Answer]:
+    def _run_calls(self, calls: Sequence[Call], may_forget: bool = True) -> list[Answer]:
+        """Run calls together; where memory runs out or one fails, in smaller parts.
+
+        Args:
+            calls: Of one run or of several.
+            may_forget: Whether programs of earlier rounds may be dropped to make room.
+        """
         failed: Exception
-        freed = more = False
+        has_forgotten = False
+        should_repeat = False
         try:
-            return self._slices(calls)
+            return self._run_slices(calls)
         except torch.OutOfMemoryError as error:
             failed = error.with_traceback(None)  # whose frames hold the memory that is missed
-            freed = again and self._programs.forget()
-            more = freed or self._narrowed(calls)
+            has_forgotten = may_forget and self._programs.forget()
+            should_repeat = has_forgotten or self._halve_width(calls)
         except (Exception, SystemExit) as error:
             failed = as_exception(error)
-        if more:
-            return self._answers(calls, again=not freed)
+        if should_repeat:
+            return self._run_calls(calls, may_forget=not has_forgotten)
         if len(calls) == 1:
             return [failed]
         del failed
-        return [
-            self._answers([call])[0] for call in calls
-        ]  # alone, each shows whether it is at fault
+        # Alone, each shows whether it is at fault.
+        return [self._run_calls([call])[0] for call in calls]
 
-    def _narrowed(self, calls: Sequence[Call]) -> bool:
-        """Halve how many clients go together, from now on; tell whether that was possible."""
-        together = sum(len(call.clients) for call in calls)
-        width = min(self.engine.width or together, together) // 2
+    def _halve_width(self, calls: Sequence[Call]) -> bool:
+        """Halve how many clients go together, from now on; return whether that was possible."""
+        client_count = sum(len(call.clients) for call in calls)
+        width = min(self.engine.width or client_count, client_count) // 2
         if not width:
             return False
         self.engine = replace(self.engine, width=width)
@@ -122,150 +129,204 @@ class BatchedBackend(Backend):
         )
         return True
 
-    def _slices(self, calls: Sequence[Call]) -> list[Answer]:
-        """Answer `calls` by programs of at most `width` clients, each call's largest first."""
+    def _run_slices(self, calls: Sequence[Call]) -> list[Answer]:
+        """Run calls by programs of at most `width` clients, each call's largest first."""
+        # ---- Step 1: each call's clients, by size, are cut into slices.
         slices: list[_Slice] = []
         orders: list[Tensor] = []
         for number, call in enumerate(calls):
-            found: AnswerForms = {}
-            trains = isinstance(call, TrainCall) or call.tuning
-            sizes = call.federation.train_sizes if trains else call.federation.test_sizes
-            order = sorted(
-                range(len(call.clients)),
-                key=lambda i: (-int(sizes[call.clients[i]]), call.clients[i]),
-            )
+            order = _order_by_size(call)
             orders.append(torch.tensor(order))
+            clients = [call.clients[position] for position in order]
+            answer_forms: AnswerForms = {}
             width = self.engine.width or len(order)
-            for at in range(0, len(order), width):
+            for start in range(0, len(order), width):
                 slices.append(
-                    _Slice(number, call, [call.clients[i] for i in order[at : at + width]], found)
+                    _Slice(
+                        number=number,
+                        call=call,
+                        clients=clients[start : start + width],
+                        answer_forms=answer_forms,
+                    )
                 )
+
+        # ---- Step 2: slices that fit into the width together are one program.
         parts: list[list[Any]] = [[] for _ in calls]
+        most_clients = self.engine.width or math.inf
         while slices:
             program = [slices.pop(0)]
-            while slices and sum(len(own.clients) for own in (*program, slices[0])) <= (
-                self.engine.width or math.inf
-            ):
+            client_count = len(program[0].clients)
+            while slices and client_count + len(slices[0].clients) <= most_clients:
                 program.append(slices.pop(0))
-            for done, answer in zip(program, self._follow(program), strict=True):
-                parts[done.number].append(answer)
+                client_count += len(program[-1].clients)
+            for member, result in zip(program, self._follow(program), strict=True):
+                parts[member.number].append(result)
+
+        # ---- Step 3: results go back into the order of each call's clients.
         return [
-            tree.take(concatenate_rows(own), order.argsort())
-            for own, order in zip(parts, orders, strict=True)
+            tree.take(concatenate_rows(call_parts), order.argsort())
+            for call_parts, order in zip(parts, orders, strict=True)
         ]
 
     def _follow(self, slices: list[_Slice]) -> list[Any]:
-        """Take slices through their calls; what they want trained or evaluated at the same time is
-        done together.
-        """
-        works = [
-            (run_participation if isinstance(own.call, TrainCall) else run_evaluation)(
-                own.call, ManyClients(own.clients, own.found), self.net, self._autocast
-            )
-            for own in slices
-        ]
-        results: list[Any] = [None] * len(works)
-        answers: dict[int, Any] = dict.fromkeys(range(len(works)))
-        while answers:
+        """Take slices through their calls; jobs that they yield at the same time are joined."""
+        participations = [self._start_participation(member) for member in slices]
+        final_results: list[Any] = [None] * len(slices)
+        job_results: dict[int, Any] = dict.fromkeys(range(len(slices)))
+        while job_results:
             jobs: dict[int, TrainJob | EvalJob] = {}
-            for number, answer in answers.items():
+            for number, job_result in job_results.items():
                 try:
-                    jobs[number] = works[number].send(answer)
-                except StopIteration as done:
-                    results[number] = done.value
-            answers = {}
-            for kind, together in ((TrainJob, self._train), (EvalJob, self._evaluate)):
-                chosen = [number for number, job in jobs.items() if isinstance(job, kind)]
-                answers |= zip(
-                    chosen, run_by_kind(together, [jobs[number] for number in chosen]), strict=True
-                )
-        return results
+                    jobs[number] = participations[number].send(job_result)
+                except StopIteration as stop_iteration:
+                    final_results[number] = stop_iteration.value
+            job_results = {}
+            work: Callable[[list[Any]], list[Any]]
+            for job_type, work in ((TrainJob, self._train), (EvalJob, self._evaluate)):
+                numbers = [number for number, job in jobs.items() if isinstance(job, job_type)]
+                results = run_by_kind(work, [jobs[number] for number in numbers])
+                job_results |= zip(numbers, results, strict=True)
+        return final_results
+
+    def _start_participation(self, member: _Slice) -> Generator[TrainJob | EvalJob, Any, Any]:
+        """Return the generator of a slice's jobs."""
+        clients = ManyClients(member.clients, member.answer_forms)
+        if isinstance(member.call, TrainCall):
+            return run_participation(member.call, clients, self.net, self._autocast)
+        return run_evaluation(member.call, clients, self.net, self._autocast)
 
     def _evaluate(self, jobs: list[EvalJob]) -> list[Counts]:
         """Evaluate jobs of one kind as one program."""
-        method, rows = jobs[0].method, [row for job in jobs for row in job.rows]
-        params, buffers = (
-            concatenate_rows([job.params for job in jobs]),
-            concatenate_rows([job.buffers for job in jobs]),
-        )
+        # ---- Step 1: the models of all jobs, and their clients' samples
+        rows = [row for job in jobs for row in job.rows]
+        random = [numbers for job in jobs for numbers in job.random()]
+        samples = [getattr(row.federation, jobs[0].split)[row.client] for row in rows]
+        params = concatenate_rows([job.params for job in jobs])
+        buffers = concatenate_rows([job.buffers for job in jobs])
+        excluded_classes = _stack_excluded_classes(rows)
         device = rows[0].federation.x.device
         correct = torch.zeros(len(rows), dtype=torch.int64, device=device)
         loss = torch.zeros(len(rows), device=device)
-        metrics, kept = jobs[0].metrics, list[tuple[Tensor, Tensor]]()
 
-        barred: Tree = {}
-        if rows[0].federation.excluded_classes is not None:
-            barred = {
-                "classes": torch.stack(
-                    [
-                        row.federation.excluded_classes[row.client]  # type: ignore[index]
-                        for row in rows
-                    ]
-                )
-            }
-
-        def one(p: Tree, b: dict[str, Tree], barred: Tree, batch: Batch) -> tuple[Tensor, ...]:
-            # As if differentiated, like in training: autocast then meets whole layers. Under vmap
-            # alone it would meet their parts, and round other ones on a CPU than on a GPU.
-            bound = self.net.bind(b, weight=batch.samples)
-            shown = batch.without_labels()
-            seen: Any = vjp(
-                lambda none: (none, method.predict(bound, p, shown)), batch.samples, has_aux=True
-            )
-            logits = seen[2]
-            allowed = logits.masked_fill(barred["classes"], -torch.inf) if barred else logits
-            hits = (batch.find_hits(allowed) & (batch.samples > 0)).sum()
-            return hits, batch.summed_loss(logits), *([allowed] if metrics else [])
-
-        owned = [getattr(row.federation, jobs[0].split)[row.client] for row in rows]
-        random = [numbers for job in jobs for numbers in job.random()]
+        # ---- Step 2: they are counted, chunk by chunk.
+        metrics = jobs[0].metrics
+        count_client = partial(self._count_batch, jobs[0].method, bool(metrics))
+        logits_of_batches: list[tuple[slice | Tensor, Tensor]] = []
         with torch.no_grad(), self._autocast():
-            for now, batch in evaluation_batches(rows[0].federation, owned, random):
-                own = (tree.take(part, now) for part in (params, buffers, barred))
-                hits, losses, *logits = vmap_clients(one, *own, batch)
-                correct[now] += hits
-                loss[now] += losses
-                kept += [(now, *logits)] if logits else []
-        total = tree.send(torch.tensor([len(own) for own in owned]), device)
-        labels = [
-            row.federation.y[tree.send(own, device)]
-            for row, own in zip(rows, owned, strict=True)
-            if metrics
-        ]
-        more = _measured(metrics, kept, labels)
-        return divide_rows(Counts(correct, loss, total, more), [len(job.rows) for job in jobs])
+            for batch_rows, batch in evaluation_batches(rows[0].federation, samples, random):
+                counts = vmap_clients(
+                    count_client,
+                    tree.take(params, batch_rows),
+                    tree.take(buffers, batch_rows),
+                    tree.take(excluded_classes, batch_rows),
+                    batch,
+                )
+                correct[batch_rows] += counts["hits"]
+                loss[batch_rows] += counts["loss"]
+                if metrics:
+                    logits_of_batches.append((batch_rows, counts["logits"]))
+
+        # ---- Step 3: measures beside hits and loss, where they are asked for
+        measures: dict[str, Tensor] = {}
+        if metrics:
+            labels = []
+            for row, indices in zip(rows, samples, strict=True):
+                labels.append(row.federation.y[tree.send(indices, device)])
+            measures = _compute_row_measures(metrics, logits_of_batches, labels)
+        total = tree.send(torch.tensor([len(indices) for indices in samples]), device)
+        counts_of_rows = Counts(correct=correct, loss=loss, total=total, measures=measures)
+        return divide_rows(counts_of_rows, [len(job.rows) for job in jobs])
+
+    def _count_batch(
+        self,
+        method: Method,
+        wants_logits: bool,
+        params: Tree,
+        buffers: dict[str, Tree],
+        excluded_classes: Tree,
+        batch: Batch,
+    ) -> dict[str, Tensor]:
+        """Return one client's hits and summed loss of a batch, and logits if asked for."""
+        bound = self.net.bind(buffers, weight=batch.samples)
+        unlabelled = batch.without_labels()
+        # As if differentiated, like in training: autocast then meets whole layers. Under vmap
+        # alone it would meet their parts, and round other ones on a CPU than on a GPU.
+        results: Any = vjp(
+            lambda weight: (weight, method.predict(bound, params, unlabelled)),
+            batch.samples,
+            has_aux=True,
+        )
+        logits = allowed_logits = results[2]
+        if excluded_classes:
+            allowed_logits = logits.masked_fill(excluded_classes["classes"], -torch.inf)
+        hits = (batch.find_hits(allowed_logits) & (batch.samples > 0)).sum()
+        counts = {"hits": hits, "loss": batch.summed_loss(logits)}
+        if wants_logits:
+            counts["logits"] = allowed_logits
+        return counts
 
     def _train(self, jobs: list[TrainJob]) -> list[TrainResult]:
         """Take all steps of jobs of one kind as one program."""
         if len(jobs) == 1:
             return [self._programs.run(jobs[0])]
-        joined, places = join_jobs(jobs)
-        return split_result(self._programs.run(joined), places, jobs)
+        joined_job, positions = join_jobs(jobs)
+        return split_result(self._programs.run(joined_job), positions, jobs)
 
 
-def _measured(
-    metrics: Sequence[str], kept: Sequence[tuple[slice | Tensor, Tensor]], labels: Sequence[Tensor]
-) -> dict[str, Tensor]:
-    """Return each row's measures, stacked. kept: of each pass its rows, and logits `[rows, samples,
-    classes]`.
-    """
-    parts: list[list[Tensor]] = [[] for _ in labels]
-    for now, logits in kept:
-        for row, own in zip(
-            torch.arange(len(labels), device=logits.device)[now].tolist(), logits, strict=True
-        ):
-            parts[row].append(own)
-    each = [
-        compute_measures(metrics, torch.cat(own)[: len(y)] if own else y, y)
-        for own, y in zip(parts, labels, strict=True)
+def _order_by_size(call: Call) -> list[int]:
+    """Return positions of a call's clients, those with most samples first."""
+    sizes = call.federation.test_sizes
+    if isinstance(call, TrainCall) or call.tuning:
+        sizes = call.federation.train_sizes
+    keys = [(-int(sizes[client]), client) for client in call.clients]
+    return sorted(range(len(keys)), key=lambda position: keys[position])
+
+
+def _stack_excluded_classes(rows: Sequence[ClientRow]) -> Tree:
+    """Return which classes do not count for each row, as an entry `classes`; {} for none."""
+    if rows[0].federation.excluded_classes is None:
+        return {}
+    flags = [
+        row.federation.excluded_classes[row.client]  # type: ignore[index]
+        for row in rows
     ]
-    return tree.stack(each) if each else {}
+    return {"classes": torch.stack(flags)}
+
+
+def _compute_row_measures(
+    metrics: Sequence[str],
+    logits_of_batches: Sequence[tuple[slice | Tensor, Tensor]],
+    labels: Sequence[Tensor],
+) -> dict[str, Tensor]:
+    """Return each row's measures, stacked.
+
+    Args:
+        metrics: Names of measures.
+        logits_of_batches: Of each batch its rows, and logits `[rows, samples, classes]`.
+        labels: Of each row.
+    """
+    logits_of_rows: list[list[Tensor]] = [[] for _ in labels]
+    for batch_rows, logits in logits_of_batches:
+        rows = torch.arange(len(labels), device=logits.device)[batch_rows].tolist()
+        for row, row_logits in zip(rows, logits, strict=True):
+            logits_of_rows[row].append(row_logits)
+    measures = []
+    for parts, y in zip(logits_of_rows, labels, strict=True):
+        # A row without samples has labels alone, which are empty, too.
+        predictions = torch.cat(parts)[: len(y)] if parts else y
+        measures.append(compute_measures(metrics, predictions, y))
+    return tree.stack(measures)
 
 
 class _Slice(NamedTuple):
-    """Some clients of a call, the call's number, and what its clients found out."""
+    """Hold some clients of a call.
+
+    Attributes:
+        number: The call's.
+        answer_forms: The forms of what the call's clients have found out, by hook.
+    """
 
     number: int
     call: Any
     clients: list[int]
-    found: AnswerForms
+    answer_forms: AnswerForms
