@@ -2,9 +2,8 @@
 
 Every process plays the same rounds. Where the engine calls its backend, the clients are dealt to
 the processes, each answers for its own, and all answers go to all processes, so that each goes on
-with the same state. What a client's
-answer is does not depend on who gives it: on the loop backend the run is that of one process, bit
-for bit.
+with the same state. What a client's answer is does not depend on who gives it: on the loop backend
+the run is that of one process, bit for bit.
 
 Forms of answers, and what went wrong, travel through gloo; a process that dies closes its
 connections, which ends the others' waiting at once. A machine that is gone closes none: the kernel
@@ -57,19 +56,18 @@ def is_launched_by_torchrun() -> bool:
 
 def local_rank_and_size() -> tuple[int, int]:
     """Return this process's number on its machine, and how many there are."""
-    return (
-        (int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]))
-        if is_launched_by_torchrun()
-        else (0, 1)
-    )
+    if not is_launched_by_torchrun():
+        return 0, 1
+    return int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
 
 
 def available_cores() -> int:
     """Return this process's share of the cores that processes on this machine may use."""
-    usable = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
-    return max(1, usable // local_rank_and_size()[1])
+    if hasattr(os, "sched_getaffinity"):
+        core_count = len(os.sched_getaffinity(0))
+    else:
+        core_count = os.cpu_count() or 1
+    return max(1, core_count // local_rank_and_size()[1])
 
 
 def is_main_process() -> bool:
@@ -85,15 +83,14 @@ def join_process_group() -> None:
     kinds = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(kinds, store=store, rank=rank, world_size=size, timeout=PATIENCE)
     _store[:] = [store]
-    _watch()
-    torch.set_num_threads(
-        available_cores()
-    )  # torchrun has set it to 1; on a CPU the loop backend will, too
+    _watch_connections()
+    # torchrun has set it to 1; on a CPU the loop backend will, too.
+    torch.set_num_threads(available_cores())
     if rank:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
-def _watch() -> None:
+def _watch_connections() -> None:
     """Have the kernel watch this process's connections, as gloo and torchrun's store do not.
 
     One breaks where the other machine does not answer for SILENCE seconds, be it while both are
@@ -101,25 +98,24 @@ def _watch() -> None:
     """
     values = {"TCP_KEEPIDLE": SILENCE // 3, "TCP_KEEPINTVL": SILENCE // 6, "TCP_KEEPCNT": 4}
     values["TCP_USER_TIMEOUT"] = 1000 * SILENCE
-    for own in _connections():
-        own.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for connection in _open_connections():
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in values.items():
             if hasattr(socket, name):  # Linux has all
-                own.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-def _connections() -> Iterator[socket.socket]:
-    """Give this process's connections by TCP, whichever library has opened them."""
-    for name in os.listdir("/dev/fd") if os.path.isdir("/dev/fd") else ():
+def _open_connections() -> Iterator[socket.socket]:
+    """Yield this process's connections by TCP, whichever library has opened them."""
+    descriptors = os.listdir("/dev/fd") if os.path.isdir("/dev/fd") else ()
+    for name in descriptors:
         with contextlib.suppress(OSError):  # closed since
             if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
                 continue
-            with socket.socket(fileno=os.dup(int(name))) as own:
-                if (
-                    own.family in (socket.AF_INET, socket.AF_INET6)
-                    and own.type == socket.SOCK_STREAM
-                ):
-                    yield own
+            with socket.socket(fileno=os.dup(int(name))) as connection:
+                is_internet = connection.family in (socket.AF_INET, socket.AF_INET6)
+                if is_internet and connection.type == socket.SOCK_STREAM:
+                    yield connection
 
 
 def leave_process_group() -> None:
@@ -129,22 +125,20 @@ def leave_process_group() -> None:
 
 
 def should_report_error() -> bool:
-    """Return whether it is this process that says what went wrong: one does, process 0 where it has
-    something to say.
+    """Return whether this process reports what went wrong, as one process does.
 
-    Nothing interrupts a process that has asked.
+    It is process 0 if it has something to report. Nothing interrupts a process that has asked.
     """
     if not dist.is_initialized():
         return True
     interrupts.ignore_signals()
     try:
-        until = time.monotonic() + (0 if is_main_process() else PRECEDENCE)
-        while time.monotonic() < until and not _store[0].check(["told"]):
+        deadline = time.monotonic() + (0 if is_main_process() else PRECEDENCE)
+        while time.monotonic() < deadline and not _store[0].check(["told"]):
             time.sleep(0.05)
         return _store[0].add("told", 1) == 1
-    except (
-        RuntimeError
-    ):  # torchrun is gone, or the machine that all meet at: one process of each machine tells
+    except RuntimeError:
+        # torchrun is gone, or the machine that all meet at: one process of each machine reports.
         return local_rank_and_size()[0] == 0
 
 
@@ -152,11 +146,13 @@ def require_same_facts(**facts: Any) -> None:
     """Raise FedpflError, the same in all processes, where one has other facts than process 0."""
     if not dist.is_initialized():
         return
-    for number, own in enumerate(everyone := _everyones(facts)):
-        for name, value in own.items():
-            if value != everyone[0][name]:
+    facts_by_rank = _gather_values(facts)
+    expected = facts_by_rank[0]
+    for rank, rank_facts in enumerate(facts_by_rank):
+        for name, value in rank_facts.items():
+            if value != expected[name]:
                 raise FedpflError(
-                    f"process {number} has {name} {value}, process 0 {everyone[0][name]}; give all"
+                    f"process {rank} has {name} {value}, process 0 {expected[name]}; give all"
                     " the same command, files and packages"
                 )
 
@@ -167,83 +163,91 @@ def is_stored_here(client: int) -> bool:
 
 
 def broadcast_value(value: T, source: int = 0) -> T:
-    """Return one process's value, a tree of CPU tensors and plain values, in all; the others' are
-    not looked at.
+    """Return one process's value in all; those of the others are not looked at.
+
+    Args:
+        value: A tree of CPU tensors and plain values.
+        source: The process.
     """
     if not dist.is_initialized():
         return value
-    gives = dist.get_rank() == source
-    told = [
-        (
-            tree.map(lambda leaf: _Form.of(leaf) if isinstance(leaf, Tensor) else leaf, value)
-            if gives
-            else None
-        )
-    ]
-    with _together():
-        dist.broadcast_object_list(told, source)
+    is_source = dist.get_rank() == source
+    forms: list[Any] = [None]
+    if is_source:
+        forms = [tree.map(_form_of_tensor, value)]
+    with _ending_if_unreachable():
+        dist.broadcast_object_list(forms, source)
 
-    def sent(form: Any, *own: Any) -> Any:
+    def exchange(form: Any, *leaves: Any) -> Any:
+        """Return a leaf of the source's value, which it alone has as an argument."""
         if not isinstance(form, _Form):
             return form
-        leaf = own[0].contiguous() if own else form.empty(torch.device("cpu"))
-        _broadcast(_raw(leaf), source)
+        leaf = leaves[0].contiguous() if is_source else form.empty(torch.device("cpu"))
+        _broadcast_buffer(_as_bytes(leaf), source)
         return leaf
 
-    return tree.map(sent, told[0], *([value] if gives else []))
+    if is_source:
+        return tree.map(exchange, forms[0], value)
+    return tree.map(exchange, forms[0])
 
 
 def broadcast_each(values: Sequence[T], source: int = 0) -> Iterator[T]:
-    """Give one process's values in all, one after another, so that none holds more than it keeps."""
-    for place in range(broadcast_value(len(values), source)):
-        yield broadcast_value(
-            tree.to(values[place], "cpu") if place < len(values) else values, source
-        )  # type: ignore[misc]
+    """Yield one process's values in all, so that none holds more than one beside what it keeps."""
+    count = broadcast_value(len(values), source)
+    for position in range(count):
+        value: Any = None
+        if position < len(values):
+            value = tree.to(values[position], "cpu")
+        yield broadcast_value(value, source)
 
 
 def gather_to_main(values: Sequence[T]) -> list[T]:
     """Return the values of all processes in process 0."""
-    sources = range(dist.get_world_size() if dist.is_initialized() else 1)
-    return [
-        value for source in sources for value in broadcast_each(values, source) if is_main_process()
-    ]
+    gathered = []
+    for source in range(dist.get_world_size() if dist.is_initialized() else 1):
+        for value in broadcast_each(values, source):
+            if is_main_process():
+                gathered.append(value)
+    return gathered
 
 
 def distribute_backend(backend: Backend, device: torch.device) -> Backend:
-    """Return the backend of all processes together; `backend` itself where there is only this one."""
+    """Return the backend of all processes together; `backend` itself in a single process."""
     return DistributedBackend(backend, device) if dist.is_initialized() else backend
 
 
 def assign_clients(loads: Sequence[float], ranks: int) -> list[int]:
-    """Return who takes each client: the largest first, each to who has least to do; numbers break
-    ties.
+    """Return the process of each client: the largest load first, each to who has least to do.
+
+    Numbers break ties.
     """
-    owners, dealt = [0] * len(loads), [(0.0, 0, rank) for rank in range(ranks)]
-    for place in sorted(range(len(loads)), key=lambda place: -loads[place]):
-        load, clients, owner = min(dealt)
-        dealt[owner] = (load + loads[place], clients + 1, owner)
-        owners[place] = owner
+    owners = [0] * len(loads)
+    totals = [(0.0, 0, rank) for rank in range(ranks)]
+    for client in sorted(range(len(loads)), key=lambda client: -loads[client]):
+        load, client_count, owner = min(totals)
+        totals[owner] = (load + loads[client], client_count + 1, owner)
+        owners[client] = owner
     return owners
 
 
 def error_frames(error: BaseException) -> list[tuple[str, str, int]]:
-    """Return where an error has passed, outermost first: file, function, line. Also of one from
-    another process.
+    """Return where an error has passed, outermost first: file, function, line.
+
+    Also of an error from another process.
     """
-    here = (
-        (frame.f_code, line)
-        for frame, line in traceback.walk_tb(original_error(error).__traceback__)
-    )
-    return getattr(error, "frames", None) or [
-        (code.co_filename, code.co_qualname, line) for code, line in here
-    ]
+    remote_frames = getattr(error, "frames", None)
+    if remote_frames:
+        return remote_frames
+    frames = []
+    for frame, line in traceback.walk_tb(original_error(error).__traceback__):
+        frames.append((frame.f_code.co_filename, frame.f_code.co_qualname, line))
+    return frames
 
 
 def find_blamed_hook(error: BaseException, method: type[Method]) -> tuple[str, str] | None:
-    """Return which function of a method's files has led to an error, and the last place there as
-    `file:line`, or None.
+    """Return which function of a method led to an error, and the last `file:line`, or None.
 
-    The files are those of its class and of methods that it derives from.
+    Its files are those of its class and of methods that it derives from.
     """
     kinds = [kind for kind in method.__mro__ if issubclass(kind, Method) and kind is not Method]
     files = {getattr(sys.modules.get(kind.__module__), "__file__", None) for kind in kinds}
@@ -252,12 +256,12 @@ def find_blamed_hook(error: BaseException, method: type[Method]) -> tuple[str, s
 
 
 class DistributedBackend(Backend):
-    """Every process answers for some clients of a call, by a backend of its own, and hears of the
-    others.
-    """
+    """Have every process answer for some clients of a call, and hear of the others."""
 
     def __init__(self, backend: Backend, device: torch.device):
-        self._backend, self._device, self.net = backend, device, backend.net
+        self._backend = backend
+        self._device = device
+        self.net = backend.net
         self.name = f"{backend.name} in {dist.get_world_size()} processes"
         if device.type == "cuda":
             torch.cuda.set_device(device)
@@ -269,128 +273,156 @@ class DistributedBackend(Backend):
 
     def run(self, calls: Sequence[Call]) -> list[Answer]:
         """See Backend. What went wrong in one process is the answer in all."""
-        return [self._answer(call) for call in calls]
+        return [self._run_call(call) for call in calls]
 
-    def _answer(self, call: Call) -> Answer:
-        if call.state.rows.is_stored_here:
-            owners = [client % dist.get_world_size() for client in call.clients]
-        else:
-            owners = assign_clients(
-                [estimate_work(call, client) for client in call.clients], dist.get_world_size()
-            )
-        dealt: list[list[int]] = [[] for _ in range(dist.get_world_size())]
-        for place, owner in enumerate(owners):
-            dealt[owner].append(place)
-        here, mine, failed = dealt[dist.get_rank()], None, None
+    def _run_call(self, call: Call) -> Answer:
+        """Run this process's clients, and exchange the results."""
+        # ---- Step 1: this process's own clients
+        positions_by_rank = _deal_clients(call)
+        local_positions = positions_by_rank[dist.get_rank()]
+        local_rows: Any = None
+        failed: Exception | None = None
+        message: Any = None  # the form of a row, an error, or None without any client
         try:
-            mine = self._backend.run_one(_some(call, here)) if here else None
+            if local_positions:
+                local_rows = self._backend.run_one(_select_clients(call, local_positions))
+                message = tree.map(_Form.of, tree.take(local_rows, 0))
         except Exception as error:
             failed = error
-        said = (
-            _picklable_error(failed)
-            if failed
-            else tree.map(_Form.of, tree.take(mine, 0))
-            if here
-            else None
-        )
-        told, digests = zip(*_everyones((said, fingerprint(call.state.server))), strict=True)
-        if failure := next((own for own in told if isinstance(own, Exception)), None):
-            return failed or failure
-        if parted := next(
-            (rank for rank, digest in enumerate(digests) if digest != digests[0]), None
-        ):
-            return FedpflError(
-                f"after round {call.state.round} process {parted} has another server state than"
-                " process 0; take processors of one kind, which round alike"
-            )
-        forms = [form for form in told if form is not None]
+            message = _picklable_error(error)
+
+        # ---- Step 2: has any failed, and do all mean the same?
+        messages = []
+        digests = []
+        for rank_message, digest in _gather_values((message, fingerprint(call.state.server))):
+            messages.append(rank_message)
+            digests.append(digest)
+        for rank_message in messages:
+            if isinstance(rank_message, Exception):
+                return failed or rank_message
+        for rank, digest in enumerate(digests):
+            if digest != digests[0]:
+                return FedpflError(
+                    f"after round {call.state.round} process {rank} has another server state than"
+                    " process 0; take processors of one kind, which round alike"
+                )
+        forms = [form for form in messages if form is not None]
         if any(form != forms[0] for form in forms):  # in whatever order
             return FedpflError(
                 f"{type(call.method).__name__} brings back trees of different forms from its"
                 " clients"
             )
-        return self._gathered(forms[0], dealt, mine)
 
-    def _gathered(self, form: Tree, dealt: list[list[int]], mine: Tree) -> Any:
-        """Return the whole answer, of which each process has some rows; one buffer travels from
-        each.
-        """
-        whole = tree.map(lambda row: row.empty(self._device, sum(map(len, dealt))), form)
-        leaves = _by_size(whole)
-        for rank, places in enumerate(dealt):
-            sizes = [len(places) * leaf[0].nbytes for leaf in leaves]
+        # ---- Step 3: the rows of all
+        return self._gather_rows(forms[0], positions_by_rank, local_rows)
+
+    def _gather_rows(self, form: Tree, positions_by_rank: list[list[int]], local_rows: Tree) -> Any:
+        """Return the rows of all processes; each sends its own in one buffer."""
+        row_count = sum(map(len, positions_by_rank))
+        gathered = tree.map(lambda row: row.empty(self._device, row_count), form)
+        leaves = _leaves_by_element_size(gathered)
+        for rank, positions in enumerate(positions_by_rank):
+            sizes = [len(positions) * leaf[0].nbytes for leaf in leaves]
             if not sum(sizes):
                 continue
             if rank == dist.get_rank():
-                own = _by_size(
-                    tree.map(lambda _, leaf: leaf.to(self._device), form, mine)
-                )  # in the form's order
-                buffer = torch.cat([_raw(leaf) for leaf in own])
+                # In the form's order, whatever order this process's rows have.
+                ordered_rows = tree.map(lambda _, leaf: leaf.to(self._device), form, local_rows)
+                parts = [_as_bytes(leaf) for leaf in _leaves_by_element_size(ordered_rows)]
+                buffer = torch.cat(parts)
             else:
                 buffer = torch.empty(sum(sizes), dtype=torch.uint8, device=self._device)
-            _broadcast(buffer, rank)
-            rows = torch.tensor(places, device=self._device)
+            _broadcast_buffer(buffer, rank)
+            rows = torch.tensor(positions, device=self._device)
             for leaf, piece in zip(leaves, buffer.split(sizes), strict=True):
-                leaf[rows] = piece.view(leaf.dtype).view(len(places), *leaf.shape[1:])
-        return whole
+                leaf[rows] = piece.view(leaf.dtype).view(len(positions), *leaf.shape[1:])
+        return gathered
 
 
-def _some(call: Call, places: list[int]) -> Call:
+def _deal_clients(call: Call) -> list[list[int]]:
+    """Return the positions of each process's clients in a call, by rank."""
+    world_size = dist.get_world_size()
+    if call.state.rows.is_stored_here:
+        owners = [client % world_size for client in call.clients]
+    else:
+        owners = assign_clients(
+            [estimate_work(call, client) for client in call.clients], world_size
+        )
+    positions_by_rank: list[list[int]] = [[] for _ in range(world_size)]
+    for position, owner in enumerate(owners):
+        positions_by_rank[owner].append(position)
+    return positions_by_rank
+
+
+def _select_clients(call: Call, positions: list[int]) -> Call:
     """Return the call about some of its clients."""
-    laid = None if call.overlay is None else tree.take(call.overlay, torch.tensor(places))
-    return replace(call, clients=[call.clients[place] for place in places], overlay=laid)
+    overlay = None
+    if call.overlay is not None:
+        overlay = tree.take(call.overlay, torch.tensor(positions))
+    return replace(
+        call, clients=[call.clients[position] for position in positions], overlay=overlay
+    )
 
 
 @dataclass(frozen=True)
 class _Form:
-    """What a tensor is like."""
+    """Describe a tensor."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
 
     @classmethod
     def of(cls, leaf: Tensor) -> _Form:
+        """Return the form of a tensor."""
         return cls(tuple(leaf.shape), leaf.dtype)
 
     def empty(self, device: torch.device, *rows: int) -> Tensor:
-        """Make one, or so many stacked."""
+        """Return an empty tensor of this form, or so many stacked."""
         return torch.empty((*rows, *self.shape), dtype=self.dtype, device=device)
 
 
+def _form_of_tensor(leaf: Any) -> Any:
+    """Return the form of a tensor; plain values as they are."""
+    return _Form.of(leaf) if isinstance(leaf, Tensor) else leaf
+
+
 @contextlib.contextmanager
-def _together() -> Iterator[None]:
+def _ending_if_unreachable() -> Iterator[None]:
     """Raise KeyboardInterrupt where another process has gone, which alone knows why."""
     try:
         yield
     except RuntimeError as error:
         # Before and behind it is what might help PyTorch's authors.
-        short = re.sub(r"^\[\S*\] ", "", error_text(error)).partition(". ")[0]
+        reason = re.sub(r"^\[\S*\] ", "", error_text(error)).partition(". ")[0]
         raise KeyboardInterrupt(
-            f"another process of the run cannot be reached ({short})"
+            f"another process of the run cannot be reached ({reason})"
         ) from error
 
 
-def _everyones(value: Any) -> list[Any]:
-    found: list[Any] = [None] * dist.get_world_size()
-    with _together():
-        dist.all_gather_object(found, value)
-    return found
+def _gather_values(value: Any) -> list[Any]:
+    """Return the values of all processes in all, by rank."""
+    values: list[Any] = [None] * dist.get_world_size()
+    with _ending_if_unreachable():
+        dist.all_gather_object(values, value)
+    return values
 
 
-def _broadcast(buffer: Tensor, rank: int) -> None:
+def _broadcast_buffer(buffer: Tensor, source: int) -> None:
+    """Fill a buffer with that of one process."""
     if buffer.numel():
-        with _together():
-            dist.broadcast(buffer, rank)
+        with _ending_if_unreachable():
+            dist.broadcast(buffer, source)
 
 
-def _raw(leaf: Tensor) -> Tensor:
+def _as_bytes(leaf: Tensor) -> Tensor:
     """Return a tensor's bytes, `[nbytes]`, without a copy where it is contiguous."""
     return leaf.contiguous().view(-1).view(torch.uint8)
 
 
-def _by_size(stacked: Tree) -> list[Tensor]:
-    """Return leaves, those of the largest elements first, so that in a buffer each begins where its
-    type may.
+def _leaves_by_element_size(stacked: Tree) -> list[Tensor]:
+    """Return leaves, those of the largest elements first.
+
+    So each begins in a buffer where its type may.
     """
     return sorted(tree.leaves(stacked), key=lambda leaf: -leaf.element_size())
 
