@@ -45,19 +45,9 @@ FMNIST = {"name": "published", "alpha": 0.1}
 PURIN = {"name": "fedpurin", "score": "gradient", "hessian": False, "include_norm": False}
 
 
-def write(path: Path, accuracy: dict[int, float], *more: Any, **changes: Any) -> Path:
-    """Write a run; a text is the name of a choice, and of a partition a pair has its alpha too."""
-    for key, value in changes.items():
-        if isinstance(value, str):
-            changes[key] = {"name": value}
-        elif key == "partition" and isinstance(value, tuple):
-            changes[key] = dict(zip(("name", "alpha"), value, strict=True))
-    return write_run(path, accuracy, *more, **changes)
-
-
 def add(root: Path, name: str, accuracy: float, method: Any, **changes: Any) -> Path:
     changes = {"partition": FMNIST, "rounds": 4, **changes}
-    return write(root / name, {2: accuracy + 5, 4: accuracy}, method=method, **changes)
+    return write_run(root / name, {2: accuracy + 5, 4: accuracy}, method=method, **changes)
 
 
 def fill(table: str, root: Path, *more: Any, **options: Any) -> Any:
@@ -136,7 +126,7 @@ def test_the_run_nearest_to_the_papers_settings_is_shown(root: Path) -> None:
 
 def test_unfinished_runs_are_marked(root: Path) -> None:
     add(root, "e", 90.0, "ditto", seed=1)  # no row of the table
-    write(root / "f", {2: 91.0}, "running", 3, method="apfl", partition=FMNIST)
+    write_run(root / "f", {2: 91.0}, "running", 3, method="apfl", partition=FMNIST)
     assert cell(root, "APFL").unfinished == "running 3/4"
     text = render(fill("fedobp/table4", root))
     assert "91.00°" in text
@@ -217,7 +207,7 @@ def test_other_data_sets_take_the_columns_where_there_is_none_of_the_papers(tmp_
         "stopping": {"early": False},
     }
     for alpha in (0.1, 0.5, 1.0):
-        write(
+        write_run(
             tmp_path / f"s{alpha}",
             {4: 90 + alpha},
             dataset="digits",
@@ -390,7 +380,7 @@ def both(root: Path, table: str, row: str, dataset: str, setting: str) -> tuple[
 
 def test_fedobp_by_the_best_of_its_checkpoints_pooled(tmp_path: Path) -> None:
     accuracy = {100: 90.0, 150: 99.0, 200: 80.0}
-    write(tmp_path / "a", accuracy, reached=200, method="fedper", partition=FMNIST, rounds=200)
+    write_run(tmp_path / "a", accuracy, reached=200, method="fedper", partition=FMNIST, rounds=200)
     assert both(tmp_path, "fedobp/table4", "FedPer", "FMNIST", "Dir(0.1)") == (80.0, 91.0, 96.24)
 
 
@@ -497,7 +487,7 @@ def test_hours_are_simulated_ones(tmp_path: Path) -> None:
 
 def test_runs_that_no_paper_has_are_told_of_or_left_out(tmp_path: Path) -> None:
     def fill_with(name: str, **changes: Any) -> Any:
-        write(tmp_path / name / "run", {4: 70.0}, partition="published", **changes)
+        write_run(tmp_path / name / "run", {4: 70.0}, partition="published", **changes)
         return fill_table("fedobp/table4", groups(runs(tmp_path / name)))
 
     assert "privacy" not in " ".join(fill_with("plain").notes)
@@ -840,7 +830,7 @@ def test_every_figure_is_drawn(
     for number, changes in enumerate(({}, {"include_norm": True}, {"tau": 0.2})):
         add(root, f"purin{number}", 70.0, PURIN | {"tau": 0.5} | changes)
     add(root, "cifar", 70.0, "fedavg", dataset="cifar10")
-    write(root / "log", {100: 80.0}, reached=100, method="fedavg", partition=FMNIST, seed=42)
+    write_run(root / "log", {100: 80.0}, reached=100, method="fedavg", partition=FMNIST, seed=42)
     made = {"width": 1.0, "entries": 100, "values": 5, "operations": 4000}
     told = {"status": "finished", "devices": [made | {"width": 0.5, "entries": 40}, made]}
     (spu(root, "spu", 50.0, 0.1, widths=[0.5, 1.0]) / "summary.json").write_text(json.dumps(told))

@@ -351,7 +351,7 @@ def test_empty_parents_go_up_to_the_root(tmp_path: Path) -> None:
     (root / "mnist" / "multirun.yaml").touch()
     assert clean(root, "--yes") == 0
     assert there(root) == [
-        *("fmnist", "fmnist/fedper", "fmnist/fedper/k2", "fmnist/fedper/k2/seed0", "mnist"),
+        *("fmnist", "fmnist/fedper", "fmnist/fedper/k2", "fmnist/fedper/k2/seed0", "mnist")
     ]
     (tmp_path / "link").symlink_to(root)
     run(root / "fmnist" / "fedavg" / "seed0")

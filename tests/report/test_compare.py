@@ -35,13 +35,12 @@ def between(a: Path, b: Path, **options: Any) -> list[Table]:
 
 def rows(compared: list[Table], section: str) -> list[dict[str, Any]]:
     """The exact numbers of a section, without what is empty."""
-    every = [
-        row
-        for table in compared
-        for row in table.frame.to_dict("records")
+    every = [row for table in compared for row in table.frame.to_dict("records")]
+    return [
+        {key: value for key, value in row.items() if value == value}
+        for row in every
         if row["section"] == section
     ]
-    return [{key: value for key, value in row.items() if value == value} for row in every]
 
 
 def final(compared: list[Table], name: str) -> dict[str, Any]:
@@ -70,68 +69,37 @@ def ab(tmp_path: Path) -> tuple[Path, Path]:
 
 def test_final_numbers(ab: tuple[Path, Path]) -> None:
     accuracy = final(between(*ab), "accuracy")
-    assert accuracy == {
-        **{
-            "section": "final",
-            "what": "accuracy",
-            "a": 72.0,
-            "a_seed_std": 2.0,
-            "a_seeds": "0 1 2",
-        },
-        **{
-            "b": 74.0,
-            "b_seed_std": 3.0,
-            "b_seeds": "0 1 2",
-            "difference": 2.0,
-            "pairs": 3,
-            "paired": 2.0,
-        },
-        "paired_error": pytest.approx(1 / 3**0.5),
-        # t = 2 sqrt 3 with two degrees of freedom, whose distribution is 1/2 + t / (2 sqrt(2 +
-        # t^2)).
-        "p": pytest.approx(1 - 12**0.5 / 14**0.5),
-    }
+    of_a = {"a": 72.0, "a_seed_std": 2.0, "a_seeds": "0 1 2"}
+    of_b = {"b": 74.0, "b_seed_std": 3.0, "b_seeds": "0 1 2"}
+    paired = {"difference": 2.0, "pairs": 3, "paired": 2.0, "section": "final", "what": "accuracy"}
+    # t = 2 sqrt 3 with two degrees of freedom, whose distribution is 1/2 + t / (2 sqrt(2 + t^2)).
+    p, error = (pytest.approx(value) for value in (1 - 12**0.5 / 14**0.5, 1 / 3**0.5))
+    assert accuracy == {**of_a, **of_b, **paired, "paired_error": error, "p": p}
 
 
-TESTED = {
-    f"{kind}{name}"
-    for kind in ("", "ft_")
-    for name in ("accuracy", "accuracy_pooled", "accuracy_std")
+# Values down: (10 000 + 3 * 6 000) / 4 rounds / 10 clients; seconds: the median of 1, 9, 2, 2
+FINAL = {
+    **{"accuracy": (72.0, 74.0), "accuracy_pooled": (73.0, 75.0), "accuracy_std": (5.0, 5.0)},
+    **{"accuracy_worst10": (52.0, 54.0), "loss": (0.5, 0.5)},
+    **{"ft_accuracy": (74.0, 76.0), "ft_accuracy_pooled": (75.0, 77.0)},
+    **{"values_down": (700.0, 700.0), "values_up": (1000.0, 1000.0)},
+    **{"bits_down": (22_400.0, 22_400.0), "bits_up": (32_000.0, 32_000.0)},
+    **{"seconds": (2.0, 2.0), "hours": (4.0, 7.0)},
 }
-TESTED |= {"accuracy_worst10", "loss"}
 
 
-def test_only_accuracies_and_losses_are_tested(ab: tuple[Path, Path]) -> None:
-    for times, folder in enumerate(ab, 1):
-        for seed, run in enumerate(sorted(folder.iterdir()), 1):
-            amend(run, hours=times * seed)  # a difference that a test would find
-    assert {row["what"] for row in rows(between(*ab), "final") if "p" in row} <= TESTED
-    assert "p" in final(between(*ab), "accuracy_pooled")
+def test_every_number_is_there_and_accuracies_and_losses_are_tested(ab: tuple[Path, Path]) -> None:
+    for folder, hours in zip(ab, ((2.0, 3.0, 7.0), (5.0, 6.5, 9.5)), strict=True):
+        for run, own in zip(sorted(folder.iterdir()), hours, strict=True):
+            amend(run, hours=own)  # a difference that a test would find
+    found = rows(between(*ab), "final")
+    assert {row["what"]: (row["a"], row["b"]) for row in found} == FINAL
+    tested = {row["what"] for row in found if "p" in row}
+    assert {"accuracy", "accuracy_pooled"} <= tested
+    assert all("accuracy" in name or name == "loss" for name in tested)
 
 
-def test_every_number_is_there(ab: tuple[Path, Path]) -> None:
-    for folder, hours in ((ab[0], 2.0), (ab[1], 3.5)):
-        for run in folder.iterdir():
-            amend(run, hours=hours)
-    told = {
-        row["what"]: (row["a"], row["b"], row["what"] in TESTED)
-        for row in rows(between(*ab), "final")
-    }
-    assert told == {
-        "accuracy": (72.0, 74.0, True),
-        "accuracy_pooled": (73.0, 75.0, True),
-        "accuracy_std": (5.0, 5.0, True),
-        "accuracy_worst10": (52.0, 54.0, True),
-        "loss": (0.5, 0.5, True),
-        "ft_accuracy": (74.0, 76.0, True),
-        "ft_accuracy_pooled": (75.0, 77.0, True),
-        "values_down": (700.0, 700.0, False),  # (10 000 + 3 * 6 000) / 4 rounds / 10 clients
-        "values_up": (1000.0, 1000.0, False),
-        "bits_down": (22_400.0, 22_400.0, False),
-        "bits_up": (32_000.0, 32_000.0, False),
-        "seconds": (2.0, 2.0, False),  # the median of 1, 9, 2, 2
-        "hours": (2.0, 3.5, False),
-    }
+JUDGED_APART = ("val_accuracy", "unseen_accuracy", "unseen_ft_accuracy_worst10")
 
 
 def test_those_judged_apart_are_compared_too(ab: tuple[Path, Path]) -> None:
@@ -139,15 +107,11 @@ def test_those_judged_apart_are_compared_too(ab: tuple[Path, Path]) -> None:
         for run in folder.iterdir():
             told = pd.read_csv(run / "rounds.csv")
             judged = told["accuracy"].notna()
-            for number, name in enumerate(
-                ("val_accuracy", "unseen_accuracy", "unseen_ft_accuracy_worst10")
-            ):
+            for number, name in enumerate(JUDGED_APART):
                 told.loc[judged, name] = 60.0 + 10 * number + better
             told.to_csv(run / "rounds.csv", index=False)
     compared = between(*ab, metric="unseen_accuracy")
-    for number, name in enumerate(
-        ("val_accuracy", "unseen_accuracy", "unseen_ft_accuracy_worst10")
-    ):
+    for number, name in enumerate(JUDGED_APART):
         numbers = final(compared, name)
         assert (numbers["a"], numbers["difference"]) == (60 + 10 * number, 4)
     shown = "\n".join(render(table) for table in compared)
@@ -166,12 +130,8 @@ def test_only_common_seeds_are_paired(tmp_path: Path) -> None:
     assert "p" not in accuracy
     assert "Only in A: seeds 0." in notes(compared)
     assert "Only in B: seeds 3." in notes(compared)
-    assert any(
-        note.startswith(
-            "2 pairs of seeds are too few for the paired t-test, which takes the differences as normal: from"
-        )
-        for note in notes(compared)
-    )
+    few = "2 pairs of seeds are too few for the paired t-test, which takes the differences as norm"
+    assert any(note.startswith(few) for note in notes(compared))
     lines = [line.split() for line in render(compared).splitlines()]
     assert ["A", "B", "B", "-", "A", "paired", "±", "error"] in lines
     assert ["pooled,", "%", "73.00(2.00)", "83.00(11.27)", "+10.00", "+2.50", "0.50"] in lines
@@ -201,32 +161,20 @@ def test_t_needs_three_pairs_and_a_spread(pairs: list[float]) -> None:
     ("count", "test", "words"),
     [
         (1, "t", "One seed is in both: one pair has no standard error"),
-        (1, "wilcoxon", "One seed is in both: one pair has no standard error"),
         (
             3,
             "t",
-            (
-                "p: the paired t-test, which takes the differences as normal, of the 3 pairs of seeds, two-sided"
-            ),
-        ),
-        (
-            3,
-            "wilcoxon",
-            (
-                "3 pairs of seeds are too few for Wilcoxon's signed-rank test: with 3 its p cannot fall "
-            ),
+            "p: the paired t-test, which takes the differences as normal, of the 3 pairs of s",
         ),
         (
             5,
             "wilcoxon",
-            (
-                "5 pairs of seeds are too few for Wilcoxon's signed-rank test: with 5 its p cannot fall below 0.06"
-            ),
+            "5 pairs of seeds are too few for Wilcoxon's signed-rank test: with 5 its p",
         ),
         (
             6,
             "wilcoxon",
-            "p: Wilcoxon's signed-rank test of the 6 pairs of seeds, two-sided, not corrected",
+            "p: Wilcoxon's signed-rank test of the 6 pairs of seeds, two-sided, not cor",
         ),
     ],
 )
@@ -253,34 +201,22 @@ some = st.lists(st.tuples(st.floats(0, 100), st.floats(0, 100)), min_size=2, max
 @given(some)
 def test_b_beside_a_is_a_beside_b_mirrored(pairs: list[tuple[float, float]]) -> None:
     a, b = dict(enumerate(one for one, _ in pairs)), dict(enumerate(other for _, other in pairs))
-    there, back = (
-        PairedMetric("accuracy", "", a, b).record(),
-        PairedMetric("accuracy", "", b, a).record(),
-    )
+    there, back = (PairedMetric("accuracy", "", *two).record() for two in ((a, b), (b, a)))
     assert there["difference"] == -back["difference"]
     assert there["paired"] == pytest.approx(there["difference"], abs=1e-9)  # all seeds are in both
     assert there["paired"] == -back["paired"]
     assert there["paired_error"] == back["paired_error"]
     assert there["a_seed_std"] == pytest.approx(statistics.stdev(a.values()), abs=1e-9)
-    gained = [b[seed] - a[seed] for seed in a]
-    assert there["paired_error"] == pytest.approx(
-        statistics.stdev(gained) / len(pairs) ** 0.5, abs=1e-9
-    )
+    error = statistics.stdev(b[seed] - a[seed] for seed in a) / len(pairs) ** 0.5
+    assert there["paired_error"] == pytest.approx(error, abs=1e-9)
 
 
 def test_what_differs_in_the_configuration(tmp_path: Path) -> None:
     a = seeds(tmp_path / "a", {0: 70.0, 1: 70.0}, local={"lr": 0.01, "momentum": 0}, validation=0.0)
-    b = seeds(
-        tmp_path / "b",
-        {0: 70.0},
-        method=OBP,
-        local={"lr": 0.05, "momentum": 0.0},
-        device="cuda",
-        logger={"name": "wandb"},
-    )
-    told = [
-        (row["what"], row["a"], row["b"], not row["note"]) for row in rows(between(a, b), "setting")
-    ]
+    changes = {"local": {"lr": 0.05, "momentum": 0.0}, "device": "cuda", "logger": "wandb"}
+    b = seeds(tmp_path / "b", {0: 70.0}, method=OBP, **changes)
+    found = rows(between(a, b), "setting")
+    told = [(row["what"], row["a"], row["b"], not row["note"]) for row in found]
     assert told[:3] == [
         ("local.lr", "0.01", "0.05", True),
         ("method.name", "fedavg", "fedobp", True),
@@ -305,18 +241,16 @@ def test_seeds_that_ran_elsewhere_are_all_told(tmp_path: Path) -> None:
         ("torch", "2.11", "2.12"),
         ("gpu", "None / H200", "None"),
     ]
-    assert ("device", "cpu / cuda", "cpu") in [
-        (row["what"], row["a"], row["b"]) for row in rows(compared, "setting")
-    ]
+    found = [(row["what"], row["a"], row["b"]) for row in rows(compared, "setting")]
+    assert ("device", "cpu / cuda", "cpu") in found
 
 
 def test_the_same_configuration_run_twice(tmp_path: Path) -> None:
     compared = between(seeds(tmp_path / "a", {0: 70.0}), seeds(tmp_path / "b", {0: 70.5}))
     assert rows(compared, "setting") == []
     assert final(compared, "accuracy")["paired"] == 0.5
-    assert [row.get("a", row.get("b")) for row in rows(compared, "run")] == [
-        str(tmp_path / f"{x}/seed0") for x in "ab"
-    ]
+    found = [row.get("a", row.get("b")) for row in rows(compared, "run")]
+    assert found == [str(tmp_path / f"{name}/seed0") for name in "ab"]
 
 
 def test_curves_at_common_evaluations(tmp_path: Path) -> None:
@@ -326,10 +260,8 @@ def test_curves_at_common_evaluations(tmp_path: Path) -> None:
     curve = rows(between(tmp_path / "a", tmp_path / "b"), "curve")
     # Common are 2..11: of ten places the first, 2.25, 4.5, 6.75 and the last.
     assert [row["at"] for row in curve] == [2, 4, 6, 9, 11]
-    assert [(row["a"], row["b"], row["difference"]) for row in curve][:2] == [
-        (20, 1, -19),
-        (40, 1, -39),
-    ]
+    first = [(row["a"], row["b"], row["difference"]) for row in curve[:2]]
+    assert first == [(20, 1, -19), (40, 1, -39)]
 
 
 def test_few_evaluations_are_not_repeated(ab: tuple[Path, Path]) -> None:
@@ -355,32 +287,17 @@ def clients(
 
 
 def test_clients_that_are_better(ab: tuple[Path, Path]) -> None:
-    clients(
-        ab[0] / "seed0",
-        "0,3,3,6,0,50,60",
-        "1,3,3,0,6,100,100",
-        "2,9,0,9,0,nan,nan",
-        "3,3,3,6,0,33.3,70",
-    )
-    clients(
-        ab[1] / "seed0",
-        "0,3,3,6,0,75,40",
-        "1,3,3,0,6,100,100",
-        "2,9,0,9,0,nan,nan",
-        "3,3,3,6,0,66.7,90",
-    )
+    judged = (("50,60", "33.3,70"), ("75,40", "66.7,90"))
+    for folder, (first, last) in zip(ab, judged, strict=True):
+        own = ("1,3,3,0,6,100,100", "2,9,0,9,0,nan,nan", f"3,3,3,6,0,{last}")
+        clients(folder / "seed0", f"0,3,3,6,0,{first}", *own)
     compared = between(*ab)
     found = [row for row in clients_of(compared) if row[0] == "0"]
     # FedAvg after fine-tuning, FedOBP before: 60 and 75, 100 and 100, 70 and 66.7
-    assert found == [
-        ("0", "accuracy", 0, 1, 2),
-        ("0", "ft_accuracy", 1, 1, 1),
-        ("0", "judged", 1, 1, 1),
-    ]
-    harmed = [
-        [row.get(key) for key in ("harmed", "loss", "change")]
-        for row in rows(compared, "clients")[:3]
-    ]
+    of_tuned = [("0", name, 1, 1, 1) for name in ("ft_accuracy", "judged")]
+    assert found == [("0", "accuracy", 0, 1, 2), *of_tuned]
+    told = rows(compared, "clients")[:3]
+    harmed = [[row.get(key) for key in ("harmed", "loss", "change")] for row in told]
     assert harmed[0] == [0, None, 0]
     assert harmed[1] == pytest.approx([100 / 3, 20, -20])
     assert harmed[2] == pytest.approx([100 / 3, 3.3, -3.3])
@@ -389,17 +306,11 @@ def test_clients_that_are_better(ab: tuple[Path, Path]) -> None:
 def test_clients_that_never_take_part_do_not_count(ab: tuple[Path, Path]) -> None:
     for folder in ab:
         clients(folder / "seed0", "0,3,3,6,0,50,60", "1,3,3,0,6,70,80")
-    path, told = ab[1] / "seed0" / "clients.csv", ("unseen", 0, 1)
-    path.write_text(
-        "".join(
-            f"{line},{last}\n" for line, last in zip(path.read_text().split(), told, strict=True)
-        )
-    )
-    assert [row[2:] for row in clients_of(between(*ab)) if row[0] == "0"] == [
-        (0, 1, 0),
-        (0, 1, 0),
-        (1, 0, 0),
-    ]
+    path = ab[1] / "seed0" / "clients.csv"
+    ends = zip(path.read_text().split(), ("unseen", 0, 1), strict=True)
+    path.write_text("".join(f"{line},{last}\n" for line, last in ends))
+    found = [row[2:] for row in clients_of(between(*ab)) if row[0] == "0"]
+    assert found == [(0, 1, 0), (0, 1, 0), (1, 0, 0)]
 
 
 @pytest.mark.parametrize("other", ["0,3,3,5,1,75,40", "0,4,2,6,0,75,40"])
@@ -408,10 +319,8 @@ def test_other_clients_are_not_compared(ab: tuple[Path, Path], other: str) -> No
     clients(ab[1] / "seed0", other)
     compared = between(*ab)
     assert {row[0] for row in clients_of(compared)} == {"1", "2"}
-    assert (
-        "Clients of seed 0 are not compared: their label counts differ, so the partitions do."
-        in notes(compared)
-    )
+    differing = "their label counts differ, so the partitions do."
+    assert f"Clients of seed 0 are not compared: {differing}" in notes(compared)
 
 
 def test_without_the_file_clients_are_not_compared(ab: tuple[Path, Path]) -> None:
@@ -425,11 +334,8 @@ def test_two_runs_of_other_seeds_may_have_the_same_clients(tmp_path: Path) -> No
     compared = between(
         seeds(tmp_path / "a", {0: 70.0}), seeds(tmp_path / "b", {1: 72.0}, method=OBP)
     )
-    assert [(row[0], row[3]) for row in clients_of(compared)] == [
-        ("0 | 1", 1),
-        ("0 | 1", 1),
-        ("0 | 1", 0),
-    ]
+    assert [row[0] for row in clients_of(compared)] == ["0 | 1"] * 3
+    assert [row[3] for row in clients_of(compared)] == [1, 1, 0]
 
 
 def test_unfinished_runs_are_named(tmp_path: Path) -> None:
@@ -451,13 +357,12 @@ def test_finished_seeds_speak_for_the_others(tmp_path: Path) -> None:
 
 def test_other_tasks_are_named(tmp_path: Path) -> None:
     compared = between(
-        seeds(tmp_path / "a", {0: 70.0}),
-        seeds(tmp_path / "b", {0: 70.0}, dataset={"name": "mnist"}),
+        seeds(tmp_path / "a", {0: 70.0}), seeds(tmp_path / "b", {0: 70.0}, dataset="mnist")
     )
-    assert (
+    other = (
         "A and B are different tasks (data set or partition): their difference is not a method's."
-        in notes(compared)
     )
+    assert other in notes(compared)
 
 
 @pytest.mark.parametrize("name", ["a", "a/seed0"])
@@ -471,11 +376,9 @@ def test_more_than_one_configuration_is_one_clear_line(
 ) -> None:
     root = ab[0].parent
     assert main(["compare", str(root), str(ab[1])]) == 2
-    assert (
-        capsys.readouterr().err
-        == f"fedpfl: {root} holds 2 configurations, name one of them: FedAvg on FMNIST, Dir(0.1)"
-        f" ({root / 'a'}); FedOBP on FMNIST, Dir(0.1) ({root / 'b'})\n"
-    )
+    line = f"{root} holds 2 configurations, name one of them: FedAvg on FMNIST, Dir(0.1)"
+    line += f" ({root / 'a'}); FedOBP on FMNIST, Dir(0.1) ({root / 'b'})"
+    assert capsys.readouterr().err == f"fedpfl: {line}\n"
 
 
 def test_mistakes_are_one_line(
@@ -512,7 +415,7 @@ def test_terminal(ab: tuple[Path, Path], capsys: pytest.CaptureFixture) -> None:
     assert ["2", "FedAvg", "alone", "fine-tuned", "1", "0", "0", "100.00", "2.00", "-2.00"] in lines
 
 
-@pytest.mark.parametrize("width", [60, 80, 100])
+@pytest.mark.parametrize("width", [60, 100])
 def test_a_window_is_not_exceeded(ab: tuple[Path, Path], width: int) -> None:
     lines = render(between(*ab), "terminal", width).splitlines()
     assert max(len(line) for line in lines if str(ab[0].parent) not in line) <= width
@@ -523,14 +426,12 @@ def test_csv_is_exact(ab: tuple[Path, Path], capsys: pytest.CaptureFixture) -> N
     assert main(["compare", *map(str, ab), "--format", "csv"]) == 0
     found = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     (accuracy,) = (row for row in found if (row["section"], row["what"]) == ("final", "accuracy"))
-    assert [accuracy[key] for key in ("a", "a_seed_std", "b", "difference", "pairs", "paired")] == [
-        *("72.0", "2.0", "74.0", "2.0", "3.0", "2.0")
-    ]
+    keys = ("a", "a_seed_std", "b", "difference", "pairs", "paired")
+    assert [accuracy[key] for key in keys] == ["72.0", "2.0", "74.0", "2.0", "3.0", "2.0"]
     assert float(accuracy["paired_error"]) == pytest.approx(1 / 3**0.5, abs=1e-15)
     assert float(accuracy["p"]) == pytest.approx(1 - (12 / 14) ** 0.5, abs=1e-12)
-    assert {row["section"] for row in found} == {
-        *("run", "setting", "final", "curve", "clients", "note"),
-    }
+    sections = {"run", "setting", "final", "curve", "clients", "note"}
+    assert {row["section"] for row in found} == sections
 
 
 @pytest.mark.parametrize("suffix", [".png", ".pdf"])

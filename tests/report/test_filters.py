@@ -113,7 +113,7 @@ def test_filters_and_paths(word: str, filters: bool) -> None:
 def root(tmp_path: Path) -> Path:
     """Two experiments; the directory of a killed run and two that nobody can read."""
     write_run(tmp_path / "one" / "fedavg" / "k" / "seed0")
-    write_run(tmp_path / "one" / "fedper" / "k" / "seed0", {4: 90.0}, method={"name": "fedper"})
+    write_run(tmp_path / "one" / "fedper" / "k" / "seed0", {4: 90.0}, method="fedper")
     digits: dict[str, Any] = {"dataset": {"name": "digits"}, "method": {"name": "fedper"}}
     write_run(tmp_path / "two" / "fedper" / "k" / "seed0", **digits)
     write_run(tmp_path / "two" / "fedper" / "k" / "seed1", {2: 1.0}, "running", 2, seed=1, **digits)
@@ -179,12 +179,7 @@ def test_every_command_takes_filters(root: Path, capsys: pytest.CaptureFixture) 
 
 def test_clean_removes_only_what_is_let_through(root: Path, capsys: pytest.CaptureFixture) -> None:
     for method in ("fedavg", "fedper"):
-        age(
-            write_run(
-                root / f"one/{method}/k/seed1", status="failed", seed=1, method={"name": method}
-            ),
-            HOUR,
-        )
+        age(write_run(root / f"one/{method}/k/seed1", status="failed", seed=1, method=method), HOUR)
     shown(capsys, "clean", root / "one", "method=fedavg", "--yes")
     assert not (root / "one/fedavg/k/seed1").exists()
     assert (root / "one/fedper/k/seed1").exists()

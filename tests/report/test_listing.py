@@ -246,7 +246,7 @@ def several(tmp_path: Path) -> Path:
     write_run(tmp_path / "layer", {4: 96.0}, method=obp | {"norm": "layer"})
     write_run(tmp_path / "avg1", {4: 87.0}, seed=1)
     write_run(tmp_path / "avg0", {}, status="failed")
-    write_run(tmp_path / "mnist", {4: 99.0}, dataset={"name": "mnist"})
+    write_run(tmp_path / "mnist", {4: 99.0}, dataset="mnist")
     (write_run(tmp_path / "broken") / "config.yaml").unlink()
     for number, name in enumerate(("obp", "layer", "avg1", "avg0", "mnist", "broken")):
         age(tmp_path / name, HOUR * number)
@@ -370,7 +370,7 @@ def test_a_pipe_gets_one_whole_line_for_each(several: Path, capsys: pytest.Captu
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split("  ")[0] == "status"
     assert [line.rsplit("/", 1)[-1] for line in lines[2:8]] == [
-        *("avg0", "avg1", "obp", "layer", "mnist", "broken"),
+        *("avg0", "avg1", "obp", "layer", "mnist", "broken")
     ]
     assert (
         f"{several / 'broken'}: no config.yaml; the run never started or is half written" in lines

@@ -46,13 +46,7 @@ def sweep(root: Path, values: dict[str, list[float | None]], **changes: Any) -> 
         for place, value in enumerate(accuracies):
             if value is not None:
                 folder = root / method / f"set{place}" / f"seed{changes.get('seed', 0)}"
-                write_run(
-                    folder,
-                    {4: value},
-                    method={"name": method},
-                    dataset={"name": f"set{place}"},
-                    **changes,
-                )
+                write_run(folder, {4: value}, method=method, dataset=f"set{place}", **changes)
     return root
 
 
@@ -126,7 +120,7 @@ def test_pairs_by_all_signs() -> None:
 def test_equal_differences_are_equal_ranks_whatever_rounding_makes_of_them() -> None:
     base = [65.8, 62.6, 63.3, 62.4, 61.6, 61.8, 64.4, 61.3, 60.8]
     gains = [
-        *(1, 0, -2, -1, 3, -3, -2, 0, 1),
+        *(1, 0, -2, -1, 3, -3, -2, 0, 1)
     ]  # in tenths: 65.9 - 65.8 and 60.9 - 60.8 are not one number
     frame = pd.DataFrame(
         {"a": base, "b": [x + y / 10 for x, y in zip(base, gains, strict=True)], "c": base}
@@ -206,15 +200,10 @@ def test_several_configurations_of_a_method_are_ranked_each(tmp_path: Path) -> N
     for place, q in itertools.product((0, 1), (0.5, 0.9)):
         told = {"method": {"name": "fedobp", "q": q}, "dataset": {"name": f"set{place}"}}
         write_run(tmp_path / f"obp/{place}/{q}", {4: 90.0 + q}, **told)
-    write_run(
-        tmp_path / "obp/one",
-        {4: 1.0},
-        method={"name": "fedobp", "q": 0.7},
-        dataset={"name": "set0"},
-    )
+    write_run(tmp_path / "obp/one", {4: 1.0}, method={"name": "fedobp", "q": 0.7}, dataset="set0")
     tables, result = rank_tables(runs(tmp_path))
     assert set(result.ranks) == {
-        *("FedAvg+FT", "FedPer", "Local-Only", "FedOBP (q=0.5)", "FedOBP (q=0.9)"),
+        *("FedAvg+FT", "FedPer", "Local-Only", "FedOBP (q=0.5)", "FedOBP (q=0.9)")
     }
     assert "Left out, as runs are missing: the methods FedOBP (q=0.7)." in tables[1].notes
 

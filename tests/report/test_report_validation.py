@@ -57,7 +57,7 @@ def root(tmp_path: Path) -> Path:
     ):
         unseen = {number: 49.0 + number + 2 * seed for number in TEST}
         hold_out(write_run(tmp_path / f"fedavg{seed}", TEST, seed=seed), validation, unseen)
-    write_run(tmp_path / "fedper", TEST, method={"name": "fedper"})
+    write_run(tmp_path / "fedper", TEST, method="fedper")
     return tmp_path
 
 
@@ -138,8 +138,7 @@ def test_without_such_columns_tables_are_as_they_were(root: Path) -> None:
 
 def test_newcomers_of_local_only_have_no_model_before_fine_tuning(root: Path) -> None:
     run = hold_out(
-        write_run(root / "local", TEST, method={"name": "local_only"}),
-        unseen=dict.fromkeys(TEST, 40.0),
+        write_run(root / "local", TEST, method="local_only"), unseen=dict.fromkeys(TEST, 40.0)
     )
     hold_out(
         root / "fedper", unseen=dict.fromkeys(TEST, float("nan"))
@@ -263,7 +262,7 @@ def test_the_page_shows_newcomers_apart(root: Path) -> None:
     (judged,) = page.figure("cost")["data"]  # FedPer has no validation accuracy
     assert (judged["name"], judged["y"]) == ("FedAvg", [67.5])
     assert page.traces("curves", "FedAvg", METRICS["unseen_accuracy"].label)[-1]["y"] == [
-        *(51, 52, 53, 54),
+        *(51, 52, 53, 54)
     ]
     assert page.traces("curves", "FedAvg", METRICS["val_accuracy"].label)[-1]["y"][0] == 68
     shown = {figure["choice"]["what"] for figure in page.data["charts"]["curves"]}
@@ -289,9 +288,7 @@ def test_configurations_are_compared_at_their_best_validation_round(
 ) -> None:
     first, second = (tmp_path / side for side in "ab")
     hold_out(write_run(first / "0", TEST), {1: 1.0, 2: 2.0, 3: 4.0, 4: 3.0})
-    hold_out(
-        write_run(second / "0", TEST, method={"name": "fedper"}), {1: 1.0, 2: 1.0, 3: 0.0, 4: 0.0}
-    )
+    hold_out(write_run(second / "0", TEST, method="fedper"), {1: 1.0, 2: 1.0, 3: 0.0, 4: 0.0})
     compared = between(first, second, select="validation")
     assert {key: final(compared, "accuracy")[key] for key in ("a", "b", "difference")} == {
         **{"a": 75.0, "b": 60.0, "difference": -15.0}
@@ -311,8 +308,7 @@ def test_configurations_are_compared_at_their_best_validation_round(
 
 def test_comparison_leaves_newcomers_out(tmp_path: Path) -> None:
     a, b = (
-        write_run(tmp_path / side, method={"name": name})
-        for side, name in (("a", "fedavg"), ("b", "fedper"))
+        write_run(tmp_path / side, method=name) for side, name in (("a", "fedavg"), ("b", "fedper"))
     )
     write_split(a, [50.0, 60.0, 70.0, 80.0, 90.0], {1})
     write_split(b, [51.0, 0.0, 0.0, 80.0, 0.0], {2})

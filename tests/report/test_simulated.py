@@ -21,7 +21,7 @@ from tests.report.test_report import write_run
 def root(tmp_path: Path) -> Path:
     for name, each in (("fedavg", 1800.0), ("fedper", 3600.0)):
         path = write_run(
-            tmp_path / name, {2: 80.0, 4: 70.0 if name == "fedavg" else 90.0}, method={"name": name}
+            tmp_path / name, {2: 80.0, 4: 70.0 if name == "fedavg" else 90.0}, method=name
         )
         rounds = pd.read_csv(path / "rounds.csv")
         rounds.assign(sim_seconds=[each, 0.0, each, 2 * each], dropped=1, late=0).to_csv(
