@@ -392,10 +392,8 @@ def test_a_share_of_the_training_samples_is_held_out():
         assert torch.equal(plain.test[client], held.test[client])
     assert torch.equal(plain.label_counts(), held.label_counts())
     assert held.to("cpu").validation is held.validation
-    again, other = (
-        build_federation(own, parts, 0.2, seed=3),
-        build_federation(own, parts, 0.2, seed=4),
-    )
+    again = build_federation(own, parts, 0.2, seed=3)
+    other = build_federation(own, parts, 0.2, seed=4)
     assert all(torch.equal(a, b) for a, b in zip(held.validation, again.validation, strict=True))
     assert not all(
         torch.equal(a, b) for a, b in zip(held.validation, other.validation, strict=True)

@@ -72,10 +72,8 @@ def test_samples_are_scaled_by_the_moments_of_what_is_trained_on(tmp_path, x):
     got = own(tmp_path, x=x)
     federation = build_federation(got, split, validation=0.2, newcomers=away)
     assert federation.shape == x.shape[1:]
-    axes, trained = (
-        (0, *range(2, x.ndim)),
-        np.concatenate([federation.train[client] for client in (0, 2)]),
-    )
+    axes = (0, *range(2, x.ndim))
+    trained = np.concatenate([federation.train[client] for client in (0, 2)])
     values = x[trained].astype(float) / (255 if x.dtype == np.uint8 else 1)
     np.testing.assert_allclose(federation.mean, values.mean(axes), rtol=1e-6)
     np.testing.assert_allclose(federation.std, values.std(axes), rtol=1e-6)

@@ -277,10 +277,8 @@ def test_later_rounds_ask_the_method_itself_but_for_who_trains(monkeypatch):
         lambda self, *a: asked.append(self.name) or original(self, *a),
     )
     net, method = tiny(), Plain()
-    state, runner = (
-        make_initial_state(method, net, 3, CPU),
-        make_backend(as_engine("loop"), net, CPU),
-    )
+    state = make_initial_state(method, net, 3, CPU)
+    runner = make_backend(as_engine("loop"), net, CPU)
     for number in range(3):
         asked.clear()
         state, _ = play_round(RoundSetup(runner, method, FEDERATION, SHORT, 0), state, COHORT)

@@ -202,10 +202,8 @@ def test_the_width_is_halved_where_memory_runs_out(federation, net, caplog):
         f"engine: out of memory; from here on {width} clients at a time (engine.width={width})"
         for width in (5, 2)
     ]
-    narrow, other = (
-        make_backend(Engine("batched", width=2), net, CPU),
-        make_initial_state(FedAvg(), net, federation.clients, CPU),
-    )
+    narrow = make_backend(Engine("batched", width=2), net, CPU)
+    other = make_initial_state(FedAvg(), net, federation.clients, CPU)
     for cohort in everyone:
         other, _ = play_round(
             RoundSetup(narrow, FedAvg(), federation, Local(1, 8, 0.1), 0), other, cohort

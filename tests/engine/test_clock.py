@@ -87,11 +87,9 @@ def test_frozen_layers_take_no_gradients():
     """
     method = FedRep(head_epochs=2, body_epochs=1)
     *_, told = a_round(method, Clock(System(), EQUAL, {}), [2])
-    forward, head, body = (
-        sum(FORWARD.values()),
-        FORWARD["classifier"],
-        FORWARD["conv"] + FORWARD["fc"],
-    )
+    forward = sum(FORWARD.values())
+    head = FORWARD["classifier"]
+    body = FORWARD["conv"] + FORWARD["fc"]
     per_sample = 2 * (forward + head) + (forward + body + head + FORWARD["fc"])
     bits = 32 * (549 - 65)
     seconds = bits / 1e5 + bits / 1e4 + seen(2) * per_sample / 1e6

@@ -323,10 +323,8 @@ def other_calls(named: NamedTrial, engine: str) -> list[TrainCall | EvalCall]:
 @house_promise("beside other runs a run is the same", *BACKENDS, low_precision=True)
 def is_the_same_beside_other_runs(named: NamedTrial, engine: str) -> None:
     """Calls answered together with another seed's and with FedAvg's are what they are alone."""
-    runner, calls = (
-        make_backend(as_engine(engine), named.trial.net(), CPU),
-        other_calls(named, engine),
-    )
+    runner = make_backend(as_engine(engine), named.trial.net(), CPU)
+    calls = other_calls(named, engine)
     for together, call in zip(runner.run(calls), calls, strict=True):
         assert not isinstance(together, Exception), together
         alone = runner.run([call])[0]
@@ -390,10 +388,8 @@ def drops_out_without_a_trace(named: NamedTrial) -> None:
     cohort, lost = COHORTS[1], 4
     devices = [Device(*(3 * [1e-6] if client == lost else (1e9, 1e7, 1e7))) for client in EVERYONE]
     clock = Clock(System(deadline=1e6), devices, {})
-    state, runner = (
-        copy.deepcopy(named.trial.play_cohorts("loop")[0][1]),
-        make_backend(as_engine("loop"), named.trial.net(), CPU),
-    )
+    state = copy.deepcopy(named.trial.play_cohorts("loop")[0][1])
+    runner = make_backend(as_engine("loop"), named.trial.net(), CPU)
     state, outcome, notes = play_timed_round(
         clock,
         len(cohort),

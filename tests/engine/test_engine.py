@@ -203,11 +203,9 @@ def test_predictions_are_among_the_classes_that_a_client_trains_on_where_it_is_s
     train = (train[0][:0], *train[1:])
     samples = Samples("own", whole.x, whole.y, CLASSES, whole.mean, whole.std)
     split = Partition(*(tuple(own.numpy() for own in part) for part in (train, whole.test)))
-    runner, state, everyone = (
-        make_backend(as_engine(backend), net, CPU),
-        make_initial_state(FedAvg(), net, 10, CPU),
-        list(range(10)),
-    )
+    runner = make_backend(as_engine(backend), net, CPU)
+    state = make_initial_state(FedAvg(), net, 10, CPU)
+    everyone = list(range(10))
     plain, judged = (
         data.build_federation(samples, split, only_local_classes=own) for own in (False, True)
     )
@@ -710,10 +708,8 @@ def test_bf16_evaluates_with_what_it_trains_with(norm, backend, place, federatio
         layer.register_forward_hook(
             lambda module, _, output: seen.add((module.training, output.dtype))
         )
-    runner, there = (
-        make_backend(Engine(backend, workers=1, precision="bf16"), net, where),
-        federation.to(where),
-    )
+    runner = make_backend(Engine(backend, workers=1, precision="bf16"), net, where)
+    there = federation.to(where)
     play_round(
         RoundSetup(runner, FedAvg(), there, LOCAL, 0),
         make_initial_state(FedAvg(), net, 10, where),
@@ -728,10 +724,8 @@ def test_a_fine_tuned_copy_is_evaluated_with_the_statistics_that_its_tuning_left
     was.
     """
     net, federation = tiny(norm=True), make_federation((64, 40), (30, 20))
-    state, judge = (
-        make_initial_state(FedAvg(), net, 2, CPU),
-        make_backend(Engine(backend), net, CPU),
-    )
+    state = make_initial_state(FedAvg(), net, 2, CPU)
+    judge = make_backend(Engine(backend), net, CPU)
     still = FineTuning(Local(epochs=3, batch_size=32, lr=1e-30), Draws(0, "finetune", 0))
     plain, tuned = (
         judge.evaluate(EvalCall(FedAvg(), federation, state, [0, 1], tuning))

@@ -121,10 +121,8 @@ def test_before_a_turn_the_server_reads_and_mixes_the_states_of_others(backend, 
     """As a plain loop over FedAvg's local training."""
     net = tiny(norm)
     models = [{"w": net.params, "main": net.buffers}] * 10
-    runner, plain = (
-        make_backend(as_engine(backend), net, CPU),
-        make_initial_state(FedAvg(), net, 10, CPU),
-    )
+    runner = make_backend(as_engine(backend), net, CPU)
+    plain = make_initial_state(FedAvg(), net, 10, CPU)
     states, _ = record_rounds(Neighbours(), net, federation, engine=backend)
     for t, cohort in enumerate(COHORTS):
         before, models = models, [*models]
@@ -150,10 +148,8 @@ def test_before_a_turn_the_server_reads_and_mixes_the_states_of_others(backend, 
 def test_the_server_is_asked_before_all_are_judged_too_and_of_newcomers(backend, federation):
     net, world = tiny(norm=True), federation.select_clients([0, 2, 4])
     state = record_rounds(Neighbours(), net, federation, COHORTS[:1], engine=backend)[0][-1]
-    runner, plain = (
-        make_backend(as_engine(backend), net, CPU),
-        make_initial_state(FedAvg(), net, 10, CPU),
-    )
+    runner = make_backend(as_engine(backend), net, CPU)
+    plain = make_initial_state(FedAvg(), net, 10, CPU)
     late = replace(
         state, rows=make_initial_state(Neighbours(), net, 3, CPU).rows, members=state.rows
     )
@@ -181,10 +177,8 @@ def test_what_the_server_draws_before_a_turn_is_the_same_for_whatever_cohort(
             drawn.append(torch.rand(3, generator=generator))
             return {}
 
-    runner, state = (
-        make_backend(as_engine(backend), net, CPU),
-        make_initial_state(Drawing(), net, 10, CPU),
-    )
+    runner = make_backend(as_engine(backend), net, CPU)
+    state = make_initial_state(Drawing(), net, 10, CPU)
     for seed, cohort in ((0, [1, 2]), (0, [4]), (1, [1, 2])):
         play_round(RoundSetup(runner, Drawing(), federation, LOCAL, seed), state, cohort)
     assert torch.equal(drawn[0], drawn[1])

@@ -103,10 +103,8 @@ def rounds(method, backend, workers=2, again=False):
     """States and evaluations; again: as a process would that goes on after each round."""
     torch.manual_seed(workers)
     net, found = tiny(), []
-    state, runner = (
-        make_initial_state(method, net, 5, CPU),
-        make_backend(Engine(backend, workers=workers), net, CPU),
-    )
+    state = make_initial_state(method, net, 5, CPU)
+    runner = make_backend(Engine(backend, workers=workers), net, CPU)
     for cohort in COHORTS:
         random.seed(workers)
         if again:

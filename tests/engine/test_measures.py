@@ -156,10 +156,8 @@ def test_backends_agree_and_nothing_else_changes(name, federation, net):
         told[engine] = asked
         for client in everyone:
             own = federation.test[client]
-            job, data = (
-                find_eval_job(method, net, federation, state, client),
-                gather_data(federation, own),
-            )
+            job = find_eval_job(method, net, federation, state, client)
+            data = gather_data(federation, own)
             logits = method.predict(
                 net.bind(job.buffers), job.params, Batch(data.x, data.y)
             ).detach()

@@ -157,11 +157,9 @@ def test_runs_whose_longest_client_differs_go_side_by_side(backend):
         y=tiny_federation().y,
         train=tuple(own[:30] for own in other.train),
     )
-    runner, calls, tuning = (
-        make_backend(Engine(backend), net, CPU),
-        [],
-        FineTuning(SHORT, Draws(0, "finetune", 1)),
-    )
+    runner = make_backend(Engine(backend), net, CPU)
+    calls = []
+    tuning = FineTuning(SHORT, Draws(0, "finetune", 1))
     for seed, federation in enumerate((tiny_federation(), other)):
         state = make_initial_state(method, net, len(TRAIN), CPU)
         calls.append(

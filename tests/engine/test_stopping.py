@@ -141,20 +141,16 @@ def test_a_constant_loss_never_stops(backend, net, federation):
 
 def test_a_rising_loss_stops_at_the_second_participation(backend, net, federation):
     """What was learnt is followed by wrong labels, which are not what is held out."""
-    method, local, stopping = (
-        FedSPU(widths=(1.0,)),
-        dataclasses.replace(LOCAL, epochs=5),
-        Stopping(True, lam=0.0),
-    )
+    method = FedSPU(widths=(1.0,))
+    local = dataclasses.replace(LOCAL, epochs=5)
+    stopping = Stopping(True, lam=0.0)
     training = torch.zeros(len(federation.y), dtype=torch.bool)
     training[torch.cat(federation.train)] = True
     misled = dataclasses.replace(
         federation, y=torch.where(training, (federation.y + 1) % 5, federation.y)
     )
-    runner, state = (
-        make_backend(as_engine(backend), net, CPU),
-        make_initial_state(method, net, 10, CPU, stopping=True),
-    )
+    runner = make_backend(as_engine(backend), net, CPU)
+    state = make_initial_state(method, net, 10, CPU, stopping=True)
     state, _ = play_round(
         RoundSetup(runner, method, federation, local, 0, stopping=stopping), state, [0, 2]
     )

@@ -90,10 +90,8 @@ def test_clone_shares_nothing_and_is_contiguous():
 
 
 def test_where_picks_bits_and_never_mixes():
-    a, b = (
-        {"x": torch.tensor([1.0, float("nan"), -0.0])},
-        {"x": torch.tensor([float("inf"), 2.0, 3.0])},
-    )
+    a = {"x": torch.tensor([1.0, float("nan"), -0.0])}
+    b = {"x": torch.tensor([float("inf"), 2.0, 3.0])}
     picked = tree.where({"x": torch.tensor([True, False, True])}, a, b)["x"]
     assert picked.tolist() == [1.0, 2.0, -0.0]
     assert torch.signbit(picked[2])
@@ -164,9 +162,7 @@ def test_what_is_received_is_what_was_sent_with_zeros_for_the_rest():
 
 
 def test_the_squared_distance_is_over_all_entries():
-    a, b = (
-        {"x": torch.tensor([1.0, 2.0]), "y": {"z": torch.tensor(3.0)}},
-        {"x": torch.zeros(2), "y": {"z": torch.tensor(1.0)}},
-    )
+    a = {"x": torch.tensor([1.0, 2.0]), "y": {"z": torch.tensor(3.0)}}
+    b = {"x": torch.zeros(2), "y": {"z": torch.tensor(1.0)}}
     assert tree.squared_distance(a, b).item() == 9
     assert tree.squared_distance(a, a).item() == 0

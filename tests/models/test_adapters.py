@@ -65,11 +65,9 @@ def merged(net, params, whole):
     values = {name: params.get(name, net.frozen.get(name)) for name in whole.params}
     for name in [name for name in params if name.endswith("lora_A")]:
         layer = net.module.get_submodule(name.removesuffix(".lora_A"))
-        a, b, weight = (
-            params[name],
-            params[name.replace("lora_A", "lora_B")],
-            name.replace("lora_A", "weight"),
-        )
+        a = params[name]
+        b = params[name.replace("lora_A", "lora_B")]
+        weight = name.replace("lora_A", "weight")
         added = torch.zeros_like(values[weight])
         if added.dim() == 4:
             added += torch.einsum("or,rikl->oikl", b[:, :, 0, 0], a)
@@ -119,10 +117,8 @@ def test_a_mixer_of_zeros_halves_two_pairs(name):
 
 def test_each_block_of_rows_has_a_mixer_of_its_own():
     net, _ = built("vit", "lora", pairs=2, rank=3)
-    layer, x = (
-        net.module.get_submodule("encoder.layers.encoder_layer_1.self_attention.qkv"),
-        torch.randn(2, 5, 16),
-    )
+    layer = net.module.get_submodule("encoder.layers.encoder_layer_1.self_attention.qkv")
+    x = torch.randn(2, 5, 16)
     own = {
         key.rpartition(".")[2]: value
         for key, value in trained(net).items()

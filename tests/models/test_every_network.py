@@ -79,10 +79,8 @@ def test_a_round_and_its_evaluation(name, network):
     tuning = FineTuning(dataclasses.replace(LOCAL, epochs=1), Draws(0, "finetune", 1))
     ends = []
     for backend in BACKENDS:
-        engine, state = (
-            make_backend(Engine(backend), net, CPU),
-            make_initial_state(method, net, 3, CPU),
-        )
+        engine = make_backend(Engine(backend), net, CPU)
+        state = make_initial_state(method, net, 3, CPU)
         state, outcome = play_round(RoundSetup(engine, method, federation, LOCAL, 0), state, [0, 2])
         assert outcome.finite.all()
         ends.append(

@@ -170,10 +170,8 @@ def test_ids_have_any_type_and_large_ones_share_a_row(name, dtype):
 
 def test_lstm_equals_torchs():
     net = models.build_network("lstm", (5,), 3, 0, vocabulary=20, width=6)
-    drawn, ids = (
-        nn.LSTM(8, 6, 2, batch_first=True),
-        torch.randint(20, (4, 5), generator=torch.Generator().manual_seed(0)),
-    )
+    drawn = nn.LSTM(8, 6, 2, batch_first=True)
+    ids = torch.randint(20, (4, 5), generator=torch.Generator().manual_seed(0))
     values = {
         name: value.unflatten(0, (6, 4)).transpose(0, 1).flatten(0, 1)
         for name, value in net.params.items()

@@ -174,10 +174,8 @@ def test_resnet18_equals_the_papers_drawing():
     with torch.no_grad():
         for own, value in zip(drawn.parameters(), net.params.values(), strict=True):
             own.copy_(value)
-    x, y = (
-        torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0)),
-        torch.tensor([1, 2, 3, 4]),
-    )
+    x = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    y = torch.tensor([1, 2, 3, 4])
     params = {name: p.clone().requires_grad_() for name, p in net.params.items()}
     bound = net.bind({"main": net.buffers}, training=True)
     logits = bound(params, x)
@@ -196,10 +194,8 @@ def test_resnet18_equals_the_papers_drawing():
 )
 def test_loop_equals_batched(norm, method):
     """Ragged clients, so that the batched backend pads; one round from the same state."""
-    federation, local = (
-        make_federation((20, 9, 33), (4, 3, 5)),
-        Local(epochs=1, batch_size=16, lr=0.01, momentum=0.7),
-    )
+    federation = make_federation((20, 9, 33), (4, 3, 5))
+    local = Local(epochs=1, batch_size=16, lr=0.01, momentum=0.7)
     net = models.build_network("resnet8", (1, 8, 8), 5, 0, norm=norm, stem="small")
     ends = []
     for backend in BACKENDS:

@@ -178,10 +178,8 @@ def test_processes_that_are_killed(tmp_path, monkeypatch):
         local.start_supernode(start, link, *local.find_free_ports(1), configs[1], **more)
         reached(4)
     assert run_command(*words, cwd=tmp_path).code == 0
-    rows, alone = (
-        table(run / "rounds.csv"),
-        table(Path(str(run).replace("federated/", "")) / "rounds.csv"),
-    )
+    rows = table(run / "rounds.csv")
+    alone = table(Path(str(run).replace("federated/", "")) / "rounds.csv")
     assert rows[:2] == alone[:2]
     assert [row["participants"] for row in rows] == ["4", "4", "2", "4"]
     assert "is lost" not in (run / "run.log").read_text()

@@ -191,10 +191,8 @@ def test_a_file_system_that_refuses_is_one_line_and_loses_nothing(
         play_run(tmp_path / "run", *RUN)
     chance, told = random.Random(code), 0
     for number in range(faults):
-        run, at = (
-            tmp_path / str(number),
-            chance.randrange(15 if number < 3 * faults / 8 else len(calls)),
-        )
+        run = tmp_path / str(number)
+        at = chance.randrange(15 if number < 3 * faults / 8 else len(calls))
         with refusing(run, at + 1, code) as made:
             line = refusal(run, *RUN)
         assert not line or (

@@ -247,11 +247,9 @@ def test_a_terminated_run_saves_the_last_finished_round_where_it_is_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """SIGTERM in round 3, right before or after the first of its writes."""
-    command, put, calls = (
-        (*COMMON, *SETTINGS["ditto"], "checkpoint.seconds=1e6"),
-        Rows.put_,
-        list[object](),
-    )
+    command = (*COMMON, *SETTINGS["ditto"], "checkpoint.seconds=1e6")
+    put = Rows.put_
+    calls = list[object]()
 
     def signalled(self: Rows, *given: Any) -> None:
         calls.append(given)
