@@ -397,23 +397,3 @@ def test_made_needs_the_test_images(tmp_path, monkeypatch):
     assert "cifar10.npz is not as published: dataset.made needs CIFAR-10's 2 test images" in message
 
 
-def test_made_from_the_original_batches(tmp_path, monkeypatch):
-    kind = vision.load_torchvision().CIFAR10
-    folder = tmp_path / kind.base_folder
-    folder.mkdir()
-    lists: dict[str, list] = {"train_list": [], "test_list": []}
-    for key, entries in lists.items():
-        for name, _ in getattr(kind, key):
-            data = pickle.dumps(
-                {"data": RNG.integers(0, 256, (2, 3072), dtype=np.uint8), "labels": [3, 4]},
-                protocol=2,
-            )
-            (folder / name).write_bytes(data)
-            entries.append([name, source.hashlib.md5(data).hexdigest()])
-        monkeypatch.setattr(kind, key, entries)
-    meta = pickle.dumps({kind.meta["key"]: list("abcdefghij")}, protocol=2)
-    (folder / kind.meta["filename"]).write_bytes(meta)
-    monkeypatch.setattr(kind, "meta", kind.meta | {"md5": source.hashlib.md5(meta).hexdigest()})
-    monkeypatch.setattr(cifar10_c, "IMAGES_PER_SEVERITY", 2)
-    got = load_samples("cifar10_c", tmp_path, corruptions=("contrast",), made=True, classes=10)
-    assert got.y.tolist() == [3, 4]

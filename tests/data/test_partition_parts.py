@@ -199,12 +199,6 @@ def test_fixed_dirichlet_has_equal_sizes_and_proportions(alpha, seed, test_from)
         )  # and the largest class of each gives where nothing is left for the last
 
 
-def test_clients_of_fixed_dirichlet_may_share_samples():
-    parts = partition.fixed_dirichlet(
-        Y, 40, 0, alpha=1.0, train_samples=100, test_samples=20, test_from=TEST_FROM
-    )
-    trained = np.concatenate(parts.train)
-    assert len(np.unique(trained)) < len(trained)
 
 
 @pytest.mark.parametrize(
@@ -362,15 +356,6 @@ def test_schemes_are_told_what_they_ask_for():
     )
 
 
-def test_what_is_given_is_known():
-    for scheme in SCHEMES.values():
-        needed = {
-            name
-            for name, p in inspect.signature(scheme).parameters.items()
-            if p.kind is not p.KEYWORD_ONLY
-        }
-        assert needed == {"y", "clients", "seed"}
-        assert needed <= set(SUPPLIED_ARGUMENTS)
 
 
 # Validation

@@ -142,42 +142,24 @@ def test_groups_and_the_test_part_of_an_archive(tmp_path):
     assert (plain.groups, plain.group_names, plain.test_from) == (None, (), None)
 
 
-@pytest.mark.parametrize(
-    ("arrays", "message"),
-    [
-        (
-            {"x": np.where(FEATURES > 2, 1e300, FEATURES.astype(np.float64))},
-            "x holds values that are not finite (or not as float32)",
-        ),
-        (
-            {"x": np.where(FEATURES > 2, np.inf, FEATURES.astype(np.float64))},
-            "x holds values that are not finite",
-        ),
-        ({"x": FEATURES[:, 0]}, "signals must be [samples, channels or features, ...], got [120]"),
-        (
-            {"x": np.where(FEATURES > 2, np.nan, FEATURES).astype(np.float32)},
-            "x holds values that are not finite",
-        ),
-        (
-            {"x": TOKENS - 1},
-            "are token ids and must be from 0 to 2147483647, found -1 to 28; save a table",
-        ),
-        ({"x": TOKENS[:, :, None]}, "got int32 [120, 7, 1]"),
-        (
-            {"x": FEATURES, "groups": np.arange(119)},
-            "groups must be integers [samples], got int64 [119]",
-        ),
-        ({"x": FEATURES, "test_from": 0}, "test_from must be from 1 to 119, got 0"),
-        ({"x": FEATURES, "test_from": 120}, "test_from must be from 1 to 119, got 120"),
-        (
-            {"x": FEATURES, "test_from": np.arange(3)},
-            "test_from must be from 1 to 119, got [0, 1, 2]",
-        ),
-        ({"x": FEATURES, "test_from": 90.5}, "test_from must be from 1 to 119, got 90.5"),
-    ],
-)
+WIDE = FEATURES.astype(np.float64)
+ARRAYS = [
+    ({"x": np.where(FEATURES > 2, 1e300, WIDE)}, "values that are not finite (or not as float32)"),
+    ({"x": np.where(FEATURES > 2, np.inf, WIDE)}, "x holds values that are not finite"),
+    ({"x": FEATURES[:, 0]}, "signals must be [samples, channels or features, ...], got [120]"),
+    ({"x": TOKENS - 1}, "must be from 0 to 2147483647, found -1 to 28; save a table"),
+    ({"x": TOKENS[:, :, None]}, "got int32 [120, 7, 1]"),
+    ({"groups": np.arange(119)}, "groups must be integers [samples], got int64 [119]"),
+    ({"test_from": 0}, "test_from must be from 1 to 119, got 0"),
+    ({"test_from": 120}, "test_from must be from 1 to 119, got 120"),
+    ({"test_from": np.arange(3)}, "test_from must be from 1 to 119, got [0, 1, 2]"),
+    ({"test_from": 90.5}, "test_from must be from 1 to 119, got 90.5"),
+]
+
+
+@pytest.mark.parametrize(("arrays", "message"), ARRAYS)
 def test_errors_in_arrays(tmp_path, arrays, message):
-    assert message in one_line(lambda: own(tmp_path, **arrays))
+    assert message in one_line(lambda: own(tmp_path, **{"x": FEATURES, **arrays}))
 
 
 def test_options_have_no_effect_on_an_archive(tmp_path):
@@ -301,38 +283,21 @@ def test_a_model_of_another_kind_is_refused_in_one_line(tmp_path):
     assert message == f"{says}; {TABLE}; models that take these: lstm, text, transformer"
 
 
-@pytest.mark.parametrize(
-    ("model", "x", "says"),
-    [
-        (
-            "mlp",
-            TOKENS,
-            (
-                "takes images, signals or features, got token ids of shape [7] (data set npz);"
-                f" {TABLE}"
-            ),
-        ),
-        ("text", FEATURES, "takes token ids [length], got signals of shape [11] (data set npz)"),
-        ("text", SIGNALS, "takes token ids [length], got signals of shape [3, 16] (data set npz)"),
-        (
-            "har_cnn",
-            FEATURES,
-            "takes signals [channels, length], got signals of shape [11] (data set npz)",
-        ),
-        (
-            "cnn4",
-            GREY,
-            (
-                "takes images [channels, height, width], got signals of shape [28, 28] (data set"
-                f" npz); {AXIS}"
-            ),
-        ),
-    ],
-)
-def test_what_has_the_right_axes_and_is_something_else_is_refused_too(tmp_path, model, x, says):
-    federation = build_federation(
-        samples := own(tmp_path, x=x), partition.iid(samples.y.numpy(), 3, 0)
-    )
+KINDS = {"tokens": TOKENS, "features": FEATURES, "signals": SIGNALS, "grey": GREY}
+REFUSALS = f"""
+mlp | tokens | takes images, signals or features, got token ids of shape [7] (data set npz); {TABLE}
+text | features | takes token ids [length], got signals of shape [11] (data set npz)
+text | signals | takes token ids [length], got signals of shape [3, 16] (data set npz)
+har_cnn | features | takes signals [channels, length], got signals of shape [11] (data set npz)
+cnn4 | grey | takes images [channels, height, width], got signals of shape [28, 28] (data set npz); {AXIS}
+"""
+
+
+@pytest.mark.parametrize("line", REFUSALS.strip().splitlines())
+def test_what_has_the_right_axes_and_is_something_else_is_refused_too(line, tmp_path):
+    model, kind, says = line.split(" | ")
+    samples = own(tmp_path, x=KINDS[kind])
+    federation = build_federation(samples, partition.iid(samples.y.numpy(), 3, 0))
     message = one_line(lambda: models.build_network(model, federation.shape, federation.classes, 0))
-    fit = {id(TOKENS): "lstm, text, transformer", id(GREY): "har_cnn, mlp"}.get(id(x), "mlp")
+    fit = {"tokens": "lstm, text, transformer", "grey": "har_cnn, mlp"}.get(kind, "mlp")
     assert message == f"model={model}: {says}; models that take these: {fit}"

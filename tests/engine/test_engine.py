@@ -97,14 +97,6 @@ def test_cohorts_come_from_one_stream_of_random_sample():
     assert [next(stream) for _ in range(20)] == expected
 
 
-def test_the_seed_and_the_round_decide_the_batches(net, federation, backend):
-    same, other = (
-        record_states(LocalOnly(), net, federation, COHORTS[:1], engine=backend, seed=s)[-1]
-        for s in (1, 2)
-    )
-    assert differing(same.clients, other.clients)
-    again = record_states(LocalOnly(), net, federation, COHORTS[:1], engine=backend, seed=1)[-1]
-    assert_same(same.clients, again.clients)
 
 
 # State
@@ -168,25 +160,6 @@ def test_evaluation_passes_all_samples_once_in_chunks(net, backend):
         )
 
 
-@every_method(*BACKENDS)
-def test_evaluating_all_together_gives_what_evaluating_each_alone_does(
-    name, values, backend, federation
-):
-    """Those in the initial state share their personal model on the loop backend; so do no others."""
-    method, net = METHODS[name](**values), tiny(norm=True)
-    state = record_states(method, net, federation, COHORTS[:2], engine=backend)[-1]
-    judge = make_backend(Engine(backend), net, CPU)
-    before = FineTuning(LOCAL, Draws(0, "adapt", 2))
-    together = judge.evaluate(
-        EvalCall(method, federation, state, EVERYONE, before_evaluation=before)
-    )
-    alone = [
-        judge.evaluate(EvalCall(method, federation, state, [client], before_evaluation=before))
-        for client in EVERYONE
-    ]
-    assert together.correct.tolist() == [int(counts.correct) for counts in alone]
-    expected = torch.cat([counts.loss for counts in alone])
-    (torch.testing.assert_close if backend == "batched" else assert_same)(together.loss, expected)
 
 
 @pytest.mark.parametrize("kept", [3, 1])
@@ -511,24 +484,8 @@ def test_a_phase_may_have_a_loss_of_its_own(net, federation, backend):
         assert_close(client_row(part.uploads, k), expected, atol=1e-6)
 
 
-@dataclass(frozen=True)
-class Weigher(FedAvg):
-    """Notes the shares of the mean."""
-
-    shares: ClassVar[list] = []
-
-    def aggregate(self, server, clients, net, uploads, weight, generator):
-        self.shares.append(weight)
-        return super().aggregate(server, clients, net, uploads, weight, generator)
 
 
-def test_shares_are_training_samples_over_the_cohorts(net, federation, backend):
-    Weigher.shares.clear()
-    record_states(Weigher(), net, federation, engine=backend)
-    for weight, cohort in zip(Weigher.shares, COHORTS, strict=True):
-        sizes = torch.tensor([TRAIN[i] for i in cohort], dtype=torch.float64)
-        assert_close(weight, (sizes / sizes.sum()).float(), atol=1e-9)
-        assert float(weight.sum()) == pytest.approx(1, abs=1e-6)
 
 
 @dataclass(frozen=True)
@@ -563,29 +520,8 @@ def test_masked_uploads_are_averaged_counted_and_measured(net, federation, backe
         assert not same[0]
 
 
-@dataclass(frozen=True)
-class Prepared(Method):
-    """Counts its participations in `prepare`; what is prepared reaches every later hook."""
-
-    def init(self, params, parts):
-        return params, {"times": torch.zeros(())}
-
-    def prepare(self, server, client):
-        return {"times": client["times"] + 1, "scale": client["times"] * 0}
-
-    def start(self, received, client):
-        return tree.map(lambda leaf: leaf * client["scale"], received)
-
-    def finish(self, server, client, start, end):
-        return start, {"times": client["times"]}
 
 
-def test_prepare_runs_once_per_participation(net, federation, backend):
-    state = record_states(Prepared(), net, federation, engine=backend)[-1]
-    assert state.clients["times"].tolist() == [
-        sum(client in cohort for cohort in COHORTS) for client in EVERYONE
-    ]
-    assert all(not leaf.any() for leaf in state.server.values())
 
 
 # Precision, settings and errors

@@ -284,14 +284,3 @@ def test_what_cannot_work_is_one_line(tmp_path, argument, message):
     assert not (tmp_path / "outputs").exists()
 
 
-@pytest.mark.full
-def test_wandb_keeps_the_jobs_apart(tmp_path):
-    pytest.importorskip("wandb")
-    result = wait_for(
-        start_process(
-            *SWEEP, "logger=wandb", "logger.mode=offline", "seed=1,2", *SMALL, cwd=tmp_path
-        )
-    )
-    assert result.code == 0, result.err
-    for run in (path.parent for path in tmp_path.rglob("rounds.csv")):
-        assert len(list(run.rglob("*.wandb"))) == 1, run

@@ -74,23 +74,6 @@ def test_they_are_scikit_learns(samples, classes):
         assert told["balanced"] == pytest.approx(sk.balanced_accuracy_score(y, logits.argmax(1)))
 
 
-@needed
-def test_by_hand():
-    """Three samples of classes 0, 0, 1 of three, all taken for class 0 with 0.8, 0.6 and 0.6;
-    nothing is of class 2.
-    """
-    logits = torch.tensor([[0.8, 0.1, 0.1], [0.6, 0.3, 0.1], [0.6, 0.3, 0.1]]).log()
-    told = compute_measures(NAMES, logits, torch.tensor([0, 0, 1]))
-    assert float(told["balanced"]) == pytest.approx((1 + 0) / 2)
-    assert float(told["f1"]) == pytest.approx((0.8 + 0) / 2)  # precision 2/3, recall 1
-    assert float(told["auroc"]) == pytest.approx((0.75 + 0.75) / 2)  # a tie is half a pair
-    assert float(told["ece"]) == pytest.approx(1 / 3 * (1 - 0.8) + 2 / 3 * (0.6 - 0.5))
-    assert all(
-        math.isnan(value)
-        for value in compute_measures(
-            NAMES, logits[:0], torch.tensor([], dtype=torch.long)
-        ).values()
-    )
 
 
 def test_means_are_over_the_clients_of_which_they_are_defined():

@@ -106,32 +106,6 @@ def test_a_step_is_torch_optims_bit_for_bit_at_any_rate(kind):
     assert_same(params, theirs)
 
 
-@NAMED
-@pytest.mark.parametrize("rated", [False, True])
-def test_stacked_clients_step_as_each_alone(kind, rated):
-    start, gradients = problem(clients=(3,))
-    local, lrs = local_of(kind), torch.tensor([0.05, 0.02, 0.1])
-    together = tree.clone(start)
-    moments = initial_moments(planned(local), start, stacked=True)["main"]
-    for grads in gradients:
-        optimizer_step_(
-            tree.leaves(together),
-            moments,
-            grads,
-            [None] * 3,
-            local,
-            stacked=True,
-            rates=lrs if rated else None,
-        )
-    for client in range(3):
-        alone = tree.clone(tree.take(start, client))
-        own = dataclasses.replace(local, lr=float(lrs[client])) if rated else local
-        moments = initial_moments(planned(own), alone)["main"]
-        for grads in gradients:
-            optimizer_step_(
-                tree.leaves(alone), moments, [g[client] for g in grads], [None] * 3, own
-            )
-        assert_close(tree.take(together, client), alone)
 
 
 @NAMED

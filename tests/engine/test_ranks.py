@@ -128,18 +128,10 @@ def test_cores_are_divided_among_the_processes_of_a_machine_and_a_stray_rank_mea
 
 def environment(rank: int, count: int, port: int) -> dict[str, str]:
     """As torchrun makes it."""
-    numbers = {
-        "RANK": rank,
-        "LOCAL_RANK": rank,
-        "WORLD_SIZE": count,
-        "LOCAL_WORLD_SIZE": count,
-        "MASTER_PORT": port,
-    }
-    return {
-        "TORCHELASTIC_RUN_ID": "test",
-        "MASTER_ADDR": "127.0.0.1",
-        **{k: str(v) for k, v in numbers.items()},
-    }
+    numbers = {"RANK": rank, "WORLD_SIZE": count, "MASTER_PORT": port}
+    numbers |= {f"LOCAL_{name}": numbers[name] for name in ("RANK", "WORLD_SIZE")}
+    found = {name: str(number) for name, number in numbers.items()}
+    return {"TORCHELASTIC_RUN_ID": "test", "MASTER_ADDR": "127.0.0.1", **found}
 
 
 def written(script: str, cwd: Path) -> str:
@@ -470,20 +462,8 @@ def machines() -> Iterator[list[str]]:
     if not (shutil.which("ip") and all(ip("netns", "add", name) for name in names)):
         pytest.skip("needs root and network namespaces (ip netns)")
     try:
-        assert ip(
-            "-n",
-            names[0],
-            "link",
-            "add",
-            "here",
-            "type",
-            "veth",
-            "peer",
-            "name",
-            "here",
-            "netns",
-            names[1],
-        )
+        cable = f"link add here type veth peer name here netns {names[1]}"
+        assert ip("-n", names[0], *cable.split())
         for number, name in enumerate(names):
             assert ip("-n", name, "addr", "add", f"10.9.0.{number + 1}/24", "dev", "here")
             assert all(ip("-n", name, "link", "set", device, "up") for device in ("lo", "here"))
@@ -639,47 +619,23 @@ OTHER = (
 )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
-    ("script", "arguments", "line"),
+    ("script", "words", "line"),
     [
-        pytest.param(
-            OTHER.format("rounds=2"),
-            (*RUN, "seed=1"),
-            "fedpfl: process 1 has configuration ",
-            marks=pytest.mark.full,
-        ),
-        pytest.param(ALONE, RUN, "fedpfl: no data here", marks=pytest.mark.full),
-        pytest.param(
-            OTHER.format("dataset.download=false"),
-            (*RUN, "local.lr=-1"),
-            "fedpfl: local.lr must be",
-            marks=pytest.mark.full,
-        ),
-        pytest.param(
-            OTHER.format("seed=3"),
-            ("-m", *RUN, "seed=1,2"),
-            "fedpfl: torchrun starts one run, and no sweep; ",
-            marks=pytest.mark.full,
-        ),
-        pytest.param(
-            OTHER.format("seed=3"),
-            (*RUN, "hydra.job.chdir=true"),
-            "fedpfl: hydra.job.chdir must be false",
-            marks=pytest.mark.full,
-        ),
-        pytest.param(
-            OTHER.format("seed=3"),
-            ("-m", *RUN, "hydra/launcher=lockstep", "seed=1,2"),
-            "fedpfl: torchrun starts one run",
-            marks=pytest.mark.full,
-        ),
+        (OTHER.format("rounds=2"), "seed=1", "process 1 has configuration "),
+        (ALONE, "", "no data here"),
+        (OTHER.format("dataset.download=false"), "local.lr=-1", "local.lr must be"),
+        (OTHER.format("seed=3"), "-m seed=1,2", "torchrun starts one run, and no sweep; "),
+        (OTHER.format("seed=3"), "hydra.job.chdir=true", "hydra.job.chdir must be false"),
+        (OTHER.format("seed=3"), "-m hydra/launcher=lockstep seed=1,2", "torchrun starts one run"),
     ],
 )
-def test_what_cannot_work_is_one_line_and_writes_nothing(script, arguments, line, tmp_path):
-    results = processes(2, script, *arguments, cwd=tmp_path)
+def test_what_cannot_work_is_one_line_and_writes_nothing(script, words, line, tmp_path):
+    results = processes(2, script, *RUN, *words.split(), cwd=tmp_path)
     assert all(result.code for result in results), results
     (told,) = [line for result in results for line in result.err.splitlines()]
-    assert told.startswith(line)
+    assert told.startswith(f"fedpfl: {line}")
     assert not list(tmp_path.iterdir())
 
 

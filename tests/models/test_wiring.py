@@ -203,13 +203,6 @@ def test_zeroed_entries_are_as_good_as_a_small_dense_network(name, mode):
     )
 
 
-@pytest.mark.parametrize("name", NETS)
-def test_all_neurons_active_masks_nothing(name):
-    net = NETS[name][0]()
-    wiring = net.parts.wiring
-    active = {group: torch.ones(width, dtype=torch.bool) for group, width in wiring.widths.items()}
-    mask = entries_between(net, active)
-    assert all(m.all() and m.dtype == torch.bool for m in mask.values())
 
 
 # Other networks

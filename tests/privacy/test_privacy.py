@@ -411,6 +411,7 @@ def test_an_attacker_stays_below_what_epsilon_allows():
 
 
 @pytest.mark.full
+@pytest.mark.full
 def test_nor_does_an_attacker_of_a_trained_federation():
     """Has client 0 its own labels or others? Told by the model after two rounds, along what the
     labels change without

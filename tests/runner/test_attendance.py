@@ -319,15 +319,6 @@ def test_compare_says_it_of_each_side_and_has_no_difference(mixed):
         compare_groups(b, a, select="validation")
 
 
-def test_a_run_that_does_not_record_who_took_part_is_taken_as_planned(tmp_path):
-    write_run(tmp_path / "k" / "seed0")
-    (run,) = runs(tmp_path)
-    assert not run.is_untrained
-    assert run.low_attendance_note == ""
-    amend(tmp_path / "k" / "seed0", trained=0, clients=100)
-    (run,) = runs(tmp_path)
-    assert run.is_untrained
-    assert run.evaluations.empty
 
 
 def test_the_summary_says_it_to_the_sweep(tmp_path, monkeypatch, capsys):

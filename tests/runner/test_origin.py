@@ -248,10 +248,3 @@ def test_nor_with_what_nobody_knows_unless_it_is_said_to_be_public(place):
     assert began(place, "first", *PRIVATE, *other).account
 
 
-def test_new_keys_leave_identities_alone():
-    plain = {"model": {"name": "mlp"}, "privacy": {"name": "client", "noise": 1.0}}
-    later = {"model": {"name": "mlp", "overlap": False}}
-    later["privacy"] = {"name": "client", "noise": 1.0, "seed": None, "public_weights": False}
-    assert identity.identity(plain) == identity.identity(later)
-    later["privacy"]["seed"] = 1
-    assert identity.identity(plain) != identity.identity(later)

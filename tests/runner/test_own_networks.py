@@ -71,25 +71,7 @@ def test_the_header_names_the_head(tmp_path, capfd):
     )
 
 
-def test_a_head_that_is_not_clear_is_named(tmp_path):
-    with pytest.raises(
-        FedpflError, match=r"which layer is the head is not clear .* model\.head=NAME"
-    ):
-        play(tmp_path / "run", "model=two_heads", "method=fedper")
-    assert not (tmp_path / "run").exists()
-    play(tmp_path / "named", "model=two_heads", "method=fedper", "model.head=out")
-    play(tmp_path / "run", "model=two_heads")  # FedAvg does not ask
 
 
-def test_batched_takes_no_network_that_it_would_compute_otherwise(tmp_path):
-    with pytest.raises(FedpflError, match=r"engine=batched cannot vectorise .*; use engine=loop"):
-        play(tmp_path / "run", "model=batchnorm_by_hand", "engine=batched")
 
 
-def test_identities_stay_where_the_head_is_found(tmp_path):
-    play(tmp_path / "run", "model=plain", "rounds=1")
-    config = fedpfl.load(tmp_path / "run", plugins=[f"{ROOT}/tests/networks.py"]).config
-    from fedpfl.ground.identity import identity
-
-    model = {key: value for key, value in config["model"].items() if key not in ("head", "weights")}
-    assert identity(config) == identity({**config, "model": model})

@@ -121,33 +121,6 @@ def chosen(lines: list[str]) -> str:
     return next(line for line in lines if line.startswith("fedpfl: best of"))
 
 
-@pytest.mark.full
-def test_tune_on_overwritten_data_chooses_by_the_new_ones(folder):
-    """The values found on other data once stood beside the test accuracy on these."""
-
-    def tuned():
-        argv = words(
-            folder,
-            "method=fedavg",
-            "trials=2",
-            "seeds=1",
-            format_override("hydra.sweep.dir", folder / "tuned"),
-        )
-        quietly_tune(*argv, "local.lr=choice(0.01,0.1)", "local.epochs=20")
-        (row,) = pd.read_csv(folder / "tuned" / "tuned.csv").to_dict("records")
-        return row
-
-    assert tuned()["validation"] > 90
-    write_data(folder / "mine.npz", signal=0.0)
-    row = tuned()
-    assert row["validation"] < 60
-    assert row["accuracy"] < 60
-    assert row["finished"] + row["given up"] == 2
-    write_data(folder / "mine.npz", signal=3.0)
-    assert tuned()["validation"] > 90
-    assert len(list((folder / "tuned" / "trials").rglob("rounds.csv"))) == 4, (
-        "the first search is still there"
-    )
 
 
 def change_data(folder):
@@ -376,14 +349,6 @@ def test_a_trial_is_marked_and_no_other_run(folder, capsys):
         assert ("search-" not in out, "anywhere" not in out) == (True, True)
 
 
-@pytest.mark.full
-def test_a_moved_search_goes_on(folder):
-    search(folder)
-    shutil.move(folder / "found", folder / "moved")
-    options = "-m", "hydra/sweeper=optuna", "hydra.sweeper.trials=3", "hydra.sweep.dir=moved"
-    given = words(folder, "method=fedavg", "validation=0.2", "local.lr=choice(0.01,0.1)")
-    result = run_command(*options, *given, cwd=folder)
-    assert (result.code, len(values(result.err.splitlines()))) == (0, 1)
 
 
 def test_data_that_change_while_a_search_goes_on_stop_it(folder):

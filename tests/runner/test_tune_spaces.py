@@ -202,10 +202,3 @@ def test_a_plugins_spaces_are_checked(given, told, tmp_path):
     assert f"{path}: {told}" in str(raised.value)
 
 
-def test_gpfl_is_searched_on_both_sides_of_pfllibs_value():
-    (word,) = [
-        word for word in spaces.make_search_space("gpfl", ()) if word.startswith("method.lam=")
-    ]
-    values = [float(value) for value in tuning.overrides.split_values(word)]
-    assert values[0] < 1.0 < values[-1]
-    assert 1.0 in values
