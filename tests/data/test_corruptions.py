@@ -2,7 +2,6 @@
 
 import colorsys
 import io
-import pickle
 import tarfile
 
 import numpy as np
@@ -15,7 +14,6 @@ from fedpfl.data import fingerprint
 from fedpfl.data.datasets import cifar10_c, load_samples
 from fedpfl.data.datasets.shared import corruptions, source
 from fedpfl.data.datasets.shared.corruptions import RECIPES, SEVERITY_PARAMETERS, corrupt_images
-from fedpfl.ground import vision
 from fedpfl.ground.errors import FedpflError
 from tests.data.promises import assert_promises
 
@@ -395,5 +393,3 @@ def test_made_needs_the_test_images(tmp_path, monkeypatch):
     clean(tmp_path, test_from=11)
     message = one_line(lambda: load_samples("cifar10_c", tmp_path, made=True))
     assert "cifar10.npz is not as published: dataset.made needs CIFAR-10's 2 test images" in message
-
-

@@ -199,8 +199,6 @@ def test_fixed_dirichlet_has_equal_sizes_and_proportions(alpha, seed, test_from)
         )  # and the largest class of each gives where nothing is left for the last
 
 
-
-
 @pytest.mark.parametrize(
     ("proportions", "total", "counts"),
     [
@@ -354,8 +352,6 @@ def test_schemes_are_told_what_they_ask_for():
     assert "group a has" in one_line(
         lambda: deal_samples(SCHEMES["groups"], own, 5, 0, samples_per_client=500)
     )
-
-
 
 
 # Validation

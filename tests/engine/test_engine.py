@@ -5,7 +5,6 @@ precision, errors, CUDA.
 import copy
 import random
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import pytest
 import torch
@@ -31,7 +30,7 @@ from fedpfl.engine.keys import Draws, generator
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tree import Masked
-from fedpfl.methods import METHODS, FedAvg, FedOBP, LocalOnly, Method, Phase
+from fedpfl.methods import METHODS, FedAvg, FedOBP, Method, Phase
 from tests.conftest import (
     BACKENDS,
     CLASSES,
@@ -97,8 +96,6 @@ def test_cohorts_come_from_one_stream_of_random_sample():
     assert [next(stream) for _ in range(20)] == expected
 
 
-
-
 # State
 
 
@@ -158,8 +155,6 @@ def test_evaluation_passes_all_samples_once_in_chunks(net, backend):
         assert float(counts.loss[k]) == pytest.approx(
             float(F.cross_entropy(logits, large.y[index], reduction="sum")), rel=1e-5
         )
-
-
 
 
 @pytest.mark.parametrize("kept", [3, 1])
@@ -484,10 +479,6 @@ def test_a_phase_may_have_a_loss_of_its_own(net, federation, backend):
         assert_close(client_row(part.uploads, k), expected, atol=1e-6)
 
 
-
-
-
-
 @dataclass(frozen=True)
 class Sparse(Method):
     """Uploads only the first tenth of every tensor; measures its cohort."""
@@ -518,10 +509,6 @@ def test_masked_uploads_are_averaged_counted_and_measured(net, federation, backe
         same = leaf.flatten() == net.params[name].flatten()
         assert same[-(-leaf.numel() // 10) :].all()
         assert not same[0]
-
-
-
-
 
 
 # Precision, settings and errors

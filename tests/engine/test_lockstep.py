@@ -282,5 +282,3 @@ def test_what_cannot_work_is_one_line(tmp_path, argument, message):
     assert len(result.complaints) == 1
     assert message in result.complaints[0]
     assert not (tmp_path / "outputs").exists()
-
-

@@ -74,8 +74,6 @@ def test_they_are_scikit_learns(samples, classes):
         assert told["balanced"] == pytest.approx(sk.balanced_accuracy_score(y, logits.argmax(1)))
 
 
-
-
 def test_means_are_over_the_clients_of_which_they_are_defined():
     more = {"auroc": torch.tensor([0.5, math.nan, 0.9, 0.7]), "f1": torch.full((4,), math.nan)}
     counts = Counts(

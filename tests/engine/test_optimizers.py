@@ -106,8 +106,6 @@ def test_a_step_is_torch_optims_bit_for_bit_at_any_rate(kind):
     assert_same(params, theirs)
 
 
-
-
 @NAMED
 @pytest.mark.parametrize("stacked", [False, True])
 def test_entries_of_masks_that_take_turns_have_optimisers_of_their_own(kind, stacked):

@@ -49,10 +49,6 @@ def test_as_many_parameters_of_normalisation_as_published(name, count, norm):
     assert sum(net.params[name].numel() for name in net.parts.normalisation) == count
 
 
-
-
-
-
 @pytest.mark.parametrize(
     ("name", "depth", "norm", "seed"), [("resnet10", 1, "group", 42), ("resnet18", 2, "batch", 0)]
 )
@@ -67,8 +63,6 @@ def test_a_seed_gives_torchvisions_initial_values_bit_for_bit(name, depth, norm,
     net = models.build_network(name, (3, 32, 32), 10, seed, norm=norm)
     assert_same(list(net.params.values()), list(theirs.parameters()))
     assert_same(list(net.buffers.values()), list(theirs.buffers()))
-
-
 
 
 @pytest.mark.parametrize(

@@ -203,8 +203,6 @@ def test_zeroed_entries_are_as_good_as_a_small_dense_network(name, mode):
     )
 
 
-
-
 # Other networks
 
 

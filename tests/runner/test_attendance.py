@@ -319,8 +319,6 @@ def test_compare_says_it_of_each_side_and_has_no_difference(mixed):
         compare_groups(b, a, select="validation")
 
 
-
-
 def test_the_summary_says_it_to_the_sweep(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = ("dataset=digits", *WORDS, "rounds=2", "system=simulated")

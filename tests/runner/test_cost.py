@@ -52,8 +52,6 @@ def test_values_by_hand() -> None:
     assert narrow["values"] == 2 * 4 * 784 + 2 * 4 * 196 + 62
 
 
-
-
 def test_embeddings_by_hand() -> None:
     class Words(nn.Module):
         def __init__(self) -> None:

@@ -13,7 +13,6 @@ from fedpfl import export
 from fedpfl.config.plan import build_run, check_config
 from fedpfl.data.provenance import Provenance, hash_samples
 from fedpfl.data.state_dict import read_weights
-from fedpfl.ground import identity
 from fedpfl.ground.errors import FedpflError
 from fedpfl.report.load import runs
 from fedpfl.report.tables import accuracy_table
@@ -246,5 +245,3 @@ def test_nor_with_what_nobody_knows_unless_it_is_said_to_be_public(place):
         format_override("dataset.path", _inverted(place, began(place, "first").federation)),
     )
     assert began(place, "first", *PRIVATE, *other).account
-
-

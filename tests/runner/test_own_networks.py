@@ -8,7 +8,6 @@ import pytest
 
 import fedpfl
 from fedpfl.config import plugins
-from fedpfl.ground.errors import FedpflError
 from tests.command import TINY, format_override, read_checkpoint, read_table
 from tests.conftest import ROOT, assert_same, keep_quick
 
@@ -69,9 +68,3 @@ def test_the_header_names_the_head(tmp_path, capfd):
         "model       head_first: 9,550 parameters, 130 of them the head (out)"
         in capfd.readouterr().err
     )
-
-
-
-
-
-

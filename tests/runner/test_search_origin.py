@@ -121,8 +121,6 @@ def chosen(lines: list[str]) -> str:
     return next(line for line in lines if line.startswith("fedpfl: best of"))
 
 
-
-
 def change_data(folder):
     write_data(folder / "mine.npz", signal=2.0)
 
@@ -347,8 +345,6 @@ def test_a_trial_is_marked_and_no_other_run(folder, capsys):
         out, err = capsys.readouterr()
         assert "left out 2 trials of searches" in err
         assert ("search-" not in out, "anywhere" not in out) == (True, True)
-
-
 
 
 def test_data_that_change_while_a_search_goes_on_stop_it(folder):

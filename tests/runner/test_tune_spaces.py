@@ -200,5 +200,3 @@ def test_a_plugins_spaces_are_checked(given, told, tmp_path):
     with pytest.raises(FedpflError, match="plugins: ") as raised:
         plugins.load_plugins([str(path)])
     assert f"{path}: {told}" in str(raised.value)
-
-
