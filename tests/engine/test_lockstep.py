@@ -122,7 +122,7 @@ def test_an_interrupt_reaches_every_job_and_the_caller():
 
 @pytest.mark.parametrize("given", [0, 1, 2])
 def test_an_interrupt_between_two_answers_ends_every_job(given, monkeypatch):
-    stage, echo, answered, give = LockstepStage(4), Echo(), [], LockstepStage._give
+    stage, echo, answered, give = LockstepStage(4), Echo(), [], LockstepStage._finish_request
 
     def interrupted(self, request, answers):
         if len(answered) == given and not isinstance(answers, BaseException):
@@ -130,7 +130,7 @@ def test_an_interrupt_between_two_answers_ends_every_job(given, monkeypatch):
         answered.append(answers)
         give(self, request, answers)
 
-    monkeypatch.setattr(LockstepStage, "_give", interrupted)
+    monkeypatch.setattr(LockstepStage, "_finish_request", interrupted)
     raised = []
 
     def play():

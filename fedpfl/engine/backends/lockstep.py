@@ -30,34 +30,36 @@ current_stage: ContextVar[LockstepStage | None] = ContextVar("stage", default=No
 
 @dataclass(eq=False)
 class _Request:
+    """Hold calls of a job, and their results or the error that ended them."""
+
     backend: Backend
     calls: Sequence[Call]
-    done: threading.Event = field(default_factory=threading.Event)
-    answers: list[Answer] | BaseException | None = None
+    has_ended: threading.Event = field(default_factory=threading.Event)
+    results: list[Answer] | BaseException | None = None
 
 
 class LockstepStage:
-    """Runs jobs side by side, at most `jobs` of them, and brings their backend calls together."""
+    """Run at most `jobs` jobs side by side, and bring their backend calls together."""
 
     def __init__(self, jobs: int):
         self._jobs = jobs
         self._turn = threading.Lock()  # held by the one job that moves
         self._news = threading.Condition()  # guards what follows
-        self._moving = 0  # jobs that are neither waiting for an answer nor over
-        self._living = 0
+        self._active_count = 0  # jobs that are neither waiting for an answer nor over
+        self._living_count = 0
         self._requests: list[_Request] = []
-        self._asked: list[_Request] = []  # being answered
+        self._running_requests: list[_Request] = []
         self._broken: BaseException | None = None
         self._shared: dict[Hashable, Any] = {}
 
     def share(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What the first job made that gave this key."""
+        """Return what the first job made that gave this key."""
         if key not in self._shared:
             self._shared[key] = make()
         return self._shared[key]
 
     def play(self, jobs: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Run all jobs; their results, in order. What a job raises is its result.
+        """Run all jobs; return their results, in order. What a job raises is its result.
 
         An interrupt of the main thread is raised in every job, and again here when they have ended.
         """
@@ -67,36 +69,38 @@ class LockstepStage:
         try:
             while True:
                 with self._news:
-                    while self._moving:
+                    while self._active_count:
                         self._news.wait()
-                    free = self._jobs - self._living
+                    free = self._jobs - self._living_count
                 if waiting and free:
                     for number, job in waiting[:free]:
                         threads.append(
-                            threading.Thread(target=self._job, args=(number, job, results))
+                            threading.Thread(target=self._run_job, args=(number, job, results))
                         )
-                        self._count(moving=1, living=1)
+                        self._add_counts(active=1, living=1)
                         threads[-1].start()
                     waiting = waiting[free:]
                 elif self._requests:
-                    self._asked, self._requests = self._requests, []  # nobody else moves
-                    self._answer(self._asked)
+                    # Nobody else moves meanwhile.
+                    self._running_requests = self._requests
+                    self._requests = []
+                    self._run_requests(self._running_requests)
                 else:
                     return results
         except BaseException as error:
             with self._news:
                 self._broken = error
-                waiting_for = [*self._asked, *self._requests]
+                waiting_for = [*self._running_requests, *self._requests]
             for request in waiting_for:  # an interrupt may come between two answers
-                if not request.done.is_set():
-                    self._give(request, error)
+                if not request.has_ended.is_set():
+                    self._finish_request(request, error)
             for thread in threads:
                 if thread.ident:  # or between a thread and its start
                     thread.join()
             raise
 
     def ask(self, backend: Backend, calls: Sequence[Call]) -> list[Answer]:
-        """From a job's thread: wait for the others, and for the answers."""
+        """Wait, in a job's thread, for the other jobs and for the results of calls."""
         request = _Request(backend, calls)
         with self._news:
             broken = self._broken
@@ -105,15 +109,16 @@ class LockstepStage:
         if broken:
             raise KeyboardInterrupt
         self._turn.release()
-        self._count(moving=-1)
-        request.done.wait()
+        self._add_counts(active=-1)
+        request.has_ended.wait()
         self._turn.acquire()
-        if isinstance(request.answers, BaseException):
+        if isinstance(request.results, BaseException):
             raise KeyboardInterrupt
-        assert request.answers is not None
-        return request.answers
+        assert request.results is not None
+        return request.results
 
-    def _job(self, number: int, job: Callable[[], Any], results: list[Any]) -> None:
+    def _run_job(self, number: int, job: Callable[[], Any], results: list[Any]) -> None:
+        """Run a job in its thread, whenever it is its turn."""
         current_stage.set(self)
         torch.set_num_threads(1)
         try:
@@ -122,36 +127,36 @@ class LockstepStage:
         except BaseException as error:
             results[number] = error
         finally:
-            self._count(moving=-1, living=-1)
+            self._add_counts(active=-1, living=-1)
 
-    def _count(self, moving: int, living: int = 0) -> None:
+    def _add_counts(self, active: int, living: int = 0) -> None:
+        """Count jobs that begin or stop to move, or to live."""
         with self._news:
-            self._moving += moving
-            self._living += living
+            self._active_count += active
+            self._living_count += living
             self._news.notify_all()
 
-    def _answer(self, requests: list[_Request]) -> None:
-        """Answer requests, those to the same backend together."""
+    def _run_requests(self, requests: list[_Request]) -> None:
+        """Run requests, those to the same backend together."""
         while requests:
             backend = requests[0].backend
-            own, requests = (
-                [request for request in requests if (request.backend is backend) == mine]
-                for mine in (True, False)
-            )
-            answers = backend.run([call for request in own for call in request.calls])
-            for request in own:
+            joined = [request for request in requests if request.backend is backend]
+            requests = [request for request in requests if request.backend is not backend]
+            results = backend.run([call for request in joined for call in request.calls])
+            for request in joined:
                 count = len(request.calls)
-                self._give(request, answers[:count])
-                answers = answers[count:]
+                self._finish_request(request, results[:count])
+                results = results[count:]
 
-    def _give(self, request: _Request, answers: list[Answer] | BaseException) -> None:
-        request.answers = answers
-        self._count(moving=1)
-        request.done.set()
+    def _finish_request(self, request: _Request, results: list[Answer] | BaseException) -> None:
+        """Give a job its results, with which it goes on."""
+        request.results = results
+        self._add_counts(active=1)
+        request.has_ended.set()
 
 
 class LockstepBackend(Backend):
-    """A backend as one job of a Stage sees it."""
+    """Wrap a backend as one job of a stage sees it."""
 
     def __init__(self, stage: LockstepStage, backend: Backend):
         self._stage, self._backend = stage, backend
@@ -159,12 +164,12 @@ class LockstepBackend(Backend):
 
     @property
     def engine(self) -> Engine:  # type: ignore[override]
-        """That of the shared backend."""
+        """Return that of the shared backend."""
         return self._backend.engine
 
     @property
     def net(self) -> Net:  # type: ignore[override]
-        """That of the shared backend."""
+        """Return that of the shared backend."""
         return self._backend.net
 
     def run(self, calls: Sequence[Call]) -> list[Answer]:

@@ -1,5 +1,6 @@
-"""The samples of many clients' steps laid side by side, `[steps, rows, ...]`; short ones are padded
-with weight 0.
+"""The samples of many clients' steps laid side by side, `[steps, rows, ...]`.
+
+Short steps are padded with weight 0.
 """
 
 from __future__ import annotations
@@ -23,81 +24,113 @@ PASS = 16_384  # and of all clients together, where a GPU has room
 def plan_training_steps(
     job: TrainJob, phase: Phase, epochs: range, batch_size: int, width: int = 0
 ) -> tuple[list[Tensor], list[int]]:
-    """Plan all steps of a phase, and count the leading rows that take each; the rows of a job are
-    sorted by steps.
+    """Plan all steps of a phase, and count the leading rows that take each.
 
-    Returns the samples' indices and places together, `[steps, rows, 2, minibatches, batch]`, their
-    weights `[steps, rows, minibatches, batch]`, random numbers and views `[..., numbers]`. width:
-    the least `batch`.
+    Args:
+        job: Its rows are sorted by their steps.
+        phase: Of the job.
+        epochs: Their numbers.
+        batch_size: Of minibatches.
+        width: The least `batch`.
+
+    Returns:
+        The counts, behind the samples' indices and places together `[steps, rows, 2, minibatches,
+        batch]`, their weights `[steps, rows, minibatches, batch]`, random numbers and views `[...,
+        numbers]`.
     """
+    # ---- Step 1: each row's own plan
     plans = [
         plan_steps(
-            phase,
-            epochs,
-            batch_size,
-            draws,
-            row.federation,
-            row.client,
-            job.plan.local.steps,
-            job.randoms,
+            phase=phase,
+            epochs=epochs,
+            batch_size=batch_size,
+            draws=draws,
+            federation=row.federation,
+            client=row.client,
+            fixed=job.plan.local.steps,
+            randoms=job.randoms,
         )
         for row, draws in zip(job.rows, job.draws, strict=True)
     ]
     counts = [len(plan.positions) for plan in plans]
     assert counts == sorted(counts, reverse=True), "the rows of a job are sorted by their steps"
+
+    # ---- Step 2: minibatches are padded to the largest.
     batch = max([width, *(plan.positions.shape[2] for plan in plans if len(plan.positions))])
-    chosen, random, views = [], [], []
+    numbers, random, views = [], [], []
     for row, plan in zip(job.rows, plans, strict=True):
-        short = batch - plan.positions.shape[2]
-        indices = torch.where(
-            plan.positions < 0, -1, row.federation.train[row.client][plan.positions]
-        )
-        chosen.append(F.pad(torch.stack([indices, plan.positions], 1), (0, short), value=-1))
-        random.append(F.pad(plan.random, (0, 0, 0, short)))
-        views.append(F.pad(plan.views, (0, 0, 0, short)))
-    indices, weight = _real(_beside(chosen))
-    parts = [indices, weight[:, :, 0], _beside(random), _beside(views)]
-    return parts, [sum(n > step for n in counts) for step in range(counts[0])]
+        missing = batch - plan.positions.shape[2]
+        samples = row.federation.train[row.client][plan.positions]
+        indices = torch.where(plan.positions < 0, -1, samples)
+        numbers.append(F.pad(torch.stack([indices, plan.positions], 1), (0, missing), value=-1))
+        random.append(F.pad(plan.random, (0, 0, 0, missing)))
+        views.append(F.pad(plan.views, (0, 0, 0, missing)))
+
+    # ---- Step 3: and rows to the longest.
+    indices, weight = _without_padding_marks(_stack_rows(numbers))
+    parts = [indices, weight[:, :, 0], _stack_rows(random), _stack_rows(views)]
+    active_rows = [sum(count > step for count in counts) for step in range(counts[0])]
+    return parts, active_rows
 
 
 def evaluation_batches(
-    federation: Federation, owned: Sequence[Tensor], random: Sequence[Tensor]
+    federation: Federation, samples: Sequence[Tensor], random: Sequence[Tensor]
 ) -> Iterator[tuple[slice | Tensor, Batch]]:
-    """Give rows of clients with a batch of each one's samples, until all that they own have been
-    given.
+    """Yield rows of clients with a batch of each one's samples.
 
-    random: numbers of each one's samples, `[samples, numbers]`.
+    Args:
+        federation: Has the samples.
+        samples: Indices of each client's samples.
+        random: Numbers of each client's samples, `[samples, numbers]`.
     """
+    # ---- Step 1: each client's samples are cut into chunks of one size.
     device = federation.x.device
-    size = CHUNK if device.type == "cpu" else max(CHUNK, PASS // max(1, len(owned)))
-    size = min(size, max([1, *map(len, owned)]))
-    chunks = [F.pad(own, (0, -len(own) % size), value=-1).view(-1, size) for own in owned]
-    counts = torch.tensor([len(own) for own in chunks])
-    numbers = [
-        F.pad(drawn, (0, 0, 0, -len(drawn) % size)).view(len(own), size, drawn.shape[1])
-        for own, drawn in zip(chunks, random, strict=True)
-    ]
-    parts = [*_real(_beside(chunks)), _beside(numbers)]
-    for step, (index, weight, drawn) in enumerate(
-        zip(*(tree.send(part, device) for part in parts), strict=True)
-    ):
+    size = CHUNK
+    if device.type != "cpu":
+        size = max(CHUNK, PASS // max(1, len(samples)))
+    size = min(size, max([1, *map(len, samples)]))
+    index_chunks = []
+    random_chunks = []
+    for indices, numbers in zip(samples, random, strict=True):
+        missing = -len(indices) % size
+        chunks = F.pad(indices, (0, missing), value=-1).view(-1, size)
+        padded_numbers = F.pad(numbers, (0, 0, 0, -len(numbers) % size))
+        index_chunks.append(chunks)
+        random_chunks.append(padded_numbers.view(len(chunks), size, numbers.shape[1]))
+    counts = torch.tensor([len(chunks) for chunks in index_chunks])
+    all_indices, all_weights = _without_padding_marks(_stack_rows(index_chunks))
+    parts = [all_indices, all_weights, _stack_rows(random_chunks)]
+
+    # ---- Step 2: a chunk of each client that still has one
+    steps = zip(*[tree.send(part, device) for part in parts], strict=True)
+    for step, (index, weight, numbers) in enumerate(steps):
         active = (counts > step).nonzero()[:, 0]
-        leading = int(active[-1]) == len(active) - 1
-        rows = slice(len(active)) if leading else tree.send(active, device)
-        chosen, shares = index[rows], weight[rows]
-        place = torch.arange(step * size, (step + 1) * size, device=device) * (shares > 0)
-        x, y = federation.normalize(federation.x[chosen]), federation.y[chosen]
-        yield rows, Batch(x, y, shares, drawn[rows], place)
+        is_leading = int(active[-1]) == len(active) - 1
+        rows = slice(len(active)) if is_leading else tree.send(active, device)
+        batch_indices = index[rows]
+        batch_weight = weight[rows]
+        places = torch.arange(step * size, (step + 1) * size, device=device)
+        yield (
+            rows,
+            Batch(
+                federation.normalize(federation.x[batch_indices]),
+                federation.y[batch_indices],
+                batch_weight,
+                numbers[rows],
+                places * (batch_weight > 0),
+            ),
+        )
 
 
-def _beside(plans: Sequence[Tensor]) -> Tensor:
-    """Stack plans `[own steps, ...]` on axis 1; rows that end early are filled with -1."""
-    whole = plans[0].new_full((max(map(len, plans)), len(plans), *plans[0].shape[1:]), -1)
+def _stack_rows(plans: Sequence[Tensor]) -> Tensor:
+    """Stack plans `[steps, ...]` of rows on axis 1; rows that end early are filled with -1."""
+    most_steps = max(map(len, plans))
+    stacked = plans[0].new_full((most_steps, len(plans), *plans[0].shape[1:]), -1)
     for row, plan in enumerate(plans):
-        whole[: len(plan), row] = plan
-    return whole
+        stacked[: len(plan), row] = plan
+    return stacked
 
 
-def _real(indices: Tensor) -> tuple[Tensor, Tensor]:
+def _without_padding_marks(indices: Tensor) -> tuple[Tensor, Tensor]:
     """Return indices with 0 in place of -1, and the weight that tells them apart."""
     return indices.clamp(min=0), (indices >= 0).float()

@@ -19,10 +19,12 @@ BACKENDS: dict[str, type[LoopBackend] | type[BatchedBackend]] = {
 
 
 def find_device(name: str) -> torch.device:
-    """`auto`: CUDA if there is one, else the CPU. Raises FedpflError for a device that is not
-    there.
+    """Return the device of this name; `auto` is CUDA if there is one, else the CPU.
 
     Under torchrun, `auto` and `cuda` give each process of a machine a GPU of its own.
+
+    Raises:
+        FedpflError: There is no such device.
     """
     number, processes = ranks.local_rank_and_size()
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -35,22 +37,20 @@ def find_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        chosen = torch.device(name)
+        device = torch.device(name)
     except RuntimeError:
         raise FedpflError(f"device must be auto, cpu, cuda or cuda:N, got {name!r}") from None
-    if chosen.type == "cuda" and not (
-        torch.cuda.is_available() and (chosen.index or 0) < torch.cuda.device_count()
-    ):
+    if device.type == "cuda" and (device.index or 0) >= gpus:
         raise FedpflError(
             f"device={name}: this machine has no such CUDA device; use device=cpu or device=auto"
         )
-    if chosen.type == "cuda" and processes > 1:
+    if device.type == "cuda" and processes > 1:
         raise FedpflError(
             f"device={name}: {processes} processes cannot share a GPU; use device=auto"
         )
-    if chosen.type not in ("cpu", "cuda"):
+    if device.type not in ("cpu", "cuda"):
         raise FedpflError(f"device must be auto, cpu, cuda or cuda:N, got {name!r}")
-    return chosen
+    return device
 
 
 def require_supported(engine: Engine, on: torch.device) -> None:
@@ -60,9 +60,7 @@ def require_supported(engine: Engine, on: torch.device) -> None:
 
 
 def slowness_notices(engine: Engine, on: torch.device) -> list[str]:
-    """Return a line for each choice that is far slower here than another one, with what to use
-    instead.
-    """
+    """Return a line for each choice that is far slower here than another one."""
     lines = []
     if on.type == "cpu" and engine.backend == "batched":
         lines.append(
@@ -73,9 +71,12 @@ def slowness_notices(engine: Engine, on: torch.device) -> list[str]:
 
 
 def make_backend(engine: Engine, net: Net, on: torch.device) -> Backend:
-    """Return the backend that `engine` asks for; `auto` is batched on CUDA and loop on a CPU.
+    """Return the backend of a run.
 
-    Raises FedpflError for a network that the backend cannot take; `auto` takes loop for it.
+    `auto` is batched on CUDA, but for networks that it cannot take, and loop on a CPU.
+
+    Raises:
+        FedpflError: The backend cannot take the network.
     """
     name = engine.backend
     if name == "auto":
