@@ -159,7 +159,7 @@ def _is_file(word: str) -> bool:
 
 
 def _find_choice(word: str) -> Choice:
-    """Return the choice of the name, `kind=name` where several kinds have it. Raises FedpflError."""
+    """Return the choice of a name, or of `kind=name`. Raises FedpflError."""
     kind, sign, name = word.partition("=")
     if sign and kind in REGISTRIES:
         return Choice(kind, name)

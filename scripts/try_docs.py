@@ -390,7 +390,7 @@ def main() -> int:
             else:
                 lines.setdefault(make_runnable(command.text), command)
 
-        # ---- Step 2: training, a few queues at a time; then what looks at its runs or removes them.
+        # ---- Step 2: training, a few queues at a time; then what looks at runs or removes them.
         queues: dict[str, list[ShellLine]] = {}
         for line in lines:
             queues.setdefault(line.queue, []).append(line)

@@ -35,10 +35,13 @@ REGISTRIES: dict[str, Mapping[str, Any]] = {
     "system": SYSTEMS,
 }
 LINE = re.compile(r"( *)([\w.]+):(?: ([^#]*?))? *(?:# (.*))?$")
-HEAD = """python -m fedpfl.train [KEY=VALUE ...]
-
-With -m, values separated by commas make a sweep. --cfg job prints the YAML, --hydra-help Hydra's own options.
---dry-run says what would run, and writes nothing. With words such as method=fedper, --help has their keys."""
+HEAD = (
+    "python -m fedpfl.train [KEY=VALUE ...]\n\n"
+    "With -m, values separated by commas make a sweep. --cfg job prints the YAML, --hydra-help"
+    " Hydra's own options.\n"
+    "--dry-run says what would run, and writes nothing. With words such as method=fedper, --help"
+    " has their keys."
+)
 
 
 def format_help(run_words: Sequence[str]) -> str:
@@ -72,8 +75,13 @@ def format_help(run_words: Sequence[str]) -> str:
     # ---- Step 3: a section for each group's keys, last for those with a choice.
     sections = [HEAD, "\n".join(choice_lines), "\n".join(key_lines)]
     for group in sorted(groups, key=lambda group: group in choices):
-        group_comments = _select_group(comments, group)
-        sections.append(_format_group(group, choices.get(group, ""), cfg[group], group_comments))
+        section = _format_group(
+            group=group,
+            name=choices.get(group, ""),
+            values=cfg[group],
+            comments=_select_group(comments, group),
+        )
+        sections.append(section)
     return "\n\n".join(sections)
 
 

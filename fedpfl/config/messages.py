@@ -139,7 +139,7 @@ def _explain_unreadable(word: str, text: str) -> str:
 
 
 def _group_and_choice(missing: str) -> tuple[str, str]:
-    """Return group and name of a choice such as `hydra/launcher/ray` or `experiment/folder/name`."""
+    """Return group and name of a choice such as `hydra/launcher/ray` or `dataset/mnist`."""
     prefix = "hydra/" if missing.startswith("hydra/") else ""
     group, _, name = missing.removeprefix(prefix).partition("/")
     return prefix + group, name

@@ -117,9 +117,8 @@ def trace_origin(
         line_text = (
             f"trained on {len(source.samples):,} samples, none of which is tested or held out here"
         )
-    return WeightsOrigin(
-        weights.path, f"{weights.path}: {line_text}", caveat, source.joined_with(trained_here)
-    )
+    trained = source.joined_with(trained_here)
+    return WeightsOrigin(weights.path, f"{weights.path}: {line_text}", caveat, trained)
 
 
 def _pick_evaluated_hashes(

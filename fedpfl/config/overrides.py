@@ -38,7 +38,8 @@ CONF = str((Path(__file__).parents[1] / "conf").resolve())
 LISTED = "`python -m fedpfl.train --hydra-help` lists options"
 MULTIRUN_OPTIONS = {"-m": "", "--multirun": "", "--config-dir": "config_dir"}
 """The options of commands that sweep by themselves, where they change nothing."""
-SEARCHPATH, FILE = "hydra.searchpath", "file://"
+SEARCHPATH = "hydra.searchpath"
+FILE = "file://"
 HYDRA_ERRORS = HydraException, OmegaConfBaseException
 """What is raised for words that Hydra refuses."""
 
@@ -96,14 +97,14 @@ def expand_sweep(run_words: Sequence[str]) -> list[tuple[list[str], dict[str, An
         parser = OverridesParser.create(hydra.config_loader)
         parsed = parser.parse_overrides([*experiment_words, *run_words])
         batches = BasicSweeper.split_arguments(parsed, None)
-        jobs = [[requote_word(word) for word in job] for job in batches[0]]
     swept_keys = [override.key_or_group for override in parsed if override.is_sweep_override()]
-    expanded = []
-    for job_words in jobs:
+    jobs = []
+    for job in batches[0]:
+        job_words = [requote_word(word) for word in job]
         by_key = {override.key_or_group: override for override in _parse_words(job_words)}
         swept_values = {key: _to_table_value(by_key[key]) for key in swept_keys}
-        expanded.append((job_words, swept_values))
-    return expanded
+        jobs.append((job_words, swept_values))
+    return jobs
 
 
 def _to_table_value(override: Override) -> Any:

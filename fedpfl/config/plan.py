@@ -455,7 +455,7 @@ def _note_unused_groups(samples: datasets.Samples, scheme: str) -> list[str]:
 
 
 def _make_clock(plan: Plan, federation: Federation) -> Clock | None:
-    """Return what clients have in simulated time, and the epochs of stragglers. Raises FedpflError."""
+    """Return clients' devices in simulated time, and stragglers. Raises FedpflError."""
     if plan.system is None:
         return None
     seed = plan.settings.seed
@@ -683,10 +683,11 @@ def require_run_directory(cfg: DictConfig, path: Path) -> None:
         check_config(cfg)
         values: Any = OmegaConf.to_container(cfg)
         hydra_keys = [key for key, value in flatten_keys(values) if "${hydra:" in str(value)]
+        label = ", ".join(hydra_keys) or "where the run belongs"
         raise FedpflError(
-            f"{', '.join(hydra_keys) or 'where the run belongs'}: where the run belongs follows from"
-            " its keys, and one of them asks Hydra (${hydra:...}) for what is not known then;"
-            " give it a plain value, or set hydra.run.dir"
+            f"{label}: where the run belongs follows from its keys, and one of them asks Hydra"
+            " (${hydra:...}) for what is not known then; give it a plain value, or set"
+            " hydra.run.dir"
         )
 
 

@@ -1,4 +1,4 @@
-"""Plugins: a user's Python files, whose methods, models, data sets and partitions become choices."""
+"""Plugins: a user's Python files, whose methods, networks and data become choices."""
 
 from __future__ import annotations
 
@@ -175,9 +175,10 @@ def _make_callback(file: Path, callback_class: type[Callback]) -> Callback:
     try:
         return callback_class()
     except Exception as error:
+        location = f"{file}{_error_line(error, file)}"
+        reason = error_text(error, with_class=True)
         raise FedpflError(
-            f"plugins: {file}{_error_line(error, file)}: CALLBACKS: {callback_class.__name__}()"
-            f" raised {error_text(error, with_class=True)}"
+            f"plugins: {location}: CALLBACKS: {callback_class.__name__}() raised {reason}"
         ) from error
 
 
@@ -203,10 +204,9 @@ def _execute_file(file: Path, name: str, text: bytes) -> ModuleType:
         exec(compile(text, file, "exec", dont_inherit=True), vars(module))
     except (Exception, SystemExit) as error:
         _forget_modules([name, *find_local_imports(file, text)])
+        location = f"{file}{_error_line(error, file)}"
         reason = error_text(error, with_class=not isinstance(error, FedpflError))
-        raise FedpflError(
-            f"plugins: {file}{_error_line(error, file)}: {reason}{_describe_move(error)}"
-        ) from error
+        raise FedpflError(f"plugins: {location}: {reason}{_describe_move(error)}") from error
     return module
 
 
@@ -228,7 +228,8 @@ def _describe_move(error: BaseException) -> str:
     )
     if not match or not isinstance(error, ImportError):
         return ""
-    module_name, object_name = match[2], match[3]
+    module_name = match[2]
+    object_name = match[3]
     name = module_name or object_name
     package = Path(fedpfl.__file__).parent
     files = sorted(package.rglob("*.py"))

@@ -1,4 +1,4 @@
-"""What is said of a run before its first round: to its summary, to callbacks and on the terminal."""
+"""Introduces a run before its first round: to its summary, callbacks and the terminal."""
 
 from __future__ import annotations
 

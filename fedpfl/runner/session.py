@@ -1,4 +1,4 @@
-"""A run in its directory: every round of loop.py is written, shown, saved and judged by a search."""
+"""A run in its directory: rounds of loop.py are written, shown, saved and judged by a search."""
 
 from __future__ import annotations
 

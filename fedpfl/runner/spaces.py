@@ -241,7 +241,7 @@ def _is_within(limit: str, value: float, bounds: Mapping[str, float]) -> bool:
 
 
 def _find_directions_beyond(text: str, distribution: Any) -> list[int]:
-    """Return -1 for a value at the lower end of its distribution, 1 at the upper."""
+    """Return -1 for a value at its distribution's lower end, 1 at the upper."""
     choices = getattr(distribution, "choices", None)
     try:
         numbers = sorted(map(float, choices or (distribution.low, distribution.high)))

@@ -52,9 +52,18 @@ class Profile(NamedTuple):
 
 
 PROFILES = {
-    "uniform": Profile(Device(1e9, 1e7, 1e7), 0.0),
-    "edge": Profile(Device(2e10, 5e7, 2e7, 0.99), 0.5),
-    "phones": Profile(Device(5e9, 2e7, 5e6, 0.9), 1.0),
+    "uniform": Profile(
+        Device(speed=1e9, down=1e7, up=1e7),
+        spread=0.0,
+    ),
+    "edge": Profile(
+        Device(speed=2e10, down=5e7, up=2e7, availability=0.99),
+        spread=0.5,
+    ),
+    "phones": Profile(
+        Device(speed=5e9, down=2e7, up=5e6, availability=0.9),
+        spread=1.0,
+    ),
 }
 
 

@@ -228,7 +228,7 @@ def scales_to_finite_numbers(trial: DatasetTrial) -> None:
     " once",
 )
 def tests_on_other_samples(trial: DatasetTrial) -> None:
-    """A wrong test_from or a part that is read twice makes most of them the same."""
+    """A wrong test_from or a part read twice makes most of them the same."""
     samples = trial.samples
     if samples.test_from is None:
         return

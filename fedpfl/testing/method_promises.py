@@ -79,7 +79,7 @@ AMPLIFIED = (
 
 @promise("hooks answer in the right form and change no argument", "", engines=BACKENDS)
 def keeps_form(trial: MethodTrial, engine: str) -> None:
-    """Client states have the structure, shapes and dtypes they began with, and numbers stay finite."""
+    """Client states keep their structure, shapes and dtypes, and numbers stay finite."""
     # Playing raises MethodError where an answer has another form.
     states, _ = trial.play_cohorts(engine)
     trees = [trial.train_second_cohort(engine).client_states, *states]
@@ -368,7 +368,7 @@ def personal_model(
 def find_sent_entries(method: Method, server: Tree, client: dict[str, Tree]) -> list[Tensor]:
     """Return flags of the entries of the server's state that travel down, by leaf.
 
-    They are those on which a weighted sum of what travels has a gradient; an integer counts as sent.
+    A weighted sum of what travels has a gradient by them; an integer counts as sent.
     """
     # Weights differ, so that entries do not cancel each other.
     leaves = [leaf.clone().requires_grad_(leaf.is_floating_point()) for leaf in tree.leaves(server)]

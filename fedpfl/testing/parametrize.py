@@ -55,8 +55,8 @@ def parametrize_with_promises(
         dataset: A data set's name, or its reader.
         partition: A partition's name, or its function.
         plugins: Python files that add the name.
-        **options: Values in place of defaults, and `shape` for a network, `data_dir` for a data set,
-            `clients` for a partition.
+        **options: Values in place of defaults, and `shape` for a network, `data_dir` for a data
+            set, `clients` for a partition.
     """
     import pytest  # here, as a run does not need it
 
