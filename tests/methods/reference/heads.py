@@ -1,261 +1,726 @@
-"""Methods with heads of each client's own, as plain loops over clients.
+"""Methods that know a network's features and its head.
 
-Sources: arXiv:2107.00778 (FedRoD), arXiv:2406.04596 (FLUTE), arXiv:2306.11867 (FedPAC).
+Sources: CVPR 2024 (FedAS), arXiv:2107.00778 (FedRoD), 2406.04596 (FLUTE), 2306.11867 (FedPAC),
+2105.00243 (FedProto), 2307.01217 (FedCP), 2308.10279 (GPFL), 2311.14975 and the authors' code
+(FedDBE), 2105.10056 (FedGen), 2403.03333 (FLOCO).
 """
 
 import copy
+import math
+from collections.abc import Callable
 from itertools import combinations
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from tests.methods.reference.plain import (
+    HEAD,
+    Order,
     Result,
     Setting,
+    Turn,
     Weights,
     average,
+    count_hits,
+    features,
+    fit,
     load,
+    mean,
     minibatches,
+    pick,
+    play,
+    replace,
+    still,
     train,
 )
 
-HEAD = ("classifier.weight", "classifier.bias")
+CLASSES, WIDTH = 5, 12
+Choice = Callable[[str], bool]
 
 
-def features(model, x: Tensor) -> Tensor:
-    x = F.avg_pool2d(torch.tanh(model.norm(model.conv(x))), 2)
-    return torch.tanh(model.fc(x.flatten(1)))
+def is_head(name: str) -> bool:
+    return name in HEAD
 
 
-def sgd(s: Setting, parameters, lr: float | None = None):
-    lr = s.lr if lr is None else lr
-    return torch.optim.SGD(parameters, lr=lr, momentum=s.momentum, weight_decay=s.weight_decay)
+def is_body(name: str) -> bool:
+    return name not in HEAD
 
 
-def own_head(weights: Weights) -> Weights:
-    return {k: weights[k].clone() for k in HEAD}
+def class_counts(s: Setting, i: int) -> Tensor:
+    return torch.bincount(s.clients[i].y, minlength=CLASSES).float()
 
 
-def score(logits: Tensor, y: Tensor) -> int:
-    return int((logits.argmax(1) == y).sum())
+def class_means(s: Setting, weights: Weights, i: int) -> dict[int, Tensor]:
+    z, y = features(still(s, weights), s.clients[i].x), s.clients[i].y
+    return {c: z[y == c].mean(0) for c in y.unique().tolist()}
 
 
-def fedrod(s: Setting, gamma: float, classes: int) -> tuple[Result, list[list[Weights]]]:
-    """And every client's personal head after each round; {} until it was trained."""
-    result, shared, kept = Result(), s.initial, []
-    heads: list[Weights] = [{} for _ in s.clients]
+def fedas(s: Setting, method: Any, order: Order) -> Result:
+    """`order` deals the samples of the alignment; a copy of the received body takes its steps."""
+    m, models = method, dict[int, Weights]()
+    own = [k for k in s.initial if k in HEAD or "running" in k or "batches" in k]
 
-    def hits(weights: Weights, head: Weights, i: int) -> int:
-        model = load(s, weights).eval()
-        with torch.no_grad():
-            z = features(model, s.clients[i].test_x)
+    def received(turn: Turn) -> Weights:
+        old = models.get(turn.i, s.initial)
+        return {**turn.shared, **{k: old[k] for k in own}}
+
+    def align(weights: Weights, targets: dict[int, Tensor], turn: Turn) -> Weights:
+        def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+            z, total = features(model, x), torch.zeros(())
+            for c in y.unique().tolist():
+                mine = z[y == c].mean(0, keepdim=True) if m.align == "means" else z[y == c]
+                total = total + F.mse_loss(mine, targets[c].expand_as(mine))
+            return total
+
+        plain = replace(s, order=order, lr=m.align_lr, momentum=0.0, weight_decay=0.0)
+        values = {"moving": is_body, "is_still": True, "loss": loss}
+        return train(plain, weights, turn, m.align_epochs, **values)
+
+    def local(start: Weights, turn: Turn) -> Weights:
+        if turn.i in models or m.first != "skip":
+            old = models.get(turn.i, s.initial if m.first == "init" else start)
+            start = align(start, class_means(s, old, turn.i), turn)
+        models[turn.i] = train(s, start, turn)
+        return models[turn.i]
+
+    def fisher(weights: Weights, i: int) -> float:
+        client, model, total = s.clients[i], load(s, weights).eval(), 0.0
+        for x, y in zip(client.x.split(s.batch_size), client.y.split(s.batch_size), strict=True):
+            grads = torch.autograd.grad(F.cross_entropy(model(x), y), list(model.parameters()))
+            total += sum(float(g.double().square().sum()) for g in grads)
+        return total
+
+    def merge(_: Any, trained: dict[int, Weights], t: int) -> Weights:
+        if m.weights == "samples":
+            return average(s, trained)
+        traces = [fisher(w, i) for i, w in trained.items()]
+        return mean(trained.values(), [trace / sum(traces) for trace in traces])
+
+    def personal(turn: Turn) -> Weights:
+        return models.get(turn.i, s.initial) if m.judge == "stored" else received(turn)
+
+    return play(s, local, received, merge, personal)
+
+
+def fedrod(s: Setting, gamma: float) -> Result:
+    """`beside`: every client's personal head; zeros until it was trained."""
+    heads: dict[int, Weights] = {}
+    none = {k: torch.zeros_like(s.initial[k]) for k in HEAD}
+
+    def local(_: Any, turn: Turn) -> Weights:
+        model, counts = load(s, turn.shared).train(), class_counts(s, turn.i)
+        model.own = nn.Linear(WIDTH, CLASSES)
+        old = heads.get(turn.i, s.initial)
+        model.own.load_state_dict({k.split(".")[1]: old[k] for k in HEAD})
+
+        def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+            """-sum log of n^gamma e^logit over its sum, written out; and the personal one."""
+            z = features(model, x)
             logits = model.classifier(z)
-            if head:
-                logits = logits + z @ head["classifier.weight"].T + head["classifier.bias"]
-        return score(logits, s.clients[i].test_y)
+            rising = counts**gamma * logits.exp()
+            generic = -(rising[range(len(y)), y] / rising.sum(1)).log().mean()
+            return generic + F.cross_entropy(logits.detach() + model.own(z.detach()), y)
 
-    for t, cohort in enumerate(s.cohorts, 1):
-        result.before.append([hits(shared, heads[i], i) for i in cohort])
-        trained = []
-        for i in cohort:
-            model, extra = load(s, shared), torch.nn.Linear(12, classes)
-            model.train()
-            extra.load_state_dict(
-                {k.split(".")[1]: v for k, v in (heads[i] or own_head(s.initial)).items()}
-            )
-            generic, personal = sgd(s, model.parameters()), sgd(s, extra.parameters())
-            counts = torch.tensor([float((s.clients[i].y == c).sum()) for c in range(classes)])
-            steps = 0
-            for x, y in minibatches(s, t, i, range(s.epochs)):
-                z = features(model, x)
-                logits = model.classifier(z)
-                weights = counts**gamma
-                # -sum log of n^gamma e^logit over its sum, written out
-                exponentials = weights * logits.exp()
-                loss = -(exponentials[range(len(y)), y] / exponentials.sum(1)).log().mean()
-                generic.zero_grad()
-                loss.backward()
-                both = logits.detach() + extra(z.detach())
-                personal.zero_grad()
-                F.cross_entropy(both, y).backward()
-                generic.step()
-                personal.step()
-                steps += 1
-            if steps:
-                heads[i] = {f"classifier.{k}": v.clone() for k, v in extra.state_dict().items()}
-            trained.append(copy.deepcopy(model.state_dict()))
-        result.after.append([hits(w, heads[i], i) for i, w in zip(cohort, trained, strict=True)])
-        shared = average(s, cohort, trained)
-        result.shared.append(shared)
-        result.personal.append([])
-        kept.append(list(heads))
-    return result, kept
+        batches = list(minibatches(s, turn, range(s.epochs)))
+        fit(s, model, batches, loss)
+        if batches:
+            values = model.own.state_dict().items()
+            heads[turn.i] = {f"classifier.{k}": v.clone() for k, v in values}
+        return pick(copy.deepcopy(model.state_dict()), lambda name: not name.startswith("own"))
+
+    def told(shared: Weights, i: int) -> tuple[Weights, Weights]:
+        return shared, heads.get(i, none)
+
+    def judge(it: tuple[Weights, Weights], i: int) -> int:
+        model, (weight, bias) = still(s, it[0]), it[1].values()
+        z = features(model, s.clients[i].test_x)
+        return count_hits(model.classifier(z) + z @ weight.T + bias, s.clients[i].test_y)
+
+    return play(
+        s,
+        local,
+        begin=lambda turn: told(turn.shared, turn.i),
+        personal=lambda turn: {"w": turn.shared, "q": heads.get(turn.i, none)},
+        after=lambda i, trained: told(trained, i),
+        judge=judge,
+    )
 
 
 def collapse(weight: Tensor, present: Tensor) -> Tensor:
-    c = len(weight)
-    gram = weight @ weight.T
-    u = present.float()
+    c, gram, u = len(weight), weight @ weight.T, present.float()
     target = (torch.eye(c) - torch.ones(c, c) / c) / (c - 1) ** 0.5 * torch.outer(u, u)
     return torch.linalg.norm(gram / torch.linalg.norm(gram) - target)
 
 
-def flute(
-    s: Setting, l1: float, l2: float, l3: float, server_lr: float, rep_epochs: int, classes: int
-) -> Result:
-    result = Result()
-    shared = {k: v for k, v in s.initial.items() if k not in HEAD}
-    heads = [own_head(s.initial) for _ in s.clients]
-    present = [
-        torch.tensor([bool((client.y == c).any()) for c in range(classes)]) for client in s.clients
-    ]
+def flute(s: Setting, l1: float, l2: float, l3: float, server_lr: float, rep_epochs: int) -> Result:
+    """One optimizer for both phases: the head's momentum goes on."""
+    heads, trained_heads = s.each(pick(s.initial, is_head)), {}
+    present = {i: class_counts(s, i) > 0 for i in s.everyone}
 
-    def hits(weights: Weights, i: int) -> int:
-        with torch.no_grad():
-            return score(load(s, weights).eval()(s.clients[i].test_x), s.clients[i].test_y)
+    def local(w: Weights, turn: Turn) -> Weights:
+        def loss(model: nn.Module, x: Tensor, y: Tensor, is_last: bool) -> Tensor:
+            for k, p in model.train(is_last).named_parameters():
+                p.requires_grad_(is_last or k in HEAD)
+            z, weight = features(model, x), model.classifier.weight
+            value = F.cross_entropy(model.classifier(z), y) + l1 * collapse(weight, present[turn.i])
+            value = value + l2 * torch.linalg.norm(weight) ** 2
+            return value + (l3 * torch.linalg.norm(z) ** 2 if is_last else 0.0)
 
-    for t, cohort in enumerate(s.cohorts, 1):
-        result.before.append([hits({**shared, **heads[i]}, i) for i in cohort])
-        trained = []
-        for i in cohort:
-            model = load(s, {**shared, **heads[i]})
-            optimizer = sgd(
-                s, model.parameters()
-            )  # one for both phases: the head's momentum goes on
-            for last, epochs in (
-                (False, range(s.epochs - rep_epochs)),
-                (True, range(s.epochs - rep_epochs, s.epochs)),
-            ):
-                model.train(last)
-                for k, p in model.named_parameters():
-                    p.requires_grad_(last or k in HEAD)
-                for x, y in minibatches(s, t, i, epochs):
-                    z = features(model, x)
-                    weight = model.classifier.weight
-                    loss = F.cross_entropy(model.classifier(z), y) + l1 * collapse(
-                        weight, present[i]
-                    )
-                    loss = loss + l2 * torch.linalg.norm(weight) ** 2
-                    if last:
-                        loss = loss + l3 * torch.linalg.norm(z) ** 2
-                    optimizer.zero_grad(set_to_none=True)
-                    loss.backward()
-                    optimizer.step()
-            trained.append(copy.deepcopy(model.state_dict()))
-        result.after.append([hits(w, i) for i, w in zip(cohort, trained, strict=True)])
-        for i, w in zip(cohort, trained, strict=True):
-            heads[i] = own_head(w)
-            weight = heads[i]["classifier.weight"].requires_grad_()
-            (slope,) = torch.autograd.grad(collapse(weight, present[i]) / len(cohort), weight)
-            heads[i]["classifier.weight"] = (weight - server_lr * slope).detach()
-        shared = {k: v for k, v in average(s, cohort, trained).items() if k in shared}
-        result.shared.append(shared)
-        result.personal.append([{**shared, **head} for head in heads])
-    return result
+        middle = s.epochs - rep_epochs
+        first = [(*batch, False) for batch in minibatches(s, turn, range(middle))]
+        last = [(*batch, True) for batch in minibatches(s, turn, range(middle, s.epochs))]
+        end = copy.deepcopy(fit(s, load(s, w), first + last, loss).state_dict())
+        trained_heads[turn.i] = pick(end, is_head)
+        return pick(end, is_body)
+
+    def merge(_: Any, trained: dict[int, Weights], t: int) -> Weights:
+        for i in trained:
+            weight = trained_heads[i][HEAD[0]].requires_grad_()
+            (slope,) = torch.autograd.grad(collapse(weight, present[i]) / len(trained), weight)
+            heads[i] = trained_heads[i] | {HEAD[0]: (weight - server_lr * slope).detach()}
+        return average(s, trained)
+
+    return play(
+        s,
+        local,
+        begin=lambda turn: {**turn.shared, **heads[turn.i]},
+        merge=merge,
+        after=lambda i, trained: {**trained, **trained_heads[i]},
+        shared=pick(s.initial, is_body),
+    )
 
 
 def best_mixture(quadratic: Tensor) -> Tensor:
-    """Over the simplex, by trying every support."""
+    """Over the simplex, by trying every support; a client of one sample has no variance."""
     n, best, least = len(quadratic), None, float("inf")
-    quadratic = quadratic + 1e-12 * torch.eye(
-        n, dtype=torch.float64
-    )  # a client of one sample has no variance
-    for size in range(1, n + 1):
-        for support in combinations(range(n), size):
-            part = quadratic[list(support)][:, list(support)]
-            shares = torch.linalg.solve(part, torch.ones(size, dtype=torch.float64))
-            shares = shares / shares.sum()
-            value = float(shares @ part @ shares)
-            if (shares >= 0).all() and value < least:
-                least, best = value, torch.zeros(n, dtype=torch.float64)
-                best[list(support)] = shares
+    quadratic = quadratic + 1e-12 * torch.eye(n, dtype=torch.float64)
+    for support in (own for size in range(n) for own in combinations(range(n), size + 1)):
+        part = quadratic[list(support)][:, list(support)]
+        shares = torch.linalg.solve(part, torch.ones(len(support), dtype=torch.float64))
+        shares = shares / shares.sum()
+        value = float(shares @ part @ shares)
+        if (shares >= 0).all() and value < least:
+            least, best = value, torch.zeros(n, dtype=torch.float64)
+            best[list(support)] = shares
     return best
 
 
-def fedpac(
-    s: Setting, lam: float, head_epochs: int, body_epochs: int, head_lr: float, classes: int
-) -> Result:
+def fedpac(s: Setting, lam: float, head_epochs: int, body_epochs: int, head_lr: float) -> Result:
     """`margins`: how far shares lie from the limit below which they are dropped."""
-    result = Result()
-    shared = {k: v for k, v in s.initial.items() if k not in HEAD}
-    heads = [own_head(s.initial) for _ in s.clients]
-    prototypes: dict[int, Tensor] = {}
+    result, prototypes = Result(), dict[int, Tensor]()
+    heads, found, ends = s.each(pick(s.initial, is_head)), {}, {}
 
-    def hits(weights: Weights, i: int) -> int:
-        with torch.no_grad():
-            return score(load(s, weights).eval()(s.clients[i].test_x), s.clients[i].test_y)
+    def statistics(weights: Weights, i: int) -> tuple[Tensor, float, dict[int, Tensor]]:
+        y, means = s.clients[i].y, class_means(s, weights, i)
+        z = features(still(s, weights), s.clients[i].x).double()
+        h, v = torch.zeros(CLASSES, WIDTH, dtype=torch.float64), 0.0
+        for c, own in means.items():
+            share = float((y == c).double().mean())
+            h[c] = share * own.double()
+            v += float(share * (z[y == c] ** 2).sum(1).mean() - (h[c] ** 2).sum())
+        return h, v / len(y), means
 
-    def class_means(weights: Weights, i: int) -> tuple[dict[int, Tensor], Tensor]:
-        with torch.no_grad():
-            z = features(load(s, weights).eval(), s.clients[i].x)
-        return {c: z[s.clients[i].y == c].mean(0) for c in s.clients[i].y.unique().tolist()}, z
+    def local(w: Weights, turn: Turn) -> Weights:
+        found[turn.i] = statistics(w, turn.i)
+        at = replace(s, lr=head_lr)
+        w = train(at, w, turn, head_epochs, moving=is_head, is_still=True)
 
-    for t, cohort in enumerate(s.cohorts, 1):
-        result.before.append([hits({**shared, **heads[i]}, i) for i in cohort])
-        trained, statistics, variances, new = [], [], [], []
-        for i in cohort:
-            y = s.clients[i].y
-            means, z = class_means({**shared, **heads[i]}, i)
-            h, v = torch.zeros(classes, 12, dtype=torch.float64), 0.0
-            for c, mean in means.items():
-                share = float((y == c).double().mean())
-                h[c] = share * mean.double()
-                square = (z[y == c].double() ** 2).sum(1).mean()
-                v += float(share * square - share**2 * (mean.double() ** 2).sum())
-            statistics.append(h)
-            variances.append(v / len(y))
-            at = copy.copy(s)
-            at.lr = head_lr
-            weights = train(
-                at,
-                {**shared, **heads[i]},
-                t,
-                i,
-                head_epochs,
-                moving=lambda k: k in HEAD,
-                still=True,
-            )
+        def aligned(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+            z, means = features(model, x), found[turn.i][2]
+            loss = F.cross_entropy(model.classifier(z), y)
+            if not prototypes:
+                return loss
+            target = torch.stack([prototypes.get(int(c), means[int(c)]) for c in y])
+            return loss + lam * F.mse_loss(z, target)
 
-            def aligned(model, x, label, means=means, known=prototypes):
-                z = features(model, x)
-                loss = F.cross_entropy(model.classifier(z), label)
-                if not known:
-                    return loss
-                target = torch.stack([known.get(int(c), means[int(c)]) for c in label])
-                return loss + lam * F.mse_loss(z, target)
+        values = {"moving": is_body, "first": head_epochs, "loss": aligned}
+        ends[turn.i] = train(s, w, turn, body_epochs, **values)
+        return ends[turn.i]
 
-            body = {"moving": lambda k: k not in HEAD, "first": head_epochs, "loss": aligned}
-            trained.append(train(s, weights, t, i, body_epochs, **body))
-            new.append(class_means(trained[-1], i)[0])
-        result.after.append([hits(w, i) for i, w in zip(cohort, trained, strict=True)])
-        sizes = [
-            {c: int((s.clients[i].y == c).sum()) for c in own}
-            for i, own in zip(cohort, new, strict=True)
-        ]
-        prototypes = {
-            c: sum(n[c] * own[c] for n, own in zip(sizes, new, strict=True) if c in own)
-            / sum(n[c] for n in sizes if c in n)
-            for c in range(classes)
-            if any(c in own for own in new)
-        }
-        for k, i in enumerate(cohort):
-            apart = [(statistics[k] - other).flatten() for other in statistics]
-            quadratic = torch.tensor(
-                [[float(a @ b) for b in apart] for a in apart], dtype=torch.float64
-            )
-            quadratic += torch.diag(torch.tensor(variances, dtype=torch.float64))
-            shares = best_mixture(quadratic)
+    def merge(_: Any, trained: dict[int, Weights], t: int) -> Weights:
+        new = {i: class_means(s, end, i) for i, end in trained.items()}
+        prototypes.clear()
+        for c in sorted({c for own in new.values() for c in own}):
+            counts = {i: class_counts(s, i)[c] for i, own in new.items() if c in own}
+            prototypes[c] = sum(n * new[i][c] for i, n in counts.items()) / sum(counts.values())
+        variances = torch.tensor([found[i][1] for i in trained], dtype=torch.float64)
+        for i in trained:
+            apart = torch.stack([(found[i][0] - found[j][0]).flatten() for j in trained])
+            shares = best_mixture(apart @ apart.T + torch.diag(variances))
             result.margins += (shares - 1e-3).abs().tolist()
             shares = torch.where(shares < 1e-3, 0, shares)
-            shares = shares / shares.sum()
-            heads[i] = {
-                name: sum(
-                    a * w[name].double() for a, w in zip(shares, trained, strict=True)
-                ).float()
-                for name in HEAD
-            }
-        shared = {k: v for k, v in average(s, cohort, trained).items() if k in shared}
-        result.shared.append(shared)
-        result.personal.append([{**shared, **head} for head in heads])
-    return result
+            heads[i] = pick(mean(trained.values(), (shares / shares.sum()).tolist()), is_head)
+        return pick(average(s, trained), is_body)
+
+    begin = lambda turn: {**turn.shared, **heads[turn.i]}  # noqa: E731
+    return play(s, local, begin, merge, shared=pick(s.initial, is_body), result=result)
+
+
+def fedproto(s: Setting, lam: float, prototypes: str, weights: str, judge: str) -> Result:
+    """Samples one by one; `beside` has the prototypes and which there are."""
+    known, found, own = dict[int, Tensor](), {}, s.each(s.initial)
+
+    def predict(w: Weights, i: int) -> Tensor:
+        """Return the labels said of a client's test images."""
+        model, client = still(s, w), s.clients[i]
+        z = features(model, client.test_x)
+        near = [c for c in known if judge == "nearest" or bool((client.y == c).any())]
+        if judge == "head" or not near:
+            return model.classifier(z).argmax(1)
+        square = torch.stack([(z - known[c]).square().sum(1) for c in near], 1)
+        return torch.tensor(near)[square.argmin(1)]
+
+    def local(w: Weights, turn: Turn) -> Weights:
+        client, pairs = s.clients[turn.i], {}
+
+        def loss(model: nn.Module, x: Tensor, y: Tensor, epoch: int) -> Tensor:
+            z, pull = features(model, x), torch.zeros(())
+            for row, label in zip(z, y.tolist(), strict=True):
+                pull = pull + (((row - known[label]) ** 2).mean() if label in known else 0.0)
+                told = (row.detach().clone(), label)
+                pairs.setdefault(epoch, []).append(told)
+            return F.cross_entropy(model.classifier(z), y) + lam * pull / len(y)
+
+        epochs = range(s.epochs)
+        batches = [(*b, e) for e in epochs for b in minibatches(s, turn, [e])]
+        model = fit(s, load(s, w).train(), batches, loss)
+        own[turn.i] = copy.deepcopy(model.state_dict())
+        chosen = epochs if prototypes == "all_epochs" else epochs[-1:]
+        rows = [pair for epoch in chosen for pair in pairs.get(epoch, [])]
+        if prototypes == "final":
+            rows = list(
+                zip(features(still(s, own[turn.i]), client.x), client.y.tolist(), strict=True)
+            )
+        by_class = {c: [z for z, y in rows if y == c] for c in {y for _, y in rows}}
+        found[turn.i] = {c: torch.stack(z).mean(0) for c, z in by_class.items()}
+        return own[turn.i]
+
+    def merge(_: Any, trained: dict[int, Weights], t: int) -> Weights:
+        for c in sorted({c for i in trained for c in found[i]}):
+            those = [i for i in trained if c in found[i]]
+            counts = [float(class_counts(s, i)[c]) if weights == "counts" else 1.0 for i in those]
+            total = sum(n * found[i][c] for n, i in zip(counts, those, strict=True))
+            known[c] = total / sum(counts)
+        return {}
+
+    def beside(_: Any) -> dict[str, Any]:
+        there = {str(c): row for c, row in sorted(known.items())}
+        return {"mean": there, "seen": torch.tensor([c in known for c in range(CLASSES)])}
+
+    return play(
+        s,
+        local,
+        begin=lambda turn: own[turn.i],
+        merge=merge,
+        judge=lambda w, i: int((predict(w, i) == s.clients[i].test_y).sum()),
+        beside=beside,
+        is_everyone_judged=True,
+    )
+
+
+class Conditional(nn.Module):
+    """FedCP's parts: body, head, policy network, and the frozen global head."""
+
+    def __init__(self, s: Setting, server: dict[str, Weights], head: Weights):
+        super().__init__()
+        self.body = copy.deepcopy(s.module)
+        self.body.classifier = nn.Identity()
+        self.body.load_state_dict(server["body"])
+        self.head, self.shared = nn.Linear(WIDTH, CLASSES), nn.Linear(WIDTH, CLASSES)
+        self.cpn = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.LayerNorm(2 * WIDTH), nn.ReLU())
+        self.head.load_state_dict(head)
+        self.shared.load_state_dict(server["head"])
+        self.shared.requires_grad_(False)
+        self.cpn.load_state_dict(server["policy"])
+        rows = self.head.weight.detach().clone().sum(0)  # the context, of length 1
+        self.v = rows / rows.norm()
+
+    def forward(self, x: Tensor, noise: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return logits and features; noise: Gumbel's, `[batch, 2, d]`."""
+        h = self.body(x)
+        both = torch.stack(self.cpn(h * self.v).chunk(2, 1), 1)
+        both = (both if noise is None else both + noise).exp()
+        r, s = (both / both.sum(1, keepdim=True)).unbind(1)
+        return self.head(r * h) + self.shared(s * h), h
+
+
+def kernel_mmd(a: Tensor, b: Tensor) -> Tensor:
+    """Over all pairs, those of a sample with itself included."""
+
+    def kernel(one: Tensor, other: Tensor) -> Tensor:
+        squared = (one[:, None] - other[None]).square().sum(2)
+        return sum(torch.exp(-squared / (2 * width)) for width in (10, 15, 20, 50))
+
+    return (kernel(a, a) + kernel(b, b) - 2 * kernel(a, b)).mean()
+
+
+def fedcp(s: Setting, policy: Weights, lam: float, noise: Callable | None) -> Result:
+    """`policy`: the initial network. `noise(t, i, epoch)`: Gumbel's, `[samples, 2, d]`, in an
+    epoch's order.
+    """
+    body = pick(s.initial, lambda name: not name.startswith("classifier"))
+    head = {k.split(".")[1]: s.initial[k] for k in HEAD}
+    heads, received = s.each(head), {}
+
+    def local(model: Conditional, turn: Turn) -> dict[str, Weights]:
+        client, received["head"] = s.clients[turn.i], turn.shared["head"]
+        reference = copy.deepcopy(model.body).eval()
+        batches = []
+        for epoch in range(s.epochs):
+            rows = s.order(turn.t, turn.i, epoch, len(client.y))
+            drawn = noise(turn.t, turn.i, epoch) if noise else torch.zeros(len(rows), 2, WIDTH)
+            pairs = zip(rows.split(s.batch_size), drawn.split(s.batch_size), strict=False)
+            batches += [(client.x[b], client.y[b], d) for b, d in pairs if len(b) > 1]
+
+        def loss(model: Conditional, x: Tensor, y: Tensor, drawn: Tensor) -> Tensor:
+            logits, h = model(x, drawn)
+            with torch.no_grad():
+                given = reference(x)
+            return F.cross_entropy(logits, y) + (lam * kernel_mmd(h, given) if lam else 0.0)
+
+        model = fit(s, copy.deepcopy(model).train(), batches, loss)
+        heads[turn.i] = copy.deepcopy(model.head.state_dict())
+        parts = {"body": model.body, "policy": model.cpn}
+        sent = {k: copy.deepcopy(part.state_dict()) for k, part in parts.items()}
+        old = turn.shared["head"]
+        return sent | {"head": {k: heads[turn.i][k] / 2 + old[k] / 2 for k in old}}
+
+    def merge(_: Any, trained: dict[int, Any], t: int) -> dict[str, Weights]:
+        parts = ("body", "head", "policy")
+        return {part: average(s, {i: w[part] for i, w in trained.items()}) for part in parts}
+
+    def logits(model: Conditional, i: int) -> Tensor:
+        with torch.no_grad():
+            return copy.deepcopy(model).eval()(s.clients[i].test_x)[0]
+
+    def begin(turn: Turn) -> Conditional:
+        return Conditional(s, turn.shared, heads[turn.i])
+
+    def after(i: int, trained: dict[str, Weights]) -> Conditional:
+        return Conditional(s, trained | {"head": received["head"]}, heads[i])
+
+    return play(
+        s,
+        local,
+        begin,
+        merge,
+        personal=lambda turn: {"logits": logits(begin(turn), turn.i)},
+        after=after,
+        judge=lambda model, i: count_hits(logits(model, i), s.clients[i].test_y),
+        shared={"body": body, "head": head, "policy": policy},
+        beside=lambda _: {"own": [dict(own) for own in heads.values()]},
+    )
+
+
+class Valve(nn.Module):
+    """GPFL's conditional valve and class embeddings."""
+
+    def __init__(self, values: Weights):
+        super().__init__()
+        self.embeddings = nn.Embedding(CLASSES, WIDTH)
+        for name in ("gamma", "beta"):
+            part = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.LayerNorm(WIDTH))
+            setattr(self, name, part)
+        self.load_state_dict(values)
+
+    def forward(self, z: Tensor, condition: Tensor) -> Tensor:
+        return torch.relu(z * (self.gamma(condition) + 1) + self.beta(condition))
+
+
+def gpfl(s: Setting, extra: Weights, lam: float, mu: float, guidance: str) -> Result:
+    """`extra`: initial values of the valve and the embeddings."""
+    heads, now = s.each(pick(s.initial, is_head)), {}
+
+    def condition(embeddings: Tensor, i: int) -> Tensor:
+        counts = class_counts(s, i)
+        return counts / counts.sum() @ embeddings
+
+    def logits(told: tuple[Weights, Weights, Tensor], i: int) -> Tensor:
+        model, valve = still(s, told[0]), Valve(told[1])
+        with torch.no_grad():
+            z = features(model, s.clients[i].test_x)
+            return model.classifier(valve(z, told[2]))
+
+    def begin(turn: Turn) -> tuple[Weights, Weights, Tensor]:
+        values = turn.shared["extra"]
+        now[turn.i] = condition(values["embeddings.weight"], turn.i)
+        return {**turn.shared["model"], **heads[turn.i]}, values, now[turn.i]
+
+    def local(told: tuple[Weights, Weights, Tensor], turn: Turn) -> dict[str, Weights]:
+        model, valve, own = load(s, told[0]).train(), Valve(told[1]), told[2]
+        frozen = told[1]["embeddings.weight"].clone()
+
+        def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+            z = features(model, x)
+            personal, generic = valve(z, own), valve(z, frozen.mean(0))
+            rows = valve.embeddings.weight
+            cosines = [F.cosine_similarity(generic, row.expand_as(generic)) for row in rows]
+            apart = generic - frozen[y]
+            whole = torch.linalg.norm(apart)
+            far = whole if guidance == "frobenius" else torch.linalg.norm(apart, dim=1).mean()
+            value = F.cross_entropy(model.classifier(personal), y)
+            return value + F.cross_entropy(torch.stack(cosines, 1), y) + lam * far
+
+        decay = {"params": list(valve.parameters()), "weight_decay": s.weight_decay + mu}
+        groups = [{"params": list(model.parameters())}, decay]
+        fit(s, model, minibatches(s, turn, range(s.epochs)), loss, groups)
+        end = copy.deepcopy(model.state_dict())
+        heads[turn.i] = pick(end, is_head)
+        return {"model": end, "extra": copy.deepcopy(valve.state_dict())}
+
+    def merge(_: Any, trained: dict[int, Any], t: int) -> dict[str, Weights]:
+        parts = ("model", "extra")
+        return {part: average(s, {i: w[part] for i, w in trained.items()}) for part in parts}
+
+    return play(
+        s,
+        local,
+        begin,
+        merge,
+        after=lambda i, end: (end["model"], end["extra"], now[i]),
+        judge=lambda told, i: count_hits(logits(told, i), s.clients[i].test_y),
+        shared={"model": s.initial, "extra": extra},
+        beside=lambda _: {"head": [dict(head) for head in heads.values()]},
+        is_everyone_judged=True,
+    )
+
+
+def feddbe(s: Setting, method: Any, first: Order) -> Result:
+    """`first`: batch orders of the initial pass."""
+    m, u, target = method, s.each(torch.zeros(WIDTH)), torch.zeros(WIDTH)
+
+    def step_through(
+        shared: Weights, turn: Turn, order: Order, target: Tensor | None
+    ) -> tuple[Weights, Tensor]:
+        """Return the model and the running mean; without a target u and the regulariser are out."""
+        model, running = load(s, shared).train(), torch.zeros(WIDTH)
+        own = u[turn.i].clone().requires_grad_()
+
+        def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+            nonlocal running
+            z = features(model, x)
+            running = (1 - m.rho) * running.detach() + m.rho * z.mean(0)
+            if target is None:
+                return F.cross_entropy(model.classifier(z), y)
+            pull = m.kappa * F.mse_loss(running, target) / 2
+            return F.cross_entropy(model.classifier(z + own), y) + pull
+
+        plain = {"params": [own], "lr": m.bias_lr, "momentum": 0.0, "weight_decay": 0.0}
+        groups = [{"params": list(model.parameters())}, plain]
+        fit(s, model, minibatches(replace(s, order=order), turn, range(s.epochs)), loss, groups)
+        u[turn.i] = own.detach()
+        return copy.deepcopy(model.state_dict()), running.detach()
+
+    total = 0
+    for i, client in enumerate(s.clients):
+        own = features(still(s, s.initial), client.x).mean(0)
+        if m.mean != "data":
+            _, own = step_through(s.initial, Turn(1, i, {}), first, None)
+            own = own if len(client.y) > 1 else None
+        if own is not None:
+            total, target = total + len(client.y), target + len(client.y) * own
+    target = target / total
+
+    def judge(weights: Weights, i: int) -> int:
+        model, client = still(s, weights), s.clients[i]
+        return count_hits(model.classifier(features(model, client.test_x) + u[i]), client.test_y)
+
+    return play(
+        s,
+        lambda w, turn: step_through(w, turn, s.order, target)[0],
+        judge=judge,
+        beside=lambda _: {"mean": target, "u": torch.stack([*u.values()])},
+        is_everyone_judged=True,
+    )
+
+
+class Generator(nn.Module):
+    """FedGen's features of labels and noise."""
+
+    def __init__(self, noise: int, hidden: int):
+        super().__init__()
+        self.first, self.norm = nn.Linear(noise + CLASSES, hidden), nn.BatchNorm1d(hidden)
+        self.last = nn.Linear(hidden, WIDTH)
+
+    def forward(self, y: Tensor, noise: Tensor) -> Tensor:
+        given = torch.cat([noise, F.one_hot(y, CLASSES).float()], 1)
+        return self.last(self.norm(self.first(given)).relu())
+
+
+def diversity(z: Tensor, noise: Tensor) -> Tensor:
+    apart = (z[:, None] - z[None]).abs().mean(2) * (noise[:, None] - noise[None]).square().mean(2)
+    return torch.exp(-apart.sum() / len(z) ** 2)
+
+
+def fedgen(s: Setting, generator: Generator, method: Any, random: Any, drawn: Any) -> Result:
+    """`random(t, i, epoch)`: numbers `[samples, 2 noise + 1]` in an epoch's order, noise for the
+    sample's label, noise for another label, and by which that is drawn. `drawn(t, labels)`: the
+    server's batches of labels and noise.
+    """
+    m, generator, seen = method, copy.deepcopy(generator), torch.zeros(CLASSES)
+    values = {"lr": m.lr, "weight_decay": m.weight_decay}
+    optimizer = torch.optim.Adam(generator.parameters(), **values)
+
+    def draw_label(number: float) -> int:
+        """Return the label at this place of the distribution."""
+        counts = seen if m.labels == "frequency" else (seen > 0).float()
+        total = 0.0
+        for label, share in enumerate((counts / counts.sum()).tolist()):
+            total += share
+            if number < total:
+                return label
+        return int(seen.nonzero()[-1])
+
+    def local(w: Weights, turn: Turn) -> Weights:
+        client, batches = s.clients[turn.i], []
+        sizes = (
+            max(1e-4, size * m.decay ** (turn.t - 1)) if size else 0.0 for size in (m.alpha, m.beta)
+        )
+        more, less = sizes
+        for epoch in range(s.epochs):
+            rows = s.order(turn.t, turn.i, epoch, len(client.y)).split(s.batch_size)
+            pairs = zip(rows, random(turn.t, turn.i, epoch).split(s.batch_size), strict=False)
+            batches += [(client.x[b], client.y[b], own) for b, own in pairs if len(b) > 1]
+
+        def loss(model: nn.Module, x: Tensor, y: Tensor, own: Tensor) -> Tensor:
+            logits = model(x)
+            value = F.cross_entropy(logits, y)
+            if turn.t == 1:
+                return value
+            with torch.no_grad():
+                target = model.classifier(generator(y, own[:, : m.noise])).softmax(1)
+                label = torch.tensor([draw_label(float(number)) for number in own[:, -1]])
+                made = generator(label, own[:, m.noise : 2 * m.noise])
+            value = value + more * F.cross_entropy(model.classifier(made), label)
+            distilled = F.kl_div(logits.log_softmax(1), target, reduction="batchmean")
+            return value + less * distilled
+
+        generator.eval()
+        return copy.deepcopy(fit(s, load(s, w).train(), batches, loss).state_dict())
+
+    def merge(_: Any, trained: dict[int, Weights], t: int) -> Weights:
+        nonlocal seen
+        table = torch.stack([class_counts(s, i) for i in trained])
+        models = [load(s, end) for end in trained.values()]
+        generator.train()
+        optimizer.param_groups[0]["lr"] = m.lr * m.decay ** (t - 1)
+        for y, noise in drawn(t, (table.sum(0) > 0).nonzero().flatten().tolist()):
+            made = generator(y, noise)
+            answers = torch.stack([model.classifier(made) for model in models])
+            losses = torch.stack([F.cross_entropy(a, y, reduction="none") for a in answers])
+            loss = (table[:, y] / table[:, y].sum(0) * losses).sum(0).mean()
+            if m.teacher == "mean_logits":
+                loss = F.cross_entropy(answers.mean(0), y)
+            optimizer.zero_grad()
+            (loss + m.eta * diversity(made, noise)).backward()
+            optimizer.step()
+        seen = seen + table.sum(0)
+        return average(s, trained)
+
+    return play(s, local, merge=merge, beside=lambda _: {"generator": generator.state_dict()})
+
+
+def project(point: np.ndarray, z: float) -> np.ndarray:
+    """Onto the simplex of this size."""
+    falling, level = sorted(point, reverse=True), 0.0
+    for j, value in enumerate(falling, 1):
+        if value - (sum(falling[:j]) - z) / j > 0:
+            level = (sum(falling[:j]) - z) / j
+    return np.maximum(point - level, 0)
+
+
+def centres(points: np.ndarray, count: int) -> np.ndarray:
+    centred = points - points.mean(0)
+    gram_values, vectors = np.linalg.eigh(centred @ centred.T)
+    kappa = np.zeros((len(points), count))
+    for k in range(min(count, len(points))):
+        score = vectors[:, -1 - k] * math.sqrt(max(gram_values[-1 - k], 0))
+        loading = centred.T @ score
+        kappa[:, k] = score * np.sign(loading[np.abs(loading).argmax()])
+    best, least = None, math.inf
+    for z in np.linspace(1e-4, 1, 1000):
+        beta = np.stack([project(own, z) for own in kappa])
+        beta /= beta.sum(1, keepdims=True)
+        pairs = combinations(beta, 2)
+        energy = sum(1 / max(np.linalg.norm(a - b), 1e-4) ** 2 for a, b in pairs)
+        if energy < least:
+            best, least = beta, energy
+    return best
+
+
+def floco(
+    s: Setting, ends: Tensor, method: Any, random: Callable, order: Order, plus: Any = None
+) -> Result:
+    """`ends` `[M, C, d]`: the initial endpoints. `random(purpose)(t, i, epoch, steps)`: uniform
+    numbers `[steps, M + 1]`. `order`: of the gathering.
+
+    plus: (epochs, lam) of FLOCO+, on the same batches and points; epochs at most the local ones.
+    """
+    weight, m = HEAD[0], len(ends)
+    begun = {**s.initial, weight: ends}
+    betas, private = dict[int, Tensor](), s.each(begun)
+
+    def point(numbers: Tensor, i: int) -> Tensor:
+        if i not in betas:
+            drawn = -(1 - numbers[:m]).log()
+            return drawn / drawn.sum()
+        u = 2 * numbers[:m] - 1
+        return betas[i] + method.rho * numbers[m] * u / u.abs().sum()
+
+    def at(weights: Weights, alpha: Tensor) -> Weights:
+        pairs = zip(alpha, weights[weight], strict=True)
+        return {**weights, weight: sum(a * end for a, end in pairs)}
+
+    def descend(
+        start: Weights, turn: Turn, s: Setting, draw: Callable, epochs: int, near=None
+    ) -> Weights:
+        values = {k: v.clone().requires_grad_() for k, v in start.items()}
+        batches = []
+        for epoch in range(epochs):
+            own = list(minibatches(s, turn, [epoch]))
+            numbers = draw(turn.t, turn.i, epoch, len(own))
+            batches += [(*batch, row) for batch, row in zip(own, numbers, strict=True)]
+
+        def loss(module: nn.Module, x: Tensor, y: Tensor, numbers: Tensor) -> Tensor:
+            model = at(values, point(numbers, turn.i))
+            return F.cross_entropy(torch.func.functional_call(module, model, (x,)), y)
+
+        def add_pull(_: nn.Module) -> None:
+            for k, p in values.items():
+                p.grad += plus[1] * (p.detach() - near[k])
+
+        pull = add_pull if near else None
+        fit(s, s.module, batches, loss, [{"params": list(values.values())}], pull)
+        return {k: v.detach() for k, v in values.items()}
+
+    def gather(turn: Turn) -> None:
+        rows, there = [], replace(s, order=order)
+        for i in s.everyone:
+            end = descend(turn.shared, Turn(turn.t, i, {}), there, random("gather"), s.epochs)
+            rows.append(end[weight].flatten().double().numpy())
+        found = torch.from_numpy(centres(np.stack(rows), m)).float()
+        betas.update(enumerate(found))
+
+    def begin(turn: Turn) -> Weights:
+        if turn.t - 1 == method.tau and not betas:
+            gather(turn)
+        return personal(turn)
+
+    def personal(turn: Turn) -> Weights:
+        alpha = betas.get(turn.i, torch.full((m,), 1 / m))
+        return at(private[turn.i] if plus else turn.shared, alpha)
+
+    def local(_: Any, turn: Turn) -> Weights:
+        end = descend(turn.shared, turn, s, random("train"), s.epochs)
+        if plus:
+            old = private[turn.i]
+            private[turn.i] = descend(old, turn, s, random("train"), plus[0], near=turn.shared)
+        return end
+
+    def after(i: int, end: Weights) -> Weights:
+        return personal(Turn(0, i, end))
+
+    return play(s, local, begin, personal=personal, after=after, shared=begun)

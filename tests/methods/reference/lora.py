@@ -1,18 +1,28 @@
-"""Methods over low-rank adapters as plain loops over clients, on layers whose matrices are written
-out.
+"""Methods over low-rank adapters, on layers whose matrices are written out.
 
-Sources: arXiv:2410.01463 (FedSA-LoRA), arXiv:2403.12313 (FFA-LoRA), arXiv:2503.11880 (FedALT),
-arXiv:2601.11219 (SDFLoRA, as far as it could be read).
+Sources: arXiv:2410.01463 (FedSA-LoRA), 2403.12313 (FFA-LoRA), 2503.11880 (FedALT), 2601.11219
+(SDFLoRA, as far as it could be read).
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.methods.reference.plain import Result, Setting, Weights, average, hits, train
+from tests.methods.reference.plain import (
+    Result,
+    Setting,
+    Turn,
+    Weights,
+    average,
+    pick,
+    play,
+    split,
+    train,
+)
 
 
 class Layer(nn.Module):
@@ -33,10 +43,8 @@ class Layer(nn.Module):
         low = [self._matrix(f"lora_B{name[6:]}") @ (self._matrix(name) @ columns) for name in names]
         if len(names) > 1:
             votes = (self._matrix("lora_mixer") @ columns).exp()
-            low = [
-                own * votes[:, [place]] / votes.sum(1, keepdim=True)
-                for place, own in enumerate(low)
-            ]
+            shares = [votes[:, [place]] / votes.sum(1, keepdim=True) for place in range(len(low))]
+            low = [own * share for own, share in zip(low, shares, strict=True)]
         y = y + self.scale * sum(low)
         height = x.shape[-1] - self.side + 1
         return y.unflatten(-1, (height, height)) if self.side else y.squeeze(-1)
@@ -52,7 +60,7 @@ class Adapted(nn.Module):
     def __init__(self, values: Weights, scale: float):
         super().__init__()
 
-        def of(layer):
+        def of(layer: str) -> Weights:
             return {k.partition(".")[2]: v for k, v in values.items() if k.startswith(f"{layer}.")}
 
         self.conv, self.fc = Layer(of("conv"), scale, side=3), Layer(of("fc"), scale)
@@ -64,114 +72,97 @@ class Adapted(nn.Module):
         return self.classifier(torch.tanh(self.fc(x.flatten(1))))
 
 
-def trains(name: str) -> bool:
+Choice = Callable[[str], bool]
+
+
+def is_trained(name: str) -> bool:
     return "lora_" in name or name.startswith("classifier")
 
 
-def by_name(
-    s: Setting, personal: Callable[[str], bool], moving: Callable[[str], bool] = trains
-) -> Result:
-    """FedSA-LoRA by what is personal; FFA-LoRA by what moves."""
-    result, shared = Result(), s.initial
-    own = [{k: v for k, v in s.initial.items() if personal(k)} for _ in s.clients]
-    for t, cohort in enumerate(s.cohorts, 1):
-        result.before.append([hits(s, shared | own[i], i) for i in cohort])
-        trained = [train(s, shared | own[i], t, i, moving=moving) for i in cohort]
-        result.after.append([hits(s, w, i) for i, w in zip(cohort, trained, strict=True)])
-        for i, w in zip(cohort, trained, strict=True):
-            own[i] = {k: w[k] for k in own[i]}
-        shared = average(s, cohort, trained)
-        result.shared.append(shared)
-        result.personal.append([shared | mine for mine in own])
-    return result
+def by_name(s: Setting, is_own: Choice = lambda name: False, moving: Choice = is_trained) -> Result:
+    """FedSA-LoRA by what is a client's own; FFA-LoRA by what moves."""
+    return split(s, is_own, lambda w, turn: train(s, w, turn, moving=moving))
 
 
 def fedalt(s: Setting, drawn: Callable[[int, int], Weights] | None = None) -> Result:
     """drawn: the A's with which a client begins in the round of its first participation, by round
     and client.
     """
-    result, own = Result(), [s.initial for _ in s.clients]
-    uploads: dict[int, Weights] = {}
+    own, uploads = s.each(s.initial), dict[int, Weights]()
 
-    def mixture(i: int) -> Weights:
-        others = [upload for j, upload in uploads.items() if j != i]
+    def mixture(turn: Turn) -> Weights:
+        others = [upload for j, upload in uploads.items() if j != turn.i]
         rest = {}
-        for name in own[i]:
+        for name in own[turn.i]:
             if name.endswith(("lora_A1", "lora_B1")):
-                mine = name[:-1]
-                rest[name] = torch.zeros_like(own[i][name])
-                for upload in others:
-                    rest[name] = rest[name] + upload[mine] / len(others)
-        return own[i] | rest
+                sent = [upload[name[:-1]] for upload in others]
+                rest[name] = sum(sent) / len(sent) if sent else 0 * own[turn.i][name]
+        return own[turn.i] | rest
 
-    for t, cohort in enumerate(s.cohorts, 1):
-        starts = {}
-        for i in cohort:
-            if drawn and i not in uploads:
-                own[i] = own[i] | drawn(t, i)
-            starts[i] = mixture(i)
-        result.before.append([hits(s, starts[i], i) for i in cohort])
-        for i in cohort:
-            own[i] = train(s, starts[i], t, i, moving=lambda k: trains(k) and not k.endswith("1"))
-        result.after.append([hits(s, own[i], i) for i in cohort])
-        uploads |= {
-            i: {k: own[i][k] for k in own[i] if k.endswith(("lora_A", "lora_B"))} for i in cohort
-        }
-        result.personal.append([mixture(i) for i in range(len(s.clients))])
-    return result
+    def begin(turn: Turn) -> Weights:
+        if drawn and turn.i not in uploads:
+            own[turn.i] = own[turn.i] | drawn(turn.t, turn.i)
+        return mixture(turn)
+
+    def local(w: Weights, turn: Turn) -> Weights:
+        is_moving = lambda name: is_trained(name) and not name.endswith("1")  # noqa: E731
+        own[turn.i] = train(s, w, turn, moving=is_moving)
+        return own[turn.i]
+
+    def merge(_: Any, trained: dict[int, Weights], t: int) -> Weights:
+        for i, end in trained.items():
+            uploads[i] = pick(end, lambda name: name.endswith(("lora_A", "lora_B")))
+        return {}
+
+    return play(s, local, begin, merge, personal=mixture)
 
 
-def sdflora(s: Setting, rank: int, stacked: bool, personal_head: bool) -> Result:
+AXES = {"conv.lora_A": 0, "conv.lora_B": 1, "fc.lora_A": 1, "fc.lora_B": 2}
+"""Along which the rank runs."""
+
+
+def sdflora(s: Setting, rank: int, is_stacked: bool, has_own_head: bool) -> Result:
     """rank: of the shared module, which is the first rows of A and the first columns of B."""
-    result, layers = Result(), ("conv", "fc")
+    own: dict[int, Weights] = {}
 
-    def cut(name: str, value: Tensor) -> tuple[Tensor, Tensor]:
-        axis = {"conv.lora_A": 0, "conv.lora_B": 1, "fc.lora_A": 1, "fc.lora_B": 2}[name]
-        return value.narrow(axis, 0, rank), value.narrow(axis, rank, value.shape[axis] - rank)
+    def cut(weights: Weights, first: int, length: int) -> Weights:
+        return {k: weights[k].narrow(axis, first, length) for k, axis in AXES.items()}
 
-    def joined(name: str, shared: Tensor, own: Tensor) -> Tensor:
-        return torch.cat(
-            [shared, own],
-            {"conv.lora_A": 0, "conv.lora_B": 1, "fc.lora_A": 1, "fc.lora_B": 2}[name],
-        )
+    def keep(i: int, weights: Weights) -> None:
+        head = pick(weights, lambda name: name.startswith("classifier") and has_own_head)
+        own[i] = cut(weights, rank, 2 - rank) | head
 
-    pairs = [f"{layer}.lora_{factor}" for layer in layers for factor in "AB"]
-    heads = [k for k in s.initial if k.startswith("classifier") and personal_head]
-    shared = s.initial | {name: cut(name, s.initial[name])[0] for name in pairs}
-    private = {name: cut(name, s.initial[name])[1] for name in pairs} | {
-        k: s.initial[k] for k in heads
-    }
-    own = [private for _ in s.clients]
+    def begin(turn: Turn) -> Weights:
+        pairs = {k: (turn.shared[k], own[turn.i][k]) for k in AXES}
+        both = {k: torch.cat(pair, AXES[k]) for k, pair in pairs.items()}
+        return turn.shared | own[turn.i] | both
 
-    def model(i: int) -> Weights:
-        both = {name: joined(name, shared[name], own[i][name]) for name in pairs}
-        return shared | {k: own[i][k] for k in heads} | both
+    def local(w: Weights, turn: Turn) -> Weights:
+        end = train(s, w, turn, moving=is_trained)
+        keep(turn.i, end)
+        return end
 
-    for t, cohort in enumerate(s.cohorts, 1):
-        result.before.append([hits(s, model(i), i) for i in cohort])
-        trained = [train(s, model(i), t, i, moving=trains) for i in cohort]
-        result.after.append([hits(s, w, i) for i, w in zip(cohort, trained, strict=True)])
-        for i, w in zip(cohort, trained, strict=True):
-            own[i] = {name: cut(name, w[name])[1] for name in pairs} | {k: w[k] for k in heads}
-        sent = [w | {name: cut(name, w[name])[0] for name in pairs} for w in trained]
-        shared = average(s, cohort, sent)
-        total = sum(len(s.clients[i].y) for i in cohort)
-        for layer in layers if stacked else ():
-            a, b = f"{layer}.lora_A", f"{layer}.lora_B"
-            matrix = lambda value: value.double().reshape(-1, *value.shape[-2:])[0].numpy()  # noqa: E731
-            product = 0.0
-            for i, w in zip(cohort, sent, strict=True):
-                left = w[b].flatten(1).double().numpy() if layer == "conv" else matrix(w[b])
-                right = w[a].flatten(1).double().numpy() if layer == "conv" else matrix(w[a])
-                product = product + len(s.clients[i].y) / total * left @ right
+    def matrix(value: Tensor, layer: str) -> np.ndarray:
+        return (value.flatten(1) if layer == "conv" else value[0]).double().numpy()
+
+    def merge(_: Any, trained: dict[int, Weights], t: int) -> Weights:
+        sent = {i: end | cut(end, 0, rank) for i, end in trained.items()}
+        new, total = average(s, sent), sum(len(s.clients[i].y) for i in trained)
+        for layer in ("conv", "fc") if is_stacked else ():
+            a, b, product = f"{layer}.lora_A", f"{layer}.lora_B", 0.0
+            for i, w in sent.items():
+                share = len(s.clients[i].y) / total
+                product = product + share * matrix(w[b], layer) @ matrix(w[a], layer)
             u, values, v = np.linalg.svd(product)
             for k in range(rank):
                 sign = np.sign(v[k][np.abs(v[k]).argmax()])
                 u[:, k], v[k] = sign * u[:, k], sign * v[k]
-            shared[a] = torch.from_numpy(v[:rank]).float().reshape(shared[a].shape)
-            shared[b] = (
-                torch.from_numpy(u[:, :rank] * values[:rank]).float().reshape(shared[b].shape)
-            )
-        result.shared.append(shared)
-        result.personal.append([model(i) for i in range(len(s.clients))])
-    return result
+            new[a] = torch.from_numpy(v[:rank]).float().reshape(new[a].shape)
+            up = torch.from_numpy(u[:, :rank] * values[:rank])
+            new[b] = up.float().reshape(new[b].shape)
+        return new
+
+    for i in s.everyone:
+        keep(i, s.initial)
+    shared = s.initial | cut(s.initial, 0, rank)
+    return play(s, local, begin, merge, after=lambda i, end: end, shared=shared)

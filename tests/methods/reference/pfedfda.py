@@ -1,28 +1,43 @@
 """pFedFDA's rounds as plain loops (arXiv:2411.00329): every mixture of covariances is solved anew."""
 
 import copy
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from scipy.optimize import minimize
-from torch import Tensor
+from torch import Tensor, nn
 
-from tests.methods.reference.plain import Setting, Weights, minibatches
+from tests.methods.reference.plain import (
+    HEAD,
+    Result,
+    Setting,
+    Turn,
+    Weights,
+    average,
+    count_hits,
+    features,
+    fit,
+    load,
+    minibatches,
+    pick,
+    play,
+    still,
+)
 
-EPS = 1e-4
+EPS, CLASSES = 1e-4, 5
 
 
 def lda(mean: Tensor, cov: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
     d = len(cov)
     sigma = (1 - EPS) * cov + EPS * (torch.trace(cov) / d) * torch.eye(d, dtype=torch.float64)
-    weight = torch.stack([torch.linalg.solve(sigma, m) for m in mean])
-    return weight, torch.stack(
-        [-0.5 * m @ w + p.log() for m, w, p in zip(mean, weight, prior, strict=True)]
-    )
+    weight = torch.linalg.solve(sigma, mean.T).T
+    return weight, -0.5 * (mean * weight).sum(1) + prior.log()
 
 
-def prior(y: Tensor, classes: int) -> Tensor:
-    frequency = torch.stack([(y == c).double().mean() for c in range(classes)]) + EPS
+def class_prior(y: Tensor) -> Tensor:
+    frequency = torch.stack([(y == c).double().mean() for c in range(CLASSES)]) + EPS
     return frequency / frequency.sum()
 
 
@@ -32,138 +47,115 @@ def covariance(z: Tensor, y: Tensor, mean: Tensor) -> Tensor:
 
 
 def means(z: Tensor, y: Tensor, otherwise: Tensor, least: int) -> Tensor:
-    rows = []
-    for c in range(len(otherwise)):
-        own = z[y == c]
-        rows.append(own.mean(0) if len(own) >= least else otherwise[c])
-    return torch.stack(rows)
+    rows = [z[y == c] for c in range(len(otherwise))]
+    pairs = zip(rows, otherwise, strict=True)
+    return torch.stack([own.mean(0) if len(own) >= least else other for own, other in pairs])
 
 
-def objective(z: Tensor, y: Tensor, pi: Tensor, mu_g: Tensor, cov_g: Tensor, folds: int):
+def objective(
+    z: Tensor, y: Tensor, prior: Tensor, mean: Tensor, cov: Tensor, folds: int
+) -> Callable[[Tensor], Tensor] | None:
     """The summed held-out cross-entropy as a function of beta, or None without any class of so many
     samples.
     """
-    counts = [int((y == c).sum()) for c in range(len(pi))]
-    kept = [i for i in range(len(y)) if counts[y[i]] >= folds]
-    if not kept:
+    counts = torch.bincount(y, minlength=len(prior))
+    z, y = z[counts[y] >= folds], y[counts[y] >= folds]
+    if not len(y):
         return None
-    z, y = z[kept], y[kept]
-    seen, fold = [0] * len(pi), []
-    for c in y.tolist():
-        fold.append(seen[c] % folds)
-        seen[c] += 1
-    fold = torch.tensor(fold)
+    fold = torch.stack([(y[:j] == c).sum() % folds for j, c in enumerate(y)])
     parts = []
     for k in range(folds):
-        train, held = fold != k, fold == k
-        mu = means(z[train], y[train], mu_g, 1)
-        parts.append((mu, covariance(z[train], y[train], mu), z[held], y[held]))
+        is_training, is_held = fold != k, fold == k
+        mu = means(z[is_training], y[is_training], mean, 1)
+        own = covariance(z[is_training], y[is_training], mu)
+        parts.append((mu, own, z[is_held], y[is_held]))
 
-    def value(beta: Tensor) -> Tensor:
-        b = beta
+    def value(b: Tensor) -> Tensor:
         total = torch.zeros((), dtype=torch.float64)
-        for mu, cov, x, label in parts:
-            weight, bias = lda(b[0] * mu + (1 - b[0]) * mu_g, b[1] * cov + (1 - b[1]) * cov_g, pi)
+        for mu, own, x, label in parts:
+            mixed = b[0] * mu + (1 - b[0]) * mean, b[1] * own + (1 - b[1]) * cov
+            weight, bias = lda(*mixed, prior)
             total = total + F.cross_entropy(x @ weight.T + bias, label, reduction="sum")
         return total
 
     return value
 
 
-def fit(
-    z: Tensor, y: Tensor, pi: Tensor, mu_g: Tensor, cov_g: Tensor, least: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    value = objective(z, y, pi, mu_g, cov_g, 2)
-    beta = torch.zeros(2, dtype=torch.float64)
+def fit_statistics(
+    z: Tensor, y: Tensor, prior: Tensor, mean: Tensor, cov: Tensor, least: int
+) -> tuple[Tensor, Tensor]:
+    value, beta = objective(z, y, prior, mean, cov, 2), torch.zeros(2, dtype=torch.float64)
     if value is not None:
 
-        def numbers(b):
+        def numbers(b: Any) -> tuple[float, Any]:
             at = torch.tensor(b, requires_grad=True)
             loss = value(at)
             return loss.item(), torch.autograd.grad(loss, at)[0].numpy()
 
-        bounds = [(0, 1), (0, 1)]
-        found = minimize(
-            numbers, [0.5, 0.5], jac=True, bounds=bounds, method="L-BFGS-B", options={"maxiter": 10}
-        )
-        beta = torch.tensor(found.x)
-    mu = means(z, y, mu_g, least)
-    cov = covariance(z, y, mu)
-    return beta[0] * mu + (1 - beta[0]) * mu_g, beta[1] * cov + (1 - beta[1]) * cov_g, beta
+        how = {"jac": True, "bounds": [(0, 1), (0, 1)], "options": {"maxiter": 10}}
+        beta = torch.tensor(minimize(numbers, [0.5, 0.5], method="L-BFGS-B", **how).x)
+    mu = means(z, y, mean, least)
+    own = covariance(z, y, mu)
+    return beta[0] * mu + (1 - beta[0]) * mean, beta[1] * own + (1 - beta[1]) * cov
 
 
-class Model:
-    """A body and a head apart, by the names of the setting's module."""
+def pfedfda(s: Setting, mean: Tensor) -> Result:
+    """Statistics travel in single precision."""
+    priors = {i: class_prior(client.y) for i, client in enumerate(s.clients)}
 
-    def __init__(self, s: Setting, weights: Weights):
-        self.module = copy.deepcopy(s.module)
-        self.module.load_state_dict(weights)
+    def with_head(weights: Weights, mean: Tensor, cov: Tensor, i: int) -> Weights:
+        pair = lda(mean.double(), cov.double(), priors[i])
+        return weights | {name: leaf.float() for name, leaf in zip(HEAD, pair, strict=True)}
 
-    def features(self, x: Tensor) -> Tensor:
-        m = self.module
-        x = F.avg_pool2d(torch.tanh(m.norm(m.conv(x))), 2)
-        return torch.tanh(m.fc(x.flatten(1)))
+    def begin(turn: Turn) -> Weights:
+        """The global statistics' head, by the client's prior."""
+        server = turn.shared
+        return with_head(server["body"], server["mean"], server["cov"], turn.i)
 
-    def set_head(self, weight: Tensor, bias: Tensor) -> None:
-        with torch.no_grad():
-            self.module.classifier.weight.copy_(weight)
-            self.module.classifier.bias.copy_(bias)
+    def local(w: Weights, turn: Turn) -> dict[str, Any]:
+        server, seen = turn.shared, []
+        model = load(s, w).train()
+        model.classifier.requires_grad_(False)
 
+        def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+            z = features(model, x)
+            seen.append((z.detach().double(), y))
+            return F.cross_entropy(model.classifier(z), y)
 
-def pfedfda(
-    s: Setting, mu_g: Tensor, classes: int
-) -> tuple[list[dict[str, Tensor]], list[list[Tensor]]]:
-    """After each round the server's body, means and covariance; every client's logits on its test
-    images.
-    """
-    shared = s.initial
-    mu_g = mu_g.double()
-    cov_g = torch.eye(mu_g.shape[1], dtype=torch.float64)
-    servers, logits = [], []
-    priors = [prior(client.y, classes) for client in s.clients]
-    for t, cohort in enumerate(s.cohorts, 1):
-        bodies, mus, covs = [], [], []
-        for i in cohort:
-            client, model = s.clients[i], Model(s, shared)
-            model.set_head(*lda(mu_g, cov_g, priors[i]))
-            body = [p for k, p in model.module.named_parameters() if not k.startswith("classifier")]
-            optimizer = torch.optim.SGD(
-                body, lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay
-            )
-            zs, ys = [], []
-            for x, y in minibatches(s, t, i, range(s.epochs)):
-                z = model.features(x)
-                zs.append(z.detach().double())
-                ys.append(y)
-                optimizer.zero_grad()
-                F.cross_entropy(model.module.classifier(z), y).backward()
-                optimizer.step()
-            bodies.append({k: v.clone() for k, v in model.module.state_dict().items()})
-            mu, cov = mu_g, cov_g
-            if zs:
-                mu, cov, _ = fit(torch.cat(zs), torch.cat(ys), priors[i], mu_g, cov_g, 1)
-            mus.append(mu.float().double())
-            covs.append(cov.float().double())
-        shares = [len(s.clients[i].y) for i in cohort]
-        shares = [n / sum(shares) for n in shares]
-        shared = {
-            k: sum(a * b[k].double() for a, b in zip(shares, bodies, strict=True)).float()
-            for k in shared
-        }
-        mu_g = sum(a * mu for a, mu in zip(shares, mus, strict=True))
-        cov_g = sum(a * cov for a, cov in zip(shares, covs, strict=True))
-        servers.append({"body": shared, "mean": mu_g.float(), "cov": cov_g.float()})
-        logits.append([])
-        for i, client in enumerate(s.clients):
-            model = Model(s, shared)
-            model.module.eval()
-            with torch.no_grad():
-                z = model.features(client.x).double()
-            mu, cov, _ = fit(
-                z, client.y, priors[i], mu_g.float().double(), cov_g.float().double(), 3
-            )
-            model.set_head(*lda(mu, cov, priors[i]))
-            with torch.no_grad():
-                logits[-1].append(model.module(client.test_x))
-        mu_g, cov_g = mu_g.float().double(), cov_g.float().double()
-    return servers, logits
+        fit(s, model, minibatches(s, turn, range(s.epochs)), loss)
+        end = {"body": copy.deepcopy(model.state_dict())}
+        if not seen:
+            return end | pick(server, lambda part: part != "body")
+        z, y = (torch.cat(rows) for rows in zip(*seen, strict=True))
+        given = server["mean"].double(), server["cov"].double()
+        new, cov = fit_statistics(z, y, priors[turn.i], *given, 1)
+        return end | {"mean": new.float(), "cov": cov.float()}
+
+    def merge(_: Any, trained: dict[int, Any], t: int) -> dict[str, Any]:
+        body = average(s, {i: end["body"] for i, end in trained.items()})
+        rest = {i: pick(end, lambda part: part != "body") for i, end in trained.items()}
+        return {"body": body, **average(s, rest)}
+
+    def personal(turn: Turn) -> dict[str, Tensor]:
+        client, server = s.clients[turn.i], turn.shared
+        z = features(still(s, server["body"]), client.x).double()
+        given = server["mean"].double(), server["cov"].double()
+        found = fit_statistics(z, client.y, priors[turn.i], *given, 3)
+        model = still(s, with_head(server["body"], *found, turn.i))
+        return {"logits": model(client.test_x)}
+
+    def judge(told: Any, i: int) -> int:
+        x, y = s.clients[i].test_x, s.clients[i].test_y
+        return count_hits(told["logits"] if "logits" in told else still(s, told)(x), y)
+
+    return play(
+        s,
+        local,
+        begin,
+        merge,
+        personal,
+        after=lambda i, end: end["body"],
+        judge=judge,
+        shared={"body": s.initial, "mean": mean, "cov": torch.eye(mean.shape[1])},
+        is_everyone_judged=True,
+    )

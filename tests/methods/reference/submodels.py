@@ -1,27 +1,39 @@
-"""Rounds of methods with sub-models as plain loops, for the network conv (4 filters), perhaps
-BatchNorm, fc (12), head.
+"""Methods with sub-models, for the network conv (4 filters), perhaps BatchNorm, fc (12), head.
 
-Sub-models are dense small networks: slices are copied in and out. FedSPU trains the full network
-and puts frozen
-entries back after every step. Sources: arXiv:2403.11464 (FedSPU), arXiv:1812.07210 (federated
-dropout), arXiv:2102.13451 (FjORD), and the comparison versions of Hermes, FedMP and PruneFL
-described in FedSPU's paper.
+Sub-models are dense small networks: slices are copied in and out. Sources: arXiv:2403.11464
+(FedSPU), 1812.07210 (federated dropout), 2102.13451 (FjORD), and the comparison versions of Hermes,
+FedMP and PruneFL described in FedSPU's paper; 2010.01264 (HeteroFL: scaler, masked cross-entropy,
+batch statistics in training), 2212.01548 (FedRolex), 2407.12729 (FlexFL), 2604.06631 (SubFLOT).
 """
 
 import copy
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from scipy.optimize import linprog
 from torch import Tensor, nn
 
-from tests.methods.reference.plain import Result, Setting, Weights, hits, load, train
+from tests.methods.reference.plain import (
+    Result,
+    Setting,
+    Turn,
+    Weights,
+    count_hits,
+    hits,
+    load,
+    pick,
+    play,
+    replace,
+    still,
+    train,
+)
 
 Sets = tuple[list[int], list[int]]  # active channels, active hidden units
-
-FULL: Sets = (list(range(4)), list(range(12)))
+Choice = Callable[[int, int], Sets]  # by round and client
 
 
 def index(name: str, sets: Sets) -> tuple[list[int], ...]:
@@ -39,13 +51,9 @@ def index(name: str, sets: Sets) -> tuple[list[int], ...]:
     }.get(name, (channels,))
 
 
-def grid(name: str, sets: Sets):
-    at = index(name, sets)
-    return (
-        (torch.tensor(at[0])[:, None], torch.tensor(at[1]))
-        if len(at) == 2
-        else (torch.tensor(at[0]),)
-    )
+def grid(name: str, sets: Sets) -> tuple[Tensor, ...]:
+    at = [torch.tensor(own) for own in index(name, sets)]
+    return (at[0][:, None], at[1]) if len(at) == 2 else tuple(at)
 
 
 def cut(weights: Weights, sets: Sets) -> Weights:
@@ -59,17 +67,13 @@ def grown(small: Weights, sets: Sets, into: Weights) -> Weights:
     """`into` with the small network's values in their places."""
     out = {name: value.clone() for name, value in into.items()}
     for name, value in small.items():
-        if index(name, sets):
-            out[name][grid(name, sets)] = value
-        else:
-            out[name] = value.clone()
+        out[name][grid(name, sets) or ...] = value
     return out
 
 
 def narrow(module: nn.Module, sets: Sets) -> nn.Module:
     """The small dense network."""
-    small = copy.deepcopy(module)
-    a, b = len(sets[0]), len(sets[1])
+    small, a, b = copy.deepcopy(module), len(sets[0]), len(sets[1])
     small.conv = nn.Conv2d(1, a, 3)
     if not isinstance(small.norm, nn.Identity):
         small.norm = nn.BatchNorm2d(a)
@@ -77,137 +81,135 @@ def narrow(module: nn.Module, sets: Sets) -> nn.Module:
     return small
 
 
-def merged(
-    s: Setting, old: Weights, cohort: list[int], models: list[Weights], sets: list[Sets]
-) -> Weights:
-    """Entry by entry, the mean over the clients that hold it, by samples, in float64."""
-    total = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in old.items()}
-    weight = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in old.items()}
-    for i, model, own in zip(cohort, models, sets, strict=True):
-        for name in old:
-            if index(name, own):
-                at = grid(name, own)
-                total[name][at] += len(s.clients[i].y) * model[name][at].double()
-                weight[name][at] += len(s.clients[i].y)
-    return {
-        name: torch.where(weight[name] > 0, total[name] / weight[name], value.double()).to(
-            value.dtype
-        )
-        for name, value in old.items()
-    }
+def small_setting(s: Setting, sets: Sets) -> Setting:
+    return replace(s, module=narrow(s.module, sets))
 
 
 def statistics(weights: Weights) -> Weights:
-    return {
-        name: value for name, value in weights.items() if "running" in name or "tracked" in name
-    }
+    return pick(weights, lambda name: "running" in name or "tracked" in name)
 
 
-def dense(
+def zeros(s: Setting) -> Weights:
+    return {name: torch.zeros_like(value) for name, value in s.initial.items()}
+
+
+def merged(
+    s: Setting, old: Weights, models: dict[int, Weights], sets: dict[int, Sets], counts: Callable
+) -> Weights:
+    """Entry by entry over those who hold it, in float64; `counts(name, i)`: how much a client's
+    entries count.
+    """
+    out = {}
+    for name, value in old.items():
+        total, weight = (torch.zeros_like(value, dtype=torch.float64) for _ in range(2))
+        for i, model in models.items():
+            if at := grid(name, sets[i]):
+                share = torch.zeros_like(weight)
+                share[at] = (torch.ones_like(weight) * counts(name, i))[at]
+                total, weight = total + share * model[name].double(), weight + share
+        kept = torch.where(weight > 0, total / weight.clamp(min=1), value.double())
+        out[name] = kept.to(value.dtype)
+    return out
+
+
+def play_small(
     s: Setting,
-    sets: Callable[[int, int], Sets],
-    begins: Callable[[int, int, Weights], Weights] = lambda t, i, shared: shared,
+    sets: Choice,
+    local: Callable[[Setting, Weights, Turn], Weights] = train,
+    receive: Callable[[Turn], Weights] = lambda turn: turn.shared,
+    counts: Callable[[str, int], Any] | None = None,
+    judge: Callable[[Setting, Weights, int], int] = hits,
+    untrained: Sets | Callable[[int], Sets] | None = None,
 ) -> Result:
-    """Each client trains its small dense network, every round with the neurons `sets(round,
-    client)`.
+    """Each client trains its small dense network; statistics stay with it.
 
-    begins: what the small network is cut from, asked first. Personal: zeros around the small
-    network. Statistics stay local.
+    receive: what the small network is cut from, asked first. Personal: zeros around the small
+    network; before it ever trained, the `untrained` part of the initial model, or all of it.
     """
-    shared, result = s.initial, Result()
-    local = [statistics(s.initial) for _ in s.clients]
-    personal: list[Weights] = [s.initial for _ in s.clients]
-    for t, cohort in enumerate(s.cohorts, 1):
-        ends, chosen, before, after = [], [], [], []
-        for i in cohort:
-            received = begins(t, i, shared)
-            own = sets(t, i)
-            small = replace(s, module=narrow(s.module, own))
-            begin = cut({**received, **local[i]}, own)
-            end = train(small, begin, t, i)
-            before.append(hits(small, begin, i))
-            after.append(hits(small, end, i))
-            zeros = {name: torch.zeros_like(value) for name, value in shared.items()}
-            personal[i] = grown(end, own, {**zeros, **local[i]})
-            local[i] = statistics(personal[i])
-            ends.append(personal[i])
-            chosen.append(own)
-        shared = merged(s, shared, cohort, ends, chosen)
-        result.shared.append(shared)
-        result.personal.append([{**p} for p in personal])
-        result.before.append(before)
-        result.after.append(after)
-    return result
+    own, personal = {}, s.each(s.initial)
+    if untrained:
+        for i in s.everyone:
+            part, around = untrained(i), {**zeros(s), **statistics(s.initial)}
+            personal[i] = grown(cut(s.initial, part), part, around)
+    by_samples = lambda name, i: len(s.clients[i].y)  # noqa: E731
+
+    def begin(turn: Turn) -> tuple[Setting, Weights]:
+        received = receive(turn)
+        own[turn.i] = part = sets(turn.t, turn.i)
+        return small_setting(s, part), cut({**received, **statistics(personal[turn.i])}, part)
+
+    def train_small(begun: tuple[Setting, Weights], turn: Turn) -> tuple[Setting, Weights]:
+        end = local(*begun, turn)
+        around = {**zeros(s), **statistics(personal[turn.i])}
+        personal[turn.i] = grown(end, own[turn.i], around)
+        return begun[0], end
+
+    def merge(shared: Weights, trained: dict[int, Any], t: int) -> Weights:
+        return merged(s, shared, {i: personal[i] for i in trained}, own, counts or by_samples)
+
+    return play(
+        s,
+        train_small,
+        begin,
+        merge,
+        personal=lambda turn: dict(personal[turn.i]),
+        judge=lambda it, i: judge(*it, i),
+    )
 
 
-def fedspu(
-    s: Setting, sets: Callable[[int, int], Sets], lam: float | None = None
-) -> tuple[Result, list[dict[int, float]], list[set[int]]]:
-    """FedSPU; with `lam` also, after every round, clients' last losses for early stopping, and who
-    has stopped.
+def fedspu(s: Setting, sets: Choice, lam: float | None = None) -> Result:
+    """The full network trains, and frozen entries are put back after every step.
 
-    Cohorts are given: who has stopped must not be in them any more.
+    With `lam` also, `beside`, clients' last losses for early stopping, and who has stopped. Cohorts
+    are given: who has stopped must not be in them any more.
     """
-    shared, result, losses, gone = s.initial, Result(), [], []
-    last: dict[int, float] = {}
-    stopped: set[int] = set()
-    personal: list[Weights] = [s.initial for _ in s.clients]
-    for t, cohort in enumerate(s.cohorts, 1):
-        ends, chosen, before, after = [], [], [], []
-        assert not stopped & set(cohort)
-        for i in cohort:
-            own = sets(t, i)
-            begin = grown(cut(shared, own), own, personal[i]) | statistics(personal[i])
-            end, mean_loss = frozen_training(s, begin, t, i, own)
-            before.append(hits(s, begin, i))
-            after.append(hits(s, end, i))
-            personal[i] = end
-            ends.append(end)
-            chosen.append(own)
-            if lam is not None:
-                loss = lam * mean_loss + (1 - lam) * held_out_loss(s, end, i)
-                if loss > last.get(i, math.inf):
-                    stopped.add(i)
-                last[i] = loss
-        shared = merged(s, shared, cohort, ends, chosen)
-        result.shared.append(shared)
-        result.personal.append([{**p} for p in personal])
-        result.before.append(before)
-        result.after.append(after)
-        losses.append(dict(last))
-        gone.append(set(stopped))
-    return result, losses, gone
+    own, personal, last, stopped = {}, s.each(s.initial), {}, set()
 
+    def begin(turn: Turn) -> Weights:
+        assert turn.i not in stopped
+        own[turn.i] = sets(turn.t, turn.i)
+        old, part = personal[turn.i], own[turn.i]
+        return grown(cut(turn.shared, part), part, old) | statistics(old)
 
-def frozen_training(
-    s: Setting, weights: Weights, t: int, i: int, own: Sets
-) -> tuple[Weights, float]:
-    """LocalTrain on the entries of `own`, the others put back after each step; mean loss over all
-    samples seen.
-    """
-    losses: list[tuple[float, int]] = []
+    def local(w: Weights, turn: Turn) -> Weights:
+        i, seen = turn.i, []
 
-    def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        value = F.cross_entropy(model(x), y)
-        losses.append((float(value.detach()) * len(y), len(y)))
-        return value
+        def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+            value = F.cross_entropy(model(x), y)
+            seen.append((float(value.detach()) * len(y), len(y)))
+            return value
 
-    def put_back(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        for name, p in model.named_parameters():
-            free = torch.zeros_like(p, dtype=torch.bool)
-            free[grid(name, own)] = True
-            p.copy_(torch.where(free, p, weights[name]))
+        def put_back(model: nn.Module, _: Any) -> None:
+            for name, p in model.named_parameters():
+                is_free = torch.zeros_like(p, dtype=torch.bool)
+                is_free[grid(name, own[i])] = True
+                p.copy_(torch.where(is_free, p, w[name]))
 
-    end = train(s, weights, t, i, loss=loss, after_step=put_back)
-    return end, sum(total for total, _ in losses) / max(1, sum(count for _, count in losses))
+        personal[i] = end = train(s, w, turn, loss=loss, after_step=put_back)
+        mean_loss = sum(total for total, _ in seen) / max(1, sum(count for _, count in seen))
+        value = (lam or 0.0) * mean_loss + (1 - (lam or 0.0)) * held_out_loss(end, i)
+        if lam is not None and value > last.get(i, math.inf):
+            stopped.add(i)
+        last[i] = value
+        return end
 
+    def held_out_loss(weights: Weights, i: int) -> float:
+        client = s.clients[i]
+        if not len(client.test_y):
+            return 0.0
+        return float(F.cross_entropy(still(s, weights)(client.test_x), client.test_y))
 
-def held_out_loss(s: Setting, weights: Weights, i: int) -> float:
-    model = load(s, weights).eval()
-    if not len(s.clients[i].test_y):
-        return 0.0
-    with torch.no_grad():
-        return float(F.cross_entropy(model(s.clients[i].test_x), s.clients[i].test_y))
+    def merge(shared: Weights, trained: dict[int, Weights], t: int) -> Weights:
+        return merged(s, shared, trained, own, lambda name, i: len(s.clients[i].y))
+
+    return play(
+        s,
+        local,
+        begin,
+        merge,
+        personal=lambda turn: personal[turn.i],
+        beside=lambda _: {"last": dict(last), "stopped": set(stopped)},
+    )
 
 
 def ranked(
@@ -216,12 +218,12 @@ def ranked(
     """The neurons that a client keeps after one epoch of plain SGD on a copy, from the order of
     that epoch.
     """
-    model = load(s, weights).train()
+    model, client = load(s, weights).train(), s.clients[i]
     sums = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
     for batch in order.split(s.batch_size):
         if len(batch) > 1:
             model.zero_grad()
-            F.cross_entropy(model(s.clients[i].x[batch]), s.clients[i].y[batch]).backward()
+            F.cross_entropy(model(client.x[batch]), client.y[batch]).backward()
             with torch.no_grad():
                 for name, p in model.named_parameters():
                     sums[name] += p.grad
@@ -230,5 +232,248 @@ def ranked(
     for layer, count in zip(("conv.weight", "fc.weight"), k, strict=True):
         values = (sums[layer] if score == "gradient" else model.state_dict()[layer]).flatten(1)
         norm = values.abs().sum(1) if score == "l1" else values.pow(2).sum(1).sqrt()
-        found.append(sorted(sorted(range(len(norm)), key=lambda j, n=norm: -float(n[j]))[:count]))
+        found.append(sorted(norm.argsort(descending=True, stable=True)[:count].tolist()))
     return found[0], found[1]
+
+
+def scaled(model: nn.Module, x: Tensor, rate: float) -> Tensor:
+    """Logits in training, what the convolution gives divided by `rate`; statistics are those
+    without.
+    """
+    z = model.conv(x)
+    if isinstance(model.norm, nn.Identity):
+        z = z / rate
+    else:
+        with torch.no_grad():
+            model.norm(z)
+        norm = model.norm
+        z = F.batch_norm(z / rate, None, None, norm.weight, norm.bias, True, eps=norm.eps)
+    return model.classifier(torch.tanh(model.fc(F.avg_pool2d(torch.tanh(z), 2).flatten(1))))
+
+
+def seen_classes(s: Setting, i: int, is_masked: bool = True) -> Tensor:
+    """Which classes the client trains on; all if this plays no part."""
+    return (torch.bincount(s.clients[i].y, minlength=5) > 0) | (not is_masked)
+
+
+def judged_masked(s: Setting, weights: Weights, i: int, is_masked: bool) -> tuple[int, float]:
+    """Hits and summed cross-entropy on the client's test data."""
+    client = s.clients[i]
+    logits = still(s, weights)(client.test_x).masked_fill(~seen_classes(s, i, is_masked), 0)
+    loss = F.cross_entropy(logits, client.test_y, reduction="sum")
+    return count_hits(logits, client.test_y), float(loss)
+
+
+def heterofl(
+    s: Setting,
+    sets: Choice,
+    rate: Callable[[int, int], float] | None = None,
+    is_equal: bool = True,
+    is_masked: bool = True,
+    clip: float = 0.0,
+    untrained: Callable[[int], Sets] | None = None,
+) -> Result:
+    """`rate(round, client)` with the scaler. Rows of the head are averaged over those who have the
+    class.
+    """
+
+    def local(small: Setting, w: Weights, turn: Turn) -> Weights:
+        absent = ~seen_classes(s, turn.i, is_masked)
+
+        def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+            logits = scaled(model, x, rate(turn.t, turn.i)) if rate else model(x)
+            return F.cross_entropy(logits.masked_fill(absent, 0), y)
+
+        def clip_gradient(model: nn.Module) -> None:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+
+        return train(small, w, turn, loss=loss, after_gradient=clip_gradient if clip else None)
+
+    def counts(name: str, i: int) -> Any:
+        count = 1.0 if is_equal else len(s.clients[i].y)
+        if not name.startswith("classifier"):
+            return count
+        rows = seen_classes(s, i, is_masked) * count
+        return rows[:, None] if name.endswith("weight") else rows
+
+    def judge(small: Setting, weights: Weights, i: int) -> int:
+        return judged_masked(small, weights, i, is_masked)[0]
+
+    return play_small(s, sets, local, counts=counts, judge=judge, untrained=untrained)
+
+
+def flexfl_levels(
+    s: Setting, apoz: tuple[float, float], targets: tuple[float, ...], tolerance: float
+) -> list[Sets]:
+    """Prefix sets by the search over whole gammas, scalars counted in real networks; nearest if
+    none is close.
+    """
+    sizes = {"conv": 4, "fc": 12}
+    scalars = [sum(p.numel() for p in getattr(s.module, name).parameters()) for name in sizes]
+    scalars[0] += sum(p.numel() for p in s.module.norm.parameters())
+    logs = [math.log(count) / math.log(max(scalars)) for count in scalars]
+    worth = [1 - a * log for a, log in zip(apoz, logs, strict=True)]
+    whole = sum(p.numel() for p in s.module.parameters())
+    found = []
+    for target in targets:
+        tried = []
+        for gamma in range(1, 10001) if target < 1 else []:
+            shares = [min(max(100 * own / gamma, 0.01), 1.0) for own in worth]
+            pairs = zip(shares, sizes.values(), strict=True)
+            a, b = (max(1, math.floor(share * size + 1e-9)) for share, size in pairs)
+            sets = list(range(a)), list(range(b))
+            apart = sum(p.numel() for p in narrow(s.module, sets).parameters()) / whole - target
+            tried.append((abs(apart), sets))
+            if abs(apart) <= tolerance:
+                tried = tried[-1:]
+            if apart < 0 or (len(tried) == 1 and abs(apart) <= tolerance):
+                break
+        full = (0.0, (list(range(4)), list(range(12))))
+        found.append(min(tried or [full], key=lambda one: one[0])[1])
+    return found
+
+
+def flexfl(s: Setting, nested: list[Sets], sent: Any, device: Any, method: Any) -> Result:
+    """`sent(round, client)`, `device(client)`: levels, of which the lower one is trained."""
+
+    def level_of(t: int, i: int) -> int:
+        return min(sent(t, i), device(i))
+
+    def local(small: Setting, w: Weights, turn: Turn) -> Weights:
+        level, heat = level_of(turn.t, turn.i), method.temperature
+
+        def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+            logits = model(x)
+            total, hard = F.cross_entropy(logits, y), (logits / heat).log_softmax(1)
+            for lower in nested[:level]:
+                teacher = load(small_setting(s, lower), cut(model.state_dict(), lower)).train()
+                soft = (teacher(x).detach() / heat).softmax(1)
+                apart = (soft * (soft.log() - hard)).mean()
+                total = total + method.gamma / level * heat**2 * apart
+            return total
+
+        return train(small, w, turn, loss=loss)
+
+    sets = lambda t, i: nested[level_of(t, i)]  # noqa: E731
+    return play_small(s, sets, local, untrained=lambda i: nested[device(i)])
+
+
+Arrays = dict[str, np.ndarray]
+
+
+def match(cost: np.ndarray, mode: str) -> np.ndarray:
+    """one: as many pairs as fit, of least cost; balanced: uniform marginals, columns divided by
+    their sums. A linear program, whatever the mode.
+    """
+    s, t = cost.shape
+    gives, gets = np.kron(np.eye(s), np.ones(t)), np.kron(np.ones(s), np.eye(t))
+    if mode == "balanced":
+        rules = {"A_eq": np.concatenate([gives, gets]), "b_eq": [1 / s] * s + [1 / t] * t}
+    elif s >= t:
+        rules = {"A_ub": gives, "b_ub": [1] * s, "A_eq": gets, "b_eq": [1] * t}
+    else:
+        rules = {"A_ub": gets, "b_ub": [1] * t, "A_eq": gives, "b_eq": [1] * s}
+    plan = linprog(cost.ravel(), **rules).x.reshape(s, t)
+    plan[plan < 1e-9] = 0
+    return plan / np.where(plan.sum(0) > 0, plan.sum(0), 1)
+
+
+def match_rows(a: tuple[np.ndarray, np.ndarray], b: Any, mode: str) -> np.ndarray:
+    """Match neurons by their weights and biases."""
+    one, other = (np.concatenate([w.reshape(len(w), -1), bias[:, None]], 1) for w, bias in (a, b))
+    return match(np.sqrt(((one[:, None] - other[None]) ** 2).sum(2)), mode)
+
+
+def align(source: Weights, target: Weights, mode: str) -> tuple[Arrays, Arrays]:
+    """The source's values in the target's places, and ones where something arrived."""
+    a = {name: value.double().numpy() for name, value in source.items()}
+    b = {name: value.double().numpy() for name, value in target.items()}
+    conv = ("conv.weight", "conv.bias")
+    first = match_rows(*(tuple(own[k] for k in conv) for own in (a, b)), mode)
+    units = len(a["fc.bias"])
+    inputs = a["fc.weight"].reshape(units, -1, 9)
+    inputs = np.einsum("cj,uck->ujk", first, inputs).reshape(units, -1)
+    columns = np.repeat(first.sum(0) > 0, 9)
+    here = [(inputs[:, columns], a["fc.bias"]), (b["fc.weight"][:, columns], b["fc.bias"])]
+    second = match_rows(*here, mode)
+    out, there = {}, {}
+    for name in a:
+        if name.startswith(("conv", "norm")):
+            out[name] = np.einsum("cj,c...->j...", first, a[name])
+            reached = (first.sum(0) > 0).reshape(-1, *[1] * (b[name].ndim - 1))
+            there[name] = np.ones_like(b[name]) * reached
+    reached = second.sum(0) > 0
+    out |= {"fc.weight": second.T @ inputs, "fc.bias": second.T @ a["fc.bias"]}
+    there |= {"fc.weight": np.outer(reached, columns), "fc.bias": reached}
+    weight, bias = "classifier.weight", "classifier.bias"
+    out |= {weight: a[weight] @ second, bias: a[bias]}
+    there |= {weight: np.outer(np.ones(5), reached), bias: np.ones(5)}
+    return out, there
+
+
+def in_front(source: Weights, target: Weights) -> tuple[Arrays, Arrays]:
+    """The source's values in the first places, and ones there."""
+    out = {name: np.zeros(value.shape) for name, value in target.items()}
+    there = {name: np.zeros(value.shape) for name, value in target.items()}
+    for name, value in source.items():
+        place = tuple(slice(size) for size in value.shape)
+        out[name][place], there[name][place] = value.double().numpy(), 1
+    return out, there
+
+
+def subflot(s: Setting, first: Choice, rate: Callable[[int], float], method: Any) -> Result:
+    """`first(round, client)`: the neurons that a new client begins with. `counts`: how many
+    extractions were not those of the client's own positions.
+    """
+    m, result, history = method, Result(), dict[int, Weights]()
+    sets, personal = dict[int, Sets](), s.each(s.initial)
+    names = [name for name in s.initial if name not in statistics(s.initial)]
+
+    def extract(shared: Weights, i: int) -> Weights:
+        leading = list(range(len(sets[i][0]))), list(range(len(sets[i][1])))
+        moved = {name: value.double().numpy() for name, value in cut(shared, leading).items()}
+        if m.otp:
+            moved, _ = align(shared, history[i], m.mode)
+        by_place = cut(shared, sets[i])
+        apart = [np.abs(moved[name] - by_place[name].numpy()).max() for name in moved]
+        result.counts.append(max(apart) > 1e-4)
+        old = {name: value.double().numpy() for name, value in history[i].items()}
+        mixed = {name: m.alpha * moved[name] + (1 - m.alpha) * old[name] for name in old}
+        return {name: torch.from_numpy(value).float() for name, value in mixed.items()}
+
+    def begin(turn: Turn) -> tuple[Setting, Weights]:
+        i = turn.i
+        if i not in history:
+            sets[i] = first(turn.t, i)
+        begun = extract(turn.shared, i) if i in history else cut(turn.shared, sets[i])
+        return small_setting(s, sets[i]), begun | cut(statistics(personal[i]), sets[i])
+
+    def local(begun: tuple[Setting, Weights], turn: Turn) -> tuple[Setting, Weights]:
+        i, (small, w) = turn.i, begun
+        end = train(small, w, turn, near=w, lam=2 * m.lam * rate(i))
+        personal[i] = grown(end, sets[i], {**zeros(s), **statistics(personal[i])})
+        return small, end
+
+    def merge(shared: Weights, trained: dict[int, Any], t: int) -> Weights:
+        total, weight = in_front({}, shared)
+        for i, (_, end) in trained.items():
+            history[i] = {name: end[name] for name in names}
+            aligned = align(history[i], shared, m.mode) if m.ota else in_front(history[i], shared)
+            for name in shared:
+                count = len(s.clients[i].y) * aligned[1][name]
+                total[name] += count * aligned[0][name]
+                weight[name] += count
+        new = {k: total[k] / np.maximum(weight[k], 1) for k in shared}
+        pairs = {k: np.where(weight[k] > 0, new[k], shared[k].double().numpy()) for k in shared}
+        return {k: torch.from_numpy(value).float() for k, value in pairs.items()}
+
+    return play(
+        s,
+        local,
+        begin,
+        merge,
+        personal=lambda turn: dict(personal[turn.i]),
+        judge=lambda it, i: hits(*it, i),
+        shared={name: s.initial[name] for name in names},
+        result=result,
+    )

@@ -1,0 +1,391 @@
+"""Methods whose clients keep entries of their own.
+
+Sources: arXiv:2604.16574 (FedOBP, whose clients choose q as the docstring has it), NeurIPS 2023,
+vol. 36, pages 72181-72192 (FedDPA), 2404.02478 (FedSelect), update-magnitude personalisation, IEEE
+Transactions on Mobile Computing, 2025 (SeqFedEDT), 2510.16065 (FedPURIN), 2309.11103 (FedCAC).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.methods.reference.plain import (
+    Order,
+    Result,
+    Setting,
+    Turn,
+    Weights,
+    average,
+    count_hits,
+    hits,
+    load,
+    mean,
+    minibatches,
+    play,
+    replace,
+    still,
+    train,
+)
+
+Masks = dict[str, Tensor]
+
+
+def ranked(scores: Weights) -> np.ndarray:
+    return np.sort(np.concatenate([leaf.numpy().ravel() for leaf in scores.values()]))
+
+
+def where(masks: Masks, own: Weights, other: Weights) -> Weights:
+    return {k: torch.where(mask, own[k], other[k]) for k, mask in masks.items()}
+
+
+def no_masks(s: Setting) -> Masks:
+    return {k: torch.zeros_like(s.initial[k], dtype=torch.bool) for k in s.names}
+
+
+def fedobp_choosing(s: Setting, several: list[float]) -> Result:
+    """Nan is what a client does not receive. `margins`: between losses; `beside`: who chose what."""
+    result, own, chosen = Result(), s.each(s.initial), {}
+    entries = sum(leaf.numel() for leaf in s.initial.values())
+    rank = {q: int(np.floor(q * (entries - 1) + 1e-9)) for q in several}
+
+    def scores_of(i: int, other: Weights) -> Weights:
+        return {k: (own[i][k] - other[k]).double() ** 2 for k in other}
+
+    def begin(turn: Turn) -> Weights:
+        """Step 1, at the server; then the client, which has only what it received."""
+        i, client, best = turn.i, s.clients[turn.i], None
+        scores = scores_of(i, turn.shared)
+        threshold = ranked(scores)[rank[max(several)]]
+        got = {k: torch.where(scores[k] > threshold, torch.nan, v) for k, v in turn.shared.items()}
+        scores = {k: v.nan_to_num(nan=torch.inf) for k, v in scores_of(i, got).items()}
+        order = ranked(scores)
+        for q in sorted(several, reverse=True):
+            mine = {k: (scores[k] > order[rank[q]]) | got[k].isnan() for k in got}
+            model = where(mine, own[i], got)
+            logits = still(s, model)(client.held_x).double()
+            right = count_hits(logits, client.held_y)
+            loss = float(F.cross_entropy(logits, client.held_y, reduction="sum"))
+            if best and right == best[0] and any((model[k] != best[2][k]).any() for k in got):
+                result.margins += [abs(loss - best[1])] * min(1, len(client.held_y))
+            if best is None or (right, -loss) > (best[0], -best[1]):
+                best = right, loss, model, q
+        chosen[i] = best[3]
+        return best[2]
+
+    def local(w: Weights, turn: Turn) -> Weights:
+        own[turn.i] = train(s, w, turn)
+        return own[turn.i]
+
+    def merge(_: Any, trained: dict[int, Weights], t: int) -> Weights:
+        result.beside.append({"q": torch.tensor([chosen[i] for i in trained], dtype=torch.double)})
+        return average(s, trained)
+
+    return play(s, local, begin, merge, result=result)
+
+
+def feddpa(
+    s: Setting, rule: str, threshold: float, lams: tuple[float, ...] | None, order: Order
+) -> Result:
+    """`lams`: lam1, lam2 and the clip of two phases, or None for joint training. `order`: of the
+    personal phase.
+    """
+    result, own, scores = Result(), s.each(s.initial), {}
+
+    def fisher(weights: Weights, i: int) -> Weights:
+        """Sample by sample."""
+        model, client = load(s, weights).eval(), s.clients[i]
+        total = {k: torch.zeros_like(p) for k, p in model.named_parameters()}
+        for x, y in zip(client.x, client.y, strict=True):
+            loss = F.cross_entropy(model(x[None]), y[None])
+            for k, g in zip(
+                total, torch.autograd.grad(loss, list(model.parameters())), strict=True
+            ):
+                total[k] += g**2
+        return {k: v / len(client.y) for k, v in total.items()}
+
+    def choose(i: int) -> Masks:
+        masks = no_masks(s)
+        for k, score in scores.get(i, {}).items():
+            f = score.double().numpy()
+            f = (f - f.min()) / (f.max() - f.min())
+            is_value = rule == "value"
+            limit = threshold if is_value else np.sort(f.ravel())[int(threshold * (f.size - 1))]
+            above = f[f > limit].min(initial=np.inf)
+            margin = np.abs(f - limit).min() if is_value else (above - limit) / above
+            result.margins.append(float(margin))
+            masks[k] = torch.from_numpy(f > limit)
+        return masks
+
+    def train_masked(
+        w: Weights, turn: Turn, masks: Masks, penalty: Callable, own: Setting
+    ) -> Weights:
+        """The other entries and their momentum are put back after every step."""
+
+        def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+            pairs = [(p, turn.shared[k]) for k, p in model.named_parameters()]
+            apart = [torch.linalg.vector_norm(p - b) for p, b in pairs if (p != b).any()]
+            return F.cross_entropy(model(x), y) + penalty(sum(apart, torch.zeros(())))
+
+        def put_back(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+            for k, p in model.named_parameters():
+                p.copy_(torch.where(masks[k], p, w[k]))
+                optimizer.state[p]["momentum_buffer"] *= masks[k]
+
+        return train(own, w, turn, loss=loss, after_step=put_back)
+
+    def begin(turn: Turn) -> Weights:
+        return where(choose(turn.i), own[turn.i], turn.shared)
+
+    def local(w: Weights, turn: Turn) -> Weights:
+        i = turn.i
+        if lams is None:
+            w = train(s, w, turn)
+        else:
+            masks, other = choose(i), replace(s, order=order)
+            shared = {k: ~mask for k, mask in masks.items()}
+            w = train_masked(w, turn, masks, lambda d: lams[0] / 2 * d, other)
+            w = train_masked(w, turn, shared, lambda d: lams[1] / 2 * abs(d - lams[2]), s)
+        own[i], scores[i] = w, fisher(w, i)
+        return w
+
+    return play(s, local, begin, result=result)
+
+
+def sparse_mean(s: Setting, shared: Weights, models: list, masks: list, share: list) -> Weights:
+    """Entry by entry over the models whose mask is false there."""
+    merged = {}
+    for k in s.names:
+        weight = sum(part * (~mask[k]).double() for mask, part in zip(masks, share, strict=True))
+        parts = zip(models, masks, share, strict=True)
+        total = sum(part * ~mask[k] * model[k].double() for model, mask, part in parts)
+        merged[k] = torch.where(weight > 0, total / weight, shared[k].double()).float()
+    return {**shared, **merged}
+
+
+def fedselect(s: Setting, method: Any, order: Order) -> Result:
+    """`order`: of personal passes."""
+    m, result, none = method, Result(), no_masks(s)
+    kept, ends, reference = s.each(s.initial), s.each(s.initial), s.each(s.initial)
+    played, masks, old = s.each(0), s.each(none), {}
+
+    def alternate(weights: Weights, masks: Masks, turn: Turn) -> Weights:
+        """Two optimizers, of which each is made to leave the other's entries and their momentum
+        alone.
+        """
+        model, held = load(s, weights).train(), {}
+        inverse = {k: ~mask for k, mask in masks.items()}
+        passes = [(order, masks, m.lr_v or s.lr), (s.order, inverse, m.lr_u or s.lr)]
+        values = {"momentum": s.momentum, "weight_decay": s.weight_decay}
+        optimizers = [torch.optim.SGD(model.parameters(), lr=lr, **values) for *_, lr in passes]
+        for epoch in range(s.epochs):
+            for (dealt, moving, _), optimizer in zip(passes, optimizers, strict=True):
+                if not any(mask.any() for mask in moving.values()):
+                    continue
+                for x, y in minibatches(replace(s, order=dealt), turn, [epoch]):
+                    held = {k: p.detach().clone() for k, p in model.named_parameters()}
+                    optimizer.zero_grad()
+                    F.cross_entropy(model(x), y).backward()
+                    optimizer.step()
+                    with torch.no_grad():
+                        for k, p in model.named_parameters():
+                            p.copy_(torch.where(moving[k], p, held[k]))
+                            optimizer.state[p]["momentum_buffer"] *= moving[k]
+        return {k: v.clone() for k, v in model.state_dict().items()}
+
+    def grow(masks: Masks, moved: Weights) -> Masks:
+        new, weights = dict(masks), [k for k in s.names if k.endswith(".weight")]
+        for group in [weights] if m.scope == "all" else [[k] for k in weights]:
+            mask = torch.cat([masks[k].flatten() for k in group]).numpy()
+            apart = torch.cat([moved[k].flatten() for k in group]).numpy()
+            if mask.mean() >= m.alpha:
+                continue
+            free = np.flatnonzero(~mask)
+            count = len(free) - round((1 - m.p) * len(free))
+            first = free[np.argsort(-apart[free], kind="stable")]
+            if 0 < count < len(free) and apart.any():
+                result.margins.append(float(apart[first[count - 1]] - apart[first[count]]))
+            mask[first[:count]] = True
+            result.counts.append(int(mask.sum()))
+            pieces = torch.from_numpy(mask).split([masks[k].numel() for k in group])
+            new |= {k: own.view_as(masks[k]) for k, own in zip(group, pieces, strict=True)}
+        return new
+
+    def begin(turn: Turn) -> Weights:
+        """Statistics are the client's."""
+        return {**kept[turn.i], **where(masks[turn.i], kept[turn.i], turn.shared)}
+
+    def local(w: Weights, turn: Turn) -> Weights:
+        i, old[turn.i] = turn.i, masks[turn.i]
+        ends[i] = end = alternate(w, masks[i], turn)
+        is_round = m.delta == "round"
+        since = w if is_round else reference[i]
+        if is_round or (played[i] > 0 and played[i] % m.every == 0):
+            masks[i] = grow(masks[i], {k: (end[k] - since[k]).abs() for k in s.names})
+            reference[i] = end
+        played[i] += 1
+        return end
+
+    def merge(shared: Weights, trained: dict[int, Weights], t: int) -> Weights:
+        models = list(trained.values())
+        new = sparse_mean(s, shared, models, [old[i] for i in trained], [1.0] * len(models))
+        for i, end in trained.items():
+            kept[i] = {**end, **where(old[i], end, new)}
+        return new
+
+    return play(s, local, begin, merge, personal=lambda turn: ends[turn.i], result=result)
+
+
+def pspfl(s: Setting, q: float, upload: str) -> Result:
+    result, own, before, masks = Result(), {}, s.each(s.initial), {}
+
+    def begin(turn: Turn) -> Weights:
+        i, masks[turn.i] = turn.i, no_masks(s)
+        last = own.get(i, s.initial)
+        if i in own:
+            moved = {k: (last[k] - before[i][k]).abs() for k in s.names}
+            order = ranked(moved)
+            at = int(np.floor(q * (len(order) - 1)))
+            masks[i] = {k: leaf > float(order[at]) for k, leaf in moved.items()}
+            if order.any():
+                result.margins.append(float(order[at + 1] - order[at]))
+            result.counts.append(int(sum(mask.sum() for mask in masks[i].values())))
+        before[i] = {**last, **where(masks[i], last, turn.shared)}
+        return before[i]
+
+    def local(w: Weights, turn: Turn) -> Weights:
+        own[turn.i] = train(s, w, turn)
+        return own[turn.i]
+
+    def merge(shared: Weights, trained: dict[int, Weights], t: int) -> Weights:
+        nothing = [no_masks(s)] * len(trained)
+        held = [masks[i] for i in trained] if upload == "shared" else nothing
+        samples = [float(len(s.clients[i].y)) for i in trained]
+        return sparse_mean(s, shared, list(trained.values()), held, samples)
+
+    def personal(turn: Turn) -> Weights:
+        shared = {k: turn.shared[k] for k in s.names}
+        return own.get(turn.i, {**s.initial, **shared})
+
+    return play(s, local, begin, merge, personal, result=result)
+
+
+def seqfededt(
+    s: Setting, turns: Callable[[int, int], list[int]], score: str, q: float, only: str = ""
+) -> Result:
+    """turns: `turns(round, clients)`, the places of a cohort in their order. only: prefix of what
+    can be personal.
+    """
+    result, model, own, seen = Result(), s.initial, s.each(s.initial), set()
+    scored = [name for name in s.names if name.startswith(only)]
+
+    def mix(i: int) -> Weights:
+        """Statistics are the client's."""
+        scores = {}
+        for k in scored:
+            w, last = model[k].double(), own[i][k].double()
+            apart = (w - last) ** 2 if score == "squared" else abs(w - last)
+            scores[k] = abs(last) * apart if score == "importance" else apart
+        order = ranked(scores)
+        at = int(np.floor(q * (len(order) - 1)))
+        if at + 1 < len(order) and order[at + 1] > 0:
+            result.margins.append(float((order[at + 1] - order[at]) / order[at + 1]))
+        masks = {k: leaf > float(order[at]) for k, leaf in scores.items()}
+        result.counts.append(int(sum(mask.sum() for mask in masks.values())))
+        shared = {k: model[k] for k in s.names}
+        return {**own[i], **shared, **where(masks, own[i], model)}
+
+    for t, cohort in enumerate(s.cohorts, 1):
+        before, after = {}, {}
+        for i in [cohort[place] for place in turns(t, len(cohort))]:
+            start = mix(i)
+            before[i] = hits(s, start, i)
+            model = own[i] = train(s, start, Turn(t, i, model))
+            after[i] = hits(s, own[i], i)
+            seen.add(i)
+        result.before.append([before[i] for i in cohort])
+        result.after.append([after[i] for i in cohort])
+        result.shared.append({k: model[k] for k in s.names})
+        latest = {i: w if i in seen else {**w, **result.shared[-1]} for i, w in own.items()}
+        result.personal.append(list(latest.values()))
+    return result
+
+
+def highest(score: Tensor, tau: float, eps: float, margins: list[float]) -> Tensor:
+    """One tensor's mask, from its sorted scores."""
+    ordered = sorted(score.flatten().tolist(), reverse=True)
+    q = int(tau * len(ordered) + 1e-9)
+    if q == 0:
+        return torch.zeros(score.shape, dtype=torch.bool)
+    h = ordered[q - 1]
+    if h <= eps and any(value > eps for value in ordered):
+        h = min(value for value in ordered if value > eps)
+    below = [value for value in ordered if value < h]
+    if below:
+        margins.append((h - below[0]) / h)
+    return score >= h
+
+
+def fedpurin(s: Setting, method: Any, own: tuple[str, ...] = ()) -> Result:
+    """FedPURIN and FedCAC. own: prefixes of the parameters that stay with the client. `beside`: how
+    many collaborate with each of the cohort, and how many entries are critical.
+    """
+    m, is_cac = method, not hasattr(method, "hessian")
+    names = [name for name in s.names if not name.startswith(own or ("-",))]
+    is_delta, has_hessian = is_cac or m.score == "delta", not is_cac and m.hessian
+    is_dense = is_cac or m.judge == "dense"
+    result, model, judged, starts = Result(), s.each(s.initial), s.each(s.initial), {}
+    reply, mask = s.each(s.initial), s.each(no_masks(s))
+
+    def begin(turn: Turn) -> Weights:
+        i = turn.i
+        kept = {k: torch.where(mask[i][k], reply[i][k], turn.shared[k]) for k in names}
+        starts[i] = {**model[i], **kept}
+        return starts[i]
+
+    def local(w: Weights, turn: Turn) -> Weights:
+        i, last = turn.i, {k: torch.zeros_like(w[k]) for k in s.names}
+
+        def keep_gradient(module: nn.Module) -> None:
+            last.update({k: p.grad.clone() for k, p in module.named_parameters()})
+
+        model[i] = end = train(s, w, turn, after_gradient=keep_gradient)
+        for k in names:
+            product = (end[k] - w[k] if is_delta else last[k]) * end[k]
+            worth = -product + product**2 / 2 if has_hessian else product
+            mask[i][k] = highest(worth.abs(), m.tau, m.cutoff, result.margins)
+        sparse = {k: end[k] * mask[i][k] for k in names}
+        judged[i] = end if is_dense else {**end, **sparse}
+        return {k: end[k] for k in names} if is_cac else sparse
+
+    def merge(_: Any, trained: dict[int, Weights], t: int) -> Weights:
+        bits = {i: torch.cat([mask[i][k].flatten() for k in names]).double() for i in trained}
+        overlap = {}
+        for i, j in ((i, j) for i in trained for j in trained if i != j):
+            size, apart = float(bits[i].sum()), float((bits[i] - bits[j]).abs().sum())
+            overlap[i, j] = 1 - apart / (2 * size) if size else 0.0
+        middle, most = sum(overlap.values()) / len(overlap), max(overlap.values())
+        threshold, partners = middle + t / m.beta * (most - middle), []
+        if t != m.beta:
+            near = min(abs(value - threshold) for value in overlap.values()) / most
+            result.margins.append(1.0 if near > 1e-9 else 0.0)
+        for i in trained:
+            group = [j for j in trained if j == i or overlap[i, j] >= threshold - 1e-12]
+            partners.append(len(group) - 1)
+            reply[i] = mean([trained[j] for j in group], [1 / len(group)] * len(group))
+        counts = [int(own.sum()) for own in bits.values()]
+        result.beside.append({"partners": torch.tensor(partners), "counts": torch.tensor(counts)})
+        return average(s, trained)
+
+    return play(
+        s,
+        local,
+        begin,
+        merge,
+        personal=lambda turn: judged[turn.i],
+        after=lambda i, _: judged[i],
+        result=result,
+    )
