@@ -401,15 +401,9 @@ def test_a_sweep_says_which_runs_diverged_and_plays_the_others_where_one_fails(
         ({"seed": [1, 1]}, "seed=1 is a run already"),
         ({"engine.workers": [1, 2]}, "engine.workers=2 is a run already"),
         ({"method": ["fedavg", "fedper"], "rounds": [1, 0]}, "rounds must be 1 or more"),
-        (
-            {"method": ["fedavg", "heterofl"], "method.assign": "random"},
-            "method.assign is not a key here",
-        ),
+        ({"method": ["fedavg", "ifca"], "method.clusters": 3}, "method.clusters is not a key here"),
         ({"local.lr": []}, "empty choice"),
-        (
-            {"hydra/launcher": "lockstep"},
-            "hydra/launcher='?lockstep'? is for sweeps of the command line",
-        ),
+        ({"hydra/launcher": "lockstep"}, "lockstep'? is for sweeps of the command line"),
     ],
 )
 def test_what_is_wrong_with_any_run_of_a_sweep_is_told_before_the_first(
@@ -530,15 +524,9 @@ def test_predictions_have_the_same_numbers_and_places_each_time(folder, monkeypa
         (lambda run: run.personal(4), "client must be a whole number from 0 to 3, got 4"),
         (lambda run: run.personal(-1), "from 0 to 3, got -1"),
         (lambda run: run.mask("0"), "got '0'"),
-        (
-            lambda run: run.predict(0, np.zeros((2, 1, 28, 28))),
-            r"uint8 \[samples, 1, 28, 28\] .* digits, got float64",
-        ),
+        (lambda run: run.predict(0, np.zeros((2, 1, 28, 28))), r"uint8 .* digits, got float64"),
         (lambda run: run.predict(0, np.zeros((1, 28, 28), np.uint8)), r"got uint8 \[1, 28, 28\]"),
-        (
-            lambda run: run.samples(0, "validation"),
-            "split must be one of train, test, got 'validation'",
-        ),
+        (lambda run: run.samples(0, "validation"), "one of train, test, got 'validation'"),
         (lambda run: fedpfl.load(run.path.parent), "no summary.json"),
         (lambda run: fedpfl.load(run.path, "cuda:77").mask(0), "no such CUDA device"),
     ],
