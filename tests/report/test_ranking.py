@@ -83,9 +83,8 @@ def test_ranks_agree_with_a_loop(table: list[list[int]]) -> None:
         assert math.isnan(found.statistic)
     else:
         assert found.statistic == pytest.approx(2 * sum(sums) / spread)
-        assert found.p == pytest.approx(
-            math.exp(-found.statistic / 2)
-        )  # chi-square of two degrees of freedom
+        # Chi-square of two degrees of freedom
+        assert found.p == pytest.approx(math.exp(-found.statistic / 2))
 
 
 def exact_p(changes: list[float]) -> float:
@@ -103,12 +102,10 @@ def exact_p(changes: list[float]) -> float:
 def test_pairs_by_all_signs() -> None:
     base = [50.0, 60, 70, 40, 55, 65, 45]
     gains = {"b": [1.0, 2, 3, -4, 5, 6, 7], "c": [1.0, 2, 3, 4, 5, 6, 7.5]}
-    found = rank_methods(
-        pd.DataFrame(
-            {"a": base}
-            | {name: [x + y for x, y in zip(base, own, strict=True)] for name, own in gains.items()}
-        )
-    )
+    table = {"a": base}
+    for name, own in gains.items():
+        table[name] = [x + y for x, y in zip(base, own, strict=True)]
+    found = rank_methods(pd.DataFrame(table))
     told = {frozenset((row.a, row.b)): row for row in found.pairs.itertuples()}
     for name, own in gains.items():
         assert told[frozenset(("a", name))].p == pytest.approx(exact_p(own))
@@ -119,12 +116,10 @@ def test_pairs_by_all_signs() -> None:
 
 def test_equal_differences_are_equal_ranks_whatever_rounding_makes_of_them() -> None:
     base = [65.8, 62.6, 63.3, 62.4, 61.6, 61.8, 64.4, 61.3, 60.8]
-    gains = [
-        *(1, 0, -2, -1, 3, -3, -2, 0, 1)
-    ]  # in tenths: 65.9 - 65.8 and 60.9 - 60.8 are not one number
-    frame = pd.DataFrame(
-        {"a": base, "b": [x + y / 10 for x, y in zip(base, gains, strict=True)], "c": base}
-    )
+    gains = [1, 0, -2, -1, 3, -3, -2, 0, 1]
+    # In tenths: 65.9 - 65.8 and 60.9 - 60.8 are not one number
+    better = [x + y / 10 for x, y in zip(base, gains, strict=True)]
+    frame = pd.DataFrame({"a": base, "b": better, "c": base})
     told = {frozenset((row.a, row.b)): row for row in rank_methods(frame).pairs.itertuples()}
     pair = told[frozenset("ab")]
     assert {(pair.a, pair.a_better), (pair.b, pair.b_better)} == {("a", 4), ("b", 3)}
@@ -176,23 +171,15 @@ def test_seeds_are_averaged_first(tmp_path: Path) -> None:
     sweep(tmp_path, {"fedper": [80, 60]}, seed=1)
     tables, result = rank_tables(runs(tmp_path))
     # FedAvg is fine-tuned two points better.
-    assert result.accuracy.loc["set0, Dir(0.1)"].to_dict() == {
-        "FedPer": 70,
-        "Local-Only": 55,
-        "FedAvg+FT": 52,
-    }
+    first = result.accuracy.loc["set0, Dir(0.1)"].to_dict()
+    assert first == {"FedPer": 70, "Local-Only": 55, "FedAvg+FT": 52}
     assert result.ranks.mean().to_dict() == {"Local-Only": 1.5, "FedPer": 2, "FedAvg+FT": 2.5}
     assert "FedAvg is judged after fine-tuning." in tables[0].caption
-    assert any(
-        note.startswith("2 blocks are too few for Wilcoxon's test, whose p cannot fall below 0.5")
-        for note in tables[1].notes
-    )
+    few = "2 blocks are too few for Wilcoxon's test, whose p cannot fall below 0.5"
+    assert any(note.startswith(few) for note in tables[1].notes)
     plain = rank_tables(runs(tmp_path), "ft_accuracy")[1]
-    assert plain.accuracy.loc["set0, Dir(0.1)"].to_dict() == {
-        "FedPer": 72,
-        "Local-Only": 57,
-        "FedAvg": 52,
-    }
+    first = plain.accuracy.loc["set0, Dir(0.1)"].to_dict()
+    assert first == {"FedPer": 72, "Local-Only": 57, "FedAvg": 52}
 
 
 def test_several_configurations_of_a_method_are_ranked_each(tmp_path: Path) -> None:
@@ -211,11 +198,8 @@ def test_several_configurations_of_a_method_are_ranked_each(tmp_path: Path) -> N
 def test_what_is_not_finished_is_named_where_it_is_ranked(tmp_path: Path) -> None:
     sweep(tmp_path, {"fedavg": [50, 50], "fedper": [60, 40], "local_only": [55, 58]})
     sweep(tmp_path, {"fedrep": [70, 70], "fedprox": [70, None]}, status="failed")
-    [note] = [
-        note
-        for note in rank_tables(runs(tmp_path))[0][1].notes
-        if note.startswith("Not simply finished")
-    ]
+    notes = rank_tables(runs(tmp_path))[0][1].notes
+    [note] = [note for note in notes if note.startswith("Not simply finished")]
     assert "FedRep on set0, Dir(0.1) (failed" in note
     assert "FedProx" not in note
     assert "FedPer" not in note
@@ -247,24 +231,19 @@ def test_too_little_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    values = {
-        name: [60.0 + 5 * k + 0.1 * place * (k + 1) for place in range(7)]
-        for k, name in enumerate(NAMES)
-    }
+    values = {}
+    for k, name in enumerate(NAMES):
+        values[name] = [60.0 + 5 * k + 0.1 * place * (k + 1) for place in range(7)]
     root = sweep(tmp_path / "outputs", values)
     assert main(["ranks", str(root), "--out", str(tmp_path / "out")]) == 0
     out = capsys.readouterr().out
     lines, out = [line.split() for line in out.splitlines()], " ".join(out.split())
     assert ["average", "rank", "1.00", "2.00", "3.00", "4.00"] in lines
     # chi-square 12 * 7 / (4 * 5) * (2.25 + 0.25 + 0.25 + 2.25)
-    assert (
-        "Friedman's test, corrected for ties: chi-square 21.00 with 3 degrees of freedom, p <0.001."
-        in out
-    )
+    test = "chi-square 21.00 with 3 degrees of freedom, p <0.001."
+    assert f"Friedman's test, corrected for ties: {test}" in out
     assert ["FedOBP", "FedPer", "7", "0", "0.016", "0.094"] in lines  # 6 pairs, all at 2 / 2^7
-    assert (
-        "With 7 blocks and 6 pairs of methods no p corrected by Holm can fall below 0.0938" in out
-    )
+    assert "With 7 blocks and 6 pairs of methods no p corrected by Holm can fall below 0.09" in out
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"ranks.png", "ranks.pdf"}
     assert (tmp_path / "out/ranks.png").read_bytes().startswith(PNG)
 

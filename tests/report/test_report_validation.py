@@ -72,17 +72,14 @@ def test_a_round_is_chosen_by_validation_accuracy() -> None:
 def test_runs_are_judged_at_their_best_validation_round(root: Path) -> None:
     table = accuracy_table(runs(root), "validation")
     row = row_of(table, "FedAvg")
-    assert (
-        row["accuracy"] == 67.5
-    )  # of 75 in round 3 and 60 in round 1; the best on test data is 80, in round 2
+    # Of 75 in round 3 and 60 in round 1; the best on test data is 80, in round 2
+    assert row["accuracy"] == 67.5
     assert row["accuracy_seed_std"] == pytest.approx(112.5**0.5)
     assert (row["val_accuracy"], row["ft_accuracy"], row["round"]) == (78.0, 69.5, "1–3")
     assert "at the first evaluation of the best validation accuracy" in table.caption
     other = row_of(table, "FedPer")
-    assert all(
-        other[key] != other[key]
-        for key in ("round", "accuracy", "ft_accuracy", "val_accuracy", "unseen_accuracy")
-    )
+    keys = ("round", "accuracy", "ft_accuracy", "val_accuracy", "unseen_accuracy")
+    assert all(other[key] != other[key] for key in keys)
     assert other["values_up"] == 1000.0
     title = "FedPer on FMNIST, Dir(0.1)"
     why = "Empty, as no samples are held out to choose a round by (validation=0.1 does)"
@@ -106,11 +103,8 @@ def test_unfinished_runs_are_chosen_as_far_as_all_came(tmp_path: Path) -> None:
 def test_newcomers_and_the_participation_gap(root: Path) -> None:
     table = accuracy_table(runs(root))
     row = row_of(table, "FedAvg")
-    assert (row["val_accuracy"], row["unseen_accuracy"], row["unseen_accuracy_seed_std"]) == (
-        76.5,
-        54.0,
-        2**0.5,
-    )
+    assert (row["val_accuracy"], row["unseen_accuracy"]) == (76.5, 54.0)
+    assert row["unseen_accuracy_seed_std"] == 2**0.5
     assert (row["unseen_accuracy_worst10"], row["unseen_ft_accuracy"]) == (24.0, 55.0)
     assert (row["gap"], row["gap_seed_std"]) == (16.0, pytest.approx(2**0.5))  # 70 - 53 and 70 - 55
     text = render(table, "markdown")
@@ -118,18 +112,15 @@ def test_newcomers_and_the_participation_gap(root: Path) -> None:
     assert heads in text
     assert "| 76.50(19.09) | 54.00(1.41) | 24.00(1.41) | 55.00(1.41) | +16.00 |" in text
     assert "the participation gap, mean before minus unseen mean, in points" in text
-    assert (
-        list(table.frame).index("val_accuracy")
-        == list(table.frame).index("ft_accuracy_pooled_seed_std") + 1
-    )
+    names = list(table.frame)
+    assert names.index("val_accuracy") == names.index("ft_accuracy_pooled_seed_std") + 1
 
 
 def test_without_such_columns_tables_are_as_they_were(root: Path) -> None:
     table = accuracy_table(runs(root, where=["method=fedper"]))
     assert not NEW & {*table.frame}
-    assert not {"validation", "unseen"} & {
-        word for column in table.columns for word in (column.heading, column.group)
-    }
+    heads = {word for column in table.columns for word in (column.heading, column.group)}
+    assert not {"validation", "unseen"} & heads
     assert "alidation" not in " ".join(table.prose("markdown"))
     assert "nseen" not in " ".join(table.prose("markdown"))
     hold_out(root / "fedper", validation=TEST)
@@ -137,15 +128,12 @@ def test_without_such_columns_tables_are_as_they_were(root: Path) -> None:
 
 
 def test_newcomers_of_local_only_have_no_model_before_fine_tuning(root: Path) -> None:
-    run = hold_out(
-        write_run(root / "local", TEST, method="local_only"), unseen=dict.fromkeys(TEST, 40.0)
-    )
-    hold_out(
-        root / "fedper", unseen=dict.fromkeys(TEST, float("nan"))
-    )  # no newcomer of its has test samples
-    frame = pd.read_csv(run / "rounds.csv").assign(
-        values_down=0, unseen_accuracy=None, unseen_accuracy_worst10=None
-    )
+    run = write_run(root / "local", TEST, method="local_only")
+    hold_out(run, unseen=dict.fromkeys(TEST, 40.0))
+    # No newcomer of its has test samples
+    hold_out(root / "fedper", unseen=dict.fromkeys(TEST, float("nan")))
+    frame = pd.read_csv(run / "rounds.csv")
+    frame = frame.assign(values_down=0, unseen_accuracy=None, unseen_accuracy_worst10=None)
     frame.to_csv(run / "rounds.csv", index=False)
     table = accuracy_table(runs(root))
     row = row_of(table, "Local-Only")
@@ -160,20 +148,16 @@ def test_newcomers_of_local_only_have_no_model_before_fine_tuning(root: Path) ->
 def test_papers_tables_choose_by_validation_too(root: Path) -> None:
     def filled(rule: Selection) -> tuple[list[float], str]:
         table = fill_table("fedobp/table4", groups(runs(root)), rule, ["fmnist"])
-        frame = table.frame[
-            table.frame["setting"].str.contains("0.1")
-            & table.frame["row"].isin(["FedAvg", "FedPer"])
-        ]
+        frame = table.frame[table.frame["setting"].str.contains("0.1")]
+        frame = frame[frame["row"].isin(["FedAvg", "FedPer"])]
         return list(frame["own"]), "\n".join((*table.prose("markdown"), *table.commands))
 
     (fedavg, fedper), text = filled(Selection(select="validation", every=100))
     assert fedavg == 67.5
     assert fedper != fedper
     assert "at each run's first evaluation of the best validation accuracy" in text
-    assert (
-        "no samples are held out to choose a round by (validation=0.1 does): FedPer on FMNIST"
-        in text
-    )
+    why = "no samples are held out to choose a round by (validation=0.1 does): FedPer on FMNIST"
+    assert why in text
     assert text.count("on test data") == 0
     (fedavg, fedper), text = filled(Selection(select="best-checkpoint"))
     assert (fedavg, fedper) == (80.0, 80.0)
@@ -184,35 +168,22 @@ def test_figures_refuse_what_cannot_be_chosen(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for q in (0.9, 0.99):
-        hold_out(
-            write_run(tmp_path / str(q), TEST, method={"name": "fedobp", "q": q, "norm": "none"}),
-            TEST,
-        )
-    words = [
-        "paper",
-        "q_sweep",
-        str(tmp_path),
-        "--select",
-        "validation",
-        "--out",
-        str(tmp_path / "out"),
-    ]
+        method = {"name": "fedobp", "q": q, "norm": "none"}
+        hold_out(write_run(tmp_path / str(q), TEST, method=method), TEST)
+    words = ["paper", "q_sweep", str(tmp_path), "--select", "validation"]
+    words += ["--out", str(tmp_path / "out")]
     assert main(words) == 0
     (tmp_path / "out/fedobp_q_sweep.png").unlink()
     hold_out(tmp_path / "0.9", dict.fromkeys(TEST, float("nan")))
     assert main(words) == 2
-    line = (
-        "fedpfl: FedOBP (q=0.9) on FMNIST, Dir(0.1): no samples are held out to choose a round by"
-    )
-    assert line in capsys.readouterr().err
+    line = "FedOBP (q=0.9) on FMNIST, Dir(0.1): no samples are held out to choose a round by"
+    assert f"fedpfl: {line}" in capsys.readouterr().err
     assert not (tmp_path / "out/fedobp_q_sweep.png").exists()
 
 
 def test_the_command_chooses_by_validation(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        main(["tables", str(root), "method=fedavg", "--select", "validation", "--format", "csv"])
-        == 0
-    )
+    words = ["method=fedavg", "--select", "validation", "--format", "csv"]
+    assert main(["tables", str(root), *words]) == 0
     assert ",67.5," in capsys.readouterr().out
 
 
@@ -222,27 +193,22 @@ def write_split(
     write_clients(run, accuracy, train)
     if unseen is not None:
         frame = pd.read_csv(run / "clients.csv")
-        frame.assign(unseen=[int(number in unseen) for number in frame["client"]]).to_csv(
-            run / "clients.csv", index=False
-        )
+        frame["unseen"] = [int(number in unseen) for number in frame["client"]]
+        frame.to_csv(run / "clients.csv", index=False)
     return run
 
 
 def test_newcomers_are_no_clients_of_figures(tmp_path: Path) -> None:
-    run = read_run(
-        write_split(write_run(tmp_path / "run"), [50.0, 60.0, 70.0, float("nan")], {1, 3})
-    )
+    path = write_run(tmp_path / "run")
+    run = read_run(write_split(path, [50.0, 60.0, 70.0, float("nan")], {1, 3}))
     assert run.participating_clients["client"].tolist() == [0, 2]
     assert len(run.clients) == 4
     write_split(run.path, [50.0, 60.0, 70.0, 80.0])
     assert len(read_run(run.path).participating_clients) == 4
-    write_split(run.path, [50.0, 60.0], {0}).joinpath("clients.csv").write_text(
-        "client,unseen\n0,\n1,0\n"
-    )
-    with pytest.raises(
-        FedpflError,
-        match=r"clients\.csv does not say of every client whether it is unseen, by 0 or 1",
-    ):
+    write_split(run.path, [50.0, 60.0], {0})
+    (run.path / "clients.csv").write_text("client,unseen\n0,\n1,0\n")
+    message = r"clients\.csv does not say of every client whether it is unseen, by 0 or 1"
+    with pytest.raises(FedpflError, match=message):
         _ = read_run(run.path).participating_clients
 
 
@@ -252,18 +218,15 @@ def test_the_page_shows_newcomers_apart(root: Path) -> None:
     (path,) = write_pages([root], root / "report", "validation", warn=lambda _: None)
     page = Page(path)
     box = page.traces("clients", "FedAvg")[0]
-    assert box["text"] == [
-        ["client 0, seed 0", "client 0, seed 1", "client 2, seed 0", "client 2, seed 1"]
-    ]
+    assert box["text"] == [[f"client {k}, seed {seed}" for k in (0, 2) for seed in (0, 1)]]
     assert "have no accuracy" not in page.text
     assert "Clients that never take part are left out." in page.text
     heats = [figure["choice"]["partition of"] for figure in page.data["charts"]["partition"][::3]]
     assert [len(page.figure("partition", one)["data"][0]["x"]) for one in heats] == [4, 1]
     (judged,) = page.figure("cost")["data"]  # FedPer has no validation accuracy
     assert (judged["name"], judged["y"]) == ("FedAvg", [67.5])
-    assert page.traces("curves", "FedAvg", METRICS["unseen_accuracy"].label)[-1]["y"] == [
-        *(51, 52, 53, 54)
-    ]
+    unseen = page.traces("curves", "FedAvg", METRICS["unseen_accuracy"].label)[-1]
+    assert unseen["y"] == [51, 52, 53, 54]
     assert page.traces("curves", "FedAvg", METRICS["val_accuracy"].label)[-1]["y"][0] == 68
     shown = {figure["choice"]["what"] for figure in page.data["charts"]["curves"]}
     for name in NEW - {"gap"}:
@@ -274,10 +237,8 @@ def test_the_page_shows_newcomers_apart(root: Path) -> None:
 
 def test_the_index_says_how_rounds_were_chosen(root: Path) -> None:
     write_run(root / "other" / "fedavg", TEST)
-    for select, words in {
-        "validation": "by validation accuracy.",
-        "best-checkpoint": "on test data",
-    }.items():
+    said = {"validation": "by validation accuracy.", "best-checkpoint": "on test data"}
+    for select, words in said.items():
         page = Page(write_pages([root], root / "report", select, warn=lambda _: None)[-1])
         assert page.text.count(f"Rounds were chosen {words}") == 1
         assert (page.row("experiments", "other")[-1] == "") == (select == "validation")
@@ -290,26 +251,21 @@ def test_configurations_are_compared_at_their_best_validation_round(
     hold_out(write_run(first / "0", TEST), {1: 1.0, 2: 2.0, 3: 4.0, 4: 3.0})
     hold_out(write_run(second / "0", TEST, method="fedper"), {1: 1.0, 2: 1.0, 3: 0.0, 4: 0.0})
     compared = between(first, second, select="validation")
-    assert {key: final(compared, "accuracy")[key] for key in ("a", "b", "difference")} == {
-        **{"a": 75.0, "b": 60.0, "difference": -15.0}
-    }
+    accuracy = final(compared, "accuracy")
+    assert [accuracy[key] for key in ("a", "b", "difference")] == [75.0, 60.0, -15.0]
     assert final(compared, "ft_accuracy")["a"] == 77.0
     assert "The final numbers are of different rounds: A of 3, B of 1." in notes(compared)
     assert any("best validation accuracy, clients at the last" in note for note in notes(compared))
-    assert any(
-        table.title == "Before fine-tuning, at the best validation accuracy" for table in compared
-    )
+    titles = [table.title for table in compared]
+    assert "Before fine-tuning, at the best validation accuracy" in titles
     assert final(between(first, second), "accuracy")["difference"] == 0.0
-    with pytest.raises(
-        FedpflError, match=r"FedPer on FMNIST.*: no samples are held out to choose a round by"
-    ):
+    message = r"FedPer on FMNIST.*: no samples are held out to choose a round by"
+    with pytest.raises(FedpflError, match=message):
         between(first, root / "fedper", select="validation")
 
 
 def test_comparison_leaves_newcomers_out(tmp_path: Path) -> None:
-    a, b = (
-        write_run(tmp_path / side, method=name) for side, name in (("a", "fedavg"), ("b", "fedper"))
-    )
+    a, b = (write_run(tmp_path / name, method=name) for name in ("fedavg", "fedper"))
     write_split(a, [50.0, 60.0, 70.0, 80.0, 90.0], {1})
     write_split(b, [51.0, 0.0, 0.0, 80.0, 0.0], {2})
     compared = between(a, b)
@@ -322,13 +278,8 @@ def test_comparison_leaves_newcomers_out(tmp_path: Path) -> None:
 
 
 def test_domains_are_of_the_clients_that_take_part(tmp_path: Path) -> None:
-    run = read_run(
-        write_split(
-            write_run(tmp_path / "run"),
-            [10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0],
-            {1, 2, 4, 5},
-        )
-    )
+    accuracies = [10.0 * number for number in range(1, 9)]
+    run = read_run(write_split(write_run(tmp_path / "run"), accuracies, {1, 2, 4, 5}))
     row = run.evaluations.iloc[-1]
     means = [measure_domain(place, run, row, Selection()) for place in range(4)]
     assert means[0] == 10.0
