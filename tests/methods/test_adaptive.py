@@ -1,6 +1,4 @@
-"""FedOBP with an adaptive q: its limits bit for bit, a choice by hand, what travels, what is
-refused.
-"""
+"""FedOBP with an adaptive q: its limits bit for bit, a choice by hand, what is refused."""
 
 import dataclasses
 from typing import Any

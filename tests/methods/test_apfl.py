@@ -1,6 +1,4 @@
-"""APFL (arXiv:2003.13461): alpha by its formula, FedAvg and Local-Only as limits, evaluation by the
-mixture.
-"""
+"""APFL (arXiv:2003.13461): FedAvg as a limit, alpha's range, fine-tuning, a cold start."""
 
 import copy
 from dataclasses import dataclass, replace

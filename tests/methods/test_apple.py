@@ -1,6 +1,4 @@
-"""APPLE (arXiv:2110.08394): its own core alone, cores that move as FedAvg's, the pull to p0, what
-travels.
-"""
+"""APPLE (arXiv:2110.08394) of the own core alone is Local-Only."""
 
 from dataclasses import dataclass
 

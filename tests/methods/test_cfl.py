@@ -1,6 +1,4 @@
-"""CFL (arXiv:1910.01991): never split, all split, hand-made updates, linkages; newcomers; what
-travels.
-"""
+"""CFL (arXiv:1910.01991): when a cluster splits and where, by hand-made updates; newcomers."""
 
 import math
 

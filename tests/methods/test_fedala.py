@@ -1,4 +1,4 @@
-"""FedALA (arXiv:2212.01197): weights of one and zero, how they are learned and for how long."""
+"""FedALA (arXiv:2212.01197): for how long weights are learned, and that nothing else moves."""
 
 import dataclasses
 from functools import cache

@@ -1,6 +1,4 @@
-"""FedAMP and HeurFedAMP (arXiv:2007.03797): message weights by hand, limits, and that the cloud
-model has a pull.
-"""
+"""FedAMP and HeurFedAMP (arXiv:2007.03797): limits of the cloud model."""
 
 import pytest
 import torch

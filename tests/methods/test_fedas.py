@@ -1,4 +1,4 @@
-"""FedAS (CVPR 2024): FedPer as a limit, the alignment, Fisher traces, what is judged."""
+"""FedAS (CVPR 2024): bodies count by traces of Fisher information, or by samples."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""FedCP (arXiv:2307.01217): the policy between two heads, the alignment, limits and what travels."""
+"""FedCP (arXiv:2307.01217): the policy's noise is logistic, and of training alone."""
 
 import torch
 

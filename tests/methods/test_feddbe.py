@@ -1,6 +1,4 @@
-"""FedDBE (arXiv:2311.14975): FedAvg as a limit bit for bit, the regulariser and the memories by
-hand.
-"""
+"""FedDBE (arXiv:2311.14975): clients are evaluated by the latest model and their memory."""
 
 import dataclasses
 

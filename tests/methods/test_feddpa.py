@@ -1,6 +1,4 @@
-"""FedDPA (Yang, Huang and Ye, NeurIPS 2023): scores, thresholds, both phases, FedAvg and FedOBP as
-limits.
-"""
+"""FedDPA (Yang, Huang and Ye, NeurIPS 2023): equal scores, and what the rounds tell."""
 
 import torch
 

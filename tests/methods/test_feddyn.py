@@ -1,6 +1,4 @@
-"""FedDyn (arXiv:2111.04263): FedProx and FedAvg as limits, duals by hand, and a problem whose
-optimum is known.
-"""
+"""FedDyn (arXiv:2111.04263) at alpha 0, which is not FedAvg."""
 
 import pytest
 

@@ -1,6 +1,4 @@
-"""FedFomo (arXiv:2012.08565): nobody to mix with, how candidates are chosen, weights, and what
-travels.
-"""
+"""FedFomo (arXiv:2012.08565): how candidates are chosen, and how long they are explored."""
 
 from functools import cache
 

@@ -1,4 +1,4 @@
-"""FedGen (arXiv:2105.10056): FedAvg as a limit, what the generator learns from, what travels."""
+"""FedGen (arXiv:2105.10056): the generator learns labels, which are drawn by their shares."""
 
 import torch
 import torch.nn.functional as F

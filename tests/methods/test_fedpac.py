@@ -1,4 +1,4 @@
-"""FedPAC (arXiv:2306.11867): mixtures of heads, statistics, prototypes, both phases, traffic."""
+"""FedPAC (arXiv:2306.11867): mixtures of heads, and classes that nobody has."""
 
 import dataclasses
 

@@ -1,6 +1,4 @@
-"""FedPHP (ECML PKDD 2021): FedAvg as a limit bit for bit, what private models inherit, and the two
-transfers.
-"""
+"""FedPHP (ECML PKDD 2021): how much is inherited, and the discrepancy at its ends."""
 
 import pytest
 import torch

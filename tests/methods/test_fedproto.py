@@ -1,4 +1,4 @@
-"""FedProto (arXiv:2105.00243): Local-Only as a limit, prototypes, the nearest of them, traffic."""
+"""FedProto (arXiv:2105.00243): predictions without prototypes, and what travels."""
 
 import pytest
 

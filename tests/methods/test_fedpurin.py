@@ -1,6 +1,4 @@
-"""FedCAC and FedPURIN (arXiv:2510.16065): critical entries, collaborators, limits, means and
-traffic.
-"""
+"""FedCAC and FedPURIN (arXiv:2510.16065): critical entries, collaborators and traffic."""
 
 import math
 

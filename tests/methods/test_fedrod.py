@@ -1,4 +1,4 @@
-"""FedRoD (arXiv:2107.00778): the balanced loss, two objectives that do not meet, FedAvg as a limit."""
+"""FedRoD (arXiv:2107.00778): absent classes, and fine-tuning of both heads."""
 
 import dataclasses
 

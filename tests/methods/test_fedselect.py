@@ -1,6 +1,4 @@
-"""FedSelect (arXiv:2404.02478): which entries become personal and when, both passes, means,
-traffic.
-"""
+"""FedSelect (arXiv:2404.02478): which entries become personal, and when."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""FlexFL: levels, devices, self-distillation, and what it is without them."""
+"""FlexFL: levels and devices."""
 
 import itertools
 import math

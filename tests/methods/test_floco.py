@@ -1,6 +1,4 @@
-"""FLOCO and FLOCO+ (arXiv:2403.03333): points of the simplex, the projection, FedAvg and Ditto as
-limits.
-"""
+"""FLOCO and FLOCO+ (arXiv:2403.03333): endpoints, points of the simplex, the projection."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""FLUTE (arXiv:2406.04596): neural collapse, both phases, the server's step, FedPer as a limit."""
+"""FLUTE (arXiv:2406.04596) as published, and its regulariser at its ends."""
 
 import torch
 

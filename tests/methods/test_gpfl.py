@@ -1,4 +1,4 @@
-"""GPFL (arXiv:2308.10279): the valve, conditions, guidance, FedPer as a limit, traffic."""
+"""GPFL (arXiv:2308.10279): published sizes, and what is drawn."""
 
 import dataclasses
 

@@ -1,6 +1,4 @@
-"""HeteroFL and FedRolex: which neurons, which means, scaler and masked logits, and what the small
-network would do.
-"""
+"""HeteroFL and FedRolex: which neurons, and what the small network would do."""
 
 import copy
 import itertools

@@ -1,4 +1,4 @@
-"""IFCA (arXiv:2006.04088): one cluster, equal ones, forced ones, empty ones; what travels."""
+"""IFCA (arXiv:2006.04088): initial models, models that broke, statistics."""
 
 from dataclasses import dataclass
 

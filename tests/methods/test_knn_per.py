@@ -1,4 +1,4 @@
-"""kNN-Per (arXiv:2111.09360): FedAvg as a limit, votes of neighbours, what is laid by."""
+"""kNN-Per (arXiv:2111.09360): what is laid by, held-out samples, fine-tuning."""
 
 from fedpfl.engine import FineTuning, make_backend
 from fedpfl.engine.calls import EvalCall

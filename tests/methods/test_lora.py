@@ -1,4 +1,4 @@
-"""FedSA-LoRA, FFA-LoRA, FedALT and SDFLoRA: what moves, what travels, and their limits."""
+"""FFA-LoRA averages exactly; SDFLoRA's stacks are compressed to the nearest of their rank."""
 
 import pytest
 import torch

@@ -1,6 +1,4 @@
-"""FedAvg, fine-tuning, FedOBP, FedPer, Ditto and Local-Only, exactly: bit for bit where possible,
-on both backends.
-"""
+"""FedAvg, fine-tuning, FedOBP's scores and masks, and that methods learn."""
 
 import copy
 from dataclasses import dataclass, replace

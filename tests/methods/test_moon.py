@@ -1,4 +1,4 @@
-"""MOON (arXiv:2103.16257): the contrast by its formula, FedAvg as a limit bit for bit, last models."""
+"""MOON's projection (arXiv:2103.16257) is part of the network."""
 
 import torch
 import torch.nn.functional as F

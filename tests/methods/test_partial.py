@@ -1,4 +1,4 @@
-"""FedRep, LG-FedAvg, FedBABU, FedBN and FedProx: what moves, what travels, and their limits."""
+"""FedRep, LG-FedAvg, FedBABU and FedBN: published sizes, fine-tuning, which layers."""
 
 import dataclasses
 from functools import cache

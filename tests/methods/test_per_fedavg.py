@@ -1,4 +1,4 @@
-"""Per-FedAvg: the exact tests of its specification."""
+"""Per-FedAvg's fine-tuning is plain descent with the inner step."""
 
 import copy
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""pFedFDA (arXiv:2411.00329): discriminant analysis, the search for beta, statistics, traffic."""
+"""pFedFDA (arXiv:2411.00329): discriminant analysis, the search for beta, statistics."""
 
 import math
 

@@ -1,6 +1,4 @@
-"""pFedHN (arXiv:2103.04628): FedAvg and Local-Only as limits of the hypernetwork, what a step
-moves, what travels.
-"""
+"""pFedHN (arXiv:2103.04628): a newcomer's embedding, and the size of embeddings."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""pFedMe: the exact tests of its specification."""
+"""pFedMe: the loss it tells, fine-tuning, and step sizes without a pull."""
 
 import torch
 import torch.nn.functional as F

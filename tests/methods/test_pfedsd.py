@@ -1,4 +1,4 @@
-"""pFedSD: the exact tests of its specification."""
+"""pFedSD: the statistics of a teacher."""
 
 from functools import cache
 

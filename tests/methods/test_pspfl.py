@@ -1,4 +1,4 @@
-"""Update-magnitude personalisation: what its reconstruction says."""
+"""Update-magnitude personalisation: entries that did not move, and what travels."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""SCAFFOLD (arXiv:1910.06378): controls by option II's formula, FedAvg and SGD as limits, traffic."""
+"""SCAFFOLD (arXiv:1910.06378) with momentum."""
 
 import dataclasses
 

@@ -1,5 +1,5 @@
-"""SeqFedEDT (Du et al., IEEE Trans. Mobile Computing 2025): the order of clients, selections,
-limits.
+"""SeqFedEDT (Du et al., IEEE Trans. Mobile Computing 2025): plain sequential learning as a
+limit, and the classifier alone.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,4 @@
-"""SubFLOT: what its transport keeps and finds, its limits, what travels, what a part left out
-changes.
-"""
+"""SubFLOT: what its transport keeps and finds, what travels, what a part left out changes."""
 
 import dataclasses
 import itertools

@@ -1,4 +1,4 @@
-"""FedSPU and its baselines: what freezes, what is averaged, what travels."""
+"""FedSPU and its baselines: published sizes, rankings, FjORD's ordered version."""
 
 import dataclasses
 from functools import partial
