@@ -174,11 +174,16 @@ def with_before_turn(call: AnyCall) -> AnyCall:
     state = call.state
     if call.overlay is not None or type(method).before_turn is Method.before_turn:
         return call
-    key = call.draws.seed, call.draws.purpose, call.draws.round, "before_turn"
-    with track_global_draws(method, *key, "process"), torch.no_grad():
+    seed = call.draws.seed
+    purpose = call.draws.purpose
+    round_number = call.draws.round
+    tracking = track_global_draws(method, seed, purpose, round_number, "before_turn", "process")
+    with tracking, torch.no_grad():
         clients = state.client(call.clients)
         checked_method = with_hook_checks(method, None, state.rows.initial["client"])
         # An evaluation draws nothing, so that it gives the same numbers however often it is asked.
-        hook_generator = generator(*key) if isinstance(call, TrainCall) else None
+        hook_generator = None
+        if isinstance(call, TrainCall):
+            hook_generator = generator(seed, purpose, round_number, "before_turn")
         overlay = checked_method.before_turn(state.server, clients, state.others(), hook_generator)
         return replace(call, overlay=overlay)

@@ -241,7 +241,7 @@ def forecast_cohort(
 def _draw_availability(
     clock: Clock, cohort: Sequence[int], seed: int, round_number: int
 ) -> tuple[list[int], set[int]]:
-    """Return the clients that are available, in order, and those of them whose upload gets lost."""
+    """Return the available clients in order, and those whose upload gets lost."""
     available = []
     lost = set()
     for client in sorted(cohort):
@@ -257,7 +257,10 @@ def _draw_availability(
 def _feasible_local(
     clock: Clock, client: int, load: ClientLoad, full_local: Local
 ) -> tuple[Local, float] | None:
-    """Return the most training that a client finishes in time, and its seconds; None for none."""
+    """Return the most training that a client finishes in time, and its seconds.
+
+    None if it finishes nothing.
+    """
     system = clock.system
     feasible = [local for local in load.flops if local.amount <= full_local.amount]
     for local in sorted(feasible, key=lambda local: -local.amount):
@@ -274,7 +277,7 @@ def _feasible_local(
 def _lost_traffic(
     loads: Mapping[int, ClientLoad], participants: list[int], lost: set[int]
 ) -> RoundTraffic:
-    """Add up what travelled to and from clients that do not take part; lost ones sent nothing."""
+    """Add up the traffic of clients that do not take part; lost ones sent nothing."""
     total = RoundTraffic()
     for client, load in loads.items():
         if client in participants:
@@ -301,8 +304,8 @@ def _partial_settings(local: Local, is_partial: bool) -> dict[Local, None]:
     """Return how a client with less time may train: by whole epochs, or tenths of the steps."""
     if not is_partial:
         return {}
-    most = local.amount
-    amounts: Iterable[int] = range(1, most + 1)
+    full_amount = local.amount
+    amounts: Iterable[int] = range(1, full_amount + 1)
     if not local.epochs:
-        amounts = {-(-most * part // TENTHS) for part in range(1, TENTHS + 1)}
+        amounts = {-(-full_amount * part // TENTHS) for part in range(1, TENTHS + 1)}
     return {local.with_amount(amount): None for amount in amounts}

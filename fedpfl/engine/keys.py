@@ -98,15 +98,15 @@ class Draws:
         """
         if not count:
             return torch.empty(rows, 0)
-        key = (self.seed, self.purpose, self.round, client, stream, epoch, what)
-        return torch.rand(rows, count, generator=generator(*key))
+        row_generator = generator(self.seed, self.purpose, self.round, client, stream, epoch, what)
+        return torch.rand(rows, count, generator=row_generator)
 
     def server(self, client: int) -> torch.Generator:
         """Return the generator of what the server draws for a client (`Method.sample`)."""
         return generator(self.seed, self.purpose, self.round, client, "draw")
 
     def hook_key(self, client: int | None = None) -> tuple[Key, ...]:
-        """Return the key of what hooks draw globally, for a client or for all of a call."""
+        """Return the key of what hooks draw globally, of one client or all."""
         owner = "all" if client is None else client
         return self.seed, self.purpose, self.round, owner, "process"
 

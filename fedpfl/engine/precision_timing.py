@@ -50,7 +50,7 @@ class PrecisionTimes:
 def time_precisions(
     engine: Engine, device: torch.device, net: Net, federation: Federation, batch_size: int
 ) -> PrecisionTimes | None:
-    """Time a step in bf16 and in fp32, for a run in bf16 on a CPU; None for others.
+    """Time a step in bf16 and fp32, if a run is in bf16 on a CPU.
 
     Where a step of `batch_size` samples would be slow fewer are taken, so that all ends within a
     second. Generators of the process are left as they were. What fails here fails again, with an

@@ -45,7 +45,7 @@ def protect_uploads(
     uploads: Tree | None,
     secret: Secret,
 ) -> ProtectedUploads:
-    """Clip a cohort's uploads and shift each by the same noise, so that their mean has it too.
+    """Clip a cohort's uploads and shift each by the same noise, which their mean has.
 
     Args:
         account: How private the run is.

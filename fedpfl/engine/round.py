@@ -335,7 +335,7 @@ def count_traffic(
 def _protect_turn(
     setup: RoundSetup, account: Account, state: State, trained: _TrainedTurn
 ) -> tuple[_TrainedTurn, State]:
-    """Replace uploads by ones of which the server may see the mean; weigh all clients equally."""
+    """Replace uploads by ones whose mean the server may see; weigh all clients equally."""
     participation = trained.participation
     made = _protect_uploads(setup, account, state, participation.uploads)
     participation = participation._replace(
@@ -487,7 +487,7 @@ def _stop_clients(setup: RoundSetup, state: State, trained: _TrainedTurn) -> Sta
 
 
 def empty_outcome(metrics: Iterable[str]) -> Outcome:
-    """Return the outcome of a round in which nobody takes part, with the method's metric names."""
+    """Return the outcome of a round without clients, with the method's metric names."""
     nothing = torch.zeros(0)
     nobody = Counts(correct=nothing, loss=nothing, total=nothing)
     return Outcome(
@@ -521,7 +521,7 @@ def _make_turn_result(
 
 
 def _summarize_turns(results: list[_TurnResult], state: State, keep_loads: bool) -> Outcome:
-    """Return the outcome of a round's turns, copied to the host once, as a GPU is waited for."""
+    """Return the outcome of a round's turns, copied to the host at once."""
     turns = [result for result in results if result.rows is not None]
     changed_trees = [changed for result in turns for changed in result.changed_trees]
     rows = tree.map(lambda *leaves: torch.cat(leaves), *[result.rows for result in turns])

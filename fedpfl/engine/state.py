@@ -92,7 +92,7 @@ def count_participants(
     stopping: bool = False,
     poisson: bool = False,
 ) -> int:
-    """Return how many clients at most will have a state of their own after all rounds.
+    """Return how many clients at most will have their own state after all rounds.
 
     The cohorts are drawn as in the run. It is exact but for early stopping, which draws others, and
     for runs so long that nearly everybody takes part.
@@ -156,8 +156,8 @@ def make_initial_state(
 
     # ---- Statistics by model role, and where they live
     placements = method.buffers()
-    local_buffers = {role: buffers for role, where in placements.items() if where == "local"}
-    server_buffers = {role: buffers for role, where in placements.items() if where == "aggregate"}
+    local_buffers = {role: buffers for role, place in placements.items() if place == "local"}
+    server_buffers = {role: buffers for role, place in placements.items() if place == "aggregate"}
 
     # ---- What the engine knows of each client
     facts = {name: torch.tensor(False, device=device) for name in STORED}

@@ -88,9 +88,9 @@ class RowStorage:
 
 @dataclass(frozen=True, eq=False)
 class _Block:
-    """Hold stacked rows, of which the leading ones are in use, by the clients of `who`."""
+    """Hold stacked rows, of which the leading ones belong to `clients`."""
 
-    who: list[int]
+    clients: list[int]
     size: int
     rows: dict[str, Tree]
 
@@ -191,7 +191,7 @@ class Rows:
     def saved(self) -> list[dict[str, Any]]:
         """Return the written rows as `load_` takes them: blocks, whose clients are `who`."""
         return [
-            {"who": torch.tensor(block.who), **tree.take(block.rows, slice(len(block.who)))}
+            {"who": torch.tensor(block.clients), **tree.take(block.rows, slice(len(block.clients)))}
             for block in self._blocks
         ]
 
@@ -211,13 +211,13 @@ class Rows:
 
     def _add_row(self, client: int) -> None:
         """Give a client a stored row, with its values until now."""
-        if not self._blocks or len(self._blocks[-1].who) == self._blocks[-1].size:
+        if not self._blocks or len(self._blocks[-1].clients) == self._blocks[-1].size:
             size = min(max(1, len(self) // SPARE), self.clients - len(self))
             rows = self._store.repeat(self.initial, size, self._folder)
-            self._blocks.append(_Block(who=[], size=size, rows=rows))
+            self._blocks.append(_Block(clients=[], size=size, rows=rows))
         block = self._blocks[-1]
-        row = len(block.who)
+        row = len(block.clients)
         varied_rows = tree.select(block.rows["client"], self._varied_entries)
         tree.put_(varied_rows, row, tree.take(self._varied_entries, client))
-        block.who.append(client)
+        block.clients.append(client)
         self._position_of_client[client] = block, row

@@ -78,7 +78,9 @@ def reproducible_arithmetic(device: torch.device, precision: str) -> Iterator[No
 
 
 class Backend(ABC):
-    """Run one-client hooks of a Method over many clients, and change nothing in a call's state.
+    """Run one-client hooks of a Method over many clients.
+
+    It changes nothing in a call's state.
 
     Attributes:
         engine: How it does so; a backend that runs out of memory may narrow its width.
@@ -91,7 +93,7 @@ class Backend(ABC):
 
     @abstractmethod
     def run(self, calls: Sequence[Call]) -> list[Answer]:
-        """Answer calls of one run or of several side by side; an error is its call's own answer.
+        """Answer calls of one run or of several; an error is its call's own answer.
 
         Where a method draws from the generators of the process, whose order is not fixed when calls
         run side by side, they are answered again, and from then on one after another
@@ -99,7 +101,7 @@ class Backend(ABC):
         """
 
     def select_local_state(self, state: State) -> State:
-        """Return the part of an initial state that is kept beside this backend; by default all."""
+        """Return the part of an initial state that is kept beside this backend."""
         return state
 
     def participate(self, call: TrainCall) -> Participation:
@@ -115,7 +117,11 @@ class Backend(ABC):
         return self.evaluate_splits(call)["test"]
 
     def run_one(self, call: Any) -> Any:
-        """Answer one call; raise its error, or MethodError where a hook changed the state in place."""
+        """Answer one call, or raise its error.
+
+        Raises:
+            MethodError: A hook changed the state in place.
+        """
         state = call.state
         call = with_before_turn(call)
         shown_trees = {

@@ -101,7 +101,7 @@ def with_hook_checks(method: Method, *about: Any) -> Method:
 
 
 def vmap_advice(error: BaseException) -> str:
-    """Return what to do about a vectorized hook that looked at values; "" for other errors."""
+    """Return what to do about a vectorized hook that looked at values, or ""."""
     is_vmap_error = any(sign in str(error) for sign in VMAP_ERRORS)
     if not isinstance(error, RuntimeError) or not is_vmap_error:
         return ""
@@ -117,7 +117,7 @@ def persistent_entries(client: dict[str, Tree], initial: dict[str, Tree]) -> dic
 
 
 def describe_form_change(new: Tree, old: Tree) -> str:
-    """Return an entry in which a tree has another form than it had; "" if there is none."""
+    """Return an entry in which a tree has another form than before, or ""."""
     new_forms = tree.specs(new)
     old_forms = tree.specs(old)
     if new_forms == old_forms:
@@ -140,7 +140,7 @@ def _describe_form(form: Any) -> str:
 
 
 def answer_form(answer: dict[str, Tree]) -> dict[str, Any]:
-    """Return dtype and shape of what a client found out, by name; of Ragged values without rows."""
+    """Return dtype and shape of a client's answer by name, without rows if Ragged."""
 
     def drop_rows(ragged: tree.Ragged) -> Tree:
         return tree.map(lambda leaf: leaf[:0], ragged.values)
@@ -224,7 +224,7 @@ class CheckedHook:
             ) from error
 
     def _advice_for_missing_entry(self) -> str:
-        """Return what to override where FedAvg's hooks meet a tree that is not theirs, or ""."""
+        """Return what to override where FedAvg's hooks meet another tree, or ""."""
         is_default = self.expected.default
         hook_name = self.name.rpartition(".")[2]
         if hook_name == "loss" and is_default("loss"):
@@ -252,7 +252,7 @@ class CheckedHook:
 
 
 def tensor_versions(shown_trees: Tree) -> dict[str, tuple[int, int]]:
-    """Return which tensors a method is shown, by name, and how often each was changed in place."""
+    """Return tensors by name, and how often each was changed in place."""
     return {
         name: (id(leaf), leaf._version)
         for name, leaf in tree.items(shown_trees)

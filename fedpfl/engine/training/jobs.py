@@ -162,7 +162,7 @@ class TrainResult:
 
 
 def run_by_kind(work: Callable[[list[Any]], list[Any]], jobs: Sequence[Any]) -> list[Any]:
-    """Return the results of `work`, in order, which is given all jobs of a kind together."""
+    """Return the results of `work`, which is given all jobs of a kind together."""
     groups: list[tuple[Any, list[int]]] = []
     for position, job in enumerate(jobs):
         kind = job.kind()
@@ -260,7 +260,7 @@ def phase_structure(phase: Phase) -> Phase:
 
 
 def concatenate_rows(stacked: Sequence[Tree]) -> Tree:
-    """Put stacked trees of one form one after another on axis 0; a single one stays as it is."""
+    """Concatenate stacked trees of one form on axis 0; a single one stays as it is."""
     if len(stacked) == 1:
         return stacked[0]
     return tree.map(lambda *leaves: torch.cat(leaves), *stacked)

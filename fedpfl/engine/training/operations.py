@@ -84,7 +84,7 @@ def count_training_flops(
 
 
 def trainable_share(net: Net, phase: Phase, start: Tree, federation: Federation) -> float:
-    """Return the part that a phase's element-wise masks leave of its FLOPs, from 0 to 1.
+    """Return the share of FLOPs that a phase's element-wise masks leave.
 
     Of a layer's weights those that move take part in the gradient. Forward, and in the gradient at
     the layer's inputs, so do those that hold still and are not zero, as FedSPU's frozen ones: one
@@ -116,7 +116,7 @@ def trainable_share(net: Net, phase: Phase, start: Tree, federation: Federation)
 
 
 def _uses_of_leaf(uses: dict[str, int], name: str) -> int:
-    """Return how often a sample uses a leaf of a trained tree; 0 if it is no weight of the net."""
+    """Return how often a sample uses a leaf, 0 if it is no weight."""
     for weight, count in uses.items():
         # A trained tree may hold several models, each under a name of its own.
         if f".{name}".endswith(f".{weight}"):

@@ -56,26 +56,22 @@ def run_participation(
     """Take clients through a round, in the order of the Method's hooks."""
     call = _with_first_checks(call, net)
     hooks = _TrainingHooks(call, clients, net, autocast)
-    takes_part = call.survey is None
 
     # ---- Step 1: clients prepare, and the server sends them what they start from.
     client = hooks.prepare_clients()
     facts = tree.select(client, FACTS)  # stay as they are, whatever hooks return
     buffers = facts["statistics"]
-    zeros = torch.zeros_like(facts["number"], dtype=torch.float32)
-    before = after = Counts(correct=zeros, loss=zeros, total=zeros)
+    before = _empty_counts(facts["number"])
     start, down = clients.each(hooks.receive, client)
     metrics = clients.each(hooks.metrics, client)
 
     # ---- Step 2: they are evaluated as they come. In a survey nobody is.
-    if takes_part:
+    if call.survey is None:
         before = yield hooks.make_eval_job(clients.each(hooks.evaluated, client, start), buffers)
 
     # ---- Step 3: they train.
     client = tree.drop(client, ["statistics"])
-    plan = hooks.make_plan(client, start)
-    flops = hooks.count_flops(client, start, buffers)
-    trained: TrainResult = yield hooks.make_train_job(plan, start, client, buffers)
+    trained, flops = yield from hooks.train(client, start, buffers)
 
     # ---- Step 4: they see what training has made of them.
     facts |= {"trained": facts["trained"] | trained.has_stepped, "statistics": trained.buffers}
@@ -85,14 +81,7 @@ def run_participation(
     buffers = client["statistics"]
 
     # ---- Step 5: they are evaluated as they go, and for early stopping on validation samples.
-    if takes_part:
-        after = yield hooks.make_eval_job(params, buffers)
-    validation_loss = torch.zeros_like(after.loss)
-    if call.wants_stopping_loss:
-        counts = after
-        if call.federation.validation:
-            counts = yield hooks.make_eval_job(params, buffers, split="validation")
-        validation_loss = counts.loss / counts.total.clamp(min=1)
+    after, validation_loss = yield from hooks.evaluate_trained(client, params)
 
     # ---- Step 6: they send an upload, and keep a state.
     uploads, client_states, up = clients.each(hooks.finish, client, start, trained.params)
@@ -166,7 +155,7 @@ def run_evaluation(call: EvalCall, clients: OneClient, net: Net, autocast: Autoc
 
 
 def _with_first_checks(call: AnyCall, net: Net) -> AnyCall:
-    """Return the call with a method whose hooks are checked, if its kind is new to this process."""
+    """Return the call, with hook checks if its kind is new to this process."""
     method = call.method
     state = call.state
     is_personal = isinstance(call, EvalCall) and call.tuning is None
@@ -176,6 +165,12 @@ def _with_first_checks(call: AnyCall, net: Net) -> AnyCall:
     initial_client = state.rows.initial["client"]
     checked_method = with_hook_checks(method, net, initial_client, call.federation.classes)
     return replace(call, method=checked_method)
+
+
+def _empty_counts(client_ids: Tensor) -> Counts:
+    """Return the counts of clients that are not evaluated."""
+    zeros = torch.zeros_like(client_ids, dtype=torch.float32)
+    return Counts(correct=zeros, loss=zeros, total=zeros)
 
 
 class _TrainingHooks:
@@ -289,6 +284,15 @@ class _TrainingHooks:
         """Return the FLOPs of what a client's hooks computed themselves."""
         return {"flops": torch.tensor([self._meters[client_id].total], dtype=torch.float64)}
 
+    def train(
+        self, client: dict[str, Tree], start: Tree, buffers: dict[str, Tree]
+    ) -> Generator[TrainJob | EvalJob, Any, tuple[TrainResult, Tensor]]:
+        """Train the clients; return the result and the planned FLOPs."""
+        plan = self.make_plan(client, start)
+        flops = self.count_flops(client, start, buffers)
+        trained: TrainResult = yield self.make_train_job(plan, start, client, buffers)
+        return trained, flops
+
     # ---- after training
 
     def update_buffers(
@@ -339,6 +343,22 @@ class _TrainingHooks:
         upload, new_client = self._method.finish(self._server, client, start, params)
         client_state = tree.select(new_client, self._call.state.rows.initial["client"])
         return upload, client_state, traffic.count_traffic(upload)
+
+    def evaluate_trained(
+        self, client: dict[str, Tree], params: Tree
+    ) -> Generator[TrainJob | EvalJob, Any, tuple[Counts, Tensor]]:
+        """Evaluate trained models; return counts and the loss that early stopping goes by."""
+        call = self._call
+        buffers = client["statistics"]
+        after = _empty_counts(client["number"])
+        if call.survey is None:
+            after = yield self.make_eval_job(params, buffers)
+        if not call.wants_stopping_loss:
+            return after, torch.zeros_like(after.loss)
+        counts = after
+        if call.federation.validation:
+            counts = yield self.make_eval_job(params, buffers, split="validation")
+        return after, counts.loss / counts.total.clamp(min=1)
 
     # ---- jobs
 

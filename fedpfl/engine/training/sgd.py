@@ -319,7 +319,7 @@ def per_client_shape(values: Tensor, leaf: Tensor) -> Tensor:
 
 
 def as_bitmask(mask: Tensor, like: Tensor) -> Tensor:
-    """Return a mask as integers with all bits set or none, laid out as the float32 tensor `like`.
+    """Return a mask as integers with all bits set or none, laid out as `like`.
 
     On a CPU a bitwise `and` with it takes a twentieth of torch.where's time and gives the same,
     also for infinities.
@@ -387,7 +387,7 @@ def find_trainable_leaves(phase: Phase, trained: Tree) -> TrainableLeaves:
 
 
 def clients_without_trainable_entries(phase: Phase, rows: int | None = None) -> Tensor | None:
-    """Return which clients have no trainable entry in a phase, as bools; None if every one has.
+    """Return which clients have no trainable entry in a phase; None if all have.
 
     Args:
         phase: Of training.
@@ -459,7 +459,7 @@ def make_training_plan(
 
 
 def unused_optimizer_text(method: str, local: Local) -> str:
-    """Return that a method which makes its own steps has no use for an optimizer or a schedule."""
+    """Return that a method with its own steps has no use for an optimizer or schedule."""
     key = "optimizer" if local.optimizer != "sgd" else "decay"
     return (
         f"local.{key}={getattr(local, key)} has no part in {method}, which makes its own steps; "
@@ -498,7 +498,7 @@ def plan_steps(  # noqa: PLR0913 - what one step needs
     fixed: int | None = None,
     randoms: int = 0,
 ) -> StepPlan:
-    """Deal a client's samples to the steps of some epochs of a phase, reshuffled each epoch.
+    """Deal a client's samples to a phase's steps, reshuffled each epoch.
 
     A last partial minibatch is kept, a lone sample not; minibatches that do not make a whole step
     are left out.
@@ -606,7 +606,7 @@ def make_fine_tuning_plan(
 
 
 def _mask_of_entries(params: Tree, names: tuple[str, ...]) -> Tree:
-    """Return a mask of the entries with these names, in one model or in each of several."""
+    """Return a mask of the entries with these names, in each model."""
     if not isinstance(params, dict):
         return False
     return {name: name in names or _mask_of_entries(value, names) for name, value in params.items()}
