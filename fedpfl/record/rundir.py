@@ -25,6 +25,8 @@ from fedpfl.ground.release import require_readable
 from fedpfl.record import checkpoint, digests, rounds
 from fedpfl.record.picture import partition_png
 
+STATES_AT_NODES = "at nodes"
+"""What a summary says of a federation's run whose clients' states are not in its directory."""
 _CHECKPOINTED_FILES = ("rounds.csv", "clients.csv", "common.csv")
 """Files that a checkpoint holds a copy of."""
 _CHECKED_FILES = (*_CHECKPOINTED_FILES, "config.yaml", "partition.npz", "masks.json")
@@ -589,7 +591,17 @@ def read_finished_run(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise FedpflError(
             f"{path} has no state.pt, as of a run with checkpoint.keep=false; run it anew"
         )
+    require_states_here(path, summary)
     return summary, read_checkpoint(path, summary)
+
+
+def require_states_here(path: Path, summary: Mapping[str, Any]) -> None:
+    """Raise FedpflError for a federation's run, whose clients' states are at their nodes."""
+    if summary.get("states") == STATES_AT_NODES:
+        raise FedpflError(
+            f"{path} is of a federation whose clients' states are at their nodes: its tables can "
+            "be read, its models cannot; the command that began it, fedpfl federate, goes on"
+        )
 
 
 def read_checkpoint(path: Path, summary: Mapping[str, Any]) -> dict[str, Any]:

@@ -115,6 +115,7 @@ class RemoteBackend(Backend):
         self.net = net
         self.engine = engine
         self.shares_states = bool(disclosure)
+        self.keeps_states_at_nodes = not disclosure
         self.answered_messages: list[AnsweredMessage] = []
         self._grid = grid
         self._compatibility_key = dict(compatibility_key)

@@ -40,7 +40,7 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.words import check_words, replaced_words
 from fedpfl.record import console
 from fedpfl.record.callbacks import Callback
-from fedpfl.record.rundir import read_checkpoint
+from fedpfl.record.rundir import read_checkpoint, require_states_here
 from fedpfl.report.load import read_started_run
 from fedpfl.runner import resume
 from fedpfl.runner.faults import Diverged, user_errors
@@ -457,6 +457,7 @@ class Trained(Models):
                 "(checkpoint.keep=false), or has not come to its first checkpoint; run it with "
                 "checkpoint.keep=true restart=true"
             )
+        require_states_here(self.path, self._tables.summary)
         checkpoint = read_checkpoint(self.path, self._tables.summary)
         return resume.restore_state(self._run, checkpoint, self.path)
 

@@ -20,6 +20,7 @@ from fedpfl.engine.backends import lockstep, ranks
 from fedpfl.ground import tree
 from fedpfl.record import loggers
 from fedpfl.record.callbacks import Callback, Callbacks
+from fedpfl.record.rundir import STATES_AT_NODES, require_states_here
 from fedpfl.runner import header, resume, timing
 from fedpfl.runner.attendance import find_trained_clients
 from fedpfl.runner.everyone import ClientTable
@@ -78,6 +79,9 @@ def play_session(
                 raise TrialPruned("given up")
             return
 
+        if remote_backend is None:
+            require_states_here(path, directory.summary)
+
         # ---- Step 2: restore the last checkpoint, and describe the run in its directory.
         progress = resume.Progress.restore(
             run=run,
@@ -124,6 +128,8 @@ class _Session:
         directory = self.progress.directory
         search_facts = {"search": self.trial.study_name} if self.trial else {}
         run_facts = header.make_summary_facts(self.run)
+        if getattr(self.backend, "keeps_states_at_nodes", False):
+            run_facts["states"] = STATES_AT_NODES
         directory.write_summary(status="running", **run_facts, **search_facts)
         self.client_table.write_partition(directory)
 

@@ -6,8 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
+import fedpfl
 from fedpfl import federate
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.tasks import TASKS
 from fedpfl.remote import app
 from fedpfl.remote.rehearsal import InProcessGrid
 from fedpfl.remote.server import FederateSettings
@@ -71,6 +73,21 @@ def test_the_files_are_those_of_any_run(here):
         assert row["answers"] == own["participants"] == "2"
     assert len([*here.glob("node*/*/client*/round*.pt")]) > 3
     assert federate.report_end(path, path) == 0
+    for refuse in (lambda: fedpfl.load(path).personal(0), lambda: play_again(words[:-1], path)):
+        with pytest.raises(FedpflError, match="clients' states are at their nodes"):
+            refuse()
+    assert len(fedpfl.load(path).rounds) == 3
+
+
+def play_again(words: list[str], path: Path) -> None:
+    """Go on with a federation's directory as with any run's; with more rounds it is not finished."""
+    fedpfl.run(
+        *words[:-1],
+        "rounds=4",
+        f"extend='{path}'",
+        directory=path.parent / "longer",
+        progress=False,
+    )
 
 
 def test_what_would_leave_clients_is_said_first(here):
@@ -112,6 +129,7 @@ def test_no_promise_of_privacy_is_made():
     """Clipping and noise are the server's work, which in one place it is for all."""
     plain = {
         "newcomers": None,
+        "task": TASKS["classification"],
         "clock": None,
         "settings": SimpleNamespace(metrics=()),
         "eval": SimpleNamespace(common=0),
