@@ -271,15 +271,13 @@ def make_board(
         tuning_record = final_runs[run.path.resolve()]
         label = BASELINES["fedavg"] if run.method_name == "fedavg" else label_and_column(group)[0]
         sim_seconds, _ = mean_and_std([_mean_sim_seconds(run) for run in group.reported_runs])
-        measurements = {
-            key: row[key] for key in _with_spreads(MEASURED) if row.get(key) is not None
-        }
+        names = [name for name in _with_spreads(MEASURED) if row.get(name) is not None]
         records.append(
             {
                 "setting": f"{tuning_record['setting']}: {group.setting}",
                 "rank": mean_ranks.get(run.method_title, mean_ranks.get(label)),
                 "method": run.method_title,
-                **measurements,
+                **{name: row[name] for name in names},
                 **_select_harms(harms.get(group, {})),
                 SIMULATED: sim_seconds,
                 "seeds": len(group.reported_runs),
@@ -436,15 +434,15 @@ def verify_row(identity_prefix: str, command: BoardCommand) -> int:
         identities = join_few(new_rows["identity"]) if len(new_rows) else "no finished run"
         print_notice(f"{row_name}: not equal: its command makes {identities}, no {row['identity']}")
         return 1
-    new_row = new_matches[0]
-    new_row |= {"rank": _rank_of(board_rows, row), "chosen": _chosen_words(row, command)}
+    remade_columns = {"rank": _rank_of(board_rows, row), "chosen": _chosen_words(row, command)}
+    new_row = new_matches[0] | remade_columns
 
     # ---- Compare all columns
     # Another machine has other versions: they are reported, and make no row unequal.
     has_known_versions = "versions" not in row or VERSIONS_PATTERN.fullmatch(row["versions"])
     different_columns = [key for key in row if row[key] != new_row.get(key, "")]
-    if has_known_versions:
-        different_columns = [key for key in different_columns if key != "versions"]
+    if has_known_versions and "versions" in different_columns:
+        different_columns.remove("versions")
     if different_columns:
         differences = "; ".join(
             f"{key} {row[key]} there, {new_row.get(key, '')} here" for key in different_columns
