@@ -89,8 +89,8 @@ class Federation:
     def __post_init__(self) -> None:
         for name, values in (("_shift", self.mean), ("_scale", self.std)):
             tensor = torch.tensor(values, dtype=torch.float32, device=self.x.device)
-            trailing_axes = [1] * (self.x.dim() - 2)
-            object.__setattr__(self, name, tensor.view(-1, *trailing_axes))
+            shape = (-1, *[1] * (self.x.dim() - 2))
+            object.__setattr__(self, name, tensor.view(shape))
 
     @property
     def validation_or_test(self) -> tuple[Tensor, ...]:
@@ -320,11 +320,7 @@ def build_federation(
     # ---- Step 3: exclude classes that a client does not train on.
     excluded_classes = None
     if only_local_classes:
-        labels = samples.y.cpu()
-        counts = torch.stack(
-            [torch.bincount(labels[indices], minlength=samples.classes) for indices in train]
-        )
-        excluded_classes = (counts == 0) & counts.any(1, keepdim=True)
+        excluded_classes = _find_absent_classes(samples, train)
     return Federation(
         name=samples.name,
         x=samples.x,
@@ -340,6 +336,18 @@ def build_federation(
         client_names=partition.client_names,
         class_names=samples.class_names,
     )
+
+
+def _find_absent_classes(samples: Samples, train: Sequence[Tensor]) -> Tensor:
+    """Return which classes each client lacks in training, bool `[clients, classes]`.
+
+    A client without training samples lacks none, as nothing is known of it.
+    """
+    labels = samples.y.cpu()
+    counts = torch.stack(
+        [torch.bincount(labels[indices], minlength=samples.classes) for indices in train]
+    )
+    return (counts == 0) & counts.any(1, keepdim=True)
 
 
 def draw_newcomers(clients: int, count: int, seed: int) -> list[int]:

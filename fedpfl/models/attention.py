@@ -26,15 +26,24 @@ class Attention(nn.Module):
         nn.init.zeros_(self.qkv.bias)
         nn.init.zeros_(self.proj.bias)
 
-    def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
-        """Attend from each of `[batch, length, width]` to those of `real` `[batch, length]`, bool
-        (None: to all).
+    def forward(self, x: Tensor, is_token: Tensor | None = None) -> Tensor:
+        """Attend from each of `[batch, length, width]` to all tokens.
+
+        Args:
+            x: Inputs `[batch, length, width]`.
+            is_token: False for padding, bool `[batch, length]`; None: no padding.
         """
-        query, key, value = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        # ---- Each `[batch, heads, length, width of a head]`.
+        qkv = self.qkv(x).unflatten(-1, (3, self.heads, -1))
+        query, key, value = qkv.permute(2, 0, 3, 1, 4)
+
+        # ---- softmax(q k^T / sqrt(d)) v
         scores = query @ key.mT * key.shape[-1] ** -0.5
-        if real is not None:
-            scores = scores.masked_fill(~real[:, None, None], torch.finfo(scores.dtype).min)
-        return self.proj((scores.softmax(-1) @ value).transpose(1, 2).flatten(-2))
+        if is_token is not None:
+            lowest = torch.finfo(scores.dtype).min
+            scores = scores.masked_fill(~is_token[:, None, None], lowest)
+        heads = scores.softmax(-1) @ value
+        return self.proj(heads.transpose(1, 2).flatten(-2))
 
 
 class ForTorchvision(Attention):
@@ -62,7 +71,7 @@ class Block(nn.Module):
             nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
         )
 
-    def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
-        """`[batch, length, width]` to the same."""
-        x = x + self.attention(self.norm1(x), real)
+    def forward(self, x: Tensor, is_token: Tensor | None = None) -> Tensor:
+        """Map `[batch, length, width]` to the same; padding is as in Attention."""
+        x = x + self.attention(self.norm1(x), is_token)
         return x + self.mlp(self.norm2(x))

@@ -27,14 +27,16 @@ class CNN4(nn.Module):
     ):
         super().__init__()
         channels, height, width = image(shape, 16)
-        rows, columns = (((side - 4) // 2 - 4) // 2 for side in (height, width))
+        rows = ((height - 4) // 2 - 4) // 2
+        columns = ((width - 4) // 2 - 4) // 2
         # The order of construction is the order in which the seed's random numbers are spent: keep
         # it.
         self.conv1 = nn.Conv2d(channels, 32, 5)
         self.conv2 = nn.Conv2d(32, 64, 5)
         self.fc1 = nn.Linear(64 * rows * columns, 512)
-        layers = [nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, projection)] if projection else []
-        self.projection = nn.Sequential(*layers)
+        self.projection = nn.Sequential()
+        if projection:
+            self.projection.extend([nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, projection)])
         self.classifier = nn.Linear(projection or 512, classes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -43,4 +45,5 @@ class CNN4(nn.Module):
         # work.
         x = F.relu(max_pool(self.conv1(x), 2))
         x = F.relu(max_pool(self.conv2(x), 2))
-        return self.classifier(self.projection(F.relu(self.fc1(x.flatten(1)))))
+        x = F.relu(self.fc1(x.flatten(1)))
+        return self.classifier(self.projection(x))

@@ -36,9 +36,9 @@ class FedSPU(nn.Module):
             raise UnfitSamples(
                 f"nothing is left of images of {shape[1]}x{shape[2]} pixels after two poolings"
             )
-        self.conv1 = nn.Conv2d(channels, widths[0], *kernel)
+        self.conv1 = nn.Conv2d(channels, widths[0], size, stride, padding)
         self.norm1 = BatchNorm2d(widths[0])
-        self.conv2 = nn.Conv2d(widths[0], widths[1], *kernel)
+        self.conv2 = nn.Conv2d(widths[0], widths[1], size, stride, padding)
         self.norm2 = BatchNorm2d(widths[1])
         inputs = [widths[1] * sides[0] * sides[1], *hidden]
         self.hidden = nn.ModuleList(
@@ -58,21 +58,24 @@ class FedSPU(nn.Module):
 
 
 def fedspu_emnist(shape: tuple[int, ...], classes: int) -> FedSPU:
-    """Build conv 3x3 (20), conv 3x3 (20), classifier: 64,722 scalars for [1, 28, 28] and 62
-    classes.
+    """Build conv 3x3 (20), conv 3x3 (20), classifier.
+
+    It has 64,722 scalars for [1, 28, 28] and 62 classes.
     """
     return FedSPU(shape, classes, (20, 20))
 
 
 def fedspu_cifar10(shape: tuple[int, ...], classes: int) -> FedSPU:
-    """Build conv 3x3 (6), conv 3x3 (16), fc 120, fc 84, classifier: 134,902 scalars for [3, 32, 32]
-    and 10 classes.
+    """Build conv 3x3 (6), conv 3x3 (16), fc 120, fc 84, classifier.
+
+    It has 134,902 scalars for [3, 32, 32] and 10 classes.
     """
     return FedSPU(shape, classes, (6, 16), (120, 84))
 
 
 def fedspu_speech(shape: tuple[int, ...], classes: int) -> FedSPU:
-    """Build twice conv 2x2 / 2 (50), padding 2, and a classifier: 26,285 scalars for [1, 32, 32]
-    and 35 classes.
+    """Build twice conv 2x2 / 2 (50), padding 2, and a classifier.
+
+    It has 26,285 scalars for [1, 32, 32] and 35 classes.
     """
     return FedSPU(shape, classes, (50, 50), kernel=(2, 2, 2))

@@ -21,7 +21,8 @@ class HARCNN(nn.Module):
         channels, length = signal(shape, 28)
         self.conv1 = nn.Conv1d(channels, 32, 9)
         self.conv2 = nn.Conv1d(32, 64, 9)
-        self.fc1 = nn.Linear(64 * (((length - 8) // 2 - 8) // 2), 1024)
+        steps = ((length - 8) // 2 - 8) // 2
+        self.fc1 = nn.Linear(64 * steps, 1024)
         self.fc2 = nn.Linear(1024, 512)
         self.classifier = nn.Linear(512, classes)
 
@@ -29,4 +30,6 @@ class HARCNN(nn.Module):
         """Signals `[batch, channels, length]` to logits `[batch, classes]`."""
         x = F.relu(F.max_pool1d(self.conv1(x), 2))
         x = F.relu(F.max_pool1d(self.conv2(x), 2)).flatten(1)
-        return self.classifier(F.relu(self.fc2(F.relu(self.fc1(x)))))
+        x = F.relu(self.fc1(x))
+        x = F.relu(self.fc2(x))
+        return self.classifier(x)

@@ -1,6 +1,4 @@
-"""LeNet-5 (LeCun et al., Gradient-Based Learning Applied to Document Recognition, 1998) as it is
-used today.
-"""
+"""LeNet-5 (LeCun et al., Gradient-Based Learning Applied to Document Recognition, 1998)."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -21,7 +19,8 @@ class LeNet5(nn.Module):
     def __init__(self, shape: tuple[int, ...], classes: int):
         super().__init__()
         channels, height, width = image(shape, 16)
-        rows, columns = (((side - 4) // 2 - 4) // 2 for side in (height, width))
+        rows = ((height - 4) // 2 - 4) // 2
+        columns = ((width - 4) // 2 - 4) // 2
         self.conv1 = nn.Conv2d(channels, 6, 5)
         self.conv2 = nn.Conv2d(6, 16, 5)
         self.fc1 = nn.Linear(16 * rows * columns, 120)
@@ -34,4 +33,6 @@ class LeNet5(nn.Module):
         # work.
         x = F.relu(max_pool(self.conv1(x), 2))
         x = F.relu(max_pool(self.conv2(x), 2)).flatten(1)
-        return self.classifier(F.relu(self.fc2(F.relu(self.fc1(x)))))
+        x = F.relu(self.fc1(x))
+        x = F.relu(self.fc2(x))
+        return self.classifier(x)

@@ -1,6 +1,4 @@
-"""A network that reads a text letter by letter, as LEAF's for Shakespeare (Caldas et al. 2018,
-arXiv:1812.01097).
-"""
+"""A network that reads a text letter by letter, as LEAF's (Caldas et al. 2018, arXiv:1812.01097)."""
 
 from typing import Annotated
 
@@ -29,29 +27,35 @@ class LSTMLayer(nn.Module):
 
     def __init__(self, inputs: int, width: int):
         super().__init__()
-        self.inputs, self.width = inputs, width
-        for name, shape in (("weight", (inputs,)), ("recurrent", (width,)), ("bias", ())):
-            values = torch.empty(4 * width, *shape).uniform_(-(width**-0.5), width**-0.5)
+        self.inputs = inputs
+        self.width = width
+        bound = width**-0.5
+        rows = 4 * width
+        shapes = {"weight": (rows, inputs), "recurrent": (rows, width), "bias": (rows,)}
+        for name, shape in shapes.items():
+            values = torch.empty(shape).uniform_(-bound, bound)
             self.register_parameter(name, nn.Parameter(values))
 
     def forward(self, x: Tensor) -> Tensor:
         """Inputs `[batch, length, inputs]` to the states after each, `[batch, length, width]`."""
-        (
-            weight,
-            recurrent,
-            bias,
-        ) = (  # gate by gate, once per call: a step then works on four contiguous parts
-            values.unflatten(0, (-1, 4)).transpose(0, 1).flatten(0, 1)
-            for values in (self.weight, self.recurrent, self.bias)
-        )
+        # Gate by gate, once per call: a step then works on four contiguous parts.
+        weight = self._by_gate(self.weight)
+        recurrent = self._by_gate(self.recurrent)
+        bias = self._by_gate(self.bias)
         hidden = cell = x.new_zeros(*x.shape[:-2], recurrent.shape[-1])
         states = []
-        for given in F.linear(x, weight, bias).unbind(-2):
-            entry, forget, new, output = (given + F.linear(hidden, recurrent)).chunk(4, -1)
+        for from_input in F.linear(x, weight, bias).unbind(-2):
+            gates = from_input + F.linear(hidden, recurrent)
+            entry, forget, new, output = gates.chunk(4, -1)
             cell = forget.sigmoid() * cell + entry.sigmoid() * new.tanh()
             hidden = output.sigmoid() * cell.tanh()
             states.append(hidden)
         return torch.stack(states, -2)
+
+    @staticmethod
+    def _by_gate(values: Tensor) -> Tensor:
+        """Return rows by gate, where they are by neuron."""
+        return values.unflatten(0, (-1, 4)).transpose(0, 1).flatten(0, 1)
 
 
 class LSTM(nn.Module):
@@ -75,4 +79,5 @@ class LSTM(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         """Token ids `[batch, length]`, of any type, to logits `[batch, classes]`."""
         ids = ids.long().clamp(max=self.embedding.num_embeddings - 1)
-        return self.classifier(self.lstm2(self.lstm1(self.embedding(ids))).select(-2, -1))
+        states = self.lstm2(self.lstm1(self.embedding(ids)))
+        return self.classifier(states.select(-2, -1))

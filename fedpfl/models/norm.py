@@ -27,16 +27,17 @@ class PaddedNorm(_Base):
         """Normalise `[batch, channels, ...]` per channel."""
         if self.sample_weight is None:
             return super().forward(x)
-        given_dtype = x.dtype
+        input_dtype = x.dtype
         # bf16 would round the statistics; torch's own are float32.
-        x = x.to(torch.promote_types(given_dtype, torch.float32))
+        x = x.to(torch.promote_types(input_dtype, torch.float32))
         if not self.training and self.running_mean is not None:
-            return super().forward(x).to(given_dtype)
+            return super().forward(x).to(input_dtype)
         self._check_input_dim(x)
 
         # ---- statistics of the real rows
         axes = [0, *range(2, x.dim())]
-        per_row, per_channel = [-1, *[1] * (x.dim() - 1)], [1, -1, *[1] * (x.dim() - 2)]
+        per_row = [-1, *[1] * (x.dim() - 1)]
+        per_channel = [1, -1, *[1] * (x.dim() - 2)]
         weight = self.sample_weight.to(x.dtype).view(per_row)
         count = self.sample_weight.sum() * math.prod(x.shape[2:])
         mean = (x * weight).sum(axes) / count
@@ -48,16 +49,17 @@ class PaddedNorm(_Base):
             assert self.running_var is not None
             assert self.num_batches_tracked is not None
             self.num_batches_tracked.add_(1)
-            # Without a momentum: the mean over all batches so far.
-            cumulative = self.momentum is None
-            rate: Any = 1 / self.num_batches_tracked.to(x.dtype) if cumulative else self.momentum
+            rate: Any = self.momentum
+            if rate is None:  # the mean over all batches so far
+                rate = 1 / self.num_batches_tracked.to(x.dtype)
             self.running_mean.mul_(1 - rate).add_(rate * mean.detach())
             self.running_var.mul_(1 - rate).add_(rate * variance.detach() * count / (count - 1))
 
+        # ---- scale and shift
         x = centred * torch.rsqrt(variance + self.eps).view(per_channel)
         if self.weight is not None:
             x = x * self.weight.view(per_channel) + self.bias.view(per_channel)
-        return x.to(given_dtype)
+        return x.to(input_dtype)
 
 
 class BatchNorm1d(PaddedNorm, nn.BatchNorm1d):

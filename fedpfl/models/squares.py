@@ -1,6 +1,4 @@
-"""Sums over samples of squared gradients, without holding a large tensor's gradient for each
-sample.
-"""
+"""Sums over samples of squared gradients, without a gradient of large tensors for each sample."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +14,7 @@ from fedpfl.models.net import Bound
 
 SAMPLES_PER_CHUNK = 32  # whose gradients are in memory at once
 
-Taps = dict[str, tuple[nn.Module, Tensor]]
+Taps = dict[str, tuple[nn.Module, Tensor]]  # layers, and zeros of their output's shape
 
 
 def squared_gradients(
@@ -43,42 +41,44 @@ def squared_gradients(
         y: Labels `[samples]`.
         weight: Weights `[samples]`.
     """
-    layers = _tappable_layers(net, loss, params, x, y)
-    tapped = {
-        f"{name}.{kind}"
-        for name, (module, _) in layers.items()
-        for kind, _ in module.named_parameters()
-    }
-    other_params = {name: value for name, value in params.items() if name not in tapped}
+    # ---- Step 1: layers whose outputs are differentiated, and all other parameters.
+    taps = _tappable_layers(net, loss, params, x, y)
+    layers = {name: module for name, (module, _) in taps.items()}
+    offsets = {name: zeros for name, (_, zeros) in taps.items()}
+    layer_params = set()
+    for name, module in layers.items():
+        layer_params |= {f"{name}.{kind}" for kind, _ in module.named_parameters()}
+    other_params = {name: value for name, value in params.items() if name not in layer_params}
 
     def differentiate_sample(x: Tensor, y: Tensor) -> tuple[tuple[Tree, Tree], Tree]:
+        # The gradient at an offset of zeros is the gradient that reaches the layer's output.
         def objective(other_params: Tree, offsets: Tree) -> tuple[Tensor, Tree]:
-            with _record_calls(
-                {name: module for name, (module, _) in layers.items()}, offsets
-            ) as recorded:
+            with _record_calls(layers, offsets) as calls:
                 value = loss({**params, **other_params}, x[None], y[None])
-            return value, {name: inputs[0] for name, [(inputs, _)] in recorded.items()}
+            return value, {name: inputs[0] for name, [(inputs, _)] in calls.items()}
 
-        return grad(objective, argnums=(0, 1), has_aux=True)(
-            other_params, {name: zeros for name, (_, zeros) in layers.items()}
-        )
+        differentiate = grad(objective, argnums=(0, 1), has_aux=True)
+        return differentiate(other_params, offsets)
 
+    # ---- Step 2: squares, chunk by chunk, so that few gradients are in memory at once.
     total = tree.full_like(params, 0.0)
-    for chunk in zip(*(tensor.split(SAMPLES_PER_CHUNK) for tensor in (x, y, weight)), strict=True):
-        (other_gradients, output_gradients), inputs = vmap(differentiate_sample)(*chunk[:2])
-        chunk_squares = {
-            name: torch.tensordot(chunk[2], gradients.square(), 1)
-            for name, gradients in other_gradients.items()
-        }
-        for name, (module, _) in layers.items():
-            squares = _layer_squares(
-                module, inputs[name][:, 0], output_gradients[name][:, 0], chunk[2]
-            )
-            chunk_squares |= {
-                f"{name}.{kind}": value
-                for kind, value in squares.items()
-                if f"{name}.{kind}" in params
-            }
+    chunks = zip(
+        x.split(SAMPLES_PER_CHUNK),
+        y.split(SAMPLES_PER_CHUNK),
+        weight.split(SAMPLES_PER_CHUNK),
+        strict=True,
+    )
+    for chunk_x, chunk_y, chunk_weight in chunks:
+        gradients, inputs = vmap(differentiate_sample)(chunk_x, chunk_y)
+        other_gradients, output_gradients = gradients
+        chunk_squares = {}
+        for name, leaf in other_gradients.items():
+            chunk_squares[name] = torch.tensordot(chunk_weight, leaf.square(), 1)
+        for name, module in layers.items():
+            a = inputs[name][:, 0]
+            d = output_gradients[name][:, 0]
+            for kind, squares in _layer_squares(module, a, d, chunk_weight).items():
+                chunk_squares[f"{name}.{kind}"] = squares
         total = {name: value + chunk_squares[name] for name, value in total.items()}
     return total
 
@@ -87,24 +87,32 @@ def _tappable_layers(
     net: Bound, loss: Callable[[Tree, Tensor, Tensor], Tensor], params: Tree, x: Tensor, y: Tensor
 ) -> Taps:
     """Return layers in `params` that a call uses once, and zeros of their output's shape."""
-    candidates: dict[str, nn.Module] = {
-        name: module
-        for name, module in net.net.module.named_modules()
-        if f"{name}.weight" in params
-        and (
-            type(module) is nn.Linear
-            or (type(module) is nn.Conv2d and module.groups == 1 and module.padding_mode == "zeros")
-        )
-        and not isinstance(getattr(module, "padding", None), str)
-    }
-    with torch.no_grad(), _record_calls(candidates) as recorded:
+    candidates: dict[str, nn.Module] = {}
+    for name, module in net.net.module.named_modules():
+        if f"{name}.weight" in params and (type(module) is nn.Linear or _is_plain_conv(module)):
+            candidates[name] = module
+    with torch.no_grad(), _record_calls(candidates) as calls_by_layer:
         loss(params, x[:1], y[:1])
-    return {
-        name: (candidates[name], torch.zeros_like(calls[0][1]))
-        for name, calls in recorded.items()
-        if len(calls) == 1
-        and calls[0][0][0].dim() == (2 if type(candidates[name]) is nn.Linear else 4)
-    }
+
+    taps: Taps = {}
+    for name, calls in calls_by_layer.items():
+        expected_dim = 2 if type(candidates[name]) is nn.Linear else 4
+        # Gradients of a layer that is called twice add up before they are squared.
+        if len(calls) == 1:
+            inputs, output = calls[0]
+            if inputs[0].dim() == expected_dim:
+                taps[name] = candidates[name], torch.zeros_like(output)
+    return taps
+
+
+def _is_plain_conv(module: nn.Module) -> bool:
+    """Return whether a layer is a convolution that F.unfold can spell out."""
+    return (
+        type(module) is nn.Conv2d
+        and module.groups == 1
+        and module.padding_mode == "zeros"
+        and not isinstance(module.padding, str)
+    )
 
 
 @contextmanager
@@ -130,8 +138,16 @@ def _record_calls(
 
 
 def _layer_squares(module: nn.Module, a: Tensor, d: Tensor, weight: Tensor) -> Tree:
-    """For a layer's inputs and the gradients that reach its outputs, `[samples, ...]`."""
+    """Return the weighted sums of squared gradients of a layer's weight and bias.
+
+    Args:
+        module: A linear layer or a convolution.
+        a: Its inputs, `[samples, ...]`.
+        d: The gradients that reach its outputs, `[samples, ...]`.
+        weight: Weights `[samples]`.
+    """
     if isinstance(module, nn.Conv2d):
+        # A sample's gradient is a sum over positions, and is squared after that.
         patches = F.unfold(a, module.kernel_size, module.dilation, module.padding, module.stride)  # type: ignore[arg-type]
         d = d.flatten(2)
         squares_by_sample = (d @ patches.transpose(1, 2)).square()

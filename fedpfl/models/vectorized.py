@@ -1,5 +1,6 @@
-"""Whether a network can be vectorised over clients: what engine=batched does to it, tried on two
-made-up clients.
+"""Whether a network can be vectorised over clients, tried on two made-up clients.
+
+It is tried with what engine=batched does to it.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ def find_obstacle(net: Net) -> str:
         return ""
     if net.traits.recomputes:
         return "it recomputes activations in the backward pass (checkpointing)"
+
+    # ---- Both clients together, against each alone.
     for training in (True, False):
         try:
             alone = [_step(net, client, ROWS - client, training) for client in (0, 1)]
@@ -44,10 +47,13 @@ def find_obstacle(net: Net) -> str:
             return error_text(error, with_class=True)[:160]
         if not all(_agree(one, tree.take(together, client)) for client, one in enumerate(alone)):
             return ACROSS_TRAINING if training else ACROSS_EVALUATION
-    full_batch, half_batch = (
-        _step(net, 0, rows, training=False)["logits"][:2] for rows in (ROWS, 2)
-    )
-    return "" if _agree({"logits": full_batch}, {"logits": half_batch}) else ACROSS_EVALUATION
+
+    # ---- In evaluation, a batch against a part of it.
+    full_batch = _step(net, 0, ROWS, training=False)["logits"][:2]
+    half_batch = _step(net, 0, 2, training=False)["logits"][:2]
+    if not _agree({"logits": full_batch}, {"logits": half_batch}):
+        return ACROSS_EVALUATION
+    return ""
 
 
 def require_vectorized(net: Net) -> None:
@@ -72,7 +78,8 @@ def _steps_together(net: Net, training: bool) -> Tree:
     The second client's minibatch is padded with a sample of weight 0.
     """
     inputs = [_inputs(net, client) for client in (0, 1)]
-    params, buffers = (tree.stack([values[position] for values in inputs]) for position in (0, 1))
+    params = tree.stack([client_params for client_params, _, _ in inputs])
+    buffers = tree.stack([client_buffers for _, client_buffers, _ in inputs])
     x = torch.stack([values[2] for values in inputs])
     x[1, -1] = x[0, 0]  # padding is some sample
     weight = torch.ones(2, ROWS, dtype=torch.float64)
@@ -126,6 +133,7 @@ def _inputs(net: Net, client: int) -> tuple[Tree, Tree, Tensor]:
 
 
 def _float_type(params: Tree) -> torch.dtype:
+    """Return the type of the parameters that are no integers."""
     return next(leaf.dtype for leaf in tree.leaves(params) if leaf.is_floating_point())
 
 

@@ -58,7 +58,7 @@ def load_samples(  # noqa: PLR0913 - its arguments are keys of the configuration
     task: str = CLASSIFICATION.name,
     **options: Any,
 ) -> Samples:
-    """Load a data set by name, or with `path` from an .npz archive of `x` and `y`.
+    """Load a data set by name, or from an .npz archive at `path`.
 
     Args:
         name: One of DATA_SETS.

@@ -275,7 +275,7 @@ def _read_folders(entries: Sequence[Path], size: int) -> list[Site]:
 
 
 def _list_visible(folder: Path) -> list[Path]:
-    """Return the entries of a folder that are not hidden, in the order of their names."""
+    """Return a folder's entries that are not hidden, ordered by name."""
     return sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
 
 
@@ -287,7 +287,7 @@ def _image_error(path: Path | str, reason: str) -> FedpflError:
 
 
 def _require_equal_samples(read_sites: Sequence[Site]) -> None:
-    """Raise FedpflError where samples or labels of sites differ in form, or one has no test part."""
+    """Raise FedpflError where sites differ in form, or one has no test part."""
     reference = read_sites[0]
     for site in read_sites[1:]:
         if site.x.shape[1:] != reference.x.shape[1:] or site.x.dtype != reference.x.dtype:

@@ -224,7 +224,7 @@ def check_partition(
 
 
 def _check_names(names: Sequence[Any], clients: int, choice: str) -> None:
-    """Raise FedpflError for names that do not tell clients apart, or cannot be shown in a line."""
+    """Raise FedpflError for names that are equal or cannot be shown in a line."""
     if names and len(names) != clients:
         raise FedpflError(f"{choice} gives {len(names)} names to {clients} clients; mend its code")
     for name, times in Counter(names).items():

@@ -104,7 +104,7 @@ def _split_at_offsets(indices: np.ndarray, offsets: np.ndarray) -> list[Indices]
 
 
 def _read_json(path: Path) -> StoredClients:
-    """Read one entry per client, sorted by number if clients are numbered, else named by its key."""
+    """Read one entry per client, sorted by number or else named by its key."""
     entries = json.loads(path.read_bytes())
     names: tuple[str, ...] = ()
     if isinstance(entries, dict):

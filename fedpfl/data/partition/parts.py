@@ -83,6 +83,19 @@ def groups(
     names = tuple(client_names) if group_names else ()
     if test_fraction is not None:
         return replace(split_clients(clients_indices, test_fraction, rng), client_names=names)
+    assert test_from is not None
+    train, test = _split_at(clients_indices, test_from, client_groups)
+    return Partition(train, test, client_names=names)
+
+
+def _split_at(
+    clients_indices: Sequence[Indices], test_from: int, client_groups: Sequence[str]
+) -> tuple[tuple[Indices, ...], tuple[Indices, ...]]:
+    """Split clients' samples as the data set has them, into training and test samples.
+
+    Raises:
+        FedpflError: If a client has no training samples.
+    """
     train = [indices[indices < test_from].astype(np.int64) for indices in clients_indices]
     test = [indices[indices >= test_from].astype(np.int64) for indices in clients_indices]
     for client, indices in enumerate(train):
@@ -92,7 +105,7 @@ def groups(
                 "training samples, as the data set's own split has it; set "
                 "partition.test_fraction=0.25 to split anew"
             )
-    return Partition(tuple(train), tuple(test), client_names=names)
+    return tuple(train), tuple(test)
 
 
 def _name_parts(group: str, parts: int) -> list[str]:
@@ -198,7 +211,7 @@ def fixed_dirichlet(
     train_samples: PositiveInt = 500,
     test_samples: Annotated[int, AtLeast(0)] = 100,
 ) -> Partition:
-    """Deal equal sizes by one draw of class proportions q for both parts of a client.
+    """Deal equal sizes, by one draw of class proportions q per client.
 
     The draw is q ~ Dir(alpha, ..., alpha). A client has round(`train_samples` q_c) samples of class
     c, the last class the rest, and so many of the test part by `test_samples`. It draws without

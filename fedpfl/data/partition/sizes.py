@@ -116,7 +116,7 @@ def extended_dirichlet(
 def _cut_over_holders(
     pools: Sequence[Indices], hands: Sequence[np.ndarray], alpha: float, rng: np.random.Generator
 ) -> list[Indices]:
-    """Cut each class by Dir(alpha) over its holders; a class that nobody holds is left out."""
+    """Cut each class that somebody holds by Dir(alpha) over its holders."""
     pieces: list[list[Indices]] = [[] for _ in hands]
     for label, pool in enumerate(pools):
         holders = [client for client, hand in enumerate(hands) if label in hand]

@@ -66,14 +66,15 @@ def impulse_noise(x: np.ndarray, c: float, rng: Generator) -> np.ndarray:
 
 
 def defocus_blur(x: np.ndarray, c: tuple[float, float], rng: Generator) -> np.ndarray:
-    """Blur by a disc of radius c[0] that a 3 x 3 Gaussian of c[1] has blurred."""
+    """Blur by a disc of radius c[0], itself blurred by a Gaussian of c[1]."""
     from scipy.ndimage import correlate
 
     radius, blur = c
     steps = np.arange(-3, 4)  # wide enough for all radii and the blur
     disc = (steps[:, None] ** 2 + steps**2 <= radius**2).astype(float)
     bell = np.exp(-(np.arange(-1, 2) ** 2) / (2 * blur**2))
-    kernel = correlate(disc / disc.sum(), np.outer(bell, bell) / bell.sum() ** 2, mode="constant")
+    gaussian = np.outer(bell, bell) / bell.sum() ** 2
+    kernel = correlate(disc / disc.sum(), gaussian, mode="constant")
     return correlate(x, kernel[None, :, :, None], mode="mirror")
 
 
@@ -96,7 +97,8 @@ def glass_blur(x: np.ndarray, c: tuple[float, int, int], rng: Generator) -> np.n
 
 def motion_blur(x: np.ndarray, c: tuple[float, float], rng: Generator) -> np.ndarray:
     """Blur by half a Gaussian along a line between -45 and 45 degrees."""
-    return _blur_along_line(x, *c, rng.uniform(-45, 45, len(x)))
+    radius, sigma = c
+    return _blur_along_line(x, radius, sigma, rng.uniform(-45, 45, len(x)))
 
 
 def zoom_blur(x: np.ndarray, c: float, rng: Generator) -> np.ndarray:
