@@ -80,11 +80,15 @@ class Account:
         if epsilon_of(SMALLEST_NOISE) <= privacy.epsilon:
             return SMALLEST_NOISE
         bracket = dp.LowerEndpointAndGuess(SMALLEST_NOISE, 1.0)
-        return float(
-            dp.calibrate_dp_mechanism(
-                self._make_accountant, event, privacy.epsilon, self.delta, bracket, tol=1e-3
-            )
+        noise = dp.calibrate_dp_mechanism(
+            make_fresh_accountant=self._make_accountant,
+            make_event_from_param=event,
+            target_epsilon=privacy.epsilon,
+            target_delta=self.delta,
+            bracket_interval=bracket,
+            tol=1e-3,
         )
+        return float(noise)
 
     @property
     def delta(self) -> float:

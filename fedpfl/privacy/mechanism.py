@@ -38,9 +38,12 @@ def clip_uploads(
         clip: The largest length.
         scale: The factor on the updates that are returned.
     """
+    # ---- The length of each update, in float64.
     updates = tree.map(torch.sub, uploads, reference)
     squares = [leaf.double().flatten(1).square().sum(1) for leaf in tree.leaves(updates)]
     norms = torch.stack(squares).sum(0).sqrt()
+
+    # ---- The factor on each: clip / length where it is longer, and `scale`.
     limit = clip.double().to(norms.device).expand_as(norms)
     # What is not finite has no length; it must not reach the mean, where it would tell on its
     # client.

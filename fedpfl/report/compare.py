@@ -166,26 +166,26 @@ def find_sides(
     expected_count = 1 if len(paths) == 2 else 2
     sides = []
     for path in paths:
-        found = groups(runs(path, where=where, trials=trials))
-        if not found:
+        configurations = groups(runs(path, where=where, trials=trials))
+        if not configurations:
             raise FedpflError(
                 f"no readable run below {path}; name a run directory or the folder of a "
                 "configuration"
             )
-        if len(found) < expected_count:
+        if len(configurations) < expected_count:
             raise FedpflError(
-                f"{path} holds one configuration alone, {found[0].title}; name two paths, or "
+                f"{path} holds one configuration alone, {configurations[0].title}; name two paths, or "
                 "another one"
             )
-        if len(found) > expected_count:
-            titles = [f"{group.title} ({_common_folder(group.runs)})" for group in found]
+        if len(configurations) > expected_count:
+            titles = [f"{group.title} ({_common_folder(group.runs)})" for group in configurations]
             advice = "name two of them, or choose two by filters"
             if expected_count == 1:
                 advice = "name one of them"
             raise FedpflError(
-                f"{path} holds {len(found)} configurations, {advice}: {join_few(titles, '; ')}"
+                f"{path} holds {len(configurations)} configurations, {advice}: {join_few(titles, '; ')}"
             )
-        sides += found
+        sides += configurations
     return sides[0], sides[1]
 
 

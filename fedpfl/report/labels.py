@@ -101,7 +101,7 @@ def setting_text(key: str, values: Mapping[str, Any], keys: Sequence[str]) -> st
     if short_key == "name" and len(parts) > 1:
         short_key = parts[-2]
     else:
-        equal_endings = [other for other in keys if other.rsplit(".", 1)[-1] == short_key]
+        equal_endings = [name for name in keys if name.rsplit(".", 1)[-1] == short_key]
         if short_key in _VAGUE_KEYS or len(equal_endings) > 1:
             short_key = key
     value = values.get(key, ...)

@@ -16,7 +16,7 @@ LENGTH = 80
 
 
 def shakespeare(source: Source) -> Raw:
-    """Read ids of 80 letters, int32 `[80]`, and of the next one; groups are the roles.
+    """Read ids of 80 letters, int32 `[80]`, and of the next; groups are the roles.
 
     An id is a letter's position in LETTERS. A letter that is not there is an error: LEAF's own code
     takes it for the last one where it is the label.
