@@ -14,7 +14,7 @@ import pytest
 import fedpfl
 from fedpfl import __main__ as command
 from fedpfl.config.choices import list_choices
-from tests.conftest import ROOT
+from tests.conftest import ROOT, keep_quick, read_cases
 
 TINY = (
     *("rounds=1", "clients=4", "participation=0.5", "local.epochs=1", "model=lenet5"),
@@ -37,35 +37,31 @@ def ask(monkeypatch, capsys):
     return answer
 
 
+COMPLETED = """
+fedpfl tr => train
+fedpfl train method=fedobp_ => method=fedobp_adaptive
+/bin/fedpfl train -m rounds=3 local.ep => local.epochs= local.eps=
+fedpfl train method=ditto method.personal => method.personal_epochs=
+"""
+
+
 @pytest.mark.parametrize("shell", command.SHELLS)
-@pytest.mark.parametrize(
-    ("line", "some"),
-    [
-        ("fedpfl ", set(command.COMMANDS)),
-        ("fedpfl tr", {"train"}),
-        ("fedpfl train method=fedobp_", {"method=fedobp_adaptive"}),
-        ("/bin/fedpfl train -m rounds=3 local.ep", {"local.epochs=", "local.eps="}),
-        ("fedpfl train method=ditto method.personal", {"method.personal_epochs="}),
-    ],
-)
-def test_completion_answers_commands_keys_and_choices(line, some, shell, ask):
-    assert set(ask(line, shell)) == some
+def test_completion_answers_commands_keys_and_choices(shell, ask):
+    """And is silent where it knows nothing."""
+    assert {*ask("fedpfl ", shell)} == {*command.COMMANDS}
+    for line, some in read_cases(COMPLETED):
+        assert {*ask(line, shell)} == {*some.split()}, line
+    for line in ("train method=nothing x", "train --bogus l", "report l", "xy"):
+        assert ask(f"fedpfl {line}", shell) == []
 
 
 def test_completion_offers_every_choice_of_a_group(ask):
     for group in ("method", "dataset", "experiment"):
-        assert set(ask(f"fedpfl train {group}=")) == {
-            f"{group}={choice}" for choice in list_choices(group)
-        }
-    assert {"experiment=fedobp/table3", "experiment=fedobp/table5"} <= set(
-        ask("fedpfl train experiment=fedobp/t")
-    )
-    assert {"rounds=", "method=", "local.", "experiment"} <= set(ask("fedpfl train "))
-
-
-@pytest.mark.parametrize("line", ["train method=nothing x", "train --bogus l", "report l", "xy"])
-def test_completion_is_silent_where_it_knows_nothing(line, ask):
-    assert ask(f"fedpfl {line}") == []
+        choices = {f"{group}={choice}" for choice in list_choices(group)}
+        assert {*ask(f"fedpfl train {group}=")} == choices
+    tables = {"experiment=fedobp/table3", "experiment=fedobp/table5"}
+    assert tables <= {*ask("fedpfl train experiment=fedobp/t")}
+    assert {"rounds=", "method=", "local.", "experiment"} <= {*ask("fedpfl train ")}
 
 
 def test_completion_in_bash(tmp_path):
@@ -83,14 +79,9 @@ def test_completion_in_bash(tmp_path):
         hydra_bash_completion
         echo "${{COMPREPLY[@]}}"
     """
-    environment = {
-        **os.environ,
-        "PATH": f"{tmp_path}:{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
-    }
-    told = subprocess.run(
-        ["bash", "-c", script], env=environment, cwd=tmp_path, capture_output=True, text=True
-    )
+    paths = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    pipes = {"env": os.environ | paths, "cwd": tmp_path, "capture_output": True, "text": True}
+    told = subprocess.run(["bash", "-c", script], **pipes)
     rule, answer = told.stdout.splitlines()
     assert rule.endswith("-F hydra_bash_completion fedpfl")
     assert answer == "method=fedobp_adaptive"
@@ -99,34 +90,24 @@ def test_completion_in_bash(tmp_path):
 AGAIN = ("fedpfl.train", "fedpfl.check")
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "text"),
-    [
-        ((), 0, "fedpfl train "),
-        (("--help",), 0, "fedpfl export "),
-        (("--version",), 0, fedpfl.__version__),
-        (
-            ("trian",),
-            2,
-            (
-                "fedpfl: trian is no command; there are train, check, report, export, federate,"
-                " board, tune; did you mean train?"
-            ),
-        ),
-        (("-sc",), 2, "fedpfl: -sc takes one of install=bash"),
-        (("-sc", "install=tcsh"), 2, "fedpfl: -sc takes one of install=bash"),
-        (("-sc", "install=fish"), 0, "complete -c fedpfl "),
-        (("report", "ls", "nowhere"), 2, "no such directory: nowhere"),
-        (("check", "nowhere.py"), 2, "nowhere.py: No such file or directory"),
-        (
-            ("train", "local.lrr=1"),
-            2,
-            "fedpfl: local.lrr is not a key here; did you mean local.lr?",
-        ),
-        (("train", "--cfg", "job", "method=ditto", "rounds=77"), 0, "rounds: 77"),
-    ],
-)
-def test_the_command(words, code, text, monkeypatch, capsys, tmp_path):
+ANSWERS = f"""
+ => 0 => fedpfl train
+--help => 0 => fedpfl export
+--version => 0 => {fedpfl.__version__}
+trian => 2 => fedpfl: trian is no command; there are train, check, report, export, federate, board, tune; did you mean train?
+-sc => 2 => fedpfl: -sc takes one of install=bash
+-sc install=tcsh => 2 => fedpfl: -sc takes one of install=bash
+-sc install=fish => 0 => complete -c fedpfl
+report ls nowhere => 2 => no such directory: nowhere
+check nowhere.py => 2 => nowhere.py: No such file or directory
+train local.lrr=1 => 2 => fedpfl: local.lrr is not a key here; did you mean local.lr?
+train --cfg job method=ditto rounds=77 => 0 => rounds: 77
+"""
+
+
+@pytest.mark.parametrize(("line", "code", "text"), read_cases(ANSWERS.replace("\n =>", "\n'' =>")))
+def test_the_command(line, code, text, monkeypatch, capsys, tmp_path):
+    words, code = shlex.split(line.replace("''", "")), int(code)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["fedpfl", *words])
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
@@ -144,7 +125,7 @@ def test_the_command(words, code, text, monkeypatch, capsys, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("module", ["fedpfl", "fedpfl.train", "fedpfl.report"])
+@pytest.mark.parametrize("module", keep_quick(["fedpfl", "fedpfl.train", "fedpfl.report"]))
 def test_a_python_without_the_packages_is_told_in_one_line(module):
     told = subprocess.run(
         [sys.executable, "-S", "-m", module], cwd=ROOT, capture_output=True, text=True
@@ -155,14 +136,10 @@ def test_a_python_without_the_packages_is_told_in_one_line(module):
 
 def run(*words: object, cwd: Path) -> str:
     """What a program prints that sees neither this tree nor variables that would lead there."""
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("PYTHON", "FEDPFL", "VIRTUAL_ENV"))
-    }
-    done = subprocess.run(
-        [*map(str, words)], cwd=cwd, env=kept, capture_output=True, text=True, timeout=300
-    )
+    leading = ("PYTHON", "FEDPFL", "VIRTUAL_ENV")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(leading)}
+    pipes = {"env": kept, "capture_output": True, "text": True, "timeout": 300}
+    done = subprocess.run([*map(str, words)], cwd=cwd, **pipes)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -173,9 +150,8 @@ PACKAGES = [place for place in sys.path if place.endswith("-packages")]
 def clone(folder: Path) -> Path:
     """A copy of what makes the package, as a clone has it."""
     for name in ("conf", "fedpfl", "hydra_plugins"):
-        shutil.copytree(
-            ROOT / name, folder / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
-        )
+        ignore = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=ignore)
     for name in ("pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, folder)
     return folder
@@ -190,12 +166,8 @@ def environment(folder: Path, built: Path) -> Path:
     (wheel,) = built.glob("*.whl")
     pip = (sys.executable, "-m", "pip", "--python", programs / "python")
     run(*pip, "install", "--no-deps", "--no-index", wheel, cwd=folder)
-    own = run(
-        programs / "python",
-        "-c",
-        "import sysconfig; print(sysconfig.get_path('purelib'))",
-        cwd=folder,
-    ).strip()
+    code = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    own = run(programs / "python", "-c", code, cwd=folder).strip()
     # A folder named in a .pth is looked into; its own .pth files, which lead to this tree, are not.
     Path(own, "others.pth").write_text("".join(f"{place}\n" for place in PACKAGES))
     return programs
@@ -217,18 +189,11 @@ def installed(tmp_path_factory):
 
 @pytest.mark.full
 def test_the_wheel_works_from_any_folder(installed, tmp_path):
-    where = run(
-        installed / "python",
-        "-c",
-        "import fedpfl, hydra_plugins; print(fedpfl.__file__)",
-        cwd=tmp_path,
-    )
+    code = "import sys, fedpfl, hydra_plugins; print(fedpfl.__file__, *sys.path, sep='\\n')"
+    where, *seen = run(installed / "python", "-c", code, cwd=tmp_path).splitlines()
     assert str(ROOT) not in where
     assert Path(where).is_relative_to(installed.parent)
     assert Path(where).with_name("py.typed").is_file()
-    seen = run(
-        installed / "python", "-c", "import sys; print(*sys.path, sep='\\n')", cwd=tmp_path
-    ).splitlines()
     assert str(ROOT) not in {*seen} - {*PACKAGES}
 
     program = installed / "fedpfl"
@@ -241,16 +206,8 @@ def test_the_wheel_works_from_any_folder(installed, tmp_path):
     assert told.startswith("already finished: ")
     sweep = ("-m", "hydra/launcher=lockstep", "method=fedavg,fedper")
     run(program, "train", *TINY, *sweep, cwd=tmp_path)
-    run(
-        program,
-        "train",
-        *TINY,
-        "-m",
-        "hydra/launcher=joblib",
-        "hydra.launcher.n_jobs=2",
-        "seed=1,2",
-        cwd=tmp_path,
-    )
+    sweep = ("-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "seed=1,2")
+    run(program, "train", *TINY, *sweep, cwd=tmp_path)
     assert len([*tmp_path.glob("outputs/digits/*/*/seed*/state.pt")]) == 5
     assert "FedOBP" in run(program, "report", "tables", cwd=tmp_path)
     assert "Dir(0.1)" in run(program, "report", "paper", "fedobp/table3", cwd=tmp_path)
@@ -281,12 +238,8 @@ fedpfl.rum()  # type: ignore[attr-defined]
 def test_beside_a_clone_a_script_finds_the_editable_install_and_its_types(tmp_path):
     """A folder `fedpfl` beside the script would pass for a package without code."""
     source, built = clone(tmp_path / "fedpfl"), tmp_path / "built"
-    run(
-        sys.executable,
-        "-c",
-        f"from setuptools import build_meta as b; b.build_editable({str(built)!r})",
-        cwd=source,
-    )
+    code = f"from setuptools import build_meta as b; b.build_editable({str(built)!r})"
+    run(sys.executable, "-c", code, cwd=source)
     python, script = environment(tmp_path, built) / "python", tmp_path / "script.py"
     script.write_text(
         f"import fedpfl\nprint(fedpfl.run{(*TINY, 'method=fedavg')}.status, fedpfl.__file__)"
@@ -294,13 +247,5 @@ def test_beside_a_clone_a_script_finds_the_editable_install_and_its_types(tmp_pa
     told = run(python, script, cwd=tmp_path).split()
     assert told[-2:] == ["finished", str(source / "fedpfl" / "__init__.py")]
     script.write_text(TYPED)  # an ignored line without an error is an error
-    run(
-        sys.executable,
-        "-m",
-        "mypy",
-        "--strict",
-        "--python-executable",
-        python,
-        script,
-        cwd=tmp_path,
-    )
+    mypy = ("-m", "mypy", "--strict", "--python-executable", python)
+    run(sys.executable, *mypy, script, cwd=tmp_path)

@@ -24,6 +24,7 @@ from tests.report.test_html import Page
 from tests.report.test_report import write_run
 
 FEDPER, LOCAL = {"name": "fedper"}, {"name": "local_only"}
+PERSONAL = [40.0, 40, 67, 81, 92, 10, 20, 30, 40, 80]
 
 
 def run(
@@ -38,15 +39,8 @@ def run(
     """
     more = {key: changes.pop(key) for key in ("test", "unseen") if key in changes}
     write_run(folder, **changes)
-    frame = pd.DataFrame(
-        {
-            "client": range(len(accuracy)),
-            "train": 30,
-            "test": 10,
-            "label_0": 40,
-            "accuracy": accuracy,
-        }
-    )
+    held = {"client": range(len(accuracy)), "train": 30, "test": 10, "label_0": 40}
+    frame = pd.DataFrame({**held, "accuracy": accuracy})
     if ft:
         frame["ft_accuracy"] = ft
     frame.assign(**more).to_csv(folder / "clients.csv", index=False)
@@ -71,12 +65,7 @@ def root(tmp_path: Path) -> Path:
     """
     tuned = [50.0, 60, 70, 80, 90, 10, 20, 30, 40, 50]
     run(tmp_path / "fedavg/seed0", [0.0] * 10, tuned)
-    run(
-        tmp_path / "fedper/seed0",
-        [40.0, 40, 67, 81, 92, 10, 20, 30, 40, 80],
-        [99.0] * 10,
-        method=FEDPER,
-    )
+    run(tmp_path / "fedper/seed0", PERSONAL, [99.0] * 10, method=FEDPER)
     run(tmp_path / "local/seed0", [0.0] * 9 + [88.5], [1.0] * 10, method=LOCAL)
     return tmp_path
 
@@ -86,15 +75,10 @@ def test_harm_by_hand(root: Path) -> None:
     assert row["harmed_fedavg"] == 30
     assert row["loss_fedavg"] == pytest.approx((10 + 20 + 3) / 3)
     assert row["change_fedavg"] == -20  # the worst of ten
-    assert (row["harmed_local_only"], row["loss_local_only"], row["change_local_only"]) == (
-        10,
-        8.5,
-        -8.5,
-    )
+    alone = [row[f"{name}_local_only"] for name in ("harmed", "loss", "change")]
+    assert alone == [10, 8.5, -8.5]
     assert row["accuracy"] == 50
-    assert row["accuracy_std"] == pytest.approx(
-        statistics.pstdev([40, 40, 67, 81, 92, 10, 20, 30, 40, 80])
-    )
+    assert row["accuracy_std"] == pytest.approx(statistics.pstdev(PERSONAL))
     assert row["accuracy_worst10"] == 10
     assert math.isnan(row["harmed_fedavg_seed_std"])
 
@@ -102,18 +86,14 @@ def test_harm_by_hand(root: Path) -> None:
 def test_the_baselines_are_rows_too(root: Path) -> None:
     table = table_of(root)
     tuned, local = row_of(table, "FedAvg"), row_of(table, "Local-Only")
-    assert (tuned["accuracy"], tuned["harmed_local_only"], tuned["loss_local_only"]) == (
-        50,
-        10,
-        38.5,
-    )
+    told = [tuned[key] for key in ("accuracy", "harmed_local_only", "loss_local_only")]
+    assert told == [50, 10, 38.5]
     assert (local["harmed_fedavg"], local["change_fedavg"]) == (90, -90)
     assert math.isnan(tuned["harmed_fedavg"])
     assert math.isnan(local["harmed_local_only"])
     assert "FedAvg's after fine-tuning (FedAvg+FT)" in table.caption
-    assert [*table.frame["method"]] == [*accuracy_table(runs(root)).frame["method"]], (
-        "rows are named alike"
-    )
+    names = [*accuracy_table(runs(root)).frame["method"]]
+    assert [*table.frame["method"]] == names, "rows are named alike"
     assert table.notes == ()
 
 
@@ -127,19 +107,13 @@ def test_means_over_seeds(root: Path) -> None:
     row = row_of(table, "FedPer")
     assert row["harmed_fedavg"] == pytest.approx((30 + 50 + 0) / 3)
     assert row["harmed_fedavg_seed_std"] == pytest.approx(statistics.stdev([30, 50, 0]))
-    assert row["loss_fedavg"] == pytest.approx((11 + 10) / 2), (
-        "of the seeds that have harmed clients"
-    )
+    # Of the seeds that have harmed clients
+    assert row["loss_fedavg"] == pytest.approx((11 + 10) / 2)
     assert row["change_fedavg"] == pytest.approx((-20 - 10 + 10) / 3)
-    assert (row["seed_list"], row["seed_list_fedavg"], row["seed_list_local_only"]) == (
-        "0 1 2 3",
-        "0 1 2",
-        "0",
-    )
-    assert (
-        "No FedAvg+FT of the same data, split and seed: FedPer on FMNIST, Dir(0.1) (seed 3)."
-        in table.notes
-    )
+    seeds = [row[f"seed_list{of}"] for of in ("", "_fedavg", "_local_only")]
+    assert seeds == ["0 1 2 3", "0 1 2", "0"]
+    lacking = "FedPer on FMNIST, Dir(0.1) (seed 3)."
+    assert f"No FedAvg+FT of the same data, split and seed: {lacking}" in table.notes
 
 
 @pytest.mark.parametrize(
@@ -187,9 +161,8 @@ def test_the_nearest_baseline_is_taken_and_what_differs_told(root: Path) -> None
     run(root / "near/seed0", [0.0] * 10, [100.0] * 10, method={"name": "fedavg", "mode": 1})
     table = table_of(root)
     assert math.isnan(row_of(table, "FedPer")["harmed_fedavg"])
-    assert any(
-        note.startswith("Several FedAvg+FT fit, choose one by filters: ") for note in table.notes
-    )
+    several = "Several FedAvg+FT fit, choose one by filters: "
+    assert any(note.startswith(several) for note in table.notes)
     told = fairness_table(runs(root / "far", root / "fedper"))
     assert row_of(told, "FedPer (epochs=5, lr=0.01)")["harmed_fedavg"] == 100
     words = "FedAvg+FT was run with another local.epochs, local.lr than FedPer (epochs=5, lr=0.01) on FMNIST, Dir(0.1)."
@@ -209,26 +182,16 @@ def test_harm_agrees_with_a_loop(changes: list[int]) -> None:
 def test_the_command(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tables", str(root), "--fairness"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    words = [
-        "FedPer",
-        "50.00",
-        "10.00",
-        f"{statistics.pstdev([40, 40, 67, 81, 92, 10, 20, 30, 40, 80]):.2f}",
-        *("30.00", "11.00", "-20.00", "10.00", "8.50", "-8.50", "4", "1"),
-    ]
-    assert [*words, "finished"] in lines
+    spread = f"{statistics.pstdev(PERSONAL):.2f}"
+    words = f"FedPer 50.00 10.00 {spread} 30.00 11.00 -20.00 10.00 8.50 -8.50 4 1 finished"
+    assert words.split() in lines
     assert main(["tables", str(root), "--fairness", "--out", str(tmp_path / "out")]) == 0
-    assert {"fairness.csv", "fairness.md", "fairness.tex"} < {
-        path.name for path in (tmp_path / "out").iterdir()
-    }
+    written = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"fairness.csv", "fairness.md", "fairness.tex"} < written
     capsys.readouterr()
     assert main(["tables", str(root), "--fairness", "--select", "best-checkpoint"]) == 2
-    assert capsys.readouterr() == (
-        "",
-        (
-            "fedpfl: --fairness is of the last evaluation, which clients.csv holds; leave out --select\n"
-        ),
-    )
+    line = "--fairness is of the last evaluation, which clients.csv holds; leave out --select"
+    assert capsys.readouterr() == ("", f"fedpfl: {line}\n")
     assert main(["tables", str(root), "method=fedper", "--fairness"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
@@ -242,10 +205,8 @@ def test_the_page(root: Path) -> None:
     assert (len(clients), len(page.traces("fairness", "FedAvg", "FedAvg+FT"))) == (10, 0)
     titles = [one["text"] for one in page.figure("fairness", "FedAvg+FT")["layout"]["annotations"]]
     assert "FedPer: 30 % harmed" in titles
-    titles = [
-        one["text"].split(":")[0]
-        for one in page.figure("fairness", "Local-Only")["layout"]["annotations"]
-    ]
+    notes = page.figure("fairness", "Local-Only")["layout"]["annotations"]
+    titles = [one["text"].split(":")[0] for one in notes]
     assert titles == ["FedAvg", "FedPer"]
     assert page.row("fairness", "FedPer")[4:7] == ["30.00", "11.00", "-20.00"]
     (root / "fedavg/seed0/clients.csv").unlink()
