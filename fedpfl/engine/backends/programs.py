@@ -128,7 +128,7 @@ class ProgramCache:
 
 @dataclass(frozen=True)
 class _StepKind:
-    """Say what is the same in all steps of a phase that run on the same rows.
+    """Say what all steps of a phase on the same rows have in common.
 
     Attributes:
         slot: The phase whose inputs and graphs are used, by position.
@@ -148,7 +148,7 @@ class _StepKind:
 
 
 class Program:
-    """Take the steps of jobs of one kind and number of rows, in memory of its own."""
+    """Take the steps of jobs of one kind and width, in memory of its own."""
 
     def __init__(
         self,
@@ -215,11 +215,7 @@ class Program:
         if job.plan.local.has_schedule:
             self._rates.copy_(tree.send(torch.tensor(job.rates), self._rates.device))
         phases = list(with_epoch_numbers(job.plan.phases))
-        idle_rows: dict[int, Tensor] = {}
-        for number, (phase, _) in enumerate(phases):
-            flags = clients_without_trainable_entries(phase, len(job.rows))
-            if flags is not None:
-                idle_rows[number] = flags
+        idle_rows = _find_idle_rows([phase for phase, _ in phases], len(job.rows))
         # All at once, as a GPU is waited for.
         idle_summaries = tree.fetch(
             {number: torch.stack([flags.all(), flags.any()]) for number, flags in idle_rows.items()}
@@ -321,10 +317,7 @@ class Program:
         return [(part[rows], part[rows].clone()) for part in parts]
 
     def _run_step(self, kind: _StepKind) -> None:
-        """Run a step eagerly the first time; capture it the second; replay it from then on.
-
-        The first time warms up.
-        """
+        """Run a step eagerly once, which warms up, then capture it, then replay it."""
         key = (kind.slot, kind.rows, kind.has_idle_rows)
         is_first = key not in self._graphs
         if self._capture is None or is_first or kind.slot in self._slots_with_records:
@@ -350,11 +343,7 @@ class Program:
         rates = None
         if kind.local.has_schedule and "lr" not in phase.sgd:
             rates = self._rates[rows]  # a graph would repeat the number it was captured with
-        client_step: Callable[..., Any]
-        if phase.step:
-            client_step = partial(self._phase_step, phase)
-        else:
-            client_step = partial(self._compute_gradient, phase, kind.trainable.indices)
+        client_step = self._client_step(kind)
 
         def step() -> None:
             # In here, as a graph reads the flags of its round.
@@ -381,13 +370,7 @@ class Program:
                         client_step, trainable_leaves, leaves, batches[0], buffers, client, servers
                     )
                 optimizer_step_(
-                    params=trainable_leaves,
-                    moments=moments,
-                    grads=grads,
-                    masks=masks,
-                    local=kind.local,
-                    stacked=True,
-                    rates=rates,
+                    trainable_leaves, moments, grads, masks, kind.local, stacked=True, rates=rates
                 )
                 if phase.after_gradient:
                     tree.put_(job.client, rows, unless_idle(new_client, client))
@@ -397,6 +380,12 @@ class Program:
             self._add_loss(rows, loss, weight, is_active)
 
         return step
+
+    def _client_step(self, kind: _StepKind) -> Callable[..., Any]:
+        """Return the function of one client that a step applies to all."""
+        if kind.phase.step:
+            return partial(self._phase_step, kind.phase)
+        return partial(self._compute_gradient, kind.phase, kind.trainable.indices)
 
     def _gather_batches(self, kind: _StepKind) -> list[Batch]:
         """Return the minibatches of a step from its inputs, stacked `[rows, batch, ...]`."""
@@ -494,6 +483,16 @@ class Program:
             gradient = tree.rebuild(like, complete_gradients(grads, leaves, indices))
             new_client = phase.after_gradient(server, client, params, gradient, batch, loss, record)
         return grads, loss, new_buffers, new_client, record
+
+
+def _find_idle_rows(phases: list[Phase], row_count: int) -> dict[int, Tensor]:
+    """Return which rows have nothing to train, by position of those phases that some rows skip."""
+    idle_rows: dict[int, Tensor] = {}
+    for number, phase in enumerate(phases):
+        flags = clients_without_trainable_entries(phase, row_count)
+        if flags is not None:
+            idle_rows[number] = flags
+    return idle_rows
 
 
 def _with_own_memory(job: TrainJob, is_captured: bool) -> TrainJob:
