@@ -119,7 +119,9 @@ CASES |= {
     "fedavg-norm": normed(m.FedAvg(), models.fedavg, **FULL),
     "fedprox": Case(m.FedProx(mu=0.5), lambda s: models.fedavg(s, mu=0.5)),
     "fedavgm": Case(m.FedAvgM(0.3, 0.5), lambda s: models.fedopt(s, "avgm", 0.3, 0.5)),
-    "fedadam": Case(m.FedAdam(), lambda s: models.fedopt(s, "adam", 0.01, 0.9, 0.99, 0.001)),
+    "fedadam": Case(
+        m.FedAdam(0.1, 0.5, 0.6, 0.05), lambda s: models.fedopt(s, "adam", 0.1, 0.5, 0.6, 0.05)
+    ),
     "fedyogi": Case(m.FedYogi(), lambda s: models.fedopt(s, "yogi", 0.01, 0.9, 0.99, 0.001)),
     "fedobp": Case(m.FedOBP(q=0.9), lambda s: whole.fedobp(s, 0.9), margin=1e-5),
     "fedobp-few": Case(

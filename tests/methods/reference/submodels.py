@@ -436,7 +436,7 @@ def subflot(s: Setting, first: Choice, rate: Callable[[int], float], method: Any
             moved, _ = align(shared, history[i], m.mode)
         by_place = cut(shared, sets[i])
         apart = [np.abs(moved[name] - by_place[name].numpy()).max() for name in moved]
-        result.counts.append(max(apart) > 1e-4)
+        result.counts += [1] * int(max(apart) > 1e-4)
         old = {name: value.double().numpy() for name, value in history[i].items()}
         mixed = {name: m.alpha * moved[name] + (1 - m.alpha) * old[name] for name in old}
         return {name: torch.from_numpy(value).float() for name, value in mixed.items()}
