@@ -1,0 +1,351 @@
+"""Tasks without classes, from the configuration to the tables.
+
+Rounds of single methods stand beside plain loops in tests/methods/reference/test_tasks.py.
+"""
+
+import dataclasses
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+import fedpfl
+from fedpfl.config.plan import check_config
+from fedpfl.data.datasets import load_samples
+from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.identity import identity
+from fedpfl.ground.tasks import MULTILABEL, REGRESSION, TASKS, find_task
+from fedpfl.methods import METHODS
+from fedpfl.models import ADAPTERS, Net
+from fedpfl.record.columns import round_columns
+from fedpfl.report import html, listing
+from fedpfl.report.load import inspect_directories, runs
+from fedpfl.report.ranking import rank_methods
+from fedpfl.report.render import render
+from fedpfl.report.tables import accuracy_table
+from fedpfl.runner import trials
+from tests.command import compose_once, format_override, run_command
+from tests.conftest import (
+    BACKENDS,
+    Tiny,
+    assert_close,
+    every_method,
+    hold_out_quarter,
+    make_federation,
+    record_rounds,
+)
+
+SITES = 6
+OTHERS = [MULTILABEL, REGRESSION]
+WORDS = (
+    *("dataset=npz", "partition=groups", f"clients={SITES}", "participation=0.5", "model=mlp"),
+    *("rounds=4", "eval.every=2", "local.epochs=1", "checkpoint.seconds=0", "method=fedper"),
+)
+
+
+def make_arrays(task, seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(SITES * 30, 5)).astype(np.float32)
+    groups = np.repeat(np.arange(SITES), 30)
+    y = x[:, 0] + 0.3 * groups + 0.1 * rng.normal(size=len(x))
+    if task is MULTILABEL:
+        y = np.stack([y > 0.5, x[:, 1] > 0, x[:, 2] > 1], 1).astype(np.int8)
+    return {"x": x, "y": y, "groups": groups}
+
+
+@pytest.fixture(scope="module")
+def archives(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("archives")
+    for task in OTHERS:
+        np.savez(folder / f"{task.name}.npz", **make_arrays(task))
+    return folder
+
+
+def words_of(archives, task):
+    path = archives / f"{task.name}.npz"
+    return (*WORDS, f"task={task.name}", format_override("dataset.path", str(path)))
+
+
+def refusal(action) -> str:
+    with pytest.raises(FedpflError) as error:
+        action()
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+# The configuration
+
+
+def test_the_task_of_all_earlier_runs_is_no_part_of_an_identity():
+    config = check_config(compose_once()).config
+    assert config["task"] == "classification"
+    earlier = {key: value for key, value in config.items() if key != "task"}
+    assert identity(earlier) == identity(config) != identity({**config, "task": "regression"})
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("method=fedproto",), "method=fedproto is for task=classification, not regression: it "),
+        (("method=heterofl",), "it masks classes; use method.masked=false"),
+        (("partition=dirichlet",), "it deals samples by class; use partition=iid"),
+        (("partition=quantity", "partition.alpha=1"), "partition=quantity is for"),
+        (("eval.classes=own",), "eval.classes=own is for task=classification"),
+        (("eval.common=true",), "eval.common=true is for task=classification"),
+        (("metrics=[f1,ece]",), "metrics=[f1,ece] is for task=classification"),
+    ],
+)
+def test_what_is_about_classes_is_refused_before_data_are_read(words, reason):
+    base = ("partition=iid", "method=fedavg")
+    chosen = {word.partition("=")[0]: word for word in (*base, *words)}.values()
+    check_config(compose_once(*chosen))
+    assert reason in refusal(lambda: check_config(compose_once(*chosen, "task=regression")))
+
+
+def test_methods_that_need_classes_say_why():
+    needing = {name for name, method in METHODS.items() if isinstance(method.needs_classes, str)}
+    needing = {name for name in needing if METHODS[name].needs_classes}
+    assert needing == {
+        *("fedas", "fedgen", "fedpac", "fedproto", "fedrod", "flute", "gpfl", "knn_per"),
+        *("pfedfda", "pfedsd"),
+    }
+    assert METHODS["heterofl"]().needs_classes
+    assert not METHODS["heterofl"](masked=False).needs_classes
+    assert not METHODS["fedphp"](transfer="mmd").needs_classes
+
+
+# Labels
+
+
+@pytest.mark.parametrize(
+    ("task", "y", "reason"),
+    [
+        ("classification", np.zeros(4), "y must be integers [samples], got float64 [4]; convert "),
+        ("classification", np.zeros(4), "or set task=regression"),
+        ("classification", np.eye(4), "or set task=multilabel"),
+        ("multilabel", np.arange(4), "these are for task=classification"),
+        ("multilabel", np.eye(4) + 1, "found 2.0"),
+        ("regression", np.eye(4), "or set task=multilabel"),
+        ("regression", np.array([0, 1, np.inf, 2]), "not finite"),
+        ("regression", np.arange(4.0)[:, None].repeat(2, 1), "y must be floats [samples]"),
+    ],
+)
+def test_labels_of_another_form_say_which_task_they_are_for(tmp_path, task, y, reason):
+    np.savez(tmp_path / "own.npz", x=np.zeros((4, 2), np.float32), y=y)
+    load = lambda: load_samples("npz", tmp_path, path=tmp_path / "own.npz", task=task)  # noqa: E731
+    assert reason in refusal(load)
+
+
+@pytest.mark.parametrize("kind", [bool, np.uint8, np.float64])
+def test_labels_come_in_one_form_whatever_the_file_has(tmp_path, kind):
+    wanted = np.eye(4)[:, :3]
+    np.savez(tmp_path / "own.npz", x=np.zeros((4, 2), np.float32), y=wanted.astype(kind))
+    got = load_samples("npz", tmp_path, path=tmp_path / "own.npz", task="multilabel")
+    assert (got.y.dtype, got.classes, find_task(got.y)) == (torch.bool, 3, MULTILABEL)
+    assert np.array_equal(got.y, wanted)
+    column = np.arange(4).astype(kind)[:, None]
+    np.savez(tmp_path / "own.npz", x=np.zeros((4, 2), np.float32), y=column)
+    if kind is not bool:
+        got = load_samples("npz", tmp_path, path=tmp_path / "own.npz", task="regression")
+        assert (got.y.dtype, got.classes, find_task(got.y)) == (torch.float32, 1, REGRESSION)
+        assert got.y.tolist() == [0, 1, 2, 3]
+
+
+def test_sites_are_tables_of_numbers_or_of_several_labels(tmp_path):
+    rng = np.random.default_rng(0)
+    for site in ("a", "b"):
+        frame = pd.DataFrame(rng.normal(size=(9, 2)), columns=["x", "age"])
+        frame.assign(flu=frame["x"] > 0, cold=[0, 1, 0] * 3).to_csv(tmp_path / f"{site}.csv")
+    read = {"path": tmp_path, "categories": ()}
+    got = load_samples("sites", tmp_path, **read, label="age", task="regression")
+    assert (find_task(got.y), got.x.shape, got.class_names) == (REGRESSION, (18, 4), ())
+    got = load_samples("sites", tmp_path, **read, label=("flu", "cold"), task="multilabel")
+    assert (got.y.shape, got.class_names, got.group_names) == (
+        *((18, 2), ("flu", "cold"), ("a", "b")),
+    )
+    two = lambda task: load_samples("sites", tmp_path, **read, label=("flu", "age"), task=task)  # noqa: E731
+    assert "names 2 columns" in refusal(lambda: two("classification"))
+    assert "a.csv: flu, age: y must be 0 and 1" in refusal(lambda: two("multilabel"))
+
+
+# Methods
+
+
+def make_net(classes: int, pairs: int) -> Net:
+    torch.manual_seed(1)
+    module = Tiny()
+    module.classifier = nn.Linear(12, classes)
+    if pairs:
+        options = {"rank": 2, "alpha": 4.0, "layers": ("conv", "linear"), "pairs": pairs}
+        ADAPTERS["lora"](module, "classifier", 1, **options)
+    return Net(module, sample=(1, 8, 8), rounds=2)
+
+
+@every_method()
+def test_every_method_trains_on_labels_of_each_task_or_says_that_it_needs_classes(name, values):
+    method = METHODS[name](**values)
+    if method.needs_classes:
+        return
+    whole = hold_out_quarter(make_federation((40, 7, 33, 2, 65, 1), (12, 3, 9, 0, 14, 1)))
+    rng = torch.Generator().manual_seed(1)
+    several = torch.rand(len(whole.y), 3, generator=rng) < 0.2 + 0.15 * whole.y[:, None]
+    number = whole.y / 2 + 0.3 * torch.randn(len(whole.y), generator=rng)
+    for y, classes in ((several, 3), (number, 1)):
+        federation = dataclasses.replace(whole, y=y, classes=classes)
+        net, told = make_net(classes, method.pairs), {}
+        for backend in BACKENDS:
+            states, outcomes = record_rounds(
+                method, net, federation, [[0, 2, 3, 5], [0, 1, 4, 5]], engine=backend
+            )
+            told[backend] = {"server": states[-1].server, "loss": outcomes[-1].after.loss}
+            assert outcomes[-1].after.correct.sum() == 0
+            assert outcomes[-1].finite.all()
+        assert_close(told["loop"]["loss"], told["batched"]["loss"], atol=1e-4, rtol=1e-2)
+
+
+# Runs
+
+
+@pytest.mark.parametrize("task", OTHERS)
+def test_a_run_is_recorded_by_its_score_and_goes_on_as_if_never_stopped(archives, tmp_path, task):
+    words = (*words_of(archives, task), "validation=0.2", "unseen=0.34")
+    words += ("eval.finetune_epochs=1", "eval.finetune_every=2")
+    whole = fedpfl.run(*words, directory=tmp_path / "whole", progress=False)
+    rows = pd.read_csv(tmp_path / "whole" / "rounds.csv")
+    wanted = round_columns(validation=True, unseen=True, task=task)
+    assert [name for name in rows if name in wanted] == ["participants", *wanted[1:]]
+    assert not rows.iloc[-1].isna().any()
+    assert not [name for name in (*rows, *whole.clients) if "accuracy" in name]
+    summary = json.loads((tmp_path / "whole" / "summary.json").read_text())
+    best = min if task is REGRESSION else max
+    assert summary["best"][task.score] == best(rows[task.score].dropna())
+    assert f"{task.score_word} " in repr(whole)
+
+    # Each client's score, and what the run says of all of them.
+    members = whole.clients[whole.clients["unseen"] == 0]
+    assert rows[task.score].iloc[-1] == pytest.approx(members[task.score].mean())
+    labels = [name for name in members if name.startswith("label_")]
+    assert len(labels) == (3 if task is MULTILABEL else 0)
+
+    shorter = (*words[: words.index("rounds=4")], "rounds=2", *words[words.index("rounds=4") + 1 :])
+    fedpfl.run(*shorter, directory=tmp_path / "half", progress=False)
+    half = format_override("extend", str(tmp_path / "half"))
+    fedpfl.run(*words, half, directory=tmp_path / "longer", progress=False)
+    longer = pd.read_csv(tmp_path / "longer" / "rounds.csv")
+    times = ["seconds", "eval_seconds"]
+    pd.testing.assert_frame_equal(longer.drop(columns=times), rows.drop(columns=times))
+
+
+@pytest.mark.parametrize("task", OTHERS)
+@pytest.mark.parametrize(
+    "more", [("engine=batched",), ("engine.precision=bf16",), ("stopping.early=true",)]
+)
+def test_engines_and_early_stopping_go_by_the_tasks_loss(archives, tmp_path, task, more):
+    words = words_of(archives, task)
+    plain = fedpfl.run(*words, directory=tmp_path / "plain", progress=False)
+    other = fedpfl.run(*words, *more, directory=tmp_path / "other", progress=False)
+    scores = [run.rounds[task.score].iloc[-1] for run in (plain, other)]
+    assert scores[0] == pytest.approx(scores[1], rel=1e-3 if more[0].endswith("batched") else 0.1)
+
+
+@pytest.mark.parametrize("task", OTHERS)
+def test_the_command_line_shows_the_tasks_score(archives, tmp_path, task):
+    result = run_command(*words_of(archives, task), "hydra.run.dir=run", cwd=tmp_path)
+    assert result.code == 0, result.err
+    text = result.out + result.err
+    assert f"all clients {task.score_word} " in text.splitlines()[-1]
+    assert "accuracy" not in text
+    assert ("cohort's loss" in text, "a number each" in text) == (True, task is REGRESSION)
+    assert (tmp_path / "run" / "partition.png").stat().st_size
+
+
+# Searches and reports
+
+
+def test_a_search_for_errors_finds_the_least(tmp_path):
+    header = "round,rmse,rmse_worst10,val_rmse,val_rmse_worst10\n"
+    (tmp_path / "rounds.csv").write_text(f"{header}1,1,1,3.5,4\n2,1,1,2.5,4\n3,1,1,2.75,4\n")
+    assert trials.read_trial_result(tmp_path).value == 2.5
+    pytest.importorskip("optuna")
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    (word,) = OverridesParser.create().parse_overrides(["local.lr=interval(0.001,0.1)"])
+    settings = trials.SearchSettings(6, 2, startup=2, warmup=0, seed=0, task=REGRESSION)
+    space = {"local.lr": trials.parse_distribution(word)}
+    search = trials.Search(tmp_path, "study", space, {}, settings)
+
+    told = []
+
+    def play(jobs):
+        rates = [float(words[0].partition("=")[2]) for _, words in jobs]
+        results = [
+            trials.TrialResult(None, 1, f"run{rate}", "diverged")
+            if rate > 0.08
+            else trials.TrialResult(abs(rate - 0.03), 1, f"run{rate}")
+            for rate in rates
+        ]
+        told.extend(result.value for result in results if result.value is not None)
+        return results
+
+    lines = []
+    best = search.run(play, lines.append)
+    assert best.value == min(told) < max(told)
+    assert best.trials["given up"] + best.trials["finished"] == 6
+    assert any("validation RMSE " in line for line in lines)
+
+
+@pytest.fixture(scope="module")
+def finished(archives, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("finished")
+    for task in OTHERS:
+        for method in ("fedper", "local_only"):
+            words = [word for word in words_of(archives, task) if not word.startswith("method=")]
+            directory = folder / task.name / method
+            fedpfl.run(*words, f"method={method}", directory=directory, progress=False)
+    return folder
+
+
+@pytest.mark.parametrize("task", OTHERS)
+def test_tables_and_pages_are_of_the_tasks_score(finished, task, tmp_path):
+    found = runs(finished / task.name)
+    assert {run.task for run in found} == {task}
+    table = accuracy_table(found)
+    text = render(table, "terminal", 400)
+    assert f"Test {task.score_word}" in text
+    assert "accuracy" not in text.lower()
+    assert {task.score, f"{task.score}_worst10"} <= {*table.frame}
+    best = table.frame[task.score].agg("idxmin" if task is REGRESSION else "idxmax")
+    marks = [[cell.mark for cell in row] for row in table.rows]
+    column = [*table.frame].index(task.score)
+    position = [c.heading for c in table.columns].index("RMSE" if task is REGRESSION else "AUROC")
+    assert column >= 0
+    assert marks[best][position] == "best"
+    (page,) = html.write_pages([finished / task.name], tmp_path, table=accuracy_table)
+    shown = page.read_text().partition("<script")[0] + page.read_text().rpartition("</script>")[2]
+    assert f"<h2>{task.score_word}</h2>" in page.read_text()
+    assert "<h2>Accuracy</h2>" not in shown
+
+
+def test_runs_of_several_tasks_are_listed_and_make_no_table(finished):
+    message = refusal(lambda: accuracy_table(runs(finished)))
+    assert message == (
+        "these runs are of several tasks (multilabel, regression), which have no score in common; "
+        "choose some with task=multilabel"
+    )
+    entries = listing.list_entries(inspect_directories(finished))
+    entries = listing.sort_entries(entries, "accuracy")
+    text = render(listing.entries_table(entries), "terminal", 400)
+    assert "AUROC" in text
+    assert "RMSE" in text
+    assert {*TASKS} > {entry.directory.run.task.name for entry in entries}
+    assert len(runs(finished, where=["task=regression"])) == 2
+
+
+def test_the_least_error_has_the_first_rank():
+    errors = pd.DataFrame({"a": [1.0, 2.0], "b": [2.0, 3.0], "c": [3.0, 4.0]}, index=["x", "y"])
+    ranks = rank_methods(errors, is_lowest_best=True)
+    assert ranks.ranks.loc["x"].to_dict() == {"a": 1.0, "b": 2.0, "c": 3.0}
+    assert ranks.pairs.iloc[0][["a", "b", "a_better"]].tolist() == ["a", "b", 2]
