@@ -78,7 +78,6 @@ def run_participation(
     client, updated_buffers = hooks.update_buffers({**trained.client, **facts}, trained, buffers)
     client = hooks.overlay_after_training(client, trained)
     params = clients.each(hooks.evaluated, client, trained.params)
-    buffers = client["statistics"]
 
     # ---- Step 5: they are evaluated as they go, and for early stopping on validation samples.
     after, validation_loss = yield from hooks.evaluate_trained(client, params)
@@ -89,7 +88,7 @@ def run_participation(
         uploads=uploads,
         client_states=client_states,
         trained=facts["trained"],
-        buffers=buffers,
+        buffers=client["statistics"],
         updated_buffers=updated_buffers,
         before=before,
         after=after,
