@@ -309,13 +309,8 @@ def test_an_error_is_one_line_that_a_terminal_shows_as_it_is() -> None:
 
 def test_long_values_are_cut_and_sentences_are_not() -> None:
     """Texts, lists and names; not what stands between two apostrophes, nor a long path."""
-    for value in (
-        repr("b " * 500),
-        str([7] * 300),
-        str({"a": [7] * 300}),
-        "9" * 500,
-        f"'{'x' * 500}'",
-    ):
+    long = (repr("b " * 500), str([7] * 300), str({"a": [7] * 300}), "9" * 500, f"'{'x' * 500}'")
+    for value in long:
         told = str(FedpflError(f"local.lr must be a number, got {value} by --help"))
         assert told.startswith(f"local.lr must be a number, got {value[:60]} ... ")
         assert told.endswith(f"{value[-20:]} by --help")
@@ -457,30 +452,23 @@ def test_a_run_of_every_method_writes_its_directory(method: str, tmp_path: Path)
         rows = list(csv.DictReader(file))
     assert list(rows[0])[: 1 + len(round_columns())] == ["round", *round_columns()]
     assert [row["round"] for row in rows] == ["1", "2"]
-    judged = (
-        *("accuracy", "accuracy_pooled", "accuracy_std", "accuracy_worst10", "cohort_before"),
-        "cohort_after",
-    )
-    assert all(0 <= float(row[name]) <= 100 for row in rows for name in judged)
+    judged = "accuracy accuracy_pooled accuracy_std accuracy_worst10 cohort_before cohort_after"
+    assert all(0 <= float(row[name]) <= 100 for row in rows for name in judged.split())
     assert [row["ft_accuracy"] == "" for row in rows] == [True, False]
     layers = [name for name in rows[0] if name.startswith("personal/")]
-    assert len(layers) == {"fedobp": 10, "fedselect": 5, "pspfl": 10, "seqfededt": 10}.get(
-        method, 0
-    )
+    layer_counts = {"fedobp": 10, "fedselect": 5, "pspfl": 10, "seqfededt": 10}
+    assert len(layers) == layer_counts.get(method, 0)
     if method == "fedobp":
-        down = 2 * 44426 - int(
-            rows[1]["values_down"]
-        )  # two clients; what is personal does not travel
+        # Two clients; what is personal does not travel
+        down = 2 * 44426 - int(rows[1]["values_down"])
         assert down == 2 * sum(float(rows[1][name]) for name in layers) > 0
 
     clients = read_table(folder / "clients.csv")
-    assert [(row["client"], row["train"], row["test"]) for row in clients] == [
-        (str(k), "18", "6") for k in range(4)
-    ]
+    sizes = [(row["client"], row["train"], row["test"]) for row in clients]
+    assert sizes == [(str(k), "18", "6") for k in range(4)]
     assert all(sum(int(row[f"label_{label}"]) for label in range(10)) == 24 for row in clients)
-    assert all(
-        0 <= float(row[name]) <= 100 for row in clients for name in ("accuracy", "ft_accuracy")
-    )
+    for name in ("accuracy", "ft_accuracy"):
+        assert all(0 <= float(row[name]) <= 100 for row in clients)
     mean = np.mean([float(row["accuracy"]) for row in clients])
     assert mean == pytest.approx(float(rows[1]["accuracy"]))
 
@@ -506,9 +494,8 @@ def test_a_run_is_over_when_every_client_has_stopped(tmp_path: Path) -> None:
     assert 2 <= played < 60
     assert (told["status"], told["rounds"], told["rounds_played"]) == ("finished", 60, played)
     assert told["last"]["round"] == played
-    assert [(row["width"], row["entries"]) for row in told["devices"]] == [
-        (1.0, told["parameters"])
-    ]
+    (device,) = told["devices"]
+    assert (device["width"], device["entries"]) == (1.0, told["parameters"])
     assert rows[-1]["accuracy"]
     assert read_checkpoint(tmp_path / "run")["stopping"]["stopped"].all()
     assert "already finished" in run_command(*overrides, cwd=tmp_path).out
@@ -522,13 +509,9 @@ def test_a_run_without_test_samples_has_empty_cells_and_is_recognised(tmp_path: 
         assert result.code == 0
         assert said in result.err + result.out
         assert "nan" not in result.err + result.out
-    rows, clients = (
-        read_table(tmp_path / "here/rounds.csv"),
-        read_table(tmp_path / "here/clients.csv"),
-    )
-    assert {
-        row[name] for row in rows for name in ("cohort_before", "cohort_after", "accuracy", "loss")
-    } == {""}
+    rows, clients = (read_table(tmp_path / f"here/{name}.csv") for name in ("rounds", "clients"))
+    for name in ("cohort_before", "cohort_after", "accuracy", "loss"):
+        assert {row[name] for row in rows} == {""}
     assert {row["accuracy"] for row in clients} == {""}
     assert read_summary(tmp_path / "here")["best"] == {}
 
@@ -632,9 +615,8 @@ def test_a_fault_before_the_first_round_leaves_nothing(
     assert snapshot(tmp_path) == {}
     (tmp_path / "here").mkdir()
     (tmp_path / "here/run.log").touch()
-    os.utime(
-        tmp_path / "here/run.log", (0, 0)
-    )  # of an earlier attempt: it says nothing of this one
+    # Of an earlier attempt: it says nothing of this one
+    os.utime(tmp_path / "here/run.log", (0, 0))
     result = run_command(*faulty, f"+method.where={hook}", "hydra.run.dir=here", cwd=tmp_path)
     assert result.err.endswith("; HYDRA_FULL_ERROR=1 shows its traceback\n")
 
@@ -698,9 +680,8 @@ def test_a_sweep_over_methods_and_seeds_makes_a_directory_for_each(tmp_path: Pat
     done = f"sweep: 1/2 done  seed=1: all clients {rate:.2f} %, already finished\n"
     assert done in again.err  # nothing tells how long a job takes
     assert "sweep: run" not in again.err  # none begins
-    assert again.out.endswith(
-        reported(tmp_path, "outputs/digits/fedper")
-    )  # of this sweep's runs alone
+    # Of this sweep's runs alone
+    assert again.out.endswith(reported(tmp_path, "outputs/digits/fedper"))
 
 
 def reported(folder: Path, root: str) -> str:
@@ -734,10 +715,8 @@ def test_how_far_a_sweep_is(events: str, now: float, told: str) -> None:
 
 def test_which_run_of_a_sweep_begins() -> None:
     assert console.describe_job_start("0 5\n", 4, 5, 1) == "run 1 of 4, elapsed 0:00:00"
-    assert (
-        console.describe_job_start("0 5\n0 5 60\n1 65\n", 4, 65, 2)
-        == "run 2 of 4, elapsed 0:01:00, ETA 0:03:00"
-    )
+    told = console.describe_job_start("0 5\n0 5 60\n1 65\n", 4, 65, 2)
+    assert told == "run 2 of 4, elapsed 0:01:00, ETA 0:03:00"
 
 
 def test_an_experiment_with_its_own_sweep_needs_no_option(tmp_path: Path) -> None:
@@ -814,10 +793,8 @@ def test_a_diverging_job_does_not_stop_the_others(tmp_path: Path) -> None:
         "--multirun", *TINY, "model=mlp", "method=fedavg", "local.lr=1e30,0.01", cwd=tmp_path
     )
     assert result.code == 3, result
-    statuses = {
-        read_summary(path.parent)["status"]: path
-        for path in tmp_path.glob("outputs/*/*/*/*/summary.json")
-    }
+    paths = tmp_path.glob("outputs/*/*/*/*/summary.json")
+    statuses = {read_summary(path.parent)["status"]: path for path in paths}
     assert sorted(statuses) == ["diverged", "finished"]
     log = statuses["diverged"].with_name("run.log").relative_to(tmp_path)
     assert result.err.splitlines()[-1].endswith(f"lower local.lr ({log})")

@@ -16,7 +16,7 @@ from fedpfl.config.plan import check_config
 from fedpfl.data import partition
 from fedpfl.data.datasets import Samples
 from tests.command import compose_once
-from tests.conftest import ROOT
+from tests.conftest import ROOT, keep_quick
 
 sys.path.insert(0, str(ROOT / "scripts"))
 import versus
@@ -35,12 +35,8 @@ SAID = {  # the words of the programs, as they print them
     "fedpfl": ("directory   outputs/own",),
     "Flower": ("round 9.0", "round 2.0", "round 3.0", "accuracy 81.25"),
 }
-FIRST = {
-    "FL-bench": 3.5,
-    "PFLlib": 3.5,
-    "Flower": 1.0,
-    "fedpfl": 10.0,
-}  # when their first round is done
+# When their first round is done
+FIRST = {"FL-bench": 3.5, "PFLlib": 3.5, "Flower": 1.0, "fedpfl": 10.0}
 
 
 def program(text, *arguments, **more):
@@ -59,9 +55,8 @@ def task(tmp_path):
     place = {"flbench": tmp_path / "flbench", "pfllib": tmp_path / "pfllib"}
     made = versus.Task(tmp_path / "data", tmp_path / "task", 3, 5, "cpu", place, clients=2)
     made.folder.mkdir()
-    (made.folder / "split.json").write_text(
-        '[{"train": [0, 1], "test": [2]}, {"train": [3], "test": [4]}]'
-    )
+    split = [{"train": [0, 1], "test": [2]}, {"train": [3], "test": [4]}]
+    (made.folder / "split.json").write_text(json.dumps(split))
     images = versus.np.zeros((5, 1, 28, 28), versus.np.uint8)
     versus.np.savez(made.folder / "images.npz", x=images, y=versus.np.arange(5))
     (made.data / "FashionMNIST" / "raw").mkdir(parents=True)
@@ -89,28 +84,19 @@ def test_a_process_is_measured_with_those_that_it_starts():
     assert found["peak_mib"] > 80
 
 
-@pytest.mark.parametrize(
-    ("text", "limit", "why"),
-    [
-        (
-            "print('before')\nraise ValueError('no such thing')",
-            60,
-            "ended with status 1: ValueError: no such thing",
-        ),
+def test_what_cannot_be_measured_says_why():
+    for text, limit, why in (
+        ("raise ValueError('no such thing')", 60, "ended with status 1: ValueError: no such thing"),
         ("import time; time.sleep(60)", 0.5, "was not done after 0 s"),
         ("print('hello')", 60, "it did not say when its first round was done"),
-    ],
-)
-def test_what_cannot_be_measured_says_why(text, limit, why):
-    with pytest.raises(measure.Failed, match=f"^{why}$"):
-        measure.measure_program(program(text), {}, limit)
+    ):
+        with pytest.raises(measure.Failed, match=f"^{why}$"):
+            measure.measure_program(program(text), {}, limit)
 
 
 def test_lines_are_counted_without_docstrings_comments_and_layout(tmp_path):
-    (tmp_path / "own.py").write_text(
-        '"""Told."""\n# said\nx = [\n    1,\n    2,\n]\n\n\ndef f():\n    """Told."""\n   '
-        " return 1\n"
-    )
+    text = '"""Told."""\n# said\nx = [\n    1,\n]\n\n\ndef f():\n    """Told."""\n    return 1\n'
+    (tmp_path / "own.py").write_text(text)
     assert measure.count_code_lines(tmp_path / "own.py") == 3
 
 
@@ -121,9 +107,8 @@ def test_an_environment_is_made_once_and_one_that_cannot_be_says_why(tmp_path, m
         asked.append(command)
         (tmp_path / "env").mkdir(exist_ok=True)
         fails = "absent==1" in command
-        return measure.subprocess.CompletedProcess(
-            command, int(fails), "", "WARNING\nERROR: no absent\nhint" if fails else ""
-        )
+        told = "WARNING\nERROR: no absent\nhint" if fails else ""
+        return measure.subprocess.CompletedProcess(command, int(fails), "", told)
 
     monkeypatch.setattr(measure.subprocess, "run", run)
     for _ in range(2):
@@ -170,9 +155,8 @@ def test_all_are_told_the_same_split_and_settings(task, work):
     """In FL-bench's pickle and PFLlib's arrays, whose labels are here the samples' numbers."""
     flbench = versus.flbench_program(task, "FedPer")
     pfllib = versus.pfllib_program(task, "FedPer")
-    held = pickle.loads((flbench.cwd / "data" / "fmnist" / "partition.pkl").read_bytes())[
-        "data_indices"
-    ]
+    split = (flbench.cwd / "data" / "fmnist" / "partition.pkl").read_bytes()
+    held = pickle.loads(split)["data_indices"]
     own = [{part: one[part].tolist() for part in ("train", "test", "val")} for one in held]
     assert own == [{**one, "val": []} for one in task.split()]
     for client, one in enumerate(task.split()):
@@ -180,27 +164,17 @@ def test_all_are_told_the_same_split_and_settings(task, work):
             file = pfllib.cwd.parent / "dataset" / "FashionMNIST" / part / f"{client}.npz"
             given = versus.np.load(file, allow_pickle=True)["data"].tolist()
             assert given["y"].tolist() == rows
-            assert given["x"] == pytest.approx(
-                versus.np.full((len(rows), 1, 28, 28), -0.286 / 0.3205), abs=1e-6
-            )
+            black = versus.np.full((len(rows), 1, 28, 28), -0.286 / 0.3205)
+            assert given["x"] == pytest.approx(black, abs=1e-6)
     told = {word for word in flbench.command if "=" in word}
-    assert told >= {
-        *("method=fedper", "optimizer.lr=0.05", "common.local_epoch=5", "common.batch_size=32"),
-    }
-    assert told >= {"common.join_ratio=0.1", "common.global_epoch=3", "common.use_cuda=False"}
+    words = "method=fedper optimizer.lr=0.05 common.local_epoch=5 common.batch_size=32"
+    words += " common.join_ratio=0.1 common.global_epoch=3 common.use_cuda=False"
+    assert told >= {*words.split()}
     told = pfllib.command[pfllib.command.index("-data") :]
-    assert dict(zip(told[::2], told[1::2], strict=True)) == {
-        **{
-            "-data": "FashionMNIST",
-            "-m": "CNN",
-            "-algo": "FedPer",
-            "-dev": "cpu",
-            "-gr": "3",
-            "-eg": "3",
-            "-nc": "2",
-        },
-        **{"-jr": "0.1", "-ls": "5", "-lbs": "32", "-lr": "0.05"},
-    }
+    words = "-data FashionMNIST -m CNN -algo FedPer -dev cpu -gr 3 -eg 3 -nc 2 -jr 0.1 -ls 5"
+    words = f"{words} -lbs 32 -lr 0.05".split()
+    given, wanted = (dict(zip(own[::2], own[1::2], strict=True)) for own in (told, words))
+    assert given == wanted
 
 
 def test_the_workload_is_written_once_for_all(task, monkeypatch):
@@ -219,13 +193,12 @@ def test_the_workload_is_written_once_for_all(task, monkeypatch):
     assert (order["lr"], order["epochs"], order["batch"], order["device"]) == (0.05, 5, 32, "cpu")
 
 
-@pytest.mark.parametrize("method", ["FedAvg", "FedPer"])
+@pytest.mark.parametrize("method", keep_quick(["FedAvg", "FedPer"]))
 def test_fedpfls_command_is_one(task, method):
     told = versus.fedpfl_program(task, method).command[3:]
     plan = check_config(compose_once(*(word for word in told if not word.startswith("hydra."))))
-    assert (plan.settings.rounds, plan.local.epochs, plan.local.lr, plan.local.momentum) == (
-        *(3, 5, 0.05, 0.0),
-    )
+    local = plan.local
+    assert (plan.settings.rounds, local.epochs, local.lr, local.momentum) == (3, 5, 0.05, 0.0)
 
 
 # ---- turns, and the page
@@ -237,17 +210,12 @@ def test_rows_take_turns_and_what_fails_is_a_row(task, tmp_path, monkeypatch, ca
     def run(asked, *_):
         if asked.command == ["two"]:
             raise measure.Failed("has | no wheel")
-        return {
-            "seconds": next(seconds["one"]),
-            "accuracy": 50.0,
-            "first": 1.25,
-            "peak_mib": 1000.0,
-        }
+        measured = {"accuracy": 50.0, "first": 1.25, "peak_mib": 1000.0}
+        return {"seconds": next(seconds["one"]), **measured}
 
     def peer(name):
-        return versus.Peer(
-            name, lambda task, method: measure.Program([name], ROOT, None, 7), ("FedAvg",)
-        )
+        make = lambda task, method: measure.Program([name], ROOT, None, 7)  # noqa: E731
+        return versus.Peer(name, make, ("FedAvg",))
 
     monkeypatch.setattr(versus, "ROWS", (peer("one"), peer("two"), peer("three")))
     monkeypatch.setattr(versus, "measure_program", run)
@@ -256,10 +224,8 @@ def test_rows_take_turns_and_what_fails_is_a_row(task, tmp_path, monkeypatch, ca
     rows = list(csv.DictReader((tmp_path / "own.csv").open()))
     assert [row["peer"] for row in rows] == ["one", "two"] * 3
     made = versus.make_table(tmp_path / "own.csv")
-    assert (
-        f"| one | {versus.__version__} | FedAvg | 3.00 (1.00 to 8.00) | 1,000 | 1.2 | 50.00 | 7 |"
-        in made
-    )
+    row = "FedAvg | 3.00 (1.00 to 8.00) | 1,000 | 1.2 | 50.00 | 7 |"
+    assert f"| one | {versus.__version__} | {row}" in made
     assert f"| two | {versus.__version__} | FedAvg | has / no wheel | | | | |" in made
 
 
