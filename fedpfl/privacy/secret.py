@@ -46,10 +46,13 @@ class Secret:
             uniform = self.draw_uniform(2 * pairs, *purpose, start)
             radius = np.sqrt(-2 * np.log(uniform[:pairs]))
             angle = 2 * np.pi * uniform[pairs:]
-            both = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
+            cosines = radius * np.cos(angle)
+            sines = radius * np.sin(angle)
+            both = np.concatenate([cosines, sines])
             numbers[start : start + size] = both[:size]
         return numbers
 
     def _hash(self, kind: str, context: object) -> bytes:
         text = repr((kind, context)).encode()
-        return hashlib.blake2b(text, key=self.key, digest_size=64).digest()
+        keyed_hash = hashlib.blake2b(text, key=self.key, digest_size=64)
+        return keyed_hash.digest()
