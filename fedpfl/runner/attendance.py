@@ -53,7 +53,7 @@ def warn_if_few_train(run: Run, participants: int) -> str:
         method_name = run.config["method"]["name"]
         return (
             f"nobody can train: each of {clients_text} has fewer than 2 training samples, so "
-            f"method={method_name} gets no accuracy; use fewer clients, or a larger "
+            f"method={method_name} gets no {run.task.score_word}; use fewer clients, or a larger "
             "partition.min_samples"
         )
     if able <= ALMOST_NOBODY_SHARE * clients:
@@ -139,7 +139,7 @@ class Attendance:
         else:
             text = f"nobody trains: no client has made a step in {rounds_text}"
         if not self.has_steps:
-            text += ", and there is no accuracy before one has"
+            text += f", and there is no {self._run.task.score_word} before one has"
         return [": ".join(filter(None, (text, self._explain())))]
 
     def _explain(self) -> str:
