@@ -511,6 +511,30 @@ def test_masked_uploads_are_averaged_counted_and_measured(net, federation, backe
         assert not same[0]
 
 
+@dataclass(frozen=True)
+class Prepared(Method):
+    """Counts its participations in `prepare`; what is prepared reaches every later hook."""
+
+    def init(self, params, parts):
+        return params, {"times": torch.zeros(())}
+
+    def prepare(self, server, client):
+        return {"times": client["times"] + 1, "scale": client["times"] * 0}
+
+    def start(self, received, client):
+        return tree.map(lambda leaf: leaf * client["scale"], received)
+
+    def finish(self, server, client, start, params):
+        return start, {"times": client["times"]}
+
+
+def test_prepare_runs_once_per_participation(net, federation, backend):
+    state = record_states(Prepared(), net, federation, engine=backend)[-1]
+    counts = [sum(client in cohort for cohort in COHORTS) for client in EVERYONE]
+    assert state.clients["times"].tolist() == counts
+    assert all(not leaf.any() for leaf in state.server.values())
+
+
 # Precision, settings and errors
 
 
