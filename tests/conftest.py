@@ -22,7 +22,7 @@ from PIL.PngImagePlugin import PngInfo
 from torch import Tensor
 
 from fedpfl.data.federation import Federation
-from fedpfl.engine import Local, Outcome, State
+from fedpfl.engine import Local, Outcome, State, make_initial_state
 from fedpfl.engine.calls import EvalCall, Participation, with_before_turn
 from fedpfl.engine.store import Rows
 from fedpfl.engine.training.jobs import EvalJob
@@ -338,6 +338,19 @@ def participate(*arguments: Any, **settings: Any) -> Participation:
 def record_states(*args: Any, **kwargs: Any) -> list[State]:
     """Return the states of `record_rounds`."""
     return record_rounds(*args, **kwargs)[0]
+
+
+def take_part(
+    method: Method,
+    net: Net,
+    federation: Federation,
+    engine: Any,
+    clients: Iterable[int] = range(10),
+    **more: Any,
+) -> Any:
+    """Let clients take part in round 1; returns their Participation."""
+    state = make_initial_state(method, net, 10, CPU)
+    return participate(method, net, federation, state, list(clients), engine=engine, **more)
 
 
 def find_eval_job(

@@ -53,6 +53,7 @@ from tests.conftest import (
     record_rounds,
     record_states,
     state_trees,
+    take_part,
     tiny,
 )
 
@@ -368,14 +369,8 @@ def test_after_gradient_sees_every_step_before_it_is_made(net, federation, backe
 
 
 def test_after_gradient_gets_zero_gradients_for_what_does_not_move(net, federation, backend):
-    part = participate(
-        Observer(frozen_head=True),
-        net,
-        federation,
-        make_initial_state(Observer(), net, 10, CPU),
-        [0, 2],
-        engine=backend,
-        local=GENTLE,
+    part = take_part(
+        Observer(frozen_head=True), net, federation, backend, clients=[0, 2], local=GENTLE
     )
     for name, leaf in part.client_states["gradient"].items():
         assert bool((leaf == 0).all()) == ("classifier" in name)
@@ -464,15 +459,7 @@ class OwnLosses(Method):
 
 def test_a_phase_may_have_a_loss_of_its_own(net, federation, backend):
     """Each step of the first phase shrinks everything by 1 - lr; the second moves nothing."""
-    part = participate(
-        OwnLosses(),
-        net,
-        federation,
-        make_initial_state(OwnLosses(), net, 10, CPU),
-        [0, 4, 9],
-        engine=backend,
-        local=GENTLE,
-    )
+    part = take_part(OwnLosses(), net, federation, backend, clients=[0, 4, 9], local=GENTLE)
     for k, client in enumerate([0, 4, 9]):
         factor = 0.95 ** steps(TRAIN[client], epochs=1)
         expected = {name: leaf * factor for name, leaf in net.params.items()}

@@ -33,6 +33,7 @@ from tests.conftest import (
     participate,
     record_rounds,
     record_states,
+    take_part,
     tiny,
 )
 
@@ -138,14 +139,7 @@ class Looking(FedAvg):
 def test_before_training_sees_the_clients_training_data_in_the_order_of_training(
     backend, federation
 ):
-    part = participate(
-        Looking(),
-        tiny(),
-        federation,
-        make_initial_state(Looking(), tiny(), 10, CPU),
-        EVERYONE,
-        engine=backend,
-    )
+    part = take_part(Looking(), tiny(), federation, backend)
     assert part.metrics["n"].tolist() == federation.train_sizes.tolist()
     first = [next(iter(minibatches(federation, c)[0]), None) for c in EVERYONE]
     assert part.metrics["first"].tolist() == [
@@ -246,14 +240,7 @@ class Recorder(FedAvg):
 
 
 def test_records_are_of_all_steps_in_turn_without_padding(backend, net, federation):
-    part = participate(
-        Recorder(),
-        net,
-        federation,
-        make_initial_state(Recorder(), net, 10, CPU),
-        EVERYONE,
-        engine=backend,
-    )
+    part = take_part(Recorder(), net, federation, backend)
     for client in EVERYONE:
         labels = [federation.y[i] for epoch in minibatches(federation, client) for i in epoch]
         y = torch.cat(labels) if labels else torch.empty(0)
@@ -296,14 +283,7 @@ class Twice(Noting):
 
 def test_what_the_loss_leaves_reaches_the_look_at_the_gradient(backend, net, federation):
     twice, once, nothing = (
-        participate(
-            method,
-            net,
-            federation,
-            make_initial_state(method, net, 10, CPU),
-            EVERYONE,
-            engine=backend,
-        ).client_states
+        take_part(method, net, federation, backend).client_states
         for method in (Twice(), Noting(), Noting(both=False))
     )
     assert_same(twice["steps"], twice["end"])
@@ -368,14 +348,7 @@ class Pairs(FedAvg):
 
 
 def test_minibatches_taken_together_are_consecutive_and_leftovers_skipped(backend, net, federation):
-    part = participate(
-        Pairs(),
-        net,
-        federation,
-        make_initial_state(Pairs(), net, 10, CPU),
-        EVERYONE,
-        engine=backend,
-    )
+    part = take_part(Pairs(), net, federation, backend)
     for client in EVERYONE:
         params = dict(net.params)
         for epoch in minibatches(federation, client):
@@ -419,15 +392,7 @@ class Gambler(FedAvg):
 
 
 def test_each_step_has_random_numbers_of_its_own(backend, net, federation):
-    part = participate(
-        Gambler(),
-        net,
-        federation,
-        make_initial_state(Gambler(), net, 10, CPU),
-        EVERYONE,
-        engine=backend,
-        local=PLAIN,
-    )
+    part = take_part(Gambler(), net, federation, backend, local=PLAIN)
     draws = Draws(0, "train", 1)
     seen = []
     for client in EVERYONE:

@@ -247,28 +247,6 @@ def test_killed_and_started_again_each_job_resumes(tmp_path):
     assert again.err.count("already finished") == 3
 
 
-@pytest.mark.full
-def test_interrupted_every_job_says_so_and_keeps_its_checkpoint(tmp_path):
-    process = start_process(
-        *SWEEP, *SMALL, "rounds=3000", "seed=1,2", "checkpoint.seconds=1e6", cwd=tmp_path
-    )
-    while sum(file.read_text().count("\n") > 2 for file in tmp_path.rglob("rounds.csv")) < 2:
-        assert process.poll() is None, wait_for(process).err
-        time.sleep(0.01)
-    process.send_signal(signal.SIGTERM)
-    result = wait_for(process)
-    assert result.code == 143
-    assert len(list(tmp_path.rglob("state.pt"))) == 2
-    assert result.complaints == [
-        "fedpfl: terminated; the same command goes on from the last checkpoint",
-    ]
-    assert "Traceback" not in result.err
-    assert [read_summary(path.parent)["status"] for path in tmp_path.rglob("summary.json")] == [
-        "running",
-        "running",
-    ]
-
-
 @pytest.mark.parametrize(
     ("argument", "message"),
     [

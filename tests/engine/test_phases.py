@@ -8,14 +8,12 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from fedpfl.engine import make_initial_state
 from fedpfl.engine.training.sgd import clip_gradients
 from fedpfl.ground import tree
 from fedpfl.methods import FedAvg, Phase
 from fedpfl.models import Net
 from tests.conftest import (
     COHORTS,
-    CPU,
     LOCAL,
     assert_close,
     assert_same,
@@ -24,6 +22,7 @@ from tests.conftest import (
     participate,
     record_rounds,
     record_states,
+    take_part,
     tiny,
 )
 
@@ -86,9 +85,7 @@ def test_a_phase_in_which_nothing_moves_leaves_no_trace(backend, federation, nor
     """
     net = tiny(norm)
     some, all_, none, shorter = (
-        participate(
-            m, net, federation, make_initial_state(m, net, 10, CPU), EVERYONE, engine=backend
-        )
+        take_part(m, net, federation, backend)
         for m in (
             *(Sitting(who, element_wise) for who in ("even", "everyone", "nobody")),
             Shorter(),
@@ -239,15 +236,7 @@ class Plain(FedAvg):
 
 def test_clipping_is_torchs(backend, net, federation):
     local = dataclasses.replace(LOCAL, clip=0.05, epochs=1, batch_size=512)
-    part = participate(
-        FedAvg(),
-        net,
-        federation,
-        make_initial_state(FedAvg(), net, 10, CPU),
-        EVERYONE,
-        engine=backend,
-        local=local,
-    )
+    part = take_part(FedAvg(), net, federation, backend, local=local)
     for client in (0, 4, 6):
         module, own = _module(net), federation.train[client]
         optimizer = torch.optim.SGD(
