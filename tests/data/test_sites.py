@@ -80,6 +80,28 @@ def test_tables_have_numbers_and_categories_with_one_meaning_at_all_sites(tmp_pa
     assert samples.x[4].tolist() == [1, 0.5, 0, 1, 0]
 
 
+def test_parquet_tables_are_read_as_csv_ones(tmp_path):
+    pytest.importorskip("pyarrow")
+    for name in ("csv", "parquet"):
+        (tmp_path / name).mkdir()
+    write_table(tmp_path / "csv/a.csv")
+    write_table(tmp_path / "csv/b.csv", ward=list("cbca"), sick=["maybe", "no", "no", "yes"])
+    for name in "ab":
+        pd.read_csv(tmp_path / f"csv/{name}.csv").to_parquet(tmp_path / f"parquet/{name}.parquet")
+    tables, parquet = (
+        load(tmp_path / name, label="sick", categories=("ward",)) for name in ("csv", "parquet")
+    )
+    assert fingerprint(parquet) == fingerprint(tables)
+
+    (tmp_path / "parquet/b.parquet").write_bytes(b"no table")
+    with pytest.raises(FedpflError, match=r"b\.parquet cannot be read as a table: ") as refused:
+        load(tmp_path / "parquet", label="sick")
+    assert str(refused.value).isprintable()
+    pd.DataFrame({"age": []}).to_parquet(tmp_path / "parquet/b.parquet")
+    with pytest.raises(FedpflError, match=r"b\.parquet has no row; take it out"):
+        load(tmp_path / "parquet", label="sick")
+
+
 def test_a_number_as_a_category_is_one_however_a_table_holds_it(tmp_path):
     write_table(tmp_path / "a.csv", ward=[1, 2, 1, 2])
     write_table(tmp_path / "b.csv", ward=[1.0, 2.5, 2.0, 1.0])
