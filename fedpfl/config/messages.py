@@ -12,6 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedpfl.config.choices import GROUPS, OPTIONAL_GROUPS, list_choices
 from fedpfl.config.overrides import quote_word
+from fedpfl.ground.dotted import flatten_keys
 from fedpfl.ground.errors import FedpflError, choices_text, did_you_mean
 
 NOISE = (
@@ -163,7 +164,9 @@ def name_source_key(message: str, cfg: DictConfig) -> str:
 def describe_choice(choice: Mapping[str, Any]) -> str:
     """Return a group's choice for people: `dirichlet (alpha=0.1, min_samples=10)`."""
     values = ", ".join(
-        f"{key}={value}" for key, value in choice.items() if key != "name" and value is not None
+        f"{key}={value}"
+        for key, value in flatten_keys(choice)
+        if key != "name" and value is not None
     )
     return f"{choice['name']} ({values})" if values else str(choice["name"])
 

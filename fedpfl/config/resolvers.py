@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from fedpfl.ground.errors import FedpflError
 
 DEFAULT_TEST_FRACTION = 0.25
+DEFAULT_CLIENTS = 100  # as in conf/train.yaml, which a data set's own number takes the place of
 
 
 def choice_folder(choice: str | None) -> str:
@@ -74,11 +75,34 @@ def _sites_folder(config: DictConfig) -> Path:
     return Path(folder)
 
 
+def count_hf_clients(*, _root_: DictConfig) -> int:
+    """Return how many clients the column dataset.by tells apart; without one the usual number."""
+    from fedpfl.data.datasets.hf import count_clients
+
+    dataset = OmegaConf.select(_root_, "dataset")
+    return DEFAULT_CLIENTS if dataset.by is None else count_clients(dataset)
+
+
+def hf_test_fraction(*, _root_: DictConfig) -> float | None:
+    """Return the share to test on, None where a data set has a test split beside others."""
+    from fedpfl.data.datasets.hf import has_test_part
+
+    dataset = OmegaConf.select(_root_, "dataset")
+    if dataset.get("by") is None:
+        raise FedpflError(
+            "dataset=hf takes its clients from the column dataset.by, which is null; name it, or "
+            "choose how to deal samples, as with partition=dirichlet"
+        )
+    return None if has_test_part(dataset) else DEFAULT_TEST_FRACTION
+
+
 RESOLVERS: dict[str, Callable[..., Any]] = {
     "lookup": look_up_value,
     "folder": choice_folder,
     "count_sites": count_sites,
     "sites_test_fraction": sites_test_fraction,
+    "count_hf_clients": count_hf_clients,
+    "hf_test_fraction": hf_test_fraction,
 }
 for _name, _function in RESOLVERS.items():
     OmegaConf.register_new_resolver(f"fedpfl.{_name}", _function, replace=True, use_cache=False)

@@ -21,6 +21,7 @@ TYPE_NAMES = {
     bool: "true or false",
     str: "a text",
     Path: "a path",
+    dict: "a group of keys",
 }
 PLURAL_TYPE_NAMES = {int: "whole numbers", float: "numbers", str: "texts", Path: "paths"}
 

@@ -24,11 +24,11 @@ _VAGUE_KEYS = frozenset({"seed", "every", "early"})
 
 
 def dataset_label(values: Mapping[str, Any]) -> str:
-    """Return the data set's title; of a user's file or folder its name."""
+    """Return the data set's title; of a user's file or folder, or one on the hub, its name."""
     name = str(values["name"])
     if name == "npz" and values.get("path"):
         return one_line(Path(values["path"]).stem)
-    if name == "sites" and values.get("path"):
+    if name in ("sites", "hf") and values.get("path"):
         return one_line(Path(values["path"]).name)
     title = DATASET_TITLES.get(name, one_line(name))
     # No pixel of x / 255 is above 1: statistics of 0..255 pixels are the published fault, chosen by
@@ -47,6 +47,8 @@ def partition_label(values: Mapping[str, Any]) -> str:
         return "IID"
     if name == "file":
         return f"File({one_line(Path(str(values['path'])).name)})"
+    if name == "flower":
+        return _flower_label(values)
     title = name.replace("shuffled_", "shuffled ").capitalize()
     hidden_keys = ("name", *SPLIT_DETAILS)
     numbers = [
@@ -55,6 +57,17 @@ def partition_label(values: Mapping[str, Any]) -> str:
         if key not in hidden_keys and value is not True and isinstance(value, int | float)
     ]
     return f"{title}({', '.join(numbers)})" if numbers else title
+
+
+def _flower_label(values: Mapping[str, Any]) -> str:
+    """Return a label such as `Flower's Dirichlet(alpha=0.3)`."""
+    partitioner = one_line(values["partitioner"]).removesuffix("Partitioner")
+    arguments = [
+        f"{key}={one_line(value)}"
+        for key, value in values.get("arguments", {}).items()
+        if value is not None
+    ]
+    return clip_text(f"Flower's {add_in_brackets(partitioner, arguments)}", 60)
 
 
 def method_label(values: Mapping[str, Any], quantile: bool = True) -> str:

@@ -209,7 +209,7 @@ WITHOUT_ADDRESS = (
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in DATA_SETS if name not in ("digits", "npz", "sites", "memory")]
+    "name", [name for name in DATA_SETS if name not in ("digits", "npz", "sites", "memory", "hf")]
 )
 @pytest.mark.parametrize("download", [True, False])
 def test_absent_and_no_network(tmp_path, name, download):

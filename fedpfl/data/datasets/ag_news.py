@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import csv
-import re
-from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +10,7 @@ import numpy as np
 
 from fedpfl.data.datasets.shared.samples import Raw, merge_parts
 from fedpfl.data.datasets.shared.source import Source, explain_read_errors, fetch_file, read_cached
+from fedpfl.data.datasets.shared.words import encode_words, number_words, split_words
 from fedpfl.ground.ranges import AtLeast
 
 URL = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"
@@ -20,8 +19,6 @@ MD5 = {
     "test": "d52ea96a97a2d943681189a97654912d",
 }  # torchtext's
 PLACE = "ag_news_csv/train.csv and ag_news_csv/test.csv"
-WORD = re.compile(r"[a-z0-9]+")
-PAD, UNKNOWN = 0, 1
 
 
 def ag_news(
@@ -44,17 +41,10 @@ def ag_news(
 
     def make() -> Raw:
         texts = {part: _read_texts(path) for part, path in paths.items()}
-        counts = Counter(word for words, _ in texts["train"] for word in words)
-        frequent = sorted(counts, key=lambda word: (-counts[word], word))[: vocabulary - 2]
-        ids = {word: number for number, word in enumerate(frequent, start=UNKNOWN + 1)}
+        ids = number_words((words for words, _ in texts["train"]), vocabulary)
         return merge_parts(*(_encode_texts(part, ids, length) for part in texts.values()))
 
     return read_cached(source, {"vocabulary": vocabulary, "length": length}, paths.values(), make)
-
-
-def split_words(text: str) -> list[str]:
-    """Return the words of a text, in order."""
-    return WORD.findall(text.lower())
 
 
 def _read_texts(path: Path) -> list[tuple[list[str], int]]:
@@ -70,8 +60,5 @@ def _read_texts(path: Path) -> list[tuple[list[str], int]]:
 def _encode_texts(
     texts: list[tuple[list[str], int]], ids: dict[str, int], length: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    x = np.full((len(texts), length), PAD, np.int32)
-    for row, (text, _) in zip(x, texts, strict=True):
-        ids_of_text = [ids.get(word, UNKNOWN) for word in text[:length]]
-        row[: len(ids_of_text)] = ids_of_text
+    x = encode_words([words for words, _ in texts], ids, length)
     return x, np.array([kind for _, kind in texts], np.int64)

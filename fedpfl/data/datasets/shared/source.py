@@ -46,6 +46,11 @@ def without_writing() -> Iterator[None]:
         _writes_nothing.reset(before)
 
 
+def writes_nothing() -> bool:
+    """Tell whether nothing may be downloaded or written at present."""
+    return _writes_nothing.get()
+
+
 class Source(NamedTuple):
     """The argument of every reader.
 

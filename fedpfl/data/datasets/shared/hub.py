@@ -1,0 +1,207 @@
+"""Open data sets of Hugging Face's `datasets`: saved folders, and names on the hub."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import random
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from fedpfl.data.datasets.shared.source import WouldDownload, error_line, writes_nothing
+from fedpfl.ground.errors import FedpflError, choices_text
+
+HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
+TEST = "test"
+
+
+@dataclass(frozen=True)
+class Split:
+    """One split of a data set.
+
+    Attributes:
+        name: Such as train; empty where the data set is not split.
+        origin: What messages call it.
+        data: The `datasets.Dataset`.
+    """
+
+    name: str
+    origin: str
+    data: Any
+
+
+def import_without_draws(name: str) -> Any:
+    """Import a module. Raises ImportError where it is absent."""
+    # What the library imports draws from Python's generator, which is the run's.
+    state = random.getstate()
+    try:
+        return importlib.import_module(name)
+    finally:
+        random.setstate(state)
+
+
+def import_datasets() -> Any:
+    """Return the library. Raises FedpflError where it is absent."""
+    try:
+        return import_without_draws("datasets")
+    except ImportError:
+        raise FedpflError(
+            "dataset=hf needs a package that is not installed; pip install 'fedpfl[hf]'"
+        ) from None
+
+
+def open_splits(
+    path: Path | None,
+    names: str | Sequence[str] | None,
+    subset: str | None = None,
+    download: bool = True,
+) -> list[Split]:
+    """Open the splits of a data set, the one called test last.
+
+    Args:
+        path: A folder that `save_to_disk` has written, or a name on the hub.
+        names: The splits; None: all.
+        subset: Of a name on the hub that has several.
+        download: Whether the hub may be asked.
+
+    Raises:
+        FedpflError: It cannot be opened, or a split is absent or has no row.
+    """
+    if path is None:
+        raise FedpflError(
+            "dataset=hf needs dataset.path=FOLDER, written by save_to_disk, or a name on the hub"
+        )
+    folder = Path(path).expanduser()
+    if folder.exists():
+        if subset:
+            raise FedpflError(
+                f"dataset.subset is for a name on the hub, and {path} is a folder; leave it out"
+            )
+        opened = _open_folder(folder)
+    else:
+        opened = _open_name(str(path), subset, download)
+    if not isinstance(opened, Mapping):
+        splits = [_only_split(opened, str(path), names)]
+    else:
+        splits = _choose_splits(opened, str(path), names)
+    for split in splits:
+        if not len(split.data):
+            raise FedpflError(f"{split.origin} has no row; choose others with dataset.split=[...]")
+    return splits
+
+
+def count_test_rows(splits: Sequence[Split]) -> int:
+    """Return how many rows the test part has; 0 where there is none beside another split."""
+    has_test_part = len(splits) > 1 and splits[-1].name == TEST
+    return len(splits[-1].data) if has_test_part else 0
+
+
+# ---- Where it is
+
+
+def _open_folder(folder: Path) -> Any:
+    """Open what `save_to_disk` has written."""
+    datasets = import_datasets()
+    try:
+        return datasets.load_from_disk(str(folder))
+    except FileNotFoundError:
+        raise FedpflError(
+            f"dataset.path={folder} is no folder that save_to_disk has written; "
+            "write one in Python: dataset.save_to_disk(folder)"
+        ) from None
+    except Exception as error:  # pyarrow's, json's, and others of a damaged file
+        # The library saves a split without rows, but cannot read it.
+        for state_file in sorted(folder.glob("**/state.json")):
+            if '"_data_files": []' in state_file.read_text(errors="replace"):
+                raise FedpflError(
+                    f"{state_file.parent} has no row, and so {folder} cannot be read; save it "
+                    "again without this split, or give the folder of another"
+                ) from None
+        raise FedpflError(
+            f"dataset.path={folder} cannot be read: {error_line(error)}; save it again"
+        ) from None
+
+
+def _open_name(name: str, subset: str | None, download: bool) -> Any:
+    """Open a data set of the hub."""
+    if not HUB_NAME.fullmatch(name):
+        raise FedpflError(
+            f"dataset.path={name} does not exist; give a folder that save_to_disk has written, "
+            "or a name on the hub"
+        )
+    import_datasets()
+    if not download:
+        raise FedpflError(
+            f"dataset.path={name} is no folder here, and dataset.download is false; give a folder "
+            "that save_to_disk has written"
+        )
+    if writes_nothing():
+        raise WouldDownload(f"data set hf: a run would load {name} from the Hugging Face hub")
+    opened, reason = _load_from_hub(name, subset)
+    if opened is None:
+        raise FedpflError(
+            f"dataset.path={name} is no folder here, and cannot be loaded from the Hugging Face "
+            f"hub: {reason}; save it where there is a network, with save_to_disk, and give the "
+            "folder"
+        )
+    return opened
+
+
+# Number of clients, test fraction and samples are each asked of it, and a failure takes a while.
+@lru_cache(maxsize=2)
+def _load_from_hub(name: str, subset: str | None) -> tuple[Any, str]:
+    """Return a data set of the hub; or None, and why."""
+    try:
+        with _quiet_retries():
+            return import_datasets().load_dataset(name, subset), ""
+    except Exception as error:  # dozens of kinds of several libraries
+        return None, error_line(error)
+
+
+@contextmanager
+def _quiet_retries() -> Iterator[None]:
+    """Within the context, the hub's library does not tell of each attempt."""
+    logger = logging.getLogger("huggingface_hub")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+# ---- Which splits
+
+
+def _only_split(data: Any, path: str, names: str | Sequence[str] | None) -> Split:
+    """Return a data set that has no splits as one."""
+    name = str(data.split or "")
+    if names and names != name and list(names) != [name]:
+        is_called = f"it is split {name} alone" if name else "it has no splits"
+        raise FedpflError(f"dataset.split={_list_text(names)}: {path} is one Dataset, {is_called}")
+    return Split("", path, data)
+
+
+def _choose_splits(
+    opened: Mapping[str, Any], path: str, names: str | Sequence[str] | None
+) -> list[Split]:
+    """Return the splits of these names, test last."""
+    chosen = [names] if isinstance(names, str) else list(opened if names is None else names)
+    if not chosen:
+        raise FedpflError(f"{path} has no split to read; set dataset.split to one of its splits")
+    for name in chosen:
+        if name not in opened:
+            raise FedpflError(f"dataset.split must be {choices_text(list(opened), name)} in {path}")
+        if chosen.count(name) > 1:
+            raise FedpflError(f"dataset.split has {name} twice; leave one out")
+    chosen.sort(key=lambda name: name == TEST)
+    return [Split(name, f"{path}, split {name}", opened[name]) for name in chosen]
+
+
+def _list_text(names: str | Sequence[str]) -> str:
+    return names if isinstance(names, str) else f"[{','.join(names)}]"

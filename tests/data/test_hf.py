@@ -1,0 +1,373 @@
+"""Data sets of Hugging Face's library: saved folders; what is wrong is one line."""
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+from PIL import Image
+
+from fedpfl.data.datasets import load_samples
+from fedpfl.data.datasets.shared import hub
+from fedpfl.data.datasets.shared.source import WouldDownload, without_writing
+from fedpfl.data.fingerprint import fingerprint
+from fedpfl.ground.errors import FedpflError
+from tests.command import TINY, run_command
+from tests.data.promises import assert_promises
+
+datasets = pytest.importorskip("datasets")
+
+
+@pytest.fixture(autouse=True)
+def _without_bars():
+    datasets.disable_progress_bars()
+
+
+def load(folder: Path, **options):
+    return load_samples("hf", Path("unused"), **{"path": folder, "label": "label", **options})
+
+
+def save(path: Path, features: dict | None = None, **columns) -> Path:
+    """A Dataset of these columns, or a DatasetDict of mappings of columns."""
+    typed = datasets.Features(features) if features else None
+    if all(isinstance(values, dict) for values in columns.values()):
+        made = datasets.DatasetDict(
+            {
+                name: datasets.Dataset.from_dict(values, features=typed)
+                for name, values in columns.items()
+            }
+        )
+    else:
+        made = datasets.Dataset.from_dict(columns, features=typed)
+    made.save_to_disk(path)
+    return path
+
+
+def picture(mode="L", size=(5, 4), value=7) -> Image.Image:
+    return Image.new(mode, size, value if mode in ("L", "I", "F", "1", "I;16") else (value, 1, 2))
+
+
+def save_digits(folder: Path, **splits) -> Path:
+    """Digits as others publish images; `splits` are ranges of their rows, none: one Dataset."""
+    samples = load_samples("digits", Path("unused"))
+    features = datasets.Features(
+        image=datasets.Image(),
+        label=datasets.ClassLabel(names=[str(digit) for digit in range(10)]),
+        writer=datasets.Value("string"),
+    )
+    columns = {
+        "image": [Image.fromarray(pixels[0]) for pixels in samples.x.numpy()],
+        "label": samples.y.numpy(),
+        "writer": [f"writer {row % 3}" for row in range(len(samples.y))],
+    }
+    made = datasets.Dataset.from_dict(columns, features=features)
+    if splits:
+        made = datasets.DatasetDict({name: made.select(rows) for name, rows in splits.items()})
+    made.save_to_disk(folder)
+    return folder
+
+
+def test_digits_are_the_same_samples_and_the_same_run(tmp_path):
+    save_digits(tmp_path / "saved")
+    got = load(tmp_path / "saved", input="image", mean=(0.3053,), std=(0.3247,))
+    expected = load_samples("digits", Path("unused"), mean=(0.3053,), std=(0.3247,))
+    assert fingerprint(replace(got, name="digits")) == fingerprint(expected)
+    choice = ["dataset.mean=[0.3053]", "dataset.std=[0.3247]", "dataset.path=saved"]
+    choice += ["dataset=hf", "dataset.input=image", "dataset.label=label", "partition=dirichlet"]
+    for name, words in (("hf", choice), ("digits", ["dataset=digits"])):
+        result = run_command(*TINY, *words, "method=fedavg", f"hydra.run.dir={name}", cwd=tmp_path)
+        assert result.code == 0, result.err
+    files = [(tmp_path / name / "partition.npz") for name in ("hf", "digits")]
+    with np.load(files[0]) as one, np.load(files[1]) as other:
+        assert np.array_equal(one["train_indices"], other["train_indices"])
+    rounds = [(tmp_path / name / "rounds.csv").read_text() for name in ("hf", "digits")]
+    assert without_seconds(rounds[0]) == without_seconds(rounds[1])
+
+
+def without_seconds(text: str) -> list[list[str]]:
+    header, *rows = [line.split(",") for line in text.splitlines()]
+    kept = [place for place, name in enumerate(header) if "seconds" not in name]
+    return [[row[place] for place in kept] for row in (header, *rows)]
+
+
+def test_clients_are_the_values_of_a_column_and_tested_on_the_test_split(tmp_path):
+    save_digits(tmp_path / "saved", test=range(1500, 1797), train=range(1500))
+    words = ["dataset=hf", "dataset.path=saved", "dataset.input=image", "dataset.label=label"]
+    words += ["dataset.by=writer", "model=mlp", "rounds=1", "participation=1", "local.epochs=1"]
+    result = run_command(*words, "hydra.run.dir=run", cwd=tmp_path)
+    assert result.code == 0, result.err
+    config = OmegaConf.load(tmp_path / "run/config.yaml")
+    assert (config.clients, config.partition.name, config.partition.test_fraction) == (
+        *(3, "groups"),
+        None,
+    )
+    with np.load(tmp_path / "run/partition.npz") as archive:
+        assert sorted(archive["test_indices"].tolist()) == list(range(1500, 1797))
+        assert archive["client_names"].tolist() == ["writer 0", "writer 1", "writer 2"]
+    one = run_command(*words, "dataset.split=train", "hydra.run.dir=one", cwd=tmp_path)
+    assert one.code == 0, one.err
+    assert OmegaConf.load(tmp_path / "one/config.yaml").partition.test_fraction == 0.25
+    without = run_command(*words, "dataset.by=null", cwd=tmp_path)
+    assert without.err == (
+        "fedpfl: dataset=hf takes its clients from the column dataset.by, which is null; name it, "
+        "or choose how to deal samples, as with partition=dirichlet\n"
+    )
+    other = run_command(*words, "dataset.by=null", "partition=iid", "--dry-run", cwd=tmp_path)
+    assert "clients     100" in other.out
+
+
+def test_a_saved_data_set_keeps_the_promises(tmp_path):
+    save_digits(tmp_path / "saved", train=range(900), test=range(900, 1797))
+    options = {"path": tmp_path / "saved", "input": "image", "label": "label", "by": "writer"}
+    assert_promises("hf", tmp_path, **options)
+
+
+def test_splits_are_joined_with_test_last(tmp_path):
+    parts = {
+        name: {"x": [[float(place)]] * 3, "label": [0, 1, 1]}
+        for place, name in enumerate(("test", "train", "validation"))
+    }
+    save(tmp_path / "d", **parts)
+    everything = load(tmp_path / "d", input="x")
+    assert everything.x[:, 0].tolist() == [1] * 3 + [2] * 3 + [0] * 3
+    assert everything.test_from == 6
+    two = load(tmp_path / "d", input="x", split=("test", "validation"))
+    assert (two.x[:, 0].tolist(), two.test_from) == ([2] * 3 + [0] * 3, 3)
+    alone = load(tmp_path / "d", input="x", split="test")
+    assert (len(alone.y), alone.test_from) == (3, None)
+
+
+@pytest.mark.parametrize(
+    ("feature", "values", "labels", "names"),
+    [
+        (datasets.Value("string"), ["cat", "ant", "cat"], [1, 0, 1], ("ant", "cat")),
+        (datasets.Value("int64"), [5, 3, 5], [1, 0, 1], ("3", "5")),
+        (datasets.Value("int8"), [1, 0, 1], [1, 0, 1], ()),
+        (datasets.Value("float32"), [1.0, 0.0, 1.0], [1, 0, 1], ()),
+        (datasets.Value("bool"), [True, False, True], [1, 0, 1], ("False", "True")),
+        (datasets.ClassLabel(names=["z", "y", "x"]), [2, 0, 2], [1, 0, 1], ("z", "x")),
+        (datasets.ClassLabel(names=["z", "y"]), [1, 0, 1], [1, 0, 1], ("z", "y")),
+    ],
+)
+def test_labels_are_numbered_and_keep_their_names(tmp_path, feature, values, labels, names):
+    features = {"x": datasets.Value("float32"), "label": feature}
+    save(tmp_path / "d", features, x=[1.0, 2.0, 3.0], label=values)
+    samples = load(tmp_path / "d", input="x")
+    assert (samples.y.tolist(), samples.class_names) == (labels, names)
+    save(tmp_path / "e", {**features, "o": feature}, x=[1.0, 2.0, 3.0], o=values, label=values)
+    clients = load(tmp_path / "e", input="x", by="o")
+    assert len(set(clients.group_names)) == 2
+    assert (clients.groups[0] == clients.groups[2], clients.groups[0] == clients.groups[1]) == (
+        *(True, False),
+    )
+
+
+def test_columns_of_numbers_are_features_in_the_order_given(tmp_path):
+    save(tmp_path / "d", a=[1, 2], b=[0.5, 1.5], c=[True, False], label=[0, 1])
+    samples = load(tmp_path / "d", input=("b", "a", "c"))
+    assert samples.x.tolist() == [[0.5, 1, 1], [1.5, 2, 0]]
+
+
+def test_arrays_keep_shape_and_type(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 1, 4, 5), dtype=np.uint8)
+    signals = np.random.default_rng(1).normal(size=(6, 3, 7)).astype(np.float32)
+    features = {
+        "pixels": datasets.Array3D((1, 4, 5), "uint8"),
+        "signals": datasets.List(datasets.List(datasets.Value("float32"))),
+        "ids": datasets.List(datasets.Value("int64"), length=2),
+        "label": datasets.Value("int64"),
+    }
+    ids = [[row, 2 * row] for row in range(6)]
+    columns = {"pixels": pixels, "signals": signals.tolist(), "ids": ids, "label": [0, 1] * 3}
+    made = datasets.Dataset.from_dict(columns, features=datasets.Features(features))
+    order = [4, 1, 5, 0]  # with an index, as `shuffle` and `filter` make one
+    made.select(order).save_to_disk(tmp_path / "d", num_shards=2)
+    assert np.array_equal(load(tmp_path / "d", input="pixels").x, pixels[order])
+    assert np.array_equal(load(tmp_path / "d", input="signals").x, signals[order])
+    tokens = load(tmp_path / "d", input="ids").x
+    assert (tokens.tolist(), str(tokens.dtype)) == ([ids[row] for row in order], "torch.int32")
+
+
+def test_texts_are_the_words_of_the_training_part(tmp_path):
+    train = {"title": ["A b", "b."], "text": ["B", "c-c"], "label": ["x", "y"]}
+    test = {"title": ["new b"], "text": ["c"], "label": ["x"]}
+    save(tmp_path / "d", train=train, test=test)
+    samples = load(tmp_path / "d", input=("title", "text"), length=4)
+    b, c, a = 2, 3, 4
+    assert samples.x.tolist() == [[a, b, b, 0], [b, c, c, 0], [1, b, c, 0]]
+    assert load(tmp_path / "d", input="title", vocabulary=3, length=1).x.tolist() == [[1], [2], [1]]
+
+
+@pytest.mark.parametrize(
+    ("modes", "channels"),
+    [("L L", 1), ("1 LA", 1), ("L RGB", 3), ("RGBA P", 3), ("RGB CMYK", 3)],
+)
+def test_images_of_any_mode_are_grey_or_of_three_channels(tmp_path, modes, channels):
+    made = [Image.new(mode, (5, 4)) for mode in modes.split()]
+    save(tmp_path / "d", {**IMAGE, **LABEL}, image=made, label=[0, 1])
+    assert load(tmp_path / "d", input="image").x.shape == (2, channels, 4, 5)
+    assert load(tmp_path / "d", input="image", size=3).x.shape == (2, channels, 3, 3)
+
+
+IMAGE = {"image": datasets.Image()}
+LABEL = {"label": datasets.Value("int64")}
+FLOATS = {"x": [1.0, 2.0, 3.0], "label": [0, 1, 0]}
+BROKEN = {"bytes": b"no image", "path": None}
+
+
+def nested(*rows):
+    return {"x": list(rows), "label": [0, 1, 0][: len(rows)]}
+
+
+FAULTS = {
+    "no such column": (FLOATS, {"input": "y"}, "d has no column 'y', which dataset.input names"),
+    "no input": (FLOATS, {}, "dataset.input must name a column; "),
+    "no label": (FLOATS, {"input": "x", "label": None}, "dataset.label must name a column; "),
+    "no clients": (FLOATS, {"input": "x", "by": "who"}, "no column 'who', which dataset.by names"),
+    "twice": (FLOATS, {"input": ("x", "x")}, "dataset.input must be columns, each once"),
+    "leak": (FLOATS, {"input": "label"}, "dataset.input and dataset.label both name 'label'"),
+    "no split": (FLOATS, {"input": "x", "split": "train"}, "d is one Dataset, it has no splits"),
+    "mixed": (
+        {**FLOATS, "t": list("abc")},
+        {"input": ("x", "t")},
+        "column 'x' holds numbers, and 't' holds texts; dataset.input must name columns of one",
+    ),
+    "texts of arrays": (nested(["a"], ["b"]), {"input": "x"}, "'x' holds list<item: string>, and"),
+    "null": ({**FLOATS, "x": [1.0, None, 3.0]}, {"input": "x"}, "'x' has no value in row 1; "),
+    "nan": ({**FLOATS, "x": [1.0, 2.0, np.nan]}, {"input": "x"}, "'x' is not finite in row 2; "),
+    "too large": ({**FLOATS, "x": [1e300, 2, 3]}, {"input": "x"}, "'x' is not finite in row 0; "),
+    "null label": (
+        {**FLOATS, "label": [0, None, 1]},
+        {"input": "x"},
+        "'label' has no value in row",
+    ),
+    "half": ({**FLOATS, "label": [0, 0.5, 1]}, {"input": "x"}, "'label' is 0.5 in row 1, which is"),
+    "array label": (
+        {"x": [1.0, 2.0], "label": [[0], [1]]},
+        {"input": "x"},
+        "column 'label' holds arrays, and dataset.label names a column of classes, whole numbers",
+    ),
+    "ragged": (
+        nested([1.0, 2.0], [1.0]),
+        {"input": "x"},
+        "'x' has another length than before in ro",
+    ),
+    "ragged inside": (nested([[1.0], [2.0]], [[1.0], [2, 3]]), {"input": "x"}, "before in row 1; "),
+    "empty lists": (
+        nested([], []),
+        {"input": "x"},
+        "holds list<item: null>, and an input is images",
+    ),
+    "nested null": (nested([1.0, 2.0], [1.0, None]), {"input": "x"}, "'x' has no value in row 1; "),
+    "nested nan": (nested([1.0], [np.inf]), {"input": "x"}, "'x' is not finite in row 1; "),
+    "two arrays": (
+        {**nested([1.0], [2.0]), "z": [[1.0], [2.0]]},
+        {"input": ("x", "z")},
+        "'x' and 'z' hold arrays; dataset.input takes one column of them",
+    ),
+    "size": (FLOATS, {"input": "x", "size": 8}, "dataset.size is for images, and dataset.input"),
+    "length": (FLOATS, {"input": "x", "length": 8}, "dataset.length is for texts, and dataset.inp"),
+    "subset": (FLOATS, {"input": "x", "subset": "b"}, "dataset.subset is for a name on the hub"),
+}
+IMAGE_FAULTS = {
+    "sizes": (
+        [picture(), picture(size=(9, 2))],
+        "an image of 9 x 2 pixels in row 1, and the first",
+    ),
+    "deep": ([picture(), picture("I;16")], "in row 1: mode I;16 has more than 8 bits a pixel; "),
+    "broken": ([picture(), BROKEN], "'image' cannot be read as an image in row 1: "),
+    "none": ([picture(), None], "column 'image' has no value in row 1; "),
+}
+
+
+def refuse(read) -> str:
+    with pytest.raises(FedpflError) as refused:
+        read()
+    assert str(refused.value).isprintable()
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_is_wrong_with_a_column_is_one_line(fault, tmp_path):
+    columns, options, text = FAULTS[fault]
+    save(tmp_path / "d", **columns)
+    assert text in refuse(lambda: load(tmp_path / "d", **options))
+
+
+@pytest.mark.parametrize("fault", IMAGE_FAULTS)
+def test_what_is_wrong_with_an_image_is_one_line(fault, tmp_path):
+    images, text = IMAGE_FAULTS[fault]
+    encoded = []
+    for image in images:
+        buffer = io.BytesIO()
+        if isinstance(image, Image.Image):
+            image.save(buffer, "PNG")
+            encoded.append({"bytes": buffer.getvalue(), "path": None})
+        else:
+            encoded.append(image)
+    save(tmp_path / "d", {**IMAGE, **LABEL}, image=encoded, label=[0, 1])
+    assert text in refuse(lambda: load(tmp_path / "d", input="image"))
+
+
+def test_what_is_wrong_with_splits_is_one_line(tmp_path):
+    part = {"x": [1.0, 2.0], "label": [0, 1]}
+    save(tmp_path / "d", train=part, test={"x": [], "label": []})
+    assert "d/test has no row, and so " in refuse(lambda: load(tmp_path / "d", input="x"))
+    assert len(load(tmp_path / "d/train", input="x").y) == 2
+    save(tmp_path / "d", train=part, test=part)
+    message = refuse(lambda: load(tmp_path / "d", input="x", split="trian"))
+    assert "dataset.split must be one of train, test, got 'trian'; did you mean train?" in message
+    message = refuse(lambda: load(tmp_path / "d", input="x", split=("train", "train")))
+    assert "dataset.split has train twice" in message
+    save(tmp_path / "e", train=part, test={**part, "x": ["a", "b"]})
+    message = refuse(lambda: load(tmp_path / "e", input="x"))
+    assert "split test: column 'x' is of another type than in split train" in message
+    save(tmp_path / "f", train=part, test={"label": [0]})
+    assert "split test has no column 'x'" in refuse(lambda: load(tmp_path / "f", input="x"))
+    save(tmp_path / "g", train=nested([1.0], [2.0]), test=nested([1.0, 2.0]))
+    message = refuse(lambda: load(tmp_path / "g", input="x"))
+    assert "split test: column 'x' has arrays [2], and split train has [1]" in message
+    unlabelled = {"x": datasets.Value("float32"), "label": datasets.ClassLabel(names=["a", "b"])}
+    save(tmp_path / "h", unlabelled, train=part, test={**part, "label": [1, -1]})
+    message = refuse(lambda: load(tmp_path / "h", input="x"))
+    assert "split test: column 'label' has no class in row 1 (-1); choose other splits" in message
+
+
+def test_a_path_that_is_none(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    message = refuse(lambda: load(tmp_path / "empty", input="x"))
+    assert "is no folder that save_to_disk has written" in message
+    save(tmp_path / "d", **FLOATS)
+    (file,) = (tmp_path / "d").glob("*.arrow")
+    file.write_bytes(b"broken")
+    assert "d cannot be read: " in refuse(lambda: load(tmp_path / "d", input="x"))
+    assert "does not exist; give" in refuse(lambda: load(tmp_path / "absent", input="x"))
+    assert "dataset.path=FOLDER" in refuse(lambda: load(None, input="x"))
+
+
+def test_names_on_the_hub(monkeypatch):
+    asked = []
+
+    def answer(name, subset):
+        asked.append((name, subset))
+        if name == "no/network":
+            raise ConnectionError("Couldn't reach the hub\nat all")
+        return datasets.DatasetDict(train=datasets.Dataset.from_dict(FLOATS))
+
+    hub._load_from_hub.cache_clear()
+    monkeypatch.setattr(datasets, "load_dataset", answer)
+    assert len(load(Path("some/thing"), input="x", subset="small").y) == 3
+    for _ in range(2):
+        message = refuse(lambda: load(Path("no/network"), input="x"))
+        assert (
+            "cannot be loaded from the Hugging Face hub: Couldn't reach the hub at all; " in message
+        )
+    assert asked == [("some/thing", "small"), ("no/network", None)]  # each once
+    message = refuse(lambda: load(Path("some/thing"), input="x", download=False))
+    assert "dataset.download is false" in message
+    with without_writing(), pytest.raises(WouldDownload, match="would load some/thing from"):
+        load(Path("some/thing"), input="x")
+    hub._load_from_hub.cache_clear()

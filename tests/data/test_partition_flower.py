@@ -1,0 +1,157 @@
+"""Flower's partitioners: who holds what is as the library itself has it, row for row."""
+
+import inspect
+from pathlib import Path
+
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+
+from fedpfl.data.partition import SCHEMES
+from fedpfl.ground.errors import FedpflError
+from fedpfl.report.labels import partition_label
+from fedpfl.testing.partition_promises import make_samples
+from tests.command import TINY, run_command
+
+library = pytest.importorskip("flwr_datasets.partitioner")
+datasets = pytest.importorskip("datasets")
+flower = SCHEMES["flower"]
+
+SAMPLES = make_samples(600)
+Y, GROUPS = SAMPLES.y.numpy(), SAMPLES.groups.numpy()
+CASES = {
+    "IidPartitioner": {},
+    "DirichletPartitioner": {"alpha": 0.5, "min_partition_size": 3},
+    "DirichletPartitioner balanced": {"alpha": 5, "self_balancing": True, "shuffle": False},
+    "PathologicalPartitioner": {"num_classes_per_partition": 3},
+    "PathologicalPartitioner first": {
+        "num_classes_per_partition": 2,
+        "class_assignment_mode": "first-deterministic",
+    },
+    "LinearPartitioner": {},
+    "SquarePartitioner": {},
+    "ExponentialPartitioner": {},
+    "ShardPartitioner": {"num_shards_per_partition": 2},
+    "ContinuousPartitioner": {"strictness": 0.5},
+    "InnerDirichletPartitioner": {"partition_sizes": [100] * 5, "alpha": 0.5},
+    "SizePartitioner": {"partition_sizes": [200, 100, 50, 25, 25]},
+    "DistributionPartitioner": {
+        "distribution_array": (1 + np.arange(20).reshape(10, 2) % 7).tolist(),
+        "num_unique_labels_per_partition": 2,
+        "preassigned_num_samples_per_label": 2,
+    },
+    "NaturalIdPartitioner": {},
+    "GroupedNaturalIdPartitioner": {"group_size": 1, "sort_unique_ids": True},
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # the library's own
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("seed", [0, 7])
+def test_each_client_has_the_librarys_rows(case, seed):
+    name, arguments = case.split()[0], CASES[case]
+    clients = 10 if name == "DistributionPartitioner" else 5  # a multiple of the classes
+    made = {key: np.array(value) if "array" in key else value for key, value in arguments.items()}
+    parameters = inspect.signature(getattr(library, name)).parameters
+    supplied = {
+        "num_partitions": clients,
+        "seed": seed,
+        "partition_by": "writer" if "Natural" in name else "label",
+    }
+    made |= {key: value for key, value in supplied.items() if key in parameters}
+    reference = getattr(library, name)(**made)
+    rows = {"label": Y.tolist(), "writer": GROUPS.tolist(), "row": list(range(len(Y)))}
+    reference.dataset = datasets.Dataset.from_dict(rows)
+
+    y, groups = Y.copy(), GROUPS.copy()
+    options = {"groups": groups, "group_names": SAMPLES.group_names, "test_fraction": 0.2}
+    parts = flower(y, clients, seed, partitioner=name, arguments=arguments, **options)
+    for client in range(clients):
+        expected = np.array(list(reference.load_partition(client)["row"]))
+        assert np.array_equal(
+            np.sort(np.concatenate([parts.train[client], parts.test[client]])), np.sort(expected)
+        )
+        assert len(parts.test[client]) == int(0.2 * len(expected))
+    if name == "NaturalIdPartitioner":
+        assert parts.client_names == SAMPLES.group_names
+    else:
+        assert parts.client_names == ()
+    assert np.array_equal(y, Y)
+    assert np.array_equal(groups, GROUPS)
+
+
+FAULTS = {
+    "class": ("Dirichlet", {}, 5, "partition.partitioner must be one of ContinuousPartitioner, "),
+    "columns": ("VerticalEvenPartitioner", {}, 5, "deals columns, and clients here hold samples"),
+    "function": ("IdToSizeFncPartitioner", {}, 5, "partition.partitioner must be one of"),
+    "argument": (
+        "DirichletPartitioner",
+        {"alhpa": 1},
+        5,
+        "partition.arguments.alhpa is no argument of DirichletPartitioner, which has partition_by,",
+    ),
+    "lacking": (
+        "DirichletPartitioner",
+        {},
+        5,
+        "DirichletPartitioner needs partition.arguments.alp",
+    ),
+    "seed": ("DirichletPartitioner", {"seed": 1}, 5, "arguments.seed is partition.seed here; set"),
+    "clients": ("IidPartitioner", {"num_partitions": 3}, 5, "arguments.num_partitions is clients"),
+    "others": (
+        "NaturalIdPartitioner",
+        {},
+        7,
+        "clients must be 5, as partition=flower with Natural",
+    ),
+    "value": (
+        "DirichletPartitioner",
+        {"alpha": -1},
+        5,
+        "DirichletPartitioner refuses partition.arguments for 5 clients: ValueError: Alpha values",
+    ),
+    "type": (
+        "ShardPartitioner",
+        {"shard_size": "a"},
+        5,
+        "ShardPartitioner refuses partition.argum",
+    ),
+    "empty": ("ExponentialPartitioner", {}, 9, "ExponentialPartitioner refuses"),
+    "column": (
+        "DirichletPartitioner",
+        {"alpha": 1, "partition_by": "age"},
+        5,
+        "label or group, got",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_is_wrong_is_one_line(fault):
+    name, arguments, clients, text = FAULTS[fault]
+    with pytest.raises(FedpflError) as refused:
+        flower(Y, clients, 0, groups=GROUPS, partitioner=name, arguments=arguments)
+    assert text in str(refused.value)
+    assert str(refused.value).isprintable()
+
+
+def test_clients_without_samples_and_data_without_groups():
+    some = {"alpha": 0.01, "min_partition_size": 0}
+    with pytest.raises(FedpflError, match=r"gives client \d+ of 40 no sample; lower clients"):
+        flower(Y, 40, 0, partitioner="DirichletPartitioner", arguments=some)
+    with pytest.raises(FedpflError, match="deals by groups, and the samples of this data set have"):
+        flower(Y, 5, 0, partitioner="NaturalIdPartitioner")
+
+
+def test_a_run_by_a_partitioner(tmp_path: Path):
+    words = ["partition=flower", "partition.partitioner=DirichletPartitioner", "clients=8"]
+    words += ["partition.arguments.alpha=0.5", "model=mlp", "rounds=1", "hydra.run.dir=run"]
+    tiny = [word for word in TINY if not word.startswith(("partition.", "clients"))]
+    result = run_command(*tiny, *words, cwd=tmp_path)
+    assert result.code == 0, result.err
+    line = "flower (partitioner=DirichletPartitioner, arguments.alpha=0.5, test_fraction=0.25)"
+    assert line in result.err
+    config = OmegaConf.to_container(OmegaConf.load(tmp_path / "run/config.yaml"))
+    assert partition_label(config["partition"]) == "Flower's Dirichlet (alpha=0.5)"
+    wrong = run_command("partition=flower", "partition.arguments.alhpa=0.5", cwd=tmp_path)
+    assert "did you mean partition.arguments.alpha?" in wrong.err
