@@ -335,6 +335,12 @@ def test_what_is_wrong_with_splits_is_one_line(tmp_path):
     assert "split test: column 'label' has no class in row 1 (-1); choose other splits" in message
 
 
+def test_other_tasks_are_refused(tmp_path):
+    save(tmp_path / "d", **FLOATS)
+    message = refuse(lambda: load(tmp_path / "d", input="x", task="regression"))
+    assert message == "dataset=hf reads classes, not what task=regression asks for; use npz"
+
+
 def test_a_path_that_is_none(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()

@@ -16,6 +16,7 @@ from fedpfl.data.datasets.shared.source import Source
 from fedpfl.data.datasets.shared.words import encode_words, number_words, split_words
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.ranges import AtLeast
+from fedpfl.ground.tasks import CLASSIFICATION, Task
 
 VOCABULARY, LENGTH = 20_000, 64
 INPUT_KINDS = ("images", "texts", "numbers", "arrays")
@@ -33,6 +34,7 @@ def hf(  # noqa: PLR0913 - its arguments are keys of the configuration
     size: Side | None = None,
     vocabulary: Annotated[int, AtLeast(3)] = VOCABULARY,
     length: Annotated[int, AtLeast(1)] = LENGTH,
+    task: Task = CLASSIFICATION,
 ) -> Raw:
     """Read columns of a data set as inputs, labels and clients.
 
@@ -47,6 +49,7 @@ def hf(  # noqa: PLR0913 - its arguments are keys of the configuration
         size: Pixels each way to which images are scaled; None: as they are.
         vocabulary: Ids of texts, as in `ag_news`; words are counted in the training part.
         length: Words of a text.
+        task: Classification.
 
     Returns:
         The samples; groups are the values of column `by`. Grey images have one channel if all are
@@ -55,6 +58,8 @@ def hf(  # noqa: PLR0913 - its arguments are keys of the configuration
     Raises:
         FedpflError: The data set cannot be opened, or a column is absent or does not fit.
     """
+    if task.name != CLASSIFICATION.name:  # labels are numbered anew, which targets must not be
+        raise FedpflError(f"dataset=hf reads classes, not what task={task.name} asks for; use npz")
     splits = open_splits(path, split, subset, source.download)
     inputs = _list_inputs(splits[0], input)
     label = arrow.require_column(splits[0], "label", label)
