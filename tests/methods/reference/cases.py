@@ -40,7 +40,7 @@ Tolerance = tuple[float, float]  # absolute, relative
 
 
 @dataclass(frozen=True)
-class Told:
+class RoundReport:
     """What the package says after a round."""
 
     method: Any
@@ -57,14 +57,14 @@ class Told:
         return self.state.clients
 
 
-def shared_model(told: Told) -> Any:
+def shared_model(report: RoundReport) -> Any:
     """The model alone: FedBABU's server keeps the head apart, others an optimiser's moments."""
-    role = next(iter(told.method.buffers()))
-    model = told.server.get("body", told.server.get("model", told.server))
-    return {**model, **told.state.server_buffers.get(role, {})}
+    role = next(iter(report.method.buffers()))
+    model = report.server.get("body", report.server.get("model", report.server))
+    return {**model, **report.state.server_buffers.get(role, {})}
 
 
-def nothing(told: Told) -> Any:
+def nothing(report: RoundReport) -> Any:
     return {}
 
 
@@ -73,9 +73,9 @@ class Case:
     """A method, and its rounds by plain loops.
 
     tolerance: of parameters of order 0.1; another memory layout of the convolution and a float64
-    average leave rounding only. `statistics`, `personal_tolerance`, `beside_tolerance`: where
+    average leave rounding only. `statistics`, `personal_tolerance`, `extras_tolerance`: where
     others hold.
-    shared, beside: where the package has what the loops call so. evaluated: whether the clients'
+    shared, extras: where the package has what the loops call so. evaluated: whether the clients'
     models or, `logits`, what they say is compared.
     margin: how far anything lies from a threshold at least. check: what makes the case worth
     something. is_full: asked by make test-all alone. rounds: how many are
@@ -88,12 +88,12 @@ class Case:
     tolerance: Tolerance = (1e-6, 0.0)
     cohorts: list[list[int]] = dataclasses.field(default_factory=lambda: COHORTS)
     local: Local = LOCAL
-    shared: Callable[[Told], Any] = shared_model
-    beside: Callable[[Told], Any] | None = None
+    shared: Callable[[RoundReport], Any] = shared_model
+    extras: Callable[[RoundReport], Any] | None = None
     evaluated: str = "weights"
     statistics: Tolerance | None = None
     personal_tolerance: Tolerance | None = None
-    beside_tolerance: Tolerance | None = None
+    extras_tolerance: Tolerance | None = None
     margin: float = 0.0
     check: Callable[[plain.Result], bool] = lambda want: True
     is_full: bool = False
@@ -164,21 +164,21 @@ CASES |= {  # the server's step divides by alpha in the loops and not in the met
         m.FedDyn(alpha, judge),
         lambda s, alpha=alpha, judge=judge: models.feddyn(s, alpha, judge),
         tolerance=(2e-6, 0.0),
-        beside=lambda told: {
-            "g": tree.map(lambda dual: -told.method.alpha * dual, told.clients["dual"])
+        extras=lambda report: {
+            "g": tree.map(lambda dual: -report.method.alpha * dual, report.clients["dual"])
         },
     )
     for alpha, judge in [(0.1, "cloud"), (1.0, "cohort"), (0.5, "all")]
 }
 
 
-def last_models(told: Told) -> Any:
-    return {"last": {**told.clients["last"], **told.state.client_buffers.get("last", {})}}
+def last_models(report: RoundReport) -> Any:
+    return {"last": {**report.clients["last"], **report.state.client_buffers.get("last", {})}}
 
 
 CASES |= {
-    "moon": Case(m.Moon(), lambda s: models.moon(s, 1.0, 0.5), beside=last_models),
-    "moon-norm": normed(m.Moon(5.0, 0.2), lambda s: models.moon(s, 5.0, 0.2), beside=last_models),
+    "moon": Case(m.Moon(), lambda s: models.moon(s, 1.0, 0.5), extras=last_models),
+    "moon-norm": normed(m.Moon(5.0, 0.2), lambda s: models.moon(s, 5.0, 0.2), extras=last_models),
 }
 CASES |= {
     name: Case(
@@ -219,13 +219,13 @@ CASES |= {
 }
 
 
-def alphas(told: Told) -> Any:
-    own = {**told.clients["v"], **told.state.client_buffers["v"]}
-    return {"alpha": told.clients["alpha"], "v": own}
+def alphas(report: RoundReport) -> Any:
+    own = {**report.clients["v"], **report.state.client_buffers["v"]}
+    return {"alpha": report.clients["alpha"], "v": own}
 
 
 def have_moved(want: plain.Result) -> bool:
-    values = want.beside[-1]["alpha"]
+    values = want.extras[-1]["alpha"]
     return len(values.unique()) > 5 and bool(((values > 0) & (values < 1)).all())
 
 
@@ -242,7 +242,7 @@ CASES |= {
     f"apfl-{name}-{world or 'plain'}": (normed if world else Case)(
         method,
         lambda s, values=values: models.apfl(s, *values),
-        beside=alphas,
+        extras=alphas,
         evaluated="logits",
         personal_tolerance=(2e-5, 0.0),
         check=check,
@@ -327,8 +327,8 @@ CASES |= {
         pfedhn_loops(method),
         tolerance=(2e-6, 1e-5),
         shared=nothing,
-        beside=lambda told: {"learned": hypernetwork(told.server["learned"])},
-        beside_tolerance=(1e-6, 1e-5),
+        extras=lambda report: {"learned": hypernetwork(report.server["learned"])},
+        extras_tolerance=(1e-6, 1e-5),
         is_full=name == "pc-sequential",
     )
     for name, method in {
@@ -350,8 +350,8 @@ CASES |= {  # at lengths that split whatever may be split
         world=f"moving {world}",  # who makes no step, has no direction
         cohorts=GATHERED,
         shared=nothing,
-        beside=lambda told: {"cluster_of": told.server["cluster_of"][:10]},
-        check=lambda want, count=count: want.beside[-1]["cluster_of"].max() == count - 1,
+        extras=lambda report: {"cluster_of": report.server["cluster_of"][:10]},
+        check=lambda want, count=count: want.extras[-1]["cluster_of"].max() == count - 1,
     )
     for name, world, count, method in [
         ("single", "", 4, m.CFL(eps1=9.0, eps2=0.0, warmup=1)),
@@ -378,9 +378,9 @@ def ifca_loops(method: Any, world: str, shared: tuple[str, ...]) -> Loops:
     return loops
 
 
-def clusters(told: Told) -> Any:
-    shares = [told.outcome.metrics[f"cluster_{j + 1}"] for j in range(told.method.clusters)]
-    return {"shares": torch.tensor(shares), "models": cluster_models(told.method, told.server)}
+def clusters(report: RoundReport) -> Any:
+    shares = [report.outcome.metrics[f"cluster_{j + 1}"] for j in range(report.method.clusters)]
+    return {"shares": torch.tensor(shares), "models": cluster_models(report.method, report.server)}
 
 
 CASES |= {
@@ -388,9 +388,9 @@ CASES |= {
         method,
         ifca_loops(method, world, shared),
         shared=nothing,
-        beside=clusters,
+        extras=clusters,
         margin=1e-5,
-        check=lambda want: any(own["shares"].max() < 1 for own in want.beside),
+        check=lambda want: any(own["shares"].max() < 1 for own in want.extras),
     )
     for name, world, shared, method in [
         ("two", "", (), m.IFCA()),
@@ -423,10 +423,10 @@ CASES |= {
         tolerance=(1e-5, 1e-5) if world else (2e-6, 0.0),
         cohorts=[*COHORTS, [0, 1, 2, 5, 8]],  # the third time for some
         shared=nothing,
-        beside=lambda told: {"affinity": told.clients["affinity"]},
-        beside_tolerance=(1e-4, 1e-3),
+        extras=lambda report: {"affinity": report.clients["affinity"]},
+        extras_tolerance=(1e-4, 1e-3),
         margin=1e-5,
-        check=lambda want: bool((want.beside[-1]["affinity"] < 0).any()),
+        check=lambda want: bool((want.extras[-1]["affinity"] < 0).any()),
     )
     for name, world, method in [
         ("baseline", "", m.FedFomo(candidates=9)),
@@ -436,11 +436,11 @@ CASES |= {
 }
 
 
-def relations(told: Told) -> Any:
+def relations(report: RoundReport) -> Any:
     """Who never took part has no p yet."""
-    took_part = told.state.rows.take("facts", range(10))["participated"]
-    p = torch.where(took_part[:, None], told.clients["p"], told.server["shares"])
-    return {"cores": told.server["cores"], "p": p}
+    took_part = report.state.rows.take("facts", range(10))["participated"]
+    p = torch.where(took_part[:, None], report.clients["p"], report.server["shares"])
+    return {"cores": report.server["cores"], "p": p}
 
 
 CASES |= {
@@ -450,8 +450,8 @@ CASES |= {
         world,
         tolerance=(5e-6, 1e-5) if world else (1e-6, 0.0),
         shared=nothing,
-        beside=relations,
-        beside_tolerance=(5e-6, 1e-5),
+        extras=relations,
+        extras_tolerance=(5e-6, 1e-5),
     )
     for name, world, method in [
         ("exponential", "", m.APPLE(rate=0.5, mu=2.0, until=0.6)),
@@ -481,10 +481,10 @@ LORA = {
         m.FedSALoRA("averaged"),
         lambda s: lora.by_name(s, lambda name: name.endswith("lora_B")),
     ),
-    "ffa_lora": (m.FFALoRA(), lambda s: lora.by_name(s, moving=is_own_b)),
+    "ffa_lora": (m.FFALoRA(), lambda s: lora.by_name(s, is_moving=is_own_b)),
     "ffa_lora-frozen": (
         m.FFALoRA("frozen"),
-        lambda s: lora.by_name(s, moving=lambda name: name.endswith("lora_B")),
+        lambda s: lora.by_name(s, is_moving=lambda name: name.endswith("lora_B")),
     ),
     "fedalt": (m.FedALT(), lora.fedalt),
     "fedalt-own": (m.FedALT("own"), lambda s: lora.fedalt(s, drawn_pairs)),
@@ -565,9 +565,9 @@ CASES |= {
 }
 
 
-def prototypes(told: Told) -> Any:
-    there = {str(c): row for c, row in enumerate(told.server["mean"]) if told.server["seen"][c]}
-    return {"mean": there, "seen": told.server["seen"]}
+def prototypes(report: RoundReport) -> Any:
+    there = {str(c): row for c, row in enumerate(report.server["mean"]) if report.server["seen"][c]}
+    return {"mean": there, "seen": report.server["seen"]}
 
 
 CASES |= {
@@ -577,7 +577,7 @@ CASES |= {
         world,
         tolerance=(5e-6, 1e-5),
         shared=nothing,
-        beside=prototypes,
+        extras=prototypes,
         is_full=bool(world) != (values[3] == "head"),
     )
     for values in [
@@ -615,14 +615,14 @@ def short_head(head: Any) -> Any:
     return {name.split(".")[1]: leaf for name, leaf in head.items()}
 
 
-def fedcp_server(told: Told) -> Any:
-    policy = {theirs: told.server["policy"][own] for theirs, own in POLICY.items()}
-    body = {**told.server["body"], **told.state.server_buffers["main"]}
-    return {"body": body, "head": short_head(told.server["head"]), "policy": policy}
+def fedcp_server(report: RoundReport) -> Any:
+    policy = {theirs: report.server["policy"][own] for theirs, own in POLICY.items()}
+    body = {**report.server["body"], **report.state.server_buffers["main"]}
+    return {"body": body, "head": short_head(report.server["head"]), "policy": policy}
 
 
-def client_heads(told: Told) -> list[Any]:
-    return [tree.take(told.clients["head"], i) for i in EVERYONE]
+def client_heads(report: RoundReport) -> list[Any]:
+    return [tree.take(report.clients["head"], i) for i in EVERYONE]
 
 
 CASES |= {  # kernels of distances by another formula
@@ -632,7 +632,7 @@ CASES |= {  # kernels of distances by another formula
         world,
         tolerance=(2e-5, 1e-4) if world else (1e-5, 0.0),
         shared=fedcp_server,
-        beside=lambda told: {"own": [short_head(head) for head in client_heads(told)]},
+        extras=lambda report: {"own": [short_head(head) for head in client_heads(report)]},
         evaluated="logits",
         personal_tolerance=(1e-4, 1e-4),
         is_full=name == "weak",
@@ -669,8 +669,11 @@ CASES |= {  # a layer normalisation and cosines divide by small numbers
         gpfl_loops(values),
         world,
         tolerance=(2e-5, 1e-4),
-        shared=lambda told: {"model": shared_model(told), "extra": valve_modules(told.server)},
-        beside=lambda told: {"head": client_heads(told)},
+        shared=lambda report: {
+            "model": shared_model(report),
+            "extra": valve_modules(report.server),
+        },
+        extras=lambda report: {"head": client_heads(report)},
         evaluated="",
         is_full=bool(world) != (values[2] == "mean"),
     )
@@ -679,8 +682,8 @@ CASES |= {  # a layer normalisation and cosines divide by small numbers
 }
 
 
-def biases(told: Told) -> Any:
-    (mean,), (u,) = told.server["mean"].values(), told.clients["u"].values()
+def biases(report: RoundReport) -> Any:
+    (mean,), (u,) = report.server["mean"].values(), report.clients["u"].values()
     return {"mean": mean, "u": u}
 
 
@@ -689,8 +692,8 @@ CASES |= {
         method,
         lambda s, a=method: heads.feddbe(s, a, draw_order("gather")),
         tolerance=(2e-6, 0.0),
-        beside=biases,
-        beside_tolerance=(1e-6, 0.0),
+        extras=biases,
+        extras_tolerance=(1e-6, 0.0),
     )
     for number, method in enumerate(
         [
@@ -732,9 +735,9 @@ CASES |= {  # Adam divides small gradients by their size, which amplifies roundi
         method,
         fedgen_loops(method),
         tolerance=(5e-6, 0.0),
-        shared=lambda told: {**told.server["body"], **told.server["head"]},
-        beside=lambda told: {"generator": generator_modules(told.server["generator"])},
-        beside_tolerance=(2e-5, 1e-4),
+        shared=lambda report: {**report.server["body"], **report.server["head"]},
+        extras=lambda report: {"generator": generator_modules(report.server["generator"])},
+        extras_tolerance=(2e-5, 1e-4),
         is_full=name == "other",
     )
     for name, method in {
@@ -768,7 +771,7 @@ CASES |= {  # centres come from the singular vectors of 10 clients' small differ
         method,
         floco_loops(method, plus),
         tolerance=(1e-5, 0.0),
-        shared=lambda told: {**told.server["shared"], **told.server["endpoints"]},
+        shared=lambda report: {**report.server["shared"], **report.server["endpoints"]},
         is_full=name in ("never", "plus-short"),
     )
     for name, method, plus in [
@@ -781,9 +784,9 @@ CASES |= {  # centres come from the singular vectors of 10 clients' small differ
 }
 
 
-def pfedfda_server(told: Told) -> Any:
-    cov = unpack_symmetric(told.server["cov"])
-    return {"body": told.server["body"], "mean": told.server["mean"], "cov": cov}
+def pfedfda_server(report: RoundReport) -> Any:
+    cov = unpack_symmetric(report.server["cov"])
+    return {"body": report.server["body"], "mean": report.server["mean"], "cov": cov}
 
 
 def pfedfda_loops(s: plain.Setting) -> plain.Result:
@@ -808,9 +811,9 @@ CASES["fedobp_adaptive"] = Case(
     lambda s: masks.fedobp_choosing(s, list(SEVERAL)),
     "held",  # three clients are too small to hold anything out
     cohorts=[*COHORTS, *COHORTS[:2]],
-    beside=lambda told: {"q": told.clients["q"][told.cohort]},
+    extras=lambda report: {"q": report.clients["q"][report.cohort]},
     margin=1e-5,
-    check=lambda want: {q for own in want.beside for q in own["q"].tolist()} == {*SEVERAL},
+    check=lambda want: {q for own in want.extras for q in own["q"].tolist()} == {*SEVERAL},
 )
 CASES |= {
     f"feddpa-{name}": Case(
@@ -880,13 +883,13 @@ PURIN = {
 }
 
 
-def critical(told: Told) -> Any:
-    rows = [leaf[told.cohort].flatten(1).sum(1) for leaf in told.clients["mask"].values()]
-    return {"partners": told.clients["partners"][told.cohort], "counts": sum(rows)}
+def critical(report: RoundReport) -> Any:
+    rows = [leaf[report.cohort].flatten(1).sum(1) for leaf in report.clients["mask"].values()]
+    return {"partners": report.clients["partners"][report.cohort], "counts": sum(rows)}
 
 
 def differ_in_partners(want: plain.Result) -> bool:
-    return len({n for own in want.beside for n in own["partners"].tolist()}) > 1
+    return len({n for own in want.extras for n in own["partners"].tolist()}) > 1
 
 
 CASES |= {
@@ -896,7 +899,7 @@ CASES |= {
         world,
         tolerance=(5e-6, 0.0) if world else (1e-6, 0.0),
         cohorts=COHORTS if world else LONGER,
-        beside=critical,
+        extras=critical,
         margin=1e-5,
         check=differ_in_partners,
         is_full=name in ("fedcac-alone",) or (bool(world) and name == "fedpurin-alone"),

@@ -62,43 +62,43 @@ def cfl(s: Setting, method: Any) -> Result:
         return train(s, w, turn)
 
     def groups_of(members: list[int], weights: Weights, trained: dict, t: int, room: int) -> list:
-        here = [i for i in members if i in trained]
-        if here != members or len(here) < 3 or t <= m.warmup or room < 1:
-            return [here]
-        change = {i: flat(trained[i], names) - flat(weights, names) for i in here}
-        total = sum(len(s.clients[i].y) for i in here)
-        whole = sum(len(s.clients[i].y) / total * change[i] for i in here)
+        present = [i for i in members if i in trained]
+        if present != members or len(present) < 3 or t <= m.warmup or room < 1:
+            return [present]
+        change = {i: flat(trained[i], names) - flat(weights, names) for i in present}
+        total = sum(len(s.clients[i].y) for i in present)
+        whole = sum(len(s.clients[i].y) / total * change[i] for i in present)
         if whole.norm() >= m.eps1 or max(d.norm() for d in change.values()) <= m.eps2:
-            return [here]
+            return [present]
         return bipartition(change, max if m.linkage == "single" else min)
 
     def merge(_: Any, trained: dict[int, Weights], t: int) -> Weights:
         nonlocal clusters
-        after, born = [], []
+        after, new_clusters = [], []
         for members, weights in clusters:
-            room = m.clusters - len(clusters) - len(born)
+            room = m.clusters - len(clusters) - len(new_clusters)
             groups = groups_of(members, weights, trained, t, room)
-            news = [average(s, {i: trained[i] for i in group}) for group in groups if group]
+            new_models = [average(s, {i: trained[i] for i in group}) for group in groups if group]
             first = groups[0] if len(groups) > 1 else members
-            after.append((first, news[0] if news else weights))
-            born += zip(groups[1:], news[1:], strict=True)
-        clusters = after + born
+            after.append((first, new_models[0] if new_models else weights))
+            new_clusters += zip(groups[1:], new_models[1:], strict=True)
+        clusters = after + new_clusters
         for i, end in trained.items():
             own[i] = {k: end[k] for k in own[i]}
         return {}
 
-    def beside(_: Any) -> dict[str, Tensor]:
-        of = {i: c for c, (members, _) in enumerate(clusters) for i in members}
-        return {"cluster_of": torch.tensor([of[i] for i in s.everyone])}
+    def extras(_: Any) -> dict[str, Tensor]:
+        cluster_of = {i: c for c, (members, _) in enumerate(clusters) for i in members}
+        return {"cluster_of": torch.tensor([cluster_of[i] for i in s.everyone])}
 
-    return play(s, local, begin=model, merge=merge, beside=beside)
+    return play(s, local, begin=model, merge=merge, extras=extras)
 
 
 def ifca(s: Setting, models: list[Weights], shared: tuple[str, ...] = ()) -> Result:
     """`models`: the clusters' initial ones. `shared`: prefixes of what is averaged over the whole
     cohort.
     """
-    models, of, result = copy.deepcopy(models), {}, Result()
+    models, cluster_of, result = copy.deepcopy(models), {}, Result()
 
     def nearest(i: int) -> int:
         """Find the first model of least training loss."""
@@ -110,17 +110,19 @@ def ifca(s: Setting, models: list[Weights], shared: tuple[str, ...] = ()) -> Res
         return losses.index(min(losses))
 
     def begin(turn: Turn) -> Weights:
-        of[turn.i] = nearest(turn.i)
-        return models[of[turn.i]]
+        cluster_of[turn.i] = nearest(turn.i)
+        return models[cluster_of[turn.i]]
 
     def merge(_: Any, trained: dict[int, Weights], t: int) -> Weights:
         everyone = pick(average(s, trained), lambda name: name.startswith(shared or "\0"))
-        shares = [list(map(of.get, trained)).count(j) / len(trained) for j in range(len(models))]
-        result.beside.append({"shares": torch.tensor(shares)})
+        shares = [
+            list(map(cluster_of.get, trained)).count(j) / len(trained) for j in range(len(models))
+        ]
+        result.extras.append({"shares": torch.tensor(shares)})
         for j in range(len(models)):
-            members = {i: end for i, end in trained.items() if of[i] == j}
+            members = {i: end for i, end in trained.items() if cluster_of[i] == j}
             models[j] = {**models[j], **(average(s, members) if members else {}), **everyone}
-        result.beside[-1]["models"] = list(models)
+        result.extras[-1]["models"] = list(models)
         return {}
 
     def personal(turn: Turn) -> Weights:
@@ -134,22 +136,22 @@ def attention(method: Any, w: dict[int, Tensor], i: int, clients: int) -> dict[i
     m, others = method, [j for j in w if j != i]
     if m.variant == "fedamp":
         alpha = m.share * m.sigma / (clients - 1)
-        apart = {j: float(((w[i] - w[j]) ** 2).sum()) for j in others}
-        xi = {j: alpha * math.exp(-apart[j] / m.sigma) / m.sigma for j in others}
+        distances = {j: float(((w[i] - w[j]) ** 2).sum()) for j in others}
+        xi = {j: alpha * math.exp(-distances[j] / m.sigma) / m.sigma for j in others}
     else:
         angle = {j: float(w[i] @ w[j]) / float(w[i].norm() * w[j].norm()) for j in others}
-        rising = {j: math.exp(m.sigma * angle[j]) for j in others}
-        xi = {j: m.share * rising[j] / sum(rising.values()) for j in others}
+        attention_of = {j: math.exp(m.sigma * angle[j]) for j in others}
+        xi = {j: m.share * attention_of[j] / sum(attention_of.values()) for j in others}
     return {**xi, i: 1 - sum(xi.values())}
 
 
 def fedamp(s: Setting, method: Any) -> Result:
     m, own, clouds = method, s.each(s.initial), {}
     pool: dict[int, Weights] = {}
-    seen: set[int] = set()
+    participated: set[int] = set()
 
     def begin(turn: Turn) -> Weights:
-        if turn.i not in seen:
+        if turn.i not in participated:
             return own[turn.i]
         models = pool | {turn.i: own[turn.i]}
         flattened = {j: flat(w, s.names) for j, w in models.items()}
@@ -159,14 +161,14 @@ def fedamp(s: Setting, method: Any) -> Result:
         return own[turn.i] | cloud if m.start_from == "cloud" else own[turn.i]
 
     def local(w: Weights, turn: Turn) -> Weights:
-        own[turn.i] = train(s, w, turn, near=clouds.get(turn.i), lam=m.pull)
+        own[turn.i] = train(s, w, turn, anchor=clouds.get(turn.i), lam=m.pull)
         return own[turn.i]
 
     def merge(_: Any, trained: dict[int, Weights], t: int) -> Weights:
         if m.pool == "last_round":
             pool.clear()
         pool.update(trained)
-        seen.update(trained)
+        participated.update(trained)
         return {}
 
     return play(s, local, begin, merge, personal=lambda turn: own[turn.i])
@@ -174,7 +176,7 @@ def fedamp(s: Setting, method: Any) -> Result:
 
 def fedfomo(s: Setting, method: Any) -> Result:
     """Where all that trained last, or ever, are candidates. `margins`: the weights found."""
-    result, own, old, started = Result(), s.each(s.initial), s.each(s.initial), {}
+    result, own, old, starts_of = Result(), s.each(s.initial), s.each(s.initial), {}
     affinity = torch.zeros(len(s.clients), len(s.clients), dtype=torch.double)
     offered: list[int] = []
     trained_ever: set[int] = set()
@@ -186,26 +188,28 @@ def fedfomo(s: Setting, method: Any) -> Result:
     def mix(i: int) -> Weights:
         weights = {}
         for n in [i, *(n for n in offered if n != i)]:
-            apart = float((flat(own[n], s.names) - flat(old[i], s.names)).norm())
+            distances = float((flat(own[n], s.names) - flat(old[i], s.names)).norm())
             gain = held_loss(old[i], i) - held_loss(own[n], i)
-            weights[n] = gain / apart if apart else 0.0
+            weights[n] = gain / distances if distances else 0.0
             affinity[i, n] += weights[n] if n != i else 0.0
         result.margins += [abs(weight) for weight in weights.values() if weight]
-        good = {n: weight for n, weight in weights.items() if weight > 0}
-        if not good:
+        gaining = {n: weight for n, weight in weights.items() if weight > 0}
+        if not gaining:
             return own[i] if method.fallback == "keep" else old[i]
-        mixed = mean([own[n] for n in good], [w / sum(good.values()) for w in good.values()])
+        mixed = mean(
+            [own[n] for n in gaining], [w / sum(gaining.values()) for w in gaining.values()]
+        )
         counters = {k for k, leaf in own[i].items() if not leaf.is_floating_point()}
-        return mixed | {k: max(own[n][k] for n in good) for k in counters}
+        return mixed | {k: max(own[n][k] for n in gaining) for k in counters}
 
     def begin(turn: Turn) -> Weights:
         has_weights = turn.i in trained_ever and len(s.clients[turn.i].held_y)
-        started[turn.i] = mix(turn.i) if has_weights else own[turn.i]
-        return started[turn.i]
+        starts_of[turn.i] = mix(turn.i) if has_weights else own[turn.i]
+        return starts_of[turn.i]
 
     def merge(_: Any, trained: dict[int, Weights], t: int) -> Weights:
         own.update(trained)
-        old.update({i: started[i] for i in trained})
+        old.update({i: starts_of[i] for i in trained})
         trained_ever.update(trained)
         offered[:] = sorted(trained_ever) if method.pool == "all" else list(trained)
         return {}
@@ -216,7 +220,7 @@ def fedfomo(s: Setting, method: Any) -> Result:
         begin,
         merge,
         personal=lambda turn: own[turn.i],
-        beside=lambda _: {"affinity": affinity},
+        extras=lambda _: {"affinity": affinity},
         result=result,
     )
 
@@ -227,7 +231,7 @@ def apple(s: Setting, method: Any, rounds: int) -> Result:
     sizes = torch.tensor([len(client.y) for client in s.clients]).double()
     p0 = sizes / sizes.sum()
     p, cores = s.each(p0), s.each(pick(s.initial, lambda name: name in names))
-    buffers, pending = s.each(pick(s.initial, lambda name: name not in names)), {}
+    buffers, trained_cores = s.each(pick(s.initial, lambda name: name not in names)), {}
 
     def combine(i: int, own: Weights | None = None) -> Weights:
         models = cores | ({i: own} if own else {})
@@ -236,11 +240,11 @@ def apple(s: Setting, method: Any, rounds: int) -> Result:
     def local(_: Any, turn: Turn) -> Weights:
         """Take simultaneous steps of SGD with momentum on core i and p; others hold still."""
         i, r, last = turn.i, turn.t - 1, m.until * rounds
-        falls = (
+        schedule = (
             (math.cos(math.pi * r / last) + 1) / 2 if m.schedule == "cosine" else 1e-3 ** (r / last)
         )
-        penalty, first, core = m.mu * falls if r < last else 0.0, p[i], dict(cores[i])
-        slow, slow_p = {k: torch.zeros_like(core[k]) for k in names}, torch.zeros_like(p0)
+        penalty, first, core = m.mu * schedule if r < last else 0.0, p[i], dict(cores[i])
+        velocity, velocity_p = {k: torch.zeros_like(core[k]) for k in names}, torch.zeros_like(p0)
         for x, y in minibatches(s, turn, range(s.epochs)):
             model = load(s, combine(i, core)).train()
             F.cross_entropy(model(x), y).backward()
@@ -250,20 +254,20 @@ def apple(s: Setting, method: Any, rounds: int) -> Result:
             slope = torch.stack([flat(g, names) @ flat(w, names) for w in rows])
             for k in names:
                 step = float(p[i][i]) * g[k] + s.weight_decay * core[k]
-                slow[k] = s.momentum * slow[k] + step
-                core[k] = core[k] - s.lr * slow[k]
+                velocity[k] = s.momentum * velocity[k] + step
+                core[k] = core[k] - s.lr * velocity[k]
             step = m.rate * (slope + penalty * (p[i] - p0)) + s.weight_decay * (p[i] - first)
-            slow_p = s.momentum * slow_p + step
-            p[i] = p[i] - s.lr * slow_p
-        pending[i] = core
+            velocity_p = s.momentum * velocity_p + step
+            p[i] = p[i] - s.lr * velocity_p
+        trained_cores[i] = core
         return combine(i, core)
 
     def merge(_: Any, trained: Any, t: int) -> Weights:
-        cores.update(pending)
-        pending.clear()
+        cores.update(trained_cores)
+        trained_cores.clear()
         return {}
 
-    def beside(_: Any) -> dict[str, Any]:
+    def extras(_: Any) -> dict[str, Any]:
         return {"cores": stack(cores.values()), "p": torch.stack([*p.values()]).float()}
 
-    return play(s, local, lambda turn: combine(turn.i), merge, beside=beside)
+    return play(s, local, lambda turn: combine(turn.i), merge, extras=extras)

@@ -76,7 +76,7 @@ def fedas(s: Setting, method: Any, order: Order) -> Result:
             return total
 
         plain = replace(s, order=order, lr=m.align_lr, momentum=0.0, weight_decay=0.0)
-        values = {"moving": is_body, "is_still": True, "loss": loss}
+        values = {"is_moving": is_body, "is_still": True, "loss": loss}
         return train(plain, weights, turn, m.align_epochs, **values)
 
     def local(start: Weights, turn: Turn) -> Weights:
@@ -106,7 +106,7 @@ def fedas(s: Setting, method: Any, order: Order) -> Result:
 
 
 def fedrod(s: Setting, gamma: float) -> Result:
-    """`beside`: every client's personal head; zeros until it was trained."""
+    """`extras`: every client's personal head; zeros until it was trained."""
     heads: dict[int, Weights] = {}
     none = {k: torch.zeros_like(s.initial[k]) for k in HEAD}
 
@@ -131,7 +131,7 @@ def fedrod(s: Setting, gamma: float) -> Result:
             heads[turn.i] = {f"classifier.{k}": v.clone() for k, v in values}
         return pick(copy.deepcopy(model.state_dict()), lambda name: not name.startswith("own"))
 
-    def told(shared: Weights, i: int) -> tuple[Weights, Weights]:
+    def parts(shared: Weights, i: int) -> tuple[Weights, Weights]:
         return shared, heads.get(i, none)
 
     def judge(it: tuple[Weights, Weights], i: int) -> int:
@@ -142,9 +142,9 @@ def fedrod(s: Setting, gamma: float) -> Result:
     return play(
         s,
         local,
-        begin=lambda turn: told(turn.shared, turn.i),
+        begin=lambda turn: parts(turn.shared, turn.i),
         personal=lambda turn: {"w": turn.shared, "q": heads.get(turn.i, none)},
-        after=lambda i, trained: told(trained, i),
+        after=lambda i, trained: parts(trained, i),
         judge=judge,
     )
 
@@ -211,7 +211,7 @@ def best_mixture(quadratic: Tensor) -> Tensor:
 def fedpac(s: Setting, lam: float, head_epochs: int, body_epochs: int, head_lr: float) -> Result:
     """`margins`: how far shares lie from the limit below which they are dropped."""
     result, prototypes = Result(), dict[int, Tensor]()
-    heads, found, ends = s.each(pick(s.initial, is_head)), {}, {}
+    heads, statistics_of, ends = s.each(pick(s.initial, is_head)), {}, {}
 
     def statistics(weights: Weights, i: int) -> tuple[Tensor, float, dict[int, Tensor]]:
         y, means = s.clients[i].y, class_means(s, weights, i)
@@ -224,32 +224,36 @@ def fedpac(s: Setting, lam: float, head_epochs: int, body_epochs: int, head_lr: 
         return h, v / len(y), means
 
     def local(w: Weights, turn: Turn) -> Weights:
-        found[turn.i] = statistics(w, turn.i)
+        statistics_of[turn.i] = statistics(w, turn.i)
         at = replace(s, lr=head_lr)
-        w = train(at, w, turn, head_epochs, moving=is_head, is_still=True)
+        w = train(at, w, turn, head_epochs, is_moving=is_head, is_still=True)
 
         def aligned(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-            z, means = features(model, x), found[turn.i][2]
+            z, means = features(model, x), statistics_of[turn.i][2]
             loss = F.cross_entropy(model.classifier(z), y)
             if not prototypes:
                 return loss
             target = torch.stack([prototypes.get(int(c), means[int(c)]) for c in y])
             return loss + lam * F.mse_loss(z, target)
 
-        values = {"moving": is_body, "first": head_epochs, "loss": aligned}
+        values = {"is_moving": is_body, "first": head_epochs, "loss": aligned}
         ends[turn.i] = train(s, w, turn, body_epochs, **values)
         return ends[turn.i]
 
     def merge(_: Any, trained: dict[int, Weights], t: int) -> Weights:
-        new = {i: class_means(s, end, i) for i, end in trained.items()}
+        new_means = {i: class_means(s, end, i) for i, end in trained.items()}
         prototypes.clear()
-        for c in sorted({c for own in new.values() for c in own}):
-            counts = {i: class_counts(s, i)[c] for i, own in new.items() if c in own}
-            prototypes[c] = sum(n * new[i][c] for i, n in counts.items()) / sum(counts.values())
-        variances = torch.tensor([found[i][1] for i in trained], dtype=torch.float64)
+        for c in sorted({c for own in new_means.values() for c in own}):
+            counts = {i: class_counts(s, i)[c] for i, own in new_means.items() if c in own}
+            prototypes[c] = sum(n * new_means[i][c] for i, n in counts.items()) / sum(
+                counts.values()
+            )
+        variances = torch.tensor([statistics_of[i][1] for i in trained], dtype=torch.float64)
         for i in trained:
-            apart = torch.stack([(found[i][0] - found[j][0]).flatten() for j in trained])
-            shares = best_mixture(apart @ apart.T + torch.diag(variances))
+            gap = torch.stack(
+                [(statistics_of[i][0] - statistics_of[j][0]).flatten() for j in trained]
+            )
+            shares = best_mixture(gap @ gap.T + torch.diag(variances))
             result.margins += (shares - 1e-3).abs().tolist()
             shares = torch.where(shares < 1e-3, 0, shares)
             heads[i] = pick(mean(trained.values(), (shares / shares.sum()).tolist()), is_head)
@@ -260,8 +264,8 @@ def fedpac(s: Setting, lam: float, head_epochs: int, body_epochs: int, head_lr: 
 
 
 def fedproto(s: Setting, lam: float, prototypes: str, weights: str, judge: str) -> Result:
-    """Samples one by one; `beside` has the prototypes and which there are."""
-    known, found, own = dict[int, Tensor](), {}, s.each(s.initial)
+    """Samples one by one; `extras` has the prototypes and which there are."""
+    known, statistics_of, own = dict[int, Tensor](), {}, s.each(s.initial)
 
     def predict(w: Weights, i: int) -> Tensor:
         """Return the labels said of a client's test images."""
@@ -280,8 +284,8 @@ def fedproto(s: Setting, lam: float, prototypes: str, weights: str, judge: str) 
             z, pull = features(model, x), torch.zeros(())
             for row, label in zip(z, y.tolist(), strict=True):
                 pull = pull + (((row - known[label]) ** 2).mean() if label in known else 0.0)
-                told = (row.detach().clone(), label)
-                pairs.setdefault(epoch, []).append(told)
+                parts = (row.detach().clone(), label)
+                pairs.setdefault(epoch, []).append(parts)
             return F.cross_entropy(model.classifier(z), y) + lam * pull / len(y)
 
         epochs = range(s.epochs)
@@ -295,20 +299,20 @@ def fedproto(s: Setting, lam: float, prototypes: str, weights: str, judge: str) 
                 zip(features(still(s, own[turn.i]), client.x), client.y.tolist(), strict=True)
             )
         by_class = {c: [z for z, y in rows if y == c] for c in {y for _, y in rows}}
-        found[turn.i] = {c: torch.stack(z).mean(0) for c, z in by_class.items()}
+        statistics_of[turn.i] = {c: torch.stack(z).mean(0) for c, z in by_class.items()}
         return own[turn.i]
 
     def merge(_: Any, trained: dict[int, Weights], t: int) -> Weights:
-        for c in sorted({c for i in trained for c in found[i]}):
-            those = [i for i in trained if c in found[i]]
+        for c in sorted({c for i in trained for c in statistics_of[i]}):
+            those = [i for i in trained if c in statistics_of[i]]
             counts = [float(class_counts(s, i)[c]) if weights == "counts" else 1.0 for i in those]
-            total = sum(n * found[i][c] for n, i in zip(counts, those, strict=True))
+            total = sum(n * statistics_of[i][c] for n, i in zip(counts, those, strict=True))
             known[c] = total / sum(counts)
         return {}
 
-    def beside(_: Any) -> dict[str, Any]:
-        there = {str(c): row for c, row in sorted(known.items())}
-        return {"mean": there, "seen": torch.tensor([c in known for c in range(CLASSES)])}
+    def extras(_: Any) -> dict[str, Any]:
+        known_rows = {str(c): row for c, row in sorted(known.items())}
+        return {"mean": known_rows, "seen": torch.tensor([c in known for c in range(CLASSES)])}
 
     return play(
         s,
@@ -316,7 +320,7 @@ def fedproto(s: Setting, lam: float, prototypes: str, weights: str, judge: str) 
         begin=lambda turn: own[turn.i],
         merge=merge,
         judge=lambda w, i: int((predict(w, i) == s.clients[i].test_y).sum()),
-        beside=beside,
+        extras=extras,
         is_everyone_judged=True,
     )
 
@@ -371,15 +375,19 @@ def fedcp(s: Setting, policy: Weights, lam: float, noise: Callable | None) -> Re
         batches = []
         for epoch in range(s.epochs):
             rows = s.order(turn.t, turn.i, epoch, len(client.y))
-            drawn = noise(turn.t, turn.i, epoch) if noise else torch.zeros(len(rows), 2, WIDTH)
-            pairs = zip(rows.split(s.batch_size), drawn.split(s.batch_size), strict=False)
+            server_batches = (
+                noise(turn.t, turn.i, epoch) if noise else torch.zeros(len(rows), 2, WIDTH)
+            )
+            pairs = zip(rows.split(s.batch_size), server_batches.split(s.batch_size), strict=False)
             batches += [(client.x[b], client.y[b], d) for b, d in pairs if len(b) > 1]
 
-        def loss(model: Conditional, x: Tensor, y: Tensor, drawn: Tensor) -> Tensor:
-            logits, h = model(x, drawn)
+        def loss(model: Conditional, x: Tensor, y: Tensor, server_batches: Tensor) -> Tensor:
+            logits, h = model(x, server_batches)
             with torch.no_grad():
-                given = reference(x)
-            return F.cross_entropy(logits, y) + (lam * kernel_mmd(h, given) if lam else 0.0)
+                target_features = reference(x)
+            return F.cross_entropy(logits, y) + (
+                lam * kernel_mmd(h, target_features) if lam else 0.0
+            )
 
         model = fit(s, copy.deepcopy(model).train(), batches, loss)
         heads[turn.i] = copy.deepcopy(model.head.state_dict())
@@ -411,7 +419,7 @@ def fedcp(s: Setting, policy: Weights, lam: float, noise: Callable | None) -> Re
         after=after,
         judge=lambda model, i: count_hits(logits(model, i), s.clients[i].test_y),
         shared={"body": body, "head": head, "policy": policy},
-        beside=lambda _: {"own": [dict(own) for own in heads.values()]},
+        extras=lambda _: {"own": [dict(own) for own in heads.values()]},
     )
 
 
@@ -438,31 +446,31 @@ def gpfl(s: Setting, extra: Weights, lam: float, mu: float, guidance: str) -> Re
         counts = class_counts(s, i)
         return counts / counts.sum() @ embeddings
 
-    def logits(told: tuple[Weights, Weights, Tensor], i: int) -> Tensor:
-        model, valve = still(s, told[0]), Valve(told[1])
+    def logits(parts: tuple[Weights, Weights, Tensor], i: int) -> Tensor:
+        model, valve = still(s, parts[0]), Valve(parts[1])
         with torch.no_grad():
             z = features(model, s.clients[i].test_x)
-            return model.classifier(valve(z, told[2]))
+            return model.classifier(valve(z, parts[2]))
 
     def begin(turn: Turn) -> tuple[Weights, Weights, Tensor]:
         values = turn.shared["extra"]
         now[turn.i] = condition(values["embeddings.weight"], turn.i)
         return {**turn.shared["model"], **heads[turn.i]}, values, now[turn.i]
 
-    def local(told: tuple[Weights, Weights, Tensor], turn: Turn) -> dict[str, Weights]:
-        model, valve, own = load(s, told[0]).train(), Valve(told[1]), told[2]
-        frozen = told[1]["embeddings.weight"].clone()
+    def local(parts: tuple[Weights, Weights, Tensor], turn: Turn) -> dict[str, Weights]:
+        model, valve, own = load(s, parts[0]).train(), Valve(parts[1]), parts[2]
+        frozen = parts[1]["embeddings.weight"].clone()
 
         def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
             z = features(model, x)
             personal, generic = valve(z, own), valve(z, frozen.mean(0))
             rows = valve.embeddings.weight
             cosines = [F.cosine_similarity(generic, row.expand_as(generic)) for row in rows]
-            apart = generic - frozen[y]
-            whole = torch.linalg.norm(apart)
-            far = whole if guidance == "frobenius" else torch.linalg.norm(apart, dim=1).mean()
+            gap = generic - frozen[y]
+            whole = torch.linalg.norm(gap)
+            distance = whole if guidance == "frobenius" else torch.linalg.norm(gap, dim=1).mean()
             value = F.cross_entropy(model.classifier(personal), y)
-            return value + F.cross_entropy(torch.stack(cosines, 1), y) + lam * far
+            return value + F.cross_entropy(torch.stack(cosines, 1), y) + lam * distance
 
         decay = {"params": list(valve.parameters()), "weight_decay": s.weight_decay + mu}
         groups = [{"params": list(model.parameters())}, decay]
@@ -481,9 +489,9 @@ def gpfl(s: Setting, extra: Weights, lam: float, mu: float, guidance: str) -> Re
         begin,
         merge,
         after=lambda i, end: (end["model"], end["extra"], now[i]),
-        judge=lambda told, i: count_hits(logits(told, i), s.clients[i].test_y),
+        judge=lambda parts, i: count_hits(logits(parts, i), s.clients[i].test_y),
         shared={"model": s.initial, "extra": extra},
-        beside=lambda _: {"head": [dict(head) for head in heads.values()]},
+        extras=lambda _: {"head": [dict(head) for head in heads.values()]},
         is_everyone_judged=True,
     )
 
@@ -532,7 +540,7 @@ def feddbe(s: Setting, method: Any, first: Order) -> Result:
         s,
         lambda w, turn: step_through(w, turn, s.order, target)[0],
         judge=judge,
-        beside=lambda _: {"mean": target, "u": torch.stack([*u.values()])},
+        extras=lambda _: {"mean": target, "u": torch.stack([*u.values()])},
         is_everyone_judged=True,
     )
 
@@ -546,16 +554,18 @@ class Generator(nn.Module):
         self.last = nn.Linear(hidden, WIDTH)
 
     def forward(self, y: Tensor, noise: Tensor) -> Tensor:
-        given = torch.cat([noise, F.one_hot(y, CLASSES).float()], 1)
-        return self.last(self.norm(self.first(given)).relu())
+        target_features = torch.cat([noise, F.one_hot(y, CLASSES).float()], 1)
+        return self.last(self.norm(self.first(target_features)).relu())
 
 
 def diversity(z: Tensor, noise: Tensor) -> Tensor:
-    apart = (z[:, None] - z[None]).abs().mean(2) * (noise[:, None] - noise[None]).square().mean(2)
-    return torch.exp(-apart.sum() / len(z) ** 2)
+    gap = (z[:, None] - z[None]).abs().mean(2) * (noise[:, None] - noise[None]).square().mean(2)
+    return torch.exp(-gap.sum() / len(z) ** 2)
 
 
-def fedgen(s: Setting, generator: Generator, method: Any, random: Any, drawn: Any) -> Result:
+def fedgen(
+    s: Setting, generator: Generator, method: Any, random: Any, server_batches: Any
+) -> Result:
     """`random(t, i, epoch)`: numbers `[samples, 2 noise + 1]` in an epoch's order, noise for the
     sample's label, noise for another label, and by which that is drawn. `drawn(t, labels)`: the
     server's batches of labels and noise.
@@ -579,7 +589,7 @@ def fedgen(s: Setting, generator: Generator, method: Any, random: Any, drawn: An
         sizes = (
             max(1e-4, size * m.decay ** (turn.t - 1)) if size else 0.0 for size in (m.alpha, m.beta)
         )
-        more, less = sizes
+        other_weight, own_weight = sizes
         for epoch in range(s.epochs):
             rows = s.order(turn.t, turn.i, epoch, len(client.y)).split(s.batch_size)
             pairs = zip(rows, random(turn.t, turn.i, epoch).split(s.batch_size), strict=False)
@@ -593,10 +603,10 @@ def fedgen(s: Setting, generator: Generator, method: Any, random: Any, drawn: An
             with torch.no_grad():
                 target = model.classifier(generator(y, own[:, : m.noise])).softmax(1)
                 label = torch.tensor([draw_label(float(number)) for number in own[:, -1]])
-                made = generator(label, own[:, m.noise : 2 * m.noise])
-            value = value + more * F.cross_entropy(model.classifier(made), label)
+                generated = generator(label, own[:, m.noise : 2 * m.noise])
+            value = value + other_weight * F.cross_entropy(model.classifier(generated), label)
             distilled = F.kl_div(logits.log_softmax(1), target, reduction="batchmean")
-            return value + less * distilled
+            return value + own_weight * distilled
 
         generator.eval()
         return copy.deepcopy(fit(s, load(s, w).train(), batches, loss).state_dict())
@@ -607,20 +617,20 @@ def fedgen(s: Setting, generator: Generator, method: Any, random: Any, drawn: An
         models = [load(s, end) for end in trained.values()]
         generator.train()
         optimizer.param_groups[0]["lr"] = m.lr * m.decay ** (t - 1)
-        for y, noise in drawn(t, (table.sum(0) > 0).nonzero().flatten().tolist()):
-            made = generator(y, noise)
-            answers = torch.stack([model.classifier(made) for model in models])
+        for y, noise in server_batches(t, (table.sum(0) > 0).nonzero().flatten().tolist()):
+            generated = generator(y, noise)
+            answers = torch.stack([model.classifier(generated) for model in models])
             losses = torch.stack([F.cross_entropy(a, y, reduction="none") for a in answers])
             loss = (table[:, y] / table[:, y].sum(0) * losses).sum(0).mean()
             if m.teacher == "mean_logits":
                 loss = F.cross_entropy(answers.mean(0), y)
             optimizer.zero_grad()
-            (loss + m.eta * diversity(made, noise)).backward()
+            (loss + m.eta * diversity(generated, noise)).backward()
             optimizer.step()
         seen = seen + table.sum(0)
         return average(s, trained)
 
-    return play(s, local, merge=merge, beside=lambda _: {"generator": generator.state_dict()})
+    return play(s, local, merge=merge, extras=lambda _: {"generator": generator.state_dict()})
 
 
 def project(point: np.ndarray, z: float) -> np.ndarray:
@@ -660,13 +670,13 @@ def floco(
     plus: (epochs, lam) of FLOCO+, on the same batches and points; epochs at most the local ones.
     """
     weight, m = HEAD[0], len(ends)
-    begun = {**s.initial, weight: ends}
-    betas, private = dict[int, Tensor](), s.each(begun)
+    starts = {**s.initial, weight: ends}
+    betas, private = dict[int, Tensor](), s.each(starts)
 
     def point(numbers: Tensor, i: int) -> Tensor:
         if i not in betas:
-            drawn = -(1 - numbers[:m]).log()
-            return drawn / drawn.sum()
+            server_batches = -(1 - numbers[:m]).log()
+            return server_batches / server_batches.sum()
         u = 2 * numbers[:m] - 1
         return betas[i] + method.rho * numbers[m] * u / u.abs().sum()
 
@@ -675,7 +685,7 @@ def floco(
         return {**weights, weight: sum(a * end for a, end in pairs)}
 
     def descend(
-        start: Weights, turn: Turn, s: Setting, draw: Callable, epochs: int, near=None
+        start: Weights, turn: Turn, s: Setting, draw: Callable, epochs: int, anchor=None
     ) -> Weights:
         values = {k: v.clone().requires_grad_() for k, v in start.items()}
         batches = []
@@ -690,19 +700,19 @@ def floco(
 
         def add_pull(_: nn.Module) -> None:
             for k, p in values.items():
-                p.grad += plus[1] * (p.detach() - near[k])
+                p.grad += plus[1] * (p.detach() - anchor[k])
 
-        pull = add_pull if near else None
+        pull = add_pull if anchor else None
         fit(s, s.module, batches, loss, [{"params": list(values.values())}], pull)
         return {k: v.detach() for k, v in values.items()}
 
     def gather(turn: Turn) -> None:
-        rows, there = [], replace(s, order=order)
+        rows, known_rows = [], replace(s, order=order)
         for i in s.everyone:
-            end = descend(turn.shared, Turn(turn.t, i, {}), there, random("gather"), s.epochs)
+            end = descend(turn.shared, Turn(turn.t, i, {}), known_rows, random("gather"), s.epochs)
             rows.append(end[weight].flatten().double().numpy())
-        found = torch.from_numpy(centres(np.stack(rows), m)).float()
-        betas.update(enumerate(found))
+        statistics_of = torch.from_numpy(centres(np.stack(rows), m)).float()
+        betas.update(enumerate(statistics_of))
 
     def begin(turn: Turn) -> Weights:
         if turn.t - 1 == method.tau and not betas:
@@ -717,10 +727,10 @@ def floco(
         end = descend(turn.shared, turn, s, random("train"), s.epochs)
         if plus:
             old = private[turn.i]
-            private[turn.i] = descend(old, turn, s, random("train"), plus[0], near=turn.shared)
+            private[turn.i] = descend(old, turn, s, random("train"), plus[0], anchor=turn.shared)
         return end
 
     def after(i: int, end: Weights) -> Weights:
         return personal(Turn(0, i, end))
 
-    return play(s, local, begin, personal=personal, after=after, shared=begun)
+    return play(s, local, begin, personal=personal, after=after, shared=starts)

@@ -40,12 +40,16 @@ class Layer(nn.Module):
         columns = F.unfold(x, self.side) if self.side else x.unsqueeze(-1)
         y = self.weight.flatten(1) @ columns + self.bias[:, None]
         names = [name for name, _ in self.named_parameters() if name.startswith("lora_A")]
-        low = [self._matrix(f"lora_B{name[6:]}") @ (self._matrix(name) @ columns) for name in names]
+        products = [
+            self._matrix(f"lora_B{name[6:]}") @ (self._matrix(name) @ columns) for name in names
+        ]
         if len(names) > 1:
             votes = (self._matrix("lora_mixer") @ columns).exp()
-            shares = [votes[:, [place]] / votes.sum(1, keepdim=True) for place in range(len(low))]
-            low = [own * share for own, share in zip(low, shares, strict=True)]
-        y = y + self.scale * sum(low)
+            shares = [
+                votes[:, [place]] / votes.sum(1, keepdim=True) for place in range(len(products))
+            ]
+            products = [own * share for own, share in zip(products, shares, strict=True)]
+        y = y + self.scale * sum(products)
         height = x.shape[-1] - self.side + 1
         return y.unflatten(-1, (height, height)) if self.side else y.squeeze(-1)
 
@@ -79,9 +83,11 @@ def is_trained(name: str) -> bool:
     return "lora_" in name or name.startswith("classifier")
 
 
-def by_name(s: Setting, is_own: Choice = lambda name: False, moving: Choice = is_trained) -> Result:
+def by_name(
+    s: Setting, is_own: Choice = lambda name: False, is_moving: Choice = is_trained
+) -> Result:
     """FedSA-LoRA by what is a client's own; FFA-LoRA by what moves."""
-    return split(s, is_own, lambda w, turn: train(s, w, turn, moving=moving))
+    return split(s, is_own, lambda w, turn: train(s, w, turn, is_moving=is_moving))
 
 
 def fedalt(s: Setting, drawn: Callable[[int, int], Weights] | None = None) -> Result:
@@ -92,12 +98,12 @@ def fedalt(s: Setting, drawn: Callable[[int, int], Weights] | None = None) -> Re
 
     def mixture(turn: Turn) -> Weights:
         others = [upload for j, upload in uploads.items() if j != turn.i]
-        rest = {}
+        rest_of_world = {}
         for name in own[turn.i]:
             if name.endswith(("lora_A1", "lora_B1")):
                 sent = [upload[name[:-1]] for upload in others]
-                rest[name] = sum(sent) / len(sent) if sent else 0 * own[turn.i][name]
-        return own[turn.i] | rest
+                rest_of_world[name] = sum(sent) / len(sent) if sent else 0 * own[turn.i][name]
+        return own[turn.i] | rest_of_world
 
     def begin(turn: Turn) -> Weights:
         if drawn and turn.i not in uploads:
@@ -106,7 +112,7 @@ def fedalt(s: Setting, drawn: Callable[[int, int], Weights] | None = None) -> Re
 
     def local(w: Weights, turn: Turn) -> Weights:
         is_moving = lambda name: is_trained(name) and not name.endswith("1")  # noqa: E731
-        own[turn.i] = train(s, w, turn, moving=is_moving)
+        own[turn.i] = train(s, w, turn, is_moving=is_moving)
         return own[turn.i]
 
     def merge(_: Any, trained: dict[int, Weights], t: int) -> Weights:
@@ -138,7 +144,7 @@ def sdflora(s: Setting, rank: int, is_stacked: bool, has_own_head: bool) -> Resu
         return turn.shared | own[turn.i] | both
 
     def local(w: Weights, turn: Turn) -> Weights:
-        end = train(s, w, turn, moving=is_trained)
+        end = train(s, w, turn, is_moving=is_trained)
         keep(turn.i, end)
         return end
 

@@ -47,7 +47,7 @@ def no_masks(s: Setting) -> Masks:
 
 
 def fedobp_choosing(s: Setting, several: list[float]) -> Result:
-    """Nan is what a client does not receive. `margins`: between losses; `beside`: who chose what."""
+    """Nan is what a client does not receive. `margins`: between losses; `extras`: who chose what."""
     result, own, chosen = Result(), s.each(s.initial), {}
     entries = sum(leaf.numel() for leaf in s.initial.values())
     rank = {q: int(np.floor(q * (entries - 1) + 1e-9)) for q in several}
@@ -60,16 +60,24 @@ def fedobp_choosing(s: Setting, several: list[float]) -> Result:
         i, client, best = turn.i, s.clients[turn.i], None
         scores = scores_of(i, turn.shared)
         threshold = ranked(scores)[rank[max(several)]]
-        got = {k: torch.where(scores[k] > threshold, torch.nan, v) for k, v in turn.shared.items()}
-        scores = {k: v.nan_to_num(nan=torch.inf) for k, v in scores_of(i, got).items()}
+        downloaded = {
+            k: torch.where(scores[k] > threshold, torch.nan, v) for k, v in turn.shared.items()
+        }
+        scores = {k: v.nan_to_num(nan=torch.inf) for k, v in scores_of(i, downloaded).items()}
         order = ranked(scores)
         for q in sorted(several, reverse=True):
-            mine = {k: (scores[k] > order[rank[q]]) | got[k].isnan() for k in got}
-            model = where(mine, own[i], got)
+            personal_mask = {
+                k: (scores[k] > order[rank[q]]) | downloaded[k].isnan() for k in downloaded
+            }
+            model = where(personal_mask, own[i], downloaded)
             logits = still(s, model)(client.held_x).double()
             right = count_hits(logits, client.held_y)
             loss = float(F.cross_entropy(logits, client.held_y, reduction="sum"))
-            if best and right == best[0] and any((model[k] != best[2][k]).any() for k in got):
+            if (
+                best
+                and right == best[0]
+                and any((model[k] != best[2][k]).any() for k in downloaded)
+            ):
                 result.margins += [abs(loss - best[1])] * min(1, len(client.held_y))
             if best is None or (right, -loss) > (best[0], -best[1]):
                 best = right, loss, model, q
@@ -81,7 +89,7 @@ def fedobp_choosing(s: Setting, several: list[float]) -> Result:
         return own[turn.i]
 
     def merge(_: Any, trained: dict[int, Weights], t: int) -> Weights:
-        result.beside.append({"q": torch.tensor([chosen[i] for i in trained], dtype=torch.double)})
+        result.extras.append({"q": torch.tensor([chosen[i] for i in trained], dtype=torch.double)})
         return average(s, trained)
 
     return play(s, local, begin, merge, result=result)
@@ -127,8 +135,8 @@ def feddpa(
 
         def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
             pairs = [(p, turn.shared[k]) for k, p in model.named_parameters()]
-            apart = [torch.linalg.vector_norm(p - b) for p, b in pairs if (p != b).any()]
-            return F.cross_entropy(model(x), y) + penalty(sum(apart, torch.zeros(())))
+            distance = [torch.linalg.vector_norm(p - b) for p, b in pairs if (p != b).any()]
+            return F.cross_entropy(model(x), y) + penalty(sum(distance, torch.zeros(())))
 
         def put_back(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
             for k, p in model.named_parameters():
@@ -169,45 +177,45 @@ def sparse_mean(s: Setting, shared: Weights, models: list, masks: list, share: l
 def fedselect(s: Setting, method: Any, order: Order) -> Result:
     """`order`: of personal passes."""
     m, result, none = method, Result(), no_masks(s)
-    kept, ends, reference = s.each(s.initial), s.each(s.initial), s.each(s.initial)
-    played, masks, old = s.each(0), s.each(none), {}
+    kept_models, trained_models, reference = s.each(s.initial), s.each(s.initial), s.each(s.initial)
+    played, masks, old_masks = s.each(0), s.each(none), {}
 
     def alternate(weights: Weights, masks: Masks, turn: Turn) -> Weights:
         """Two optimizers, of which each is made to leave the other's entries and their momentum
         alone.
         """
-        model, held = load(s, weights).train(), {}
+        model, frozen = load(s, weights).train(), {}
         inverse = {k: ~mask for k, mask in masks.items()}
         passes = [(order, masks, m.lr_v or s.lr), (s.order, inverse, m.lr_u or s.lr)]
         values = {"momentum": s.momentum, "weight_decay": s.weight_decay}
         optimizers = [torch.optim.SGD(model.parameters(), lr=lr, **values) for *_, lr in passes]
         for epoch in range(s.epochs):
-            for (dealt, moving, _), optimizer in zip(passes, optimizers, strict=True):
-                if not any(mask.any() for mask in moving.values()):
+            for (dealt, moving_masks, _), optimizer in zip(passes, optimizers, strict=True):
+                if not any(mask.any() for mask in moving_masks.values()):
                     continue
                 for x, y in minibatches(replace(s, order=dealt), turn, [epoch]):
-                    held = {k: p.detach().clone() for k, p in model.named_parameters()}
+                    frozen = {k: p.detach().clone() for k, p in model.named_parameters()}
                     optimizer.zero_grad()
                     F.cross_entropy(model(x), y).backward()
                     optimizer.step()
                     with torch.no_grad():
                         for k, p in model.named_parameters():
-                            p.copy_(torch.where(moving[k], p, held[k]))
-                            optimizer.state[p]["momentum_buffer"] *= moving[k]
+                            p.copy_(torch.where(moving_masks[k], p, frozen[k]))
+                            optimizer.state[p]["momentum_buffer"] *= moving_masks[k]
         return {k: v.clone() for k, v in model.state_dict().items()}
 
     def grow(masks: Masks, moved: Weights) -> Masks:
         new, weights = dict(masks), [k for k in s.names if k.endswith(".weight")]
         for group in [weights] if m.scope == "all" else [[k] for k in weights]:
             mask = torch.cat([masks[k].flatten() for k in group]).numpy()
-            apart = torch.cat([moved[k].flatten() for k in group]).numpy()
+            distance = torch.cat([moved[k].flatten() for k in group]).numpy()
             if mask.mean() >= m.alpha:
                 continue
             free = np.flatnonzero(~mask)
             count = len(free) - round((1 - m.p) * len(free))
-            first = free[np.argsort(-apart[free], kind="stable")]
-            if 0 < count < len(free) and apart.any():
-                result.margins.append(float(apart[first[count - 1]] - apart[first[count]]))
+            first = free[np.argsort(-distance[free], kind="stable")]
+            if 0 < count < len(free) and distance.any():
+                result.margins.append(float(distance[first[count - 1]] - distance[first[count]]))
             mask[first[:count]] = True
             result.counts.append(int(mask.sum()))
             pieces = torch.from_numpy(mask).split([masks[k].numel() for k in group])
@@ -216,27 +224,27 @@ def fedselect(s: Setting, method: Any, order: Order) -> Result:
 
     def begin(turn: Turn) -> Weights:
         """Statistics are the client's."""
-        return {**kept[turn.i], **where(masks[turn.i], kept[turn.i], turn.shared)}
+        return {**kept_models[turn.i], **where(masks[turn.i], kept_models[turn.i], turn.shared)}
 
     def local(w: Weights, turn: Turn) -> Weights:
-        i, old[turn.i] = turn.i, masks[turn.i]
-        ends[i] = end = alternate(w, masks[i], turn)
+        i, old_masks[turn.i] = turn.i, masks[turn.i]
+        trained_models[i] = end = alternate(w, masks[i], turn)
         is_round = m.delta == "round"
-        since = w if is_round else reference[i]
+        reference_model = w if is_round else reference[i]
         if is_round or (played[i] > 0 and played[i] % m.every == 0):
-            masks[i] = grow(masks[i], {k: (end[k] - since[k]).abs() for k in s.names})
+            masks[i] = grow(masks[i], {k: (end[k] - reference_model[k]).abs() for k in s.names})
             reference[i] = end
         played[i] += 1
         return end
 
     def merge(shared: Weights, trained: dict[int, Weights], t: int) -> Weights:
         models = list(trained.values())
-        new = sparse_mean(s, shared, models, [old[i] for i in trained], [1.0] * len(models))
+        new = sparse_mean(s, shared, models, [old_masks[i] for i in trained], [1.0] * len(models))
         for i, end in trained.items():
-            kept[i] = {**end, **where(old[i], end, new)}
+            kept_models[i] = {**end, **where(old_masks[i], end, new)}
         return new
 
-    return play(s, local, begin, merge, personal=lambda turn: ends[turn.i], result=result)
+    return play(s, local, begin, merge, personal=lambda turn: trained_models[turn.i], result=result)
 
 
 def pspfl(s: Setting, q: float, upload: str) -> Result:
@@ -262,9 +270,9 @@ def pspfl(s: Setting, q: float, upload: str) -> Result:
 
     def merge(shared: Weights, trained: dict[int, Weights], t: int) -> Weights:
         nothing = [no_masks(s)] * len(trained)
-        held = [masks[i] for i in trained] if upload == "shared" else nothing
+        frozen = [masks[i] for i in trained] if upload == "shared" else nothing
         samples = [float(len(s.clients[i].y)) for i in trained]
-        return sparse_mean(s, shared, list(trained.values()), held, samples)
+        return sparse_mean(s, shared, list(trained.values()), frozen, samples)
 
     def personal(turn: Turn) -> Weights:
         shared = {k: turn.shared[k] for k in s.names}
@@ -279,7 +287,7 @@ def seqfededt(
     """turns: `turns(round, clients)`, the places of a cohort in their order. only: prefix of what
     can be personal.
     """
-    result, model, own, seen = Result(), s.initial, s.each(s.initial), set()
+    result, model, own, participated = Result(), s.initial, s.each(s.initial), set()
     scored = [name for name in s.names if name.startswith(only)]
 
     def mix(i: int) -> Weights:
@@ -287,8 +295,8 @@ def seqfededt(
         scores = {}
         for k in scored:
             w, last = model[k].double(), own[i][k].double()
-            apart = (w - last) ** 2 if score == "squared" else abs(w - last)
-            scores[k] = abs(last) * apart if score == "importance" else apart
+            distance = (w - last) ** 2 if score == "squared" else abs(w - last)
+            scores[k] = abs(last) * distance if score == "importance" else distance
         order = ranked(scores)
         at = int(np.floor(q * (len(order) - 1)))
         if at + 1 < len(order) and order[at + 1] > 0:
@@ -305,11 +313,11 @@ def seqfededt(
             before[i] = hits(s, start, i)
             model = own[i] = train(s, start, Turn(t, i, model))
             after[i] = hits(s, own[i], i)
-            seen.add(i)
+            participated.add(i)
         result.before.append([before[i] for i in cohort])
         result.after.append([after[i] for i in cohort])
         result.shared.append({k: model[k] for k in s.names})
-        latest = {i: w if i in seen else {**w, **result.shared[-1]} for i, w in own.items()}
+        latest = {i: w if i in participated else {**w, **result.shared[-1]} for i, w in own.items()}
         result.personal.append(list(latest.values()))
     return result
 
@@ -330,7 +338,7 @@ def highest(score: Tensor, tau: float, eps: float, margins: list[float]) -> Tens
 
 
 def fedpurin(s: Setting, method: Any, own: tuple[str, ...] = ()) -> Result:
-    """FedPURIN and FedCAC. own: prefixes of the parameters that stay with the client. `beside`: how
+    """FedPURIN and FedCAC. own: prefixes of the parameters that stay with the client. `extras`: how
     many collaborate with each of the cohort, and how many entries are critical.
     """
     m, is_cac = method, not hasattr(method, "hessian")
@@ -342,8 +350,8 @@ def fedpurin(s: Setting, method: Any, own: tuple[str, ...] = ()) -> Result:
 
     def begin(turn: Turn) -> Weights:
         i = turn.i
-        kept = {k: torch.where(mask[i][k], reply[i][k], turn.shared[k]) for k in names}
-        starts[i] = {**model[i], **kept}
+        kept_models = {k: torch.where(mask[i][k], reply[i][k], turn.shared[k]) for k in names}
+        starts[i] = {**model[i], **kept_models}
         return starts[i]
 
     def local(w: Weights, turn: Turn) -> Weights:
@@ -365,8 +373,8 @@ def fedpurin(s: Setting, method: Any, own: tuple[str, ...] = ()) -> Result:
         bits = {i: torch.cat([mask[i][k].flatten() for k in names]).double() for i in trained}
         overlap = {}
         for i, j in ((i, j) for i in trained for j in trained if i != j):
-            size, apart = float(bits[i].sum()), float((bits[i] - bits[j]).abs().sum())
-            overlap[i, j] = 1 - apart / (2 * size) if size else 0.0
+            size, distance = float(bits[i].sum()), float((bits[i] - bits[j]).abs().sum())
+            overlap[i, j] = 1 - distance / (2 * size) if size else 0.0
         middle, most = sum(overlap.values()) / len(overlap), max(overlap.values())
         threshold, partners = middle + t / m.beta * (most - middle), []
         if t != m.beta:
@@ -377,7 +385,7 @@ def fedpurin(s: Setting, method: Any, own: tuple[str, ...] = ()) -> Result:
             partners.append(len(group) - 1)
             reply[i] = mean([trained[j] for j in group], [1 / len(group)] * len(group))
         counts = [int(own.sum()) for own in bits.values()]
-        result.beside.append({"partners": torch.tensor(partners), "counts": torch.tensor(counts)})
+        result.extras.append({"partners": torch.tensor(partners), "counts": torch.tensor(counts)})
         return average(s, trained)
 
     return play(

@@ -42,7 +42,7 @@ from tests.methods.reference.plain import (
 
 def fedavg(s: Setting, mu: float = 0.0) -> Result:
     """FedProx with mu."""
-    return play(s, lambda w, turn: train(s, w, turn, near=w if mu else None, lam=mu))
+    return play(s, lambda w, turn: train(s, w, turn, anchor=w if mu else None, lam=mu))
 
 
 def fedopt(s: Setting, kind: str, lr: float, beta1: float, beta2=0.0, tau=0.0) -> Result:
@@ -68,8 +68,8 @@ def fedopt(s: Setting, kind: str, lr: float, beta1: float, beta2=0.0, tau=0.0) -
 
 def fedrep(s: Setting, head_epochs: int, body_epochs: int) -> Result:
     def local(w: Weights, turn: Turn) -> Weights:
-        w = train(s, w, turn, head_epochs, moving=lambda name: name in HEAD, is_still=True)
-        body = {"moving": lambda name: name not in HEAD, "first": head_epochs}
+        w = train(s, w, turn, head_epochs, is_moving=lambda name: name in HEAD, is_still=True)
+        body = {"is_moving": lambda name: name not in HEAD, "first": head_epochs}
         return train(s, w, turn, body_epochs, **body)
 
     return split(s, lambda name: name in HEAD, local)
@@ -78,7 +78,7 @@ def fedrep(s: Setting, head_epochs: int, body_epochs: int) -> Result:
 def fedbabu(s: Setting) -> Result:
     """Nobody's head ever moves, so nobody's differs."""
     is_body = lambda name: name not in HEAD  # noqa: E731
-    return split(s, lambda name: name in HEAD, lambda w, turn: train(s, w, turn, moving=is_body))
+    return split(s, lambda name: name in HEAD, lambda w, turn: train(s, w, turn, is_moving=is_body))
 
 
 def ditto(s: Setting, lam: float, personal_epochs: int) -> Result:
@@ -86,7 +86,7 @@ def ditto(s: Setting, lam: float, personal_epochs: int) -> Result:
 
     def local(_: Weights, turn: Turn) -> Weights:
         i = turn.i
-        own[i] = train(s, own[i], turn, personal_epochs, near=turn.shared, lam=lam)
+        own[i] = train(s, own[i], turn, personal_epochs, anchor=turn.shared, lam=lam)
         return train(s, turn.shared, turn)
 
     return play(s, local, begin=lambda turn: own[turn.i], after=lambda i, _: own[i])
@@ -95,7 +95,7 @@ def ditto(s: Setting, lam: float, personal_epochs: int) -> Result:
 def feddyn(s: Setting, alpha: float, judge: str = "cloud") -> Result:
     """By clients' g_i = -alpha lam_i and the server's h. `personal` is the model `judge` names."""
     zeros = {k: torch.zeros_like(v) for k, v in s.initial.items()}
-    h, g, latest, models = dict(zeros), s.each(zeros), s.each(s.initial), {}
+    h, g, last_models, models = dict(zeros), s.each(zeros), s.each(s.initial), {}
 
     def local(w: Weights, turn: Turn) -> Weights:
         i = turn.i
@@ -104,7 +104,7 @@ def feddyn(s: Setting, alpha: float, judge: str = "cloud") -> Result:
             for name, p in model.named_parameters():
                 p.grad += alpha * (p.detach() - w[name]) - g[i][name]
 
-        latest[i] = end = train(s, w, turn, after_gradient=add_terms)
+        last_models[i] = end = train(s, w, turn, after_gradient=add_terms)
         g[i] = {k: g[i][k] - alpha * (end[k] - w[k]) for k in w}
         return end
 
@@ -113,7 +113,7 @@ def feddyn(s: Setting, alpha: float, judge: str = "cloud") -> Result:
         for k in shared:
             h[k] = h[k] - alpha / len(s.clients) * sum(end[k] - shared[k] for end in ends)
         models["cohort"] = mean(ends, [1 / len(ends)] * len(ends))
-        models["all"] = mean(latest.values(), [1 / len(latest)] * len(latest))
+        models["all"] = mean(last_models.values(), [1 / len(last_models)] * len(last_models))
         models["cloud"] = {k: models["cohort"][k] - h[k] / alpha for k in shared}
         return models["cloud"]
 
@@ -122,7 +122,7 @@ def feddyn(s: Setting, alpha: float, judge: str = "cloud") -> Result:
         local,
         merge=merge,
         personal=lambda turn: models[judge],
-        beside=lambda _: {"g": stack([*g.values()])},
+        extras=lambda _: {"g": stack([*g.values()])},
     )
 
 
@@ -147,7 +147,7 @@ def moon(s: Setting, mu: float, tau: float) -> Result:
         return previous[turn.i]
 
     rows = lambda _: {"last": stack([previous.get(i, s.initial) for i in s.everyone])}  # noqa: E731
-    return play(s, local, beside=rows)
+    return play(s, local, extras=rows)
 
 
 def squared_mmd(f: Tensor, g: Tensor) -> Tensor:
@@ -166,12 +166,12 @@ def fedphp(s: Setting, transfer: str, lam: float, highest: float, planned: int) 
     inherited, count = s.each(s.initial), s.each(0)
 
     def local(_: Weights, turn: Turn) -> Weights:
-        i, wise = turn.i, still(s, inherited[turn.i])
+        i, teacher = turn.i, still(s, inherited[turn.i])
 
         def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-            f, g = features(model, x), features(wise, x)
-            logits, wanted = model.classifier(f), wise.classifier(g)
-            distilled = F.cross_entropy(logits, F.softmax(wanted / 4, 1))
+            f, g = features(model, x), features(teacher, x)
+            logits, teacher_logits = model.classifier(f), teacher.classifier(g)
+            distilled = F.cross_entropy(logits, F.softmax(teacher_logits / 4, 1))
             extra = squared_mmd(f, g) if transfer == "mmd" else distilled
             return (1 - lam) * F.cross_entropy(logits, y) + lam * extra
 
@@ -194,14 +194,14 @@ def pfedsd(s: Setting, lam: float, tau: float, is_still: bool = True) -> Result:
     own, teachers = s.each(s.initial), {}
 
     def local(w: Weights, turn: Turn) -> Weights:
-        wise = load(s, teachers.get(turn.i, w)).train(not is_still)
+        teacher = load(s, teachers.get(turn.i, w)).train(not is_still)
 
         def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
             logits = model(x)
             if turn.i not in teachers:
                 return F.cross_entropy(logits, y)
             with torch.no_grad():
-                target = F.softmax(wise(x) / tau, 1)
+                target = F.softmax(teacher(x) / tau, 1)
             apart = F.kl_div(F.log_softmax(logits / tau, 1), target, reduction="batchmean")
             return F.cross_entropy(logits, y) + lam * tau**2 * apart
 
@@ -219,8 +219,8 @@ def pfedsd(s: Setting, lam: float, tau: float, is_still: bool = True) -> Result:
 
 def uniform_parameters(s: Setting, trained: dict[int, Weights]) -> Weights:
     """Average parameters alike, statistics by samples."""
-    alike = mean(trained.values(), [1 / len(trained)] * len(trained))
-    return average(s, trained) | {k: alike[k] for k in s.names}
+    uniform_mean = mean(trained.values(), [1 / len(trained)] * len(trained))
+    return average(s, trained) | {k: uniform_mean[k] for k in s.names}
 
 
 def pfedme(s: Setting, method: Any) -> Result:
@@ -282,14 +282,14 @@ def row_batches(s: Setting, turn: Turn, epoch: int) -> list[Tensor]:
 
 
 def per_fedavg(s: Setting, is_hf: bool, alpha: float, beta: float, delta: float) -> Result:
-    need = 3 if is_hf else 2
+    batches_per_step = 3 if is_hf else 2
 
     def local(shared: Weights, turn: Turn) -> Weights:
         model, client = load(s, shared).train(), s.clients[turn.i]
         for epoch in range(s.epochs):
             rows = row_batches(s, turn, epoch)
-            while len(rows) >= need:
-                now, rows = rows[:need], rows[need:]
+            while len(rows) >= batches_per_step:
+                now, rows = rows[:batches_per_step], rows[batches_per_step:]
                 w = {k: p.detach().clone() for k, p in model.named_parameters()}
                 one = unmoved(model, w, client, now[0])
                 inner = {k: w[k] - alpha * one[k] for k in w}
@@ -375,22 +375,22 @@ def apfl(s: Setting, alpha: float, mixing: str, lr: float, decay: float) -> Resu
         own[i], alphas[i] = copy.deepcopy(pair.v.state_dict()), new
         return copy.deepcopy(pair.w.state_dict())
 
-    def predict(told: tuple[Weights, Weights, float], i: int) -> Tensor:
-        pair = Pair(s, *told[:2]).eval()
+    def predict(parts_of: tuple[Weights, Weights, float], i: int) -> Tensor:
+        pair = Pair(s, *parts_of[:2]).eval()
         with torch.no_grad():
-            return pair.mix(told[2], mixing, s.clients[i].test_x)
+            return pair.mix(parts_of[2], mixing, s.clients[i].test_x)
 
-    def told(shared: Weights, i: int) -> tuple[Weights, Weights, float]:
+    def parts_of(shared: Weights, i: int) -> tuple[Weights, Weights, float]:
         return shared, dict(own[i]), alphas[i]
 
     return play(
         s,
         local,
-        begin=lambda turn: told(turn.shared, turn.i),
-        personal=lambda turn: {"logits": predict(told(turn.shared, turn.i), turn.i)},
-        after=lambda i, trained: told(trained, i),
+        begin=lambda turn: parts_of(turn.shared, turn.i),
+        personal=lambda turn: {"logits": predict(parts_of(turn.shared, turn.i), turn.i)},
+        after=lambda i, trained: parts_of(trained, i),
         judge=lambda it, i: count_hits(predict(it, i), s.clients[i].test_y),
-        beside=lambda _: {
+        extras=lambda _: {
             "alpha": torch.tensor(list(alphas.values())),
             "v": stack([*own.values()]),
         },
@@ -515,7 +515,7 @@ def pfedhn(s: Setting, network: HyperNetwork, method: Any) -> Result:
                 heads[i] = pick(end, lambda name, i=i: name in heads[i])
             step(differences)
         result.personal.append([model(i) for i in s.everyone])
-        result.beside.append({"learned": copy.deepcopy(network.state_dict())})
+        result.extras.append({"learned": copy.deepcopy(network.state_dict())})
     return result
 
 
@@ -537,10 +537,10 @@ def voted(
 
 
 def knn_per(s: Setting, method: Any) -> Result:
-    """kNN-Per (arXiv:2111.09360) in float64; `beside` has everybody's lam."""
+    """kNN-Per (arXiv:2111.09360) in float64; `extras` has everybody's lam."""
     m, chosen = method, s.each(0.0)
 
-    def told(weights: Weights, i: int, x: Tensor) -> tuple[Tensor, Tensor]:
+    def parts_of(weights: Weights, i: int, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return for each image p_knn, and the model's probabilities (or logits)."""
         model, client = still(s, weights), s.clients[i]
         keys, z = features(model, client.x).double(), features(model, x).double()
@@ -564,8 +564,8 @@ def knn_per(s: Setting, method: Any) -> Result:
     def judge(weights: Weights, i: int) -> int:
         client = s.clients[i]
         is_given = m.lam is not None
-        lam = m.lam if is_given else tune(*told(weights, i, client.held_x), client.held_y)
-        votes, own = told(weights, i, client.test_x)
+        lam = m.lam if is_given else tune(*parts_of(weights, i, client.held_x), client.held_y)
+        votes, own = parts_of(weights, i, client.test_x)
         chosen[i] = lam
         return count_hits(lam * votes + (1 - lam) * own, client.test_y) if len(client.test_y) else 0
 

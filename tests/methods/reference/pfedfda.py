@@ -113,40 +113,40 @@ def pfedfda(s: Setting, mean: Tensor) -> Result:
         return with_head(server["body"], server["mean"], server["cov"], turn.i)
 
     def local(w: Weights, turn: Turn) -> dict[str, Any]:
-        server, seen = turn.shared, []
+        server, batches_seen = turn.shared, []
         model = load(s, w).train()
         model.classifier.requires_grad_(False)
 
         def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
             z = features(model, x)
-            seen.append((z.detach().double(), y))
+            batches_seen.append((z.detach().double(), y))
             return F.cross_entropy(model.classifier(z), y)
 
         fit(s, model, minibatches(s, turn, range(s.epochs)), loss)
         end = {"body": copy.deepcopy(model.state_dict())}
-        if not seen:
+        if not batches_seen:
             return end | pick(server, lambda part: part != "body")
-        z, y = (torch.cat(rows) for rows in zip(*seen, strict=True))
-        given = server["mean"].double(), server["cov"].double()
-        new, cov = fit_statistics(z, y, priors[turn.i], *given, 1)
+        z, y = (torch.cat(rows) for rows in zip(*batches_seen, strict=True))
+        global_statistics = server["mean"].double(), server["cov"].double()
+        new, cov = fit_statistics(z, y, priors[turn.i], *global_statistics, 1)
         return end | {"mean": new.float(), "cov": cov.float()}
 
     def merge(_: Any, trained: dict[int, Any], t: int) -> dict[str, Any]:
         body = average(s, {i: end["body"] for i, end in trained.items()})
-        rest = {i: pick(end, lambda part: part != "body") for i, end in trained.items()}
-        return {"body": body, **average(s, rest)}
+        statistics = {i: pick(end, lambda part: part != "body") for i, end in trained.items()}
+        return {"body": body, **average(s, statistics)}
 
     def personal(turn: Turn) -> dict[str, Tensor]:
         client, server = s.clients[turn.i], turn.shared
         z = features(still(s, server["body"]), client.x).double()
-        given = server["mean"].double(), server["cov"].double()
-        found = fit_statistics(z, client.y, priors[turn.i], *given, 3)
+        global_statistics = server["mean"].double(), server["cov"].double()
+        found = fit_statistics(z, client.y, priors[turn.i], *global_statistics, 3)
         model = still(s, with_head(server["body"], *found, turn.i))
         return {"logits": model(client.test_x)}
 
-    def judge(told: Any, i: int) -> int:
+    def judge(report: Any, i: int) -> int:
         x, y = s.clients[i].test_x, s.clients[i].test_y
-        return count_hits(told["logits"] if "logits" in told else still(s, told)(x), y)
+        return count_hits(report["logits"] if "logits" in report else still(s, report)(x), y)
 
     return play(
         s,

@@ -75,7 +75,7 @@ class Result:
 
     shared: list[Any] = field(default_factory=list)
     personal: list[list[Any]] = field(default_factory=list)
-    beside: list[dict[str, Any]] = field(default_factory=list)
+    extras: list[dict[str, Any]] = field(default_factory=list)
     everyone: list[list[int]] = field(default_factory=list)
     before: list[list[int]] = field(default_factory=list)
     after: list[list[int]] = field(default_factory=list)
@@ -151,9 +151,9 @@ def train(
     weights: Weights,
     turn: Turn,
     epochs: int | None = None,
-    near: Weights | None = None,
+    anchor: Weights | None = None,
     lam: float = 0.0,
-    moving: Callable[[str], bool] = lambda name: True,
+    is_moving: Callable[[str], bool] = lambda name: True,
     first: int = 0,
     is_still: bool = False,
     after_gradient: Callable[[nn.Module], None] | None = None,
@@ -161,19 +161,19 @@ def train(
 ) -> Weights:
     """LocalTrain: epochs of SGD on `loss(model, x, y)`.
 
-    near: the gradient of lam/2 |v - near|^2 is added. moving: which parameters are optimised.
+    anchor: the gradient of lam/2 |v - anchor|^2 is added. is_moving: which parameters are optimised.
     first: the number of the first epoch's order. is_still: with the model in evaluation mode.
     """
     model = load(s, weights).train(not is_still)
     for name, p in model.named_parameters():
-        p.requires_grad_(moving(name))
+        p.requires_grad_(is_moving(name))
 
     def add_pull(model: nn.Module) -> None:
         for name, p in model.named_parameters():
-            p.grad += lam * (p.detach() - near[name])
+            p.grad += lam * (p.detach() - anchor[name])
 
     batches = minibatches(s, turn, range(first, first + (s.epochs if epochs is None else epochs)))
-    pull = after_gradient if near is None else add_pull
+    pull = after_gradient if anchor is None else add_pull
     return copy.deepcopy(fit(s, model, batches, after_gradient=pull, **values).state_dict())
 
 
@@ -220,7 +220,7 @@ def play(
     after: Callable[[int, Any], Any] = lambda i, trained: trained,
     judge: Callable[[Any, int], int] | None = None,
     shared: Any = None,
-    beside: Callable[[Any], dict[str, Any]] | None = None,
+    extras: Callable[[Any], dict[str, Any]] | None = None,
     is_everyone_judged: bool = False,
     result: Result | None = None,
 ) -> Result:
@@ -229,21 +229,21 @@ def play(
     begin: what a client begins with, and is judged by before; `personal` the same between rounds.
     local: what it has trained, by `after` of which it is judged afterwards.
     merge: the new global weights of the old ones and what was trained (the mean by samples).
-    judge: hits on a client's test images. beside: what else the new global weights come with.
+    judge: hits on a client's test images. extras: what else the new global weights come with.
     """
     result, shared = result or Result(), s.initial if shared is None else shared
     judge = judge or (lambda weights, i: hits(s, weights, i))
     for t, cohort in enumerate(s.cohorts, 1):
         turns = [Turn(t, i, shared) for i in cohort]
-        begun = {turn.i: begin(turn) for turn in turns}
-        result.before.append([judge(begun[i], i) for i in cohort])
-        trained = {turn.i: local(begun[turn.i], turn) for turn in turns}
+        starts = {turn.i: begin(turn) for turn in turns}
+        result.before.append([judge(starts[i], i) for i in cohort])
+        trained = {turn.i: local(starts[turn.i], turn) for turn in turns}
         result.after.append([judge(after(i, trained[i]), i) for i in cohort])
         shared = merge(shared, trained, t) if merge else average(s, trained)
         result.shared.append(shared)
         result.personal.append([(personal or begin)(Turn(t, i, shared)) for i in s.everyone])
-        if beside:
-            result.beside.append(copy.deepcopy(beside(shared)))
+        if extras:
+            result.extras.append(copy.deepcopy(extras(shared)))
         if is_everyone_judged:
             result.everyone.append([judge(own, i) for i, own in enumerate(result.personal[-1])])
     return result

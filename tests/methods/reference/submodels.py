@@ -129,8 +129,8 @@ def play_small(
     own, personal = {}, s.each(s.initial)
     if untrained:
         for i in s.everyone:
-            part, around = untrained(i), {**zeros(s), **statistics(s.initial)}
-            personal[i] = grown(cut(s.initial, part), part, around)
+            part, frame = untrained(i), {**zeros(s), **statistics(s.initial)}
+            personal[i] = grown(cut(s.initial, part), part, frame)
     by_samples = lambda name, i: len(s.clients[i].y)  # noqa: E731
 
     def begin(turn: Turn) -> tuple[Setting, Weights]:
@@ -138,11 +138,11 @@ def play_small(
         own[turn.i] = part = sets(turn.t, turn.i)
         return small_setting(s, part), cut({**received, **statistics(personal[turn.i])}, part)
 
-    def train_small(begun: tuple[Setting, Weights], turn: Turn) -> tuple[Setting, Weights]:
-        end = local(*begun, turn)
-        around = {**zeros(s), **statistics(personal[turn.i])}
-        personal[turn.i] = grown(end, own[turn.i], around)
-        return begun[0], end
+    def train_small(starts: tuple[Setting, Weights], turn: Turn) -> tuple[Setting, Weights]:
+        end = local(*starts, turn)
+        frame = {**zeros(s), **statistics(personal[turn.i])}
+        personal[turn.i] = grown(end, own[turn.i], frame)
+        return starts[0], end
 
     def merge(shared: Weights, trained: dict[int, Any], t: int) -> Weights:
         return merged(s, shared, {i: personal[i] for i in trained}, own, counts or by_samples)
@@ -160,7 +160,7 @@ def play_small(
 def fedspu(s: Setting, sets: Choice, lam: float | None = None) -> Result:
     """The full network trains, and frozen entries are put back after every step.
 
-    With `lam` also, `beside`, clients' last losses for early stopping, and who has stopped. Cohorts
+    With `lam` also, `extras`, clients' last losses for early stopping, and who has stopped. Cohorts
     are given: who has stopped must not be in them any more.
     """
     own, personal, last, stopped = {}, s.each(s.initial), {}, set()
@@ -172,11 +172,11 @@ def fedspu(s: Setting, sets: Choice, lam: float | None = None) -> Result:
         return grown(cut(turn.shared, part), part, old) | statistics(old)
 
     def local(w: Weights, turn: Turn) -> Weights:
-        i, seen = turn.i, []
+        i, losses = turn.i, []
 
         def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
             value = F.cross_entropy(model(x), y)
-            seen.append((float(value.detach()) * len(y), len(y)))
+            losses.append((float(value.detach()) * len(y), len(y)))
             return value
 
         def put_back(model: nn.Module, _: Any) -> None:
@@ -186,7 +186,7 @@ def fedspu(s: Setting, sets: Choice, lam: float | None = None) -> Result:
                 p.copy_(torch.where(is_free, p, w[name]))
 
         personal[i] = end = train(s, w, turn, loss=loss, after_step=put_back)
-        mean_loss = sum(total for total, _ in seen) / max(1, sum(count for _, count in seen))
+        mean_loss = sum(total for total, _ in losses) / max(1, sum(count for _, count in losses))
         value = (lam or 0.0) * mean_loss + (1 - (lam or 0.0)) * held_out_loss(end, i)
         if lam is not None and value > last.get(i, math.inf):
             stopped.add(i)
@@ -208,7 +208,7 @@ def fedspu(s: Setting, sets: Choice, lam: float | None = None) -> Result:
         begin,
         merge,
         personal=lambda turn: personal[turn.i],
-        beside=lambda _: {"last": dict(last), "stopped": set(stopped)},
+        extras=lambda _: {"last": dict(last), "stopped": set(stopped)},
     )
 
 
@@ -228,12 +228,12 @@ def ranked(
                 for name, p in model.named_parameters():
                     sums[name] += p.grad
                     p -= lr * p.grad
-    found = []
+    kept = []
     for layer, count in zip(("conv.weight", "fc.weight"), k, strict=True):
         values = (sums[layer] if score == "gradient" else model.state_dict()[layer]).flatten(1)
         norm = values.abs().sum(1) if score == "l1" else values.pow(2).sum(1).sqrt()
-        found.append(sorted(norm.argsort(descending=True, stable=True)[:count].tolist()))
-    return found[0], found[1]
+        kept.append(sorted(norm.argsort(descending=True, stable=True)[:count].tolist()))
+    return kept[0], kept[1]
 
 
 def scaled(model: nn.Module, x: Tensor, rate: float) -> Tensor:
@@ -314,23 +314,23 @@ def flexfl_levels(
     logs = [math.log(count) / math.log(max(scalars)) for count in scalars]
     worth = [1 - a * log for a, log in zip(apoz, logs, strict=True)]
     whole = sum(p.numel() for p in s.module.parameters())
-    found = []
+    kept = []
     for target in targets:
-        tried = []
+        candidates = []
         for gamma in range(1, 10001) if target < 1 else []:
             shares = [min(max(100 * own / gamma, 0.01), 1.0) for own in worth]
             pairs = zip(shares, sizes.values(), strict=True)
             a, b = (max(1, math.floor(share * size + 1e-9)) for share, size in pairs)
             sets = list(range(a)), list(range(b))
             apart = sum(p.numel() for p in narrow(s.module, sets).parameters()) / whole - target
-            tried.append((abs(apart), sets))
+            candidates.append((abs(apart), sets))
             if abs(apart) <= tolerance:
-                tried = tried[-1:]
-            if apart < 0 or (len(tried) == 1 and abs(apart) <= tolerance):
+                candidates = candidates[-1:]
+            if apart < 0 or (len(candidates) == 1 and abs(apart) <= tolerance):
                 break
         full = (0.0, (list(range(4)), list(range(12))))
-        found.append(min(tried or [full], key=lambda one: one[0])[1])
-    return found
+        kept.append(min(candidates or [full], key=lambda one: one[0])[1])
+    return kept
 
 
 def flexfl(s: Setting, nested: list[Sets], sent: Any, device: Any, method: Any) -> Result:
@@ -394,31 +394,31 @@ def align(source: Weights, target: Weights, mode: str) -> tuple[Arrays, Arrays]:
     inputs = a["fc.weight"].reshape(units, -1, 9)
     inputs = np.einsum("cj,uck->ujk", first, inputs).reshape(units, -1)
     columns = np.repeat(first.sum(0) > 0, 9)
-    here = [(inputs[:, columns], a["fc.bias"]), (b["fc.weight"][:, columns], b["fc.bias"])]
-    second = match_rows(*here, mode)
-    out, there = {}, {}
+    pairs_of_rows = [(inputs[:, columns], a["fc.bias"]), (b["fc.weight"][:, columns], b["fc.bias"])]
+    second = match_rows(*pairs_of_rows, mode)
+    out, arrived = {}, {}
     for name in a:
         if name.startswith(("conv", "norm")):
             out[name] = np.einsum("cj,c...->j...", first, a[name])
             reached = (first.sum(0) > 0).reshape(-1, *[1] * (b[name].ndim - 1))
-            there[name] = np.ones_like(b[name]) * reached
+            arrived[name] = np.ones_like(b[name]) * reached
     reached = second.sum(0) > 0
     out |= {"fc.weight": second.T @ inputs, "fc.bias": second.T @ a["fc.bias"]}
-    there |= {"fc.weight": np.outer(reached, columns), "fc.bias": reached}
+    arrived |= {"fc.weight": np.outer(reached, columns), "fc.bias": reached}
     weight, bias = "classifier.weight", "classifier.bias"
     out |= {weight: a[weight] @ second, bias: a[bias]}
-    there |= {weight: np.outer(np.ones(5), reached), bias: np.ones(5)}
-    return out, there
+    arrived |= {weight: np.outer(np.ones(5), reached), bias: np.ones(5)}
+    return out, arrived
 
 
 def in_front(source: Weights, target: Weights) -> tuple[Arrays, Arrays]:
     """The source's values in the first places, and ones there."""
     out = {name: np.zeros(value.shape) for name, value in target.items()}
-    there = {name: np.zeros(value.shape) for name, value in target.items()}
+    arrived = {name: np.zeros(value.shape) for name, value in target.items()}
     for name, value in source.items():
         place = tuple(slice(size) for size in value.shape)
-        out[name][place], there[name][place] = value.double().numpy(), 1
-    return out, there
+        out[name][place], arrived[name][place] = value.double().numpy(), 1
+    return out, arrived
 
 
 def subflot(s: Setting, first: Choice, rate: Callable[[int], float], method: Any) -> Result:
@@ -431,26 +431,26 @@ def subflot(s: Setting, first: Choice, rate: Callable[[int], float], method: Any
 
     def extract(shared: Weights, i: int) -> Weights:
         leading = list(range(len(sets[i][0]))), list(range(len(sets[i][1])))
-        moved = {name: value.double().numpy() for name, value in cut(shared, leading).items()}
+        extracted = {name: value.double().numpy() for name, value in cut(shared, leading).items()}
         if m.otp:
-            moved, _ = align(shared, history[i], m.mode)
+            extracted, _ = align(shared, history[i], m.mode)
         by_place = cut(shared, sets[i])
-        apart = [np.abs(moved[name] - by_place[name].numpy()).max() for name in moved]
+        apart = [np.abs(extracted[name] - by_place[name].numpy()).max() for name in extracted]
         result.counts += [1] * int(max(apart) > 1e-4)
         old = {name: value.double().numpy() for name, value in history[i].items()}
-        mixed = {name: m.alpha * moved[name] + (1 - m.alpha) * old[name] for name in old}
+        mixed = {name: m.alpha * extracted[name] + (1 - m.alpha) * old[name] for name in old}
         return {name: torch.from_numpy(value).float() for name, value in mixed.items()}
 
     def begin(turn: Turn) -> tuple[Setting, Weights]:
         i = turn.i
         if i not in history:
             sets[i] = first(turn.t, i)
-        begun = extract(turn.shared, i) if i in history else cut(turn.shared, sets[i])
-        return small_setting(s, sets[i]), begun | cut(statistics(personal[i]), sets[i])
+        starts = extract(turn.shared, i) if i in history else cut(turn.shared, sets[i])
+        return small_setting(s, sets[i]), starts | cut(statistics(personal[i]), sets[i])
 
-    def local(begun: tuple[Setting, Weights], turn: Turn) -> tuple[Setting, Weights]:
-        i, (small, w) = turn.i, begun
-        end = train(small, w, turn, near=w, lam=2 * m.lam * rate(i))
+    def local(starts: tuple[Setting, Weights], turn: Turn) -> tuple[Setting, Weights]:
+        i, (small, w) = turn.i, starts
+        end = train(small, w, turn, anchor=w, lam=2 * m.lam * rate(i))
         personal[i] = grown(end, sets[i], {**zeros(s), **statistics(personal[i])})
         return small, end
 

@@ -25,7 +25,7 @@ from tests.methods.reference.cases import (
     SMALL,
     WIDTHS,
     Case,
-    Told,
+    RoundReport,
     drawn,
     fixed,
     heterofl,
@@ -64,11 +64,11 @@ def assert_parts(got: Any, want: Any, case: Case, tolerance: Any) -> None:
         assert_close(*pairs, atol=atol, rtol=rtol)
 
 
-def evaluated(case: Case, net: Any, told: Told, client: int) -> Any:
+def evaluated(case: Case, net: Any, report: RoundReport, client: int) -> Any:
     """Return the parameters and statistics, or the logits, by which a client is evaluated."""
     _, federation, setting = make_world(case.world)
-    before = FineTuning(case.local, Draws(SEED, "adapt", told.state.round))
-    call = EvalCall(case.method, federation, told.state, [client], before_evaluation=before)
+    before = FineTuning(case.local, Draws(SEED, "adapt", report.state.round))
+    call = EvalCall(case.method, federation, report.state, [client], before_evaluation=before)
     job = next(run_evaluation(with_before_turn(call), OneClient(client), net, nullcontext))
     if case.evaluated == "logits":
         batch = Batch(setting.clients[client].test_x, None)
@@ -94,15 +94,15 @@ def test_rounds_equal_the_plain_loops(name, backend):
     values = {"engine": backend, "seed": SEED, "local": case.local}
     states, outcomes = record_rounds(case.method, net, federation, case.cohorts, **values)
     for t, (state, outcome) in enumerate(zip(states[1:], outcomes, strict=True)):
-        told = Told(case.method, state, outcome, case.cohorts[t])
-        shared = case.shared(told)
+        report = RoundReport(case.method, state, outcome, case.cohorts[t])
+        shared = case.shared(report)
         assert_parts(shared, want.shared[t] if shared else {}, case, case.tolerance)
         for client in EVERYONE if case.evaluated else ():
-            given = evaluated(case, net, told, client), want.personal[t][client]
-            assert_parts(*given, case, case.personal_tolerance or case.tolerance)
-        if case.beside:
-            given = case.beside(told), want.beside[t]
-            assert_parts(*given, case, case.beside_tolerance or case.tolerance)
+            pair = evaluated(case, net, report, client), want.personal[t][client]
+            assert_parts(*pair, case, case.personal_tolerance or case.tolerance)
+        if case.extras:
+            pair = case.extras(report), want.extras[t]
+            assert_parts(*pair, case, case.extras_tolerance or case.tolerance)
         if want.everyone:
             call = EvalCall(case.method, federation, state, EVERYONE)
             counts = make_backend(as_engine(backend), net, CPU).evaluate(call)
@@ -163,13 +163,13 @@ def test_fedspu_stops_clients_early_as_the_plain_loops_do(backend):
     setting = plain.replace(setting, lr=local.lr, cohorts=played)
     want = submodels.fedspu(setting, drawn, lam=0.7)
     for t, state in enumerate(states[1:]):
-        told = Told(method, state, None, played[t])
-        assert_parts(shared_model(told), want.shared[t], CASES["fedspu"], (2e-6, 0.0))
+        report = RoundReport(method, state, None, played[t])
+        assert_parts(shared_model(report), want.shared[t], CASES["fedspu"], (2e-6, 0.0))
         stopped = state.stopping["stopped"].nonzero().flatten().tolist()
-        assert set(stopped) == want.beside[t]["stopped"]
-        for client, loss in want.beside[t]["last"].items():
+        assert set(stopped) == want.extras[t]["stopped"]
+        for client, loss in want.extras[t]["last"].items():
             assert float(state.stopping["last"][client]) == pytest.approx(loss, abs=1e-5)
-    assert want.beside[-2]["stopped"]
+    assert want.extras[-2]["stopped"]
     assert played != planned
 
 
