@@ -579,24 +579,16 @@ def shaped(*axes: int) -> bytes:
     return bytes([0, 0, 8, len(axes)]) + struct.pack(f">{len(axes)}i", *axes)
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        shaped(-6, 4, 5) + bytes(120),
-        shaped(-6, -4, 5) + bytes(120),
-        shaped(-1, 4, 5) + bytes(120),
-        shaped(*[2**31 - 1] * 255),
-        shaped(*[1] * 255) + bytes(1),
-        shaped(2**31 - 1, 2**31 - 1) + bytes(9),
-        shaped(6, 4, 6) + bytes(120),
-        shaped(6, 4, 5) + bytes(121),
-        shaped() + bytes(9),
-        shaped(6, 4, 5)[:9],
-        b"\0\0\x0d\3" + shaped(6, 4, 5)[4:] + bytes(480),
-        shaped(65536, 65535) + bytes(9),
-    ],
-    ids=range(12),
-)
+BAD_IDX = [
+    *(shaped(-6, 4, 5) + bytes(120), shaped(-6, -4, 5) + bytes(120), shaped(-1, 4, 5) + bytes(120)),
+    *(shaped(*[2**31 - 1] * 255), shaped(*[1] * 255) + bytes(1), shaped() + bytes(9)),
+    *(shaped(2**31 - 1, 2**31 - 1) + bytes(9), shaped(65536, 65535) + bytes(9)),
+    *(shaped(6, 4, 6) + bytes(120), shaped(6, 4, 5) + bytes(121), shaped(6, 4, 5)[:9]),
+    b"\0\0\x0d\3" + shaped(6, 4, 5)[4:] + bytes(480),
+]
+
+
+@pytest.mark.parametrize("bad", BAD_IDX, ids=range(12))
 @pytest.mark.parametrize("packed", [True, False])
 def test_idx_files_that_claim_what_is_not_so(tmp_path, monkeypatch, bad, packed):
     world = (gzipped if packed else plain)(monkeypatch)

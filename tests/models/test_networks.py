@@ -100,34 +100,28 @@ def test_networks_for_images_say_so(name, shape):
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "options", "says"),
+    ("name", "shape", "says"),
     [
         (
             "har_cnn",
             (1, 28, 28),
-            {},
-            r"takes signals \[channels, length\], got samples of shape \[1, 28, 28\]",
+            r"signals \[channels, length\], got samples of shape \[1, 28, 28\]",
         ),
-        ("har_cnn", (9, 27), {}, "at least 28 points long, got 27"),
-        ("text", (9, 128), {}, r"takes token ids \[length\], got samples of shape \[9, 128\]"),
-        ("lstm", (9, 128), {}, r"takes token ids \[length\], got samples of shape \[9, 128\]"),
-        ("lenet5", (1, 28, 15), {}, "at least 16x16 pixels, got 28x15"),
-        ("fedspu_emnist", (1, 3, 28), {}, "nothing is left of images of 3x28 pixels"),
+        ("har_cnn", (9, 27), "at least 28 points long, got 27"),
+        ("text", (9, 128), r"takes token ids \[length\], got samples of shape \[9, 128\]"),
+        ("lstm", (9, 128), r"takes token ids \[length\], got samples of shape \[9, 128\]"),
+        ("lenet5", (1, 28, 15), "at least 16x16 pixels, got 28x15"),
+        ("fedspu_emnist", (1, 3, 28), "nothing is left of images of 3x28 pixels"),
     ],
 )
-def test_what_a_network_cannot_take_is_refused(name, shape, options, says):
+def test_what_a_network_cannot_take_is_refused(name, shape, says):
     with pytest.raises(FedpflError, match=f"model={name}: .*{says}"):
-        models.build_network(name, shape, 10, 0, **options)
+        models.build_network(name, shape, 10, 0)
 
 
 @pytest.mark.parametrize(
     ("name", "shape"),
-    [
-        ("har_cnn", (9, 28)),
-        ("lenet5", (1, 16, 16)),
-        ("fedspu_emnist", (1, 4, 5)),
-        ("fedspu_speech", (2, 1, 1)),
-    ],
+    {"har_cnn": (9, 28), "lenet5": (1, 16, 16), "fedspu_emnist": (1, 4, 5)}.items(),
 )
 def test_the_smallest_samples_that_fit(name, shape):
     net = models.build_network(name, shape, 3, 0)

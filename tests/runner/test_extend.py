@@ -27,6 +27,9 @@ COMMON = (
 )
 
 
+OTHER = "extend: r3 holds no run of these settings"
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Runs of 2, 3 and 5 rounds."""
@@ -83,22 +86,16 @@ def test_a_run_in_a_hurry_has_a_name_of_ones_choice(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("extend=absent",), "absent holds no finished run; give the directory of one"),
-        (
-            ("extend=r3", "local.lr=0.1"),
-            "extend: r3 holds no run of these settings, seed 42 and fewer rounds than 6",
-        ),
-        (("extend=r3", "seed=1"), "extend: r3 holds no run of these settings, seed 1 and fewer"),
-        (("extend=r3", "rounds=3"), "fewer rounds than 3; set rounds to more"),
-        (("extend=r3", "local.decay=cosine"), "extend is not for local.decay=cosine"),
-        (
-            ("extend=r3", "method=fedphp"),
-            "extend is not for method=fedphp, which goes by the number of rounds",
-        ),
+        ("extend=absent", "absent holds no finished run; give the directory of one"),
+        ("extend=r3 local.lr=0.1", f"{OTHER}, seed 42 and fewer rounds than 6"),
+        ("extend=r3 seed=1", f"{OTHER}, seed 1 and fewer"),
+        ("extend=r3 rounds=3", "fewer rounds than 3; set rounds to more"),
+        ("extend=r3 local.decay=cosine", "extend is not for local.decay=cosine"),
+        ("extend=r3 method=fedphp", "not for method=fedphp, which goes by the number of rounds"),
     ],
 )
 def test_what_cannot_be_extended_is_one_line_and_leaves_nothing(runs, options, message):
-    result = run_command(*COMMON, "rounds=6", *options, "hydra.run.dir=refused", cwd=runs)
+    result = run_command(*COMMON, "rounds=6", *options.split(), "hydra.run.dir=refused", cwd=runs)
     assert result.code == 2
     (line,) = result.complaints
     assert message in line
