@@ -1,32 +1,14 @@
 """FedFomo (arXiv:2012.08565): how candidates are chosen, and how long they are explored."""
 
-from functools import cache
-
 import pytest
 import torch
 
+from fedpfl.engine.keys import Draws
+from fedpfl.engine.training.shard import make_shard
 from fedpfl.ground import tree
 from fedpfl.methods import FedFomo
 from fedpfl.methods.shared.pool import choose_candidates
-from tests.conftest import (
-    hold_out_quarter,
-    record_states,
-)
-
-OFTEN = [[0, 2, 4]] * 4
-
-
-@pytest.fixture(scope="module")
-def held(federation):
-    return hold_out_quarter(federation)
-
-
-@pytest.fixture(scope="module")
-def played(net, held):
-    """Rounds on what is not held out, computed once: nobody changes them."""
-    return cache(
-        lambda method, backend="loop": record_states(method, net, held, OFTEN, engine=backend)
-    )
+from tests.conftest import assert_same, hold_out_quarter, record_states
 
 
 def candidates(affinity, pool, i=0, explore=0.0, count=3, seed=0):
@@ -52,7 +34,7 @@ def test_candidates_are_those_of_largest_affinity_or_any():
     assert set(ties) == {1, 2, 3, 4}
 
 
-def test_exploration_ends(net, held):
+def test_exploration_ends(net):
     """After six rounds of 0.3 - 0.05 t; the numbers that a client is sent do not depend on its
     cohort.
     """
@@ -73,3 +55,21 @@ def test_exploration_ends(net, held):
             seen.append(dict(zip(cohort, found["sent"]["number"][:, 0].tolist(), strict=True)))
         assert seen[-1] == {i: seen[-2][i] for i in (3, 0)}
         assert (set(seen[-2].values()) == {7}) == wanted
+
+
+@pytest.mark.parametrize("fallback", ["baseline", "keep"])
+def test_where_no_candidate_helps_a_client_falls_back(fallback, net, federation):
+    """To where its last training began, or to what it has; weights below 0 are told as they are."""
+    held, method = hold_out_quarter(federation), FedFomo(candidates=2, fallback=fallback)
+    state = record_states(method, net, held, [[0, 2, 4]])[-1]
+    client = state.client(2)
+    old = client["old"]["model"]
+    worse = tree.map(lambda leaf: -3 * leaf, old)
+    numbers = torch.tensor([1, 3])
+    candidates = {"model": tree.stack([worse, old]), "statistics": {}, "number": numbers}
+    client |= {"model": worse, "sent": candidates, "there": torch.ones(2, dtype=torch.bool)}
+    shard = make_shard(held, 2, 32, Draws(0, "train", 9))
+    found = method.before_training(state.server, client, net.bind({"main": {}}, True), shard)
+    assert_same(found["begun"]["model"], old if fallback == "baseline" else worse)
+    assert found["gains"][2] == 0
+    assert found["affinity"][1] < 0

@@ -36,7 +36,7 @@ def test_the_expected_number_is_the_integer_part_and_at_least_one(participation,
     )
 
 
-def test_the_discrepancy_is_none_between_equals_and_grows(net):
+def test_the_discrepancy_is_none_between_equals_and_grows():
     f, g, ones = features(0), features(1) + 1, torch.ones(9)
     assert squared_mmd(f, f, ones).abs() < 1e-6
     assert grad(squared_mmd)(f, f.clone(), ones).abs().max() < 1e-6

@@ -98,7 +98,7 @@ def test_after_it_points_lie_around_the_centre():
     assert_close(inside.sum(1), torch.ones(500), atol=1e-6)
 
 
-def test_numbers_at_the_ends_of_their_range_give_points(net):
+def test_numbers_at_the_ends_of_their_range_give_points():
     for value in (0.0, 1 - 2**-24, 0.5):
         batch = Batch(torch.empty(0), torch.empty(0), random=torch.full((1, 4), value))
         for projected in (False, True):
