@@ -70,7 +70,7 @@ def test_the_view_names_only_what_runs_send(sent):
                 assert {*panel.y, panel.x} <= set(sent["history"]), panel
             case "layers":
                 matched = {key for key in sent["history"] if re.search(panel.y[0], key)}
-                assert len(matched) == 8, panel  # weights and biases of cnn4's four layers
+                assert len(matched) == 6, panel  # weights and biases of the mlp's three layers
                 assert panel.x in sent["history"]
             case "bars" | "scatter" | "parallel":
                 values = [sent["summary"][key] for key in (*panel.y, panel.x) if key]
