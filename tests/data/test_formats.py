@@ -32,6 +32,7 @@ from fedpfl.data.datasets import (
 )
 from fedpfl.data.datasets.shared import source
 from fedpfl.ground.errors import FedpflError
+from tests.conftest import read_cases
 from tests.data.promises import assert_promises
 
 RNG = np.random.default_rng(0)
@@ -668,9 +669,10 @@ SETS = {
 """By data set the fixture that has its files, and the folder where they belong."""
 
 
-@pytest.mark.parametrize("line", LINES.strip().splitlines())
-def test_a_file_that_is_not_as_published_is_one_line(line, tmp_path, request):
-    name, file, content, message = line.split(" | ")
+@pytest.mark.parametrize(("name", "file", "content", "message"), read_cases(LINES, " | "))
+def test_a_file_that_is_not_as_published_is_one_line(
+    name, file, content, message, tmp_path, request
+):
     fixture, folder = SETS[name]
     files = request.getfixturevalue(fixture)
     files = {**(files[0] if name == "har" else files), file: WRONG[content]}

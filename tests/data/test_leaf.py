@@ -13,7 +13,7 @@ import torch
 from fedpfl.config.plan import Run, build_run, check_config
 from fedpfl.data.datasets import femnist, load_samples, shakespeare
 from tests.command import compose_once, format_override
-from tests.conftest import BACKENDS, assert_close, record_rounds
+from tests.conftest import BACKENDS, assert_close, read_cases, record_rounds
 from tests.data.promises import assert_promises
 from tests.data.test_formats import cinic, one_line, write  # noqa: F401
 
@@ -177,9 +177,8 @@ CHANGED = {
 }
 
 
-@pytest.mark.parametrize("line", ERRORS.strip().splitlines())
-def test_errors(line, tmp_path):
-    what, values, message = line.split(" | ")
+@pytest.mark.parametrize(("what", "values", "message"), read_cases(ERRORS, " | "))
+def test_errors(what, values, message, tmp_path):
     name, part, user = CHANGED[what]
     change = changed(part, user, **eval(f"dict({values})", {"first": first}))
     write(tmp_path, change(written(name)[0], name))

@@ -24,7 +24,7 @@ from fedpfl.ground.checks import checked_arguments
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import Phase
 from tests.command import TINY, run_command
-from tests.conftest import DATA, make_federation
+from tests.conftest import DATA, make_federation, read_cases
 
 Y = np.random.default_rng(0).integers(0, 10, 2_000)  # ten classes, unequal sizes
 DEFAULTS = {
@@ -339,9 +339,8 @@ shards | clients: 2000 | lower clients or partition.classes_per_client
 """Scheme | options, as YAML | what is said."""
 
 
-@pytest.mark.parametrize("line", ERRORS.strip().splitlines())
-def test_errors(line):
-    name, options, message = line.split(" | ")
+@pytest.mark.parametrize(("name", "options", "message"), read_cases(ERRORS, " | "))
+def test_errors(name, options, message):
     given = {"y": Y, "clients": 10, "seed": 0} | DEFAULTS[name] | yaml.safe_load(options)
     with pytest.raises(FedpflError) as error:
         configured(name, given)

@@ -21,7 +21,7 @@ from fedpfl.data.partition import SCHEMES, SUPPLIED_ARGUMENTS, Partition, deal_s
 from fedpfl.data.partition.parts import allot_counts
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import FedAvg
-from tests.conftest import assert_same, make_federation, record_states, tiny
+from tests.conftest import assert_same, make_federation, read_cases, record_states, tiny
 from tests.data.test_partition import configured
 
 Y = np.random.default_rng(0).integers(0, 10, 2_000)
@@ -251,9 +251,8 @@ fixed_dirichlet | {{alpha: 0.001, train_samples: 10}} | lower partition.test_sam
 """Scheme | options, as YAML | what is said."""
 
 
-@pytest.mark.parametrize("line", ERRORS.strip().splitlines())
-def test_errors(line):
-    name, options, message = line.split(" | ")
+@pytest.mark.parametrize(("name", "options", "message"), read_cases(ERRORS, " | "))
+def test_errors(name, options, message):
     given = {"y": Y, "seed": 0} | ASKED[name] | yaml.safe_load(options)
     assert message in one_line(lambda: configured(name, given))
 

@@ -16,7 +16,15 @@ from fedpfl.data.datasets.shared.samples import mean_and_std
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS, FedAvg
 from fedpfl.models import Net
-from tests.conftest import CLASSES, PLAIN, SETTINGS, assert_close, keep_quick, record_rounds
+from tests.conftest import (
+    CLASSES,
+    PLAIN,
+    SETTINGS,
+    assert_close,
+    keep_quick,
+    read_cases,
+    record_rounds,
+)
 
 RNG = np.random.default_rng(0)
 TOKENS = RNG.integers(0, 30, (120, 7)).astype(np.int32)
@@ -293,9 +301,8 @@ cnn4 | grey | takes images [channels, height, width], got signals of shape [28, 
 """
 
 
-@pytest.mark.parametrize("line", REFUSALS.strip().splitlines())
-def test_what_has_the_right_axes_and_is_something_else_is_refused_too(line, tmp_path):
-    model, kind, says = line.split(" | ")
+@pytest.mark.parametrize(("model", "kind", "says"), read_cases(REFUSALS, " | "))
+def test_what_has_the_right_axes_and_is_something_else_is_refused_too(model, kind, says, tmp_path):
     samples = own(tmp_path, x=KINDS[kind])
     federation = build_federation(samples, partition.iid(samples.y.numpy(), 3, 0))
     message = one_line(lambda: models.build_network(model, federation.shape, federation.classes, 0))

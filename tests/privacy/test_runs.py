@@ -24,7 +24,7 @@ from tests.command import (
     run_command,
     wait_for,
 )
-from tests.conftest import keep_quick
+from tests.conftest import keep_quick, read_cases
 from tests.engine.test_ranks import torchrun
 from tests.record.test_damage import interrupt
 
@@ -91,9 +91,8 @@ def one_account():
         yield
 
 
-@pytest.mark.parametrize("line", keep_quick(LINES.strip().splitlines(), 4))
-def test_a_bad_configuration_is_one_line(line, tmp_path):
-    text, told = line.split(" | ")
+@pytest.mark.parametrize(("text", "told"), keep_quick(read_cases(LINES, " | "), 4))
+def test_a_bad_configuration_is_one_line(text, told, tmp_path):
     given = text.split()
     usual = {"method": "fedavg", "privacy.epsilon": "8"}
     keys = {word.partition("=")[0] for word in given}

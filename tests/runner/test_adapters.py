@@ -8,7 +8,7 @@ import fedpfl
 from fedpfl.config.plan import build_run, check_config
 from fedpfl.ground import tree
 from tests.command import TINY, compose_once, read_checkpoint, read_table, run_command
-from tests.conftest import assert_close, keep_quick
+from tests.conftest import assert_close, keep_quick, read_cases
 from tests.runner.test_resume import interrupt
 
 LORA = (
@@ -134,9 +134,8 @@ model=vit model.patch=9 | images must be square, 9 (model.patch) a divisor of th
 """
 
 
-@pytest.mark.parametrize("line", keep_quick(REFUSALS.strip().splitlines(), 4))
-def test_bad_words_are_one_line(line, tmp_path):
-    words, told = line.split(" | ")
+@pytest.mark.parametrize(("words", "told"), keep_quick(read_cases(REFUSALS, " | "), 4))
+def test_bad_words_are_one_line(words, told, tmp_path):
     result = run_command(*TINY, *words.split(), cwd=tmp_path)
     assert result.code == 2, result.out
     assert len(result.complaints) == 1, result.err

@@ -32,7 +32,7 @@ from tests.command import (
     rewrite_summary,
     run_command,
 )
-from tests.conftest import assert_same, keep_quick
+from tests.conftest import assert_same, keep_quick, read_cases
 from tests.report.test_report import amend, write_run
 
 WORDS = ("model=mlp", "method=fedavg", *TINY, "clients=10", "rounds=4", "eval.finetune_epochs=1")
@@ -54,9 +54,8 @@ partition.samples_per_client=2 partition.min_samples=2 partition.test_fraction=0
 """
 
 
-@pytest.mark.parametrize("case", keep_quick(UNTRAINED.strip().splitlines(), 2))
-def test_a_model_that_nobody_trained_is_no_result(case, tmp_path):
-    text, warning = case.split(" | ")
+@pytest.mark.parametrize(("text", "warning"), keep_quick(read_cases(UNTRAINED, " | "), 2))
+def test_a_model_that_nobody_trained_is_no_result(text, warning, tmp_path):
     words, run = text.split(), tmp_path / "run"
     lines = play_run(run, *WORDS, *words).splitlines()
     (place,) = [at for at, line in enumerate(lines) if line.startswith("nobody ")]  # once

@@ -36,7 +36,7 @@ from tests.command import (
     rewrite_summary,
     run_command,
 )
-from tests.conftest import ROOT, assert_same, keep_only
+from tests.conftest import ROOT, assert_same, keep_only, read_cases
 
 sys.path.insert(0, str(ROOT / "scripts"))
 import notebook
@@ -300,9 +300,8 @@ metrics="f1" | each one of f1, balanced, auroc, ece, got 'f1'; did you mean \[f1
 """Arguments of `fedpfl.run` | what is said."""
 
 
-@pytest.mark.parametrize("case", MISTAKES.strip().splitlines())
-def test_mistakes_are_one_line_and_leave_nothing(case, tmp_path, monkeypatch):
-    arguments, line = case.split(" | ")
+@pytest.mark.parametrize(("arguments", "line"), read_cases(MISTAKES, " | "))
+def test_mistakes_are_one_line_and_leave_nothing(arguments, line, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(fedpfl.FedpflError, match=line) as told:
         eval(f"fedpfl.run({arguments})", {"fedpfl": fedpfl})

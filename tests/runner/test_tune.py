@@ -24,7 +24,7 @@ from fedpfl.report.tables import best_round
 from fedpfl.runner import spaces, trials, tuning
 from tests.command import TINY, compose_once, format_override, start_process, wait_for
 from tests.command import run_command as command
-from tests.conftest import ROOT, keep_quick
+from tests.conftest import ROOT, keep_quick, read_cases
 
 optuna = pytest.importorskip("optuna")
 COMPLETE, PRUNED, RUNNING = (
@@ -462,9 +462,8 @@ method=fedavg partition.alpha=choice(0.1,1) | partition.alpha is no hyperparamet
 """
 
 
-@pytest.mark.parametrize("line", keep_quick(REFUSALS.strip().splitlines(), 4))
-def test_bad_input_is_one_line(line, tmp_path):
-    words, message = line.split(" | ")
+@pytest.mark.parametrize(("words", "message"), keep_quick(read_cases(REFUSALS, " | "), 4))
+def test_bad_input_is_one_line(words, message, tmp_path):
     code, text = run(tmp_path / "tuned", *words.split())
     assert code == 2
     assert message in text

@@ -11,7 +11,7 @@ from fedpfl.config.plan import check_config
 from fedpfl.ground.errors import FedpflError
 from fedpfl.system import PROFILES, Device, System, draw_devices, draw_stragglers
 from tests.command import compose_once
-from tests.conftest import keep_quick
+from tests.conftest import keep_quick, read_cases
 
 
 def test_profiles_are_lognormal_about_their_medians(tmp_path):
@@ -118,9 +118,8 @@ system.name=real | name must be one of none, simulated, got 'real'
 """
 
 
-@pytest.mark.parametrize("line", keep_quick(LINES.strip().splitlines(), 4))
-def test_a_wrong_configuration_is_one_line(line):
-    words, told = line.split(" | ")
+@pytest.mark.parametrize(("words", "told"), keep_quick(read_cases(LINES, " | "), 4))
+def test_a_wrong_configuration_is_one_line(words, told):
     with pytest.raises(FedpflError, match=told) as error:
         check_config(compose_once("system=simulated", *words.split()))
     assert "\n" not in str(error.value)
