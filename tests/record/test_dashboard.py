@@ -138,48 +138,30 @@ def named(spec) -> set[str]:
     ("by", "group"), [("method", "jobType"), ("configuration", "identity.value"), ("run", None)]
 )
 def test_the_specification_holds_every_section(sent, capsys, by, group):
-    words = [
-        *("--dry-run", "--json", "--entity", "me", "--name", "mine", "--experiment", "q_sweep"),
-        *("--by", by),
-    ]
-    assert dashboard.main(words) == 0
+    words = "--dry-run --json --entity me --name mine --experiment q_sweep --by"
+    assert dashboard.main([*words.split(), by]) == 0
     view = json.loads(capsys.readouterr().out)
     assert (view["entity"], view["project"], view["displayName"]) == ("me", "fedpfl", "mine")
     section = view["spec"]["section"]
     bank = section["panelBankConfig"]["sections"]
     assert [part["name"] for part in bank] == SECTIONS
-    assert [len(part["panels"]) for part in bank] == [
-        len(panels) for panels in dashboard.SECTIONS.values()
-    ]
+    counts = [len(panels) for panels in dashboard.SECTIONS.values()]
+    assert [len(part["panels"]) for part in bank] == counts
     panels = [panel for part in bank for panel in part["panels"]]
-    bare = {
-        key
-        for key in named([panel["config"] for panel in panels])
-        if not key.startswith("summary:")
-    }
+    keys = named([panel["config"] for panel in panels])
+    bare = {key for key in keys if not key.startswith("summary:")}
     assert bare <= {*sent["history"], *sent["summary"], "partition"}
     marks = {key.removeprefix("summary:") for key in named(panels) if key.startswith("summary:")}
-    assert (
-        {"q", "alpha", "one_minus_q", "traffic_gb", "last_accuracy"}
-        <= marks
-        <= set(sent["summary"])
-    )
-    gathered = [
-        panel["config"].get("groupBy")
-        for panel in panels
-        if panel["viewType"] == "Run History Line Plot"
-    ]
-    assert set(gathered) == {group}
-    assert {
-        panel["config"]["metricRegex"] for panel in panels if "metricRegex" in panel["config"]
-    } == {"^personal/.*"}
+    assert {"q", "alpha", "one_minus_q", "traffic_gb", "last_accuracy"} <= marks
+    assert marks <= {*sent["summary"]}
+    lines = [panel for panel in panels if panel["viewType"] == "Run History Line Plot"]
+    assert {panel["config"].get("groupBy") for panel in lines} == {group}
+    patterns = {panel["config"].get("metricRegex") for panel in panels} - {None}
+    assert patterns == {"^personal/.*"}
     (runs,) = section["runSets"]
     (only,) = runs["filters"]["filters"]
-    assert (only["key"], only["op"], only["value"]) == (
-        {"section": "run", "name": "group"},
-        "=",
-        "q_sweep",
-    )
+    assert only["key"] == {"section": "run", "name": "group"}
+    assert (only["op"], only["value"]) == ("=", "q_sweep")
     assert runs["runFeed"]["columnOrder"] == ["run:displayName", *dashboard.COLUMNS]
 
 

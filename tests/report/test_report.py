@@ -553,15 +553,6 @@ def test_wrong_options_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "choose from" in capsys.readouterr().err
 
 
-def test_report_needs_no_torch_and_loads_matplotlib_late() -> None:
-    code = "import sys, fedpfl.report.__main__, fedpfl.report.figures; print(*sys.modules)"
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = {*shown.stdout.split()}
-    assert not loaded & {"torch", "matplotlib", "hydra"}
-    rooms = {name.split(".")[1] for name in loaded if name.startswith("fedpfl.")}
-    assert rooms == {"ground", "papers", "record", "report"}
-
-
 @pytest.mark.full
 def test_the_speed_of_many_runs_is_measured() -> None:
     home = Path(__file__).parents[2]
