@@ -1,8 +1,12 @@
-"""What `fedpfl check` asks of a data set, for the tests that make its files."""
+"""What `fedpfl check` asks of a data set, and refusals, for the tests that make its files."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from fedpfl.ground.errors import FedpflError
 from fedpfl.testing.dataset_promises import DATASET_PROMISES, DatasetTrial, describe_reading_error
 from fedpfl.testing.promises import Judge, audit
 
@@ -15,3 +19,13 @@ def assert_promises(name: str, folder: Path, *noted: str, **options: Any) -> Non
         verdict.promise.check.__name__: verdict.faults for verdict in verdicts if verdict.faults
     }
     assert faults.keys() == {*noted}, faults
+
+
+def one_line(action: Callable[[], object]) -> str:
+    """Return the FedpflError of what is done, which is a line without NumPy's types."""
+    with pytest.raises(FedpflError) as error:
+        action()
+    assert "\n" not in str(error.value)
+    assert "np.int" not in str(error.value)
+    assert "np.float" not in str(error.value)
+    return str(error.value)

@@ -14,21 +14,13 @@ from fedpfl.data import fingerprint
 from fedpfl.data.datasets import cifar10_c, load_samples
 from fedpfl.data.datasets.shared import corruptions, source
 from fedpfl.data.datasets.shared.corruptions import RECIPES, SEVERITY_PARAMETERS, corrupt_images
-from fedpfl.ground.errors import FedpflError
-from tests.data.promises import assert_promises
+from tests.data.promises import assert_promises, one_line
 
 RNG = np.random.default_rng(0)
 SMOOTH = gaussian_filter(RNG.random((6, 32, 32, 3)), (0, 3, 3, 0))
 SMOOTH = (255 * (SMOOTH - SMOOTH.min()) / np.ptp(SMOOTH)).astype(np.uint8)
 GREY = np.full((4, 32, 32, 3), 128, np.uint8)
 X = SMOOTH / 255.0
-
-
-def one_line(action) -> str:
-    with pytest.raises(FedpflError) as error:
-        action()
-    assert "\n" not in str(error.value)
-    return str(error.value)
 
 
 def rng() -> np.random.Generator:

@@ -35,7 +35,7 @@ from fedpfl.data.partition import Partition
 from fedpfl.ground import vision
 from fedpfl.ground.errors import FedpflError
 from tests.conftest import DATA, ROOT
-from tests.data.promises import assert_promises
+from tests.data.promises import assert_promises, one_line
 
 RNG = np.random.default_rng(0)
 
@@ -74,13 +74,6 @@ def idx(array: np.ndarray) -> bytes:
         + struct.pack(f">{array.ndim}i", *array.shape)
         + array.astype(np.uint8).tobytes()
     )
-
-
-def one_line(action) -> str:
-    with pytest.raises(FedpflError) as error:
-        action()
-    assert "\n" not in str(error.value)
-    return str(error.value)
 
 
 # Digits: embedded
@@ -295,10 +288,11 @@ def cifar(request, monkeypatch):
     return request.param, kind, files, np.concatenate(xs), np.concatenate(ys)
 
 
-def pack(files: dict[str, bytes]) -> bytes:
+def pack(files: dict[str, bytes | str]) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
-        for name, data in files.items():
+        for name, content in files.items():
+            data = content.encode() if isinstance(content, str) else content
             info = tarfile.TarInfo(name)
             info.size = len(data)
             tar.addfile(info, io.BytesIO(data))

@@ -3,11 +3,9 @@ error's one line.
 """
 
 import csv
-import hashlib
 import io
 import os
 import shutil
-import tarfile
 import wave
 import zipfile
 from pathlib import Path
@@ -31,9 +29,9 @@ from fedpfl.data.datasets import (
     tiny_imagenet,
 )
 from fedpfl.data.datasets.shared import source
-from fedpfl.ground.errors import FedpflError
 from tests.conftest import read_cases
-from tests.data.promises import assert_promises
+from tests.data.promises import assert_promises, one_line
+from tests.data.test_datasets import md5, pack
 
 RNG = np.random.default_rng(0)
 
@@ -46,13 +44,6 @@ def no_network(monkeypatch):
     monkeypatch.setattr(source.urllib.request, "urlopen", offline)
 
 
-def one_line(action) -> str:
-    with pytest.raises(FedpflError) as error:
-        action()
-    assert "\n" not in str(error.value)
-    return str(error.value)
-
-
 def refusal(name: str, folder: Path) -> str:
     return one_line(lambda: load_samples(name, folder))
 
@@ -62,10 +53,6 @@ def write(folder: Path, files: dict[str, bytes | str]) -> Path:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data.encode() if isinstance(data, str) else data)
     return folder
-
-
-def md5(data: bytes) -> str:
-    return hashlib.md5(data).hexdigest()
 
 
 def cached(folder: Path) -> list[Path]:
@@ -263,15 +250,9 @@ def test_log_mel_by_its_definition():
 
 
 def test_speech_from_the_archive_and_from_the_cache(tmp_path, clips, monkeypatch):
-    data = io.BytesIO()
-    with tarfile.open(fileobj=data, mode="w:gz") as tar:
-        for name, content in clips.items():
-            raw = content.encode() if isinstance(content, str) else content
-            info = tarfile.TarInfo(f"./{name}")
-            info.size = len(raw)
-            tar.addfile(info, io.BytesIO(raw))
-    monkeypatch.setattr(speech_commands, "MD5", md5(data.getvalue()))
-    write(tmp_path, {"speech_commands_v0.02.tar.gz": data.getvalue()})
+    data = pack({f"./{name}": content for name, content in clips.items()})
+    monkeypatch.setattr(speech_commands, "MD5", md5(data))
+    write(tmp_path, {"speech_commands_v0.02.tar.gz": data})
     with monkeypatch.context() as patch:  # from a folder that cannot be written to
         patch.setattr(os, "access", lambda *_: False)
         first = load_samples("speech_commands", tmp_path)
@@ -299,7 +280,7 @@ def test_speech_from_the_archive_and_from_the_cache(tmp_path, clips, monkeypatch
     assert not torch.equal(load_samples("speech_commands", tmp_path).x, again.x)
 
     shutil.rmtree(tmp_path / "SpeechCommands")
-    half = data.getvalue()[: len(data.getvalue()) // 2]
+    half = data[: len(data) // 2]
     write(tmp_path, {"speech_commands_v0.02.tar.gz": half})
     assert "speech_commands_v0.02.tar.gz is corrupt: md5 is" in refusal("speech_commands", tmp_path)
     monkeypatch.setattr(speech_commands, "MD5", md5(half))
@@ -413,16 +394,9 @@ def test_cinic10(tmp_path, cinic, monkeypatch):
     assert_promises("cinic10", tmp_path)
     for place in (0, 25, 59):
         assert np.array_equal(got.x[place], pixels([*cinic.values()][place], 32))
-    data = io.BytesIO()
-    with tarfile.open(fileobj=data, mode="w:gz") as tar:
-        for name, content in cinic.items():
-            info = tarfile.TarInfo(f"./{name}")
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
-    monkeypatch.setattr(cinic10, "MD5", md5(data.getvalue()))
-    again = load_samples(
-        "cinic10", write(tmp_path / "packed", {"CINIC-10.tar.gz": data.getvalue()})
-    )
+    data = pack({f"./{name}": content for name, content in cinic.items()})
+    monkeypatch.setattr(cinic10, "MD5", md5(data))
+    again = load_samples("cinic10", write(tmp_path / "packed", {"CINIC-10.tar.gz": data}))
     assert torch.equal(again.x, got.x)
     folder = tmp_path / "packed/CINIC-10/valid"
     (folder / "kitten").mkdir()

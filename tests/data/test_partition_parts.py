@@ -22,6 +22,7 @@ from fedpfl.data.partition.parts import allot_counts
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import FedAvg
 from tests.conftest import assert_same, make_federation, read_cases, record_states, tiny
+from tests.data.promises import one_line
 from tests.data.test_partition import configured
 
 Y = np.random.default_rng(0).integers(0, 10, 2_000)
@@ -32,14 +33,6 @@ TEST_FROM = 1_500
 def samples(**facts) -> Samples:
     x = torch.zeros(len(Y), 1, 4, 4, dtype=torch.uint8)
     return Samples("toy", x, torch.from_numpy(Y), 10, (0.0,), (1.0,), **facts)
-
-
-def one_line(action) -> str:
-    with pytest.raises(FedpflError) as error:
-        action()
-    assert "\n" not in str(error.value)
-    assert "np." not in str(error.value)
-    return str(error.value)
 
 
 def everything(parts: Partition) -> np.ndarray:

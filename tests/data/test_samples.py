@@ -13,7 +13,6 @@ from fedpfl import models
 from fedpfl.data import build_federation, fingerprint, partition
 from fedpfl.data.datasets import Samples, load_samples
 from fedpfl.data.datasets.shared.samples import mean_and_std
-from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS, FedAvg
 from fedpfl.models import Net
 from tests.conftest import (
@@ -25,6 +24,7 @@ from tests.conftest import (
     read_cases,
     record_rounds,
 )
+from tests.data.promises import one_line
 
 RNG = np.random.default_rng(0)
 TOKENS = RNG.integers(0, 30, (120, 7)).astype(np.int32)
@@ -42,13 +42,6 @@ Y = np.arange(120) % CLASSES
 def own(folder: Path, name: str = "npz", **arrays) -> Samples:
     np.savez(folder / "own.npz", **({"y": Y} | arrays))
     return load_samples(name, folder, path=folder / "own.npz")
-
-
-def one_line(action) -> str:
-    with pytest.raises(FedpflError) as error:
-        action()
-    assert "\n" not in str(error.value)
-    return str(error.value)
 
 
 # Arrays
