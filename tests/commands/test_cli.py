@@ -534,9 +534,7 @@ def test_a_run_of_very_many_rounds_begins_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "when", [("rounds=4", "local.lr=1e6"), ("rounds=1", "local.lr=1e38")], ids=["early", "last"]
 )
-def test_a_diverging_run_stops_with_status_three_and_one_complaint(
-    when: tuple[str, str], tmp_path: Path
-) -> None:
+def test_a_diverging_run_stops_with_status_three_and_one_complaint(when, tmp_path):
     result = run_command(*TINY, *when, "hydra.run.dir=here", cwd=tmp_path)
     assert result.code == 3, result
     assert len(result.complaints) == 1
@@ -603,9 +601,7 @@ def test_a_fault_in_a_method_is_one_line_and_the_log_has_the_traceback(
 
 
 @pytest.mark.parametrize("hook", ["__post_init__", "init"])
-def test_a_fault_before_the_first_round_leaves_nothing(
-    hook: str, faulty: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_a_fault_before_the_first_round_leaves_nothing(hook, faulty, tmp_path):
     result = run_command(*faulty, f"+method.where={hook}", cwd=tmp_path)
     assert result.code == 1, result
     raised = "SystemExit: 0" if hook == "init" else "KeyError: "
@@ -621,17 +617,13 @@ def test_a_fault_before_the_first_round_leaves_nothing(
     assert result.err.endswith("; HYDRA_FULL_ERROR=1 shows its traceback\n")
 
 
-def test_a_fault_of_the_program_keeps_its_traceback(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_of_the_program_keeps_its_traceback(tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "_measure_training", lambda *args: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run_command(*TINY, cwd=tmp_path)
 
 
-def test_a_fault_in_a_method_does_not_stop_the_other_jobs(
-    faulty: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_a_fault_in_a_method_does_not_stop_the_other_jobs(faulty, tmp_path):
     result = run_command("-m", *faulty, "+method.where=aggregate,nowhere", cwd=tmp_path)
     assert result.code == 1, result
     assert "fedpfl: 1 of 2 jobs failed" in result.err
@@ -831,9 +823,7 @@ def test_joblib_runs_a_sweep_in_parallel_and_bad_input_leaves_nothing(tmp_path: 
         pytest.param(signal.SIGINT, 130, "interrupted", marks=pytest.mark.full),
     ],
 )
-def test_a_signal_saves_the_run_and_has_a_status(
-    number: signal.Signals, code: int, told: str, tmp_path: Path
-) -> None:
+def test_a_signal_saves_the_run_and_has_a_status(number, code, told, tmp_path):
     # FedAvg: where clients keep states, the last round is lost if the next is just writing its own.
     words = (
         *("method=fedavg", "rounds=1000000000", "eval.every=1000000000", "checkpoint.seconds=1e6"),
@@ -881,8 +871,6 @@ runpy.run_module(name, run_name="__main__", alter_sys=True)
         ("fedpfl.tune", signal.SIGTERM, 143, "terminated"),
     ],
 )
-def test_a_signal_while_modules_are_imported_is_one_line(
-    name: str, number: int, code: int, told: str, tmp_path: Path
-) -> None:
+def test_a_signal_while_modules_are_imported_is_one_line(name, number, code, told, tmp_path):
     result = wait_for(start_process(name, str(int(number)), cwd=tmp_path, script=IMPORTING))
     assert (result.code, result.err) == (code, f"fedpfl: {told} before anything was done\n")

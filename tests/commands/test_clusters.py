@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -84,14 +83,7 @@ def to_one(process: subprocess.Popen[str], number: signal.Signals) -> None:
         (JOBLIB, to_all, signal.SIGINT, "interrupted", 2),
     ],
 )
-def test_a_sweep_that_is_told_to_end_saves_all_its_runs(
-    words: tuple[str, ...],
-    tell: Callable[[subprocess.Popen[str], signal.Signals], None],
-    number: signal.Signals,
-    told: str,
-    runs: int,
-    tmp_path: Path,
-) -> None:
+def test_a_sweep_that_is_told_to_end_saves_all_its_runs(words, tell, number, told, runs, tmp_path):
     (tmp_path / "slow.py").write_text(SLOW)
     process = start_process(
         *words, *LONG, "seed=1,2,3", "plugins=[slow.py]", cwd=tmp_path, alone=True
@@ -126,9 +118,7 @@ def holder(run: Path) -> int:
     return int((run / "run.lock").read_text())
 
 
-def test_a_job_of_submitit_whose_time_is_up_is_queued_again_and_goes_on_bit_for_bit(
-    tmp_path: Path,
-) -> None:
+def test_a_job_of_submitit_whose_time_is_up_is_queued_again_and_goes_on_bit_for_bit(tmp_path):
     """By submitit's local executor, which does with its jobs what Slurm does."""
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="needs the extra slurm")
     words = (*LONG, "rounds=100", "eval.every=100", "method=ditto", "seed=1")
@@ -152,9 +142,7 @@ def ray(*words: str, cwd: Path) -> subprocess.Popen[str]:
     return start_process("-m", "hydra/launcher=ray", *cluster, *words, cwd=cwd)
 
 
-def test_a_sweep_on_ray_outlives_its_own_end_and_that_of_a_worker(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sweep_on_ray_outlives_its_own_end_and_that_of_a_worker(tmp_path, monkeypatch):
     pytest.importorskip("hydra_plugins.hydra_ray_launcher", reason="needs the extra ray")
     monkeypatch.setenv("HOME", str(tmp_path))  # where Ray leaves a token
     words = (*LONG, "rounds=100", "eval.every=100", "method=ditto")

@@ -79,9 +79,7 @@ def test_what_an_interrupted_run_has_left(tmp_path: Path) -> None:
     assert f": {5000 - done} rounds of" in told
 
 
-def test_a_sweep_has_a_line_a_run_and_a_total(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sweep_has_a_line_a_run_and_a_total(tmp_path, monkeypatch):
     timed = []
 
     def forecast(run: timing.Run, state: object) -> timing.Forecast:
@@ -151,9 +149,7 @@ def test_a_directory_of_another_run_is_told(tmp_path: Path) -> None:
     assert (result.code, result.err) == (2, f"fedpfl: {line}\n")
 
 
-def test_data_that_would_be_downloaded_are_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_data_that_would_be_downloaded_are_not(tmp_path, monkeypatch):
     def asked(*about: object, **more: object) -> None:
         raise AssertionError("a dry run asks nobody")
 

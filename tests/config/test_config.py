@@ -365,9 +365,7 @@ def test_what_was_meant_is_sensible_or_absent(key: str, value: Any, meant: str) 
         ("ends", [1], "a list of 2 numbers"),
     ],
 )
-def test_a_value_that_does_not_fit_is_named_with_what_is_allowed(
-    key: str, value: Any, allowed: str
-) -> None:
+def test_a_value_that_does_not_fit_is_named_with_what_is_allowed(key, value, allowed):
     with pytest.raises(FedpflError) as caught:
         build_dataclass(Schema, {key: value}, "group")
     message = str(caught.value)
@@ -396,9 +394,7 @@ def test_a_value_that_does_not_fit_is_named_with_what_is_allowed(
         ("where", "\0", r"a text without control characters, got '\x00'"),
     ],
 )
-def test_what_cannot_be_computed_with_or_written_down_is_refused(
-    key: str, value: Any, reason: str
-) -> None:
+def test_what_cannot_be_computed_with_or_written_down_is_refused(key, value, reason):
     with pytest.raises(FedpflError) as caught:
         build_dataclass(Schema, {key: value}, "group")
     assert str(caught.value) == f"group.{key} must be {reason}"

@@ -52,9 +52,7 @@ def test_the_documented_file_runs_whole_with_values_of_a_folder(folder: Path) ->
     assert kept.keys() == {"fedpfl", "method", "mine.py"}
 
 
-def test_from_python_the_personal_model_is_that_of_the_file(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_from_python_the_personal_model_is_that_of_the_file(folder, monkeypatch):
     monkeypatch.chdir(folder)
     run = fedpfl.run("plugins=[mine.py]", *ALL[1:], *SMALL[:-1], directory="run", progress=False)
     _, outer = run.samples(0), run.global_model()
@@ -64,9 +62,7 @@ def test_from_python_the_personal_model_is_that_of_the_file(
     assert "halfway" in fedpfl.load("run").config["method"]["name"]
 
 
-def test_a_strangers_plugin_is_not_run_unless_it_is_named(
-    folder: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_strangers_plugin_is_not_run_unless_it_is_named(folder, capsys):
     """To look at a run's models is not to run the code that its config.yaml names."""
     assert run_command(*ALL, *SMALL, cwd=folder).code == 0
     plugins.load_plugins([])
@@ -291,9 +287,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("text", "message"), WRONG)
-def test_what_is_wrong_is_one_line_and_nothing_is_added(
-    text: str, message: str, tmp_path: Path
-) -> None:
+def test_what_is_wrong_is_one_line_and_nothing_is_added(text, message, tmp_path):
     file = tmp_path / "mine.py"
     before = [dict(kind.registry) for kind in plugins.PLUGIN_KINDS.values()]
     if text != "absent":

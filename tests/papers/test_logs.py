@@ -62,9 +62,7 @@ def test_files_are_what_the_tables_say() -> None:
     assert {log.method for log in logs.read_logs()} == {*COMPARED_METHODS} - {"fedala", "fedselect"}
 
 
-def test_runs_of_the_files_settings_stand_beside_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_of_the_files_settings_stand_beside_them(tmp_path, capsys):
     add(tmp_path, "avg", 25.25, {"name": "fedavg"})
     add(tmp_path, "obp", 46.0, EARLIER | {"q": 0.99505, "ema": 0.5})
     others = {

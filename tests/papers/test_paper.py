@@ -566,9 +566,7 @@ def test_subflot_after_training_and_by_domain(tmp_path: Path) -> None:
     assert shown["difference"].isna().all()
 
 
-def test_the_papers_own_rule_from_the_command_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_papers_own_rule_from_the_command_line(tmp_path, capsys):
     add(tmp_path, "avg", 92.0, "fedavg", partition=("fixed_dirichlet", 0.1))
     for words, own in (([], 92.0), (["--select", "as-published"], 64.0)):
         assert main(["paper", "fedpurin/table1", str(tmp_path), "--format", "csv", *words]) == 0
@@ -728,9 +726,7 @@ def test_overlap_of_masks_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert thin == [pytest.approx(2 / 6), pytest.approx((even / 3 + even) / 2)]
 
 
-def test_sizes_and_frequencies_of_masks_by_hand(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sizes_and_frequencies_of_masks_by_hand(tmp_path, monkeypatch):
     for seed in (1, 2):
         masked(tmp_path, "fedpurin", seed)
     masked(tmp_path, "fedselect", alpha=0.3)
@@ -751,9 +747,7 @@ def test_a_figure_of_masks_says_which_experiment_records_them(tmp_path: Path) ->
         )
 
 
-def test_figures_of_masks_are_among_all_there_are_runs_of(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_figures_of_masks_are_among_all_there_are_runs_of(tmp_path, capsys):
     """On data sets that FedOBP's paper lacks, too."""
     masked(tmp_path, "fedselect", alpha=0.3)
     assert main(["paper", str(tmp_path), "--only", "figures"]) == 0
@@ -781,9 +775,7 @@ def test_fedselects_figures_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert lines == {"FedAvg": [135, 130], **tuned, "FedPer": [61, 62, 63, 64]}
 
 
-def test_overlap_of_clients_in_the_last_layer_by_hand(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_overlap_of_clients_in_the_last_layer_by_hand(tmp_path, monkeypatch):
     """FedSelect's Figure 4: the first two hold 2 entries each, 1 in common, the third none."""
     masked(tmp_path, "fedselect", alpha=0.3)
     shown: list[Any] = []
@@ -813,9 +805,7 @@ def test_fedpurins_figures_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("name", keep_quick(FIGURES, 2))
-def test_every_figure_is_drawn(
-    name: str, root: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_every_figure_is_drawn(name, root, tmp_path_factory):
     out = tmp_path_factory.mktemp("figures")
     masked(root, "fedselect", alpha=0.3)
     masked(root, "fedpurin")
@@ -882,9 +872,7 @@ def test_shares_of_layers_by_hand(root: Path) -> None:
 
 
 @pytest.mark.full
-def test_without_names_all_there_are_runs_of(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_names_all_there_are_runs_of(root, capsys):
     assert main(["paper", str(sweep(root)), "--out", str(root / "out")]) == 0
     written = {path.name.removeprefix("fedobp_") for path in (root / "out").iterdir()}
     tables = ["table2", "table4", "one_momentum", "table5", "all_methods"]
@@ -915,9 +903,7 @@ def test_names_and_folders_in_any_order(root: Path, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize("options", [(), ("--select", "best-checkpoint", "--every", "2")])
-def test_tables_of_runs_and_of_the_paper_at_once(
-    root: Path, options, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tables_of_runs_and_of_the_paper_at_once(root, options, capsys):
     shown = []
     for words in (
         ["tables", str(root)],
@@ -929,9 +915,7 @@ def test_tables_of_runs_and_of_the_paper_at_once(
     assert shown[2] == shown[0] + shown[1]
 
 
-def test_tables_and_figures_at_once(
-    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tables_and_figures_at_once(root, tmp_path, capsys):
     out = tmp_path / "out"
     assert main([str(root), "--paper", "--out", str(out)]) == 0
     assert {path.name for path in out.iterdir()} >= {
@@ -953,9 +937,7 @@ def test_mistakes_are_one_line(root: Path, capsys: pytest.CaptureFixture[str]) -
         assert shown.count("\n") == 1
 
 
-def test_nothing_of_the_papers_is_no_fault(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_of_the_papers_is_no_fault(tmp_path, capsys):
     add(tmp_path, "a", 95.0, "fedavg", dataset="digits")
     assert main(["paper", str(tmp_path), "--only", "tables"]) == 0
     captured = capsys.readouterr()
@@ -963,9 +945,7 @@ def test_nothing_of_the_papers_is_no_fault(
     assert captured.err.startswith("nothing of the papers' can be filled from the runs below")
 
 
-def test_the_best_checkpoint_is_of_the_papers_rounds(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_best_checkpoint_is_of_the_papers_rounds(root, capsys):
     assert main(["paper", "fedobp/table3", str(root), "--select", "best-checkpoint"]) == 0
     assert "at the best evaluation of each run (every 100)" in " ".join(
         capsys.readouterr().out.split()

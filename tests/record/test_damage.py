@@ -124,9 +124,7 @@ def refusal(folder: Path, *overrides: str) -> str:
 @pytest.mark.parametrize("flips", keep_quick(FLIPS))
 @pytest.mark.parametrize("status", keep_quick(["finished", "interrupted"]))
 @pytest.mark.parametrize("name", FILES)
-def test_a_bit_that_flips_changes_nothing_or_is_told(
-    name: str, status: str, flips: int, runs: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_bit_that_flips_changes_nothing_or_is_told(name, status, flips, runs, tmp_path):
     bytes_ = (runs[status] / name).read_bytes()
     chance = random.Random(f"{name} {status}")
     places = [0, len(bytes_) - 1, *(chance.randrange(len(bytes_)) for _ in range(flips - 2))]
@@ -228,9 +226,7 @@ LOST = keep_one_of_each(itertools.product(FILES_LOST, VANISHED), kind_of=lambda 
 
 
 @pytest.mark.parametrize(("name", "how"), LOST)
-def test_of_a_finished_run_a_lost_file_is_written_anew_or_told(
-    name: str, how: str, whole: Path, tmp_path: Path
-) -> None:
+def test_of_a_finished_run_a_lost_file_is_written_anew_or_told(name, how, whole, tmp_path):
     run = copied(whole, tmp_path)
     VANISHED[how](run / name)
     kept = (run / "state.pt").rename(tmp_path / "state.pt")
@@ -253,14 +249,7 @@ def clean(root: Path, *options: str) -> None:
 
 @pytest.mark.parametrize("status", keep_quick(["running", "failed"]))
 @pytest.mark.parametrize(("name", "how"), keep_quick([*LOST, ("run.log", "removed")], 2))
-def test_clean_leaves_what_the_runs_command_mends(
-    name: str,
-    how: str,
-    status: str,
-    runs: dict[str, Path],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture,
-) -> None:
+def test_clean_leaves_what_the_runs_command_mends(name, how, status, runs, tmp_path, capsys):
     run = copied(runs["interrupted"], tmp_path)
     rewrite_summary(run, status=status)
     VANISHED[how](run / name)
@@ -278,9 +267,7 @@ def test_clean_leaves_what_the_runs_command_mends(
 @pytest.mark.parametrize(
     ("status", "lost"), [("failed", ["config.yaml", "state.pt"]), ("diverged", [])]
 )
-def test_clean_removes_what_no_command_goes_on_with(
-    status: str, lost: list[str], runs: dict[str, Path], tmp_path: Path
-) -> None:
+def test_clean_removes_what_no_command_goes_on_with(status, lost, runs, tmp_path):
     run = copied(runs["interrupted"], tmp_path)
     rewrite_summary(run, status=status)
     for name in lost:
@@ -309,9 +296,7 @@ def test_a_file_lost_while_the_run_goes_on_is_told_before_it_finishes(
     assert_ends_as(run, whole)
 
 
-def test_rows_that_vanish_are_told_at_the_next_checkpoint(
-    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_that_vanish_are_told_at_the_next_checkpoint(whole, tmp_path, monkeypatch):
     run, real = tmp_path / "run", rundir.RunDirectory.row
 
     def lost(self: rundir.RunDirectory, values: dict[str, Any]) -> None:
@@ -375,9 +360,7 @@ IRREGULAR: dict[str, Callable[[Path, Path], Any]] = {
         kind_of=lambda case: case[0],
     ),
 )
-def test_what_is_no_regular_file_is_refused(
-    kind: str, status: str, runs: dict[str, Path], tmp_path: Path
-) -> None:
+def test_what_is_no_regular_file_is_refused(kind, status, runs, tmp_path):
     victim = tmp_path / "victim"
     victim.write_text("mine\n")
     others = "run.log run.lock run.sums partition.png .state.pt.tmp .summary.json.tmp"
@@ -439,9 +422,7 @@ def test_what_keeps_a_good_checkpoint_from_being_read_is_named(
 
 
 @pytest.mark.parametrize("how", keep_quick(["replaced", "removed"]))
-def test_without_its_lock_a_run_writes_nothing_more(
-    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_its_lock_a_run_writes_nothing_more(how, tmp_path, monkeypatch):
     run, real, left = tmp_path / "run", rundir.RunDirectory.row, []
 
     def lost(self: rundir.RunDirectory, values: dict[str, Any]) -> None:
@@ -464,9 +445,7 @@ def test_without_its_lock_a_run_writes_nothing_more(
 
 
 @pytest.mark.full
-def test_a_second_writer_that_a_lost_lock_let_in_is_not_disturbed(
-    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_writer_that_a_lost_lock_let_in_is_not_disturbed(whole, tmp_path, monkeypatch):
     run, real = tmp_path / "run", rundir.RunDirectory.row
     results = []
 
@@ -485,9 +464,7 @@ def test_a_second_writer_that_a_lost_lock_let_in_is_not_disturbed(
     assert "already finished" in play_run(run, *RUN)
 
 
-def test_a_lock_that_was_removed_before_it_was_taken_is_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lock_that_was_removed_before_it_was_taken_is_none(tmp_path, monkeypatch):
     real = lock.fcntl.lockf
 
     def late(file: int, how: int) -> None:
@@ -506,9 +483,7 @@ def test_a_lock_that_was_removed_before_it_was_taken_is_none(
     ("holds", "where"),
     keep_quick([("config.yaml", "own"), ("state.pt", "."), ("notes.txt", "''"), ("data/", "own")]),
 )
-def test_a_folder_that_is_no_run_directory_is_left_alone(
-    holds: str, where: str, tmp_path: Path
-) -> None:
+def test_a_folder_that_is_no_run_directory_is_left_alone(holds, where, tmp_path):
     own = tmp_path / "own"
     own.mkdir()
     (own / holds).mkdir() if holds.endswith("/") else (own / holds).write_text('{"mine": 1}')
@@ -609,9 +584,7 @@ def test_a_state_by_other_code_is_refused(runs: dict[str, Path], tmp_path: Path)
     assert f"{run}/state.pt belongs to a run by other code; restart=true" in refusal(run, *RUN)
 
 
-def test_a_finished_run_has_no_older_state(
-    runs: dict[str, Path], whole: Path, tmp_path: Path
-) -> None:
+def test_a_finished_run_has_no_older_state(runs, whole, tmp_path):
     """Its own, of round 2: models of that round are not those of the table."""
     run = copied(whole, tmp_path)
     shutil.copy(runs["interrupted"] / "state.pt", run)
@@ -654,9 +627,7 @@ def test_fingerprints_are_the_same_wherever_the_samples_are() -> None:
     assert data.fingerprint(x.cuda()) == data.fingerprint(x)
 
 
-def test_a_sweep_in_lockstep_looks_at_its_samples_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sweep_in_lockstep_looks_at_its_samples_once(tmp_path, monkeypatch):
     real, seen = data.fingerprint, []
 
     def counted(*values: Any) -> str:
@@ -693,9 +664,7 @@ def own_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call
 CHANGED = "code        of the method changed since the run began; restart=true runs it anew\n"
 
 
-def test_a_finished_run_of_other_code_says_so(
-    own_method: Callable[[str], None], tmp_path: Path
-) -> None:
+def test_a_finished_run_of_other_code_says_so(own_method, tmp_path):
     run = tmp_path / "run"
     own_method("as it was")
     play_run(run, *RUN)
@@ -715,9 +684,7 @@ def test_a_finished_run_of_other_code_says_so(
     assert len(read_summary(run)["code"]) == 1
 
 
-def test_an_interrupted_run_of_other_code_goes_on_and_tells_all_of_it(
-    own_method: Callable[[str], None], whole: Path, tmp_path: Path
-) -> None:
+def test_an_interrupted_run_of_other_code_goes_on_and_tells_all_of_it(own_method, whole, tmp_path):
     run = tmp_path / "run"
     own_method("as it was")
     interrupt(run, *RUN)
@@ -735,9 +702,7 @@ def test_an_interrupted_run_of_other_code_goes_on_and_tells_all_of_it(
     assert CHANGED in play_run(run, *RUN)  # it is of two codes for good
 
 
-def test_code_that_left_no_checkpoint_took_no_part(
-    own_method: Callable[[str], None], tmp_path: Path
-) -> None:
+def test_code_that_left_no_checkpoint_took_no_part(own_method, tmp_path):
     run = tmp_path / "run"
     own_method("as it was")
     interrupt(run, *RUN, "checkpoint.seconds=1e6", after=1)
@@ -780,9 +745,7 @@ def test_what_a_methods_code_is(table: str, takes_part: bool, monkeypatch) -> No
 
 
 @pytest.mark.parametrize("status", ["finished", "interrupted"])
-def test_restart_removes_what_the_run_wrote_and_nothing_else(
-    status: str, runs: dict[str, Path], tmp_path: Path
-) -> None:
+def test_restart_removes_what_the_run_wrote_and_nothing_else(status, runs, tmp_path):
     run = copied(runs[status], tmp_path)
     (run / "notes.txt").write_text("mine")
     told = play_run(run, *RUN, "restart=true")
@@ -816,9 +779,7 @@ def test_restart_touches_no_other_run(whole: Path, tmp_path: Path) -> None:
     assert snapshot(run) == before
 
 
-def test_a_restart_that_was_killed_is_told_and_gone_on_with(
-    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_restart_that_was_killed_is_told_and_gone_on_with(whole, tmp_path, monkeypatch):
     """It has removed the state, and everything else says that the run is finished."""
     run, real = copied(whole, tmp_path), files.remove_files
 

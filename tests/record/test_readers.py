@@ -209,9 +209,7 @@ def quiet() -> Iterator[None]:
 
 @pytest.mark.parametrize("cases", keep_quick(CASES))
 @pytest.mark.parametrize("status", keep_quick(["finished", "interrupted"]))
-def test_no_reader_shows_what_the_run_did_not_write(
-    status: str, cases: int, ran: dict[str, Ran], tmp_path: Path
-) -> None:
+def test_no_reader_shows_what_the_run_did_not_write(status, cases, ran, tmp_path):
     truth, named = ran[status], 0
     names = sorted(path.name for path in truth.path.iterdir())
     for number in range(cases):
@@ -230,9 +228,7 @@ def test_no_reader_shows_what_the_run_did_not_write(
 
 @pytest.mark.parametrize("name", ["config.yaml", "summary.json", "rounds.csv", "clients.csv"])
 @pytest.mark.parametrize("status", ["finished", "interrupted"])
-def test_a_digit_that_is_another_is_named(
-    status: str, name: str, ran: dict[str, Ran], tmp_path: Path
-) -> None:
+def test_a_digit_that_is_another_is_named(status, name, ran, tmp_path):
     run, lines = Path(shutil.copytree(ran[status].path, tmp_path / "run")), list[str]()
     mistyped(random.Random(1), run / name, [])
     found = told(run, lambda: fedpfl.load(run), lines)

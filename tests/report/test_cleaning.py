@@ -105,9 +105,7 @@ def test_only_yes_removes(root: Path, monkeypatch: pytest.MonkeyPatch, answer: A
     assert asked == [f"Remove 3 directories ({size / 1000:.1f} kB)? [y/N] "]
 
 
-def test_mistakes_remove_nothing_and_interrupted_runs_go_only_by_name(
-    root: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_mistakes_remove_nothing_and_interrupted_runs_go_only_by_name(root, capsys):
     before = there(root)
     named = "clean removes only runs that are failed, diverged, broken, interrupted"
     for options, message in (
@@ -194,9 +192,7 @@ def test_left_and_named(tmp_path: Path, reason: str, capsys: pytest.CaptureFixtu
     assert_left(path, reason.strip(), capsys.readouterr().err)
 
 
-def test_what_changes_while_it_asks_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
+def test_what_changes_while_it_asks_is_kept(tmp_path, monkeypatch, capsys):
     path, resumed = run(tmp_path / "a"), run(tmp_path / "b", seed=1)
     run(tmp_path / "c", seed=2)
 
@@ -216,9 +212,7 @@ def test_what_changes_while_it_asks_is_kept(
     assert (path / "state.pt").exists()
 
 
-def test_a_run_that_is_held_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
+def test_a_run_that_is_held_is_kept(tmp_path, monkeypatch, capsys):
     path = run(tmp_path / "a")
     holders: list[subprocess.Popen[str]] = []
 
@@ -255,9 +249,7 @@ def test_no_run_starts_while_it_goes(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("after", [1, 4, 6, 7])
-def test_a_killed_clean_is_finished_by_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
-) -> None:
+def test_a_killed_clean_is_finished_by_the_next(tmp_path, monkeypatch, after):
     path = run(tmp_path / "k" / "seed0")
     unlink, done = Path.unlink, []
 
@@ -334,9 +326,7 @@ def test_without_a_lock_the_age_decides(tmp_path: Path, capsys: pytest.CaptureFi
     assert not path.exists()
 
 
-def test_what_the_file_system_refuses_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
+def test_what_the_file_system_refuses_is_named(tmp_path, monkeypatch, capsys):
     path = run(tmp_path / "seed0")
 
     def refuse(*_: Any) -> None:
@@ -350,9 +340,7 @@ def test_what_the_file_system_refuses_is_named(
 
 @pytest.mark.full
 @pytest.mark.slow
-def test_a_living_run_is_left_and_a_killed_one_is_interrupted(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_living_run_is_left_and_a_killed_one_is_interrupted(tmp_path, capsys):
     path = tmp_path / "live"
     process = start_process(
         "rounds=100000", *TINY[1:], format_override("hydra.run.dir", path), cwd=tmp_path
@@ -386,9 +374,7 @@ def test_a_living_run_is_left_and_a_killed_one_is_interrupted(
     assert there(tmp_path) == []
 
 
-def test_a_damaged_interrupted_run_that_its_command_would_mend_stays(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_damaged_interrupted_run_that_its_command_would_mend_stays(tmp_path, capsys):
     """It is broken to readers, and has a checkpoint; named with both words it goes."""
     path = run(tmp_path / "outputs/seed1", status="running")
     with (path / "rounds.csv").open("ab") as file:

@@ -371,9 +371,7 @@ def test_a_side_is_a_run_or_the_folder_of_its_seeds(ab: tuple[Path, Path], name:
     assert [run.seed for run in group.runs] == ([0, 1, 2] if name == "a" else [0])
 
 
-def test_more_than_one_configuration_is_one_clear_line(
-    ab: tuple[Path, Path], capsys: pytest.CaptureFixture
-) -> None:
+def test_more_than_one_configuration_is_one_clear_line(ab, capsys):
     root = ab[0].parent
     assert main(["compare", str(root), str(ab[1])]) == 2
     line = f"{root} holds 2 configurations, name one of them: FedAvg on FMNIST, Dir(0.1)"
@@ -381,9 +379,7 @@ def test_more_than_one_configuration_is_one_clear_line(
     assert capsys.readouterr().err == f"fedpfl: {line}\n"
 
 
-def test_mistakes_are_one_line(
-    ab: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_mistakes_are_one_line(ab, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     a, b = map(str, ab)
     for words, message in (
@@ -435,9 +431,7 @@ def test_csv_is_exact(ab: tuple[Path, Path], capsys: pytest.CaptureFixture) -> N
 
 
 @pytest.mark.parametrize("suffix", [".png", ".pdf"])
-def test_the_figure(
-    ab: tuple[Path, Path], tmp_path: Path, suffix: str, capsys: pytest.CaptureFixture
-) -> None:
+def test_the_figure(ab, tmp_path, suffix, capsys):
     target = tmp_path / "figures" / f"curve{suffix}"
     assert main(["compare", *map(str, ab), "--out", str(target), "--metric", "loss"]) == 0
     assert f"wrote {target}" in capsys.readouterr().err

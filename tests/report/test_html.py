@@ -168,9 +168,7 @@ def page_of(root: Path) -> Page:
     return Page(path)
 
 
-def test_the_command_writes_one_page_beside_the_script(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_writes_one_page_beside_the_script(root, capsys):
     assert main(["html", str(root)]) == 0
     assert sorted(path.name for path in (root / "report").iterdir()) == [
         "a.html",
@@ -453,9 +451,7 @@ def test_pages_load_nothing_but_the_script_beside_them(root: Path) -> None:
         assert re.match(f"default-src 'none'; {scripts}", policy)
 
 
-def test_broken_directories_are_named_and_skipped(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_broken_directories_are_named_and_skipped(root, capsys):
     (root / "a/fedavg/k2/seed0" / "summary.json").write_text("{")
     (root / "a/fedobp/k1/seed1" / "clients.csv").write_text("number\n1\n")
     (root / "a/fedper/k3/seed0" / "clients.csv").unlink()

@@ -7,7 +7,6 @@ import csv
 import io
 import json
 import os
-import random
 import subprocess
 import sys
 import time
@@ -192,9 +191,7 @@ def test_what_a_line_says(tmp_path: Path) -> None:
         ("table3/fedper/k/seed0", ""),
     ],
 )
-def test_the_experiment_is_where_runs_put_themselves(
-    tmp_path: Path, place: str, experiment: str
-) -> None:
+def test_the_experiment_is_where_runs_put_themselves(tmp_path, place, experiment):
     write_run(tmp_path / place)
     assert [entry.record["experiment"] or "" for entry in look(tmp_path)] == [experiment]
 
@@ -246,9 +243,7 @@ KEYS = ("accuracy", "ft_accuracy", "hours", "bits", "seed")
     st.booleans(),
     st.randoms(use_true_random=False),
 )
-def test_sorting_loses_nothing_and_puts_the_unknown_last(
-    rows, key: str, reverse: bool, chance: random.Random
-) -> None:
+def test_sorting_loses_nothing_and_puts_the_unknown_last(rows, key, reverse, chance):
     every = []
     for at, (status, value, changed) in enumerate(rows):
         record = dict.fromkeys(KEYS, value) | {"path": str(at)}
@@ -289,9 +284,7 @@ def test_chosen(several: Path, capsys: pytest.CaptureFixture, options: str, left
     nowhere => no such directory: nowhere
     """),
 )
-def test_mistakes_are_one_line(
-    several: Path, capsys: pytest.CaptureFixture, options: str, message: str
-) -> None:
+def test_mistakes_are_one_line(several, capsys, options, message):
     assert main(["ls", str(several), *options.split()]) == 2
     out, err = capsys.readouterr()
     assert out == ""

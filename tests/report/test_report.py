@@ -394,9 +394,7 @@ def test_a_table_for_a_paper(root: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "\nMy own. * best" in text
 
 
-def test_curves_of_any_metric_over_what_was_spent(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_curves_of_any_metric_over_what_was_spent(root, monkeypatch):
     drawn: list[Any] = []
 
     def panels(shown: Any, path: Path, draw: Any, note: str = "") -> list[Path]:
@@ -427,9 +425,7 @@ def test_curves_of_any_metric_over_what_was_spent(
     assert thin[0].get_xdata() == pytest.approx([0.00004, 0.000064, 0.000088, 0.000112])
 
 
-def test_a_metric_that_no_run_has_is_one_line(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_metric_that_no_run_has_is_one_line(root, capsys):
     assert main(["figures", str(root), "--metric", "val_accuracy"]) == 2
     assert capsys.readouterr().err.startswith(
         "fedpfl: no run here has val_accuracy: mean validation accuracy"
@@ -456,9 +452,7 @@ def test_figures_are_written(root: Path, tmp_path: Path) -> None:
     assert [path.read_bytes() for path in again] == [path.read_bytes() for path in written]
 
 
-def test_command_prints_the_table_and_writes_the_figure(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_prints_the_table_and_writes_the_figure(root, capsys):
     assert main([str(root)]) == 0
     shown = capsys.readouterr()
     assert "FedOBP" in shown.out
@@ -478,9 +472,7 @@ def test_command_writes_every_format(root: Path, tmp_path: Path) -> None:
     assert {path.name for path in out.iterdir()} == {*map("".join, names)}
 
 
-def test_no_runs_is_one_line_and_exit_code_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_runs_is_one_line_and_exit_code_2(tmp_path, capsys):
     for command, (folder, message) in itertools.product(
         ("tables", "figures", "html", None),
         ((tmp_path, "no runs found below"), (tmp_path / "absent", "no such directory")),
@@ -525,9 +517,7 @@ def test_who_has_read_enough_is_told_nothing(root: Path) -> None:
 
 
 @pytest.mark.parametrize("command", keep_quick(["tables", "figures", "html", "ranks"], 2))
-def test_what_cannot_be_written_is_one_line_and_nothing_is_half_written(
-    tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_written_is_one_line_and_nothing_is_half_written(tmp_path, command, capsys):
     for method, dataset in itertools.product(("fedavg", "fedper", "fedrep"), ("fmnist", "digits")):
         write_run(tmp_path / "runs" / method / dataset, method=method, dataset=dataset)
     (tmp_path / "file").touch()

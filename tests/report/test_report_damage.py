@@ -68,18 +68,14 @@ def test_rows_of_another_world_are_labelled(tmp_path: Path, capsys: pytest.Captu
     assert "Ditto (clients=30" in next((tmp_path / "report").glob("*.html")).read_text()
 
 
-def test_without_a_majority_both_are_labelled(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_without_a_majority_both_are_labelled(tmp_path, capsys):
     write_run(tmp_path / "a", participation=0.1)
     write_run(tmp_path / "b", participation=0.2, method="fedper")
     methods = [row["method"] for row in table(capsys, tmp_path)]
     assert methods == ["FedAvg (participation=0.1)", "FedPer (participation=0.2)"]
 
 
-def test_of_another_choice_of_a_group_the_name_says_it_all(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_of_another_choice_of_a_group_the_name_says_it_all(tmp_path, capsys):
     private = {"name": "client", "clip": 0.3, "sampling": "poisson"}
     for epsilon in (2.0, 8.0):
         write_run(tmp_path / f"{epsilon}", privacy=private | {"epsilon": epsilon})
@@ -116,9 +112,7 @@ def test_what_labels_leave_unsaid_is_a_note(tmp_path: Path, capsys: pytest.Captu
     assert "Unless" not in shown(capsys, *words)[0]
 
 
-def test_a_quantile_is_named_where_there_is_another(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_quantile_is_named_where_there_is_another(tmp_path, capsys):
     obp = {"name": "fedobp", "score": "obp", "norm": "global"}
     write_run(tmp_path / "a", method=obp | {"q": 0.98})
     write_run(tmp_path / "b")
@@ -131,9 +125,7 @@ def test_a_quantile_is_named_where_there_is_another(
         assert [row["method"] for row in table(capsys, tmp_path, *words)] == labels
 
 
-def test_rows_of_one_label_are_told_apart_by_what_is_usual_too(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_rows_of_one_label_are_told_apart_by_what_is_usual_too(tmp_path, capsys):
     """Data that a run did not record may be the usual ones, or others: its row needs a label."""
     for number, data in enumerate(("aa11", "bb22", "")):
         amend(write_run(tmp_path / str(number), seed=number), read=data)
@@ -141,9 +133,7 @@ def test_rows_of_one_label_are_told_apart_by_what_is_usual_too(
     assert len(set(labels)) == 3
 
 
-def test_rounds_that_were_not_played_are_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_rounds_that_were_not_played_are_told(tmp_path, capsys):
     write_run(tmp_path / "a", {4: 70.0}, rounds=400, partition="published")
     (row,) = table(capsys, tmp_path)
     assert (row["round"], row["status"]) == ("4", "finished 4/400")
@@ -152,9 +142,7 @@ def test_rounds_that_were_not_played_are_told(
     assert "not all planned rounds: the last evaluation that there is (finished 4/400)" in text
 
 
-def test_a_column_of_the_paper_says_what_is_not_alike_in_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_column_of_the_paper_says_what_is_not_alike_in_it(tmp_path, capsys):
     for number, method in enumerate(("fedavg", "fedper", "fedrep")):
         changes: dict[str, Any] = {"clients": 30, "rounds": 12} if method == "fedrep" else {}
         write_run(tmp_path / str(number), method=method, **changes)
@@ -163,9 +151,7 @@ def test_a_column_of_the_paper_says_what_is_not_alike_in_it(
     assert f"Not alike in what a column should share: {unlike}" in text
 
 
-def test_runs_on_other_data_are_no_seeds_of_one_another(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_runs_on_other_data_are_no_seeds_of_one_another(tmp_path, capsys):
     for seed, fingerprint in enumerate(("aa11", "aa11", "bb22")):
         amend(write_run(tmp_path / str(seed), {4: 60.0 + 10 * seed}, seed=seed), read=fingerprint)
     rows = table(capsys, tmp_path)
@@ -177,9 +163,7 @@ def test_runs_on_other_data_are_no_seeds_of_one_another(
     assert [row["seed_list"] for row in table(capsys, tmp_path)] == ["0 1 3"]
 
 
-def test_a_method_that_was_changed_between_seeds_is_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_method_that_was_changed_between_seeds_is_told(tmp_path, capsys):
     for seed, code in enumerate(("aa", "aa", "bb")):
         amend(write_run(tmp_path / str(seed), seed=seed), code=[{"fedavg.py": code}])
     changed = "was changed between or within the runs of: FedAvg on FMNIST"
@@ -187,9 +171,7 @@ def test_a_method_that_was_changed_between_seeds_is_told(
     assert "changed" not in shown(capsys, "tables", tmp_path, "seed=0,1")[0]
 
 
-def test_seeds_that_draw_their_splits_are_one_group(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_seeds_that_draw_their_splits_are_one_group(tmp_path, capsys):
     for seed in range(3):
         split = {"data": f"{seed}" * 4}
         amend(write_run(tmp_path / str(seed), {4: 60.0 + 10 * seed}, seed=seed), **split)
@@ -225,9 +207,7 @@ def test_captions_tell_the_seeds_of_each_row(tmp_path: Path, capsys: pytest.Capt
     assert "over seeds 0, 1." in text_of(shown(capsys, "tables", tmp_path)[0])
 
 
-def test_unfinished_seeds_are_averaged_at_a_round_that_all_reached(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_unfinished_seeds_are_averaged_at_a_round_that_all_reached(tmp_path, capsys):
     write_run(tmp_path / "a", {2: 50.0, 4: 90.0}, "running", 5, rounds=8)
     write_run(tmp_path / "b", {2: 60.0}, "running", 3, rounds=8, seed=1)
     (row,) = table(capsys, tmp_path)
@@ -237,9 +217,7 @@ def test_unfinished_seeds_are_averaged_at_a_round_that_all_reached(
 # Traffic
 
 
-def test_traffic_is_divided_by_those_that_took_part(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_traffic_is_divided_by_those_that_took_part(tmp_path, capsys):
     run = write_run(tmp_path / "a")
     old = write_run(tmp_path / "b", method="fedper")
     rows = list(csv.reader(io.StringIO((run / "rounds.csv").read_text())))
@@ -342,9 +320,7 @@ def test_a_broken_run_is_one_line_and_stops_nothing(tmp_path: Path) -> None:
     assert told == sorted(2 * [damage.replace(" ", "_") for damage in HOSTILE])
 
 
-def test_a_clients_table_that_is_a_pipe_stops_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_clients_table_that_is_a_pipe_stops_nothing(tmp_path, capsys):
     fifo(write_run(tmp_path / "a"), "clients.csv")
     write_run(tmp_path / "b", method="fedper")
     assert main(["html", str(tmp_path)]) == 0
@@ -367,9 +343,7 @@ def hostile_names(root: Path, text: str = EVIL) -> Path:
     return root
 
 
-def test_no_command_prints_what_a_terminal_obeys(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_no_command_prints_what_a_terminal_obeys(tmp_path, capsys):
     root = hostile_names(tmp_path)
     runs = sorted(path for path in root.iterdir() if path.name.startswith("run"))
     commands = [["compare", *runs], ["compare", root, root], ["clean", root]]
@@ -399,9 +373,7 @@ def test_names_that_are_markup_stay_text(tmp_path: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     "name", keep_quick(["=1+1", "-1.5", "+cmd|'/c calc'!A0", "-2+3", "@SUM(A1)", "\t=1", "1e5"], 2)
 )
-def test_a_spreadsheet_takes_no_name_for_a_formula(
-    tmp_path: Path, name: str, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_spreadsheet_takes_no_name_for_a_formula(tmp_path, name, capsys):
     write_run(tmp_path / "a", {4: 70.0}, method=name, dataset=name)
     write_run(tmp_path / "b", {4: 69.0}, method={"name": name, "k": 1}, dataset=name)
     rows = [*table(capsys, tmp_path)]
@@ -431,9 +403,7 @@ def test_figures_take_any_name(tmp_path: Path, name: str) -> None:
     assert all(3000 < path.stat().st_size < 400_000 for path in written)
 
 
-def test_a_long_name_does_not_blow_a_table_up(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_long_name_does_not_blow_a_table_up(tmp_path, capsys):
     write_run(tmp_path / "a", method={"name": "x" * 3000})
     for form in ("markdown", "latex"):
         out = shown(capsys, "tables", tmp_path, "--format", form)[0]
@@ -457,9 +427,7 @@ def unfinite(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def test_an_evaluation_without_an_accuracy_is_empty_with_a_note(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_an_evaluation_without_an_accuracy_is_empty_with_a_note(tmp_path, capsys):
     unfinite(tmp_path / "a")
     (row,) = table(capsys, tmp_path)
     assert (row["accuracy"], row["round"]) == ("", "4")  # not the 80 of round 2
@@ -488,9 +456,7 @@ def test_a_mean_that_lacks_a_seed_is_no_mean(tmp_path: Path, capsys: pytest.Capt
     assert "70.00" not in shown(capsys, "paper", "fedobp/table4", tmp_path)[0]
 
 
-def test_clients_without_an_accuracy_are_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_clients_without_an_accuracy_are_told(tmp_path, capsys):
     columns = "client,train,test,label_0,accuracy,ft_accuracy\n0,30,10,40,70.0,72.0\n"
     for name, method, second in (("a", "fedavg", "50,60"), ("b", "fedper", ",")):
         run = write_run(tmp_path / name, method=method)
@@ -549,9 +515,7 @@ def spoil(chance: random.Random, run: Path) -> None:
         path.write_text(yaml.safe_dump(values) if path.suffix == ".yaml" else json.dumps(values))
 
 
-def test_whatever_is_damaged_is_a_line_or_a_label(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_whatever_is_damaged_is_a_line_or_a_label(tmp_path, capsys):
     whole = write_run(tmp_path / "x" / "whole", seed=1000)
     for seed in range(DAMAGES):
         method = {"name": "fedobp", "q": 0.5, "norm": "global"} if seed % 2 else {"name": "fedavg"}

@@ -164,9 +164,7 @@ def test_papers_tables_choose_by_validation_too(root: Path) -> None:
     assert text.count("on test data") == 1
 
 
-def test_figures_refuse_what_cannot_be_chosen(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_figures_refuse_what_cannot_be_chosen(tmp_path, capsys):
     for q in (0.9, 0.99):
         method = {"name": "fedobp", "q": q, "norm": "none"}
         hold_out(write_run(tmp_path / str(q), TEST, method=method), TEST)
@@ -244,9 +242,7 @@ def test_the_index_says_how_rounds_were_chosen(root: Path) -> None:
         assert (page.row("experiments", "other")[-1] == "") == (select == "validation")
 
 
-def test_configurations_are_compared_at_their_best_validation_round(
-    root: Path, tmp_path: Path
-) -> None:
+def test_configurations_are_compared_at_their_best_validation_round(root, tmp_path):
     first, second = (tmp_path / side for side in "ab")
     hold_out(write_run(first / "0", TEST), {1: 1.0, 2: 2.0, 3: 4.0, 4: 3.0})
     hold_out(write_run(second / "0", TEST, method="fedper"), {1: 1.0, 2: 1.0, 3: 0.0, 4: 0.0})

@@ -184,9 +184,7 @@ short_words = st.lists(st.text("abcd-e", max_size=8), max_size=4).map(" ".join)
     st.lists(st.tuples(texts, short_words, st.integers(0, 10**6)), min_size=1, max_size=8),
     st.integers(36, 90),
 )
-def test_folding_keeps_every_word_and_the_width(
-    rows: list[tuple[str, str, int]], width: int
-) -> None:
+def test_folding_keeps_every_word_and_the_width(rows, width):
     columns = (Column("first"), Column("second"), Column("number", "whole"))
     table = Table("", columns, [[*map(Cell, row)] for row in rows], pd.DataFrame())
     lines = render(table, "terminal", width).splitlines()
