@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 import fedpfl
 from fedpfl import export
 from tests.command import TINY
+from tests.conftest import keep_only, keep_quick
 from tests.runner.test_client_names import NAMES, trained  # noqa: F401 - a fixture
 
 
@@ -33,10 +34,14 @@ def digits_runs(tmp_path_factory):
     return play
 
 
-OWN_RULES = ("apfl", "fedcp", "feddbe", "fedproto", "fedrod", "gpfl", "heterofl", "knn_per")
+METHODS = [
+    *("fedper", "ditto", "apfl", "fedcp", "feddbe", "fedproto", "fedrod", "gpfl", "heterofl"),
+    "knn_per",
+]
+"""Of all kinds of personal models; the last eight predict by a rule of their own."""
 
 
-@pytest.mark.parametrize("method", ["fedper", "ditto", *OWN_RULES])
+@pytest.mark.parametrize("method", keep_only(METHODS, ("fedper", "apfl", "knn_per")))
 def test_a_torchscript_module_answers_as_the_run(method, digits_runs, tmp_path, capsys):
     run = digits_runs(method)
     out = tmp_path / "models"
@@ -51,7 +56,7 @@ def test_a_torchscript_module_answers_as_the_run(method, digits_runs, tmp_path, 
         assert float(correct) == pytest.approx(run.clients["accuracy"][client])
 
 
-@pytest.mark.parametrize("method", ["fedper", "knn_per"])
+@pytest.mark.parametrize("method", keep_quick(["fedper", "knn_per"]))
 def test_an_onnx_file_answers_as_the_run(method, digits_runs, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
