@@ -37,28 +37,22 @@ class Plain(nn.Module):
 # ---- normalisation, and code that looks across a batch
 
 
+def normalised(shape, classes, norm):
+    first, last = nn.Linear(inputs(shape), WIDTH), nn.Linear(WIDTH, classes)
+    return nn.Sequential(nn.Flatten(), first, norm, nn.Tanh(), last)
+
+
 def batchnorm_1d(shape, classes):
-    return nn.Sequential(
-        nn.Flatten(),
-        nn.Linear(inputs(shape), WIDTH),
-        nn.BatchNorm1d(WIDTH),
-        nn.Tanh(),
-        nn.Linear(WIDTH, classes),
-    )
+    return normalised(shape, classes, nn.BatchNorm1d(WIDTH))
 
 
 def batchnorm_cumulative(shape, classes):
-    norm = nn.BatchNorm1d(WIDTH, momentum=None)
-    return nn.Sequential(
-        nn.Flatten(), nn.Linear(inputs(shape), WIDTH), norm, nn.Tanh(), nn.Linear(WIDTH, classes)
-    )
+    return normalised(shape, classes, nn.BatchNorm1d(WIDTH, momentum=None))
 
 
 def batchnorm_without_statistics(shape, classes):
     norm = nn.BatchNorm1d(WIDTH, affine=False, track_running_stats=False)
-    return nn.Sequential(
-        nn.Flatten(), nn.Linear(inputs(shape), WIDTH), norm, nn.Tanh(), nn.Linear(WIDTH, classes)
-    )
+    return normalised(shape, classes, norm)
 
 
 class BatchNormByHand(Plain):
@@ -90,10 +84,7 @@ class SubclassedNorm(nn.BatchNorm1d):
 
 
 def batchnorm_subclass(shape, classes):
-    norm = SubclassedNorm(WIDTH)
-    return nn.Sequential(
-        nn.Flatten(), nn.Linear(inputs(shape), WIDTH), norm, nn.Tanh(), nn.Linear(WIDTH, classes)
-    )
+    return normalised(shape, classes, SubclassedNorm(WIDTH))
 
 
 def instance_norm_with_statistics(shape, classes):

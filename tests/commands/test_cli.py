@@ -237,6 +237,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(overrides: str, says: str, pla
     assert snapshot(place) == before
 
 
+@pytest.mark.full
 def test_bad_input_of_a_real_process_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     result = wait_for(start_process("hydra.run.dir=file/run", cwd=tmp_path))
