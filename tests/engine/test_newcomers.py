@@ -214,17 +214,6 @@ def test_samples_are_scaled_by_what_those_who_take_part_train_on():
         )
 
 
-def test_it_tells_runs_apart_and_0_is_what_all_had_before():
-    plain, zero = (
-        check_config(compose_once(*TINY, *more)).identity for more in ((), ("unseen=0",))
-    )
-    assert plain == zero
-    others = {
-        check_config(compose_once(*TINY, f"unseen={share}")).identity for share in (0.25, 0.5)
-    }
-    assert len({plain, *others}) == 3
-
-
 @pytest.mark.parametrize("share", ["0.1", "1", "-0.1"])
 def test_a_share_that_is_nobody_or_all(share):
     with pytest.raises(FedpflError, match="unseen must be "):

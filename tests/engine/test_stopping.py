@@ -33,7 +33,6 @@ from tests.conftest import (
     assert_close,
     assert_same,
     make_federation,
-    record_rounds,
     record_states,
     tiny,
 )
@@ -263,12 +262,6 @@ def test_a_survey_is_no_participation_that_could_stop_a_client(net, federation):
     )
     assert stopped(state) == planned
     assert outcome.traffic == plain.traffic._replace(bits_up=plain.traffic.bits_up + 2)
-
-
-def test_without_early_stopping_nothing_is_kept(net, federation):
-    states, outcomes = record_rounds(FedAvg(), net, federation, COHORTS[:1])
-    assert [state.stopping for state in states] == [{}, {}]
-    assert outcomes[0].traffic.bits_up == 32 * outcomes[0].traffic.values_up
 
 
 @pytest.mark.parametrize("lam", [-0.1, 1.5, float("nan")])

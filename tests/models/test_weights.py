@@ -9,7 +9,6 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedpfl import models
-from fedpfl.config.plan import identity
 from fedpfl.data.state_dict import read_state_dict
 from fedpfl.ground import tree, vision
 from fedpfl.ground.errors import FedpflError
@@ -173,9 +172,3 @@ def test_on_the_command_line(tmp_path):
             " path"
         ],
     )
-
-
-def test_weights_tell_runs_apart_and_their_absence_does_not():
-    plain = {"model": {"name": "resnet8"}, "seed": 1}
-    assert identity(plain | {"model": {"name": "resnet8", "weights": None}}) == identity(plain)
-    assert identity(plain | {"model": {"name": "resnet8", "weights": "own.pt"}}) != identity(plain)

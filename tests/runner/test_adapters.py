@@ -103,12 +103,6 @@ def test_in_lockstep_each_run_has_the_frozen_values_of_its_own_seed(tmp_path):
         assert_close(one["server"], other["server"], atol=0, rtol=0)
 
 
-@pytest.mark.parametrize("words", [("adapter=none",), ()], ids=["none", "unsaid"])
-def test_a_run_without_an_adapter_is_the_run_that_it_was(words):
-    assert plan("method=fedavg", *words).identity == plan("method=fedavg").identity
-    assert plan("method=fedavg", *LORA).identity != plan("method=fedavg", *LORA[:2]).identity
-
-
 def test_clients_are_judged_over_their_own_classes_if_it_is_said():
     plain, own = (plan("method=fedavg", f"eval.classes={which}") for which in ("all", "own"))
     assert plain.identity == plan("method=fedavg").identity != own.identity
