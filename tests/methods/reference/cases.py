@@ -78,7 +78,7 @@ class Case:
     shared, extras: where the package has what the loops call so. evaluated: whether the clients'
     models or, `logits`, what they say is compared.
     margin: how far anything lies from a threshold at least. check: what makes the case worth
-    something. is_full: asked by make test-all alone. rounds: how many are
+    something. rounds: how many are
     planned, if the method asks.
     """
 
@@ -96,7 +96,6 @@ class Case:
     extras_tolerance: Tolerance | None = None
     margin: float = 0.0
     check: Callable[[plain.Result], bool] = lambda want: True
-    is_full: bool = False
     rounds: int = 3
 
 
@@ -109,14 +108,13 @@ def longer(method: Any, loops: Loops, margin: float = 1e-7, **values: Any) -> Ca
     return Case(method, loops, cohorts=LONGER, margin=margin, **values)
 
 
-FULL = {"is_full": True}
 CASES: dict[str, Case] = {}
 
 # One model, or two
 
 CASES |= {
     "fedavg": Case(m.FedAvg(), models.fedavg),
-    "fedavg-norm": normed(m.FedAvg(), models.fedavg, **FULL),
+    "fedavg-norm": normed(m.FedAvg(), models.fedavg),
     "fedprox": Case(m.FedProx(mu=0.5), lambda s: models.fedavg(s, mu=0.5)),
     "fedavgm": Case(m.FedAvgM(0.3, 0.5), lambda s: models.fedopt(s, "avgm", 0.3, 0.5)),
     "fedadam": Case(
@@ -125,26 +123,22 @@ CASES |= {
     "fedyogi": Case(m.FedYogi(), lambda s: models.fedopt(s, "yogi", 0.01, 0.9, 0.99, 0.001)),
     "fedobp": Case(m.FedOBP(q=0.9), lambda s: whole.fedobp(s, 0.9), margin=1e-5),
     "fedobp-few": Case(
-        m.FedOBP(q=0.995, norm="none"), lambda s: whole.fedobp(s, 0.995), margin=1e-5, **FULL
+        m.FedOBP(q=0.995, norm="none"), lambda s: whole.fedobp(s, 0.995), margin=1e-5
     ),
-    "fedobp-most": Case(m.FedOBP(q=0.25), lambda s: whole.fedobp(s, 0.25), margin=1e-5, **FULL),
+    "fedobp-most": Case(m.FedOBP(q=0.25), lambda s: whole.fedobp(s, 0.25), margin=1e-5),
     "fedper": Case(m.FedPer(), whole.fedper),
     "ditto": Case(m.Ditto(lam=0.7), lambda s: models.ditto(s, 0.7, LOCAL.epochs)),
-    "ditto-long": Case(m.Ditto(2.0, personal_epochs=3), lambda s: models.ditto(s, 2.0, 3), **FULL),
+    "ditto-long": Case(m.Ditto(2.0, personal_epochs=3), lambda s: models.ditto(s, 2.0, 3)),
     "local_only": Case(m.LocalOnly(), lambda s: plain.split(s, lambda name: True)),
-    "local_only-norm": normed(m.LocalOnly(), lambda s: plain.split(s, lambda name: True), **FULL),
+    "local_only-norm": normed(m.LocalOnly(), lambda s: plain.split(s, lambda name: True)),
     "lg_fedavg": Case(m.LGFedAvg(), lambda s: models.lg_fedavg(s, "classifier")),
-    "lg_fedavg-two": Case(
-        m.LGFedAvg(layers=2), lambda s: models.lg_fedavg(s, "classifier", "fc"), **FULL
-    ),
+    "lg_fedavg-two": Case(m.LGFedAvg(layers=2), lambda s: models.lg_fedavg(s, "classifier", "fc")),
     "lg_fedavg-as_published": Case(
         m.LGFedAvg(variant="as_published"), lambda s: models.lg_fedavg(s, "conv")
     ),
     "fedbn": normed(m.FedBN(), lambda s: plain.split(s, lambda name: name.startswith(NORM))),
     "fedrep": Case(m.FedRep(), lambda s: models.fedrep(s, 1, 1)),
-    "fedrep-long": Case(
-        m.FedRep(body_epochs=2, head_epochs=3), lambda s: models.fedrep(s, 3, 2), **FULL
-    ),
+    "fedrep-long": Case(m.FedRep(body_epochs=2, head_epochs=3), lambda s: models.fedrep(s, 3, 2)),
     "fedrep-norm": normed(m.FedRep(), lambda s: models.fedrep(s, 1, 1)),
     "fedbabu": Case(m.FedBABU(), models.fedbabu),
 }
@@ -155,7 +149,6 @@ CASES |= {  # controls are gradients; the formula divides small differences by l
         lambda s, lr=lr: whole.scaffold(s, lr),
         tolerance=(2e-6, 0.0),
         local=PLAIN,
-        is_full=lr == 1.0,
     )
     for lr in (0.5, 1.0)
 }
@@ -213,7 +206,6 @@ CASES |= {
         m.PerFedAvg(version, inner_lr=0.2, outer_lr=0.05, delta=0.05),
         lambda s, v=version: models.per_fedavg(s, v == "hf", 0.2, 0.05, 0.05),
         local=SMALL,
-        is_full=version == "hf" and not world,
     )
     for version, world in [("fo", "norm"), ("hf", "norm"), ("hf", "")]
 }
@@ -246,7 +238,6 @@ CASES |= {
         evaluated="logits",
         personal_tolerance=(2e-5, 0.0),
         check=check,
-        is_full=bool(world) == (name == "output"),
     )
     for name, (method, values, check) in APFL.items()
     for world in ("", "norm")
@@ -265,13 +256,12 @@ CASES |= {
             s, layers, a, sample_order("train"), sample_order("adapt")
         ),
         tolerance=(5e-6, 0.0),
-        is_full=number in (0, 3),
     )
     for number, (method, layers) in enumerate(
         [
             (m.FedALA(), ("classifier",)),
-            (m.FedALA(eta=20.0, share=1.0), ("classifier",)),
-            (m.FedALA(layers=2, eta=5.0), ("classifier", "fc")),
+            (m.FedALA(eta=20.0), ("classifier",)),
+            (m.FedALA(layers=2, eta=5.0, share=1.0), ("classifier", "fc")),
             (m.FedALA(layers=3), ("classifier", "fc", "conv")),
         ]
     )
@@ -329,7 +319,6 @@ CASES |= {
         shared=nothing,
         extras=lambda report: {"learned": hypernetwork(report.server["learned"])},
         extras_tolerance=(1e-6, 1e-5),
-        is_full=name == "pc-sequential",
     )
     for name, method in {
         "parallel": m.PFedHN(**FEW),
@@ -501,7 +490,6 @@ CASES |= {
         f"lora{method.pairs or 1}",
         tolerance=(2e-6, 0.0),
         shared=nothing,
-        is_full=name in ("fedavg", "fedalt"),
     )
     for name, (method, loops) in LORA.items()
 }
@@ -514,7 +502,6 @@ CASES |= {
         lambda s, a=method: heads.fedas(s, a, draw_order(stream="align")),
         world,
         tolerance=(5e-6, 1e-5),
-        is_full=bool(world) != (name == "fedas"),
     )
     for name, method in {
         "fedas": m.FedAS(align_lr=0.01),
@@ -528,7 +515,6 @@ CASES |= {  # regularisers and mixtures add a rounding or two to a step's
         m.FedRoD(gamma=gamma),
         lambda s, gamma=gamma: heads.fedrod(s, gamma),
         tolerance=(2e-6, 0.0),
-        is_full=gamma == 1.0,
     )
     for gamma in (0.0, 0.5, 1.0)
 }
@@ -538,7 +524,6 @@ CASES |= {
         lambda s, values=values: heads.flute(s, *values),
         world,
         tolerance=(1e-5, 1e-4) if world else (2e-6, 0.0),
-        is_full=number == 2,
     )
     for number, (world, values) in enumerate(
         [
@@ -578,7 +563,6 @@ CASES |= {
         tolerance=(5e-6, 1e-5),
         shared=nothing,
         extras=prototypes,
-        is_full=bool(world) != (values[3] == "head"),
     )
     for values in [
         (1.0, "last_epoch", "uniform", "nearest"),
@@ -635,7 +619,6 @@ CASES |= {  # kernels of distances by another formula
         extras=lambda report: {"own": [short_head(head) for head in client_heads(report)]},
         evaluated="logits",
         personal_tolerance=(1e-4, 1e-4),
-        is_full=name == "weak",
     )
     for name, world, method in [
         ("noise", "", m.FedCP()),
@@ -675,7 +658,6 @@ CASES |= {  # a layer normalisation and cosines divide by small numbers
         },
         extras=lambda report: {"head": client_heads(report)},
         evaluated="",
-        is_full=bool(world) != (values[2] == "mean"),
     )
     for values in [(0.01, 0.1, "frobenius"), (0.3, 0.0, "mean")]
     for world in ("", "norm")
@@ -738,7 +720,6 @@ CASES |= {  # Adam divides small gradients by their size, which amplifies roundi
         shared=lambda report: {**report.server["body"], **report.server["head"]},
         extras=lambda report: {"generator": generator_modules(report.server["generator"])},
         extras_tolerance=(2e-5, 1e-4),
-        is_full=name == "other",
     )
     for name, method in {
         "official": m.FedGen(**TAUGHT),
@@ -772,7 +753,6 @@ CASES |= {  # centres come from the singular vectors of 10 clients' small differ
         floco_loops(method, plus),
         tolerance=(1e-5, 0.0),
         shared=lambda report: {**report.server["shared"], **report.server["endpoints"]},
-        is_full=name in ("never", "plus-short"),
     )
     for name, method, plus in [
         ("early", m.Floco(endpoints=3, tau=1), None),
@@ -848,15 +828,12 @@ FEDSELECT = {
     "fedselect-all": m.FedSelect(p=0.3, scope="all", lr_v=0.02, lr_u=0.08),
     "fedselect-window": m.FedSelect(p=0.4, delta="window", every=1),
 }
-CASES |= {
-    name: longer(method, fedselect_loops(method), is_full=name == "fedselect-half")
-    for name, method in FEDSELECT.items()
-}
+CASES |= {name: longer(method, fedselect_loops(method)) for name, method in FEDSELECT.items()}
 CASES["fedselect-norm"] = normed(m.FedSelect(), fedselect_loops(m.FedSelect()), margin=1e-6)
 CASES |= {
     "pspfl": longer(m.PSPFL(0.5), lambda s: masks.pspfl(s, 0.5, "shared")),
     "pspfl-norm": normed(m.PSPFL(0.5), lambda s: masks.pspfl(s, 0.5, "shared"), margin=1e-6),
-    "pspfl-most": longer(m.PSPFL(0.1), lambda s: masks.pspfl(s, 0.1, "shared"), **FULL),
+    "pspfl-most": longer(m.PSPFL(0.1), lambda s: masks.pspfl(s, 0.1, "shared")),
     "pspfl-all": longer(m.PSPFL(0.7, "all"), lambda s: masks.pspfl(s, 0.7, "all")),
 }
 CASES |= {
@@ -902,7 +879,6 @@ CASES |= {
         extras=critical,
         margin=1e-5,
         check=differ_in_partners,
-        is_full=name in ("fedcac-alone",) or (bool(world) and name == "fedpurin-alone"),
     )
     for name, (method, own) in PURIN.items()
     for world in ("", "norm")
@@ -1015,7 +991,7 @@ CASES |= {
         m.HeteroFL(widths=WIDTHS, scaler=True), heterofl(fixed, rate=width), ""
     ),
     "heterofl-scaler-norm": small(
-        m.HeteroFL(widths=WIDTHS, scaler=True), heterofl(fixed, rate=width), **FULL
+        m.HeteroFL(widths=WIDTHS, scaler=True), heterofl(fixed, rate=width)
     ),
     "heterofl": small(m.HeteroFL(widths=WIDTHS), heterofl(fixed)),
     "heterofl-drawn": small(
@@ -1036,9 +1012,9 @@ def sent_level(t: int, i: int) -> int:
     return int(torch.randint(3, (), generator=Draws(SEED, "train", t).server(i)))
 
 
-def device_level(i: int) -> int:
-    """Four weak, three medium, three strong."""
-    return 0 if i < 4 else 1 if i < 7 else 2
+def device_level(method: Any, i: int) -> int:
+    """Four weak, three medium, three strong; or all of them strong."""
+    return 2 if method.devices == (0, 0, 1) else (0 if i < 4 else 1 if i < 7 else 2)
 
 
 def nested_levels(s: plain.Setting, apoz: tuple[float, ...]) -> list[Sets]:
@@ -1046,16 +1022,31 @@ def nested_levels(s: plain.Setting, apoz: tuple[float, ...]) -> list[Sets]:
 
 
 def flexfl_loops(method: Any) -> Loops:
-    return lambda s: submodels.flexfl(
-        s, nested_levels(s, method.apoz), sent_level, device_level, method
-    )
+    def device(i: int) -> int:
+        return device_level(method, i)
+
+    def loops(s: plain.Setting) -> plain.Result:
+        return submodels.flexfl(s, nested_levels(s, method.apoz), sent_level, device, method)
+
+    return loops
+
+
+def trains_all_levels(method: Any) -> bool:
+    turns = [
+        (t, i) for t, cohort in enumerate(COHORTS, 1) for i in cohort if i != 9
+    ]  # of one sample
+    return {min(sent_level(*turn), device_level(method, turn[1])) for turn in turns} == {0, 1, 2}
 
 
 CASES |= {
-    f"flexfl-{world or 'plain'}": small(method, flexfl_loops(method), world)
-    for world, method in [
-        ("", m.FlexFL(apoz=(), gamma=10.0, temperature=3.0)),
-        ("norm", m.FlexFL(apoz=(0.2, 0.7), gamma=4.0, temperature=1.5)),
+    f"flexfl-{world or 'plain'}": small(method, flexfl_loops(method), world, check=check)
+    for world, method, check in [
+        ("", m.FlexFL(apoz=(), gamma=10.0, temperature=3.0), lambda want: True),
+        (
+            "norm",
+            m.FlexFL(apoz=(0.2, 0.7), gamma=4.0, temperature=1.5, devices=(0, 0, 1)),
+            lambda want: trains_all_levels(m.FlexFL(devices=(0, 0, 1))),
+        ),
     ]
 }
 RETURNING = [[0, 2, 3, 5, 9], [1, 2, 4, 6, 9], [2, 4, 5, 6, 9]]
@@ -1084,7 +1075,6 @@ CASES |= {
         local=dataclasses.replace(LOCAL, lr=0.3),
         check=lambda want, name=name: any(want.counts) or name == "prefix",
         rounds=0,
-        is_full=name == "no-extraction",
     )
     for name, method in {
         "one": m.SubFLOT(alpha=0.5, lam=1.0, **GIVEN),
@@ -1094,3 +1084,19 @@ CASES |= {
         "no-aggregation": m.SubFLOT(alpha=0.5, lam=1.0, ota=False, **GIVEN),
     }.items()
 }
+
+NAMES = """
+fedavg-norm fedobp-few fedobp-most ditto-long local_only-norm lg_fedavg-two fedrep-long
+fedrep-norm scaffold-1.0 moon fedphp pfedsd per_fedavg-hf-plain apfl-output-norm apfl-param-plain
+apfl-fixed-plain fedala-0 fedala-1 fedala-3 knn_per pfedhn-parallel pfedhn-pc-sequential
+cfl-complete ifca-two fedamp heurfedamp-cloud fedfomo-norm apple-still fedavg-lora
+fedsa_lora-averaged-lora ffa_lora-lora fedalt-lora sdflora-averaged-lora fedas fedas-init-norm
+fedas-means-norm fedrod-0.0 fedrod-1.0 flute-2 fedpac-one fedproto-nearest-norm
+fedproto-nearest_own-norm fedproto-head fedcp-noise fedcp-weak fedcp-alone gpfl-frobenius-norm
+gpfl-mean feddbe-0 fedgen-own fedgen-other floco-early floco-never floco-plus-short feddpa-value
+fedselect fedselect-half pspfl pspfl-most seqfededt-squared fedpurin-alone fedpurin-alone-norm
+fedcac-norm fedcac-alone heterofl-scaler-norm fedrolex flexfl-plain subflot-prefix
+subflot-no-extraction
+"""
+LEFT_TO_TEST_ALL = set(NAMES.split())
+"""Whose settings others try too; what is left has each setting of a method once."""
