@@ -117,7 +117,7 @@ WRONG = {
     "ragged": (([[1], [1, 2]], [0, 1]), {}, "data: samples must be of one shape"),
     "groups twice": ({"a": (X, Y, Y)}, {}, "data['a'] has groups, and is one client"),
     "other shape": ({"a": (X, Y), "b": (X[:, 1:], Y)}, {}, "data['b']: samples are float32 [3]"),
-    "other labels": ({"a": (X, Y), "b": (X, Y.astype(str))}, {}, "data['b']: labels are <U"),
+    "other labels": ({"a": (X, Y), "b": (X, Y.astype(str))}, {}, "data['b']: labels are texts"),
     "frame and array": ({"a": (X, Y), "b": FRAME}, {}, "data has data frames and arrays"),
     "label of arrays": ((X, Y), {"label": "y"}, "dataset.label is for data frames"),
     "no label": (FRAME, {}, "dataset.label must name the column of the labels, such as a, y"),

@@ -220,7 +220,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], dict, str]] = {
     "labels of texts": (
         lambda f: two_archives(f, y=np.array(list("abcabc"))),
         {},
-        "b.npz: labels are texts, and those of a.npz are whole numbers",
+        "b.npz: labels are texts, and those of a.npz are numbers",
     ),
     "labels of floats": (
         lambda f: two_archives(f, y=np.arange(6.0)),

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedpfl.data.datasets.shared.parts import LabelledPart, require_equal_forms
 from fedpfl.data.datasets.shared.samples import Raw, number_groups, to_finite_floats
 from fedpfl.data.datasets.shared.source import Source
 from fedpfl.data.datasets.shared.tables import Table, encode_tables, label_columns
@@ -148,7 +149,13 @@ def memory(
             raise FedpflError(f"dataset.{key} is for data frames, and data is none; leave it out")
     if any(part.frame is not None for part in parts):
         raise FedpflError("data has data frames and arrays; give all clients one of them")
-    _require_equal_arrays(parts)
+    require_equal_forms(
+        [
+            LabelledPart(part.origin, part.origin, part.x, part.y)
+            for part in parts
+            if part.x is not None and part.y is not None
+        ]
+    )
     labels, class_names = _number_labels(parts)
     groups, group_names = _number_clients(held)
     x = np.concatenate([part.x for part in parts if part.x is not None])
@@ -234,31 +241,6 @@ def _fingerprinted_array(array: np.ndarray | None) -> Any:
 
 
 # ---- What becomes of it
-
-
-def _require_equal_arrays(parts: Sequence[Part]) -> None:
-    """Raise FedpflError where samples or labels of clients differ in form."""
-    reference = parts[0]
-    assert reference.x is not None
-    assert reference.y is not None
-    for part in parts[1:]:
-        assert part.x is not None
-        assert part.y is not None
-        if (part.x.shape[1:], part.x.dtype) != (reference.x.shape[1:], reference.x.dtype):
-            raise FedpflError(
-                f"{part.origin}: samples are {part.x.dtype} {list(part.x.shape[1:])}, and those "
-                f"of {reference.origin} are {reference.x.dtype} {list(reference.x.shape[1:])}"
-            )
-        if (part.y.dtype.kind == "U") != (reference.y.dtype.kind == "U"):
-            raise FedpflError(
-                f"{part.origin}: labels are {part.y.dtype}, and those of {reference.origin} are "
-                f"{reference.y.dtype}"
-            )
-        if part.y.shape[1:] != reference.y.shape[1:]:
-            raise FedpflError(
-                f"{part.origin}: y is {list(part.y.shape)}, and that of {reference.origin} is "
-                f"{list(reference.y.shape)}"
-            )
 
 
 def _number_labels(parts: Sequence[Part]) -> tuple[np.ndarray, tuple[str, ...]]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from fedpfl.data.datasets.shared.archive import read_archive
 from fedpfl.data.datasets.shared.images import IMAGE_SUFFIXES, Side, read_images
+from fedpfl.data.datasets.shared.parts import LabelledPart, require_equal_forms
 from fedpfl.data.datasets.shared.samples import Raw, convert_labels, to_finite_floats
 from fedpfl.data.datasets.shared.source import Source
 from fedpfl.data.datasets.shared.tables import Table, encode_tables, label_columns
@@ -288,33 +289,17 @@ def _image_error(path: Path | str, reason: str) -> FedpflError:
 
 def _require_equal_samples(read_sites: Sequence[Site]) -> None:
     """Raise FedpflError where sites differ in form, or one has no test part."""
+    require_equal_forms(
+        [LabelledPart(str(site.path), site.path.name, site.x, site.labels) for site in read_sites]
+    )
     reference = read_sites[0]
     for site in read_sites[1:]:
-        if site.x.shape[1:] != reference.x.shape[1:] or site.x.dtype != reference.x.dtype:
-            raise FedpflError(
-                f"{site.path}: samples are {site.x.dtype} {list(site.x.shape[1:])}, and those of "
-                f"{reference.path.name} are {reference.x.dtype} {list(reference.x.shape[1:])}"
-            )
-        if (site.labels.dtype.kind == "U") != (reference.labels.dtype.kind == "U"):
-            raise FedpflError(
-                f"{site.path}: labels are {_label_kind(site)}, and those of "
-                f"{reference.path.name} are {_label_kind(reference)}"
-            )
-        if site.labels.shape[1:] != reference.labels.shape[1:]:
-            raise FedpflError(
-                f"{site.path}: samples have {site.labels.shape[1]} labels, and those of "
-                f"{reference.path.name} have {reference.labels.shape[1]}"
-            )
         if (site.test_from is None) != (reference.test_from is None):
             without, other = (site, reference) if site.test_from is None else (reference, site)
             raise FedpflError(
                 f"{without.path} has no test_from, and {other.path.name} has one; all sites are to "
                 "have a test part, or none"
             )
-
-
-def _label_kind(site: Site) -> str:
-    return "texts" if site.labels.dtype.kind == "U" else "whole numbers"
 
 
 def _merge_sites(read_sites: Sequence[Site], task: Task) -> Raw:
