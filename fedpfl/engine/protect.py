@@ -101,7 +101,7 @@ def protect_uploads(
 def untrained_upload(
     method: Method, server: Tree, client: dict[str, Tree], statistics: Tree
 ) -> Tree:
-    """Return what a first-time client would upload if it did not train, as the server can tell.
+    """Return what a first-time client would upload if it did not train.
 
     Args:
         method: Whose hooks make the upload.

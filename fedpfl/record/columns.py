@@ -202,7 +202,7 @@ def validation_column(task: Task = CLASSIFICATION) -> str:
 
 
 def task_of_columns(columns: Container[str]) -> Task:
-    """Return the task of a run with these columns, by a statistic that no other task has."""
+    """Return the task of a run with these columns."""
     if f"{REGRESSION.score}_worst10" in columns:
         return REGRESSION
     return MULTILABEL if f"{MULTILABEL.score}_worst10" in columns else CLASSIFICATION

@@ -69,7 +69,6 @@ def draw_partition(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.colors import ListedColormap, LogNorm
     from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
 
     counts = np.asarray(label_counts, dtype=np.int64)
     clients, classes = counts.shape
@@ -99,29 +98,38 @@ def draw_partition(
     )
     map_axes.set_xlabel("client")
     map_axes.set_ylabel("label" if len(sizes) else "class")
-    for axis, names, ticks in (
-        (map_axes.xaxis, client_names, 20),
-        (map_axes.yaxis, class_names, 12),
-    ):
-        if 0 < len(names) <= MAX_NAMES:
-            is_across = axis is map_axes.xaxis
-            shown_names = [_tick_text(name) for name in names]
-            axis.set_ticks(range(len(names)), shown_names, rotation=90 if is_across else 0, size=7)
-        else:
-            axis.set_major_locator(MaxNLocator(nbins=ticks, integer=True))
+    _set_ticks(map_axes.xaxis, client_names, max_ticks=20, rotation=90)
+    _set_ticks(map_axes.yaxis, class_names, max_ticks=12, rotation=0)
     if has_numbers:
-        for client, label in zip(*np.nonzero(counts), strict=True):
-            count = int(counts[client, label])
-            color = "white" if norm(count) > 0.5 else "black"
-            map_axes.text(
-                client, label, str(count), ha="center", va="center", fontsize=6.5, color=color
-            )
+        _write_counts(map_axes, counts, norm)
     figure.colorbar(image, cax=figure.add_subplot(grid[1, 1]), label="samples", format="%d")
 
     _draw_sizes(size_axes, np.asarray(sizes) if len(sizes) else counts.sum(1))
     size_axes.set_title(title, fontsize=10, wrap=True)
     map_axes.set_xlim(-0.5, clients - 0.5)
     figure.savefig(path, dpi=150)
+
+
+def _set_ticks(axis: Any, names: Sequence[str], max_ticks: int, rotation: int) -> None:
+    """Name the ticks of an axis, or number them where there are no or too many names."""
+    from matplotlib.ticker import MaxNLocator
+
+    if 0 < len(names) <= MAX_NAMES:
+        tick_texts = [_tick_text(name) for name in names]
+        axis.set_ticks(range(len(names)), tick_texts, rotation=rotation, size=7)
+    else:
+        axis.set_major_locator(MaxNLocator(nbins=max_ticks, integer=True))
+
+
+def _write_counts(map_axes: Any, counts: np.ndarray, norm: Any) -> None:
+    """Write the sample counts `[clients, classes]` into the cells of the map."""
+    for client, label in zip(*np.nonzero(counts), strict=True):
+        count = int(counts[client, label])
+        # A dark cell has light digits.
+        color = "white" if norm(count) > 0.5 else "black"
+        map_axes.text(
+            client, label, str(count), ha="center", va="center", fontsize=6.5, color=color
+        )
 
 
 def _tick_text(name: str) -> str:

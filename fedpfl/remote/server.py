@@ -189,7 +189,7 @@ class RemoteBackend(Backend):
         return tree.stack([answers.get(client, no_counts) for client in call.clients])
 
     def _describe_divergence(self, call: Call) -> str:
-        """Say that training diverged, and whose upload of the last round stands out, if one does."""
+        """Say that training diverged, and whose last upload stands out."""
         text = f"training diverged: after round {call.state.round} no client's numbers are finite"
         sizes = self._largest_entries
         if len(sizes) > 1:
@@ -268,7 +268,7 @@ class RemoteBackend(Backend):
     # ---- Who is asked, and what comes back
 
     def _collect_answers(self, call: Call) -> tuple[dict[int, Any], dict[int, FedpflError]]:
-        """Return the valid answers to a call, and what is wrong with the others, by client."""
+        """Return the valid answers to a call and the faults, by client."""
         # ---- Ask every client that has a node
         self._find_nodes(call.clients, call.state.round)
         clients = [client for client in call.clients if client in self._node_of_client]
@@ -436,7 +436,7 @@ class RemoteBackend(Backend):
         return answer
 
     def _expected_form(self, call: Call) -> str:
-        """Return the form that answers to a call must have; each kind of call has one."""
+        """Return the form that answers to a call of this kind must have."""
         kind = f"{_call_kind(call)} {_describe_question(call).get('turn')}"
         if kind not in self._answer_forms:
             example = trust.expect_answer(call, self.net, self._initial_state, self.shares_states)

@@ -134,8 +134,10 @@ def check_participation(answer: Participation, call: TrainCall, client: int) -> 
     if not all(leaf.isfinite().all() for leaf in floats):
         raise NotFiniteError("numbers that are not finite")
     traffic = (*answer.down, *answer.up)
-    most = MAX_SIZE_RATIO * 64 * (MAX_OVERHEAD + tree.size(call.state.server))
-    if any(not 0 <= int(value) <= most for value in traffic) or bool((answer.flops < 0).any()):
+    max_traffic = MAX_SIZE_RATIO * 64 * (MAX_OVERHEAD + tree.size(call.state.server))
+    if any(not 0 <= int(value) <= max_traffic for value in traffic) or bool(
+        (answer.flops < 0).any()
+    ):
         raise FedpflError("traffic or FLOPs that cannot be")
 
 
@@ -203,7 +205,7 @@ def check_request(fields: Mapping[str, Any], trees: Any, initial_state: State) -
 def _require_sent_form(
     sent: Any, places: Sequence[str | None], entries: Mapping[str, Tensor]
 ) -> None:
-    """Raise FedpflError where what is sent does not fit the entries that it is said to be."""
+    """Raise FedpflError where leaves do not fit the entries that they claim to be."""
     leaves = [] if sent is None else [*wire.iterate_sent_leaves(sent)]
     if len(leaves) != len(places):
         raise FedpflError("a message that says of other entries what they are")
@@ -221,7 +223,7 @@ def _are_paths(names: Any, paths: Set[str]) -> bool:
 
 
 def _require_form(values: Any, expected: Tree, what: str) -> None:
-    """Raise FedpflError for a tree of another form; of what is Ragged the length may differ."""
+    """Raise FedpflError for a tree of another form, but for the lengths of axes."""
     try:
         form = tree.specs(values)
     except (AttributeError, TypeError):

@@ -193,7 +193,7 @@ def _pack_bits(flags: Tensor) -> Tensor:
 
 
 def _count_entries(form: Any) -> int:
-    """Return how many entries the tensors of a form have, and one for each of its nodes."""
+    """Return how many entries and nodes a form has."""
     kind, *arguments = form
     if kind == "dict":
         return 1 + sum(map(_count_entries, arguments[0].values()))

@@ -174,8 +174,8 @@ def find_sides(
             )
         if len(configurations) < expected_count:
             raise FedpflError(
-                f"{path} holds one configuration alone, {configurations[0].title}; name two paths, or "
-                "another one"
+                f"{path} holds one configuration alone, {configurations[0].title}; name two "
+                "paths, or another one"
             )
         if len(configurations) > expected_count:
             titles = [f"{group.title} ({_common_folder(group.runs)})" for group in configurations]
@@ -183,7 +183,8 @@ def find_sides(
             if expected_count == 1:
                 advice = "name one of them"
             raise FedpflError(
-                f"{path} holds {len(configurations)} configurations, {advice}: {join_few(titles, '; ')}"
+                f"{path} holds {len(configurations)} configurations, {advice}: "
+                f"{join_few(titles, '; ')}"
             )
         sides += configurations
     return sides[0], sides[1]

@@ -177,8 +177,8 @@ def _describe_list(entries: Sequence[Entry]) -> str:
     has_errors = any(entry.directory.run and not entry.directory.run.task.unit for entry in entries)
     unit = "" if has_errors else " in percent"
     return (
-        f"{text}. {_describe_scores(entries)}: mean over clients{unit} at the last evaluation. Bits: down and up "
-        "together, per client that took part in the last round. Age: since a file was last written."
+        f"{text}. {_describe_scores(entries)}: mean over clients{unit} at the last evaluation. "
+        "Bits: down and up together, per client that took part in the last round. Age: since a file was last written."
     )
 
 

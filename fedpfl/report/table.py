@@ -243,8 +243,8 @@ def format_number(kind: str, value: float, digits: int = 4) -> str:
 
     Args:
         kind: percent, score (of another unit), difference (of percents), short (so many digits and
-            a unit: `22.4k`; so are scores), change (short, with a sign), whole, decimal, entries, exact, size (of bytes), age (of seconds),
-            p, or number (three digits).
+            a unit: `22.4k`; so are scores), change (short, with a sign), whole, decimal, entries,
+            exact, size (of bytes), age (of seconds), p, or number (three digits).
         value: the number.
         digits: of `short` and `size`.
     """

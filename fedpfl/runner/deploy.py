@@ -60,7 +60,7 @@ class InputScaling(nn.Module):
 
 
 class InputScalingHook:
-    """Scale the samples of a network's calls; it leaves the names in its state_dict as they are."""
+    """Scale the samples of a network's calls, and keep the names of its state_dict."""
 
     def __init__(self, federation: Federation):
         self._scaling = InputScaling(federation)
@@ -86,7 +86,7 @@ class PersonalNetwork(nn.Module):
 
 
 class PersonalRule(nn.Module):
-    """A method's own way to predict, such as a mixture of two networks or a vote of neighbours.
+    """A method's own way to predict, such as a mixture of two networks.
 
     Args:
         scaling: Of the input.
@@ -205,7 +205,7 @@ WRITERS: dict[str, tuple[str, Callable[[Trained, int | str, Path], None]]] = {
 
 
 def _module_and_samples(run: Trained, client: int | str) -> tuple[nn.Module, Tensor]:
-    """Return a client's module and some of the samples that it was trained on, two at least."""
+    """Return a client's module and some of its training samples, two at least."""
     samples, _ = run.samples(client, "train")
     repeated = torch.cat([samples] * PROBE_SAMPLES)[:PROBE_SAMPLES]
     return run.personal_module(client), repeated

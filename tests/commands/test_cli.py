@@ -341,7 +341,7 @@ def test_what_the_machine_lacks_is_one_line(tmp_path: Path) -> None:
         (threads, "the system lets this process start no more threads; set engine.wo"),
     ):
         with patch:
-            result = run_command("method=fedavg", *TINY, cwd=tmp_path)
+            result = run_command("method=fedavg", "model=mlp", *TINY, cwd=tmp_path)
         assert (result.code, len(result.complaints)) == (2, 1)
         assert result.complaints[0].startswith(f"fedpfl: {says}")
 
@@ -440,7 +440,9 @@ PLAIN = sorted(
 )
 
 
-@pytest.mark.parametrize("method", keep_quick(PLAIN, 2))
+@pytest.mark.parametrize(
+    "method", keep_quick(["fedobp", *(one for one in PLAIN if one != "fedobp")])
+)
 def test_a_run_of_every_method_writes_its_directory(method: str, tmp_path: Path) -> None:
     tuning = ("eval.finetune_epochs=1", "eval.finetune_every=2")
     result = run_command(*TINY, *tuning, "model=lenet5", f"method={method}", cwd=tmp_path)
@@ -527,16 +529,14 @@ def test_a_run_of_very_many_rounds_begins_at_once(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with mock.patch.object(rundir.RunDirectory, "checkpoint", stop):
-        result = run_command(*TINY, f"rounds={2**63 - 1}", cwd=tmp_path)
+        result = run_command(*TINY, "model=mlp", f"rounds={2**63 - 1}", cwd=tmp_path)
     # An interrupt saves what is left to save
     assert (result.code, played) == (130, [1, 2, 2]), result
 
 
-@pytest.mark.parametrize(
-    "when", [("rounds=4", "local.lr=1e6"), ("rounds=1", "local.lr=1e38")], ids=["early", "last"]
-)
+@pytest.mark.parametrize("when", keep_quick(["rounds=1 local.lr=1e38", "rounds=4 local.lr=1e6"]))
 def test_a_diverging_run_stops_with_status_three_and_one_complaint(when, tmp_path):
-    result = run_command(*TINY, *when, "hydra.run.dir=here", cwd=tmp_path)
+    result = run_command(*TINY, *when.split(), "hydra.run.dir=here", cwd=tmp_path)
     assert result.code == 3, result
     assert len(result.complaints) == 1
     assert "training diverged" in result.complaints[0]
@@ -601,7 +601,7 @@ def test_a_fault_in_a_method_is_one_line_and_the_log_has_the_traceback(
     assert read_summary(tmp_path / "here")["status"] == "failed"
 
 
-@pytest.mark.parametrize("hook", ["__post_init__", "init"])
+@pytest.mark.parametrize("hook", keep_quick(["init", "__post_init__"]))
 def test_a_fault_before_the_first_round_leaves_nothing(hook, faulty, tmp_path):
     result = run_command(*faulty, f"+method.where={hook}", cwd=tmp_path)
     assert result.code == 1, result
@@ -624,6 +624,7 @@ def test_a_fault_of_the_program_keeps_its_traceback(tmp_path, monkeypatch):
         run_command(*TINY, cwd=tmp_path)
 
 
+@pytest.mark.full
 def test_a_fault_in_a_method_does_not_stop_the_other_jobs(faulty, tmp_path):
     result = run_command("-m", *faulty, "+method.where=aggregate,nowhere", cwd=tmp_path)
     assert result.code == 1, result
@@ -828,7 +829,7 @@ def test_a_signal_saves_the_run_and_has_a_status(number, code, told, tmp_path):
     # FedAvg: where clients keep states, the last round is lost if the next is just writing its own.
     words = (
         *("method=fedavg", "rounds=1000000000", "eval.every=1000000000", "checkpoint.seconds=1e6"),
-        "hydra.run.dir=here",
+        *("hydra.run.dir=here", "model=mlp"),
     )
     process = start_process(*TINY, *words, cwd=tmp_path)
     rounds, deadline = tmp_path / "here" / "rounds.csv", time.monotonic() + 60

@@ -14,6 +14,7 @@ import torch
 import fedpfl
 from fedpfl.config import plugins
 from fedpfl.engine.round import empty_outcome
+from fedpfl.ground.tasks import TASKS
 from fedpfl.record.columns import STATISTICS, column_name
 from fedpfl.report import groups, runs
 from fedpfl.report.__main__ import main as report
@@ -146,6 +147,7 @@ def attended(monkeypatch):
             stopping=SimpleNamespace(early=early),
             system=deadline and SimpleNamespace(deadline=deadline),
             is_poisson_sampled=poisson,
+            task=TASKS["classification"],
         )
         return Attendance(run, None)
 

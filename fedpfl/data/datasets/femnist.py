@@ -1,4 +1,7 @@
-"""LEAF's FEMNIST (Caldas et al. 2018, arXiv:1812.01097): digits and letters by up to 3,550 writers."""
+"""LEAF's FEMNIST: digits and letters by up to 3,550 writers.
+
+Caldas et al. 2018, arXiv:1812.01097.
+"""
 
 from __future__ import annotations
 

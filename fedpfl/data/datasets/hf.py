@@ -74,13 +74,13 @@ def hf(  # noqa: PLR0913 - its arguments are keys of the configuration
     elif kind == "texts":
         x = _number_texts(splits, inputs, vocabulary, length)
     elif kind == "numbers":
-        x = np.concatenate([arrow.read_numbers(part, inputs) for part in splits])
+        x = np.concatenate([arrow.read_number_columns(part, inputs) for part in splits])
     else:
         x = _join_arrays(splits, inputs[0])
     y, class_names = _number_labels(splits, label)
     raw = Raw(x, y, class_names=class_names)
     if by is not None:
-        groups, group_names = number_groups(_read_clients(splits, by))
+        groups, group_names = number_groups(_read_client_column(splits, by))
         raw = raw._replace(groups=groups, group_names=group_names)
     if test_rows := count_test_rows(splits):
         raw = raw._replace(test_from=len(y) - test_rows)
@@ -89,7 +89,7 @@ def hf(  # noqa: PLR0913 - its arguments are keys of the configuration
 
 def count_clients(options: Mapping[str, Any]) -> int:
     """Return how many clients column `by` of a configured data set tells apart."""
-    clients = _read_clients(_open_configured(options), options["by"])
+    clients = _read_client_column(_open_configured(options), options["by"])
     return len(np.unique(clients))
 
 
@@ -200,7 +200,7 @@ def _number_texts(
     """Return texts as ids of words that are frequent in the training part."""
     texts = []
     for split in splits:
-        texts += [split_words(text) for text in arrow.read_texts(split, columns)]
+        texts += [split_words(text) for text in arrow.read_text_column(split, columns)]
     # Words of the test part alone are unknown, as those of any later text.
     training_texts = texts[: len(texts) - count_test_rows(splits)]
     return encode_words(texts, number_words(training_texts, vocabulary), length)
@@ -234,7 +234,7 @@ def _number_labels(splits: Sequence[Split], column: str) -> tuple[np.ndarray, tu
     return codes.astype(np.int64), () if is_numbered else tuple(names)
 
 
-def _read_clients(splits: Sequence[Split], column: str) -> np.ndarray:
+def _read_client_column(splits: Sequence[Split], column: str) -> np.ndarray:
     """Return whose each sample is: names or numbers."""
     _require_equal_columns(splits, "by", [column])
     clients = _join_classes(splits, "by", column)

@@ -82,12 +82,12 @@ class HeldData:
         return 0
 
 
-_held: WeakValueDictionary[str, HeldData] = WeakValueDictionary()
+_data_by_digest: WeakValueDictionary[str, HeldData] = WeakValueDictionary()
 """What programs hold, by digest, for the reader."""
 
 
 def hold_data(data: Any) -> HeldData:
-    """Make samples readable as `dataset=memory` while the answer is held.
+    """Make samples readable as `dataset=memory` while the answer lives.
 
     Args:
         data: One of FORMS.
@@ -109,8 +109,8 @@ def hold_data(data: Any) -> HeldData:
     else:
         parts = (_read_part(data, "data"),)
     digest = fingerprint(names, [_fingerprinted(part) for part in parts])
-    held = HeldData(parts, names, digest)
-    return _held.setdefault(digest, held)
+    held_data = HeldData(parts, names, digest)
+    return _data_by_digest.setdefault(digest, held_data)
 
 
 def memory(
@@ -135,15 +135,15 @@ def memory(
     Raises:
         FedpflError: No program holds them, or they are not of one form.
     """
-    held = _held.get(digest or "")
-    if held is None:
+    held_data = _data_by_digest.get(digest or "")
+    if held_data is None:
         raise FedpflError(
             "dataset=memory is for samples that a program holds, and it does not hold those of "
             "this run; give them: fedpfl.run(data=...), fedpfl.load(DIR, data=...)"
         )
-    parts = held.parts
+    parts = held_data.parts
     if all(part.frame is not None for part in parts):
-        return _join_tables(held, label_columns(label), categories, by, task)
+        return _join_tables(held_data, label_columns(label), categories, by, task)
     for key, value in (("label", label), ("categories", categories), ("by", by)):
         if value:
             raise FedpflError(f"dataset.{key} is for data frames, and data is none; leave it out")
@@ -157,7 +157,7 @@ def memory(
         ]
     )
     labels, class_names = _number_labels(parts)
-    groups, group_names = _number_clients(held)
+    groups, group_names = _number_clients(held_data)
     x = np.concatenate([part.x for part in parts if part.x is not None])
     return Raw(x, labels, groups, group_names, class_names=class_names)
 
@@ -251,12 +251,12 @@ def _number_labels(parts: Sequence[Part]) -> tuple[np.ndarray, tuple[str, ...]]:
     return number_groups(labels)
 
 
-def _number_clients(held: HeldData) -> tuple[np.ndarray | None, tuple[str, ...]]:
+def _number_clients(held_data: HeldData) -> tuple[np.ndarray | None, tuple[str, ...]]:
     """Return each sample's client, and the clients' names; None where nobody says."""
-    if held.names:
-        sizes = [part.samples for part in held.parts]
-        return np.repeat(np.arange(len(sizes)), sizes), held.names
-    (part,) = held.parts
+    if held_data.names:
+        sizes = [part.samples for part in held_data.parts]
+        return np.repeat(np.arange(len(sizes)), sizes), held_data.names
+    (part,) = held_data.parts
     if part.groups is None:
         return None, ()
     if part.groups.ndim != 1:
@@ -265,17 +265,17 @@ def _number_clients(held: HeldData) -> tuple[np.ndarray | None, tuple[str, ...]]
 
 
 def _join_tables(
-    held: HeldData,
+    held_data: HeldData,
     label: tuple[str, ...],
     categories: tuple[str, ...],
     by: str | None,
     task: Task,
 ) -> Raw:
     """Join data frames, by their own clients or by a column's values."""
-    frames = [part.frame for part in held.parts if part.frame is not None]
-    groups, group_names = _number_clients(held)
+    frames = [part.frame for part in held_data.parts if part.frame is not None]
+    groups, group_names = _number_clients(held_data)
     if by is not None:
-        if held.names:
+        if held_data.names:
             raise FedpflError("dataset.by is for one data frame, and data has one per client")
         if by not in frames[0]:
             raise FedpflError(f"dataset.by={by} is no column of data")
@@ -285,7 +285,9 @@ def _join_tables(
             raise FedpflError(f"data: column {by!r} has no value in row {row}; fill it in")
         groups, group_names = number_groups(frames[0][by].map(str).to_numpy(np.str_))
         frames = [frames[0].drop(columns=by)]
-    tables = [Table(part.origin, frame) for part, frame in zip(held.parts, frames, strict=True)]
+    tables = [
+        Table(part.origin, frame) for part, frame in zip(held_data.parts, frames, strict=True)
+    ]
     encoded = encode_tables(tables, label, categories, task)
     labels = [Part("", y=y) for _, y in encoded]
     numbers, class_names = _number_labels(labels)

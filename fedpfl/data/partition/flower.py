@@ -34,8 +34,8 @@ def flower(
 ) -> Partition:
     """Deal samples by a partitioner of flwr-datasets, row for row.
 
-    The partitioner sees a data set of columns `label`, `group` (the number of a sample's group, if there are
-    any) and `index`, and is given the number of clients and the seed where it takes them.
+    The partitioner sees a data set of columns `label`, `group` (the number of a sample's group, if
+    there are any) and `index`, and is given the number of clients and the seed where it takes them.
 
     Args:
         y: Labels.
@@ -51,20 +51,20 @@ def flower(
         FedpflError: There is no such class or argument, or it refuses these data.
     """
     partitioner_class = _find_partitioner(partitioner)
-    chosen = {key: value for key, value in (arguments or {}).items() if value is not None}
-    _require_arguments(partitioner, partitioner_class, chosen)
+    settings = {key: value for key, value in (arguments or {}).items() if value is not None}
+    _require_arguments(partitioner, partitioner_class, settings)
     parameters = inspect.signature(partitioner_class).parameters
     for name, value in (("num_partitions", clients), ("seed", seed)):
         if name in parameters:
-            chosen[name] = value
+            settings[name] = value
     if "partition_by" in parameters:
         is_natural = "NaturalId" in partitioner
-        chosen.setdefault("partition_by", GROUP if is_natural else LABEL)
-        _require_column(partitioner, chosen["partition_by"], groups)
-    if "distribution_array" in chosen:
-        chosen["distribution_array"] = np.array(chosen["distribution_array"])
+        settings.setdefault("partition_by", GROUP if is_natural else LABEL)
+        _require_column(partitioner, settings["partition_by"], groups)
+    if "distribution_array" in settings:
+        settings["distribution_array"] = np.array(settings["distribution_array"])
     try:
-        instance, holdings = _deal_rows(partitioner_class, chosen, _make_table(y, groups))
+        instance, holdings = _deal_rows(partitioner_class, settings, _make_table(y, groups))
     except Exception as error:  # whatever the library raises for these arguments
         raise FedpflError(
             f"partition=flower: {partitioner} refuses partition.arguments for {clients} clients: "
@@ -72,7 +72,7 @@ def flower(
         ) from None
     _require_clients(partitioner, holdings, clients)
     partition = split_clients(holdings, test_fraction, np.random.default_rng(seed))
-    return replace(partition, client_names=_name_clients(instance, chosen, group_names))
+    return replace(partition, client_names=_name_clients(instance, settings, group_names))
 
 
 def _deal_rows(
@@ -139,7 +139,8 @@ def _require_arguments(
     for key in arguments:
         if key in SUPPLIED_BY_RUN:
             raise FedpflError(
-                f"partition.arguments.{key} is {SUPPLIED_BY_RUN[key]} here; set that, and leave it out"
+                f"partition.arguments.{key} is {SUPPLIED_BY_RUN[key]} here; set that, and "
+                "leave it out"
             )
         if key not in parameters:
             names = [parameter for parameter in parameters if parameter not in SUPPLIED_BY_RUN]

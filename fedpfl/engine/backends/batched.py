@@ -283,7 +283,7 @@ def _order_by_size(call: Call) -> list[int]:
 
 
 def _stack_excluded_classes(rows: Sequence[ClientRow]) -> Tree:
-    """Return which classes do not count for each row, as an entry `classes`; {} for none."""
+    """Return each row's excluded classes as an entry `classes`, {} if none has any."""
     if rows[0].federation.excluded_classes is None:
         return {}
     flags = [

@@ -123,7 +123,7 @@ def evaluation_batches(
 
 
 def _stack_rows(plans: Sequence[Tensor]) -> Tensor:
-    """Stack plans `[steps, ...]` of rows on axis 1; rows that end early are filled with -1."""
+    """Stack plans `[steps, ...]` on axis 1, and fill those that end early with -1."""
     most_steps = max(map(len, plans))
     stacked = plans[0].new_full((most_steps, len(plans), *plans[0].shape[1:]), -1)
     for row, plan in enumerate(plans):

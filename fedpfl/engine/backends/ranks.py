@@ -192,7 +192,7 @@ def broadcast_value(value: T, source: int = 0) -> T:
 
 
 def broadcast_each(values: Sequence[T], source: int = 0) -> Iterator[T]:
-    """Yield one process's values in all, so that none holds more than one beside what it keeps."""
+    """Yield one process's values in all processes, one value at a time."""
     count = broadcast_value(len(values), source)
     for position in range(count):
         value: Any = None
@@ -245,7 +245,9 @@ def error_frames(error: BaseException) -> list[tuple[str, str, int]]:
 
 
 def find_blamed_hook(error: BaseException, method: type[Method]) -> tuple[str, str] | None:
-    """Return which function of a method led to an error, and the last `file:line`, or None.
+    """Return the function of a method that led to an error, and its `file:line`.
+
+    None where no function of the method is in the traceback.
 
     Its files are those of its class and of methods that it derives from.
     """

@@ -19,7 +19,9 @@ BACKENDS: dict[str, type[LoopBackend] | type[BatchedBackend]] = {
 
 
 def find_device(name: str) -> torch.device:
-    """Return the device of this name; `auto` is CUDA if there is one, else the CPU.
+    """Return the device of this name.
+
+    `auto` is CUDA if there is one, else the CPU.
 
     Under torchrun, `auto` and `cuda` give each process of a machine a GPU of its own.
 

@@ -260,7 +260,7 @@ def phase_structure(phase: Phase) -> Phase:
 
 
 def concatenate_rows(stacked: Sequence[Tree]) -> Tree:
-    """Concatenate stacked trees of one form on axis 0; a single one stays as it is."""
+    """Concatenate stacked trees of one form on axis 0."""
     if len(stacked) == 1:
         return stacked[0]
     return tree.map(lambda *leaves: torch.cat(leaves), *stacked)

@@ -459,7 +459,7 @@ def make_training_plan(
 
 
 def unused_optimizer_text(method: str, local: Local) -> str:
-    """Return that a method with its own steps has no use for an optimizer or schedule."""
+    """Say that a method with its own steps uses no optimizer or schedule."""
     key = "optimizer" if local.optimizer != "sgd" else "decay"
     return (
         f"local.{key}={getattr(local, key)} has no part in {method}, which makes its own steps; "

@@ -48,7 +48,8 @@ def require_column(split: Split, key: str, column: str | None) -> str:
         raise FedpflError(f"dataset.{key} must name a column; {split.origin} has {column_text}")
     if column not in names:
         raise FedpflError(
-            f"{split.origin} has no column {column!r}, which dataset.{key} names; it has {column_text}"
+            f"{split.origin} has no column {column!r}, which dataset.{key} names; it has "
+            f"{column_text}"
         )
     return column
 
@@ -62,7 +63,7 @@ def read_values(split: Split, column: str) -> np.ndarray:
     return values.to_numpy()
 
 
-def read_numbers(split: Split, columns: Sequence[str]) -> np.ndarray:
+def read_number_columns(split: Split, columns: Sequence[str]) -> np.ndarray:
     """Return columns of numbers as float32 `[samples, columns]`."""
     features = []
     for column in columns:
@@ -72,7 +73,7 @@ def read_numbers(split: Split, columns: Sequence[str]) -> np.ndarray:
     return np.stack(features, 1)
 
 
-def read_texts(split: Split, columns: Sequence[str]) -> list[str]:
+def read_text_column(split: Split, columns: Sequence[str]) -> list[str]:
     """Return a text per row, that of several columns one after another."""
     texts = [read_values(split, column).tolist() for column in columns]
     return [" ".join(row) for row in zip(*texts, strict=True)]
@@ -163,7 +164,7 @@ def _read_column(split: Split, column: str) -> Any:
 
 
 def _stack_rows(rows: Any) -> tuple[np.ndarray, tuple[int, str] | None]:
-    """Return nested lists as an array; or the first row that does not fit, and what it is."""
+    """Return nested lists as an array, or the first row that does not fit."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

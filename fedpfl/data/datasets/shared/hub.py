@@ -82,13 +82,13 @@ def open_splits(
             raise FedpflError(
                 f"dataset.subset is for a name on the hub, and {path} is a folder; leave it out"
             )
-        opened = _open_folder(folder)
+        loaded = _open_folder(folder)
     else:
-        opened = _open_name(str(path), subset, download)
-    if not isinstance(opened, Mapping):
-        splits = [_only_split(opened, str(path), names)]
+        loaded = _open_name(str(path), subset, download)
+    if not isinstance(loaded, Mapping):
+        splits = [_only_split(loaded, str(path), names)]
     else:
-        splits = _choose_splits(opened, str(path), names)
+        splits = _choose_splits(loaded, str(path), names)
     for split in splits:
         if not len(split.data):
             raise FedpflError(f"{split.origin} has no row; choose others with dataset.split=[...]")
@@ -96,7 +96,10 @@ def open_splits(
 
 
 def count_test_rows(splits: Sequence[Split]) -> int:
-    """Return how many rows the test part has; 0 where there is none beside another split."""
+    """Return how many rows the test part has.
+
+    A split that stands alone is no test part.
+    """
     has_test_part = len(splits) > 1 and splits[-1].name == TEST
     return len(splits[-1].data) if has_test_part else 0
 
@@ -142,14 +145,14 @@ def _open_name(name: str, subset: str | None, download: bool) -> Any:
         )
     if writes_nothing():
         raise WouldDownload(f"data set hf: a run would load {name} from the Hugging Face hub")
-    opened, reason = _load_from_hub(name, subset)
-    if opened is None:
+    loaded, reason = _load_from_hub(name, subset)
+    if loaded is None:
         raise FedpflError(
             f"dataset.path={name} is no folder here, and cannot be loaded from the Hugging Face "
             f"hub: {reason}; save it where there is a network, with save_to_disk, and give the "
             "folder"
         )
-    return opened
+    return loaded
 
 
 # Number of clients, test fraction and samples are each asked of it, and a failure takes a while.
@@ -188,19 +191,19 @@ def _only_split(data: Any, path: str, names: str | Sequence[str] | None) -> Spli
 
 
 def _choose_splits(
-    opened: Mapping[str, Any], path: str, names: str | Sequence[str] | None
+    loaded: Mapping[str, Any], path: str, names: str | Sequence[str] | None
 ) -> list[Split]:
     """Return the splits of these names, test last."""
-    chosen = [names] if isinstance(names, str) else list(opened if names is None else names)
-    if not chosen:
+    split_names = [names] if isinstance(names, str) else list(loaded if names is None else names)
+    if not split_names:
         raise FedpflError(f"{path} has no split to read; set dataset.split to one of its splits")
-    for name in chosen:
-        if name not in opened:
-            raise FedpflError(f"dataset.split must be {choices_text(list(opened), name)} in {path}")
-        if chosen.count(name) > 1:
+    for name in split_names:
+        if name not in loaded:
+            raise FedpflError(f"dataset.split must be {choices_text(list(loaded), name)} in {path}")
+        if split_names.count(name) > 1:
             raise FedpflError(f"dataset.split has {name} twice; leave one out")
-    chosen.sort(key=lambda name: name == TEST)
-    return [Split(name, f"{path}, split {name}", opened[name]) for name in chosen]
+    split_names.sort(key=lambda name: name == TEST)
+    return [Split(name, f"{path}, split {name}", loaded[name]) for name in split_names]
 
 
 def _list_text(names: str | Sequence[str]) -> str:

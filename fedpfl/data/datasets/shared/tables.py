@@ -95,14 +95,15 @@ def label_columns(label: str | Sequence[str] | None) -> tuple[str, ...]:
     return tuple(label or ())
 
 
-def _require_columns(table: Table, labels: Sequence[str], rest: Sequence[str]) -> None:
+def _require_columns(table: Table, labels: Sequence[str], categories: Sequence[str]) -> None:
     """Raise FedpflError where a column that the user names is absent."""
-    for key, names in (("label", labels), ("categories", rest)):
+    for key, names in (("label", labels), ("categories", categories)):
         for name in names:
             if name not in table.frame.columns:
-                there = ", ".join(map(str, table.frame.columns[:NAMES_SHOWN]))
+                column_text = ", ".join(map(str, table.frame.columns[:NAMES_SHOWN]))
                 raise FedpflError(
-                    f"{table.origin} has no column {name!r}, which dataset.{key} names; it has {there}"
+                    f"{table.origin} has no column {name!r}, which dataset.{key} names; it has "
+                    f"{column_text}"
                 )
 
 
