@@ -5,9 +5,10 @@ import dataclasses
 import gc
 import io
 import os
+import sqlite3
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -15,12 +16,16 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from hydra._internal import config_loader_impl
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.defaults_list import DefaultsList, Overrides, create_defaults_list
 from hypothesis import settings
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 from torch import Tensor
 
+from fedpfl.config import plugins
 from fedpfl.data.federation import Federation
 from fedpfl.engine import Local, Outcome, State, make_initial_state
 from fedpfl.engine.calls import EvalCall, Participation, with_before_turn
@@ -471,6 +476,69 @@ def draw_small_partition(label_counts: Any, title: str, *names: Any) -> bytes:
 def small_pictures() -> Iterator[None]:
     """Let runs draw small pictures of their partitions; tests/record has the real ones."""
     with mock.patch.object(rundir, "partition_png", draw_small_partition):
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def composed_once() -> Iterator[None]:
+    """Find the files of equal choices of groups once, and merge them once: with values of keys on
+    top a command's configuration took a sixth of a second, most of it for these.
+    """
+    merge = ConfigLoaderImpl._compose_config_from_defaults_list
+    lists, merged = dict[Any, DefaultsList](), dict[Any, DictConfig]()
+
+    def list_files(
+        repo: Any, config_name: str | None, overrides_list: list[Any], **how: bool
+    ) -> DefaultsList:
+        values = Overrides(repo, overrides_list).config_overrides
+        choices = [word for word in overrides_list if word not in values]
+        key = (str(config_name), *(word.input_line for word in choices), *how.values())
+        if not has_fixed_files(repo):
+            return create_defaults_list(repo, config_name, overrides_list, **how)
+        if key not in lists:
+            lists[key] = create_defaults_list(repo, config_name, choices, **how)
+        return dataclasses.replace(lists[key], config_overrides=values)
+
+    def merge_files(loader: Any, defaults: list[Any], repo: Any) -> DictConfig:
+        if not has_fixed_files(repo):
+            return merge(loader, defaults, repo)
+        key = tuple((one.config_path, one.package) for one in defaults)
+        if key not in merged:
+            merged[key] = merge(loader, defaults, repo)
+        return copy.deepcopy(merged[key])
+
+    with (
+        mock.patch.object(config_loader_impl, "create_defaults_list", list_files),
+        mock.patch.object(ConfigLoaderImpl, merge.__name__, merge_files),
+    ):
+        yield
+
+
+def has_fixed_files(repo: Any) -> bool:
+    """Whether what is composed is the project's and its packages' alone, which stay as they are."""
+    return not plugins._added_choices and all(
+        source.scheme() != "file" or source.path == str(ROOT / "conf")
+        for source in repo.get_sources()
+    )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def without_syncs() -> Iterator[None]:
+    """Wait for no disk: a sync takes milliseconds, and guards from what no test can try, a power
+    cut.
+    """
+    connect = sqlite3.dbapi2.connect
+
+    def connect_without_syncs(*arguments: Any, **options: Any) -> sqlite3.Connection:
+        connection = connect(*arguments, **options)
+        with suppress(sqlite3.DatabaseError):  # of a damaged file, which a test makes
+            connection.execute("PRAGMA synchronous=OFF")
+        return connection
+
+    with (
+        mock.patch.object(os, "fsync", return_value=None),
+        mock.patch.object(sqlite3.dbapi2, "connect", connect_without_syncs),
+    ):
         yield
 
 

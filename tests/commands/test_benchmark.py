@@ -1,20 +1,16 @@
 """The benchmark runs, and its floor computes the gradient that it claims to."""
 
 import json
-from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from benchmarks import speed
 from benchmarks.__main__ import main
-from benchmarks.harness import LOCAL, Task
-from benchmarks.variants import bare, fedpfl_backend, plain
+from benchmarks.harness import Task
+from benchmarks.variants import bare, plain
 from fedpfl import models
-from fedpfl.engine import Engine
-from tests.conftest import CPU, keep_quick
+from tests.conftest import keep_quick
 
 TASK = Task(samples=20_000, rounds=1)
 
@@ -69,16 +65,6 @@ def test_the_table_and_its_json(tmp_path, capfd):
     assert ours["samples"] == written["results"]["plain"][0]["samples"]
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("variant", keep_quick(["loop@disk fp32", "bare fp32"]))
-def test_other_variants_do_the_same_work(variant):
-    task = replace(TASK, width=2)
-    cohort = task.cohorts()[0]
-    measured = speed.measure(variant, task, CPU, 0)
-    assert measured["samples"] == int(task.federation().train_sizes[cohort].sum()) * LOCAL.epochs
-    assert measured["seconds"] > 0
-
-
 @pytest.mark.parametrize("name", keep_quick(["overhead", "speed"]))
 def test_without_the_data_it_says_so_in_one_line(tmp_path, name, capfd):
     """The benchmark's own child has said it already."""
@@ -86,17 +72,3 @@ def test_without_the_data_it_says_so_in_one_line(tmp_path, name, capfd):
     told = capfd.readouterr().err if status == 1 else status
     assert told.startswith(f"fedpfl: data set fmnist is not in data_dir={tmp_path}")
     assert told.removesuffix("\n").isprintable()
-
-
-def test_all_runs_of_a_sweep_are_warmed_up_before_they_are_timed(monkeypatch):
-    """Twice: a graph is captured where a width comes for the second time."""
-    answered = []
-
-    class Runner:
-        def run(self, calls):
-            answered.append(len(calls))
-            return [SimpleNamespace(loss=torch.zeros(1))] * len(calls)
-
-    monkeypatch.setattr(fedpfl_backend.engine, "make_backend", lambda *_: Runner())
-    fedpfl_backend.run_sweep(TASK, torch.device("cpu"), Engine(), 3)
-    assert answered == [3, 3, 3]

@@ -64,14 +64,6 @@ FAULTS = {
         {"asking_changes_nothing"},
         "evaluated again: loss up to 0.",
     ),
-    "leaves": (
-        """
-    def finish(self, server, client, start, end):
-        raise SystemExit(0)
-        """,
-        {"keeps_form"},
-        "Mine.finish raised SystemExit: 0 (",
-    ),
     "averages over padding": (
         """
     def loss(self, server, client, net, params, batch):
@@ -79,15 +71,6 @@ FAULTS = {
         """,
         {"backends_agree", "backends_agree_with_norm", "width_does_not_matter"},
         "use batch.mean",
-    ),
-    "normalises over padding": (
-        """
-    def loss(self, server, client, net, params, batch):
-        net.weight = None
-        return super().loss(server, client, net, params, batch)
-        """,
-        {"backends_agree_with_norm"},
-        "after round 1: server.",
     ),
     "predicts by the batch": (
         """
@@ -147,19 +130,6 @@ FAULTS = {
             " device=y.device)).float() ("
         ),
     ),
-    "takes its own row": (
-        """
-    def init(self, params, parts):
-        return {"net": params, "rows": torch.zeros(parts.clients, 2)}, {}
-    def loss(self, server, client, net, params, batch):
-        own = params["rows"][client["number"].clamp(max=5)]
-        return batch.loss(net(params["net"], batch.x)) + own.square().sum()
-    def evaluated(self, server, client, params):
-        return params["net"]
-        """,
-        {"keeps_form"},
-        "many clients at once: use torch.where, x[number[None]][0]",
-    ),
     "trains more than a network": (
         """
     def start(self, received, client):
@@ -171,21 +141,6 @@ FAULTS = {
         (
             "Mine.loss looks for 'conv.weight' in the tree that is trained, which has net, more:"
             " override `loss`, as FedAvg's asks `predict` of all that is trained"
-        ),
-    ),
-    "judges more than it predicts by": (
-        """
-    def start(self, received, client):
-        return {"net": received, "more": torch.zeros(3)}
-    def loss(self, server, client, net, params, batch):
-        return batch.loss(net(params["net"], batch.x))
-    def predict(self, net, params, batch):
-        return net(params["own"], batch.x)
-        """,
-        {"keeps_form"},
-        (
-            "Mine.predict looks for 'own' in the tree that is trained, which has net, more:"
-            " override `evaluated`, which returns the part of it that `predict` takes"
         ),
     ),
     "divides by small gradients": (
@@ -220,27 +175,6 @@ RIGHT = {
         losses = batch.losses(net(params, batch.x))
         far = losses - batch.mean(losses)
         return batch.mean(losses) + 0.01 * batch.sum(far.square()) / (batch.samples.sum() - 1)
-        """
-    ),
-    "has room for a minibatch": (
-        """
-    def init(self, params, parts):
-        return params, {"last": torch.zeros(32)}
-    def phases(self, server, client, params, epochs):
-        return [Phase(epochs, after_gradient=self._note)]
-    def _note(self, server, client, params, grads, batch, loss, kept):
-        rest = torch.zeros(32 - len(batch.y))
-        return {**client, "last": torch.cat([batch.y * batch.samples, rest])}
-        """
-    ),
-    "is judged by what it has found out": (
-        """
-    def before_evaluation(self, server, client, net, shard):
-        return {"seen": tree.Ragged(shard.data.x.flatten(1))}
-    def personal(self, server, client):
-        own = client["seen"]
-        mean = (own.values.mean(1) * own.real).sum() / own.real.sum()
-        return {**server, "classifier.bias": server["classifier.bias"] + 0.01 * mean}
         """
     ),
     "learns from its cohort": (
@@ -318,18 +252,10 @@ READER, DEAL = "def mine(source) -> Raw:", "def mine(y, clients, seed):"
 READER_FAULTS = r"""
 labels out of range | x, y = made(); return Raw(x, y - 1)
 has_the_form | labels must be 0..C-1, found -1; number the classes from 0
-groups of another length | x, y = made(); return Raw(x, y, y[1:], ('a', 'b', 'c'))
-has_the_form | groups must be integers [samples], got int64 [299]
-no arrays | x, y = made(); return Raw(x.tolist(), y)
-has_the_form | AttributeError
 numbers that are not finite | x, y = made(); return Raw(x / np.maximum(x, 1) / (y[:, None, None, None] > 0), y)
 has_the_form | x holds values that are not finite
-ends the program | raise SystemExit(0)
-has_the_form | its reader raised SystemExit: 0
 shuffles by np.random | x, y = made(); np.random.shuffle(y); return Raw(x, y)
 draws_nothing_global | draws from the generators of the process, or seeds them: numpy
-seeds the process | x, y = made(); torch.manual_seed(0); random.seed(0); return Raw(x, y)
-draws_nothing_global | seeds them: torch, random
 counts its calls | x, y = made(); CALLS.append(1); x[0] = len(CALLS); return Raw(x, y)
 repeats ignores_surroundings misses_files_in_one_line | read again: x differs in 1 of 300 samples
 gives what it keeps | return Raw(*KEPT)
@@ -337,8 +263,6 @@ owns_its_arrays | x of two readings is one array: who changes one changes both
 changes what it gave | KEPT[0][:] += 1; return Raw(*KEPT)
 repeats owns_its_arrays ignores_surroundings misses_files_in_one_line | what was read first changes when it is read again
 reads as folders are listed | x, y = made(); list_folder(); return Raw(x, y[[int(name) for name in os.listdir(FOLDER)]])
-ignores_surroundings | with folders listed in another order: y differs in
-reads by a glob | x, y = made(); list_folder(); return Raw(x, y[[int(file.name) for file in FOLDER.glob('*')]])
 ignores_surroundings | with folders listed in another order: y differs in
 caches what it lists | list_folder(); return read_cached(source, {}, [FOLDER / "0"], lambda: Raw(*listed()))
 ignores_surroundings | with folders listed in another order: y differs in
@@ -368,14 +292,8 @@ tests on what another trains on | train, test = dealt(np.arange(len(y)), clients
 has_the_form | is for training and for testing or validation too
 out of range | return split(*dealt(np.arange(len(y)) + 1, clients))
 has_the_form | client 9 has sample 10000, and the data set has 10000
-no whole numbers | return split(*dealt(np.arange(len(y)) / 1, clients))
-has_the_form | has train samples that are no array of whole numbers
-nobody's samples | train, test = dealt(np.arange(len(y)), clients); train[1] = train[1][:0]; return split(train, test)
-has_the_form | client 1 has no training samples
 no Partition | return dealt(np.arange(len(y)), clients)
 has_the_form | got list
-fails | return 1 / 0
-has_the_form | with 10 clients it raised ZeroDivisionError
 fails for many | return split(*dealt(shuffled(y, seed), clients)) if clients < 40 else {}[clients]
 has_the_form | with 40 clients it raised KeyError: 40 (
 ignores the seed | return split(*dealt(shuffled(y, 0), clients))
@@ -586,9 +504,8 @@ def test_what_differs_between_processes_is_told(tmp_path: Path, told):
     assert len([line for line in lines if line.startswith("  WRONG")]) == 2, lines
 
 
-@pytest.mark.parametrize("seed", ["1", "random"])
-def test_another_process_hashes_otherwise(seed: str, monkeypatch):
-    monkeypatch.setenv("PYTHONHASHSEED", seed)
+def test_another_process_hashes_otherwise(monkeypatch):
+    monkeypatch.setenv("PYTHONHASHSEED", "1")
     environments = []
 
     def run(command: list[str], env: dict[str, str], **more) -> SimpleNamespace:
@@ -599,7 +516,7 @@ def test_another_process_hashes_otherwise(seed: str, monkeypatch):
     elsewhere = trials.OtherProcess(["mine.py"])
     assert elsewhere.digest(trials.Choice("dataset", "mine")) == "abc"
     assert elsewhere.digest(trials.Choice("dataset", "other")) == ""
-    assert [int(own["PYTHONHASHSEED"]) for own in environments] == [2 if seed == "1" else 1]
+    assert [int(own["PYTHONHASHSEED"]) for own in environments] == [2]
 
 
 def test_a_choice_is_tried_by_its_name(told, monkeypatch):

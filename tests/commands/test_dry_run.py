@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from fedpfl.runner import timing
-from tests.command import TINY, run_command, snapshot, start_process, wait_for
+from tests.command import TINY, run_command, snapshot
 from tests.conftest import read_cases
+from tests.record.test_damage import interrupt
 
 WORDS = ("dataset=digits", "model=mlp", "method=fedavg", *TINY, "rounds=8")
 
@@ -62,21 +63,11 @@ def test_a_run_is_told_as_it_then_tells_itself(tmp_path: Path) -> None:
     assert "status      new" in foretold(*words, "restart=true", cwd=tmp_path)
 
 
-@pytest.mark.full
 def test_what_an_interrupted_run_has_left(tmp_path: Path) -> None:
-    process = start_process(
-        *WORDS, "rounds=5000", "checkpoint.seconds=0", "eval.every=5000", cwd=tmp_path
-    )
-    assert process.stderr is not None
-    while "round 1/" not in process.stderr.readline():
-        pass
-    process.terminate()
-    assert wait_for(process).code == 143
-    told = foretold(*WORDS, "rounds=5000", "eval.every=5000", cwd=tmp_path)
-    done = int(
-        re.search(r"status      interrupted after round (\d+), from where it goes on", told)[1]
-    )  # type: ignore[index]
-    assert f": {5000 - done} rounds of" in told
+    interrupt(tmp_path / "run", *WORDS, "eval.every=8", after=3)
+    told = foretold(*WORDS, "eval.every=8", "hydra.run.dir=run", cwd=tmp_path)
+    assert "status      interrupted after round 2, from where it goes on" in told
+    assert ": 6 rounds of" in told
 
 
 def test_a_sweep_has_a_line_a_run_and_a_total(tmp_path, monkeypatch):
@@ -157,12 +148,3 @@ def test_data_that_would_be_downloaded_are_not(tmp_path, monkeypatch):
     told = foretold(*WORDS, "dataset=cifar10", "data_dir=here", cwd=tmp_path)
     absent = "data set cifar10 is not in data_dir=here; a run would download https://"
     assert f"\ndata        {absent}" in told
-
-
-@pytest.mark.full
-def test_the_command_itself_takes_it(tmp_path: Path) -> None:
-    """Before torch is loaded the words are looked at, too."""
-    result = wait_for(start_process("--dry-run", *WORDS, cwd=tmp_path))
-    assert result.code == 0, result.err
-    assert "nothing was trained or written" in result.out
-    assert snapshot(tmp_path) == {}

@@ -12,11 +12,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedpfl.config.plan import check_config
 from fedpfl.data import partition
 from fedpfl.data.datasets import Samples
-from tests.command import compose_once
-from tests.conftest import ROOT, keep_quick
+from tests.conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "scripts"))
 import versus
@@ -94,32 +92,6 @@ def test_what_cannot_be_measured_says_why():
             measure.measure_program(program(text), {}, limit)
 
 
-def test_lines_are_counted_without_docstrings_comments_and_layout(tmp_path):
-    text = '"""Told."""\n# said\nx = [\n    1,\n]\n\n\ndef f():\n    """Told."""\n    return 1\n'
-    (tmp_path / "own.py").write_text(text)
-    assert measure.count_code_lines(tmp_path / "own.py") == 3
-
-
-def test_an_environment_is_made_once_and_one_that_cannot_be_says_why(tmp_path, monkeypatch):
-    asked = []
-
-    def run(command, **_):
-        asked.append(command)
-        (tmp_path / "env").mkdir(exist_ok=True)
-        fails = "absent==1" in command
-        told = "WARNING\nERROR: no absent\nhint" if fails else ""
-        return measure.subprocess.CompletedProcess(command, int(fails), "", told)
-
-    monkeypatch.setattr(measure.subprocess, "run", run)
-    for _ in range(2):
-        measure.install_packages(tmp_path / "env", "torch==2\nother==1\n")
-    assert len(asked) == 2
-    assert asked[1][-2:] == ["torch==2", "other==1"]
-    for _ in range(2):
-        with pytest.raises(measure.Failed, match=r"^cannot be installed: ERROR: no absent$"):
-            measure.install_packages(tmp_path / "env", "absent==1\n")
-
-
 # ---- the peers
 
 
@@ -138,17 +110,6 @@ def test_a_peers_words_are_read(peer, task, work):
     (told / "rounds.csv").write_text("round,seconds,accuracy_pooled\n1,9.0,80\n")
     with pytest.raises(measure.Failed):
         row.program(task, "FedAvg").read_output([])
-
-
-def test_the_directories_that_are_given_stay_as_they_are(task, work):
-    before = {name: sorted(home.rglob("*")) for name, home in task.directories.items()}
-    for row in versus.ROWS:
-        if row.directory_name:
-            assert row.program(task, "FedAvg").cwd.is_relative_to(work)
-    assert {name: sorted(home.rglob("*")) for name, home in task.directories.items()} == before
-    assert (work / "pfllib" / "dataset" / "FashionMNIST" / "test" / "1.npz").is_file()
-    with pytest.raises(measure.Failed, match=r"its directory is not given \(--pfllib DIR\)"):
-        versus.pfllib_program(replace(task, directories={"pfllib": None}), "FedAvg")
 
 
 def test_all_are_told_the_same_split_and_settings(task, work):
@@ -191,14 +152,6 @@ def test_the_workload_is_written_once_for_all(task, monkeypatch):
     drawn = random.Random(42)
     assert order["cohorts"] == [sorted(drawn.sample(range(10), 3)) for _ in range(3)]
     assert (order["lr"], order["epochs"], order["batch"], order["device"]) == (0.05, 5, 32, "cpu")
-
-
-@pytest.mark.parametrize("method", keep_quick(["FedAvg", "FedPer"]))
-def test_fedpfls_command_is_one(task, method):
-    told = versus.fedpfl_program(task, method).command[3:]
-    plan = check_config(compose_once(*(word for word in told if not word.startswith("hydra."))))
-    local = plan.local
-    assert (plan.settings.rounds, local.epochs, local.lr, local.momentum) == (3, 5, 0.05, 0.0)
 
 
 # ---- turns, and the page

@@ -160,19 +160,16 @@ def test_keys_that_are_given_twice_are_told():
     assert replaced_words(["rounds=2", "rounds=2"]) == ""
 
 
-@pytest.mark.parametrize(
-    "text",
-    keep_quick(
-        ["ü ö", "a=b", "a,b", "{a}", "it's", 'a"b', "a\\", "a\\'b", "$HOME`x`", "[a", "#;!"], 4
-    ),
-)
-def test_a_text_that_is_quoted_as_told_is_taken_as_it_is(text: str, tmp_path: Path) -> None:
+def test_a_text_that_is_quoted_as_told_is_taken_as_it_is(tmp_path: Path) -> None:
     """As a shell reads the words; `$` alone would be an interpolation of Hydra's."""
-    shell = ["bash", "-c", f"printf %s {quote_word('name', text)}"]
-    word = subprocess.run(shell, capture_output=True, text=True, check=True).stdout
-    with mock.patch.object(session, "play_session") as play:
-        assert run_command(word, cwd=tmp_path).code == 0
-    assert play.call_args.args[0].name == text
+    texts = ["ü ö", "a=b", "a,b", "{a}", "it's", 'a"b', "a\\", "a\\'b", "$HOME`x`", "[a", "#;!"]
+    quoted = " ".join(quote_word("name", text) for text in texts)
+    shell = ["bash", "-c", f"printf '%s\\n' {quoted}"]
+    words = subprocess.run(shell, capture_output=True, text=True, check=True).stdout.splitlines()
+    for word, text in zip(words, texts, strict=True):
+        with mock.patch.object(session, "play_session") as play:
+            assert run_command(word, cwd=tmp_path).code == 0
+        assert play.call_args.args[0].name == text
 
 
 # Sweeps
@@ -251,8 +248,7 @@ def test_help_says_what_there_is(capsys):
 
 TWICE = "fedpfl: given twice, and the last one counts: seed=1, then seed=2"
 PRINTING = [
-    *("train --help", "train --cfg job seed=1 seed=2", "train --info", "--version", "tune --help"),
-    "report tables outputs",
+    *("train --cfg job seed=1 seed=2", "--version", "report tables outputs"),
 ]
 
 

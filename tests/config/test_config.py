@@ -145,21 +145,6 @@ def test_the_groups_of_a_method_choose_its_hyperparameters() -> None:
 # Quantile
 
 
-def test_the_papers_command_composes() -> None:
-    overrides = "method=fedobp dataset=cifar100 partition.alpha=0.1 norm=global quantile=paper"
-    assert resolved(*overrides.split())["method"] == {
-        "name": "fedobp",
-        "q": 0.9998,
-        "norm": "global",
-        "score": "obp",
-        "scope": "all",
-        "classifier_only": False,
-        "ema": 0.0,
-        "cold_start": "paper",
-        "statistics": None,
-    }
-
-
 @pytest.mark.parametrize(
     ("overrides", "q"),
     [
@@ -175,25 +160,11 @@ def test_q_comes_from_the_table_the_fallback_or_the_user(overrides: str, q: floa
     assert resolved("method=fedobp", *overrides.split())["method"]["q"] == q
 
 
-def test_the_papers_quantile_is_an_error_where_the_table_is_silent() -> None:
-    for words in ("dataset=fmnist partition.alpha=0.3", "dataset=fmnist partition=iid"):
-        with pytest.raises(FedpflError, match=r"^quantile=paper: Table II has no q for .*; set qu"):
-            resolved("quantile=paper", *words.split())
-
-
 # Identity
 
 
-GROUP_WORDS = (
-    "logger=",
-    "engine=",
-    "partition=",
-    "dataset=",
-    "method=",
-    "norm=",
-    "score=",
-    "model=",
-)
+CHOOSING = "logger= engine= partition= dataset= method= norm= score= model="
+GROUP_WORDS = (*CHOOSING.split(),)
 
 
 def identity_with(words: str) -> str:
@@ -597,42 +568,23 @@ def test_groups_that_no_client_is_made_of_are_told(tmp_path):
     assert build_run(check_config(compose_once(*words, "partition=groups"))).notes == ()
 
 
-@pytest.mark.parametrize("key", ["name", "checkpoint.seconds"])
-def test_no_key_of_a_run_asks_where_the_run_belongs(key, tmp_path):
-    """Which follows from all of its keys: it would ask itself without end."""
-    result = run_command(*TINY, f"{key}='${{fedpfl.run_subdir:}}'", cwd=tmp_path)
-    assert result.code == 2
-    assert result.complaints == [
-        f"fedpfl: {key}: ${{fedpfl.run_subdir:}} follows from all keys of the run, so none of them"
-        " may ask for it"
-    ]
+ASKING = """
+name='${fedpfl.run_subdir:}' => name: ${fedpfl.run_subdir:} follows from all keys of the run, so
+name='${hydra:runtime.output_dir}' => name: where the run belongs follows from its keys, and one of
+name='a${oc.select:name,b}c' => name: Recursive interpolation: its value asks for itself; give it
+method.q='${oc.decode:${oc.select:method.q}}' => method.q: Recursive interpolation: its value asks
+hydra.run.dir='${oc.select:hydra.run.dir}' => hydra.run.dir: Recursive interpolation: its value
+"""
 
 
-@pytest.mark.parametrize("place", ["outputs/${fedpfl.run_subdir:}", "${fedpfl.run_subdir:}/below"])
-def test_a_key_that_asks_hydra_leads_to_no_run_in_a_place_of_no_run(place, tmp_path):
-    result = run_command(
-        *TINY, "name='${hydra:runtime.output_dir}'", f"hydra.run.dir='{place}'", cwd=tmp_path
-    )
-    assert (result.code, len(result.complaints), list(tmp_path.iterdir())) == (2, 1, [])
-    assert result.complaints[0].startswith(
-        "fedpfl: name: where the run belongs follows from its keys, and one of them"
-    )
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("name", "a${oc.select:KEY,b}c"),
-        ("method.q", "${oc.decode:${oc.select:KEY}}"),
-        ("hydra.run.dir", "${oc.select:KEY}"),
-    ],
-)
-def test_a_value_that_asks_for_itself_is_one_line(key, value, tmp_path):
-    result = run_command(*TINY, f"{key}='{value.replace('KEY', key)}'", cwd=tmp_path)
-    assert (result.code, list(tmp_path.iterdir())) == (2, [])
-    assert result.complaints == [
-        f"fedpfl: {key}: Recursive interpolation: its value asks for itself; give it a plain one"
-    ]
+def test_a_value_that_asks_for_itself_is_one_line(tmp_path):
+    """Or for where the run belongs, which follows from all of its keys."""
+    for words, says in read_cases(ASKING):
+        place = [] if "hydra.run" in words else ["hydra.run.dir='outputs/${fedpfl.run_subdir:}'"]
+        result = run_command(*TINY, words, *place, cwd=tmp_path)
+        assert (result.code, list(tmp_path.iterdir())) == (2, []), words
+        (line,) = result.complaints
+        assert line.startswith(f"fedpfl: {says}"), words
 
 
 def test_one_run_asks_nothing_of_the_folder_of_sweeps(tmp_path):
@@ -667,13 +619,3 @@ def test_choices_of_a_group_are_its_files_and_of_experiments_those_in_folders_to
     assert not any(
         "/" in name for name in list_choices("dataset")
     )  # conf/dataset/own/ comes with one
-
-
-def test_part_of_an_epoch_is_refused_with_what_to_type() -> None:
-    with pytest.raises(FedpflError, match=r"count minibatches: local\.epochs=null local\.steps="):
-        check_config(compose_once("local.epochs=0.5"))
-
-
-def test_a_whole_number_of_epochs_is_no_part_of_one() -> None:
-    with pytest.raises(FedpflError, match=r"got 2\.0; did you mean 2\?"):
-        check_config(compose_once("local.epochs=2.0"))

@@ -13,7 +13,6 @@ import fedpfl
 from fedpfl import export
 from fedpfl.config import overrides, plan, plugins
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.identity import identity
 from fedpfl.methods import METHODS
 from tests.command import TINY, compose_once, format_override, read_summary, run_command
 from tests.conftest import ROOT, read_cases
@@ -130,15 +129,11 @@ def test_a_field_called_like_a_key_of_the_run_is_the_methods_own(folder: Path) -
     assert "Mine.init raised ZeroDivisionError" in line
 
 
+@pytest.mark.full
 def test_a_sweep_takes_plugins_methods_and_others(folder: Path) -> None:
     result = run_command("-m", *ALL[:1], "method=halfway,fedavg", *ALL[2:], *SMALL[:-1], cwd=folder)
     assert result.code == 0, result.err
     assert {path.name for path in (folder / "outputs/stripes").iterdir()} == {"halfway", "fedavg"}
-
-
-def test_where_a_file_lies_is_no_part_of_what_a_run_is(folder: Path) -> None:
-    values = {"method": {"name": "halfway", "share": 0.5}, "local": {}}
-    assert identity(values) == identity({**values, "plugins": [str(folder / "mine.py")]})
 
 
 def test_a_run_without_plugins_knows_nothing_of_an_earlier_runs(folder: Path) -> None:
@@ -237,14 +232,6 @@ def test_a_module_that_made_a_plugin_fail_is_imported_anew(beside: Path) -> None
     assert METHODS["mine"].mu == 0.5
 
 
-def test_a_changed_module_beside_a_plugin_is_told(beside: Path) -> None:
-    words = ("plugins=[mine.py]", *TINY, "model=mlp", "method=mine", "hydra.run.dir=run")
-    assert run_command(*words, cwd=beside).code == 0
-    assert "code   " not in run_command(*words, cwd=beside).out
-    (beside / "lean.py").write_text("half = lambda: 0.75")
-    assert "code        of the method changed" in run_command(*words, cwd=beside).out
-
-
 def test_two_plugins_of_one_file_name_do_not_hide_each_other(tmp_path: Path) -> None:
     files = [tmp_path / folder / "mine.py" for folder in "ab"]
     for file in files:
@@ -298,12 +285,6 @@ def test_what_is_wrong_is_one_line_and_nothing_is_added(text, message, tmp_path)
         rf"plugins: {re.escape(str(file))}(: | )?{re.escape(message)}", str(error.value)
     )
     assert [dict(kind.registry) for kind in plugins.PLUGIN_KINDS.values()] == before
-
-
-def test_a_wrong_plugin_is_one_line_of_the_command(tmp_path: Path) -> None:
-    result = run_command("plugins=[absent.py]", *SMALL, cwd=tmp_path)
-    assert (result.code, len(result.complaints)) == (2, 1)
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

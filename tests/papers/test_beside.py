@@ -78,8 +78,3 @@ def test_published_values_stand_beside_the_papers_set_up_alone(tmp_path: Path) -
     assert "Set-up that differs" not in " ".join(table.notes)
     table = accuracy_table(runs(tmp_path, where=["clients=10"]), beside=published_beside)
     assert "ublished" not in render(table)
-
-
-def test_what_an_older_run_does_not_tell_is_no_departure(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", rounds=400, local={"momentum": None})
-    assert not table_of(tmp_path).notes

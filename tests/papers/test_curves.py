@@ -11,7 +11,6 @@ from fedpfl.papers.curves import curve_table, draw_curves
 from fedpfl.report import runs
 from fedpfl.report.render import render
 from tests.report import test_report
-from tests.report.test_report import write_run
 
 root = test_report.root
 
@@ -50,12 +49,6 @@ def test_a_wrong_reference_is_named(root: Path, tmp_path: Path) -> None:
         curve_table(runs(root), wrong)
     with pytest.raises(FedpflError, match="cannot be read"):
         curve_table(runs(root), tmp_path / "absent.csv")
-
-
-def test_only_one_setting_is_drawn(root: Path, reference: Path, tmp_path: Path) -> None:
-    write_run(root / "b", dataset={"name": "digits"})
-    with pytest.raises(FedpflError, match="one data set and partition"):
-        draw_curves(runs(root), reference, tmp_path / "x")
 
 
 def test_both_curves_are_drawn(root: Path, reference: Path, tmp_path: Path) -> None:

@@ -195,13 +195,6 @@ def test_what_two_tables_share_is_one_run():
     assert len(keys) == 1
 
 
-def test_what_was_run_with_momentum_keeps_its_identity():
-    """It is hashed, so that a run of the time when 0.7 was the default is no other one's."""
-    former = "method=fedobp", "dataset=fmnist", "partition.alpha=0.1", "local.momentum=0.7"
-    assert identity(resolved("experiment=fedobp/paper", *former)) == "44f56df280"
-    assert identity(resolved("experiment=fedobp/paper", *former[:-1])) != "44f56df280"
-
-
 def test_the_default_is_the_papers_fedobp():
     """Table III's CIFAR100 cell at Dir(0.1) but for the split, by q of Table II and local SGD."""
     cfg = resolved("method=fedobp", "dataset=cifar100")

@@ -42,8 +42,6 @@ from tests.command import (
     rewrite_summary,
     run_command,
     snapshot,
-    start_process,
-    wait_for,
 )
 from tests.conftest import assert_same, keep_one_of_each, keep_quick, read_cases
 from tests.report.test_listing import HOUR, age
@@ -189,15 +187,6 @@ def test_bits_all_over_a_summary(whole: Path, tmp_path: Path) -> None:
     assert other_run
 
 
-def test_a_summary_is_old_only_if_nothing_of_it_is_new(whole: Path, tmp_path: Path) -> None:
-    """A flip in the digest's own key must not make it a summary without one."""
-    run = copied(whole, tmp_path)
-    text = (run / "summary.json").read_text().replace('"digest"', '"dihest"')
-    text = text.replace('"accuracy": 5', '"accuracy": 7')
-    (run / "summary.json").write_text(text)
-    assert f"{run}/summary.json is damaged; restart=true" in refusal(run, *RUN)
-
-
 # Files
 
 
@@ -234,7 +223,7 @@ def clean(root: Path, *options: str) -> None:
 
 
 @pytest.mark.parametrize("status", keep_quick(["running", "failed"]))
-@pytest.mark.parametrize(("name", "how"), keep_quick([*LOST, ("run.log", "removed")], 2))
+@pytest.mark.parametrize(("name", "how"), keep_quick([*LOST, ("run.log", "removed")]))
 def test_clean_leaves_what_the_runs_command_mends(name, how, status, runs, tmp_path, capsys):
     run = copied(runs["interrupted"], tmp_path)
     rewrite_summary(run, status=status)
@@ -248,18 +237,6 @@ def test_clean_leaves_what_the_runs_command_mends(name, how, status, runs, tmp_p
     assert_ends_as(run, runs["finished"])
     clean(tmp_path, "--status", f"{named},broken")
     assert (run.exists(), again.exists()) == (True, False)
-
-
-@pytest.mark.parametrize(
-    ("status", "lost"), [("failed", ["config.yaml", "state.pt"]), ("diverged", [])]
-)
-def test_clean_removes_what_no_command_goes_on_with(status, lost, runs, tmp_path):
-    run = copied(runs["interrupted"], tmp_path)
-    rewrite_summary(run, status=status)
-    for name in lost:
-        VANISHED["cut"](run / name)
-    clean(tmp_path)
-    assert not run.exists()
 
 
 @pytest.mark.parametrize(("name", "how"), keep_quick(LOST))
@@ -282,22 +259,6 @@ def test_a_file_lost_while_the_run_goes_on_is_told_before_it_finishes(
     assert_ends_as(run, whole)
 
 
-def test_rows_that_vanish_are_told_at_the_next_checkpoint(whole, tmp_path, monkeypatch):
-    run, real = tmp_path / "run", rundir.RunDirectory.row
-
-    def lost(self: rundir.RunDirectory, values: dict[str, Any]) -> None:
-        real(self, values)
-        if values["round"] == 2:
-            (run / "rounds.csv").unlink()
-
-    with monkeypatch.context() as patch:
-        patch.setattr(rundir.RunDirectory, "row", lost)
-        assert "rounds.csv was changed or removed while" in refusal(run, *RUN)
-    assert read_checkpoint(run)["round"] == 1
-    play_run(run, *RUN)
-    assert_ends_as(run, whole)
-
-
 def test_a_finished_run_may_do_without_its_checkpoint(whole: Path, tmp_path: Path) -> None:
     run = copied(whole, tmp_path)
     (run / "state.pt").unlink()
@@ -308,16 +269,12 @@ def test_a_finished_run_may_do_without_its_checkpoint(whole: Path, tmp_path: Pat
 
 def test_a_run_of_an_earlier_release_is_refused_by_all_readers(whole: Path, tmp_path: Path) -> None:
     """Its identity is another one, and its files may be."""
-    run = copied(whole, tmp_path)
-    code = [{**entry, "fedpfl": "0.1.0"} for entry in read_summary(run)["code"]]
-    rewrite_summary(
-        run, code=code, environment={**read_summary(run)["environment"], "fedpfl": "0.1.0"}
-    )
+    run, earlier = copied(whole, tmp_path), {"fedpfl": "0.1.0"}
+    code = [entry | earlier for entry in read_summary(run)["code"]]
+    rewrite_summary(run, code=code, environment=read_summary(run)["environment"] | earlier)
     before = snapshot(run)
-    said = (
-        f"{run}: fedpfl 0.1.0 wrote this run, and fedpfl {fedpfl.__version__} does not read it; use"
-        " fedpfl 0.1.0"
-    )
+    here = f"fedpfl {fedpfl.__version__} does not read it; use fedpfl 0.1.0"
+    said = f"{run}: fedpfl 0.1.0 wrote this run, and {here}"
     assert refusal(run, *RUN).startswith(said)
     assert said in refusal(tmp_path / "more", *RUN, "rounds=4", format_override("extend", run))
     with pytest.raises(FedpflError, match=re.escape(said)):
@@ -371,16 +328,11 @@ def test_what_is_no_regular_file_is_refused(kind, status, runs, tmp_path):
     ("place", "error"),
     keep_quick(
         [
+            ("torch.load", RuntimeError("[failed]\nDefaultCPUAllocator: can't allocate memory")),
             ("zipfile.ZipFile", OSError(24, "Too many open files")),
             ("torch.load", MemoryError()),
-            (
-                "torch.load",
-                RuntimeError("[enforce fail]\nDefaultCPUAllocator: can't allocate memory"),
-            ),
             ("torch.load", RuntimeError("unable to mmap 351 bytes: Cannot allocate memory (12)")),
-            ("torch.load", RuntimeError("unable to open file: Too many open files (24)")),
-        ],
-        2,
+        ]
     ),
 )
 def test_what_keeps_a_good_checkpoint_from_being_read_is_named(
@@ -428,26 +380,6 @@ def test_without_its_lock_a_run_writes_nothing_more(how, tmp_path, monkeypatch):
     )
     now = snapshot(run)
     assert {name for name in now if now[name] != left[0].get(name)} == {"run.log"}
-
-
-@pytest.mark.full
-def test_a_second_writer_that_a_lost_lock_let_in_is_not_disturbed(whole, tmp_path, monkeypatch):
-    run, real = tmp_path / "run", rundir.RunDirectory.row
-    results = []
-
-    def lost(self: rundir.RunDirectory, values: dict[str, Any]) -> None:
-        real(self, values)
-        if values["round"] == 2 and not results:
-            (run / "run.lock").unlink()
-            words = (*RUN, format_override("hydra.run.dir", run))
-            results.append(wait_for(start_process(*words, cwd=tmp_path)))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(rundir.RunDirectory, "row", lost)
-        assert "run.lock was removed or replaced" in refusal(run, *RUN)
-    assert results[0].code == 0
-    assert_ends_as(run, whole)
-    assert "already finished" in play_run(run, *RUN)
 
 
 def test_a_lock_that_was_removed_before_it_was_taken_is_none(tmp_path, monkeypatch):
@@ -519,7 +451,7 @@ def overwritten(path: Path) -> dict[str, Callable[[], Any]]:
 OTHER = ("a pixel", "two labels", "another order", "fewer samples", "groups", "a test part")
 
 
-@pytest.mark.parametrize("what", keep_quick(OTHER, 2))
+@pytest.mark.parametrize("what", keep_quick(OTHER))
 def test_an_interrupted_run_of_other_data_is_refused(what: str, own, tmp_path: Path) -> None:
     run = tmp_path / "run"
     interrupt(run, *own)
@@ -688,15 +620,6 @@ def test_an_interrupted_run_of_other_code_goes_on_and_tells_all_of_it(own_method
     assert CHANGED in play_run(run, *RUN)  # it is of two codes for good
 
 
-def test_code_that_left_no_checkpoint_took_no_part(own_method, tmp_path):
-    run = tmp_path / "run"
-    own_method("as it was")
-    interrupt(run, *RUN, "checkpoint.seconds=1e6", after=1)
-    own_method("edited")
-    assert "changed" not in play_run(run, *RUN, "checkpoint.seconds=1e6")
-    assert len(read_summary(run)["code"]) == 1
-
-
 TAKES_PART = """
 fedobp: methods/fedobp methods/shared/fisher methods/shared/method methods/shared/importance
 fedrolex: methods/heterofl methods/shared/submodel methods/shared/neurons
@@ -745,7 +668,7 @@ def test_restart_removes_what_the_run_wrote_and_nothing_else(status, runs, tmp_p
     assert "already finished" in play_run(run, *RUN)
 
 
-@pytest.mark.parametrize("name", keep_quick(FILES[::-1], 2))
+@pytest.mark.parametrize("name", keep_quick(FILES[::-1]))
 def test_restart_mends_every_damage(name: str, runs: dict[str, Path], tmp_path: Path) -> None:
     run = copied(runs["interrupted"], tmp_path)
     if name == "summary.json":
@@ -788,6 +711,7 @@ def test_a_restart_that_was_killed_is_told_and_gone_on_with(whole, tmp_path, mon
     assert "already finished" in play_run(run, *RUN)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("launcher", keep_quick(["lockstep", "basic"]))
 def test_restart_in_a_sweep(launcher: str, tmp_path: Path) -> None:
     sweep = ("-m", f"hydra/launcher={launcher}", *RUN, "seed=1,2")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import importlib.util
 import json
-import math
 import re
 import sys
 import types
@@ -26,7 +25,6 @@ from fedpfl.record.picture import draw_partition
 from fedpfl.record.rundir import RunDirectory
 from tests.command import TINY, format_override, rewrite_summary, run_command
 from tests.conftest import read_cases
-from tests.record import test_wandb
 from tests.record.test_wandb import (
     done,
     finished_records,
@@ -322,21 +320,6 @@ def test_a_resumed_run_has_every_round_once_in_mlflow(tmp_path, mlflow):
         assert before == [[number / 3] for number in (1, 2, 3, 4)]
 
 
-def test_many_columns_and_strange_names_reach_mlflow(tmp_path, mlflow):
-    path = tmp_path / "run"
-    layers = {f"personal/layer{number}.weight": 1.0 * number for number in range(1200)}
-    keys = {f"key{number}": number for number in range(150)}
-    run = info(path, config=keys | {"name": "", "none": None})
-    with start_callbacks({"mlflow": {}}, run, quiet=True) as callbacks:
-        callbacks.on_round(done({"round": 1, **layers, "acc@5": 3.0, "accuracy": math.nan}))
-        callbacks.on_end("finished", {})
-    client = mlflow()
-    (found,) = mlflow_runs(client)
-    assert len(found.data.params) == 151
-    assert found.data.metrics["acc_5"] == 3.0
-    assert {name: found.data.metrics[name] for name in layers} == layers
-
-
 @pytest.mark.parametrize("name", [pytest.param("tensorboard", marks=needs_tensorboard), "mlflow"])
 def test_one_that_fails_on_the_way_is_left_out(name, tmp_path, pretended, monkeypatch):
     logger = {"mlflow": {}, **({"tensorboard": {}} if name == "tensorboard" else {})}
@@ -471,22 +454,6 @@ def test_mlflow_gets_a_run_once_that_is_logged_twice(logged, mlflow, capsys):
         assert {name: found[name][0] for name in wanted} == wanted
     assert run.info.status == "FINISHED"
     assert capsys.readouterr().out == f"logged 3 rounds of {logged}\n" * 2
-
-
-@needs_wandb
-def test_the_wandb_server_gets_what_it_lacks(logged, monkeypatch, capsys):
-    import wandb
-
-    monkeypatch.setenv("WANDB_API_KEY", test_wandb.KEY)
-    for held, lacking in ((0, [1, 2, 3]), (2, [2, 3]), (4, [])):  # W&B's next step
-        server = test_wandb.Server(held)
-        server.log = lambda _, step=None, steps=server.steps: steps.extend([step] * bool(step))
-        monkeypatch.setattr(wandb, "init", server.init)
-        monkeypatch.setattr(wandb, "Image", lambda path: None)
-        assert export.main([str(logged), "logger=wandb"]) == 0
-        assert server.steps == lacking
-        assert server.settings["resume"] == "allow"
-        assert server.summary["status"] == "finished"
 
 
 def copied(logged: Path, folder: Path, **changes) -> Path:

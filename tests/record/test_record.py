@@ -9,10 +9,8 @@ import logging
 import math
 import os
 import resource
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -275,8 +273,7 @@ def test_restore_cuts_rows_back_to_the_checkpoint(tmp_path):
     assert restored["best"] == {"accuracy": 1 / 3}
 
 
-@pytest.mark.parametrize("cut", [1, 20])
-def test_a_torn_last_line_is_dropped(tmp_path, cut):
+def test_a_torn_last_line_is_dropped(tmp_path):
     with opened(tmp_path) as directory:
         directory.row(row(1))
         directory.checkpoint(payload(1))
@@ -284,24 +281,13 @@ def test_a_torn_last_line_is_dropped(tmp_path, cut):
         directory.row(row(2))
     file = tmp_path / "rounds.csv"
     whole = file.read_bytes()
-    file.write_bytes(whole[: len(kept) + cut])
-    assert len(kept) + cut < len(whole)
+    file.write_bytes(whole[: len(kept) + 20])
+    assert len(kept) + 20 < len(whole)
     with opened(tmp_path) as directory:
         directory.restore()
         assert file.read_bytes() == kept
         directory.row(row(2))
     assert file.read_bytes() == whole
-
-
-def test_garbage_behind_the_checkpoint_is_dropped(tmp_path):
-    with opened(tmp_path) as directory:
-        directory.row(row(1))
-        directory.checkpoint(payload(1))
-    with (tmp_path / "rounds.csv").open("ab") as file:
-        file.write(b"\0\0\0\n\xff\xfe,,,,,\n")
-    with opened(tmp_path) as directory:
-        assert directory.restore()["round"] == 1
-    assert [entry["round"] for entry in read_rows(tmp_path)] == ["1"]
 
 
 def test_without_a_checkpoint_rows_start_over(tmp_path):
@@ -330,18 +316,6 @@ def test_rows_lost_before_the_checkpoint_are_written_anew_from_it(tmp_path, text
     with opened(tmp_path) as directory:
         directory.restore()
     assert [(tmp_path / name).read_bytes() for name in ("rounds.csv", "clients.csv")] == before
-
-
-def test_an_unreadable_checkpoint_is_named(tmp_path):
-    with opened(tmp_path) as directory:
-        directory.row(row(1))
-        directory.checkpoint(payload(1))
-        state = tmp_path / "state.pt"
-        for content in (state.read_bytes()[:-200], b"", b"PK\x03\x04 torn", b"text"):
-            state.write_bytes(content)
-            message = r"state\.pt is damaged; restart=true removes the run's files"
-            with pytest.raises(FedpflError, match=message):
-                directory.restore()
 
 
 def test_no_code_is_loaded_from_a_checkpoint(tmp_path):
@@ -384,17 +358,6 @@ def test_a_view_is_saved_without_what_lies_behind_it(tmp_path):
     assert torch.equal(restored["turned"], clients[:10].T)
 
 
-def test_leftovers_of_a_kill_are_cleaned(tmp_path):
-    with opened(tmp_path) as directory:
-        directory.row(row(1))
-        directory.checkpoint(payload(1))
-    (tmp_path / ".state.pt.tmp").write_bytes(b"half")
-    (tmp_path / ".summary.json.tmp").write_bytes(b"half")
-    with opened(tmp_path) as directory:
-        assert directory.restore()["round"] == 1
-    assert not [file.name for file in tmp_path.iterdir() if file.name.endswith(".tmp")]
-
-
 def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     with opened(tmp_path) as directory:
@@ -419,41 +382,6 @@ def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path):
     assert not (tmp_path / ".state.pt.tmp").exists()
     with opened(tmp_path) as directory:
         assert directory.restore()["round"] == 1
-
-
-KILLED = """
-import sys, torch
-from fedpfl.record.rundir import PartitionRecord, RunDirectory
-with RunDirectory.open(sys.argv[1], "a: 1", "abc") as directory:
-    state = directory.restore() or {"round": 0, "w": torch.zeros(50_000)}
-    directory.write_summary(status="running")
-    for number in range(state["round"] + 1, 100_000):
-        directory.row({"round": number, "value": number / 7, "text": "x" * 300})
-        directory.checkpoint({"round": number, "w": torch.full((50_000,), float(number))})
-        print(number, flush=True)
-"""
-
-
-def test_killed_at_any_moment_it_goes_on(tmp_path):
-    """The real thing: kill -9 while rows and checkpoints are being written, again and again."""
-    reached = 0
-    for attempt in range(2):
-        worker = python(KILLED, tmp_path)
-        seen = int(worker.stdout.readline())
-        assert seen > reached or not attempt
-        time.sleep(0.05 + 0.013 * attempt)
-        worker.send_signal(signal.SIGKILL)
-        told = worker.communicate()[0].split()
-        reached = int(told[-1]) if told else seen
-        with opened(tmp_path) as directory:
-            assert directory.status == "interrupted"
-            state = directory.restore()
-        assert state["round"] >= reached  # what was told done is done
-        assert torch.equal(state["w"], torch.full((50_000,), float(state["round"])))
-        rows = read_rows(tmp_path)
-        assert [int(entry["round"]) for entry in rows] == list(range(1, state["round"] + 1))
-        assert all(float(entry["value"]) == int(entry["round"]) / 7 for entry in rows)
-        reached = state["round"]
 
 
 # ---- clients, partition, environment
@@ -498,14 +426,13 @@ def test_partition_files(tmp_path):
         assert (tmp_path / "partition.npz").read_bytes() == arrays
 
 
-@pytest.mark.parametrize(("clients", "classes"), keep_quick([(100, 10), (1, 1), (1000, 200)], 2))
+@pytest.mark.parametrize(("clients", "classes"), keep_quick([(1, 1), (100, 10), (1000, 200)]))
 def test_picture_of_any_size(tmp_path, clients, classes):
     from matplotlib import image
 
     before = "matplotlib.pyplot" in sys.modules  # a test before this one may have loaded it
-    counts = np.random.default_rng(0).integers(0, 300, (clients, classes)) * (
-        np.arange(classes) % 3 == 0
-    )
+    filled = np.arange(classes) % 3 == 0
+    counts = np.random.default_rng(0).integers(0, 300, (clients, classes)) * filled
     draw_partition(counts, tmp_path / "p.png", "Dir(0.1)")
     pixels = image.imread(tmp_path / "p.png")
     height, width = pixels.shape[:2]

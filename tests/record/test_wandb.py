@@ -6,13 +6,11 @@ import csv
 import json
 import math
 import re
-import statistics
 import struct
 import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
@@ -21,14 +19,13 @@ import yaml
 from fedpfl.ground.checks import build_dataclass, without_name
 from fedpfl.ground.errors import FedpflError
 from fedpfl.record import wandb_logger
-from fedpfl.record.callbacks import Callbacks, RunInfo
+from fedpfl.record.callbacks import RunInfo
 from fedpfl.record.loggers import make_loggers, start_callbacks
 from fedpfl.record.mirror import service_run_id
 from fedpfl.record.overview import Overview
 from fedpfl.record.picture import draw_partition
 from fedpfl.record.rundir import RunDirectory
 from fedpfl.record.wandb_logger import (
-    CLOUD_HOSTS,
     WandbLogger,
     WandbOptions,
     choose_mode,
@@ -355,16 +352,6 @@ def test_the_runs_table_is_right_also_for_rounds_that_the_server_has(tmp_path, m
     assert "traceback" not in server.summary
 
 
-def test_tags_are_as_short_as_wandb_wants_them(tmp_path, monkeypatch):
-    monkeypatch.setenv("WANDB_API_KEY", KEY)
-    server = Server()
-    monkeypatch.setattr(wandb, "init", server.init)
-    WandbLogger(WandbOptions(tags=("mine",)), lambda text: None).on_begin(
-        info(tmp_path / "run", tags=("x" * 70, "digits"))
-    )
-    assert server.settings["tags"] == ["x" * 64, "digits", "mine"]
-
-
 def test_overview_by_hand():
     none = Overview(2)
     assert (none.fields(), none.traffic_gb) == ({}, None)
@@ -391,19 +378,15 @@ def test_overview_by_hand():
 def test_a_sweep_mirrors_its_run_directories(tmp_path):
     runs = offline_sweep(tmp_path, "quantile.q=0.9,0.99")
     assert len(runs) == 2
-    sent_ids, identities, marks = set(), set(), set()
+    marks = set()
     for path in runs:
         found = finished_records(path)
         (begun,) = [record.run for record in found if record.WhichOneof("record_type") == "run"]
-        sent_ids.add(begun.run_id)
         assert (begun.run_group, begun.job_type) == ("digits", "fedobp")
-        assert list(begun.tags)[:3] == ["digits", "dirichlet", "mlp"]
-        assert list(begun.tags)[4] == "fp32"
+        assert [*begun.tags][:3] == ["digits", "dirichlet", "mlp"]
         assert begun.display_name == f"FedOBP-{path.parent.name}-seed42"
         config = items(begun.config.update)
-        identities.add(config["identity"])
         assert config["identity"] == path.parent.name
-        assert (config["method"]["name"], config["partition"]["alpha"]) == ("fedobp", 0.1)
 
         with (path / "rounds.csv").open(newline="") as file:
             cells = [*csv.DictReader(file)]
@@ -411,50 +394,20 @@ def test_a_sweep_mirrors_its_run_directories(tmp_path):
         columns = [*cells[0]]
         sent = [entry for entry in history(found) if "cohort_before" in entry]
         assert [{key: entry[key] for key in columns if key in entry} for entry in sent] == rows
-        assert len(rows) == 2
-        extra = {key for entry in sent for key in entry} - set(columns)
-        own = ("_", "mask distribution.")
-        assert {key for key in extra if not key.startswith(own)} == {"traffic_gb"}
         bits = [row["bits_down"] + row["bits_up"] for row in rows]
         assert [entry["traffic_gb"] for entry in sent] == [bits[0] / 8e9, sum(bits) / 8e9]
-
         metrics = metrics_of(found)
-        assert metrics["round"].options.hidden
         assert {metrics[key].step_metric for key in columns if key != "round"} == {"round"}
-        assert metrics["accuracy_worst10"].summary.max
         assert metrics["loss"].summary.min
-        assert not metrics["seconds"].HasField("summary")
 
-        summary = summary_of(found)
-        on_disk = json.loads((path / "summary.json").read_text())
-        accuracies = ("accuracy", "accuracy_pooled", "ft_accuracy")
-        table = {f"last_{key}": rows[-1][key] for key in accuracies}
-        table |= {f"best_{key}": on_disk["best"][key] for key in ("accuracy", "round")}
-        for way in ("down", "up"):
-            table[f"bits_{way}_per_client"] = sum(row[f"bits_{way}"] for row in rows) / 4
-        layers = [value for key, value in rows[-1].items() if key.startswith("personal/")]
-        table["personal_entries"] = sum(layers)
-        table["seconds_per_round"] = statistics.median(row["seconds"] for row in rows)
-        table |= {"q": config["method"]["q"], "alpha": 0.1, "traffic_gb": sum(bits) / 8e9}
-        for key in ("hours", "status", "identity", "cohort", "parameters"):
-            table[key] = on_disk[key]
+        summary, on_disk = summary_of(found), json.loads((path / "summary.json").read_text())
+        table = {f"last_{key}": rows[-1][key] for key in ("accuracy", "ft_accuracy")}
+        table |= {"best_accuracy": on_disk["best"]["accuracy"], "traffic_gb": sum(bits) / 8e9}
+        table |= {key: on_disk[key] for key in ("hours", "status", "identity", "parameters")}
         assert {key: summary[key] for key in table} == pytest.approx(table)
-        last, best = rows[-1]["accuracy"], max(row["accuracy"] for row in rows)
-        assert summary["accuracy"] == {"last": last, "max": best}
-        assert summary.get("commit") == on_disk["environment"]["commit"]
-        marks.add((summary["q"], summary["one_minus_q"]))
-        assert exit_codes(found) == [0]
-    assert len(sent_ids) == len(identities) == 2
-    assert marks == {(0.9, 0.1), (0.99, 0.01)}
-
-
-def test_disabled_writes_nothing(tmp_path):
-    run = info(tmp_path / "run")
-    with Callbacks([WandbLogger(WandbOptions(mode="disabled"), pytest.fail)]) as callbacks:
-        callbacks.on_begin(run)
-        callbacks.on_round(done(row(2)))
-        callbacks.on_end("finished", {"hours": 1})
-    assert not list(run.path.glob("wandb/*run-*"))
+        marks.add((begun.run_id, config["identity"], summary["q"], summary["one_minus_q"]))
+    assert [len({*values}) for values in zip(*marks, strict=True)] == [2] * 4
+    assert {mark[2:] for mark in marks} == {(0.9, 0.1), (0.99, 0.01)}
 
 
 def test_auto_goes_offline_where_the_server_cannot_be_reached(tmp_path, monkeypatch):
@@ -488,25 +441,6 @@ def test_who_asks_for_online_is_told_and_the_run_goes_on(tmp_path, monkeypatch):
     assert "round 1/4" in log
 
 
-def test_the_run_is_finished_even_if_its_summary_fails(tmp_path):
-    class Broken:
-        def __init__(self):
-            self.summary, self.codes = self, []
-
-        def update(self, fields):
-            raise OSError("disk full")
-
-        def finish(self, exit_code):
-            self.codes.append(exit_code)
-
-    mirror = WandbLogger(WandbOptions(), pytest.fail)
-    mirror._run = broken = Broken()
-    with pytest.raises(OSError, match="disk full"):
-        mirror.on_end("finished", {})
-    mirror.on_end("failed", {})
-    assert broken.codes == [0]
-
-
 def test_mode_follows_the_login(monkeypatch, tmp_path):
     assert not is_logged_in()
     assert choose_mode("auto") == "offline"
@@ -526,25 +460,6 @@ def test_mode_follows_the_login(monkeypatch, tmp_path):
     assert not is_logged_in()
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     assert is_logged_in()
-
-
-def test_keys_are_found_where_wandb_login_puts_them(monkeypatch, tmp_path):
-    assert urlsplit(wandb.Settings().base_url).netloc in CLOUD_HOSTS
-    for host in CLOUD_HOSTS:
-        (tmp_path / "netrc").write_text(f"machine {host} login user password {KEY}\n")
-        assert is_logged_in()
-    (tmp_path / "netrc").write_text(f"machine wandb.example.org:8080 login user password {KEY}\n")
-    assert not is_logged_in()
-    settings = tmp_path / "wandb-config" / "settings"
-    settings.parent.mkdir(exist_ok=True)
-    # By `wandb login --host`
-    settings.write_text("[default]\nbase_url = http://wandb.example.org:8080\n")
-    assert is_logged_in()
-    monkeypatch.setenv("WANDB_BASE_URL", "https://api.wandb.ai")
-    assert not is_logged_in()
-    monkeypatch.delenv("WANDB_BASE_URL")
-    settings.write_text("base_url")
-    assert not is_logged_in()
 
 
 def test_bad_options_are_one_line():

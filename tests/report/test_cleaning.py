@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,9 +13,9 @@ from typing import Any
 import pytest
 
 from fedpfl.record import digests, rundir
-from fedpfl.report import cleaning, load
+from fedpfl.report import cleaning
 from fedpfl.report.__main__ import main
-from tests.command import TINY, format_override, snapshot, start_process
+from tests.command import snapshot
 from tests.report.test_listing import HOUR, age, hold
 from tests.report.test_report import amend, write_run
 
@@ -336,42 +333,6 @@ def test_what_the_file_system_refuses_is_named(tmp_path, monkeypatch, capsys):
     assert clean(tmp_path, "--yes") == 1
     assert_left(path, "cannot be removed: Permission denied", capsys.readouterr().err)
     assert path.exists()
-
-
-@pytest.mark.full
-@pytest.mark.slow
-def test_a_living_run_is_left_and_a_killed_one_is_interrupted(tmp_path, capsys):
-    path = tmp_path / "live"
-    process = start_process(
-        "rounds=100000", *TINY[1:], format_override("hydra.run.dir", path), cwd=tmp_path
-    )
-    try:
-        until = time.monotonic() + 100
-        while not (path / "rounds.csv").exists() or not (
-            found := load.inspect_directory(path)
-        ).status_text.startswith("running "):
-            assert process.poll() is None
-            assert time.monotonic() < until
-            time.sleep(0.1)
-        assert found.status_text.endswith("/100000")
-        age(path, HOUR)  # however long its rounds take
-        assert load.inspect_directory(path).status == "running"
-        assert clean(tmp_path, "--yes", *ALL) == 0
-        assert process.poll() is None
-        assert json.loads((path / "summary.json").read_text())["status"] == "running"
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-    capsys.readouterr()
-    age(path, 0)  # it may not have written since
-    assert load.inspect_directory(path).status == "interrupted"
-    assert clean(tmp_path, "--yes", *ALL) == 0
-    assert_left(path, "written a moment ago", capsys.readouterr().err)
-    age(path, HOUR)
-    assert clean(tmp_path, "--yes") == 0
-    assert path.exists()
-    assert clean(tmp_path, "--yes", *ALL) == 0
-    assert there(tmp_path) == []
 
 
 def test_a_damaged_interrupted_run_that_its_command_would_mend_stays(tmp_path, capsys):

@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import subprocess
-import time
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -381,19 +380,6 @@ def test_many_methods_begin_with_the_best(tmp_path: Path) -> None:
     assert panels[:2] == ["1 to 12 of 15", "13 to 15 of 15"]
 
 
-def test_numbers_that_are_not_finite_are_left_out(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "x/fedavg/k/seed0", {2: 80.0, 4: 81.0}, "diverged")
-    losses = [1.0, float("inf"), float("-inf"), float("nan")]
-    frame = pd.read_csv(run / "rounds.csv").assign(train_loss=losses)
-    frame.to_csv(run / "rounds.csv", index=False)
-    told = '{"status": "diverged", "hours": NaN, "parameters": null, "environment": []}'
-    (run / "summary.json").write_text(told)
-    page = page_of(tmp_path)
-    assert page.traces("curves", "FedAvg", METRICS["train_loss"].label)[0]["y"] == [1]
-    assert "NaN" not in json.dumps(page.data)
-    assert page.row("runs", "FedAvg")[2] == "diverged"
-
-
 def test_nothing_from_files_becomes_markup(tmp_path: Path) -> None:
     base = tmp_path / "outputs"
     changes = {"method": EVIL, "dataset": f"data{EVIL}", "model": EVIL, "partition": f"part{EVIL}"}
@@ -430,22 +416,13 @@ def test_pages_load_nothing_but_the_script_beside_them(root: Path) -> None:
     write_run(root / "b/fedavg/k/seed3", seed=3)
     for path in write_pages([root], root / "report", warn=silent):
         page = Page(path)
-        loading = ["link", "img", "iframe", "object", "embed", "video", "audio", "base", "form"]
+        loading = "link img iframe object embed video audio base form"
         for tag, attrs in page.elements:
-            assert tag not in loading
+            assert tag not in loading.split()
             assert attrs.get("src", plotly_file_name()) == plotly_file_name()
             assert re.match(r"\.|#", attrs.get("href") or "#")
-        for word in [
-            "http://",
-            "https://",
-            "fetch(",
-            "import(",
-            "@import",
-            "url(",
-            "innerHTML",
-            "eval(",
-        ]:
-            assert word not in page.source
+        words = "http:// https:// fetch( import( @import url( innerHTML eval("
+        assert not [word for word in words.split() if word in page.source]
         (policy,) = [attrs["content"] or "" for _, attrs in page.elements if "http-equiv" in attrs]
         scripts = r"script-src 'self' file: 'sha256-[\w+/=]+'; style-src 'unsafe-inline'"
         assert re.match(f"default-src 'none'; {scripts}", policy)
@@ -513,18 +490,6 @@ def test_where_experiments_begin(root: Path, tmp_path: Path) -> None:
     shutil.copytree(root / "a", tmp_path / "other" / "A")
     found = find_experiments([root, root / "a", tmp_path / "other"], silent)
     assert [(one.name, len(one.runs)) for one in found] == [("a", 4), ("A-2", 4)]
-
-
-@pytest.mark.full
-@pytest.mark.filterwarnings("error")
-def test_a_hundred_runs_are_small_and_fast(tmp_path: Path) -> None:
-    for number in range(100):
-        method = {"name": "fedobp", "q": number / 100, "norm": "global", "score": "obp"}
-        write_long(tmp_path / "x" / "fedobp" / f"k{number}" / "seed0", 400, method, 0, layers=8)
-    start = time.process_time()
-    (path,) = write_pages([tmp_path], tmp_path / "report", warn=silent)
-    assert time.process_time() - start < 20  # about 5 s; the bound leaves room for a slow machine
-    assert path.stat().st_size < 8e6
 
 
 # ---- in a browser
@@ -615,21 +580,6 @@ def dom_of(page: Path, folder: Path, script: str = "") -> tuple[dict[str, str], 
     return told, dict(re.findall(r'<section id="(\w+)"(.*?)</section>', dom, re.S))
 
 
-def test_the_browser_draws_the_charts(shown: tuple[Path, Path]) -> None:
-    # The policy stops any other script.
-    script = "<script>document.documentElement.dataset.owned = 1</script></body>"
-    told, sections = dom_of(*shown, script)
-    assert told == {"ready": "yes", "theme": "light"}
-    # FMNIST, Dir(0.1) is shown first: three methods, of which only FedOBP has seeds.
-    assert sections["curves"].count('<g class="trace scatter') == 4  # a line each, and a band
-    assert sections["curves"].count('class="js-fill"') == 1
-    assert ">FedOBP  95.00<" in sections["curves"].replace("&nbsp;", " ")
-    assert sections["clients"].count('class="box"') == 3
-    for name in ("sizes", "partition", "masks", "cost"):
-        assert "main-svg" in sections[name], name
-    assert ">conv1.weight<" in sections["masks"]
-
-
 def test_every_control_works(shown: tuple[Path, Path]) -> None:
     page, folder = shown
     # The policy would stop this test's script too.
@@ -641,6 +591,8 @@ def test_every_control_works(shown: tuple[Path, Path]) -> None:
         )
     )
     told, sections = dom_of(page, folder, PLAY)
+    for name in ("sizes", "partition", "masks", "cost"):
+        assert "main-svg" in sections[name], name
     assert int(told.pop("figures")) > 30
     assert told == {
         "ready": "yes",

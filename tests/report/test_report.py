@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import csv
-import io
 import itertools
 import json
 import os
-import re
 import resource
-import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -181,14 +178,6 @@ def test_last_evaluation_mean_and_std_over_seeds(root: Path) -> None:
     )
 
 
-def test_one_seed_has_no_spread(root: Path) -> None:
-    table = accuracy_table(runs(root))
-    row = row_of(table, "FedAvg")
-    assert row["accuracy"] == 87.0
-    assert row["accuracy_seed_std"] != row["accuracy_seed_std"]
-    assert "<u>87.00</u> |" in render(table, "markdown")
-
-
 def test_best_checkpoint_only_when_asked_for(root: Path) -> None:
     row = row_of(accuracy_table(runs(root), "best-checkpoint"), "FedOBP")
     assert row["accuracy"] == 96.0  # of 96 (round 2) and 96 (round 4)
@@ -351,15 +340,6 @@ def test_unfinished_runs_do_not_compete(tmp_path: Path) -> None:
     assert marks == {"m0": "best", "m1": "", "m2": "second"}
 
 
-def test_csv_holds_exact_numbers(root: Path) -> None:
-    rows = list(csv.DictReader(io.StringIO(render(accuracy_table(runs(root)), "csv"))))
-    assert [row["method"] for row in rows] == ["FedAvg", "FedOBP"]
-    assert float(rows[1]["accuracy_seed_std"]) == pytest.approx(2**0.5, abs=1e-12)
-    first, second = rows
-    assert (first["accuracy_seed_std"], first["values_down"]) == ("", "700.0")
-    assert second["seed_list"] == "0 1"
-
-
 def test_chosen_columns_in_their_order(root: Path) -> None:
     chosen = ["ft_accuracy_pooled", "loss", "bits_up", "accuracy", "hours"]
     table = accuracy_table(runs(root), chosen=chosen)
@@ -422,20 +402,6 @@ def test_curves_of_any_metric_over_what_was_spent(root, monkeypatch):
     figures.accuracy_figure(runs(root), root / "x", along="down")
     thin = [line for line in drawn.pop()[1].get_lines() if line.get_label().startswith("_")]
     assert thin[0].get_xdata() == pytest.approx([0.00004, 0.000064, 0.000088, 0.000112])
-
-
-def test_a_metric_that_no_run_has_is_one_line(root, capsys):
-    assert main(["figures", str(root), "--metric", "val_accuracy"]) == 2
-    assert capsys.readouterr().err.startswith(
-        "fedpfl: no run here has val_accuracy: mean validation accuracy"
-    )
-
-
-def test_choice_on_test_data_is_said_once(root: Path) -> None:
-    def told(select: str) -> int:
-        return " ".join(accuracy_table(runs(root), select).prose("markdown")).count("on test data")
-
-    assert [told(select) for select in ("last", "best-checkpoint", "validation")] == [0, 1, 0]
 
 
 def test_figures_are_written(root: Path, tmp_path: Path) -> None:
@@ -505,16 +471,6 @@ def test_what_cannot_be_printed_is_one_line(root: Path, unbuffered: str) -> None
     assert told == [f"fedpfl: {line}", "2", *full * 3]
 
 
-@pytest.mark.full
-def test_who_has_read_enough_is_told_nothing(root: Path) -> None:
-    command = (
-        f"{shlex.join([sys.executable, '-m', 'fedpfl.report', 'tables', str(root)])} | true; exit"
-        " ${PIPESTATUS[0]}"
-    )
-    shown = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
-    assert (shown.returncode, shown.stderr) == (0, "")
-
-
 @pytest.mark.parametrize("command", keep_quick(["tables", "figures", "html", "ranks"], 2))
 def test_what_cannot_be_written_is_one_line_and_nothing_is_half_written(tmp_path, command, capsys):
     for method, dataset in itertools.product(("fedavg", "fedper", "fedrep"), ("fmnist", "digits")):
@@ -540,15 +496,3 @@ def test_wrong_options_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
             main(["tables", *words])
         assert refused.value.code == 2
     assert "choose from" in capsys.readouterr().err
-
-
-@pytest.mark.full
-def test_the_speed_of_many_runs_is_measured() -> None:
-    home = Path(__file__).parents[2]
-    options = ("--experiment=fedobp/table5", "--seeds=3", "--rounds=20", "--broken=3")
-    command = [sys.executable, "-m", "benchmarks", "report", *options]
-    env = os.environ | {"PYTHONPATH": str(home)}
-    shown = subprocess.run(command, capture_output=True, text=True, check=True, env=env).stdout
-    assert re.match(
-        r"\d+\.\d s for \d+ directories of 20 rounds; 3 are broken and skipped\nload", shown
-    )

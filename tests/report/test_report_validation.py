@@ -86,13 +86,6 @@ def test_runs_are_judged_at_their_best_validation_round(root: Path) -> None:
     assert [note for note in table.notes if title in note] == [f"{why}: {title}."]
 
 
-def test_seeds_of_which_one_lacks_validation_have_no_mean(root: Path) -> None:
-    hold_out(root / "fedavg1", dict.fromkeys(TEST, float("nan")))
-    row = row_of(accuracy_table(runs(root), "validation"), "FedAvg")
-    assert row["accuracy"] != row["accuracy"]
-    assert row["seeds"] == 2
-
-
 def test_unfinished_runs_are_chosen_as_far_as_all_came(tmp_path: Path) -> None:
     rising = {1: 1.0, 2: 2.0, 3: 3.0}
     hold_out(write_run(tmp_path / "0", TEST, "running", 3), rising)
@@ -179,12 +172,6 @@ def test_figures_refuse_what_cannot_be_chosen(tmp_path, capsys):
     assert not (tmp_path / "out/fedobp_q_sweep.png").exists()
 
 
-def test_the_command_chooses_by_validation(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["method=fedavg", "--select", "validation", "--format", "csv"]
-    assert main(["tables", str(root), *words]) == 0
-    assert ",67.5," in capsys.readouterr().out
-
-
 def write_split(
     run: Path, accuracy: list[float], unseen: set[int] | None = None, train: list[int] | None = None
 ) -> Path:
@@ -231,15 +218,6 @@ def test_the_page_shows_newcomers_apart(root: Path) -> None:
         assert METRICS[name].label in shown
         assert not page.traces("curves", "FedPer", METRICS[name].label)
     assert "+15.50" in page.row("accuracy", "FedAvg")  # 75 - 52 and 60 - 52 are 23 and 8
-
-
-def test_the_index_says_how_rounds_were_chosen(root: Path) -> None:
-    write_run(root / "other" / "fedavg", TEST)
-    said = {"validation": "by validation accuracy.", "best-checkpoint": "on test data"}
-    for select, words in said.items():
-        page = Page(write_pages([root], root / "report", select, warn=lambda _: None)[-1])
-        assert page.text.count(f"Rounds were chosen {words}") == 1
-        assert (page.row("experiments", "other")[-1] == "") == (select == "validation")
 
 
 def test_configurations_are_compared_at_their_best_validation_round(root, tmp_path):

@@ -80,6 +80,7 @@ def test_an_interrupted_run_refuses_other_frozen_values(tmp_path, monkeypatch):
     assert [one == other for one, other in prints] == [False, True]
 
 
+@pytest.mark.full
 def test_in_lockstep_each_run_has_the_frozen_values_of_its_own_seed(tmp_path):
     """Which are drawn, where no file gives them."""
     words = (*TINY, "model=mlp", "model.hidden=[32]", "adapter=head", "method=fedavg")

@@ -3,7 +3,6 @@ nobody trained.
 """
 
 import dataclasses
-import json
 import math
 import re
 from types import SimpleNamespace
@@ -299,16 +298,3 @@ def test_compare_says_it_of_each_side_and_has_no_difference(mixed):
         fedpfl.FedpflError, match="no client has made a step, so there is no round to choose"
     ):
         compare_groups(b, a, select="validation")
-
-
-def test_the_summary_says_it_to_the_sweep(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    words = ("dataset=digits", *WORDS, "rounds=2", "system=simulated")
-    made, frame = fedpfl.sweep(*words, **{"system.deadline": [1e-6, 1e6]})
-    told = capsys.readouterr().err
-    assert (
-        "2 done  system.deadline=1e-06: no client has made a step, so there is no accuracy" in told
-    )
-    assert "2 done  system.deadline=1000000.0: all clients" in told
-    assert json.loads((made[0].path / "summary.json").read_text())["trained"] == 0
-    assert frame["accuracy"].isna().tolist() == [True, False]

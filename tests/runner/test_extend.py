@@ -5,7 +5,6 @@ from a run's model.
 import shutil
 
 import pytest
-import torch
 
 from tests.command import (
     TINY,
@@ -16,7 +15,7 @@ from tests.command import (
     rewrite_summary,
     run_command,
 )
-from tests.conftest import assert_same, keep_quick
+from tests.conftest import assert_same, keep_quick, read_cases
 from tests.report.test_listing import look
 from tests.runner.test_resume import rows_by_client
 
@@ -83,38 +82,29 @@ def test_a_run_in_a_hurry_has_a_name_of_ones_choice(tmp_path):
     assert entry.record["name"] == "my try"
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("extend=absent", "absent holds no finished run; give the directory of one"),
-        ("extend=r3 local.lr=0.1", f"{OTHER}, seed 42 and fewer rounds than 6"),
-        ("extend=r3 seed=1", f"{OTHER}, seed 1 and fewer"),
-        ("extend=r3 rounds=3", "fewer rounds than 3; set rounds to more"),
-        ("extend=r3 local.decay=cosine", "extend is not for local.decay=cosine"),
-        ("extend=r3 method=fedphp", "not for method=fedphp, which goes by the number of rounds"),
-    ],
-)
-def test_what_cannot_be_extended_is_one_line_and_leaves_nothing(runs, options, message):
-    result = run_command(*COMMON, "rounds=6", *options.split(), "hydra.run.dir=refused", cwd=runs)
-    assert result.code == 2
-    (line,) = result.complaints
-    assert message in line
-    assert not (runs / "refused").exists()
+REFUSED = f"""
+extend=absent => absent holds no finished run; give the directory of one
+extend=r3 local.lr=0.1 => {OTHER}, seed 42 and fewer rounds than 6
+extend=r3 seed=1 => {OTHER}, seed 1 and fewer
+extend=r3 rounds=3 => fewer rounds than 3; set rounds to more
+extend=r3 local.decay=cosine => extend is not for local.decay=cosine
+extend=r3 method=fedphp => not for method=fedphp, which goes by the number of rounds
+extend=running => holds no finished run
+extend=other => on other data
+"""
 
 
-def test_a_run_that_is_not_finished_or_of_other_data_is_not_extended(runs, tmp_path):
-    for change, message in (
-        ({"status": "running"}, "holds no finished run"),
-        ({"data": "other"}, "on other data"),
-    ):
-        shutil.copytree(runs / "r3", tmp_path / "changed")
-        rewrite_summary(tmp_path / "changed", **change)
-        result = run_command(
-            *COMMON, "rounds=6", "extend=changed", "hydra.run.dir=refused", cwd=tmp_path
-        )
+def test_what_cannot_be_extended_is_one_line_and_leaves_nothing(runs):
+    for name, changes in (("running", {"status": "running"}), ("other", {"data": "other"})):
+        shutil.copytree(runs / "r3", runs / name)
+        rewrite_summary(runs / name, **changes)
+    for options, message in read_cases(REFUSED):
+        words = ("rounds=6", *options.split(), "hydra.run.dir=refused")
+        result = run_command(*COMMON, *words, cwd=runs)
         assert result.code == 2
-        assert message in result.err
-        shutil.rmtree(tmp_path / "changed")
+        (line,) = result.complaints
+        assert message in line
+        assert not (runs / "refused").exists()
 
 
 def test_a_network_starts_from_the_model_of_a_run(runs):
@@ -123,15 +113,11 @@ def test_a_network_starts_from_the_model_of_a_run(runs):
     result = run_command(*COMMON, *same, "model.weights=r3", "hydra.run.dir=warm", cwd=runs)
     assert result.code == 0, result.err
     assert_same(read_checkpoint(runs / "warm")["server"], read_checkpoint(runs / "r3")["server"])
-    for other, message in (("absent", "there is no file"), ("r2/config.yaml", "cannot be read")):
-        result = run_command(
-            *COMMON, *same, f"model.weights={other}", "hydra.run.dir=cold", cwd=runs
-        )
+    for words, message in read_cases("""
+        model.weights=absent => there is no file
+        model.weights=r2/config.yaml => cannot be read
+        model.weights=r3 model.hidden=[9] => of model.weights is [8, 784], the network's is [9, 784]
+    """):
+        result = run_command(*COMMON, *same, *words.split(), "hydra.run.dir=cold", cwd=runs)
         assert result.code == 2
         assert message in result.err
-    result = run_command(
-        *COMMON, *same, "model.weights=r3", "model.hidden=[9]", "hydra.run.dir=cold", cwd=runs
-    )
-    assert result.code == 2
-    assert "of model.weights is [8, 784], the network's is [9, 784]" in result.err
-    assert isinstance(read_checkpoint(runs / "warm")["server"]["classifier.weight"], torch.Tensor)

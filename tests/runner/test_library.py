@@ -41,7 +41,7 @@ from tests.conftest import ROOT, assert_same, keep_only, read_cases
 sys.path.insert(0, str(ROOT / "scripts"))
 import notebook
 
-SMALL = (*TINY, "model=lenet5")
+SMALL = (*TINY, "model=mlp", "model.hidden=[16]")
 COMPOSITE = {
     "apfl": ("w", "v", "alpha"),
     "fedrod": ("w", "q"),
@@ -93,12 +93,8 @@ def test_predictions_have_the_accuracies_of_the_table(method, tmp_path):
     adapted = ["method.adapt_steps=1"] if method == "per_fedavg" else []
     adapted += ["validation=0.25"] if METHODS[method].validates else []
     if pairs := METHODS[method].pairs:
-        adapted += [
-            "adapter=lora",
-            "adapter.layers=[linear]",
-            "adapter.rank=2",
-            f"adapter.pairs={pairs}",
-        ]
+        adapted += ["adapter=lora", "adapter.layers=[linear]", "adapter.rank=2"]
+        adapted.append(f"adapter.pairs={pairs}")
     play_run(tmp_path, *SMALL, f"method={method}", "local.batch_size=8", *adapted)
     run = fedpfl.load(tmp_path)
     assert accuracies(run) == run.clients["accuracy"].tolist()
@@ -233,6 +229,16 @@ def test_an_interrupted_run_goes_on(folder, tmp_path, monkeypatch):
     assert_same(whole.personal(2), fedpfl.load(folder).personal(2))
 
 
+def surroundings() -> list:
+    """What a run might change of the process that it is in."""
+    logs = map(logging.getLogger, (None, "fedpfl"))
+    found = [(log.handlers[:], log.level, log.propagate) for log in logs]
+    found += [signal.getsignal(number) for number in interrupts.EXIT_STATUS]
+    found += [GlobalHydra.instance().hydra, VersionBase.instance().getbase()]
+    found += [torch.get_num_threads(), torch.get_rng_state().tolist()]
+    return [*found, list(warnings.filters), dict(os.environ)]
+
+
 def test_what_is_around_is_left_as_it_was(tmp_path, monkeypatch):
     """A program with a Hydra, threads and logs of its own."""
     monkeypatch.chdir(tmp_path)
@@ -241,37 +247,11 @@ def test_what_is_around_is_left_as_it_was(tmp_path, monkeypatch):
     torch.set_num_threads(2)
     try:
         with initialize_config_dir(str(own), version_base="1.2", job_name="mine"):
-            before = [
-                dict(Singleton._instances),
-                GlobalHydra.instance().hydra,
-                VersionBase.instance().getbase(),
-            ]
-            logs = [
-                (log.handlers[:], log.level, log.propagate)
-                for log in map(logging.getLogger, (None, "fedpfl"))
-            ]
-            answers = [signal.getsignal(number) for number in interrupts.EXIT_STATUS]
-            others = (
-                torch.get_num_threads(),
-                torch.get_rng_state().tolist(),
-                list(warnings.filters),
-                dict(os.environ),
-            )
+            singletons, before = dict(Singleton._instances), surroundings()
             fedpfl.run(*SMALL, "method=local_only", progress=False)
-            assert answers == [signal.getsignal(number) for number in interrupts.EXIT_STATUS]
-            assert before[0].items() <= Singleton._instances.items()
-            assert before[1:] == [GlobalHydra.instance().hydra, VersionBase.instance().getbase()]
-            after = [
-                (log.handlers[:], log.level, log.propagate)
-                for log in map(logging.getLogger, (None, "fedpfl"))
-            ]
-            assert logs == after
-            assert others[1:] == (
-                torch.get_rng_state().tolist(),
-                list(warnings.filters),
-                dict(os.environ),
-            )
-            assert others[0] == torch.get_num_threads() == 2
+            assert singletons.items() <= Singleton._instances.items()
+            assert surroundings() == before
+            assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(1)
 
@@ -300,13 +280,13 @@ metrics="f1" | each one of f1, balanced, auroc, ece, got 'f1'; did you mean \[f1
 """Arguments of `fedpfl.run` | what is said."""
 
 
-@pytest.mark.parametrize(("arguments", "line"), read_cases(MISTAKES, " | "))
-def test_mistakes_are_one_line_and_leave_nothing(arguments, line, tmp_path, monkeypatch):
+def test_mistakes_are_one_line_and_leave_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(fedpfl.FedpflError, match=line) as told:
-        eval(f"fedpfl.run({arguments})", {"fedpfl": fedpfl})
-    assert "\n" not in str(told.value)
-    assert not list(tmp_path.iterdir())
+    for arguments, line in read_cases(MISTAKES, " | "):
+        with pytest.raises(fedpfl.FedpflError, match=line) as told:
+            eval(f"fedpfl.run({arguments})", {"fedpfl": fedpfl})
+        assert "\n" not in str(told.value)
+        assert not list(tmp_path.iterdir())
 
 
 def test_a_key_that_is_given_twice_is_told(tmp_path, monkeypatch):
@@ -394,24 +374,22 @@ def test_a_sweep_says_which_runs_diverged_and_plays_the_others_where_one_fails(
     }
 
 
-@pytest.mark.parametrize(
-    ("keys", "line"),
-    [
-        ({"seed": [1, 1]}, "seed=1 is a run already"),
-        ({"engine.workers": [1, 2]}, "engine.workers=2 is a run already"),
-        ({"method": ["fedavg", "fedper"], "rounds": [1, 0]}, "rounds must be 1 or more"),
-        ({"method": ["fedavg", "ifca"], "method.clusters": 3}, "method.clusters is not a key here"),
-        ({"local.lr": []}, "empty choice"),
-        ({"hydra/launcher": "lockstep"}, "lockstep'? is for sweeps of the command line"),
-    ],
-)
-def test_what_is_wrong_with_any_run_of_a_sweep_is_told_before_the_first(
-    keys, line, tmp_path, monkeypatch
-):
+WRONG_SWEEPS = """
+{"seed": [1, 1]} | seed=1 is a run already
+{"engine.workers": [1, 2]} | engine.workers=2 is a run already
+{"method": ["fedavg", "fedper"], "rounds": [1, 0]} | rounds must be 1 or more
+{"method": ["fedavg", "ifca"], "method.clusters": 3} | method.clusters is not a key here
+{"local.lr": []} | empty choice
+{"hydra/launcher": "lockstep"} | lockstep'? is for sweeps of the command line
+"""
+
+
+def test_what_is_wrong_with_any_run_of_a_sweep_is_told_before_the_first(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(fedpfl.FedpflError, match=line):
-        fedpfl.sweep(*TINY, **keys)
-    assert not list(tmp_path.iterdir())
+    for keys, line in read_cases(WRONG_SWEEPS, " | "):
+        with pytest.raises(fedpfl.FedpflError, match=line):
+            fedpfl.sweep(*TINY, **json.loads(keys))
+        assert not list(tmp_path.iterdir())
 
 
 def test_a_run_that_cannot_begin_leaves_nothing(tmp_path, monkeypatch):
@@ -517,22 +495,23 @@ def test_predictions_have_the_same_numbers_and_places_each_time(folder, monkeypa
     assert_same(logits, run.predict(0, samples))
 
 
-@pytest.mark.parametrize(
-    ("ask", "line"),
-    [
-        (lambda run: run.personal(4), "client must be a whole number from 0 to 3, got 4"),
-        (lambda run: run.personal(-1), "from 0 to 3, got -1"),
-        (lambda run: run.mask("0"), "got '0'"),
-        (lambda run: run.predict(0, np.zeros((2, 1, 28, 28))), r"uint8 .* digits, got float64"),
-        (lambda run: run.predict(0, np.zeros((1, 28, 28), np.uint8)), r"got uint8 \[1, 28, 28\]"),
-        (lambda run: run.samples(0, "validation"), "one of train, test, got 'validation'"),
-        (lambda run: fedpfl.load(run.path.parent), "no summary.json"),
-        (lambda run: fedpfl.load(run.path, "cuda:77").mask(0), "no such CUDA device"),
-    ],
-)
-def test_questions_without_an_answer(ask, line, folder):
-    with pytest.raises(fedpfl.FedpflError, match=line):
-        ask(fedpfl.load(folder))
+UNANSWERED = r"""
+run.personal(4) => client must be a whole number from 0 to 3, got 4
+run.personal(-1) => from 0 to 3, got -1
+run.mask("0") => got '0'
+run.predict(0, np.zeros((2, 1, 28, 28))) => uint8 .* digits, got float64
+run.predict(0, np.zeros((1, 28, 28), np.uint8)) => got uint8 \[1, 28, 28\]
+run.samples(0, "validation") => one of train, test, got 'validation'
+fedpfl.load(run.path.parent) => no summary.json
+fedpfl.load(run.path, "cuda:77").mask(0) => no such CUDA device
+"""
+
+
+def test_questions_without_an_answer(folder):
+    run = fedpfl.load(folder)
+    for question, line in read_cases(UNANSWERED):
+        with pytest.raises(fedpfl.FedpflError, match=line):
+            eval(question, {"run": run, "fedpfl": fedpfl, "np": np})
 
 
 def test_what_a_method_does_not_have_is_refused(tmp_path):
@@ -618,6 +597,6 @@ def test_the_pages_example_runs(tmp_path, monkeypatch):
     asked = {node.attr for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)}
     public = {name for name in vars(fedpfl.Trained) if not name.startswith("_")}
     assert public <= asked
-    source = source.replace("rounds=5", "rounds=1, model='lenet5', clients=8, participation=0.2")
+    source = source.replace("rounds=5", "rounds=1, model='mlp', clients=8, participation=0.2")
     source = source.replace("seed=[1, 2, 3]", "seed=[1]")
     exec(compile(source, "docs/library.md", "exec"), {})

@@ -35,17 +35,15 @@ SETTINGS = {
     "fedobp": ("method=fedobp", "quantile.q=0.9", "method.ema=0.3"),
     "ditto": (
         *("method=ditto", "method.personal_epochs=2"),
-        *(
-            "adapter=lora",
-            "adapter.rank=2",
-            "adapter.layers=[conv,linear]",
-        ),  # and what is frozen is drawn again
+        # What is frozen is drawn again
+        *("adapter=lora", "adapter.rank=2", "adapter.layers=[linear]"),
     ),
 }
 COMMON = (
     *TINY,
     *("rounds=4", "partition.samples_per_client=80", "local.batch_size=16", "eval.every=2"),
-    *("hydra.run.dir=run", "eval.finetune_epochs=1", "eval.finetune_every=4", "model=lenet5"),
+    *("hydra.run.dir=run", "eval.finetune_epochs=1", "eval.finetune_every=4", "model=mlp"),
+    "model.hidden=[16]",
 )
 
 TOOLS = """
@@ -105,10 +103,8 @@ for number, (folder, point, *overrides) in enumerate(json.loads(sys.argv[1])):
 )
 POINTS = {  # what happens, how, and the round of the checkpoint that is left
     "right after a row": ("wrap(rundir.RunDirectory, 'row', 3, after)", 2),
-    "in the middle of a round": (
-        "wrap(method, 'finish', 6, after)",
-        2,
-    ),  # the second of two clients in round 3
+    # The second of two clients in round 3
+    "in the middle of a round": ("wrap(method, 'finish', 6, after)", 2),
     "while a checkpoint is written": ("wrap(torch, 'save', 3, torn)", 2),
     "while a row is written": ("wrap(files, 'append_all', 13, half)", 3),  # each is noted before
     "right before the end": ("wrap(rundir.RunDirectory, 'checkpoint', 4, after)", 4),
@@ -202,13 +198,8 @@ def test_rows_that_are_ahead_of_the_checkpoint_are_played_again(
     killed: Callable[[Case], Path], uninterrupted: dict[str, Path]
 ) -> None:
     run = killed(AHEAD) / "run"
-    assert (
-        int(read_checkpoint(run)["round"]),
-        [row["round"] for row in read_table(run / "rounds.csv")],
-    ) == (
-        2,
-        list("1234"),
-    )
+    assert int(read_checkpoint(run)["round"]) == 2
+    assert [row["round"] for row in read_table(run / "rounds.csv")] == [*"1234"]
     finish(run.parent, *COMMON, *SETTINGS["fedobp"], "checkpoint.seconds=1e6")
     assert_ends_alike(run, uninterrupted["fedobp"])
 
@@ -331,41 +322,17 @@ def test_checkpoints_take_at_most_a_twentieth_of_the_time() -> None:
 
 
 def test_a_dear_checkpoint_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After one of half a second the next is due ten seconds later; the one after the last round
-    always is.
-    """
+    """After one of a fifth of a second the next is due four seconds later; the last always is."""
     written, write = [], rundir.RunDirectory.checkpoint
 
     def slow(self: rundir.RunDirectory, payload: dict[str, Any]) -> None:
         written.append(payload["round"])
         write(self, payload)
-        time.sleep(0.5)
+        time.sleep(0.2)
 
     monkeypatch.setattr(rundir.RunDirectory, "checkpoint", slow)
     finish(tmp_path, *COMMON, *SETTINGS["fedobp"], "checkpoint.seconds=1e-6")
     assert written == [1, 4]
-
-
-def test_a_corrupt_checkpoint_is_one_line_and_kept(
-    tmp_path: Path, uninterrupted: dict[str, Path]
-) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(uninterrupted["fedobp"], run)
-    rewrite_summary(run, status="running")
-    whole = (run / "state.pt").read_bytes()
-    (run / "state.pt").write_bytes(whole[: len(whole) // 2])
-    before = snapshot(tmp_path)
-    result = run_command(*COMMON, *SETTINGS["fedobp"], cwd=tmp_path)
-    assert (result.code, result.out, len(result.err.splitlines())) == (2, "", 1), result
-    assert (
-        f"{run}/state.pt is damaged; restart=true removes the run's files and runs it from the"
-        " beginning" in result.err
-    )
-    told = ("run/summary.json", "run/run.sums")
-    assert {k: v for k, v in snapshot(tmp_path).items() if k not in told} == {
-        k: v for k, v in before.items() if k not in told
-    }
-    assert read_summary(run)["status"] != "finished"
 
 
 def interrupt(monkeypatch: pytest.MonkeyPatch, cwd: Path, *overrides: str) -> None:

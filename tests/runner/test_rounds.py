@@ -18,11 +18,12 @@ from tests.command import (
     read_table,
     run_command,
 )
-from tests.conftest import assert_same, keep_quick
+from tests.conftest import assert_same, keep_quick, read_cases
 
 WORDS = (
     *TINY,
-    *("rounds=4", "eval.every=2", "checkpoint.seconds=1000", "model=lenet5", "method=fedobp"),
+    *("rounds=4", "eval.every=2", "checkpoint.seconds=1000", "model=mlp", "method=fedobp"),
+    "model.hidden=[16]",
 )
 
 
@@ -197,17 +198,14 @@ def test_callbacks_hear_of_a_run_and_decide_nothing(whole, tmp_path):
     assert_ends_as(run, whole)
 
 
-@pytest.mark.parametrize("fails", ["begin", "round", "evaluation", "end"])
+@pytest.mark.parametrize("fails", keep_quick(["round", "begin", "evaluation", "end"]))
 def test_a_callback_that_fails_is_named_once_and_left_out(fails, whole, tmp_path):
     good, bad = Heard(), Heard(fails)
     fedpfl.run(*WORDS, directory=tmp_path / "run", progress=False, callbacks=[good, bad])
     assert [what[0] for what in bad.calls].count(fails) == 1
     assert [what[0] for what in bad.calls].count("end") == 1
-    assert [what[0] for what in good.calls] == [
-        "begin",
-        *["round", "evaluation", "round"] * 2,
-        "end",
-    ]
+    told = ["begin", *["round", "evaluation", "round"] * 2, "end"]
+    assert [what[0] for what in good.calls] == told
     log = (tmp_path / "run" / "run.log").read_text()
     assert log.count("Heard failed and is left out, the run goes on: no luck") == 1
     assert_ends_as(tmp_path / "run", whole)
@@ -235,6 +233,7 @@ CALLBACKS = [Best]
 """
 
 
+@pytest.mark.full
 def test_a_plugin_has_callbacks(whole, tmp_path):
     (tmp_path / "mine.py").write_text(PLUGIN)
     result = run_command("-m", *WORDS, "seed=42,43", "plugins=[mine.py]", cwd=tmp_path)
@@ -244,23 +243,20 @@ def test_a_plugin_has_callbacks(whole, tmp_path):
     assert read_table(folders[0] / "rounds.csv") == read_table(whole / "rounds.csv")
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("CALLBACKS = {'a': 1}", "mine.py: CALLBACKS must be a list of classes, got {'a': 1}"),
-        ("CALLBACKS = [int]", "mine.py: CALLBACKS: int must be a subclass of fedpfl.Callback"),
-        ("CALLBACKS = []", "mine.py adds nothing"),
-        (
-            f"{PLUGIN}\nBest.__init__ = lambda self: 1 / 0",
-            "mine.py:12: CALLBACKS: Best() raised ZeroDivisionError: division by zero",
-        ),
-    ],
-)
-def test_a_plugins_fault_is_one_line(text, message, tmp_path):
-    (tmp_path / "mine.py").write_text(text)
-    result = run_command(*WORDS, "plugins=[mine.py]", cwd=tmp_path)
-    assert result.code == 2, result
-    (line,) = result.err.splitlines()
-    assert line.startswith("fedpfl: plugins: ")
-    assert message in line
-    assert not (tmp_path / "outputs").exists()
+FAULTS = """
+CALLBACKS = {'a': 1} => mine.py: CALLBACKS must be a list of classes, got {'a': 1}
+CALLBACKS = [int] => mine.py: CALLBACKS: int must be a subclass of fedpfl.Callback
+CALLBACKS = [] => mine.py adds nothing
+Best.__init__ = lambda self: 1 / 0 => CALLBACKS: Best() raised ZeroDivisionError: division by zero
+"""
+
+
+def test_a_plugins_fault_is_one_line(tmp_path):
+    for text, message in read_cases(FAULTS):
+        (tmp_path / "mine.py").write_text(f"{PLUGIN if 'Best' in text else ''}\n{text}")
+        result = run_command(*WORDS, "plugins=[mine.py]", cwd=tmp_path)
+        assert result.code == 2, result
+        (line,) = result.err.splitlines()
+        assert line.startswith("fedpfl: plugins: ")
+        assert message in line
+        assert not (tmp_path / "outputs").exists()

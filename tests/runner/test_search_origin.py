@@ -15,7 +15,6 @@ from unittest import mock
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 
 from fedpfl import tune
 from fedpfl.report import runs
@@ -268,42 +267,6 @@ def test_a_damaged_file_of_trials_is_one_line(content, folder):
     assert (code, values(lines)) == (0, values(before))
 
 
-def write_weights(path: Path, scale: float) -> None:
-    shapes = {
-        "hidden.0.weight": (8, 6),
-        "hidden.0.bias": (8,),
-        "classifier.weight": (4, 8),
-        "classifier.bias": (4,),
-    }
-    torch.manual_seed(0)
-    torch.save({name: scale * torch.randn(shape) for name, shape in shapes.items()}, path)
-
-
-@pytest.mark.full
-def test_each_of_several_initial_weights_is_looked_at(folder):
-    """The first alone stands for all in the search's name, but not for the values of the others."""
-    names = ["first.pt", "second.pt"]
-    for name in names:
-        write_weights(folder / name, scale=0.1)
-    files = ",".join(f"'{folder / name}'" for name in names)
-    more = "local.lr=0.1", f"model.weights=choice({files})"
-    more += ("hydra.sweeper.trials=4",)
-    before = by_file(search(folder, *more)[1])
-    assert {*before} == {*names}
-    assert values(search(folder, *more)[1]) == []
-    write_weights(folder / names[1], scale=1.0)
-    lines = search(folder, *more)[1]
-    assert any("was run on other data" in line for line in lines)
-    after = by_file(lines)
-    assert after[names[0]] == before[names[0]]
-    assert after[names[1]] != before[names[1]]
-
-
-def by_file(lines: list[str]) -> dict[str, str]:
-    """What trials came to, by the name of the file that they began with."""
-    return dict(re.search(r"/(\w+\.pt)'?: (.*)", line).groups() for line in values(lines))
-
-
 @pytest.mark.full
 def test_what_becomes_of_a_trial_does_not_depend_on_the_runs_that_there_are(folder):
     """Where all is recorded already, what is given up and what others are compared with are as when
@@ -359,12 +322,6 @@ def test_data_that_change_while_a_search_goes_on_stop_it(folder):
     assert code == 2
     assert len(values(lines)) == 1
     assert "was run on other data than the search began with" in lines[-1]
-
-
-@pytest.mark.full
-def test_restart_searches_anew(folder):
-    assert len(values(search(folder)[1])) == 2
-    assert len(values(search(folder, "restart=true")[1])) == 2
 
 
 @pytest.mark.full

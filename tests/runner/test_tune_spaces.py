@@ -11,7 +11,7 @@ from fedpfl.config import plugins
 from fedpfl.ground.errors import FedpflError
 from fedpfl.runner import spaces, tuning
 from tests.command import TINY, format_override
-from tests.conftest import ROOT
+from tests.conftest import ROOT, read_cases
 from tests.runner.test_tune import run
 
 pytest.importorskip("optuna")
@@ -94,18 +94,6 @@ def test_a_folder_of_a_users_own_is_looked_in(option, folder, monkeypatch):
 
 
 @pytest.mark.full
-def test_a_command_that_is_told_finds_the_folder_again(folder, tmp_path):
-    """What tuned.csv gives to repeat final runs by."""
-    (folder / "tune" / "halfway.yaml").write_text("method.share: choice(0.3, 0.4)\n")
-    code, text = run(
-        tmp_path / "tuned", *SMALL, "method=halfway", MINE, "--config-dir", str(folder)
-    )
-    assert code == 0, text
-    (row,) = pd.read_csv(tmp_path / "tuned" / "tuned.csv").to_dict("records")
-    assert f"hydra.searchpath=['file://{folder}']" in row["command"].replace("'\"'\"'", "'")
-
-
-@pytest.mark.full
 @pytest.mark.parametrize(
     "value", ["tag(log,interval(0.01,1))", "interval(0.1,1)", "choice(0.1,1)", "0.1,1", "0.5"]
 )
@@ -145,29 +133,26 @@ def test_what_no_method_can_do_is_one_line(words, told, tmp_path):
     assert told in lines[0]
 
 
-WRONG = {
-    "method.share: choise(0.1, 0.2)": (
-        "'choise(0.1, 0.2)' is no choice(...), range(...) or interval(...)"
-    ),
-    "method.share: choice(0.1": "'choice(0.1' is no choice",
-    "method.share: [0.1, 0.2]": "must be a text such as 'choice(0.1, 1)', got [0.1, 0.2]",
-    "method.share:": "must be a text such as",
-    "- method.share": "a search space must be of keys and values",
-    "method.share: [": "while parsing",
-    "limits: 3": "limits: must be of keys and limits",
-    "limits: {method.share: over 3}": (
-        "limits: must be such as 'above 0, below layers', got 'over 3'"
-    ),
-}
+WRONG = read_cases("""
+method.share: choise(0.1, 0.2) => 'choise(0.1, 0.2)' is no choice(...), range(...) or interval(...)
+method.share: choice(0.1 => 'choice(0.1' is no choice
+method.share: [0.1, 0.2] => must be a text such as 'choice(0.1, 1)', got [0.1, 0.2]
+method.share: => must be a text such as
+- method.share => a search space must be of keys and values
+method.share: [ => while parsing
+limits: 3 => limits: must be of keys and limits
+limits: {method.share: over 3} => limits: must be such as 'above 0, below layers', got 'over 3'
+""")
 
 
-@pytest.mark.parametrize("text", WRONG)
-def test_a_file_that_is_no_space_is_one_line_with_its_name(text, folder):
-    (folder / "tune" / "halfway.yaml").write_text(text + "\n")
-    with pytest.raises(FedpflError) as raised:
-        spaces.make_search_space("halfway", [f"hydra.searchpath=['file://{folder}']"])
-    assert str(raised.value).startswith(f"{folder / 'tune' / 'halfway.yaml'}: ")
-    assert WRONG[text] in str(raised.value)
+def test_a_file_that_is_no_space_is_one_line_with_its_name(folder):
+    path = folder / "tune" / "halfway.yaml"
+    for text, told in WRONG:
+        path.write_text(f"{text}\n")
+        with pytest.raises(FedpflError) as raised:
+            spaces.make_search_space("halfway", [f"hydra.searchpath=['file://{folder}']"])
+        assert str(raised.value).startswith(f"{path}: ")
+        assert told in str(raised.value)
 
 
 @pytest.mark.parametrize(
