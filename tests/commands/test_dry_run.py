@@ -66,8 +66,8 @@ def test_a_run_is_told_as_it_then_tells_itself(tmp_path: Path) -> None:
 def test_what_an_interrupted_run_has_left(tmp_path: Path) -> None:
     interrupt(tmp_path / "run", *WORDS, "eval.every=8", after=3)
     told = foretold(*WORDS, "eval.every=8", "hydra.run.dir=run", cwd=tmp_path)
-    assert "status      interrupted after round 2, from where it goes on" in told
-    assert ": 6 rounds of" in told
+    assert "status      interrupted after round 3, from where it goes on" in told
+    assert ": 5 rounds of" in told
 
 
 def test_a_sweep_has_a_line_a_run_and_a_total(tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ import functools
 import inspect
 import math
 import random
+import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -107,15 +108,9 @@ def test_every_registered_model_has_a_file_with_its_options_and_their_defaults()
     assert {path.stem for path in (CONF / "model").glob("*.yaml")} == set(MODELS)
     for name, network in MODELS.items():
         parameters = inspect.signature(network).parameters.items()
-        options = {
-            key: parameter.default
-            for key, parameter in parameters
-            if key not in ("shape", "classes")
-        }
-        options = {
-            key: list(value) if isinstance(value, tuple) else value
-            for key, value in options.items()
-        }
+        options = {key: one.default for key, one in parameters if key not in ("shape", "classes")}
+        for key, value in options.items():
+            options[key] = list(value) if isinstance(value, tuple) else value
         common = {"weights": None, "overlap": False, "head": None}
         assert resolved(f"model={name}")["model"] == {"name": name, **options, **common}
 
@@ -145,19 +140,19 @@ def test_the_groups_of_a_method_choose_its_hyperparameters() -> None:
 # Quantile
 
 
-@pytest.mark.parametrize(
-    ("overrides", "q"),
-    [
-        ("quantile=paper dataset=fmnist partition.alpha=0.5", 0.9999),
-        ("quantile=paper dataset=organcmnist_as_published", 0.9997),
-        ("quantile=auto dataset=emnist", 0.995),
-        ("quantile=auto dataset=emnist partition=iid", 0.9999),
-        ("quantile=paper quantile.q=1", 1),
-        ("method.q=0.5", 0.5),
-    ],
-)
-def test_q_comes_from_the_table_the_fallback_or_the_user(overrides: str, q: float) -> None:
-    assert resolved("method=fedobp", *overrides.split())["method"]["q"] == q
+CHOSEN = """
+quantile=paper dataset=fmnist partition.alpha=0.5 => 0.9999
+quantile=paper dataset=organcmnist_as_published => 0.9997
+quantile=auto dataset=emnist => 0.995
+quantile=auto dataset=emnist partition=iid => 0.9999
+quantile=paper quantile.q=1 => 1
+method.q=0.5 => 0.5
+"""
+
+
+def test_q_comes_from_the_table_the_fallback_or_the_user() -> None:
+    for words, q in read_cases(CHOSEN):
+        assert resolved("method=fedobp", *words.split())["method"]["q"] == float(q), words
 
 
 # Identity
@@ -250,125 +245,116 @@ class Schema(Checked):
     switches: tuple[bool, ...] = ()
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "becomes"),
-    [
-        ("share", 1, 1.0),
-        ("share", 0.25, 0.25),
-        ("limit", None, None),
-        ("limit", 3, 3),
-        ("values", [1, 0.5], (1.0, 0.5)),
-        ("values", [0.0, -3.4e38, 1.2e-38], (0.0, -3.4e38, 1.2e-38)),
-        ("count", 2**63 - 1, 2**63 - 1),
-        ("name", "Größe 你好", "Größe 你好"),
-        ("pair", [1, 2], (1, 2)),
-        ("kind", "b", "b"),
-        ("where", "there", Path("there")),
-        ("part", 0, 0.0),
-        ("part", 1, 1.0),
-        ("rate", 1, 1.0),
-        ("rate", "auto", "auto"),
-        ("tries", 1, 1),
-        ("tries", None, None),
-        ("levels", 0, 0.0),
-        ("levels", [0, 0.99], (0.0, 0.99)),
-        ("ends", [0.1, -3], (0.1, -3.0)),
-    ],
-)
-def test_a_value_that_fits_is_taken(key: str, value: Any, becomes: Any) -> None:
-    taken = getattr(build_dataclass(Schema, {key: value}, "group"), key)
-    assert taken == becomes
-    assert type(taken) is type(becomes)
+FITTING = """
+share: 1, 1.0; 0.25, 0.25
+limit: None, None; 3, 3
+values: [1, 0.5], (1.0, 0.5); [0.0, -3.4e38, 1.2e-38], (0.0, -3.4e38, 1.2e-38)
+count: 2**63 - 1, 2**63 - 1
+name: "Größe 你好", "Größe 你好"
+pair: [1, 2], (1, 2)
+kind: "b", "b"
+where: "there", Path("there")
+part: 0, 0.0; 1, 1.0
+rate: 1, 1.0; "auto", "auto"
+tries: 1, 1; None, None
+levels: 0, 0.0; [0, 0.99], (0.0, 0.99)
+ends: [0.1, -3], (0.1, -3.0)
+"""
+"""Key: what is given, what it becomes."""
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "meant"),
-    [
-        ("count", 10.0, "10"),
-        ("count", 0.5, ""),
-        ("count", 1e300, ""),
-        ("values", 0.5, "[0.5]"),
-        ("values", "abc", ""),
-        ("ends", 0.5, ""),  # a list of two
-        ("kinds", "bb", "[bb]"),
-        ("kinds", "b", ""),
-        ("kinds", ["bbb"], "bb"),
-    ],
-)
-def test_what_was_meant_is_sensible_or_absent(key: str, value: Any, meant: str) -> None:
-    with pytest.raises(FedpflError) as caught:
-        build_dataclass(Schema, {key: value}, "")
-    assert str(caught.value).partition("; ")[2] == (f"did you mean {meant}?" if meant else "")
+def test_a_value_that_fits_is_taken() -> None:
+    for key, pairs in read_cases(FITTING, ": "):
+        for pair in pairs.split("; "):
+            value, becomes = eval(pair)
+            taken = getattr(build_dataclass(Schema, {key: value}, "group"), key)
+            assert taken == becomes
+            assert type(taken) is type(becomes)
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "allowed"),
-    [
-        ("count", True, "a whole number"),
-        ("count", 1.0, "a whole number"),
-        ("count", "abc", "a whole number"),
-        ("count", None, "a whole number"),
-        ("share", True, "a number"),
-        ("share", "abc", "a number"),
-        ("fast", 1, "true or false"),
-        ("name", 3, "a text"),
-        ("kind", "c", "one of a, b"),
-        ("kind", ["a"], "one of a, b"),
-        ("limit", 0.5, "a whole number or null"),
-        ("values", [0.5, "abc"], "a list of numbers"),
-        ("values", 0.5, "a list of numbers"),
-        ("kinds", ["c"], "a list of values, each one of a, bb"),
-        ("switches", 0, "a list of values, each true or false"),
-        ("pair", [1, 0.5], "a list of whole numbers"),
-        ("where", 3, "a path or null"),
-        ("part", -0.1, "between 0 and 1"),
-        ("part", 1.1, "between 0 and 1"),
-        ("part", "abc", "a number"),
-        ("rate", 0, "above 0 and at most 1, or auto"),
-        ("rate", 1.1, "above 0 and at most 1, or auto"),
-        ("rate", "aut", "a number or auto"),
-        ("tries", 0, "1 or more, or null"),
-        ("tries", 1.5, "a whole number or null"),
-        ("levels", 1, "at least 0 and below 1"),
-        ("levels", [0.5, 1], "at least 0 and below 1"),
-        ("levels", "abc", "a number or a list of numbers"),
-        ("ends", [0, 1], "a positive number"),
-        ("ends", [1], "a list of 2 numbers"),
-    ],
-)
-def test_a_value_that_does_not_fit_is_named_with_what_is_allowed(key, value, allowed):
-    with pytest.raises(FedpflError) as caught:
-        build_dataclass(Schema, {key: value}, "group")
-    message = str(caught.value)
-    assert message.startswith(f"group.{key} must be {allowed}, got ")
-    assert "\n" not in message
-    with pytest.raises(ValueError, match="must be") as caught:  # also where Python makes it
-        Schema(**{key: value})
-    assert str(caught.value) == message.removeprefix("group.")
+MEANT = """
+count: 10.0 => 10
+count: 0.5, 1e300 =>
+values: 0.5 => [0.5]
+values: "abc" =>
+ends: 0.5 =>
+kinds: "bb" => [bb]
+kinds: "b" =>
+kinds: ["bbb"] => bb
+"""
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "reason"),
-    [
-        ("share", math.inf, "a finite number, got inf"),
-        ("share", -math.inf, "a finite number, got -inf"),
-        ("share", math.nan, "a finite number, got nan"),
-        ("share", 3.5e38, "within 1.2e-38 and 3.4e+38 in size, as float32 is, got 3.5e+38"),
-        ("share", -1e-39, "within 1.2e-38 and 3.4e+38 in size, as float32 is, got -1e-39"),
-        ("share", 10**40, f"a whole number of at most 64 bits, got {10**40}"),
-        ("count", 2**63, f"a whole number of at most 64 bits, got {2**63}"),
-        ("limit", -(2**63) - 1, f"a whole number of at most 64 bits, got {-(2**63) - 1}"),
-        ("values", [0.5, math.inf], "a finite number, got inf"),
-        ("pair", [2**64], f"a whole number of at most 64 bits, got {2**64}"),
-        ("name", "a\x9bb", r"a text without control characters, got 'a\x9bb'"),
-        ("kind", "a\n", r"a text without control characters, got 'a\n'"),
-        ("where", "\0", r"a text without control characters, got '\x00'"),
-    ],
-)
-def test_what_cannot_be_computed_with_or_written_down_is_refused(key, value, reason):
-    with pytest.raises(FedpflError) as caught:
-        build_dataclass(Schema, {key: value}, "group")
-    assert str(caught.value) == f"group.{key} must be {reason}"
+def test_what_was_meant_is_sensible_or_absent() -> None:
+    for line in MEANT.strip().splitlines():
+        key, values, meant = re.fullmatch(r"(\w+): (.*) =>(?: (.*))?", line).groups()
+        for value in eval(f"[{values}]"):
+            with pytest.raises(FedpflError) as caught:
+                build_dataclass(Schema, {key: value}, "")
+            told = str(caught.value).partition("; ")[2]
+            assert told == (f"did you mean {meant}?" if meant else ""), line
+
+
+UNFITTING = """
+count: True, 1.0, "abc", None => a whole number
+share: True, "abc" => a number
+fast: 1 => true or false
+name: 3 => a text
+kind: "c", ["a"] => one of a, b
+limit: 0.5 => a whole number or null
+values: [0.5, "abc"], 0.5 => a list of numbers
+kinds: ["c"] => a list of values, each one of a, bb
+switches: 0 => a list of values, each true or false
+pair: [1, 0.5] => a list of whole numbers
+where: 3 => a path or null
+part: -0.1, 1.1 => between 0 and 1
+part: "abc" => a number
+rate: 0, 1.1 => above 0 and at most 1, or auto
+rate: "aut" => a number or auto
+tries: 0 => 1 or more, or null
+tries: 1.5 => a whole number or null
+levels: 1, [0.5, 1] => at least 0 and below 1
+levels: "abc" => a number or a list of numbers
+ends: [0, 1] => a positive number
+ends: [1] => a list of 2 numbers
+"""
+
+
+def test_a_value_that_does_not_fit_is_named_with_what_is_allowed():
+    for given, allowed in read_cases(UNFITTING):
+        key, _, values = given.partition(": ")
+        for value in eval(f"[{values}]"):
+            with pytest.raises(FedpflError) as caught:
+                build_dataclass(Schema, {key: value}, "group")
+            message = str(caught.value)
+            assert message.startswith(f"group.{key} must be {allowed}, got ")
+            assert "\n" not in message
+            with pytest.raises(ValueError, match="must be") as caught:  # also where Python makes it
+                Schema(**{key: value})
+            assert str(caught.value) == message.removeprefix("group.")
+
+
+UNUSABLE = r"""
+share: math.inf => a finite number, got inf
+share: math.nan => a finite number, got nan
+share: 3.5e38 => within 1.2e-38 and 3.4e+38 in size, as float32 is, got 3.5e+38
+share: -1e-39 => within 1.2e-38 and 3.4e+38 in size, as float32 is, got -1e-39
+share: 2**64 => a whole number of at most 64 bits, got 18446744073709551616
+count: 2**63 => a whole number of at most 64 bits, got 9223372036854775808
+limit: -(2**63) - 1 => a whole number of at most 64 bits, got -9223372036854775809
+values: [0.5, math.inf] => a finite number, got inf
+pair: [2**64] => a whole number of at most 64 bits, got 18446744073709551616
+name: "a\x9bb" => a text without control characters, got 'a\x9bb'
+kind: "a\n" => a text without control characters, got 'a\n'
+where: "\0" => a text without control characters, got '\x00'
+"""
+
+
+def test_what_cannot_be_computed_with_or_written_down_is_refused():
+    for given, reason in read_cases(UNUSABLE):
+        key, _, value = given.partition(": ")
+        with pytest.raises(FedpflError) as caught:
+            build_dataclass(Schema, {key: eval(value)}, "group")
+        assert str(caught.value) == f"group.{key} must be {reason}"
 
 
 def test_an_unknown_key_is_named_with_the_known_ones() -> None:
@@ -409,24 +395,21 @@ def test_whatever_stands_for_a_value_is_taken_or_refused_in_one_line() -> None:
     assert all(line.isprintable() for line in refused)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        ("quantile.table=3", "quantile.table must map data sets to alphas to q, got 3"),
-        ("dataset=mnist quantile.table.mnist={0.1:x}", "quantile.q must be a number, got 'x'"),
-        ("~quantile.table", "quantile.table must map data sets to alphas to q, got None"),
-        (
-            "~quantile.otherwise dataset=digits partition.alpha=0.3",
-            "quantile=paper: Table II has no q for dataset digits",
-        ),
-        ("local=3", "local must be a group of keys, got 3"),
-    ],
-)
-def test_a_configuration_that_cannot_be_resolved_is_one_line(overrides: str, message: str) -> None:
-    with pytest.raises(FedpflError) as caught:
-        check_config(compose_once(*overrides.split()))
-    assert str(caught.value).startswith(message)
-    assert "\n" not in str(caught.value)
+UNRESOLVED = """
+quantile.table=3 => quantile.table must map data sets to alphas to q, got 3
+dataset=mnist quantile.table.mnist={0.1:x} => quantile.q must be a number, got 'x'
+~quantile.table => quantile.table must map data sets to alphas to q, got None
+~quantile.otherwise partition.alpha=0.3 => quantile=paper: Table II has no q for dataset digits
+local=3 => local must be a group of keys, got 3
+"""
+
+
+def test_a_configuration_that_cannot_be_resolved_is_one_line() -> None:
+    for words, message in read_cases(UNRESOLVED):
+        with pytest.raises(FedpflError) as caught:
+            check_config(compose_once(*words.split()))
+        assert str(caught.value).startswith(message)
+        assert "\n" not in str(caught.value)
 
 
 def test_a_missing_key_and_a_missing_group_are_named() -> None:
@@ -462,12 +445,12 @@ partition=fixed_dirichlet partition.alpha=0.01 => a client is to have
 """
 
 
-@pytest.mark.parametrize(("overrides", "message"), read_cases(UNHAD))
-def test_data_that_cannot_be_had_is_one_line(overrides: str, message: str) -> None:
-    with pytest.raises(FedpflError) as caught:
-        build_run(check_config(compose_once(*overrides.split())))
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
+def test_data_that_cannot_be_had_is_one_line() -> None:
+    for words, message in read_cases(UNHAD):
+        with pytest.raises(FedpflError) as caught:
+            build_run(check_config(compose_once(*words.split())))
+        assert message in str(caught.value)
+        assert "\n" not in str(caught.value)
 
 
 # Build
@@ -486,56 +469,37 @@ def test_build_gives_checked_objects() -> None:
 
 
 def test_a_share_is_held_out_for_validation() -> None:
-    plain, held = (
-        build_run(check_config(compose_once(*TINY, f"validation={share}"))) for share in (0, 0.25)
-    )
+    words = [(*TINY, f"validation={share}") for share in (0, 0.25)]
+    plain, held = (build_run(check_config(compose_once(*own))) for own in words)
     assert plain.federation.validation == ()
     for client in range(4):
         parts = held.federation.train[client], held.federation.validation[client]
         assert [len(part) for part in parts] == [14, 4]
         assert sorted(torch.cat(parts).tolist()) == sorted(plain.federation.train[client].tolist())
-    assert (held.config["validation"], held.identity) != (
-        plain.config["validation"],
-        plain.identity,
-    )
+    assert held.identity != plain.identity
 
 
 def test_own_arrays_with_groups_and_a_test_part(tmp_path: Path) -> None:
-    x = np.zeros((60, 9, 128), np.float32)
-    np.savez(
-        tmp_path / "own.npz",
-        x=x,
-        y=np.arange(60) % 3,
-        groups=np.repeat(["a", "b", "c"], 20),
-        test_from=30,
-    )
+    held = {"x": np.zeros((60, 9, 128), np.float32), "y": np.arange(60) % 3}
+    held |= {"groups": np.repeat(["a", "b", "c"], 20), "test_from": 30}
+    np.savez(tmp_path / "own.npz", **held)
     own = ["dataset=npz", format_override("dataset.path", tmp_path / "own.npz"), "model=har_cnn"]
     run = build_run(check_config(compose_once(*own, "partition=groups", "clients=6")))
     assert run.federation.shape == (9, 128)
     assert run.federation.train_sizes.tolist() == [8] * 6
-    run = build_run(
-        check_config(
-            compose_once(
-                *own, "partition=shuffled_shards", "partition.classes_per_client=1", "clients=3"
-            )
-        )
-    )
+    own += ["partition=shuffled_shards", "partition.classes_per_client=1", "clients=3"]
+    run = build_run(check_config(compose_once(*own)))
     assert run.federation.train_sizes.tolist() == [10] * 3
     assert run.federation.test_sizes.tolist() == [10] * 3
 
 
 def test_a_partitions_own_seed_decides_it_alone() -> None:
-    runs = [
-        build_run(
-            check_config(
-                compose_once(*TINY, "validation=0.2", f"seed={seed}", f"partition.seed={own}")
-            )
-        )
-        for seed, own in ((3, "null"), (1, 3), (2, 3))
-    ]
+    runs = []
+    for seed, own in ((3, "null"), (1, 3), (2, 3)):
+        words = ("validation=0.2", f"seed={seed}", f"partition.seed={own}")
+        runs.append(build_run(check_config(compose_once(*TINY, *words))))
     splits = [
-        [list(getattr(run.federation, split)) for split in ("train", "test", "validation")]
-        for run in runs
+        (run.federation.train, run.federation.test, run.federation.validation) for run in runs
     ]
     assert_same(splits[0], splits[1])
     assert_same(splits[0], splits[2])
@@ -554,12 +518,8 @@ def test_the_seed_decides_partition_and_model() -> None:
 
 
 def test_groups_that_no_client_is_made_of_are_told(tmp_path):
-    words = (
-        "dataset=npz",
-        format_override("dataset.path", tmp_path / "own.npz"),
-        "model=mlp",
-        "clients=4",
-    )
+    words = ("dataset=npz", format_override("dataset.path", tmp_path / "own.npz"))
+    words += ("model=mlp", "clients=4")
     x = np.zeros((80, 4), np.float32)
     np.savez(tmp_path / "own.npz", x=x, y=np.arange(80) % 2, groups=np.arange(80) // 20)
     (note,) = build_run(check_config(compose_once(*words, "partition=iid"))).notes
@@ -588,10 +548,8 @@ def test_a_value_that_asks_for_itself_is_one_line(tmp_path):
 
 
 def test_one_run_asks_nothing_of_the_folder_of_sweeps(tmp_path):
-    assert (
-        run_command(*TINY, "model=mlp", "hydra.sweep.dir='${hydra:sweep.dir}'", cwd=tmp_path).code
-        == 0
-    )
+    words = (*TINY, "model=mlp", "hydra.sweep.dir='${hydra:sweep.dir}'")
+    assert run_command(*words, cwd=tmp_path).code == 0
 
 
 def test_runs_ask_for_their_places_side_by_side():

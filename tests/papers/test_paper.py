@@ -97,9 +97,7 @@ def test_ablations_and_other_quantiles_are_no_row_of_the_main_table(root: Path) 
         add(root, key, 99.0, OBP | {key: value}, seed=1)
     add(root, "q", 99.5, OBP | {"q": 0.9}, seed=1)
     assert cell(root, "FedOBP").mean == 96.5
-    assert any(
-        "Several configurations fit FedOBP" in note for note in fill("fedobp/table4", root).notes
-    )
+    assert "Several configurations fit FedOBP" in " ".join(fill("fedobp/table4", root).notes)
 
 
 def test_the_run_nearest_to_the_papers_settings_is_shown(root: Path) -> None:
@@ -120,14 +118,9 @@ def test_unfinished_runs_are_marked(root: Path) -> None:
 
 
 def test_faulty_normalisation_has_a_table_of_its_own(root: Path) -> None:
-    faulty = {"name": "organamnist", "mean": [118.7546], "std": [62.3489]}
-    add(
-        root,
-        "sound",
-        95.0,
-        "fedper",
-        dataset={"name": "organamnist", "mean": [0.46], "std": [0.24]},
-    )
+    sound = {"name": "organamnist", "mean": [0.46], "std": [0.24]}
+    faulty = sound | {"mean": [118.7546], "std": [62.3489]}
+    add(root, "sound", 95.0, "fedper", dataset=sound)
     add(root, "faulty", 67.0, "fedper", dataset=faulty)
     assert cell(root, "FedPer", dataset="organamnist").mean == 95.0
     shown = cell(root, "FedPer", "fedobp/table4_as_published", "organamnist")
@@ -161,9 +154,7 @@ def test_table_5_tells_normalisations_apart(root: Path) -> None:
     [note] = [note for note in fill("fedobp/table5", root).notes if "differs" in note]
     assert " q " not in note
     add(root, "q", 94.0, earlier | {"q": 0.9999}, seed=1)
-    assert any(
-        "q 0.9999 (published 0.999705)" in note for note in fill("fedobp/table5", root).notes
-    )
+    assert "q 0.9999 (published 0.999705)" in " ".join(fill("fedobp/table5", root).notes)
 
 
 def test_fedobp_is_shown_without_momentum_and_others_with(root: Path) -> None:
@@ -181,24 +172,14 @@ def test_fedobp_is_shown_without_momentum_and_others_with(root: Path) -> None:
 def test_other_data_sets_take_the_columns_where_there_is_none_of_the_papers(tmp_path: Path) -> None:
     add(tmp_path, "a", 95.0, "fedavg", dataset="digits")
     grid = fill("fedobp/table3", tmp_path)
-    assert [(one.group, one.heading) for one in grid.columns[1:]] == [
-        ("Digits", f"Dir({a})") for a in (0.1, 0.5)
-    ]
+    heads = [(one.group, one.heading) for one in grid.columns[1:]]
+    assert heads == [("Digits", "Dir(0.1)"), ("Digits", "Dir(0.5)")]
     assert grid.rows[1][1].value == 95.0
     assert all("dataset=digits" in command.split() for command in grid.commands)
-    spu = {
-        "method": {"name": "fedspu"},
-        "model": {"name": "fedspu_emnist"},
-        "stopping": {"early": False},
-    }
+    changes = {"method": "fedspu", "model": "fedspu_emnist", "stopping": {"early": False}}
     for alpha in (0.1, 0.5, 1.0):
-        write_run(
-            tmp_path / f"s{alpha}",
-            {4: 90 + alpha},
-            dataset="digits",
-            partition={"alpha": alpha},
-            **spu,
-        )
+        own: dict[str, Any] = {"dataset": "digits", "partition": {"alpha": alpha}, **changes}
+        write_run(tmp_path / f"s{alpha}", {4: 90 + alpha}, **own)
     assert fill("fedspu/table1", tmp_path).frame["own"].tolist()[-1] == pytest.approx(90 + 1.6 / 3)
 
 
@@ -239,10 +220,8 @@ def test_plans_are_what_the_experiments_run(name: str) -> None:
     for i in range(len(plan.rows)):
         every = [plan.overrides_of(i, j, place.alphas[0]) for j, place in enumerate(plan.columns)]
         for experiment in {words["experiment"] for words in every}:
-            params, words = (
-                swept(composed(f"experiment={experiment}")),
-                [w for w in every if w["experiment"] == experiment],
-            )
+            params = swept(composed(f"experiment={experiment}"))
+            words = [one for one in every if one["experiment"] == experiment]
             for key in words[0].keys() - {"experiment"}:
                 own = list(dict.fromkeys(each[key] for each in words))
                 known = params.get(key, ["0.1"])
@@ -271,9 +250,10 @@ def test_the_whole_of_a_table_is_its_experiments(name: str) -> None:
     assert set(found.values()) == {1}
 
 
-@pytest.mark.parametrize(
-    "name", keep_quick(["fedpurin/table2", *sorted(PLANS.keys() - {*FEDOBP, "fedpurin/table2"})])
-)
+OTHERS = sorted(PLANS.keys() - {*FEDOBP, "fedpurin/table2"})
+
+
+@pytest.mark.parametrize("name", keep_quick(["fedpurin/table2", *OTHERS]))
 def test_what_a_command_runs_fits_its_cell(name: str, tmp_path: Path) -> None:
     """Every line in one column, every column in one line."""
     plan = PLANS[name]
@@ -330,52 +310,51 @@ def change(path: Path, name: str = "rounds.csv", **columns: list[float]) -> None
     rows.assign(**columns).to_csv(path / name, index=False)
 
 
-def both(root: Path, table: str, row: str, dataset: str, setting: str) -> tuple[float, ...]:
-    """Return the own value of a cell by our rule and by the paper's, and the published one."""
-    found = []
-    for rule in (Selection(), None):
-        frame = fill_table(table, groups(runs(root)), rule).frame
-        is_cell = (frame[["row", "dataset", "setting"]] == [row, dataset, setting]).all(axis=1)
-        ((own, known),) = frame[is_cell][["own", "published"]].to_numpy()
-        found.append(own)
-    return found[0], found[1], known
+def assert_cells(root: Path, column: tuple[str, str], text: str) -> None:
+    """Compare cells of a data set and setting, a line each: table, row, and the value by our rule,
+    by the paper's, and the published one.
+    """
+    for table, row, values in read_cases(text, " | "):
+        found = []
+        for rule in (Selection(), None):
+            frame = fill_table(table, groups(runs(root)), rule).frame
+            is_cell = (frame[["row", "dataset", "setting"]] == [row, *column]).all(axis=1)
+            ((own, known),) = frame[is_cell][["own", "published"]].to_numpy()
+            found.append(own)
+        wanted = [*map(float, values.split())]
+        assert [*found, known] == pytest.approx(wanted, nan_ok=True), (table, row)
 
 
 def test_fedobp_by_the_best_of_its_checkpoints_pooled(tmp_path: Path) -> None:
     accuracy = {100: 90.0, 150: 99.0, 200: 80.0}
     write_run(tmp_path / "a", accuracy, reached=200, method="fedper", partition=FMNIST, rounds=200)
-    assert both(tmp_path, "fedobp/table4", "FedPer", "FMNIST", "Dir(0.1)") == (80.0, 91.0, 96.24)
+    assert_cells(tmp_path, ("FMNIST", "Dir(0.1)"), "fedobp/table4 | FedPer | 80 91 96.24")
 
 
 def test_fedselect_right_after_the_last_training(tmp_path: Path) -> None:
     dealt = {"name": "shuffled_shards", "classes_per_client": 2, "alpha": None}
     usual = {"name": "fedselect", "alpha": 0.3, "personalise": "most", "layer": None}
-    for name, accuracy, method in (
-        ("select", 80.0, usual),
-        ("half", 81.0, usual | {"alpha": 0.5}),
-        ("least", 82.0, usual | {"personalise": "least"}),
-        ("layer", 83.0, usual | {"personalise": 5}),
-        ("avg", 30.0, "fedavg"),
-        ("babu", 40.0, "fedbabu"),
-    ):
-        add(tmp_path, name, accuracy, method, dataset="cifar10", partition=dealt, clients=10)
-    setting = "CIFAR10", "10 clients, 2 classes each"
-    assert both(tmp_path, "fedselect/table1", "FedSelect", *setting) == (80.0, 64.0, 82.25)
-    assert both(tmp_path, "fedselect/table1", "FedAvg", *setting) == (30.0, 30.0, 27.70)
-    assert both(tmp_path, "fedselect/table1", "FedAvg+FT", *setting) == (32.0, 32.0, 75.30)
-    assert both(tmp_path, "fedselect/table1", "FedBABU", *setting) == (42.0, 42.0, 75.45)
-    assert both(tmp_path, "fedselect/table2", "FedSelect (alpha=0.50)", *setting) == (
-        81.0,
-        64.0,
-        82.20,
+    methods: list[Any] = [usual, usual | {"alpha": 0.5}, usual | {"personalise": "least"}]
+    methods += [usual | {"personalise": 5}, "fedavg", "fedbabu"]
+    for method, accuracy in zip(methods, (80.0, 81.0, 82.0, 83.0, 30.0, 40.0), strict=True):
+        changes = {"dataset": "cifar10", "partition": dealt, "clients": 10}
+        add(tmp_path, str(accuracy), accuracy, method, **changes)
+    assert_cells(
+        tmp_path,
+        ("CIFAR10", "10 clients, 2 classes each"),
+        """
+        fedselect/table1 | FedSelect | 80 64 82.25
+        fedselect/table1 | FedAvg | 30 30 27.70
+        fedselect/table1 | FedAvg+FT | 32 32 75.30
+        fedselect/table1 | FedBABU | 42 42 75.45
+        fedselect/table2 | FedSelect (alpha=0.50) | 81 64 82.20
+        fedselect/table3 | Personalize Least | 82 64 79.87
+        fedselect/table3 | Layer B | 83 64 78.36
+        """,
     )
-    assert both(tmp_path, "fedselect/table3", "Personalize Least", *setting) == (82.0, 64.0, 79.87)
-    assert both(tmp_path, "fedselect/table3", "Layer B", *setting) == (83.0, 64.0, 78.36)
     table = fill("fedselect/table3", tmp_path)
-    assert any(
-        note.startswith("Which layers the paper calls A to D is not stated") for note in table.notes
-    )
-    assert any("method.personalise=least,0,5,10,15,random" in command for command in table.commands)
+    assert "Which layers the paper calls A to D is not stated" in " ".join(table.notes)
+    assert "method.personalise=least,0,5,10,15,random" in " ".join(table.commands)
 
 
 GROWN = "what is described there, a pruned model that grows, is another method than its authors'."
@@ -387,10 +366,13 @@ def spu(root: Path, name: str, accuracy: float, alpha: float, early=False, **own
     return add(root, name, accuracy, own, **changes)
 
 
+THREE = ("CIFAR10", "mean of Dir(0.1), Dir(0.5), Dir(1)")
+ROUNDS = ("CIFAR10", "500 rounds")
+
+
 def test_fedspu_over_three_alphas(tmp_path: Path) -> None:
     for accuracy, alpha in ((50.0, 0.1), (52.0, 0.5)):
         spu(tmp_path, f"a{alpha}", accuracy, alpha)
-    mean = "CIFAR10", "mean of Dir(0.1), Dir(0.5), Dir(1)"
     half = fill("fedspu/table1", tmp_path)
     assert math.isnan(half.rows[-1][2].value)
     told = "python -m fedpfl.train experiment=fedspu/cifar10 method=prunefl,fjord,hermes,fedmp"
@@ -398,64 +380,52 @@ def test_fedspu_over_three_alphas(tmp_path: Path) -> None:
     assert f"{told},fedspu stopping.early=false partition.alpha=1" in half.commands
     spu(tmp_path, "a1", 57.0, 1.0)
     spu(tmp_path, "early", 10.0, 1.0, early=True)
-    assert both(tmp_path, "fedspu/table1", "FedSPU", *mean) == (53.0, 53.0, 51.81)
+    assert_cells(tmp_path, THREE, "fedspu/table1 | FedSPU | 53 53 51.81")
     assert fill("fedspu/table3", tmp_path).frame["own"].notna().sum() == 1
-    # Down 10,000 values and three times 6,000, up four times 10,000: 68,000.
-    volume = both(tmp_path, "fedspu/table3", "FedSPU (volume)", "CIFAR10", "500 rounds")
-    assert volume == (pytest.approx(68_000 * 4 / 1e9), pytest.approx(68_000 * 32 / 1e9), 18.04)
+    # Down 10,000 values and three times 6,000, up four times 10,000: 68,000 of 4 bytes or 32 bits.
+    assert_cells(tmp_path, ROUNDS, "fedspu/table3 | FedSPU (volume) | 2.72e-4 2.176e-3 18.04")
     hours = "Hours are those of simulated devices (docs/system.md), which are ours, not the paper's"
     assert fill_table("fedspu/table3", []).notes[0].startswith(hours)
     assert fill_table("fedspu/table1", []).notes == ("Without own values: FedSelect; " + GROWN,)
 
 
 def test_fedspu_with_early_stopping(tmp_path: Path) -> None:
+    """Hours are simulated ones; after two rounds fewer are active than a round takes, which is
+    where the published count ends.
+    """
     for alpha in (0.1, 0.5, 1.0):
         path = spu(tmp_path, f"a{alpha}", 40.0 + 10 * alpha, alpha, early=True)
         change(path, participants=[10, 10, 7, 3])
-    shown = both(
-        tmp_path, "fedspu/table2", "FedSPU", "CIFAR10", "mean of Dir(0.1), Dir(0.5), Dir(1)"
-    )
-    assert shown == (pytest.approx(40 + 16 / 3), pytest.approx(40 + 16 / 3), 42.66)
-    assert both(tmp_path, "fedspu/table4", "FedSPU+ES", "CIFAR10", "Dir(0.5)") == (3.0, 3.0, 216.0)
+    own = 40 + 16 / 3
+    assert_cells(tmp_path, THREE, f"fedspu/table2 | FedSPU | {own} {own} 42.66")
+    half = ("CIFAR10", "Dir(0.5)")
+    assert_cells(tmp_path, half, "fedspu/table4 | FedSPU+ES | 3 3 216")
     spu(tmp_path, "whole", 40.0, 0.5)
-    assert both(tmp_path, "fedspu/table4", "FedSPU", "CIFAR10", "Dir(0.5)") == (4.0, 4.0, 500.0)
-    # In all rounds 68,000 values; before the third, where the published count ends, 36,000.
-    volume = both(tmp_path, "fedspu/table3", "FedSPU+ES (volume)", "CIFAR10", "500 rounds")
-    assert volume == (pytest.approx(68_000 * 4 / 1e9), pytest.approx(36_000 * 32 / 1e9), 6.37)
-
-
-def test_hours_are_simulated_ones(tmp_path: Path) -> None:
-    """After two rounds fewer are active than a round takes: the published count ends there. Without
-    devices none.
-    """
-    for alpha in (0.1, 0.5, 1.0):
-        path = spu(tmp_path, f"a{alpha}", 50.0, alpha, early=True)
-        change(path, participants=[10, 10, 7, 3])
-    assert math.isnan(
-        both(tmp_path, "fedspu/table3", "FedSPU+ES (hours)", "CIFAR10", "500 rounds")[0]
-    )
+    assert_cells(tmp_path, half, "fedspu/table4 | FedSPU | 4 4 500")
+    # In all rounds 68,000 values; before the third 36,000.
+    assert_cells(tmp_path, ROUNDS, "fedspu/table3 | FedSPU+ES (volume) | 2.72e-4 1.152e-3 6.37")
+    assert_cells(tmp_path, ROUNDS, "fedspu/table3 | FedSPU+ES (hours) | nan nan 8.9")
     for path in tmp_path.iterdir():
         change(path, sim_seconds=[3600.0, 1800.0, 900.0, 900.0])
-    hours = both(tmp_path, "fedspu/table3", "FedSPU+ES (hours)", "CIFAR10", "500 rounds")
-    assert hours == (pytest.approx(2.0), pytest.approx(1.5), 8.9)
+    assert_cells(tmp_path, ROUNDS, "fedspu/table3 | FedSPU+ES (hours) | 2 1.5 8.9")
 
 
 def test_runs_that_no_paper_has_are_told_of_or_left_out(tmp_path: Path) -> None:
-    def fill_with(name: str, **changes: Any) -> Any:
+    def fill_with(name: str, **changes: Any) -> tuple[str, bool]:
         write_run(tmp_path / name / "run", {4: 70.0}, partition="published", **changes)
-        return fill_table("fedobp/table4", groups(runs(tmp_path / name)))
+        table = fill_table("fedobp/table4", groups(runs(tmp_path / name)))
+        return " ".join(table.notes), table.frame["seeds"].any()
 
-    assert "privacy" not in " ".join(fill_with("plain").notes)
-    assert "privacy.name client (published none)" in " ".join(
-        fill_with("private", privacy="client").notes
-    )
-    late = {"name": "simulated", "profile": "uniform", "deadline": 3.0}
-    assert "system.deadline 3.0 (published none)" in " ".join(fill_with("late", system=late).notes)
-    phones = {"name": "simulated", "profile": "phones"}
-    assert not fill_with("phones", system=phones).frame["seeds"].any()
+    assert "privacy" not in fill_with("plain")[0]
+    assert "privacy.name client (published none)" in fill_with("private", privacy="client")[0]
+    simulated = {"name": "simulated", "profile": "uniform"}
+    late, _ = fill_with("late", system=simulated | {"deadline": 3.0})
+    assert "system.deadline 3.0 (published none)" in late
+    assert not fill_with("phones", system=simulated | {"profile": "phones"})[1]
 
 
 def test_fedpurin_by_the_best_round_before_averaging(tmp_path: Path) -> None:
+    """FedAvg has no beta: its traffic is of all rounds, 28,000 values of 40 clients."""
     fixed = {"partition": {"name": "fixed_dirichlet", "alpha": 0.1}}
     method = {"name": "fedpurin", "score": "gradient", "hessian": False, "beta": 2}
     path = add(tmp_path, "purin", 90.0, method, **fixed)
@@ -463,59 +433,55 @@ def test_fedpurin_by_the_best_round_before_averaging(tmp_path: Path) -> None:
     change(path, cohort_after=[60.0, 75.0, 70.0, 65.0], bits_down=positions)
     add(tmp_path, "delta", 91.0, method | {"score": "delta", "hessian": True}, **fixed)
     add(tmp_path, "avg", 92.0, "fedavg", **fixed)
-    fmnist = "FMNIST", "Dir(0.1)"
-    assert both(tmp_path, "fedpurin/table1", "FedPURIN", *fmnist) == (90.0, 75.0, 96.55)
-    assert both(tmp_path, "fedpurin/table1", "FedAvg", *fmnist) == (92.0, 64.0, 97.05)
-    assert both(tmp_path, "fedpurin/table2", "FedPURIN (delta theta, Hessian)", *fmnist) == (
-        91.0,
-        64.0,
-        96.48,
+    bits = [32_000, 26_600, 16_000 * 32 / 20, 20_200, 600 * 32, 700 * 32]
+    up, down, published, late, later, whole = (count / (8 * 2**20) for count in bits)
+    assert_cells(
+        tmp_path,
+        ("FMNIST", "Dir(0.1)"),
+        f"""
+        fedpurin/table1 | FedPURIN | 90 75 96.55
+        fedpurin/table1 | FedAvg | 92 64 97.05
+        fedpurin/table2 | FedPURIN (delta theta, Hessian) | 91 64 96.48
+        fedpurin/table3 | FedPURIN, up, before beta | {up} {up} 2.38
+        fedpurin/table3 | FedPURIN, down, before beta | {down} {published} 4.34
+        fedpurin/table3 | FedPURIN, down, after beta | {late} {later} 0.69
+        fedpurin/table3 | FedAvg, down, after beta | {whole} {whole} 4.69
+        """,
     )
-    mebi = 8 * 2**20
-    up = both(tmp_path, "fedpurin/table3", "FedPURIN, up, before beta", *fmnist)
-    assert up == (pytest.approx(32_000 / mebi), pytest.approx(32_000 / mebi), 2.38)
-    down = both(tmp_path, "fedpurin/table3", "FedPURIN, down, before beta", *fmnist)
-    assert down == (pytest.approx(26_600 / mebi), pytest.approx(16_000 * 32 / 20 / mebi), 4.34)
-    late = both(tmp_path, "fedpurin/table3", "FedPURIN, down, after beta", *fmnist)
-    assert late == (pytest.approx(20_200 / mebi), pytest.approx(600 * 32 / mebi), 0.69)
-    # FedAvg has no beta: all rounds, 28,000 values of 40 clients.
-    whole = both(tmp_path, "fedpurin/table3", "FedAvg, down, after beta", *fmnist)
-    assert whole == (pytest.approx(700 * 32 / mebi), pytest.approx(700 * 32 / mebi), 4.69)
 
 
 def test_subflot_after_training_and_by_domain(tmp_path: Path) -> None:
+    """Clients 0 to 4 hold art paintings, 5 to 9 cartoons, then photos and sketches."""
     whole = {"name": "subflot", "otp": True, "sar": True, "ota": True}
-    twenty: dict[str, Any] = {"clients": 20, "partition": {"name": "dirichlet", "alpha": 0.1}}
-    add(tmp_path, "dir", 45.0, whole, dataset="cifar100", **twenty)
-    add(tmp_path, "others", 99.0, whole, dataset="cifar100", partition=twenty["partition"])
+    dirichlet = {"name": "dirichlet", "alpha": 0.1}
     shards = {"name": "shards", "classes_per_client": 10, "alpha": None}
-    add(tmp_path, "shards", 55.0, whole, dataset="cifar100", clients=20, partition=shards)
-    add(tmp_path, "without", 80.0, whole | {"ota": False}, dataset="cifar10", **twenty)
-    pacs = add(tmp_path, "pacs", 40.0, whole, dataset="pacs", clients=20, partition="groups")
-    pd.DataFrame({"client": range(20), "accuracy": map(float, range(20))}).to_csv(
-        pacs / "clients.csv", index=False
-    )
-    cifar = {"practical": (45.0, 64.0, 44.88), "pathological": (55.0, 64.0, 58.37)}
-    for setting, values in cifar.items():
-        assert both(tmp_path, "subflot/main", "SubFLOT", "CIFAR100", setting) == values
-    skew = "CIFAR100", "label skew or real world"
-    assert both(tmp_path, "subflot/label_skew", "SubFLOT", *skew) == (55.0, 64.0, 58.37)
-    ablated = "SubFLOT w/o OTA", "CIFAR10", "Dir(0.1)"
-    assert both(tmp_path, "subflot/ablation", *ablated) == (80.0, 64.0, 81.41)
-    # Clients 0 to 4 hold art paintings, 5 to 9 cartoons, then photos and sketches.
-    assert both(tmp_path, "subflot/pacs", "SubFLOT", "PACS", "Photo") == (12.0, 12.0, 48.23)
-    assert both(tmp_path, "subflot/pacs", "SubFLOT", "PACS", "Art") == (2.0, 2.0, 28.73)
-    assert both(tmp_path, "subflot/pacs", "SubFLOT", "PACS", "Avg") == (40.0, 40.0, 41.58)
-    assert (
-        "Without own values: 10 clients, 100 clients; the data set is not stated."
-        in fill_table("subflot/scalability", []).notes
-    )
-    few = twenty | {"clients": 10}
-    add(tmp_path, "few", 47.0, whole, dataset="cifar100", **few)
+    for accuracy, dataset, clients, partition, changes in (
+        (45.0, "cifar100", 20, dirichlet, {}),
+        (99.0, "cifar100", 100, dirichlet, {}),
+        (47.0, "cifar100", 10, dirichlet, {}),
+        (55.0, "cifar100", 20, shards, {}),
+        (80.0, "cifar10", 20, dirichlet, {"ota": False}),
+        (40.0, "pacs", 20, "groups", {}),
+    ):
+        own = {"dataset": dataset, "clients": clients, "partition": partition}
+        path = add(tmp_path, str(accuracy), accuracy, whole | changes, **own)
+    held = {"client": range(20), "accuracy": map(float, range(20))}
+    pd.DataFrame(held).to_csv(path / "clients.csv", index=False)
+    for column, cell_text in (
+        (("CIFAR100", "practical"), "subflot/main | SubFLOT | 45 64 44.88"),
+        (("CIFAR100", "pathological"), "subflot/main | SubFLOT | 55 64 58.37"),
+        (("CIFAR100", "label skew or real world"), "subflot/label_skew | SubFLOT | 55 64 58.37"),
+        (("CIFAR10", "Dir(0.1)"), "subflot/ablation | SubFLOT w/o OTA | 80 64 81.41"),
+        (("PACS", "Photo"), "subflot/pacs | SubFLOT | 12 12 48.23"),
+        (("PACS", "Art"), "subflot/pacs | SubFLOT | 2 2 28.73"),
+        (("PACS", "Avg"), "subflot/pacs | SubFLOT | 40 40 41.58"),
+    ):
+        assert_cells(tmp_path, column, cell_text)
+    absent = "Without own values: 10 clients, 100 clients; the data set is not stated."
+    assert absent in fill_table("subflot/scalability", []).notes
     shown = fill("subflot/scalability", tmp_path).frame
     assert shown[["dataset", "setting", "own"]].dropna().to_numpy().tolist() == [
-        ["CIFAR100", "10 clients", 47.0],
-        ["CIFAR100", "100 clients", 99.0],
+        *(["CIFAR100", "10 clients", 47.0], ["CIFAR100", "100 clients", 99.0]),
     ]
     assert shown["published"].dropna().tolist() == [39.2, 32.61]  # of a data set that is not stated
     assert shown["difference"].isna().all()
@@ -539,9 +505,8 @@ def test_the_papers_own_rule_from_the_command_line(tmp_path, capsys):
 
 
 def test_paired_tests_mark_what_differs(tmp_path: Path) -> None:
-    for seed, (obp, avg, per) in enumerate(
-        [(90, 80, 90.5), (91, 82, 90.2), (92, 82.5, 92.4), (93, 82, 92.8)]
-    ):
+    accuracies = [(90, 80, 90.5), (91, 82, 90.2), (92, 82.5, 92.4), (93, 82, 92.8)]
+    for seed, (obp, avg, per) in enumerate(accuracies):
         for name, value in (("fedobp", obp), ("fedavg", avg), ("fedper", per)):
             method = OBP if name == "fedobp" else {"name": name}
             add(tmp_path, f"{name}{seed}", float(value), method, seed=seed)
@@ -549,10 +514,8 @@ def test_paired_tests_mark_what_differs(tmp_path: Path) -> None:
     assert not cell(tmp_path, "FedPer", test="t").flag
     assert not cell(tmp_path, "FedAvg", test="wilcoxon").flag  # four pairs cannot
     grid = fill("fedobp/table4", tmp_path, test="wilcoxon")
-    assert (
-        "Wilcoxon signed-rank test over 4 seeds, p < 0.05 (never met with fewer than 6)"
-        in grid.notes[-1]
-    )
+    few = "Wilcoxon signed-rank test over 4 seeds, p < 0.05 (never met with fewer than 6)"
+    assert few in grid.notes[-1]
     assert "81.62(1.11)†" in render(fill("fedobp/table4", tmp_path, test="t"))
 
 
@@ -563,9 +526,8 @@ def test_paired_tests_mark_what_differs(tmp_path: Path) -> None:
 
 
 def sweep(root: Path) -> Path:
-    for number, (score, q) in enumerate(
-        [(s, q) for s in ("obp", "fisher") for q in (0.0, 0.9, 1.0)]
-    ):
+    scores = itertools.product(("obp", "fisher"), (0.0, 0.9, 1.0))
+    for number, (score, q) in enumerate(scores):
         add(root, f"s{number}", 80.0 + number, OBP | {"score": score, "q": q})
     for number, alpha in enumerate((0.3, 0.5)):
         add(root, f"a{number}", 85.0, "fedavg", partition=("published", alpha))
@@ -576,10 +538,8 @@ def sweep(root: Path) -> Path:
         add(root, f"ema{q}", 92.0, earlier | {"ema": 0.5, "q": q})
     for name in ("a", "layer"):
         rows = pd.read_csv(root / name / "rounds.csv")
-        rows["personal/conv1.weight"], rows["personal/conv1.bias"] = (
-            [0, 20, 15, 10],
-            [0, 10, 15, 10],
-        )
+        rows["personal/conv1.weight"] = [0, 20, 15, 10]
+        rows["personal/conv1.bias"] = [0, 10, 15, 10]
         rows["personal/fc.weight"] = [0, 10, 30, 60]
         rows.to_csv(root / name / "rounds.csv", index=False)
     return root
@@ -653,26 +613,17 @@ def test_sizes_and_frequencies_of_masks_by_hand(tmp_path, monkeypatch):
 
 def test_a_figure_of_masks_says_which_experiment_records_them(tmp_path: Path) -> None:
     add(tmp_path, "old", 70.0, {"name": "fedselect", "alpha": 0.3})
-    with pytest.raises(
-        FedpflError, match=r"no runs for fedselect/figure4; run .* experiment=fedselect/alpha`"
-    ):
-        FIGURES["fedselect/figure4"].draw(
-            "fedselect/figure4", groups(runs(tmp_path)), tmp_path, Selection()
-        )
+    name, message = "fedselect/figure4", "; run .* experiment=fedselect/alpha`"
+    with pytest.raises(FedpflError, match=f"no runs for {name}{message}"):
+        FIGURES[name].draw(name, groups(runs(tmp_path)), tmp_path, Selection())
 
 
 def test_fedselects_figures_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Right after training; FedAvg before it and, as FedBABU, after fine-tuning."""
     for size, name in itertools.product((20, 100), ("fedavg", "fedbabu", "fedper")):
         dealt = {"name": "shuffled_shards", "samples_per_client": size, "alpha": None}
-        add(
-            tmp_path,
-            f"{name}{size}",
-            30.0 + size,
-            {"name": name},
-            dataset="cifar10",
-            partition=dealt,
-        )
+        changes = {"dataset": "cifar10", "partition": dealt}
+        add(tmp_path, f"{name}{size}", 30.0 + size, name, **changes)
     [lines] = drawn("fedselect/figure3", tmp_path, monkeypatch).values()
     tuned = {"FedAvg+FT": [52, 132], "FedBABU": [52, 132]}
     assert lines == {"FedAvg": [50, 130], **tuned, "FedPer": [64, 64]}
@@ -689,21 +640,17 @@ def test_overlap_of_clients_in_the_last_layer_by_hand(tmp_path, monkeypatch):
         "matplotlib.axes.Axes.imshow",
         lambda ax, values, **style: shown.append(values.round(2).tolist()),
     )
-    FIGURES["fedselect/figure4"].draw(
-        "fedselect/figure4", groups(runs(tmp_path)), tmp_path, Selection()
-    )
+    name = "fedselect/figure4"
+    FIGURES[name].draw(name, groups(runs(tmp_path)), tmp_path, Selection())
     assert shown == [[[1, 0.33, 0], [0.33, 1, 0], [0, 0, 0]]]
 
 
 def test_fedpurins_figures_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usual = PURIN | {"tau": 0.5}
-    for alpha, (number, changes) in itertools.product(
-        (0.1, 0.5), enumerate(({}, {"include_norm": True}, {"tau": 0.2}, {"score": "delta"}))
-    ):
-        own = {"name": "fixed_dirichlet", "alpha": alpha}
-        add(
-            tmp_path, f"{alpha}{number}", 70.0 + number + 10 * alpha, usual | changes, partition=own
-        )
+    kinds = enumerate(({}, {"include_norm": True}, {"tau": 0.2}, {"score": "delta"}))
+    for alpha, (number, changes) in itertools.product((0.1, 0.5), kinds):
+        own, name = {"name": "fixed_dirichlet", "alpha": alpha}, f"{alpha}{number}"
+        add(tmp_path, name, 70.0 + number + 10 * alpha, usual | changes, partition=own)
     [lines] = drawn("fedpurin/figure3", tmp_path, monkeypatch).values()
     assert lines == {"without BatchNorm's weights": [71, 75], "with BatchNorm's weights": [72, 76]}
     [lines] = drawn("fedpurin/figure4", tmp_path, monkeypatch).values()
@@ -715,14 +662,9 @@ def test_every_figure_is_drawn(name, root, tmp_path_factory):
     out = tmp_path_factory.mktemp("figures")
     masked(root, "fedselect", alpha=0.3)
     masked(root, "fedpurin")
-    for number, size in enumerate((20, 40)):
-        add(
-            root,
-            f"size{number}",
-            70.0,
-            "fedper",
-            partition={"name": "s", "samples_per_client": size},
-        )
+    for size in (20, 40):
+        dealt = {"name": "s", "samples_per_client": size}
+        add(root, f"size{size}", 70.0, "fedper", partition=dealt)
     for number, changes in enumerate(({}, {"include_norm": True}, {"tau": 0.2})):
         add(root, f"purin{number}", 70.0, PURIN | {"tau": 0.5} | changes)
     add(root, "cifar", 70.0, "fedavg", dataset="cifar10")
@@ -743,11 +685,8 @@ def test_figures_take_the_runs_they_are_about(root: Path) -> None:
     def choose(name: str, key: Any, found: Any = every) -> set[Any]:
         return {key(group.runs[0]) for group in FIGURES[f"fedobp/{name}"].choose(found)}
 
-    methods = [
-        sorted(group.method for group in FIGURES[f"fedobp/{name}"].choose(every))
-        for name in ("figure2", "figure3")
-    ]
-    assert methods == [["FedAvg", "FedOBP (q=0.99993)", "FedPer"], ["FedAvg"]]
+    assert choose("figure2", lambda run: run.method) == {"FedAvg", "FedOBP (q=0.99993)", "FedPer"}
+    assert choose("figure3", lambda run: run.method) == {"FedAvg"}
     assert choose("figure4", lambda run: run.q) == {0.0, 0.9, 0.99993, 1.0}
     assert choose("q_sweep", lambda run: run.config["method"]["score"]) == {"obp"}
     assert choose("figure5", lambda run: run.config["method"]["norm"]) == {"global", "layer"}
@@ -757,10 +696,8 @@ def test_figures_take_the_runs_they_are_about(root: Path) -> None:
     earlier = OBP | {"score": "obp_as_published"}
     add(root, "cls", 91.0, earlier | {"classifier_only": True, "q": 0.9908}, seed=1)
     add(root, "own", 91.0, OBP | {"norm": "layer"}, seed=1)
-    change(
-        add(root, "long", 91.0, OBP | {"q": 0.99995}, seed=1, rounds=450),
-        **{"personal/fc.weight": [0, 30, 30, 30]},
-    )
+    path = add(root, "long", 91.0, OBP | {"q": 0.99995}, seed=1, rounds=450)
+    change(path, **{"personal/fc.weight": [0, 30, 30, 30]})
     later = groups(runs(root))
     assert len(FIGURES["fedobp/figure5"].choose(later)) == 3
     assert choose("figure6", lambda run: run.q, later) == {0.99995}

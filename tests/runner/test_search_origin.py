@@ -53,18 +53,10 @@ def write_data(path: Path, signal: float) -> None:
 
 def write_split(path: Path, shift: int) -> None:
     order = np.roll(np.arange(400), shift)
-    split = {
-        k: {
-            "train": order[100 * k : 100 * k + 60],
-            "validation": order[100 * k + 60 : 100 * k + 80],
-        }
-        for k in range(4)
-    }
-    split = {k: {**own, "test": order[100 * k + 80 : 100 * k + 100]} for k, own in split.items()}
-    text = json.dumps(
-        {k: {name: part.tolist() for name, part in own.items()} for k, own in split.items()}
-    )
-    path.write_text(text)
+    split = {}
+    for client, own in enumerate(order.reshape(4, 100).tolist()):
+        split[client] = {"train": own[:60], "validation": own[60:80], "test": own[80:]}
+    path.write_text(json.dumps(split))
 
 
 @pytest.fixture
@@ -79,17 +71,9 @@ def folder(tmp_path, monkeypatch):
 
 
 def words(folder: Path, *more: str) -> list[str]:
-    own = [
-        "dataset=npz",
-        format_override("dataset.path", folder / "mine.npz"),
-        "partition=iid",
-        "model=mlp",
-        "model.hidden=[8]",
-    ]
-    own += [
-        *("clients=4", "rounds=3", "participation=1", "local.epochs=2", "local.batch_size=8"),
-        "eval.every=1",
-    ]
+    usual = "dataset=npz partition=iid model=mlp model.hidden=[8] clients=4 rounds=3"
+    usual += " participation=1 local.epochs=2 local.batch_size=8 eval.every=1"
+    own = [*usual.split(), format_override("dataset.path", folder / "mine.npz")]
     given = {word.partition("=")[0] for word in more}
     return [word for word in own if word.partition("=")[0] not in given] + [*more]
 
@@ -137,22 +121,12 @@ def change_what_a_plugin_imports(folder):
 
 
 SCALED = ("plugins=['${oc.env:PWD}/plugin.py']", "method=scaled")
+SPLIT = ("partition=file", "partition.path='${oc.env:PWD}/split.json'", "validation=0")
+CHANGES = [(change_data, ()), (change_split, SPLIT), (change_plugin, SCALED)]
+CHANGES.append((change_what_a_plugin_imports, SCALED))
 
 
-@pytest.mark.parametrize(
-    ("change", "more"),
-    keep_quick(
-        [
-            (change_data, ()),
-            (
-                change_split,
-                ("partition=file", "partition.path='${oc.env:PWD}/split.json'", "validation=0"),
-            ),
-            (change_plugin, SCALED),
-            (change_what_a_plugin_imports, SCALED),
-        ]
-    ),
-)
+@pytest.mark.parametrize(("change", "more"), keep_quick(CHANGES))
 def test_a_search_begins_anew_where_what_its_values_come_from_has_changed(change, more, folder):
     write_split(folder / "split.json", shift=0)
     more = [word.replace("${oc.env:PWD}", str(folder)) for word in more]
@@ -242,9 +216,8 @@ def test_a_stored_trial_that_is_not_as_its_run_is_gone_through_again(damage, why
 )
 def test_a_run_that_is_no_trials_any_more_is_one_line(damage, why, folder):
     search(folder)
-    damage(
-        folder / "found" / "trials.db", sorted(path.parent for path in folder.rglob("rounds.csv"))
-    )
+    runs = sorted(path.parent for path in folder.rglob("rounds.csv"))
+    damage(folder / "found" / "trials.db", runs)
     code, lines = search(folder)
     assert code == 2
     assert any(why in line for line in lines)
@@ -272,10 +245,8 @@ def test_what_becomes_of_a_trial_does_not_depend_on_the_runs_that_there_are(fold
     """Where all is recorded already, what is given up and what others are compared with are as when
     it was played.
     """
-    more = (
-        *("local.lr=choice(0.1,0.0001,0.00001)", "hydra.sweeper.trials=5"),
-        *("hydra.sweeper.startup=1", "rounds=6"),
-    )
+    more = ["local.lr=choice(0.1,0.0001,0.00001)", "hydra.sweeper.trials=5", "rounds=6"]
+    more.append("hydra.sweeper.startup=1")
     before = values(search(folder, *more)[1])
     assert any("given up" in line for line in before)
     assert any("validation" in line for line in before)
@@ -289,12 +260,8 @@ def test_a_trial_is_marked_and_no_other_run(folder, capsys):
     none.
     """
     search(folder)
-    assert (
-        run_command(
-            *words(folder, "method=fedavg", "validation=0.2", "local.lr=0.1"), cwd=folder
-        ).code
-        == 0
-    )
+    alone = words(folder, "method=fedavg", "validation=0.2", "local.lr=0.1")
+    assert run_command(*alone, cwd=folder).code == 0
     found = runs(folder, trials=True, warn=lambda line: None)
     assert sorted(bool(run.search_name) for run in found) == [False, True], (
         "of equal ones the one that is no trial"
@@ -326,14 +293,9 @@ def test_data_that_change_while_a_search_goes_on_stop_it(folder):
 
 @pytest.mark.full
 def test_final_runs_by_other_code_are_run_anew(folder):
-    argv = [
-        "method=scaled",
-        format_override("plugins", [folder / "plugin.py"]),
-        "trials=1",
-        "seeds=2",
-        "local.lr=0.1",
-    ]
-    argv = [*words(folder, *argv), format_override("hydra.sweep.dir", folder / "tuned")]
+    argv = ["method=scaled", "trials=1", "seeds=2", "local.lr=0.1"]
+    argv = words(folder, *argv, format_override("plugins", [folder / "plugin.py"]))
+    argv.append(format_override("hydra.sweep.dir", folder / "tuned"))
 
     def tuned():
         said = quietly_tune(*argv)

@@ -27,7 +27,7 @@ from tests.command import (
     read_summary,
     read_table,
 )
-from tests.conftest import assert_same, keep_quick
+from tests.conftest import assert_same, keep_quick, read_cases
 from tests.record.test_record import Clock, done, info, row
 
 EQUAL = (
@@ -100,16 +100,9 @@ def test_a_timed_run_is_bit_for_bit_the_run_without(words, tmp_path, monkeypatch
     assert read_table(tmp_path / "timed/clients.csv") == read_table(tmp_path / "plain/clients.csv")
     assert_same(read_checkpoint(tmp_path / "timed"), read_checkpoint(tmp_path / "plain"))
     one, other = (read_summary(tmp_path / name) for name in ("timed", "plain"))
-    assert {key: one["engine"][key] for key in loop_keys(one)} == {
-        key: other["engine"][key] for key in loop_keys(one)
-    }
-    assert {name: own for name, own in one["last"].items() if name not in CLOCKED} == {
-        name: own for name, own in other["last"].items() if name not in CLOCKED
-    }
-
-
-def loop_keys(told):
-    return [key for key in told["engine"] if key != "seconds"]
+    for part in ("engine", "last"):
+        names = [name for name in one[part] if name not in CLOCKED]
+        assert [one[part][name] for name in names] == [other[part][name] for name in names]
 
 
 def test_no_random_number_is_drawn_and_nothing_of_a_users_is_changed(mine, monkeypatch):
@@ -120,34 +113,24 @@ def test_no_random_number_is_drawn_and_nothing_of_a_users_is_changed(mine, monke
     run = build_run(check_config(cfg))
     began = resume.restore_state(run, {}, None)
     before = [torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()]
-    rows = [
-        {
-            "server": began.server,
-            "buffers": began.server_buffers,
-            "rows": dict(enumerate(began.rows.trees)),
-        }
-    ]
-    held = torch.utils._pytree.tree_map(
-        lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, rows
-    )
+    trees = {"server": began.server, "buffers": began.server_buffers}
+    trees["rows"] = dict(enumerate(began.rows.trees))
+    held = copy.deepcopy(trees)
     modes = [module.training for module in run.net.module.modules()]
     assert timing.forecast_run(run, began) is not None
     assert torch.equal(before[0], torch.get_rng_state())
     assert (before[1] == np.random.get_state()[1]).all()
     assert before[2] == random.getstate()
-    assert_same(rows[0], held[0])
+    assert_same(trees, held)
     assert (began.round, began.rows.writes, len(began.rows)) == (0, 0, 0)
     assert modes == [module.training for module in run.net.module.modules()]
-    for name, worthwhile in (("timed", True), ("plain", False)):
-        monkeypatch.setattr(
-            timing, "is_worth_timing", lambda run, done, worthwhile=worthwhile: worthwhile
-        )
-        for _ in session.play_session(cfg, mine.parent / name, quiet=True):
+    timed, plain = (mine.parent / name for name in ("timed", "plain"))
+    for folder in (timed, plain):
+        monkeypatch.setattr(timing, "is_worth_timing", lambda *_, own=folder: own is timed)
+        for _ in session.play_session(cfg, folder, quiet=True):
             pass
-    assert read_table(mine.parent / "timed/rounds.csv") == read_table(
-        mine.parent / "plain/rounds.csv"
-    )
-    assert_same(read_checkpoint(mine.parent / "timed"), read_checkpoint(mine.parent / "plain"))
+    assert read_table(timed / "rounds.csv") == read_table(plain / "rounds.csv")
+    assert_same(read_checkpoint(timed), read_checkpoint(plain))
 
 
 # By a clock that only the network moves
@@ -194,24 +177,17 @@ def ticking(monkeypatch):
 @pytest.mark.full
 @pytest.mark.parametrize(
     "words",
-    [
-        ("method=fedavg", "local.epochs=3", "eval.finetune_epochs=2", "eval.finetune_every=4"),
-        ("method=fedrep", "local.epochs=2", "method.head_epochs=4", "validation=0.2"),
-        (
-            *("method=fedavg", "local.epochs=null", "local.steps=7", "local.batch_size=8"),
-            "eval.finetune_epochs=1",
-        ),
-        ("method=per_fedavg", "local.batch_size=8"),
-        ("method=local_only", "unseen=0.34", "eval.common=true"),
-        (
-            *("method=fedavg", "partition.alpha=0.1", "clients=12", "participation=1.0"),
-            "local.batch_size=4",
-        ),
-    ],
-    ids=" ".join,
+    read_cases("""
+    method=fedavg local.epochs=3 eval.finetune_epochs=2 eval.finetune_every=4
+    method=fedrep local.epochs=2 method.head_epochs=4 validation=0.2
+    method=fedavg local.epochs=null local.steps=7 local.batch_size=8 eval.finetune_epochs=1
+    method=per_fedavg local.batch_size=8
+    method=local_only unseen=0.34 eval.common=true
+    method=fedavg partition.alpha=0.1 clients=12 participation=1.0 local.batch_size=4
+    """),
 )
 def test_what_is_foretold_is_what_rounds_and_evaluations_take(words, ticking):
-    told, rows = ticking(*words)
+    told, rows = ticking(*words.split())
     plain = [
         row["eval_seconds"] for row in rows if row["eval_seconds"] and row["ft_accuracy"] is None
     ]
@@ -220,7 +196,7 @@ def test_what_is_foretold_is_what_rounds_and_evaluations_take(words, ticking):
     assert plain == [] or told.evaluation == pytest.approx(np.mean(plain), rel=0.15)
     assert tuned == [] or told.tuned_evaluation == pytest.approx(np.mean(tuned), rel=0.15)
     assert plain
-    assert bool(tuned) == any(word.startswith("eval.finetune") for word in words)
+    assert bool(tuned) == ("eval.finetune" in words)
 
 
 def test_a_slow_network_is_timed_by_few_steps(ticking, monkeypatch):
@@ -265,11 +241,8 @@ def test_a_run_of_a_few_small_rounds_is_not_timed(words, timed):
     run = build_run(check_config(compose_once("model=mlp", "method=fedavg", *TINY, *words)))
     assert timing.is_worth_timing(run, 0) == timed
     assert not timing.is_worth_timing(run, run.settings.rounds)
-    large = build_run(
-        check_config(
-            compose_once("model=cnn4", "method=fedavg", *TINY, *words, "local.epochs=5000")
-        )
-    )
+    many = (*TINY, *words, "local.epochs=5000")
+    large = build_run(check_config(compose_once("model=cnn4", "method=fedavg", *many)))
     assert timing.is_worth_timing(large, 0)
 
 
@@ -282,19 +255,12 @@ def test_a_run_of_a_few_small_rounds_is_not_timed(words, timed):
 def test_evaluations_are_counted_as_they_are_made(rounds, every, times):
     schedule = Schedule(rounds, every, times * every)
     for played in range(rounds + 1):
-        left = [
-            number
-            for number in range(played + 1, rounds + 1)
-            if number % every == 0 or number == rounds
-        ]
-        tuned = [
-            number
-            for number in left
-            if times and (number % (times * every) == 0 or number == rounds)
-        ]
-        assert schedule.remaining(played) == Remaining(
-            rounds - played, len(left) - len(tuned), len(tuned)
-        )
+        plain = tuned = 0
+        for number in range(played + 1, rounds + 1):
+            if number % every == 0 or number == rounds:
+                is_tuned = times and (number % (times * every) == 0 or number == rounds)
+                tuned, plain = tuned + bool(is_tuned), plain + (not is_tuned)
+        assert schedule.remaining(played) == Remaining(rounds - played, plain, tuned)
 
 
 def test_the_first_eta_counts_evaluations_and_fine_tuning(tmp_path):
