@@ -437,15 +437,9 @@ def test_what_is_right_is_not_alarmed(body: str, tmp_path: Path, told, monkeypat
 
 
 def test_every_promise_is_broken_by_a_planted_fault():
-    planted = {
-        "method": {name for _, broken, _ in FAULTS.values() for name in broken},
-        "dataset": {
-            name for head, _, broken, _ in DATA_FAULTS.values() if head == READER for name in broken
-        },
-        "partition": {
-            name for head, _, broken, _ in DATA_FAULTS.values() if head != READER for name in broken
-        },
-    }
+    planted = {"method": {name for _, broken, _ in FAULTS.values() for name in broken}}
+    for head, _, broken, _ in DATA_FAULTS.values():
+        planted.setdefault(kind_of(head), set()).update(broken)
     for registry, (_, broken, _) in ELSEWHERE.items():
         planted[plugins.PLUGIN_KINDS[registry].group] |= broken
     for kind, names in planted.items():

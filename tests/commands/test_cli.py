@@ -325,10 +325,7 @@ def test_what_the_machine_lacks_is_one_line(tmp_path: Path) -> None:
     memory = mock.patch.dict(METHODS, fedavg=Greedy)
     threads = mock.patch("threading.Thread.start", refuse)
     for patch, says in (
-        (
-            memory,
-            "not enough memory for what Greedy.start makes (MemoryError); make the model, its",
-        ),
+        (memory, "not enough memory for what Greedy.start makes (MemoryError); make the model, "),
         (threads, "the system lets this process start no more threads; set engine.wo"),
     ):
         with patch:
@@ -675,11 +672,8 @@ def reported(folder: Path, root: str) -> str:
         ("0 0 60\n1 60 0", 60, "2/4 done, ETA 0:02:00"),  # one that was finished already
         ("0 0 0\n1 0 0", 0, "2/4 done"),
         ("0 0\n1 0\n0 0 60", 60, "1/4 done, ETA 0:01:00"),  # two at once, and two left
-        (
-            "0 0\n1 0\n2 0\n3 0\n0 0 60",
-            60,
-            "1/4 done",
-        ),  # the others take longer, nobody knows how long
+        # The others take longer, nobody knows how long
+        ("0 0\n1 0\n2 0\n3 0\n0 0 60", 60, "1/4 done"),
         ("0 0\n1 0\n1 0 60\n2 60\n0 0 120\n3 120\n2 60 90", 150, "3/4 done, ETA 0:01:00"),
         ("0 0\n1 0\n2 60\n3 60\n0 0 60\n1 0 60", 75, "2/4 done, ETA 0:00:45"),
         ("0 5 60\n1 65 60\n2 125 60\n3 185 60", 245, "4/4 done in 0:04:00"),

@@ -342,22 +342,16 @@ def test_one_that_fails_on_the_way_is_left_out(name, tmp_path, pretended, monkey
 
 
 def test_bad_options_are_one_line():
-    for logger, message in (
-        ({"csv": {"dir": "x"}}, "logger.csv.dir is not a key here; known keys: none"),
-        (
-            {"mlflow": {"url": "x"}},
-            "logger.mlflow.url is not a key here; known keys: experiment, u",
-        ),
-        ({"mlflow": {"experiment": None}}, "logger.mlflow.experiment must be a text, got None"),
-        ({"mlflow": 3}, "logger.mlflow must be a group of keys, got 3"),
-        ({"name": "none", "project": "x", "csv": {}}, "logger.project is not a key here"),
-        (
-            {"name": "mlflow"},
-            "logger.name=mlflow is unknown; choose one of none, wandb, or give lo",
-        ),
-    ):
+    for logger, message in read_cases("""
+        {"csv": {"dir": "x"}} => logger.csv.dir is not a key here; known keys: none
+        {"mlflow": {"url": "x"}} => logger.mlflow.url is not a key here; known keys: experiment, u
+        {"mlflow": {"experiment": null}} => logger.mlflow.experiment must be a text, got None
+        {"mlflow": 3} => logger.mlflow must be a group of keys, got 3
+        {"name": "none", "project": "x", "csv": {}} => logger.project is not a key here
+        {"name": "mlflow"} => logger.name=mlflow is unknown; choose one of none, wandb, or give lo
+    """):
         with pytest.raises(FedpflError, match=f"^{re.escape(message)}"):
-            make_loggers(logger)
+            make_loggers(json.loads(logger))
     for nothing in ({"csv": {}}, {"name": "none"}, {"name": "none", "csv": {}}):
         assert make_loggers(nothing) == []
 

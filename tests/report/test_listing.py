@@ -59,25 +59,31 @@ def look(*roots: Path) -> list[Entry]:
     return listing.list_entries(map(load.inspect_directory, load.find_run_directories(*roots)))
 
 
-@pytest.mark.parametrize(
-    ("told", "held", "quiet", "status"),
-    [
-        ("finished", True, False, "finished"),
-        ("finished", False, True, "finished"),
-        ("running", True, True, "running"),  # a round may take longer than any patience
-        ("running", False, False, "interrupted"),  # killed a moment ago
-        ("running", None, False, "running"),
-        ("running", None, True, "interrupted"),
-        (None, True, False, "running"),
-        (None, False, False, "interrupted"),
-        ("failed", False, True, "failed"),
-        ("failed", None, False, "failed"),
-        ("failed", True, False, "running"),  # being resumed
-        ("diverged", False, True, "diverged"),
-    ],
-)
-def test_verdict(told: str | None, held: bool | None, quiet: bool, status: str) -> None:
-    assert lock.run_status(told, held, quiet) == status
+VERDICTS = """
+finished True False => finished
+finished False True => finished
+running True True => running
+running False False => interrupted
+running None False => running
+running None True => interrupted
+None True False => running
+None False False => interrupted
+failed False True => failed
+failed None False => failed
+failed True False => running
+diverged False True => diverged
+"""
+"""What a summary tells, whether the lock is held, whether it is quiet => the status.
+
+A round may take longer than any patience, and what failed may be being resumed.
+"""
+
+
+def test_verdict() -> None:
+    for words, status in read_cases(VERDICTS):
+        told, held, quiet = (None if word == "None" else word for word in words.split())
+        held = held and held == "True"
+        assert lock.run_status(told, held, quiet == "True") == status, words
 
 
 def test_without_a_lock_the_age_decides_and_long_rounds_are_waited_for(tmp_path: Path) -> None:
@@ -216,17 +222,17 @@ def test_the_order_is_that_of_tables(several: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("key", "order"),
-    [
-        ("accuracy", ["mnist", "layer", "obp", "avg1", "avg0", "broken"]),
-        ("age", ["obp", "layer", "avg1", "avg0", "mnist", "broken"]),
-        ("status", ["avg0", "broken", "avg1", "obp", "layer", "mnist"]),
-        ("seed", ["avg0", "obp", "layer", "mnist", "avg1", "broken"]),
-    ],
-)
-def test_sorted(several: Path, key: str, order: list[str]) -> None:
-    assert names(listing.sort_entries(look(several), key)) == order
+ORDERS = """
+accuracy => mnist layer obp avg1 avg0 broken
+age => obp layer avg1 avg0 mnist broken
+status => avg0 broken avg1 obp layer mnist
+seed => avg0 obp layer mnist avg1 broken
+"""
+
+
+def test_sorted(several: Path) -> None:
+    for key, order in read_cases(ORDERS):
+        assert names(listing.sort_entries(look(several), key)) == order.split(), key
 
 
 KEYS = ("accuracy", "ft_accuracy", "hours", "bits", "seed")
@@ -256,38 +262,36 @@ def test_sorting_loses_nothing_and_puts_the_unknown_last(rows, key, reverse, cha
     assert known == sorted(known, reverse=(key in listing._LARGEST_FIRST) != reverse)
 
 
-@pytest.mark.parametrize(
-    ("options", "left"),
-    read_cases("""
-    --status failed,broken => avg0 broken
-    method=FedOBP => obp layer
-    method=fedobp,fedavg dataset=mnist => mnist
-    dataset=FMNIST --status finished => avg1 obp layer
-    --sort accuracy --reverse --status finished => avg1 obp layer mnist
-    """),
-)
-def test_chosen(several: Path, capsys: pytest.CaptureFixture, options: str, left: str) -> None:
-    assert main(["ls", str(several), "--format", "json", *options.split()]) == 0
-    found = [Path(row["path"]).name for row in json.loads(capsys.readouterr().out)]
-    assert found == left.split()
+CHOICES = """
+--status failed,broken => avg0 broken
+method=FedOBP => obp layer
+method=fedobp,fedavg dataset=mnist => mnist
+dataset=FMNIST --status finished => avg1 obp layer
+--sort accuracy --reverse --status finished => avg1 obp layer mnist
+"""
+MISTAKES = """
+--status done => --status done: no such status; choose of: finished, running, interrupted
+method=fedopb => method=fedopb: no such run here; there are: fedavg, fedobp; did you mean fedobp?
+nowhere => no such directory: nowhere
+"""
+
+
+def test_chosen(several: Path, capsys: pytest.CaptureFixture) -> None:
+    for options, left in read_cases(CHOICES):
+        assert main(["ls", str(several), "--format", "json", *options.split()]) == 0
+        found = [Path(row["path"]).name for row in json.loads(capsys.readouterr().out)]
+        assert found == left.split()
     assert main(["ls", str(several), "--format", "json", "--status", "diverged"]) == 0
     assert json.loads(capsys.readouterr().out) == []
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    read_cases("""
-    --status done => --status done: no such status; choose of: finished, running, interrupted
-    method=fedopb => method=fedopb: no such run here; there are: fedavg, fedobp; did you mean fedobp?
-    nowhere => no such directory: nowhere
-    """),
-)
-def test_mistakes_are_one_line(several, capsys, options, message):
-    assert main(["ls", str(several), *options.split()]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith(f"fedpfl: {message}")
-    assert err.count("\n") == 1
+def test_mistakes_are_one_line(several, capsys):
+    for options, message in read_cases(MISTAKES):
+        assert main(["ls", str(several), *options.split()]) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.startswith(f"fedpfl: {message}")
+        assert err.count("\n") == 1
 
 
 def test_a_pipe_gets_one_whole_line_for_each(several: Path, capsys: pytest.CaptureFixture) -> None:
