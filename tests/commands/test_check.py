@@ -382,15 +382,16 @@ def unkept(lines: list[str]) -> set[str]:
     return {line[8:] for line in lines if line.startswith(("  WRONG ", "  note  "))}
 
 
-def test_what_is_documented_keeps_everything(told):
-    """In another process too, which is asked once for the data set and the partition."""
-    status, lines = told(
-        ROOT / "docs/mine.py", "share=0.3", "method.statistics=local", "count=500", "clients=7"
-    )
+@pytest.mark.parametrize("quick", [True, pytest.param(False, marks=pytest.mark.full)])
+def test_what_is_documented_keeps_everything(quick, told):
+    """If not quick in another process too, which is asked once for data set and partition."""
+    words = ["share=0.3", "method.statistics=local", "count=500", "clients=7"]
+    status, lines = told(ROOT / "docs/mine.py", *words, *["--quick"] * quick)
     assert status == 0, lines
     expected = []
     for choice in ("method=halfway", "model=wide", "dataset=stripes", "partition=equal"):
         promises = PROMISES_BY_KIND[choice.partition("=")[0]]
+        promises = [promise for promise in promises if not (quick and promise.slow)]
         expected += [choice, *(f"  ok    {promise.title}" for promise in promises)]
         expected.append("  all is kept" if promises else "  is not tried yet")
     assert lines == expected

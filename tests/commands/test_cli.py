@@ -334,22 +334,21 @@ def test_what_the_machine_lacks_is_one_line(tmp_path: Path) -> None:
         assert result.complaints[0].startswith(f"fedpfl: {says}")
 
 
-@pytest.mark.parametrize(
-    ("file", "says"),
-    read_cases(
-        """
-        data/datasets/digits.py => not enough memory for the data set (MemoryError); take a smaller one
-        models/net.py => not enough memory for the network (MemoryError); make the model smaller
-        engine/store.py => not enough memory for the clients' states (MemoryError); set state.device=disk
-        engine/backends/loop.py => not enough memory for a cohort in training (MemoryError); make the model, its cohort or
-        elsewhere.py => not enough memory for a cohort in training (MemoryError); make the model, its cohort or
-        """
-    ),
-)
-def test_what_was_too_large_is_told(file: str, says: str, tmp_path: Path) -> None:
+TOO_LARGE = """
+data/datasets/digits.py => the data set (MemoryError); take a smaller one
+models/net.py => the network (MemoryError); make the model smaller
+engine/store.py => the clients' states (MemoryError); set state.device=disk
+engine/backends/loop.py => a cohort in training (MemoryError); make the model, its cohort or
+elsewhere.py => a cohort in training (MemoryError); make the model, its cohort or
+"""
+
+
+def test_what_was_too_large_is_told(tmp_path: Path) -> None:
     cfg = OmegaConf.create({"method": {"name": "fedavg"}})
-    with pytest.raises(FedpflError, match=re.escape(says)), user_errors(cfg, tmp_path):
-        exec(compile("raise MemoryError", f"/a/fedpfl/{file}", "exec"))
+    for file, says in read_cases(TOO_LARGE):
+        line = re.escape(f"not enough memory for {says}")
+        with pytest.raises(FedpflError, match=line), user_errors(cfg, tmp_path):
+            exec(compile("raise MemoryError", f"/a/fedpfl/{file}", "exec"))
 
 
 def test_options_may_stand_anywhere(tmp_path: Path) -> None:

@@ -73,6 +73,7 @@ def work(tmp_path, monkeypatch):
 # ---- one process
 
 
+@pytest.mark.full
 def test_a_process_is_measured_with_those_that_it_starts():
     hold = "held = bytearray(80 * 2**20)\nimport time; time.sleep(1)"
     text = "import subprocess, sys, time\ntime.sleep(0.3)\nprint('round', 2.5, flush=True)\n"

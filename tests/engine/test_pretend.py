@@ -15,14 +15,14 @@ from tests.conftest import ROOT
 CHECKS = "tests/pretend/checks.py"
 
 
+@pytest.mark.full
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler to pretend a GPU with")
 @pytest.mark.skipif(torch.version.cuda is not None, reason="this PyTorch is made for real GPUs")
 @pytest.mark.parametrize(
     "chosen",
     [
-        pytest.param([CHECKS, "-m", "not full"], id="one method"),
-        pytest.param([CHECKS, "-m", "full"], id="all methods", marks=pytest.mark.full),
-        pytest.param(["-m", "cuda"], id="all tests that need CUDA", marks=pytest.mark.full),
+        pytest.param([CHECKS, "-m", "full or not full"], id="all methods"),
+        pytest.param(["-m", "cuda"], id="all tests that need CUDA"),
     ],
 )
 def test_on_a_pretended_gpu(chosen):

@@ -221,9 +221,8 @@ def test_in_small_every_experiment_is_one_of_digits(name: str) -> None:
         assert cfg.dataset.mean == [0.3053]
 
 
-@pytest.mark.parametrize(
-    "name", keep_quick(["fedobp/", *(f"{paper}/" for paper in PAPERS if paper != "fedobp")])
-)
+@pytest.mark.full
+@pytest.mark.parametrize("name", [f"{paper}/" for paper in PAPERS])
 def test_a_paper_in_small_runs(name: str, tmp_path: Path) -> None:
     """A round of the first method of its last experiment."""
     name = [one for one in EXPERIMENTS if one.startswith(name)][-1]

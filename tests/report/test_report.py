@@ -284,21 +284,6 @@ BROKEN: dict[str, Callable[[Path], Any]] = {
 }
 
 
-def test_broken_directories_are_reported_in_one_line_and_skipped(root: Path) -> None:
-    for number, (message, damage) in enumerate(BROKEN.items()):
-        broken = write_run(root / "broken" / str(number), seed=9)
-        damage(broken)
-        lines: list[str] = []
-        assert not runs(broken, warn=lines.append)
-        (line,) = lines
-        assert message in line
-        assert str(broken) in line
-        assert "\n" not in line
-    lines = []
-    assert len(runs(root, warn=lines.append)) == 3
-    assert len(lines) == len(BROKEN)
-
-
 def test_a_half_written_last_line_is_left_out(root: Path) -> None:
     path = root / "a/fedavg/k2/seed0/rounds.csv"
     path.write_text(path.read_text() + "5,1.0,99.9")

@@ -11,13 +11,11 @@ import pytest
 import torch
 
 import fedpfl
-from fedpfl.config import plugins
 from fedpfl.engine.round import empty_outcome
 from fedpfl.ground.tasks import TASKS
 from fedpfl.record.columns import STATISTICS, column_name
-from fedpfl.report import groups, runs
+from fedpfl.report import runs
 from fedpfl.report.__main__ import main as report
-from fedpfl.report.compare import compare_groups
 from fedpfl.report.figures import accuracy_figure
 from fedpfl.report.html import write_pages
 from fedpfl.report.tables import accuracy_table
@@ -30,19 +28,11 @@ from tests.command import (
     read_summary,
     read_table,
     rewrite_summary,
-    run_command,
 )
 from tests.conftest import assert_same, keep_quick, read_cases
 from tests.report.test_report import amend, write_run
 
 WORDS = ("model=mlp", "method=fedavg", *TINY, "clients=10", "rounds=4", "eval.finetune_epochs=1")
-STEPLESS = """
-from fedpfl.methods import FedAvg
-class Mine(FedAvg):
-    def phases(self, server, client, params, epochs):
-        return []
-METHODS = {"mine": Mine}
-"""
 ACCURACIES = [column_name(name, fine_tuned=tuned) for name in STATISTICS for tuned in (False, True)]
 
 
@@ -75,28 +65,6 @@ def test_a_model_that_nobody_trained_is_no_result(text, warning, tmp_path):
     assert (told["status"], told["trained"], told["clients"]) == ("finished", 0, 10)
     assert (told["best"], told["last"]) == ({}, {})
     assert "no client has made a step" in play_run(run, *WORDS, *words)  # it is finished already
-
-
-def test_phases_that_train_nothing_make_no_step(tmp_path):
-    (tmp_path / "mine.py").write_text(STEPLESS)
-    try:
-        result = run_command(
-            "plugins=[mine.py]",
-            "method=mine",
-            *WORDS[2:],
-            "hydra.run.dir=run",
-            "model=mlp",
-            cwd=tmp_path,
-        )
-    finally:
-        plugins.load_plugins([])
-    assert result.code == 0, result.err
-    assert (
-        "15 took part without a step, for lack of samples or as nothing moves in the method's"
-        " phases" in result.err
-    )
-    assert read_summary(tmp_path / "run")["trained"] == 0
-    assert {row["accuracy"] for row in read_table(tmp_path / "run/rounds.csv")} == {""}
 
 
 @pytest.mark.full
@@ -280,21 +248,3 @@ def test_tables_lists_figures_and_pages_say_who_did_not_train(mixed, capsys, mon
 
 def _legend(figure):
     return {text.get_text() for legend in figure.legends for text in legend.get_texts()}
-
-
-def test_compare_says_it_of_each_side_and_has_no_difference(mixed):
-    a, b = (groups(runs(mixed / name))[0] for name in ("fedavg", "fedper"))
-    *tables, last = compare_groups(a, b)
-    told = [
-        note
-        for note in last.notes
-        if note.startswith("B: No accuracy, as no client has made a step")
-    ]
-    assert len(told) == 1
-    final = next(table for table in tables if table.title.startswith("Before fine-tuning"))
-    assert final.frame["b"].isna().all()
-    assert final.frame["difference"].isna().all()
-    with pytest.raises(
-        fedpfl.FedpflError, match="no client has made a step, so there is no round to choose"
-    ):
-        compare_groups(b, a, select="validation")

@@ -5,7 +5,6 @@ import re
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import yaml
@@ -143,12 +142,3 @@ def test_what_cannot_be_exported_is_one_line(method, words, line, digits_runs, t
     (notice,) = capsys.readouterr().err.splitlines()
     assert line in notice
     assert not list(Path(tmp_path).iterdir())
-
-
-def test_an_other_split_is_no_baseline(digits_runs, tmp_path, capsys):
-    words = (*TINY, "model=mlp", "method=fedavg", "seed=7")
-    other = fedpfl.run(*words, directory=tmp_path / "other", progress=False)
-    words = [str(digits_runs("fedper").path), str(tmp_path / "out"), "--baseline", str(other.path)]
-    assert export.main(words) == 2
-    assert "has other samples or another split" in capsys.readouterr().err
-    assert np.array([path.name for path in tmp_path.iterdir()]).tolist() == ["other"]

@@ -98,19 +98,6 @@ def _inverted(place, federation):
     return place / "other.npz"
 
 
-def test_a_sample_that_the_data_hold_twice_is_no_reason(place):
-    digits = began(place, "first").federation
-    twice = [torch.cat([part, part]).numpy() for part in (digits.x, digits.y)]
-    np.savez(place / "twice.npz", x=twice[0], y=twice[1])
-    words = (
-        "dataset=npz",
-        format_override("dataset.path", place / "twice.npz"),
-        "hydra.run.dir=twice",
-    )
-    assert run_command(*TRAIN, *words, cwd=place).code == 0
-    assert "none of which" in began(place, "twice", *words[:2]).origin.line
-
-
 def test_weights_are_traced_through_a_chain(place):
     """What began with weights knows their samples, too: its own seed tests what the first was
     trained on.
@@ -167,6 +154,7 @@ def test_provenance_travels_with_files(tmp_path):
         assert copy.unrecorded == trained.unrecorded
 
 
+@pytest.mark.full
 def test_the_script_that_pretrains_says_on_what(place, monkeypatch):
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     from benchmarks import pretrain
