@@ -287,20 +287,20 @@ def test_what_is_wrong_is_one_line_and_nothing_is_added(text, message, tmp_path)
     assert [dict(kind.registry) for kind in plugins.PLUGIN_KINDS.values()] == before
 
 
-@pytest.mark.parametrize(
-    ("text", "now"),
-    [
-        ("from fedpfl.tree import mean", "it is fedpfl.ground.tree now"),
-        ("from fedpfl import tree", "tree is in fedpfl.ground.tree now"),
-        ("from fedpfl.methods import flag", "flag is in fedpfl.methods.shared.method now"),
-        ("from fedpfl.methods import Sheep", "it is no more (docs/extend.md)"),
-    ],
-)
-def test_an_import_of_what_has_moved_says_where_it_is(text: str, now: str, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(text)
-    with pytest.raises(FedpflError, match=r"mine\.py:1: \w+: [^;]*; ") as error:
-        plugins.load_plugins([str(tmp_path / "mine.py")])
-    assert str(error.value).endswith(now)
+MOVED = """
+from fedpfl.tree import mean => it is fedpfl.ground.tree now
+from fedpfl import tree => tree is in fedpfl.ground.tree now
+from fedpfl.methods import flag => flag is in fedpfl.methods.shared.method now
+from fedpfl.methods import Sheep => it is no more (docs/extend.md)
+"""
+
+
+def test_an_import_of_what_has_moved_says_where_it_is(tmp_path: Path) -> None:
+    for text, now in read_cases(MOVED):
+        (tmp_path / "mine.py").write_text(text)
+        with pytest.raises(FedpflError, match=r"mine\.py:1: \w+: [^;]*; ") as error:
+            plugins.load_plugins([str(tmp_path / "mine.py")])
+        assert str(error.value).endswith(now)
 
 
 def test_a_method_that_fails_is_one_line_with_its_hook(folder: Path) -> None:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 import fedpfl
 from fedpfl import export
 from tests.command import TINY
-from tests.conftest import keep_only, keep_quick
+from tests.conftest import keep_only, keep_quick, read_cases
 from tests.runner.test_client_names import NAMES, trained  # noqa: F401 - a fixture
 
 
@@ -122,23 +122,24 @@ def test_the_card_has_each_clients_accuracy_beside_fedavg(digits_runs, tmp_path)
     )
 
 
-@pytest.mark.parametrize(
-    ("method", "words", "line"),
-    [
-        ("knn_per", ["--format=safetensors"], "method=knn_per predicts by a rule of its own"),
-        ("fedper", ["--clients", "4"], "client must be a whole number from 0 to 3, got 4"),
-        ("fedper", ["--clients", "berlin"], "clients have no names here"),
-        ("fedper", ["--baseline", "{ditto}"], "is no run of FedAvg"),
-        ("fedper", ["--format=tflite"], "invalid choice: 'tflite'"),
-    ],
-)
-def test_what_cannot_be_exported_is_one_line(method, words, line, digits_runs, tmp_path, capsys):
-    words = [word.format(ditto=digits_runs("ditto").path) for word in words]
-    try:
-        status = export.main([str(digits_runs(method).path), str(tmp_path / "out"), *words])
-    except SystemExit as ended:
-        status = ended.code
-    assert status == 2
-    (notice,) = capsys.readouterr().err.splitlines()
-    assert line in notice
-    assert not list(Path(tmp_path).iterdir())
+UNEXPORTED = """
+knn_per --format=safetensors => method=knn_per predicts by a rule of its own
+fedper --clients=4 => client must be a whole number from 0 to 3, got 4
+fedper --clients=berlin => clients have no names here
+fedper --baseline={ditto} => is no run of FedAvg
+fedper --format=tflite => invalid choice: 'tflite'
+"""
+
+
+def test_what_cannot_be_exported_is_one_line(digits_runs, tmp_path, capsys):
+    for words, line in read_cases(UNEXPORTED):
+        method, option = words.split()
+        option = option.format(ditto=digits_runs("ditto").path)
+        try:
+            status = export.main([str(digits_runs(method).path), str(tmp_path / "out"), option])
+        except SystemExit as ended:
+            status = ended.code
+        assert status == 2
+        (notice,) = capsys.readouterr().err.splitlines()
+        assert line in notice
+        assert not list(Path(tmp_path).iterdir())

@@ -66,16 +66,12 @@ def test_the_space_of_a_plugin_is_searched(tmp_path):
     assert not plugins.SPACES, "a later command may have another method of that name"
 
 
+OPTIONS = [("--config-dir", "{}"), ("--config-dir={}",), ("-cd", "{}")]
+OPTIONS.append(("hydra.searchpath=['file://{}']",))
+
+
 @pytest.mark.full
-@pytest.mark.parametrize(
-    "option",
-    [
-        ("--config-dir", "{}"),
-        ("--config-dir={}",),
-        ("-cd", "{}"),
-        ("hydra.searchpath=['file://{}']",),
-    ],
-)
+@pytest.mark.parametrize("option", OPTIONS)
 def test_a_folder_of_a_users_own_is_looked_in(option, folder, monkeypatch):
     """It holds in the composition of every run, and its spaces take the place of a plugin's and of
     ours.
@@ -105,33 +101,27 @@ def test_a_key_of_some_of_several_methods_is_for_those(value, capsys):
         f"fedpfl: method=fedavg has no method.mu, so method.mu={value} is for the other methods"
         " alone"
     ]
-    for place in (0, 1):
-        own = {
-            method: [word for word in words[place] if "method.mu" in word]
-            for method, words in found.items()
-        }
-        assert own == {
-            "fedavg": [],
-            "fedprox": [f"method.mu={value}"],
-            "moon": [f"method.mu={value}"],
-        }
+    for method, both in found.items():
+        for words in both:
+            own = [word for word in words if "method.mu" in word]
+            assert own == [f"method.mu={value}"] * (method != "fedavg")
     assert any(word.startswith("local.lr=") for word in found["fedavg"][0])
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        ("method=fedavg,fedprox method.mx=choice(1,2)", f"method.mx {NO_KEY}"),
-        ("method=fedavg method.mu=choice(1,2)", f"method.mu {NO_KEY}"),
-        ("method=fedavg,fedrep local.epochs=1", "and below local.epochs=1; give it other values"),
-        ("method=fedavg --config-dir nowhere", "--config-dir nowhere is no folder; give the one"),
-    ],
-)
-def test_what_no_method_can_do_is_one_line(words, told, tmp_path):
-    code, text = run(tmp_path, *SMALL, *words.split())
-    lines = [line for line in text.splitlines() if "given twice" not in line]
-    assert (code, len(lines)) == (2, 1)
-    assert told in lines[0]
+IMPOSSIBLE = f"""
+method=fedavg,fedprox method.mx=choice(1,2) => method.mx {NO_KEY}
+method=fedavg method.mu=choice(1,2) => method.mu {NO_KEY}
+method=fedavg,fedrep local.epochs=1 => and below local.epochs=1; give it other values
+method=fedavg --config-dir nowhere => --config-dir nowhere is no folder; give the one
+"""
+
+
+def test_what_no_method_can_do_is_one_line(tmp_path):
+    for words, told in read_cases(IMPOSSIBLE):
+        code, text = run(tmp_path, *SMALL, *words.split())
+        lines = [line for line in text.splitlines() if "given twice" not in line]
+        assert (code, len(lines)) == (2, 1)
+        assert told in lines[0]
 
 
 WRONG = read_cases("""
@@ -156,19 +146,18 @@ def test_a_file_that_is_no_space_is_one_line_with_its_name(folder):
         assert told in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        ("[3]", "SPACES must be a dictionary"),
-        ("{'fedprox': {'method.mu': '1, 2'}}", "SPACES: 'fedprox' is no method of this file's"),
-        ("{'own': {'method.share': [1, 2]}}", "SPACES: own: method.share: must be a text"),
-    ],
-)
-def test_a_plugins_spaces_are_checked(given, told, tmp_path):
+UNCHECKED = """
+[3] => SPACES must be a dictionary
+{'fedprox': {'method.mu': '1, 2'}} => SPACES: 'fedprox' is no method of this file's
+{'own': {'method.share': [1, 2]}} => SPACES: own: method.share: must be a text
+"""
+
+
+def test_a_plugins_spaces_are_checked(tmp_path):
     path = tmp_path / "plugin.py"
-    path.write_text(
-        f"from fedpfl.methods import FedAvg\nMETHODS = {{'own': FedAvg}}\nSPACES = {given}\n"
-    )
-    with pytest.raises(FedpflError, match="plugins: ") as raised:
-        plugins.load_plugins([str(path)])
-    assert f"{path}: {told}" in str(raised.value)
+    head = "from fedpfl.methods import FedAvg\nMETHODS = {'own': FedAvg}"
+    for value, told in read_cases(UNCHECKED):
+        path.write_text(f"{head}\nSPACES = {value}\n")
+        with pytest.raises(FedpflError, match="plugins: ") as raised:
+            plugins.load_plugins([str(path)])
+        assert f"{path}: {told}" in str(raised.value)
