@@ -55,85 +55,55 @@ foo=1 => foo is not a key
 method.foo=1 => method.foo is not a key here; known keys of method=fedobp: q, norm, score, scope, classifier_only
 local.foo=1 => local.foo is not a key here; known keys: epochs, steps, batch_size, optimizer, lr, decay,
 lamda=1 method=ditto => lamda is not a key here; did you mean method.lam?
-+method.foo=1 => method.foo is not a key here; known keys: q, norm
-+model.width=3 => model.width is not a key
 logger=wandb +logger.foo=1 => logger.foo is not a key here; known keys: project
-method=fedavg method.q=0.5 => method.q is not a key
-method=ditto method.pers_epochs=5 => cold_start, statistics; did you mean method.personal_epochs?
 # unknown choices
 method=xyz => method must be one of apfl, apple, cfl, ditto,
-model=foo => model must be one of cnn4,
 dataset=foo => dataset must be one of ag_news, cifar10, cifar100, cifar10_c, cifar10_c_made, cinic10
-quantile=foo => quantile must be one of ablation, ablation_cls, as_published, auto, figure6, paper, tuned, got 'foo'
 logger=[wandb,foo] => logger must be one of csv, mlflow, none, tensorboard, wandb, got 'foo'
 experiment=foo => experiment must be one of adapters/cifar100, demo, fedobp/all_methods, fedobp/alpha_sweep,
-method.name=xyz => method.name must be one of apfl
 logger.name=foo => logger.name=foo is unknown; choose one of none, wandb
-logger=wandb logger.mode=loud => logger.mode must be one of auto, online, offline, disabled, got 'loud'
 engine.precision=fp8 => engine.precision must be one of fp32, tf32, bf16, got 'fp8'
 hydra/launcher=foo => hydra/launcher must be one of basic, joblib, lockstep, got 'foo'
-hydra/sweeper=foo => hydra/sweeper must be one of basic, fedpfl
 # what was probably meant
 method=fedobpp => names, got 'fedobpp'; did you mean fedobp?
-method.name=fedoobp => names, got 'fedoobp'; did you mean fedobp?
-experiment=dmeo => names, got 'dmeo'; did you mean demo?
-norm=golbal => norm must be one of global, layer, none, got 'golbal'; did you mean global?
 local.momentun=0.5 => local.momentun is not a key here; did you mean local.momentum?
-+local.epoch=5 => local.epoch is not a key here; did you mean local.epochs?
 lr=0.1 => lr is not a key here; did you mean local.lr?
-method=fedper method.layer=2 => layers, head_init, statistics; did you mean method.layers?
 hydra.run.dri=x => hydra.run.dri is not a key here; did you mean hydra.run.dir?
 launcher=lockstep => launcher is not a key here; did you mean hydra/launcher?
 hydra.launcher.n_jobs=2 => hydra.launcher.n_jobs is not a key here; `python -m fedpfl.train --cfg hydra` tells
 hydra.launcher=lockstep -m => hydra.launcher and hydra.sweeper are groups of keys; choose by hydra/launcher=...
 +experiment=demo => experiment has a value, which experiment=... replaces; leave out the +
 seed=1,2 => seed=1,2 is a sweep, which needs -m; if it is one value, write a list as seed=[1,2], a text as
-score.name=fisher_bacth => score.name must be one of obp, obp_as_published, gradient, fisher, fisher_batch, got
 # wrong types
 rounds=abc => rounds must be a whole number, got 'abc'
-rounds=1.5 => rounds must be a whole number, got 1.5
-rounds=true => rounds must be a whole number, got True
 rounds= => rounds must be a whole number, got ''
 local=3 => local must be a group of keys, got 3
-method.classifier_only=3 => method.classifier_only must be true or false, got 3
-partition.alpha=[1] => partition.alpha must be a number, got [1]
 dataset.name=../../x => dataset.name must be one of
-dataset.download=maybe => dataset.download must be true or false, got 'maybe'
 # numbers that tensors cannot hold
 local.lr=1e300 => local.lr must be within 1.2e-38 and 3.4e+38 in size, as float32 is, got 1e+300
-local.lr=1e-60 => local.lr must be within 1.2e-38 and 3.4e+38 in size, as float32 is, got 1e-60
 local.lr=inf => local.lr must be a finite number, got inf
-checkpoint.seconds=nan => checkpoint.seconds must be a finite number, got nan
-rounds=9223372036854775808 => rounds must be a whole number of at most 64 bits, got 9223372036854775808
-quantile.otherwise=nan => quantile.otherwise must be a finite number, got nan
 dataset.std=[inf] => dataset.std must be a finite number, got inf
-method=apfl method.alpha_lr=inf => method.alpha_lr must be a finite number, got inf
 method=fedspu method.widths=[nan] => method.widths must be a finite number, got nan
 # for a hyperparameter that is not there
-method=ditto score=fisher => score is for a hyperparameter that the method does not have
 method=seqfededt +score=fisher => score is for a hyperparameter that method=seqfededt does not have
 -m method=fedobp,ditto quantile.q=0.3 => quantile.q is for a hyperparameter that the method does not have
 experiment=fedobp/table5 partition=dirichlet method=ditto => quantile is for a hyperparameter that the method does not have
 # keys taken away
 ~rounds => rounds has no value
 ~local => local
-~engine => engine
 method=null => method
 # out of range
 rounds=0 => rounds must be 1 or more, got 0
 participation=1.5 => participation must be above 0 and at most 1, got 1.5
-participation=nan => participation must be a finite number, got nan
 seed=4294967296 => seed must be between 0 and 4294967295, got 4294967296
 local.epochs=0 => local.epochs must be 1 or more, or null, got 0
 local.batch_size=1 => local.batch_size must be 2 or more
 local.lr=0 => local.lr must be a positive number, got 0
 local.momentum=1 => local.momentum must be at least 0 and below 1, got 1
 local.weight_decay=-1 => local.weight_decay must be 0 or more, got -1
-eval.finetune_epochs=1 eval.finetune_every=0 => eval.finetune_every must be a positive multiple
 eval.every=5 eval.finetune_epochs=1 eval.finetune_every=7 => eval.finetune_every must be a positive multiple of eval.every (5), got 7
 checkpoint.seconds=-1 => checkpoint.seconds must be 0 or more, got -1
 quantile.q=1.1 => quantile.q must be between 0 and 1, got 1.1
-quantile.otherwise=2 partition.alpha=0.3 => quantile.q must be between 0 and 1, got 2
 method=ditto method.personal_epochs=-1 => method.personal_epochs must be 0 or more, or null, got -1
 partition.alpha=1e7 => partition.alpha must be above 0 and at most 1000000, got 10000000.0
 partition.samples_per_client=null partition.min_samples=0 => partition.min_samples must be 1 or more, got 0
@@ -144,22 +114,18 @@ engine.workers=-1 => engine.workers must be 0 or more, got -1
 # what the network does not have
 method=fedper method.layers=5 => method.layers must be at most 4, the network's layers, got 5
 method=fedselect method.personalise=99 => method.personalise: the network has layers 0 to 3, got 99
-method=fedselect method.personalise=fc9 => method.personalise must be one of most, least, random, conv1, conv2,
 method=flexfl method.apoz=[0.1] => method.apoz has 1 numbers for 3 groups of neurons
 model=mlp model.hidden=[100000000000] => model=mlp: its parameters, held twice, would take
 # impossible together
 clients=1798 => clients must be at most the number of samples, 1797, got 1798
 clients=500 partition.samples_per_client=null => clients=500 with partition.min_samples=10 need 5000 samples, the data set has
-clients=100 => clients=100 with partition.samples_per_client=24 need 2400 samples, the data set has 1797
 partition=shards partition.classes_per_client=11 => classes_per_client must be at most the number of classes, 10
 partition=published partition.max_attempts=1 clients=90 => found no split in 1 attempts
 quantile=paper => quantile=paper: Table II has no q for dataset digits with alpha 0.1; it has cifar10 (0.1, 0.5)
 device=tpu => device must be auto, cpu, cuda or cuda:N, got 'tpu'
-device=cuda:99 => device=cuda:99: this machine has no such CUDA device; use device=cpu
 device=cpu engine.precision=tf32 => engine.precision=tf32 needs a CUDA device; use fp32 or bf16
 # files
 dataset=npz => dataset.path has no value; set it with dataset.path=
-dataset=npz dataset.path=absent.npz => dataset.path=absent.npz is not a file
 dataset=npz dataset.path=corrupt.npz => corrupt.npz cannot be read as an .npz archive
 dataset=npz dataset.path=keys.npz => keys.npz has no array 'x', only a
 dataset=npz dataset.path=nan.npz => nan.npz
@@ -173,14 +139,11 @@ hydra.run.dir=file/run => file/run
 hydra.run.dir=a/b/{300 x} => File name too long
 # what a terminal would obey
 data_dir="{escape}[2J{escape}[31mred" => data_dir must be a text without control characters, got '\x1b[2J\x1b[31mred'
-data_dir="a{newline}b" => data_dir must be a text without control characters, got 'a\nb'
 data_dir="{surrogate}" => data_dir must be a text without control characters, got '\udcff'
-method={escape}[31m => \x1b
 {escape}[31m=3 => \x1b
 --{escape}[31m => --\x1b[31m is no option
 # options
 --foo => --foo is no option; `python -m fedpfl.train --hydra-help` lists options
---cfg => argument --cfg/-c: expected one argument
 --cfg foo => invalid choice: 'foo' (choose from 'job', 'hydra', 'all')
 --config-name=foo => Cannot find primary config 'foo'
 # syntax
@@ -189,12 +152,11 @@ a=b=c => 'a=b=c' cannot be read as key=value; a text is quoted: "a='b=c'"
 hydra.mode=foo => hydra.mode=foo; Invalid value 'foo', expected one of [RUN, MULTIRUN]
 # interpolations
 seed=${nope} => seed: Interpolation key 'nope' not found
-method.norm=${nope} => method.norm: Interpolation key 'nope' not found
 hydra.run.dir=${nope} => hydra.run.dir: Interpolation key 'nope' not found
 seed=${rounds} rounds=${seed} => Recursive interpolation
 data_dir=${oc.env:NOPE} => Environment variable 'NOPE' not found
 """
-MARKED = {"{escape}": "\x1b", "{newline}": "\n", "{surrogate}": "\udcff", "{300 x}": 300 * "x"}
+MARKED = {"{escape}": "\x1b", "{surrogate}": "\udcff", "{300 x}": 300 * "x"}
 # They have no use for the tiny federation's other keys
 SCHEMES = ("partition=shards", "partition=published")
 
