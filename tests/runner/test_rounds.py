@@ -89,6 +89,16 @@ def test_of_equal_rounds_the_first_is_the_best(tmp_path):
     assert (told["best"]["round"], told["last"]["round"]) == (2, 4)
 
 
+def test_each_round_has_its_learning_rate(tmp_path):
+    """The first has the whole one; of a millionth of it the second changes next to nothing."""
+    words = (*TINY, "method=fedavg", "model=mlp", "model.hidden=[4]")
+    played = fedpfl.rounds(*words, "local.decay=1e-6", directory=tmp_path / "decaying")
+    first, second = (round.personal(0)["classifier.weight"] for round in played)
+    assert 0 < float((first - second).abs().max()) < 1e-6
+    plain = next(fedpfl.rounds(*words, directory=tmp_path / "plain"))
+    assert_same({"": first}, {"": plain.personal(0)["classifier.weight"]})
+
+
 @pytest.mark.parametrize("after", keep_quick([1, 3]))
 def test_who_leaves_the_loop_can_go_on(after, whole, tmp_path):
     run = tmp_path / "run"
