@@ -161,3 +161,4 @@ def test_a_plugins_spaces_are_checked(tmp_path):
         with pytest.raises(FedpflError, match="plugins: ") as raised:
             plugins.load_plugins([str(path)])
         assert f"{path}: {told}" in str(raised.value)
+    plugins.load_plugins([])  # what the file had added before its fault
