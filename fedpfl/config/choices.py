@@ -23,6 +23,8 @@ GROUPS = (
     "method",
     *OPTIONAL_GROUPS,
     "privacy",
+    "attack",
+    "defence",
     "system",
     *FIXED,
     "logger",

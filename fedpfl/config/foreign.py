@@ -25,6 +25,8 @@ CHOSEN = (
     "adapter",
     "method",
     "privacy",
+    "attack",
+    "defence",
     "system",
     *OPTIONAL_GROUPS,
 )

@@ -24,6 +24,7 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS
 from fedpfl.models import ADAPTERS, MODELS
 from fedpfl.privacy import PRIVACIES
+from fedpfl.robust import ATTACKS, DEFENCES
 from fedpfl.system import SYSTEMS
 
 REGISTRIES: dict[str, Mapping[str, Any]] = {
@@ -32,6 +33,8 @@ REGISTRIES: dict[str, Mapping[str, Any]] = {
     "adapter": ADAPTERS,
     "partition": partition.SCHEMES,
     "privacy": PRIVACIES,
+    "attack": ATTACKS,
+    "defence": DEFENCES,
     "system": SYSTEMS,
 }
 LINE = re.compile(r"( *)([\w.]+):(?: ([^#]*?))? *(?:# (.*))?$")

@@ -51,6 +51,14 @@ from fedpfl.methods import METHODS, SEES, Method
 from fedpfl.models import ADAPTERS, MODELS, Net
 from fedpfl.privacy import PRIVACIES, Account, Privacy, Secret
 from fedpfl.record.loggers import make_loggers
+from fedpfl.robust import (
+    ATTACKS,
+    DEFENCES,
+    Adversary,
+    Attack,
+    Defence,
+    make_adversary,
+)
 from fedpfl.system import SYSTEMS, System, draw_devices, draw_stragglers
 
 
@@ -72,6 +80,8 @@ class Plan:
     engine: Engine
     augment: Augment
     privacy: Privacy | None
+    attack: Attack | None
+    defence: Defence | None
     system: System | None
     device: torch.device
     method: Method
@@ -96,6 +106,7 @@ class Run(Plan):
         data_digest: of all that was read from files, the same for all seeds.
         fingerprint: also of who holds which samples, and of what of the network is frozen.
         account: of privacy, None without it.
+        adversary: who attacks, None where attack=none.
         origin: where the network's values are from.
         secret: of a private run, once it has its directory.
         notes: lines for the user about how the data were dealt.
@@ -108,6 +119,7 @@ class Run(Plan):
     data_digest: str
     fingerprint: str
     account: Account | None
+    adversary: Adversary | None
     origin: WeightsOrigin
     secret: Secret | None = None
     notes: tuple[str, ...] = ()
@@ -202,6 +214,8 @@ def _make_plan(config: dict[str, Any]) -> Plan:
         raise FedpflError(
             "privacy=client keeps no account of clients that drop out or come late; use system=none"
         )
+    parts["attack"] = _make_attack(config, parts["eval"])
+    parts["defence"] = _make_defence(config, method, parts)
     return Plan(
         settings, **parts, device=device, method=method, config=config, identity=identity(config)
     )
@@ -311,6 +325,7 @@ def build_run(plan: Plan, share: Share = share_nothing) -> Run:
 
     # ---- What numbers come from. Frozen values are in no checkpoint, and may be drawn.
     account = _make_account(plan, dealt_data.federation, net)
+    _require_fit_of_uploads(plan, dealt_data.federation, net)
     clock = _make_clock(plan, dealt_data.federation)
     data_parts: list[Any] = [dealt_data.samples_digest, weight_values]
     split_parts: list[Any] = [dealt_data.samples_digest, dealt_data.splits, weight_values]
@@ -328,6 +343,7 @@ def build_run(plan: Plan, share: Share = share_nothing) -> Run:
         data_digest=data.fingerprint(*data_parts),
         fingerprint=data.fingerprint(*split_parts),
         account=account,
+        adversary=_make_adversary(plan, dealt_data),
         origin=weights_origin,
         notes=dealt_data.notes,
     )
@@ -556,6 +572,105 @@ def _make_account(plan: Plan, federation: Federation, net: Net) -> Account | Non
     )
     cohort_size = len(next(cohorts))
     return Account(plan.privacy, federation.clients, cohort_size, settings.rounds)
+
+
+def _make_attack(config: Mapping[str, Any], evaluation: Eval) -> Attack | None:
+    """Return what hostile clients do, if there are any."""
+    attack: Attack | None = build_dataclass(
+        look_up_choice("attack", config["attack"], ATTACKS),
+        without_name(config["attack"]),
+        "attack",
+    )
+    if attack and evaluation.common:
+        raise FedpflError(
+            "eval.common=true evaluates on everybody's test samples, and with an attack only honest"
+            " clients are evaluated; leave it out"
+        )
+    return attack
+
+
+def _make_defence(
+    config: Mapping[str, Any], method: Method, parts: Mapping[str, Any]
+) -> Defence | None:
+    """Return what takes the place of the mean of uploads, if anything does.
+
+    Args:
+        config: resolved.
+        method: of the run.
+        parts: other groups of the plan, by name.
+
+    Raises:
+        FedpflError: for a server that takes no mean of uploads, and for other groups that it does
+            not go with.
+    """
+    defence: Defence | None = build_dataclass(
+        look_up_choice("defence", config["defence"], DEFENCES),
+        without_name(config["defence"]),
+        "defence",
+    )
+    if defence is None:
+        return None
+    choice = f"defence={config['defence']['name']}"
+    if method.server_sees != SEES[0]:
+        deeds = {SEES[1]: "looks at each upload", SEES[2]: "looks at what clients keep"}
+        deed = deeds.get(method.server_sees, "does more")
+        raise FedpflError(
+            f"{choice} takes the place of a mean of uploads, and the server of"
+            f" method={config['method']['name']} {deed}; use defence=mean"
+        )
+    if parts["privacy"]:
+        raise FedpflError(
+            f"{choice}: privacy=client accounts for a mean of uploads alone; use defence=mean"
+        )
+    absences = {"system=simulated": parts["system"], "stopping.early": parts["stopping"].early}
+    for absence, is_chosen in absences.items():
+        if is_chosen and defence.least_clients > 1:
+            raise FedpflError(
+                f"{choice} needs {defence.least_clients} uploads in every round, and by {absence}"
+                " a round may have fewer; use defence=median or geometric_median"
+            )
+    return defence
+
+
+def _require_fit_of_uploads(plan: Plan, federation: Federation, net: Net) -> None:
+    """Raise FedpflError where a defence or an attack cannot deal with a method's uploads."""
+    method = plan.method
+    defence = plan.defence
+    server, client = method.init(net.params, net.parts)
+    statistics = dict.fromkeys(method.buffers(), net.buffers)
+    rules: tuple[Attack | Defence | None, ...] = (plan.attack, defence)
+    for rule in rules:
+        if rule:
+            engine.check_upload_form(rule, method, server, client, statistics)
+    if defence is None:
+        return
+    # Nobody would bear what attackers make of these.
+    if net.buffers and "aggregate" in method.buffers().values():
+        raise FedpflError(
+            "defence: the server would average BatchNorm statistics as they are; use"
+            " method.statistics=local, or a network without BatchNorm"
+        )
+    settings = plan.settings
+    cohorts = engine.draw_cohorts(
+        settings.seed, federation.clients, settings.participation, settings.rounds
+    )
+    cohort_size = len(next(cohorts))
+    if cohort_size < defence.least_clients:
+        raise FedpflError(
+            f"defence={plan.config['defence']['name']} needs {defence.least_clients} uploads in"
+            f" every round, and a cohort is {cohort_size} clients; raise participation or lower"
+            " defence.f"
+        )
+
+
+def _make_adversary(plan: Plan, dealt_data: _DealtData) -> Adversary | None:
+    """Draw the attackers, and poison what they have. Raises FedpflError."""
+    if plan.attack is None:
+        return None
+    federations = [dealt_data.federation]
+    if dealt_data.newcomers:
+        federations.append(dealt_data.newcomers)
+    return make_adversary(plan.attack, federations, plan.settings.seed)
 
 
 def _make_system(config: Mapping[str, Any], local: Local) -> System | None:

@@ -9,6 +9,7 @@ from fedpfl.engine.backends.autotune import choose_backend
 from fedpfl.engine.backends.backend import Backend, Engine
 from fedpfl.engine.backends.selection import make_backend, require_supported, slowness_notices
 from fedpfl.engine.clock import Clock, play_timed_round
+from fedpfl.engine.hostile import check_upload_form
 from fedpfl.engine.keys import draw_cohorts, draw_secret_cohorts, find_global_draws
 from fedpfl.engine.masks import compare_masks
 from fedpfl.engine.precision_timing import PrecisionTimes, time_precisions
@@ -33,6 +34,7 @@ __all__ = [
     "State",
     "Stopping",
     "Store",
+    "check_upload_form",
     "choose_backend",
     "compare_masks",
     "count_participants",

@@ -52,6 +52,27 @@ def summarize_scores(counts: Counts, task: Task = CLASSIFICATION) -> dict[str, f
     return columns | {name: mean_of_defined(values) for name, values in measures.items()}
 
 
+def summarize_success(counts: Counts) -> dict[str, float | None]:
+    """Return an attack's success over clients by column, in percent.
+
+    Args:
+        counts: Of triggered samples; correct is what the attack wants.
+    """
+    rates = rates_per_client(counts)
+    rates = rates[~rates.isnan()].sort(descending=True).values
+    worst = rates[: worst_decile_size(len(rates))]
+    return {
+        "asr": mean_of_defined(rates),
+        "asr_pooled": pooled_accuracy(counts),
+        "asr_worst10": mean_of_defined(worst),
+    }
+
+
+def rates_per_client(counts: Counts) -> Tensor:
+    """Return each client's percent correct, `[clients]`; nan without samples."""
+    return 100 * counts.correct.double() / counts.total
+
+
 def mean_of_defined(values: Tensor) -> float | None:
     """Return the mean of what is no nan, None without any."""
     defined = values[~values.isnan()]
@@ -80,7 +101,7 @@ def _score_columns(counts: Counts, task: Task) -> dict[str, Tensor]:
         return {"rmse": (errors / counts.total).sqrt(), "r2": r2}
     columns = {}
     if task is CLASSIFICATION:
-        columns["accuracy"] = 100 * counts.correct.double() / counts.total
+        columns["accuracy"] = rates_per_client(counts)
     return columns | {name: 100 * shares.double() for name, shares in counts.measures.items()}
 
 

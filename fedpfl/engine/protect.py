@@ -16,6 +16,19 @@ from fedpfl.methods import Method
 from fedpfl.privacy import Account, Secret, clip_uploads, draw_noise
 
 
+class UploadError(FedpflError):
+    """Uploads are not what somebody between clients and server can deal with.
+
+    Attributes:
+        reason: `unknown` where nobody knows an upload without training, `nothing` where there is
+            none, `marked` where it is more than numbers.
+    """
+
+    def __init__(self, message: str, reason: str):
+        super().__init__(message)
+        self.reason = reason
+
+
 @dataclass(frozen=True)
 class ProtectedUploads:
     """Hold uploads whose mean is what the server may see, and how they were made.
@@ -99,7 +112,11 @@ def protect_uploads(
 
 
 def untrained_upload(
-    method: Method, server: Tree, client: dict[str, Tree], statistics: Tree
+    method: Method,
+    server: Tree,
+    client: dict[str, Tree],
+    statistics: Tree,
+    choice: str = "privacy=client",
 ) -> Tree:
     """Return what a first-time client would upload if it did not train.
 
@@ -108,9 +125,10 @@ def untrained_upload(
         server: The server's tree.
         client: A client's initial state.
         statistics: BatchNorm statistics by model role.
+        choice: What asks for it, for messages.
 
     Raises:
-        FedpflError: An upload holds more than what training moves.
+        UploadError: An upload holds more than what training moves.
     """
     device = tree.leaves({"server": server, **client})[0].device
     no = torch.zeros((), dtype=torch.bool, device=device)
@@ -127,20 +145,35 @@ def untrained_upload(
         start = method._begin(server, client_state)
         upload = method.finish(server, client_state, start, start)[0]
     except KeyError as error:
-        raise FedpflError(
-            f"privacy=client: what clients of {name} send up holds more than what training moves "
+        raise UploadError(
+            f"{choice}: what clients of {name} send up holds more than what training moves "
             f"({error.args[0]} is found out from their samples), and nobody knows what an upload "
-            "without training would be"
+            "without training would be",
+            reason="unknown",
         ) from None
+    require_numbers(upload, choice, name)
+    return upload
+
+
+def require_numbers(upload: Tree, choice: str, name: str) -> None:
+    """Raise UploadError for an upload that cannot be averaged entry by entry.
+
+    Args:
+        upload: Of one client, or stacked.
+        choice: What asks for it, for messages.
+        name: Of the method, for messages.
+    """
     leaves = tree.leaves(upload)
     if not leaves:
-        raise FedpflError(
-            f"privacy=client: clients of {name} send nothing up, so that there is nothing to "
-            "protect"
+        raise UploadError(
+            f"{choice}: clients of {name} send nothing up, so that there is nothing to protect",
+            reason="nothing",
         )
-    is_marked = any(isinstance(part, tuple) for part in (upload, *upload.values()))
+    is_marked = isinstance(upload, tuple) or any(
+        isinstance(part, tuple) for part in upload.values()
+    )
     if is_marked or not all(leaf.is_floating_point() for leaf in leaves):
-        raise FedpflError(
-            f"privacy=client: clients of {name} send up more than numbers that can be averaged"
+        raise UploadError(
+            f"{choice}: clients of {name} send up more than numbers that can be averaged",
+            reason="marked",
         )
-    return upload

@@ -12,6 +12,7 @@ from torch import Generator, Tensor
 from fedpfl.data.federation import Federation
 from fedpfl.engine.backends.backend import Backend, reproducible_arithmetic
 from fedpfl.engine.calls import Counts, Participation, TrainCall, with_before_turn
+from fedpfl.engine.hostile import defend_uploads, forge_uploads
 from fedpfl.engine.keys import Draws, generator, track_global_draws
 from fedpfl.engine.protect import ProtectedUploads, protect_uploads
 from fedpfl.engine.state import State
@@ -27,6 +28,7 @@ from fedpfl.ground.errors import FedpflError, MethodError
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Method, Turn
 from fedpfl.privacy import Account, Secret
+from fedpfl.robust import Adversary, Defence
 
 
 class RoundTraffic(NamedTuple):
@@ -95,6 +97,8 @@ class RoundSetup:
         account: Account of a private run: the server then sees noise on the uniform mean of clipped
             uploads, and no more.
         secret: What that noise is drawn from.
+        adversary: Clients whose uploads are forged.
+        defence: What takes the place of the mean of uploads.
     """
 
     backend: Backend
@@ -105,6 +109,8 @@ class RoundSetup:
     stopping: Stopping | None = None
     account: Account | None = None
     secret: Secret | None = None
+    adversary: Adversary | None = None
+    defence: Defence | None = None
 
 
 @dataclass(frozen=True)
@@ -168,7 +174,10 @@ def play_round(
             traffic=_traffic_per_client(setup, state, trained),
         )
 
-        # ---- Step 3: in a private run the server sees only the noised mean of clipped uploads.
+        # ---- Step 3: attackers forge their uploads. In a private run the server sees only the
+        # noised mean of clipped uploads, under a defence only the robust aggregate.
+        if setup.adversary or setup.defence:
+            trained = _face_attackers(setup, state, trained)
         if setup.account:
             trained, state = _protect_turn(setup, setup.account, state, trained)
 
@@ -329,7 +338,32 @@ def count_traffic(
     }
 
 
-# ---- privacy
+# ---- attacks, defences and privacy
+
+
+def _face_attackers(setup: RoundSetup, state: State, trained: _TrainedTurn) -> _TrainedTurn:
+    """Forge attackers' uploads, and put the robust aggregate in the place of each."""
+    uploads = trained.participation.uploads
+    if setup.adversary and not trained.turn.survey:
+        uploads = forge_uploads(
+            adversary=setup.adversary,
+            method=setup.method,
+            state=state,
+            clients=trained.clients,
+            weights=trained.weights,
+            uploads=uploads,
+            seed=setup.seed,
+        )
+    if setup.defence:
+        uploads = defend_uploads(
+            defence=setup.defence,
+            method=setup.method,
+            state=state,
+            clients=trained.clients,
+            uploads=uploads,
+            seed=setup.seed,
+        )
+    return replace(trained, participation=trained.participation._replace(uploads=uploads))
 
 
 def _protect_turn(

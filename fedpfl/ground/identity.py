@@ -47,6 +47,8 @@ OPTIONS_OFF: dict[str, Any] = {
     "model": {"weights": None, "overlap": False, "projection": 0, "head": None},
     "adapter": {"name": "none", "pairs": 1},
     "privacy": {"name": "none", "seed": None, "public_weights": False},
+    "attack": {"name": "none"},
+    "defence": {"name": "mean"},
     "system": {"name": "none"},
     "dataset": {"only": None},
     "partition": {"seed": None},

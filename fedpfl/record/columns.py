@@ -24,6 +24,8 @@ SYSTEM_SCOPE = "system"
 """Scope of columns of rounds in simulated time."""
 PRIVACY_SCOPE = "privacy"
 """Scope of columns of private runs."""
+ATTACK_OPTION = "attack"
+"""What a run with an attack on data asks for: columns of its success."""
 ALMOST_NOBODY_SHARE = 0.1
 """Share of the clients, or of the planned participations, up to which almost nobody trained."""
 PERSONAL_PREFIX = "personal/"
@@ -45,7 +47,8 @@ class Metric:
         kind: how tables write it (`report.table.format_number`).
         best: `max` or `min`, nothing where neither end is better.
         fine_tuned: whether it is measured after fine-tuning.
-        option: the measure, `common`, `system` or `privacy`, that a run must ask for to have it.
+        option: the measure, `common`, `system`, `privacy` or `attack`, that a run must ask for to
+            have it.
         tasks: the tasks that have it.
     """
 
@@ -133,6 +136,17 @@ _MEASURES = (
         best="min",
     ),
 )
+_ATTACK_STATISTICS = (
+    _Statistic("asr", "ASR", "attack success, mean over clients", "mean attack success", "min"),
+    _Statistic("asr_pooled", "pooled", "attack success, pooled", "pooled attack success", "min"),
+    _Statistic(
+        name="asr_worst10",
+        heading="worst 10%",
+        phrase="attack success, worst 10%",
+        label="attack success at the worst decile of clients",
+        best="min",
+    ),
+)
 MEASURES = tuple(measure.name for measure in _MEASURES)
 """Further statistics, of runs whose `metrics` name them, or whose task has them."""
 _MULTILABEL_STATISTICS = (
@@ -196,6 +210,13 @@ def _statistic_kind(statistic: _Statistic) -> str:
     return "percent" if statistic.unit else "score"
 
 
+def _statistic_option(statistic: _Statistic) -> str:
+    """Return what a run must ask for to have a statistic, "" for nothing."""
+    if statistic in _ATTACK_STATISTICS:
+        return ATTACK_OPTION
+    return statistic.name if statistic.name in MEASURES else ""
+
+
 def validation_column(task: Task = CLASSIFICATION) -> str:
     """Return the column by which a round is chosen without a look at test data."""
     return column_name(task.score, "validation")
@@ -211,11 +232,13 @@ def task_of_columns(columns: Container[str]) -> Task:
 def _split_metrics(split: str, fine_tuned: bool) -> list[Metric]:
     """Return the metrics of a split, before or after fine-tuning."""
     metrics = []
+    attack_statistics = () if split == "validation" else _ATTACK_STATISTICS
     for statistic in (
         *_STATISTICS,
         *_MEASURES,
         *_MULTILABEL_STATISTICS,
         *_REGRESSION_STATISTICS,
+        *attack_statistics,
     ):
         label = statistic.label.format("validation" if split == "validation" else "test")
         if split == "unseen":
@@ -235,7 +258,7 @@ def _split_metrics(split: str, fine_tuned: bool) -> list[Metric]:
                 kind=_statistic_kind(statistic),
                 best=statistic.best,
                 fine_tuned=fine_tuned,
-                option=statistic.name if statistic.name in MEASURES else "",
+                option=_statistic_option(statistic),
                 tasks=statistic.tasks,
             )
         )
@@ -450,7 +473,8 @@ def round_columns(
     Args:
         validation: whether there are validation samples.
         unseen: whether there are newcomers.
-        options: measures that the run asks for, `common`, and `system` in simulated time.
+        options: measures that the run asks for, `common`, `attack` where success is measured, and
+            `system` in simulated time.
         task: of the run.
     """
     absent_scopes = set()

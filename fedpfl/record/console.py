@@ -264,6 +264,8 @@ def describe_all_clients(row: Mapping[str, Any]) -> str:
     """Write all clients' mean score, `` where they were not evaluated."""
     titles = {"test": "all clients", "validation": "validation", "unseen": "unseen"}
     parts = [_describe_score(row, title, split) for split, title in titles.items()]
+    if row.get("asr") is not None:
+        parts.append(f"attack success {row['asr']:.2f} %")
     return ", ".join(filter(None, parts))
 
 

@@ -662,6 +662,7 @@ class NullRunDirectory:
     def __init__(self, path: Path):
         # None on another machine; mapped tensors then go to the folder of temporary files.
         self.path = path if path.is_dir() else None
+        self.summary: dict[str, Any] = {}
 
     def __getattr__(self, name: str) -> Any:
         return lambda *args, **kwargs: None

@@ -97,6 +97,11 @@ def find_disclosure(run: Run, settings: FederateSettings) -> str:
         raise FedpflError(
             "nodes would send their uploads before they are clipped and noised; set privacy=none"
         )
+    if run.attack:
+        raise FedpflError(
+            "nodes play their clients' part honestly, and nobody tells who would attack; set"
+            " attack=none"
+        )
 
     # ---- What the method reads at the server
     method_name = run.config["method"]["name"]

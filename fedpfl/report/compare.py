@@ -499,7 +499,7 @@ def _compare_clients(a: Group, b: Group) -> tuple[Table, list[str]]:
             "their label counts differ, so the partitions do."
         )
     if has_newcomers:
-        notes.append("Clients that never take part in A or in B are not compared.")
+        notes.append("Clients that never take part, or attack, in A or in B are not compared.")
 
     # ---- Step 2: the table.
     titles = {name: metric.title for name, metric in metrics.items()}

@@ -152,11 +152,12 @@ class Run:
             raise FedpflError(
                 f"{self.path}: clients.csv lacks the column client, or a client its number"
             )
-        if "unseen" in frame and not frame["unseen"].isin([0, 1]).all():
-            raise FedpflError(
-                f"{self.path}: clients.csv does not say of every client whether it is unseen, "
-                "by 0 or 1"
-            )
+        for flag, phrase in {"unseen": "is unseen", "attacker": "attacks"}.items():
+            if flag in frame and not frame[flag].isin([0, 1]).all():
+                raise FedpflError(
+                    f"{self.path}: clients.csv does not say of every client whether it {phrase}, "
+                    "by 0 or 1"
+                )
         return frame
 
     @cached_property
@@ -199,10 +200,12 @@ class Run:
 
     @property
     def participating_clients(self) -> pd.DataFrame:
-        """Return the rows of `clients` that may take part. Raises as `clients`."""
-        if "unseen" not in self.clients:
-            return self.clients
-        return self.clients[self.clients["unseen"] == 0]
+        """Return the rows of `clients` that may take part and are honest. Raises as `clients`."""
+        clients = self.clients
+        for flag in ("unseen", "attacker"):
+            if flag in clients:
+                clients = clients[clients[flag] == 0]
+        return clients
 
     @cached_property
     def evaluations(self) -> pd.DataFrame:

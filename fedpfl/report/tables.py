@@ -13,7 +13,7 @@ import pandas as pd
 
 from fedpfl.ground.errors import FedpflError, choices_text
 from fedpfl.ground.tasks import CLASSIFICATION, REGRESSION, Task
-from fedpfl.record.columns import METRICS, Metric, validation_column
+from fedpfl.record.columns import ATTACK_OPTION, METRICS, Metric, validation_column
 from fedpfl.report.grouping import (
     Group,
     common_task,
@@ -48,6 +48,9 @@ DEFAULT_COLUMNS = {
     "accuracy_worst10": 3,
     "ft_accuracy": 2,
     "ft_accuracy_pooled": 5,
+    "asr": 2,
+    "asr_worst10": 6,
+    "ft_asr": 3,
     "val_accuracy": 4,
     "unseen_accuracy": 2,
     "unseen_accuracy_worst10": 5,
@@ -67,6 +70,9 @@ DEFAULT_COLUMNS = {
 }
 """The columns shown by default, each with its `spare`; see `_default_columns`."""
 _OPTIONAL_COLUMNS = (
+    "asr",
+    "asr_worst10",
+    "ft_asr",
     "val_accuracy",
     "unseen_accuracy",
     "unseen_accuracy_worst10",
@@ -88,6 +94,7 @@ _MEANINGS = {
     "AUROC": "AUROC: of a class against the rest, or of a label, averaged over those that a client "
     "has with and without, then over clients",
     "ECE": "ECE: expected calibration error in 15 bins, mean over clients",
+    "attack": "attack: on an attack's samples of honest clients, how many are answered as it wants",
     "common": "common: on everybody's test samples",
     "validation": "validation: on held-out training samples",
     "unseen": "unseen: clients that never take part, and are in no other column",
@@ -110,6 +117,8 @@ def _metric_column(metric: Metric) -> Column:
         group = [metric.phrase.split()[0]]
     elif metric.scope == "time":
         group = []
+    elif metric.option == ATTACK_OPTION:
+        group = ["attack"]
     elif metric.scope == "test":
         group = [] if metric.fine_tuned else ["before"]
     else:
@@ -434,6 +443,7 @@ def _accuracy_notes(shown_groups: Sequence[Group], select: str, every: int) -> t
         *shared_settings_note(shown_groups),
         *_code_notes(shown_groups),
         *_privacy_notes(shown_groups),
+        *_attack_notes(shown_groups),
         *_initial_weight_notes(shown_groups),
     )
 
@@ -482,6 +492,15 @@ def _privacy_notes(shown_groups: Iterable[Group]) -> list[str]:
     guarantees = _titles_by_text(shown_groups, lambda run: str(run.summary.get("privacy") or ""))
     for guarantee, titles in guarantees.items():
         notes += _note(f"Privacy: {guarantee}; so for", titles)
+    return notes
+
+
+def _attack_notes(shown_groups: Iterable[Group]) -> list[str]:
+    """Say who attacks."""
+    notes = []
+    attacks = _titles_by_text(shown_groups, lambda run: str(run.summary.get("attack") or ""))
+    for attack, titles in attacks.items():
+        notes += _note(f"Attack: {attack}; so for", titles)
     return notes
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -16,8 +17,10 @@ from fedpfl.engine.evaluate import (
     mean_of_defined,
     non_finite_clients,
     pooled_accuracy,
+    rates_per_client,
     scores_per_client,
     summarize_scores,
+    summarize_success,
 )
 from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
@@ -113,7 +116,7 @@ def _evaluate_federation(
     tuning: engine.FineTuning | None,
     prefixes: dict[str, str],
 ) -> None:
-    """Add the evaluation of one federation's clients.
+    """Add the evaluation of one federation's honest clients.
 
     Args:
         evaluation: what is added to.
@@ -125,18 +128,15 @@ def _evaluate_federation(
         prefixes: of the columns, by split.
     """
     # ---- Step 1: evaluate on the clients' own samples, and on everybody's where that is asked for.
-    counts_by_split = backend.evaluate_splits(_make_call(run, federation, state, tuning))
+    call = _make_call(run, federation, state, tuning)
+    counts_by_split = backend.evaluate_splits(call)
     tuning_prefix = "ft_" if tuning else ""
     counts_by_prefix = {
         f"{prefix}{tuning_prefix}": counts_by_split[split]
         for split, prefix in prefixes.items()
         if split in counts_by_split
     }
-    diverged_clients = [
-        federation.client_label(client)
-        for counts in counts_by_prefix.values()
-        for client in non_finite_clients(counts)
-    ]
+    diverged_clients = _list_diverged(call, counts_by_prefix.values())
     if diverged_clients and not tuning:
         raise Diverged(
             f"training diverged: the model of client {diverged_clients[0]} is not finite; lower"
@@ -145,12 +145,19 @@ def _evaluate_federation(
 
     # ---- Step 2: each client's scores, and means; one over some of the clients would flatter.
     for prefix, counts in counts_by_prefix.items():
-        _add_client_scores(evaluation, federation, prefix, counts)
+        scores = scores_per_client(counts, federation.task)
+        _add_client_scores(evaluation, call, prefix, scores)
         if not diverged_clients:
             means = summarize_scores(counts, run.task)
             evaluation.row.update({f"{prefix}{name}": value for name, value in means.items()})
 
-    # ---- Step 3: each client's model on everybody's samples.
+    # ---- Step 3: the success of an attack.
+    triggered = _find_triggered(run, federation)
+    if triggered and not diverged_clients:
+        triggered_call = replace(call, federation=triggered, measures=(), common_federation=None)
+        _add_success(evaluation, backend, triggered_call, f"{prefixes['test']}{tuning_prefix}")
+
+    # ---- Step 4: each client's model on everybody's samples.
     if "common" in counts_by_split:
         _add_matrix(evaluation, federation, counts_by_split["common"])
     if diverged_clients:
@@ -161,13 +168,22 @@ def _evaluate_federation(
         )
 
 
+def _list_diverged(call: EvalCall, counts: Iterable[Counts]) -> list[str]:
+    """Return how messages call the clients whose models are not finite."""
+    positions = [position for part in counts for position in non_finite_clients(part)]
+    return [call.federation.client_label(call.clients[position]) for position in positions]
+
+
 def _make_call(
     run: Run,
     federation: Federation,
     state: engine.State,
     tuning: engine.FineTuning | None,
 ) -> EvalCall:
-    """Return the call that evaluates all clients of a federation."""
+    """Return the call that evaluates all honest clients of a federation."""
+    clients = list(range(federation.clients))
+    if run.adversary and federation is run.federation:
+        clients = list(run.adversary.honest)
     common: Federation | None = None
     if run.eval.common and federation is run.federation and not tuning:
         common = federation.merge_clients(MAX_MATRIX_CLIENTS)
@@ -175,7 +191,7 @@ def _make_call(
         method=run.method,
         federation=federation,
         state=state,
-        clients=list(range(federation.clients)),
+        clients=clients,
         tuning=tuning,
         before_evaluation=make_adaptation(run, state),
         measures=(*run.settings.metrics, *run.task.measures),
@@ -183,15 +199,35 @@ def _make_call(
     )
 
 
+def _add_success(
+    evaluation: Evaluation, backend: engine.Backend, call: EvalCall, prefix: str
+) -> None:
+    """Add the success of an attack: at each client, and means.
+
+    The call is about the samples of the attack.
+    """
+    counts = backend.evaluate(call)
+    _add_client_scores(evaluation, call, prefix, {"asr": rates_per_client(counts).tolist()})
+    success = summarize_success(counts)
+    evaluation.row.update({f"{prefix}{name}": value for name, value in success.items()})
+
+
+def _find_triggered(run: Run, federation: Federation) -> Federation | None:
+    """Return a federation's samples by which an attack's success is measured, if any."""
+    if not run.adversary or not run.adversary.triggered:
+        return None
+    return run.adversary.triggered[0 if federation is run.federation else 1]
+
+
 def _add_client_scores(
-    evaluation: Evaluation, federation: Federation, prefix: str, counts: Counts
+    evaluation: Evaluation, call: EvalCall, prefix: str, scores: dict[str, list[float]]
 ) -> None:
     """Add each client's scores, newcomers' in the columns of those that take part."""
-    for name, values in scores_per_client(counts, federation.task).items():
+    for name, values in scores.items():
         column = f"{prefix.removeprefix('unseen_')}{name}"
         column_values = evaluation.clients.setdefault(column, {})
-        for client, value in enumerate(values):
-            column_values[federation.partition_number(client)] = value
+        for client, value in zip(call.clients, values, strict=True):
+            column_values[call.federation.partition_number(client)] = value
 
 
 def _add_matrix(evaluation: Evaluation, federation: Federation, counts: Counts) -> None:

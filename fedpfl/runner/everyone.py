@@ -106,6 +106,10 @@ class ClientTable:
             row: dict[str, Any] = {"client": number, **_name_cell(federation, client)}
             if self._run.newcomers:
                 row["unseen"] = int(federation is self._run.newcomers)
+            adversary = self._run.adversary
+            if adversary:
+                is_member = federation is self._run.federation
+                row["attacker"] = int(is_member and client in adversary.attackers)
             row["train"] = int(federation.train_sizes[client])
             if federation.validation:
                 row["validation"] = len(federation.validation[client])

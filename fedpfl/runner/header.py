@@ -75,6 +75,9 @@ def make_summary_facts(run: Run) -> dict[str, Any]:
         facts["devices"] = count_submodel_costs(run.method, run.net, run.federation.shape)
     if run.account:
         facts["privacy"] = _describe_privacy(run)
+    if run.adversary:
+        facts["attack"] = _describe_attack(run)
+        facts["attackers"] = _number_attackers(run)
     if run.origin.caveat:
         facts["caveat"] = run.origin.caveat
     facts["environment"] = environment.describe_environment()
@@ -99,6 +102,32 @@ def _describe_privacy(run: Run) -> str:
     if not weights_file:
         return sentence
     return f"{sentence}; nor is what {weights_file} gives away, the weights that it starts from"
+
+
+def _describe_attack(run: Run) -> str:
+    """Say who attacks, and who is evaluated."""
+    return (
+        f"{describe_choice(run.config['attack'])}: {len(_number_attackers(run))} of"
+        f" {run.federation.clients} clients attack, and the others alone are evaluated"
+    )
+
+
+def _list_hostilities(run: Run) -> list[str]:
+    """Return the lines about attackers and the defence; [] without any."""
+    lines = []
+    if run.adversary:
+        lines.append(f"attack      {_describe_attack(run)}")
+        if run.adversary.attackers:
+            lines.append(f"attackers   {', '.join(map(str, _number_attackers(run)))}")
+    if run.defence:
+        lines.append(f"defence     {describe_choice(run.config['defence'])}")
+    return lines
+
+
+def _number_attackers(run: Run) -> list[int]:
+    """Return the attackers' numbers in the partition."""
+    assert run.adversary
+    return [run.federation.partition_number(client) for client in run.adversary.attackers]
 
 
 def make_run_info(
@@ -179,6 +208,7 @@ def format_header(run: Run, outlook: RunOutlook) -> list[str]:
         lines.append(f"weights     {run.origin.line}")
     if run.account:
         lines.append(f"privacy     {_describe_privacy(run)}")
+    lines += _list_hostilities(run)
     lines.append(f"engine      {outlook.backend_name} on {run.device}, {run.engine.precision}")
     if outlook.pace and outlook.pace.pays:
         lines.append(f"precision   {outlook.pace}")

@@ -11,9 +11,12 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+import torch
+
 from fedpfl import engine
 from fedpfl.config.plan import Run
 from fedpfl.engine.evaluate import pooled_accuracy, pooled_loss
+from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tasks import CLASSIFICATION
 from fedpfl.record.columns import round_columns
@@ -153,6 +156,8 @@ def _list_columns(run: Run) -> tuple[str, ...]:
         column_groups.append("system")
     if run.account:
         column_groups.append("privacy")
+    if run.adversary and run.adversary.triggered:
+        column_groups.append("attack")
     return round_columns(
         bool(run.federation.validation), bool(run.newcomers), column_groups, run.task
     )
@@ -162,15 +167,20 @@ def _train_cohort(
     run: Run, backend: engine.Backend, state: engine.State, cohort: list[int]
 ) -> tuple[engine.State, engine.Outcome, dict[str, Any]]:
     """Play one round; return the new state, what happened, and the columns of simulated time."""
+    federation = run.federation
+    if run.adversary:
+        federation = run.adversary.choose_data(federation, state.round + 1)
     setup = engine.RoundSetup(
         backend=backend,
         method=run.method,
-        federation=run.federation,
+        federation=federation,
         local=run.local.for_round(state.round + 1, run.settings.rounds),
         seed=run.settings.seed,
         stopping=run.stopping,
         account=run.account,
         secret=run.secret,
+        adversary=run.adversary,
+        defence=run.defence,
     )
     if run.clock:
         return engine.play_timed_round(run.clock, run.cohort, setup, state, cohort)
@@ -190,6 +200,13 @@ def _pick_cohort(
     return cohort if cohort or run.is_poisson_sampled else None
 
 
+def _find_remedy(run: Run) -> str:
+    """Return what a user can do whose training diverged."""
+    if run.adversary and run.adversary.attackers and not run.defence:
+        return "the attack may be the reason; lower its strength or local.lr, or choose a defence"
+    return "lower local.lr"
+
+
 def _measure_training(run: Run, state: engine.State, outcome: engine.Outcome) -> dict[str, Any]:
     """Return the columns that each round has. Raises Diverged where numbers are not finite."""
     # ---- One client's numbers make all others' useless from the next round on.
@@ -198,26 +215,35 @@ def _measure_training(run: Run, state: engine.State, outcome: engine.Outcome) ->
         client = run.federation.partition_number(index)
         raise Diverged(
             f"training diverged: client {client} brought back numbers that are not finite; "
-            "lower local.lr"
+            f"{_find_remedy(run)}"
         )
     if not outcome.state_is_finite:
         raise Diverged(
-            "training diverged: the server's numbers are not finite after the round; lower local.lr"
+            "training diverged: the server's numbers are not finite after the round;"
+            f" {_find_remedy(run)}"
         )
+    rows: dict[str, Any] = {
+        "before": outcome.before,
+        "after": outcome.after,
+        "loss": outcome.loss,
+    }
+    if run.adversary:
+        is_honest = [client in run.adversary.honest for client in outcome.cohort]
+        rows = tree.take(rows, torch.tensor(is_honest, dtype=torch.bool))
     if run.task is CLASSIFICATION:
         cohort_scores = {
-            "cohort_before": pooled_accuracy(outcome.before),
-            "cohort_after": pooled_accuracy(outcome.after),
+            "cohort_before": pooled_accuracy(rows["before"]),
+            "cohort_after": pooled_accuracy(rows["after"]),
         }
     else:
         cohort_scores = {
-            "cohort_loss_before": pooled_loss(outcome.before),
-            "cohort_loss_after": pooled_loss(outcome.after),
+            "cohort_loss_before": pooled_loss(rows["before"]),
+            "cohort_loss_after": pooled_loss(rows["after"]),
         }
     columns = {
         "participants": len(outcome.loss),
         **cohort_scores,
-        "train_loss": float(outcome.loss.mean()) if outcome.cohort else None,
+        "train_loss": float(rows["loss"].mean()) if len(rows["loss"]) else None,
         **outcome.traffic._asdict(),
         **outcome.metrics,
     }

@@ -75,7 +75,7 @@ def key_of(*overrides: str) -> str:
 
 
 def test_the_groups_are_the_designs() -> None:
-    first = "adapter augment dataset debug engine experiment logger method model norm paper partition privacy"
+    first = "adapter attack augment dataset debug defence engine experiment logger method model norm paper partition privacy"
     assert [*first.split(), "quantile", "score", "system"] == GROUPS
 
 

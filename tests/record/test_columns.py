@@ -59,7 +59,9 @@ def test_columns_that_are_asked_for_stand_behind_those_of_their_split():
     assert told[told.index("loss") :][:4] == ("loss", "f1", "ece", "ft_accuracy")
     assert told[told.index("values_down") - 2 :][:2] == common == column_names("common")
     of_classes = [name for name, metric in METRICS.items() if CLASSIFICATION.name in metric.tasks]
-    assert round_columns(True, True, (*MEASURES, "common", "privacy", "system")) == (*of_classes,)
+    assert round_columns(True, True, (*MEASURES, "common", "privacy", "system", "attack")) == (
+        *of_classes,
+    )
     assert (
         round_columns(options=["system"])
         == (*round_columns(), *column_names("system"))
@@ -74,7 +76,7 @@ def test_names_choose_by_split_and_by_fine_tuning():
     assert column_name("accuracy", "validation") == validation_column() == "val_accuracy"
     assert column_names("traffic") == ("values_down", "values_up", "bits_down", "bits_up")
     of_tests = len(column_names("test", fine_tuned=True))
-    assert (len(column_names("test")), of_tests) == (2 * of_tests, 5 + 4 + 2 + 6)
+    assert (len(column_names("test")), of_tests) == (2 * of_tests, 5 + 4 + 2 + 6 + 3)
 
 
 def test_every_label_is_one_metrics_and_says_what_it_is_about():
@@ -86,7 +88,7 @@ def test_every_label_is_one_metrics_and_says_what_it_is_about():
         assert ("unseen" in metric.label) == name.startswith("unseen_")
         assert ("validation" in metric.label) == name.startswith("val_")
         assert metric.label.endswith("(%)") == (metric.unit == "%") == (metric.kind == "percent")
-        is_error = any(word in name for word in ("loss", "ece", "rmse"))
+        is_error = any(word in name for word in ("loss", "ece", "rmse", "asr"))
         is_spread = name.endswith("_std")
         assert (metric.best == "min") == (is_error and not is_spread)
         is_share = metric.unit == "%" or "r2" in name

@@ -244,7 +244,12 @@ def test_comparison_leaves_newcomers_out(tmp_path: Path) -> None:
     write_split(b, [51.0, 0.0, 0.0, 80.0, 0.0], {2})
     compared = between(a, b)
     assert clients_of(compared)[0] == ("0", "accuracy", 1, 1, 1)
-    assert notes(compared).count("Clients that never take part in A or in B are not compared.") == 1
+    assert (
+        notes(compared).count(
+            "Clients that never take part, or attack, in A or in B are not compared."
+        )
+        == 1
+    )
     write_split(a, [50.0, 60.0, 70.0, 80.0, 90.0])
     write_split(b, [51.0, 0.0, 0.0, 80.0, 0.0])
     assert clients_of(between(a, b))[0][2:] == (3, 1, 1)

@@ -34,6 +34,7 @@ _DASHES = ("solid", "7px,3px", "2px,2.5px", "8px,3px,2px,3px", "5px,2px,1.5px,2p
 _SYMBOLS = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "x")
 _FENCES = ("lowerfence", "q1", "median", "q3", "upperfence")
 _SETTING = "data set and partition"
+_SUCCESS = "asr"
 
 Trace = dict[str, Any]
 Figures = Iterator[dict[str, Any]]
@@ -572,10 +573,11 @@ class PageCharts:
 
     def _cost_figures(self) -> Figures:
         axis_titles = [item for item in AXIS_TITLES.items() if item[0] != "round"]
+        axis_titles.append((_SUCCESS, METRICS[_SUCCESS].label))
         for (setting, rivals), (key, title) in itertools.product(self.ranked.items(), axis_titles):
             costs = {}
             for group in rivals:
-                cost = float(self.spent[group][key].iloc[-1])
+                cost = self._read_cost(group, key)
                 if math.isfinite(cost + self.accuracies[group]):
                     costs[group] = cost
             if not costs:
@@ -586,7 +588,7 @@ class PageCharts:
                 for group, cost in costs.items()
             ]
             scale = {"rangemode": "tozero"}
-            if 0 < 20 * min(costs.values()) < greatest:
+            if key != _SUCCESS and 0 < 20 * min(costs.values()) < greatest:
                 scale = {"type": "log"}
             yield _make_figure(
                 setting,
@@ -597,6 +599,13 @@ class PageCharts:
                 height=440,
                 showlegend=False,
             )
+
+    def _read_cost(self, group: Group, key: str) -> float:
+        """Return what accuracy is shown against: what was spent, or an attack's success."""
+        if key != _SUCCESS:
+            return float(self.spent[group][key].iloc[-1])
+        curve = self.curves[group].get(_SUCCESS)
+        return math.nan if curve is None else float(curve["mean"].iloc[-1])
 
     def _cost_trace(self, group: Group, cost: float, title: str, is_text_left: bool) -> Trace:
         """Return a method's dot, with its name on the side where there is room."""

@@ -1,0 +1,263 @@
+"""Robust aggregates: beside plain loops and byzfl; what f and f + 1 hostile uploads can do."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from fedpfl.engine.hostile import flatten_rows, unflatten_rows
+from fedpfl.ground.vision import load_torchvision
+from fedpfl.robust.defence import (
+    DEFENCES,
+    Bulyan,
+    CenteredClipping,
+    GeometricMedian,
+    Krum,
+    Median,
+    MultiKrum,
+    NormBound,
+    TrimmedMean,
+)
+from tests.conftest import assert_same
+
+GENERATOR = torch.Generator()
+RULES = {
+    "median": Median(),
+    "trimmed_mean": TrimmedMean(f=2),
+    "krum": Krum(f=2),
+    "multi_krum": MultiKrum(f=2),
+    "bulyan": Bulyan(f=2),
+    "geometric_median": GeometricMedian(steps=500),
+    "centered_clipping": CenteredClipping(radius=1.5, steps=3),
+    "norm_bound": NormBound(radius=1.5, deviation=0.0),
+}
+
+
+def draw_rows(seed, clients=11, entries=6):
+    return torch.from_numpy(np.random.default_rng(seed).normal(1.0, 1.0, (clients, entries)))
+
+
+def combine(rule, rows):
+    return rule.combine_rows(rows, GENERATOR)
+
+
+# Plain loops
+
+
+def loop_median(rows):
+    values = []
+    for column in rows.T:
+        ordered = sorted(column)
+        middle = len(ordered) // 2
+        is_odd = len(ordered) % 2
+        values.append(ordered[middle] if is_odd else (ordered[middle - 1] + ordered[middle]) / 2)
+    return np.array(values)
+
+
+def loop_trimmed_mean(rows, f=2):
+    return np.array([np.mean(sorted(column)[f : len(column) - f]) for column in rows.T])
+
+
+def loop_scores(rows, f=2):
+    scores = []
+    for i, row in enumerate(rows):
+        gaps = sorted(np.sum((row - peer) ** 2) for j, peer in enumerate(rows) if i != j)
+        scores.append((sum(gaps[: max(1, len(rows) - f - 2)]), sum(gaps)))
+    return scores
+
+
+def loop_krum(rows):
+    scores = loop_scores(rows)
+    return rows[scores.index(min(scores))]
+
+
+def loop_multi_krum(rows, f=2):
+    scores = loop_scores(rows)
+    best = sorted(range(len(rows)), key=lambda i: scores[i])
+    return np.mean(rows[best[: len(rows) - f]], axis=0)
+
+
+def loop_bulyan(rows, f=2):
+    remaining, selected = list(rows), []
+    for _ in range(len(rows) - 2 * f):
+        scores = loop_scores(np.array(remaining))
+        selected.append(remaining.pop(scores.index(min(scores))))
+    middle = loop_median(np.array(selected))
+    values = []
+    for column, center in zip(np.array(selected).T, middle, strict=True):
+        nearest = sorted(column, key=lambda value, center=center: abs(value - center))
+        values.append(np.mean(nearest[: len(selected) - 2 * f]))
+    return np.array(values)
+
+
+def loop_centered_clipping(rows, radius=1.5, steps=3):
+    center = np.zeros(rows.shape[1])
+    for _ in range(steps):
+        moves = []
+        for row in rows:
+            length = np.sqrt(np.sum((row - center) ** 2))
+            moves.append((row - center) * min(1, radius / length))
+        center = center + np.mean(moves, axis=0)
+    return center
+
+
+LOOPS = {
+    "median": loop_median,
+    "trimmed_mean": loop_trimmed_mean,
+    "krum": loop_krum,
+    "multi_krum": loop_multi_krum,
+    "bulyan": loop_bulyan,
+    "centered_clipping": loop_centered_clipping,
+    "norm_bound": lambda rows: loop_centered_clipping(rows, steps=1),
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_aggregates_are_those_of_plain_loops(name):
+    for seed in range(20):
+        rows = draw_rows(seed, clients=11 + seed % 3)
+        expected = torch.from_numpy(LOOPS[name](rows.numpy()))
+        torch.testing.assert_close(combine(RULES[name], rows), expected)
+
+
+def test_the_geometric_median_is_of_least_summed_distance():
+    """No step into any direction comes nearer, and its own distances are those of its definition."""
+    rows = draw_rows(3)
+    point = combine(RULES["geometric_median"], rows)
+    total = (rows - point).norm(dim=1).sum()
+    for direction in torch.eye(6).double():
+        for step in (-1e-3, 1e-3):
+            assert (rows - point - step * direction).norm(dim=1).sum() > total
+    pull = ((rows - point) / (rows - point).norm(dim=1, keepdim=True)).sum(0)
+    assert float(pull.norm()) < 1e-5
+
+
+def test_unset_radii_are_the_median_of_lengths():
+    rows = draw_rows(0)
+    radius = float(np.median(rows.norm(dim=1)))
+    for kind in (CenteredClipping, NormBound):
+        extra = {"deviation": 0.0} if kind is NormBound else {}
+        assert_same(combine(kind(**extra), rows), combine(kind(radius=radius, **extra), rows))
+
+
+def test_a_norm_bounds_noise_has_its_deviation():
+    rows = torch.zeros(3, 40_000)
+    noise = NormBound(radius=1.0, deviation=0.02).combine_rows(rows, torch.Generator())
+    assert float(noise.std()) == pytest.approx(0.02, rel=0.02)
+    assert abs(float(noise.mean())) < 5 * 0.02 / 200
+
+
+# Limits
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_the_order_of_clients_and_where_zero_lies_change_nothing(name):
+    rows, rule = draw_rows(1), RULES[name]
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(combine(rule, rows[order]), combine(rule, rows))
+    if not rule.is_centered:
+        torch.testing.assert_close(combine(rule, rows + 3), combine(rule, rows) + 3)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_equal_uploads_are_their_aggregate(name):
+    rows = draw_rows(2)[:1].expand(11, 6) / 10
+    torch.testing.assert_close(combine(RULES[name], rows), rows[0])
+
+
+def test_nobody_to_bear_is_the_mean():
+    rows = draw_rows(4)
+    for rule in (TrimmedMean(f=0), MultiKrum(f=0), Bulyan(f=0), NormBound(1e6, 0.0)):
+        torch.testing.assert_close(combine(rule, rows), rows.mean(0))
+
+
+# Breakdown
+
+
+def place_hostile(rows, count, distance):
+    """The first uploads in one far place."""
+    hostile = rows.clone()
+    hostile[:count] = distance
+    return hostile
+
+
+BREAKDOWN = [
+    *[(name, 2) for name in ("trimmed_mean", "krum", "multi_krum", "bulyan")],
+    *[("median", 5), ("geometric_median", 5)],
+]
+
+
+@pytest.mark.parametrize(("name", "most"), BREAKDOWN)
+def test_as_many_as_promised_do_little(name, most):
+    """However far away they are, the aggregate stays in a ball around the honest uploads."""
+    rows = draw_rows(5)
+    honest = rows[most:]
+    radius = float((honest - honest.mean(0)).norm(dim=1).max())
+    for distance in (1e1, 1e3, 1e6):
+        moved = combine(RULES[name], place_hostile(rows, most, distance)) - honest.mean(0)
+        assert float(moved.norm()) <= 2 * radius
+        assert bool(moved.isfinite().all())
+
+
+@pytest.mark.parametrize(("name", "enough"), [("trimmed_mean", 3), ("median", 6), ("bulyan", 5)])
+def test_more_than_promised_do_what_they_like(name, enough):
+    rows = draw_rows(5)
+    far = combine(RULES[name], place_hostile(rows, enough, 1e6))
+    assert float(far.abs().min()) > 1e5
+
+
+def test_colluders_that_are_more_than_krum_bears_are_chosen():
+    """The n - f - 2 neighbours of a colluder are fellows once these are as many, at distance 0."""
+    rows = draw_rows(5)
+    for name, colluders in itertools.product(("krum", "multi_krum"), (2, 8)):
+        chosen = combine(RULES[name], place_hostile(rows, colluders, 1e6))
+        assert (float(chosen.abs().max()) > 1e5) == (colluders == 8)
+
+
+def test_one_client_moves_a_clipped_mean_by_its_radius_at_most():
+    rows = draw_rows(6)
+    for name in ("norm_bound", "centered_clipping"):
+        rule = {"norm_bound": RULES[name], "centered_clipping": CenteredClipping(1.5)}[name]
+        honest = combine(rule, place_hostile(rows, 1, 0.0))
+        hostile = combine(rule, place_hostile(rows, 1, 1e6))
+        assert float((hostile - honest).norm()) <= 1.5 / len(rows) * 1.0001
+
+
+@pytest.mark.parametrize("name", [name for name in DEFENCES if hasattr(DEFENCES[name], "rule")])
+def test_the_least_cohort_is_what_the_rule_can_work_with(name):
+    rule = DEFENCES[name](f=2)
+    assert rule.least_clients == {"trimmed_mean": 5, "bulyan": 11}.get(name, 7)
+    assert combine(rule, draw_rows(0, clients=rule.least_clients)).shape == (6,)
+
+
+def test_rows_are_the_uploads_entries():
+    stacked = {"a": torch.arange(6.0).view(3, 2), "b": {"c": torch.arange(3.0)}}
+    rows = flatten_rows(stacked)
+    assert rows.tolist() == [[0, 1, 0], [2, 3, 1], [4, 5, 2]]
+    assert_same(unflatten_rows(rows, stacked), stacked)
+
+
+# byzfl
+
+
+def test_aggregates_are_byzfls():
+    """Its Krum counts one neighbour more than the paper's, so that f - 1 there is f here."""
+    load_torchvision()
+    byzfl = pytest.importorskip("byzfl", reason="byzfl is an oracle that few have")
+    peers = {
+        "median": byzfl.Median(),
+        "trimmed_mean": byzfl.TrMean(f=2),
+        "geometric_median": byzfl.GeometricMedian(nu=1e-6, T=500),
+    }
+    for seed, (name, peer) in itertools.product(range(20), peers.items()):
+        rows = draw_rows(seed)
+        expected = torch.from_numpy(peer(rows.numpy()))
+        torch.testing.assert_close(combine(RULES[name], rows), expected, atol=1e-6, rtol=1e-6)
+    for seed in range(20):
+        rows = draw_rows(seed)
+        expected = torch.from_numpy(byzfl.Krum(f=3).__call__(rows.numpy()))
+        torch.testing.assert_close(combine(Krum(f=2), rows), expected)
+        clipping = byzfl.CenteredClipping(L=3, tau=1.5)
+        expected = torch.from_numpy(clipping(rows.numpy()))
+        torch.testing.assert_close(combine(RULES["centered_clipping"], rows), expected)

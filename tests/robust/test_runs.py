@@ -1,0 +1,247 @@
+"""Runs with hostile clients as a user meets them: who is evaluated, refusals in one line, resuming."""
+
+import pytest
+
+from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.identity import identity
+from fedpfl.report.load import runs
+from fedpfl.report.tables import accuracy_table
+from tests.command import (
+    compose_once,
+    play_run,
+    read_checkpoint,
+    read_summary,
+    read_table,
+    run_command,
+    wait_for,
+)
+from tests.conftest import assert_same, keep_quick, read_cases
+from tests.engine.test_ranks import torchrun
+from tests.record.test_damage import interrupt
+
+SMALL = (
+    *("dataset=digits", "clients=10", "participation=0.7", "rounds=3", "eval.every=1"),
+    *("model=mlp", "local.epochs=1", "checkpoint.seconds=0"),
+)
+LINES = """
+attack.name=backdor | attack.name must be
+attack=label_flip attack.share=1 | attack.share must be at least 0 and below 1
+attack=label_flip attack.share=-0.1 | attack.share must be
+attack=label_flip attack.share=few | attack.share must be
+attack=label_flip attack.share=0.05 | attack.share=0.05 of 10 clients is nobody
+attack=label_flip attack.clients=[11] | there is no client 11 among the 10
+attack=label_flip attack.clients=[-1] | attack.clients must be
+attack=label_flip attack.clients=3 | attack.clients must be
+attack=label_flip attack.clients=[0,1,2,3,4,5,6,7,8,9] | nobody be left to evaluate
+attack=label_flip attack.from_round=0 | attack.from_round must be 1 or more
+attack=label_flip attack.every=0 | attack.every must be 1 or more
+attack=label_flip attack.poisoned=0 | attack.poisoned must be
+attack=label_flip attack.poisoned=1.5 | attack.poisoned must be
+attack=label_flip attack.source=1 | attack.target must be set where source is
+attack=label_flip attack.source=1 attack.target=1 | attack.target must be another class than source
+attack=label_flip attack.source=10 attack.target=1 | attack.source must be below 10
+attack=label_flip attack.source=1 attack.target=10 | attack.target must be below 10
+attack=label_flip +attack.pattern=patch | attack.pattern is not a key here
+attack=backdoor attack.pattern=star | attack.pattern must be
+attack=backdoor attack.target=10 | attack.target must be below 10
+attack=backdoor attack.size=29 | attack.size must be at most 28
+attack=backdoor attack.size=0 | attack.size must be
+attack=backdoor attack.opacity=0 | attack.opacity must be
+attack=backdoor attack.opacity=2 | attack.opacity must be
+attack=backdoor attack.parts=10 | attack.parts must be at most 9, the pixels of the pattern
+attack=backdoor attack.parts=0 | attack.parts must be
+attack=backdoor eval.common=true | only honest clients are evaluated
+attack=backdoor +attack.scale=2 | attack.scale is not a key here
+attack=sign_flip attack.scale=0 | attack.scale must be a positive number
+attack=sign_flip method=fedmp | send up more than numbers that can be averaged; choose attack=label_flip
+attack=sign_flip method=fedamp | nobody knows what an upload without training would be; choose
+attack=noise attack.deviation=-1 | attack.deviation must be
+attack=noise method=pfedfda | nobody knows what an upload without training would be; choose
+attack=replacement attack.scale=-1 | attack.scale must be
+attack=replacement attack.target=12 | attack.target must be below 10
+attack=lie attack.z=-1 | attack.z must be
+attack=lie attack.knowledge=everything | attack.knowledge must be
+attack=min_max attack.direction=up | attack.direction must be
+attack=min_sum attack.knowledge=none | attack.knowledge must be
+attack=ipm attack.scale=0 | attack.scale must be
+attack=ipm method=fedproto | choose attack=label_flip
+defence.name=medium | defence.name must be
+defence=median +defence.f=1 | defence.f is not a key here
+defence=trimmed_mean defence.f=-1 | defence.f must be 0 or more
+defence=trimmed_mean defence.f=1.5 | defence.f must be
+defence=trimmed_mean defence.f=4 | needs 9 uploads in every round, and a cohort is 7 clients
+defence=krum defence.f=3 | needs 9 uploads
+defence=multi_krum defence.f=3 | needs 9 uploads
+defence=bulyan defence.f=2 | needs 11 uploads in every round, and a cohort is 7 clients
+defence=bulyan participation=0.5 | needs 7 uploads in every round, and a cohort is 5 clients
+defence=geometric_median defence.steps=0 | defence.steps must be
+defence=geometric_median defence.smoothing=0 | defence.smoothing must be
+defence=centered_clipping defence.radius=0 | defence.radius must be
+defence=centered_clipping defence.steps=0 | defence.steps must be
+defence=norm_bound defence.radius=-1 | defence.radius must be
+defence=norm_bound defence.deviation=-1 | defence.deviation must be
+defence=median method=local_only | send nothing up
+defence=norm_bound method=pfedfda | nobody knows what an upload without training would be; use defence=mean
+defence=median method=fedproto | takes the place of a mean of uploads, and the server of method=fedproto looks at each upload
+defence=median method=fedamp | the server of method=fedamp looks at what clients keep
+defence=median method=fedobp method.q=0.9 | looks at what clients keep
+defence=krum system=simulated | needs 5 uploads in every round, and by system=simulated a round may have fewer
+defence=trimmed_mean stopping.early=true validation=0.2 | by stopping.early a round may have fewer
+defence=median privacy=client privacy.noise=1 | privacy=client accounts for a mean of uploads alone
+defence=median model=resnet8 model.norm=batch | method.statistics=local
+"""
+"""Words | what is said."""
+
+
+@pytest.mark.parametrize(("text", "message"), keep_quick(read_cases(LINES, " | "), 4))
+def test_a_bad_configuration_is_one_line(text, message, tmp_path):
+    method = () if "method=" in text else ("method=fedavg",)
+    with pytest.raises(FedpflError) as error:
+        play_run(tmp_path / "run", *SMALL, *method, *text.split())
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "run/rounds.csv").exists()
+
+
+def rows(path):
+    return read_table(path / "rounds.csv")
+
+
+def play(folder, *words):
+    """Play a run of these words, and return its rows."""
+    play_run(folder, *SMALL, *words)
+    return rows(folder)
+
+
+ATTACKED = (
+    *("method=fedper", "attack=replacement", "attack.share=0.3", "attack.from_round=2"),
+    *("defence=trimmed_mean", "eval.finetune_epochs=1"),
+)
+
+
+@pytest.fixture(scope="module")
+def attacked(tmp_path_factory):
+    """A run under attack, from its second round on."""
+    folder = tmp_path_factory.mktemp("attacked") / "run"
+    play(folder, *ATTACKED)
+    return folder
+
+
+def test_nobody_and_the_mean_are_the_run_without(tmp_path):
+    plain = play(tmp_path / "plain", "method=fedper")
+    for attack in ("backdoor", "sign_flip"):
+        folder = tmp_path / attack
+        found = play(folder, "method=fedper", f"attack={attack}", "attack.share=0", "defence=mean")
+        assert ("asr" in found[0]) == (attack == "backdoor")
+        for row, expected in zip(found, plain, strict=True):
+            assert {name: row[name] for name in expected} == expected
+        checkpoints = [read_checkpoint(path) for path in (folder, tmp_path / "plain")]
+        assert_same(*({name: one[name] for name in ("server", "rows")} for one in checkpoints))
+
+
+def test_groups_that_are_off_are_no_part_of_an_identity():
+    config = compose_once("method=fedper")
+    old = {key: value for key, value in config.items() if key not in ("attack", "defence")}
+    assert identity(config) == identity(old)
+    assert identity(compose_once("method=fedper", "attack=lie")) != identity(config)
+    assert identity(compose_once("method=fedper", "defence=median")) != identity(config)
+
+
+def test_the_honest_alone_are_evaluated_and_a_table_says_who_attacks(attacked):
+    attackers = read_summary(attacked)["attackers"]
+    assert len(attackers) == 3
+    clients = read_table(attacked / "clients.csv")
+    assert [int(row["client"]) for row in clients if row["attacker"] == "1"] == attackers
+    last = rows(attacked)[-1]
+    for name in ("accuracy", "ft_accuracy", "asr", "ft_asr"):
+        values = []
+        for row in clients:
+            is_judged = row["attacker"] == "0" and int(row["test"]) > 0
+            assert row[name] == "" or is_judged
+            if row[name]:
+                values.append(float(row[name]))
+        assert sum(values) / len(values) == pytest.approx(float(last[name]))
+        if name == "asr":
+            assert float(last["asr_worst10"]) == max(values)
+    table = accuracy_table(runs(attacked))
+    assert any("3 of 10 clients attack, and the others alone" in note for note in table.notes)
+    assert {"asr", "ft_asr"} <= {*table.frame}
+
+
+def test_before_its_first_round_an_attack_is_none(tmp_path):
+    servers = []
+    for name, words in {"attacked": ATTACKED, "honest": ("method=fedper", ATTACKED[4])}.items():
+        play(tmp_path / name, *words, "rounds=1")
+        servers.append(read_checkpoint(tmp_path / name)["server"])
+    assert_same(*servers)
+
+
+def test_a_run_that_was_stopped_goes_on_bit_for_bit(attacked, tmp_path):
+    interrupt(tmp_path / "run", *SMALL, *ATTACKED, after=2)
+    assert play(tmp_path / "run", *ATTACKED) == rows(attacked)
+    checkpoints = [read_checkpoint(path) for path in (tmp_path / "run", attacked)]
+    assert_same(*({name: one[name] for name in ("server", "rows")} for one in checkpoints))
+
+
+@pytest.mark.full
+def test_in_lockstep_and_on_two_processes_it_is_the_run_alone(attacked, tmp_path):
+    words = (
+        *("-m", "hydra/launcher=lockstep", "seed=42,43", "hydra.sweep.dir=."),
+        "hydra.sweep.subdir=${seed}",
+    )
+    assert run_command(*SMALL, *ATTACKED, *words, cwd=tmp_path).code == 0
+    assert rows(tmp_path / "42") == rows(attacked) != rows(tmp_path / "43")
+    result = wait_for(torchrun(2, *SMALL, *ATTACKED, "hydra.run.dir=run", cwd=tmp_path))
+    assert result.code == 0, result.err
+    assert rows(tmp_path / "run") == rows(attacked)
+
+
+COMBINATIONS = """
+method=fedavg attack=backdoor attack.share=0.2 unseen=0.2 validation=0.2 eval.finetune_epochs=1 defence=median => unseen_ft_asr
+method=fedavg attack=lie attack.share=0.3 privacy=client privacy.noise=2 privacy.seed=1 => epsilon
+method=fedavg attack=sign_flip attack.share=0.2 system=simulated system.dropout=0.3 defence=geometric_median => sim_seconds
+method=ffa_lora adapter=lora adapter.layers=[linear] attack=backdoor attack.share=0.2 defence=multi_krum => asr
+method=fedbn model=resnet8 model.norm=batch attack=min_max attack.share=0.2 defence=krum rounds=1 => accuracy
+method=scaffold attack=ipm attack.share=0.2 defence=centered_clipping => accuracy
+method=fedavg attack=label_flip attack.share=0.2 stopping.early=true validation=0.2 => val_accuracy
+method=local_only attack=min_sum attack.share=0.2 => accuracy
+method=fedproto attack=backdoor attack.share=0.2 attack.parts=2 eval.classes=own => asr_pooled
+method=fedavg attack=noise attack.share=0.2 defence=norm_bound engine=batched => accuracy
+method=fedavg attack=backdoor attack.pattern=sine augment=flip_rotate_crop defence=bulyan => asr
+"""
+"""Words => a column that has a number in the last row."""
+
+
+@pytest.mark.parametrize(("text", "column"), keep_quick(read_cases(COMBINATIONS), 2))
+def test_attacks_and_defences_go_with_what_else_there_is(text, column, tmp_path):
+    if "privacy" in text:
+        pytest.importorskip("dp_accounting", reason="needs the extra [privacy]")
+    last = play(tmp_path / "run", "rounds=2", *text.split())[-1]
+    assert float(last[column]) >= 0
+    assert not any(name.startswith("val_asr") for name in last)
+
+
+@pytest.mark.full
+def test_what_is_known_of_backdoors(tmp_path):
+    """A trained backdoor succeeds with FedAvg, hardly with a head of one's own (Qin et al., KDD
+    2023); a replaced model takes the mean and not the median; without attackers there is none.
+    """
+    words = (
+        *("participation=1", "rounds=12", "eval.every=12", "local.epochs=3", "local.lr=0.05"),
+        "partition.alpha=0.3",
+    )
+    cases = {
+        "clean": ("method=fedavg", "attack=backdoor", "attack.share=0"),
+        "shared": ("method=fedavg", "attack=backdoor", "attack.share=0.2"),
+        "head": ("method=fedper", "attack=backdoor", "attack.share=0.2"),
+        "replaced": ("method=fedavg", "attack=replacement"),
+        "median": ("method=fedavg", "attack=replacement", "defence=median"),
+    }
+    asr, accuracy = {}, {}
+    for name, more in cases.items():
+        last = play(tmp_path / name, *words, *more)[-1]
+        asr[name], accuracy[name] = float(last["asr"]), float(last["accuracy"])
+    assert asr["clean"] < 5
+    assert asr["shared"] > 50 > 20 > asr["head"]
+    assert asr["replaced"] > 50 > 5 > asr["median"]
+    assert min(accuracy.values()) > 80
