@@ -25,6 +25,8 @@ Paint = Callable[[list[Group], Path, Selection], list[Path]]
 """Draws groups to a path without suffix; returns the files written."""
 Points = list[tuple[float, tuple[float, float]]]
 """Positions on the x axis, each with the mean and the standard deviation over seeds."""
+ValuesAt = list[tuple[float, list[float]]]
+"""Positions on the x axis from left to right, each with a value per seed."""
 LineColumns = Callable[[Group], dict[str, str]]
 """Names a group's lines, each with its column of rounds.csv, "" for the judged accuracy."""
 
@@ -89,12 +91,17 @@ def dirichlet_alpha(run: Run) -> float | None:
     return float(alpha) if isinstance(alpha, int | float) and alpha > 0 else None
 
 
-def mean_over_seeds(group: Group, rule: Selection, column: str = "") -> tuple[float, float]:
-    """Return mean and deviation over seeds of the judged accuracy, or of another column."""
+def values_by_seed(group: Group, rule: Selection, column: str = "") -> list[float]:
+    """Return the judged accuracy of each seed, or another column."""
     rows = judged_rows(group, rule.select, rule.every).values()
     if rule.select == "validation" and not rows:
         raise no_validation_error(group)  # a figure has no notes that could say so
-    return mean_and_std([float(row.get(column or rule.accuracy, math.nan)) for row in rows])
+    return [float(row.get(column or rule.accuracy, math.nan)) for row in rows]
+
+
+def mean_over_seeds(group: Group, rule: Selection, column: str = "") -> tuple[float, float]:
+    """Return mean and deviation over seeds of the judged accuracy, or of another column."""
+    return mean_and_std(values_by_seed(group, rule, column))
 
 
 def draw_points(ax: Axes, points: Points, label: str, index: int, **style: Any) -> None:
@@ -125,6 +132,7 @@ def paint_accuracy_over(
     lines: LineColumns,
     panel: Callable[[Group], str] = lambda group: group.dataset,
     log: bool = False,
+    is_range_shown: bool = False,
 ) -> Paint:
     """Return a function that draws accuracy over a quantity.
 
@@ -136,6 +144,8 @@ def paint_accuracy_over(
         lines: A group's lines.
         panel: A panel's title.
         log: Whether the x axis is logarithmic.
+        is_range_shown: Whether an area from the least to the greatest seed takes the place of
+            error bars.
     """
 
     def paint(groups: list[Group], path: Path, rule: Selection) -> list[Path]:
@@ -148,15 +158,16 @@ def paint_accuracy_over(
                 if x is not None:
                     placed_groups.append((x, group))
             for index, name in enumerate(line_names):
-                points = []
-                for x, group in placed_groups:
-                    if name not in lines(group):
-                        continue
-                    mean, deviation = mean_over_seeds(group, rule, lines(group)[name])
-                    if not math.isnan(mean):
-                        points.append((x, (mean, deviation)))
-                if len(points) > 1:
-                    draw_points(ax, sorted(points), name, index)
+                values_at = [
+                    (x, values_by_seed(group, rule, lines(group)[name]))
+                    for x, group in placed_groups
+                    if name in lines(group)
+                ]
+                values_at.sort()
+                if is_range_shown:
+                    _draw_range(ax, values_at, name, index)
+                else:
+                    _draw_means(ax, values_at, name, index)
             has_other_columns = any(column for group in members for column in lines(group).values())
             y_label = "test accuracy (%)" if has_other_columns else METRICS[rule.accuracy].label
             ax.set(xlabel=label, ylabel=y_label, xscale="log" if log else "linear")
@@ -165,6 +176,67 @@ def paint_accuracy_over(
             ax.minorticks_off()
 
         return draw_panels(group_by(groups, panel), path, draw_panel)
+
+    return paint
+
+
+def _draw_means(ax: Axes, values_at: ValuesAt, name: str, index: int) -> None:
+    """Draw the mean over seeds with error bars of a deviation, where there are two positions."""
+    points = [(x, mean_and_std(values)) for x, values in values_at]
+    points = [point for point in points if not math.isnan(point[1][0])]
+    if len(points) > 1:
+        draw_points(ax, points, name, index)
+
+
+def _draw_range(ax: Axes, values_at: ValuesAt, name: str, index: int) -> None:
+    """Draw the mean over seeds, and the area from the least to the greatest."""
+    complete = [(x, seeds) for x, seeds in values_at if seeds and not any(map(math.isnan, seeds))]
+    if len(complete) < 2:
+        return
+    positions = [x for x, _ in complete]
+    means = [mean_and_std(seeds)[0] for _, seeds in complete]
+    low = [min(seeds) for _, seeds in complete]
+    high = [max(seeds) for _, seeds in complete]
+    style = line_style(index)
+    ax.plot(positions, means, label=legible_text(name), **style)
+    ax.fill_between(positions, low, high, color=style["color"], alpha=0.15, linewidth=0)
+
+
+def paint_bars(name: Callable[[Group], str]) -> Paint:
+    """Return a function that draws a bar per group, a panel per data set and partition.
+
+    Args:
+        name: A group's bar.
+    """
+
+    def paint(groups: list[Group], path: Path, rule: Selection) -> list[Path]:
+        bar_names = list(dict.fromkeys(map(name, groups)))
+
+        def draw_panel(ax: Axes, members: list[Group]) -> None:
+            highs, lows = [], []
+            for group in members:
+                index = bar_names.index(name(group))
+                mean, deviation = mean_over_seeds(group, rule)
+                if math.isnan(mean):
+                    continue
+                error_bar = 0.0 if math.isnan(deviation) else deviation
+                highs.append(mean + error_bar)
+                lows.append(mean - error_bar)
+                ax.bar(
+                    index,
+                    mean,
+                    yerr=error_bar or None,
+                    capsize=2,
+                    label=legible_text(bar_names[index]),
+                    color=line_style(index)["color"],
+                )
+            # Bars of some percent difference are told apart only where the axis begins near them.
+            if lows:
+                margin = max(1.0, 0.5 * (max(highs) - min(lows)))
+                ax.set_ylim(max(0.0, min(lows) - margin), min(100.0, max(highs) + margin))
+            ax.set(xticks=[], ylabel=METRICS[rule.accuracy].label)
+
+        return draw_panels(group_by(groups, lambda group: group.setting), path, draw_panel)
 
     return paint
 

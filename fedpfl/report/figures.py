@@ -208,6 +208,9 @@ def draw_panels(
 
     Returns:
         The files written.
+
+    Raises:
+        FedpflError: no panel has a mark.
     """
     rc_context = drawing.load_matplotlib().rc_context
     from matplotlib.figure import Figure  # rather than pyplot: no window system, no global state
@@ -219,9 +222,13 @@ def draw_panels(
     with rc_context(STYLE):
         figure = Figure(figsize=(width * column_count, height * row_count), layout="constrained")
         axes = list(figure.subplots(row_count, column_count, squeeze=False).flat)
+        has_marks = False
         for ax, (title, members) in zip(axes, members_by_title.items(), strict=False):
             draw(ax, members)
+            has_marks |= ax.has_data()
             ax.set_title("\n".join(map(legible_text, title.split("\n"))))
+        if not has_marks:
+            raise FedpflError(f"nothing to draw in {path.name}: no line has two points with values")
         for ax in axes[panel_count:]:
             ax.set_visible(False)
         _draw_legend(figure, axes[:panel_count], note)

@@ -15,6 +15,9 @@ from typing import Any
 import pandas as pd
 import pytest
 import yaml
+from matplotlib.axes import Axes
+from matplotlib.collections import FillBetweenPolyCollection
+from matplotlib.container import BarContainer
 from matplotlib.figure import Figure as MatplotlibFigure
 
 from fedpfl.config.plan import resolve_config
@@ -571,9 +574,16 @@ def drawn(name: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, d
         for heading, members in shown.items():
             ax = MatplotlibFigure().subplots()
             draw(ax, members)
-            bars = {bar.get_label(): bar.lines[0] for bar in ax.containers}
-            lines = {one.get_label(): one for one in ax.lines if one not in bars.values()} | bars
+            bars = [bar for bar in ax.containers if isinstance(bar, BarContainer)]
+            errors = {bar.get_label(): bar.lines for bar in ax.containers if bar not in bars}
+            lines = {label: parts[0] for label, parts in errors.items() if parts[0] is not None}
+            lines = {one.get_label(): one for one in ax.lines if one not in lines.values()} | lines
             values = {label: list(line.get_ydata()) for label, line in lines.items()}
+            values |= {bar.get_label(): [patch.get_height() for patch in bar] for bar in bars}
+            areas = [one for one in ax.collections if isinstance(one, FillBetweenPolyCollection)]
+            heights = [y for area in areas for y in area.get_paths()[0].vertices[:, 1]]
+            values.pop("_nolegend_", None)  # error bars of bars
+            values["areas"] = [min(heights), max(heights)] if heights else []
             found[heading] = {label: ys for label, ys in values.items() if ys}
         return []
 
@@ -636,25 +646,44 @@ def test_overlap_of_clients_in_the_last_layer_by_hand(tmp_path, monkeypatch):
     """FedSelect's Figure 4: the first two hold 2 entries each, 1 in common, the third none."""
     masked(tmp_path, "fedselect", alpha=0.3)
     shown: list[Any] = []
-    monkeypatch.setattr(
-        "matplotlib.axes.Axes.imshow",
-        lambda ax, values, **style: shown.append(values.round(2).tolist()),
-    )
+    draw_image = Axes.imshow
+
+    def record(ax: Axes, values: Any, **style: Any) -> Any:
+        shown.append(values.round(2).tolist())
+        return draw_image(ax, values, **style)
+
+    monkeypatch.setattr(Axes, "imshow", record)
     name = "fedselect/figure4"
     FIGURES[name].draw(name, groups(runs(tmp_path)), tmp_path, Selection())
     assert shown == [[[1, 0.33, 0], [0.33, 1, 0], [0, 0, 0]]]
 
 
 def test_fedpurins_figures_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    usual = PURIN | {"tau": 0.5}
-    kinds = enumerate(({}, {"include_norm": True}, {"tau": 0.2}, {"score": "delta"}))
-    for alpha, (number, changes) in itertools.product((0.1, 0.5), kinds):
-        own, name = {"name": "fixed_dirichlet", "alpha": alpha}, f"{alpha}{number}"
-        add(tmp_path, name, 70.0 + number + 10 * alpha, usual | changes, partition=own)
-    [lines] = drawn("fedpurin/figure3", tmp_path, monkeypatch).values()
-    assert lines == {"without BatchNorm's weights": [71, 75], "with BatchNorm's weights": [72, 76]}
-    [lines] = drawn("fedpurin/figure4", tmp_path, monkeypatch).values()
-    assert [*lines.values()] == [[73, 71], [77, 75]]
+    default = PURIN | {"tau": 0.5, "score": "delta"}
+    for alpha, (number, changes) in itertools.product(
+        (0.1, 0.5), enumerate(({}, {"include_norm": True}, {"tau": 0.2}, {"score": "gradient"}))
+    ):
+        partition = {"name": "fixed_dirichlet", "alpha": alpha}
+        for seed in (0, 1, 2):
+            accuracy = 70.0 + number + 10 * alpha + seed**2
+            path = f"{alpha}{number}{seed}"
+            add(tmp_path, path, accuracy, default | changes, partition=partition, seed=seed)
+    add(tmp_path, "avg", 60.0, "fedavg", partition={"name": "fixed_dirichlet", "alpha": 0.1})
+    mean = 5 / 3
+    # Figure 2 has the main comparison, whose gradient is exact.
+    [bars] = drawn("fedpurin/figure2", tmp_path, monkeypatch).values()
+    assert {*bars} == {"FedAvg", "FedPURIN (score=gradient)"}
+    assert [*bars.values()] == [[60], [pytest.approx(74 + mean)]]
+    # Figures 3 and 4 have a panel per alpha, and the approximated gradient.
+    left, right = drawn("fedpurin/figure3", tmp_path, monkeypatch).values()
+    assert left == {
+        "without BatchNorm's weights": [pytest.approx(71 + mean)],
+        "with BatchNorm's weights": [pytest.approx(72 + mean)],
+    }
+    assert [*right.values()] == [[pytest.approx(75 + mean)], [pytest.approx(76 + mean)]]
+    left, right = drawn("fedpurin/figure4", tmp_path, monkeypatch).values()
+    assert left == {"FedPURIN": pytest.approx([73 + mean, 71 + mean]), "areas": [71, 77]}
+    assert right == {"FedPURIN": pytest.approx([77 + mean, 75 + mean]), "areas": [75, 81]}
 
 
 @pytest.mark.parametrize("name", keep_quick(FIGURES))
@@ -666,7 +695,8 @@ def test_every_figure_is_drawn(name, root, tmp_path_factory):
         dealt = {"name": "s", "samples_per_client": size}
         add(root, f"size{size}", 70.0, "fedper", partition=dealt)
     for number, changes in enumerate(({}, {"include_norm": True}, {"tau": 0.2})):
-        add(root, f"purin{number}", 70.0, PURIN | {"tau": 0.5} | changes)
+        add(root, f"purin{number}", 70.0, PURIN | {"tau": 0.5, "score": "delta"} | changes)
+    add(root, "purin", 70.0, PURIN | {"tau": 0.5})
     add(root, "cifar", 70.0, "fedavg", dataset="cifar10")
     write_run(root / "log", {100: 80.0}, reached=100, method="fedavg", partition=FMNIST, seed=42)
     made = {"width": 1.0, "entries": 100, "values": 5, "operations": 4000}

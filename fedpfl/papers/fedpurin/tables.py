@@ -1,6 +1,6 @@
 """Declare FedPURIN's tables and figures (arXiv:2510.16065).
 
-The figures are 3 and 4, and how many clients hold an entry.
+The figures are 2 to 4, and how many clients hold an entry.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from fedpfl.papers.drawing import (
     ChooseGroups,
     Figure,
     choose_method,
-    dirichlet_alpha,
     groups_with_several_values,
     masks_by_seed,
     paint_accuracy_over,
+    paint_bars,
 )
 from fedpfl.papers.layout import (
     Layout,
@@ -196,15 +196,31 @@ def _paint_holders(groups: list[Group], path: Path, rule: Selection) -> list[Pat
     return draw_panels(titles, path, draw_panel)
 
 
-def _norm_line(group: Group) -> dict[str, str]:
-    """Name a group's line by whether BatchNorm's weights are scored."""
+def _describe_norm(group: Group) -> str:
+    """Name a group's bar by whether BatchNorm's weights are scored."""
     with_norm = "with" if group.runs[0].config_value("method.include_norm") else "without"
-    return {f"{with_norm} BatchNorm's weights": ""}
+    return f"{with_norm} BatchNorm's weights"
+
+
+def _choose_methods(groups: Sequence[Group]) -> list[Group]:
+    """Choose the groups that have a row in Table 1."""
+    rows = TABLES["table1"].rows
+
+    def fits(run: Run) -> bool:
+        return any(
+            run.method_name == row.method and has_config(run, row.implied_config) for row in rows
+        )
+
+    return groups_with_several_values(groups, fits, lambda run: run.method_name)
 
 
 def _choose_over(key: str) -> ChooseGroups:
-    """Return a function that chooses Table 1's FedPURIN at several values of a key."""
-    config = {**_variant("gradient", False), "method.include_norm": False, "method.tau": 0.5}
+    """Return a function that chooses the paper's default FedPURIN at several values of a key.
+
+    By default it scores the change of the weights, an approximated gradient; the main comparison
+    has the exact one.
+    """
+    config = {**_variant("delta", False), "method.include_norm": False, "method.tau": 0.5}
     del config[key]
 
     def fits(run: Run) -> bool:
@@ -216,17 +232,18 @@ def _choose_over(key: str) -> ChooseGroups:
 
 
 FIGURES = {
+    "figure2": Figure(_choose_methods, paint_bars(lambda group: group.method), "fedpurin/cifar10"),
     "figure3": Figure(
-        _choose_over("method.include_norm"),
-        paint_accuracy_over(dirichlet_alpha, "Dirichlet alpha", _norm_line, log=True),
-        "fedpurin/norm",
+        _choose_over("method.include_norm"), paint_bars(_describe_norm), "fedpurin/norm"
     ),
     "figure4": Figure(
         _choose_over("method.tau"),
         paint_accuracy_over(
             lambda run: run.config_value("method.tau"),
             "share of critical entries, tau",
-            lambda group: {group.partition: ""},
+            lambda group: {"FedPURIN": ""},
+            panel=lambda group: group.setting,
+            is_range_shown=True,
         ),
         "fedpurin/tau",
     ),
