@@ -115,6 +115,7 @@ def test_what_would_leave_clients_is_said_first(here):
         (["unseen=0.25"], "a federation has no newcomers; set unseen=0"),
         (["federate.minimum=0"], "federate.minimum must be 1 or more, got 0"),
         (["federate.minimun=1"], "federate.minimun"),
+        (["attack=lie", "attack.share=0.5"], "nobody tells who would attack; set attack=none"),
         (["method=fedavg,fedper"], "is a sweep, and this is one run"),
     ],
 )
@@ -123,6 +124,14 @@ def test_what_is_refused(words, said, here):
     with pytest.raises(FedpflError, match=said):
         app.run_server(InProcessGrid({}), ["method=fedavg", *WORDS, *words])
     assert not [*here.rglob("*")]
+
+
+def test_a_server_may_defend_itself(here):
+    words = ["method=fedavg", "defence=median", *WORDS]
+    path = app.run_server(InProcessGrid(nodes(words)), words)
+    assert run_command(*words[:-1], cwd=here).code == 0
+    alone = Path(str(path).replace("federated/", ""))
+    assert table(path / "rounds.csv") == table(alone / "rounds.csv")
 
 
 def test_no_promise_of_privacy_is_made():
