@@ -27,7 +27,16 @@ from torch import Tensor
 
 from fedpfl.config import plugins
 from fedpfl.data.federation import Federation
-from fedpfl.engine import Local, Outcome, State, make_initial_state
+from fedpfl.engine import (
+    Engine,
+    Local,
+    Outcome,
+    RoundSetup,
+    State,
+    make_backend,
+    make_initial_state,
+    play_round,
+)
 from fedpfl.engine.calls import EvalCall, Participation, with_before_turn
 from fedpfl.engine.store import Rows
 from fedpfl.engine.training.jobs import EvalJob
@@ -356,6 +365,32 @@ def take_part(
     """Let clients take part in round 1; returns their Participation."""
     state = make_initial_state(method, net, 10, CPU)
     return participate(method, net, federation, state, list(clients), engine=engine, **more)
+
+
+def evaluate(
+    method: Method,
+    net: Net,
+    federation: Federation,
+    state: State,
+    engine: Engine | str = LOOP,
+    clients: Iterable[int] | None = None,
+    **more: Any,
+) -> Any:
+    """Evaluate clients between rounds, all unless some are named."""
+    numbers = list(range(federation.clients)) if clients is None else list(clients)
+    call = EvalCall(method, federation, state, numbers, **more)
+    return make_backend(as_engine(engine), net, CPU).evaluate(call)
+
+
+def next_round(
+    method: Method, net: Net, federation: Federation, state: State, cohort: list[int], **more: Any
+) -> tuple[State, Outcome]:
+    """Play a round on `state`, which is used up; the settings are those of `toy.PlaySettings`."""
+    settings = toy.PlaySettings(**more)
+    backend = make_backend(as_engine(settings.engine), net, CPU)
+    about = {"stopping": settings.stopping}
+    setup = RoundSetup(backend, method, federation, settings.local, settings.seed, **about)
+    return play_round(setup, state, cohort)
 
 
 def find_eval_job(

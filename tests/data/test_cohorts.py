@@ -23,8 +23,6 @@ from tests.conftest import (
 
 EVERYONE = list(range(10))
 
-# Clients that differ
-
 
 @dataclass(frozen=True)
 class Scaled(FedAvg):
@@ -62,9 +60,6 @@ def test_what_a_client_has_from_the_beginning_is_its_own(backend, net, federatio
             for k, v in client_row(plain.uploads, client).items()
         }
         assert_close(client_row(part.uploads, client), expected)
-
-
-# Turns
 
 
 @dataclass(frozen=True)

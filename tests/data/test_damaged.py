@@ -211,7 +211,7 @@ def clips(patch: pytest.MonkeyPatch) -> World:
     patch.setattr(speech_commands, "WORDS", 2)
     base = "SpeechCommands/speech_commands_v0.02"
     names = [
-        *("no/aa_nohash_0.wav", "no/bb_nohash_0.wav", "yes/aa_nohash_0.wav", "yes/bb_nohash_0.wav"),
+        *("no/aa_nohash_0.wav", "no/bb_nohash_0.wav", "yes/aa_nohash_0.wav", "yes/bb_nohash_0.wav")
     ]
     files: dict[str, bytes | str] = {
         f"{base}/{name}": sound(tone(440 + 200 * i)) for i, name in enumerate(names)

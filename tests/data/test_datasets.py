@@ -373,7 +373,7 @@ def test_svhn(tmp_path, monkeypatch):
     )
     assert got.test_from == 7
     assert got.y.tolist() == [
-        *(0, 1, 2, 3, 0, 1, 2, 0, 1, 2, 3, 0),
+        *(0, 1, 2, 3, 0, 1, 2, 0, 1, 2, 3, 0)
     ]  # the digit 0, stored as 10, is class 0
     assert_promises("svhn", tmp_path)
 

@@ -302,14 +302,6 @@ def test_seeds(name):
     assert np.array_equal(np.random.get_state()[1], state)  # NumPy's global stream is left alone
 
 
-@pytest.mark.parametrize("name", DEFAULTS)
-def test_one_client_holds_everything(name):
-    options = DEFAULTS[name] | (
-        {"classes_per_client": 10} if "classes_per_client" in DEFAULTS[name] else {}
-    )
-    check(SCHEMES[name](Y, 1, 0, **options), 1, len(Y))
-
-
 # Errors: each one line that names the key and the value
 
 

@@ -13,17 +13,9 @@ from fedpfl import models
 from fedpfl.data import build_federation, fingerprint, partition
 from fedpfl.data.datasets import Samples, load_samples
 from fedpfl.data.datasets.shared.samples import mean_and_std
-from fedpfl.methods import METHODS, FedAvg
+from fedpfl.methods import FedAvg
 from fedpfl.models import Net
-from tests.conftest import (
-    CLASSES,
-    PLAIN,
-    SETTINGS,
-    assert_close,
-    keep_quick,
-    read_cases,
-    record_rounds,
-)
+from tests.conftest import CLASSES, PLAIN, read_cases, record_rounds
 from tests.data.promises import one_line
 
 RNG = np.random.default_rng(0)
@@ -215,23 +207,6 @@ def world(kind: str, folder: Path):
     )
 
 
-@pytest.mark.parametrize("kind", keep_quick(WORLDS))
-@pytest.mark.parametrize(
-    "name", ["fedavg", "ditto", "fedala", "feddpa", "fedobp", "fedpac", "per_fedavg", "pfedfda"]
-)
-def test_the_backends_agree(tmp_path, kind, name):
-    net, federation = world(kind, tmp_path)
-    method = METHODS[name](**SETTINGS.get(name, [{}])[0])
-    cohorts = [[0, 1, 3], [0, 2]]
-    loop, batched = (
-        record_rounds(method, net, federation, cohorts, engine=engine)
-        for engine in ("loop", "batched")
-    )
-    assert_close(loop[0][-1], batched[0][-1], atol=2e-5, rtol=1e-3)
-    for a, b in zip(loop[1], batched[1], strict=True):
-        assert torch.equal(a.after.correct, b.after.correct)
-
-
 @pytest.mark.parametrize("kind", WORLDS)
 def test_training_learns(tmp_path, kind):
     """A full batch of one client is the plain gradient step on its scaled samples."""
@@ -252,17 +227,6 @@ def test_training_learns(tmp_path, kind):
         torch.testing.assert_close(
             states[-1].server[key], value.detach() - PLAIN.lr * value.grad, atol=1e-6, rtol=1e-5
         )
-
-
-@pytest.mark.parametrize(
-    ("model", "x"), [("text", TOKENS), ("har_cnn", np.tile(SIGNALS, (1, 1, 8))), ("mlp", FEATURES)]
-)
-def test_the_registered_models_take_them(tmp_path, model, x):
-    samples = own(tmp_path, x=x)
-    federation = build_federation(samples, partition.iid(samples.y.numpy(), 3, 0))
-    net = models.build_network(model, federation.shape, federation.classes, 0)
-    states, _ = record_rounds(FedAvg(), net, federation, [[0, 1]], local=PLAIN)
-    assert all(bool(torch.isfinite(leaf).all()) for leaf in states[-1].server.values())
 
 
 TABLE = "integers are token ids, save a table of features as floats"

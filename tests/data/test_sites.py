@@ -120,21 +120,6 @@ def test_columns_may_come_in_another_order(tmp_path):
     assert np.array_equal(samples.x[:4], samples.x[4:])
 
 
-def test_a_parquet_table_is_its_csv(tmp_path):
-    pytest.importorskip("pyarrow")
-    for name in "ab":
-        (tmp_path / "csv").mkdir(exist_ok=True)
-        (tmp_path / "parquet").mkdir(exist_ok=True)
-        write_table(tmp_path / "csv" / f"{name}.csv")
-        pd.read_csv(tmp_path / "csv" / f"{name}.csv").to_parquet(
-            tmp_path / "parquet" / f"{name}.parquet"
-        )
-    options = {"label": "sick", "categories": ("ward",)}
-    one, other = (load(tmp_path / kind, **options) for kind in ("csv", "parquet"))
-    assert np.array_equal(one.x, other.x)
-    assert np.array_equal(one.y, other.y)
-
-
 def test_folders_of_class_folders_are_images(tmp_path):
     write_images(tmp_path / "north", ("cat", "dog"))
     write_images(tmp_path / "south", ("dog", "emu"), count=2)

@@ -12,16 +12,7 @@ import torch
 from omegaconf import OmegaConf
 
 from fedpfl.config import plugins
-from fedpfl.engine import (
-    FineTuning,
-    RoundSetup,
-    compare_masks,
-    count_participants,
-    make_backend,
-    make_initial_state,
-    play_round,
-)
-from fedpfl.engine.calls import EvalCall
+from fedpfl.engine import FineTuning, compare_masks, count_participants, make_initial_state
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.training import hook_checks as answers
 from fedpfl.ground import tree
@@ -30,7 +21,16 @@ from fedpfl.methods import METHODS, FedAvg, FedPAC, Phase, Turn
 from fedpfl.methods.shared.method import hook_names
 from fedpfl.runner.faults import user_errors
 from tests.command import TINY, run_command
-from tests.conftest import BACKENDS, CPU, LOCAL, as_engine, make_federation, record_rounds, tiny
+from tests.conftest import (
+    BACKENDS,
+    CPU,
+    LOCAL,
+    evaluate,
+    make_federation,
+    next_round,
+    record_rounds,
+    tiny,
+)
 
 pytestmark = pytest.mark.usefixtures("forgotten_plugins")
 COHORT = [0, 1, 2]
@@ -49,11 +49,10 @@ def play_everything(method, backend):
     net = tiny()
     count_participants(method, 0, 3, 1.0, 1)
     state = make_initial_state(method, net, 3, CPU)
-    runner = make_backend(as_engine(backend), net, CPU)
-    state, _ = play_round(RoundSetup(runner, method, FEDERATION, SHORT, 0), state, COHORT)
+    state, _ = next_round(method, net, FEDERATION, state, COHORT, engine=backend, local=SHORT)
     compare_masks(method, state)
     for tuning in (None, FineTuning(SHORT, Draws(0, "finetune", 1))):
-        runner.evaluate(EvalCall(method, FEDERATION, state, COHORT, tuning))
+        evaluate(method, net, FEDERATION, state, backend, tuning=tuning)
 
 
 def circle():
@@ -269,39 +268,17 @@ def test_later_rounds_ask_the_method_itself_but_for_who_trains(monkeypatch):
     class Plain(FedAvg):
         pass
 
-    asked = []
-    original = answers.CheckedHook.__call__
-    monkeypatch.setattr(
-        answers.CheckedHook,
-        "__call__",
-        lambda self, *a: asked.append(self.name) or original(self, *a),
-    )
+    asked, original = [], answers.CheckedHook.__call__
+    noted = lambda self, *a: asked.append(self.name) or original(self, *a)  # noqa: E731
+    monkeypatch.setattr(answers.CheckedHook, "__call__", noted)
     net, method = tiny(), Plain()
     state = make_initial_state(method, net, 3, CPU)
-    runner = make_backend(as_engine("loop"), net, CPU)
     for number in range(3):
         asked.clear()
-        state, _ = play_round(RoundSetup(runner, method, FEDERATION, SHORT, 0), state, COHORT)
-        runner.evaluate(EvalCall(method, FEDERATION, state, COHORT))
+        state, _ = next_round(method, net, FEDERATION, state, COHORT, local=SHORT)
+        evaluate(method, net, FEDERATION, state)
         assert number == 0 or asked == ["Plain.turns"]
     assert len(asked) == 1
-
-
-def test_on_the_command_line_it_is_one_line(tmp_path: Path):
-    text = """
-        from fedpfl.methods import FedAvg
-        class Mine(FedAvg):
-            def finish(self, server, client, start, end):
-                return end
-        METHODS = {"mine": Mine}
-    """
-    (tmp_path / "mine.py").write_text(text.replace("\n        ", "\n"))
-    result = run_command("plugins=[mine.py]", "method=mine", *TINY, cwd=tmp_path)
-    assert result.code == 1
-    assert result.complaints == [
-        "fedpfl: method=mine: Mine.finish returned a dict; it must return two things: the upload, a"
-        " tree, and the client's state, a dict in the form of init's (docs/design.md#a-method)"
-    ]
 
 
 def test_looking_at_values_in_a_later_round_is_told_too(tmp_path: Path):
@@ -355,17 +332,21 @@ METHODS = {{"leaving": Leaving}}
 """
 
 
-@pytest.mark.parametrize("error", ["SystemExit", "StopIteration"])
 @pytest.mark.parametrize(
-    ("hook", "first"), [("turns", 0), ("start", 1), ("loss", 0), ("loss", 1), ("aggregate", 1)]
+    ("hook", "first", "error"),
+    [
+        *(("turns", 0, "SystemExit"), ("start", 1, "StopIteration"), ("loss", 0, "StopIteration")),
+        *(("loss", 1, "SystemExit"), ("aggregate", 1, "StopIteration")),
+    ],
 )
 def test_a_hook_ends_no_program_and_no_loop(hook, first, error, tmp_path, backend):
     """Whatever Python has for that, in the first round and later."""
     (tmp_path / "mine.py").write_text(LEAVING.format(hook=hook, first=first, error=error))
     told = rf"^method=leaving: Leaving\.{hook} raised {error}: 0 \({tmp_path}/mine\.py:10\);"
     plugins.load_plugins([str(tmp_path / "mine.py")])
-    cfg = OmegaConf.create({"method": {"name": "leaving"}})
+    cfg, values = (
+        OmegaConf.create({"method": {"name": "leaving"}}),
+        {"engine": backend, "local": SHORT},
+    )
     with pytest.raises(MethodError, match=told), user_errors(cfg, tmp_path):
-        record_rounds(
-            METHODS["leaving"](), tiny(), FEDERATION, [COHORT] * 2, engine=backend, local=SHORT
-        )
+        record_rounds(METHODS["leaving"](), tiny(), FEDERATION, [COHORT] * 2, **values)

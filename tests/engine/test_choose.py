@@ -41,12 +41,9 @@ class Played(Backend):
     clock = 0.0
 
     def __init__(self, engine, net, seconds=0.1, change=lambda answers: answers):
-        self._own, self.engine, self.net = (
-            make_backend(replace(engine, graphs=False), net, CPU),
-            engine,
-            net,
-        )
-        self.name, self._seconds, self._change, self.runs = self._own.name, seconds, change, 0
+        self._own = make_backend(replace(engine, graphs=False), net, CPU)
+        self.engine, self.net, self.name = engine, net, self._own.name
+        self._seconds, self._change, self.runs = seconds, change, 0
 
     def run(self, calls):
         self.runs += 1
@@ -60,10 +57,6 @@ def untrained(answers):
         answer._replace(uploads=tree.map(lambda leaf: leaf[:1].expand_as(leaf), answer.uploads))
         for answer in answers
     ]
-
-
-def out_of_memory(answers):
-    raise torch.OutOfMemoryError("CUDA out of memory")
 
 
 def failing(answers):
@@ -94,27 +87,20 @@ def clock(monkeypatch):
     monkeypatch.setattr(choosing.time, "perf_counter", lambda: Played.clock)
 
 
-SLOW = {"seconds": 0.3}
+SLOW, SLOWER = {"seconds": 0.3}, {"seconds": 0.6}
+WRONG, BROKEN = {"change": untrained}, {"change": failing}
+KINDS = [
+    ({"batched": SLOW, "loop": SLOW}, GRAPHS),
+    ({"graphs": SLOW, "loop": SLOWER}, EAGER),
+    ({"graphs": SLOWER, "batched": SLOWER}, LOOP),
+    ({"graphs": WRONG, "batched": SLOW, "loop": SLOWER}, EAGER),
+    ({"graphs": BROKEN, "loop": SLOW}, EAGER),
+    ({"graphs": WRONG, "batched": WRONG, "loop": SLOW}, LOOP),
+    ({"graphs": SLOW, "batched": SLOWER, "loop": BROKEN}, GRAPHS),
+]
 
 
-@pytest.mark.parametrize(
-    ("kinds", "taken"),
-    keep_quick(
-        [
-            ({"batched": SLOW, "loop": SLOW}, GRAPHS),
-            ({"graphs": SLOW, "loop": {"seconds": 0.6}}, EAGER),
-            ({"graphs": {"seconds": 0.6}, "batched": {"seconds": 0.6}}, LOOP),
-            ({"graphs": {"change": untrained}, "batched": SLOW, "loop": {"seconds": 0.6}}, EAGER),
-            ({"graphs": {"change": failing}, "loop": SLOW}, EAGER),
-            (
-                {"graphs": {"change": untrained}, "batched": {"change": untrained}, "loop": SLOW},
-                LOOP,
-            ),
-            ({"graphs": SLOW, "batched": {"seconds": 0.6}, "loop": {"change": failing}}, GRAPHS),
-        ],
-        3,
-    ),
-)
+@pytest.mark.parametrize(("kinds", "taken"), keep_quick(KINDS, 3))
 def test_the_fastest_that_agrees_is_taken_and_answers_from_the_first_round_on(
     kinds, taken, federation, net
 ):
@@ -122,10 +108,9 @@ def test_the_fastest_that_agrees_is_taken_and_answers_from_the_first_round_on(
     found = played(runner, federation, net)
     assert runner.engine == taken
     assert_same(found, played(Played(taken, net), federation, net))
-    assert runner.seconds[
-        runner.engine.backend + (" with graphs" if runner.engine.graphs else "")
-    ] == min(runner.seconds.values())
-    others = [backend for name, backend in made.items() if backend.engine != taken]
+    name = runner.engine.backend + (" with graphs" if runner.engine.graphs else "")
+    assert runner.seconds[name] == min(runner.seconds.values())
+    others = [backend for backend in made.values() if backend.engine != taken]
     assert all(backend.runs <= 3 for backend in others)
 
 
@@ -146,22 +131,20 @@ def test_where_all_fail_the_plainest_ones_error_is_raised(federation, net):
 
 
 @every_method()
-def test_backends_are_within_the_tolerance_of_each_other_and_not_training_is_not(
-    name, values, federation
-):
+def test_backends_are_within_the_tolerance_and_not_training_is_not(name, values, federation):
     method, net = METHODS[name](**values), tiny()
     state = make_initial_state(method, net, federation.clients, CPU)
-    ends = {
-        (kind, lr): participate(
-            method, net, federation, state, COHORTS[0], engine=kind, local=replace(LOCAL, lr=lr)
+    reference, batched, still = (
+        participate(method, net, federation, state, COHORTS[0], engine=kind, local=local)
+        for kind, local in (
+            *(("loop", LOCAL), ("batched", LOCAL)),
+            ("loop", replace(LOCAL, lr=1e-30)),
         )
-        for kind, lr in (("loop", LOCAL.lr), ("batched", LOCAL.lr), ("loop", 1e-30))
-    }
-    reference = ends["loop", LOCAL.lr]
+    )
     assert answer_distance(reference, reference) == 0
-    assert answer_distance(ends["batched", LOCAL.lr], reference) < TOLERANCE["fp32"] / 10
+    assert answer_distance(batched, reference) < TOLERANCE["fp32"] / 10
     if name not in ("fedpac", "per_fedavg", "pfedme"):  # whose step sizes are their own
-        assert answer_distance(ends["loop", 1e-30], reference) > TOLERANCE["fp32"]
+        assert answer_distance(still, reference) > TOLERANCE["fp32"]
 
 
 def test_numbers_that_are_not_finite_must_be_so_in_both(federation, net):
@@ -188,24 +171,20 @@ class Small(type(make_backend(Engine("batched"), tiny(), CPU))):
 
 
 def test_the_width_is_halved_where_memory_runs_out(federation, net, caplog):
-    runner = Small(net, CPU, Engine("batched"))
-    with caplog.at_level(logging.WARNING):
-        everyone = [list(range(federation.clients))] * 2
+    ends = []
+    for runner in (
+        Small(net, CPU, Engine("batched")),
+        make_backend(Engine("batched", width=2), net, CPU),
+    ):
+        setup = RoundSetup(runner, FedAvg(), federation, Local(1, 8, 0.1), 0)
         state = make_initial_state(FedAvg(), net, federation.clients, CPU)
-        for cohort in everyone:
-            state, _ = play_round(
-                RoundSetup(runner, FedAvg(), federation, Local(1, 8, 0.1), 0), state, cohort
-            )
-    assert runner.engine.width == 2  # 10, 5, 2
-    lines = [record.getMessage() for record in caplog.records]
-    assert lines == [
+        with caplog.at_level(logging.WARNING):
+            for _ in range(2):
+                state, _ = play_round(setup, state, list(range(federation.clients)))
+        ends.append(state.server)
+        assert runner.engine.width == 2  # 10, 5, 2
+    assert [record.getMessage() for record in caplog.records] == [
         f"engine: out of memory; from here on {width} clients at a time (engine.width={width})"
         for width in (5, 2)
     ]
-    narrow = make_backend(Engine("batched", width=2), net, CPU)
-    other = make_initial_state(FedAvg(), net, federation.clients, CPU)
-    for cohort in everyone:
-        other, _ = play_round(
-            RoundSetup(narrow, FedAvg(), federation, Local(1, 8, 0.1), 0), other, cohort
-        )
-    assert_same(state.server, other.server)
+    assert_same(*ends)

@@ -148,7 +148,7 @@ def engines_of(promise: Promise, turn: int | None, low_precision: bool) -> tuple
 
 
 ROUNDS_AGAIN = {
-    *("asking_changes_nothing", "backends_agree_with_norm", "bf16_is_near"),
+    *("asking_changes_nothing", "backends_agree_with_norm", "bf16_is_near", "changes_no_arguments"),
     *("changes_only_the_cohorts_rows", "clients_are_apart", "drops_out_without_a_trace"),
     *("is_the_same_beside_other_runs", "order_does_not_matter", "runs_repeat"),
     *("statistics_are_mixed", "stops_clients_early", "tells_that_training_diverged"),

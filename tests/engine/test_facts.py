@@ -8,8 +8,7 @@ from functools import partial
 import pytest
 import torch
 
-from fedpfl.engine import FineTuning, RoundSetup, make_backend, make_initial_state, play_round
-from fedpfl.engine.calls import EvalCall, TrainCall
+from fedpfl.engine import FineTuning, make_initial_state
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.store import RowStorage
 from fedpfl.ground import tree
@@ -22,11 +21,13 @@ from tests.conftest import (
     COHORTS,
     CPU,
     LOCAL,
-    as_engine,
     assert_close,
     assert_same,
     client_row,
+    evaluate,
     keep_quick,
+    next_round,
+    participate,
     record_rounds,
     tiny,
 )
@@ -76,9 +77,7 @@ def test_who_shares_a_model_with_others_is_still_told_its_number(net, federation
             seen.append(int(client["number"]))
             return server
 
-    make_backend(as_engine("loop"), net, CPU).evaluate(
-        EvalCall(Seen(), federation, make_initial_state(Seen(), net, 10, CPU), EVERYONE)
-    )
+    evaluate(Seen(), net, federation, make_initial_state(Seen(), net, 10, CPU), "loop")
     assert sorted(seen) == EVERYONE
 
 
@@ -96,11 +95,9 @@ class Neighbours(FedAvg):
 
     def before_turn(self, server, clients, others, generator):
         after = others([(int(number) + 1) % 10 for number in clients["number"]])
-        return tree.map(
-            lambda own, next: (own + next) / 2 if own.is_floating_point() else own,
-            {"mixed": clients["model"], "statistics": clients["statistics"]},
-            {"mixed": after["model"], "statistics": after["statistics"]},
-        )
+        pairs = ((own["model"], own["statistics"]) for own in (clients, after))
+        mixed = [halfway(*pair) for pair in zip(*pairs, strict=True)]
+        return {"mixed": mixed[0], "statistics": mixed[1]}
 
     def download(self, server, client):
         return client["mixed"]
@@ -116,54 +113,43 @@ def halfway(a, b):
     return tree.map(lambda one, other: (one + other) / 2 if one.is_floating_point() else one, a, b)
 
 
-@pytest.mark.parametrize("norm", keep_quick([False, True]), ids=["", "norm"])
+@pytest.mark.parametrize("norm", keep_quick([True, False]), ids=["norm", ""])
 def test_before_a_turn_the_server_reads_and_mixes_the_states_of_others(backend, norm, federation):
     """As a plain loop over FedAvg's local training."""
     net = tiny(norm)
-    models = [{"w": net.params, "main": net.buffers}] * 10
-    runner = make_backend(as_engine(backend), net, CPU)
+    models = [(net.params, net.buffers)] * 10
     plain = make_initial_state(FedAvg(), net, 10, CPU)
     states, _ = record_rounds(Neighbours(), net, federation, engine=backend)
     for t, cohort in enumerate(COHORTS):
         before, models = models, [*models]
         for number in cohort:
-            mixed = halfway(before[number], before[(number + 1) % 10])
-            start = replace(plain, server=mixed["w"], server_buffers={"main": mixed["main"]})
-            part = runner.participate(
-                TrainCall(FedAvg(), federation, start, [number], LOCAL, Draws(0, "train", t + 1))
-            )
-            models[number] = {
-                "w": client_row(part.uploads, 0),
-                "main": client_row(part.buffers["main"], 0),
-            }
+            mixed, buffers = map(halfway, before[number], before[(number + 1) % 10])
+            start = replace(plain, server=mixed, server_buffers={"main": buffers}, round=t)
+            part = participate(FedAvg(), net, federation, start, [number], engine=backend)
+            models[number] = client_row(part.uploads, 0), client_row(part.buffers["main"], 0)
         for number in EVERYONE:
-            assert_close(
-                states[t + 1].client(number)["model"], models[number]["w"], atol=3e-6, rtol=1e-4
-            )
-            assert_close(
-                states[t + 1].buffers(number)["main"], models[number]["main"], atol=1e-5, rtol=1e-3
-            )
+            end = states[t + 1].client(number)["model"], states[t + 1].buffers(number)["main"]
+            assert_close(end[0], models[number][0], atol=3e-6, rtol=1e-4)
+            assert_close(end[1], models[number][1], atol=1e-5, rtol=1e-3)
 
 
 def test_the_server_is_asked_before_all_are_judged_too_and_of_newcomers(backend, federation):
     net, world = tiny(norm=True), federation.select_clients([0, 2, 4])
     state = record_rounds(Neighbours(), net, federation, COHORTS[:1], engine=backend)[0][-1]
-    runner = make_backend(as_engine(backend), net, CPU)
     plain = make_initial_state(FedAvg(), net, 10, CPU)
-    late = replace(
-        state, rows=make_initial_state(Neighbours(), net, 3, CPU).rows, members=state.rows
-    )
+    rows = make_initial_state(Neighbours(), net, 3, CPU).rows
+    late = replace(state, rows=rows, members=state.rows)
     for tuning in (None, FineTuning(LOCAL, Draws(0, "finetune", 1))):
-        for own, who, numbers in ((state, federation, EVERYONE), (late, world, range(3))):
-            judged = runner.evaluate(EvalCall(Neighbours(), who, own, [*numbers], tuning))
-            for place, number in enumerate(numbers):
-                after = state.client((int(own.client(number)["number"]) + 1) % 10)
+        for own, who in ((state, federation), (late, world)):
+            judged = evaluate(Neighbours(), net, who, own, backend, tuning=tuning)
+            for number in range(who.clients):
                 mine = own.client(number)
+                after = state.client((int(mine["number"]) + 1) % 10)
                 params = halfway(mine["model"], after["model"])
                 statistics = halfway(mine["statistics"], after["statistics"])
                 one = replace(plain, server=params, server_buffers=statistics)
-                alone = runner.evaluate(EvalCall(FedAvg(), who, one, [number], tuning))
-                assert_close(tree.take(judged, place), tree.take(alone, 0), atol=2e-5, rtol=1e-4)
+                alone = evaluate(FedAvg(), net, who, one, backend, [number], tuning=tuning)
+                assert_close(tree.take(judged, number), tree.take(alone, 0), atol=2e-5, rtol=1e-4)
 
 
 def test_what_the_server_draws_before_a_turn_is_the_same_for_whatever_cohort(
@@ -177,10 +163,9 @@ def test_what_the_server_draws_before_a_turn_is_the_same_for_whatever_cohort(
             drawn.append(torch.rand(3, generator=generator))
             return {}
 
-    runner = make_backend(as_engine(backend), net, CPU)
     state = make_initial_state(Drawing(), net, 10, CPU)
     for seed, cohort in ((0, [1, 2]), (0, [4]), (1, [1, 2])):
-        play_round(RoundSetup(runner, Drawing(), federation, LOCAL, seed), state, cohort)
+        next_round(Drawing(), net, federation, state, cohort, engine=backend, seed=seed)
     assert torch.equal(drawn[0], drawn[1])
     assert not torch.equal(drawn[0], drawn[2])
 
@@ -192,13 +177,9 @@ def test_statistics_of_another_form_are_refused(backend, federation):
             return {"statistics": {"main": {}}}
 
     state = make_initial_state(Wrong(), tiny(norm=True), 10, CPU)
-    with pytest.raises(
-        MethodError,
-        match=r"statistics were found in another form than the network's, main.*is missing",
-    ):
-        make_backend(as_engine(backend), tiny(norm=True), CPU).participate(
-            TrainCall(Wrong(), federation, state, [0], LOCAL, Draws(0, "train", 1))
-        )
+    told = r"statistics were found in another form than the network's, main.*is missing"
+    with pytest.raises(MethodError, match=told):
+        participate(Wrong(), tiny(norm=True), federation, state, [0], engine=backend)
 
 
 @pytest.mark.parametrize("told", [False, True], ids=["without", "with"])
@@ -220,13 +201,10 @@ def test_a_method_is_told_that_it_mixes_models_without_their_statistics(told):
 
 
 def test_where_processes_store_their_own_clients_nobody_can_read_others(net):
-    with pytest.raises(
-        FedpflError,
-        match=r"Neighbours reads other clients' states .*; leave out state.sharded=true",
-    ):
-        make_initial_state(
-            Neighbours(), net, 10, CPU, RowStorage(is_stored_here=lambda client: True)
-        )
+    storage = RowStorage(is_stored_here=lambda client: True)
+    told = r"Neighbours reads other clients' states .*; leave out state.sharded=true"
+    with pytest.raises(FedpflError, match=told):
+        make_initial_state(Neighbours(), net, 10, CPU, storage)
 
 
 # Turns and phases without training
@@ -269,15 +247,15 @@ class Asking(FedAvg):
 
 
 def test_a_survey_may_ask_without_training(backend, net, federation):
-    states, _ = record_rounds(
-        Asking(), net, federation, COHORTS[:1], engine=backend, local=replace(LOCAL, batch_size=2)
+    asking, plain = (
+        record_rounds(
+            method, net, federation, COHORTS[:1], engine=backend, local=replace(LOCAL, batch_size=2)
+        )[0][1]
+        for method in (Asking(), FedAvg())
     )
     labels = federation.y[torch.cat(federation.train)]
-    assert states[1].server["counts"].tolist() == torch.bincount(labels, minlength=CLASSES).tolist()
-    plain, _ = record_rounds(
-        FedAvg(), net, federation, COHORTS[:1], engine=backend, local=replace(LOCAL, batch_size=2)
-    )
-    assert_same(states[1].server["w"], plain[1].server)
+    assert asking.server["counts"].tolist() == torch.bincount(labels, minlength=CLASSES).tolist()
+    assert_same(asking.server["w"], plain.server)
 
 
 def test_a_client_may_have_nothing_to_train(backend, net, federation):
@@ -293,13 +271,11 @@ def test_a_client_may_have_nothing_to_train(backend, net, federation):
     assert_close(states[1].server, net.params, atol=1e-7)
     assert not states[1].client(EVERYONE)["trained"].any()
     assert not outcome.loss.any()
-    runner = make_backend(as_engine(backend), net, CPU)
-    tuned = runner.evaluate(
-        EvalCall(
-            Idle(), federation, states[1], EVERYONE, FineTuning(LOCAL, Draws(0, "finetune", 1))
-        )
+    tuning = FineTuning(LOCAL, Draws(0, "finetune", 1))
+    tuned, plain = (
+        evaluate(Idle(), net, federation, states[1], backend, tuning=own) for own in (tuning, None)
     )
-    assert_same(tuned, runner.evaluate(EvalCall(Idle(), federation, states[1], EVERYONE)))
+    assert_same(tuned, plain)
 
 
 def test_a_trained_model_is_laid_out_as_one_never_trained(backend, net, federation):

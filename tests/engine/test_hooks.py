@@ -9,13 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from fedpfl.engine import (
-    FineTuning,
-    RoundSetup,
-    make_backend,
-    make_initial_state,
-    play_round,
-)
+from fedpfl.engine import FineTuning, RoundSetup, make_backend, make_initial_state, play_round
 from fedpfl.engine.calls import EvalCall, TrainCall
 from fedpfl.engine.keys import Draws, generator
 from fedpfl.engine.training.shard import make_shard
@@ -524,11 +518,7 @@ def test_a_survey_trains_everyone_once_and_changes_only_what_it_says(backend, ne
     assert [
         own.traffic.bits_up - other.traffic.bits_up
         for own, other in zip(outcomes, counts, strict=True)
-    ] == [
-        0,
-        320 * size,
-        0,
-    ]
+    ] == [0, 320 * size, 0]
 
 
 def test_a_survey_counts_averaged_statistics(backend, federation):

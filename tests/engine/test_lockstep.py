@@ -26,9 +26,6 @@ SWEEP = ("-m", *TINY, "hydra/launcher=lockstep")
 SMALL = ("model=mlp", "model.hidden=[8]")
 
 
-# The stage
-
-
 class Echo(Backend):
     """Answers every call with itself, and keeps what came together."""
 
@@ -160,9 +157,6 @@ def test_outside_a_sweep_there_is_no_stage():
     assert lockstep.current_stage.get() is None
 
 
-# The command
-
-
 def same_runs(cwd, arguments, *, ended="finished"):
     """Every run of the sweep equals the one without the launcher, in rows, checkpoint and summary."""
     alone = run_command("-m", *TINY, "hydra.sweep.dir=alone", *arguments, cwd=cwd)
@@ -176,7 +170,7 @@ def same_runs(cwd, arguments, *, ended="finished"):
 
 
 ARGUMENTS = (
-    *("method=fedobp,ditto", "seed=1,2", "eval.finetune_epochs=1", "eval.finetune_every=1"),
+    *("method=fedobp,ditto", "seed=2", "eval.finetune_epochs=1", "eval.finetune_every=1"),
     *SMALL,
 )
 
@@ -184,9 +178,9 @@ ARGUMENTS = (
 def test_a_lockstep_sweep_equals_its_runs_alone_bit_for_bit(tmp_path):
     result = run_command(*SWEEP, *ARGUMENTS, cwd=tmp_path)
     assert result.code == 0, result.err
-    assert len(same_runs(tmp_path, ARGUMENTS)[1]) == 4
+    assert len(same_runs(tmp_path, ARGUMENTS)[1]) == 2
     told = [line for line in result.err.splitlines() if not line.startswith("sweep: run ")]
-    assert [line[:15] for line in told] == [f"sweep: {done}/4 done" for done in (1, 2, 3, 4)]
+    assert [line[:15] for line in told] == [f"sweep: {done}/2 done" for done in (1, 2)]
     folder = next(tmp_path.glob("outputs/digits/ditto/*/seed2"))
     value = f"all clients {read_summary(folder)['last']['accuracy']:.2f} % (fine-tuned "
     assert sum(f"  method=ditto seed=2: {value}" in line for line in told) == 1
@@ -197,6 +191,7 @@ def test_a_lockstep_sweep_equals_its_runs_alone_bit_for_bit(tmp_path):
     assert result.out.startswith("Digits, Dir(0.1)\n")
 
 
+@pytest.mark.full
 def test_batched_backend_in_lockstep(tmp_path):
     arguments = ("method=fedobp,fedavg", "engine=batched", *SMALL)
     assert run_command(*SWEEP, *arguments, cwd=tmp_path).code == 0
@@ -213,11 +208,11 @@ def test_batched_backend_in_lockstep(tmp_path):
 
 def test_a_job_that_cannot_start_and_one_that_diverges_take_nobody_down(tmp_path):
     result = run_command(
-        *SWEEP, *SMALL, "method=fedavg", "seed=1,2", "local.lr=-1,0.01,1e30", cwd=tmp_path
+        *SWEEP, *SMALL, "method=fedavg", "seed=1", "local.lr=-1,0.01,1e30", cwd=tmp_path
     )
     assert result.code in (2, 3)
     told = [line for line in result.err.splitlines() if line.startswith("sweep:")]
-    for seed in (1, 2):
+    for seed in (1,):
         for failure in (
             "-1: failed: local.lr must be a positive",
             "1e+30: failed: training diverged",
@@ -226,7 +221,7 @@ def test_a_job_that_cannot_start_and_one_that_diverges_take_nobody_down(tmp_path
     statuses = sorted(
         read_summary(path.parent)["status"] for path in tmp_path.rglob("summary.json")
     )
-    assert statuses == ["diverged", "diverged", "finished", "finished"]
+    assert statuses == ["diverged", "finished"]
 
 
 @pytest.mark.full

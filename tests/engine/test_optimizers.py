@@ -38,6 +38,7 @@ from tests.conftest import (
     differing,
     keep_quick,
     make_federation,
+    read_cases,
     record_states,
     tiny,
 )
@@ -139,29 +140,6 @@ def test_entries_of_masks_that_take_turns_have_optimisers_of_their_own(kind, sta
     assert differing(one, start["0"])
 
 
-@NAMED
-def test_local_training_is_that_of_a_plain_loop_bit_for_bit(kind, net, federation):
-    """Of one client, as whose weighted mean the server takes its model."""
-    client, local = 4, local_of(kind)
-    states = record_states(FedAvg(), net, federation, [[client]], local=local)
-    module = tiny().module
-    module.load_state_dict(dict(net.params))
-    module.to(memory_format=torch.channels_last)
-    optimizer = KINDS[kind][0](module.parameters(), lr=0.05, **KINDS[kind][1])
-    own = federation.train[client]
-    for epoch in range(2):
-        for rows in DRAWS.order(client, "main", epoch, len(own)).split(32):
-            optimizer.zero_grad()
-            x = federation.normalize(federation.x[own[rows]]).contiguous(
-                memory_format=torch.channels_last
-            )
-            F.cross_entropy(module(x), federation.y[own[rows]]).backward()
-            optimizer.step()
-    assert_same(
-        dict(states[-1].server), {name: p.detach() for name, p in module.named_parameters()}
-    )
-
-
 @dataclasses.dataclass(frozen=True)
 class Streams(FedAvg):
     """Everything, in between the head alone, twice over; and at the end once more half of the head."""
@@ -237,16 +215,12 @@ METHODS = [
     FedSelect(p=0.5),
     FedSPU(widths=(0.3, 0.6, 1.0)),
 ]
-BY_METHOD = pytest.mark.parametrize("method", METHODS, ids=lambda m: type(m).__name__)
 
 
-@BY_METHOD
+@pytest.mark.parametrize("method", keep_quick(METHODS[::-1], 3), ids=lambda m: type(m).__name__)
 def test_backends_agree(method, net, federation):
     """A wide eps, as Adam blows rounding of gradients near zero up to whole steps."""
-    for local in (
-        local_of("adamw", eps=0.1, clip=1.0),
-        local_of("nesterov", epochs=None, steps=5),
-    ):
+    for local in (local_of("adamw", eps=0.1, clip=1.0), local_of("nesterov", epochs=None, steps=5)):
         ends = [
             record_states(method, net, federation, engine=engine, local=local)[-1]
             for engine in (LOOP, "batched")
@@ -329,21 +303,13 @@ def test_runs_of_other_rates_share_a_program(net, federation):
         assert_close(answer.uploads, alone.uploads)
 
 
-@pytest.mark.parametrize(
-    ("values", "rates"),
-    [
-        ({"decay": 0.1, "decay_every": 2}, [0.4, 0.4, 0.04, 0.04, 0.004]),
-        (
-            {"decay": "cosine", "decay_every": 3},
-            [0.4] * 3 + [0.2 + 0.2 * math.cos(0.6 * math.pi)] * 2,
-        ),
-    ],
-)
-def test_schedules_by_hand(values, rates):
-    local = Local(1, 32, 0.4, **values)
-    assert [local.for_round(number, 5).lr for number in range(1, 6)] == pytest.approx(
-        rates, rel=1e-12
+def test_a_cosine_in_steps_by_hand():
+    local, low = (
+        Local(1, 32, 0.4, decay="cosine", decay_every=3),
+        0.2 + 0.2 * math.cos(0.6 * math.pi),
     )
+    found = [local.for_round(number, 5).lr for number in range(1, 6)]
+    assert found == pytest.approx([0.4, 0.4, 0.4, low, low], rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -434,25 +400,30 @@ def test_a_method_with_steps_of_its_own_refuses_what_has_no_part_in_them(
         record_states(Stepper(), net, federation, COHORTS[:1], engine=engine, local=local)
 
 
-@pytest.mark.parametrize(
-    ("values", "named"),
-    [
-        ({"steps": 5}, "steps must be null beside local.epochs=1; set local.epochs=null, got 5"),
-        ({"epochs": None}, "steps must be 1 or more where local.epochs is null, got None"),
-        ({"epochs": None, "steps": 0}, "steps must be 1 or more"),
-        ({"nesterov": True}, "nesterov must be false but for sgd with momentum"),
-        (
-            {"nesterov": True, "momentum": 0.5, "optimizer": "adam"},
-            "nesterov must be false but for sgd",
-        ),
-        ({"betas": (0.9, 1.0)}, "betas must be at least 0 and below 1"),
-        ({"betas": (0.9,)}, "betas must be a list of 2 numbers"),
-        ({"eps": 0.0}, "eps must be a positive number"),
-        ({"decay": 0.0}, "decay must be above 0 and at most 1, or cosine"),
-        ({"decay": 1.5}, "decay must be"),
-        ({"decay_every": 0}, "decay_every must be 1 or more"),
-    ],
-)
+RANGES = """
+steps=5 => steps must be null beside local.epochs=1; set local.epochs=null, got 5
+epochs=None => steps must be 1 or more where local.epochs is null, got None
+epochs=None, steps=0 => steps must be 1 or more
+nesterov=True => nesterov must be false but for sgd with momentum
+nesterov=True, momentum=0.5, optimizer="adam" => nesterov must be false but for sgd
+betas=(0.9, 1.0) => betas must be at least 0 and below 1
+betas=(0.9,) => betas must be a list of 2 numbers
+eps=0.0 => eps must be a positive number
+decay=0.0 => decay must be above 0 and at most 1, or cosine
+decay=1.5 => decay must be
+decay_every=0 => decay_every must be 1 or more
+epochs=0 => epochs must be 1 or more
+batch_size=1 => batch_size must be 2 or more
+lr=0.0 => lr must be a positive number
+lr=math.nan => lr must be a positive number
+lr=math.inf => lr must be a positive number
+momentum=1.0 => momentum must be at least 0 and below 1
+momentum=-0.1 => momentum must be
+weight_decay=-1.0 => weight_decay must be 0 or more
+"""
+
+
+@pytest.mark.parametrize(("values", "named"), read_cases(RANGES))
 def test_settings_out_of_range_are_named(values, named):
     with pytest.raises(ValueError, match=named):
-        Local(**{"epochs": 1, "batch_size": 32, "lr": 0.1, **values})
+        Local(**{"epochs": 1, "batch_size": 32, "lr": 0.1, **eval(f"dict({values})")})

@@ -28,8 +28,6 @@ from tests.conftest import (
 
 EVERYONE = list(range(10))
 
-# Phases left out
-
 
 @dataclass(frozen=True)
 class Sitting(FedAvg):
@@ -77,8 +75,7 @@ class Shorter(Sitting):
         return [Phase(2, after_gradient=self._observe)]
 
 
-@pytest.mark.parametrize("norm", keep_quick([False, True]))
-@pytest.mark.parametrize("element_wise", [False, True])
+@pytest.mark.parametrize(("norm", "element_wise"), keep_quick([(True, False), (False, True)], 2))
 def test_a_phase_in_which_nothing_moves_leaves_no_trace(backend, federation, norm, element_wise):
     """Neither in losses and statistics of batch normalisation, nor in what is seen at its
     gradients.
@@ -100,9 +97,6 @@ def test_a_phase_in_which_nothing_moves_leaves_no_trace(backend, federation, nor
             same(tree.take(own, client), tree.take(like, client))
     assert not torch.equal(some.uploads["fc.weight"][0], none.uploads["fc.weight"][0])
     assert not torch.equal(some.uploads["fc.weight"][1], shorter.uploads["fc.weight"][1])
-
-
-# Statistics
 
 
 @dataclass(frozen=True)
@@ -229,9 +223,6 @@ class Plain(FedAvg):
 
     def init(self, params, parts):
         return params, {"sum": torch.zeros(())}
-
-
-# Clipping
 
 
 def test_clipping_is_torchs(backend, net, federation):

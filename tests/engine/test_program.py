@@ -131,7 +131,7 @@ def test_steps_of_a_methods_own_and_random_numbers_are_captured(method, federati
 
 def test_widths_are_few():
     assert [captured_width(rows) for rows in range(1, 18)] == [
-        *(1, 2, 3, 4, 6, 6, 8, 8, 12, 12, 12, 12, 16, 16, 16, 16, 24),
+        *(1, 2, 3, 4, 6, 6, 8, 8, 12, 12, 12, 12, 16, 16, 16, 16, 24)
     ]
 
 

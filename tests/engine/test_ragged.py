@@ -5,6 +5,7 @@ Both backends give the same, whatever a client is padded to; shapes that differ 
 line.
 """
 
+import inspect
 from dataclasses import dataclass, replace
 
 import pytest
@@ -32,6 +33,7 @@ from tests.conftest import (
     assert_close,
     assert_same,
     make_federation,
+    read_cases,
     record_rounds,
     tiny,
 )
@@ -200,40 +202,20 @@ def looking(**findings):
 
 
 FORMS = "answer all alike, and where their first axis differs by tree.Ragged(values)"
-UNMARKED = [
-    (
-        "before_training",
-        lambda shard: {"own": {"x": shard.data.x}},
-        "own.x is torch.float32 [40, 1, 8, 8] for client 0",
-    ),
-    (
-        "after_training",
-        lambda shard: {"y": shard.data.y},
-        "y is torch.int64 [40] for client 0 and torch.int64 [33] for",
-    ),
-    ("before_evaluation", lambda shard: {"y": shard.data.y}, "and torch.int64 [7] for client 1"),
-    (
-        "before_training",
-        lambda shard: {
-            "own": tree.Ragged(
-                shard.data.x.flatten()[: len(shard.data.y) ** 2].view(-1, len(shard.data.y))
-            )
-        },
-        "own is torch.float32 [0, 40] for client 0 and torch.float32 [0, 33] for client 2",
-    ),
-    (
-        "after_training",
-        lambda shard: {
-            "y": shard.data.y[0].to(torch.int64 if len(shard.data.y) > 35 else torch.float32)
-        },
-        "y is",
-    ),
-    (
-        "before_training",
-        lambda shard: {"a": shard.data.y[0]} if len(shard.data.y) == 40 else {},
-        "a is torch.int64 [] for client 0 and missing for client 2",
-    ),
-]
+UNMARKED = """
+before_training | {"own": {"x": shard.data.x}} | own.x is torch.float32 [40, 1, 8, 8] for client 0
+after_training | {"y": shard.data.y} | y is torch.int64 [40] for client 0 and torch.int64 [33] for
+before_evaluation | {"y": shard.data.y} | and torch.int64 [7] for client 1
+before_training | {"own": tree.Ragged(square(shard))} | own is torch.float32 [0, 40] for client 0 and torch.float32 [0, 33] for client 2
+after_training | {"y": shard.data.y[0].to(torch.int64 if len(shard.data.y) > 35 else torch.float32)} | y is
+before_training | {"a": shard.data.y[0]} if len(shard.data.y) == 40 else {} | a is torch.int64 [] for client 0 and missing for client 2
+"""
+"""Hook | its answer | what is said."""
+
+
+def square(shard):
+    count = len(shard.data.y)
+    return shard.data.x.flatten()[: count**2].view(-1, count)
 
 
 def whole(method, backend):
@@ -245,12 +227,12 @@ def whole(method, backend):
     make_backend(backend, net, CPU).evaluate(EvalCall(method, tiny_federation(), state, EVERYONE))
 
 
-@pytest.mark.parametrize(("hook", "answer", "word"), UNMARKED)
+@pytest.mark.parametrize(("hook", "answer", "word"), read_cases(UNMARKED, " | "))
 def test_other_shapes_are_the_same_line_on_both_backends(hook, answer, word):
-    lines = []
+    lines, method = [], looking(**{hook: eval(f"lambda shard: {answer}", globals())})
     for backend in (*map(Engine, BACKENDS), Engine("batched", width=1)):
         with pytest.raises(MethodError) as told:
-            whole(looking(**{hook: answer}), backend)
+            whole(method, backend)
         lines.append(str(told.value))
     assert lines[0] == lines[1]
     assert all(line.startswith(f"{hook} answers with other forms: ") for line in lines)
@@ -258,65 +240,31 @@ def test_other_shapes_are_the_same_line_on_both_backends(hook, answer, word):
     assert FORMS in lines[0]
 
 
-def kept_ragged(self, server, client, start, end):
-    return end, {**client, "own": client["seen"]}
+WRONG = """
+sample | {"n": tree.Ragged(torch.zeros(3))} | entry n.real
+finish | (end, {**client, "own": client["seen"]}) | another form than init's, own was torch.float32 [3] and is missing
+finish | ({"end": end, "own": client["seen"]}, {"own": client["own"]}) | an upload with a tree.Ragged in it
+prepare | {**client, "own": tree.Ragged(torch.zeros(3))} | entry own.real
+before_training | {"n": tree.Ragged(shard.data.y[0])} | n as tree.Ragged, whose leaves have no first axis of one length
+before_training | {"n": tree.Ragged({"x": shard.data.x, "y": torch.ones(1)})} | n as tree.Ragged, whose leaves have no first axis
+"""
+"""Hook | its answer, given the arguments of the contract | what is said."""
 
 
-def sent_ragged(self, server, client, start, end):
-    return {"end": end, "own": client["seen"]}, client
+class Seeing(FedAvg):
+    def init(self, params, parts):
+        return params, {"own": torch.zeros(3)}
 
-
-WRONG = [
-    (
-        {"sample": lambda self, server, generator: {"n": tree.Ragged(torch.zeros(3))}},
-        "entry n.real",
-    ),
-    (
-        {
-            "finish": kept_ragged,
-            "init": lambda self, params, parts: (params, {"own": torch.zeros(3)}),
-        },
-        "another form than init's, own was torch.float32 [3] and is missing",
-    ),
-    ({"finish": sent_ragged}, "an upload with a tree.Ragged in it"),
-    (
-        {"prepare": lambda self, server, client: {**client, "own": tree.Ragged(torch.zeros(3))}},
-        "entry own.real",
-    ),
-    (
-        {
-            "before_training": lambda self, server, client, net, shard: {
-                "n": tree.Ragged(shard.data.y[0])
-            }
-        },
-        "n as tree.Ragged, whose leaves have no first axis of one length",
-    ),
-    (
-        {
-            "before_training": lambda self, server, client, net, shard: {
-                "n": tree.Ragged({"x": shard.data.x, "y": torch.ones(1)})
-            }
-        },
-        "n as tree.Ragged, whose leaves have no first axis of one length",
-    ),
-]
+    def before_training(self, server, client, net, shard):
+        return {"seen": tree.Ragged(shard.data.y)}
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(("hooks", "word"), WRONG)
-def test_what_is_ragged_where_it_may_not_be_is_told(hooks, word, backend):
-    seen = {
-        "before_training": lambda self, server, client, net, shard: {
-            "seen": tree.Ragged(shard.data.y)
-        }
-    }
+@pytest.mark.parametrize(("hook", "answer", "word"), read_cases(WRONG, " | "))
+def test_what_is_ragged_where_it_may_not_be_is_told(hook, answer, word, backend):
+    arguments = ", ".join(inspect.signature(getattr(FedAvg, hook)).parameters)
+    method = type("Wrong", (Seeing,), {hook: eval(f"lambda {arguments}: {answer}", globals())})()
+    values = {"local": SHORT, "engine": backend}
     with pytest.raises(MethodError) as told:
-        record_rounds(
-            type("Wrong", (FedAvg,), seen | hooks)(),
-            tiny(),
-            tiny_federation(),
-            COHORTS[:1],
-            local=SHORT,
-            engine=backend,
-        )
+        record_rounds(method, tiny(), tiny_federation(), COHORTS[:1], **values)
     assert word in str(told.value)

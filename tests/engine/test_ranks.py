@@ -506,9 +506,7 @@ def test_a_machine_that_is_lost_ends_the_run_on_the_other_in_one_line(
             "--master_port=29511",
         ]
         started.append(
-            torchrun(
-                1, *RUN, cwd=place, script=TOOLS + LOST.format(lost), options=options, at=name
-            ),
+            torchrun(1, *RUN, cwd=place, script=TOOLS + LOST.format(lost), options=options, at=name)
         )
     while not (places[lost] / "asleep").exists():
         assert started[0].poll() is started[1].poll() is None

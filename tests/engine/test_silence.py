@@ -43,9 +43,6 @@ def registered(monkeypatch):
     return register
 
 
-# ---- models that are not finite
-
-
 @pytest.mark.parametrize("backend", ["loop", "batched"])
 def test_a_model_that_is_not_finite_has_no_accuracy(backend):
     net = tiny()
@@ -132,9 +129,6 @@ def test_fine_tuning_that_diverges_leaves_its_columns_empty_and_says_so(tmp_path
     assert "fine-tuning diverged" in (path / "run.log").read_text()
 
 
-# ---- hooks that break the contract
-
-
 @dataclass(frozen=True)
 class InPlace(FedAvg):
     """Changes what it is shown."""
@@ -216,9 +210,6 @@ def test_a_public_method_that_is_no_hook_is_refused_and_a_private_one_is_not(mad
     ):
         type("Mine", (FedAvg,), {"helper": made})
     type("Mine", (FedAvg,), {"_helper": made})
-
-
-# ---- choices that are slow
 
 
 def test_a_choice_that_is_slow_here_is_told_before_the_first_round(tmp_path):

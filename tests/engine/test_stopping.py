@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from fedpfl.engine import (
     RoundSetup,
     Stopping,
-    draw_cohorts,
     make_backend,
     make_initial_state,
     pick_cohort,
@@ -21,8 +20,7 @@ from fedpfl.engine import (
 )
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import generator
-from fedpfl.ground import tree
-from fedpfl.methods import Ditto, FedAvg, FedSPU, LocalOnly, Turn
+from fedpfl.methods import Ditto, FedAvg, LocalOnly, Turn
 from tests.conftest import (
     COHORTS,
     CPU,
@@ -31,8 +29,6 @@ from tests.conftest import (
     Tiny,
     as_engine,
     assert_close,
-    assert_same,
-    make_federation,
     record_states,
     tiny,
 )
@@ -43,9 +39,6 @@ PLAIN = dataclasses.replace(LOCAL, momentum=0.0, weight_decay=0.0)
 
 def stopped(state) -> list[int]:
     return state.stopping["stopped"].nonzero().flatten().tolist()
-
-
-# The loss
 
 
 def losses_by_hand(
@@ -82,8 +75,7 @@ def losses_by_hand(
     return sum(seen) / max(1, len(seen)), trained
 
 
-@pytest.mark.parametrize("norm", [False, True], ids=["plain", "batch-norm"])
-@pytest.mark.parametrize("split", ["test", "validation"])
+@pytest.mark.parametrize(("norm", "split"), [(True, "test"), (False, "validation")])
 def test_the_loss_is_that_of_training_and_of_held_out_samples(split, norm, backend, federation):
     """On the test split unless samples are held out for it. Clients 5 and 9 have one or no step or
     test sample.
@@ -121,9 +113,6 @@ def test_the_held_out_loss_is_that_of_the_model_by_which_the_client_is_evaluated
     assert_close(states[1].stopping["last"][COHORTS[0]], counts.loss / counts.total.clamp(min=1))
 
 
-# Who stops
-
-
 def test_a_constant_loss_never_stops(backend, net, federation):
     """Of models that do not move, one client a round: the mean of one upload is that upload to the
     last bit.
@@ -136,63 +125,6 @@ def test_a_constant_loss_never_stops(backend, net, federation):
     assert len(states) == 7
     assert stopped(states[-1]) == []
     assert (states[-1].stopping["last"] < 10).nonzero().flatten().tolist() == [0, 6, 9]
-
-
-def test_a_rising_loss_stops_at_the_second_participation(backend, net, federation):
-    """What was learnt is followed by wrong labels, which are not what is held out."""
-    method = FedSPU(widths=(1.0,))
-    local = dataclasses.replace(LOCAL, epochs=5)
-    stopping = Stopping(True, lam=0.0)
-    training = torch.zeros(len(federation.y), dtype=torch.bool)
-    training[torch.cat(federation.train)] = True
-    misled = dataclasses.replace(
-        federation, y=torch.where(training, (federation.y + 1) % 5, federation.y)
-    )
-    runner = make_backend(as_engine(backend), net, CPU)
-    state = make_initial_state(method, net, 10, CPU, stopping=True)
-    state, _ = play_round(
-        RoundSetup(runner, method, federation, local, 0, stopping=stopping), state, [0, 2]
-    )
-    assert stopped(state) == []
-    before = copy.deepcopy(state.server)
-    state, outcome = play_round(
-        RoundSetup(runner, method, misled, local, 0, stopping=stopping), state, [0, 2]
-    )
-    assert stopped(state) == [0, 2]
-    assert outcome.traffic.values_up == 2 * tree.size(net.params)  # the last upload is averaged too
-    weight = federation.train_sizes[[0, 2]].double()
-    mean = tree.mean(
-        tree.take(state.clients["model"], torch.tensor([0, 2])), (weight / weight.sum()).float()
-    )
-    assert_close(state.server["model"], mean)
-    assert not torch.equal(state.server["model"]["fc.weight"], before["model"]["fc.weight"])
-    kept = copy.deepcopy(state.client(0))
-    cohort = pick_cohort(state, [0, 2], 0)
-    assert len(cohort) == 2
-    assert not set(cohort) & {0, 2}
-    state, _ = play_round(
-        RoundSetup(runner, method, federation, local, 0, stopping=stopping), state, cohort
-    )
-    assert_same(state.client(0), kept)
-    assert set(stopped(state)) >= {0, 2}
-
-
-def test_a_run_ends_with_its_last_client(net):
-    federation, stopping = make_federation((40, 33, 65, 50), (10, 8, 16, 12)), Stopping(early=True)
-    states = record_states(
-        FedSPU(widths=(0.5, 1.0)),
-        net,
-        federation,
-        draw_cohorts(0, 4, 0.5, 200),
-        local=dataclasses.replace(PLAIN, lr=5.0),
-        stopping=stopping,
-    )
-    assert len(states) < 100
-    assert stopped(states[-1]) == [0, 1, 2, 3]
-    assert stopped(states[-2]) != [0, 1, 2, 3]
-
-
-# Who is drawn
 
 
 def out(state, *clients: int):
@@ -228,9 +160,6 @@ def test_the_draw_among_those_left_depends_on_seed_and_round_alone(net):
     assert any(
         pick_cohort(state, [5, 6, 7], s) != pick_cohort(later, [5, 6, 7], s) for s in range(5)
     )
-
-
-# What is sent and known
 
 
 @dataclass(frozen=True)

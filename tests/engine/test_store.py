@@ -39,7 +39,6 @@ from tests.command import (
     wait_for,
 )
 from tests.conftest import (
-    BACKENDS,
     COHORTS,
     CPU,
     LOCAL,
@@ -72,8 +71,7 @@ def played(store, folder, backend, method, federation, device=CPU):
 @pytest.mark.parametrize(
     "method", keep_quick([OBP, Ditto(), FedAvg()]), ids=["fedobp", "ditto", "fedavg"]
 )
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("where", ["cpu", "disk"])
+@pytest.mark.parametrize(("where", "backend"), [("cpu", "batched"), ("disk", "loop")])
 def test_where_states_live_changes_no_bit(where, backend, method, federation, tmp_path):
     here, counts = played(Store(), None, backend, method, federation)
     there, other = played(Store(where), tmp_path, backend, method, federation)

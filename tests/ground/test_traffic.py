@@ -8,9 +8,9 @@ from fedpfl.data import Federation
 from fedpfl.engine import Local
 from fedpfl.ground.traffic import count_traffic
 from fedpfl.ground.tree import Known, Masked
-from fedpfl.methods import Ditto, FedAvg, FedOBP, FedPer, LocalOnly
+from fedpfl.methods import FedAvg, FedOBP, FedPer, LocalOnly
 from fedpfl.methods.shared.importance import personal_count
-from tests.conftest import BACKENDS, COHORTS, record_rounds, record_states, tiny
+from tests.conftest import COHORTS, record_rounds, record_states, tiny
 
 N, N_HEAD = 549, 65  # of the tiny net: 40 + 444 + 65
 
@@ -61,47 +61,6 @@ def test_positions_are_those_of_the_whole_masked_tree():
     assert counted(sent) == (35, 20 * 32 + 15 * 64 + 1000)
 
 
-@pytest.mark.parametrize("engine", BACKENDS)
-@pytest.mark.parametrize(
-    ("method", "down", "up"),
-    [
-        (FedAvg(), N, N),
-        (LocalOnly(), 0, 0),
-        (FedPer(), N - N_HEAD, N - N_HEAD),
-        (FedPer(layers=2), 40, 40),
-        (FedPer(head_init="server_average"), N, N),
-        (Ditto(), N, N),
-        (FedOBP(q=1.0), N, N),
-        (FedOBP(q=0.9, score="fisher"), N, N),
-        (FedOBP(q=0.9, score="fisher_batch"), N, N),
-    ],
-    ids=str,
-)
-def test_values_of_the_cohort(method, down, up, engine, net, federation):
-    _, outcomes = record_rounds(method, net, federation, engine=engine)
-    for outcome in outcomes:
-        assert (outcome.traffic.values_down, outcome.traffic.values_up) == (5 * down, 5 * up)
-        assert (outcome.traffic.bits_down, outcome.traffic.bits_up) == (5 * 32 * down, 5 * 32 * up)
-
-
-@pytest.mark.parametrize("engine", BACKENDS)
-@pytest.mark.parametrize("score", ["obp", "obp_as_published"])
-def test_fedobp_leaves_its_personal_entries_out(engine, score, net, federation):
-    """In round 1 all scores are zero and nothing is personal; later each client has n_q personal
-    entries.
-    """
-    _, outcomes = record_rounds(FedOBP(q=0.98, score=score), net, federation, engine=engine)
-    n_q = personal_count(0.98, N)
-    assert n_q == 11
-    down = [(outcome.traffic.values_down, outcome.traffic.bits_down) for outcome in outcomes]
-    assert down == [(5 * N, 5 * N * 32)] + [(5 * (N - n_q), 5 * (32 * (N - n_q) + 32 * n_q))] * 2
-    assert [(outcome.traffic.values_up, outcome.traffic.bits_up) for outcome in outcomes] == [
-        (5 * N, 5 * N * 32)
-    ] * 3
-    assert [sum(outcome.metrics.values()) for outcome in outcomes] == [0, n_q, n_q]
-    assert set(outcomes[0].metrics) == {f"personal/{name}" for name in net.params}
-
-
 def test_fedobp_counts_only_scored_entries_when_only_the_classifier_is(net, federation):
     method = FedOBP(q=0.5, classifier_only=True)
     _, outcomes = record_rounds(method, net, federation)
@@ -127,18 +86,18 @@ def test_personal_entries_never_trained_are_not_counted_with_cold_start_global(n
 
 
 def test_averaged_statistics_travel_both_ways_and_local_ones_do_not(federation):
-    normed = tiny(norm=True)  # 8 more parameters, 8 floating statistics
-    _, (outcome, *_) = record_rounds(FedAvg(), normed, federation, COHORTS[:1])
-    assert outcome.traffic.values_down == outcome.traffic.values_up == 5 * (N + 8 + 8)
-    assert outcome.traffic.bits_down == outcome.traffic.bits_up == 5 * 32 * (N + 8 + 8)
-    _, (outcome, *_) = record_rounds(LocalOnly(), normed, federation, COHORTS[:1])
-    assert outcome.traffic.values_down == outcome.traffic.values_up == 0
+    """8 more parameters, 8 floating statistics; options of FedPer too."""
     for method, own in (
+        (FedAvg(), N + 8 + 8),
+        (LocalOnly(), 0),
         (FedAvg(statistics="local"), N + 8),
         (FedPer(statistics="local"), N + 8 - N_HEAD),
+        (FedPer(layers=2, statistics="local"), 40 + 8),
+        (FedPer(head_init="server_average", statistics="local"), N + 8),
     ):
-        _, (outcome, *_) = record_rounds(method, normed, federation, COHORTS[:1])
-        assert outcome.traffic.values_down == outcome.traffic.values_up == 5 * own
+        traffic = record_rounds(method, tiny(norm=True), federation, COHORTS[:1])[1][0].traffic
+        assert traffic.values_down == traffic.values_up == 5 * own
+        assert traffic.bits_down == traffic.bits_up == 5 * 32 * own
 
 
 def test_fedavg_with_local_statistics_sends_what_fedpurin_published():

@@ -28,7 +28,7 @@ def test_leaves_come_in_order_with_dotted_paths():
     assert [path for path, _ in tree.items(nested())] == ["w", "deep.b", "deep.scalar"]
     assert [leaf.numel() for leaf in tree.leaves(nested())] == [6, 1, 1]
     assert [path for path, _ in tree.items(Pair(torch.ones(1), nested()))] == [
-        *("a", "b.w", "b.deep.b", "b.deep.scalar"),
+        *("a", "b.w", "b.deep.b", "b.deep.scalar")
     ]
 
 
@@ -137,13 +137,6 @@ def test_mean_depends_on_the_order_of_rows_only_by_rounding_and_not_on_threads()
         results.append(tree.mean(stacked, weight))
     torch.set_num_threads(threads)
     assert_same(*results)
-
-
-def test_masked_is_a_tree():
-    masked = Masked({"a": torch.ones(2)}, {"a": torch.tensor([True, False])})
-    stacked = tree.stack([masked, masked])
-    assert isinstance(stacked, Masked)
-    assert stacked.values["a"].shape == stacked.mask["a"].shape == (2, 2)
 
 
 def test_what_is_received_is_what_was_sent_with_zeros_for_the_rest():

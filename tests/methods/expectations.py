@@ -11,17 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from fedpfl.methods import (
-    Ditto,
-    FedAvg,
-    FedBABU,
-    FedBN,
-    FedOBP,
-    FedPer,
-    FedRep,
-    LocalOnly,
-    Method,
-)
+from fedpfl.methods import Ditto, FedAvg, FedBABU, FedBN, FedOBP, FedPer, FedRep, LocalOnly, Method
 
 COHORT, CLIENTS, RETURNING = 4, 6, 2  # clients 0 and 5 play both rounds
 CLASSES, FEATURES = 5, 12
@@ -346,17 +336,12 @@ EXPECTED: dict[str, Expect] = {
         ),
     ),
     "feddyn": Expect(
-        first_time=GLOBAL,
-        private=("dual",),
-        ranges=(({"alpha": -1.0}, "alpha must be 0 or more"),),
+        first_time=GLOBAL, private=("dual",), ranges=(({"alpha": -1.0}, "alpha must be 0 or more"),)
     ),
     "fedfomo": Expect(
         down=(0, RETURNING * 3 * SIZE),  # the three others that trained in the last round
         up=SIZE + 5,  # and a weight for the own model and each of four candidates
-        limits=(
-            local_only_at(candidates=0, fallback="keep"),
-            first_round_of(LocalOnly(), None),
-        ),
+        limits=(local_only_at(candidates=0, fallback="keep"), first_round_of(LocalOnly(), None)),
         statistics="client",
         judged="trained",
         first_time=INITIAL,
@@ -681,10 +666,7 @@ EXPECTED: dict[str, Expect] = {
         ranges=WIDTH_RANGES,
     ),
     "ifca": Expect(
-        down=2 * SIZE,
-        up_bits=2,
-        limits=(fedavg_at(None, clusters=1),),
-        statistics="client",
+        down=2 * SIZE, up_bits=2, limits=(fedavg_at(None, clusters=1),), statistics="client"
     ),
     "knn_per": Expect(
         limits=(

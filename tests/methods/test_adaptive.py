@@ -36,9 +36,6 @@ def federation():
     return hold_out_quarter(make_federation())
 
 
-# Limits
-
-
 def told(method, net, federation, engine) -> tuple[list[Any], list[Any], Any]:
     """Without what only a choice adds: states; outcomes; what everybody is judged by, also
     fine-tuned.
@@ -70,7 +67,7 @@ def told(method, net, federation, engine) -> tuple[list[Any], list[Any], Any]:
             {"score": "obp_as_published", "ema": 0.3, "norm": "layer"},
             {"score": "gradient", "scope": "tensor", "cold_start": "global"},
             {"score": "fisher", "classifier_only": True},
-        ],
+        ]
     ),
     ids=str,
 )
@@ -92,9 +89,6 @@ def test_who_holds_nothing_out_takes_the_largest(backend, net, federation):
         for method in (FedOBP(0.9), FedOBPAdaptive((0.2, 0.5, 0.9)))
     )
     assert_same((one[0], one[2]), (other[0], other[2]))
-
-
-# A choice by hand
 
 
 class Table(nn.Module):
@@ -159,9 +153,6 @@ def test_the_choice_is_the_one_made_by_hand(several, x, y, best):
     assert kept["q"] == best
 
 
-# Configuration
-
-
 def test_the_list_is_the_methods():
     whole = ("method=fedobp_adaptive", "dataset=digits", "validation=0.1")
     assert check_config(compose_once(*whole)).method.q == (0.5, 0.9, 0.99, 0.999, 0.9999)
@@ -203,9 +194,6 @@ def test_without_held_out_samples_it_is_refused(share):
         "method=fedobp_adaptive chooses by held-out samples, and there are none; set validation=0.1"
     )
     assert str(caught.value) == named
-
-
-# A run
 
 
 def test_it_is_not_the_papers(tmp_path):

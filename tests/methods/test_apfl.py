@@ -40,9 +40,6 @@ def judged(method, net, federation, state, backend, tuning=None):
     )
 
 
-# Limits
-
-
 @pytest.mark.parametrize("mixing", ["output", "param"])
 def test_with_alpha_0_a_client_is_fedavgs(mixing, backend, net, federation):
     """The private model never moves, in fine-tuning neither."""
@@ -56,9 +53,6 @@ def test_with_alpha_0_a_client_is_fedavgs(mixing, backend, net, federation):
             judged(method, net, federation, own, backend, tuning),
             judged(fedavg, net, federation, shared, backend, tuning),
         )
-
-
-# The weight
 
 
 def test_alpha_stays_between_0_and_1(backend, net, federation):
@@ -77,9 +71,6 @@ def test_the_rounds_tell_alpha_as_it_was(net, federation):
         assert outcome.metrics == {
             "alpha": pytest.approx(float(state.clients["alpha"][cohort].mean()))
         }
-
-
-# Judging
 
 
 @dataclass(frozen=True)

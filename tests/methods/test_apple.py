@@ -5,11 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from fedpfl.methods import APPLE, LocalOnly
-from tests.conftest import (
-    assert_close,
-    assert_same,
-    record_states,
-)
+from tests.conftest import assert_close, assert_same, record_states
 
 
 @dataclass(frozen=True)

@@ -50,9 +50,6 @@ def case_id(name: str, values: Any) -> str:
     return "-".join([name, *(f"{key}={value}" for key, value in values.items())])
 
 
-# What travels
-
-
 def over_the_cohort(expected: Rounds) -> list[int]:
     return [COHORT * expected] * 2 if isinstance(expected, int) else list(expected)
 
@@ -72,9 +69,6 @@ def test_traffic_is_what_is_counted_by_hand(name):
         assert [
             total - 32 * value for total, value in zip(all_bits, values, strict=True)
         ] == over_the_cohort(bits), way
-
-
-# Limits
 
 
 @cache
@@ -143,9 +137,6 @@ def test_at_its_limit_a_method_is_another(name: str, limit: Limit, backend: str)
             require_equal(outcome.loss, other_outcome.loss)
 
 
-# BatchNorm statistics
-
-
 @pytest.mark.parametrize("name", METHODS)
 def test_statistics_stay_at_the_server_or_with_the_client(name):
     """At a client they are those of its own training alone; at the server they move with every
@@ -171,9 +162,6 @@ def test_statistics_stay_at_the_server_or_with_the_client(name):
             client_row(first, 2), client_row(last, 2)
         )  # who did not train in the second round
         assert differing(client_row(first, 0), client_row(last, 0))
-
-
-# By what clients are evaluated
 
 
 def name_in(net: Net, path: str) -> str | None:
@@ -222,9 +210,6 @@ def test_a_private_entry_changes_whenever_its_client_trains_and_never_else(name,
             before, after = (state.client(client)[entry] for state in states[played : played + 2])
             has_trained = client in cohort and TRAIN[client] > 1
             assert bool(differing(before, after)) == has_trained, (played, client)
-
-
-# Ranges
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,7 @@ from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.shard import make_shard
 from fedpfl.ground import tree
 from fedpfl.methods import FedALA
-from tests.conftest import (
-    COHORTS,
-    LOCAL,
-    assert_same,
-    record_states,
-    tiny,
-)
+from tests.conftest import COHORTS, LOCAL, assert_same, record_states, tiny
 
 
 @pytest.fixture(scope="module")

@@ -5,10 +5,7 @@ import torch
 
 from fedpfl.ground import tree
 from fedpfl.methods import FedAMP
-from tests.conftest import (
-    assert_close,
-    assert_same,
-)
+from tests.conftest import assert_close, assert_same
 
 VARIANTS = pytest.mark.parametrize("variant", ["fedamp", "heurfedamp"])
 

@@ -4,9 +4,7 @@ import pytest
 import torch
 
 from fedpfl.methods import FedAS
-from tests.conftest import (
-    assert_close,
-)
+from tests.conftest import assert_close
 
 
 @pytest.mark.parametrize(

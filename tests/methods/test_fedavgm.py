@@ -5,7 +5,6 @@ change.
 import pytest
 import torch
 
-from fedpfl.ground.identity import identity
 from fedpfl.methods.fedavgm import FedAvgM
 
 
@@ -24,10 +23,3 @@ def test_the_server_steps_as_torchs_sgd_does(nesterov):
         parameter.grad = -change
         optimizer.step()
         torch.testing.assert_close(server["model"]["w"], parameter.detach())
-
-
-def test_runs_of_before_the_key_keep_their_identity_and_nesterovs_have_another():
-    def key(**values):
-        return identity({"method": {"name": "fedavgm", "lr": 1.0, "momentum": 0.9, **values}})
-
-    assert key() == key(nesterov=False) != key(nesterov=True)

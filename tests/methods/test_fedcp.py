@@ -6,12 +6,7 @@ from fedpfl.engine import make_backend
 from fedpfl.engine.calls import EvalCall
 from fedpfl.methods import FedCP
 from fedpfl.methods.fedcp import BANK
-from tests.conftest import (
-    CPU,
-    LOOP,
-    assert_same,
-    record_states,
-)
+from tests.conftest import CPU, LOOP, assert_same, record_states
 
 
 def test_noise_is_of_training_alone_and_logistic(net, federation):

@@ -6,14 +6,7 @@ from fedpfl.engine import make_backend
 from fedpfl.engine.calls import EvalCall
 from fedpfl.methods import FedAvg, FedDBE
 from fedpfl.testing.toy import as_engine
-from tests.conftest import (
-    COHORTS,
-    CPU,
-    assert_close,
-    assert_same,
-    client_row,
-    record_states,
-)
+from tests.conftest import COHORTS, CPU, assert_close, assert_same, client_row, record_states
 
 UNSEEN, WEIGHT = 7, "classifier.weight"
 

@@ -3,10 +3,7 @@
 import torch
 
 from fedpfl.methods import FedDPA
-from tests.conftest import (
-    record_rounds,
-    record_states,
-)
+from tests.conftest import record_rounds, record_states
 
 JOINT = {"rule": "quantile", "train": "joint"}
 

@@ -4,12 +4,7 @@ import pytest
 
 from fedpfl.ground import tree
 from fedpfl.methods import FedAvg, FedDyn
-from tests.conftest import (
-    assert_close,
-    differing,
-    make_federation,
-    record_states,
-)
+from tests.conftest import assert_close, differing, make_federation, record_states
 
 ALL = [list(range(4))]
 

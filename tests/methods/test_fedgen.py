@@ -37,10 +37,7 @@ def test_labels_are_drawn_by_their_shares():
     assert_close(drawn, torch.tensor([0, 0.25, 0, 0.75, 0]), atol=0.02)
     assert features.draw_labels(
         torch.tensor([0.0, 1, 0]), torch.tensor([0.0, 1 - 2**-24])
-    ).tolist() == [
-        1,
-        1,
-    ]
+    ).tolist() == [1, 1]
 
 
 def test_what_the_generator_teaches_never_fades_to_nothing(net, federation):

@@ -7,19 +7,11 @@ import torch
 
 from fedpfl.methods import FedPAC
 from fedpfl.methods.fedpac import minimal_shares, mixture_shares
-from tests.conftest import (
-    CLASSES,
-    COHORTS,
-    assert_close,
-    record_states,
-)
+from tests.conftest import CLASSES, COHORTS, assert_close, record_states
 
 
 def draw(*shape, seed=0):
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
-# The mixture
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -70,9 +62,6 @@ def test_clients_of_other_classes_are_left_out_and_small_shares_dropped():
     assert shares[0].tolist() == [0.5, 0.5, 0.0]
     assert shares[2].tolist() == [0.0, 0.0, 1.0]
     assert_close({"": shares.sum(1)}, {"": torch.ones(3, dtype=torch.float64)}, atol=1e-12)
-
-
-# Statistics
 
 
 def test_a_class_that_nobody_has_loses_its_prototype_or_keeps_it(net, federation):

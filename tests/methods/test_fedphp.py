@@ -6,10 +6,7 @@ from torch.func import grad
 
 from fedpfl.methods import FedPHP
 from fedpfl.methods.fedphp import squared_mmd
-from tests.conftest import (
-    assert_close,
-    tiny,
-)
+from tests.conftest import assert_close, tiny
 
 
 def method(**values):

@@ -6,15 +6,7 @@ from fedpfl.engine import FineTuning, make_backend
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
 from fedpfl.methods import FedProto
-from tests.conftest import (
-    COHORTS,
-    CPU,
-    LOCAL,
-    as_engine,
-    assert_same,
-    record_rounds,
-    record_states,
-)
+from tests.conftest import COHORTS, CPU, LOCAL, as_engine, assert_same, record_rounds, record_states
 
 EVERYONE = list(range(10))
 

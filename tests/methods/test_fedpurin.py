@@ -11,10 +11,7 @@ from fedpfl.engine import Local
 from fedpfl.ground import tree
 from fedpfl.methods import FedCAC, FedPURIN
 from fedpfl.methods.shared.critical import collaboration_mask, mask_overlaps, select_highest
-from tests.conftest import (
-    make_federation,
-    record_rounds,
-)
+from tests.conftest import make_federation, record_rounds
 
 EVERYONE = [[0, 1, 2, 3]]
 MIB = 2**20
@@ -29,9 +26,6 @@ def equal():
 def begins(method, server, client):
     """The model that a client's local training starts from."""
     return method._begin(server, method.prepare(server, client))
-
-
-# Which entries are critical
 
 
 def test_the_highest_scores_are_critical_and_their_number_is_rounded_down():
@@ -57,7 +51,7 @@ def test_scores_up_to_the_cutoff_are_not_critical_as_long_as_there_are_others():
 
 def test_equal_scores_are_all_critical_and_without_scores_a_tensor_stays_intact():
     assert select_highest(torch.tensor([1.0, 2.0, 2.0, 2.0]), 0.25, 1e-10).tolist() == [
-        *(False, True, True, True),
+        *(False, True, True, True)
     ]
     for cutoff in (1e-10, -1.0):
         assert select_highest(torch.zeros(2, 3), 0.5, cutoff).all()
@@ -75,9 +69,6 @@ def test_the_change_takes_the_gradients_place_as_it_is():
     )
     assert first == [2, 1, 1, 0]
     assert second == [0, 0.5, 1.5, 0]
-
-
-# Overlaps and collaborators
 
 
 def test_an_empty_mask_overlaps_with_nobody():
@@ -106,9 +97,6 @@ def test_equal_overlaps_let_everybody_collaborate_in_every_round(value):
     overlap = torch.full((7, 7), value, dtype=torch.float64).fill_diagonal_(1.0)
     for t in (1, 3, 10, 11, 1000):
         assert collaboration_mask(overlap, t, 10).all()
-
-
-# Traffic
 
 
 def test_critical_entries_go_up_and_what_is_not_zero_comes_down(backend, net, equal):

@@ -11,15 +11,7 @@ from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.shard import make_shard
 from fedpfl.ground import tree
 from fedpfl.methods import Batch, FedRoD
-from tests.conftest import (
-    CLASSES,
-    CPU,
-    LOOP,
-    PLAIN,
-    assert_close,
-    make_federation,
-    record_states,
-)
+from tests.conftest import CLASSES, CPU, LOOP, PLAIN, assert_close, make_federation, record_states
 
 
 def informed(method, federation, state, client, net):

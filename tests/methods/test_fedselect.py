@@ -7,17 +7,10 @@ from fedpfl import models
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import FedPer, FedSelect
-from tests.conftest import (
-    assert_same,
-    client_row,
-    record_states,
-)
+from tests.conftest import assert_same, client_row, record_states
 
 WEIGHTS = ("conv.weight", "fc.weight", "classifier.weight")
 OFTEN = [[0, 1, 2, 3]] * 6
-
-
-# Limits
 
 
 def test_the_official_limit_selects_once_even_with_alpha_zero(net, federation):
@@ -46,9 +39,6 @@ def test_a_share_of_exactly_alpha_is_where_the_limits_differ(net, federation):
         counts[strict] = [float(state.clients["mask"][name][0].double().mean()) for name in WEIGHTS]
     assert counts[True] == [0.5] * 3
     assert counts[False] == [27 / 36, 324 / 432, 45 / 60]
-
-
-# Masks
 
 
 @pytest.mark.parametrize("scope", ["tensor", "all"])

@@ -13,14 +13,7 @@ from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import FlexFL
 from fedpfl.methods.shared import neurons
-from tests.conftest import (
-    COHORTS,
-    CPU,
-    record_rounds,
-    tiny,
-)
-
-# Levels
+from tests.conftest import COHORTS, CPU, record_rounds, tiny
 
 
 def shares(net, **values):
@@ -97,9 +90,6 @@ def test_layers_of_a_residual_stream_are_a_group():
     counts, levels = shares(net, apoz=(0.5,) * 6)
     assert counts == pytest.approx([0.25, 0.5, 1.0], abs=0.05)
     assert len(levels[0]) == sum(net.parts.wiring.widths.values()) + 1
-
-
-# Devices
 
 
 def test_devices_come_in_blocks_or_at_random(net):

@@ -11,18 +11,8 @@ from fedpfl.engine import make_initial_state
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import Batch, Floco, FlocoPlus
-from fedpfl.methods.shared.simplex import (
-    client_centres,
-    params_at,
-    project_to_simplex,
-)
-from tests.conftest import (
-    COHORTS,
-    CPU,
-    assert_close,
-    assert_same,
-    record_states,
-)
+from fedpfl.methods.shared.simplex import client_centres, params_at, project_to_simplex
+from tests.conftest import COHORTS, CPU, assert_close, assert_same, record_states
 
 NAME = "classifier.weight"
 
@@ -39,9 +29,6 @@ def point(method, client, seed=0):
 
 def state_of(beta, projected=True):
     return {"beta": torch.tensor(beta), "projected": torch.tensor(projected)}
-
-
-# One endpoint, equal endpoints
 
 
 def test_endpoints_are_the_networks_head_and_xavier_normals(net):
@@ -65,9 +52,6 @@ def test_making_endpoints_leaves_the_global_generator_alone(net):
     before = torch.get_rng_state()
     Floco().init(net.params, net.parts)
     assert torch.equal(before, torch.get_rng_state())
-
-
-# The random point
 
 
 def test_before_the_projection_points_are_uniform_on_the_simplex():
@@ -106,9 +90,6 @@ def test_numbers_at_the_ends_of_their_range_give_points():
             assert alpha.isfinite().all(), (value, projected)
 
 
-# The projection
-
-
 @pytest.mark.parametrize("total", [0.01, 0.5, 1.0])
 def test_the_nearest_point_of_a_simplex(total):
     for seed in range(20):
@@ -129,9 +110,6 @@ def test_fewer_clients_than_endpoints():
     assert not torch.equal(beta[0], beta[1])
 
 
-# FLOCO+
-
-
 def test_who_never_took_part_has_the_initial_private_copy_or_the_common_simplex(net, federation):
     for cold_start in ("initial", "global"):
         method = FlocoPlus(endpoints=3, cold_start=cold_start)
@@ -143,9 +121,6 @@ def test_who_never_took_part_has_the_initial_private_copy_or_the_common_simplex(
             method.personal(last.server, last.client(2)),
             params_at(last.client(2)["v"], never["beta"]),
         )
-
-
-# The rest
 
 
 def test_numbers_that_are_not_finite_are_one_line(net, federation):

@@ -4,11 +4,7 @@ import torch
 
 from fedpfl.methods import FLUTE
 from fedpfl.methods.flute import collapse_distance
-from tests.conftest import (
-    CLASSES,
-    assert_close,
-    record_states,
-)
+from tests.conftest import CLASSES, assert_close, record_states
 
 
 def frame(classes=CLASSES, width=12, seed=0):

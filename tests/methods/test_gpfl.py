@@ -7,11 +7,7 @@ import pytest
 from fedpfl import models
 from fedpfl.ground import tree
 from fedpfl.methods import GPFL
-from tests.conftest import (
-    COHORTS,
-    assert_same,
-    record_rounds,
-)
+from tests.conftest import COHORTS, assert_same, record_rounds
 
 
 def test_what_travels_and_what_is_drawn(net, federation):

@@ -10,8 +10,7 @@ from torch import nn
 
 from fedpfl import models
 from fedpfl.data.federation import Federation
-from fedpfl.engine import Engine, FineTuning, make_backend, make_initial_state
-from fedpfl.engine.calls import EvalCall
+from fedpfl.engine import FineTuning, make_initial_state
 from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
 from fedpfl.methods import FedAvg, FedRolex, HeteroFL
@@ -23,13 +22,13 @@ from tests.conftest import (
     LOCAL,
     assert_close,
     client_row,
+    evaluate,
     participate,
     record_states,
 )
 
 EVERYONE = list(range(10))
 RATES = (1.0, 0.5, 0.25, 0.125, 0.0625)
-PLAIN = {"scaler": False, "masked": False}
 
 
 @dataclass(frozen=True)
@@ -85,9 +84,6 @@ def classes(federation, client: int) -> set[int]:
     return set(federation.y[federation.train[client]].tolist())
 
 
-# FedAvg at full width, and on the small network
-
-
 def images(shape=(3, 8, 8), clients=3, samples=24) -> Federation:
     g = torch.Generator().manual_seed(0)
     x = torch.randint(0, 256, (clients * samples, *shape), dtype=torch.uint8, generator=g)
@@ -98,60 +94,45 @@ def images(shape=(3, 8, 8), clients=3, samples=24) -> Federation:
 
 
 @pytest.mark.parametrize(
-    ("method", "shift", "backend"),
-    [
-        (HeteroFL(widths=(0.125,), **PLAIN), 0, "loop"),
-        (FedRolex(widths=(0.125,), **PLAIN), 1, "batched"),
-    ],
+    ("kind", "shift", "backend"), [(HeteroFL, 0, "loop"), (FedRolex, 1, "batched")]
 )
-def test_a_resnets_sub_model_is_the_small_resnet(method, shift, backend):
+def test_a_resnets_sub_model_is_the_small_resnet(kind, shift, backend):
     """One round, with residual streams. FedRolex: the second, whose window has moved."""
+    method = kind(widths=(0.125,), scaler=False, masked=False)
     federation, net = images(), models.build_network("resnet8", (3, 8, 8), 4, 0, stem="small")
-    kept, local = first(net, 0.125, shift), replace(LOCAL, batch_size=9)
+    kept, values = (
+        first(net, 0.125, shift),
+        {"engine": backend, "local": replace(LOCAL, batch_size=9)},
+    )
     assert len(kept) == 6  # the stem's stream is one group with the first block's
-    small = dense(net, kept)
+    small, near = dense(net, kept), {"atol": 1e-4, "rtol": 1e-3}
     x = federation.normalize(federation.x[:5])
     plan = neurons.build_plan(net.params, net.parts)
-    mask = neurons.entry_masks(
-        plan, neurons.rolling_neurons(plan, share(0.125), torch.tensor(shift)), net.params
-    )
+    active = neurons.rolling_neurons(plan, share(0.125), torch.tensor(shift))
+    mask = neurons.entry_masks(plan, active, net.params)
     zeros = tree.map(lambda leaf, own: leaf * own, net.params, mask)
     for training in (False, True):
-        one, other = (
-            net.bind({"main": net.buffers}, training),
-            small.bind({"main": small.buffers}, training),
-        )
+        one, other = (own.bind({"main": own.buffers}, training) for own in (net, small))
         assert_close(one(zeros, x), other(small.params, x), atol=1e-5, rtol=1e-4)
-        assert_close(
-            cut(net, one.buffers["main"], kept), other.buffers["main"], atol=1e-5, rtol=1e-4
-        )
-    state = make_initial_state(method, net, 3, CPU)
+        statistics = cut(net, one.buffers["main"], kept), other.buffers["main"]
+        assert_close(*statistics, atol=1e-5, rtol=1e-4)
+    state, begun = (
+        make_initial_state(method, net, 3, CPU),
+        make_initial_state(Equal(), small, 3, CPU),
+    )
     if shift:
         state.server["rounds"] += shift
-    part = participate(method, net, federation, state, [0, 1], engine=backend, local=local)
-    plain = participate(
-        Equal(),
-        small,
-        federation,
-        make_initial_state(Equal(), small, 3, CPU),
-        [0, 1],
-        engine=backend,
-        local=local,
-    )
+    part = participate(method, net, federation, state, [0, 1], **values)
+    plain = participate(Equal(), small, federation, begun, [0, 1], **values)
     for client in (0, 1):
         trained = client_row(part.uploads["model"].values, client)
-        assert_close(
-            cut(net, trained, kept), client_row(plain.uploads, client), atol=1e-4, rtol=1e-3
-        )
+        assert_close(cut(net, trained, kept), client_row(plain.uploads, client), **near)
         for name, own in mask.items():
             assert not trained[name][~own].any()
         buffers = cut(net, client_row(part.buffers["main"], client), kept)
-        assert_close(buffers, client_row(plain.buffers["main"], client), atol=1e-4, rtol=1e-3)
+        assert_close(buffers, client_row(plain.buffers["main"], client), **near)
     assert_close(part.loss, plain.loss, atol=1e-5, rtol=1e-4)
     assert_close(part.after.loss, plain.after.loss, atol=1e-3, rtol=1e-3)
-
-
-# Which neurons
 
 
 @pytest.mark.parametrize(("kind", "rounds_played"), [(HeteroFL, 0), (FedRolex, 0), (FedRolex, 7)])
@@ -163,12 +144,9 @@ def test_sub_models_are_nested(kind, rounds_played, net):
     sets = [method.prepare(server, {**client, "width": share(rate)})["active"] for rate in RATES]
     for wide, narrow in itertools.pairwise(sets):
         assert (wide | ~narrow).all()
+    least = (1, 2) if kind is HeteroFL else (1, 1)  # rounded up, or down
     counts = [(int(active[:4].sum()), int(active[4:16].sum())) for active in sets]
-    ceil, floor = (
-        [(4, 12), (2, 6), (1, 3), (1, 2), (1, 1)],
-        [(4, 12), (2, 6), (1, 3), (1, 1), (1, 1)],
-    )
-    assert counts == (ceil if kind is HeteroFL else floor)
+    assert counts == [(4, 12), (2, 6), (1, 3), least, (1, 1)]
 
 
 def test_all_neurons_train_evenly(net):
@@ -187,9 +165,6 @@ def test_all_neurons_train_evenly(net):
     assert times.tolist() == [6] * 16 + [12]
 
 
-# Scaler and masked logits
-
-
 def test_which_entries_are_scaled():
     net = models.build_network("cnn4", (1, 28, 28), 10, 0)
     server, _ = HeteroFL().init(net.params, net.parts)
@@ -202,45 +177,15 @@ def test_clients_know_their_classes_and_tuning_leaves_them_alone(kind, backend, 
     method = kind()
     state = record_states(method, net, federation, COHORTS[:1], engine=backend)[-1]
     for client in EVERYONE:
-        expected = [
-            c in classes(federation, client) if client in COHORTS[0] else True for c in range(5)
-        ]
-        assert state.clients["labels"][client].tolist() == expected
-    judged = method.personal(state.server, state.client(3))
-    (phase,) = method.finetuning(judged, net.parts, 2)
+        own = classes(federation, client) if client in COHORTS[0] else range(5)
+        assert state.clients["labels"][client].tolist() == [c in own for c in range(5)]
+    (phase,) = method.finetuning(method.personal(state.server, state.client(3)), net.parts, 2)
     assert phase.mask == {"model": True, "labels": False}
-    judge = make_backend(Engine(backend), net, CPU)
     for part in ("all", "head"):
-        tuned = judge.evaluate(
-            EvalCall(
-                method,
-                federation,
-                state,
-                EVERYONE,
-                FineTuning(LOCAL, Draws(0, "finetune", 1), part),
-            )
-        )
+        tuning = FineTuning(LOCAL, Draws(0, "finetune", 1), part)
+        tuned = evaluate(method, net, federation, state, backend, tuning=tuning)
         assert tuned.loss.isfinite().all()
     plain = kind(masked=False)
-    assert (
-        plain.before_training({}, {}, None, None)
-        == plain.before_evaluation({}, {}, None, None)
-        == {}
-    )
+    assert plain.before_training({}, {}, None, None) == {}
+    assert plain.before_evaluation({}, {}, None, None) == {}
     assert "labels" not in plain.init(net.params, net.parts)[1]
-
-
-# What is judged, what travels
-
-
-def test_defaults():
-    assert (HeteroFL().widths, HeteroFL().rounding, HeteroFL().weighting) == (
-        RATES,
-        "ceil",
-        "equal",
-    )
-    assert (FedRolex().widths, FedRolex().rounding, FedRolex().weighting) == (
-        RATES,
-        "floor",
-        "samples",
-    )

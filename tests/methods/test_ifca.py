@@ -7,13 +7,7 @@ import torch
 from fedpfl.engine import make_initial_state
 from fedpfl.ground import tree
 from fedpfl.methods import IFCA
-from tests.conftest import (
-    CPU,
-    assert_same,
-    find_eval_job,
-    record_states,
-    tiny,
-)
+from tests.conftest import CPU, assert_same, find_eval_job, record_states, tiny
 
 
 @dataclass(frozen=True)

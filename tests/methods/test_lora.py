@@ -39,9 +39,6 @@ def products(params, scale=1.0):
     }
 
 
-# FFA-LoRA
-
-
 def test_the_average_of_adapted_weights_is_exact_where_a_is_fixed_alone(three):
     net, weight = tiny(pairs=1), torch.tensor([40, 33, 65]) / 138
     for method, exact in ((FFALoRA(), True), (FedAvg(), False)):
@@ -60,9 +57,6 @@ def test_the_average_of_adapted_weights_is_exact_where_a_is_fixed_alone(three):
             torch.allclose(found[name], wanted[name], rtol=1e-5, atol=1e-7) for name in wanted
         )
         assert near == exact
-
-
-# SDFLoRA
 
 
 def test_a_stack_is_compressed_to_the_nearest_of_its_rank():

@@ -119,9 +119,6 @@ def test_a_run_leaves_them_once_and_mends_them(tmp_path: Path) -> None:
     assert not (tmp_path / "other/masks.json").exists()
 
 
-# The report
-
-
 def test_overlap_by_hand() -> None:
     """Of 10 entries one client holds 4, one 5, three of them both, and one nothing."""
     mask = MaskOverlap(10, np.array([4, 3, 3, 0.0]), np.array([[4, 3, 0], [3, 5, 0], [0, 0, 0.0]]))

@@ -34,7 +34,6 @@ from tests.conftest import (
     tiny,
 )
 
-SCORES = ("obp", "obp_as_published", "gradient", "fisher", "fisher_batch")
 EVERYONE = list(range(10))
 UNSEEN = 7  # until round 3
 
@@ -118,25 +117,6 @@ def test_fine_tuning_only_the_head_leaves_the_body_bit_for_bit(net, federation):
 # FedOBP
 
 
-@pytest.mark.parametrize("score", keep_quick(SCORES))
-def test_norm_none_is_norm_global(score, backend, net, federation):
-    none, whole = (
-        record_states(FedOBP(q=0.8, norm=norm, score=score), net, federation, engine=backend)
-        for norm in ("none", "global")
-    )
-    assert_same(none, whole)
-
-
-def test_norm_layer_and_scope_tensor_are_something_else(net, federation):
-    base, layer, tensor = (
-        record_states(FedOBP(q=0.8, **variant), net, federation)[-1].server
-        for variant in ({}, {"norm": "layer"}, {"scope": "tensor"})
-    )
-    assert differing(base, layer)
-    assert differing(base, tensor)
-    assert differing(layer, tensor)
-
-
 def test_scope_tensor_has_the_same_share_of_every_tensor(net, federation):
     method = FedOBP(q=0.8, scope="tensor")
     state = record_states(method, net, federation)[-1]
@@ -155,15 +135,6 @@ def test_classifier_only_shares_the_body_bit_for_bit(backend, net, federation):
     )
     mask = method.prepare(state.server, state.client(0))["mask"]
     assert tree.ravel(mask).sum() == importance.personal_count(0.5, 65)
-
-
-@pytest.mark.parametrize("score", ["obp", "fisher"])
-def test_a_vanishing_ema_is_none(score, backend, net, federation):
-    off = record_states(FedOBP(q=0.8, score=score), net, federation, engine=backend)
-    on = record_states(FedOBP(q=0.8, score=score, ema=1e-60), net, federation, engine=backend)
-    for without, with_ema in zip(off, on, strict=True):
-        assert_same(without.server, with_ema.server)
-        assert_same(without.clients["model"], with_ema.clients["model"])
 
 
 def test_ema_over_three_rounds_by_hand(backend, net, federation):

@@ -5,10 +5,7 @@ import torch.nn.functional as F
 
 from fedpfl import models
 from fedpfl.ground import tree
-from tests.conftest import (
-    HEAD,
-    assert_close,
-)
+from tests.conftest import HEAD, assert_close
 
 
 def test_the_papers_projection_is_part_of_the_network():

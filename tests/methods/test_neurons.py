@@ -35,32 +35,22 @@ def test_a_plan_numbers_the_neurons_through():
 @pytest.mark.parametrize(
     ("width", "rounding", "expected"),
     [
-        (1.0, "floor", (4, 12)),
-        (0.6, "floor", (2, 7)),
-        (0.6, "ceil", (3, 8)),
-        (0.6, "round", (2, 7)),
-        (0.625, "round", (3, 8)),
-        (0.2, "floor", (1, 2)),  # one at least
-        (0.01, "ceil", (1, 1)),
-        (0.25, "floor", (1, 3)),
-        (0.25, "ceil", (1, 3)),
+        *((1.0, "floor", [4, 12]), (0.6, "floor", [2, 7]), (0.6, "ceil", [3, 8])),
+        *((0.6, "round", [2, 7]), (0.625, "round", [3, 8]), (0.25, "floor", [1, 3])),
+        *((0.2, "floor", [1, 2]), (0.01, "ceil", [1, 1]), (0.25, "ceil", [1, 3])),  # one at least
     ],
 )
 def test_kept(width, rounding, expected):
     kept = neurons.neuron_counts(PLAN, share(width), rounding)
-    assert (kept[:4].unique().tolist(), kept[4:].unique().tolist()) == (
-        [expected[0]],
-        [expected[1]],
-    )
+    assert [own.unique().tolist() for own in kept.split([4, 12])] == [[own] for own in expected]
 
 
-@pytest.mark.parametrize("hundredths", range(1, 101))
-def test_exact_shares_are_not_rounded_away(hundredths):
+def test_exact_shares_are_not_rounded_away():
     plan = {"width": torch.full((100,), 100)}
-    for rounding in ("floor", "ceil", "round"):
-        assert neurons.neuron_counts(plan, share(hundredths / 100), rounding).unique().tolist() == [
-            hundredths
-        ]
+    for hundredths in range(1, 101):
+        for rounding in ("floor", "ceil", "round"):
+            kept = neurons.neuron_counts(plan, share(hundredths / 100), rounding)
+            assert kept.unique().tolist() == [hundredths]
 
 
 def test_prefix_and_window():
@@ -127,21 +117,6 @@ def test_incoming_adds_up_rows_without_biases():
     sums = neurons.sum_incoming(PLAN, NET.params)
     torch.testing.assert_close(sums[:4], NET.params["conv.weight"].sum((1, 2, 3)))
     torch.testing.assert_close(sums[4:], NET.params["fc.weight"].sum(1))
-
-
-@pytest.mark.parametrize("name", ["resnet8", "resnet10"])
-def test_layers_of_a_residual_stream_share_their_neurons(name):
-    net = models.build_network(name, (3, 16, 16), 10, 0)
-    plan = neurons.build_plan(net.params, net.parts)
-    masks = neurons.entry_masks(plan, neurons.prefix_neurons(plan, share(0.5)), net.params)
-    kept = {
-        key: (int(m.flatten(1).any(1).sum()), int(m.any(0).flatten(1).any(1).sum()))
-        for key, m in masks.items()
-        if m.dim() == 4
-    }
-    for key, (rows, columns) in kept.items():
-        width = net.params[key].shape
-        assert (rows, columns) == (width[0] // 2, 3 if width[1] == 3 else width[1] // 2), key
 
 
 def test_networks_without_a_wiring_say_so():

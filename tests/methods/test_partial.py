@@ -6,25 +6,13 @@ from functools import cache
 import pytest
 
 from fedpfl import models
-from fedpfl.engine import FineTuning, make_backend, make_initial_state
+from fedpfl.engine import FineTuning, make_backend
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
 from fedpfl.ground.traffic import count_traffic
-from fedpfl.methods import FedAvg, FedBABU, FedBN, FedRep, LGFedAvg
-from tests.conftest import (
-    COHORTS,
-    CPU,
-    HEAD,
-    LOCAL,
-    LOOP,
-    assert_same,
-    client_row,
-    differing,
-    participate,
-    record_states,
-    tiny,
-)
+from fedpfl.methods import FedBABU, FedBN, FedRep, LGFedAvg
+from tests.conftest import CPU, HEAD, LOCAL, LOOP, assert_same, differing, record_states
 
 
 @pytest.fixture(scope="module")
@@ -33,13 +21,6 @@ def played(net, federation):
     return cache(
         lambda method, backend="loop": record_states(method, net, federation, engine=backend)
     )
-
-
-def body(params):
-    return {name: value for name, value in params.items() if name not in HEAD}
-
-
-# LG-FedAvg
 
 
 def test_published_sizes_of_what_lg_fedavg_and_fedrep_send():
@@ -54,9 +35,6 @@ def test_published_sizes_of_what_lg_fedavg_and_fedrep_send():
         server, client = method.init(net.params, net.parts)
         sent[name] = int(count_traffic(method.download(server, client)).values)
     assert sent == {"top": 5_130, "conv1": 2_432, "fedrep": 873_408, "fedbabu": 873_408}
-
-
-# FedRep and FedBABU
 
 
 @pytest.mark.parametrize(
@@ -88,31 +66,6 @@ def test_fine_tuning_moves_what_the_paper_says(base, part, played, net, federati
         == {"all": set(net.params), "head": set(HEAD), "body": set(net.params) - set(HEAD)}[part]
     )
     assert_same(state.server, kept)
-
-
-# FedBN
-
-
-def test_fedbn_without_batch_normalisation_is_fedavg(backend, played):
-    own, fedavg = (played(m, backend)[-1] for m in (FedBN(), FedAvg()))
-    assert_same(own.server, fedavg.server)
-
-
-def test_fedbn_shares_nothing_of_a_batch_norm_layer(federation):
-    net = tiny(norm=True)
-    part = participate(
-        FedBN(), net, federation, make_initial_state(FedBN(), net, 10, CPU), COHORTS[0]
-    )
-    assert set(part.uploads) == set(net.params) - {"norm.weight", "norm.bias"}
-    states = record_states(FedBN(), net, federation)
-    assert states[-1].server_buffers == {}
-    for t, cohort in enumerate(COHORTS):
-        for client in set(range(10)) - set(cohort):
-            for kept in ("clients", "client_buffers"):
-                assert_same(
-                    client_row(getattr(states[t], kept), client),
-                    client_row(getattr(states[t + 1], kept), client),
-                )
 
 
 def test_fedbn_goes_by_type_and_leaves_group_normalisation_shared():

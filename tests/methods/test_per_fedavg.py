@@ -6,11 +6,7 @@ from functools import cache
 
 import pytest
 
-from fedpfl.engine import (
-    Engine,
-    FineTuning,
-    make_backend,
-)
+from fedpfl.engine import Engine, FineTuning, make_backend
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
 from fedpfl.methods import FedAvg, PerFedAvg
@@ -35,9 +31,6 @@ VERSIONS = pytest.mark.parametrize("method", [FO, HF], ids=["fo", "hf"])
 def played(method, backend, local=SMALL, norm=False):
     """The states of three rounds."""
     return record_states(method, tiny(norm), make_federation(), engine=backend, local=local)
-
-
-# Adaptation
 
 
 def judged(method, net, federation, state, backend, tuning=None, before=None):

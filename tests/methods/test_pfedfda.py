@@ -15,14 +15,7 @@ from fedpfl.methods.shared.gaussian import (
     pack_symmetric,
     unpack_symmetric,
 )
-from tests.conftest import (
-    CLASSES,
-    HEAD,
-    assert_close,
-    assert_same,
-    record_states,
-    tiny,
-)
+from tests.conftest import CLASSES, HEAD, assert_close, assert_same, record_states, tiny
 from tests.methods.reference.pfedfda import objective
 
 UNIFORM = torch.full((CLASSES,), 1 / CLASSES, dtype=torch.float64)

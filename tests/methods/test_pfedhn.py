@@ -4,10 +4,7 @@ import dataclasses
 
 from fedpfl.engine import make_initial_state
 from fedpfl.methods import PFedHN
-from tests.conftest import (
-    CPU,
-    assert_close,
-)
+from tests.conftest import CPU, assert_close
 
 
 def made(method, state, client):

@@ -7,14 +7,7 @@ from fedpfl.engine import Engine, FineTuning, make_backend, make_initial_state
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
 from fedpfl.methods import FedAvg, PFedMe
-from tests.conftest import (
-    CPU,
-    LOCAL,
-    PLAIN,
-    assert_close,
-    assert_same,
-    record_rounds,
-)
+from tests.conftest import CPU, LOCAL, PLAIN, assert_close, assert_same, record_rounds
 
 EVERYONE = list(range(10))
 

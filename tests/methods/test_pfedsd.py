@@ -19,9 +19,6 @@ def played(backend, norm=False):
     return record_states(PFedSD(), tiny(norm), make_federation(), engine=backend)
 
 
-# Teachers
-
-
 def test_a_teachers_passes_count_nothing(backend):
     counted = (
         played(backend, norm=True)[-1].client_buffers["main"]["norm.num_batches_tracked"].tolist()

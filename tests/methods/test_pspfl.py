@@ -6,10 +6,7 @@ import torch
 from fedpfl.ground import tree
 from fedpfl.methods import PSPFL
 from fedpfl.methods.shared import importance
-from tests.conftest import (
-    record_rounds,
-    record_states,
-)
+from tests.conftest import record_rounds, record_states
 
 OFTEN = [[0, 2, 4]] * 3
 UPLOADS = pytest.mark.parametrize("upload", ["shared", "all"])

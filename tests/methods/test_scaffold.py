@@ -5,12 +5,7 @@ import dataclasses
 from fedpfl.engine import Local, make_initial_state
 from fedpfl.ground import tree
 from fedpfl.methods import Scaffold
-from tests.conftest import (
-    CPU,
-    assert_close,
-    assert_same,
-    participate,
-)
+from tests.conftest import CPU, assert_close, assert_same, participate
 
 METHOD = Scaffold()
 

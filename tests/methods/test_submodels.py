@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.func import grad_and_value
 
 from fedpfl import models
 from fedpfl.engine import make_initial_state
@@ -24,19 +25,10 @@ from fedpfl.methods import (
     RandomDropout,
 )
 from fedpfl.methods.shared.neurons import entry_masks, prefix_neurons, sum_incoming
-from tests.conftest import (
-    CPU,
-    LOCAL,
-    assert_close,
-    participate,
-    record_rounds,
-)
+from tests.conftest import CPU, LOCAL, assert_close, participate, record_rounds
 
 EVERYONE = list(range(10))
 PRUNED = [Hermes, FedMP, PruneFL]
-
-
-# What travels
 
 
 @pytest.mark.parametrize(
@@ -64,9 +56,6 @@ def test_values_that_travel_are_the_papers(kind, name, shape, classes, values):
         assert int(up.bits) == 32 * expected
 
 
-# Choices
-
-
 @pytest.mark.parametrize(("kind", "best"), [(Hermes, 0), (FedMP, 1), (PruneFL, 2)])
 def test_neurons_are_ranked_by_the_norm_that_the_method_names(kind, best, net):
     """Unit 0 has the largest L2 norm of weights (Hermes), unit 1 their largest L1 norm (FedMP),
@@ -86,9 +75,6 @@ def test_widths_come_in_blocks_or_at_random(net):
     assert [blocks[i].item() for i in (0, 19, 20, 59, 60, 99)] == [0.2, 0.2, 0.4, 0.6, 0.8, 1.0]
     drawn = make_initial_state(FedSPU(assign="random"), net, 1000, CPU, seed=5).clients["width"]
     assert all(150 < int((drawn == width).sum()) < 250 for width in (0.2, 0.4, 0.6, 0.8, 1.0))
-
-
-# FjORD's ordered version
 
 
 def test_ordered_dropout_draws_among_the_widths_a_client_can_hold(backend, net, federation):
@@ -118,62 +104,32 @@ def test_ordered_dropout_draws_among_the_widths_a_client_can_hold(backend, net, 
 
 
 def test_distillation_is_the_formula(net, federation):
-    method = FjORD(widths=(0.5, 1.0), ordered=True, distill=0.25)
-    state = make_initial_state(method, net, 2, CPU)
-    server, client = state.server, method.prepare(state.server, state.client(1))
-    x, y = federation.normalize(federation.x[:20]), federation.y[:20]
-    bound = net.bind({})
-    half = entry_masks(
-        server["plan"],
-        prefix_neurons(server["plan"], torch.tensor(0.5, dtype=torch.float64)),
-        net.params,
-    )
-    wide, narrow = bound(net.params, x), bound(tree.map(lambda p, m: p * m, net.params, half), x)
-    teacher = wide.softmax(1)
-    expected = F.cross_entropy(wide, y) + 0.75 * F.cross_entropy(narrow, y)
-    expected += 0.25 * (teacher * (teacher.log() - narrow.log_softmax(1))).sum(1).mean()
-    drawn = method.loss(
-        server, client, bound, net.params, Batch(x, y, random=torch.tensor([[0.49]]))
-    )
-    assert float(drawn) == pytest.approx(float(expected), abs=1e-5)
-    whole = method.loss(
-        server, client, bound, net.params, Batch(x, y, random=torch.tensor([[0.51]]))
-    )
-    assert float(whole) == pytest.approx(1.75 * float(F.cross_entropy(wide, y)), abs=1e-5)
-
-
-def test_distillation_does_not_differentiate_the_teacher(net, federation):
     """The widest model's soft labels are constants (arXiv:2102.13451): all of its gradient is that
     of its own cross-entropy, in the entries that the drawn width lacks.
     """
-    method = FjORD(widths=(0.5, 1.0), ordered=True, distill=0.25)
+    method, half = FjORD(widths=(0.5, 1.0), ordered=True, distill=0.25), torch.tensor(0.5).double()
     state = make_initial_state(method, net, 2, CPU)
     server, client = state.server, method.prepare(state.server, state.client(1))
     x, y = federation.normalize(federation.x[:20]), federation.y[:20]
-    bound = net.bind({})
-    half = entry_masks(
-        server["plan"],
-        prefix_neurons(server["plan"], torch.tensor(0.5, dtype=torch.float64)),
-        net.params,
-    )
-    batch = Batch(x, y, random=torch.tensor([[0.49]]))
-    got = torch.func.grad(lambda params: method.loss(server, client, bound, params, batch))(
-        net.params
-    )
+    bound, plan = net.bind({}), server["plan"]
+    masks = entry_masks(plan, prefix_neurons(plan, half), net.params)
     teacher = bound(net.params, x).detach().softmax(1)
 
-    def apart(params):
-        narrow = bound(tree.map(lambda p, m: p * m, params, half), x)
-        divergence = (teacher * (teacher.log() - narrow.log_softmax(1))).sum(1).mean()
-        return (
-            F.cross_entropy(bound(params, x), y)
-            + 0.75 * F.cross_entropy(narrow, y)
-            + 0.25 * divergence
-        )
+    def formula(params):
+        narrow = bound(tree.map(lambda p, m: p * m, params, masks), x)
+        apart = (teacher * (teacher.log() - narrow.log_softmax(1))).sum(1).mean()
+        widest, own = F.cross_entropy(bound(params, x), y), F.cross_entropy(narrow, y)
+        return widest + 0.75 * own + 0.25 * apart
 
-    assert_close(got, torch.func.grad(apart)(net.params), atol=1e-6)
-    alone = torch.func.grad(lambda params: F.cross_entropy(bound(params, x), y))(net.params)
-    assert_close(got["fc.weight"][6:], alone["fc.weight"][6:], atol=1e-6)
+    def loss(number):
+        batch = Batch(x, y, random=torch.tensor([[number]]))
+        return lambda params: method.loss(server, client, bound, params, batch)
+
+    drawn, expected = (grad_and_value(own)(net.params) for own in (loss(0.49), formula))
+    assert_close(drawn, expected, atol=1e-6)
+    alone, value = grad_and_value(lambda params: F.cross_entropy(bound(params, x), y))(net.params)
+    assert_close(drawn[0]["fc.weight"][6:], alone["fc.weight"][6:], atol=1e-6)
+    assert float(loss(0.51)(net.params)) == pytest.approx(1.75 * float(value), abs=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,7 @@ def test_what_is_frozen_stands_in_one_place_and_in_no_tree(name):
     assert not {*net.frozen} & {*net.params}
     assert all(net.frozen[name].data_ptr() == other.frozen[name].data_ptr() for name in net.frozen)
     assert {name.rpartition(".")[2] for name in net.params} <= {
-        *("lora_A", "lora_B", "weight", "bias"),
+        *("lora_A", "lora_B", "weight", "bias")
     }
     assert {name for layer in net.parts.layers for name in layer} == {*net.params}
     assert set(net.parts.head) <= {*net.params}
@@ -165,7 +165,7 @@ def test_only_what_an_adapter_says_trains():
         assert {*net.params} == (wanted or {*built("cnn4")[0].params})
     net, _ = built("cnn4", "bitfit")
     assert {*net.params} == {
-        *("classifier.weight", "classifier.bias", "conv1.bias", "conv2.bias", "fc1.bias"),
+        *("classifier.weight", "classifier.bias", "conv1.bias", "conv2.bias", "fc1.bias")
     }
     vit, _ = built("vit", "lora", rank=3)
     name = "encoder.layers.encoder_layer_0.self_attention.qkv.lora_"
@@ -187,9 +187,6 @@ def test_what_a_network_has_no_room_for_is_refused(options, told):
         models.build_network(
             "cnn4", (1, 16, 16), 5, 0, adapter=partial(ADAPTERS["lora"], **options)
         )
-
-
-# Attention
 
 
 def theirs(net, whole=True):

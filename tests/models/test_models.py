@@ -46,17 +46,6 @@ def test_cnn4_has_the_published_number_of_parameters(shape, classes, total, body
     assert net.buffers == {}
 
 
-def test_cnn4_parts():
-    parts = models.build_network("cnn4", (1, 28, 28), 10, seed=0).parts
-    names = ["conv1", "conv2", "fc1", "classifier"]
-    assert parts.layers == tuple((f"{name}.weight", f"{name}.bias") for name in names)
-    assert parts.head == ("classifier.weight", "classifier.bias")
-    assert parts.body == tuple(
-        f"{name}.{kind}" for name in names[:3] for kind in ("weight", "bias")
-    )
-    assert parts.normalisation == ()
-
-
 @pytest.mark.parametrize("seed", [0, 42])
 def test_cnn4_starts_from_the_seeds_default_initialisation_in_order_of_the_layers(seed):
     net = models.build_network("cnn4", (1, 28, 28), 10, seed)
@@ -147,9 +136,6 @@ def test_mistakes_of_a_networks_author_are_one_line(mistake, says, monkeypatch):
     assert "\n" not in str(error.value)
 
 
-# The functional face
-
-
 def test_a_net_computes_with_the_parameters_given_and_keeps_its_own():
     net = tiny()
     before = {name: p.clone() for name, p in net.params.items()}
@@ -177,9 +163,6 @@ def test_evaluation_changes_no_buffer():
     bound = net.bind({"main": net.buffers})
     bound(net.params, torch.randn(4, 1, 8, 8))
     assert_same(bound.buffers["main"], tiny(norm=True).buffers)
-
-
-# BatchNorm
 
 
 def test_batch_norm_ignores_rows_of_weight_zero():

@@ -6,11 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedpfl import models
-from fedpfl.engine import Engine, Local, RoundSetup, make_backend, make_initial_state, play_round
 from fedpfl.ground import vision
-from fedpfl.methods import FedAvg, FedPer
-from tests.command import TINY, run_command
-from tests.conftest import BACKENDS, CPU, assert_close, assert_same, make_federation
+from tests.conftest import assert_same
 
 COUNTS = [  # FedPURIN and FedSelect; the small stem: 64 * 3 * (49 - 9) fewer
     ("resnet8", (1, 28, 28), 10, {}, 1_229_002),
@@ -149,43 +146,3 @@ def test_resnet18_equals_the_papers_drawing():
         torch.testing.assert_close(grad, right, atol=1e-5, rtol=1e-4)
     for own, right in zip(bound.buffers["main"].values(), drawn.buffers(), strict=True):
         torch.testing.assert_close(own, right)
-
-
-@pytest.mark.parametrize(
-    ("norm", "method"), [("batch", FedPer()), ("group", FedAvg())], ids=["batch", "group"]
-)
-def test_loop_equals_batched(norm, method):
-    """Ragged clients, so that the batched backend pads; one round from the same state."""
-    federation = make_federation((20, 9, 33), (4, 3, 5))
-    local = Local(epochs=1, batch_size=16, lr=0.01, momentum=0.7)
-    net = models.build_network("resnet8", (1, 8, 8), 5, 0, norm=norm, stem="small")
-    ends = []
-    for backend in BACKENDS:
-        state = make_initial_state(method, net, 3, CPU)
-        ends.append(
-            play_round(
-                RoundSetup(make_backend(Engine(backend), net, CPU), method, federation, local, 0),
-                state,
-                [0, 1, 2],
-            )[0]
-        )
-    loop, batched = ends
-    for part in ("server", "clients", "server_buffers", "client_buffers"):
-        assert_close(getattr(loop, part), getattr(batched, part), atol=2e-6, rtol=1e-4)
-
-
-KEYS = "known keys: norm, stem, weights, head, overlap"
-
-
-@pytest.mark.parametrize(
-    ("word", "message"),
-    [
-        ("model.norm=instance", "model.norm must be one of batch, group, got 'instance'"),
-        ("model.norm=null", "model.norm must be one of batch, group, got None"),
-        ("model.stem=3", "model.stem must be one of large, small, got 3"),
-        ("+model.width=2", f"model.width is not a key here; {KEYS}"),
-    ],
-)
-def test_what_is_not_an_option(word, message, tmp_path):
-    result = run_command(*TINY, "model=resnet18", word, cwd=tmp_path)
-    assert (result.code, result.complaints) == (2, [f"fedpfl: {message}"])

@@ -9,10 +9,11 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedpfl import models
+from fedpfl.config.plan import build_run, check_config
 from fedpfl.data.state_dict import read_state_dict
 from fedpfl.ground import tree, vision
 from fedpfl.ground.errors import FedpflError
-from tests.command import TINY, run_command
+from tests.command import TINY, compose_once, format_override
 from tests.conftest import assert_same
 
 
@@ -157,18 +158,12 @@ class Trap:
         return print, ("unpickled",)
 
 
-def test_on_the_command_line(tmp_path):
-    (tmp_path / "data").mkdir()
-    net = models.build_network("resnet8", (1, 28, 28), 10, 7)
-    saved(tmp_path / "data", net)
-    tiny = (*TINY, "model=resnet8", "rounds=1", "data_dir=data", "hydra.run.dir=run")
-    result = run_command(*tiny, "model.weights=own.pt", cwd=tmp_path)
-    assert result.code == 0, result.err
-    result = run_command(*tiny, "model.weights=other.pt", "hydra.run.dir=other", cwd=tmp_path)
-    assert (result.code, result.complaints) == (
-        2,
-        [
-            "fedpfl: model.weights: there is no file data/other.pt; put it there, or give its full"
-            " path"
-        ],
-    )
+def test_they_stand_in_the_folder_of_the_data(tmp_path):
+    net = models.build_network("lenet5", (1, 28, 28), 10, 7)
+    saved(tmp_path, net)
+    tiny = (*TINY, "model=lenet5", format_override("data_dir", tmp_path))
+    run = build_run(check_config(compose_once(*tiny, "model.weights=own.pt")))
+    assert_same(run.net.params, net.params)
+    told = "there is no file .*other.pt; put it there, or give its full path"
+    with pytest.raises(FedpflError, match=f"^model.weights: {told}$"):
+        build_run(check_config(compose_once(*tiny, "model.weights=other.pt")))

@@ -485,11 +485,7 @@ LORA = {
 }
 CASES |= {
     f"{name}-lora": Case(
-        method,
-        loops,
-        f"lora{method.pairs or 1}",
-        tolerance=(2e-6, 0.0),
-        shared=nothing,
+        method, loops, f"lora{method.pairs or 1}", tolerance=(2e-6, 0.0), shared=nothing
     )
     for name, (method, loops) in LORA.items()
 }
@@ -512,9 +508,7 @@ CASES |= {
 }
 CASES |= {  # regularisers and mixtures add a rounding or two to a step's
     f"fedrod-{gamma}": Case(
-        m.FedRoD(gamma=gamma),
-        lambda s, gamma=gamma: heads.fedrod(s, gamma),
-        tolerance=(2e-6, 0.0),
+        m.FedRoD(gamma=gamma), lambda s, gamma=gamma: heads.fedrod(s, gamma), tolerance=(2e-6, 0.0)
     )
     for gamma in (0.0, 0.5, 1.0)
 }
@@ -1089,7 +1083,9 @@ NAMES = """
 fedavg-norm fedobp-few fedobp-most ditto-long local_only-norm lg_fedavg-two fedrep-long
 fedrep-norm scaffold-1.0 moon fedphp pfedsd per_fedavg-hf-plain apfl-output-norm apfl-param-plain
 apfl-fixed-plain fedala-0 fedala-1 fedala-3 knn_per pfedhn-parallel pfedhn-pc-sequential
-cfl-complete ifca-two fedamp heurfedamp-cloud fedfomo-norm apple-still fedavg-lora
+cfl-complete ifca-two ifca-three lg_fedavg-as_published feddyn-cohort pfedme-samples knn_per-norm
+pfedhn-clipped fedfomo-keep-all flute-1 fedpac-norm fedcp-off floco-wide fedselect-norm
+fedpurin-delta-norm fedcac-cutoff heterofl-scaler heterofl-clipping fedamp heurfedamp-cloud fedfomo-norm apple-still fedavg-lora
 fedsa_lora-averaged-lora ffa_lora-lora fedalt-lora sdflora-averaged-lora fedas fedas-init-norm
 fedas-means-norm fedrod-0.0 fedrod-1.0 flute-2 fedpac-one fedproto-nearest-norm
 fedproto-nearest_own-norm fedproto-head fedcp-noise fedcp-weak fedcp-alone gpfl-frobenius-norm
