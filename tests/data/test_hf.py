@@ -15,6 +15,7 @@ from fedpfl.data.datasets.shared.source import WouldDownload, without_writing
 from fedpfl.data.fingerprint import fingerprint
 from fedpfl.ground.errors import FedpflError
 from tests.command import TINY, run_command
+from tests.conftest import read_cases
 from tests.data.promises import assert_promises
 
 datasets = pytest.importorskip("datasets")
@@ -220,56 +221,33 @@ def nested(*rows):
     return {"x": list(rows), "label": [0, 1, 0][: len(rows)]}
 
 
-FAULTS = {
-    "no such column": (FLOATS, {"input": "y"}, "d has no column 'y', which dataset.input names"),
-    "no input": (FLOATS, {}, "dataset.input must name a column; "),
-    "no label": (FLOATS, {"input": "x", "label": None}, "dataset.label must name a column; "),
-    "no clients": (FLOATS, {"input": "x", "by": "who"}, "no column 'who', which dataset.by names"),
-    "twice": (FLOATS, {"input": ("x", "x")}, "dataset.input must be columns, each once"),
-    "leak": (FLOATS, {"input": "label"}, "dataset.input and dataset.label both name 'label'"),
-    "no split": (FLOATS, {"input": "x", "split": "train"}, "d is one Dataset, it has no splits"),
-    "mixed": (
-        {**FLOATS, "t": list("abc")},
-        {"input": ("x", "t")},
-        "column 'x' holds numbers, and 't' holds texts; dataset.input must name columns of one",
-    ),
-    "texts of arrays": (nested(["a"], ["b"]), {"input": "x"}, "'x' holds list<item: string>, and"),
-    "null": ({**FLOATS, "x": [1.0, None, 3.0]}, {"input": "x"}, "'x' has no value in row 1; "),
-    "nan": ({**FLOATS, "x": [1.0, 2.0, np.nan]}, {"input": "x"}, "'x' is not finite in row 2; "),
-    "too large": ({**FLOATS, "x": [1e300, 2, 3]}, {"input": "x"}, "'x' is not finite in row 0; "),
-    "null label": (
-        {**FLOATS, "label": [0, None, 1]},
-        {"input": "x"},
-        "'label' has no value in row",
-    ),
-    "half": ({**FLOATS, "label": [0, 0.5, 1]}, {"input": "x"}, "'label' is 0.5 in row 1, which is"),
-    "array label": (
-        {"x": [1.0, 2.0], "label": [[0], [1]]},
-        {"input": "x"},
-        "column 'label' holds arrays, and dataset.label names a column of classes, whole numbers",
-    ),
-    "ragged": (
-        nested([1.0, 2.0], [1.0]),
-        {"input": "x"},
-        "'x' has another length than before in ro",
-    ),
-    "ragged inside": (nested([[1.0], [2.0]], [[1.0], [2, 3]]), {"input": "x"}, "before in row 1; "),
-    "empty lists": (
-        nested([], []),
-        {"input": "x"},
-        "holds list<item: null>, and an input is images",
-    ),
-    "nested null": (nested([1.0, 2.0], [1.0, None]), {"input": "x"}, "'x' has no value in row 1; "),
-    "nested nan": (nested([1.0], [np.inf]), {"input": "x"}, "'x' is not finite in row 1; "),
-    "two arrays": (
-        {**nested([1.0], [2.0]), "z": [[1.0], [2.0]]},
-        {"input": ("x", "z")},
-        "'x' and 'z' hold arrays; dataset.input takes one column of them",
-    ),
-    "size": (FLOATS, {"input": "x", "size": 8}, "dataset.size is for images, and dataset.input"),
-    "length": (FLOATS, {"input": "x", "length": 8}, "dataset.length is for texts, and dataset.inp"),
-    "subset": (FLOATS, {"input": "x", "subset": "b"}, "dataset.subset is for a name on the hub"),
-}
+FAULTS = """
+no such column | FLOATS | {"input": "y"} | d has no column 'y', which dataset.input names
+no input | FLOATS | {} | dataset.input must name a column;
+no label | FLOATS | {"input": "x", "label": None} | dataset.label must name a column;
+no clients | FLOATS | {"input": "x", "by": "who"} | no column 'who', which dataset.by names
+twice | FLOATS | {"input": ("x", "x")} | dataset.input must be columns, each once
+leak | FLOATS | {"input": "label"} | dataset.input and dataset.label both name 'label'
+no split | FLOATS | {"input": "x", "split": "train"} | d is one Dataset, it has no splits
+mixed | {**FLOATS, "t": list("abc")} | {"input": ("x", "t")} | column 'x' holds numbers, and 't' holds texts; dataset.input must name colum
+texts of arrays | nested(["a"], ["b"]) | {"input": "x"} | 'x' holds list<item: string>, and
+null | {**FLOATS, "x": [1.0, None, 3.0]} | {"input": "x"} | 'x' has no value in row 1;
+nan | {**FLOATS, "x": [1.0, 2.0, np.nan]} | {"input": "x"} | 'x' is not finite in row 2;
+too large | {**FLOATS, "x": [1e+300, 2, 3]} | {"input": "x"} | 'x' is not finite in row 0;
+null label | {**FLOATS, "label": [0, None, 1]} | {"input": "x"} | 'label' has no value in row
+half | {**FLOATS, "label": [0, 0.5, 1]} | {"input": "x"} | 'label' is 0.5 in row 1, which is
+array label | {"x": [1.0, 2.0], "label": [[0], [1]]} | {"input": "x"} | column 'label' holds arrays, and dataset.label names a column of cl
+ragged | nested([1.0, 2.0], [1.0]) | {"input": "x"} | 'x' has another length than before in ro
+ragged inside | nested([[1.0], [2.0]], [[1.0], [2, 3]]) | {"input": "x"} | before in row 1;
+empty lists | nested([], []) | {"input": "x"} | holds list<item: null>, and an input is images
+nested null | nested([1.0, 2.0], [1.0, None]) | {"input": "x"} | 'x' has no value in row 1;
+nested nan | nested([1.0], [np.inf]) | {"input": "x"} | 'x' is not finite in row 1;
+two arrays | {**nested([1.0], [2.0]), "z": [[1.0], [2.0]]} | {"input": ("x", "z")} | 'x' and 'z' hold arrays; dataset.input takes one colum
+size | FLOATS | {"input": "x", "size": 8} | dataset.size is for images, and dataset.input
+length | FLOATS | {"input": "x", "length": 8} | dataset.length is for texts, and dataset.inp
+subset | FLOATS | {"input": "x", "subset": "b"} | dataset.subset is for a name on the hub
+"""
+"""Name | columns | options | what is said."""
 IMAGE_FAULTS = {
     "sizes": (
         [picture(), picture(size=(9, 2))],
@@ -288,11 +266,10 @@ def refuse(read) -> str:
     return str(refused.value)
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_what_is_wrong_with_a_column_is_one_line(fault, tmp_path):
-    columns, options, text = FAULTS[fault]
-    save(tmp_path / "d", **columns)
-    assert text in refuse(lambda: load(tmp_path / "d", **options))
+@pytest.mark.parametrize(("fault", "columns", "options", "text"), read_cases(FAULTS, " | "))
+def test_what_is_wrong_with_a_column_is_one_line(fault, columns, options, text, tmp_path):
+    save(tmp_path / "d", **eval(columns))
+    assert text in refuse(lambda: load(tmp_path / "d", **eval(options)))
 
 
 @pytest.mark.parametrize("fault", IMAGE_FAULTS)

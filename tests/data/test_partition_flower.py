@@ -12,6 +12,7 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.report.labels import partition_label
 from fedpfl.testing.partition_promises import make_samples
 from tests.command import TINY, run_command
+from tests.conftest import read_cases
 
 library = pytest.importorskip("flwr_datasets.partitioner")
 datasets = pytest.importorskip("datasets")
@@ -80,57 +81,30 @@ def test_each_client_has_the_librarys_rows(case, seed):
     assert np.array_equal(groups, GROUPS)
 
 
-FAULTS = {
-    "class": ("Dirichlet", {}, 5, "partition.partitioner must be one of ContinuousPartitioner, "),
-    "columns": ("VerticalEvenPartitioner", {}, 5, "deals columns, and clients here hold samples"),
-    "function": ("IdToSizeFncPartitioner", {}, 5, "partition.partitioner must be one of"),
-    "argument": (
-        "DirichletPartitioner",
-        {"alhpa": 1},
-        5,
-        "partition.arguments.alhpa is no argument of DirichletPartitioner, which has partition_by,",
-    ),
-    "lacking": (
-        "DirichletPartitioner",
-        {},
-        5,
-        "DirichletPartitioner needs partition.arguments.alp",
-    ),
-    "seed": ("DirichletPartitioner", {"seed": 1}, 5, "arguments.seed is partition.seed here; set"),
-    "clients": ("IidPartitioner", {"num_partitions": 3}, 5, "arguments.num_partitions is clients"),
-    "others": (
-        "NaturalIdPartitioner",
-        {},
-        7,
-        "clients must be 5, as partition=flower with Natural",
-    ),
-    "value": (
-        "DirichletPartitioner",
-        {"alpha": -1},
-        5,
-        "DirichletPartitioner refuses partition.arguments for 5 clients: ValueError: Alpha values",
-    ),
-    "type": (
-        "ShardPartitioner",
-        {"shard_size": "a"},
-        5,
-        "ShardPartitioner refuses partition.argum",
-    ),
-    "empty": ("ExponentialPartitioner", {}, 9, "ExponentialPartitioner refuses"),
-    "column": (
-        "DirichletPartitioner",
-        {"alpha": 1, "partition_by": "age"},
-        5,
-        "label or group, got",
-    ),
-}
+FAULTS = """
+class | Dirichlet | {} | 5 | partition.partitioner must be one of ContinuousPartitioner,
+columns | VerticalEvenPartitioner | {} | 5 | deals columns, and clients here hold samples
+function | IdToSizeFncPartitioner | {} | 5 | partition.partitioner must be one of
+argument | DirichletPartitioner | {"alhpa": 1} | 5 | partition.arguments.alhpa is no argument of DirichletPartitioner, which has partition_
+lacking | DirichletPartitioner | {} | 5 | DirichletPartitioner needs partition.arguments.alp
+seed | DirichletPartitioner | {"seed": 1} | 5 | arguments.seed is partition.seed here; set
+clients | IidPartitioner | {"num_partitions": 3} | 5 | arguments.num_partitions is clients
+others | NaturalIdPartitioner | {} | 7 | clients must be 5, as partition=flower with Natural
+value | DirichletPartitioner | {"alpha": -1} | 5 | DirichletPartitioner refuses partition.arguments for 5 clients: ValueError: Alpha values
+type | ShardPartitioner | {"shard_size": "a"} | 5 | ShardPartitioner refuses partition.argum
+empty | ExponentialPartitioner | {} | 9 | ExponentialPartitioner refuses
+column | DirichletPartitioner | {"alpha": 1, "partition_by": "age"} | 5 | label or group, got
+"""
+"""Name | partitioner | arguments | clients | what is said."""
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_what_is_wrong_is_one_line(fault):
-    name, arguments, clients, text = FAULTS[fault]
+@pytest.mark.parametrize(
+    ("fault", "name", "arguments", "clients", "text"), read_cases(FAULTS, " | ")
+)
+def test_what_is_wrong_is_one_line(fault, name, arguments, clients, text):
+    values = {"groups": GROUPS, "partitioner": name, "arguments": eval(arguments)}
     with pytest.raises(FedpflError) as refused:
-        flower(Y, clients, 0, groups=GROUPS, partitioner=name, arguments=arguments)
+        flower(Y, int(clients), 0, **values)
     assert text in str(refused.value)
     assert str(refused.value).isprintable()
 

@@ -1,6 +1,5 @@
 """Sites of a user's own: archives, tables and folders of images; what is wrong is one line."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from fedpfl.data import datasets
 from fedpfl.data.fingerprint import fingerprint
 from fedpfl.ground.errors import FedpflError
 from tests.command import run_command
+from tests.conftest import read_cases
 
 
 def load(folder: Path, **options):
@@ -146,213 +146,64 @@ def cut_image(folder: Path) -> None:
     image.write_bytes(image.read_bytes()[:40])
 
 
+BAD_X = np.array([[0.0], [1], [np.inf], [0], [0], [np.nan]])
 TABLE = {"label": "sick", "categories": ("ward",)}
-FAULTS: dict[str, tuple[Callable[[Path], object], dict, str]] = {
-    "no folder": (lambda f: f.rmdir(), {}, "does not exist; give a folder in which every entry is"),
-    "empty": (lambda f: None, {}, "is empty; every entry of it is to be a site"),
-    "stray file": (
-        lambda f: (two_archives(f), (f / "notes.txt").write_text("x")),
-        {},
-        "notes.txt is no site",
-    ),
-    "one class": (
-        lambda f: (
-            two_archives(f, y=np.zeros(6, int)) or write_archive(f / "a.npz", y=np.zeros(6, int))
-        ),
-        {},
-        "all samples have one label",
-    ),
-    "one value not finite": (
-        lambda f: (
-            write_archive(f / "a.npz", x=np.zeros((6, 1))),
-            write_archive(f / "b.npz", x=np.array([[0.0], [1], [np.inf], [0], [0], [np.nan]])),
-        ),
-        {},
-        "b.npz: x holds values that are not finite (or not as float32), first in sample 2",
-    ),
-    "a name of spaces": (lambda f: write_table(f / " .csv"), {}, "has a site called ' '"),
-    "a name of two lines": (lambda f: write_table(f / "a\nb.csv"), {}, "has a site called 'a\\nb'"),
-    "a label of two lines": (
-        lambda f: two_tables(f, sick=["yes", "no\n", "yes", "no"]),
-        {"label": "sick", "categories": ("ward",)},
-        "a label is 'no\\n'",
-    ),
-    "mixed kinds": (
-        lambda f: (two_archives(f), write_table(f / "c.csv")),
-        {},
-        "c.csv is of kind table, and a.npz of kind archive",
-    ),
-    "one name twice": (
-        lambda f: (write_table(f / "a.csv"), write_archive(f / "a.npz")),
-        {},
-        "are both site 'a'; rename one",
-    ),
-    "another shape": (
-        lambda f: two_archives(f, shape=(1, 6, 5)),
-        {},
-        "b.npz: samples are uint8 [1, 6, 5], and those of a.npz are uint8 [1, 5, 5]",
-    ),
-    "another dtype": (
-        lambda f: two_archives(f, dtype=np.float32),
-        {},
-        "b.npz: samples are float32",
-    ),
-    "other channels": (
-        lambda f: two_archives(f, shape=(3, 5, 5)),
-        {},
-        "b.npz: samples are uint8 [3, 5, 5]",
-    ),
-    "labels of texts": (
-        lambda f: two_archives(f, y=np.array(list("abcabc"))),
-        {},
-        "b.npz: labels are texts, and those of a.npz are numbers",
-    ),
-    "labels of floats": (
-        lambda f: two_archives(f, y=np.arange(6.0)),
-        {},
-        "b.npz: y must be integers or texts",
-    ),
-    "too few labels": (
-        lambda f: two_archives(f, y=np.arange(5)),
-        {},
-        "b.npz: x has 6 samples, and y has 5",
-    ),
-    "no y": (
-        lambda f: np.savez(f / "a.npz", x=np.zeros((2, 1, 5, 5), np.uint8)),
-        {},
-        "a.npz has no array 'y'",
-    ),
-    "groups": (lambda f: two_archives(f, groups=np.zeros(6, int)), {}, "b.npz has an array groups"),
-    "one test part": (
-        lambda f: two_archives(f, test_from=3),
-        {},
-        "a.npz has no test_from, and b.npz has one",
-    ),
-    "test part of all": (
-        lambda f: two_archives(f, test_from=6),
-        {},
-        "b.npz: test_from must be from 1 to 5, got 6",
-    ),
-    "damaged archive": (
-        lambda f: (f / "a.npz").write_bytes(b"PK\3\4 nonsense"),
-        {},
-        "a.npz cannot be read as an .npz archive",
-    ),
-    "not finite": (
-        lambda f: write_archive(
-            f / "a.npz", dtype=np.float32, x=np.full((6, 4), np.nan, np.float32)
-        ),
-        {},
-        "not finite",
-    ),
-    "negative labels": (
-        lambda f: write_table(f / "a.csv", sick=[1.5, 0, 1, 0]),
-        TABLE,
-        "label 1.5 in row 1 is no class",
-    ),
-    "no label given": (
-        two_tables,
-        {"categories": ("ward",)},
-        "dataset.label must name the column of the labels, such as age, dose",
-    ),
-    "no label column": (
-        two_tables,
-        {"label": "ill"},
-        "a.csv has no column 'ill', which dataset.label names",
-    ),
-    "no category column": (
-        two_tables,
-        {"label": "sick", "categories": ("room",)},
-        "a.csv has no column 'room', which dataset.categories names",
-    ),
-    "texts that are no category": (
-        two_tables,
-        {"label": "sick"},
-        "column 'ward' holds 'a', no number; name it in dataset.categories=[ward]",
-    ),
-    "another column": (
-        lambda f: two_tables(f, blood=[1, 2, 3, 4]),
-        TABLE,
-        "b.csv differs in its columns from a.csv: it has also blood",
-    ),
-    "a value is missing": (
-        lambda f: two_tables(f, dose=[1, None, 2, 3]),
-        TABLE,
-        "b.csv: column 'dose' has no value in row 2",
-    ),
-    "a label is missing": (
-        lambda f: two_tables(f, sick=["no", "yes", None, "no"]),
-        TABLE,
-        "b.csv: column 'sick' has no value in row 3",
-    ),
-    "infinite": (
-        lambda f: two_tables(f, dose=[1, 2, 3, np.inf]),
-        TABLE,
-        "b.csv: column 'dose' is not finite in row 4",
-    ),
-    "too large for float32": (
-        lambda f: two_tables(f, dose=[1, 2, 1e300, 3]),
-        TABLE,
-        "b.csv: column 'dose' is not finite in row 3",
-    ),
-    "empty table": (lambda f: (f / "a.csv").write_text("age,sick\n"), TABLE, "a.csv has no row"),
-    "empty file": (
-        lambda f: (f / "a.csv").write_text(""),
-        TABLE,
-        "a.csv cannot be read as a table",
-    ),
-    "ragged table": (
-        lambda f: (f / "a.csv").write_text("age,sick\n1,2\n1,2,3,4\n"),
-        TABLE,
-        "a.csv cannot be read as a table",
-    ),
-    "binary table": (
-        lambda f: (f / "a.csv").write_bytes(b"\xff\xfe\x00\x01"),
-        TABLE,
-        "a.csv cannot be read as a table",
-    ),
-    "label alone": (
-        lambda f: (f / "a.csv").write_text("sick\n1\n"),
-        {"label": "sick"},
-        "a.csv has no column besides dataset.label=sick",
-    ),
-    "table options": (
-        two_archives,
-        {"label": "sick"},
-        "dataset.label is for tables, and these sites are of kind archive",
-    ),
-    "no images": (
-        lambda f: (f / "north" / "cat").mkdir(parents=True),
-        {},
-        "north has no image; a site is to have a folder per class",
-    ),
-    "a column twice": (
-        lambda f: (f / "a.csv").write_text("age,age,sick\n1,2,no\n"),
-        {"label": "sick"},
-        "a.csv has column 'age' twice",
-    ),
-    "a file beside classes": (
-        lambda f: (write_images(f / "north"), (f / "north" / "labels.txt").write_text("x")),
-        {},
-        "labels.txt is no folder of images of a class",
-    ),
-    "another file in a class": (
-        lambda f: (write_images(f / "north"), (f / "north" / "cat" / "9.tif").write_text("x")),
-        {},
-        "9.tif is no image (.jpg, .jpeg, .png)",
-    ),
-    "a cut image": (cut_image, {}, "1.png cannot be read as an image: "),
-}
+FAULTS = """
+no folder | f.rmdir() | {} | does not exist; give a folder in which every entry is
+empty | None | {} | is empty; every entry of it is to be a site
+stray file | (two_archives(f), (f / "notes.txt").write_text("x")) | {} | notes.txt is no site
+one class | two_archives(f, y=np.zeros(6, int)) or write_archive(f / "a.npz", y=np.zeros(6, int)) | {} | all samples have one label
+one value not finite | (write_archive(f / "a.npz", x=np.ones((6, 1))), write_archive(f / "b.npz", x=BAD_X)) | {} | b.npz: x holds values
+a name of spaces | write_table(f / " .csv") | {} | has a site called ' '
+a name of two lines | write_table(f / "a\\nb.csv") | {} | has a site called 'a\\nb'
+a label of two lines | two_tables(f, sick=["yes", "no\\n", "yes", "no"]) | {"label": "sick", "categories": ("ward",)} | a label is 'no\\n'
+mixed kinds | (two_archives(f), write_table(f / "c.csv")) | {} | c.csv is of kind table, and a.npz of kind archive
+one name twice | (write_table(f / "a.csv"), write_archive(f / "a.npz")) | {} | are both site 'a'; rename one
+another shape | two_archives(f, shape=(1, 6, 5)) | {} | b.npz: samples are uint8 [1, 6, 5], and those of a.npz are uint8 [1, 5, 5]
+another dtype | two_archives(f, dtype=np.float32) | {} | b.npz: samples are float32
+other channels | two_archives(f, shape=(3, 5, 5)) | {} | b.npz: samples are uint8 [3, 5, 5]
+labels of texts | two_archives(f, y=np.array(list("abcabc"))) | {} | b.npz: labels are texts, and those of a.npz are numbers
+labels of floats | two_archives(f, y=np.arange(6.0)) | {} | b.npz: y must be integers or texts
+too few labels | two_archives(f, y=np.arange(5)) | {} | b.npz: x has 6 samples, and y has 5
+no y | np.savez(f / "a.npz", x=np.zeros((2, 1, 5, 5), np.uint8)) | {} | a.npz has no array 'y'
+groups | two_archives(f, groups=np.zeros(6, int)) | {} | b.npz has an array groups
+one test part | two_archives(f, test_from=3) | {} | a.npz has no test_from, and b.npz has one
+test part of all | two_archives(f, test_from=6) | {} | b.npz: test_from must be from 1 to 5, got 6
+damaged archive | (f / "a.npz").write_bytes(b"PK\\x03\\x04 nonsense") | {} | a.npz cannot be read as an .npz archive
+not finite | write_archive(f / "a.npz", dtype=np.float32, x=np.full((6, 4), np.nan, np.float32)) | {} | not finite
+negative labels | write_table(f / "a.csv", sick=[1.5, 0, 1, 0]) | TABLE | label 1.5 in row 1 is no class
+no label given | two_tables(f) | {"categories": ("ward",)} | dataset.label must name the column of the labels, such as age, dose
+no label column | two_tables(f) | {"label": "ill"} | a.csv has no column 'ill', which dataset.label names
+no category column | two_tables(f) | {"label": "sick", "categories": ("room",)} | a.csv has no column 'room', which dataset.categories name
+texts that are no category | two_tables(f) | {"label": "sick"} | column 'ward' holds 'a', no number; name it in dataset.categories=[ward]
+another column | two_tables(f, blood=[1, 2, 3, 4]) | TABLE | b.csv differs in its columns from a.csv: it has also blood
+a value is missing | two_tables(f, dose=[1, None, 2, 3]) | TABLE | b.csv: column 'dose' has no value in row 2
+a label is missing | two_tables(f, sick=["no", "yes", None, "no"]) | TABLE | b.csv: column 'sick' has no value in row 3
+infinite | two_tables(f, dose=[1, 2, 3, np.inf]) | TABLE | b.csv: column 'dose' is not finite in row 4
+too large for float32 | two_tables(f, dose=[1, 2, 1e+300, 3]) | TABLE | b.csv: column 'dose' is not finite in row 3
+empty table | (f / "a.csv").write_text("age,sick\\n") | TABLE | a.csv has no row
+empty file | (f / "a.csv").write_text("") | TABLE | a.csv cannot be read as a table
+ragged table | (f / "a.csv").write_text("age,sick\\n1,2\\n1,2,3,4\\n") | TABLE | a.csv cannot be read as a table
+binary table | (f / "a.csv").write_bytes(b"\\xff\\xfe\\x00\\x01") | TABLE | a.csv cannot be read as a table
+label alone | (f / "a.csv").write_text("sick\\n1\\n") | {"label": "sick"} | a.csv has no column besides dataset.label=sick
+table options | two_archives(f) | {"label": "sick"} | dataset.label is for tables, and these sites are of kind archive
+no images | (f / "north" / "cat").mkdir(parents=True) | {} | north has no image; a site is to have a folder per class
+a column twice | (f / "a.csv").write_text("age,age,sick\\n1,2,no\\n") | {"label": "sick"} | a.csv has column 'age' twice
+a file beside classes | (write_images(f / "north"), (f / "north" / "labels.txt").write_text("x")) | {} | labels.txt is no folder of images
+another file in a class | (write_images(f / "north"), (f / "north" / "cat" / "9.tif").write_text("x")) | {} | 9.tif is no image (.jpg, .jpe
+a cut image | cut_image(f) | {} | 1.png cannot be read as an image:
+"""
+"""Name | what is done in the folder `f` | options | what is said."""
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_what_is_wrong_with_a_site_is_one_line_that_names_it(fault, tmp_path):
-    break_site, options, text = FAULTS[fault]
-    folder = tmp_path / "sites"
-    folder.mkdir()
-    break_site(folder)
+@pytest.mark.parametrize(("fault", "action", "options", "text"), read_cases(FAULTS, " | "))
+def test_what_is_wrong_with_a_site_is_one_line_that_names_it(
+    fault, action, options, text, tmp_path
+):
+    (tmp_path / "sites").mkdir()
+    eval(action, {**globals(), "f": tmp_path / "sites"})
     with pytest.raises(FedpflError) as refused:
-        load(folder, **options)
+        load(tmp_path / "sites", **eval(options))
     assert text in str(refused.value)
     assert "\n" not in str(refused.value)
 

@@ -242,8 +242,8 @@ def test_other_shapes_are_the_same_line_on_both_backends(hook, answer, word):
 
 WRONG = """
 sample | {"n": tree.Ragged(torch.zeros(3))} | entry n.real
-finish | (end, {**client, "own": client["seen"]}) | another form than init's, own was torch.float32 [3] and is missing
-finish | ({"end": end, "own": client["seen"]}, {"own": client["own"]}) | an upload with a tree.Ragged in it
+finish | (params, {**client, "own": client["seen"]}) | another form than init's, own was torch.float32 [3] and is missing
+finish | ({"end": params, "own": client["seen"]}, {"own": client["own"]}) | an upload with a tree.Ragged in it
 prepare | {**client, "own": tree.Ragged(torch.zeros(3))} | entry own.real
 before_training | {"n": tree.Ragged(shard.data.y[0])} | n as tree.Ragged, whose leaves have no first axis of one length
 before_training | {"n": tree.Ragged({"x": shard.data.x, "y": torch.ones(1)})} | n as tree.Ragged, whose leaves have no first axis
