@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from fedpfl.engine import Engine, FineTuning, make_backend
+from fedpfl.engine import Engine, make_backend
 from fedpfl.engine.backends.programs import ProgramCache
-from fedpfl.engine.calls import EvalCall, TrainCall
+from fedpfl.engine.calls import TrainCall
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.jobs import phase_structure
 from fedpfl.ground import tree
@@ -25,7 +25,6 @@ from tests.conftest import (
     TRAIN,
     assert_close,
     assert_same,
-    keep_quick,
     make_federation,
     record_states,
     tiny,
@@ -77,16 +76,6 @@ def trainings(methods, federations, net):
     ]
 
 
-def evaluations(methods, federations, net):
-    zipped = zip(methods, federations, states(methods, federations, net), strict=False)
-    tunings = [
-        None,
-        FineTuning(LOCAL, Draws(3, "finetune", 1)),
-        FineTuning(LOCAL, Draws(4, "finetune", 1), "head"),
-    ]
-    return [EvalCall(m, f, s, EVERYONE, tunings[k % 3]) for k, (m, f, s) in enumerate(zipped)]
-
-
 def compare(backend, calls):
     runner = make_backend(Engine(backend), tiny(), CPU)
     together, alone = runner.run(calls), [runner.run([call])[0] for call in calls]
@@ -96,11 +85,6 @@ def compare(backend, calls):
             assert_same(one, other)
         else:
             assert_close(one, other, atol=2e-5, rtol=1e-4)
-
-
-@pytest.mark.parametrize("backend", keep_quick(BACKENDS))
-def test_runs_that_train_and_runs_that_evaluate(backend, federations, net):
-    compare(backend, trainings(METHODS, federations, net) + evaluations(METHODS, federations, net))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

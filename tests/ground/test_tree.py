@@ -123,6 +123,23 @@ def test_mean_is_the_weighted_sum():
     assert tree.mean(stacked, torch.tensor([0.5, 0.25, 0.25]))["a"].tolist() == [2.5, 5.0]
 
 
+def test_a_masked_mean_is_over_those_who_hold_an_entry():
+    """By hand: all, some and none of three clients; with all of them it is the mean, bit for bit."""
+    values, weight = (
+        torch.tensor([[1.0, 2.0, 9.0], [3.0, 6.0, 9.0], [5.0, 10.0, 9.0]]),
+        (0.5, 0.3, 0.2),
+    )
+    mask = torch.tensor([[True, True, False], [True, False, False], [True, True, False]])
+    merged = tree.masked_mean(
+        {"a": torch.tensor([7.0] * 3)}, {"a": values}, {"a": mask}, torch.tensor(weight)
+    )["a"]
+    assert_close(merged, torch.tensor([2.4, (0.5 * 2 + 0.2 * 10) / 0.7, 7.0]))
+    whole = {"a": torch.randn(3, 50)}
+    everywhere = tree.full_like(whole, True)
+    same = tree.masked_mean({"a": torch.zeros(50)}, whole, everywhere, torch.tensor(weight))
+    assert_same(same, tree.mean(whole, torch.tensor(weight)))
+
+
 def test_mean_depends_on_the_order_of_rows_only_by_rounding_and_not_on_threads():
     stacked, weight = {"a": torch.randn(10, 5000)}, torch.rand(10)
     weight /= weight.sum()

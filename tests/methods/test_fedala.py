@@ -1,7 +1,6 @@
 """FedALA (arXiv:2212.01197): for how long weights are learned, and that nothing else moves."""
 
 import dataclasses
-from functools import cache
 
 import pytest
 
@@ -10,14 +9,6 @@ from fedpfl.engine.training.shard import make_shard
 from fedpfl.ground import tree
 from fedpfl.methods import FedALA
 from tests.conftest import COHORTS, LOCAL, assert_same, record_states, tiny
-
-
-@pytest.fixture(scope="module")
-def played(net, federation):
-    """Three rounds, computed once: nobody changes them."""
-    return cache(
-        lambda method, backend="loop": record_states(method, net, federation, engine=backend)
-    )
 
 
 def learned(method, net, federation, state, client, seed=0, buffers=None):
@@ -50,18 +41,16 @@ def epochs(method, net, federation, state, client):
     return count[0] / len(list(batches))
 
 
-def test_the_first_time_lasts_until_the_loss_settles_and_later_ones_an_epoch(
-    played, net, federation
-):
-    state = played(FedALA())[1]
+def test_the_first_time_lasts_until_the_loss_settles_and_later_ones_an_epoch(net, federation):
+    _, state, later = record_states(FedALA(), net, federation, COHORTS[:2])
     assert not state.clients["settled"][2]
-    assert epochs(FedALA(), net, federation, state, 2) == 11
-    assert epochs(FedALA(window=4), net, federation, state, 2) == 5
-    assert epochs(FedALA(threshold=0.0, max_epochs=17), net, federation, state, 2) == 17
-    assert epochs(FedALA(max_epochs=3), net, federation, state, 2) == 3
-    state = played(FedALA())[2]  # client 2 took part in both
-    assert state.clients["settled"].tolist() == [client == 2 for client in range(10)]
-    assert epochs(FedALA(), net, federation, state, 2) == 1
+    for values, count in (
+        *(({}, 11), ({"window": 4}, 5), ({"max_epochs": 3}, 3)),
+        ({"threshold": 0.0, "max_epochs": 17}, 17),
+    ):
+        assert epochs(FedALA(**values), net, federation, state, 2) == count
+    assert later.clients["settled"].tolist() == [client == 2 for client in range(10)]  # in both
+    assert epochs(FedALA(), net, federation, later, 2) == 1
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])

@@ -21,7 +21,6 @@ from tests.conftest import (
     CPU,
     HEAD,
     LOCAL,
-    PLAIN,
     Tiny,
     assert_close,
     assert_same,
@@ -60,16 +59,6 @@ def backend(request):
 
 
 # FedAvg
-
-
-def test_fedavg_round_of_full_batches_is_one_pooled_gradient_step(backend, net, federation):
-    cohort = EVERYONE[:9]  # client 9 has one sample, whose batch is skipped
-    after = record_states(FedAvg(), net, federation, [cohort], engine=backend, local=PLAIN)[-1]
-    module = module_with(net.params)
-    x, y = images(federation, torch.cat(federation.train[:9]))
-    F.cross_entropy(module(x), y).backward()
-    expected = {name: (p - PLAIN.lr * p.grad).detach() for name, p in module.named_parameters()}
-    assert_close(after.server, expected, atol=1e-6, rtol=0)
 
 
 # FedAvg + fine-tuning
