@@ -183,9 +183,9 @@ def test_a_lockstep_sweep_equals_its_runs_alone_bit_for_bit(tmp_path):
     assert [line[:15] for line in told] == [f"sweep: {done}/2 done" for done in (1, 2)]
     folder = next(tmp_path.glob("outputs/digits/ditto/*/seed2"))
     value = f"all clients {read_summary(folder)['last']['accuracy']:.2f} % (fine-tuned "
-    assert sum(f"  method=ditto seed=2: {value}" in line for line in told) == 1
+    assert sum(f"  method=ditto: {value}" in line for line in told) == 1
     log = (folder / "run.log").read_text()
-    assert "of a sweep method=ditto seed=2" in log
+    assert "of a sweep method=ditto" in log
     assert "model mlp" in log
     assert "loop in lockstep on cpu" in log
     assert result.out.startswith("Digits, Dir(0.1)\n")
@@ -212,12 +212,8 @@ def test_a_job_that_cannot_start_and_one_that_diverges_take_nobody_down(tmp_path
     )
     assert result.code in (2, 3)
     told = [line for line in result.err.splitlines() if line.startswith("sweep:")]
-    for seed in (1,):
-        for failure in (
-            "-1: failed: local.lr must be a positive",
-            "1e+30: failed: training diverged",
-        ):
-            assert sum(f"seed={seed} local.lr={failure}" in line for line in told) == 1
+    for failure in ("-1: failed: local.lr must be a positive", "1e+30: failed: training diverged"):
+        assert sum(f"local.lr={failure}" in line for line in told) == 1
     statuses = sorted(
         read_summary(path.parent)["status"] for path in tmp_path.rglob("summary.json")
     )
