@@ -1,6 +1,4 @@
-"""The command line, in this process or in one of its own; a tiny federation; what a run leaves
-behind.
-"""
+"""The command line, in this process or another; a tiny federation; what a run leaves."""
 
 import contextlib
 import csv

@@ -74,9 +74,7 @@ def test_the_pages_show_commands():
 )
 @pytest.mark.parametrize("command", keep_quick(OWN, 2))
 def test_commands_compose(command: str, everything: bool, tmp_path, monkeypatch):
-    """The first job of each, or so many that each value occurs. Experiments:
-    tests/papers/test_experiments.py.
-    """
+    """The first job of each, or so many that each value occurs."""
     if "submitit" in command or "launcher=ray" in command:
         for name in ("submitit", "ray"):
             module = f"hydra_plugins.hydra_{name}_launcher"
@@ -157,9 +155,7 @@ def test_the_table_of_methods_is_up_to_date(every: int):
 
 
 def test_the_measured_tables_are_what_the_files_say(tmp_path):
-    """And a file that changes changes the page; the public files stand beside own runs in the
-    figure too.
-    """
+    """A file that changes changes the page."""
     page = reproduction.PAGE.read_text()
     made = {name: table() for name, table in reproduction.TABLES.items()}
     assert reproduction.fill_page(page, made) == page, "run python scripts/reproduction.py --write"

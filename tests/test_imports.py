@@ -35,9 +35,7 @@ def part(path: Path) -> str:
 
 @functools.cache
 def imports(path: Path) -> list[tuple[str, str | None]]:
-    """(module, name) of every import anywhere in the file; name is None for `import module`. All
-    are absolute.
-    """
+    """(module, name) of every import, all absolute; no name for `import module`."""
     found: list[tuple[str, str | None]] = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):

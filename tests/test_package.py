@@ -158,9 +158,7 @@ def clone(folder: Path) -> Path:
 
 
 def environment(folder: Path, built: Path) -> Path:
-    """The programs of an environment in which what was built is installed, beside the packages that
-    it needs.
-    """
+    """The programs of an environment that has what was built, beside its needs."""
     programs = folder / "env" / "bin"
     venv.create(programs.parent)
     (wheel,) = built.glob("*.whl")

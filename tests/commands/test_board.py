@@ -1,6 +1,4 @@
-"""A board of a tiny suite: what stands in it, and that a row that is run again is equal or is said
-not to be.
-"""
+"""A board of a tiny suite, and that a row that is run again is equal or is said not to be."""
 
 import sys
 from pathlib import Path

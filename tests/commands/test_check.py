@@ -1,6 +1,4 @@
-"""`fedpfl check`: the documented method passes, and each promise is told of by a method that breaks
-it.
-"""
+"""`fedpfl check`: what is documented passes, and each broken promise is told of."""
 
 import json
 from pathlib import Path

@@ -1,6 +1,4 @@
-"""`python -m fedpfl.train` as a user meets it: one line for every fault, whole run directories,
-sweeps, signals.
-"""
+"""`python -m fedpfl.train`: a line for every fault, whole run directories, sweeps, signals."""
 
 import contextlib
 import csv

@@ -1,6 +1,4 @@
-"""Sweeps on machines that are taken away end in one line with all saved, on any launcher, and go on
-bit for bit.
-"""
+"""Sweeps on machines that are taken away save all, on any launcher, and go on bit for bit."""
 
 import os
 import re
@@ -55,9 +53,7 @@ def ended(process: subprocess.Popen[str]) -> tuple[Result, float]:
 
 
 def left(folder: Path) -> int:
-    """How many runs have ended in order; all with a checkpoint but those that were just replacing
-    clients' states.
-    """
+    """Runs that have ended in order; all with a checkpoint but those just replacing states."""
     logs = [path.read_text() for path in folder.rglob("run.log")]
     places = [path.parent for path in folder.rglob("state.pt")]
     assert {read_summary(place)["status"] for place in places} == {"running"}

@@ -1,6 +1,4 @@
-"""The comparison with peers: processes are measured as it says, in turns, and the page has what was
-measured.
-"""
+"""The comparison with peers: processes are measured, in turns; the page has what was measured."""
 
 import csv
 import json

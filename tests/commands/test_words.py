@@ -1,6 +1,4 @@
-"""Every word of every command is understood or refused in one line; and what is read no longer is
-no error.
-"""
+"""Every word is understood or refused in one line; what nobody reads is no error."""
 
 import re
 import shlex
@@ -109,9 +107,7 @@ train -m seed=1,2 hydra/launcher=rays => pip install 'fedpfl[ray]'
 """
 
 
-def told(
-    line: str, folder: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> tuple[int, str]:
+def told(line, folder, capsys, monkeypatch):
     """Give a command line in this process; returns its status and what standard error says."""
     command, *words = shlex.split(line)
     if command == "train":

@@ -369,9 +369,7 @@ ODD += ([1], [[1]], {"a": 1}, "a\nb", "\x1b[31m", "\udcff", "../..", "${nope}", 
 
 
 def test_whatever_stands_for_a_value_is_taken_or_refused_in_one_line() -> None:
-    """One value of the configuration, at random, is something else or gone; nothing but FedpflError
-    is raised.
-    """
+    """One value, at random, is another or gone; nothing but FedpflError is raised."""
     chance, refused = random.Random(0), list[str]()
     whole = {
         name: OmegaConf.to_container(compose_once(f"method={name}"))

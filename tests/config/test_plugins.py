@@ -185,9 +185,7 @@ BESIDE = {
 
 @pytest.fixture
 def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A folder with a file and the modules that it imports, of a package without __init__ and in a
-    hook too.
-    """
+    """A folder with a file and the modules that it imports, in a hook too."""
     for name in ("kit", "pack", "site-packages"):
         (tmp_path / name).mkdir()
     for name, text in ({"mine.py": LEAN} | BESIDE).items():

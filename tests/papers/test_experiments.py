@@ -60,9 +60,7 @@ def swept(cfg: DictConfig) -> dict[str, list[str]]:
 
 @functools.cache
 def jobs(name: str) -> list[list[str]]:
-    """Overrides of the jobs of an experiment's own sweep: all, or so many that each value occurs;
-    of twins one.
-    """
+    """Overrides of the jobs of an experiment's sweep: all, or each value once."""
     values = swept(composed(f"experiment={name}"))
     words = [[f"{key}={value}" for value in own] for key, own in values.items()]
     if math.prod(map(len, words)) <= MOST:

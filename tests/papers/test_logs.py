@@ -34,9 +34,7 @@ def add(root: Path, name: str, before: float, method: dict[str, Any], **changes:
 
 
 def test_files_are_what_the_tables_say() -> None:
-    """FedOBP's best of four rounds is not Table III's: its files came earlier. The ablation's are
-    Table V's.
-    """
+    """FedOBP's best of four is not Table III's, whose files came later; Table V's are."""
     counts = Counter(log.files for log in logs.read_logs())
     assert counts == {"tables": 175, "ablation": 32, "moving average": 16, "scores": 154}
     best = {

@@ -57,9 +57,7 @@ def fill(table: str, root: Path, *more: Any, **options: Any) -> Any:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Fashion-MNIST at Dir(0.1): FedOBP with two seeds, FedAvg and FedPer with one; published
-    96.89, 87.29, 96.24.
-    """
+    """FedOBP with two seeds, FedAvg and FedPer with one; published 96.89, 87.29, 96.24."""
     add(tmp_path, "a", 96.0, OBP, seed=1)
     add(tmp_path, "b", 97.0, OBP, seed=2)
     add(tmp_path, "c", 86.0, "fedavg", seed=1)
@@ -393,9 +391,7 @@ def test_fedspu_over_three_alphas(tmp_path: Path) -> None:
 
 
 def test_fedspu_with_early_stopping(tmp_path: Path) -> None:
-    """Hours are simulated ones; after two rounds fewer are active than a round takes, which is
-    where the published count ends.
-    """
+    """The published count ends where fewer are active than a round takes."""
     for alpha in (0.1, 0.5, 1.0):
         path = spu(tmp_path, f"a{alpha}", 40.0 + 10 * alpha, alpha, early=True)
         change(path, participants=[10, 10, 7, 3])
@@ -549,9 +545,7 @@ def sweep(root: Path) -> Path:
 
 
 def masked(root: Path, name: str, seed: int = 1, **method: Any) -> None:
-    """A run of three clients that recorded masks: a tensor in which all hold the same half, one
-    with a single pair.
-    """
+    """Three clients' masks: a tensor of which all hold the same half, one of one pair."""
     clients = {
         "dataset": {"name": "mini_imagenet"},
         "clients": 3,

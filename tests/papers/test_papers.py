@@ -1,6 +1,4 @@
-"""The settings of the five papers: what conf/ runs is what each paper or its public code says, and
-where it says so.
-"""
+"""What conf/ runs is what each of the five papers or its public code says, and where."""
 
 from __future__ import annotations
 

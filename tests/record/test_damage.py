@@ -1,8 +1,4 @@
-"""A run directory that is not as the run left it: it ends as if nothing had happened, or is refused
-in one line.
-
-One bit of a file, whole files, the lock, the data and the code, all changed from outside.
-"""
+"""A run directory that was changed from outside ends as if not, or is refused in one line."""
 
 import importlib
 import itertools
@@ -144,9 +140,7 @@ def test_a_bit_that_flips_changes_nothing_or_is_told(name, status, flips, runs, 
 
 
 def test_every_bit_of_an_archives_directory(tmp_path: Path) -> None:
-    """The checksums of state.pt do not cover it: an entry that turns into a folder is read as
-    nothing.
-    """
+    """An entry that turns into a folder is read as nothing, and has no checksum."""
     payload = {"round": 3, "w": torch.arange(6.0)}
     path = tmp_path / "state.pt"
     with path.open("wb") as file:

@@ -301,9 +301,7 @@ def test_mlflow_holds_everything(tmp_path, mlflow):
 
 
 def test_a_resumed_run_has_every_round_once_in_mlflow(tmp_path, mlflow):
-    """Whether the store has fewer rounds than the checkpoint or more; a run begun anew takes the
-    old one's place.
-    """
+    """Whether the store has fewer rounds than the checkpoint or more."""
     path, logger = tmp_path / "run", {"mlflow": {"experiment": "fedpfl"}}
     written(path, 1, 2)
     for held in (1, 3):

@@ -43,9 +43,7 @@ SHARE = 8  # of the cases one that draws figures and pages, which takes the long
 
 @dataclass(frozen=True)
 class Ran:
-    """A run directory; what its files may be exchanged for; what it held at any time, and what its
-    models say.
-    """
+    """A run directory, what its files may be exchanged for, and what is true of it."""
 
     path: Path
     others: list[Path]
@@ -133,9 +131,7 @@ DAMAGE: tuple[Callable[[random.Random, Path, list[Path]], None], ...] = (
 
 
 def told(path: Path, ask: Callable[[], Any], lines: list[str]) -> Any:
-    """What a question is answered with; None where it is one line that names the directory, one
-    more of `lines`.
-    """
+    """The answer, or None where it is a line that names the directory, one more of `lines`."""
     try:
         return ask()
     except FedpflError as error:
@@ -155,9 +151,7 @@ def printed(*words: str | Path) -> tuple[str, list[str]]:
 
 
 def judge(run: Path, truth: Ran, lines: list[str]) -> bool:
-    """Ask what reads a damaged directory. Returns whether there is a run to show; lines: what was
-    said of it.
-    """
+    """Ask what reads a damaged directory; returns whether there is a run to show."""
     found = told(run, lambda: fedpfl.load(run), lines)
     table = told(run, lambda: found.rounds, lines) if found else None
     if found:

@@ -94,9 +94,7 @@ def row(number: int) -> dict:
 
 
 def records(file: Path) -> list:
-    """The records of a `.wandb` file: blocks of 32 KiB; chunks of crc, length, kind; protobuf
-    inside.
-    """
+    """Records of a `.wandb` file: blocks of 32 KiB; chunks of crc, length, kind; protobuf."""
     from wandb.proto import wandb_internal_pb2
 
     data, found, parts, at = file.read_bytes(), [], b"", 7
@@ -129,9 +127,7 @@ def only_file(folder: Path) -> Path:
 
 
 def finished_records(folder: Path) -> list:
-    """The records of the only offline run; wandb's service may write the last of them after
-    `finish` returned.
-    """
+    """The records of the only offline run, the last of which may come after `finish`."""
     until = time.monotonic() + 15
     while not exit_codes(found := records(only_file(folder))) and time.monotonic() < until:
         time.sleep(0.05)
@@ -248,9 +244,7 @@ def test_two_runs_in_one_process_stay_apart(tmp_path):
 
 
 def test_an_offline_run_that_was_resumed_is_complete(tmp_path):
-    """A kill takes along what wandb had in memory: the file of the resumed run holds the earlier
-    rounds too.
-    """
+    """A kill takes what wandb had in memory: the resumed run's file holds it too."""
     fresh, resumed = info(tmp_path / "run"), info(tmp_path / "run", start_round=2)
     with RunDirectory.open(fresh.path, "", "abc") as directory:
         draw_partition(np.eye(2), fresh.path / "partition.png", "two clients")

@@ -34,9 +34,7 @@ def run(
     data: str = "",
     **changes: Any,
 ) -> Path:
-    """A run whose clients 0, 1, ... have these accuracies, and ten test samples each unless `test`
-    says otherwise.
-    """
+    """A run whose clients have these accuracies, and ten test samples each without `test`."""
     more = {key: changes.pop(key) for key in ("test", "unseen") if key in changes}
     write_run(folder, **changes)
     held = {"client": range(len(accuracy)), "train": 30, "test": 10, "label_0": 40}
@@ -60,9 +58,7 @@ def row_of(table: Table, method: str) -> dict[str, Any]:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Ten clients; FedPer harms 0, 1 and 2 against FedAvg+FT, and 9 against Local-Only; 5 to 8 keep
-    what they have.
-    """
+    """FedPer harms 0, 1, 2 against FedAvg+FT and 9 against Local-Only; 5 to 8 keep theirs."""
     tuned = [50.0, 60, 70, 80, 90, 10, 20, 30, 40, 50]
     run(tmp_path / "fedavg/seed0", [0.0] * 10, tuned)
     run(tmp_path / "fedper/seed0", PERSONAL, [99.0] * 10, method=FEDPER)

@@ -1,6 +1,4 @@
-"""The HTML report: values computed by hand, text that stays text, nothing loaded, charts in a real
-browser.
-"""
+"""The HTML report: values by hand, text that stays text, nothing loaded, a real browser."""
 
 from __future__ import annotations
 
@@ -560,9 +558,7 @@ def shown(root: Path, tmp_path: Path) -> tuple[Path, Path]:
 
 
 def dom_of(page: Path, folder: Path, script: str = "") -> tuple[dict[str, str], dict[str, str]]:
-    """What the browser shows, opened as a file and without a network: what scripts left on the
-    root, and sections.
-    """
+    """What the browser shows of a file: what scripts left on the root, and sections."""
     page.write_text(
         page.read_text(encoding="utf-8").replace("</body>", script or "</body>"), encoding="utf-8"
     )

@@ -1,6 +1,4 @@
-"""Ranks over data sets: Demšar's example (JMLR 7, 2006, Table 6), plain loops, hand-computed
-corrections.
-"""
+"""Ranks over data sets: Demšar's example (JMLR 7, 2006, Table 6), loops, corrections by hand."""
 
 from __future__ import annotations
 

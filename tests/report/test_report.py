@@ -67,9 +67,7 @@ def write_run(
     reached: int = 4,
     **changes: Any,
 ) -> Path:
-    """Four rounds of ten clients; `accuracy` maps evaluated rounds to percent, pooled is one more,
-    fine-tuned two.
-    """
+    """Four rounds of ten clients; accuracy by round, pooled one more, fine-tuned two."""
     accuracy = {2: 80.0, 4: 70.0} if accuracy is None else accuracy
     folder.mkdir(parents=True)
     values = config(**changes)

@@ -1,6 +1,4 @@
-"""No wrong number in silence: mixed settings, damaged and hostile run directories, numbers that are
-not finite.
-"""
+"""No wrong number in silence: mixed settings, damaged and hostile run directories."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Rounds chosen by validation accuracy, and clients that never take part, in tables, page and
-comparison, by hand.
-"""
+"""Rounds chosen by validation accuracy, and clients that never take part, by hand."""
 
 from __future__ import annotations
 
@@ -31,9 +29,7 @@ NEW = {"val_accuracy", "unseen_accuracy", "unseen_accuracy_worst10", "unseen_ft_
 def hold_out(
     run: Path, validation: dict[int, float] | None = None, unseen: dict[int, float] | None = None
 ) -> Path:
-    """Add columns by round: newcomers' mean, 30 less for their worst decile, one more after
-    fine-tuning.
-    """
+    """Add columns: newcomers' mean, 30 less for their worst decile, one more fine-tuned."""
     frame = pd.read_csv(run / "rounds.csv")
     if validation is not None:
         frame["val_accuracy"] = frame["round"].map(validation)

@@ -1,6 +1,4 @@
-"""Tables made by hand: how numbers are written, which are marked, and what each form of output
-makes of them.
-"""
+"""Tables made by hand: numbers, marks, and each form of output."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A run in which nobody or almost nobody trains says so, and shows no accuracy of a model that
-nobody trained.
-"""
+"""A run in which nobody or almost nobody trains says so, and shows no accuracy of no model."""
 
 import dataclasses
 import math

@@ -1,6 +1,4 @@
-"""What sub-models of each width come to: counted by hand, and as the FedSPU paper's networks give
-it.
-"""
+"""What sub-models of each width come to, by hand and as the FedSPU paper's networks give it."""
 
 from __future__ import annotations
 
@@ -42,9 +40,7 @@ def test_entries_of_the_papers_networks(name: str) -> None:
 
 
 def test_values_by_hand() -> None:
-    """EMNIST's network: images of 28 and, once pooled, 14 pixels a side; 20 channels, of which 0.2
-    are 4.
-    """
+    """Of EMNIST's network: images of 28, then 14 pixels a side; 20 channels, 0.2 are 4."""
     net = Net(MODELS["fedspu_emnist"](*DATA["fedspu_emnist"]))
     narrow, *_, whole = count_submodel_costs(METHODS["fedspu"](), net, (1, 28, 28))
     # Each stage makes its values twice, in convolution and normalisation; 62 classes.

@@ -1,6 +1,4 @@
-"""A finished run gone on with for more rounds is a run of that length, bit for bit; and a start
-from a run's model.
-"""
+"""A run gone on with for more rounds is one of that length; a start from a run's model."""
 
 import shutil
 

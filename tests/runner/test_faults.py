@@ -1,6 +1,4 @@
-"""Kills at any moment, and file systems that refuse at any moment: the same command again ends bit
-for bit the same.
-"""
+"""Kills and file systems that refuse at any moment: the same command ends bit for bit the same."""
 
 import errno
 import io
@@ -179,9 +177,7 @@ def refusing(folder: Path, at: int | None, code: int = 0) -> Iterator[list[str]]
     "code",
     keep_quick([errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EIO, errno.EFBIG]),
 )
-def test_a_file_system_that_refuses_is_one_line_and_loses_nothing(
-    code: int, faults: int, whole: Path, tmp_path: Path
-) -> None:
+def test_a_file_system_that_refuses_is_one_line_and_loses_nothing(code, faults, whole, tmp_path):
     with refusing(tmp_path / "run", None) as calls:
         play_run(tmp_path / "run", *RUN)
     chance, told = random.Random(code), 0

@@ -72,9 +72,7 @@ def copy(folder, tmp_path):
 
 
 def accuracies(run: fedpfl.Trained) -> list[float]:
-    """Of each client, by its own predictions on its own test samples; their loss is the last
-    round's.
-    """
+    """Of each client by its own predictions; their loss is the last round's."""
     found, loss, total = [], 0.0, 0
     for client in range(len(run)):
         x, y = run.samples(client)
@@ -116,9 +114,7 @@ def test_predictions_have_the_accuracies_of_the_table(method, tmp_path):
 
 
 def test_a_model_has_the_statistics_that_it_is_judged_with(tmp_path):
-    """Ditto predicts with the private model's statistics, which stay with the client; the server
-    has the other's.
-    """
+    """Ditto predicts with the private model's statistics; the server has the other's."""
     play_run(tmp_path, *TINY, "method=ditto", "model=resnet8")
     run = fedpfl.load(tmp_path)
     assert accuracies(run) == run.clients["accuracy"].tolist()
@@ -158,9 +154,7 @@ def test_the_mask_is_where_the_personal_model_is_not_the_global_one(folder):
 
 
 def test_a_newcomer_predicts_with_a_newcomers_state(tmp_path):
-    """Not with that of a client that trained, which has a head of its own; its accuracy is that of
-    the table.
-    """
+    """Not with the head of a client that trained; its accuracy is that of the table."""
     play_run(tmp_path, *SMALL, "method=fedper", "unseen=0.5", "local.lr=0.1", "rounds=3")
     run = fedpfl.load(tmp_path)
     clients = run.clients

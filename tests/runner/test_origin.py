@@ -29,9 +29,7 @@ TRAINED = r"was trained on [\d,]+ of the [\d,]+ samples that are tested or held 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A run; one of another seed that began with it all the same; and what can be made of the
-    first.
-    """
+    """A run, one of another seed that began with it, and what can be made of the first."""
     folder = tmp_path_factory.mktemp("origin")
     assert run_command(*TRAIN, "hydra.run.dir=first", cwd=folder).code == 0
     words = ("seed=7", format_override("model.weights", folder / "first"), "model.overlap=true")
@@ -77,9 +75,7 @@ def test_weights_that_have_seen_what_is_tested_are_refused(place, weights):
 
 
 def test_samples_are_known_by_their_content(place):
-    """Part of the classes, and the same samples as another file in another order, are the same
-    samples.
-    """
+    """Part of the classes, and another file in another order, are the same samples."""
     with pytest.raises(FedpflError, match=TRAINED):
         began(place, "first", "dataset.only=[3,1,4]", "seed=8")
     digits = began(place, "first").federation
@@ -99,9 +95,7 @@ def _inverted(place, federation):
 
 
 def test_weights_are_traced_through_a_chain(place):
-    """What began with weights knows their samples, too: its own seed tests what the first was
-    trained on.
-    """
+    """What began with weights knows their samples: its own seed tests what those saw."""
     with pytest.raises(FedpflError, match=TRAINED):
         began(place, "chained", "seed=7")
     torch.save(fedpfl.load(place / "chained").personal(2), place / "link.pt")

@@ -1,6 +1,4 @@
-"""A run with a network of a user's own: repeated and resumed bit for bit, and its models predict as
-judged.
-"""
+"""A run with a network of a user's own is repeated and resumed bit for bit."""
 
 import itertools
 

@@ -1,6 +1,4 @@
-"""Killed at any moment, then the same command: the run ends bit for bit as one that was never
-killed.
-"""
+"""Killed at any moment, the same command ends bit for bit as one that was never killed."""
 
 import functools
 import json
@@ -183,9 +181,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize(("method", "point"), keep_quick([*QUICK, *REST], len(QUICK)))
-def test_a_killed_run_ends_as_if_it_never_was(
-    method: str, point: str, killed: Callable[[Case], Path], uninterrupted: dict[str, Path]
-) -> None:
+def test_a_killed_run_ends_as_if_it_never_was(method, point, killed, uninterrupted):
     command, reached = (*COMMON, *SETTINGS[method]), POINTS[point][1]
     place = killed((method, point))
     assert read_summary(place / "run")["status"] == "running"
@@ -194,9 +190,7 @@ def test_a_killed_run_ends_as_if_it_never_was(
     assert_ends_alike(place / "run", uninterrupted[method])
 
 
-def test_rows_that_are_ahead_of_the_checkpoint_are_played_again(
-    killed: Callable[[Case], Path], uninterrupted: dict[str, Path]
-) -> None:
+def test_rows_that_are_ahead_of_the_checkpoint_are_played_again(killed, uninterrupted):
     run = killed(AHEAD) / "run"
     assert int(read_checkpoint(run)["round"]) == 2
     assert [row["round"] for row in read_table(run / "rounds.csv")] == [*"1234"]
@@ -204,9 +198,7 @@ def test_rows_that_are_ahead_of_the_checkpoint_are_played_again(
     assert_ends_alike(run, uninterrupted["fedobp"])
 
 
-def test_without_a_checkpoint_the_run_starts_again(
-    tmp_path: Path, uninterrupted: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_checkpoint_the_run_starts_again(tmp_path, uninterrupted, monkeypatch):
     command = (*COMMON, *SETTINGS["fedobp"], "checkpoint.seconds=1e6")
     interrupt(monkeypatch, tmp_path, *command)
     assert not (tmp_path / "run" / "state.pt").exists()
@@ -215,9 +207,7 @@ def test_without_a_checkpoint_the_run_starts_again(
     assert_ends_alike(tmp_path / "run", uninterrupted["fedobp"])
 
 
-def test_an_interrupted_run_ends_as_if_it_never_was(
-    tmp_path: Path, uninterrupted: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_run_ends_as_if_it_never_was(tmp_path, uninterrupted, monkeypatch):
     command = (*COMMON, *SETTINGS["ditto"])
     interrupt(monkeypatch, tmp_path, *command)
     assert int(read_checkpoint(tmp_path / "run")["round"]) == 2
@@ -271,9 +261,7 @@ def rows_by_client(folder: Path) -> dict[int, Any]:
 
 
 @pytest.mark.parametrize("whose", ["client states", "a server state"])
-def test_a_checkpoint_of_another_form_is_one_line(
-    whose: str, tmp_path: Path, uninterrupted: dict[str, Path]
-) -> None:
+def test_a_checkpoint_of_another_form_is_one_line(whose, tmp_path, uninterrupted):
     run = tmp_path / "run"
     shutil.copytree(uninterrupted["fedobp"], run)
     rewrite_summary(run, status="running")
@@ -293,9 +281,7 @@ def test_a_checkpoint_of_another_form_is_one_line(
     ]
 
 
-def test_a_finished_run_keeps_no_state_if_it_is_told_so(
-    tmp_path: Path, uninterrupted: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_finished_run_keeps_no_state_if_it_is_told_so(tmp_path, uninterrupted, monkeypatch):
     command, run = (*COMMON, *SETTINGS["fedobp"], "checkpoint.keep=false"), tmp_path / "run"
     interrupt(monkeypatch, tmp_path, *command)
     assert int(read_checkpoint(run)["round"]) == 2

@@ -1,6 +1,4 @@
-"""A search goes on only with values that its own data and code gave, and that are what their runs
-say.
-"""
+"""A search goes on only with values that its data and code gave and its runs say."""
 
 import contextlib
 import io
@@ -242,9 +240,7 @@ def test_a_damaged_file_of_trials_is_one_line(content, folder):
 
 @pytest.mark.full
 def test_what_becomes_of_a_trial_does_not_depend_on_the_runs_that_there_are(folder):
-    """Where all is recorded already, what is given up and what others are compared with are as when
-    it was played.
-    """
+    """Where all is recorded already, what is given up is as when it was played."""
     more = ["local.lr=choice(0.1,0.0001,0.00001)", "hydra.sweeper.trials=5", "rounds=6"]
     more.append("hydra.sweeper.startup=1")
     before = values(search(folder, *more)[1])
@@ -256,9 +252,7 @@ def test_what_becomes_of_a_trial_does_not_depend_on_the_runs_that_there_are(fold
 
 @pytest.mark.full
 def test_a_trial_is_marked_and_no_other_run(folder, capsys):
-    """By the run directory itself, so that it may be moved; a run of the same configuration is
-    none.
-    """
+    """By the run directory itself, which may be moved; an equal run is none."""
     search(folder)
     alone = words(folder, "method=fedavg", "validation=0.2", "local.lr=0.1")
     assert run_command(*alone, cwd=folder).code == 0

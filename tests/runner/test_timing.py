@@ -1,6 +1,4 @@
-"""Time is told before a run: steps and evaluations are timed, and the run is what it would be
-without.
-"""
+"""Time is told before a run, by timed steps, and the run is what it would be without."""
 
 import copy
 import io
@@ -72,9 +70,7 @@ MODELS = {"counting": Counting}
 
 @pytest.fixture
 def mine(tmp_path):
-    """A file with a network of random layers and statistics, and a method that draws from the
-    process.
-    """
+    """A file with a network of random layers, and a method that draws from the process."""
     (tmp_path / "mine.py").write_text(PLUGIN)
     plugins.load_plugins([str(tmp_path / "mine.py")])
     yield tmp_path / "mine.py"

@@ -1,6 +1,4 @@
-"""The search for hyperparameters: what is proposed, by what it is judged, and that it survives
-being killed.
-"""
+"""The search for hyperparameters: proposals, what they are judged by, kills."""
 
 import contextlib
 import io

@@ -22,9 +22,7 @@ SMALL = (*TINY, "rounds=1", "model=mlp", "trials=2", "seeds=1")
 
 
 def searched(*words: str) -> dict[str, tuple[list[str], list[str]]]:
-    """By method the words that a search would be begun with, and those that its final runs would
-    have.
-    """
+    """By method the words of its search, and those of its final runs."""
     found = {}
 
     def tuned(asked, method, own, of_search, play):
@@ -73,9 +71,7 @@ OPTIONS.append(("hydra.searchpath=['file://{}']",))
 @pytest.mark.full
 @pytest.mark.parametrize("option", OPTIONS)
 def test_a_folder_of_a_users_own_is_looked_in(option, folder, monkeypatch):
-    """It holds in the composition of every run, and its spaces take the place of a plugin's and of
-    ours.
-    """
+    """Its spaces take the place of a plugin's and of ours, in every run."""
     monkeypatch.chdir(folder.parent)
     (folder / "tune" / "halfway.yaml").write_text("method.share: tag(log, interval(0.1, 0.9))\n")
     (folder / "tune" / "fedprox.yaml").write_text("method.mu: choice(3, 4)\n")
