@@ -232,14 +232,14 @@ def test_what_fails_is_left_to_the_first_round(ticking, monkeypatch):
     assert timing.forecast_run(run, began) is None
 
 
-@pytest.mark.parametrize(("words", "timed"), [(("rounds=2",), False), (("rounds=6",), True)])
-def test_a_run_of_a_few_small_rounds_is_not_timed(words, timed):
-    run = build_run(check_config(compose_once("model=mlp", "method=fedavg", *TINY, *words)))
-    assert timing.is_worth_timing(run, 0) == timed
-    assert not timing.is_worth_timing(run, run.settings.rounds)
-    many = (*TINY, *words, "local.epochs=5000")
-    large = build_run(check_config(compose_once("model=cnn4", "method=fedavg", *many)))
-    assert timing.is_worth_timing(large, 0)
+def test_a_run_of_a_few_small_rounds_is_not_timed():
+    for rounds, is_timed in ((timing.SHORT_ROUNDS, False), (timing.SHORT_ROUNDS + 1, True)):
+        words = ("method=fedavg", *TINY, f"rounds={rounds}")
+        run = build_run(check_config(compose_once("model=mlp", *words)))
+        assert timing.is_worth_timing(run, 0) == is_timed
+        assert not timing.is_worth_timing(run, run.settings.rounds)
+        many = ("model=cnn4", *words, "local.epochs=5000")
+        assert timing.is_worth_timing(build_run(check_config(compose_once(*many))), 0)
 
 
 # What is said
