@@ -22,12 +22,7 @@ from omegaconf import _utils as yaml_loader
 from fedpfl import train
 from fedpfl.config import overrides, plan
 from fedpfl.config.choices import list_choices
-from fedpfl.config.plan import (
-    build_run,
-    check_config,
-    resolve_config,
-    run_subdir,
-)
+from fedpfl.config.plan import build_run, check_config, resolve_config, run_subdir
 from fedpfl.config.schema import Settings
 from fedpfl.engine import Local
 from fedpfl.ground.casting import Checked
