@@ -585,9 +585,9 @@ def test_a_run_of_a_sweep_has_a_line_a_minute_and_warnings_once(tmp_path, monkey
     for own, run in runs.items():
         before = run_label.set(own)
         start = int(own == "seed=2")
-        run.on_begin(info(tmp_path, rounds=36, notes=("slow: use another",), start_round=start))
+        run.on_begin(info(tmp_path, rounds=46, notes=("slow: use another",), start_round=start))
         run_label.reset(before)
-    for number in range(2, 37):
+    for number in range(2, 47):
         clock.now += 4.0
         for run in runs.values():
             if number % 10 == 0:
@@ -597,9 +597,9 @@ def test_a_run_of_a_sweep_has_a_line_a_minute_and_warnings_once(tmp_path, monkey
         run.on_end("finished", {})
     assert stream.getvalue().splitlines() == [
         "seed=1: slow: use another",
-        "seed=2: resumed     after round 1 of 36",
-        "seed=1: round 16/36  cohort 16.67 -> 66.67 %  1.60 s  ETA 0:01:20 + evaluations",
-        "seed=1: round 31/36  cohort 16.67 -> 66.67 %  3.10 s  ETA 0:00:20 + evaluations",
+        "seed=2: resumed     after round 1 of 46",
+        "seed=1: round 16/46  cohort 16.67 -> 66.67 %  1.60 s  ETA 0:02:00 + evaluations",
+        "seed=1: round 31/46  cohort 16.67 -> 66.67 %  3.10 s  ETA 0:01:00 + evaluations",
     ]
 
 

@@ -184,17 +184,11 @@ def others_run(database, runs):
     shutil.copytree(runs[1], runs[0])
 
 
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("damage", "why"),
-    [
-        (edit_value, "is not in"),
-        (edit_parameter, "is not in"),
-        (remove_run, "has lost its run"),
-        (edit_rows, "has lost its run"),
-        (lose_all, ""),
-    ],
-)
+DAMAGES = [(edit_value, "is not in"), (edit_parameter, "is not in"), (lose_all, "")]
+DAMAGES += [(remove_run, "has lost its run"), (edit_rows, "has lost its run")]
+
+
+@pytest.mark.parametrize(("damage", "why"), keep_quick(DAMAGES))
 def test_a_stored_trial_that_is_not_as_its_run_is_gone_through_again(damage, why, folder):
     before = search(folder)[1]
     runs = sorted(path.parent for path in folder.rglob("rounds.csv"))
