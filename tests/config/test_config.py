@@ -461,6 +461,12 @@ def test_build_gives_checked_objects() -> None:
     assert run.identity == identity(run.config)
 
 
+def test_more_clients_are_drawn_than_a_round_is_meant_for() -> None:
+    words = (*TINY, "participation=0.25", "system=simulated", "system.over=2")
+    run = build_run(check_config(compose_once(*words)))
+    assert (run.cohort, len(next(iter(run.draw_cohorts())))) == (1, 2)
+
+
 def test_a_share_is_held_out_for_validation() -> None:
     words = [(*TINY, f"validation={share}") for share in (0, 0.25)]
     plain, held = (build_run(check_config(compose_once(*own))) for own in words)
