@@ -66,7 +66,8 @@ def test_choices_are_the_files_and_what_the_schema_allows(page):
     assert re.search(r"^  method.ema=0.0 .*at least 0 and below 1$", page, re.MULTILINE)
 
 
-def test_a_narrow_terminal_gets_narrow_lines(monkeypatch):
+def test_columns_are_kept_and_a_narrow_terminal_gets_narrow_lines(page, monkeypatch):
+    assert re.search(r"^  partition\.samples_per_client=\w+\n {32}\S", page, re.MULTILINE)
     monkeypatch.setenv("COLUMNS", "70")
     assert max(map(len, help_page.format_help(WORDS).splitlines()[4:])) <= 70
 
