@@ -143,8 +143,10 @@ def test_a_run_without_plugins_knows_nothing_of_an_earlier_runs(folder: Path) ->
         assert [len(kind.registry) for kind in plugins.PLUGIN_KINDS.values()] == [
             len(names) + 1 for names in before
         ]
+        assert plugins.SPACES
         plugins.load_plugins([])
         assert [list(kind.registry) for kind in plugins.PLUGIN_KINDS.values()] == before
+        assert not plugins.SPACES
     result = run_command("method=halfway", *SMALL, cwd=folder)
     (line,) = result.complaints
     assert "method must be one of" in line
