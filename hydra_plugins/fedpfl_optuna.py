@@ -28,7 +28,10 @@ if TYPE_CHECKING:
     from fedpfl.config.plan import Plan
     from fedpfl.runner import trials
 
-PROBLEM_GROUPS = ("dataset", "partition", "clients", "unseen", "validation")
+PROBLEM_GROUPS = (
+    *("dataset", "partition", "shift"),
+    *("clients", "unseen", "unseen_groups", "validation"),
+)
 """Keys and groups that say by which samples trials are judged."""
 SAME_ORIGIN_PREFIXES = (
     "method.",

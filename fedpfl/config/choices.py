@@ -13,7 +13,7 @@ OPTIONAL_GROUPS: dict[str, tuple[str, ...]] = {
 """Groups that choose a hyperparameter, and their keys beside `name`; a method's `groups` names
 those it has.
 """
-FIXED = ("local", "eval", "stopping", "checkpoint", "state", "engine", "augment")
+FIXED = ("local", "eval", "stopping", "checkpoint", "state", "engine", "augment", "shift")
 """Groups that hold the same keys whatever is chosen; `schema.py` says what they are for."""
 GROUPS = (
     "dataset",

@@ -16,7 +16,10 @@ from fedpfl.ground.errors import FedpflError
 
 PREFIX = ["python", "-m", "fedpfl.train", "-m"]
 """How the command of a row begins."""
-SETTINGS = ("rounds", "clients", "participation", "validation", "unseen", "metrics")
+SETTINGS = (
+    *("rounds", "clients", "participation", "metrics"),
+    *("validation", "unseen", "unseen_groups"),
+)
 """Settings of a run that a row may give a value; others say where a run lies and what it may do."""
 CHOSEN = (
     "dataset",
@@ -28,6 +31,7 @@ CHOSEN = (
     "attack",
     "defence",
     "system",
+    "shift",
     *OPTIONAL_GROUPS,
 )
 """Groups of which a row may choose what comes along with the package."""

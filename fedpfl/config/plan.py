@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from omegaconf import DictConfig, Node, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from torch import Tensor
 
 from fedpfl import data, engine, models
 from fedpfl.config import origin, plugins
@@ -31,7 +32,15 @@ from fedpfl.config.schema import (
     PartitionOptions,
     Settings,
 )
-from fedpfl.data import Augment, Federation, datasets, partition, provenance
+from fedpfl.data import (
+    Augment,
+    Federation,
+    Shift,
+    ShiftedClients,
+    datasets,
+    partition,
+    provenance,
+)
 from fedpfl.engine import Clock, Engine, Local, Stopping, Store
 from fedpfl.engine.backends.selection import find_device
 from fedpfl.ground.checks import (
@@ -79,6 +88,7 @@ class Plan:
     state: Store
     engine: Engine
     augment: Augment
+    shift: Shift
     privacy: Privacy | None
     attack: Attack | None
     defence: Defence | None
@@ -99,8 +109,11 @@ class Run(Plan):
     """Hold all that a run needs.
 
     Attributes:
-        federation: the clients that take part.
+        federation: the clients that take part; as the partition deals them, and in the run of a
+            round as the shift has them then.
         newcomers: clients that never take part; None without any.
+        shifted: what clients hold in each world; None where nothing is laid over.
+        world: that `federation` is of; None: as the partition deals them.
         clock: of simulated time, None without it.
         net: the network.
         data_digest: of all that was read from files, the same for all seeds.
@@ -114,6 +127,7 @@ class Run(Plan):
 
     federation: Federation
     newcomers: Federation | None
+    shifted: ShiftedClients | None
     clock: Clock | None
     net: Net
     data_digest: str
@@ -123,6 +137,21 @@ class Run(Plan):
     origin: WeightsOrigin
     secret: Secret | None = None
     notes: tuple[str, ...] = ()
+    world: int | None = None
+
+    def in_round(self, round_number: int) -> Run:
+        """Return the run with what its clients hold in a round."""
+        world = self.shift.find_world(round_number)
+        if self.shifted is None or world == self.world:
+            return self
+        federation, newcomers = self.shifted.in_world(world)
+        return replace(
+            self,
+            federation=federation,
+            newcomers=newcomers,
+            adversary=_make_adversary(self, federation, newcomers),
+            world=world,
+        )
 
     def draw_cohorts(self) -> Iterator[list[int]]:
         """Draw the clients of one round after the other; of a private run in secret."""
@@ -205,7 +234,8 @@ def _make_plan(config: dict[str, Any]) -> Plan:
     )
     if method.own_steps and not parts["local"].is_plain:
         raise FedpflError(engine.unused_optimizer_text(f"method={method_name}", parts["local"]))
-    _require_fit_of_task(config, settings, parts["eval"], method)
+    _require_fit_of_task(config, settings, parts, method)
+    _require_fit_of_shift(parts["shift"], settings)
     for check_group in (_model_options, _adapter_options, _partition_options, _dataset_options):
         check_group(config)
     parts["system"] = _make_system(config, parts["local"])
@@ -222,7 +252,7 @@ def _make_plan(config: dict[str, Any]) -> Plan:
 
 
 def _require_fit_of_task(
-    config: Mapping[str, Any], settings: Settings, evaluation: Eval, method: Method
+    config: Mapping[str, Any], settings: Settings, parts: Mapping[str, Any], method: Method
 ) -> None:
     """Raise FedpflError for a choice that is about classes, in a task without any."""
     task = TASKS[settings.task]
@@ -231,8 +261,11 @@ def _require_fit_of_task(
         require_classification(task, f"method={method_name}", method.needs_classes)
     choices = {
         f"metrics=[{','.join(settings.metrics)}]": bool(settings.metrics),
-        "eval.classes=own": evaluation.classes == "own",
-        "eval.common=true": evaluation.common,
+        "eval.classes=own": parts["eval"].classes == "own",
+        "eval.common=true": parts["eval"].common,
+        "shift.label_permutation=true": parts["shift"].label_permutation,
+        "shift.label_noise": parts["shift"].label_noise > 0,
+        "shift.imbalance": parts["shift"].imbalance > 1,
     }
     for choice, is_chosen in choices.items():
         if is_chosen:
@@ -241,6 +274,18 @@ def _require_fit_of_task(
     if partition.deals_by_class(scheme, config["partition"]):
         reason = "it deals samples by class; use partition=iid, or sites or groups"
         require_classification(task, f"partition={scheme}", reason)
+
+
+def _require_fit_of_shift(shift: Shift, settings: Settings) -> None:
+    """Raise FedpflError for more clusters than clients, or a schedule that outlasts the run."""
+    if shift and shift.by == "cluster" and shift.clusters > settings.clients:
+        raise FedpflError(
+            f"shift.clusters must be at most clients={settings.clients}, got {shift.clusters}"
+        )
+    if shift.at and shift.at[-1] >= settings.rounds:
+        raise FedpflError(
+            f"shift.at must be rounds before the last, {settings.rounds}, got {list(shift.at)}"
+        )
 
 
 def _refuse_part_of_epoch(local: Mapping[str, Any]) -> None:
@@ -292,6 +337,20 @@ def _find_fault(cfg: DictConfig) -> str:
     return ""
 
 
+DEALING_KEYS = (
+    *(
+        "data_dir",
+        "dataset",
+        "task",
+        "clients",
+        "partition",
+        "validation",
+        "unseen",
+        "unseen_groups",
+    ),
+    *("augment", "shift", "eval"),
+)
+"""Keys and groups that decide what clients hold, beside the seed."""
 Share = Callable[[Hashable, Callable[[], Any]], Any]
 """`share(key, make)` returns what runs of one process may have in common."""
 
@@ -338,12 +397,13 @@ def build_run(plan: Plan, share: Share = share_nothing) -> Run:
         **vars(plan),
         federation=dealt_data.federation,
         newcomers=dealt_data.newcomers,
+        shifted=dealt_data.shifted,
         clock=clock,
         net=net,
         data_digest=data.fingerprint(*data_parts),
         fingerprint=data.fingerprint(*split_parts),
         account=account,
-        adversary=_make_adversary(plan, dealt_data),
+        adversary=_make_adversary(plan, dealt_data.federation, dealt_data.newcomers),
         origin=weights_origin,
         notes=dealt_data.notes,
     )
@@ -356,6 +416,7 @@ class _DealtData:
     Attributes:
         federation: the clients that take part.
         newcomers: those that never do, None without any.
+        shifted: what they hold in each world, None where nothing is laid over.
         splits: who holds which samples, for the fingerprint.
         samples_digest: of what was read.
         hashes: of all samples.
@@ -364,6 +425,7 @@ class _DealtData:
 
     federation: Federation
     newcomers: Federation | None
+    shifted: ShiftedClients | None
     splits: tuple[Any, ...]
     samples_digest: str
     hashes: np.ndarray
@@ -375,31 +437,21 @@ def _deal_data(plan: Plan, share: Share) -> _DealtData:
     settings = plan.settings
     dataset_options = _dataset_options(plan.config)
 
-    def load() -> tuple[datasets.Samples, str, np.ndarray]:
+    def load() -> tuple[datasets.Samples, Tensor, str, np.ndarray]:
         with seeded_by_key("dataset"):  # a reader of a user's may draw
             samples = datasets.load_samples(data_dir=Path(settings.data_dir), **dataset_options)
         hashes = provenance.hash_samples(samples.x)
         on_device = replace(samples, x=samples.x.to(plan.device))
-        return on_device, data.fingerprint(samples), hashes
+        # Runs that share samples train together, for which their labels must be the same tensor.
+        return on_device, samples.y.to(plan.device), data.fingerprint(samples), hashes
 
     samples_key = ("samples", plan.device, settings.data_dir, repr(dataset_options))
-    samples, samples_digest, hashes = share(samples_key, load)
+    samples, labels, samples_digest, hashes = share(samples_key, load)
 
     # ---- Who holds which samples
     partition_name = plan.config["partition"]["name"]
-    partition_options = _partition_options(plan.config)
-    seed = partition_options.pop("seed", None)
-    if seed is None:
-        seed = settings.seed
-    with seeded_by_key("partition", seed):  # and so may a partition
-        split = partition.deal_samples(
-            partition.SCHEMES[partition_name],
-            samples,
-            settings.clients,
-            seed,
-            **partition_options,
-        )
-    newcomer_numbers = data.draw_newcomers(len(split.train), settings.newcomers, seed)
+    split, seed = _deal_samples(plan, samples)
+    newcomer_numbers = _find_newcomers(settings, samples, split, seed)
     everyone = data.build_federation(
         samples,
         split,
@@ -409,18 +461,68 @@ def _deal_data(plan: Plan, share: Share) -> _DealtData:
         newcomer_numbers,
         plan.eval.classes == "own",
     ).to(plan.device)
+    everyone = replace(everyone, y=labels)
     federation, newcomers = everyone.split_newcomers(newcomer_numbers)
+    shifted = _shift_clients(plan, everyone, newcomer_numbers, seed, share)
     splits: tuple[Any, ...] = (everyone.train, everyone.test, everyone.validation)
     if newcomers:
         splits += (newcomers.partition_numbers,)
     return _DealtData(
         federation=federation,
         newcomers=newcomers,
+        shifted=shifted,
         splits=splits,
         samples_digest=samples_digest,
         hashes=hashes,
         notes=(*split.notes, *_note_unused_groups(samples, partition_name)),
     )
+
+
+def _deal_samples(plan: Plan, samples: datasets.Samples) -> tuple[partition.Partition, int]:
+    """Return who holds which samples, and the seed that it was drawn from."""
+    settings = plan.settings
+    partition_options = _partition_options(plan.config)
+    seed = partition_options.pop("seed", None)
+    if seed is None:
+        seed = settings.seed
+    with seeded_by_key("partition", seed):  # a partition of a user's may draw
+        split = partition.deal_samples(
+            partition.SCHEMES[plan.config["partition"]["name"]],
+            samples,
+            settings.clients,
+            seed,
+            **partition_options,
+        )
+    return data.thin_classes(split, samples.y.numpy(), plan.shift, seed), seed
+
+
+def _shift_clients(
+    plan: Plan, everyone: Federation, newcomers: Collection[int], seed: int, share: Share
+) -> ShiftedClients | None:
+    """Return what clients hold in each world, None where nothing is laid over.
+
+    Raises:
+        FedpflError: for a shift that these samples cannot have.
+    """
+    data.require_fit_of_shift(plan.shift, everyone)
+    if not plan.shift.is_laid_over:
+        return None
+
+    def lay_over() -> ShiftedClients:
+        return ShiftedClients(everyone, newcomers, plan.shift, seed)
+
+    # Runs that differ by method alone train together in lockstep where they share samples.
+    deal = [str(plan.config[key]) for key in DEALING_KEYS]
+    return share(("shift", plan.device, seed, *deal), lay_over)
+
+
+def _find_newcomers(
+    settings: Settings, samples: datasets.Samples, split: partition.Partition, seed: int
+) -> list[int]:
+    """Return the clients that never take part, ascending."""
+    if settings.unseen_groups:
+        return data.find_clients_of_groups(samples, split, settings.unseen_groups)
+    return data.draw_newcomers(len(split.train), settings.newcomers, seed)
 
 
 def _build_net(plan: Plan, federation: Federation, model_options: Mapping[str, Any]) -> Net:
@@ -567,6 +669,7 @@ def _make_account(plan: Plan, federation: Federation, net: Net) -> Account | Non
         )
     server, client = method.init(net.params, net.parts)
     engine.untrained_upload(method, server, client, dict.fromkeys(method.buffers(), net.buffers))
+    plan.privacy.check_clients(federation.clients)
     cohorts = engine.draw_cohorts(
         settings.seed, federation.clients, settings.participation, settings.rounds
     )
@@ -663,13 +766,15 @@ def _require_fit_of_uploads(plan: Plan, federation: Federation, net: Net) -> Non
         )
 
 
-def _make_adversary(plan: Plan, dealt_data: _DealtData) -> Adversary | None:
+def _make_adversary(
+    plan: Plan, federation: Federation, newcomers: Federation | None
+) -> Adversary | None:
     """Draw the attackers, and poison what they have. Raises FedpflError."""
     if plan.attack is None:
         return None
-    federations = [dealt_data.federation]
-    if dealt_data.newcomers:
-        federations.append(dealt_data.newcomers)
+    federations = [federation]
+    if newcomers:
+        federations.append(newcomers)
     return make_adversary(plan.attack, federations, plan.settings.seed)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
-from fedpfl.data import Augment
+from fedpfl.data import Augment, Shift
 from fedpfl.engine import Engine, Local, Stopping, Store
 from fedpfl.ground.casting import Checked
 from fedpfl.ground.ranges import Above, AtLeast, AtMost, Below, Between
@@ -59,6 +59,7 @@ class Settings(Checked):
     participation: Annotated[float, Above(0), AtMost(1)]
     validation: Annotated[float, AtLeast(0), Below(1)]
     unseen: Annotated[float, AtLeast(0), Below(1)]
+    unseen_groups: tuple[str, ...]
     task: Literal["classification", "multilabel", "regression"]
     metrics: tuple[Literal["f1", "balanced", "auroc", "ece"], ...]
     data_dir: str
@@ -72,6 +73,8 @@ class Settings(Checked):
         super().__post_init__()
         rule = self.newcomers > 0 or not self.unseen
         self.check(rule, "unseen", f"0, or a share that is a client or more of {self.clients}")
+        is_one_choice = not (self.unseen and self.unseen_groups)
+        self.check(is_one_choice, "unseen_groups", "[] where unseen is a share of the clients")
 
     @property
     def newcomers(self) -> int:
@@ -104,5 +107,6 @@ SCHEMAS: dict[str, Callable[..., Any]] = {
     "state": Store,
     "engine": Engine,
     "augment": Augment,
+    "shift": Shift,
 }
 """What groups of keys are for that hold the same keys whatever is chosen."""

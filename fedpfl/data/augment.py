@@ -49,12 +49,12 @@ class Augment(Checked):
         # `[images, height, width]`. So the last change, the shift, comes first.
         row = torch.arange(height, device=x.device).view(1, -1, 1) + self._shift_pixels(down)
         column = torch.arange(width, device=x.device).view(1, 1, -1) + self._shift_pixels(right)
-        is_border = _is_outside(row, height) | _is_outside(column, width)
+        is_border = find_outside(row, height) | find_outside(column, width)
         is_corner = None
         if self.rotate:
             radians = (2 * angle - 1) * math.radians(self.rotate)
-            row, column = _rotate_positions(row, column, radians, height, width)
-            is_corner = _is_outside(row, height) | _is_outside(column, width)
+            row, column = rotate_positions(row, column, radians, height, width)
+            is_corner = find_outside(row, height) | find_outside(column, width)
         if self.flip:
             column = torch.where(mirror < 0.5, width - 1 - column, column)
 
@@ -78,11 +78,12 @@ class Augment(Checked):
         return (uniform * (2 * self.crop + 1)).floor().long() - self.crop
 
 
-def _is_outside(position: Tensor, size: int) -> Tensor:
+def find_outside(position: Tensor, size: int) -> Tensor:
+    """Return which positions lie outside of 0 to `size - 1`."""
     return (position < 0) | (position >= size)
 
 
-def _rotate_positions(
+def rotate_positions(
     row: Tensor, column: Tensor, angle: Tensor, height: int, width: int
 ) -> tuple[Tensor, Tensor]:
     """Return the pixels nearest to positions rotated about the middle by `angle` (radians)."""

@@ -16,7 +16,7 @@ from fedpfl.data.datasets import Samples
 from fedpfl.data.datasets.shared.samples import mean_and_std
 from fedpfl.data.heterogeneity import Heterogeneity, gini_coefficient, measure_heterogeneity
 from fedpfl.data.partition import Partition
-from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.errors import FedpflError, choices_text
 from fedpfl.ground.tasks import CLASSIFICATION, MULTILABEL, Task, find_task
 
 # Streams of random numbers beside the partition's, which has the seed alone.
@@ -320,7 +320,7 @@ def build_federation(
     # ---- Step 3: exclude classes that a client does not train on.
     excluded_classes = None
     if only_local_classes:
-        excluded_classes = _find_absent_classes(samples, train)
+        excluded_classes = find_absent_classes(samples.y.cpu(), samples.classes, train)
     return Federation(
         name=samples.name,
         x=samples.x,
@@ -338,15 +338,17 @@ def build_federation(
     )
 
 
-def _find_absent_classes(samples: Samples, train: Sequence[Tensor]) -> Tensor:
+def find_absent_classes(labels: Tensor, classes: int, train: Sequence[Tensor]) -> Tensor:
     """Return which classes each client lacks in training, bool `[clients, classes]`.
 
     A client without training samples lacks none, as nothing is known of it.
+
+    Args:
+        labels: Of all samples, on the CPU.
+        classes: Number of classes.
+        train: Each client's training samples.
     """
-    labels = samples.y.cpu()
-    counts = torch.stack(
-        [torch.bincount(labels[indices], minlength=samples.classes) for indices in train]
-    )
+    counts = torch.stack([torch.bincount(labels[indices], minlength=classes) for indices in train])
     return (counts == 0) & counts.any(1, keepdim=True)
 
 
@@ -354,6 +356,72 @@ def draw_newcomers(clients: int, count: int, seed: int) -> list[int]:
     """Draw `count` clients that never take part, in ascending order."""
     rng = np.random.default_rng([seed, NEWCOMERS_STREAM])
     return sorted(rng.permutation(clients)[:count].tolist())
+
+
+def find_clients_of_groups(
+    samples: Samples, partition: Partition, names: Sequence[str]
+) -> list[int]:
+    """Return the clients that hold samples of these groups, or have these names, ascending.
+
+    Raises:
+        FedpflError: A name is neither, a client holds samples of further groups, or it is all
+            clients.
+    """
+    # ---- Step 1: the groups of each client, by name.
+    group_names = samples.group_names
+    if samples.groups is not None and not group_names:
+        group_names = tuple(map(str, range(int(samples.groups.max()) + 1)))
+    groups_by_client = []
+    for client in range(len(partition.train)):
+        groups = _find_groups(samples, partition, client)
+        groups_by_client.append({group_names[group] for group in groups})
+    if not group_names and not partition.client_names:
+        raise FedpflError(
+            f"unseen_groups names groups of samples, and data set {samples.name} has none; "
+            "use unseen=0.2 for a share of the clients"
+        )
+
+    # ---- Step 2: who holds what is named, and nothing else.
+    clients = set()
+    for name in names:
+        named_clients = [client for client, groups in enumerate(groups_by_client) if name in groups]
+        if name in partition.client_names:
+            named_clients = [partition.client_names.index(name)]
+        elif name not in group_names:
+            choices = choices_text([*group_names, *partition.client_names], name)
+            raise FedpflError(f"unseen_groups must be {choices}")
+        if not named_clients:
+            raise FedpflError(f"unseen_groups: no client holds samples of {name}; leave it out")
+        clients.update(named_clients)
+    return _require_apart(clients, groups_by_client, names, partition.client_names)
+
+
+def _require_apart(
+    clients: set[int],
+    groups_by_client: Sequence[set[str]],
+    names: Sequence[str],
+    client_names: Sequence[str],
+) -> list[int]:
+    """Return clients in order. Raises FedpflError where others hold these samples, or are none."""
+    for client in sorted(clients):
+        further_groups = sorted(groups_by_client[client] - {*names})
+        if further_groups and not (client_names and client_names[client] in names):
+            raise FedpflError(
+                f"unseen_groups: client {client} holds samples of {further_groups[0]} too; "
+                "partition=groups makes clients of one group each"
+            )
+    if len(clients) == len(groups_by_client):
+        raise FedpflError("unseen_groups leaves nobody to take part; name fewer groups")
+    return sorted(clients)
+
+
+def _find_groups(samples: Samples, partition: Partition, client: int) -> list[int]:
+    """Return the groups of a client's samples; [] where the data set has none."""
+    if samples.groups is None:
+        return []
+    splits = filter(len, (partition.train, partition.test, partition.validation))
+    indices = np.concatenate([split[client] for split in splits])
+    return samples.groups.cpu()[torch.from_numpy(indices)].unique().tolist()
 
 
 def _hold_out_validation(

@@ -41,6 +41,7 @@ OPTIONS_OFF: dict[str, Any] = {
     "stopping": {"early": False, "lam": 0.7},
     "validation": 0.0,
     "unseen": 0.0,
+    "unseen_groups": [],
     "metrics": [],
     "task": "classification",
     "eval": {"common": False, "classes": "all"},
@@ -54,6 +55,23 @@ OPTIONS_OFF: dict[str, Any] = {
     "partition": {"seed": None},
     "method": {"statistics": "aggregate", "nesterov": False},
     "augment": {"flip": False, "rotate": 0.0, "crop": 0, "fill": "black"},
+    "shift": {
+        "rotation": 0.0,
+        "noise": 0.0,
+        "blur": 0.0,
+        "contrast": 0.0,
+        "colour": 0.0,
+        "label_permutation": False,
+        "label_noise": 0.0,
+        "label_noise_kind": "symmetric",
+        "imbalance": 1.0,
+        "by": "cluster",
+        "clusters": 4,
+        "at": [],
+        "drift": "draw",
+        "recover": False,
+        "test": "shifted",
+    },
 }
 """The value at which an option does nothing: with it, or null, it is no part of an identity.
 

@@ -26,6 +26,8 @@ PRIVACY_SCOPE = "privacy"
 """Scope of columns of private runs."""
 ATTACK_OPTION = "attack"
 """What a run with an attack on data asks for: columns of its success."""
+SHIFT_SCOPE = "shift"
+"""Scope of columns of runs whose clients' samples shift on the way."""
 ALMOST_NOBODY_SHARE = 0.1
 """Share of the clients, or of the planned participations, up to which almost nobody trained."""
 PERSONAL_PREFIX = "personal/"
@@ -38,7 +40,7 @@ class Metric:
 
     Attributes:
         name: its column.
-        scope: of SPLITS or COMMON_SCOPE where it is known after evaluations only; `cohort`,
+        scope: of SPLITS, COMMON_SCOPE or SHIFT_SCOPE where it is known after evaluations only; `cohort`,
             `traffic`, `time`, `system` or `privacy` where every round has it.
         heading: the shortest word, for a table's column.
         phrase: without unit and split, as `mean over clients`.
@@ -47,8 +49,8 @@ class Metric:
         kind: how tables write it (`report.table.format_number`).
         best: `max` or `min`, nothing where neither end is better.
         fine_tuned: whether it is measured after fine-tuning.
-        option: the measure, `common`, `system`, `privacy` or `attack`, that a run must ask for to
-            have it.
+        option: the measure, `common`, `system`, `privacy`, `attack` or `shift`, that a run must
+            ask for to have it.
         tasks: the tasks that have it.
     """
 
@@ -67,7 +69,7 @@ class Metric:
     @property
     def is_evaluated(self) -> bool:
         """Return whether it is known only in rounds after which all clients were evaluated."""
-        return self.scope in (*SPLITS, COMMON_SCOPE)
+        return self.scope in (*SPLITS, COMMON_SCOPE, SHIFT_SCOPE)
 
 
 @dataclass(frozen=True)
@@ -422,6 +424,40 @@ _SYSTEM_METRICS = (
     ),
 )
 
+_SHIFT_METRICS = (
+    Metric(
+        name="since_shift",
+        scope=SHIFT_SCOPE,
+        heading="since shift",
+        phrase="rounds since the last shift",
+        label="rounds since the last shift",
+        kind="whole",
+        option=SHIFT_SCOPE,
+    ),
+    Metric(
+        name="before_shift",
+        scope=SHIFT_SCOPE,
+        heading="before shift",
+        phrase="mean over clients before the last shift",
+        label="mean score over clients at the last evaluation before the last shift (%)",
+        unit="%",
+        kind="percent",
+        best="max",
+        option=SHIFT_SCOPE,
+        tasks=(CLASSIFICATION.name, MULTILABEL.name),
+    ),
+    Metric(
+        name="recovery",
+        scope=SHIFT_SCOPE,
+        heading="recovery",
+        phrase="rounds until recovered from the last shift",
+        label="rounds from the last shift until 95 % of the score before it",
+        kind="whole",
+        option=SHIFT_SCOPE,
+        tasks=(CLASSIFICATION.name, MULTILABEL.name),
+    ),
+)
+
 
 def _traffic_metric(quantity: str, direction: str, unit: str) -> Metric:
     return Metric(
@@ -455,6 +491,7 @@ METRICS = {
         *_TRAFFIC_METRICS,
         *_PRIVACY_METRICS,
         *_SYSTEM_METRICS,
+        *_SHIFT_METRICS,
     )
 }
 """By name, in the order of the file; those of single methods are not among them."""
@@ -473,8 +510,8 @@ def round_columns(
     Args:
         validation: whether there are validation samples.
         unseen: whether there are newcomers.
-        options: measures that the run asks for, `common`, `attack` where success is measured, and
-            `system` in simulated time.
+        options: measures that the run asks for, `common`, `attack` where success is measured,
+            `system` in simulated time, `shift` where samples shift on the way.
         task: of the run.
     """
     absent_scopes = set()

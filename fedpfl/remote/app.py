@@ -83,7 +83,7 @@ def find_disclosure(run: Run, settings: FederateSettings) -> str:
     """
     # ---- What no federation can play
     if run.newcomers:
-        raise FedpflError("a federation has no newcomers; set unseen=0")
+        raise FedpflError("a federation has no newcomers; set unseen=0 and unseen_groups=[]")
     if run.clock:
         raise FedpflError(
             "a federation's time is real, and clients are late by themselves; set system=none"
@@ -102,6 +102,8 @@ def find_disclosure(run: Run, settings: FederateSettings) -> str:
             "nodes play their clients' part honestly, and nobody tells who would attack; set"
             " attack=none"
         )
+    if run.shift.at:
+        raise FedpflError("a federation's nodes hold what they hold; leave out shift.at")
 
     # ---- What the method reads at the server
     method_name = run.config["method"]["name"]
@@ -200,7 +202,7 @@ def make_node(
     return Node(
         backend=engine.make_backend(run.engine, run.net, run.device),
         method=run.method,
-        federation=run.federation,
+        federation=run.in_round(1).federation,
         compatibility_key=key,
         seed=run.settings.seed,
         settings=NodeSettings(clients, folder / "-".join(key.values()), share_states),

@@ -202,6 +202,8 @@ def format_header(run: Run, outlook: RunOutlook) -> list[str]:
             f"{_describe_head(run.net)}{_describe_frozen(run.net)}"
         ),
     ]
+    if run.shift:
+        lines.append(f"shift       {run.shift}")
     if run.clock:
         lines.append(f"devices     {describe_choice(run.config['system'])}")
     if run.origin.line:

@@ -402,8 +402,14 @@ class Trained(Models):
         """Return the round after which the models were saved, which may not be the last."""
         return self._state.round
 
-    @cached_property
+    @property
     def _run(self) -> Run:
+        """Return the run with what its clients held in the last round that was saved."""
+        run = self._dealt_run
+        return run.in_round(max(1, self.round)) if run.shifted else run
+
+    @cached_property
+    def _dealt_run(self) -> Run:
         """Build the run's data, network and method, on the device that `load` was given."""
         config = self._adapt_config()
         try:
@@ -459,7 +465,7 @@ class Trained(Models):
             )
         require_states_here(self.path, self._tables.summary)
         checkpoint = read_checkpoint(self.path, self._tables.summary)
-        return resume.restore_state(self._run, checkpoint, self.path)
+        return resume.restore_state(self._dealt_run, checkpoint, self.path)
 
 
 def _compose(

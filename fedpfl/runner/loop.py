@@ -6,7 +6,7 @@ This is all that a run does. session.py writes, shows and saves each round.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -24,6 +24,7 @@ from fedpfl.runner.attendance import MODEL_COLUMNS, Attendance
 from fedpfl.runner.evaluate import Evaluation, evaluate_clients
 from fedpfl.runner.faults import Diverged
 from fedpfl.runner.models import Models
+from fedpfl.runner.recovery import measure_recovery
 
 IMPURE = (
     "method={method} draws global random numbers ({names}): they are seeded so that the run "
@@ -81,6 +82,7 @@ def train_rounds(
     backend: engine.Backend,
     state: engine.State,
     on_evaluation: Callable[[int], None] = lambda round_number: None,
+    evaluated_row: Mapping[str, Any] | None = None,
 ) -> Iterator[Round]:
     """Yield one Round per remaining round. Takes ownership of `state`.
 
@@ -89,6 +91,7 @@ def train_rounds(
         backend: what computes the clients.
         state: what server and clients hold before the first of these rounds.
         on_evaluation: called with the number of a round before all clients are evaluated.
+        evaluated_row: of the last evaluation before these rounds, None without any.
 
     Raises:
         Diverged: where numbers are not finite.
@@ -99,7 +102,8 @@ def train_rounds(
     has_warned_impure = False
     cohort = _pick_cohort(run, state, drawn_cohorts)
     while cohort is not None:
-        # ---- Step 1: train the cohort.
+        # ---- Step 1: train the cohort, on what it holds in this round.
+        run = run.in_round(state.round + 1)
         start_time = time.monotonic()
         state, outcome, clock_columns = _train_cohort(run, backend, state, cohort)
         row: dict[str, Any] = {"round": state.round, **empty_columns, **clock_columns}
@@ -115,28 +119,39 @@ def train_rounds(
         evaluation = Evaluation({}, {}, [], [])
         if (state.round % run.eval.every == 0 or is_last) and attendance.has_steps:
             on_evaluation(state.round)
-            start_time = time.monotonic()
-            is_sent_nothing = bool(outcome.cohort) and not outcome.traffic.values_down
-            evaluation = evaluate_clients(run, backend, state, is_sent_nothing, is_last)
-            row |= {**evaluation.row, "eval_seconds": time.monotonic() - start_time}
+            evaluation = _evaluate_everyone(run, backend, state, outcome, is_last)
+            row |= evaluation.row | measure_recovery(run, state.round, evaluation, evaluated_row)
+            evaluated_row = dict(row)
 
         # ---- Step 3: hand the round on.
-        notes = [*evaluation.notes, *attendance.make_warnings(is_last)]
-        if not has_warned_impure:
-            impure_notes = _describe_global_draws(run)
-            notes += impure_notes
-            has_warned_impure = bool(impure_notes)
+        impure_notes = [] if has_warned_impure else _describe_global_draws(run)
+        has_warned_impure |= bool(impure_notes)
         played_round = Round(
             run=run,
             state=state,
             row=row,
             clients=evaluation.clients,
             matrix=evaluation.matrix,
-            notes=notes,
+            notes=[*evaluation.notes, *attendance.make_warnings(is_last), *impure_notes],
             is_last=is_last,
         )
         yield played_round
         played_round.is_over = not is_last
+
+
+def _evaluate_everyone(
+    run: Run,
+    backend: engine.Backend,
+    state: engine.State,
+    outcome: engine.Outcome,
+    is_last: bool,
+) -> Evaluation:
+    """Evaluate all clients after a round, and take the time."""
+    start_time = time.monotonic()
+    is_sent_nothing = bool(outcome.cohort) and not outcome.traffic.values_down
+    evaluation = evaluate_clients(run, backend, state, is_sent_nothing, is_last)
+    seconds = time.monotonic() - start_time
+    return evaluation._replace(row={**evaluation.row, "eval_seconds": seconds})
 
 
 def _describe_global_draws(run: Run) -> list[str]:
@@ -158,6 +173,8 @@ def _list_columns(run: Run) -> tuple[str, ...]:
         column_groups.append("privacy")
     if run.adversary and run.adversary.triggered:
         column_groups.append("attack")
+    if run.shift.at:
+        column_groups.append("shift")
     return round_columns(
         bool(run.federation.validation), bool(run.newcomers), column_groups, run.task
     )

@@ -170,7 +170,7 @@ class _Session:
             if is_hopeless or trial.should_prune(progress.state.round, None):
                 raise TrialPruned("given up")
         for played_round in train_rounds(
-            self.run, self.backend, progress.state, callbacks.on_evaluation
+            self.run, self.backend, progress.state, callbacks.on_evaluation, progress.last_row
         ):
             engine_record = _engine_record(self.run, self.backend)
             _record_round(played_round, progress, self.client_table, engine_record)

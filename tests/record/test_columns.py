@@ -59,9 +59,9 @@ def test_columns_that_are_asked_for_stand_behind_those_of_their_split():
     assert told[told.index("loss") :][:4] == ("loss", "f1", "ece", "ft_accuracy")
     assert told[told.index("values_down") - 2 :][:2] == common == column_names("common")
     of_classes = [name for name, metric in METRICS.items() if CLASSIFICATION.name in metric.tasks]
-    assert round_columns(True, True, (*MEASURES, "common", "privacy", "system", "attack")) == (
-        *of_classes,
-    )
+    assert round_columns(
+        True, True, (*MEASURES, "common", "privacy", "system", "attack", "shift")
+    ) == (*of_classes,)
     assert (
         round_columns(options=["system"])
         == (*round_columns(), *column_names("system"))
@@ -83,7 +83,7 @@ def test_every_label_is_one_metrics_and_says_what_it_is_about():
     assert len({metric.label for metric in METRICS.values()}) == len(METRICS)
     for name, metric in METRICS.items():
         assert metric.name == name
-        assert metric.is_evaluated == (metric.scope in (*SPLITS, "common"))
+        assert metric.is_evaluated == (metric.scope in (*SPLITS, "common", "shift"))
         assert metric.fine_tuned == ("after fine-tuning" in metric.label) == ("ft_" in name)
         assert ("unseen" in metric.label) == name.startswith("unseen_")
         assert ("validation" in metric.label) == name.startswith("val_")

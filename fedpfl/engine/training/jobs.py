@@ -59,13 +59,13 @@ class EvalJob:
         return numbers
 
     def kind(self) -> tuple[Any, ...]:
-        """Return what jobs of one program share: images, predictions and form of trees."""
+        """Return what jobs of one program share: samples, predictions and form of trees."""
         return (
             self.method if self._has_own_predict else None,
             self.split,
             self.metrics,
             self.rows[0].federation.excluded_classes is None,
-            _image_key(self.rows),
+            _sample_key(self.rows),
             _stacked_form(self.params),
             _stacked_form(self.buffers),
         )
@@ -118,7 +118,7 @@ class TrainJob:
         )
 
     def kind(self) -> tuple[Any, ...]:
-        """Return what jobs of one program share: images, loss, steps and form of trees."""
+        """Return what jobs of one program share: samples, loss, steps and form of trees."""
         # The method tells its phases' functions apart.
         phases = [
             phase_structure(phase._replace(loss=None, step=None, after_gradient=None))
@@ -132,7 +132,7 @@ class TrainJob:
         return (
             None if self.is_plain else self.method,
             (self.plan.tuned, self.plan.by_sample, local),
-            _image_key(self.rows),
+            _sample_key(self.rows),
             phases,
             _stacked_form(self.start),
             _stacked_form(self.buffers),
@@ -276,10 +276,10 @@ def divide_rows(stacked: Tree, counts: list[int]) -> list[Tree]:
     return pieces
 
 
-def _image_key(rows: list[ClientRow]) -> tuple[Any, ...]:
-    """Return what decides how samples look."""
+def _sample_key(rows: list[ClientRow]) -> tuple[Any, ...]:
+    """Return what decides how samples look and what they are called."""
     federation = rows[0].federation
-    return id(federation.x), federation.mean, federation.std, federation.augment
+    return id(federation.x), id(federation.y), federation.mean, federation.std, federation.augment
 
 
 def _stacked_form(stacked: Tree) -> list[tuple[str, torch.Size, torch.dtype]]:

@@ -1,0 +1,462 @@
+"""Shifts laid over a data set: what images, labels and classes become at each client.
+
+All is a pure function of (seed, client, world). A world is what all clients hold for some rounds; a
+schedule leads from one to the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedpfl.data.augment import find_outside, rotate_positions
+from fedpfl.data.federation import Federation, find_absent_classes
+from fedpfl.data.partition import Partition
+from fedpfl.ground.casting import Checked
+from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.ranges import AtLeast, AtMost, Below, Between
+from fedpfl.ground.seeding import Key, hash_key
+
+IMAGES_PER_CHUNK = 1_000
+FEATURES = {
+    "rotation": "turned by up to {:g} degrees",
+    "colour": "colours turned by up to {:g} degrees",
+    "contrast": "contrast lowered by up to {:.0%}",
+    "blur": "blurred by up to {:g} pixels",
+    "noise": "noise of up to {:g}",
+}
+"""Shifts of images, each with its words, in the order in which they come."""
+Rounds = tuple[Annotated[int, AtLeast(1)], ...]
+
+
+@dataclass(frozen=True)
+class Shift(Checked):
+    """Say how clients' samples differ from the data set's, and when that changes.
+
+    Amounts of image shifts are for level 1; clients' levels are from 0 to below 1.
+    """
+
+    rotation: Annotated[float, Between(0, 360)] = 0.0
+    """Degrees, counter-clockwise about the middle; the corners that turn in are black."""
+    noise: Annotated[float, Between(0, 1)] = 0.0
+    """Standard deviation of normal noise, of full brightness."""
+    blur: Annotated[float, Between(0, 10)] = 0.0
+    """Standard deviation of a Gaussian blur, in pixels."""
+    contrast: Annotated[float, Between(0, 1)] = 0.0
+    """Share of the deviations from the channel's mean that is lost."""
+    colour: Annotated[float, Between(0, 360)] = 0.0
+    """Degrees by which colours turn about the grey axis."""
+    label_permutation: bool = False
+    """Call classes otherwise; clusters agree on none, as far as there are classes enough."""
+    label_noise: Annotated[float, AtLeast(0), Below(1)] = 0.0
+    """Share of the training labels that are wrong."""
+    label_noise_kind: Literal["symmetric", "pair"] = "symmetric"
+    """Wrong labels are any other class, or the next one."""
+    imbalance: Annotated[float, AtLeast(1), AtMost(10**6)] = 1.0
+    """Share of its training samples that class 0 keeps, in those of the last class."""
+    by: Literal["cluster", "client"] = "cluster"
+    clusters: Annotated[int, AtLeast(2)] = 4
+    """Clusters of clients, of equal size and drawn at random."""
+    at: Rounds = ()
+    """Rounds after which the next world begins."""
+    drift: Literal["draw", "deal"] = "draw"
+    """In a next world clusters are drawn new shifts, or clients are dealt to clusters anew."""
+    recover: bool = False
+    """Whether the last world is the first again."""
+    test: Literal["shifted", "before"] = "shifted"
+    """Whether test samples shift with their client."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        is_ascending = list(self.at) == sorted({*self.at})
+        self.check(is_ascending, "at", "rounds in ascending order, each once")
+        moves = bool(self.image_shifts or self.label_permutation)
+        self.check(moves or not self.at, "at", "[] where nothing moves: choose shift=rotation, say")
+        returns = len(self.at) > 1 or not self.recover
+        self.check(returns, "recover", "false unless shift.at has two rounds or more")
+        can_deal = self.by == "cluster" or self.drift == "draw"
+        self.check(can_deal, "drift", "draw with shift.by=client, where there are no clusters")
+
+    def __bool__(self) -> bool:
+        return self.is_laid_over or self.imbalance > 1
+
+    @property
+    def image_shifts(self) -> dict[str, float]:
+        """Return the amounts of the image shifts that are on, in order."""
+        amounts = {name: getattr(self, name) for name in FEATURES}
+        return {name: amount for name, amount in amounts.items() if amount}
+
+    @property
+    def is_laid_over(self) -> bool:
+        """Return whether any image or label changes."""
+        return bool(self.image_shifts or self.label_permutation or self.label_noise)
+
+    def find_world(self, round_number: int) -> int:
+        """Return the number of the world that a round is played in, from 0 on."""
+        world = sum(start < round_number for start in self.at)
+        return 0 if self.recover and world == len(self.at) else world
+
+    def find_start(self, round_number: int) -> int | None:
+        """Return the round after which a round's world began, None for the first world."""
+        return max((start for start in self.at if start < round_number), default=None)
+
+    def __str__(self) -> str:
+        """Return it for people."""
+        # ---- Step 1: what moves, with whom and when.
+        phrases = [FEATURES[name].format(amount) for name, amount in self.image_shifts.items()]
+        if self.label_permutation:
+            phrases.append("classes permuted")
+        sentences = []
+        if phrases:
+            owner = " by client"
+            if self.by == "cluster":
+                owner = f" in {self.clusters} clusters"
+            sentences.append(", ".join(phrases) + owner)
+        if self.at:
+            rounds_text = ", ".join(map(str, self.at))
+            verb = {"draw": "drawn", "deal": "dealt"}[self.drift]
+            sentences.append(f"{verb} anew after round {rounds_text}")
+        if self.recover:
+            sentences.append("the last time as in the beginning")
+
+        # ---- Step 2: what is the same in all worlds.
+        if self.label_noise:
+            kind = self.label_noise_kind
+            sentences.append(f"{self.label_noise:.0%} of training labels wrong ({kind})")
+        if self.imbalance > 1:
+            sentences.append(f"long tail, {self.imbalance:g} to 1")
+        if phrases:
+            texts = {
+                "shifted": "test samples shift with their client",
+                "before": "test samples as before",
+            }
+            sentences.append(texts[self.test])
+        return "; ".join(sentences)
+
+
+# ---- Who has what
+
+
+def draw_levels(shift: Shift, clients: int, seed: int, world: int) -> np.ndarray:
+    """Return each client's share of the amounts, float64 `[clients]`, in [0, 1).
+
+    In the first world clusters are spread evenly.
+    """
+    units = _deal_units(shift, clients, seed, world)
+    if shift.by == "cluster" and not _drawn_world(shift, world):
+        return units / shift.clusters
+    generator = _make_generator(seed, "level", _drawn_world(shift, world))
+    return generator.random(int(units.max()) + 1)[units]
+
+
+def draw_permutations(
+    shift: Shift, clients: int, classes: int, seed: int, world: int
+) -> np.ndarray:
+    """Return what each client calls each class, int64 `[clients, classes]`.
+
+    Rows of a random Latin square, so that so many clusters as there are classes agree on none.
+    """
+    rows = []
+    for unit in _deal_units(shift, clients, seed, world).tolist():
+        square, row = divmod(unit, classes)
+        generator = _make_generator(seed, "classes", _drawn_world(shift, world), square)
+        names = generator.permutation(classes)
+        positions = generator.permutation(classes)
+        rows.append(names[(positions + row) % classes])
+    return np.stack(rows)
+
+
+def _deal_units(shift: Shift, clients: int, seed: int, world: int) -> np.ndarray:
+    """Return each client's cluster, or its number where each shifts by itself."""
+    if shift.by == "client":
+        return np.arange(clients)
+    dealt_world = world if shift.drift == "deal" else 0
+    order = _make_generator(seed, "clusters", dealt_world).permutation(clients)
+    return order % shift.clusters
+
+
+def _drawn_world(shift: Shift, world: int) -> int:
+    """Return the world whose draws of shifts hold."""
+    return world if shift.drift == "draw" else 0
+
+
+def _make_generator(seed: int, *key: Key) -> np.random.Generator:
+    return np.random.default_rng(hash_key((seed, "shift", *key)))
+
+
+# ---- What becomes of samples
+
+
+def shift_images(
+    images: np.ndarray, shift: Shift, level: float, generator: np.random.Generator
+) -> np.ndarray:
+    """Return images with a share of the shift's amounts.
+
+    Args:
+        images: uint8 `[images, channels, height, width]`.
+        shift: The amounts.
+        level: The share of them.
+        generator: What noise is drawn from.
+    """
+    amounts = {name: level * amount for name, amount in shift.image_shifts.items()}
+    if "rotation" in amounts:
+        images = _rotate_images(images, amounts.pop("rotation"))
+    if not amounts:
+        return images
+    changed = np.empty_like(images)
+    for start in range(0, len(images), IMAGES_PER_CHUNK):
+        rows = slice(start, start + IMAGES_PER_CHUNK)
+        values = _shift_values(images[rows] / 255, amounts, generator)
+        changed[rows] = (values.clip(0, 1) * 255).round()
+    return changed
+
+
+def _rotate_images(images: np.ndarray, degrees: float) -> np.ndarray:
+    """Turn images counter-clockwise about the middle, each pixel the nearest one."""
+    height, width = images.shape[-2:]
+    row = torch.arange(height).view(1, -1, 1)
+    column = torch.arange(width).view(1, 1, -1)
+    angle = torch.tensor([[[np.deg2rad(degrees)]]], dtype=torch.float64)
+    row, column = rotate_positions(row, column, angle, height, width)
+    is_corner = find_outside(row, height) | find_outside(column, width)
+    row.clamp_(0, height - 1)
+    column.clamp_(0, width - 1)
+    turned = images[..., row[0].numpy(), column[0].numpy()]
+    turned[..., is_corner[0].numpy()] = 0
+    return turned
+
+
+def _shift_values(
+    values: np.ndarray, amounts: dict[str, float], generator: np.random.Generator
+) -> np.ndarray:
+    """Return values, 1 being full brightness, after all shifts but the rotation."""
+    if "colour" in amounts:
+        turn = _make_colour_turn(np.deg2rad(amounts["colour"]))
+        values = np.einsum("ij,njhw->nihw", turn, values)
+    if "contrast" in amounts:
+        means = values.mean((2, 3), keepdims=True)
+        values = means + (1 - amounts["contrast"]) * (values - means)
+    if "blur" in amounts:
+        from scipy.ndimage import gaussian_filter  # slow to load
+
+        width = amounts["blur"]
+        values = gaussian_filter(values, (0, 0, width, width), mode="nearest")
+    if "noise" in amounts:
+        values = values + generator.normal(0, amounts["noise"], values.shape)
+    return values
+
+
+def _make_colour_turn(angle: float) -> np.ndarray:
+    """Return the rotation of (red, green, blue) about the grey axis, by Rodrigues' formula."""
+    cross = np.array([[0.0, -1, 1], [1, 0, -1], [-1, 1, 0]])
+    cross /= np.sqrt(3)
+    sine = np.sin(angle)
+    cosine = np.cos(angle)
+    return np.eye(3) + sine * cross + (1 - cosine) * cross @ cross
+
+
+def flip_labels(
+    labels: np.ndarray, shift: Shift, classes: int, generator: np.random.Generator
+) -> np.ndarray:
+    """Return labels, int64 `[samples]`, of which a share is wrong."""
+    count = len(labels)
+    is_wrong = generator.random(count) < shift.label_noise
+    steps = np.ones(count, np.int64)
+    if shift.label_noise_kind == "symmetric":
+        steps = generator.integers(1, classes, count)
+    wrong_labels = (labels + steps) % classes
+    return np.where(is_wrong, wrong_labels, labels)
+
+
+def thin_classes(partition: Partition, labels: np.ndarray, shift: Shift, seed: int) -> Partition:
+    """Return a partition whose training samples have a long tail: class c keeps f^(-c / last).
+
+    Raises:
+        FedpflError: A client is left without training samples.
+    """
+    if shift.imbalance == 1:
+        return partition
+    # ---- Step 1: of each class, so many samples of all clients are kept, at random.
+    rows = np.concatenate(partition.train)
+    classes = int(labels.max()) + 1
+    generator = _make_generator(seed, "tail")
+    is_kept = np.zeros(len(rows), bool)
+    for label in range(classes):
+        positions = generator.permutation(np.flatnonzero(labels[rows] == label))
+        share = shift.imbalance ** (-label / max(1, classes - 1))
+        is_kept[positions[: round(share * len(positions))]] = True
+
+    # ---- Step 2: each client's part of them.
+    train = []
+    start = 0
+    for client, indices in enumerate(partition.train):
+        end = start + len(indices)
+        flags = is_kept[start:end]
+        start = end
+        if not flags.any():
+            raise FedpflError(
+                f"shift.imbalance={shift.imbalance:g} leaves client {client} no training samples; "
+                "lower it, or use fewer clients"
+            )
+        train.append(indices[flags])
+    return replace(partition, train=tuple(train))
+
+
+# ---- The federation of each world
+
+
+def require_fit_of_shift(shift: Shift, federation: Federation) -> None:
+    """Raise FedpflError for a shift that is for other samples or more clients."""
+    if (shift.label_permutation or shift.label_noise) and federation.classes < 2:
+        raise FedpflError("shift: labels cannot change where there is 1 class; use shift=none")
+    name = next(iter(shift.image_shifts), "")
+    if name and federation.shape.kind != "images":
+        raise FedpflError(
+            f"shift.{name} is for images, but data set {federation.name} has none; leave it out"
+        )
+    if shift.colour and federation.shape[0] != 3:
+        raise FedpflError(
+            f"shift.colour is for images in colour, but those of data set {federation.name} have "
+            f"{federation.shape[0]} channels; leave it out"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class ClientShift:
+    """Shift the samples of one client in one world.
+
+    Attributes:
+        shift: The amounts.
+        level: The client's share of the amounts of image shifts.
+        class_names: What it calls each class, int64 `[classes]`; the classes' numbers without a
+            permutation.
+        key: What is drawn for it alone: the seed and its number.
+    """
+
+    shift: Shift
+    level: float
+    class_names: np.ndarray
+    key: tuple[int, int]
+
+    def shift_samples(self, split: str, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return samples and labels of a split as the client has them, on the CPU."""
+        seed, client = self.key
+        labels = y
+        if split == "train" and self.shift.label_noise:
+            generator = _make_generator(seed, "labels", client)
+            classes = len(self.class_names)
+            labels = torch.from_numpy(flip_labels(y.numpy(), self.shift, classes, generator))
+        if split == "test" and self.shift.test == "before":
+            return x, labels
+        if self.shift.label_permutation:
+            labels = torch.from_numpy(self.class_names)[labels]
+        if self.level:
+            generator = _make_generator(seed, "pixels", client, split)
+            x = torch.from_numpy(shift_images(x.numpy(), self.shift, self.level, generator))
+        return x, labels
+
+
+def draw_client_shifts(
+    shift: Shift, federation: Federation, seed: int, world: int
+) -> list[ClientShift]:
+    """Return what becomes of each client's samples in a world."""
+    clients = federation.clients
+    levels = np.zeros(clients)
+    if shift.image_shifts:
+        levels = draw_levels(shift, clients, seed, world)
+    class_names = np.tile(np.arange(federation.classes), (clients, 1))
+    if shift.label_permutation:
+        class_names = draw_permutations(shift, clients, federation.classes, seed, world)
+    client_shifts = []
+    for client in range(clients):
+        client_shifts.append(
+            ClientShift(
+                shift=shift,
+                level=float(levels[client]),
+                class_names=class_names[client],
+                key=(seed, client),
+            )
+        )
+    return client_shifts
+
+
+class ShiftedClients:
+    """Give what clients hold in each world; that of the last question stays in memory.
+
+    Args:
+        everyone: All clients of the partition, as the data set has their samples.
+        newcomers: Clients that never take part.
+        shift: What is laid over.
+        seed: What it is drawn from.
+    """
+
+    def __init__(self, everyone: Federation, newcomers: Collection[int], shift: Shift, seed: int):
+        self._everyone = everyone
+        self._newcomers = newcomers
+        self._shift = shift
+        self._seed = seed
+        self._world: int | None = None
+        self._federations: tuple[Federation, Federation | None] | None = None
+
+    def in_world(self, world: int) -> tuple[Federation, Federation | None]:
+        """Return the clients that take part and, if there are any, those that never do."""
+        if self._federations is None or self._world != world:
+            self._federations = None  # so that two worlds are not in memory at a time
+            shifted = shift_federation(self._everyone, self._shift, self._seed, world)
+            self._federations = shifted.split_newcomers(self._newcomers)
+            self._world = world
+        return self._federations
+
+
+def shift_federation(federation: Federation, shift: Shift, seed: int, world: int) -> Federation:
+    """Return a federation with the samples of a world.
+
+    Each client's are in rows of their own, whoever shares them in the data set.
+
+    Args:
+        federation: All clients of the partition, as the data set has their samples.
+        shift: What is laid over.
+        seed: What it is drawn from.
+        world: Its number.
+    """
+    client_shifts = draw_client_shifts(shift, federation, seed, world)
+    x = federation.x.cpu()
+    y = federation.y.cpu()
+
+    # ---- Step 1: the splits of a client behind those of clients before it.
+    shifted_x = []
+    shifted_y = []
+    splits: dict[str, list[Tensor]] = {"train": [], "validation": [], "test": []}
+    start = 0
+    for client, client_shift in enumerate(client_shifts):
+        for split, shifted_indices in splits.items():
+            if not getattr(federation, split):
+                continue
+            indices = getattr(federation, split)[client]
+            images, labels = client_shift.shift_samples(split, x[indices], y[indices])
+            shifted_x.append(images)
+            shifted_y.append(labels)
+            shifted_indices.append(torch.arange(start, start + len(indices)))
+            start += len(indices)
+
+    # ---- Step 2: all together.
+    train = tuple(splits["train"])
+    new_labels = torch.cat(shifted_y)
+    excluded_classes = federation.excluded_classes
+    if excluded_classes is not None:
+        excluded_classes = find_absent_classes(new_labels, federation.classes, train)
+    shifted = replace(
+        federation,
+        x=torch.cat(shifted_x),
+        y=new_labels,
+        train=train,
+        validation=tuple(splits["validation"]),
+        test=tuple(splits["test"]),
+        excluded_classes=excluded_classes,
+    )
+    return shifted.to(federation.x.device)

@@ -1,0 +1,316 @@
+"""Runs whose clients' samples shift: off, resumed, together with what else there is; findings."""
+
+import numpy as np
+import pytest
+
+import fedpfl
+from fedpfl.config.plan import build_run, check_config
+from fedpfl.data.shift import draw_permutations
+from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.identity import identity
+from fedpfl.remote.app import FederateSettings, find_disclosure
+from tests.command import (
+    compose_once,
+    format_override,
+    play_run,
+    read_checkpoint,
+    read_table,
+    run_command,
+    wait_for,
+)
+from tests.conftest import assert_same, keep_quick, read_cases
+from tests.engine.test_ranks import torchrun
+from tests.record.test_damage import interrupt
+
+SMALL = (
+    *("dataset=digits", "clients=8", "participation=0.5", "rounds=4", "eval.every=1"),
+    *("model=mlp", "model.hidden=[8]", "local.epochs=1", "checkpoint.seconds=0"),
+)
+DRIFT = (
+    *("method=ditto", "shift=rotation", "shift.label_permutation=true", "shift.label_noise=0.1"),
+    *("shift.noise=0.1", "shift.at=[2,3]", "unseen=0.25", "validation=0.2"),
+)
+LINES = """
+shift.rotation=-1 | shift.rotation must be between 0 and 360
+shift.rotation=361 | shift.rotation must be between 0 and 360
+shift.rotation=far | shift.rotation must be
+shift.rotation=null | shift.rotation must be
+shift.noise=-0.1 | shift.noise must be between 0 and 1
+shift.noise=2 | shift.noise must be between 0 and 1
+shift.blur=-1 | shift.blur must be between 0 and 10
+shift.blur=11 | shift.blur must be between 0 and 10
+shift.contrast=1.1 | shift.contrast must be between 0 and 1
+shift.colour=400 | shift.colour must be between 0 and 360
+shift.colour=90 | shift.colour is for images in colour, but those of data set digits have 1 channels
+shift.label_permutation=3 | shift.label_permutation must be true or false
+shift.label_permutation=[1,0] | shift.label_permutation must be true or false
+shift.label_noise=1 | shift.label_noise must be at least 0 and below 1
+shift.label_noise=-0.2 | shift.label_noise must be at least 0 and below 1
+shift.label_noise_kind=random | shift.label_noise_kind must be one of symmetric, pair
+shift.imbalance=0.5 | shift.imbalance must be
+shift.imbalance=0 | shift.imbalance must be
+shift.imbalance=1e5 | leaves client
+shift=rotation shift.by=group | shift.by must be one of cluster, client
+shift=rotation shift.clusters=1 | shift.clusters must be 2 or more
+shift=rotation shift.clusters=2.5 | shift.clusters must be a whole number
+shift=rotation shift.clusters=9 | shift.clusters must be at most clients=8, got 9
+shift=rotation shift.clusters=null | shift.clusters must be a whole number
+shift=rotation shift.at=2 | shift.at must be a list of whole numbers
+shift=rotation shift.at=[0] | shift.at must be 1 or more
+shift=rotation shift.at=[1.5] | shift.at must be
+shift=rotation shift.at=[3,2] | shift.at must be rounds in ascending order
+shift=rotation shift.at=[2,2] | shift.at must be rounds in ascending order, each once
+shift=rotation shift.at=[4] | shift.at must be rounds before the last, 4
+shift.at=[2] | shift.at must be [] where nothing moves
+shift=label_noise shift.at=[2] | shift.at must be [] where nothing moves
+shift=rotation shift.drift=move | shift.drift must be one of draw, deal
+shift=rotation shift.by=client shift.drift=deal | shift.drift must be draw with shift.by=client
+shift=rotation shift.recover=true | shift.recover must be false unless shift.at has two rounds
+shift=rotation shift.at=[2] shift.recover=true | shift.recover must be false unless
+shift=rotation shift.test=after | shift.test must be one of shifted, before
+shift=rotation +shift.shear=2 | shift.shear is not a key here
+shift=label_permutation task=regression | shift.label_permutation=true
+shift=label_permutation dataset.only=[3] | labels cannot change where there is 1 class
+unseen_groups=[art] | unseen_groups names groups of samples, and data set digits has none
+unseen_groups=art | unseen_groups must be a list of texts
+unseen_groups=[art] unseen=0.25 | unseen_groups must be [] where unseen is a share
+"""
+"""Words | what is said."""
+
+
+@pytest.mark.parametrize(("text", "message"), keep_quick(read_cases(LINES, " | "), 60))
+def test_a_bad_configuration_is_one_line(text, message, tmp_path):
+    with pytest.raises(FedpflError) as error:
+        play_run(tmp_path / "run", *SMALL, *text.split())
+    line = str(error.value)
+    assert message in line
+    assert "\n" not in line
+    assert not (tmp_path / "run/rounds.csv").exists()
+
+
+def rows(path):
+    return read_table(path / "rounds.csv")
+
+
+def play(folder, *words):
+    """Play a run of these words, and return its rows."""
+    play_run(folder, *SMALL, *words)
+    return rows(folder)
+
+
+@pytest.fixture(scope="module")
+def drifted(tmp_path_factory):
+    """A run over two drifts."""
+    folder = tmp_path_factory.mktemp("drifted") / "run"
+    play(folder, *DRIFT)
+    return folder
+
+
+def test_off_it_is_no_part_of_an_identity_and_nothing_is_laid_over():
+    config = compose_once("method=fedper")
+    old = {key: value for key, value in config.items() if key not in ("shift", "unseen_groups")}
+    assert identity(config) == identity(old)
+    others = ("shift=rotation", "shift=blur", "shift.label_noise=0.1", "unseen_groups=[art]")
+    assert len({identity(compose_once("method=fedper", word)) for word in others}) == 4
+    run = build_run(check_config(compose_once(*SMALL)))
+    assert run.in_round(1) is run
+
+
+def test_without_a_level_it_is_the_run_without(tmp_path):
+    """Rows of one's own for each client change no bit."""
+    plain = play(tmp_path / "plain", "validation=0.2", "unseen=0.25")
+    nothing = ("shift.contrast=1e-9", "validation=0.2", "unseen=0.25")  # as good as no shift
+    assert play(tmp_path / "laid", *nothing) == plain
+
+
+def test_a_run_that_was_stopped_goes_on_bit_for_bit_across_a_drift(drifted, tmp_path):
+    for after in (2, 3):
+        folder = tmp_path / f"run{after}"
+        interrupt(folder, *SMALL, *DRIFT, after=after)
+        assert play(folder, *DRIFT) == rows(drifted)
+        checkpoints = [read_checkpoint(path) for path in (folder, drifted)]
+        assert_same(*({name: one[name] for name in ("server", "rows")} for one in checkpoints))
+
+
+def test_columns_follow_the_last_shift(drifted):
+    found = rows(drifted)
+    assert [row["since_shift"] for row in found] == ["", "", "1", "1"]
+    assert [row["before_shift"] for row in found] == [
+        "",
+        "",
+        found[1]["accuracy"],
+        found[2]["accuracy"],
+    ]
+    for row in found[2:]:
+        is_recovered = float(row["accuracy"]) >= 0.95 * float(row["before_shift"])
+        assert row["recovery"] == ("1" if is_recovered else "")
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "recovery"),
+    [([80, 75.9, 76, 90], 10), ([80, 10, 20, 30], None), ([80, 80, 1, 1], 5), ([None] * 4, None)],
+)
+def test_recovery_is_the_first_evaluation_at_95_percent(accuracies, recovery):
+    from fedpfl.runner.evaluate import Evaluation
+    from fedpfl.runner.recovery import measure_recovery
+
+    run = build_run(check_config(compose_once(*SMALL, "rounds=30", "shift=blur", "shift.at=[5]")))
+    row = None
+    for round_number, accuracy in zip((5, 10, 15, 20), accuracies, strict=True):
+        evaluation = Evaluation({"accuracy": accuracy}, {}, [], [])
+        columns = measure_recovery(run, round_number, evaluation, row)
+        row = {"round": round_number, "accuracy": accuracy, **columns}
+    assert row.get("recovery") == recovery
+    assert row["since_shift"] == 15
+
+
+def test_models_and_samples_of_a_finished_run_are_those_of_its_last_world(drifted):
+    run = fedpfl.load(drifted)
+    config = check_config(compose_once(*SMALL, *DRIFT))
+    last = build_run(config).in_round(4)
+    federation = last.federation
+    number = federation.partition_number(0)
+    x, y = run.samples(number)
+    assert_same((x, y), (federation.x[federation.test[0]], federation.y[federation.test[0]]))
+    hits = (run.predict(number, x).argmax(1) == y).double().mean() * 100
+    recorded = run.clients.set_index("client")["accuracy"][number]
+    assert float(hits) == pytest.approx(recorded)
+
+
+def test_both_backends_agree_and_see_the_last_world(tmp_path):
+    words = (*DRIFT[1:], "method=fedavg")
+    loop, batched = (
+        play(tmp_path / name, *words, f"engine={name}") for name in ("loop", "batched")
+    )
+    for one, other in zip(loop, batched, strict=True):
+        assert float(one["loss"]) == pytest.approx(float(other["loss"]), rel=1e-4)
+
+
+def test_in_lockstep_it_is_the_run_alone(tmp_path):
+    """Also where runs share samples, and where seeds give them others."""
+    words = (
+        *("method=fedavg", "shift=label_permutation", "shift.at=[2]", "engine=batched"),
+        *("rounds=3", "shift.test=shifted,before"),
+    )
+    sweep = (
+        *("-m", "hydra/launcher=lockstep", "seed=42,43", "local.lr=0.01,0.05", "hydra.sweep.dir=."),
+        "hydra.sweep.subdir=${seed}-${local.lr}-${shift.test}",
+    )
+    assert run_command(*SMALL, *words, *sweep, cwd=tmp_path).code == 0
+    for seed, lr, test in ((42, 0.01, "shifted"), (43, 0.05, "before")):
+        alone = (*words[:-1], f"shift.test={test}", f"seed={seed}", f"local.lr={lr}")
+        found = rows(tmp_path / f"{seed}-{lr}-{test}")
+        for row, expected in zip(found, play(tmp_path / f"alone{seed}", *alone), strict=True):
+            assert float(row["loss"]) == pytest.approx(float(expected["loss"]), rel=1e-5)
+            assert row["accuracy"] == expected["accuracy"]
+
+
+@pytest.mark.full
+def test_two_processes_play_the_run_of_one(drifted, tmp_path):
+    result = wait_for(torchrun(2, *SMALL, *DRIFT, "hydra.run.dir=run", cwd=tmp_path))
+    assert result.code == 0, result.err
+    assert rows(tmp_path / "run") == rows(drifted)
+
+
+COMBINATIONS = """
+method=fedavg shift=noise shift.at=[1] unseen=0.25 validation=0.2 eval.finetune_epochs=1 eval.common=true => unseen_ft_accuracy
+method=fedavg shift=label_permutation shift.at=[1] privacy=client privacy.noise=2 privacy.seed=1 => epsilon
+method=fedavg shift=blur shift.by=client system=simulated system.dropout=0.3 => sim_seconds
+method=ffa_lora adapter=lora adapter.layers=[linear] shift=contrast shift.at=[1] => before_shift
+method=fedavg shift=rotation shift.at=[1] attack=backdoor attack.share=0.25 defence=median => asr
+method=fedavg shift=label_permutation eval.classes=own metrics=[f1] stopping.early=true => f1
+method=fedavg shift=long_tail augment=flip_rotate_crop => accuracy
+"""
+"""Words => a column that has a number in the last row."""
+
+
+@pytest.mark.parametrize(("text", "column"), keep_quick(read_cases(COMBINATIONS), 2))
+def test_shifts_go_with_what_else_there_is(text, column, tmp_path):
+    if "privacy" in text:
+        pytest.importorskip("dp_accounting", reason="needs the extra [privacy]")
+    last = play(tmp_path / "run", "rounds=2", *text.split())[-1]
+    assert float(last[column]) >= 0
+
+
+def test_an_attack_poisons_the_samples_of_the_world():
+    words = ("shift=rotation", "shift.at=[2]", "attack=label_flip", "attack.share=0.25")
+    run = build_run(check_config(compose_once(*SMALL, *words))).in_round(3)
+    assert run.adversary
+    poisoned = run.adversary.poisoned
+    honest = run.adversary.honest[0]
+    assert_same(poisoned.x[poisoned.train[honest]], run.federation.x[run.federation.train[honest]])
+
+
+def test_nodes_hold_what_they_hold():
+    run = build_run(check_config(compose_once(*SMALL, "shift=rotation", "shift.at=[2]")))
+    with pytest.raises(FedpflError, match=r"nodes hold what they hold; leave out shift\.at"):
+        find_disclosure(run, FederateSettings())
+
+
+def test_images_alone_can_be_turned(tmp_path):
+    path = tmp_path / "own.npz"
+    np.savez(path, x=np.zeros((60, 9, 16), np.float32), y=np.arange(60) % 3)
+    words = ("dataset=npz", format_override("dataset.path", path), "model=har_cnn")
+    cfg = compose_once(*words, "partition=iid", "clients=4", "shift=rotation")
+    with pytest.raises(FedpflError, match=r"shift\.rotation is for images, but data set npz"):
+        build_run(check_config(cfg))
+
+
+def test_groups_never_take_part_in_a_run(tmp_path):
+    """The newcomers are those of the group, by the names that the data set gives."""
+    rng = np.random.default_rng(0)
+    names = np.array(["art", "photo", "sketch"])
+    arrays = {
+        "x": rng.integers(0, 256, (90, 1, 8, 8), dtype=np.uint8),
+        "y": np.arange(90) % 3,
+        "groups": np.repeat(names, 30),
+    }
+    path = tmp_path / "own.npz"
+    np.savez(path, **arrays)
+    words = (
+        *("dataset=npz", format_override("dataset.path", path), "partition=groups"),
+        *("clients=6", "unseen_groups=[photo]", "rounds=1"),
+    )
+    last = play(tmp_path / "run", *words)[-1]
+    assert float(last["unseen_accuracy"]) >= 0
+    clients = read_table(tmp_path / "run/clients.csv")
+    assert [row["name"] for row in clients if row["unseen"] == "1"] == ["photo (1)", "photo (2)"]
+
+
+# ---- What is known
+
+FINDING = (
+    *("shift=label_permutation", "shift.clusters=2", "participation=1", "partition=iid"),
+    *("rounds=12", "eval.every=12", "local.epochs=3", "local.lr=0.05", "model.hidden=[32]"),
+)
+
+
+@pytest.mark.full
+def test_under_a_concept_shift_clusters_are_found_and_one_model_is_lost(tmp_path):
+    """IFCA and CFL find the clusters (Ghosh et al., 2020; Sattler et al., 2021)."""
+    methods = {
+        "fedavg": (),
+        "local_only": (),
+        "ifca": ("method.clusters=2",),
+        "cfl": ("method.eps1=100", "method.eps2=0", "method.warmup=4", "method.clusters=2"),
+    }
+    accuracy = {}
+    for name, more in methods.items():
+        last = play(tmp_path / name, f"method={name}", *FINDING, *more)[-1]
+        accuracy[name] = float(last["accuracy"])
+    unharmed = float(
+        play(tmp_path / "plain", "method=local_only", *FINDING, "shift.label_permutation=false")[
+            -1
+        ]["accuracy"]
+    )
+    assert accuracy["fedavg"] < 60
+    assert accuracy["local_only"] == pytest.approx(unharmed, abs=4)
+    assert min(accuracy["ifca"], accuracy["cfl"]) > accuracy["local_only"]
+
+    config = check_config(compose_once(*SMALL, *FINDING))
+    names = draw_permutations(config.shift, 8, 10, 42, 0)
+    worlds = [tuple(row) for row in names.tolist()]
+    for name in ("ifca", "cfl"):
+        run = fedpfl.load(tmp_path / name)
+        models = [run.personal(client)["classifier.bias"].numpy().tobytes() for client in range(8)]
+        assert len({*zip(worlds, models, strict=True)}) == len({*models}) == 2
