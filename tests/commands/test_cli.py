@@ -718,6 +718,7 @@ def test_a_diverging_job_does_not_stop_the_others(tmp_path: Path) -> None:
     assert sorted(statuses) == ["diverged", "finished"]
     log = statuses["diverged"].with_name("run.log").relative_to(tmp_path)
     assert result.err.splitlines()[-1].endswith(f"lower local.lr ({log})")
+    assert "fedpfl: job " not in result.err  # the sweeper has told it
     assert "diverged: training diverged" in (tmp_path / log).read_text()
 
 
