@@ -419,6 +419,7 @@ def test_a_missing_key_and_a_missing_group_are_named() -> None:
 
 
 UNHAD = """
+local.epochs=0.5 => count minibatches: local.epochs=null local.steps=
 local.steps=20 => local.steps must be null beside local.epochs=5; set local.epochs=null, got 20
 local.optimizer=adan => local.optimizer must be one of sgd, adam, adamw, got 'adan'
 local.decay=linear => local.decay must be a number or cosine, got 'linear'
