@@ -35,16 +35,14 @@ from fedpfl.data.datasets import (
     digit5,
     har,
     load_samples,
-    mini_imagenet,
     office_home,
     pacs,
-    speech_commands,
 )
 from fedpfl.ground import vision
 from fedpfl.ground.errors import FedpflError
 from tests.command import TINY, run_command
 from tests.data.test_datasets import idx, md5, pack, write
-from tests.data.test_formats import picture, sound, tone
+from tests.data.test_formats import FOLDER, clip_files, mini_files, picture
 from tests.data.test_leaf import written
 from tests.data.test_partition_file import flat
 
@@ -189,40 +187,16 @@ def jpeg(patch: pytest.MonkeyPatch) -> World:
 
 
 def lists(patch: pytest.MonkeyPatch) -> World:
-    patch.setattr(mini_imagenet, "SIZE", 6)
-    files: dict[str, bytes | str] = {}
-    for part, classes in (("train", ["n5", "n1"]), ("val", ["n3"]), ("test", ["n2"])):
-        rows = ["filename,label"]
-        for kind in classes:
-            for number in range(2 if part == "train" else 1):
-                files[f"mini-imagenet/images/{kind}{number:08}.jpg"] = picture(
-                    len(files), (12, 8), "JPEG"
-                )
-                rows.append(f"{kind}{number:08}.jpg,{kind}")
-        files[f"mini-imagenet/{part}.csv"] = "\n".join(rows) + "\n"
-    victims = [f"mini-imagenet/{part}.csv" for part in ("train", "val", "test")]
-    return World(
-        files, victims, lambda root: load_samples("mini_imagenet", root, size=8), checked=False
-    )
+    files = {f"mini-imagenet/{name}": data for name, data in mini_files(patch).items()}
+    victims = [name for name in files if name.endswith(".csv")]
+    read = lambda root: load_samples("mini_imagenet", root, size=8)  # noqa: E731
+    return World(files, victims, read, checked=False)
 
 
 def clips(patch: pytest.MonkeyPatch) -> World:
-    patch.setattr(speech_commands, "FILES", 4)
-    patch.setattr(speech_commands, "WORDS", 2)
-    base = "SpeechCommands/speech_commands_v0.02"
-    names = [
-        *("no/aa_nohash_0.wav", "no/bb_nohash_0.wav", "yes/aa_nohash_0.wav", "yes/bb_nohash_0.wav")
-    ]
-    files: dict[str, bytes | str] = {
-        f"{base}/{name}": sound(tone(440 + 200 * i)) for i, name in enumerate(names)
-    }
-    files |= {
-        f"{base}/validation_list.txt": f"{names[0]}\n",
-        f"{base}/testing_list.txt": f"{names[3]}\n",
-    }
-    return World(
-        files, list(files), lambda root: load_samples("speech_commands", root), checked=False
-    )
+    files = {f"{FOLDER}/{name}": data for name, data in clip_files(patch).items()}
+    read = lambda root: load_samples("speech_commands", root)  # noqa: E731
+    return World(files, list(files), read, checked=False)
 
 
 def activities(patch: pytest.MonkeyPatch) -> World:

@@ -193,21 +193,25 @@ def tone(hertz: float, seconds: float = 1.0) -> np.ndarray:
     return 0.5 * np.sin(2 * np.pi * hertz * np.arange(int(16_000 * seconds)) / 16_000)
 
 
-@pytest.fixture
-def clips(monkeypatch):
-    monkeypatch.setattr(speech_commands, "FILES", 5)
-    monkeypatch.setattr(speech_commands, "WORDS", 2)
+def clip_files(patch):
+    """Five clips of two words, by name below their folder."""
+    patch.setattr(speech_commands, "FILES", 5)
+    patch.setattr(speech_commands, "WORDS", 2)
     return {
         "yes/aa_nohash_0.wav": sound(tone(440)),
         "yes/bb_nohash_0.wav": sound(tone(440, 0.5)),
         "yes/bb_nohash_1.wav": sound(tone(3000)),
         "no/aa_nohash_0.wav": sound(tone(880)),
         "no/cc_nohash_3.wav": sound(tone(880)),
-        "_background_noise_/tap.wav": sound(tone(50, 60)),
         "validation_list.txt": "yes/bb_nohash_0.wav\n",
         "testing_list.txt": "yes/bb_nohash_1.wav\nno/cc_nohash_3.wav\n",
-        "README.md": "Speech Commands Data Set v0.02",
     }
+
+
+@pytest.fixture
+def clips(monkeypatch):
+    others = {"_background_noise_/tap.wav": sound(tone(50, 60)), "README.md": "Data Set v0.02"}
+    return clip_files(monkeypatch) | others
 
 
 FOLDER = "SpeechCommands/speech_commands_v0.02"
@@ -404,9 +408,9 @@ def test_cinic10(tmp_path, cinic, monkeypatch):
     assert "CINIC-10 is not as published: 11 classes, 10" in refusal("cinic10", tmp_path / "packed")
 
 
-@pytest.fixture
-def mini(monkeypatch):
-    monkeypatch.setattr(mini_imagenet, "SIZE", 6)
+def mini_files(patch):
+    """Lists of three parts and their images, by name below their folder."""
+    patch.setattr(mini_imagenet, "SIZE", 6)
     files: dict[str, bytes | str] = {}
     for part, kinds in (("train", ["n5", "n1"]), ("val", ["n3"]), ("test", ["n2"])):
         rows = ["filename,label"]
@@ -417,6 +421,11 @@ def mini(monkeypatch):
                 rows.append(f"{name},{kind}")
         files[f"{part}.csv"] = "\n".join(rows) + "\n"
     return files
+
+
+@pytest.fixture
+def mini(monkeypatch):
+    return mini_files(monkeypatch)
 
 
 def test_mini_imagenet(tmp_path, mini):
