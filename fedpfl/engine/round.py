@@ -281,7 +281,8 @@ def _train_by_own_settings(
         local = local_by_client.get(client, call.local)
         positions_by_local.setdefault(local, []).append(position)
     # The server draws once for the whole turn, whatever groups its clients train in.
-    call = with_before_turn(call)
+    with reproducible_arithmetic(call.state.rows.device, backend.engine.precision):
+        call = with_before_turn(call)
     participations = []
     for local, positions in positions_by_local.items():
         group_call = replace(

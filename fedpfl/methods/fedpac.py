@@ -12,6 +12,7 @@ from fedpfl.ground import tree
 from fedpfl.ground.ranges import Above, AtLeast
 from fedpfl.ground.tree import Masked
 from fedpfl.methods.shared.by_name import PersonalByName, train_all_but, train_only
+from fedpfl.methods.shared.gaussian import sum_rows_by_label
 from fedpfl.methods.shared.method import Phase
 
 MIN_SHARE = 1e-3  # shares below this are dropped from a mixture
@@ -68,9 +69,9 @@ class FedPAC(PersonalByName):
         classes = len(server["prototypes"]["seen"])
         counts = torch.bincount(y, minlength=classes)
         divisor = counts.clamp(min=1)
-        mean = _class_sums(z, y, classes) / divisor[:, None]
+        mean = sum_rows_by_label(z, y, classes) / divisor[:, None]
         square_norms = z.square().sum(1, keepdim=True)
-        mean_square = _class_sums(square_norms, y, classes)[:, 0] / divisor
+        mean_square = sum_rows_by_label(square_norms, y, classes)[:, 0] / divisor
 
         # ---- H = p_c E[z | c], and v, the variance of its estimate.
         samples = counts.sum().clamp(min=1)
@@ -205,8 +206,3 @@ def minimal_shares(quadratic: Tensor) -> Tensor:
     solution, _ = optimize.nnls(upper.numpy(), target.numpy())
     shares = torch.from_numpy(solution)
     return shares / shares.sum()
-
-
-def _class_sums(rows: Tensor, y: Tensor, classes: int) -> Tensor:
-    """Add up `rows` `[samples, n]` by label, `[classes, n]`."""
-    return rows.new_zeros(classes, rows.shape[1]).index_add_(0, y, rows)

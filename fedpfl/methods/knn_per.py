@@ -131,8 +131,10 @@ class KNNPer(Method):
         # ---- The k nearest vote with exp(-distance).
         nearest, rows = distance.topk(min(self.k, len(keys)), largest=False)
         shares = (-nearest).softmax(1)  # which sets the least distance to 0: no underflow
-        no_votes = torch.zeros_like(z[:, :1]).expand(-1, classes)
-        return no_votes.scatter_add(1, memory["y"][rows], shares)
+        # A product, as `scatter_add` has no order of summands on a GPU.
+        labels = torch.arange(classes, device=z.device)
+        is_label = memory["y"][rows][:, :, None] == labels
+        return (shares[:, None] @ is_label.to(shares.dtype))[:, 0]
 
     def _mix_votes(self, logits: Tensor, votes: Tensor, lam: Tensor) -> Tensor:
         """Return log(lam p_knn + (1 - lam) softmax(logits)), or the mixed logits."""

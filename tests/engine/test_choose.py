@@ -161,6 +161,22 @@ def test_what_was_recorded_is_taken_without_being_tried(net):
     assert choose_backend(Engine(), net, CPU).name == "loop"
 
 
+def test_a_width_that_memory_ran_out_for_is_kept_by_a_resumed_run(net):
+    recorded = {"backend": "batched", "graphs": False, "width": 3}
+    for width, resumed in ((0, 3), (8, 3), (2, 2)):
+        engine = Engine("batched", width=width)
+        assert choose_backend(engine, net, CPU, recorded).engine.width == resumed
+    assert choose_backend(Engine("loop"), net, CPU, recorded).engine == Engine("loop")
+
+
+def test_processes_try_alike_whatever_their_own_clocks_say(federation, net):
+    """What process 0 has seen decides; a process that tried once less would hang the others."""
+    runner, made = chosen(net, batched={"seconds": 5.0}, loop={"seconds": 5.0})
+    runner._share = lambda value: (0.1, False) if isinstance(value, tuple) else {**value}
+    played(runner, federation, net, 1)
+    assert {backend.runs for backend in made.values()} == {choosing.TRIES}
+
+
 class Small(type(make_backend(Engine("batched"), tiny(), CPU))):
     """A GPU with room for four clients."""
 

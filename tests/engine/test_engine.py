@@ -23,6 +23,7 @@ from fedpfl.engine import (
     make_initial_state,
     play_round,
 )
+from fedpfl.engine.backends.backend import reproducible_arithmetic
 from fedpfl.engine.backends.selection import find_device, require_supported
 from fedpfl.engine.calls import Counts, EvalCall
 from fedpfl.engine.evaluate import pooled_accuracy, scores_per_client, summarize_scores
@@ -496,10 +497,8 @@ def test_devices_that_are_not_there_are_refused():
 @pytest.fixture
 def exact_products():
     """No TF32, so that a GPU computes what the CPU does."""
-    flags = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    yield
-    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = flags
+    with reproducible_arithmetic(torch.device("cuda"), "fp32"):
+        yield
 
 
 @pytest.mark.cuda

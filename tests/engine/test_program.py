@@ -7,7 +7,9 @@ round, the stand-in does not see either.
 """
 
 import dataclasses
+import gc
 import logging
+import weakref
 
 import pytest
 import torch
@@ -49,6 +51,17 @@ class Capture:
             step()
 
         return replay
+
+
+class Counted(Capture):
+    """Counts what another captures and replays."""
+
+    def __init__(self, capture):
+        super().__init__()
+        self.capture = capture
+
+    def __call__(self, step):
+        return super().__call__(self.capture(step))
 
 
 def played(method, federation, capture, cohorts=(*COHORTS, *COHORTS[:1]), norm=False, local=LOCAL):
@@ -181,7 +194,7 @@ def sweep(methods, federation, programs, net, rounds):
                 for method, state in pairs
             ]
         )
-        counts.append(programs._capture.captured)
+        counts.append(programs._capture._capture.captured)
     return counts
 
 
@@ -220,6 +233,54 @@ def test_a_capture_that_fails_changes_no_bit_and_is_one_line(federation, caplog)
     )
 
 
+def test_a_capture_without_room_is_tried_again_by_fewer_clients(federation):
+    """Memory that runs out says nothing of the next capture; graphs stay on."""
+    capture = Capture()
+
+    def starved(step):
+        if capture.captured == 1 and not starved.has_failed:
+            starved.has_failed = True
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return capture(step)
+
+    starved.has_failed = False
+    net = tiny()
+    runner = make_backend(Engine("batched"), net, CPU)
+    runner._programs = ProgramCache(net, runner._autocast, starved)
+    state = make_initial_state(FedAvg(), net, federation.clients, CPU)
+    for cohort in COHORTS[:2]:
+        setup = RoundSetup(runner, FedAvg(), federation, LOCAL, 0)
+        state, _ = play_round(setup, state, cohort)
+    assert starved.has_failed
+    assert capture.captured > 1
+    assert not runner._programs._capture.has_failed
+    plain = played(FedAvg(), federation, None, COHORTS[:2])[-1]
+    assert_close(state.server, plain["server"], atol=1e-5)
+
+
+def test_a_dropped_cache_leaves_no_program_behind(federation):
+    """Reference counts free the graphs' memory; nobody waits for the collector of garbage."""
+    net, made = tiny(), []
+    runner = make_backend(Engine("batched"), net, CPU)
+    runner._programs = ProgramCache(net, runner._autocast, lambda step: lambda: None)
+    state = make_initial_state(FedAvg(), net, federation.clients, CPU)
+    gc.disable()
+    try:
+        play_round(RoundSetup(runner, FedAvg(), federation, LOCAL, 0), state, COHORTS[0])
+        made = [weakref.ref(program) for _, program in runner._programs._programs]
+        runner._programs = None
+        assert made
+        assert [program() for program in made] == [None] * len(made)
+    finally:
+        gc.enable()
+
+
+def test_memory_of_a_later_phase_leaves_the_graphs_of_another(federation):
+    capture = Capture()
+    played(FedSelect(p=0.5), federation, capture, COHORTS[:1] * 4)
+    assert capture.captured == 4  # two kinds of phase; discarded graphs would be captured anew
+
+
 def test_on_a_cpu_the_switch_changes_nothing(federation):
     net = tiny()
     on, off = (
@@ -244,12 +305,21 @@ def test_cuda_graphs_replay_the_eager_steps(method, precision, federation):
     for graphs, failed in ((True, False), (True, True), (False, False)):
         net = tiny(norm=True)
         runner = make_backend(Engine("batched", precision=precision, graphs=graphs), net, gpu)
-        runner._programs._has_failed = failed
+        capture = None
+        if graphs:
+            runner._programs._capture.has_failed = failed
+            capture = runner._programs._capture._capture = Counted(
+                runner._programs._capture._capture
+            )
         state = make_initial_state(method, net, federation.clients, gpu)
         for cohort in COHORTS * 2:
             state, _ = play_round(
                 RoundSetup(runner, method, federation.to(gpu), LOCAL, 0), state, cohort
             )
+        if capture:
+            # Without these a capture that always fails would pass.
+            assert bool(capture.captured) == (not failed)
+            assert capture.replayed >= capture.captured
         ends.append(
             {"server": state.server, "clients": state.clients, "buffers": state.server_buffers}
         )

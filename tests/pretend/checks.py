@@ -288,11 +288,9 @@ class Watcher(FedAvg):
 
 
 def flags():
-    cudnn = torch.backends.cudnn
-    return (
-        *(torch.backends.cuda.matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic),
-        cudnn.benchmark,
-    )
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    precisions = [part.fp32_precision for part in (matmul, cudnn.conv, cudnn.rnn)]
+    return (*precisions, cudnn.deterministic, cudnn.benchmark)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -307,7 +305,8 @@ def test_the_flags_of_a_backend_hold_while_it_runs(backend):
         Watcher.found.clear()
         state = make_initial_state(Watcher(), net, 10, GPU)
         play_round(RoundSetup(runner, Watcher(), federation, LOCAL, 0), state, COHORTS[0])
-        assert set(Watcher.found) == {(precision == "tf32", precision == "tf32", True, False)}
+        products = "tf32" if precision == "tf32" else "ieee"
+        assert set(Watcher.found) == {(products, products, products, True, False)}
         assert flags() == before
 
 

@@ -115,15 +115,15 @@ class AutotunedBackend(Backend):
             if candidate is reference or _agrees_with(candidate, reference)
         ]
 
-        # All processes go by the times of process 0, so that they keep the same one.
+        # All processes go by what process 0 has seen, so that they keep the same one.
         seconds = {engine_label(candidate.engine): candidate.seconds for candidate in agreeing}
         self.seconds = self._share(seconds)
-        fastest = min(agreeing, key=lambda one: self.seconds[engine_label(one.engine)])
+        label = min(self.seconds, key=lambda name: self.seconds[name])
+        fastest = next(one for one in candidates if engine_label(one.engine) == label)
         self._backend = fastest.backend
         self.engine = fastest.backend.engine
         self.name = fastest.backend.name
         times = ", ".join(f"{name} {value:.3g}" for name, value in self.seconds.items())
-        label = engine_label(fastest.engine)
         log.info("engine: %s is taken; seconds for the first cohort: %s", label, times)
         return fastest.answers
 
@@ -141,6 +141,8 @@ class AutotunedBackend(Backend):
             self._wait()
             seconds = min(seconds, time.perf_counter() - start)
             has_failed = any(isinstance(answer, Exception) for answer in answers)
+            # Calls are collective: by their own clocks processes would try differently often.
+            seconds, has_failed = self._share((seconds, has_failed))
             if has_failed or seconds > PATIENCE * best_seconds:
                 break
         return Candidate(engine=engine, backend=backend, answers=answers, seconds=seconds)
@@ -199,7 +201,7 @@ def choose_backend(
         return distribute(make_backend(engine, net, device))
 
     if engine.backend != "auto":
-        return build(engine)
+        return build(replace(engine, width=_resumed_width(engine, recorded_engine or {})))
     if recorded_engine:
         return build(replace(engine, **recorded_engine))
     if device.type != "cuda":
@@ -218,6 +220,15 @@ def choose_backend(
         wait=partial(torch.cuda.synchronize, device),
         share=share,
     )
+
+
+def _resumed_width(engine: Engine, recorded_engine: Mapping[str, Any]) -> int:
+    """Return the width to go on with: the recorded one, where memory ran out before."""
+    width = recorded_engine.get("width", 0)
+    has_narrowed = width and (not engine.width or width < engine.width)
+    if has_narrowed and recorded_engine.get("backend") == engine.backend:
+        return int(width)
+    return engine.width
 
 
 def answer_distance(answer: Any, reference: Any) -> float:

@@ -58,12 +58,13 @@ def reproducible_arithmetic(device: torch.device, precision: str) -> Iterator[No
         yield
         return
     cudnn = torch.backends.cudnn
-    matmul = torch.backends.cuda.matmul
-    use_tf32 = precision == "tf32"
+    # The older `allow_tf32` cannot be read where a process has set these.
+    fp32_precision = "tf32" if precision == "tf32" else "ieee"
     # PyTorch lets convolutions use tf32 unless it is told otherwise.
-    flags: list[tuple[Any, str, bool]] = [
-        (cudnn, "allow_tf32", use_tf32),
-        (matmul, "allow_tf32", use_tf32),
+    flags: list[tuple[Any, str, Any]] = [
+        (cudnn.conv, "fp32_precision", fp32_precision),  # type: ignore[attr-defined]
+        (cudnn.rnn, "fp32_precision", fp32_precision),
+        (torch.backends.cuda.matmul, "fp32_precision", fp32_precision),
         (cudnn, "deterministic", True),
         (cudnn, "benchmark", False),
     ]
@@ -123,7 +124,8 @@ class Backend(ABC):
             MethodError: A hook changed the state in place.
         """
         state = call.state
-        call = with_before_turn(call)
+        with reproducible_arithmetic(state.rows.device, self.engine.precision):
+            call = with_before_turn(call)
         shown_trees = {
             "server": state.server,
             "buffers": state.server_buffers,

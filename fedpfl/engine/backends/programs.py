@@ -68,10 +68,11 @@ class ProgramCache:
     ):
         self._net = net
         self._autocast = autocast
-        self._capture = capture
+        # Programs hold this instead of the cache: in a cycle they would outlive it, and with them
+        # the memory of their graphs, until garbage is collected.
+        self._capture = capture and CaptureAttempts(capture)
         self._room = room
         self._programs: list[tuple[Any, Program]] = []  # with their keys, the latest first
-        self._has_failed = False
 
     def run(self, job: TrainJob) -> TrainResult:
         """Take all steps of a job, whose rows are sorted, the longest first."""
@@ -82,7 +83,7 @@ class ProgramCache:
         key = (len(job.rows), *job.kind())
         program = next((cached for other, cached in self._programs if other == key), None)
         if program is None:
-            program = Program(self._net, self._autocast, job, self._attempt_capture)
+            program = Program(self._net, self._autocast, job, self._capture)
         else:
             program.load(job)
 
@@ -110,14 +111,32 @@ class ProgramCache:
         self._programs = []
         return had_programs
 
-    def _attempt_capture(self, step: Callable[[], None]) -> Callable[[], None] | None:
-        """Capture a step; return None from the first failure on."""
-        if self._capture is None or self._has_failed:
+
+class CaptureAttempts:
+    """Capture steps, until one cannot be captured.
+
+    Args:
+        capture: As of `ProgramCache`.
+    """
+
+    def __init__(self, capture: Capture):
+        self._capture = capture
+        self.has_failed = False
+
+    def __call__(self, step: Callable[[], None]) -> Callable[[], None] | None:
+        """Capture a step; return None from the first failure on.
+
+        Raises:
+            torch.OutOfMemoryError: There is no room; with fewer clients at once there may be.
+        """
+        if self.has_failed:
             return None
         try:
             return self._capture(step)
+        except torch.OutOfMemoryError:
+            raise
         except Exception as error:
-            self._has_failed = True
+            self.has_failed = True
             reason = error_text(error)
         log.warning(
             "engine.graphs: a step could not be captured, so steps run eagerly from here on (%s)",
@@ -272,7 +291,10 @@ class Program:
         if active_rows and not has_shapes:
             inputs = [part.new_zeros(part.shape[1:], device=device) for part in planned]
             self._inputs[kind.slot] = inputs
-            self._graphs.clear()
+            # Graphs of other slots read memory of their own, which stays.
+            self._graphs = {
+                key: graph for key, graph in self._graphs.items() if key[0] != kind.slot
+            }
 
         # ---- Step 2: the steps. A captured one may be wider than the rows that have a step left;
         # it runs over the others, whose memory is put back afterwards.

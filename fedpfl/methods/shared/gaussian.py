@@ -36,13 +36,22 @@ def class_frequencies(y: Tensor, classes: int, eps: float) -> Tensor:
     return shares / shares.sum()
 
 
+def sum_rows_by_label(rows: Tensor, y: Tensor, classes: int) -> Tensor:
+    """Add up `rows` `[samples, n]` by label, `[classes, n]`.
+
+    It is a product with one-hot labels: `index_add_` has no order of summands on a GPU.
+    """
+    flags = y == torch.arange(classes, device=y.device)[:, None]
+    return flags.to(rows.dtype) @ rows
+
+
 def class_means(z: Tensor, y: Tensor, fallback: Tensor, min_samples: int) -> Tensor:
     """Average features by class, `[classes, features]`.
 
     A class with fewer than `min_samples` samples has its row of `fallback`.
     """
     counts = torch.bincount(y, minlength=len(fallback))
-    sums = torch.zeros_like(fallback).index_add_(0, y, z)
+    sums = sum_rows_by_label(z, y, len(fallback))
     means = sums / counts.clamp(min=1)[:, None]
     return torch.where((counts >= min_samples)[:, None], means, fallback)
 
