@@ -31,7 +31,7 @@ def searched(*words: str) -> dict[str, tuple[list[str], list[str]]]:
 
     with (
         mock.patch.object(tuning, "_tune_method", tuned),
-        contextlib.suppress(KeyError),
+        contextlib.suppress(KeyError, IndexError),
     ):  # there is nothing for a table
         tuning.tune_methods(tune.parse_request([*SMALL, *words]), lambda *given: None)
     return found
