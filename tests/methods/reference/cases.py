@@ -1084,7 +1084,7 @@ fedavg-norm fedobp-few fedobp-most ditto-long local_only-norm lg_fedavg-two fedr
 fedrep-norm scaffold-1.0 moon fedphp pfedsd per_fedavg-hf-plain apfl-output-norm apfl-param-plain
 apfl-fixed-plain fedala-0 fedala-1 fedala-3 knn_per pfedhn-parallel pfedhn-pc-sequential
 cfl-complete ifca-two ifca-three lg_fedavg-as_published feddyn-cohort pfedme-samples knn_per-norm
-pfedhn-clipped fedfomo-keep-all flute-1 fedpac-norm fedcp-off floco-wide fedselect-norm
+pfedhn-clipped fedfomo-keep-all flute-1 fedpac-norm fedcp-off fedselect-norm
 fedpurin-delta-norm fedcac-cutoff heterofl-scaler heterofl-clipping fedamp heurfedamp-cloud fedfomo-norm apple-still fedavg-lora
 fedsa_lora-averaged-lora ffa_lora-lora fedalt-lora sdflora-averaged-lora fedas fedas-init-norm
 fedas-means-norm fedrod-0.0 fedrod-1.0 flute-2 fedpac-one fedproto-nearest-norm
