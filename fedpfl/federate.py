@@ -8,7 +8,8 @@ Words are those of fedpfl.train, and
   federate.minimum=1          answers without which a round is given up
   federate.share_states=true  for methods that need more than what is sent
 
-One SuperLink and the nodes are started on 127.0.0.1 and ended with the run. `<run directory>.nodes`
+With dataset=sites dataset.path=FOLDER each site has a node, and the server no data. One SuperLink and
+the nodes are started on 127.0.0.1 and ended with the run. `<run directory>.nodes`
 has the nodes' states and, in `flower.log`, what Flower says. The same command goes on where it was
 stopped. `fedpfl export --flower` writes the app for a SuperLink of your own.
 
@@ -31,12 +32,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedpfl.config import overrides
-from fedpfl.config.plan import build_run, check_config
+from fedpfl.config.plan import Run, build_run, check_config
+from fedpfl.data.datasets.sites import list_sites
 from fedpfl.ground import files
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.terminal import print_notice
 from fedpfl.ground.words import check_words, replaced_words
-from fedpfl.remote import app, local
+from fedpfl.remote import app, local, sites
+from fedpfl.remote.server import FederateSettings
 
 EXIT_STATUS = {"finished": 0, "failed": 1, "diverged": 3}
 REFUSED_STATUS = 2
@@ -57,9 +60,12 @@ def play_federation(words: Sequence[str]) -> int:
     if importlib.util.find_spec("flwr") is None:
         raise FedpflError("fedpfl federate needs Flower; pip install 'fedpfl[flower]'")
     run = build_run(check_config(cfg))
+    app.require_playable(run)
     disclosure = app.find_disclosure(run, settings)
     if disclosure:
         print(disclosure)
+    node_configs, common_words = plan_nodes(words, run, settings)
+    _, cfg = app.compose_federation(common_words)
 
     # ---- Play it in processes that are ended with it
     run_directory = Path(cfg.hydra.run.dir).resolve()
@@ -67,17 +73,51 @@ def play_federation(words: Sequence[str]) -> int:
     with files.explain_write_errors(nodes_folder):
         nodes_folder.mkdir(parents=True, exist_ok=True)
     # The app runs in a folder of its own, so it is given the whole path.
-    app_words = [word for word in words if not word.startswith("hydra.run.dir=")]
+    app_words = [word for word in common_words if not word.startswith("hydra.run.dir=")]
     app_words += overrides.format_words("hydra.run.dir", str(run_directory))
     log = nodes_folder / "flower.log"
-    local.play_locally(
+    status = local.play_locally(
         words=app_words,
-        node_count=min(settings.nodes, run.settings.clients),
-        states_folder=nodes_folder,
+        node_configs=[
+            f'{node_config} state="{nodes_folder}/node{number}"'
+            for number, node_config in enumerate(node_configs)
+        ],
         log=log,
-        share_states=settings.share_states,
+        run_log=run_directory / "run.log",
     )
-    return report_end(run_directory, log)
+    return report_end(run_directory, log) if status is None else status
+
+
+def plan_nodes(
+    run_words: Sequence[str], run: Run, settings: FederateSettings
+) -> tuple[list[str], list[str]]:
+    """Return the configuration of each node, and the words for server and nodes.
+
+    Of a data set of sites each node has one of them, and the server none.
+
+    Raises:
+        FedpflError: Words are about nodes in another way.
+    """
+    shares = f"share-states={str(settings.share_states).lower()}"
+    if run.config["dataset"]["name"] != "sites":
+        count = min(settings.nodes, run.settings.clients)
+        numbers = [f"partition-id={number} num-partitions={count}" for number in range(count)]
+        return [f"{number} {shares}" for number in numbers], [*run_words]
+
+    # ---- The words with what was found in the folder, and without the folder
+    sites.require_sites_partition(run)
+    entries = list_sites(run.config["dataset"]["path"])
+    if run.settings.clients != len(entries):
+        raise FedpflError(
+            f"clients={run.settings.clients}, and dataset.path has {len(entries)} sites, each at a "
+            "node; leave clients out"
+        )
+    keys = ("dataset.path=", "clients=", "partition.test_fraction=", "federate.nodes=")
+    app_words = [word for word in run_words if not word.startswith(keys)]
+    app_words.append(f"clients={len(entries)}")
+    test_fraction = run.config["partition"]["test_fraction"]
+    app_words += overrides.format_words("partition.test_fraction", test_fraction)
+    return [f'data="{entry.resolve()}" {shares}' for entry in entries], app_words
 
 
 def report_end(run_directory: Path, log: Path) -> int:

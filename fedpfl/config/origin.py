@@ -59,7 +59,7 @@ def find_weights(folder: Path, weights_path: Path | None) -> Weights | None:
 def trace_origin(
     *,
     weights: Weights | None,
-    hashes: np.ndarray,
+    hashes: np.ndarray | None,
     federation: Federation,
     newcomers: Federation | None,
     overlap: bool,
@@ -69,7 +69,7 @@ def trace_origin(
 
     Args:
         weights: the initial values, None for random ones.
-        hashes: of all samples.
+        hashes: of all samples; None where they are at nodes.
         federation: the clients that take part.
         newcomers: those that never do.
         overlap: `model.overlap`, whether they may be trained on samples that are tested here.
@@ -80,6 +80,8 @@ def trace_origin(
             privacy.
     """
     # ---- Step 1: which samples are trained on, and which judge the models?
+    if hashes is None:
+        return _describe_unrecorded(weights)
     trained_here = pick_hashes(hashes, federation.train)
     if weights is None:
         return WeightsOrigin("", "", "", Provenance().joined_with(trained_here))
@@ -93,19 +95,18 @@ def trace_origin(
     # on as well gives nothing away: some data sets hold samples twice.
     leaked = source.are_seen(evaluated_hashes) & ~np.isin(evaluated_hashes, trained_here)
     count, total = int(leaked.sum()), len(evaluated_hashes)
+    overlap_text = (
+        f"was trained on {count:,} of the {total:,} samples that are tested or held out here"
+    )
     if count and not overlap:
         raise FedpflError(
-            f"model.weights: {weights.path} was trained on {count:,} of the {total:,} samples that"
-            " are tested or held out here, so that accuracies would flatter; give the seed,"
-            " partition, validation and unseen that it had, or model.overlap=true, which goes on"
-            " and says so in tables"
+            f"model.weights: {weights.path} {overlap_text}, so that accuracies would flatter; give"
+            " the seed, partition, validation and unseen that it had, or model.overlap=true, which"
+            " goes on and says so in tables"
         )
     # ---- Step 3: say so to the user, and what is left to doubt in tables.
     caveat = ""
     if count:
-        overlap_text = (
-            f"was trained on {count:,} of the {total:,} samples that are tested or held out here"
-        )
         caveat = f"{weights.path} {overlap_text}"
         line_text = f"it {overlap_text}: accuracies flatter (model.overlap=true)"
     elif source.unrecorded:
@@ -119,6 +120,20 @@ def trace_origin(
         )
     trained = source.joined_with(trained_here)
     return WeightsOrigin(weights.path, f"{weights.path}: {line_text}", caveat, trained)
+
+
+def _describe_unrecorded(weights: Weights | None) -> WeightsOrigin:
+    """Return the origin of a run whose samples are at nodes.
+
+    Raises:
+        FedpflError: where there are weights.
+    """
+    if weights:
+        raise FedpflError(
+            f"model.weights={weights.path}: nobody can tell whether it was trained on samples that"
+            " nodes test on; leave it out, or give dataset.path"
+        )
+    return WeightsOrigin("", "", "", Provenance(unrecorded=("a federation of nodes",)))
 
 
 def _pick_evaluated_hashes(

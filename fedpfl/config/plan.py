@@ -419,7 +419,7 @@ class _DealtData:
         shifted: what they hold in each world, None where nothing is laid over.
         splits: who holds which samples, for the fingerprint.
         samples_digest: of what was read.
-        hashes: of all samples.
+        hashes: of all samples; None where they are at nodes.
         notes: lines for the user.
     """
 
@@ -428,7 +428,7 @@ class _DealtData:
     shifted: ShiftedClients | None
     splits: tuple[Any, ...]
     samples_digest: str
-    hashes: np.ndarray
+    hashes: np.ndarray | None
     notes: tuple[str, ...]
 
 

@@ -62,7 +62,9 @@ def sites_test_fraction(*, _root_: DictConfig) -> float | None:
     """Return the share to test on, None where sites have test parts."""
     from fedpfl.data.datasets.sites import have_test_parts
 
-    if have_test_parts(_sites_folder(_root_)):
+    dataset = OmegaConf.select(_root_, "dataset")
+    are_at_nodes = not OmegaConf.is_missing(dataset, "path") and dataset.path is None
+    if not are_at_nodes and have_test_parts(_sites_folder(_root_)):
         return None
     return DEFAULT_TEST_FRACTION
 

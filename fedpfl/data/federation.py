@@ -65,6 +65,8 @@ class Federation:
             be; None: all classes may be predicted.
         client_names: Of these clients; empty where they are numbers alone.
         class_names: Empty where classes are numbers alone.
+        is_elsewhere: Whether samples are at nodes, and x and y have their form alone: who holds
+            which labels is not known.
     """
 
     name: str
@@ -81,6 +83,7 @@ class Federation:
     excluded_classes: Tensor | None = None
     client_names: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
+    is_elsewhere: bool = False
     # Mean and std as `[channels, 1, ...]`, made once on the device of x: a copy from the host for
     # each batch would stall a GPU.
     _shift: Tensor = field(init=False, repr=False)
@@ -133,7 +136,8 @@ class Federation:
     def label_counts(self) -> Tensor:
         """Count samples per client and class, int64 `[clients, classes]`, on the CPU.
 
-        Of several labels those with a label are counted; in a regression there are none to count.
+        Of several labels those with a label are counted; in a regression, or where samples are at
+        nodes, there are none to count.
         """
         return self._label_counts.clone()
 
@@ -144,7 +148,9 @@ class Federation:
         counts = []
         for splits in splits_by_client:
             client_labels = labels[torch.cat(splits)]
-            if self.task is CLASSIFICATION:
+            if self.is_elsewhere:
+                counts.append(torch.zeros(0, dtype=torch.int64))
+            elif self.task is CLASSIFICATION:
                 counts.append(torch.bincount(client_labels, minlength=self.classes))
             elif self.task is MULTILABEL:
                 counts.append(client_labels.sum(0))
@@ -166,7 +172,7 @@ class Federation:
     @cached_property
     def heterogeneity(self) -> Heterogeneity:
         """Return how much the clients differ in their labels and sizes."""
-        if self.task is CLASSIFICATION:
+        if self.task is CLASSIFICATION and not self.is_elsewhere:
             return measure_heterogeneity(self._label_counts.numpy())
         sizes = self.sample_counts()
         return Heterogeneity(None, gini_coefficient(sizes[sizes > 0].numpy()))
@@ -197,6 +203,37 @@ class Federation:
             partition_numbers=tuple(map(self.partition_number, clients)),
             excluded_classes=excluded_classes,
             client_names=select(self.client_names),
+        )
+
+    def with_samples_of(self, client: int, positions: Tensor, x: Tensor, y: Tensor) -> Federation:
+        """Return the federation as the node of one client has it: the others have no samples.
+
+        Args:
+            client: The client.
+            positions: Its samples in all samples, ascending, int64 `[samples]`.
+            x: These samples.
+            y: Their labels.
+        """
+
+        def keep_own(splits: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            nothing = positions[:0]
+            return tuple(
+                torch.searchsorted(positions, indices) if number == client else nothing
+                for number, indices in enumerate(splits)
+            )
+
+        train = keep_own(self.train)
+        excluded_classes = self.excluded_classes
+        if excluded_classes is not None:
+            excluded_classes = find_absent_classes(y.cpu(), self.classes, train).to(x.device)
+        return replace(
+            self,
+            x=x,
+            y=y,
+            train=train,
+            test=keep_own(self.test),
+            validation=keep_own(self.validation),
+            excluded_classes=excluded_classes,
         )
 
     def split_newcomers(self, newcomers: Collection[int]) -> tuple[Federation, Federation | None]:
@@ -335,6 +372,7 @@ def build_federation(
         excluded_classes=excluded_classes,
         client_names=partition.client_names,
         class_names=samples.class_names,
+        is_elsewhere=samples.are_elsewhere,
     )
 
 

@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from fedpfl import __version__, engine
+from fedpfl import engine
 from fedpfl.config import overrides, plugins
 from fedpfl.config.messages import format_error
-from fedpfl.config.plan import Run, build_run, check_config, register_resolver
-from fedpfl.data import fingerprint
+from fedpfl.config.plan import (
+    Plan,
+    Run,
+    Share,
+    build_run,
+    check_config,
+    register_resolver,
+    share_nothing,
+)
 from fedpfl.engine.store import RowStorage
 from fedpfl.ground.checks import build_dataclass
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tasks import require_classification
 from fedpfl.record.callbacks import Callback
-from fedpfl.remote import rehearsal
+from fedpfl.remote import rehearsal, sites
+from fedpfl.remote.agreement import Agreement, make_example_federation
+from fedpfl.remote.keys import make_run_key
 from fedpfl.remote.node import Node, NodeSettings
 from fedpfl.remote.server import FederateSettings, Grid, RemoteBackend
-from fedpfl.runner import resume, session
+from fedpfl.remote.sites import SiteNode
+from fedpfl.runner import session
 from fedpfl.runner.faults import user_errors
 
 SETTINGS_PREFIX = "federate."
@@ -64,6 +75,12 @@ def compose_federation(words: Sequence[str]) -> tuple[FederateSettings, Any]:
             raise FedpflError(f"{word}: its value cannot be read") from None
 
     user_keys = {word.partition("=")[0] for word in run_words}
+    if "dataset=sites" in run_words and "dataset.path" not in user_keys:
+        if "clients" not in user_keys:
+            raise FedpflError(
+                "each node brings its site, so that clients must say how many there are: clients=3"
+            )
+        run_words.append("dataset.path=null")
     for key, value in DEFAULT_OVERRIDES.items():
         if key not in user_keys:
             run_words.append(f"{key}={value}")
@@ -75,37 +92,41 @@ def compose_federation(words: Sequence[str]) -> tuple[FederateSettings, Any]:
         raise FedpflError(format_error(error)) from None
 
 
-def find_disclosure(run: Run, settings: FederateSettings) -> str:
-    """Return which states leave clients beyond what is sent, "" if none do.
-
-    Raises:
-        FedpflError: if the settings do not allow it, or for a run that no federation can play.
-    """
-    # ---- What no federation can play
-    if run.newcomers:
+def require_playable(plan: Plan) -> None:
+    """Raise FedpflError for a run that no federation can play."""
+    settings = plan.settings
+    if settings.newcomers or settings.unseen_groups:
         raise FedpflError("a federation has no newcomers; set unseen=0 and unseen_groups=[]")
-    if run.clock:
+    if plan.system:
         raise FedpflError(
             "a federation's time is real, and clients are late by themselves; set system=none"
         )
-    require_classification(run.task, "a federation", "its clients tell accuracies alone")
-    if run.settings.metrics or run.eval.common:
+    require_classification(plan.task, "a federation", "its clients tell accuracies alone")
+    if settings.metrics or plan.eval.common:
         raise FedpflError(
             "the clients of a federation tell accuracies alone; leave out metrics and eval.common"
         )
-    if run.privacy:
+    if plan.privacy:
         raise FedpflError(
             "nodes would send their uploads before they are clipped and noised; set privacy=none"
         )
-    if run.attack:
+    if plan.attack:
         raise FedpflError(
             "nodes play their clients' part honestly, and nobody tells who would attack; set"
             " attack=none"
         )
-    if run.shift.at:
+    if plan.shift.at:
         raise FedpflError("a federation's nodes hold what they hold; leave out shift.at")
+    if sites.are_samples_at_nodes(plan.config):
+        sites.require_sites_partition(plan)
 
-    # ---- What the method reads at the server
+
+def find_disclosure(run: Run, settings: FederateSettings) -> str:
+    """Return which states leave clients beyond what is sent, "" if none do.
+
+    Raises:
+        FedpflError: if the settings do not allow it.
+    """
     method_name = run.config["method"]["name"]
     unsent_needs = rehearsal.find_unsent_needs(run)
     if not unsent_needs:
@@ -121,49 +142,62 @@ def find_disclosure(run: Run, settings: FederateSettings) -> str:
     return f"{opening}clients' states ({entries}) leave them in every round"
 
 
-def compatibility_key(run: Run) -> dict[str, str]:
-    """Return what server and nodes must have in common, by name."""
-    return {
-        "configuration": f"{run.identity}-seed{run.settings.seed}",
-        "data": run.fingerprint,
-        "version": f"{__version__}-{fingerprint(resume.digest_code(run))[:8]}",
-    }
-
-
 def run_server(grid: Grid, words: Sequence[str]) -> Path:
     """Play a federation to its end, and return its run directory. Raises FedpflError."""
     settings, cfg = compose_federation(words)
     path = Path(cfg.hydra.run.dir)
-    wire_log = WireLog(path)
-
-    def make_remote_backend(run: Run) -> RemoteBackend:
-        initial_state = engine.make_initial_state(
-            method=run.method,
-            net=run.net,
-            clients=run.federation.clients,
-            device=run.device,
-            storage=RowStorage(store=run.state),
-            seed=run.settings.seed,
-            stopping=run.stopping.early,
-        )
-        backend = RemoteBackend(
-            net=run.net,
-            engine=run.engine,
-            grid=grid,
-            compatibility_key=compatibility_key(run),
-            initial_state=initial_state,
-            settings=settings,
-            disclosure=find_disclosure(run, settings),
-        )
-        wire_log.backend = backend
-        return backend
-
     with user_errors(cfg, path):
-        for _ in session.play_session(
-            cfg, path, make_remote_backend=make_remote_backend, callbacks=[wire_log]
-        ):
+        plan = check_config(cfg)
+        require_playable(plan)
+        agreement = None
+        share: Share = share_nothing
+        if sites.are_samples_at_nodes(plan.config):
+            agreement = sites.load_agreement(path, plan)
+            agreement = agreement or sites.agree_with_nodes(grid, plan, settings)
+            share = sites.share_agreement(plan, agreement)
+        wire_log = WireLog(path, agreement)
+
+        def make_remote_backend(run: Run) -> RemoteBackend:
+            backend = _make_remote_backend(run, grid, settings, agreement)
+            wire_log.backend = backend
+            return backend
+
+        remote = session.RemoteClients(make_remote_backend, share)
+        for _ in session.play_session(cfg, path, callbacks=[wire_log], remote=remote):
             pass
     return path
+
+
+def _make_remote_backend(
+    run: Run, grid: Grid, settings: FederateSettings, agreement: Agreement | None
+) -> RemoteBackend:
+    """Return the backend that asks nodes. Raises FedpflError for what may not leave them."""
+    example_run = run
+    # The server has no samples to rehearse with where they are at nodes.
+    if agreement:
+        example_run = replace(run, federation=make_example_federation(run.federation))
+    initial_state = engine.make_initial_state(
+        method=run.method,
+        net=run.net,
+        clients=run.federation.clients,
+        device=run.device,
+        storage=RowStorage(store=run.state),
+        seed=run.settings.seed,
+        stopping=run.stopping.early,
+    )
+    backend = RemoteBackend(
+        net=run.net,
+        engine=run.engine,
+        grid=grid,
+        compatibility_key=make_run_key(run),
+        initial_state=initial_state,
+        settings=settings,
+        disclosure=find_disclosure(example_run, settings),
+    )
+    if agreement:
+        backend.agreement = asdict(agreement)
+        backend.example_federation = example_run.federation
+    return backend
 
 
 def make_node(
@@ -191,14 +225,20 @@ def make_node(
     """
     node_words = [*words, f"data_dir={data_dir}"] if data_dir else [*words]
     _, cfg = compose_federation(node_words)
-    run = build_run(check_config(cfg))
+    plan = check_config(cfg)
+    if sites.are_samples_at_nodes(plan.config):
+        raise FedpflError(
+            "each node of this federation brings its site, and this one has none; start it with "
+            'data="FOLDER" in its --node-config'
+        )
+    run = build_run(plan)
     client_count = run.federation.clients
     if clients is None:
         clients = range(node_number, client_count, node_count)
     for client in clients:
         if not 0 <= client < client_count:
             raise FedpflError(f"there is no client {client}: the federation has {client_count}")
-    key = compatibility_key(run)
+    key = make_run_key(run)
     return Node(
         backend=engine.make_backend(run.engine, run.net, run.device),
         method=run.method,
@@ -209,8 +249,20 @@ def make_node(
     )
 
 
+def make_site_node(
+    words: Sequence[str], path: Path, name: str, folder: Path | None, share_states: bool = False
+) -> SiteNode:
+    """Return the node that has a site; arguments are as of SiteNode.
+
+    Raises:
+        FedpflError: for a configuration that is refused, or a site that cannot be read.
+    """
+    _, cfg = compose_federation(words)
+    return SiteNode(check_config(cfg), path, name, folder, share_states)
+
+
 class WireLog(Callback):
-    """Write `wire.csv`: the bytes of each round.
+    """Write `wire.csv`: the bytes of each round, and what the server knows of nodes' sites.
 
     A row has the bytes that are counted, those of all messages, and those of evaluations.
 
@@ -220,11 +272,14 @@ class WireLog(Callback):
 
     backend: RemoteBackend
 
-    def __init__(self, run_directory: Path):
+    def __init__(self, run_directory: Path, agreement: Agreement | None = None):
         self._path = run_directory / "wire.csv"
+        self._agreement = agreement
 
     def on_begin(self, run: Any) -> None:
         """Begin the file, or keep the rows of the rounds that are done."""
+        if self._agreement:
+            sites.save_agreement(self._path.parent, run.identity, self._agreement)
         rows: list[str] = []
         if run.start_round and self._path.is_file():
             for line in self._path.read_text().splitlines()[1:]:

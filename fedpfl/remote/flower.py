@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -11,8 +12,11 @@ from typing import Any, cast
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.terminal import print_notice
 from fedpfl.remote import app, wire
+from fedpfl.remote.local import STATUS_WORDS
 from fedpfl.remote.node import Node
 from fedpfl.remote.server import Grid
+from fedpfl.remote.sites import SiteNode
+from fedpfl.runner.faults import find_exit_status
 
 try:
     from flwr.app import ConfigRecord, Message, RecordDict
@@ -24,6 +28,7 @@ except ImportError as error:
 RECORD_NAME = "fedpfl"
 FIELD_NAME = "message"
 MESSAGE_TYPE = "query"
+PULL_SECONDS = 0.5
 NO_MESSAGE = "an answer that is no message"
 
 
@@ -41,16 +46,36 @@ class FlowerGrid(Grid):
         self, messages: Sequence[tuple[int, bytes]], timeout: float
     ) -> list[bytes | str | None]:
         """Return the answer to each (node, message); see Grid."""
-        if not messages:
-            return []
+        answer_by_position = dict(self.iterate_answers(messages, timeout))
+        return [answer_by_position[position] for position in range(len(messages))]
+
+    def iterate_answers(
+        self, messages: Sequence[tuple[int, bytes]], timeout: float
+    ) -> Iterator[tuple[int, bytes | str | None]]:
+        """Yield the position of each (node, message) and its answer, as answers come."""
         requests = [
             Message(_make_record(message), node, MESSAGE_TYPE, ttl=timeout)
             for node, message in messages
         ]
-        replies = self._grid.send_and_receive(requests, timeout=timeout)
-        # Flower returns replies in any order.
-        contents = {reply.metadata.reply_to_message_id: _read_reply(reply) for reply in replies}
-        return [contents.get(request.metadata.message_id) for request in requests]
+        # Of a message that Flower does not take there is no id, or there are none at all.
+        ids = [*self._grid.push_messages(requests)] if requests else []
+        position_by_id = {name: position for position, name in enumerate(ids) if name}
+        deadline = time.monotonic() + timeout
+        while position_by_id:
+            for reply in self._grid.pull_messages([*position_by_id]):
+                position = position_by_id.pop(reply.metadata.reply_to_message_id, None)
+                if position is not None:
+                    yield position, _read_reply(reply)
+            if time.monotonic() > deadline:
+                break
+            if position_by_id:
+                time.sleep(PULL_SECONDS)
+        answered = {
+            position for position, name in enumerate(ids) if name and name not in position_by_id
+        }
+        for position in range(len(requests)):
+            if position not in answered:
+                yield position, None
 
 
 def _make_record(message: bytes) -> RecordDict:
@@ -83,7 +108,9 @@ def server() -> ServerApp:
             app.run_server(FlowerGrid(grid), words)
         except FedpflError as error:
             print_notice(error)
-            raise SystemExit(2) from None
+            print_notice(f"{STATUS_WORDS} {find_exit_status(error)}")
+            # Flower calls a run failed, and shows why in `flwr list`, only for an Exception.
+            raise FedpflError(str(error)) from None
 
     return server_app
 
@@ -91,9 +118,10 @@ def server() -> ServerApp:
 def client() -> ClientApp:
     """Return the app that answers at a node.
 
-    A node's configuration names its clients (`clients="0,3"`, or `partition-id` of
-    `num-partitions`), where their states are kept (`state`), where the data are (`data-dir`), and
-    whether states may leave it (`share-states`).
+    A node's configuration names its site (`data`, and `name` unless that is the file's or folder's),
+    or its clients among data that all nodes have (`clients="0,3"`, or `partition-id` of
+    `num-partitions`, and where the data are, `data-dir`); where states are kept (`state`), and
+    whether they may leave it (`share-states`).
     """
     client_app = ClientApp()
 
@@ -103,12 +131,7 @@ def client() -> ClientApp:
         try:
             node = _load_node(
                 words=str(context.run_config["words"]),
-                clients=str(node_config.get("clients", "")),
-                node_number=int(node_config.get("partition-id", 0)),
-                node_count=int(node_config.get("num-partitions", 1)),
-                folder=str(node_config.get("state", "federated")),
-                data_dir=str(node_config.get("data-dir", "")),
-                share_states=node_config.get("share-states", False) is True,
+                node_config=tuple(sorted(node_config.items())),
             )
             answer = node.answer_message(cast(bytes, message.content[RECORD_NAME][FIELD_NAME]))
         except FedpflError as error:
@@ -119,25 +142,22 @@ def client() -> ClientApp:
 
 
 @cache
-def _load_node(
-    words: str,
-    clients: str,
-    node_number: int,
-    node_count: int,
-    folder: str,
-    data_dir: str,
-    share_states: bool,
-) -> Node:
+def _load_node(words: str, node_config: tuple[tuple[str, Any], ...]) -> Node | SiteNode:
     """Return the node, which a process makes once."""
-    client_ids = None
-    if clients:
-        client_ids = [int(client) for client in clients.split(",")]
+    values = dict(node_config)
+    run_words = shlex.split(words)
+    folder = Path(str(values.get("state", "federated")))
+    share_states = values.get("share-states", False) is True
+    if "data" in values:
+        path, name = Path(str(values["data"])), str(values.get("name", ""))
+        return app.make_site_node(run_words, path, name, folder, share_states)
+    clients = str(values.get("clients", ""))
     return app.make_node(
-        words=shlex.split(words),
-        clients=client_ids,
-        node_number=node_number,
-        node_count=node_count,
-        folder=Path(folder),
-        data_dir=data_dir,
+        words=run_words,
+        clients=[int(client) for client in clients.split(",")] if clients else None,
+        node_number=int(values.get("partition-id", 0)),
+        node_count=int(values.get("num-partitions", 1)),
+        folder=folder,
+        data_dir=str(values.get("data-dir", "")),
         share_states=share_states,
     )

@@ -31,6 +31,9 @@ TERMINATION_GRACE = 10.0  # seconds for processes to end by themselves
 POLL_SECONDS = 0.3
 HOST = "127.0.0.1"
 LINK_NAME = "here"
+NOTICE = "fedpfl: "
+STATUS_WORDS = "exit status"
+"""How a server's line begins that says how it has ended."""
 
 APP_MODULE = '''"""A Flower app that fedpfl has written: a federation of the configuration in pyproject.toml."""
 
@@ -68,20 +71,18 @@ def write_app(folder: Path, words: Sequence[str]) -> None:
 
 
 def play_locally(
-    words: Sequence[str],
-    node_count: int,
-    states_folder: Path,
-    log: Path,
-    share_states: bool = False,
-) -> None:
-    """Play a federation to its end, on a SuperLink and some SuperNodes.
+    words: Sequence[str], node_configs: Sequence[str], log: Path, run_log: Path
+) -> int | None:
+    """Play a federation to its end on SuperLink and SuperNodes, and show it.
 
     Args:
         words: The command line of the federation.
-        node_count: How many SuperNodes are started.
-        states_folder: Where nodes store clients' states, one folder for each.
+        node_configs: Of the SuperNodes that are started.
         log: The file for what Flower says.
-        share_states: Whether clients' states may leave the nodes.
+        run_log: The file in which the run says how far it is.
+
+    Returns:
+        The exit status of a server that has refused or given up the run, else None.
 
     Raises:
         FedpflError: if Flower is not there, or does not take the run.
@@ -93,20 +94,53 @@ def play_locally(
     ):
         folder = Path(temporary)
         write_app(folder / "app", words)
-        link_port, *node_ports = find_free_ports(node_count + 1)
+        link_port, *node_ports = find_free_ports(len(node_configs) + 1)
         environment = flower_environment(folder, link_port)
         process_options: dict[str, Any] = {"env": environment, "stdout": output, "stderr": output}
+        server_lines, run_lines = NewLines(log), NewLines(run_log)
         start_superlink(start_command, link_port, **process_options)
-        for number, node_port in enumerate(node_ports):
-            node_config = (
-                f"partition-id={number} num-partitions={node_count} "
-                f'state="{states_folder}/node{number}" '
-                f"share-states={str(share_states).lower()}"
-            )
+        for node_port, node_config in zip(node_ports, node_configs, strict=True):
             start_supernode(start_command, link_port, node_port, node_config, **process_options)
-        run_command = [find_command("flwr"), "run", str(folder / "app"), LINK_NAME, "--stream"]
-        if subprocess.run(run_command, check=False, **process_options).returncode:
+        process = start_command(
+            "flwr", "run", str(folder / "app"), LINK_NAME, "--stream", **process_options
+        )
+        status = None
+        is_running = True
+        while is_running:
+            time.sleep(POLL_SECONDS)
+            is_running = process.poll() is None
+            for line in run_lines.read_lines():
+                print(line.partition(" ")[2], file=sys.stderr, flush=True)
+            for line in server_lines.read_lines():
+                if line.startswith(f"{NOTICE}{STATUS_WORDS}"):
+                    status = int(line.split()[-1])
+                elif line.startswith(NOTICE):
+                    print(line, file=sys.stderr, flush=True)
+        if process.returncode:
             raise FedpflError(f"Flower has not taken the run; {log} says why")
+        return status
+
+
+class NewLines:
+    """Read the lines that a file gets from now on; it may begin anew."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._position = path.stat().st_size if path.is_file() else 0
+
+    def read_lines(self) -> list[str]:
+        """Return the whole lines since the last call."""
+        if not self._path.is_file():
+            return []
+        if self._path.stat().st_size < self._position:
+            self._position = 0
+        with self._path.open("rb") as file:
+            file.seek(self._position)
+            content = file.read()
+        # What follows the last line break is a line that is being written.
+        length = content.rfind(b"\n") + 1
+        self._position += length
+        return content[:length].decode(errors="replace").splitlines()
 
 
 def start_superlink(

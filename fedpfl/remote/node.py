@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import traceback
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,8 @@ from fedpfl.ground.tree import Known, Tree
 from fedpfl.methods import Method, Turn
 from fedpfl.record import checkpoint
 from fedpfl.remote import trust, wire
-from fedpfl.remote.server import NotSentError, describe_mismatch
+from fedpfl.remote.keys import describe_mismatch
+from fedpfl.remote.server import NotSentError
 
 # A server that goes on from its last checkpoint asks for a round again.
 STORED_ROUNDS = 2
@@ -78,14 +79,7 @@ class Node:
 
     def answer_message(self, message: bytes) -> bytes:
         """Return the answer to a message; a failure is an answer, too."""
-        try:
-            return self._answer_request(message)
-        except FedpflError as fault:
-            is_not_sent = isinstance(fault, NotSentError)
-            return wire.pack_message({"fault": str(fault), "needs": is_not_sent}, {})
-        except Exception as error:
-            traceback.print_exc()
-            return wire.pack_message({"fault": error_text(error, with_class=True)}, {})
+        return answer_or_fault(self._answer_request, message)
 
     def _answer_request(self, message: bytes) -> bytes:
         """Return the answer to a message. Raises FedpflError."""
@@ -267,6 +261,18 @@ class Node:
 
         vars(method)["download"] = download
         return method, _select_paths(self._initial_state.server, entries)
+
+
+def answer_or_fault(answer_request: Callable[[bytes], bytes], message: bytes) -> bytes:
+    """Return the answer to a message; a failure is an answer, too."""
+    try:
+        return answer_request(message)
+    except FedpflError as fault:
+        is_not_sent = isinstance(fault, NotSentError)
+        return wire.pack_message({"fault": str(fault), "needs": is_not_sent}, {})
+    except Exception as error:
+        traceback.print_exc()
+        return wire.pack_message({"fault": error_text(error, with_class=True)}, {})
 
 
 class ClientStore:

@@ -7,12 +7,13 @@ import logging
 import statistics
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, NamedTuple
 
 import torch
 
+from fedpfl.data import Federation
 from fedpfl.engine import Backend, Engine, FineTuning, Local, State
 from fedpfl.engine.calls import Answer, Call, Participation, TrainCall
 from fedpfl.engine.store import Rows
@@ -23,6 +24,7 @@ from fedpfl.ground.ranges import Above, AtLeast
 from fedpfl.ground.tree import Known, Tree
 from fedpfl.models import Net
 from fedpfl.remote import trust, wire
+from fedpfl.remote.keys import describe_mismatch
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +77,12 @@ class Grid(ABC):
         It is None if none came within `timeout` seconds, and a text if the node failed.
         """
 
+    def iterate_answers(
+        self, messages: Sequence[tuple[int, bytes]], timeout: float
+    ) -> Iterator[tuple[int, bytes | str | None]]:
+        """Yield the position of each (node, message) and its answer, as answers come."""
+        yield from enumerate(self.send_and_receive(messages, timeout))
+
 
 class AnsweredMessage(NamedTuple):
     """Hold the size on the wire, in bytes, of one message and its answer."""
@@ -98,9 +106,16 @@ class RemoteBackend(Backend):
         settings: The keys `federate.*`.
         disclosure: Which states leave clients beyond what is sent, as a sentence: the states then
             live at the server and travel with each message. "" if they stay at the nodes.
+
+    Attributes:
+        agreement: What nodes are sent with each message of a federation whose sites are at nodes.
+        example_federation: Of made-up samples, by which the form of answers is known; None where
+            the server has the samples.
     """
 
     name = "nodes"
+    agreement: Mapping[str, Any] | None = None
+    example_federation: Federation | None = None
 
     def __init__(
         self,
@@ -205,11 +220,17 @@ class RemoteBackend(Backend):
 
     # ---- What is sent
 
+    @property
+    def _opening(self) -> dict[str, Any]:
+        """Return the fields that every message has."""
+        key = {"key": self._compatibility_key}
+        return key if self.agreement is None else {**key, "agreement": self.agreement}
+
     def _pack_request(self, call: Call, client: int) -> bytes:
         """Return the message that asks a client to train or to be evaluated."""
         state = call.state
         fields: dict[str, Any] = {
-            "key": self._compatibility_key,
+            **self._opening,
             "client": client,
             "round": state.round,
             "asks": _describe_question(call),
@@ -330,7 +351,7 @@ class RemoteBackend(Backend):
             self._seen_clients |= {*self._node_of_client}
             if {*clients} <= self._seen_clients or time.monotonic() > deadline:
                 return
-            time.sleep(NODE_POLL_SECONDS)
+            time.sleep(min(NODE_POLL_SECONDS, self._settings.timeout))
 
     def _greet_new_nodes(self, round_number: int) -> None:
         """Forget the nodes that are gone, and ask new ones which clients they hold.
@@ -351,7 +372,7 @@ class RemoteBackend(Backend):
 
     def _greet(self, nodes: Sequence[int], round_number: int, timeout: float) -> None:
         """Ask nodes which clients they hold."""
-        greeting = wire.pack_message({"key": self._compatibility_key, "hello": round_number}, {})
+        greeting = wire.pack_message({**self._opening, "hello": round_number}, {})
         replies = self._grid.send_and_receive([(node, greeting) for node in nodes], timeout)
         for node, reply in zip(nodes, replies, strict=True):
             try:
@@ -439,23 +460,15 @@ class RemoteBackend(Backend):
         """Return the form that answers to a call of this kind must have."""
         kind = f"{_call_kind(call)} {_describe_question(call).get('turn')}"
         if kind not in self._answer_forms:
-            example = trust.expect_answer(call, self.net, self._initial_state, self.shares_states)
+            federation = self.example_federation or call.federation
+            example = trust.expect_answer(
+                replace(call, federation=federation),
+                self.net,
+                self._initial_state,
+                self.shares_states,
+            )
             self._answer_forms[kind] = str(tree.specs(example))
         return self._answer_forms[kind]
-
-
-def describe_mismatch(
-    key: Any, expected_key: Mapping[str, str], sender: str = "it", receiver: str = "the server"
-) -> str:
-    """Return the first difference between two compatibility keys as a text, "" if they agree."""
-    entries = key if isinstance(key, dict) else {}
-    for name, expected in expected_key.items():
-        if entries.get(name) != expected:
-            return (
-                f"{sender} has {name} {entries.get(name)}, {receiver} {expected}; give both the "
-                "same command, data and packages"
-            )
-    return ""
 
 
 def _call_kind(call: Call) -> str:

@@ -165,9 +165,14 @@ def _float_leaves(uploads: Tree) -> list[Tensor]:
 # ---- What a node expects of a request
 
 
+def is_whole_number(value: Any) -> bool:
+    """Return whether a value is a whole number; true and false are none."""
+    return type(value) is int
+
+
 def read_round(value: Any) -> int:
     """Return the number of a round. Raises FedpflError for what is none."""
-    if type(value) is not int or not 0 <= value < 2**31:
+    if not is_whole_number(value) or not 0 <= value < 2**31:
         raise FedpflError("a message whose round is no number")
     return value
 

@@ -100,6 +100,25 @@ def unpack_message(message: bytes, max_entries: int | None = None) -> tuple[dict
         raise FedpflError(f"a message that is cut or damaged ({type(error).__name__})") from None
 
 
+def unpack_fields(message: bytes, max_bytes: int | None = None) -> dict[str, Any]:
+    """Return the values of a message alone; its tensors are not looked at.
+
+    Args:
+        message: What `pack_message` returns.
+        max_bytes: How long it may be; None: as long as it is.
+
+    Raises:
+        FedpflError: if it is not what `pack_message` returns, or too large.
+    """
+    if max_bytes is not None and len(message) > max_bytes:
+        raise FedpflError(f"a message of {len(message):,} bytes, where {max_bytes:,} are the most")
+    try:
+        (length,) = HEADER_LENGTH.unpack_from(message)
+        return dict(json.loads(message[HEADER_LENGTH.size : HEADER_LENGTH.size + length])["about"])
+    except (*DECODING_ERRORS, RecursionError) as error:
+        raise FedpflError(f"a message that is cut or damaged ({type(error).__name__})") from None
+
+
 def iterate_sent_leaves(sent: Tree, prefix: str = "") -> Iterator[SentLeaf]:
     """Yield the tensors that `Method.download` sends; those of `Known` trees do not travel."""
     if isinstance(sent, Masked | Agreed):

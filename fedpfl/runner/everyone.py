@@ -78,7 +78,7 @@ class ClientTable:
         federation = run.federation
         partition_text = describe_choice(run.config["partition"])
         sizes: tuple[int, ...] = ()
-        if federation.task is not CLASSIFICATION:
+        if federation.task is not CLASSIFICATION or federation.is_elsewhere:
             sizes = tuple(self.sample_counts.tolist())
         title = f"{federation.name}, {run.settings.clients} clients, {partition_text}"
         directory.write_partition(

@@ -46,6 +46,12 @@ EXIT_STATUS: dict[type[Exception], int] = {MethodError: 1, Diverged: 3}
 """The exit status by the kind of error; 2 for the others."""
 
 
+def find_exit_status(error: Exception) -> int:
+    """Return the exit status of a command that an error has ended."""
+    statuses = (status for kind, status in EXIT_STATUS.items() if isinstance(error, kind))
+    return next(statuses, 2)
+
+
 @contextmanager
 def user_errors(cfg: DictConfig, path: Path, keep_traceback: bool = False) -> Iterator[None]:
     """Turn errors that a user or a method's author can fix into FedpflError.

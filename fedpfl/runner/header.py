@@ -31,6 +31,13 @@ from fedpfl.runner.cost import count_submodel_costs
 from fedpfl.runner.needs import ResourceNeeds, format_mib, warn_of_shortage
 from fedpfl.runner.resume import Progress
 
+LEARNT_OF_SITES = (
+    "of each site its name, number of samples and their form, values of labels (of tables names of "
+    "columns, values of dataset.categories), sums and squares per channel unless dataset.mean and "
+    "dataset.std are set; nothing else of its data"
+)
+"""What the server of a federation is told whose sites are at their nodes."""
+
 
 @dataclass(frozen=True)
 class RunOutlook:
@@ -202,6 +209,8 @@ def format_header(run: Run, outlook: RunOutlook) -> list[str]:
             f"{_describe_head(run.net)}{_describe_frozen(run.net)}"
         ),
     ]
+    if federation.is_elsewhere:
+        lines.append(f"learnt      {LEARNT_OF_SITES}")
     if run.shift:
         lines.append(f"shift       {run.shift}")
     if run.clock:

@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 
 from fedpfl import engine
 from fedpfl.config import plugins
-from fedpfl.config.plan import Run, build_run, check_config, share_nothing
+from fedpfl.config.plan import Run, Share, build_run, check_config, share_nothing
 from fedpfl.data import fingerprint
 from fedpfl.engine.backends import lockstep, ranks
 from fedpfl.ground import tree
@@ -33,6 +33,19 @@ AUTOTUNED_KEYS = ("backend", "graphs", "width")
 """Keys of the engine that engine=auto finds out."""
 
 
+@dataclass(frozen=True)
+class RemoteClients:
+    """Tell how clients are reached that are not in this process.
+
+    Attributes:
+        make_backend: makes the backend that asks them.
+        share: as of `build_run`; where they have the samples, it gives the form of these.
+    """
+
+    make_backend: Callable[[Run], engine.Backend]
+    share: Share = share_nothing
+
+
 def play_session(
     cfg: DictConfig,
     path: Path,
@@ -40,7 +53,7 @@ def play_session(
     quiet: bool = False,
     callbacks: Sequence[Callback] = (),
     trial: SearchTrial | None = None,
-    make_remote_backend: Callable[[Run], engine.Backend] | None = None,
+    remote: RemoteClients | None = None,
 ) -> Iterator[Round]:
     """Begin or resume the run of a configuration, and yield its rounds as they end.
 
@@ -54,7 +67,7 @@ def play_session(
         quiet: whether to print nothing on the terminal.
         callbacks: what hears of the run beside its loggers and plugins.
         trial: the trial of a search that this run is, None for any other run.
-        make_remote_backend: makes a backend whose clients are not in this process.
+        remote: how clients are reached that are not in this process.
 
     Raises:
         FedpflError: for what is wrong with the configuration, the directory or the training.
@@ -64,9 +77,10 @@ def play_session(
 
     # ---- Step 1: read the data and build the run. Processes under torchrun share process 0's path.
     path = Path(ranks.broadcast_value(str(path)))
-    run = build_run(check_config(cfg), stage.share if stage else share_nothing)
+    share = remote.share if remote else share_nothing
+    run = build_run(check_config(cfg), stage.share if stage else share)
     needs = estimate_needs(run)
-    remote_backend = make_remote_backend(run) if make_remote_backend else None
+    remote_backend = remote.make_backend(run) if remote else None
     if ranks.is_main_process():
         callbacks = [*callbacks, *plugins.make_callbacks(run.config["plugins"])]
     shorter_run = resume.load_shorter_run(run)
@@ -228,7 +242,9 @@ def _report_ending(progress: resume.Progress, callbacks: Callbacks) -> Iterator[
 
     # ---- The run is finished
     trained_count = len(find_trained_clients(progress.state))
-    masks = engine.compare_masks(run.method, progress.state)
+    masks = None
+    if directory.summary.get("states") != STATES_AT_NODES:
+        masks = engine.compare_masks(run.method, progress.state)
     if masks:
         federation = run.federation
         clients = masks["clients"]

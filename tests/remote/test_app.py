@@ -2,17 +2,14 @@
 
 import csv
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 import fedpfl
 from fedpfl import federate
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.tasks import TASKS
 from fedpfl.remote import app
 from fedpfl.remote.rehearsal import InProcessGrid
-from fedpfl.remote.server import FederateSettings
 from tests.command import FILES, TINY, run_command
 
 WORDS = ["dataset=digits", *TINY, "model=mlp", "rounds=3", "federate.timeout=0.01"]
@@ -134,17 +131,11 @@ def test_a_server_may_defend_itself(here):
     assert table(path / "rounds.csv") == table(alone / "rounds.csv")
 
 
-def test_no_promise_of_privacy_is_made():
+def test_no_promise_of_privacy_is_made(here):
     """Clipping and noise are the server's work, which in one place it is for all."""
-    plain = {
-        "newcomers": None,
-        "task": TASKS["classification"],
-        "clock": None,
-        "settings": SimpleNamespace(metrics=()),
-        "eval": SimpleNamespace(common=0),
-    }
+    words = ["method=fedavg", *WORDS, "privacy=client", "privacy.noise=1"]
     with pytest.raises(FedpflError, match="before they are clipped and noised; set privacy=none"):
-        app.find_disclosure(SimpleNamespace(**plain, privacy=object()), FederateSettings())
+        app.run_server(InProcessGrid({}), words)
 
 
 def test_a_node_of_other_data(here, caplog):

@@ -7,7 +7,7 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -16,7 +16,12 @@ from fedpfl.data.datasets.shared.images import IMAGE_SUFFIXES, Side, read_images
 from fedpfl.data.datasets.shared.parts import LabelledPart, require_equal_forms
 from fedpfl.data.datasets.shared.samples import Raw, convert_labels, to_finite_floats
 from fedpfl.data.datasets.shared.source import Source
-from fedpfl.data.datasets.shared.tables import Table, encode_tables, label_columns
+from fedpfl.data.datasets.shared.tables import (
+    Table,
+    encode_tables,
+    find_levels,
+    label_columns,
+)
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tasks import CLASSIFICATION, MULTILABEL, Task, require_classification
 
@@ -41,6 +46,32 @@ class Site:
     x: np.ndarray
     labels: np.ndarray
     test_from: int | None = None
+
+
+@dataclass(frozen=True)
+class SiteOptions:
+    """How sites are read; the fields are as of `sites`.
+
+    Attributes:
+        labels: The columns that `label` names.
+    """
+
+    labels: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
+    size: int = 64
+    task: Task = CLASSIFICATION
+
+
+class Columns(NamedTuple):
+    """What tables must have in common.
+
+    Attributes:
+        names: Of all columns but labels, in their order.
+        levels: The values that each category takes, as texts.
+    """
+
+    names: list[str]
+    levels: dict[str, list[str]]
 
 
 def sites(
@@ -72,21 +103,53 @@ def sites(
     """
     if path is None:
         raise FedpflError("dataset=sites needs dataset.path=FOLDER, in which every entry is a site")
-    entries = list_sites(path)
-    kind = _common_kind(entries)
     labels = label_columns(label)
-    if kind == "table":
-        read_sites = _read_tables(entries, labels, categories, task)
-    else:
-        _refuse_table_options(kind, labels, categories)
-        if kind == "archive":
-            read_sites = _read_archives(entries, task)
-        else:
-            require_classification(task, "a site of images", "its folders are classes")
-            read_sites = _read_folders(entries, size)
+    read_sites = _read_entries(list_sites(path), SiteOptions(labels, categories, size, task))
     _require_equal_samples(read_sites)
     raw = _merge_sites(read_sites, task)
     return raw._replace(class_names=labels) if task is MULTILABEL else raw
+
+
+def read_site(path: Path, options: SiteOptions, columns: Columns | None = None) -> Site:
+    """Read one site alone, such as the one that a node has.
+
+    Args:
+        path: Any entry that a folder of sites may have.
+        options: Those of the data set.
+        columns: What the tables of all sites have in common; None: what this one has.
+
+    Raises:
+        FedpflError: It is no site, or cannot be read.
+    """
+    entry = Path(path).expanduser()
+    if not entry.exists():
+        raise FedpflError(f"{entry} does not exist; give the site that the node has")
+    if columns is None or _kind_of(entry) != "table":
+        return _read_entries([entry], options)[0]
+    tables = [_make_template(columns, options), Table(str(entry), _read_table(entry))]
+    _, (x, labels) = encode_tables(tables, options.labels, options.categories, options.task)
+    return Site(site_name(entry), entry, x, labels)
+
+
+def read_table_columns(path: Path, options: SiteOptions) -> Columns | None:
+    """Return the columns of a site that is a table; None of any other."""
+    entry = Path(path).expanduser()
+    if _kind_of(entry) != "table":
+        return None
+    table = Table(str(entry), _read_table(entry))
+    names = [str(name) for name in table.frame.columns if name not in options.labels]
+    return Columns(names, {name: find_levels([table], name) for name in options.categories})
+
+
+def _make_template(columns: Columns, options: SiteOptions) -> Table:
+    """Return a table that has all columns in their order and all values of categories."""
+    import pandas as pd
+
+    rows = max([1, *map(len, columns.levels.values())])
+    cells: dict[str, list[str | int]] = dict.fromkeys([*columns.names, *options.labels], [0] * rows)
+    for name, levels in columns.levels.items():
+        cells[name] = [*levels, *levels[:1] * (rows - len(levels))]
+    return Table("the tables of the other sites", pd.DataFrame(cells))
 
 
 def list_sites(folder: Path) -> list[Path]:
@@ -125,6 +188,19 @@ def site_name(entry: Path) -> str:
 
 
 # ---- kinds
+
+
+def _read_entries(entries: Sequence[Path], options: SiteOptions) -> list[Site]:
+    """Read sites of one kind."""
+    kind = _common_kind(entries)
+    task = options.task
+    if kind == "table":
+        return _read_tables(entries, options.labels, options.categories, task)
+    _refuse_table_options(kind, options.labels, options.categories)
+    if kind == "archive":
+        return _read_archives(entries, task)
+    require_classification(task, "a site of images", "its folders are classes")
+    return _read_folders(entries, options.size)
 
 
 def _kind_of(entry: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedpfl.data.datasets.shared.sums import scale_channels, sum_channels
 from fedpfl.data.fingerprint import FINGERPRINTED_IF_SET
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tasks import (
@@ -42,6 +44,7 @@ class Samples:
         group_names: The names of the groups.
         test_from: The first sample of the original test part, if there is one.
         class_names: The names of the classes or labels, empty where they are numbers alone.
+        are_elsewhere: Whether all samples are at nodes, and x and y have their form alone.
     """
 
     name: str
@@ -54,6 +57,7 @@ class Samples:
     group_names: tuple[str, ...] = ()
     test_from: int | None = None
     class_names: tuple[str, ...] = field(default=(), metadata=FINGERPRINTED_IF_SET)
+    are_elsewhere: bool = field(default=False, metadata=FINGERPRINTED_IF_SET)
 
 
 class Raw(NamedTuple):
@@ -395,24 +399,6 @@ def mean_and_std(x: Tensor, index: Tensor) -> tuple[tuple[float, ...], tuple[flo
     Those of images are of x / 255. The deviation of a constant channel is one grey level, of
     signals 1. The device of x does not matter.
     """
-    means = []
-    deviations = []
-    for channel in x.unbind(1):
-        values = channel[index.to(x.device)]
-        if x.dtype == torch.uint8:
-            # Exact on all devices, from the histogram.
-            counts = torch.bincount(values.flatten(), minlength=256).cpu().double()
-            levels = torch.arange(256, dtype=torch.float64) / 255
-            shares = counts / counts.sum()
-            mean = float((shares * levels).sum())
-            variance = float((shares * (levels - mean) ** 2).sum())
-            deviation = max(variance**0.5, 1 / 255)
-        else:
-            values = values.cpu().double()
-            mean = float(values.mean())
-            deviation = float(values.std(correction=0))
-            if not deviation > 1e-6 * max(1.0, abs(mean)):
-                deviation = 1.0
-        means.append(mean)
-        deviations.append(deviation)
-    return tuple(means), tuple(deviations)
+    is_image = x.dtype == torch.uint8
+    values_per_channel = len(index) * math.prod(x.shape[2:])
+    return scale_channels(sum_channels(x, index), values_per_channel, is_image)

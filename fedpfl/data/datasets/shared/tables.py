@@ -70,7 +70,7 @@ def encode_tables(
             "name one, or set task=multilabel"
         )
     names = [name for name in columns if name not in labels]
-    levels = {name: _common_levels(tables, name) for name in names if name in categories}
+    levels = {name: find_levels(tables, name) for name in names if name in categories}
     encoded = []
     for table in tables:
         features: list[np.ndarray] = []
@@ -120,7 +120,7 @@ def _describe_difference(columns: Iterable[str], expected: Iterable[str]) -> str
     return " and ".join(parts)
 
 
-def _common_levels(tables: Sequence[Table], name: str) -> list[str]:
+def find_levels(tables: Sequence[Table], name: str) -> list[str]:
     """Return the values that a category takes at any site, sorted."""
     levels = set[str]()
     for table in tables:

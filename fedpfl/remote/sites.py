@@ -1,0 +1,343 @@
+"""A federation whose nodes have a site each: the first exchange, on both sides.
+
+The server asks each node what site it has, makes an agreement of it, asks for sums where samples
+are scaled by computed constants, and sends the agreement with every message. A node builds the same
+run from it, with its own samples in their place.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedpfl import engine
+from fedpfl.config.plan import Plan, Run, Share, build_run, read_options
+from fedpfl.data.datasets.shared.sums import ChannelSums, scale_channels, sum_channels
+from fedpfl.data.datasets.shared.tables import label_columns
+from fedpfl.data.datasets.sites import SiteOptions, read_site, read_table_columns, site_name
+from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.terminal import print_notice
+from fedpfl.remote import agreement as agreements
+from fedpfl.remote import wire
+from fedpfl.remote.agreement import Agreement, SiteFacts
+from fedpfl.remote.keys import describe_mismatch, make_plan_key, make_run_key
+from fedpfl.remote.node import Node, NodeSettings, answer_or_fault
+from fedpfl.remote.server import FederateSettings, Grid, NoAnswerError
+
+MAX_MESSAGE = 2**22
+"""Bytes of a message of the first exchange."""
+POLL_SECONDS = 0.5
+AGREEMENT_FILE = "sites.json"
+
+
+def are_samples_at_nodes(config: Mapping[str, Any]) -> bool:
+    """Return whether a configuration leaves it to nodes to have the samples."""
+    return config["dataset"]["name"] == "sites" and config["dataset"]["path"] is None
+
+
+def require_sites_partition(plan: Plan) -> None:
+    """Raise FedpflError for choices that need all sites in one place."""
+    scheme = plan.config["partition"]["name"]
+    if scheme != "groups":
+        raise FedpflError(
+            f"partition={scheme} deals samples to clients, and these are at their nodes; leave it out"
+        )
+    if plan.shift:
+        raise FedpflError(
+            "shift lays anew what clients hold, and these hold it at their nodes; leave it out"
+        )
+    if plan.config["dataset"]["only"] is not None:
+        raise FedpflError(
+            "dataset.only: nodes keep all samples of their sites; leave out labels there"
+        )
+
+
+def share_agreement(plan: Plan, agreement: Agreement) -> Share:
+    """Return what gives a run the agreed samples, where it would read some."""
+    # Nobody has hashes of all samples, by which weights are compared with what they saw.
+    samples = agreement.make_samples(read_options(plan.config, "dataset"), plan.device)
+    no_hashes: np.ndarray | None = None
+    digest = agreement.digest
+
+    def share(key: Hashable, make: Callable[[], Any]) -> Any:
+        return samples, samples.y.to(plan.device), digest, no_hashes
+
+    return share
+
+
+# ---- The server
+
+
+def load_agreement(run_directory: Path, plan: Plan) -> Agreement | None:
+    """Return what the sites have agreed on of a run that has begun, or None.
+
+    Raises:
+        FedpflError: The file is damaged.
+    """
+    path = run_directory / AGREEMENT_FILE
+    if not path.is_file() or plan.settings.restart:
+        return None
+    try:
+        stored = json.loads(path.read_text())
+        if stored["configuration"] != plan.identity:
+            return None
+        return agreements.read_agreement(stored["agreement"])
+    except (ValueError, KeyError, TypeError, FedpflError):
+        raise FedpflError(f"{path} is damaged; restart=true begins the run anew") from None
+
+
+def save_agreement(run_directory: Path, configuration: str, agreement: Agreement) -> None:
+    """Write down what the server knows of the sites.
+
+    Args:
+        run_directory: Of the run.
+        configuration: Its identity.
+        agreement: Of its sites.
+    """
+    content = {"configuration": configuration, "agreement": asdict(agreement)}
+    (run_directory / AGREEMENT_FILE).write_text(f"{json.dumps(content, indent=1)}\n")
+
+
+def agree_with_nodes(grid: Grid, plan: Plan, settings: FederateSettings) -> Agreement:
+    """Ask all nodes what sites they have, and return what these agree on.
+
+    Raises:
+        FedpflError: Sites differ, too few come in time, or too many.
+    """
+    # ---- Step 1: what site has each node? Who differs is named at once
+    key = make_plan_key(plan)
+    site_by_node = _collect_sites(grid, key, plan.settings.clients, settings.timeout)
+    agreement = agreements.agree_on_sites([*site_by_node.values()])
+
+    # ---- Step 2: the sums of their training samples, if they are scaled by them. How many values
+    # these are follows from the split, which both sides make of the sizes of all sites.
+    run = build_run(plan, share_agreement(plan, _with_plain_scale(plan, agreement)))
+    samples = agreement.make_samples(read_options(plan.config, "dataset"), plan.device)
+    if samples.mean is not None and samples.std is not None:
+        return agreement
+    train_sizes = run.federation.train_sizes.tolist()
+    is_image = samples.x.dtype == torch.uint8
+    values_per_sample = samples.x[0, 0].numel()
+    request = wire.pack_message({"key": key, "sums": True, "agreement": asdict(agreement)}, {})
+    sums: list[ChannelSums] = []
+    nodes = [*site_by_node]
+    replies = grid.send_and_receive([(node, request) for node in nodes], settings.timeout)
+    # Without the sums of one site there is no scale, so that a fault here ends the beginning.
+    for node, reply in zip(nodes, replies, strict=True):
+        name = site_by_node[node].name
+        count = train_sizes[agreement.names.index(name)] * values_per_sample
+        try:
+            fields = _open_reply(reply, key, settings.timeout)
+            site_sums = agreements.read_sums(
+                fields.get("sums"), samples.x.shape[1], count, is_image
+            )
+        except FedpflError as fault:
+            raise FedpflError(f"{name} (node {node}): {fault}") from None
+        sums = [total.add_sums(channel) for total, channel in zip(sums, site_sums, strict=False)]
+        sums = sums or site_sums
+    mean, std = scale_channels(sums, sum(train_sizes) * values_per_sample, is_image)
+    return replace(agreement, mean=mean, std=std)
+
+
+def _with_plain_scale(plan: Plan, agreement: Agreement) -> Agreement:
+    """Return an agreement by which samples stay as they are, until their sums are known."""
+    samples = agreement.make_samples(read_options(plan.config, "dataset"), plan.device)
+    if samples.mean is not None and samples.std is not None:
+        return agreement
+    channels = samples.x.shape[1]
+    return replace(agreement, mean=(0.0,) * channels, std=(1.0,) * channels)
+
+
+def _collect_sites(
+    grid: Grid, key: Mapping[str, str], clients: int, timeout: float
+) -> dict[int, SiteFacts]:
+    """Return the sites by their nodes, once there are as many as clients.
+
+    Raises:
+        FedpflError: Sites differ, too few come in time, or too many.
+    """
+    site_by_node: dict[int, SiteFacts] = {}
+    left_out: set[int] = set()
+    deadline = time.monotonic() + timeout
+    request = wire.pack_message({"key": dict(key), "describe": True}, {})
+    while len(site_by_node) < clients:
+        new_nodes = [node for node in grid.node_ids() if node not in {*site_by_node} | left_out]
+        seconds = max(POLL_SECONDS, deadline - time.monotonic())
+        for position, reply in grid.iterate_answers([(n, request) for n in new_nodes], seconds):
+            node = new_nodes[position]
+            try:
+                site = agreements.read_facts(_open_reply(reply, key, timeout).get("site"))
+            except FedpflError as fault:
+                # Another node may come in its place, so that it alone is left out.
+                left_out.add(node)
+                print_notice(f"node {node} is left out: {fault}")
+                continue
+            _require_same_form(site, [*site_by_node.values()])
+            site_by_node[node] = site
+        if len(site_by_node) < clients and time.monotonic() > deadline:
+            raise FedpflError(_describe_absence(site_by_node, left_out, clients, timeout))
+        if not new_nodes:
+            time.sleep(min(POLL_SECONDS, timeout))
+    if len(site_by_node) > clients:
+        names = ", ".join(sorted(site.name for site in site_by_node.values()))
+        raise FedpflError(
+            f"{len(site_by_node)} sites came, and clients={clients}: {names}; set "
+            f"clients={len(site_by_node)}, or end the nodes that are too many"
+        )
+    return site_by_node
+
+
+def _require_same_form(site: SiteFacts, earlier_sites: list[SiteFacts]) -> None:
+    """Raise FedpflError where a site differs from those that came before it."""
+    if any(site.name == earlier.name for earlier in earlier_sites):
+        raise FedpflError(f"two nodes call their site {site.name}; give one another name")
+    difference = agreements.find_difference(site, earlier_sites[0]) if earlier_sites else ""
+    if difference:
+        raise FedpflError(f"{difference}; all sites are to be of one form")
+
+
+def _describe_absence(
+    site_by_node: Mapping[int, SiteFacts], left_out: set[int], clients: int, timeout: float
+) -> str:
+    names = ", ".join(sorted(site.name for site in site_by_node.values())) or "none"
+    text = f"{len(site_by_node)} of {clients} sites came within {timeout:g} seconds ({names})"
+    if left_out:
+        text += f", {len(left_out)} nodes were left out"
+    return f"{text}; start the others' nodes, and give the same command again"
+
+
+def _open_reply(
+    reply: bytes | str | None, key: Mapping[str, str], timeout: float
+) -> dict[str, Any]:
+    """Return the fields of an answer. Raises FedpflError."""
+    if reply is None:
+        raise NoAnswerError(f"no answer within {timeout:g} seconds")
+    if isinstance(reply, str):
+        raise FedpflError(reply)
+    fields = wire.unpack_fields(reply, MAX_MESSAGE)
+    if "fault" in fields:
+        raise FedpflError(str(fields["fault"]))
+    mismatch = describe_mismatch(fields.get("key"), key)
+    if mismatch:
+        raise FedpflError(mismatch)
+    return fields
+
+
+# ---- A node
+
+
+class SiteNode:
+    """Answer for a node's own site: first what it is, then as any node.
+
+    Args:
+        plan: The configuration.
+        path: The site, anything that a folder of sites may have.
+        name: What it is called; "" for the file's or folder's name.
+        folder: Where its client's states are stored; in memory if None.
+        share_states: Whether they may leave the node.
+
+    Raises:
+        FedpflError: It cannot be read.
+    """
+
+    def __init__(self, plan: Plan, path: Path, name: str, folder: Path | None, share_states: bool):
+        if not are_samples_at_nodes(plan.config):
+            raise FedpflError(
+                "this federation's data are the same at all nodes (dataset.path); leave out data= "
+                "and name= of this node"
+            )
+        require_sites_partition(plan)
+        dataset = read_options(plan.config, "dataset")
+        self._plan = plan
+        self._path = path
+        self._options = SiteOptions(
+            labels=label_columns(dataset["label"]),
+            categories=tuple(dataset["categories"]),
+            size=dataset["size"],
+        )
+        site = read_site(path, self._options)
+        columns = read_table_columns(path, self._options)
+        name = agreements.read_name(name or site_name(path))
+        self._facts = agreements.describe_site(site, name, columns)
+        if site.test_from is not None and plan.config["partition"]["test_fraction"] is not None:
+            raise FedpflError(
+                f"{path} has a test part of its own; set partition.test_fraction=null to use it"
+            )
+        self._folder = folder
+        self._share_states = share_states
+        self._key = make_plan_key(plan)
+        self._node_by_digest: dict[str, Node] = {}
+
+    def answer_message(self, message: bytes) -> bytes:
+        """Return the answer to a message; a failure is an answer, too."""
+        return answer_or_fault(self._answer_request, message)
+
+    def _answer_request(self, message: bytes) -> bytes:
+        """Return the answer to a message. Raises FedpflError."""
+        fields = wire.unpack_fields(message)
+        mismatch = describe_mismatch(
+            fields.get("key"), self._key, sender="the server", receiver="this node"
+        )
+        if mismatch:
+            raise FedpflError(mismatch)
+        if "describe" in fields:
+            site = json.loads(json.dumps(asdict(self._facts)))
+            return wire.pack_message({"key": self._key, "site": site}, {})
+        agreement = agreements.read_agreement(fields.get("agreement"))
+        change = agreement.find_change(self._facts)
+        if change:
+            raise FedpflError(change)
+        if "sums" in fields:
+            return wire.pack_message({"key": self._key, "sums": self._sum_samples(agreement)}, {})
+        # Another agreement is another federation, whose states lie in another folder.
+        if agreement.digest not in self._node_by_digest:
+            self._node_by_digest = {agreement.digest: self._make_node(agreement)}
+        return self._node_by_digest[agreement.digest].answer_message(message)
+
+    def _sum_samples(self, agreement: Agreement) -> list[list[int]]:
+        """Return the sums of the training samples, by channel."""
+        run, client = self._build_run(_with_plain_scale(self._plan, agreement))
+        federation = run.federation
+        return [[*sums] for sums in sum_channels(federation.x, federation.train[client])]
+
+    def _make_node(self, agreement: Agreement) -> Node:
+        """Return the node of the run that has been agreed on."""
+        run, client = self._build_run(agreement)
+        key = make_run_key(run)
+        folder = self._folder and self._folder / "-".join(key.values())
+        return Node(
+            backend=engine.make_backend(run.engine, run.net, run.device),
+            method=run.method,
+            federation=run.federation,
+            compatibility_key=key,
+            seed=run.settings.seed,
+            settings=NodeSettings([client], folder, self._share_states),
+        )
+
+    def _build_run(self, agreement: Agreement) -> tuple[Run, int]:
+        """Return the run with this site's samples alone, and which client it is."""
+        run = build_run(self._plan, share_agreement(self._plan, agreement))
+        client = agreement.names.index(self._facts.name)
+        site = read_site(self._path, self._options, agreement.form.columns)
+        samples = agreement.check_samples(
+            x=site.x,
+            y=agreement.number_labels(site),
+            options=read_options(self._plan.config, "dataset"),
+            origin=str(self._path),
+        )
+        if samples.x.shape[1:] != run.federation.x.shape[1:]:
+            raise FedpflError(f"{self._path} has other categories than it had before")
+        federation = run.federation.with_samples_of(
+            client,
+            agreement.find_positions(client),
+            samples.x.to(run.device),
+            samples.y.to(run.device),
+        )
+        return replace(run, federation=federation), client

@@ -1,0 +1,564 @@
+"""Nodes that have a site each, and a server without data: as dataset=sites in one place, bit for bit;
+what is told of a site, and what of it is believed.
+"""
+
+import csv
+import json
+import logging
+import re
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import fedpfl
+from fedpfl import federate
+from fedpfl.config.plan import check_config
+from fedpfl.data.datasets.shared.sums import FLOAT_BITS, sum_channels
+from fedpfl.ground.errors import FedpflError
+from fedpfl.methods import METHODS
+from fedpfl.remote import agreement as agreements
+from fedpfl.remote import app, local, wire
+from fedpfl.remote.rehearsal import InProcessGrid
+from fedpfl.remote.server import FederateSettings
+from fedpfl.remote.sites import SiteNode
+from tests.command import format_override
+from tests.conftest import every_method, keep_quick
+from tests.data.test_sites import write_images
+
+NAMES = ("berlin", "aachen", "chur", "davos")
+WORDS = [
+    *("dataset=sites", "clients=4", "model=mlp", "rounds=2", "participation=0.5"),
+    *("local.epochs=1", "local.batch_size=8", "eval.every=1", "validation=0.2"),
+    *("eval.finetune_epochs=1", "eval.finetune_every=1", "federate.timeout=0.01"),
+]
+PLAIN = ["method=fedavg", *WORDS]
+
+
+# ---- Sites of every form
+
+
+def draw_values(number: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return samples and labels of a site; the first one lacks a label."""
+    rng = np.random.default_rng(number)
+    count = 20 + 9 * number
+    labels = rng.integers(0, 3 if number else 2, count)
+    values = rng.normal(size=(count, 5)) * [1, 10, 0.1, 1, 1] + labels[:, None] + 10 * number
+    return values.astype(np.float32), labels
+
+
+def write_arrays(folder: Path, **more) -> None:
+    for number, name in enumerate(NAMES):
+        x, y = draw_values(number)
+        np.savez(folder / f"{name}.npz", x=x, y=y, **more)
+
+
+def write_pixels(folder: Path) -> None:
+    for number, name in enumerate(NAMES):
+        x, y = draw_values(number)
+        pixels = (x[:, None, None] * 7).astype(np.uint8).repeat(5, 2)
+        labels = np.array(["emu", "cat", "dog"])[y]
+        np.savez(folder / f"{name}.npz", x=pixels, y=labels, test_from=11 + number)
+
+
+def write_tokens(folder: Path) -> None:
+    for number, name in enumerate(NAMES):
+        x, y = draw_values(number)
+        np.savez(folder / f"{name}.npz", x=np.abs(x).astype(np.int64), y=y)
+
+
+def write_tables(folder: Path) -> None:
+    """Write tables whose columns come in another order, with other categories."""
+    for number, name in enumerate(NAMES):
+        x, y = draw_values(number)
+        columns = dict(zip(["age", "dose", "height"], x.T[:3], strict=True))
+        columns["ward"] = np.array(["x", "y", "z", "w"])[np.arange(len(y)) % (2 + number % 3)]
+        columns["sick"] = np.array(["no", "yes", "maybe"])[y]
+        names = sorted(columns, reverse=bool(number % 2))
+        pd.DataFrame(columns)[names].to_csv(folder / f"{name}.csv", index=False)
+
+
+def write_folders(folder: Path) -> None:
+    for number, name in enumerate(NAMES):
+        write_images(folder / name, ("cat", "dog", "emu")[: 2 + number % 2], count=6 + number)
+
+
+FORMS = {
+    "tables": (write_tables, ["dataset.label=sick", "dataset.categories=[ward]"]),
+    "pixels with test parts": (write_pixels, ["partition.test_fraction=null"]),
+    "arrays": (write_arrays, []),
+    "arrays, one constant set": (write_arrays, ["dataset.mean=[0.,1,2,3,4]"]),
+    "tokens": (write_tokens, ["model=text"]),
+    "folders": (write_folders, ["dataset.size=8"]),
+    "own classes": (write_arrays, ["eval.classes=own"]),
+}
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sites").mkdir()
+    return tmp_path
+
+
+def make_nodes(words: list[str], share_states: bool = False) -> dict:
+    """Return nodes in memory, in another order than that of their names."""
+    plan = check_config(app.compose_federation(words)[1])
+    entries = sorted(Path("sites").absolute().iterdir(), key=lambda entry: entry.name[::-1])
+    return {
+        number: SiteNode(plan, entry, "", Path(f"states/{number}"), share_states)
+        for number, entry in enumerate(entries)
+    }
+
+
+def read_table(path: Path) -> list[dict[str, str]]:
+    """Return a CSV file without times, and without the labels that stay at sites."""
+    with path.open() as file:
+        return [
+            {
+                name: cell
+                for name, cell in row.items()
+                if "seconds" not in name and not name.startswith("label_")
+            }
+            for row in csv.DictReader(file)
+        ]
+
+
+def assert_as_in_one_place(path: Path, words: list[str]) -> None:
+    """Compare all columns of all rounds and clients with those of the same run in one place."""
+    own = {word.partition("=")[0]: word for word in words}  # of a key given twice the last one
+    kept = [word for key, word in own.items() if key != "clients" and "federate" not in key]
+    fedpfl.run(*kept, "dataset.path=sites", "engine=loop", directory="alone", progress=False)
+    for name in ("rounds.csv", "clients.csv"):
+        assert read_table(path / name) == read_table(Path("alone") / name)
+    with np.load(path / "partition.npz") as there, np.load("alone/partition.npz") as alone:
+        for name in ("train_indices", "test_indices", "train_offsets", "client_names"):
+            assert np.array_equal(there[name], alone[name])
+
+
+@pytest.mark.parametrize("form", keep_quick(FORMS, 2))
+def test_sites_of_every_form_as_in_one_place(form, here):
+    write, options = FORMS[form]
+    write(here / "sites")
+    words = [*PLAIN, *options]
+    assert_as_in_one_place(app.run_server(InProcessGrid(make_nodes(words)), words), words)
+
+
+@every_method()
+def test_every_method_as_in_one_place(name: str, values: dict, here):
+    write_arrays(here / "sites")
+    words = [f"method={name}", *WORDS, "federate.share_states=true"]
+    if METHODS[name].pairs:
+        words += ["adapter=lora", "adapter.layers=[linear]", "adapter.rank=2"]
+        words += [f"adapter.pairs={METHODS[name].pairs}"]
+    values = {key: "classifier" if value == "fc" else value for key, value in values.items()}
+    words += [format_override(f"method.{key}", value) for key, value in values.items()]
+    assert_as_in_one_place(app.run_server(InProcessGrid(make_nodes(words, True)), words), words)
+
+
+# ---- What travels
+
+
+class Overheard(InProcessGrid):
+    """Nodes whose messages are kept."""
+
+    def __init__(self, node_by_id):
+        super().__init__(node_by_id)
+        self.requests, self.replies = [], []
+
+    def send_and_receive(self, messages, timeout):
+        answers = super().send_and_receive(messages, timeout)
+        self.requests += [message for _, message in messages]
+        self.replies += answers
+        return answers
+
+
+@pytest.mark.parametrize("are_constants_set", [False, True])
+def test_nothing_is_told_but_what_docs_list(are_constants_set, here):
+    write_arrays(here / "sites")
+    words = [*PLAIN, "dataset.mean=[0.,1,2,3,4]", "dataset.std=[1.,1,1,1,1]"]
+    words = words if are_constants_set else PLAIN
+    grid = Overheard(make_nodes(words))
+    path = app.run_server(grid, words)
+    told = [wire.unpack_message(reply) for reply in grid.replies]
+    about_sites = [fields for fields, trees in told if not trees and "clients" not in fields]
+    assert len(about_sites) == (4 if are_constants_set else 8)
+    for fields in about_sites[:4]:
+        assert fields.keys() == {"key", "site"}
+        assert fields["site"].keys() == {"name", "samples", "test_from", "form"}
+        assert fields["site"]["form"].keys() == {"dtype", "shape", "labels", "columns"}
+    for fields in about_sites[4:]:
+        assert fields.keys() == {"key", "sums"}
+        assert [len(pair) for pair in fields["sums"]] == [2] * 5
+    assert "learnt of each site its name" in (path / "run.log").read_text()
+    assert json.loads((path / "sites.json").read_text())["agreement"]["names"] == sorted(NAMES)
+
+
+def test_sums_are_exact_whoever_adds_them():
+    rng = np.random.default_rng(0)
+    values = (rng.normal(size=300) * 10.0 ** rng.integers(-44, 38, 300)).astype(np.float32)
+    x = torch.from_numpy(values)[:, None]
+    (found,) = sum_channels(x, torch.arange(300))
+    exact = [Fraction(float(value)) for value in values]
+    assert Fraction(found.values, 2**FLOAT_BITS) == sum(exact)
+    assert Fraction(found.squares, 4**FLOAT_BITS) == sum(value**2 for value in exact)
+    parts = [sum_channels(x, part)[0] for part in torch.randperm(300).split(77)]
+    total = parts[0]
+    for part in parts[1:]:
+        total = total.add_sums(part)
+    assert total == found
+
+
+# ---- Sites that differ are named at once
+
+
+def rewrite(name: str, **arrays):
+    """Return a change: a site has other arrays."""
+
+    def change():
+        with np.load(f"sites/{name}.npz") as archive:
+            content = {**archive, **arrays}
+        np.savez(f"sites/{name}.npz", **content)
+
+    return change
+
+
+DIFFERENCES = {
+    "shape": (rewrite("chur", x=np.zeros((38, 6), np.float32)), r"chur: samples are float32 \[6\]"),
+    "type": (rewrite("chur", x=np.zeros((38, 5), np.int64)), r"chur: samples are int64 \[5\]"),
+    "texts": (rewrite("chur", y=np.array(["a", "b"] * 19)), "chur: labels are texts"),
+    "test part": (
+        rewrite("chur", test_from=9),
+        "chur.npz has a test part of its own; set partition.test_fraction=null",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", DIFFERENCES)
+def test_a_site_that_differs_is_named_at_once(kind, here):
+    change, reason = DIFFERENCES[kind]
+    write_arrays(here / "sites")
+    change()
+    with pytest.raises(FedpflError, match=reason) as refused:
+        app.run_server(InProcessGrid(make_nodes(PLAIN)), PLAIN)
+    assert "\n" not in str(refused.value)
+    assert not [*here.rglob("rounds.csv")]
+
+
+def test_tables_of_other_columns_are_named(here):
+    write_tables(here / "sites")
+    table = pd.read_csv("sites/chur.csv").rename(columns={"age": "years"})
+    table.to_csv("sites/chur.csv", index=False)
+    words = [*PLAIN, "dataset.label=sick", "dataset.categories=[ward]"]
+    with pytest.raises(FedpflError, match=r"chur.* differ in columns age, years"):
+        app.run_server(InProcessGrid(make_nodes(words)), words)
+
+
+def test_as_many_sites_as_clients_must_come(here):
+    write_arrays(here / "sites")
+    nodes, three = make_nodes(PLAIN), [*PLAIN, "clients=3"]
+    with pytest.raises(FedpflError, match=r"4 sites came, and clients=3: aachen, berlin, chur"):
+        app.run_server(InProcessGrid(make_nodes(three)), three)
+    few = InProcessGrid({number: nodes[number] for number in range(3)})
+    with pytest.raises(FedpflError, match=r"3 of 4 sites came within 0\.01 seconds \(\w+, \w+, "):
+        app.run_server(few, PLAIN)
+    twice = InProcessGrid({**few.node_by_id, 3: nodes[2]})
+    with pytest.raises(FedpflError, match="two nodes call their site"):
+        app.run_server(twice, PLAIN)
+
+
+REFUSED = [
+    (["unseen=0.25"], "a federation has no newcomers; set unseen=0"),
+    (["metrics=[f1]"], "leave out metrics and eval.common"),
+    (["eval.common=true"], "leave out metrics and eval.common"),
+    (["system=simulated"], "time is real, .* set system=none"),
+    (["shift.label_noise=0.1"], "shift lays anew what clients hold"),
+    (["partition=iid"], "partition=iid deals samples to clients"),
+    (["dataset.only=[0,1]"], "dataset.only: nodes keep all samples"),
+    (["privacy=client", "privacy.noise=1", "validation=0"], "set privacy=none"),
+]
+
+
+@pytest.mark.parametrize(("more", "reason"), REFUSED)
+def test_what_no_federation_of_sites_plays(more, reason, here):
+    with pytest.raises(FedpflError, match=reason):
+        app.run_server(InProcessGrid({}), [*PLAIN, *more])
+    assert [*here.iterdir()] == [here / "sites"]
+
+
+def test_words_without_a_number_of_sites():
+    with pytest.raises(FedpflError, match="clients must say how many there are"):
+        app.compose_federation(["method=fedavg", "dataset=sites"])
+
+
+# ---- What hostile nodes and servers tell
+
+
+def honest_facts() -> dict:
+    form = {"dtype": "float32", "shape": [5], "labels": [0, 1], "columns": None}
+    return {"name": "chur", "samples": 38, "test_from": None, "form": form}
+
+
+def change_form(**fields):
+    facts = honest_facts()
+    return {**facts, "form": {**facts["form"], **fields}}
+
+
+HOSTILE_FACTS = {
+    "nothing": None,
+    "more": {**honest_facts(), "patients": [1, 2]},
+    "negative samples": {**honest_facts(), "samples": -38},
+    "vast samples": {**honest_facts(), "samples": 10**18},
+    "no number": {**honest_facts(), "samples": float("nan")},
+    "true": {**honest_facts(), "samples": True},
+    "a test part beyond": {**honest_facts(), "test_from": 38},
+    "a name of two lines": {**honest_facts(), "name": "chur\nround 1/3"},
+    "a name of controls": {**honest_facts(), "name": "\x1b[2Jchur"},
+    "no name": {**honest_facts(), "name": " "},
+    "a long name": {**honest_facts(), "name": "c" * 10**5},
+    "a million classes": change_form(labels=list(range(10**6))),
+    "labels out of order": change_form(labels=[1, 0]),
+    "a label twice": change_form(labels=[0, 0]),
+    "no label": change_form(labels=[]),
+    "mixed labels": change_form(labels=[0, "a"]),
+    "labels of controls": change_form(labels=["\x07", "a"]),
+    "vast labels": change_form(labels=[0, 2**70]),
+    "fractions": change_form(labels=[0.5, 1.5]),
+    "a vast shape": change_form(shape=[10**6, 10**6]),
+    "many axes": change_form(shape=[1] * 1000),
+    "a negative shape": change_form(shape=[-5]),
+    "another type": change_form(dtype="object"),
+    "no text as type": change_form(dtype=["float32"]),
+    "columns that are none": change_form(columns={"age": 1}),
+    "columns twice": change_form(columns=[["age", "age"], {}]),
+    "categories elsewhere": change_form(columns=[["age"], {"ward": ["a"]}]),
+}
+
+
+@pytest.mark.parametrize("facts", HOSTILE_FACTS.values(), ids=[*HOSTILE_FACTS])
+def test_what_no_site_can_be_is_refused_in_one_line(facts):
+    assert agreements.read_facts(honest_facts()).name == "chur"
+    with pytest.raises(FedpflError) as refused:
+        agreements.read_facts(facts)
+    assert str(refused.value).isprintable()
+    assert len(str(refused.value)) < 400
+
+
+HOSTILE_SUMS = {
+    "nothing": None,
+    "nan": [[float("nan"), 1]],
+    "infinite": [[float("inf"), 1]],
+    "texts": [["1", "1"]],
+    "one number": [[1]],
+    "another number of channels": [[1, 1], [1, 1]],
+    "a negative sum of squares": [[0, -1]],
+    "squares that are too small": [[10 * 2**FLOAT_BITS, 1]],
+    "too large": [[2**400, 2**800]],
+}
+
+
+@pytest.mark.parametrize("sums", HOSTILE_SUMS.values(), ids=[*HOSTILE_SUMS])
+def test_sums_that_cannot_be_are_refused_in_one_line(sums):
+    (honest,) = sum_channels(torch.tensor([[2.0], [3.0]]), torch.arange(2))
+    assert agreements.read_sums([[*honest]], 1, 2, is_image=False) == [honest]
+    with pytest.raises(FedpflError) as refused:
+        agreements.read_sums(sums, 1, 2, is_image=False)
+    assert str(refused.value).isprintable()
+    with pytest.raises(FedpflError):
+        agreements.read_sums([[-1, 1]], 1, 2, is_image=True)
+    with pytest.raises(FedpflError):
+        agreements.read_sums([[511, 2 * 255**2]], 1, 2, is_image=True)
+
+
+class Lying(InProcessGrid):
+    """Nodes of which the last one changes its answers to the first exchange."""
+
+    def __init__(self, node_by_id, field, value):
+        super().__init__(node_by_id)
+        self._field, self._value = field, value
+
+    def send_and_receive(self, messages, timeout):
+        answers = super().send_and_receive(messages, timeout)
+        for position, (node, _) in enumerate(messages):
+            fields, trees = wire.unpack_message(answers[position])
+            if node == max(self.node_by_id) and self._field in fields:
+                fields[self._field] = self._value
+                answers[position] = wire.pack_message(fields, trees)
+        return answers
+
+
+def test_a_node_that_lies_is_named(here, capsys):
+    """A description leaves the node out, for which another may come; sums end the beginning."""
+    write_arrays(here / "sites")
+    nodes = make_nodes(PLAIN)
+    lying = Lying({**nodes, 9: nodes[3]}, "site", {**honest_facts(), "samples": -1})
+    app.run_server(lying, PLAIN)
+    assert "fedpfl: node 9 is left out: -1 samples, not from 1 to" in capsys.readouterr().err
+    words = [*PLAIN, "seed=1"]
+    lying = Lying(make_nodes(words), "sums", [[float("nan"), 1]] * 5)
+    with pytest.raises(FedpflError, match=r"\(node 3\): sums that are no whole numbers"):
+        app.run_server(lying, words)
+
+
+def change_agreement(**fields):
+    def change(message):
+        about, trees = wire.unpack_message(message)
+        if "agreement" in about:
+            about["agreement"].update(fields)
+        return wire.pack_message(about, trees)
+
+    return change
+
+
+HOSTILE_AGREEMENTS = {
+    "other sizes": ({"samples": [20, 29, 38, 40]}, r"davos has 47 samples, .* and had 40"),
+    "other names": ({"names": ["a", "b", "c", "d"]}, "is no site of this federation"),
+    "names twice": ({"names": ["davos"] * 4}, "an agreement whose sites are not in order"),
+    "vast sizes": ({"samples": [47, 10**17, 47, 47]}, "100000000000000000 samples, not from 1"),
+    "no scale": ({"std": [0.0] * 5}, "an agreement whose std are no deviations"),
+    "nan": ({"mean": [float("nan")] * 5}, "mean are no finite numbers"),
+    "another form": (
+        {"form": {"dtype": "float32", "shape": [6], "labels": [0, 1, 2], "columns": None}},
+        r"davos: samples are float32 \[5\], and those of davos are float32 \[6\]",
+    ),
+    "fewer labels": (
+        {"form": {"dtype": "float32", "shape": [5], "labels": [0, 1], "columns": None}},
+        "site davos has label 2",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def greeted(tmp_path_factory):
+    """Return a node and the greeting that it was sent."""
+    folder = tmp_path_factory.mktemp("greeted")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        (folder / "sites").mkdir()
+        write_arrays(folder / "sites")
+        grid = Overheard(make_nodes(PLAIN))
+        app.run_server(grid, PLAIN)
+        (node,) = (node for node in grid.node_by_id.values() if node._facts.name == "davos")
+    requests = (message for message in grid.requests if b'"hello"' in message)
+    return node, next(requests)
+
+
+@pytest.mark.parametrize("kind", HOSTILE_AGREEMENTS)
+def test_a_node_refuses_what_it_has_not_agreed_on(kind, greeted):
+    fields, reason = HOSTILE_AGREEMENTS[kind]
+    node, request = greeted
+    assert "clients" in wire.unpack_message(node.answer_message(request))[0]
+    answer, _ = wire.unpack_message(node.answer_message(change_agreement(**fields)(request)))
+    assert re.search(reason, answer["fault"])
+    for message in (b"", request[:50], wire.pack_message({"key": None}, {})):
+        assert "fault" in wire.unpack_message(node.answer_message(message))[0]
+
+
+# ---- Going on
+
+
+class Killed(InProcessGrid):
+    """Nodes whose server is killed at a message."""
+
+    left = 20
+
+    def send_and_receive(self, messages, timeout):
+        self.left -= len(messages)
+        if self.left < 0:
+            raise KeyboardInterrupt
+        return super().send_and_receive(messages, timeout)
+
+
+def test_a_killed_server_goes_on_with_what_was_agreed(here, caplog):
+    write_arrays(here / "sites")
+    words = [*PLAIN, "participation=1", "rounds=3"]
+    with pytest.raises(KeyboardInterrupt):
+        app.run_server(Killed(make_nodes(words)), words)
+    again = Overheard(make_nodes(words))
+    path = app.run_server(again, words)
+    asked = [wire.unpack_message(message)[0] for message in again.requests]
+    assert not [fields for fields in asked if "describe" in fields or "sums" in fields]
+    assert_as_in_one_place(path, words)
+
+
+def test_a_site_that_has_changed_meanwhile_is_named(here, caplog):
+    write_arrays(here / "sites")
+    words = [*PLAIN, "participation=1", "rounds=3"]
+    with pytest.raises(KeyboardInterrupt):
+        app.run_server(Killed(make_nodes(words)), words)
+    rewrite("chur", x=np.ones((39, 5), np.float32), y=np.arange(39) % 3)()
+    with caplog.at_level(logging.WARNING):
+        path = app.run_server(InProcessGrid(make_nodes(words)), words)
+    assert "is left out: chur has 39 samples" in (path / "run.log").read_text()
+    assert [row["participants"] for row in read_table(path / "rounds.csv")][-1] == "3"
+
+
+def test_damaged_notes_of_what_was_agreed(here):
+    write_arrays(here / "sites")
+    path = app.run_server(InProcessGrid(make_nodes(PLAIN)), PLAIN)
+    (path / "sites.json").write_text("{")
+    with pytest.raises(FedpflError, match=r"sites\.json is damaged; restart=true begins"):
+        app.run_server(InProcessGrid(make_nodes(PLAIN)), PLAIN)
+
+
+# ---- Processes
+
+
+def test_each_site_of_a_folder_has_a_node(here):
+    """`fedpfl federate` keeps the folder from the server, and says what it has found in it."""
+    write_pixels(here / "sites")
+    words = ["method=fedavg", "dataset=sites", "dataset.path=sites", "model=mlp"]
+    _, cfg = app.compose_federation(words)
+    run = fedpfl.config.plan.build_run(check_config(cfg))
+    configs, app_words = federate.plan_nodes(words, run, FederateSettings())
+    assert len(configs) == 4
+    assert configs[0].startswith(f'data="{here}/sites/aachen.npz" share-states=false')
+    assert not [word for word in app_words if "path" in word]
+    assert {"clients=4", "partition.test_fraction=null"} <= {*app_words}
+    app.compose_federation(app_words)
+
+
+def test_lines_of_a_run_are_read_as_they_come(tmp_path):
+    path = tmp_path / "run.log"
+    path.write_text("before\n")
+    lines = local.NewLines(path)
+    with path.open("a") as file:
+        file.write("round 1\nrou")
+        file.flush()
+        assert lines.read_lines() == ["round 1"]
+        file.write("nd 2\n")
+    assert lines.read_lines() == ["round 2"]
+    path.write_text("anew\n")
+    assert lines.read_lines() == ["anew"]
+
+
+@pytest.mark.full
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["tables", "pixels with test parts"])
+def test_processes_of_a_site_each_as_in_one_place(form, here, capfd):
+    """One SuperLink, four SuperNodes whose folders hold one site each."""
+    pytest.importorskip("flwr", reason="needs the extra flower")
+    write, options = FORMS[form]
+    write(here / "sites")
+    words = [*PLAIN, *options, "participation=1.0"]
+    words = [word for word in words if not word.startswith(("clients=", "federate."))]
+    assert federate.main([*words, "dataset.path=sites"]) == 0
+    shown = capfd.readouterr().err
+    assert re.search(r"round 2/2 cohort .*all clients", shown)
+    assert "learnt of each site" in shown
+    (path,) = (rounds.parent for rounds in here.glob("outputs/federated/**/rounds.csv"))
+    assert_as_in_one_place(path, words)
+
+
+@pytest.mark.full
+@pytest.mark.slow
+def test_a_server_that_fails_says_so_and_ends_with_its_status(here, capfd):
+    pytest.importorskip("flwr", reason="needs the extra flower")
+    write_arrays(here / "sites")
+    words = [word for word in PLAIN if not word.startswith(("clients=", "federate."))]
+    words += ["dataset.path=sites", "federate.minimum=4", "participation=1.0", "local.lr=1e30"]
+    assert federate.main(words) == 3
+    assert re.search(r"fedpfl: .*diverged", capfd.readouterr().err)
