@@ -48,7 +48,7 @@ OPTIONS_OFF: dict[str, Any] = {
     "model": {"weights": None, "overlap": False, "projection": 0, "head": None},
     "adapter": {"name": "none", "pairs": 1},
     "privacy": {"name": "none", "seed": None, "public_weights": False},
-    "attack": {"name": "none"},
+    "attack": {"name": "none", "clients": None},
     "defence": {"name": "mean"},
     "system": {"name": "none"},
     "dataset": {"only": None},

@@ -171,7 +171,7 @@ def shared_settings_note(shown_groups: Sequence[Group]) -> tuple[str, ...]:
         settings_by_text: dict[str, list[str]] = defaultdict(list)
         for setting, members in by_setting.items():
             majority = _majority([_value_text(values, key) for _, values in members])
-            if majority is ...:
+            if majority is ... or (majority is None and _is_implied(key, keys)):
                 continue
             example = next(values for _, values in members if _value_text(values, key) == majority)
             settings_by_text[_setting_text(key, example, keys)].append(setting)
@@ -304,8 +304,9 @@ def _minority_keys(settings: Sequence[dict[str, Any]]) -> list[list[str]]:
         if key == "data":  # not to have recorded it is no difference
             texts = [text or next(filter(None, texts)) for text in texts]
         majority = _majority(texts)
-        for keys, text in zip(minority_keys, texts, strict=True):
-            if text != majority and (text is not None or majority is not ...):
+        for keys, text, values in zip(minority_keys, texts, settings, strict=True):
+            is_distinct = text != majority and (text is not None or majority is not ...)
+            if is_distinct and not (text is None and _is_group_off(key, values, settings)):
                 keys.append(key)
     return [[key for key in keys if not _is_implied(key, keys)] for keys in minority_keys]
 
@@ -314,6 +315,13 @@ def _is_implied(key: str, keys: Sequence[str]) -> bool:
     """Return whether the group's name says it too, as privacy=none has no privacy.clip."""
     name_key = f"{key.partition('.')[0]}.name"
     return key != name_key and name_key in keys
+
+
+def _is_group_off(key: str, values: dict[str, Any], settings: Sequence[dict[str, Any]]) -> bool:
+    """Return whether a configuration has nothing of a group in which others make a choice."""
+    name_key = f"{key.partition('.')[0]}.name"
+    is_chosen = any(name_key in candidate for candidate in settings)
+    return key != name_key and is_chosen and name_key not in values
 
 
 def _majority(texts: Sequence[str | None]) -> Any:
