@@ -209,10 +209,7 @@ def format_header(run: Run, outlook: RunOutlook) -> list[str]:
             f"{_describe_head(run.net)}{_describe_frozen(run.net)}"
         ),
     ]
-    if federation.is_elsewhere:
-        lines.append(f"learnt      {LEARNT_OF_SITES}")
-    if run.shift:
-        lines.append(f"shift       {run.shift}")
+    lines += _describe_samples(run)
     if run.clock:
         lines.append(f"devices     {describe_choice(run.config['system'])}")
     if run.origin.line:
@@ -229,6 +226,16 @@ def format_header(run: Run, outlook: RunOutlook) -> list[str]:
     if outlook.time_text:
         lines.append(f"time        {outlook.time_text}")
     lines.append(f"directory   {outlook.path}")
+    return lines
+
+
+def _describe_samples(run: Run) -> list[str]:
+    """Return the lines about samples that are at nodes, or laid anew."""
+    lines = []
+    if run.federation.is_elsewhere:
+        lines.append(f"learnt      {LEARNT_OF_SITES}")
+    if run.shift:
+        lines.append(f"shift       {run.shift}")
     return lines
 
 
