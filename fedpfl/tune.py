@@ -123,7 +123,8 @@ def main() -> None:
         note = replaced_words(arguments)
         if note:
             print_notice(note)
-        table = tune_methods(request, run_or_exit)
+        with overrides.composing_once():
+            table = tune_methods(request, run_or_exit)
         (request.folder / "tuned.md").write_text(render(table, "markdown") + "\n")
         (request.folder / "tuned.csv").write_text(render(table, "csv"))
         print(render(table, width=terminal_width()))

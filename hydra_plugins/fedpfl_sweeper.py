@@ -25,6 +25,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 from fedpfl.config import tidy
+from fedpfl.config.composition import CachingLoader
 from fedpfl.config.overrides import requote_word
 from fedpfl.ground import interrupts
 from fedpfl.ground.errors import FedpflError, error_text, escape_controls
@@ -75,6 +76,7 @@ class Sweeper(BasicSweeper):
                 "torchrun starts one run, and no sweep; leave out -m, or add hydra.mode=RUN"
             )
         self._counted_task = CountedTask(task_function)
+        hydra_context.config_loader = CachingLoader(hydra_context.config_loader)
         super().setup(hydra_context=hydra_context, task_function=self._counted_task, config=config)
 
     def sweep(self, arguments: list[str]) -> Any:

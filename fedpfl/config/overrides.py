@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedpfl.config import resolvers  # noqa: F401 - which the defaults of train.yaml ask for
 from fedpfl.config.choices import NESTED_GROUPS, list_choices
+from fedpfl.config.composition import SEARCHPATH, CachingLoader
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.words import check_words, parser_options
 
@@ -38,10 +40,12 @@ CONF = str((Path(__file__).parents[1] / "conf").resolve())
 LISTED = "`python -m fedpfl.train --hydra-help` lists options"
 MULTIRUN_OPTIONS = {"-m": "", "--multirun": "", "--config-dir": "config_dir"}
 """The options of commands that sweep by themselves, where they change nothing."""
-SEARCHPATH = "hydra.searchpath"
 FILE = "file://"
 HYDRA_ERRORS = HydraException, OmegaConfBaseException
 """What is raised for words that Hydra refuses."""
+
+
+_caching_loader: ContextVar[CachingLoader | None] = ContextVar("caching loader", default=None)
 
 
 @contextlib.contextmanager
@@ -63,9 +67,22 @@ def _hydra() -> Iterator[Hydra]:
                 Singleton._instances[kind] = instance
 
 
+@contextlib.contextmanager
+def composing_once() -> Iterator[None]:
+    """Compose what configurations have in common once while the body runs, which edits none."""
+    with _hydra() as hydra:
+        loader = CachingLoader(hydra.config_loader)
+    token = _caching_loader.set(loader)
+    try:
+        yield
+    finally:
+        _caching_loader.reset(token)
+
+
 def compose_config(run_words: Sequence[str]) -> DictConfig:
     """Return the configuration, with Hydra's part. Raises what Hydra and OmegaConf do."""
-    with _hydra():
+    with _hydra() as hydra:
+        hydra.config_loader = _caching_loader.get() or hydra.config_loader
         return compose("train", list(run_words), return_hydra_config=True)
 
 

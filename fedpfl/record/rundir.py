@@ -303,7 +303,7 @@ class RunDirectory:
         self._write(name, text.encode())
 
     def write_partition(self, record: PartitionRecord) -> None:
-        """Write partition.npz, and partition.png where it is not there."""
+        """Write partition.npz."""
         splits = {"train": record.train, "test": record.test}
         if len(record.validation):
             splits["validation"] = record.validation
@@ -322,15 +322,19 @@ class RunDirectory:
         archive = io.BytesIO()
         np.savez_compressed(archive, **arrays)
         self._write("partition.npz", archive.getvalue())
-        if not (self.path / "partition.png").exists():
-            picture = partition_png(
-                record.label_counts,
-                record.title,
-                record.client_names,
-                record.class_names,
-                record.sizes,
-            )
-            self._write("partition.png", picture)
+
+    def draw_partition(self, record: PartitionRecord) -> None:
+        """Write partition.png where it is not there."""
+        if (self.path / "partition.png").exists():
+            return
+        picture = partition_png(
+            record.label_counts,
+            record.title,
+            record.client_names,
+            record.class_names,
+            record.sizes,
+        )
+        self._write("partition.png", picture)
 
     def write_masks(self, masks: Mapping[str, Any] | None) -> None:
         """Replace masks.json; None: there are none."""

@@ -103,7 +103,7 @@ def print_dry_run(arguments: Sequence[str]) -> None:
         raise FedpflError(f"--dry-run goes with -m alone; leave out {other_options[0]}")
     run_words = [argument for argument in arguments if argument not in options]
     try:
-        with source.without_writing():
+        with source.without_writing(), overrides.composing_once():
             _print_runs(run_words, is_sweep=bool(options))
     except source.WouldDownload as absence:
         print(f"data        {absence}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from fedpfl.config.messages import describe_choice
 from fedpfl.config.plan import Run
 from fedpfl.data import Federation
 from fedpfl.ground.tasks import CLASSIFICATION
-from fedpfl.record.rundir import PartitionRecord, RunDirectory
+from fedpfl.record.rundir import PartitionRecord
 
 
 def locate_clients(run: Run) -> list[tuple[Federation, int]]:
@@ -64,8 +65,9 @@ class ClientTable:
             if federation.client_names
         )
 
-    def write_partition(self, directory: RunDirectory) -> None:
-        """Write who holds which samples, as indices and as a picture."""
+    @cached_property
+    def partition_record(self) -> PartitionRecord:
+        """Return who holds which samples."""
         run = self._run
         indices = {
             split: [
@@ -81,17 +83,15 @@ class ClientTable:
         if federation.task is not CLASSIFICATION or federation.is_elsewhere:
             sizes = tuple(self.sample_counts.tolist())
         title = f"{federation.name}, {run.settings.clients} clients, {partition_text}"
-        directory.write_partition(
-            PartitionRecord(
-                **indices,
-                label_counts=self.label_counts.numpy(),
-                title=f"{title}: {federation.heterogeneity}",
-                unseen=run.newcomers.partition_numbers if run.newcomers else (),
-                trained=run.origin.trained,
-                client_names=self.client_names,
-                class_names=federation.class_names,
-                sizes=sizes,
-            )
+        return PartitionRecord(
+            **indices,
+            label_counts=self.label_counts.numpy(),
+            title=f"{title}: {federation.heterogeneity}",
+            unseen=run.newcomers.partition_numbers if run.newcomers else (),
+            trained=run.origin.trained,
+            client_names=self.client_names,
+            class_names=federation.class_names,
+            sizes=sizes,
         )
 
     def make_rows(self, columns: dict[str, dict[int, float]]) -> list[dict[str, Any]]:

@@ -107,13 +107,15 @@ def play_session(
         run = resume.add_secret(run, progress)
         backend = remote_backend or _make_backend(run, stage, progress.recorded_engine)
         session = _Session(run, path, progress, backend, ClientTable(run), trial)
-        session.describe_run()
+        # Loggers and callbacks may show the picture from the beginning; nobody else waits for it.
+        has_logger = run.config["logger"]["name"] != "none"
+        session.describe_run(draws_partition=bool(callbacks) or has_logger)
 
         # ---- Step 3: introduce the run, and play its rounds.
         # In lockstep and at nodes the time of a round depends on others.
         is_timed = not (stage or remote_backend)
         run_callbacks = session.start_callbacks(experiment, needs, is_timed, quiet, callbacks)
-        with run_callbacks, _report_ending(progress, run_callbacks):
+        with run_callbacks, _report_ending(progress, run_callbacks, session.client_table):
             yield from session.play_rounds(run_callbacks)
 
 
@@ -137,7 +139,7 @@ class _Session:
     client_table: ClientTable
     trial: SearchTrial | None
 
-    def describe_run(self) -> None:
+    def describe_run(self, draws_partition: bool) -> None:
         """Write into the directory what is known of the run before its first round."""
         directory = self.progress.directory
         search_facts = {"search": self.trial.study_name} if self.trial else {}
@@ -145,7 +147,9 @@ class _Session:
         if getattr(self.backend, "keeps_states_at_nodes", False):
             run_facts["states"] = STATES_AT_NODES
         directory.write_summary(status="running", **run_facts, **search_facts)
-        self.client_table.write_partition(directory)
+        directory.write_partition(self.client_table.partition_record)
+        if draws_partition:
+            directory.draw_partition(self.client_table.partition_record)
 
     def start_callbacks(
         self,
@@ -218,7 +222,9 @@ def _record_round(
 
 
 @contextmanager
-def _report_ending(progress: resume.Progress, callbacks: Callbacks) -> Iterator[None]:
+def _report_ending(
+    progress: resume.Progress, callbacks: Callbacks, client_table: ClientTable
+) -> Iterator[None]:
     """Report that a run finished, diverged, was given up or was left; others report failures."""
     run = progress.run
     directory = progress.directory
@@ -236,11 +242,13 @@ def _report_ending(progress: resume.Progress, callbacks: Callbacks) -> Iterator[
         callbacks.on_end("interrupted", {**directory.summary, "error": reason})
         raise
     except Diverged as error:
+        directory.draw_partition(client_table.partition_record)
         directory.write_summary(status="diverged", error=str(error))
         callbacks.on_end("diverged", directory.summary)
         raise
 
     # ---- The run is finished
+    directory.draw_partition(client_table.partition_record)
     trained_count = len(find_trained_clients(progress.state))
     masks = None
     if directory.summary.get("states") != STATES_AT_NODES:

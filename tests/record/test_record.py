@@ -404,7 +404,9 @@ def test_partition_files(tmp_path):
     test = [np.array([2], dtype=np.int32), np.array([3]), np.array([], dtype=np.int64)]
     counts = np.array([[2, 1], [0, 1], [1, 0]])
     with opened(tmp_path) as directory:
-        directory.write_partition(PartitionRecord(train, test, counts, "three clients"))
+        record = PartitionRecord(train, test, counts, "three clients")
+        directory.write_partition(record)
+        directory.draw_partition(record)
         with np.load(tmp_path / "partition.npz", allow_pickle=False) as stored:
             for name, parts in (("train", train), ("test", test)):
                 indices, offsets = stored[f"{name}_indices"], stored[f"{name}_offsets"]
@@ -416,12 +418,14 @@ def test_partition_files(tmp_path):
         assert picture.startswith(b"\x89PNG")
         files = [tmp_path / name for name in ("partition.npz", "partition.png")]
         times = [file.stat().st_mtime_ns for file in files]
-        directory.write_partition(PartitionRecord(train, test, counts, "three clients"))
+        directory.write_partition(record)
+        directory.draw_partition(record)
         assert times == [file.stat().st_mtime_ns for file in files]
         arrays = (tmp_path / "partition.npz").read_bytes()
         (tmp_path / "partition.png").unlink()
         (tmp_path / "partition.npz").write_bytes(arrays[:-1])
-        directory.write_partition(PartitionRecord(train, test, counts, "three clients"))
+        directory.write_partition(record)
+        directory.draw_partition(record)
         assert (tmp_path / "partition.png").read_bytes() == picture
         assert (tmp_path / "partition.npz").read_bytes() == arrays
 

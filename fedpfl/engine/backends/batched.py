@@ -39,6 +39,7 @@ from fedpfl.engine.training.jobs import (
     split_result,
 )
 from fedpfl.engine.training.participation import ManyClients, run_evaluation, run_participation
+from fedpfl.engine.training.shared_model import SharedModel, find_shared_model
 from fedpfl.engine.training.vectorize import vmap_clients
 from fedpfl.ground import tree
 from fedpfl.ground.errors import as_exception
@@ -47,6 +48,9 @@ from fedpfl.methods import Batch, Method
 from fedpfl.models import Net
 
 log = logging.getLogger(__name__)
+
+MANY_CLIENTS = 256
+"""From so many on those with one model are evaluated together; fewer are one program, as trained."""
 
 
 class BatchedBackend(Backend):
@@ -131,15 +135,22 @@ class BatchedBackend(Backend):
 
     def _run_slices(self, calls: Sequence[Call]) -> list[Answer]:
         """Run calls by programs of at most `width` clients, each call's largest first."""
-        # ---- Step 1: each call's clients, by size, are cut into slices.
+        # ---- Step 1: each call's clients, by size, are cut into slices. Those that are evaluated
+        # by one model are left out.
         slices: list[_Slice] = []
         orders: list[Tensor] = []
+        shared_models: list[SharedModel | None] = []
         for number, call in enumerate(calls):
-            order = _order_by_size(call)
+            shared: SharedModel | None = None
+            if len(call.clients) >= MANY_CLIENTS and not self._runs_calls_alone:
+                shared = find_shared_model(call, self.net)
+            shared_models.append(shared)
+            separate_clients = shared.other_clients if shared else call.clients
+            order = _order_by_size(call, separate_clients)
             orders.append(torch.tensor(order))
-            clients = [call.clients[position] for position in order]
+            clients = [separate_clients[position] for position in order]
             answer_forms: AnswerForms = {}
-            width = self.engine.width or len(order)
+            width = self.engine.width or max(1, len(order))
             for start in range(0, len(order), width):
                 slices.append(
                     _Slice(
@@ -163,10 +174,21 @@ class BatchedBackend(Backend):
                 parts[member.number].append(result)
 
         # ---- Step 3: results go back into the order of each call's clients.
-        return [
-            tree.take(concatenate_rows(call_parts), order.argsort())
-            for call_parts, order in zip(parts, orders, strict=True)
+        answers: list[Any] = []
+        for call_parts, positions, shared in zip(parts, orders, shared_models, strict=True):
+            answer: Any = None
+            if call_parts:
+                answer = tree.take(concatenate_rows(call_parts), positions.argsort())
+            answers.append(self._with_shared(shared, answer) if shared else answer)
+        return answers
+
+    def _with_shared(self, shared: SharedModel, answer: dict[str, Counts] | None) -> Answer:
+        """Return a call's answer from that of the clients that do not share the model."""
+        counts = [
+            shared.evaluate_pass(self.net, forward_pass, self._autocast)
+            for forward_pass in shared.passes
         ]
+        return shared.make_answer(counts, answer)
 
     def _follow(self, slices: list[_Slice]) -> list[Any]:
         """Take slices through their calls; jobs that they yield at the same time are joined."""
@@ -273,12 +295,12 @@ class BatchedBackend(Backend):
         return split_result(self._programs.run(joined_job), positions, jobs)
 
 
-def _order_by_size(call: Call) -> list[int]:
-    """Return positions of a call's clients, those with most samples first."""
+def _order_by_size(call: Call, clients: Sequence[int]) -> list[int]:
+    """Return positions of some of a call's clients, those with most samples first."""
     sizes = call.federation.test_sizes
     if isinstance(call, TrainCall) or call.tuning:
         sizes = call.federation.train_sizes
-    keys = [(-int(sizes[client]), client) for client in call.clients]
+    keys = [(-int(sizes[client]), client) for client in clients]
     return sorted(range(len(keys)), key=lambda position: keys[position])
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from fedpfl.engine.backends.backend import Backend, Engine, reproducible_arithme
 from fedpfl.engine.backends.ranks import available_cores
 from fedpfl.engine.calls import Answer, Call, Counts, TrainCall, estimate_work
 from fedpfl.engine.keys import generator, seeded_by_key, track_global_draws
-from fedpfl.engine.measures import compute_measures
+from fedpfl.engine.training.evaluation import ForwardPass, evaluate_client
 from fedpfl.engine.training.hook_checks import AnswerForms, require_equal_forms
 from fedpfl.engine.training.jobs import EvalJob, TrainJob, TrainResult
 from fedpfl.engine.training.participation import OneClient, run_evaluation, run_participation
@@ -42,6 +42,7 @@ from fedpfl.engine.training.sgd import (
     with_epoch_numbers,
 )
 from fedpfl.engine.training.shard import gather_data
+from fedpfl.engine.training.shared_model import SharedModel, find_shared_model
 from fedpfl.ground import tree
 from fedpfl.ground.errors import as_exception
 from fedpfl.ground.tree import Tree
@@ -96,44 +97,45 @@ class LoopBackend(Backend):
 
     def _run_calls(self, calls: Sequence[Call]) -> list[Answer]:
         """Run all clients of all calls in the pool, and stack each call's results."""
-        # ---- Step 1: the pool is given all clients, those with most work first.
-        clients_by_work = sorted(
-            (-estimate_work(call, client), number, client)
-            for number, call in enumerate(calls)
-            for client in call.clients
-        )
-        stops = [threading.Event() for _ in calls]
-        shared_models: list[dict[str, Any]] = [{} for _ in calls]
-        answer_forms: list[AnswerForms] = [{} for _ in calls]
-        run_client = self._run_client if self._client_lock is None else self._run_client_alone
-        futures: dict[tuple[int, int], Future] = {}
-        for _, number, client in clients_by_work:
-            row = OneClient(client, shared_models[number], answer_forms[number])
-            futures[number, client] = self._pool.submit(
-                run_client, calls[number], row, stops[number]
-            )
+        # ---- Step 1: the pool is given all clients, those with most work first. Clients that are
+        # evaluated by one model go together.
+        pending_calls = []
+        for call in calls:
+            shared = None if self._client_lock else find_shared_model(call, self.net)
+            pending_calls.append(_PendingCall(call, shared))
+        tasks = [task for pending in pending_calls for task in self._list_tasks(pending)]
+        for task in sorted(tasks, key=lambda task: -task.work):
+            task.pending.futures[task.key] = self._pool.submit(task.run)
 
         # ---- Step 2: results are stacked; an error is the answer of its own call.
-        results: list[Answer] = []
         try:
-            for number, call in enumerate(calls):
-                try:
-                    client_results = [futures[number, client].result() for client in call.clients]
-                    for hook, forms in answer_forms[number].items():
-                        require_equal_forms(hook, forms)
-                    results.append(tree.stack(client_results))
-                except (Exception, SystemExit) as error:
-                    stops[number].set()  # its other clients end within a step, or are not begun
-                    for client in call.clients:
-                        futures[number, client].cancel()
-                    results.append(as_exception(error))
+            return [pending.wait() for pending in pending_calls]
         except BaseException:  # Ctrl-C: all end within a step
-            for stop in stops:
-                stop.set()
-            for future in futures.values():
-                future.cancel()
+            for pending in pending_calls:
+                pending.cancel()
             raise
-        return results
+
+    def _list_tasks(self, pending: _PendingCall) -> list[_Task]:
+        """Return what the pool is given for a call: its clients, and passes of several."""
+        run_client = self._run_client if self._client_lock is None else self._run_client_alone
+        call = pending.call
+        tasks: list[_Task] = []
+        for client in pending.separate_clients:
+            row = OneClient(client, pending.shared_models, pending.answer_forms)
+            run = partial(run_client, call, row, pending.stop)
+            tasks.append(_Task(estimate_work(call, client), pending, client, run))
+        for number, forward_pass in enumerate(pending.passes):
+            work = sum(map(len, forward_pass.samples)) / 3
+            run = partial(self._run_pass, pending, forward_pass)
+            tasks.append(_Task(work, pending, pass_key(number), run))
+        return tasks
+
+    def _run_pass(self, pending: _PendingCall, forward_pass: ForwardPass) -> Counts:
+        """Evaluate the clients of a pass together."""
+        if pending.stop.is_set():
+            raise CancelledError
+        assert pending.shared
+        return pending.shared.evaluate_pass(self._thread_net(), forward_pass, self._autocast)
 
     def _run_client_alone(self, call: Call, row: OneClient, stop: threading.Event) -> Any:
         """Run one client at a time, the process's generators seeded for it.
@@ -149,11 +151,15 @@ class LoopBackend(Backend):
             unshared_row = OneClient(client, answer_forms=row.answer_forms)
             return self._run_client(call, unshared_row, stop)
 
-    def _run_client(self, call: Call, row: OneClient, stop: threading.Event) -> Any:
-        """Take one client through a call, each of its jobs at once."""
+    def _thread_net(self) -> Net:
+        """Return this thread's copy of the network."""
         if not hasattr(self._local, "net"):
             self._local.net = self.net.copy()
-        net = self._local.net
+        return self._local.net
+
+    def _run_client(self, call: Call, row: OneClient, stop: threading.Event) -> Any:
+        """Take one client through a call, each of its jobs at once."""
+        net = self._thread_net()
         net.generator = None
         if net.traits.draws and self._client_lock is None:
             net.generator = generator(*call.draws.hook_key(row.clients[0]))
@@ -169,36 +175,9 @@ class LoopBackend(Backend):
             except StopIteration as stop_iteration:
                 return stop_iteration.value
             if isinstance(job, EvalJob):
-                result = self._evaluate(net, job)
+                result = evaluate_client(net, job, self._autocast)
             else:
                 result = self._train(net, job, stop)
-
-    def _evaluate(self, net: Net, job: EvalJob) -> Counts:
-        """Evaluate one client's model, batch by batch."""
-        ((federation, client),) = job.rows
-        (random,) = job.random()
-        data = gather_data(federation, getattr(federation, job.split)[client])
-        device = data.y.device
-        bound = net.bind(job.buffers)
-        excluded_classes = federation.excluded_classes
-        correct = torch.zeros((), dtype=torch.int64, device=device)
-        loss = torch.zeros((), device=device)
-        logits_of_batches: list[Tensor] = []
-        with torch.no_grad(), self._autocast():
-            for batch in data.chunks(random=tree.send(random, device)):
-                logits = job.method.predict(bound, job.params, batch.without_labels())
-                allowed_logits = logits
-                if excluded_classes is not None:
-                    allowed_logits = logits.masked_fill(excluded_classes[client], -torch.inf)
-                correct += batch.find_hits(allowed_logits).sum()
-                loss += batch.summed_loss(logits)
-                if job.metrics:
-                    logits_of_batches.append(allowed_logits)
-        measures: dict[str, Tensor] = {}
-        if logits_of_batches:
-            measures = compute_measures(job.metrics, torch.cat(logits_of_batches), data.y)
-        total = torch.tensor(len(data.y), device=device)
-        return Counts(correct=correct, loss=loss, total=total, measures=measures)
 
     def _train(self, net: Net, job: TrainJob, stop: threading.Event) -> TrainResult:
         """Take all steps of a job, phase by phase."""
@@ -208,6 +187,75 @@ class LoopBackend(Backend):
             if is_idle is None or not bool(is_idle):
                 training.train_phase(phase, epochs)
         return training.make_result()
+
+
+class _PendingCall:
+    """Hold a call while the pool computes its clients.
+
+    Attributes:
+        call: The call.
+        shared: Those clients that are evaluated by one model.
+        separate_clients: The others.
+        passes: Of `shared`.
+        stop: Once it is set, clients end within a step, or are not begun.
+        shared_models: As in OneClient, as are `answer_forms`.
+        futures: By client, and by `pass_key`.
+    """
+
+    def __init__(self, call: Call, shared: SharedModel | None):
+        self.call = call
+        self.shared = shared
+        self.separate_clients = shared.other_clients if shared else call.clients
+        self.passes = shared.passes if shared else []
+        self.stop = threading.Event()
+        self.shared_models: dict[str, Any] = {}
+        self.answer_forms: AnswerForms = {}
+        self.futures: dict[int, Future] = {}
+
+    def wait(self) -> Answer:
+        """Return the call's answer; an error is one."""
+        try:
+            return self._join_results()
+        except (Exception, SystemExit) as error:
+            self.cancel()
+            return as_exception(error)
+
+    def cancel(self) -> None:
+        """Give up what has not ended."""
+        self.stop.set()
+        for future in self.futures.values():
+            future.cancel()
+
+    def _join_results(self) -> Answer:
+        """Return the results of all clients, stacked in the order of the call."""
+        results = [self.futures[client].result() for client in self.separate_clients]
+        for hook, forms in self.answer_forms.items():
+            require_equal_forms(hook, forms)
+        if self.shared is None:
+            return tree.stack(results)
+        counts = [self.futures[pass_key(number)].result() for number in range(len(self.passes))]
+        return self.shared.make_answer(counts, tree.stack(results) if results else None)
+
+
+def pass_key(number: int) -> int:
+    """Return the key of a forward pass beside the numbers of clients."""
+    return -1 - number
+
+
+class _Task(NamedTuple):
+    """Hold a part of a call that one thread computes.
+
+    Attributes:
+        work: How long it takes, in training samples.
+        pending: The call.
+        key: Of the result.
+        run: Computes it.
+    """
+
+    work: float
+    pending: _PendingCall
+    key: int
+    run: Callable[[], Any]
 
 
 class _ClientTraining:

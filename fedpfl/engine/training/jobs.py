@@ -42,7 +42,7 @@ class EvalJob:
     metrics: tuple[str, ...] = ()
 
     @property
-    def _has_own_predict(self) -> bool:
+    def has_own_predict(self) -> bool:
         """Whether predictions depend on the method, and not on the model alone."""
         return type(self.method).predict is not Method.predict
 
@@ -51,7 +51,7 @@ class EvalJob:
 
         There are none where the method does not look at them.
         """
-        count = self.method.randoms if self._has_own_predict else 0
+        count = self.method.randoms if self.has_own_predict else 0
         numbers = []
         for row, draws in zip(self.rows, self.draws, strict=True):
             samples = len(getattr(row.federation, self.split)[row.client])
@@ -61,7 +61,7 @@ class EvalJob:
     def kind(self) -> tuple[Any, ...]:
         """Return what jobs of one program share: samples, predictions and form of trees."""
         return (
-            self.method if self._has_own_predict else None,
+            self.method if self.has_own_predict else None,
             self.split,
             self.metrics,
             self.rows[0].federation.excluded_classes is None,

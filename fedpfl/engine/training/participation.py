@@ -40,6 +40,7 @@ __all__ = [
     "apply_overlay",
     "run_evaluation",
     "run_participation",
+    "with_first_checks",
 ]
 
 Autocast = Callable[[], AbstractContextManager]
@@ -54,7 +55,7 @@ def run_participation(
     call: TrainCall, clients: OneClient, net: Net, autocast: Autocast
 ) -> TrainJobs:
     """Take clients through a round, in the order of the Method's hooks."""
-    call = _with_first_checks(call, net)
+    call = with_first_checks(call, net)
     hooks = _TrainingHooks(call, clients, net, autocast)
 
     # ---- Step 1: clients prepare, and the server sends them what they start from.
@@ -105,7 +106,7 @@ def run_participation(
 
 def run_evaluation(call: EvalCall, clients: OneClient, net: Net, autocast: Autocast) -> EvalJobs:
     """Evaluate clients' personal models, or copies fine-tuned on their training data."""
-    call = _with_first_checks(call, net)
+    call = with_first_checks(call, net)
     rows = [ClientRow(call.federation, client_id) for client_id in clients.clients]
     draws = [call.draws] * len(rows)
 
@@ -153,7 +154,7 @@ def run_evaluation(call: EvalCall, clients: OneClient, net: Net, autocast: Autoc
     return counts
 
 
-def _with_first_checks(call: AnyCall, net: Net) -> AnyCall:
+def with_first_checks(call: AnyCall, net: Net) -> AnyCall:
     """Return the call, with hook checks if its kind is new to this process."""
     method = call.method
     state = call.state

@@ -1,0 +1,172 @@
+"""Models on their clients' samples: one client's alone, or those of many in one forward pass.
+
+A client's counts are the same either way, bit for bit where rows of matrix products are: a product
+of a few rows rounds in another way, so none has fewer than `LEAST_ROWS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from fedpfl.data.federation import Federation
+from fedpfl.engine.calls import Counts
+from fedpfl.engine.measures import compute_measures
+from fedpfl.engine.training.jobs import EvalJob
+from fedpfl.engine.training.shard import gather_data
+from fedpfl.ground import tree
+from fedpfl.ground.tasks import CLASSIFICATION, find_task
+from fedpfl.ground.tree import Tree
+from fedpfl.methods import Batch, Data
+from fedpfl.models import Net
+
+LEAST_ROWS = 8
+LONGEST_SEQUENTIAL_SUM = 17
+"""Up to so many samples torch adds a batch's losses one by one, the first one last."""
+
+Autocast = Callable[[], AbstractContextManager]
+
+
+class Model(NamedTuple):
+    """Hold a model by which clients are evaluated: its tree, and its buffers by role."""
+
+    params: Tree
+    buffers: dict[str, Tree]
+
+
+class ForwardPass(NamedTuple):
+    """Name the samples that go through a model together: all those of some clients.
+
+    Attributes:
+        federation: Has the samples.
+        split: Of the federation.
+        clients: Several only where a single pass takes all their samples.
+        metrics: Names of measures, as in EvalCall.
+    """
+
+    federation: Federation
+    split: str
+    clients: list[int]
+    metrics: tuple[str, ...]
+
+    @property
+    def samples(self) -> list[Tensor]:
+        """Return the indices of each client's samples."""
+        indices_by_client = getattr(self.federation, self.split)
+        return [indices_by_client[client] for client in self.clients]
+
+
+def evaluate_client(net: Net, job: EvalJob, autocast: Autocast) -> Counts:
+    """Evaluate one client's model, batch by batch."""
+    # ---- Step 1: the samples; no model of the network's alone sees very few of them.
+    ((federation, client),) = job.rows
+    (random,) = job.random()
+    indices = getattr(federation, job.split)[client]
+    count = len(indices)
+    if not job.has_own_predict:
+        indices = _with_least_rows(indices)
+        random = random.new_empty(len(indices), 0)
+    data = gather_data(federation, indices)
+    device = data.y.device
+    bound = net.bind(job.buffers)
+    excluded_classes = federation.excluded_classes
+
+    # ---- Step 2: hits and losses, batch by batch
+    correct = torch.zeros((), dtype=torch.int64, device=device)
+    loss = torch.zeros((), device=device)
+    logits_of_batches: list[Tensor] = []
+    with torch.no_grad(), autocast():
+        for batch in data.chunks(random=tree.send(random, device)):
+            logits = job.method.predict(bound, job.params, batch.without_labels())[:count]
+            labels = batch._replace(y=batch.y[:count])
+            allowed_logits = logits
+            if excluded_classes is not None:
+                allowed_logits = logits.masked_fill(excluded_classes[client], -torch.inf)
+            correct += labels.find_hits(allowed_logits).sum()
+            loss += labels.summed_loss(logits)
+            if job.metrics:
+                logits_of_batches.append(allowed_logits)
+
+    # ---- Step 3: measures beside them
+    measures: dict[str, Tensor] = {}
+    if logits_of_batches:
+        logits = torch.cat(logits_of_batches)
+        measures = compute_measures(job.metrics, logits, data.y[:count])
+    total = torch.tensor(count, device=device)
+    return Counts(correct=correct, loss=loss, total=total, measures=measures)
+
+
+def evaluate_clients(
+    net: Net, model: Model, forward_pass: ForwardPass, autocast: Autocast
+) -> Counts:
+    """Evaluate the network with one model on the samples of several clients at once.
+
+    Returns:
+        Counts `[clients]`.
+    """
+    # ---- Step 1: the logits of all samples
+    federation = forward_pass.federation
+    samples = forward_pass.samples
+    sizes = [len(indices) for indices in samples]
+    indices = torch.cat(samples)
+    data = gather_data(federation, _with_least_rows(indices))
+    with torch.no_grad(), autocast():
+        logits = net.bind(model.buffers)(model.params, data.x)[: len(indices)]
+    data = Data(data.x[: len(indices)], data.y[: len(indices)])
+
+    # ---- Step 2: hits and losses by client
+    device = logits.device
+    size_tensor = torch.tensor(sizes)
+    owners = tree.send(torch.arange(len(sizes)).repeat_interleave(size_tensor), device)
+    allowed_logits = logits
+    if federation.excluded_classes is not None:
+        clients = tree.send(torch.tensor(forward_pass.clients), device)
+        excluded_classes = federation.excluded_classes[clients[owners]]
+        allowed_logits = logits.masked_fill(excluded_classes, -torch.inf)
+    hits = Batch(data.x, data.y).find_hits(allowed_logits).long()
+    correct = torch.zeros(len(sizes), dtype=torch.int64, device=device).index_add(0, owners, hits)
+    loss = _sum_losses_by_client(data, logits, sizes)
+
+    # ---- Step 3: measures of each client
+    measures: dict[str, Tensor] = {}
+    if forward_pass.metrics:
+        parts = zip(allowed_logits.split(sizes), data.y.split(sizes), strict=True)
+        measures = tree.stack(
+            [compute_measures(forward_pass.metrics, outputs, y) for outputs, y in parts]
+        )
+    total = tree.send(size_tensor, device)
+    return Counts(correct=correct, loss=loss, total=total, measures=measures)
+
+
+def _with_least_rows(indices: Tensor) -> Tensor:
+    """Return indices of samples, the last one repeated where they are few."""
+    missing = LEAST_ROWS - len(indices)
+    if missing <= 0 or not len(indices):
+        return indices
+    return torch.cat([indices, indices[-1:].expand(missing)])
+
+
+def _sum_losses_by_client(data: Data, logits: Tensor, sizes: list[int]) -> Tensor:
+    """Return each client's summed loss `[clients]`, as `Batch.summed_loss` gives it of each alone.
+
+    Args:
+        data: The samples of one client after the other.
+        logits: Of these samples.
+        sizes: How many samples each client has.
+    """
+    longest = max(sizes)
+    is_classification = find_task(data.y) is CLASSIFICATION
+    if longest and longest <= LONGEST_SEQUENTIAL_SUM and is_classification:
+        losses = Batch(data.x, data.y).losses(logits).split(sizes)
+        first, *rest = pad_sequence(list(losses), batch_first=True).unbind(1)
+        total = torch.zeros_like(first)
+        for column in rest:
+            total += column
+        return total + first
+    parts = zip(data.x.split(sizes), data.y.split(sizes), logits.split(sizes), strict=True)
+    return torch.stack([Batch(x, y).summed_loss(outputs) for x, y, outputs in parts])

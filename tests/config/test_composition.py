@@ -1,0 +1,43 @@
+"""Configurations that are composed once for equal choices of groups are those that Hydra composes."""
+
+import pytest
+from omegaconf import OmegaConf
+
+from fedpfl.config import overrides
+
+WORDS = [
+    "",
+    "method=fedper rounds=3",
+    "method=fedper rounds=4 local.lr=0.5",
+    "rounds=4 method=fedper seed=3 hydra.run.dir=x",
+    "+local.new=[1,2]",
+    "~local.clip",
+    "method.statistics=local",
+    "model=mlp model.hidden=[3,4]",
+    "++name=abc debug=fast",
+]
+WRONG = ["round=4", "method=nope", "~dataset=nope", "seed=1,2", "local.lr=[", "+method=fedavg"]
+
+
+def compose(words):
+    """Return the configuration with all that Hydra notes in it, or its error."""
+    try:
+        config = overrides.compose_config(words.split())
+    except overrides.HYDRA_ERRORS as error:
+        return type(error), str(error)
+    return OmegaConf.to_container(config), config._metadata.flags
+
+
+@pytest.mark.parametrize("repeated", [False, True])
+def test_words_give_the_same_in_any_company(repeated):
+    expected = [compose(words) for words in [*WORDS, *WRONG]]
+    with overrides.composing_once():
+        found = [compose(words) for words in [*WORDS, *WRONG] for _ in range(1 + repeated)]
+    assert found[:: 1 + repeated] == expected
+    assert found[-1:] == expected[-1:]
+
+
+def test_a_configuration_may_be_changed_without_harm_to_the_next():
+    with overrides.composing_once():
+        overrides.compose_config(["method=fedper"]).method.name = "changed"
+        assert overrides.compose_config(["method=fedper"]).method.name == "fedper"

@@ -1,0 +1,191 @@
+"""Clients that are evaluated together because they have one model in common.
+
+Each has the numbers that it has alone, bit for bit, and nobody is judged by another's model.
+"""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fedpfl.engine import FineTuning, RoundSetup, make_backend, make_initial_state, play_round
+from fedpfl.engine.calls import EvalCall, with_before_turn
+from fedpfl.engine.keys import Draws
+from fedpfl.engine.training.evaluation import LONGEST_SEQUENTIAL_SUM
+from fedpfl.engine.training.shared_model import HOST_PASS, find_shared_model
+from fedpfl.ground import tree
+from fedpfl.methods import METHODS, STORED, FedAvg
+from tests.conftest import (
+    CPU,
+    LOCAL,
+    as_engine,
+    assert_same,
+    hold_out_quarter,
+    make_federation,
+    tiny,
+)
+
+SIZES = (3, 1, 0, 2, 600, 17, 40, 5, 18, 1, 256, 2, 2)
+CLIENTS = list(range(len(SIZES)))
+COHORT = [1, 3, 6]
+
+
+@pytest.fixture(scope="module")
+def various():
+    """Clients of very different sizes, with validation samples and classes that do not count."""
+    federation = hold_out_quarter(make_federation(tuple(8 + size % 9 for size in SIZES), SIZES))
+    excluded = torch.arange(federation.classes) == torch.arange(len(SIZES))[:, None] % 4
+    return replace(federation, excluded_classes=excluded)
+
+
+def play_once(method, net, federation, engine="loop"):
+    """Return a backend, and the state after a round of COHORT."""
+    backend = make_backend(as_engine(engine), net, CPU)
+    state = make_initial_state(method, net, federation.clients, CPU)
+    setup = RoundSetup(backend, method, federation, LOCAL, 0)
+    return backend, play_round(setup, state, COHORT)[0]
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedper", "fedbabu", "fedobp"])
+def test_each_client_has_its_numbers_of_being_alone(name, net, various):
+    method = METHODS[name](**{"q": 0.5} if name == "fedobp" else {})
+    backend, state = play_once(method, net, various)
+    everybody = various.merge_clients(4)
+    call = EvalCall(method, various, state, CLIENTS[::-1], common_federation=everybody)
+    together = backend.evaluate_splits(call)
+    for row, client in enumerate(call.clients):
+        alone = backend.evaluate_splits(replace(call, clients=[client]))
+        assert find_shared_model(replace(call, clients=[client]), net) is None
+        assert_same(alone, tree.take(together, slice(row, row + 1)))
+
+
+def test_statistics_that_stay_at_clients_keep_those_apart_that_took_part(various):
+    norm_net = tiny(True)
+    method = METHODS["fedavg"](statistics="local")
+    backend, state = play_once(method, norm_net, various)
+    call = EvalCall(method, various, state, CLIENTS)
+    shared = find_shared_model(call, norm_net)
+    assert shared is not None
+    assert shared.other_clients == COHORT
+    alone = [backend.evaluate(replace(call, clients=[client])) for client in CLIENTS]
+    assert_same(tree.map(lambda *leaves: torch.cat(leaves), *alone), backend.evaluate(call))
+
+
+def test_many_clients_on_the_batched_backend_have_loops_numbers(net):
+    federation = make_federation((4,) * 300, tuple(number % 7 for number in range(300)))
+    answers = []
+    for engine in ("loop", "batched"):
+        _, state = play_once(METHODS["fedper"](), net, federation)
+        backend = make_backend(as_engine(engine), net, CPU)
+        answers.append(
+            backend.evaluate(EvalCall(METHODS["fedper"](), federation, state, list(range(300))))
+        )
+    assert torch.equal(answers[0].correct, answers[1].correct)
+    assert torch.equal(answers[0].total, answers[1].total)
+    assert torch.allclose(answers[0].loss, answers[1].loss, rtol=1e-5)
+
+
+def test_passes_hold_all_samples_once_and_few_at_a_time(net, various):
+    call = EvalCall(FedAvg(), various, make_initial_state(FedAvg(), net, 13, CPU), CLIENTS)
+    passes = [one for one in find_shared_model(call, net).passes if one.split == "test"]
+    assert [client for one in passes for client in one.clients] == CLIENTS
+    for one in passes:
+        assert len(one.clients) == 1 or sum(map(len, one.samples)) <= HOST_PASS
+
+
+def test_losses_of_few_samples_are_added_up_as_torch_does():
+    generator = torch.Generator().manual_seed(0)
+    for size in range(1, LONGEST_SEQUENTIAL_SUM + 1):
+        outputs = torch.randn(size, 7, generator=generator)
+        y = torch.randint(7, (size,), generator=generator)
+        first, *rest = F.cross_entropy(outputs, y, reduction="none")
+        assert sum(rest, torch.zeros(())) + first == F.cross_entropy(outputs, y, reduction="sum")
+
+
+# ---- who has a model in common
+
+
+class _Curious(FedAvg):
+    """Looks at the client's state in some way, which makes no difference here."""
+
+    def personal(self, server, client):
+        self._look(client)
+        return server
+
+
+def _look_bravely(client):
+    try:
+        return client["number"]
+    except Exception:
+        return None
+
+
+LOOKS = {
+    "reads": lambda client: client["trained"],
+    "reads if there": _look_bravely,
+    "asks if there": lambda client: "trained" in client,
+    "unpacks": lambda client: {**client},
+    "asks its kind": lambda client: isinstance(client, dict),
+    "takes if any": lambda client: client or {},
+    "maps": lambda client: tree.map(torch.clone, client),
+    "lists": lambda client: list(client.items()),
+}
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_a_model_is_everybodys_only_where_the_client_is_not_looked_at(look, net, various):
+    method_type = type("Curious", (_Curious,), {"_look": staticmethod(LOOKS[look])})
+    _, state = play_once(FedAvg(), net, various)
+    shared = find_shared_model(EvalCall(FedAvg(), various, state, CLIENTS), net)
+    assert shared.clients == CLIENTS
+    curious = find_shared_model(EvalCall(method_type(), various, state, CLIENTS), net)
+    # In the initial state all are alike but for their numbers.
+    assert curious is None or curious.other_clients == COHORT
+
+
+def test_a_client_that_goes_by_its_number_has_a_model_of_its_own(net, various):
+    @dataclass(frozen=True)
+    class Numbered(FedAvg):
+        def personal(self, server, client):
+            return tree.map(lambda leaf: leaf * (1 + client["number"] / 10), server)
+
+    backend, state = play_once(FedAvg(), net, various)
+    call = EvalCall(Numbered(), various, state, CLIENTS)
+    assert find_shared_model(call, net) is None
+    third = replace(state, server=Numbered().personal(state.server, {"number": 3}))
+    expected = backend.evaluate(EvalCall(FedAvg(), various, third, [3]))
+    assert_same(expected, tree.take(backend.evaluate(call), slice(3, 4)))
+
+
+@pytest.mark.parametrize(
+    ("name", "clients"),
+    [
+        ("fedavg", "all"),
+        ("fedprox", "all"),
+        ("scaffold", "initial"),
+        ("fedbabu", "all"),
+        ("fedper", "initial"),
+        ("lg_fedavg", "initial"),
+        ("ditto", "none"),  # a prediction of the method's
+        ("fedala", "none"),  # looks at training samples before
+        ("fedamp", "initial"),
+        ("apfl", "none"),
+    ],
+)
+def test_methods_whose_clients_share_a_model(name, clients, net, various):
+    method = METHODS[name]()
+    state = make_initial_state(method, net, various.clients, CPU)
+    took_part = dict.fromkeys(STORED, torch.ones(len(COHORT), dtype=torch.bool))
+    state.rows.put_(COHORT, {"facts": took_part})
+    shared = find_shared_model(with_before_turn(EvalCall(method, various, state, CLIENTS)), net)
+    expected = {"all": CLIENTS, "initial": [c for c in CLIENTS if c not in COHORT], "none": []}
+    assert (shared.clients if shared else []) == expected[clients]
+
+
+def test_nobody_shares_a_model_that_is_fine_tuned(net, various):
+    state = make_initial_state(FedAvg(), net, various.clients, CPU)
+    call = EvalCall(FedAvg(), various, state, CLIENTS)
+    tuning = FineTuning(LOCAL, Draws(0, "finetune", 1))
+    assert find_shared_model(replace(call, tuning=tuning), net) is None
+    assert find_shared_model(replace(call, overlay={"x": torch.zeros(13)}), net) is None
