@@ -12,7 +12,7 @@ import torch
 from fedpfl.data import Federation, state_dict
 from fedpfl.data.provenance import Provenance, Weights, pick_hashes
 from fedpfl.ground.errors import FedpflError, escape_controls
-from fedpfl.privacy import Privacy
+from fedpfl.privacy import Guarantee
 from fedpfl.record import rundir
 
 
@@ -63,7 +63,7 @@ def trace_origin(
     federation: Federation,
     newcomers: Federation | None,
     overlap: bool,
-    privacy: Privacy | None,
+    privacy: Guarantee | None,
 ) -> WeightsOrigin:
     """Return where the values are from.
 
@@ -146,18 +146,18 @@ def _pick_evaluated_hashes(
     return pick_hashes(hashes, splits)
 
 
-def _check_privacy(path: str, source: Provenance, hashes: np.ndarray, privacy: Privacy) -> None:
+def _check_privacy(path: str, source: Provenance, hashes: np.ndarray, privacy: Guarantee) -> None:
     """Raise FedpflError for weights that may have been trained on these clients' samples."""
     seen_count = int(source.are_seen(hashes).sum())
     if seen_count:
         raise FedpflError(
-            f"privacy=client: model.weights={path} was trained on {seen_count:,} samples of these"
+            f"privacy={privacy.hides}: model.weights={path} was trained on {seen_count:,} samples of these"
             " clients, and gives them away beyond what is accounted for; start from public"
             " weights, or go on with a private run by extend"
         )
     if source.unrecorded and not privacy.public_weights:
         raise FedpflError(
-            f"privacy=client: nobody knows whether {_list_names(source.unrecorded)} was trained on"
+            f"privacy={privacy.hides}: nobody knows whether {_list_names(source.unrecorded)} was trained on"
             " samples of these clients; where you know that it was not,"
             " privacy.public_weights=true"
         )

@@ -43,6 +43,7 @@ from fedpfl.data import (
 )
 from fedpfl.engine import Clock, Engine, Local, Stopping, Store
 from fedpfl.engine.backends.selection import find_device
+from fedpfl.engine.keys import Draws
 from fedpfl.ground.checks import (
     build_dataclass,
     checked_arguments,
@@ -58,7 +59,15 @@ from fedpfl.ground.seeding import seeded_by_key
 from fedpfl.ground.tasks import TASKS, Task, require_classification
 from fedpfl.methods import METHODS, SEES, Method
 from fedpfl.models import ADAPTERS, MODELS, Net
-from fedpfl.privacy import PRIVACIES, Account, Privacy, Secret
+from fedpfl.privacy import (
+    PRIVACIES,
+    Account,
+    Privacy,
+    SampleAccount,
+    SamplePrivacy,
+    SampleProtection,
+    Secret,
+)
 from fedpfl.record.loggers import make_loggers
 from fedpfl.robust import (
     ATTACKS,
@@ -89,7 +98,7 @@ class Plan:
     engine: Engine
     augment: Augment
     shift: Shift
-    privacy: Privacy | None
+    privacy: Privacy | SamplePrivacy | None
     attack: Attack | None
     defence: Defence | None
     system: System | None
@@ -132,7 +141,7 @@ class Run(Plan):
     net: Net
     data_digest: str
     fingerprint: str
-    account: Account | None
+    account: Account | SampleAccount | None
     adversary: Adversary | None
     origin: WeightsOrigin
     secret: Secret | None = None
@@ -153,11 +162,33 @@ class Run(Plan):
             world=world,
         )
 
+    @property
+    def client_account(self) -> Account | None:
+        """Return the account of a run that hides clients, None for others."""
+        return self.account if isinstance(self.account, Account) else None
+
+    @property
+    def sample_account(self) -> SampleAccount | None:
+        """Return the account of a run that hides samples, None for others."""
+        return self.account if isinstance(self.account, SampleAccount) else None
+
+    @property
+    def protection(self) -> SampleProtection | None:
+        """Return how clients hide their samples, None where they do not."""
+        account = self.sample_account
+        if account is None:
+            return None
+        return SampleProtection(account.privacy.clip_length, account.client_noises, self.secret)
+
+    def make_draws(self, purpose: str, round_number: int) -> Draws:
+        """Return the random draws of a round for a purpose."""
+        return Draws(self.settings.seed, purpose, round_number, self.protection)
+
     def draw_cohorts(self) -> Iterator[list[int]]:
         """Draw the clients of one round after the other; of a private run in secret."""
         clients = self.federation.clients
         rounds = self.settings.rounds
-        if self.secret and self.account and self.account.noise:
+        if self.secret and self.client_account and self.client_account.noise:
             return engine.draw_secret_cohorts(
                 self.secret, clients, self.drawn_share, rounds, self.is_poisson_sampled
             )
@@ -242,7 +273,8 @@ def _make_plan(config: dict[str, Any]) -> Plan:
     parts["privacy"] = _make_privacy(config, settings, method, parts["stopping"])
     if parts["privacy"] and parts["system"]:
         raise FedpflError(
-            "privacy=client keeps no account of clients that drop out or come late; use system=none"
+            f"privacy={parts['privacy'].hides} keeps no account of clients that drop out or come"
+            " late; use system=none"
         )
     parts["attack"] = _make_attack(config, parts["eval"])
     parts["defence"] = _make_defence(config, method, parts)
@@ -608,13 +640,13 @@ def _adapter_options(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _make_privacy(
     config: Mapping[str, Any], settings: Settings, method: Method, stopping: Stopping
-) -> Privacy | None:
+) -> Privacy | SamplePrivacy | None:
     """Return how clients are protected, if they are.
 
     Raises:
         FedpflError: for what would give them away all the same.
     """
-    privacy: Privacy | None = build_dataclass(
+    privacy: Privacy | SamplePrivacy | None = build_dataclass(
         look_up_choice("privacy", config["privacy"], PRIVACIES),
         without_name(config["privacy"]),
         "privacy",
@@ -622,26 +654,28 @@ def _make_privacy(
     if privacy is None:
         return None
 
-    # ---- What the server sees must be the noised mean alone.
-    choice_text = f"privacy=client and method={config['method']['name']}"
+    # ---- Nothing else may be chosen by clients' samples.
+    choice = f"privacy={privacy.hides}"
+    if stopping.early:
+        raise FedpflError(
+            f"{choice}: stopping.early would tell the server of each client's loss; leave it out"
+        )
+    if settings.validation:
+        raise FedpflError(
+            f"{choice}: what is chosen by held-out samples gives them away, unaccounted; use"
+            " validation=0"
+        )
+    if isinstance(privacy, SamplePrivacy):
+        return privacy
+
+    # ---- What the server sees must be the noised mean alone, and the noise must suffice.
+    choice_text = f"{choice} and method={config['method']['name']}"
     if method.server_sees != SEES[0]:
         view_texts = {SEES[1]: "each client's upload", SEES[2]: "what clients keep"}
         view_text = view_texts.get(method.server_sees, "more")
         raise FedpflError(
             f"{choice_text}: its server would see {view_text}, not a {SEES[0]} alone, which is all"
             " that is protected"
-        )
-
-    # ---- Nothing else may be chosen by clients' samples, and the noise must suffice.
-    if stopping.early:
-        raise FedpflError(
-            "privacy=client: stopping.early would tell the server of each client's loss; leave it"
-            " out"
-        )
-    if settings.validation:
-        raise FedpflError(
-            "privacy=client: what is chosen by held-out samples gives them away, unaccounted; use"
-            " validation=0"
         )
     if privacy.sampling == "poisson" and type(method).aggregate is not Method.aggregate:
         raise FedpflError(
@@ -652,7 +686,7 @@ def _make_privacy(
     return privacy
 
 
-def _make_account(plan: Plan, federation: Federation, net: Net) -> Account | None:
+def _make_account(plan: Plan, federation: Federation, net: Net) -> Account | SampleAccount | None:
     """Return the account of a private run, None for others.
 
     Raises:
@@ -662,6 +696,11 @@ def _make_account(plan: Plan, federation: Federation, net: Net) -> Account | Non
     method = plan.method
     if plan.privacy is None:
         return None
+    cohorts = engine.draw_cohorts(
+        settings.seed, federation.clients, settings.participation, settings.rounds
+    )
+    if isinstance(plan.privacy, SamplePrivacy):
+        return _make_sample_account(plan, plan.privacy, federation, net, [*map(tuple, cohorts)])
     if net.buffers and "aggregate" in method.buffers().values():
         raise FedpflError(
             "privacy=client: the server would average BatchNorm statistics as they are; use"
@@ -670,9 +709,6 @@ def _make_account(plan: Plan, federation: Federation, net: Net) -> Account | Non
     server, client = method.init(net.params, net.parts)
     engine.untrained_upload(method, server, client, dict.fromkeys(method.buffers(), net.buffers))
     plan.privacy.check_clients(federation.clients)
-    cohorts = engine.draw_cohorts(
-        settings.seed, federation.clients, settings.participation, settings.rounds
-    )
     cohort_size = len(next(cohorts))
     return Account(plan.privacy, federation.clients, cohort_size, settings.rounds)
 
@@ -721,7 +757,7 @@ def _make_defence(
             f"{choice} takes the place of a mean of uploads, and the server of"
             f" method={config['method']['name']} {deed}; use defence=mean"
         )
-    if parts["privacy"]:
+    if isinstance(parts["privacy"], Privacy):
         raise FedpflError(
             f"{choice}: privacy=client accounts for a mean of uploads alone; use defence=mean"
         )
@@ -776,6 +812,45 @@ def _make_adversary(
     if newcomers:
         federations.append(newcomers)
     return make_adversary(plan.attack, federations, plan.settings.seed)
+
+
+def _make_sample_account(
+    plan: Plan,
+    privacy: SamplePrivacy,
+    federation: Federation,
+    net: Net,
+    cohorts: list[tuple[int, ...]],
+) -> SampleAccount:
+    """Return the account of a run that hides samples, which is tried on one client first.
+
+    Raises:
+        FedpflError: for a network or a method that would tell of samples without noise.
+    """
+    settings = plan.settings
+    rehearsal = engine.SamplingRehearsal(plan.method, net, federation, privacy.clip_length)
+    training = rehearsal.plan_training(plan.local)
+    tuning: engine.ClientSteps = tuple(() for _ in training)
+    tuned_rounds: tuple[int, ...] = ()
+    if plan.eval.finetune_epochs:
+        if settings.newcomers:
+            raise FedpflError(
+                "privacy=sample keeps no account of newcomers that are fine-tuned; use unseen=0 or"
+                " eval.finetune_epochs=0"
+            )
+        tuning_local = plan.eval.finetuning_local(plan.local)
+        tuning = rehearsal.plan_tuning(tuning_local, plan.eval.finetune_part)
+        rounds = range(1, settings.rounds + 1)
+        tuned_rounds = tuple(
+            number for number in rounds if plan.eval.finetunes(number, len(rounds))
+        )
+    return SampleAccount(
+        privacy=privacy,
+        sizes=tuple(federation.train_sizes.tolist()),
+        training=training,
+        tuning=tuning,
+        cohorts=tuple(cohorts),
+        tuned_rounds=tuned_rounds,
+    )
 
 
 def _make_system(config: Mapping[str, Any], local: Local) -> System | None:

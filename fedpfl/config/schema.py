@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
@@ -31,6 +31,15 @@ class Eval(Checked):
         multiple = self.finetune_every >= 1 and self.finetune_every % self.every == 0
         allowed = f"a positive multiple of eval.every ({self.every})"
         self.check(multiple or not self.finetune_epochs, "finetune_every", allowed)
+
+    def finetunes(self, round_number: int, rounds: int) -> bool:
+        """Return whether models are fine-tuned after a round, as after the last one."""
+        is_due = round_number % self.finetune_every == 0 or round_number == rounds
+        return bool(self.finetune_epochs) and is_due
+
+    def finetuning_local(self, local: Local) -> Local:
+        """Return how models are fine-tuned where clients train as `local` says."""
+        return replace(local, epochs=self.finetune_epochs, steps=None)
 
 
 @dataclass(frozen=True)

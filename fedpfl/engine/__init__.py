@@ -15,6 +15,7 @@ from fedpfl.engine.masks import compare_masks
 from fedpfl.engine.precision_timing import PrecisionTimes, time_precisions
 from fedpfl.engine.protect import make_privacy_state, untrained_upload
 from fedpfl.engine.round import Outcome, RoundSetup, play_round
+from fedpfl.engine.sampling import ClientSteps, SamplingRehearsal
 from fedpfl.engine.state import State, count_participants, make_initial_state
 from fedpfl.engine.stopping import Stopping, pick_cohort
 from fedpfl.engine.store import SPARE, Store
@@ -24,6 +25,7 @@ from fedpfl.engine.training.sgd import FineTuning, Local, unused_optimizer_text
 __all__ = [
     "SPARE",
     "Backend",
+    "ClientSteps",
     "Clock",
     "Engine",
     "FineTuning",
@@ -31,6 +33,7 @@ __all__ = [
     "Outcome",
     "PrecisionTimes",
     "RoundSetup",
+    "SamplingRehearsal",
     "State",
     "Stopping",
     "Store",

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedpfl.ground.errors import as_exception
 from fedpfl.ground.seeding import Key, hash_key, seeded_by_key
-from fedpfl.privacy import Secret
+from fedpfl.privacy import SampleProtection, Secret
 
 _global_draws: list[tuple[Any, list[str]]] = []
 """Methods, and which generators of the process they have drawn from."""
@@ -72,11 +72,16 @@ def _cohort_size(clients: int, participation: float) -> int:
 
 @dataclass(frozen=True)
 class Draws:
-    """The random draws of one round: `purpose` tells training from fine-tuning."""
+    """The random draws of one round: `purpose` tells training from fine-tuning.
+
+    Attributes:
+        protection: Of clients' samples, where their minibatches and noise are drawn in secret.
+    """
 
     seed: int
     purpose: str
     round: int
+    protection: SampleProtection | None = None
 
     def order(self, client: int, stream: str, epoch: int, samples: int) -> Tensor:
         """Return a permutation `[samples]` of a client's training samples for one epoch."""

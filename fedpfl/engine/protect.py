@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +12,7 @@ from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Method
-from fedpfl.privacy import Account, Secret, clip_uploads, draw_noise
+from fedpfl.privacy import Account, SampleAccount, Secret, clip_uploads, draw_noise
 
 
 class UploadError(FedpflError):
@@ -44,9 +43,11 @@ class ProtectedUploads:
     metrics: dict[str, Tensor]
 
 
-def make_privacy_state(account: Account | None, device: torch.device) -> dict[str, Tensor]:
+def make_privacy_state(
+    account: Account | SampleAccount | None, device: torch.device
+) -> dict[str, Tensor]:
     """Return `State.privacy` before round 1: the clipping bound where it adapts."""
-    if account is None or account.privacy.quantile is None:
+    if not isinstance(account, Account) or account.privacy.quantile is None:
         return {}
     return {"clip": torch.tensor(account.privacy.clip, dtype=torch.float64, device=device)}
 
@@ -81,10 +82,9 @@ def protect_uploads(
         present = len(tree.leaves(uploads)[0])
 
     # ---- Clip
-    initial_clip = math.inf if privacy.clip is None else privacy.clip
     clip = state.privacy.get("clip")
     if clip is None:
-        clip = torch.tensor(initial_clip, dtype=torch.float64, device=device)
+        clip = torch.tensor(privacy.clip_length, dtype=torch.float64, device=device)
     # Poisson's mean divides by how many are expected: how many came would tell on them.
     divisor = present if privacy.sampling == "fixed" else account.cohort
     uploads, bound = clip_uploads(uploads, center, clip, present / divisor)

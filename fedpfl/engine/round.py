@@ -27,7 +27,7 @@ from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError, MethodError
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Method, Turn
-from fedpfl.privacy import Account, Secret
+from fedpfl.privacy import Account, SampleProtection, Secret
 from fedpfl.robust import Adversary, Defence
 
 
@@ -99,6 +99,7 @@ class RoundSetup:
         secret: What that noise is drawn from.
         adversary: Clients whose uploads are forged.
         defence: What takes the place of the mean of uploads.
+        protection: Of single samples, where clients add noise of their own.
     """
 
     backend: Backend
@@ -111,6 +112,7 @@ class RoundSetup:
     secret: Secret | None = None
     adversary: Adversary | None = None
     defence: Defence | None = None
+    protection: SampleProtection | None = None
 
 
 @dataclass(frozen=True)
@@ -225,6 +227,12 @@ def _choose_turns(setup: RoundSetup, state: State, cohort: list[int]) -> list[Tu
             "privacy=client keeps account of one turn of a round's cohort, and turns of "
             f"{type(method).__name__} are others"
         )
+    trained = [client for turn in turns if turn.trains for client in turn.clients]
+    if setup.protection and sorted(trained) != cohort:
+        raise FedpflError(
+            "privacy=sample keeps account of one training of each client of a round's cohort, and"
+            f" turns of {type(method).__name__} are others"
+        )
     return turns
 
 
@@ -251,7 +259,7 @@ def _train_turn(
         state=state,
         clients=turn.clients,
         local=setup.local,
-        draws=Draws(setup.seed, purpose, state.round + 1),
+        draws=Draws(setup.seed, purpose, state.round + 1, setup.protection),
         wants_stopping_loss=_wants_stopping_loss(setup, state, turn),
         survey=turn if turn.survey else None,
     )

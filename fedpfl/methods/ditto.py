@@ -24,6 +24,8 @@ class Ditto(Method):
         the private model stay its own).
     """
 
+    mixes_samples = ""
+
     lam: Annotated[float, AtLeast(0)] = 1.0
     personal_epochs: Annotated[int, AtLeast(0)] | None = None
     cold_start: Literal["initial", "global"] = "initial"

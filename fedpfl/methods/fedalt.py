@@ -39,6 +39,8 @@ class FedALT(ModelPool):
     BatchNorm's statistics do. The mean of factors is no mean of products.
     """
 
+    mixes_samples = ""
+
     first: Literal["common", "own"] = "common"
 
     pairs: ClassVar[int] = 2

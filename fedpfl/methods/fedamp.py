@@ -48,6 +48,8 @@ class FedAMP(ModelPool):
     BatchNorm statistics stay with the client.
     """
 
+    mixes_samples = ""
+
     variant: Literal["fedamp", "heurfedamp"] = "fedamp"
     sigma: Annotated[float, Above(0)] = 10.0
     share: Annotated[float, Between(0, 1)] = 0.9

@@ -19,6 +19,8 @@ class FedBABU(Method):
     finetune: what fine-tuning moves: `all` (the paper's default), `head` or `body`.
     """
 
+    mixes_samples = ""
+
     finetune: Literal["all", "head", "body"] = "all"
 
     server_sees = "mean of uploads"

@@ -38,6 +38,8 @@ class FedCP(Method):
         random context. Here who trains or is evaluated has all three.
     """
 
+    mixes_samples = "its loss has the distance between means of features of a minibatch (MMD)"
+
     lam: Annotated[float, AtLeast(0)] = 5.0
     policy_noise: Literal["train", "off"] = "train"
 

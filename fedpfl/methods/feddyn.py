@@ -33,6 +33,8 @@ class FedDyn(Method):
     any distance, with alpha = 1. Tables made with either are of another algorithm.
     """
 
+    mixes_samples = ""
+
     alpha: Annotated[float, AtLeast(0)] = 0.01
     judge: Literal["cloud", "cohort", "all"] = "cloud"
 

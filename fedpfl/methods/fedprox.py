@@ -17,6 +17,8 @@ class FedProx(Method):
     mu: pull towards the model received, over all trainable scalars; mu = 0 is FedAvg.
     """
 
+    mixes_samples = ""
+
     mu: Annotated[float, AtLeast(0)] = 0.01
 
     def loss(self, server, client, net, params, batch):

@@ -18,6 +18,8 @@ class FedRep(PersonalByName):
     head_epochs: E_h; None: the epochs that are left (FL-bench: 4 + 1).
     """
 
+    mixes_samples = ""
+
     body_epochs: Annotated[int, AtLeast(0)] = 1
     head_epochs: Annotated[int, AtLeast(0)] | None = None
 

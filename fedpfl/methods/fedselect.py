@@ -51,6 +51,8 @@ class FedSelect(PersonalByMask):
     BatchNorm statistics stay with the client.
     """
 
+    mixes_samples = ""
+
     p: Annotated[float, Between(0, 1)] = 0.25
     alpha: Annotated[float, Between(0, 1)] = 0.3
     delta: Literal["round", "window"] = "round"

@@ -23,6 +23,8 @@ class FFALoRA(Method):
         with it could not be checked.
     """
 
+    mixes_samples = ""
+
     head: Literal["averaged", "frozen"] = "averaged"
 
     pairs: ClassVar[int] = 1

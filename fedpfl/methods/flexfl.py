@@ -44,6 +44,8 @@ class FlexFL(PartialModel):
         and the fluctuation of what a device can hold.
     """
 
+    mixes_samples = ""
+
     levels: tuple[Annotated[float, Above(0), AtMost(1)], ...] = (0.25, 0.5, 1.0)
     apoz: tuple[Annotated[float, Between(0, 1)], ...] = ()
     tolerance: Annotated[float, AtLeast(0), Below(1)] = 0.05

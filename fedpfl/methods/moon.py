@@ -32,6 +32,8 @@ class Moon(Method):
     here; the default of the authors' code is one.
     """
 
+    mixes_samples = ""
+
     mu: Annotated[float, AtLeast(0)] = 1.0
     tau: Annotated[float, Above(0)] = 0.5
 

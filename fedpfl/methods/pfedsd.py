@@ -27,6 +27,8 @@ class PFedSD(Method):
         of the minibatch, as in the public codes.
     """
 
+    mixes_samples = ""
+
     lam: Annotated[float, AtLeast(0)] = 0.5
     tau: Annotated[float, Above(0)] = 3.0
     teacher: Literal["eval", "train"] = "eval"

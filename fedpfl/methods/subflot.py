@@ -51,6 +51,8 @@ class SubFLOT(PartialModel):
         first time with the initial model.
     """
 
+    mixes_samples = ""
+
     rates: tuple[Annotated[float, AtLeast(0), Below(1)], ...] = (0.0, 0.25, 0.5, 0.75)
     assign: Assignment = "random"
     alpha: Annotated[float, Between(0, 1)] = 0.5

@@ -56,6 +56,15 @@ def find_obstacle(net: Net) -> str:
     return ""
 
 
+def mixes_samples(net: Net) -> bool:
+    """Return whether logits of samples depend on which others are trained on beside them."""
+    if net.traits.trusted or not net.parts.sample:
+        return bool(net.norms)
+    full_batch = _step(net, 0, ROWS, training=True)["logits"][:2]
+    half_batch = _step(net, 0, 2, training=True)["logits"][:2]
+    return not _agree({"logits": full_batch}, {"logits": half_batch})
+
+
 def require_vectorized(net: Net) -> None:
     """Raise FedpflError for a network that the batched backend cannot take."""
     if obstacle := find_obstacle(net):

@@ -1,8 +1,22 @@
-"""Differential privacy of clients: what an update may do at most, and what a run gives away."""
+"""Differential privacy: of clients among others, and of samples at their client."""
 
 from fedpfl.privacy.accounting import Account
 from fedpfl.privacy.mechanism import UpdateNorms, clip_uploads, draw_noise
+from fedpfl.privacy.samples import SampleAccount, SampleProtection, Steps
 from fedpfl.privacy.secret import Secret
-from fedpfl.privacy.settings import PRIVACIES, Privacy
+from fedpfl.privacy.settings import PRIVACIES, Guarantee, Privacy, SamplePrivacy
 
-__all__ = ["PRIVACIES", "Account", "Privacy", "Secret", "UpdateNorms", "clip_uploads", "draw_noise"]
+__all__ = [
+    "PRIVACIES",
+    "Account",
+    "Guarantee",
+    "Privacy",
+    "SampleAccount",
+    "SamplePrivacy",
+    "SampleProtection",
+    "Secret",
+    "Steps",
+    "UpdateNorms",
+    "clip_uploads",
+    "draw_noise",
+]

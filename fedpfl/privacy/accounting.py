@@ -176,7 +176,7 @@ def import_dp_accounting() -> ModuleType:
         import dp_accounting.rdp
     except ModuleNotFoundError as error:
         raise FedpflError(
-            f"privacy=client needs dp-accounting ({error.name} is not installed): pip install"
+            f"privacy needs dp-accounting ({error.name} is not installed): pip install"
             " 'fedpfl[privacy]'"
         ) from None
     logging.getLogger("absl").setLevel(logging.ERROR)  # it warns of each order that it leaves out

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from fedpfl.ground.casting import Checked
 from fedpfl.ground.errors import FedpflError
@@ -18,18 +19,19 @@ MOST_NOISE = 1e4
 
 
 @dataclass(frozen=True)
-class Privacy(Checked):
-    """Say how a run hides whether a client takes part; see conf/privacy/client.yaml."""
+class Guarantee(Checked):
+    """Hold what every private run is set by.
+
+    Attributes:
+        hides: What nobody is to tell, which is also the choice's name.
+    """
+
+    hides: ClassVar[str]
 
     epsilon: Annotated[float, Above(0), AtMost(MOST_EPSILON)] | None = None
     delta: Annotated[float, Above(0), Below(MOST_DELTA)] | None = None
     noise: Annotated[float, AtLeast(0), AtMost(MOST_NOISE)] | None = None
     clip: Annotated[float, Above(0)] | None = 1.0
-    quantile: Annotated[float, Above(0), Below(1)] | None = None
-    rate: Annotated[float, Above(0)] = 0.2
-    count_noise: Annotated[float, Above(0), AtMost(1e6)] | None = None
-    sampling: Literal["fixed", "poisson"] = "fixed"
-    accounting: Literal["rdp", "pld"] = "rdp"
     seed: Annotated[int, Between(0, 2**32 - 1)] | None = None
     public_weights: bool = False
 
@@ -40,6 +42,36 @@ class Privacy(Checked):
         self.check(
             self.clip is not None or self.noise == 0, "clip", "a number where there is noise"
         )
+
+    @property
+    def clip_length(self) -> float:
+        """Return `clip`, infinity where nothing is clipped."""
+        return math.inf if self.clip is None else self.clip
+
+
+@dataclass(frozen=True)
+class SamplePrivacy(Guarantee):
+    """Say how a client hides any one of its samples; see conf/privacy/sample.yaml."""
+
+    hides: ClassVar[str] = "sample"
+    sampling: ClassVar[str] = "fixed"
+    """How cohorts are drawn: as in other runs, and known to all."""
+
+
+@dataclass(frozen=True)
+class Privacy(Guarantee):
+    """Say how a run hides whether a client takes part; see conf/privacy/client.yaml."""
+
+    hides: ClassVar[str] = "client"
+
+    quantile: Annotated[float, Above(0), Below(1)] | None = None
+    rate: Annotated[float, Above(0)] = 0.2
+    count_noise: Annotated[float, Above(0), AtMost(1e6)] | None = None
+    sampling: Literal["fixed", "poisson"] = "fixed"
+    accounting: Literal["rdp", "pld"] = "rdp"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.check(
             self.clip is not None or self.quantile is None,
             "clip",
@@ -71,4 +103,8 @@ def no_privacy() -> None:
     """Protect nothing."""
 
 
-PRIVACIES: dict[str, Callable[..., Privacy | None]] = {"none": no_privacy, "client": Privacy}
+PRIVACIES: dict[str, Callable[..., Privacy | SamplePrivacy | None]] = {
+    "none": no_privacy,
+    "client": Privacy,
+    "sample": SamplePrivacy,
+}

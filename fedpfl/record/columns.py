@@ -23,6 +23,8 @@ COMMON_SCOPE = "common"
 SYSTEM_SCOPE = "system"
 """Scope of columns of rounds in simulated time."""
 PRIVACY_SCOPE = "privacy"
+CLIENT_PRIVACY = "privacy of clients"
+"""What a run asks for that clips clients' updates."""
 """Scope of columns of private runs."""
 ATTACK_OPTION = "attack"
 """What a run with an attack on data asks for: columns of its success."""
@@ -358,7 +360,7 @@ _PRIVACY_METRICS = (
         heading="clipped",
         phrase="share clipped",
         label="share of updates that were clipped",
-        option=PRIVACY_SCOPE,
+        option=CLIENT_PRIVACY,
     ),
     Metric(
         name="update_norm",
@@ -366,7 +368,7 @@ _PRIVACY_METRICS = (
         heading="|update|",
         phrase="length of updates",
         label="mean length of updates",
-        option=PRIVACY_SCOPE,
+        option=CLIENT_PRIVACY,
     ),
 )
 _COMMON_METRICS = (

@@ -22,7 +22,6 @@ from fedpfl.engine.evaluate import (
     summarize_scores,
     summarize_success,
 )
-from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
 from fedpfl.methods import Method
 from fedpfl.runner.faults import Diverged
@@ -66,8 +65,8 @@ def evaluate_clients(
     if run.eval.finetune_epochs and (state.round % run.eval.finetune_every == 0 or is_last):
         tunings.append(
             engine.FineTuning(
-                local=replace(run.local, epochs=run.eval.finetune_epochs, steps=None),
-                draws=Draws(run.settings.seed, "finetune", state.round),
+                local=run.eval.finetuning_local(run.local),
+                draws=run.make_draws("finetune", state.round),
                 part=run.eval.finetune_part,
             )
         )
@@ -286,4 +285,4 @@ def make_newcomer_state(run: Run, state: engine.State) -> engine.State:
 
 def make_adaptation(run: Run, state: engine.State) -> engine.FineTuning:
     """Return how methods look at training data in `before_evaluation`."""
-    return engine.FineTuning(run.local, Draws(run.settings.seed, "adapt", state.round))
+    return engine.FineTuning(run.local, run.make_draws("adapt", state.round))

@@ -19,7 +19,7 @@ from fedpfl.engine.evaluate import pooled_accuracy, pooled_loss
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tasks import CLASSIFICATION
-from fedpfl.record.columns import round_columns
+from fedpfl.record.columns import CLIENT_PRIVACY, PRIVACY_SCOPE, round_columns
 from fedpfl.runner.attendance import MODEL_COLUMNS, Attendance
 from fedpfl.runner.evaluate import Evaluation, evaluate_clients
 from fedpfl.runner.faults import Diverged
@@ -170,7 +170,9 @@ def _list_columns(run: Run) -> tuple[str, ...]:
     if run.clock:
         column_groups.append("system")
     if run.account:
-        column_groups.append("privacy")
+        column_groups.append(PRIVACY_SCOPE)
+    if run.client_account:
+        column_groups.append(CLIENT_PRIVACY)
     if run.adversary and run.adversary.triggered:
         column_groups.append("attack")
     if run.shift.at:
@@ -194,10 +196,11 @@ def _train_cohort(
         local=run.local.for_round(state.round + 1, run.settings.rounds),
         seed=run.settings.seed,
         stopping=run.stopping,
-        account=run.account,
+        account=run.client_account,
         secret=run.secret,
         adversary=run.adversary,
         defence=run.defence,
+        protection=run.protection,
     )
     if run.clock:
         return engine.play_timed_round(run.clock, run.cohort, setup, state, cohort)
@@ -257,10 +260,13 @@ def _measure_training(run: Run, state: engine.State, outcome: engine.Outcome) ->
             "cohort_loss_before": pooled_loss(rows["before"]),
             "cohort_loss_after": pooled_loss(rows["after"]),
         }
+    train_loss = None
+    if len(rows["loss"]) and not run.protection:  # which leaves no loss of training samples
+        train_loss = float(rows["loss"].mean())
     columns = {
         "participants": len(outcome.loss),
         **cohort_scores,
-        "train_loss": float(rows["loss"].mean()) if len(rows["loss"]) else None,
+        "train_loss": train_loss,
         **outcome.traffic._asdict(),
         **outcome.metrics,
     }

@@ -62,7 +62,7 @@ def _count_participants(run: Run) -> int:
     """Return how many clients will have trained at the end, at most."""
     settings = run.settings
     clients = run.federation.clients
-    if run.account and run.account.noise:  # who takes part is secret, and how many do
+    if run.client_account and run.client_account.noise:  # who takes part is secret, and how many do
         if run.is_poisson_sampled:
             return clients
         return min(clients, run.cohort * settings.rounds)

@@ -212,13 +212,27 @@ def _record_round(
     """Write what was measured in a round to the run directory."""
     directory = progress.directory
     if played_round.is_evaluated:
-        directory.write_clients(client_table.make_rows(played_round.clients))
+        columns = {**played_round.clients, **_spent_privacy(played_round)}
+        directory.write_clients(client_table.make_rows(columns))
     elif played_round.is_last:  # nobody has made a step
         directory.write_clients(client_table.make_rows({progress.run.task.score: {}}))
     if played_round.matrix:
         directory.write_clients(client_table.make_matrix_rows(played_round.matrix), "common.csv")
     directory.row(played_round.row)
     progress.count_round(played_round, engine_record)
+
+
+def _spent_privacy(played_round: Round) -> dict[str, dict[int, float]]:
+    """Return the column of what each client has given away; {} unless each hides its samples."""
+    run = played_round.run
+    account = run.sample_account
+    if account is None or not account.noise:
+        return {}
+    epsilons = {}
+    for client in range(run.federation.clients):
+        number = run.federation.partition_number(client)
+        epsilons[number] = account.client_epsilon(client, played_round.state.round)
+    return {"epsilon": epsilons}
 
 
 @contextmanager

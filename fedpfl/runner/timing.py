@@ -16,7 +16,7 @@ from fedpfl.config.plan import Run
 from fedpfl.data import Federation
 from fedpfl.engine.backends import ranks
 from fedpfl.engine.calls import EvalCall, TrainCall
-from fedpfl.engine.keys import Draws, generator, seeded_by_key
+from fedpfl.engine.keys import generator, seeded_by_key
 from fedpfl.ground import tree
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Method, Phase, Turn
@@ -83,7 +83,7 @@ class _Stopwatch:
         self._run = run
         self._state = state
         self._local = run.local.for_round(state.round + 1, run.settings.rounds)
-        self._draws = Draws(run.settings.seed, "timing", state.round)
+        self._draws = run.make_draws("timing", state.round)
         self._backend = engine.make_backend(run.engine, run.net.copy(), run.device)
         self._method = copy.deepcopy(run.method)
         self._phases: list[Phase] = []  # those of the last timed training

@@ -28,8 +28,10 @@ from fedpfl.engine.training.evaluation import ForwardPass, evaluate_client
 from fedpfl.engine.training.hook_checks import AnswerForms, require_equal_forms
 from fedpfl.engine.training.jobs import EvalJob, TrainJob, TrainResult
 from fedpfl.engine.training.participation import OneClient, run_evaluation, run_participation
+from fedpfl.engine.training.protected import explaining_failure, sum_clipped_gradients
 from fedpfl.engine.training.sgd import (
     Local,
+    TrainableLeaves,
     as_bitmask,
     clients_without_trainable_entries,
     complete_gradients,
@@ -305,11 +307,19 @@ class _ClientTraining:
 
         # ---- Step 2: the steps
         with masking:
-            for batches in _training_batches(job, self._data, phase, epochs, local):
+            steps = _training_batches(job, self._data, phase, epochs, local)
+            for number, batches in enumerate(steps):
                 if self._stop.is_set():
                     raise CancelledError
                 bound = self._net.bind(self._buffers, training=True)
-                if phase.step:
+                if job.draws[0].protection:
+                    step = f"{phase.stream} {epochs.start}", number
+                    loss, grads = self._compute_protected_gradient(
+                        phase, trainable, batches[0], local, step
+                    )
+                    with torch.no_grad():
+                        optimizer_step_(trainable_leaves, moments, grads, bitmasks, local)
+                elif phase.step:
                     loss = self._phase_step(phase, bound, batches)
                 else:
                     loss, grads = self._compute_gradient(
@@ -381,6 +391,54 @@ class _ClientTraining:
                     server, self._client, params, gradient, batch, loss, record
                 )
         return loss, grads
+
+    def _compute_protected_gradient(
+        self,
+        phase: Phase,
+        trainable: TrainableLeaves,
+        batch: Batch,
+        local: Local,
+        step: tuple[str, int],
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Return a gradient that hides single samples, beside 0 in place of a loss, which does not.
+
+        Args:
+            phase: Of training.
+            trainable: The leaves that move.
+            batch: A Poisson minibatch, perhaps of nobody.
+            local: How the client trains.
+            step: The phase and the number of the step in it, by which noise is drawn.
+        """
+        ((_, client),) = self._job.rows
+        (draws,) = self._job.draws
+        protection = draws.protection
+        assert protection
+        server = self._job.server
+        objective = phase.loss or self._job.plan.loss
+        leaves = [leaf.detach() for leaf in tree.leaves(self._params)]
+        values = [leaves[i] for i in trainable.indices]
+
+        def compute_loss(values: list[Tensor], sample: Batch) -> Any:
+            replaced = dict(zip(trainable.indices, values, strict=True))
+            params = tree.rebuild(
+                self._params, [replaced.get(i, leaf) for i, leaf in enumerate(leaves)]
+            )
+            bound = self._net.bind(self._buffers, training=True)
+            return objective(server, self._client, bound, params, sample)
+
+        sums = [torch.zeros_like(leaf) for leaf in values]
+        if len(batch.x):
+            with self._autocast(), explaining_failure():
+                sums = sum_clipped_gradients(
+                    compute_loss, values, trainable.masks, batch, protection.clip
+                )
+        expected = min(local.batch_size, len(self._data.y))
+        key = draws.purpose, draws.round, *step
+        grads = []
+        for i, gradient in zip(trainable.indices, sums, strict=True):
+            noise = protection.draw_noise(gradient, client, (*key, i))
+            grads.append((gradient + noise) / expected)
+        return torch.zeros((), device=batch.x.device), grads
 
     def _differentiate(self, loss: Tensor, leaves: list[Tensor]) -> list[Tensor]:
         """Return the gradient of the loss at some leaves of the trained tree."""

@@ -20,6 +20,7 @@ from torch.func import grad_and_value
 
 from fedpfl.engine.backends.planning import plan_training_steps
 from fedpfl.engine.training.jobs import TrainJob, TrainResult, phase_structure
+from fedpfl.engine.training.protected import explaining_failure, sum_clipped_gradients
 from fedpfl.engine.training.sgd import (
     Local,
     TrainableLeaves,
@@ -29,6 +30,7 @@ from fedpfl.engine.training.sgd import (
     initial_moments,
     masked_moments,
     optimizer_step_,
+    per_client_shape,
     streams_with_differing_masks,
     with_epoch_numbers,
 )
@@ -196,6 +198,12 @@ class Program:
         self._rates = sums[4]
         self._is_idle = torch.zeros(row_count, dtype=torch.bool, device=device)
         self._inputs: dict[int, list[Tensor]] = {}  # of a step, by slot
+        # Where samples are protected: the noise on sums of gradients, by leaf, and how many
+        # samples a minibatch has on average.
+        self._noise: list[Tensor] = []
+        if job.draws[0].protection:
+            self._noise = [torch.zeros_like(leaf) for leaf in tree.leaves(self._job.start)]
+        self._expected = torch.ones(row_count, device=device)
         self._step_records: list[tuple[Tree, Tensor]] = []  # with the weights of their samples
         # A graph would overwrite the records of the step before, so these slots have none.
         self._slots_with_records: set[int] = set()
@@ -285,6 +293,10 @@ class Program:
         batch_size = kind.local.batch_size
         # Graphs want one shape in every round, also where no client has a full batch.
         least_batch = batch_size if self._capture else 0
+        if self._noise:
+            sizes = [len(row.federation.train[row.client]) for row in job.rows]
+            expected = torch.tensor(sizes).clamp(max=batch_size).float()
+            self._expected.copy_(tree.send(expected, device))
         planned, active_rows = plan_training_steps(job, kind.phase, epochs, batch_size, least_batch)
         inputs = self._inputs.get(kind.slot, [])
         has_shapes = [part.shape[1:] for part in planned] == [part.shape for part in inputs]
@@ -301,7 +313,9 @@ class Program:
         finished: list[tuple[Tensor, Tensor]] = []
         rows_before = len(job.rows)
         steps = zip(*[tree.send(part, device) for part in planned], strict=True)
-        for values, rows in zip(steps, active_rows, strict=True):
+        for number, (values, rows) in enumerate(zip(steps, active_rows, strict=True)):
+            if self._noise:
+                self._draw_noise(job, kind, (f"{kind.phase.stream} {epochs.start}", number), rows)
             width = rows
             if self._capture:
                 width = min(captured_width(rows), len(job.rows))
@@ -314,6 +328,25 @@ class Program:
             self._run_step(replace(kind, rows=width))
         for memory, saved in finished:
             memory.copy_(saved)
+
+    def _draw_noise(self, job: TrainJob, kind: _StepKind, step: tuple[str, int], rows: int) -> None:
+        """Draw the noise of a step for the leading rows, as the loop backend does."""
+        for row in range(rows):
+            draws = job.draws[row]
+            assert draws.protection
+            key = draws.purpose, draws.round, *step
+            for i in kind.trainable.indices:
+                noise = self._noise[i][row]
+                noise.copy_(draws.protection.draw_noise(noise, job.rows[row].client, (*key, i)))
+
+    def _add_noise(self, kind: _StepKind, sums: list[Tensor]) -> list[Tensor]:
+        """Return noised sums of gradients over the number of samples that were expected."""
+        rows = slice(kind.rows)
+        grads = []
+        for i, gradient in zip(kind.trainable.indices, sums, strict=True):
+            noised = gradient + self._noise[i][rows]
+            grads.append(noised / per_client_shape(self._expected[rows], noised))
+        return grads
 
     def _take_records(self) -> list[Tree]:
         """Return what losses left beside the loss, per row, without the padding."""
@@ -386,6 +419,21 @@ class Program:
                     )
                 for leaf, value in zip(leaves, new_leaves, strict=True):
                     leaf.copy_(unless_idle(value, leaf))
+            elif self._noise:
+                around = {
+                    "masks": {i: mask for i, mask in enumerate(masks) if mask is not None},
+                    "buffers": buffers,
+                    "client": client,
+                    "servers": servers,
+                }
+                with self._autocast(), explaining_failure():
+                    sums = vmap_clients(client_step, trainable_leaves, leaves, batches[0], around)
+                grads = self._add_noise(kind, sums)
+                optimizer_step_(
+                    trainable_leaves, moments, grads, masks, kind.local, stacked=True, rates=rates
+                )
+                loss = torch.zeros(kind.rows, device=weight.device)
+                new_buffers = buffers
             else:
                 with self._autocast():
                     grads, loss, new_buffers, new_client, record = vmap_clients(
@@ -407,6 +455,8 @@ class Program:
         """Return the function of one client that a step applies to all."""
         if kind.phase.step:
             return partial(self._phase_step, kind.phase)
+        if self._noise:
+            return partial(self._sum_clipped_gradients, kind.phase, kind.trainable.indices)
         return partial(self._compute_gradient, kind.phase, kind.trainable.indices)
 
     def _gather_batches(self, kind: _StepKind) -> list[Batch]:
@@ -505,6 +555,34 @@ class Program:
             gradient = tree.rebuild(like, complete_gradients(grads, leaves, indices))
             new_client = phase.after_gradient(server, client, params, gradient, batch, loss, record)
         return grads, loss, new_buffers, new_client, record
+
+    def _sum_clipped_gradients(
+        self,
+        phase: Phase,
+        indices: list[int],
+        trainable_leaves: list[Tensor],
+        leaves: list[Tensor],
+        batch: Batch,
+        around: dict[str, Any],
+    ) -> list[Tensor]:
+        """Return the sum of one client's clipped gradients at the leaves `indices`.
+
+        `around` has the client's masks by position in `indices`, and what its loss looks at.
+        """
+        protection = self._job.draws[0].protection
+        assert protection
+        like = self._job.start
+        server = around["servers"].get("server", self._job.server)
+        objective = phase.loss or self._job.plan.loss
+
+        def compute_loss(values: list[Tensor], sample: Batch) -> Any:
+            replaced = dict(zip(indices, values, strict=True))
+            params = tree.rebuild(like, [replaced.get(i, leaf) for i, leaf in enumerate(leaves)])
+            bound = self._net.bind(around["buffers"], training=True)
+            return objective(server, around["client"], bound, params, sample)
+
+        masks = [around["masks"].get(position) for position in range(len(indices))]
+        return sum_clipped_gradients(compute_loss, trainable_leaves, masks, batch, protection.clip)
 
 
 def _find_idle_rows(phases: list[Phase], row_count: int) -> dict[int, Tensor]:

@@ -132,6 +132,7 @@ class TrainJob:
         return (
             None if self.is_plain else self.method,
             (self.plan.tuned, self.plan.by_sample, local),
+            self.draws[0].protection and self.draws[0].protection.clip,
             _sample_key(self.rows),
             phases,
             _stacked_form(self.start),

@@ -20,6 +20,7 @@ from fedpfl.engine.training.clients import ManyClients, OneClient, apply_overlay
 from fedpfl.engine.training.hook_checks import with_hook_checks
 from fedpfl.engine.training.jobs import ClientRow, EvalJob, TrainJob, TrainResult
 from fedpfl.engine.training.operations import FlopMeter, count_training_flops
+from fedpfl.engine.training.protected import require_protectable
 from fedpfl.engine.training.sgd import (
     FineTuning,
     TrainPlan,
@@ -241,6 +242,8 @@ class _TrainingHooks:
             plan = self._clients.plan(make_plan, client, start)
         else:
             plan = TrainPlan(loss=self._method.loss, phases=[], local=call.local)
+        if call.draws.protection:
+            require_protectable(self._method, plan)
         return replace(plan, by_sample=call.wants_stopping_loss)
 
     def count_flops(self, client: dict[str, Tree], start: Tree, buffers: dict[str, Tree]) -> Tensor:
@@ -430,11 +433,14 @@ def _make_tuning_job(
     """Return the job of fine-tuning personal models."""
     make_plan = partial(make_fine_tuning_plan, call.method, tuning, net.parts)
     rows = [ClientRow(call.federation, client_id) for client_id in clients.clients]
+    plan = clients.plan(make_plan, params)
+    if tuning.draws.protection:
+        require_protectable(call.method, plan)
     return TrainJob(
         method=call.method,
         rows=rows,
         draws=[tuning.draws] * len(rows),
-        plan=clients.plan(make_plan, params),
+        plan=plan,
         start=params,
         server=call.state.server,
         client=client,

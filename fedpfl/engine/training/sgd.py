@@ -20,6 +20,7 @@ from fedpfl.ground.ranges import Above, AtLeast, AtMost, Below
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Batch, Method, Phase
 from fedpfl.models import Bound, Parts
+from fedpfl.privacy import Steps
 
 Beta = Annotated[float, AtLeast(0), Below(1)]
 
@@ -515,6 +516,9 @@ def plan_steps(  # noqa: PLR0913 - what one step needs
         randoms: How many numbers each sample is given.
     """
     samples = len(federation.train[client])
+    if draws.protection:
+        steps = find_poisson_steps(batch_size, samples, fixed)
+        return _draw_steps(phase.stream, epochs, steps, draws, federation, client, randoms)
     steps_per_pass = _minibatches_per_epoch(samples, batch_size) // phase.batches
 
     # ---- A fixed number of steps may begin and end within a pass.
@@ -552,6 +556,56 @@ def plan_steps(  # noqa: PLR0913 - what one step needs
         positions=positions.view(shape)[taken_steps],
         views=views.view(*shape, federation.augment_numbers)[taken_steps],
         random=torch.cat(random)[taken_steps],
+    )
+
+
+def find_poisson_steps(batch_size: int, samples: int, fixed: int | None = None) -> Steps:
+    """Return how a client of so many samples steps through an epoch of Poisson minibatches.
+
+    There are as many steps as without protection, and `batch_size` samples in each on average.
+    """
+    count = _minibatches_per_epoch(samples, batch_size)
+    if fixed and count:
+        count = fixed
+    return Steps(min(1.0, batch_size / max(1, samples)), count)
+
+
+def _draw_steps(
+    stream: str,
+    epochs: range,
+    steps: Steps,
+    draws: Draws,
+    federation: Federation,
+    client: int,
+    randoms: int,
+) -> StepPlan:
+    """Plan steps as `plan_steps` does, each on a Poisson minibatch that is drawn in secret."""
+    protection = draws.protection
+    assert protection
+    samples = len(federation.train[client])
+
+    # ---- Which samples are in which minibatch; short ones are filled up with -1.
+    minibatches: list[Tensor] = []
+    for epoch in epochs:
+        purpose = draws.purpose, draws.round, client, stream, epoch
+        minibatches += protection.draw_minibatches(samples, steps, purpose)
+    batch = max([1, *map(len, minibatches)])
+    positions = torch.full((len(minibatches), 1, batch), -1)
+    for row, members in enumerate(minibatches):
+        positions[row, 0, : len(members)] = members
+
+    # ---- Numbers and views follow from the seed, as they tell nothing of samples.
+    def draw_numbers(count: int, what: str) -> Tensor:
+        rows = steps.number * samples
+        numbers = [draws.random(client, stream, epoch, rows, count, what) for epoch in epochs]
+        by_sample = torch.cat(numbers).view(len(minibatches), samples, count)
+        indices = positions[:, 0, :, None].clamp(min=0).expand(-1, -1, count)
+        return by_sample.gather(1, indices)[:, None]
+
+    return StepPlan(
+        positions=positions,
+        views=draw_numbers(federation.augment_numbers, "views"),
+        random=draw_numbers(randoms, "random"),
     )
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import torch
 from torch import Tensor
 
 from fedpfl.data.federation import Federation
 from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
+from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import Data, Shard
 
 
@@ -28,8 +31,10 @@ def normalize_samples(federation: Federation, samples: Tensor) -> Tensor:
 def make_shard(federation: Federation, client: int, batch_size: int, draws: Draws) -> Shard:
     """Return a client's training data with its batch orders, and its validation data.
 
-    Both are gathered when they are looked at.
+    Both are gathered when they are looked at, which nobody may where samples are protected.
     """
+    if draws.protection:
+        return Shard(_refuse_samples, batch_size, _refuse_samples, _refuse_samples)
     train = federation.train[client]
     validation = train[:0]
     if federation.validation:
@@ -39,4 +44,13 @@ def make_shard(federation: Federation, client: int, batch_size: int, draws: Draw
         batch_size,
         lambda stream, epoch: draws.order(client, stream, epoch, len(train)),
         lambda: gather_data(federation, validation),
+    )
+
+
+def _refuse_samples(*_: object) -> NoReturn:
+    """Raise FedpflError, as what is found out from samples would leave them without noise."""
+    raise FedpflError(
+        "privacy=sample: the method looks at samples outside its training steps (before_training,"
+        " after_training or before_evaluation), and what it finds there leaves without noise; choose"
+        " another one"
     )

@@ -64,6 +64,9 @@ FACTS = (*STORED, "number", "newcomer", "statistics")
 SEES = ("mean of uploads", "each upload", "client states")
 """What a server may need to see of its clients, the least first; each includes the ones before."""
 
+OBJECTIVE = {"phases", "loss", "predict"}
+"""The hooks that decide what is minimised."""
+
 SERVED = {"turns", "before_turn", "download", "aggregate"}
 """The hooks that answer for the server, beside a Turn's survey."""
 
@@ -148,6 +151,13 @@ class Method(Checked):
         a client (`sample`, `init_clients`, `before_turn`), and who took part, it knows.
     """
 
+    mixes_samples: ClassVar[str] = ""
+    """Why a minibatch's loss is no mean over its samples, each alone, as a clause; "": it is one.
+
+    Others are refused where each sample's gradient is clipped (privacy=sample). A class that
+    answers itself what is minimised (OBJECTIVE) has to say so.
+    """
+
     def __post_init__(self) -> None:
         """Check the values against their annotations, and `statistics` against `buffers`."""
         super().__post_init__()
@@ -177,6 +187,11 @@ class Method(Checked):
         # A class that answers for the server is taken to see everything, unless it says less.
         if "server_sees" not in vars(cls) and SERVED & vars(cls).keys():
             cls.server_sees = SEES[-1]
+        if "mixes_samples" not in vars(cls) and OBJECTIVE & vars(cls).keys():
+            cls.mixes_samples = (
+                'nobody has said that its loss is a mean over single samples (mixes_samples = "" in'
+                " the class says so)"
+            )
         # A misspelt hook would never be called, and the run would be another method's.
         for name, value in vars(cls).items():
             is_function = callable(value) or isinstance(value, classmethod | property)

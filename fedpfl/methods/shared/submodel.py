@@ -35,6 +35,7 @@ class PartialModel(Method, ABC):
     """
 
     server_sees = "each upload"
+    mixes_samples = ""
 
     @abstractmethod
     def _active(self, server, client):

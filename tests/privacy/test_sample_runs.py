@@ -1,0 +1,111 @@
+"""Runs that hide single samples as a user meets them: what they say, refuse, and go on with."""
+
+import json
+
+import pytest
+
+from fedpfl.ground.errors import FedpflError
+from fedpfl.report.load import runs
+from fedpfl.report.tables import accuracy_table
+from tests.command import format_override, play_run, read_table, run_command, wait_for
+from tests.conftest import keep_quick, read_cases
+from tests.engine.test_ranks import torchrun
+from tests.record.test_damage import interrupt
+
+pytest.importorskip("dp_accounting", reason="needs the extra [privacy]")
+
+SMALL = (
+    *("dataset=digits", "clients=6", "participation=0.5", "rounds=3", "eval.every=1", "model=mlp"),
+    *("model.hidden=[8]", "local.epochs=1", "checkpoint.seconds=0", "method=fedper"),
+    "privacy=sample",
+)
+NOISED = ("privacy.noise=2", "privacy.clip=0.5")
+SEEDED = (*NOISED, "privacy.seed=1")
+LINES = """
+privacy.noise=null | privacy.epsilon must be given, or else noise
+privacy.clip=null | privacy.clip must be a number where there is noise
+privacy.noise=0.01 | protects nobody
+privacy.noise=null privacy.epsilon=1e-9 privacy.delta=1e-9 | out of reach by any noise
+privacy.delta=0.05 | privacy.delta must be below 1 / samples
+method=fedas | looks at samples outside its training steps
+method=scaffold | looks at gradients
+model=resnet8 model.norm=batch model.hidden=null | statistics of samples in buffers
+stopping.early=true | privacy=sample: stopping.early would tell
+system=simulated | privacy=sample keeps no account of clients that drop out
+validation=0.2 | use validation=0
+unseen=0.4 eval.finetune_epochs=1 | no account of newcomers that are fine-tuned
+"""
+"""Words | what is said."""
+
+
+@pytest.mark.parametrize(("text", "told"), keep_quick(read_cases(LINES, " | "), 4))
+def test_a_bad_configuration_is_one_line(text, told, tmp_path):
+    words = text.split()
+    removed = "model.hidden=[8]" if "model.hidden=null" in words else ""
+    small = [word for word in SMALL if word != removed]
+    keys = {word.partition("=")[0] for word in words}
+    more = [word for word in NOISED if word.partition("=")[0] not in keys]
+    with pytest.raises(FedpflError) as error:
+        play_run(tmp_path / "run", *small, *more, *[w for w in words if w != "model.hidden=null"])
+    assert told in str(error.value)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "run/rounds.csv").exists()
+
+
+def play(folder, *words):
+    """Play a run of these words; return its rows, without times, and what it says."""
+    said = play_run(folder, *SMALL, *words)
+    return read_rows(folder), said
+
+
+def read_rows(folder):
+    return read_table(folder / "rounds.csv")
+
+
+def test_a_run_says_what_each_client_gives_away(tmp_path):
+    tuned = ("eval.finetune_epochs=1", "eval.finetune_every=3", "privacy.epsilon=5")
+    found, said = play(tmp_path / "run", *tuned)
+    promise = json.loads((tmp_path / "run/summary.json").read_text())["privacy"]
+    assert "each client's models are (5, " in promise
+    assert promise in " ".join(said.split())
+    assert any(promise in note for note in accuracy_table(runs(tmp_path / "run")).notes)
+    assert all(row["train_loss"] == "" and row["accuracy"] for row in found)
+    assert "clipped_share" not in found[0]
+    assert found[-1]["ft_accuracy"]
+    clients = read_table(tmp_path / "run/clients.csv")
+    epsilons = [float(row["epsilon"]) for row in clients]
+    assert max(epsilons) == float(found[-1]["epsilon"])
+    assert all(4.9 < epsilon <= 5 for epsilon in epsilons)  # all are fine-tuned in the end
+    with pytest.raises(FedpflError, match=r"extend is not for privacy\.epsilon"):
+        play(tmp_path / "more", "rounds=4", *tuned, format_override("extend", tmp_path / "run"))
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """A run's rows that other ways to play it must come to."""
+    return play(tmp_path_factory.mktemp("alone") / "run", *SEEDED)[0]
+
+
+def test_a_run_that_was_stopped_goes_on_with_the_same_noise(alone, tmp_path):
+    interrupt(tmp_path / "run", *SMALL, *SEEDED, after=2)
+    found, said = play(tmp_path / "run", *SEEDED)
+    assert "no guarantee: whoever knows privacy.seed can take the noise off" in said
+    assert found == alone
+    assert play(tmp_path / "anew", *NOISED)[0] != alone
+
+
+def test_in_lockstep_each_run_has_its_own_noise(alone, tmp_path):
+    words = (
+        *("-m", "hydra/launcher=lockstep", "seed=42,43", "hydra.sweep.dir=."),
+        "hydra.sweep.subdir=${seed}",
+    )
+    assert run_command(*SMALL, *SEEDED, *words, cwd=tmp_path).code == 0
+    assert read_rows(tmp_path / "42") == alone
+    assert read_rows(tmp_path / "43") != alone
+
+
+@pytest.mark.full
+def test_on_two_processes_the_noise_is_that_of_one(alone, tmp_path):
+    result = wait_for(torchrun(2, *SMALL, *SEEDED, "hydra.run.dir=run", cwd=tmp_path))
+    assert result.code == 0, result.err
+    assert read_rows(tmp_path / "run") == alone

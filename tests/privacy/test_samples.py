@@ -1,0 +1,318 @@
+"""Privacy of single samples: steps by a plain loop of one sample at a time, limits, the noise's
+variance, epsilons against Opacus, an audit, and what is refused.
+"""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.func import functional_call, grad, vmap
+
+from fedpfl.engine import (
+    Local,
+    RoundSetup,
+    SamplingRehearsal,
+    make_backend,
+    make_initial_state,
+    play_round,
+)
+from fedpfl.engine.backends.loop import working_copy
+from fedpfl.engine.training.shard import gather_data
+from fedpfl.ground import tree
+from fedpfl.ground.errors import FedpflError
+from fedpfl.methods import METHODS, Turn
+from fedpfl.privacy import SampleAccount, SamplePrivacy, SampleProtection, Secret, Steps
+from fedpfl.privacy.samples import calibrate_noise, compute_epsilon
+from fedpfl.testing.toy import CPU, EVERYONE, TRAIN, as_engine, federate, tiny, tiny_federation
+from tests.conftest import BACKENDS, assert_close, assert_same
+
+dp = pytest.importorskip("dp_accounting", reason="needs the extra [privacy]")
+
+LOCAL = Local(epochs=2, batch_size=8, lr=0.5)
+SECRET = Secret.of_seed(3)
+
+
+def protect(noise=0.0, clip=math.inf, secret=SECRET):
+    return SampleProtection(clip, [noise] * len(EVERYONE), secret)
+
+
+def train(protection, engine="loop", method="fedavg", local=LOCAL, clients=EVERYONE, rounds=1):
+    """Return the state after some rounds in which samples are protected."""
+    method = METHODS[method]() if isinstance(method, str) else method
+    net, federation = tiny(), tiny_federation()
+    state = make_initial_state(method, net, len(EVERYONE), CPU)
+    backend = make_backend(as_engine(engine), net, CPU)
+    setup = RoundSetup(backend, method, federation, local, 0, protection=protection)
+    for _ in range(rounds):
+        state, _ = play_round(setup, state, clients)
+    return state
+
+
+def plain_client(client, noise, clip, one_at_a_time=True):
+    """Return FedAvg's model of one client by DP-SGD as its paper has it (Abadi et al., 2016)."""
+    net, federation = tiny(), tiny_federation()
+    data = gather_data(federation, federation.train[client])
+    params = tree.map(working_copy, net.params)
+    samples, batch = len(data.y), LOCAL.batch_size
+    rate, steps = min(1, batch / samples), samples // batch + (samples % batch > 1)
+
+    def loss(values, x, y):
+        return F.cross_entropy(functional_call(net.module, values, (x[None],)), y[None])
+
+    number = 0
+    for epoch in range(LOCAL.epochs):
+        secret = SECRET.bind_to(("train", 1, client, "main", epoch))
+        numbers = secret.draw_uniform(steps * samples, "samples")
+        for chosen in torch.from_numpy(numbers).view(steps, samples) < rate:
+            rows = chosen.nonzero()[:, 0]
+            if one_at_a_time:
+                gradients = [grad(loss)(params, data.x[i], data.y[i]) for i in rows]
+                sums = {name: torch.zeros_like(leaf) for name, leaf in params.items()}
+                for own in gradients:
+                    length = math.sqrt(sum(float(leaf.square().sum()) for leaf in own.values()))
+                    for name in sums:
+                        sums[name] += own[name] * min(1.0, clip / length)
+            else:
+                stacked = vmap(grad(loss), (None, 0, 0))(params, data.rows(rows).x, data.y[rows])
+                sums = {name: leaf.sum(0) for name, leaf in stacked.items()}
+            for i, name in enumerate(params):
+                if noise:
+                    secret = SECRET.bind_to((client, "train", 1, "main 0", number, i))
+                    drawn = secret.draw_normal(params[name].numel(), "noise")
+                    noised = torch.from_numpy(noise * clip * drawn).float()
+                    sums[name] += noised.view(params[name].shape)
+                params[name].add_(sums[name] / min(batch, samples), alpha=-LOCAL.lr)
+            number += 1
+    return params
+
+
+@pytest.mark.parametrize("engine", BACKENDS)
+@pytest.mark.parametrize("noise", [0.0, 1.5])
+def test_steps_are_those_of_a_plain_loop_of_one_sample_at_a_time(noise, engine):
+    clip = 0.3
+    for client in (0, 1, 4):
+        state = train(protect(noise, clip), engine, clients=[client])
+        assert_close(state.server, plain_client(client, noise, clip), atol=1e-5)
+
+
+def test_without_noise_and_bound_it_is_poisson_sgd_bit_for_bit():
+    for client in (0, 4):
+        found = train(protect(), clients=[client]).server
+        assert_same(found, plain_client(client, 0.0, math.inf, one_at_a_time=False))
+        assert_same(found, train(protect(clip=1e6), clients=[client]).server)
+
+
+@pytest.mark.parametrize("method", ["ditto", "fedrep", "fedselect", "moon"])
+def test_backends_agree_on_phases_masks_and_private_models(method):
+    loop, batched = (train(protect(1.0, 0.3), engine, method, rounds=2) for engine in BACKENDS)
+    assert_close([loop.server, loop.clients], [batched.server, batched.clients], atol=1e-5)
+
+
+def test_a_minibatch_of_everybody_without_noise_is_a_plain_full_step():
+    """So are the losses of all methods that say that they are means over single samples."""
+    local = dataclasses.replace(LOCAL, batch_size=128)
+    tried = []
+    for name, method in METHODS.items():
+        if method.mixes_samples or name in ("fedadam", "fedyogi"):  # they divide by tiny steps
+            continue
+        try:
+            hidden = train(protect(), method=name, local=local, rounds=2)
+        except (FedpflError, TypeError):  # it looks at samples elsewhere, or has to be set
+            continue
+        plain = train(None, method=name, local=local, rounds=2)
+        assert_close(hidden.server, plain.server, atol=1e-5)
+        tried.append(name)
+    assert {"fedprox", "moon", "feddyn", "pfedsd", "subflot", "fedrep", "fedspu"} <= {*tried}
+
+
+def test_the_noise_has_its_variance_and_is_everybodys_own():
+    """The difference that it makes to one step is noise * clip * lr / expected, by entry."""
+    local = dataclasses.replace(LOCAL, epochs=None, steps=1)
+    drawn = []
+    for client, seed in [(0, 0), (0, 1), (4, 0)]:
+        moved = [
+            train(protect(noise, 0.2, Secret.of_seed(seed)), local=local, clients=[client]).server
+            for noise in (0.0, 2.0)
+        ]
+        drawn.append(tree.ravel(tree.map(torch.sub, *moved)).double())
+    rows = torch.stack(drawn) / (2.0 * 0.2 * LOCAL.lr / 8)
+    entries = rows.numel()
+    assert abs(float(rows.mean())) < 4 / math.sqrt(entries)
+    assert abs(float(rows.var()) - 1) < 4 * math.sqrt(2 / entries)
+    correlation = torch.corrcoef(rows) - torch.eye(3)
+    assert float(correlation.abs().max()) < 4.5 / math.sqrt(rows.shape[1])
+
+
+def test_minibatches_are_poissons_and_secret():
+    steps = Steps(0.2, 500)
+    drawn = protect().draw_minibatches(40, steps, ("train", 1, 0, "main", 0))
+    sizes = torch.tensor([len(positions) for positions in drawn]).double()
+    assert abs(float(sizes.mean()) - 8) < 4 * math.sqrt(6.4 / 500)
+    assert abs(float(sizes.var()) / 6.4 - 1) < 4 * math.sqrt(2 / 500)
+    other = protect(secret=Secret.of_seed(4)).draw_minibatches(
+        40, steps, ("train", 1, 0, "main", 0)
+    )
+    assert not all(map(torch.equal, drawn, other))
+    ended = dataclasses.replace(protect(), secret=None)
+    with pytest.raises(FedpflError, match="the run has ended"):
+        ended.draw_minibatches(40, steps, ("train"))
+
+
+# ---- The account
+
+OPACUS = {
+    (0.1, 1.0, 200, 1e-3): 8.1842,
+    (0.02, 0.8, 300, 1e-4): 3.7058,
+    (0.5, 2.0, 100, 1e-2): 10.0787,
+    (1.0, 5.0, 20, 1e-2): 2.3824,
+    (0.25, 0.6, 40, 1e-5): 31.7543,
+}
+"""Epsilon by rate, noise, steps and delta, of opacus 1.6.0:
+`accountant = RDPAccountant(); accountant.history = [(noise, rate, steps)];
+accountant.get_epsilon(delta)`.
+"""
+
+
+@pytest.mark.parametrize("case", OPACUS)
+def test_epsilon_is_that_of_opacus_by_fewer_orders(case):
+    rate, noise, steps, delta = case
+    epsilon = compute_epsilon((Steps(rate, steps),), noise, delta)
+    assert 0.9999 < epsilon / OPACUS[case] < 1.02
+
+
+def test_epsilon_is_that_of_dp_accountings_own_example():
+    """Its test of the subsampled Gaussian mechanism: 10,000 steps at 0.01 and noise 4 (Abadi et
+    al., 2016, section 3.2) stay below 1.26 at delta 1e-5.
+    """
+    assert 1.0 < compute_epsilon((Steps(0.01, 10_000),), 4.0, 1e-5) <= 1.26
+
+
+def account(**settings):
+    """Return the account of three clients, the last of which takes part in one round of three."""
+    return SampleAccount(
+        privacy=SamplePrivacy(**settings),
+        sizes=(40, 20, 80),
+        training=tuple((Steps(8 / size, 2 * size // 8),) for size in (40, 20, 80)),
+        tuning=tuple((Steps(8 / size, size // 8),) for size in (40, 20, 80)),
+        cohorts=((0, 1), (0, 1, 2), (0, 1)),
+        tuned_rounds=(3,),
+    )
+
+
+def test_each_client_spends_by_its_own_rate_steps_and_rounds():
+    given = account(noise=1.0)
+    assert given.delta == pytest.approx(80**-1.1)
+    assert given.count_steps(0, 2) == (Steps(0.2, 20),)
+    assert given.count_steps(2, 3) == (Steps(0.1, 20 + 10),)  # one round and the fine-tuning
+    assert given.client_epsilon(2, 1) == 0
+    grown = [given.epsilon(rounds) for rounds in (1, 2, 3)]
+    assert grown == sorted(grown)
+    assert grown[-1] == max(given.client_epsilon(client, 3) for client in range(3))
+
+    calibrated = account(epsilon=2.0)
+    epsilons = [calibrated.client_epsilon(client, 3) for client in range(3)]
+    assert all(1.98 < epsilon <= 2.0 for epsilon in epsilons)
+    assert calibrated.client_noises[2] < calibrated.client_noises[0] < calibrated.client_noises[1]
+    assert account(noise=0.0).epsilon(3) is None
+    with pytest.raises(FedpflError, match=r"below 1 / samples, here 0\.0125"):
+        account(noise=1.0, delta=0.02).check()
+    with pytest.raises(FedpflError, match="protects nobody"):
+        account(noise=0.1).check()
+    with pytest.raises(FedpflError, match="out of reach"):
+        calibrate_noise((Steps(1.0, 10**9),), 1e-6, 1e-2)
+
+
+# ---- Audit
+
+
+@pytest.mark.full
+def test_an_attacker_tells_a_sample_no_better_than_epsilon_allows():
+    """Was a canary among the client's samples? It knows all else, and the gradient of the canary
+    by which the model moves most: below what epsilon allows, and above it with a quarter of the
+    noise.
+    """
+    samples, noise, clip, delta, runs = 4, 3.0, 0.05, 0.05, 150
+    steps = Steps(1.0, 6)
+    claimed = compute_epsilon((steps,), noise, delta)
+    federation = federate((samples,), (1,))
+    without = dataclasses.replace(federation, train=(federation.train[0][:-1],))
+    local = Local(epochs=None, steps=6, batch_size=samples, lr=0.5)
+
+    def model(federation, noise, seed):
+        net = tiny()
+        method = METHODS["fedavg"]()
+        # The number of samples is public: what is taken away still counts in the denominator.
+        lr = local.lr * len(federation.train[0]) / samples
+        protection = SampleProtection(clip, [noise], Secret.of_seed(seed))
+        setup = RoundSetup(
+            make_backend(as_engine("loop"), net, CPU),
+            method,
+            federation,
+            dataclasses.replace(local, lr=lr),
+            0,
+            protection=protection,
+        )
+        state, _ = play_round(setup, make_initial_state(method, net, 1, CPU), [0])
+        return tree.ravel(state.server)
+
+    direction = model(federation, 0.0, 0) - model(without, 0.0, 0)
+
+    def attack(noise):
+        absent, there = (
+            torch.stack([model(world, noise, seed + offset) @ direction for seed in range(runs)])
+            for world, offset in ((without, 0), (federation, runs))
+        )
+        found = []
+        for threshold in absent.quantile(torch.linspace(0.5, 0.9, 9)):
+            wrong, right = ((one > threshold).double().mean() for one in (absent, there))
+            found.append(math.log(max(float((right - delta) / wrong), 1e-9)))
+        return max(found)
+
+    assert attack(noise) < claimed + 0.3
+    assert attack(noise / 4) > claimed
+
+
+# ---- What is refused
+
+REFUSED = {
+    "fedas": "looks at samples outside its training steps",
+    "fedproto": "nobody has said that its loss is a mean over single samples",
+    "knn_per": "looks at samples outside its training steps",
+    "fedcp": "means of features of a minibatch",
+    "scaffold": "looks at gradients",
+    "pfedme": "makes its own steps",
+    "ifca": "looks at samples outside its training steps",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_would_leave_without_noise_is_refused(name):
+    with pytest.raises(FedpflError, match=REFUSED[name]):
+        SamplingRehearsal(METHODS[name](), tiny(), tiny_federation(), 1.0).plan_training(LOCAL)
+
+
+def test_a_network_that_mixes_samples_is_refused():
+    with pytest.raises(FedpflError, match="statistics of samples in buffers"):
+        SamplingRehearsal(METHODS["fedavg"](), tiny(norm=True), tiny_federation(), 1.0)
+
+
+def test_plans_have_the_steps_of_all_phases():
+    rehearsal = SamplingRehearsal(METHODS["fedrep"](), tiny(), tiny_federation(), 1.0)
+    planned = rehearsal.plan_training(dataclasses.replace(LOCAL, epochs=3))
+    per_epoch = [size // 8 + (size % 8 > 1) for size in TRAIN]
+    assert [sum(steps.number for steps in own) for own in planned] == [3 * n for n in per_epoch]
+    assert planned[0][0].rate == 8 / 40
+    tuned = rehearsal.plan_tuning(dataclasses.replace(LOCAL, epochs=1), "head")
+    assert [sum(steps.number for steps in own) for own in tuned] == per_epoch
+
+
+def test_turns_that_train_a_client_twice_are_refused():
+    @dataclasses.dataclass(frozen=True)
+    class Twice(METHODS["fedavg"]):
+        def turns(self, played, cohort, clients, generator):
+            return [Turn(cohort, lambda server, clients, uploads: (server, clients)), Turn(cohort)]
+
+    with pytest.raises(FedpflError, match="one training of each client"):
+        train(protect(1.0, 1.0), method=Twice())
