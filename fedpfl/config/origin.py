@@ -151,14 +151,14 @@ def _check_privacy(path: str, source: Provenance, hashes: np.ndarray, privacy: G
     seen_count = int(source.are_seen(hashes).sum())
     if seen_count:
         raise FedpflError(
-            f"privacy={privacy.hides}: model.weights={path} was trained on {seen_count:,} samples of these"
-            " clients, and gives them away beyond what is accounted for; start from public"
+            f"privacy={privacy.hides}: model.weights={path} was trained on {seen_count:,} samples of"
+            " these clients, and gives them away beyond what is accounted for; start from public"
             " weights, or go on with a private run by extend"
         )
     if source.unrecorded and not privacy.public_weights:
         raise FedpflError(
-            f"privacy={privacy.hides}: nobody knows whether {_list_names(source.unrecorded)} was trained on"
-            " samples of these clients; where you know that it was not,"
+            f"privacy={privacy.hides}: nobody knows whether {_list_names(source.unrecorded)} was"
+            " trained on samples of these clients; where you know that it was not,"
             " privacy.public_weights=true"
         )
 

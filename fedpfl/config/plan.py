@@ -173,7 +173,7 @@ class Run(Plan):
         return self.account if isinstance(self.account, SampleAccount) else None
 
     @property
-    def protection(self) -> SampleProtection | None:
+    def sample_protection(self) -> SampleProtection | None:
         """Return how clients hide their samples, None where they do not."""
         account = self.sample_account
         if account is None:
@@ -182,7 +182,7 @@ class Run(Plan):
 
     def make_draws(self, purpose: str, round_number: int) -> Draws:
         """Return the random draws of a round for a purpose."""
-        return Draws(self.settings.seed, purpose, round_number, self.protection)
+        return Draws(self.settings.seed, purpose, round_number, self.sample_protection)
 
     def draw_cohorts(self) -> Iterator[list[int]]:
         """Draw the clients of one round after the other; of a private run in secret."""
@@ -821,17 +821,19 @@ def _make_sample_account(
     net: Net,
     cohorts: list[tuple[int, ...]],
 ) -> SampleAccount:
-    """Return the account of a run that hides samples, which is tried on one client first.
+    """Return the account of a run that hides samples, after a rehearsal.
 
     Raises:
         FedpflError: for a network or a method that would tell of samples without noise.
     """
     settings = plan.settings
+    # What is refused is so before anything is written, and phases are as clients will have them.
     rehearsal = engine.SamplingRehearsal(plan.method, net, federation, privacy.clip_length)
     training = rehearsal.plan_training(plan.local)
     tuning: engine.ClientSteps = tuple(() for _ in training)
     tuned_rounds: tuple[int, ...] = ()
     if plan.eval.finetune_epochs:
+        # They are a federation apart, whose steps nobody counts.
         if settings.newcomers:
             raise FedpflError(
                 "privacy=sample keeps no account of newcomers that are fine-tuned; use unseen=0 or"
@@ -841,7 +843,7 @@ def _make_sample_account(
         tuning = rehearsal.plan_tuning(tuning_local, plan.eval.finetune_part)
         rounds = range(1, settings.rounds + 1)
         tuned_rounds = tuple(
-            number for number in rounds if plan.eval.finetunes(number, len(rounds))
+            number for number in rounds if plan.eval.should_finetune(number, len(rounds))
         )
     return SampleAccount(
         privacy=privacy,

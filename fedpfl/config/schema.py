@@ -32,7 +32,7 @@ class Eval(Checked):
         allowed = f"a positive multiple of eval.every ({self.every})"
         self.check(multiple or not self.finetune_epochs, "finetune_every", allowed)
 
-    def finetunes(self, round_number: int, rounds: int) -> bool:
+    def should_finetune(self, round_number: int, rounds: int) -> bool:
         """Return whether models are fine-tuned after a round, as after the last one."""
         is_due = round_number % self.finetune_every == 0 or round_number == rounds
         return bool(self.finetune_epochs) and is_due

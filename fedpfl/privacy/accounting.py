@@ -108,7 +108,7 @@ class Account:
         return float(self._make_accountant().compose(event, rounds).get_epsilon(self.delta))
 
     def check(self) -> None:
-        """Raise FedpflError for noise that no epsilon is reached by, or one that protects nobody."""
+        """Raise FedpflError for noise by which no epsilon is reached that protects anybody."""
         epsilon = self.epsilon(self.rounds)
         if epsilon is None or epsilon <= MOST_EPSILON:
             return

@@ -61,6 +61,7 @@ class SampleProtection:
 
     def draw_noise(self, like: Tensor, client: int, purpose: tuple[int | str, ...]) -> Tensor:
         """Return the noise on one client's sum of clipped gradients, in the form of `like`."""
+        # The account is of a fraction of clip, whatever a step's minibatch has come to.
         deviation = self.noises[client]
         if not deviation:
             return torch.zeros_like(like)
@@ -70,6 +71,7 @@ class SampleProtection:
 
     def _bind_secret(self, purpose: tuple[int | str, ...]) -> Secret:
         """Return the secret of a purpose. Raises FedpflError where there is none."""
+        # Noise of another secret would be one of another run, and give away more.
         if self.secret is None:
             raise FedpflError(
                 "privacy=sample: the run has ended, and what its clients may give away is spent;"
@@ -101,8 +103,9 @@ class SampleAccount:
     tuned_rounds: tuple[int, ...]
 
     @property
-    def delta(self) -> float:
+    def common_delta(self) -> float:
         """Return delta: as given, or a hundredth at most, less where a client has many samples."""
+        # One for all clients, so that a run has one guarantee.
         return self.privacy.delta or min(0.01, max(self.sizes) ** -1.1)
 
     @cached_property
@@ -117,7 +120,7 @@ class SampleAccount:
         noises = []
         for client in clients:
             steps = self.count_steps(client, rounds)
-            noises.append(calibrate_noise(steps, privacy.epsilon, self.delta))
+            noises.append(calibrate_noise(steps, privacy.epsilon, self.common_delta))
         return tuple(noises)
 
     @property
@@ -125,13 +128,17 @@ class SampleAccount:
         """Return the largest noise."""
         return max(self.client_noises)
 
+    def count_participations(self, client: int, rounds: int) -> int:
+        """Return in how many of the first rounds a client takes part."""
+        return sum(client in cohort for cohort in self.cohorts[:rounds])
+
     def count_steps(self, client: int, rounds: int) -> tuple[Steps, ...]:
         """Return the steps that a client has taken after so many rounds, by rate."""
-        participations = sum(client in cohort for cohort in self.cohorts[:rounds])
         tunings = sum(number <= rounds for number in self.tuned_rounds)
+        # Steps of one rate are accounted for together, whatever they are for.
         counts: dict[float, int] = {}
         for times, planned in (
-            (participations, self.training[client]),
+            (self.count_participations(client, rounds), self.training[client]),
             (tunings, self.tuning[client]),
         ):
             for steps in planned:
@@ -141,7 +148,7 @@ class SampleAccount:
     def client_epsilon(self, client: int, rounds: int) -> float:
         """Return what a client has given away after so many rounds; infinity without noise."""
         return compute_epsilon(
-            self.count_steps(client, rounds), self.client_noises[client], self.delta
+            self.count_steps(client, rounds), self.client_noises[client], self.common_delta
         )
 
     def epsilon(self, rounds: int) -> float | None:
@@ -152,10 +159,10 @@ class SampleAccount:
     def check(self) -> None:
         """Raise FedpflError for a guarantee that is none."""
         most_samples = max(self.sizes)
-        if self.delta * most_samples >= 1:
+        if self.common_delta * most_samples >= 1:
             raise FedpflError(
                 f"privacy.delta must be below 1 / samples, here {1 / most_samples:.3g}, got"
-                f" {self.delta:g}: with it, what gives one sample away whole would count as private"
+                f" {self.common_delta:g}: with it, what gives a sample away whole would count as private"
             )
         epsilon = self.epsilon(len(self.cohorts))
         if epsilon is not None and epsilon > MOST_EPSILON:
@@ -177,11 +184,11 @@ class SampleAccount:
         noises = f"{min(self.client_noises):.3g} to {self.noise:.3g}"
         return (
             f"each client's models are ({self.epsilon(rounds):.3g},"
-            f" {self.delta:.2g})-differentially private or better after {rounds} rounds (RDP, noise"
-            f" {noises}): whoever sees all that a client sends of them, its server too,"
+            f" {self.common_delta:.2g})-differentially private or better after {rounds} rounds"
+            f" (RDP, noise {noises}): whoever sees all that a client sends of them, its server too,"
             " hardly tells whether any one of its training samples was among them; numbers of"
-            " samples, measured accuracies, settings chosen by them, and other runs on these samples"
-            " are not covered"
+            " samples, measured accuracies, settings chosen by them, and other runs on these"
+            " samples are not covered"
         )
 
 
@@ -202,7 +209,7 @@ def compute_epsilon(steps: tuple[Steps, ...], noise: float, delta: float) -> flo
 
 @functools.cache
 def calibrate_noise(steps: tuple[Steps, ...], epsilon: float, delta: float) -> float:
-    """Return the least noise, in lengths of clip, by which steps give away at most epsilon.
+    """Return the least noise that keeps steps below epsilon, in lengths of clip.
 
     Raises:
         FedpflError: No noise does.
@@ -211,8 +218,10 @@ def calibrate_noise(steps: tuple[Steps, ...], epsilon: float, delta: float) -> f
         return SMALLEST_NOISE
     if compute_epsilon(steps, MOST_NOISE, delta) > epsilon:
         raise FedpflError(
-            f"privacy.epsilon={epsilon:g} (delta {delta:.2g}) is out of reach by any noise; raise it"
+            f"privacy.epsilon={epsilon:g} (delta {delta:.2g}) is out of reach by any noise;"
+            " raise it"
         )
+    # Epsilon falls with noise, so that the least noise lies between two values.
     low, high = SMALLEST_NOISE, 2 * SMALLEST_NOISE
     while compute_epsilon(steps, high, delta) > epsilon:
         low, high = high, 2 * high

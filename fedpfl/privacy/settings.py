@@ -54,8 +54,8 @@ class SamplePrivacy(Guarantee):
     """Say how a client hides any one of its samples; see conf/privacy/sample.yaml."""
 
     hides: ClassVar[str] = "sample"
+    # Cohorts are as in other runs, and known to all: no privacy is gained by who takes part.
     sampling: ClassVar[str] = "fixed"
-    """How cohorts are drawn: as in other runs, and known to all."""
 
 
 @dataclass(frozen=True)

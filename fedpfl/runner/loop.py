@@ -200,7 +200,7 @@ def _train_cohort(
         secret=run.secret,
         adversary=run.adversary,
         defence=run.defence,
-        protection=run.protection,
+        protection=run.sample_protection,
     )
     if run.clock:
         return engine.play_timed_round(run.clock, run.cohort, setup, state, cohort)
@@ -261,7 +261,7 @@ def _measure_training(run: Run, state: engine.State, outcome: engine.Outcome) ->
             "cohort_loss_after": pooled_loss(rows["after"]),
         }
     train_loss = None
-    if len(rows["loss"]) and not run.protection:  # which leaves no loss of training samples
+    if len(rows["loss"]) and not run.sample_protection:  # which leaves no loss of training samples
         train_loss = float(rows["loss"].mean())
     columns = {
         "participants": len(outcome.loss),

@@ -223,7 +223,7 @@ def _record_round(
 
 
 def _spent_privacy(played_round: Round) -> dict[str, dict[int, float]]:
-    """Return the column of what each client has given away; {} unless each hides its samples."""
+    """Return the column of each client's epsilon; {} where clients have none."""
     run = played_round.run
     account = run.sample_account
     if account is None or not account.noise:

@@ -203,7 +203,7 @@ def account(**settings):
 
 def test_each_client_spends_by_its_own_rate_steps_and_rounds():
     given = account(noise=1.0)
-    assert given.delta == pytest.approx(80**-1.1)
+    assert given.common_delta == pytest.approx(80**-1.1)
     assert given.count_steps(0, 2) == (Steps(0.2, 20),)
     assert given.count_steps(2, 3) == (Steps(0.1, 20 + 10),)  # one round and the fine-tuning
     assert given.client_epsilon(2, 1) == 0

@@ -400,7 +400,7 @@ class _ClientTraining:
         local: Local,
         step: tuple[str, int],
     ) -> tuple[Tensor, list[Tensor]]:
-        """Return a gradient that hides single samples, beside 0 in place of a loss, which does not.
+        """Return 0 in place of a loss, and a gradient that hides single samples.
 
         Args:
             phase: Of training.
@@ -426,12 +426,14 @@ class _ClientTraining:
             bound = self._net.bind(self._buffers, training=True)
             return objective(server, self._client, bound, params, sample)
 
+        # A minibatch of nobody is a step of noise alone: to skip it would tell who was drawn.
         sums = [torch.zeros_like(leaf) for leaf in values]
         if len(batch.x):
             with self._autocast(), explaining_failure():
                 sums = sum_clipped_gradients(
                     compute_loss, values, trainable.masks, batch, protection.clip
                 )
+        # How many were drawn is a secret, too.
         expected = min(local.batch_size, len(self._data.y))
         key = draws.purpose, draws.round, *step
         grads = []

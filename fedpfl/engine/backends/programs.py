@@ -339,15 +339,6 @@ class Program:
                 noise = self._noise[i][row]
                 noise.copy_(draws.protection.draw_noise(noise, job.rows[row].client, (*key, i)))
 
-    def _add_noise(self, kind: _StepKind, sums: list[Tensor]) -> list[Tensor]:
-        """Return noised sums of gradients over the number of samples that were expected."""
-        rows = slice(kind.rows)
-        grads = []
-        for i, gradient in zip(kind.trainable.indices, sums, strict=True):
-            noised = gradient + self._noise[i][rows]
-            grads.append(noised / per_client_shape(self._expected[rows], noised))
-        return grads
-
     def _take_records(self) -> list[Tree]:
         """Return what losses left beside the loss, per row, without the padding."""
         steps = self._step_records
@@ -388,6 +379,8 @@ class Program:
 
     def _make_step(self, kind: _StepKind) -> Callable[[], None]:
         """Return a function that takes one step in the program's memory."""
+        if self._noise:
+            return self._make_protected_step(kind)
         job = self._job
         phase = kind.phase
         rows = slice(kind.rows)
@@ -419,21 +412,6 @@ class Program:
                     )
                 for leaf, value in zip(leaves, new_leaves, strict=True):
                     leaf.copy_(unless_idle(value, leaf))
-            elif self._noise:
-                around = {
-                    "masks": {i: mask for i, mask in enumerate(masks) if mask is not None},
-                    "buffers": buffers,
-                    "client": client,
-                    "servers": servers,
-                }
-                with self._autocast(), explaining_failure():
-                    sums = vmap_clients(client_step, trainable_leaves, leaves, batches[0], around)
-                grads = self._add_noise(kind, sums)
-                optimizer_step_(
-                    trainable_leaves, moments, grads, masks, kind.local, stacked=True, rates=rates
-                )
-                loss = torch.zeros(kind.rows, device=weight.device)
-                new_buffers = buffers
             else:
                 with self._autocast():
                     grads, loss, new_buffers, new_client, record = vmap_clients(
@@ -451,12 +429,48 @@ class Program:
 
         return step
 
+    def _make_protected_step(self, kind: _StepKind) -> Callable[[], None]:
+        """Return a function that takes one step which hides single samples."""
+        # ---- What is written to, and what the step reads beside it
+        job = self._job
+        rows = slice(kind.rows)
+        indices = kind.trainable.indices
+        leaves = [leaf[rows] for leaf in tree.leaves(job.start)]
+        trainable_leaves = [leaves[i] for i in indices]
+        moments = self._moments[kind.phase.stream].of(indices, rows)
+        masks = [None if mask is None else mask[rows] for mask in kind.trainable.masks]
+        rates = None
+        if kind.local.has_schedule and "lr" not in kind.phase.sgd:
+            rates = self._rates[rows]
+        client_step = partial(self._sum_clipped_gradients, kind.phase, indices)
+
+        def step() -> None:
+            (batch,) = self._gather_batches(kind)
+            around = {
+                "masks": {i: mask for i, mask in enumerate(masks) if mask is not None},
+                "buffers": tree.take(job.buffers, rows),
+                "client": tree.take(job.client, rows),
+                "servers": tree.take(job.servers or {}, rows),
+            }
+            with self._autocast(), explaining_failure():
+                sums = vmap_clients(client_step, trainable_leaves, leaves, batch, around)
+            grads = []
+            for i, gradient in zip(indices, sums, strict=True):
+                noised = gradient + self._noise[i][rows]
+                grads.append(noised / per_client_shape(self._expected[rows], noised))
+            optimizer_step_(
+                trainable_leaves, moments, grads, masks, kind.local, stacked=True, rates=rates
+            )
+            # The loss would tell of samples, so that steps alone are counted.
+            is_active = ~self._is_idle[rows] if kind.has_idle_rows else None
+            self._add_loss(rows, batch.x.new_zeros(kind.rows), batch.samples, is_active)
+
+        return step
+
     def _client_step(self, kind: _StepKind) -> Callable[..., Any]:
         """Return the function of one client that a step applies to all."""
         if kind.phase.step:
             return partial(self._phase_step, kind.phase)
-        if self._noise:
-            return partial(self._sum_clipped_gradients, kind.phase, kind.trainable.indices)
         return partial(self._compute_gradient, kind.phase, kind.trainable.indices)
 
     def _gather_batches(self, kind: _StepKind) -> list[Batch]:

@@ -520,7 +520,6 @@ def plan_steps(  # noqa: PLR0913 - what one step needs
         steps = find_poisson_steps(batch_size, samples, fixed)
         return _draw_steps(phase.stream, epochs, steps, draws, federation, client, randoms)
     steps_per_pass = _minibatches_per_epoch(samples, batch_size) // phase.batches
-
     # ---- A fixed number of steps may begin and end within a pass.
     taken_steps = slice(None)
     if fixed and steps_per_pass:
@@ -535,14 +534,13 @@ def plan_steps(  # noqa: PLR0913 - what one step needs
     slots = steps_per_pass * phase.batches * batch
     used = min(samples, slots)
     positions = torch.full((len(epochs), slots), -1)
-    views = torch.zeros(len(epochs), slots, federation.augment_numbers)
+    count = federation.augment_numbers
+    views = torch.zeros(len(epochs), slots, count)
     for row, epoch in enumerate(epochs):
         order = draws.order(client, phase.stream, epoch, samples)[:used]
         positions[row, :used] = order
-        if federation.augment_numbers:
-            sample_views = draws.random(
-                client, phase.stream, epoch, samples, federation.augment_numbers, "views"
-            )
+        if count:
+            sample_views = draws.random(client, phase.stream, epoch, samples, count, "views")
             views[row, :used] = sample_views[order]
 
     # ---- Their own numbers: those of all first samples are drawn first, then of all second ones.
@@ -554,7 +552,7 @@ def plan_steps(  # noqa: PLR0913 - what one step needs
     shape = (len(epochs) * steps_per_pass, phase.batches, batch)
     return StepPlan(
         positions=positions.view(shape)[taken_steps],
-        views=views.view(*shape, federation.augment_numbers)[taken_steps],
+        views=views.view(*shape, count)[taken_steps],
         random=torch.cat(random)[taken_steps],
     )
 
