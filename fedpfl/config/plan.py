@@ -827,6 +827,11 @@ def _make_sample_account(
         FedpflError: for a network or a method that would tell of samples without noise.
     """
     settings = plan.settings
+    if plan.shift.at:
+        raise FedpflError(
+            "privacy=sample keeps account of one world, in which clients hold the same samples"
+            " throughout; use shift.at=[]"
+        )
     # What is refused is so before anything is written, and phases are as clients will have them.
     rehearsal = engine.SamplingRehearsal(plan.method, net, federation, privacy.clip_length)
     training = rehearsal.plan_training(plan.local)
