@@ -162,7 +162,7 @@ class SampleAccount:
         if self.common_delta * most_samples >= 1:
             raise FedpflError(
                 f"privacy.delta must be below 1 / samples, here {1 / most_samples:.3g}, got"
-                f" {self.common_delta:g}: with it, what gives a sample away whole would count"
+                f" {self.common_delta:g}: with it, what gives a sample away whole would pass"
             )
         epsilon = self.epsilon(len(self.cohorts))
         if epsilon is not None and epsilon > MOST_EPSILON:
