@@ -70,6 +70,9 @@ WAITS = {
 """Operations whose CUDA kernels wait for the device, for the size of their result or LAPACK's word.
 """
 
+IN_ANY_ORDER = {"index_add", "index_add_", "scatter_add", "scatter_add_", "index_reduce"}
+"""Operations that add on CUDA by atomics: floats that meet differ from run to run."""
+
 INDEXING = {"index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl_"}
 WITH_SCALARS = {
     *("fill_", "masked_fill", "masked_fill_", "index_put", "index_put_", "where"),
@@ -223,6 +226,9 @@ class OnStream:
         guard.exchange(device)
 
 
+_graphs_of_pool: collections.Counter[Any] = collections.Counter()
+
+
 class Graph:
     """Records what runs on the device that is current when a capture begins, and does it again."""
 
@@ -239,8 +245,12 @@ class Graph:
         ] = {}  # their contents from before the capture
         self.broken = self.replayed = False
 
-    def capture_begin(self, *_: Any, **__: Any) -> None:
+    def capture_begin(self, pool: Any = None, **_: Any) -> None:
         assert Graph.current is None
+        if _graphs_of_pool.get(pool) == 0:
+            raise Refused("use_count > 0 INTERNAL ASSERT FAILED: no graph of this pool is left")
+        _graphs_of_pool[pool] += 1
+        weakref.finalize(self, _graphs_of_pool.subtract, [pool])
         self.index = guard.exchange(-1)
         if not _streams[self.index].used:
             raise Refused(
@@ -332,6 +342,12 @@ def _views(func: Any) -> bool:
     return named or any(alias is not None and not alias.is_write for alias in aliases)
 
 
+def _meet(axis: int, index: Any) -> bool:
+    """Whether two entries of an index along an axis are the same."""
+    ordered = index.inner.sort(axis if index.dim() > 1 else 0).values
+    return bool((ordered.diff(dim=axis if index.dim() > 1 else 0) == 0).any())
+
+
 def _check(name: str, func: Any, args: Any, kwargs: Any, to: torch.device | None) -> None:
     """Refuse what CUDA refuses, and count what makes the host wait."""
     tensors = _tensors((args, kwargs))
@@ -355,6 +371,8 @@ def _check(name: str, func: Any, args: Any, kwargs: Any, to: torch.device | None
             raise Refused(
                 f"{func}: Expected all tensors to be on the same device, found {found} at {place()}"
             )
+    if name in IN_ANY_ORDER and tensors[0].is_floating_point() and _meet(args[1], args[2]):
+        raise Refused(f"{name} adds floats that meet, in any order, at {place()}")
     if name in WAITS:
         _wait(name)
     elif name in INDEXING and any(
@@ -477,7 +495,7 @@ for _where, _patches in (
             **dict.fromkeys(
                 ("_exchange_device", "_maybe_exchange_device", "set_device"), guard.exchange
             ),
-            **{"get_device_name": _always("pretended"), "graph_pool_handle": _always((0, 1))},
+            **{"get_device_name": _always("pretended"), "graph_pool_handle": object},
             "get_device_properties": lambda *_: SimpleNamespace(total_memory=seen.limit or 2**34),
             "current_stream": lambda device=None: _streams[Stream(device).device.index],
             "is_current_stream_capturing": lambda: Graph.current is not None,

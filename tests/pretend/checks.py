@@ -388,6 +388,27 @@ def test_the_pretended_gpu_refuses_what_a_gpu_refuses():
         here.numpy()
 
 
+def test_graphs_are_captured_anew_once_all_are_dropped():
+    federation, net = make_federation().to(GPU), tiny()
+    runner = make_backend(Engine("batched", graphs=True), net, GPU)
+    state = make_initial_state(FedAvg(), net, 10, GPU)
+    for expected in (True, True):
+        seen.reset()
+        play_round(RoundSetup(runner, FedAvg(), federation, LOCAL, 0), state, COHORTS[0])
+        assert bool(seen.captures) == expected
+        assert runner._programs.forget()
+    assert not runner._programs._capture.has_failed
+
+
+def test_the_pretended_gpu_refuses_sums_in_any_order():
+    ones, places = torch.ones(3, device=GPU), torch.tensor([0, 1, 0], device=GPU)
+    for add in (ones.index_add, ones.scatter_add):
+        with pytest.raises(Refused, match="adds floats that meet, in any order"):
+            add(0, places, ones)
+        add(0, torch.arange(3, device=GPU), ones)
+    assert ones.long().index_add(0, places, ones.long()).tolist() == [3, 2, 1]
+
+
 def captured(step, warm=True):
     stream, graph = torch.cuda.Stream(GPU), torch.cuda.CUDAGraph()
     if warm:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import logging
 import math
+import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
@@ -645,13 +646,30 @@ class CudaGraphs:
     def __init__(self, device: torch.device):
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
+        self._living_graphs: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
 
     def __call__(self, step: Callable[[], None]) -> Callable[[], None]:
         """Capture what `step` does; return a function that does it again."""
+        # The allocator refuses a pool once all its graphs are gone.
+        if not self._living_graphs:
+            self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
-            step()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+                step()
+        except Exception:
+            self._abandon_pool()
+            raise
+        self._living_graphs.add(graph)
         return graph.replay
+
+    def _abandon_pool(self) -> None:
+        """Have the next capture take another pool."""
+        self._living_graphs.clear()
+        # Before torch 2.13 a failed capture may leave the allocator serving it; where it does not,
+        # there is nothing to end, which is an error.
+        with suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(self._stream.device.index, self._pool)
 
     @contextmanager
     def ready(self) -> Iterator[None]:

@@ -170,7 +170,8 @@ def sum_incoming(plan: Tree, values: Tree) -> Tensor:
     total = torch.zeros(len(plan["group"]) + 1, device=plan["group"].device)
     for name in plan["columns"]:
         row_sums = values[name].flatten(1).sum(1)
-        total = total.index_add(0, plan["rows"][name], row_sums)
+        # Not `index_add`, which adds in any order on a GPU.
+        total = total.index_put((plan["rows"][name],), row_sums, accumulate=True)
     return total[:-1]
 
 
