@@ -255,7 +255,8 @@ def read_draws(values: Any) -> Draws:
         draws = Draws(**values)
     except (TypeError, ValueError):
         raise FedpflError("a message that says nothing known of random draws") from None
-    if not all(type(number) is int for number in (draws.seed, draws.round)):
+    numbers = draws.seed, draws.round
+    if draws.protection is not None or not all(type(number) is int for number in numbers):
         raise FedpflError("a message whose random draws have no numbers")
     return draws
 
