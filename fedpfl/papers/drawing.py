@@ -181,7 +181,7 @@ def paint_accuracy_over(
 
 
 def _draw_means(ax: Axes, values_at: ValuesAt, name: str, index: int) -> None:
-    """Draw the mean over seeds with error bars of a deviation, where there are two positions."""
+    """Draw means over seeds, with error bars of a deviation."""
     points = [(x, mean_and_std(values)) for x, values in values_at]
     points = [point for point in points if not math.isnan(point[1][0])]
     if len(points) > 1:
@@ -203,7 +203,7 @@ def _draw_range(ax: Axes, values_at: ValuesAt, name: str, index: int) -> None:
 
 
 def paint_bars(name: Callable[[Group], str]) -> Paint:
-    """Return a function that draws a bar per group, a panel per data set and partition.
+    """Return a function that draws a bar per group.
 
     Args:
         name: A group's bar.
