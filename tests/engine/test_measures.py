@@ -12,7 +12,7 @@ import torch
 from sklearn import metrics as sk
 
 import fedpfl
-from fedpfl.config.plan import build_run, check_config
+from fedpfl.config.plan import check_config
 from fedpfl.engine import RoundSetup, make_backend, make_initial_state, measures, play_round
 from fedpfl.engine.calls import Counts, EvalCall
 from fedpfl.engine.evaluate import cross_client_accuracy, scores_per_client, summarize_scores
@@ -21,7 +21,7 @@ from fedpfl.engine.training.shard import gather_data
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS, Batch
-from fedpfl.remote.app import FederateSettings, find_disclosure
+from fedpfl.remote.app import require_playable
 from fedpfl.report import load
 from tests.command import TINY, compose_once
 from tests.conftest import CPU, LOCAL, as_engine, find_eval_job
@@ -214,6 +214,6 @@ def test_without_torchmetrics_there_is_one_line(tmp_path, monkeypatch):
 
 def test_a_federation_of_nodes_refuses_them():
     """A node tells accuracies alone: columns would silently stay empty."""
-    run = build_run(check_config(compose_once(*SMALL, "validation=0", "eval.common=true")))
+    plan = check_config(compose_once(*SMALL, "validation=0", "eval.common=true"))
     with pytest.raises(FedpflError, match=r"leave out metrics and eval\.common"):
-        find_disclosure(run, FederateSettings())
+        require_playable(plan)

@@ -49,10 +49,11 @@ def test_with_alpha_0_a_client_is_fedavgs(mixing, backend, net, federation):
     for client in EVERYONE:
         assert_same(client_row(own.clients["v"], client), net.params)
     for tuning in (None, TUNED):
-        assert_same(
-            judged(method, net, federation, own, backend, tuning),
-            judged(fedavg, net, federation, shared, backend, tuning),
-        )
+        counts = judged(method, net, federation, own, backend, tuning)
+        shared_counts = judged(fedavg, net, federation, shared, backend, tuning)
+        assert_same(counts.correct, shared_counts.correct)
+        # Clients that share a model are counted in one pass, whose sums round in other places.
+        assert_close(counts.loss, shared_counts.loss, atol=1e-5)
 
 
 def test_alpha_stays_between_0_and_1(backend, net, federation):

@@ -129,7 +129,9 @@ def test_at_its_limit_a_method_is_another(name: str, limit: Limit, backend: str)
                 evaluate_all(each, method.pairs, limit.clients, backend, played)
                 for each in (method, other)
             )
-            require_equal((counts.correct, counts.loss), (other_counts.correct, other_counts.loss))
+            require_equal(counts.correct, other_counts.correct)
+            # Clients that share a model are counted in one pass, whose sums round in other places.
+            assert_close(counts.loss, other_counts.loss, atol=max(atol, 1e-5))
         if limit.evaluated != "nobody":
             outcome, other_outcome = outcomes[played - 1], other_outcomes[played - 1]
             require_equal(

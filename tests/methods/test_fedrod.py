@@ -16,7 +16,7 @@ from tests.conftest import CLASSES, CPU, LOOP, PLAIN, assert_close, make_federat
 
 def informed(method, federation, state, client, net):
     """A client's tree as it enters a round."""
-    own, shard = state.client(client), make_shard(federation, client, 32, None)
+    own, shard = state.client(client), make_shard(federation, client, 32, Draws(0, "train", 1))
     return own | method.before_training(state.server, own, net.bind({"main": {}}), shard)
 
 

@@ -10,6 +10,7 @@ from fedpfl.engine.calls import Counts
 from fedpfl.engine.evaluate import summarize_scores
 from fedpfl.ground.tasks import CLASSIFICATION, TASKS
 from fedpfl.record.columns import (
+    CLIENT_PRIVACY,
     MEASURES,
     METRICS,
     SPLITS,
@@ -60,7 +61,7 @@ def test_columns_that_are_asked_for_stand_behind_those_of_their_split():
     assert told[told.index("values_down") - 2 :][:2] == common == column_names("common")
     of_classes = [name for name, metric in METRICS.items() if CLASSIFICATION.name in metric.tasks]
     assert round_columns(
-        True, True, (*MEASURES, "common", "privacy", "system", "attack", "shift")
+        True, True, (*MEASURES, "common", "privacy", CLIENT_PRIVACY, "system", "attack", "shift")
     ) == (*of_classes,)
     assert (
         round_columns(options=["system"])

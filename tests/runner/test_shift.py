@@ -8,7 +8,7 @@ from fedpfl.config.plan import build_run, check_config
 from fedpfl.data.shift import draw_permutations
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.identity import identity
-from fedpfl.remote.app import FederateSettings, find_disclosure
+from fedpfl.remote.app import require_playable
 from tests.command import (
     compose_once,
     format_override,
@@ -242,9 +242,9 @@ def test_an_attack_poisons_the_samples_of_the_world():
 
 
 def test_nodes_hold_what_they_hold():
-    run = build_run(check_config(compose_once(*SMALL, "shift=rotation", "shift.at=[2]")))
+    plan = check_config(compose_once(*SMALL, "shift=rotation", "shift.at=[2]"))
     with pytest.raises(FedpflError, match=r"nodes hold what they hold; leave out shift\.at"):
-        find_disclosure(run, FederateSettings())
+        require_playable(plan)
 
 
 def test_images_alone_can_be_turned(tmp_path):
