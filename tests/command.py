@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from hydra._internal.hydra import Hydra
@@ -25,6 +26,7 @@ from fedpfl import train
 from fedpfl.config import overrides
 from fedpfl.config.plan import register_resolver
 from fedpfl.ground import interrupts
+from fedpfl.ground.errors import FedpflError
 from fedpfl.record import digests
 from fedpfl.runner import resume, session
 from tests.conftest import ROOT
@@ -130,6 +132,21 @@ def play_run(folder: Path, *overrides: str) -> str:
         for _ in session.play_session(compose_once(*overrides), folder):
             pass
     return told.getvalue()
+
+
+def play_rows(folder: Path, *overrides: str) -> list[dict[str, str]]:
+    """Play the run of these words, and return its rows."""
+    play_run(folder, *overrides)
+    return read_table(folder / "rounds.csv")
+
+
+def assert_refused(folder: Path, message: str, *overrides: str) -> None:
+    """Assert that a run is refused in one line, and writes no row. folder: the run directory."""
+    with pytest.raises(FedpflError) as error:
+        play_run(folder, *overrides)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+    assert not (folder / "rounds.csv").exists()
 
 
 def start_process(

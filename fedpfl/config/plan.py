@@ -258,11 +258,7 @@ def _make_plan(config: dict[str, Any]) -> Plan:
 
     # ---- Step 3: groups that choose a class or a function.
     method_name = config["method"]["name"]
-    method = build_dataclass(
-        look_up_choice("method", config["method"], METHODS),
-        without_name(config["method"]),
-        "method",
-    )
+    method = _build_choice(config, "method", METHODS)
     if method.own_steps and not parts["local"].is_plain:
         raise FedpflError(engine.unused_optimizer_text(f"method={method_name}", parts["local"]))
     _require_fit_of_task(config, settings, parts, method)
@@ -616,6 +612,12 @@ def _make_clock(plan: Plan, federation: Federation) -> Clock | None:
     return Clock(plan.system, devices, stragglers)
 
 
+def _build_choice(config: Mapping[str, Any], group: str, choices: Mapping[str, Any]) -> Any:
+    """Return what a configuration group chooses, made with the group's other keys."""
+    choice = look_up_choice(group, config[group], choices)
+    return build_dataclass(choice, without_name(config[group]), group)
+
+
 def _model_options(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the network's options."""
     network = look_up_choice("model", config["model"], MODELS)
@@ -646,11 +648,7 @@ def _make_privacy(
     Raises:
         FedpflError: for what would give them away all the same.
     """
-    privacy: Privacy | SamplePrivacy | None = build_dataclass(
-        look_up_choice("privacy", config["privacy"], PRIVACIES),
-        without_name(config["privacy"]),
-        "privacy",
-    )
+    privacy: Privacy | SamplePrivacy | None = _build_choice(config, "privacy", PRIVACIES)
     if privacy is None:
         return None
 
@@ -715,11 +713,7 @@ def _make_account(plan: Plan, federation: Federation, net: Net) -> Account | Sam
 
 def _make_attack(config: Mapping[str, Any], evaluation: Eval) -> Attack | None:
     """Return what hostile clients do, if there are any."""
-    attack: Attack | None = build_dataclass(
-        look_up_choice("attack", config["attack"], ATTACKS),
-        without_name(config["attack"]),
-        "attack",
-    )
+    attack: Attack | None = _build_choice(config, "attack", ATTACKS)
     if attack and evaluation.common:
         raise FedpflError(
             "eval.common=true evaluates on everybody's test samples, and with an attack only honest"
@@ -742,11 +736,7 @@ def _make_defence(
         FedpflError: for a server that takes no mean of uploads, and for other groups that it does
             not go with.
     """
-    defence: Defence | None = build_dataclass(
-        look_up_choice("defence", config["defence"], DEFENCES),
-        without_name(config["defence"]),
-        "defence",
-    )
+    defence: Defence | None = _build_choice(config, "defence", DEFENCES)
     if defence is None:
         return None
     choice = f"defence={config['defence']['name']}"
@@ -862,11 +852,7 @@ def _make_sample_account(
 
 def _make_system(config: Mapping[str, Any], local: Local) -> System | None:
     """Return what devices clients have, if any."""
-    system = build_dataclass(
-        look_up_choice("system", config["system"], SYSTEMS),
-        without_name(config["system"]),
-        "system",
-    )
+    system = _build_choice(config, "system", SYSTEMS)
     if system and system.stragglers and system.least >= local.amount:
         raise FedpflError(
             f"system.least must be below what others train, {local.amount}, got {system.least}"

@@ -7,6 +7,7 @@ import torch
 
 import fedpfl
 from fedpfl.data import datasets
+from fedpfl.data.datasets import memory
 from tests.command import TINY
 
 WORDS = (*(word for word in TINY if not word.startswith("clients=")), "model=mlp", "method=fedavg")
@@ -90,6 +91,9 @@ def test_a_run_goes_on_with_its_own_data_alone(digits):
     with pytest.raises(fedpfl.FedpflError, match=r"dataset\.digest .* there, .* here"):
         run(data=(x[::-1], y[::-1]), directory="run", clients=4)
     assert run(data=(x, y), directory="run", clients=4).status == "finished"
+    # Names of clients are part of the data.
+    named, renamed = (memory.hold_data({name: (x, y), "b": (x, y)}) for name in "ac")
+    assert named.digest != renamed.digest
     loaded = fedpfl.load("run")
     with pytest.raises(fedpfl.FedpflError, match=r"fedpfl\.load\(DIR, data=\.\.\.\)"):
         loaded.personal(0)

@@ -2,13 +2,13 @@
 
 import pytest
 
-from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.identity import identity
 from fedpfl.report.load import runs
 from fedpfl.report.tables import accuracy_table
 from tests.command import (
+    assert_refused,
     compose_once,
-    play_run,
+    play_rows,
     read_checkpoint,
     read_summary,
     read_table,
@@ -96,21 +96,12 @@ defence=median model=resnet8 model.norm=batch | method.statistics=local
 @pytest.mark.parametrize(("text", "message"), keep_quick(read_cases(LINES, " | "), 4))
 def test_a_bad_configuration_is_one_line(text, message, tmp_path):
     method = () if "method=" in text else ("method=fedavg",)
-    with pytest.raises(FedpflError) as error:
-        play_run(tmp_path / "run", *SMALL, *method, *text.split())
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
-    assert not (tmp_path / "run/rounds.csv").exists()
-
-
-def rows(path):
-    return read_table(path / "rounds.csv")
+    assert_refused(tmp_path / "run", message, *SMALL, *method, *text.split())
 
 
 def play(folder, *words):
-    """Play a run of these words, and return its rows."""
-    play_run(folder, *SMALL, *words)
-    return rows(folder)
+    """Play a small run of these words, and return its rows."""
+    return play_rows(folder, *SMALL, *words)
 
 
 ATTACKED = (
@@ -152,7 +143,7 @@ def test_the_honest_alone_are_evaluated_and_a_table_says_who_attacks(attacked):
     assert len(attackers) == 3
     clients = read_table(attacked / "clients.csv")
     assert [int(row["client"]) for row in clients if row["attacker"] == "1"] == attackers
-    last = rows(attacked)[-1]
+    last = read_table(attacked / "rounds.csv")[-1]
     for name in ("accuracy", "ft_accuracy", "asr", "ft_asr"):
         values = []
         for row in clients:
@@ -178,7 +169,7 @@ def test_before_its_first_round_an_attack_is_none(tmp_path):
 
 def test_a_run_that_was_stopped_goes_on_bit_for_bit(attacked, tmp_path):
     interrupt(tmp_path / "run", *SMALL, *ATTACKED, after=2)
-    assert play(tmp_path / "run", *ATTACKED) == rows(attacked)
+    assert play(tmp_path / "run", *ATTACKED) == read_table(attacked / "rounds.csv")
     checkpoints = [read_checkpoint(path) for path in (tmp_path / "run", attacked)]
     assert_same(*({name: one[name] for name in ("server", "rows")} for one in checkpoints))
 
@@ -190,10 +181,14 @@ def test_in_lockstep_and_on_two_processes_it_is_the_run_alone(attacked, tmp_path
         "hydra.sweep.subdir=${seed}",
     )
     assert run_command(*SMALL, *ATTACKED, *words, cwd=tmp_path).code == 0
-    assert rows(tmp_path / "42") == rows(attacked) != rows(tmp_path / "43")
+    assert (
+        read_table(tmp_path / "42" / "rounds.csv")
+        == read_table(attacked / "rounds.csv")
+        != read_table(tmp_path / "43" / "rounds.csv")
+    )
     result = wait_for(torchrun(2, *SMALL, *ATTACKED, "hydra.run.dir=run", cwd=tmp_path))
     assert result.code == 0, result.err
-    assert rows(tmp_path / "run") == rows(attacked)
+    assert read_table(tmp_path / "run" / "rounds.csv") == read_table(attacked / "rounds.csv")
 
 
 COMBINATIONS = """

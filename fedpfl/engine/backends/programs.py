@@ -552,8 +552,7 @@ class Program:
         objective = phase.loss or self._job.plan.loss
 
         def compute_loss(values: list[Tensor]) -> tuple[Tensor, tuple[dict[str, Tree], Tree]]:
-            replaced = dict(zip(indices, values, strict=True))
-            params = tree.rebuild(like, [replaced.get(i, leaf) for i, leaf in enumerate(leaves)])
+            params = self._rebuild_params(leaves, indices, values)
             bound = self._net.bind(buffers, training=True, weight=batch.weight)
             loss = objective(server, client, bound, params, batch)
             record: Tree = {}
@@ -571,6 +570,14 @@ class Program:
             new_client = phase.after_gradient(server, client, params, gradient, batch, loss, record)
         return grads, loss, new_buffers, new_client, record
 
+    def _rebuild_params(
+        self, leaves: list[Tensor], indices: list[int], values: list[Tensor]
+    ) -> Tree:
+        """Return parameters of these leaves, with `values` at `indices`."""
+        replaced = dict(zip(indices, values, strict=True))
+        all_leaves = [replaced.get(position, leaf) for position, leaf in enumerate(leaves)]
+        return tree.rebuild(self._job.start, all_leaves)
+
     def _sum_clipped_gradients(
         self,
         phase: Phase,
@@ -586,13 +593,11 @@ class Program:
         """
         protection = self._job.draws[0].protection
         assert protection
-        like = self._job.start
         server = around["servers"].get("server", self._job.server)
         objective = phase.loss or self._job.plan.loss
 
         def compute_loss(values: list[Tensor], sample: Batch) -> Any:
-            replaced = dict(zip(indices, values, strict=True))
-            params = tree.rebuild(like, [replaced.get(i, leaf) for i, leaf in enumerate(leaves)])
+            params = self._rebuild_params(leaves, indices, values)
             bound = self._net.bind(around["buffers"], training=True)
             return objective(server, around["client"], bound, params, sample)
 
