@@ -614,8 +614,10 @@ def _make_clock(plan: Plan, federation: Federation) -> Clock | None:
 
 def _build_choice(config: Mapping[str, Any], group: str, choices: Mapping[str, Any]) -> Any:
     """Return what a configuration group chooses, made with the group's other keys."""
-    choice = look_up_choice(group, config[group], choices)
-    return build_dataclass(choice, without_name(config[group]), group)
+    values = config[group]
+    schema = look_up_choice(group, values, choices)
+    options = without_name(values)
+    return build_dataclass(schema, options, group)
 
 
 def _model_options(config: Mapping[str, Any]) -> dict[str, Any]:

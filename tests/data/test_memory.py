@@ -1,5 +1,7 @@
 """Samples in memory are a data set: `fedpfl.run(data=...)`."""
 
+import gc
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -94,6 +96,8 @@ def test_a_run_goes_on_with_its_own_data_alone(digits):
     # Names of clients are part of the data.
     named, renamed = (memory.hold_data({name: (x, y), "b": (x, y)}) for name in "ac")
     assert named.digest != renamed.digest
+    # A cycle would hold the samples of the run above until garbage is collected.
+    gc.collect()
     loaded = fedpfl.load("run")
     with pytest.raises(fedpfl.FedpflError, match=r"fedpfl\.load\(DIR, data=\.\.\.\)"):
         loaded.personal(0)
