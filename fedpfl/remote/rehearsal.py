@@ -86,10 +86,13 @@ def find_unsent_needs(run: Run) -> str:
 
     # ---- The method fails at a missing entry, or its numbers differ
     try:
+        in_one_place = _play_two_rounds(run, backend, initial_state, federation, one_step)
+        if not all(leaf.isfinite().all() for leaf in tree.leaves(in_one_place)):
+            # Nothing can be compared; the run itself says that it diverges.
+            return ""
         at_nodes = _play_two_rounds(
             run, remote, remote.select_local_state(initial_state), federation, one_step
         )
-        in_one_place = _play_two_rounds(run, backend, initial_state, federation, one_step)
     except KeyError as entry:
         return f"{method_name} asks at the server for {entry} of clients' states"
     except FedpflError as fault:

@@ -7,9 +7,11 @@ import pytest
 
 import fedpfl
 from fedpfl import federate
+from fedpfl.config.plan import build_run, check_config
 from fedpfl.ground.errors import FedpflError
 from fedpfl.remote import app
 from fedpfl.remote.rehearsal import InProcessGrid
+from fedpfl.remote.server import FederateSettings
 from tests.command import FILES, TINY, run_command
 
 WORDS = ["dataset=digits", *TINY, "model=mlp", "rounds=3", "federate.timeout=0.01"]
@@ -145,3 +147,8 @@ def test_a_node_of_other_data(here, caplog):
     app.run_server(InProcessGrid(there), words)
     (path,) = here.glob("outputs/federated/**/run.log")
     assert "node 1 is left out: the server has configuration" in path.read_text()
+
+
+def test_training_that_diverges_is_no_need_of_more_than_is_sent():
+    _, cfg = app.compose_federation(["method=fedavg", *WORDS, "local.lr=1e30"])
+    assert app.find_disclosure(build_run(check_config(cfg)), FederateSettings()) == ""
