@@ -25,6 +25,7 @@ from fedpfl.ground.tree import Known, Tree
 from fedpfl.models import Net
 from fedpfl.remote import trust, wire
 from fedpfl.remote.keys import describe_mismatch
+from fedpfl.runner.faults import Diverged
 
 log = logging.getLogger(__name__)
 
@@ -187,7 +188,7 @@ class RemoteBackend(Backend):
         minimum = min(self._settings.minimum, len(call.clients)) if is_training else 1
         if len(answers) < minimum:
             if faults and all(isinstance(fault, trust.NotFiniteError) for fault in faults.values()):
-                raise FedpflError(self._describe_divergence(call))
+                raise Diverged(self._describe_divergence(call))
             raise FedpflError(
                 f"{len(answers)} of {len(call.clients)} clients answered after round "
                 f"{call.state.round}, and federate.minimum={minimum}; bring nodes back, and give "

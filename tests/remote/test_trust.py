@@ -17,6 +17,7 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.traffic import Traffic
 from fedpfl.methods import METHODS
 from fedpfl.remote import wire
+from fedpfl.runner.faults import Diverged
 from tests.conftest import assert_same
 from tests.remote.test_remote import Faulty, Played, changed, in_one_place
 
@@ -181,7 +182,7 @@ def test_one_vast_upload_is_named(caplog):
     played.round([0, 2])
     played.remote._grid = Faulty(played.grid, 1, lambda answer: changed(answer, vast))
     played.round([0, 2, 3, 4])
-    with pytest.raises(FedpflError, match=r"diverged: .*; client 3 \(node 1\) had sent .* 1e\+30"):
+    with pytest.raises(Diverged, match=r"diverged: .*; client 3 \(node 1\) had sent .* 1e\+30"):
         played.round([0, 2, 4])
 
 
