@@ -753,10 +753,10 @@ def test_joblib_runs_a_sweep_in_parallel_and_bad_input_leaves_nothing(tmp_path: 
     ],
 )
 def test_a_signal_saves_the_run_and_has_a_status(number, code, told, tmp_path):
-    # FedAvg: where clients keep states, the last round is lost if the next is just writing its own.
+    # The last round is lost if the next is just writing what clients keep, so rounds are long here.
     words = (
         *("method=fedavg", "rounds=1000000000", "eval.every=1000000000", "checkpoint.seconds=1e6"),
-        *("hydra.run.dir=here", "model=mlp"),
+        *("hydra.run.dir=here", "local.epochs=20"),
     )
     process = start_process(*TINY, *words, cwd=tmp_path)
     rounds, deadline = tmp_path / "here" / "rounds.csv", time.monotonic() + 60
