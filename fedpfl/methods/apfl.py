@@ -59,6 +59,7 @@ class APFL(Method):
     def before_training(self, server, client, net, shard):
         """Return the alpha that holds from the second batch on."""
         alpha = client["alpha"]
+        # The minibatch that training meets first: an epoch of a stream always has the same order.
         batch = next(shard.batches("main", 0), None)
         if batch is None or not self.adaptive:
             return {"next": alpha}
@@ -70,6 +71,7 @@ class APFL(Method):
             return batch.loss(self.predict(net, {**models, "alpha": alpha}, batch))
 
         def loss_of_mixture(net: Bound, mixture: Tree, batch: Batch) -> Tensor:
+            # The mixed model runs with v's statistics, as `predict` does.
             return batch.loss(net(mixture, batch.x, "v"))
 
         if self.mixing == "output":
@@ -100,6 +102,7 @@ class APFL(Method):
             logits_v = net(params["v"], batch.x, "v")
             mixture = alpha * logits_v + (1 - alpha) * logits_w.detach()
         else:
+            # w is given here: without detach the mixture's loss would move w off FedAvg's steps.
             w = tree.map(Tensor.detach, params["w"])
             mixture = net(_mix_models(alpha, params["v"], w), batch.x, "v")
         return batch.loss(logits_w) + batch.loss(mixture)
@@ -117,6 +120,7 @@ class APFL(Method):
         """Return both models and the weight by which they are mixed."""
         alpha = client["alpha"]
         if self.cold_start == "global":
+            # A private model without a step knows nothing of the client; alpha = 0 leaves w.
             alpha = torch.where(client["trained"], alpha, 0.0)
         return {"w": params["w"], "v": params["v"], "alpha": alpha}
 

@@ -49,6 +49,7 @@ class APPLE(Method):
         some_leaf = tree.leaves(params)[0]
         shares = some_leaf.new_full((clients,), 1 / clients)
         server = {
+            # Views of one core, no K copies.
             "cores": tree.map(lambda leaf: leaf.expand(clients, *leaf.shape), params),
             "shares": shares,
             "counted": flag(params),
@@ -94,6 +95,7 @@ class APPLE(Method):
         other_numbers = torch.arange(len(client["p"]) - 1, device=client["p"].device)
         other_numbers = other_numbers + (other_numbers >= number)
         other_cores = tree.map(lambda leaf: leaf.index_select(0, other_numbers), server["cores"])
+        # Not leaf[number]: vmap has no value of a number that differs by client.
         index = number.view(1)
         own_core = tree.map(lambda leaf: leaf.index_select(0, index).squeeze(0), server["cores"])
         return {
@@ -135,6 +137,7 @@ class APPLE(Method):
     def evaluated(self, server, client, params):
         """Return v_i = sum_j p_ij w_j, with the trained core for the client's own."""
         p = self._relationships(client, params)
+        # Masks in place of p[number], for the same reason.
         is_own = torch.arange(len(p), device=p.device) == client["number"]
         p_own = torch.where(is_own, p, 0.0).sum()
         p_others = torch.where(is_own, 0.0, p)

@@ -61,6 +61,7 @@ class CFL(Method):
         cluster_of = torch.zeros(parts.clients + 1, dtype=torch.int64, device=device)
         cluster_of[-1] = self.clusters
         server = {
+            # Clusters to come have the initial model: the form of a state never changes.
             "models": tree.repeat(params, self.clusters + 1),
             "cluster_of": cluster_of,
             "count": torch.ones_like(cluster_of[0]),
@@ -124,6 +125,7 @@ class CFL(Method):
         None does where the cluster does not split.
         """
         # ---- Lengths of the changes d_i and of their mean, from their inner products.
+        # Uncorrected float32 sums of squares would lose small angles between long changes.
         changes = tree.map(lambda leaf, old: (leaf - old).flatten(1).double(), models, parent)
         products = sum(d @ d.T for d in tree.leaves(changes))
         share = (weight / weight.sum()).double()

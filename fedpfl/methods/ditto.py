@@ -41,6 +41,7 @@ class Ditto(Method):
     def start(self, received, client):
         """Return both models; a client's first private one is what `cold_start` says."""
         v = client["v"]
+        # Else v is the initial model, where `init` put it.
         if self.cold_start == "global":
             v = tree.where(client["participated"], v, received)
         return {"w": received, "v": v}
@@ -64,6 +65,7 @@ class Ditto(Method):
         loss = batch.loss(net(params["v"], batch.x, "v"))
         if not self.lam:
             return loss
+        # Only where it counts: 0 times the distance of a model that diverged is nan.
         return loss + self.lam / 2 * tree.squared_distance(params["v"], server)
 
     def finish(self, server, client, start, params):

@@ -53,6 +53,7 @@ class FedALA(Method):
         """Return the weights A as learned from here."""
         weights = client["weights"]
         batches = list(shard.batches("weights", 0, self.share))
+        # No step size, no treated layer, or no minibatch: there is nothing to learn.
         can_learn = self.eta and weights and batches
         if not (can_learn and bool(client["participated"])):
             return tree.select(client, ("weights", "settled"))
@@ -67,6 +68,7 @@ class FedALA(Method):
                 model = merge_models(weights, client["top"], server)
                 slope, loss = grad_and_value(objective)(model)
                 weights = tree.map(self._update_weight, weights, slope, client["top"], global_top)
+            # The loss of the last minibatch, as in the references.
             losses.append(float(loss))
 
             # ---- The first time ends when the losses settle, later ones after one epoch.

@@ -90,6 +90,7 @@ class FedALT(ModelPool):
             # As torch initialises a layer: within 1 / sqrt(inputs).
             row = leaf[0] if leaf.dim() == 4 else leaf[0, 0]
             bound = row.numel() ** -0.5
+            # On the CPU, where a method's generator is.
             values = torch.empty(leaf.shape).uniform_(-bound, bound, generator=generator)
             return values.to(leaf)
 
@@ -98,6 +99,7 @@ class FedALT(ModelPool):
     def download(self, server, client):
         """Return the rest-of-world pair, if there is one."""
         rest_pair = client["rest"]
+        # A network without adapters has no pair.
         if not rest_pair:
             return {}
         mask = tree.map(lambda leaf: client["others"].expand(leaf.shape), rest_pair)

@@ -107,6 +107,7 @@ class FedAMP(ModelPool):
         # ---- Inner products of all models of the cohort with all of the pool.
         ours = [leaf.flatten(1).double() for leaf in tree.leaves(models)]
         theirs = [leaf.flatten(1).double() for leaf in tree.leaves(pool_models)]
+        # |w_i - w_j|^2 = |w_i|^2 + |w_j|^2 - 2 <w_i, w_j>, which stores no difference of a pair.
         product = sum(a @ b.T for a, b in zip(ours, theirs, strict=True))
         our_square = sum(leaf.square().sum(1) for leaf in ours)[:, None]
         their_square = sum(leaf.square().sum(1) for leaf in theirs)
@@ -116,6 +117,7 @@ class FedAMP(ModelPool):
             distance = (our_square + their_square - 2 * product).clamp(min=0)
             return (-distance / self.sigma).exp()
         norms = (our_square * their_square).sqrt()
+        # A model of zeros has no direction: its cosines are 0, not nan.
         cosine = product / norms.clamp(min=torch.finfo(torch.float64).tiny)
         return (self.sigma * (cosine - 1)).exp()  # - 1 cancels out, and keeps it from overflowing
 

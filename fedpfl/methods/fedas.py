@@ -71,6 +71,7 @@ class FedAS(Method):
         if self.first == "global" and not client["participated"]:
             model = {**model, **server}  # the received body under the initial head
         z = shard.features(net.still(), model)
+        # What is not in the body is the head, its weight first: a row of features per class.
         head_weight = next(leaf for name, leaf in model.items() if name not in server)
         no_features = torch.zeros_like(head_weight)
         return {"prototypes": class_means(z, shard.data.y, no_features, min_samples=1)}
@@ -82,6 +83,7 @@ class FedAS(Method):
     def phases(self, server, client, params, epochs):
         """Align the body, then train everything."""
         body = train_only(params, server)
+        # Otherwise `before_training` has made prototypes for newcomers too.
         if self.first == "skip":
             # A client without a last model has nothing to align to: nothing of it moves.
             for name, is_body in body.items():

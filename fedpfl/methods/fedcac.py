@@ -61,6 +61,7 @@ class FedCAC(Method):
 
     def download(self, server, client):
         """Return everything; to a client without collaborators, what was not critical."""
+        # Both sides have the mask from the last upload, so that none travels.
         return Agreed(server["model"], tree.invert(self._uncovered(client)))
 
     def _uncovered(self, client):
@@ -109,6 +110,7 @@ class FedCAC(Method):
         members = collaborates.sum(1)
 
         # ---- The server's mean by samples, and each client's plain mean over its members.
+        # No row is empty: a client is always a member of its own group.
         shares = collaborates / members.unsqueeze(1)
         means = tree.stack([tree.mean(models, share) for share in shares])
         server = {"model": tree.mean(models, weight), "round": played}

@@ -50,6 +50,7 @@ class FedCP(Method):
         head = tree.select(params, parts.head)
         head_weight = params[parts.head_weight]
         d = head_weight.shape[1]
+        # From the run's seed: the server and every client draw the same policy.
         policy = {
             **init_linear(d, 2 * d, seeded_generator(parts.seed)),
             "scale": torch.ones(2 * d),
@@ -71,6 +72,7 @@ class FedCP(Method):
 
     def prepare(self, server, client):
         """Keep the received body's statistics."""
+        # f_ref keeps the statistics as received; training moves those under `statistics`.
         return {**client, "still": client["statistics"]}
 
     def start(self, received, client):
@@ -97,6 +99,8 @@ class FedCP(Method):
             + _kernel_matrix(reference, reference)
             - 2 * _kernel_matrix(h, reference)
         )
+        # Padding has no weight on either axis: on the rows by `mean`, on the columns by the
+        # product.
         mmd = batch.mean((kernel * batch.samples).sum(1) / batch.samples.sum())
         return loss + self.lam * mmd
 
@@ -123,6 +127,7 @@ class FedCP(Method):
     def predict(self, net, params, batch):
         """Return the logits by the policy without noise."""
         h = _body_features(net, params, batch.x)
+        # Fine-tuning moves the head, but not the context that is made of it.
         context = tree.map(Tensor.detach, params["head"])
         return _mixed_logits(h, params, context, params["shared"])
 

@@ -55,6 +55,7 @@ class FedDBE(Method):
         """Average the means by samples: zbar."""
         survey = uploads["found"].values
         samples = survey["samples"]
+        # Where nobody made a step all shares are 0, and so is zbar.
         shares = samples / samples.sum().clamp(min=1)
         zbar = tree.mean(survey["mean"], shares)
         clients = {**clients, "mean": tree.repeat(zbar, len(samples))}
@@ -148,6 +149,7 @@ class FedDBE(Method):
 
     def predict(self, net, params, batch):
         """Return the logits of the shifted representations."""
+        # head(z + u) = head(z) + W u for a linear head: the plain forward pass will do.
         return net(params["model"], batch.x) + _shift_logits(params["model"], params["u"])
 
 

@@ -100,5 +100,6 @@ class FedDPA(PersonalByMask):
 
 def _summed_distance(params: Tree, server: Tree) -> Tensor:
     """Sum |params - server| over tensors; where the two are equal its gradient is zero."""
+    # No root of a sum of squares, whose gradient at 0 is nan.
     norms = tree.map(lambda local, shared: torch.linalg.vector_norm(local - shared), params, server)
     return torch.stack(tree.leaves(norms)).sum()

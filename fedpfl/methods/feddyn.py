@@ -52,6 +52,7 @@ class FedDyn(Method):
             "clients": tree.leaves(params)[0].new_full((), parts.clients),
         }
         client = {"dual": dual}
+        # A model more at the server and in each checkpoint, so only where it is asked for.
         if self.judge != "cloud":
             server["judged"] = params
         if self.judge == "all":
@@ -65,6 +66,7 @@ class FedDyn(Method):
     def loss(self, server, client, net, params, batch):
         """Return CE(x) + alpha/2 |x - th|^2 + alpha <lam_i, x>."""
         loss = super().loss(server, client, net, params, batch)
+        # No product with 0: alpha = 0 costs no pass over the entries.
         if not self.alpha:
             return loss
         products = tree.map(lambda x, dual: (dual * x).sum(), params, client["dual"])
@@ -79,6 +81,7 @@ class FedDyn(Method):
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Set th <- mean(th_i) + M, M being the mean of all clients' duals."""
+        # Algorithm 1 divides by the cohort's size, whatever the clients' numbers of samples.
         uniform = torch.full_like(weight, 1 / len(weight))
         mean = tree.mean(uploads, uniform)
         # What the cohort's mean moved, a mean over ALL clients moves by this part.

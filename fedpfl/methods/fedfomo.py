@@ -99,6 +99,7 @@ class FedFomo(ModelPool):
             is_candidate.append([True] * len(candidates) + [False] * missing)
 
         # ---- Their models, stacked `[cohort, candidates, ...]`.
+        # One read for the whole cohort: rows may lie in host memory or in files.
         states = read_states(numbers)
         models = {
             "model": states["model"],
@@ -146,6 +147,7 @@ class FedFomo(ModelPool):
         rows = list(models)
         positive = gains[rows].clamp(min=0)
         if not bool(positive.any()):
+            # models[0] is the client's own.
             return old if self.fallback == "baseline" else models[0]
         # Models of weight 0 are left out: one that diverged would make the sum nan.
         helpful = positive.nonzero()[:, 0]

@@ -64,6 +64,7 @@ class FedGen(Method):
     def init(self, params, parts):
         """Draw the generator; nobody has told of labels yet."""
         head_weight = params[parts.head_weight]
+        # From the run's seed alone, apart from all that rounds draw.
         random = seeded_generator(parts.seed)
         generator = features.init_generator(self.noise, self.hidden, head_weight, random)
         server = {

@@ -71,6 +71,7 @@ class FedOBP(PersonalByMask):
         """
         theta_i = tree.select(params, parts.head) if self.classifier_only else params
         client = {"model": theta_i}
+        # obp scores follow from the two models at any time; the others are found in training.
         if not self.score.startswith("obp"):
             client["score"] = tree.full_like(theta_i, 0.0)
         if self.ema > 0:

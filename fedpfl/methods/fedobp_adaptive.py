@@ -100,6 +100,7 @@ class FedOBPAdaptive(FedOBP):
         masks = [self._mask_above(score, q, client) for q in self.q]
         withheld = masks[-1]
         mask = withheld
+        # q is a tensor that differs by client: every mask is computed, and one of them taken.
         for q, candidate in zip(self.q[:-1], masks[:-1], strict=True):
             mask = tree.where(client["q"] == q, candidate, mask)
         return {"mask": mask, "withheld": withheld}

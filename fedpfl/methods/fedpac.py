@@ -161,6 +161,7 @@ class FedPAC(PersonalByName):
         # ---- Heads: each client's is the mixture of least estimated error.
         if self.combine:
             means = uploads["H"].double().cpu()
+            # Solved in float64 on the CPU; heads are mixed where and as they are.
             variance = uploads["v"].double().cpu()
             shares = mixture_shares(means, variance)
 
@@ -195,6 +196,7 @@ def minimal_shares(quadratic: Tensor) -> Tensor:
     """
     from scipy import optimize  # takes a while to import
 
+    # Beside a diagonal of at most 1 the ridge is small.
     scale = quadratic.diagonal().amax()
     ones = torch.ones(len(quadratic), 1, dtype=quadratic.dtype)
     # No error at all, or training that diverged, which is reported elsewhere.

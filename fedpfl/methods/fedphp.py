@@ -65,6 +65,7 @@ class FedPHP(Method):
     def before_training(self, server, client, net, shard):
         """Return the teacher's statistics, and those by which the client is evaluated."""
         evaluation = self.before_evaluation(server, client, net, shard)
+        # q's own, which `evaluation` replaces for a client without a private model.
         return {"teacher": net.buffers["q"], **evaluation}
 
     def before_evaluation(self, server, client, net, shard):
@@ -75,6 +76,7 @@ class FedPHP(Method):
     def prepare(self, server, client):
         """Return mu = momentum * min(1, s / max(1, int(C T)))."""
         share = (client["count"] / server["expected"]).clamp(max=1)
+        # Not done until `after_training` says so: `evaluated` is asked before it and after.
         return {**client, "mu": self.momentum * share, "done": flag(client)}
 
     def download(self, server, client):
@@ -154,6 +156,7 @@ def squared_mmd(f: Tensor, g: Tensor, samples: Tensor) -> Tensor:
 
     # ---- Five kernels around the mean squared distance.
     pair_weight = weight[:, None] * weight
+    # n^2 - n pairs: the distance of a row to itself is zero and does not count.
     width = (distance * pair_weight).sum().detach() / (n * n - n) + 1e-8
     kernel = sum(torch.exp(-distance / (width * factor)) for factor in (0.25, 0.5, 1, 2, 4))
 

@@ -91,6 +91,7 @@ class FedProto(LocalOnly):
             aux = {"z": shard.features(net, params), "y": labels}
         if aux:
             rows = slice(None)
+            # Rows stand in the order of training, so the last epoch's are the last.
             if self.prototypes == "last_epoch":
                 # A last minibatch of one sample is left out of training.
                 has_lone_sample = len(labels) % shard.batch_size == 1
@@ -107,6 +108,7 @@ class FedProto(LocalOnly):
         if self.weights == "counts":
             counts = torch.bincount(labels, minlength=classes)
         else:
+            # Every class counts once, whatever its samples.
             counts = torch.bincount(torch.arange(classes, device=y.device), minlength=classes)
         counts = counts * (torch.bincount(y, minlength=classes) > 0)
         return {"mean": mean, "counts": counts}
@@ -157,6 +159,7 @@ class FedProto(LocalOnly):
         # -|z - P_c|^2, but for |z|^2, which is the same for all classes
         nearness = F.linear(z.double(), 2 * mean, -mean.square().sum(1)).float()
         farthest = torch.where(has_prototype, nearness, torch.inf).amin(1, keepdim=True)
+        # Not -inf, of which a cross-entropy would be infinite.
         nearness = torch.where(has_prototype, nearness, farthest - 1)
         return torch.where(
             has_prototype.any(), nearness, logits

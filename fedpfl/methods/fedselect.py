@@ -143,6 +143,7 @@ class FedSelect(PersonalByMask):
             next_client["played"] = played + 1
 
         # ---- Uploads: by the mask from before, as the server averages.
+        # A mask travels only where it has changed.
         difference = tree.map(torch.logical_xor, mask, next_client["mask"])
         has_changed = tree.ravel(difference).any()
         sends_mask = tree.map(lambda leaf: has_changed.expand_as(leaf), mask)
@@ -225,6 +226,7 @@ class FedSelect(PersonalByMask):
         shared_count = size - personal_count
         new_count = shared_count - torch.round((1 - self.p) * shared_count.double())
         if self.clamp:
+            # Without the summand an alpha * size of 2.999... would be 2.
             room = math.floor(self.alpha * size + 1e-9) - personal_count
             new_count = torch.minimum(new_count, room).clamp(min=0)
         personal_share = personal_count.double() / size

@@ -64,5 +64,6 @@ class FFALoRA(Method):
 
     def finetuning(self, params, parts, epochs):
         """Move what training moves."""
+        # Fine-tuning is not given the server's state; `init` says what moves.
         server, _ = self.init(params, parts)
         return [Phase(epochs, train_only(params, server["model"]))]

@@ -64,6 +64,7 @@ class FjORD(Submodel):
         """Return the loss of the drawn width, with distillation together with the widest's."""
         if not self.ordered:
             return super().loss(server, client, net, params, batch)
+        # A step has one width: the number of its first sample draws it.
         narrow_params = self._narrow_params(server, client, params, batch.random[0])
         narrow = self.predict(net, narrow_params, batch)
         loss = batch.loss(narrow)

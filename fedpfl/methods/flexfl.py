@@ -97,6 +97,7 @@ class FlexFL(PartialModel):
         if self.assign == "random":
             device = torch.multinomial(shares, clients, replacement=True, generator=generator)
         else:
+            # In order: client i of K has the level in whose stretch of the shares i / K lies.
             boundaries = (shares / shares.sum()).cumsum(0)[:-1]
             position = torch.arange(clients, dtype=torch.float64) / clients
             device = (boundaries <= position[:, None] + neurons.SLACK).sum(1)

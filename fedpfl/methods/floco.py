@@ -102,6 +102,7 @@ class Floco(Method):
 
     def _point(self, batch, client):
         """Return the step's alpha `[endpoints]`."""
+        # One point a step: its numbers are those of its first sample.
         random = batch.random[0]
         numbers = random[: self.endpoints]
         radius = self.rho * random[self.endpoints]

@@ -59,6 +59,7 @@ class FLUTE(PersonalByName):
     def phases(self, server, client, params, epochs):
         """Train the head, then everything."""
         head = train_only(params, client["head"])
+        # As published, features are detached: what trains here is the head alone, again.
         everything = head if self.variant == "as_published" else None
         rep_epochs = min(epochs, self.rep_epochs)
         return [

@@ -27,6 +27,7 @@ class LGFedAvg(PersonalByName):
     def _personal(self, parts: Parts) -> tuple[str, ...]:
         """Return the names in all layers but the shared ones."""
         shared = top_layer_names(parts, self.layers)
+        # The lowest layers are shared here, so that the top ones are the client's.
         if self.variant == "as_published":
             return top_layer_names(parts, len(parts.layers) - self.layers)
         return tuple(name for layer in parts.layers for name in layer if name not in shared)

@@ -47,6 +47,7 @@ class Moon(Method):
 
     def before_training(self, server, client, net, shard):
         """Return both references' statistics."""
+        # As they are now: training moves those of `main`.
         return {"references": net.buffers}
 
     def loss(self, server, client, net, params, batch):

@@ -198,6 +198,7 @@ class PFedFDA(Method):
 
         # ---- The weights of least loss over all folds, each judged by the other folds' statistics.
         def total_loss(weights):
+            # With single_beta one number is both weights.
             pair = weights.expand(2)
             return torch.stack([trial.loss(pair) for trial in trials]).sum()
 

@@ -97,6 +97,7 @@ class PFedHN(Method):
     def download(self, server, client):
         """Return what the hypernetwork makes for the client; newcomers have the mean embedding."""
         embeddings = server["learned"]["v"]
+        # A newcomer's number lies behind all embeddings; its row is replaced below.
         number = client["number"].clamp(max=len(embeddings) - 1)
         embedding = embeddings.index_select(0, number.view(1))
         embedding = torch.where(client["newcomer"], embeddings.mean(0, True), embedding)

@@ -48,6 +48,7 @@ class PFedMe(Method):
 
     def __post_init__(self):
         super().__post_init__()
+        # From 2 on a step leads farther from its target than it began.
         bound = 2 / (self.lam or 1)
         for field in ("inner_lr", "outer_lr"):
             self.check(

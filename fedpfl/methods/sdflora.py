@@ -125,9 +125,11 @@ def stack_pairs(a: Tensor, b: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     It is float64. a: `[clients, chosen, rank, inputs]`, b: `[clients, chosen, rows, rank]`, or a convolution's.
     """
     if a.dim() == 5:
+        # A convolution's pair as matrices, as if it were the only chosen part of a layer.
         a = a.flatten(2).unsqueeze(1)
         b = b.flatten(2).unsqueeze(1)
     weighted_b = b.double() * weight.double().view(-1, 1, 1, 1)
+    # The clients' ranks one after another, in the same order on both sides.
     stacked_a = a.double().movedim(0, 1).flatten(1, 2)
     stacked_b = weighted_b.permute(1, 2, 0, 3).flatten(2)
     return stacked_a, stacked_b

@@ -100,6 +100,7 @@ class SubFLOT(PartialModel):
             own_neurons = self._initial_neurons(server, client)
         active = neurons.append_always_active(own_neurons)
         mask = neurons.entry_masks(plan, active, model)
+        # What comes the first time, when there is no H.
         received = tree.apply_mask(model, mask)
         if has_joined:
             # ---- ALIGN(global -> H), or what takes its place in an ablation.

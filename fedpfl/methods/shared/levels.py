@@ -47,6 +47,7 @@ def level_neuron_counts(
         # ---- The sub-model of this gamma.
         scaled_worths = torch.tensor([100 * worth / gamma for worth in worths], dtype=torch.float64)
         shares = scaled_worths.clamp(0.01, 1.0)
+        # With a neuron for each group, counts of neurons are counts of groups.
         counts = neurons.neuron_counts({"width": widths}, shares, rounding)
         # ---- How far its share of all scalars is from the level; larger gammas have fewer.
         excess = _count_scalars(params, wiring, counts.tolist()) / total - level

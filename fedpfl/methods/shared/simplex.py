@@ -40,9 +40,11 @@ def client_centres(points: Tensor, count: int) -> Tensor:
     for scales in all_scales.split(scales_at_once):
         # ---- Step 1: project the components at each scale z.
         beta = project_to_simplex(kappa, scales.view(-1, 1, 1))
+        # At scale z coordinates sum to z, those of centres to 1.
         beta = beta / beta.sum(-1, keepdim=True)
 
         # ---- Step 2: the Riesz energy of each scale. Clients that coincide cost most.
+        # A matrix product could not tell points apart that are this near to each other.
         distance = torch.cdist(beta, beta, compute_mode="donot_use_mm_for_euclid_dist")
         distance = distance.clamp(min=MIN_DISTANCE)
         distance.diagonal(dim1=1, dim2=2).fill_(torch.inf)
