@@ -198,7 +198,12 @@ def tune_suite(command: BoardCommand) -> tuple[FinalRuns, list[str]]:
             continue
         folder = command.folder / setting
         for method in methods:
-            tuning_words = [f"method={method}", *setting_words, *command.run_words, *counts]
+            tuning_words = [
+                f"method={method}",
+                *setting_words,
+                *command.run_words,
+                *counts,
+            ]
             tuning_words += overrides.format_words("hydra.sweep.dir", str(folder))
             try:
                 table = tune_methods(parse_request(tuning_words), run_or_exit)
@@ -375,7 +380,13 @@ def write_board(command: BoardCommand, table: Table, finished_runs: Sequence[Run
     """Write the board as CSV, Markdown and page, with figures and settings' pages."""
     folder = command.folder
     records = table.frame.to_dict("records")
-    short_table = Table.of(records, BOARD_COLUMNS, caption=table.caption, notes=table.notes, by=1)
+    short_table = Table.of(
+        records,
+        BOARD_COLUMNS,
+        caption=table.caption,
+        notes=table.notes,
+        by=1,
+    )
     (folder / "board.csv").write_text(render(table, "csv"))
     (folder / "board.md").write_text(render(short_table, "markdown") + "\n")
     with atomic_output(folder / "board.html") as file:
@@ -626,7 +637,11 @@ def _run_board(arguments: Sequence[str]) -> int:
     if not final_runs:
         explanation = failures[0] if failures else "none was named"
         raise FedpflError(f"no method came to its end: {explanation}")
-    table, finished_runs = make_board(final_runs, failures, f"Board {command.folder.name}")
+    table, finished_runs = make_board(
+        final_runs,
+        failures,
+        f"Board {command.folder.name}",
+    )
     write_board(command, table, finished_runs)
     return 1 if failures else 0
 

@@ -40,7 +40,10 @@ def main(arguments: list[str] | None = None) -> int:
     threads = torch.get_num_threads()
     try:
         command = read_command(options.what, options.values)
-        trials = make_trials(command, OtherProcess([options.what, *options.values]))
+        trials = make_trials(
+            command,
+            OtherProcess([options.what, *options.values]),
+        )
         if options.digests:
             digests = {str(choice): digest_of_trial(trial) for choice, trial in trials.items()}
             print(json.dumps(digests))

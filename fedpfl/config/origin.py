@@ -142,7 +142,11 @@ def _pick_evaluated_hashes(
     """Return hashes of the samples that judge models; newcomers' training samples are of them."""
     splits = [*federation.test, *federation.validation]
     if newcomers:
-        splits += [*newcomers.train, *newcomers.test, *newcomers.validation]
+        splits += [
+            *newcomers.train,
+            *newcomers.test,
+            *newcomers.validation,
+        ]
     return pick_hashes(hashes, splits)
 
 

@@ -241,7 +241,11 @@ def _make_plan(config: dict[str, Any]) -> Plan:
     for key in config:
         if key not in known_keys:
             raise FedpflError(f"{key} is not a key here; known keys: {', '.join(known_keys)}")
-    settings = build_dataclass(Settings, {key: config[key] for key in SETTINGS}, "")
+    settings = build_dataclass(
+        Settings,
+        {key: config[key] for key in SETTINGS},
+        "",
+    )
     config["plugins"] = plugins.load_plugins(settings.plugins)
     # These are for this command, not for whoever repeats the run by its configuration.
     config["restart"] = False
@@ -397,7 +401,10 @@ def build_run(plan: Plan, share: Share = share_nothing) -> Run:
 
     # ---- The network, from its weights if there are any
     model_options = _model_options(plan.config)
-    weights = origin.find_weights(Path(settings.data_dir), model_options.pop("weights", None))
+    weights = origin.find_weights(
+        Path(settings.data_dir),
+        model_options.pop("weights", None),
+    )
     weights_origin = origin.trace_origin(
         weights=weights,
         hashes=dealt_data.hashes,
@@ -607,7 +614,12 @@ def _make_clock(plan: Plan, federation: Federation) -> Clock | None:
     seed = plan.settings.seed
     clients = federation.clients
     partition_numbers = [federation.partition_number(client) for client in range(clients)]
-    devices = draw_devices(plan.system, partition_numbers, seed, Path(plan.settings.data_dir))
+    devices = draw_devices(
+        plan.system,
+        partition_numbers,
+        seed,
+        Path(plan.settings.data_dir),
+    )
     stragglers = draw_stragglers(plan.system, clients, plan.local.amount, seed)
     return Clock(plan.system, devices, stragglers)
 
@@ -700,14 +712,25 @@ def _make_account(plan: Plan, federation: Federation, net: Net) -> Account | Sam
         settings.seed, federation.clients, settings.participation, settings.rounds
     )
     if isinstance(plan.privacy, SamplePrivacy):
-        return _make_sample_account(plan, plan.privacy, federation, net, [*map(tuple, cohorts)])
+        return _make_sample_account(
+            plan,
+            plan.privacy,
+            federation,
+            net,
+            [*map(tuple, cohorts)],
+        )
     if net.buffers and "aggregate" in method.buffers().values():
         raise FedpflError(
             "privacy=client: the server would average BatchNorm statistics as they are; use"
             " method.statistics=local, or a network without BatchNorm"
         )
     server, client = method.init(net.params, net.parts)
-    engine.untrained_upload(method, server, client, dict.fromkeys(method.buffers(), net.buffers))
+    engine.untrained_upload(
+        method,
+        server,
+        client,
+        dict.fromkeys(method.buffers(), net.buffers),
+    )
     plan.privacy.check_clients(federation.clients)
     cohort_size = len(next(cohorts))
     return Account(plan.privacy, federation.clients, cohort_size, settings.rounds)
@@ -911,7 +934,10 @@ def resolve_config(cfg: DictConfig) -> dict[str, Any]:
         FedpflError: for missing values, and for a group that chooses what the method does not have.
     """
     # ---- Step 1: resolve interpolations.
-    cfg = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
+    cfg = OmegaConf.masked_copy(
+        cfg,
+        [str(key) for key in cfg if key != "hydra"],
+    )
     groups = [group for group in GROUPS if group not in OPTIONAL_GROUPS]
     try:
         if missing := OmegaConf.missing_keys(cfg):

@@ -91,7 +91,11 @@ class Federation:
 
     def __post_init__(self) -> None:
         for name, values in (("_shift", self.mean), ("_scale", self.std)):
-            tensor = torch.tensor(values, dtype=torch.float32, device=self.x.device)
+            tensor = torch.tensor(
+                values,
+                dtype=torch.float32,
+                device=self.x.device,
+            )
             shape = (-1, *[1] * (self.x.dim() - 2))
             object.__setattr__(self, name, tensor.view(shape))
 
@@ -114,12 +118,18 @@ class Federation:
     @cached_property
     def train_sizes(self) -> Tensor:
         """Count training samples per client, int64 `[clients]`, on the CPU."""
-        return torch.tensor([len(indices) for indices in self.train], dtype=torch.int64)
+        return torch.tensor(
+            [len(indices) for indices in self.train],
+            dtype=torch.int64,
+        )
 
     @cached_property
     def test_sizes(self) -> Tensor:
         """Count test samples per client, int64 `[clients]`, on the CPU."""
-        return torch.tensor([len(indices) for indices in self.test], dtype=torch.int64)
+        return torch.tensor(
+            [len(indices) for indices in self.test],
+            dtype=torch.int64,
+        )
 
     def count_untrainable(self, batch_size: int, batches_per_step: int = 1) -> int:
         """Count the clients with too few training samples for a single step.

@@ -44,7 +44,10 @@ class Provenance:
 
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Return arrays for an archive."""
-        return {"trained_on": self.samples, "unrecorded": np.array(self.unrecorded, dtype=np.str_)}
+        return {
+            "trained_on": self.samples,
+            "unrecorded": np.array(self.unrecorded, dtype=np.str_),
+        }
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Provenance | None:
@@ -66,7 +69,10 @@ class Provenance:
         if not header or KEY not in header:
             return None
         hashes, *unrecorded = header[KEY].split("\n")
-        return cls(np.frombuffer(base64.b64decode(hashes), "<u8"), tuple(unrecorded))
+        return cls(
+            np.frombuffer(base64.b64decode(hashes), "<u8"),
+            tuple(unrecorded),
+        )
 
     def attach_to(self, values: Mapping[str, Tensor]) -> OrderedDict[str, Tensor]:
         """Return a state_dict with the provenance as an attribute, which `torch.save` writes."""

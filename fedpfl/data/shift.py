@@ -438,7 +438,11 @@ def shift_federation(federation: Federation, shift: Shift, seed: int, world: int
             if not getattr(federation, split):
                 continue
             indices = getattr(federation, split)[client]
-            images, labels = client_shift.shift_samples(split, x[indices], y[indices])
+            images, labels = client_shift.shift_samples(
+                split,
+                x[indices],
+                y[indices],
+            )
             shifted_x.append(images)
             shifted_y.append(labels)
             shifted_indices.append(torch.arange(start, start + len(indices)))

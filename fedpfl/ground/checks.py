@@ -75,7 +75,11 @@ def checked_arguments(
         full_key = prefix + key
         require_representable(value, full_key)
         try:
-            arguments[key] = cast_value(value, annotations.get(key, Any), full_key)
+            arguments[key] = cast_value(
+                value,
+                annotations.get(key, Any),
+                full_key,
+            )
         except ValueError as error:
             raise FedpflError(str(error)) from None
     return arguments

@@ -143,7 +143,11 @@ def _value_text(value: Any) -> str:
 
 def identity(config: Mapping[str, Any]) -> str:
     """Hash what determines a run's result, but for the seed."""
-    text = json.dumps(_canonical(result_config(config)), sort_keys=True, default=str)
+    text = json.dumps(
+        _canonical(result_config(config)),
+        sort_keys=True,
+        default=str,
+    )
     return hashlib.blake2b(text.encode(), digest_size=5).hexdigest()
 
 

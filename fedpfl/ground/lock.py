@@ -28,7 +28,11 @@ def acquire_lock(folder: Path) -> int:
     """
     if folder.resolve() in _folders_of_this_process:
         raise _busy_error(folder, str(os.getpid()))
-    lock = os.open(folder / "run.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    lock = os.open(
+        folder / "run.lock",
+        os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW,
+        0o644,
+    )
     # None, on cluster file systems without locks: better to run unguarded than not at all.
     if _try_lock(lock) is False:
         holder = os.read(lock, 32).decode(errors="replace").strip()
@@ -50,7 +54,10 @@ def is_current_lock(lock: int, folder: Path) -> bool:
     If it is not, another process may hold a newer one.
     """
     try:
-        return os.path.samestat(os.fstat(lock), (folder / "run.lock").lstat())
+        return os.path.samestat(
+            os.fstat(lock),
+            (folder / "run.lock").lstat(),
+        )
     except FileNotFoundError:
         return False
 

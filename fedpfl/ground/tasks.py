@@ -90,7 +90,10 @@ def find_task(y: Tensor) -> Task:
 
 def configured_task(config: Mapping[str, Any]) -> Task:
     """Return the task of a resolved configuration, also of one from before there were several."""
-    return TASKS.get(str(config.get("task", CLASSIFICATION.name)), CLASSIFICATION)
+    return TASKS.get(
+        str(config.get("task", CLASSIFICATION.name)),
+        CLASSIFICATION,
+    )
 
 
 def require_classification(task: Task, choice: str, reason: str) -> None:

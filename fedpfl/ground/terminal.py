@@ -16,7 +16,11 @@ from fedpfl.ground.words import check_words, parser_options, replaced_words
 
 def print_notice(text: object) -> None:
     """Print one line on standard error, where it does not mix with results."""
-    print(f"fedpfl: {escape_controls(shorten_values(str(text)))}", file=sys.stderr, flush=True)
+    print(
+        f"fedpfl: {escape_controls(shorten_values(str(text)))}",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 class Parser(argparse.ArgumentParser):

@@ -128,7 +128,10 @@ def unravel(vector: Tensor, like: Tree) -> Tree:
     """Undo `ravel`: return views of `vector` with the structure and shapes of `like`."""
     shapes = [leaf.shape for leaf in leaves(like)]
     pieces = vector.split([shape.numel() for shape in shapes])
-    return rebuild(like, [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)])
+    return rebuild(
+        like,
+        [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)],
+    )
 
 
 def expand(prefix: Tree, like: Tree) -> Tree:
@@ -141,7 +144,10 @@ def expand(prefix: Tree, like: Tree) -> Tree:
 def full_like(tree: Tree, value: float | bool) -> Tree:
     """Return the tree with all entries `value`; a bool makes bool leaves."""
     dtype = torch.bool if isinstance(value, bool) else None
-    return map(lambda leaf: torch.full_like(leaf, value, dtype=dtype), tree)
+    return map(
+        lambda leaf: torch.full_like(leaf, value, dtype=dtype),
+        tree,
+    )
 
 
 def clone(tree: Tree) -> Tree:
@@ -188,7 +194,11 @@ def where(mask: Tree, a: Tree, b: Tree) -> Tree:
 
 def apply_mask(tree: Tree, mask: Tree) -> Tree:
     """Return the entries of `tree` where `mask` holds, zeros elsewhere."""
-    return map(lambda leaf, selected: torch.where(selected, leaf, leaf.new_zeros(())), tree, mask)
+    return map(
+        lambda leaf, selected: torch.where(selected, leaf, leaf.new_zeros(())),
+        tree,
+        mask,
+    )
 
 
 def by_row(flags: Tensor, a: Tree, b: Tree) -> Tree:
@@ -257,7 +267,10 @@ def stack_padded(trees: Sequence[Tree]) -> Tree:
 
 def repeat(tree: Tree, count: int) -> Tree:
     """Stack `count` copies on a new axis 0."""
-    return map(lambda leaf: leaf.unsqueeze(0).expand(count, *leaf.shape).clone(), tree)
+    return map(
+        lambda leaf: leaf.unsqueeze(0).expand(count, *leaf.shape).clone(),
+        tree,
+    )
 
 
 def take(stacked: Tree, index: int | slice | Tensor) -> Tree:
@@ -313,7 +326,11 @@ def masked_mean(fallback: Tree, values: Tree, mask: Tree, weight: Tensor) -> Tre
         share_sum = torch.where(selected.all(0), 1.0, share_sum)
         total = torch.zeros_like(rows[0])
         for row, is_selected, share in zip(rows, selected, shares, strict=True):
-            total += torch.where(is_selected, row * (share / share_sum), 0.0)
+            total += torch.where(
+                is_selected,
+                row * (share / share_sum),
+                0.0,
+            )
         return torch.where(selected.any(0), total, fallback_leaf)
 
     return map(average, fallback, values, mask)

@@ -75,13 +75,26 @@ class APFL(Method):
             return batch.loss(net(mixture, batch.x, "v"))
 
         if self.mixing == "output":
-            grads, _ = net.gradient(loss_of_models, {"w": w, "v": v}, batch)
+            grads, _ = net.gradient(
+                loss_of_models,
+                {"w": w, "v": v},
+                batch,
+            )
             gradient = _mix_models(alpha, grads["v"], grads["w"])
         else:
-            gradient, _ = net.gradient(loss_of_mixture, _mix_models(alpha, v, w), batch)
+            gradient, _ = net.gradient(
+                loss_of_mixture,
+                _mix_models(alpha, v, w),
+                batch,
+            )
 
         # ---- alpha <- clip(alpha - alpha_lr (<v - w, gradient> + alpha_decay alpha), 0, 1)
-        products = tree.map(lambda v, w, g: ((v - w) * g).sum(), v, w, gradient)
+        products = tree.map(
+            lambda v, w, g: ((v - w) * g).sum(),
+            v,
+            w,
+            gradient,
+        )
         slope = torch.stack(tree.leaves(products)).sum()  # <v - w, gradient>
         next_alpha = alpha - self.alpha_lr * (slope + self.alpha_decay * alpha)
         return {"next": next_alpha.clamp(0, 1)}
@@ -128,7 +141,11 @@ class APFL(Method):
         """Return the mixture's logits."""
         alpha = params["alpha"]
         if self.mixing == "param":
-            return net(_mix_models(alpha, params["v"], params["w"]), batch.x, "v")
+            return net(
+                _mix_models(alpha, params["v"], params["w"]),
+                batch.x,
+                "v",
+            )
         logits_v = net(params["v"], batch.x, "v")
         logits_w = net(params["w"], batch.x, "w")
         return alpha * logits_v + (1 - alpha) * logits_w

@@ -82,7 +82,11 @@ class APPLE(Method):
 
     def prepare(self, server, client):
         """Begin with p0 in the client's first participation."""
-        p = torch.where(client["participated"], client["p"], server["shares"])
+        p = torch.where(
+            client["participated"],
+            client["p"],
+            server["shares"],
+        )
         return {**client, "p": p}
 
     def download(self, server, client):
@@ -94,10 +98,16 @@ class APPLE(Method):
         # All numbers but the client's own: those from it on are one higher.
         other_numbers = torch.arange(len(client["p"]) - 1, device=client["p"].device)
         other_numbers = other_numbers + (other_numbers >= number)
-        other_cores = tree.map(lambda leaf: leaf.index_select(0, other_numbers), server["cores"])
+        other_cores = tree.map(
+            lambda leaf: leaf.index_select(0, other_numbers),
+            server["cores"],
+        )
         # Not leaf[number]: vmap has no value of a number that differs by client.
         index = number.view(1)
-        own_core = tree.map(lambda leaf: leaf.index_select(0, index).squeeze(0), server["cores"])
+        own_core = tree.map(
+            lambda leaf: leaf.index_select(0, index).squeeze(0),
+            server["cores"],
+        )
         return {
             "others": _unless_counting(server, other_cores),
             "own": Known(own_core),
@@ -149,7 +159,10 @@ class APPLE(Method):
 
     def finish(self, server, client, start, params):
         """Send the core up, or the number of samples; keep p_i."""
-        upload = {"core": _unless_counting(server, params["core"]), "samples": client["samples"]}
+        upload = {
+            "core": _unless_counting(server, params["core"]),
+            "samples": client["samples"],
+        }
         return upload, {"p": self._relationships(client, params)}
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
@@ -164,10 +177,16 @@ class APPLE(Method):
     def personal(self, server, client):
         """Return v_i of the latest cores."""
         p = self.prepare(server, client)["p"]
-        return tree.map(lambda cores: torch.tensordot(p, cores, 1), server["cores"])
+        return tree.map(
+            lambda cores: torch.tensordot(p, cores, 1),
+            server["cores"],
+        )
 
 
 def _unless_counting(server: Tree, values: Tree) -> Agreed:
     """Return values that travel, but not where the server asks for sample counts alone."""
-    mask = tree.map(lambda leaf: server["counted"].expand(leaf.shape), values)
+    mask = tree.map(
+        lambda leaf: server["counted"].expand(leaf.shape),
+        values,
+    )
     return Agreed(values, mask)

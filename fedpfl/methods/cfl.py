@@ -58,7 +58,11 @@ class CFL(Method):
         Newcomers stand last in `cluster_of`.
         """
         device = tree.leaves(params)[0].device
-        cluster_of = torch.zeros(parts.clients + 1, dtype=torch.int64, device=device)
+        cluster_of = torch.zeros(
+            parts.clients + 1,
+            dtype=torch.int64,
+            device=device,
+        )
         cluster_of[-1] = self.clusters
         server = {
             # Clusters to come have the initial model: the form of a state never changes.
@@ -78,7 +82,10 @@ class CFL(Method):
         cluster_of = server["cluster_of"]
         number = client["number"].clamp(max=len(cluster_of) - 1)  # newcomers stand last
         cluster = cluster_of.index_select(0, number.view(1))
-        return tree.map(lambda leaf: leaf.index_select(0, cluster).squeeze(0), server["models"])
+        return tree.map(
+            lambda leaf: leaf.index_select(0, cluster).squeeze(0),
+            server["models"],
+        )
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average within clusters, those included that have just split off."""
@@ -101,7 +108,11 @@ class CFL(Method):
             member_count = int((cluster_of[:-1] == cluster).sum())
             may_split = played >= self.warmup and cluster_count < self.clusters
             if len(rows) == member_count and may_split:
-                leaves = self._leaving_members(parent, tree.take(uploads, rows), weight[rows])
+                leaves = self._leaving_members(
+                    parent,
+                    tree.take(uploads, rows),
+                    weight[rows],
+                )
                 if leaves.any():
                     leaving_rows = rows[leaves]
                     models[cluster_count] = _mean_of_rows(uploads, weight, leaving_rows)
@@ -126,14 +137,22 @@ class CFL(Method):
         """
         # ---- Lengths of the changes d_i and of their mean, from their inner products.
         # Uncorrected float32 sums of squares would lose small angles between long changes.
-        changes = tree.map(lambda leaf, old: (leaf - old).flatten(1).double(), models, parent)
+        changes = tree.map(
+            lambda leaf, old: (leaf - old).flatten(1).double(),
+            models,
+            parent,
+        )
         products = sum(d @ d.T for d in tree.leaves(changes))
         share = (weight / weight.sum()).double()
         lengths = products.diagonal().sqrt()
         mean_length = (share @ products @ share).clamp(min=0).sqrt()  # |sum_i a_i d_i|
 
         # ---- Split only if the mean is short, and some change long.
-        nobody = torch.zeros(len(lengths), dtype=torch.bool, device=lengths.device)
+        nobody = torch.zeros(
+            len(lengths),
+            dtype=torch.bool,
+            device=lengths.device,
+        )
         is_stationary = mean_length < self.eps1
         if len(lengths) <= 2 or not is_stationary or not lengths.max() > self.eps2:
             return nobody
@@ -157,7 +176,11 @@ def bipartition_clients(cosines: Tensor, linkage: str) -> Tensor:
     """
     from scipy.cluster import hierarchy  # takes a while to import
 
-    rows, columns = torch.triu_indices(len(cosines), len(cosines), offset=1)
+    rows, columns = torch.triu_indices(
+        len(cosines),
+        len(cosines),
+        offset=1,
+    )
     distances = (1 - cosines[rows, columns]).clamp(min=0)  # of each pair, as scipy wants them
     merges = hierarchy.linkage(distances.numpy(), linkage)
     labels = torch.from_numpy(hierarchy.cut_tree(merges, 2)[:, 0])

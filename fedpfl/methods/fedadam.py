@@ -47,10 +47,22 @@ class FedAdam(FedAvg):
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Take a step of the server's optimiser (Algorithm 2)."""
         # D: the mean of the clients' changes, which takes the place of a gradient.
-        change = tree.map(torch.sub, tree.mean(uploads, weight), server["model"])
-        m = tree.map(lambda m, d: self.beta1 * m + (1 - self.beta1) * d, server["m"], change)
+        change = tree.map(
+            torch.sub,
+            tree.mean(uploads, weight),
+            server["model"],
+        )
+        m = tree.map(
+            lambda m, d: self.beta1 * m + (1 - self.beta1) * d,
+            server["m"],
+            change,
+        )
         d_squared = tree.map(torch.square, change)
-        v = tree.map(lambda v, d2: self._second_moment(v, d2), server["v"], d_squared)
+        v = tree.map(
+            lambda v, d2: self._second_moment(v, d2),
+            server["v"],
+            d_squared,
+        )
 
         # w <- w + lr m / (sqrt(v) + tau)
         def update(w: Tensor, m: Tensor, v: Tensor) -> Tensor:

@@ -67,7 +67,13 @@ class FedALA(Method):
             for objective in objectives:
                 model = merge_models(weights, client["top"], server)
                 slope, loss = grad_and_value(objective)(model)
-                weights = tree.map(self._update_weight, weights, slope, client["top"], global_top)
+                weights = tree.map(
+                    self._update_weight,
+                    weights,
+                    slope,
+                    client["top"],
+                    global_top,
+                )
             # The loss of the last minibatch, as in the references.
             losses.append(float(loss))
 
@@ -131,6 +137,10 @@ def merge_models(weights: Tree, local: Tree, server: Tree) -> Tree:
     """
 
     def merge(weight: Tensor, local: Tensor, shared: Tensor) -> Tensor:
-        return torch.where(weight == 0, local, shared - (shared - local) * (1 - weight))
+        return torch.where(
+            weight == 0,
+            local,
+            shared - (shared - local) * (1 - weight),
+        )
 
     return tree.map(merge, weights, local, tree.select(server, weights))

@@ -62,7 +62,10 @@ class FedALT(ModelPool):
 
         # ---- Sum A_k and B_k over all others, in float64: the order of the sums hardly matters.
         own_pairs = _own_pair(clients["model"])
-        total = tree.map(lambda leaf: torch.zeros_like(leaf, dtype=torch.float64), own_pairs)
+        total = tree.map(
+            lambda leaf: torch.zeros_like(leaf, dtype=torch.float64),
+            own_pairs,
+        )
         count = torch.zeros_like(numbers)
         for start in range(0, len(pool), CHUNK):
             states = read_states(pool[start : start + CHUNK])
@@ -102,7 +105,10 @@ class FedALT(ModelPool):
         # A network without adapters has no pair.
         if not rest_pair:
             return {}
-        mask = tree.map(lambda leaf: client["others"].expand(leaf.shape), rest_pair)
+        mask = tree.map(
+            lambda leaf: client["others"].expand(leaf.shape),
+            rest_pair,
+        )
         return Agreed(rest_pair, mask)
 
     def start(self, received, client):
@@ -137,4 +143,7 @@ class FedALT(ModelPool):
 
 def _own_pair(model: Tree) -> Tree:
     """Return the entries of A_k and B_k."""
-    return tree.select(model, [name for name in model if name.endswith(OWN_PAIR)])
+    return tree.select(
+        model,
+        [name for name in model if name.endswith(OWN_PAIR)],
+    )

@@ -66,7 +66,10 @@ class FedAMP(ModelPool):
         pool = server["pool"].nonzero()[:, 0].tolist()
 
         # ---- Attention: the weighted sum of the others' models, and of their weights.
-        weighted_sum = tree.map(lambda leaf: torch.zeros_like(leaf, dtype=torch.float64), models)
+        weighted_sum = tree.map(
+            lambda leaf: torch.zeros_like(leaf, dtype=torch.float64),
+            models,
+        )
         total = torch.zeros_like(numbers, dtype=torch.float64)
         for start in range(0, len(pool), CHUNK):
             states = read_states(pool[start : start + CHUNK])
@@ -129,7 +132,10 @@ class FedAMP(ModelPool):
         if not self.pull and self.start_from == "own":
             return {}
         cloud = client["cloud"]
-        mask = tree.map(lambda leaf: client["participated"].expand(leaf.shape), cloud)
+        mask = tree.map(
+            lambda leaf: client["participated"].expand(leaf.shape),
+            cloud,
+        )
         return Agreed(cloud, mask)
 
     def start(self, received, client):

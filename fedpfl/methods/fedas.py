@@ -133,7 +133,11 @@ class FedAS(Method):
             total = uploads["fisher"].sum()
             # All are 0 where the loss is, and one is not finite where training diverged.
             is_usable = (total > 0) & total.isfinite()
-            weight = torch.where(is_usable, uploads["fisher"] / total, weight)
+            weight = torch.where(
+                is_usable,
+                uploads["fisher"] / total,
+                weight,
+            )
         return tree.mean(uploads["body"], weight), clients
 
     def personal(self, server, client):

@@ -40,11 +40,27 @@ class FedAvgM(FedAvg):
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Take a step of SGD with momentum, D in the place of the negative gradient."""
         # D: the mean of the clients' changes.
-        change = tree.map(torch.sub, tree.mean(uploads, weight), server["model"])
-        momentum = tree.map(lambda v, d: self.momentum * v + d, server["momentum"], change)
+        change = tree.map(
+            torch.sub,
+            tree.mean(uploads, weight),
+            server["model"],
+        )
+        momentum = tree.map(
+            lambda v, d: self.momentum * v + d,
+            server["momentum"],
+            change,
+        )
         # v, or D + momentum v as torch.optim.SGD has it for Nesterov's step
         step = momentum
         if self.nesterov:
-            step = tree.map(lambda v, d: d + self.momentum * v, momentum, change)
-        model = tree.map(lambda w, s: w + self.lr * s, server["model"], step)
+            step = tree.map(
+                lambda v, d: d + self.momentum * v,
+                momentum,
+                change,
+            )
+        model = tree.map(
+            lambda w, s: w + self.lr * s,
+            server["model"],
+            step,
+        )
         return {"model": model, "momentum": momentum}, clients

@@ -46,7 +46,11 @@ class FedCAC(Method):
     def init(self, params, parts):
         """Make nothing critical."""
         shared = self._shared(params, parts)
-        zero = torch.zeros((), dtype=torch.int64, device=tree.leaves(params)[0].device)
+        zero = torch.zeros(
+            (),
+            dtype=torch.int64,
+            device=tree.leaves(params)[0].device,
+        )
         client = {
             "model": params,
             "own": shared,
@@ -62,7 +66,10 @@ class FedCAC(Method):
     def download(self, server, client):
         """Return everything; to a client without collaborators, what was not critical."""
         # Both sides have the mask from the last upload, so that none travels.
-        return Agreed(server["model"], tree.invert(self._uncovered(client)))
+        return Agreed(
+            server["model"],
+            tree.invert(self._uncovered(client)),
+        )
 
     def _uncovered(self, client):
         """Select the critical entries of a client without collaborators.
@@ -93,11 +100,18 @@ class FedCAC(Method):
         before = tree.select(start, names)
         after = tree.select(params, names)
         scores = self._scores(client, before, after)
-        return tree.map(lambda leaf: select_highest(leaf, self.tau, self.cutoff), scores)
+        return tree.map(
+            lambda leaf: select_highest(leaf, self.tau, self.cutoff),
+            scores,
+        )
 
     def _scores(self, client: dict[str, Tree], start: Tree, params: Tree) -> Tree:
         """Return how critical each entry is: |(theta - theta_start) theta|."""
-        return tree.map(lambda before, after: ((after - before) * after).abs(), start, params)
+        return tree.map(
+            lambda before, after: ((after - before) * after).abs(),
+            start,
+            params,
+        )
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average over everybody, and for each client over itself and its collaborators."""

@@ -85,7 +85,13 @@ class FedCP(Method):
         if self.policy_noise == "train":
             noise = self._gumbel_noise(client["bank"], batch.random)
         h = _body_features(net, params, batch.x)
-        logits = _mixed_logits(h, params, client["head"], server["head"], noise)
+        logits = _mixed_logits(
+            h,
+            params,
+            client["head"],
+            server["head"],
+            noise,
+        )
         loss = batch.loss(logits)
         if not self.lam:
             return loss
@@ -93,7 +99,11 @@ class FedCP(Method):
         # ---- MMD(h, f_ref(x)): the mean kernel within h and within f_ref(x), less twice between.
         with torch.no_grad():
             received = {**server, "head": client["head"]}
-            reference = _body_features(net.still(client["still"]), received, batch.x)
+            reference = _body_features(
+                net.still(client["still"]),
+                received,
+                batch.x,
+            )
         kernel = (
             _kernel_matrix(h, h)
             + _kernel_matrix(reference, reference)
@@ -117,7 +127,11 @@ class FedCP(Method):
 
     def finish(self, server, client, start, params):
         """Send body, policy and the mean of both heads up; keep the personal one."""
-        mean_head = tree.map(lambda p, g: 0.5 * p + 0.5 * g, params["head"], server["head"])
+        mean_head = tree.map(
+            lambda p, g: 0.5 * p + 0.5 * g,
+            params["head"],
+            server["head"],
+        )
         return {**params, "head": mean_head}, {"head": params["head"]}
 
     def evaluated(self, server, client, params):
@@ -154,10 +168,18 @@ def _mixed_logits(
         noise: added to the difference of each pair.
     """
     policy = params["policy"]
-    v = F.normalize(tree.leaves(context)[0].sum(0), dim=0)  # the client's context
+    v = F.normalize(
+        tree.leaves(context)[0].sum(0),
+        dim=0,
+    )  # the client's context
     with torch.autocast(h.device.type, enabled=False):
         hidden = F.linear(h * v, policy["weight"], policy["bias"])
-        normalised = F.layer_norm(hidden, hidden.shape[1:], policy["scale"], policy["shift"])
+        normalised = F.layer_norm(
+            hidden,
+            hidden.shape[1:],
+            policy["scale"],
+            policy["shift"],
+        )
         pair_r, pair_s = normalised.relu().chunk(2, 1)
         r = torch.sigmoid(pair_r - pair_s + noise)  # the softmax of each pair
         personal_logits = F.linear(r * h, *params["head"].values())

@@ -122,7 +122,11 @@ class FedDBE(Method):
         """Move u_i by its gradient and the running mean s by the batch's."""
         # Before zbar is known, the clients train for nothing but s.
         rate = torch.where(server["known"], self.bias_lr, 0.0)
-        u = tree.map(lambda u, g: u - rate * g, client["u"], grads["probe"]["u"])
+        u = tree.map(
+            lambda u, g: u - rate * g,
+            client["u"],
+            grads["probe"]["u"],
+        )
         batch_mean = grads["probe"]["mean"]
         running = tree.map(
             lambda s, mean: (1 - self.rho) * s + self.rho * mean, client["running"], batch_mean
@@ -160,4 +164,7 @@ def _shift_logits(model, u):
 
 def _send_if(condition, values):
     """Return values that travel if a condition holds, which both sides can tell."""
-    return Agreed(values, tree.map(lambda leaf: condition.expand(leaf.shape), values))
+    return Agreed(
+        values,
+        tree.map(lambda leaf: condition.expand(leaf.shape), values),
+    )

@@ -54,7 +54,10 @@ class FedDPA(PersonalByMask):
         else:
             # Rescaling a tensor cannot change which entries lie above its quantile.
             scores = client["score"]
-            mask = tree.map(lambda s: importance.mask_above_quantile(s, self.threshold), scores)
+            mask = tree.map(
+                lambda s: importance.mask_above_quantile(s, self.threshold),
+                scores,
+            )
         return {**client, "mask": mask}
 
     def phases(self, server, client, params, epochs):
@@ -101,5 +104,9 @@ class FedDPA(PersonalByMask):
 def _summed_distance(params: Tree, server: Tree) -> Tensor:
     """Sum |params - server| over tensors; where the two are equal its gradient is zero."""
     # No root of a sum of squares, whose gradient at 0 is nan.
-    norms = tree.map(lambda local, shared: torch.linalg.vector_norm(local - shared), params, server)
+    norms = tree.map(
+        lambda local, shared: torch.linalg.vector_norm(local - shared),
+        params,
+        server,
+    )
     return torch.stack(tree.leaves(norms)).sum()

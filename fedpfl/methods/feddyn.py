@@ -69,14 +69,23 @@ class FedDyn(Method):
         # No product with 0: alpha = 0 costs no pass over the entries.
         if not self.alpha:
             return loss
-        products = tree.map(lambda x, dual: (dual * x).sum(), params, client["dual"])
+        products = tree.map(
+            lambda x, dual: (dual * x).sum(),
+            params,
+            client["dual"],
+        )
         linear = sum(tree.leaves(products))
         quadratic = tree.squared_distance(params, server["model"])
         return loss + self.alpha / 2 * quadratic + self.alpha * linear
 
     def finish(self, server, client, start, params):
         """Send the model up; lam_i <- lam_i + th_i - th."""
-        dual = tree.map(lambda dual, th, th_i: dual + (th_i - th), client["dual"], start, params)
+        dual = tree.map(
+            lambda dual, th, th_i: dual + (th_i - th),
+            client["dual"],
+            start,
+            params,
+        )
         return params, {**client, "dual": dual}
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
@@ -92,14 +101,23 @@ class FedDyn(Method):
 
         # ---- M moves with the cohort's lam_i, each by th_i - th.
         dual = tree.map(move_mean, server["dual"], server["model"], mean)
-        updated = {**server, "model": tree.map(torch.add, mean, dual), "dual": dual}
+        updated = {
+            **server,
+            "model": tree.map(torch.add, mean, dual),
+            "dual": dual,
+        }
 
         # ---- The model that clients are evaluated by, unless it is th.
         if self.judge == "cohort":
             updated["judged"] = mean
         if self.judge == "all":
             last_mean = tree.mean(clients["last"], uniform)
-            updated["judged"] = tree.map(move_mean, server["judged"], last_mean, mean)
+            updated["judged"] = tree.map(
+                move_mean,
+                server["judged"],
+                last_mean,
+                mean,
+            )
             clients = {**clients, "last": uploads}
         return updated, clients
 

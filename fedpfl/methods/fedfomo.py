@@ -106,7 +106,10 @@ class FedFomo(ModelPool):
             "statistics": states["statistics"]["main"],
             "number": states["number"],
         }
-        by_client = tree.map(lambda leaf: leaf.unflatten(0, (-1, self.candidates)), models)
+        by_client = tree.map(
+            lambda leaf: leaf.unflatten(0, (-1, self.candidates)),
+            models,
+        )
         flags = torch.tensor(is_candidate, device=server["pool"].device)
         return {"sent": by_client, "there": flags}
 
@@ -127,7 +130,11 @@ class FedFomo(ModelPool):
             old_loss = validation_loss(net, **old, shard=shard)
             for row, candidate in models.items():
                 loss = validation_loss(net, candidate["model"], candidate["statistics"], shard)
-                gains[row] = gain_per_distance(old_loss - loss, candidate["model"], old["model"])
+                gains[row] = gain_per_distance(
+                    old_loss - loss,
+                    candidate["model"],
+                    old["model"],
+                )
 
             # ---- P_in <- P_in + w_n
             for row, candidate in models.items():

@@ -84,7 +84,10 @@ class FedGen(Method):
 
     def download(self, server, client):
         """Return model, generator and how often labels were told of; everybody counts rounds."""
-        return {**tree.drop(server, ("adam",)), "rounds": Known(server["rounds"])}
+        return {
+            **tree.drop(server, ("adam",)),
+            "rounds": Known(server["rounds"]),
+        }
 
     def start(self, received, client):
         """Return the global model."""
@@ -145,15 +148,32 @@ class FedGen(Method):
         heads = tree.select(uploads["model"], server["head"])
         cohort_labels = (counts.sum(0) > 0).float()
         lr = self.lr * self.decay ** server["rounds"]
-        random = torch.rand(self.steps, self.batch, 1 + self.noise, generator=generator)
+        random = torch.rand(
+            self.steps,
+            self.batch,
+            1 + self.noise,
+            generator=generator,
+        )
         learned = server["generator"]["learned"]
         statistics = server["generator"]["moved"]
         adam = server["adam"]
         for numbers in tree.send(random, counts.device):
             y = features.draw_labels(cohort_labels, numbers[:, 0])
-            objective = partial(self._lesson, heads, counts, y, numbers[:, 1:])
+            objective = partial(
+                self._lesson,
+                heads,
+                counts,
+                y,
+                numbers[:, 1:],
+            )
             grads, statistics = torch.func.grad(objective, has_aux=True)(learned, statistics)
-            learned, adam = features.adam_step(learned, grads, adam, lr, self.weight_decay)
+            learned, adam = features.adam_step(
+                learned,
+                grads,
+                adam,
+                lr,
+                self.weight_decay,
+            )
 
         server = {
             "body": tree.select(mean, server["body"]),

@@ -114,9 +114,15 @@ class FedOBP(PersonalByMask):
         if self.scope == "all":
             mask = importance.mask_above_quantile(score, q, self.norm)
         else:  # normalising a tensor cannot change its own quantile's mask
-            mask = tree.map(lambda leaf: importance.mask_above_quantile(leaf, q), score)
+            mask = tree.map(
+                lambda leaf: importance.mask_above_quantile(leaf, q),
+                score,
+            )
         if self.cold_start == "global":
-            mask = tree.map(lambda leaf: leaf & client["participated"], mask)
+            mask = tree.map(
+                lambda leaf: leaf & client["participated"],
+                mask,
+            )
         return mask
 
     def download(self, server, client):
@@ -150,7 +156,10 @@ class FedOBP(PersonalByMask):
         theta_i = tree.select(params, client["model"])
         client = {**client, "model": theta_i}
         if self.score == "gradient":
-            client["score"] = importance.movement_score(tree.select(start, theta_i), theta_i)
+            client["score"] = importance.movement_score(
+                tree.select(start, theta_i),
+                theta_i,
+            )
         return params, client
 
     def metrics(self, server, client):

@@ -70,7 +70,11 @@ class FedPHP(Method):
 
     def before_evaluation(self, server, client, net, shard):
         """Return the global model's statistics for a client without a private model."""
-        private = tree.where(client["participated"], net.buffers["q"], net.buffers["w"])
+        private = tree.where(
+            client["participated"],
+            net.buffers["q"],
+            net.buffers["w"],
+        )
         return {"statistics": {**net.buffers, "q": private}}
 
     def prepare(self, server, client):
@@ -92,7 +96,11 @@ class FedPHP(Method):
 
         # ---- The private model q_i teaches: R(q_i, w)
         teacher = net.still({"q": client["teacher"]})
-        teacher_logits, teacher_z = teacher.features(client["hpm"], batch.x, "q")
+        teacher_logits, teacher_z = teacher.features(
+            client["hpm"],
+            batch.x,
+            "q",
+        )
         if self.transfer == "kd":
             target = F.softmax(teacher_logits / 4, 1)
             transfer = batch.mean(-(target * F.log_softmax(logits, 1)).sum(1))
@@ -102,7 +110,11 @@ class FedPHP(Method):
 
     def after_training(self, server, client, net, params, shard, aux):
         """Mark training as done, and mix the private model's statistics as its weights."""
-        inherited = _inherit(client["mu"], client["teacher"], net.buffers["w"])
+        inherited = _inherit(
+            client["mu"],
+            client["teacher"],
+            net.buffers["w"],
+        )
         return {"done": ~flag(params), "statistics": {**net.buffers, "q": inherited}}
 
     def evaluated(self, server, client, params):
@@ -122,7 +134,11 @@ class FedPHP(Method):
 
     def personal(self, server, client):
         """Return the private model; before the first, the global one."""
-        return tree.where(client["participated"], client["hpm"], server["model"])
+        return tree.where(
+            client["participated"],
+            client["hpm"],
+            server["model"],
+        )
 
     def predict(self, net, params, batch):
         """Use the private model's statistics."""

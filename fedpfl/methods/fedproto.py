@@ -109,7 +109,10 @@ class FedProto(LocalOnly):
             counts = torch.bincount(labels, minlength=classes)
         else:
             # Every class counts once, whatever its samples.
-            counts = torch.bincount(torch.arange(classes, device=y.device), minlength=classes)
+            counts = torch.bincount(
+                torch.arange(classes, device=y.device),
+                minlength=classes,
+            )
         counts = counts * (torch.bincount(y, minlength=classes) > 0)
         return {"mean": mean, "counts": counts}
 

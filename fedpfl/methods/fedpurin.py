@@ -77,7 +77,10 @@ class FedPURIN(FedCAC):
             slope = tree.map(torch.sub, params, start)
         product = tree.map(torch.mul, slope, params)  # g theta
         if self.hessian:
-            return tree.map(lambda leaf: (leaf.square() / 2 - leaf).abs(), product)
+            return tree.map(
+                lambda leaf: (leaf.square() / 2 - leaf).abs(),
+                product,
+            )
         return tree.map(torch.abs, product)
 
     def finish(self, server, client, start, params):

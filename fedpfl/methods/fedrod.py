@@ -65,7 +65,10 @@ class FedRoD(Method):
 
     def evaluated(self, server, client, params):
         """Return both heads; until it is trained, the personal one counts as zero."""
-        personal = tree.map(lambda q: torch.where(client["trained"], q, 0.0), params["q"])
+        personal = tree.map(
+            lambda q: torch.where(client["trained"], q, 0.0),
+            params["q"],
+        )
         return {"w": params["w"], "q": personal}
 
     def predict(self, net, params, batch):

@@ -30,7 +30,11 @@ class FedRolex(HeteroFL):
     def init(self, params, parts):
         """Count the rounds played, and at the client those before its last training."""
         server, client = super().init(params, parts)
-        rounds = torch.zeros((), dtype=torch.int64, device=server["plan"]["group"].device)
+        rounds = torch.zeros(
+            (),
+            dtype=torch.int64,
+            device=server["plan"]["group"].device,
+        )
         return {**server, "rounds": rounds}, {**client, "rounds": rounds}
 
     def prepare(self, server, client):

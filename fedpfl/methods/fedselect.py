@@ -131,7 +131,11 @@ class FedSelect(PersonalByMask):
 
         # ---- The next mask: some of the entries that moved most become personal.
         if self.delta == "round":
-            scores = self._scores(tree.select(start, mask), candidates, client)
+            scores = self._scores(
+                tree.select(start, mask),
+                candidates,
+                client,
+            )
             next_client["mask"] = self._extend_mask(mask, scores)
         else:
             played = client["played"]
@@ -162,7 +166,11 @@ class FedSelect(PersonalByMask):
         names = clients["own"]
         was_shared = tree.select(shared, names)
         mean = tree.select(server, names)
-        candidates = tree.where(was_shared, mean, tree.select(trained, names))
+        candidates = tree.where(
+            was_shared,
+            mean,
+            tree.select(trained, names),
+        )
         return server, {**clients, "own": candidates}
 
     def personal(self, server, client):
@@ -201,7 +209,11 @@ class FedSelect(PersonalByMask):
         """Return the scores of which the largest are selected."""
         if self.personalise == "random":
             return tree.select(client["chance"], after)
-        distance = tree.map(lambda old, new: (new - old).abs(), before, after)
+        distance = tree.map(
+            lambda old, new: (new - old).abs(),
+            before,
+            after,
+        )
         if self.personalise == "most":
             return distance
         return tree.map(torch.neg, distance)

@@ -22,7 +22,11 @@ class FedSPU(RandomSubmodel):
 
     def start(self, received, client):
         """Put the server's active entries into the client's own model."""
-        return tree.where(client["mask"], received["model"], client["model"])
+        return tree.where(
+            client["mask"],
+            received["model"],
+            client["model"],
+        )
 
     def updated_buffers(self, server, client):
         """Move all statistics, since the client's whole model works."""

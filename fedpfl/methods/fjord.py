@@ -40,7 +40,11 @@ class FjORD(Submodel):
 
     def __post_init__(self):
         super().__post_init__()
-        self.check(self.ordered or self.distill == 0, "distill", "0 unless ordered")
+        self.check(
+            self.ordered or self.distill == 0,
+            "distill",
+            "0 unless ordered",
+        )
 
     @property
     def randoms(self):
@@ -53,7 +57,11 @@ class FjORD(Submodel):
         if self.ordered:
             ascending = sorted(self.widths)
             device = client["width"].device
-            server["widths"] = torch.tensor(ascending, dtype=torch.float64, device=device)
+            server["widths"] = torch.tensor(
+                ascending,
+                dtype=torch.float64,
+                device=device,
+            )
         return server, client
 
     def _active(self, server, client):
@@ -65,7 +73,12 @@ class FjORD(Submodel):
         if not self.ordered:
             return super().loss(server, client, net, params, batch)
         # A step has one width: the number of its first sample draws it.
-        narrow_params = self._narrow_params(server, client, params, batch.random[0])
+        narrow_params = self._narrow_params(
+            server,
+            client,
+            params,
+            batch.random[0],
+        )
         narrow = self.predict(net, narrow_params, batch)
         loss = batch.loss(narrow)
         if not self.distill:
@@ -83,4 +96,7 @@ class FjORD(Submodel):
         index = (random * width_count).long().minimum(width_count - 1)
         width = widths.gather(0, index)[0]
         active = neurons.prefix_neurons(server["plan"], width, self.rounding)
-        return tree.apply_mask(params, neurons.entry_masks(server["plan"], active, params))
+        return tree.apply_mask(
+            params,
+            neurons.entry_masks(server["plan"], active, params),
+        )

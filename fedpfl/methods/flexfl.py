@@ -65,8 +65,16 @@ class FlexFL(PartialModel):
     def __post_init__(self):
         super().__post_init__()
         is_ascending = all(low < high for low, high in pairwise(self.levels))
-        self.check(len(self.levels) > 0 and is_ascending, "levels", "one or more, ascending")
-        self.check(len(self.devices) == len(self.levels), "devices", "as many numbers as levels")
+        self.check(
+            len(self.levels) > 0 and is_ascending,
+            "levels",
+            "one or more, ascending",
+        )
+        self.check(
+            len(self.devices) == len(self.levels),
+            "devices",
+            "as many numbers as levels",
+        )
         self.check(sum(self.devices) > 0, "devices", "0 or more, and not all 0")
 
     def init(self, params, parts):
@@ -136,12 +144,23 @@ class FlexFL(PartialModel):
         student = (logits / self.temperature).log_softmax(1)
         # All lower levels are computed for everybody, as hooks may not branch on a client's level.
         for lower in range(len(self.levels) - 1):
-            mask = neurons.entry_masks(server["plan"], server["levels"][lower], params)
+            mask = neurons.entry_masks(
+                server["plan"],
+                server["levels"][lower],
+                params,
+            )
             with torch.no_grad():
-                lower_logits = net.aside(tree.apply_mask(params, mask), batch.x)
+                lower_logits = net.aside(
+                    tree.apply_mask(params, mask),
+                    batch.x,
+                )
                 teacher = (lower_logits / self.temperature).softmax(1)
             divergence = F.kl_div(student, teacher, reduction="none").mean(1)
             # gamma / k for the levels below the client's own k, 0 for the others
-            weight = torch.where(lower < level, self.gamma / level.clamp(min=1), 0.0)
+            weight = torch.where(
+                lower < level,
+                self.gamma / level.clamp(min=1),
+                0.0,
+            )
             loss = loss + weight * self.temperature**2 * batch.sum(divergence) / batch.samples.sum()
         return loss

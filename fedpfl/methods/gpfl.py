@@ -52,7 +52,10 @@ class GPFL(Method):
         embeddings = torch.randn(classes, width, generator=generator).to(head_weight)
         valve = {}
         for part in ("gamma", "beta"):
-            valve[part] = tree.to(_init_layer(width, generator), head_weight.device)
+            valve[part] = tree.to(
+                _init_layer(width, generator),
+                head_weight.device,
+            )
         server = {
             "body": tree.select(params, parts.body),
             "embeddings": embeddings,
@@ -145,4 +148,9 @@ def _condition_layer(layer: Tree, condition: Tensor) -> Tensor:
     """Return LayerNorm(ReLU(A u + c)) of a condition u, `[1, features]`."""
     # Not by F.linear: in bf16, on a CPU, products of one row are not the same bit for bit again.
     linear = (layer["weight"] * condition[None]).sum(1) + layer["bias"]
-    return F.layer_norm(linear.relu()[None], linear.shape, layer["scale"], layer["shift"])
+    return F.layer_norm(
+        linear.relu()[None],
+        linear.shape,
+        layer["scale"],
+        layer["shift"],
+    )

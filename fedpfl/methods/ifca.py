@@ -121,7 +121,10 @@ class IFCA(Method):
                 share = weight
                 if not is_member.all():
                     share = weight[rows] / weight[rows].sum()
-                uploaded = tree.take(tree.select(uploads["model"], model), rows)
+                uploaded = tree.take(
+                    tree.select(uploads["model"], model),
+                    rows,
+                )
                 model = tree.mean(uploaded, share)
                 uploaded_statistics = tree.take(uploads["statistics"], rows)
                 model_statistics = tree.average_statistics(uploaded_statistics, share)
@@ -131,7 +134,10 @@ class IFCA(Method):
         # ---- Shared layers: the mean over the whole cohort.
         shared = {}
         if server["shared"]:
-            shared = tree.mean(tree.select(uploads["model"], server["shared"]), weight)
+            shared = tree.mean(
+                tree.select(uploads["model"], server["shared"]),
+                weight,
+            )
         server = {
             "shared": shared,
             "models": tree.stack(models),

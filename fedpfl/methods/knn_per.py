@@ -86,12 +86,22 @@ class KNNPer(Method):
         Of several it is the one of least cross-entropy, of these the least.
         """
         # For each lam its hits, and the negative cross-entropy: more of either is better.
-        results = torch.zeros(len(LAM_GRID), 2, dtype=torch.float64, device=shard.data.y.device)
+        results = torch.zeros(
+            len(LAM_GRID),
+            2,
+            dtype=torch.float64,
+            device=shard.data.y.device,
+        )
         no_padding = torch.ones_like(memory["y"], dtype=torch.bool)
         with torch.no_grad():
             for batch in shard.validation.chunks():
                 logits, z = net.features(params, batch.x)
-                votes = self._neighbour_votes(z, memory, no_padding, logits.shape[1])
+                votes = self._neighbour_votes(
+                    z,
+                    memory,
+                    no_padding,
+                    logits.shape[1],
+                )
                 for row, lam in enumerate(torch.tensor(LAM_GRID, device=z.device)):
                     mixture = self._mix_votes(logits, votes, lam)
                     hits = (mixture.argmax(1) == batch.y).sum()
@@ -99,7 +109,10 @@ class KNNPer(Method):
                     results[row] += torch.stack([hits, -loss])
         scores = results.tolist()
         # Most hits first, then least cross-entropy, then the least lam.
-        best = max(range(len(LAM_GRID)), key=lambda row: (scores[row], -row))
+        best = max(
+            range(len(LAM_GRID)),
+            key=lambda row: (scores[row], -row),
+        )
         return LAM_GRID[best]
 
     def evaluated(self, server, client, params):
@@ -110,7 +123,12 @@ class KNNPer(Method):
         """Return the logarithms of the mixed probabilities (or the mixed logits)."""
         logits, z = net.features(params["model"], batch.x)
         memory, is_sample = params["memory"]  # `is_sample` is False for padding
-        votes = self._neighbour_votes(z, memory, is_sample, logits.shape[1])
+        votes = self._neighbour_votes(
+            z,
+            memory,
+            is_sample,
+            logits.shape[1],
+        )
         lam = torch.where(is_sample.any(), params["lam"], 0.0)  # without samples nobody votes
         return self._mix_votes(logits, votes, lam)
 
@@ -127,9 +145,16 @@ class KNNPer(Method):
             distance = squared / (self.scale * z.shape[1])
         else:
             distance = squared.sqrt() / self.scale
-        distance = torch.where(is_sample, distance, torch.finfo(distance.dtype).max)
+        distance = torch.where(
+            is_sample,
+            distance,
+            torch.finfo(distance.dtype).max,
+        )
         # ---- The k nearest vote with exp(-distance).
-        nearest, rows = distance.topk(min(self.k, len(keys)), largest=False)
+        nearest, rows = distance.topk(
+            min(self.k, len(keys)),
+            largest=False,
+        )
         shares = (-nearest).softmax(1)  # which sets the least distance to 0: no underflow
         # A product, as `scatter_add` has no order of summands on a GPU.
         labels = torch.arange(classes, device=z.device)
@@ -147,7 +172,10 @@ class KNNPer(Method):
 
     def finetuning(self, params, parts, epochs):
         """Move the head alone, by the cross-entropy of the model alone."""
-        mask = {**train_only(params, []), "model": train_only(params["model"], parts.head)}
+        mask = {
+            **train_only(params, []),
+            "model": train_only(params["model"], parts.head),
+        }
         return [Phase(epochs, mask, loss=self._model_loss)]
 
     def _model_loss(self, server, client, net, params, batch):

@@ -53,7 +53,10 @@ class PerFedAvg(Method):
 
     def _step(self, server, client, net, params, batches):
         """Move the meta-model; the loss is that of the adapted model on D'."""
-        gradient = partial(net.gradient, partial(self.loss, server, client))
+        gradient = partial(
+            net.gradient,
+            partial(self.loss, server, client),
+        )
 
         # ---- u = w - inner_lr g(w; D); D does not move BatchNorm statistics.
         statistics = net.buffers
@@ -72,7 +75,12 @@ class PerFedAvg(Method):
             ahead, _ = gradient(params_ahead, batches[2])
             behind, _ = gradient(params_behind, batches[2])
             scale = self.inner_lr / (2 * self.delta)
-            direction = tree.map(lambda h, a, b: h - scale * (a - b), direction, ahead, behind)
+            direction = tree.map(
+                lambda h, a, b: h - scale * (a - b),
+                direction,
+                ahead,
+                behind,
+            )
         net.buffers = statistics
         return _take_step(params, direction, -self.outer_lr), loss
 
@@ -111,4 +119,8 @@ def _take_step(params: Tree, direction: Tree, length: float) -> Tree:
 
     The step is rounded as SGD's steps are, and has the parameters' memory layout.
     """
-    return tree.map(lambda p, d: p.clone().add_(d, alpha=length), params, direction)
+    return tree.map(
+        lambda p, d: p.clone().add_(d, alpha=length),
+        params,
+        direction,
+    )

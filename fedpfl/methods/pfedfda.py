@@ -115,7 +115,12 @@ class PFedFDA(Method):
         if not aux:  # no step was made
             return {"mean": server["mean"], "cov": server["cov"], "beta": client["beta"]}
         samples = Features(z=aux["z"], y=aux["y"], prior=client["prior"])
-        mean, cov, beta = self._fit_statistics(samples, server, client["beta"], min_samples=1)
+        mean, cov, beta = self._fit_statistics(
+            samples,
+            server,
+            client["beta"],
+            min_samples=1,
+        )
         return {
             "mean": mean.float(),
             "cov": pack_symmetric(cov).float(),
@@ -134,12 +139,20 @@ class PFedFDA(Method):
 
     def before_evaluation(self, server, client, net, shard):
         """Return a head for the latest body, fitted to the client's training features."""
-        z = shard.features(net.still(), {**server["body"], **server["head"]})
+        z = shard.features(
+            net.still(),
+            {**server["body"], **server["head"]},
+        )
         prior = self._class_prior(shard.data.y, server)
         samples = Features(z=z, y=shard.data.y, prior=prior)
         # Here a class of few samples has the global mean.
         min_samples = self.folds + 1
-        mean, cov, _ = self._fit_statistics(samples, server, client["beta"], min_samples)
+        mean, cov, _ = self._fit_statistics(
+            samples,
+            server,
+            client["beta"],
+            min_samples,
+        )
         return {"head": self._lda_parameters(mean, cov, prior, server)}
 
     def personal(self, server, client):

@@ -68,7 +68,11 @@ class PFedHN(Method):
         # ---- The last layer of h has a linear map for each tensor that it makes.
         output_layers = {}
         for name, leaf in generated.items():
-            output_layers[name] = init_linear(self.hidden, leaf.numel(), generator)
+            output_layers[name] = init_linear(
+                self.hidden,
+                leaf.numel(),
+                generator,
+            )
 
         # ---- The embeddings v_i, and h's layers before the last.
         embedding_size = self.embedding or int(1 + clients / 4)
@@ -100,7 +104,11 @@ class PFedHN(Method):
         # A newcomer's number lies behind all embeddings; its row is replaced below.
         number = client["number"].clamp(max=len(embeddings) - 1)
         embedding = embeddings.index_select(0, number.view(1))
-        embedding = torch.where(client["newcomer"], embeddings.mean(0, True), embedding)
+        embedding = torch.where(
+            client["newcomer"],
+            embeddings.mean(0, True),
+            embedding,
+        )
         return tree.take(_generate_models(server["learned"], embedding), 0)
 
     def start(self, received, client):
@@ -109,7 +117,11 @@ class PFedHN(Method):
 
     def finish(self, server, client, start, params):
         """Send the difference up, and keep the private classifier."""
-        change = tree.map(torch.sub, tree.drop(start, client["head"]), params)
+        change = tree.map(
+            torch.sub,
+            tree.drop(start, client["head"]),
+            params,
+        )
         return change, {"head": tree.select(params, client["head"])}
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
@@ -120,7 +132,11 @@ class PFedHN(Method):
         # ---- The gradient of <h(v_i; phi), g_i> is the product of g with h's Jacobian.
         def inner_product(learned: Tree) -> Tensor:
             models = _generate_models(learned, learned["v"][numbers])
-            products = tree.map(lambda theta, g: (theta * g).sum(), models, uploads)
+            products = tree.map(
+                lambda theta, g: (theta * g).sum(),
+                models,
+                uploads,
+            )
             return sum(tree.leaves(products)) / len(numbers)
 
         grads = torch.func.grad(inner_product)(learned)
@@ -131,15 +147,27 @@ class PFedHN(Method):
             grads = tree.map(lambda g: g * factor, grads)
 
         # ---- torch's SGD: weight decay in the gradient, then momentum.
-        grads = tree.map(lambda g, p: g + self.weight_decay * p, grads, learned)
-        momentum = tree.map(lambda m, g: self.momentum * m + g, server["momentum"], grads)
+        grads = tree.map(
+            lambda g, p: g + self.weight_decay * p,
+            grads,
+            learned,
+        )
+        momentum = tree.map(
+            lambda m, g: self.momentum * m + g,
+            server["momentum"],
+            grads,
+        )
         updated = tree.map(lambda p, m: p - self.lr * m, learned, momentum)
         embedding_lr = self.embedding_lr or self.lr
         updated["v"] = learned["v"] - embedding_lr * momentum["v"]
 
         # ---- Embeddings of clients that were not sampled stay, their momenta too.
         if self.rows == "sampled":
-            nobody = torch.zeros(len(learned["v"]), dtype=torch.bool, device=numbers.device)
+            nobody = torch.zeros(
+                len(learned["v"]),
+                dtype=torch.bool,
+                device=numbers.device,
+            )
             is_sampled = nobody.index_fill(0, numbers, True)
             momentum["v"] = tree.by_row(is_sampled, momentum["v"], server["momentum"]["v"])
             updated["v"] = tree.by_row(is_sampled, updated["v"], learned["v"])

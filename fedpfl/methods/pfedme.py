@@ -92,7 +92,11 @@ class PFedMe(Method):
 
         # ---- w <- w - outer_lr lam (w - th)
         outer_size = -self.outer_lr * self.lam
-        w = tree.map(lambda w, th: torch.add(w, w - th, alpha=outer_size), w, th)
+        w = tree.map(
+            lambda w, th: torch.add(w, w - th, alpha=outer_size),
+            w,
+            th,
+        )
         return {"w": w, "th": th}, losses[0]
 
     def finish(self, server, client, start, params):
@@ -106,7 +110,11 @@ class PFedMe(Method):
         mean = tree.mean(uploads, weight)
         if self.beta == 1:
             return mean, clients
-        model = tree.map(lambda w, new: (1 - self.beta) * w + self.beta * new, server, mean)
+        model = tree.map(
+            lambda w, new: (1 - self.beta) * w + self.beta * new,
+            server,
+            mean,
+        )
         return model, clients
 
     def evaluated(self, server, client, params):

@@ -37,7 +37,11 @@ class Scaffold(Method):
     def prepare(self, server, client):
         """Make room for this round's sum of gradients, and their number."""
         zeros = tree.full_like(client["control"], 0.0)
-        return {**client, "sum": zeros, "steps": tree.leaves(zeros)[0].new_zeros(())}
+        return {
+            **client,
+            "sum": zeros,
+            "steps": tree.leaves(zeros)[0].new_zeros(()),
+        }
 
     def download(self, server, client):
         """Send the model and its control."""
@@ -57,7 +61,12 @@ class Scaffold(Method):
         def linear_term(y: Tensor, c: Tensor, c_i: Tensor) -> Tensor:
             return ((c - c_i) * y).sum()
 
-        terms = tree.map(linear_term, params, server["control"], client["control"])
+        terms = tree.map(
+            linear_term,
+            params,
+            server["control"],
+            client["control"],
+        )
         correction = sum(tree.leaves(terms))
         return super().loss(server, client, net, params, batch) + correction
 
@@ -65,7 +74,12 @@ class Scaffold(Method):
     def _add_gradient(server, client, params, grads, batch, loss, aux):
         """Add up the raw gradients, which are without the correction."""
         # The loss had the term c - c_i, so g is what is left without it.
-        raw = tree.map(lambda g, c, c_i: g - (c - c_i), grads, server["control"], client["control"])
+        raw = tree.map(
+            lambda g, c, c_i: g - (c - c_i),
+            grads,
+            server["control"],
+            client["control"],
+        )
         total = tree.map(torch.add, client["sum"], raw)
         return {**client, "sum": total, "steps": client["steps"] + 1}
 
@@ -75,8 +89,15 @@ class Scaffold(Method):
         A client without a step keeps its control.
         """
         # ---- c_i^+: the mean of the raw gradients (option II)
-        mean_gradient = tree.map(lambda total: total / client["steps"].clamp(min=1), client["sum"])
-        control = tree.where(client["steps"] > 0, mean_gradient, client["control"])
+        mean_gradient = tree.map(
+            lambda total: total / client["steps"].clamp(min=1),
+            client["sum"],
+        )
+        control = tree.where(
+            client["steps"] > 0,
+            mean_gradient,
+            client["control"],
+        )
         # ---- Send dy and dc, as Algorithm 1 does.
         changes = {
             "model": tree.map(torch.sub, params, start),
@@ -88,7 +109,15 @@ class Scaffold(Method):
         """Return x + eta_g mean(dy) and c + m / K mean(dc)."""
         uniform = torch.full_like(weight, 1 / len(weight))
         mean = tree.mean(uploads, uniform)
-        model = tree.map(lambda x, dy: x + self.server_lr * dy, server["model"], mean["model"])
+        model = tree.map(
+            lambda x, dy: x + self.server_lr * dy,
+            server["model"],
+            mean["model"],
+        )
         cohort_share = len(weight) / server["clients"]  # m / K, m being the cohort's size
-        control = tree.map(lambda c, dc: c + cohort_share * dc, server["control"], mean["control"])
+        control = tree.map(
+            lambda c, dc: c + cohort_share * dc,
+            server["control"],
+            mean["control"],
+        )
         return {"model": model, "control": control, "clients": server["clients"]}, clients

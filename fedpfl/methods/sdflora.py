@@ -83,7 +83,10 @@ class SDFLoRA(Method):
         for name, shared_piece in received.items():
             if name in private:
                 pieces = (shared_piece, private[name])
-                both_modules[name] = torch.cat(pieces, _rank_axis(name, shared_piece))
+                both_modules[name] = torch.cat(
+                    pieces,
+                    _rank_axis(name, shared_piece),
+                )
         return {**received, **private, **both_modules}
 
     def finish(self, server, client, start, params):

@@ -72,7 +72,11 @@ class SubFLOT(PartialModel):
         """Give the client a rate and all neurons, not yet chosen."""
         server, client = super().init(params, parts)
         server["writers"] = transport.writing_weights(params, parts)
-        rate = torch.zeros((), dtype=torch.float64, device=tree.leaves(params)[0].device)
+        rate = torch.zeros(
+            (),
+            dtype=torch.float64,
+            device=tree.leaves(params)[0].device,
+        )
         all_neurons = torch.ones_like(server["plan"]["group"], dtype=torch.bool)
         return server, {**client, "rate": rate, "own": all_neurons}
 
@@ -116,7 +120,11 @@ class SubFLOT(PartialModel):
                 received = transport.embed_dense(small, mask)
 
             # ---- W~ = alpha ALIGN(global -> H) + (1 - alpha) H
-            received = tree.map(lambda h, g: torch.lerp(h, g, self.alpha), history, received)
+            received = tree.map(
+                lambda h, g: torch.lerp(h, g, self.alpha),
+                history,
+                received,
+            )
         return {"own": own_neurons, "received": received}
 
     def _initial_neurons(self, server, client):

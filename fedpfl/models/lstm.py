@@ -31,7 +31,11 @@ class LSTMLayer(nn.Module):
         self.width = width
         bound = width**-0.5
         rows = 4 * width
-        shapes = {"weight": (rows, inputs), "recurrent": (rows, width), "bias": (rows,)}
+        shapes = {
+            "weight": (rows, inputs),
+            "recurrent": (rows, width),
+            "bias": (rows,),
+        }
         for name, shape in shapes.items():
             values = torch.empty(shape).uniform_(-bound, bound)
             self.register_parameter(name, nn.Parameter(values))

@@ -262,7 +262,12 @@ class Bound:
         """Return the same in evaluation mode, with other `buffers` if given: statistics are used
         and do not move.
         """
-        return Bound(self.net, self.buffers if buffers is None else buffers, False, self.weight)
+        return Bound(
+            self.net,
+            self.buffers if buffers is None else buffers,
+            False,
+            self.weight,
+        )
 
     def aside(self, params: Tree, x: Tensor, role: str = "main") -> Tensor:
         """Return logits as a call does, but leave the statistics as they are."""
@@ -279,7 +284,12 @@ class Bound:
         """
 
         def inner(params: Tree) -> tuple[Tensor, dict[str, Tree]]:
-            bound = Bound(self.net, self.buffers, self.training, batch.weight)
+            bound = Bound(
+                self.net,
+                self.buffers,
+                self.training,
+                batch.weight,
+            )
             return objective(bound, params, batch), bound.buffers
 
         if self.net.traits.recomputes:
@@ -345,7 +355,10 @@ def _gradient_by_backward(
 
     It may call layers again, which torch.func's cannot.
     """
-    leaves = tree.map(lambda leaf: leaf.detach().clone().requires_grad_(), params)
+    leaves = tree.map(
+        lambda leaf: leaf.detach().clone().requires_grad_(),
+        params,
+    )
     with torch.enable_grad():
         value, auxiliary = objective(leaves)
     value.backward()

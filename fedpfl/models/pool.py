@@ -62,7 +62,10 @@ class _MaxPool(torch.autograd.Function):
         info: Any, dims: Dims, x: Tensor, size: int
     ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
         models = info.batch_size
-        values, positions = _MaxPool.apply(_join_axes(x, dims[0], models), size)
+        values, positions = _MaxPool.apply(
+            _join_axes(x, dims[0], models),
+            size,
+        )
         return (_split_axes(values, models), _split_axes(positions, models)), (1, 1)
 
 

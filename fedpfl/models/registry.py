@@ -195,7 +195,10 @@ def _trace_head(
         trace = trace_layers(copy_network(module), made_up_samples(shape, 2), classes)
     except Exception as error:  # of a network that cannot be differentiated by its layers' outputs
         trace = Trace([], "", error_text(error, with_class=True)[:120])
-    facts: dict[str, Any] = {"order": tuple(trace.order), "head_layer": trace.head}
+    facts: dict[str, Any] = {
+        "order": tuple(trace.order),
+        "head_layer": trace.head,
+    }
     if trace.unclear:
         message = (
             f"model={name}: which layer is the head is not clear ({trace.unclear}); say which by"

@@ -34,7 +34,14 @@ class BasicBlock(nn.Module):
 
     def __init__(self, inside: int, outside: int, stride: int, norm: Norm):
         super().__init__()
-        self.conv1 = nn.Conv2d(inside, outside, 3, stride, padding=1, bias=False)
+        self.conv1 = nn.Conv2d(
+            inside,
+            outside,
+            3,
+            stride,
+            padding=1,
+            bias=False,
+        )
         self.norm1 = NORMS[norm](outside)
         self.conv2 = nn.Conv2d(outside, outside, 3, padding=1, bias=False)
         self.norm2 = NORMS[norm](outside)
@@ -71,7 +78,12 @@ class ResNet(nn.Module):
     ):
         super().__init__()
         self.large = stem == "large"
-        self.conv = nn.Conv2d(image(shape)[0], 64, *STEMS[stem], bias=False)
+        self.conv = nn.Conv2d(
+            image(shape)[0],
+            64,
+            *STEMS[stem],
+            bias=False,
+        )
         self.norm = NORMS[norm](64)
         stages, inside = [], 64
         for number, count in enumerate(blocks):

@@ -179,7 +179,10 @@ def _group_by_layer(
 ) -> _LayerGroups:
     """Group the names of trainable parameters by layer, normalisation with the layer before it."""
     groups = _LayerGroups()
-    modules = sorted(module.named_modules(), key=lambda item: _position(item[0], order))
+    modules = sorted(
+        module.named_modules(),
+        key=lambda item: _position(item[0], order),
+    )
     for prefix, child in modules:
         names = []
         for parameter_name, leaf in child.named_parameters(recurse=False):

@@ -148,10 +148,19 @@ def _layer_squares(module: nn.Module, a: Tensor, d: Tensor, weight: Tensor) -> T
     """
     if isinstance(module, nn.Conv2d):
         # A sample's gradient is a sum over positions, and is squared after that.
-        patches = F.unfold(a, module.kernel_size, module.dilation, module.padding, module.stride)  # type: ignore[arg-type]
+        patches = F.unfold(
+            a,
+            module.kernel_size,
+            module.dilation,
+            module.padding,
+            module.stride,
+        )  # type: ignore[arg-type]
         d = d.flatten(2)
         squares_by_sample = (d @ patches.transpose(1, 2)).square()
         total = torch.tensordot(weight, squares_by_sample, 1).view(module.weight.shape)
-        return {"weight": total, "bias": torch.tensordot(weight, d.sum(2).square(), 1)}
+        return {
+            "weight": total,
+            "bias": torch.tensordot(weight, d.sum(2).square(), 1),
+        }
     squares = weight[:, None] * d.square()
     return {"weight": squares.t() @ a.square(), "bias": squares.sum(0)}

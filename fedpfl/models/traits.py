@@ -52,7 +52,12 @@ def made_up_samples(shape: tuple[int, ...], count: int, seed: int = SEED) -> Ten
     """Draw samples `[count, *shape]`: normal numbers, or the token ids 0 and 1."""
     generator = torch.Generator().manual_seed(seed)
     if sample_kind(shape) == "token ids":
-        return torch.randint(2, (count, *shape), generator=generator, dtype=torch.int32)
+        return torch.randint(
+            2,
+            (count, *shape),
+            generator=generator,
+            dtype=torch.int32,
+        )
     return torch.randn(count, *shape, generator=generator)
 
 
@@ -173,7 +178,13 @@ def _nearly_equal(a: Tensor, b: Tensor) -> bool:
         return False
     if not (a.is_floating_point() or a.is_complex()):
         return torch.equal(a, b)
-    return torch.allclose(a.detach(), b.detach(), rtol=1e-5, atol=1e-6, equal_nan=True)
+    return torch.allclose(
+        a.detach(),
+        b.detach(),
+        rtol=1e-5,
+        atol=1e-6,
+        equal_nan=True,
+    )
 
 
 def _require_stable_parameters(module: nn.Module, shape: tuple[int, ...]) -> None:

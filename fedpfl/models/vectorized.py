@@ -78,7 +78,15 @@ def _step(net: Net, client: int, rows: int, training: bool) -> Tree:
     """Return a client's gradient, logits and buffers after a minibatch of `rows` samples."""
     params, buffers, x = _inputs(net, client)
     with _ConstantDraws(), seeded_process(SEED):
-        return _differentiate(net, params, buffers, x[:rows], None, rows, training)
+        return _differentiate(
+            net,
+            params,
+            buffers,
+            x[:rows],
+            None,
+            rows,
+            training,
+        )
 
 
 def _steps_together(net: Net, training: bool) -> Tree:
@@ -100,7 +108,13 @@ def _steps_together(net: Net, training: bool) -> Tree:
         )
 
     with _ConstantDraws(), seeded_process(SEED):
-        return vmap(one, randomness="different")(torch.arange(2), params, buffers, x, weight)
+        return vmap(one, randomness="different")(
+            torch.arange(2),
+            params,
+            buffers,
+            x,
+            weight,
+        )
 
 
 def _differentiate(
@@ -135,7 +149,10 @@ def _inputs(net: Net, client: int) -> tuple[Tree, Tree, Tensor]:
     def convert(leaf: Tensor) -> Tensor:
         return cast(leaf) if leaf.is_floating_point() else leaf
 
-    params = tree.map(lambda leaf: convert(leaf) * (1 + 0.01 * client), net.params)
+    params = tree.map(
+        lambda leaf: convert(leaf) * (1 + 0.01 * client),
+        net.params,
+    )
     buffers = tree.map(lambda leaf: convert(leaf).clone(), net.buffers)
     x = made_up_samples(net.parts.sample, ROWS, SEED + client)
     return params, buffers, convert(x)

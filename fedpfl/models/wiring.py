@@ -178,7 +178,12 @@ class _Walk:
                 self.finish(node)
             elif node.op == "call_module":
                 layer = self.module.get_submodule(name)
-                self.flows[node] = self.layer(name, layer, node, input_flows)
+                self.flows[node] = self.layer(
+                    name,
+                    layer,
+                    node,
+                    input_flows,
+                )
             elif node.op in ("call_function", "call_method"):
                 self.flows[node] = self.operation(name, node, input_flows)
             else:
@@ -208,7 +213,13 @@ class _Walk:
                 self.along(input_flows[0], 1, layer.in_channels),
                 2 + len(layer.kernel_size),
             )
-            return self.make(name, layer.out_channels, tensors, inputs, _Flow(name, 1, rank))
+            return self.make(
+                name,
+                layer.out_channels,
+                tensors,
+                inputs,
+                _Flow(name, 1, rank),
+            )
         if isinstance(layer, nn.Linear):
             inputs, axes = self.along(input_flows[0], -1, layer.in_features), input_flows[0].rank
             return self.make(
@@ -229,7 +240,12 @@ class _Walk:
             return _Flow(name, -1)
         if tensors:
             raise ValueError(f"{type(layer).__name__} has no known wiring")
-        return self.operation(type(layer).__name__, node, input_flows, vars(layer))
+        return self.operation(
+            type(layer).__name__,
+            node,
+            input_flows,
+            vars(layer),
+        )
 
     def make(
         self, name: str, width: int, tensors: dict[str, Any], inputs: Axis | None, out: _Flow
@@ -370,4 +386,9 @@ class _Walk:
             raise ValueError("mixes neurons with the axes before theirs")
         merged = last_axis - first_axis
         flat = flow.flat or (first_axis == flow.at and merged > 0)
-        return _Flow(flow.group, flow.at - merged * (flow.at > last_axis), flow.rank - merged, flat)
+        return _Flow(
+            flow.group,
+            flow.at - merged * (flow.at > last_axis),
+            flow.rank - merged,
+            flat,
+        )

@@ -79,7 +79,10 @@ def _distances_by_span(
         rows = both_curves[both_curves["round"].between(first, last)]
         if rows.empty:
             continue
-        distances = {"first": int(rows["round"].min()), "last": int(rows["round"].max())}
+        distances = {
+            "first": int(rows["round"].min()),
+            "last": int(rows["round"].max()),
+        }
         for moment in MOMENTS:
             differences = rows[f"cohort_{moment}"] - rows[f"accuracy_{moment}"]
             distances[f"{moment}_absolute"] = differences.abs().mean()
@@ -130,7 +133,12 @@ def draw_curves(runs: Iterable[Run], reference: Path, path: Path) -> list[Path]:
                 published_curves["round"] <= last_round
             )
             rows = published_curves[is_shown].set_index("round")
-            _draw_published_curve(ax, rows[f"accuracy_{moment}"], name, line_style(index))
+            _draw_published_curve(
+                ax,
+                rows[f"accuracy_{moment}"],
+                name,
+                line_style(index),
+            )
         ax.set(
             xlabel="round",
             ylabel=f"cohort's pooled accuracy (%)\nrunning mean of {WINDOW} rounds",

@@ -56,7 +56,11 @@ class Figure(NamedTuple):
             raise FedpflError(
                 f"no runs for {name}; run `python -m fedpfl.train experiment={experiment}`"
             )
-        return self.paint(chosen_groups, folder / name.replace("/", "_"), rule)
+        return self.paint(
+            chosen_groups,
+            folder / name.replace("/", "_"),
+            rule,
+        )
 
 
 def groups_with_several_values(
@@ -199,7 +203,14 @@ def _draw_range(ax: Axes, values_at: ValuesAt, name: str, index: int) -> None:
     high = [max(seeds) for _, seeds in complete]
     style = line_style(index)
     ax.plot(positions, means, label=legible_text(name), **style)
-    ax.fill_between(positions, low, high, color=style["color"], alpha=0.15, linewidth=0)
+    ax.fill_between(
+        positions,
+        low,
+        high,
+        color=style["color"],
+        alpha=0.15,
+        linewidth=0,
+    )
 
 
 def paint_bars(name: Callable[[Group], str]) -> Paint:
@@ -233,7 +244,10 @@ def paint_bars(name: Callable[[Group], str]) -> Paint:
             # Bars of some percent difference are told apart only where the axis begins near them.
             if lows:
                 margin = max(1.0, 0.5 * (max(highs) - min(lows)))
-                ax.set_ylim(max(0.0, min(lows) - margin), min(100.0, max(highs) + margin))
+                ax.set_ylim(
+                    max(0.0, min(lows) - margin),
+                    min(100.0, max(highs) + margin),
+                )
             ax.set(xticks=[], ylabel=METRICS[rule.accuracy].label)
 
         return draw_panels(group_by(groups, lambda group: group.setting), path, draw_panel)

@@ -230,7 +230,13 @@ def _make_cell(filled: FilledCells, index: CellIndex, different_cells: set[CellI
     if kind != "exact":
         difference = format_number(DIFFERENCE_KINDS[kind], mean - published_value)
     below = f"{format_number(kind, published_value)} {difference}".strip()
-    return Cell(mean, deviation if kind == "percent" else math.nan, kind, flag=flag, below=below)
+    return Cell(
+        mean,
+        deviation if kind == "percent" else math.nan,
+        kind,
+        flag=flag,
+        below=below,
+    )
 
 
 def _record(name: str, filled: FilledCells, index: CellIndex, cell: Cell) -> dict[str, Any]:
@@ -314,7 +320,10 @@ def _compared_setups(filled: FilledCells) -> list[tuple[Group, Mapping[str, Any]
         entry = published.lookup(filled.layout.published_key(i, j))
         if entry:
             setup = filled.layout.setup_of(group.runs[0], j)
-            setup_by_group.setdefault(id(group), (group, setup, entry.note))
+            setup_by_group.setdefault(
+                id(group),
+                (group, setup, entry.note),
+            )
     return list(setup_by_group.values())
 
 

@@ -240,7 +240,11 @@ class Layout:
         # Other devices take other hours, and not always reach the end.
         if run.config_value("system.profile") not in (None, "uniform"):
             return False
-        config = {**column.config, **self.row_config(i, j), **row.implied_config}
+        config = {
+            **column.config,
+            **self.row_config(i, j),
+            **row.implied_config,
+        }
         return has_config(run, config) and row.fits(run)
 
     def with_datasets(self, datasets: Sequence[str]) -> Layout:

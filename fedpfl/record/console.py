@@ -122,9 +122,17 @@ class Console(Callback):
         # ---- Step 3: show it.
         if self._bar is not None:
             text = "  ".join(filter(None, (describe_cohort(row), self._last_evaluation)))
-            self._bar.update(self._bar.task_ids[0], completed=self._round, text=text, eta=eta)
+            self._bar.update(
+                self._bar.task_ids[0],
+                completed=self._round,
+                text=text,
+                eta=eta,
+            )
         elif self._label:
-            last_time = max(self._start_time, self._print_times.get("", self._start_time))
+            last_time = max(
+                self._start_time,
+                self._print_times.get("", self._start_time),
+            )
             if rounds_left and now - last_time >= self.MINUTE:
                 self._print_times[""] = now
                 self._print_line(f"{describe_row(row, self._run.rounds)}  {eta}")

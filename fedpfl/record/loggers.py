@@ -41,7 +41,11 @@ def make_loggers(
     loggers = {}
     for key, logger_class in LOGGER_CLASSES.items():
         if key in settings:
-            loggers[key] = build_dataclass(logger_class, settings.pop(key), f"logger.{key}")
+            loggers[key] = build_dataclass(
+                logger_class,
+                settings.pop(key),
+                f"logger.{key}",
+            )
     if name not in LOGGER_NAMES:
         raise FedpflError(
             f"logger.name={name} is unknown; choose one of {', '.join(LOGGER_NAMES)}, "

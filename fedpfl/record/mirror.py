@@ -51,7 +51,10 @@ class ServiceLogger(Callback, ABC):
         """
         values = self._facts | _displayable_values(summary)
         unlogged = {key: value for key, value in values.items() if key not in self._logged_columns}
-        self._finish(status, {**unlogged, **self._overview.fields(), "status": status})
+        self._finish(
+            status,
+            {**unlogged, **self._overview.fields(), "status": status},
+        )
 
     def _log_row(self, row: Mapping[str, Any]) -> None:
         self._overview.add(row)

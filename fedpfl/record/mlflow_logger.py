@@ -64,7 +64,11 @@ class MlflowLogger(ServiceLogger):
         # ---- Step 2: a run begun afresh replaces its former one.
         for old_run_id in run_ids:
             client.delete_run(old_run_id)
-        tags = {RUN_TAG: key, "group": run.group, "tags": ", ".join(run.tags)}
+        tags = {
+            RUN_TAG: key,
+            "group": run.group,
+            "tags": ", ".join(run.tags),
+        }
         mlflow_run = client.create_run(experiment_id, run_name=run.name, tags=tags)
         self._run_id = mlflow_run.info.run_id
         self._client = client

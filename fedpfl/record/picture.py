@@ -28,7 +28,13 @@ def partition_png(
     It is cached, as the runs of a sweep may have the partition in common.
     """
     counts = tuple(map(tuple, np.asarray(label_counts).tolist()))
-    return _cached_png(counts, title, tuple(client_names), tuple(class_names), tuple(sizes))
+    return _cached_png(
+        counts,
+        title,
+        tuple(client_names),
+        tuple(class_names),
+        tuple(sizes),
+    )
 
 
 @lru_cache(maxsize=4)
@@ -116,7 +122,12 @@ def _set_ticks(axis: Any, names: Sequence[str], max_ticks: int, rotation: int) -
 
     if 0 < len(names) <= MAX_NAMES:
         tick_texts = [_tick_text(name) for name in names]
-        axis.set_ticks(range(len(names)), tick_texts, rotation=rotation, size=7)
+        axis.set_ticks(
+            range(len(names)),
+            tick_texts,
+            rotation=rotation,
+            size=7,
+        )
     else:
         axis.set_major_locator(MaxNLocator(nbins=max_ticks, integer=True))
 
@@ -146,7 +157,12 @@ def _draw_sizes(size_axes: Any, sizes: np.ndarray) -> None:
     if clients <= 200:
         size_axes.bar(np.arange(clients), sizes, width=0.8, color="0.35")
     else:  # one outline: thousands of bars take a minute
-        size_axes.stairs(sizes, np.arange(clients + 1) - 0.5, fill=True, color="0.35")
+        size_axes.stairs(
+            sizes,
+            np.arange(clients + 1) - 0.5,
+            fill=True,
+            color="0.35",
+        )
     size_axes.tick_params(labelbottom=False)
     size_axes.set_ylabel("samples")
     size_axes.yaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))

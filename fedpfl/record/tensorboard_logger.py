@@ -32,7 +32,11 @@ class TensorboardLogger(ServiceLogger):
         from PIL import Image
 
         with Image.open(path) as image:
-            self._writer.add_image(name, np.array(image.convert("RGB")), dataformats="HWC")
+            self._writer.add_image(
+                name,
+                np.array(image.convert("RGB")),
+                dataformats="HWC",
+            )
 
     def _start(self, run: RunInfo, facts: Mapping[str, Any]) -> int:
         from torch.utils.tensorboard import SummaryWriter

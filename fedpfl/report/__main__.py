@@ -156,7 +156,11 @@ def _draw_figures(options: Namespace, shown_runs: list[Run]) -> None:
         path = folder / f"{metric}{axis}_{name}"
         files = accuracy_figure(members, path, options.metric, along=options.over)
         if options.reference:
-            files += draw_curves(members, options.reference, folder / f"curves_{name}")
+            files += draw_curves(
+                members,
+                options.reference,
+                folder / f"curves_{name}",
+            )
         _report_files(files)
 
 
@@ -188,10 +192,18 @@ def _show_paper(options: Namespace) -> None:
             )
         selection = None
     else:
-        selection = Selection(options.accuracy, options.select, options.every or 100)
+        selection = Selection(
+            options.accuracy,
+            options.select,
+            options.every or 100,
+        )
 
     # ---- Step 3: the tables and figures.
-    shown_runs = runs(*options.roots, where=options.where, trials=options.trials)
+    shown_runs = runs(
+        *options.roots,
+        where=options.where,
+        trials=options.trials,
+    )
     names = [*full_names.values()]
     _check_caption(options, len(names) != 1)
     _show_papers(
@@ -248,7 +260,11 @@ def _write_html(options: Namespace) -> None:
 
 
 def _list_runs(options: Namespace) -> None:
-    directories = inspect_directories(*options.roots, where=options.where, trials=options.trials)
+    directories = inspect_directories(
+        *options.roots,
+        where=options.where,
+        trials=options.trials,
+    )
     entries = listing.list_entries(directories)
     if not entries:
         raise no_runs_error(options.roots)
@@ -266,7 +282,13 @@ def _compare_sides(options: Namespace) -> None:
     if options.out and options.out.suffix not in (".png", ".pdf"):
         raise FedpflError(f"--out {options.out}: must end in .png or .pdf")
     a, b = find_sides(options.roots, options.where, options.trials)
-    tables = compare_groups(a, b, options.test, options.metric, options.select)
+    tables = compare_groups(
+        a,
+        b,
+        options.test,
+        options.metric,
+        options.select,
+    )
     print(_render_for_screen(tables, options.format), end="")
     if options.out:
         _report_files(comparison_figure(a, b, options.metric, options.out))
@@ -294,7 +316,11 @@ def _clean_directories(options: Namespace) -> int:
 
 
 def _find_runs(options: Namespace) -> list[Run]:
-    found = runs(*options.roots, where=options.where, trials=options.trials)
+    found = runs(
+        *options.roots,
+        where=options.where,
+        trials=options.trials,
+    )
     if not found:
         raise no_runs_error(options.roots)
     return found
@@ -324,7 +350,11 @@ def _show_table(name: str, table: Table, options: Namespace) -> None:
 
     The default is all formats but the terminal's.
     """
-    table = replace(table, pm=options.pm, caption=options.caption or table.caption)
+    table = replace(
+        table,
+        pm=options.pm,
+        caption=options.caption or table.caption,
+    )
     if options.format in (None, "terminal") or not options.out:
         print(_render_for_screen(table, options.format), end="")
     if not options.out:

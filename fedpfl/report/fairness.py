@@ -340,9 +340,15 @@ def _make_record(comparison: BaselineComparison) -> dict[str, Any]:
         pairs = comparison.pairs.get(name, {})
         harms = [measure_harm(both["accuracy"] - both["baseline"]) for both in pairs.values()]
         losses = [harm.loss for harm in harms if harm.harmed]
-        record |= seed_statistics(f"harmed_{name}", [harm.harmed for harm in harms])
+        record |= seed_statistics(
+            f"harmed_{name}",
+            [harm.harmed for harm in harms],
+        )
         record |= seed_statistics(f"loss_{name}", losses)
-        record |= seed_statistics(f"change_{name}", [harm.change for harm in harms])
+        record |= seed_statistics(
+            f"change_{name}",
+            [harm.change for harm in harms],
+        )
         record[f"seed_list_{name}"] = " ".join(str(run.seed) for run in pairs)
     record["round"] = format_range(_evaluated_rounds(comparison.accuracies)) or None
     record["seeds"] = len(comparison.accuracies)

@@ -90,7 +90,10 @@ def accuracy_figure(
         FedpflError: no run has the metric.
     """
     shown_groups = groups(runs)
-    metric = task_metric(metric, common_task(group.runs[0] for group in shown_groups))
+    metric = task_metric(
+        metric,
+        common_task(group.runs[0] for group in shown_groups),
+    )
     _require_curves(shown_groups, metric, along)
     line_names = list(dict.fromkeys(map(label, shown_groups)))
     windows = {
@@ -112,8 +115,18 @@ def accuracy_figure(
         if has_thin_lines:
             for group in members:
                 color = line_style(line_names.index(label(group)))["color"]
-                _draw_thin_line(ax, group, windows[id(group)], along, color)
-        ax.set(xlabel=AXIS_TITLES[along], ylabel=_axis_title(metric), xlim=(0, None))
+                _draw_thin_line(
+                    ax,
+                    group,
+                    windows[id(group)],
+                    along,
+                    color,
+                )
+        ax.set(
+            xlabel=AXIS_TITLES[along],
+            ylabel=_axis_title(metric),
+            xlim=(0, None),
+        )
 
     note = ""
     if has_thin_lines:
@@ -162,13 +175,28 @@ def draw_line(
     note = "; ".join(dict.fromkeys(filter(None, attendance)))
     label = "\n".join(filter(None, (legible_text(label), clip_text(note, 60))))
     marker_step = max(1, len(curve) // 10)
-    ax.plot(curve.index, curve["mean"], label=label, **style, markevery=marker_step, zorder=3)
+    ax.plot(
+        curve.index,
+        curve["mean"],
+        label=label,
+        **style,
+        markevery=marker_step,
+        zorder=3,
+    )
     band = curve[curve["count"] > 1]
     if len(band):
         low = band["mean"] - band["std"]
         high = band["mean"] + band["std"]
         color = style["color"]
-        ax.fill_between(band.index, low, high, color=color, alpha=0.15, linewidth=0, zorder=2)
+        ax.fill_between(
+            band.index,
+            low,
+            high,
+            color=color,
+            alpha=0.15,
+            linewidth=0,
+            zorder=2,
+        )
 
 
 def legible_text(text: str) -> str:

@@ -163,7 +163,10 @@ def shared_settings_note(shown_groups: Sequence[Group]) -> tuple[str, ...]:
         One line, or none.
     """
     settings = [_settings(group.runs) for group in shown_groups]
-    by_setting = group_by(zip(shown_groups, settings, strict=True), lambda pair: pair[0].setting)
+    by_setting = group_by(
+        zip(shown_groups, settings, strict=True),
+        lambda pair: pair[0].setting,
+    )
     keys = [key for key in _differing_keys(settings) if not _is_in_titles(key)]
     parts = []
     for key in keys:
@@ -270,7 +273,11 @@ def _settings(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def _setting_text(key: str, settings: dict[str, Any], keys: Sequence[str]) -> str:
-    return labels.setting_text(key, {key: value_when_off(key)} | settings, keys)
+    return labels.setting_text(
+        key,
+        {key: value_when_off(key)} | settings,
+        keys,
+    )
 
 
 def _is_in_titles(key: str) -> bool:

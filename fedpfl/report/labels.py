@@ -89,7 +89,10 @@ def method_label(values: Mapping[str, Any], quantile: bool = True) -> str:
         settings.append("classifier only")
     if values.get("variant") not in (None, "default", "paper"):
         settings.append(str(values["variant"]))
-    title = METHOD_TITLES.get(str(values["name"]), one_line(values["name"]))
+    title = METHOD_TITLES.get(
+        str(values["name"]),
+        one_line(values["name"]),
+    )
     return add_in_brackets(title, settings)
 
 

@@ -113,7 +113,10 @@ def runs(
                 readable.append(_require_rounds(directory))
             except FedpflError as error:
                 warn(f"skipped {error}")
-    return _drop_copies(sorted(readable, key=lambda run: str(run.path)), warn)
+    return _drop_copies(
+        sorted(readable, key=lambda run: str(run.path)),
+        warn,
+    )
 
 
 def inspect_directories(
@@ -343,7 +346,11 @@ def _drop_copies(candidates: list[Run], warn: Callable[[str], None]) -> list[Run
         key = run.identity, run.seed, run.fingerprint
         other = best_runs.setdefault(key, run)
         if other is not run:
-            better, worse = sorted((other, run), key=progress, reverse=True)
+            better, worse = sorted(
+                (other, run),
+                key=progress,
+                reverse=True,
+            )
             best_runs[key] = better
             warn(f"skipped {worse.path}: same configuration and seed as {better.path}")
     return list(best_runs.values())

@@ -222,7 +222,10 @@ class Table:
 
     def headings(self, column_indices: Sequence[int]) -> list[tuple[str, int]]:
         """Return the group headings of these columns, each with its number of columns."""
-        groups = itertools.groupby(column_indices, lambda index: self.columns[index].group or index)
+        groups = itertools.groupby(
+            column_indices,
+            lambda index: self.columns[index].group or index,
+        )
         return [
             (group if isinstance(group, str) else "", len(list(members)))
             for group, members in groups

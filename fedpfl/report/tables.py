@@ -109,7 +109,12 @@ _MEANINGS = {
 
 def _make_column(heading: str, kind: str, *group: str) -> Column:
     meanings = [_MEANINGS[text] for text in (*group, heading) if text in _MEANINGS]
-    return Column(heading, kind, ", ".join(group), meaning="; ".join(meanings))
+    return Column(
+        heading,
+        kind,
+        ", ".join(group),
+        meaning="; ".join(meanings),
+    )
 
 
 def _metric_column(metric: Metric) -> Column:
@@ -408,7 +413,10 @@ def describe_seeds(seeds: Mapping[str, Sequence[int]]) -> str:
     Args:
         seeds: the seeds of each row.
     """
-    rows_by_seeds = group_by(seeds, lambda row: ", ".join(map(str, sorted(seeds[row]))))
+    rows_by_seeds = group_by(
+        seeds,
+        lambda row: ", ".join(map(str, sorted(seeds[row]))),
+    )
     if not rows_by_seeds:
         return "no runs"
     if len(rows_by_seeds) == 1:
@@ -416,7 +424,10 @@ def describe_seeds(seeds: Mapping[str, Sequence[int]]) -> str:
         if "," in seed_list:
             return f"mean and sample standard deviation over seeds {seed_list}"
         return f"one seed ({seed_list})"
-    most_rows_first = sorted(rows_by_seeds.items(), key=lambda item: -len(item[1]))
+    most_rows_first = sorted(
+        rows_by_seeds.items(),
+        key=lambda item: -len(item[1]),
+    )
     parts = [f"{seed_list} ({join_few(rows)})" for seed_list, rows in most_rows_first]
     return f"mean and sample standard deviation over different seeds: {'; '.join(parts)}"
 
@@ -489,7 +500,10 @@ def _code_notes(shown_groups: Iterable[Group]) -> list[str]:
 def _privacy_notes(shown_groups: Iterable[Group]) -> list[str]:
     """Say what private runs protect."""
     notes = []
-    guarantees = _titles_by_text(shown_groups, lambda run: str(run.summary.get("privacy") or ""))
+    guarantees = _titles_by_text(
+        shown_groups,
+        lambda run: str(run.summary.get("privacy") or ""),
+    )
     for guarantee, titles in guarantees.items():
         notes += _note(f"Privacy: {guarantee}; so for", titles)
     return notes
@@ -498,7 +512,10 @@ def _privacy_notes(shown_groups: Iterable[Group]) -> list[str]:
 def _attack_notes(shown_groups: Iterable[Group]) -> list[str]:
     """Say who attacks."""
     notes = []
-    attacks = _titles_by_text(shown_groups, lambda run: str(run.summary.get("attack") or ""))
+    attacks = _titles_by_text(
+        shown_groups,
+        lambda run: str(run.summary.get("attack") or ""),
+    )
     for attack, titles in attacks.items():
         notes += _note(f"Attack: {attack}; so for", titles)
     return notes
@@ -507,7 +524,10 @@ def _attack_notes(shown_groups: Iterable[Group]) -> list[str]:
 def _initial_weight_notes(shown_groups: Iterable[Group]) -> list[str]:
     """Say which rows' networks began with weights that may have seen their test samples."""
     notes = []
-    caveats = _titles_by_text(shown_groups, lambda run: str(run.summary.get("caveat") or ""))
+    caveats = _titles_by_text(
+        shown_groups,
+        lambda run: str(run.summary.get("caveat") or ""),
+    )
     for caveat, titles in caveats.items():
         notes += _note(f"Initial weights: {caveat}; so of", titles)
     return notes

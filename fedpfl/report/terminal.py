@@ -47,7 +47,12 @@ def render_terminal(table: Table, width: int | None) -> str:
     # ---- Step 1: which columns are shown, and where?
     filled_indices, texts = _cell_texts(table)
     headings = [f"{column.group}\n{column.heading}" for column in table.columns]
-    layout = _choose_layout(table, filled_indices, [headings, *texts], width or 10**9)
+    layout = _choose_layout(
+        table,
+        filled_indices,
+        [headings, *texts],
+        width or 10**9,
+    )
     parts = _split_columns(layout)
 
     # ---- Step 2: each block of rows, part by part.
@@ -162,7 +167,10 @@ def _split_columns(layout: _Layout) -> list[list[int]]:
     label_index = layout.shown[0]
     widths = dict(layout.word_widths)
     # A long label folds rather than push the numbers out.
-    widths[label_index] = min(widths[label_index], max(18, layout.window_width // 3))
+    widths[label_index] = min(
+        widths[label_index],
+        max(18, layout.window_width // 3),
+    )
     parts = [[label_index]]
     for index in layout.shown[1:]:
         part = parts[-1]

@@ -114,7 +114,10 @@ class LittleIsEnough(UploadAttack):
         rows = uploads.find_known(self.knowledge)
         z = self.z
         if z is None:
-            z = find_largest_z(len(uploads.hostile), int(uploads.hostile.sum()))
+            z = find_largest_z(
+                len(uploads.hostile),
+                int(uploads.hostile.sum()),
+            )
         return rows.mean(0) - z * rows.std(0, correction=0)
 
 

@@ -138,9 +138,15 @@ class Backdoor(DataAttack):
         if self.pattern == "blended":
             rng = np.random.default_rng([seed, PATTERN_STREAM])
             image = torch.from_numpy(rng.random(shape)).float()
-            return Paint(torch.full(shape, 1 - opacity), 255 * opacity * image)
+            return Paint(
+                torch.full(shape, 1 - opacity),
+                255 * opacity * image,
+            )
         phase = 2 * math.pi * SINE_PERIODS * torch.arange(shape[-1]) / shape[-1]
-        return Paint(torch.ones(shape), (255 * opacity * phase.sin()).expand(shape))
+        return Paint(
+            torch.ones(shape),
+            (255 * opacity * phase.sin()).expand(shape),
+        )
 
 
 class Paint(NamedTuple):
@@ -160,7 +166,10 @@ class Paint(NamedTuple):
         position = is_painted.flatten().cumsum(0) - 1
         part_of_pixel = position * parts // is_painted.sum()
         is_part = is_painted & (part_of_pixel == part).view_as(is_painted)
-        return Paint(torch.where(is_part, self.keep, 1.0), torch.where(is_part, self.shift, 0.0))
+        return Paint(
+            torch.where(is_part, self.keep, 1.0),
+            torch.where(is_part, self.shift, 0.0),
+        )
 
 
 def _require_class(federation: Federation, key: str, label: int | None) -> None:

@@ -110,7 +110,10 @@ class PersonalRule(nn.Module):
         self._net = net
         self._template = {"params": params, "statistics": statistics}
         for number, leaf in enumerate(tree.leaves(self._template)):
-            self.register_buffer(f"value_{number}", leaf.detach().cpu().clone())
+            self.register_buffer(
+                f"value_{number}",
+                leaf.detach().cpu().clone(),
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits `[samples, classes]` of samples `[samples, ...]`."""
@@ -141,7 +144,10 @@ def write_safetensors(run: Trained, client: int | str, path: Path) -> None:
             "alone do not hold; use --format torchscript or onnx"
         )
     values = run.personal(client)
-    facts = {"input": run.summary.get("input"), "classes": list(run.classes)}
+    facts = {
+        "input": run.summary.get("input"),
+        "classes": list(run.classes),
+    }
     metadata = {key: json.dumps(value) for key, value in facts.items()}
     provenance = Provenance.from_state(values)
     if provenance:
@@ -155,7 +161,11 @@ def write_torchscript(run: Trained, client: int | str, path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # tracing's advice, which the comparison below makes moot
         try:
-            traced = torch.jit.trace(module, (example[:2],), check_trace=False)
+            traced = torch.jit.trace(
+                module,
+                (example[:2],),
+                check_trace=False,
+            )
             torch.jit.save(traced, path)
         except Exception as error:  # a network may do anything
             raise _no_such_format(run, "torchscript", error) from None

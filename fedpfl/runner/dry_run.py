@@ -120,7 +120,11 @@ def _print_runs(settings: Sequence[str], is_sweep: bool) -> None:
     if not is_sweep and common.hydra.mode != RunMode.MULTIRUN:
         cfg = overrides.compose_single_run(settings)
         _print_composition(cfg)
-        rehearsal = rehearse_run(check_config(cfg), Path(cfg.hydra.run.dir), cache)
+        rehearsal = rehearse_run(
+            check_config(cfg),
+            Path(cfg.hydra.run.dir),
+            cache,
+        )
         print(*rehearsal.lines, sep="\n")
     elif "optuna" in str(common.hydra.sweeper.get("_target_")).lower():
         _print_search(common, cache)
@@ -232,7 +236,10 @@ def rehearse_run(plan: Plan, path: Path, cache: RunCache) -> Rehearsal:
     # ---- Step 1: how long it will take
     schedule = Schedule.of(run.settings.rounds, run.config)
     remaining = schedule.remaining(directory_status.rounds)
-    forecast = cache.share(("forecast", plan.identity), lambda: timing.forecast_run(run, state))
+    forecast = cache.share(
+        ("forecast", plan.identity),
+        lambda: timing.forecast_run(run, state),
+    )
 
     # ---- Step 2: the lines that the run itself would begin with
     backend = engine.choose_backend(run.engine, run.net, run.device)

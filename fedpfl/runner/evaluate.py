@@ -252,7 +252,10 @@ def collect_server_parameters(run: Run, state: engine.State) -> dict[str, Tensor
             is_parameter = isinstance(leaf, Tensor) and name in initial
             if is_parameter and leaf.shape == initial[name].shape:
                 values.setdefault(name, leaf)
-    return tree.select(values, [name for name in initial if name in values])
+    return tree.select(
+        values,
+        [name for name in initial if name in values],
+    )
 
 
 def _evaluate_server_model(run: Run, backend: engine.Backend, state: engine.State) -> float | None:
@@ -266,7 +269,12 @@ def _evaluate_server_model(run: Run, backend: engine.Backend, state: engine.Stat
         return None
     fedavg = Method()
     clients = list(range(run.federation.clients))
-    initial_state = engine.make_initial_state(fedavg, run.net, len(clients), run.device)
+    initial_state = engine.make_initial_state(
+        fedavg,
+        run.net,
+        len(clients),
+        run.device,
+    )
     server_state = replace(
         initial_state, round=state.round, server=model, server_buffers={"main": buffers}
     )

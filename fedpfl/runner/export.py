@@ -98,7 +98,14 @@ def send_to_loggers(run: Trained, logger: Mapping[str, Any]) -> int:
     # Where nothing was to choose, the name that was asked for is recorded.
     if (backend, engine_record.get("device")) == ("auto", "cpu"):
         backend = "loop"
-    run_info = make_run_info(config, run.path, summary, group, backend, start_round=rounds_done)
+    run_info = make_run_info(
+        config,
+        run.path,
+        summary,
+        group,
+        backend,
+        start_round=rounds_done,
+    )
 
     # ---- Step 2: each logger takes what it lacks, while nobody else writes the run.
     with files.explain_write_errors(run.path):

@@ -79,7 +79,11 @@ def make_summary_facts(run: Run) -> dict[str, Any]:
     if run.net.frozen:
         facts["frozen"] = tree.size(run.net.frozen)
     if isinstance(run.method, Submodel):
-        facts["devices"] = count_submodel_costs(run.method, run.net, run.federation.shape)
+        facts["devices"] = count_submodel_costs(
+            run.method,
+            run.net,
+            run.federation.shape,
+        )
     if run.account:
         facts["privacy"] = _describe_privacy(run)
     if run.adversary:
@@ -160,7 +164,12 @@ def make_run_info(
     if method_name in METHODS:
         method_title = METHODS[method_name].__name__
     run_identity = identity(config)
-    name_parts = [config.get("name"), method_title, run_identity, f"seed{config['seed']}"]
+    name_parts = [
+        config.get("name"),
+        method_title,
+        run_identity,
+        f"seed{config['seed']}",
+    ]
     tags = [config[key]["name"] for key in ("dataset", "partition", "model")]
     tags += [backend_name, config.get("engine", {}).get("precision")]
     return RunInfo(

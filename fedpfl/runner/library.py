@@ -253,7 +253,12 @@ def _read_request(
     held_data = None if data is None else hold_data(data)
     with _hydra_errors_in_one_line():
         cfg, experiment = _compose(settings, keys, held_data)
-        return RunRequest(cfg, Path(directory or cfg.hydra.run.dir), experiment, held_data)
+        return RunRequest(
+            cfg,
+            Path(directory or cfg.hydra.run.dir),
+            experiment,
+            held_data,
+        )
 
 
 @contextlib.contextmanager

@@ -63,7 +63,11 @@ class Models(ABC):
             newcomer_samples = federation.x[federation.train[number]]
             provenance = provenance.joined_with(hash_samples(newcomer_samples))
         if job.params.keys() == self._run.net.params.keys():
-            values = {**self._run.net.frozen, **job.params, **job.buffers.get(self._role(job), {})}
+            values = {
+                **self._run.net.frozen,
+                **job.params,
+                **job.buffers.get(self._role(job), {}),
+            }
             values = self._run.net.state_dict(values)
         else:
             values = dict(tree.items({**job.params, "buffers": job.buffers}))
@@ -137,7 +141,10 @@ class Models(ABC):
                 f"method={run.config['method']['name']} has no global model: all stays with the"
                 " clients"
             )
-        buffers: Mapping[str, Tensor] = next(iter(self._state.server_buffers.values()), {})
+        buffers: Mapping[str, Tensor] = next(
+            iter(self._state.server_buffers.values()),
+            {},
+        )
         values = _copy_to_cpu(run.net.state_dict({**run.net.frozen, **values, **buffers}))
         return self._record.attach_to(values)
 
@@ -166,7 +173,13 @@ class Models(ABC):
             network = self._make_network()
             network.load_state_dict(self.personal(client))
             return PersonalNetwork(scaling, network).eval()
-        rule = PersonalRule(scaling, run.method, run.net.copy(), job.params, job.buffers)
+        rule = PersonalRule(
+            scaling,
+            run.method,
+            run.net.copy(),
+            job.params,
+            job.buffers,
+        )
         return rule.cpu().eval()
 
     def client_number(self, client: int | str) -> int:
@@ -259,7 +272,11 @@ class Models(ABC):
         run = self._run
         net = RecordingNet(run.net, job.buffers, False, None)
         with torch.no_grad():
-            run.method.predict(net, job.params, _make_batch(run, run.federation.x[:1]))
+            run.method.predict(
+                net,
+                job.params,
+                _make_batch(run, run.federation.x[:1]),
+            )
         return roles[0]
 
     def _locate(self, client: int | str) -> tuple[Federation, engine.State, int]:
@@ -280,7 +297,11 @@ class Models(ABC):
 
 def _make_batch(run: Run, samples: Tensor) -> Batch:
     """Return samples as `predict` sees them, with the same numbers each time."""
-    random = torch.rand(len(samples), run.method.randoms, generator=generator("predict"))
+    random = torch.rand(
+        len(samples),
+        run.method.randoms,
+        generator=generator("predict"),
+    )
     position = torch.arange(len(samples), device=samples.device)
     x = normalize_samples(run.federation, samples)
     return Batch(x, None, None, random.to(samples.device), position)  # type: ignore[arg-type]

@@ -342,7 +342,11 @@ def _depends_on_rounds(run: Run, shorter_rounds: int) -> bool:
         server, client = run.method.init(run.net.params, parts)
         return tree.leaves({"server": server, "client": client})
 
-    pairs = zip(initial_leaves(shorter_rounds), initial_leaves(run.settings.rounds), strict=True)
+    pairs = zip(
+        initial_leaves(shorter_rounds),
+        initial_leaves(run.settings.rounds),
+        strict=True,
+    )
     return not all(torch.equal(shorter, longer) for shorter, longer in pairs)
 
 

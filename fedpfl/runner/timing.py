@@ -84,7 +84,11 @@ class _Stopwatch:
         self._state = state
         self._local = run.local.for_round(state.round + 1, run.settings.rounds)
         self._draws = run.make_draws("timing", state.round)
-        self._backend = engine.make_backend(run.engine, run.net.copy(), run.device)
+        self._backend = engine.make_backend(
+            run.engine,
+            run.net.copy(),
+            run.device,
+        )
         self._method = copy.deepcopy(run.method)
         self._phases: list[Phase] = []  # those of the last timed training
         self._turns = self._plan_turns()
@@ -101,7 +105,12 @@ class _Stopwatch:
         round_number = self._state.round + 1
         turns_generator = generator(settings.seed, "turns", round_number)
         cohorts = engine.draw_cohorts(settings.seed, clients, settings.participation, 1)
-        return self._method.turns(self._state.round, next(cohorts), clients, turns_generator)
+        return self._method.turns(
+            self._state.round,
+            next(cohorts),
+            clients,
+            turns_generator,
+        )
 
     def _count_parallel_clients(self) -> int:
         """Return how many clients the engine takes at once."""

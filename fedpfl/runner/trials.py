@@ -198,7 +198,11 @@ def parse_distribution(override: Override) -> Any:
         assert stop is not None
         # Optuna's upper end is a value of its own; Hydra's is not.
         largest = start + (stop - 1 - start) // step * step
-        return distributions.IntDistribution(int(start), int(largest), step=int(step))
+        return distributions.IntDistribution(
+            int(start),
+            int(largest),
+            step=int(step),
+        )
 
     # ---- interval(start, end)
     if isinstance(sweep, IntervalSweep) and sweep.start is not None and sweep.end is not None:
@@ -328,7 +332,10 @@ class Search:
             values = _list_scores([*run.rounds.to_dict("records")], self._settings.task)
         except FedpflError as error:
             return f"has lost its run ({error})"
-        fault = explain_other_origin(run.summary, find_origin(self.to_overrides(trial.params)))
+        fault = explain_other_origin(
+            run.summary,
+            find_origin(self.to_overrides(trial.params)),
+        )
         if fault:
             return f"{fault} ({path})"
         # The run of one that was given up may have gone on since, for an equal proposal.
@@ -390,7 +397,10 @@ class Search:
         stored = optuna.trial.Trial(self.study, trial._trial_id)
         stored.set_user_attr("rounds", result.rounds)
         # Relative, as the folder may be moved.
-        directory = os.path.relpath(Path(result.directory).resolve(), self._folder)
+        directory = os.path.relpath(
+            Path(result.directory).resolve(),
+            self._folder,
+        )
         stored.set_user_attr("directory", directory)
         if result.value is None and not self.study.trials[trial.number].intermediate_values:
             # It diverged before it was judged.

@@ -170,7 +170,11 @@ def asking_changes_nothing(trial: MethodTrial, engine: str) -> None:
     require_equal("the state of a round", middle_state, states[1])
     require_equal("the state of a round", final_state, states[-1])
     fresh_net = trial.net(norm=True)
-    require_equal("the network", net.params | net.buffers, fresh_net.params | fresh_net.buffers)
+    require_equal(
+        "the network",
+        net.params | net.buffers,
+        fresh_net.params | fresh_net.buffers,
+    )
 
 
 @promise("both backends agree", PADDED)
@@ -178,7 +182,12 @@ def backends_agree(trial: MethodTrial) -> None:
     """A round on the batched backend is that on the loop backend."""
     for t in range(len(COHORTS)):
         batched = trial.replay_round("batched", t)
-        require_rounds_agree(f"after round {t + 1}", trial.result("loop", t), batched, **AGREE)
+        require_rounds_agree(
+            f"after round {t + 1}",
+            trial.result("loop", t),
+            batched,
+            **AGREE,
+        )
 
 
 @promise("both backends agree with batch normalisation", PADDED)
@@ -211,7 +220,12 @@ def width_does_not_matter(trial: MethodTrial) -> None:
     """Slices of the cohort give what the whole does, within rounding."""
     for width in (1, 3):
         sliced = trial.replay_round(Engine("batched", width=width), 1, of="batched")
-        require_rounds_agree(f"{width} at a time", trial.result("batched", 1), sliced, **AGREE)
+        require_rounds_agree(
+            f"{width} at a time",
+            trial.result("batched", 1),
+            sliced,
+            **AGREE,
+        )
 
 
 @promise("the number of workers does not change a bit", STATEFUL)
@@ -219,7 +233,11 @@ def workers_do_not_matter(trial: MethodTrial) -> None:
     """Nor does the order in which they come to the clients."""
     for workers in (1, 3):
         state, _ = trial.replay_round(Engine("loop", workers=workers), 1)
-        require_equal(f"with {workers} workers", state, trial.result("loop", 1)[0])
+        require_equal(
+            f"with {workers} workers",
+            state,
+            trial.result("loop", 1)[0],
+        )
 
 
 @promise("the order of the cohort does not matter", STATEFUL, engines=BACKENDS)
@@ -227,7 +245,12 @@ def order_does_not_matter(trial: MethodTrial, engine: str) -> None:
     """What clients bring back is the same, bit for bit."""
     shuffled = [1, 5, 4, 0]
     expected_state, expected = trial.result(engine, 1)
-    state, outcome = trial.replay_round(engine, 1, of=engine, cohort=shuffled)
+    state, outcome = trial.replay_round(
+        engine,
+        1,
+        of=engine,
+        cohort=shuffled,
+    )
     require_equal("in another order", state, expected_state)
     require_equal("in another order, training loss", outcome.loss, expected.loss)
 
@@ -277,7 +300,12 @@ def sees_what_was_sent(trial: MethodTrial) -> None:
             client = trial.prepare_client(net, state, number)
             poisoned_server = poison_unsent(method, initial_state.server, state.server, client)
             start = method._begin(state.server, client)
-            shard = make_shard(tiny_federation(), number, LOCAL.batch_size, Draws(0, "train", 1))
+            shard = make_shard(
+                tiny_federation(),
+                number,
+                LOCAL.batch_size,
+                Draws(0, "train", 1),
+            )
             for phase, _ in with_epoch_numbers(method.phases(state.server, client, start, 2)):
                 steps = [
                     take_first_step(
@@ -317,7 +345,14 @@ def statistics_are_mixed(trial: MethodTrial) -> None:
     """Where `before_turn` returns entries of the network, it returns statistics too."""
     net = trial.net(norm=True)
     state = trial.play_cohorts("loop", norm=True)[0][1]
-    call = TrainCall(trial.method, tiny_federation(), state, EVERYONE, LOCAL, Draws(0, "train", 2))
+    call = TrainCall(
+        trial.method,
+        tiny_federation(),
+        state,
+        EVERYONE,
+        LOCAL,
+        Draws(0, "train", 2),
+    )
     paths = [path for path, _ in tree.items(with_before_turn(call).overlay or {})]
     model_paths = _select_paths(paths, net.params)
     if model_paths and not _select_paths(paths, net.buffers):
@@ -342,7 +377,13 @@ def bf16_is_near(trial: MethodTrial, engine: str) -> None:
     method = trial.method
     net = trial.net()
     settings = PlaySettings(engine=f"{engine}-bf16")
-    bf16_states, _ = play_rounds(method, net, tiny_federation(), COHORTS[:1], settings)
+    bf16_states, _ = play_rounds(
+        method,
+        net,
+        tiny_federation(),
+        COHORTS[:1],
+        settings,
+    )
     bf16_state = bf16_states[-1]
     fp32_state = trial.play_cohorts(engine)[0][1]
     fp32_leaves = flatten(fp32_state)
@@ -445,13 +486,29 @@ def take_first_step(
     if phase.step:
         step_batches = batches if phase.batches > 1 else batch
         return call(phase.step, server, client, net, params, step_batches), {}, client
-    loss = call(phase.loss or method.loss, server, client, net, params, batch)
+    loss = call(
+        phase.loss or method.loss,
+        server,
+        client,
+        net,
+        params,
+        batch,
+    )
     aux: Tree = {}
     if isinstance(loss, tuple):
         loss, aux = loss
     if phase.after_gradient:
         # The parameters stand in for their gradients, which have the same form.
-        client = call(phase.after_gradient, server, client, params, params, batch, loss, aux)
+        client = call(
+            phase.after_gradient,
+            server,
+            client,
+            params,
+            params,
+            batch,
+            loss,
+            aux,
+        )
     return loss, aux, client
 
 
@@ -500,7 +557,10 @@ def _find_hook_that_reads_states(trial: MethodTrial) -> str:
 
     # ---- Step 3: `download` of each client.
     def download(client: dict[str, Tree]) -> Tree:
-        return method.download(state.server, method.prepare(state.server, client))
+        return method.download(
+            state.server,
+            method.prepare(state.server, client),
+        )
 
     for number in cohort:
         client = trial.prepare_client(trial.net(), state, number)
@@ -525,7 +585,12 @@ def _find_hook_that_reads_uploads(trial: MethodTrial) -> str:
     """Return the server's hook that goes by more than a mean of uploads, or ""."""
     for round_index, cohort in enumerate(COHORTS):
         turns_generator = generator(0, "turns", round_index + 1)
-        turns = trial.method.turns(round_index, cohort, len(EVERYONE), turns_generator)
+        turns = trial.method.turns(
+            round_index,
+            cohort,
+            len(EVERYONE),
+            turns_generator,
+        )
         if turns != [Turn(cohort)]:
             return "turns"
     aggregate, clients, uploads = _second_aggregation(trial)
@@ -558,7 +623,14 @@ def _second_aggregation(trial: MethodTrial) -> tuple[Callable[..., Any], dict[st
 
     def aggregate(clients: dict[str, Tree], uploads: Tree) -> Any:
         hook_generator = generator(0, "aggregate", 2)
-        return trial.method.aggregate(state.server, clients, net, uploads, weight, hook_generator)
+        return trial.method.aggregate(
+            state.server,
+            clients,
+            net,
+            uploads,
+            weight,
+            hook_generator,
+        )
 
     return aggregate, {**participation.client_states, **facts}, participation.uploads
 

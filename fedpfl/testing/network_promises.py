@@ -150,7 +150,12 @@ def make_federation(shape: tuple[int, ...]) -> Federation:
     total = sum(TRAIN) + sum(TEST)
     y = torch.randint(CLASSES, (total,), generator=generator)
     if sample_kind(shape) == "token ids":
-        x = torch.randint(2, (total, *shape), generator=generator, dtype=torch.int32)
+        x = torch.randint(
+            2,
+            (total, *shape),
+            generator=generator,
+            dtype=torch.int32,
+        )
     else:
         patterns = torch.randn((CLASSES, *shape), generator=generator)
         x = patterns[y] + 0.5 * torch.randn((total, *shape), generator=generator)
@@ -224,7 +229,11 @@ def train_plainly(trial: NetworkTrial, client: int) -> tuple[Tree, Tree, Tensor]
     draws = Draws(0, "train", 1)
     module = net.copy_module()
     parameters = [leaf for leaf in module.parameters() if leaf.requires_grad]
-    optimizer = torch.optim.SGD(parameters, lr=LOCAL.lr, momentum=LOCAL.momentum)
+    optimizer = torch.optim.SGD(
+        parameters,
+        lr=LOCAL.lr,
+        momentum=LOCAL.momentum,
+    )
     shard = make_shard(federation, client, LOCAL.batch_size, draws)
     (phase,) = trial.method.phases({}, {}, net.params, 1)
     losses = []
@@ -286,7 +295,11 @@ def evaluation_repeats(trial: NetworkTrial) -> None:
     require_equal("evaluated again", counts, backend.evaluate(call))
     require_equal("the state", state, state_before)
     net, fresh_net = trial.net, trial.build(1)
-    require_equal("the network", net.params | net.buffers, fresh_net.params | fresh_net.buffers)
+    require_equal(
+        "the network",
+        net.params | net.buffers,
+        fresh_net.params | fresh_net.buffers,
+    )
 
 
 @network_promise(
@@ -295,7 +308,12 @@ def evaluation_repeats(trial: NetworkTrial) -> None:
 def resumes_exactly(trial: NetworkTrial) -> None:
     """Two rounds are those of a network that is built anew in between."""
     uninterrupted = trial.play(LOOP, 2)
-    resumed = trial.play(LOOP, 1, trial.after_one_round, net=trial.build(1))
+    resumed = trial.play(
+        LOOP,
+        1,
+        trial.after_one_round,
+        net=trial.build(1),
+    )
     require_equal("after a restart", resumed, uninterrupted)
 
 
@@ -307,7 +325,11 @@ def is_saved_and_loaded(trial: NetworkTrial) -> None:
     """A fresh module with the loaded values predicts as the engine does."""
     state = trial.after_one_round
     net = trial.net
-    values = {**net.frozen, **state.server, **state.server_buffers.get("main", {})}
+    values = {
+        **net.frozen,
+        **state.server,
+        **state.server_buffers.get("main", {}),
+    }
     file = io.BytesIO()
     torch.save(net.state_dict(values), file)
     file.seek(0)
@@ -321,7 +343,10 @@ def is_saved_and_loaded(trial: NetworkTrial) -> None:
         with seeded_by_key("predict"):
             loaded_logits = module.eval()(x.clone()).float()
         with seeded_by_key("predict"):
-            logits = net.bind(state.server_buffers)(state.server, x.clone())
+            logits = net.bind(state.server_buffers)(
+                state.server,
+                x.clone(),
+            )
     require_close("loaded, its logits", loaded_logits, logits, atol=1e-5, rtol=1e-4)
 
 

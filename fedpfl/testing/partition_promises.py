@@ -283,7 +283,13 @@ def refuses_in_one_line(trial: PartitionTrial) -> None:
     for label, (samples, clients) in cases.items():
         try:
             with seeded_by_key("partition"):
-                partition.deal_samples(trial.scheme, samples, clients, SEEDS[0], **trial.options)
+                partition.deal_samples(
+                    trial.scheme,
+                    samples,
+                    clients,
+                    SEEDS[0],
+                    **trial.options,
+                )
         except FedpflError as refusal:
             if "mend its code" in str(refusal):
                 raise Unkept(f"{label}: {refusal}") from None
@@ -331,7 +337,11 @@ def repeats_in_another_process(trial: PartitionTrial) -> None:
 def compare(earlier: Partition, later: Partition) -> str:
     """Return the first split in which two answers differ; "" if there is none."""
     for name in SPLITS:
-        pairs = zip(getattr(earlier, name), getattr(later, name), strict=True)
+        pairs = zip(
+            getattr(earlier, name),
+            getattr(later, name),
+            strict=True,
+        )
         for client, (indices, later_indices) in enumerate(pairs):
             if not np.array_equal(indices, later_indices):
                 return f"client {client} has other {name} samples, or in another order"

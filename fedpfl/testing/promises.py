@@ -102,7 +102,12 @@ def audit(
         if quick and promise.slow:
             continue
         is_first = promise is promises[0]
-        verdict = try_promise(trial, promise, quick and not is_first, judge or Judge())
+        verdict = try_promise(
+            trial,
+            promise,
+            quick and not is_first,
+            judge or Judge(),
+        )
         if is_first and verdict.faults:
             yield verdict._replace(mend="the rest is tried once this is mended")
             return

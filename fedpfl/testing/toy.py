@@ -108,7 +108,12 @@ def federate(train: tuple[int, ...], test: tuple[int, ...], seed: int = 0) -> Fe
         shares = torch.rand(CLASSES, generator=generator) ** 3 + 0.01
         size = train_size + test_size
         # A client without samples draws one label all the same, as if it had one.
-        labels = torch.multinomial(shares, max(size, 1), replacement=True, generator=generator)
+        labels = torch.multinomial(
+            shares,
+            max(size, 1),
+            replacement=True,
+            generator=generator,
+        )
         y[start : start + size] = labels[:size]
         indices = torch.arange(start, start + size)
         train_indices.append(indices[:train_size])
@@ -243,7 +248,12 @@ class MethodTrial:
         """Return uploads and states of that run's second round, which are not to be changed."""
         if engine not in self._participations:
             state = self.play_cohorts(engine)[0][1]
-            self._participations[engine] = self.train_part(engine, state, COHORTS[1], COHORTS[1])
+            self._participations[engine] = self.train_part(
+                engine,
+                state,
+                COHORTS[1],
+                COHORTS[1],
+            )
         return self._participations[engine]
 
     def train_part(
@@ -252,7 +262,14 @@ class MethodTrial:
         """Train some clients of a cohort, as if the rest trained elsewhere."""
         net = self.net()
         draws = Draws(0, "train", state.round + 1)
-        call = TrainCall(self.method, tiny_federation(), state, cohort, LOCAL, draws)
+        call = TrainCall(
+            self.method,
+            tiny_federation(),
+            state,
+            cohort,
+            LOCAL,
+            draws,
+        )
         overlay = with_before_turn(call).overlay
         if overlay:
             rows = torch.tensor([cohort.index(client) for client in clients])
@@ -417,7 +434,13 @@ def require_rounds_agree(
             [counts.correct, counts.total],
             [other_counts.correct, other_counts.total],
         )
-        require_close(f"{label}, loss {time} training", counts.loss, other_counts.loss, 1e-4, 1e-4)
+        require_close(
+            f"{label}, loss {time} training",
+            counts.loss,
+            other_counts.loss,
+            1e-4,
+            1e-4,
+        )
     require_close(f"{label}, training loss", outcome.loss, other_outcome.loss, 1e-5, 1e-4)
     require_equal(f"{label}, whether training is finite", outcome.finite, other_outcome.finite)
     traffic, other_traffic = outcome.traffic, other_outcome.traffic

@@ -142,7 +142,12 @@ def make_trial(
         return NetworkTrial(build, METHODS["fedavg"](), _parse_shape(shape))
     if choice.kind == "dataset":
         name = options.pop("name")
-        return DatasetTrial(name, Path(data_dir or config["data_dir"]), options, read_elsewhere)
+        return DatasetTrial(
+            name,
+            Path(data_dir or config["data_dir"]),
+            options,
+            read_elsewhere,
+        )
     options.pop("seed", None)
     read_samples = partial(getattr, data_sets[0], "samples") if data_sets else make_samples
     return PartitionTrial(

@@ -101,7 +101,12 @@ def cifar10_c(
         y.append(labels[rows])
         groups.append(np.full(len(y[-1]), names.index(kinds[position][0])))
     images = np.concatenate(x).transpose(0, 3, 1, 2)
-    return Raw(images, np.concatenate(y).astype(np.int64), np.concatenate(groups), names)
+    return Raw(
+        images,
+        np.concatenate(y).astype(np.int64),
+        np.concatenate(groups),
+        names,
+    )
 
 
 def _read_published(

@@ -68,8 +68,18 @@ def digit5(source: Source, size: Side = 32) -> Raw:
                 with explain_read_errors(paths[name], not_as_published):
                     x.append(_resize_images(_to_pixels(arrays_by_file[name][images]), size))
                     y.append(_to_digits(arrays_by_file[name][labels]))
-                require_count(root, f"images of {domain}", len(x[-1]), SIZES[domain][part])
-                require_count(root, f"labels of {domain}", len(y[-1]), SIZES[domain][part])
+                require_count(
+                    root,
+                    f"images of {domain}",
+                    len(x[-1]),
+                    SIZES[domain][part],
+                )
+                require_count(
+                    root,
+                    f"labels of {domain}",
+                    len(y[-1]),
+                    SIZES[domain][part],
+                )
                 groups.append(np.full(len(x[-1]), number))
         start = sum(map(len, y[: len(SIZES)]))
         return Raw(

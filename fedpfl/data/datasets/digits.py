@@ -24,4 +24,7 @@ def digits(source: Source) -> Raw:
     large = torch.nn.functional.interpolate(
         small, size=(28, 28), mode="bilinear", align_corners=False
     )
-    return Raw(large.round().to(torch.uint8).numpy(), rows[:, -1].astype(int))
+    return Raw(
+        large.round().to(torch.uint8).numpy(),
+        rows[:, -1].astype(int),
+    )

@@ -37,7 +37,12 @@ def har(source: Source, form: Form = "signals") -> Raw:
     inputs = [
         root / part / f"{name}_{part}.txt" for part in SIZES for name in (*names, "y", "subject")
     ]
-    return read_cached(source, {"form": form}, inputs, lambda: _read_tables(root, names))
+    return read_cached(
+        source,
+        {"form": form},
+        inputs,
+        lambda: _read_tables(root, names),
+    )
 
 
 def _read_tables(root: Path, names: list[str]) -> Raw:
@@ -62,7 +67,13 @@ def _read_tables(root: Path, names: list[str]) -> Raw:
             )
         persons.append(subject.astype(np.int64))
     groups, people = number_groups(np.concatenate(persons))
-    return Raw(np.concatenate(x), np.concatenate(y), groups, people, len(y[0]))
+    return Raw(
+        np.concatenate(x),
+        np.concatenate(y),
+        groups,
+        people,
+        len(y[0]),
+    )
 
 
 def _read_numbers(path: Path, columns: int, rows: int | None = None) -> np.ndarray:

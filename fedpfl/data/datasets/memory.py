@@ -218,7 +218,10 @@ def _to_array(values: Any, origin: str) -> np.ndarray:
     except ValueError:
         raise FedpflError(f"{origin}: samples must be of one shape") from None
     if array.dtype == object:  # texts of pandas
-        array = np.array([str(value) for value in array.tolist()], dtype=np.str_)
+        array = np.array(
+            [str(value) for value in array.tolist()],
+            dtype=np.str_,
+        )
     return array
 
 
@@ -229,7 +232,11 @@ def _fingerprinted(part: Part) -> list[Any]:
 
         rows = pd.util.hash_pandas_object(part.frame, index=False).to_numpy()
         hashes = torch.from_numpy(rows.view(np.int64).copy())
-        return [list(map(str, part.frame.columns)), list(map(str, part.frame.dtypes)), hashes]
+        return [
+            list(map(str, part.frame.columns)),
+            list(map(str, part.frame.dtypes)),
+            hashes,
+        ]
     return [_fingerprinted_array(array) for array in (part.x, part.y, part.groups)]
 
 
@@ -237,7 +244,11 @@ def _fingerprinted_array(array: np.ndarray | None) -> Any:
     if array is None:
         return None
     as_bytes = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    return [str(array.dtype), list(array.shape), torch.from_numpy(as_bytes.copy())]
+    return [
+        str(array.dtype),
+        list(array.shape),
+        torch.from_numpy(as_bytes.copy()),
+    ]
 
 
 # ---- What becomes of it

@@ -33,7 +33,10 @@ def _letter_ids(texts: list[str], length: int) -> np.ndarray:
     for text in texts:
         if len(text) != length:
             raise ValueError(f"a text has {len(text)} letters, expected {length}")
-    codes = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32)
+    codes = np.frombuffer(
+        "".join(texts).encode("utf-32-le", "surrogatepass"),
+        np.uint32,
+    )
     id_of_code = np.full(128, -1, np.int32)
     id_of_code[[ord(letter) for letter in LETTERS]] = np.arange(len(LETTERS))
     numbers = id_of_code[np.minimum(codes, 127)]  # the last of ASCII is no letter

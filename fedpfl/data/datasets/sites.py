@@ -104,7 +104,10 @@ def sites(
     if path is None:
         raise FedpflError("dataset=sites needs dataset.path=FOLDER, in which every entry is a site")
     labels = label_columns(label)
-    read_sites = _read_entries(list_sites(path), SiteOptions(labels, categories, size, task))
+    read_sites = _read_entries(
+        list_sites(path),
+        SiteOptions(labels, categories, size, task),
+    )
     _require_equal_samples(read_sites)
     raw = _merge_sites(read_sites, task)
     return raw._replace(class_names=labels) if task is MULTILABEL else raw
@@ -126,8 +129,16 @@ def read_site(path: Path, options: SiteOptions, columns: Columns | None = None) 
         raise FedpflError(f"{entry} does not exist; give the site that the node has")
     if columns is None or _kind_of(entry) != "table":
         return _read_entries([entry], options)[0]
-    tables = [_make_template(columns, options), Table(str(entry), _read_table(entry))]
-    _, (x, labels) = encode_tables(tables, options.labels, options.categories, options.task)
+    tables = [
+        _make_template(columns, options),
+        Table(str(entry), _read_table(entry)),
+    ]
+    _, (x, labels) = encode_tables(
+        tables,
+        options.labels,
+        options.categories,
+        options.task,
+    )
     return Site(site_name(entry), entry, x, labels)
 
 
@@ -138,7 +149,10 @@ def read_table_columns(path: Path, options: SiteOptions) -> Columns | None:
         return None
     table = Table(str(entry), _read_table(entry))
     names = [str(name) for name in table.frame.columns if name not in options.labels]
-    return Columns(names, {name: find_levels([table], name) for name in options.categories})
+    return Columns(
+        names,
+        {name: find_levels([table], name) for name in options.categories},
+    )
 
 
 def _make_template(columns: Columns, options: SiteOptions) -> Table:
@@ -345,7 +359,10 @@ def _read_folders(entries: Sequence[Path], size: int) -> list[Site]:
                 )
         if not files:
             raise FedpflError(f"{entry} has no image; a site is to have a folder per class")
-        labels = np.array([file.parent.name for file in files], dtype=np.str_)
+        labels = np.array(
+            [file.parent.name for file in files],
+            dtype=np.str_,
+        )
         pixels = read_images(files, size, _image_error)
         read_sites.append(Site(site_name(entry), entry, pixels, labels))
     return read_sites

@@ -57,7 +57,13 @@ def _read_clips(root: Path, paths: list[Path]) -> Raw:
     filters = mel_filters()
     x = np.stack([log_mel_spectrogram(_read_clip(root / name), filters) for name in names])[:, None]
     speakers, people = number_groups([Path(name).name.split("_")[0] for name in names])
-    return Raw(x, kinds, speakers, people, sum(number < 2 for number in part.values()))
+    return Raw(
+        x,
+        kinds,
+        speakers,
+        people,
+        sum(number < 2 for number in part.values()),
+    )
 
 
 def _read_clip(path: Path) -> np.ndarray:

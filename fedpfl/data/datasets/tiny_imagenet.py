@@ -49,4 +49,9 @@ def tiny_imagenet(source: Source, size: Side = 64) -> Raw:
             kinds = np.array([names.index(kind) for kind in class_of_image.values()])
             return merge_parts((read_images(train, size), labels), (read_images(test, size), kinds))
 
-        return read_cached(source, {"size": size}, [*train, *test, notes], make)
+        return read_cached(
+            source,
+            {"size": size},
+            [*train, *test, notes],
+            make,
+        )

@@ -99,7 +99,13 @@ def deal_samples(
     else:
         names = [name for name, function in SCHEMES.items() if function is scheme]
         choice = f"partition={names[0] if names else '...'}"
-    check_partition(partition, clients, len(samples.y), choice, options.get("path"))
+    check_partition(
+        partition,
+        clients,
+        len(samples.y),
+        choice,
+        options.get("path"),
+    )
     return partition
 
 
@@ -115,4 +121,10 @@ def call_scheme(
     }
     parameters = inspect.signature(scheme).parameters
     facts = {key: value for key, value in optional_facts.items() if key in parameters}
-    return scheme(samples.y.numpy().copy(), clients, seed, **facts, **options)
+    return scheme(
+        samples.y.numpy().copy(),
+        clients,
+        seed,
+        **facts,
+        **options,
+    )

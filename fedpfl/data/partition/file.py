@@ -44,7 +44,11 @@ def file(
     """
     stored = _read_file(Path(path).expanduser())
     if isinstance(stored.holdings, list):
-        partition = split_clients(stored.holdings, test_fraction, np.random.default_rng(seed))
+        partition = split_clients(
+            stored.holdings,
+            test_fraction,
+            np.random.default_rng(seed),
+        )
         return replace(partition, client_names=stored.names)
     splits = {name: tuple(stored.holdings.get(name, ())) for name in SPLITS}
     has_validation = any(map(len, splits["validation"]))

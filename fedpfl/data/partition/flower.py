@@ -64,7 +64,11 @@ def flower(
     if "distribution_array" in settings:
         settings["distribution_array"] = np.array(settings["distribution_array"])
     try:
-        instance, holdings = _deal_rows(partitioner_class, settings, _make_table(y, groups))
+        instance, holdings = _deal_rows(
+            partitioner_class,
+            settings,
+            _make_table(y, groups),
+        )
     except Exception as error:  # whatever the library raises for these arguments
         raise FedpflError(
             f"partition=flower: {partitioner} refuses partition.arguments for {clients} clients: "

@@ -58,7 +58,11 @@ def quantity(
     if alpha is None:
         pieces = np.split(rng.permutation(len(y)), np.cumsum(counts)[:-1])
         return split_clients(pieces, test_fraction, rng)
-    return split_clients(deal_by_proportions(y, counts.tolist(), alpha, rng), test_fraction, rng)
+    return split_clients(
+        deal_by_proportions(y, counts.tolist(), alpha, rng),
+        test_fraction,
+        rng,
+    )
 
 
 def apportion(weights: np.ndarray, total: int) -> np.ndarray:

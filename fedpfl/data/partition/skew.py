@@ -172,7 +172,10 @@ def shards(
 
     # ---- Step 1: each client takes the classes dealt least often so far, ties at random.
     hands = deal_classes(len(classes), clients, classes_per_client, rng)
-    times_dealt = np.bincount(np.concatenate(hands), minlength=len(classes))
+    times_dealt = np.bincount(
+        np.concatenate(hands),
+        minlength=len(classes),
+    )
 
     # ---- Step 2: each class is cut into as many shards.
     stacks: list[list[Indices]] = []

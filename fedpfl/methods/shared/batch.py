@@ -109,7 +109,11 @@ class Batch(NamedTuple):
         """Return whether the likeliest class is the sample's, `[batch]`; False in other tasks."""
         if find_task(self.y) is CLASSIFICATION:
             return outputs.argmax(1) == self.y
-        return torch.zeros(len(outputs), dtype=torch.bool, device=outputs.device)
+        return torch.zeros(
+            len(outputs),
+            dtype=torch.bool,
+            device=outputs.device,
+        )
 
 
 class Data(NamedTuple):

@@ -51,7 +51,11 @@ def collaboration_mask(overlap: Tensor, played: int, beta: int) -> Tensor:
     A client always averages over itself. The threshold is counted down from the maximum, O_max -
     (1 - t / beta) (O_max - O_avg): exactly O_max at t = beta and where all overlaps are equal.
     """
-    diagonal = torch.eye(len(overlap), dtype=torch.bool, device=overlap.device)
+    diagonal = torch.eye(
+        len(overlap),
+        dtype=torch.bool,
+        device=overlap.device,
+    )
     if len(overlap) == 1:
         return diagonal
     pairs = overlap[~diagonal]

@@ -115,7 +115,11 @@ def diversity_loss(features: Tensor, noise: Tensor) -> Tensor:
 def init_adam(learned: Tree) -> Tree:
     """Return Adam's state before its first step."""
     zeros = tree.full_like(learned, 0.0)
-    return {"first": zeros, "second": zeros, "steps": tree.leaves(learned)[0].new_zeros(())}
+    return {
+        "first": zeros,
+        "second": zeros,
+        "steps": tree.leaves(learned)[0].new_zeros(()),
+    }
 
 
 def adam_step(
@@ -124,8 +128,16 @@ def adam_step(
     """Take a step of Adam with weight decay in the gradient, as torch.optim.Adam does."""
     beta1, beta2 = ADAM_BETAS
     grads = tree.map(lambda g, p: g + weight_decay * p, grads, learned)
-    mean = tree.map(lambda m, g: beta1 * m + (1 - beta1) * g, state["first"], grads)
-    square = tree.map(lambda v, g: beta2 * v + (1 - beta2) * g.square(), state["second"], grads)
+    mean = tree.map(
+        lambda m, g: beta1 * m + (1 - beta1) * g,
+        state["first"],
+        grads,
+    )
+    square = tree.map(
+        lambda v, g: beta2 * v + (1 - beta2) * g.square(),
+        state["second"],
+        grads,
+    )
     steps = state["steps"] + 1
     # Both moments began at 0, which these factors correct.
     step_size = lr / (1 - beta1**steps)

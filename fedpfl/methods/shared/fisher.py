@@ -38,11 +38,22 @@ def fisher_scores(
     total = None
     for batch in shard.data.chunks():
         if by_sample:
-            part = squared_gradients(net, summed_loss, scored, batch.x, batch.y, batch.samples)
+            part = squared_gradients(
+                net,
+                summed_loss,
+                scored,
+                batch.x,
+                batch.y,
+                batch.samples,
+            )
         else:
             part = grad(summed_loss)(scored, batch.x, batch.y)
         total = part if total is None else tree.map(torch.add, total, part)
-    samples = shard.data.y.new_full((), len(shard.data.y), dtype=torch.float32)
+    samples = shard.data.y.new_full(
+        (),
+        len(shard.data.y),
+        dtype=torch.float32,
+    )
     mean = tree.map(lambda leaf: leaf / samples, total)
     if by_sample:
         return mean  # of squares already

@@ -161,7 +161,12 @@ def minimize_in_box(loss: Callable[[Tensor], Tensor], size: int, like: Tensor) -
     from scipy import optimize  # takes a while to import
 
     def value_and_slope(numbers: Any) -> tuple[float, Any]:
-        point = torch.tensor(numbers, dtype=like.dtype, device=like.device, requires_grad=True)
+        point = torch.tensor(
+            numbers,
+            dtype=like.dtype,
+            device=like.device,
+            requires_grad=True,
+        )
         with torch.enable_grad():
             value = loss(point)
         (slope,) = torch.autograd.grad(value, point)
@@ -191,7 +196,11 @@ def ranks_in_class(y: Tensor) -> Tensor:
 
 def pack_symmetric(cov: Tensor) -> Tensor:
     """Return the lower triangle of a symmetric matrix as a vector."""
-    rows, columns = torch.tril_indices(len(cov), len(cov), device=cov.device)
+    rows, columns = torch.tril_indices(
+        len(cov),
+        len(cov),
+        device=cov.device,
+    )
     return cov[rows, columns]
 
 
@@ -199,9 +208,18 @@ def unpack_symmetric(triangle: Tensor) -> Tensor:
     """Return the symmetric matrix of a lower triangle, undoing `pack_symmetric`."""
     count = triangle.shape[-1]
     width = (math.isqrt(8 * count + 1) - 1) // 2
-    rows, columns = torch.tril_indices(width, width, device=triangle.device)
+    rows, columns = torch.tril_indices(
+        width,
+        width,
+        device=triangle.device,
+    )
     # For each entry of the matrix its position in the triangle; (i, j) and (j, i) share one.
-    index = torch.zeros(width, width, dtype=torch.int64, device=triangle.device)
+    index = torch.zeros(
+        width,
+        width,
+        dtype=torch.int64,
+        device=triangle.device,
+    )
     numbers = torch.arange(count, device=triangle.device)
     index[rows, columns] = numbers
     index[columns, rows] = numbers

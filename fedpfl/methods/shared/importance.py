@@ -17,12 +17,20 @@ from fedpfl.ground.tree import Tree
 
 def obp_score(model: Tree, server: Tree) -> Tree:
     """Return the Optimal-Brain-Damage score (theta_i - theta_g)^2 (eq. 19)."""
-    return tree.map(lambda theta_i, theta_g: (theta_i - theta_g).square(), model, server)
+    return tree.map(
+        lambda theta_i, theta_g: (theta_i - theta_g).square(),
+        model,
+        server,
+    )
 
 
 def published_obp_score(model: Tree, server: Tree) -> Tree:
     """Return |(theta_i - theta_g) theta_i|, the score behind the authors' result files."""
-    return tree.map(lambda theta_i, theta_g: ((theta_i - theta_g) * theta_i).abs(), model, server)
+    return tree.map(
+        lambda theta_i, theta_g: ((theta_i - theta_g) * theta_i).abs(),
+        model,
+        server,
+    )
 
 
 def movement_score(start: Tree, params: Tree) -> Tree:
@@ -30,7 +38,11 @@ def movement_score(start: Tree, params: Tree) -> Tree:
 
     Eq. 5, which the paper attributes to FedSelect and PSPFL.
     """
-    return tree.map(lambda before, after: (before - after).abs(), start, params)
+    return tree.map(
+        lambda before, after: (before - after).abs(),
+        start,
+        params,
+    )
 
 
 def rescale_scores(scores: Tree) -> Tree:

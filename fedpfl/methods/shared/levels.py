@@ -45,7 +45,10 @@ def level_neuron_counts(
     largest_gamma = int(10000 * max(worths)) + 1  # with it all shares are the least, 0.01
     for gamma in range(1, largest_gamma + 1):
         # ---- The sub-model of this gamma.
-        scaled_worths = torch.tensor([100 * worth / gamma for worth in worths], dtype=torch.float64)
+        scaled_worths = torch.tensor(
+            [100 * worth / gamma for worth in worths],
+            dtype=torch.float64,
+        )
         shares = scaled_worths.clamp(0.01, 1.0)
         # With a neuron for each group, counts of neurons are counts of groups.
         counts = neurons.neuron_counts({"width": widths}, shares, rounding)

@@ -442,7 +442,11 @@ def hook_names() -> list[str]:
 
 def flag(like: Tree) -> Tensor:
     """Return a False for a client's or the server's state, on the device of `like`."""
-    return torch.zeros((), dtype=torch.bool, device=tree.leaves(like)[0].device)
+    return torch.zeros(
+        (),
+        dtype=torch.bool,
+        device=tree.leaves(like)[0].device,
+    )
 
 
 def argument_names(function: Callable[..., Any]) -> list[str]:

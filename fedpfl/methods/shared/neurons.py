@@ -171,7 +171,11 @@ def sum_incoming(plan: Tree, values: Tree) -> Tensor:
     for name in plan["columns"]:
         row_sums = values[name].flatten(1).sum(1)
         # Not `index_add`, which adds in any order on a GPU.
-        total = total.index_put((plan["rows"][name],), row_sums, accumulate=True)
+        total = total.index_put(
+            (plan["rows"][name],),
+            row_sums,
+            accumulate=True,
+        )
     return total[:-1]
 
 

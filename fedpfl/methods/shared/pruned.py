@@ -62,12 +62,24 @@ class PrunedSubmodel(Submodel, ABC):
         for epoch in range(self.ranking_epochs):
             for batch in shard.batches("ranking", epoch):
                 grads, _ = net.gradient(objective, copy, batch)
-                copy = tree.map(lambda leaf, grad: leaf - self.ranking_lr * grad, copy, grads)
+                copy = tree.map(
+                    lambda leaf, grad: leaf - self.ranking_lr * grad,
+                    copy,
+                    grads,
+                )
                 total = tree.map(torch.add, total, grads)
 
         # ---- Keep the neurons whose incoming weights count most.
-        score = neurons.sum_incoming(server["plan"], self._scores(copy, total))
-        active = neurons.top_neurons(server["plan"], client["width"], score, self.rounding)
+        score = neurons.sum_incoming(
+            server["plan"],
+            self._scores(copy, total),
+        )
+        active = neurons.top_neurons(
+            server["plan"],
+            client["width"],
+            score,
+            self.rounding,
+        )
         return {"own": active[:-1]}
 
     def _active(self, server, client):

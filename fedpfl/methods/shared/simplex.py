@@ -18,7 +18,10 @@ PAIRS_AT_ONCE = 2**21  # distances worked out at once, which bounds the memory
 def params_at(params: Tree, alpha: Tensor) -> Tree:
     """Return the network's parameters at one point of the simplex."""
     coordinates = alpha.view(-1, 1, 1)
-    heads = tree.map(lambda endpoints: (coordinates * endpoints).sum(0), params["endpoints"])
+    heads = tree.map(
+        lambda endpoints: (coordinates * endpoints).sum(0),
+        params["endpoints"],
+    )
     return {**params["shared"], **heads}
 
 

@@ -79,7 +79,12 @@ class PartialModel(Method, ABC):
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Average each entry over the clients that trained it."""
         uploaded = uploads["model"]
-        model = tree.masked_mean(server["model"], uploaded.values, uploaded.mask, weight)
+        model = tree.masked_mean(
+            server["model"],
+            uploaded.values,
+            uploaded.mask,
+            weight,
+        )
         return {**server, "model": model}, clients
 
     def personal(self, server, client):
@@ -116,7 +121,11 @@ class Submodel(PartialModel, ABC):
     def init(self, params, parts):
         """Give the client a width too."""
         server, client = super().init(params, parts)
-        width = torch.ones((), dtype=torch.float64, device=tree.leaves(params)[0].device)
+        width = torch.ones(
+            (),
+            dtype=torch.float64,
+            device=tree.leaves(params)[0].device,
+        )
         return server, {"width": width, **client}
 
     def init_clients(self, clients, generator):
@@ -137,7 +146,12 @@ class RandomSubmodel(Submodel, ABC):
 
     def _active(self, server, client):
         """Return the neurons with the highest lots."""
-        return neurons.top_neurons(server["plan"], client["width"], client["lot"], self.rounding)
+        return neurons.top_neurons(
+            server["plan"],
+            client["width"],
+            client["lot"],
+            self.rounding,
+        )
 
     def download(self, server, client):
         """Send the active entries, and a bit per neuron."""

@@ -223,6 +223,11 @@ def _solve_linear_program(costs: Tensor, give: int, get: int) -> Tensor:
     # ---- Solve; costs are scaled, as the solver's tolerances are absolute.
     largest = costs.max().clamp(min=torch.finfo(costs.dtype).tiny)
     scaled = (costs / largest).flatten()
-    solution = optimize.linprog(scaled.numpy(), A_eq=matrix, b_eq=limits.numpy(), method="highs-ds")
+    solution = optimize.linprog(
+        scaled.numpy(),
+        A_eq=matrix,
+        b_eq=limits.numpy(),
+        method="highs-ds",
+    )
     # Corners of this polytope are whole numbers, but for the solver's rounding.
     return torch.from_numpy(solution.x).round().view(costs.shape)

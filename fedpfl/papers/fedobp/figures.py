@@ -187,7 +187,12 @@ def _paint_convergence(groups: list[Group], path: Path, rule: Selection) -> list
 def _paint_norms(groups: list[Group], path: Path, rule: Selection) -> list[Path]:
     """Draw accuracy over rounds, a line for each normalisation."""
     members = [run for group in groups for run in group.runs]
-    return accuracy_figure(members, path, rule.accuracy, lambda group: _norm_label(group.runs[0]))
+    return accuracy_figure(
+        members,
+        path,
+        rule.accuracy,
+        lambda group: _norm_label(group.runs[0]),
+    )
 
 
 def _paint_over_quantiles(
@@ -298,7 +303,13 @@ def _paint_downlink(groups: list[Group], path: Path, rule: Selection) -> list[Pa
             )
             if points:
                 style = {} if method == "fedobp" else {"linestyle": "none"}
-                draw_points(ax, points, METHOD_TITLES[method] + momentum, index, **style)
+                draw_points(
+                    ax,
+                    points,
+                    METHOD_TITLES[method] + momentum,
+                    index,
+                    **style,
+                )
         ax.set(xlabel="values down / model size", ylabel=METRICS[rule.accuracy].label)
         ax.locator_params(axis="x", nbins=5)  # labels like 0.9975 are wide
 

@@ -229,7 +229,12 @@ def log_figure(groups: list[Group], path: Path, rule: Selection) -> list[Path]:
             style = line_style(method_labels.index(group.method))
             evaluations = run.evaluations.set_index("round")
             own_values = evaluations.reindex(columns=[column])[column].dropna()
-            ax.plot(own_values.index, own_values, label=legible_text(group.method), **style)
+            ax.plot(
+                own_values.index,
+                own_values,
+                label=legible_text(group.method),
+                **style,
+            )
             logged_values = [accuracies[moment == "after"] for accuracies in log.accuracy.values()]
             open_marks: Any = style | {
                 "linestyle": "none",
@@ -237,7 +242,12 @@ def log_figure(groups: list[Group], path: Path, rule: Selection) -> list[Path]:
                 "markersize": 7,
             }
             label = "authors' public file (open)"
-            ax.plot([*log.accuracy], logged_values, label=label, **open_marks)
+            ax.plot(
+                [*log.accuracy],
+                logged_values,
+                label=label,
+                **open_marks,
+            )
         ax.set(xlabel="round", ylabel="pooled accuracy (%)", xlim=(0, None))
 
     return draw_panels(panel_keys, path, draw_panel)

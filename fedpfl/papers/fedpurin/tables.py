@@ -40,7 +40,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 BITS_PER_MEBIBYTE = 8 * 2**20
-THREE_ALPHAS = {"fmnist": (0.1, 0.5, 1.0), "cifar10": (0.1, 0.5, 1.0), "cifar100": (0.01, 0.1, 0.5)}
+THREE_ALPHAS = {
+    "fmnist": (0.1, 0.5, 1.0),
+    "cifar10": (0.1, 0.5, 1.0),
+    "cifar100": (0.01, 0.1, 0.5),
+}
 
 
 def measure_mebibytes(

@@ -337,7 +337,15 @@ def _paint_last_layers(groups: list[Group], path: Path, rule: Selection) -> list
             for i, j in np.ndindex(client_count, client_count):
                 color = "black" if overlap[i, j] > 0.6 else "white"
                 text = f"{overlap[i, j]:.2f}"
-                ax.text(j, i, text, ha="center", va="center", fontsize=5, color=color)
+                ax.text(
+                    j,
+                    i,
+                    text,
+                    ha="center",
+                    va="center",
+                    fontsize=5,
+                    color=color,
+                )
         client_labels = _class_labels(run, client_count)
         ax.set_xticks(range(client_count), client_labels, rotation=90, fontsize=6)
         ax.set_yticks(range(client_count), client_labels, fontsize=6)
@@ -347,7 +355,12 @@ def _paint_last_layers(groups: list[Group], path: Path, rule: Selection) -> list
         f"{group.setting}\nlimit alpha = {group.runs[0].config_value('method.alpha')}"
         for group in groups
     ]
-    return draw_panels(dict(zip(titles, groups, strict=True)), path, draw_panel, size=(3.4, 3.4))
+    return draw_panels(
+        dict(zip(titles, groups, strict=True)),
+        path,
+        draw_panel,
+        size=(3.4, 3.4),
+    )
 
 
 def _intersection_over_union(intersections: Any) -> Any:
@@ -358,7 +371,12 @@ def _intersection_over_union(intersections: Any) -> Any:
     """
     sizes = intersections.diagonal()
     union = sizes[:, None] + sizes - intersections
-    return np.divide(intersections, union, out=np.zeros_like(union), where=union > 0)
+    return np.divide(
+        intersections,
+        union,
+        out=np.zeros_like(union),
+        where=union > 0,
+    )
 
 
 def _class_labels(run: Run, client_count: int) -> list[str]:

@@ -122,7 +122,11 @@ def box_numbers(accuracies: pd.DataFrame) -> dict[str, float]:
     """Return the values of BOX_NUMBERS; the worst decile's mean is a mean over seeds."""
     values = accuracies["value"]
     worst = accuracies[accuracies["low"]].groupby("seed")["value"].mean().mean()
-    numbers = [*values.quantile([0, 0.25, 0.5, 0.75, 1]), values.mean(), worst]
+    numbers = [
+        *values.quantile([0, 0.25, 0.5, 0.75, 1]),
+        values.mean(),
+        worst,
+    ]
     return dict(zip(BOX_NUMBERS, map(float, numbers), strict=True))
 
 

@@ -144,7 +144,12 @@ class PageCharts:
         for group, curve in curves.items():
             values = {number: curve.get(number) for number in rounds}
             records.append(_group_cells(group) | values)
-        return Table.of(records, _GROUP_COLUMNS | columns, title=METRICS[score].label, by=1)
+        return Table.of(
+            records,
+            _GROUP_COLUMNS | columns,
+            title=METRICS[score].label,
+            by=1,
+        )
 
     def client_numbers(self) -> Table:
         """Return the numbers of the boxes."""
@@ -162,7 +167,12 @@ class PageCharts:
         }
         kind = METRICS[self.task.score].kind
         columns |= {name: Column(name, kind) for name in data.BOX_NUMBERS}
-        return Table.of(records, _GROUP_COLUMNS | columns, title=f"clients' {word}", by=1)
+        return Table.of(
+            records,
+            _GROUP_COLUMNS | columns,
+            title=f"clients' {word}",
+            by=1,
+        )
 
     def _score_label(self) -> str:
         """Return what a client is judged by, with its unit."""
@@ -180,7 +190,10 @@ class PageCharts:
 
     def _add_array(self, values: list[Any]) -> int:
         """Return the index of an array, the same for equal ones."""
-        index = self._array_indices.setdefault(json.dumps(values), len(self.arrays))
+        index = self._array_indices.setdefault(
+            json.dumps(values),
+            len(self.arrays),
+        )
         if index == len(self.arrays):
             self.arrays.append(values)
         return index
@@ -210,7 +223,11 @@ class PageCharts:
                 if metric.name in self.curves[group]
             }
             last_means = {group: curve["mean"].iloc[-1] for group, curve in curves.items()}
-            best_first = sorted(curves, key=last_means.__getitem__, reverse=metric.best == "max")
+            best_first = sorted(
+                curves,
+                key=last_means.__getitem__,
+                reverse=metric.best == "max",
+            )
             label = metric.label
             if self.bin_size > 1 and not metric.is_evaluated:
                 label += f", means of {self.bin_size} rounds"
@@ -221,7 +238,12 @@ class PageCharts:
                     positions = data.spent_at_rounds(self.spent[group], key, rounds)
                     if np.isfinite(positions).any():
                         x = _round_numbers(positions, 6)
-                        traces += self._curve_traces(metric, group, curves[group], x)
+                        traces += self._curve_traces(
+                            metric,
+                            group,
+                            curves[group],
+                            x,
+                        )
                 if traces:
                     yield _make_figure(
                         setting,
@@ -284,7 +306,10 @@ class PageCharts:
     # ---- clients
 
     def _client_figures(self) -> Figures:
-        choices = itertools.product(self.ranked.items(), self.titles.items())
+        choices = itertools.product(
+            self.ranked.items(),
+            self.titles.items(),
+        )
         for (setting, rivals), (key, title) in choices:
             boxes = []
             for group in rivals:
@@ -319,7 +344,14 @@ class PageCharts:
         row = [_plotly_text(group.method)]
         rounded = _round_numbers(numbers.values())
         x = [_round_numbers(drawn["value"])]
-        dots = self._style(group, "circle", 4, y=row, x=x, text=[_client_names(drawn)])
+        dots = self._style(
+            group,
+            "circle",
+            4,
+            y=row,
+            x=x,
+            text=[_client_names(drawn)],
+        )
         dots |= {"type": "box", "line": {}}
         for fence, number in zip(_FENCES, rounded, strict=False):
             dots[fence] = [number]
@@ -349,7 +381,10 @@ class PageCharts:
 
     def _size_figures(self) -> Figures:
         """Yield panels of accuracy against training samples, one per method."""
-        choices = itertools.product(self.ranked.items(), self.titles.items())
+        choices = itertools.product(
+            self.ranked.items(),
+            self.titles.items(),
+        )
         for (setting, rivals), (key, title) in choices:
             panels = []
             for group in rivals:
@@ -506,7 +541,10 @@ class PageCharts:
             for group in itertools.chain(*self.ranked.values())
         }
         tensor_count = sum(len(entries.columns) for entries in entries_by_group.values())
-        bin_count = max(8, min(100, MAX_MASK_CELLS // max(1, tensor_count)))
+        bin_count = max(
+            8,
+            min(100, MAX_MASK_CELLS // max(1, tensor_count)),
+        )
         for group, entries in entries_by_group.items():
             if len(entries.columns):
                 mean_entries = entries.groupby(level="round").mean()
@@ -646,7 +684,12 @@ def _make_figure(
     note: str = "",
     **layout: Any,
 ) -> dict[str, Any]:
-    return {"choice": {_SETTING: setting} | choice, "note": note, "data": traces, "layout": layout}
+    return {
+        "choice": {_SETTING: setting} | choice,
+        "note": note,
+        "data": traces,
+        "layout": layout,
+    }
 
 
 def _panel_figures(
@@ -732,7 +775,10 @@ def _client_names(clients: pd.DataFrame) -> list[str]:
 def _log_ticks(greatest: float) -> dict[str, Any]:
     """Return a scale that shows counts beside their logarithms."""
     powers = range(math.floor(math.log10(max(greatest, 1))) + 1)
-    return {"tickvals": [*powers], "ticktext": [f"{10**power:,}" for power in powers]}
+    return {
+        "tickvals": [*powers],
+        "ticktext": [f"{10**power:,}" for power in powers],
+    }
 
 
 def _plotly_text(text: str) -> str:

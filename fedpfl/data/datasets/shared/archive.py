@@ -79,5 +79,10 @@ class MedMNIST:
 
     def __call__(self, source: Source) -> Raw:
         """Download and read it."""
-        path = fetch_file(source, f"{source.name}.npz", self.md5, (self.url,))
+        path = fetch_file(
+            source,
+            f"{source.name}.npz",
+            self.md5,
+            (self.url,),
+        )
         return read_archive(path, self.md5)

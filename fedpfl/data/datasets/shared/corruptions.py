@@ -37,7 +37,11 @@ def corrupt_images(images: np.ndarray, name: str, severity: int, seed: int) -> n
     for start in range(0, len(images), IMAGES_PER_CHUNK):
         rng = np.random.default_rng([seed, sorted(RECIPES).index(name), severity, start])
         rows = slice(start, start + IMAGES_PER_CHUNK)
-        values = corrupt(images[rows] / 255.0, parameters[severity - 1], rng)
+        values = corrupt(
+            images[rows] / 255.0,
+            parameters[severity - 1],
+            rng,
+        )
         changed[rows] = (np.clip(values, 0, 1) * 255).astype(
             np.uint8
         )  # which cuts fractions off, as the recipe does
@@ -59,7 +63,11 @@ def shot_noise(x: np.ndarray, c: float, rng: Generator) -> np.ndarray:
 
 def impulse_noise(x: np.ndarray, c: float, rng: Generator) -> np.ndarray:
     """Set a share c of values to 0 or 1."""
-    return np.where(rng.random(x.shape) <= c, rng.random(x.shape) <= 0.5, x)
+    return np.where(
+        rng.random(x.shape) <= c,
+        rng.random(x.shape) <= 0.5,
+        x,
+    )
 
 
 # Blur
@@ -90,7 +98,11 @@ def glass_blur(x: np.ndarray, c: tuple[float, int, int], rng: Generator) -> np.n
     for _ in range(times):
         for row in range(SIDE - reach, reach, -1):
             for column in range(SIDE - reach, reach, -1):
-                across, down = rng.integers(-reach, reach, size=(2, len(x)))
+                across, down = rng.integers(
+                    -reach,
+                    reach,
+                    size=(2, len(x)),
+                )
                 shuffled[:, row, column] = shuffled[number, row + down, column + across]
     return _gaussian_blur(shuffled / 255, sigma)
 
@@ -137,7 +149,11 @@ def brightness(x: np.ndarray, c: float, rng: Generator) -> np.ndarray:
     """Raise the value of HSV by c, to at most 1; hue and saturation stay."""
     value = x.max(-1, keepdims=True)
     raised = np.minimum(value + c, 1)
-    return np.where(value > 0, x * raised / np.maximum(value, 1 / 255), raised)
+    return np.where(
+        value > 0,
+        x * raised / np.maximum(value, 1 / 255),
+        raised,
+    )
 
 
 # Digital
@@ -173,7 +189,11 @@ def elastic_transform(x: np.ndarray, c: tuple[float, float, float], rng: Generat
         np.concatenate([moved_points, ones], 2),
         np.broadcast_to(points.astype(float), moved_points.shape),
     )
-    rows, columns = np.meshgrid(np.arange(SIDE), np.arange(SIDE), indexing="ij")
+    rows, columns = np.meshgrid(
+        np.arange(SIDE),
+        np.arange(SIDE),
+        indexing="ij",
+    )
     grid = np.stack([columns, rows, np.ones_like(rows)], -1).reshape(-1, 3)
     positions = (grid @ back).reshape(len(x), SIDE, SIDE, 2)
     x = _sample_bilinear(x, positions[..., 1], positions[..., 0], "mirror")
@@ -186,7 +206,12 @@ def elastic_transform(x: np.ndarray, c: tuple[float, float, float], rng: Generat
         )
         for _ in range(2)
     )
-    return _sample_bilinear(x, rows + down * strength, columns + across * strength, "reflect")
+    return _sample_bilinear(
+        x,
+        rows + down * strength,
+        columns + across * strength,
+        "reflect",
+    )
 
 
 def pixelate(x: np.ndarray, c: float, rng: Generator) -> np.ndarray:
@@ -298,7 +323,11 @@ def _sample_bilinear(
     def inside(index: np.ndarray) -> np.ndarray:
         period = 2 * (SIDE - 1) if border == "mirror" else 2 * SIDE
         index = index % period
-        return np.where(index < SIDE, index, period - index - (border == "reflect"))
+        return np.where(
+            index < SIDE,
+            index,
+            period - index - (border == "reflect"),
+        )
 
     upper_row, left_column = np.floor(rows).astype(int), np.floor(columns).astype(int)
     number = np.arange(len(x))[:, None, None]

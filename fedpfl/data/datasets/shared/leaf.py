@@ -34,7 +34,12 @@ def read_clients(source: Source, convert: Callable[[list, list], Part]) -> Raw:
         source: The data set.
         convert: Makes x and y of a client from the lists in its file.
     """
-    root = find_folder(source, PLACE.format(source.name), f"{source.name}/data", source.name)
+    root = find_folder(
+        source,
+        PLACE.format(source.name),
+        f"{source.name}/data",
+        source.name,
+    )
     parts = [sorted((root / part).glob("*.json")) for part in ("train", "test")]
     if not all(parts):
         parts = [sorted((root / "all_data").glob("*.json"))]

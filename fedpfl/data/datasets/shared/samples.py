@@ -198,7 +198,10 @@ def _check_inputs(x: np.ndarray) -> np.ndarray:
             )
         return _channels_first(to_finite_floats(x))
     if x.dtype != np.uint8 and x.dtype.kind in "iu" and x.ndim == 2 and x.shape[1]:
-        worst = min(int(x.min(initial=0)), 2**31 - 1 - int(x.max(initial=0)))
+        worst = min(
+            int(x.min(initial=0)),
+            2**31 - 1 - int(x.max(initial=0)),
+        )
         if worst < 0:
             raise ValueError(
                 "integers [samples, length] are token ids and must be from 0 to 2147483647, "

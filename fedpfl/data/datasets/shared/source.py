@@ -151,7 +151,13 @@ def unpacked_folder(
     if target.is_dir():
         yield target
         return
-    path = fetch_file(source, archive, md5, urls, f"{archive} (or {base}/, unpacked){hint}")
+    path = fetch_file(
+        source,
+        archive,
+        md5,
+        urls,
+        f"{archive} (or {base}/, unpacked){hint}",
+    )
     writable = os.access(source.folder, os.W_OK) and not _writes_nothing.get()
     with tempfile.TemporaryDirectory(dir=source.folder if writable else None) as scratch:
         unpacked = Path(scratch) / target.name
@@ -257,7 +263,10 @@ def read_cached(
 
 def _cache_key(source: Source, options: Mapping[str, Any], inputs: list[Path]) -> str:
     """Hash the options, and name, size and time of each input."""
-    digest = hashlib.blake2b(repr((1, sorted(options.items()))).encode(), digest_size=6)
+    digest = hashlib.blake2b(
+        repr((1, sorted(options.items()))).encode(),
+        digest_size=6,
+    )
     for path in inputs:
         try:
             facts = path.stat()

@@ -73,7 +73,10 @@ def _sum_channel(values: Tensor) -> ChannelSums:
     if values.dtype == torch.uint8:
         counts = torch.bincount(values, minlength=256).tolist()
         total = sum(level * count for level, count in enumerate(counts))
-        return ChannelSums(total, sum(level**2 * count for level, count in enumerate(counts)))
+        return ChannelSums(
+            total,
+            sum(level**2 * count for level, count in enumerate(counts)),
+        )
     total = squares = 0
     for chunk in values.cpu().split(CHUNK):
         doubles = chunk.double().numpy()

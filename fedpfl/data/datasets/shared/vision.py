@@ -22,7 +22,11 @@ def read_cifar(source: Source, kind: Any) -> Raw:
     with unpacked_folder(
         source, kind.base_folder, kind.filename, (kind.tgz_md5,), (kind.url,)
     ) as base:
-        files = [*kind.train_list, *kind.test_list, (kind.meta["filename"], kind.meta["md5"])]
+        files = [
+            *kind.train_list,
+            *kind.test_list,
+            (kind.meta["filename"], kind.meta["md5"]),
+        ]
         for name, md5 in files:  # torchvision checks too, but does not name the file
             if not (base / name).is_file():
                 raise corrupt_error(base, f"{name} is missing")
