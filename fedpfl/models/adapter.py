@@ -45,6 +45,7 @@ class LowRank:
 
     def addition(self, x: Tensor) -> Tensor:
         """Return what is added to the layer's output for an input."""
+        # The first pair has no number, so that a network with one keeps its names.
         suffixes = [str(pair or "") for pair in range(self.pairs)]
         images = [
             self._up(
@@ -77,6 +78,7 @@ class LoRALinear(LowRank, nn.Linear):
         addition = self.addition(x)
         if self.blocks == 1:
             return super().forward(x) + addition.squeeze(-2)
+        # Blocks that are not adapted, such as the keys of qkv, get nothing added.
         zeros = torch.zeros_like(addition[..., 0, :])
         rows = [
             addition[..., self.adapted_blocks.index(block), :]
@@ -144,12 +146,15 @@ def lora(
     Raises:
         ValueError: For roles that no layer has, or a rank that is too large for a layer.
     """
+    # ---- Step 1: which layers have the roles.
     roles_by_layer = dict(_layer_roles(module, head))
     all_roles = {role for roles in roles_by_layer.values() for role in roles}
     for role in layers:
         if role not in all_roles:
             present = ", ".join(sorted(all_roles)) or "none"
             raise ValueError(f"adapter.layers: the network has no {role}; it has {present}")
+
+    # ---- Step 2: freeze all but the head, and add to those layers, drawing in their order.
     _freeze(module, head, lambda name: False)
     generator = Generator().manual_seed(seed)
     for name, roles in roles_by_layer.items():
@@ -193,6 +198,7 @@ def _layer_roles(module: nn.Module, head: str) -> Iterator[tuple[str, tuple[str,
         if name == head or not isinstance(layer, nn.Linear | nn.Conv2d):
             continue
         if isinstance(layer, nn.Conv2d):
+            # A grouped convolution has no A that reads all channels.
             if layer.groups == 1:
                 yield name, ("conv",)
         elif attribute == "qkv":
@@ -215,6 +221,8 @@ def _add_low_rank(
 ) -> None:
     """Turn a layer, in place, into one with low-rank additions."""
     weight = layer.weight
+
+    # ---- Step 1: how A, the mixer and B are drawn.
     rows = len(weight) // blocks
     inputs = weight[0].numel()
     is_convolution = isinstance(layer, nn.Conv2d)
@@ -226,6 +234,7 @@ def _add_low_rank(
         bound = inputs**-0.5
         return nn.Parameter(torch.empty(shape).uniform_(-bound, bound, generator=generator))
 
+    # ---- Step 2: the entries, B being zero.
     values: dict[str, Any] = {
         "pairs": pairs,
         "scale": scale,
@@ -238,6 +247,9 @@ def _add_low_rank(
         values[f"lora_B{pair or ''}"] = nn.Parameter(torch.zeros(zeros_shape))
     if pairs > 1:
         values["lora_mixer"] = draw_parameter(pairs)
+
+    # ---- Step 3: change the layer where it stands: the network refers to it by attributes of its
+    # own.
     layer.__class__ = LoRAConv2d if is_convolution else LoRALinear
     for key, value in values.items():
         setattr(layer, key, value)

@@ -40,6 +40,7 @@ class Attention(nn.Module):
         # ---- softmax(q k^T / sqrt(d)) v
         scores = query @ key.mT * key.shape[-1] ** -0.5
         if is_token is not None:
+            # Not -inf: a text of padding alone would have nan for its softmax.
             lowest = torch.finfo(scores.dtype).min
             scores = scores.masked_fill(~is_token[:, None, None], lowest)
         heads = scores.softmax(-1) @ value

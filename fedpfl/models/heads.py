@@ -73,6 +73,8 @@ def _record_outputs(module: nn.Module, x: Tensor) -> tuple[dict[str, list[Tensor
     """Return the outputs of each layer with parameters in a forward pass, and the logits."""
     outputs: dict[str, list[Tensor]] = {}
 
+    # ---- Hooks that keep each output, at the end of the list: an output stands where its layer is
+    # called last.
     def record(name: str) -> Callable[..., Any]:
         def hook(layer: nn.Module, inputs: Any, output: Any) -> Any:
             if not isinstance(output, Tensor) or not output.is_floating_point():
@@ -89,6 +91,8 @@ def _record_outputs(module: nn.Module, x: Tensor) -> tuple[dict[str, list[Tensor
         return hook
 
     hooks = [layer.register_forward_hook(record(name)) for name, layer in _layers(module).items()]
+
+    # ---- A forward pass in evaluation mode, with a graph though nobody asked for one.
     was_training = module.training
     try:
         module.eval()
@@ -111,6 +115,7 @@ def _layers(module: nn.Module) -> dict[str, nn.Module]:
             layers[name] = layer
             continue
         has_parameters = any(True for _ in layer.parameters(recurse=False))
+        # A module with layers inside is none itself, though it may have a parameter.
         inner = any(True for child in layer.children() for _ in child.parameters())
         if has_parameters and not inner:
             layers[name] = layer

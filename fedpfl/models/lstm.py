@@ -46,6 +46,7 @@ class LSTMLayer(nn.Module):
         weight = self._by_gate(self.weight)
         recurrent = self._by_gate(self.recurrent)
         bias = self._by_gate(self.bias)
+        # From x, so that under vmap there are states for each client.
         hidden = cell = x.new_zeros(*x.shape[:-2], recurrent.shape[-1])
         states = []
         for from_input in F.linear(x, weight, bias).unbind(-2):

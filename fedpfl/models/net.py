@@ -45,6 +45,8 @@ class Net:
     def __init__(
         self, module: nn.Module, traits: Traits | None = None, name: str = "", **facts: Any
     ):
+        # ---- Step 1: what trains, what is frozen, and buffers, with which a parameter counts that
+        # calls move.
         self.module = module
         self.traits = traits or Traits()
         self.name = name
@@ -61,12 +63,16 @@ class Net:
         }
         self.buffers: Tree = {key: parameters[key].detach().clone() for key in sorted(moving_names)}
         self.buffers |= {key: leaf.detach().clone() for key, leaf in module.named_buffers()}
+
+        # ---- Step 2: names and roles.
         self.aliases = find_aliases(module)
         """Further names of parameters and buffers that layers share, with the name of their entry.
         """
         self.parts: Parts = find_parts(
             module, statistics=self.buffers, aliases=self.aliases, **facts
         )
+
+        # ---- Step 3: where calls put values, and a module that none has touched.
         self.norms = [m for m in module.modules() if isinstance(m, PaddedNorm)]
         self.slots = self._find_slots(module)
         self._buffer_slots = [slot for slot in self.slots if slot[2] in self.buffers]
@@ -98,6 +104,7 @@ class Net:
 
     def copy(self) -> Net:
         """Return an independent Net for another thread."""
+        # Frozen parameters may be large: copies share them, as nobody writes to them.
         frozen = [leaf for leaf in self.module.parameters() if not leaf.requires_grad]
         return self._rebuild(
             copy.deepcopy(self._uncalled, {id(leaf): leaf for leaf in frozen}), **self._facts
@@ -143,6 +150,7 @@ class Net:
                 for key, value in tensors.items():
                     full_name = f"{prefix}.{key}" if prefix else key
                     full_name = self.aliases.get(full_name, full_name)
+                    # Frozen parameters stay in the module: no call puts values there.
                     if value is not None and (
                         full_name in self.params or full_name in self.buffers
                     ):
@@ -304,6 +312,7 @@ class Bound:
         Raises FedpflError for a head that takes something else, such as a convolution.
         """
         head_inputs: list[Tensor] = []
+        # A hook reads the head's input whatever the network's forward does before it.
         hook = self.net.head.register_forward_pre_hook(
             lambda _, inputs: head_inputs.append(inputs[0])
         )
@@ -325,6 +334,7 @@ class Bound:
         model's buffers.
         """
         net, traits = self.net, self.net.traits
+        # Setting the mode walks over all layers, so only where it changes.
         if net.module.training != self.training:
             net.module.train(self.training)
         for norm in net.norms:
@@ -334,6 +344,7 @@ class Bound:
             buffers = tree.map(
                 lambda leaf: leaf.clone(), buffers
             )  # changed in place by the module, never the caller's
+        # Others call the network on the same samples.
         if traits.changes_input:
             x = x.clone()
         call = net._call_copy if traits.recomputes else net._call
@@ -341,6 +352,7 @@ class Bound:
             with net._draw_from_generator():
                 logits, after = call({**params, **buffers}, x)
         finally:
+            # Also where the network raises: the next call may have no padding.
             for norm in net.norms:
                 norm.sample_weight = None
         if buffers and self.training:

@@ -53,6 +53,7 @@ class PaddedNorm(_Base):
             if rate is None:  # the mean over all batches so far
                 rate = 1 / self.num_batches_tracked.to(x.dtype)
             self.running_mean.mul_(1 - rate).add_(rate * mean.detach())
+            # torch keeps the unbiased variance, but normalises by the biased one.
             self.running_var.mul_(1 - rate).add_(rate * variance.detach() * count / (count - 1))
 
         # ---- scale and shift
@@ -84,4 +85,5 @@ PADDED: dict[type[nn.Module], type[nn.Module]] = {
 def leave_padding_out(module: nn.Module) -> None:
     """Make torch's batch normalisations in a network leave padded rows out, in place."""
     for layer in module.modules():
+        # The class alone changes: parameters, buffers and their names stay.
         layer.__class__ = PADDED.get(type(layer), type(layer))

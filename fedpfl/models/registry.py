@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -98,8 +98,9 @@ def build_network(
             clients.
     """
     make_module = partial(MODELS[name], shape, classes, **options)
+    # Networks of this package are known to do nothing else; a user's is observed.
     is_trusted = MODELS[name].__module__.startswith("fedpfl.models.") and name != "timm"
-    try:
+    with _explain_errors(name, shape, classes, options):
         # ---- Step 1: the network, with initial values.
         with seeded_process(seed):
             _check_size(make_module)
@@ -112,6 +113,7 @@ def build_network(
         else:
             module = _make_foreign_module(make_module, shape, classes, seed)
             facts |= _trace_head(name, module, shape, classes)
+
         # ---- Step 2: its head, weights from elsewhere and adapters.
         if head is not None:
             check_head(module, head)
@@ -123,6 +125,15 @@ def build_network(
         # ---- Step 3: what calls of it do beside computing logits.
         traits = Traits() if is_trusted else observe(module, shape)
         return Net(module, traits, name, **facts)
+
+
+@contextmanager
+def _explain_errors(
+    name: str, shape: tuple[int, ...], classes: int, options: Mapping[str, Any]
+) -> Iterator[None]:
+    """Turn what a network's code raises into a line that names the model."""
+    try:
+        yield
     except UnfitSamples as error:
         fitting_names = ", ".join(_fitting_models(shape, classes)) or "none"
         raise FedpflError(
@@ -150,6 +161,7 @@ def _make_foreign_module(
     with seeded_process(seed):
         module = _make_module(make_module, shape)
     with seeded_process(seed):
+        # Copies are what workers compute with, and a second build tells whether copies are true.
         second_build = _make_module(make_module, shape)
     require_equal_builds(module, second_build)
     leave_padding_out(module)
@@ -244,6 +256,7 @@ def _check_size(make: Callable[[], nn.Module]) -> None:
         if "overflow" in str(error).lower():  # of the sizes themselves
             raise MemoryError("its parameters would take more than any memory") from None
         return  # a network that cannot be made without values
+    # On "meta" tensors have sizes and take no memory.
     size = sum(value.nbytes for value in (*module.parameters(), *module.buffers()))
     memory.require_memory(2 * size, "its parameters, held twice,")
 

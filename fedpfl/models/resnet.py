@@ -77,6 +77,8 @@ class ResNet(nn.Module):
         stem: Stem = "large",
     ):
         super().__init__()
+
+        # ---- Step 1: stem, stages and classifier.
         self.large = stem == "large"
         self.conv = nn.Conv2d(
             image(shape)[0],
@@ -88,6 +90,7 @@ class ResNet(nn.Module):
         stages, inside = [], 64
         for number, count in enumerate(blocks):
             outside = 64 * 2**number
+            # Each stage but the first halves the image in its first block.
             strides = [1 if number == 0 else 2] + [1] * (count - 1)
             widths = [inside] + [outside] * (count - 1)
             stages += [
@@ -97,8 +100,9 @@ class ResNet(nn.Module):
             inside = outside
         self.blocks = nn.Sequential(*stages)
         self.classifier = nn.Linear(inside, classes)
-        # Once more and last, as torchvision does: this order is the order in which the seed's
-        # random numbers are spent.
+
+        # ---- Step 2: initial values, once more and last, as torchvision does: this order is the
+        # order in which the seed's random numbers are spent.
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

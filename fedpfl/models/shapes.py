@@ -33,6 +33,7 @@ def signal(shape: tuple[int, ...], minimum: int = 1) -> tuple[int, int]:
 
 def tokens(shape: tuple[int, ...]) -> int:
     """Return the length of texts, as token ids."""
+    # Shapes without a kind are those of tests and of made-up samples.
     if sample_kind(shape) not in ("token ids", "samples"):
         raise _unfit_error("token ids [length]", shape)
     (length,) = _require_axes(shape, "token ids [length]", 1)

@@ -159,6 +159,7 @@ def find_parts(
         head_name=name,
         linear_weight=linear_weight,
         **facts,
+        # Traced when it is asked for: few methods need it, and it refuses many networks.
         wire=cache(partial(wiring.trace_wiring, module)),
     )
 
@@ -178,11 +179,14 @@ def _group_by_layer(
     module: nn.Module, order: Sequence[str], aliases: Mapping[str, str]
 ) -> _LayerGroups:
     """Group the names of trainable parameters by layer, normalisation with the layer before it."""
+    # ---- Step 1: layers in the order of a forward pass where it is known, else as they were made.
     groups = _LayerGroups()
     modules = sorted(
         module.named_modules(),
         key=lambda item: _position(item[0], order),
     )
+
+    # ---- Step 2: each one's own parameters that train, shared ones under their first name.
     for prefix, child in modules:
         names = []
         for parameter_name, leaf in child.named_parameters(recurse=False):
@@ -210,6 +214,7 @@ def _group_by_layer(
 def _position(layer: str, order: Sequence[str]) -> int:
     """Return a layer's place in the order; what a parametrised layer trains stands with it."""
     layer = layer.partition(".parametrizations")[0]
+    # Layers that a forward pass does not show come first, so that none of them is the head.
     return order.index(layer) if layer in order else -1
 
 

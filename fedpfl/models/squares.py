@@ -152,9 +152,9 @@ def _layer_squares(module: nn.Module, a: Tensor, d: Tensor, weight: Tensor) -> T
             a,
             module.kernel_size,
             module.dilation,
-            module.padding,
+            module.padding,  # type: ignore[arg-type]
             module.stride,
-        )  # type: ignore[arg-type]
+        )
         d = d.flatten(2)
         squares_by_sample = (d @ patches.transpose(1, 2)).square()
         total = torch.tensordot(weight, squares_by_sample, 1).view(module.weight.shape)
@@ -162,5 +162,6 @@ def _layer_squares(module: nn.Module, a: Tensor, d: Tensor, weight: Tensor) -> T
             "weight": total,
             "bias": torch.tensordot(weight, d.sum(2).square(), 1),
         }
+    # (d a^T)^2 = d^2 (a^2)^T, entry by entry, so that the sum over samples is a product.
     squares = weight[:, None] * d.square()
     return {"weight": squares.t() @ a.square(), "bias": squares.sum(0)}

@@ -35,6 +35,7 @@ class Text(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         """Token ids `[batch, length]`, of any type, to logits `[batch, classes]`."""
         ids = ids.long().clamp(max=self.embedding.num_embeddings - 1)
+        # A text without words has a mean of zeros.
         is_word = (ids != 0).unsqueeze(-1)
         mean = (self.embedding(ids) * is_word).sum(-2) / is_word.sum(-2).clamp(min=1)
         return self.classifier(F.relu(self.fc(mean)))

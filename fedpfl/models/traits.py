@@ -67,6 +67,7 @@ def observe(module: nn.Module, shape: tuple[int, ...]) -> Traits:
     Raises:
         ValueError: In words about the network, for what no run could keep apart between clients.
     """
+    # First, as observations compare parameters by their names.
     _require_stable_parameters(module, shape)
     training = _Observation(module, made_up_samples(shape, 3), training=True)
     evaluation = _Observation(module, made_up_samples(shape, 3), training=False)
@@ -140,6 +141,7 @@ def _recomputes(module: nn.Module, x: Tensor, observed: _Observation) -> bool:
     parameters = list(network.parameters())
     with seeded_process(SEED):
         logits = network(x.clone())
+        # Between forward and backward pass: only what is read again meets the other values.
         for layer in network.modules():
             for name, leaf in layer._parameters.items():
                 if leaf is not None:
@@ -164,6 +166,7 @@ def _backward(logits: Tensor) -> None:
         raise ValueError(
             "its logits have no gradient: forward must not detach them, or run under torch.no_grad"
         )
+    # A function of all logits whose gradient is zero in none of them.
     logits.float().logsumexp(1).sum().backward()
 
 
@@ -252,6 +255,8 @@ def _require_no_hidden_state(module: nn.Module, shape: tuple[int, ...]) -> None:
     first, second = made_up_samples(shape, 3), made_up_samples(shape, 4, SEED + 1)
 
     attributes = []
+    # Twice on each: what differs between equal calls outlives them; then on others, as against a
+    # fresh copy.
     for x in (first, first, second, second):
         _restore(used, module)
         with seeded_process(SEED), torch.no_grad():
@@ -346,6 +351,7 @@ def _equal(a: Any, b: Any) -> bool:
         return a.keys() == b.keys() and all(_equal(a[key], b[key]) for key in a)
     if isinstance(a, list) and isinstance(b, list):
         return len(a) == len(b) and all(map(_equal, a, b))
+    # nan alone differs from itself.
     return type(a) is type(b) and (a == b or (a != a and b != b))
 
 

@@ -132,6 +132,7 @@ def _differentiate(
         bound = net.bind({"main": buffers} if buffers else {}, training, weight)
         logits = bound(params, x)
         shares = torch.ones(rows) if weight is None else weight
+        # The cross-entropy of class 0, which every network has.
         losses = logits.logsumexp(1) - logits[:, 0]
         return (losses * shares).sum() / shares.sum(), (logits, bound.buffers.get("main", {}))
 
@@ -143,6 +144,7 @@ def _differentiate(
 
 def _inputs(net: Net, client: int) -> tuple[Tree, Tree, Tensor]:
     """Return parameters, buffers and samples of a made-up client, whose parameters are its own."""
+    # Rounding is then no reason to differ; frozen parameters are shared and stay float32.
     as_double = tree.size(net.params) <= DOUBLE_UP_TO and not net.frozen
     cast = torch.Tensor.double if as_double else torch.Tensor.float
 
@@ -185,6 +187,7 @@ class _ConstantDraws(TorchDispatchMode):
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
+        # Vectorised and plain calls draw other numbers; constants leave what is computed with them.
         name = func.overloadpacket.__name__
         if name == "native_dropout":
             return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)

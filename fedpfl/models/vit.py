@@ -40,9 +40,11 @@ def vit(
     network = load_torchvision("models").VisionTransformer(
         side, patch, layers, heads, width, 4 * width, num_classes=classes
     )
+    # torchvision builds for three channels alone.
     if channels != network.conv_proj.in_channels:
         network.conv_proj = nn.Conv2d(channels, width, patch, patch)
     for block in network.encoder.layers:
+        # Theirs calls fused kernels, which vmap would call client by client.
         block.self_attention = ForTorchvision(width, heads)
     nn.init.xavier_uniform_(
         network.heads.head.weight

@@ -165,12 +165,15 @@ class _Walk:
 
     def visit(self, node: fx.Node) -> None:
         """Find what the node's value carries."""
+        # ---- Step 1: what its inputs carry, and what it is called.
         input_flows = [self.flows[inner] for inner in node.all_input_nodes]
         name = (
             node.target
             if isinstance(node.target, str)
             else getattr(node.target, "__name__", str(node.target))
         )
+
+        # ---- Step 2: by its kind; an error names the layer or the operation.
         try:
             if node.op == "placeholder":
                 self.flows[node] = _Flow()
@@ -202,8 +205,11 @@ class _Walk:
         """Return what a module that is a leaf gives."""
         tensors: dict[str, Tensor] = {f"{name}.{key}": p for key, p in layer.named_parameters()}
         tensors |= {f"{name}.{key}": b for key, b in layer.named_buffers()}
+        # Entries of a layer that is called twice would belong to two groups.
         if tensors.keys() & self.axes.keys():
             raise ValueError("is used twice")
+
+        # ---- Step 1: layers that keep or make neurons.
         if isinstance(layer, NORMALISATION):
             return self.norm(layer, tensors, input_flows[0])
         if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
@@ -225,19 +231,12 @@ class _Walk:
             return self.make(
                 name, layer.out_features, tensors, inputs, _Flow(name, (axes or 0) - 1, axes)
             )
-        if isinstance(layer, nn.Embedding):
-            if input_flows[0].group is not None:
-                raise ValueError("takes token ids, not neurons")
-            self.widths[name] = layer.embedding_dim
-            self.axes[f"{name}.weight"] = (None, Axis(name))
-            return _Flow(name, -1)
-        if isinstance(layer, LSTMLayer):
-            gates = Axis(name, 4)
-            self.widths[name] = layer.width
-            self.axes[f"{name}.weight"] = (gates, self.along(input_flows[0], -1, layer.inputs))
-            self.axes[f"{name}.recurrent"] = (gates, Axis(name))
-            self.axes[f"{name}.bias"] = (gates,)
-            return _Flow(name, -1)
+
+        # ---- Step 2: layers that read tokens or sequences.
+        if isinstance(layer, nn.Embedding | LSTMLayer):
+            return self.sequence_layer(name, layer, input_flows[0])
+
+        # ---- Step 3: layers without parameters are operations.
         if tensors:
             raise ValueError(f"{type(layer).__name__} has no known wiring")
         return self.operation(
@@ -246,6 +245,22 @@ class _Walk:
             input_flows,
             vars(layer),
         )
+
+    def sequence_layer(self, name: str, layer: nn.Embedding | LSTMLayer, flow: _Flow) -> _Flow:
+        """Return what a layer gives that reads tokens, or a sequence of vectors."""
+        if isinstance(layer, nn.Embedding):
+            if flow.group is not None:
+                raise ValueError("takes token ids, not neurons")
+            self.widths[name] = layer.embedding_dim
+            self.axes[f"{name}.weight"] = (None, Axis(name))
+            return _Flow(name, -1)
+        # A neuron of an LSTM is a block of four rows, one for each gate.
+        gates = Axis(name, 4)
+        self.widths[name] = layer.width
+        self.axes[f"{name}.weight"] = (gates, self.along(flow, -1, layer.inputs))
+        self.axes[f"{name}.recurrent"] = (gates, Axis(name))
+        self.axes[f"{name}.bias"] = (gates,)
+        return _Flow(name, -1)
 
     def make(
         self, name: str, width: int, tensors: dict[str, Any], inputs: Axis | None, out: _Flow
@@ -298,6 +313,7 @@ class _Walk:
         """Return what a function, a method, or (then with settings) a layer without parameters
         gives.
         """
+        # ---- Step 1: the operation's name and options, and the value whose neurons it works on.
         kind = name.replace("_", "").lower()
         arguments = node.args[1:]
         options = {**node.kwargs, **(settings or {})}
@@ -309,10 +325,14 @@ class _Walk:
             (f for f in input_flows if f.group is not None),
             input_flows[0] if input_flows else _Flow(),
         )
+
+        # ---- Step 2: what works entry by entry, or leaves no neurons.
         if POINTWISE.fullmatch(kind):
             return self.combine(kind, input_flows, flow)
         if kind in SIZES or (kind in ("getitem", "unsqueeze") and flow.group is None):
             return _Flow()
+
+        # ---- Step 3: what changes axes.
         if POOLING.fullmatch(kind):
             if flow.group is not None and flow.axis(1) != flow.at:
                 raise ValueError("pools over neurons")
@@ -342,6 +362,7 @@ class _Walk:
         for operand in input_flows:
             if operand.group is None:
                 if kind in OFFSETS:
+                    # An absent neuron would still have the input's value.
                     raise ValueError("adds neurons and the network's input")
                 continue
             a, b = self.find(flow.group), self.find(operand.group)
@@ -352,6 +373,7 @@ class _Walk:
                 or self.widths[a] != self.widths[b]
             ):
                 raise ValueError(f"neurons of {a} and {b} do not match")
+            # The group that was made first gives its name, as the neurons are in its order.
             first, second = sorted((a, b), key=list(self.widths).index)
             self.above[second] = first
         return flow
@@ -367,6 +389,7 @@ class _Walk:
             raise ValueError("takes neurons together")
         if keepdim:
             return flow
+        # Axes are counted from their own end, so that only those on that side move the neurons'.
         before = (
             sum(index < flow.at for index in reduced_axes)
             if flow.at >= 0

@@ -48,6 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 0, 2 for a mistake of the user's, or 1 where `clean` left something.
     """
+    # Without a command's name the first words are folders and filters of the plain table.
     words = list(sys.argv[1:] if argv is None else argv)
     name = words.pop(0) if words and words[0] in COMMANDS else ""
     run_command, *_ = COMMANDS[name]
@@ -59,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _mute_stdout()  # `| head` has seen enough
         return 0
     except OSError as error:
-        if error.filename is None:
+        if error.filename is None:  # the screen: what is buffered would fail once more at exit
             _mute_stdout()
         print_notice(f"{error.filename or 'cannot write standard output'}: {error_text(error)}")
         return 2
@@ -102,6 +103,7 @@ def _run_command(run_command: Callable[[Namespace], int | None], options: Namesp
 
 def _mute_stdout() -> None:
     """Let nothing be written to standard output any more, at exit neither."""
+    # Python flushes the stream when it ends; a closed one would make that an error.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -115,12 +117,15 @@ def _show_runs(options: Namespace, only: str = "") -> None:
         options: the command's options.
         only: `tables` or `figures`.
     """
+    # ---- Step 1: the runs, and whether what was asked goes together.
     shown_runs = _find_runs(options)
     has_fairness = only != "figures" and options.fairness
     if has_fairness and options.select != "last":
         raise FedpflError(
             "--fairness is of the last evaluation, which clients.csv holds; leave out --select"
         )
+
+    # ---- Step 2: tables.
     if only != "figures":
         has_further_tables = bool(options.fairness or options.reference or options.paper)
         _check_caption(options, has_further_tables)
@@ -136,6 +141,8 @@ def _show_runs(options: Namespace, only: str = "") -> None:
             _show_table("curves", curve_table(shown_runs, options.reference), options)
     if has_fairness:
         _show_table("fairness", fairness_table(shown_runs), options)
+
+    # ---- Step 3: figures.
     if only != "tables":
         _draw_figures(options, shown_runs)
     if options.paper:
@@ -371,9 +378,11 @@ def _show_table(name: str, table: Table, options: Namespace) -> None:
 
 def _file_name(text: str) -> str:
     """Return a file name of lower-case letters, digits, dots and underscores."""
+    # Lower case: some file systems take names of other case for the same.
     name = re.sub(r"[^a-z0-9.]+", "_", text.lower()).strip("_")
     if len(name) <= 100:
         return name
+    # Cut names may be equal; their digests are not.
     digest = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
     return f"{name[:90]}_{digest}"
 

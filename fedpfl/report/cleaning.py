@@ -67,6 +67,7 @@ def resumable_status(directory: Directory) -> str:
     """
     summary = _summary_or_empty(directory.path)
     checkpoint = directory.path / "state.pt"
+    # "cleared": its files were being removed when something stopped it.
     if summary.get("cleared") or not checkpoint.is_file():
         return ""
     status = summary.get("status")
@@ -80,6 +81,7 @@ def _is_intact(checkpoint: Path) -> bool:
     try:
         digests.check_archive(checkpoint)
     except OSError:
+        # A disk that is away for a moment must not cost a checkpoint.
         return True
     except Exception:  # zipfile raises a dozen kinds for a file that is not what it should be
         return False
@@ -124,6 +126,7 @@ def remove_directory(directory: Directory, roots: Sequence[Path]) -> None:
     Raises:
         NotRemovable: it is no longer as it was, a run holds it, or the file system refuses.
     """
+    # ---- Step 1: hold the run's lock, and look again at what was listed.
     with hold_lock(directory.path) as is_lock_taken:
         if is_lock_taken is False:
             raise NotRemovable("a run is being written there")
@@ -133,6 +136,8 @@ def remove_directory(directory: Directory, roots: Sequence[Path]) -> None:
         before = directory.status, directory.modified_at
         if (current.status, current.modified_at) != before:
             raise NotRemovable("it has changed meanwhile")
+
+        # ---- Step 2: remove the files in an order that keeps the directory recognisable.
         try:
             for path in removable_paths(current):
                 if path.name in _LOGGER_FOLDERS:
@@ -144,6 +149,8 @@ def remove_directory(directory: Directory, roots: Sequence[Path]) -> None:
             folder.rmdir()
         except OSError as error:
             raise NotRemovable(f"cannot be removed: {error.strerror}") from None
+
+    # ---- Step 3: folders above that are empty now, up to the root.
     with contextlib.suppress(OSError):  # a folder that is not empty refuses
         folder = folder.parent
         while folder not in root_paths and not root_paths.isdisjoint(folder.parents):
@@ -247,6 +254,7 @@ def _find_removable(
         removable.append((directory, size))
 
     # ---- Step: say which runs stay as they can be resumed.
+    # The unary plus drops statuses that no run has.
     for status, count in (+resumable_counts).items():
         if status not in statuses:
             counted_runs = "1 run" if count == 1 else f"{count} runs"
@@ -285,6 +293,7 @@ def _is_written_by_run(path: Path) -> bool:
 
     The folder holds nothing else; a link is neither.
     """
+    # What a link leads to may be anybody's.
     if path.is_symlink():
         return False
     name = path.name
@@ -298,4 +307,5 @@ def _is_written_by_run(path: Path) -> bool:
 def _size_in_bytes(path: Path) -> int:
     """Return the bytes of a file, or of all files below a folder."""
     entries = (path, *path.rglob("*"))
+    # lstat: the size of a link, not of what it leads to.
     return sum(entry.lstat().st_size for entry in entries if not entry.is_dir())

@@ -104,9 +104,11 @@ class PairedMetric:
             record[f"{side}_seeds"] = " ".join(map(str, sorted(values)))
         differences = self.differences
         mean_difference, std = mean_and_std(differences)
+        # Of the means, over all seeds of each side; `paired` is over common seeds alone.
         record["difference"] = record["b"] - record["a"]
         record["pairs"] = len(differences)
         record["paired"] = mean_difference
+        # The standard error of the mean of n differences is their deviation over sqrt(n).
         record["paired_error"] = std / math.sqrt(max(1, len(differences)))
         is_tested = test and self.is_tested
         record["p"] = paired_test(differences, test) if is_tested else math.nan
@@ -126,6 +128,7 @@ def paired_test(differences: Sequence[float], test: str) -> float:
         judge by.
     """
     if test == "wilcoxon":
+        # Wilcoxon's test ranks changes; zeros and rounding have no rank.
         differences = nonzero_changes(differences)
     if len(differences) < MIN_PAIRS[test]:
         return math.nan
@@ -159,12 +162,15 @@ def find_sides(
     Raises:
         FedpflError: there are fewer, or more.
     """
+    # ---- Step 1: how many configurations a path may hold.
     if len(paths) > 2:
         raise FedpflError(
             f"compare takes two paths, or one that holds two configurations; these are {len(paths)}"
         )
     expected_count = 1 if len(paths) == 2 else 2
     sides = []
+
+    # ---- Step 2: those below each path, with advice where there are others.
     for path in paths:
         configurations = groups(runs(path, where=where, trials=trials))
         if not configurations:
@@ -256,6 +262,7 @@ def relabel_sides(a: Group, b: Group) -> tuple[Group, Group]:
 
     The same configuration run twice keeps its label.
     """
+    # Labels name what tells configurations apart, so both are labelled together.
     both = groups([*a.runs, *b.runs])
     if len(both) < 2:
         return a, b
@@ -300,10 +307,13 @@ def _differences_table(
 
     Where one side's runs differ among themselves, all its values are shown.
     """
+    # ---- Step 1: the values of each run by dotted key, and those that decide results.
     left = [dict(flatten_keys(run_values(run))) for run in a]
     right = [dict(flatten_keys(run_values(run))) for run in b]
     result_configs = [dict(flatten_keys(result_config(runs[0].config))) for runs in (a, b)]
     differences = []
+
+    # ---- Step 2: the keys in which the sides differ.
     for key in dict.fromkeys(key for values in (*left, *right) for key in values):
         if section == "setting" and key == "seed":
             continue
@@ -317,6 +327,8 @@ def _differences_table(
         right_text = " / ".join(map(str, right_values.values()))
         remark = "cannot change results" if is_irrelevant else ""
         differences.append((key, left_text, right_text, remark))
+
+    # ---- Step 3: the table, keys that can change results first.
     differences.sort(key=lambda difference: difference[3])
     frame = pd.DataFrame(
         [(section, *difference) for difference in differences],
@@ -383,6 +395,7 @@ def _curve_metrics(a: Group, b: Group, metric: str) -> list[PairedMetric]:
     common_rounds = pd.concat([left, right], axis=1).dropna().sort_index().index
     if not len(common_rounds):
         return []
+    # A set, as short runs have fewer than five rounds.
     indices = {round(quarter * (len(common_rounds) - 1) / 4) for quarter in range(5)}
     round_numbers = [int(common_rounds[index]) for index in sorted(indices)]
     return [
@@ -415,6 +428,7 @@ def _measure_rows(
         kind = "percent" if is_percent else "short"
         change_kind = "difference" if is_percent else "change"
         mean_difference = values["paired"]
+        # It would say once more what the difference of the means says.
         if is_same_seeds or len(metric.differences) < 2:
             mean_difference = math.nan
         cells = [
@@ -511,6 +525,7 @@ def _pair_runs(a: Group, b: Group) -> list[tuple[str, Run, Run]]:
     runs_a = {run.seed: run for run in a.reported_runs}
     runs_b = {run.seed: run for run in b.reported_runs}
     common_seeds = sorted(runs_a.keys() & runs_b.keys())
+    # A run on each side, of different seeds: still of use where the split is one.
     if not common_seeds and len(runs_a) == len(runs_b) == 1:
         run_a = a.reported_runs[0]
         run_b = b.reported_runs[0]
@@ -520,6 +535,7 @@ def _pair_runs(a: Group, b: Group) -> list[tuple[str, Run, Run]]:
 
 def _clients_table(records: Sequence[dict[str, Any]], titles: Mapping[str, str]) -> Table:
     """Make the table of `_compare_clients`, with a row over all seeds where there are several."""
+    # ---- Step 1: a row per pair of runs.
     frame = pd.DataFrame(records).assign(section="clients")
     count_keys = ("a", "equal", "b")
     harm_keys = HarmStatistics._fields
@@ -527,6 +543,8 @@ def _clients_table(records: Sequence[dict[str, Any]], titles: Mapping[str, str])
     for record in records:
         values = [record[key] for key in (*count_keys, *harm_keys)]
         rows.append([Cell(record["at"]), Cell(titles[record["what"]]), *map(Cell, values)])
+
+    # ---- Step 2: a row over all pairs, counts added up and shares averaged.
     if records:
         for name, members in frame.groupby("what", sort=False):
             if len(members) > 1:
@@ -558,6 +576,7 @@ def _client_changes(
     """Return the changes of clients that take part in both runs, and notes."""
     clients_a = run_a.clients
     clients_b = run_b.clients
+    # Both sides: an attacker in one run may be honest in the other.
     takes_part = clients_a.index.isin(run_a.participating_clients.index)
     takes_part &= clients_b.index.isin(run_b.participating_clients.index)
     records = []
@@ -569,6 +588,7 @@ def _client_changes(
         better_in_a, equal, better_in_b = count_changes(changes)
         record = {"at": seed, "what": name, "a": better_in_a, "equal": equal, "b": better_in_b}
         records.append(record | measure_harm(changes.dropna())._asdict())
+        # Without the counts of test samples nobody can tell a client without any from a gap.
         if "test" not in clients_a:
             continue
         has_test_samples = (clients_a["test"] > 0)[takes_part]

@@ -125,6 +125,7 @@ def label_and_column(group: Group, column: str = "accuracy") -> tuple[str, str]:
 
     FedAvg is judged after fine-tuning, as FedAvg+FT.
     """
+    # A client under FedAvg would at least fine-tune the global model.
     if group.runs[0].method_name != "fedavg" or column.startswith("ft_"):
         return group.method, column
     return group.method.replace("FedAvg", BASELINES["fedavg"], 1), f"ft_{column}"
@@ -144,6 +145,7 @@ def have_same_split(left: Run, right: Run) -> bool:
     Raises:
         FedpflError: a clients.csv cannot be read.
     """
+    # Counts by label may agree by chance; fingerprints of the dealt data do not.
     fingerprints = {run.summary.get("data") for run in (left, right)} - {None}
     if (left.dataset, left.partition) != (right.dataset, right.partition) or len(fingerprints) > 1:
         return False
@@ -328,6 +330,7 @@ def _evaluated_rounds(runs: Iterable[Run]) -> set[int]:
 
 def _make_record(comparison: BaselineComparison) -> dict[str, Any]:
     """Return a row's values by column."""
+    # ---- Step 1: over clients within a seed, then over seeds.
     accuracies = [*comparison.accuracies.values()]
     means = [float(values.mean()) for values in accuracies]
     worst = [float(worst_decile(values).mean()) for values in accuracies]
@@ -336,9 +339,12 @@ def _make_record(comparison: BaselineComparison) -> dict[str, Any]:
     record |= seed_statistics("accuracy", means)
     record |= seed_statistics("accuracy_worst10", worst)
     record |= seed_statistics("accuracy_std", deviations)
+
+    # ---- Step 2: against each baseline.
     for name in BASELINES:
         pairs = comparison.pairs.get(name, {})
         harms = [measure_harm(both["accuracy"] - both["baseline"]) for both in pairs.values()]
+        # A seed in which nobody loses has no loss to average.
         losses = [harm.loss for harm in harms if harm.harmed]
         record |= seed_statistics(
             f"harmed_{name}",
@@ -350,6 +356,8 @@ def _make_record(comparison: BaselineComparison) -> dict[str, Any]:
             [harm.change for harm in harms],
         )
         record[f"seed_list_{name}"] = " ".join(str(run.seed) for run in pairs)
+
+    # ---- Step 3: of which rounds and seeds.
     record["round"] = format_range(_evaluated_rounds(comparison.accuracies)) or None
     record["seeds"] = len(comparison.accuracies)
     record["seed_list"] = " ".join(str(run.seed) for run in comparison.accuracies)

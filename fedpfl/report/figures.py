@@ -89,11 +89,9 @@ def accuracy_figure(
     Raises:
         FedpflError: no run has the metric.
     """
+    # ---- Step 1: what is drawn, with a colour per label in all panels.
     shown_groups = groups(runs)
-    metric = task_metric(
-        metric,
-        common_task(group.runs[0] for group in shown_groups),
-    )
+    metric = task_metric(metric, common_task(group.runs[0] for group in shown_groups))
     _require_curves(shown_groups, metric, along)
     line_names = list(dict.fromkeys(map(label, shown_groups)))
     windows = {
@@ -101,6 +99,7 @@ def accuracy_figure(
     }
     has_thin_lines = metric in ("accuracy", "accuracy_pooled")
 
+    # ---- Step 2: a panel.
     def draw(ax: Axes, members: list[Group]) -> None:
         for group in members:
             name = label(group)
@@ -112,22 +111,14 @@ def accuracy_figure(
             # Limits from the evaluations alone: the first rounds of a cohort would squeeze the
             # rest.
             ax.set_ylim(ax.get_ylim())
+        # After the limits: thin lines may leave the panel, but not widen it.
         if has_thin_lines:
             for group in members:
                 color = line_style(line_names.index(label(group)))["color"]
-                _draw_thin_line(
-                    ax,
-                    group,
-                    windows[id(group)],
-                    along,
-                    color,
-                )
-        ax.set(
-            xlabel=AXIS_TITLES[along],
-            ylabel=_axis_title(metric),
-            xlim=(0, None),
-        )
+                _draw_thin_line(ax, group, windows[id(group)], along, color)
+        ax.set(xlabel=AXIS_TITLES[along], ylabel=_axis_title(metric), xlim=(0, None))
 
+    # ---- Step 3: the figure.
     note = ""
     if has_thin_lines:
         note = f"thin: cohort before training, mean of {max(windows.values())} rounds"
@@ -168,12 +159,15 @@ def draw_line(
         line_number: decides on colour, dash and marker.
         along: of AXIS_TITLES.
     """
+    # ---- Step 1: the curve, its label, and a note where hardly anybody took part.
     curve = mean_by_round(group, metric)
     style = line_style(line_number)
     curve.index = _positions(group, curve, along)
     attendance = [run.low_attendance_note for run in group.reported_runs]
     note = "; ".join(dict.fromkeys(filter(None, attendance)))
     label = "\n".join(filter(None, (legible_text(label), clip_text(note, 60))))
+
+    # ---- Step 2: the line of means, with some ten markers.
     marker_step = max(1, len(curve) // 10)
     ax.plot(
         curve.index,
@@ -183,6 +177,8 @@ def draw_line(
         markevery=marker_step,
         zorder=3,
     )
+
+    # ---- Step 3: the band, where there are several seeds.
     band = curve[curve["count"] > 1]
     if len(band):
         low = band["mean"] - band["std"]
@@ -303,6 +299,7 @@ def _draw_legend(figure: Figure, axes: Iterable[Axes], note: str) -> None:
     lines: dict[str, Any] = {}
     for ax in axes:
         for line, label in zip(*ax.get_legend_handles_labels(), strict=True):
+            # A label has one style in all panels, so its first line will do.
             lines.setdefault(label, line)
     if note:
         lines[note] = Line2D([], [], color="0.5", linewidth=THIN_LINE_WIDTH)

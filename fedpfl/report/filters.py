@@ -40,23 +40,28 @@ def apply_filters(
     Raises:
         FedpflError: no configuration has a key or a value, or none passes all filters.
     """
+    # ---- Step 1: the words of each key.
     words_by_key: dict[str, list[str]] = {}
     for word in filters:
         key, _, text = word.partition("=")
+        # A list in brackets is one value.
         alternatives = [text] if text.startswith("[") else text.split(",")
         words_by_key.setdefault(key, []).extend(alternatives)
     if not configs:
         return []
 
+    # ---- Step 2: of each key, which configurations have one of its words.
     passes = [True] * len(configs)
     for key, words in words_by_key.items():
         values = _values_of_key(configs, key)
         is_group = any(isinstance(config.get(key), Mapping) for config in configs)
+        # Names of choices may be written as in tables: LG-FedAvg is lg_fedavg.
         normalize = letters_and_digits if is_group else _normalize_value
         accepted_texts = [
             _accepted_texts(key, value, names, normalize)
             for value, names in zip(values, titles, strict=True)
         ]
+        # Each word must be somebody's: a misspelt one would silently choose less.
         for word in words:
             if not any(normalize(word) in texts for texts in accepted_texts):
                 raise FedpflError(
@@ -120,6 +125,7 @@ def _value_of_key(config: Mapping[str, Any], key: str) -> Any:
     value = dotted.get_dotted(config, key, ...)
     if value is ...:
         off_value = value_when_off(key)
+        # A run from before an option came is as if it were off.
         if not isinstance(off_value, Mapping):
             value = off_value
     return value.get("name", value) if isinstance(value, Mapping) else value

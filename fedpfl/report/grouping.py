@@ -86,6 +86,7 @@ class Group:
     @property
     def reported_runs(self) -> tuple[Run, ...]:
         """Return the finished runs if any, else those of one other status, never a mixture."""
+        # STATUSES begins with `finished`.
         reported_status = min((run.status for run in self.runs), key=STATUSES.index)
         return tuple(run for run in self.runs if run.status == reported_status)
 
@@ -200,6 +201,7 @@ def find_deviations(compared_groups: Sequence[Group]) -> list[list[str]]:
 
 def canonical_text(value: Any) -> str:
     """Return text that is equal for the same choice: 1 and 1.0 are one, 1 and True are not."""
+    # Beyond 2^53 not every whole number is a float. A bool is no int of this type.
     if type(value) is int and abs(value) < 1 << 53:
         value = float(value)
     return repr(value)
@@ -312,6 +314,7 @@ def _minority_keys(settings: Sequence[dict[str, Any]]) -> list[list[str]]:
             texts = [text or next(filter(None, texts)) for text in texts]
         majority = _majority(texts)
         for keys, text, values in zip(minority_keys, texts, settings, strict=True):
+            # A key that is absent differs only where most have one.
             is_distinct = text != majority and (text is not None or majority is not ...)
             if is_distinct and not (text is None and _is_group_off(key, values, settings)):
                 keys.append(key)

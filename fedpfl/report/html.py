@@ -162,6 +162,7 @@ def find_experiments(
     paths_by_folder: dict[Path, list[Path]] = defaultdict(list)
     for directory in read_directories(roots, trials, warn):
         path = directory.path.resolve()
+        # <experiment>/<method>/<key>/seed<k>
         is_usual_place = re.fullmatch(r"seed\d+", path.name) and len(path.parents) > 2
         folder = path.parents[2] if is_usual_place else path.parent
         paths_by_folder[folder].append(directory.path)
@@ -170,6 +171,7 @@ def find_experiments(
     used_names = {"index"}
     for folder, paths in paths_by_folder.items():
         skipped: list[str] = []
+        # Trials were left out above, unless asked for.
         experiment_runs = runs(*paths, warn=skipped.append, trials=True)
         for line in skipped:
             warn(line)
@@ -207,6 +209,7 @@ def _experiment_page(
         out: the folder it is written to, which its links start from.
         accuracy: the table of accuracies.
     """
+    # ---- Step 1: numbers, charts and comparisons, with notes of what could not be read.
     notes: list[str] = []
     task = common_task(group.runs[0] for group in shown_groups)
     comparisons: Sequence[BaselineComparison] = ()
@@ -215,6 +218,8 @@ def _experiment_page(
         comparisons, comparison_notes = compare_with_baselines(shown_groups)
     accuracies = [float(value) for value in accuracy.frame[task.score]]
     page_charts = PageCharts(shown_groups, accuracies, notes.append, comparisons)
+
+    # ---- Step 2: tables and tiles.
     shared_facts, overview = _runs_overview(shown_groups, out, experiment.base)
     summary = _summary_numbers(shown_groups)
     tiles = {}
@@ -225,6 +230,8 @@ def _experiment_page(
     tables = {"cost": _costs_table(shown_groups, accuracy.frame, page_charts.spent)}
     if page_charts.charts["fairness"]:
         tables["fairness"] = comparisons_table(comparisons, comparison_notes)
+
+    # ---- Step 3: the page. Its date is the runs', so that the same runs give the same page.
     last_modification = max(run.modified_at for group in shown_groups for run in group.runs)
     newest = datetime.fromtimestamp(last_modification, UTC)
     return _render_template(
@@ -241,10 +248,7 @@ def _experiment_page(
         score_unit=f"{task.score_word} in percent" if task.unit else task.score_word,
         charts=page_charts.charts,
         dots=DOTS,
-        numbers={
-            "curves": page_charts.curve_numbers(),
-            "clients": page_charts.client_numbers(),
-        },
+        numbers={"curves": page_charts.curve_numbers(), "clients": page_charts.client_numbers()},
         tables=tables,
         footer=f"{experiment.base}; last written {newest:%Y-%m-%d %H:%M} UTC",
         data=page_charts.data(),
@@ -279,9 +283,11 @@ def _render_template(template: str, **values: Any) -> str:
         lstrip_blocks=True,
         finalize=lambda value: value if isinstance(value, Markup) else one_line(value),
     )
+    # A nan would be no JSON; charts hold null in its place.
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     environment.filters["table"] = lambda table, kind="": Markup(render_html(table, kind))
     script = environment.get_template("page.js").render()
+    # The page's security policy lets scripts of this digest run, and no others.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return environment.get_template(template).render(values, script=Markup(script), digest=digest)
 
@@ -405,6 +411,7 @@ def _describe_best(frame: pd.DataFrame, task: Task) -> str:
     """
     judged = frame[frame[task.score].notna()]
     judged = judged.assign(finished=judged["status"].astype(str).str.contains("finished"))
+    # Finished ones first, then the best score, which may be the lowest.
     ascending = [False, not task.is_higher_better]
     ordered = judged.sort_values(["finished", task.score], ascending=ascending)
     best = ordered.drop_duplicates(["dataset", "partition"])

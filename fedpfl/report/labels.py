@@ -118,6 +118,7 @@ def setting_text(key: str, values: Mapping[str, Any], keys: Sequence[str]) -> st
         short_key = parts[-2]
     else:
         equal_endings = [name for name in keys if name.rsplit(".", 1)[-1] == short_key]
+        # `lr` is enough where no other key ends so; `seed` alone would be the run's.
         if short_key in _VAGUE_KEYS or len(equal_endings) > 1:
             short_key = key
     value = values.get(key, ...)

@@ -61,6 +61,7 @@ class Entry(NamedTuple):
         if key == "run":
             return self.order
         if key == "age":
+            # The youngest has the least age, whatever the time is now.
             return -self.directory.modified_at
         if key == "status":
             return _STATUS_ORDER.index(self.directory.status)
@@ -116,6 +117,7 @@ def sort_entries(entries: Iterable[Entry], key: str = "run", reverse: bool = Fal
     in_table_order = sorted(entries, key=lambda entry: entry.order)
     with_value = [entry for entry in in_table_order if entry.value(key) is not None]
     without_value = [entry for entry in in_table_order if entry.value(key) is None]
+    # Not by reversing the list, which would put what has no value first.
     is_descending = (key in _LARGEST_FIRST) != reverse
     with_value.sort(key=lambda entry: entry.value(key), reverse=is_descending)
     return with_value + without_value
@@ -191,6 +193,7 @@ def _describe_scores(entries: Sequence[Entry]) -> str:
 
 
 def _make_record(directory: Directory, label: str) -> dict[str, Any]:
+    # ---- Step 1: the last round and the last evaluation, empty for a run that cannot be read.
     run = directory.run
     last_round = last_evaluation = pd.Series(dtype=float)
     participants = 0.0
@@ -201,12 +204,16 @@ def _make_record(directory: Directory, label: str) -> dict[str, Any]:
         if len(last_round):
             participants = float(run.participants.iloc[-1])
     bits = float(last_round.get("bits_down", math.nan)) + float(last_round.get("bits_up", math.nan))
+
+    # ---- Step 2: numbers that may be missing, nan where they are.
     numbers = {
         task.score: float(last_evaluation.get(task.score, math.nan)),
         f"ft_{task.score}": float(last_evaluation.get(f"ft_{task.score}", math.nan)),
         "hours": directory.hours,
         "bits": bits / participants if participants else math.nan,
     }
+
+    # ---- Step 3: the record, which JSON shows too: None for whatever is missing.
     modified = datetime.fromtimestamp(directory.modified_at).astimezone()
     search_fields = {"search": directory.search_name} if directory.search_name else {}
     return {

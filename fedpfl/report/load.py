@@ -105,6 +105,7 @@ def runs(
         FedpflError: a root does not exist, or no run passes the filters.
     """
     directories = read_directories([*map(Path, roots)], trials, warn)
+    # Unreadable ones pass the filters, so that somebody hears of them.
     selected = set(_filtered_runs(directories, where))
     readable = []
     for directory in directories:
@@ -197,6 +198,7 @@ def find_run_directories(
             )
         # A run directory has no runs inside, so the walk does not go on below it.
         for folder, subfolders, files in os.walk(root, onerror=warn_unreadable):
+            # In place, as os.walk goes on by this list.
             subfolders.sort()
             if _RUN_FILES.isdisjoint(files):
                 # .hydra and wandb hold a config.yaml of their own.
@@ -220,6 +222,7 @@ def inspect_directory(
         path: the directory.
         probe_lock: as in `read_started_run`.
     """
+    # ---- Step 1: read what there is.
     is_locked = probe_lock(path)
     modified_at = _last_modification(path)
     try:
@@ -234,6 +237,8 @@ def inspect_directory(
             reason=str(error).removeprefix(f"{path}: "),
             is_locked=is_locked,
         )
+
+    # ---- Step 2: why it ended, where it says.
     reason = ""
     if run.status in ("failed", "diverged"):
         reason = " ".join(str(run.summary.get("error") or "").split())

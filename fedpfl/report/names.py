@@ -26,6 +26,7 @@ def read_titles(group: str, order: str = "") -> dict[str, str]:
             titles[file.stem] = str(values["title"])
     ordered_names = order.split()
     unordered_names = [name for name in titles if name not in ordered_names]
+    # A method that the order does not know stands before the last, the one under study.
     all_names = (*ordered_names[:-1], *unordered_names, *ordered_names[-1:])
     return {name: titles[name] for name in all_names if name in titles}
 

@@ -142,6 +142,7 @@ def repeats(trial: DatasetTrial) -> None:
 @promise("stays as it was read", "return arrays that nothing else holds, such as `x.copy()`")
 def owns_its_arrays(trial: DatasetTrial) -> None:
     """An array that a reader keeps could change for a later run."""
+    # A reading that shares memory with the first one could have changed it.
     second_reading = trial.load()
     if fingerprint(trial.samples) != trial.first_digest:
         raise Unkept("what was read first changes when it is read again")
@@ -210,11 +211,13 @@ def scales_to_finite_numbers(trial: DatasetTrial) -> None:
     """Constants are finite, and so is what the network sees."""
     samples = trial.samples
     one_client = Partition((np.arange(len(samples.y)),), (np.arange(0),))
+    # Constants are those of training samples, so one client trains on all.
     federation = build_federation(samples, one_client)
     for name, values in (("mean", federation.mean), ("std", federation.std)):
         if not torch.tensor(values).isfinite().all():
             raise Unkept(f"{name} is {values}")
     for start in range(0, len(samples.y), CHUNK):
+        # In parts: scaling turns what may be bytes into floats.
         scaled = federation.normalize(samples.x[start : start + CHUNK])
         is_finite = scaled.flatten(1).isfinite().all(1)
         if not is_finite.all():
@@ -290,6 +293,7 @@ def keeps_its_memory(trial: DatasetTrial) -> None:
     try:
         samples = trial.load()
         gc.collect()
+        # What nobody refers to any more is not kept.
         memory, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

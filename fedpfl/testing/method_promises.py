@@ -101,6 +101,7 @@ def is_frozen(trial: MethodTrial) -> None:
     trial.play_cohorts("loop")
     fields = dataclasses.fields(method)
     extra_names = sorted(vars(method).keys() - {field.name for field in fields})
+    # A dataclass sets its fields alone; whatever else is there a hook has stored.
     if extra_names:
         raise Unkept(f"`self.{extra_names[0]}` was set")
     values = {field.name: getattr(method, field.name) for field in fields if field.init}
@@ -119,6 +120,7 @@ def is_frozen(trial: MethodTrial) -> None:
 )
 def draws_from_what_is_given(trial: MethodTrial, engine: str) -> None:
     """Neither torch's, nor NumPy's, nor Python's."""
+    # Training draws in some hooks, evaluation in others.
     final_state = trial.play_cohorts(engine)[0][-1]
     make_backend(as_engine(engine), trial.net(), CPU).evaluate(
         EvalCall(trial.method, tiny_federation(), final_state, EVERYONE)
@@ -138,6 +140,7 @@ def runs_repeat(trial: MethodTrial, engine: str) -> None:
     state = make_initial_state(method, trial.net(), federation.clients, CPU)
     setup = RoundSetup(backend, method, federation, LOCAL, 0)
     for t, cohort in enumerate(COHORTS):
+        # Plain and fine-tuned evaluation run different hooks.
         for tuning in (None, FineTuning(LOCAL, Draws(0, "finetune", state.round))):
             backend.evaluate(EvalCall(method, federation, state, EVERYONE, tuning))
         state, outcome = play_round(setup, state, cohort)
@@ -159,6 +162,7 @@ def asking_changes_nothing(trial: MethodTrial, engine: str) -> None:
     method = trial.method
     net = trial.net(norm=True)
     states, _ = trial.play_cohorts(engine, norm=True)
+    # Copies, as a hook might change tensors in place.
     middle_state, final_state = copy.deepcopy(states[1]), copy.deepcopy(states[-1])
     backend = make_backend(as_engine(engine), net, CPU)
     settings = PlaySettings(engine=engine)
@@ -218,6 +222,7 @@ def backends_agree_in_evaluation(trial: MethodTrial) -> None:
 @promise("how many clients train at once does not matter (engine.width)", STATEFUL)
 def width_does_not_matter(trial: MethodTrial) -> None:
     """Slices of the cohort give what the whole does, within rounding."""
+    # Slices of one client, and slices of which the last is shorter.
     for width in (1, 3):
         sliced = trial.replay_round(Engine("batched", width=width), 1, of="batched")
         require_rounds_agree(
@@ -295,6 +300,8 @@ def sees_what_was_sent(trial: MethodTrial) -> None:
     method = trial.method
     net = trial.net()
     initial_state, *states = trial.play_cohorts("loop")[0]
+
+    # ---- Each client's first steps after each round, by the true and by the poisoned server.
     for state in states:
         for number in EVERYONE:
             client = trial.prepare_client(net, state, number)
@@ -401,6 +408,7 @@ def personal_model(
 ) -> Tree:
     """Return the model by which a client is evaluated."""
     call = with_before_turn(EvalCall(method, tiny_federation(), state, [client]))
+    # The first job of an evaluation has the personal models.
     job = next(run_evaluation(call, OneClient(client), net, autocast))
     assert isinstance(job, EvalJob)
     return job.params
@@ -426,6 +434,7 @@ def find_sent_entries(method: Method, server: Tree, client: dict[str, Tree]) -> 
     gradient_of_next_float = iter(gradients)
     for index, leaf in enumerate(leaves):
         if leaf.requires_grad:
+            # No gradient: nothing of the entry travelled.
             flags[index] = next(gradient_of_next_float) != 0
     return flags
 
@@ -519,6 +528,7 @@ def take_first_step(
 def find_server_view(trial: MethodTrial) -> tuple[str, str]:
     """Return one of SEES for a method's server, and the hook that shows it."""
     mean, single_uploads, client_states = SEES
+    # From the most that a server may see to the least, so that the first sign decides.
     hook = _find_hook_that_reads_states(trial)
     if hook:
         return client_states, hook
@@ -583,6 +593,7 @@ def _find_hook_that_reads_states(trial: MethodTrial) -> str:
 
 def _find_hook_that_reads_uploads(trial: MethodTrial) -> str:
     """Return the server's hook that goes by more than a mean of uploads, or ""."""
+    # ---- Step 1: turns that are not the cohort at once.
     for round_index, cohort in enumerate(COHORTS):
         turns_generator = generator(0, "turns", round_index + 1)
         turns = trial.method.turns(
@@ -591,13 +602,17 @@ def _find_hook_that_reads_uploads(trial: MethodTrial) -> str:
             len(EVERYONE),
             turns_generator,
         )
+        # A survey, or turns of fewer clients, lets the server look at single ones.
         if turns != [Turn(cohort)]:
             return "turns"
     aggregate, clients, uploads = _second_aggregation(trial)
+
+    # ---- Step 2: an aggregation of means in place of uploads.
     answer = aggregate(clients, uploads)
     _, updated_entries = answer
 
     def average(leaf: Tensor) -> Tensor:
+        # Flags and counts have no mean; all get the first client's.
         row = leaf.mean(0, keepdim=True) if leaf.is_floating_point() else leaf[:1]
         return row.expand_as(leaf).clone()
 
@@ -619,6 +634,7 @@ def _second_aggregation(trial: MethodTrial) -> tuple[Callable[..., Any], dict[st
         "statistics": participation.buffers,
     }
     net = trial.net().bind(state.server_buffers)
+    # At equal weights a mean in the place of each upload changes no mean of theirs.
     weight = torch.full((len(cohort),), 1 / len(cohort))
 
     def aggregate(clients: dict[str, Tree], uploads: Tree) -> Any:
@@ -639,6 +655,7 @@ def _spoil(clients: dict[str, Tree], public_entries: set[str]) -> dict[str, Tree
     """Return states with nan and other wrong values in all entries but the public ones."""
 
     def spoil(leaf: Tensor) -> Tensor:
+        # Bools and whole numbers have no nan.
         return torch.full_like(leaf, torch.nan) if leaf.is_floating_point() else ~leaf
 
     spoilt = dict(clients)

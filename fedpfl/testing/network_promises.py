@@ -130,6 +130,7 @@ class NetworkTrial:
         """Return the state after so many more rounds of all clients, and their outcomes."""
         backend = make_backend(engine, net or self.net, CPU)
         setup = RoundSetup(backend, self.method, self.federation, LOCAL, 0)
+        # Rounds move the store's rows in place, and others begin with the same state.
         state = copy.deepcopy(state) if state else self.begin()
         outcomes = []
         for _ in range(rounds):
@@ -227,6 +228,8 @@ def train_plainly(trial: NetworkTrial, client: int) -> tuple[Tree, Tree, Tensor]
     net = trial.net
     federation = trial.federation
     draws = Draws(0, "train", 1)
+
+    # ---- Step 1: torch's own optimizer on a copy of the module.
     module = net.copy_module()
     parameters = [leaf for leaf in module.parameters() if leaf.requires_grad]
     optimizer = torch.optim.SGD(
@@ -237,6 +240,8 @@ def train_plainly(trial: NetworkTrial, client: int) -> tuple[Tree, Tree, Tensor]
     shard = make_shard(federation, client, LOCAL.batch_size, draws)
     (phase,) = trial.method.phases({}, {}, net.params, 1)
     losses = []
+
+    # ---- Step 2: an epoch, with the draws that the engine gives to the client.
     with seeded_by_key(*draws.hook_key(client)):
         with torch.no_grad():  # a client is evaluated before it trains, which moves no buffer
             copy.deepcopy(module).eval()(gather_data(federation, federation.test[client]).x.clone())
@@ -323,6 +328,7 @@ def resumes_exactly(trial: NetworkTrial) -> None:
 )
 def is_saved_and_loaded(trial: NetworkTrial) -> None:
     """A fresh module with the loaded values predicts as the engine does."""
+    # ---- Step 1: save the values that a run ends with.
     state = trial.after_one_round
     net = trial.net
     values = {
@@ -333,10 +339,13 @@ def is_saved_and_loaded(trial: NetworkTrial) -> None:
     file = io.BytesIO()
     torch.save(net.state_dict(values), file)
     file.seek(0)
+
+    # ---- Step 2: load them into a fresh module.
     module: nn.Module = trial.build(1).module
     try:
         module.load_state_dict(torch.load(file, weights_only=True))
     except RuntimeError as error:
+        # In one line, where torch lists every key on its own.
         raise Unkept(f"load_state_dict: {' '.join(str(error).split())[:200]}") from None
     x = trial.federation.x[:4]
     with torch.no_grad():

@@ -139,6 +139,7 @@ class PromiseSubject:
             return
         registry = REGISTRIES[self._kind].registry
         name = self._object_name
+        # The name may be another choice's, which has it back afterwards.
         shadowed = {key: registry[key] for key in [name] if key in registry}
         registry[name] = self._value
         try:
@@ -171,6 +172,7 @@ class PromiseSubject:
         check_words = [*self._plugin_files[:1], str(choice), *settings]
         command = Command([choice], settings, by_name=True)
         trial = make_trials(command, OtherProcess(check_words))[choice]
+        # The other process would know the choices of one file alone.
         if len(self._plugin_files) > 1 and hasattr(trial, "read_elsewhere"):
             trial.read_elsewhere = None
         return trial

@@ -34,6 +34,7 @@ def make_samples(
 ) -> Samples:
     """Return samples of one pixel, with or without groups and a test part."""
     rng = np.random.default_rng(0)
+    # Equally many samples of each class, in a random order.
     y = torch.from_numpy(rng.permutation(np.arange(count) % classes))
     samples = Samples(
         name="tried",
@@ -192,6 +193,7 @@ def repeats(trial: PartitionTrial) -> None:
     """For each number of clients, in the same order too."""
     for clients, parts in trial.partitions.items():
         for _ in range(2):
+            # Twice: what the first call leaves behind would show in the second.
             if fault := compare(parts, trial.deal(clients)):
                 raise Unkept(f"{clients} clients dealt to again: {fault}")
 
@@ -207,6 +209,7 @@ def follows_the_seed(trial: PartitionTrial) -> None:
     for clients, parts in trial.partitions.items():
         holdings = _list_holdings(parts)
         partitions_of_other_seeds = [trial.deal(clients, seed) for seed in SEEDS[1:]]
+        # Who holds which samples counts, not their order: a permutation alone is no other split.
         if all(_list_holdings(reseeded) == holdings for reseeded in partitions_of_other_seeds):
             raise Unkept(
                 f"who of {clients} clients holds what is the same for the seeds"
@@ -269,6 +272,7 @@ def shares_nothing(trial: PartitionTrial) -> None:
 )
 def refuses_in_one_line(trial: PartitionTrial) -> None:
     """A sample for each client, one class alone, no groups and no test part."""
+    # ---- Step 1: samples that leave little to deal.
     few_ungrouped = make_samples(FEW, 3, has_groups_and_test=False)
     cases = {
         f"{FEW} clients of {FEW} samples": (make_samples(FEW, 3), FEW),
@@ -280,6 +284,8 @@ def refuses_in_one_line(trial: PartitionTrial) -> None:
         ),
         "1 client": (make_samples(), 1),
     }
+
+    # ---- Step 2: each is dealt, or refused in one line.
     for label, (samples, clients) in cases.items():
         try:
             with seeded_by_key("partition"):
@@ -291,6 +297,7 @@ def refuses_in_one_line(trial: PartitionTrial) -> None:
                     **trial.options,
                 )
         except FedpflError as refusal:
+            # So `call_scheme` words what is the scheme's fault; any other refusal will do.
             if "mend its code" in str(refusal):
                 raise Unkept(f"{label}: {refusal}") from None
         except (Exception, SystemExit) as error:
@@ -352,6 +359,7 @@ def digest_of_partition(parts: Partition) -> str:
     """Return a digest of who holds which samples, in which order."""
 
     def to_tensors(name: str) -> list[torch.Tensor]:
+        # Indices of another integer type are the same partition.
         return [torch.from_numpy(indices.astype(np.int64)) for indices in getattr(parts, name)]
 
     return fingerprint(to_tensors("train"), to_tensors("test"), to_tensors("validation"))

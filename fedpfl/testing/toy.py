@@ -85,6 +85,7 @@ def tiny(norm: bool = False, seed: int = 1, pairs: int = 0) -> Net:
         seed: of its initial values.
         pairs: low-rank ones in each layer but the head, if any.
     """
+    # A module draws from the generator of the process, which others go on to use.
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         module = Tiny(norm)
@@ -105,6 +106,7 @@ def federate(train: tuple[int, ...], test: tuple[int, ...], seed: int = 0) -> Fe
     test_indices: list[Tensor] = []
     start = 0
     for train_size, test_size in zip(train, test, strict=True):
+        # The cube makes some classes rare at a client; none is impossible.
         shares = torch.rand(CLASSES, generator=generator) ** 3 + 0.01
         size = train_size + test_size
         # A client without samples draws one label all the same, as if it had one.
@@ -125,6 +127,7 @@ def federate(train: tuple[int, ...], test: tuple[int, ...], seed: int = 0) -> Fe
     x = 0.5 * patterns[y] + 0.5 * torch.rand(total, 1, 8, 8, generator=generator)
     return Federation(
         "toy",
+        # Bytes, as images are stored, so that scaling is tried too.
         (255 * x).to(torch.uint8),
         y,
         CLASSES,
@@ -261,6 +264,7 @@ class MethodTrial:
     ) -> Participation:
         """Train some clients of a cohort, as if the rest trained elsewhere."""
         net = self.net()
+        # The draws of the round that `play_round` would play.
         draws = Draws(0, "train", state.round + 1)
         call = TrainCall(
             self.method,
@@ -272,6 +276,8 @@ class MethodTrial:
         )
         overlay = with_before_turn(call).overlay
         if overlay:
+            # The overlay is of the whole cohort: what `before_turn` finds out may depend on all of
+            # it.
             rows = torch.tensor([cohort.index(client) for client in clients])
             overlay = tree.take(overlay, rows)
         backend = make_backend(as_engine(engine), net, CPU)
@@ -333,6 +339,7 @@ class NudgedTrial(MethodTrial):
         if engine == "loop":
             return backend, federation
         assert federation.std
+        # Scaling divides by std: a smaller one makes samples larger.
         std = tuple(deviation / (1 + self._nudge) for deviation in federation.std)
         return backend, dataclasses.replace(federation, std=std)
 
@@ -397,6 +404,7 @@ def _is_near(a: Tensor, b: Tensor, atol: float, rtol: float) -> bool:
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
     if a.is_floating_point():
+        # A nan in the same place is agreement: that it is none is a promise of its own.
         return torch.allclose(a, b, rtol, atol, equal_nan=True)
     return torch.equal(a, b)
 
@@ -410,6 +418,7 @@ def _require_none(
     path = far_paths[0]
     distance_text = f"of shape {list(a[path].shape)} and {list(b[path].shape)}"
     if a[path].shape == b[path].shape:
+        # In float64, where integers and bools have a difference too.
         distance = float((a[path].double() - b[path].double()).abs().max())
         distance_text = "not finite" if math.isnan(distance) else f"up to {distance:.2g} apart"
     name = path.strip("/").replace("/", ".")
@@ -425,9 +434,11 @@ def require_rounds_agree(
 
     Trees and losses agree within a tolerance, counts exactly.
     """
+    # ---- Step 1: states, and how clients are evaluated in the round.
     require_close(label, a[0], b[0], atol, rtol)
     outcome, other_outcome = a[1], b[1]
     for time in ("before", "after"):
+        # Counts are whole numbers and agree exactly; losses are sums in another order.
         counts, other_counts = getattr(outcome, time), getattr(other_outcome, time)
         require_equal(
             f"{label}, evaluated {time} training",
@@ -441,6 +452,8 @@ def require_rounds_agree(
             1e-4,
             1e-4,
         )
+
+    # ---- Step 2: what else came of the round.
     require_close(f"{label}, training loss", outcome.loss, other_outcome.loss, 1e-5, 1e-4)
     require_equal(f"{label}, whether training is finite", outcome.finite, other_outcome.finite)
     traffic, other_traffic = outcome.traffic, other_outcome.traffic

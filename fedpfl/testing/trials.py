@@ -165,6 +165,7 @@ def _prefix_errors(choice: Choice) -> Iterator[None]:
     try:
         yield
     except FedpflError as error:
+        # The command's words have keys without their kind, as `q=2` has.
         raise FedpflError(f"{choice}: {str(error).replace(f'{choice.kind}.', '')}") from None
 
 
@@ -180,6 +181,7 @@ def _share_settings(command: Command) -> dict[Choice, dict[str, str]]:
         key, _, text = word.partition("=")
         kind, _, key_of_kind = key.partition(".")
         candidates = command.choices
+        # `method.q=...` is for the method alone, `q=...` for whatever has a q.
         if kind in REGISTRIES and key_of_kind:
             key = key_of_kind
             candidates = [choice for choice in command.choices if choice.kind == kind]
@@ -207,6 +209,7 @@ def _list_keys(choice: Choice) -> list[str]:
     kind = REGISTRIES[choice.kind]
     target = kind.registry.get(choice.name)
     if not target:
+        # A YAML file may have another name than the class that it configures.
         target = kind.registry[_compose_choice(choice, {})[choice.kind]["name"]]
     fixed_keys = {*kind.supplied, *FIXED_KEYS[choice.kind]}
     variable_kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -236,6 +239,7 @@ def _compose_choice(choice: Choice, values: Mapping[str, str]) -> dict[str, Any]
             raise FedpflError(
                 f"{key}={text} is several values; give it one, or a list as {key}=[a,b]"
             )
+    # ++: an option may be absent from the YAML file, whose default then holds.
     value_words = [f"++{choice.kind}.{key}={text}" for key, text in values.items()]
     try:
         return plan.resolve_config(overrides.compose_config([str(choice), *value_words]))
@@ -278,6 +282,7 @@ class OtherProcess:
     @cached_property
     def _digests(self) -> dict[str, str]:
         seed = os.environ.get("PYTHONHASHSEED", "")
+        # Never the seed of this process, nor 0, which turns hashing by chance off.
         other_seed = 1 + int(seed) % 1000 if seed.isdecimal() else 1
         environment = {**os.environ, "PYTHONHASHSEED": str(other_seed)}
         command = [sys.executable, "-m", "fedpfl.check", "--digests", "--", *self._check_words]

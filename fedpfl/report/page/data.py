@@ -113,6 +113,7 @@ def client_accuracies(
     if not parts:
         return pd.DataFrame(columns=["client", "name", "train", "seed", "value", "low"])
     accuracies = pd.concat(parts)
+    # A box over some clients alone would be another population's.
     if accuracies["value"].isna().any():
         return accuracies.iloc[:0]
     return accuracies.sort_values(["value", "seed", "client"])
@@ -165,6 +166,7 @@ def metric_curves(group: Group, bin_size: int) -> dict[str, pd.DataFrame]:
         if metric.is_evaluated:
             curve = curve.iloc[evenly_spaced(len(curve), POINTS)]
         elif bin_size > 1:
+            # Rounds count from 1.
             bins = (curve.index.to_numpy() - 1) // bin_size
             curve = curve.reset_index().groupby(bins).mean().set_index("round")
         if len(curve):
@@ -180,6 +182,7 @@ def spent_by_round(group: Group) -> pd.DataFrame:
     parts = []
     for run in group.reported_runs:
         columns = ["bits_down", "bits_up", "seconds", "sim_seconds"]
+        # After a round that did not record it, nobody knows the sum.
         sums = run.rounds.reindex(columns=columns).cumsum(skipna=False)
         gigabytes_down = sums["bits_down"] / 8e9
         gigabytes_up = sums["bits_up"] / 8e9
@@ -204,6 +207,7 @@ def spent_at_rounds(spent: pd.DataFrame, key: str, rounds: np.ndarray) -> np.nda
     """
     if key == "round":
         return rounds
+    # Nothing was spent before round 1.
     return np.interp(rounds, [0, *spent.index], [0, *spent[key]])
 
 
@@ -237,6 +241,7 @@ def distinct_partitions(shown_groups: Sequence[Group]) -> list[PartitionCounts]:
             counts = _label_counts(run)
             if counts is not None:
                 new_partition = PartitionCounts(group.setting, counts, set())
+                # Equal counts are drawn once, whichever runs have them.
                 key = counts.to_numpy().tobytes()
                 partition = by_setting[group.setting].setdefault(key, new_partition)
                 partition.seeds.add(run.seed)
@@ -245,6 +250,7 @@ def distinct_partitions(shown_groups: Sequence[Group]) -> list[PartitionCounts]:
         sorted(partitions.values(), key=lambda partition: min(partition.seeds))
         for partitions in by_setting.values()
     ]
+    # The first of every setting, then the second of each, so that a cut hits no setting first.
     rows = itertools.zip_longest(*ordered)
     return [partition for row in rows for partition in row if partition]
 
