@@ -51,8 +51,18 @@ figures: setup ## Figures of all runs in outputs/, and the paper's as far as the
 report: setup ## A page for the browser per experiment in outputs/
 	$(BIN)/python -m fedpfl.report html outputs
 
-clean: ## Remove the environment and caches; runs in outputs/ stay
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache *.egg-info build
+docs: setup ## The site of the documentation, in build/site (docs-serve shows it while you write)
+	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/mkdocs build --strict --site-dir build/site
 
-.PHONY: help setup demo test test-all smoke lint types bench tables figures report clean
+docs-serve: setup
+	$(BIN)/mkdocs serve
+
+release: setup ## Build, try, commit and tag a version (VERSION=0.3.0)
+	$(BIN)/python scripts/release.py "$(VERSION)"
+
+clean: ## Remove the environment and caches; runs in outputs/ stay
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache *.egg-info build dist
+
+.PHONY: help setup demo test test-all smoke lint types bench tables figures report docs docs-serve release clean
 .DEFAULT_GOAL := help

@@ -41,7 +41,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "examples"))
 import hospitals  # noqa: E402 - from examples/
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+WRITTEN = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
+PAGES = [*WRITTEN, *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)
 TRAIN = "python -m fedpfl.train"
 PARTS = (
@@ -106,6 +107,10 @@ BRIEF = {
 EXCUSES = {
     "pip ": ("changes the environment; make setup does this", ""),
     "make test": ("these are the tests", ""),
+    "make setup": ("the environment is there", ""),
+    "make lint": ("CI does it", ""),
+    "make docs": ("installs the extra docs; tests/test_project.py builds the site", ""),
+    "make release": ("commits and tags; tests/test_project.py tries its parts", ""),
     "scripts/try_docs.py": ("this is it", ""),
     "train experiment=fedselect/ablation": (
         "one of its data sets is no archive, one needs weights",

@@ -37,6 +37,7 @@ import methods_table
 import reproduction
 import try_docs
 
+BLOCK = try_docs.BLOCK
 COMMANDS = try_docs.list_commands()
 TRAIN = [command.text for command in COMMANDS if command.text.startswith(try_docs.TRAIN)]
 SPREAD = [text for _, text in COMMANDS if text.startswith("torchrun")]
@@ -56,6 +57,19 @@ def test_links_lead_somewhere():
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
             if not target.startswith("http"):
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_links_into_a_page_name_a_heading():
+    for page in try_docs.PAGES:
+        for target, anchor in re.findall(r"\]\(([^):]*)#([^)]+)\)", page.read_text()):
+            text = (page.parent / target if target else page).read_text()
+            headings = re.findall(r"^#+ (.+)$", BLOCK.sub("", text), re.MULTILINE)
+            assert anchor in map(name_anchor, headings), f"{page.name}: {target}#{anchor}"
+
+
+def name_anchor(heading: str) -> str:
+    """The anchor that a code host and the site give a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
 def test_the_pages_show_commands():
