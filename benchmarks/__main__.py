@@ -1,6 +1,7 @@
 """Run one of the measurements: `python -m benchmarks NAME ...`.
 
     speed      training, beside the plain way and the bare kernels
+    gpu        what a GPU does in a round: waits, kernels, equal bits
     overhead   each method's rounds beside FedAvg's
     processes  a process with many threads beside many processes
     adapters   memory and time of clients that train adapters on one frozen network
@@ -26,6 +27,7 @@ from fedpfl.ground.errors import FedpflError
 NAMES = (
     "adapters",
     "federation",
+    "gpu",
     "overhead",
     "partition",
     "pretrain",

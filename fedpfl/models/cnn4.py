@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedpfl.ground.ranges import AtLeast
+from fedpfl.models.convolution import Conv2d
 from fedpfl.models.pool import max_pool
 from fedpfl.models.shapes import image
 
@@ -31,8 +32,8 @@ class CNN4(nn.Module):
         columns = ((width - 4) // 2 - 4) // 2
         # The order of construction is the order in which the seed's random numbers are spent: keep
         # it.
-        self.conv1 = nn.Conv2d(channels, 32, 5)
-        self.conv2 = nn.Conv2d(32, 64, 5)
+        self.conv1 = Conv2d(channels, 32, 5)
+        self.conv2 = Conv2d(32, 64, 5)
         self.fc1 = nn.Linear(64 * rows * columns, 512)
         self.projection = nn.Sequential()
         if projection:

@@ -265,6 +265,9 @@ class _Stopwatch:
             size: how much there is to do by the argument.
         """
         small = max(1, small)
+        if self._run.device.type == "cuda":
+            for _ in range(2):  # the first loads kernels, the second captures graphs
+                act(small)
         seconds = self._time_call(act, small)
         if seconds > LONG_SECONDS:  # warming up is the least of it, and more would cost as much
             return LinearTime(0.0, seconds / max(1.0, size(small)))

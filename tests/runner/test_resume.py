@@ -18,6 +18,7 @@ from fedpfl.ground import interrupts, tree
 from fedpfl.record import rundir
 from tests.command import (
     TINY,
+    play_run,
     read_checkpoint,
     read_summary,
     read_table,
@@ -28,6 +29,7 @@ from tests.command import (
     wait_for,
 )
 from tests.conftest import assert_same, keep_quick
+from tests.record.test_damage import interrupt as stop_run
 
 SETTINGS = {
     "fedobp": ("method=fedobp", "quantile.q=0.9", "method.ema=0.3"),
@@ -213,6 +215,27 @@ def test_an_interrupted_run_ends_as_if_it_never_was(tmp_path, uninterrupted, mon
     assert int(read_checkpoint(tmp_path / "run")["round"]) == 2
     finish(tmp_path, *command, "engine.workers=1")  # the number of workers changes nothing
     assert_ends_alike(tmp_path / "run", uninterrupted["ditto"])
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("method", ["fedobp", "fedselect", "fedpac", "knn_per"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_gpu_gives_the_same_bits_each_time(method, precision, tmp_path):
+    """Of two runs and a resumed one; with graphs, which are captured anew after the resumption."""
+    words = [
+        *TINY,
+        *("rounds=4", "model=cnn4", "partition.samples_per_client=80", "local.batch_size=16"),
+        *(f"method={method}", f"engine.precision={precision}", "device=cuda"),
+    ]
+    folders = [tmp_path / name for name in ("one", "two", "resumed")]
+    stop_run(folders[2], *words, after=2)
+    for folder in folders:
+        play_run(folder, *words)
+    assert "batched" in read_summary(folders[0])["engine"]["backend"]
+    for folder in folders[1:]:
+        assert read_table(folder / "rounds.csv") == read_table(folders[0] / "rounds.csv")
+        one, other = (read_checkpoint(path) for path in (folders[0], folder))
+        assert_same(*({name: end[name] for name in ("server", "rows")} for end in (one, other)))
 
 
 @pytest.mark.parametrize(

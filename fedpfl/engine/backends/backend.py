@@ -37,7 +37,7 @@ class Engine(Checked):
         workers: Threads of the loop backend; 0 is one per core, or per core of this process's
             share under torchrun.
         precision: fp32, tf32 (CUDA only) or bf16 (autocast).
-        graphs: Replay the batched backend's steps as CUDA graphs; without effect on a CPU.
+        graphs: Replay the batched backend's steps as CUDA graphs; without effect elsewhere.
         width: Clients that the batched backend trains at once; 0 is all that there are to train.
     """
 
@@ -45,7 +45,7 @@ class Engine(Checked):
     workers: Annotated[int, AtLeast(0)] = 0
     precision: Literal["fp32", "tf32", "bf16"] = "fp32"
     width: Annotated[int, AtLeast(0)] = 0
-    graphs: bool = False
+    graphs: bool = True
 
 
 @contextmanager

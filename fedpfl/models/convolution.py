@@ -1,0 +1,57 @@
+"""Convolutions whose weights lie in memory as a GPU multiplies them fastest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+LEAST_CHANNELS = 8
+"""Input channels from which 16-bit kernels are faster with channels last."""
+LEAST_SIZE = 4
+"""Rows of a kernel from which cuDNN has no fast grouped kernel for images with channels first."""
+
+
+class Conv2d(nn.Conv2d):
+    """Convolve as `nn.Conv2d`, in bf16 on a GPU with channels last where that is faster.
+
+    Several models side by side are one grouped convolution. Its 16-bit gradients by channels first
+    took 846 microseconds on an H200, by channels last 316 (10 models of 32 to 64 channels, 5x5).
+    """
+
+    def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if prefers_channels_last(x, weight):
+            weight = _ChannelsLast.apply(weight)
+        return super()._conv_forward(x, weight, bias)
+
+
+def prefers_channels_last(x: Tensor, weight: Tensor) -> bool:
+    """Return whether a convolution of images `x` is faster with channels last."""
+    if x.device.type != "cuda" or not torch.is_autocast_enabled("cuda"):
+        return False
+    _, channels, rows, _ = weight.shape
+    return channels >= LEAST_CHANNELS and rows >= LEAST_SIZE
+
+
+class _ChannelsLast(torch.autograd.Function):
+    """Return equal weights `[out, in, rows, columns]` whose input channels are neighbours.
+
+    PyTorch then convolves with channels last, forwards and backwards.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(weight: Tensor) -> Tensor:
+        # `contiguous` with a memory format is not there under vmap.
+        return weight.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        """Keep nothing."""
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        # In the layout of the weights, or an optimizer's step is no longer one kernel for all.
+        return grad.contiguous()
