@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import json
 import re
 import sys
@@ -78,25 +79,15 @@ class Figures:
 def measure_files(paths: Iterable[Path]) -> Figures:
     """Measure the code of some files."""
     counts: Counter[str] = Counter()
-    files_by_name: dict[str, set[Path]] = defaultdict(set)
+    files_of_names: Counter[str] = Counter()
     for path in paths:
-        source = path.read_text(encoding="utf-8")
-        module = ast.parse(source)
-        documented = set[int]()
-        for node in ast.walk(module):
-            counts["nodes"] += 1
-            counts.update(_count_names(node))
-            counts.update(_count_definition(node))
-            documented |= _docstring_lines(node)
-        counts.update(_count_lines(source, documented))
-        for node in module.body:
-            if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name != "main":
-                files_by_name[node.name.strip("_")].add(path)
+        counts.update(_count_file(path))
+        files_of_names.update(_module_names(path))
     return Figures(
         filler_names=_percent(counts["filler names"], counts["names"]),
         filler_definitions=_percent(counts["filler definitions"], counts["definitions"]),
         one_word_functions=_percent(counts["one-word functions"], counts["functions"]),
-        shared_names=sum(len(files) >= 3 for files in files_by_name.values()),
+        shared_names=sum(files >= 3 for files in files_of_names.values()),
         nodes_per_line=round(counts["nodes"] / max(1, counts["code lines"]), 2),
         wide_lines=_percent(counts["wide lines"], counts["code lines"]),
         comment_lines=_percent(counts["comment lines"], counts["lines"]),
@@ -105,6 +96,31 @@ def measure_files(paths: Iterable[Path]) -> Figures:
         starred_names=counts["starred names"],
         long_sentences=counts["long sentences"],
     )
+
+
+@functools.cache
+def _count_file(path: Path) -> Counter[str]:
+    """Count what a file has, once: the package has each file that a room has."""
+    source = path.read_text(encoding="utf-8")
+    kinds, documented = list[str](), set[int]()
+    for node in ast.walk(ast.parse(source)):
+        kinds.append("nodes")
+        kinds.extend(_count_names(node))
+        kinds.extend(_count_definition(node))
+        documented.update(_docstring_lines(node))
+    kinds.extend(_count_lines(source, documented))
+    return Counter(kinds)
+
+
+@functools.cache
+def _module_names(path: Path) -> frozenset[str]:
+    """Return the names of a file's functions and classes."""
+    definitions = [
+        node
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name != "main"
+    ]
+    return frozenset(node.name.strip("_") for node in definitions)
 
 
 def _percent(part: int, total: int) -> float:

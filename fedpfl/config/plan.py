@@ -952,8 +952,8 @@ def resolve_config(cfg: DictConfig) -> dict[str, Any]:
             for group in OPTIONAL_GROUPS
             if unresolved.get(group) is not None
         }
-        required_keys = [key for key in unresolved if key not in OPTIONAL_GROUPS]
-        cfg = OmegaConf.masked_copy(cfg, required_keys)
+        for group in OPTIONAL_GROUPS:
+            cfg.pop(group, None)
         config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
     except OmegaConfBaseException as error:
         raise FedpflError(format_error(error)) from None

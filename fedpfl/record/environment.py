@@ -81,18 +81,19 @@ def _code(module: str) -> bytes:
         return b""  # an archive of compiled modules
 
 
-def imported_modules(code: bytes, package: str = "") -> list[str]:
+@functools.cache
+def imported_modules(code: bytes, package: str = "") -> tuple[str, ...]:
     """Return modules that a file may import: `from a import b` may mean a or a.b.
 
     Args:
         code: the file's content.
         package: the package that it is part of.
     """
-    modules = []
+    modules: list[str] = []
     try:
         nodes = list(ast.walk(ast.parse(code)))
     except (SyntaxError, ValueError):  # no Python
-        return []
+        return ()
     for node in nodes:
         if isinstance(node, ast.ImportFrom):
             around = package.split(".")[: 1 - node.level or None] if node.level else []
@@ -100,7 +101,7 @@ def imported_modules(code: bytes, package: str = "") -> list[str]:
             modules += [name for one in node.names for name in (base, f"{base}.{one.name}")]
         elif isinstance(node, ast.Import):
             modules += [one.name for one in node.names]
-    return modules
+    return tuple(modules)
 
 
 def _cpu() -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from importlib.metadata import distribution
 
 import numpy as np
@@ -16,6 +17,13 @@ def digits(source: Source) -> Raw:
 
     Their 8 x 8 pixels, values 0 to 16, are enlarged.
     """
+    images, labels = _read_digits()
+    return Raw(images.copy(), labels.copy())
+
+
+@functools.cache
+def _read_digits() -> tuple[np.ndarray, np.ndarray]:
+    """Return images and labels, read once for all runs of a process."""
     # The file that its load_digits reads; to import scikit-learn would take as long as all else
     # before the first line.
     file = distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")
@@ -24,7 +32,4 @@ def digits(source: Source) -> Raw:
     large = torch.nn.functional.interpolate(
         small, size=(28, 28), mode="bilinear", align_corners=False
     )
-    return Raw(
-        large.round().to(torch.uint8).numpy(),
-        rows[:, -1].astype(int),
-    )
+    return large.round().to(torch.uint8).numpy(), rows[:, -1].astype(int)
