@@ -134,6 +134,7 @@ class Callbacks(Callback):
                 callback.on_end(status, summary)
             except Exception as error:
                 self._note_failure(callback, error)
+            # Ctrl-C ends none of the others early.
             except BaseException as error:
                 interrupt = error
         if interrupt is not None:
@@ -162,6 +163,7 @@ class Callbacks(Callback):
         self.on_end("failed", summary)
 
     def _call_each(self, call: Callable[[Callback], None]) -> None:
+        # A copy, as one that fails is removed on the way.
         for callback in list(self._callbacks):
             try:
                 call(callback)

@@ -228,6 +228,7 @@ def validation_column(task: Task = CLASSIFICATION) -> str:
 
 def task_of_columns(columns: Container[str]) -> Task:
     """Return the task of a run with these columns."""
+    # Not by the score alone: AUROC may be a further metric of classification.
     if f"{REGRESSION.score}_worst10" in columns:
         return REGRESSION
     return MULTILABEL if f"{MULTILABEL.score}_worst10" in columns else CLASSIFICATION
@@ -235,6 +236,7 @@ def task_of_columns(columns: Container[str]) -> Task:
 
 def _split_metrics(split: str, fine_tuned: bool) -> list[Metric]:
     """Return the metrics of a split, before or after fine-tuning."""
+    # ---- Step 1: which statistics there are. Attacks are tried on test samples alone.
     metrics = []
     attack_statistics = () if split == "validation" else _ATTACK_STATISTICS
     for statistic in (
@@ -244,6 +246,7 @@ def _split_metrics(split: str, fine_tuned: bool) -> list[Metric]:
         *_REGRESSION_STATISTICS,
         *attack_statistics,
     ):
+        # ---- Step 2: each in words for this split.
         label = statistic.label.format("validation" if split == "validation" else "test")
         if split == "unseen":
             label = f"unseen clients: {label}"
@@ -516,6 +519,7 @@ def round_columns(
             `system` in simulated time, `shift` where samples shift on the way.
         task: of the run.
     """
+    # Columns without samples would be empty in every row.
     absent_scopes = set()
     if not validation:
         absent_scopes.add("validation")

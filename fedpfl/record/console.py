@@ -93,6 +93,7 @@ class Console(Callback):
         is_plain = self._plain
         if is_plain is None:
             is_dumb_terminal = os.environ.get("TERM") == "dumb"
+            # Bars of several processes would overwrite each other.
             is_plain = _is_worker() or not stream.isatty() or is_dumb_terminal
         if not (is_plain or self._quiet):
             self._start_bar(stream, run)
@@ -109,6 +110,7 @@ class Console(Callback):
             is_tuned = row.get(tuned_score) is not None
             measured = self._tuned_seconds if is_tuned else self._evaluation_seconds
             measured.append(evaluation_seconds)
+        # By the clock, as a round also takes what the engine does not time, such as a checkpoint.
         self._round_seconds.append(now - self._round_time - (evaluation_seconds or 0))
         self._round_time = now
 
@@ -152,6 +154,7 @@ class Console(Callback):
     def on_note(self, text: str) -> None:
         """Print a line above the bar."""
         if self._label and not self._quiet:
+            # Runs of a sweep have their warnings in common, which are worth a line once.
             if text in self._print_times:
                 return
             self._print_times[text] = self._clock()
@@ -188,10 +191,12 @@ class Console(Callback):
         rounds = self._run.rounds
         remaining = Schedule.of(rounds, self._run.config).remaining(rounds - rounds_left)
         forecast = self._run.forecast or Forecast(0.0, 0.0, 0.0)
+        # What was measured counts more than the forecast.
         evaluation = fmean(self._evaluation_seconds or [0.0]) or forecast.evaluation
         tuned_evaluation = fmean(self._tuned_seconds or [0.0]) or forecast.tuned_evaluation
         measured = Forecast(
             round=fmean(self._round_seconds or [forecast.round]),
+            # One kind stands in for the other until it has been met.
             evaluation=evaluation or tuned_evaluation,
             tuned_evaluation=tuned_evaluation or evaluation,
         )
@@ -313,6 +318,7 @@ def untrained_note(summary: Mapping[str, Any]) -> str:
 
 def format_duration(seconds: float) -> str:
     """Write seconds as `1:02:03`, after a day as `1 day, 1:02:03`."""
+    # A forecast of ages is still a text, not an overflow.
     longest = timedelta.max.total_seconds() // 2
     return str(timedelta(seconds=round(min(max(0.0, seconds), longest))))
 
@@ -398,6 +404,8 @@ def _seconds_left(events: str, jobs: int, now: float, free: int = 0) -> float:
     ]
     waiting_count = jobs - len(start_times)
     remaining = [max(0.0, mean_seconds - elapsed) for elapsed in running]
+    # The place of a job that has just ended goes to the next one.
     side_by_side = len(running) + (free if waiting_count else 0)
     total = sum(remaining) + mean_seconds * waiting_count
+    # At least as long as the slowest that runs.
     return max([total / max(1, side_by_side), *remaining])

@@ -41,6 +41,7 @@ class DigestNotes:
 
     def add(self, name: str, digest: Any) -> None:
         """Note a file's next content."""
+        # Before the content: after a kill in between the former content is noted, too.
         note = _format_note(name, digest)
         if note in self._notes:
             return
@@ -112,6 +113,7 @@ def _is_known_content(
         digest = None if content is None else files.content_digest(content)
         return summary["files"].get(name) == digest
     if name == "rounds.csv" and content is not None:
+        # A row that is being written has no end yet.
         content = content[: content.rfind(b"\n") + 1] or None
     if content is None:
         return True
@@ -120,6 +122,7 @@ def _is_known_content(
 
 def _run_digest(summary: Mapping[str, Any], content: bytes) -> Any:
     """Return a digest that depends on the run and its data, too."""
+    # Keyed by the run, so that a file of another run does not pass for this one's.
     key = hashlib.blake2b(f"{summary.get('identity')} {summary.get('data')}".encode()).digest()
     return hashlib.blake2b(content, digest_size=16, key=key)
 

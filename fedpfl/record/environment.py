@@ -68,6 +68,7 @@ def source_fingerprint(method: type) -> dict[str, str]:
         ]
     digest = hashlib.blake2b(digest_size=8)
     for name in sorted(codes):
+        # Name and length stand before each file, so that none can run over into the next.
         digest.update(f"{name} {len(codes[name])}\n".encode() + codes[name])
     return {"fedpfl": fedpfl.__version__, "method": digest.hexdigest()}
 
@@ -96,6 +97,7 @@ def imported_modules(code: bytes, package: str = "") -> tuple[str, ...]:
         return ()
     for node in nodes:
         if isinstance(node, ast.ImportFrom):
+            # One dot is the package itself, two its parent.
             around = package.split(".")[: 1 - node.level or None] if node.level else []
             base = ".".join(filter(None, [*around, node.module]))
             modules += [name for one in node.names for name in (base, f"{base}.{one.name}")]

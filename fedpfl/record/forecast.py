@@ -83,6 +83,7 @@ class Schedule:
 
     def _count(self, period: int, rounds_done: int) -> int:
         """Count the multiples of `period` after `rounds_done`, and the last round."""
+        # Rounded up: the last round is evaluated whether or not it is a multiple.
         return -(-self.rounds // period) - rounds_done // period
 
 

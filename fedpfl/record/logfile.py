@@ -22,6 +22,7 @@ class LogFile(Callback):
     def on_begin(self, run: RunInfo) -> None:
         """Open the file and write the first lines."""
         path = run.path / "run.log"
+        # Line by line, so that a kill takes none along.
         self._file = path.open("a+", encoding="utf-8", buffering=1)
         self._rounds = run.rounds
         if path.read_bytes()[-1:] not in (b"", b"\n"):  # a kill in the middle of a line

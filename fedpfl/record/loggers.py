@@ -36,6 +36,7 @@ def make_loggers(
     Raises:
         FedpflError: the loggers cannot work.
     """
+    # ---- Step 1: loggers with keys below their own name.
     settings = {"name": "none", **logger}
     name = settings.pop("name")
     loggers = {}
@@ -46,6 +47,8 @@ def make_loggers(
                 settings.pop(key),
                 f"logger.{key}",
             )
+
+    # ---- Step 2: W&B, whose keys lie beside `name`.
     if name not in LOGGER_NAMES:
         raise FedpflError(
             f"logger.name={name} is unknown; choose one of {', '.join(LOGGER_NAMES)}, "
@@ -56,6 +59,9 @@ def make_loggers(
         loggers = {name: WandbLogger(options, print_note), **loggers}
     else:
         require_known_keys(settings, (), "logger")
+
+    # ---- Step 3: those of services need their packages.
+    # csv is no service: its files are always written.
     services = {key: item for key, item in loggers.items() if isinstance(item, ServiceLogger)}
     for package in services:
         require_package(package)
@@ -73,6 +79,7 @@ def start_callbacks(
         quiet: no terminal.
         more: further callbacks.
     """
+    # The lambda, as the callbacks that it speaks to are made after it.
     loggers = make_loggers(logger, lambda text: callbacks.on_note(text))
     callbacks = Callbacks([Console(quiet), LogFile(), *loggers, *more])
     try:

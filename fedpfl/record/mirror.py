@@ -58,6 +58,7 @@ class ServiceLogger(Callback, ABC):
 
     def _log_row(self, row: Mapping[str, Any]) -> None:
         self._overview.add(row)
+        # The service has it already; the overview needs it all the same.
         if row["round"] < self._next_round:
             return
         values = {key: value for key, value in row.items() if value is not None}

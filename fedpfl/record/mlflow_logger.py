@@ -43,6 +43,7 @@ class MlflowLogger(ServiceLogger):
 
     def _start(self, run: RunInfo, facts: Mapping[str, Any]) -> int:
         for name, value in TIMEOUTS.items():
+            # Before the import, which reads them.
             os.environ.setdefault(name, value)
         from mlflow.entities import Param
         from mlflow.tracking import MlflowClient
@@ -99,6 +100,7 @@ class MlflowLogger(ServiceLogger):
                 for key, value in summary.items()
                 if isinstance(value, int | float)
             }
+            # The last round has sent most of them.
             changed = {key: value for key, value in numbers.items() if logged.get(key) != value}
             self._log_metrics(changed)
             self._set_tags(summary)

@@ -75,6 +75,7 @@ class Overview:
             fields["seconds_per_round"] = statistics.median(self._seconds)
         if self._rounds_with_traffic and self._cohort:
             for direction, bits in self._bits.items():
+                # By the cohort as planned: rounds.csv has sums over those that came.
                 bits_per_round = bits / self._rounds_with_traffic
                 fields[f"bits_{direction}_per_client"] = bits_per_round / self._cohort
         return fields

@@ -73,9 +73,9 @@ def draw_partition(
     drawing.load_matplotlib()
     # pyplot would keep the figure, and choose a backend for the whole process.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.colors import ListedColormap, LogNorm
     from matplotlib.figure import Figure
 
+    # ---- Step 1: a figure that grows with its cells.
     counts = np.asarray(label_counts, dtype=np.int64)
     clients, classes = counts.shape
     has_numbers = clients <= 20 and classes <= 20  # few enough cells to print them in
@@ -83,6 +83,8 @@ def draw_partition(
     height = float(np.clip(2.3 + classes * (0.3 if has_numbers else 0.16), 3.5, 11))
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
+
+    # ---- Step 2: of numbers as labels there are sizes alone.
     if not classes:
         size_axes = figure.add_subplot()
         _draw_sizes(size_axes, np.asarray(sizes))
@@ -91,9 +93,28 @@ def draw_partition(
         size_axes.set_title(title, fontsize=10, wrap=True)
         figure.savefig(path, dpi=150)
         return
+
+    # ---- Step 3: sizes above the map, which share the axis of clients.
     grid = figure.add_gridspec(2, 2, height_ratios=(1, max(2.0, height - 2)), width_ratios=(60, 1))
     map_axes = figure.add_subplot(grid[1, 0])
     size_axes = figure.add_subplot(grid[0, 0], sharex=map_axes)
+
+    image = _draw_counts(map_axes, counts, has_numbers)
+    map_axes.set_xlabel("client")
+    map_axes.set_ylabel("label" if len(sizes) else "class")
+    _set_ticks(map_axes.xaxis, client_names, max_ticks=20, rotation=90)
+    _set_ticks(map_axes.yaxis, class_names, max_ticks=12, rotation=0)
+    figure.colorbar(image, cax=figure.add_subplot(grid[1, 1]), label="samples", format="%d")
+
+    _draw_sizes(size_axes, np.asarray(sizes) if len(sizes) else counts.sum(1))
+    size_axes.set_title(title, fontsize=10, wrap=True)
+    map_axes.set_xlim(-0.5, clients - 0.5)
+    figure.savefig(path, dpi=150)
+
+
+def _draw_counts(map_axes: Any, counts: np.ndarray, has_numbers: bool) -> Any:
+    """Draw the sample counts `[clients, classes]` as a heat map; return its image."""
+    from matplotlib.colors import ListedColormap, LogNorm
 
     # Counts span orders of magnitude. White is none at all; a single sample can be told from it.
     norm = LogNorm(vmin=1, vmax=max(2, int(counts.max(initial=0))))
@@ -102,18 +123,9 @@ def draw_partition(
     image = map_axes.imshow(
         cells, cmap=greys, norm=norm, aspect="auto", origin="lower", interpolation="nearest"
     )
-    map_axes.set_xlabel("client")
-    map_axes.set_ylabel("label" if len(sizes) else "class")
-    _set_ticks(map_axes.xaxis, client_names, max_ticks=20, rotation=90)
-    _set_ticks(map_axes.yaxis, class_names, max_ticks=12, rotation=0)
     if has_numbers:
         _write_counts(map_axes, counts, norm)
-    figure.colorbar(image, cax=figure.add_subplot(grid[1, 1]), label="samples", format="%d")
-
-    _draw_sizes(size_axes, np.asarray(sizes) if len(sizes) else counts.sum(1))
-    size_axes.set_title(title, fontsize=10, wrap=True)
-    map_axes.set_xlim(-0.5, clients - 0.5)
-    figure.savefig(path, dpi=150)
+    return image
 
 
 def _set_ticks(axis: Any, names: Sequence[str], max_ticks: int, rotation: int) -> None:
@@ -145,6 +157,7 @@ def _write_counts(map_axes: Any, counts: np.ndarray, norm: Any) -> None:
 
 def _tick_text(name: str) -> str:
     """Return a name as a tick shows it: short, and without mathtext."""
+    # matplotlib reads what stands between dollars as a formula.
     short = name if len(name) <= MAX_NAME_LENGTH else f"{name[: MAX_NAME_LENGTH - 1]}…"
     return short.replace("$", r"\$")
 

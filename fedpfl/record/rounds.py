@@ -20,6 +20,7 @@ def format_cell(value: Any) -> str:
     value = to_python_number(value)
     if value is None:
         return ""
+    # repr is the shortest text that reads back as the same float.
     return repr(value) if isinstance(value, float) else str(value)
 
 

@@ -169,6 +169,7 @@ class RunDirectory:
         Raises:
             FedpflError: state.pt is damaged, cannot be read or belongs to a different run.
         """
+        # ---- Step 1: the checkpoint, and the texts that it holds.
         self._close_files()
         self._columns = None
         self._is_restored = True
@@ -180,6 +181,8 @@ class RunDirectory:
         payload.pop("identity", None)
         payload.pop("data", None)
         texts = payload.pop("files", {})
+
+        # ---- Step 2: files that it does not hold are from after it.
         self._require_lock()
         with files.explain_write_errors(self.path / "rounds.csv"):
             files.remove_files(
@@ -187,6 +190,8 @@ class RunDirectory:
             )
         if earlier is None:
             return None
+
+        # ---- Step 3: files that it holds are as they were then.
         for name in texts:
             self._write(name, texts[name].encode())
         if texts.get("rounds.csv"):
@@ -206,6 +211,7 @@ class RunDirectory:
         """
         recorded_digest = self._summary.get("secret")
         if recorded_digest is None:
+            # From the operating system: a function of the run's seed would be no secret.
             key = secrets.token_bytes(32)
             with files.durable_write(
                 self.path / SECRET_FILE, self._require_lock, opener=_open_private
@@ -245,6 +251,7 @@ class RunDirectory:
                     raise RuntimeError("restore() comes before the first row()")
                 self._rounds_digest = self._digest_notes.of(self._contents.get("rounds.csv", b""))
                 self._rounds_file = os.open(path, _APPEND_FLAGS, 0o644)
+            # The digest goes on from row to row: a file of many rounds is not hashed anew.
             self._rounds_digest.update(line)
             self._digest_notes.add("rounds.csv", self._rounds_digest)
             files.append_all(self._rounds_file, line)
@@ -264,6 +271,7 @@ class RunDirectory:
         """
         if not isinstance(payload.get("round"), int):
             raise TypeError("a checkpoint needs its round, an int")
+        # Inside, as files are written at other times: after a kill they would be of other rounds.
         texts = {
             name: self._contents[name].decode()
             for name in _CHECKPOINTED_FILES
@@ -276,6 +284,7 @@ class RunDirectory:
             "codes": self._codes,
         }
         plain_values = checkpoint.to_plain_values({**payload, **fields})
+        # Else the checkpoint would say of damage that the run wrote it.
         self._require_unchanged("rounds.csv")
         with files.durable_write(self.path / "state.pt", self._require_lock) as file:
             checkpoint.save_checkpoint(plain_values, file)
@@ -310,6 +319,7 @@ class RunDirectory:
         arrays: dict[str, Any] = {}
         for name, parts in splits.items():
             arrays[f"{name}_indices"] = _concatenate_indices(parts)
+        # Samples of all clients in one array, and where each client's begin.
         for name, parts in splits.items():
             arrays[f"{name}_offsets"] = _index_offsets(parts)
         if len(record.unseen):
@@ -319,6 +329,7 @@ class RunDirectory:
         if record.trained:
             arrays |= record.trained.to_arrays()
         arrays["label_counts"] = np.asarray(record.label_counts, dtype=np.int64)
+        # In memory first: the content has a digest that is noted before the file is written.
         archive = io.BytesIO()
         np.savez_compressed(archive, **arrays)
         self._write("partition.npz", archive.getvalue())
@@ -380,6 +391,7 @@ class RunDirectory:
         self._require_unchanged(*self._contents)
         with files.explain_write_errors(self.path / "rounds.csv"):
             if self._rounds_file is not None:
+                # Rows were appended without waiting for the disk.
                 os.fsync(self._rounds_file)
         file_digests = {
             name: files.content_digest(content) for name, content in self._contents.items()
@@ -509,10 +521,12 @@ class RunDirectory:
 
     def _write(self, name: str, content: bytes) -> None:
         """Write a file unless it has this content, and remember the content."""
+        # The digest before the content: a kill in between leaves nothing that is not noted.
         if name in _CHECKED_FILES:
             self._require_lock()
             with files.explain_write_errors(self.path / digests.NOTES_FILE):
                 self._digest_notes.add(name, self._digest_notes.of(content))
+        # An equal file keeps its time, which tells when the run last did something.
         if files.read_if_exists(self.path / name) != content:
             with files.durable_write(self.path / name, self._require_lock) as file:
                 file.write(content)
@@ -647,6 +661,7 @@ def read_provenance(path: Path, summary: Mapping[str, Any]) -> Provenance | None
 
 def _open_private(path: str, flags: int) -> int:
     """Open a file that nobody but its owner may read."""
+    # O_EXCL: of a file that was there before somebody else may hold a handle.
     return os.open(path, flags | os.O_EXCL | os.O_NOFOLLOW, 0o600)
 
 

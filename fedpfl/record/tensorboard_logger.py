@@ -42,6 +42,7 @@ class TensorboardLogger(ServiceLogger):
         from torch.utils.tensorboard import SummaryWriter
 
         folder = run.path / FOLDER
+        # Events cannot be taken back, and rows up to the checkpoint are sent anew.
         for old_file in folder.glob(f"{EVENTS}*"):
             old_file.unlink()
         self._writer = SummaryWriter(str(folder), flush_secs=FLUSH)

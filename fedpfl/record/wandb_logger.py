@@ -89,6 +89,7 @@ class WandbLogger(ServiceLogger):
 
         Raises the errors of wandb.
         """
+        # ---- Step 1: a W&B run, online where that works.
         mode = choose_mode(self._options.mode)
         try:
             self._run = self._init_wandb(run, mode)
@@ -103,10 +104,14 @@ class WandbLogger(ServiceLogger):
 
             wandb.teardown()
             self._run = self._init_wandb(run, "offline")
+
+        # ---- Step 2: rounds are the axis of all charts.
         self._defined_metrics = {"round"}
         self._run.define_metric("round", hidden=True)  # an x-axis, not a chart
         self._run.define_metric("*", step_metric="round")
         self._run.summary.update(facts)
+
+        # ---- Step 3: tell the user where it is.
         if self._run.offline and mode != "disabled":
             self._print_note(f"W&B offline; upload with: wandb sync {Path(self._run.dir).parent}")
         elif self._run.url:
@@ -155,6 +160,7 @@ class WandbLogger(ServiceLogger):
     def _init_wandb(self, run: RunInfo, mode: str) -> Any:
         import wandb
 
+        # ---- Step 1: where W&B keeps its files, and what it must not do.
         folder = Path(self._options.dir or run.path)
         folder.mkdir(parents=True, exist_ok=True)
         settings = wandb.Settings(
@@ -166,6 +172,8 @@ class WandbLogger(ServiceLogger):
             # Seconds; without a network the rest stays on disk for `wandb sync`.
             finish_timeout=300,
         )
+
+        # ---- Step 2: the run, grouped with its configuration's other seeds.
         return wandb.init(
             project=self._options.project,
             entity=self._options.entity,

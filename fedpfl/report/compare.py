@@ -382,6 +382,7 @@ def _judged_row(run: Run, select: str) -> pd.Series:
 
 def _curve_metrics(a: Group, b: Group, metric: str) -> list[PairedMetric]:
     """Return the metric at the first, quartile and last common evaluations of all runs."""
+    # ---- Step 1: the metric by round and seed, where all runs recorded it.
     if any(metric not in run.rounds for run in (*a.reported_runs, *b.reported_runs)):
         return []
 
@@ -392,6 +393,8 @@ def _curve_metrics(a: Group, b: Group, metric: str) -> list[PairedMetric]:
 
     left = values_by_round(a)
     right = values_by_round(b)
+
+    # ---- Step 2: five of the rounds that all seeds of both sides evaluated.
     common_rounds = pd.concat([left, right], axis=1).dropna().sort_index().index
     if not len(common_rounds):
         return []
@@ -574,6 +577,7 @@ def _client_changes(
     seed: str, run_a: Run, run_b: Run, metrics: Mapping[str, _ClientMetric]
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the changes of clients that take part in both runs, and notes."""
+    # ---- Step 1: the clients of both; they are the same, as the partitions are.
     clients_a = run_a.clients
     clients_b = run_b.clients
     # Both sides: an attacker in one run may be honest in the other.
@@ -581,6 +585,8 @@ def _client_changes(
     takes_part &= clients_b.index.isin(run_b.participating_clients.index)
     records = []
     notes = []
+
+    # ---- Step 2: a record per metric, and how many clients it leaves out.
     for name, metric in metrics.items():
         if metric.a not in clients_a or metric.b not in clients_b:
             continue

@@ -101,6 +101,7 @@ def accuracy_figure(
 
     # ---- Step 2: a panel.
     def draw(ax: Axes, members: list[Group]) -> None:
+        # ---- Curves of evaluations.
         for group in members:
             name = label(group)
             draw_line(ax, group, metric, name, line_names.index(name), along)

@@ -159,6 +159,7 @@ def find_experiments(
     An experiment is the folder of `<method>/<key>/seed<k>`, else the one that holds a run. Of one
     configuration that ran in two experiments, both have a run.
     """
+    # ---- Step 1: the folder of each experiment.
     paths_by_folder: dict[Path, list[Path]] = defaultdict(list)
     for directory in read_directories(roots, trials, warn):
         path = directory.path.resolve()
@@ -167,6 +168,7 @@ def find_experiments(
         folder = path.parents[2] if is_usual_place else path.parent
         paths_by_folder[folder].append(directory.path)
 
+    # ---- Step 2: the runs below it, and a file name that no other page has.
     experiments = []
     used_names = {"index"}
     for folder, paths in paths_by_folder.items():

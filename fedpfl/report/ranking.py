@@ -71,12 +71,14 @@ def rank_methods(accuracy: pd.DataFrame, is_lowest_best: bool = False) -> Method
     # ---- Step 1: ranks within each block.
     accuracy = accuracy.round(9)  # means over seeds of equal numbers may differ in the last bit
     ranks = accuracy.rank(axis=1, ascending=is_lowest_best)
+    # Equal average ranks stay in the order of tables.
     order = ranks.mean().sort_values(kind="stable").index
     accuracy = accuracy[order]
     ranks = ranks[order]
 
     # ---- Step 2: do the methods differ at all?
     statistic = p = math.nan
+    # scipy divides by the spread of ranks, which is 0 where all are equal.
     if (ranks.nunique(axis=1) > 1).any():
         result = stats.friedmanchisquare(*(ranks[name] for name in ranks))
         statistic, p = map(float, result)
@@ -101,6 +103,8 @@ def holm_correction(p_values: Sequence[float]) -> list[float]:
     corrected = [math.nan] * len(p_values)
     ascending = sorted((p, index) for index, p in enumerate(p_values) if not math.isnan(p))
     greatest = 0.0
+    # The k-th smallest of n is compared as one of n - k + 1, and none may fall below an earlier
+    # one.
     for position, (p, index) in enumerate(ascending):
         greatest = max(greatest, min(1.0, (len(p_values) - position) * p))
         corrected[index] = greatest
@@ -202,7 +206,7 @@ def draw_rank_diagram(result: MethodRanks, path: Path) -> list[Path]:
     bars = find_cliques(result)
     half = (len(mean_ranks) + 1) // 2
 
-    def draw(ax: Axes, _: None) -> None:
+    def draw_diagram(ax: Axes, _: None) -> None:
         count = len(mean_ranks)
         labels_y = -1.6 - 0.25 * len(bars)
         _draw_rank_labels(ax, mean_ranks, labels_y)
@@ -221,7 +225,7 @@ def draw_rank_diagram(result: MethodRanks, path: Path) -> list[Path]:
         "bars: not told apart (Wilcoxon, Holm, 5 %)"
     )
     size = (8.0, 1.4 + 0.28 * half + 0.1 * len(bars))
-    return figures.draw_panels({title: None}, path, draw, size=size)
+    return figures.draw_panels({title: None}, path, draw_diagram, size=size)
 
 
 def _draw_rank_labels(ax: Axes, mean_ranks: pd.Series, top: float) -> None:
@@ -266,6 +270,7 @@ def find_cliques(result: MethodRanks) -> list[tuple[int, int]]:
             if pairs & different_pairs:
                 break
             end += 1
+        # A run that begins later and ends no later is part of the last one.
         is_inside_last = bool(cliques) and cliques[-1][1] >= end
         if end > start and not is_inside_last:
             cliques.append((start, end))
@@ -316,6 +321,7 @@ def _make_caption(
     evaluation = f"the evaluation that --select {select} chooses"
     if select == "last":
         evaluation = "the last evaluation"
+    # Cells hold means alone.
     seed_text = describe_seeds(seeds).replace(" and sample standard deviation", "")
     caption = (
         f"{METRICS[metric].label.capitalize()} at {evaluation}, and below it the rank in its "
@@ -357,6 +363,7 @@ def _power_notes(block_count: int, method_count: int) -> list[str]:
 
 def _blocks_table(result: MethodRanks, caption: str, metric: str) -> Table:
     """Make the table of average ranks, accuracies and ranks by block."""
+    # ---- Step 1: the row of average ranks, and Friedman's test for CSV.
     mean_ranks = result.ranks.mean()
     value_key = "accuracy" if "accuracy" in metric else metric
     rows = [[Cell("average rank"), *(Cell(rank, kind="decimal") for rank in mean_ranks)]]
@@ -364,6 +371,8 @@ def _blocks_table(result: MethodRanks, caption: str, metric: str) -> Table:
         {"section": "average", "method": name, "rank": rank} for name, rank in mean_ranks.items()
     ]
     records.append({"section": "friedman", "statistic": result.statistic, "p": result.p})
+
+    # ---- Step 2: a row per block, each rank below its accuracy.
     for block, accuracies in result.accuracy.iterrows():
         ranks = result.ranks.loc[block]
         row = [Cell(str(block))]
@@ -379,6 +388,8 @@ def _blocks_table(result: MethodRanks, caption: str, metric: str) -> Table:
                 }
             )
         rows.append(row)
+
+    # ---- Step 3: the table.
     columns = (
         Column("data set and partition"),
         *(Column(str(name), METRICS[metric].kind) for name in mean_ranks.index),

@@ -54,6 +54,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
 def read_json_object(folder: Path, name: str, summary: Mapping[str, Any]) -> dict[str, Any]:
     """Read a JSON object, {} where there is none."""
     if not os.path.lexists(folder / name):
+        # Absent though the summary has its digest: somebody removed it.
         digests.check_content(folder, summary, name, None)
         return {}
     with _open_text(folder, name, summary) as text:
@@ -67,6 +68,7 @@ def read_numbers(folder: Path, name: str, summary: Mapping[str, Any]) -> pd.Data
         for key, cells in rounds.read_columns(text).items():
             values[key] = np.array(cells, dtype=float)
     return pd.DataFrame(
+        # Infinity, too, is no number that a table could average.
         {key: np.where(np.isfinite(numbers), numbers, np.nan) for key, numbers in values.items()}
     )
 

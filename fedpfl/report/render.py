@@ -48,6 +48,7 @@ def render(
     """
     table_list = [tables] if isinstance(tables, Table) else list(tables)
     if form == "csv":
+        # One CSV file for several tables: their frames have a column `section`.
         cells = pd.concat([table.frame for table in table_list]).map(csv_cell)
         return cells.to_csv(index=False, lineterminator="\n")
     renderers: dict[str, Callable[[Table], str]] = {
@@ -67,10 +68,13 @@ def render_html(table: Table, kind: str = "") -> str:
         table: the table.
         kind: classes of its frame.
     """
+    # ---- Step 1: columns that are not empty; those that the blocks' titles name are left out.
     filled_indices, texts = table.texts("html", escape_html)
     indices = filled_indices[table.by :] if table.by else filled_indices
     head = _html_head(table, indices)
     blocks = []
+
+    # ---- Step 2: a table per block.
     for title, row_indices in table.blocks():
         body = ""
         for row_index in row_indices:
@@ -116,6 +120,7 @@ def _html_head(table: Table, indices: Sequence[int]) -> str:
 
 
 def _html_cell(cell: Cell, column: Column, text: str, is_row_heading: bool) -> str:
+    # Text such as `40/400` has a number of its own to be sorted by.
     sort_value = cell.value if isinstance(cell.value, int | float) else cell.order
     attributes = ""
     if column.numeric:
@@ -205,6 +210,7 @@ def _render_latex(table: Table) -> str:
 
 
 def _escape_latex_number(text: str) -> str:
+    # LaTeX sets a bare hyphen before a digit as a hyphen.
     return _MINUS.sub("$-$", escape_latex(text))
 
 

@@ -217,6 +217,7 @@ class Run:
             return self.rounds.iloc[:0]
         is_evaluated = self.rounds[self.task.score].notna()
         if "eval_seconds" in self.rounds:
+            # An evaluation took time, but its score may be missing.
             is_evaluated |= self.rounds["eval_seconds"].notna()
         return self.rounds[is_evaluated]
 
@@ -389,6 +390,7 @@ class Run:
         if column not in self.rounds:
             return math.nan
         values = self.rounds[column]
+        # Rounds that did not record the column have no part in the mean.
         count = float(self.participants[values.notna()].sum())
         return float(values.sum()) / count if count > 0 else math.nan
 
@@ -404,6 +406,7 @@ class Run:
     def summary_number(self, key: str) -> float:
         """Return a number of summary.json, nan where there is none."""
         value = self.summary.get(key)
+        # JSON has whole numbers of any length, which no float could hold.
         if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300:
             return float(value)
         return math.nan
@@ -425,6 +428,7 @@ class Run:
 def _check_mask_overlap(name: str, overlap: MaskOverlap, client_count: int) -> None:
     """Raise ValueError if the counts cannot be those of masks."""
     entries, holder_counts, pair_counts = overlap
+    # From no holder to all of them.
     expected_shapes = ((client_count + 1,), (client_count, client_count))
     if (holder_counts.shape, pair_counts.shape) != expected_shapes:
         raise ValueError(f"{clip_text(name)} is not of {client_count} clients")
@@ -432,6 +436,7 @@ def _check_mask_overlap(name: str, overlap: MaskOverlap, client_count: int) -> N
     holders = np.arange(client_count + 1)
     is_consistent = (
         holder_counts.sum() == entries
+        # Entries held, counted by entry and by client.
         and holder_counts @ holders == pair_counts.trace()
         and holder_counts.min() >= 0
         and pair_counts.min() >= 0

@@ -90,6 +90,7 @@ class Cell:
         if not math.isfinite(self.value):
             return "-" if self.below else ""
         deviation = ""
+        # A deviation of 0 is worth telling of a score, not of a count.
         if kind == "percent" or self.std > 0:
             deviation = format_number(kind, self.std, 2)
         if deviation:
@@ -338,6 +339,7 @@ def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
     count = len(values)
     if not count:
         return math.nan, math.nan
+    # fsum: the order of seeds changes no digit.
     mean = math.fsum(values) / count
     if count == 1:
         return mean, math.nan

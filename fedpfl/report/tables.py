@@ -107,6 +107,15 @@ _MEANINGS = {
 """Explanations by heading or group."""
 
 
+_SUMMARY_NOTES = {
+    "privacy": "Privacy: {}; so for",
+    "attack": "Attack: {}; so for",
+    # Weights from elsewhere may have seen test samples.
+    "caveat": "Initial weights: {}; so of",
+}
+"""Notes by the key of summary.json that they are about, in the order of the page."""
+
+
 def _make_column(heading: str, kind: str, *group: str) -> Column:
     meanings = [_MEANINGS[text] for text in (*group, heading) if text in _MEANINGS]
     return Column(
@@ -193,10 +202,9 @@ def accuracy_table(
     shown_groups = groups(runs)
     task = common_task(group.runs[0] for group in shown_groups)
     default_columns = _default_columns(task)
+    published = PublishedColumn([(math.nan, math.nan)] * len(shown_groups), "")
     if beside:
         published = beside(shown_groups)
-    else:
-        published = PublishedColumn([(math.nan, math.nan)] * len(shown_groups), "")
     keys = tuple(dict.fromkeys(chosen or default_columns))
     records = [
         _make_record(group, select, every, keys, published_value)
@@ -306,6 +314,7 @@ def judged_rows(
         A row of each run that has one. With `validation`, none of any run where one has no
         validation accuracy.
     """
+    # ---- Step 1: the rows that a run may be judged by.
     candidates = {}
     by = task_metric(by, group.task)
     for run in group.reported_runs:
@@ -317,6 +326,8 @@ def judged_rows(
         last_common_round = min(rows["round"].iloc[-1] for rows in candidates.values())
         for run, rows in candidates.items():
             candidates[run] = rows[rows["round"] <= last_common_round]
+
+    # ---- Step 2: the row that the selection chooses.
     validation = validation_column(group.task)
     selection_column = {"best-checkpoint": by, "validation": validation}.get(select, "")
     selected = {}
@@ -326,6 +337,7 @@ def judged_rows(
         if not len(rows):
             continue
         best_row = best_round(rows, selection_column)
+        # A mean over some seeds alone would not be the configuration's.
         if select == "validation" and best_row.empty:
             return {}
         selected[run] = rows.iloc[-1] if best_row.empty else best_row
@@ -453,9 +465,7 @@ def _accuracy_notes(shown_groups: Sequence[Group], select: str, every: int) -> t
         *_note("No evaluation to judge yet", not_evaluated),
         *shared_settings_note(shown_groups),
         *_code_notes(shown_groups),
-        *_privacy_notes(shown_groups),
-        *_attack_notes(shown_groups),
-        *_initial_weight_notes(shown_groups),
+        *_summary_notes(shown_groups),
     )
 
 
@@ -497,49 +507,21 @@ def _code_notes(shown_groups: Iterable[Group]) -> list[str]:
     return _note("The method's code was changed between or within the runs of", titles)
 
 
-def _privacy_notes(shown_groups: Iterable[Group]) -> list[str]:
-    """Say what private runs protect."""
+def _summary_notes(shown_groups: Sequence[Group]) -> list[str]:
+    """Say what summaries tell of runs: what is protected, who attacks, how networks began."""
     notes = []
-    guarantees = _titles_by_text(
-        shown_groups,
-        lambda run: str(run.summary.get("privacy") or ""),
-    )
-    for guarantee, titles in guarantees.items():
-        notes += _note(f"Privacy: {guarantee}; so for", titles)
+    for key, form in _SUMMARY_NOTES.items():
+        for text, titles in _titles_by_text(shown_groups, key).items():
+            notes += _note(form.format(text), titles)
     return notes
 
 
-def _attack_notes(shown_groups: Iterable[Group]) -> list[str]:
-    """Say who attacks."""
-    notes = []
-    attacks = _titles_by_text(
-        shown_groups,
-        lambda run: str(run.summary.get("attack") or ""),
-    )
-    for attack, titles in attacks.items():
-        notes += _note(f"Attack: {attack}; so for", titles)
-    return notes
-
-
-def _initial_weight_notes(shown_groups: Iterable[Group]) -> list[str]:
-    """Say which rows' networks began with weights that may have seen their test samples."""
-    notes = []
-    caveats = _titles_by_text(
-        shown_groups,
-        lambda run: str(run.summary.get("caveat") or ""),
-    )
-    for caveat, titles in caveats.items():
-        notes += _note(f"Initial weights: {caveat}; so of", titles)
-    return notes
-
-
-def _titles_by_text(
-    shown_groups: Iterable[Group], run_text: Callable[[Run], str]
-) -> dict[str, list[str]]:
-    """Return the titles of groups by the texts of their reported runs."""
+def _titles_by_text(shown_groups: Iterable[Group], key: str) -> dict[str, list[str]]:
+    """Return titles of groups by the texts of their runs' summaries under a key."""
     titles: dict[str, list[str]] = {}
     for group in shown_groups:
-        for text in {run_text(run) for run in group.reported_runs} - {""}:
+        texts = {str(run.summary.get(key) or "") for run in group.reported_runs}
+        for text in texts - {""}:
             titles.setdefault(text, []).append(group.title)
     return titles
 
@@ -556,6 +538,7 @@ def _make_record(
     published_value: tuple[float, float],
 ) -> dict[str, Any]:
     """Return a row's values by column."""
+    # ---- Step 1: the rounds by which its seeds are judged.
     # Seeds without an evaluation yet say nothing, unless there is no other.
     rows = judged_rows(group, select, every)
     if not rows:
@@ -570,12 +553,16 @@ def _make_record(
         "seed_list": " ".join(str(run.seed) for run in rows),
         "status": group.status,
     }
+
+    # ---- Step 2: metrics over seeds; the difference needs both accuracies, shown or not.
     record = row_cells(group)
     compared_keys = ("accuracy", "accuracy_pooled") if group.task is CLASSIFICATION else ()
     for key in dict.fromkeys((*keys, *compared_keys)):
         if key not in fields and not key.startswith("difference"):
             values = [run.metric_value(key, row) for run, row in rows.items()]
             record |= seed_statistics(key, values)
+
+    # ---- Step 3: against the published value.
     differences = dict.fromkeys(("difference", "difference_pooled"), math.nan)
     if compared_keys:
         differences = {

@@ -149,6 +149,7 @@ def _choose_layout(
     while _total_width(shown, fair_widths) > window_width:
         if not any(table.columns[index].spare for index in shown):
             break
+        # Of equals the last, as the first columns say what a row is.
         most_spare = max(shown, key=lambda index: (table.columns[index].spare, index))
         left_out.append(most_spare)
         shown.remove(most_spare)
@@ -193,6 +194,7 @@ def _column_widths(table: Table, part: Sequence[int], layout: _Layout) -> dict[i
             shrinkable = [index for index in text_columns if widths[index] > min_widths[index]]
             if not shrinkable:
                 break
+            # Character by character, so that wide columns meet at one width.
             widths[max(shrinkable, key=widths.__getitem__)] -= 1
     return widths
 

@@ -78,6 +78,7 @@ def letters_and_digits(name: str) -> str:
 
 def escape_markdown(text: Any) -> str:
     """Escape text for Markdown, inside or outside a table."""
+    # Backslashes in the same pass: those that escape are not escaped again.
     text = re.sub(r"([\\|_`*\[\]])", r"\\\1", one_line(text))
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
@@ -103,6 +104,7 @@ def csv_cell(value: Any) -> Any:
         return value
     value = one_line(value)
     with contextlib.suppress(ValueError):
+        # A number may begin with a sign; "nan" and "inf" are no spreadsheet's numbers.
         if math.isfinite(float(value)):
             return value
     return f"'{value}" if value.lstrip()[:1] in ("=", "+", "-", "@") else value

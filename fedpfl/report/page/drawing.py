@@ -183,6 +183,7 @@ class PageCharts:
         def sort_key(group: Group) -> float:
             score = self.accuracies[group]
             if self.task.is_higher_better:
+                # -score is at most 0, so that 1 comes last.
                 return float(np.nan_to_num(-score, nan=1.0))
             return float(np.nan_to_num(score, nan=np.inf))
 
@@ -190,6 +191,7 @@ class PageCharts:
 
     def _add_array(self, values: list[Any]) -> int:
         """Return the index of an array, the same for equal ones."""
+        # By its text: lists cannot be keys.
         index = self._array_indices.setdefault(
             json.dumps(values),
             len(self.arrays),
@@ -208,6 +210,7 @@ class PageCharts:
         return {
             "type": "scatter",
             "name": _plotly_text(group.method),
+            # By this number the script hides a method in all charts at once.
             "meta": index,
             "line": {"color": colour, "dash": _DASHES[index % len(_DASHES)]},
             "marker": {"color": colour, "symbol": symbol, "size": size},
@@ -216,6 +219,7 @@ class PageCharts:
     # ---- curves
 
     def _curve_figures(self) -> Figures:
+        # ---- Step 1: the curves of a metric in a setting, the best last value first.
         for (setting, rivals), metric in itertools.product(self.ranked.items(), data.CURVES):
             curves = {
                 group: self.curves[group][metric.name]
@@ -231,6 +235,8 @@ class PageCharts:
             label = metric.label
             if self.bin_size > 1 and not metric.is_evaluated:
                 label += f", means of {self.bin_size} rounds"
+
+            # ---- Step 2: a figure for each axis along which anything was recorded.
             for key, title in AXIS_TITLES.items():
                 traces = []
                 for group in best_first:
@@ -340,6 +346,7 @@ class PageCharts:
             group: the configuration.
             accuracies: the result of `client_accuracies`.
         """
+        # ---- Step 1: the box, from numbers over all clients, with dots of some of them.
         drawn = accuracies.iloc[data.evenly_spaced(len(accuracies), DOTS)]
         row = [_plotly_text(group.method)]
         rounded = _round_numbers(numbers.values())
@@ -356,6 +363,7 @@ class PageCharts:
         for fence, number in zip(_FENCES, rounded, strict=False):
             dots[fence] = [number]
 
+        # ---- Step 2: crosses over the dots of the worst decile.
         worst = drawn[drawn["low"]]
         crosses = self._style(
             group,
@@ -367,6 +375,7 @@ class PageCharts:
         crosses["text"] = _client_names(worst)
         crosses["hovertemplate"] = "%{text}, in the worst decile"
 
+        # ---- Step 3: the mean and the worst decile's.
         means = self._style(
             group, mode="markers", x=rounded[5:], y=row * 2, text=data.BOX_NUMBERS[5:]
         )
@@ -392,6 +401,7 @@ class PageCharts:
                 if accuracies.empty:
                     continue
                 traces = [self._client_dots(group, accuracies.assign(at=accuracies["train"]))]
+                # Five parts of three clients at least, below which a median says nothing.
                 if len(accuracies) >= 15:
                     traces.append(_median_line(accuracies))
                 panels.append((_plotly_text(group.method), traces))
@@ -401,6 +411,7 @@ class PageCharts:
 
     def _fairness_figures(self) -> Figures:
         """Yield panels of clients' accuracies against those of a baseline, one per method."""
+        # ---- Step 1: on the diagonal a client is as well off under the baseline.
         diagonal = {
             "type": "scatter",
             "mode": "lines",
@@ -409,6 +420,8 @@ class PageCharts:
             "line": {"color": "var(--quiet)", "dash": "dot", "width": 1.2},
             "hoverinfo": "skip",
         }
+
+        # ---- Step 2: a panel per method of a setting.
         for setting, (key, baseline) in itertools.product(self.ranked, BASELINES.items()):
             panels = []
             for comparison in self.comparisons:
@@ -434,6 +447,7 @@ class PageCharts:
             group: the configuration.
             clients: the columns name, seed, at (the position across) and value.
         """
+        # Clients are sorted, so that evenly spaced ones show the whole range.
         drawn = clients.iloc[data.evenly_spaced(len(clients), DOTS)]
         dots = self._style(
             group,
@@ -505,6 +519,7 @@ class PageCharts:
 
     def _cross_accuracy_figures(self, note: Callable[[str], None]) -> Figures:
         """Yield every client's model on every client's samples, of a configuration's first seed."""
+        # ---- Step 1: what the first seed measured; a square of numbers per seed is too much.
         for group in itertools.chain(*self.ranked.values()):
             run = min(group.reported_runs, key=lambda run: run.seed)
             frame = data.read_cross_accuracy(run, note)
@@ -513,6 +528,8 @@ class PageCharts:
             names = _distinct_labels(
                 [run.client_names.get(number, str(number)) for number in frame.index]
             )
+
+            # ---- Step 2: models down, samples across.
             heatmap = {
                 "type": "heatmap",
                 "x": self._add_array(names),
@@ -610,6 +627,7 @@ class PageCharts:
     # ---- costs
 
     def _cost_figures(self) -> Figures:
+        # ---- Step 1: what accuracy is shown against.
         axis_titles = [item for item in AXIS_TITLES.items() if item[0] != "round"]
         axis_titles.append((_SUCCESS, METRICS[_SUCCESS].label))
         for (setting, rivals), (key, title) in itertools.product(self.ranked.items(), axis_titles):
@@ -620,11 +638,15 @@ class PageCharts:
                     costs[group] = cost
             if not costs:
                 continue
+
+            # ---- Step 2: a dot per method.
             greatest = max(costs.values())
             traces = [
                 self._cost_trace(group, cost, title, is_text_left=cost > greatest / 2)
                 for group, cost in costs.items()
             ]
+
+            # ---- Step 3: the figure, logarithmic where costs differ by more than a factor of 20.
             scale = {"rangemode": "tozero"}
             if key != _SUCCESS and 0 < 20 * min(costs.values()) < greatest:
                 scale = {"type": "log"}
@@ -706,6 +728,7 @@ def _panel_figures(
         panels: title and traces of each.
         x_axis: fields of their axes across.
     """
+    # ---- Step 1: as many panels as a figure has room for.
     for start in range(0, len(panels), MAX_PANELS):
         figure_panels = panels[start : start + MAX_PANELS]
         # The script adds rows, columns and height, as wide as the window is.
@@ -716,6 +739,7 @@ def _panel_figures(
             suffix = str(number) if number > 1 else ""
             axes = {"xaxis": f"x{suffix}", "yaxis": f"y{suffix}"}
             traces += [trace | axes for trace in panel_traces]
+            # "matches": panels of a figure zoom together.
             layout[f"xaxis{suffix}"] = x_axis | {"matches": "x"}
             layout[f"yaxis{suffix}"] = {"matches": "y"}
             layout["annotations"].append(
@@ -730,6 +754,8 @@ def _panel_figures(
                     "yanchor": "bottom",
                 }
             )
+
+        # ---- Step 2: the figure, which says which of all methods it shows.
         methods = f"{start + 1} to {start + len(figure_panels)} of {len(panels)}"
         yield _make_figure(setting, choice | {"methods": methods}, traces, **layout)
 
