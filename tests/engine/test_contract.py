@@ -4,8 +4,9 @@ it breaks.
 A new method is tested here the moment it is registered. What `fedpfl check` asks of anybody's
 method is in fedpfl/testing/method_promises.py; what concerns the package's own alone, and what no method
 can break, is added here. `make test` asks each method in its first setting, each promise on one of
-its engines; promises that play rounds once more (`ROUNDS_AGAIN`) it asks of REPRESENTATIVES alone.
-`make test-all` asks every method for everything, in all settings on all engines.
+its engines (`quick_turn`); promises that play rounds once more (`ROUNDS_AGAIN`) it asks of
+REPRESENTATIVES alone. `make test-all` asks every method for everything, in all settings on all
+engines.
 """
 
 import copy
@@ -157,24 +158,34 @@ ROUNDS_AGAIN = {
 """Promises, by the name of what tries them, that play rounds once more."""
 
 
-def is_quick(promise: Promise, name: str) -> bool:
-    """Tell whether `make test` asks a promise of a method."""
-    return name in REPRESENTATIVES or promise.check.__name__ not in ROUNDS_AGAIN
+def is_left_out(promise: Promise, name: str) -> bool:
+    """Tell whether `make test` does not ask a promise of a method."""
+    return name not in REPRESENTATIVES and promise.check.__name__ in ROUNDS_AGAIN
+
+
+def quick_turn(name: str, position: int) -> int:
+    """Return which of a promise's engines `make test` takes.
+
+    REPRESENTATIVES take turns. The others are asked on the loop backend, whose run they share: that
+    the batched one agrees is a promise of each.
+    """
+    return REPRESENTATIVES.index(name) + position if name in REPRESENTATIVES else 0
 
 
 def ask_all_promises(
     named: NamedTrial,
     subtests: pytest.Subtests,
-    turn: int | None = None,
+    is_quick: bool = False,
     low_precision: bool = False,
 ) -> None:
-    for place, promise in enumerate([*METHOD_PROMISES, *HOUSE_PROMISES]):
+    for position, promise in enumerate([*METHOD_PROMISES, *HOUSE_PROMISES]):
         if is_exempt(promise, named.name, named.method):
             continue
-        if turn is not None and not is_quick(promise, named.name):
+        if is_quick and is_left_out(promise, named.name):
             continue
         subject = named if promise in HOUSE_PROMISES else named.trial
-        for engine in engines_of(promise, None if turn is None else turn + place, low_precision):
+        turn = quick_turn(named.name, position) if is_quick else None
+        for engine in engines_of(promise, turn, low_precision):
             with subtests.test(promise.title, engine=engine):
                 promise.check(subject, *([engine] if engine else []))
 
@@ -187,9 +198,7 @@ def test_promises_that_play_rounds_again_exist():
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_keeps_its_promises(name, subtests):
     method = build_method(name, settings_of(name)[0])
-    ask_all_promises(
-        NamedTrial(name, MethodTrial(method)), subtests, turn=list(METHODS).index(name)
-    )
+    ask_all_promises(NamedTrial(name, MethodTrial(method)), subtests, is_quick=True)
 
 
 @pytest.mark.full
