@@ -62,6 +62,7 @@ class Augment(Checked):
         position = row.clamp(0, height - 1) * width + column.clamp(0, width - 1)
         images = len(position)
         pixels = x.reshape(images, -1, height * width)
+        # All channels of a pixel move together.
         index = position.flatten(1)[:, None].expand_as(pixels)
         changed = pixels.gather(2, index).view(images, -1, height, width)
 

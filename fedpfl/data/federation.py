@@ -140,6 +140,7 @@ class Federation:
         """
         full_batches = self.train_sizes // batch_size
         remainder = self.train_sizes % batch_size
+        # A remainder of one sample is no batch.
         batches = full_batches + (remainder > 1)
         return int((batches < batches_per_step).sum())
 
@@ -309,6 +310,7 @@ class Federation:
         """
         if not self.augment:
             return x
+        # Black is 0 before it is scaled.
         black = -self._shift / self._scale
         return self.augment(x, views, black)
 
@@ -341,15 +343,7 @@ def build_federation(
     Raises:
         FedpflError: If the partition holds samples out itself, or augmented samples are no images.
     """
-    if validation and partition.validation:
-        raise FedpflError(
-            f"validation must be 0, as the partition holds samples out itself, got {validation}; "
-            "set validation=0"
-        )
-    if augment and samples.x.dtype != torch.uint8:
-        raise FedpflError(
-            f"augment is for images, but data set {samples.name} has none; set augment=none"
-        )
+    _require_fit(samples, partition, validation, augment)
 
     # ---- Step 1: hold validation samples out.
     train_indices, validation_indices = _hold_out_validation(partition.train, validation, seed)
@@ -384,6 +378,21 @@ def build_federation(
         class_names=samples.class_names,
         is_elsewhere=samples.are_elsewhere,
     )
+
+
+def _require_fit(
+    samples: Samples, partition: Partition, validation: float, augment: Augment | None
+) -> None:
+    """Raise FedpflError for two validation splits, or augmentation of what is no image."""
+    if validation and partition.validation:
+        raise FedpflError(
+            f"validation must be 0, as the partition holds samples out itself, got {validation}; "
+            "set validation=0"
+        )
+    if augment and samples.x.dtype != torch.uint8:
+        raise FedpflError(
+            f"augment is for images, but data set {samples.name} has none; set augment=none"
+        )
 
 
 def find_absent_classes(labels: Tensor, classes: int, train: Sequence[Tensor]) -> Tensor:
@@ -486,6 +495,7 @@ def _hold_out_validation(
     validation_splits = []
     for indices in train:
         is_validation = np.zeros(len(indices), bool)
+        # Flags, so that both splits keep the partition's order.
         is_validation[rng.permutation(len(indices))[: int(share * len(indices))]] = True
         train_splits.append(indices[~is_validation])
         validation_splits.append(indices[is_validation])

@@ -31,10 +31,13 @@ def fingerprint(*values: Any) -> str:
 
 def _byte_pieces(value: Any) -> Iterator[Any]:
     """Yield the bytes of a value, each part after its type and length."""
+    # ---- Tensors by their bytes.
     if isinstance(value, Tensor):
         yield f"{value.dtype}{list(value.shape)}".encode()
         if value.numel():
             yield value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+
+    # ---- What holds others, with their number or their names.
     elif is_dataclass(value):
         left_out = {
             field.name
@@ -43,12 +46,15 @@ def _byte_pieces(value: Any) -> Iterator[Any]:
         }
         yield from _byte_pieces({k: v for k, v in vars(value).items() if k not in left_out})
     elif isinstance(value, Mapping):
+        # In the mapping's order, which is that of the fields or of the file.
         keys_and_values = [part for item in value.items() for part in item]
         yield from _byte_pieces(keys_and_values)
     elif isinstance(value, list | tuple):
         yield f"[{len(value)}]".encode()
         for part in value:
             yield from _byte_pieces(part)
+
+    # ---- Plain values.
     else:
         if isinstance(value, float):
             text = f"{value:.6g}"

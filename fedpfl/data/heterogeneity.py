@@ -36,6 +36,7 @@ def measure_heterogeneity(label_counts: np.ndarray) -> Heterogeneity:
     counts = label_counts[label_counts.sum(1) > 0].astype(float)
     sizes = counts.sum(1)
     overall = counts.sum(0) / sizes.sum()
+    # Total variation: half the sum of differences, from 0 to 1.
     distances = np.abs(counts / sizes[:, None] - overall).sum(1) / 2
     return Heterogeneity(float(distances.mean()), gini_coefficient(sizes))
 
@@ -44,6 +45,7 @@ def gini_coefficient(values: np.ndarray) -> float:
     """Return the mean absolute difference of all pairs over twice the mean."""
     ascending = np.sort(values)
     ranks = np.arange(1, len(values) + 1)
+    # In ascending order the pairs' differences are a sum by rank.
     weighted = float((ranks * ascending).sum())
     total = float(ascending.sum())
     return 2 * weighted / (len(values) * total) - (len(values) + 1) / len(values)

@@ -113,6 +113,7 @@ class Weights:
 
 def hash_samples(x: Tensor) -> np.ndarray:
     """Hash the content of each sample, without its label: uint64 `[samples]`."""
+    # As stored, before any scaling: the same image of two data sets has one hash.
     rows = x.detach().cpu().contiguous().flatten(1).numpy()
     digests = (hashlib.blake2b(row, digest_size=8).digest() for row in rows)
     return np.frombuffer(b"".join(digests), "<u8").astype(np.uint64)

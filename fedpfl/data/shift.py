@@ -99,6 +99,7 @@ class Shift(Checked):
     def find_world(self, round_number: int) -> int:
         """Return the number of the world that a round is played in, from 0 on."""
         world = sum(start < round_number for start in self.at)
+        # The last world is the first again.
         return 0 if self.recover and world == len(self.at) else world
 
     def find_start(self, round_number: int) -> int | None:
@@ -151,6 +152,7 @@ def draw_levels(shift: Shift, clients: int, seed: int, world: int) -> np.ndarray
     if shift.by == "cluster" and not _drawn_world(shift, world):
         return units / shift.clusters
     generator = _make_generator(seed, "level", _drawn_world(shift, world))
+    # A draw per cluster, or per client.
     return generator.random(int(units.max()) + 1)[units]
 
 
@@ -268,6 +270,7 @@ def flip_labels(
     is_wrong = generator.random(count) < shift.label_noise
     steps = np.ones(count, np.int64)
     if shift.label_noise_kind == "symmetric":
+        # From 1 on: no wrong label is the right one.
         steps = generator.integers(1, classes, count)
     wrong_labels = (labels + steps) % classes
     return np.where(is_wrong, wrong_labels, labels)
@@ -288,6 +291,7 @@ def thin_classes(partition: Partition, labels: np.ndarray, shift: Shift, seed: i
     is_kept = np.zeros(len(rows), bool)
     for label in range(classes):
         positions = generator.permutation(np.flatnonzero(labels[rows] == label))
+        # From 1 for class 0 down to 1 / imbalance for the last.
         share = shift.imbalance ** (-label / max(1, classes - 1))
         is_kept[positions[: round(share * len(positions))]] = True
 
@@ -348,6 +352,7 @@ class ClientShift:
         seed, client = self.key
         labels = y
         if split == "train" and self.shift.label_noise:
+            # Without the world: labels that are wrong once are wrong in all.
             generator = _make_generator(seed, "labels", client)
             classes = len(self.class_names)
             labels = torch.from_numpy(flip_labels(y.numpy(), self.shift, classes, generator))

@@ -30,6 +30,7 @@ def read_weights(path: Path) -> Weights:
     Raises:
         FedpflError: If it is absent or damaged, also by the hash in its name, where it has one.
     """
+    # ---- Step 1: the file, whole by the hash in its name.
     if not path.is_file():
         raise FedpflError(
             f"model.weights: there is no file {path}; put it there, or give its full path"
@@ -41,6 +42,8 @@ def read_weights(path: Path) -> Weights:
             raise FedpflError(
                 f"model.weights: SHA-256 of {path} begins with {beginning}; fetch it again"
             )
+
+    # ---- Step 2: its values, read without running any code.
     try:
         if path.suffix == ".safetensors":
             with safe_open(path, "pt") as file:
@@ -50,6 +53,8 @@ def read_weights(path: Path) -> Weights:
         values: Any = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch's unpickler raises whatever it meets
         raise FedpflError(f"model.weights: {path} cannot be read ({_reason(error)})") from None
+
+    # ---- Step 3: they must be tensors by name.
     is_mapping = isinstance(values, Mapping)
     if not is_mapping or not all(isinstance(value, Tensor) for value in values.values()):
         raise FedpflError(

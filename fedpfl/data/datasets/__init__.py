@@ -27,7 +27,7 @@ from fedpfl.data.datasets.shared.samples import (
 from fedpfl.data.datasets.shared.source import AbsentFiles, Source, error_line
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.ranges import Above, Between
-from fedpfl.ground.tasks import CLASSIFICATION, TASKS
+from fedpfl.ground.tasks import CLASSIFICATION, TASKS, Task
 
 log = logging.getLogger(__name__)
 
@@ -77,25 +77,16 @@ def load_samples(  # noqa: PLR0913 - its arguments are keys of the configuration
         FedpflError: If files are absent and cannot be downloaded, a file is corrupt or not of its
             format, or the reader fails in any other way.
     """
+    # ---- Step 1: read an archive in its place, or the original files.
     source = Source(name, Path(data_dir).expanduser(), download)
-    reader = DATA_SETS[name]
     try:
-        parameters = inspect.signature(reader).parameters
-        takes_path = "path" in parameters
-        if "task" in parameters:
-            options["task"] = TASKS[task]
-        archive = None if takes_path else _find_archive(source, path)
-        if takes_path:
-            raw = reader(source, path=path, **options)
-        elif archive is None:
-            raw = reader(source, **options)
-        else:
-            raw = read_archive(archive, getattr(reader, "md5", ()))
-            _refuse_options(options, reader, archive)
+        raw, origin = _read_source(source, path, TASKS[task], options)
+
+        # ---- Step 2: check the form.
         samples = check_samples(
             name=name,
             raw=raw,
-            origin=f"{name} in {archive or (path if takes_path else source.folder)}",
+            origin=f"{name} in {origin}",
             mean=mean,
             std=std,
             classes=classes,
@@ -107,12 +98,32 @@ def load_samples(  # noqa: PLR0913 - its arguments are keys of the configuration
         raise
     except Exception as error:  # an unexpected file, or a mistake of the reader's author
         log.debug("reading %s", name, exc_info=True)
+        reader = DATA_SETS[name]
         reader_name = getattr(reader, "__qualname__", reader)
         raise FedpflError(
             f"data set {name} in {data_dir} cannot be read: {error_line(error)}; put good copies "
             f"of its files there, or mend its reader {reader_name} "
             "(hydra.verbose=true tells where it failed)"
         ) from error
+
+
+def _read_source(
+    source: Source, path: Path | None, task: Task, options: dict[str, Any]
+) -> tuple[Raw, Path | None]:
+    """Read a data set's files, or the archive in their place, and return their path."""
+    reader = DATA_SETS[source.name]
+    parameters = inspect.signature(reader).parameters
+    if "task" in parameters:
+        options = {**options, "task": task}
+    # A reader that takes a path looks there itself.
+    if "path" in parameters:
+        return reader(source, path=path, **options), path
+    archive = _find_archive(source, path)
+    if archive is None:
+        return reader(source, **options), source.folder
+    raw = read_archive(archive, getattr(reader, "md5", ()))
+    _refuse_options(options, reader, archive)
+    return raw, archive
 
 
 def _find_archive(source: Source, path: Path | None) -> Path | None:

@@ -41,6 +41,7 @@ def ag_news(
 
     def make() -> Raw:
         texts = {part: _read_texts(path) for part, path in paths.items()}
+        # By the training part alone: words of the test part would be looked up in the future.
         ids = number_words((words for words, _ in texts["train"]), vocabulary)
         return merge_parts(*(_encode_texts(part, ids, length) for part in texts.values()))
 

@@ -77,6 +77,7 @@ def cifar10_c(
             part.
         made: By the published recipe, from CIFAR-10.
     """
+    # ---- Step 1: which corruptions, by which severities.
     offered = (
         tuple(name for name in MAIN_CORRUPTIONS if name in recipes.RECIPES) if made else tuple(MD5)
     )
@@ -91,6 +92,8 @@ def cifar10_c(
             f"dataset.corruptions must be null or some of {', '.join(offered)}, each once, got "
             f"{list(names)}" + ("; with dataset.made=true there are no others" if made else "")
         )
+
+    # ---- Step 2: their images, all of each kind or, with `once`, every image in one kind alone.
     severities = range(1, 6) if severity is None else (severity,)
     kinds = [(name, degree) for name in names for degree in severities]
     read_images = _make_images if made else _read_published
@@ -100,6 +103,8 @@ def cifar10_c(
         x.append(images[rows])
         y.append(labels[rows])
         groups.append(np.full(len(y[-1]), names.index(kinds[position][0])))
+
+    # ---- Step 3: together, channels first.
     images = np.concatenate(x).transpose(0, 3, 1, 2)
     return Raw(
         images,
@@ -145,6 +150,7 @@ def _make_images(
             f"dataset.made needs CIFAR-10's {IMAGES_PER_SEVERITY:,} test images after the training"
             " images",
         )
+    # The cache knows files by name, size and time, and these images come from another data set.
     digest = hashlib.blake2b(images.tobytes(), digest_size=8).hexdigest()
 
     def make(name: str, severity: int) -> Raw:

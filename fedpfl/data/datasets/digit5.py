@@ -56,10 +56,12 @@ def digit5(source: Source, size: Side = 32) -> Raw:
 
     First the training parts of all domains, then their test parts; groups are the domains.
     """
+    # ---- Step 1: the files.
     root = find_folder(source, PLACE, "Digit-Five", "digit_five", "Digit5")
     paths = {name: root / f"{name}.mat" for name in FILES}
 
     def make() -> Raw:
+        # ---- Step 2: part by part, domain by domain.
         x, y, groups = [], [], []
         arrays_by_file = {name: _read_arrays(path) for name, path in paths.items()}
         for part in (0, 1):
@@ -81,11 +83,14 @@ def digit5(source: Source, size: Side = 32) -> Raw:
                     SIZES[domain][part],
                 )
                 groups.append(np.full(len(x[-1]), number))
+
+        # ---- Step 3: the test parts begin behind the training parts of all domains.
         start = sum(map(len, y[: len(SIZES)]))
         return Raw(
             np.concatenate(x), np.concatenate(y), np.concatenate(groups), tuple(SIZES), start
         )
 
+    # ---- Step 4: from the second time on, from the cache.
     return read_cached(source, {"size": size}, paths.values(), make)
 
 
@@ -122,6 +127,7 @@ def _to_pixels(images: np.ndarray) -> np.ndarray:
     elif images.shape[-1] in (1, 3):
         images = images.transpose(0, 3, 1, 2)
     if images.dtype != np.uint8:
+        # Some domains are stored from 0 to 1.
         scale = 255 if images.size and images.max() <= 1 else 1
         images = np.clip(np.round(images * scale), 0, 255).astype(np.uint8)
     return np.repeat(images, 3, axis=1) if images.shape[1] == 1 else images
@@ -143,6 +149,7 @@ def _resize_images(images: np.ndarray, size: int) -> np.ndarray:
     if images.shape[2:] == (size, size):
         return images
     parts = []
+    # In parts: as floats all images would take four times their memory.
     for some in np.array_split(images, max(1, len(images) // 4096)):
         tensor = torch.from_numpy(np.ascontiguousarray(some)).float()
         tensor = torch.nn.functional.interpolate(

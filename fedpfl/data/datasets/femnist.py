@@ -26,6 +26,7 @@ def _to_images(x: list, y: list) -> Part:
     labels = np.array(y)
     if not ((values >= 0) & (values <= 255)).all():  # nor if one is no number
         raise ValueError("pixels are not from 0 to 1")
+    # LEAF writes pixels with four decimals, from which the 256 grey levels are found again.
     pixels = values.round()
     if (abs(values - pixels) > TOLERANCE).any():
         raise ValueError("pixels are not multiples of 1/255")

@@ -47,6 +47,7 @@ def har(source: Source, form: Form = "signals") -> Raw:
 
 def _read_tables(root: Path, names: list[str]) -> Raw:
     """Tables side by side, one per channel, or the one of features."""
+    # ---- Step 1: windows, labels from 1 to 6, and persons of both parts.
     x, y, persons = [], [], []
     for part, size in SIZES.items():
         base = root / part
@@ -66,6 +67,8 @@ def _read_tables(root: Path, names: list[str]) -> Raw:
                 base / f"subject_{part}.txt", "persons are not numbered by whole numbers"
             )
         persons.append(subject.astype(np.int64))
+
+    # ---- Step 2: persons numbered through; the test part has others than the training part.
     groups, people = number_groups(np.concatenate(persons))
     return Raw(
         np.concatenate(x),
@@ -81,6 +84,7 @@ def _read_numbers(path: Path, columns: int, rows: int | None = None) -> np.ndarr
     import pandas
 
     with explain_read_errors(path, not_as_published), warnings.catch_warnings():
+        # pandas only warns where it could not read a number.
         warnings.simplefilter("error")
         table = pandas.read_csv(path, sep=r"\s+", header=None, dtype=np.float32).to_numpy()
     if (

@@ -60,6 +60,8 @@ def hf(  # noqa: PLR0913 - its arguments are keys of the configuration
     """
     if task.name != CLASSIFICATION.name:  # labels are numbered anew, which targets must not be
         raise FedpflError(f"dataset=hf reads classes, not what task={task.name} asks for; use npz")
+
+    # ---- Step 1: the columns.
     splits = open_splits(path, split, subset, source.download)
     inputs = _list_inputs(splits[0], input)
     label = arrow.require_column(splits[0], "label", label)
@@ -67,6 +69,8 @@ def hf(  # noqa: PLR0913 - its arguments are keys of the configuration
         raise FedpflError(f"dataset.input and dataset.label both name {label!r}; leave out one")
     _require_equal_columns(splits, "input", inputs)
     _require_equal_columns(splits, "label", [label])
+
+    # ---- Step 2: inputs, by what their columns hold.
     kind = _input_kind(splits[0], inputs)
     _refuse_other_options(kind, size, vocabulary, length)
     if kind == "images":
@@ -77,6 +81,8 @@ def hf(  # noqa: PLR0913 - its arguments are keys of the configuration
         x = np.concatenate([arrow.read_number_columns(part, inputs) for part in splits])
     else:
         x = _join_arrays(splits, inputs[0])
+
+    # ---- Step 3: labels, clients and where the test part begins.
     y, class_names = _number_labels(splits, label)
     raw = Raw(x, y, class_names=class_names)
     if by is not None:
@@ -224,6 +230,7 @@ def _join_arrays(splits: Sequence[Split], column: str) -> np.ndarray:
 def _number_labels(splits: Sequence[Split], column: str) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return labels from 0 on, and names unless these are the same numbers."""
     labels = _join_classes(splits, "label", column)
+    # Only labels that occur, in their order.
     values, codes = np.unique(labels, return_inverse=True)
     names = [str(value) for value in values.tolist()]
     if arrow.column_kind(splits[0], column) == "classes":

@@ -110,6 +110,7 @@ def hold_data(data: Any) -> HeldData:
         parts = (_read_part(data, "data"),)
     digest = fingerprint(names, [_fingerprinted(part) for part in parts])
     held_data = HeldData(parts, names, digest)
+    # Equal samples are held once, by whoever gave them first.
     return _data_by_digest.setdefault(digest, held_data)
 
 
@@ -135,18 +136,23 @@ def memory(
     Raises:
         FedpflError: No program holds them, or they are not of one form.
     """
+    # ---- Step 1: what the program still holds.
     held_data = _data_by_digest.get(digest or "")
     if held_data is None:
         raise FedpflError(
             "dataset=memory is for samples that a program holds, and it does not hold those of "
             "this run; give them: fedpfl.run(data=...), fedpfl.load(DIR, data=...)"
         )
+
+    # ---- Step 2: data frames, whose columns are encoded.
     parts = held_data.parts
     if all(part.frame is not None for part in parts):
         return _join_tables(held_data, label_columns(label), categories, by, task)
     for key, value in (("label", label), ("categories", categories), ("by", by)):
         if value:
             raise FedpflError(f"dataset.{key} is for data frames, and data is none; leave it out")
+
+    # ---- Step 3: arrays, which must be of one form.
     if any(part.frame is not None for part in parts):
         raise FedpflError("data has data frames and arrays; give all clients one of them")
     require_equal_forms(
@@ -167,6 +173,7 @@ def memory(
 
 def _read_part(value: Any, origin: str) -> Part:
     """Return the samples of one client, or of all. Raises FedpflError for what is none."""
+    # ---- Step 1: a data frame, known by what it can do: pandas need not be installed.
     if hasattr(value, "columns") and hasattr(value, "iloc"):
         if not len(value):
             raise FedpflError(f"{origin} has no row; there must be at least one sample")
@@ -174,6 +181,8 @@ def _read_part(value: Any, origin: str) -> Part:
             repeated = value.columns[value.columns.duplicated()][0]
             raise FedpflError(f"{origin} has column {repeated!r} twice; rename or leave out one")
         return Part(origin, frame=value)
+
+    # ---- Step 2: anything else comes to arrays, with an entry per sample.
     if isinstance(value, torch.utils.data.Dataset):
         value = _read_dataset(value, origin)
     if not isinstance(value, tuple | list) or len(value) not in (2, 3):
@@ -186,6 +195,8 @@ def _read_part(value: Any, origin: str) -> Part:
             raise FedpflError(f"{origin}: x has {len(x)} samples, and {name} has {len(array)}")
     if not len(x):
         raise FedpflError(f"{origin} has no sample; there must be at least one")
+
+    # ---- Step 3: floats must be finite.
     if x.dtype.kind == "f":
         try:
             x = to_finite_floats(x)
@@ -230,6 +241,7 @@ def _fingerprinted(part: Part) -> list[Any]:
     if part.frame is not None:
         import pandas as pd
 
+        # Without the index, which no client's samples depend on.
         rows = pd.util.hash_pandas_object(part.frame, index=False).to_numpy()
         hashes = torch.from_numpy(rows.view(np.int64).copy())
         return [
@@ -243,6 +255,7 @@ def _fingerprinted(part: Part) -> list[Any]:
 def _fingerprinted_array(array: np.ndarray | None) -> Any:
     if array is None:
         return None
+    # As bytes, since torch has no texts, and no whole numbers of some sizes.
     as_bytes = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     return [
         str(array.dtype),

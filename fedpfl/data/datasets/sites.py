@@ -127,8 +127,10 @@ def read_site(path: Path, options: SiteOptions, columns: Columns | None = None) 
     entry = Path(path).expanduser()
     if not entry.exists():
         raise FedpflError(f"{entry} does not exist; give the site that the node has")
+    # Archives and folders say all about themselves; a table's categories are those of all sites.
     if columns is None or _kind_of(entry) != "table":
         return _read_entries([entry], options)[0]
+    # The template stands first, so that its columns and values are those of the features.
     tables = [
         _make_template(columns, options),
         Table(str(entry), _read_table(entry)),
@@ -159,6 +161,7 @@ def _make_template(columns: Columns, options: SiteOptions) -> Table:
     """Return a table that has all columns in their order and all values of categories."""
     import pandas as pd
 
+    # As many rows as the longest list of values has, the others filled up with their first.
     rows = max([1, *map(len, columns.levels.values())])
     cells: dict[str, list[str | int]] = dict.fromkeys([*columns.names, *options.labels], [0] * rows)
     for name, levels in columns.levels.items():
@@ -411,6 +414,7 @@ def _merge_sites(read_sites: Sequence[Site], task: Task) -> Raw:
     is_test = np.concatenate(
         [np.arange(len(site.labels)) >= (site.test_from or 0) for site in read_sites]
     )
+    # Stable: within each part the sites' order stays.
     order = np.argsort(is_test, kind="stable")
     return Raw(
         x[order],

@@ -51,6 +51,7 @@ def _read_clips(root: Path, paths: list[Path]) -> Raw:
             if entry not in part:
                 raise not_as_published(root / name, f"it names {entry}, which is absent")
             part[entry] = number
+    # By part, then by name: training, validation, test.
     names = sorted(part, key=lambda name: (part[name], name))
     kinds, labels = number_groups([name.split("/")[0] for name in names])
     require_count(root, "words", len(labels), WORDS)

@@ -31,9 +31,12 @@ def tiny_imagenet(source: Source, size: Side = 64) -> Raw:
     with unpacked_folder(
         source, "tiny-imagenet-200", "tiny-imagenet-200.zip", (MD5,), URLS
     ) as root:
+        # ---- Step 1: training images, whose folders are the classes.
         train = sorted(root.glob("train/*/images/*.JPEG"))
         require_count(root / "train", "images", len(train), SIZES[0])
         labels, names = number_groups([path.parts[-3] for path in train])
+
+        # ---- Step 2: validation images, whose classes stand in a list.
         notes = root / "val/val_annotations.txt"
         class_of_image: dict[str, str] = {}
         for row in read_table(notes, "\t"):
@@ -45,6 +48,7 @@ def tiny_imagenet(source: Source, size: Side = 64) -> Raw:
         test = [root / "val/images" / name for name in class_of_image]
         require_count(notes, "images", len(test), SIZES[1])
 
+        # ---- Step 3: all of them, from the second time on from the cache.
         def make() -> Raw:
             kinds = np.array([names.index(kind) for kind in class_of_image.values()])
             return merge_parts((read_images(train, size), labels), (read_images(test, size), kinds))

@@ -120,6 +120,7 @@ def call_scheme(
         "test_from": samples.test_from,
     }
     parameters = inspect.signature(scheme).parameters
+    # A scheme is given what it has an argument for.
     facts = {key: value for key, value in optional_facts.items() if key in parameters}
     return scheme(
         samples.y.numpy().copy(),

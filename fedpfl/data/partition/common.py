@@ -130,6 +130,7 @@ def deal_by_proportions(
         while needed:
             proportions = np.where(remaining > 0, proportions, 0.0)
             if proportions.sum() <= 0:
+                # Those left have no share in the draw: they are taken by how many there are.
                 proportions = remaining.astype(float)
             drawn_counts = rng.multinomial(needed, proportions / proportions.sum())
             counts = np.minimum(drawn_counts, remaining)

@@ -109,11 +109,13 @@ def _split_at_offsets(indices: np.ndarray, offsets: np.ndarray) -> list[Indices]
 
 def _read_json(path: Path) -> StoredClients:
     """Read one entry per client, sorted by number or else named by its key."""
+    # ---- Step 1: an entry per client, in a list or under their numbers or names.
     entries = json.loads(path.read_bytes())
     names: tuple[str, ...] = ()
     if isinstance(entries, dict):
         entries = entries.get("data_indices", entries)
     if isinstance(entries, dict):
+        # A file with the layers the wrong way round would make clients of splits.
         if SPLIT_NAMES & {key.lower() for key in entries}:
             raise ValueError(
                 "train, test and val are of a client, but stand where clients do; "
@@ -126,9 +128,12 @@ def _read_json(path: Path) -> StoredClients:
     if not isinstance(entries, list) or not entries:
         raise ValueError("it has no entry per client")
 
+    # ---- Step 2: lists of all samples, which are split here.
     if all(isinstance(entry, list) for entry in entries):
         holdings = [_check_indices(entry, client) for client, entry in enumerate(entries)]
         return StoredClients(holdings, names)
+
+    # ---- Step 3: splits as the file has them.
     splits: dict[str, list[Indices]] = {name: [] for name in SPLITS}
     for client, entry in enumerate(entries):
         items = entry.items() if isinstance(entry, dict) else ()

@@ -50,6 +50,7 @@ def flower(
     Raises:
         FedpflError: There is no such class or argument, or it refuses these data.
     """
+    # ---- Step 1: what the partitioner is told.
     partitioner_class = _find_partitioner(partitioner)
     settings = {key: value for key, value in (arguments or {}).items() if value is not None}
     _require_arguments(partitioner, partitioner_class, settings)
@@ -62,7 +63,10 @@ def flower(
         settings.setdefault("partition_by", GROUP if is_natural else LABEL)
         _require_column(partitioner, settings["partition_by"], groups)
     if "distribution_array" in settings:
+        # The configuration has lists, and the library wants an array.
         settings["distribution_array"] = np.array(settings["distribution_array"])
+
+    # ---- Step 2: it deals rows of a table of labels and groups.
     try:
         instance, holdings = _deal_rows(
             partitioner_class,
@@ -74,6 +78,8 @@ def flower(
             f"partition=flower: {partitioner} refuses partition.arguments for {clients} clients: "
             f"{error_text(error, with_class=True)}"
         ) from None
+
+    # ---- Step 3: each client's rows, split.
     _require_clients(partitioner, holdings, clients)
     partition = split_clients(holdings, test_fraction, np.random.default_rng(seed))
     return replace(partition, client_names=_name_clients(instance, settings, group_names))

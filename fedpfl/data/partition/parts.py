@@ -46,17 +46,8 @@ def groups(
         FedpflError: If the data set has no groups, clients are more and no multiple of them, a
     group has too few samples, or there is no test part.
     """
-    if groups is None:
-        raise FedpflError(
-            "partition=groups needs a data set whose samples are from several domains or persons "
-            "(digit5, har, office_home, pacs, femnist, shakespeare, speech_commands, cifar10_c, "
-            "or your archive with an array groups)"
-        )
-    if test_fraction is None and test_from is None:
-        raise FedpflError(
-            "partition.test_fraction=null tests clients on the data set's original test part, and "
-            "this one has none; set partition.test_fraction=0.25 to split each client's samples"
-        )
+    _require_groups_and_test_part(groups, test_fraction, test_from)
+    assert groups is not None
     rng = np.random.default_rng(seed)
 
     # ---- Step 1: cut each group into equal parts, one per client.
@@ -86,6 +77,23 @@ def groups(
     assert test_from is not None
     train, test = _split_at(clients_indices, test_from, client_groups)
     return Partition(train, test, client_names=names)
+
+
+def _require_groups_and_test_part(
+    groups: np.ndarray | None, test_fraction: float | None, test_from: int | None
+) -> None:
+    """Raise FedpflError for a data set without groups, or without the asked test part."""
+    if groups is None:
+        raise FedpflError(
+            "partition=groups needs a data set whose samples are from several domains or persons "
+            "(digit5, har, office_home, pacs, femnist, shakespeare, speech_commands, cifar10_c, "
+            "or your archive with an array groups)"
+        )
+    if test_fraction is None and test_from is None:
+        raise FedpflError(
+            "partition.test_fraction=null tests clients on the data set's original test part, and "
+            "this one has none; set partition.test_fraction=0.25 to split each client's samples"
+        )
 
 
 def _split_at(
@@ -186,6 +194,7 @@ def shuffled_shards(
             f"partition=shuffled_shards would cut a class of {smallest_class} training samples "
             f"into {shards_per_class} shards; lower clients or partition.classes_per_client"
         )
+    # A card for each shard, by its class.
     cards = rng.permutation(np.repeat(np.arange(classes), shards_per_class))
     hands = cards.reshape(clients, classes_per_client)
 
@@ -222,6 +231,7 @@ def fixed_dirichlet(
     Raises:
         FedpflError: If a class has fewer samples than a client is to have of it.
     """
+    # ---- Step 1: what there is of each class, to train and to test.
     for key, value in (("train_samples", train_samples), ("test_samples", test_samples)):
         if value > len(y):
             raise FedpflError(
@@ -232,6 +242,7 @@ def fixed_dirichlet(
     test_share = None if test_from else test_samples / (train_samples + test_samples)
     train_pool, test_pool = _train_and_test_pools(y, test_from, test_share, rng, "fixed_dirichlet")
 
+    # ---- Step 2: a client's samples, without replacement; another client may draw them too.
     def draw_samples(pool: list[Indices], counts: np.ndarray, key: str) -> Indices:
         sizes = np.array([len(indices) for indices in pool])
         too_small = np.flatnonzero(counts > sizes)
@@ -247,6 +258,7 @@ def fixed_dirichlet(
         ]
         return rng.permutation(np.concatenate(samples_by_class)).astype(np.int64)
 
+    # ---- Step 3: each client's proportions hold for both parts.
     train = []
     test = []
     for _ in range(clients):

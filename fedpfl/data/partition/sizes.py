@@ -53,6 +53,7 @@ def quantity(
         logarithms = spread * rng.standard_normal(clients)
     else:
         logarithms = -spread * np.log(rng.permutation(np.arange(1, clients + 1)))
+    # The largest weight is 1: no spread overflows.
     weights = np.exp(logarithms - logarithms.max())
     counts = min_samples + apportion(weights, len(y) - clients * min_samples)
     if alpha is None:
@@ -70,6 +71,7 @@ def apportion(weights: np.ndarray, total: int) -> np.ndarray:
     exact = weights / weights.sum() * total
     counts = np.floor(exact).astype(np.int64)
     remainders = exact - counts
+    # Stable: of equal remainders the first client's counts.
     largest = np.argsort(-remainders, kind="stable")[: total - counts.sum()]
     counts[largest] += 1
     return counts

@@ -70,6 +70,7 @@ def _describe_repair(
     """Return a note on filled-up clients, if they are a tenth or more."""
     filled = sum(size < min_samples for size in sizes_drawn)
     clients = len(sizes_drawn)
+    # A few clients filled up leave the skew what it is called.
     if filled * 10 < clients:
         return ()
     samples_moved = sum(

@@ -28,6 +28,7 @@ def read_archive(path: Path, medmnist_md5: tuple[str, ...] = ()) -> Raw:
         medmnist_md5: The md5 of a file in MedMNIST's form.
     """
 
+    # ---- Step 1: what to say of a file that is no such archive.
     def archive_error(_: Path | str, reason: str) -> FedpflError:
         if medmnist_md5:
             check_md5(path, medmnist_md5)
@@ -42,6 +43,7 @@ def read_archive(path: Path, medmnist_md5: tuple[str, ...] = ()) -> Raw:
             "x uint8 images or float32 [samples, features]"
         )
 
+    # ---- Step 2: MedMNIST's parts, or the user's arrays.
     with explain_read_errors(path, archive_error), npz.open_archive(path) as arrays:
         if "train_images" in arrays and "x" not in arrays:
             if medmnist_md5:

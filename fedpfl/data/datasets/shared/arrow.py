@@ -32,6 +32,7 @@ def column_kind(split: Split, column: str) -> str:
         return "texts"
     if _is_number(arrow_type):
         return "numbers"
+    # Lists of lists, down to what they hold.
     while isinstance(arrow_type, pa.BaseExtensionType) or hasattr(arrow_type, "value_type"):
         is_extension = isinstance(arrow_type, pa.BaseExtensionType)
         arrow_type = arrow_type.storage_type if is_extension else arrow_type.value_type
@@ -168,6 +169,7 @@ def _stack_rows(rows: Any) -> tuple[np.ndarray, tuple[int, str] | None]:
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    # ---- Step by step down: all lists of a level must have one length.
     shape = [len(rows)]
     nothing = np.empty(0)
     while True:
@@ -188,6 +190,8 @@ def _stack_rows(rows: Any) -> tuple[np.ndarray, tuple[int, str] | None]:
             return nothing, (0, "has an empty list")
         shape.append(int(lengths[0]))
         rows = rows.flatten()
+
+    # ---- The numbers that they hold.
     return rows.to_numpy(zero_copy_only=False).reshape(shape), None
 
 

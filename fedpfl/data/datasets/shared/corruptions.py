@@ -35,6 +35,7 @@ def corrupt_images(images: np.ndarray, name: str, severity: int, seed: int) -> n
     corrupt, parameters = RECIPES[name]
     changed = np.empty_like(images)
     for start in range(0, len(images), IMAGES_PER_CHUNK):
+        # By what is made, not by what was made before, so that each kind can be made alone.
         rng = np.random.default_rng([seed, sorted(RECIPES).index(name), severity, start])
         rows = slice(start, start + IMAGES_PER_CHUNK)
         values = corrupt(
@@ -172,6 +173,7 @@ def elastic_transform(x: np.ndarray, c: tuple[float, float, float], rng: Generat
     """
     from scipy.ndimage import gaussian_filter
 
+    # ---- Step 1: three points, and where they go.
     strength, smooth, reach = (SIDE * value for value in c)
     middle, side = SIDE // 2, SIDE // 3
     points = np.array(
@@ -189,6 +191,8 @@ def elastic_transform(x: np.ndarray, c: tuple[float, float, float], rng: Generat
         np.concatenate([moved_points, ones], 2),
         np.broadcast_to(points.astype(float), moved_points.shape),
     )
+
+    # ---- Step 2: each pixel of the result is read where the map takes it back to.
     rows, columns = np.meshgrid(
         np.arange(SIDE),
         np.arange(SIDE),
@@ -197,6 +201,8 @@ def elastic_transform(x: np.ndarray, c: tuple[float, float, float], rng: Generat
     grid = np.stack([columns, rows, np.ones_like(rows)], -1).reshape(-1, 3)
     positions = (grid @ back).reshape(len(x), SIDE, SIDE, 2)
     x = _sample_bilinear(x, positions[..., 1], positions[..., 0], "mirror")
+
+    # ---- Step 3: displacements, which neighbouring pixels have in common.
     across, down = (
         gaussian_filter(
             rng.uniform(-1, 1, (len(x), SIDE, SIDE)),
@@ -262,6 +268,7 @@ def _zoom_in(x: np.ndarray, factor: float) -> np.ndarray:
 
     crop = int(np.ceil(SIDE / factor))
     top = (SIDE - crop) // 2
+    # What scipy makes of unit vectors is the matrix that it multiplies by.
     along = zoom(np.eye(crop, dtype=x.dtype), (factor, 1), order=1)
     trim = (len(along) - SIDE) // 2
     along = along[trim : trim + SIDE]

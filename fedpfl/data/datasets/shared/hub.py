@@ -202,6 +202,7 @@ def _choose_splits(
             raise FedpflError(f"dataset.split must be {choices_text(list(loaded), name)} in {path}")
         if split_names.count(name) > 1:
             raise FedpflError(f"dataset.split has {name} twice; leave one out")
+    # Stable: training splits keep the order in which they are named.
     split_names.sort(key=lambda name: name == TEST)
     return [Split(name, f"{path}, split {name}", loaded[name]) for name in split_names]
 

@@ -28,6 +28,7 @@ def read_mnist_like(
 
     def read_part(name: str) -> np.ndarray:
         unpacked_path = source.folder / folder / name.removesuffix(".gz")
+        # The packed file is preferred, as its md5 is published.
         if unpacked_path.is_file() and not (source.folder / folder / name).is_file():
             return read_idx_file(unpacked_path)
         return read_idx_file(

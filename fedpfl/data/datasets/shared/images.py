@@ -38,6 +38,7 @@ def read_domains(source: Source, root: Path, sizes: dict[str, int], size: int) -
     paths: list[Path] = []
     groups: list[int] = []
     for number, (name, published) in enumerate(sizes.items()):
+        # Copies of these data sets spell "Real World" in three ways.
         spellings = [root / name.replace(" ", gap) for gap in (" ", "_", "")]
         base = next((path for path in spellings if path.is_dir()), None)
         if base is None:

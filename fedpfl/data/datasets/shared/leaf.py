@@ -55,6 +55,7 @@ def read_clients(source: Source, convert: Callable[[list, list], Part]) -> Raw:
 
 def _join_files(parts: list[list[Path]], convert: Callable[[list, list], Part]) -> Raw:
     """Join the samples of all files, part after part, in order of the files."""
+    # ---- Step 1: samples user by user, a user once in each part.
     x = []
     y = []
     users = []
@@ -71,6 +72,8 @@ def _join_files(parts: list[list[Path]], convert: Callable[[list, list], Part]) 
                 x.append(inputs)
                 y.append(labels)
         part_ends.append(sum(map(len, y)))
+
+    # ---- Step 2: users numbered by their names; one may have samples in both parts.
     numbers, names = number_groups(users)
     groups = np.repeat(numbers, [len(labels) for labels in y])
     return Raw(

@@ -120,6 +120,7 @@ def check_samples(  # noqa: PLR0913 - its arguments are those of `load_samples`
     Raises:
         FedpflError: If the samples have another form, or the constants do not fit them.
     """
+    # ---- Step 1: samples, labels and groups in their final form.
     try:
         x = torch.from_numpy(np.ascontiguousarray(_check_inputs(raw.x)))
         y, classes = _check_labels(raw, task, classes)
@@ -136,6 +137,8 @@ def check_samples(  # noqa: PLR0913 - its arguments are those of `load_samples`
             )
     except ValueError as error:
         raise FedpflError(f"{origin}: {error}") from None
+
+    # ---- Step 2: the constants of scaling, as far as they are given.
     mean, std = _check_scaling(x, mean, std, normalize)
     return Samples(
         name=name,
@@ -157,6 +160,7 @@ def select_classes(samples: Samples, labels: Sequence[int]) -> Samples:
     Raises:
         FedpflError: If a label is given twice or no sample has it, or labels are no classes.
     """
+    # ---- Step 1: new labels, -1 for classes that are left out.
     require_classification(find_task(samples.y), "dataset.only", "it keeps classes")
     if not labels or len(set(labels)) < len(labels):
         raise FedpflError(f"dataset.only must be labels, each once, got {list(labels)}")
@@ -167,6 +171,7 @@ def select_classes(samples: Samples, labels: Sequence[int]) -> Samples:
         if not (y == new_label).any():
             raise FedpflError(f"dataset.only: {samples.name} has no sample of label {label}")
 
+    # ---- Step 2: what is kept, and where the test part begins in it.
     selected = y >= 0
     test_from = samples.test_from
     if test_from is not None:
@@ -189,6 +194,7 @@ def select_classes(samples: Samples, labels: Sequence[int]) -> Samples:
 
 def _check_inputs(x: np.ndarray) -> np.ndarray:
     """Return images, signals or token ids in the form of `Samples`."""
+    # ---- Step 1: floats are signals or features.
     if not x.ndim:
         raise ValueError(f"x must be one entry per sample, got {x.dtype} []; see docs/data.md")
     if x.dtype.kind == "f":
@@ -197,6 +203,8 @@ def _check_inputs(x: np.ndarray) -> np.ndarray:
                 f"signals must be [samples, channels or features, ...], got {list(x.shape)}"
             )
         return _channels_first(to_finite_floats(x))
+
+    # ---- Step 2: whole numbers [samples, length] are token ids.
     if x.dtype != np.uint8 and x.dtype.kind in "iu" and x.ndim == 2 and x.shape[1]:
         worst = min(
             int(x.min(initial=0)),
@@ -209,6 +217,8 @@ def _check_inputs(x: np.ndarray) -> np.ndarray:
                 f"{x.max()}; save a table of features as floats"
             )
         return x.astype(np.int32)
+
+    # ---- Step 3: bytes are pixels.
     if x.dtype != np.uint8:
         raise ValueError(
             f"x must be uint8 (pixels 0..255), got {x.dtype} {list(x.shape)}; convert it, or "

@@ -147,6 +147,7 @@ def unpacked_folder(
         flat: Whether the archive holds the folder's content, not the folder.
         hint: What else the user may do where both are absent.
     """
+    # ---- Step 1: unpacked already, or the archive.
     target = source.folder / base
     if target.is_dir():
         yield target
@@ -158,6 +159,8 @@ def unpacked_folder(
         urls,
         f"{archive} (or {base}/, unpacked){hint}",
     )
+
+    # ---- Step 2: unpack it beside its place, and move it there whole.
     writable = os.access(source.folder, os.W_OK) and not _writes_nothing.get()
     with tempfile.TemporaryDirectory(dir=source.folder if writable else None) as scratch:
         unpacked = Path(scratch) / target.name
@@ -234,10 +237,13 @@ def read_cached(
     Raises:
         FedpflError: If an input is absent or no regular file, such as a pipe.
     """
+    # ---- Step 1: where nothing can be kept, it is made.
     inputs = sorted(inputs)
     is_below_data_dir = all(path.is_relative_to(source.folder) for path in inputs)
     if _ignores_cache.get() or not is_below_data_dir:  # unpacked to a temporary folder
         return make()
+
+    # ---- Step 2: what was kept earlier.
     key = _cache_key(source, options, inputs)
     path = source.folder / "cache" / f"{source.name}-{key}.npz"
     if path.is_file():
@@ -245,6 +251,8 @@ def read_cached(
             return _read_cache(path)
         except Exception:  # whatever is wrong with it, it can be made again
             log.warning("%s cannot be read and is made again", path)
+
+    # ---- Step 3: make it, and keep it where that is possible.
     log.info("reading %s, which takes a while the first time", source.name)
     raw = make()
     if _writes_nothing.get():
@@ -264,6 +272,7 @@ def read_cached(
 def _cache_key(source: Source, options: Mapping[str, Any], inputs: list[Path]) -> str:
     """Hash the options, and name, size and time of each input."""
     digest = hashlib.blake2b(
+        # 1: the version of the form in which it is kept.
         repr((1, sorted(options.items()))).encode(),
         digest_size=6,
     )

@@ -45,6 +45,7 @@ class ChannelSums(NamedTuple):
             count: How many values there are.
             is_image: Whether they are pixels, whose mean and deviation are of x / 255.
         """
+        # Whole numbers of any length until here; one division rounds, on every machine alike.
         denominator = count * (255 if is_image else 2**FLOAT_BITS)
         mean = self.values / denominator
         variance = (count * self.squares - self.values**2) / denominator**2
@@ -71,6 +72,7 @@ def scale_channels(
 def _sum_channel(values: Tensor) -> ChannelSums:
     """Return the sums of values `[values]`, uint8 or float32."""
     if values.dtype == torch.uint8:
+        # 256 levels: their counts give both sums without a product per pixel.
         counts = torch.bincount(values, minlength=256).tolist()
         total = sum(level * count for level, count in enumerate(counts))
         return ChannelSums(
@@ -91,6 +93,7 @@ def _sum_exactly(values: np.ndarray, bits: int) -> int:
     while len(values):
         # ---- The upper bits of all values are integers, whose sum is exact in any order
         _, exponent = np.frexp(np.abs(values).max())
+        # 36 bits and the 16 of at most 2^16 summands stay below the 53 of a double.
         shift = max(int(exponent) - LEVEL_BITS, -bits)
         upper_parts = np.rint(values * 2.0**-shift)
         total += int(upper_parts.sum()) << (shift + bits)

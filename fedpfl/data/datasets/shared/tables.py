@@ -53,6 +53,7 @@ def encode_tables(
     Raises:
         FedpflError: A column is absent, has no value in a row, or is no number.
     """
+    # ---- Step 1: the same columns everywhere, and labels among them.
     columns = list(tables[0].frame.columns)
     if not labels:
         examples = ", ".join(map(str, columns[:NAMES_SHOWN]))
@@ -69,9 +70,14 @@ def encode_tables(
             f"dataset.label names {len(labels)} columns, which task={task.name} has no use for; "
             "name one, or set task=multilabel"
         )
+
+    # ---- Step 2: features in the order of the first table's columns, levels of all tables
+    # together.
     names = [name for name in columns if name not in labels]
     levels = {name: find_levels(tables, name) for name in names if name in categories}
     encoded = []
+
+    # ---- Step 3: numbers of each table.
     for table in tables:
         features: list[np.ndarray] = []
         for name in names:
@@ -130,6 +136,7 @@ def find_levels(tables: Sequence[Table], name: str) -> list[str]:
 
 def _category_text(value: Any) -> str:
     """Return a category as text: 2 and 2.0 are one, whichever a site's table holds."""
+    # pandas makes floats of whole numbers where a cell of the column is empty.
     if isinstance(value, float | np.floating) and value == int(value):
         return str(int(value))
     return str(value)
