@@ -96,7 +96,7 @@ class _Tracer(fx.Tracer):
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Return whether it is a layer of torch or of ours."""
-        return isinstance(m, (*NORMALISATION, LSTMLayer)) or super().is_leaf_module(
+        return isinstance(m, (*NORMALISATION, LSTMLayer, nn.Conv2d)) or super().is_leaf_module(
             m, module_qualified_name
         )
 
