@@ -150,6 +150,7 @@ class Attendance:
             reasons.append(
                 f"{self._late_count} came late, raise system.deadline={system.deadline:g}"
             )
+        # Late clients are among those that are lost.
         if self._lost_count > self._late_count:
             reasons.append(
                 f"{self._lost_count - self._late_count} were out of reach or lost "

@@ -51,6 +51,7 @@ def format_card(
     Raises:
         FedpflError: The baseline is of other samples, is no FedAvg, or was not fine-tuned.
     """
+    # ---- Step 1: what the run was, in the words of its configuration.
     config = run.config
     summary = run.summary
     task = configured_task(config)
@@ -64,12 +65,16 @@ def format_card(
         "tags": ["federated-learning", "personalized-federated-learning", "fedpfl", method],
         "metrics": [task.score],
     }
+
+    # ---- Step 2: the versions that trained it.
     environment = summary.get("environment", {})
     versions = ", ".join(
         f"{name} {environment[name]}"
         for name in ("fedpfl", "torch", "python")
         if environment.get(name)
     )
+
+    # ---- Step 3: the card, below the header that model hubs read.
     lines = [
         f"---\n{yaml.safe_dump(header, sort_keys=False)}---\n",
         f"# {title} on {DATASET_TITLES.get(dataset, dataset)}: a model per client\n",
@@ -108,6 +113,7 @@ def _describe_outputs(run: Trained) -> str:
 
 def _accuracy_lines(run: Trained, files: Mapping[int, str], baseline: Trained | None) -> list[str]:
     """Return the table of clients, and what must be known to read it."""
+    # ---- Step 1: the columns that the run has, and FedAvg's.
     clients = run.clients.set_index("client", drop=False)
     clients.index = clients.index.astype(int)
     baseline_accuracy = _read_baseline(run, baseline) if baseline else None
@@ -121,6 +127,8 @@ def _accuracy_lines(run: Trained, files: Mapping[int, str], baseline: Trained | 
     headings = ["file", "client", "trained on", "tested on", *columns.values()]
     if baseline_accuracy is not None:
         headings.append(f"FedAvg+FT{unit}")
+
+    # ---- Step 2: a row per exported client.
     names = run.client_names
     rows = []
     for number, file in files.items():
@@ -135,6 +143,8 @@ def _accuracy_lines(run: Trained, files: Mapping[int, str], baseline: Trained | 
         if baseline_accuracy is not None:
             cells.append(_format_score(baseline_accuracy.get(number, math.nan), task))
         rows.append(cells)
+
+    # ---- Step 3: of which round the scores are; they may be older than the models.
     rounds = run.rounds
     evaluated = rounds["round"][rounds[task.score].notna()]
     last_evaluation = int(evaluated.iloc[-1]) if len(evaluated) else 0

@@ -37,6 +37,7 @@ def count_submodel_costs(
             # An embedding's neurons are columns of its weight, those of other layers rows.
             axis = "columns" if isinstance(layer, nn.Embedding) else "rows"
             active_neurons = active[plan[axis][f"{name}.weight"]]
+            # Each neuron makes equally many numbers: pixels of its channel, or steps of a text.
             values += outputs // len(active_neurons) * int(active_neurons.sum())
         entries = sum(int(mask.sum()) for mask in masks.values())
         rows.append({"width": width, "entries": entries, "values": values})

@@ -47,6 +47,7 @@ class InputScaling(nn.Module):
         trailing_axes = [1] * (federation.x.dim() - 2)
         for name, values in (("mean", federation.mean), ("std", federation.std)):
             constants = torch.tensor(values, dtype=torch.float32).view(-1, *trailing_axes)
+            # In no state_dict: the network's own entries are all that `personal` has.
             self.register_buffer(name, constants, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -108,6 +109,7 @@ class PersonalRule(nn.Module):
         self.scaling = scaling
         self._method = method
         self._net = net
+        # Leaves as buffers, so that export formats find them; the template has their form.
         self._template = {"params": params, "statistics": statistics}
         for number, leaf in enumerate(tree.leaves(self._template)):
             self.register_buffer(
@@ -180,10 +182,14 @@ def write_onnx(run: Trained, client: int | str, path: Path) -> None:
         import onnxscript  # noqa: F401 - what torch's exporter needs
     except ImportError:
         raise FedpflError("--format onnx needs pip install 'fedpfl[onnx]'") from None
+
+    # ---- Step 2: export, for any number of samples, and read the file again.
     module, example = _module_and_samples(run, client)
     logging.getLogger("onnxscript").setLevel(logging.ERROR)
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
+
+        # ---- Step 1: the packages, and what the exporter would print.
         try:
             torch.onnx.export(
                 module,
@@ -199,6 +205,7 @@ def write_onnx(run: Trained, client: int | str, path: Path) -> None:
         except Exception as error:  # what the exporter knows no operator for
             raise _no_such_format(run, "onnx", error) from None
 
+    # ---- Step 3: the file answers as the run does.
     def predict(x: Tensor) -> Tensor:
         return torch.from_numpy(session.run(["logits"], {"x": x.numpy()})[0])
 
@@ -239,6 +246,7 @@ def _require_equal_predictions(
                 answer = exported(x)
             except Exception as error:
                 raise _no_such_format(run, format_name, error) from None
+        # Large logits are rounded in larger steps.
         scale = max(1.0, float(expected.abs().max()))
         if not torch.allclose(answer, expected, rtol=1e-3, atol=1e-4 * scale):
             raise _no_such_format(run, format_name, "it answers otherwise than the run")

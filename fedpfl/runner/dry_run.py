@@ -114,6 +114,7 @@ def print_dry_run(arguments: Sequence[str]) -> None:
 
 def _print_runs(settings: Sequence[str], is_sweep: bool) -> None:
     """Print what a run, a sweep or a search of these settings comes to."""
+    # What is swept over is composed run by run.
     fixed_settings = [setting for setting in settings if not overrides.is_sweep(setting)]
     common = overrides.compose_config(fixed_settings)
     cache = RunCache()

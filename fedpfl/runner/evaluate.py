@@ -251,6 +251,7 @@ def collect_server_parameters(run: Run, state: engine.State) -> dict[str, Tensor
         for name, leaf in part.items():
             is_parameter = isinstance(leaf, Tensor) and name in initial
             if is_parameter and leaf.shape == initial[name].shape:
+                # Methods hold the model as their state or as one part of it.
                 values.setdefault(name, leaf)
     return tree.select(
         values,
@@ -288,6 +289,7 @@ def make_newcomer_state(run: Run, state: engine.State) -> engine.State:
     initial_state = engine.make_initial_state(
         run.method, run.net, run.newcomers.clients, run.device, seed=run.settings.seed
     )
+    # Of members newcomers may read the states, where a method mixes models.
     return replace(state, rows=initial_state.rows, members=state.rows)
 
 

@@ -68,6 +68,7 @@ class ClientTable:
     @cached_property
     def partition_record(self) -> PartitionRecord:
         """Return who holds which samples."""
+        # ---- Step 1: the indices of each split that there is, newcomers' too.
         run = self._run
         indices = {
             split: [
@@ -77,6 +78,8 @@ class ClientTable:
             ]
             for split in ("train", "test", "validation")
         }
+
+        # ---- Step 2: sizes where labels are no classes, and a title.
         federation = run.federation
         partition_text = describe_choice(run.config["partition"])
         sizes: tuple[int, ...] = ()

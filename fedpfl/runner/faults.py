@@ -97,6 +97,7 @@ def _explain_shortage(error: BaseException, cfg: DictConfig) -> FedpflError | No
 
 def _find_memory_advice(error: BaseException) -> tuple[str, str]:
     """Return what was too large, by our innermost file, and what to do."""
+    # From the innermost frame on: the first that is ours asked for the memory.
     for file, _, _ in reversed(ranks.error_frames(error)):
         for folder, advice in MEMORY_ADVICE.items():
             if folder in file.replace(os.sep, "/"):
@@ -131,6 +132,7 @@ def _explain_method_error(
     if vmap_advice:
         return MethodError(f"method={method_name}: {hook} {vmap_advice} ({line})")
     traceback_hint = "HYDRA_FULL_ERROR=1 shows its traceback"
+    # A log from before this run would send its reader to another error.
     if log.is_file() and log.stat().st_mtime >= started:
         traceback_hint = f"its traceback is in {log}"
     reason = error_text(original_error(error), with_class=True)

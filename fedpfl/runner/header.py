@@ -64,6 +64,7 @@ class RunOutlook:
 
 def make_summary_facts(run: Run) -> dict[str, Any]:
     """Return what the summary says of a run from its first moment on."""
+    # ---- Step 1: what every run has.
     facts: dict[str, Any] = {
         "rounds": run.settings.rounds,
         "seed": run.settings.seed,
@@ -74,6 +75,8 @@ def make_summary_facts(run: Run) -> dict[str, Any]:
         "input": _describe_input(run.federation),
         "parameters": tree.size(run.net.params),
     }
+
+    # ---- Step 2: what only some have.
     if run.federation.class_names:
         facts["classes"] = list(run.federation.class_names)
     if run.net.frozen:
@@ -159,6 +162,7 @@ def make_run_info(
         backend_name: of the backend that computes the clients, None where that is not recorded.
         fields: other fields of RunInfo.
     """
+    # ---- Step 1: names by which services group and search.
     method_name = config["method"]["name"]
     method_title = method_name
     if method_name in METHODS:
@@ -172,6 +176,8 @@ def make_run_info(
     ]
     tags = [config[key]["name"] for key in ("dataset", "partition", "model")]
     tags += [backend_name, config.get("engine", {}).get("precision")]
+
+    # ---- Step 2: the run.
     return RunInfo(
         name="-".join(filter(None, name_parts)),
         group=group,

@@ -202,6 +202,7 @@ def _read_jobs(
     data: Any,
 ) -> list[tuple[RunRequest, dict[str, Any]]]:
     """Return each run of a sweep, and its values of what is swept over. Raises as `sweep`."""
+    # ---- Step 1: the words of each run, as a sweep of the command line expands them.
     register_resolver()
     held_data = None if data is None else hold_data(data)
     with _hydra_errors_in_one_line():
@@ -214,6 +215,8 @@ def _read_jobs(
                     f"{word} is for sweeps of the command line; here one run follows the other"
                 )
         expanded_jobs = overrides.expand_sweep(run_words)
+
+    # ---- Step 2: a directory for each, which no other may have.
     jobs: dict[Path, tuple[RunRequest, dict[str, Any]]] = {}
     for job_words, swept_values in expanded_jobs:
         request = _read_request(tuple(job_words), {}, None, callbacks, held_data)
@@ -492,6 +495,7 @@ def _compose(
         )
     if not OmegaConf.is_config(config):
         config = escape_interpolations(config)
+    # A configuration that was read has no Hydra's part, which says where it runs.
     hydra_part = {"hydra": {"run": {"dir": "outputs/${fedpfl.run_subdir:}"}}}
     return OmegaConf.merge(hydra_part, config), None  # type: ignore[return-value]
 

@@ -96,6 +96,7 @@ def train_rounds(
     Raises:
         Diverged: where numbers are not finite.
     """
+    # All cohorts are drawn from the seed, so that a resumed run goes on with those that are left.
     drawn_cohorts = islice(run.draw_cohorts(), state.round, None)
     empty_columns = dict.fromkeys(_list_columns(run))
     attendance = Attendance(run, state)
@@ -112,6 +113,7 @@ def train_rounds(
         if not attendance.has_steps:
             row |= dict.fromkeys(name for name in MODEL_COLUMNS if name in row)
         row["seconds"] = time.monotonic() - start_time
+        # Before the evaluation: whether the round is the last one decides what is evaluated.
         cohort = _pick_cohort(run, state, drawn_cohorts)
         is_last = cohort is None
 
@@ -148,6 +150,7 @@ def _evaluate_everyone(
 ) -> Evaluation:
     """Evaluate all clients after a round, and take the time."""
     start_time = time.monotonic()
+    # Local-Only, say: what nobody was sent, no newcomer has.
     is_sent_nothing = bool(outcome.cohort) and not outcome.traffic.values_down
     evaluation = evaluate_clients(run, backend, state, is_sent_nothing, is_last)
     seconds = time.monotonic() - start_time
@@ -188,6 +191,7 @@ def _train_cohort(
     """Play one round; return the new state, what happened, and the columns of simulated time."""
     federation = run.federation
     if run.adversary:
+        # Attackers may train on poisoned samples from some round on.
         federation = run.adversary.choose_data(federation, state.round + 1)
     setup = engine.RoundSetup(
         backend=backend,
@@ -249,6 +253,7 @@ def _measure_training(run: Run, state: engine.State, outcome: engine.Outcome) ->
     }
     if run.adversary:
         is_honest = [client in run.adversary.honest for client in outcome.cohort]
+        # An attacker's scores are what the attack makes of them.
         rows = tree.take(rows, torch.tensor(is_honest, dtype=torch.bool))
     if run.task is CLASSIFICATION:
         cohort_scores = {

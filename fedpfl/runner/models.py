@@ -262,6 +262,7 @@ class Models(ABC):
 
     def _role(self, job: EvalJob) -> str:
         """Return whose statistics the method predicts with."""
+        # A method says nowhere which role it predicts with; a call of it does.
         roles: list[str] = []
 
         class RecordingNet(Bound):

@@ -41,6 +41,7 @@ def estimate_needs(run: Run) -> ResourceNeeds:
 
     # ---- Clients that will have trained
     clients = _count_participants(run)
+    # One row for all that never trained, and some more for growth.
     rows = 1 + min(run.federation.clients, clients + clients // engine.SPARE)
     needs = ResourceNeeds(
         clients=clients,

@@ -34,6 +34,7 @@ def measure_recovery(
     if previous_row.get("round", 0) <= start:  # the first evaluation in this world
         score_before = previous_row.get(score)
         recovery = None
+    # 95 % of an error is no recovery from it.
     if score_before is None or not run.task.is_higher_better:
         return columns
     value = evaluation.row.get(score)

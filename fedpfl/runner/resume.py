@@ -229,6 +229,8 @@ class Progress:
     def count_round(self, played_round: Round, engine_record: Mapping[str, Any]) -> None:
         """Take in a finished round, and the engine that computed it."""
         self.state = played_round.state
+        # Rows are overwritten in place: by this number `save_if_left` knows whether they still are
+        # of this round.
         self._row_writes = self.state.rows.writes
         if played_round.is_evaluated:
             self.last_row = dict(played_round.row)  # callbacks may change theirs
@@ -249,6 +251,7 @@ class Progress:
         if is_last:
             is_due = settings.keep
         else:
+            # Checkpoints that take long come less often.
             is_due = settings.is_due(time.monotonic() - self._saved_at, self._save_seconds)
         if ranks.broadcast_value(is_due):
             self.save()

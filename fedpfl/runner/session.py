@@ -87,10 +87,7 @@ def play_session(
 
     with resume.open_directory(run, path) as directory:
         if resume.is_finished(directory):
-            if ranks.is_main_process():
-                header.report_finished(directory, quiet)
-            if trial and replay_evaluations(path, trial.should_prune, is_finished=True):
-                raise TrialPruned("given up")
+            _report_finished_run(directory, path, quiet, trial)
             return
 
         if remote_backend is None:
@@ -107,7 +104,6 @@ def play_session(
         run = resume.add_secret(run, progress)
         backend = remote_backend or _make_backend(run, stage, progress.recorded_engine)
         session = _Session(run, path, progress, backend, ClientTable(run), trial)
-        # Loggers and callbacks may show the picture from the beginning; nobody else waits for it.
         has_logger = run.config["logger"]["name"] != "none"
         session.describe_run(draws_partition=bool(callbacks) or has_logger)
 
@@ -117,6 +113,16 @@ def play_session(
         run_callbacks = session.start_callbacks(experiment, needs, is_timed, quiet, callbacks)
         with run_callbacks, _report_ending(progress, run_callbacks, session.client_table):
             yield from session.play_rounds(run_callbacks)
+
+
+def _report_finished_run(
+    directory: Any, path: Path, quiet: bool, trial: SearchTrial | None
+) -> None:
+    """Tell the user, and a search, of a run that is finished. Raises TrialPruned."""
+    if ranks.is_main_process():
+        header.report_finished(directory, quiet)
+    if trial and replay_evaluations(path, trial.should_prune, is_finished=True):
+        raise TrialPruned("given up")
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,6 +154,7 @@ class _Session:
             run_facts["states"] = STATES_AT_NODES
         directory.write_summary(status="running", **run_facts, **search_facts)
         directory.write_partition(self.client_table.partition_record)
+        # Loggers and callbacks may show the picture from the beginning; nobody else waits for it.
         if draws_partition:
             directory.draw_partition(self.client_table.partition_record)
 
@@ -218,6 +225,7 @@ def _record_round(
         directory.write_clients(client_table.make_rows({progress.run.task.score: {}}))
     if played_round.matrix:
         directory.write_clients(client_table.make_matrix_rows(played_round.matrix), "common.csv")
+    # Last: a row says that all else of its round is written.
     directory.row(played_round.row)
     progress.count_round(played_round, engine_record)
 
@@ -245,6 +253,7 @@ def _report_ending(
     try:
         yield
     except (GeneratorExit, KeyboardInterrupt):
+        # The last finished round is whole: a run that is left goes on from there.
         progress.save_if_left()
         raise
     except TrialPruned:

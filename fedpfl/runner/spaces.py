@@ -42,6 +42,7 @@ def make_search_space(method: str, user_words: Sequence[str]) -> list[str]:
     for word in user_words:
         key, _, value = word.partition("=")
         user_values[key.lstrip("+")] = value
+    # The method's own values replace those that all methods have.
     space = {**_read_space("all", user_words), **_read_space(method, user_words)}
     space.pop(LIMITS, None)
     search_words = [
@@ -197,6 +198,7 @@ def _find_bounds(search_words: Sequence[str], limits: str) -> dict[str, float]:
         for model_word in model_words
     ]
     epochs = list(map(float, swept_values.get(EPOCHS_KEY, [])))
+    # Runs that count steps have no epochs to be limited by.
     epochs += [plan.local.epochs or math.inf for plan in plans]
     layers = [0]
     if "layers" in limits:
@@ -254,6 +256,7 @@ def _find_directions_beyond(text: str, distribution: Any) -> list[int]:
     high = scale(numbers[-1])
     value = scale(float(text))
     is_stepped = choices or getattr(distribution, "step", None)
+    # Between two steps there is nothing: only the last one is an edge.
     margin = 0 if is_stepped else EDGE_SHARE * (high - low)
     directions = []
     if low < high and value <= low + margin:
@@ -279,4 +282,5 @@ def _has_value_beyond(method: str, key: str, value: float, direction: int, limit
 
     next_real = math.nextafter(value, direction * math.inf)
     next_integer = int(value) + direction
+    # The next number of either kind: a key's type says which it takes.
     return is_allowed(next_real) or is_allowed(next_integer)

@@ -89,6 +89,7 @@ class _Stopwatch:
             run.net.copy(),
             run.device,
         )
+        # A method's caches, and what hooks keep by mistake, stay out of the run.
         self._method = copy.deepcopy(run.method)
         self._phases: list[Phase] = []  # those of the last timed training
         self._turns = self._plan_turns()
@@ -129,10 +130,13 @@ class _Stopwatch:
         step_time = self._time_steps()
 
         # ---- A round: each turn trains, and evaluates its clients before and after.
+        # Steps were timed in all phases at once.
         mean_steps = self._mean_steps(federation) / max(1, len(self._phases))
         train_seconds = step_time.predict(mean_steps)
         mean_test_samples = float(federation.test_sizes.double().mean())
         evaluation_seconds = evaluation_time.predict(mean_test_samples)
+        # A turn that does not train still calls the hooks around training, the fixed part of a
+        # step's line.
         trained = sum(len(turn.clients) for turn in self._turns if turn.trains)
         untrained = sum(len(turn.clients) for turn in self._turns if not turn.trains)
         evaluated = sum(len(turn.clients) for turn in self._turns if not turn.survey)
@@ -200,6 +204,7 @@ class _Stopwatch:
             self._phases[:] = [phase for phase in planned if phase.epochs > 0]
             return [phase._replace(epochs=1) for phase in self._phases]
 
+        # Methods are frozen; the hook of this copy alone is another one.
         vars(method)["phases"] = phases
         return method
 
@@ -271,7 +276,9 @@ class _Stopwatch:
         seconds = self._time_call(act, small)
         if seconds > LONG_SECONDS:  # warming up is the least of it, and more would cost as much
             return LinearTime(0.0, seconds / max(1.0, size(small)))
+        # The faster of two: whatever else the machine does only adds.
         seconds = min(seconds, self._time_call(act, small))
+        # At least twice as much, or the slope would be that of noise.
         large = min(large, small * max(2, int(AIMED_SECONDS / max(seconds, 1e-6))))
         if size(large) <= size(small):
             return LinearTime(0.0, seconds / max(1.0, size(small)))
@@ -327,6 +334,7 @@ def _mean_batches(
     # A last minibatch of one sample is left out.
     counts = (sizes // batch_size + (sizes % batch_size > 1).long()) // batches_per_step
     if fixed_steps:
+        # Clients without a whole minibatch make no step, however many are asked for.
         counts = (counts > 0).long() * fixed_steps
     return float(counts.double().mean())
 

@@ -280,6 +280,7 @@ class Search:
             direction="maximize" if self._settings.task.is_higher_better else "minimize",
             load_if_exists=True,
         )
+        # Jobs read these from the study, in processes of their own.
         study.set_user_attr("startup", self._settings.startup)
         study.set_user_attr("warmup", self._settings.warmup)
         study.set_user_attr("task", self._settings.task.name)
@@ -452,9 +453,11 @@ class Search:
     def to_overrides(self, params: Mapping[str, Any]) -> list[str]:
         """Return proposed values as words of the command line."""
         trial_words = []
+        # In the order of the space: equal proposals are equal words.
         for key in self._space:
             value = params[key]
             if isinstance(value, float):
+                # As a user would type it, so that the run is found again by what is printed.
                 trial_words.append(f"{key}={value:.4g}")
             else:
                 trial_words.append(requote_word(f"{key}={value}"))
@@ -693,6 +696,7 @@ def make_should_prune(sweeper: Mapping[str, Any], number: int) -> ShouldPrune:
                 return False
             if task.is_better(score, best_score):
                 best_score = score
+            # Optuna refuses a second report of a round.
             if round_number not in stored.intermediate_values:
                 trial.report(best_score, round_number)
         return best_score is not None and bool(trial.should_prune())
@@ -715,5 +719,6 @@ def replay_evaluations(folder: Path, should_prune: ShouldPrune, is_finished: boo
         return False
     _, rows = _read_evaluations(folder)
     if is_finished:
+        # A run is never given up at its end, so its last evaluation is not reported.
         rows = rows[:-1]
     return any(should_prune(int(row["round"] or 0), row) for row in rows)

@@ -201,6 +201,7 @@ def _require_keys(method: str, search_words: Sequence[str]) -> None:
         for word in search_words
         if not word.startswith("hydra.sweeper.") and _override_key(word) not in swept_keys
     ]
+    # null stands for any value: only keys are looked at.
     any_values = [f"{key}=null" for key in swept_keys if key not in GROUPS]
     overrides.compose_config([f"method={method}", *fixed_words, *any_values])
 
@@ -236,6 +237,7 @@ def _tune_method(
         if not word.startswith("hydra.sweeper.") and _override_key(word) not in chosen_keys
     ]
     final_words = [f"method={method}", *kept_words, *result.overrides]
+    # Seeds that no trial has had: the chosen values were chosen for the search's own.
     first_seed = int(overrides.compose_single_run(final_words).seed) + 1
     seeds = [first_seed + number for number in range(request.seeds)]
     print_notice(
@@ -337,11 +339,13 @@ def _read_test_results(
 def draw_search(result: trials.SearchResult, folder: Path, method: str) -> None:
     """Draw how the search went and what mattered, as `<method>_history.png`, `_importance.png`."""
     mpl = drawing.load_matplotlib()
+    # Without a window system.
     mpl.use("agg")
     import optuna
     from matplotlib import pyplot as plt
     from optuna.visualization import matplotlib as figures
 
+    # ---- Step 1: what Optuna can draw of these trials.
     complete_trials = [
         trial for trial in result.study.trials if trial.state == optuna.trial.TrialState.COMPLETE
     ]
@@ -352,6 +356,8 @@ def draw_search(result: trials.SearchResult, folder: Path, method: str) -> None:
     }
     if len({trial.value for trial in complete_trials}) > 1:
         drawings["importance"] = lambda: figures.plot_param_importances(result.study)
+
+    # ---- Step 2: a file for each.
     for name, draw in drawings.items():
         # Optuna chooses a style for the whole process.
         with mpl.rc_context(), warnings.catch_warnings():
