@@ -124,8 +124,8 @@ EXCUSES = {
     "report paper fedobp/public_logs": ("reads rounds 100 to 400 of runs at full length", ""),
     "extend=": ("goes on from a run in full length; tests/runner/test_extend.py does it", ""),
     "wandb login": ("needs an account", ""),
-    "wandb_dashboard.py --project": ("needs an account", ""),
-    "wandb_dashboard.py --dry-run --json": ("needs the extra dashboard", "wandb_workspaces"),
+    "fedpfl.dashboard --project": ("needs an account", ""),
+    "fedpfl.dashboard --dry-run --json": ("needs the extra dashboard", "wandb_workspaces"),
     "fedpfl.board verify": (
         "names a row of a board; tests/commands/test_board.py verifies one",
         "",

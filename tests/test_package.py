@@ -94,7 +94,7 @@ ANSWERS = f"""
  => 0 => fedpfl train
 --help => 0 => fedpfl export
 --version => 0 => {fedpfl.__version__}
-trian => 2 => fedpfl: trian is no command; there are train, check, report, export, federate, board, tune; did you mean train?
+trian => 2 => fedpfl: trian is no command; there are train, check, report, export, federate, board, dashboard, tune; did you mean train?
 -sc => 2 => fedpfl: -sc takes one of install=bash
 -sc install=tcsh => 2 => fedpfl: -sc takes one of install=bash
 -sc install=fish => 0 => complete -c fedpfl

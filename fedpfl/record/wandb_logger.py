@@ -23,6 +23,8 @@ from fedpfl.record.mirror import ServiceLogger, service_run_id
 
 MAX_BINS = 512  # W&B's limit for a histogram
 MAX_TAG = 64  # characters, W&B's limit
+MAX_NAME = 128  # characters, its limit of the names of projects, groups and runs
+FORBIDDEN = "/\\#?%:"  # in a project's name
 TIMEOUT_SECONDS = 30.0  # seconds that `auto` waits for the server before it goes offline
 
 CLOUD_HOSTS = ("api.forge.coreweave.com", "api.wandb.ai")
@@ -53,6 +55,16 @@ class WandbOptions(Checked):
             all(0 < len(tag) <= MAX_TAG for tag in self.tags),
             "tags",
             f"words of at most {MAX_TAG} characters",
+        )
+        self.check(
+            self.group is None or 0 < len(self.group) <= MAX_NAME,
+            "group",
+            f"a name of at most {MAX_NAME} characters",
+        )
+        self.check(
+            0 < len(self.project) <= MAX_NAME and not {*self.project} & {*FORBIDDEN},
+            "project",
+            f"a name of at most {MAX_NAME} characters without any of {FORBIDDEN}",
         )
 
 
@@ -177,9 +189,9 @@ class WandbLogger(ServiceLogger):
         return wandb.init(
             project=self._options.project,
             entity=self._options.entity,
-            group=self._options.group or run.group,
+            group=self._options.group or self._cut_name(run.group),
             job_type=run.job_type,
-            name=run.name,
+            name=self._cut_name(run.name),
             tags=list(dict.fromkeys((*(tag[:MAX_TAG] for tag in run.tags), *self._options.tags))),
             config={**run.config, "identity": run.identity},  # to group seeds by
             id=service_run_id(run),
@@ -190,6 +202,13 @@ class WandbLogger(ServiceLogger):
             mode=mode,  # type: ignore[arg-type]
             settings=settings,
         )
+
+    def _cut_name(self, name: str) -> str:
+        """Return a name as long as W&B takes it, and say where it was longer."""
+        if len(name) <= MAX_NAME:
+            return name
+        self._print_note(f"W&B takes names of {MAX_NAME} characters; it has the end of {name} cut")
+        return name[:MAX_NAME]
 
 
 def choose_mode(mode: str) -> str:

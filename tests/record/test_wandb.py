@@ -464,10 +464,22 @@ def test_bad_options_are_one_line():
         ({"tags": "one"}, "logger.tags must be a list of texts, got 'one'"),
         ({"tags": [""]}, "logger.tags must be words of at most 64 characters, got ('',)"),
         ({"tags": ["x" * 65]}, "logger.tags must be words of at most 64 characters, got ('xxx"),
+        ({"group": "x" * 129}, "logger.group must be a name of at most 128 characters, got 'xxx"),
+        ({"project": "a/b"}, "logger.project must be a name of at most 128 characters without any"),
         ({"projekt": "x"}, "logger.projekt is not a key here; known keys: project, entity"),
     ):
         with pytest.raises(FedpflError, match=f"^{re.escape(message)}.*$"):
             make_loggers({"name": "wandb", **change})
+
+
+def test_long_names_are_cut_with_a_line():
+    notes: list[str] = []
+    mirror = WandbLogger(WandbOptions(), notes.append)
+    assert (mirror._cut_name("x" * 128), notes) == ("x" * 128, [])
+    assert mirror._cut_name("x" * 129) == "x" * 128
+    assert notes == [
+        f"W&B takes names of 128 characters; it has the end of {'x' * 129} cut",
+    ]
 
 
 def test_without_the_package(monkeypatch):

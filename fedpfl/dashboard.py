@@ -2,28 +2,23 @@
 
 It shows accuracy, traffic, sweeps, layers, cost and a runs table.
 
-    python scripts/wandb_dashboard.py --dry-run                     # print the view; no login, no network
-    python scripts/wandb_dashboard.py --dry-run --json              # its specification; needs wandb-workspaces
-    python scripts/wandb_dashboard.py --project fedpfl --experiment q_sweep
-
 Every call saves a new view beside the project's others; nothing is read from W&B, and no run is
 changed.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from fedpfl.ground.errors import FedpflError, error_text
+from fedpfl.ground.terminal import Parser, outlive_readers, print_notice
 from fedpfl.record.wandb_logger import WandbOptions, is_logged_in
 
-MISSING = "the dashboard needs the package wandb-workspaces; pip install -e '.[dashboard]'"
+MISSING = "the dashboard needs the package wandb-workspaces; pip install 'fedpfl[dashboard]'"
 GROUPINGS = {"method": "JobType", "configuration": "config.identity", "run": None}
 """How lines and bars are gathered, as W&B calls it: by method, by configuration, or not."""
 
@@ -48,50 +43,52 @@ class Panel:
     log: bool = False
 
 
-def lines(title: str, *y: str, x: str = "round") -> Panel:
+def line_panel(title: str, *y: str, x: str = "round") -> Panel:
     """Return a panel of columns over the rounds, or over another column."""
     return Panel("lines", title, y, x)
 
 
-def scatter(title: str, x: str, y: str, log: bool = False) -> Panel:
+def scatter_panel(title: str, x: str, y: str, log: bool = False) -> Panel:
     """Return a panel with one point per run."""
     return Panel("scatter", title, (y,), x, log)
 
 
 SECTIONS: dict[str, tuple[Panel, ...]] = {
     "Accuracy": (
-        lines("Accuracy, mean over clients (%)", "accuracy"),
-        lines("Accuracy, pooled (%)", "accuracy_pooled"),
-        lines("Accuracy, worst decile of clients (%)", "accuracy_worst10"),
-        lines("Accuracy after fine-tuning (%)", "ft_accuracy"),
-        lines("Validation accuracy (%)", "val_accuracy"),
-        lines("Accuracy of unseen clients (%)", "unseen_accuracy", "unseen_ft_accuracy"),
-        lines("Spread over clients (points)", "accuracy_std"),
+        line_panel("Accuracy, mean over clients (%)", "accuracy"),
+        line_panel("Accuracy, pooled (%)", "accuracy_pooled"),
+        line_panel("Accuracy, worst decile of clients (%)", "accuracy_worst10"),
+        line_panel("Accuracy after fine-tuning (%)", "ft_accuracy"),
+        line_panel("Validation accuracy (%)", "val_accuracy"),
+        line_panel("Accuracy of unseen clients (%)", "unseen_accuracy", "unseen_ft_accuracy"),
+        line_panel("Spread over clients (points)", "accuracy_std"),
         Panel("bars", "Accuracy, last evaluation (%)", ("last_accuracy",)),
     ),
     "Cohort": (
-        lines("Cohort before local training (%)", "cohort_before"),
-        lines("Cohort after local training (%)", "cohort_after"),
-        lines("Training loss (nats)", "train_loss"),
+        line_panel("Cohort before local training (%)", "cohort_before"),
+        line_panel("Cohort after local training (%)", "cohort_after"),
+        line_panel("Training loss (nats)", "train_loss"),
     ),
     "Traffic": (
-        lines("Bits to the cohort", "bits_down"),
-        lines("Bits from the cohort", "bits_up"),
-        lines("Accuracy (%) over traffic so far (GB)", "accuracy", x="traffic_gb"),
-        scatter("Accuracy (%) over total traffic (GB)", "traffic_gb", "last_accuracy"),
-        scatter(
+        line_panel("Bits to the cohort", "bits_down"),
+        line_panel("Bits from the cohort", "bits_up"),
+        line_panel("Accuracy (%) over traffic so far (GB)", "accuracy", x="traffic_gb"),
+        scatter_panel("Accuracy (%) over total traffic (GB)", "traffic_gb", "last_accuracy"),
+        scatter_panel(
             "Accuracy (%) over bits up per client and round", "bits_up_per_client", "last_accuracy"
         ),
     ),
     "q sweep": (
-        scatter("Accuracy (%) over q", "q", "last_accuracy"),
-        scatter("Accuracy (%) over 1 - q", "one_minus_q", "last_accuracy", log=True),
-        scatter("Worst decile (%) over 1 - q", "one_minus_q", "last_accuracy_worst10", log=True),
+        scatter_panel("Accuracy (%) over q", "q", "last_accuracy"),
+        scatter_panel("Accuracy (%) over 1 - q", "one_minus_q", "last_accuracy", log=True),
+        scatter_panel(
+            "Worst decile (%) over 1 - q", "one_minus_q", "last_accuracy_worst10", log=True
+        ),
         Panel("parallel", "q", ("q", "personal_entries", "bits_up_per_client", "last_accuracy")),
     ),
     "alpha sweep": (
-        scatter("Accuracy (%) over alpha", "alpha", "last_accuracy", log=True),
-        scatter("Worst decile (%) over alpha", "alpha", "last_accuracy_worst10", log=True),
+        scatter_panel("Accuracy (%) over alpha", "alpha", "last_accuracy", log=True),
+        scatter_panel("Worst decile (%) over alpha", "alpha", "last_accuracy_worst10", log=True),
         Panel(
             "parallel",
             "alpha",
@@ -100,16 +97,16 @@ SECTIONS: dict[str, tuple[Panel, ...]] = {
     ),
     "Personalised entries": (
         Panel("layers", "Personalised entries per layer", ("^personal/.*",), "round"),
-        scatter(
+        scatter_panel(
             "Accuracy (%) over personalised entries", "personal_entries", "last_accuracy", log=True
         ),
     ),
     "Cost": (
-        lines("Seconds per round", "seconds"),
-        lines("Seconds per evaluation", "eval_seconds"),
+        line_panel("Seconds per round", "seconds"),
+        line_panel("Seconds per evaluation", "eval_seconds"),
         Panel("bars", "Seconds per round, median", ("seconds_per_round",)),
         Panel("bars", "Hours of finished runs", ("hours",)),
-        scatter("Accuracy (%) over hours", "hours", "last_accuracy"),
+        scatter_panel("Accuracy (%) over hours", "hours", "last_accuracy"),
     ),
     "Table": (
         Panel("compare", "What differs between runs"),
@@ -117,7 +114,7 @@ SECTIONS: dict[str, tuple[Panel, ...]] = {
     ),
 }
 
-COLUMNS = (
+PINNED_COLUMNS = (
     *("run:state", "run:group", "run:jobType"),
     *(
         f"summary:last_{name}"
@@ -160,11 +157,12 @@ class View:
 def describe_view(view: View) -> str:
     """Return the view as text: where it goes, its runs, its columns and its panels."""
     runs = f"group {view.experiment}" if view.experiment else "all"
+    # ---- Where the view goes, then a block for each section.
     text_lines = [
         f"view      {view.name}",
         f"project   {view.entity or '(your account)'}/{view.project}",
         f"runs      {runs}, by summary:last_accuracy; lines and bars by {view.by}",
-        f"table     {', '.join(COLUMNS)}",
+        f"table     {', '.join(PINNED_COLUMNS)}",
     ]
     for section, panels in SECTIONS.items():
         text_lines += ["", section]
@@ -188,6 +186,7 @@ def make_workspace(view: View) -> Any:
         workspaces = importlib.import_module("wandb_workspaces.workspaces")
     except ImportError:
         raise FedpflError(MISSING) from None
+    # Of the sections two are open: a reader sees at once who is ahead, and what differs.
     sections = [
         workspaces.Section(
             name=section,
@@ -196,6 +195,7 @@ def make_workspace(view: View) -> Any:
         )
         for section, panels in SECTIONS.items()
     ]
+    # The package takes no group as an empty text.
     filters: Any = ""
     if view.experiment:
         filters = workspaces.And(workspaces.Metric("Group") == view.experiment)
@@ -208,7 +208,7 @@ def make_workspace(view: View) -> Any:
         runset_settings=workspaces.RunsetSettings(
             filters=filters,
             order=[workspaces.Ordering(workspaces.Summary("last_accuracy"), ascending=False)],
-            pinned_columns=list(COLUMNS),
+            pinned_columns=list(PINNED_COLUMNS),
         ),
     )
 
@@ -234,6 +234,7 @@ def make_panel(reports: Any, panel: Panel, by: str) -> Any:
         }
 
     # ---- The panel of its kind.
+    # Of a run one value is left for marks: its summary's.
     metrics = [reports.SummaryMetric(key) for key in panel.y]
     match panel.kind:
         case "lines":
@@ -258,6 +259,7 @@ def make_panel(reports: Any, panel: Panel, by: str) -> Any:
 
 def save_view(view: View) -> str:
     """Save the view and return its address. Raises FedpflError where it cannot be saved."""
+    # Everything that is wrong here is found before anything is asked of the server.
     make_workspace(view)  # a missing package is told before a missing login
     if not is_logged_in():
         raise FedpflError(
@@ -272,15 +274,46 @@ def save_view(view: View) -> str:
         return str(make_workspace(replace(view, entity=owner)).save().url)
     except FedpflError:
         raise
+    # What the package and the server may raise has no base class in common.
     except Exception as error:
         reason = error_text(error, with_class=True)
         raise FedpflError(f"the view was not saved in project {view.project}: {reason}") from None
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Print the view or save it; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the view or save it; return the exit status."""
+    parser = _make_view_parser()
+    options = parser.parse_args(arguments)
+    if options.json and not options.dry_run:
+        parser.error("--json goes with --dry-run")
+    view = View(
+        name=options.name or " ".join(filter(None, ("fedpfl", options.experiment))),
+        project=options.project,
+        entity=options.entity or "",
+        experiment=options.experiment or "",
+        by=options.by,
+    )
+    try:
+        if options.json:
+            print(json.dumps(make_workspace(view)._spec, indent=1))
+        elif options.dry_run:
+            print(describe_view(view))
+        else:
+            print(f"saved {save_view(view)}")
+    except FedpflError as error:
+        print_notice(error)
+        return 2
+    return 0
+
+
+def _make_view_parser() -> Parser:
+    parser = Parser(
+        prog="fedpfl dashboard",
+        description=(
+            "Save a view of a project's runs in Weights & Biases: accuracy, traffic, sweeps, layers,"
+            " cost and a table. Each call saves another view; no run is read or changed."
+        ),
+        epilog="Examples: fedpfl dashboard --dry-run; fedpfl dashboard --experiment my_q_sweep",
     )
     parser.add_argument(
         "--project", default=WandbOptions().project, help="default: %(default)s, as of logger=wandb"
@@ -298,30 +331,13 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--dry-run", action="store_true", help="print the view, save nothing")
     parser.add_argument(
-        "--json", action="store_true", help="with --dry-run: print its specification"
+        "--json",
+        action="store_true",
+        help="with --dry-run: print its specification; needs wandb-workspaces",
     )
-    options = parser.parse_args(arguments)
-    if options.json and not options.dry_run:
-        parser.error("--json goes with --dry-run")
-    view = View(
-        name=options.name or " ".join(filter(None, ("fedpfl", options.experiment))),
-        project=options.project,
-        entity=options.entity or "",
-        experiment=options.experiment or "",
-        by=options.by,
-    )
-    if options.json:
-        print(json.dumps(make_workspace(view)._spec, indent=1))
-    elif options.dry_run:
-        print(describe_view(view))
-    else:
-        print(f"saved {save_view(view)}")
-    return 0
+    return parser
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except FedpflError as error:
-        print(f"fedpfl: {error}", file=sys.stderr)
-        sys.exit(2)
+    outlive_readers()
+    raise SystemExit(main())
