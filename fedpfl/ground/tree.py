@@ -83,19 +83,40 @@ def map(f: Callable[..., Any], *trees: Tree) -> Tree:
 
 
 def items(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield leaves with their dotted paths, in order."""
+    """Return leaves with their dotted paths, in order."""
+    pairs: list[tuple[str, Any]] = []
+    _append_items(tree, prefix, pairs)
+    return iter(pairs)
+
+
+# Generators within generators would take most of a hook's check.
+def _append_items(tree: Tree, prefix: str, pairs: list[tuple[str, Any]]) -> None:
+    """Append leaves with their dotted paths."""
     if isinstance(tree, tuple):
         tree = tree._asdict()  # type: ignore[attr-defined]
     if isinstance(tree, dict):
         for key, value in tree.items():
-            yield from items(value, f"{prefix}.{key}" if prefix else key)
+            _append_items(value, f"{prefix}.{key}" if prefix else key, pairs)
     else:
-        yield prefix, tree
+        pairs.append((prefix, tree))
 
 
 def leaves(tree: Tree) -> list[Any]:
     """Return the leaves, in order."""
-    return [leaf for _, leaf in items(tree)]
+    leaf_list: list[Any] = []
+    _append_leaves(tree, leaf_list)
+    return leaf_list
+
+
+def _append_leaves(tree: Tree, leaf_list: list[Any]) -> None:
+    """Append leaves, in order."""
+    if isinstance(tree, tuple):
+        tree = tree._asdict()  # type: ignore[attr-defined]
+    if isinstance(tree, dict):
+        for value in tree.values():
+            _append_leaves(value, leaf_list)
+    else:
+        leaf_list.append(tree)
 
 
 def rebuild(like: Tree, values: Sequence[Any]) -> Tree:

@@ -186,16 +186,24 @@ def play_rounds(
     )
 
     # ---- Step 2: the rounds. Each overwrites the clients' rows of the state before, hence copies.
-    states = [copy.deepcopy(state)]
+    states = [copy_state(state)]
     outcomes = []
     for planned_cohort in cohorts:
         cohort = pick_cohort(state, planned_cohort, settings.seed)
         if not cohort:
             break
         state, outcome = play_round(setup, state, cohort)
-        states.append(copy.deepcopy(state))
+        states.append(copy_state(state))
         outcomes.append(outcome)
     return states, outcomes
+
+
+def copy_state(state: State) -> State:
+    """Return a copy that no later round changes."""
+    # A tensor's own deep copy takes ten times as long as its clone.
+    trees = [state.server, state.server_buffers, *state.rows.trees]
+    clones = {id(leaf): leaf.clone() for part in trees for leaf in tree.leaves(part)}
+    return copy.deepcopy(state, clones)
 
 
 def participate(
@@ -299,7 +307,7 @@ class MethodTrial:
     ) -> tuple[State, Outcome]:
         """Play round t + 1 from the state that the run on engine `of` has."""
         backend, federation = self._set_up(engine, norm)
-        state = copy.deepcopy(self.play_cohorts(of, norm)[0][t])
+        state = copy_state(self.play_cohorts(of, norm)[0][t])
         setup = RoundSetup(backend, self.method, federation, LOCAL, 0)
         return play_round(setup, state, cohort or COHORTS[t])
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from numbers import Integral
+from types import MethodType
 from typing import Any, NamedTuple
 
 import torch
@@ -181,7 +183,7 @@ class CheckedHook:
         if self.rule.often and self.name in self.expected.checked:
             return self.hook(*arguments)
         self.expected.checked.add(self.name)
-        names = inspect.signature(self.hook).parameters
+        names = _argument_names(self.hook)
         trees = {
             name: argument
             for name, argument in zip(names, arguments, strict=False)
@@ -249,6 +251,21 @@ class CheckedHook:
                     expected=self.expected,
                 )
         return phase._replace(**checked_functions)
+
+
+def _argument_names(hook: Callable[..., Any]) -> tuple[str, ...]:
+    """Return the names of a hook's arguments."""
+    if isinstance(hook, MethodType):
+        return _signature_names(hook.__func__, is_bound=True)
+    return _signature_names(hook, is_bound=False)
+
+
+# To read a signature takes longer than many hooks do.
+@functools.lru_cache(maxsize=256)
+def _signature_names(function: Callable[..., Any], is_bound: bool) -> tuple[str, ...]:
+    """Return the names of a function's arguments, without the object that it is bound to."""
+    hook = MethodType(function, object) if is_bound else function
+    return tuple(inspect.signature(hook).parameters)
 
 
 def tensor_versions(shown_trees: Tree) -> dict[str, tuple[int, int]]:
