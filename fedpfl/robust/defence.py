@@ -173,6 +173,51 @@ class NormBound(Defence):
         return mean + self.deviation * noise.to(mean)
 
 
+@dataclass(frozen=True)
+class Flame(Defence):
+    """Average clipped updates of one direction, with noise (FLAME, Nguyen et al., 2022)."""
+
+    noise: Annotated[float, AtLeast(0)] = 0.001
+
+    is_centered: ClassVar[bool] = True
+
+    def combine_rows(self, rows: Tensor, generator: Generator) -> Tensor:
+        """See Defence."""
+        # ---- Step 1: the majority whose directions are alike.
+        is_kept = find_majority(rows)
+
+        # ---- Step 2: all are clipped to the median of lengths, the same that scales the noise.
+        radius = float(find_median(rows.double().norm(dim=1)))
+        mean = clip_rows(rows, radius)[is_kept].mean(0)
+        noise = torch.randn(mean.shape, generator=generator)
+        return mean + self.noise * radius * noise.to(mean)
+
+
+def find_majority(rows: Tensor) -> Tensor:
+    """Return which rows, `[rows]`, have the direction of more than half of them.
+
+    HDBSCAN clusters them by cosine; where it finds no such cluster, all rows count.
+    """
+    from sklearn.cluster import HDBSCAN  # a second to load
+
+    if len(rows) < 3:
+        return torch.ones(len(rows), dtype=torch.bool, device=rows.device)
+    directions = torch.nn.functional.normalize(rows.double(), dim=1)
+    distances = (1 - directions @ directions.T).clamp(min=0).fill_diagonal_(0)
+    # A row without a direction, such as one that is not finite, is far from all.
+    distances = distances.nan_to_num(nan=2.0)
+    clustering = HDBSCAN(
+        min_cluster_size=len(rows) // 2 + 1,
+        min_samples=1,
+        metric="precomputed",
+        allow_single_cluster=True,
+        copy=True,
+    )
+    labels = clustering.fit_predict(distances.cpu().numpy())
+    is_clustered = torch.from_numpy(labels >= 0).to(rows.device)
+    return is_clustered if bool(is_clustered.any()) else ~is_clustered
+
+
 def find_median(rows: Tensor) -> Tensor:
     """Return each entry's median over rows, the middle of two where they are even."""
     ordered = rows.sort(0).values
@@ -222,4 +267,5 @@ DEFENCES: dict[str, Callable[..., Defence | None]] = {
     "geometric_median": GeometricMedian,
     "centered_clipping": CenteredClipping,
     "norm_bound": NormBound,
+    "flame": Flame,
 }

@@ -12,12 +12,14 @@ from fedpfl.robust.defence import (
     DEFENCES,
     Bulyan,
     CenteredClipping,
+    Flame,
     GeometricMedian,
     Krum,
     Median,
     MultiKrum,
     NormBound,
     TrimmedMean,
+    find_majority,
 )
 from tests.conftest import assert_same
 
@@ -31,6 +33,7 @@ RULES = {
     "geometric_median": GeometricMedian(steps=500),
     "centered_clipping": CenteredClipping(radius=1.5, steps=3),
     "norm_bound": NormBound(radius=1.5, deviation=0.0),
+    "flame": Flame(noise=0.0),
 }
 
 
@@ -146,6 +149,22 @@ def test_a_norm_bounds_noise_has_its_deviation():
     noise = NormBound(radius=1.0, deviation=0.02).combine_rows(rows, torch.Generator())
     assert float(noise.std()) == pytest.approx(0.02, rel=0.02)
     assert abs(float(noise.mean())) < 5 * 0.02 / 200
+
+
+@pytest.mark.parametrize("hostile", [-5.0, 1e30, float("nan")])
+def test_flame_averages_the_clipped_majority_of_one_direction(hostile):
+    """Five of eleven go elsewhere together; the median length is of all that are finite."""
+    rows = 1 + draw_rows(7) / 10
+    rows[:5] = hostile * torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0, -1.0]).double()
+    expected = np.zeros(6)
+    limit = np.median(np.linalg.norm(rows.numpy(), axis=1))
+    for row in rows[5:].numpy():
+        expected += row * min(1, limit / np.linalg.norm(row)) / 6
+    if np.isfinite(limit):
+        torch.testing.assert_close(combine(RULES["flame"], rows), torch.from_numpy(expected))
+    assert find_majority(rows).tolist() == [False] * 5 + [True] * 6
+    noise = Flame(noise=0.5).combine_rows(torch.ones(3, 40_000), torch.Generator()) - 1
+    assert float(noise.std()) == pytest.approx(0.5 * 200, rel=0.02)
 
 
 # Limits

@@ -80,6 +80,7 @@ defence=centered_clipping defence.radius=0 | defence.radius must be
 defence=centered_clipping defence.steps=0 | defence.steps must be
 defence=norm_bound defence.radius=-1 | defence.radius must be
 defence=norm_bound defence.deviation=-1 | defence.deviation must be
+defence=flame defence.noise=-1 | defence.noise must be
 defence=median method=local_only | send nothing up
 defence=norm_bound method=pfedfda | nobody knows what an upload without training would be; use defence=mean
 defence=median method=fedproto | takes the place of a mean of uploads, and the server of method=fedproto looks at each upload
