@@ -73,7 +73,7 @@ def parse_request(arguments: Sequence[str]) -> TuningRequest:
 
 
 def _require_searchable(methods: Sequence[str], shared_words: Sequence[str]) -> None:
-    """Refuse unknown methods, and words that say what the search says itself. Raises FedpflError."""
+    """Refuse unknown methods, and words that are the search's to say. Raises FedpflError."""
     if not methods:
         raise FedpflError("name the methods to tune: method=fedobp,fedavg")
     plugins.load_plugins(overrides.read_list_value(shared_words, "plugins"))
