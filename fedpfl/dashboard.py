@@ -310,8 +310,8 @@ def _make_view_parser() -> Parser:
     parser = Parser(
         prog="fedpfl dashboard",
         description=(
-            "Save a view of a project's runs in Weights & Biases: accuracy, traffic, sweeps, cost and"
-            " a table. Each call saves another view; no run is read or changed."
+            "Save a view of a project's runs in Weights & Biases: accuracy, traffic, sweeps, cost"
+            " and a table. Each call saves another view; no run is read or changed."
         ),
         epilog="Examples: fedpfl dashboard --dry-run; fedpfl dashboard --experiment my_q_sweep",
     )
