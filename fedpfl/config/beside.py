@@ -39,6 +39,8 @@ def find_local_imports(file: Path, text: bytes) -> ModuleSources:
                 continue
             sources[name] = path, imported_text
             is_package = path.stem == "__init__"
+            # A package is where its own relative imports start from; a module's start from the
+            # package that holds it.
             pending.append((imported_text, name if is_package else name.rpartition(".")[0]))
     return sources
 
@@ -60,6 +62,7 @@ def _find_path(name: str) -> Path | None:
     if name in sys.modules:
         path = getattr(sys.modules[name], "__file__", None)
         return Path(path).resolve() if path else None
+    # `find_spec` of importlib would import the parents; the path finder only looks.
     folders = None
     spec = None
     for part in _list_parents(name):
@@ -78,5 +81,6 @@ def _is_in_folder(path: Path, folder: Path) -> bool:
         return False
     if {"site-packages", "dist-packages"} & {*path.parts}:
         return False
+    # `os` stands for the standard library: a plugin may lie in a folder above both.
     package_folders = [Path(str(package.__file__)).resolve().parent for package in (fedpfl, os)]
     return not any(map(path.is_relative_to, package_folders))

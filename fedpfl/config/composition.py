@@ -57,6 +57,7 @@ class CachingLoader(ConfigLoaderImpl):
         key = (config_name, run_mode, os.getcwd(), *choices)
         if key not in self._composed:
             self._composed[key] = compose_words(choices)
+        # Values are written into the copy; what is remembered has to stay as it was composed.
         config = copy.deepcopy(self._composed[key])
 
         # ---- Step 3: values, and what Hydra notes of all words
@@ -64,6 +65,7 @@ class CachingLoader(ConfigLoaderImpl):
             self._apply_overrides_to_config(values, config)
         except OmegaConfBaseException as error:
             raise ConfigCompositionException() from error
+        # What is remembered notes the choices alone; these two are of all words.
         job = config.hydra.job
         app_words = [override for override in parsed if not override.is_hydra_override()]
         config.hydra.overrides.task = [override.input_line for override in app_words]
@@ -80,4 +82,5 @@ class CachingLoader(ConfigLoaderImpl):
         if override.is_hydra_override():
             return False
         is_group = self.repository.group_exists(override.key_or_group)
+        # As Hydra sorts them: `local={steps: 3}` gives a group values and chooses nothing.
         return isinstance(override.value(), dict) or not is_group

@@ -51,6 +51,8 @@ def _explain_refusal(arguments: Sequence[str]) -> str:
         for word in sweep_words:
             group = word.partition("=")[0]
             if group in GROUPS:
+                # Known names are composed by the jobs; one unknown name is enough to have Hydra's
+                # message.
                 unknown_names = {*overrides.split_values(word)} - {*list_choices(group)}
                 overrides.compose_config([f"{group}={name}" for name in unknown_names][:1])
     except (FedpflError, *overrides.HYDRA_ERRORS) as error:

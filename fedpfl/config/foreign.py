@@ -99,9 +99,11 @@ def _check_word(word: str) -> str:
         raise _refusal(word, "is no plain key")
     if "." in key and key.rpartition(".")[2] in NAMES:
         raise _refusal(word, "comes with the choice of its group")
+    # A row could otherwise read or overwrite files here, or have code imported (`_target_`).
     if PATHS.search(key.rpartition(".")[2]):
         raise _refusal(word, "names a file or an address")
     allowed = WITH_KEYS if "." in key else (*SETTINGS, *CHOSEN, "engine")
+    # Other keys of `checkpoint` decide what is written on this machine, and how often.
     if group not in allowed or (group == "checkpoint" and key != "checkpoint.keep"):
         raise _refusal(word, "is no key of a board's run")
     value = _parse_value(word)
@@ -140,6 +142,7 @@ def _is_plain(value: object) -> bool:
 def _read_seeds(word: str) -> list[int]:
     key, _, text = word.partition("=")
     seeds = text.split(",")
+    # Nine digits stay below 2**32, the largest seed.
     are_numbers = all(re.fullmatch(r"\d{1,9}", seed) for seed in seeds)
     if key != "seed" or not are_numbers or len(seeds) > MOST_SEEDS:
         raise FedpflError(

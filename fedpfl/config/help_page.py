@@ -73,10 +73,12 @@ def format_help(run_words: Sequence[str]) -> str:
             groups.append(key)
         else:
             key_lines.append(_describe_key(cfg, key, "", comments, Settings))
+    # Its keys are Hydra's own, which `--cfg hydra` tells.
     groups.remove("hydra")
 
     # ---- Step 3: a section for each group's keys, last for those with a choice.
     sections = [HEAD, "\n".join(choice_lines), "\n".join(key_lines)]
+    # A stable sort: within either half, groups stay in the order of train.yaml.
     for group in sorted(groups, key=lambda group: group in choices):
         section = _format_group(
             group=group,
@@ -134,6 +136,7 @@ def _read_comments(file: Path) -> dict[str, str]:
     for line in lines:
         if match := LINE.match(line):
             depth = len(match[1]) // 2
+            # Two spaces a level; a line takes the place of its level and ends all deeper ones.
             path[depth:] = [match[2]]
             comments[".".join(path)] = match[4] or ""
     return comments
@@ -183,6 +186,7 @@ def _describe_key(
     group_values: Any = OmegaConf.to_container(values, resolve=True)
     value = group_values[key]
     if not isinstance(value, str) or not re.fullmatch(r"[\w./?-]*", value):
+        # What a shell or Hydra would read otherwise is shown as one has to type it.
         value = next(overrides.format_words("", value)).removeprefix("=")
     return _format_columns(f"{prefix}{key}={value}", text)
 
@@ -196,6 +200,7 @@ def _format_columns(key: str, text: str) -> str:
     indent = " " * 32
     lines = textwrap.wrap(text, max(30, _terminal_width() - 32)) or [""]
     if len(key) > 28 and text:
+        # A long key has a line for itself, so that the second column stays straight.
         lines.insert(0, f"  {key}")
         return f"\n{indent}".join(lines).rstrip()
     lines[0] = f"  {key:28}  {lines[0]}"

@@ -51,6 +51,7 @@ def format_error(error: Exception) -> str:
     text = str(error)
     if isinstance(error, FedpflError):
         return text
+    # First of all: our own message is the cause, whatever Hydra and OmegaConf wrap around it.
     if message := _find_wrapped_message(error):
         return message
     if isinstance(error, MissingConfigException) and (missing := _explain_missing_choice(error)):
@@ -111,6 +112,7 @@ def needs_multirun(word: str) -> str:
     if re.search(r"[(\[{'\"]", value):
         return f"{word} is a sweep, which needs -m"
     number_text = ""
+    # A decimal comma, as in `local.lr=0,1`.
     if re.fullmatch(r"-?\d+,\d+", value):
         number_text = f", a number as {key}={value.replace(',', '.')}"
     return (
@@ -123,6 +125,7 @@ def _explain_unreadable(word: str, text: str) -> str:
     """Return what to do about a word that Hydra cannot parse."""
     key, equals, value = word.partition("=")
     problem_text = f"{word!r} cannot be read as key=value"
+    # The key is to blame, be it a space around `=` or a letter that keys do not have.
     if not re.fullmatch(r"[+~]*[A-Za-z_][\w./@:-]*", key, re.ASCII):
         if equals and re.fullmatch(r"[\w./]+", key.strip(), re.ASCII):
             return f"{problem_text}; write {key.strip()}={value.strip()}, without a space"
@@ -223,12 +226,14 @@ def _find_similar_key(unknown_key: str, config: Any) -> str | None:
     sibling_names = [key.rpartition(".")[2] for key in keys if key.rpartition(".")[0] == parent_key]
     if similar_name := did_you_mean(name, sibling_names, "{}"):
         return f"{parent_key}{dot}{similar_name}"
+    # `alpha` was meant as `partition.alpha`: the very name elsewhere wins over similar ones.
     for key in keys:
         if key.endswith(f".{name}"):
             return key
     if not dot:
         method_keys = [key.removeprefix("method.") for key in keys if key.startswith("method.")]
         return did_you_mean(name, method_keys, "method.{}")
+    # A group that exists lists its keys, which helps more than a similar key of another group.
     if sibling_names:
         return ""
     return did_you_mean(unknown_key, keys, "{}")

@@ -47,6 +47,7 @@ def find_weights(folder: Path, weights_path: Path | None) -> Weights | None:
     if not path.is_dir():
         return state_dict.read_weights(path)
     summary, state = rundir.read_finished_run(path)
+    # Methods call what all clients train `model`, or `body` where only that is common.
     server = state["server"].get("model", state["server"].get("body", state["server"]))
     values = {**server, **state["server_buffers"].get("main", {})}
     if not values or not all(isinstance(value, torch.Tensor) for value in values.values()):

@@ -51,6 +51,8 @@ _caching_loader: ContextVar[CachingLoader | None] = ContextVar("caching loader",
 @contextlib.contextmanager
 def _hydra() -> Iterator[Hydra]:
     """Yield Hydra with our configuration; one in use around this stays as it was."""
+    # Hydra is a process's singleton. Inside a job of a sweep it is in use, and must find itself as
+    # it was when this composition ends.
     outer_instances = {
         kind: Singleton._instances.pop(kind, None)
         for kind in (GlobalHydra, VersionBase, JobRuntime)
@@ -112,12 +114,14 @@ def expand_sweep(run_words: Sequence[str]) -> list[tuple[list[str], dict[str, An
     with _hydra() as hydra:
         # glob(*) asks the loader which choices there are.
         parser = OverridesParser.create(hydra.config_loader)
+        # The experiment's words first, as Hydra has it: their order is that of the jobs.
         parsed = parser.parse_overrides([*experiment_words, *run_words])
         batches = BasicSweeper.split_arguments(parsed, None)
     swept_keys = [override.key_or_group for override in parsed if override.is_sweep_override()]
     jobs = []
     for job in batches[0]:
         job_words = [requote_word(word) for word in job]
+        # The sweeper hands out texts; parsed again, 0.10 and 0.1 are one value of a table.
         by_key = {override.key_or_group: override for override in _parse_words(job_words)}
         swept_values = {key: _to_table_value(by_key[key]) for key in swept_keys}
         jobs.append((job_words, swept_values))
@@ -166,6 +170,7 @@ def format_words(key: str, value: Any, lists_are_sweeps: bool = False) -> Iterat
 def _format_value(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"[{','.join(map(_format_value, value))}]"
+    # Before numbers: a bool is one, and Hydra would take Python's `True` for a text.
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, Real):
@@ -179,8 +184,11 @@ def requote_word(word: str) -> str:
     Hydra leaves them out, and then cannot read the word.
     """
     key, equals, text = word.partition("=")
+    # What begins so is quoted or structured already, and Hydra reads it.
     if text.isascii() or text[0] in "[{'\"":
         return word
+    # The sweeper put backslashes where quotes had made them needless; quoting anew would double
+    # them.
     unescaped = re.sub(r"\\(.)", r"\1", text)
     return f"{key}{equals}{_format_value(unescaped)}"
 
@@ -195,6 +203,7 @@ def quote_list(key: str, values: Iterable[str]) -> str:
     """Return `key=[...]` as a shell hands it to Hydra, quoted where it needs it."""
     texts = [*values]
     word = f"{key}=[{','.join(texts)}]"
+    # Names without quotes are easier to read; those that Hydra reads otherwise get them.
     if read_list_value([word], key) != texts:
         (word,) = format_words(key, texts)
     return shlex.quote(word) if re.search(r"[^\w./,=\[\]:@%+-]", word) else word
@@ -238,6 +247,7 @@ def move_options_first(arguments: Sequence[str]) -> list[str]:
     """
     parser = get_args_parser()
     messages = io.StringIO()
+    # Before argparse, which takes any beginning of an option for it.
     arguments = check_words(arguments, parser_options(parser), LISTED)
     try:
         with contextlib.redirect_stderr(messages):

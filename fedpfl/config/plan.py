@@ -158,6 +158,8 @@ class Run(Plan):
             self,
             federation=federation,
             newcomers=newcomers,
+            # Who attacks is drawn by the seed alone, so it stays; what they poison is the new
+            # world's.
             adversary=_make_adversary(self, federation, newcomers),
             world=world,
         )
@@ -252,6 +254,7 @@ def _make_plan(config: dict[str, Any]) -> Plan:
     config["extend"] = ""
 
     # ---- Step 2: groups that hold the same keys whatever is chosen.
+    # Ahead of the schema, which would call 0.5 no whole number and not say what to do instead.
     _refuse_part_of_epoch(config["local"])
     parts = {
         group: build_dataclass(schema, config[group], group) for group, schema in SCHEMAS.items()
@@ -421,6 +424,7 @@ def build_run(plan: Plan, share: Share = share_nothing) -> Run:
     account = _make_account(plan, dealt_data.federation, net)
     _require_fit_of_uploads(plan, dealt_data.federation, net)
     clock = _make_clock(plan, dealt_data.federation)
+    # One digest of what was read, the same for all seeds; one of who holds what as well.
     data_parts: list[Any] = [dealt_data.samples_digest, weight_values]
     split_parts: list[Any] = [dealt_data.samples_digest, dealt_data.splits, weight_values]
     if net.frozen:
@@ -480,6 +484,7 @@ def _deal_data(plan: Plan, share: Share) -> _DealtData:
         # Runs that share samples train together, for which their labels must be the same tensor.
         return on_device, samples.y.to(plan.device), data.fingerprint(samples), hashes
 
+    # Not the seed: runs that differ by it share the samples and deal them differently.
     samples_key = ("samples", plan.device, settings.data_dir, repr(dataset_options))
     samples, labels, samples_digest, hashes = share(samples_key, load)
 
@@ -579,6 +584,7 @@ def _require_fit(plan: Plan, federation: Federation, net: Net) -> None:
     """Raise FedpflError for a method that this network or these clients are not for."""
     method = plan.method
     method_name = plan.config["method"]["name"]
+    # A method that counts on pairs of A and B would average values of other layers as if they were.
     if method.pairs and method.pairs != net.parts.pairs:
         pairs_word = ""
         if max(method.pairs, net.parts.pairs) > 1:
@@ -613,6 +619,7 @@ def _make_clock(plan: Plan, federation: Federation) -> Clock | None:
         return None
     seed = plan.settings.seed
     clients = federation.clients
+    # Devices go by the number in the partition, which a client keeps when others are set apart.
     partition_numbers = [federation.partition_number(client) for client in range(clients)]
     devices = draw_devices(
         plan.system,
@@ -708,9 +715,12 @@ def _make_account(plan: Plan, federation: Federation, net: Net) -> Account | Sam
     method = plan.method
     if plan.privacy is None:
         return None
+    # With privacy=client only their size counts: who takes part is drawn in secret.
     cohorts = engine.draw_cohorts(
         settings.seed, federation.clients, settings.participation, settings.rounds
     )
+
+    # ---- Step 1: a run that hides samples counts each client's steps.
     if isinstance(plan.privacy, SamplePrivacy):
         return _make_sample_account(
             plan,
@@ -719,18 +729,23 @@ def _make_account(plan: Plan, federation: Federation, net: Net) -> Account | Sam
             net,
             [*map(tuple, cohorts)],
         )
+
+    # ---- Step 2: a run that hides clients must upload nothing beside what is clipped.
     if net.buffers and "aggregate" in method.buffers().values():
         raise FedpflError(
             "privacy=client: the server would average BatchNorm statistics as they are; use"
             " method.statistics=local, or a network without BatchNorm"
         )
     server, client = method.init(net.params, net.parts)
+    # Raises where an upload holds more than training moves, as no clipping would protect that.
     engine.untrained_upload(
         method,
         server,
         client,
         dict.fromkeys(method.buffers(), net.buffers),
     )
+
+    # ---- Step 3: the account.
     plan.privacy.check_clients(federation.clients)
     cohort_size = len(next(cohorts))
     return Account(plan.privacy, federation.clients, cohort_size, settings.rounds)
@@ -772,6 +787,7 @@ def _make_defence(
             f"{choice} takes the place of a mean of uploads, and the server of"
             f" method={config['method']['name']} {deed}; use defence=mean"
         )
+    # Noise is made for what an upload moves in a mean; a robust rule may move by more.
     if isinstance(parts["privacy"], Privacy):
         raise FedpflError(
             f"{choice}: privacy=client accounts for a mean of uploads alone; use defence=mean"
@@ -792,18 +808,24 @@ def _require_fit_of_uploads(plan: Plan, federation: Federation, net: Net) -> Non
     defence = plan.defence
     server, client = method.init(net.params, net.parts)
     statistics = dict.fromkeys(method.buffers(), net.buffers)
+
+    # ---- Step 1: the form of uploads.
     rules: tuple[Attack | Defence | None, ...] = (plan.attack, defence)
     for rule in rules:
         if rule:
             engine.check_upload_form(rule, method, server, client, statistics)
     if defence is None:
         return
-    # Nobody would bear what attackers make of these.
+
+    # ---- Step 2: nothing may come past the defence.
+    # Averaged statistics pass every rule by, and attackers send what they like.
     if net.buffers and "aggregate" in method.buffers().values():
         raise FedpflError(
             "defence: the server would average BatchNorm statistics as they are; use"
             " method.statistics=local, or a network without BatchNorm"
         )
+
+    # ---- Step 3: enough uploads in every round.
     settings = plan.settings
     cohorts = engine.draw_cohorts(
         settings.seed, federation.clients, settings.participation, settings.rounds
@@ -842,16 +864,22 @@ def _make_sample_account(
         FedpflError: for a network or a method that would tell of samples without noise.
     """
     settings = plan.settings
+
+    # ---- Step 1: one world, so that a client's samples stay the same.
     if plan.shift.at:
         raise FedpflError(
             "privacy=sample keeps account of one world, in which clients hold the same samples"
             " throughout; use shift.at=[]"
         )
+
+    # ---- Step 2: rehearse training.
     # What is refused is so before anything is written, and phases are as clients will have them.
     rehearsal = engine.SamplingRehearsal(plan.method, net, federation, privacy.clip_length)
     training = rehearsal.plan_training(plan.local)
     tuning: engine.ClientSteps = tuple(() for _ in training)
     tuned_rounds: tuple[int, ...] = ()
+
+    # ---- Step 3: rehearse fine-tuning, and tell in which rounds it is.
     if plan.eval.finetune_epochs:
         # They are a federation apart, whose steps nobody counts.
         if settings.newcomers:

@@ -86,6 +86,8 @@ def load_plugins(files: Iterable[str]) -> list[str]:
         FedpflError: for a file that is absent, fails, or adds nothing or what there is already.
     """
     paths = [Path(file).expanduser().absolute() for file in files]
+    # Before any import: a change in a shared module concerns all files, and half of them anew would
+    # hold two versions of its classes.
     _forget_changed_files(paths)
     modules = [_import_module(path) for path in paths]
     while _added_choices:
@@ -136,6 +138,7 @@ def digest_plugins(files: Iterable[str]) -> dict[str, str]:
     """
     digests: dict[str, list[str]] = {}
     for file in map(Path, files):
+        # The file itself comes first, and without its path: a moved plugin is the same method.
         (_, file_text), *local_imports = _loaded_files[file].sources.values()
         digest = hashlib.blake2b(file_text, digest_size=8)
         for path, text in sorted(local_imports):
@@ -203,6 +206,7 @@ def _execute_file(file: Path, name: str, text: bytes) -> ModuleType:
     try:
         exec(compile(text, file, "exec", dont_inherit=True), vars(module))
     except (Exception, SystemExit) as error:
+        # A half-run import would be found by the next try, and tell of another fault.
         _forget_modules([name, *find_local_imports(file, text)])
         location = f"{file}{_error_line(error, file)}"
         reason = error_text(error, with_class=not isinstance(error, FedpflError))
@@ -216,6 +220,7 @@ def _forget_modules(names: Iterable[str]) -> None:
         parent, _, attribute = name.rpartition(".")
         sys.modules.pop(name, None)
         if parent in sys.modules:
+            # `from parent import module` would find the old one there.
             vars(sys.modules[parent]).pop(attribute, None)
     importlib.invalidate_caches()
 
@@ -270,6 +275,7 @@ def _add_choice(file: Path, kind: Kind, name: Any, value: Any) -> None:
         raise FedpflError(
             f"plugins: {file}: {kind.group}={name} exists already; choose another name"
         )
+    # Of methods alone: the engine calls what `Method` has, while others are just called.
     if kind.group == "method" and not (inspect.isclass(value) and issubclass(value, Method)):
         raise FedpflError(
             f"plugins: {file}: method={name} must be a subclass of fedpfl.methods.Method"
@@ -316,6 +322,7 @@ def _require_limits(limits: Any) -> None:
         )
     bounds = [part.rpartition(" ") for text in limits.values() for part in str(text).split(", ")]
     for kind, _, bound in bounds:
+        # `tune` asks the run for its layers and epochs; no other name has a value there.
         if kind not in COMPARISONS or not (bound in ("layers", "epochs") or bound.isdecimal()):
             raise FedpflError(
                 f"{LIMITS}: must be such as 'above 0, below layers', got"

@@ -35,6 +35,7 @@ def look_up_value(key: str, *, _root_: DictConfig, _parent_: DictConfig) -> Any:
     alpha = OmegaConf.select(_root_, "partition.alpha")
     row = table.get(dataset, {})
     value = group_values.get("otherwise")
+    # A partition without alpha, such as iid, has no column: `otherwise` is for it.
     if isinstance(alpha, int | float) and alpha in row:
         value = row[alpha]
     if value is None:
@@ -63,6 +64,7 @@ def sites_test_fraction(*, _root_: DictConfig) -> float | None:
     from fedpfl.data.datasets.sites import have_test_parts
 
     dataset = OmegaConf.select(_root_, "dataset")
+    # `dataset.path=null` leaves the samples at nodes, where this machine cannot look.
     are_at_nodes = not OmegaConf.is_missing(dataset, "path") and dataset.path is None
     if not are_at_nodes and have_test_parts(_sites_folder(_root_)):
         return None

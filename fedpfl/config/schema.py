@@ -28,6 +28,8 @@ class Eval(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        # Fine-tuned models are judged in the rounds that judge the others, so that both stand in
+        # one row.
         multiple = self.finetune_every >= 1 and self.finetune_every % self.every == 0
         allowed = f"a positive multiple of eval.every ({self.every})"
         self.check(multiple or not self.finetune_epochs, "finetune_every", allowed)
@@ -88,6 +90,7 @@ class Settings(Checked):
     @property
     def newcomers(self) -> int:
         """Return how many of the clients never take part."""
+        # 0.29 * 100 is 28.999999999999996: without rounding, a client would be missing.
         return int(round(self.unseen * self.clients, 9))
 
 

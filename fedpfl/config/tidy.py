@@ -53,6 +53,7 @@ def _remember_folders(config: DictConfig, key: str) -> None:
     _footprints.clear()
     with contextlib.suppress(OmegaConfBaseException):  # which Hydra will tell
         hydra_folder = Path(OmegaConf.select(config, key))
+        # Now, since Hydra makes the directory right after this callback.
         _footprints[:] = hydra_folder, find_existing_parent(hydra_folder)
 
 
