@@ -104,6 +104,7 @@ def draw_curves(runs: Iterable[Run], reference: Path, path: Path) -> list[Path]:
     Returns:
         The files written.
     """
+    # ---- Step 1: runs of one setting, and how long they are.
     published_curves = read_reference(reference)
     run_groups = groups(runs)
     settings = list(groups_by_setting(run_groups))
@@ -115,8 +116,10 @@ def draw_curves(runs: Iterable[Run], reference: Path, path: Path) -> list[Path]:
     last_round = max(run.rounds_done for group in run_groups for run in group.reported_runs)
 
     def draw_panel(ax: Axes, moment: str) -> None:
+        # ---- Step 2: own curves, and the published one of each method once.
         drawn_names: set[str] = set()
         for index, group in enumerate(run_groups):
+            # A cohort's accuracy jumps by points from round to round.
             curve = running_mean(mean_by_round(group, f"cohort_{moment}")["mean"], WINDOW)
             ax.plot(
                 curve.index,
@@ -129,6 +132,7 @@ def draw_curves(runs: Iterable[Run], reference: Path, path: Path) -> list[Path]:
             if name is None or name in drawn_names:
                 continue
             drawn_names.add(name)
+            # A published curve may be longer, and would squeeze the others.
             is_shown = (published_curves["method"] == name) & (
                 published_curves["round"] <= last_round
             )
@@ -145,6 +149,7 @@ def draw_curves(runs: Iterable[Run], reference: Path, path: Path) -> list[Path]:
             xlim=(0, None),
         )
 
+    # ---- Step 3: a panel before local training, and one after it.
     titles = {f"{settings[0]}, {moment} local training": moment for moment in MOMENTS}
     return draw_panels(titles, path, draw_panel)
 
@@ -202,6 +207,7 @@ def find_reference(group: Group, names: Iterable[str]) -> str | None:
     """
     method = group.runs[0].method_name
     for name in names:
+        # A file may have several curves of a method; the first one counts.
         if name == method or str(name).startswith(f"{method}_"):
             return name
     return None

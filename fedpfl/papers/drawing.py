@@ -79,6 +79,7 @@ def groups_with_several_values(
         least: How many values there must be.
         panel: Names a group's panel.
     """
+    # A line through one value would be a point, and its panel would compare nothing.
     values_by_panel: dict[Any, set[Any]] = {}
     fitting_groups = []
     for group in groups:
@@ -121,6 +122,7 @@ def draw_points(ax: Axes, points: Points, label: str, index: int, **style: Any) 
     x_values = [x for x, _ in points]
     means = [mean for _, (mean, _) in points]
     deviations = [deviation for _, (_, deviation) in points]
+    # matplotlib warns of nan in error bars; a single seed has no deviation.
     error_bars = None
     if not all(map(math.isnan, deviations)):
         error_bars = [0.0 if math.isnan(deviation) else deviation for deviation in deviations]
@@ -153,8 +155,10 @@ def paint_accuracy_over(
     """
 
     def paint(groups: list[Group], path: Path, rule: Selection) -> list[Path]:
+        # ---- Step 1: names over all panels, so that a line has one colour in each.
         line_names = list(dict.fromkeys(name for group in groups for name in lines(group)))
 
+        # ---- Step 2: a panel, whose groups are points of lines.
         def draw_panel(ax: Axes, members: list[Group]) -> None:
             placed_groups = []
             for group in members:
@@ -172,11 +176,14 @@ def paint_accuracy_over(
                     _draw_range(ax, values_at, name, index)
                 else:
                     _draw_means(ax, values_at, name, index)
+
+            # ---- Step 3: axes, with a tick where there is a point.
             has_other_columns = any(column for group in members for column in lines(group).values())
             y_label = "test accuracy (%)" if has_other_columns else METRICS[rule.accuracy].label
             ax.set(xlabel=label, ylabel=y_label, xscale="log" if log else "linear")
             ticks = sorted({x for x, _ in placed_groups})
             ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+            # A log axis would label its minor ticks between ours.
             ax.minorticks_off()
 
         return draw_panels(group_by(groups, panel), path, draw_panel)
@@ -187,6 +194,7 @@ def paint_accuracy_over(
 def _draw_means(ax: Axes, values_at: ValuesAt, name: str, index: int) -> None:
     """Draw means over seeds, with error bars of a deviation."""
     points = [(x, mean_and_std(values)) for x, values in values_at]
+    # A run that has not been judged yet, or by another rule.
     points = [point for point in points if not math.isnan(point[1][0])]
     if len(points) > 1:
         draw_points(ax, points, name, index)
@@ -194,6 +202,7 @@ def _draw_means(ax: Axes, values_at: ValuesAt, name: str, index: int) -> None:
 
 def _draw_range(ax: Axes, values_at: ValuesAt, name: str, index: int) -> None:
     """Draw the mean over seeds, and the area from the least to the greatest."""
+    # The range of some of the seeds would look narrower than it is.
     complete = [(x, seeds) for x, seeds in values_at if seeds and not any(map(math.isnan, seeds))]
     if len(complete) < 2:
         return
@@ -221,9 +230,11 @@ def paint_bars(name: Callable[[Group], str]) -> Paint:
     """
 
     def paint(groups: list[Group], path: Path, rule: Selection) -> list[Path]:
+        # ---- Step 1: names over all panels, so that a bar has one colour and place in each.
         bar_names = list(dict.fromkeys(map(name, groups)))
 
         def draw_panel(ax: Axes, members: list[Group]) -> None:
+            # ---- Step 2: a bar for each group that has a number.
             highs, lows = [], []
             for group in members:
                 index = bar_names.index(name(group))

@@ -125,6 +125,7 @@ def fill_table(
     whole_layout = TABLES[name]
     assert isinstance(whole_layout, Layout)
     run_datasets = {group.runs[0].dataset_name: None for group in groups}
+    # Runs on none of the papers' data sets: the table is made of theirs, without published numbers.
     has_other_datasets = run_datasets and not run_datasets.keys() & paper_datasets()
     layout = whole_layout
     if only or has_other_datasets:
@@ -227,6 +228,7 @@ def _make_cell(filled: FilledCells, index: CellIndex, different_cells: set[CellI
     if index in different_cells:
         flag += "†"
     difference = ""
+    # A hyperparameter has no better or worse; own minus published would say nothing.
     if kind != "exact":
         difference = format_number(DIFFERENCE_KINDS[kind], mean - published_value)
     below = f"{format_number(kind, published_value)} {difference}".strip()
@@ -282,10 +284,14 @@ def _is_finished(filled: FilledCells, index: CellIndex) -> bool:
 def _notes(filled: FilledCells) -> Iterator[str]:
     """Yield what a reader must know beside the caption."""
     layout, rule = filled.layout, filled.rule
+
+    # ---- Step 1: what differs from the paper, or within a column.
     yield from published.departures(_compared_setups(filled))
     yield from _unequal_column_notes(filled)
     if any(row.kind == "percent" for row in layout.rows):
         yield from selection_note(rule.select)
+
+    # ---- Step 2: which runs were shown, and why some are not.
     empty_parts = filled.parts_without_number
     yield from filled.empty_notes(_distinct(filled.part_groups[part] for part in empty_parts))
     if filled.ambiguous_titles:
@@ -296,6 +302,8 @@ def _notes(filled: FilledCells) -> Iterator[str]:
     if filled.unfinished:
         progress = join_few(dict.fromkeys(filled.unfinished.values()))
         yield f"° not all planned rounds: the last evaluation that there is ({progress})."
+
+    # ---- Step 3: what the table itself has to say.
     if layout.note:
         yield layout.note
     omitted: dict[str, list[str]] = {}
@@ -463,6 +471,7 @@ def _commands_that_fill(
     for keys, jobs in jobs_by_keys.items():
         frame = pd.DataFrame([*jobs], columns=keys)
         for key in keys[1:]:
+            # Key by key is not always the fewest commands, but none runs a job twice.
             other_keys = [name for name in frame if name != key]
             frame = frame.groupby(other_keys, sort=False)[key].agg(tuple).reset_index()
         for experiment, *values_of_keys in frame[[*keys]].values:

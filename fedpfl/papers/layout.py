@@ -85,6 +85,7 @@ def has_config(run: Run, config: Mapping[str, Any]) -> bool:
     for key, value in config.items():
         accepted_values = value if isinstance(value, tuple) else (value,)
         run_value = run.config_value(key)
+        # Runs of before a switch existed did as it does when off.
         is_false = run_value is None and False in accepted_values
         if run_value not in accepted_values and not is_false:
             return False
@@ -210,12 +211,14 @@ class Layout:
         """Return the overrides that run what a cell shows at an alpha."""
         row, column = self.rows[i], self.columns[j]
         overrides = {"experiment": row.experiment.format(column.experiment)}
+        # A row with overrides of its own, as of a `paper` group, has its method in these.
         if row.overrides:
             overrides |= row.overrides
         else:
             overrides["method"] = row.method
             for key, value in self.row_config(i, j).items():
                 overrides[key] = format_value(value)
+        # After the row's: a column's data set decides.
         overrides |= column.overrides
         if alpha is not None:
             overrides["partition.alpha"] = f"{alpha:g}"
@@ -261,6 +264,7 @@ class Layout:
     def _columns_of_other_dataset(self, name: str) -> list[TableColumn]:
         """Return a column for each of the table's settings, on another data set."""
         column_by_setting: dict[str, TableColumn] = {}
+        # From the right, so that the first column of a setting is the one that stays.
         for column in reversed(self.columns):
             column_by_setting[column.setting] = column
         return [
@@ -289,6 +293,7 @@ def closeness_to_paper(group: Group, setup: Mapping[str, Any]) -> tuple[Any, ...
     differences = published.setup_differences(run, setup)
     different_keys = [key for key, *_ in differences if key != "rounds"]
     return (
+        # In order of weight: q decides more than all other differences together.
         "q" not in different_keys,
         run.config_value("method.variant") != "as_published",
         -len(different_keys),

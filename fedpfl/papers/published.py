@@ -86,6 +86,7 @@ def departures(comparisons: Iterable[tuple[Group, Mapping[str, Any], str]]) -> t
     differences = []
     for template, values_and_groups in groups_by_difference.items():
         text = template.format(join_few(dict.fromkeys(value for value, _ in values_and_groups)))
+        # A difference that all have needs no list of them.
         if len(values_and_groups) < len(comparisons):
             text += (
                 f" for {join_few(dict.fromkeys(group.method for _, group in values_and_groups))}"

@@ -39,6 +39,7 @@ def make_tables_and_figures(
     Raises:
         FedpflError: if a figure has no runs.
     """
+    # All papers are about classification.
     groups = [group for group in groups if group.task is CLASSIFICATION]
     if datasets:
         groups = [group for group in groups if group.runs[0].dataset_name in datasets]

@@ -94,6 +94,7 @@ def _is_paper_method(run: Run) -> bool:
 def _has_paper_quantile(run: Run) -> bool:
     """Return whether a run has Table II's q, where that has one."""
     entry = published_number(run, QUANTILE)
+    # Methods other than FedOBP have no q, and take part in the comparison as they are.
     return entry is None or run.q in (None, entry.value)
 
 
@@ -138,6 +139,7 @@ def _choose_longest(groups: Sequence[Group]) -> list[Group]:
         if not is_fedobp or layer_shares(run).empty:
             continue
         rival = longest.setdefault(group.setting, group)
+        # Shares settle late: the longest run shows most, and the paper's algorithm has no momentum.
         longest[group.setting] = max(rival, group, key=_length_and_plainness)
     return list(longest.values())
 
@@ -213,11 +215,13 @@ def _paint_over_quantiles(
         with_fine_tuned: Whether the accuracy after fine-tuning is drawn too.
         with_public_files: Whether the public files' curve of the earlier score is drawn too.
     """
+    # ---- Step 1: what has a line.
     labels = list(dict.fromkeys(label_of(group.runs[0]) for group in groups))
     suffixed_columns = [("", "")]
     if with_fine_tuned:
         suffixed_columns.append((", fine-tuned", f"ft_{rule.accuracy}"))
 
+    # ---- Step 2: a panel, with lines over q.
     def draw_panel(ax: Axes, members: list[Group]) -> None:
         # q is spaced evenly: what happens is close to 1. Local-Only stands at 0, FedAvg at 1.
         quantiles = sorted({_quantile(group) for group in members})
@@ -249,6 +253,7 @@ def _draw_public_curve(ax: Axes, run: Run, quantiles: list[float]) -> None:
     public_curve = logs.accuracy_by_quantile(run)
     if not public_curve:
         return
+    # The axis has places of own runs; a published q between them has none.
     accuracy_by_position = {
         quantiles.index(q): accuracy for q, accuracy in public_curve.items() if q in quantiles
     }
@@ -279,9 +284,11 @@ def _paint_layers(groups: list[Group], path: Path, rule: Selection) -> list[Path
 
 def layer_shares(run: Run) -> pd.DataFrame:
     """Return each layer's share of a round's personal entries, of the rounds that have any."""
+    # Weight and bias of a layer count as one.
     layers = [name.rsplit(".", 1)[0] for name in run.personalized_entries]
     by_layer = run.personalized_entries.T.groupby(layers, sort=False).sum().T
     total = by_layer.sum(axis=1)
+    # Before the first upload nothing is personal, and a share would be 0 / 0.
     return by_layer[total > 0].div(total[total > 0], axis=0)
 
 
@@ -290,10 +297,12 @@ def _paint_downlink(groups: list[Group], path: Path, rule: Selection) -> list[Pa
 
     FedOBP is a line over q, other methods are points.
     """
+    # ---- Step 1: methods in the order of the tables.
     method_order = [*METHOD_TITLES]
     methods = dict.fromkeys(_method_and_momentum(group) for group in groups)
     ordered_methods = sorted(methods, key=lambda method: method_order.index(method[0]))
 
+    # ---- Step 2: a panel, with a line or a point for each.
     def draw_panel(ax: Axes, members: list[Group]) -> None:
         for index, (method, momentum) in enumerate(ordered_methods):
             points = sorted(
@@ -302,6 +311,7 @@ def _paint_downlink(groups: list[Group], path: Path, rule: Selection) -> list[Pa
                 if _method_and_momentum(group) == (method, momentum)
             )
             if points:
+                # Others have no q along which a line could run.
                 style = {} if method == "fedobp" else {"linestyle": "none"}
                 draw_points(
                     ax,

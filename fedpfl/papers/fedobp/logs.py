@@ -132,6 +132,7 @@ def find_log(run: Run, any_q: bool = False) -> Log | None:
     is_fedobp = run.method_name == "fedobp"
     if is_fedobp and any(config.get(key, value) != value for key, value in FIXED_KEYS.items()):
         return None
+    # These two data sets must be faulty as in the files, all others must not be.
     if (run.dataset_name in FAULTY_DATASETS) != run.dataset.endswith("as published"):
         return None
     dataset_title = DATASET_TITLES.get(run.dataset_name, run.dataset_name)
@@ -139,6 +140,7 @@ def find_log(run: Run, any_q: bool = False) -> Log | None:
     for log in read_logs():
         if (log.method, log.dataset, log.setting) != (run.method_name, dataset_title, setting):
             continue
+        # Only FedOBP's files differ by hyperparameters.
         if not is_fedobp:
             return log
         has_same_values = all(getattr(log, key) == value for key, value in varied_values.items())
@@ -169,6 +171,7 @@ def _runs_with_logs(groups: Sequence[Group]) -> Iterator[tuple[Group, Run, Log]]
     """Yield each group's run of the files' seed, with its file."""
     for group in groups:
         for run in group.reported_runs:
+            # Another seed deals another split, which the files' numbers say nothing of.
             if run.seed != SEED or not run.evaluations["round"].isin(ROUNDS).any():
                 continue
             log = find_log(run)
@@ -226,8 +229,10 @@ def log_figure(groups: list[Group], path: Path, rule: Selection) -> list[Path]:
         setting, moment = panel_key
         column = ACCURACY_COLUMNS[moment]
         for group, run, log in _runs_with_logs(groups_by_setting(groups)[setting]):
+            # ---- Step 1: the own run.
             style = line_style(method_labels.index(group.method))
             evaluations = run.evaluations.set_index("round")
+            # `reindex`: a run that was not fine-tuned lacks the column, and is drawn without it.
             own_values = evaluations.reindex(columns=[column])[column].dropna()
             ax.plot(
                 own_values.index,
@@ -235,6 +240,8 @@ def log_figure(groups: list[Group], path: Path, rule: Selection) -> list[Path]:
                 label=legible_text(group.method),
                 **style,
             )
+
+            # ---- Step 2: the public file, in the same colour.
             logged_values = [accuracies[moment == "after"] for accuracies in log.accuracy.values()]
             open_marks: Any = style | {
                 "linestyle": "none",

@@ -83,6 +83,8 @@ def published_beside(groups: Sequence[Group], everywhere: bool = False) -> Publi
         run = group.runs[0]
         setup = setup_of(run)
         entry = None
+        # A published number stands beside runs of its set-up; beside others only on demand, with a
+        # note.
         if everywhere or not setup_differences(run, setup):
             entry = published_number(run)
         if entry is None:
@@ -116,6 +118,7 @@ def _setup_of_public_file(run: Run) -> dict[str, Any]:
 def published_number(run: Run, metric: str = ACCURACY) -> Published | None:
     """Return the published number of a run's method, data set and Dirichlet setting."""
     setting = published_setting(run)
+    # Each data set is in one of them.
     for table in ("II", "III", "IV"):
         entry = lookup((SOURCE + table, metric, run.method_name, run.dataset_name, setting))
         if entry:
@@ -186,6 +189,7 @@ def _is_table5_cls(run: Run) -> bool:
     On the smaller data sets these are runs without CLS, with a moving average.
     """
     config: dict[str, Any] = {"classifier_only": True}
+    # So the authors' logs have it, whatever the table calls them.
     if run.dataset_name in SMALL_DATASETS:
         config = {"ema": 0.5}
     return is_paper_fedobp(run, score="obp_as_published", norm="global", **config)
@@ -365,6 +369,7 @@ def nearest_of_each_method(groups: Sequence[Group], **setup: Any) -> list[Group]
     nearest: dict[tuple[str, str, str], Group] = {}
     for group in by_closeness:
         if _is_paper_method(group.runs[0]):
+            # The nearest come last, and take the place of others.
             nearest[group.dataset, group.partition, group.runs[0].method_name] = group
     return list(nearest.values())
 

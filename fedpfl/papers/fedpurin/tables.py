@@ -60,10 +60,12 @@ def measure_mebibytes(
         rounds = rounds[(rounds["round"] > beta) == is_after_beta]
     if rounds.empty or f"bits_{direction}" not in rounds:
         return math.nan
+    # Values are 32 bits; our own count has the positions of entries in it.
     if rule.published and direction == "down":
         bits = 32 * rounds[f"values_{direction}"]
     else:
         bits = rounds[f"bits_{direction}"]
+    # Per client that takes part, whatever the cohorts' sizes.
     participants = run.participants[rounds.index].sum()
     return float(bits.sum() / participants / BITS_PER_MEBIBYTE)
 
@@ -170,6 +172,7 @@ def _paint_holders(groups: list[Group], path: Path, rule: Selection) -> list[Pat
     """
 
     def draw_panel(ax: Axes, group: Group) -> None:
+        # ---- Step 1: the mean over seeds, tensor by tensor.
         seed_masks = masks_by_seed(group)
         for index, (name, first_mask) in enumerate(seed_masks[0].items()):
             # Seeds may have other numbers of clients, as cohorts are drawn.
@@ -182,6 +185,9 @@ def _paint_holders(groups: list[Group], path: Path, rule: Selection) -> list[Pat
                 [100 * mask.holder_counts / max(mask.entries, 1) for mask in comparable_masks],
                 axis=0,
             )
+
+            # ---- Step 2: its line.
+            # Counts are of entries held by 0, 1, ... of the clients.
             client_shares = 100 * np.arange(len(entry_shares)) / max(1, len(entry_shares) - 1)
             ax.plot(
                 client_shares,
@@ -225,6 +231,7 @@ def _choose_over(key: str) -> ChooseGroups:
     has the exact one.
     """
     config = {**_variant("delta", False), "method.include_norm": False, "method.tau": 0.5}
+    # The key that is varied may have any value; all others are the default's.
     del config[key]
 
     def fits(run: Run) -> bool:

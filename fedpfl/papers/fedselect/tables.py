@@ -226,6 +226,7 @@ def _choose_paper_sizes(groups: Sequence[Group]) -> list[Group]:
 def _choose_table1_runs(groups: Sequence[Group]) -> list[Group]:
     """Return Table 1's groups, the last one of each method in each setting."""
     fitting_groups = _choose_table1_methods(_choose_paper_sizes(groups))
+    # Later entries take the place of earlier ones.
     last_groups = {(group.setting, group.runs[0].method_name): group for group in fitting_groups}
     return list(last_groups.values())
 
@@ -259,11 +260,14 @@ def _paint_overlaps(groups: list[Group], path: Path, rule: Selection) -> list[Pa
     """Draw the overlap of two clients' masks by tensor, a panel per setting."""
 
     def draw_panel(ax: Axes, members: list[Group]) -> None:
+        # ---- Step 1: tensors in the network's order, as the masks have it.
         tensors = list(
             dict.fromkeys(
                 name for group in members for masks in masks_by_seed(group) for name in masks
             )
         )
+
+        # ---- Step 2: a line for each group, and a thin one of what chance gives.
         for index, group in enumerate(members):
             chance_points = _overlap_points(group, tensors, by_chance=True)
             points = _overlap_points(group, tensors)
@@ -276,6 +280,8 @@ def _paint_overlaps(groups: list[Group], path: Path, rule: Selection) -> list[Pa
                 linewidth=THIN_LINE_WIDTH,
                 alpha=0.6,
             )
+
+        # ---- Step 3: axes.
         tick_labels = [legible_text(name) for name in tensors]
         ax.set_xticks(range(len(tensors)), tick_labels, rotation=90, fontsize=6)
         ax.set(ylabel="intersection over union", ylim=(0, 1))
@@ -298,6 +304,7 @@ def _overlap_points(group: Group, tensors: list[str], by_chance: bool = False) -
             if name not in masks:
                 continue
             overlaps = masks[name].overlaps(by_chance)
+            # Pairs of empty masks have no overlap; a tensor of which all are so has no point.
             if not np.isnan(overlaps).all():
                 seed_means.append(float(np.nanmean(overlaps)))
         if seed_means:
@@ -328,13 +335,17 @@ def _paint_last_layers(groups: list[Group], path: Path, rule: Selection) -> list
     """Draw the overlap of clients' masks in the last layer, a panel per configuration."""
 
     def draw_panel(ax: Axes, group: Group) -> None:
+        # ---- Step 1: one seed's overlaps: clients hold other classes with each.
         run = next(run for run in group.reported_runs if run.masks)
         last_mask = [*run.masks.values()][-1]
         overlap = _intersection_over_union(last_mask.pair_counts)
         client_count = len(overlap)
         ax.imshow(overlap, vmin=0, vmax=1, cmap="magma")
+
+        # ---- Step 2: numbers, where they can be read.
         if client_count <= MAX_WRITTEN_CLIENTS:
             for i, j in np.ndindex(client_count, client_count):
+                # In magma, bright is much.
                 color = "black" if overlap[i, j] > 0.6 else "white"
                 text = f"{overlap[i, j]:.2f}"
                 ax.text(
@@ -346,6 +357,8 @@ def _paint_last_layers(groups: list[Group], path: Path, rule: Selection) -> list
                     fontsize=5,
                     color=color,
                 )
+
+        # ---- Step 3: clients by their classes, as the paper orders them.
         client_labels = _class_labels(run, client_count)
         ax.set_xticks(range(client_count), client_labels, rotation=90, fontsize=6)
         ax.set_yticks(range(client_count), client_labels, fontsize=6)
@@ -369,6 +382,7 @@ def _intersection_over_union(intersections: Any) -> Any:
     Args:
         intersections: Entries that both clients hold, `[clients, clients]`.
     """
+    # A mask's intersection with itself is its size; |A or B| = |A| + |B| - |A and B|.
     sizes = intersections.diagonal()
     union = sizes[:, None] + sizes - intersections
     return np.divide(

@@ -38,6 +38,7 @@ BYTES_PER_VALUE = 4
 
 def _is_before_few_clients(run: Run) -> pd.Series:
     """Return which rounds come before the first with fewer clients than a cohort."""
+    # Once too few, all later rounds are out, though a cohort may be full again.
     return (run.participants >= run.cohort).cummin()
 
 
@@ -207,6 +208,7 @@ def _choose_with_memory(groups: Sequence[Group]) -> list[Group]:
     first_groups: dict[Any, Group] = {}
     for group in groups:
         run = group.runs[0]
+        # Widths are the data set's and the network's: seeds and splits have the same.
         if run.method_name == "fedspu" and not memory_by_width(run).empty:
             key = (
                 run.dataset,
@@ -232,6 +234,7 @@ def memory_by_width(run: Run) -> pd.DataFrame:
         return pd.DataFrame()
     batch_size = run.config_value("local.batch_size")
     whole = devices.iloc[-1]
+    # Values and gradients of a sub-model; FedSPU holds all values and the gradients of some.
     part_parameters = devices["entries"] + devices["entries"]
     fedspu_parameters = whole["entries"] + devices["entries"]
     part_activations = batch_size * devices["values"]

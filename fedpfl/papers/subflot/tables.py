@@ -27,8 +27,10 @@ def measure_domain(index: int, run: Run, row: pd.Series, rule: Selection) -> flo
     """
     clients_per_domain, rest = divmod(len(run.clients), DOMAIN_COUNT)
     is_last_evaluation = row["round"] == run.evaluations["round"].iloc[-1]
+    # By domain only the last evaluation is recorded, and only by this measure.
     if rest or rule.accuracy != "accuracy" or not is_last_evaluation:
         return math.nan
+    # Clients of a domain have consecutive numbers, as `groups` deals them.
     start = index * clients_per_domain
     clients = run.clients["client"].sort_values().iloc[start : start + clients_per_domain]
     participants = run.participating_clients
@@ -57,6 +59,7 @@ def _column(
         measure: What its cells show, instead of the row's.
     """
     config: dict[str, Any] = {"partition.name": partition}
+    # HAR has a client per person, however many one asks for.
     if dataset != "har":
         config["clients"] = clients
     if overrides is None:
