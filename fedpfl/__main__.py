@@ -28,8 +28,9 @@ Each has its own --help. Tab completion: eval "$(fedpfl -sc install=bash)", or z
 
 
 def main() -> None:
-    """Run the command that the first word names, as `python -m` would; the exit status is the
-    command's.
+    """Run the command that the first word names, as `python -m` would.
+
+    The exit status is the command's.
     """
     outlive_readers()
     name, *rest = sys.argv[1:] or ["--help"]
@@ -41,6 +42,7 @@ def main() -> None:
         _complete(rest)
     elif name in COMMANDS:
         sys.argv[1:] = rest
+        # Each command has a guard that runs before its imports, which only `__main__` passes.
         runpy.run_module(f"fedpfl.{name}", run_name="__main__", alter_sys=True)
     else:
         _refuse(
@@ -58,6 +60,7 @@ def _complete(words: list[str]) -> None:
         _refuse(f"-sc takes one of {', '.join(known)}")
     typed = os.environ.get("COMP_LINE", "").lstrip().partition(" ")[2].lstrip()
     name, space, more = typed.partition(" ")
+    # Hydra looks for words behind the program's name; it is told of `fedpfl` and those of `train`.
     if not words[0].startswith("query=") or (space and name == "train"):
         overrides.print_completion(words[0], f"fedpfl {more}")
     elif not space:

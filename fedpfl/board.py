@@ -143,6 +143,7 @@ def read_command_line(arguments: Sequence[str]) -> BoardCommand:
     note = replaced_words(arguments)
     if note:
         print_notice(note)
+    # The last of two words for one key counts, as with Hydra.
     values = {key: value for key, _, value in (word.partition("=") for word in arguments)}
 
     # ---- The suite, with what the command line replaces of it
@@ -212,6 +213,7 @@ def tune_suite(command: BoardCommand) -> tuple[FinalRuns, list[str]]:
                 add_failure(f"{setting}, {method}: left out: {format_error(error)}")
                 continue
             except SystemExit as exit_request:
+                # A user who interrupts wants no board of the rest.
                 if exit_request.code in INTERRUPTED_STATUSES:
                     raise
                 # Its jobs have said by themselves what was wrong.
@@ -274,6 +276,7 @@ def make_board(
     for group, row in zip(run_groups, accuracies.frame.to_dict("records"), strict=True):
         run = group.runs[0]
         tuning_record = final_runs[run.path.resolve()]
+        # FedAvg's row is ranked after fine-tuning, under that name.
         label = BASELINES["fedavg"] if run.method_name == "fedavg" else label_and_column(group)[0]
         sim_seconds, _ = mean_and_std([_mean_sim_seconds(run) for run in group.reported_runs])
         names = [name for name in _with_spreads(MEASURED) if row.get(name) is not None]
@@ -445,6 +448,7 @@ def verify_row(identity_prefix: str, command: BoardCommand) -> int:
         identities = join_few(new_rows["identity"]) if len(new_rows) else "no finished run"
         print_notice(f"{row_name}: not equal: its command makes {identities}, no {row['identity']}")
         return 1
+    # These follow from the other rows and the search, which are not run again.
     remade_columns = {"rank": _rank_of(board_rows, row), "chosen": _chosen_words(row, command)}
     new_row = new_matches[0] | remade_columns
 
@@ -489,6 +493,7 @@ def read_rows(path: Path) -> pd.DataFrame:
 
     # ---- Step 2: its cells.
     for number, line in enumerate([header, *lines], start=1):
+        # pandas would fill up short lines and take two columns of a name for one.
         if len(line) != len(header) or len({*header}) < len(header):
             raise FedpflError(
                 f"{path}: line {number} has not one cell for each of {len(header)} different "
@@ -496,6 +501,7 @@ def read_rows(path: Path) -> pd.DataFrame:
             )
         cells = [re.sub(r"\s", " ", cell) for cell in line]
         for cell in cells:
+            # A spreadsheet would run a cell that begins with `=`, a terminal one with escapes.
             if csv_cell(cell) != cell:
                 raise FedpflError(
                     f"{path}: line {number} has a cell that is no plain text: {clip_text(cell)!r}"
@@ -537,6 +543,7 @@ def _baseline_rows(board_rows: pd.DataFrame, row: Mapping[str, str]) -> list[dic
     baselines = [name for name in BASELINES if f"harmed_{name}" in row]
     is_same_setting = board_rows["setting"] == row["setting"]
     other_rows = board_rows[is_same_setting & (board_rows["identity"] != row["identity"])]
+    # By the command, which `verify` checks: a title may be anything.
     methods = other_rows["command"].str.extract(r" method=(\w+) ", expand=False)
     records: list[dict[str, str]] = []
     for name in baselines:
@@ -559,6 +566,7 @@ def _play_again(foreign_runs: ForeignRuns, root: Path) -> list[Path]:
         "hydra.sweeper.table=false",
         "restart=true",
     ]
+    # A row counts the runs that did not diverge, so others may.
     run_or_exit(options, run_words, accepted_status=EXIT_STATUS[Diverged])
     return locate_final_runs(root, foreign_runs.run_words, foreign_runs.seeds)
 

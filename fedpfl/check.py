@@ -60,6 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _make_parser() -> Parser:
+    # ---- Step 1: what the command is for.
     parser = Parser(
         prog="fedpfl check",
         description=(
@@ -72,6 +73,8 @@ def _make_parser() -> Parser:
             " fedpfl check dataset=npz path=mine.npz"
         ),
     )
+
+    # ---- Step 2: what it takes.
     parser.add_argument(
         "what",
         help=(
@@ -91,6 +94,7 @@ def _make_parser() -> Parser:
     parser.add_argument(
         "--quick", action="store_true", help="on one of the backends, and in this process alone"
     )
+    # The other process of a check is this command; it prints what the first one compares.
     parser.add_argument("--digests", action="store_true", help=argparse.SUPPRESS)
     return parser
 
@@ -158,6 +162,7 @@ def _is_file(word: str) -> bool:
     kind = word.partition("=")[0]
     if kind in REGISTRIES and "=" in word:
         return False
+    # A file named like a choice, say `fedper`, is not what was meant.
     return word.endswith(".py") or os.sep in word or (Path(word).is_file() and not _kinds_of(word))
 
 
@@ -200,6 +205,7 @@ def _print_verdicts(choice: Choice, trial: Any, quick: bool) -> int:
             word = "ok"
             if faults:
                 word = "WRONG" if promise.binding else "note"
+            # The next promise may take a minute.
             print(f"  {word:6}{promise.title}", flush=True)
             for fault in faults:
                 print(f"        {escape_controls(shorten_values(fault))}")

@@ -5,6 +5,7 @@ Or a configuration as a Flower app, for `flwr run` (docs/federation.md).
 
 from __future__ import annotations
 
+import argparse
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +28,48 @@ USAGE = """python -m fedpfl.export [--format FORMAT] [--clients NAME,...] [--bas
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code: 0, or 2 for a mistake of the user's."""
+    parser = _make_export_parser()
+    options = parser.parse_intermixed_args(argv)
+
+    # ---- Step 1: which of the three it is; options of another are refused, not ignored.
+    model_options = [
+        f"--{name.replace('_', '-')}"
+        for name in ("data_dir", "clients", "baseline", "format")
+        if getattr(options, name) != parser.get_default(name)
+    ]
+    if options.flower and model_options:
+        parser.error(
+            f"{model_options[0]} is for a run's models; --flower takes words of fedpfl.federate, "
+            "such as data_dir=..."
+        )
+    if options.flower:
+        return _write_flower_app(options.flower, options.words)
+    logger_words = [word for word in options.words if word.startswith(("logger=", "logger."))]
+    plugin_words = [word for word in options.words if word.startswith("plugins=")]
+    other_words = (*logger_words, *plugin_words)
+    paths = [Path(word) for word in options.words if word not in other_words]
+    has_wanted_paths = bool(paths) if logger_words else len(paths) == 2
+    if not has_wanted_paths:
+        parser.error("give a DIRECTORY and OUT, or one DIRECTORY or more and logger=...")
+    if logger_words and (model_options or plugin_words):
+        unused = [*plugin_words, *model_options][0]
+        parser.error(
+            f"{unused} is for a run's models, and a logger is sent its record; leave it out"
+        )
+
+    # ---- Step 2: export.
+    try:
+        if logger_words:
+            return _send_records(paths, logger_words)
+        run_path, output = paths
+        _export_models(run_path, output, read_list_value(plugin_words, "plugins"), options)
+    except FedpflError as error:
+        print_notice(error)
+        return 2
+    return 0
+
+
+def _make_export_parser() -> Parser:
     parser = Parser(prog="python -m fedpfl.export", usage=USAGE, description=__doc__)
     parser.add_argument(
         "words",
@@ -40,6 +83,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         default="",
         help="where the data are, if not where the run had them",
     )
+
+    # ---- Of models
     parser.add_argument(
         "--format",
         choices=WRITERS,
@@ -53,60 +98,41 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--baseline", metavar="DIRECTORY", help="a run of FedAvg, fine-tuned, for card.md"
     )
+
+    # ---- Of a federation
     parser.add_argument(
         "--flower", metavar="DIR", type=Path, help="a new folder, for a Flower app of the words"
     )
-    options = parser.parse_intermixed_args(argv)
-    model_options = [
-        f"--{name.replace('_', '-')}"
-        for name in ("data_dir", "clients", "baseline", "format")
-        if getattr(options, name) != parser.get_default(name)
-    ]
-    if options.flower and model_options:
-        parser.error(
-            f"{model_options[0]} is for a run's models; --flower takes words of fedpfl.federate, "
-            "such as data_dir=..."
+    return parser
+
+
+def _export_models(
+    run_path: Path, output: Path, plugin_files: Sequence[str], options: argparse.Namespace
+) -> None:
+    """Write personal models into a new folder. Raises FedpflError."""
+    run = load(run_path, "cpu", options.data_dir, plugin_files)
+    baseline = load(options.baseline, "cpu") if options.baseline else None
+    clients = _split_clients(run, options.clients)
+    count = write_models(run, output, options.format, clients, baseline)
+    print(f"wrote {count} models to {output}")
+
+
+def _send_records(run_paths: Sequence[Path], logger_words: Sequence[str]) -> int:
+    """Send runs' records to loggers; return the exit status. Raises FedpflError for loggers."""
+    loggers = read_logger_settings(logger_words)
+    if not make_loggers(loggers):
+        raise FedpflError(
+            f"{' '.join(logger_words)} logs nothing beside the run directory; choose others"
         )
-    if options.flower:
-        return _app(options.flower, options.words)
-    words = [word for word in options.words if word.startswith(("logger=", "logger."))]
-    named = [word for word in options.words if word.startswith("plugins=")]
-    places = [Path(word) for word in options.words if word not in (*words, *named)]
-    if len(places) != 2 if not words else not places:
-        parser.error("give a DIRECTORY and OUT, or one DIRECTORY or more and logger=...")
-    if words and (model_options or named):
-        unused = [*named, *model_options][0]
-        parser.error(
-            f"{unused} is for a run's models, and a logger is sent its record; leave it out"
-        )
-    try:
-        if not words:
-            run = load(places[0], "cpu", options.data_dir, read_list_value(named, "plugins"))
-            count = write_models(
-                run,
-                places[1],
-                options.format,
-                _split_clients(run, options.clients),
-                load(options.baseline, "cpu") if options.baseline else None,
-            )
-            print(f"wrote {count} models to {places[1]}")
-            return 0
-        loggers = read_logger_settings(words)
-        if not make_loggers(loggers):
-            raise FedpflError(
-                f"{' '.join(words)} logs nothing beside the run directory; choose others"
-            )
-    except FedpflError as error:
-        print_notice(error)
-        return 2
-    failed = False
-    for path in places:
+    status = 0
+    for path in run_paths:
+        # A run that cannot be sent keeps none of the others back.
         try:
             print(f"logged {send_to_loggers(load(path), loggers)} rounds of {path}")
         except FedpflError as error:
             print_notice(error)
-            failed = True
-    return 2 if failed else 0
+            status = 2
+    return status
 
 
 def _split_clients(run: Trained, text: str) -> list[int | str] | None:
@@ -120,7 +146,7 @@ def _split_clients(run: Trained, text: str) -> list[int | str] | None:
     return [int(word) if word.isdecimal() and word not in names else word for word in words]
 
 
-def _app(folder: Path, words: Sequence[str]) -> int:
+def _write_flower_app(folder: Path, words: Sequence[str]) -> int:
     """Write a Flower app; return the exit status."""
     try:
         check_config(app.compose_federation(words)[1])

@@ -69,6 +69,7 @@ def play_federation(words: Sequence[str]) -> int:
 
     # ---- Play it in processes that are ended with it
     run_directory = Path(cfg.hydra.run.dir).resolve()
+    # Beside the run, not in it: states hold clients' data, and a run directory is handed on.
     nodes_folder = run_directory.with_name(f"{run_directory.name}.nodes")
     with files.explain_write_errors(nodes_folder):
         nodes_folder.mkdir(parents=True, exist_ok=True)
@@ -112,6 +113,8 @@ def plan_nodes(
             f"clients={run.settings.clients}, and dataset.path has {len(entries)} sites, each at a "
             "node; leave clients out"
         )
+    # Where a site's data lie is for its node to know; the number of sites and the share were read
+    # here.
     keys = ("dataset.path=", "clients=", "partition.test_fraction=", "federate.nodes=")
     app_words = [word for word in run_words if not word.startswith(keys)]
     app_words.append(f"clients={len(entries)}")

@@ -53,7 +53,11 @@ _wants_tracebacks: list[bool] = []  # not empty where the user asked for traceba
 
 @hydra.main(config_path=CONF, config_name="train", version_base="1.3")
 def job(cfg: DictConfig) -> str | None:
-    """Run one job, alone or of a sweep; one that a search gave up returns so."""
+    """Run one job, alone or of a sweep.
+
+    Returns:
+        `trials.PRUNED` where a search gave it up.
+    """
     _reached_jobs.append(True)
     hydra_cfg = HydraConfig.get()
     path = Path(hydra_cfg.runtime.output_dir)
@@ -153,13 +157,15 @@ def run_command(arguments: Sequence[str]) -> int:
 def main() -> None:
     """Run the command: faults of the user's making are one line and a non-zero exit."""
     interrupts.install_handler(interrupts.raise_interrupt)
-    _reached_jobs.clear()
+    _reached_jobs.clear()  # those of an earlier command of this process
     try:
         register_resolver()
         logging.captureWarnings(True)
         _wants_tracebacks[:] = [True] * (os.environ.get("HYDRA_FULL_ERROR") == "1")
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, and the line below is ours
         ranks.join_process_group()
+
+        # ---- Step 1: words, as Hydra takes them.
         is_dry_run = DRY_RUN in sys.argv
         sys.argv[1:] = [word for word in sys.argv[1:] if word != DRY_RUN]
         try:
@@ -169,6 +175,8 @@ def main() -> None:
             )  # so that Hydra knows what they add
         except FedpflError as error:
             _give_up(error)
+
+        # ---- Step 2: what runs nothing.
         if {"-h", "--help"} & {*arguments}:
             print(help_page.format_help(arguments))
             return
@@ -176,6 +184,8 @@ def main() -> None:
         if is_dry_run:
             _rehearse(arguments)
             return
+
+        # ---- Step 3: run.
         sys.argv[1:] = (
             arguments if ranks.is_main_process() else overrides.disable_hydra_files(arguments)
         )
@@ -186,6 +196,7 @@ def main() -> None:
     except KeyboardInterrupt as error:
         interrupts.exit_interrupted(error, _tell)
     except Exception as error:
+        # A fault in a job is a bug of ours, and shows where it was raised.
         if _reached_jobs and not isinstance(error, HydraException | OmegaConfBaseException):
             raise
         # Composing the configuration and making the directory: the command line's faults, which

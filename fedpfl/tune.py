@@ -57,6 +57,7 @@ def parse_request(arguments: Sequence[str]) -> TuningRequest:
         elif key == "method":
             methods = value.split(",")
         elif key == "hydra.sweep.dir":
+            # Hydra takes the quotes away, and fills interpolations in.
             folder = Path(str(overrides.compose_config([word]).hydra.sweep.dir))
         elif word not in ("-m", "--multirun"):
             shared_words.append(word)
@@ -114,6 +115,8 @@ def main() -> None:
     interrupts.install_handler(interrupts.raise_interrupt)
     try:
         register_resolver()
+
+        # ---- Step 1: the request.
         checked_arguments = check_words(
             arguments,
             overrides.MULTIRUN_OPTIONS,
@@ -123,8 +126,12 @@ def main() -> None:
         note = replaced_words(arguments)
         if note:
             print_notice(note)
+
+        # ---- Step 2: search, and run what was chosen.
         with overrides.composing_once():
             table = tune_methods(request, run_or_exit)
+
+        # ---- Step 3: the table.
         (request.folder / "tuned.md").write_text(render(table, "markdown") + "\n")
         (request.folder / "tuned.csv").write_text(render(table, "csv"))
         print(render(table, width=terminal_width()))

@@ -88,7 +88,7 @@ def count_hf_clients(*, _root_: DictConfig) -> int:
 
 
 def hf_test_fraction(*, _root_: DictConfig) -> float | None:
-    """Return the share to test on, None where a data set has a test split beside others."""
+    """Return the share to test on, None where there is a test split."""
     from fedpfl.data.datasets.hf import has_test_part
 
     dataset = OmegaConf.select(_root_, "dataset")

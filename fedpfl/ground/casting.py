@@ -118,6 +118,7 @@ def _cast_scalar(value: Any, hint: Any, kind: Any) -> Any:
     if isinstance(kind, type) and isinstance(value, kind) and (is_number or kind is not int):
         return value
 
+    # Up to 2**53 every whole number is a float; beyond, the suggestion might be another one.
     is_whole_float = hint is int and is_number and 1 <= value < 2**53 and value % 1 == 0
     suggestion = f"; did you mean {int(value)}?" if is_whole_float else ""
     fault: Literal["type", "value"] = "value" if hint is type(None) else "type"
@@ -133,6 +134,7 @@ def _cast_items(values: Any, hint: Any, arguments: tuple[Any, ...]) -> tuple[Any
     """Cast a list's items by its annotation."""
     if not isinstance(values, list | tuple):
         raise CastError(describe_annotation(hint), "type", _suggest_list(values, arguments))
+    # A tuple of fixed length has a type for each place, `tuple[int, ...]` one for all.
     if get_origin(hint) is tuple and arguments[-1] is not ...:
         if len(values) != len(arguments):
             raise CastError(describe_annotation(hint), "type")
@@ -141,6 +143,7 @@ def _cast_items(values: Any, hint: Any, arguments: tuple[Any, ...]) -> tuple[Any
     try:
         return tuple(_cast(value, item_hint) for value in values)
     except CastError as error:
+        # An item out of its range is named by the range, one of another type by the whole list's.
         if error.kind == "range":
             raise error from None
         raise CastError(describe_annotation(hint), "type", error.suggestion) from None

@@ -110,11 +110,15 @@ def require_representable(value: Any, path: str) -> None:
             require_representable(item, path)
     if type(value) is float and not math.isfinite(value):
         raise FedpflError(f"{path} must be a finite number, got {value}")
+    # Computations are in float32, where a smaller value would be a denormal or 0, a larger one
+    # infinite.
     if type(value) is float and value and not SMALLEST_FLOAT <= abs(value) <= LARGEST_FLOAT:
         limits = f"{SMALLEST_FLOAT:.2g} and {LARGEST_FLOAT:.2g}"
         raise FedpflError(f"{path} must be within {limits} in size, as float32 is, got {value}")
     if type(value) is int and not -(2**63) <= value < 2**63:
         raise FedpflError(f"{path} must be a whole number of at most 64 bits, got {value}")
+    # Surrogates ("Cs") cannot be written as UTF-8; control characters would break a line of a
+    # record.
     if isinstance(value, str) and any(unicodedata.category(c) in ("Cc", "Cs") for c in value):
         raise FedpflError(f"{path} must be a text without control characters, got {value!r}")
 

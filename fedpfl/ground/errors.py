@@ -84,6 +84,7 @@ def did_you_mean(name: str, names: Iterable[str], template: str = "; did you mea
     matches = difflib.get_close_matches(name, list(names), 1, MIN_SIMILARITY)
     if not matches:
         return ""
+    # Not `format`: the name may have braces.
     return template.replace("{}", matches[0])
 
 

@@ -66,6 +66,7 @@ def explain_write_errors(path: Path, option: str = "hydra.run.dir=...") -> Itera
 
 def temporary_path(path: Path) -> Path:
     """Return the name under which a run's file is written until it is complete."""
+    # One name, not one per process: what a killed run left is written over by the next.
     return path.with_name(f".{path.name}.tmp")
 
 
@@ -84,6 +85,7 @@ def atomic_write(
     guard()
     try:
         yield temporary
+        # Again, as writing took time: without the lock, another run's file must not be replaced.
         guard()
         temporary.replace(path)
     except BaseException:

@@ -44,6 +44,7 @@ def acquire_lock(folder: Path) -> int:
     _folders_of_this_process.add(folder.resolve())
     with contextlib.suppress(OSError):
         os.ftruncate(lock, 0)
+        # For the message to whoever comes second; the lock holds without it.
         os.write(lock, f"{os.getpid()}\n".encode())
     return lock
 
@@ -80,6 +81,7 @@ def hold_lock(folder: Path) -> Iterator[bool | None]:
         yield False
         return
     try:
+        # Not created: whoever reads a folder leaves nothing in it.
         lock = os.open(folder / "run.lock", os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
     except (OSError, AttributeError):  # a system without these flags has no such locks
         yield None
@@ -125,6 +127,7 @@ def run_status(written_status: str, is_held: bool | None, is_quiet: bool = True)
         return "running"
     if written_status in ("failed", "diverged"):
         return written_status
+    # No lock can tell: files that still grow are the only sign of life.
     if is_held is None and not is_quiet:
         return "running"
     return "interrupted"

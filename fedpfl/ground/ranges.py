@@ -25,6 +25,7 @@ class Range:
     limits: tuple[tuple[str, float], ...]
 
     def __contains__(self, value: float) -> bool:
+        # Without limits, too: nan and infinity are no value of any key.
         if not math.isfinite(value):
             return False
         return all(COMPARISONS[relation](value, limit) for relation, limit in self.limits)

@@ -17,7 +17,9 @@ Key = int | str
 
 def hash_key(key: tuple[Key, ...]) -> int:
     """Return a seed of 63 bits for a key."""
+    # Not Python's `hash`, which differs between processes.
     digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
+    # torch takes signed seeds of 64 bits.
     return int.from_bytes(digest, "little") >> 1
 
 

@@ -37,6 +37,7 @@ def count_traffic(payload: Tree) -> Traffic:
     if isinstance(payload, Known):
         return count_traffic({})
     if isinstance(payload, dict):
+        # Tensors, so that counts stay on the device until the round's numbers are fetched.
         values = torch.zeros((), dtype=torch.int64)
         bits = torch.zeros((), dtype=torch.int64)
         for part in payload.values():

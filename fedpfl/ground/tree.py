@@ -194,6 +194,7 @@ def fetch(tree: Tree) -> Tree:
     on_device = [leaf for leaf in leaves(tree) if leaf.device.type != "cpu"]
     if not on_device:
         return tree
+    # One transfer waits for the GPU once; float64 holds counters of int64 up to 2^53.
     vector = torch.cat([leaf.reshape(-1).double() for leaf in on_device]).cpu()
     pieces = iter(vector.split([leaf.numel() for leaf in on_device]))
 
@@ -347,6 +348,7 @@ def masked_mean(fallback: Tree, values: Tree, mask: Tree, weight: Tensor) -> Tre
         share_sum = torch.where(selected.all(0), 1.0, share_sum)
         total = torch.zeros_like(rows[0])
         for row, is_selected, share in zip(rows, selected, shares, strict=True):
+            # One client after the other, as in `mean`: a sum over axis 0 may add in another order.
             total += torch.where(
                 is_selected,
                 row * (share / share_sum),
@@ -378,6 +380,7 @@ def average_statistics(stacked: Tree, weight: Tensor) -> Tree:
     """Return the `mean` of floats and the maximum of integers, which are counters."""
 
     def average(leaf: Tensor) -> Tensor:
+        # BatchNorm counts its batches in an integer, of which a mean would be no integer.
         return mean(leaf, weight) if leaf.is_floating_point() else leaf.amax(0)
 
     return map(average, stacked)

@@ -15,6 +15,7 @@ _libraries: list[torch.library.Library] = []
 def load_torchvision(part: str = "datasets") -> Any:
     """Import a part of torchvision, `datasets` or `models`."""
     with warnings.catch_warnings():
+        # torchvision warns of image libraries that reading data sets does not need.
         warnings.simplefilter("ignore")
         try:
             return importlib.import_module(f"torchvision.{part}")

@@ -59,6 +59,7 @@ def check_words(
             raise FedpflError(f"{word}: {name} takes no value; write {name}")
         if options[name] in value_names:
             raise FedpflError(f"{name} is given twice; leave one of them out")
+        # By the value's name, not the option's: `-cd` and `--config-dir` are one option.
         value_names |= {options[name]} - {""}
 
     # ---- Words after `--`.
@@ -95,6 +96,7 @@ def _suggest_option(word: str, options: Mapping[str, str]) -> str:
             return f"did you mean {' or '.join(completions)}?"
     if equals and KEY.fullmatch(bare):
         return f"keys have no dash: {bare}={value}"
+    # `-cd` of a command that has `-c` and `-d`.
     letters = [f"-{letter}" for letter in bare]
     if len(letters) > 1 and all(letter in options for letter in letters):
         return f"options stand apart: {' '.join(letters)}"

@@ -46,6 +46,7 @@ def make_adversary(attack: Attack, federations: Sequence[Federation], seed: int)
         FedpflError: The attack does not fit these clients or samples.
     """
     participants = federations[0]
+    # Numbers of the partition, as the settings and the user know clients; newcomers are no part.
     numbers = [participants.partition_number(client) for client in range(participants.clients)]
     attackers = attack.draw_attackers(numbers, seed)
     honest = sorted({*range(participants.clients)} - {*attackers})

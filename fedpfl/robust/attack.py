@@ -45,6 +45,7 @@ class Attack(Checked):
             return self._find_attackers(numbers)
         # A product like 2.9999999999 counts as 3.
         attacker_count = int(round(self.share * count, 9))
+        # An attack that nobody carries out would be reported as one that was borne.
         if self.share and not attacker_count:
             raise FedpflError(
                 f"attack.share={self.share:g} of {count} clients is nobody; raise it, or set"

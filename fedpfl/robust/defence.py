@@ -71,6 +71,7 @@ class TrimmedMean(_Counting):
 
     def combine_rows(self, rows: Tensor, generator: Generator) -> Tensor:
         """See Defence."""
+        # Of f hostile values in an entry each is cut off, or lies between two honest ones.
         return rows.sort(0).values[self.f : len(rows) - self.f].mean(0)
 
 
@@ -110,11 +111,13 @@ class Bulyan(_Counting):
         remaining = list(range(len(rows)))
         selected: list[int] = []
         while len(selected) < len(rows) - 2 * self.f:
+            # Distances among those that remain: a chosen one is nobody's neighbour any more.
             index = torch.tensor(remaining, device=rows.device)
             order = rank_rows(distances[index][:, index], self.f)
             selected.append(remaining.pop(int(order[0])))
 
         # ---- Step 2: of these the values nearest to each entry's median.
+        # In the order of clients: sums must not depend on the order of choice.
         candidates = rows[torch.tensor(sorted(selected), device=rows.device)]
         offsets = candidates - find_median(candidates)
         order = offsets.abs().sort(dim=0, stable=True).indices
@@ -133,6 +136,7 @@ class GeometricMedian(Defence):
         # From the median on, as the mean may be anywhere.
         point = find_median(rows)
         for _ in range(self.steps):
+            # Weiszfeld: weights 1 / distance, bounded where the point lies on a row.
             distances = (rows - point).norm(dim=1).clamp(min=self.smoothing)
             shares = 1 / distances / (1 / distances).sum()
             point = shares @ rows
@@ -169,6 +173,7 @@ class NormBound(Defence):
     def combine_rows(self, rows: Tensor, generator: Generator) -> Tensor:
         """See Defence."""
         mean = clip_rows(rows, self.radius).mean(0)
+        # Drawn on the host, so that every device has the same noise.
         noise = torch.randn(mean.shape, generator=generator)
         return mean + self.deviation * noise.to(mean)
 
@@ -220,6 +225,7 @@ def find_majority(rows: Tensor) -> Tensor:
 
 def find_median(rows: Tensor) -> Tensor:
     """Return each entry's median over rows, the middle of two where they are even."""
+    # torch's median takes the lower of two middle values.
     ordered = rows.sort(0).values
     middle = len(rows) // 2
     return (ordered[middle] + ordered[(len(rows) - 1) // 2]) / 2
@@ -227,6 +233,7 @@ def find_median(rows: Tensor) -> Tensor:
 
 def square_distances(rows: Tensor) -> Tensor:
     """Return squared distances between rows, `[rows, rows]`, in float64."""
+    # Row by row: all differences at once would take n times the uploads' memory.
     return torch.stack([(rows - row).double().square().sum(1) for row in rows])
 
 

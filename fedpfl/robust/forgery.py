@@ -79,6 +79,7 @@ class Noise(UploadAttack):
     def forge_rows(self, uploads: Uploads) -> Tensor:
         """See UploadAttack."""
         like = uploads.rows[uploads.hostile]
+        # Drawn on the host, so that every device has the same noise.
         noise = torch.randn(like.shape, generator=uploads.generator)
         return self.deviation * noise.to(like)
 
@@ -123,6 +124,7 @@ class LittleIsEnough(UploadAttack):
 
 def find_largest_z(clients: int, attackers: int) -> float:
     """Return the z with which a majority lies on attackers' side, 0 if none does."""
+    # s = n // 2 + 1 - m honest clients must lie farther out than the forgery.
     supporters = clients // 2 + 1 - attackers
     share = (clients - attackers - supporters) / max(1, clients - attackers)
     return max(0.0, NormalDist().inv_cdf(share)) if 0 < share < 1 else 0.0
@@ -147,8 +149,10 @@ class _Hidden(UploadAttack):
             direction = -mean.sign()
         else:
             direction = -mean / mean.norm().clamp(min=torch.finfo(mean.dtype).tiny)
+        # All uploads agree: any step would stand out.
         if not bool(direction.any()):
             return mean
+        # In float64: the roots are differences of nearly equal squares.
         return mean + self.find_step(rows.double(), mean.double(), direction.double()) * direction
 
     def find_step(self, rows: Tensor, mean: Tensor, direction: Tensor) -> float:
@@ -200,4 +204,5 @@ class InnerProduct(UploadAttack):
 
 def _square_distances(rows: Tensor) -> Tensor:
     """Return squared distances between rows, `[rows, rows]`."""
+    # Row by row: all differences at once would take n times the uploads' memory.
     return torch.stack([(rows - row).square().sum(1) for row in rows])

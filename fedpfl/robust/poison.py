@@ -133,15 +133,18 @@ class Backdoor(DataAttack):
         opacity = self.opacity or OPACITIES[self.pattern]
         if self.pattern == "patch":
             cover = torch.zeros(shape)
+            # The lower right corner, white.
             cover[..., -self.size :, -self.size :] = opacity
             return Paint(1 - cover, 255 * cover)
         if self.pattern == "blended":
             rng = np.random.default_rng([seed, PATTERN_STREAM])
+            # One image of noise per seed, the same for all attackers and at test.
             image = torch.from_numpy(rng.random(shape)).float()
             return Paint(
                 torch.full(shape, 1 - opacity),
                 255 * opacity * image,
             )
+        # Barni et al., 2019: a sine along the rows, six periods wide.
         phase = 2 * math.pi * SINE_PERIODS * torch.arange(shape[-1]) / shape[-1]
         return Paint(
             torch.ones(shape),
@@ -163,6 +166,7 @@ class Paint(NamedTuple):
     def cut_part(self, part: int, parts: int) -> Paint:
         """Return a part of the painted pixels, in the order of rows."""
         is_painted = ((self.keep != 1) | (self.shift != 0)).any(0)
+        # Parts are equal in pixels, as DBA gives each attacker a piece of one trigger.
         position = is_painted.flatten().cumsum(0) - 1
         part_of_pixel = position * parts // is_painted.sum()
         is_part = is_painted & (part_of_pixel == part).view_as(is_painted)
@@ -214,6 +218,7 @@ def poison_federations(
     train = list(participants.train)
     for rank, client in enumerate(attackers):
         indices = train[client]
+        # A stream per client: another attacker more changes nobody else's samples.
         rng = np.random.default_rng([seed, POISON_STREAM, participants.partition_number(client)])
         count = round(attack.poisoned * len(indices))
         positions = torch.from_numpy(rng.permutation(len(indices))[:count])
@@ -267,6 +272,7 @@ class _SamplePool:
         federation = self._federation
         labels = federation.y[indices.to(federation.y.device)]
         altered_labels = self._attack.alter_labels(labels, federation.classes)
+        # Samples that have the target's label already would count as success without an attack.
         return self.add_altered(indices[(altered_labels != labels).cpu()], part=None)
 
     def join_samples(self) -> tuple[Tensor, Tensor]:

@@ -36,6 +36,7 @@ class Device(NamedTuple):
 
     def seconds(self, operations: float, bits_down: float, bits_up: float) -> float:
         """Return how long a participation takes: it receives, then computes, then sends."""
+        # Bits over bits a second, operations over operations a second: all in seconds.
         return bits_down / self.down + operations / self.speed + bits_up / self.up
 
 
@@ -52,6 +53,7 @@ class Profile(NamedTuple):
 
 
 PROFILES = {
+    # Medians in operations and bits a second: a phone sends more slowly than it receives.
     "uniform": Profile(
         Device(speed=1e9, down=1e7, up=1e7),
         spread=0.0,
@@ -126,6 +128,7 @@ def draw_devices(system: System, numbers: Sequence[int], seed: int, folder: Path
     if system.file:
         path = folder / system.profile
         if not path.exists():
+            # Not among the data: where the command was given.
             path = Path(system.profile).expanduser()
         device_of = read_devices(path)
         if missing := sorted({*numbers} - {*device_of}):
@@ -147,6 +150,7 @@ def draw_devices(system: System, numbers: Sequence[int], seed: int, folder: Path
     devices = []
     for number in numbers:
         rng = np.random.default_rng([seed, DEVICE_STREAM, number])
+        # Two draws, whatever the deviation: `spread` scales devices and does not deal them anew.
         speed_factor, bandwidth_factor = np.exp(deviation * rng.standard_normal(2)).tolist()
         device = median._replace(
             speed=median.speed * speed_factor,
@@ -164,6 +168,7 @@ def read_devices(path: Path) -> dict[int, Device]:
     first row that is wrong.
     """
     try:
+        # Spreadsheets put a byte order mark before the first column's name.
         with path.open(newline="", encoding="utf-8-sig") as file:
             rows = csv.DictReader(file)
             _require_columns(rows.fieldnames or (), path)
@@ -219,6 +224,7 @@ def _parse_row(row: dict[str, str | None], location: str) -> tuple[int, Device]:
 def draw_stragglers(system: System, clients: int, amount: int, seed: int) -> dict[int, int]:
     """Draw the clients that always train less, and their epochs, from `least` to below `amount`."""
     rng = np.random.default_rng([seed, STRAGGLER_STREAM])
+    # A product like 28.999999999999996 counts as 29.
     count = int(round(system.stragglers * clients, 9))
     straggling_clients = sorted(rng.permutation(clients)[:count].tolist())
     return {client: int(rng.integers(system.least, amount)) for client in straggling_clients}
