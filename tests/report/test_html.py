@@ -557,15 +557,18 @@ def shown(root: Path, tmp_path: Path) -> tuple[Path, Path]:
     return page, tmp_path / "browser"
 
 
-def dom_of(page: Path, folder: Path, script: str = "") -> tuple[dict[str, str], dict[str, str]]:
+def dom_of(
+    page: Path, folder: Path, script: str = "", flags: str = ""
+) -> tuple[dict[str, str], dict[str, str]]:
     """What the browser shows of a file: what scripts left on the root, and sections."""
     page.write_text(
         page.read_text(encoding="utf-8").replace("</body>", script or "</body>"), encoding="utf-8"
     )
-    flags = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    flags += " --headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     flags += "--disable-component-update --disable-sync --hide-scrollbars --virtual-time-budget=4000 --dump-dom "
-    flags += f"--window-size=1200,900 --user-data-dir={folder}"
-    command = [str(BROWSER), *flags.split(), page.resolve().as_uri()]
+    flags += "--window-size=1200,900"
+    place = f"--user-data-dir={folder}"  # which may have spaces
+    command = [str(BROWSER), *flags.split(), place, page.resolve().as_uri()]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=180, env=os.environ | {"HOME": str(folder)}
     )
@@ -610,3 +613,20 @@ def test_every_control_works(shown: tuple[Path, Path]) -> None:
     assert "apfl&lt;/script&gt;&lt;script&gt;" in sections["curves"]
     assert sections["curves"].count('class="js-fill"') == 1
     assert ">layer2.weight<" in sections["masks"]
+
+
+FRAME = """<html><head></head><body><iframe src="PAGE" width="390" height="844"></iframe><script>
+setTimeout(() => {
+  const inside = document.querySelector("iframe").contentDocument.documentElement;
+  document.documentElement.dataset.wide = inside.scrollWidth;
+  document.documentElement.dataset.ready = inside.dataset.ready;
+}, 3000);
+</script></body></html>"""
+
+
+def test_on_a_phone_nothing_is_wider_than_the_screen(shown: tuple[Path, Path]) -> None:
+    page, folder = shown
+    frame = page.with_name("phone.html")
+    frame.write_text(FRAME.replace("PAGE", page.name))
+    told, _ = dom_of(frame, folder, flags="--allow-file-access-from-files")
+    assert told == {"wide": "390", "ready": "yes"}

@@ -84,7 +84,7 @@
     const boxes = traces.filter(({ type, visible }) => type === "box" && !visible).length;
     if (boxes) layout.height = 90 + 46 * boxes;
     const first = !plot.on;
-    Plotly.react(plot, traces, layout, { displayModeBar: false });
+    Plotly.react(plot, traces, layout, { displaylogo: false });
     if (!first) return;
     const click = (change) => ({ data: shown, curveNumber }) => {
       change(shown[curveNumber].meta, shown.map(({ meta }) => meta));
