@@ -76,6 +76,8 @@ MEASURED = (
     "ft_accuracy",
     "unseen_accuracy",
     "unseen_ft_accuracy",
+    "asr",
+    "ft_asr",
     "gap",
     "values_down",
     "values_up",
@@ -93,6 +95,8 @@ BOARD_COLUMNS = {
     "ft_accuracy": COLUMNS["ft_accuracy"],
     "unseen_accuracy": COLUMNS["unseen_accuracy"],
     "unseen_ft_accuracy": COLUMNS["unseen_ft_accuracy"],
+    "asr": COLUMNS["asr"],
+    "ft_asr": COLUMNS["ft_asr"],
     "gap": COLUMNS["gap"],
     **{
         f"harmed_{name}": Column("harmed %", "percent", f"vs {label}")
