@@ -40,9 +40,11 @@ def make_table(rows: pd.DataFrame) -> str:
         if missing_methods:
             notes.append(f"Without a row in {setting}: {', '.join(missing_methods)}.")
     versions = "; ".join(rows["versions"].unique())
+    # A file that an earlier version made lacks some.
+    columns = {key: column for key, column in BOARD_COLUMNS.items() if key in rows.columns}
     table = Table.of(
         rows.to_dict("records"),
-        BOARD_COLUMNS,
+        columns,
         caption=f"{CAPTION} Made with {versions}.",
         notes=tuple(notes),
         by=1,
