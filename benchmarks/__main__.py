@@ -9,6 +9,7 @@
     federation federations of processes beside the simulation
     partition  statistics and a picture of a partition
     sites      federations of many sites
+    submodels  sub-models at their true size, beside zeros around them
     pretrain   train a network for adapters to start from
 
 `python -m benchmarks NAME --help` says what each takes.
@@ -35,6 +36,7 @@ NAMES = (
     "report",
     "sites",
     "speed",
+    "submodels",
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedpfl.models.narrow import NarrowableConv2d
 from fedpfl.models.norm import BatchNorm2d
 from fedpfl.models.pool import max_pool
 from fedpfl.models.shapes import UnfitSamples, image
@@ -36,9 +37,9 @@ class FedSPU(nn.Module):
             raise UnfitSamples(
                 f"nothing is left of images of {shape[1]}x{shape[2]} pixels after two poolings"
             )
-        self.conv1 = nn.Conv2d(channels, widths[0], size, stride, padding)
+        self.conv1 = NarrowableConv2d(channels, widths[0], size, stride, padding)
         self.norm1 = BatchNorm2d(widths[0])
-        self.conv2 = nn.Conv2d(widths[0], widths[1], size, stride, padding)
+        self.conv2 = NarrowableConv2d(widths[0], widths[1], size, stride, padding)
         self.norm2 = BatchNorm2d(widths[1])
         inputs = [widths[1] * sides[0] * sides[1], *hidden]
         self.hidden = nn.ModuleList(

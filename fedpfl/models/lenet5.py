@@ -3,6 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedpfl.models.narrow import NarrowableConv2d
 from fedpfl.models.pool import max_pool
 from fedpfl.models.shapes import image
 
@@ -21,8 +22,8 @@ class LeNet5(nn.Module):
         channels, height, width = image(shape, 16)
         rows = ((height - 4) // 2 - 4) // 2
         columns = ((width - 4) // 2 - 4) // 2
-        self.conv1 = nn.Conv2d(channels, 6, 5)
-        self.conv2 = nn.Conv2d(6, 16, 5)
+        self.conv1 = NarrowableConv2d(channels, 6, 5)
+        self.conv2 = NarrowableConv2d(6, 16, 5)
         self.fc1 = nn.Linear(16 * rows * columns, 120)
         self.fc2 = nn.Linear(120, 84)
         self.classifier = nn.Linear(84, classes)

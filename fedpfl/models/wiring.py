@@ -42,10 +42,13 @@ class Wiring:
     makes it; layers that write to one residual stream share it.
     axes: of each parameter and buffer, for each leading axis. None: input channels, tokens,
     classes, always active. Axes beyond these (kernels) have no neurons.
+    is_separable: whether a neuron gives the same whatever others there are: no layer takes
+    statistics over neurons, and nothing reads how many there are.
     """
 
     widths: dict[str, int]
     axes: dict[str, tuple[Axis | None, ...]]
+    is_separable: bool = True
 
 
 def trace_wiring(module: nn.Module) -> Wiring:
@@ -77,9 +80,8 @@ def trace_wiring(module: nn.Module) -> Wiring:
     for name in (*names, *dict(module.named_buffers())):
         if name not in axes:
             raise ValueError(f"{name} belongs to no layer that is used")
-    return Wiring(
-        {g: n for g, n in walk.widths.items() if walk.find(g) == g and g not in walk.classes}, axes
-    )
+    widths = {g: n for g, n in walk.widths.items() if walk.find(g) == g and g not in walk.classes}
+    return Wiring(widths, axes, walk.is_separable)
 
 
 _LOCK = threading.Lock()
@@ -151,6 +153,7 @@ class _Walk:
         self.above: dict[str, str] = {}
         self.axes: dict[str, tuple[Axis | None, ...]] = {}
         self.classes: set[str] = set()
+        self.is_separable = True
 
     def find(self, group: str) -> str:
         """Return the group that `group` has become part of."""
@@ -286,6 +289,8 @@ class _Walk:
 
     def norm(self, layer: nn.Module, tensors: dict[str, Tensor], flow: _Flow) -> _Flow:
         """Note vectors along the channels, and counters."""
+        if isinstance(layer, nn.LayerNorm | nn.GroupNorm):
+            self.is_separable = False
         if isinstance(layer, nn.LayerNorm):
             if len(layer.normalized_shape) != 1:
                 raise ValueError("normalises over more than one axis")
@@ -330,6 +335,8 @@ class _Walk:
         if POINTWISE.fullmatch(kind):
             return self.combine(kind, input_flows, flow)
         if kind in SIZES or (kind in ("getitem", "unsqueeze") and flow.group is None):
+            if flow.group is not None and not _reads_batch_size(kind, node):
+                self.is_separable = False
             return _Flow()
 
         # ---- Step 3: what changes axes.
@@ -415,3 +422,13 @@ class _Walk:
             flow.rank - merged,
             flat,
         )
+
+
+def _reads_batch_size(kind: str, node: fx.Node) -> bool:
+    """Return whether a node reads of a shape the number of samples alone."""
+    if kind == "dim":
+        return True
+    if kind == "size":
+        return node.args[1:] == (0,)
+    is_shape = node.args[1:] == ("shape",)
+    return is_shape and all(user.args[1:] == (0,) for user in node.users)

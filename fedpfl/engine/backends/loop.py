@@ -24,6 +24,7 @@ from fedpfl.engine.backends.backend import Backend, Engine, reproducible_arithme
 from fedpfl.engine.backends.ranks import available_cores
 from fedpfl.engine.calls import Answer, Call, Counts, TrainCall, estimate_work
 from fedpfl.engine.keys import generator, seeded_by_key, track_global_draws
+from fedpfl.engine.training.cutting import cut_job
 from fedpfl.engine.training.evaluation import ForwardPass, evaluate_client
 from fedpfl.engine.training.hook_checks import AnswerForms, require_equal_forms
 from fedpfl.engine.training.jobs import EvalJob, TrainJob, TrainResult
@@ -183,12 +184,16 @@ class LoopBackend(Backend):
 
     def _train(self, net: Net, job: TrainJob, stop: threading.Event) -> TrainResult:
         """Take all steps of a job, phase by phase."""
+        cut = cut_job(net, job)
+        if cut:
+            job = cut.job
         training = _ClientTraining(net, job, self._autocast, stop)
         for phase, epochs in with_epoch_numbers(job.plan.phases):
             is_idle = clients_without_trainable_entries(phase)
             if is_idle is None or not bool(is_idle):
                 training.train_phase(phase, epochs)
-        return training.make_result()
+        result = training.make_result()
+        return cut.put_back(result) if cut else result
 
 
 class _PendingCall:

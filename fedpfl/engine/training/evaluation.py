@@ -17,6 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 from fedpfl.data.federation import Federation
 from fedpfl.engine.calls import Counts
 from fedpfl.engine.measures import compute_measures
+from fedpfl.engine.training.cutting import bind_for_evaluation
 from fedpfl.engine.training.jobs import EvalJob
 from fedpfl.engine.training.shard import gather_data
 from fedpfl.ground import tree
@@ -73,7 +74,7 @@ def evaluate_client(net: Net, job: EvalJob, autocast: Autocast) -> Counts:
         random = random.new_empty(len(indices), 0)
     data = gather_data(federation, indices)
     device = data.y.device
-    bound = net.bind(job.buffers)
+    bound = bind_for_evaluation(net, job.params, job.buffers)
     excluded_classes = federation.excluded_classes
 
     # ---- Step 2: hits and losses, batch by batch
@@ -116,7 +117,8 @@ def evaluate_clients(
     indices = torch.cat(samples)
     data = gather_data(federation, _with_least_rows(indices))
     with torch.no_grad(), autocast():
-        logits = net.bind(model.buffers)(model.params, data.x)[: len(indices)]
+        bound = bind_for_evaluation(net, model.params, model.buffers)
+        logits = bound(model.params, data.x)[: len(indices)]
     data = Data(data.x[: len(indices)], data.y[: len(indices)])
 
     # ---- Step 2: hits and losses by client

@@ -1,0 +1,173 @@
+"""Training of sub-models at their true size: cut out before, put back afterwards.
+
+A neuron whose entries are all zero and never move has no part in a network, so that the network
+without it computes the same but for rounding, in less time. Nothing is asked of methods: which
+neurons these are shows in the masks of their phases and in the tree that training starts from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedpfl.engine.training.jobs import TrainJob, TrainResult
+from fedpfl.engine.training.sgd import with_epoch_numbers
+from fedpfl.ground import tree
+from fedpfl.ground.tree import Tree
+from fedpfl.methods import Batch, Phase
+from fedpfl.models import Bound, Net
+from fedpfl.models.subnetwork import PartBound, Subnetwork, find_subnetwork
+
+ROLE = "main"
+LEAST_EVALUATED = 100_000
+"""Entries from which on a network is cut for evaluation: to see what it lacks takes time, too."""
+
+
+@dataclass(frozen=True)
+class CutJob:
+    """Hold a client's training, and the neurons that have part in it.
+
+    Attributes:
+        net: The network.
+        full: The job at full size.
+        part: The neurons.
+    """
+
+    net: Net
+    full: TrainJob
+    part: Subnetwork
+
+    @property
+    def job(self) -> TrainJob:
+        """Return the job on these neurons alone."""
+        full = self.full
+        masks = {id(phase.mask): self._cut_mask(phase.mask) for phase in full.plan.phases}
+        phases = []
+        for phase in full.plan.phases:
+            loss = phase.loss and self._cut_loss(phase.loss)
+            phases.append(phase._replace(mask=masks[id(phase.mask)], loss=loss))
+        loss = full.plan.loss if full.is_plain else self._cut_loss(full.plan.loss)
+        return replace(
+            full,
+            plan=replace(full.plan, phases=phases, loss=loss),
+            start=self.part.cut_tree(full.start),
+            buffers={role: self.part.cut_tree(values) for role, values in full.buffers.items()},
+        )
+
+    def put_back(self, result: TrainResult) -> TrainResult:
+        """Return the result at full size."""
+        buffers = {}
+        for role, values in result.buffers.items():
+            buffers[role] = self.part.embed_tree(values, self._decay_statistics(role, values))
+        params = self.part.embed_tree(result.params, self.full.start)
+        return replace(result, params=params, buffers=buffers)
+
+    def _cut_mask(self, mask: Tree) -> Tree:
+        """Return a mask of the remaining entries; True stands for all of a leaf."""
+        masks = {}
+        for name, leaf in tree.expand(mask, self.full.start).items():
+            if isinstance(leaf, Tensor):
+                (leaf,) = self.part.cut_tree({name: leaf}).values()
+            masks[name] = leaf if not isinstance(leaf, Tensor) or not leaf.all() else True
+        return masks
+
+    def _cut_loss(self, objective: Any) -> Any:
+        """Return a loss of the part, for one of the network at full size."""
+        part = self.part
+        full = self.full
+
+        def loss(
+            server: Tree, client: dict[str, Tree], net: Bound, params: Tree, batch: Batch
+        ) -> Any:
+            all_params = part.embed_tree(params, full.start)
+            all_net = PartBound(net, part, full.buffers, (all_params, params))
+            answer = objective(server, client, all_net, all_params, batch)
+            net.buffers = all_net.part_buffers
+            return answer
+
+        return loss
+
+    def _decay_statistics(self, role: str, after: Tree) -> Tree:
+        """Return buffers as training leaves those of neurons that give zeros."""
+        decayed = dict(self.full.buffers[role])
+        for name, before in self.full.buffers[role].items():
+            layer_name, _, kind = name.rpartition(".")
+            if kind not in ("running_mean", "running_var"):
+                continue
+            counter = f"{layer_name}.num_batches_tracked"
+            calls_before = int(self.full.buffers[role][counter])
+            calls = int(after[counter])
+            momentum: Any = self.net.module.get_submodule(layer_name).momentum
+            if momentum is not None:
+                decayed[name] = before * (1 - momentum) ** (calls - calls_before)
+            elif calls:  # the mean over all batches
+                decayed[name] = before * (calls_before / calls)
+        return decayed
+
+
+def cut_job(net: Net, job: TrainJob) -> CutJob | None:
+    """Return training of the neurons that have part in it, if not all have."""
+    phases = [phase for phase, _ in with_epoch_numbers(job.plan.phases)]
+    if (
+        not all(map(_may_be_cut, phases))
+        or not phases
+        or job.draws[0].protection  # noise is drawn for whole leaves
+        or not _has_plain_calls(net)
+        or job.buffers.keys() != {ROLE}
+        or not isinstance(job.start, dict)
+        or job.start.keys() != net.params.keys()
+    ):
+        return None
+    masks = [tree.expand(phase.mask, job.start) for phase in phases]
+    trainable = {name: _any_of([mask[name] for mask in masks]) for name in job.start}
+    part = find_subnetwork(net, job.start, trainable)
+    return CutJob(net, job, part) if part else None
+
+
+def bind_for_evaluation(net: Net, params: Tree, buffers: dict[str, Tree]) -> Bound:
+    """Return the network of those neurons that have part in a model.
+
+    Args:
+        net: The network.
+        params: What is evaluated: a model, or a dict of a model and what its prediction takes.
+        buffers: The model's, by role.
+    """
+    bound = net.bind(buffers)
+    is_large = sum(leaf.numel() for leaf in net.params.values()) >= LEAST_EVALUATED
+    if not is_large or not _has_plain_calls(net) or buffers.keys() != {ROLE}:
+        return bound
+    if not isinstance(params, dict):
+        return bound
+    for model in (params, *params.values()):
+        part = None
+        if isinstance(model, dict):
+            part = find_subnetwork(net, model, dict.fromkeys(model, False))
+        if part:
+            part_bound = net.bind({ROLE: part.cut_tree(buffers[ROLE])})
+            return PartBound(part_bound, part, buffers, (model, part.cut_tree(model)))
+    return bound
+
+
+def _has_plain_calls(net: Net) -> bool:
+    """Return whether the network draws nothing, and is called once a step."""
+    return not net.traits.draws and not net.traits.recomputes
+
+
+def _may_be_cut(phase: Phase) -> bool:
+    """Return whether steps of a phase are the engine's, and some masks are element-wise."""
+    if phase.step or phase.after_gradient or phase.mask is None:
+        return False
+    return any(isinstance(leaf, Tensor) for leaf in tree.leaves(phase.mask))
+
+
+def _any_of(masks: list[Any]) -> Any:
+    """Return where any mask of a leaf holds."""
+    if any(mask is True for mask in masks):
+        return True
+    tensors = [mask for mask in masks if isinstance(mask, Tensor)]
+    if not tensors:
+        return False
+    return torch.stack(tensors).any(0) if len(tensors) > 1 else tensors[0]

@@ -1,0 +1,243 @@
+"""The network of some neurons alone, as small as they are few, in place of zeros around them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedpfl.ground import tree
+from fedpfl.ground.tree import Tree
+from fedpfl.models.net import Bound, Net
+from fedpfl.models.wiring import Axis, Wiring
+
+Index = tuple[Any, ...]
+"""Where the remaining entries of a tensor are: a slice or whole numbers for each leading axis."""
+
+
+class Subnetwork:
+    """Some neurons of a network; trees are cut down to them and put back.
+
+    Args:
+        wiring: Of the network.
+        neurons: Those that remain, bool `[neurons]` for each group.
+    """
+
+    def __init__(self, wiring: Wiring, neurons: Mapping[str, Tensor]):
+        self._indices: dict[str, Index] = {}
+        for name, axes in wiring.axes.items():
+            self._indices[name] = _index_entries(axes, neurons)
+
+    def cut_tree(self, values: Tree) -> Tree:
+        """Return parameters, masks or buffers of these neurons alone."""
+        part = {}
+        for name, leaf in values.items():
+            part[name] = leaf[self._indices[name]]
+        return part
+
+    def embed_tree(self, values: Tree, surroundings: Tree) -> Tree:
+        """Return the tree of which `values` are the part, with its `surroundings`."""
+        indices = []
+        leaves = []
+        for name, leaf in values.items():
+            indices.append(self._indices[name])
+            leaves.append(leaf)
+            leaves.append(surroundings[name])
+        embedded = _Embedding.apply(indices, *leaves[:])
+        return dict(zip(values, embedded, strict=True))
+
+    def covers_tree(self, values: Tree) -> bool:
+        """Return whether parameters are zero outside of these neurons."""
+        part = self.cut_tree(values)
+        counts = [leaf.count_nonzero() for leaf in values.values()]
+        part_counts = [leaf.count_nonzero() for leaf in part.values()]
+        return counts == part_counts
+
+
+class _Embedding(torch.autograd.Function):
+    """Put leaves into copies of larger ones, all at once, as a step does."""
+
+    @staticmethod
+    def forward(ctx: Any, indices: list[Index], *leaves: Tensor) -> tuple[Tensor, ...]:
+        ctx.indices = indices
+        ctx.set_materialize_grads(False)
+        parts = leaves[::2]
+        surroundings = leaves[1::2]
+        embedded = []
+        for index, part, leaf in zip(indices, parts, surroundings, strict=True):
+            embedded.append(leaf.clone(memory_format=torch.contiguous_format))
+            embedded[-1][index] = part
+        return tuple(embedded)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        answer: list[Any] = [None]
+        for index, grad in zip(ctx.indices, grads, strict=True):
+            answer.append(None if grad is None else grad[index])
+            answer.append(None)
+        return tuple(answer)
+
+
+class PartBound(Bound):
+    """Compute on a part what is zero outside of it, for trees of full size.
+
+    Args:
+        bound: With the buffers of the part.
+        part: The neurons that remain.
+        surroundings: Buffers of all neurons, by role.
+        trained: The tree that is trained, at full size and as a part.
+    """
+
+    def __init__(
+        self,
+        bound: Bound,
+        part: Subnetwork,
+        surroundings: dict[str, Tree],
+        trained: tuple[Tree, Tree],
+    ):
+        buffers = _embed_roles(part, bound.buffers, surroundings)
+        super().__init__(bound.net, buffers, bound.training, bound.weight)
+        self._part = part
+        self._trained = trained
+
+    def still(self, buffers: dict[str, Tree] | None = None) -> Bound:
+        """Return the same in evaluation mode; see Bound."""
+        buffers = self.buffers if buffers is None else buffers
+        bound = self._cut_bound(buffers, training=False)
+        return PartBound(bound, self._part, buffers, self._trained)
+
+    def features(self, params: Tree, x: Tensor, role: str = "main") -> tuple[Tensor, Tensor]:
+        """Return logits and the head's input, at full size; see Bound."""
+        bound = self.net.bind(self.buffers, self.training, self.weight)
+        answer = bound.features(params, x, role)
+        self.buffers = bound.buffers
+        return answer
+
+    def __call__(self, params: Tree, x: Tensor, role: str = "main") -> Tensor:
+        """Return logits, computed on the part if `params` are zero outside of it."""
+        trained, part_params = self._trained
+        if params is not trained:
+            # Of another model, such as a teacher, the part is not all.
+            if not self._part.covers_tree(params):
+                bound = self.net.bind(self.buffers, self.training, self.weight)
+                logits = bound(params, x, role)
+                self.buffers = bound.buffers
+                return logits
+            part_params = self._part.cut_tree(params)
+        bound = self._cut_bound(self.buffers, self.training)
+        logits = bound(part_params, x, role)
+        self.buffers = _embed_roles(self._part, bound.buffers, self.buffers)
+        return logits
+
+    @property
+    def part_buffers(self) -> dict[str, Tree]:
+        """Return the buffers of the part."""
+        return self._cut_bound(self.buffers, self.training).buffers
+
+    def _cut_bound(self, buffers: dict[str, Tree], training: bool) -> Bound:
+        part_buffers = {}
+        for role, values in buffers.items():
+            part_buffers[role] = self._part.cut_tree(values)
+        return self.net.bind(part_buffers, training, self.weight)
+
+
+def _embed_roles(
+    part: Subnetwork, buffers: dict[str, Tree], surroundings: dict[str, Tree]
+) -> dict[str, Tree]:
+    embedded = {}
+    for role, values in buffers.items():
+        embedded[role] = part.embed_tree(values, surroundings[role])
+    return embedded
+
+
+def find_subnetwork(net: Net, values: Tree, trainable: Tree) -> Subnetwork | None:
+    """Return the neurons that have part in a model, if they are not all.
+
+    The others have nothing but zeros before and behind them, which never move.
+
+    Args:
+        net: The network.
+        values: A model's parameters, or another tree.
+        trainable: Which entries move: a bool for each leaf, or one for each entry.
+
+    Returns:
+        None as well where a network of fewer neurons might compute something else.
+    """
+    # ---- Step 1: most networks' smallest weight has neither a row nor a column of zeros, which
+    # takes no wiring to see.
+    weights = [name for name, leaf in net.params.items() if leaf.dim() > 1]
+    if values.keys() != net.params.keys() or not weights:
+        return None
+    smallest = min(weights, key=lambda name: net.params[name].numel())
+    if _has_full_axes(_find_live_entries(values[smallest], trainable[smallest])):
+        return None
+    if tree.specs(values) != tree.specs(net.params):
+        return None
+    try:
+        wiring = net.parts.wiring
+    except ValueError:
+        return None
+
+    # ---- Step 2: a neuron remains with any entry that is not zero or moves.
+    neurons = _find_live_neurons(wiring, values, trainable)
+    is_whole = all(bool(remaining.all()) for remaining in neurons.values())
+    if is_whole or not wiring.is_separable:
+        return None
+    return Subnetwork(wiring, neurons)
+
+
+def _find_live_neurons(wiring: Wiring, values: Tree, trainable: Tree) -> dict[str, Tensor]:
+    """Return which neurons have an entry, bool `[neurons]` by group, at least one each."""
+    neurons: dict[str, Tensor] = {}
+    for name, leaf in values.items():
+        entries = _find_live_entries(leaf, trainable[name])
+        for dim, axis in enumerate(wiring.axes[name]):
+            if axis is None:
+                continue
+            along_axis = entries.movedim(dim, 0)
+            by_neuron = along_axis.reshape(wiring.widths[axis.group], -1)
+            has_entry = by_neuron.any(1)
+            if axis.group in neurons:
+                has_entry |= neurons[axis.group]
+            neurons[axis.group] = has_entry
+
+    # A layer of no neurons is none.
+    for remaining in neurons.values():
+        remaining[0] |= ~remaining.any()
+    return neurons
+
+
+def _find_live_entries(leaf: Tensor, trainable: Tensor | bool) -> Tensor:
+    """Return which entries of a leaf move, or are not zero."""
+    is_filled = leaf != 0
+    if trainable is True:
+        return torch.ones_like(is_filled)
+    return is_filled | trainable
+
+
+def _has_full_axes(entries: Tensor) -> bool:
+    """Return whether each row and each column has an entry."""
+    by_row = entries.flatten(1)
+    by_column = entries.transpose(0, 1).flatten(1)
+    return bool(by_row.any(1).all()) and bool(by_column.any(1).all())
+
+
+def _index_entries(axes: tuple[Axis | None, ...], neurons: Mapping[str, Tensor]) -> Index:
+    """Return where entries of remaining neurons are, along a tensor's leading axes."""
+    indices: list[Any] = []
+    for axis in axes:
+        if axis is None or bool(neurons[axis.group].all()):
+            indices.append(slice(None))
+            continue
+        is_present = neurons[axis.group].repeat_interleave(axis.block)
+        entries = is_present.nonzero().flatten()
+        start = int(entries[0])
+        stop = int(entries[-1]) + 1
+        # A slice is a view, and quicker to read and write.
+        is_run = stop - start == len(entries)
+        indices.append(slice(start, stop) if is_run else entries)
+    if len(indices) > 1 and all(isinstance(index, Tensor) for index in indices):
+        return torch.meshgrid(indices, indexing="ij")
+    return tuple(indices)
