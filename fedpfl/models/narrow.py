@@ -27,6 +27,7 @@ class NarrowableConv2d(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """Convolve `[batch, channels, height, width]`."""
+        # At full size PyTorch's kernel stays, and every bit with it.
         channels = self.weight.shape[:2]
         kernel = self.weight.shape[2:]
         is_cut = channels != (self.out_channels, self.in_channels)
@@ -52,6 +53,7 @@ class _Product(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry
     ) -> Tensor:
+        # All samples in one product, or it would be one of a few rows for each.
         windows = _view_windows(x, geometry)
         columns = windows.flatten(3).flatten(0, 2)
         ctx.save_for_backward(x, weight, columns)

@@ -50,6 +50,7 @@ class Subnetwork:
 
     def covers_tree(self, values: Tree) -> bool:
         """Return whether parameters are zero outside of these neurons."""
+        # A NaN is no zero, and counts.
         part = self.cut_tree(values)
         counts = [leaf.count_nonzero() for leaf in values.values()]
         part_counts = [leaf.count_nonzero() for leaf in part.values()]
@@ -62,6 +63,7 @@ class _Embedding(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, indices: list[Index], *leaves: Tensor) -> tuple[Tensor, ...]:
         ctx.indices = indices
+        # Most losses look at a few leaves alone, or at none.
         ctx.set_materialize_grads(False)
         parts = leaves[::2]
         surroundings = leaves[1::2]
@@ -110,6 +112,7 @@ class PartBound(Bound):
 
     def features(self, params: Tree, x: Tensor, role: str = "main") -> tuple[Tensor, Tensor]:
         """Return logits and the head's input, at full size; see Bound."""
+        # Of absent neurons a loss may read what an activation makes of zero.
         bound = self.net.bind(self.buffers, self.training, self.weight)
         answer = bound.features(params, x, role)
         self.buffers = bound.buffers
@@ -196,6 +199,7 @@ def _find_live_neurons(wiring: Wiring, values: Tree, trainable: Tree) -> dict[st
         for dim, axis in enumerate(wiring.axes[name]):
             if axis is None:
                 continue
+            # Entries of a flattened image belong to its channel.
             along_axis = entries.movedim(dim, 0)
             by_neuron = along_axis.reshape(wiring.widths[axis.group], -1)
             has_entry = by_neuron.any(1)
