@@ -97,12 +97,21 @@ class _Product(torch.autograd.Function):
 
 def _differentiate_twice(ctx: Any, grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Any, ...]:
     """Return the gradients of a convolution in a way that has a gradient."""
-    bias_shape = [len(weight)] if ctx.has_bias else None
-    wanted = [*ctx.needs_input_grad[:2], ctx.has_bias]
-    _, stride, padding = ctx.geometry
-    dilation, no_padding = (1, 1), (0, 0)
+    bias_shape = None
+    if ctx.has_bias:
+        bias_shape = [len(weight)]
     grads = torch.ops.aten.convolution_backward(
-        grad, x, weight, bias_shape, stride, padding, dilation, False, no_padding, 1, wanted
+        grad,
+        x,
+        weight,
+        bias_shape,
+        ctx.geometry.stride,
+        ctx.geometry.padding,
+        dilation=(1, 1),
+        transposed=False,
+        output_padding=(0, 0),
+        groups=1,
+        output_mask=[*ctx.needs_input_grad[:2], ctx.has_bias],
     )
     return *grads, None
 
@@ -114,5 +123,6 @@ def _view_windows(x: Tensor, geometry: Geometry) -> Tensor:
     if any(geometry.padding):
         rows, columns = geometry.padding
         x = F.pad(x, (columns, columns, rows, rows))
-    windows = x.unfold(2, height, row_step).unfold(3, width, column_step)
+    bands = x.unfold(2, height, row_step)
+    windows = bands.unfold(3, width, column_step)
     return windows.permute(1, 4, 5, 0, 2, 3)

@@ -69,8 +69,9 @@ class _Embedding(torch.autograd.Function):
         surroundings = leaves[1::2]
         embedded = []
         for index, part, leaf in zip(indices, parts, surroundings, strict=True):
-            embedded.append(leaf.clone(memory_format=torch.contiguous_format))
-            embedded[-1][index] = part
+            copy = leaf.clone(memory_format=torch.contiguous_format)
+            copy[index] = part
+            embedded.append(copy)
         return tuple(embedded)
 
     @staticmethod
@@ -108,7 +109,12 @@ class PartBound(Bound):
         """Return the same in evaluation mode; see Bound."""
         buffers = self.buffers if buffers is None else buffers
         bound = self._cut_bound(buffers, training=False)
-        return PartBound(bound, self._part, buffers, self._trained)
+        return PartBound(
+            bound,
+            self._part,
+            surroundings=buffers,
+            trained=self._trained,
+        )
 
     def features(self, params: Tree, x: Tensor, role: str = "main") -> tuple[Tensor, Tensor]:
         """Return logits and the head's input, at full size; see Bound."""
@@ -174,7 +180,8 @@ def find_subnetwork(net: Net, values: Tree, trainable: Tree) -> Subnetwork | Non
     if values.keys() != net.params.keys() or not weights:
         return None
     smallest = min(weights, key=lambda name: net.params[name].numel())
-    if _has_full_axes(_find_live_entries(values[smallest], trainable[smallest])):
+    entries = _find_live_entries(values[smallest], trainable[smallest])
+    if _has_full_axes(entries):
         return None
     if tree.specs(values) != tree.specs(net.params):
         return None
@@ -185,7 +192,8 @@ def find_subnetwork(net: Net, values: Tree, trainable: Tree) -> Subnetwork | Non
 
     # ---- Step 2: a neuron remains with any entry that is not zero or moves.
     neurons = _find_live_neurons(wiring, values, trainable)
-    is_whole = all(bool(remaining.all()) for remaining in neurons.values())
+    counts = [int(remaining.sum()) for remaining in neurons.values()]
+    is_whole = sum(counts) == sum(wiring.widths.values())
     if is_whole or not wiring.is_separable:
         return None
     return Subnetwork(wiring, neurons)
@@ -242,6 +250,7 @@ def _index_entries(axes: tuple[Axis | None, ...], neurons: Mapping[str, Tensor])
         # A slice is a view, and quicker to read and write.
         is_run = stop - start == len(entries)
         indices.append(slice(start, stop) if is_run else entries)
-    if len(indices) > 1 and all(isinstance(index, Tensor) for index in indices):
+    lists = [index for index in indices if isinstance(index, Tensor)]
+    if len(lists) == 2:
         return torch.meshgrid(indices, indexing="ij")
     return tuple(indices)
