@@ -29,9 +29,9 @@ class PartialModel(Method, ABC):
     A sub-model is kept at full size: what is not active is zero or frozen, and never moves. A
     neuron whose weights, bias and normalisation are all zero gives zero, so this computes what the
     small dense network would, except under GroupNorm or LayerNorm, whose statistics run over
-    neurons. The server averages each entry over the clients that trained it; what nobody trained
-    keeps its value. BatchNorm statistics stay with the clients, and only those of active neurons
-    move.
+    neurons; where it does, the engine may train the small one. The server averages each entry over
+    the clients that trained it; what nobody trained keeps its value. BatchNorm statistics stay with
+    the clients, and only those of active neurons move.
     """
 
     server_sees = "each upload"
