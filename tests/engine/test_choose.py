@@ -87,6 +87,23 @@ def clock(monkeypatch):
     monkeypatch.setattr(choosing.time, "perf_counter", lambda: Played.clock)
 
 
+def test_a_candidate_that_fails_keeps_no_frames(federation, net):
+    """They would hold its memory for as long as the error is kept."""
+    errors = []
+
+    def fail(answers):
+        for _ in answers:
+            try:
+                raise ValueError("no such kernel")
+            except ValueError as error:
+                errors.append(error)
+        return errors
+
+    runner, _ = chosen(net, graphs={"change": fail})
+    played(runner, federation, net, rounds=1)
+    assert [error.__traceback__ for error in errors] == [None]
+
+
 SLOW, SLOWER = {"seconds": 0.3}, {"seconds": 0.6}
 WRONG, BROKEN = {"change": untrained}, {"change": failing}
 KINDS = [
@@ -157,7 +174,7 @@ def test_numbers_that_are_not_finite_must_be_so_in_both(federation, net):
 
 def test_what_was_recorded_is_taken_without_being_tried(net):
     known = {"backend": "loop", "graphs": False, "width": 3}
-    assert choose_backend(Engine(), net, CPU, known).engine == Engine(backend="loop", width=3)
+    assert choose_backend(Engine(), net, CPU, known).engine == Engine(**known)
     assert choose_backend(Engine(), net, CPU).name == "loop"
 
 

@@ -233,14 +233,19 @@ def test_a_capture_that_fails_changes_no_bit_and_is_one_line(federation, caplog)
     )
 
 
-def test_a_capture_without_room_is_tried_again_by_fewer_clients(federation):
+@pytest.mark.parametrize("hidden", [False, True], ids=["plain", "under another error"])
+def test_a_capture_without_room_is_tried_again_by_fewer_clients(hidden, federation):
     """Memory that runs out says nothing of the next capture; graphs stay on."""
     capture = Capture()
 
     def starved(step):
         if capture.captured == 1 and not starved.has_failed:
             starved.has_failed = True
-            raise torch.OutOfMemoryError("CUDA out of memory")
+            try:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            finally:
+                if hidden:
+                    raise RuntimeError("the capture was invalidated")
         return capture(step)
 
     starved.has_failed = False

@@ -145,6 +145,9 @@ class AutotunedBackend(Backend):
             seconds, has_failed = self._share((seconds, has_failed))
             if has_failed or seconds > PATIENCE * best_seconds:
                 break
+        for answer in answers:
+            if isinstance(answer, Exception):
+                answer.with_traceback(None)  # whose frames hold the candidate's memory
         return Candidate(engine=engine, backend=backend, answers=answers, seconds=seconds)
 
 

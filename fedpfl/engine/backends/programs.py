@@ -136,16 +136,28 @@ class CaptureAttempts:
             return None
         try:
             return self._capture(step)
-        except torch.OutOfMemoryError:
-            raise
         except Exception as error:
-            self.has_failed = True
+            memory_error = _find_memory_error(error)
             reason = error_text(error)
+        if memory_error is not None:
+            raise memory_error
+        self.has_failed = True
         log.warning(
             "engine.graphs: a step could not be captured, so steps run eagerly from here on (%s)",
             reason,
         )
         return None
+
+
+def _find_memory_error(error: BaseException) -> torch.OutOfMemoryError | None:
+    """Return the lack of memory that an error came of, or None."""
+    # The end of a capture raises an error of its own over that of the step.
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, torch.OutOfMemoryError):
+            return cause
+        cause = cause.__context__
+    return None
 
 
 @dataclass(frozen=True)
