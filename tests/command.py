@@ -31,10 +31,12 @@ from fedpfl.record import digests
 from fedpfl.runner import resume, session
 from tests.conftest import ROOT
 
-TINY = (
+TINY_TASK = (
     *("rounds=2", "clients=4", "participation=0.5", "partition.samples_per_client=24"),
     *("local.epochs=1", "eval.every=1", "checkpoint.seconds=0"),
 )
+TINY = (*TINY_TASK, "model=mlp", "model.hidden=[8]")
+"""With the default network a run takes twice as long."""
 FILES = {
     *("config.yaml", "rounds.csv", "clients.csv", "summary.json", "state.pt", "run.log"),
     *("partition.npz", "partition.png"),

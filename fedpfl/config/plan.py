@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from omegaconf import DictConfig, Node, OmegaConf
+from omegaconf import MISSING, DictConfig, Node, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor
 
@@ -968,11 +968,11 @@ def resolve_config(cfg: DictConfig) -> dict[str, Any]:
     )
     groups = [group for group in GROUPS if group not in OPTIONAL_GROUPS]
     try:
-        if missing := OmegaConf.missing_keys(cfg):
+        unresolved: dict[str, Any] = OmegaConf.to_container(cfg)  # type: ignore[assignment]
+        if missing := [key for key, value in flatten_keys(unresolved) if _is_missing(value)]:
             raise _missing_value_error(min(missing))
         if OmegaConf.is_config(cfg.get("method")):
             cfg.method = OmegaConf.to_container(cfg.method, resolve=True)
-        unresolved: dict[str, Any] = OmegaConf.to_container(cfg)  # type: ignore[assignment]
         # These are in the method by now; what it takes nothing from, as where the user sets
         # method.q, is not looked up.
         optional_groups = {
@@ -1008,6 +1008,11 @@ def resolve_config(cfg: DictConfig) -> dict[str, Any]:
         require_known_keys(without_name(values), OPTIONAL_GROUPS[group], group)
         require_representable(values, group)
     return config
+
+
+def _is_missing(value: Any) -> bool:
+    """Return whether a value, or one of a list, has still to be set."""
+    return value == MISSING or (isinstance(value, list) and MISSING in value)
 
 
 def _missing_value_error(key: str) -> FedpflError:

@@ -32,6 +32,7 @@ from fedpfl.runner.faults import user_errors
 from tests.command import (
     FILES,
     TINY,
+    TINY_TASK,
     Result,
     format_override,
     read_checkpoint,
@@ -182,7 +183,9 @@ def place(tmp_path: Path) -> Path:
 def test_bad_input_is_one_line_and_leaves_nothing(overrides: str, says: str, place: Path) -> None:
     before = snapshot(place)
     base = [
-        key for key in TINY if not (overrides.startswith(SCHEMES) and key.startswith("partition."))
+        key
+        for key in TINY_TASK
+        if not (overrides.startswith(SCHEMES) and key.startswith("partition."))
     ]
     for mark, text in MARKED.items():
         overrides = overrides.replace(mark, text)
@@ -289,7 +292,7 @@ def test_what_the_machine_lacks_is_one_line(tmp_path: Path) -> None:
         (threads, "the system lets this process start no more threads; set engine.wo"),
     ):
         with patch:
-            result = run_command("method=fedavg", "model=mlp", *TINY, cwd=tmp_path)
+            result = run_command("method=fedavg", *TINY, cwd=tmp_path)
         assert (result.code, len(result.complaints)) == (2, 1)
         assert result.complaints[0].startswith(f"fedpfl: {says}")
 
@@ -336,7 +339,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
     """A folder with a finished run in `some/where`, and what the run said."""
     folder = tmp_path_factory.mktemp("played")
     place = format_override("hydra.run.dir", folder / "some/where")
-    return folder, run_command(*TINY, "model=mlp", place, cwd=folder)
+    return folder, run_command(*TINY, place, cwd=folder)
 
 
 def test_a_run_lies_where_hydra_run_dir_says_and_its_first_lines_say_what_runs(played) -> None:
@@ -351,7 +354,7 @@ def test_a_run_lies_where_hydra_run_dir_says_and_its_first_lines_say_what_runs(p
 
 def test_a_directory_of_another_run_or_in_use_is_refused_and_kept(played) -> None:
     folder, _ = played
-    words, before = (*TINY, "model=mlp", "hydra.run.dir=some/where"), snapshot(folder)
+    words, before = (*TINY, "hydra.run.dir=some/where"), snapshot(folder)
     for other, differing in read_cases("""
         rounds=3 => rounds 2 there, 3 here
         method=fedavg => method fedobp there, fedavg here
@@ -374,7 +377,7 @@ def test_a_finished_run_is_recognised_and_left_alone(played) -> None:
     folder, _ = played
     run = folder / "some/where"
     before, times = snapshot(folder), {name: (run / name).stat().st_mtime_ns for name in FILES}
-    words = ("model=mlp", "hydra.run.dir=some/where", "device=cpu", "checkpoint.seconds=5")
+    words = ("hydra.run.dir=some/where", "device=cpu", "checkpoint.seconds=5")
     again = run_command(*TINY, *words, cwd=folder)
     assert again.code == 0
     assert again.out.startswith(f"already finished: {run}")
@@ -392,7 +395,7 @@ PLAIN = sorted(
 )
 def test_a_run_of_every_method_writes_its_directory(method: str, tmp_path: Path) -> None:
     tuning = ("eval.finetune_epochs=1", "eval.finetune_every=2")
-    result = run_command(*TINY, *tuning, "model=lenet5", f"method={method}", cwd=tmp_path)
+    result = run_command(*TINY_TASK, *tuning, "model=lenet5", f"method={method}", cwd=tmp_path)
     assert result.code == 0, result
     (folder,) = (tmp_path / "outputs" / "digits").glob("*/*/seed42")
     masks = {"masks.json"} if METHODS[method].masks is not Method.masks else set()
@@ -434,7 +437,7 @@ def test_a_run_of_every_method_writes_its_directory(method: str, tmp_path: Path)
 def test_a_run_is_over_when_every_client_has_stopped(tmp_path: Path) -> None:
     """Its last round is judged and saved, and the directory is a finished one."""
     overrides = (
-        *(*TINY, "model=mlp", "method=fedspu", "stopping.early=true", "method.widths=[1.0]"),
+        *(*TINY_TASK, "model=mlp", "method=fedspu", "stopping.early=true", "method.widths=[1.0]"),
         *("participation=1", "rounds=60", "local.lr=0.5", "eval.every=1000"),
         *("checkpoint.seconds=1000", "hydra.run.dir=run"),
     )
@@ -454,7 +457,7 @@ def test_a_run_is_over_when_every_client_has_stopped(tmp_path: Path) -> None:
 def test_a_run_without_test_samples_has_empty_cells_and_is_recognised(tmp_path: Path) -> None:
     for said in ("finished after round 2", "already finished"):
         result = run_command(
-            *(*TINY, "model=mlp", "partition.test_fraction=0", "hydra.run.dir=here"), cwd=tmp_path
+            *(*TINY, "partition.test_fraction=0", "hydra.run.dir=here"), cwd=tmp_path
         )
         assert result.code == 0
         assert said in result.err + result.out
@@ -476,14 +479,14 @@ def test_a_run_of_very_many_rounds_begins_at_once(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with mock.patch.object(rundir.RunDirectory, "checkpoint", stop):
-        result = run_command(*TINY, "model=mlp", f"rounds={2**63 - 1}", cwd=tmp_path)
+        result = run_command(*TINY, f"rounds={2**63 - 1}", cwd=tmp_path)
     # An interrupt saves what is left to save
     assert (result.code, played) == (130, [1, 2, 2]), result
 
 
 @pytest.mark.parametrize("when", keep_quick(["rounds=1 local.lr=1e38", "rounds=4 local.lr=1e6"]))
 def test_a_diverging_run_stops_with_status_three_and_one_complaint(when, tmp_path):
-    result = run_command(*TINY, "model=mlp", *when.split(), "hydra.run.dir=here", cwd=tmp_path)
+    result = run_command(*TINY, *when.split(), "hydra.run.dir=here", cwd=tmp_path)
     assert result.code == 3, result
     assert len(result.complaints) == 1
     assert "training diverged" in result.complaints[0]
@@ -525,7 +528,7 @@ class Faulty(FedAvg):
 @pytest.fixture
 def faulty(monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
     monkeypatch.setitem(METHODS, "faulty", Faulty)
-    return (*TINY, "model=mlp", "method=fedavg", "method.name=faulty")
+    return (*TINY, "method=fedavg", "method.name=faulty")
 
 
 @pytest.mark.parametrize(
@@ -568,7 +571,7 @@ def test_a_fault_before_the_first_round_leaves_nothing(hook, faulty, tmp_path):
 def test_a_fault_of_the_program_keeps_its_traceback(tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "_measure_training", lambda *args: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        run_command(*TINY, "model=mlp", cwd=tmp_path)
+        run_command(*TINY, cwd=tmp_path)
 
 
 # Sweeps
@@ -585,9 +588,7 @@ def seeds(folder: Path) -> dict[str, list[str]]:
 
 
 def test_a_sweep_over_methods_and_seeds_makes_a_directory_for_each(tmp_path: Path) -> None:
-    result = run_command(
-        *("--multirun", *TINY, "model=mlp", "method=fedavg,fedper", "seed=1,2"), cwd=tmp_path
-    )
+    result = run_command(*("--multirun", *TINY, "method=fedavg,fedper", "seed=1,2"), cwd=tmp_path)
     assert result.code == 0, result
     assert seeds(tmp_path) == {"fedavg": ["seed1", "seed2"], "fedper": ["seed1", "seed2"]}
     # The seeds of one configuration lie together
@@ -605,9 +606,7 @@ def test_a_sweep_over_methods_and_seeds_makes_a_directory_for_each(tmp_path: Pat
     )
     assert result.out.startswith("Digits, Dir(0.1)\n")
     assert result.out.endswith(reported(tmp_path, "outputs"))
-    again = run_command(
-        *("--multirun", *TINY, "model=mlp", "method=fedper", "seed=1,2"), cwd=tmp_path
-    )
+    again = run_command(*("--multirun", *TINY, "method=fedper", "seed=1,2"), cwd=tmp_path)
     rate = read_summary(next(tmp_path.glob("outputs/digits/fedper/*/seed1")))["last"]["accuracy"]
     done = f"sweep: 1/2 done  seed=1: all clients {rate:.2f} %, already finished\n"
     assert done in again.err  # nothing tells how long a job takes
@@ -693,7 +692,7 @@ def test_values_inside_a_group_that_is_swept_over(words: str, wanted: str) -> No
 
 
 def test_a_failing_job_does_not_stop_the_others(tmp_path: Path) -> None:
-    words = ("method=fedprox,fedavg", "method.mu=0.1", "clients=4,5000", "model=mlp")
+    words = ("method=fedprox,fedavg", "method.mu=0.1", "clients=4,5000")
     result = run_command("--multirun", *TINY, *words, cwd=tmp_path)
     assert result.code == 2, result
     assert "method.mu is not a key here; known keys: statistics" in result.err
@@ -709,9 +708,7 @@ def test_a_failing_job_does_not_stop_the_others(tmp_path: Path) -> None:
 
 
 def test_a_diverging_job_does_not_stop_the_others(tmp_path: Path) -> None:
-    result = run_command(
-        "--multirun", *TINY, "model=mlp", "method=fedavg", "local.lr=1e30,0.01", cwd=tmp_path
-    )
+    result = run_command("--multirun", *TINY, "method=fedavg", "local.lr=1e30,0.01", cwd=tmp_path)
     assert result.code == 3, result
     paths = tmp_path.glob("outputs/*/*/*/*/summary.json")
     statuses = {read_summary(path.parent)["status"]: path for path in paths}

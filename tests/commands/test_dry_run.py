@@ -11,7 +11,7 @@ from tests.command import TINY, run_command, snapshot
 from tests.conftest import read_cases
 from tests.record.test_damage import interrupt
 
-WORDS = ("dataset=digits", "model=mlp", "method=fedavg", *TINY, "rounds=8")
+WORDS = ("dataset=digits", "method=fedavg", *TINY, "rounds=8")
 
 
 def foretold(*words: str, cwd: Path) -> str:

@@ -512,7 +512,7 @@ def test_the_seed_decides_partition_and_model() -> None:
     first, again, other = (torch.cat(run.federation.train) for run in runs)
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
-    first, again, other = (run.net.params["fc1.weight"] for run in runs)
+    first, again, other = (run.net.params["classifier.weight"] for run in runs)
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
 
@@ -548,7 +548,7 @@ def test_a_value_that_asks_for_itself_is_one_line(tmp_path):
 
 
 def test_one_run_asks_nothing_of_the_folder_of_sweeps(tmp_path):
-    words = (*TINY, "model=mlp", "hydra.sweep.dir='${hydra:sweep.dir}'")
+    words = (*TINY, "hydra.sweep.dir='${hydra:sweep.dir}'")
     assert run_command(*words, cwd=tmp_path).code == 0
 
 
@@ -564,7 +564,7 @@ def test_runs_ask_for_their_places_side_by_side():
 def test_a_sweep_over_texts_with_letters_beyond_ascii_runs(tmp_path):
     """Hydra encodes a job's text without quotes, and refuses such letters without them."""
     result = run_command(
-        *("-m", *TINY, "model=mlp", "rounds=1", "name='für alle','für b'", "hydra.sweep.dir=out"),
+        *("-m", *TINY, "rounds=1", "name='für alle','für b'", "hydra.sweep.dir=out"),
         cwd=tmp_path,
     )
     assert result.code == 0, result.err

@@ -96,7 +96,7 @@ def without_seconds(text: str) -> list[list[str]]:
 def test_clients_are_the_values_of_a_column_and_tested_on_the_test_split(tmp_path):
     save_digits(tmp_path / "saved", test=range(1500, 1797), train=range(1500))
     words = ["dataset=hf", "dataset.path=saved", "dataset.input=image", "dataset.label=label"]
-    words += ["dataset.by=writer", "model=mlp", "rounds=1", "participation=1", "local.epochs=1"]
+    words += ["dataset.by=writer", "rounds=1", "participation=1", "local.epochs=1"]
     result = run_command(*words, "hydra.run.dir=run", cwd=tmp_path)
     assert result.code == 0, result.err
     config = OmegaConf.load(tmp_path / "run/config.yaml")

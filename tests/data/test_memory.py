@@ -12,7 +12,7 @@ from fedpfl.data import datasets
 from fedpfl.data.datasets import memory
 from tests.command import TINY
 
-WORDS = (*(word for word in TINY if not word.startswith("clients=")), "model=mlp", "method=fedavg")
+WORDS = (*(word for word in TINY if not word.startswith("clients=")), "method=fedavg")
 
 
 @pytest.fixture
@@ -106,9 +106,7 @@ def test_a_run_goes_on_with_its_own_data_alone(digits):
 
 
 def test_a_sweep_reads_data_once_for_all(digits):
-    runs, table = fedpfl.sweep(
-        *TINY, "model=mlp", data=digits, method=["fedavg", "fedper"], progress=False
-    )
+    runs, table = fedpfl.sweep(*TINY, data=digits, method=["fedavg", "fedper"], progress=False)
     assert list(table["method"]) == ["fedavg", "fedper"]
     assert runs[0].summary["read"] == runs[1].summary["read"]
 

@@ -392,9 +392,7 @@ def test_clients_that_never_train(batch, together, idle):
 
 
 def test_clients_that_never_train_are_told(tmp_path):
-    options = (
-        *("partition.samples_per_client=2", "partition.test_fraction=0.5", "model=mlp", "rounds=1"),
-    )
+    options = (*("partition.samples_per_client=2", "partition.test_fraction=0.5", "rounds=1"),)
     result = run_command(*TINY, *options, cwd=tmp_path)
     assert result.code == 0, result.err
     assert "samples min/median/max 2/2/2; 4 never train, for lack of samples" in result.err

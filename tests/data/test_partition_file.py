@@ -109,14 +109,14 @@ def test_samples_alone_are_split_by_the_seed(write, numbered):
 
 def test_a_runs_partition_gives_another_run_the_same_clients(tmp_path):
     """Its validation samples too; the seed may be another."""
-    play_run(tmp_path / "first", *TINY, "method=fedavg", "model=mlp", "validation=0.2")
+    play_run(tmp_path / "first", *TINY, "method=fedavg", "validation=0.2")
     keys = [key for key in TINY if not key.startswith("partition.")]
     path = format_override("partition.path", tmp_path / "first/partition.npz")
-    play_run(tmp_path / "again", *keys, "method=fedavg", "model=mlp", "partition=file", path)
+    play_run(tmp_path / "again", *keys, "method=fedavg", "partition=file", path)
     first, again = (read_table(tmp_path / name / "rounds.csv") for name in ("first", "again"))
     assert first == again
     runs = [
-        build_run(check_config(compose_once(*keys, "model=mlp", *own, "seed=42")))
+        build_run(check_config(compose_once(*keys, *own, "seed=42")))
         for own in (
             ("partition.samples_per_client=24", "validation=0.2"),
             ("partition=file", path, "partition.seed=7"),
@@ -130,9 +130,7 @@ def test_a_runs_partition_gives_another_run_the_same_clients(tmp_path):
         r" validation=0$"
     )
     with pytest.raises(FedpflError, match=message):
-        build_run(
-            check_config(compose_once(*keys, "model=mlp", "partition=file", path, "validation=0.1"))
-        )
+        build_run(check_config(compose_once(*keys, "partition=file", path, "validation=0.1")))
 
 
 @pytest.mark.parametrize(

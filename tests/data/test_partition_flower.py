@@ -119,7 +119,7 @@ def test_clients_without_samples_and_data_without_groups():
 
 def test_a_run_by_a_partitioner(tmp_path: Path):
     words = ["partition=flower", "partition.partitioner=DirichletPartitioner", "clients=8"]
-    words += ["partition.arguments.alpha=0.5", "model=mlp", "rounds=1", "hydra.run.dir=run"]
+    words += ["partition.arguments.alpha=0.5", "rounds=1", "hydra.run.dir=run"]
     tiny = [word for word in TINY if not word.startswith(("partition.", "clients"))]
     result = run_command(*tiny, *words, cwd=tmp_path)
     assert result.code == 0, result.err

@@ -23,7 +23,6 @@ from tests.command import (
 from tests.conftest import assert_same
 
 SWEEP = ("-m", *TINY, "hydra/launcher=lockstep")
-SMALL = ("model=mlp", "model.hidden=[8]")
 
 
 class Echo(Backend):
@@ -169,10 +168,7 @@ def same_runs(cwd, arguments, *, ended="finished"):
     return alone, runs
 
 
-ARGUMENTS = (
-    *("method=fedobp,ditto", "seed=2", "eval.finetune_epochs=1", "eval.finetune_every=1"),
-    *SMALL,
-)
+ARGUMENTS = ("method=fedobp,ditto", "seed=2", "eval.finetune_epochs=1", "eval.finetune_every=1")
 
 
 def test_a_lockstep_sweep_equals_its_runs_alone_bit_for_bit(tmp_path):
@@ -193,7 +189,7 @@ def test_a_lockstep_sweep_equals_its_runs_alone_bit_for_bit(tmp_path):
 
 @pytest.mark.full
 def test_batched_backend_in_lockstep(tmp_path):
-    arguments = ("method=fedobp,fedavg", "engine=batched", *SMALL)
+    arguments = ("method=fedobp,fedavg", "engine=batched")
     assert run_command(*SWEEP, *arguments, cwd=tmp_path).code == 0
     run_command("-m", *TINY, "hydra.sweep.dir=alone", *arguments, cwd=tmp_path)
     for run in (path.parent for path in (tmp_path / "alone").rglob("rounds.csv")):
@@ -207,9 +203,7 @@ def test_batched_backend_in_lockstep(tmp_path):
 
 
 def test_a_job_that_cannot_start_and_one_that_diverges_take_nobody_down(tmp_path):
-    result = run_command(
-        *SWEEP, *SMALL, "method=fedavg", "seed=1", "local.lr=-1,0.01,1e30", cwd=tmp_path
-    )
+    result = run_command(*SWEEP, "method=fedavg", "seed=1", "local.lr=-1,0.01,1e30", cwd=tmp_path)
     assert result.code in (2, 3)
     told = [line for line in result.err.splitlines() if line.startswith("sweep:")]
     for failure in ("-1: failed: local.lr must be a positive", "1e+30: failed: training diverged"):
@@ -222,7 +216,7 @@ def test_a_job_that_cannot_start_and_one_that_diverges_take_nobody_down(tmp_path
 
 @pytest.mark.full
 def test_killed_and_started_again_each_job_resumes(tmp_path):
-    own = (*SMALL, "rounds=12", "seed=1,2,3")
+    own = ("rounds=12", "seed=1,2,3")
     arguments = (*SWEEP, *own, "hydra.launcher.jobs=2")
     process = start_process(*arguments, cwd=tmp_path)
     while len(list(tmp_path.rglob("state.pt"))) < 2:

@@ -23,7 +23,7 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS, Batch
 from fedpfl.remote.app import require_playable
 from fedpfl.report import load
-from tests.command import TINY, compose_once
+from tests.command import TINY_TASK, compose_once
 from tests.conftest import CPU, LOCAL, as_engine, find_eval_job
 
 NAMES = tuple(MEASURES)
@@ -154,7 +154,7 @@ def test_backends_agree_and_nothing_else_changes(name, federation, net):
         torch.testing.assert_close(one, other, equal_nan=True, atol=1e-5, rtol=1e-4)
 
 
-SMALL = (*TINY, "model=lenet5", "validation=0.25")
+SMALL = (*TINY_TASK, "model=lenet5", "validation=0.25")
 
 
 @needed

@@ -25,7 +25,7 @@ from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS
-from tests.command import TINY, compose_once, read_table
+from tests.command import TINY, TINY_TASK, compose_once, read_table
 from tests.command import play_run as run
 from tests.conftest import (
     CLASSES,
@@ -41,7 +41,7 @@ from tests.conftest import (
 
 COHORTS = [0, 2, 4, 6], [1, 2, 3, 5]  # of the seven that take part
 SETTINGS = (
-    *TINY,
+    *TINY_TASK,
     *("model=lenet5", "clients=6", "validation=0.25", "unseen=0.34", "eval.finetune_epochs=1"),
 )
 VALIDATE = {"fedfomo": {}, "fedobp_adaptive": {"q": (0.5, 0.9)}}

@@ -19,7 +19,7 @@ from tests.conftest import CPU, assert_same, make_federation
 module = importlib.import_module("fedpfl.engine.precision_timing")
 BF16 = Engine("loop", precision="bf16")
 FEDERATION = make_federation((40, 33, 20), (10, 8, 16))
-RUN = ("method=fedavg", "dataset=digits", "model=mlp", *TINY, "rounds=1")
+RUN = ("method=fedavg", "dataset=digits", *TINY, "rounds=1")
 
 
 class Clocked(nn.Module):

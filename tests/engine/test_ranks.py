@@ -31,6 +31,7 @@ from fedpfl.methods import METHODS, FedAvg, Method
 from fedpfl.testing import toy
 from tests.command import (
     TINY,
+    TINY_TASK,
     Result,
     _environment,
     _heed_interrupts,
@@ -59,7 +60,13 @@ FEW = ("fedobp", "seqfededt", "fedamp")
 """Plain; a survey; what losses keep; turns of a single client; ragged findings; models of others.
 """
 RUN = (
-    *(*TINY, "rounds=4", "partition.samples_per_client=60", "eval.every=2", "hydra.run.dir=run"),
+    *(
+        *TINY_TASK,
+        "rounds=4",
+        "partition.samples_per_client=60",
+        "eval.every=2",
+        "hydra.run.dir=run",
+    ),
     *("method=fedobp", "quantile.q=0.9", "eval.finetune_epochs=1", "eval.finetune_every=4"),
     "model=lenet5",
 )

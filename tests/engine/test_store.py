@@ -30,6 +30,7 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS, Ditto, FedAvg, FedOBP
 from tests.command import (
     TINY,
+    TINY_TASK,
     play_run,
     read_checkpoint,
     read_table,
@@ -202,7 +203,7 @@ def test_states_beside_a_gpu(where, federation, tmp_path):
 
 # The command
 
-RUN = (*TINY, "rounds=4", "quantile.q=0.9", "model=mlp", "model.hidden=[8]")
+RUN = (*TINY, "rounds=4", "quantile.q=0.9")
 
 
 def test_a_run_with_its_states_elsewhere_is_the_same_run(tmp_path):
@@ -217,7 +218,7 @@ def test_a_run_with_its_states_elsewhere_is_the_same_run(tmp_path):
 
 
 LARGE = (
-    *TINY,
+    *TINY_TASK,
     *("rounds=4", "quantile.q=0.9", "model=mlp", "model.hidden=[1000]"),
 )  # 3 MiB of parameters
 
@@ -230,7 +231,7 @@ def test_what_a_run_will_take_is_told(tmp_path):
         *("method=local_only", "model=mlp", "model.hidden=[4000]", "rounds=2", "clients=8"),
         "participation=0.25",
     )
-    told = run_command(*TINY, *own, cwd=tmp_path).err
+    told = run_command(*TINY_TASK, *own, cwd=tmp_path).err
     cohort = {client for drawn in draw_cohorts(42, 8, 0.25, 2) for client in drawn}
     each = 4 * (784 * 4000 + 4000 + 4000 * 10 + 10) / 2**20
     assert len(cohort) == 3

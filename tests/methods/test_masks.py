@@ -104,7 +104,7 @@ def test_without_masks_or_clients_there_is_nothing_to_compare() -> None:
 
 
 def test_a_run_leaves_them_once_and_mends_them(tmp_path: Path) -> None:
-    words = (*TINY, "method=fedselect", "model=mlp", "model.hidden=[8]", "eval.finetune_epochs=0")
+    words = (*TINY, "method=fedselect", "eval.finetune_epochs=0")
     play_run(tmp_path / "run", *words)
     path = tmp_path / "run/masks.json"
     whole = path.read_bytes()

@@ -13,7 +13,7 @@ from fedpfl.config.plan import build_run, check_config
 from fedpfl.ground import memory
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import Batch
-from tests.command import TINY, compose_once
+from tests.command import TINY_TASK, compose_once
 from tests.conftest import assert_close, assert_same
 
 COUNTS = [
@@ -267,5 +267,5 @@ DIGITS = (
 def test_what_does_not_fit(words, message, monkeypatch):
     monkeypatch.setattr(memory, "total_memory", lambda: 16 * 2**30)
     with pytest.raises(FedpflError) as told:
-        build_run(check_config(compose_once(*TINY, *words.split())))
+        build_run(check_config(compose_once(*TINY_TASK, *words.split())))
     assert str(told.value) == message

@@ -13,7 +13,7 @@ from fedpfl.config.plan import build_run, check_config
 from fedpfl.data.state_dict import read_state_dict
 from fedpfl.ground import tree, vision
 from fedpfl.ground.errors import FedpflError
-from tests.command import TINY, compose_once, format_override
+from tests.command import TINY_TASK, compose_once, format_override
 from tests.conftest import assert_same
 
 
@@ -161,7 +161,7 @@ class Trap:
 def test_they_stand_in_the_folder_of_the_data(tmp_path):
     net = models.build_network("lenet5", (1, 28, 28), 10, 7)
     saved(tmp_path, net)
-    tiny = (*TINY, "model=lenet5", format_override("data_dir", tmp_path))
+    tiny = (*TINY_TASK, "model=lenet5", format_override("data_dir", tmp_path))
     run = build_run(check_config(compose_once(*tiny, "model.weights=own.pt")))
     assert_same(run.net.params, net.params)
     told = "there is no file .*other.pt; put it there, or give its full path"

@@ -442,7 +442,7 @@ def test_the_pretended_gpu_replays_what_was_captured():
 
 @pytest.mark.full
 def test_engine_auto_takes_one_way_records_it_and_resumes_by_it(tmp_path):
-    command = ("method=fedobp", "quantile.q=0.9", *TINY, "model=mlp", "hydra.run.dir=run")
+    command = ("method=fedobp", "quantile.q=0.9", *TINY, "hydra.run.dir=run")
     first = run_command(*command, cwd=tmp_path)
     assert first.code == 0, first.err
     (line,) = [

@@ -42,7 +42,7 @@ from tests.command import (
 from tests.conftest import assert_same, keep_one_of_each, keep_quick, read_cases
 from tests.report.test_listing import HOUR, age
 
-RUN = (*TINY, "rounds=3", "method=ditto", "model=mlp", "model.hidden=[8]", "eval.finetune_epochs=1")
+RUN = (*TINY, "rounds=3", "method=ditto", "eval.finetune_epochs=1")
 FILES = ("state.pt", "rounds.csv", "config.yaml", "partition.npz", "clients.csv", "summary.json")
 FLIPS = (4, 10)
 """One-bit flips of each of the six files, of a finished and of an interrupted run."""

@@ -23,7 +23,7 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.record.loggers import make_loggers, start_callbacks
 from fedpfl.record.picture import draw_partition
 from fedpfl.record.rundir import RunDirectory
-from tests.command import TINY, format_override, rewrite_summary, run_command
+from tests.command import TINY_TASK, format_override, rewrite_summary, run_command
 from tests.conftest import read_cases
 from tests.record.test_wandb import (
     done,
@@ -378,7 +378,7 @@ def logged(tmp_path_factory):
         words = ["method=fedobp", "name=mine", "model=mlp", "rounds=3", "eval.every=2"]
         words += [f"logger=[{','.join((*there, 'csv'))}]"]
         words += ["logger.mode=offline"] * ("wandb" in there)
-        result = run_command(*TINY[1:-2], *words, cwd=folder)
+        result = run_command(*TINY_TASK[1:-2], *words, cwd=folder)
     assert result.code == 0, result.err
     (path,) = (found.parent for found in folder.glob("outputs/*/*/*/*/rounds.csv"))
     return path

@@ -35,7 +35,7 @@ from tests.record.test_damage import interrupt, overwritten, samples
 CASES = (16, 200)  # damaged files of a finished and of an interrupted run each
 RUN = (
     *TINY,
-    *("rounds=3", "method=fedcac", "model=mlp", "model.hidden=[8]", "eval.finetune_epochs=1"),
+    *("rounds=3", "method=fedcac", "eval.finetune_epochs=1"),
     "dataset=npz",
 )
 SHARE = 8  # of the cases one that draws figures and pages, which takes the longest
@@ -254,5 +254,5 @@ def test_what_is_written_is_noted_before(tmp_path: Path) -> None:
         add(self, name, digest)
 
     with mock.patch.object(digests.DigestNotes, "add", killed), pytest.raises(KeyboardInterrupt):
-        play_run(tmp_path / "run", *TINY, "rounds=3", "model=mlp", "model.hidden=[8]")
+        play_run(tmp_path / "run", *TINY, "rounds=3")
     assert len(fedpfl.load(tmp_path / "run").rounds) == 2

@@ -168,7 +168,6 @@ def offline_sweep(folder: Path, *arguments: str) -> list[Path]:
             "eval.finetune_epochs=1",
             "logger=wandb",
             "logger.mode=offline",
-            "model=mlp",
         )
         assert run_command("--multirun", *TINY, *words, *arguments, cwd=folder).code == 0
     return sorted(path.parent for path in folder.glob("outputs/*/*/*/*/rounds.csv"))

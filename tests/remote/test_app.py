@@ -14,7 +14,7 @@ from fedpfl.remote.rehearsal import InProcessGrid
 from fedpfl.remote.server import FederateSettings
 from tests.command import FILES, TINY, run_command
 
-WORDS = ["dataset=digits", *TINY, "model=mlp", "rounds=3", "federate.timeout=0.01"]
+WORDS = ["dataset=digits", *TINY, "rounds=3", "federate.timeout=0.01"]
 
 
 def table(path: Path) -> list[dict[str, str]]:

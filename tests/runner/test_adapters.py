@@ -7,7 +7,7 @@ from safetensors.torch import save_file
 import fedpfl
 from fedpfl.config.plan import build_run, check_config
 from fedpfl.ground import tree
-from tests.command import TINY, compose_once, read_checkpoint, read_table, run_command
+from tests.command import TINY_TASK, compose_once, read_checkpoint, read_table, run_command
 from tests.conftest import assert_close, keep_quick, read_cases
 from tests.runner.test_resume import interrupt
 
@@ -20,14 +20,14 @@ TRAINED = 4 * (784 + 32) + 4 * (32 + 16) + 16 * 10 + 10
 
 
 def plan(*words):
-    return check_config(compose_once(*TINY, *words))
+    return check_config(compose_once(*TINY_TASK, *words))
 
 
 def test_only_adapters_are_kept_sent_and_saved_and_models_given_back_are_whole(
     tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    run = fedpfl.run(*TINY, *LORA, "method=ditto", "participation=1.0")
+    run = fedpfl.run(*TINY_TASK, *LORA, "method=ditto", "participation=1.0")
     saved = read_checkpoint(run.path)
     names = {*build_run(plan(*LORA)).net.params}
     assert {*saved["server"]} == names
@@ -59,7 +59,7 @@ def test_an_interrupted_run_refuses_other_frozen_values(tmp_path, monkeypatch):
     whole = build_run(plan(*LORA[:2])).net.params
     save_file(whole, tmp_path / "own.safetensors")
     words = (
-        *TINY,
+        *TINY_TASK,
         *LORA,
         *("method=fedavg", "rounds=4", "model.weights=own.safetensors", "hydra.run.dir=run"),
     )
@@ -83,7 +83,7 @@ def test_an_interrupted_run_refuses_other_frozen_values(tmp_path, monkeypatch):
 @pytest.mark.full
 def test_in_lockstep_each_run_has_the_frozen_values_of_its_own_seed(tmp_path):
     """Which are drawn, where no file gives them."""
-    words = (*TINY, "model=mlp", "model.hidden=[32]", "adapter=head", "method=fedavg")
+    words = (*TINY_TASK, "model=mlp", "model.hidden=[32]", "adapter=head", "method=fedavg")
     for place in ("together", "alone"):
         (tmp_path / place).mkdir()
     result = run_command(
@@ -131,7 +131,7 @@ model=vit model.patch=9 | images must be square, 9 (model.patch) a divisor of th
 
 @pytest.mark.parametrize(("words", "told"), keep_quick(read_cases(REFUSALS, " | "), 4))
 def test_bad_words_are_one_line(words, told, tmp_path):
-    result = run_command(*TINY, *words.split(), cwd=tmp_path)
+    result = run_command(*TINY_TASK, *words.split(), cwd=tmp_path)
     assert result.code == 2, result.out
     assert len(result.complaints) == 1, result.err
     assert told in result.complaints[0], result.complaints

@@ -30,7 +30,7 @@ from tests.command import (
 from tests.conftest import assert_same, keep_quick, read_cases
 from tests.report.test_report import amend, write_run
 
-WORDS = ("model=mlp", "method=fedavg", *TINY, "clients=10", "rounds=4", "eval.finetune_epochs=1")
+WORDS = ("method=fedavg", *TINY, "clients=10", "rounds=4", "eval.finetune_epochs=1")
 ACCURACIES = [column_name(name, fine_tuned=tuned) for name in STATISTICS for tuned in (False, True)]
 
 
@@ -156,7 +156,7 @@ def test_who_stopped_early_was_not_planned_and_an_empty_poisson_cohort_was(atten
 
 
 def test_participation_that_reaches_few_is_told_before_the_first_round(tmp_path):
-    words = ("model=mlp", "method=fedavg", *TINY, "clients=20", "participation=0.1", "rounds=1")
+    words = ("method=fedavg", *TINY, "clients=20", "participation=0.1", "rounds=1")
     line = (
         "almost nobody will train: 2 of 20 clients are drawn in 1 round; raise rounds or"
         " participation"

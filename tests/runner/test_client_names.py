@@ -11,7 +11,7 @@ from fedpfl.data.partition import Partition, check_partition
 from fedpfl.data.partition.file import file
 from fedpfl.data.partition.parts import groups
 from fedpfl.report.__main__ import main
-from tests.command import TINY
+from tests.command import TINY_TASK
 
 NAMES = sorted(['Klinik Süd, "Nord"', "<b>hospital", "hospital 07", "zürich"])
 
@@ -32,7 +32,7 @@ def trained(tmp_path_factory):
     words = "model=mlp dataset=sites dataset.label=state eval.common=true method=fedselect"
     place = f"dataset.path='{folder / 'sites'}'"
     about = {"directory": folder / "run", "progress": False, "unseen": 0.25, "clients": 4}
-    return fedpfl.run(*TINY, *words.split(), place, **about)
+    return fedpfl.run(*TINY_TASK, *words.split(), place, **about)
 
 
 def test_files_have_names_beside_numbers(trained):

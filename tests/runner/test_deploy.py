@@ -26,7 +26,7 @@ def digits_runs(tmp_path_factory):
 
     def play(method, *words):
         if method not in runs:
-            words = (*TINY, "model=mlp", f"method={method}", *words)
+            words = (*TINY, f"method={method}", *words)
             runs[method] = fedpfl.run(*words, directory=folder / method, progress=False)
         return runs[method]
 

@@ -19,7 +19,7 @@ from tests.runner.test_resume import rows_by_client
 
 COMMON = (
     *TINY,
-    *("method=ditto", "model=mlp", "model.hidden=[8]", "local.decay=0.9", "eval.every=2"),
+    *("method=ditto", "local.decay=0.9", "eval.every=2"),
     *("eval.finetune_epochs=1", "eval.finetune_every=4", "validation=0.25", "unseen=0.25"),
 )
 

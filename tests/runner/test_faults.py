@@ -20,7 +20,7 @@ from tests.command import TINY, play_run, start_process, wait_for
 from tests.conftest import keep_only, keep_quick
 from tests.record.test_damage import assert_ends_as, refusal
 
-RUN = (*TINY, "rounds=6", "eval.every=2", "method=ditto", "model=mlp", "model.hidden=[8]")
+RUN = (*TINY, "rounds=6", "eval.every=2", "method=ditto")
 KILLS = 60  # half of them at a random call to the file system, half at a random moment
 FAULTS = (3, 8)  # refusals of each kind, at a random call to the file system
 LIMITS = (0, 1, 100, 300, 700, 2000, 10_000, 40_000)  # bytes above which no file may grow

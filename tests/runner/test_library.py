@@ -29,6 +29,7 @@ from fedpfl.runner import loop, resume
 from fedpfl.runner.faults import Diverged
 from tests.command import (
     TINY,
+    TINY_TASK,
     play_run,
     read_checkpoint,
     read_summary,
@@ -41,7 +42,7 @@ from tests.conftest import ROOT, assert_same, keep_only, read_cases
 sys.path.insert(0, str(ROOT / "scripts"))
 import notebook
 
-SMALL = (*TINY, "model=mlp", "model.hidden=[16]")
+SMALL = (*TINY_TASK, "model=mlp", "model.hidden=[16]")
 COMPOSITE = {
     "apfl": ("w", "v", "alpha"),
     "fedrod": ("w", "q"),
@@ -115,7 +116,7 @@ def test_predictions_have_the_accuracies_of_the_table(method, tmp_path):
 
 def test_a_model_has_the_statistics_that_it_is_judged_with(tmp_path):
     """Ditto predicts with the private model's statistics; the server has the other's."""
-    play_run(tmp_path, *TINY, "method=ditto", "model=resnet8")
+    play_run(tmp_path, *TINY_TASK, "method=ditto", "model=resnet8")
     run = fedpfl.load(tmp_path)
     assert accuracies(run) == run.clients["accuracy"].tolist()
     who = int(read_checkpoint(tmp_path)["rows"][0]["who"][0])
@@ -293,7 +294,7 @@ def test_a_key_that_is_given_twice_is_told(tmp_path, monkeypatch):
         fedpfl.run("seed=1", "rounds=2", seed=1, rounds=0)
 
 
-MANY = (*TINY, "model=mlp", "method=fedavg")
+MANY = (*TINY_TASK, "model=mlp", "method=fedavg")
 
 
 class Stops(fedpfl.Callback):

@@ -6,11 +6,11 @@ import pytest
 
 import fedpfl
 from fedpfl.config import plugins
-from tests.command import TINY, format_override, read_checkpoint, read_table
+from tests.command import TINY_TASK, format_override, read_checkpoint, read_table
 from tests.conftest import ROOT, assert_same, keep_quick
 
 WORDS = (
-    *TINY,
+    *TINY_TASK,
     format_override("plugins", [ROOT / "tests/networks.py"]),
     "rounds=3",
     "participation=1.0",

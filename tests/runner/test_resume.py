@@ -17,7 +17,7 @@ from fedpfl.engine.store import Rows
 from fedpfl.ground import interrupts, tree
 from fedpfl.record import rundir
 from tests.command import (
-    TINY,
+    TINY_TASK,
     play_run,
     read_checkpoint,
     read_summary,
@@ -40,7 +40,7 @@ SETTINGS = {
     ),
 }
 COMMON = (
-    *TINY,
+    *TINY_TASK,
     *("rounds=4", "partition.samples_per_client=80", "local.batch_size=16", "eval.every=2"),
     *("hydra.run.dir=run", "eval.finetune_epochs=1", "eval.finetune_every=4", "model=mlp"),
     "model.hidden=[16]",
@@ -223,7 +223,7 @@ def test_an_interrupted_run_ends_as_if_it_never_was(tmp_path, uninterrupted, mon
 def test_a_gpu_gives_the_same_bits_each_time(method, precision, tmp_path):
     """Of two runs and a resumed one; with graphs, which are captured anew after the resumption."""
     words = [
-        *TINY,
+        *TINY_TASK,
         *("rounds=4", "model=cnn4", "partition.samples_per_client=80", "local.batch_size=16"),
         *(f"method={method}", f"engine.precision={precision}", "device=cuda"),
     ]

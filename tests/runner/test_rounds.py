@@ -12,6 +12,7 @@ from fedpfl.record.rounds import format_cell
 from tests.command import (
     CLOCKED,
     TINY,
+    TINY_TASK,
     play_run,
     read_checkpoint,
     read_summary,
@@ -21,7 +22,7 @@ from tests.command import (
 from tests.conftest import assert_same, keep_quick, read_cases
 
 WORDS = (
-    *TINY,
+    *TINY_TASK,
     *("rounds=4", "eval.every=2", "checkpoint.seconds=1000", "model=mlp", "method=fedobp"),
     "model.hidden=[16]",
 )
@@ -90,11 +91,11 @@ def test_of_equal_rounds_the_first_is_the_best(tmp_path):
 
 
 def test_each_round_has_its_learning_rate(tmp_path):
-    """The first has the whole one; of a millionth of it the second changes next to nothing."""
-    words = (*TINY, "method=fedavg", "model=mlp", "model.hidden=[4]")
-    played = fedpfl.rounds(*words, "local.decay=1e-6", directory=tmp_path / "decaying")
+    """The first has the whole one; of little of it the second changes next to nothing."""
+    words = (*TINY, "method=fedavg")
+    played = fedpfl.rounds(*words, "local.decay=1e-4", directory=tmp_path / "decaying")
     first, second = (round.personal(0)["classifier.weight"] for round in played)
-    assert 0 < float((first - second).abs().max()) < 1e-6
+    assert 0 < float((first - second).abs().max()) < 1e-5
     plain = next(fedpfl.rounds(*words, directory=tmp_path / "plain"))
     assert_same({"": first}, {"": plain.personal(0)["classifier.weight"]})
 

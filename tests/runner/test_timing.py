@@ -18,6 +18,7 @@ from fedpfl.runner import loop, resume, session, timing
 from tests.command import (
     CLOCKED,
     TINY,
+    TINY_TASK,
     compose_once,
     format_override,
     play_run,
@@ -29,7 +30,7 @@ from tests.conftest import assert_same, keep_quick, read_cases
 from tests.record.test_record import Clock, done, info, row
 
 EQUAL = (
-    *TINY,
+    *TINY_TASK,
     *("clients=6", "partition.samples_per_client=40", "partition.alpha=100", "rounds=4"),
     "eval.every=2",
 )
@@ -234,7 +235,7 @@ def test_what_fails_is_left_to_the_first_round(ticking, monkeypatch):
 
 def test_a_run_of_a_few_small_rounds_is_not_timed():
     for rounds, is_timed in ((timing.SHORT_ROUNDS, False), (timing.SHORT_ROUNDS + 1, True)):
-        words = ("method=fedavg", *TINY, f"rounds={rounds}")
+        words = ("method=fedavg", *TINY_TASK, f"rounds={rounds}")
         run = build_run(check_config(compose_once("model=mlp", *words)))
         assert timing.is_worth_timing(run, 0) == is_timed
         assert not timing.is_worth_timing(run, run.settings.rounds)
@@ -293,7 +294,7 @@ def test_a_long_run_of_a_sweep_says_how_long_it_will_take(tmp_path, monkeypatch)
 
 
 def test_a_run_that_goes_on_tells_what_is_left(tmp_path, monkeypatch):
-    words = ("model=mlp", "method=fedavg", *TINY, "rounds=12", "eval.every=6")
+    words = ("method=fedavg", *TINY, "rounds=12", "eval.every=6")
     monkeypatch.setattr(timing, "forecast_run", lambda run, began: Forecast(2.0, 3.0, 0.0))
     for round in session.play_session(compose_once(*words), tmp_path / "run", quiet=True):
         if round.row["round"] == 5:

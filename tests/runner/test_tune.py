@@ -19,7 +19,7 @@ from fedpfl.ground.tasks import CLASSIFICATION
 from fedpfl.methods import METHODS
 from fedpfl.report.tables import best_round
 from fedpfl.runner import spaces, trials, tuning
-from tests.command import TINY, compose_once, format_override
+from tests.command import TINY_TASK, compose_once, format_override
 from tests.conftest import ROOT, keep_quick, read_cases
 
 optuna = pytest.importorskip("optuna")
@@ -376,7 +376,7 @@ def test_what_diverges_at_once_is_a_trial_and_leaves_test_cells_empty(worlds):
 def test_an_experiments_sweeps_give_way_to_the_method_that_is_tuned(tmp_path):
     """The experiment sweeps over all methods, and its runs lie in another one's folder."""
     # The paper has another partition
-    words = [word for word in TINY if not word.startswith("partition.")]
+    words = [word for word in TINY_TASK if not word.startswith("partition.")]
     more = "rounds=1 model=mlp eval.finetune_epochs=0 hydra.launcher.jobs=2"
     more += " hydra/launcher=lockstep experiment=fedobp/all_methods debug=quick"
     more += " method=fedavg trials=1 seeds=1 seed=3 local.lr=0.05"

@@ -10,7 +10,7 @@ from fedpfl import tune
 from fedpfl.config import plugins
 from fedpfl.ground.errors import FedpflError
 from fedpfl.runner import spaces, tuning
-from tests.command import TINY, format_override
+from tests.command import TINY_TASK, format_override
 from tests.conftest import ROOT, read_cases
 from tests.runner.test_tune import run
 
@@ -18,7 +18,7 @@ pytest.importorskip("optuna")
 pytestmark = pytest.mark.filterwarnings(r"ignore:\s*.*is validated against:UserWarning")
 MINE = format_override("plugins", [ROOT / "docs/mine.py"])
 NO_KEY = "is not a key here; known keys of method=fedavg"
-SMALL = (*TINY, "rounds=1", "model=mlp", "trials=2", "seeds=1")
+SMALL = (*TINY_TASK, "rounds=1", "model=mlp", "trials=2", "seeds=1")
 
 
 def searched(*words: str) -> dict[str, tuple[list[str], list[str]]]:
