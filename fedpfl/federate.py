@@ -61,6 +61,8 @@ def play_federation(words: Sequence[str]) -> int:
         raise FedpflError("fedpfl federate needs Flower; pip install 'fedpfl[flower]'")
     run = build_run(check_config(cfg))
     app.require_playable(run)
+    if run.account:
+        run.account.check()
     disclosure = app.find_disclosure(run, settings)
     if disclosure:
         print(disclosure)

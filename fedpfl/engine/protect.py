@@ -85,13 +85,14 @@ def protect_uploads(
     clip = state.privacy.get("clip")
     if clip is None:
         clip = torch.tensor(privacy.clip_length, dtype=torch.float64, device=device)
-    # Poisson's mean divides by how many are expected: how many came would tell on them.
-    divisor = present if privacy.sampling == "fixed" else account.cohort
-    uploads, bound = clip_uploads(uploads, center, clip, present / divisor)
+    # The mean divides by how many are expected, all of whom come but to a Poisson cohort and at
+    # nodes: how many came would tell on them.
+    expected = account.cohort
+    uploads, bound = clip_uploads(uploads, center, clip, present / expected)
 
     # ---- Add noise
     if account.noise:
-        deviation = account.noise * float(clip) / divisor
+        deviation = account.noise * float(clip) / expected
         round_noise = draw_noise(center, deviation, secret, round_number)
         uploads = tree.map(torch.add, uploads, round_noise)
 

@@ -367,7 +367,7 @@ def _face_attackers(setup: RoundSetup, state: State, trained: _TrainedTurn) -> _
         uploads = defend_uploads(
             defence=setup.defence,
             method=setup.method,
-            state=state,
+            state=setup.backend.complete_initial_row(state),
             clients=trained.clients,
             uploads=uploads,
             seed=setup.seed,
@@ -399,7 +399,7 @@ def _protect_uploads(
     return protect_uploads(
         account=account,
         method=setup.method,
-        state=state,
+        state=setup.backend.complete_initial_row(state),
         uploads=uploads,
         secret=setup.secret,
     )
@@ -426,7 +426,7 @@ def _play_round_without_cohort(setup: RoundSetup, state: State) -> tuple[State, 
         draws=Draws(setup.seed, "train", state.round + 1),
         survey=Turn([0], trains=False),
     )
-    metrics = {**setup.backend.participate(dry_call).metrics, **made.metrics}
+    metrics = {**setup.backend.try_participation(dry_call).metrics, **made.metrics}
     state = replace(state, round=state.round + 1, server=server, privacy=made.state)
     outcome = replace(empty_outcome(metrics), state_is_finite=bool(_are_finite([server])))
     return state, outcome

@@ -92,6 +92,18 @@ def hold_lock(folder: Path) -> Iterator[bool | None]:
         os.close(lock)
 
 
+@contextlib.contextmanager
+def open_alone(path: Path) -> Iterator[int]:
+    """Open a private file to read and append, one process after another."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+    try:
+        # Unlike a POSIX lock it excludes other openings of the same process, too.
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 def _try_lock(lock: int) -> bool | None:
     """Lock an open file. False: a living process holds it. None: no lock can tell."""
     try:

@@ -110,18 +110,20 @@ class SampleAccount:
 
     @cached_property
     def client_noises(self) -> tuple[float, ...]:
-        """Return each client's noise, in lengths of clip: as given, or what reaches the epsilon."""
-        privacy = self.privacy
+        """Return each client's noise, in lengths of clip."""
         clients = range(len(self.sizes))
+        return tuple(map(self.client_noise, clients))
+
+    def client_noise(self, client: int) -> float:
+        """Return a client's noise, in lengths of clip: as given, or what reaches the epsilon."""
+        privacy = self.privacy
         if privacy.noise is not None:
-            return tuple(privacy.noise for _ in clients)
+            return privacy.noise
+        epsilon = privacy.epsilon
+        assert epsilon
         rounds = len(self.cohorts)
-        assert privacy.epsilon
-        noises = []
-        for client in clients:
-            steps = self.count_steps(client, rounds)
-            noises.append(calibrate_noise(steps, privacy.epsilon, self.common_delta))
-        return tuple(noises)
+        steps = self.count_steps(client, rounds)
+        return calibrate_noise(steps, epsilon, self.common_delta)
 
     @property
     def noise(self) -> float:
@@ -135,10 +137,15 @@ class SampleAccount:
     def count_steps(self, client: int, rounds: int) -> tuple[Steps, ...]:
         """Return the steps that a client has taken after so many rounds, by rate."""
         tunings = sum(number <= rounds for number in self.tuned_rounds)
+        participations = self.count_participations(client, rounds)
+        return self.sum_steps(client, participations, tunings)
+
+    def sum_steps(self, client: int, participations: int, tunings: int) -> tuple[Steps, ...]:
+        """Return the steps of so many participations and fine-tunings of a client, by rate."""
         # Steps of one rate are accounted for together, whatever they are for.
         counts: dict[float, int] = {}
         for times, planned in (
-            (self.count_participations(client, rounds), self.training[client]),
+            (participations, self.training[client]),
             (tunings, self.tuning[client]),
         ):
             for steps in planned:
@@ -147,9 +154,13 @@ class SampleAccount:
 
     def client_epsilon(self, client: int, rounds: int) -> float:
         """Return what a client has given away after so many rounds; infinity without noise."""
-        return compute_epsilon(
-            self.count_steps(client, rounds), self.client_noises[client], self.common_delta
-        )
+        steps = self.count_steps(client, rounds)
+        return self.price_steps(client, steps)
+
+    def price_steps(self, client: int, steps: tuple[Steps, ...]) -> float:
+        """Return the epsilon of a client's steps; infinity without noise."""
+        noise = self.client_noise(client)
+        return compute_epsilon(steps, noise, self.common_delta)
 
     def epsilon(self, rounds: int) -> float | None:
         """Return the most that a client has given away, None without noise."""
@@ -158,18 +169,23 @@ class SampleAccount:
 
     def check(self) -> None:
         """Raise FedpflError for a guarantee that is none."""
-        most_samples = max(self.sizes)
-        if self.common_delta * most_samples >= 1:
-            raise FedpflError(
-                f"privacy.delta must be below 1 / samples, here {1 / most_samples:.3g}, got"
-                f" {self.common_delta:g}: with it, what gives a sample away whole would pass"
-            )
-        epsilon = self.epsilon(len(self.cohorts))
+        self.check_delta()
+        rounds = len(self.cohorts)
+        epsilon = self.epsilon(rounds)
         if epsilon is not None and epsilon > MOST_EPSILON:
             raise FedpflError(
                 f"privacy.noise={self.noise:g} comes to epsilon {epsilon:.3g} for a client, which"
                 f" protects nobody (the most is {MOST_EPSILON:g}); raise noise, or take noise=0 to"
                 " see what clipping alone costs"
+            )
+
+    def check_delta(self) -> None:
+        """Raise FedpflError for a delta by which a sample may be given away whole."""
+        most_samples = max(self.sizes)
+        if self.common_delta * most_samples >= 1:
+            raise FedpflError(
+                f"privacy.delta must be below 1 / samples, here {1 / most_samples:.3g}, got"
+                f" {self.common_delta:g}: with it, what gives a sample away whole would pass"
             )
 
     def sentence(self) -> str:

@@ -28,8 +28,10 @@ from fedpfl.ground.tasks import require_classification
 from fedpfl.record.callbacks import Callback
 from fedpfl.remote import rehearsal, sites
 from fedpfl.remote.agreement import Agreement, make_example_federation
+from fedpfl.remote.budget import make_budget, require_promise
 from fedpfl.remote.keys import make_run_key
-from fedpfl.remote.node import Node, NodeSettings
+from fedpfl.remote.node import PLAIN_POLICY, Node, NodePolicy, NodeSettings
+from fedpfl.remote.releases import ReleaseRecord
 from fedpfl.remote.server import FederateSettings, Grid, RemoteBackend
 from fedpfl.remote.sites import SiteNode
 from fedpfl.runner import session
@@ -106,10 +108,6 @@ def require_playable(plan: Plan) -> None:
         raise FedpflError(
             "the clients of a federation tell accuracies alone; leave out metrics and eval.common"
         )
-    if plan.privacy:
-        raise FedpflError(
-            "nodes would send their uploads before they are clipped and noised; set privacy=none"
-        )
     if plan.attack:
         raise FedpflError(
             "nodes play their clients' part honestly, and nobody tells who would attack; set"
@@ -160,6 +158,9 @@ def run_server(grid: Grid, words: Sequence[str]) -> Path:
         def make_remote_backend(run: Run) -> RemoteBackend:
             backend = _make_remote_backend(run, grid, settings, agreement)
             wire_log.backend = backend
+            account = run.client_account
+            if account and account.noise and account.privacy.seed is None:
+                backend.releases = ReleaseRecord(path)
             return backend
 
         remote = session.RemoteClients(make_remote_backend, share)
@@ -207,7 +208,7 @@ def make_node(
     node_count: int,
     folder: Path,
     data_dir: str,
-    share_states: bool = False,
+    policy: NodePolicy = PLAIN_POLICY,
 ) -> Node:
     """Return the node that holds some clients.
 
@@ -218,7 +219,7 @@ def make_node(
         node_count: How many nodes there are.
         folder: Where clients' states are stored, in a folder for each run.
         data_dir: Where the data are; "" for where the words say.
-        share_states: Whether clients' states may leave the node, whatever the words say.
+        policy: What the node allows, whatever the words say.
 
     Raises:
         FedpflError: for a configuration that is refused, or a client that does not exist.
@@ -231,6 +232,7 @@ def make_node(
             "each node of this federation brings its site, and this one has none; start it with "
             'data="FOLDER" in its --node-config'
         )
+    require_promise(plan, policy.epsilon)
     run = build_run(plan)
     client_count = run.federation.clients
     if clients is None:
@@ -239,18 +241,20 @@ def make_node(
         if not 0 <= client < client_count:
             raise FedpflError(f"there is no client {client}: the federation has {client_count}")
     key = make_run_key(run)
+    run_folder = folder / "-".join(key.values())
     return Node(
         backend=engine.make_backend(run.engine, run.net, run.device),
         method=run.method,
         federation=run.in_round(1).federation,
         compatibility_key=key,
         seed=run.settings.seed,
-        settings=NodeSettings(clients, folder / "-".join(key.values()), share_states),
+        settings=NodeSettings(clients, run_folder, policy),
+        budget=make_budget(run, run_folder, policy.epsilon),
     )
 
 
 def make_site_node(
-    words: Sequence[str], path: Path, name: str, folder: Path | None, share_states: bool = False
+    words: Sequence[str], path: Path, name: str, folder: Path | None, policy: NodePolicy
 ) -> SiteNode:
     """Return the node that has a site; arguments are as of SiteNode.
 
@@ -258,7 +262,7 @@ def make_site_node(
         FedpflError: for a configuration that is refused, or a site that cannot be read.
     """
     _, cfg = compose_federation(words)
-    return SiteNode(check_config(cfg), path, name, folder, share_states)
+    return SiteNode(check_config(cfg), path, name, folder, policy)
 
 
 class WireLog(Callback):

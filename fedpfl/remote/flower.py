@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -13,7 +13,7 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.terminal import print_notice
 from fedpfl.remote import app, wire
 from fedpfl.remote.local import STATUS_WORDS
-from fedpfl.remote.node import Node
+from fedpfl.remote.node import Node, NodePolicy
 from fedpfl.remote.server import Grid
 from fedpfl.remote.sites import SiteNode
 from fedpfl.runner.faults import find_exit_status
@@ -120,8 +120,8 @@ def client() -> ClientApp:
 
     A node's configuration names its site (`data`, and `name` unless that is the file's or folder's),
     or its clients among data that all nodes have (`clients="0,3"`, or `partition-id` of
-    `num-partitions`, and where the data are, `data-dir`); where states are kept (`state`), and
-    whether they may leave it (`share-states`).
+    `num-partitions`, and where the data are, `data-dir`); where states are kept (`state`), whether
+    they may leave it (`share-states`), and how much epsilon its samples may give away (`epsilon`).
     """
     client_app = ClientApp()
 
@@ -147,10 +147,10 @@ def _load_node(words: str, node_config: tuple[tuple[str, Any], ...]) -> Node | S
     values = dict(node_config)
     run_words = shlex.split(words)
     folder = Path(str(values.get("state", "federated")))
-    share_states = values.get("share-states", False) is True
+    policy = _read_policy(values)
     if "data" in values:
         path, name = Path(str(values["data"])), str(values.get("name", ""))
-        return app.make_site_node(run_words, path, name, folder, share_states)
+        return app.make_site_node(run_words, path, name, folder, policy)
     clients = str(values.get("clients", ""))
     return app.make_node(
         words=run_words,
@@ -159,5 +159,15 @@ def _load_node(words: str, node_config: tuple[tuple[str, Any], ...]) -> Node | S
         node_count=int(values.get("num-partitions", 1)),
         folder=folder,
         data_dir=str(values.get("data-dir", "")),
-        share_states=share_states,
+        policy=policy,
     )
+
+
+def _read_policy(values: Mapping[str, Any]) -> NodePolicy:
+    """Return what a node's configuration allows. Raises FedpflError."""
+    epsilon = values.get("epsilon")
+    try:
+        limit = None if epsilon is None else float(epsilon)
+    except ValueError:
+        raise FedpflError(f"epsilon= in the node-config must be a number, got {epsilon}") from None
+    return NodePolicy(values.get("share-states", False) is True, limit)

@@ -22,6 +22,7 @@ from fedpfl.ground.tree import Known, Tree
 from fedpfl.methods import Method, Turn
 from fedpfl.record import checkpoint
 from fedpfl.remote import trust, wire
+from fedpfl.remote.budget import SampleBudget, digest_question
 from fedpfl.remote.keys import describe_mismatch
 from fedpfl.remote.server import NotSentError
 
@@ -30,18 +31,35 @@ STORED_ROUNDS = 2
 
 
 @dataclass(frozen=True)
-class NodeSettings:
+class NodePolicy:
     """Hold what a node decides by itself, whatever a server says.
+
+    Attributes:
+        share_states: Whether clients' states may leave the node.
+        epsilon: The most that samples may give away in all runs; None for any, and for runs that
+            promise nothing.
+    """
+
+    share_states: bool = False
+    epsilon: float | None = None
+
+
+PLAIN_POLICY = NodePolicy()
+
+
+@dataclass(frozen=True)
+class NodeSettings:
+    """Hold what a node is made of beside the run.
 
     Attributes:
         clients: The clients that it holds.
         folder: Where their states are stored; in memory if None.
-        share_states: Whether their states may leave the node.
+        policy: What it allows.
     """
 
     clients: Collection[int]
     folder: Path | None = None
-    share_states: bool = False
+    policy: NodePolicy = PLAIN_POLICY
 
 
 class Node:
@@ -54,6 +72,7 @@ class Node:
         compatibility_key: What server and nodes must have in common, by name.
         seed: The run's seed.
         settings: The node's own.
+        budget: What answers for samples of its clients, None where nothing is promised to them.
     """
 
     def __init__(
@@ -64,13 +83,15 @@ class Node:
         compatibility_key: Mapping[str, str],
         seed: int,
         settings: NodeSettings,
+        budget: SampleBudget | None = None,
     ):
         self._backend = backend
         self._method = method
         self._federation = federation
         self._compatibility_key = dict(compatibility_key)
         self._clients = sorted(settings.clients)
-        self._share_states = settings.share_states
+        self._policy = settings.policy
+        self._budget = budget
         self._store = ClientStore(settings.folder)
         self._initial_state = make_initial_state(
             method, backend.net, federation.clients, federation.x.device, seed=seed
@@ -103,16 +124,23 @@ class Node:
         client = fields["client"]
         if client not in self._clients:
             raise FedpflError(f"client {client} is not here")
-        if fields["shares"] and not self._share_states:
+        if fields["shares"] and not self._policy.share_states:
             raise FedpflError(
                 "the server asks for clients' states, which this node does not share; "
                 "share-states=true in its node-config allows it"
             )
         header = {"key": self._compatibility_key, "client": client, "asks": fields["asks"]}
-        return wire.pack_message(header, self._run_client(fields, trees), whole=fields["shares"])
+        answer = self._run_client(fields, trees, message)
+        return wire.pack_message(header, answer, whole=fields["shares"])
 
-    def _run_client(self, fields: dict[str, Any], trees: dict[str, Tree]) -> Tree:
-        """Train or evaluate one client, and return what it sends back."""
+    def _run_client(self, fields: dict[str, Any], trees: dict[str, Tree], message: bytes) -> Tree:
+        """Train or evaluate one client, and return what it sends back.
+
+        Args:
+            fields: Those of the message.
+            trees: Those of the message.
+            message: The whole of it.
+        """
         # ---- Step 1: the client's state, and as much of the server's as was sent
         client = fields["client"]
         round_number = fields["round"]
@@ -129,6 +157,10 @@ class Node:
         # ---- Step 2: the same participation or evaluation as on any backend
         overlay = tree.repeat(trees.get("laid", {}), 1)
         call = self._make_call(method, state, client, fields["asks"], overlay)
+        if self._budget:
+            # The state here decides of the answer, too, and a server may make the node forget it.
+            question = digest_question(message, wire.pack_message({}, row))
+            call = self._budget.protect_call(call, client, question)
         with _naming_missing_entries(method):
             stacked = self._backend.run_one(call)
         answer = tree.take(stacked, 0)

@@ -16,6 +16,7 @@ import torch
 from fedpfl.data import Federation
 from fedpfl.engine import Backend, Engine, FineTuning, Local, State
 from fedpfl.engine.calls import Answer, Call, Participation, TrainCall
+from fedpfl.engine.keys import Draws
 from fedpfl.engine.store import Rows
 from fedpfl.ground import tree
 from fedpfl.ground.casting import Checked
@@ -25,6 +26,7 @@ from fedpfl.ground.tree import Known, Tree
 from fedpfl.models import Net
 from fedpfl.remote import trust, wire
 from fedpfl.remote.keys import describe_mismatch
+from fedpfl.remote.releases import ReleaseRecord
 from fedpfl.runner.faults import Diverged
 
 log = logging.getLogger(__name__)
@@ -112,11 +114,13 @@ class RemoteBackend(Backend):
         agreement: What nodes are sent with each message of a federation whose sites are at nodes.
         example_federation: Of made-up samples, by which the form of answers is known; None where
             the server has the samples.
+        releases: What remembers whose answers got a round's noise, where the server adds some.
     """
 
     name = "nodes"
     agreement: Mapping[str, Any] | None = None
     example_federation: Federation | None = None
+    releases: ReleaseRecord | None = None
 
     def __init__(
         self,
@@ -162,6 +166,10 @@ class RemoteBackend(Backend):
         }
         return replace(state, rows=Rows(initial, own, rows.clients, rows.device))
 
+    def complete_initial_row(self, state: State) -> State:
+        """Return the state with a new client's whole row, and no others."""
+        return replace(state, rows=self._initial_state.rows)
+
     def run(self, calls: Sequence[Call]) -> list[Answer]:
         """Answer calls one after another; an error is the answer of its call."""
         answers: list[Answer] = []
@@ -171,6 +179,10 @@ class RemoteBackend(Backend):
             except FedpflError as error:
                 answers.append(error)
         return answers
+
+    def try_participation(self, call: TrainCall) -> Participation:
+        """Answer a call whose form alone matters, without asking anybody."""
+        return tree.stack([self._make_example(call)])
 
     def _answer_call(self, call: Call) -> Answer:
         """Return the stacked answers of a call's clients.
@@ -195,6 +207,8 @@ class RemoteBackend(Backend):
                 "the same command again"
             )
         if is_training:
+            if self.releases:
+                answers = self.releases.select_answers(call.state.round + 1, answers)
             self._largest_entries = {
                 client: trust.largest_entry(answer.uploads) for client, answer in answers.items()
             }
@@ -461,15 +475,18 @@ class RemoteBackend(Backend):
         """Return the form that answers to a call of this kind must have."""
         kind = f"{_call_kind(call)} {_describe_question(call).get('turn')}"
         if kind not in self._answer_forms:
-            federation = self.example_federation or call.federation
-            example = trust.expect_answer(
-                replace(call, federation=federation),
-                self.net,
-                self._initial_state,
-                self.shares_states,
-            )
-            self._answer_forms[kind] = str(tree.specs(example))
+            self._answer_forms[kind] = str(tree.specs(self._make_example(call)))
         return self._answer_forms[kind]
+
+    def _make_example(self, call: Call) -> Tree:
+        """Return an answer of the form that answers to a call must have."""
+        federation = self.example_federation or call.federation
+        return trust.expect_answer(
+            replace(call, federation=federation),
+            self.net,
+            self._initial_state,
+            self.shares_states,
+        )
 
 
 def _call_kind(call: Call) -> str:
@@ -480,7 +497,7 @@ def _describe_question(call: Call) -> dict[str, Any]:
     """Return what a call asks of each client, in plain values."""
     if isinstance(call, TrainCall):
         return {
-            "draws": asdict(call.draws),
+            "draws": _draws_to_json(call.draws),
             "local": _local_to_json(call.local),
             "stopping": call.wants_stopping_loss,
             "turn": None if call.survey is None else call.survey.trains,
@@ -496,9 +513,14 @@ def _tuning_to_json(tuning: FineTuning | None) -> dict[str, Any] | None:
         return None
     return {
         "local": _local_to_json(tuning.local),
-        "draws": asdict(tuning.draws),
+        "draws": _draws_to_json(tuning.draws),
         "part": tuning.part,
     }
+
+
+def _draws_to_json(draws: Draws) -> dict[str, Any]:
+    # How samples are protected is each node's affair, and its noise nobody else's.
+    return {"seed": draws.seed, "purpose": draws.purpose, "round": draws.round}
 
 
 def _local_to_json(local: Local) -> dict[str, Any]:

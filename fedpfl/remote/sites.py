@@ -24,11 +24,13 @@ from fedpfl.data.datasets.shared.tables import label_columns
 from fedpfl.data.datasets.sites import SiteOptions, read_site, read_table_columns, site_name
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.terminal import print_notice
+from fedpfl.privacy import SamplePrivacy
 from fedpfl.remote import agreement as agreements
 from fedpfl.remote import wire
 from fedpfl.remote.agreement import Agreement, SiteFacts
+from fedpfl.remote.budget import make_budget, require_promise
 from fedpfl.remote.keys import describe_mismatch, make_plan_key, make_run_key
-from fedpfl.remote.node import Node, NodeSettings, answer_or_fault
+from fedpfl.remote.node import Node, NodePolicy, NodeSettings, answer_or_fault
 from fedpfl.remote.server import FederateSettings, Grid, NoAnswerError
 
 MAX_MESSAGE = 2**22
@@ -56,6 +58,15 @@ def require_sites_partition(plan: Plan) -> None:
     if plan.config["dataset"]["only"] is not None:
         raise FedpflError(
             "dataset.only: nodes keep all samples of their sites; leave out labels there"
+        )
+
+
+def require_public_scale(plan: Plan) -> None:
+    """Raise FedpflError where sums of a site's samples would leave it without noise."""
+    if isinstance(plan.privacy, SamplePrivacy):
+        raise FedpflError(
+            "privacy=sample: sums of a site's samples, by which all are scaled, would leave it"
+            " without noise; set dataset.mean and dataset.std"
         )
 
 
@@ -122,6 +133,7 @@ def agree_with_nodes(grid: Grid, plan: Plan, settings: FederateSettings) -> Agre
     samples = agreement.make_samples(read_options(plan.config, "dataset"), plan.device)
     if samples.mean is not None and samples.std is not None:
         return agreement
+    require_public_scale(plan)
     train_sizes = run.federation.train_sizes.tolist()
     is_image = samples.x.dtype == torch.uint8
     values_per_sample = samples.x[0, 0].numel()
@@ -241,19 +253,20 @@ class SiteNode:
         path: The site, anything that a folder of sites may have.
         name: What it is called; "" for the file's or folder's name.
         folder: Where its client's states are stored; in memory if None.
-        share_states: Whether they may leave the node.
+        policy: What the node allows.
 
     Raises:
-        FedpflError: It cannot be read.
+        FedpflError: It cannot be read, or the run promises less than the node asks for.
     """
 
-    def __init__(self, plan: Plan, path: Path, name: str, folder: Path | None, share_states: bool):
+    def __init__(self, plan: Plan, path: Path, name: str, folder: Path | None, policy: NodePolicy):
         if not are_samples_at_nodes(plan.config):
             raise FedpflError(
                 "this federation's data are the same at all nodes (dataset.path); leave out data= "
                 "and name= of this node"
             )
         require_sites_partition(plan)
+        require_promise(plan, policy.epsilon)
         dataset = read_options(plan.config, "dataset")
         self._plan = plan
         self._path = path
@@ -271,7 +284,7 @@ class SiteNode:
                 f"{path} has a test part of its own; set partition.test_fraction=null to use it"
             )
         self._folder = folder
-        self._share_states = share_states
+        self._policy = policy
         self._key = make_plan_key(plan)
         self._node_by_digest: dict[str, Node] = {}
 
@@ -303,6 +316,7 @@ class SiteNode:
 
     def _sum_samples(self, agreement: Agreement) -> list[list[int]]:
         """Return the sums of the training samples, by channel."""
+        require_public_scale(self._plan)
         run, client = self._build_run(_with_plain_scale(self._plan, agreement))
         federation = run.federation
         return [[*sums] for sums in sum_channels(federation.x, federation.train[client])]
@@ -318,7 +332,8 @@ class SiteNode:
             federation=run.federation,
             compatibility_key=key,
             seed=run.settings.seed,
-            settings=NodeSettings([client], folder, self._share_states),
+            settings=NodeSettings([client], folder, self._policy),
+            budget=make_budget(run, folder, self._policy.epsilon),
         )
 
     def _build_run(self, agreement: Agreement) -> tuple[Run, int]:

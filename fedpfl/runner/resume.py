@@ -73,26 +73,49 @@ def is_finished(directory: RunDirectory | NullRunDirectory) -> bool:
     return ranks.broadcast_value(directory.status) == "finished"
 
 
-def add_secret(run: Run, progress: Progress) -> Run:
+def add_secret(run: Run, progress: Progress, draws_at_nodes: bool = False) -> Run:
     """Return a private run with the secret of its noise and cohorts.
+
+    Args:
+        run: what is played.
+        progress: has the directory in which the secret is kept.
+        draws_at_nodes: whether clients are at nodes, where those draw that hide their samples.
 
     Raises:
         FedpflError: where it is not the one that the run began with.
     """
     if not run.account:
         return run
+    if run.sample_account and draws_at_nodes:
+        # Here nothing is drawn but an example, by which the form of answers is known.
+        return replace(run, secret=Secret.of_seed(run.settings.seed))
+
+    def read_key() -> bytes:
+        return bytes.fromhex(ranks.broadcast_value(progress.directory.secret()))
+
+    return replace(run, secret=make_secret(run, read_key))
+
+
+def make_secret(run: Run, read_key: Callable[[], bytes]) -> Secret:
+    """Return the secret that a private run draws from.
+
+    Args:
+        run: what is played.
+        read_key: returns the key that nobody else has; asked only where something is promised.
+    """
     assert run.privacy
+    assert run.account
     if run.privacy.seed is not None:
         secret = Secret.of_seed(run.privacy.seed)
     elif not run.account.noise:  # nothing is promised
         secret = Secret.of_seed(run.settings.seed)
     else:
-        secret = Secret(bytes.fromhex(ranks.broadcast_value(progress.directory.secret())))
+        secret = Secret(read_key())
     # Equal noise in two runs would cancel in their difference, so each run has noise of its own
     # even where the key is the same.
     code = sorted(digest_code(run).items())
     run_key = (run.identity, run.settings.seed, run.fingerprint, code)
-    return replace(run, secret=secret.bind_to(run_key))
+    return secret.bind_to(run_key)
 
 
 # ---- Begin or go on

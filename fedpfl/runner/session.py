@@ -101,7 +101,7 @@ def play_session(
             started=started,
             keep_local=remote_backend.select_local_state if remote_backend else None,
         )
-        run = resume.add_secret(run, progress)
+        run = resume.add_secret(run, progress, draws_at_nodes=remote_backend is not None)
         backend = remote_backend or _make_backend(run, stage, progress.recorded_engine)
         session = _Session(run, path, progress, backend, ClientTable(run), trial)
         has_logger = run.config["logger"]["name"] != "none"

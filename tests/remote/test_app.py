@@ -10,6 +10,7 @@ from fedpfl import federate
 from fedpfl.config.plan import build_run, check_config
 from fedpfl.ground.errors import FedpflError
 from fedpfl.remote import app
+from fedpfl.remote.node import PLAIN_POLICY, NodePolicy
 from fedpfl.remote.rehearsal import InProcessGrid
 from fedpfl.remote.server import FederateSettings
 from tests.command import FILES, TINY, run_command
@@ -26,9 +27,9 @@ def table(path: Path) -> list[dict[str, str]]:
         ]
 
 
-def nodes(words: list[str], share_states: bool = False) -> dict:
+def nodes(words: list[str], policy: NodePolicy = PLAIN_POLICY) -> dict:
     return {
-        number: app.make_node(words, None, number, 2, Path(f"node{number}"), "", share_states)
+        number: app.make_node(words, None, number, 2, Path(f"node{number}"), "", policy)
         for number in range(2)
     }
 
@@ -98,7 +99,8 @@ def test_what_would_leave_clients_is_said_first(here):
         app.run_server(InProcessGrid({}), words)
     assert not [*here.rglob("*")]
     path = app.run_server(
-        InProcessGrid(nodes(words, share_states=True)), [*words, "federate.share_states=true"]
+        InProcessGrid(nodes(words, NodePolicy(share_states=True))),
+        [*words, "federate.share_states=true"],
     )
     assert "clients' states (model) leave them in every round" in (path / "run.log").read_text()
     assert not [*here.glob("node*")]
@@ -126,18 +128,11 @@ def test_what_is_refused(words, said, here):
 
 
 def test_a_server_may_defend_itself(here):
-    words = ["method=fedavg", "defence=median", *WORDS]
+    words = ["method=fedper", "defence=median", *WORDS]
     path = app.run_server(InProcessGrid(nodes(words)), words)
     assert run_command(*words[:-1], cwd=here).code == 0
     alone = Path(str(path).replace("federated/", ""))
     assert table(path / "rounds.csv") == table(alone / "rounds.csv")
-
-
-def test_no_promise_of_privacy_is_made(here):
-    """Clipping and noise are the server's work, which in one place it is for all."""
-    words = ["method=fedavg", *WORDS, "privacy=client", "privacy.noise=1"]
-    with pytest.raises(FedpflError, match="before they are clipped and noised; set privacy=none"):
-        app.run_server(InProcessGrid({}), words)
 
 
 def test_a_node_of_other_data(here, caplog):

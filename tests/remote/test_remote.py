@@ -27,7 +27,7 @@ from fedpfl.ground.tree import Masked
 from fedpfl.methods import METHODS, SEES, FedAvg, Method
 from fedpfl.record import checkpoint
 from fedpfl.remote import wire
-from fedpfl.remote.node import Node, NodeSettings
+from fedpfl.remote.node import Node, NodePolicy, NodeSettings
 from fedpfl.remote.rehearsal import InProcessGrid
 from fedpfl.remote.server import FederateSettings, NotSentError, RemoteBackend
 from fedpfl.testing.toy import tiny_federation
@@ -78,7 +78,7 @@ class Played:
             self.federation,
             key,
             0,
-            NodeSettings(clients, folder, self.shares),
+            NodeSettings(clients, folder, NodePolicy(self.shares)),
         )
 
     def round(self, cohort):

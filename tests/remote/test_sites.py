@@ -6,6 +6,7 @@ import csv
 import json
 import logging
 import re
+from dataclasses import asdict
 from fractions import Fraction
 from pathlib import Path
 
@@ -20,8 +21,11 @@ from fedpfl.config.plan import check_config
 from fedpfl.data.datasets.shared.sums import FLOAT_BITS, sum_channels
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS
+from fedpfl.privacy import Secret
 from fedpfl.remote import agreement as agreements
 from fedpfl.remote import app, local, wire
+from fedpfl.remote.keys import make_plan_key
+from fedpfl.remote.node import PLAIN_POLICY, NodePolicy
 from fedpfl.remote.rehearsal import InProcessGrid
 from fedpfl.remote.server import FederateSettings
 from fedpfl.remote.sites import SiteNode
@@ -104,12 +108,12 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-def make_nodes(words: list[str], share_states: bool = False) -> dict:
+def make_nodes(words: list[str], policy: NodePolicy = PLAIN_POLICY) -> dict:
     """Return nodes in memory, in another order than that of their names."""
     plan = check_config(app.compose_federation(words)[1])
     entries = sorted(Path("sites").absolute().iterdir(), key=lambda entry: entry.name[::-1])
     return {
-        number: SiteNode(plan, entry, "", Path(f"states/{number}"), share_states)
+        number: SiteNode(plan, entry, "", Path(f"states/{number}"), policy)
         for number, entry in enumerate(entries)
     }
 
@@ -156,7 +160,10 @@ def test_every_method_as_in_one_place(name: str, values: dict, here):
         words += [f"adapter.pairs={METHODS[name].pairs}"]
     values = {key: "classifier" if value == "fc" else value for key, value in values.items()}
     words += [format_override(f"method.{key}", value) for key, value in values.items()]
-    assert_as_in_one_place(app.run_server(InProcessGrid(make_nodes(words, True)), words), words)
+    assert_as_in_one_place(
+        app.run_server(InProcessGrid(make_nodes(words, NodePolicy(share_states=True))), words),
+        words,
+    )
 
 
 # ---- What travels
@@ -278,7 +285,6 @@ REFUSED = [
     (["shift.label_noise=0.1"], "shift lays anew what clients hold"),
     (["partition=iid"], "partition=iid deals samples to clients"),
     (["dataset.only=[0,1]"], "dataset.only: nodes keep all samples"),
-    (["privacy=client", "privacy.noise=1", "validation=0"], "set privacy=none"),
 ]
 
 
@@ -287,6 +293,27 @@ def test_what_no_federation_of_sites_plays(more, reason, here):
     with pytest.raises(FedpflError, match=reason):
         app.run_server(InProcessGrid({}), [*PLAIN, *more])
     assert [*here.iterdir()] == [here / "sites"]
+
+
+def test_sums_of_a_site_would_leave_it_without_noise(here, monkeypatch):
+    """Neither the server asks for them, nor does a node answer; with set constants none are asked."""
+    pytest.importorskip("dp_accounting", reason="needs the extra [privacy]")
+    write_arrays(here / "sites")
+    words = [word for word in PLAIN if "finetune" not in word and "validation" not in word]
+    words += ["validation=0", "privacy=sample", "privacy.noise=2", "privacy.seed=1", "rounds=1"]
+    nodes = make_nodes(words)
+    with pytest.raises(FedpflError, match=r"privacy=sample: sums .* set dataset.mean and dataset"):
+        app.run_server(InProcessGrid(nodes), words)
+    plan = nodes[0]._plan
+    agreement = agreements.agree_on_sites([node._facts for node in nodes.values()])
+    request = {"key": make_plan_key(plan), "sums": True, "agreement": asdict(agreement)}
+    fields, _ = wire.unpack_message(nodes[0].answer_message(wire.pack_message(request, {})))
+    assert "would leave it without noise" in fields["fault"]
+    # The secret is bound to the configuration, which in one place names a folder.
+    for module in ("runner.resume", "remote.budget"):
+        monkeypatch.setattr(f"fedpfl.{module}.make_secret", lambda run, key: Secret.of_seed(1))
+    words += ["dataset.mean=[0.,1,2,3,4]", "dataset.std=[1.,9,1,1,1]"]
+    assert_as_in_one_place(app.run_server(InProcessGrid(make_nodes(words)), words), words)
 
 
 def test_words_without_a_number_of_sites():

@@ -17,6 +17,7 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.traffic import Traffic
 from fedpfl.methods import METHODS
 from fedpfl.remote import wire
+from fedpfl.remote.node import NodePolicy
 from fedpfl.runner.faults import Diverged
 from tests.conftest import assert_same
 from tests.remote.test_remote import Faulty, Played, changed, in_one_place
@@ -193,7 +194,7 @@ def test_a_node_decides_what_leaves_it():
     """A server that asks for states is refused by a node whose own settings do not share them."""
     played = Played(METHODS["fedper"](), shares=True)
     node = played.node([0])
-    node._share_states = False
+    node._policy = NodePolicy()
     requests = []
 
     class Overheard(Faulty):

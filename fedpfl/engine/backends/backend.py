@@ -105,9 +105,17 @@ class Backend(ABC):
         """Return the part of an initial state that is kept beside this backend."""
         return state
 
+    def complete_initial_row(self, state: State) -> State:
+        """Return the state with the whole row that a new client has."""
+        return state
+
     def participate(self, call: TrainCall) -> Participation:
         """Answer one call of training."""
         return self.run_one(call)
+
+    def try_participation(self, call: TrainCall) -> Participation:
+        """Answer a call of training whose form alone matters."""
+        return self.participate(call)
 
     def evaluate_splits(self, call: EvalCall) -> dict[str, Counts]:
         """Answer one call of evaluation, on the host."""
