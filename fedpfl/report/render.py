@@ -187,6 +187,7 @@ def _render_latex(table: Table) -> str:
     lines.append(rf"\centering{compact}")
     title = f"{table.title}." if table.title else ""
     lines += wrap_lines(rf"\caption{{{escape_latex(f'{title} {table.caption}'.strip())}}}")
+    lines.append(rf"\label{{tab:{_make_label(table)}}}")
     lines += _latex_head(table, indices)
 
     # ---- Step 3: rows.
@@ -207,6 +208,13 @@ def _render_latex(table: Table) -> str:
         lines += wrap_lines(rf"\par\smallskip{{\footnotesize {prose}\par}}")
     lines.append(rf"\end{{{environment}}}")
     return "\n".join(lines) + "\n"
+
+
+def _make_label(table: Table) -> str:
+    """Return a word to refer to the table by, of its title or first block."""
+    block_titles = [title for title, _ in table.blocks()]
+    text = table.title or " ".join(block_titles[:1]) or "results"
+    return re.sub(r"\W+", "-", text.lower()).strip("-")
 
 
 def _escape_latex_number(text: str) -> str:

@@ -35,6 +35,10 @@ STATUSES = ("finished", "running", "interrupted", "failed", "diverged", "broken"
 STALE_SECONDS = 600.0
 """Where no lock tells, a directory unchanged for longer is taken to have no writer."""
 SIMULATED = "sim_hours"
+GIGABYTES = "gb"
+ROUND_COUNT = "rounds"
+SPENDINGS = (SIMULATED, GIGABYTES, ROUND_COUNT)
+"""What a run has spent up to a row, or with `@80` until a score of 80 % was first reached."""
 
 
 class MaskOverlap(NamedTuple):
@@ -334,9 +338,9 @@ class Run:
         """Return a metric as tables show it, nan where it is not recorded.
 
         Most are those of the row that the run is judged by. Traffic is a mean per client and round,
-        seconds are a median over rounds, hours are of the whole run. sim_hours are the simulated
-        ones up to that row, with @80 those until 80 % were first reached. gap is how much better
-        clients that take part are than those that never do.
+        seconds are a median over rounds, hours are of the whole run. SPENDINGS are up to that row,
+        with @80 until 80 % were first reached. gap is how much better clients that take part are
+        than those that never do.
         """
         if name == "gap":
             seen_score = self.metric_value(self.task.score, row)
@@ -346,21 +350,26 @@ class Run:
             return self.summary_number(name)
         if name == "seconds":
             return self.seconds_per_round
-        if name.startswith(SIMULATED):
-            percent = name.removeprefix(SIMULATED).removeprefix("@")
-            return self.simulated_hours(row, percent)
+        quantity, _, percent = name.partition("@")
+        if quantity in SPENDINGS:
+            return self.spent_until(quantity, row, percent)
         if name in column_names("traffic"):
             return self.per_client(name)
         return float(row.get(name, math.nan))
 
-    def simulated_hours(self, row: Mapping[str, Any] | pd.Series, percent: str = "") -> float:
-        """Return the simulated hours up to a row, nan if not recorded.
+    def spent_until(
+        self, quantity: str, row: Mapping[str, Any] | pd.Series, percent: str = ""
+    ) -> float:
+        """Return what was spent up to a row, nan if not recorded.
 
         Args:
+            quantity: of SPENDINGS; gigabytes are 10^9 bytes, both ways, all clients together.
             row: a row of `rounds`.
             percent: count up to the first evaluation that reaches this score instead.
         """
-        if "sim_seconds" not in self.rounds:
+        needed = {SIMULATED: ["sim_seconds"], GIGABYTES: ["bits_down", "bits_up"]}
+        columns = needed.get(quantity, ["round"])
+        if not {*columns} <= {*self.rounds.columns}:
             return math.nan
         if percent:
             evaluations = self.evaluations
@@ -373,7 +382,11 @@ class Run:
         is_before = self.rounds["round"] <= row.get("round", math.nan)
         if not is_before.any():
             return math.nan
-        return float(self.rounds["sim_seconds"][is_before].sum(skipna=False)) / 3600
+        if quantity == ROUND_COUNT:
+            return float(self.rounds["round"][is_before].max())
+        # A round that is not recorded makes the sum unknown.
+        total = self.rounds[columns][is_before].sum(axis=1, skipna=False).sum(skipna=False)
+        return float(total) / (3600 if quantity == SIMULATED else 8e9)
 
     @property
     def last_round(self) -> pd.Series:

@@ -22,7 +22,7 @@ from fedpfl.report.grouping import (
     shared_settings_note,
     task_metric,
 )
-from fedpfl.report.run import SIMULATED, Run
+from fedpfl.report.run import GIGABYTES, SIMULATED, SPENDINGS, Run
 from fedpfl.report.table import Column, Table, mark_best, seed_statistics
 from fedpfl.report.text import format_range, join_few
 
@@ -150,13 +150,14 @@ COLUMNS = {
     "difference_pooled": Column("Δ pooled", "difference", "published"),
     "hours": Column("hours", "number"),
     SIMULATED: Column("sim hours", "number"),
+    GIGABYTES: Column("GB", "number"),
     "round": Column("round", "whole"),
     "seeds": Column("seeds", "whole"),
     "status": Column("status"),
 }
 """Columns that a table may show of a configuration."""
-TARGET = re.compile(rf"{SIMULATED}@(\d+(?:\.\d+)?)")
-"""Further columns such as `sim_hours@80`: until an accuracy of 80 % was first reached."""
+TARGET = re.compile(rf"({'|'.join(SPENDINGS)})@(\d+(?:\.\d+)?)")
+"""Further columns such as `rounds@80`: until an accuracy of 80 % was first reached."""
 
 
 class PublishedColumn(NamedTuple):
@@ -262,7 +263,8 @@ def _available_columns(select: str, chosen: Sequence[str]) -> dict[str, Column]:
     columns = dict(COLUMNS)
     for target in map(TARGET.fullmatch, chosen):
         if target:
-            columns[target[0]] = Column(f"sim hours to {target[1]} %", "number")
+            quantity = columns.get(target[1], Column("rounds"))
+            columns[target[0]] = Column(f"{quantity.heading} to {target[2]} %", "number")
     if select not in SELECTIONS:
         raise FedpflError(f"no such selection: {choices_text(SELECTIONS, select)}")
     for name in chosen:

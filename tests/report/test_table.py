@@ -198,6 +198,7 @@ LATEX = r"""
 \begin{table}
 \centering
 \caption{Title. What\_it is.}
+\label{tab:title}
 \begin{tabular}{lrrrl}
 \toprule
  & \multicolumn{2}{c}{before} &  &  \\
