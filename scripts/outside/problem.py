@@ -1,0 +1,232 @@
+"""The problem that fedpfl and its peers are given: some digits at four clients, and one small network.
+
+Whoever plays it trains on the same samples in the same order from the same initial parameters, so
+two right programs end with equal models but for float's rounding.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import fedpfl
+from fedpfl.engine import keys
+
+CLIENTS = 4
+CLASSES = 10
+FEATURES = 64
+HIDDEN = 16
+BATCH = 16
+EPOCHS = 3
+LEARNING_RATE = 0.1
+SEED = 42
+CLIENT_CLASSES = ((0, 1, 2), (2, 3, 4, 5), (5, 6, 7), (7, 8, 9, 0, 1))
+TRAIN_SIZES = (32, 48, 64, 48)
+TEST_SIZES = (20, 25, 20, 30)
+PARAMETERS = ("hidden.0.weight", "hidden.0.bias", "classifier.weight", "classifier.bias")
+"""Parameters of the small network in fedpfl, in the order that peers have them."""
+
+Models = dict[str, Tensor]
+"""What there is after a round: `server/NAME` and, for each client, `0/NAME`."""
+
+
+class SmallNet(nn.Module):
+    """A network of one hidden layer, with the parts that peers look for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Sequential(nn.Flatten(), nn.Linear(FEATURES, HIDDEN), nn.ReLU())
+        self.classifier = nn.Linear(HIDDEN, CLASSES)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits `[batch, classes]`."""
+        return self.classifier(self.base(images))
+
+
+class Problem:
+    """Hold the samples, their split and the initial network.
+
+    Attributes:
+        folder: where fedpfl reads them.
+        engine: by which fedpfl plays, loop or batched.
+        images: `[samples, 1, 8, 8]`, from 0 to 1.
+        labels: `[samples]`.
+        parts: for each client its samples' numbers, by split.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        engine: str = "loop",
+        validation: float = 0.0,
+        train_sizes: Sequence[int] = TRAIN_SIZES,
+    ):
+        self.folder = folder
+        self.engine = engine
+        pixels, self.labels, self.parts = deal_digits(train_sizes, validation)
+        self.images = torch.tensor(pixels, dtype=torch.float32) / 255
+        np.savez(folder / "digits.npz", x=pixels, y=self.labels.numpy())
+        (folder / "split.json").write_text(json.dumps(self.parts))
+        names_of_tensors = zip(PARAMETERS, self.make_network().parameters(), strict=True)
+        initial = {name: tensor.detach() for name, tensor in names_of_tensors}
+        torch.save(initial, folder / "initial.pt")
+
+    def make_network(self) -> SmallNet:
+        """Return the network as it is before the first round."""
+        with torch.random.fork_rng():
+            torch.manual_seed(5)
+            return SmallNet()
+
+    def batches(self, client: int, split: str = "train") -> list[tuple[Tensor, Tensor]]:
+        """Return a client's minibatches, in the order in which everybody takes them."""
+        chunks = torch.tensor(self.parts[client][split]).split(BATCH)
+        return [(self.images[chunk], self.labels[chunk]) for chunk in chunks]
+
+    def samples(self, client: int, split: str = "train") -> tuple[Tensor, Tensor]:
+        """Return a client's images and labels."""
+        chosen = self.parts[client][split]
+        return self.images[chosen], self.labels[chosen]
+
+    def size(self, client: int) -> int:
+        """Return how many training samples a client has."""
+        return len(self.parts[client]["train"])
+
+    def shares(self) -> list[float]:
+        """Return the clients' shares of all training samples."""
+        sizes = [self.size(client) for client in range(CLIENTS)]
+        return [size / sum(sizes) for size in sizes]
+
+    def play(self, *settings: str, rounds: int = 2) -> list[Models]:
+        """Train with fedpfl, and return the models after each round.
+
+        Args:
+            settings: of the method, as on the command line.
+            rounds: how many.
+        """
+        take_batches_in_order()
+        chosen = self._settings(rounds, settings)
+        with tempfile.TemporaryDirectory(dir=self.folder) as folder:
+            played_rounds = fedpfl.rounds(*chosen, directory=f"{folder}/run")
+            return [gather_models(played) for played in played_rounds]
+
+    def play_to_the_end(self, *settings: str, rounds: int) -> Any:
+        """Train with fedpfl, and return the run."""
+        take_batches_in_order()
+        chosen = self._settings(rounds, settings)
+        folder = tempfile.mkdtemp(dir=self.folder)
+        return fedpfl.run(*chosen, directory=f"{folder}/run", progress=False)
+
+    def _settings(self, rounds: int, settings: Sequence[str]) -> list[str]:
+        """Return the whole configuration; the last setting of a key counts."""
+        fixed = {
+            "dataset": "npz",
+            "dataset.path": self.folder / "digits.npz",
+            "dataset.mean": "[0.0]",
+            "dataset.std": "[1.0]",
+            "dataset.classes": CLASSES,
+            "partition": "file",
+            "partition.path": self.folder / "split.json",
+            "clients": CLIENTS,
+            "participation": 1,
+            "rounds": rounds,
+            "local.epochs": EPOCHS,
+            "local.batch_size": BATCH,
+            "local.lr": LEARNING_RATE,
+            "local.momentum": 0.0,
+            "eval.every": 1,
+            "model": "mlp",
+            "model.hidden": f"[{HIDDEN}]",
+            "model.weights": self.folder / "initial.pt",
+            "device": "cpu",
+            "seed": SEED,
+            "engine": self.engine,
+        }
+        wanted = dict(setting.split("=", 1) for setting in settings)
+        return [f"{key}={value}" for key, value in {**fixed, **wanted}.items()]
+
+
+def deal_digits(
+    train_sizes: Sequence[int], validation: float
+) -> tuple[np.ndarray, Tensor, list[dict[str, list[int]]]]:
+    """Return pixels, labels and the clients' numbers of samples; a validation split is the last part."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    free = np.random.RandomState(0).permutation(len(digits.target))
+    chosen, parts = [], []
+    for client, classes in enumerate(CLIENT_CLASSES):
+        train_size = train_sizes[client]
+        wanted = free[np.isin(digits.target[free], classes)][: train_size + TEST_SIZES[client]]
+        free = free[~np.isin(free, wanted)]
+        start = sum(map(len, chosen))
+        chosen.append(wanted)
+        numbers = list(range(start, start + len(wanted)))
+        train = numbers[:train_size]
+        validation_size = int(validation * train_size)
+        part = {"train": train[: train_size - validation_size], "test": numbers[train_size:]}
+        if validation_size:
+            part["val"] = train[-validation_size:]
+        parts.append(part)
+    rows = np.concatenate(chosen)
+    pixels = (digits.images[rows] * 15).astype(np.uint8)[:, None]
+    return pixels, torch.tensor(digits.target[rows]), parts
+
+
+def draw_halves(rounds: int) -> list[list[int]]:
+    """Return the cohorts that fedpfl draws with `participation=0.5`."""
+    return list(keys.draw_cohorts(SEED, CLIENTS, 0.5, rounds))
+
+
+def take_batches_in_order() -> None:
+    """Let fedpfl draw no order of minibatches, and compute on one thread."""
+
+    def order_samples(
+        draws: keys.Draws, client: int, stream: str, epoch: int, samples: int
+    ) -> Tensor:
+        return torch.arange(samples)
+
+    keys.Draws.order = order_samples  # type: ignore[method-assign]
+    torch.set_num_threads(1)
+
+
+def gather_models(played: Any) -> Models:
+    """Return the server's model and the clients' personal ones after a round of fedpfl."""
+    models = {}
+    # A method without a global model refuses.
+    with contextlib.suppress(fedpfl.FedpflError):
+        models.update(name_entries("server/", played.global_model()))
+    for client in range(CLIENTS):
+        models.update(name_entries(f"{client}/", played.personal(client)))
+    return models
+
+
+def name_entries(owner: str, model: Mapping[str, Tensor] | nn.Module | Sequence[Tensor]) -> Models:
+    """Return a model's tensors behind its owner's name; a peer's get the names that fedpfl has."""
+    if isinstance(model, nn.Module):
+        model = list(model.parameters())
+    if not isinstance(model, Mapping):
+        model = dict(zip(PARAMETERS, model, strict=True))
+    return {f"{owner}{name}": tensor.detach().clone() for name, tensor in model.items()}
+
+
+def find_largest_difference(ours: Sequence[Models], theirs: Sequence[Models]) -> float:
+    """Return the largest difference of any entry that the peer has, over all rounds."""
+    if len(ours) != len(theirs):
+        raise ValueError(f"fedpfl played {len(ours)} rounds, the peer {len(theirs)}")
+    largest = 0.0
+    for models, peer_models in zip(ours, theirs, strict=True):
+        if not peer_models:
+            raise ValueError("the peer has no models")
+        for name, tensor in peer_models.items():
+            # nan is a difference, which max() would lose.
+            difference = (models[name].double() - tensor.double().reshape(models[name].shape)).abs()
+            largest = float(np.fmax(largest, difference.nan_to_num(nan=np.inf).max().item()))
+    return largest

@@ -1,0 +1,448 @@
+"""FL-bench's servers and clients on the common problem."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pickle
+import types
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outside.peers import Comparison, be_quiet, open_checkout
+from outside.problem import (
+    BATCH,
+    CLASSES,
+    CLIENTS,
+    EPOCHS,
+    LEARNING_RATE,
+    Models,
+    Problem,
+    draw_halves,
+    name_entries,
+)
+
+REPOSITORY = "KarhouTam/FL-bench"
+Snapshot = Callable[[Any], Models]
+NAMES = {"base.1.weight": "hidden.0.weight", "base.1.bias": "hidden.0.bias"}
+
+
+class Bench:
+    """Drive a checkout of FL-bench."""
+
+    def __init__(self, folder: Path, problem: Problem):
+        self.problem = problem
+        open_checkout(folder, "ray", "pynvml", "visdom", "faker")
+        data_loader = torch.utils.data.DataLoader
+
+        def load_in_order(samples: Any, batch_size: int = 1, **_: Any) -> Any:
+            return data_loader(samples, batch_size)
+
+        torch.utils.data.DataLoader = load_in_order  # type: ignore[misc, assignment]
+        self._add_dataset()
+        self._add_network()
+        self._write_split(problem.folder / "data" / "digits")
+        hydra = importlib.import_module("hydra.core.hydra_config").HydraConfig
+        runtime = types.SimpleNamespace(output_dir=str(problem.folder))
+        hydra.get = staticmethod(lambda: types.SimpleNamespace(runtime=runtime))
+        importlib.import_module("src.server.fedavg").FLBENCH_ROOT = problem.folder
+
+    def _add_dataset(self) -> None:
+        """Make the digits one of its data sets."""
+        problem = self.problem
+        module = importlib.import_module("data.utils.datasets")
+
+        class Digits(module.BaseDataset):  # type: ignore[name-defined, misc]
+            def __init__(self, **_: Any):
+                self.data, self.targets = problem.images, problem.labels
+                self.classes = list(range(CLASSES))
+
+            def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+                return self.data[index], self.targets[index]
+
+            def __len__(self) -> int:
+                return len(self.targets)
+
+            def train(self) -> None:
+                pass
+
+            eval = train
+
+        module.DATASETS["digits"] = Digits
+        constants = importlib.import_module("src.utils.constants")
+        constants.NUM_CLASSES["digits"] = CLASSES
+        constants.INPUT_CHANNELS["digits"] = 1
+        constants.DATA_SHAPE["digits"] = tuple(problem.images.shape[1:])
+
+    def _add_network(self) -> None:
+        """Make the small network one of its models."""
+        problem = self.problem
+        module = importlib.import_module("src.utils.models")
+
+        class Small(module.DecoupledModel):  # type: ignore[name-defined, misc]
+            def __init__(self, **_: Any):
+                super().__init__()
+                network = problem.make_network()
+                self.base, self.classifier = network.base, network.classifier
+
+        module.MODELS["small"] = Small
+        self.network_type = Small
+
+    def _write_split(self, folder: Path) -> None:
+        """Write the split as it reads it."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "args.json").write_text(json.dumps({"split": "sample", "client_num": CLIENTS}))
+        everybody = list(range(CLIENTS))
+        indices = []
+        for part in self.problem.parts:
+            split = {name: np.array(part.get(name, []), int) for name in ("train", "val", "test")}
+            indices.append(split)
+        sides = {"train": everybody, "val": everybody, "test": everybody, "total": CLIENTS}
+        partition = {"separation": sides, "data_indices": indices}
+        (folder / "partition.pkl").write_bytes(pickle.dumps(partition))
+
+    def play(
+        self,
+        method: str,
+        snapshot: Snapshot,
+        rounds: int = 2,
+        prepare: Callable[[Any], None] = lambda server: None,
+        cohorts: Sequence[Sequence[int]] = (),
+        **hyperparameters: Any,
+    ) -> list[Models]:
+        """Train, and return the models after each round.
+
+        Args:
+            method: its name there.
+            snapshot: what to keep of the server.
+            rounds: how many.
+            prepare: is given the server before the first round.
+            cohorts: who takes part in each round; (): everybody.
+            hyperparameters: of the method.
+        """
+        module = importlib.import_module(f"src.server.{method}")
+        types_by_name = {name.lower(): value for name, value in vars(module).items()}
+        server_type = types_by_name[f"{method}server"]
+        with be_quiet():
+            server = server_type(args=self._arguments(method, server_type, hyperparameters))
+            prepare(server)
+            models = []
+            for number in range(rounds):
+                server.current_epoch = number
+                server.selected_clients = list(cohorts[number] if cohorts else range(CLIENTS))
+                server.train_one_round()
+                models.append(snapshot(server))
+        return models
+
+    def _arguments(self, method: str, server_type: Any, hyperparameters: Mapping[str, Any]) -> Any:
+        """Return the configuration of a run."""
+        from omegaconf import OmegaConf
+
+        functional = importlib.import_module("src.utils.functional")
+        constants = importlib.import_module("src.utils.constants")
+        config = OmegaConf.create(constants.DEFAULTS)
+        config.method = method
+        config.dataset.name, config.model.name = "digits", "small"
+        config.optimizer.lr = LEARNING_RATE
+        chosen = {
+            "join_ratio": 1.0,
+            "local_epoch": EPOCHS,
+            "batch_size": BATCH,
+            "use_cuda": False,
+            "save_log": False,
+            "save_learning_curve_plot": False,
+            "save_metrics": False,
+            "client_side_evaluation": False,
+            "buffers": "local" if method == "pfedhn" else "global",
+        }
+        config.common = OmegaConf.merge(config.common, chosen)
+        config.common.test.client.interval = -1
+        config.common.test.client.finetune_epoch = 1  # FedBABU insists; nobody is tested
+        config[method] = dict(hyperparameters)
+        hyperparameter_hook = getattr(server_type, "get_hyperparams", None)
+        return functional.parse_args(config, method, hyperparameter_hook)
+
+
+def rename_entries(owner: str, model: Mapping[str, Tensor]) -> Models:
+    """Return a model's tensors by fedpfl's names."""
+    return name_entries(owner, {NAMES.get(name, name): model[name] for name in model})
+
+
+def take_server(server: Any) -> Models:
+    """Return the global model."""
+    return rename_entries("server/", server.public_model_params)
+
+
+def take_personal(server: Any) -> Models:
+    """Return what clients have by themselves."""
+    models: Models = {}
+    for client, entries in server.clients_personal_model_params.items():
+        models.update(rename_entries(f"{client}/", entries))
+    return models
+
+
+def take_both(server: Any) -> Models:
+    """Return the global model and what clients have by themselves, laid over it."""
+    models: Models = {}
+    for client, entries in server.clients_personal_model_params.items():
+        models.update(rename_entries(f"{client}/", {**server.public_model_params, **entries}))
+    return models
+
+
+def take_ditto(server: Any) -> Models:
+    """Return the global model and the clients' whole ones."""
+    models = take_server(server)
+    for client, entries in server.clients_personalized_model_params.items():
+        models.update(rename_entries(f"{client}/", entries))
+    return models
+
+
+class Case(NamedTuple):
+    """Say what is compared of a method.
+
+    Attributes:
+        method: in fedpfl.
+        name: in FL-bench.
+        hyperparameters: there.
+        settings: of fedpfl.
+        snapshot: what is kept of the server.
+        detail: the setting, for the table.
+        is_partial: whether it is also played by half the clients a round.
+    """
+
+    method: str
+    name: str
+    hyperparameters: Mapping[str, Any] = MappingProxyType({})
+    settings: tuple[str, ...] = ()
+    snapshot: Snapshot = take_server
+    detail: str = ""
+    is_partial: bool = True
+
+
+PLAIN_CASES = (
+    Case("fedavg", "fedavg"),
+    Case("fedprox", "fedprox", {"mu": 0.7}, ("method.mu=0.7",)),
+    Case("fedbabu", "fedbabu"),
+    # Who was never drawn has the mean of the heads there, which only fedper offers here.
+    Case("fedrep", "fedrep", {}, ("method.head_epochs=2",), take_both, is_partial=False),
+    Case("fedper", "fedper", {}, ("method.head_init=server_average",), take_both),
+    Case(
+        "lg_fedavg",
+        "lgfedavg",
+        settings=("method.variant=as_published",),
+        snapshot=take_both,
+        detail="as_published",
+        is_partial=False,
+    ),
+    Case("local_only", "local", {}, (), take_personal),
+    Case(
+        "fedavgm",
+        "fedavgm",
+        {"server_momentum": 0.9},
+        ("method.momentum=0.9", "method.nesterov=true"),
+    ),
+    Case(
+        "ditto",
+        "ditto",
+        {"lamda": 0.6, "pers_epoch": EPOCHS},
+        ("method.lam=0.6", f"method.personal_epochs={EPOCHS}"),
+        take_ditto,
+    ),
+    Case(
+        "flute",
+        "flute",
+        {"rep_round": 1},
+        ("method.variant=as_published",),
+        take_both,
+        "as_published",
+        is_partial=False,
+    ),
+)
+
+
+def compare_plainly(case: Case, is_partial: bool) -> Comparison:
+    """Return the comparison of a case, with all clients in each round or half of them."""
+
+    def play(folder: Path, problem: Problem) -> tuple[list[Models], list[Models]]:
+        rounds = 4 if is_partial else 2
+        settings = [f"method={case.method}", *case.settings]
+        settings += ["participation=0.5"] if is_partial else []
+        theirs = Bench(folder, problem).play(
+            case.name,
+            case.snapshot,
+            rounds,
+            cohorts=draw_halves(rounds) if is_partial else (),
+            **case.hyperparameters,
+        )
+        return problem.play(*settings, rounds=rounds), theirs
+
+    detail = ", ".join(filter(None, (case.detail, "half the clients" if is_partial else "")))
+    return Comparison(case.method, REPOSITORY, detail, "", play)
+
+
+# ---- What departs from its method in FL-bench, and is put right first
+
+
+def play_scaffold(folder: Path, problem: Problem) -> tuple[list[Models], list[Models]]:
+    """Compare the global model; an epoch is one minibatch there."""
+    bench = Bench(folder, problem)
+    client_type = importlib.import_module("src.client.scaffold").SCAFFOLDClient
+    server_type = importlib.import_module("src.server.scaffold").SCAFFOLDServer
+    pack, aggregate = client_type.package, server_type.aggregate_client_updates
+
+    def pack_variate(client: Any) -> dict[str, Any]:
+        return {**pack(client), "variate": [tensor.clone() for tensor in client.c_local]}
+
+    def keep_variates(server: Any, packages: Mapping[int, Any]) -> None:
+        for client, package in packages.items():
+            server.c_local[client] = package["variate"]
+        aggregate(server, packages)
+
+    client_type.package = pack_variate
+    server_type.aggregate_client_updates = keep_variates
+    theirs = bench.play("scaffold", take_server, rounds=3)
+    settings = ("method=scaffold", "local.epochs=null", f"local.steps={EPOCHS}")
+    return problem.play(*settings, rounds=3), theirs
+
+
+def play_fedopt(folder: Path, problem: Problem, variant: str) -> tuple[list[Models], list[Models]]:
+    """Compare the global model of FedAdam or FedYogi."""
+    tau = 0.001
+
+    def begin_with_tau(server: Any) -> None:
+        for velocity in server.adaptive_optimizer.velocities:
+            velocity.fill_(tau**2)
+
+    values = {"beta1": 0.9, "beta2": 0.99, "server_lr": 0.1, "tau": tau}
+    theirs = Bench(folder, problem).play(
+        "fedopt", take_server, rounds=3, prepare=begin_with_tau, type=variant, **values
+    )
+    settings = ("method.lr=0.1", "method.beta1=0.9", "method.beta2=0.99", f"method.tau={tau}")
+    return problem.play(f"method=fed{variant}", *settings, rounds=3), theirs
+
+
+def play_apfl(folder: Path, problem: Problem) -> tuple[list[Models], list[Models]]:
+    """Compare global and private models, at a fixed share."""
+    bench = Bench(folder, problem)
+    optimizers = importlib.import_module("src.utils.constants").OPTIMIZERS
+
+    class OneStepABatch(torch.optim.SGD):
+        """Leave the first of a minibatch's two steps out: gradients then add up to the second."""
+
+        is_second = False
+
+        def step(self, *arguments: Any) -> Any:
+            if self.is_second:
+                super().step(*arguments)
+            self.is_second = not self.is_second
+
+    optimizers["sgd"] = OneStepABatch
+
+    def snapshot(server: Any) -> Models:
+        models = take_server(server)
+        for client, entries in server.client_local_model_params.items():
+            models.update(rename_entries(f"{client}/v.", entries))
+        return models
+
+    theirs = bench.play("apfl", snapshot, alpha=0.4, adaptive_alpha=0)
+    return problem.play("method=apfl", "method.alpha=0.4", "method.adaptive=false"), theirs
+
+
+def play_flute(folder: Path, problem: Problem) -> tuple[list[Models], list[Models]]:
+    """Compare body and heads."""
+    bench = Bench(folder, problem)
+    read_features = bench.network_type.get_last_features
+    bench.network_type.get_last_features = lambda network, images: read_features(
+        network, images, detach=False
+    )
+    theirs = bench.play(
+        "flute", take_both, rep_round=1, lamda1=0.25, lamda2=0.0025, lamda3=0.0005, nc2_lr=0.5
+    )
+    return problem.play("method=flute"), theirs
+
+
+def play_cfl(folder: Path, problem: Problem) -> tuple[list[Models], list[Models]]:
+    """Compare the clusters' models of clients of one size, as its means are uniform.
+
+    One split only: the second takes places within a cluster for numbers of clients there.
+    """
+    problem = Problem(problem.folder, problem.engine, train_sizes=[32] * CLIENTS)
+    bounds = {"eps_1": 0.35, "eps_2": 0.1, "min_cluster_size": 3, "start_clustering_round": 0}
+    theirs = Bench(folder, problem).play("cfl", take_personal, rounds=4, **bounds)
+    settings = ("eps1=0.35", "eps2=0.1", "warmup=0", "linkage=complete", "clusters=2")
+    chosen = [f"method.{setting}" for setting in settings]
+    return problem.play("method=cfl", *chosen, rounds=4), theirs
+
+
+def play_pfedhn(folder: Path, problem: Problem) -> tuple[list[Models], list[Models]]:
+    """Compare the clients' models; fedpfl's draw of the hypernetwork is given to FL-bench."""
+    from fedpfl.methods.pfedhn import PFedHN
+
+    initial: dict[str, Any] = {}
+    draw = PFedHN.init
+
+    def draw_and_keep(method: Any, *arguments: Any) -> Any:
+        server, client = draw(method, *arguments)
+        initial.update(server["learned"])
+        return server, client
+
+    PFedHN.init = draw_and_keep  # type: ignore[method-assign]
+    settings = ("order=sequential", "rows=all", "embedding=3", "hidden=20", "lr=0.02")
+    ours = problem.play("method=pfedhn", *[f"method.{setting}" for setting in settings])
+    PFedHN.init = draw  # type: ignore[method-assign]
+
+    def prepare(server: Any) -> None:
+        network = server.hypernet
+        network.embedding.weight.data = initial["v"].clone()
+        layers = [layer for layer in network.mlp if isinstance(layer, torch.nn.Linear)]
+        for number, layer in enumerate(layers):
+            layer.load_state_dict(initial["mlp"][str(number)])
+        for name in server.public_model_param_names:
+            output = network.params_generator[name.replace(".", "-")]
+            output.weight.data = initial["weight"][NAMES.get(name, name)].clone()
+            output.bias.data = initial["bias"][NAMES.get(name, name)].reshape(-1).clone()
+
+    def snapshot(server: Any) -> Models:
+        models: Models = {}
+        for client in range(CLIENTS):
+            tensors = server.hypernet(torch.tensor(client))
+            entries = dict(zip(server.public_model_param_names, tensors, strict=True))
+            models.update(rename_entries(f"{client}/", entries))
+        return models
+
+    hyperparameters = {"embed_dim": 3, "hidden_dim": 20, "hn_lr": 0.02}
+    theirs = Bench(folder, problem).play("pfedhn", snapshot, prepare=prepare, **hyperparameters)
+    return ours, theirs
+
+
+REPAIRED = (
+    (
+        "scaffold",
+        "",
+        "control variates are never returned; takes minibatches for epochs",
+        play_scaffold,
+    ),
+    ("fedadam", "", "v begins at 0, in the paper at tau^2", partial(play_fedopt, variant="adam")),
+    ("fedyogi", "", "v begins at 0, in the paper at tau^2", partial(play_fedopt, variant="yogi")),
+    ("apfl", "fixed share", "steps the global model twice a minibatch", play_apfl),
+    ("flute", "", "the body never trains", play_flute),
+    ("cfl", "clients of one size, one split", "", play_cfl),
+    ("pfedhn", "one client a step", "", play_pfedhn),
+)
+
+
+def list_comparisons() -> list[Comparison]:
+    """Return what is compared with FL-bench."""
+    comparisons = [compare_plainly(case, is_partial=False) for case in PLAIN_CASES]
+    partial_cases = [case for case in PLAIN_CASES if case.is_partial]
+    comparisons += [compare_plainly(case, is_partial=True) for case in partial_cases]
+    for method, detail, undone, play in REPAIRED:
+        comparisons.append(Comparison(method, REPOSITORY, detail, undone, play))
+    return comparisons

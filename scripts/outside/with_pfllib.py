@@ -1,0 +1,590 @@
+"""PFLlib's servers and clients on the common problem."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import importlib
+import random
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from outside.peers import Comparison, Lens, be_quiet, open_checkout, repair_module
+from outside.problem import (
+    BATCH,
+    CLASSES,
+    CLIENTS,
+    EPOCHS,
+    LEARNING_RATE,
+    Models,
+    Problem,
+    draw_halves,
+    name_entries,
+)
+
+REPOSITORY = "TsingZ0/PFLlib"
+Snapshot = Callable[[Any], Models]
+
+
+class Library:
+    """Drive a checkout of PFLlib."""
+
+    def __init__(self, folder: Path, problem: Problem):
+        self.problem = problem
+        self.system = folder / "system"
+        open_checkout(self.system, "h5py", "cvxpy")
+        data_loader = torch.utils.data.DataLoader
+
+        def load_in_order(
+            samples: Any, size: int = 1, *_: Any, batch_size: int = 0, **__: Any
+        ) -> Any:
+            return data_loader(samples, batch_size or size)
+
+        torch.utils.data.DataLoader = load_in_order  # type: ignore[misc, assignment]
+        importlib.import_module("utils.data_utils").read_data = self._read_data
+        self.clients = importlib.import_module("flcore.clients.clientbase")
+        self.clients.metrics = Lens(self.clients.metrics, roc_auc_score=lambda *_, **__: 0.0)
+
+    def _read_data(self, dataset: str, client: int, is_train: bool = True) -> dict[str, np.ndarray]:
+        """Return a client's samples as PFLlib's files have them."""
+        part = self.problem.parts[client]
+        chosen = part["train"] + part.get("val", []) if is_train else part["test"]
+        return {
+            "x": self.problem.images[chosen].numpy(),
+            "y": self.problem.labels[chosen].numpy(),
+        }
+
+    def _arguments(self, chosen: Mapping[str, Any]) -> Any:
+        """Return the main program's options, of which these are chosen."""
+        import argparse
+
+        tree = ast.parse((self.system / "main.py").read_text())
+        calls = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Expr)]
+        parser = argparse.ArgumentParser()
+        for call in calls:
+            if call.startswith("parser.add_argument"):
+                eval(call, {"parser": parser, "str": str, "int": int, "float": float, "bool": bool})
+        arguments = parser.parse_args([])
+        common = {
+            "device": "cpu",
+            "num_clients": CLIENTS,
+            "num_classes": CLASSES,
+            "batch_size": BATCH,
+            "local_learning_rate": LEARNING_RATE,
+            "local_epochs": EPOCHS,
+            "eval_gap": 1,
+        }
+        vars(arguments).update({**common, **chosen})
+        return arguments
+
+    def play(
+        self,
+        server_class: str,
+        rounds: int = 2,
+        snapshot: Snapshot | None = None,
+        prepare: Callable[[Any], None] = lambda server: None,
+        cohorts: Sequence[Sequence[int]] = (),
+        **chosen: Any,
+    ) -> list[Models]:
+        """Train, and return the models after each round.
+
+        Args:
+            server_class: MODULE.CLASS under flcore.servers.
+            rounds: how many.
+            snapshot: what to keep of the server; None: the clients' models.
+            prepare: is given the server before the first round.
+            cohorts: who takes part in each round; (): everybody.
+            chosen: options of the main program.
+        """
+        module, name = server_class.split(".")
+        server_type = getattr(importlib.import_module(f"flcore.servers.{module}"), name)
+        arguments = self._arguments({"global_rounds": rounds, **chosen})
+        split = importlib.import_module("flcore.trainmodel.models").BaseHeadSplit
+        arguments.model = split.__new__(split)
+        nn.Module.__init__(arguments.model)
+        network = self.problem.make_network()
+        arguments.model.base, arguments.model.head = network.base, network.classifier
+        arguments.head = copy.deepcopy(network.classifier)
+        # PFLlib plays one round more than it is asked for.
+        plan = iter([*cohorts, cohorts[-1]] if cohorts else [range(CLIENTS)] * (rounds + 1))
+        arguments.join_ratio = (len(cohorts[0]) if cohorts else CLIENTS) / CLIENTS
+        taken: dict[int, Models] = {}
+
+        def take(server: Any, *_: Any, **__: Any) -> None:
+            taken.setdefault(len(server.Budget), (snapshot or take_clients)(server))
+
+        # Judging, which every server does before each round, is where the models are looked at.
+        for hook in ("evaluate", "evaluate_personalized", "evaluate_one_step"):
+            setattr(server_type, hook, take)
+        server_type.save_results = server_type.save_global_model = lambda server: None
+        server_type.select_clients = lambda server: [server.clients[k] for k in next(plan)]
+        with be_quiet():
+            torch.manual_seed(0)
+            server = server_type(arguments, 0)
+            server.rs_test_acc, server.rs_test_acc_per = [0], [0]
+            prepare(server)
+            server.train()
+        return [taken[number] for number in range(1, rounds + 1)]
+
+
+def take_clients(server: Any, prefix: str = "") -> Models:
+    """Return what each client would be judged by."""
+    models: Models = {}
+    for client in server.clients:
+        model = getattr(client, "model_per", client.model)
+        models.update(name_entries(f"{client.id}/{prefix}", model))
+    return models
+
+
+def take_server(server: Any) -> Models:
+    """Return the global model."""
+    return name_entries("server/", server.global_model)
+
+
+class Case(NamedTuple):
+    """Say what is compared of a method that needs no repair.
+
+    Attributes:
+        method: in fedpfl.
+        server_class: in PFLlib.
+        options: of PFLlib's main program.
+        settings: of fedpfl.
+        snapshot: what is kept of PFLlib's server.
+        is_partial: whether it is also played by half the clients a round.
+    """
+
+    method: str
+    server_class: str
+    options: Mapping[str, Any] = MappingProxyType({})
+    settings: tuple[str, ...] = ()
+    snapshot: Snapshot = take_clients
+    is_partial: bool = True
+
+
+PLAIN_CASES = (
+    Case("fedavg", "serveravg.FedAvg", snapshot=take_server),
+    Case("fedprox", "serverprox.FedProx", {"mu": 0.7}, ("method.mu=0.7",), take_server),
+    Case("scaffold", "serverscaffold.SCAFFOLD", snapshot=take_server),
+    Case("fedper", "serverper.FedPer"),
+    Case(
+        "fedrep",
+        "serverrep.FedRep",
+        {"plocal_epochs": 2},
+        ("method.head_epochs=2", "method.body_epochs=3"),
+    ),
+    Case("fedbabu", "serverbabu.FedBABU"),
+    Case("lg_fedavg", "serverlg.LG_FedAvg"),
+    Case(
+        "ditto",
+        "serverditto.Ditto",
+        {"mu": 0.6, "plocal_epochs": 2},
+        ("method.lam=0.6", "method.personal_epochs=2"),
+    ),
+    Case(
+        "fedala",
+        "serverala.FedALA",
+        {"rand_percent": 100, "layer_idx": 2},
+        ("method.share=1.0", "method.layers=1"),
+        is_partial=False,  # there clients learn their weights in each round, also who waits
+    ),
+    Case(
+        "fedproto",
+        "serverproto.FedProto",
+        {"lamda": 2.0},
+        ("method.lam=2", "method.prototypes=all_epochs"),
+        partial(take_clients, prefix="model."),
+        is_partial=False,
+    ),
+    Case(
+        "feddbe",
+        "serverdbe.FedDBE",
+        {"kl_weight": 5.0, "momentum": 0.3},
+        ("method.kappa=5", "method.rho=0.3", f"method.bias_lr={LEARNING_RATE}"),
+        take_server,
+    ),
+)
+
+
+def compare_plainly(case: Case, is_partial: bool) -> Comparison:
+    """Return the comparison of a case, with all clients in each round or half of them."""
+
+    def play(folder: Path, problem: Problem) -> tuple[list[Models], list[Models]]:
+        rounds = 4 if is_partial else 2
+        settings = [f"method={case.method}", *case.settings]
+        settings += ["participation=0.5"] if is_partial else []
+        theirs = Library(folder, problem).play(
+            case.server_class,
+            rounds,
+            case.snapshot,
+            cohorts=draw_halves(rounds) if is_partial else (),
+            **case.options,
+        )
+        return problem.play(*settings, rounds=rounds), theirs
+
+    return Comparison(case.method, REPOSITORY, "half the clients" if is_partial else "", "", play)
+
+
+# ---- What departs from its method in PFLlib, and is put right first
+
+
+def play_pfedme(folder: Path, problem: Problem) -> tuple[list[Models], list[Models]]:
+    """Compare global models and, as personal ones, theta."""
+    library = Library(folder, problem)
+    optimizers = importlib.import_module("flcore.optimizers.fedoptimizer")
+    take_step = optimizers.pFedMeOptimizer.step
+
+    def step_apart(optimizer: Any, *arguments: Any) -> list[Tensor]:
+        return [tensor.detach().clone() for tensor in take_step(optimizer, *arguments)]
+
+    def snapshot(server: Any) -> Models:
+        models = take_server(server)
+        for client in server.clients:
+            models.update(name_entries(f"{client.id}/", client.personalized_params))
+        return models
+
+    optimizers.pFedMeOptimizer.step = step_apart
+    options = {"lamda": 5.0, "K": 3, "p_learning_rate": 0.05, "beta": 0.8}
+    theirs = library.play("serverpFedMe.pFedMe", snapshot=snapshot, **options)
+    settings = ("inner_steps=3", "inner_lr=0.05", "outer_lr=0.1", "average=samples", "beta=0.8")
+    chosen = [f"method.{setting}" for setting in settings]
+    return problem.play("method=pfedme", "method.lam=5", *chosen), theirs
+
+
+def play_per_fedavg(folder: Path, problem: Problem) -> tuple[list[Models], list[Models]]:
+    """Compare the global model; each client trains twice a round there, so epochs are twice here."""
+
+    def weigh_equally(server: Any) -> None:
+        for client in server.clients:
+            client.train_samples = 1
+
+    theirs = Library(folder, problem).play(
+        "serverperavg.PerAvg", snapshot=take_server, prepare=weigh_equally
+    )
+    settings = ("method.inner_lr=0.1", "method.outer_lr=0.1", f"local.epochs={2 * EPOCHS}")
+    return problem.play("method=per_fedavg", *settings), theirs
+
+
+def play_fedrod(folder: Path, problem: Problem) -> tuple[list[Models], list[Models]]:
+    """Compare the global model and the personal heads."""
+
+    def snapshot(server: Any) -> Models:
+        models = take_server(server)
+        for client in server.clients:
+            weight, bias = client.head.parameters()
+            head = {"q.classifier.weight": weight, "q.classifier.bias": bias}
+            models.update(name_entries(f"{client.id}/", head))
+        return models
+
+    theirs = Library(folder, problem).play("serverrod.FedROD", snapshot=snapshot)
+    return problem.play("method=fedrod"), theirs
+
+
+def play_fedpac(folder: Path, problem: Problem) -> tuple[list[Models], list[Models]]:
+    """Compare the clients' models."""
+    library = Library(folder, problem)
+    module = importlib.import_module("flcore.servers.serverpac")
+    module.random = Lens(random, sample=lambda population, count: list(population)[:count])
+    mix_heads = module.FedPAC.aggregate_and_send_heads
+
+    def mix_copies(server: Any) -> None:
+        server.uploaded_heads = [copy.deepcopy(head) for head in server.uploaded_heads]
+        mix_heads(server)
+
+    def average_by_counts(prototypes_of_clients: Sequence[Mapping[int, Tensor]]) -> Any:
+        # Classes that nobody has are empty lists there.
+        sums: dict[int, Any] = defaultdict(list)
+        for label in range(CLASSES):
+            chosen = []
+            for client, prototypes in enumerate(prototypes_of_clients):
+                count = (problem.samples(client)[1] == label).sum()
+                if label in prototypes:
+                    chosen.append((count, prototypes[label]))
+            if chosen:
+                total = sum(count for count, _ in chosen)
+                sums[label] = sum(count * prototype for count, prototype in chosen) / total
+        return sums
+
+    module.FedPAC.aggregate_and_send_heads = mix_copies
+    module.proto_aggregation = average_by_counts
+    theirs = library.play("serverpac.FedPAC")
+    return problem.play("method=fedpac", "method.head_lr=null"), theirs
+
+
+def play_fedproto(folder: Path, problem: Problem) -> tuple[list[Models], list[Models]]:
+    """Compare the clients' models, with half of them in each round."""
+    library = Library(folder, problem)
+    module = importlib.import_module("flcore.servers.serverproto")
+    average = module.proto_aggregation
+    kept: dict[int, Tensor] = {}
+
+    def average_and_keep(prototypes_of_clients: Any) -> Any:
+        kept.update(average(prototypes_of_clients))
+        # Classes that nobody ever had are empty lists there.
+        return defaultdict(list, kept)
+
+    module.proto_aggregation = average_and_keep
+    theirs = library.play(
+        *("serverproto.FedProto", 4, partial(take_clients, prefix="model.")),
+        cohorts=draw_halves(4),
+        lamda=2.0,
+    )
+    settings = ("method.lam=2", "method.prototypes=all_epochs", "participation=0.5")
+    return problem.play("method=fedproto", *settings, rounds=4), theirs
+
+
+def play_moon(folder: Path, problem: Problem) -> tuple[list[Models], list[Models]]:
+    """Compare the global model."""
+
+    def begin_with_second_round(server: Any) -> None:
+        receive = server.receive_models
+        for client in server.clients:
+            client.mu = 0
+
+        def receive_and_begin() -> None:
+            for client in server.clients:
+                client.mu = 2
+            receive()
+
+        server.receive_models = receive_and_begin
+
+    theirs = Library(folder, problem).play(
+        "servermoon.MOON", snapshot=take_server, prepare=begin_with_second_round, tau=0.5
+    )
+    return problem.play("method=moon", "method.mu=2", "method.tau=0.5"), theirs
+
+
+def play_fedcac(folder: Path, problem: Problem) -> tuple[list[Models], list[Models]]:
+    """Compare the global model."""
+    library = Library(folder, problem)
+    module = importlib.import_module("flcore.servers.servercac")
+
+    def send_models(server: Any) -> None:
+        if server.clients[0].critical_parameter is not None:
+            server.get_customized_global_models()
+        module.Server.send_models(server)
+
+    module.FedCAC.send_models = send_models
+    theirs = library.play("servercac.FedCAC", snapshot=take_server, tau=0.4, beta=3)
+    return problem.play("method=fedcac", "method.tau=0.4", "method.beta=3"), theirs
+
+
+def play_fedas(folder: Path, problem: Problem) -> tuple[list[Models], list[Models]]:
+    """Compare the clients' stored models."""
+    library = Library(folder, problem)
+    server_type = importlib.import_module("flcore.servers.serveras").FedAS
+    server_type.avg_generalization_metrics = lambda server: 0
+    theirs = library.play("serveras.FedAS")
+    return problem.play("method=fedas", "method.align_lr=0.01", "method.first=init"), theirs
+
+
+def square_norm(vector: Tensor, *_: Any, **__: Any) -> Tensor:
+    """Return a vector's squared length."""
+    return vector.square().sum()
+
+
+def play_feddyn(folder: Path, problem: Problem) -> tuple[list[Models], list[Models]]:
+    """Compare the global model."""
+    library = Library(folder, problem)
+    module = importlib.import_module("flcore.clients.clientdyn")
+    module.torch = Lens(torch, norm=square_norm)
+    theirs = library.play("serverdyn.FedDyn", snapshot=take_server, alpha=0.3)
+    return problem.play("method=feddyn", "method.alpha=0.3"), theirs
+
+
+def play_fedamp(folder: Path, problem: Problem) -> tuple[list[Models], list[Models]]:
+    """Compare the clients' models."""
+    library = Library(folder, problem)
+    sigma, step, pull = 20.0, 5.0, 0.8
+    module = repair_module(
+        "flcore.clients.clientamp",
+        ("p.data.view(-1) for p in self.model", "p.view(-1) for p in self.model"),
+    )
+    module.torch = Lens(torch, norm=square_norm)
+    importlib.import_module("flcore.servers.serveramp").clientAMP = module.clientAMP
+
+    def begin_with_second_round(server: Any) -> None:
+        receive = server.receive_models
+        for client in server.clients:
+            client.lamda = 0.0
+
+        def receive_and_begin() -> None:
+            for client in server.clients:
+                client.lamda = pull
+            receive()
+
+        server.receive_models = receive_and_begin
+
+    theirs = library.play(
+        "serveramp.FedAMP", prepare=begin_with_second_round, sigma=sigma, alphaK=step, lamda=pull
+    )
+    settings = (f"sigma={sigma}", f"share={step * (CLIENTS - 1) / sigma}", f"pull={pull / step}")
+    return problem.play("method=fedamp", *[f"method.{value}" for value in settings]), theirs
+
+
+def play_fedfomo(folder: Path, problem: Problem) -> tuple[list[Models], list[Models]]:
+    """Compare the clients' models, by the last fifth of their training samples."""
+    problem = Problem(problem.folder, problem.engine, validation=0.2)
+    library = Library(folder, problem)
+    module = importlib.import_module("flcore.clients.clientfomo")
+    module.DataLoader = torch.utils.data.DataLoader
+    theirs = library.play("serverfomo.FedFomo", M=CLIENTS)
+    settings = ("method.candidates=3", "method.explore=0", "method.fallback=keep", "validation=0")
+    return problem.play("method=fedfomo", *settings), theirs
+
+
+def play_gpfl(folder: Path, problem: Problem) -> tuple[list[Models], list[Models]]:
+    """Compare bodies, heads and valves; fedpfl's draw of embeddings and valve is given to PFLlib."""
+    from fedpfl.methods.gpfl import GPFL
+
+    initial: dict[str, Any] = {}
+    draw = GPFL.init
+
+    def draw_and_keep(method: Any, *arguments: Any) -> Any:
+        server, client = draw(method, *arguments)
+        initial.update(server)
+        return server, client
+
+    GPFL.init = draw_and_keep  # type: ignore[method-assign]
+    ours = problem.play("method=gpfl", "method.lam=0.01", "method.mu=0.1")
+    GPFL.init = draw  # type: ignore[method-assign]
+
+    # ---- Step 1: both begin alike, and conditions come from the embeddings that were received.
+    def receive(client: Any, sent: Any) -> None:
+        client.GCE.load_state_dict(sent.state_dict())
+        client.GCE_frozen = copy.deepcopy(client.GCE)
+        embeddings = client.GCE.embedding.weight.detach()
+        client.generic_conditional_input = embeddings.mean(0)
+        client.personalized_conditional_input = client.sample_per_class @ embeddings
+
+    def prepare(server: Any) -> None:
+        for client in server.clients:
+            client.set_GCE = partial(receive, client)
+            client.GCE.embedding.weight.data = initial["embeddings"].clone()
+            client.set_GCE(client.GCE)
+            for part, sequence in find_valve(client).items():
+                values = initial["valve"][part]
+                sequence[0].load_state_dict({key: values[key] for key in ("weight", "bias")})
+
+    # ---- Step 2: what is compared.
+    def snapshot(server: Any) -> Models:
+        models: Models = {}
+        for client in server.clients:
+            parameters = list(client.model.parameters())
+            names = ("body.hidden.0.weight", "body.hidden.0.bias")
+            names += ("head.classifier.weight", "head.classifier.bias")
+            entries = dict(zip(names, parameters, strict=True))
+            for part, sequence in find_valve(client).items():
+                layer, _, norm = sequence
+                tensors = (layer.weight, layer.bias, norm.weight, norm.bias)
+                for key, tensor in zip(("weight", "bias", "scale", "shift"), tensors, strict=True):
+                    entries[f"valve.{part}.{key}"] = tensor
+            models.update(name_entries(f"{client.id}/", entries))
+        return models
+
+    library = Library(folder, problem)
+    theirs = library.play("servergpfl.GPFL", snapshot=snapshot, prepare=prepare, lamda=0.01, mu=0.1)
+    return ours, theirs
+
+
+def find_valve(client: Any) -> dict[str, Any]:
+    """Return the two halves of GPFL's conditional valve in PFLlib."""
+    return {"gamma": client.CoV.Conditional_gamma, "beta": client.CoV.Conditional_beta}
+
+
+def play_fedcp(folder: Path, problem: Problem) -> tuple[list[Models], list[Models]]:
+    """Compare bodies, heads and policies; fedpfl's draw of the policy is given to PFLlib."""
+    from fedpfl.methods.fedcp import FedCP
+
+    initial: dict[str, Any] = {}
+    draw = FedCP.init
+
+    def draw_and_keep(method: Any, *arguments: Any) -> Any:
+        server, client = draw(method, *arguments)
+        initial.update(server["policy"])
+        return server, client
+
+    FedCP.init = draw_and_keep  # type: ignore[method-assign]
+    ours = problem.play("method=fedcp", "method.lam=5", "method.policy_noise=off")
+    FedCP.init = draw  # type: ignore[method-assign]
+
+    def prepare(server: Any) -> None:
+        for client in server.clients:
+            client.context = client.model.model.head.weight.detach().sum(0, keepdim=True)
+            policy = list(client.model.gate.cs.parameters())
+            for tensor, key in zip(policy, ("weight", "bias", "scale", "shift"), strict=True):
+                tensor.data = initial[key].clone()
+
+    def snapshot(server: Any) -> Models:
+        models: Models = {}
+        for client in server.clients:
+            tensors = (
+                *client.model.model.base.parameters(),
+                *client.model.model.head.parameters(),
+                *client.model.gate.cs.parameters(),
+            )
+            names = ("body.hidden.0.weight", "body.hidden.0.bias")
+            names += ("head.classifier.weight", "head.classifier.bias")
+            names += ("policy.weight", "policy.bias", "policy.scale", "policy.shift")
+            models.update(name_entries(f"{client.id}/", dict(zip(names, tensors, strict=True))))
+        return models
+
+    library = Library(folder, problem)
+    module = importlib.import_module("flcore.servers.servercp")
+    module.F = Lens(module.F, gumbel_softmax=lambda x, dim, tau, hard: torch.softmax(x / tau, dim))
+    theirs = library.play("servercp.FedCP", snapshot=snapshot, prepare=prepare, lamda=5.0)
+    return ours, theirs
+
+
+REPAIRED = (
+    ("pfedme", "", "theta was overwritten by the next download", play_pfedme),
+    (
+        "per_fedavg",
+        "first order",
+        "clients train twice a round: here for twice the epochs; weighs clients by samples: equally",
+        play_per_fedavg,
+    ),
+    ("fedrod", "", "", play_fedrod),
+    (
+        "fedpac",
+        "",
+        "heads in another order than their weights, mixed in place; prototypes weighed equally",
+        play_fedpac,
+    ),
+    (
+        "fedproto",
+        "half the clients",
+        "drops prototypes of classes that nobody in the cohort has",
+        play_fedproto,
+    ),
+    ("moon", "", "contrasts in the first round already, with itself", play_moon),
+    ("fedcac", "", "critical entries go back to the initial model after round 1", play_fedcac),
+    ("fedas", "", "", play_fedas),
+    ("feddyn", "", "the quadratic term is not squared", play_feddyn),
+    (
+        "fedamp",
+        "",
+        "the penalty has no gradient, is not squared, and pulls in round 1 already",
+        play_fedamp,
+    ),
+    ("fedfomo", "", "drops last minibatches", play_fedfomo),
+    ("gpfl", "", "conditions come from older embeddings, at first from zeros", play_gpfl),
+    ("fedcp", "no Gumbel noise", "begins with a random context", play_fedcp),
+)
+
+
+def list_comparisons() -> list[Comparison]:
+    """Return what is compared with PFLlib; nowhere are last minibatches dropped."""
+    comparisons = [compare_plainly(case, is_partial=False) for case in PLAIN_CASES]
+    partial_cases = [case for case in PLAIN_CASES if case.is_partial]
+    comparisons += [compare_plainly(case, is_partial=True) for case in partial_cases]
+    for method, detail, undone, play in REPAIRED:
+        comparisons.append(Comparison(method, REPOSITORY, detail, undone, play))
+    return comparisons
