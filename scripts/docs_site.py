@@ -32,12 +32,15 @@ WRITTEN = {
 LINK = re.compile(r"(?<=\]\()(?!https?:|mailto:|#)([^)#\s]+)(?=[)#])")
 BOARD = ROOT / "docs/results/board_small.csv"
 API = {
-    "Runs": "fedpfl.runner.library",
-    "Models of a run": "fedpfl.runner.models.Models",
-    "Callbacks": "fedpfl.record.callbacks.Callback",
-    "The contract of a method": "fedpfl.methods.shared.method",
-    "Trees": "fedpfl.ground.tree",
-    "Promises in your tests": "fedpfl.testing.parametrize.parametrize_with_promises",
+    "Runs": [
+        *(f"fedpfl.runner.library.{name}" for name in ("run", "rounds", "sweep", "load")),
+        "fedpfl.runner.library.Trained",
+    ],
+    "Models of a run": ["fedpfl.runner.models.Models"],
+    "Callbacks": ["fedpfl.record.callbacks.Callback"],
+    "The contract of a method": ["fedpfl.methods.shared.method"],
+    "Trees": ["fedpfl.ground.tree"],
+    "Promises in your tests": ["fedpfl.testing.parametrize.parametrize_with_promises"],
 }
 """What programs may call, by heading."""
 
@@ -171,13 +174,10 @@ def ask_help(words: list[str]) -> str:
 
 def make_api_page() -> str:
     """Name what mkdocstrings describes."""
-    parts = [
-        "# API\n\nWhat programs may call, from the docstrings. `import fedpfl` has the first two."
-    ]
-    parts += [
-        f"## {title}\n\n::: {name}\n    options: {{heading_level: 3}}"
-        for title, name in API.items()
-    ]
+    parts = ["# API\n\nWhat programs may call, from the docstrings. `import fedpfl` has the runs."]
+    for title, names in API.items():
+        parts.append(f"## {title}")
+        parts += [f"::: {name}\n    options: {{heading_level: 3}}" for name in names]
     return "\n\n".join(parts)
 
 
@@ -186,7 +186,8 @@ def make_method_pages() -> Iterator[tuple[str, str]]:
     from fedpfl import methods
     from fedpfl.methods.shared.method import Method
 
-    hooks = [name for name, value in vars(Method).items() if inspect.isfunction(value)]
+    functions = [name for name, value in vars(Method).items() if inspect.isfunction(value)]
+    hooks = [name for name in functions if not name.startswith("_")]
     counted = read_counted_rows()
     for name, method in methods.METHODS.items():
         yield f"methods/{name}.md", make_method_page(name, method, hooks, counted)
@@ -221,7 +222,7 @@ def make_method_page(
     overridden = [hook for hook in hooks if getattr(method, hook) is not getattr(bases[-1], hook)]
     parts = [
         f"# {heading}\n\n`method={name}` in `fedpfl/methods/{name}.py`.",
-        f"```text\n{inspect.getdoc(method)}\n```",
+        describe_class(method),
         "## Hooks\n\n" + (", ".join(f"`{hook}`" for hook in overridden) or "FedAvg's alone") + ".",
         f"## Keys\n\n```yaml\n{yaml_text}\n```",
     ]
@@ -253,6 +254,12 @@ def make_method_page(
             + "\n".join(rows)
         )
     return "\n\n".join(parts)
+
+
+def describe_class(method: Any) -> str:
+    """Return a class's docstring: the first paragraph as prose, the rest as it is laid out."""
+    sentence, _, rest = inspect.getdoc(method).partition("\n\n")
+    return sentence + (f"\n\n```text\n{rest.strip()}\n```" if rest.strip() else "")
 
 
 def on_startup(**_options: Any) -> None:

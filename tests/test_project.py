@@ -101,7 +101,10 @@ def test_generated_pages_say_what_is_so():
     pages = dict(docs_site.make_method_pages())
     assert {*pages} == {f"methods/{name}.md" for name in METHODS}
     page = pages["methods/fedper.md"]
-    assert "## Hooks\n\n`finish`, `init`" in page or "`init`" in page
+    assert "## Hooks\n\n`init`, `start`, `finish`.\n" in page
+    assert (
+        "personalization layers (Arivazhagan et al., arXiv:1912.00818).\n\n```text\nlayers:" in page
+    )
     assert "| up | 576,896 | 582,026 |" in page
     assert "## On the board" in page
 
