@@ -26,6 +26,7 @@ from fedpfl.engine.calls import Answer, Call, Counts, TrainCall, estimate_work
 from fedpfl.engine.keys import generator, seeded_by_key, track_global_draws
 from fedpfl.engine.training.cutting import cut_job
 from fedpfl.engine.training.evaluation import ForwardPass, evaluate_client
+from fedpfl.engine.training.frozen import FrozenBody, find_frozen_body
 from fedpfl.engine.training.hook_checks import AnswerForms, require_equal_forms
 from fedpfl.engine.training.jobs import EvalJob, TrainJob, TrainResult
 from fedpfl.engine.training.participation import OneClient, run_evaluation, run_participation
@@ -310,13 +311,15 @@ class _ClientTraining:
         if phase.stream in self._streams_with_differing_masks:
             masking = masked_moments(moments, trainable.masks, local)
 
+        body = self._find_frozen_body(phase, trainable)
+
         # ---- Step 2: the steps
         with masking:
             steps = _training_batches(job, self._data, phase, epochs, local)
             for number, batches in enumerate(steps):
                 if self._stop.is_set():
                     raise CancelledError
-                bound = self._net.bind(self._buffers, training=True)
+                bound = self._bind_network(body, batches[0])
                 if job.draws[0].protection:
                     step = f"{phase.stream} {epochs.start}", number
                     loss, grads = self._compute_protected_gradient(
@@ -338,6 +341,20 @@ class _ClientTraining:
                         optimizer_step_(trainable_leaves, moments, grads, bitmasks, local)
                 self._buffers = bound.buffers
                 self._add_loss(loss, len(batches[0].y))
+
+    def _find_frozen_body(self, phase: Phase, trainable: TrainableLeaves) -> FrozenBody | None:
+        """Return the body if the head alone moves in a phase."""
+        # Samples that look new each time have no features to keep.
+        if phase.step or self._job.rows[0].federation.augment:
+            return None
+        return find_frozen_body(
+            self._net, self._params, trainable.indices, self._buffers, self._data
+        )
+
+    def _bind_network(self, body: FrozenBody | None, batch: Batch) -> Bound:
+        """Return the network for a step."""
+        bound = self._net.bind(self._buffers, training=True)
+        return body.bind_batch(bound, batch) if body else bound
 
     def make_result(self) -> TrainResult:
         """Return what the phases have made of the client."""
