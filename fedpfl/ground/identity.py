@@ -53,7 +53,7 @@ OPTIONS_OFF: dict[str, Any] = {
     "system": {"name": "none"},
     "dataset": {"only": None},
     "partition": {"seed": None},
-    "method": {"statistics": "aggregate", "nesterov": False},
+    "method": {"statistics": "aggregate", "nesterov": False, "personal_init": "initial"},
     "augment": {"flip": False, "rotate": 0.0, "crop": 0, "fill": "black"},
     "shift": {
         "rotation": 0.0,

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from fedpfl.ground import tree
 from fedpfl.ground.ranges import AtLeast
 from fedpfl.methods.shared.by_name import PersonalByName, top_layer_names
 from fedpfl.models import Parts
@@ -30,29 +29,6 @@ class FedPer(PersonalByName):
         return top_layer_names(parts, self.layers)
 
     @property
-    def _averages_heads(self) -> bool:
+    def _averages_all(self) -> bool:
         """Whether heads travel and are averaged too."""
         return self.head_init == "server_average"
-
-    def init(self, params, parts):
-        """Give the server the body (with averaged heads: everything), the client the head."""
-        body, client = super().init(params, parts)
-        server = params if self._averages_heads else body
-        return server, client
-
-    def start(self, received, client):
-        """Return the server's body under the client's head.
-
-        With averaged heads a client that has none of its own takes the average.
-        """
-        model = super().start(received, client)
-        # FL-bench's cold start: until its first participation a client has the average head.
-        if self._averages_heads:
-            model = tree.where(client["participated"], model, received)
-        return model
-
-    def finish(self, server, client, start, params):
-        """Send the body up (with averaged heads: everything), keep the head."""
-        body, client = super().finish(server, client, start, params)
-        upload = params if self._averages_heads else body
-        return upload, client

@@ -4,16 +4,17 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from fedpfl.ground.ranges import AtLeast
-from fedpfl.methods.shared.by_name import PersonalByName, train_all_but, train_only
+from fedpfl.methods.shared.by_name import PersonalInit, train_all_but, train_only
 from fedpfl.methods.shared.method import Phase
 
 
 @dataclass(frozen=True)
-class FedRep(PersonalByName):
+class FedRep(PersonalInit):
     """FedRep (Collins et al., ICML 2021): a personal head, trained before the shared body under it.
 
     In the head phase the body's BatchNorm layers use their statistics and do not move them.
 
+    personal_init: a client's head until it was sampled; `server_average` is FL-bench's.
     body_epochs: E_b, the last of the local epochs.
     head_epochs: E_h; None: the epochs that are left (FL-bench: 4 + 1).
     """

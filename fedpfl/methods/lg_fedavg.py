@@ -4,14 +4,15 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from fedpfl.ground.ranges import AtLeast
-from fedpfl.methods.shared.by_name import PersonalByName, top_layer_names
+from fedpfl.methods.shared.by_name import PersonalInit, top_layer_names
 from fedpfl.models import Parts
 
 
 @dataclass(frozen=True)
-class LGFedAvg(PersonalByName):
+class LGFedAvg(PersonalInit):
     """LG-FedAvg: local representations under a global top (Liang et al., arXiv:2001.01523).
 
+    personal_init: a client's entries until it was sampled; `server_average` is FL-bench's.
     layers: how many are shared.
     variant: `paper`: the top ones; `as_published`: the lowest ones (of one layer conv1), as in
         FL-bench, from which FedOBP's tables were made. BatchNorm statistics stay with the client.

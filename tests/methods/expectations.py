@@ -412,8 +412,11 @@ EXPECTED: dict[str, Expect] = {
     "fedrep": Expect(
         down=BODY,
         up=BODY,
-        limits=(Limit({"head_epochs": 0, "body_epochs": 2}, FedBABU()),),
-        first_time=INITIAL_HEAD,
+        limits=(
+            Limit({"head_epochs": 0, "body_epochs": 2}, FedBABU()),
+            first_round_of(FedRep(), model=None, personal_init="server_average"),
+        ),
+        first_time={"initial head": {}, "global": {"personal_init": "server_average"}},
         private=("own",),
     ),
     "fedrod": Expect(limits=(Limit({"gamma": 0.0}, FEDAVG, evaluated="nobody"),), private=("q",)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
@@ -17,7 +17,8 @@ from fedpfl.models import Parts
 class PersonalByName(Method):
     """Lay a client's personal entries, chosen by name, over the server's.
 
-    A client that was never sampled has the initial ones.
+    A client that was never sampled has the initial ones, or, where all entries are averaged, the
+    server's.
     """
 
     _key: ClassVar[str] = "own"
@@ -27,23 +28,32 @@ class PersonalByName(Method):
         """Return the names of the parameters that never leave a client (the head's)."""
         return parts.head
 
+    @property
+    def _averages_all(self) -> bool:
+        """Whether personal entries travel and are averaged too, for clients never sampled."""
+        return False
+
     def init(self, params, parts):
         """Give the shared entries to the server, the personal ones to the client."""
         names = self._personal(parts)
-        shared = tree.drop(params, names)
         personal = tree.select(params, names)
-        return shared, {self._key: personal}
+        server = params if self._averages_all else tree.drop(params, names)
+        return server, {self._key: personal}
 
     def start(self, received, client):
         """Return the latest shared entries beside the client's personal ones."""
-        return {**received, **client[self._key]}
+        model = {**received, **client[self._key]}
+        # FL-bench's cold start: until its first participation a client has what was averaged.
+        if self._averages_all:
+            model = tree.where(client["participated"], model, received)
+        return model
 
     def finish(self, server, client, start, params):
         """Send the shared entries up, keep the personal ones."""
         names = client[self._key]
-        shared = tree.drop(params, names)
         personal = tree.select(params, names)
-        return shared, {self._key: personal}
+        upload = params if self._averages_all else tree.drop(params, names)
+        return upload, {self._key: personal}
 
     def _head_loss(self, server, client, net, params, batch):
         """Return the cross-entropy on the features of a frozen body.
@@ -52,6 +62,22 @@ class PersonalByName(Method):
         """
         frozen_statistics = net.still()
         return batch.loss(self.predict(frozen_statistics, params, batch))
+
+
+@dataclass(frozen=True)
+class PersonalInit(PersonalByName):
+    """Let a client that was never sampled begin from the averaged model, as FL-bench does.
+
+    personal_init: its personal entries: the `initial` ones (the papers: they never leave a client)
+        or the `server_average` of uploaded ones (FL-bench; they then travel too).
+    """
+
+    personal_init: Literal["initial", "server_average"] = "initial"
+
+    @property
+    def _averages_all(self) -> bool:
+        """Whether personal entries travel and are averaged too."""
+        return self.personal_init == "server_average"
 
 
 def train_only(params: Tree, names: Collection[str]) -> Tree:
