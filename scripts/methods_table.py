@@ -5,11 +5,12 @@
 What travels and what a client keeps is counted by the engine: two rounds of cnn4 on [1, 28, 28]
 images of 10 classes, each method with the values of its configuration file; counts are the second
 round's mean per client. What no code knows, the personal part and the extra local work, is a line
-in the head of that file.
+in the head of that file. Outside oracles are those of docs/results/oracles.csv.
 """
 
 from __future__ import annotations
 
+import csv
 import re
 import sys
 from collections.abc import Mapping
@@ -28,6 +29,7 @@ from fedpfl.train import CONF
 
 PAGE = Path(__file__).parents[1] / "docs" / "methods.md"
 BEGIN, END = "<!-- made by scripts/methods_table.py -->", "<!-- to here -->"
+ORACLES = PAGE.parent / "results" / "oracles.csv"
 TITLES = (
     "`method=`",
     "source",
@@ -37,6 +39,7 @@ TITLES = (
     "up",
     "kept per client",
     "server sees",
+    "outside oracle",
 )
 CITATION = re.compile(r"\(([A-Z][^()]*?\b(?:19|20)\d\d[^()]*)\)")
 """A source in brackets, with its year."""
@@ -93,6 +96,17 @@ def count_traffic_and_state(name: str) -> list[str]:
     return [*(f"{count:,}" for count in counts), method.server_sees]
 
 
+def describe_oracles(name: str) -> str:
+    """Return beside whose code a method was held, and the largest difference on any engine."""
+    with ORACLES.open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["method"] == name]
+    peers = sorted({row["repository"].partition("/")[2] for row in rows})
+    differences = []
+    for row in rows:
+        differences += [float(row[engine]) for engine in ("loop", "batched") if row[engine]]
+    return f"{', '.join(peers)}: {max(differences):.0e}" if peers else ""
+
+
 def make_table(methods: Mapping[str, type[Method]] = METHODS) -> str:
     """Return the table in Markdown, one row per method."""
     rows = [TITLES, ("---",) * len(TITLES)]
@@ -103,7 +117,8 @@ def make_table(methods: Mapping[str, type[Method]] = METHODS) -> str:
         head_line = HEAD_LINE.search(head)
         personal_part, extra_work = head_line.groups() if head_line else ("", "")
         counts = count_traffic_and_state(name)
-        rows.append((f"`{name}`", source, personal_part, extra_work, *counts))
+        oracles = describe_oracles(name)
+        rows.append((f"`{name}`", source, personal_part, extra_work, *counts, oracles))
     return "\n".join(f"| {' | '.join(row)} |".replace("|  |", "| |") for row in rows)
 
 

@@ -1,17 +1,19 @@
 """Hold methods beside the public code of others, and make docs/oracles.md from what was found.
 
-    python scripts/oracles.py [METHOD ...] [--checkouts FOLDER] [--engine batched] [--write]
+    python scripts/oracles.py [METHOD ...] [--engine batched]   # clones the peers, and plays them
+    python scripts/oracles.py --checkouts DIR                   # has git repositories as OWNER/NAME
 
 Each peer's own classes play some rounds of a tiny federation (scripts/outside/problem.py) beside
 fedpfl: the same samples, minibatches and initial parameters. Peers' code is cloned from GitHub at
-pinned commits into outputs/oracles/, or from FOLDER/OWNER/NAME without a network; none of it is part
-of this project. A comparison is a process, as peers patch what they import; a peer whose packages
-are missing is a row that says so. `--write` puts all rows into the page.
+pinned commits into outputs/oracles/, without its data; none of it is part of this project. A
+comparison is a process, as drivers change what they import; one that cannot be played is a row that
+says why. Rows are kept in docs/results/oracles.csv, of which the page is made.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import functools
 import importlib
 import multiprocessing
@@ -26,11 +28,13 @@ from reproduction import markdown
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "oracles.md"
+RESULTS = ROOT / "docs" / "results" / "oracles.csv"
 WORK = ROOT / "outputs" / "oracles"
 DRIVERS = ("with_pfllib", "with_flbench", "with_fling", "with_authors")
 LARGEST_ROUNDING = 2e-6
 """Differences up to this are of the order in which float32 numbers are added."""
-TITLES = ("method", "setting", "repository", "commit", "undone", "largest difference", "verdict")
+ENGINES = ("loop", "batched")
+COLUMNS = ("method", "setting", "repository", "commit", "undone", *ENGINES)
 BEGIN, END = "<!-- made by scripts/oracles.py -->", "<!-- to here -->"
 
 
@@ -64,63 +68,110 @@ def play_comparison(number: int, engine: str) -> float:
         return find_largest_difference(*pair)
 
 
-def judge_comparison(comparison: Comparison, engine: str) -> tuple[str, str]:
-    """Return the largest difference and the verdict, from a process of its own."""
+def measure_difference(comparison: Comparison, engine: str) -> str:
+    """Return the largest difference, or why there is none, from a process of its own."""
     number = list_comparisons().index(comparison)
     # A fork has torch and fedpfl already; what a peer's driver changes in them ends with it.
     with multiprocessing.get_context("fork").Pool(1) as pool:
         try:
-            difference = pool.apply(play_comparison, (number, engine))
+            return str(pool.apply(play_comparison, (number, engine)))
         except Exception as error:  # a peer may fail in any way
             lines = str(error).splitlines() or [type(error).__name__]
-            return "", f"not played: {lines[0][:120]}"
-    return f"{difference:.0e}", "agrees" if difference <= LARGEST_ROUNDING else "**differs**"
+            return f"not played: {lines[0][:100]}"
 
 
-def run_all(comparisons: Sequence[Comparison], engine: str, checkouts: Path | None) -> str:
-    """Print a row for each comparison as it comes, and return them as a table."""
+def run_comparisons(comparisons: Sequence[Comparison], engine: str, checkouts: Path | None) -> None:
+    """Play comparisons; print each when it is over, and keep its row."""
     failures: dict[str, str] = {}
     for repository in sorted({comparison.repository for comparison in comparisons}):
         try:
             bring_checkout(repository, checkouts, WORK)
         except BringingError as error:
             failures[repository] = f"not played: {error}"
-    rows = []
     for comparison in comparisons:
-        result = ("", failures.get(comparison.repository, ""))
-        if comparison.repository not in failures:
-            result = judge_comparison(comparison, engine)
-        print(comparison.name, *result, sep=" | ", flush=True)
-        link = f"[{comparison.repository}](https://github.com/{comparison.repository})"
-        what = (f"`{comparison.method}`", comparison.detail, link)
-        commit = COMMITS[comparison.repository][:8]
-        rows.append((*what, commit, comparison.undone, *result))
-    return markdown(TITLES, rows)
+        result = failures.get(comparison.repository) or measure_difference(comparison, engine)
+        print(comparison.name, format_result(result), sep=" | ", flush=True)
+        keep_result(comparison, engine, result)
 
 
-def write_page(table: str) -> None:
+def keep_result(comparison: Comparison, engine: str, result: str) -> None:
+    """Put a result into the file of results, in whose order comparisons are listed."""
+    rows = {}
+    for row in read_results():
+        rows[(row["method"], row["setting"], row["repository"])] = row
+    key = (comparison.method, comparison.detail, comparison.repository)
+    row = rows.setdefault(key, dict.fromkeys(COLUMNS, ""))
+    row.update(zip(COLUMNS[:3], key, strict=True))
+    row.update({"commit": COMMITS[comparison.repository], "undone": comparison.undone})
+    row[engine] = result
+    order = [(one.method, one.detail, one.repository) for one in list_comparisons()]
+    with RESULTS.open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows[key] for key in order if key in rows)
+
+
+def read_results() -> list[dict[str, str]]:
+    """Return the rows of results."""
+    if not RESULTS.exists():
+        return []
+    with RESULTS.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def format_result(result: str) -> str:
+    """Return a difference in one digit, marked where it is more than rounding."""
+    try:
+        difference = float(result)
+    except ValueError:
+        return result
+    if not difference:
+        return "0"
+    return f"{difference:.0e}" if difference <= LARGEST_ROUNDING else f"**{difference:.0e}**"
+
+
+def make_table() -> str:
+    """Return the rows as a table, and the peers' commits as another."""
+    rows = []
+    for row in read_results():
+        results = [format_result(row[engine]) for engine in ENGINES]
+        what = (f"`{row['method']}`", row["setting"], row["repository"])
+        rows.append((*what, row["undone"], *results))
+    commits = []
+    for repository, commit in COMMITS.items():
+        link = f"[{repository}](https://github.com/{repository}/tree/{commit})"
+        commits.append((link, commit))
+    return "\n\n".join(
+        (
+            markdown(("method", "setting", "oracle", "undone in it", *ENGINES), rows),
+            markdown(("oracle", "commit"), commits),
+        )
+    )
+
+
+def write_page() -> None:
     """Put the table between its marks."""
     before, _, rest = PAGE.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
-    PAGE.write_text(f"{before}{BEGIN}\n\n{table}\n\n{END}{after}")
+    PAGE.write_text(f"{before}{BEGIN}\n\n{make_table()}\n\n{END}{after}")
 
 
 def main() -> None:
-    """Play what the command line asks for."""
+    """Play what the command line asks for, and make the page anew."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("methods", nargs="*", help="all by default")
     parser.add_argument("--checkouts", type=Path, help="git repositories as OWNER/NAME")
-    parser.add_argument("--engine", default="loop", choices=("loop", "batched"))
-    parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")
-    parser.add_argument("--list", action="store_true", help="name the comparisons")
+    parser.add_argument("--engine", default="loop", choices=ENGINES)
+    parser.add_argument("--page", action="store_true", help="only make the page anew")
+    parser.add_argument("--list", action="store_true", help="name the comparisons, and end")
     arguments = parser.parse_args()
     comparisons = choose_comparisons(arguments.methods)
     if arguments.list:
         print("\n".join(comparison.name for comparison in comparisons))
-    else:
-        table = run_all(comparisons, arguments.engine, arguments.checkouts)
-        if arguments.write:
-            write_page(table)
+        return
+    if not arguments.page:
+        run_comparisons(comparisons, arguments.engine, arguments.checkouts)
+    write_page()
 
 
 if __name__ == "__main__":

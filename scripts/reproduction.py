@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = DOCS / "reproduction.md"
 FIGURE = DOCS / "figures" / "public_logs.png"
-BEGIN = "<!-- {}: made by scripts/reproduction.py -->"
+BEGIN = "<!-- {}: made by {} -->"
 END = "<!-- to here -->"
 HALVES = {"accuracy_pooled": "before fine-tuning", "ft_accuracy_pooled": "fine-tuned"}
 TABLE4_METHODS = (
@@ -386,10 +386,10 @@ TABLES = {
 }
 
 
-def fill_page(page: str, tables: Mapping[str, str]) -> str:
-    """Return the page with each table between its marks."""
+def fill_page(page: str, tables: Mapping[str, str], script: str = "scripts/reproduction.py") -> str:
+    """Return the page with each table between its marks, which name the script."""
     for name, table in tables.items():
-        mark = BEGIN.format(name)
+        mark = BEGIN.format(name, script)
         before, after_mark = page.split(mark)
         _, after = after_mark.split(END, 1)
         page = f"{before}{mark}\n\n{table}\n\n{END}{after}"

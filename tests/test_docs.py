@@ -35,6 +35,7 @@ from tests.report.test_report import write_run
 sys.path.insert(0, str(ROOT / "scripts"))
 import methods_table
 import reproduction
+import status
 import try_docs
 
 BLOCK = try_docs.BLOCK
@@ -176,6 +177,21 @@ def test_the_measured_tables_are_what_the_files_say(tmp_path):
     assert reproduction.fill_page(page, made | {"cifar100": "| no |"}) != page
     assert "| CIFAR100 | FedAvg | 25.21 (-0.27) | 26.04 (-0.21) |" in made["agreement"]
     assert [path.name for path in reproduction.draw(tmp_path / "figure.png")] == ["figure.png"]
+
+
+def test_what_has_been_reproduced_is_what_the_files_say(tmp_path, monkeypatch):
+    """Each table and figure of the papers has a row; one more or less is an error."""
+    page, script = status.PAGE.read_text(), "scripts/status.py"
+    made = {"status": status.make_table()}
+    assert reproduction.fill_page(page, made, script) == page, (
+        "run python scripts/status.py --write"
+    )
+    assert made["status"].count("\n") == len(registry.NAMES) + 1
+    lines = status.RESULTS.read_text().splitlines()
+    monkeypatch.setattr(status, "RESULTS", tmp_path / "status.csv")
+    status.RESULTS.write_text("\n".join(lines[:-1]))
+    with pytest.raises(ValueError, match="subflot/scalability"):
+        status.make_table()
 
 
 def test_the_methods_of_the_benches_are_called_as_is_said():

@@ -1,4 +1,4 @@
-"""The problem that fedpfl and its peers are given: some digits at four clients, and one small network.
+"""The problem of fedpfl and its peers: some digits at four clients, and one small network.
 
 Whoever plays it trains on the same samples in the same order from the same initial parameters, so
 two right programs end with equal models but for float's rounding.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,9 @@ TRAIN_SIZES = (32, 48, 64, 48)
 TEST_SIZES = (20, 25, 20, 30)
 PARAMETERS = ("hidden.0.weight", "hidden.0.bias", "classifier.weight", "classifier.bias")
 """Parameters of the small network in fedpfl, in the order that peers have them."""
+
+NAMES = {"base.1.weight": "hidden.0.weight", "base.1.bias": "hidden.0.bias"}
+"""Where its own names differ."""
 
 Models = dict[str, Tensor]
 """What there is after a round: `server/NAME` and, for each client, `0/NAME`."""
@@ -112,28 +115,28 @@ class Problem:
             rounds: how many.
         """
         take_batches_in_order()
-        chosen = self._settings(rounds, settings)
+        rest = self._fill_settings(rounds, settings)
         with tempfile.TemporaryDirectory(dir=self.folder) as folder:
-            played_rounds = fedpfl.rounds(*chosen, directory=f"{folder}/run")
+            played_rounds = fedpfl.rounds(*settings, directory=f"{folder}/run", **rest)
             return [gather_models(played) for played in played_rounds]
 
     def play_to_the_end(self, *settings: str, rounds: int) -> Any:
         """Train with fedpfl, and return the run."""
         take_batches_in_order()
-        chosen = self._settings(rounds, settings)
+        rest = self._fill_settings(rounds, settings)
         folder = tempfile.mkdtemp(dir=self.folder)
-        return fedpfl.run(*chosen, directory=f"{folder}/run", progress=False)
+        return fedpfl.run(*settings, directory=f"{folder}/run", progress=False, **rest)
 
-    def _settings(self, rounds: int, settings: Sequence[str]) -> list[str]:
-        """Return the whole configuration; the last setting of a key counts."""
-        fixed = {
+    def _fill_settings(self, rounds: int, settings: Sequence[str]) -> dict[str, Any]:
+        """Return what the settings do not say."""
+        common = {
             "dataset": "npz",
-            "dataset.path": self.folder / "digits.npz",
-            "dataset.mean": "[0.0]",
-            "dataset.std": "[1.0]",
+            "dataset.path": str(self.folder / "digits.npz"),
+            "dataset.mean": [0.0],
+            "dataset.std": [1.0],
             "dataset.classes": CLASSES,
             "partition": "file",
-            "partition.path": self.folder / "split.json",
+            "partition.path": str(self.folder / "split.json"),
             "clients": CLIENTS,
             "participation": 1,
             "rounds": rounds,
@@ -143,20 +146,20 @@ class Problem:
             "local.momentum": 0.0,
             "eval.every": 1,
             "model": "mlp",
-            "model.hidden": f"[{HIDDEN}]",
-            "model.weights": self.folder / "initial.pt",
+            "model.hidden": [HIDDEN],
+            "model.weights": str(self.folder / "initial.pt"),
             "device": "cpu",
             "seed": SEED,
             "engine": self.engine,
         }
-        wanted = dict(setting.split("=", 1) for setting in settings)
-        return [f"{key}={value}" for key, value in {**fixed, **wanted}.items()]
+        named = {setting.partition("=")[0] for setting in settings}
+        return {key: value for key, value in common.items() if key not in named}
 
 
 def deal_digits(
     train_sizes: Sequence[int], validation: float
 ) -> tuple[np.ndarray, Tensor, list[dict[str, list[int]]]]:
-    """Return pixels, labels and the clients' numbers of samples; a validation split is the last part."""
+    """Return pixels, labels and the clients' numbers of samples; validation ones are the last."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -215,6 +218,27 @@ def name_entries(owner: str, model: Mapping[str, Tensor] | nn.Module | Sequence[
     if not isinstance(model, Mapping):
         model = dict(zip(PARAMETERS, model, strict=True))
     return {f"{owner}{name}": tensor.detach().clone() for name, tensor in model.items()}
+
+
+def rename_entries(owner: str, model: Mapping[str, Tensor]) -> Models:
+    """Return a state of the small network behind its owner's name, by fedpfl's names."""
+    return name_entries(owner, {NAMES.get(name, name): model[name] for name in model})
+
+
+@contextlib.contextmanager
+def keep_drawn_state(method_type: Any) -> Iterator[dict[str, Any]]:
+    """Let a method of fedpfl put the server state that it draws first into what is yielded."""
+    drawn: dict[str, Any] = {}
+    draw = method_type.init
+
+    def draw_and_keep(method: Any, *arguments: Any) -> Any:
+        server, client = draw(method, *arguments)
+        drawn.update(server)
+        return server, client
+
+    method_type.init = draw_and_keep
+    yield drawn
+    method_type.init = draw
 
 
 def find_largest_difference(ours: Sequence[Models], theirs: Sequence[Models]) -> float:

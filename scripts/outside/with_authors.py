@@ -27,15 +27,10 @@ from outside.problem import (
     Models,
     Problem,
     name_entries,
+    rename_entries,
 )
 
 Pair = tuple[list[Models], list[Models]]
-NAMES = {"base.1.weight": "hidden.0.weight", "base.1.bias": "hidden.0.bias"}
-
-
-def rename_entries(owner: str, model: Mapping[str, Tensor]) -> Models:
-    """Return a model's tensors by fedpfl's names."""
-    return name_entries(owner, {NAMES.get(name, name): model[name] for name in model})
 
 
 def average_models(problem: Problem, models: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -53,9 +48,16 @@ def average_models(problem: Problem, models: Sequence[Mapping[str, Tensor]]) -> 
 
 
 class OBPClient:
-    """Drive the official client, which is one object for all clients."""
+    """Drive one of the official clients, each of which is one object for all clients.
 
-    def __init__(self, folder: Path, problem: Problem, options: Mapping[str, Any]):
+    Args:
+        folder: of the checkout.
+        problem: what it trains on.
+        method: fedobp or, behind Figure 4's Fisher curve, feddpa.
+        options: of the method.
+    """
+
+    def __init__(self, folder: Path, problem: Problem, method: str, options: Mapping[str, Any]):
         from omegaconf import OmegaConf
 
         open_checkout(folder, "ray", "pynvml")
@@ -71,15 +73,16 @@ class OBPClient:
             "client_side_evaluation": False,
             "test": {"client": {"train": False, "val": False, "test": False, "finetune_epoch": 0}},
         }
-        fedobp = {"CLS": False, "track": False, "type": "", **options}
+        config = {"common": common, method: dict(options), "dataset": {"name": ""}}
         dataset = torch.utils.data.TensorDataset(problem.images, problem.labels)
         dataset.train = dataset.eval = lambda: None  # type: ignore[attr-defined]
         self.problem = problem
-        self.client = importlib.import_module("src.client.fedobp").FedOBPClient(
+        client_types = vars(importlib.import_module(f"src.client.{method}"))
+        self.client = client_types[{"fedobp": "FedOBPClient", "feddpa": "FedDpaClient"}[method]](
             model=problem.make_network(),
             optimizer_cls=partial(torch.optim.SGD, lr=LEARNING_RATE),
             lr_scheduler_cls=None,
-            args=OmegaConf.create({"common": common, "fedobp": fedobp, "dataset": {"name": ""}}),
+            args=OmegaConf.create(config),
             dataset=dataset,
             data_indices=[{"val": [], **part} for part in problem.parts],
             device=torch.device("cpu"),
@@ -98,7 +101,7 @@ class OBPClient:
             server = average_models(self.problem, uploads)
             models = rename_entries("server/", server)
             # Looking at merged models moves the official moving averages, which are put back.
-            averages = copy.deepcopy(self.client.Ig_ema)
+            averages = copy.deepcopy(getattr(self.client, "Ig_ema", None))
             for client in range(CLIENTS):
                 self.client.set_parameters(self._message(client, number, server))
                 models.update(rename_entries(f"{client}/", self.client.model.state_dict()))
@@ -125,8 +128,25 @@ def play_fedobp(
 ) -> Pair:
     """Compare the global and the merged models."""
     options = {"ig_ratio": q, "EMA": average > 0, "alpha": average, "norm": norm}
-    theirs = OBPClient(folder, problem, options).play(rounds=3)
+    options.update({"CLS": False, "track": False, "type": ""})
+    theirs = OBPClient(folder, problem, "fedobp", options).play(rounds=3)
     settings = (f"method.q={q}", f"method.ema={average}", f"norm={norm}", f"score={score}")
+    return problem.play("method=fedobp", *settings, rounds=3), theirs
+
+
+def play_fisher(folder: Path, problem: Problem, q: float) -> Pair:
+    """Compare FedOBP by Fisher scores, as the authors ran it for Figure 4."""
+    peer = OBPClient(folder, problem, "feddpa", {"fisher_threshold": q})
+    measure = peer.client.compute_fisher_diag
+
+    def measure_personal(batches: Any) -> list[Tensor]:
+        personal = peer.client.postrain_state_dict[peer.client.client_id]
+        peer.client.model.load_state_dict(personal)
+        return measure(batches)
+
+    peer.client.compute_fisher_diag = measure_personal
+    theirs = peer.play(rounds=3)
+    settings = (f"method.q={q}", "score=fisher", "norm=layer", "method.scope=tensor")
     return problem.play("method=fedobp", *settings, rounds=3), theirs
 
 
@@ -216,10 +236,9 @@ class Averager:
         return float(np.mean(self.values)) if self.values else 0.0
 
 
-def play_fedphp(folder: Path, problem: Problem, transfer: str) -> Pair:
-    """Compare the global and the historical models."""
-    rounds, lam = 3, 0.3
-    # ---- Step 1: the official class, on minibatches in order.
+def make_fedphp(folder: Path, problem: Problem, transfer: str, lam: float, rounds: int) -> Any:
+    """Return an object of the peer's class, without data sets, tests and clipping."""
+    # ---- Step 1: the class, and what it looks up.
     scope: dict[str, Any] = {
         "torch": torch,
         "nn": nn,
@@ -236,6 +255,7 @@ def play_fedphp(folder: Path, problem: Problem, transfer: str) -> Pair:
     distance = scope["mmd_rbf_noaccelerate"]
     # In single precision its kernel loses half the digits of a distance.
     scope["mmd_rbf_noaccelerate"] = lambda one, two: distance(one.double(), two.double()).float()
+    # ---- Step 2: its state before the first round.
     peer = scope["FedPHP"].__new__(scope["FedPHP"])
     peer.args = types.SimpleNamespace(
         lr=LEARNING_RATE,
@@ -252,22 +272,30 @@ def play_fedphp(folder: Path, problem: Problem, transfer: str) -> Pair:
     peer.model = FeatureNet(problem.make_network())
     peer.hpms = {client: copy.deepcopy(peer.model) for client in range(CLIENTS)}
     peer.cnts = dict.fromkeys(range(CLIENTS), 0)
-    # ---- Step 2: rounds.
+    return peer
+
+
+def play_fedphp(folder: Path, problem: Problem, transfer: str) -> Pair:
+    """Compare the global and the historical models."""
+    rounds, lam = 3, 0.3
+    peer = make_fedphp(folder, problem, transfer, lam, rounds)
     played = []
     for number in range(1, rounds + 1):
+        # ---- Step 1: clients train, and the server averages.
         uploads = {}
         for client in range(CLIENTS):
-            model = copy.deepcopy(peer.model)
+            model, historical = copy.deepcopy(peer.model), peer.hpms[client]
             batches = OldBatches(problem.batches(client))
             trained, historical, *_ = peer.update_local(
-                *(number, client, model, peer.hpms[client], batches, [])
+                number, client, model, historical, batches, []
             )
             uploads[client], peer.hpms[client] = trained, copy.deepcopy(historical)
             peer.cnts[client] += 1
         peer.update_global(number, peer.model, uploads, dict(enumerate(problem.shares())))
+        # ---- Step 2: what there is after the round.
         models = rename_entries("server/", peer.model.state_dict())
-        for client, model in peer.hpms.items():
-            models.update(rename_entries(f"{client}/", model.state_dict()))
+        for client, historical in peer.hpms.items():
+            models.update(rename_entries(f"{client}/", historical.state_dict()))
         played.append(models)
     settings = (f"method.transfer={transfer}", f"method.lam={lam}", "method.momentum=0.9")
     return problem.play("method=fedphp", *settings, rounds=rounds), played
@@ -559,6 +587,11 @@ def list_comparisons() -> list[Comparison]:
             play = partial(play_fedobp, score=score, q=q, average=average, norm=norm)
             detail = f"score={score}, q {q}, moving average {average}, norm {norm}"
             comparisons.append(Comparison("fedobp", f"uglyghost/{repository}", detail, "", play))
+    for q in (0.5, 0.9):
+        detail = f"score=fisher, q {q} of each tensor, norm layer"
+        undone = "scores the model that a worker last held"
+        play = partial(play_fisher, q=q)
+        comparisons.append(Comparison("fedobp", "uglyghost/FedOBP", detail, undone, play))
     for every, alpha, p, rounds in ((2, 0.8, 0.25, 6), (1, 0.3, 0.5, 5)):
         play = partial(play_fedselect, every=every, alpha=alpha, p=p, rounds=rounds)
         detail = f"window of {every}, alpha {alpha}, p {p}"

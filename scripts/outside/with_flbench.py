@@ -23,15 +23,16 @@ from outside.problem import (
     CLIENTS,
     EPOCHS,
     LEARNING_RATE,
+    NAMES,
     Models,
     Problem,
     draw_halves,
-    name_entries,
+    keep_drawn_state,
+    rename_entries,
 )
 
 REPOSITORY = "KarhouTam/FL-bench"
 Snapshot = Callable[[Any], Models]
-NAMES = {"base.1.weight": "hidden.0.weight", "base.1.bias": "hidden.0.bias"}
 
 
 class Bench:
@@ -170,11 +171,6 @@ class Bench:
         return functional.parse_args(config, method, hyperparameter_hook)
 
 
-def rename_entries(owner: str, model: Mapping[str, Tensor]) -> Models:
-    """Return a model's tensors by fedpfl's names."""
-    return name_entries(owner, {NAMES.get(name, name): model[name] for name in model})
-
-
 def take_server(server: Any) -> Models:
     """Return the global model."""
     return rename_entries("server/", server.public_model_params)
@@ -230,16 +226,26 @@ PLAIN_CASES = (
     Case("fedavg", "fedavg"),
     Case("fedprox", "fedprox", {"mu": 0.7}, ("method.mu=0.7",)),
     Case("fedbabu", "fedbabu"),
-    # Who was never drawn has the mean of the heads there, which only fedper offers here.
-    Case("fedrep", "fedrep", {}, ("method.head_epochs=2",), take_both, is_partial=False),
-    Case("fedper", "fedper", {}, ("method.head_init=server_average",), take_both),
+    Case(
+        "fedrep",
+        "fedrep",
+        settings=("method.head_epochs=2", "method.personal_init=server_average"),
+        snapshot=take_both,
+        detail="server_average",
+    ),
+    Case(
+        "fedper",
+        "fedper",
+        settings=("method.head_init=server_average",),
+        snapshot=take_both,
+        detail="server_average",
+    ),
     Case(
         "lg_fedavg",
         "lgfedavg",
-        settings=("method.variant=as_published",),
+        settings=("method.variant=as_published", "method.personal_init=server_average"),
         snapshot=take_both,
-        detail="as_published",
-        is_partial=False,
+        detail="as_published, server_average",
     ),
     Case("local_only", "local", {}, (), take_personal),
     Case(
@@ -385,18 +391,10 @@ def play_pfedhn(folder: Path, problem: Problem) -> tuple[list[Models], list[Mode
     """Compare the clients' models; fedpfl's draw of the hypernetwork is given to FL-bench."""
     from fedpfl.methods.pfedhn import PFedHN
 
-    initial: dict[str, Any] = {}
-    draw = PFedHN.init
-
-    def draw_and_keep(method: Any, *arguments: Any) -> Any:
-        server, client = draw(method, *arguments)
-        initial.update(server["learned"])
-        return server, client
-
-    PFedHN.init = draw_and_keep  # type: ignore[method-assign]
     settings = ("order=sequential", "rows=all", "embedding=3", "hidden=20", "lr=0.02")
-    ours = problem.play("method=pfedhn", *[f"method.{setting}" for setting in settings])
-    PFedHN.init = draw  # type: ignore[method-assign]
+    with keep_drawn_state(PFedHN) as drawn:
+        ours = problem.play("method=pfedhn", *[f"method.{setting}" for setting in settings])
+    initial = drawn["learned"]
 
     def prepare(server: Any) -> None:
         network = server.hypernet

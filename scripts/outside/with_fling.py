@@ -22,10 +22,9 @@ from outside.problem import (
     LEARNING_RATE,
     Models,
     Problem,
-    name_entries,
+    rename_entries,
 )
 
-NAMES = {"base.1.weight": "hidden.0.weight", "base.1.bias": "hidden.0.bias"}
 MOMENTUM = 0.9
 
 
@@ -121,17 +120,12 @@ def find_class(part: str, path: str) -> Any:
     return getattr(importlib.import_module(f"fling.component.{part}.{module}"), name)
 
 
-def rename_entries(owner: str, model: Mapping[str, Tensor]) -> Models:
-    """Return a model's tensors by fedpfl's names."""
-    return name_entries(owner, {NAMES.get(name, name): model[name] for name in model})
-
-
 def play_fedpurin(
     folder: Path, problem: Problem, tau: float, beta: int, uses_gradient: bool, uses_hessian: bool
 ) -> tuple[list[Models], list[Models]]:
     """Compare FedPURIN, whose gradients are kept in single precision for it."""
     open_fling(folder, problem)
-    torch.Tensor.half = lambda tensor: tensor  # type: ignore[method-assign, assignment, return-value]
+    torch.Tensor.half = lambda tensor: tensor  # type: ignore
     hyper = {"exc": "all", "HeadEnd": False, "isBN": False}
     hyper.update(isGrad=uses_gradient, isHessian=uses_hessian)
     options = {"learn": {"tau": tau, "beta": beta}, "group": {"isLocal": False}, "hyper": hyper}

@@ -27,6 +27,7 @@ from outside.problem import (
     Models,
     Problem,
     draw_halves,
+    keep_drawn_state,
     name_entries,
 )
 
@@ -259,7 +260,7 @@ def play_pfedme(folder: Path, problem: Problem) -> tuple[list[Models], list[Mode
 
 
 def play_per_fedavg(folder: Path, problem: Problem) -> tuple[list[Models], list[Models]]:
-    """Compare the global model; each client trains twice a round there, so epochs are twice here."""
+    """Compare the global model; clients train twice a round there, for twice the epochs here."""
 
     def weigh_equally(server: Any) -> None:
         for client in server.clients:
@@ -441,20 +442,11 @@ def play_fedfomo(folder: Path, problem: Problem) -> tuple[list[Models], list[Mod
 
 
 def play_gpfl(folder: Path, problem: Problem) -> tuple[list[Models], list[Models]]:
-    """Compare bodies, heads and valves; fedpfl's draw of embeddings and valve is given to PFLlib."""
+    """Compare bodies, heads and valves; fedpfl draws embeddings and valve for both."""
     from fedpfl.methods.gpfl import GPFL
 
-    initial: dict[str, Any] = {}
-    draw = GPFL.init
-
-    def draw_and_keep(method: Any, *arguments: Any) -> Any:
-        server, client = draw(method, *arguments)
-        initial.update(server)
-        return server, client
-
-    GPFL.init = draw_and_keep  # type: ignore[method-assign]
-    ours = problem.play("method=gpfl", "method.lam=0.01", "method.mu=0.1")
-    GPFL.init = draw  # type: ignore[method-assign]
+    with keep_drawn_state(GPFL) as initial:
+        ours = problem.play("method=gpfl", "method.lam=0.01", "method.mu=0.1")
 
     # ---- Step 1: both begin alike, and conditions come from the embeddings that were received.
     def receive(client: Any, sent: Any) -> None:
@@ -503,24 +495,15 @@ def play_fedcp(folder: Path, problem: Problem) -> tuple[list[Models], list[Model
     """Compare bodies, heads and policies; fedpfl's draw of the policy is given to PFLlib."""
     from fedpfl.methods.fedcp import FedCP
 
-    initial: dict[str, Any] = {}
-    draw = FedCP.init
-
-    def draw_and_keep(method: Any, *arguments: Any) -> Any:
-        server, client = draw(method, *arguments)
-        initial.update(server["policy"])
-        return server, client
-
-    FedCP.init = draw_and_keep  # type: ignore[method-assign]
-    ours = problem.play("method=fedcp", "method.lam=5", "method.policy_noise=off")
-    FedCP.init = draw  # type: ignore[method-assign]
+    with keep_drawn_state(FedCP) as initial:
+        ours = problem.play("method=fedcp", "method.lam=5", "method.policy_noise=off")
 
     def prepare(server: Any) -> None:
         for client in server.clients:
             client.context = client.model.model.head.weight.detach().sum(0, keepdim=True)
             policy = list(client.model.gate.cs.parameters())
             for tensor, key in zip(policy, ("weight", "bias", "scale", "shift"), strict=True):
-                tensor.data = initial[key].clone()
+                tensor.data = initial["policy"][key].clone()
 
     def snapshot(server: Any) -> Models:
         models: Models = {}
@@ -548,7 +531,7 @@ REPAIRED = (
     (
         "per_fedavg",
         "first order",
-        "clients train twice a round: here for twice the epochs; weighs clients by samples: equally",
+        "clients train twice a round: twice the epochs here; means by samples: equal",
         play_per_fedavg,
     ),
     ("fedrod", "", "", play_fedrod),

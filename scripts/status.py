@@ -1,0 +1,176 @@
+"""Make docs/status.md: how much of each published table and figure has been run.
+
+    python scripts/status.py [--write]
+
+A row for each table and figure that `report paper` knows. Published numbers are those of
+`fedpfl/papers/*/published.csv`, own ones those of docs/results/; what neither says, as why they
+differ, stands in docs/results/status.csv, a line a table or figure.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+
+from fedpfl.papers.fedobp import logs
+from fedpfl.papers.fedobp.tables import SOURCE
+from fedpfl.papers.layout import Layout
+from fedpfl.papers.published import lookup
+from fedpfl.papers.registry import FIGURES, NAMES, TABLES
+from fedpfl.report.names import METHOD_TITLES
+from reproduction import LAST_ROUND, fill_page, markdown, read_results
+
+PAGE = Path(__file__).parents[1] / "docs" / "status.md"
+RESULTS = PAGE.parent / "results" / "status.csv"
+STATES = ("never", "small", "part", "whole")
+
+
+class Cell(NamedTuple):
+    """Name a published number.
+
+    Attributes:
+        table: `paper/name`.
+        method: As published.
+        dataset: Its title.
+        setting: As published.
+    """
+
+    table: str
+    method: str
+    dataset: str
+    setting: str
+
+
+def find_published(cell: Cell) -> float | None:
+    """Return the number that a table has in a cell."""
+    layout = TABLES[cell.table]
+    assert isinstance(layout, Layout)
+    number = lookup((layout.source, layout.metric, cell.method, cell.dataset, cell.setting))
+    return number.value if number else None
+
+
+def count_published(name: str) -> int:
+    """Return how many numbers a table has."""
+    layout = TABLES.get(name)
+    if not isinstance(layout, Layout):
+        return 0
+    keys = set()
+    for row in range(len(layout.rows)):
+        keys |= {layout.published_key(row, column) for column in range(len(layout.columns))}
+    return sum(lookup(key) is not None for key in keys)
+
+
+# ---- Own numbers
+
+
+def read_whole() -> Iterator[tuple[Cell, float]]:
+    """Yield FedOBP's cells of 400 rounds, by its rule: each seed's best of four, pooled."""
+    runs = read_results("by_round")
+    runs = runs[runs["round"].isin(logs.ROUNDS)]
+    keys = ["dataset", "partition", "method", "momentum", "precision"]
+    for (dataset, partition, label, momentum, _), run in runs.groupby(keys):
+        setting = partition.removesuffix(" published")
+        method = label.split(" ")[0]
+        quantile = lookup((f"{SOURCE}II", "quantile q", "FedOBP", dataset, setting))
+        is_papers = label == method
+        if method == "fedobp" and quantile:
+            is_papers = label == f"fedobp (q={quantile.value:g})"
+        # The momentum of experiment=fedobp/paper.
+        if not is_papers or momentum != (0 if method == "fedobp" else 0.7):
+            continue
+        if LAST_ROUND not in set(run["round"]):
+            continue
+        table = "fedobp/table4" if dataset in ("MNIST", "FMNIST") else "fedobp/table3"
+        best = run.groupby("seed")["accuracy_pooled"].max().mean()
+        yield Cell(table, METHOD_TITLES[method], dataset, setting), best
+
+
+def read_small() -> Iterator[tuple[Cell, float]]:
+    """Yield cells of fewer rounds, samples or seeds than published."""
+    for row in read_results("table4_50_rounds").to_dict("records"):
+        setting = row["partition"].removesuffix(" published")
+        method = row["method"].split(" (")[0]
+        yield Cell("fedobp/table4", method, row["dataset"], setting), row["accuracy_pooled"]
+    for row in read_results("small_runs").to_dict("records"):
+        cell = Cell(row["table"], row["method"], row["dataset"], row["setting"])
+        if find_published(cell) is None:
+            raise ValueError(f"docs/results/small_runs.csv: nothing published for {cell}")
+        yield cell, row["value"]
+
+
+def list_differences(cells: Iterator[tuple[Cell, float]], name: str) -> dict[Cell, float]:
+    """Return own minus published numbers of a table, by cell; several runs' mean."""
+    values: dict[Cell, list[float]] = {}
+    for cell, value in cells:
+        published = find_published(cell) if cell.table == name else None
+        if published is not None:
+            values.setdefault(cell, []).append(value - published)
+    return {cell: sum(numbers) / len(numbers) for cell, numbers in values.items()}
+
+
+# ---- The page
+
+
+def format_differences(differences: Mapping[Cell, float]) -> str:
+    """Return how many cells there are, and the range of differences."""
+    if not differences:
+        return ""
+    low, high = min(differences.values()), max(differences.values())
+    return f"{len(differences)}: {low:+.2f} to {high:+.2f}"
+
+
+def make_row(name: str, remarks: Mapping[str, str]) -> tuple[str, ...]:
+    """Return a table's or a figure's row."""
+    count = count_published(name)
+    whole = list_differences(read_whole(), name)
+    small = list_differences(read_small(), name)
+    small = {cell: value for cell, value in small.items() if cell not in whole}
+    state = "never"
+    if small:
+        state = "small"
+    if whole:
+        state = "whole" if len(whole) == count else "part"
+    state = remarks["state"] or state
+    if state not in STATES:
+        raise ValueError(f"docs/results/status.csv says {state!r} of {name}: one of {STATES}")
+    differences = (format_differences(whole), format_differences(small))
+    command = f"`experiment={remarks['experiment'] or find_experiment(name)}`"
+    return name, command, str(count or ""), f"**{state}**", *differences, remarks["remark"]
+
+
+def find_experiment(name: str) -> str:
+    """Return which experiment makes a table's or a figure's runs, if not its namesake."""
+    return (FIGURES[name].experiment if name in FIGURES else "") or name
+
+
+def make_table() -> str:
+    """Return the rows of all tables and figures of the papers."""
+    frame = pd.read_csv(RESULTS, keep_default_na=False, dtype=str).set_index("name")
+    missing = set(NAMES) ^ set(frame.index)
+    if missing:
+        raise ValueError(
+            f"docs/results/status.csv: {', '.join(sorted(missing))} missing, or too much"
+        )
+    rows = []
+    for name in frame.index:
+        remarks = {str(key): str(value) for key, value in frame.loc[name].items()}
+        rows.append(make_row(str(name), remarks))
+    titles = ("table or figure", "command", "published numbers", "state")
+    return markdown((*titles, "whole", "small", "why they differ, what is missing"), rows)
+
+
+def main() -> None:
+    """Print the table, or put it into the page."""
+    tables = {"status": make_table()}
+    if "--write" in sys.argv[1:]:
+        PAGE.write_text(fill_page(PAGE.read_text(), tables, "scripts/status.py"))
+    else:
+        print(tables["status"])
+
+
+if __name__ == "__main__":
+    main()
