@@ -22,6 +22,11 @@ WORDS = [
 ]
 STATES = {"fedobp": ["federate.share_states=true"]}
 METHODS = ("fedavg", "fedper", "ditto", "fedobp", "fedspu")
+PRIVATE = ("privacy=sample", "privacy.noise=2", "privacy.seed=1", "model=mlp")
+PLAYED = {
+    **{method: [f"method={method}"] for method in METHODS},
+    "hidden": ["method=fedper", *PRIVATE],
+}
 
 
 def table(path: Path) -> list[dict[str, str]]:
@@ -102,12 +107,14 @@ def test_without_flower_it_says_so(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.full
 @pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", PLAYED)
 def test_processes_as_in_one_place(method: str, tmp_path, monkeypatch):
     """One SuperLink, four SuperNodes: the same rounds and clients as of fedpfl.train, bit for bit."""
     pytest.importorskip("flwr", reason="needs the extra flower")
+    if method == "hidden":
+        pytest.importorskip("dp_accounting", reason="needs the extra [privacy]")
     monkeypatch.chdir(tmp_path)
-    words = [f"method={method}", *WORDS]
+    words = [*PLAYED[method], *WORDS]
     command = [sys.executable, "-m", "fedpfl.federate", *words, *STATES.get(method, [])]
     subprocess.run(command, check=True)
     assert run_command(*words, cwd=tmp_path).code == 0

@@ -214,14 +214,19 @@ def ask(node, message) -> str:
 
 
 def test_a_node_that_is_made_to_forget_a_state_does_not_answer_from_another(again):
-    make_node, _, _, message, _ = again
+    """The very same message is another question, whose answer would have the same noise."""
+    make_node, folder, client, message, _ = again
+    ledger = folder / f"client{client}" / budget.LEDGER_FILE
+    ledger.write_text("".join(ledger.read_text().splitlines(keepends=True)[:2]))
     node = make_node()
     fields, trees = wire.unpack_message(message)
-    assert not ask(node, wire.pack_message({"key": fields["key"], "hello": 0}, {}))
-    assert "the client's state is lost" in ask(node, message)
     fields["participated"] = False
     forged = wire.pack_message(fields, trees)
+    assert not ask(node, forged)
+    assert not ask(node, forged)
+    assert not ask(node, wire.pack_message({"key": fields["key"], "hello": 0}, {}))
     assert "answered for training" in ask(node, forged)
+    assert "the client's state is lost" in ask(node, message)
 
 
 def test_without_its_key_or_ledger_a_node_answers_nothing(again):
@@ -241,6 +246,17 @@ def test_without_its_key_or_ledger_a_node_answers_nothing(again):
     key.write_bytes(held)
     ledger.write_text(content.replace("training", "training,1", 1))
     assert "nobody knows what samples have given away" in ask(make_node(), message)
+
+
+def test_without_its_lines_a_ledger_is_spent_twice_but_no_noise_is_used_twice(again):
+    """As with a ledger out of a backup: nearly the same model is answered with other noise."""
+    make_node, folder, client, message, answer = again
+    (folder / f"client{client}" / budget.LEDGER_FILE).unlink()
+    fields, trees = wire.unpack_message(message)
+    trees["sent"]["classifier.bias"] = trees["sent"]["classifier.bias"] + 1e-6
+    other = make_node().answer_message(wire.pack_message(fields, trees))
+    uploads = [wire.unpack_message(one)[1].uploads["classifier.bias"] for one in (answer, other)]
+    assert (uploads[0] - uploads[1]).abs().max() > 1e-4
 
 
 def test_a_node_allows_no_more_than_it_says(here):
