@@ -137,7 +137,7 @@ def test_processes_that_are_killed(tmp_path, monkeypatch):
     words = ["method=ditto", *WORDS[:3], "rounds=4", "eval.every=4", "local.epochs=1"]
     run = directory(words).absolute()
     local.write_app(
-        tmp_path / "app", [*words, "federate.timeout=60", format_override("hydra.run.dir", run)]
+        tmp_path / "app", [*words, "federate.timeout=150", format_override("hydra.run.dir", run)]
     )
     link, *ports = local.find_free_ports(3)
     more = {
