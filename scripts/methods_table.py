@@ -103,8 +103,9 @@ def describe_oracles(name: str) -> str:
     peers = sorted({row["repository"].partition("/")[2] for row in rows})
     differences = []
     for row in rows:
-        differences += [float(row[engine]) for engine in ("loop", "batched") if row[engine]]
-    return f"{', '.join(peers)}: {max(differences):.0e}" if peers else ""
+        results = (row["loop"], row["batched"])
+        differences += [float(result) for result in results if result[:1].isdigit()]
+    return f"{', '.join(peers)}: {max(differences):.0e}" if differences else ""
 
 
 def make_table(methods: Mapping[str, type[Method]] = METHODS) -> str:

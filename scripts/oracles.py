@@ -33,6 +33,7 @@ WORK = ROOT / "outputs" / "oracles"
 DRIVERS = ("with_pfllib", "with_flbench", "with_fling", "with_authors")
 LARGEST_ROUNDING = 2e-6
 """Differences up to this are of the order in which float32 numbers are added."""
+FAILURE = "not played"
 ENGINES = ("loop", "batched")
 COLUMNS = ("method", "setting", "repository", "commit", "undone", *ENGINES)
 BEGIN, END = "<!-- made by scripts/oracles.py -->", "<!-- to here -->"
@@ -77,7 +78,7 @@ def measure_difference(comparison: Comparison, engine: str) -> str:
             return str(pool.apply(play_comparison, (number, engine)))
         except Exception as error:  # a peer may fail in any way
             lines = str(error).splitlines() or [type(error).__name__]
-            return f"not played: {lines[0][:100]}"
+            return f"{FAILURE}: {lines[0][:100]}"
 
 
 def run_comparisons(comparisons: Sequence[Comparison], engine: str, checkouts: Path | None) -> None:
@@ -87,7 +88,7 @@ def run_comparisons(comparisons: Sequence[Comparison], engine: str, checkouts: P
         try:
             bring_checkout(repository, checkouts, WORK)
         except BringingError as error:
-            failures[repository] = f"not played: {error}"
+            failures[repository] = f"{FAILURE}: {error}"
     for comparison in comparisons:
         result = failures.get(comparison.repository) or measure_difference(comparison, engine)
         print(comparison.name, format_result(result), sep=" | ", flush=True)
@@ -103,7 +104,9 @@ def keep_result(comparison: Comparison, engine: str, result: str) -> None:
     row = rows.setdefault(key, dict.fromkeys(COLUMNS, ""))
     row.update(zip(COLUMNS[:3], key, strict=True))
     row.update({"commit": COMMITS[comparison.repository], "undone": comparison.undone})
-    row[engine] = result
+    # What cannot be played here may have been elsewhere.
+    if not (row[engine] and result.startswith(FAILURE)):
+        row[engine] = result
     order = [(one.method, one.detail, one.repository) for one in list_comparisons()]
     with RESULTS.open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")

@@ -41,7 +41,7 @@ class Library:
     def __init__(self, folder: Path, problem: Problem):
         self.problem = problem
         self.system = folder / "system"
-        open_checkout(self.system, "h5py", "cvxpy")
+        open_checkout(self.system, "h5py")
         data_loader = torch.utils.data.DataLoader
 
         def load_in_order(
