@@ -186,6 +186,8 @@ def make_workspace(view: View) -> Any:
         workspaces = importlib.import_module("wandb_workspaces.workspaces")
     except ImportError:
         raise FedpflError(MISSING) from None
+
+    # ---- Step 1: what is shown, section by section.
     # Of the sections two are open: a reader sees at once who is ahead, and what differs.
     sections = [
         workspaces.Section(
@@ -195,6 +197,8 @@ def make_workspace(view: View) -> Any:
         )
         for section, panels in SECTIONS.items()
     ]
+
+    # ---- Step 2: of which runs.
     # The package takes no group as an empty text.
     filters: Any = ""
     if view.experiment:
@@ -307,6 +311,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _make_view_parser() -> Parser:
+    # ---- Step 1: what the command is for.
     parser = Parser(
         prog="fedpfl dashboard",
         description=(
@@ -315,6 +320,8 @@ def _make_view_parser() -> Parser:
         ),
         epilog="Examples: fedpfl dashboard --dry-run; fedpfl dashboard --experiment my_q_sweep",
     )
+
+    # ---- Step 2: what it takes.
     parser.add_argument(
         "--project", default=WandbOptions().project, help="default: %(default)s, as of logger=wandb"
     )

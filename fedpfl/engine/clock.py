@@ -245,6 +245,7 @@ def _draw_availability(
     available = []
     lost = set()
     for client in sorted(cohort):
+        # Both draws in any case: dropping out more often changes nobody's availability.
         draws = torch.rand(2, generator=generator(seed, "system", round_number, client))
         availability_draw, dropout_draw = draws.tolist()
         if availability_draw < clock.devices[client].availability:

@@ -90,6 +90,7 @@ def defend_uploads(
     center = find_center("defence", defence.is_centered, method, state, uploads)
     rows = flatten_rows(uploads) - center
     aggregate = defence.combine_rows(rows, _make_generator(seed, "defence", round_number, clients))
+    # In the place of each upload: then a method's own weighted mean gives the aggregate.
     return unflatten_rows((aggregate + center).expand_as(rows), uploads)
 
 

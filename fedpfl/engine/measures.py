@@ -55,6 +55,7 @@ def _balanced_accuracy(probabilities: Tensor, predicted: Tensor, y: Tensor) -> T
     classes = probabilities.shape[1]
     recall = import_torchmetrics().multiclass_recall
     recalls = recall(predicted, y, classes, average="none", validate_args=False)
+    # Classes that the client lacks have no recall, which torchmetrics would count as 0.
     return recalls[y.unique()].mean()
 
 
@@ -132,6 +133,7 @@ def _mean_label_auroc(outputs: Tensor, y: Tensor) -> Tensor:
 
 def _mean_label_f1(outputs: Tensor, y: Tensor) -> Tensor:
     """Return the mean F1 at probability 0.5 over the labels that occur or are predicted."""
+    # Logits: 0 is a probability of a half.
     predicted = outputs > 0
     hits = (predicted & y).sum(0).double()
     counted = (predicted.sum(0) + y.sum(0)).double()

@@ -165,6 +165,7 @@ def play_round(
 
     # ---- Step 1: who trains with whom? Most methods answer with one turn of the whole cohort.
     turns = _choose_turns(setup, state, cohort)
+    # One for all turns, so that the second does not draw what the first has drawn.
     aggregate_generator = generator(setup.seed, "aggregate", state.round + 1)
     results: list[_TurnResult] = []
     for turn in turns:
@@ -271,6 +272,7 @@ def _train_turn(
     if len(participation.client_ids) < len(clients):  # not every node has answered
         clients = participation.client_ids.tolist()
     samples = federation.train_sizes[clients].double()
+    # Divided in float64: shares of thousands of clients must add up to 1.
     weights = tree.send((samples / samples.sum()).float(), federation.x.device)
     return _TrainedTurn(turn=turn, clients=clients, participation=participation, weights=weights)
 
@@ -447,8 +449,12 @@ def _aggregate_turn(
     device = setup.federation.x.device
     initial_client = state.rows.initial["client"]
     participation = trained.participation
+
+    # ---- Step 1: in the first round answers are checked.
     if state.round == 0:
         method = with_hook_checks(method, None, initial_client)
+
+    # ---- Step 2: the server learns from the uploads.
     with (
         track_global_draws(setup.method, setup.seed, "aggregate", state.round + 1, "process"),
         reproducible_arithmetic(device, setup.backend.engine.precision),
@@ -474,6 +480,8 @@ def _aggregate_turn(
                 trained.weights,
                 aggregate_generator,
             )
+
+    # ---- Step 3: what lasts must have init's form, or no checkpoint fits.
     client_states = persistent_entries(client_states, initial_client)
     hook = f"{type(setup.method).__name__}.{hook_name}"
     _require_same_form(hook, "server", server, state.server)

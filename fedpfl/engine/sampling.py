@@ -41,6 +41,7 @@ class SamplingRehearsal:
         self._net = net.copy()
         self._federation = federation
         clients = federation.clients
+        # The largest client: one of too few samples takes no step.
         self._client = int(federation.train_sizes.argmax())
         protection = SampleProtection(clip, [1.0] * clients, Secret.of_seed(0))
         self._draws = Draws(0, "rehearsal", 1, protection)
@@ -59,6 +60,7 @@ class SamplingRehearsal:
             draws=self._draws,
         )
         job = self._find_job(call)
+        # One step is enough to show whether gradients by sample can be had.
         self._backend.run_one(replace(call, local=_one_step(local)))
         return self._count_steps(job)
 

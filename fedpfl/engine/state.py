@@ -163,6 +163,7 @@ def make_initial_state(
     facts = {name: torch.tensor(False, device=device) for name in STORED}
     stopping_state = {}
     if stopping:
+        # The first participation stops nobody.
         last = torch.full((clients,), torch.finfo(torch.float32).max, device=device)
         stopping_state = {"last": last, "stopped": last < 0}
     return State(

@@ -43,6 +43,7 @@ def update_stopping(
     stopped = state.stopping["stopped"].clone()
     evaluation_loss = participation.validation_loss
     loss = stopping.lam * participation.sample_loss + (1 - stopping.lam) * evaluation_loss
+    # With lam 0 a client without test samples has a loss of 0 and never stops.
     if stopping.lam:
         sample_counts = [len(federation.validation_or_test[client]) for client in clients]
         has_samples = torch.tensor([count > 0 for count in sample_counts], device=loss.device)

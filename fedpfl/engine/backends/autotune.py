@@ -100,6 +100,7 @@ class AutotunedBackend(Backend):
 
     def _autotune(self, calls: Sequence[Call]) -> list[Answer]:
         """Run the calls on every candidate, keep the fastest, and return its answers."""
+        # ---- Step 1: each candidate runs the calls.
         candidates: list[Candidate] = []
         for engine in self._engines:
             best_seconds = min((candidate.seconds for candidate in candidates), default=math.inf)
@@ -108,6 +109,8 @@ class AutotunedBackend(Backend):
         valid = [candidate for candidate in candidates if _has_answered(candidate)]
         if not valid:
             return candidates[-1].answers
+
+        # ---- Step 2: those that disagree with the plainest are left out.
         reference = valid[-1]
         agreeing = [
             candidate
@@ -118,6 +121,8 @@ class AutotunedBackend(Backend):
         # All processes go by what process 0 has seen, so that they keep the same one.
         seconds = {engine_label(candidate.engine): candidate.seconds for candidate in agreeing}
         self.seconds = self._share(seconds)
+
+        # ---- Step 3: the fastest of the others is kept, in all processes the same one.
         label = min(self.seconds, key=lambda name: self.seconds[name])
         fastest = next(one for one in candidates if engine_label(one.engine) == label)
         self._backend = fastest.backend
@@ -228,6 +233,7 @@ def choose_backend(
 def _resumed_width(engine: Engine, recorded_engine: Mapping[str, Any]) -> int:
     """Return the width to go on with: the recorded one, where memory ran out before."""
     width = recorded_engine.get("width", 0)
+    # A width that the user has set meanwhile counts where it is the smaller one.
     has_narrowed = width and (not engine.width or width < engine.width)
     if has_narrowed and recorded_engine.get("backend") == engine.backend:
         return int(width)
@@ -240,6 +246,7 @@ def answer_distance(answer: Any, reference: Any) -> float:
     Uploads and states are compared by their distance, in shares of the spread of the reference's
     clients; losses by their relative difference. What is not finite must be so in both.
     """
+    # ---- Step 1: what is compared.
     losses = [(answer.loss, reference.loss)]
     trees: list[tuple[Tree, Tree]] = []
     if isinstance(reference, Participation):
@@ -253,10 +260,13 @@ def answer_distance(answer: Any, reference: Any) -> float:
             (answer.client_states, reference.client_states),
         ]
 
+    # ---- Step 2: losses, by their relative difference; 0.1 keeps small ones from counting much.
     distances: list[Tensor] = []
     for pair in losses:
         loss, other_loss = _both_finite(pair)
         distances.append(((loss - other_loss).abs() / (other_loss.abs() + 0.1)).max())
+
+    # ---- Step 3: uploads and states, in shares of how far clients lie apart.
     for one, other in trees:
         sums = []
         for pair in zip(tree.leaves(one), tree.leaves(other), strict=True):
@@ -274,4 +284,5 @@ def _both_finite(pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """Return both in float64, 0 where neither is finite, and infinity where one is."""
     one, other = (part.double() for part in pair)
     is_alike = one.isfinite() == other.isfinite()
+    # Where one alone is finite, its distance from the other is infinite.
     return torch.where(is_alike, one.nan_to_num(0, 0, 0), math.inf), other.nan_to_num(0, 0, 0)

@@ -133,12 +133,15 @@ class Backend(ABC):
         """
         state = call.state
         with reproducible_arithmetic(state.rows.device, self.engine.precision):
+            # Ahead of dealing a call to workers or processes: the hook sees the whole cohort.
             call = with_before_turn(call)
         shown_trees = {
             "server": state.server,
             "buffers": state.server_buffers,
             "rows": dict(enumerate(state.rows.trees)),
         }
+        # Hooks get the state itself, not a copy: what they change in place would be the next
+        # round's.
         old_versions = tensor_versions(shown_trees)
         answer = self.run([call])[0]
         if isinstance(answer, Exception):

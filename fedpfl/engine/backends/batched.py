@@ -69,6 +69,8 @@ class BatchedBackend(Backend):
         )
         self._arithmetic = partial(reproducible_arithmetic, device, engine.precision)
         graphs = CudaGraphs(device) if engine.graphs and device.type == "cuda" else None
+        # Graphs hold their memory from one round to the next; three quarters are for the round
+        # itself.
         room = torch.cuda.get_device_properties(device).total_memory / 4 if graphs else math.inf
         self._programs = ProgramCache(net, self._autocast, graphs, room)
         self._ready = graphs.ready if graphs else nullcontext
@@ -83,6 +85,7 @@ class BatchedBackend(Backend):
                     results = self._run_calls(calls)
                     if not drawn_from():
                         return results
+                # Answers of a cohort are large, and are made again.
                 del results
                 self._runs_calls_alone = True
             return [self._run_call_alone(call) for call in calls]
@@ -146,6 +149,8 @@ class BatchedBackend(Backend):
                 shared = find_shared_model(call, self.net)
             shared_models.append(shared)
             separate_clients = shared.other_clients if shared else call.clients
+            # Rows that stand last end first, so that each step is a leading slice of the program's
+            # memory.
             order = _order_by_size(call, separate_clients)
             orders.append(torch.tensor(order))
             clients = [separate_clients[position] for position in order]
@@ -300,6 +305,7 @@ def _order_by_size(call: Call, clients: Sequence[int]) -> list[int]:
     sizes = call.federation.test_sizes
     if isinstance(call, TrainCall) or call.tuning:
         sizes = call.federation.train_sizes
+    # Numbers break ties: the order of a cohort must not decide which clients share a program.
     keys = [(-int(sizes[client]), client) for client in clients]
     return sorted(range(len(keys)), key=lambda position: keys[position])
 

@@ -63,6 +63,7 @@ class LockstepStage:
 
         An interrupt of the main thread is raised in every job, and again here when they have ended.
         """
+        # ---- Step 1: the main thread starts jobs and answers requests, whenever all jobs wait.
         results: list[Any] = [None] * len(jobs)
         waiting = list(enumerate(jobs))
         threads: list[threading.Thread] = []
@@ -88,6 +89,7 @@ class LockstepStage:
                 else:
                     return results
         except BaseException as error:
+            # ---- Step 2: an interrupt ends all jobs.
             with self._news:
                 self._broken = error
                 waiting_for = [*self._running_requests, *self._requests]
@@ -108,6 +110,7 @@ class LockstepStage:
                 self._requests.append(request)
         if broken:
             raise KeyboardInterrupt
+        # Another job moves while this one waits for its answer.
         self._turn.release()
         self._add_counts(active=-1)
         request.has_ended.wait()
@@ -150,6 +153,7 @@ class LockstepStage:
 
     def _finish_request(self, request: _Request, results: list[Answer] | BaseException) -> None:
         """Give a job its results, with which it goes on."""
+        # Before the event: the job reads its results as soon as that is set.
         request.results = results
         self._add_counts(active=1)
         request.has_ended.set()

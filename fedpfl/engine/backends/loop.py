@@ -190,6 +190,7 @@ class LoopBackend(Backend):
             job = cut.job
         training = _ClientTraining(net, job, self._autocast, stop)
         for phase, epochs in with_epoch_numbers(job.plan.phases):
+            # Without an entry that moves there is no step, not even one of weight decay.
             is_idle = clients_without_trainable_entries(phase)
             if is_idle is None or not bool(is_idle):
                 training.train_phase(phase, epochs)
@@ -287,6 +288,7 @@ class _ClientTraining:
         self._buffers = job.buffers
         self._moments = initial_moments(job.plan, self._params)
         self._streams_with_differing_masks = streams_with_differing_masks(job.plan.phases)
+        # On the device: to read a loss at every step would make the host wait for the GPU.
         sums = torch.zeros(3, device=self._data.y.device)
         self._loss_sum, self._sample_loss_sum, self._sample_count = sums.unbind()
         self._step_count = 0
@@ -431,6 +433,7 @@ class _ClientTraining:
             local: How the client trains.
             step: The phase and the number of the step in it, by which noise is drawn.
         """
+        # ---- Step 1: the loss as a function of the leaves that move.
         ((_, client),) = self._job.rows
         (draws,) = self._job.draws
         protection = draws.protection
@@ -448,6 +451,7 @@ class _ClientTraining:
             bound = self._net.bind(self._buffers, training=True)
             return objective(server, self._client, bound, params, sample)
 
+        # ---- Step 2: its gradient, clipped sample by sample.
         # A minibatch of nobody is a step of noise alone: to skip it would tell who was drawn.
         sums = [torch.zeros_like(leaf) for leaf in values]
         if len(batch.x):
@@ -455,6 +459,8 @@ class _ClientTraining:
                 sums = sum_clipped_gradients(
                     compute_loss, values, trainable.masks, batch, protection.clip
                 )
+
+        # ---- Step 3: noise, and the mean over as many samples as a minibatch has on average.
         # How many were drawn is a secret, too.
         expected = min(local.batch_size, len(self._data.y))
         key = draws.purpose, draws.round, *step
@@ -491,6 +497,8 @@ def _training_batches(
     ((federation, client),) = job.rows
     (draws,) = job.draws
     device = data.y.device
+
+    # ---- Step 1: each epoch's plan.
     # Steps are planned epoch by epoch, so that no more than one epoch's plan is held.
     for epoch in epochs:
         plan = plan_steps(
@@ -503,6 +511,10 @@ def _training_batches(
             fixed=local.steps,
             randoms=job.randoms,
         )
+
+        # ---- Step 2: its minibatches.
+        # Padding is -1. All sizes at once, as each reading of a tensor costs more than a small
+        # step.
         batch_sizes = (plan.positions >= 0).sum(-1).tolist()
         steps = zip(plan.positions, plan.views, plan.random, batch_sizes, strict=True)
         for step_positions, step_views, step_random, step_sizes in steps:

@@ -105,6 +105,7 @@ def evaluation_batches(
     steps = zip(*[tree.send(part, device) for part in parts], strict=True)
     for step, (index, weight, numbers) in enumerate(steps):
         active = (counts > step).nonzero()[:, 0]
+        # A slice is a view, an index tensor a copy of models.
         is_leading = int(active[-1]) == len(active) - 1
         rows = slice(len(active)) if is_leading else tree.send(active, device)
         batch_indices = index[rows]

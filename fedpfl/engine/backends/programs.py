@@ -191,6 +191,7 @@ class Program:
         job: TrainJob,
         capture: AttemptedCapture | None = None,
     ):
+        # ---- Step 1: the job in memory of its own, and its phases.
         self._net = net
         self._autocast = autocast
         self._capture = capture
@@ -203,6 +204,8 @@ class Program:
             self._phases = [
                 phase._replace(mask=tree.map(_clone_tensor, phase.mask)) for phase in self._phases
             ]
+
+        # ---- Step 2: what is summed and read, in memory that stays where it is.
         self._moments = initial_moments(job.plan, self._job.start, stacked=True)
         device = tree.leaves(self._job.start)[0].device
         row_count = len(job.rows)
@@ -217,6 +220,8 @@ class Program:
         if job.draws[0].protection:
             self._noise = [torch.zeros_like(leaf) for leaf in tree.leaves(self._job.start)]
         self._expected = torch.ones(row_count, device=device)
+
+        # ---- Step 3: what steps leave, and their graphs.
         self._step_records: list[tuple[Tree, Tensor]] = []  # with the weights of their samples
         # A graph would overwrite the records of the step before, so these slots have none.
         self._slots_with_records: set[int] = set()
@@ -247,6 +252,7 @@ class Program:
             tree.map(Tensor.copy_, getattr(self._job, part), getattr(job, part))
         if self._job.servers is not None:
             tree.map(Tensor.copy_, self._job.servers, job.servers)
+        # A new job begins without the momentum of the one before.
         torch._foreach_zero_([*self._moment_leaves(), *self._sums()])
 
     def run(self, job: TrainJob) -> TrainResult:
@@ -347,6 +353,7 @@ class Program:
         for row in range(rows):
             draws = job.draws[row]
             assert draws.protection
+            # By the loop backend's key, so that both backends draw the same noise.
             key = draws.purpose, draws.round, *step
             for i in kind.trainable.indices:
                 noise = self._noise[i][row]
@@ -401,11 +408,10 @@ class Program:
         trainable_leaves = [leaves[i] for i in kind.trainable.indices]
         moments = self._moments[phase.stream].of(kind.trainable.indices, rows)
         masks = [None if mask is None else mask[rows] for mask in kind.trainable.masks]
-        rates = None
-        if kind.local.has_schedule and "lr" not in phase.sgd:
-            rates = self._rates[rows]  # a graph would repeat the number it was captured with
+        rates = self._row_rates(kind)
         client_step = self._client_step(kind)
 
+        # ---- The step, captured into graphs: nothing in it may make the host wait.
         def step() -> None:
             # In here, as a graph reads the flags of its round.
             is_active = ~self._is_idle[rows] if kind.has_idle_rows else None
@@ -452,9 +458,7 @@ class Program:
         trainable_leaves = [leaves[i] for i in indices]
         moments = self._moments[kind.phase.stream].of(indices, rows)
         masks = [None if mask is None else mask[rows] for mask in kind.trainable.masks]
-        rates = None
-        if kind.local.has_schedule and "lr" not in kind.phase.sgd:
-            rates = self._rates[rows]
+        rates = self._row_rates(kind)
         client_step = partial(self._sum_clipped_gradients, kind.phase, indices)
 
         def step() -> None:
@@ -479,6 +483,13 @@ class Program:
             self._add_loss(rows, batch.x.new_zeros(kind.rows), batch.samples, is_active)
 
         return step
+
+    def _row_rates(self, kind: _StepKind) -> Tensor | None:
+        """Return the rows' learning rates, None where one number serves all."""
+        if not kind.local.has_schedule or "lr" in kind.phase.sgd:
+            return None
+        # A graph would repeat the number that it was captured with.
+        return self._rates[: kind.rows]
 
     def _client_step(self, kind: _StepKind) -> Callable[..., Any]:
         """Return the function of one client that a step applies to all."""

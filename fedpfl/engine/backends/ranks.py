@@ -222,6 +222,7 @@ def assign_clients(loads: Sequence[float], ranks: int) -> list[int]:
     Numbers break ties.
     """
     owners = [0] * len(loads)
+    # By load, then number of clients, then rank: clients without samples are spread, too.
     totals = [(0.0, 0, rank) for rank in range(ranks)]
     for client in sorted(range(len(loads)), key=lambda client: -loads[client]):
         load, client_count, owner = min(totals)
@@ -344,6 +345,7 @@ class DistributedBackend(Backend):
 def _deal_clients(call: Call) -> list[list[int]]:
     """Return the positions of each process's clients in a call, by rank."""
     world_size = dist.get_world_size()
+    # Where states are sharded, only the process that stores a client's can answer for it.
     if call.state.rows.is_stored_here:
         owners = [client % world_size for client in call.clients]
     else:
@@ -432,6 +434,7 @@ def _leaves_by_element_size(stacked: Tree) -> list[Tensor]:
 def _picklable_error(error: Exception) -> Exception:
     """Return an error as other processes can show it."""
     try:
+        # Both ways, as an error may be pickled and not be made again.
         copy = pickle.loads(pickle.dumps(error))
     except Exception:
         copy = RuntimeError(f"{type(error).__name__}: {error}")

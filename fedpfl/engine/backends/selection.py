@@ -28,6 +28,7 @@ def find_device(name: str) -> torch.device:
     Raises:
         FedpflError: There is no such device.
     """
+    # ---- Step 1: under torchrun each process has a GPU for itself.
     number, processes = ranks.local_rank_and_size()
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name in ("auto", "cuda") and gpus and processes > 1:
@@ -36,8 +37,12 @@ def find_device(name: str) -> torch.device:
                 f"device={name}: {processes} processes on {gpus} GPUs; use --nproc_per_node={gpus}"
             )
         return torch.device("cuda", number)
+
+    # ---- Step 2: alone, the first GPU, or the CPU.
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+    # ---- Step 3: the device that is named.
     try:
         device = torch.device(name)
     except RuntimeError:

@@ -66,6 +66,7 @@ class OneClient:
             try:
                 self._shared_models["personal"] = hook(tree.drop(client, ["number"]))
             except KeyError:
+                # The hook asks for the number: models differ from client to client.
                 self._shared_models["personal"] = None
         shared_model = self._shared_models["personal"]
         return hook(client) if shared_model is None else shared_model

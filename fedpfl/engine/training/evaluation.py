@@ -165,6 +165,7 @@ def _sum_losses_by_client(data: Data, logits: Tensor, sizes: list[int]) -> Tenso
     is_classification = find_task(data.y) is CLASSIFICATION
     if longest and longest <= LONGEST_SEQUENTIAL_SUM and is_classification:
         losses = Batch(data.x, data.y).losses(logits).split(sizes)
+        # Padding adds zeros, which change no bit of a sum.
         first, *rest = pad_sequence(list(losses), batch_first=True).unbind(1)
         total = torch.zeros_like(first)
         for column in rest:

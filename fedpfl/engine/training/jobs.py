@@ -192,6 +192,7 @@ def join_jobs(jobs: list[TrainJob]) -> tuple[TrainJob, Tensor]:
     draws = [row_draws for job in jobs for row_draws in job.draws]
     rates = [rate for job in jobs for rate in job.rates]
     sizes = torch.tensor([int(row.federation.train_sizes[row.client]) for row in rows])
+    # Programs step leading rows: the longest come first, as in each job.
     order = sizes.argsort(descending=True, stable=True)
     positions = order.tolist()
 

@@ -206,6 +206,7 @@ class _Step:
         trainable = find_trainable_leaves(phase, self.start)
         moving = [leaves[i].requires_grad_() for i in trainable.indices]
         batch = self._zero_batch()
+        # Fused attention is counted on some devices alone; the plain one is matrix products.
         with FlopMeter() as meter, sdpa_kernel(SDPBackend.MATH), torch.random.fork_rng(devices=[]):
             if phase.step:
                 batches = (batch,) * phase.batches if phase.batches > 1 else batch

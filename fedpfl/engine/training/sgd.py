@@ -162,6 +162,7 @@ def _initial_moments_of_stream(
     phases: list[Phase], local: Local, start: Tree, stacked: bool
 ) -> Moments:
     """Return the optimizer's state before the first step of one stream."""
+    # ---- Step 1: which leaves have a state, and which of them in part.
     is_adam = local.optimizer != "sgd"
     trained: set[int] = set()
     masked: set[int] = set()
@@ -174,6 +175,7 @@ def _initial_moments_of_stream(
                     masked.add(i)
     leaves = tree.leaves(start)
 
+    # ---- Step 2: zeros for these.
     def zeros() -> list[Tensor]:
         return [
             torch.zeros_like(leaf) if i in trained else leaf.new_empty(0)
@@ -182,6 +184,8 @@ def _initial_moments_of_stream(
 
     if not is_adam:
         return Moments(mean=zeros())
+
+    # ---- Step 3: Adam's steps, by entry where entries move at different times.
     counts = zeros()
     for i in trained - masked:
         leaf = leaves[i]
