@@ -134,7 +134,11 @@ def cross_client_accuracy(counts: Counts) -> tuple[Tensor, Tensor]:
         Percent `[clients, others]` and over all samples `[clients]`; nan for others without test
         samples, and where a model is not finite.
     """
-    correct = torch.where(counts.loss.isfinite(), counts.correct.double(), torch.nan)
+    correct = torch.where(
+        counts.loss.isfinite(),
+        counts.correct.double(),
+        torch.nan,
+    )
     return 100 * correct / counts.total, 100 * correct.sum(1) / counts.total.sum(1)
 
 

@@ -103,7 +103,15 @@ class Draws:
         """
         if not count:
             return torch.empty(rows, 0)
-        row_generator = generator(self.seed, self.purpose, self.round, client, stream, epoch, what)
+        row_generator = generator(
+            self.seed,
+            self.purpose,
+            self.round,
+            client,
+            stream,
+            epoch,
+            what,
+        )
         return torch.rand(rows, count, generator=row_generator)
 
     def server(self, client: int) -> torch.Generator:

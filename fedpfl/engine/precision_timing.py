@@ -72,7 +72,10 @@ def time_precisions(
 
             # ---- As many samples as the budget allows
             remaining = BUDGET - (time.perf_counter() - start_time)
-            affordable = min(len(data.y), int(remaining / sum(best.values()) * samples))
+            affordable = min(
+                len(data.y),
+                int(remaining / sum(best.values()) * samples),
+            )
             if affordable > samples:
                 samples = affordable
                 best = _time_step(net, params, data, samples)

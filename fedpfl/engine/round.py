@@ -273,7 +273,10 @@ def _train_turn(
         clients = participation.client_ids.tolist()
     samples = federation.train_sizes[clients].double()
     # Divided in float64: shares of thousands of clients must add up to 1.
-    weights = tree.send((samples / samples.sum()).float(), federation.x.device)
+    weights = tree.send(
+        (samples / samples.sum()).float(),
+        federation.x.device,
+    )
     return _TrainedTurn(turn=turn, clients=clients, participation=participation, weights=weights)
 
 
@@ -575,7 +578,10 @@ def _summarize_turns(results: list[_TurnResult], state: State, keep_loads: bool)
     """Return the outcome of a round's turns, copied to the host at once."""
     turns = [result for result in results if result.rows is not None]
     changed_trees = [changed for result in turns for changed in result.changed_trees]
-    rows = tree.map(lambda *leaves: torch.cat(leaves), *[result.rows for result in turns])
+    rows = tree.map(
+        lambda *leaves: torch.cat(leaves),
+        *[result.rows for result in turns],
+    )
     on_host = tree.fetch(
         {
             "rows": rows,

@@ -83,7 +83,12 @@ class SamplingRehearsal:
         """Return the training that a call comes to, with all its phases."""
         call = with_before_turn(call)
         run_call = run_participation if isinstance(call, TrainCall) else run_evaluation
-        jobs: Iterator[Any] = run_call(call, OneClient(self._client), self._net, nullcontext)
+        jobs: Iterator[Any] = run_call(
+            call,
+            OneClient(self._client),
+            self._net,
+            nullcontext,
+        )
         return next(job for job in jobs if isinstance(job, TrainJob))
 
     def _count_steps(self, job: TrainJob) -> ClientSteps:

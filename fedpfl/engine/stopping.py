@@ -61,5 +61,8 @@ def pick_cohort(state: State, planned: list[int], seed: int) -> list[int]:
     if not state.stopping or not bool(state.stopping["stopped"].any()):
         return planned
     active = (~state.stopping["stopped"]).nonzero().flatten().cpu()
-    order = torch.randperm(len(active), generator=generator(seed, "cohort", state.round + 1))
+    order = torch.randperm(
+        len(active),
+        generator=generator(seed, "cohort", state.round + 1),
+    )
     return sorted(active[order[: len(planned)]].tolist())

@@ -260,7 +260,10 @@ class BatchedBackend(Backend):
             for row, indices in zip(rows, samples, strict=True):
                 labels.append(row.federation.y[tree.send(indices, device)])
             measures = _compute_row_measures(metrics, logits_of_batches, labels)
-        total = tree.send(torch.tensor([len(indices) for indices in samples]), device)
+        total = tree.send(
+            torch.tensor([len(indices) for indices in samples]),
+            device,
+        )
         counts_of_rows = Counts(correct=correct, loss=loss, total=total, measures=measures)
         return divide_rows(counts_of_rows, [len(job.rows) for job in jobs])
 

@@ -524,7 +524,10 @@ def _training_batches(
                 batch = data.rows(tree.send(positions[:size], device))
                 batch = batch._replace(random=tree.send(random[:size], device))
                 if federation.augment:
-                    x = federation.apply_augmentation(batch.x, tree.send(views[:size], device))
+                    x = federation.apply_augmentation(
+                        batch.x,
+                        tree.send(views[:size], device),
+                    )
                     batch = batch._replace(x=x.contiguous(memory_format=torch.channels_last))
                 batches.append(batch)
             yield batches

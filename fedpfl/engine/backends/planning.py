@@ -68,7 +68,12 @@ def plan_training_steps(
 
     # ---- Step 3: and rows to the longest.
     indices, weight = _without_padding_marks(_stack_rows(numbers))
-    parts = [indices, weight[:, :, 0], _stack_rows(random), _stack_rows(views)]
+    parts = [
+        indices,
+        weight[:, :, 0],
+        _stack_rows(random),
+        _stack_rows(views),
+    ]
     active_rows = [sum(count > step for count in counts) for step in range(counts[0])]
     return parts, active_rows
 
@@ -110,7 +115,11 @@ def evaluation_batches(
         rows = slice(len(active)) if is_leading else tree.send(active, device)
         batch_indices = index[rows]
         batch_weight = weight[rows]
-        places = torch.arange(step * size, (step + 1) * size, device=device)
+        places = torch.arange(
+            step * size,
+            (step + 1) * size,
+            device=device,
+        )
         yield (
             rows,
             Batch(

@@ -232,7 +232,14 @@ class Program:
         """Return the size of the program's own trees, in bytes."""
         job = self._job
         moments = dict(enumerate(self._moment_leaves()))
-        trees = [job.start, moments, job.client, job.buffers, job.server, job.servers or {}]
+        trees = [
+            job.start,
+            moments,
+            job.client,
+            job.buffers,
+            job.server,
+            job.servers or {},
+        ]
         return sum(map(tree.nbytes, trees))
 
     def _moment_leaves(self) -> list[Tensor]:
@@ -249,7 +256,11 @@ class Program:
         if not self._job.is_plain:
             parts += ["client", "server"]
         for part in parts:
-            tree.map(Tensor.copy_, getattr(self._job, part), getattr(job, part))
+            tree.map(
+                Tensor.copy_,
+                getattr(self._job, part),
+                getattr(job, part),
+            )
         if self._job.servers is not None:
             tree.map(Tensor.copy_, self._job.servers, job.servers)
         # A new job begins without the momentum of the one before.
@@ -334,7 +345,12 @@ class Program:
         steps = zip(*[tree.send(part, device) for part in planned], strict=True)
         for number, (values, rows) in enumerate(zip(steps, active_rows, strict=True)):
             if self._noise:
-                self._draw_noise(job, kind, (f"{kind.phase.stream} {epochs.start}", number), rows)
+                self._draw_noise(
+                    job,
+                    kind,
+                    (f"{kind.phase.stream} {epochs.start}", number),
+                    rows,
+                )
             width = rows
             if self._capture:
                 width = min(captured_width(rows), len(job.rows))
@@ -378,7 +394,11 @@ class Program:
     def _save_rows(self, rows: slice) -> list[tuple[Tensor, Tensor]]:
         """Return the memory of rows without a step left, and copies of it."""
         job = self._job
-        parts = [*tree.leaves(job.start), *tree.leaves(job.buffers), *tree.leaves(job.client)]
+        parts = [
+            *tree.leaves(job.start),
+            *tree.leaves(job.buffers),
+            *tree.leaves(job.client),
+        ]
         parts += [*self._moment_leaves(), *self._sums()]
         return [(part[rows], part[rows].clone()) for part in parts]
 
@@ -411,8 +431,8 @@ class Program:
         rates = self._row_rates(kind)
         client_step = self._client_step(kind)
 
-        # ---- The step, captured into graphs: nothing in it may make the host wait.
         def step() -> None:
+            # ---- The step, captured into graphs: nothing in it may make the host wait.
             # In here, as a graph reads the flags of its round.
             is_active = ~self._is_idle[rows] if kind.has_idle_rows else None
 
@@ -480,7 +500,12 @@ class Program:
             )
             # The loss would tell of samples, so that steps alone are counted.
             is_active = ~self._is_idle[rows] if kind.has_idle_rows else None
-            self._add_loss(rows, batch.x.new_zeros(kind.rows), batch.samples, is_active)
+            self._add_loss(
+                rows,
+                batch.x.new_zeros(kind.rows),
+                batch.samples,
+                is_active,
+            )
 
         return step
 
@@ -643,7 +668,11 @@ def _with_own_memory(job: TrainJob, is_captured: bool) -> TrainJob:
 
     Graphs read everything from where it was at first, so their trees are all copies.
     """
-    own_job = replace(job, start=tree.clone(job.start), buffers=tree.clone(job.buffers))
+    own_job = replace(
+        job,
+        start=tree.clone(job.start),
+        buffers=tree.clone(job.buffers),
+    )
     changes_client = any(phase.after_gradient for phase in job.plan.phases)
     if job.is_plain:
         own_job = replace(own_job, client={}, server={})

@@ -330,7 +330,11 @@ class DistributedBackend(Backend):
                 continue
             if rank == dist.get_rank():
                 # In the form's order, whatever order this process's rows have.
-                ordered_rows = tree.map(lambda _, leaf: leaf.to(self._device), form, local_rows)
+                ordered_rows = tree.map(
+                    lambda _, leaf: leaf.to(self._device),
+                    form,
+                    local_rows,
+                )
                 parts = [_as_bytes(leaf) for leaf in _leaves_by_element_size(ordered_rows)]
                 buffer = torch.cat(parts)
             else:
@@ -382,7 +386,11 @@ class _Form:
 
     def empty(self, device: torch.device, *rows: int) -> Tensor:
         """Return an empty tensor of this form, or so many stacked."""
-        return torch.empty((*rows, *self.shape), dtype=self.dtype, device=device)
+        return torch.empty(
+            (*rows, *self.shape),
+            dtype=self.dtype,
+            device=device,
+        )
 
 
 def _form_of_tensor(leaf: Any) -> Any:

@@ -82,7 +82,11 @@ class OneClient:
             records: What a client's losses left, one entry per client.
         """
         client = self.clients[0]
-        return self._record_form(hook, client, hook(client, *trees, *(records or ())))
+        return self._record_form(
+            hook,
+            client,
+            hook(client, *trees, *(records or ())),
+        )
 
     def _record_form(
         self, hook: Callable[..., Any], client: int, answer: dict[str, Tree]

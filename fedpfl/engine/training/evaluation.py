@@ -124,7 +124,10 @@ def evaluate_clients(
     # ---- Step 2: hits and losses by client
     device = logits.device
     size_tensor = torch.tensor(sizes)
-    owners = tree.send(torch.arange(len(sizes)).repeat_interleave(size_tensor), device)
+    owners = tree.send(
+        torch.arange(len(sizes)).repeat_interleave(size_tensor),
+        device,
+    )
     allowed_logits = logits
     if federation.excluded_classes is not None:
         clients = tree.send(torch.tensor(forward_pass.clients), device)
@@ -171,5 +174,10 @@ def _sum_losses_by_client(data: Data, logits: Tensor, sizes: list[int]) -> Tenso
         for column in rest:
             total += column
         return total + first
-    parts = zip(data.x.split(sizes), data.y.split(sizes), logits.split(sizes), strict=True)
+    parts = zip(
+        data.x.split(sizes),
+        data.y.split(sizes),
+        logits.split(sizes),
+        strict=True,
+    )
     return torch.stack([Batch(x, y).summed_loss(outputs) for x, y, outputs in parts])

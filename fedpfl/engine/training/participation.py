@@ -151,7 +151,10 @@ def run_evaluation(call: EvalCall, clients: OneClient, net: Net, autocast: Autoc
         for other in range(call.common_federation.clients):
             other_rows = [ClientRow(call.common_federation, other)] * len(rows)
             columns.append((yield replace(job, rows=other_rows, metrics=())))
-        counts["common"] = tree.map(lambda *leaves: torch.stack(leaves, -1), *columns)
+        counts["common"] = tree.map(
+            lambda *leaves: torch.stack(leaves, -1),
+            *columns,
+        )
     return counts
 
 
@@ -213,7 +216,10 @@ class _TrainingHooks:
     def sample(self, client_id: int) -> dict[str, Tree]:
         """Return what the server draws for a client."""
         device = self._call.federation.x.device
-        drawn = self._method.sample(self._server, self._call.draws.server(client_id))
+        drawn = self._method.sample(
+            self._server,
+            self._call.draws.server(client_id),
+        )
         return tree.map(lambda leaf: tree.send(leaf, device), drawn)
 
     def before_training(

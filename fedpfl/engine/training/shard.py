@@ -17,7 +17,10 @@ from fedpfl.methods import Data, Shard
 def gather_data(federation: Federation, indices: Tensor) -> Data:
     """Return samples of a federation as a network sees them, and their labels."""
     indices = tree.send(indices, federation.x.device)
-    return Data(normalize_samples(federation, federation.x[indices]), federation.y[indices])
+    return Data(
+        normalize_samples(federation, federation.x[indices]),
+        federation.y[indices],
+    )
 
 
 def normalize_samples(federation: Federation, samples: Tensor) -> Tensor:

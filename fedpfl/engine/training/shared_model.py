@@ -109,7 +109,10 @@ class SharedModel:
             answer = concatenate_rows([answer, other_answer])
         # Behind each other are these clients and the others, each in the order of the call.
         positions = {client: row for row, client in enumerate([*self.clients, *self.other_clients])}
-        return tree.take(answer, torch.tensor([positions[client] for client in self.call.clients]))
+        return tree.take(
+            answer,
+            torch.tensor([positions[client] for client in self.call.clients]),
+        )
 
     def _collect_counts(self, counts_of_passes: Sequence[Counts]) -> dict[str, Counts]:
         """Return the counts of these clients, stacked, by split."""
