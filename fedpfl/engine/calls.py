@@ -177,10 +177,10 @@ def with_before_turn(call: AnyCall) -> AnyCall:
     seed = call.draws.seed
     purpose = call.draws.purpose
     round_number = call.draws.round
-    tracking = track_global_draws(method, seed, purpose, round_number, "before_turn", "process")
+    tracking = track_global_draws(method, (seed, purpose, round_number, "before_turn", "process"))
     with tracking, torch.no_grad():
         clients = state.client(call.clients)
-        checked_method = with_hook_checks(method, None, state.rows.initial["client"])
+        checked_method = with_hook_checks(method, client=state.rows.initial["client"])
         # An evaluation draws nothing, so that it gives the same numbers however often it is asked.
         hook_generator = None
         if isinstance(call, TrainCall):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedpfl.ground.errors import as_exception
-from fedpfl.ground.seeding import Key, hash_key, seeded_by_key
+from fedpfl.ground.seeding import Key, hash_key, seeded_process
 from fedpfl.privacy import SampleProtection, Secret
 
 _global_draws: list[tuple[Any, list[str]]] = []
@@ -129,7 +129,7 @@ class Draws:
 
 @contextmanager
 def track_global_draws(
-    method: Any, *key: Key, network_draws: Collection[str] = ()
+    method: Any, key: tuple[Key, ...], network_draws: Collection[str] = ()
 ) -> Iterator[None]:
     """Seed the process's generators by `key`, and remember if a method's hooks draw from them.
 
@@ -139,7 +139,7 @@ def track_global_draws(
         network_draws: The generators that the network itself draws from, which is no matter of the
             method.
     """
-    with seeded_by_key(*key) as drawn:
+    with seeded_process(hash_key(key)) as drawn:
         try:
             yield
         except SystemExit as error:

@@ -32,7 +32,7 @@ def compare_masks(method: Method, state: State) -> dict[str, Any] | None:
         return None
     checked_method = with_hook_checks(method)
     local_masks = []
-    with track_global_draws(method, "masks", state.round):
+    with track_global_draws(method, ("masks", state.round)):
         for client in state.rows.stored_clients[:MOST]:
             masks = checked_method.masks(state.server, state.client(client))
             local_masks.append({"client": torch.tensor(client), "masks": tree.to(masks, "cpu")})

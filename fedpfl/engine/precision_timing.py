@@ -10,9 +10,9 @@ import torch
 from fedpfl.data.federation import Federation
 from fedpfl.engine.backends.backend import Engine
 from fedpfl.engine.backends.loop import working_copy
-from fedpfl.engine.keys import seeded_by_key
 from fedpfl.engine.training.shard import gather_data
 from fedpfl.ground import tree
+from fedpfl.ground.seeding import seeded_by_key
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Batch, Data
 from fedpfl.models import Net
@@ -50,7 +50,7 @@ class PrecisionTimes:
 def time_precisions(
     engine: Engine, device: torch.device, net: Net, federation: Federation, batch_size: int
 ) -> PrecisionTimes | None:
-    """Time a step in bf16 and fp32, if a run is in bf16 on a CPU.
+    """Time a step in bf16 and fp32, for bf16 on a CPU.
 
     Where a step of `batch_size` samples would be slow fewer are taken, so that all ends within a
     second. Generators of the process are left as they were. What fails here fails again, with an

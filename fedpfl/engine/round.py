@@ -215,8 +215,8 @@ def _choose_turns(setup: RoundSetup, state: State, cohort: list[int]) -> list[Tu
     method = setup.method
     round_number = state.round + 1
     # Turns may be others in every round, and looking at them costs nothing.
-    checked_method = with_hook_checks(method, None, state.rows.initial["client"])
-    with track_global_draws(method, setup.seed, "turns", round_number, "process"):
+    checked_method = with_hook_checks(method, client=state.rows.initial["client"])
+    with track_global_draws(method, (setup.seed, "turns", round_number, "process")):
         turns = checked_method.turns(
             state.round,
             cohort,
@@ -308,7 +308,7 @@ def _train_by_own_settings(
         participations.append(backend.participate(group_call))
     if len(participations) == 1:
         return participations[0]
-    stacked = tree.map(lambda *leaves: torch.cat(leaves), *participations)
+    stacked = tree.concatenate_trees(participations)
     order = [position for positions in positions_by_local.values() for position in positions]
     return tree.take(stacked, torch.tensor(order).argsort())
 
@@ -455,11 +455,11 @@ def _aggregate_turn(
 
     # ---- Step 1: in the first round answers are checked.
     if state.round == 0:
-        method = with_hook_checks(method, None, initial_client)
+        method = with_hook_checks(method, client=initial_client)
 
     # ---- Step 2: the server learns from the uploads.
     with (
-        track_global_draws(setup.method, setup.seed, "aggregate", state.round + 1, "process"),
+        track_global_draws(setup.method, (setup.seed, "aggregate", state.round + 1, "process")),
         reproducible_arithmetic(device, setup.backend.engine.precision),
     ):
         if trained.turn.survey:
@@ -578,10 +578,7 @@ def _summarize_turns(results: list[_TurnResult], state: State, keep_loads: bool)
     """Return the outcome of a round's turns, copied to the host at once."""
     turns = [result for result in results if result.rows is not None]
     changed_trees = [changed for result in turns for changed in result.changed_trees]
-    rows = tree.map(
-        lambda *leaves: torch.cat(leaves),
-        *[result.rows for result in turns],
-    )
+    rows = tree.concatenate_trees([result.rows for result in turns])
     on_host = tree.fetch(
         {
             "rows": rows,

@@ -148,7 +148,7 @@ def make_initial_state(
     # ---- What the method begins with
     params = tree.to(net.params, device)
     buffers = tree.to(net.buffers, device)
-    with track_global_draws(method, seed, "init", "process"):
+    with track_global_draws(method, (seed, "init", "process")):
         parts = net.parts if net.parts.clients else replace(net.parts, clients=clients)
         server, client = with_hook_checks(method).init(params, parts)
         method = with_hook_checks(method, net, client)

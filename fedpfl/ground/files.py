@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -153,7 +153,7 @@ def append_all(descriptor: int, data: bytes) -> None:
         raise
 
 
-def remove_files(folder: Path, *names: str) -> None:
+def remove_files(folder: Path, names: Iterable[str]) -> None:
     """Remove files that may exist."""
     for name in names:
         (folder / name).unlink(missing_ok=True)

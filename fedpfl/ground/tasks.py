@@ -46,7 +46,7 @@ class Task:
         return score > other if self.is_higher_better else score < other
 
     def describe_score(self, score: float) -> str:
-        """Write a score as terminals show it, with the word for it where it is no accuracy."""
+        """Write a score as terminals show it, named where it is no accuracy."""
         number = f"{score:.2f} {self.unit}" if self.unit else f"{score:.4g}"
         return number if self.score == "accuracy" else f"{self.score_word} {number}"
 

@@ -228,7 +228,7 @@ def by_row(flags: Tensor, a: Tree, b: Tree) -> Tree:
 
     def choose_rows(a_leaf: Tensor, b_leaf: Tensor) -> Tensor:
         trailing_axes = [1] * (a_leaf.dim() - 1)
-        return torch.where(flags.view(-1, *trailing_axes), a_leaf, b_leaf)
+        return torch.where(flags.view((-1, *trailing_axes)), a_leaf, b_leaf)
 
     return map(choose_rows, a, b)
 
@@ -251,6 +251,11 @@ def invert(mask: Tree) -> Tree:
 def stack(trees: Sequence[Tree]) -> Tree:
     """Stack equal structures on a new axis 0."""
     return map(lambda *leaves: torch.stack(leaves), *trees)
+
+
+def concatenate_trees(trees: Sequence[Tree]) -> Tree:
+    """Concatenate the leaves of equal structures on axis 0."""
+    return map(lambda *leaves: torch.cat(leaves), *trees)
 
 
 def at_ragged(f: Callable[[Ragged], Tree], tree: Tree) -> Tree:

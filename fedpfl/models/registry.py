@@ -283,9 +283,8 @@ def _check_logits(module: nn.Module, shape: tuple[int, ...], classes: int) -> No
 
 def _zero_samples(shape: tuple[int, ...]) -> Tensor:
     """Return two samples of zeros."""
-    return torch.zeros(
-        2, *shape, dtype=torch.int32 if sample_kind(shape) == "token ids" else torch.float32
-    )
+    dtype = torch.int32 if sample_kind(shape) == "token ids" else torch.float32
+    return torch.zeros((2, *shape), dtype=dtype)
 
 
 def _fitting_models(shape: tuple[int, ...], classes: int) -> list[str]:

@@ -58,7 +58,7 @@ def made_up_samples(shape: tuple[int, ...], count: int, seed: int = SEED) -> Ten
             generator=generator,
             dtype=torch.int32,
         )
-    return torch.randn(count, *shape, generator=generator)
+    return torch.randn((count, *shape), generator=generator)
 
 
 def observe(module: nn.Module, shape: tuple[int, ...]) -> Traits:

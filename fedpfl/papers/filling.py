@@ -213,7 +213,8 @@ def _mean_over_parts(parts: Sequence[SeedValues]) -> SeedValues:
 
 def _published_value(filled: FilledCells, index: CellIndex) -> tuple[float, float]:
     """Return the published number of a cell and its deviation, nan where there is none."""
-    entry = published.lookup(filled.layout.published_key(*index))
+    i, j = index
+    entry = published.lookup(filled.layout.published_key(i, j))
     return (entry.value, entry.std) if entry else (math.nan, math.nan)
 
 

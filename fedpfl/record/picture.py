@@ -129,7 +129,7 @@ def _draw_counts(map_axes: Any, counts: np.ndarray, has_numbers: bool) -> Any:
 
 
 def _set_ticks(axis: Any, names: Sequence[str], max_ticks: int, rotation: int) -> None:
-    """Name the ticks of an axis, or number them where there are no or too many names."""
+    """Name the ticks of an axis, or number them without names or with too many."""
     from matplotlib.ticker import MaxNLocator
 
     if 0 < len(names) <= MAX_NAMES:

@@ -138,7 +138,7 @@ class RunDirectory:
             except BaseException:
                 if is_new:
                     with contextlib.suppress(OSError):
-                        files.remove_files(path, *_REPLACED, digests.NOTES_FILE, "run.lock")
+                        files.remove_files(path, [*_REPLACED, digests.NOTES_FILE, "run.lock"])
                 directory.close()
                 raise
         return directory
@@ -186,7 +186,7 @@ class RunDirectory:
         self._require_lock()
         with files.explain_write_errors(self.path / "rounds.csv"):
             files.remove_files(
-                self.path, *(name for name in _CHECKPOINTED_FILES if name not in texts)
+                self.path, [name for name in _CHECKPOINTED_FILES if name not in texts]
             )
         if earlier is None:
             return None
@@ -293,7 +293,7 @@ class RunDirectory:
         """Remove state.pt, without which a finished run is as finished."""
         self._require_lock()
         with files.explain_write_errors(self.path / "state.pt"):
-            files.remove_files(self.path, "state.pt")
+            files.remove_files(self.path, ["state.pt"])
 
     def write_clients(self, rows: Sequence[Mapping[str, Any]], name: str = "clients.csv") -> None:
         """Replace a table with a row per client; the first row's keys are the columns.
@@ -384,7 +384,7 @@ class RunDirectory:
         if is_finishing:
             self._close_files()
             with files.explain_write_errors(self.path / digests.NOTES_FILE):
-                files.remove_files(self.path, digests.NOTES_FILE, SECRET_FILE)
+                files.remove_files(self.path, [digests.NOTES_FILE, SECRET_FILE])
 
     def _final_digests(self) -> dict[str, str]:
         """Return the digests of all files, which must be as they were written."""
@@ -427,7 +427,7 @@ class RunDirectory:
         """Check the content, and make the directory ready to be written unless it is finished."""
         # ---- Step 1: whose directory is it?
         temporary_names = [files.temporary_path(self.path / name).name for name in _REPLACED]
-        files.remove_files(self.path, *temporary_names)
+        files.remove_files(self.path, temporary_names)
         self._summary, is_intact = _read_summary(self.path)
         if not restart:
             require_readable(self.path, self._summary)
@@ -456,7 +456,7 @@ class RunDirectory:
         elif self.status == "finished" and self._check_finished():
             self._note_other_code(self._summary.get("code", []))
             # A kill right after the end may have left these.
-            files.remove_files(self.path, digests.NOTES_FILE, SECRET_FILE)
+            files.remove_files(self.path, [digests.NOTES_FILE, SECRET_FILE])
             return
 
         # ---- Step 3: from here on the directory belongs to this identity.
@@ -511,12 +511,8 @@ class RunDirectory:
         """
         self._summary = {}
         self.write_summary(**{_CLEARED_KEY: True})
-        files.remove_files(
-            self.path,
-            *(name for name in _REPLACED if name != "summary.json"),
-            digests.NOTES_FILE,
-            "run.log",
-        )
+        other_files = [name for name in _REPLACED if name != "summary.json"]
+        files.remove_files(self.path, [*other_files, digests.NOTES_FILE, "run.log"])
         self._summary = {}
 
     def _write(self, name: str, content: bytes) -> None:

@@ -24,7 +24,7 @@ _VAGUE_KEYS = frozenset({"seed", "every", "early"})
 
 
 def dataset_label(values: Mapping[str, Any]) -> str:
-    """Return the title of a data set, or the name of a user's file or folder."""
+    """Return a data set's title, or the name of a user's file or folder."""
     name = str(values["name"])
     if name == "npz" and values.get("path"):
         return one_line(Path(values["path"]).stem)

@@ -46,7 +46,7 @@ class InputScaling(nn.Module):
         self.is_scaled = bool(federation.mean)
         trailing_axes = [1] * (federation.x.dim() - 2)
         for name, values in (("mean", federation.mean), ("std", federation.std)):
-            constants = torch.tensor(values, dtype=torch.float32).view(-1, *trailing_axes)
+            constants = torch.tensor(values, dtype=torch.float32).view((-1, *trailing_axes))
             # In no state_dict: the network's own entries are all that `personal` has.
             self.register_buffer(name, constants, persistent=False)
 

@@ -249,7 +249,7 @@ class Models(ABC):
         key = call.draws.hook_key(number)
         with (
             reproducible_arithmetic(run.device, run.engine.precision),
-            track_global_draws(run.method, *key, network_draws=run.net.traits.draws),
+            track_global_draws(run.method, key, run.net.traits.draws),
         ):
             job = next(run_evaluation(call, OneClient(number), run.net, self._autocast))
             assert isinstance(job, EvalJob)

@@ -16,8 +16,9 @@ from fedpfl.config.plan import Run
 from fedpfl.data import Federation
 from fedpfl.engine.backends import ranks
 from fedpfl.engine.calls import EvalCall, TrainCall
-from fedpfl.engine.keys import generator, seeded_by_key
+from fedpfl.engine.keys import generator
 from fedpfl.ground import tree
+from fedpfl.ground.seeding import seeded_by_key
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Method, Phase, Turn
 from fedpfl.record.forecast import Forecast

@@ -23,10 +23,11 @@ from fedpfl.engine import (
     play_round,
 )
 from fedpfl.engine.calls import EvalCall
-from fedpfl.engine.keys import Draws, seeded_by_key
+from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.shard import gather_data, make_shard
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.seeding import seeded_by_key
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Method
 from fedpfl.models import Net

@@ -21,8 +21,9 @@ from fedpfl.engine import (
     play_round,
 )
 from fedpfl.engine.calls import EvalCall, TrainCall
-from fedpfl.engine.keys import Draws, seeded_by_key
+from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
+from fedpfl.ground.seeding import seeded_by_key
 from fedpfl.methods import METHODS, FedAvg
 from tests.command import TINY, read_table, run_command
 from tests.conftest import BACKENDS, CPU, LOCAL, assert_same, make_federation, tiny

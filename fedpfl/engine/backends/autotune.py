@@ -271,10 +271,10 @@ def answer_distance(answer: Any, reference: Any) -> float:
         sums = []
         for pair in zip(tree.leaves(one), tree.leaves(other), strict=True):
             a, b = _both_finite(pair)
-            squared_distance = (a - b).square().sum()
-            sums.append((squared_distance, (b - b.mean(0)).square().sum(), b.square().sum()))
+            parts = (a - b, b - b.mean(0), b)
+            sums.append(torch.stack([part.square().sum() for part in parts]))
         if sums:
-            distance, spread, size = (torch.stack(part).sum() for part in zip(*sums, strict=True))
+            distance, spread, size = torch.stack(sums).sum(0)
             # The size keeps the distance small where all clients of the reference are alike.
             distances.append((distance / (spread + 1e-6 * size).clamp(min=1e-30)).sqrt())
     return max(map(float, distances))

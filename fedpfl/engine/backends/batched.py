@@ -24,7 +24,7 @@ from fedpfl.engine.backends.backend import Backend, Engine, reproducible_arithme
 from fedpfl.engine.backends.planning import evaluation_batches
 from fedpfl.engine.backends.programs import CudaGraphs, ProgramCache
 from fedpfl.engine.calls import Answer, Call, Counts, TrainCall
-from fedpfl.engine.keys import seeded_by_key, track_global_draws
+from fedpfl.engine.keys import track_global_draws
 from fedpfl.engine.measures import compute_measures
 from fedpfl.engine.training.hook_checks import AnswerForms
 from fedpfl.engine.training.jobs import (
@@ -43,6 +43,7 @@ from fedpfl.engine.training.shared_model import SharedModel, find_shared_model
 from fedpfl.engine.training.vectorize import vmap_clients
 from fedpfl.ground import tree
 from fedpfl.ground.errors import as_exception
+from fedpfl.ground.seeding import seeded_by_key
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Batch, Method
 from fedpfl.models import Net
@@ -93,7 +94,7 @@ class BatchedBackend(Backend):
     def _run_call_alone(self, call: Call) -> Answer:
         """Run one call, the process's generators seeded for it."""
         key = call.draws.hook_key()
-        with track_global_draws(call.method, *key, network_draws=self.net.traits.draws):
+        with track_global_draws(call.method, key, self.net.traits.draws):
             return self._run_calls([call])[0]
 
     def _run_calls(self, calls: Sequence[Call], may_forget: bool = True) -> list[Answer]:

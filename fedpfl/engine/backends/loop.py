@@ -23,7 +23,7 @@ from torch import Tensor
 from fedpfl.engine.backends.backend import Backend, Engine, reproducible_arithmetic
 from fedpfl.engine.backends.ranks import available_cores
 from fedpfl.engine.calls import Answer, Call, Counts, TrainCall, estimate_work
-from fedpfl.engine.keys import generator, seeded_by_key, track_global_draws
+from fedpfl.engine.keys import generator, track_global_draws
 from fedpfl.engine.training.cutting import cut_job
 from fedpfl.engine.training.evaluation import ForwardPass, evaluate_client
 from fedpfl.engine.training.frozen import FrozenBody, find_frozen_body
@@ -49,6 +49,7 @@ from fedpfl.engine.training.shard import gather_data
 from fedpfl.engine.training.shared_model import SharedModel, find_shared_model
 from fedpfl.ground import tree
 from fedpfl.ground.errors import as_exception
+from fedpfl.ground.seeding import seeded_by_key
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Batch, Data, Phase
 from fedpfl.models import Bound, Net
@@ -149,7 +150,7 @@ class LoopBackend(Backend):
         assert self._client_lock
         client = row.clients[0]
         key = call.draws.hook_key(client)
-        draws = track_global_draws(call.method, *key, network_draws=self.net.traits.draws)
+        draws = track_global_draws(call.method, key, self.net.traits.draws)
         with self._client_lock, draws:
             # What clients share is drawn anew by each.
             unshared_row = OneClient(client, answer_forms=row.answer_forms)
@@ -363,7 +364,7 @@ class _ClientTraining:
         loss = self._loss_sum / max(1, self._step_count)
         records: Tree = {}
         if self._records:
-            records = tree.map(lambda *parts: torch.cat(parts), *self._records)
+            records = tree.concatenate_trees(self._records)
         return TrainResult(
             params=tree.map(detached_copy, self._params),
             client=self._client,

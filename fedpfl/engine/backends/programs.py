@@ -386,10 +386,7 @@ class Program:
                 records_by_row[row].append(
                     tree.map(lambda leaf, row=row, count=count: leaf[row][:count], record)
                 )
-        return [
-            tree.map(lambda *leaves: torch.cat(leaves), *records) if records else {}
-            for records in records_by_row
-        ]
+        return [tree.concatenate_trees(records) if records else {} for records in records_by_row]
 
     def _save_rows(self, rows: slice) -> list[tuple[Tensor, Tensor]]:
         """Return the memory of rows without a step left, and copies of it."""
@@ -654,7 +651,7 @@ class Program:
 
 
 def _find_idle_rows(phases: list[Phase], row_count: int) -> dict[int, Tensor]:
-    """Return which rows have nothing to train, by position of those phases that some rows skip."""
+    """Return which rows have nothing to train, by position of phases that some skip."""
     idle_rows: dict[int, Tensor] = {}
     for number, phase in enumerate(phases):
         flags = clients_without_trainable_entries(phase, row_count)

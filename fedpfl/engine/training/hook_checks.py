@@ -81,17 +81,24 @@ class HookRule(NamedTuple):
     often: bool = False
 
 
-def with_hook_checks(method: Method, *about: Any) -> Method:
+def with_hook_checks(
+    method: Method,
+    net: Net | None = None,
+    client: dict[str, Tree] | None = None,
+    classes: int = 0,
+) -> Method:
     """Return the method with hooks that raise MethodError where they break their rule.
 
     Type and equality are the same.
 
     Args:
         method: Is copied.
-        about: The further fields of Expected, as far as they are known.
+        net: What answers are compared with, as are the next two; as far as it is known.
+        client: A client's initial state.
+        classes: How many there are.
     """
     checked_method = copy.copy(method)
-    expected = Expected(method, *about)
+    expected = Expected(method, net, client, classes)
     for hook_name, rule in HOOK_RULES.items():
         vars(checked_method)[hook_name] = CheckedHook(
             hook=getattr(method, hook_name),

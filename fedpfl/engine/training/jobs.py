@@ -265,7 +265,7 @@ def concatenate_rows(stacked: Sequence[Tree]) -> Tree:
     """Concatenate stacked trees of one form on axis 0."""
     if len(stacked) == 1:
         return stacked[0]
-    return tree.map(lambda *leaves: torch.cat(leaves), *stacked)
+    return tree.concatenate_trees(stacked)
 
 
 def divide_rows(stacked: Tree, counts: list[int]) -> list[Tree]:

@@ -556,7 +556,7 @@ def plan_steps(  # noqa: PLR0913 - what one step needs
     shape = (len(epochs) * steps_per_pass, phase.batches, batch)
     return StepPlan(
         positions=positions.view(shape)[taken_steps],
-        views=views.view(*shape, count)[taken_steps],
+        views=views.view((*shape, count))[taken_steps],
         random=torch.cat(random)[taken_steps],
     )
 

@@ -31,7 +31,9 @@ def select_highest(score: Tensor, tau: float, cutoff: float = -1.0) -> Tensor:
 
 
 def mask_overlaps(masks: Tree) -> Tensor:
-    """Return O_ij = 1 - |m_i - m_j| / (2 |m_i|), the overlaps of stacked masks.
+    """Return the overlaps of stacked masks.
+
+    O_ij = 1 - |m_i - m_j| / (2 |m_i|).
 
     `[clients, clients]`, float64; 0 where m_i is empty.
     """

@@ -63,7 +63,7 @@ def validation_loss(net: Bound, model: Tree, statistics: Tree, shard: Shard) -> 
 
 
 def gain_per_distance(gain: Tensor, model: Tree, old: Tree) -> Tensor:
-    """Return gain / |model - old|, or 0 if the model is the same or diverged."""
+    """Return gain / |model - old|, 0 if the model is the same or diverged."""
     # In float64, as late in training models hardly differ.
     doubled_model = tree.map(Tensor.double, model)
     doubled_old = tree.map(Tensor.double, old)

@@ -813,7 +813,10 @@ def _plotly_text(text: str) -> str:
 
 
 def _distinct_labels(names: Iterable[str]) -> list[str]:
-    """Return names as plotly shows them; numbers where two look alike, as it would join them."""
+    """Return names as plotly shows them; numbers where two look alike.
+
+    Plotly would join these.
+    """
     labels = [_plotly_text(name) for name in names]
     return labels if len(set(labels)) == len(labels) else [*map(str, range(len(labels)))]
 
