@@ -208,7 +208,7 @@ class CheckedHook:
                 f"{self.name} returned {fault}; it must return {self.rule.must} "
                 "(docs/design.md#a-method)"
             )
-        if self.rule.faults is _phases:
+        if self.rule.faults is _phases_faults:
             return [self._with_checked_functions(phase) for phase in answer]
         return answer
 
@@ -310,14 +310,14 @@ def _kind(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
-def _tree(
+def _tree_faults(
     value: Any, expected: Expected, *arguments: Any, at: str = "", ragged: bool = False
 ) -> Faults:
     """A tree has tensors for leaves, and strings for names. ragged: and may have what is Ragged,
     not completed yet.
     """
     if ragged and isinstance(value, tree.Ragged):
-        yield from _tree(value.values, expected, at=at)
+        yield from _tree_faults(value.values, expected, at=at)
         if len({leaf.shape[:1] or None for leaf in tree.leaves(value.values)} | {None}) != 2:
             yield f"{at} as tree.Ragged, whose leaves have no first axis of one length"
         return
@@ -330,29 +330,29 @@ def _tree(
     for name, own in value.items():
         if not isinstance(name, str):
             yield f"an entry named {name!r}, which is no string"
-        yield from _tree(own, expected, at=f"{at}.{name}" if at else name, ragged=ragged)
+        yield from _tree_faults(own, expected, at=f"{at}.{name}" if at else name, ragged=ragged)
 
 
-def _dict(value: Any, expected: Expected, *arguments: Any) -> Faults:
+def _dict_faults(value: Any, expected: Expected, *arguments: Any) -> Faults:
     if not isinstance(value, dict):
         yield _kind(value)
-    yield from _tree(value, expected)
+    yield from _tree_faults(value, expected)
 
 
-def _found(value: Any, expected: Expected, *arguments: Any) -> Faults:
+def _found_faults(value: Any, expected: Expected, *arguments: Any) -> Faults:
     if not isinstance(value, dict):
         yield _kind(value)
-    yield from _tree(value, expected, ragged=True)
+    yield from _tree_faults(value, expected, ragged=True)
 
 
-def _pair(value: Any) -> Faults:
+def _pair_faults(value: Any) -> Faults:
     if not isinstance(value, tuple | list) or hasattr(value, "_fields") or len(value) != 2:
         yield _kind(value)
 
 
-def _model(value: Any, expected: Expected, *arguments: Any) -> Faults:
+def _model_faults(value: Any, expected: Expected, *arguments: Any) -> Faults:
     """Where FedAvg's `predict` has it, a tree holds the whole network."""
-    yield from _tree(value, expected)
+    yield from _tree_faults(value, expected)
     if expected.net is not None:
         named = value if isinstance(value, dict) else {}
         for name, leaf in expected.net.params.items():
@@ -365,25 +365,25 @@ def _model(value: Any, expected: Expected, *arguments: Any) -> Faults:
                 )
 
 
-def _start(value: Any, expected: Expected, *arguments: Any) -> Faults:
-    yield from (_model if expected.default("evaluated", "predict", "loss") else _tree)(
-        value, expected
-    )
+def _start_faults(value: Any, expected: Expected, *arguments: Any) -> Faults:
+    yield from (
+        _model_faults if expected.default("evaluated", "predict", "loss") else _tree_faults
+    )(value, expected)
 
 
-def _judged(value: Any, expected: Expected, *arguments: Any) -> Faults:
-    yield from (_model if expected.default("predict") else _tree)(value, expected)
+def _judged_faults(value: Any, expected: Expected, *arguments: Any) -> Faults:
+    yield from (_model_faults if expected.default("predict") else _tree_faults)(value, expected)
 
 
-def _states(value: Any, expected: Expected, *arguments: Any) -> Faults:
+def _states_faults(value: Any, expected: Expected, *arguments: Any) -> Faults:
     """The server's and a client's, or an upload and a client's."""
-    yield from _pair(value)
-    yield from _tree(value[0], expected)
-    yield from _dict(value[1], expected)
+    yield from _pair_faults(value)
+    yield from _tree_faults(value[0], expected)
+    yield from _dict_faults(value[1], expected)
 
 
-def _init(value: Any, expected: Expected, *arguments: Any) -> Faults:
-    yield from _states(value, expected)
+def _init_faults(value: Any, expected: Expected, *arguments: Any) -> Faults:
+    yield from _states_faults(value, expected)
     if known := [name for name in FACTS if name in value[1]]:
         yield (
             f"a client state with {known[0]!r}, which the engine lays over it: read it, and leave"
@@ -391,19 +391,19 @@ def _init(value: Any, expected: Expected, *arguments: Any) -> Faults:
         )
 
 
-def _before_turn(
+def _before_turn_faults(
     value: Any, expected: Expected, server: Any, clients: dict[str, Tree], *arguments: Any
 ) -> Faults:
-    yield from _dict(value, expected)
+    yield from _dict_faults(value, expected)
     cohort = len(clients["number"])
     for name, leaf in tree.items(value):
         if leaf.dim() == 0 or len(leaf) != cohort:
             yield f"{name} as a tensor {list(leaf.shape)} for {cohort} clients"
 
 
-def _finish(value: Any, expected: Expected, *arguments: Any) -> Faults:
+def _finish_faults(value: Any, expected: Expected, *arguments: Any) -> Faults:
     ragged: list[tree.Ragged] = []
-    yield from _states(value, expected)
+    yield from _states_faults(value, expected)
     tree.at_ragged(ragged.append, value[0])
     if ragged:
         yield "an upload with a tree.Ragged in it; what goes up has one form for all"
@@ -415,16 +415,16 @@ def _finish(value: Any, expected: Expected, *arguments: Any) -> Faults:
         yield f"a client state in another form than init's, {change}"
 
 
-def _aggregate(value: Any, expected: Expected, *arguments: Any) -> Faults:
-    yield from _states(value, expected)
+def _aggregate_faults(value: Any, expected: Expected, *arguments: Any) -> Faults:
+    yield from _states_faults(value, expected)
     cohort = len(arguments[4])
     for name, leaf in tree.items(value[1]):
         if leaf.dim() == 0 or len(leaf) != cohort:
             yield f"the clients' {name} as a tensor {list(leaf.shape)} for a cohort of {cohort}"
 
 
-def _init_clients(value: Any, expected: Expected, *arguments: Any) -> Faults:
-    yield from _dict(value, expected)
+def _init_clients_faults(value: Any, expected: Expected, *arguments: Any) -> Faults:
+    yield from _dict_faults(value, expected)
     known = dict(tree.items(expected.client))
     for name, leaf in tree.items(value):
         if name not in known:
@@ -436,7 +436,7 @@ def _init_clients(value: Any, expected: Expected, *arguments: Any) -> Faults:
             )
 
 
-def _buffers(value: Any, expected: Expected, *arguments: Any) -> Faults:
+def _buffers_faults(value: Any, expected: Expected, *arguments: Any) -> Faults:
     if not isinstance(value, dict):
         yield _kind(value)
     for where in value.values():
@@ -444,7 +444,7 @@ def _buffers(value: Any, expected: Expected, *arguments: Any) -> Faults:
             yield repr(where)
 
 
-def _turns(
+def _turns_faults(
     value: Any, expected: Expected, played: int, cohort: list[int], clients: int, *arguments: Any
 ) -> Faults:
     if not isinstance(value, list):
@@ -472,7 +472,7 @@ def _turns(
         yield "no turn in which clients train"
 
 
-def _phases(value: Any, expected: Expected, *arguments: Any) -> Faults:
+def _phases_faults(value: Any, expected: Expected, *arguments: Any) -> Faults:
     if not isinstance(value, list):
         yield _kind(value)
     params = next(own for own in (*arguments[2:3], arguments[0]) if isinstance(own, dict | Tensor))
@@ -487,12 +487,12 @@ def _phases(value: Any, expected: Expected, *arguments: Any) -> Faults:
                 change := argument_order_fault(asked, ORDER[name])
             ):
                 yield f"a phase whose {name} takes {change}"
-        yield from _mask(phase.mask, params)
+        yield from _mask_faults(phase.mask, params)
         if wrong := phase.sgd.keys() - {own.name for own in fields(Local)}:
             yield f"a phase with sgd value {min(wrong)}, which `local` does not have"
 
 
-def _mask(mask: Tree, params: Tree) -> Faults:
+def _mask_faults(mask: Tree, params: Tree) -> Faults:
     try:
         pairs = zip(
             tree.items(tree.expand(True if mask is None else mask, params)),
@@ -512,12 +512,12 @@ def _mask(mask: Tree, params: Tree) -> Faults:
             )
 
 
-def _scalar(value: Any, *arguments: Any) -> Faults:
+def _scalar_faults(value: Any, *arguments: Any) -> Faults:
     if not isinstance(value, Tensor) or value.dim() or not value.is_floating_point():
         yield _kind(value)
 
 
-def _detached(value: Tensor, params: Tree) -> Faults:
+def _detached_faults(value: Tensor, params: Tree) -> Faults:
     """What training goes by hangs on what it moves."""
     if (
         torch.is_grad_enabled()
@@ -527,13 +527,13 @@ def _detached(value: Tensor, params: Tree) -> Faults:
         yield "what has no gradient (is it detached, or computed under torch.no_grad?)"
 
 
-def _loss(
+def _loss_faults(
     value: Any, expected: Expected, server: Any, client: Any, net: Any, params: Tree, batch: Batch
 ) -> Faults:
     """A loss, and perhaps a tree of what is kept of each sample beside it."""
     if isinstance(value, tuple):
-        yield from _pair(value)
-        yield from _tree(value[1], expected)
+        yield from _pair_faults(value)
+        yield from _tree_faults(value[1], expected)
         for name, leaf in tree.items(value[1]):
             if not leaf.dim() or len(leaf) != len(batch.x):
                 yield (
@@ -541,26 +541,26 @@ def _loss(
                     " samples"
                 )
         value = value[0]
-    yield from _scalar(value)
-    yield from _detached(value, params)
+    yield from _scalar_faults(value)
+    yield from _detached_faults(value, params)
 
 
-def _step(value: Any, expected: Expected, *arguments: Any) -> Faults:
-    yield from _pair(value)
-    yield from _tree(value[0], expected)
+def _step_faults(value: Any, expected: Expected, *arguments: Any) -> Faults:
+    yield from _pair_faults(value)
+    yield from _tree_faults(value[0], expected)
     if change := describe_form_change(value[0], arguments[3]):
         yield f"a trained tree in another form, {change}"
-    yield from _scalar(value[1])
+    yield from _scalar_faults(value[1])
 
 
-def _after_gradient(value: Any, expected: Expected, *arguments: Any) -> Faults:
-    yield from _dict(value, expected)
+def _after_gradient_faults(value: Any, expected: Expected, *arguments: Any) -> Faults:
+    yield from _dict_faults(value, expected)
     if change := describe_form_change(value, arguments[1]):
         yield f"a client state in another form, {change}"
 
 
-def _updated(value: Any, expected: Expected, *arguments: Any) -> Faults:
-    yield from _dict(value, expected)
+def _updated_faults(value: Any, expected: Expected, *arguments: Any) -> Faults:
+    yield from _dict_faults(value, expected)
     for role, own in value.items():
         if role not in expected.method.buffers():
             yield f"statistics of {role}, which `buffers` does not name"
@@ -572,10 +572,10 @@ def _updated(value: Any, expected: Expected, *arguments: Any) -> Faults:
             yield f"{role}.{wrong[0]} too many or too few"
 
 
-def _predict(value: Any, expected: Expected, net: Any, params: Tree, batch: Batch) -> Faults:
+def _predict_faults(value: Any, expected: Expected, net: Any, params: Tree, batch: Batch) -> Faults:
     if expected.default("predict"):
         return  # what the network answers is no matter of the method
-    yield from _detached(value, params) if isinstance(value, Tensor) else ()
+    yield from _detached_faults(value, params) if isinstance(value, Tensor) else ()
     if (
         not isinstance(value, Tensor)
         or not value.is_floating_point()
@@ -584,14 +584,14 @@ def _predict(value: Any, expected: Expected, net: Any, params: Tree, batch: Batc
         yield f"{_kind(value)} for {len(batch.x)} samples of {expected.classes} classes"
 
 
-def _metrics(value: Any, expected: Expected, *arguments: Any) -> Faults:
-    yield from _dict(value, expected)
+def _metrics_faults(value: Any, expected: Expected, *arguments: Any) -> Faults:
+    yield from _dict_faults(value, expected)
     for name, leaf in tree.items(value):
         if leaf.dim():
             yield f"{_kind(leaf)} as {name}"
 
 
-def _masks(value: Any, expected: Expected, *arguments: Any) -> Faults:
+def _masks_faults(value: Any, expected: Expected, *arguments: Any) -> Faults:
     if not isinstance(value, dict):
         yield _kind(value)
     for mask in value.values():
@@ -599,65 +599,66 @@ def _masks(value: Any, expected: Expected, *arguments: Any) -> Faults:
             yield f"{_kind(mask)} as a mask"
 
 
-FOUND = HookRule("a dict of trees, to be laid over the client's state", _found)
+FOUND = HookRule("a dict of trees, to be laid over the client's state", _found_faults)
 MODEL = HookRule(
     "a tree of tensors that `predict` takes; FedAvg's takes all the network's parameters by name",
-    _judged,
+    _judged_faults,
 )
 PHASES = HookRule(
     "a list of Phase, whose masks are bools or bool tensors of the trained tree's shapes",
-    _phases,
+    _phases_faults,
 )
 LOSS = HookRule(
-    "the loss, a 0-dimensional tensor, or `(loss, tree of [batch, ...])`", _loss, often=True
+    "the loss, a 0-dimensional tensor, or `(loss, tree of [batch, ...])`", _loss_faults, often=True
 )
 STEP = HookRule(
     "two things: the new tree in the form of `params`, and the loss, a 0-dimensional tensor",
-    _step,
+    _step_faults,
     often=True,
 )
 AFTER_GRADIENT = HookRule(
-    "the client's state, in the form in which it was given", _after_gradient, often=True
+    "the client's state, in the form in which it was given", _after_gradient_faults, often=True
 )
 
 HOOK_RULES = {
-    "init": HookRule("two things: the server's tree and a client's state, a dict", _init),
+    "init": HookRule("two things: the server's tree and a client's state, a dict", _init_faults),
     "init_clients": HookRule(
-        "a dict of entries of init's client state, stacked `[clients, ...]`", _init_clients
+        "a dict of entries of init's client state, stacked `[clients, ...]`", _init_clients_faults
     ),
-    "buffers": HookRule("a dict of 'aggregate' or 'local' by model role", _buffers),
-    "turns": HookRule("a list of Turn, in which clients train, each once", _turns),
+    "buffers": HookRule("a dict of 'aggregate' or 'local' by model role", _buffers_faults),
+    "turns": HookRule("a list of Turn, in which clients train, each once", _turns_faults),
     "before_turn": HookRule(
         "a dict of trees, stacked `[cohort, ...]`, to be laid over the clients' states",
-        _before_turn,
+        _before_turn_faults,
     ),
-    "sample": FOUND._replace(faults=_dict),
+    "sample": FOUND._replace(faults=_dict_faults),
     "before_training": FOUND,
-    "prepare": HookRule("the client's state, a dict of trees", _dict),
-    "download": HookRule("a tree of tensors, `tree.Masked` or `tree.Agreed`", _tree),
+    "prepare": HookRule("the client's state, a dict of trees", _dict_faults),
+    "download": HookRule("a tree of tensors, `tree.Masked` or `tree.Agreed`", _tree_faults),
     "start": HookRule(
-        "a tree of tensors; FedAvg's `loss` takes all the network's parameters by name", _start
+        "a tree of tensors; FedAvg's `loss` takes all the network's parameters by name",
+        _start_faults,
     ),
     "phases": PHASES,
     "loss": LOSS,
     "after_training": FOUND,
     "updated_buffers": HookRule(
-        "by model role a tree of bools in the form of its statistics", _updated
+        "by model role a tree of bools in the form of its statistics", _updated_faults
     ),
     "finish": HookRule(
         "two things: the upload, a tree, and the client's state, a dict in the form of init's",
-        _finish,
+        _finish_faults,
     ),
     "aggregate": HookRule(
         "two things: the server's tree and the clients' states, stacked, in the form of init's",
-        _aggregate,
+        _aggregate_faults,
     ),
     "evaluated": MODEL,
     "before_evaluation": FOUND,
     "personal": MODEL,
-    "predict": HookRule("logits `[batch, classes]`", _predict, often=True),
+    "predict": HookRule("logits `[batch, classes]`", _predict_faults, often=True),
     "finetuning": PHASES,
-    "metrics": HookRule("a dict of 0-dimensional tensors", _metrics),
-    "masks": HookRule("a dict of bool tensors", _masks),
+    "metrics": HookRule("a dict of 0-dimensional tensors", _metrics_faults),
+    "masks": HookRule("a dict of bool tensors", _masks_faults),
 }
 """By hook."""
