@@ -8,7 +8,7 @@ import re
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -686,10 +686,10 @@ def test_a_restart_that_was_killed_is_told_and_gone_on_with(whole, tmp_path, mon
     """It has removed the state, and everything else says that the run is finished."""
     run, real = copied(whole, tmp_path), files.remove_files
 
-    def killed(folder: Path, *names: str) -> None:
+    def killed(folder: Path, names: Sequence[str]) -> None:
         if "state.pt" not in names:
-            return real(folder, *names)
-        real(folder, "state.pt")
+            return real(folder, names)
+        real(folder, ["state.pt"])
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
