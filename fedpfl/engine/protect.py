@@ -104,12 +104,10 @@ def protect_uploads(
         unclipped = torch.zeros((), dtype=torch.float64, device=device)
         if present:
             unclipped = (~bound.clipped).double().sum()
-        # Andrew et al. (NeurIPS 2021): counts are shifted by a half, so that one client moves them
-        # by 1/2 only.
+        # Andrew et al. (2021): shifted by a half, so that one client moves it by 1/2 only.
         centered = unclipped - present / 2
         count_noise = account.count_noise * float(secret.draw_normal(1, "count", round_number)[0])
         unclipped_share = (centered + count_noise) / account.cohort + 0.5
-        # Geometric: the bound may have to move by orders of magnitude.
         factor = torch.exp(-privacy.rate * (unclipped_share - privacy.quantile))
         privacy_state = {"clip": clip * factor}
     return ProtectedUploads(uploads=uploads, state=privacy_state, metrics=metrics)

@@ -253,6 +253,8 @@ def _train_turn(
 ) -> _TrainedTurn:
     """Train the clients of a turn on the backend."""
     federation = setup.federation
+
+    # ---- Step 1: they train, all alike or each by its own settings.
     purpose = "gather" if turn.survey else "train"
     call = TrainCall(
         method=setup.method,
@@ -271,6 +273,8 @@ def _train_turn(
     clients = turn.clients
     if len(participation.client_ids) < len(clients):  # not every node has answered
         clients = participation.client_ids.tolist()
+
+    # ---- Step 2: those who have answered, weighed by their samples.
     samples = federation.train_sizes[clients].double()
     # Divided in float64: shares of thousands of clients must add up to 1.
     weights = tree.send(

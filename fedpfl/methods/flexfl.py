@@ -136,10 +136,13 @@ class FlexFL(PartialModel):
 
     def loss(self, server, client, net, params, batch):
         """Return the cross-entropy with self-distillation from the lower levels."""
+        # ---- Step 1: cross-entropy.
         logits = net(params, batch.x)
         loss = batch.loss(logits)
         if not self.gamma:
             return loss
+
+        # ---- Step 2: distillation from each lower level.
         level = client["level"]
         student = (logits / self.temperature).log_softmax(1)
         # All lower levels are computed for everybody, as hooks may not branch on a client's level.

@@ -85,6 +85,7 @@ class KNNPer(Method):
 
         Of several it is the one of least cross-entropy, of these the least.
         """
+        # ---- Step 1: hits and losses of each lam.
         # For each lam its hits, and the negative cross-entropy: more of either is better.
         results = torch.zeros(
             len(LAM_GRID),
@@ -107,6 +108,8 @@ class KNNPer(Method):
                     hits = (mixture.argmax(1) == batch.y).sum()
                     loss = F.cross_entropy(mixture, batch.y, reduction="sum")
                     results[row] += torch.stack([hits, -loss])
+
+        # ---- Step 2: the best.
         scores = results.tolist()
         # Most hits first, then least cross-entropy, then the least lam.
         best = max(

@@ -71,6 +71,7 @@ class CutJob:
         for name, leaf in tree.expand(mask, self.full.start).items():
             if isinstance(leaf, Tensor):
                 (leaf,) = self.part.cut_tree({name: leaf}).values()
+            # True where nothing is left to mask: such a leaf takes a plain step.
             masks[name] = leaf if not isinstance(leaf, Tensor) or not leaf.all() else True
         return masks
 
@@ -95,6 +96,7 @@ class CutJob:
         decayed = dict(self.full.buffers[role])
         for name, before in self.full.buffers[role].items():
             layer_name, _, kind = name.rpartition(".")
+            # The counter is one for all neurons, and comes back with the part.
             if kind not in ("running_mean", "running_var"):
                 continue
             counter = f"{layer_name}.num_batches_tracked"
@@ -116,6 +118,7 @@ def cut_job(net: Net, job: TrainJob) -> CutJob | None:
         or not phases
         or job.draws[0].protection  # noise is drawn for whole leaves
         or not _has_plain_calls(net)
+        # Several models of one client may lack different neurons.
         or job.buffers.keys() != {ROLE}
         or not isinstance(job.start, dict)
         or job.start.keys() != net.params.keys()

@@ -49,6 +49,8 @@ class FrozenBody:
         moves_statistics = bool(bound.buffers.get(ROLE)) and bound.training
         if moves_statistics or bound.buffers is not self._buffers:
             return None
+        # By identity: a method may put other values in the body's place, as a second model of its
+        # own.
         if any(params.get(name) is not self._params[name] for name in self._body):
             return None
         if bound.training not in self._features:
@@ -81,6 +83,7 @@ class FrozenBody:
                 for batch in self._data.chunks():
                     calls.clear()
                     logits = plain_bound(self._params, batch.x)
+                    # What stands behind the head, a scaling say, would be left out.
                     is_last = len(calls) == 1 and torch.equal(calls[0][1], logits)
                     if not is_last:
                         return None

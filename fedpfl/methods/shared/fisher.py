@@ -35,6 +35,7 @@ def fisher_scores(
         batch = Batch(x, y)
         return batch.summed_loss(logits(scored, batch))
 
+    # ---- Step 1: the sum over all samples.
     total = None
     for batch in shard.data.chunks():
         if by_sample:
@@ -49,6 +50,8 @@ def fisher_scores(
         else:
             part = grad(summed_loss)(scored, batch.x, batch.y)
         total = part if total is None else tree.map(torch.add, total, part)
+
+    # ---- Step 2: its mean.
     samples = shard.data.y.new_full(
         (),
         len(shard.data.y),
