@@ -1052,33 +1052,42 @@ def run_subdir(config: Mapping[str, Any], experiment: str | None, debug: str | N
     return f"{folder}/{config['method']['name']}/{identity(config)}/seed{config['seed']}"
 
 
+# A key that asks where the run belongs would decide its own value. The variable is of one context,
+# as other threads may ask at the same time.
+_IS_RESOLVING = ContextVar("is_resolving", default=False)
+
+
+# It is no closure: launchers pickle resolvers for their workers, and no ContextVar can be pickled.
+def _resolve_subdir(*, _root_: DictConfig, _node_: Node) -> str:
+    """Return where the run of a configuration belongs, or INVALID where it is refused."""
+    if _IS_RESOLVING.get() or OmegaConf.select(_root_, "hydra") is None:
+        raise FedpflError(
+            f"{_node_._get_full_key(None)}: ${{fedpfl.run_subdir:}} follows from all keys of"
+            " the run, so none of them may ask for it"
+        )
+    choices = OmegaConf.select(_root_, "hydra.runtime.choices") or {}
+    token = _IS_RESOLVING.set(True)
+    try:
+        config = check_config(_root_).config
+    except Exception:
+        return INVALID  # the run itself tells what is wrong, and nothing is written before that
+    finally:
+        _IS_RESOLVING.reset(token)
+    folder = run_subdir(config, choices.get("experiment"), choices.get("debug"))
+    # A trial lies apart: no run of the user's is taken for one, and no trial of another search
+    # stands in the way.
+    study = OmegaConf.select(_root_, "hydra.sweeper.study")
+    return f"search-{study}/{folder}" if study else folder
+
+
 def register_resolver() -> None:
     """Teach OmegaConf the resolver that conf/train.yaml names. Safe to repeat."""
-    # ---- A key that asks where the run belongs would decide its own value. The variable is of one
-    # context, as other threads may ask at the same time.
-    is_resolving = ContextVar("is_resolving", default=False)
-
-    def subdir(*, _root_: DictConfig, _node_: Node) -> str:
-        if is_resolving.get() or OmegaConf.select(_root_, "hydra") is None:
-            raise FedpflError(
-                f"{_node_._get_full_key(None)}: ${{fedpfl.run_subdir:}} follows from all keys of"
-                " the run, so none of them may ask for it"
-            )
-        choices = OmegaConf.select(_root_, "hydra.runtime.choices") or {}
-        token = is_resolving.set(True)
-        try:
-            config = check_config(_root_).config
-        except Exception:
-            return INVALID  # the run itself tells what is wrong, and nothing is written before that
-        finally:
-            is_resolving.reset(token)
-        folder = run_subdir(config, choices.get("experiment"), choices.get("debug"))
-        # A trial lies apart: no run of the user's is taken for one, and no trial of another search
-        # stands in the way.
-        study = OmegaConf.select(_root_, "hydra.sweeper.study")
-        return f"search-{study}/{folder}" if study else folder
-
-    OmegaConf.register_new_resolver("fedpfl.run_subdir", subdir, replace=True, use_cache=False)
+    OmegaConf.register_new_resolver(
+        "fedpfl.run_subdir",
+        _resolve_subdir,
+        replace=True,
+        use_cache=False,
+    )
 
 
 def read_options(config: Mapping[str, Any], group: str) -> dict[str, Any]:

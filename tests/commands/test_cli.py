@@ -394,7 +394,8 @@ PLAIN = sorted(
     "method", keep_quick(["fedobp", *(one for one in PLAIN if one != "fedobp")])
 )
 def test_a_run_of_every_method_writes_its_directory(method: str, tmp_path: Path) -> None:
-    tuning = ("eval.finetune_epochs=1", "eval.finetune_every=2")
+    # Three minibatches of 18 samples, as some methods take two a step
+    tuning = ("eval.finetune_epochs=1", "eval.finetune_every=2", "local.batch_size=6")
     result = run_command(*TINY_TASK, *tuning, "model=lenet5", f"method={method}", cwd=tmp_path)
     assert result.code == 0, result
     (folder,) = (tmp_path / "outputs" / "digits").glob("*/*/seed42")
@@ -486,7 +487,8 @@ def test_a_run_of_very_many_rounds_begins_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("when", keep_quick(["rounds=1 local.lr=1e38", "rounds=4 local.lr=1e6"]))
 def test_a_diverging_run_stops_with_status_three_and_one_complaint(when, tmp_path):
-    result = run_command(*TINY, *when.split(), "hydra.run.dir=here", cwd=tmp_path)
+    words = (*TINY_TASK, "model=mlp", *when.split(), "hydra.run.dir=here")
+    result = run_command(*words, cwd=tmp_path)
     assert result.code == 3, result
     assert len(result.complaints) == 1
     assert "training diverged" in result.complaints[0]

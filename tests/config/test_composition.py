@@ -1,9 +1,11 @@
 """Configurations that are composed once for equal choices of groups are those that Hydra composes."""
 
 import pytest
+from hydra.core.singleton import Singleton
 from omegaconf import OmegaConf
 
 from fedpfl.config import overrides
+from fedpfl.config.plan import register_resolver
 
 WORDS = [
     "",
@@ -41,3 +43,9 @@ def test_a_configuration_may_be_changed_without_harm_to_the_next():
     with overrides.composing_once():
         overrides.compose_config(["method=fedper"]).method.name = "changed"
         assert overrides.compose_config(["method=fedper"]).method.name == "fedper"
+
+
+def test_a_launcher_can_send_what_composition_needs_to_its_workers():
+    cloudpickle = pytest.importorskip("cloudpickle")
+    register_resolver()
+    cloudpickle.dumps(Singleton.get_state())
