@@ -48,6 +48,11 @@ COMPOSITE = {
     "fedrod": ("w", "q"),
     "heterofl": ("model", "labels"),
     "fedrolex": ("model",),
+    "fedcp": ("body", "policy", "head"),
+    "feddbe": ("model", "u"),
+    "fedproto": ("model", "mean", "seen"),
+    "gpfl": ("body", "head", "valve"),
+    "knn_per": ("model", "memory"),
 }
 """Methods whose personal model is more than the network's entries, and of what it consists."""
 SERVERS = {  # how the server's state holds the network
