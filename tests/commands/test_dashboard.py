@@ -67,7 +67,7 @@ def test_the_view_names_only_what_runs_send(sent):
                 assert {*panel.y, panel.x} <= set(sent["history"]), panel
             case "layers":
                 matched = {key for key in sent["history"] if re.search(panel.y[0], key)}
-                assert len(matched) == 6, panel  # weights and biases of the mlp's three layers
+                assert len(matched) == 4, panel  # weights and biases of the mlp's two layers
                 assert panel.x in sent["history"]
             case "bars" | "scatter" | "parallel":
                 values = [sent["summary"][key] for key in (*panel.y, panel.x) if key]

@@ -227,7 +227,7 @@ def test_a_folder_of_sites_is_a_federation(tmp_path):
     other = run_command(*words[:-1], "partition=iid", "clients=2", "hydra.run.dir=o", cwd=tmp_path)
     assert other.code == 0, other.err
     lacking = run_command("dataset=sites", cwd=tmp_path)
-    assert lacking.err == "fedpfl: dataset.path has no value; set it to the folder of your sites\n"
+    assert lacking.err == "fedpfl: dataset.path has no value; set it with dataset.path=...\n"
 
 
 def test_a_site_is_tested_on_its_own_test_part(tmp_path):

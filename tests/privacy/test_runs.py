@@ -225,7 +225,7 @@ def test_a_round_without_anybody_is_a_round(tmp_path):
     )
     rare = (
         *("privacy.sampling=poisson", "participation=0.17", "rounds=12", "eval.every=6"),
-        "privacy.seed=3",
+        *("privacy.seed=3", "local.lr=0.001"),
     )
     told, _ = play(tmp_path / "run", *words, *rare)
     counts = [int(row["participants"]) for row in told]
