@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import fedpfl
 from fedpfl import tune
 from fedpfl.report import runs
 from fedpfl.report.__main__ import main
@@ -176,7 +177,7 @@ def lose_all(database, runs):
 
 
 def of_other_code(database, runs):
-    rewrite_summary(runs[0], code=[{"fedpfl": "0", "method": "0"}])
+    rewrite_summary(runs[0], code=[{"fedpfl": fedpfl.__version__, "method": "0"}])
 
 
 def others_run(database, runs):
