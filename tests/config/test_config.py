@@ -49,6 +49,9 @@ OPTIONS = [
 ]
 UNSET = {
     "npz": ["dataset.path=mine.npz"],
+    # Of data that are at hand, clients and test parts are counted (tests/data).
+    "sites": ["dataset.path=null", "clients=3"],
+    "hf": ["dataset.path=mine", "partition.test_fraction=0.2"],
     "tuned": ["quantile.q=0.9"],
     "file": ["partition.path=mine.json"],
     "paper": ["dataset=fmnist"],
