@@ -17,7 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from outside.peers import Comparison, Lens, be_quiet, open_checkout, repair_module
+from outside.peers import (
+    Comparison,
+    Lens,
+    be_quiet,
+    list_plain_comparisons,
+    open_checkout,
+    repair_module,
+)
 from outside.problem import (
     BATCH,
     CLASSES,
@@ -565,9 +572,5 @@ REPAIRED = (
 
 def list_comparisons() -> list[Comparison]:
     """Return what is compared with PFLlib; nowhere are last minibatches dropped."""
-    comparisons = [compare_plainly(case, is_partial=False) for case in PLAIN_CASES]
-    partial_cases = [case for case in PLAIN_CASES if case.is_partial]
-    comparisons += [compare_plainly(case, is_partial=True) for case in partial_cases]
-    for method, detail, undone, play in REPAIRED:
-        comparisons.append(Comparison(method, REPOSITORY, detail, undone, play))
-    return comparisons
+    repaired = [Comparison(case[0], REPOSITORY, *case[1:]) for case in REPAIRED]
+    return list_plain_comparisons(PLAIN_CASES, compare_plainly) + repaired
