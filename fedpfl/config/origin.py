@@ -95,9 +95,10 @@ def trace_origin(
     # ---- Step 2: refuse weights that saw samples which judge them. One that a client here trains
     # on as well gives nothing away: some data sets hold samples twice.
     leaked = source.are_seen(evaluated_hashes) & ~np.isin(evaluated_hashes, trained_here)
-    count, total = int(leaked.sum()), len(evaluated_hashes)
+    count = int(leaked.sum())
     overlap_text = (
-        f"was trained on {count:,} of the {total:,} samples that are tested or held out here"
+        f"was trained on {count:,} of the {len(evaluated_hashes):,} samples that are tested or held"
+        " out here"
     )
     if count and not overlap:
         raise FedpflError(
@@ -106,9 +107,8 @@ def trace_origin(
             " goes on and says so in tables"
         )
     # ---- Step 3: say so to the user, and what is left to doubt in tables.
-    caveat = ""
+    caveat = f"{weights.path} {overlap_text}" if count else ""
     if count:
-        caveat = f"{weights.path} {overlap_text}"
         line_text = f"it {overlap_text}: accuracies flatter (model.overlap=true)"
     elif source.unrecorded:
         caveat = line_text = (

@@ -41,7 +41,8 @@ def remove_empty_directories(path: Path | None = None, otherwise: Path | None = 
 
 def remove_empty_parents(path: Path, stop: Path) -> None:
     """Remove `path` and its ancestors below `stop` as far as they are empty."""
-    path, stop = path.resolve(), stop.resolve()
+    path = path.resolve()
+    stop = stop.resolve()
     with contextlib.suppress(OSError):
         while path != stop and stop in path.parents:
             if os.path.isdir(path):  # else it was never made, but its parent may have been

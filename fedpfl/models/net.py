@@ -333,7 +333,9 @@ class Bound:
         """Return float32 logits `[batch, classes]` of the network with `params`; `role` picks a
         model's buffers.
         """
-        net, traits = self.net, self.net.traits
+        net = self.net
+        traits = net.traits
+        # ---- Step 1: the module, its buffers and samples as this call wants them.
         # Setting the mode walks over all layers, so only where it changes.
         if net.module.training != self.training:
             net.module.train(self.training)
@@ -341,12 +343,13 @@ class Bound:
             norm.sample_weight = self.weight
         buffers = self.buffers.get(role, {})
         if buffers and (self.training or traits.moves_in_evaluation):
-            buffers = tree.map(
-                lambda leaf: leaf.clone(), buffers
-            )  # changed in place by the module, never the caller's
+            # The module changes them in place, which must never be the caller's.
+            buffers = tree.map(lambda leaf: leaf.clone(), buffers)
         # Others call the network on the same samples.
         if traits.changes_input:
             x = x.clone()
+
+        # ---- Step 2: the call
         call = net._call_copy if traits.recomputes else net._call
         try:
             with net._draw_from_generator():

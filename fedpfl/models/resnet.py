@@ -87,7 +87,8 @@ class ResNet(nn.Module):
             bias=False,
         )
         self.norm = NORMS[norm](64)
-        stages, inside = [], 64
+        stages = []
+        inside = 64
         for number, count in enumerate(blocks):
             outside = 64 * 2**number
             # Each stage but the first halves the image in its first block.

@@ -251,8 +251,10 @@ def _require_no_hidden_state(module: nn.Module, shape: tuple[int, ...]) -> None:
     A clean network gives the same whatever it was called on before. Attributes that are merely
     overwritten (features kept for whoever looks) are the same after the same call, and do no harm.
     """
-    used, fresh = copy_network(module).train(), copy_network(module).train()
-    first, second = made_up_samples(shape, 3), made_up_samples(shape, 4, SEED + 1)
+    used = copy_network(module).train()
+    fresh = copy_network(module).train()
+    first = made_up_samples(shape, 3)
+    second = made_up_samples(shape, 4, SEED + 1)
 
     attributes = []
     # Twice on each: what differs between equal calls outlives them; then on others, as against a

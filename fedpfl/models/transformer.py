@@ -45,7 +45,8 @@ class Transformer(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         """Token ids `[batch, length]`, of any type, to logits `[batch, classes]`."""
         ids = ids.long().clamp(max=self.embedding.num_embeddings - 1)
-        x, real = self.embedding(ids) + self.position, ids != 0 if self.pool == "mean" else None
+        x = self.embedding(ids) + self.position
+        real = ids != 0 if self.pool == "mean" else None
         for block in self.blocks:
             x = block(x, real)
         x = self.norm(x)

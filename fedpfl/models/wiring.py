@@ -218,10 +218,8 @@ class _Walk:
         if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
             if layer.groups != 1:
                 raise ValueError(f"convolutions in {layer.groups} groups have no wiring")
-            inputs, rank = (
-                self.along(input_flows[0], 1, layer.in_channels),
-                2 + len(layer.kernel_size),
-            )
+            inputs = self.along(input_flows[0], 1, layer.in_channels)
+            rank = 2 + len(layer.kernel_size)
             return self.make(
                 name,
                 layer.out_channels,
@@ -230,7 +228,8 @@ class _Walk:
                 _Flow(name, 1, rank),
             )
         if isinstance(layer, nn.Linear):
-            inputs, axes = self.along(input_flows[0], -1, layer.in_features), input_flows[0].rank
+            inputs = self.along(input_flows[0], -1, layer.in_features)
+            axes = input_flows[0].rank
             return self.make(
                 name, layer.out_features, tensors, inputs, _Flow(name, (axes or 0) - 1, axes)
             )
@@ -294,13 +293,12 @@ class _Walk:
         if isinstance(layer, nn.LayerNorm):
             if len(layer.normalized_shape) != 1:
                 raise ValueError("normalises over more than one axis")
-            index, size = -1, int(layer.normalized_shape[0])
+            index = -1
+            size = int(layer.normalized_shape[0])
         else:
             assert isinstance(layer, nn.GroupNorm | nn.modules.batchnorm._NormBase)
-            index, size = (
-                1,
-                layer.num_channels if isinstance(layer, nn.GroupNorm) else layer.num_features,
-            )
+            index = 1
+            size = layer.num_channels if isinstance(layer, nn.GroupNorm) else layer.num_features
             if flow.rank is None and flow.at == -1:  # BatchNorm1d after a linear layer
                 flow = replace(flow, at=1, rank=2)
         axis = self.along(flow, index, size)
@@ -372,7 +370,8 @@ class _Walk:
                     # An absent neuron would still have the input's value.
                     raise ValueError("adds neurons and the network's input")
                 continue
-            a, b = self.find(flow.group), self.find(operand.group)
+            a = self.find(flow.group)
+            b = self.find(operand.group)
             if a == b:
                 continue
             if (
@@ -411,7 +410,8 @@ class _Walk:
             return _Flow(rank=2) if (start_dim, end_dim) == (1, -1) else _Flow()
         if flow.rank is None:
             raise ValueError("needs a known number of axes")
-        first_axis, last_axis = start_dim % flow.rank, end_dim % flow.rank
+        first_axis = start_dim % flow.rank
+        last_axis = end_dim % flow.rank
         if first_axis < flow.at <= last_axis:
             raise ValueError("mixes neurons with the axes before theirs")
         merged = last_axis - first_axis

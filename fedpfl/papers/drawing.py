@@ -235,7 +235,8 @@ def paint_bars(name: Callable[[Group], str]) -> Paint:
 
         def draw_panel(ax: Axes, members: list[Group]) -> None:
             # ---- Step 2: a bar for each group that has a number.
-            highs, lows = [], []
+            highs = []
+            lows = []
             for group in members:
                 index = bar_names.index(name(group))
                 mean, deviation = mean_over_seeds(group, rule)

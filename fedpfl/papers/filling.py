@@ -284,7 +284,8 @@ def _is_finished(filled: FilledCells, index: CellIndex) -> bool:
 
 def _notes(filled: FilledCells) -> Iterator[str]:
     """Yield what a reader must know beside the caption."""
-    layout, rule = filled.layout, filled.rule
+    layout = filled.layout
+    rule = filled.rule
 
     # ---- Step 1: what differs from the paper, or within a column.
     yield from published.departures(_compared_setups(filled))
@@ -392,7 +393,8 @@ def _compare_with_last_row(filled: FilledCells, test: str) -> tuple[set[CellInde
             f"No paired test against {label}: no two of its seeds were run with another method.",
         )
     test_title = {"t": "t test", "wilcoxon": "Wilcoxon signed-rank test"}[test]
-    fewest, most = min(seed_counts), max(seed_counts)
+    fewest = min(seed_counts)
+    most = max(seed_counts)
     seeds_text = " to ".join(map(str, sorted({fewest, most})))
     warning = ""
     if fewest < MIN_PAIRS[test]:
@@ -408,7 +410,8 @@ def _compare_with_last_row(filled: FilledCells, test: str) -> tuple[set[CellInde
 
 def _caption(filled: FilledCells) -> str:
     """Return what the table shows."""
-    layout, rule = filled.layout, filled.rule
+    layout = filled.layout
+    rule = filled.rule
     if layout.rows[0].kind != "percent":
         about = f" {layout.about[0].upper()}{layout.about[1:]}." if layout.about else ""
         return f"{layout.title}: own, below it the published number and the difference.{about}"

@@ -193,7 +193,8 @@ class Layout:
 
     def published_key(self, i: int, j: int) -> published.Key:
         """Return the key of a cell's published number."""
-        row, column = self.rows[i], self.columns[j]
+        row = self.rows[i]
+        column = self.columns[j]
         metric = row.metric or self.metric
         method = row.published_name or row.label
         setting = row.setting or column.setting
@@ -209,7 +210,8 @@ class Layout:
 
     def overrides_of(self, i: int, j: int, alpha: float | None) -> dict[str, str]:
         """Return the overrides that run what a cell shows at an alpha."""
-        row, column = self.rows[i], self.columns[j]
+        row = self.rows[i]
+        column = self.columns[j]
         overrides = {"experiment": row.experiment.format(column.experiment)}
         # A row with overrides of its own, as of a `paper` group, has its method in these.
         if row.overrides:
@@ -231,7 +233,8 @@ class Layout:
 
     def fits(self, run: Run, i: int, j: int, alpha: float | None) -> bool:
         """Return whether a run may fill a cell, or its part at an alpha."""
-        row, column = self.rows[i], self.columns[j]
+        row = self.rows[i]
+        column = self.columns[j]
         if row.omission or column.omission:
             return False
         if (run.method_name, run.dataset_name) != (row.method, column.dataset):

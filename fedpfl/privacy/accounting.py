@@ -62,6 +62,8 @@ class Account:
         privacy = self.privacy
         if privacy.noise is not None:
             return privacy.noise
+
+        # ---- Step 1: epsilon as a function of the noise.
         dp = import_dp_accounting()
 
         def event(noise: float) -> Any:
@@ -70,6 +72,7 @@ class Account:
         def epsilon_of(noise: float) -> Any:
             return self._make_accountant().compose(event(noise)).get_epsilon(self.delta)
 
+        # ---- Step 2: is the epsilon within reach?
         # The noise on the count of short updates is fixed, and may alone take up the epsilon.
         if epsilon_of(MOST_NOISE) > privacy.epsilon:
             raise FedpflError(
@@ -79,6 +82,8 @@ class Account:
             )
         if epsilon_of(SMALLEST_NOISE) <= privacy.epsilon:
             return SMALLEST_NOISE
+
+        # ---- Step 3: the least noise that reaches it.
         bracket = dp.LowerEndpointAndGuess(SMALLEST_NOISE, 1.0)
         noise = dp.calibrate_dp_mechanism(
             make_fresh_accountant=self._make_accountant,

@@ -238,9 +238,11 @@ def calibrate_noise(steps: tuple[Steps, ...], epsilon: float, delta: float) -> f
             " raise it"
         )
     # Epsilon falls with noise, so that the least noise lies between two values.
-    low, high = SMALLEST_NOISE, 2 * SMALLEST_NOISE
+    low = SMALLEST_NOISE
+    high = 2 * SMALLEST_NOISE
     while compute_epsilon(steps, high, delta) > epsilon:
-        low, high = high, 2 * high
+        low = high
+        high = 2 * high
     for _ in range(CALIBRATION_STEPS):
         middle = math.sqrt(low * high)
         if compute_epsilon(steps, middle, delta) > epsilon:

@@ -203,7 +203,9 @@ def describe_site(site: Site, name: str, columns: Columns | None) -> SiteFacts:
 def find_difference(site: SiteFacts, reference: SiteFacts) -> str:
     """Return in what a site differs from another one, with both names; "" for nothing."""
     # Of tables the columns are compared, as shapes differ until all categories are known.
-    form, expected = site.form, reference.form
+    form = site.form
+    expected = reference.form
+    # Filled in below with what each of the two has.
     pair = f"{site.name}: {{}}, and those of {reference.name} {{}}"
     if (form.columns is None) != (expected.columns is None):
         kinds = ["no table" if one.columns is None else "tables" for one in (form, expected)]
@@ -234,12 +236,17 @@ def agree_on_sites(sites: Sequence[SiteFacts]) -> Agreement:
     Raises:
         FedpflError: It is too much.
     """
+    # ---- Step 1: labels are the union of all sites' labels.
+    # Sorted by name, so that the order in which nodes came does not matter.
     sites = sorted(sites, key=lambda site: site.name)
     form = sites[0].form
     values = sorted({value for site in sites for value in site.form.labels})
     if len(values) > MAX_CLASSES:
         raise FedpflError(f"the sites have {len(values):,} labels, {MAX_CLASSES:,} are the most")
-    shape, columns = form.shape, form.columns
+
+    # ---- Step 2: categories of a table are the union, too, and a feature each.
+    shape = form.shape
+    columns = form.columns
     if columns:
         levels = {
             name: sorted({text for site in sites for text in _levels_of(site, name)})
@@ -247,6 +254,8 @@ def agree_on_sites(sites: Sequence[SiteFacts]) -> Agreement:
         }
         columns = Columns(columns.names, levels)
         shape = (sum(len(levels.get(name, [name])) for name in columns.names),)
+
+    # ---- Step 3: what all have agreed on.
     test_parts = [site.test_from for site in sites if site.test_from is not None]
     agreement = Agreement(
         names=tuple(site.name for site in sites),
@@ -270,9 +279,10 @@ def _levels_of(site: SiteFacts, name: str) -> list[str]:
 
 def make_example_federation(federation: Federation) -> Federation:
     """Return a small federation of made-up samples, by which the form of answers is known."""
+    # ---- Step 1: samples of the agreed form.
+    # Zeros would hide what a method does with numbers, and real samples are not here.
     generator = torch.Generator().manual_seed(0)
     count = 3 * EXAMPLE_SAMPLES
-    # Zeros would hide what a method does with numbers, and real samples are not here.
     size = [count, *federation.shape]
     if federation.x.dtype == torch.uint8:
         x = torch.randint(0, 256, size, generator=generator).to(torch.uint8)
@@ -281,10 +291,13 @@ def make_example_federation(federation: Federation) -> Federation:
     else:
         x = torch.randn(size, generator=generator)
         if federation.mean:
-            axes = (-1, *[1] * (len(size) - 2))
-            mean, std = (torch.tensor(one).view(axes) for one in (federation.mean, federation.std))
+            channel_axes = (-1, *[1] * (len(size) - 2))
+            mean = torch.tensor(federation.mean).view(channel_axes)
+            std = torch.tensor(federation.std).view(channel_axes)
             x = x * std + mean
+    y = torch.randint(0, federation.classes, (count,), generator=generator)
 
+    # ---- Step 2: every client has the same few, and none of them in two of its parts.
     def shorten(splits: tuple[Tensor, ...], start: int) -> tuple[Tensor, ...]:
         indices = torch.arange(start, start + EXAMPLE_SAMPLES)
         return tuple(indices[: len(samples)] for samples in splits)
@@ -292,9 +305,7 @@ def make_example_federation(federation: Federation) -> Federation:
     return replace(
         federation,
         x=x.to(federation.x.device),
-        y=torch.randint(0, federation.classes, (count,), generator=generator).to(
-            federation.y.device
-        ),
+        y=y.to(federation.y.device),
         train=shorten(federation.train, 0),
         test=shorten(federation.test, EXAMPLE_SAMPLES),
         validation=shorten(federation.validation, 2 * EXAMPLE_SAMPLES),
@@ -307,7 +318,8 @@ def make_example_federation(federation: Federation) -> Federation:
 def read_facts(fields: Any) -> SiteFacts:
     """Return what a site tells. Raises FedpflError for what no site can be."""
     values = _require_keys(fields, ("name", "samples", "test_from", "form"), "a site")
-    samples, test_from = values["samples"], values["test_from"]
+    samples = values["samples"]
+    test_from = values["test_from"]
     _require_count(samples, 1, MAX_SAMPLES, "samples")
     if test_from is not None:
         _require_count(test_from, 1, samples - 1, "a test part from")

@@ -64,6 +64,7 @@ def compose_federation(words: Sequence[str]) -> tuple[FederateSettings, Any]:
         FedpflError: for what Hydra or the settings refuse.
     """
     register_resolver()
+    # ---- Step 1: settings of the federation are not the run's, and are no part of its identity.
     settings: dict[str, Any] = {}
     run_words: list[str] = []
     for word in words:
@@ -76,6 +77,7 @@ def compose_federation(words: Sequence[str]) -> tuple[FederateSettings, Any]:
         except yaml.YAMLError:
             raise FedpflError(f"{word}: its value cannot be read") from None
 
+    # ---- Step 2: keys whose usual values fit no federation, unless the user has set them.
     user_keys = {word.partition("=")[0] for word in run_words}
     if "dataset=sites" in run_words and "dataset.path" not in user_keys:
         if "clients" not in user_keys:
@@ -86,6 +88,8 @@ def compose_federation(words: Sequence[str]) -> tuple[FederateSettings, Any]:
     for key, value in DEFAULT_OVERRIDES.items():
         if key not in user_keys:
             run_words.append(f"{key}={value}")
+
+    # ---- Step 3: Hydra composes the run.
     try:
         plugins.load_plugins(overrides.read_list_value(run_words, "plugins"))
         federate_settings = build_dataclass(FederateSettings, settings, "federate")
@@ -145,6 +149,7 @@ def run_server(grid: Grid, words: Sequence[str]) -> Path:
     settings, cfg = compose_federation(words)
     path = Path(cfg.hydra.run.dir)
     with user_errors(cfg, path):
+        # ---- Step 1: is it a run for nodes, and on which data?
         plan = check_config(cfg)
         require_playable(plan)
         agreement = None
@@ -153,12 +158,15 @@ def run_server(grid: Grid, words: Sequence[str]) -> Path:
             agreement = sites.load_agreement(path, plan)
             agreement = agreement or sites.agree_with_nodes(grid, plan, settings)
             share = sites.share_agreement(plan, agreement)
+
+        # ---- Step 2: the run is played as any other, its clients being at nodes.
         wire_log = WireLog(path, agreement)
 
         def make_remote_backend(run: Run) -> RemoteBackend:
             backend = _make_remote_backend(run, grid, settings, agreement)
             wire_log.backend = backend
             account = run.client_account
+            # Without a seed, noise differs at each start: answers must not be averaged out.
             if account and account.noise and account.privacy.seed is None:
                 backend.releases = ReleaseRecord(path)
             return backend
@@ -173,10 +181,14 @@ def _make_remote_backend(
     run: Run, grid: Grid, settings: FederateSettings, agreement: Agreement | None
 ) -> RemoteBackend:
     """Return the backend that asks nodes. Raises FedpflError for what may not leave them."""
+    # ---- Step 1: what would leave the clients beyond what the method sends?
     example_run = run
     # The server has no samples to rehearse with where they are at nodes.
     if agreement:
         example_run = replace(run, federation=make_example_federation(run.federation))
+    disclosure = find_disclosure(example_run, settings)
+
+    # ---- Step 2: the backend, which knows every client's initial state.
     initial_state = engine.make_initial_state(
         method=run.method,
         net=run.net,
@@ -193,7 +205,7 @@ def _make_remote_backend(
         compatibility_key=make_run_key(run),
         initial_state=initial_state,
         settings=settings,
-        disclosure=find_disclosure(example_run, settings),
+        disclosure=disclosure,
     )
     if agreement:
         backend.agreement = asdict(agreement)
@@ -224,6 +236,7 @@ def make_node(
     Raises:
         FedpflError: for a configuration that is refused, or a client that does not exist.
     """
+    # ---- Step 1: the server's words, with this machine's folder of data.
     node_words = [*words, f"data_dir={data_dir}"] if data_dir else [*words]
     _, cfg = compose_federation(node_words)
     plan = check_config(cfg)
@@ -233,6 +246,8 @@ def make_node(
             'data="FOLDER" in its --node-config'
         )
     require_promise(plan, policy.epsilon)
+
+    # ---- Step 2: which clients are here?
     run = build_run(plan)
     client_count = run.federation.clients
     if clients is None:
@@ -240,6 +255,8 @@ def make_node(
     for client in clients:
         if not 0 <= client < client_count:
             raise FedpflError(f"there is no client {client}: the federation has {client_count}")
+
+    # ---- Step 3: their node. Each run has a folder, so that no state meets another run's.
     key = make_run_key(run)
     run_folder = folder / "-".join(key.values())
     return Node(
@@ -284,6 +301,7 @@ class WireLog(Callback):
         """Begin the file, or keep the rows of the rounds that are done."""
         if self._agreement:
             sites.save_agreement(self._path.parent, run.identity, self._agreement)
+        # A server that was killed may have written rounds after its last checkpoint.
         rows: list[str] = []
         if run.start_round and self._path.is_file():
             for line in self._path.read_text().splitlines()[1:]:

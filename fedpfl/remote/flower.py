@@ -149,7 +149,8 @@ def _load_node(words: str, node_config: tuple[tuple[str, Any], ...]) -> Node | S
     folder = Path(str(values.get("state", "federated")))
     policy = _read_policy(values)
     if "data" in values:
-        path, name = Path(str(values["data"])), str(values.get("name", ""))
+        path = Path(str(values["data"]))
+        name = str(values.get("name", ""))
         return app.make_site_node(run_words, path, name, folder, policy)
     clients = str(values.get("clients", ""))
     return app.make_node(

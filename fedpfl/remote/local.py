@@ -92,17 +92,22 @@ def play_locally(
         log.open("ab") as output,
         flower_processes() as start_command,
     ):
+        # ---- Step 1: Flower's processes, on ports of their own.
         folder = Path(temporary)
         write_app(folder / "app", words)
         link_port, *node_ports = find_free_ports(len(node_configs) + 1)
         environment = flower_environment(folder, link_port)
         process_options: dict[str, Any] = {"env": environment, "stdout": output, "stderr": output}
-        server_lines, run_lines = NewLines(log), NewLines(run_log)
+        # From here on: both files may have lines of an earlier start.
+        server_lines = NewLines(log)
+        run_lines = NewLines(run_log)
         start_superlink(start_command, link_port, **process_options)
         for node_port, node_config in zip(node_ports, node_configs, strict=True):
             start_supernode(start_command, link_port, node_port, node_config, **process_options)
+
+        # ---- Step 2: the run, whose lines are shown as they come.
         process = start_command(
-            "flwr", "run", str(folder / "app"), LINK_NAME, "--stream", **process_options
+            ["flwr", "run", str(folder / "app"), LINK_NAME, "--stream"], **process_options
         )
         status = None
         is_running = True
@@ -147,9 +152,9 @@ def start_superlink(
     start_command: StartCommand, port: int, **process_options: Any
 ) -> subprocess.Popen:
     """Start a SuperLink, and wait until it answers. Raises FedpflError."""
-    arguments = ["--insecure", "--host", HOST, "--port", str(port)]
-    arguments.append("--disable-runtime-dependency-installation")
-    link = start_command("flower-superlink", *arguments, **process_options)
+    command = ["flower-superlink", "--insecure", "--host", HOST, "--port", str(port)]
+    command.append("--disable-runtime-dependency-installation")
+    link = start_command(command, **process_options)
     deadline = time.monotonic() + LINK_TIMEOUT
     while link.poll() is None and time.monotonic() < deadline:
         with (
@@ -169,9 +174,9 @@ def start_supernode(
     **process_options: Any,
 ) -> subprocess.Popen:
     """Start a SuperNode of the SuperLink at a port."""
-    arguments = ["--insecure", "--superlink", f"{HOST}:{link_port}"]
-    arguments += ["--host", HOST, "--port", str(node_port), "--node-config", node_config]
-    return start_command("flower-supernode", *arguments, **process_options)
+    command = ["flower-supernode", "--insecure", "--superlink", f"{HOST}:{link_port}"]
+    command += ["--host", HOST, "--port", str(node_port), "--node-config", node_config]
+    return start_command(command, **process_options)
 
 
 def find_command(name: str) -> str:
@@ -222,10 +227,10 @@ def flower_processes() -> Iterator[StartCommand]:
     """Give a function that starts Flower's commands; end all of them on leaving."""
     processes: list[subprocess.Popen] = []
 
-    def start_command(name: str, *arguments: str, **process_options: Any) -> subprocess.Popen:
+    def start_command(command: Sequence[str], **process_options: Any) -> subprocess.Popen:
         # A session of its own, so that its children can be ended with it.
         process = subprocess.Popen(
-            [find_command(name), *arguments], start_new_session=True, **process_options
+            [find_command(command[0]), *command[1:]], start_new_session=True, **process_options
         )
         processes.append(process)
         return process

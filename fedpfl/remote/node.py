@@ -104,6 +104,7 @@ class Node:
 
     def _answer_request(self, message: bytes) -> bytes:
         """Return the answer to a message. Raises FedpflError."""
+        # ---- Step 1: nothing is unpacked that is larger than any message of this run.
         self._limits.check_length(message)
         fields, trees = wire.unpack_message(message, self._limits.entries)
         mismatch = describe_mismatch(
@@ -112,6 +113,7 @@ class Node:
         if mismatch:
             raise FedpflError(mismatch)
 
+        # ---- Step 2: a server that begins, or goes on, says at which round.
         if "hello" in fields:
             round_number = trust.read_round(fields["hello"])
             # The server may have gone back to a checkpoint: later rounds will be played again.
@@ -120,6 +122,7 @@ class Node:
             header = {"key": self._compatibility_key, "clients": self._clients}
             return wire.pack_message(header, {})
 
+        # ---- Step 3: a question about a client that is here, and within the node's policy.
         trust.check_request(fields, trees, self._initial_state)
         client = fields["client"]
         if client not in self._clients:

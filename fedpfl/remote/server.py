@@ -157,7 +157,8 @@ class RemoteBackend(Backend):
         """Return a state before round 1 without what stays at the nodes."""
         if self.shares_states:
             return state
-        rows, dealt = state.rows, state.rows.varied_entries
+        rows = state.rows
+        dealt = state.rows.varied_entries
         own = tree.select(rows.take("client", range(rows.clients)), dealt) if dealt else {}
         initial = {
             "client": tree.select(rows.initial["client"], dealt),
@@ -190,12 +191,14 @@ class RemoteBackend(Backend):
         Raises:
             FedpflError: if fewer clients have answered than `federate.minimum`.
         """
-        # The log is not open before the first call.
+        # ---- Step 1: ask the nodes. The log is not open before the first call.
         if self._disclosure:
             log.warning(self._disclosure)
             self._disclosure = ""
 
         answers, faults = self._collect_answers(call)
+
+        # ---- Step 2: too few answers are no round.
         is_training = isinstance(call, TrainCall)
         minimum = min(self._settings.minimum, len(call.clients)) if is_training else 1
         if len(answers) < minimum:
@@ -206,8 +209,11 @@ class RemoteBackend(Backend):
                 f"{call.state.round}, and federate.minimum={minimum}; bring nodes back, and give "
                 "the same command again"
             )
+
+        # ---- Step 3: answers are stacked as any backend's.
         if is_training:
             if self.releases:
+                # In a private run, those that the round's noise was drawn for.
                 answers = self.releases.select_answers(call.state.round + 1, answers)
             self._largest_entries = {
                 client: trust.largest_entry(answer.uploads) for client, answer in answers.items()

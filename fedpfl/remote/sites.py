@@ -175,6 +175,7 @@ def _collect_sites(
     Raises:
         FedpflError: Sites differ, too few come in time, or too many.
     """
+    # ---- Step 1: ask each node that comes, until there are enough.
     site_by_node: dict[int, SiteFacts] = {}
     left_out: set[int] = set()
     deadline = time.monotonic() + timeout
@@ -197,6 +198,8 @@ def _collect_sites(
             raise FedpflError(_describe_absence(site_by_node, left_out, clients, timeout))
         if not new_nodes:
             time.sleep(min(POLL_SECONDS, timeout))
+
+    # ---- Step 2: several may have come at once.
     if len(site_by_node) > clients:
         names = ", ".join(sorted(site.name for site in site_by_node.values()))
         raise FedpflError(
@@ -260,6 +263,7 @@ class SiteNode:
     """
 
     def __init__(self, plan: Plan, path: Path, name: str, folder: Path | None, policy: NodePolicy):
+        # ---- Step 1: is the run one of sites, and does it promise enough?
         if not are_samples_at_nodes(plan.config):
             raise FedpflError(
                 "this federation's data are the same at all nodes (dataset.path); leave out data= "
@@ -267,6 +271,8 @@ class SiteNode:
             )
         require_sites_partition(plan)
         require_promise(plan, policy.epsilon)
+
+        # ---- Step 2: what the site is. Its samples are read again once all have agreed.
         dataset = read_options(plan.config, "dataset")
         self._plan = plan
         self._path = path

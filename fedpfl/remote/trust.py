@@ -143,7 +143,8 @@ def check_participation(answer: Participation, call: TrainCall, client: int) -> 
 
 def check_counts(counts: Counts, samples: int, moment: str) -> None:
     """Raise FedpflError for test results that no model has on so many samples."""
-    correct, total = int(counts.correct), int(counts.total)
+    correct = int(counts.correct)
+    total = int(counts.total)
     if total != samples or not 0 <= correct <= total:
         raise FedpflError(
             f"{correct:,} correct of {total:,} samples {moment}, and it has {samples:,}"
@@ -199,7 +200,8 @@ def check_request(fields: Mapping[str, Any], trees: Any, initial_state: State) -
         return
     entries = dict(tree.items(initial_state.server))
     paths = entries.keys()
-    initial, places = fields.get("initial"), fields.get("places", [])
+    initial = fields.get("initial")
+    places = fields.get("places", [])
     if type(fields.get("participated")) is not bool or not _are_paths(initial, paths):
         raise FedpflError("a message that names entries which the server does not have")
     if not isinstance(places, list) or not _are_paths([p for p in places if p is not None], paths):
@@ -267,5 +269,6 @@ def read_tuning(values: Any) -> FineTuning | None:
         return None
     if not isinstance(values, dict) or values.get("part") not in ("all", "head"):
         raise FedpflError("a message that says nothing known of fine-tuning")
-    local, draws = read_local(values.get("local")), read_draws(values.get("draws"))
+    local = read_local(values.get("local"))
+    draws = read_draws(values.get("draws"))
     return FineTuning(local, draws, values["part"])

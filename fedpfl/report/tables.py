@@ -116,7 +116,7 @@ _SUMMARY_NOTES = {
 """Notes by the key of summary.json that they are about, in the order of the page."""
 
 
-def _make_column(heading: str, kind: str, *group: str) -> Column:
+def _make_column(heading: str, kind: str, group: Sequence[str]) -> Column:
     meanings = [_MEANINGS[text] for text in (*group, heading) if text in _MEANINGS]
     return Column(
         heading,
@@ -139,12 +139,12 @@ def _metric_column(metric: Metric) -> Column:
         group = [metric.scope]
     if metric.fine_tuned:
         group.append("fine-tuned")
-    return _make_column(metric.heading, metric.kind, *group)
+    return _make_column(metric.heading, metric.kind, group)
 
 
 COLUMNS = {
     **{name: _metric_column(metric) for name, metric in METRICS.items()},
-    "gap": _make_column("gap", "difference", "unseen"),
+    "gap": _make_column("gap", "difference", ["unseen"]),
     "published": Column("value", "percent", "published"),
     "difference": Column("Δ mean", "difference", "published"),
     "difference_pooled": Column("Δ pooled", "difference", "published"),

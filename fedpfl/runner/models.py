@@ -91,7 +91,8 @@ class Models(ABC):
         uint8); they are normalised as in training.
         """
         run = self._run
-        x, like = torch.as_tensor(samples), run.federation.x
+        x = torch.as_tensor(samples)
+        like = run.federation.x
         if x.shape[1:] != like.shape[1:] or x.dtype != like.dtype:
             expected_form, given_form = (
                 (f"{t.dtype}".removeprefix("torch."), list(t.shape[1:])) for t in (like, x)

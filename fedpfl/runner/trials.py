@@ -193,7 +193,9 @@ def parse_distribution(override: Override) -> Any:
                 f"{override.input_line}: ranges are of whole numbers; use interval(...) or "
                 "choice(...)"
             )
-        start, stop, step = sweep.start, sweep.stop, sweep.step
+        start = sweep.start
+        stop = sweep.stop
+        step = sweep.step
         assert start is not None
         assert stop is not None
         # Optuna's upper end is a value of its own; Hydra's is not.

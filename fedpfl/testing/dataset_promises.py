@@ -147,7 +147,8 @@ def owns_its_arrays(trial: DatasetTrial) -> None:
     if fingerprint(trial.samples) != trial.first_digest:
         raise Unkept("what was read first changes when it is read again")
     for field in ("x", "y", "groups"):
-        array, second_array = getattr(trial.samples, field), getattr(second_reading, field)
+        array = getattr(trial.samples, field)
+        second_array = getattr(second_reading, field)
         if array is not None and _overlap(array, second_array):
             raise Unkept(f"{field} of two readings is one array: who changes one changes both")
 
@@ -308,7 +309,8 @@ def keeps_its_memory(trial: DatasetTrial) -> None:
 def compare(earlier: Samples, later: Samples) -> str:
     """Return the first thing in which two readings differ; "" if there is none."""
     for field in FIELDS:
-        a, b = getattr(earlier, field), getattr(later, field)
+        a = getattr(earlier, field)
+        b = getattr(later, field)
         if not isinstance(a, Tensor) or not isinstance(b, Tensor):
             if a is not b and a != b:
                 return f"{field} is {_describe(b)}, {_describe(a)} before"
@@ -341,7 +343,8 @@ def _overlap(a: Tensor, b: Tensor) -> bool:
     """Return whether two tensors share memory."""
     if not a.nbytes or not b.nbytes:
         return False
-    a_start, b_start = a.data_ptr(), b.data_ptr()
+    a_start = a.data_ptr()
+    b_start = b.data_ptr()
     return a_start < b_start + b.nbytes and b_start < a_start + a.nbytes
 
 

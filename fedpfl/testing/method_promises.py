@@ -163,7 +163,8 @@ def asking_changes_nothing(trial: MethodTrial, engine: str) -> None:
     net = trial.net(norm=True)
     states, _ = trial.play_cohorts(engine, norm=True)
     # Copies, as a hook might change tensors in place.
-    middle_state, final_state = copy.deepcopy(states[1]), copy.deepcopy(states[-1])
+    middle_state = copy.deepcopy(states[1])
+    final_state = copy.deepcopy(states[-1])
     backend = make_backend(as_engine(engine), net, CPU)
     settings = PlaySettings(engine=engine)
     participate(method, net, tiny_federation(), middle_state, COHORTS[1], settings)
@@ -280,13 +281,15 @@ def clients_are_apart(trial: MethodTrial) -> None:
         together = trial.train_part(engine, state, EVERYONE, EVERYONE)
         for client in (0, 1, 2):
             alone = trial.train_part(engine, state, [client], EVERYONE)
-            a, b = tree.take(together, client), tree.take(alone, 0)
+            a = tree.take(together, client)
+            b = tree.take(alone, 0)
             label = f"what client {client} brings back alone"
             if engine == "loop":
                 require_equal(label, a, b)
                 continue
             # Matrix products change width, and a sample at the border its class.
-            a, b = a._replace(before={}, after={}), b._replace(before={}, after={})
+            a = a._replace(before={}, after={})
+            b = b._replace(before={}, after={})
             require_close(label, a, b, **AGREE)
 
 

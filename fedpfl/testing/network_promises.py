@@ -300,7 +300,8 @@ def evaluation_repeats(trial: NetworkTrial) -> None:
     counts = backend.evaluate(call)
     require_equal("evaluated again", counts, backend.evaluate(call))
     require_equal("the state", state, state_before)
-    net, fresh_net = trial.net, trial.build(1)
+    net = trial.net
+    fresh_net = trial.build(1)
     require_equal(
         "the network",
         net.params | net.buffers,

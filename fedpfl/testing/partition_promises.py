@@ -24,7 +24,10 @@ from fedpfl.testing.surroundings import find_influence
 
 SIZES = (10, 2, 40)  # numbers of clients
 SEEDS = (0, 1, 2)
-SAMPLES, CLASSES, GROUPS, TESTS = 10_000, 10, 5, 2_000
+SAMPLES = 10_000
+CLASSES = 10
+GROUPS = 5
+TESTS = 2_000
 FEW = 12  # samples that are not enough for what most partitions do
 SPLITS = ("train", "test", "validation")
 

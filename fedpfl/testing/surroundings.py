@@ -49,7 +49,8 @@ def other_folder() -> Iterator[None]:
 @contextmanager
 def other_listing() -> Iterator[None]:
     """List folders in reverse: file systems differ in their order, and promise none."""
-    listdir, scandir = os.listdir, os.scandir
+    listdir = os.listdir
+    scandir = os.scandir
 
     def listdir_reversed(path: Any = None) -> list[Any]:
         return listdir(path)[::-1]

@@ -49,7 +49,8 @@ LOCAL = Local(epochs=2, batch_size=32, lr=0.05, momentum=0.7, weight_decay=1e-4)
 LOOP = Engine("loop", workers=2)
 
 # Ragged on purpose: one sample, clients of one batch, a remainder of one sample, none to test.
-TRAIN, TEST = (40, 7, 33, 2, 65, 1), (12, 3, 9, 0, 14, 1)
+TRAIN = (40, 7, 33, 2, 65, 1)
+TEST = (12, 3, 9, 0, 14, 1)
 COHORTS = [[0, 2, 3, 5], [0, 1, 4, 5]]
 EVERYONE = list(range(6))
 AGREE = {"atol": 2e-6, "rtol": 1e-4}
@@ -444,10 +445,12 @@ def require_rounds_agree(
     """
     # ---- Step 1: states, and how clients are evaluated in the round.
     require_close(label, a[0], b[0], atol, rtol)
-    outcome, other_outcome = a[1], b[1]
+    outcome = a[1]
+    other_outcome = b[1]
     for time in ("before", "after"):
         # Counts are whole numbers and agree exactly; losses are sums in another order.
-        counts, other_counts = getattr(outcome, time), getattr(other_outcome, time)
+        counts = getattr(outcome, time)
+        other_counts = getattr(other_outcome, time)
         require_equal(
             f"{label}, evaluated {time} training",
             [counts.correct, counts.total],
@@ -464,7 +467,8 @@ def require_rounds_agree(
     # ---- Step 2: what else came of the round.
     require_close(f"{label}, training loss", outcome.loss, other_outcome.loss, 1e-5, 1e-4)
     require_equal(f"{label}, whether training is finite", outcome.finite, other_outcome.finite)
-    traffic, other_traffic = outcome.traffic, other_outcome.traffic
+    traffic = outcome.traffic
+    other_traffic = other_outcome.traffic
     if traffic != other_traffic or outcome.state_is_finite != other_outcome.state_is_finite:
         raise Unkept(f"{label}: {traffic} and {other_traffic} travelled")
     metrics = {name: torch.tensor(value) for name, value in outcome.metrics.items()}

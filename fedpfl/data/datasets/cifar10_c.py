@@ -97,7 +97,9 @@ def cifar10_c(
     severities = range(1, 6) if severity is None else (severity,)
     kinds = [(name, degree) for name in names for degree in severities]
     read_images = _make_images if made else _read_published
-    x, y, groups = [], [], []
+    x = []
+    y = []
+    groups = []
     for position, (images, labels) in enumerate(read_images(source, kinds)):
         rows = slice(position, None, len(kinds)) if once else slice(None)
         x.append(images[rows])
@@ -143,7 +145,8 @@ def _make_images(
     path = source.folder / "cifar10.npz"
     clean = read_archive(path) if path.is_file() else cifar10(source._replace(name="cifar10"))
     start = clean.test_from if clean.test_from is not None else 5 * IMAGES_PER_SEVERITY
-    images, y = clean.x[start:].transpose(0, 2, 3, 1), np.asarray(clean.y[start:]).reshape(-1)
+    images = clean.x[start:].transpose(0, 2, 3, 1)
+    y = np.asarray(clean.y[start:]).reshape(-1)
     if images.shape != (IMAGES_PER_SEVERITY, 32, 32, 3) or images.dtype != np.uint8:
         raise not_as_published(
             path,

@@ -62,7 +62,9 @@ def digit5(source: Source, size: Side = 32) -> Raw:
 
     def make() -> Raw:
         # ---- Step 2: part by part, domain by domain.
-        x, y, groups = [], [], []
+        x = []
+        y = []
+        groups = []
         arrays_by_file = {name: _read_arrays(path) for name, path in paths.items()}
         for part in (0, 1):
             for number, (domain, parts) in enumerate(PARTS.items()):

@@ -11,7 +11,8 @@ from fedpfl.data.datasets.shared.leaf import Part, read_clients
 from fedpfl.data.datasets.shared.samples import Raw
 from fedpfl.data.datasets.shared.source import Source
 
-SIDE, CLASSES = 28, 62
+SIDE = 28
+CLASSES = 62
 TOLERANCE = 0.02  # of a pixel's 255 values; what four decimals leave
 
 

@@ -20,7 +20,8 @@ from fedpfl.data.datasets.shared.source import (
 
 PLACE = "folder 'UCI HAR Dataset' (https://archive.ics.uci.edu/dataset/240, unzipped twice)"
 SIGNALS = [f"{kind}_{axis}" for kind in ("body_acc", "body_gyro", "total_acc") for axis in "xyz"]
-LENGTH, FEATURES = 128, 561
+LENGTH = 128
+FEATURES = 561
 SIZES = {"train": 7_352, "test": 2_947}
 
 Form = Literal["signals", "features"]
@@ -48,7 +49,9 @@ def har(source: Source, form: Form = "signals") -> Raw:
 def _read_tables(root: Path, names: list[str]) -> Raw:
     """Tables side by side, one per channel, or the one of features."""
     # ---- Step 1: windows, labels from 1 to 6, and persons of both parts.
-    x, y, persons = [], [], []
+    x = []
+    y = []
+    persons = []
     for part, size in SIZES.items():
         base = root / part
         labels = _read_numbers(base / f"y_{part}.txt", 1)[:, 0]

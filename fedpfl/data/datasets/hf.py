@@ -18,7 +18,8 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.ranges import AtLeast
 from fedpfl.ground.tasks import CLASSIFICATION, Task
 
-VOCABULARY, LENGTH = 20_000, 64
+VOCABULARY = 20_000
+LENGTH = 64
 INPUT_KINDS = ("images", "texts", "numbers", "arrays")
 
 

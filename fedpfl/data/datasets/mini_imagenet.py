@@ -26,7 +26,8 @@ def mini_imagenet(source: Source, size: Side = 84) -> Raw:
     """
     root = find_folder(source, PLACE, "mini-imagenet", "mini_imagenet", "miniImageNet")
     lists = [root / f"{part}.csv" for part in ("train", "val", "test")]
-    names, kinds = [], []
+    names = []
+    kinds = []
     for path in lists:
         table = read_table(path, ",")
         if not table or table[0][:2] != ["filename", "label"]:

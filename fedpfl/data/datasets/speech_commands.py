@@ -20,8 +20,11 @@ from fedpfl.data.datasets.shared.source import (
 URL = "https://storage.googleapis.com/download.tensorflow.org/data/speech_commands_v0.02.tar.gz"
 MD5 = "6b74f3901214cb2c2934e98196829835"  # torchaudio's and the server's own
 RATE = 16_000
-WINDOW, HOP, BANDS = 1024, 512, 32
-FILES, WORDS = 105_829, 35
+WINDOW = 1024
+HOP = 512
+BANDS = 32
+FILES = 105_829
+WORDS = 35
 
 
 def speech_commands(source: Source) -> Raw:
@@ -31,7 +34,8 @@ def speech_commands(source: Source) -> Raw:
     Clips are cut or filled up with silence to one second. 32 mel bands from 20 Hz to 8 kHz, windows
     of 64 ms every 32 ms, natural logarithm of the power plus 1e-6.
     """
-    base, archive = "SpeechCommands/speech_commands_v0.02", "speech_commands_v0.02.tar.gz"
+    base = "SpeechCommands/speech_commands_v0.02"
+    archive = "speech_commands_v0.02.tar.gz"
     with unpacked_folder(source, base, archive, (MD5,), (URL,), flat=True) as root:
         paths = sorted(
             path for path in root.glob("*/*.wav") if not path.parent.name.startswith("_")
@@ -70,10 +74,8 @@ def _read_clips(root: Path, paths: list[Path]) -> Raw:
 def _read_clip(path: Path) -> np.ndarray:
     """A second of a file of 16-bit samples, float32 from -1 to 1."""
     with explain_read_errors(path, not_as_published), wave.open(str(path), "rb") as sound:
-        form, frames = (
-            (sound.getnchannels(), sound.getsampwidth(), sound.getframerate()),
-            sound.getnframes(),
-        )
+        form = (sound.getnchannels(), sound.getsampwidth(), sound.getframerate())
+        frames = sound.getnframes()
         if form != (1, 2, RATE) or not frames:
             expected = f"expected (1, 2, {RATE})"
             raise ValueError(

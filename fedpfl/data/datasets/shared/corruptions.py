@@ -175,7 +175,8 @@ def elastic_transform(x: np.ndarray, c: tuple[float, float, float], rng: Generat
 
     # ---- Step 1: three points, and where they go.
     strength, smooth, reach = (SIDE * value for value in c)
-    middle, side = SIDE // 2, SIDE // 3
+    middle = SIDE // 2
+    side = SIDE // 3
     points = np.array(
         [
             [middle + side, middle + side],
@@ -285,7 +286,8 @@ def _blur_along_line(x: np.ndarray, radius: float, sigma: float, degrees: np.nda
     angle = np.deg2rad(degrees)
     across = np.ceil(np.outer(np.cos(angle), steps) - 0.5).astype(int)  # [images, steps]
     down = np.ceil(np.outer(np.sin(angle), steps) - 0.5).astype(int)
-    position, number = np.arange(SIDE), np.arange(len(x))[:, None, None]
+    position = np.arange(SIDE)
+    number = np.arange(len(x))[:, None, None]
     total = np.zeros_like(x)
     for step, share in enumerate(kernel / kernel.sum()):
         rows = np.clip(position + down[:, step, None], 0, SIDE - 1)
@@ -297,7 +299,8 @@ def _blur_along_line(x: np.ndarray, radius: float, sigma: float, degrees: np.nda
 def _plasma_clouds(count: int, decay: float, rng: Generator) -> np.ndarray:
     """Clouds by the diamond-square algorithm on a torus, from 0 to 1, `[count, 32, 32]`."""
     heights = np.zeros((count, SIDE, SIDE))
-    step, wibble = SIDE, 100.0
+    step = SIDE
+    wibble = 100.0
 
     def mean(total: np.ndarray) -> np.ndarray:
         return total / 4 + wibble * rng.uniform(-wibble, wibble, total.shape)
@@ -314,7 +317,8 @@ def _plasma_clouds(count: int, decay: float, rng: Generator) -> np.ndarray:
         heights[:, half::step, ::step] = mean(
             centres + np.roll(centres, 1, 2) + corners + np.roll(corners, -1, 1)
         )
-        step, wibble = half, wibble / decay
+        step = half
+        wibble = wibble / decay
     heights -= heights.min((1, 2), keepdims=True)
     return heights / heights.max((1, 2), keepdims=True)
 
@@ -336,7 +340,8 @@ def _sample_bilinear(
             period - index - (border == "reflect"),
         )
 
-    upper_row, left_column = np.floor(rows).astype(int), np.floor(columns).astype(int)
+    upper_row = np.floor(rows).astype(int)
+    left_column = np.floor(columns).astype(int)
     number = np.arange(len(x))[:, None, None]
     total = np.zeros(x.shape)
     for down in (0, 1):

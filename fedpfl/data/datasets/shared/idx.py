@@ -61,10 +61,8 @@ def parse_idx(data: bytes) -> np.ndarray:
     if data[:3] != b"\0\0\x08" or len(data) < 4:
         raise ValueError("not an IDX file of unsigned bytes")
     start = 4 + 4 * data[3]
-    shape, pixels = (
-        np.frombuffer(data[4:start], ">i4").tolist(),
-        np.frombuffer(data, np.uint8)[start:],
-    )
+    shape = np.frombuffer(data[4:start], ">i4").tolist()
+    pixels = np.frombuffer(data, np.uint8)[start:]
     if math.prod(shape) != len(pixels):
         raise ValueError(
             f"not an IDX file of shape {shape[:8]}, as it says, but of {len(pixels):,} values"

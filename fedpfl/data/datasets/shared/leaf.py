@@ -91,13 +91,16 @@ def _read_users(
     """Yield the file, a user, and the converted samples, user after user."""
     with explain_read_errors(path, not_as_published):
         content: Any = json.loads(path.read_bytes())
-        users, counts, data = content["users"], content["num_samples"], content["user_data"]
+        users = content["users"]
+        counts = content["num_samples"]
+        data = content["user_data"]
         if not users:
             raise ValueError("it has no users")
         for user, count in zip(users, counts, strict=True):
             if not isinstance(user, str) or not user.isprintable() or len(user) > MAX_NAME_LENGTH:
                 raise ValueError(f"a user's name is {user!r:.{MAX_NAME_LENGTH}}")
-            x, y = data[user]["x"], data[user]["y"]
+            x = data[user]["x"]
+            y = data[user]["y"]
             if len(x) != count or len(y) != count:
                 raise ValueError(
                     f"user {user} has {len(x)} samples and {len(y)} labels, expected {count} of "

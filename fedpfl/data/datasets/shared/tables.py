@@ -115,7 +115,8 @@ def _require_columns(table: Table, labels: Sequence[str], categories: Sequence[s
 
 def _describe_difference(columns: Iterable[str], expected: Iterable[str]) -> str:
     """Say which columns are absent, and which are more."""
-    found_columns, expected_columns = list(columns), list(expected)
+    found_columns = list(columns)
+    expected_columns = list(expected)
     absent = [str(name) for name in expected_columns if name not in found_columns]
     additional = [str(name) for name in found_columns if name not in expected_columns]
     parts = [

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 WORD = re.compile(r"[a-z0-9]+")
-PAD, UNKNOWN = 0, 1
+PAD = 0
+UNKNOWN = 1
 
 
 def split_words(text: str) -> list[str]:
