@@ -79,32 +79,32 @@ def deal_classes(
 ) -> list[np.ndarray]:
     """Deal each client different classes, those dealt least often first and ties at random."""
     times_dealt = np.zeros(classes, np.int64)
-    hands = []
+    client_classes = []
     for _ in range(clients):
         tie_break = rng.random(classes)
-        hand = np.lexsort((tie_break, times_dealt))[:classes_per_client]
-        times_dealt[hand] += 1
-        hands.append(hand)
-    return hands
+        dealt_classes = np.lexsort((tie_break, times_dealt))[:classes_per_client]
+        times_dealt[dealt_classes] += 1
+        client_classes.append(dealt_classes)
+    return client_classes
 
 
 def deal_shards(
     stacks: list[list[Indices]],
-    hands: Iterable[np.ndarray],
+    client_classes: Iterable[np.ndarray],
     samples: int | None,
     key: str = "samples_per_client",
 ) -> list[Indices]:
-    """Give each client a shard of each class in its hand.
+    """Give each client a shard of each of its classes.
 
     Args:
         stacks: The shards of each class, which are used up.
-        hands: The classes of each client.
+        client_classes: The classes of each client.
         samples: How many samples a client keeps; None: all of its shards.
         key: The option with this number, for an error.
     """
     clients = []
-    for client, hand in enumerate(hands):
-        shards = [stacks[label].pop() for label in hand]
+    for client, labels in enumerate(client_classes):
+        shards = [stacks[label].pop() for label in labels]
         if samples:
             shards = trim_shards(shards, samples, client, key)
         clients.append(np.concatenate(shards))

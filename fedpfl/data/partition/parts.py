@@ -169,8 +169,8 @@ def shuffled_shards(
 
     Each of C classes is cut into `classes_per_client` * clients / C equal shards. The class ids,
     each as often as it has shards, are shuffled and dealt, `classes_per_client` to each client, who
-    may be dealt one twice; the same hands hold for the training and the test part (the data set's,
-    from `test_from` on; or `test_fraction` of each class). `samples_per_client` and
+    may be dealt one twice; a client has the same classes in the training and the test part (the
+    data set's, from `test_from` on; or `test_fraction` of each class). `samples_per_client` and
     `test_samples_per_client`: keep that many, as evenly over the shards as they allow.
 
     Raises:
@@ -196,12 +196,12 @@ def shuffled_shards(
         )
     # A card for each shard, by its class.
     cards = rng.permutation(np.repeat(np.arange(classes), shards_per_class))
-    hands = cards.reshape(clients, classes_per_client)
+    client_classes = cards.reshape(clients, classes_per_client)
 
-    # ---- Step 2: the same hands hold for both parts.
+    # ---- Step 2: a client has the same classes in both parts.
     def deal_part(pool: list[Indices], samples: int | None, key: str) -> tuple[Indices, ...]:
         stacks = [np.array_split(rng.permutation(indices), shards_per_class) for indices in pool]
-        clients_indices = deal_shards(stacks, hands, samples, key)
+        clients_indices = deal_shards(stacks, client_classes, samples, key)
         return tuple(rng.permutation(indices).astype(np.int64) for indices in clients_indices)
 
     return Partition(

@@ -107,9 +107,9 @@ def extended_dirichlet(
             f"partition.classes_per_client must be at most the number of classes, {len(pools)}, "
             f"got {classes_per_client}"
         )
-    hands = deal_classes(len(pools), clients, classes_per_client, rng)
+    client_classes = deal_classes(len(pools), clients, classes_per_client, rng)
     for attempt in range(1, max_attempts + 1):
-        holdings = _cut_over_holders(pools, hands, alpha, rng)
+        holdings = _cut_over_holders(pools, client_classes, alpha, rng)
         if min(map(len, holdings)) >= min_samples:
             return replace(split_clients(holdings, test_fraction, rng), attempts=attempt)
     raise FedpflError(
@@ -120,12 +120,15 @@ def extended_dirichlet(
 
 
 def _cut_over_holders(
-    pools: Sequence[Indices], hands: Sequence[np.ndarray], alpha: float, rng: np.random.Generator
+    pools: Sequence[Indices],
+    client_classes: Sequence[np.ndarray],
+    alpha: float,
+    rng: np.random.Generator,
 ) -> list[Indices]:
     """Cut each class that somebody holds by Dir(alpha) over its holders."""
-    pieces: list[list[Indices]] = [[] for _ in hands]
+    pieces: list[list[Indices]] = [[] for _ in client_classes]
     for label, pool in enumerate(pools):
-        holders = [client for client, hand in enumerate(hands) if label in hand]
+        holders = [client for client, labels in enumerate(client_classes) if label in labels]
         if not holders:
             continue
         proportions = rng.dirichlet(np.full(len(holders), alpha))

@@ -172,9 +172,9 @@ def shards(
         require_enough_samples(len(y), clients, "samples_per_client", samples_per_client)
 
     # ---- Step 1: each client takes the classes dealt least often so far, ties at random.
-    hands = deal_classes(len(classes), clients, classes_per_client, rng)
+    client_classes = deal_classes(len(classes), clients, classes_per_client, rng)
     times_dealt = np.bincount(
-        np.concatenate(hands),
+        np.concatenate(client_classes),
         minlength=len(classes),
     )
 
@@ -189,7 +189,7 @@ def shards(
         rng.shuffle(indices)
         stacks.append(np.array_split(indices, shard_count) if shard_count else [])
 
-    holdings = deal_shards(stacks, hands, samples_per_client)
+    holdings = deal_shards(stacks, client_classes, samples_per_client)
     return split_clients(holdings, test_fraction, rng)
 
 
