@@ -134,6 +134,7 @@ def main() -> None:
         # ---- Step 3: the table.
         (request.folder / "tuned.md").write_text(render(table, "markdown") + "\n")
         (request.folder / "tuned.csv").write_text(render(table, "csv"))
+        (request.folder / "tuned.tex").write_text(render(table, "latex"))
         print(render(table, width=terminal_width()))
     except (FedpflError, *overrides.HYDRA_ERRORS) as error:
         print_notice(format_error(error))

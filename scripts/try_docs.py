@@ -135,6 +135,7 @@ EXCUSES = {
         "installs every peer; tests/commands/test_versus.py tries its parts",
         "",
     ),
+    "dataset=hf": ("reads a folder of the user's; tests/data/test_hf.py makes one", ""),
     "torchrun ": ("needs several GPUs; tests/engine/test_ranks.py does it on a CPU", ""),
     "launcher=submitit_slurm": ("needs Slurm", ""),
     "launcher=submitit_local": ("needs the extra slurm", "hydra_plugins.hydra_submitit_launcher"),

@@ -38,6 +38,9 @@ class APFL(Method):
     cold_start: the alpha by which a client is evaluated until its first step: the `initial` one,
         with the initial v, as in the references, or 0, which is the `global` model. Training starts
         with the initial alpha and v either way.
+
+    FL-bench steps the global model twice. PFLlib trains v_i on its own loss, not the mixture's, and
+    then keeps the mixture in its place.
     """
 
     alpha: Annotated[float, Between(0, 1)] = 0.5

@@ -33,7 +33,7 @@ class FedALA(Method):
     threshold, window: the first time ends when the standard deviation of the last `window` losses
         is below `threshold`, after window + 1 epochs at least and max_epochs at most (the
         references have no limit). A client that never trained takes the global model. A is learned
-        with BatchNorm in evaluation mode.
+        with BatchNorm in evaluation mode. In FL-bench the clients of a worker share a model and A.
     """
 
     layers: Annotated[int, AtLeast(0)] = 1

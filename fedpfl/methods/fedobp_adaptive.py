@@ -31,6 +31,9 @@ class FedOBPAdaptive(FedOBP):
     4. it starts from that model, and beside theta_i it sends a bit for each q but the least:
        whether it is its choice.
 
+    So val_accuracy is too good to compare or to tune by. masks.json and mask() show the q of the
+    last participation.
+
     q: the list, ascending. All else as FedOBP; of what it lacks a client knows no score, so with
         the obp scores there is neither `ema` nor norm=layer.
     """

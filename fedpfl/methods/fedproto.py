@@ -33,7 +33,7 @@ class FedProto(LocalOnly):
     paper).
     judge: by the `nearest` prototype of all (PFLlib), by the `nearest_own` one among the classes
         that the client trains on, an oracle of its labels (official code), or by the `head`
-        (FL-bench). Without prototypes the head decides.
+        (FL-bench); numbers of different judges do not compare. Without prototypes the head decides.
     """
 
     lam: Annotated[float, AtLeast(0)] = 1.0

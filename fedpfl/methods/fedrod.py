@@ -26,7 +26,7 @@ class FedRoD(Method):
 
     gamma: 0 is FedAvg (for body and g), 1 the paper's. q_i starts as a copy of the initial g, as in
     the public codes; a client that never trained is evaluated by g alone. The paper's variant that
-    generates q_i from class counts by a hypernetwork is not here.
+    generates q_i from class counts by a hypernetwork is not here. FL-bench predicts by q_i alone.
     """
 
     gamma: Annotated[float, AtLeast(0)] = 1.0

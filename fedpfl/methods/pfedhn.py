@@ -37,7 +37,7 @@ class PFedHN(Method):
         by old momentum and weight decay, as in both codes. h's output has torch's initial scale,
         not a network's, so first rounds are slow. The server keeps 1 + hidden numbers for each of
         the model's, and as many momenta. Newcomers have the mean embedding; the paper would
-        optimise theirs.
+        optimise theirs. It takes 5,000 steps of one client: give it more rounds than others.
     """
 
     variant: Literal["full", "pc"] = "full"

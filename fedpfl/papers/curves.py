@@ -19,6 +19,7 @@ from fedpfl.report.figures import (
 from fedpfl.report.grouping import Group, groups
 from fedpfl.report.page.data import mean_by_round
 from fedpfl.report.run import Run
+from fedpfl.report.styles import number_styles
 from fedpfl.report.table import Column, Table
 from fedpfl.report.tables import ROW_COLUMNS, row_cells
 
@@ -113,19 +114,21 @@ def draw_curves(runs: Iterable[Run], reference: Path, path: Path) -> list[Path]:
             f"curves compares runs of one data set and partition; these are {len(settings)}: "
             "narrow the roots"
         )
+    style_numbers = number_styles(run_groups)
     last_round = max(run.rounds_done for group in run_groups for run in group.reported_runs)
 
     def draw_panel(ax: Axes, moment: str) -> None:
         # ---- Step 2: own curves, and the published one of each method once.
         drawn_names: set[str] = set()
-        for index, group in enumerate(run_groups):
+        for group in run_groups:
+            style = line_style(style_numbers[group.method])
             # A cohort's accuracy jumps by points from round to round.
             curve = running_mean(mean_by_round(group, f"cohort_{moment}")["mean"], WINDOW)
             ax.plot(
                 curve.index,
                 curve,
                 label=legible_text(group.method),
-                **line_style(index),
+                **style,
                 markevery=max(1, len(curve) // 10),
             )
             name = find_reference(group, published_curves["method"].unique())
@@ -137,12 +140,7 @@ def draw_curves(runs: Iterable[Run], reference: Path, path: Path) -> list[Path]:
                 published_curves["round"] <= last_round
             )
             rows = published_curves[is_shown].set_index("round")
-            _draw_published_curve(
-                ax,
-                rows[f"accuracy_{moment}"],
-                name,
-                line_style(index),
-            )
+            _draw_published_curve(ax, rows[f"accuracy_{moment}"], name, style)
         ax.set(
             xlabel="round",
             ylabel=f"cohort's pooled accuracy (%)\nrunning mean of {WINDOW} rounds",

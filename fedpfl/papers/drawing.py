@@ -13,6 +13,7 @@ from fedpfl.record.columns import METRICS
 from fedpfl.report.figures import draw_panels, legible_text, line_style
 from fedpfl.report.grouping import Group, group_by
 from fedpfl.report.run import MaskOverlap, Run
+from fedpfl.report.styles import number_styles
 from fedpfl.report.table import mean_and_std
 from fedpfl.report.tables import judged_rows, no_validation_error
 
@@ -232,6 +233,7 @@ def paint_bars(name: Callable[[Group], str]) -> Paint:
     def paint(groups: list[Group], path: Path, rule: Selection) -> list[Path]:
         # ---- Step 1: names over all panels, so that a bar has one colour and place in each.
         bar_names = list(dict.fromkeys(map(name, groups)))
+        style_numbers = number_styles(groups, name)
 
         def draw_panel(ax: Axes, members: list[Group]) -> None:
             # ---- Step 2: a bar for each group that has a number.
@@ -251,7 +253,7 @@ def paint_bars(name: Callable[[Group], str]) -> Paint:
                     yerr=error_bar or None,
                     capsize=2,
                     label=legible_text(bar_names[index]),
-                    color=line_style(index)["color"],
+                    color=line_style(style_numbers[name(group)])["color"],
                 )
             # Bars of some percent difference are told apart only where the axis begins near them.
             if lows:

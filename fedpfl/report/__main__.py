@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedpfl.ground.errors import FedpflError, error_text
+from fedpfl.ground.errors import FedpflError, choices_text, error_text
 from fedpfl.ground.files import atomic_output
 from fedpfl.ground.terminal import Parser, outlive_readers, print_notice
 from fedpfl.papers.curves import curve_table, draw_curves
@@ -34,8 +34,15 @@ from fedpfl.report.figures import accuracy_figure, comparison_figure
 from fedpfl.report.filters import is_filter
 from fedpfl.report.grouping import common_task, group_by, groups, task_metric
 from fedpfl.report.load import inspect_directories, no_runs_error, print_to_stderr, runs
+from fedpfl.report.outcomes import (
+    clients_figure,
+    fairness_figure,
+    gains_figure,
+    traffic_figure,
+)
 from fedpfl.report.page.data import AXIS_TITLES
 from fedpfl.report.ranking import draw_rank_diagram, rank_tables
+from fedpfl.report.reach import reach_figure, reach_table
 from fedpfl.report.render import FORMATS, render, terminal_width
 from fedpfl.report.run import STATUSES, Run
 from fedpfl.report.table import Table
@@ -135,6 +142,7 @@ def _show_runs(options: Namespace, only: str = "") -> None:
             every=options.every or 1,
             beside=partial(published_beside, everywhere=options.published),
             chosen=options.columns,
+            interval=options.interval,
         )
         _show_table("accuracy", table, options)
         if options.reference:
@@ -144,31 +152,86 @@ def _show_runs(options: Namespace, only: str = "") -> None:
 
     # ---- Step 3: figures.
     if only != "tables":
-        _draw_figures(options, shown_runs)
+        is_of_curves = not only or (options.metric, options.over) != ("accuracy", "round")
+        kinds = [] if not is_of_curves else ["curves"]
+        _draw_figures(options, shown_runs, (only and options.kind) or kinds)
     if options.paper:
         selection = Selection(select=options.select, every=options.every or 100)
         _show_papers(shown_runs, options, selection, only=only)
 
 
-def _draw_figures(options: Namespace, shown_runs: list[Run]) -> None:
-    """Draw the curves of each data set and partition."""
+def _draw_figures(options: Namespace, shown_runs: list[Run], kinds: Sequence[str]) -> None:
+    """Draw figures of each data set and partition.
+
+    Args:
+        options: the command's options.
+        shown_runs: the runs.
+        kinds: of FIGURE_KINDS; none means all that these runs have.
+    """
     folder = _output_folder(options, "figures")
+    unknown = [kind for kind in kinds if kind not in FIGURE_KINDS]
+    if unknown:
+        raise FedpflError(f"no such --kind: {choices_text(FIGURE_KINDS, unknown[0])}")
 
     def file_name(run: Run) -> str:
         return _file_name(f"{run.dataset}_{run.partition}")
 
     for name, members in group_by(shown_runs, file_name).items():
-        axis = "" if options.over == "round" else f"_over_{options.over}"
-        metric = task_metric(options.metric, common_task(members))
-        path = folder / f"{metric}{axis}_{name}"
-        files = accuracy_figure(members, path, options.metric, along=options.over)
-        if options.reference:
-            files += draw_curves(
-                members,
-                options.reference,
-                folder / f"curves_{name}",
-            )
-        _report_files(files)
+        for kind in kinds or FIGURE_KINDS:
+            if kind == "curves":
+                _draw_curves(options, members, folder, name)
+            elif kind != "ranks":
+                draw = partial(FIGURE_KINDS[kind], members, folder / f"{kind}_{name}", options)
+                _draw_or_explain(kind, draw, is_required=bool(kinds))
+    if "ranks" in kinds or (not kinds and len({run.method_name for run in shown_runs}) > 2):
+        draw = partial(FIGURE_KINDS["ranks"], shown_runs, folder / "ranks", options)
+        _draw_or_explain("ranks", draw, is_required=bool(kinds))
+
+
+def _draw_or_explain(kind: str, draw: Callable[[], list[Path]], is_required: bool) -> None:
+    """Draw a figure, or say why these runs have none, unless it was asked for."""
+    try:
+        _report_files(draw())
+    except FedpflError as error:
+        if is_required:
+            raise
+        print_to_stderr(f"not drawn: {kind}: {error}")
+
+
+def _draw_curves(options: Namespace, members: list[Run], folder: Path, name: str) -> None:
+    """Draw a metric over rounds, and beside a published curve where one is asked for."""
+    axis = "" if options.over == "round" else f"_over_{options.over}"
+    metric = task_metric(options.metric, common_task(members))
+    files = accuracy_figure(
+        members,
+        folder / f"{metric}{axis}_{name}",
+        options.metric,
+        along=options.over,
+        interval=options.interval,
+    )
+    if options.reference:
+        files += draw_curves(members, options.reference, folder / f"curves_{name}")
+    _report_files(files)
+
+
+def _draw_ranks(shown_runs: list[Run], path: Path, options: Namespace) -> list[Path]:
+    _, result = rank_tables(shown_runs, "accuracy", options.select, options.every or 1)
+    return draw_rank_diagram(result, path)
+
+
+def _draw_traffic(members: list[Run], path: Path, options: Namespace) -> list[Path]:
+    return traffic_figure(members, path, options.select, options.every or 1, options.interval)
+
+
+FIGURE_KINDS: dict[str, Callable[[list[Run], Path, Namespace], list[Path]]] = {
+    "curves": lambda members, path, options: accuracy_figure(members, path),
+    "clients": lambda members, path, options: clients_figure(members, path),
+    "gains": lambda members, path, options: gains_figure(members, path),
+    "fairness": lambda members, path, options: fairness_figure(members, path, options.interval),
+    "traffic": _draw_traffic,
+    "ranks": _draw_ranks,
+}
+"""What `figures` draws, each by runs, a path and the command's options."""
 
 
 def _show_paper(options: Namespace) -> None:
@@ -299,6 +362,13 @@ def _compare_sides(options: Namespace) -> None:
     print(_render_for_screen(tables, options.format), end="")
     if options.out:
         _report_files(comparison_figure(a, b, options.metric, options.out))
+
+
+def _show_reach(options: Namespace) -> None:
+    shown_runs = _find_runs(options)
+    _show_table("reach", reach_table(shown_runs, options.at), options)
+    path = _output_folder(options, "figures") / "reach"
+    _report_files(reach_figure(shown_runs, path, options.at))
 
 
 def _rank_runs(options: Namespace) -> None:
@@ -457,6 +527,10 @@ METRIC_HELP = (
     "of the curves, such as accuracy_pooled, accuracy_worst10, ft_accuracy; default: accuracy"
 )
 METRIC = _make_option("--metric", METRIC_HELP, choices=CURVES, default="accuracy", metavar="COLUMN")
+INTERVAL = _make_option(
+    "--interval", "95 % confidence intervals instead of deviations", action="store_true"
+)
+KIND = _make_option("--kind", f"only these: {', '.join(FIGURE_KINDS)}", **LIST_SETTINGS)
 ALONG = _make_option(
     "--over",
     "along the axis: rounds, gigabytes, hours of training or simulated ones",
@@ -473,6 +547,7 @@ TABLE_OPTIONS = (
     *SELECTION_OPTIONS,
     PUBLISHED,
     FAIRNESS,
+    INTERVAL,
 )
 FIGURE_OPTIONS = (METRIC, ALONG)
 EXTRA_OPTIONS = (REFERENCE, PAPER, OUT)
@@ -504,9 +579,10 @@ COMMANDS: dict[str, tuple[Callable[[Namespace], int | None], str, str, tuple[Opt
     ),
     "figures": (
         partial(_show_runs, only="figures"),
-        "Draw accuracy over rounds.",
+        "Draw accuracy over rounds, and what methods come to: for clients, the worst of them, "
+        "and the traffic; and their ranks.",
         "Example: python -m fedpfl.report figures outputs/demo method=fedobp,fedavg --out figures",
-        (ROOTS, *FIGURE_OPTIONS, *SELECTION_OPTIONS, *EXTRA_OPTIONS),
+        (ROOTS, KIND, *FIGURE_OPTIONS, INTERVAL, *SELECTION_OPTIONS, *EXTRA_OPTIONS),
     ),
     "paper": (
         _show_paper,
@@ -587,6 +663,17 @@ COMMANDS: dict[str, tuple[Callable[[Namespace], int | None], str, str, tuple[Opt
         "Example: python -m fedpfl.report ranks outputs/fedobp "
         "method=fedavg,fedper,fedobp,local_only",
         (ROOTS, ACCURACY, FORMAT, *SELECTION_OPTIONS, OUT),
+    ),
+    "reach": (
+        _show_reach,
+        "Tell what it takes until a method reaches an accuracy: rounds, gigabytes, hours.",
+        "Example: python -m fedpfl.report reach outputs/demo --at 90",
+        (
+            ROOTS,
+            _make_option("--at", "the accuracy in percent; default: 90", type=float, default=90.0),
+            *TABLE_STYLE,
+            OUT,
+        ),
     ),
     "clean": (
         _clean_directories,

@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pandas as pd
 
 from fedpfl.ground import drawing
-from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.errors import FedpflError, pluralize
 from fedpfl.ground.files import atomic_output
 from fedpfl.record.columns import METRICS
 from fedpfl.report.compare import relabel_sides
 from fedpfl.report.grouping import Group, common_task, group_by, groups, task_metric
 from fedpfl.report.page.data import AXIS_TITLES, mean_by_round, spent_at_rounds, spent_by_round
 from fedpfl.report.run import Run
+from fedpfl.report.styles import COLORS, number_styles
+from fedpfl.report.table import confidence_half_width
 from fedpfl.report.tables import attendance_notes
 from fedpfl.report.text import clip_text, wrap_lines
 
@@ -27,14 +29,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# The style of every figure. Colours: Okabe and Ito's, distinguishable with any colour vision.
+# The style of every figure.
 STYLE: Any = {
-    "figure.dpi": 150,
+    "figure.dpi": 200,
     "savefig.bbox": "tight",
     "pdf.fonttype": 42,
-    "font.size": 9,
+    "font.size": 8,
     "text.parse_math": False,  # a name may hold dollars
-    "axes.titlesize": 10,
+    "axes.titlesize": 8,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -42,11 +44,10 @@ STYLE: Any = {
     "grid.color": "0.9",
     "grid.linewidth": 0.6,
     "legend.frameon": False,
-    "legend.fontsize": 8,
-    "lines.linewidth": 1.5,
+    "legend.fontsize": 7,
+    "lines.linewidth": 1.2,
     "lines.markersize": 3.8,
 }
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#000000", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")
 DASHES: tuple[Any, ...] = (
     "-",
     (0, (5, 1.5)),
@@ -54,10 +55,10 @@ DASHES: tuple[Any, ...] = (
     (0, (5, 1, 1, 1)),
     (0, (3, 1, 1, 1, 1, 1)),
 )
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "h")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 THIN_LINE_WIDTH = 0.7
-PANEL_SIZE = (4.6, 3.0)
-"""Width and height of one panel in inches."""
+PANEL_SIZE = (3.4, 2.3)
+"""Width and height of one panel in inches: a column of a paper with two."""
 SUFFIXES = (".png", ".pdf")
 
 Members = TypeVar("Members")
@@ -69,6 +70,7 @@ def accuracy_figure(
     metric: str = "accuracy",
     label: Callable[[Group], str] = lambda group: group.method,
     along: str = "round",
+    interval: bool = False,
 ) -> list[Path]:
     """Draw the accuracy of all clients over rounds, a panel per data set and partition.
 
@@ -82,6 +84,7 @@ def accuracy_figure(
         metric: of CURVES; `accuracy` means the score of the runs' task.
         label: the name of a line.
         along: of AXIS_TITLES.
+        interval: whether bands are 95 % confidence intervals of the means.
 
     Returns:
         The files written.
@@ -89,11 +92,11 @@ def accuracy_figure(
     Raises:
         FedpflError: no run has the metric.
     """
-    # ---- Step 1: what is drawn, with a colour per label in all panels.
+    # ---- Step 1: what is drawn.
     shown_groups = groups(runs)
     metric = task_metric(metric, common_task(group.runs[0] for group in shown_groups))
     _require_curves(shown_groups, metric, along)
-    line_names = list(dict.fromkeys(map(label, shown_groups)))
+    style_numbers = number_styles(shown_groups, label)
     windows = {
         id(group): max(1, group.reported_runs[0].rounds_planned // 20) for group in shown_groups
     }
@@ -104,7 +107,7 @@ def accuracy_figure(
         # ---- Curves of evaluations.
         for group in members:
             name = label(group)
-            draw_line(ax, group, metric, name, line_names.index(name), along)
+            draw_line(ax, group, metric, name, style_numbers[name], along, interval)
         evaluation_counts = [
             len(run.evaluations) for group in members for run in group.reported_runs
         ]
@@ -115,14 +118,15 @@ def accuracy_figure(
         # After the limits: thin lines may leave the panel, but not widen it.
         if has_thin_lines:
             for group in members:
-                color = line_style(line_names.index(label(group)))["color"]
+                color = line_style(style_numbers[label(group)])["color"]
                 _draw_thin_line(ax, group, windows[id(group)], along, color)
         ax.set(xlabel=AXIS_TITLES[along], ylabel=_axis_title(metric), xlim=(0, None))
 
     # ---- Step 3: the figure.
     note = ""
     if has_thin_lines:
-        note = f"thin: cohort before training, mean of {max(windows.values())} rounds"
+        rounds = pluralize(max(windows.values()), "round")
+        note = f"thin: cohort before training, mean of {rounds}"
     return draw_panels(groups_by_setting(shown_groups), path, draw, note)
 
 
@@ -131,11 +135,12 @@ def comparison_figure(a: Group, b: Group, metric: str, path: Path) -> list[Path]
     a, b = relabel_sides(a, b)
     settings = list(groups_by_setting([a, b]))
     is_same_setting = len(settings) == 1
+    style_numbers = number_styles([a, b], lambda group: group.title)
 
     def draw(ax: Axes, letters: str) -> None:
-        for index, (letter, group) in enumerate(zip(letters, (a, b), strict=True)):
+        for letter, group in zip(letters, (a, b), strict=True):
             name = group.method if is_same_setting else group.title
-            draw_line(ax, group, metric, f"{letter}: {name}", index)
+            draw_line(ax, group, metric, f"{letter}: {name}", style_numbers[group.title])
         ax.set(xlabel="round", ylabel=_axis_title(metric), xlim=(0, None))
 
     heading = settings[0] if is_same_setting else ""
@@ -148,7 +153,13 @@ def groups_by_setting(shown_groups: Iterable[Group]) -> dict[str, list[Group]]:
 
 
 def draw_line(
-    ax: Axes, group: Group, metric: str, label: str, line_number: int, along: str = "round"
+    ax: Axes,
+    group: Group,
+    metric: str,
+    label: str,
+    line_number: int,
+    along: str = "round",
+    interval: bool = False,
 ) -> None:
     """Draw a metric's mean over seeds with a band of one sample standard deviation.
 
@@ -159,6 +170,7 @@ def draw_line(
         label: the name of the line.
         line_number: decides on colour, dash and marker.
         along: of AXIS_TITLES.
+        interval: whether the band is the mean's 95 % confidence interval.
     """
     # ---- Step 1: the curve, its label, and a note where hardly anybody took part.
     curve = mean_by_round(group, metric)
@@ -182,14 +194,16 @@ def draw_line(
     # ---- Step 3: the band, where there are several seeds.
     band = curve[curve["count"] > 1]
     if len(band):
-        low = band["mean"] - band["std"]
-        high = band["mean"] + band["std"]
-        color = style["color"]
+        # A deviation tells how far seeds differ, an interval how sure their mean is.
+        half_widths = band["std"]
+        if interval:
+            pairs = zip(band["std"], band["count"], strict=True)
+            half_widths = [confidence_half_width(std, int(count)) for std, count in pairs]
         ax.fill_between(
             band.index,
-            low,
-            high,
-            color=color,
+            band["mean"] - half_widths,
+            band["mean"] + half_widths,
+            color=style["color"],
             alpha=0.15,
             linewidth=0,
             zorder=2,
@@ -228,7 +242,7 @@ def draw_panels(
         members_by_title: what each panel shows.
         path: with a suffix or, for PNG and PDF, without.
         draw: draws a panel.
-        note: the legend's entry of thin lines.
+        note: on thin lines, above the legend.
         size: of a panel in inches.
 
     Returns:
@@ -295,28 +309,29 @@ def _axis_title(metric: str) -> str:
 
 
 def _draw_legend(figure: Figure, axes: Iterable[Axes], note: str) -> None:
-    from matplotlib.lines import Line2D
-
     lines: dict[str, Any] = {}
     for ax in axes:
         for line, label in zip(*ax.get_legend_handles_labels(), strict=True):
             # A label has one style in all panels, so its first line will do.
             lines.setdefault(label, line)
-    if note:
-        lines[note] = Line2D([], [], color="0.5", linewidth=THIN_LINE_WIDTH)
     if not lines:
         return
     width, height = figure.get_size_inches()
     # Inches that an entry takes at the legend's font size: its letters, its line and the gap.
-    entry_width = 0.062 * max(map(len, lines)) + 0.65
+    entry_width = 0.055 * max(map(len, lines)) + 0.55
     column_count = max(1, min(len(lines), int(width / entry_width)))
-    figure.set_size_inches(width, height + 0.18 * math.ceil(len(lines) / column_count))
+    # The figure grows by its legend, so that thirteen methods leave the panels their size.
+    row_count = math.ceil(len(lines) / column_count) + bool(note)
+    figure.set_size_inches(width, height + 0.15 * row_count)
     figure.legend(
         lines.values(),
         lines.keys(),
         loc="outside lower center",
         ncols=column_count,
-        handlelength=3.2,
+        handlelength=2.6,
+        columnspacing=1.0,
+        title=note or None,
+        title_fontsize=STYLE["legend.fontsize"],
     )
 
 

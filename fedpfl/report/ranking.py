@@ -214,17 +214,17 @@ def draw_rank_diagram(result: MethodRanks, path: Path) -> list[Path]:
 
         # The scale of ranks, with as many numbers as have room.
         ax.plot([1, count], [0, 0], color="black", linewidth=1)
-        for tick in range(1, count + 1, -(-count // 12)):
+        for tick in range(1, count + 1, -(-count // 8)):
             ax.plot([tick, tick], [0, 0.3], color="black", linewidth=1)
             ax.text(tick, 0.5, str(tick), ha="center", va="bottom")
-        ax.set(xlim=(1 - 0.75 * count, count + 0.75 * count), ylim=(labels_y - 0.9 * half, 1.6))
+        ax.set(xlim=(1 - 0.6 * count, 1.6 * count), ylim=(labels_y - 0.9 * half, 1.6))
         ax.set_axis_off()
 
     title = (
         f"average rank over {len(result.ranks)} data sets and partitions\n"
         "bars: not told apart (Wilcoxon, Holm, 5 %)"
     )
-    size = (8.0, 1.4 + 0.28 * half + 0.1 * len(bars))
+    size = (figures.PANEL_SIZE[0], 0.9 + 0.2 * half + 0.08 * len(bars))
     return figures.draw_panels({title: None}, path, draw_diagram, size=size)
 
 

@@ -24,8 +24,9 @@ from fedpfl.report.text import (
 
 _MAX_SPARE_IN_PRINT = 3
 """The greatest `spare` of columns that a printed page has room for."""
-_MAX_NARROW_COLUMNS = 7
-"""How many columns a table may have that fits into one column of a two-column page."""
+_COLUMN_POINTS, _PAGE_POINTS = 245, 500
+"""Widths of a column, and of both, on a page of two columns."""
+_LATEX_MARKUP = re.compile(r"\$\^\\\w+\$|\\[a-z]+\{|[\\{}$]")
 _MINUS = re.compile(r"(?<!\S)-(?=\d)")
 FORMATS = {"terminal": ".txt", "markdown": ".md", "csv": ".csv", "latex": ".tex"}
 """The formats, each with its files' suffix."""
@@ -166,15 +167,19 @@ def _render_latex(table: Table) -> str:
     """
     # ---- Step 1: the columns that a page has room for.
     filled_indices, texts = table.texts("latex", _escape_latex_number)
-    indices = []
+    indices = [index for index in filled_indices if index >= table.by]
+    spares = {index: table.columns[index].spare for index in indices}
+    widths = _estimate_widths(table, texts, indices)
     left_out = []
-    for index in filled_indices:
-        column = table.columns[index]
-        if column.spare > _MAX_SPARE_IN_PRINT:
-            left_out.append(column.name)
-        elif index >= table.by:
-            indices.append(index)
-    is_wide = len(indices) > _MAX_NARROW_COLUMNS
+    # What is spared first goes first, until a smaller type fits both columns of a page.
+    while indices:
+        most_spared = max(reversed(indices), key=spares.__getitem__)
+        is_too_wide = sum(widths[index] for index in indices) * 0.8 > _PAGE_POINTS
+        if spares[most_spared] <= (0 if is_too_wide else _MAX_SPARE_IN_PRINT):
+            break
+        indices.remove(most_spared)
+        left_out.append(table.columns[most_spared].name)
+    is_wide = sum(widths[index] for index in indices) > _COLUMN_POINTS
     environment = "table*" if is_wide else "table"
 
     # ---- Step 2: comments, caption and headings.
@@ -208,6 +213,18 @@ def _render_latex(table: Table) -> str:
         lines += wrap_lines(rf"\par\smallskip{{\footnotesize {prose}\par}}")
     lines.append(rf"\end{{{environment}}}")
     return "\n".join(lines) + "\n"
+
+
+def _estimate_widths(
+    table: Table, texts: Sequence[Sequence[str]], indices: Sequence[int]
+) -> dict[int, float]:
+    """Return the width of each column in points: letters of 4.8, gaps of 12."""
+    widths = {}
+    for index in indices:
+        cells = [table.columns[index].heading, *(row[index] for row in texts)]
+        longest = max(len(_LATEX_MARKUP.sub("", cell)) for cell in cells)
+        widths[index] = 4.8 * longest + 12.0
+    return widths
 
 
 def _make_label(table: Table) -> str:

@@ -138,7 +138,7 @@ class Table:
     ) -> Table:
         """Make a table with a row per record and a column per key.
 
-        A percentage shows its `<key>_seed_std`.
+        A percentage shows its `<key>_seed_ci95`, or else its `<key>_seed_std`.
 
         Args:
             records: values by key.
@@ -154,6 +154,7 @@ class Table:
                 std = math.nan
                 if column.kind in ("percent", "score"):
                     std = record.get(f"{key}_seed_std", math.nan)
+                    std = record.get(f"{key}_seed_ci95", std)
                 row.append(Cell(record[key], std))
             rows.append(row)
         if frame is None:
@@ -329,6 +330,22 @@ def seed_statistics(key: str, values: Sequence[float]) -> dict[str, float]:
     """Return a record's mean over seeds, and the deviation under `<key>_seed_std`."""
     mean, std = mean_and_std(values)
     return {key: mean, f"{key}_seed_std": std}
+
+
+def confidence_half_width(std: float, count: int) -> float:
+    """Return half the 95 % confidence interval of a mean, by Student's t.
+
+    It is nan for one value.
+
+    Args:
+        std: the sample standard deviation.
+        count: of values.
+    """
+    if count < 2:
+        return math.nan
+    from scipy import stats  # slow to load
+
+    return float(stats.t.ppf(0.975, count - 1)) * std / math.sqrt(count)
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float, float]:

@@ -23,7 +23,13 @@ from fedpfl.report.grouping import (
     task_metric,
 )
 from fedpfl.report.run import GIGABYTES, SIMULATED, SPENDINGS, Run
-from fedpfl.report.table import Column, Table, mark_best, seed_statistics
+from fedpfl.report.table import (
+    Column,
+    Table,
+    confidence_half_width,
+    mark_best,
+    seed_statistics,
+)
 from fedpfl.report.text import format_range, join_few
 
 SELECTIONS = ("last", "best-checkpoint", "validation")
@@ -36,6 +42,8 @@ ACCURACIES = (
 )
 CURVES = tuple(name for name, metric in METRICS.items() if metric.best)
 """Columns that may be drawn over rounds."""
+
+INTERVAL_TEXT = "half-width of its 95 % confidence interval (Student's t)"
 
 ROW_COLUMNS = {
     "dataset": Column("data set"),
@@ -180,6 +188,7 @@ def accuracy_table(
     every: int = 1,
     beside: Callable[[Sequence[Group]], PublishedColumn] | None = None,
     chosen: Sequence[str] = (),
+    interval: bool = False,
 ) -> Table:
     """Make the table with a row per data set, partition and configuration.
 
@@ -193,6 +202,7 @@ def accuracy_table(
         beside: returns what is published.
         chosen: of COLUMNS, in this order; by default DEFAULT_COLUMNS, with the task's score in
             place of the accuracy.
+        interval: whether cells show 95 % confidence intervals rather than deviations over seeds.
 
     Raises:
         FedpflError: the selection or a column is unknown, or runs are of several tasks.
@@ -226,18 +236,17 @@ def accuracy_table(
             spare=0 if chosen else default_columns[key],
             meaning=published.meaning if key == "published" else meaning,
         )
-    frame = pd.DataFrame(records)
-    csv_columns = [
-        name
-        for key in (*columns, "seed_list")
-        for name in (key, f"{key}_seed_std")
-        if name in frame
-    ]
+    if interval:
+        records = [_add_intervals(record) for record in records]
+    frame = _make_frame(records, (*columns, "seed_list"))
 
     # ---- Step 3: notes, and marks of the best.
     notes = (*published.notes, *_accuracy_notes(shown_groups, select, every))
     caption = _make_caption(shown_groups, select, every)
-    table = Table.of(records, columns, frame=frame[csv_columns], caption=caption, notes=notes, by=2)
+    if interval:
+        # Captions of rows with different seeds name the deviation too.
+        caption = caption.replace("sample standard deviation", INTERVAL_TEXT)
+    table = Table.of(records, columns, frame=frame, caption=caption, notes=notes, by=2)
     _mark_best_of_blocks(table, [*columns], shown_groups)
     return table
 
@@ -572,6 +581,26 @@ def _make_record(
             "difference_pooled": record["accuracy_pooled"] - published,
         }
     return record | fields | differences
+
+
+def _make_frame(records: Sequence[dict[str, Any]], keys: Iterable[str]) -> pd.DataFrame:
+    """Return the columns of a CSV, each with its spreads over seeds."""
+    frame = pd.DataFrame(records)
+    names = []
+    for key in keys:
+        names += [key, f"{key}_seed_std", f"{key}_seed_ci95"]
+    return frame[[name for name in names if name in frame]]
+
+
+def _add_intervals(record: dict[str, Any]) -> dict[str, Any]:
+    """Return a record with a half-width beside each deviation over its seeds."""
+    half_widths = {}
+    for key, std in record.items():
+        # A published deviation is over seeds that nobody names.
+        if key.endswith("_seed_std") and not key.startswith("published"):
+            name = key.removesuffix("std") + "ci95"
+            half_widths[name] = confidence_half_width(std, record["seeds"])
+    return record | half_widths | {"published_seed_ci95": math.nan}
 
 
 def _describe_epochs(shown_groups: Iterable[Group]) -> str:

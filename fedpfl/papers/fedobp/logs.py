@@ -19,6 +19,7 @@ from fedpfl.report.figures import draw_panels, groups_by_setting, legible_text, 
 from fedpfl.report.grouping import Group
 from fedpfl.report.names import DATASET_TITLES
 from fedpfl.report.run import Run
+from fedpfl.report.styles import number_styles
 from fedpfl.report.table import Column, Table
 from fedpfl.report.tables import ROW_COLUMNS, row_cells
 
@@ -222,7 +223,7 @@ def log_figure(groups: list[Group], path: Path, rule: Selection) -> list[Path]:
         for setting in groups_by_setting(groups)
         for title, moment in moments.items()
     }
-    method_labels = list(dict.fromkeys(group.method for group in groups))
+    style_numbers = number_styles(groups)
 
     # ---- Lines of own runs, open marks for the files
     def draw_panel(ax: Axes, panel_key: tuple[str, str]) -> None:
@@ -230,7 +231,7 @@ def log_figure(groups: list[Group], path: Path, rule: Selection) -> list[Path]:
         column = ACCURACY_COLUMNS[moment]
         for group, run, log in _runs_with_logs(groups_by_setting(groups)[setting]):
             # ---- Step 1: the own run.
-            style = line_style(method_labels.index(group.method))
+            style = line_style(style_numbers[group.method])
             evaluations = run.evaluations.set_index("round")
             # `reindex`: a run that was not fine-tuned lacks the column, and is drawn without it.
             own_values = evaluations.reindex(columns=[column])[column].dropna()

@@ -38,6 +38,7 @@ from fedpfl.report.figures import (
 from fedpfl.report.grouping import Group
 from fedpfl.report.names import METHOD_TITLES
 from fedpfl.report.run import Run
+from fedpfl.report.styles import number_styles
 from fedpfl.report.table import mean_and_std
 
 if TYPE_CHECKING:
@@ -247,10 +248,11 @@ def _choose_table2_masks(groups: Sequence[Group]) -> list[Group]:
 
 def _paint_sizes(groups: list[Group], path: Path, rule: Selection) -> list[Path]:
     """Draw each configuration's personal share over rounds, a panel per setting."""
+    style_numbers = number_styles(groups)
 
     def draw_panel(ax: Axes, members: list[Group]) -> None:
-        for index, group in enumerate(members):
-            draw_line(ax, group, "personal_share", group.method, index)
+        for group in members:
+            draw_line(ax, group, "personal_share", group.method, style_numbers[group.method])
         ax.set(xlabel="round", ylabel="personal share of the model", xlim=(0, None), ylim=(0, 1))
 
     return draw_panels(groups_by_setting(groups), path, draw_panel)

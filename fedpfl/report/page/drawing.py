@@ -18,6 +18,7 @@ from fedpfl.report.fairness import BASELINES, BaselineComparison, measure_harm
 from fedpfl.report.grouping import Group, common_task
 from fedpfl.report.page import data
 from fedpfl.report.page.data import AXIS_TITLES, PartitionCounts
+from fedpfl.report.styles import COLORS, number_styles
 from fedpfl.report.table import Column, Table
 from fedpfl.report.text import clip_text
 
@@ -29,7 +30,6 @@ MAX_LEGEND_METHODS = 14  # with more, a page begins with the best ones alone
 INITIAL_METHODS = 10  # how many these are
 MAX_PANELS = 12  # small charts side by side
 
-_COLOUR_COUNT = 8
 _DASHES = ("solid", "7px,3px", "2px,2.5px", "8px,3px,2px,3px", "5px,2px,1.5px,2px")
 _SYMBOLS = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "x")
 _FENCES = ("lowerfence", "q1", "median", "q3", "upperfence")
@@ -67,11 +67,13 @@ class PageCharts:
         self.ranked: dict[str, list[Group]] = {}
         for setting in dict.fromkeys(group.setting for group in shown_groups):
             self.ranked[setting] = self._best_first(shown_groups, setting)
-        # The best of each setting first: colours repeat, and the best shall not share one.
+        # The best of each setting first, as legends list them.
         same_rank_groups = itertools.zip_longest(*self.ranked.values())
         self.methods = list(
             dict.fromkeys(group.method for rank in same_rank_groups for group in rank if group)
         )
+
+        self.style_numbers = number_styles(shown_groups)
 
         # ---- Step: the numbers behind the charts.
         clients = {
@@ -201,18 +203,16 @@ class PageCharts:
         return index
 
     def _style(self, group: Group, symbol: str = "", size: int = 8, **fields: Any) -> Trace:
-        """Return a trace with a method's name, colour, dash and symbol, equal in all charts."""
-        index = self.methods.index(group.method)
-        colour = f"var(--c{index % _COLOUR_COUNT})"
-        if not symbol:
-            is_open = index // len(_SYMBOLS) % 2
-            symbol = _SYMBOLS[index % len(_SYMBOLS)] + ("-open" if is_open else "")
+        """Return a trace with a method's name, and its colour, dash and symbol everywhere."""
+        style_number = self.style_numbers[group.method]
+        colour = f"var(--c{style_number % len(COLORS)})"
+        symbol = symbol or _SYMBOLS[style_number % len(_SYMBOLS)]
         return {
             "type": "scatter",
             "name": _plotly_text(group.method),
             # By this number the script hides a method in all charts at once.
-            "meta": index,
-            "line": {"color": colour, "dash": _DASHES[index % len(_DASHES)]},
+            "meta": self.methods.index(group.method),
+            "line": {"color": colour, "dash": _DASHES[style_number % len(_DASHES)]},
             "marker": {"color": colour, "symbol": symbol, "size": size},
         } | fields
 

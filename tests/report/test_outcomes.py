@@ -1,0 +1,164 @@
+"""Figures of what methods come to, from synthetic run directories, against values by hand."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.figure import Figure
+
+from fedpfl.report import figures, outcomes, styles
+from fedpfl.report.__main__ import main
+from fedpfl.report.grouping import groups
+from fedpfl.report.load import runs
+from fedpfl.report.names import METHOD_TITLES
+from fedpfl.report.page import drawing
+from fedpfl.report.tables import accuracy_table
+from tests.conftest import ROOT
+from tests.report.test_fairness import FEDPER, LOCAL, PERSONAL, run
+from tests.report.test_report import write_run
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """FedAvg+FT, FedPer and Local-Only with two seeds each, the second of equal clients."""
+    tuned = [50.0, 60, 70, 80, 90, 10, 20, 30, 40, 50]
+    run(tmp_path / "fedavg/seed0", [0.0] * 10, tuned)
+    run(tmp_path / "fedavg/seed1", [0.0] * 10, [50.0] * 10, seed=1)
+    run(tmp_path / "fedper/seed0", PERSONAL, method=FEDPER)
+    run(tmp_path / "fedper/seed1", [60.0] * 10, method=FEDPER, seed=1)
+    run(tmp_path / "local/seed0", [0.0] * 10, method=LOCAL)
+    return tmp_path
+
+
+def draw(kind: str, root: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> dict[str, Any]:
+    """Return each label's line, or its point with the ends of its bars, of one panel."""
+    drawn: dict[str, Any] = {}
+
+    def panels(members: Any, path: Path, draw_panel: Any) -> list[Path]:
+        ax = Figure().subplots()
+        for shown in members.values():
+            draw_panel(ax, shown)
+        drawn.update({line.get_label(): line.get_xydata() for line in ax.get_lines()})
+        for bars in ax.containers:
+            ends = [end for part in bars[2] for end in part.get_segments()[0].tolist()]
+            drawn[bars.get_label()] = (bars[0].get_xydata().tolist()[0], ends)
+        return []
+
+    monkeypatch.setattr(outcomes, "draw_panels", panels)
+    assert main(["figures", str(root), "--kind", kind, *words]) == 0
+    return drawn
+
+
+def test_sorted_clients_and_their_gains_by_hand(root, monkeypatch):
+    """Client i of ten stands at 10 i + 5 percent; the line is the mean over seeds."""
+    clients = draw("clients", root, monkeypatch)
+    assert {"FedAvg+FT", "FedPer", "Local-Only"} == {*clients}
+    places = [5 + 10 * client for client in range(10)]
+    sorted_values = sorted(PERSONAL)
+    assert clients["FedPer"][places, 1] == pytest.approx([(y + 60) / 2 for y in sorted_values])
+    gains = draw("gains", root, monkeypatch)
+    differences = sorted([-10, -20, -3, 1, 2, 0, 0, 0, 0, 30])
+    assert gains["FedPer"][places, 1] == pytest.approx([(y + 10) / 2 for y in differences])
+    assert "FedAvg+FT" not in gains
+
+
+def test_points_of_fairness_and_traffic_by_hand(root, monkeypatch):
+    (x, y), ends = draw("fairness", root, monkeypatch)["FedPer"]
+    assert (x, y) == (55, 35)
+    std = statistics.stdev([50, 60])
+    assert ends[0] == pytest.approx([55 - std, 35])
+    (x, y), _ = draw("traffic", root, monkeypatch)["FedAvg+FT"]
+    # Of 4 bytes, 28,000 values down and 40,000 up; fine-tuned 72 %.
+    assert (x, y) == pytest.approx((0.000272, 72))
+
+
+def test_an_interval_is_students(root, monkeypatch):
+    """Of two values t is 12.706; of one there is none."""
+    half = 12.7062 * statistics.stdev([50, 60]) / math.sqrt(2)
+    _, ends = draw("fairness", root, monkeypatch, "--interval")["FedPer"]
+    assert ends[0] == pytest.approx([55 - half, 35], rel=1e-4)
+    write_run(root / "other/seed0", {4: 60.0}, method={"name": "ditto"})
+    write_run(root / "other/seed1", {4: 70.0}, method={"name": "ditto"}, seed=1)
+    table = accuracy_table(runs(root), chosen=["accuracy"], interval=True)
+    rows = table.frame.set_index("method")
+    assert rows.loc["Ditto", "accuracy_seed_ci95"] == pytest.approx(
+        12.7062 * math.sqrt(50) / math.sqrt(2), rel=1e-4
+    )
+    assert rows.loc["Ditto", "accuracy_seed_std"] == pytest.approx(math.sqrt(50))
+    assert math.isnan(rows.loc["Local-Only", "accuracy_seed_ci95"])
+    assert "95 % confidence interval" in table.caption
+
+
+def test_what_cannot_be_drawn_is_said(root, capsys):
+    only = ["method=fedper", str(root), "--out", str(root / "out")]
+    assert main(["figures", *only]) == 0
+    assert "not drawn: gains: no run here has FedAvg+FT" in capsys.readouterr().err
+    assert main(["figures", *only, "--kind", "gains"]) == 2
+    assert main(["figures", *only, "--kind", "gain"]) == 2
+    assert "no such --kind" in capsys.readouterr().err
+    names = {path.stem for path in (root / "out").iterdir()}
+    assert names == {
+        f"{kind}_fmnist_dir_0.1" for kind in ("accuracy", "clients", "fairness", "traffic")
+    }
+
+
+def test_reach_says_what_an_accuracy_takes(root, tmp_path, capsys):
+    """80 % are reached after two rounds, of which the first sends all down."""
+    assert main(["reach", str(root), "--at", "80", "--format", "csv", "--out", str(tmp_path)]) == 0
+    lines = (tmp_path / "reach.csv").read_text().splitlines()
+    row = dict(zip(lines[0].split(","), lines[1].split(","), strict=True))
+    assert float(row["rounds"]) == 2
+    assert float(row["gb"]) == pytest.approx(4 * (16_000 + 20_000) / 1e9)
+    assert {path.suffix for path in tmp_path.glob("reach.*")} == {".csv", ".png", ".pdf"}
+
+
+# ---- one look everywhere
+
+
+def test_a_method_looks_alike_in_figures_and_on_pages(tmp_path):
+    """Whoever it is compared with, and in whichever order; 112 lines are told apart."""
+    names = [*METHOD_TITLES]
+    for name in names[:20]:
+        write_run(tmp_path / name / "seed0", method={"name": name})
+    found = groups(runs(tmp_path))
+    alone = {group.method: styles.number_styles([group])[group.method] for group in found}
+    assert styles.number_styles(reversed(found)) == alone
+    assert styles.number_styles(found) == alone
+    looks = {
+        (number % len(styles.COLORS), number % styles.MARKER_COUNT) for number in range(len(names))
+    }
+    assert len(looks) == len(names)
+    assert len(figures.MARKERS) == len(drawing._SYMBOLS) == styles.MARKER_COUNT
+    css = (ROOT / "fedpfl/report/page/style.css").read_text()
+    light = dict(re.findall(r"--c(\d+): light-dark\((#\w+)", css))
+    assert len(light) == len(styles.COLORS)
+    assert figures.line_style(0)["color"].lower() == light["0"] == "#0072b2"
+
+
+def test_configurations_of_a_method_differ(tmp_path):
+    for place, q in enumerate((0.9, 0.99, 0.999)):
+        method = {"name": "fedobp", "q": q, "norm": "global", "score": "obp"}
+        write_run(tmp_path / f"{place}/seed0", method=method)
+    write_run(tmp_path / "mine/seed0", method={"name": "mine"})
+    write_run(tmp_path / "per/seed0", method=FEDPER)
+    numbers = styles.number_styles(groups(runs(tmp_path)))
+    assert len({*numbers.values()}) == 5
+    assert numbers["FedPer"] == 1
+    assert 0 in numbers.values()
+
+
+def test_legends_of_many_methods_leave_a_picture_its_half(tmp_path):
+    from PIL import Image
+
+    for name in [*METHOD_TITLES][:13]:
+        write_run(tmp_path / name / "seed0", method={"name": name})
+    path, _ = figures.accuracy_figure(runs(tmp_path), tmp_path / "many")
+    width, height = Image.open(path).size
+    dots = figures.STYLE["figure.dpi"]
+    assert width / dots < 3.6
+    assert height < 2 * figures.PANEL_SIZE[1] * dots
