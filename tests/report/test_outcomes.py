@@ -43,10 +43,10 @@ def draw(kind: str, root: Path, monkeypatch: pytest.MonkeyPatch, *words: str) ->
         ax = Figure().subplots()
         for shown in members.values():
             draw_panel(ax, shown)
-        drawn.update({line.get_label(): line.get_xydata() for line in ax.get_lines()})
+        drawn.update({str(line.get_label()): line.get_xydata() for line in ax.get_lines()})
         for bars in ax.containers:
             ends = [end for part in bars[2] for end in part.get_segments()[0].tolist()]
-            drawn[bars.get_label()] = (bars[0].get_xydata().tolist()[0], ends)
+            drawn[str(bars.get_label())] = (bars[0].get_xydata().tolist()[0], ends)
         return []
 
     monkeypatch.setattr(outcomes, "draw_panels", panels)
