@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 from collections.abc import Callable, Sequence
@@ -46,29 +47,36 @@ class Store(Checked):
         """
         if self.device != "disk":
             return tree.repeat(row, count)
-        return tree.map(lambda leaf: self._map_file(leaf, count, folder), row)
+        return tree.map(lambda leaf: self._repeat_in_file(leaf, count, folder), row)
 
     @staticmethod
-    def _map_file(leaf: Tensor, count: int, folder: Path | None) -> Tensor:
+    def _repeat_in_file(leaf: Tensor, count: int, folder: Path | None) -> Tensor:
         """Return copies of a leaf, stacked, in a file that is mapped into memory."""
-        nbytes = count * leaf.nbytes
         shape = (count, *leaf.shape)
-        if not nbytes:
-            return leaf.new_empty(shape)
         try:
-            with tempfile.NamedTemporaryFile(dir=folder, prefix=".clients.") as file:
-                # All of it now: a mapped write to a full disk would kill the process.
-                os.posix_fallocate(file.fileno(), 0, nbytes)
-                mapped = torch.from_file(
-                    file.name, shared=True, size=count * leaf.numel(), dtype=leaf.dtype
-                )
+            return map_file(shape, leaf.dtype, folder).copy_(leaf.expand(shape))
         except OSError as error:
             raise FedpflError(
-                f"state.device=disk needs {nbytes / 2**20:,.0f} MiB more in "
+                f"state.device=disk needs {count * leaf.nbytes / 2**20:,.0f} MiB more in "
                 f"{folder or tempfile.gettempdir()}: {error.strerror}; make room, or choose "
                 "another place with hydra.run.dir=..."
             ) from None
-        return mapped.view(shape).copy_(leaf.expand(shape))
+
+
+def map_file(shape: tuple[int, ...], dtype: torch.dtype, folder: Path | None) -> Tensor:
+    """Return a tensor in a file without a name, gone when the process ends.
+
+    Raises:
+        OSError: The disk has no room.
+    """
+    count = math.prod(shape)
+    if not count:
+        return torch.empty(shape, dtype=dtype)
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".clients.") as file:
+        # All of it now: a mapped write to a full disk would kill the process.
+        os.posix_fallocate(file.fileno(), 0, count * dtype.itemsize)
+        mapped = torch.from_file(file.name, shared=True, size=count, dtype=dtype)
+    return mapped.view(shape)
 
 
 @dataclass(frozen=True)
@@ -106,7 +114,7 @@ class Rows:
         initial: One client's tree.
         clients: How many there are.
         device: Of the trees that `take` gives.
-        is_stored_here: As in RowStorage.
+        folder: As in RowStorage, as is `is_stored_here`.
         writes: How often rows were written so far.
     """
 
@@ -124,7 +132,7 @@ class Rows:
         self.is_stored_here = storage.is_stored_here
         self.writes = 0
         self._store = storage.store
-        self._folder = storage.folder
+        self.folder = storage.folder
         self.initial = tree.clone(tree.to(initial, self._store.on(device)))
         # In these entries of their states clients differ from the beginning, stacked.
         self._varied_entries = tree.map(
@@ -219,7 +227,7 @@ class Rows:
                 max(1, len(self) // SPARE),
                 self.clients - len(self),
             )
-            rows = self._store.repeat(self.initial, size, self._folder)
+            rows = self._store.repeat(self.initial, size, self.folder)
             self._blocks.append(_Block(clients=[], size=size, rows=rows))
         block = self._blocks[-1]
         row = len(block.clients)

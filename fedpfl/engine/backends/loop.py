@@ -26,6 +26,7 @@ from fedpfl.engine.calls import Answer, Call, Counts, TrainCall, estimate_work
 from fedpfl.engine.keys import generator, track_global_draws
 from fedpfl.engine.training.cutting import cut_job
 from fedpfl.engine.training.evaluation import ForwardPass, evaluate_client
+from fedpfl.engine.training.features import ClientSplit, FeatureStore, make_feature_store
 from fedpfl.engine.training.frozen import FrozenBody, find_frozen_body
 from fedpfl.engine.training.hook_checks import AnswerForms, require_equal_forms
 from fedpfl.engine.training.jobs import EvalJob, TrainJob, TrainResult
@@ -72,6 +73,7 @@ class LoopBackend(Backend):
             torch.autocast, device.type, torch.bfloat16, engine.precision == "bf16"
         )
         self._arithmetic = partial(reproducible_arithmetic, device, engine.precision)
+        self._feature_store = make_feature_store(net, device)
         self._pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))
         # A network that draws from torch's generator alone has one for each client, so that clients
         # go side by side.
@@ -90,6 +92,8 @@ class LoopBackend(Backend):
 
         So its threads end together.
         """
+        if self._feature_store:
+            self._feature_store.folder = calls[0].state.rows.folder
         with self._arithmetic():
             if self._client_lock is None:
                 with seeded_by_key("loop") as drawn_from:
@@ -140,7 +144,9 @@ class LoopBackend(Backend):
         if pending.stop.is_set():
             raise CancelledError
         assert pending.shared
-        return pending.shared.evaluate_pass(self._thread_net(), forward_pass, self._autocast)
+        return pending.shared.evaluate_pass(
+            self._thread_net(), forward_pass, self._autocast, self._feature_store
+        )
 
     def _run_client_alone(self, call: Call, row: OneClient, stop: threading.Event) -> Any:
         """Run one client at a time, the process's generators seeded for it.
@@ -180,7 +186,7 @@ class LoopBackend(Backend):
             except StopIteration as stop_iteration:
                 return stop_iteration.value
             if isinstance(job, EvalJob):
-                result = evaluate_client(net, job, self._autocast)
+                result = evaluate_client(net, job, self._autocast, self._feature_store)
             else:
                 result = self._train(net, job, stop)
 
@@ -189,7 +195,7 @@ class LoopBackend(Backend):
         cut = cut_job(net, job)
         if cut:
             job = cut.job
-        training = _ClientTraining(net, job, self._autocast, stop)
+        training = _ClientTraining(net, job, self._autocast, stop, self._feature_store)
         for phase, epochs in with_epoch_numbers(job.plan.phases):
             # Without an entry that moves there is no step, not even one of weight decay.
             is_idle = clients_without_trainable_entries(phase)
@@ -277,13 +283,16 @@ class _ClientTraining:
         job: TrainJob,
         autocast: Callable[[], AbstractContextManager],
         stop: threading.Event,
+        store: FeatureStore | None,
     ):
         self._net = net
         self._job = job
         self._autocast = autocast
         self._stop = stop
         ((federation, client),) = job.rows
-        self._data = gather_data(federation, federation.train[client])
+        self._split = ClientSplit(federation, "train", client)
+        self._data = gather_data(federation, self._split.indices)
+        self._feature_store = store
         self._params = tree.map(working_copy, job.start)
         self._client = job.client
         self._buffers = job.buffers
@@ -350,6 +359,11 @@ class _ClientTraining:
         # Samples that look new each time have no features to keep.
         if phase.step or self._job.rows[0].federation.augment:
             return None
+        if self._feature_store:
+            with self._autocast():
+                body = self._feature_store.find_body(self._net, [self._split], self._data)
+            if body:
+                return body
         return find_frozen_body(
             self._net, self._params, trainable.indices, self._buffers, self._data
         )

@@ -18,6 +18,7 @@ from fedpfl.data.federation import Federation
 from fedpfl.engine.calls import Counts
 from fedpfl.engine.measures import compute_measures
 from fedpfl.engine.training.cutting import bind_for_evaluation
+from fedpfl.engine.training.features import ClientSplit, FeatureStore
 from fedpfl.engine.training.jobs import EvalJob
 from fedpfl.engine.training.shard import gather_data
 from fedpfl.ground import tree
@@ -56,14 +57,27 @@ class ForwardPass(NamedTuple):
     metrics: tuple[str, ...]
 
     @property
+    def splits(self) -> list[ClientSplit]:
+        """Return each client's split."""
+        return [ClientSplit(self.federation, self.split, client) for client in self.clients]
+
+    @property
     def samples(self) -> list[Tensor]:
         """Return the indices of each client's samples."""
-        indices_by_client = getattr(self.federation, self.split)
-        return [indices_by_client[client] for client in self.clients]
+        return [split.indices for split in self.splits]
 
 
-def evaluate_client(net: Net, job: EvalJob, autocast: Autocast) -> Counts:
-    """Evaluate one client's model, batch by batch."""
+def evaluate_client(
+    net: Net, job: EvalJob, autocast: Autocast, store: FeatureStore | None = None
+) -> Counts:
+    """Evaluate one client's model, batch by batch.
+
+    Args:
+        net: The network.
+        job: The client, its model and its samples.
+        autocast: The context of forward passes.
+        store: Features of samples, where the body is frozen for good.
+    """
     # ---- Step 1: the samples; no model of the network's alone sees very few of them.
     ((federation, client),) = job.rows
     (random,) = job.random()
@@ -82,8 +96,11 @@ def evaluate_client(net: Net, job: EvalJob, autocast: Autocast) -> Counts:
     loss = torch.zeros((), device=device)
     logits_of_batches: list[Tensor] = []
     with torch.no_grad(), autocast():
+        split = ClientSplit(federation, job.split, client)
+        body = store and store.find_body(net, [split], data)
         for batch in data.chunks(random=tree.send(random, device)):
-            logits = job.method.predict(bound, job.params, batch.without_labels())[:count]
+            batch_bound = body.bind_batch(bound, batch) if body else bound
+            logits = job.method.predict(batch_bound, job.params, batch.without_labels())[:count]
             labels = batch._replace(y=batch.y[:count])
             allowed_logits = logits
             if excluded_classes is not None:
@@ -103,9 +120,20 @@ def evaluate_client(net: Net, job: EvalJob, autocast: Autocast) -> Counts:
 
 
 def evaluate_clients(
-    net: Net, model: Model, forward_pass: ForwardPass, autocast: Autocast
+    net: Net,
+    model: Model,
+    forward_pass: ForwardPass,
+    autocast: Autocast,
+    store: FeatureStore | None = None,
 ) -> Counts:
     """Evaluate the network with one model on the samples of several clients at once.
+
+    Args:
+        net: The network.
+        model: The clients' one.
+        forward_pass: Their samples.
+        autocast: The context of the forward pass.
+        store: As in evaluate_client.
 
     Returns:
         Counts `[clients]`.
@@ -118,6 +146,10 @@ def evaluate_clients(
     data = gather_data(federation, _with_least_rows(indices))
     with torch.no_grad(), autocast():
         bound = bind_for_evaluation(net, model.params, model.buffers)
+        body = store and store.find_body(net, forward_pass.splits, data)
+        if body:
+            everything = Batch(data.x, data.y, indices=torch.arange(len(data.x)))
+            bound = body.bind_batch(bound, everything)
         logits = bound(model.params, data.x)[: len(indices)]
     data = Data(data.x[: len(indices)], data.y[: len(indices)])
 

@@ -29,9 +29,17 @@ class FrozenBody:
         params: The trained tree, of which the body's leaves hold still.
         buffers: Those that the phase begins with, by role.
         data: All samples of the client.
+        features: What the head reads of these, if that is there.
     """
 
-    def __init__(self, net: Net, params: Tree, buffers: dict[str, Tree], data: Data):
+    def __init__(
+        self,
+        net: Net,
+        params: Tree,
+        buffers: dict[str, Tree],
+        data: Data,
+        features: Tensor | None = None,
+    ):
         self._net = net
         self._prefix = f"{net.parts.head_layer}."
         self._params = params
@@ -39,58 +47,40 @@ class FrozenBody:
         self._buffers = buffers
         self._data = data
         self._features: dict[bool, Tensor | None] = {}
+        if features is not None:
+            self._features = {True: features, False: features}
 
     def bind_batch(self, bound: Bound, batch: Batch) -> FrozenBound:
         """Return the network for a step on a minibatch."""
         return FrozenBound(bound, self, batch)
 
-    def compute_logits(self, bound: Bound, batch: Batch, params: Tree) -> Tensor | None:
-        """Return a minibatch's logits by the head alone, None where that is not all."""
-        moves_statistics = bool(bound.buffers.get(ROLE)) and bound.training
-        if moves_statistics or bound.buffers is not self._buffers:
+    def find_inputs(self, bound: Bound, batch: Batch, params: Tree, role: str) -> Tensor | None:
+        """Return what the head reads of a minibatch, None where the body is needed."""
+        if bound.buffers.get(role):
+            is_still = bound.buffers is self._buffers and not bound.training
+            if role != ROLE or not is_still:
+                return None
+        if not isinstance(params, dict) or params.keys() != self._params.keys():
             return None
         # By identity: a method may put other values in the body's place, as a second model of its
         # own.
         if any(params.get(name) is not self._params[name] for name in self._body):
             return None
         if bound.training not in self._features:
-            self._features[bound.training] = self._compute_features(bound)
+            self._features[bound.training] = compute_features(bound, self._params, self._data)
         features = self._features[bound.training]
-        if features is None:
-            return None
+        return None if features is None else features[batch.indices]
+
+    def apply_head(self, params: Tree, inputs: Tensor) -> Tensor:
+        """Return the logits of what the head reads, float32."""
         head_params = {}
         for name, leaf in params.items():
             if name.startswith(self._prefix):
                 head_params[name.removeprefix(self._prefix)] = leaf
-        inputs = features[batch.indices]
         head = self._net.head
         if type(head) is nn.Linear:  # as most are, and a call of it is quicker
-            return F.linear(inputs, head_params["weight"], head_params.get("bias"))
-        return functional_call(head, head_params, (inputs,))
-
-    def _compute_features(self, bound: Bound) -> Tensor | None:
-        """Return the head's inputs for all samples, None where it is not the last layer."""
-        calls: list[tuple[Tensor, Tensor]] = []
-
-        def record_call(_: object, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            calls.append((inputs[0], output.float()))
-
-        hook = self._net.head.register_forward_hook(record_call)
-        plain_bound = self._net.bind(bound.buffers, bound.training)
-        features = []
-        try:
-            with torch.no_grad():
-                for batch in self._data.chunks():
-                    calls.clear()
-                    logits = plain_bound(self._params, batch.x)
-                    # What stands behind the head, a scaling say, would be left out.
-                    is_last = len(calls) == 1 and torch.equal(calls[0][1], logits)
-                    if not is_last:
-                        return None
-                    features.append(calls[0][0])
-        finally:
-            hook.remove()
-        return torch.cat(features)
+            return F.linear(inputs, head_params["weight"], head_params.get("bias")).float()
+        return functional_call(head, head_params, (inputs,)).float()
 
 
 class FrozenBound(Bound):
@@ -114,18 +104,26 @@ class FrozenBound(Bound):
 
     def __call__(self, params: Tree, x: Tensor, role: str = ROLE) -> Tensor:
         """Return logits `[batch, classes]`; see Bound."""
-        if x is self._batch.x and role == ROLE:
-            logits = self._frozen_body.compute_logits(self, self._batch, params)
-            if logits is not None:
-                return logits.float()
-        return super().__call__(params, x, role)
+        inputs = self._find_inputs(params, x, role)
+        if inputs is None:
+            return super().__call__(params, x, role)
+        return self._frozen_body.apply_head(params, inputs)
 
     def features(self, params: Tree, x: Tensor, role: str = ROLE) -> tuple[Tensor, Tensor]:
-        """Return logits and the head's input, of the whole network; see Bound."""
+        """Return logits and the head's input; see Bound."""
+        inputs = self._find_inputs(params, x, role)
+        if inputs is not None and inputs.dim() == 2:
+            return self._frozen_body.apply_head(params, inputs), inputs.float()
         bound = self.net.bind(self.buffers, self.training, self.weight)
         answer = bound.features(params, x, role)
         self.buffers = bound.buffers
         return answer
+
+    def _find_inputs(self, params: Tree, x: Tensor, role: str) -> Tensor | None:
+        """Return what the head reads of the minibatch, None for anything else."""
+        if x is not self._batch.x:
+            return None
+        return self._frozen_body.find_inputs(self, self._batch, params, role)
 
 
 def find_frozen_body(
@@ -140,15 +138,43 @@ def find_frozen_body(
         buffers: By role.
         data: All samples of the client, as steps see them.
     """
-    if not isinstance(params, dict) or params.keys() != net.params.keys() or net.parts.unclear:
-        return None
-    # What draws or mixes samples makes something else of a sample each time.
-    if not net.traits.trusted or net.traits.draws:
+    if not isinstance(params, dict) or params.keys() != net.params.keys():
         return None
     names = list(params)
-    prefix = f"{net.parts.head_layer}."
-    moving_names = [names[index] for index in trainable]
-    is_head_alone = all(name in net.parts.head and name.startswith(prefix) for name in moving_names)
-    if not moving_names or not is_head_alone:
+    if not is_of_head(net, [names[index] for index in trainable]):
         return None
     return FrozenBody(net, params, buffers, data)
+
+
+def is_of_head(net: Net, moving_names: Sequence[str]) -> bool:
+    """Return whether some parameters are the head's alone, and a sample looks always alike."""
+    # What draws or mixes samples makes something else of a sample each time.
+    if net.parts.unclear or not net.traits.trusted or net.traits.draws or not moving_names:
+        return False
+    prefix = f"{net.parts.head_layer}."
+    return all(name in net.parts.head and name.startswith(prefix) for name in moving_names)
+
+
+def compute_features(bound: Bound, params: Tree, data: Data) -> Tensor | None:
+    """Return the head's inputs for all samples, None where it is not the last layer."""
+    calls: list[tuple[Tensor, Tensor]] = []
+
+    def record_call(_: object, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        calls.append((inputs[0], output.float()))
+
+    hook = bound.net.head.register_forward_hook(record_call)
+    plain_bound = bound.net.bind(bound.buffers, bound.training)
+    features = []
+    try:
+        with torch.no_grad():
+            for batch in data.chunks():
+                calls.clear()
+                logits = plain_bound(params, batch.x)
+                # What stands behind the head, a scaling say, would be left out.
+                is_last = len(calls) == 1 and torch.equal(calls[0][1], logits)
+                if not is_last:
+                    return None
+                features.append(calls[0][0])
+    finally:
+        hook.remove()
+    return torch.cat(features)

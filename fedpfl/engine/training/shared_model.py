@@ -25,6 +25,7 @@ from fedpfl.engine.training.evaluation import (
     evaluate_client,
     evaluate_clients,
 )
+from fedpfl.engine.training.features import FeatureStore
 from fedpfl.engine.training.jobs import ClientRow, EvalJob, concatenate_rows
 from fedpfl.engine.training.participation import with_first_checks
 from fedpfl.ground import tree
@@ -81,10 +82,16 @@ class SharedModel:
         members = {*self.clients}
         return [client for client in self.call.clients if client not in members]
 
-    def evaluate_pass(self, net: Net, forward_pass: ForwardPass, autocast: Autocast) -> Counts:
+    def evaluate_pass(
+        self,
+        net: Net,
+        forward_pass: ForwardPass,
+        autocast: Autocast,
+        store: FeatureStore | None = None,
+    ) -> Counts:
         """Return the counts of the clients of a pass, `[clients]`."""
         if len(forward_pass.clients) > 1:
-            return evaluate_clients(net, self.model, forward_pass, autocast)
+            return evaluate_clients(net, self.model, forward_pass, autocast, store)
         job = EvalJob(
             method=self.call.method,
             rows=[ClientRow(forward_pass.federation, forward_pass.clients[0])],
@@ -93,7 +100,7 @@ class SharedModel:
             split=forward_pass.split,
             metrics=forward_pass.metrics,
         )
-        return tree.stack([evaluate_client(net, job, autocast)])
+        return tree.stack([evaluate_client(net, job, autocast, store)])
 
     def make_answer(
         self, counts_of_passes: Sequence[Counts], other_answer: dict[str, Counts] | None
