@@ -31,6 +31,8 @@ WRITTEN = {
 """Files and folders outside of docs/ that are pages, each with its page."""
 LINK = re.compile(r"(?<=\]\()(?!https?:|mailto:|#)([^)#\s]+)(?=[)#])")
 BOARD = ROOT / "docs/results/board_small.csv"
+ORACLES = ROOT / "docs/results/oracles.csv"
+ARXIV = re.compile(r"arXiv: ?(\d{4}\.\d{4,5})")
 API = {
     "Runs": [
         *(f"fedpfl.runner.library.{name}" for name in ("run", "rounds", "sweep", "load")),
@@ -206,7 +208,7 @@ def read_counted_rows() -> dict[str, dict[str, str]]:
 def make_method_page(
     name: str, method: Any, hooks: list[str], counted: dict[str, dict[str, str]]
 ) -> str:
-    """Describe a method: source, hooks, keys, costs beside FedAvg's, its rows of the board.
+    """Describe a method: paper, equations, hooks, keys, costs beside FedAvg's, oracles, the board.
 
     Args:
         name: of its configuration.
@@ -222,9 +224,12 @@ def make_method_page(
     overridden = [hook for hook in hooks if getattr(method, hook) is not getattr(bases[-1], hook)]
     parts = [
         f"# {heading}\n\n`method={name}` in `fedpfl/methods/{name}.py`.",
-        describe_class(method),
-        "## Hooks\n\n" + (", ".join(f"`{hook}`" for hook in overridden) or "FedAvg's alone") + ".",
-        f"## Keys\n\n```yaml\n{yaml_text}\n```",
+        link_papers(describe_class(method)),
+        "## Keys\n\nTheir values here, and what they are for. More on each stands above.\n\n"
+        f"```yaml\n{yaml_text}\n```",
+        "## Hooks\n\nWhat it answers in place of FedAvg ([what each is for](../design.md#a-method)): "
+        + (", ".join(f"`{hook}`" for hook in overridden) or "none")
+        + ".",
     ]
 
     # ---- Step 2: what it costs, beside FedAvg.
@@ -233,27 +238,78 @@ def make_method_page(
     ]
     table = "\n".join([f"| | {heading} | FedAvg |", "|---|---|---|", *rows[1:]])
     parts.append(
-        f"## Costs\n\nValues per client and round for cnn4 ([how counted](../methods.md)).\n\n{table}"
+        "## What travels, what is kept, what the server sees\n\nValues per client and round for cnn4"
+        f" ([how counted](../methods.md)).\n\n{table}"
     )
 
     # ---- Step 3: what was measured.
-    measured = [row for row in csv.DictReader(BOARD.open()) if row["method"] == heading]
-    rows = [
-        f"| {row['setting'].partition(': ')[2]} | {row['rank']} | {float(row['accuracy']):.2f} |"
-        f" {float(row['ft_accuracy']):.2f} | `{row['chosen'] or 'nothing'}` |"
-        for row in measured
-        if row["accuracy"] and row["ft_accuracy"]
-    ]
-    if rows:
-        titles = (
-            "| setting | rank | accuracy | after fine-tuning | chosen |\n|---|---|---|---|---|\n"
-        )
-        parts.append(
-            "## On the board\n\nMeans over seeds, in percent ([the board](../board.md)).\n\n"
-            + titles
-            + "\n".join(rows)
-        )
+    oracle_rows = [row for row in csv.DictReader(ORACLES.open()) if row["method"] == name]
+    parts += make_oracle_section(oracle_rows)
+    board_rows = list(csv.DictReader(BOARD.open()))
+    parts += make_board_section(heading, board_rows)
     return "\n\n".join(parts)
+
+
+def link_papers(text: str) -> str:
+    """Return a docstring with its arXiv numbers as links, outside of what is laid out."""
+    prose, block, rest = text.partition("```")
+    return ARXIV.sub(r"[arXiv:\1](https://arxiv.org/abs/\1)", prose) + block + rest
+
+
+def make_oracle_section(rows: list[dict[str, str]]) -> list[str]:
+    """Return what public code makes of a method, and the largest difference to it; or nothing.
+
+    Args:
+        rows: of docs/results/oracles.csv.
+    """
+    if not rows:
+        return ["## Public code\n\nIt was held beside a plain loop written from its paper alone."]
+    titles = ("setting", "public code", "undone in it", "difference, loop", "batched")
+    lines = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
+    for row in rows:
+        differences = [format_difference(row[key]) for key in ("loop", "batched")]
+        cells = (row["setting"], row["repository"], row["undone"], *differences)
+        lines.append("| " + " | ".join(cells) + " |")
+    return [
+        "## Public code\n\nThe largest difference of any entry of any model after any round, once what"
+        " departs from the method is undone ([how](../oracles.md)).\n\n" + "\n".join(lines)
+    ]
+
+
+def format_difference(text: str) -> str:
+    """Return a difference with one digit; nothing where none was measured."""
+    return f"{float(text):.0e}".replace("0e+00", "0") if text else ""
+
+
+def make_board_section(title: str, board_rows: list[dict[str, str]]) -> list[str]:
+    """Return a method's rows of the board, each with FedAvg's simulated time; or nothing.
+
+    Args:
+        title: of the method in tables.
+        board_rows: of docs/results/board_small.csv.
+    """
+    fedavg_seconds = {
+        row["setting"]: float(row["sim_seconds"]) for row in board_rows if row["method"] == "FedAvg"
+    }
+    titles = ("setting", "rank", "mean", "fine-tuned", "newcomers, fine-tuned", "harmed, %")
+    titles += ("time, x FedAvg", "chosen")
+    lines = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
+    for row in board_rows:
+        if row["method"] != title or not row["accuracy"]:
+            continue
+        keys = ("accuracy", "ft_accuracy", "unseen_ft_accuracy", "harmed_fedavg")
+        numbers = [f"{float(row[key]):.2f}" if row[key] else "" for key in keys]
+        ratio = float(row["sim_seconds"]) / fedavg_seconds[row["setting"]]
+        setting = row["setting"].partition(": ")[2]
+        cells = (setting, row["rank"], *numbers, f"{ratio:.2f}", f"`{row['chosen'] or 'nothing'}`")
+        lines.append("| " + " | ".join(cells) + " |")
+    if len(lines) == 2:
+        return []
+    return [
+        "## On the board\n\nMeans over seeds, in percent; harmed are clients that FedAvg+FT serves"
+        " better; time is that of a simulated round ([the board](../board.md)).\n\n"
+        + "\n".join(lines)
+    ]
 
 
 def describe_class(method: Any) -> str:

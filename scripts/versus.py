@@ -1,12 +1,13 @@
 """Measure fedpfl beside its peers: one workload, each in its own environment, taking turns.
 
-    python scripts/versus.py --data DIR [--flbench DIR] [--pfllib DIR]     # FashionMNIST in torchvision's layout
+    python scripts/versus.py --data DIR [--flbench DIR] [--pfllib DIR] [--htfllib DIR]
     python scripts/versus.py --data DIR --tiny --peers fedpfl pfl          # tries rows in small
     python scripts/versus.py --write                                       # docs/versus.md from docs/results/versus.csv
 
 FashionMNIST split by Dir(0.1) over 100 clients, 10 a round, 5 epochs of SGD in batches of 32, and
-the network of two convolutions that all know, built in each peer's own way. FL-bench and PFLlib are
-run in copies of the directories that you give. A user's programs for the libraries are
+the network of two convolutions that all know, built in each peer's own way. DIR of --data has the
+images in torchvision's layout. FL-bench, PFLlib and HtFLlib are run in copies of the directories
+that you give. A user's programs for the libraries are
 scripts/peers/with_*.py. A peer that cannot be installed or fails is a row that says why.
 Environments and copies stay in outputs/versus/.
 """
@@ -20,6 +21,7 @@ import itertools
 import json
 import os
 import pickle
+import re
 import shutil
 import statistics
 import subprocess
@@ -45,6 +47,7 @@ from peers.measure import (
     Program,
     count_code_lines,
     find_groups,
+    find_interpreter,
     find_last_number,
     find_times,
     install_packages,
@@ -138,12 +141,14 @@ class Peer:
         program: makes the program for a task and a method.
         methods: which it has.
         directory_name: the option that names the directory that it is run from, "" for none.
+        interpreter: the Python that it needs, "" for the one that runs this.
     """
 
     name: str
     program: Callable[[Task, str], Program]
     methods: tuple[str, ...] = ("FedAvg", "FedPer")
     directory_name: str = ""
+    interpreter: str = ""
 
     @property
     def packages(self) -> str:
@@ -188,7 +193,8 @@ def find_directory(task: Task, name: str) -> Path:
 def fedpfl_program(task: Task, method: str, precision: str = "fp32") -> Program:
     """Return fedpfl's command; what it measures stands in its rounds.csv."""
     run_directory = task.folder / f"fedpfl-{method}-{precision}"
-    arguments = [f"method={method.lower()}", "dataset=fmnist", "partition=file"]
+    name = method.lower().replace("-", "_")
+    arguments = [f"method={name}", "dataset=fmnist", "partition=file"]
     paths = {
         "data_dir": task.data,
         "partition.path": task.folder / "split.json",
@@ -254,13 +260,13 @@ def flbench_program(task: Task, method: str) -> Program:
     return Program(make_command("FL-bench", "main.py", arguments), home, read_output)
 
 
-def pfllib_program(task: Task, method: str) -> Program:
-    """Return PFLlib's command on our split.
+def pfllib_program(task: Task, method: str, name: str = "PFLlib", network: str = "CNN") -> Program:
+    """Return the command of PFLlib, or of HtFLlib, on our split.
 
     Rounds in which it evaluates all clients are left out.
     """
     # ---- Step 1: its data, split as ours.
-    home = copy_directory(task, "pfllib")
+    home = copy_directory(task, name.lower())
     x, y = task.arrays()
     for part in ("train", "test"):
         folder = home / "dataset" / "FashionMNIST" / part
@@ -272,7 +278,7 @@ def pfllib_program(task: Task, method: str) -> Program:
     # ---- Step 2: its command.
     options = {
         "-data": "FashionMNIST",
-        "-m": "CNN",
+        "-m": network,
         "-algo": method,
         "-dev": task.device,
         "-gr": task.rounds,
@@ -292,7 +298,30 @@ def pfllib_program(task: Task, method: str) -> Program:
             first=find_times("-+ time cost -+", lines)[0],
         )
 
-    return Program(make_command("PFLlib", "main.py", arguments), home / "system", read_output)
+    return Program(make_command(name, "main.py", arguments), home / "system", read_output)
+
+
+def htfllib_program(task: Task, method: str) -> Program:
+    """Return HtFLlib's command with one network for all clients.
+
+    Its families of networks are for colour images: one of them becomes ours in the copy. Methods
+    that make images with a network of others are left out there, as they need its weights.
+    """
+    family = "HtFE-img-2"
+    program = pfllib_program(task, method, "HtFLlib", family)
+    main = program.cwd / "main.py"
+    network = "'FedAvgCNN(in_features=1, num_classes=args.num_classes, dim=1024)'"
+    changes = {
+        r"^from flcore\.servers\.serverktl.*\n": "",
+        rf'(== "{family}":\s+args\.models = )\[[^\]]*\]': rf"\1[{network}]",
+    }
+    text = main.read_text()
+    for pattern, replacement in changes.items():
+        text = re.sub(pattern, replacement, text, flags=re.MULTILINE)
+    if network not in text:
+        raise Failed(f"its main.py has no {family}")
+    main.write_text(text)
+    return program
 
 
 def use_library(name: str, script: str) -> Callable[[Task, str], Program]:
@@ -317,10 +346,12 @@ def use_library(name: str, script: str) -> Callable[[Task, str], Program]:
 
 
 ROWS = (
-    Peer("fedpfl", fedpfl_program),
+    Peer("fedpfl", fedpfl_program, ("FedAvg", "FedPer", "LG-FedAvg")),
     Peer("fedpfl bf16", partial(fedpfl_program, precision="bf16"), ("FedAvg",)),
     Peer("FL-bench", flbench_program, directory_name="flbench"),
     Peer("PFLlib", pfllib_program, directory_name="pfllib"),
+    Peer("HtFLlib", htfllib_program, ("LG-FedAvg",), directory_name="htfllib"),
+    Peer("BlazeFL", use_library("BlazeFL", "with_blazefl"), ("FedAvg",), interpreter="python3.13"),
     Peer("Flower", use_library("Flower", "with_flower"), ("FedAvg",)),
     Peer("pfl-research", use_library("pfl-research", "with_pfl"), ("FedAvg",)),
     Peer("fluke", use_library("fluke", "with_fluke")),
@@ -330,7 +361,7 @@ ROWS = (
 def copy_directory(task: Task, name: str) -> Path:
     """Return a copy of a directory that the user named, which is worked in."""
     home = WORK / name
-    ignored_names = shutil.ignore_patterns(".git", "rawdata", "MNIST", "out")
+    ignored_names = shutil.ignore_patterns(".git", "rawdata", "MNIST", "out", "stylegan")
     shutil.copytree(find_directory(task, name), home, ignore=ignored_names, dirs_exist_ok=True)
     return home
 
@@ -382,7 +413,8 @@ def measure_peer(task: Task, peer: Peer, method: str, limit: float) -> dict[str,
     try:
         row["version"] = peer.version(task)
         if peer.packages:
-            install_packages(peer.python.parents[1], peer.packages)
+            interpreter = find_interpreter(peer.interpreter or sys.executable)
+            install_packages(peer.python.parents[1], peer.packages, interpreter)
         program = peer.program(task, method)
         measurements = measure_program(program, make_environment(task), limit)
         row |= {"lines": program.lines, **measurements}
@@ -405,6 +437,7 @@ def make_environment(task: Task) -> dict[str, str]:
         "FLWR_TELEMETRY_ENABLED": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
         "HYDRA_FULL_ERROR": "1",
+        "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1",  # HtFLlib stores whole networks
     }
     if task.device == "cpu" and shutil.which("nvidia-smi"):
         variables["CUDA_VISIBLE_DEVICES"] = ""
@@ -487,6 +520,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--flbench", type=Path, metavar="DIR", help="a checkout of FL-bench")
     parser.add_argument("--pfllib", type=Path, metavar="DIR", help="a checkout of PFLlib")
+    parser.add_argument("--htfllib", type=Path, metavar="DIR", help="a checkout of HtFLlib")
     parser.add_argument(
         "--peers",
         nargs="+",
@@ -529,7 +563,7 @@ def main() -> None:
         rounds=options.rounds,
         epochs=5,
         device=options.device,
-        directories={"flbench": options.flbench, "pfllib": options.pfllib},
+        directories={name: getattr(options, name) for name in ("flbench", "pfllib", "htfllib")},
     )
     out = options.out or RESULTS
     repeats = options.repeats

@@ -94,7 +94,16 @@ def count_code_lines(path: Path) -> int:
     return len([line for line in ast.unparse(module).splitlines() if line.strip()])
 
 
-def install_packages(home: Path, packages: str) -> None:
+def find_interpreter(name: str) -> str:
+    """Return the path of a Python such as `python3.13`. Raises Failed where none of it starts."""
+    path = shutil.which(name)
+    # What stands on the PATH may only say which versions there are.
+    if path and subprocess.run([path, "-c", ""], capture_output=True).returncode == 0:
+        return path
+    raise Failed(f"it needs {name}, which is not on the PATH")
+
+
+def install_packages(home: Path, packages: str, interpreter: str = sys.executable) -> None:
     """Make an environment of these packages, once. Raises Failed."""
     packages_file = home / "packages.txt"
     if packages_file.is_file() and packages_file.read_text() == packages:
@@ -104,7 +113,7 @@ def install_packages(home: Path, packages: str) -> None:
     home.parent.mkdir(parents=True, exist_ok=True)
     pip = [str(home / "bin" / "python"), "-m", "pip", "install", "--quiet"]
     pip += ["--disable-pip-version-check", *packages.split()]
-    for command in ([sys.executable, "-m", "venv", str(home)], pip):
+    for command in ([interpreter, "-m", "venv", str(home)], pip):
         result = subprocess.run(command, capture_output=True, text=True)
         if result.returncode:
             raise Failed(f"cannot be installed: {find_error_line(result.stderr or result.stdout)}")

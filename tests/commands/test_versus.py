@@ -48,7 +48,7 @@ def program(text, *arguments, **more):
 @pytest.fixture
 def task(tmp_path):
     """The workload of two clients, as if it were prepared."""
-    place = {"flbench": tmp_path / "flbench", "pfllib": tmp_path / "pfllib"}
+    place = {name: tmp_path / name for name in ("flbench", "pfllib", "htfllib")}
     made = versus.Task(tmp_path / "data", tmp_path / "task", 3, 5, "cpu", place, clients=2)
     made.folder.mkdir()
     split = [{"train": [0, 1], "test": [2]}, {"train": [3], "test": [4]}]
@@ -135,6 +135,36 @@ def test_all_are_told_the_same_split_and_settings(task, work):
     words = f"{words} -lbs 32 -lr 0.05".split()
     given, wanted = (dict(zip(own[::2], own[1::2], strict=True)) for own in (told, words))
     assert given == wanted
+
+
+def test_htfllib_has_one_network_for_all(task, work):
+    """In the copy; whose families are others' says so."""
+    main = task.directories["htfllib"] / "system/main.py"
+    main.parent.mkdir()
+    lines = (
+        "from flcore.servers.serverlg import LG_FedAvg",
+        "from flcore.servers.serverktl_x import F",
+    )
+    family = (
+        "if args.model_family == \"HtFE-img-2\":\n    args.models = [\n 'a(b=3)', # c\n 'd()',\n]"
+    )
+    main.write_text("\n".join((*lines, family, "")))
+    program = versus.htfllib_program(task, "LG-FedAvg")
+    text = (program.cwd / "main.py").read_text()
+    assert text.splitlines()[0] == lines[0]
+    assert "serverktl" not in text
+    assert text.count("in_features=1") == 1
+    assert "d()" not in text
+    assert "-m HtFE-img-2 -algo LG-FedAvg" in " ".join(program.command)
+    main.write_text("mine = 1\n")
+    with pytest.raises(measure.Failed, match="has no HtFE-img-2"):
+        versus.htfllib_program(task, "LG-FedAvg")
+
+
+def test_a_python_that_is_not_there_is_said():
+    assert measure.find_interpreter(sys.executable) == sys.executable
+    with pytest.raises(measure.Failed, match=r"it needs python3\.99"):
+        measure.find_interpreter("python3.99")
 
 
 def test_the_workload_is_written_once_for_all(task, monkeypatch):
