@@ -82,12 +82,12 @@ real_mode = Hydra.get_mode
 
 
 def read_mode(self: Hydra, config_name: str | None, overrides: list[str]) -> Any:
-    """Return the mode that the configuration asks for, which these groups alone can set.
+    """Return the mode that the configuration asks for, which these words alone can set.
 
     Hydra composes everything for it, and once more for the run: a third of a command's time.
     """
-    groups = ("experiment", "paper", "debug", "hydra", "plugins")
-    if any(word.lstrip("+~").startswith(groups) for word in overrides):
+    setting = ("experiment", "paper", "debug", "hydra.mode", "hydra.searchpath", "plugins")
+    if any(word.lstrip("+~").startswith(setting) for word in overrides):
         return real_mode(self, config_name, overrides)
     return None
 

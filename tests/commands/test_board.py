@@ -41,7 +41,7 @@ def boarded(folder, methods, settings):
     suite = {**SUITE, "settings": {name: SUITE["settings"][name] for name in settings}}
     (folder / "tiny.yaml").write_text(yaml.safe_dump(suite))
     with mock.patch.object(tuning, "draw_search"):  # which takes longer than the runs
-        status = call(folder, f"method={','.join(methods)}", "trials=1", "seeds=1", "rounds=2")
+        status = call(folder, f"method={','.join(methods)}", "trials=1", "seeds=1", "rounds=1")
     return folder, status, pd.read_csv(folder / "out" / "board.csv", dtype={"identity": str})
 
 

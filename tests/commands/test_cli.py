@@ -3,11 +3,13 @@
 import contextlib
 import csv
 import io
+import json
 import os
 import re
 import shlex
 import signal
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,6 +21,8 @@ from omegaconf import OmegaConf
 
 from fedpfl.config import overrides
 from fedpfl.config.choices import GROUPS
+from fedpfl.engine.backends.loop import LoopBackend
+from fedpfl.ground import interrupts
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import METHODS, FedAvg, Method
@@ -26,7 +30,7 @@ from fedpfl.models import Parts
 from fedpfl.record import console, rundir
 from fedpfl.record.columns import round_columns
 from fedpfl.report import __main__ as report
-from fedpfl.runner import loop, session
+from fedpfl.runner import loop
 from fedpfl.runner.faults import user_errors
 from tests.command import (
     FILES,
@@ -43,6 +47,7 @@ from tests.command import (
     wait_for,
 )
 from tests.conftest import keep_quick, read_cases
+from tests.runner.test_resume import start_child, wait_for_child
 
 # Bad input
 
@@ -50,21 +55,15 @@ BAD = r"""
 # unknown keys
 foo=1 => foo is not a key
 +foo=1 => foo is not a key
-method.foo=1 => method.foo is not a key here; known keys of method=fedobp: q, norm, score, scope, classifier_only
 local.foo=1 => local.foo is not a key here; known keys: epochs, steps, batch_size, optimizer, lr, decay,
 lamda=1 method=ditto => lamda is not a key here; did you mean method.lam?
-logger=wandb +logger.foo=1 => logger.foo is not a key here; known keys: project
 # unknown choices
 method=xyz => method must be one of apfl, apple, cfl, ditto,
-dataset=foo => dataset must be one of ag_news, cifar10, cifar100, cifar10_c, cifar10_c_made, cinic10
-logger=[wandb,foo] => logger must be one of csv, mlflow, none, tensorboard, wandb, got 'foo'
 experiment=foo => experiment must be one of adapters/cifar100, demo, fedobp/all_methods, fedobp/alpha_sweep,
-logger.name=foo => logger.name=foo is unknown; choose one of none, wandb
 engine.precision=fp8 => engine.precision must be one of fp32, tf32, bf16, got 'fp8'
 hydra/launcher=foo => hydra/launcher must be one of basic, joblib, lockstep, got 'foo'
 # what was probably meant
 method=fedobpp => names, got 'fedobpp'; did you mean fedobp?
-local.momentun=0.5 => local.momentun is not a key here; did you mean local.momentum?
 lr=0.1 => lr is not a key here; did you mean local.lr?
 hydra.run.dri=x => hydra.run.dri is not a key here; did you mean hydra.run.dir?
 launcher=lockstep => launcher is not a key here; did you mean hydra/launcher?
@@ -74,14 +73,9 @@ hydra.launcher=lockstep -m => hydra.launcher and hydra.sweeper are groups of key
 seed=1,2 => seed=1,2 is a sweep, which needs -m; if it is one value, write a list as seed=[1,2], a text as
 # wrong types
 rounds=abc => rounds must be a whole number, got 'abc'
-rounds= => rounds must be a whole number, got ''
-local=3 => local must be a group of keys, got 3
 dataset.name=../../x => dataset.name must be one of
 # numbers that tensors cannot hold
 local.lr=1e300 => local.lr must be within 1.2e-38 and 3.4e+38 in size, as float32 is, got 1e+300
-local.lr=inf => local.lr must be a finite number, got inf
-dataset.std=[inf] => dataset.std must be a finite number, got inf
-method=fedspu method.widths=[nan] => method.widths must be a finite number, got nan
 # for a hyperparameter that is not there
 method=seqfededt +score=fisher => score is for a hyperparameter that method=seqfededt does not have
 -m method=fedobp,ditto quantile.q=0.3 => quantile.q is for a hyperparameter that the method does not have
@@ -103,11 +97,6 @@ eval.every=5 eval.finetune_epochs=1 eval.finetune_every=7 => eval.finetune_every
 checkpoint.seconds=-1 => checkpoint.seconds must be 0 or more, got -1
 quantile.q=1.1 => quantile.q must be between 0 and 1, got 1.1
 method=ditto method.personal_epochs=-1 => method.personal_epochs must be 0 or more, or null, got -1
-partition.alpha=1e7 => partition.alpha must be above 0 and at most 1000000, got 10000000.0
-partition.samples_per_client=null partition.min_samples=0 => partition.min_samples must be 1 or more, got 0
-partition.test_fraction=1 => partition.test_fraction must be at least 0 and below 1, got 1
-partition.samples_per_client=0 => partition.samples_per_client must be 1 or more, or null, got 0
-partition=shards partition.classes_per_client=0 => classes_per_client must be 1 or more, got 0
 engine.workers=-1 => engine.workers must be 0 or more, got -1
 # what the network does not have
 method=fedper method.layers=5 => method.layers must be at most 4, the network's layers, got 5
@@ -115,21 +104,11 @@ method=fedselect method.personalise=99 => method.personalise: the network has la
 method=flexfl method.apoz=[0.1] => method.apoz has 1 numbers for 3 groups of neurons
 model=mlp model.hidden=[100000000000] => model=mlp: its parameters, held twice, would take
 # impossible together
-clients=1798 => clients must be at most the number of samples, 1797, got 1798
-clients=500 partition.samples_per_client=null => clients=500 with partition.min_samples=10 need 5000 samples, the data set has
-partition=shards partition.classes_per_client=11 => classes_per_client must be at most the number of classes, 10
-partition=published partition.max_attempts=1 clients=90 => found no split in 1 attempts
 quantile=paper => quantile=paper: Table II has no q for dataset digits with alpha 0.1; it has cifar10 (0.1, 0.5)
 device=tpu => device must be auto, cpu, cuda or cuda:N, got 'tpu'
 device=cpu engine.precision=tf32 => engine.precision=tf32 needs a CUDA device; use fp32 or bf16
 # files
 dataset=npz => dataset.path has no value; set it with dataset.path=
-dataset=npz dataset.path=corrupt.npz => corrupt.npz cannot be read as an .npz archive
-dataset=npz dataset.path=keys.npz => keys.npz has no array 'x', only a
-dataset=npz dataset.path=nan.npz => nan.npz
-dataset=npz dataset.path=small.npz => model=cnn4: images must be at least 16x16 pixels, got 12x12
-dataset=npz dataset.path=good.npz dataset.classes=2 => found label 3, but dataset.classes=2 allows 0..1
-dataset=npz dataset.path=good.npz dataset.std=[0] => dataset.std must be a positive number or null, got [0]
 dataset=cifar10 dataset.download=false data_dir=here => data set cifar10 is not in data_dir=here
 # folders
 hydra.run.dir=file => file
@@ -155,8 +134,6 @@ seed=${rounds} rounds=${seed} => Recursive interpolation
 data_dir=${oc.env:NOPE} => Environment variable 'NOPE' not found
 """
 MARKED = {"{escape}": "\x1b", "{surrogate}": "\udcff", "{300 x}": 300 * "x"}
-# They have no use for the tiny federation's other keys
-SCHEMES = ("partition=shards", "partition=published")
 
 
 def bad_cases() -> list[Any]:
@@ -165,30 +142,15 @@ def bad_cases() -> list[Any]:
     return [case for kind in kinds for case in keep_quick(kind)]
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    """A working directory with files of all kinds."""
-    labels = np.arange(96) % 4
-    np.savez(tmp_path / "good.npz", x=np.zeros((96, 28, 28), np.uint8), y=labels)
-    np.savez(tmp_path / "small.npz", x=np.zeros((96, 12, 12), np.uint8), y=labels)
-    np.savez(tmp_path / "nan.npz", x=np.full((96, 28, 28), np.nan), y=labels)
-    np.savez(tmp_path / "keys.npz", a=labels)
-    (tmp_path / "corrupt.npz").write_bytes(b"PK\x03\x04 and then nothing of the sort")
-    (tmp_path / "file").write_text("not a directory")
-    return tmp_path
-
-
 @pytest.mark.parametrize(("overrides", "says"), bad_cases())
-def test_bad_input_is_one_line_and_leaves_nothing(overrides: str, says: str, place: Path) -> None:
-    before = snapshot(place)
-    base = [
-        key
-        for key in TINY_TASK
-        if not (overrides.startswith(SCHEMES) and key.startswith("partition."))
-    ]
+def test_bad_input_is_one_line_and_leaves_nothing(
+    overrides: str, says: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("not a directory")
+    before = snapshot(tmp_path)
     for mark, text in MARKED.items():
         overrides = overrides.replace(mark, text)
-    result = run_command(*base, *overrides.split(" "), cwd=place)
+    result = run_command(*TINY_TASK, *overrides.split(" "), cwd=tmp_path)
     assert result.code == 2, result
     # One line, which a terminal shows as it is
     assert result.err.endswith("\n")
@@ -196,7 +158,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(overrides: str, says: str, pla
     assert result.err.startswith("fedpfl: ")
     assert says in result.err
     assert result.out == ""
-    assert snapshot(place) == before
+    assert snapshot(tmp_path) == before
 
 
 SWEPT = r"""
@@ -311,16 +273,6 @@ def test_what_was_too_large_is_told(tmp_path: Path) -> None:
         line = re.escape(f"not enough memory for {says}")
         with pytest.raises(FedpflError, match=line), user_errors(cfg, tmp_path):
             exec(compile("raise MemoryError", f"/a/fedpfl/{file}", "exec"))
-
-
-def test_options_may_stand_anywhere(tmp_path: Path) -> None:
-    result = run_command("method=fedper", "-c", "job", "seed=3", cwd=tmp_path)
-    assert result.code == 0
-    assert "name: fedper" in result.out
-    assert "seed: 3" in result.out
-    assert snapshot(tmp_path) == {}
-    result = run_command("seed=-1,-2", "-m", cwd=tmp_path)
-    assert "2 of 2 jobs failed" in result.err
 
 
 def test_bad_input_leaves_the_users_empty_directories(tmp_path: Path) -> None:
@@ -659,16 +611,6 @@ def test_an_experiment_with_its_own_sweep_needs_no_option(tmp_path: Path) -> Non
     assert re.search(rf"sweep: 2/2 done in 0:00:\d\d  method=ditto: {wrong}", alone.err)
 
 
-def test_a_value_for_all_methods_of_a_sweep_that_the_default_method_lacks(tmp_path: Path) -> None:
-    words = ("method=heterofl,fedrolex", "method.widths=[1.0,0.5]")
-    stop = FedpflError("enough")
-    with mock.patch.object(session, "play_session", side_effect=stop) as play:
-        run_command("-m", *TINY, *words, cwd=tmp_path)
-    methods = [call.args[0].method for call in play.call_args_list]
-    assert {one.name for one in methods} == {"heterofl", "fedrolex"}
-    assert all(one.widths == [1.0, 0.5] for one in methods)
-
-
 @pytest.mark.parametrize(
     ("words", "wanted"),
     read_cases(
@@ -708,6 +650,7 @@ def test_a_failing_job_does_not_stop_the_others(tmp_path: Path) -> None:
     assert told[2].endswith("got 5000 (nothing was written)")
 
 
+@pytest.mark.full
 def test_a_diverging_job_does_not_stop_the_others(tmp_path: Path) -> None:
     result = run_command("--multirun", *TINY, "method=fedavg", "local.lr=1e30,0.01", cwd=tmp_path)
     assert result.code == 3, result
@@ -741,18 +684,26 @@ def test_joblib_runs_a_sweep_in_parallel_and_bad_input_leaves_nothing(tmp_path: 
 # Signals
 
 
-SIGNAL_IN_ROUND_3 = """
-import os, runpy, sys
-from fedpfl.engine.backends.loop import LoopBackend
-number = int(sys.argv.pop(1))
-participate = LoopBackend.participate
-def signal_then_participate(backend, call):
-    if call.state.round == 2:
-        os.kill(os.getpid(), number)
-    return participate(backend, call)
-LoopBackend.participate = signal_then_participate
-runpy.run_module("fedpfl.train", run_name="__main__", alter_sys=True)
-"""
+def signal_in_round_3(folder: Path, number: int) -> None:
+    """Run the command, to which a signal comes while clients train; write down how it ended.
+
+    While a round is evaluated, say, the signal would be lost.
+    """
+    participate = LoopBackend.participate
+
+    def signal_and_participate(backend: LoopBackend, call: Any) -> Any:
+        if call.state.round == 2:
+            os.kill(os.getpid(), number)
+        return participate(backend, call)
+
+    for heeded in interrupts.EXIT_STATUS:
+        signal.signal(heeded, signal.SIG_DFL)
+    # What is set here goes with the process.
+    LoopBackend.participate = signal_and_participate
+    words = [word for word in TINY if not word.startswith(("rounds=", "checkpoint.seconds="))]
+    words += ["method=fedavg", "rounds=9", "checkpoint.seconds=1e6", "hydra.run.dir=here"]
+    result = run_command(*words, cwd=folder)
+    (folder / "ended.json").write_text(json.dumps([result.code, result.err]))
 
 
 @pytest.mark.parametrize(
@@ -764,16 +715,13 @@ runpy.run_module("fedpfl.train", run_name="__main__", alter_sys=True)
     ],
 )
 def test_a_signal_saves_the_run_and_has_a_status(number, code, told, tmp_path):
-    # The signal comes while clients train: while a round is evaluated, say, it would be lost.
-    words = [word for word in TINY if not word.startswith(("rounds=", "checkpoint.seconds="))]
-    words += ["method=fedavg", "rounds=9", "checkpoint.seconds=1e6", "hydra.run.dir=here"]
-    process = start_process(str(int(number)), *words, cwd=tmp_path, script=SIGNAL_IN_ROUND_3)
-    result = wait_for(process)
-    assert result.code == code, result
-    assert result.complaints == [
-        f"fedpfl: {told}; the same command goes on from the last checkpoint"
-    ]
-    assert "Traceback" not in result.err
+    child = start_child(partial(signal_in_round_3, tmp_path, int(number)))
+    assert wait_for_child(child) == 0
+    status, said = json.loads((tmp_path / "ended.json").read_text())
+    assert status == code, said
+    (line,) = [line for line in said.splitlines() if line.startswith("fedpfl:")]
+    assert line == f"fedpfl: {told}; the same command goes on from the last checkpoint"
+    assert "Traceback" not in said
     with rundir.RunDirectory.open(
         tmp_path / "here", "", read_summary(tmp_path / "here")["identity"]
     ) as directory:

@@ -35,16 +35,6 @@ SAID = {  # the words of the programs, as they print them
 FIRST = {"FL-bench": 3.5, "PFLlib": 3.5, "Flower": 1.0, "fedpfl": 10.0}
 
 
-def program(text, *arguments, **more):
-    """A Python process that runs `text`."""
-
-    def read_output(lines):
-        return measure.Measurement(0.0, 0.0, measure.find_times("^round", lines)[0])
-
-    about = {"read_output": read_output, **more}
-    return measure.Program([sys.executable, "-c", text, *arguments], ROOT, **about)
-
-
 @pytest.fixture
 def task(tmp_path):
     """The workload of two clients, as if it were prepared."""
@@ -69,26 +59,6 @@ def work(tmp_path, monkeypatch):
 
 
 # ---- one process
-
-
-@pytest.mark.full
-def test_a_process_is_measured_with_those_that_it_starts():
-    hold = "held = bytearray(80 * 2**20)\nimport time; time.sleep(1)"
-    text = "import subprocess, sys, time\ntime.sleep(0.3)\nprint('round', 2.5, flush=True)\n"
-    text += "subprocess.run([sys.executable, '-c', sys.argv[1]])"
-    found = measure.measure_program(program(text, hold), {}, 60)
-    assert 0.3 <= found["first"] < found["peak_mib"]
-    assert found["peak_mib"] > 80
-
-
-def test_what_cannot_be_measured_says_why():
-    for text, limit, why in (
-        ("raise ValueError('no such thing')", 60, "ended with status 1: ValueError: no such thing"),
-        ("import time; time.sleep(60)", 0.5, "was not done after 0 s"),
-        ("print('hello')", 60, "it did not say when its first round was done"),
-    ):
-        with pytest.raises(measure.Failed, match=f"^{why}$"):
-            measure.measure_program(program(text), {}, limit)
 
 
 # ---- the peers

@@ -1,9 +1,13 @@
 """Every word is understood or refused in one line; what nobody reads is no error."""
 
+import io
+import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -13,20 +17,18 @@ import yaml
 import fedpfl
 from fedpfl import __main__ as fedpfl_command
 from fedpfl import board, check, export, federate, tune
-from fedpfl.config import early, help_page
 from fedpfl.config.overrides import quote_word
 from fedpfl.ground.words import DASHES, check_words, replaced_words
 from fedpfl.report import __main__ as report
 from fedpfl.runner import session
-from tests.command import TINY, run_command, snapshot, start_process, wait_for
+from tests.command import TINY, run_command, snapshot
 from tests.conftest import keep_quick, read_cases
+from tests.runner.test_resume import start_child, wait_for_child
 
 COMMANDS = {
     **{"board": board.main, "check": check.main, "export": export.main, "federate": federate.main},
     **{"fedpfl": fedpfl_command.main, "report": report.main, "tune": tune.main},
 }
-NO_DASH = "keys have no dash: participation=1.0"
-EMPTY = "the command has an empty word; leave it out, or give its key a value"
 REFUSED = r"""
 # one dash, which Hydra and argparse would split or cut short
 train -participation=1.0 => keys have no dash: participation=1.0
@@ -158,7 +160,7 @@ def test_keys_that_are_given_twice_are_told():
 
 def test_a_text_that_is_quoted_as_told_is_taken_as_it_is(tmp_path: Path) -> None:
     """As a shell reads the words; `$` alone would be an interpolation of Hydra's."""
-    texts = ["ü ö", "a=b", "a,b", "{a}", "it's", 'a"b', "a\\", "a\\'b", "$HOME`x`", "[a", "#;!"]
+    texts = ["ü a=b", "{a,b}", "it's", 'a"b\\', "a\\'b", "$HOME`x`", "[a #;!"]
     quoted = " ".join(quote_word("name", text) for text in texts)
     shell = ["bash", "-c", f"printf '%s\\n' {quoted}"]
     words = subprocess.run(shell, capture_output=True, text=True, check=True).stdout.splitlines()
@@ -231,56 +233,41 @@ def test_a_sweep_of_an_experiment_of_ones_own_is_not_dropped(tmp_path):
 # Help
 
 
-def test_help_says_what_there_is(capsys):
-    with mock.patch.object(sys, "argv", ["fedpfl", "--help"]):
-        fedpfl_command.main()
-    lines = capsys.readouterr().out.splitlines()
-    assert all(
-        any(line.startswith(f"  fedpfl {name} ") for line in lines)
-        for name in fedpfl_command.COMMANDS
-    )
-    assert "With -m, values separated by commas make a sweep." in help_page.HEAD
-
-
 TWICE = "fedpfl: given twice, and the last one counts: seed=1, then seed=2"
 PRINTING = [
     *("train --cfg job seed=1 seed=2", "--version", "report tables outputs"),
 ]
 
 
-def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:
-    """As `| head -1` does: all commands in one process, each with a pipe to write to that nobody
-    reads.
+def print_to_nobody(folder: Path) -> None:
+    """Give each line of PRINTING, with a pipe to write to that nobody reads.
 
     Every second one has no buffer, as with `python -u`.
     """
-    script = """
-import io, os, runpy, sys
-for number, line in enumerate(sys.argv[1:]):
-    reading, writing = os.pipe()
-    os.close(reading)
-    os.dup2(writing, 1)
-    raw = io.FileIO(1, "w", closefd=False)
-    sys.stdout = io.TextIOWrapper(raw if number % 2 else io.BufferedWriter(raw), write_through=bool(number % 2))
-    sys.argv[1:] = line.split()
-    code = 0
-    try:
-        runpy.run_module("fedpfl", run_name="__main__")
-    except SystemExit as end:
-        code = end.code or 0
-    sys.stdout.flush()
-    if code != 2 * ("outputs" in line):
-        print(line, code, file=sys.stderr)
-"""
-    result = wait_for(start_process(*PRINTING, cwd=tmp_path, script=script))
+    os.chdir(folder)
+    sys.stderr = said = (folder / "said").open("w")
+    for number, line in enumerate(PRINTING):
+        reading, writing = os.pipe()
+        os.close(reading)
+        os.dup2(writing, 1)
+        raw = io.FileIO(1, "w", closefd=False)
+        buffer = raw if number % 2 else io.BufferedWriter(raw)
+        sys.stdout = io.TextIOWrapper(buffer, write_through=bool(number % 2))
+        sys.argv = ["fedpfl", *line.split()]
+        code = 0
+        try:
+            runpy.run_module("fedpfl", run_name="__main__")
+        except SystemExit as end:
+            code = end.code or 0
+        sys.stdout.flush()
+        assert code == 2 * ("outputs" in line)
+    said.flush()
+
+
+def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:
+    """As `| head -1` does: all commands in one child of this process."""
+    assert wait_for_child(start_child(partial(print_to_nobody, tmp_path))) == 0
     absent = (
         "fedpfl: no such directory: outputs; give the folder that holds the runs, such as outputs"
     )
-    assert (result.code, result.err.splitlines()) == (0, [TWICE, absent])
-
-
-def test_a_word_that_is_no_option_is_told_before_torch_is_loaded(capsys):
-    for words, says in ((["-participation=1.0"], NO_DASH), (["-m", "seed=1,2", ""], EMPTY)):
-        with pytest.raises(SystemExit, match="2"):
-            early.exit_if_refused(words)
-        assert says in capsys.readouterr().err
+    assert (tmp_path / "said").read_text().splitlines() == [TWICE, absent]

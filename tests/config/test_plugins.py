@@ -301,13 +301,3 @@ def test_an_import_of_what_has_moved_says_where_it_is(tmp_path: Path) -> None:
         with pytest.raises(FedpflError, match=r"mine\.py:1: \w+: [^;]*; ") as error:
             plugins.load_plugins([str(tmp_path / "mine.py")])
         assert str(error.value).endswith(now)
-
-
-def test_a_method_that_fails_is_one_line_with_its_hook(folder: Path) -> None:
-    (folder / "mine.py").write_text(
-        METHOD.format("def finish(self, server, client, start, end): return end, client['own']")
-    )
-    result = run_command("plugins=[mine.py]", "method=mine", *TINY, "hydra.run.dir=run", cwd=folder)
-    assert result.code == 1
-    (line,) = result.complaints
-    assert f"method=mine: Mine.finish raised KeyError: 'own' ({folder / 'mine.py'}:4)" in line

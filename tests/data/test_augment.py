@@ -82,39 +82,10 @@ def by_hand(augment, x, views, black):
     return torch.cat(seen)
 
 
-def test_a_cut_after_a_border():
-    x = torch.tensor([[[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0, 8.0, 9.0]]]])
-    black = torch.tensor([[[-1.0]]])
-    seen = Augment(crop=1)(
-        x, view(down=0.99, right=0.0), black
-    )  # one row down, one column to the left
-    assert seen.tolist() == [[[[-1, 4, 5], [-1, 7, 8], [-1, -1, -1]]]]
-    seen = Augment(crop=1, fill="mean")(x, view(down=0.0, right=0.5), black)
-    assert seen.tolist() == [[[[0, 0, 0], [1, 2, 3], [4, 5, 6]]]]
-
-
-@pytest.mark.parametrize(
-    ("mirror", "flipped"), [(0.0, True), (0.499, True), (0.5, False), (0.99, False)]
-)
-def test_every_other_image_is_mirrored(mirror, flipped):
-    x = image(4, 6)
-    seen = Augment(flip=True)(x, view(mirror=mirror), BLACK)
-    assert torch.equal(seen, x.flip(3) if flipped else x)
-
-
 def test_a_quarter_turn_is_counter_clockwise():
     x = image(4, 4)
     assert torch.equal(Augment(rotate=90.0)(x, view(angle=1.0 - 1e-7), BLACK), x.rot90(1, (2, 3)))
     assert torch.equal(Augment(rotate=90.0)(x, view(angle=0.0), BLACK), x.rot90(-1, (2, 3)))
-
-
-@pytest.mark.parametrize("size", [7, 8, 32])
-def test_turned_images_are_those_of_torchs_grids(size):
-    g = torch.Generator().manual_seed(size)
-    x, views = torch.rand(1, 2, size, size, generator=g), torch.rand(20, 4, generator=g)
-    for own in views:
-        seen = Augment(rotate=15.0)(x, own[None], BLACK)
-        assert torch.equal(seen, rotated(x, (2 * float(own[2]) - 1) * 15.0, BLACK))
 
 
 @pytest.mark.parametrize(
@@ -138,7 +109,7 @@ def test_all_together_are_flip_then_rotate_then_cut(augment):
     )
 
 
-@pytest.mark.parametrize("method", keep_quick([Ditto(lam=0.3), Pairs(), FedAvg(), FedRep()], 2))
+@pytest.mark.parametrize("method", keep_quick([FedAvg(), Ditto(lam=0.3), Pairs(), FedRep()]))
 def test_backends_see_the_same(method, federation):
     federation = replace(federation, augment=ALL)
     loop, batched = (

@@ -46,7 +46,7 @@ from tests.data.test_formats import FOLDER, clip_files, mini_files, picture
 from tests.data.test_leaf import written
 from tests.data.test_partition_file import flat
 
-TRIED = 30  # damaged files per format
+TRIED = 20  # damaged files per format
 SECONDS = 1.0  # of this process, for each
 BYTES = 32 * 2**20  # of memory, for each
 

@@ -98,6 +98,7 @@ def test_digits_needs_no_files(tmp_path):
     assert not (tmp_path / "absent").exists()
 
 
+@pytest.mark.full
 def test_import_is_light():
     code = (
         "import sys, fedpfl.data.federation; "

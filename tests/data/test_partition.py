@@ -23,7 +23,6 @@ from fedpfl.engine.training.sgd import plan_steps
 from fedpfl.ground.checks import checked_arguments
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import Phase
-from tests.command import TINY, run_command
 from tests.conftest import DATA, make_federation, read_cases
 
 Y = np.random.default_rng(0).integers(0, 10, 2_000)  # ten classes, unequal sizes
@@ -293,15 +292,6 @@ def test_repair_touches_only_those_below_and_the_largest():
     assert sum(set(a) != set(b) for a, b in zip(before, after, strict=True)) < 2 * len(small) + 1
 
 
-@pytest.mark.parametrize("name", DEFAULTS)
-def test_seeds(name):
-    scheme, options = SCHEMES[name], DEFAULTS[name]
-    state = np.random.get_state()[1].copy()
-    assert same(scheme(Y, 10, 0, **options), scheme(Y.copy(), 10, 0, **options))
-    assert not same(scheme(Y, 10, 0, **options), scheme(Y, 10, 1, **options))
-    assert np.array_equal(np.random.get_state()[1], state)  # NumPy's global stream is left alone
-
-
 # Errors: each one line that names the key and the value
 
 
@@ -391,33 +381,12 @@ def test_clients_that_never_train(batch, together, idle):
     assert counts.count(0) == idle
 
 
-def test_clients_that_never_train_are_told(tmp_path):
-    options = (*("partition.samples_per_client=2", "partition.test_fraction=0.5", "rounds=1"),)
-    result = run_command(*TINY, *options, cwd=tmp_path)
-    assert result.code == 0, result.err
-    assert "samples min/median/max 2/2/2; 4 never train, for lack of samples" in result.err
-
-
 def test_the_shape_knows_of_what_it_is():
     images = small_images()
     shape = build_federation(images, partition.iid(images.y, 3, 0)).shape
     for copied in (shape, copy.deepcopy(shape), pickle.loads(pickle.dumps(shape))):
         assert copied == (3, 2, 2)
         assert (copied.kind, copied.data_set) == ("images", "small")
-
-
-def test_normalize_any_batch_shape_and_leave_the_images_alone():
-    federation = build_federation(small_images(), partition.iid(small_images().y, 3, 0))
-    before = federation.x.clone()
-    x = federation.x.view(3, 2, 2, 3, 2, 2)
-    out = federation.normalize(x)
-    assert out.dtype == torch.float32
-    assert out.shape == x.shape
-    for channel, (mean, std) in enumerate(zip(federation.mean, federation.std, strict=True)):
-        torch.testing.assert_close(out[:, :, :, channel], (x[:, :, :, channel] / 255 - mean) / std)
-    assert torch.equal(federation.x, before)
-    vmapped = torch.func.vmap(federation.normalize)(federation.x)
-    assert torch.equal(vmapped, out.view(12, 3, 2, 2))
 
 
 def test_to_moves_images_and_labels_and_leaves_the_indices():

@@ -7,7 +7,7 @@ import pytest
 from fedpfl.config import plan
 from fedpfl.ground.errors import FedpflError
 from tests.command import compose_once
-from tests.conftest import read_cases
+from tests.conftest import keep_quick, read_cases
 
 SIZE = "dataset.size=0 => dataset.size must be 1 or more, got 0"
 LINES = f"""
@@ -32,8 +32,8 @@ dataset=tiny_imagenet {SIZE}
 """
 
 
-def test_what_is_out_of_range_is_refused():
-    for words, message in read_cases(LINES):
-        with pytest.raises(FedpflError) as said:
-            plan.check_config(compose_once(*words.split()))
-        assert str(said.value) == message
+@pytest.mark.parametrize(("words", "message"), keep_quick(read_cases(LINES), 4))
+def test_what_is_out_of_range_is_refused(words, message):
+    with pytest.raises(FedpflError) as said:
+        plan.check_config(compose_once(*words.split()))
+    assert str(said.value) == message

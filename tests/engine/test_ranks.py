@@ -52,7 +52,20 @@ from tests.conftest import (
     record_rounds,
     tiny,
 )
-from tests.runner.test_resume import TOOLS, assert_ends_alike, rows_by_client
+from tests.runner.test_resume import assert_ends_alike, rows_by_client
+
+TOOLS = """
+import io, json, os, signal, sys
+from pathlib import Path
+import torch
+from fedpfl import train
+from fedpfl.ground import files
+from fedpfl.methods import METHODS
+from fedpfl.record import rundir
+from tests.command import run_command
+from tests.runner.test_resume import append_half as half, die, die_after as after
+from tests.runner.test_resume import replace_call as wrap, save_half as torn
+"""
 
 TRAIN, TEST = (40, 7, 33, 2, 65, 1), (12, 3, 9, 0, 14, 1)
 COHORTS = [[0, 2, 3, 5], [0, 1, 4, 5]]

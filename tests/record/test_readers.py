@@ -32,13 +32,13 @@ from tests.command import TINY, format_override, play_run
 from tests.conftest import keep_quick
 from tests.record.test_damage import interrupt, overwritten, samples
 
-CASES = (16, 200)  # damaged files of a finished and of an interrupted run each
+CASES = (10, 200)  # damaged files of a finished and of an interrupted run each
 RUN = (
     *TINY,
     *("rounds=3", "method=fedcac", "eval.finetune_epochs=1"),
     "dataset=npz",
 )
-SHARE = 8  # of the cases one that draws figures and pages, which takes the longest
+SHARE = 10  # of the cases one that draws figures and pages, which takes the longest
 
 
 @dataclass(frozen=True)

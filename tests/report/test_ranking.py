@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedpfl.ground.errors import FedpflError
@@ -68,6 +68,7 @@ def test_demsars_example() -> None:
     assert (pair.a, pair.a_better, pair.b_better) == ("C4.5+m", 10, 2)
 
 
+@settings(max_examples=40)
 @given(st.lists(st.lists(st.integers(0, 5), min_size=3, max_size=3), min_size=2, max_size=8))
 def test_ranks_agree_with_a_loop(table: list[list[int]]) -> None:
     found = rank_methods(pd.DataFrame(table, columns=["a", "b", "c"], dtype=float))

@@ -7,8 +7,8 @@ import io
 import json
 import os
 import re
-import subprocess
-import sys
+from contextlib import redirect_stderr, redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,9 @@ import pytest
 import yaml
 
 from fedpfl.report.__main__ import main
-from tests.conftest import ROOT, keep_quick
+from tests.conftest import keep_quick
 from tests.report.test_report import amend, config, write_run
+from tests.runner.test_resume import start_child, wait_for_child
 
 EVIL = "\x1b[2J\x1b]0;owned\x07\x00\nmean‮|$x_1^{$ <b>&"
 
@@ -267,25 +268,29 @@ HOSTILE: dict[str, Any] = {
     "a list for a method": with_method(ema=[1]),
     "a strange status": lambda folder: amend(folder, status=["finished"]),
 }
-READING = """
-import sys
-from fedpfl.report.__main__ import main
-for command in ("tables", "html", "ls"):
-    print("==", main([command, sys.argv[1]]), command, file=sys.stderr)
-"""
+
+
+def read_by_all(root: Path) -> None:
+    """Give commands that read runs; what they print lies beside the runs."""
+    with (
+        (root / "out").open("w") as out,
+        (root / "err").open("w") as err,
+        redirect_stdout(out),
+        redirect_stderr(err),
+    ):
+        for command in ("tables", "html", "ls"):
+            print("==", main([command, str(root)]), command, file=err)
 
 
 def test_a_broken_run_is_one_line_and_stops_nothing(tmp_path: Path) -> None:
-    """In a process that can be given up, for a pipe would be waited for."""
+    """In a child that is given up in time, for a pipe would be waited for."""
     write_run(tmp_path / "x" / "whole")
     for seed, damage in enumerate(HOSTILE, 1):
         HOSTILE[damage](write_run(tmp_path / "x" / damage.replace(" ", "_"), seed=seed))
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
-    words = [sys.executable, "-c", READING, str(tmp_path)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, env=env)
-    assert done.returncode == 0, done.stderr
-    assert len(re.findall(r"^broken ", done.stdout, re.MULTILINE)) == len(HOSTILE)
-    lines = [line for line in done.stderr.splitlines() if not line.startswith("wrote ")]
+    assert wait_for_child(start_child(partial(read_by_all, tmp_path))) == 0
+    out, err = ((tmp_path / name).read_text() for name in ("out", "err"))
+    assert len(re.findall(r"^broken ", out, re.MULTILINE)) == len(HOSTILE)
+    lines = [line for line in err.splitlines() if not line.startswith("wrote ")]
     ends = [line for line in lines if line.startswith("==")]
     assert ends == [f"== 0 {command}" for command in ("tables", "html", "ls")]
     skipped = [re.match(rf"skipped {tmp_path}/x/(\S+): .", line) for line in lines]

@@ -40,7 +40,7 @@ METHODS = [
 """Of all kinds of personal models; the last eight predict by a rule of their own."""
 
 
-@pytest.mark.parametrize("method", keep_only(METHODS, ("fedper", "apfl", "knn_per")))
+@pytest.mark.parametrize("method", keep_only(METHODS, ("fedper", "knn_per")))
 def test_a_torchscript_module_answers_as_the_run(method, digits_runs, tmp_path, capsys):
     run = digits_runs(method)
     out = tmp_path / "models"

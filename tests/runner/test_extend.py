@@ -70,7 +70,10 @@ def test_an_extended_run_is_one_of_that_length(runs, rounds):
 
 
 def test_a_run_in_a_hurry_has_a_name_of_ones_choice(tmp_path):
-    result = run_command("debug=fast", "method=fedavg", "model=mlp", "name=my try", cwd=tmp_path)
+    result = run_command(
+        *("debug=fast", "method=fedavg", "model=mlp", "model.hidden=[8]", "name=my try"),
+        cwd=tmp_path,
+    )
     assert result.code == 0, result.err
     assert "name        my try\n" in result.err
     (folder,) = tmp_path.glob("outputs/digits_fast/fedavg/*/seed42")

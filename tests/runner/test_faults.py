@@ -1,5 +1,7 @@
 """Kills and file systems that refuse at any moment: the same command ends bit for bit the same."""
 
+from __future__ import annotations
+
 import errno
 import io
 import json
@@ -7,111 +9,96 @@ import os
 import random
 import resource
 import shutil
+import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from unittest import mock
 
 import pytest
 
 from fedpfl.ground.errors import FedpflError
-from tests.command import TINY, play_run, start_process, wait_for
+from fedpfl.report import load
+from tests.command import TINY, play_run
 from tests.conftest import keep_only, keep_quick
 from tests.record.test_damage import assert_ends_as, refusal
+from tests.runner.test_resume import die, start_child, wait_for_child
 
 RUN = (*TINY, "rounds=6", "eval.every=2", "method=ditto")
 KILLS = 60  # half of them at a random call to the file system, half at a random moment
 FAULTS = (3, 8)  # refusals of each kind, at a random call to the file system
 LIMITS = (0, 1, 100, 300, 700, 2000, 10_000, 40_000)  # bytes above which no file may grow
 
-DRIVER = """
-import io, os, random, signal, sys, time
-from pathlib import Path
-import torch
-from fedpfl.report.load import inspect_directory
-from tests.command import play_run
 
-place, kills, overrides = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
-torch.set_num_threads(1)  # there must be none that a child would miss
-play_run(place / "whole", *overrides)  # loads all that children would load
-chance = random.Random(7)
+class KilledFile:
+    """A file whose writes are counted; the last is half done."""
 
-left = 0
+    def __init__(self, file: IO[bytes], killer: Killer):
+        self.file, self.killer = file, killer
 
-def due():
-    global left
-    left -= 1
-    return left == 0
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
 
-def die(): os.kill(os.getpid(), signal.SIGKILL)
+    def __enter__(self) -> KilledFile:
+        return self
 
-class Counted:
-    "A file whose writes are counted; the last is half done."
-    def __init__(self, file): self.file = file
-    def __getattr__(self, name): return getattr(self.file, name)
-    def __enter__(self): return self
-    def __exit__(self, *error): self.file.close()
-    def write(self, data):
-        if due():
+    def __exit__(self, *error: object) -> None:
+        self.file.close()
+
+    def write(self, data: bytes) -> int:
+        if self.killer.is_due():
             self.file.write(bytes(data)[: len(data) // 2])
             self.file.flush()
             die()
         return self.file.write(data)
 
-def kill_at(number):
-    "Let the process die at its n-th call to the file system: before it, after it, or half written."
-    global left
-    left = number
-    for name in ("open", "write", "fsync", "replace", "unlink", "ftruncate"):
-        def counted(*args, real=getattr(os, name), name=name, **named):
-            if due():
-                if name == "write":
-                    real(args[0], args[1][: len(args[1]) // 2])
-                elif chance.random() < 0.5:
-                    real(*args, **named)
-                die()
-            return real(*args, **named)
-        setattr(os, name, counted)
-    real_open = io.open
-    io.open = lambda *args, **named: Counted(real_open(*args, **named)) if "wb" in args else real_open(*args, **named)
 
-def read(run):
-    "What a kill left are whole files."
-    seen = inspect_directory(run, lambda _: False)
-    told = seen.reason
+class Killer:
+    """Has its process die at a call to the file system: before it, after it, or half written."""
+
+    def __init__(self, calls: int, chance: random.Random):
+        self.calls, self.chance = calls, chance
+
+    def is_due(self) -> bool:
+        self.calls -= 1
+        return self.calls == 0
+
+    def arm(self) -> None:
+        for name in ("open", "write", "fsync", "replace", "unlink", "ftruncate"):
+            setattr(os, name, self.watch(name, getattr(os, name)))
+        open_file = io.open
+
+        def open_watched(*arguments: Any, **named: Any) -> Any:
+            file = open_file(*arguments, **named)
+            return KilledFile(file, self) if "wb" in arguments else file
+
+        io.open = open_watched
+
+    def watch(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            if self.is_due():
+                if name == "write":
+                    real(arguments[0], arguments[1][: len(arguments[1]) // 2])
+                elif self.chance.random() < 0.5:
+                    real(*arguments, **named)
+                die()
+            return real(*arguments, **named)
+
+        return call
+
+
+def require_whole_files(run: Path) -> None:
+    """What a kill left are whole files."""
+    seen = load.inspect_directory(run, lambda _: False)
+    reason = seen.reason
     try:
         if seen.run and (run / "clients.csv").exists():
-            seen.run.clients
-    except Exception as error:
-        told = str(error)
-    assert "not as" not in told, told
-
-done = killed = finished = 0
-while killed < kills:
-    run, at, seconds = place / str(done), chance.randrange(1, 100), chance.uniform(0.02, 0.3)
-    by_call = killed % 2 == 0
-    child = os.fork()
-    if not child:
-        try:
-            read(run)
-            if by_call:
-                kill_at(at)
-            play_run(run, *overrides)
-            os._exit(0)
-        except BaseException as error:
-            print(repr(error), flush=True)
-            os._exit(1)
-    if not by_call:
-        time.sleep(seconds)
-        os.kill(child, signal.SIGKILL)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if status == 1:
-        sys.exit("a run that was killed does not go on")
-    killed += status == -signal.SIGKILL
-    done += status == 0 or killed % 8 == 0  # a new run now and then
-print(killed, done)
-"""
+            assert seen.run.clients is not None
+    except FedpflError as error:
+        reason = str(error)
+    assert "not as" not in (reason or "")
 
 
 @pytest.fixture(scope="module")
@@ -123,9 +110,26 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.full
 def test_killed_again_and_again_a_run_ends_as_if_it_never_was(whole: Path, tmp_path: Path) -> None:
-    result = wait_for(start_process(str(tmp_path), str(KILLS), *RUN, cwd=tmp_path, script=DRIVER))
-    assert result.code == 0, result
-    assert int(result.out.split()[0]) == KILLS
+    chance, killed, done = random.Random(7), 0, 0
+    while killed < KILLS:
+        run, seconds = tmp_path / str(done), chance.uniform(0.02, 0.3)
+        killer = Killer(chance.randrange(1, 100), chance) if killed % 2 == 0 else None
+
+        def play(run: Path = run, killer: Killer | None = killer) -> None:
+            require_whole_files(run)
+            if killer:
+                killer.arm()
+            play_run(run, *RUN)
+
+        child = start_child(play)
+        if killer is None:
+            time.sleep(seconds)
+            os.kill(child, signal.SIGKILL)
+        status = wait_for_child(child)
+        assert status != 1, "a run that was killed does not go on"
+        killed += status == -signal.SIGKILL
+        # A new run now and then
+        done += status == 0 or killed % 8 == 0
     runs = [path for path in tmp_path.iterdir() if path.is_dir()]
     assert len(runs) >= KILLS // 10
     for run in runs:

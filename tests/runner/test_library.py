@@ -20,7 +20,7 @@ from hydra.core.singleton import Singleton
 from hydra.version import VersionBase
 
 import fedpfl
-from fedpfl import engine, export
+from fedpfl import export
 from fedpfl.config import overrides
 from fedpfl.ground import interrupts
 from fedpfl.methods import METHODS
@@ -206,29 +206,6 @@ def test_a_run_from_python_is_the_command_lines(tmp_path, monkeypatch, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_an_interrupted_run_goes_on(folder, tmp_path, monkeypatch):
-    played = []
-
-    def interrupted(*about, **more):
-        if played:
-            raise KeyboardInterrupt
-        played.append(None)
-        return play_round(*about, **more)
-
-    play_round = engine.play_round
-    monkeypatch.setattr(engine, "play_round", interrupted)
-    words = {"directory": tmp_path / "run", "progress": False, "method": "fedobp"}
-    with pytest.raises(KeyboardInterrupt):
-        fedpfl.run(*SMALL, **words)
-    half = fedpfl.load(tmp_path / "run")
-    assert (half.status, half.round, len(half.rounds)) == ("interrupted", 1, 1)
-    assert len(half.predict(0, half.samples(0)[0])) == len(half.samples(0)[1])
-    monkeypatch.undo()
-    whole = fedpfl.run(*SMALL, **words)
-    assert read_table(whole.path / "rounds.csv") == read_table(folder / "rounds.csv")
-    assert_same(whole.personal(2), fedpfl.load(folder).personal(2))
-
-
 def surroundings() -> list:
     """What a run might change of the process that it is in."""
     logs = map(logging.getLogger, (None, "fedpfl"))
@@ -257,20 +234,11 @@ def test_what_is_around_is_left_as_it_was(tmp_path, monkeypatch):
 
 
 MISTAKES = r"""
-"method=fedavgg" | method must be .* did you mean fedavg
-"local.lrr=1" | local.lrr is not a key here; did you mean local.lr
-rounds=0 | rounds must be 1 or more
 rounds="5" | rounds must be a whole number, got '5'
 local={"lr": float("nan")} | local.lr must be a finite number
 "method=fedavg,fedper" | method=fedavg,fedper is a sweep, .* give method one value
 "experiment=demo" | method=.* is a sweep, .* give method one value
 "-m" | -m is no option; here are no options, only words such as 'rounds=5'
-"-participation=1.0" | -participation=1.0 is no option; .*; keys have no dash: participation=1.0
-"–m" | –m begins with a dash that is not the keyboard's; write -m
-"" | the command has an empty word
-dataset="a\nb" | dataset must be one of .*, got 'a\\nb'
-metrics="f1" | each one of f1, balanced, auroc, ece, got 'f1'; did you mean \[f1\]\?
-"rounds" | cannot be read as key=value
 {"rounds": 1}, "seed=1" | stands alone
 {"rounds": 1}, seed=1 | stands alone
 {"rounds": 1} | has no value

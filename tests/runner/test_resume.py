@@ -1,21 +1,26 @@
 """Killed at any moment, the same command ends bit for bit as one that was never killed."""
 
 import functools
-import json
+import io
+import itertools
+import os
 import shutil
 import signal
-import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, BinaryIO
 
 import pytest
 import torch
 
 from fedpfl.config.schema import Checkpoint
 from fedpfl.engine.store import Rows
-from fedpfl.ground import interrupts, tree
+from fedpfl.ground import files, interrupts, tree
+from fedpfl.methods import METHODS
 from fedpfl.record import rundir
+from fedpfl.runner import resume
 from tests.command import (
     TINY_TASK,
     play_run,
@@ -25,8 +30,6 @@ from tests.command import (
     rewrite_summary,
     run_command,
     snapshot,
-    start_process,
-    wait_for,
 )
 from tests.conftest import assert_same, keep_quick
 from tests.record.test_damage import interrupt as stop_run
@@ -46,105 +49,89 @@ COMMON = (
     "model.hidden=[16]",
 )
 
-TOOLS = """
-import io, json, os, signal, sys
-from pathlib import Path
-import torch
-from fedpfl import train
-from fedpfl.record import rundir
-from fedpfl.methods import METHODS
-from tests.command import run_command
 
-def die(): os.kill(os.getpid(), signal.SIGKILL)
+# ---- Kills
 
-def wrap(owner, name, count, action):
-    "Replace owner.name by a function whose call number `count` does `action` instead; the others do as before."
-    real, calls = getattr(owner, name), []
-    def counted(*args, **kwargs):
-        calls.append(None)
-        return action(real, *args, **kwargs) if len(calls) == count else real(*args, **kwargs)
-    setattr(owner, name, counted)
 
-def after(real, *args, **kwargs):
-    real(*args, **kwargs)
+def start_child(action: Callable[[], object]) -> int:
+    """Begin to do something in a child of this process, which has loaded all; return its number."""
+    child = os.fork()
+    if not child:
+        try:
+            signal.alarm(120)  # a child that hangs would be waited for
+            action()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+    return child
+
+
+def wait_for_child(child: int) -> int:
+    """Return its exit status: 1 where it raised something, below 0 where a signal ended it."""
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def fork_killed(cwd: Path, arm: Callable[[], None], *overrides: str) -> None:
+    """Run the command in a child of this process, which `arm` has kill itself."""
+
+    def play() -> None:
+        arm()
+        run_command(*overrides, cwd=cwd)
+
+    assert wait_for_child(start_child(play)) == -signal.SIGKILL
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def replace_call(owner: Any, name: str, count: int, action: Callable[..., Any]) -> None:
+    """Have call number `count` of a function do something else; the others do as before."""
+    real = getattr(owner, name)
+    numbers = itertools.count(1)
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        if next(numbers) == count:
+            return action(real, *arguments, **named)
+        return real(*arguments, **named)
+
+    setattr(owner, name, call)
+
+
+def die_after(real: Callable[..., Any], *arguments: Any, **named: Any) -> None:
+    real(*arguments, **named)
     die()
 
-def torn(real, value, file):
+
+def save_half(real: Callable[..., Any], value: Any, file: BinaryIO) -> None:
     whole = io.BytesIO()
     real(value, whole)
     file.write(whole.getvalue()[: len(whole.getvalue()) // 2])
     file.flush()
     die()
 
-def half(real, file, data):
+
+def append_half(real: Callable[..., Any], file: int, data: bytes) -> None:
     os.write(file, data[: len(data) // 2])
     die()
 
-files = sys.modules["fedpfl.ground.files"]
-"""
-DRIVER = (
-    TOOLS
-    + """
-torch.set_num_threads(1)  # there must be none that a child would miss
-for number, (folder, point, *overrides) in enumerate(json.loads(sys.argv[1])):
-    if not number:
-        run_command(*overrides, cwd=Path.cwd())  # loads all that children would load
-    method = METHODS[next(arg for arg in overrides if arg.startswith("method=")).split("=")[1]]
-    child = os.fork()
-    if not child:
-        try:
-            exec(point)
-            print(run_command(*overrides, cwd=Path(folder)), flush=True)
-        finally:
-            os._exit(1)
-    if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != -signal.SIGKILL:
-        sys.exit(f"not killed: {point}")
-"""
-)
-POINTS = {  # what happens, how, and the round of the checkpoint that is left
-    "right after a row": ("wrap(rundir.RunDirectory, 'row', 3, after)", 2),
+
+ROW = (rundir.RunDirectory, "row")
+POINTS: dict[str, tuple[tuple[Any, ...], int]] = {
+    "right after a row": ((*ROW, 3, die_after), 2),
     # The second of two clients in round 3
-    "in the middle of a round": ("wrap(method, 'finish', 6, after)", 2),
-    "while a checkpoint is written": ("wrap(torch, 'save', 3, torn)", 2),
-    "while a row is written": ("wrap(files, 'append_all', 13, half)", 3),  # each is noted before
-    "right before the end": ("wrap(rundir.RunDirectory, 'checkpoint', 4, after)", 4),
+    "in the middle of a round": ((None, "finish", 6, die_after), 2),
+    "while a checkpoint is written": ((torch, "save", 3, save_half), 2),
+    # Each is noted before
+    "while a row is written": ((files, "append_all", 13, append_half), 3),
+    "right before the end": ((rundir.RunDirectory, "checkpoint", 4, die_after), 4),
 }
-Case = tuple[str, str]
-QUICK: list[Case] = [("fedobp", "while a checkpoint is written"), ("ditto", "right after a row")]
-"""Those that `make test` kills."""
-REST: list[Case] = [("fedobp", point) for point in POINTS if point != QUICK[0][1]]
-REST.append(("ditto", "in the middle of a round"))
-AHEAD = ("fedobp", "rows ahead")
-
-
-@pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Case], Path]:
-    """Return where a command killed itself at a point.
-
-    All of QUICK and all of REST are children of one process each, which has loaded everything.
-    """
-
-    @functools.cache
-    def kill_all(cases: tuple[Case, ...]) -> dict[Case, Path]:
-        places = {case: tmp_path_factory.mktemp("killed") for case in cases}
-        jobs = []
-        for (method, point), place in places.items():
-            command = (*COMMON, *SETTINGS[method])
-            if (method, point) != AHEAD:
-                jobs.append([str(place), POINTS[point][0], *command])
-                continue
-            jobs.append([str(place), POINTS["right after a row"][0], *command])
-            again = "wrap(rundir.RunDirectory, 'row', 2, after)"
-            jobs.append([str(place), again, *command, "checkpoint.seconds=1e6"])
-        cwd = tmp_path_factory.mktemp("driver")
-        result = wait_for(start_process(json.dumps(jobs), cwd=cwd, script=DRIVER))
-        assert result.code == 0, result
-        return places
-
-    def place_of(case: Case) -> Path:
-        return kill_all((*REST,) if case in REST else (*QUICK, AHEAD))[case]
-
-    return place_of
+"""What is replaced (None: the method), and the round of the checkpoint that is left."""
+KILLED = [("fedobp", "while a checkpoint is written")]
+KILLED += [("fedobp", point) for point in POINTS if point != KILLED[0][1]]
+KILLED += [("ditto", "right after a row"), ("ditto", "in the middle of a round")]
 
 
 def finish(cwd: Path, *overrides: str) -> str:
@@ -182,21 +169,27 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return done
 
 
-@pytest.mark.parametrize(("method", "point"), keep_quick([*QUICK, *REST], len(QUICK)))
-def test_a_killed_run_ends_as_if_it_never_was(method, point, killed, uninterrupted):
-    command, reached = (*COMMON, *SETTINGS[method]), POINTS[point][1]
-    place = killed((method, point))
-    assert read_summary(place / "run")["status"] == "running"
-    assert int(read_checkpoint(place / "run")["round"]) == reached
-    assert f"after round {reached} of 4" in finish(place, *command)
-    assert_ends_alike(place / "run", uninterrupted[method])
+@pytest.mark.parametrize(("method", "point"), keep_quick(KILLED))
+def test_a_killed_run_ends_as_if_it_never_was(method, point, uninterrupted, tmp_path):
+    command = (*COMMON, *SETTINGS[method])
+    (owner, *replaced), reached = POINTS[point]
+    arm = functools.partial(replace_call, owner or METHODS[method], *replaced)
+    fork_killed(tmp_path, arm, *command)
+    run = tmp_path / "run"
+    assert read_summary(run)["status"] == "running"
+    assert int(read_checkpoint(run)["round"]) == reached
+    assert f"after round {reached} of 4" in finish(tmp_path, *command)
+    assert_ends_alike(run, uninterrupted[method])
 
 
-def test_rows_that_are_ahead_of_the_checkpoint_are_played_again(killed, uninterrupted):
-    run = killed(AHEAD) / "run"
+def test_rows_that_are_ahead_of_the_checkpoint_are_played_again(uninterrupted, tmp_path):
+    command, run = (*COMMON, *SETTINGS["fedobp"]), tmp_path / "run"
+    fork_killed(tmp_path, functools.partial(replace_call, *ROW, 3, die_after), *command)
+    seldom = (*command, "checkpoint.seconds=1e6")
+    fork_killed(tmp_path, functools.partial(replace_call, *ROW, 2, die_after), *seldom)
     assert int(read_checkpoint(run)["round"]) == 2
     assert [row["round"] for row in read_table(run / "rounds.csv")] == [*"1234"]
-    finish(run.parent, *COMMON, *SETTINGS["fedobp"], "checkpoint.seconds=1e6")
+    finish(tmp_path, *seldom)
     assert_ends_alike(run, uninterrupted["fedobp"])
 
 
@@ -331,17 +324,27 @@ def test_checkpoints_take_at_most_a_twentieth_of_the_time() -> None:
 
 
 def test_a_dear_checkpoint_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After one of a fifth of a second the next is due four seconds later; the last always is."""
-    written, write = [], rundir.RunDirectory.checkpoint
+    """After one of a tenth of a second the next is due two seconds later; the last always is.
 
-    def slow(self: rundir.RunDirectory, payload: dict[str, Any]) -> None:
+    By a clock that rounds of 1.5 seconds and checkpoints move.
+    """
+    written, now = [], [0.0]
+    write_row, write = rundir.RunDirectory.row, rundir.RunDirectory.checkpoint
+
+    def write_row_late(self: rundir.RunDirectory, values: dict[str, int]) -> None:
+        now[0] += 1.5
+        write_row(self, values)
+
+    def write_slowly(self: rundir.RunDirectory, payload: dict[str, Any]) -> None:
         written.append(payload["round"])
         write(self, payload)
-        time.sleep(0.2)
+        now[0] += 0.1
 
-    monkeypatch.setattr(rundir.RunDirectory, "checkpoint", slow)
-    finish(tmp_path, *COMMON, *SETTINGS["fedobp"], "checkpoint.seconds=1e-6")
-    assert written == [1, 4]
+    monkeypatch.setattr(resume, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(rundir.RunDirectory, "row", write_row_late)
+    monkeypatch.setattr(rundir.RunDirectory, "checkpoint", write_slowly)
+    finish(tmp_path, *COMMON, *SETTINGS["fedobp"], "checkpoint.seconds=1e-6", "rounds=6")
+    assert written == [1, 3, 5, 6]
 
 
 def interrupt(monkeypatch: pytest.MonkeyPatch, cwd: Path, *overrides: str) -> None:

@@ -70,8 +70,8 @@ def folder(tmp_path, monkeypatch):
 
 
 def words(folder: Path, *more: str) -> list[str]:
-    usual = "dataset=npz partition=iid model=mlp model.hidden=[8] clients=4 rounds=3"
-    usual += " participation=1 local.epochs=2 local.batch_size=8 eval.every=1"
+    usual = "dataset=npz partition=iid model=mlp model.hidden=[8] clients=4 rounds=2"
+    usual += " participation=1 local.epochs=1 local.batch_size=16 eval.every=1"
     own = [*usual.split(), format_override("dataset.path", folder / "mine.npz")]
     given = {word.partition("=")[0] for word in more}
     return [word for word in own if word.partition("=")[0] not in given] + [*more]

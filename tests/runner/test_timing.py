@@ -2,6 +2,7 @@
 
 import copy
 import io
+import itertools
 import random
 
 import numpy as np
@@ -246,18 +247,16 @@ def test_a_run_of_a_few_small_rounds_is_not_timed():
 # What is said
 
 
-@pytest.mark.parametrize("rounds", [1, 7, 20])
-@pytest.mark.parametrize("every", [1, 3, 10])
-@pytest.mark.parametrize("times", [0, 1, 2])
-def test_evaluations_are_counted_as_they_are_made(rounds, every, times):
-    schedule = Schedule(rounds, every, times * every)
-    for played in range(rounds + 1):
-        plain = tuned = 0
-        for number in range(played + 1, rounds + 1):
-            if number % every == 0 or number == rounds:
-                is_tuned = times and (number % (times * every) == 0 or number == rounds)
-                tuned, plain = tuned + bool(is_tuned), plain + (not is_tuned)
-        assert schedule.remaining(played) == Remaining(rounds - played, plain, tuned)
+def test_evaluations_are_counted_as_they_are_made():
+    for rounds, every, times in itertools.product((1, 7, 20), (1, 3, 10), (0, 1, 2)):
+        schedule = Schedule(rounds, every, times * every)
+        for played in range(rounds + 1):
+            plain = tuned = 0
+            for number in range(played + 1, rounds + 1):
+                if number % every == 0 or number == rounds:
+                    is_tuned = times and (number % (times * every) == 0 or number == rounds)
+                    tuned, plain = tuned + bool(is_tuned), plain + (not is_tuned)
+            assert schedule.remaining(played) == Remaining(rounds - played, plain, tuned)
 
 
 def test_the_first_eta_counts_evaluations_and_fine_tuning(tmp_path):

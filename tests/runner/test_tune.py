@@ -41,8 +41,8 @@ def distributions(*words):
     }
 
 
-def search(folder, batch=1, seed=3, first=FIRST):
-    settings = trials.SearchSettings(trials=8, batch=batch, startup=3, warmup=2, seed=seed)
+def search(folder, batch=1, seed=3, first=FIRST, count=8):
+    settings = trials.SearchSettings(trials=count, batch=batch, startup=3, warmup=2, seed=seed)
     return trials.Search(folder, "study", distributions(*WORDS), first, settings)
 
 
@@ -120,7 +120,7 @@ KILLS.insert(
 )  # first, so that make test has it: it once was not survived
 
 
-@pytest.mark.parametrize(("batch", "kill", "where"), keep_quick(KILLS, 2))
+@pytest.mark.parametrize(("batch", "kill", "where"), keep_quick(KILLS))
 def test_killed_anywhere_it_ends_in_the_same_trials(batch, kill, where, whole, tmp_path):
     own, calls = search(tmp_path, batch), [0]
 
@@ -146,10 +146,10 @@ def test_killed_anywhere_it_ends_in_the_same_trials(batch, kill, where, whole, t
 
 
 def test_other_seeds_propose_other_values(tmp_path):
-    studies = [search(tmp_path / str(seed), seed=seed, first={}) for seed in (1, 2)]
+    studies = [search(tmp_path / str(seed), seed=seed, first={}, count=2) for seed in (1, 2)]
     for own in studies:
         own.run(judged, lambda line: None)
-    one, two = (told(own.study) for own in studies)
+    one, two = ([trial.params for trial in own.study.trials] for own in studies)
     assert one != two
 
 
@@ -173,7 +173,7 @@ def test_of_equally_good_trials_the_first_is_chosen(tmp_path):
     def play(jobs):
         return [trials.TrialResult(50.0 if number else 40.0, 3, str(number)) for number, _ in jobs]
 
-    own = search(tmp_path, batch=2)
+    own = search(tmp_path, batch=2, count=4)
     found = own.run(play, lambda line: None)
     assert found.overrides == tuple(own.to_overrides(own.study.trials[1].params))
     assert found.overrides not in {
@@ -182,20 +182,18 @@ def test_of_equally_good_trials_the_first_is_chosen(tmp_path):
 
 
 def test_of_a_longer_search_before_only_the_first_trials_count(tmp_path):
-    def run(folder, count):
-        settings = trials.SearchSettings(trials=count, batch=1, startup=3, warmup=2, seed=3)
-        search = trials.Search(folder, "study", distributions(*WORDS), FIRST, settings)
-        return search.run(judged, str)
+    def find(folder, count):
+        return search(folder, count=count).run(judged, str)
 
-    run(tmp_path / "long", 8)
-    short, again = run(tmp_path / "short", 2), run(tmp_path / "long", 2)
+    find(tmp_path / "long", 4)
+    short, again = find(tmp_path / "short", 2), find(tmp_path / "long", 2)
     assert (again.overrides, again.rounds) == (short.overrides, short.rounds)
     assert again.trials == short.trials
 
 
 def test_where_none_comes_to_its_end_it_says_so(tmp_path):
-    with pytest.raises(FedpflError, match="none of 8 trials came to its end"):
-        search(tmp_path).run(
+    with pytest.raises(FedpflError, match="none of 2 trials came to its end"):
+        search(tmp_path, count=2).run(
             lambda jobs: [trials.TrialResult(None, 1, "") for _ in jobs], lambda line: None
         )
 

@@ -18,7 +18,7 @@ pytest.importorskip("optuna")
 pytestmark = pytest.mark.filterwarnings(r"ignore:\s*.*is validated against:UserWarning")
 MINE = format_override("plugins", [ROOT / "docs/mine.py"])
 NO_KEY = "is not a key here; known keys of method=fedavg"
-SMALL = (*TINY_TASK, "rounds=1", "model=mlp", "trials=2", "seeds=1")
+SMALL = (*TINY_TASK, "rounds=1", "model=mlp", "model.hidden=[8]", "trials=1", "seeds=1")
 
 
 def searched(*words: str) -> dict[str, tuple[list[str], list[str]]]:
@@ -54,10 +54,10 @@ def test_the_space_of_a_plugin_is_searched(tmp_path):
     with mock.patch.object(tuning, "draw_search"):
         code, text = run(tmp_path, *SMALL, "method=halfway", MINE)
     assert code == 0, text
-    assert "fedpfl: method=halfway: 2 trials of local.lr, method.share\n" in text
+    assert "fedpfl: method=halfway: 1 trial of local.lr, method.share\n" in text
     (row,) = pd.read_csv(tmp_path / "tuned.csv").to_dict("records")
     assert "method.share=0." in row["chosen"]
-    assert (row["finished"] + row["given up"], row["seeds"]) == (2, 1)
+    assert (row["finished"] + row["given up"], row["seeds"]) == (1, 1)
     assert [*tmp_path.glob("final/digits/halfway/*/seed43/rounds.csv")]
     assert plugins.SPACES
     plugins.load_plugins([])

@@ -161,7 +161,11 @@ def metric_curves(group: Group, bin_size: int) -> dict[str, pd.DataFrame]:
             their points lie above each other.
     """
     curves: dict[str, pd.DataFrame] = {}
+    # Of the many columns that there may be, runs have some.
+    recorded = {column for run in group.reported_runs for column in run.rounds}
     for metric in CURVES:
+        if metric.name not in recorded:
+            continue
         curve = mean_by_round(group, metric.name)[["mean", "std"]]
         if metric.is_evaluated:
             curve = curve.iloc[evenly_spaced(len(curve), POINTS)]
