@@ -277,6 +277,8 @@ def _scale_gigabytes(ax: Axes, gigabytes: Iterable[float]) -> None:
     positive = [value for value in gigabytes if value > 0]
     if positive and max(positive) >= 10 * min(positive):
         ax.set_xscale("symlog", linthresh=min(positive))
+        # Powers would be set by TeX's rules, which names with dollars have switched off.
+        ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         ax.set_xlim(left=-0.2 * min(positive))
         return
     # A point at 0 needs room for its left half.

@@ -77,6 +77,17 @@ def test_points_of_fairness_and_traffic_by_hand(root, monkeypatch):
     assert (x, y) == pytest.approx((0.000272, 72))
 
 
+def test_traffic_of_other_sizes_has_plain_numbers_along_its_axis():
+    """Local-Only's 0 beside what differs by ten times and more."""
+    ax = Figure().subplots()
+    outcomes._scale_gigabytes(ax, [0.0, 0.001, 0.07])
+    left, right = ax.get_xlim()
+    assert left < 0 < right
+    ax.figure.draw_without_rendering()
+    texts = [label.get_text() for label in ax.get_xticklabels()]
+    assert {"0", "0.001", "0.01"} <= {*texts}
+
+
 def test_an_interval_is_students(root, monkeypatch):
     """Of two values t is 12.706; of one there is none."""
     half = 12.7062 * statistics.stdev([50, 60]) / math.sqrt(2)
