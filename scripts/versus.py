@@ -437,6 +437,7 @@ def make_environment(task: Task) -> dict[str, str]:
         "FLWR_TELEMETRY_ENABLED": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
         "HYDRA_FULL_ERROR": "1",
+        "TQDM_DISABLE": "1",
         "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1",  # HtFLlib stores whole networks
     }
     if task.device == "cpu" and shutil.which("nvidia-smi"):

@@ -12,7 +12,7 @@ VISION = runpy.run_path(
 )  # fedpfl is not installed
 
 with contextlib.suppress(ModuleNotFoundError):
-    VISION["torchvision"]()
+    VISION["load_torchvision"]()
 sys.argv = sys.argv[1:]
 sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
 runpy.run_path(sys.argv[0], run_name="__main__")

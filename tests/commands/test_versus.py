@@ -4,6 +4,7 @@ import csv
 import json
 import pickle
 import random
+import re
 import sys
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ import torch
 
 from fedpfl.data import partition
 from fedpfl.data.datasets import Samples
+from fedpfl.ground import vision
 from tests.conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -129,6 +131,12 @@ def test_htfllib_has_one_network_for_all(task, work):
     main.write_text("mine = 1\n")
     with pytest.raises(measure.Failed, match="has no HtFE-img-2"):
         versus.htfllib_program(task, "LG-FedAvg")
+
+
+def test_peers_start_by_a_function_that_there_is():
+    """It is found in a file, as fedpfl is not installed there."""
+    (name,) = re.findall(r'VISION\["(\w+)"\]', (versus.PEERS / "start.py").read_text())
+    assert callable(getattr(vision, name))
 
 
 def test_a_python_that_is_not_there_is_said():
