@@ -528,7 +528,7 @@ METRIC_HELP = (
 )
 METRIC = _make_option("--metric", METRIC_HELP, choices=CURVES, default="accuracy", metavar="COLUMN")
 INTERVAL = _make_option(
-    "--interval", "95 % confidence intervals instead of deviations", action="store_true"
+    "--interval", "95 %% confidence intervals instead of deviations", action="store_true"
 )
 KIND = _make_option("--kind", f"only these: {', '.join(FIGURE_KINDS)}", **LIST_SETTINGS)
 ALONG = _make_option(
