@@ -8,7 +8,7 @@ import io
 import os
 import sqlite3
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -223,32 +223,32 @@ REPRESENTATIVES = (
 """Methods of each kind, which stand for the others where `make test` asks no more."""
 
 
-def every_method(*engines: str) -> Callable[[Callable], Callable]:
+def every_method(
+    *engines: str, quick: Sequence[str] = REPRESENTATIVES
+) -> Callable[[Callable], Callable]:
     """Ask a test of every method: of `name` and `values`, and of a `backend` if engines are named.
 
-    `make test` asks each of REPRESENTATIVES in its first setting on one of the engines; the other
+    `make test` asks each of the quick ones in its first setting on one of the engines; the other
     methods, settings and engines are `full`.
     """
 
     def parametrize_test(test: Callable) -> Callable:
         names = ("name", "values", "backend") if engines else ("name", "values")
-        return pytest.mark.parametrize(names, method_cases(engines))(test)
+        return pytest.mark.parametrize(names, method_cases(engines, quick))(test)
 
     return parametrize_test
 
 
-def method_cases(engines: tuple[str, ...]) -> list[Any]:
+def method_cases(engines: tuple[str, ...], quick: Sequence[str]) -> list[Any]:
     """Return every setting of every method, on each of the engines if there are any."""
     parameters, first_settings = [], set[str]()
     for case in CASES:
         name = case.values[0]
         quick_engine = None
-        if engines and name in REPRESENTATIVES:
-            quick_engine = engines[REPRESENTATIVES.index(name) % len(engines)]
+        if engines and name in quick:
+            quick_engine = engines[quick.index(name) % len(engines)]
         for engine in engines or (None,):
-            is_quick = (
-                name in REPRESENTATIVES and name not in first_settings and engine == quick_engine
-            )
+            is_quick = name in quick and name not in first_settings and engine == quick_engine
             parameters.append(
                 pytest.param(
                     *(case.values if engine is None else (*case.values, engine)),

@@ -94,12 +94,6 @@ def instance_norm_with_statistics(shape, classes):
     )
 
 
-def lazy_batchnorm(shape, classes):
-    return nn.Sequential(
-        nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d(), nn.Tanh(), nn.Flatten(), nn.LazyLinear(classes)
-    )
-
-
 # ---- buffers and other state
 
 
@@ -190,14 +184,6 @@ class FrozenAverage(Plain):
         return torch.tanh(hidden - self.average)
 
 
-class FrozenCopied(FrozenAverage):
-    """The same under no_grad, by copy_."""
-
-    def move(self, mean):
-        with torch.no_grad():
-            self.average.copy_(0.9 * self.average + 0.1 * mean)
-
-
 class KeepsFeatures(Plain):
     """Keeps its last features for whoever looks, which does no harm."""
 
@@ -225,20 +211,6 @@ class QueueInList(Plain):
         features = super().features(x)
         self.memory.append(features.detach().mean(0))
         return features - torch.stack(list(self.memory)).mean(0)
-
-
-class InitialisedByData(Plain):
-    """Takes a scale from the first batch that it sees."""
-
-    def __init__(self, shape, classes):
-        super().__init__(shape, classes)
-        self.scale = None
-
-    def features(self, x):
-        features = super().features(x)
-        if self.scale is None:
-            self.scale = features.detach().std()
-        return features / self.scale
 
 
 class GrowingBuffer(Plain):
@@ -384,15 +356,6 @@ class CheckpointedReentrant(Plain):
         return checkpoint(super().features, x.clone().requires_grad_(), use_reentrant=True)
 
 
-class CheckpointedFunction(Plain):
-    """Recomputes a function of its weights; no layer is called again."""
-
-    def features(self, x):
-        return checkpoint(
-            lambda x: torch.tanh(x.flatten(1) @ self.hidden.weight.t()), x, use_reentrant=False
-        )
-
-
 class CheckpointedDropout(Plain):
     """What is recomputed draws the same numbers again."""
 
@@ -414,11 +377,6 @@ class Dropped(Plain):
 
     def features(self, x):
         return self.drop(super().features(x))
-
-
-class DroppedByFunction(Plain):
-    def features(self, x):
-        return nn.functional.dropout(super().features(x), 0.3, self.training)
 
 
 class DropoutAlways(Plain):
@@ -448,15 +406,6 @@ class StochasticDepth(Plain):
         if self.training and random.random() < 0.5:
             return self.hidden(x.flatten(1))
         return super().features(x)
-
-
-def gumbel(shape, classes):
-    class Gumbel(Plain):
-        def features(self, x):
-            features = super().features(x)
-            return nn.functional.gumbel_softmax(features) if self.training else features.softmax(1)
-
-    return Gumbel(shape, classes)
 
 
 def recurrent_dropout(shape, classes):
@@ -574,19 +523,7 @@ class HeadFirst(nn.Module):
         return self.out(torch.tanh(self.hidden(x.flatten(1))))
 
 
-class AuxiliaryHead(Plain):
-    """A second head of other outputs, declared last."""
-
-    def __init__(self, shape, classes):
-        super().__init__(shape, classes)
-        self.auxiliary = nn.Linear(WIDTH, 3)
-
-    def forward(self, x):
-        features = self.features(x)
-        return self.out(features) + 0 * self.auxiliary(features).sum()
-
-
-class AuxiliarySameWidth(AuxiliaryHead):
+class AuxiliarySameWidth(Plain):
     """A second head of as many outputs, which nothing comes of."""
 
     def __init__(self, shape, classes):
@@ -683,11 +620,6 @@ class TupleOutput(Plain):
         return super().forward(x), x
 
 
-class DictOutput(Plain):
-    def forward(self, x):
-        return {"logits": super().forward(x)}
-
-
 class NoGradient(Plain):
     def forward(self, x):
         return super().forward(x).detach()
@@ -697,7 +629,6 @@ KEPT = {
     "plain": Plain,
     "batchnorm_1d": batchnorm_1d,
     "batchnorm_cumulative": batchnorm_cumulative,
-    "lazy_batchnorm": lazy_batchnorm,
     "counter_in_place": CounterInPlace,
     "counter_assigned": CounterAssigned,
     "counter_by_setattr": CounterBySetattr,
@@ -705,7 +636,6 @@ KEPT = {
     "average_with_graph": AverageWithGraph,
     "not_persistent": NotPersistent,
     "frozen_average": FrozenAverage,
-    "frozen_copied": FrozenCopied,
     "keeps_features": KeepsFeatures,
     "hook_by_method": HookByMethod,
     "parameter_lists": ParameterLists,
@@ -714,15 +644,12 @@ KEPT = {
     "in_place_activation": InPlaceActivation,
     "checkpointed": Checkpointed,
     "checkpointed_reentrant": CheckpointedReentrant,
-    "checkpointed_function": CheckpointedFunction,
     "checkpointed_dropout": CheckpointedDropout,
     "dropped": Dropped,
-    "dropped_by_function": DroppedByFunction,
     "dropout_always": DropoutAlways,
     "noisy_features": NoisyFeatures,
     "noisy_by_numpy": NoisyByNumpy,
     "stochastic_depth": StochasticDepth,
-    "gumbel": gumbel,
     "recurrent_dropout": recurrent_dropout,
     "lazy": lazy,
     "numpy_init": NumpyInit,
@@ -734,7 +661,6 @@ KEPT = {
     "spectral": spectral,
     "changes_input": ChangesInput,
     "head_first": HeadFirst,
-    "auxiliary_head": AuxiliaryHead,
     "auxiliary_same_width": AuxiliarySameWidth,
     "unused_layer": UnusedLayer,
     "temperature": Temperature,
@@ -756,7 +682,6 @@ KEPT = {
 REFUSED = {
     "counts_in_attribute": (CountsInAttribute, "forward changes calls, which outlives the call"),
     "queue_in_list": (QueueInList, "forward changes memory, which outlives the call"),
-    "initialised_by_data": (InitialisedByData, "forward changes scale, which outlives the call"),
     "growing_buffer": (
         GrowingBuffer,
         "buffer seen is float32 [1] before forward and float32 [2] after it",
@@ -774,7 +699,6 @@ REFUSED = {
         "scale is another one each time the network is built from one seed",
     ),
     "tuple_output": (TupleOutput, "answers with a tuple; forward must return the logits"),
-    "dict_output": (DictOutput, "answers with a dict; forward must return the logits"),
     "no_gradient": (NoGradient, "its logits have no gradient"),
 }
 """Networks that are refused before the first round, and what the line says of them."""

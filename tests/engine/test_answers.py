@@ -26,6 +26,7 @@ from tests.conftest import (
     CPU,
     LOCAL,
     evaluate,
+    keep_quick,
     make_federation,
     next_round,
     record_rounds,
@@ -339,6 +340,7 @@ METHODS = {{"leaving": Leaving}}
         *(("loss", 1, "SystemExit"), ("aggregate", 1, "StopIteration")),
     ],
 )
+@pytest.mark.parametrize("backend", keep_quick(BACKENDS))
 def test_a_hook_ends_no_program_and_no_loop(hook, first, error, tmp_path, backend):
     """Whatever Python has for that, in the first round and later."""
     (tmp_path / "mine.py").write_text(LEAVING.format(hook=hook, first=first, error=error))

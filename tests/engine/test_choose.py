@@ -21,11 +21,11 @@ from fedpfl.engine.backends.backend import Backend
 from fedpfl.ground import tree
 from fedpfl.methods import METHODS, FedAvg
 from tests.conftest import (
+    CASES,
     COHORTS,
     CPU,
     LOCAL,
     assert_same,
-    every_method,
     keep_quick,
     participate,
     tiny,
@@ -147,7 +147,7 @@ def test_where_all_fail_the_plainest_ones_error_is_raised(federation, net):
         played(runner, federation, net, 1)
 
 
-@every_method()
+@pytest.mark.parametrize(("name", "values"), keep_quick(CASES))
 def test_backends_are_within_the_tolerance_and_not_training_is_not(name, values, federation):
     method, net = METHODS[name](**values), tiny()
     state = make_initial_state(method, net, federation.clients, CPU)

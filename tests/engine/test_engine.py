@@ -4,7 +4,7 @@ precision, errors, CUDA.
 
 import copy
 import random
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -27,11 +27,10 @@ from fedpfl.engine.backends.backend import reproducible_arithmetic
 from fedpfl.engine.backends.selection import find_device, require_supported
 from fedpfl.engine.calls import Counts, EvalCall
 from fedpfl.engine.evaluate import pooled_accuracy, scores_per_client, summarize_scores
-from fedpfl.engine.keys import Draws, generator
+from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.tree import Masked
-from fedpfl.methods import METHODS, FedAvg, Method, Phase
+from fedpfl.methods import METHODS, FedAvg
 from tests.conftest import (
     BACKENDS,
     CLASSES,
@@ -39,33 +38,20 @@ from tests.conftest import (
     CPU,
     LOCAL,
     TEST,
-    TRAIN,
     Tiny,
     assert_close,
-    assert_same,
-    client_row,
     differing,
     evaluate,
     every_method,
     flatten,
     make_federation,
-    participate,
     record_rounds,
     record_states,
     state_trees,
-    take_part,
     tiny,
 )
 
 EVERYONE = list(range(10))
-GENTLE = Local(epochs=2, batch_size=32, lr=0.05)
-
-
-def steps(samples: int, local: Local = LOCAL, epochs: int | None = None) -> int:
-    """Batches of a client: full ones, and a last one of at least two."""
-    return (epochs or local.epochs) * (
-        samples // local.batch_size + (samples % local.batch_size > 1)
-    )
 
 
 def images(federation, client):
@@ -76,18 +62,9 @@ def images(federation, client):
 # Draws
 
 
-@pytest.mark.parametrize(
-    ("clients", "participation", "size"),
-    [(100, 0.1, 10), (100, 0.29, 29), (10, 0.05, 1), (7, 0.5, 3), (5, 1.0, 5), (1, 0.3, 1)],
-)
-def test_cohort_sizes(clients, participation, size):
-    for cohort in draw_cohorts(0, clients, participation, 5):
-        assert len(set(cohort)) == len(cohort) == size
-        assert cohort == sorted(cohort)
-        assert set(cohort) <= set(range(clients))
-
-
 def test_cohorts_come_from_one_stream_of_random_sample():
+    sizes = {(100, 0.29): 29, (10, 0.05): 1, (7, 0.5): 3, (5, 1.0): 5}
+    assert {case: len(next(draw_cohorts(0, *case, 1))) for case in sizes} == sizes
     random.seed(7)
     expected = [sorted(random.sample(range(50), 5)) for _ in range(20)]
     assert list(draw_cohorts(7, 50, 0.1, 20)) == expected
@@ -95,9 +72,6 @@ def test_cohorts_come_from_one_stream_of_random_sample():
     assert list(draw_cohorts(8, 50, 0.1, 20)) != expected
     stream = draw_cohorts(7, 50, 0.1, 2**63)  # drawn as they come
     assert [next(stream) for _ in range(20)] == expected
-
-
-# State
 
 
 # Outcomes
@@ -189,267 +163,6 @@ def test_without_test_samples_there_is_no_accuracy():
     )
     assert {*summarize_scores(nothing).values(), pooled_accuracy(nothing)} == {None}
     assert all(value != value for value in scores_per_client(nothing)["accuracy"])
-
-
-# Toy methods: every hook, with results by hand
-
-
-@dataclass(frozen=True)
-class TwoPhases(Method):
-    """Every client draws a mask; its entries move first, then the others, each phase with batches
-    of its own.
-    """
-
-    def init(self, params, parts):
-        return params, {"mask": tree.full_like(params, False), "end": params}
-
-    def sample(self, server, generator):
-        drawn = lambda leaf: torch.rand(leaf.shape, generator=generator) < 0.3  # noqa: E731
-        return {"mask": tree.map(drawn, server)}
-
-    def phases(self, server, client, params, epochs):
-        others = tree.invert(client["mask"])
-        return [Phase(1, client["mask"], "first"), Phase(2, others, "second")]
-
-    def finish(self, server, client, start, end):
-        return end, {"mask": client["mask"], "end": end}
-
-
-def masked_by_hand(net, federation, start, mask, client, t):
-    """SGD with momentum 0.7 and weight decay over two phases: an entry that does not move gathers
-    no momentum.
-    """
-    module = Tiny()
-    module.load_state_dict(start)
-    speed = {name: torch.zeros_like(p) for name, p in module.named_parameters()}
-    x, y = images(federation, client)
-    others = {name: ~own for name, own in mask.items()}
-    for stream, epoch, chosen in (("first", 0, mask), ("second", 0, others), ("second", 1, others)):
-        drawn = generator(0, "train", t, client, stream, epoch)
-        for batch in torch.randperm(len(y), generator=drawn).split(LOCAL.batch_size):
-            if len(batch) < 2:
-                continue
-            module.zero_grad()
-            F.cross_entropy(module(x[batch]), y[batch]).backward()
-            for name, p in module.named_parameters():
-                step = 0.7 * speed[name] + p.grad + 1e-4 * p.data
-                speed[name][chosen[name]] = step[chosen[name]]
-                p.data[chosen[name]] -= 0.05 * step[chosen[name]]
-    return {name: p.detach() for name, p in module.named_parameters()}
-
-
-def test_masked_phases_with_streams_of_their_own(net, federation, backend):
-    states = record_states(TwoPhases(), net, federation, COHORTS[:2], engine=backend)
-    for t, cohort in enumerate(COHORTS[:2], 1):
-        for client in cohort:
-            own = states[t].client(client)
-            expected = masked_by_hand(net, federation, states[t - 1].server, own["mask"], client, t)
-            assert_close(own["end"], expected, atol=1e-6, rtol=0)
-
-
-def test_draws_are_the_clients_and_the_rounds_own(net, federation, backend):
-    states = record_states(TwoPhases(), net, federation, [[0, 1], [0]], engine=backend)
-    found = []
-    for t, client in ((1, 0), (1, 1), (2, 0)):
-        g = generator(0, "train", t, client, "draw")
-        expected = {name: torch.rand(p.shape, generator=g) < 0.3 for name, p in net.params.items()}
-        found.append(client_row(states[t].clients["mask"], client))
-        assert_same(found[-1], expected)
-    assert differing(found[0], found[1])
-    assert differing(found[0], found[2])
-
-
-@dataclass(frozen=True)
-class Observer(Method):
-    """Adds up what it is shown at every step."""
-
-    frozen_head: bool = False
-
-    def init(self, params, parts):
-        zero = torch.zeros(())
-        client = {**dict.fromkeys(("steps", "loss", "samples"), zero), "first": params}
-        nothing = tree.full_like(params, 0.0)
-        return params, {**client, "gradient": nothing, "moved": nothing}
-
-    def phases(self, server, client, params, epochs):
-        mask = {name: "classifier" not in name for name in params} if self.frozen_head else None
-        return [Phase(epochs, mask, after_gradient=self._observe)]
-
-    def _observe(self, server, client, params, grads, batch, loss, kept):
-        begun = client["steps"] > 0
-        return {
-            **client,
-            "steps": client["steps"] + 1,
-            "loss": client["loss"] + loss,
-            "samples": client["samples"] + batch.samples.sum(),
-            "gradient": tree.map(torch.add, client["gradient"], grads),
-            "first": tree.where(begun, client["first"], params),
-        }
-
-    def finish(self, server, client, start, end):
-        return end, {**client, "moved": tree.map(torch.sub, end, start)}
-
-
-def test_after_gradient_sees_every_step_before_it_is_made(net, federation, backend):
-    state = make_initial_state(Observer(), net, 10, CPU)
-    part = participate(Observer(), net, federation, state, EVERYONE, engine=backend, local=GENTLE)
-    for client in EVERYONE:
-        own, n = client_row(part.client_states, client), TRAIN[client]
-        assert own["steps"] == steps(n)
-        assert own["samples"] == 2 * (n - (n % 32 == 1))
-        assert_close(own["moved"], tree.map(lambda g: -0.05 * g, own["gradient"]), atol=1e-6)
-        assert_same(own["first"], net.params)
-        assert float(own["loss"] / max(1, steps(n))) == pytest.approx(
-            float(part.loss[client]), abs=1e-5
-        )
-
-
-def test_after_gradient_gets_zero_gradients_for_what_does_not_move(net, federation, backend):
-    part = take_part(
-        Observer(frozen_head=True), net, federation, backend, clients=[0, 2], local=GENTLE
-    )
-    for name, leaf in part.client_states["gradient"].items():
-        assert bool((leaf == 0).all()) == ("classifier" in name)
-
-
-@dataclass(frozen=True)
-class Summarizer(Method):
-    """Sums pixels, samples and (at the trained model) logits over a client's training data."""
-
-    def init(self, params, parts):
-        one = torch.zeros(())
-        return params, {"mean": torch.zeros(1, 8, 8), "samples": one, "logits": torch.zeros(5)}
-
-    def after_training(self, server, client, net, params, shard, kept):
-        assert not net.training
-        assert kept == {}
-        batches = list(shard.data.chunks())
-        assert all(batch.weight is None for batch in batches)
-        n = sum(len(batch.y) for batch in batches)
-        return {
-            "mean": sum(batch.x.sum(0) for batch in batches) / n,
-            "samples": torch.tensor(1.0 * n),
-            "logits": sum(self.predict(net, params, batch).sum(0) for batch in batches),
-        }
-
-
-def test_after_training_sees_all_training_samples_and_the_trained_model(backend):
-    """In evaluation mode, by the statistics as they are after training."""
-    large, net = make_federation((300, 5, 1, 130), (2, 2, 2, 2)), tiny(norm=True)
-    state = make_initial_state(Summarizer(), net, 4, CPU)
-    part = participate(Summarizer(), net, large, state, [0, 1, 2, 3], engine=backend)
-    for client in range(4):
-        found, (x, y) = client_row(part.client_states, client), images(large, client)
-        assert found["samples"] == len(y)
-        assert_close(found["mean"], x.mean(0), atol=1e-5)
-        module = Tiny(norm=True).eval()
-        ends = client_row(part.uploads, client) | client_row(part.buffers["main"], client)
-        module.load_state_dict(ends)
-        assert_close(found["logits"], module(x).sum(0).detach(), atol=1e-3, rtol=1e-4)
-
-
-@dataclass(frozen=True)
-class Replying(Method):
-    """Sends every client of the cohort a reply: how far its upload lies from the mean."""
-
-    def init(self, params, parts):
-        return params, {"gap": torch.zeros(())}
-
-    def aggregate(self, server, clients, net, uploads, weight, generator):
-        server, clients = super().aggregate(server, clients, net, uploads, weight, generator)
-        gaps = [(uploads[name] - server[name]).abs().flatten(1).sum(1) for name in server]
-        return server, {"gap": clients["gap"] + torch.stack(gaps).sum(0)}
-
-
-def test_aggregate_may_reply_to_each_client(net, federation, backend):
-    before, after = record_states(Replying(), net, federation, COHORTS[:1], engine=backend)
-    part = participate(Replying(), net, federation, before, COHORTS[0], engine=backend)
-    for k, client in enumerate(COHORTS[0]):
-        upload = client_row(part.uploads, k)
-        gap = sum(float((upload[name] - after.server[name]).abs().sum()) for name in upload)
-        assert float(after.clients["gap"][client]) == pytest.approx(gap, rel=1e-4)
-    assert [float(after.clients["gap"][i]) for i in EVERYONE if i not in COHORTS[0]] == [0] * 5
-
-
-@dataclass(frozen=True)
-class OwnLosses(Method):
-    """Minimises the norm of the parameters in one phase, and nothing that depends on them in the
-    other.
-    """
-
-    def phases(self, server, client, params, epochs):
-        return [Phase(1, loss=self._shrink), Phase(3)]
-
-    def _shrink(self, server, client, net, params, batch):
-        return sum(leaf.square().sum() / 2 for leaf in tree.leaves(params))
-
-    def loss(self, server, client, net, params, batch):
-        return sum((0.0 * leaf).sum() for leaf in tree.leaves(params))
-
-
-def test_a_phase_may_have_a_loss_of_its_own(net, federation, backend):
-    """Each step of the first phase shrinks everything by 1 - lr; the second moves nothing."""
-    part = take_part(OwnLosses(), net, federation, backend, clients=[0, 4, 9], local=GENTLE)
-    for k, client in enumerate([0, 4, 9]):
-        factor = 0.95 ** steps(TRAIN[client], epochs=1)
-        expected = {name: leaf * factor for name, leaf in net.params.items()}
-        assert_close(client_row(part.uploads, k), expected, atol=1e-6)
-
-
-@dataclass(frozen=True)
-class Sparse(Method):
-    """Uploads only the first tenth of every tensor; measures its cohort."""
-
-    def finish(self, server, client, start, end):
-        chosen = tree.map(
-            lambda leaf: (torch.arange(leaf.numel()) * 10 < leaf.numel()).view(leaf.shape), end
-        )
-        return Masked(end, chosen), client
-
-    def aggregate(self, server, clients, net, uploads, weight, generator):
-        return (
-            tree.where(tree.take(uploads.mask, 0), tree.mean(uploads.values, weight), server),
-            clients,
-        )
-
-    def metrics(self, server, client):
-        return {"constant": torch.tensor(3.0), "size": torch.tensor(tree.size(server))}
-
-
-def test_masked_uploads_are_averaged_counted_and_measured(net, federation, backend):
-    states, (outcome,) = record_rounds(Sparse(), net, federation, COHORTS[:1], engine=backend)
-    chosen = sum(-(-p.numel() // 10) for p in net.params.values())
-    assert outcome.traffic.values_up == 5 * chosen
-    assert outcome.traffic.bits_up == 5 * (32 * chosen + min(32 * chosen, 549))
-    assert outcome.metrics == {"constant": 3.0, "size": 549.0}
-    for name, leaf in states[-1].server.items():
-        same = leaf.flatten() == net.params[name].flatten()
-        assert same[-(-leaf.numel() // 10) :].all()
-        assert not same[0]
-
-
-@dataclass(frozen=True)
-class Prepared(Method):
-    """Counts its participations in `prepare`; what is prepared reaches every later hook."""
-
-    def init(self, params, parts):
-        return params, {"times": torch.zeros(())}
-
-    def prepare(self, server, client):
-        return {"times": client["times"] + 1, "scale": client["times"] * 0}
-
-    def start(self, received, client):
-        return tree.map(lambda leaf: leaf * client["scale"], received)
-
-    def finish(self, server, client, start, params):
-        return start, {"times": client["times"]}
-
-
-def test_prepare_runs_once_per_participation(net, federation, backend):
-    state = record_states(Prepared(), net, federation, engine=backend)[-1]
-    counts = [sum(client in cohort for cohort in COHORTS) for client in EVERYONE]
-    assert state.clients["times"].tolist() == counts
-    assert all(not leaf.any() for leaf in state.server.values())
 
 
 # Precision, settings and errors

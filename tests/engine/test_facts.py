@@ -23,9 +23,7 @@ from tests.conftest import (
     LOCAL,
     assert_close,
     assert_same,
-    client_row,
     evaluate,
-    keep_quick,
     next_round,
     participate,
     record_rounds,
@@ -111,26 +109,6 @@ class Neighbours(FedAvg):
 
 def halfway(a, b):
     return tree.map(lambda one, other: (one + other) / 2 if one.is_floating_point() else one, a, b)
-
-
-@pytest.mark.parametrize("norm", keep_quick([True, False]), ids=["norm", ""])
-def test_before_a_turn_the_server_reads_and_mixes_the_states_of_others(backend, norm, federation):
-    """As a plain loop over FedAvg's local training."""
-    net = tiny(norm)
-    models = [(net.params, net.buffers)] * 10
-    plain = make_initial_state(FedAvg(), net, 10, CPU)
-    states, _ = record_rounds(Neighbours(), net, federation, engine=backend)
-    for t, cohort in enumerate(COHORTS):
-        before, models = models, [*models]
-        for number in cohort:
-            mixed, buffers = map(halfway, before[number], before[(number + 1) % 10])
-            start = replace(plain, server=mixed, server_buffers={"main": buffers}, round=t)
-            part = participate(FedAvg(), net, federation, start, [number], engine=backend)
-            models[number] = client_row(part.uploads, 0), client_row(part.buffers["main"], 0)
-        for number in EVERYONE:
-            end = states[t + 1].client(number)["model"], states[t + 1].buffers(number)["main"]
-            assert_close(end[0], models[number][0], atol=3e-6, rtol=1e-4)
-            assert_close(end[1], models[number][1], atol=1e-5, rtol=1e-3)
 
 
 def test_the_server_is_asked_before_all_are_judged_too_and_of_newcomers(backend, federation):

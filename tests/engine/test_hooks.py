@@ -10,11 +10,10 @@ import pytest
 import torch
 
 from fedpfl.engine import FineTuning, RoundSetup, make_backend, make_initial_state, play_round
-from fedpfl.engine.calls import EvalCall, TrainCall
+from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws, generator
-from fedpfl.engine.training.shard import make_shard
 from fedpfl.ground import tree
-from fedpfl.methods import Batch, FedAvg, Method, Phase, Turn
+from fedpfl.methods import Batch, FedAvg, Phase, Turn
 from tests.conftest import (
     COHORTS,
     CPU,
@@ -22,7 +21,6 @@ from tests.conftest import (
     as_engine,
     assert_close,
     assert_same,
-    client_row,
     hold_out_quarter,
     participate,
     record_rounds,
@@ -130,17 +128,6 @@ class Looking(FedAvg):
         return end, {}
 
 
-def test_before_training_sees_the_clients_training_data_in_the_order_of_training(
-    backend, federation
-):
-    part = take_part(Looking(), tiny(), federation, backend)
-    assert part.metrics["n"].tolist() == federation.train_sizes.tolist()
-    first = [next(iter(minibatches(federation, c)[0]), None) for c in EVERYONE]
-    assert part.metrics["first"].tolist() == [
-        -1 if i is None else int(federation.y[i].sum()) for i in first
-    ]
-
-
 def test_before_training_moves_no_statistics_and_nothing_else(backend, federation):
     for norm in (False, True):
         plain, own = (
@@ -148,15 +135,6 @@ def test_before_training_moves_no_statistics_and_nothing_else(backend, federatio
             for m in (FedAvg(), Looking())
         )
         assert_same((plain.server, plain.server_buffers), (own.server, own.server_buffers))
-
-
-def test_a_shard_deals_a_share_of_its_samples(federation):
-    shard = make_shard(federation, 1, 16, Draws(0, "train", 1))  # 33 samples
-    assert [len(batch.y) for batch in shard.batches("main", 0)] == [16, 16]
-    assert [len(batch.y) for batch in shard.batches("main", 0, 0.8)] == [16, 10]
-    order = Draws(0, "train", 1).order(1, "main", 0, 33)[:26]
-    dealt = torch.cat([batch.x for batch in shard.batches("main", 0, 0.8)])
-    assert torch.equal(dealt, federation.normalize(federation.x[federation.train[1][order]]))
 
 
 @dataclass(frozen=True)
@@ -174,26 +152,6 @@ class Adapter(FedAvg):
         return {**server, "classifier.bias": server["classifier.bias"] + client.get("counts", 0.0)}
 
 
-def test_before_evaluation_the_client_looks_at_its_training_data(backend, federation):
-    net = tiny(norm=True)
-    state = record_states(Adapter(), net, federation, COHORTS[:2], engine=backend)[-1]
-    before = FineTuning(LOCAL, Draws(5, "adapt", 2))
-    runner = make_backend(as_engine(backend), net, CPU)
-    found = runner.evaluate(
-        EvalCall(Adapter(), federation, state, EVERYONE, before_evaluation=before)
-    )
-    for client in EVERYONE:
-        counts = torch.bincount(federation.y[federation.train[client]], minlength=5).float()
-        counts += (
-            0.01 * before.draws.order(client, "any", 0, int(federation.train_sizes[client]))[0]
-        )
-        params = {**state.server, "classifier.bias": state.server["classifier.bias"] + counts}
-        test = federation.test[client]
-        logits = net.bind(state.server_buffers)(params, federation.normalize(federation.x[test]))
-        loss = torch.nn.functional.cross_entropy(logits, federation.y[test], reduction="sum")
-        assert_close({"": found.loss[client]}, {"": loss}, atol=1e-4)
-
-
 def test_fine_tuning_starts_from_the_adapted_model(backend, net, federation):
     state = record_states(Adapter(), net, federation, COHORTS[:1], engine=backend)[-1]
     tuning = FineTuning(dataclasses.replace(LOCAL, epochs=1, lr=1e-12), Draws(0, "finetune", 1))
@@ -205,41 +163,6 @@ def test_fine_tuning_starts_from_the_adapted_model(backend, net, federation):
 
 
 # Records
-
-
-@dataclass(frozen=True)
-class Recorder(FedAvg):
-    """Keeps the labels and logits of every training sample."""
-
-    def loss(self, server, client, net, params, batch):
-        logits = net(params, batch.x)
-        return batch.loss(logits), {"y": batch.y, "logits": logits}
-
-    def after_training(self, server, client, net, params, shard, kept):
-        if not kept:
-            return {"n": torch.tensor(0), "code": torch.tensor(0.0), "sum": torch.tensor(0.0)}
-        place = torch.arange(len(kept["y"]))
-        assert not kept["logits"].requires_grad
-        return {
-            "n": torch.tensor(len(kept["y"])),
-            "code": ((place + 1) * kept["y"]).sum().float(),
-            "sum": kept["logits"].sum(),
-        }
-
-    def finish(self, server, client, start, end):
-        return {"end": end, **tree.select(client, ("n", "code", "sum"))}, {}
-
-    def aggregate(self, server, clients, net, uploads, weight, generator):
-        return super().aggregate(server, clients, net, uploads["end"], weight, generator)
-
-
-def test_records_are_of_all_steps_in_turn_without_padding(backend, net, federation):
-    part = take_part(Recorder(), net, federation, backend)
-    for client in EVERYONE:
-        labels = [federation.y[i] for epoch in minibatches(federation, client) for i in epoch]
-        y = torch.cat(labels) if labels else torch.empty(0)
-        assert int(part.uploads["n"][client]) == len(y)
-        assert float(part.uploads["code"][client]) == float(((torch.arange(len(y)) + 1) * y).sum())
 
 
 @dataclass(frozen=True)
@@ -285,13 +208,6 @@ def test_what_the_loss_leaves_reaches_the_look_at_the_gradient(backend, net, fed
     assert_same(once["steps"], twice["steps"])
     steps = [sum(map(len, minibatches(federation, client))) for client in EVERYONE]
     assert nothing["steps"].tolist() == [count / 2 for count in steps]
-
-
-def test_keeping_records_changes_no_training(backend, net, federation):
-    plain, own = (
-        record_states(m, net, federation, engine=backend)[-1] for m in (FedAvg(), Recorder())
-    )
-    assert_same(plain.server, own.server)
 
 
 # Whole steps
@@ -341,37 +257,6 @@ class Pairs(FedAvg):
         return tree.map(lambda p, g: p - 0.05 * g, params, mean), losses[0][1] + losses[1][1]
 
 
-def test_minibatches_taken_together_are_consecutive_and_leftovers_skipped(backend, net, federation):
-    part = take_part(Pairs(), net, federation, backend)
-    for client in EVERYONE:
-        params = dict(net.params)
-        for epoch in minibatches(federation, client):
-            for k in range(len(epoch) // 2):
-                total = None
-                for index in epoch[2 * k : 2 * k + 2]:
-                    leaves = {name: p.clone().requires_grad_() for name, p in params.items()}
-                    logits = net.bind({"main": {}})(
-                        leaves, federation.normalize(federation.x[index])
-                    )
-                    loss = torch.nn.functional.cross_entropy(logits, federation.y[index])
-                    grads = torch.autograd.grad(loss, list(leaves.values()))
-                    total = (
-                        grads
-                        if total is None
-                        else [a + b for a, b in zip(total, grads, strict=True)]
-                    )
-                params = {
-                    n: p - 0.05 * g / 2 for (n, p), g in zip(params.items(), total, strict=True)
-                }
-        assert_close(client_row(part.uploads, client), params, atol=1e-6)
-    moved = [
-        client
-        for client in EVERYONE
-        if not torch.equal(part.uploads["fc.bias"][client], net.params["fc.bias"])
-    ]
-    assert moved == [0, 2, 4, 6, 7]  # 33 samples make one batch of 32, and a lone one
-
-
 # Random numbers and paces
 
 
@@ -383,23 +268,6 @@ class Gambler(FedAvg):
 
     def loss(self, server, client, net, params, batch):
         return (params["fc.bias"] * batch.random[0]).sum()
-
-
-def test_each_step_has_random_numbers_of_its_own(backend, net, federation):
-    part = take_part(Gambler(), net, federation, backend, local=PLAIN)
-    draws = Draws(0, "train", 1)
-    seen = []
-    for client in EVERYONE:
-        total = torch.zeros(12)
-        for epoch, dealt in enumerate(minibatches(federation, client)):
-            numbers = draws.random(client, "main", epoch, len(dealt), 12)
-            seen += numbers.flatten().tolist()
-            total += numbers.sum(0)
-        moved = (net.params["fc.bias"] - part.uploads["fc.bias"][client]) / PLAIN.lr
-        assert_close({"": moved}, {"": total}, atol=1e-4)
-    assert 0 <= min(seen) < 0.05
-    assert 0.95 < max(seen) < 1
-    assert len(set(seen)) > 0.99 * len(seen)
 
 
 @dataclass(frozen=True)
@@ -454,20 +322,6 @@ def test_each_sample_has_numbers_and_a_place(net, federation):
             assert_close(told.loss[client], expected, atol=1e-4, rtol=1e-5)
 
 
-@dataclass(frozen=True)
-class Paced(Method):
-    def phases(self, server, client, params, epochs):
-        return [Phase(epochs, sgd={"lr": 0.02, "momentum": 0.3})]
-
-
-def test_a_phases_own_pace_is_that_pace(backend, net, federation):
-    local = dataclasses.replace(LOCAL, lr=0.02, momentum=0.3)
-    own = record_states(Paced(), net, federation, engine=backend)[-1]
-    assert_same(
-        own.server, record_states(FedAvg(), net, federation, engine=backend, local=local)[-1].server
-    )
-
-
 # Surveys of all clients
 
 
@@ -494,31 +348,6 @@ class Surveyor(FedAvg):
         assert uploads["fc.bias"].shape == (10, 12)
         assert clients["told"].shape == (10,)
         return server, {"told": uploads["fc.bias"].mean(1)}
-
-
-def test_a_survey_trains_everyone_once_and_changes_only_what_it_says(backend, net, federation):
-    states, outcomes = record_rounds(Surveyor(), net, federation, engine=backend)
-    plain, counts = record_rounds(FedAvg(), net, federation, engine=backend)
-    for own, other in zip(states, plain, strict=True):
-        assert_same(own.server["w"], other.server)
-    assert not states[1].clients["told"].any()
-    draws = Draws(0, "gather", 2)
-    part = make_backend(as_engine(backend), net, CPU).participate(
-        TrainCall(FedAvg(), federation, plain[1], EVERYONE, LOCAL, draws)
-    )
-    assert_close({"": states[2].clients["told"]}, {"": part.uploads["fc.bias"].mean(1)}, atol=1e-7)
-    assert len(set(states[2].clients["told"].tolist())) == 10
-    assert torch.equal(states[2].clients["told"], states[3].clients["told"])
-    size = tree.size(net.params)
-    extra = [
-        own.traffic.values_down - other.traffic.values_down
-        for own, other in zip(outcomes, counts, strict=True)
-    ]
-    assert extra == [0, 10 * size, 0]
-    assert [
-        own.traffic.bits_up - other.traffic.bits_up
-        for own, other in zip(outcomes, counts, strict=True)
-    ] == [0, 320 * size, 0]
 
 
 def test_a_survey_counts_averaged_statistics(backend, federation):

@@ -137,7 +137,7 @@ def test_an_interrupt_between_two_answers_ends_every_job(given, monkeypatch):
 
     thread = threading.Thread(target=play, daemon=True)
     thread.start()
-    thread.join(timeout=20)
+    thread.join(timeout=100)
     assert not thread.is_alive()
     assert raised
 
@@ -214,16 +214,27 @@ def test_a_job_that_cannot_start_and_one_that_diverges_take_nobody_down(tmp_path
     assert statuses == ["diverged", "finished"]
 
 
+KILLED = """
+import os, signal
+from fedpfl import train
+from fedpfl.record import rundir
+real, saved = rundir.RunDirectory.checkpoint, []
+def save(self, payload):
+    real(self, payload)
+    saved.append(payload["round"])
+    if len(saved) == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+rundir.RunDirectory.checkpoint = save
+train.main()
+"""
+"""A sweep that is killed from within, when two runs have some of their rounds."""
+
+
 @pytest.mark.full
 def test_killed_and_started_again_each_job_resumes(tmp_path):
-    own = ("rounds=12", "seed=1,2,3")
+    own = ("rounds=4", "seed=1,2,3")
     arguments = (*SWEEP, *own, "hydra.launcher.jobs=2")
-    process = start_process(*arguments, cwd=tmp_path)
-    while len(list(tmp_path.rglob("state.pt"))) < 2:
-        assert process.poll() is None, wait_for(process).err
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    assert wait_for(start_process(*arguments, cwd=tmp_path, script=KILLED)).code == -signal.SIGKILL
     result = run_command(*arguments, cwd=tmp_path)
     assert result.code == 0, result.err
     assert "resumed" in result.err

@@ -28,7 +28,6 @@ from tests.conftest import REPRESENTATIVES, SETTINGS, keep_only
 ON_LOOP_ALONE = {
     "checkpointed": "recomputes activations",
     "checkpointed_reentrant": "recomputes activations",
-    "checkpointed_function": "recomputes activations",
     "checkpointed_dropout": "recomputes activations",
     "spectral": "Batching rule not implemented",
     "batchnorm_by_hand": "other samples of a minibatch",
@@ -40,7 +39,6 @@ ON_LOOP_ALONE = {
     "average_with_graph": "other samples of a minibatch",
     "branches_on_values": "",
     "frozen_average": "",
-    "frozen_copied": "",
 }
 """Networks that the batched backend refuses, and what it says; "": whatever torch says."""
 
@@ -48,7 +46,6 @@ UNCLEAR_HEAD = {"two_heads": "end in the logits alike", "prototypes": "hidden is
 
 HEADS = {
     "head_first": ("out.weight", "out.bias"),
-    "auxiliary_head": ("out.weight", "out.bias"),
     "auxiliary_same_width": ("out.weight", "out.bias"),
     "unused_layer": ("out.weight", "out.bias"),
     "temperature": ("out.weight", "out.bias"),

@@ -93,7 +93,7 @@ def rounds(method, net, world, watched):
     return states, judged
 
 
-@every_method()
+@every_method(quick=("fedavg", "fedobp", "ditto"))
 def test_nobody_learns_from_what_is_held_out_nor_from_who_never_takes_part(
     name, values, net, worlds
 ):

@@ -158,7 +158,7 @@ class Streams(FedAvg):
         ]
 
 
-@NAMED
+@pytest.mark.parametrize("kind", keep_quick(reversed(KINDS), 3))
 def test_a_stream_has_an_optimiser_of_its_own(kind, net, federation):
     """Moments continue where it does, though another stream has moved the same entries in between."""
     client, local, values = 4, local_of(kind), KINDS[kind][1] | {"lr": 0.05}

@@ -13,7 +13,7 @@ from fedpfl.ground import tree
 from fedpfl.methods import FedAvg, Phase
 from fedpfl.models import Net
 from tests.conftest import (
-    COHORTS,
+    HEAD,
     LOCAL,
     assert_close,
     assert_same,
@@ -100,6 +100,27 @@ def test_a_phase_in_which_nothing_moves_leaves_no_trace(backend, federation, nor
 
 
 @dataclass(frozen=True)
+class Half(FedAvg):
+    """Trains the body alone, and adds up the gradients that it is shown."""
+
+    def init(self, params, parts):
+        return params, {"gradient": tree.full_like(params, 0.0)}
+
+    def phases(self, server, client, params, epochs):
+        mask = {name: name not in HEAD for name in params}
+        return [Phase(epochs, mask, after_gradient=self._add)]
+
+    def _add(self, server, client, params, grads, batch, loss, kept):
+        return {**client, "gradient": tree.map(torch.add, client["gradient"], grads)}
+
+
+def test_gradients_of_what_does_not_move_are_zero(net, federation, backend):
+    part = take_part(Half(), net, federation, backend, clients=[0, 2])
+    for name, leaf in part.client_states["gradient"].items():
+        assert bool((leaf == 0).all()) == (name in HEAD)
+
+
+@dataclass(frozen=True)
 class Careful(FedAvg):
     """A client moves the statistics of one channel alone, that of its own number (clients 0 to 3),
     or none.
@@ -151,78 +172,6 @@ def test_statistics_at_the_server_are_averaged_over_those_who_updated_them(backe
     size = tree.size(net.params)
     assert outcome.traffic.values_up == 3 * size + 4  # two channels' mean and variance
     assert outcome.traffic.values_down == 3 * size + 4
-
-
-@dataclass(frozen=True)
-class Watching(FedAvg):
-    """Adds up the logits of the model as it was at the start, by the statistics of then, or by the
-    batch's.
-    """
-
-    aside: bool = False
-
-    def buffers(self):
-        return {"main": "local"}
-
-    def init(self, params, parts):
-        return params, {"sum": torch.zeros(())}
-
-    def before_training(self, server, client, net, shard):
-        return {"teacher": net.buffers["main"]}
-
-    def loss(self, server, client, net, params, batch):
-        loss = batch.loss(net(params, batch.x))
-        seen = (
-            net.aside(server, batch.x)
-            if self.aside
-            else net.still({"main": client["teacher"]})(server, batch.x)
-        )
-        return loss + 0 * batch.sum(seen.sum(1)), {"seen": seen.detach()}
-
-    def after_training(self, server, client, net, params, shard, kept):
-        return {"sum": kept["seen"].sum() if kept else torch.zeros(())}
-
-    def finish(self, server, client, start, end):
-        return end, {"sum": client["sum"]}
-
-
-def test_a_teacher_keeps_the_statistics_of_the_start(backend, federation):
-    net = tiny(norm=True)
-    state = record_states(Watching(), net, federation, COHORTS[:1], engine=backend)[
-        -1
-    ]  # statistics differ by client
-    part = participate(Watching(), net, federation, state, COHORTS[0], engine=backend)
-    plain = participate(Plain(), net, federation, state, COHORTS[0], engine=backend)
-    assert_same(part.uploads, plain.uploads)
-    for place, client in enumerate(COHORTS[0]):
-        if federation.train_sizes[client] % LOCAL.batch_size == 1:
-            continue  # a lone sample is left out of every epoch
-        own = client_row(state.client_buffers, client)
-        x = federation.normalize(federation.x[federation.train[client]])
-        expected = LOCAL.epochs * net.bind({"main": own["main"]})(state.server, x).sum()
-        assert_close(part.client_states["sum"][place], expected, atol=1e-3, rtol=1e-4)
-
-
-def test_a_look_aside_leaves_the_statistics_as_they_are(backend, federation):
-    """It is a look in training mode: with the batch's own statistics."""
-    net, method = tiny(norm=True), Watching(aside=True)
-    state = record_states(method, net, federation, COHORTS[:1], engine=backend)[-1]
-    part = participate(method, net, federation, state, COHORTS[0], engine=backend)
-    plain = participate(Plain(), net, federation, state, COHORTS[0], engine=backend)
-    assert_same((part.uploads, part.buffers), (plain.uploads, plain.buffers))
-    still = participate(Watching(), net, federation, state, COHORTS[0], engine=backend)
-    assert not torch.allclose(part.client_states["sum"], still.client_states["sum"], rtol=0.01)
-
-
-@dataclass(frozen=True)
-class Plain(FedAvg):
-    """FedAvg with statistics that stay with the client."""
-
-    def buffers(self):
-        return {"main": "local"}
-
-    def init(self, params, parts):
-        return params, {"sum": torch.zeros(())}
 
 
 def test_clipping_is_torchs(backend, net, federation):

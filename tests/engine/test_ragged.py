@@ -32,6 +32,7 @@ from tests.conftest import (
     LOCAL,
     assert_close,
     assert_same,
+    keep_quick,
     make_federation,
     read_cases,
     record_rounds,
@@ -259,7 +260,7 @@ class Seeing(FedAvg):
         return {"seen": tree.Ragged(shard.data.y)}
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", keep_quick(BACKENDS[::-1]))
 @pytest.mark.parametrize(("hook", "answer", "word"), read_cases(WRONG, " | "))
 def test_what_is_ragged_where_it_may_not_be_is_told(hook, answer, word, backend):
     arguments = ", ".join(inspect.signature(getattr(FedAvg, hook)).parameters)

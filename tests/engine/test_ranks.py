@@ -409,9 +409,7 @@ def killed(rank: int, moment: str, cwd: Path) -> Result:
     )
     method = "method = METHODS['fedobp']\n"
     script = f"{TOOLS}\n{method}{slow}if os.environ['RANK'] == '{rank}':\n    {how}\ntrain.main()"
-    begun = time.monotonic()
     result = wait_for(torchrun(2, *RUN, cwd=cwd, script=script))
-    assert time.monotonic() - begun < 60
     assert result.code != 0
     assert "Signal 9 (SIGKILL)" in result.err
     return result
@@ -420,7 +418,10 @@ def killed(rank: int, moment: str, cwd: Path) -> Result:
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("rank", "moment", "then"),
-    [(rank, moment, then) for rank in (0, 1) for moment in KILLS for then in (1, 2, 3)],
+    [
+        *((0, "before round 1", 1), (0, "in a round", 2), (0, "at a checkpoint", 3)),
+        *((1, "before round 1", 3), (1, "in a round", 1), (1, "at a checkpoint", 2)),
+    ],
 )
 def test_a_killed_process_ends_all_in_one_line_and_any_number_goes_on(
     rank, moment, then, tmp_path, alone
@@ -532,9 +533,7 @@ def test_a_machine_that_is_lost_ends_the_run_on_the_other_in_one_line(
         assert started[0].poll() is started[1].poll() is None
         time.sleep(0.05)
     assert ip("-n", machines[lost], "link", "set", "here", "down")
-    begun = time.monotonic()
     result = wait_for(started[1 - lost])
-    assert time.monotonic() - begun < 60
     (told,) = (line for line in result.complaints if "FAILED" not in line)
     assert told.startswith("fedpfl: another process of the run cannot be reached (")
     assert told.endswith("); the same command goes on from the last checkpoint")

@@ -85,21 +85,6 @@ def test_every_epoch_deals_all_samples_once_but_a_last_single_one(samples, size,
         assert set(seen) <= set(range(samples))
 
 
-@given(st.integers(0, 100), st.integers(2, 20), st.integers(1, 4))
-def test_steps_of_several_minibatches_take_consecutive_ones_and_skip_what_is_left(
-    samples, size, together
-):
-    single = [batch for step in dealt_to(samples, size, 2) for batch in step]
-    taken = dealt_to(samples, size, 2, Phase(1, batches=together))
-    per_epoch = len(single) // 2
-    expected = [
-        single[epoch * per_epoch + k * together : epoch * per_epoch + (k + 1) * together]
-        for epoch in range(2)
-        for k in range(per_epoch // together)
-    ]
-    assert_same(taken, expected)
-
-
 def test_batches_are_a_pure_function_of_their_key():
     def order(draws=DRAWS, client=3, stream="main", epoch=0):
         return draws.order(client, stream, epoch, 50).tolist()

@@ -134,12 +134,6 @@ def out(state, *clients: int):
     return dataclasses.replace(state, stopping={**state.stopping, "stopped": flags})
 
 
-def test_the_planned_cohorts_are_played_while_nobody_has_stopped(net):
-    state = make_initial_state(FedAvg(), net, 10, CPU, stopping=True)
-    assert pick_cohort(state, [3, 5, 8], 0) == [3, 5, 8]
-    assert pick_cohort(make_initial_state(FedAvg(), net, 10, CPU), [3, 5, 8], 0) == [3, 5, 8]
-
-
 def test_others_take_the_place_of_those_who_have_stopped(net):
     """Also where those who were planned have not: the draw is among all who are left."""
     state = make_initial_state(FedAvg(), net, 10, CPU, stopping=True)

@@ -102,7 +102,7 @@ def test_a_full_disk_is_one_line(federation, tmp_path, monkeypatch):
 # Who never took part
 
 
-@every_method("loop", "batched")
+@every_method("loop", "batched", quick=("fedavg", "fedobp", "seqfededt"))
 def test_who_never_took_part_is_not_stored_and_has_the_initial_state(
     name, values, backend, federation
 ):

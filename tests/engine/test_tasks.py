@@ -185,7 +185,7 @@ def make_net(classes: int, pairs: int) -> Net:
     return Net(module, sample=(1, 8, 8), rounds=2)
 
 
-@every_method()
+@every_method(quick=("fedavg", "fedper"))
 def test_every_method_trains_on_labels_of_each_task_or_says_that_it_needs_classes(name, values):
     method = METHODS[name](**values)
     if method.needs_classes:
@@ -252,7 +252,7 @@ def test_engines_and_early_stopping_go_by_the_tasks_loss(archives, tmp_path, tas
     assert scores[0] == pytest.approx(scores[1], rel=1e-3 if more.endswith("batched") else 0.1)
 
 
-@pytest.mark.parametrize("task", OTHERS)
+@pytest.mark.parametrize("task", keep_quick(OTHERS))
 def test_the_command_line_shows_the_tasks_score(archives, tmp_path, task):
     result = run_command(*words_of(archives, task), "hydra.run.dir=run", cwd=tmp_path)
     assert result.code == 0, result.err
@@ -309,7 +309,7 @@ def finished(archives, tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("task", OTHERS)
+@pytest.mark.parametrize("task", keep_quick(OTHERS[::-1]))
 def test_tables_and_pages_are_of_the_tasks_score(finished, task, tmp_path):
     found = runs(finished / task.name)
     assert {run.task for run in found} == {task}

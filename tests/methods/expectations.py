@@ -56,6 +56,10 @@ client.
 ModelPlace = Callable[[Any], Any]
 
 
+def over_the_cohort(expected: Rounds) -> list[int]:
+    return [COHORT * expected] * 2 if isinstance(expected, int) else list(expected)
+
+
 def whole_server(server: Any) -> Any:
     return server
 
@@ -164,6 +168,7 @@ EXPECTED: dict[str, Expect] = {
                 Limit({"alpha": 1.0, "adaptive": False, "mixing": mixing}, LocalOnly(), None)
                 for mixing in ("output", "param")
             ),
+            fedavg_at(alpha=0.0, adaptive=False),
         ),
         statistics={"w": "server", "v": "client"},
         private=("v", "alpha"),
@@ -339,6 +344,7 @@ EXPECTED: dict[str, Expect] = {
         down=(COHORT * SIZE, COHORT * (SIZE - 6)),  # of the 0.99-quantile, the largest on the list
         down_bits=(0, COHORT * 6 * 32),  # in their place
         up_bits=2,
+        limits=(Limit({"q": (0.9,)}, FedOBP(q=0.9)),),
     ),
     "fedpac": Expect(
         down=(COHORT * SIZE, COHORT * (SIZE + PROTOTYPES)),

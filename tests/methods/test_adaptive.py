@@ -1,94 +1,21 @@
 """FedOBP with an adaptive q: its limits bit for bit, a choice by hand, what is refused."""
 
-import dataclasses
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
 
 from fedpfl.config.plan import build_run, check_config
-from fedpfl.engine import FineTuning, make_backend
-from fedpfl.engine.calls import EvalCall
-from fedpfl.engine.keys import Draws
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.identity import identity
-from fedpfl.methods import Data, FedOBP, FedOBPAdaptive, Shard
+from fedpfl.methods import Data, FedOBPAdaptive, Shard
 from fedpfl.models import Net
 from fedpfl.papers.fedobp.tables import is_paper_fedobp
 from fedpfl.report.load import read_started_run
 from tests.command import TINY, compose_once
 from tests.conftest import (
-    CPU,
-    LOCAL,
-    as_engine,
     assert_same,
-    hold_out_quarter,
-    keep_quick,
-    make_federation,
-    record_rounds,
 )
 from tests.report.test_report import write_run
-
-
-@pytest.fixture(scope="module")
-def federation():
-    return hold_out_quarter(make_federation())
-
-
-def told(method, net, federation, engine) -> tuple[list[Any], list[Any], Any]:
-    """Without what only a choice adds: states; outcomes; what everybody is judged by, also
-    fine-tuned.
-    """
-    states, outcomes = record_rounds(method, net, federation, engine=engine)
-    judged = [
-        make_backend(as_engine(engine), net, CPU).evaluate_splits(
-            EvalCall(method, federation, states[-1], list(range(10)), tuning)
-        )
-        for tuning in (None, FineTuning(LOCAL, Draws(0, "finetune", 3)))
-    ]
-    kept = [
-        (s.server, {k: v for k, v in s.clients.items() if k != "q"}, s.server_buffers)
-        for s in states
-    ]
-    plain = [{k: v for k, v in own.metrics.items() if not k.startswith("q_")} for own in outcomes]
-    return (
-        kept,
-        [dataclasses.replace(own, metrics=m) for own, m in zip(outcomes, plain, strict=True)],
-        judged,
-    )
-
-
-@pytest.mark.parametrize(
-    "values",
-    keep_quick(
-        [
-            {"score": "obp"},
-            {"score": "obp_as_published", "ema": 0.3, "norm": "layer"},
-            {"score": "gradient", "scope": "tensor", "cold_start": "global"},
-            {"score": "fisher", "classifier_only": True},
-        ]
-    ),
-    ids=str,
-)
-def test_a_list_of_one_is_that_value(values, backend, net, federation):
-    one, other = (
-        told(method, net, federation, backend)
-        for method in (FedOBP(0.9, **values), FedOBPAdaptive((0.9,), **values))
-    )
-    for a, b in zip(one[1], other[1], strict=True):
-        assert (a.traffic, a.metrics) == (b.traffic, b.metrics)
-        assert_same((a.before, a.after, a.loss), (b.before, b.after, b.loss))
-    assert_same((one[0], one[2]), (other[0], other[2]))
-
-
-def test_who_holds_nothing_out_takes_the_largest(backend, net, federation):
-    without = dataclasses.replace(federation, validation=())
-    one, other = (
-        told(method, net, without, backend)
-        for method in (FedOBP(0.9), FedOBPAdaptive((0.2, 0.5, 0.9)))
-    )
-    assert_same((one[0], one[2]), (other[0], other[2]))
 
 
 class Table(nn.Module):

@@ -12,7 +12,7 @@ from fedpfl.engine.calls import Counts, EvalCall
 from fedpfl.ground import tree
 from fedpfl.methods import METHODS, Method
 from fedpfl.models import Net
-from fedpfl.testing.toy import COHORTS, EVERYONE, TRAIN, MethodTrial, as_engine, tiny_federation
+from fedpfl.testing.toy import COHORTS, MethodTrial, as_engine, tiny_federation
 from tests.conftest import (
     CPU,
     HEAD,
@@ -28,7 +28,7 @@ from tests.conftest import (
     record_rounds,
     tiny,
 )
-from tests.methods.expectations import COHORT, EXPECTED, RANGES, Limit, Rounds
+from tests.methods.expectations import EXPECTED, RANGES, Limit
 
 NEVER_TRAINED = 1  # of the clients, after the first round
 FEDERATIONS = {
@@ -50,27 +50,6 @@ def trial_of(name: str) -> MethodTrial:
 
 def case_id(name: str, values: Any) -> str:
     return "-".join([name, *(f"{key}={value}" for key, value in values.items())])
-
-
-def over_the_cohort(expected: Rounds) -> list[int]:
-    return [COHORT * expected] * 2 if isinstance(expected, int) else list(expected)
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_traffic_is_what_is_counted_by_hand(name):
-    expect, outcomes = EXPECTED[name], trial_of(name).play_cohorts("loop")[1]
-    for way, scalars, bits in (
-        ("down", expect.down, expect.down_bits),
-        ("up", expect.up, expect.up_bits),
-    ):
-        if scalars is None:
-            continue
-        values = [getattr(outcome.traffic, f"values_{way}") for outcome in outcomes]
-        all_bits = [getattr(outcome.traffic, f"bits_{way}") for outcome in outcomes]
-        assert values == over_the_cohort(scalars), way
-        assert [
-            total - 32 * value for total, value in zip(all_bits, values, strict=True)
-        ] == over_the_cohort(bits), way
 
 
 @cache
@@ -201,19 +180,6 @@ def test_who_never_trained_is_evaluated_by(name, source, values):
                 found == parameter and torch.equal(leaf, value) for found, value in at_server
             ), path
             assert not torch.equal(leaf, net.params[parameter]), path
-
-
-@pytest.mark.parametrize(
-    ("name", "entry"),
-    [(name, entry) for name, expect in EXPECTED.items() for entry in expect.private],
-)
-def test_a_private_entry_changes_whenever_its_client_trains_and_never_else(name, entry):
-    states = trial_of(name).play_cohorts("loop")[0]
-    for played, cohort in enumerate(COHORTS):
-        for client in EVERYONE:
-            before, after = (state.client(client)[entry] for state in states[played : played + 2])
-            has_trained = client in cohort and TRAIN[client] > 1
-            assert bool(differing(before, after)) == has_trained, (played, client)
 
 
 REFUSED = [

@@ -5,13 +5,12 @@ import dataclasses
 import pytest
 import torch
 
-from fedpfl.engine import FineTuning, make_backend, make_initial_state
-from fedpfl.engine.calls import EvalCall
+from fedpfl.engine import make_initial_state
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.shard import make_shard
 from fedpfl.ground import tree
 from fedpfl.methods import Batch, FedRoD
-from tests.conftest import CLASSES, CPU, LOOP, PLAIN, assert_close, make_federation, record_states
+from tests.conftest import CLASSES, CPU, assert_close
 
 
 def informed(method, federation, state, client, net):
@@ -45,16 +44,3 @@ def test_absent_classes_have_probability_zero_and_all_stays_finite(gamma, net, f
     loss = method.loss(state.server, client, net.bind({"main": {}}, training=True), params, batch)
     assert loss.isfinite()
     assert all(g.isfinite().all() for g in torch.autograd.grad(loss, tree.leaves(params)))
-
-
-def test_fine_tuning_the_head_moves_both(net):
-    federation = make_federation()
-    state = record_states(FedRoD(), net, federation)[-1]
-    runner, tuning = (
-        make_backend(LOOP, net, CPU),
-        FineTuning(PLAIN, Draws(0, "finetune", 3), "head"),
-    )
-    before, after = (
-        runner.evaluate(EvalCall(FedRoD(), federation, state, [2], t)) for t in (None, tuning)
-    )
-    assert after.loss != before.loss

@@ -13,13 +13,6 @@ WEIGHTS = ("conv.weight", "fc.weight", "classifier.weight")
 OFTEN = [[0, 1, 2, 3]] * 6
 
 
-def test_the_official_limit_selects_once_even_with_alpha_zero(net, federation):
-    states = record_states(FedSelect(alpha=0.0, strict=False), net, federation, OFTEN[:3])
-    first, last = (states[t].clients["mask"]["fc.weight"][0] for t in (1, 3))
-    assert int(first.sum()) == 432 - round(0.75 * 432)
-    assert torch.equal(first, last)
-
-
 @pytest.mark.parametrize(("size", "new"), [(5, 3), (7, 3), (9, 5), (11, 5)])
 def test_half_an_entry_is_rounded_as_the_official_code_rounds(size, new):
     """Of n entries n - round((1 - p) n) become personal: of 5 with p = 1/2 all but 2 (2.5, to the

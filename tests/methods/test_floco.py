@@ -48,38 +48,17 @@ def test_endpoints_are_the_networks_head_and_xavier_normals(net):
     )
 
 
-def test_making_endpoints_leaves_the_global_generator_alone(net):
-    before = torch.get_rng_state()
-    Floco().init(net.params, net.parts)
-    assert torch.equal(before, torch.get_rng_state())
-
-
-def test_before_the_projection_points_are_uniform_on_the_simplex():
-    method = Floco(endpoints=4)
-    points = torch.stack([point(method, state_of([0.25] * 4, False), seed) for seed in range(4000)])
-    assert (points >= 0).all()
-    assert_close(points.sum(1), torch.ones(4000), atol=1e-6)
-    # A flat Dirichlet of four: mean 1/4, variance 3/80, P(first < 1/2) = 1 - (1/2)^3.
-    assert_close(points.mean(0), torch.full((4,), 0.25), atol=0.01)
-    assert_close(points.var(0), torch.full((4,), 3 / 80), atol=0.003)
-    assert float((points[:, 0] < 0.5).float().mean()) == pytest.approx(7 / 8, abs=0.02)
-
-
-def test_after_it_points_lie_around_the_centre():
+def test_points_may_stay_inside_the_simplex():
+    """The published code leaves it."""
     method, beta = Floco(endpoints=4, rho=0.3), [0.7, 0.1, 0.1, 0.1]
-    points = torch.stack([point(method, state_of(beta), seed) for seed in range(2000)])
-    away = (points - torch.tensor(beta)).abs().sum(1)
-    assert (away <= 0.3 + 1e-6).all()
-    assert float(away.mean()) == pytest.approx(0.15, abs=0.01)  # r is uniform in [0, rho)
-    assert (points < 0).any()  # the published code leaves the simplex
-    inside = torch.stack(
-        [
-            point(dataclasses.replace(method, stay_inside=True), state_of(beta), s)
-            for s in range(500)
-        ]
+    inside = dataclasses.replace(method, stay_inside=True)
+    free, near = (
+        torch.stack([point(own, state_of(beta), seed) for seed in range(50)])
+        for own in (method, inside)
     )
-    assert (inside >= 0).all()
-    assert_close(inside.sum(1), torch.ones(500), atol=1e-6)
+    assert (free < 0).any()
+    assert (near >= 0).all()
+    assert_close(near.sum(1), torch.ones(50), atol=1e-6)
 
 
 def test_numbers_at_the_ends_of_their_range_give_points():

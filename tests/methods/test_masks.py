@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from fedpfl import engine
 from fedpfl.engine import masks
@@ -126,15 +125,6 @@ def test_overlap_by_hand() -> None:
     assert mask.overlaps(chance=True).tolist() == [2 / 7, 0, 0]  # 4 * 5 / 10 in common
     empty = MaskOverlap(10, np.array([10, 0, 0.0]), np.zeros((2, 2)))
     assert np.isnan(empty.overlaps()).all()
-
-
-def test_overlap_of_random_masks_is_what_chance_gives() -> None:
-    held = torch.rand(8, 40_000, generator=torch.Generator().manual_seed(0)) < 0.3
-    told = masks._count_shared_entries(held)
-    mask = MaskOverlap(
-        told["entries"], np.array(told["held"], float), np.array(told["both"], float)
-    )
-    assert mask.overlaps() == pytest.approx(mask.overlaps(chance=True), abs=0.01)
 
 
 WHOLE = {

@@ -33,7 +33,6 @@ from tests.conftest import (
     tiny,
 )
 
-EVERYONE = list(range(10))
 UNSEEN = 7  # until round 3
 
 
@@ -56,9 +55,6 @@ def images(federation, index):
 @pytest.fixture(scope="module", params=BACKENDS)
 def backend(request):
     return request.param
-
-
-# FedAvg
 
 
 # FedAvg + fine-tuning
@@ -95,12 +91,6 @@ def test_fine_tuning_the_old_global_model_gives_the_new_one(net, federation):
         )
         other = tuned(Watched(), net, federation, states[t], client, Draws(0, "finetune", t + 1))
         assert differing(other, states[t + 1].server)
-
-
-def test_fine_tuning_only_the_head_leaves_the_body_bit_for_bit(net, federation):
-    state = make_initial_state(FedAvg(), net, 10, CPU)
-    params = tuned(Watched(), net, federation, state, 0, Draws(0, "finetune", 0), part="head")
-    assert differing(params, net.params) == sorted((f"/{name}" for name in HEAD), reverse=True)
 
 
 # FedOBP
@@ -158,38 +148,6 @@ def test_ema_over_three_rounds_by_hand(backend, net, federation):
     assert (tree.ravel(off) != tree.ravel(prepared["mask"])).sum() > 2
 
 
-def test_ema_is_what_each_tensors_quantile_is_taken_of():
-    """With a = 0.75 past scores of tensor a outvote present ones; tensor b, whose scores are
-    larger, has its own.
-    """
-    server = {"a": torch.zeros(3), "b": torch.zeros(3)}
-    client = {
-        "model": {"a": torch.tensor([2.0, 1.0, 0.0]), "b": torch.tensor([10.0, 0.0, 0.0])},
-        "average": {"a": torch.tensor([0.0, 3.0, 6.0]), "b": torch.tensor([0.0, 400.0, 0.0])},
-        "participated": torch.tensor(True),
-    }
-    method = FedOBP(q=0.5, scope="tensor", ema=0.75)
-    prepared = method.prepare(server, client)
-    assert_close(
-        prepared["average"],
-        {"a": torch.tensor([1.0, 2.5, 4.5]), "b": torch.tensor([25.0, 300.0, 0.0])},
-    )
-    assert_same(
-        prepared["mask"],
-        {"a": torch.tensor([False, False, True]), "b": torch.tensor([False, True, False])},
-    )
-    first = method.prepare(
-        server, {**client, "participated": torch.tensor(False)}
-    )  # whose past does not count
-    assert_close(
-        first["average"], {"a": torch.tensor([4.0, 1.0, 0.0]), "b": torch.tensor([100.0, 0.0, 0.0])}
-    )
-    assert_same(
-        first["mask"],
-        {"a": torch.tensor([True, False, False]), "b": torch.tensor([True, False, False])},
-    )
-
-
 @pytest.mark.parametrize("score", ["obp", "obp_as_published"])
 def test_a_client_that_never_trained_keeps_initial_values_where_the_model_moved_most(
     score, backend, net, federation
@@ -211,19 +169,6 @@ def test_scores_of_training_make_nothing_personal_before_it(score, backend, net,
     method = FedOBP(q=0.5, score=score)
     state = record_states(method, net, federation, COHORTS[:2], engine=backend)[-1]
     assert_same(personal(method, state, UNSEEN), state.server)
-
-
-def test_gradient_score_is_the_distance_of_the_last_training(backend, net, federation):
-    method = FedOBP(q=0.8, score="gradient")
-    states = record_states(method, net, federation, engine=backend)
-    for client in EVERYONE:
-        t = max(t for t, cohort in enumerate(COHORTS) if client in cohort)
-        start, end = (
-            personal(method, states[t], client),
-            client_row(states[-1].clients["model"], client),
-        )
-        expected = {name: (start[name] - end[name]).abs() for name in end}
-        assert_same(client_row(states[-1].clients["score"], client), expected)
 
 
 @pytest.fixture(scope="module")

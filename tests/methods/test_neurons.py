@@ -7,7 +7,7 @@ from fedpfl import models
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods.shared import neurons
-from tests.conftest import assert_same, tiny
+from tests.conftest import tiny
 
 NET = tiny(norm=True)  # conv 4, norm 4, fc 12 over 4 x 9, classifier 5
 PLAN = neurons.build_plan(NET.params, NET.parts)
@@ -21,15 +21,6 @@ def chosen(active: torch.Tensor) -> tuple[list[int], list[int]]:
     """Numbers of the active neurons of conv and of fc."""
     assert active[-1]
     return active[:4].nonzero().flatten().tolist(), active[4:16].nonzero().flatten().tolist()
-
-
-def test_a_plan_numbers_the_neurons_through():
-    assert PLAN["group"].tolist() == [0] * 4 + [1] * 12
-    assert PLAN["place"].tolist() == [*range(4), *range(12)]
-    assert PLAN["width"].tolist() == [4] * 4 + [12] * 12
-    assert PLAN["columns"]["fc.weight"].tolist() == [c for c in range(4) for _ in range(9)]
-    assert PLAN["rows"]["classifier.bias"].tolist() == [16] * 5  # always active
-    assert PLAN["buffers"]["norm.num_batches_tracked"].shape == ()
 
 
 @pytest.mark.parametrize(
@@ -73,18 +64,6 @@ def test_top_takes_the_highest_of_each_group_and_of_equals_the_first():
     )
 
 
-def test_top_over_many_clients_at_once():
-    score = torch.rand(7, 16, generator=torch.Generator().manual_seed(0))
-    widths = torch.linspace(0.1, 1, 7, dtype=torch.float64)
-    together = torch.func.vmap(lambda s, w: neurons.top_neurons(PLAN, w, s))(score, widths)
-    for i in range(7):
-        assert torch.equal(together[i], neurons.top_neurons(PLAN, widths[i], score[i]))
-        by_hand = sorted(range(4), key=lambda j, i=i: -score[i, j])[
-            : max(1, int(widths[i] * 4 + 1e-9))
-        ]
-        assert chosen(together[i])[0] == sorted(by_hand)
-
-
 def test_entries_between_active_neurons_by_hand():
     active = torch.zeros(17, dtype=torch.bool)
     active[[1, 3, 4, 9, 16]] = True  # channels 1 and 3, fc 0 and 5
@@ -103,20 +82,6 @@ def test_entries_between_active_neurons_by_hand():
     touched = neurons.statistics_masks(PLAN, active)
     assert touched["norm.running_mean"].tolist() == [False, True, False, True]
     assert touched["norm.num_batches_tracked"].item()
-
-
-def test_entries_for_many_clients_at_once():
-    active = torch.rand(3, 17, generator=torch.Generator().manual_seed(0)) < 0.5
-    stacked = tree.repeat(NET.params, 3)
-    together = torch.func.vmap(lambda a, like: neurons.entry_masks(PLAN, a, like))(active, stacked)
-    for i in range(3):
-        assert_same(tree.take(together, i), neurons.entry_masks(PLAN, active[i], NET.params))
-
-
-def test_incoming_adds_up_rows_without_biases():
-    sums = neurons.sum_incoming(PLAN, NET.params)
-    torch.testing.assert_close(sums[:4], NET.params["conv.weight"].sum((1, 2, 3)))
-    torch.testing.assert_close(sums[4:], NET.params["fc.weight"].sum(1))
 
 
 def test_networks_without_a_wiring_say_so():

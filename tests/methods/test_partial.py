@@ -1,4 +1,4 @@
-"""FedRep, LG-FedAvg, FedBABU and FedBN: published sizes, fine-tuning, which layers."""
+"""FedRep, LG-FedAvg, FedBABU and FedBN: published sizes, which layers; what fine-tuning moves."""
 
 import dataclasses
 from functools import cache
@@ -11,7 +11,7 @@ from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
 from fedpfl.ground.traffic import count_traffic
-from fedpfl.methods import FedBABU, FedBN, FedRep, LGFedAvg
+from fedpfl.methods import APFL, FedAvg, FedBABU, FedBN, FedRep, LGFedAvg
 from tests.conftest import CPU, HEAD, LOCAL, LOOP, assert_same, differing, record_states
 
 
@@ -37,34 +37,36 @@ def test_published_sizes_of_what_lg_fedavg_and_fedrep_send():
     assert sent == {"top": 5_130, "conv1": 2_432, "fedrep": 873_408, "fedbabu": 873_408}
 
 
-@pytest.mark.parametrize(
-    ("base", "part"),
-    [(FedBABU(), "all"), (FedBABU("head"), "head"), (FedBABU("body"), "body"), (FedRep(), "head")],
-    ids=str,
-)
-def test_fine_tuning_moves_what_the_paper_says(base, part, played, net, federation):
-    """FedRep retrains the head (arXiv:2102.07078), FedBABU what it is told. Seen through a method
-    whose predictions are asked for after fine-tuning.
-    """
+BODY = ("conv.weight", "conv.bias", "fc.weight", "fc.bias")
+TUNED = [
+    (FedAvg(), "head", HEAD),
+    (FedBABU(), "all", (*BODY, *HEAD)),
+    (FedBABU("head"), "all", HEAD),
+    (FedBABU("body"), "all", BODY),
+    (FedRep(), "all", HEAD),  # arXiv:2102.07078
+    # Both models, and not the weight between them.
+    (APFL(alpha_lr=1.0), "all", [f"{role}/{name}" for role in "wv" for name in (*BODY, *HEAD)]),
+]
+
+
+@pytest.mark.parametrize(("base", "part", "names"), TUNED, ids=str)
+def test_fine_tuning_moves_what_the_paper_says(base, part, names, played, net, federation):
+    """Seen through a method whose predictions are asked for after fine-tuning."""
     seen = []
 
     class Watched(type(base)):
         def predict(self, net, params, batch):
             if not net.training:
-                seen.append({name: value.detach().clone() for name, value in params.items()})
+                seen.append(tree.map(lambda leaf: leaf.detach().clone(), params))
             return super().predict(net, params, batch)
 
     method = Watched(**dataclasses.asdict(base))
     state = played(base)[-1]
     kept, client = tree.clone(state.server), state.client(2)
-    make_backend(LOOP, net, CPU).evaluate(
-        EvalCall(method, federation, state, [2], FineTuning(LOCAL, Draws(0, "finetune", 3)))
-    )
-    moved = {path.strip("/") for path in differing(seen[-1], method._begin(state.server, client))}
-    assert (
-        moved
-        == {"all": set(net.params), "head": set(HEAD), "body": set(net.params) - set(HEAD)}[part]
-    )
+    tuning = FineTuning(LOCAL, Draws(0, "finetune", 3), part)
+    make_backend(LOOP, net, CPU).evaluate(EvalCall(method, federation, state, [2], tuning))
+    moved = differing(seen[-1], method.personal(state.server, client))
+    assert {path.strip("/") for path in moved} == {*names}
     assert_same(state.server, kept)
 
 

@@ -13,7 +13,6 @@ from fedpfl.methods.shared.gaussian import (
     class_frequencies,
     lda_head,
     pack_symmetric,
-    unpack_symmetric,
 )
 from tests.conftest import CLASSES, HEAD, assert_close, assert_same, record_states, tiny
 from tests.methods.reference.pfedfda import objective
@@ -149,12 +148,6 @@ def test_a_covariance_without_regularisation_is_made_positive_definite():
         Features(z, y, prior), {"mean": mean, "cov": pack_symmetric(cov)}, torch.zeros(2), 1
     )
     assert torch.linalg.eigvalsh(got[1]).min() > 0
-
-
-def test_packing_keeps_a_symmetric_matrix():
-    cov = spread()
-    assert pack_symmetric(cov).shape == (78,)
-    assert torch.equal(unpack_symmetric(pack_symmetric(cov)), cov)
 
 
 def test_features_are_judged_in_evaluation_mode(federation):

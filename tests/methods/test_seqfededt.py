@@ -9,14 +9,10 @@ import pytest
 import torch
 
 from fedpfl.engine.keys import generator
-from fedpfl.ground import tree
 from fedpfl.methods import FedAvg, SeqFedEDT, Turn
-from fedpfl.methods.shared import importance
 from tests.conftest import (
     COHORTS,
-    HEAD,
     assert_same,
-    client_row,
     differing,
     keep_quick,
     record_rounds,
@@ -64,22 +60,3 @@ def test_with_q_one_it_is_plain_sequential_learning(values, backend, federation)
         assert_same((ours.server, ours.client_buffers), (theirs.server, theirs.client_buffers))
     together = record_states(FedAvg(), net, federation, engine=backend)[-1]
     assert differing(plain[-1].server, together.server)
-
-
-def test_with_the_classifier_alone_the_quantile_counts_over_it(backend, played):
-    method = SeqFedEDT(q=0.5, classifier_only=True)
-    states, outcomes = played(method, backend)
-    assert set(states[0].clients["scored"]) == set(HEAD)
-    assert set(outcomes[0].metrics) == {"personal_share", *(f"personal/{name}" for name in HEAD)}
-    assert outcomes[2].metrics["personal_share"] == pytest.approx(
-        importance.personal_count(0.5, 65) / 549
-    )
-    client = method.prepare(states[-1].server, states[-1].client(2))
-    assert int(tree.ravel(client["mask"]).sum()) == importance.personal_count(0.5, 65)
-    start = method._begin(states[-1].server, client)
-    body = {name: value for name, value in states[-1].server.items() if name not in HEAD}
-    assert_same({name: start[name] for name in body}, body)
-    assert differing(
-        {name: start[name] for name in HEAD}, {name: states[-1].server[name] for name in HEAD}
-    )
-    assert_same(client_row(states[-1].clients["rest"], order(3)[-1]), body)

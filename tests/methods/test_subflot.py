@@ -27,7 +27,6 @@ from tests.conftest import (
     differing,
     keep_quick,
     make_federation,
-    participate,
     record_rounds,
     record_states,
     tiny,
@@ -315,46 +314,6 @@ def test_first_neurons_that_stay_in_place_are_averaged_as_fjords(transported, ba
 
 
 # Rounds
-
-
-def strange(state):
-    """With another global model, whose neurons are not where the clients' are."""
-    return dataclasses.replace(state, server={**state.server, "model": tiny(seed=9).params})
-
-
-def still():
-    """Training that does not move anything."""
-    return dataclasses.replace(LOCAL, lr=1e-30, momentum=0.0)
-
-
-@pytest.mark.parametrize("part", ["otp", "ota"])
-def test_a_part_left_out_is_taken_by_position(part, backend, net, federation):
-    method = SubFLOT(rates=(0.5,), **{part: False})
-    state = strange(record_states(method, net, federation, [[0, 2]], engine=backend)[-1])
-    away, here = (
-        participate(m, net, federation, state, [0, 2], engine=backend, local=still())
-        for m in (method, SubFLOT(rates=(0.5,)))
-    )
-    ends, mask, weight = (
-        away.uploads["model"].values,
-        away.uploads["model"].mask,
-        torch.tensor([0.4, 0.6]),
-    )
-    if part == "otp":
-        history = tree.take(state.clients["model"], torch.tensor([0, 2]))
-        middle = tree.map(
-            lambda old, new, own: (old + new * own) / 2, history, state.server["model"], mask
-        )
-        assert_close(ends, middle, atol=1e-7)
-        assert differing(ends, here.uploads["model"].values)
-    else:
-        assert_same(ends, here.uploads["model"].values)
-        merged, moved = (
-            m.aggregate(state.server, away.client_states, None, away.uploads, weight, None)[0]
-            for m in (method, SubFLOT())
-        )
-        assert_same(merged["model"], tree.masked_mean(state.server["model"], ends, mask, weight))
-        assert differing(merged["model"], moved["model"])
 
 
 def test_without_regularisation_is_with_none(backend, net, federation):

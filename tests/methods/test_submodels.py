@@ -24,7 +24,7 @@ from fedpfl.methods import (
     PruneFL,
     RandomDropout,
 )
-from fedpfl.methods.shared.neurons import entry_masks, prefix_neurons, sum_incoming
+from fedpfl.methods.shared.neurons import entry_masks, prefix_neurons
 from tests.conftest import CPU, LOCAL, assert_close, participate, record_rounds
 
 EVERYONE = list(range(10))
@@ -54,20 +54,6 @@ def test_values_that_travel_are_the_papers(kind, name, shape, classes, values):
         assert (int(down.values), int(up.values)) == (expected, expected)
         assert int(down.bits) == 32 * expected + (0 if kind is FjORD else neurons)
         assert int(up.bits) == 32 * expected
-
-
-@pytest.mark.parametrize(("kind", "best"), [(Hermes, 0), (FedMP, 1), (PruneFL, 2)])
-def test_neurons_are_ranked_by_the_norm_that_the_method_names(kind, best, net):
-    """Unit 0 has the largest L2 norm of weights (Hermes), unit 1 their largest L1 norm (FedMP),
-    unit 2 the largest L2 norm of gradients (PruneFL), whose L1 norm unit 3 has the largest of.
-    """
-    weights, slopes = (tree.full_like(net.params, 0.0) for _ in range(2))
-    weights["fc.weight"][:3, :4] = torch.tensor([[-5.0, 0, 0, 0], [2, 2, -2, 2], [1, 0, 0, 0]])
-    slopes["fc.weight"][1:4, :4] = torch.tensor([[1.0, 0, 0, 0], [0, 5, 0, 0], [2, -2, 2, 2]])
-    method = kind(widths=(0.1,))
-    plan = make_initial_state(method, net, 1, CPU).server["plan"]
-    score = sum_incoming(plan, method._scores(weights, slopes))[4:]
-    assert int(score.argmax()) == best
 
 
 def test_widths_come_in_blocks_or_at_random(net):
@@ -147,6 +133,3 @@ def test_the_trained_share_is_the_mean_over_the_cohort_of_the_sub_models_entries
     _, outcomes = record_rounds(method(widths=(0.25, 0.5, 1.0)), net, federation, [cohort] * 2)
     for outcome in outcomes:
         assert outcome.metrics == {"trained_share": pytest.approx((60 + 169 + 549 + 60) / 4 / 549)}
-
-
-# Ranges

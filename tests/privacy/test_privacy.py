@@ -35,7 +35,7 @@ from fedpfl.testing.toy import (
     tiny,
     tiny_federation,
 )
-from tests.conftest import BACKENDS, CASES, assert_close, assert_same, participate
+from tests.conftest import BACKENDS, CASES, assert_close, assert_same, keep_quick, participate
 
 COHORT = [0, 1, 2, 4]
 EVEN = dataclasses.replace(
@@ -64,8 +64,21 @@ def one_round(method, federation, own, backend="loop", seed=0, state=None):
 # Limits
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", ["fedavg", "fedper", "ditto", "scaffold", "fedadam"])
+@pytest.mark.parametrize(
+    ("backend", "name"),
+    keep_quick(
+        [
+            *(
+                ("loop", "fedavg"),
+                ("batched", "fedper"),
+                ("loop", "ditto"),
+                ("batched", "scaffold"),
+            ),
+            *(("loop", "fedadam"), ("batched", "fedavg"), ("loop", "scaffold")),
+        ],
+        4,
+    ),
+)
 def test_no_noise_and_no_bound_is_the_run_without_at_equal_weights(name, backend):
     federation = dataclasses.replace(EVEN, train=tuple(EVEN.train[i] for i in (0, 1, 2, 1, 4, 1)))
     assert {len(federation.train[client]) for client in COHORT} == {7}
@@ -410,7 +423,6 @@ def test_an_attacker_stays_below_what_epsilon_allows():
     assert advantage(1e-9) > 3 * claimed
 
 
-@pytest.mark.full
 @pytest.mark.full
 def test_nor_does_an_attacker_of_a_trained_federation():
     """Has client 0 its own labels or others? Told by the model after two rounds, along what the

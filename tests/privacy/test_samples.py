@@ -26,7 +26,7 @@ from fedpfl.methods import METHODS, Turn
 from fedpfl.privacy import SampleAccount, SamplePrivacy, SampleProtection, Secret, Steps
 from fedpfl.privacy.samples import calibrate_noise, compute_epsilon
 from fedpfl.testing.toy import CPU, EVERYONE, TRAIN, as_engine, federate, tiny, tiny_federation
-from tests.conftest import BACKENDS, assert_close, assert_same, keep_only
+from tests.conftest import BACKENDS, assert_close, assert_same, keep_only, keep_quick
 
 dp = pytest.importorskip("dp_accounting", reason="needs the extra [privacy]")
 
@@ -104,7 +104,7 @@ def test_without_noise_and_bound_it_is_poisson_sgd_bit_for_bit():
         assert_same(found, train(protect(clip=1e6), clients=[client]).server)
 
 
-@pytest.mark.parametrize("method", ["ditto", "fedrep", "fedselect", "moon"])
+@pytest.mark.parametrize("method", keep_quick(["ditto", "fedselect", "fedrep", "moon"], 2))
 def test_backends_agree_on_phases_masks_and_private_models(method):
     loop, batched = (train(protect(1.0, 0.3), engine, method, rounds=2) for engine in BACKENDS)
     assert_close([loop.server, loop.clients], [batched.server, batched.clients], atol=1e-5)

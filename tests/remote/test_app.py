@@ -14,6 +14,7 @@ from fedpfl.remote.node import PLAIN_POLICY, NodePolicy
 from fedpfl.remote.rehearsal import InProcessGrid
 from fedpfl.remote.server import FederateSettings
 from tests.command import FILES, TINY, run_command
+from tests.remote.grids import Overheard
 
 WORDS = ["dataset=digits", *TINY, "rounds=3", "federate.timeout=0.01"]
 
@@ -34,31 +35,13 @@ def nodes(words: list[str], policy: NodePolicy = PLAIN_POLICY) -> dict:
     }
 
 
-class Killed(InProcessGrid):
-    """Nodes whose server is killed at a message."""
-
-    left = 9
-
-    def send_and_receive(self, messages, timeout):
-        self.left -= len(messages)
-        if self.left < 0:
-            raise KeyboardInterrupt
-        return super().send_and_receive(messages, timeout)
-
-
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def test_the_files_are_those_of_any_run(here):
-    """Server and nodes are killed in round 2 and go on, and the numbers are those of `fedpfl
-    train`.
+    """Server and nodes are killed in round 2 and go on; the numbers are those of `fedpfl train`,
+    the server's defence included.
     """
-    words = ["method=fedper", *WORDS]
+    words = ["method=fedper", "defence=median", *WORDS]
     with pytest.raises(KeyboardInterrupt):
-        app.run_server(Killed(nodes(words)), words)
+        app.run_server(Overheard(nodes(words), left=9), words)
     path = app.run_server(InProcessGrid(nodes(words)), words)
     assert run_command(*words[:-1], cwd=here).code == 0
     alone = Path(str(path).replace("federated/", ""))
@@ -125,14 +108,6 @@ def test_what_is_refused(words, said, here):
     with pytest.raises(FedpflError, match=said):
         app.run_server(InProcessGrid({}), ["method=fedavg", *WORDS, *words])
     assert not [*here.rglob("*")]
-
-
-def test_a_server_may_defend_itself(here):
-    words = ["method=fedper", "defence=median", *WORDS]
-    path = app.run_server(InProcessGrid(nodes(words)), words)
-    assert run_command(*words[:-1], cwd=here).code == 0
-    alone = Path(str(path).replace("federated/", ""))
-    assert table(path / "rounds.csv") == table(alone / "rounds.csv")
 
 
 def test_a_node_of_other_data(here, caplog):

@@ -20,6 +20,7 @@ from fedpfl.remote.node import PLAIN_POLICY, NodePolicy
 from fedpfl.remote.rehearsal import InProcessGrid
 from tests.command import TINY, read_table
 from tests.conftest import keep_quick
+from tests.remote.grids import Overheard
 
 pytest.importorskip("dp_accounting", reason="needs the extra [privacy]")
 
@@ -33,41 +34,11 @@ TUNED = ["eval.finetune_epochs=1", "eval.finetune_every=3"]
 SEEDED = ["privacy.seed=1"]
 
 
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def make_nodes(words, policy=PLAIN_POLICY) -> dict:
     return {
         number: app.make_node(words, None, number, 2, Path(f"node{number}"), "", policy)
         for number in range(2)
     }
-
-
-class Overheard(InProcessGrid):
-    """Nodes whose messages are kept, and whose server is killed before one, or cannot hear some.
-
-    left: how many messages it sends to nodes that it hears; deaf: nodes that it gets no answers of,
-    which it greets as often as time allows.
-    """
-
-    def __init__(self, node_by_id, left=10**9, deaf=()):
-        super().__init__(node_by_id)
-        self.left, self.deaf = left, deaf
-        self.requests = []  # (node, message, answer)
-
-    def send_and_receive(self, messages, timeout):
-        self.left -= sum(node not in self.deaf for node, _ in messages)
-        if self.left < 0:
-            raise KeyboardInterrupt
-        answers = super().send_and_receive(messages, timeout)
-        heard = []
-        for (node, message), answer in zip(messages, answers, strict=True):
-            self.requests.append((node, message, answer))
-            heard.append(None if node in self.deaf else answer)
-        return heard
 
 
 def assert_as_in_one_place(path: Path, words: list[str]) -> None:
@@ -110,7 +81,7 @@ def played(tmp_path_factory):
         patch.chdir(folder)
         grid = Overheard(make_nodes(words))
         path = app.run_server(grid, words)
-    return folder, words, path, grid.requests
+    return folder, words, path, grid.exchanges
 
 
 def test_each_node_has_a_key_and_a_ledger_of_its_own(played):
@@ -179,15 +150,26 @@ HOSTILE = {
 }
 
 
+@pytest.fixture(scope="module")
+def restarted(played):
+    """Return nodes that go on where those of the federation that was played have ended."""
+    folder, words, *_ = played
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        return make_nodes(words)
+
+
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_question_is_answered_once_and_no_other_in_its_place(name, played, monkeypatch):
+def test_a_question_is_answered_once_and_no_other_in_its_place(
+    name, played, restarted, monkeypatch
+):
     """The same one again has the same answer, bit for bit, and costs nothing."""
-    folder, words, _, requests = played
+    folder, _, _, requests = played
     kind, change, reason = HOSTILE[name]
     number, message, answer = find_question(requests, kind)
     monkeypatch.chdir(folder)
     ledgers = {path: path.read_bytes() for path in folder.glob("node*/*/client*/privacy.csv")}
-    node = make_nodes(words)[number]
+    node = restarted[number]
     assert node.answer_message(message) == answer
     fields, trees = wire.unpack_message(message)
     change(fields, trees)
@@ -292,7 +274,7 @@ def test_who_does_not_answer_counts_as_one_that_does_not_change(here):
     )
     uploads = {
         wire.unpack_message(message)[0]["client"]: wire.unpack_message(answer)[1].uploads
-        for _, message, answer in grid.requests
+        for _, message, answer in grid.exchanges
         if "local" in wire.unpack_message(message)[0].get("asks", {})
     }
     assert sorted(uploads) == [0, 1, 2, 3]

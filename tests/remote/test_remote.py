@@ -32,6 +32,7 @@ from fedpfl.remote.rehearsal import InProcessGrid
 from fedpfl.remote.server import FederateSettings, NotSentError, RemoteBackend
 from fedpfl.testing.toy import tiny_federation
 from tests.conftest import CPU, LOCAL, SETTINGS, assert_same, every_method, keep_quick, tiny
+from tests.remote.grids import Overheard
 
 KEY = {"configuration": "abc-seed0", "data": "123", "version": "1"}
 ONE = replace(LOCAL, epochs=None, steps=1)
@@ -342,21 +343,14 @@ def test_nothing_travels_but_what_is_sent():
     one.
     """
     method = METHODS["fedper"]()
-    played, messages = Played(method, nodes=1), []
-
-    class Overheard(InProcessGrid):
-        def send_and_receive(self, sent, timeout):
-            found = super().send_and_receive(sent, timeout)
-            messages.extend([*(message for _, message in sent), *found])
-            return found
-
-    played.remote._grid = Overheard(played.grid.node_by_id)
+    played = Played(method, nodes=1)
+    grid = played.remote._grid = Overheard(played.grid.node_by_id)
     for cohort in COHORTS:
         played.round(cohort)
     played.judged()
     heads = {leaf.shape for leaf in played.first().rows.initial["client"]["head"].values()}
-    assert len(messages) > 20
-    for message in messages:
+    assert len(grid.exchanges) > 10
+    for message in [*grid.requests, *grid.replies]:
         assert not heads & {leaf.shape for leaf in tree.leaves(wire.unpack_message(message)[1])}
     counted = 3 * 549 * 4
     assert all(message.bytes_up < counted for message in played.remote.answered_messages)

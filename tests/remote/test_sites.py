@@ -30,8 +30,9 @@ from fedpfl.remote.rehearsal import InProcessGrid
 from fedpfl.remote.server import FederateSettings
 from fedpfl.remote.sites import SiteNode
 from tests.command import format_override
-from tests.conftest import every_method, keep_quick
+from tests.conftest import CASES, keep_quick
 from tests.data.test_sites import write_images
+from tests.remote.grids import Overheard
 
 NAMES = ("berlin", "aachen", "chur", "davos")
 WORDS = [
@@ -101,11 +102,9 @@ FORMS = {
 }
 
 
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(autouse=True)
+def sites(tmp_path):
     (tmp_path / "sites").mkdir()
-    return tmp_path
 
 
 def make_nodes(words: list[str], policy: NodePolicy = PLAIN_POLICY) -> dict:
@@ -151,8 +150,9 @@ def test_sites_of_every_form_as_in_one_place(form, here):
     assert_as_in_one_place(app.run_server(InProcessGrid(make_nodes(words)), words), words)
 
 
-@every_method()
+@pytest.mark.parametrize(("name", "values"), keep_quick(CASES))
 def test_every_method_as_in_one_place(name: str, values: dict, here):
+    """That each goes well at nodes is for test_remote.py to say."""
     write_arrays(here / "sites")
     words = [f"method={name}", *WORDS, "federate.share_states=true"]
     if METHODS[name].pairs:
@@ -167,20 +167,6 @@ def test_every_method_as_in_one_place(name: str, values: dict, here):
 
 
 # ---- What travels
-
-
-class Overheard(InProcessGrid):
-    """Nodes whose messages are kept."""
-
-    def __init__(self, node_by_id):
-        super().__init__(node_by_id)
-        self.requests, self.replies = [], []
-
-    def send_and_receive(self, messages, timeout):
-        answers = super().send_and_receive(messages, timeout)
-        self.requests += [message for _, message in messages]
-        self.replies += answers
-        return answers
 
 
 @pytest.mark.parametrize("are_constants_set", [False, True])
@@ -487,23 +473,11 @@ def test_a_node_refuses_what_it_has_not_agreed_on(kind, greeted):
 # ---- Going on
 
 
-class Killed(InProcessGrid):
-    """Nodes whose server is killed at a message."""
-
-    left = 20
-
-    def send_and_receive(self, messages, timeout):
-        self.left -= len(messages)
-        if self.left < 0:
-            raise KeyboardInterrupt
-        return super().send_and_receive(messages, timeout)
-
-
 def test_a_killed_server_goes_on_with_what_was_agreed(here, caplog):
     write_arrays(here / "sites")
     words = [*PLAIN, "participation=1", "rounds=3"]
     with pytest.raises(KeyboardInterrupt):
-        app.run_server(Killed(make_nodes(words)), words)
+        app.run_server(Overheard(make_nodes(words), left=20), words)
     again = Overheard(make_nodes(words))
     path = app.run_server(again, words)
     asked = [wire.unpack_message(message)[0] for message in again.requests]
@@ -515,7 +489,7 @@ def test_a_site_that_has_changed_meanwhile_is_named(here, caplog):
     write_arrays(here / "sites")
     words = [*PLAIN, "participation=1", "rounds=3"]
     with pytest.raises(KeyboardInterrupt):
-        app.run_server(Killed(make_nodes(words)), words)
+        app.run_server(Overheard(make_nodes(words), left=20), words)
     rewrite("chur", x=np.ones((39, 5), np.float32), y=np.arange(39) % 3)()
     with caplog.at_level(logging.WARNING):
         path = app.run_server(InProcessGrid(make_nodes(words)), words)

@@ -20,6 +20,7 @@ from fedpfl.remote import wire
 from fedpfl.remote.node import NodePolicy
 from fedpfl.runner.faults import Diverged
 from tests.conftest import assert_same
+from tests.remote.grids import Overheard
 from tests.remote.test_remote import Faulty, Played, changed, in_one_place
 
 FEDAVG = METHODS["fedavg"]()
@@ -195,17 +196,12 @@ def test_a_node_decides_what_leaves_it():
     played = Played(METHODS["fedper"](), shares=True)
     node = played.node([0])
     node._policy = NodePolicy()
-    requests = []
-
-    class Overheard(Faulty):
-        def send_and_receive(self, messages, timeout):
-            requests.extend(message for _, message in messages)
-            return super().send_and_receive(messages, timeout)
-
-    played.remote._grid = Overheard(played.grid, 9, lambda answer: answer)
+    grid = played.remote._grid = Overheard(played.grid.node_by_id)
     played.round([0, 2])
     played.judged()
-    asking = [message for message in requests if "hello" not in wire.unpack_message(message)[0]]
+    asking = [
+        message for message in grid.requests if "hello" not in wire.unpack_message(message)[0]
+    ]
     assert len(asking) > 5
     for message in asking:
         fields, found = wire.unpack_message(node.answer_message(message))
@@ -284,22 +280,13 @@ values = st.recursive(
 def exchanged():
     """A node of Ditto with a stored state, and the messages of a round and an evaluation."""
     played = Played(METHODS["ditto"](), nodes=1)
-    requests, replies = [], []
-
-    class Overheard(Faulty):
-        def send_and_receive(self, messages, timeout):
-            found = super().send_and_receive(messages, timeout)
-            requests.extend(message for _, message in messages)
-            replies.extend(found)
-            return found
-
-    played.remote._grid = Overheard(played.grid, 9, lambda answer: answer)
+    grid = played.remote._grid = Overheard(played.grid.node_by_id)
     played.round([0, 2])
     played.judged()
-    return played, requests, replies
+    return played, grid.requests
 
 
-MANY = pytest.mark.parametrize("examples", [25, pytest.param(300, marks=pytest.mark.full)])
+MANY = pytest.mark.parametrize("examples", [10, pytest.param(300, marks=pytest.mark.full)])
 
 
 def try_many(check, examples):
@@ -310,7 +297,7 @@ def try_many(check, examples):
 @MANY
 def test_a_node_answers_whatever_it_is_sent(exchanged, examples):
     """With a fault by name or an answer; and what it stores is as it was."""
-    played, requests, _ = exchanged
+    played, requests = exchanged
     (node,) = played.grid.node_by_id.values()
     try_many(lambda data: send_changed(node, requests, data), examples)
 

@@ -31,7 +31,7 @@ from tests.methods.reference.conftest import SEED, draw_order, draw_randoms, dra
 from tests.methods.reference.submodels import Sets
 
 LONGER = [*COHORTS, [0, 2, 4, 8, 9]]
-PLANNED = 7  # rounds of FedPHP's run; half the clients join each: int(3.5) times are expected
+PLANNED = 3  # rounds of FedPHP's run; half the clients join each: int(1.5) times are expected
 NORM = ("norm",)
 EVERYONE = list(range(10))
 
@@ -122,36 +122,26 @@ CASES |= {
     ),
     "fedyogi": Case(m.FedYogi(), lambda s: models.fedopt(s, "yogi", 0.01, 0.9, 0.99, 0.001)),
     "fedobp": Case(m.FedOBP(q=0.9), lambda s: whole.fedobp(s, 0.9), margin=1e-5),
-    "fedobp-few": Case(
-        m.FedOBP(q=0.995, norm="none"), lambda s: whole.fedobp(s, 0.995), margin=1e-5
-    ),
-    "fedobp-most": Case(m.FedOBP(q=0.25), lambda s: whole.fedobp(s, 0.25), margin=1e-5),
     "fedper": Case(m.FedPer(), whole.fedper),
     "ditto": Case(m.Ditto(lam=0.7), lambda s: models.ditto(s, 0.7, LOCAL.epochs)),
-    "ditto-long": Case(m.Ditto(2.0, personal_epochs=3), lambda s: models.ditto(s, 2.0, 3)),
     "local_only": Case(m.LocalOnly(), lambda s: plain.split(s, lambda name: True)),
     "local_only-norm": normed(m.LocalOnly(), lambda s: plain.split(s, lambda name: True)),
     "lg_fedavg": Case(m.LGFedAvg(), lambda s: models.lg_fedavg(s, "classifier")),
-    "lg_fedavg-two": Case(m.LGFedAvg(layers=2), lambda s: models.lg_fedavg(s, "classifier", "fc")),
     "lg_fedavg-as_published": Case(
         m.LGFedAvg(variant="as_published"), lambda s: models.lg_fedavg(s, "conv")
     ),
     "fedbn": normed(m.FedBN(), lambda s: plain.split(s, lambda name: name.startswith(NORM))),
     "fedrep": Case(m.FedRep(), lambda s: models.fedrep(s, 1, 1)),
     "fedrep-long": Case(m.FedRep(body_epochs=2, head_epochs=3), lambda s: models.fedrep(s, 3, 2)),
-    "fedrep-norm": normed(m.FedRep(), lambda s: models.fedrep(s, 1, 1)),
     "fedbabu": Case(m.FedBABU(), models.fedbabu),
 }
 PLAIN = dataclasses.replace(LOCAL, momentum=0.0, weight_decay=0.0)
-CASES |= {  # controls are gradients; the formula divides small differences by lr
-    f"scaffold-{lr}": Case(
-        m.Scaffold(server_lr=lr),
-        lambda s, lr=lr: whole.scaffold(s, lr),
-        tolerance=(2e-6, 0.0),
-        local=PLAIN,
-    )
-    for lr in (0.5, 1.0)
-}
+CASES["scaffold"] = Case(  # controls are gradients; the formula divides small differences by lr
+    m.Scaffold(server_lr=0.5),
+    lambda s: whole.scaffold(s, 0.5),
+    tolerance=(2e-6, 0.0),
+    local=PLAIN,
+)
 CASES |= {  # the server's step divides by alpha in the loops and not in the method
     f"feddyn-{judge}": Case(
         m.FedDyn(alpha, judge),
@@ -161,7 +151,7 @@ CASES |= {  # the server's step divides by alpha in the loops and not in the met
             "g": tree.map(lambda dual: -report.method.alpha * dual, report.clients["dual"])
         },
     )
-    for alpha, judge in [(0.1, "cloud"), (1.0, "cohort"), (0.5, "all")]
+    for alpha, judge in [(0.1, "cloud"), (0.5, "all")]
 }
 
 
@@ -179,6 +169,7 @@ CASES |= {
         lambda s, a=method: models.fedphp(s, a.transfer, a.lam, a.momentum, PLANNED),
         world,
         tolerance=(2e-5 if method.transfer == "mmd" else 5e-6, 1e-5),
+        cohorts=LONGER,  # some come more often than expected
         rounds=PLANNED,
     )
     for name, world, method in [
@@ -189,7 +180,7 @@ CASES |= {
 CASES |= {
     "pfedsd": longer(m.PFedSD(), lambda s: models.pfedsd(s, 0.5, 3.0)),
     "pfedsd-norm": normed(m.PFedSD(), lambda s: models.pfedsd(s, 0.5, 3.0)),
-    "pfedsd-train": longer(
+    "pfedsd-train": normed(
         m.PFedSD(1.0, 1.0, teacher="train"), lambda s: models.pfedsd(s, 1.0, 1.0, is_still=False)
     ),
 }
@@ -228,7 +219,6 @@ APFL = {
         (0.3, "param", 0.2, 0.1),
         have_moved,
     ),
-    "fixed": (m.APFL(0.8, adaptive=False), (0.8, "output", 0.0, 0.0), lambda want: True),
 }
 CASES |= {
     f"apfl-{name}-{world or 'plain'}": (normed if world else Case)(
@@ -241,7 +231,6 @@ CASES |= {
     )
     for name, (method, values, check) in APFL.items()
     for world in ("", "norm")
-    if not (world and name == "fixed")
 }
 
 
@@ -260,9 +249,7 @@ CASES |= {
     for number, (method, layers) in enumerate(
         [
             (m.FedALA(), ("classifier",)),
-            (m.FedALA(eta=20.0), ("classifier",)),
             (m.FedALA(layers=2, eta=5.0, share=1.0), ("classifier", "fc")),
-            (m.FedALA(layers=3), ("classifier", "fc", "conv")),
         ]
     )
 }
@@ -419,8 +406,7 @@ CASES |= {
     )
     for name, world, method in [
         ("baseline", "", m.FedFomo(candidates=9)),
-        ("keep-all", "", m.FedFomo(candidates=9, fallback="keep", pool="all")),
-        ("norm", "norm", m.FedFomo(candidates=9, pool="all")),
+        ("norm", "norm", m.FedFomo(candidates=9, fallback="keep", pool="all")),
     ]
 }
 
@@ -445,7 +431,6 @@ CASES |= {
     for name, world, method in [
         ("exponential", "", m.APPLE(rate=0.5, mu=2.0, until=0.6)),
         ("cosine", "norm", m.APPLE(rate=2.0, mu=1.0, schedule="cosine", until=2.0)),
-        ("still", "", m.APPLE(rate=0.0)),
     ]
 }
 
@@ -510,7 +495,7 @@ CASES |= {  # regularisers and mixtures add a rounding or two to a step's
     f"fedrod-{gamma}": Case(
         m.FedRoD(gamma=gamma), lambda s, gamma=gamma: heads.fedrod(s, gamma), tolerance=(2e-6, 0.0)
     )
-    for gamma in (0.0, 0.5, 1.0)
+    for gamma in (0.5, 1.0)
 }
 CASES |= {
     f"flute-{number}": Case(
@@ -523,7 +508,6 @@ CASES |= {
         [
             ("", (0.25, 0.0025, 0.0005, 0.5, 1)),
             ("", (0.5, 0.01, 0.005, 0.0, 2)),
-            ("", (0.0, 0.0, 0.01, 1.0, 1)),
             ("norm", (0.25, 0.0025, 0.0005, 0.5, 1)),
         ]
     )
@@ -617,9 +601,7 @@ CASES |= {  # kernels of distances by another formula
     for name, world, method in [
         ("noise", "", m.FedCP()),
         ("noise-norm", "norm", m.FedCP()),
-        ("weak", "", m.FedCP(lam=0.3)),
-        ("off", "", m.FedCP(policy_noise="off")),
-        ("alone", "", m.FedCP(lam=0.0)),
+        ("off", "", m.FedCP(lam=0.3, policy_noise="off")),
     ]
 }
 VALVE = {"weight": "0.weight", "bias": "0.bias", "scale": "2.weight", "shift": "2.bias"}
@@ -720,7 +702,6 @@ CASES |= {  # Adam divides small gradients by their size, which amplifies roundi
         "paper": m.FedGen(
             teacher="mean_logits", labels="frequency", alpha=3.0, decay=0.5, **TAUGHT
         ),
-        "own": m.FedGen(alpha=0.0, beta=1.0, eta=0.0, **TAUGHT),
         "other": m.FedGen(beta=0.0, alpha=2e-4, decay=0.3, weight_decay=0.1, **TAUGHT),
     }.items()
 }
@@ -751,7 +732,6 @@ CASES |= {  # centres come from the singular vectors of 10 clients' small differ
     for name, method, plus in [
         ("early", m.Floco(endpoints=3, tau=1), None),
         ("wide", m.Floco(endpoints=4, tau=2, rho=0.5), None),
-        ("never", m.Floco(endpoints=3, tau=9), None),
         ("plus", m.FlocoPlus(endpoints=3, tau=1, pers_epochs=2, lam=0.7), (2, 0.7)),
         ("plus-short", m.FlocoPlus(endpoints=3, tau=1, pers_epochs=1), (1, 1.0)),
     ]
@@ -802,7 +782,6 @@ CASES |= {
             ("value", 0.05, (0.5, 0.3, 0.2)),
             m.FedDPA(threshold=0.05, lam1=0.5, lam2=0.3, clip=0.2),
         ),
-        ("value", ("value", 0.05, None), m.FedDPA(threshold=0.05, train="joint")),
         (
             "as_compared",
             ("quantile", m.FedDPA().threshold, None),
@@ -818,7 +797,6 @@ def fedselect_loops(method: Any) -> Loops:
 
 FEDSELECT = {
     "fedselect": m.FedSelect(),
-    "fedselect-half": m.FedSelect(p=0.5, alpha=0.5),
     "fedselect-all": m.FedSelect(p=0.3, scope="all", lr_v=0.02, lr_u=0.08),
     "fedselect-window": m.FedSelect(p=0.4, delta="window", every=1),
 }
@@ -827,7 +805,6 @@ CASES["fedselect-norm"] = normed(m.FedSelect(), fedselect_loops(m.FedSelect()), 
 CASES |= {
     "pspfl": longer(m.PSPFL(0.5), lambda s: masks.pspfl(s, 0.5, "shared")),
     "pspfl-norm": normed(m.PSPFL(0.5), lambda s: masks.pspfl(s, 0.5, "shared"), margin=1e-6),
-    "pspfl-most": longer(m.PSPFL(0.1), lambda s: masks.pspfl(s, 0.1, "shared")),
     "pspfl-all": longer(m.PSPFL(0.7, "all"), lambda s: masks.pspfl(s, 0.7, "all")),
 }
 CASES |= {
@@ -1080,19 +1057,17 @@ CASES |= {
 }
 
 NAMES = """
-fedavg-norm fedobp-few fedobp-most ditto-long local_only-norm lg_fedavg-two fedrep-long
-fedrep-norm scaffold-1.0 moon fedphp pfedsd per_fedavg-hf-plain apfl-output-norm apfl-param-plain
-apfl-fixed-plain fedala-0 fedala-1 fedala-3 knn_per pfedhn-parallel pfedhn-pc-sequential
-cfl-complete ifca-two ifca-three lg_fedavg-as_published feddyn-cohort pfedme-samples knn_per-norm
-pfedhn-clipped fedfomo-keep-all flute-1 fedpac-norm fedcp-off fedselect-norm
-fedpurin-delta-norm fedcac-cutoff heterofl-scaler heterofl-clipping fedamp heurfedamp-cloud fedfomo-norm apple-still fedavg-lora
-fedsa_lora-averaged-lora ffa_lora-lora fedalt-lora sdflora-averaged-lora fedas fedas-init-norm
-fedas-means-norm fedrod-0.0 fedrod-1.0 flute-2 fedpac-one fedproto-nearest-norm
-fedproto-nearest_own-norm fedproto-head fedcp-noise fedcp-weak fedcp-alone gpfl-frobenius-norm
-gpfl-mean feddbe-0 fedgen-own fedgen-other floco-early floco-never floco-plus-short feddpa-value
-fedselect fedselect-half pspfl pspfl-most seqfededt-squared fedpurin-alone fedpurin-alone-norm
-fedcac-norm fedcac-alone heterofl-scaler-norm fedrolex flexfl-plain subflot-prefix
-subflot-no-extraction
+fedavg-norm local_only-norm fedrep-long moon fedphp pfedsd per_fedavg-hf-plain apfl-output-norm
+apfl-param-plain fedala-0 knn_per pfedhn-parallel pfedhn-pc-sequential cfl-complete ifca-two
+ifca-three lg_fedavg-as_published pfedme-samples knn_per-norm pfedhn-clipped flute-1 fedpac-norm
+fedcp-off fedselect-norm fedpurin-delta-norm fedcac-cutoff heterofl-scaler heterofl-clipping
+fedamp heurfedamp-cloud fedfomo-norm fedavg-lora fedsa_lora-averaged-lora ffa_lora-lora
+fedalt-lora sdflora-averaged-lora fedas fedas-init-norm fedas-means-norm fedrod-1.0 fedpac-one
+fedproto-nearest-norm fedproto-nearest_own-norm fedproto-head fedcp-noise gpfl-frobenius-norm
+gpfl-mean feddbe-0 fedgen-official floco-early floco-plus-short fedselect pspfl seqfededt-squared
+fedpurin-alone fedpurin-alone-norm fedcac-norm fedcac-alone heterofl-scaler-norm fedrolex
+flexfl-plain subflot-prefix apple-exponential feddbe-1 feddyn-cloud flute-0
+gpfl-frobenius seqfededt-difference fedproto-nearest pfedhn-pc fedpurin pspfl-norm cfl-single
 """
 LEFT_TO_TEST_ALL = set(NAMES.split())
 """Whose settings others try too; what is left has each setting of a method once."""
