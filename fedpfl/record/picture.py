@@ -14,6 +14,8 @@ from fedpfl.ground import drawing
 
 MAX_NAMES = 60
 MAX_NAME_LENGTH = 20
+LETTER_WIDTH = 0.06
+"""Inches of a letter in a tick's name."""
 
 
 def partition_png(
@@ -81,8 +83,9 @@ def draw_partition(
     has_numbers = clients <= 20 and classes <= 20  # few enough cells to print them in
     width = float(np.clip(2.5 + clients * (0.45 if has_numbers else 0.11), 5, 14))
     height = float(np.clip(2.3 + classes * (0.3 if has_numbers else 0.16), 3.5, 11))
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = Figure(figsize=(width, height))
     FigureCanvasAgg(figure)
+    _leave_margins(figure, title, client_names, class_names)
 
     # ---- Step 2: of numbers as labels there are sizes alone.
     if not classes:
@@ -95,7 +98,7 @@ def draw_partition(
         return
 
     # ---- Step 3: sizes above the map, which share the axis of clients.
-    grid = figure.add_gridspec(2, 2, height_ratios=(1, max(2.0, height - 2)), width_ratios=(60, 1))
+    grid = _divide_figure(figure)
     map_axes = figure.add_subplot(grid[1, 0])
     size_axes = figure.add_subplot(grid[0, 0], sharex=map_axes)
 
@@ -104,12 +107,50 @@ def draw_partition(
     map_axes.set_ylabel("label" if len(sizes) else "class")
     _set_ticks(map_axes.xaxis, client_names, max_ticks=20, rotation=90)
     _set_ticks(map_axes.yaxis, class_names, max_ticks=12, rotation=0)
-    figure.colorbar(image, cax=figure.add_subplot(grid[1, 1]), label="samples", format="%d")
+    bar = figure.colorbar(image, cax=figure.add_subplot(grid[1, 1]), label="samples", format="%d")
+    bar.minorticks_off()  # dozens, one by one
 
     _draw_sizes(size_axes, np.asarray(sizes) if len(sizes) else counts.sum(1))
     size_axes.set_title(title, fontsize=10, wrap=True)
     map_axes.set_xlim(-0.5, clients - 0.5)
     figure.savefig(path, dpi=150)
+
+
+def _leave_margins(
+    figure: Any, title: str, client_names: Sequence[str], class_names: Sequence[str]
+) -> None:
+    """Leave room for what stands around the axes."""
+    # A layout that matplotlib finds takes half as long as the rest of the picture.
+    width, height = figure.get_size_inches()
+    title_lines = -(-len(title) // int(13 * width))
+    left = 0.7 + LETTER_WIDTH * _longest_tick(class_names)
+    bottom = 0.6 + LETTER_WIDTH * _longest_tick(client_names)
+    figure.subplots_adjust(
+        left=left / width,
+        right=1 - 0.75 / width,
+        bottom=bottom / height,
+        top=1 - (0.15 + 0.17 * title_lines) / height,
+    )
+
+
+def _divide_figure(figure: Any) -> Any:
+    """Return a grid of the sizes above the map, and of its scale beside it."""
+    height = figure.get_size_inches()[1]
+    return figure.add_gridspec(
+        2,
+        2,
+        height_ratios=(1, max(2.0, height - 2)),
+        width_ratios=(49, 1),
+        wspace=0.05,
+        hspace=0.12,
+    )
+
+
+def _longest_tick(names: Sequence[str]) -> int:
+    """Return how many letters the longest name has that stands at a tick."""
+    if len(names) > MAX_NAMES:
+        return 0
+    return max((len(_tick_text(name)) for name in names), default=0)
 
 
 def _draw_counts(map_axes: Any, counts: np.ndarray, has_numbers: bool) -> Any:
