@@ -123,12 +123,12 @@ def _leave_margins(
     # A layout that matplotlib finds takes half as long as the rest of the picture.
     width, height = figure.get_size_inches()
     title_lines = -(-len(title) // int(13 * width))
-    left = 0.7 + LETTER_WIDTH * _longest_tick(class_names)
-    bottom = 0.6 + LETTER_WIDTH * _longest_tick(client_names)
+    left_margin = 0.7 + LETTER_WIDTH * _longest_tick(class_names)
+    bottom_margin = 0.6 + LETTER_WIDTH * _longest_tick(client_names)
     figure.subplots_adjust(
-        left=left / width,
+        left=left_margin / width,
         right=1 - 0.75 / width,
-        bottom=bottom / height,
+        bottom=bottom_margin / height,
         top=1 - (0.15 + 0.17 * title_lines) / height,
     )
 
