@@ -533,7 +533,7 @@ INTERVAL = _make_option(
 KIND = _make_option("--kind", f"only these: {', '.join(FIGURE_KINDS)}", **LIST_SETTINGS)
 ALONG = _make_option(
     "--over",
-    "along the axis: rounds, gigabytes, hours of training or simulated ones",
+    "along the axis: rounds, also since a shift, gigabytes, hours of training or simulated ones",
     choices=[*AXIS_TITLES],
     default="round",
 )

@@ -634,8 +634,8 @@ def _run_notes(a: Group, b: Group, select: str) -> list[str]:
     # ---- Step: tasks and data.
     if (a.dataset, a.partition) != (b.dataset, b.partition):
         notes.append(
-            "A and B are different tasks (data set or partition): their difference is not a "
-            "method's."
+            "A and B are different tasks (data, partition, attack, defence or shift): their "
+            "difference is not a method's."
         )
     fingerprints = [{run.fingerprint for run in group.runs} - {""} for group in (a, b)]
     if all(fingerprints) and fingerprints[0] != fingerprints[1]:

@@ -55,7 +55,7 @@ class Group:
 
     Attributes:
         dataset: the data set's name for people.
-        partition: the partition's name for people.
+        partition: the partition's name for people, and under which attack, defence and shift.
         method: a label unique within data set and partition.
         runs: all runs, by seed.
         deviations: the settings in the label that are not the method's, in which it differs from
@@ -287,7 +287,7 @@ def _is_in_titles(key: str) -> bool:
     group, _, name = key.partition(".")
     if group == "partition":
         return name not in labels.SPLIT_DETAILS
-    return group in ("method", "dataset", "data")
+    return group in ("method", "dataset", "data", "shift") or key in labels.CONDITION_KEYS
 
 
 def _value_text(settings: dict[str, Any], key: str) -> str | None:

@@ -27,7 +27,7 @@ from fedpfl.record.columns import METRICS
 from fedpfl.report.fairness import BaselineComparison, compare_with_baselines, comparisons_table
 from fedpfl.report.grouping import Group, common_task, groups, task_metric
 from fedpfl.report.load import filter_runs, no_runs_error, print_to_stderr, read_directories, runs
-from fedpfl.report.page.data import AXIS_TITLES
+from fedpfl.report.page.data import COST_TITLES
 from fedpfl.report.page.drawing import DOTS, PageCharts
 from fedpfl.report.render import render_html
 from fedpfl.report.run import STATUSES, Run
@@ -59,9 +59,7 @@ SUMMARY_COLUMNS = {
     "sent": Column("sent in all", "size"),
 }
 SPENT_COLUMNS = {
-    key: Column(title, "number", "whole run so far")
-    for key, title in AXIS_TITLES.items()
-    if key != "round"
+    key: Column(title, "number", "whole run so far") for key, title in COST_TITLES.items()
 }
 COST_COLUMNS = {
     **ROW_COLUMNS,

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedpfl.ground.identity import OPTIONS_OFF, result_config
 from fedpfl.report.names import DATASET_TITLES, METHOD_TITLES
 from fedpfl.report.text import clip_text, one_line
 
@@ -20,6 +21,8 @@ SPLIT_DETAILS = frozenset(
     }
 )
 """Keys of a partition that its label leaves out."""
+CONDITION_KEYS = frozenset({"attack.name", "attack.share", "attack.clients", "defence.name"})
+"""Keys that a setting names beside its partition's, and beside all those of `shift`."""
 _VAGUE_KEYS = frozenset({"seed", "every", "early"})
 
 
@@ -57,6 +60,22 @@ def partition_label(values: Mapping[str, Any]) -> str:
         if key not in hidden_keys and value is not True and isinstance(value, int | float)
     ]
     return f"{title}({', '.join(numbers)})" if numbers else title
+
+
+def conditions_label(config: Mapping[str, Any]) -> str:
+    """Return what a run plays under, such as `backdoor 20 %, median, rotation=360`, or nothing."""
+    options = result_config(config)
+    conditions = []
+    if attack := options.get("attack"):
+        attackers = attack.get("clients")
+        share = f"{len(attackers)} clients" if attackers else f"{100 * attack['share']:g} %"
+        conditions.append(f"{one_line(attack['name'])} {share}")
+    if defence := options.get("defence"):
+        conditions.append(one_line(defence["name"]))
+    shift = options.get("shift", {})
+    for key in filter(shift.__contains__, OPTIONS_OFF["shift"]):
+        conditions.append(key if shift[key] is True else f"{key}={shift[key]}")
+    return clip_text(", ".join(conditions), 80)
 
 
 def _flower_label(values: Mapping[str, Any]) -> str:

@@ -302,6 +302,8 @@ def _make_run(
     """Make a Run of parsed files. Raises one of VALUE_ERRORS for an unusable value."""
     q = config["method"].get("q")
     expected_cohort = config.get("clients", 1) * config.get("participation", 1.0)
+    partition = labels.partition_label(config["partition"])
+    conditions = labels.conditions_label(config)
     run = Run(
         path=path,
         config=config,
@@ -313,7 +315,7 @@ def _make_run(
         method_name=str(config["method"]["name"]),
         dataset=labels.dataset_label(config["dataset"]),
         dataset_name=str(config["dataset"]["name"]),
-        partition=labels.partition_label(config["partition"]),
+        partition=f"{partition}, {conditions}" if conditions else partition,
         q=float(q) if isinstance(q, int | float) else None,
         cohort=max(1, int(summary.get("cohort") or expected_cohort + 1e-9)),
         identity=identity(config),

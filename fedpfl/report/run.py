@@ -87,7 +87,7 @@ class Run:
         method_name: the method's name in the configuration.
         dataset: the data set's name for people.
         dataset_name: the data set's name in the configuration.
-        partition: the partition's name for people.
+        partition: the partition's name for people, and under which attack, defence and shift.
         q: the quantile of element-wise methods.
         cohort: planned clients per round.
         identity: hash of what the run computes, the same for all seeds.

@@ -320,7 +320,7 @@ def test_finished_seeds_speak_for_the_others(tmp_path: Path) -> None:
 
 def test_other_tasks_are_named(tmp_path: Path) -> None:
     a, b = seeds(tmp_path / "a", {0: 70.0}), seeds(tmp_path / "b", {0: 70.0}, dataset="mnist")
-    other = "A and B are different tasks (data set or partition): their difference is not a meth"
+    other = "A and B are different tasks (data, partition, attack, defence or shift): their differ"
     assert any(note.startswith(other) for note in notes(between(a, b)))
 
 

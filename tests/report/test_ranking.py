@@ -195,6 +195,25 @@ def test_several_configurations_of_a_method_are_ranked_each(tmp_path: Path) -> N
     assert "Left out, as runs are missing: the methods FedOBP (q=0.7)." in tables[1].notes
 
 
+CONDITIONS: dict[str, dict[str, Any]] = {
+    "": {"attack": {"name": "none"}, "defence": {"name": "mean"}, "shift": {"rotation": 0.0}},
+    ", lie 20 %": {"attack": {"name": "lie", "share": 0.2, "clients": None}},
+    ", lie 2 clients": {"attack": {"name": "lie", "share": 0.2, "clients": [3, 4]}},
+    ", lie 20 %, median": {"attack": {"name": "lie", "share": 0.2}, "defence": {"name": "median"}},
+    ", rotation=360.0, at=[2]": {"shift": {"rotation": 360.0, "noise": 0.0, "at": [2]}},
+    ", label_permutation": {"shift": {"label_permutation": True}},
+}
+
+
+def test_settings_that_differ_by_attack_defence_or_shift_are_blocks(tmp_path: Path) -> None:
+    for place, changes in enumerate(CONDITIONS.values()):
+        values: dict[str, list[float | None]] = {"fedavg": [50], "fedper": [60], "local_only": [55]}
+        sweep(tmp_path / str(place), values, **changes)
+    found = rank_tables(runs(tmp_path))[1].ranks
+    assert {*found.index} == {f"set0, Dir(0.1){conditions}" for conditions in CONDITIONS}
+    assert {*found} == {"FedAvg+FT", "FedPer", "Local-Only"}, "no label says it again"
+
+
 def test_what_is_not_finished_is_named_where_it_is_ranked(tmp_path: Path) -> None:
     sweep(tmp_path, {"fedavg": [50, 50], "fedper": [60, 40], "local_only": [55, 58]})
     sweep(tmp_path, {"fedrep": [70, 70], "fedprox": [70, None]}, status="failed")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from fedpfl.ground import dotted
 from fedpfl.ground.decile import worst_decile_size
 from fedpfl.ground.errors import FedpflError
 from fedpfl.record.columns import METRICS
@@ -24,8 +25,13 @@ AXIS_TITLES = {
     "both": "GB down and up, all clients",
     "hours": "hours of training",
     "simulated": "simulated hours",
+    "since_shift": "rounds since the last shift",
 }
 """Titles of the axes that a curve may be drawn along."""
+COST_TITLES = {
+    key: title for key, title in AXIS_TITLES.items() if key not in ("round", "since_shift")
+}
+"""Those of what is spent."""
 POINTS = 200  # of a curve, at most
 BOX_NUMBERS = (
     "least",
@@ -179,7 +185,7 @@ def metric_curves(group: Group, bin_size: int) -> dict[str, pd.DataFrame]:
 
 
 def spent_by_round(group: Group) -> pd.DataFrame:
-    """Return by round what was spent up to it, mean over seeds.
+    """Return by round what was spent up to it, or how far the last shift is, mean over seeds.
 
     The columns are the keys of AXIS_TITLES, nan where it was not recorded.
     """
@@ -196,9 +202,20 @@ def spent_by_round(group: Group) -> pd.DataFrame:
             "both": gigabytes_down + gigabytes_up,
             "hours": sums["seconds"] / 3600,
             "simulated": sums["sim_seconds"] / 3600,
+            "since_shift": _count_since_shift(run),
         }
         parts.append(pd.DataFrame(spent))
     return pd.concat(parts).groupby("round").mean()
+
+
+def _count_since_shift(run: Run) -> pd.Series:
+    """Return by row the rounds since the last shift that is planned, nan before it.
+
+    The round after which clients shift is 0: it is still judged by what they held.
+    """
+    planned_shifts = dotted.get_dotted(run.config, "shift.at") or [math.inf]
+    distance = run.rounds["round"] - planned_shifts[-1]
+    return distance.where(distance >= 0)
 
 
 def spent_at_rounds(spent: pd.DataFrame, key: str, rounds: np.ndarray) -> np.ndarray:

@@ -17,7 +17,7 @@ from fedpfl.record.columns import METRICS, Metric
 from fedpfl.report.fairness import BASELINES, BaselineComparison, measure_harm
 from fedpfl.report.grouping import Group, common_task
 from fedpfl.report.page import data
-from fedpfl.report.page.data import AXIS_TITLES, PartitionCounts
+from fedpfl.report.page.data import AXIS_TITLES, COST_TITLES, PartitionCounts
 from fedpfl.report.styles import COLORS, number_styles
 from fedpfl.report.table import Column, Table
 from fedpfl.report.text import clip_text
@@ -628,8 +628,7 @@ class PageCharts:
 
     def _cost_figures(self) -> Figures:
         # ---- Step 1: what accuracy is shown against.
-        axis_titles = [item for item in AXIS_TITLES.items() if item[0] != "round"]
-        axis_titles.append((_SUCCESS, METRICS[_SUCCESS].label))
+        axis_titles = [*COST_TITLES.items(), (_SUCCESS, METRICS[_SUCCESS].label)]
         for (setting, rivals), (key, title) in itertools.product(self.ranked.items(), axis_titles):
             costs = {}
             for group in rivals:
