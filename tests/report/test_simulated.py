@@ -74,3 +74,22 @@ def test_curves_run_over_simulated_hours(root: Path, capsys: pytest.CaptureFixtu
     )
     (path,) = write_pages([root / "without"], root / "without" / "report", warn=print)
     assert "simulated hours" not in path.read_text()
+
+
+def test_curves_run_over_rounds_since_the_last_shift(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_run(tmp_path / "a/fedavg", {1: 80.0, 2: 70.0, 3: 40.0, 4: 60.0})
+    rounds = pd.read_csv(folder / "rounds.csv").assign(since_shift=[math.nan, 1, 1, 2])
+    rounds.to_csv(folder / "rounds.csv", index=False)
+    assert accuracy_figure(runs(tmp_path / "a"), tmp_path / "figure", along="since_shift")
+    (path,) = write_pages([tmp_path / "a"], tmp_path / "report", warn=print)
+    (line,) = Page(path).traces(
+        "curves", "FedAvg", "mean test accuracy over clients (%)", "rounds since the last shift"
+    )
+    # The round after which clients shift is the last in which they are as before.
+    drawn = zip(line["x"], line["y"], strict=True)
+    assert [point for point in drawn if point[0] is not None] == [(0, 70), (1, 40), (2, 60)]
+    write_run(tmp_path / "b/fedavg")
+    assert main(["figures", str(tmp_path / "b"), "--over", "since_shift"]) == 2
+    assert "no run here tells rounds since the last shift" in capsys.readouterr().err

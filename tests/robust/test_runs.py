@@ -65,7 +65,27 @@ attack=min_max attack.direction=up | attack.direction must be
 attack=min_sum attack.knowledge=none | attack.knowledge must be
 attack=ipm attack.scale=0 | attack.scale must be
 attack=ipm method=fedproto | choose attack=label_flip
+attack.share=null attack=lie | attack.share must be
+attack=lie attack.share=-1 | attack.share must be
+attack=lie attack.z=much | attack.z must be
 defence.name=medium | defence.name must be
+defence.name=null | defence.name must be
+defence=median +defence.steps=3 | defence.steps is not a key here
+defence=mean +defence.f=1 | defence.f is not a key here
+defence=flame +defence.radius=1 | defence.radius is not a key here
+defence=trimmed_mean defence.f=null | defence.f must be
+defence=trimmed_mean defence.f=[1] | defence.f must be
+defence=krum defence.f=-1 | defence.f must be
+defence=multi_krum defence.f=many | defence.f must be
+defence=bulyan defence.f=true | defence.f must be
+defence=geometric_median defence.steps=1.5 | defence.steps must be
+defence=geometric_median defence.smoothing=-1 | defence.smoothing must be
+defence=centered_clipping defence.radius=far | defence.radius must be
+defence=centered_clipping defence.steps=null | defence.steps must be
+defence=norm_bound defence.deviation=null | defence.deviation must be
+defence=norm_bound defence.radius=0 | defence.radius must be
+defence=flame defence.noise=loud | defence.noise must be
+defence=krum method=fedfomo | the server of method=fedfomo looks at
 defence=median +defence.f=1 | defence.f is not a key here
 defence=trimmed_mean defence.f=-1 | defence.f must be 0 or more
 defence=trimmed_mean defence.f=1.5 | defence.f must be

@@ -114,13 +114,24 @@ def test_without_a_level_it_is_the_run_without(tmp_path):
     assert play(tmp_path / "laid", *nothing) == plain
 
 
-@pytest.mark.parametrize("after", keep_quick([3, 2]))
-def test_a_run_that_was_stopped_goes_on_bit_for_bit_across_a_drift(after, drifted, tmp_path):
-    folder = tmp_path / "run"
-    interrupt(folder, *SMALL, *DRIFT, after=after)
-    assert play(folder, *DRIFT) == read_table(drifted / "rounds.csv")
-    checkpoints = [read_checkpoint(path) for path in (folder, drifted)]
-    assert_same(*({name: one[name] for name in ("server", "rows")} for one in checkpoints))
+HOSTILE = (
+    *(*DRIFT, "shift.at=[2]", "attack=replacement", "attack.share=0.34", "attack.from_round=2"),
+    "defence=median",
+)
+
+
+@pytest.mark.parametrize("ending", keep_quick(["stopped at 3", "stopped at 2", "extended"]))
+def test_stopped_or_extended_across_a_drift_under_attack_it_is_the_whole_run(ending, tmp_path):
+    whole = play(tmp_path / "whole", *HOSTILE)
+    if ending == "extended":
+        play(tmp_path / "short", *HOSTILE, "rounds=3")
+        play(tmp_path / "run", *HOSTILE, format_override("extend", tmp_path / "short"))
+    else:
+        interrupt(tmp_path / "run", *SMALL, *HOSTILE, after=int(ending[-1]))
+        play(tmp_path / "run", *HOSTILE)
+    assert read_table(tmp_path / "run/rounds.csv") == whole
+    checkpoints = [read_checkpoint(tmp_path / name) for name in ("run", "whole")]
+    assert_same(*({key: one[key] for key in ("server", "rows")} for one in checkpoints))
 
 
 def test_columns_follow_the_last_shift(drifted):

@@ -392,6 +392,20 @@ def test_an_experiments_sweeps_give_way_to_the_method_that_is_tuned(tmp_path):
         tuning._read_test_results(Path("final"), ["method=fedavg"], [4], CLASSIFICATION)
 
 
+@pytest.mark.full
+def test_beside_attackers_in_a_shifting_world_methods_are_tuned_too(tmp_path):
+    words = (*TINY_TASK, "dataset=digits", "model=mlp", "model.hidden=[8]", "validation=0.2")
+    drift = ("shift=rotation", "shift.at=[1]", "attack=backdoor", "attack.share=0.25")
+    code, text = run(tmp_path, "method=fedavg,ditto", "trials=2", "seeds=1", *words, *drift)
+    assert code == 0, text
+    table = pd.read_csv(tmp_path / "tuned.csv")
+    assert table["accuracy"].between(0, 100).all()
+    for path in (tmp_path / "final").rglob("rounds.csv"):
+        last = pd.read_csv(path).iloc[-1]
+        assert last["since_shift"] == 1
+        assert last[["before_shift", "asr"]].between(0, 100).all()
+
+
 def test_words_are_read_as_hydra_reads_them():
     asked = tune.parse_request(
         [

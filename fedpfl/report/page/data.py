@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from fedpfl.ground import dotted
 from fedpfl.ground.decile import worst_decile_size
 from fedpfl.ground.errors import FedpflError
 from fedpfl.record.columns import METRICS
@@ -209,12 +208,13 @@ def spent_by_round(group: Group) -> pd.DataFrame:
 
 
 def _count_since_shift(run: Run) -> pd.Series:
-    """Return by row the rounds since the last shift that is planned, nan before it.
+    """Return by row the rounds since the last shift, nan before it.
 
     The round after which clients shift is 0: it is still judged by what they held.
     """
-    planned_shifts = dotted.get_dotted(run.config, "shift.at") or [math.inf]
-    distance = run.rounds["round"] - planned_shifts[-1]
+    numbers = run.rounds["round"]
+    rounds_since = run.rounds.get("since_shift", default=math.nan)
+    distance = numbers - (numbers - rounds_since).max()
     return distance.where(distance >= 0)
 
 
