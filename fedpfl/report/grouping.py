@@ -287,7 +287,9 @@ def _is_in_titles(key: str) -> bool:
     group, _, name = key.partition(".")
     if group == "partition":
         return name not in labels.SPLIT_DETAILS
-    return group in ("method", "dataset", "data", "shift") or key in labels.CONDITION_KEYS
+    if key in labels.CONDITION_KEYS:
+        return True
+    return group in ("method", "dataset", "data", "shift")
 
 
 def _value_text(settings: dict[str, Any], key: str) -> str | None:

@@ -63,18 +63,23 @@ def partition_label(values: Mapping[str, Any]) -> str:
 
 
 def conditions_label(config: Mapping[str, Any]) -> str:
-    """Return what a run plays under, such as `backdoor 20 %, median, rotation=360`, or nothing."""
+    """Return attack, defence and shift of a run, such as `lie 20 %, median`."""
     options = result_config(config)
-    conditions = []
-    if attack := options.get("attack"):
-        attackers = attack.get("clients")
-        share = f"{len(attackers)} clients" if attackers else f"{100 * attack['share']:g} %"
-        conditions.append(f"{one_line(attack['name'])} {share}")
-    if defence := options.get("defence"):
-        conditions.append(one_line(defence["name"]))
+    attack = options.get("attack")
+    defence = options.get("defence")
     shift = options.get("shift", {})
-    for key in filter(shift.__contains__, OPTIONS_OFF["shift"]):
-        conditions.append(key if shift[key] is True else f"{key}={shift[key]}")
+    conditions = []
+    if attack and attack.get("clients"):
+        conditions.append(f"{attack['name']} {len(attack['clients'])} clients")
+    elif attack:
+        conditions.append(f"{attack['name']} {100 * attack['share']:g} %")
+    if defence:
+        conditions.append(defence["name"])
+    for key in OPTIONS_OFF["shift"]:
+        if shift.get(key) is True:
+            conditions.append(key)
+        elif key in shift:
+            conditions.append(f"{key}={shift[key]}")
     return clip_text(", ".join(conditions), 80)
 
 

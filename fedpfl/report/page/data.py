@@ -27,10 +27,8 @@ AXIS_TITLES = {
     "since_shift": "rounds since the last shift",
 }
 """Titles of the axes that a curve may be drawn along."""
-COST_TITLES = {
-    key: title for key, title in AXIS_TITLES.items() if key not in ("round", "since_shift")
-}
-"""Those of what is spent."""
+NO_COSTS = ("round", "since_shift")
+COST_TITLES = {key: title for key, title in AXIS_TITLES.items() if key not in NO_COSTS}
 POINTS = 200  # of a curve, at most
 BOX_NUMBERS = (
     "least",
@@ -184,7 +182,7 @@ def metric_curves(group: Group, bin_size: int) -> dict[str, pd.DataFrame]:
 
 
 def spent_by_round(group: Group) -> pd.DataFrame:
-    """Return by round what was spent up to it, or how far the last shift is, mean over seeds.
+    """Return each round's position along all axes, mean over seeds.
 
     The columns are the keys of AXIS_TITLES, nan where it was not recorded.
     """
@@ -213,8 +211,8 @@ def _count_since_shift(run: Run) -> pd.Series:
     The round after which clients shift is 0: it is still judged by what they held.
     """
     numbers = run.rounds["round"]
-    rounds_since = run.rounds.get("since_shift", default=math.nan)
-    distance = numbers - (numbers - rounds_since).max()
+    shifts = numbers - run.rounds.get("since_shift", default=math.nan)
+    distance = numbers - shifts.max()
     return distance.where(distance >= 0)
 
 

@@ -628,7 +628,8 @@ class PageCharts:
 
     def _cost_figures(self) -> Figures:
         # ---- Step 1: what accuracy is shown against.
-        axis_titles = [*COST_TITLES.items(), (_SUCCESS, METRICS[_SUCCESS].label)]
+        axis_titles = [*COST_TITLES.items()]
+        axis_titles.append((_SUCCESS, METRICS[_SUCCESS].label))
         for (setting, rivals), (key, title) in itertools.product(self.ranked.items(), axis_titles):
             costs = {}
             for group in rivals:
