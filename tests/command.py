@@ -179,7 +179,7 @@ def _heed_interrupts() -> None:
 
 
 def wait_for(process: subprocess.Popen[str]) -> Result:
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=600)
     return Result(process.returncode, out, err)
 
 

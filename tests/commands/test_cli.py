@@ -548,14 +548,17 @@ def test_a_sweep_over_methods_and_seeds_makes_a_directory_for_each(tmp_path: Pat
     assert len(list(tmp_path.glob("outputs/digits/*/*"))) == 2
     # A line each when it begins and ends
     begun, told = result.err.splitlines()[::2], result.err.splitlines()[1::2]
-    assert begun[0] == "sweep: run 1 of 4, elapsed 0:00:00  method=fedavg seed=1"
+    # However slow the machine is
+    clock = r"\d:\d\d:\d\d"
+    first = rf"sweep: run 1 of 4, elapsed {clock}  method=fedavg seed=1"
+    assert re.fullmatch(first, begun[0])
     assert re.fullmatch(
-        r"sweep: run 4 of 4, elapsed 0:00:\d\d, ETA 0:00:\d\d  method=fedper seed=2", begun[3]
+        rf"sweep: run 4 of 4, elapsed {clock}, ETA {clock}  method=fedper seed=2", begun[3]
     )
     assert [line[:15] for line in told] == [f"sweep: {done}/4 done" for done in (1, 2, 3, 4)]
-    assert [", ETA 0:00:" in line for line in told] == [True, True, True, False]
+    assert [", ETA " in line for line in told] == [True, True, True, False]
     assert re.fullmatch(
-        r"sweep: .*  method=fedper seed=1: all clients [\d.]+ % in 0:00:\d\d", told[2]
+        rf"sweep: .*  method=fedper seed=1: all clients [\d.]+ % in {clock}", told[2]
     )
     assert result.out.startswith("Digits, Dir(0.1)\n")
     assert result.out.endswith(reported(tmp_path, "outputs"))
@@ -608,7 +611,7 @@ def test_an_experiment_with_its_own_sweep_needs_no_option(tmp_path: Path) -> Non
     # Which differ, else it were told once for both
     wrong = "failed: method.foo is not a key here; known keys: "
     assert f"sweep: 1/2 done  method=fedavg: {wrong}" in alone.err
-    assert re.search(rf"sweep: 2/2 done in 0:00:\d\d  method=ditto: {wrong}", alone.err)
+    assert re.search(rf"sweep: 2/2 done in [\d:]+  method=ditto: {wrong}", alone.err)
 
 
 @pytest.mark.parametrize(

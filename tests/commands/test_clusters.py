@@ -92,7 +92,7 @@ def test_a_sweep_that_is_told_to_end_saves_all_its_runs(words, tell, number, tol
         [LINE.format(told)],
     ), result
     assert "Traceback" not in result.err
-    assert seconds < 20
+    assert seconds < 60
     assert left(tmp_path) == len(list(tmp_path.rglob("config.yaml"))) == runs
 
 
@@ -147,7 +147,7 @@ def test_a_sweep_on_ray_outlives_its_own_end_and_that_of_a_worker(tmp_path, monk
     process.send_signal(signal.SIGTERM)
     result, seconds = ended(process)
     assert (result.code, result.complaints) == (143, [LINE.format("terminated")]), result
-    assert seconds < 30
+    assert seconds < 90
     assert left(tmp_path) == 2
     process = ray(*words, "seed=1,2,3", "checkpoint.seconds=0", cwd=tmp_path)
     first = next(path.parent for path in tmp_path.rglob("state.pt"))

@@ -45,7 +45,7 @@ def test_a_run_is_told_as_it_then_tells_itself(tmp_path: Path) -> None:
         f"8 rounds of {number} s, 1 evaluation of {number} s, 2 evaluations with fine-tuning of"
         f" {number} s"
     )
-    assert re.search(rf"\ntime        about 0:00:\d\d: {kinds}\n", told)
+    assert re.search(rf"\ntime        about \d+:\d\d:\d\d: {kinds}\n", told)
     split = re.search(
         r"split       (\d+) training, (\d+) test, (\d+) validation samples; data_dir=data\n", told
     )
@@ -108,7 +108,7 @@ def test_experiments_bring_their_sweep_and_searches_their_trials(tmp_path: Path)
         *("hydra/sweeper=optuna", "hydra.sweeper.trials=7", "local.lr=interval(0.01,0.1)"),
         "validation=0.1",
     )
-    assert "\nsearch      7 trials, at most 0:00:" in foretold("-m", *WORDS, *words, cwd=tmp_path)
+    assert "\nsearch      7 trials, at most " in foretold("-m", *WORDS, *words, cwd=tmp_path)
     globbed = foretold("-m", *WORDS, "rounds=1", "method=glob(fedp*)", cwd=tmp_path)
     assert globbed.count("\nrun ") >= 3
 

@@ -51,7 +51,7 @@ FLIPS = (4, 10)
 @pytest.fixture(autouse=True)
 def not_for_ever() -> Iterator[None]:
     """A named pipe would be waited for."""
-    signal.alarm(120)
+    signal.alarm(600)
     yield
     signal.alarm(0)
 

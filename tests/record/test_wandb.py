@@ -128,7 +128,7 @@ def only_file(folder: Path) -> Path:
 
 def finished_records(folder: Path) -> list:
     """The records of the only offline run, the last of which may come after `finish`."""
-    until = time.monotonic() + 15
+    until = time.monotonic() + 60
     while not exit_codes(found := records(only_file(folder))) and time.monotonic() < until:
         time.sleep(0.05)
     return found

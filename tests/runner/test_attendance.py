@@ -42,7 +42,7 @@ partition.samples_per_client=2 partition.min_samples=2 partition.test_fraction=0
 """
 
 
-@pytest.mark.parametrize(("text", "warning"), keep_quick(read_cases(UNTRAINED, " | "), 2))
+@pytest.mark.parametrize(("text", "warning"), keep_quick(read_cases(UNTRAINED, " | ")))
 def test_a_model_that_nobody_trained_is_no_result(text, warning, tmp_path):
     words, run = text.split(), tmp_path / "run"
     lines = play_run(run, *WORDS, *words).splitlines()

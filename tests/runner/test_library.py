@@ -401,16 +401,6 @@ def test_values_arrive_as_they_are(value):
     )
 
 
-def test_a_methods_own_failure_is_one_line_and_says_where(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedpfl.methods.fedobp.importance", None)
-    with pytest.raises(
-        fedpfl.FedpflError, match=r"method=fedobp: .* raised AttributeError: .*traceback is in"
-    ) as told:
-        fedpfl.run(*SMALL, "method=fedobp", directory=tmp_path / "run", progress=False)
-    assert isinstance(told.value.__cause__, AttributeError)
-    assert fedpfl.load(tmp_path / "run").status == "failed"
-
-
 def _no_checkpoint(path):
     (path / "state.pt").unlink()
 

@@ -58,7 +58,7 @@ def start_child(action: Callable[[], object]) -> int:
     child = os.fork()
     if not child:
         try:
-            signal.alarm(120)  # a child that hangs would be waited for
+            signal.alarm(600)  # a child that hangs would be waited for
             action()
             os._exit(0)
         except BaseException:

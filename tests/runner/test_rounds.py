@@ -1,7 +1,6 @@
 """`fedpfl.rounds` and callbacks: a run from outside while it goes on."""
 
 import time
-from pathlib import Path
 
 import pytest
 
@@ -14,12 +13,12 @@ from tests.command import (
     TINY,
     TINY_TASK,
     play_run,
-    read_checkpoint,
     read_summary,
     read_table,
     run_command,
 )
 from tests.conftest import assert_same, keep_quick, read_cases
+from tests.record.test_damage import assert_ends_as
 
 WORDS = (
     *TINY_TASK,
@@ -34,20 +33,6 @@ def whole(tmp_path_factory):
     path = tmp_path_factory.mktemp("rounds") / "run"
     play_run(path, *WORDS)
     return path
-
-
-def assert_ends_as(folder: Path, whole: Path) -> None:
-    assert read_table(folder / "rounds.csv") == read_table(whole / "rounds.csv")
-    assert (folder / "clients.csv").read_bytes() == (whole / "clients.csv").read_bytes()
-    assert_same(read_checkpoint(folder), read_checkpoint(whole))
-    assert read_summary(folder)["status"] == "finished"
-    assert read_summary(folder).keys() == read_summary(whole).keys()
-    for name in ("best", "last"):
-        ours, theirs = (
-            {k: v for k, v in read_summary(place)[name].items() if k not in CLOCKED}
-            for place in (folder, whole)
-        )
-        assert ours == theirs
 
 
 def test_rounds_are_those_of_the_file(whole, tmp_path, capfd):
@@ -115,18 +100,6 @@ def test_who_leaves_the_loop_can_go_on(after, whole, tmp_path):
     numbers = [round.row["round"] for round in fedpfl.rounds(*WORDS, directory=run)]
     assert numbers == list(range(after + 1, 5))
     assert_ends_as(run, whole)
-
-
-def test_an_error_in_the_loop_interrupts_the_run(whole, tmp_path):
-    def work() -> None:
-        for _ in fedpfl.rounds(*WORDS, directory=tmp_path / "run"):
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        work()
-    assert fedpfl.load(tmp_path / "run").status == "interrupted"
-    fedpfl.run(*WORDS, directory=tmp_path / "run", progress=False)
-    assert_ends_as(tmp_path / "run", whole)
 
 
 def test_models_go_when_the_next_round_begins(tmp_path):

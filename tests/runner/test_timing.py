@@ -91,7 +91,7 @@ TIMED = [
 def test_a_timed_run_is_bit_for_bit_the_run_without(words, tmp_path, monkeypatch):
     monkeypatch.setattr(timing, "is_worth_timing", lambda run, done: True)
     told = play_run(tmp_path / "timed", *EQUAL, *words.split())
-    assert "\ntime        about 0:00:" in told
+    assert "\ntime        about " in told
     monkeypatch.setattr(timing, "is_worth_timing", lambda run, done: False)
     assert "\ntime  " not in play_run(tmp_path / "plain", *EQUAL, *words.split())
     assert read_table(tmp_path / "timed/rounds.csv") == read_table(tmp_path / "plain/rounds.csv")
