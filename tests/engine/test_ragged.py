@@ -131,25 +131,6 @@ def _order(client):
     return order[: len(order) - (len(order) % SHORT.batch_size == 1)]
 
 
-@pytest.mark.parametrize(
-    "tuning", [None, FineTuning(SHORT, Draws(0, "finetune", 1))], ids=["as it is", "fine-tuned"]
-)
-def test_a_personal_model_may_be_ragged(tuning):
-    method, net = Remembering(), tiny()
-    state = record_rounds(method, net, tiny_federation(), COHORTS[:1], local=SHORT)[0][-1]
-    engines = [Engine("loop"), Engine("batched"), Engine("batched", width=2)]
-    counts = [
-        make_backend(engine, net, CPU).evaluate(
-            EvalCall(method, tiny_federation(), state, EVERYONE, tuning)
-        )
-        for engine in engines
-    ]
-    assert counts[0].total.tolist() == list(TEST)
-    for own in counts[1:]:
-        assert own.correct.tolist() == counts[0].correct.tolist()
-        assert_close(own.loss, counts[0].loss, atol=1e-4, rtol=1e-4)
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_runs_whose_longest_client_differs_go_side_by_side(backend):
     """Fewer of the same images, so that the other run's padding is another."""

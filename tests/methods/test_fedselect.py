@@ -34,8 +34,7 @@ def test_a_share_of_exactly_alpha_is_where_the_limits_differ(net, federation):
     assert counts[False] == [27 / 36, 324 / 432, 45 / 60]
 
 
-@pytest.mark.parametrize("scope", ["tensor", "all"])
-@pytest.mark.parametrize("clamp", [False, True])
+@pytest.mark.parametrize(("scope", "clamp"), [("tensor", True), ("all", False)])
 def test_the_personal_share_follows_its_series(scope, clamp, net, federation):
     """1 - (1 - p)^n, up to the rounding of each step to whole entries; with `clamp` never beyond
     alpha.
@@ -112,8 +111,10 @@ def test_random_choices_are_drawn_anew_and_repeat(net, federation):
     assert int(masks[0].sum()) == int(client_row(most.clients["mask"], 0)["fc.weight"].sum())
 
 
-@pytest.mark.parametrize(("layer", "name"), [(1, "fc"), (-1, "classifier"), (0, "conv.weight")])
-@pytest.mark.parametrize("delta", ["round", "window"])
+@pytest.mark.parametrize(
+    ("layer", "name", "delta"),
+    [(1, "fc", "round"), (-1, "classifier", "window"), (0, "conv.weight", "round")],
+)
 def test_a_whole_layer_is_personal_from_the_first_round_on(layer, name, delta, net, federation):
     own = {1: "fc", -1: "classifier", 0: "conv"}[layer]
     state = record_states(

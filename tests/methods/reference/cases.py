@@ -751,6 +751,7 @@ def pfedfda_loops(s: plain.Setting) -> plain.Result:
 CASES["pfedfda"] = Case(  # the search for beta stops where its steps are that small
     m.PFedFDA(),
     pfedfda_loops,
+    cohorts=COHORTS[:2],  # as each search takes long
     tolerance=(1e-4, 1e-4),
     shared=pfedfda_server,
     evaluated="logits",
@@ -1066,8 +1067,8 @@ fedalt-lora sdflora-averaged-lora fedas fedas-init-norm fedas-means-norm fedrod-
 fedproto-nearest-norm fedproto-nearest_own-norm fedproto-head fedcp-noise gpfl-frobenius-norm
 gpfl-mean feddbe-0 fedgen-official floco-early floco-plus-short fedselect pspfl seqfededt-squared
 fedpurin-alone fedpurin-alone-norm fedcac-norm fedcac-alone heterofl-scaler-norm fedrolex
-flexfl-plain subflot-prefix apple-exponential feddbe-1 feddyn-cloud flute-0
-gpfl-frobenius seqfededt-difference fedproto-nearest pfedhn-pc fedpurin pspfl-norm cfl-single
+flexfl-plain subflot-prefix feddbe-1 feddyn-cloud flute-0
+fedpurin pspfl-norm cfl-single
 """
 LEFT_TO_TEST_ALL = set(NAMES.split())
 """Whose settings others try too; what is left has each setting of a method once."""
