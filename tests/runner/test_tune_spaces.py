@@ -57,6 +57,7 @@ def test_the_space_of_a_plugin_is_searched(tmp_path):
     assert "fedpfl: method=halfway: 1 trial of local.lr, method.share\n" in text
     (row,) = pd.read_csv(tmp_path / "tuned.csv").to_dict("records")
     assert "method.share=0." in row["chosen"]
+    assert (tmp_path / "tuned.tex").read_text().count(r"\label{tab:") == 1
     assert (row["finished"] + row["given up"], row["seeds"]) == (1, 1)
     assert [*tmp_path.glob("final/digits/halfway/*/seed43/rounds.csv")]
     assert plugins.SPACES
