@@ -35,10 +35,11 @@ class FedOBP(PersonalByMask):
         scores zero, where the published code divides 0 by 0 and becomes Local-Only) or global (same
         mask as none).
     score: obp = (theta_i - theta_g)^2 (eq. 19); obp_as_published = |(theta_i - theta_g) theta_i|,
-        behind the authors' result files (experiment=fedobp/as_published); gradient = |start - end| of the client's last training
-        (eq. 5); fisher = mean over the client's training samples of the squared gradient of log p
-        at theta_i; fisher_batch = square of the full-batch mean gradient (eq. 6 to the letter). The
-        last three are zero, so nothing is personal, until the client has trained.
+        behind the authors' result files (experiment=fedobp/as_published); gradient = |start - end|
+        of the client's last training (eq. 5); fisher = mean over the client's training samples of
+        the squared gradient of log p at theta_i; fisher_batch = square of the full-batch mean
+        gradient (eq. 6 to the letter). The last three are zero, so nothing is personal, until the
+        client has trained.
     scope: one quantile over `all` scored entries, or one per `tensor` (as in the published Fisher
         and gradient curves).
     classifier_only: only the classifier's entries can be personal; q then counts over these.
