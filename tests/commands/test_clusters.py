@@ -17,7 +17,7 @@ from tests.command import (
     start_process,
     wait_for,
 )
-from tests.runner.test_resume import assert_ends_alike
+from tests.record.test_damage import assert_ends_alike
 
 pytestmark = [pytest.mark.slow, pytest.mark.full]
 

@@ -11,18 +11,11 @@ from fedpfl.data.partition.sizes import apportion
 from fedpfl.ground.errors import FedpflError
 from fedpfl.record import rundir
 from tests.command import TINY, read_summary, run_command
+from tests.data.test_partition import owned, sizes
 
 Y = np.random.default_rng(0).integers(0, 10, 2_000)
 CLIENTS = 20
 quantity, extended_dirichlet = SCHEMES["quantity"], SCHEMES["extended_dirichlet"]
-
-
-def holdings(parts) -> list[np.ndarray]:
-    return [np.concatenate(pair) for pair in zip(parts.train, parts.test, strict=True)]
-
-
-def sizes(parts) -> np.ndarray:
-    return np.array([len(indices) for indices in holdings(parts)])
 
 
 def label_counts(parts: list[np.ndarray], y: np.ndarray = Y) -> np.ndarray:
@@ -61,7 +54,7 @@ def test_sizes_do_not_depend_on_the_label_skew():
         measure_heterogeneity(label_counts(part.train)).label_skew for part in (plain, skewed)
     ]
     assert by_alpha[0] < 0.25 < 0.5 < by_alpha[1]
-    everything = np.concatenate(holdings(skewed))
+    everything = np.concatenate(owned(skewed))
     assert np.array_equal(np.sort(everything), np.arange(len(Y)))
 
 
@@ -72,22 +65,22 @@ def test_whole_numbers_are_apportioned_by_largest_remainders():
 
 def test_each_client_holds_its_number_of_classes():
     parts = extended_dirichlet(Y, CLIENTS, 2, classes_per_client=3, alpha=5.0)
-    assert all(len(np.unique(Y[indices])) <= 3 for indices in holdings(parts))
-    assert np.array_equal(np.sort(np.concatenate(holdings(parts))), np.arange(len(Y)))
-    holders = [sum(label in Y[indices] for indices in holdings(parts)) for label in range(10)]
+    assert all(len(np.unique(Y[indices])) <= 3 for indices in owned(parts))
+    assert np.array_equal(np.sort(np.concatenate(owned(parts))), np.arange(len(Y)))
+    holders = [sum(label in Y[indices] for indices in owned(parts)) for label in range(10)]
     assert set(holders) == {CLIENTS * 3 // 10}  # classes are dealt equally often
 
 
 def test_a_large_alpha_cuts_classes_into_equal_shards():
     parts = extended_dirichlet(Y, CLIENTS, 2, classes_per_client=1, alpha=1e6)
-    for indices in holdings(parts):
+    for indices in owned(parts):
         (label,) = np.unique(Y[indices])
         assert len(indices) == pytest.approx((label == Y).sum() / 2, abs=2)
 
 
 def test_a_small_alpha_gives_a_class_to_one_holder():
     parts = extended_dirichlet(Y, 5, 2, classes_per_client=10, alpha=1e-3, min_samples=1)
-    shares = [max(np.bincount(Y[i], minlength=10)[c] for i in holdings(parts)) for c in range(10)]
+    shares = [max(np.bincount(Y[i], minlength=10)[c] for i in owned(parts)) for c in range(10)]
     assert np.mean(shares / np.bincount(Y)) > 0.95
 
 

@@ -52,7 +52,8 @@ from tests.conftest import (
     record_rounds,
     tiny,
 )
-from tests.runner.test_resume import assert_ends_alike, rows_by_client
+from tests.record.test_damage import assert_ends_alike
+from tests.runner.test_resume import rows_by_client
 
 TOOLS = """
 import io, json, os, signal, sys

@@ -10,7 +10,6 @@ import struct
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -33,6 +32,8 @@ from fedpfl.record.wandb_logger import (
 )
 from tests.command import TINY, run_command
 from tests.conftest import ROOT
+from tests.record.test_record import done
+from tests.record.test_record import info as describe_run
 
 wandb = pytest.importorskip("wandb")
 
@@ -56,29 +57,14 @@ def _nobody_is_logged_in(monkeypatch, tmp_path):
     without_login(monkeypatch, tmp_path)
 
 
-def done(row: dict) -> SimpleNamespace:
-    """A round, as far as loggers look at it."""
-    return SimpleNamespace(row=row)
-
-
 CONFIG = {"seed": 1, "method": {"name": "fedobp", "q": 0.9998}, "partition": {"alpha": 0.1}}
 CONFIG |= {"eval": {"every": 2}}
 
 
 def info(path: Path, **changes) -> RunInfo:
     path.mkdir(exist_ok=True)
-    values = {
-        "name": "FedOBP-abc-seed1",
-        "group": "table3",
-        "job_type": "fedobp",
-        "tags": ("digits", "dirichlet"),
-        "config": CONFIG,
-        "path": path,
-        "identity": "abc",
-        "seed": 1,
-        "rounds": 4,
-    }
-    return RunInfo(**{**values, **changes})
+    values = {"group": "table3", "tags": ("digits", "dirichlet"), "config": CONFIG, "rounds": 4}
+    return describe_run(path, **{**values, "lines": (), **changes})
 
 
 def row(number: int) -> dict:

@@ -21,7 +21,7 @@ from fedpfl.report.load import runs
 from fedpfl.report.table import Table
 from fedpfl.report.tables import accuracy_table
 from tests.report.test_html import Page
-from tests.report.test_report import write_run
+from tests.report.test_report import row_of, write_run
 
 FEDPER, LOCAL = {"name": "fedper"}, {"name": "local_only"}
 PERSONAL = [40.0, 40, 67, 81, 92, 10, 20, 30, 40, 80]
@@ -49,11 +49,6 @@ def run(
 
 def table_of(root: Path) -> Table:
     return fairness_table(runs(root))
-
-
-def row_of(table: Table, method: str) -> dict[str, Any]:
-    (row,) = table.frame[table.frame["method"] == method].to_dict("records")
-    return row
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from fedpfl.report.__main__ import main
 from fedpfl.report.html import find_experiments, plotly_file_name, write_pages
 from fedpfl.report.page.data import POINTS
 from fedpfl.report.page.drawing import DOTS
-from tests.report.test_report import config, write_run
+from tests.report.test_report import config, silent, write_run
 
 OBP = {"name": "fedobp", "q": 0.99993, "norm": "global", "score": "obp"}
 EVIL = """</script><script>document.documentElement.dataset.owned = 1</script><b id="x">&'"""
@@ -154,10 +154,6 @@ def write_experiment(base: Path) -> Path:
     write_run(base / "a/fedavg/k2/seed0", {2: 80.0, 4: 87.0})
     write_run(base / "a/fedper/k3/seed0", {2: 99.0}, "running", reached=3, method="fedper")
     return base
-
-
-def silent(line: str) -> None:
-    raise AssertionError(f"unexpected warning: {line}")
 
 
 def page_of(root: Path) -> Page:

@@ -32,6 +32,7 @@ from tests.command import (
     snapshot,
 )
 from tests.conftest import assert_same, keep_quick
+from tests.record.test_damage import assert_ends_alike
 from tests.record.test_damage import interrupt as stop_run
 
 SETTINGS = {
@@ -138,24 +139,6 @@ def finish(cwd: Path, *overrides: str) -> str:
     result = run_command(*overrides, cwd=cwd)
     assert result.code == 0, result
     return result.err
-
-
-def assert_ends_alike(folder: Path, whole: Path) -> None:
-    """State, rows and clients bit for bit; the summary without what a clock wrote."""
-    assert_same(read_checkpoint(folder), read_checkpoint(whole))
-    assert read_table(folder / "rounds.csv") == read_table(whole / "rounds.csv")
-    assert (folder / "clients.csv").read_bytes() == (whole / "clients.csv").read_bytes()
-    mine, theirs = (
-        [path.read_bytes() for path in place.glob("masks.json")] for place in (folder, whole)
-    )
-    assert mine == theirs
-    mine, theirs = read_summary(folder), read_summary(whole)
-    assert mine["status"] == theirs["status"] == "finished"
-    for row in ("best", "last"):
-        clocked = {key for key in mine[row] if key.endswith("seconds")}
-        assert {k: v for k, v in mine[row].items() if k not in clocked} == {
-            k: v for k, v in theirs[row].items() if k not in clocked
-        }
 
 
 @pytest.fixture(scope="module")
