@@ -33,6 +33,7 @@ from tests.report.test_report import write_run
 sys.path.insert(0, str(ROOT / "scripts"))
 import methods_table
 import reproduction
+import robustness
 import status
 import try_docs
 
@@ -175,6 +176,16 @@ def test_the_measured_tables_are_what_the_files_say(tmp_path):
     assert reproduction.fill_page(page, made | {"cifar100": "| no |"}) != page
     assert "| CIFAR100 | FedAvg | 25.21 (-0.27) | 26.04 (-0.21) |" in made["agreement"]
     assert [path.name for path in reproduction.draw(tmp_path / "figure.png")] == ["figure.png"]
+
+
+@pytest.mark.parametrize("name", robustness.TABLES)
+def test_the_tables_of_robustness_are_what_the_file_says(name: str):
+    page = (ROOT / "docs" / name).read_text()
+    rows = robustness.read_rows(robustness.ROWS_FILE)
+    made = robustness.replace_table(page, robustness.TABLES[name](rows))
+    assert made == page, "run python scripts/robustness.py --write"
+    del rows[min(rows)]
+    assert robustness.replace_table(page, robustness.TABLES[name](rows)) != page
 
 
 def test_what_has_been_reproduced_is_what_the_files_say(tmp_path, monkeypatch):
