@@ -184,8 +184,8 @@ def test_the_tables_of_robustness_are_what_the_file_says(name: str):
     rows = robustness.read_rows(robustness.ROWS_FILE)
     made = robustness.replace_table(page, robustness.TABLES[name](rows))
     assert made == page, "run python scripts/robustness.py --write"
-    del rows[min(rows)]
-    assert robustness.replace_table(page, robustness.TABLES[name](rows)) != page
+    fewer_rows = {key: row for key, row in rows.items() if "FedAvg" not in key}
+    assert robustness.replace_table(page, robustness.TABLES[name](fewer_rows)) != page
 
 
 def test_what_has_been_reproduced_is_what_the_files_say(tmp_path, monkeypatch):
