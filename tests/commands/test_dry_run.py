@@ -8,7 +8,7 @@ import pytest
 
 from fedpfl.runner import timing
 from tests.command import TINY, run_command, snapshot
-from tests.conftest import read_cases
+from tests.conftest import keep_quick, read_cases
 from tests.record.test_damage import interrupt
 
 WORDS = ("dataset=digits", "method=fedavg", *TINY, "rounds=8")
@@ -115,7 +115,8 @@ def test_experiments_bring_their_sweep_and_searches_their_trials(tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("words", "line"),
-    read_cases("""
+    keep_quick(
+        read_cases("""
     rounds=0 => rounds must be 1 or more, got 0
     seed=1,2 => seed=1,2 is a sweep
     --cfg job => --dry-run goes with -m alone; leave out --cfg
@@ -123,6 +124,8 @@ def test_experiments_bring_their_sweep_and_searches_their_trials(tmp_path: Path)
     -m method=fedavg,ditto rounds=1,0 => 2 of 4 runs would be refused: run 2 of 4  method=fedavg rounds=0
     plugins=[there.py] => there.py
     """),
+        3,
+    ),
 )
 def test_what_the_command_would_refuse_is_refused(words: str, line: str, tmp_path: Path) -> None:
     result = run_command("--dry-run", *WORDS, *words.split(), cwd=tmp_path)
