@@ -260,6 +260,8 @@ def outputs(tmp_path_factory):
     for place, (method, dataset) in enumerate(itertools.product(names, ("cifar10", "svhn"))):
         folder = root / f"outputs/fedobp/{method}/{dataset}/seed1"
         write_run(folder, {4: 60.0 + place}, method=method, dataset=dataset)
+    for name in ("fedavg", "fedper"):  # their commands name these directories
+        write_run(root / name, method={"name": name})
     as_published = obp | {"q": 0.99992, "ema": 0.3}
     for name, method in (("dir01", {"name": "fedavg"}), ("as_published", as_published)):
         folder = root / f"outputs/fmnist_{name}/method/key/seed1"
