@@ -39,8 +39,8 @@ lint: setup ## Style, formatting, spelling and types
 types: setup ## Types only
 	$(BIN)/mypy
 
-bench: setup ## Speed beside the plain way and the bare kernels; writes outputs/bench.json (ARGS="--rounds 1")
-	$(BIN)/python -m benchmarks speed $(ARGS)
+bench: setup ## Tables of speed beside plain loops and bare kernels, in minutes
+	$(BIN)/python -m benchmarks tables
 
 tables: setup ## Tables of all runs in outputs/, and the paper's as far as there are runs
 	$(BIN)/python -m fedpfl.report tables outputs --paper

@@ -9,7 +9,9 @@
     federation federations of processes beside the simulation
     partition  statistics and a picture of a partition
     sites      federations of many sites
+    small      small networks, beside a plain loop and the bare kernels
     submodels  sub-models at their true size, beside zeros around them
+    tables     small, sites, submodels and overhead, in minutes (`make bench`)
     pretrain   train a network for adapters to start from
 
 `python -m benchmarks NAME --help` says what each takes.
@@ -35,8 +37,10 @@ NAMES = (
     "processes",
     "report",
     "sites",
+    "small",
     "speed",
     "submodels",
+    "tables",
 )
 
 

@@ -31,9 +31,12 @@ from fedpfl.engine.training.frozen import FrozenBody, find_frozen_body
 from fedpfl.engine.training.hook_checks import AnswerForms, require_equal_forms
 from fedpfl.engine.training.jobs import EvalJob, TrainJob, TrainResult
 from fedpfl.engine.training.participation import OneClient, run_evaluation, run_participation
+from fedpfl.engine.training.plain import PlainStep, PlainSteps, find_plain_step
 from fedpfl.engine.training.protected import explaining_failure, sum_clipped_gradients
+from fedpfl.engine.training.scripts import StepScripts
 from fedpfl.engine.training.sgd import (
     Local,
+    StepPlan,
     TrainableLeaves,
     as_bitmask,
     clients_without_trainable_entries,
@@ -55,6 +58,9 @@ from fedpfl.ground.tree import Tree
 from fedpfl.methods import Batch, Data, Phase
 from fedpfl.models import Bound, Net
 
+MOST_PLANNED = 4096
+"""Samples that are dealt to steps at once, if an epoch has no more."""
+
 
 class LoopBackend(Backend):
     """One client after another; a pool of threads on a CPU."""
@@ -74,6 +80,10 @@ class LoopBackend(Backend):
         )
         self._arithmetic = partial(reproducible_arithmetic, device, engine.precision)
         self._feature_store = make_feature_store(net, device)
+        # On a GPU Python is ahead of the kernels; autocast is a state of a thread.
+        self._scripts: StepScripts | None = None
+        if device.type == "cpu" and engine.precision == "fp32":
+            self._scripts = StepScripts()
         self._pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))
         # A network that draws from torch's generator alone has one for each client, so that clients
         # go side by side.
@@ -195,7 +205,14 @@ class LoopBackend(Backend):
         cut = cut_job(net, job)
         if cut:
             job = cut.job
-        training = _ClientTraining(net, job, self._autocast, stop, self._feature_store)
+        training = _ClientTraining(
+            net=net,
+            job=job,
+            autocast=self._autocast,
+            stop=stop,
+            store=self._feature_store,
+            scripts=self._scripts,
+        )
         for phase, epochs in with_epoch_numbers(job.plan.phases):
             # Without an entry that moves there is no step, not even one of weight decay.
             is_idle = clients_without_trainable_entries(phase)
@@ -284,11 +301,13 @@ class _ClientTraining:
         autocast: Callable[[], AbstractContextManager],
         stop: threading.Event,
         store: FeatureStore | None,
+        scripts: StepScripts | None,
     ):
         self._net = net
         self._job = job
         self._autocast = autocast
         self._stop = stop
+        self._scripts = scripts
         ((federation, client),) = job.rows
         self._split = ClientSplit(federation, "train", client)
         self._data = gather_data(federation, self._split.indices)
@@ -324,35 +343,72 @@ class _ClientTraining:
             masking = masked_moments(moments, trainable.masks, local)
 
         body = self._find_frozen_body(phase, trainable)
+        plain_step = self._find_plain_step(trainable, local, body)
 
         # ---- Step 2: the steps
         with masking:
-            steps = _training_batches(job, self._data, phase, epochs, local)
-            for number, batches in enumerate(steps):
+            if plain_step:
+                self._take_plain_steps(plain_step, phase, epochs, moments.mean)
+                return
+            for number, batches in enumerate(
+                _training_batches(job, self._data, phase, epochs, local)
+            ):
                 if self._stop.is_set():
                     raise CancelledError
                 bound = self._bind_network(body, batches[0])
-                if job.draws[0].protection:
-                    step = f"{phase.stream} {epochs.start}", number
-                    loss, grads = self._compute_protected_gradient(
-                        phase, trainable, batches[0], local, step
-                    )
-                    with torch.no_grad():
-                        optimizer_step_(trainable_leaves, moments, grads, bitmasks, local)
-                elif phase.step:
+                if phase.step and not job.draws[0].protection:
                     loss = self._phase_step(phase, bound, batches)
                 else:
-                    loss, grads = self._compute_gradient(
+                    loss, grads = self._find_gradient(
                         phase=phase,
                         bound=bound,
                         batch=batches[0],
-                        leaves=leaves,
-                        indices=trainable.indices,
+                        trainable=trainable,
+                        local=local,
+                        step=(f"{phase.stream} {epochs.start}", number),
                     )
                     with torch.no_grad():
                         optimizer_step_(trainable_leaves, moments, grads, bitmasks, local)
                 self._buffers = bound.buffers
                 self._add_loss(loss, len(batches[0].y))
+
+    def _find_gradient(
+        self,
+        phase: Phase,
+        bound: Bound,
+        batch: Batch,
+        trainable: TrainableLeaves,
+        local: Local,
+        step: tuple[str, int],
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Return a minibatch's loss and gradient, protected where samples are.
+
+        `step` is the phase and the number of the step in it, by which noise is drawn.
+        """
+        if self._job.draws[0].protection:
+            return self._compute_protected_gradient(phase, trainable, batch, local, step)
+        leaves = tree.leaves(self._params)
+        return self._compute_gradient(phase, bound, batch, leaves, trainable.indices)
+
+    def _find_plain_step(
+        self, trainable: TrainableLeaves, local: Local, body: FrozenBody | None
+    ) -> PlainStep | None:
+        """Return a phase's step, if the trained tree and minibatches alone decide it."""
+        if not self._scripts or body:
+            return None
+        return find_plain_step(self._net, self._job, self._params, trainable, local)
+
+    def _take_plain_steps(
+        self, step: PlainStep, phase: Phase, epochs: range, velocity: list[Tensor]
+    ) -> None:
+        """Take the plain steps of a phase; leaves that move have the momentum `velocity`."""
+        assert self._scripts
+        leaves = tree.leaves(self._params)
+        sums = [self._loss_sum, self._sample_loss_sum, self._sample_count]
+        tensors = [*leaves, *velocity, self._data.x, self._data.y, *sums]
+        steps = PlainSteps(step, self._scripts, tensors, self._stop)
+        for plan in _step_plans(self._job, phase, epochs, step.local):
+            self._step_count += steps.take_epochs(plan.positions[:, 0])
 
     def _find_frozen_body(self, phase: Phase, trainable: TrainableLeaves) -> FrozenBody | None:
         """Return the body if the head alone moves in a phase."""
@@ -505,20 +561,16 @@ class _ClientTraining:
             self._sample_count += samples
 
 
-def _training_batches(
-    job: TrainJob, data: Data, phase: Phase, epochs: range, local: Local
-) -> Iterator[list[Batch]]:
-    """Yield the minibatches of each step of a client whose training data are `data`."""
+def _step_plans(job: TrainJob, phase: Phase, epochs: range, local: Local) -> Iterator[StepPlan]:
+    """Yield a client's steps, those of as many epochs as may be held at once."""
     ((federation, client),) = job.rows
     (draws,) = job.draws
-    device = data.y.device
-
-    # ---- Step 1: each epoch's plan.
-    # Steps are planned epoch by epoch, so that no more than one epoch's plan is held.
-    for epoch in epochs:
-        plan = plan_steps(
+    samples = max(1, len(federation.train[client]))
+    count = max(1, MOST_PLANNED // samples)
+    for start in range(epochs.start, epochs.stop, count):
+        yield plan_steps(
             phase=phase,
-            epochs=range(epoch, epoch + 1),
+            epochs=range(start, min(start + count, epochs.stop)),
             batch_size=local.batch_size,
             draws=draws,
             federation=federation,
@@ -527,7 +579,14 @@ def _training_batches(
             randoms=job.randoms,
         )
 
-        # ---- Step 2: its minibatches.
+
+def _training_batches(
+    job: TrainJob, data: Data, phase: Phase, epochs: range, local: Local
+) -> Iterator[list[Batch]]:
+    """Yield the minibatches of each step of a client whose training data are `data`."""
+    federation = job.rows[0].federation
+    device = data.y.device
+    for plan in _step_plans(job, phase, epochs, local):
         # Padding is -1. All sizes at once, as each reading of a tensor costs more than a small
         # step.
         batch_sizes = (plan.positions >= 0).sum(-1).tolist()

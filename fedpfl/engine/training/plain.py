@@ -1,0 +1,189 @@
+"""Plain steps: loss, gradient and optimizer as one function of tensors, which scripts can repeat."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Hashable, Sequence
+from concurrent.futures import CancelledError
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedpfl.engine.training.jobs import TrainJob
+from fedpfl.engine.training.scripts import StepScripts
+from fedpfl.engine.training.sgd import Local, Moments, TrainableLeaves, optimizer_step_
+from fedpfl.ground import tree
+from fedpfl.ground.tree import Tree
+from fedpfl.methods import Data
+from fedpfl.models import Net
+
+LONGEST_CALL = 0.05
+"""Seconds that steps take together at most: a run that is stopped waits for them."""
+
+MOST_AT_ONCE = 64
+
+X, Y = -5, -4
+"""The client's samples and labels among a step's tensors."""
+
+
+@dataclass(frozen=True)
+class PlainStep:
+    """Take a step whose loss looks at the trained tree and the minibatch alone.
+
+    Attributes:
+        net: The network, without buffers.
+        job: What is trained.
+        params: A tree of the trained form.
+        indices: The leaves that move, by position.
+        local: The optimizer's settings.
+    """
+
+    net: Net
+    job: TrainJob
+    params: Tree
+    indices: list[int]
+    local: Local
+
+    def __call__(self, tensors: Sequence[Tensor], rows: Tensor, rate: float) -> None:
+        """Take a step in place.
+
+        Args:
+            tensors: Those of `list_tensors`.
+            rows: Of the minibatch.
+            rate: The learning rate.
+        """
+        # ---- Step 1: what the tensors are
+        remaining = iter(tensors)
+        leaves = [next(remaining) for _ in tree.leaves(self.params)]
+        velocity = [next(remaining) for _ in self.indices]
+        x, y, loss_sum, sample_loss_sum, sample_count = remaining
+
+        # ---- Step 2: loss and gradient
+        batch = Data(x, y).rows(rows)
+        bound = self.net.bind(self.job.buffers, training=True)
+        params = tree.rebuild(self.params, leaves)
+        moving_leaves = [leaves[i] for i in self.indices]
+        with torch.enable_grad():
+            loss = self.job.plan.loss(self.job.server, self.job.client, bound, params, batch)
+            grads = torch.autograd.grad(loss, moving_leaves, materialize_grads=True)
+        loss = loss.detach()
+
+        # ---- Step 3: the optimizer, and the sums that mean losses are made of
+        with torch.no_grad():
+            # A checked copy takes longer than some steps.
+            local = self.local if rate == self.local.lr else replace(self.local, lr=rate)
+            masks: list[Tensor | None] = [None] * len(moving_leaves)
+            optimizer_step_(moving_leaves, Moments(mean=velocity), list(grads), masks, local)
+            loss_sum += loss
+            if self.job.plan.by_sample:
+                sample_loss_sum += loss * len(rows)
+                sample_count += len(rows)
+
+    def find_kind(self, tensors: Sequence[Tensor]) -> Hashable:
+        """Return all that the operations of steps depend on, but for the minibatch's size."""
+        local = self.local
+        settings = (local.momentum, local.nesterov, local.weight_decay, local.clip)
+        names = [name for name, _ in tree.items(self.params)]
+        # How many samples a client has is no matter of a step.
+        forms = []
+        for leaf in tensors:
+            shape = leaf.shape[1:] if leaf is tensors[X] or leaf is tensors[Y] else leaf.shape
+            forms.append((shape, leaf.stride(), leaf.dtype))
+        return tuple(self.indices), settings, self.job.plan.by_sample, tuple(names), tuple(forms)
+
+
+def find_plain_step(
+    net: Net,
+    job: TrainJob,
+    params: Tree,
+    trainable: TrainableLeaves,
+    local: Local,
+) -> PlainStep | None:
+    """Return a phase's step, if nothing but the trained tree and minibatches decides it.
+
+    Args:
+        net: The network.
+        job: What is trained.
+        params: The trained tree.
+        trainable: The leaves that the phase moves.
+        local: The optimizer's settings in it.
+    """
+    # Adam reads its number of steps, and networks of a user's may look at anything.
+    traits = net.traits
+    is_pure = traits.trusted and not traits.draws and not traits.recomputes
+    has_buffers = bool(tree.leaves(job.buffers))
+    is_private = bool(job.draws[0].protection)
+    if not job.is_plain or not is_pure or has_buffers or is_private or local.optimizer != "sgd":
+        return None
+    # TorchScript has no word for the bits of a mask.
+    is_masked = any(mask is not None for mask in trainable.masks)
+    if is_masked or job.rows[0].federation.augment or not trainable.indices:
+        return None
+    return PlainStep(
+        net=net,
+        job=job,
+        params=params,
+        indices=trainable.indices,
+        local=local,
+    )
+
+
+class PlainSteps:
+    """Take a phase's plain steps, those of one minibatch size together.
+
+    Args:
+        step: The step.
+        scripts: Take it.
+        tensors: Of the client, as the step reads and changes them.
+        stop: Once it is set, no step is begun.
+    """
+
+    def __init__(
+        self,
+        step: PlainStep,
+        scripts: StepScripts,
+        tensors: list[Tensor],
+        stop: threading.Event,
+    ):
+        self._step = step
+        self._scripts = scripts
+        self._tensors = tensors
+        self._stop = stop
+        self._kind = scripts.number_kind(step.find_kind(tensors))
+        self._steps_at_once = 1
+
+    def take_epochs(self, positions: Tensor) -> int:
+        """Take the steps of some epochs; return how many there are.
+
+        Args:
+            positions: Of samples `[steps, batch]`, -1 behind those of a short minibatch.
+        """
+        # All sizes at once, as each reading of a tensor costs more than a small step.
+        sizes = (positions >= 0).sum(1).tolist()
+        start = 0
+        while start < len(sizes):
+            if self._stop.is_set():
+                raise CancelledError
+            size = sizes[start]
+            # A script is for one size: the last minibatch of an epoch is often a smaller one.
+            end = start + 1
+            while end < min(len(sizes), start + self._steps_at_once) and sizes[end] == size:
+                end += 1
+            self._take_steps(positions[start:end, :size])
+            start = end
+        return len(sizes)
+
+    def _take_steps(self, positions: Tensor) -> None:
+        """Take steps of one size; their time decides how many are next."""
+        start_time = time.perf_counter()
+        self._scripts.take_steps(
+            kind=(self._kind, positions.shape[1]),
+            step=self._step,
+            tensors=self._tensors,
+            minibatches=list(positions.unbind()),
+            rate=self._step.local.lr,
+        )
+        seconds = (time.perf_counter() - start_time) / len(positions)
+        self._steps_at_once = max(1, min(MOST_AT_ONCE, int(LONGEST_CALL / seconds)))

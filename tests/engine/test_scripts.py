@@ -1,0 +1,104 @@
+"""Scripts of training steps: the bits of steps by Python, and steps that no script repeats."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fedpfl import models
+from fedpfl.engine import Engine, Local
+from fedpfl.engine.training import scripts
+from fedpfl.methods import METHODS
+from tests.conftest import assert_same, make_federation, record_rounds
+
+SETTINGS = {
+    "momentum": Local(2, 16, 0.05, momentum=0.7),
+    "all": Local(2, 16, 0.05, momentum=0.7, nesterov=True, weight_decay=0.01, clip=0.5),
+    "schedule": Local(None, 16, 0.05, steps=7, decay=0.5),
+}
+SMALL = make_federation((40, 7, 33, 2, 65, 1), (12, 3, 9, 0, 14, 1))
+FEDERATION = replace(SMALL, x=SMALL.x.repeat_interleave(2, 2).repeat_interleave(2, 3))
+COHORTS = [[0, 2, 3, 5], [0, 1, 4, 5]]
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """The scripts that were made, None for each that was refused."""
+    made = []
+
+    def write_and_note(*arguments):
+        made.append(scripts_of(*arguments))
+        return made[-1]
+
+    scripts_of = scripts.write_script
+    monkeypatch.setattr(scripts, "write_script", write_and_note)
+    return made
+
+
+@pytest.mark.parametrize("network", ["mlp", "lenet5"])
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("method", ["fedavg", "fedper"])
+def test_scripts_train_to_the_same_bits(method, settings, network, made, monkeypatch):
+    net = models.build_network(network, FEDERATION.shape, FEDERATION.classes, 0)
+    results = []
+    for steps_before in (0, 10**9):
+        monkeypatch.setattr(scripts, "STEPS_BEFORE", steps_before)
+        engine = Engine("loop", workers=2)
+        states, outcomes = record_rounds(
+            METHODS[method](), net, FEDERATION, COHORTS, local=SETTINGS[settings], engine=engine
+        )
+        losses = [outcome.loss for outcome in outcomes]
+        results.append({"states": dict(enumerate(states)), "losses": dict(enumerate(losses))})
+    assert_same(*results)
+    assert made
+    assert None not in made
+
+
+def plain_step(tensors, rows, rate):
+    weight, x = tensors
+    loss = F.cross_entropy(x[rows] @ weight, rows % 2)
+    (gradient,) = torch.autograd.grad(loss, [weight])
+    with torch.no_grad():
+        weight.add_(gradient, alpha=-rate)
+
+
+def changed_by(change):
+    """A step that does something more."""
+
+    def step(tensors, rows, rate):
+        plain_step(tensors, rows, rate)
+        with torch.no_grad():
+            change(tensors[0])
+
+    return step
+
+
+constant = torch.ones(3, 2)
+REFUSED = {
+    "constant": lambda weight: weight.add_(constant),
+    "random": lambda weight: weight.add_(torch.rand(3, 2)),
+    "read": lambda weight: weight.mul_(float(weight.sum())),
+    "not pure": lambda weight: weight.add_(next(numbers)),
+}
+numbers = iter(range(1, 100))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_step_that_no_script_repeats_has_none(name):
+    tensors = [torch.rand(3, 2).requires_grad_(), torch.rand(9, 3)]
+    before = [leaf.detach().clone() for leaf in tensors]
+    assert scripts.write_script(changed_by(REFUSED[name]), tensors, torch.arange(4)) is None
+    assert scripts.write_script(plain_step, tensors, torch.arange(4)) is not None
+    assert_same([leaf.detach() for leaf in tensors], before)
+
+
+def test_a_script_goes_by_the_rate_of_its_call():
+    ends = []
+    for steps_before in (0, 100):
+        steps = scripts.StepScripts(steps_before)
+        tensors = [torch.full((3, 2), 0.3).requires_grad_(), torch.eye(9)[:, :3]]
+        for rate in (0.1, 0.7, scripts.ODD_RATE):
+            steps.take_steps("kind", plain_step, tensors, list(torch.arange(8).split(4)), rate)
+        ends.append(tensors[0].detach())
+    assert_same(*ends)
