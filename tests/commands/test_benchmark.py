@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from benchmarks import small
 from benchmarks.__main__ import main
 from benchmarks.harness import Task
 from benchmarks.variants import bare, plain
@@ -63,6 +64,13 @@ def test_the_table_and_its_json(tmp_path, capfd):
     assert min(shares) > 0
     assert 0.5 < sum(shares) < 1.05
     assert ours["samples"] == written["results"]["plain"][0]["samples"]
+
+
+@pytest.mark.full
+def test_small_networks_stand_beside_a_plain_loop(capfd):
+    assert run_benchmark("small", "--models", "mlp", "--rounds", "1") == 0
+    ways = [line.split(" | ")[1] for line in capfd.readouterr().out.splitlines()[2:7]]
+    assert ways == ["plain", "bare", *small.ENGINES]
 
 
 @pytest.mark.parametrize("name", keep_quick(["overhead", "speed"]))
