@@ -30,7 +30,14 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "oracles.md"
 RESULTS = ROOT / "docs" / "results" / "oracles.csv"
 WORK = ROOT / "outputs" / "oracles"
-DRIVERS = ("with_pfllib", "with_flbench", "with_fling", "with_authors")
+DRIVERS = (
+    "with_pfllib",
+    "with_flbench",
+    "with_fling",
+    "with_authors",
+    "with_submodels",
+    "with_statistics",
+)
 LARGEST_ROUNDING = 2e-6
 """Differences up to this are of the order in which float32 numbers are added."""
 FAILURE = "not played"

@@ -19,7 +19,7 @@ import pandas as pd
 from fedpfl.papers.fedobp import logs
 from fedpfl.papers.fedobp.tables import SOURCE
 from fedpfl.papers.layout import Layout
-from fedpfl.papers.published import lookup
+from fedpfl.papers.published import lookup, published_numbers
 from fedpfl.papers.registry import FIGURES, NAMES, TABLES
 from fedpfl.report.names import METHOD_TITLES
 from reproduction import LAST_ROUND, fill_page, markdown, read_results
@@ -54,14 +54,23 @@ def find_published(cell: Cell) -> float | None:
 
 
 def count_published(name: str) -> int:
-    """Return how many numbers a table has."""
+    """Return how many numbers a table has, or a paper's text of a figure."""
     layout = TABLES.get(name)
     if not isinstance(layout, Layout):
-        return 0
+        return count_quoted(name)
     keys = set()
     for row in range(len(layout.rows)):
         keys |= {layout.published_key(row, column) for column in range(len(layout.columns))}
     return sum(lookup(key) is not None for key in keys)
+
+
+def count_quoted(name: str) -> int:
+    """Return how many numbers a paper's text has of a figure."""
+    paper, _, figure = name.partition("/")
+    layouts = [TABLES[table] for table in TABLES if table.startswith(f"{paper}/")]
+    titles = {one.source.split(" Table ")[0] for one in layouts if isinstance(one, Layout)}
+    sources = {f"{title} {figure.replace('figure', 'Figure ')}" for title in titles}
+    return sum(key[0] in sources for key in published_numbers())
 
 
 # ---- Own numbers

@@ -42,7 +42,7 @@ class FedSelect(PersonalByMask):
     strict: select where the share is below alpha (the paper), else also where it equals alpha (the
     official code).
     scope: entries are ranked within each `tensor` (the official code) or `all` together, with one
-        share. Of either only the weights of linear, convolutional and normalising layers can be
+        share (Algorithm 3 of the paper). Of either only the weights of linear, convolutional and normalising layers can be
         personal, biases never.
     personalise: which entries of those: the ones that moved `most`, `least`, or `random` ones; or
         else a layer, by number from the input or by name, all of which is personal from the first

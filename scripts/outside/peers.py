@@ -31,6 +31,13 @@ COMMITS = {
     "ljaiverson/pFL-APPLE": "8078196731b5493ab408fff4fe80f058e2e538f4",
     "omarfoq/knn-per": "ee1752027798e8ab8f57f77c6ee74f946c0f4cd7",
     "dennis-grinwald/floco": "a25b3a1793944b14b8804e4843443152e7b15bf2",
+    "diaoenmao/HeteroFL-Computation-and-Communication-Efficient-Federated-Learning-for-"
+    "Heterogeneous-Clients": "cc40f3e46b0fab5364d62a1bb623d3764daf179d",
+    "AIoT-MLSys-Lab/FedRolex": "813510997e1802eb756d53baa4229c90ce5ac008",
+    "ZiruNiu0/FedSPU": "a84aee82a31e9e0e6d6ee28367ef48e550f8801b",
+    "jichan3751/ifca": "61e44b8977a53c25368e8120aac6a505496ebbdf",
+    "Roland4396/FlexFL-main": "1e523a264e0baf53eaf295e0ef4c2d00ccd28c8c",
+    "cj-mclaughlin/pFedFDA": "73c7c407a49575636bcda222968a2a4ddf73a68a",
 }
 """The peers' repositories on GitHub, and the commit of each that was driven."""
 

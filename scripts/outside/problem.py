@@ -1,4 +1,4 @@
-"""The problem of fedpfl and its peers: some digits at four clients, and one small network.
+"""The problem of fedpfl and its peers: some digits at four clients, and a small network.
 
 Whoever plays it trains on the same samples in the same order from the same initial parameters, so
 two right programs end with equal models but for float's rounding.
@@ -6,6 +6,7 @@ two right programs end with equal models but for float's rounding.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import json
 import tempfile
@@ -22,8 +23,13 @@ from fedpfl.engine import keys
 
 CLIENTS = 4
 CLASSES = 10
-FEATURES = 64
+SIDE = 8
+FEATURES = SIDE**2
 HIDDEN = 16
+CHANNELS = 20
+CONVOLVED_SIDE = 28
+CONVOLVED_RATE = 0.02
+"""A shorter step, as BatchNorm blows rounding up."""
 BATCH = 16
 EPOCHS = 3
 LEARNING_RATE = 0.1
@@ -35,7 +41,18 @@ PARAMETERS = ("hidden.0.weight", "hidden.0.bias", "classifier.weight", "classifi
 """Parameters of the small network in fedpfl, in the order that peers have them."""
 
 NAMES = {"base.1.weight": "hidden.0.weight", "base.1.bias": "hidden.0.bias"}
-"""Where its own names differ."""
+for _stage in (1, 2):
+    for _entry in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked"):
+        NAMES[f"base.conv{_stage}.{_entry}"] = f"conv{_stage}.{_entry}"
+        NAMES[f"base.bn{_stage}.{_entry}"] = f"norm{_stage}.{_entry}"
+"""Names in fedpfl, where those of the networks here differ."""
+
+CONVOLVED_PARAMETERS = (
+    *("conv1.weight", "conv1.bias", "norm1.weight", "norm1.bias"),
+    *("conv2.weight", "conv2.bias", "norm2.weight", "norm2.bias"),
+    *("classifier.weight", "classifier.bias"),
+)
+"""Parameters of the network with convolutions in fedpfl, in order."""
 
 Models = dict[str, Tensor]
 """What there is after a round: `server/NAME` and, for each client, `0/NAME`."""
@@ -44,10 +61,32 @@ Models = dict[str, Tensor]
 class SmallNet(nn.Module):
     """A network of one hidden layer, with the parts that peers look for."""
 
+    def __init__(self, features: int = FEATURES, hidden: int = HIDDEN) -> None:
+        super().__init__()
+        self.base = nn.Sequential(nn.Flatten(), nn.Linear(features, hidden), nn.ReLU())
+        self.classifier = nn.Linear(hidden, CLASSES)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits `[batch, classes]`."""
+        return self.classifier(self.base(images))
+
+
+class ConvolvedNet(nn.Module):
+    """FedSPU's network for EMNIST: two convolutions with BatchNorm, and a classifier."""
+
     def __init__(self) -> None:
         super().__init__()
-        self.base = nn.Sequential(nn.Flatten(), nn.Linear(FEATURES, HIDDEN), nn.ReLU())
-        self.classifier = nn.Linear(HIDDEN, CLASSES)
+        layers: list[tuple[str, nn.Module]] = []
+        for stage, inputs in ((1, 1), (2, CHANNELS)):
+            layers += [
+                (f"conv{stage}", nn.Conv2d(inputs, CHANNELS, 3, padding=1)),
+                (f"bn{stage}", nn.BatchNorm2d(CHANNELS)),
+                (f"relu{stage}", nn.ReLU()),
+                (f"pool{stage}", nn.MaxPool2d(2)),
+            ]
+        layers.append(("flatten", nn.Flatten()))
+        self.base = nn.Sequential(collections.OrderedDict(layers))
+        self.classifier = nn.Linear(CHANNELS * (CONVOLVED_SIDE // 4) ** 2, CLASSES)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits `[batch, classes]`."""
@@ -60,9 +99,13 @@ class Problem:
     Attributes:
         folder: where fedpfl reads them.
         engine: by which fedpfl plays, loop or batched.
-        images: `[samples, 1, 8, 8]`, from 0 to 1.
+        side: of the images; more than 8: digits beside each other.
+        images: `[samples, 1, side, side]`, from 0 to 1.
         labels: `[samples]`.
         parts: for each client its samples' numbers, by split.
+        is_convolved: whether the network has convolutions and BatchNorm.
+        rate: the step size.
+        layout: of images and convolutions in memory.
     """
 
     def __init__(
@@ -71,22 +114,34 @@ class Problem:
         engine: str = "loop",
         validation: float = 0.0,
         train_sizes: Sequence[int] = TRAIN_SIZES,
+        side: int = SIDE,
+        is_convolved: bool = False,
     ):
         self.folder = folder
         self.engine = engine
+        self.is_convolved = is_convolved
+        self.side = CONVOLVED_SIDE if is_convolved else side
+        self.rate = CONVOLVED_RATE if is_convolved else LEARNING_RATE
+        # As the loop has images: BatchNorm's sums depend on it in the fifth digit.
+        is_loop = engine == "loop" and is_convolved
+        self.layout = torch.channels_last if is_loop else torch.contiguous_format
         pixels, self.labels, self.parts = deal_digits(train_sizes, validation)
+        border = (self.side - SIDE) // 2
+        pixels = np.pad(pixels, ((0, 0), (0, 0), (border, border), (border, border)), "wrap")
         self.images = torch.tensor(pixels, dtype=torch.float32) / 255
         np.savez(folder / "digits.npz", x=pixels, y=self.labels.numpy())
         (folder / "split.json").write_text(json.dumps(self.parts))
-        names_of_tensors = zip(PARAMETERS, self.make_network().parameters(), strict=True)
-        initial = {name: tensor.detach() for name, tensor in names_of_tensors}
-        torch.save(initial, folder / "initial.pt")
+        initial = self.make_network().state_dict()
+        torch.save(
+            {NAMES.get(name, name): initial[name] for name in initial}, folder / "initial.pt"
+        )
 
-    def make_network(self) -> SmallNet:
-        """Return the network as it is before the first round."""
+    def make_network(self) -> Any:
+        """Return the network as it is before the first round, in two parts: base, classifier."""
         with torch.random.fork_rng():
             torch.manual_seed(5)
-            return SmallNet()
+            network = ConvolvedNet() if self.is_convolved else SmallNet(self.side**2)
+            return network.to(memory_format=self.layout)
 
     def batches(self, client: int, split: str = "train") -> list[tuple[Tensor, Tensor]]:
         """Return a client's minibatches, in the order in which everybody takes them."""
@@ -142,16 +197,17 @@ class Problem:
             "rounds": rounds,
             "local.epochs": EPOCHS,
             "local.batch_size": BATCH,
-            "local.lr": LEARNING_RATE,
+            "local.lr": self.rate,
             "local.momentum": 0.0,
             "eval.every": 1,
-            "model": "mlp",
-            "model.hidden": [HIDDEN],
+            "model": "fedspu_emnist" if self.is_convolved else "mlp",
             "model.weights": str(self.folder / "initial.pt"),
             "device": "cpu",
             "seed": SEED,
             "engine": self.engine,
         }
+        if not self.is_convolved:
+            common["model.hidden"] = [HIDDEN]
         named = {setting.partition("=")[0] for setting in settings}
         return {key: value for key, value in common.items() if key not in named}
 
@@ -216,13 +272,18 @@ def name_entries(owner: str, model: Mapping[str, Tensor] | nn.Module | Sequence[
     if isinstance(model, nn.Module):
         model = list(model.parameters())
     if not isinstance(model, Mapping):
-        model = dict(zip(PARAMETERS, model, strict=True))
+        names = CONVOLVED_PARAMETERS if len(model) > len(PARAMETERS) else PARAMETERS
+        model = dict(zip(names, model, strict=True))
     return {f"{owner}{name}": tensor.detach().clone() for name, tensor in model.items()}
 
 
 def rename_entries(owner: str, model: Mapping[str, Tensor]) -> Models:
-    """Return a state of the small network behind its owner's name, by fedpfl's names."""
-    return name_entries(owner, {NAMES.get(name, name): model[name] for name in model})
+    """Return a state of one of the networks behind its owner's name, by fedpfl's names.
+
+    BatchNorm's counters are left out: some peers average them, and nothing depends on them.
+    """
+    names = [name for name in model if not name.endswith("num_batches_tracked")]
+    return name_entries(owner, {NAMES.get(name, name): model[name] for name in names})
 
 
 @contextlib.contextmanager

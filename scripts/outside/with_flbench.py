@@ -6,7 +6,7 @@ import importlib
 import json
 import pickle
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -16,14 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outside.peers import Comparison, be_quiet, list_plain_comparisons, open_checkout
+from fedpfl.engine import keys
+from outside.peers import Comparison, Lens, be_quiet, list_plain_comparisons, open_checkout
 from outside.problem import (
     BATCH,
     CLASSES,
     CLIENTS,
     EPOCHS,
-    LEARNING_RATE,
     NAMES,
+    TRAIN_SIZES,
     Models,
     Problem,
     draw_halves,
@@ -151,7 +152,7 @@ class Bench:
         config = OmegaConf.create(constants.DEFAULTS)
         config.method = method
         config.dataset.name, config.model.name = "digits", "small"
-        config.optimizer.lr = LEARNING_RATE
+        config.optimizer.lr = self.problem.rate
         chosen = {
             "join_ratio": 1.0,
             "local_epoch": EPOCHS,
@@ -211,6 +212,7 @@ class Case(NamedTuple):
         snapshot: what is kept of the server.
         detail: the setting, for the table.
         is_partial: whether it is also played by half the clients a round.
+        is_convolved: whether the network has convolutions and BatchNorm.
     """
 
     method: str
@@ -220,10 +222,13 @@ class Case(NamedTuple):
     snapshot: Snapshot = take_server
     detail: str = ""
     is_partial: bool = True
+    is_convolved: bool = False
 
 
 PLAIN_CASES = (
     Case("fedavg", "fedavg"),
+    Case("fedavg", "fedavg", detail="convolutions, BatchNorm", is_convolved=True),
+    Case("fedbn", "fedbn", {}, (), take_both, "convolutions, BatchNorm", is_convolved=True),
     Case("fedprox", "fedprox", {"mu": 0.7}, ("method.mu=0.7",)),
     Case("fedbabu", "fedbabu"),
     Case(
@@ -279,6 +284,8 @@ def compare_plainly(case: Case, is_partial: bool) -> Comparison:
     def play(folder: Path, problem: Problem) -> tuple[list[Models], list[Models]]:
         rounds = 4 if is_partial else 2
         settings = [f"method={case.method}", *case.settings]
+        if case.is_convolved:
+            problem = Problem(problem.folder, problem.engine, is_convolved=True)
         settings += ["participation=0.5"] if is_partial else []
         theirs = Bench(folder, problem).play(
             case.name,
@@ -420,6 +427,97 @@ def play_pfedhn(folder: Path, problem: Problem) -> tuple[list[Models], list[Mode
     return ours, theirs
 
 
+# ---- FLOCO: both draw the same points of the simplex
+
+
+class SharedDraws:
+    """Give fedpfl and FLOCO's code the same uniform numbers, by epoch and step alone.
+
+    Args:
+        count: how many a step takes.
+    """
+
+    def __init__(self, count: int):
+        generator = torch.Generator().manual_seed(1)
+        self.table = torch.rand(EPOCHS, 1 + max(TRAIN_SIZES), count, generator=generator)
+        self.turns: Iterator[Tensor] = iter(())
+        self.step = self.table[0, 0]
+
+    def begin_client(self, steps: int) -> None:
+        """Start again, as a client that makes so many steps an epoch.
+
+        fedpfl draws the numbers of all steps' first samples first.
+        """
+        self.turns = iter(self.table[:, :steps].flatten(0, 1))
+
+    def draw_rows(
+        self, client: int, stream: str, epoch: int, rows: int, count: int, *_: Any
+    ) -> Tensor:
+        """Return fedpfl's numbers of an epoch, `[rows, count]`."""
+        return self.table[epoch % EPOCHS, :rows, :count].clone()
+
+    def exponential(self, size: int, **_: Any) -> np.ndarray:
+        """Return the step's exponentials, as fedpfl makes them of uniform numbers."""
+        self.step = next(self.turns)
+        return -np.log1p(-self.step[:size].double().numpy())
+
+    def uniform(self, low: float, high: float, size: int | None = None) -> Any:
+        """Return the step's direction or, without a size, its radius."""
+        if size is None:
+            return high * float(self.step[-1])
+        self.step = next(self.turns)
+        return low + (high - low) * self.step[:size].double().numpy()
+
+
+def play_floco(folder: Path, problem: Problem) -> tuple[list[Models], list[Models]]:
+    """Compare the clients' models, before and after the projection in round 3."""
+    from fedpfl.methods.floco import Floco
+
+    rounds, endpoints, tau, rho = 4, 3, 2, 0.2
+    draws = SharedDraws(endpoints + 1)
+    keys.Draws.random = draws.draw_rows  # type: ignore[method-assign, assignment]
+    chosen = (f"method.endpoints={endpoints}", f"method.tau={tau}", f"method.rho={rho}")
+    with keep_drawn_state(Floco) as drawn:
+        ours = problem.play("method=floco", *chosen, rounds=rounds)
+    bench = Bench(folder, problem)
+    module = importlib.import_module("src.server.floco")
+    client_module = importlib.import_module("src.client.floco")
+    module.np = Lens(np, random=draws)
+    fit = client_module.FlocoClient.fit
+
+    def fit_from_start(client: Any) -> None:
+        draws.begin_client(len(client.trainloader))
+        fit(client)
+
+    client_module.FlocoClient.fit = fit_from_start
+
+    def prepare(server: Any) -> None:
+        entries = problem.make_network().state_dict()
+        for number, head in enumerate(drawn["endpoints"]["classifier.weight"]):
+            entries[f"classifier._weights.{number}"] = head
+        for name in server.public_model_params:
+            server.public_model_params[name] = entries[name].clone()
+
+    def snapshot(server: Any) -> Models:
+        models: Models = {}
+        state = server.public_model_params
+        for client in range(CLIENTS):
+            centre = np.full(endpoints, 1 / endpoints)
+            if server.projected_clients is not None:
+                centre = server.projected_clients[client]
+            heads = [state[f"classifier._weights.{number}"] for number in range(endpoints)]
+            mixed = sum(share * head for share, head in zip(centre, heads, strict=True))
+            names = ("base.1.weight", "base.1.bias", "classifier.bias")
+            entries = {name: state[name] for name in names}
+            models.update(rename_entries(f"{client}/", {**entries, "classifier.weight": mixed}))
+        return models
+
+    theirs = bench.play(
+        "floco", snapshot, rounds, prepare, endpoints=endpoints, tau=tau, rho=rho, pers_epoch=0
+    )
+    return ours, theirs
+
+
 REPAIRED = (
     (
         "scaffold",
@@ -433,6 +531,7 @@ REPAIRED = (
     ("flute", "", "the body never trains", play_flute),
     ("cfl", "clients of one size, one split", "", play_cfl),
     ("pfedhn", "one client a step", "", play_pfedhn),
+    ("floco", "", "", play_floco),
 )
 
 

@@ -86,7 +86,7 @@ class Library:
             "num_clients": CLIENTS,
             "num_classes": CLASSES,
             "batch_size": BATCH,
-            "local_learning_rate": LEARNING_RATE,
+            "local_learning_rate": self.problem.rate,
             "local_epochs": EPOCHS,
             "eval_gap": 1,
         }
@@ -167,6 +167,7 @@ class Case(NamedTuple):
         settings: of fedpfl.
         snapshot: what is kept of PFLlib's server.
         is_partial: whether it is also played by half the clients a round.
+        is_convolved: whether the network has convolutions and BatchNorm.
     """
 
     method: str
@@ -175,9 +176,11 @@ class Case(NamedTuple):
     settings: tuple[str, ...] = ()
     snapshot: Snapshot = take_clients
     is_partial: bool = True
+    is_convolved: bool = False
 
 
 PLAIN_CASES = (
+    Case("fedbn", "serverbn.FedBN", is_convolved=True),
     Case("fedavg", "serveravg.FedAvg", snapshot=take_server),
     Case("fedprox", "serverprox.FedProx", {"mu": 0.7}, ("method.mu=0.7",), take_server),
     Case("scaffold", "serverscaffold.SCAFFOLD", snapshot=take_server),
@@ -227,6 +230,8 @@ def compare_plainly(case: Case, is_partial: bool) -> Comparison:
     def play(folder: Path, problem: Problem) -> tuple[list[Models], list[Models]]:
         rounds = 4 if is_partial else 2
         settings = [f"method={case.method}", *case.settings]
+        if case.is_convolved:
+            problem = Problem(problem.folder, problem.engine, is_convolved=True)
         settings += ["participation=0.5"] if is_partial else []
         theirs = Library(folder, problem).play(
             case.server_class,
@@ -237,7 +242,8 @@ def compare_plainly(case: Case, is_partial: bool) -> Comparison:
         )
         return problem.play(*settings, rounds=rounds), theirs
 
-    return Comparison(case.method, REPOSITORY, "half the clients" if is_partial else "", "", play)
+    details = ["convolutions, BatchNorm"] * case.is_convolved + ["half the clients"] * is_partial
+    return Comparison(case.method, REPOSITORY, ", ".join(details), "", play)
 
 
 # ---- What departs from its method in PFLlib, and is put right first

@@ -7,6 +7,7 @@ import io
 import itertools
 import json
 import math
+import re
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -298,8 +299,12 @@ def test_every_published_number_has_one_cell() -> None:
                     assert value == published.published_numbers()[key].value
     paths = sorted(Path(published.__file__).parent.glob("*/published.csv"))
     rows = [row for path in paths for row in read_rows(path)]
-    assert shown == Counter((row[0], row[1], letters_and_digits(row[2]), *row[3:]) for row in rows)
-    assert len(rows) == 641
+    # The others stand in running text, on figures or by themselves.
+    of_tables = [row for row in rows if not re.search(r" (Figure \d|text)$", row[0])]
+    assert shown == Counter(
+        (row[0], row[1], letters_and_digits(row[2]), *row[3:]) for row in of_tables
+    )
+    assert (len(of_tables), len(rows)) == (641, 651)
 
 
 # The other papers, by the last evaluation of all clients' personal models and by each paper's own
