@@ -341,16 +341,37 @@ def preload_datasets(configs: Iterable[DictConfig]) -> None:
         FedpflError: for data that are not there.
     """
     loaded = set()
+    checked = set()
     for cfg in configs:
         try:
+            # To check a run whole takes longer than some runs.
+            sources = _describe_sources(cfg)
+            if sources in checked:
+                continue
             config = check_config(cfg).config
             dataset_options = _dataset_options(config)
-        except FedpflError:
+        except (FedpflError, OmegaConfBaseException):
             continue
+        checked.add(sources)
         key = config["data_dir"], repr(dataset_options)
         if key not in loaded:
             datasets.load_samples(data_dir=Path(config["data_dir"]), **dataset_options)
         loaded.add(key)
+
+
+def _describe_sources(cfg: DictConfig) -> str:
+    """Return all that decides which data a run reads.
+
+    Raises:
+        OmegaConfBaseException: for what has no value.
+    """
+    values = []
+    for key in ("data_dir", "dataset", "task", "plugins"):
+        value = OmegaConf.select(cfg, key)
+        if OmegaConf.is_config(value):
+            value = OmegaConf.to_container(value, resolve=True)
+        values.append(value)
+    return repr(values)
 
 
 def prepare_sweep(configs: Sequence[DictConfig]) -> None:
