@@ -144,7 +144,7 @@ class LoopBackend(Backend):
             run = partial(run_client, call, row, pending.stop)
             tasks.append(_Task(estimate_work(call, client), pending, client, run))
         for number, forward_pass in enumerate(pending.passes):
-            work = sum(map(len, forward_pass.samples)) / 3
+            work = sum(forward_pass.sizes) / 3
             run = partial(self._run_pass, pending, forward_pass)
             tasks.append(_Task(work, pending, pass_key(number), run))
         return tasks

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from fedpfl.data.federation import Federation
 from fedpfl.engine.calls import Counts
@@ -64,7 +64,14 @@ class ForwardPass(NamedTuple):
     @property
     def samples(self) -> list[Tensor]:
         """Return the indices of each client's samples."""
-        return [split.indices for split in self.splits]
+        indices_by_client = getattr(self.federation, self.split)
+        return [indices_by_client[client] for client in self.clients]
+
+    @property
+    def sizes(self) -> list[int]:
+        """Return how many samples each client has."""
+        # `len` of a tensor takes five times as long, which counts where clients are thousands.
+        return [indices.numel() for indices in self.samples]
 
 
 def evaluate_client(
@@ -140,9 +147,8 @@ def evaluate_clients(
     """
     # ---- Step 1: the logits of all samples
     federation = forward_pass.federation
-    samples = forward_pass.samples
-    sizes = [len(indices) for indices in samples]
-    indices = torch.cat(samples)
+    sizes = forward_pass.sizes
+    indices = torch.cat(forward_pass.samples)
     data = gather_data(federation, _with_least_rows(indices))
     with torch.no_grad(), autocast():
         bound = bind_for_evaluation(net, model.params, model.buffers)
@@ -167,7 +173,7 @@ def evaluate_clients(
         allowed_logits = logits.masked_fill(excluded_classes, -torch.inf)
     hits = Batch(data.x, data.y).find_hits(allowed_logits).long()
     correct = torch.zeros(len(sizes), dtype=torch.int64, device=device).index_add(0, owners, hits)
-    loss = _sum_losses_by_client(data, logits, sizes)
+    loss = _sum_losses_by_client(data, logits, sizes, owners)
 
     # ---- Step 3: measures of each client
     measures: dict[str, Tensor] = {}
@@ -188,20 +194,25 @@ def _with_least_rows(indices: Tensor) -> Tensor:
     return torch.cat([indices, indices[-1:].expand(missing)])
 
 
-def _sum_losses_by_client(data: Data, logits: Tensor, sizes: list[int]) -> Tensor:
+def _sum_losses_by_client(data: Data, logits: Tensor, sizes: list[int], owners: Tensor) -> Tensor:
     """Return each client's summed loss `[clients]`, as `Batch.summed_loss` gives it of each alone.
 
     Args:
         data: The samples of one client after the other.
         logits: Of these samples.
         sizes: How many samples each client has.
+        owners: The client of each sample, by position in `sizes`.
     """
     longest = max(sizes)
     is_classification = find_task(data.y) is CLASSIFICATION
     if longest and longest <= LONGEST_SEQUENTIAL_SUM and is_classification:
-        losses = Batch(data.x, data.y).losses(logits).split(sizes)
+        losses = Batch(data.x, data.y).losses(logits)
+        starts = tree.send(torch.tensor([0, *accumulate(sizes)]), losses.device)
+        positions = torch.arange(len(owners), device=losses.device) - starts[owners]
         # Padding adds zeros, which change no bit of a sum.
-        first, *rest = pad_sequence(list(losses), batch_first=True).unbind(1)
+        padded_losses = losses.new_zeros(longest, len(sizes))
+        padded_losses[positions, owners] = losses
+        first, *rest = padded_losses
         total = torch.zeros_like(first)
         for column in rest:
             total += column

@@ -214,7 +214,7 @@ def _cut_clients(federation: Federation, split: str, clients: list[int]) -> list
     groups: list[list[int]] = []
     room = 0
     for client in clients:
-        count = len(samples[client])
+        count = samples[client].numel()
         if count > room or not groups:
             groups.append([])
             room = most
