@@ -144,7 +144,7 @@ class LoopBackend(Backend):
             run = partial(run_client, call, row, pending.stop)
             tasks.append(_Task(estimate_work(call, client), pending, client, run))
         for number, forward_pass in enumerate(pending.passes):
-            work = sum(forward_pass.sizes) / 3
+            work = sum(forward_pass.client_sizes) / 3
             run = partial(self._run_pass, pending, forward_pass)
             tasks.append(_Task(work, pending, pass_key(number), run))
         return tasks
@@ -310,7 +310,7 @@ class _ClientTraining:
         self._scripts = scripts
         ((federation, client),) = job.rows
         self._split = ClientSplit(federation, "train", client)
-        self._data = gather_data(federation, self._split.indices)
+        self._data = gather_data(federation, self._split.sample_indices)
         self._feature_store = store
         self._params = tree.map(working_copy, job.start)
         self._client = job.client

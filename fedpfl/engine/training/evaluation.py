@@ -57,7 +57,7 @@ class ForwardPass(NamedTuple):
     metrics: tuple[str, ...]
 
     @property
-    def splits(self) -> list[ClientSplit]:
+    def client_splits(self) -> list[ClientSplit]:
         """Return each client's split."""
         return [ClientSplit(self.federation, self.split, client) for client in self.clients]
 
@@ -68,7 +68,7 @@ class ForwardPass(NamedTuple):
         return [indices_by_client[client] for client in self.clients]
 
     @property
-    def sizes(self) -> list[int]:
+    def client_sizes(self) -> list[int]:
         """Return how many samples each client has."""
         # `len` of a tensor takes five times as long, which counts where clients are thousands.
         return [indices.numel() for indices in self.samples]
@@ -147,12 +147,12 @@ def evaluate_clients(
     """
     # ---- Step 1: the logits of all samples
     federation = forward_pass.federation
-    sizes = forward_pass.sizes
+    sizes = forward_pass.client_sizes
     indices = torch.cat(forward_pass.samples)
     data = gather_data(federation, _with_least_rows(indices))
     with torch.no_grad(), autocast():
         bound = bind_for_evaluation(net, model.params, model.buffers)
-        body = store and store.find_body(net, forward_pass.splits, data)
+        body = store and store.find_body(net, forward_pass.client_splits, data)
         if body:
             everything = Batch(data.x, data.y, indices=torch.arange(len(data.x)))
             bound = body.bind_batch(bound, everything)

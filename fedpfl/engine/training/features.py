@@ -37,7 +37,7 @@ class ClientSplit(NamedTuple):
     client: int
 
     @property
-    def indices(self) -> Tensor:
+    def sample_indices(self) -> Tensor:
         """Return the indices of the samples."""
         return getattr(self.federation, self.name)[self.client]
 
@@ -82,7 +82,7 @@ class FeatureStore:
                 table = self._tables[split.federation] = _FeatureTable(split.federation)
         key = split.name, split.client
         if key not in table.computed and table.is_possible:
-            data = gather_data(split.federation, split.indices)
+            data = gather_data(split.federation, split.sample_indices)
             features = compute_features(net.bind({}), net.params, data)
             with self._lock:
                 table.put_features(key, features, self.folder)
