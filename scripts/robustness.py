@@ -21,6 +21,7 @@ END = "<!-- to here -->"
 COLUMNS = (
     *("accuracy", "accuracy_worst10", "asr", "asr_worst10"),
     *("ft_accuracy", "ft_accuracy_worst10", "ft_asr", "before_shift", "recovery", "seeds"),
+    "status",
 )
 PARTITION = "Dir(0.1), "
 ATTACKS = ("backdoor", "replacement", "label_flip", "lie")
@@ -33,8 +34,9 @@ Rows = dict[tuple[str, str], pd.Series]
 
 
 def read_rows(path: Path) -> Rows:
-    """Read the rows of a report's table."""
+    """Read the finished rows of a report's table."""
     frame = pd.read_csv(path)
+    frame = frame[frame["status"] == "finished"]
     conditions = frame["partition"].str.removeprefix(PARTITION)
     keys = zip(frame["method"], conditions, strict=True)
     return {key: row for key, (_, row) in zip(keys, frame.iterrows(), strict=True)}
