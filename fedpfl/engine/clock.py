@@ -122,7 +122,8 @@ def play_timed_round(
     else:
         call = _dry_call(setup, state, cohort[:1], ())
         metrics = setup.backend.participate(call).metrics
-        state, outcome = replace(state, round=state.round + 1), empty_outcome(metrics)
+        state = replace(state, round=state.round + 1)
+        outcome = empty_outcome(metrics)
 
     # ---- Step 3: each turn lasts as long as its slowest client.
     turns = [max(_turn_seconds(clock, load), default=0.0) for load in outcome.turn_loads]

@@ -251,6 +251,7 @@ def _require_no_hidden_state(module: nn.Module, shape: tuple[int, ...]) -> None:
     A clean network gives the same whatever it was called on before. Attributes that are merely
     overwritten (features kept for whoever looks) are the same after the same call, and do no harm.
     """
+    # ---- Step 1: calls of a copy, and one of a copy that nobody has called.
     used = copy_network(module).train()
     fresh = copy_network(module).train()
     first = made_up_samples(shape, 3)
@@ -267,6 +268,7 @@ def _require_no_hidden_state(module: nn.Module, shape: tuple[int, ...]) -> None:
     with seeded_process(SEED), torch.no_grad():
         expected = fresh(second.clone())
 
+    # ---- Step 2: is anything left of a call?
     for before, after in ((attributes[0], attributes[1]), (attributes[2], attributes[3])):
         for name in before.keys() | after.keys():
             if not _equal(before.get(name), after.get(name)):

@@ -86,6 +86,7 @@ def gains_figure(runs: Iterable[Run], path: Path, baseline: str = "fedavg") -> l
     Raises:
         FedpflError: no run has the baseline beside it.
     """
+    # ---- Step 1: the runs that have the baseline beside them
     comparisons = [one for one in _compare_clients(runs) if baseline in one.pairs]
     title = BASELINES[baseline]
     if not any(comparison.pairs[baseline] for comparison in comparisons):
@@ -93,6 +94,8 @@ def gains_figure(runs: Iterable[Run], path: Path, baseline: str = "fedavg") -> l
             f"no run here has {title} of the same data, split and seed beside it; run "
             f"method={baseline} with eval.finetune_epochs=5"
         )
+
+    # ---- Step 2: a panel for each setting
     style_numbers = _number_judged_labels(runs)
 
     def draw_panel(ax: Axes, members: Sequence[BaselineComparison]) -> None:

@@ -236,9 +236,15 @@ def _draw_rank_labels(ax: Axes, mean_ranks: pd.Series, top: float) -> None:
         is_left = index < half
         text = f"{figures.legible_text(str(name))} ({rank:.2f})"
         if is_left:
-            row, x, label, alignment = index, 0.8, f"{text} ", "right"
+            row = index
+            x = 0.8
+            label = f"{text} "
+            alignment = "right"
         else:
-            row, x, label, alignment = count - 1 - index, count + 0.2, f" {text}", "left"
+            row = count - 1 - index
+            x = count + 0.2
+            label = f" {text}"
+            alignment = "left"
         y = top - 0.9 * row
         ax.plot([rank, rank, x], [0, y, y], color="0.35", linewidth=0.8)
         ax.text(x, y, label, ha=alignment, va="center")

@@ -24,7 +24,8 @@ from fedpfl.report.text import (
 
 _MAX_SPARE_IN_PRINT = 3
 """The greatest `spare` of columns that a printed page has room for."""
-_COLUMN_POINTS, _PAGE_POINTS = 245, 500
+_COLUMN_POINTS = 245
+_PAGE_POINTS = 500
 """Widths of a column, and of both, on a page of two columns."""
 _LATEX_MARKUP = re.compile(r"\$\^\\\w+\$|\\[a-z]+\{|[\\{}$]")
 _MINUS = re.compile(r"(?<!\S)-(?=\d)")

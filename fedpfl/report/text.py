@@ -62,7 +62,8 @@ def format_range(numbers: Collection[int]) -> str:
     """Return `3` for equal numbers, `3–7` for different ones, nothing for none."""
     if not numbers:
         return ""
-    low, high = min(numbers), max(numbers)
+    low = min(numbers)
+    high = max(numbers)
     return str(low) if low == high else f"{low}–{high}"
 
 

@@ -68,6 +68,7 @@ class LoopBackend(Backend):
     name = "loop"
 
     def __init__(self, net: Net, device: torch.device, engine: Engine):
+        # ---- Step 1: threads of one core each, with the same arithmetic.
         workers = 1 if device.type == "cuda" else engine.workers or available_cores()
         if device.type == "cpu":
             torch.set_num_threads(1)
@@ -79,13 +80,17 @@ class LoopBackend(Backend):
             torch.autocast, device.type, torch.bfloat16, engine.precision == "bf16"
         )
         self._arithmetic = partial(reproducible_arithmetic, device, engine.precision)
+
+        # ---- Step 2: what saves steps their time: features of a frozen body, and scripts.
         self._feature_store = make_feature_store(net, device)
         # On a GPU Python is ahead of the kernels; autocast is a state of a thread.
         self._scripts: StepScripts | None = None
         if device.type == "cpu" and engine.precision == "fp32":
             self._scripts = StepScripts()
         self._pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))
-        # A network that draws from torch's generator alone has one for each client, so that clients
+
+        # ---- Step 3: do clients go side by side?
+        # A network that draws from torch's generator alone has one for each client, so that they
         # go side by side.
         traits = net.traits
         has_generator_per_client = (

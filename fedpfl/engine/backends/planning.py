@@ -57,7 +57,9 @@ def plan_training_steps(
 
     # ---- Step 2: minibatches are padded to the largest.
     batch = max([width, *(plan.positions.shape[2] for plan in plans if len(plan.positions))])
-    numbers, random, views = [], [], []
+    numbers = []
+    random = []
+    views = []
     for row, plan in zip(job.rows, plans, strict=True):
         missing = batch - plan.positions.shape[2]
         samples = row.federation.train[row.client][plan.positions]

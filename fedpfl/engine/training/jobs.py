@@ -246,7 +246,8 @@ def split_result(result: TrainResult, positions: Tensor, jobs: list[TrainJob]) -
     results = []
     end = 0
     for job, fields in zip(jobs, divide_rows(tree.take(stacked, positions), counts), strict=True):
-        start, end = end, end + len(job.rows)
+        start = end
+        end = end + len(job.rows)
         if job.is_plain:
             fields = {**fields, "client": job.client}
         results.append(TrainResult(**fields, records=records[start:end]))
@@ -273,7 +274,8 @@ def divide_rows(stacked: Tree, counts: list[int]) -> list[Tree]:
     pieces = []
     end = 0
     for count in counts:
-        start, end = end, end + count
+        start = end
+        end = end + count
         pieces.append(tree.take(stacked, slice(start, end)))
     return pieces
 

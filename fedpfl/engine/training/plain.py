@@ -24,7 +24,8 @@ LONGEST_CALL = 0.05
 
 MOST_AT_ONCE = 64
 
-X, Y = -5, -4
+X = -5
+Y = -4
 """The client's samples and labels among a step's tensors."""
 
 

@@ -120,7 +120,8 @@ def write_script(step: Step, tensors: Sequence[Tensor], rows: Tensor) -> Script 
         script = recording.write_script()
 
         # ---- Step 2: step and script from the same start.
-        results, scripted = _copy_tensors(tensors), _copy_tensors(tensors)
+        results = _copy_tensors(tensors)
+        scripted = _copy_tensors(tensors)
         for _ in range(2):  # the second one starts from what the first one has changed
             step(results, rows, rate)
             with torch.no_grad(), torch.jit.optimized_execution(False):
