@@ -186,5 +186,7 @@ class PlainSteps:
             minibatches=list(positions.unbind()),
             rate=self._step.local.lr,
         )
-        seconds = (time.perf_counter() - start_time) / len(positions)
-        self._steps_at_once = max(1, min(MOST_AT_ONCE, int(LONGEST_CALL / seconds)))
+        seconds_per_step = (time.perf_counter() - start_time) / len(positions)
+        # A clock may not have moved meanwhile.
+        steps_in_time = LONGEST_CALL / max(seconds_per_step, 1e-6)
+        self._steps_at_once = max(1, min(MOST_AT_ONCE, int(steps_in_time)))
