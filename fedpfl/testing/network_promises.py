@@ -24,6 +24,7 @@ from fedpfl.engine import (
 )
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
+from fedpfl.engine.training.evaluation import with_least_rows
 from fedpfl.engine.training.shard import gather_data, make_shard
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
@@ -244,8 +245,10 @@ def train_plainly(trial: NetworkTrial, client: int) -> tuple[Tree, Tree, Tensor]
 
     # ---- Step 2: an epoch, with the draws that the engine gives to the client.
     with seeded_by_key(*draws.hook_key(client)):
-        with torch.no_grad():  # a client is evaluated before it trains, which moves no buffer
-            copy.deepcopy(module).eval()(gather_data(federation, federation.test[client]).x.clone())
+        # A client is evaluated before it trains, which moves no buffer, but may draw.
+        tested = with_least_rows(federation.test[client])
+        with torch.no_grad():
+            copy.deepcopy(module).eval()(gather_data(federation, tested).x.clone())
         module.train()
         for batch in shard.batches(phase.stream, 0):
             optimizer.zero_grad()

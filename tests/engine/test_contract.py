@@ -623,6 +623,9 @@ def sends_what_is_counted(named: NamedTrial) -> None:
 
 @house_promise("what is a client's own changes whenever it trains, and never else")
 def keeps_private_entries(named: NamedTrial) -> None:
+    """In the first setting: by FedALT's other one clients draw their own factors as they begin."""
+    if named.method != build_method(named.name, settings_of(named.name)[0]):
+        return
     states = named.trial.play_cohorts("loop")[0]
     for entry in EXPECTED[named.name].private:
         for played, cohort in enumerate(COHORTS):

@@ -91,7 +91,7 @@ def evaluate_client(
     indices = getattr(federation, job.split)[client]
     count = len(indices)
     if not job.has_own_predict:
-        indices = _with_least_rows(indices)
+        indices = with_least_rows(indices)
         random = random.new_empty(len(indices), 0)
     data = gather_data(federation, indices)
     device = data.y.device
@@ -149,7 +149,7 @@ def evaluate_clients(
     federation = forward_pass.federation
     sizes = forward_pass.client_sizes
     indices = torch.cat(forward_pass.samples)
-    data = gather_data(federation, _with_least_rows(indices))
+    data = gather_data(federation, with_least_rows(indices))
     with torch.no_grad(), autocast():
         bound = bind_for_evaluation(net, model.params, model.buffers)
         body = store and store.find_body(net, forward_pass.client_splits, data)
@@ -186,7 +186,7 @@ def evaluate_clients(
     return Counts(correct=correct, loss=loss, total=total, measures=measures)
 
 
-def _with_least_rows(indices: Tensor) -> Tensor:
+def with_least_rows(indices: Tensor) -> Tensor:
     """Return indices of samples, the last one repeated where they are few."""
     missing = LEAST_ROWS - len(indices)
     if missing <= 0 or not len(indices):
