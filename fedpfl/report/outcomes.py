@@ -53,16 +53,8 @@ def clients_figure(runs: Iterable[Run], path: Path) -> list[Path]:
 
     def draw_panel(ax: Axes, members: Sequence[BaselineComparison]) -> None:
         for comparison in members:
-            if comparison.accuracies:
-                label, _ = label_and_column(comparison.group)
-                # Sorted within a seed: the same share of clients is the worst in each.
-                curves = [sort_clients(values) for values in comparison.accuracies.values()]
-                _draw_sorted(
-                    ax,
-                    np.mean(curves, axis=0),
-                    label,
-                    style_numbers[label],
-                )
+            label, _ = label_and_column(comparison.group)
+            _draw_sorted(ax, comparison.accuracies.values(), label, style_numbers[label])
         ax.set(
             xlabel="clients, the worst first (%)",
             ylabel="accuracy (%)",
@@ -105,13 +97,8 @@ def gains_figure(runs: Iterable[Run], path: Path, baseline: str = "fedavg") -> l
             pairs = comparison.pairs[baseline].values()
             if pairs:
                 label, _ = label_and_column(comparison.group)
-                curves = [sort_clients(both["accuracy"] - both["baseline"]) for both in pairs]
-                _draw_sorted(
-                    ax,
-                    np.mean(curves, axis=0),
-                    label,
-                    style_numbers[label],
-                )
+                gains = [both["accuracy"] - both["baseline"] for both in pairs]
+                _draw_sorted(ax, gains, label, style_numbers[label])
         ax.set(
             xlabel="clients, the least gain first (%)",
             ylabel=f"gain over {title} (points)",
@@ -232,12 +219,15 @@ def _by_setting(
     return members
 
 
-def _draw_sorted(ax: Axes, curve: np.ndarray, label: str, style_number: int) -> None:
+def _draw_sorted(ax: Axes, seeds: Iterable[pd.Series], label: str, style_number: int) -> None:
+    """Draw the clients' values from the least to the greatest, the mean over seeds."""
+    # Sorted within a seed: the same share of clients is the worst in each.
+    curves = [sort_clients(values) for values in seeds]
     # Markers of lines that lie on each other would hide all but the last.
     first_marker = style_number % 10
     ax.plot(
         SHARES,
-        curve,
+        np.mean(curves, axis=0),
         label=legible_text(label),
         markevery=(first_marker, 20),
         **line_style(style_number),
