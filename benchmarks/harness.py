@@ -18,7 +18,9 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
 from fedpfl import engine, models
-from fedpfl.config import plan
+from fedpfl.config import run
+from fedpfl.config.plan import check_config
+from fedpfl.config.run_location import register_resolver
 from fedpfl.data import Federation, build_federation, datasets, partition
 from fedpfl.models import Net
 from fedpfl.train import CONF
@@ -87,14 +89,14 @@ def random_images(count: int, shape: tuple[int, ...]) -> tuple[torch.Tensor, tor
 
 def compose_config(overrides: Sequence[str]) -> DictConfig:
     """Return the configuration of the overrides of `python -m fedpfl.train`."""
-    plan.register_resolver()
+    register_resolver()
     with initialize_config_dir(CONF, version_base="1.3"):
         return compose("train", list(overrides))
 
 
-def build_run(overrides: Sequence[str]) -> plan.Run:
+def build_run(overrides: Sequence[str]) -> run.Run:
     """Return the run of some overrides; nothing is trained."""
-    return plan.build_run(plan.check_config(compose_config(overrides)))
+    return run.build_run(check_config(compose_config(overrides)))
 
 
 # ---- Options and tables

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from benchmarks import harness
 from benchmarks.harness import LOCAL, SEED, Task
 from fedpfl import engine
-from fedpfl.config import plan
+from fedpfl.config.plan import check_config
 from fedpfl.engine.backends.selection import find_device
 from fedpfl.engine.calls import EvalCall
 from fedpfl.methods import METHODS
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> None:
     backend = engine.make_backend(engine.Engine(precision=options.precision), net, device)
     others = [name for name in options.methods.split(",") if name != "fedavg"]
     methods = {
-        name: plan.check_config(harness.compose_config([f"method={name}"])).method
+        name: check_config(harness.compose_config([f"method={name}"])).method
         for name in ["fedavg", *others]
     }
     states = {

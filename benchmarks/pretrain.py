@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Generator, Tensor, nn
 
 from benchmarks import harness
-from fedpfl.config.plan import Run
+from fedpfl.config.run import Run
 from fedpfl.ground.files import atomic_write
 
 SETTINGS = [

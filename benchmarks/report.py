@@ -23,7 +23,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from benchmarks import harness
-from fedpfl.config.plan import register_resolver
+from fedpfl.config.run_location import register_resolver
 from fedpfl.train import CONF
 
 ROUND_COLUMNS = (

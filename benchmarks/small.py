@@ -22,7 +22,7 @@ from benchmarks import harness
 from benchmarks.harness import LOCAL, SEED
 from benchmarks.variants.bare import TracedKernels, train_client
 from fedpfl import engine
-from fedpfl.config.plan import Run
+from fedpfl.config.run import Run
 from fedpfl.data import Federation
 from fedpfl.methods.fedavg import FedAvg
 from fedpfl.models import Net

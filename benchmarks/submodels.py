@@ -22,7 +22,7 @@ import torch
 from benchmarks import harness
 from benchmarks.harness import LOCAL, SEED, SHAPES, random_images
 from fedpfl import engine, models
-from fedpfl.config import plan
+from fedpfl.config.plan import check_config
 from fedpfl.data import Federation, build_federation, datasets, partition
 from fedpfl.engine.backends import loop
 from fedpfl.engine.training import evaluation
@@ -91,7 +91,7 @@ def _measure_method(
         overrides.append(f"method.{variant}=true")
     if name == "flexfl":
         overrides.append("method.devices=[1,0,0]")
-    method = plan.check_config(harness.compose_config(overrides)).method
+    method = check_config(harness.compose_config(overrides)).method
     net = models.build_network(model, federation.shape, federation.classes, SEED)
     backend = engine.make_backend(engine.Engine("loop", workers=1), net, device)
     setup = engine.RoundSetup(backend, method, federation, LOCAL, SEED)

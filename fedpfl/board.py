@@ -37,7 +37,8 @@ import yaml
 from fedpfl.config import overrides
 from fedpfl.config.foreign import ForeignRuns, read_untrusted_command
 from fedpfl.config.messages import format_error
-from fedpfl.config.plan import preload_datasets, register_resolver
+from fedpfl.config.run_location import register_resolver
+from fedpfl.config.sweep import preload_datasets
 from fedpfl.ground.errors import FedpflError, choices_text, error_text
 from fedpfl.ground.files import atomic_output
 from fedpfl.ground.terminal import print_notice

@@ -32,7 +32,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedpfl.config import overrides
-from fedpfl.config.plan import Run, build_run, check_config
+from fedpfl.config.plan import check_config
+from fedpfl.config.run import Run, build_run
 from fedpfl.data.datasets.sites import list_sites
 from fedpfl.ground import files
 from fedpfl.ground.errors import FedpflError

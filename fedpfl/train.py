@@ -37,7 +37,7 @@ from fedpfl.config import help_page, overrides, plugins, tidy
 from fedpfl.config.choices import GROUPS
 from fedpfl.config.messages import format_error
 from fedpfl.config.overrides import CONF
-from fedpfl.config.plan import register_resolver, require_run_directory
+from fedpfl.config.run_location import register_resolver, require_run_directory
 from fedpfl.engine.backends import ranks
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.terminal import print_notice

@@ -30,7 +30,7 @@ from pathlib import Path
 from fedpfl import train
 from fedpfl.config import overrides, plugins
 from fedpfl.config.messages import format_error
-from fedpfl.config.plan import register_resolver
+from fedpfl.config.run_location import register_resolver
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.terminal import print_notice
 from fedpfl.ground.words import check_words, replaced_words

@@ -1,6 +1,6 @@
 """Register the Hydra sweeper `optuna`, which searches for the best validation accuracy.
 
-The search itself is fedpfl/runner/trials.py's.
+The search itself is fedpfl/runner/search.py's.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -27,6 +27,7 @@ from hydra_plugins.fedpfl_sweeper import Sweeper, print_failures, words_without_
 if TYPE_CHECKING:
     from fedpfl.config.plan import Plan
     from fedpfl.runner import trials
+    from fedpfl.runner.search import Search
 
 PROBLEM_GROUPS = (
     *("dataset", "partition", "shift"),
@@ -80,7 +81,7 @@ class SearchPlan(NamedTuple):
         find_origin: Returns what the run of a trial's words must come from.
     """
 
-    search: "trials.Search"
+    search: "Search"
     shared_words: list[str]
     find_origin: "Callable[[list[str]], trials.TrialOrigin]"
 
@@ -109,14 +110,14 @@ class OptunaSweeper(Sweeper):
         """Search as the command line's overrides say. Raises what the first failed job raised."""
         # Imports torch, which other Hydra programs need not wait for.
         from fedpfl.ground.errors import FedpflError
-        from fedpfl.runner import trials
+        from fedpfl.runner.search import search_results
 
         returns: list[JobReturn] = []
         try:
             search_plan = self._plan_search(arguments)
             search_plan.search.verify(search_plan.find_origin, print_notice)
 
-            def run_jobs(jobs: list[tuple[int, list[str]]]) -> list[trials.TrialResult]:
+            def run_jobs(jobs: list[tuple[int, list[str]]]) -> "list[trials.TrialResult]":
                 return self._run_batch(search_plan, jobs, returns)
 
             with self._counted_task.counting(search_plan.shared_words):
@@ -131,7 +132,7 @@ class OptunaSweeper(Sweeper):
         finally:
             tidy.remove_empty_directories()
             print_failures([job for job in returns if not _is_diverged(job)])
-        trials.search_results.append(best)
+        search_results.append(best)
         task = search_plan.search.task
         counts = ", ".join(f"{count} {outcome}" for outcome, count in best.trials.items())
         print_notice(
@@ -172,15 +173,17 @@ class OptunaSweeper(Sweeper):
             ValueError: for a space or a configuration that cannot be searched.
         """
         from fedpfl.config import overrides
-        from fedpfl.config.plan import prepare_sweep
+        from fedpfl.config.sweep import prepare_sweep
         from fedpfl.runner import trials
+        from fedpfl.runner.optuna_study import parse_distribution
+        from fedpfl.runner.search import Search, SearchSettings
 
         # ---- The space, and the words that all jobs have
         assert self.hydra_context is not None
         assert self.config is not None
         loader = self.hydra_context.config_loader
         swept_words, shared_words = self._split_words(arguments)
-        space = {key: trials.parse_distribution(word) for key, word in swept_words.items()}
+        space = {key: parse_distribution(word) for key, word in swept_words.items()}
 
         # ---- Check a proposal before the first job
         config = loader.load_sweep_config(self.config, shared_words)
@@ -201,12 +204,12 @@ class OptunaSweeper(Sweeper):
             plan.identity, settings.seed, space_words, find_origin(example_words)
         )
         folder = Path(str(self.config.hydra.sweep.dir)).resolve()
-        search = trials.Search(
+        search = Search(
             folder=folder,
             name=name,
             space=space,
             configured_values=configured_values,
-            settings=trials.SearchSettings(
+            settings=SearchSettings(
                 trials=self._trials,
                 batch=self._batch,
                 startup=self._startup,

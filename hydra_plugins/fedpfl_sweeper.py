@@ -88,7 +88,7 @@ class Sweeper(BasicSweeper):
             )
         assert self.hydra_context is not None
         assert self.launcher is not None
-        from fedpfl.config.plan import prepare_sweep  # imports torch, as above
+        from fedpfl.config.sweep import prepare_sweep  # imports torch, as above
 
         # ---- Compose every job: a mistake in the last is found before the first runs
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)

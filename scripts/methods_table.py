@@ -21,7 +21,8 @@ import torch
 from hydra import compose, initialize_config_dir
 
 from fedpfl import engine, models
-from fedpfl.config.plan import check_config, register_resolver
+from fedpfl.config.plan import check_config
+from fedpfl.config.run_location import register_resolver
 from fedpfl.data import Federation
 from fedpfl.ground import tree
 from fedpfl.methods import METHODS, Method

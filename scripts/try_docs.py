@@ -33,8 +33,8 @@ from omegaconf import DictConfig
 
 from fedpfl.config import overrides, plugins
 from fedpfl.config.choices import GROUPS
-from fedpfl.config.plan import register_resolver
 from fedpfl.config.resolvers import choice_folder
+from fedpfl.config.run_location import register_resolver
 from fedpfl.train import CONF
 
 ROOT = Path(__file__).resolve().parents[1]

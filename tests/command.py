@@ -24,7 +24,7 @@ from omegaconf import DictConfig
 
 from fedpfl import train
 from fedpfl.config import overrides
-from fedpfl.config.plan import register_resolver
+from fedpfl.config.run_location import register_resolver
 from fedpfl.ground import interrupts
 from fedpfl.ground.errors import FedpflError
 from fedpfl.record import digests

@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from fedpfl.config import overrides
 from fedpfl.config.choices import GROUPS, list_choices
 from fedpfl.config.messages import HIDDEN_KEYS
-from fedpfl.config.plan import register_resolver
+from fedpfl.config.run_location import register_resolver
 from fedpfl.config.schema import SCHEMAS, Settings
 from fedpfl.data import datasets, partition
 from fedpfl.ground.casting import describe_limits, schema_annotations

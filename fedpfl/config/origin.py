@@ -13,7 +13,7 @@ from fedpfl.data import Federation, state_dict
 from fedpfl.data.provenance import Provenance, Weights, pick_hashes
 from fedpfl.ground.errors import FedpflError, escape_controls
 from fedpfl.privacy import Guarantee
-from fedpfl.record import rundir
+from fedpfl.record import run_files
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +46,7 @@ def find_weights(folder: Path, weights_path: Path | None) -> Weights | None:
         path = weights_path
     if not path.is_dir():
         return state_dict.read_weights(path)
-    summary, state = rundir.read_finished_run(path)
+    summary, state = run_files.read_finished_run(path)
     # Methods call what all clients train `model`, or `body` where only that is common.
     server = state["server"].get("model", state["server"].get("body", state["server"]))
     values = {**server, **state["server_buffers"].get("main", {})}
@@ -54,7 +54,7 @@ def find_weights(folder: Path, weights_path: Path | None) -> Weights | None:
         raise FedpflError(
             f"model.weights: the method of the run in {path} has no single model at the server"
         )
-    return Weights(values, str(path), rundir.read_provenance(path, summary))
+    return Weights(values, str(path), run_files.read_provenance(path, summary))
 
 
 def trace_origin(

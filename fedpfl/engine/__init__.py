@@ -20,7 +20,8 @@ from fedpfl.engine.state import State, count_participants, make_initial_state
 from fedpfl.engine.stopping import Stopping, pick_cohort
 from fedpfl.engine.store import SPARE, Store
 from fedpfl.engine.training.hook_checks import vmap_advice, with_hook_checks
-from fedpfl.engine.training.sgd import FineTuning, Local, unused_optimizer_text
+from fedpfl.engine.training.local import Local, unused_optimizer_text
+from fedpfl.engine.training.train_plan import FineTuning
 
 __all__ = [
     "SPARE",

@@ -13,7 +13,8 @@ from fedpfl.data.federation import Federation
 from fedpfl.engine.keys import Draws, generator, track_global_draws
 from fedpfl.engine.state import State
 from fedpfl.engine.training.hook_checks import with_hook_checks
-from fedpfl.engine.training.sgd import FineTuning, Local
+from fedpfl.engine.training.local import Local
+from fedpfl.engine.training.train_plan import FineTuning
 from fedpfl.ground.traffic import Traffic
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Method, Turn

@@ -21,7 +21,7 @@ from fedpfl.engine.round import (
     play_round,
 )
 from fedpfl.engine.state import State
-from fedpfl.engine.training.sgd import Local
+from fedpfl.engine.training.local import Local
 from fedpfl.ground import tree
 from fedpfl.methods import Turn
 from fedpfl.system import Device, System

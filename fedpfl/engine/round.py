@@ -17,12 +17,9 @@ from fedpfl.engine.keys import Draws, generator, track_global_draws
 from fedpfl.engine.protect import ProtectedUploads, protect_uploads
 from fedpfl.engine.state import State
 from fedpfl.engine.stopping import Stopping, update_stopping
-from fedpfl.engine.training.hook_checks import (
-    describe_form_change,
-    persistent_entries,
-    with_hook_checks,
-)
-from fedpfl.engine.training.sgd import Local
+from fedpfl.engine.training.forms import describe_form_change, persistent_entries
+from fedpfl.engine.training.hook_checks import with_hook_checks
+from fedpfl.engine.training.local import Local
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError, MethodError
 from fedpfl.ground.tree import Tree

@@ -11,16 +11,11 @@ import yaml
 
 from fedpfl import engine
 from fedpfl.config import overrides, plugins
+from fedpfl.config.dealing import Share, share_nothing
 from fedpfl.config.messages import format_error
-from fedpfl.config.plan import (
-    Plan,
-    Run,
-    Share,
-    build_run,
-    check_config,
-    register_resolver,
-    share_nothing,
-)
+from fedpfl.config.plan import Plan, check_config
+from fedpfl.config.run import Run, build_run
+from fedpfl.config.run_location import register_resolver
 from fedpfl.engine.store import RowStorage
 from fedpfl.ground.checks import build_dataclass
 from fedpfl.ground.errors import FedpflError

@@ -18,7 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedpfl.config.plan import Plan, Run
+from fedpfl.config.plan import Plan
+from fedpfl.config.run import Run
 from fedpfl.engine.calls import Call, TrainCall
 from fedpfl.engine.keys import Draws
 from fedpfl.ground import files

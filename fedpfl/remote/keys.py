@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedpfl import __version__
-from fedpfl.config.plan import Plan, Run
+from fedpfl.config.plan import Plan
+from fedpfl.config.run import Run
 from fedpfl.data import fingerprint
 from fedpfl.runner import resume
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from fedpfl.config.plan import Run
+from fedpfl.config.run import Run
 from fedpfl.data import Federation
 from fedpfl.engine import (
     Backend,

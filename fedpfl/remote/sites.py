@@ -18,7 +18,10 @@ import numpy as np
 import torch
 
 from fedpfl import engine
-from fedpfl.config.plan import Plan, Run, Share, build_run, read_options
+from fedpfl.config.dealing import Share
+from fedpfl.config.group_options import read_options
+from fedpfl.config.plan import Plan
+from fedpfl.config.run import Run, build_run
 from fedpfl.data.datasets.shared.sums import ChannelSums, scale_channels, sum_channels
 from fedpfl.data.datasets.shared.tables import label_columns
 from fedpfl.data.datasets.sites import SiteOptions, read_site, read_table_columns, site_name

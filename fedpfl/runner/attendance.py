@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedpfl import engine
-from fedpfl.config.plan import Run
+from fedpfl.config.run import Run
 from fedpfl.engine.backends import ranks
 from fedpfl.ground.errors import pluralize
 from fedpfl.record.columns import ALMOST_NOBODY_SHARE

@@ -14,7 +14,8 @@ from fedpfl import engine
 from fedpfl.config import overrides, tidy
 from fedpfl.config.choices import GROUPS
 from fedpfl.config.messages import format_error
-from fedpfl.config.plan import Plan, Run, build_run, check_config
+from fedpfl.config.plan import Plan, check_config
+from fedpfl.config.run import Run, build_run
 from fedpfl.data.datasets.shared import source
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError, pluralize

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from fedpfl import engine
-from fedpfl.config.plan import Run
+from fedpfl.config.run import Run
 from fedpfl.data import Federation
 from fedpfl.engine.calls import Counts, EvalCall
 from fedpfl.engine.evaluate import (

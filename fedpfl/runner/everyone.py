@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fedpfl.config.messages import describe_choice
-from fedpfl.config.plan import Run
+from fedpfl.config.run import Run
 from fedpfl.data import Federation
 from fedpfl.ground.tasks import CLASSIFICATION
 from fedpfl.record.rundir import PartitionRecord

@@ -12,7 +12,7 @@ import torch
 
 from fedpfl import engine
 from fedpfl.config.messages import describe_choice
-from fedpfl.config.plan import Run
+from fedpfl.config.run import Run
 from fedpfl.data import Federation
 from fedpfl.ground import tree
 from fedpfl.ground.identity import identity

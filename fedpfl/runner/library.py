@@ -22,16 +22,12 @@ from fedpfl import engine
 from fedpfl.config import overrides, plugins, tidy
 from fedpfl.config.choices import GROUPS
 from fedpfl.config.messages import format_error
-from fedpfl.config.plan import (
-    Run,
-    build_run,
-    check_config,
-    escape_interpolations,
-    prepare_sweep,
-    register_resolver,
-    resolve_config,
-)
+from fedpfl.config.plan import check_config
+from fedpfl.config.resolution import escape_interpolations, resolve_config
 from fedpfl.config.resolvers import DEFAULT_TEST_FRACTION
+from fedpfl.config.run import Run, build_run
+from fedpfl.config.run_location import register_resolver
+from fedpfl.config.sweep import prepare_sweep
 from fedpfl.data.datasets.memory import HeldData, hold_data
 from fedpfl.data.fingerprint import FINGERPRINTED_PARTS
 from fedpfl.engine.backends import ranks
@@ -40,7 +36,7 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.words import check_words, replaced_words
 from fedpfl.record import console
 from fedpfl.record.callbacks import Callback
-from fedpfl.record.rundir import read_checkpoint, require_states_here
+from fedpfl.record.run_files import read_checkpoint, require_states_here
 from fedpfl.report.load import read_started_run
 from fedpfl.runner import resume
 from fedpfl.runner.faults import Diverged, user_errors

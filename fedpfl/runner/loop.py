@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from fedpfl import engine
-from fedpfl.config.plan import Run
+from fedpfl.config.run import Run
 from fedpfl.engine.evaluate import pooled_accuracy, pooled_loss
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError

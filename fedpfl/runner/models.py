@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedpfl import engine
-from fedpfl.config.plan import Run
+from fedpfl.config.run import Run
 from fedpfl.data import Federation
 from fedpfl.data.provenance import Provenance, hash_samples
 from fedpfl.engine.backends.backend import reproducible_arithmetic

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from fedpfl import engine
-from fedpfl.config.plan import Run
+from fedpfl.config.run import Run
 from fedpfl.ground import memory, tree
 from fedpfl.ground.errors import FedpflError
 

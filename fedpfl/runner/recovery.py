@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedpfl.config.plan import Run
+from fedpfl.config.run import Run
 from fedpfl.runner.evaluate import Evaluation
 
 RECOVERED_SHARE = 0.95

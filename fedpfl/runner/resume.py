@@ -19,7 +19,8 @@ from torch import Tensor
 
 from fedpfl import engine
 from fedpfl.config import plugins
-from fedpfl.config.plan import Plan, Run
+from fedpfl.config.plan import Plan
+from fedpfl.config.run import Run
 from fedpfl.data.fingerprint import FINGERPRINTED_PARTS
 from fedpfl.engine.backends import ranks
 from fedpfl.engine.store import RowStorage
@@ -28,7 +29,7 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.files import damaged_error
 from fedpfl.ground.identity import identity
 from fedpfl.privacy import Secret
-from fedpfl.record import environment, rounds, rundir
+from fedpfl.record import environment, rounds, run_files
 from fedpfl.record.columns import METRICS
 from fedpfl.record.rundir import NullRunDirectory, RunDirectory
 from fedpfl.runner.loop import Round
@@ -324,7 +325,7 @@ def load_shorter_run(run: Run) -> dict[str, Any] | None:
     if not settings.extend or not ranks.is_main_process():
         return None
     path = Path(settings.extend).expanduser()
-    summary, checkpoint = rundir.read_finished_run(path)
+    summary, checkpoint = run_files.read_finished_run(path)
     rounds_done = checkpoint["round"]
 
     # ---- What goes by the number of rounds would have been another run
@@ -348,7 +349,7 @@ def load_shorter_run(run: Run) -> dict[str, Any] | None:
     shorter_config = {**run.config, "rounds": rounds_done}
     shorter_identity = f"{identity(shorter_config)}-seed{settings.seed}"
     if summary["identity"] != shorter_identity or rounds_done >= settings.rounds:
-        differences = rundir.differences_from(path, shorter_config)
+        differences = run_files.differences_from(path, shorter_config)
         differences_text = f" ({differences})" if differences else ""
         raise FedpflError(
             f"extend: {path} holds no run of these settings, seed {settings.seed} and fewer "

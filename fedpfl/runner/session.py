@@ -14,13 +14,15 @@ from omegaconf import DictConfig
 
 from fedpfl import engine
 from fedpfl.config import plugins
-from fedpfl.config.plan import Run, Share, build_run, check_config, share_nothing
+from fedpfl.config.dealing import Share, share_nothing
+from fedpfl.config.plan import check_config
+from fedpfl.config.run import Run, build_run
 from fedpfl.data import fingerprint
 from fedpfl.engine.backends import lockstep, ranks
 from fedpfl.ground import tree
 from fedpfl.record import loggers
 from fedpfl.record.callbacks import Callback, Callbacks
-from fedpfl.record.rundir import STATES_AT_NODES, require_states_here
+from fedpfl.record.run_files import STATES_AT_NODES, require_states_here
 from fedpfl.runner import header, resume, timing
 from fedpfl.runner.attendance import find_trained_clients
 from fedpfl.runner.everyone import ClientTable

@@ -14,8 +14,9 @@ from typing import Any
 import yaml
 
 from fedpfl.config import overrides
-from fedpfl.config.plan import build_run, check_config
+from fedpfl.config.plan import check_config
 from fedpfl.config.plugins import LIMITS, SPACES, check_search_space
+from fedpfl.config.run import build_run
 from fedpfl.config.schema import SCHEMAS
 from fedpfl.ground.casting import cast_value, schema_annotations
 from fedpfl.ground.errors import FedpflError, error_text

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from fedpfl import engine
-from fedpfl.config.plan import Run
+from fedpfl.config.run import Run
 from fedpfl.data import Federation
 from fedpfl.engine.backends import ranks
 from fedpfl.engine.calls import EvalCall, TrainCall
@@ -323,7 +323,7 @@ def _mean_batches(
     batches_per_step: int = 1,
     fixed_steps: int | None = None,
 ) -> float:
-    """Return the steps that an epoch has, mean over clients, as `engine.training.sgd` counts them.
+    """Return the steps that an epoch has, mean over clients, as `engine.training.minibatches` counts them.
 
     Args:
         federation: whose clients.

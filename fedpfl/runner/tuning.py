@@ -22,8 +22,9 @@ from fedpfl.report import load, reading
 from fedpfl.report.names import METHOD_TITLES
 from fedpfl.report.table import Column, Table, mean_and_std
 from fedpfl.report.tables import best_round
-from fedpfl.runner import resume, trials
+from fedpfl.runner import resume
 from fedpfl.runner.faults import EXIT_STATUS, Diverged
+from fedpfl.runner.search import SearchResult, search_results
 from fedpfl.runner.spaces import find_edge_values, keep_within_limits, make_search_space
 
 
@@ -108,7 +109,7 @@ def tune_methods(request: TuningRequest, run_command: RunCommand) -> Table:
     ]
 
     # ---- Step 3: the table.
-    task = trials.search_results[-1].task
+    task = search_results[-1].task
     titled_records = [
         {**record, "method": METHOD_TITLES.get(record["method"], record["method"])}
         for record in records
@@ -226,7 +227,7 @@ def _tune_method(
     search_options = ["-m", "hydra/sweeper=optuna", f"hydra.sweeper.trials={request.trials}"]
     search_options += _sweep_dir_words(request.folder / "trials")
     run_command(search_options, search_words)
-    result = trials.search_results[-1]
+    result = search_results[-1]
     draw_search(result, request.folder, method)
 
     # ---- Step 2: the words of the final runs.
@@ -336,7 +337,7 @@ def _read_test_results(
     return results
 
 
-def draw_search(result: trials.SearchResult, folder: Path, method: str) -> None:
+def draw_search(result: SearchResult, folder: Path, method: str) -> None:
     """Draw how the search went and what mattered, as `<method>_history.png`, `_importance.png`."""
     mpl = drawing.load_matplotlib()
     # Without a window system.

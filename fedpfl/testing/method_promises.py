@@ -27,8 +27,8 @@ from fedpfl.engine.calls import EvalCall, TrainCall, with_before_turn
 from fedpfl.engine.keys import Draws, find_global_draws, generator
 from fedpfl.engine.training.jobs import EvalJob
 from fedpfl.engine.training.participation import Autocast, OneClient, run_evaluation
-from fedpfl.engine.training.sgd import with_epoch_numbers
 from fedpfl.engine.training.shard import make_shard
+from fedpfl.engine.training.train_plan import with_epoch_numbers
 from fedpfl.ground import tree
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import FACTS, SEES, Method, Turn

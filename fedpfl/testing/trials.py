@@ -17,10 +17,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from fedpfl import models
-from fedpfl.config import overrides, plan
+from fedpfl.config import group_options, overrides
 from fedpfl.config.choices import list_choices
 from fedpfl.config.messages import format_error
 from fedpfl.config.plugins import PLUGIN_KINDS
+from fedpfl.config.resolution import resolve_config
 from fedpfl.config.schema import ModelOptions
 from fedpfl.data import datasets, partition
 from fedpfl.ground.checks import build_dataclass, require_known_keys, without_name
@@ -133,7 +134,7 @@ def make_trial(
     # ---- Step 2: the trial of its kind.
     if choice.kind == "method":
         return MethodTrial(build_dataclass(METHODS[group["name"]], without_name(group), ""))
-    options = {**plan.read_options(config, choice.kind)}
+    options = {**group_options.read_options(config, choice.kind)}
     if choice.kind == "model":
         # These are about weights that a run starts from.
         options.pop("name", None)
@@ -242,7 +243,7 @@ def _compose_choice(choice: Choice, values: Mapping[str, str]) -> dict[str, Any]
     # ++: an option may be absent from the YAML file, whose default then holds.
     value_words = [f"++{choice.kind}.{key}={text}" for key, text in values.items()]
     try:
-        return plan.resolve_config(overrides.compose_config([str(choice), *value_words]))
+        return resolve_config(overrides.compose_config([str(choice), *value_words]))
     except overrides.HYDRA_ERRORS as error:
         raise FedpflError(format_error(error)) from None
 

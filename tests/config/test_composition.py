@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from fedpfl.config import overrides
 from fedpfl.config.composition import CachingLoader
-from fedpfl.config.plan import register_resolver
+from fedpfl.config.run_location import register_resolver
 from fedpfl.train import CONF
 
 WORDS = [

@@ -19,9 +19,12 @@ from omegaconf import OmegaConf
 from omegaconf import _utils as yaml_loader
 
 from fedpfl import train
-from fedpfl.config import overrides, plan
+from fedpfl.config import overrides, run_location
 from fedpfl.config.choices import list_choices
-from fedpfl.config.plan import build_run, check_config, resolve_config, run_subdir
+from fedpfl.config.plan import check_config
+from fedpfl.config.resolution import resolve_config
+from fedpfl.config.run import build_run
+from fedpfl.config.run_location import run_subdir
 from fedpfl.config.schema import Settings
 from fedpfl.engine import Local
 from fedpfl.ground.casting import Checked
@@ -524,7 +527,7 @@ def test_runs_ask_for_their_places_side_by_side():
     with ThreadPoolExecutor(4) as pool:
         places = [*pool.map(lambda _: cfg.copy().hydra.sweep.subdir, range(12))]
     assert len({*places}) == 1
-    assert plan.INVALID not in places[0]
+    assert run_location.INVALID not in places[0]
 
 
 def test_a_sweep_over_texts_with_letters_beyond_ascii_runs(tmp_path):

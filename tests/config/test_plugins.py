@@ -11,7 +11,9 @@ import torch
 
 import fedpfl
 from fedpfl import export
-from fedpfl.config import overrides, plan, plugins
+from fedpfl.config import overrides, plugins
+from fedpfl.config.plan import check_config
+from fedpfl.config.run import Run, build_run
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS
 from tests.command import TINY, compose_once, format_override, read_summary, run_command
@@ -104,10 +106,10 @@ def test_what_a_plugins_data_draw_from_the_process_is_a_function_of_the_seed(fol
         *("dataset=noise", "partition=dice", "model=mlp", "clients=4"),
     )
 
-    def made(state: int, *more: str) -> plan.Run:
+    def made(state: int, *more: str) -> Run:
         np.random.seed(state)
         torch.manual_seed(state)
-        return plan.build_run(plan.check_config(compose_once(*words, *more)))
+        return build_run(check_config(compose_once(*words, *more)))
 
     one, again, other = made(1), made(2), made(3, "seed=43")
     assert one.fingerprint == again.fingerprint

@@ -10,12 +10,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedpfl.config.plan import build_run, check_config
+from fedpfl.config.plan import check_config
+from fedpfl.config.run import build_run
 from fedpfl.data import Augment
 from fedpfl.engine import FineTuning, make_backend
 from fedpfl.engine.calls import EvalCall, TrainCall
 from fedpfl.engine.keys import Draws
-from fedpfl.engine.training.sgd import plan_steps
+from fedpfl.engine.training.minibatches import plan_steps
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.identity import identity
 from fedpfl.methods import Ditto, FedAvg, FedRep, Phase

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedpfl.config.plan import Run, build_run, check_config
+from fedpfl.config.plan import check_config
+from fedpfl.config.run import Run, build_run
 from fedpfl.data.datasets import femnist, load_samples, shakespeare
 from tests.command import compose_once, format_override
 from tests.conftest import BACKENDS, assert_close, read_cases, record_rounds

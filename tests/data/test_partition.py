@@ -19,7 +19,7 @@ from fedpfl.data.datasets import Samples
 from fedpfl.data.federation import build_federation
 from fedpfl.data.partition import SCHEMES, SUPPLIED_ARGUMENTS, Partition, deal_samples
 from fedpfl.engine.keys import Draws
-from fedpfl.engine.training.sgd import plan_steps
+from fedpfl.engine.training.minibatches import plan_steps
 from fedpfl.ground.checks import checked_arguments
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import Phase

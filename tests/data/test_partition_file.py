@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedpfl.config.plan import build_run, check_config
+from fedpfl.config.plan import check_config
+from fedpfl.config.run import build_run
 from fedpfl.data import partition
 from fedpfl.data.datasets import Samples
 from fedpfl.data.federation import build_federation as federation_of

@@ -4,7 +4,7 @@ anything is read.
 
 import pytest
 
-from fedpfl.config import plan
+from fedpfl.config.plan import check_config
 from fedpfl.ground.errors import FedpflError
 from tests.command import compose_once
 from tests.conftest import keep_quick, read_cases
@@ -35,5 +35,5 @@ dataset=tiny_imagenet {SIZE}
 @pytest.mark.parametrize(("words", "message"), keep_quick(read_cases(LINES), 4))
 def test_what_is_out_of_range_is_refused(words, message):
     with pytest.raises(FedpflError) as said:
-        plan.check_config(compose_once(*words.split()))
+        check_config(compose_once(*words.split()))
     assert str(said.value) == message

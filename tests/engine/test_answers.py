@@ -1,5 +1,5 @@
 """What hooks may not answer is told in the first round, in one line with the hook's name:
-fedpfl/engine/training/hook_checks.py.
+fedpfl/engine/training/hook_rules.py.
 """
 
 import copy
@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from fedpfl.config import plugins
 from fedpfl.engine import FineTuning, compare_masks, count_participants, make_initial_state
 from fedpfl.engine.keys import Draws
-from fedpfl.engine.training import hook_checks as answers
+from fedpfl.engine.training import hook_checks, hook_rules
 from fedpfl.ground import tree
 from fedpfl.ground.errors import MethodError
 from fedpfl.methods import METHODS, FedAvg, FedPAC, Phase, Turn
@@ -183,7 +183,7 @@ def make_wrong(**functions):
 
 def test_every_hook_has_a_rule_and_a_wrong_answer():
     hooks = {line.partition(" | ")[0] for line in WRONG_ANSWERS.strip().splitlines()}
-    assert set(hook_names()) == set(answers.HOOK_RULES) == hooks
+    assert set(hook_names()) == set(hook_rules.HOOK_RULES) == hooks
 
 
 @pytest.mark.parametrize(("hook", "expression", "told", "backend"), read_cases(WRONG_ANSWERS))
@@ -254,7 +254,7 @@ def test_a_dictionary_that_a_hook_adds_to_is_an_argument_changed():
 
 def test_asking_changes_neither_what_a_method_is_nor_what_it_answers():
     method = FedPAC(lam=0.3)
-    same = answers.with_hook_checks(method)
+    same = hook_checks.with_hook_checks(method)
     assert type(same) is FedPAC
     assert same == method
     assert hash(same) == hash(method)
@@ -269,9 +269,9 @@ def test_later_rounds_ask_the_method_itself_but_for_who_trains(monkeypatch):
     class Plain(FedAvg):
         pass
 
-    asked, original = [], answers.CheckedHook.__call__
+    asked, original = [], hook_checks.CheckedHook.__call__
     noted = lambda self, *a: asked.append(self.name) or original(self, *a)  # noqa: E731
-    monkeypatch.setattr(answers.CheckedHook, "__call__", noted)
+    monkeypatch.setattr(hook_checks.CheckedHook, "__call__", noted)
     net, method = tiny(), Plain()
     state = make_initial_state(method, net, 3, CPU)
     for number in range(3):

@@ -18,7 +18,7 @@ from fedpfl.engine import (
     play_timed_round,
 )
 from fedpfl.engine.keys import Draws, generator
-from fedpfl.engine.training.sgd import count_samples, plan_steps
+from fedpfl.engine.training.minibatches import count_samples, plan_steps
 from fedpfl.methods import METHODS, FedAvg, FedRep, FedSPU, FjORD, Phase
 from fedpfl.system import Device, System
 from fedpfl.testing.toy import CLASSES

@@ -12,7 +12,8 @@ import torch
 
 import fedpfl
 from fedpfl import data
-from fedpfl.config.plan import build_run, check_config
+from fedpfl.config.plan import check_config
+from fedpfl.config.run import build_run
 from fedpfl.engine import (
     Engine,
     FineTuning,

@@ -14,15 +14,10 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, StepLR
 from fedpfl.engine import Engine, RoundSetup, make_backend, make_initial_state, play_round
 from fedpfl.engine.calls import TrainCall
 from fedpfl.engine.keys import Draws
-from fedpfl.engine.training.sgd import (
-    Local,
-    TrainPlan,
-    as_bitmask,
-    initial_moments,
-    masked_moments,
-    optimizer_step_,
-    plan_steps,
-)
+from fedpfl.engine.training.local import Local
+from fedpfl.engine.training.minibatches import plan_steps
+from fedpfl.engine.training.sgd import as_bitmask, initial_moments, masked_moments, optimizer_step_
+from fedpfl.engine.training.train_plan import TrainPlan
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import Ditto, FedAvg, FedRep, FedSelect, FedSPU, Phase

@@ -10,7 +10,8 @@ from fedpfl.engine.backends import planning
 from fedpfl.engine.backends.planning import evaluation_batches, plan_training_steps
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.jobs import ClientRow, TrainJob
-from fedpfl.engine.training.sgd import Local, TrainPlan
+from fedpfl.engine.training.local import Local
+from fedpfl.engine.training.train_plan import TrainPlan
 from fedpfl.methods import FedAvg, Phase
 from tests.conftest import assert_same, make_federation
 

@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from fedpfl.engine import Engine, Local, RoundSetup, make_backend, make_initial_state, play_round
-from fedpfl.engine.backends.programs import Program, ProgramCache, captured_width
+from fedpfl.engine.backends.graphs import captured_width
+from fedpfl.engine.backends.programs import Program, ProgramCache
 from fedpfl.engine.calls import TrainCall
 from fedpfl.engine.keys import Draws, generator
 from fedpfl.ground import tree

@@ -6,14 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedpfl.engine.keys import Draws
-from fedpfl.engine.training.sgd import (
-    Local,
-    Moments,
-    as_bitmask,
-    optimizer_step_,
-    plan_steps,
-    with_epoch_numbers,
-)
+from fedpfl.engine.training.local import Local
+from fedpfl.engine.training.minibatches import plan_steps
+from fedpfl.engine.training.sgd import Moments, as_bitmask, optimizer_step_
+from fedpfl.engine.training.train_plan import with_epoch_numbers
 from fedpfl.methods import Phase
 from tests.conftest import assert_same, make_federation
 

@@ -27,6 +27,8 @@ from fedpfl.report.ranking import rank_methods
 from fedpfl.report.render import render
 from fedpfl.report.tables import accuracy_table
 from fedpfl.runner import trials
+from fedpfl.runner.optuna_study import parse_distribution
+from fedpfl.runner.search import Search, SearchSettings
 from tests.command import compose_once, format_override, run_command
 from tests.conftest import (
     BACKENDS,
@@ -274,9 +276,9 @@ def test_a_search_for_errors_finds_the_least(tmp_path):
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     (word,) = OverridesParser.create().parse_overrides(["local.lr=interval(0.001,0.1)"])
-    settings = trials.SearchSettings(6, 2, startup=2, warmup=0, seed=0, task=REGRESSION)
-    space = {"local.lr": trials.parse_distribution(word)}
-    search = trials.Search(tmp_path, "study", space, {}, settings)
+    settings = SearchSettings(6, 2, startup=2, warmup=0, seed=0, task=REGRESSION)
+    space = {"local.lr": parse_distribution(word)}
+    search = Search(tmp_path, "study", space, {}, settings)
 
     told = []
 

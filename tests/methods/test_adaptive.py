@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedpfl.config.plan import build_run, check_config
+from fedpfl.config.plan import check_config
+from fedpfl.config.run import build_run
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.identity import identity
 from fedpfl.methods import Data, FedOBPAdaptive, Shard

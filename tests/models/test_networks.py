@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from fedpfl import models
-from fedpfl.config.plan import build_run, check_config
+from fedpfl.config.plan import check_config
+from fedpfl.config.run import build_run
 from fedpfl.ground import memory
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import Batch

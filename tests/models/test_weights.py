@@ -9,7 +9,8 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedpfl import models
-from fedpfl.config.plan import build_run, check_config
+from fedpfl.config.plan import check_config
+from fedpfl.config.run import build_run
 from fedpfl.data.state_dict import read_state_dict
 from fedpfl.ground import tree, vision
 from fedpfl.ground.errors import FedpflError

@@ -15,7 +15,9 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from fedpfl.config.choices import list_choices
-from fedpfl.config.plan import _partition_options, register_resolver, resolve_config, run_subdir
+from fedpfl.config.group_options import read_partition_options
+from fedpfl.config.resolution import resolve_config
+from fedpfl.config.run_location import register_resolver, run_subdir
 from fedpfl.config.schema import SETTINGS, Eval, ModelOptions, Settings
 from fedpfl.data import datasets, partition
 from fedpfl.engine import Local
@@ -92,7 +94,7 @@ def assert_fits(composed: DictConfig) -> None:
     build_dataclass(Settings, {key: cfg[key] for key in SETTINGS}, "")
     network = (MODELS[cfg["model"]["name"]], ModelOptions)
     checked_arguments(network, rest["model"], "model", provided_elsewhere=("shape", "classes"))
-    _partition_options(cfg)
+    read_partition_options(cfg)
     assert cfg["dataset"]["name"] in datasets.DATA_SETS
 
 

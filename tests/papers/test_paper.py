@@ -21,7 +21,7 @@ from matplotlib.collections import FillBetweenPolyCollection
 from matplotlib.container import BarContainer
 from matplotlib.figure import Figure as MatplotlibFigure
 
-from fedpfl.config.plan import resolve_config
+from fedpfl.config.resolution import resolve_config
 from fedpfl.ground.errors import FedpflError
 from fedpfl.papers import published
 from fedpfl.papers.fedobp.figures import layer_shares

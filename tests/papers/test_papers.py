@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fedpfl.config.plan import resolve_config
+from fedpfl.config.resolution import resolve_config
 from fedpfl.methods import METHODS
 from fedpfl.papers import published
 from fedpfl.papers.fedobp import logs

@@ -19,11 +19,12 @@ import torch
 
 import fedpfl
 from fedpfl import data, export
-from fedpfl.config.plan import build_run, check_config
+from fedpfl.config.plan import check_config
+from fedpfl.config.run import build_run
 from fedpfl.ground import files, lock
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS
-from fedpfl.record import checkpoint, environment, rundir
+from fedpfl.record import checkpoint, environment, run_files, rundir
 from fedpfl.report import load
 from fedpfl.report.__main__ import main as report
 from tests.command import (
@@ -184,7 +185,7 @@ def test_bits_all_over_a_summary(whole: Path, tmp_path: Path) -> None:
         flipped[place // 8] ^= 1 << place % 8
         (tmp_path / "summary.json").write_bytes(flipped)
         try:
-            found, is_whole = rundir._read_summary(tmp_path)
+            found, is_whole = run_files.read_summary_file(tmp_path)
         except FedpflError:
             continue
         other_run += found["identity"] != told["identity"]

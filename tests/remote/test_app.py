@@ -7,7 +7,8 @@ import pytest
 
 import fedpfl
 from fedpfl import federate
-from fedpfl.config.plan import build_run, check_config
+from fedpfl.config.plan import check_config
+from fedpfl.config.run import build_run
 from fedpfl.ground.errors import FedpflError
 from fedpfl.remote import app
 from fedpfl.remote.node import PLAIN_POLICY, NodePolicy

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import fedpfl
-from fedpfl.config.plan import build_run, check_config
+from fedpfl.config.plan import check_config
+from fedpfl.config.run import build_run
 from fedpfl.ground.errors import FedpflError
 from fedpfl.record import checkpoint
 from fedpfl.remote import app, budget, wire

@@ -18,6 +18,7 @@ import torch
 import fedpfl
 from fedpfl import federate
 from fedpfl.config.plan import check_config
+from fedpfl.config.run import build_run
 from fedpfl.data.datasets.shared.sums import FLOAT_BITS, sum_channels
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS
@@ -513,7 +514,7 @@ def test_each_site_of_a_folder_has_a_node(here):
     write_pixels(here / "sites")
     words = ["method=fedavg", "dataset=sites", "dataset.path=sites", "model=mlp"]
     _, cfg = app.compose_federation(words)
-    run = fedpfl.config.plan.build_run(check_config(cfg))
+    run = build_run(check_config(cfg))
     configs, app_words = federate.plan_nodes(words, run, FederateSettings())
     assert len(configs) == 4
     assert configs[0].startswith(f'data="{here}/sites/aachen.npz" share-states=false')

@@ -3,7 +3,7 @@
 from omegaconf import OmegaConf
 
 from fedpfl.config import overrides
-from fedpfl.config.plan import resolve_config
+from fedpfl.config.resolution import resolve_config
 from fedpfl.data import datasets
 from fedpfl.ground.identity import identity
 from fedpfl.methods import METHODS

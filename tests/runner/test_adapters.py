@@ -5,7 +5,8 @@ import torch
 from safetensors.torch import save_file
 
 import fedpfl
-from fedpfl.config.plan import build_run, check_config
+from fedpfl.config.plan import check_config
+from fedpfl.config.run import build_run
 from fedpfl.ground import tree
 from tests.command import TINY_TASK, compose_once, read_checkpoint, read_table, run_command
 from tests.conftest import assert_close, keep_quick, read_cases

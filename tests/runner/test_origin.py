@@ -10,7 +10,8 @@ from safetensors.torch import save_file
 
 import fedpfl
 from fedpfl import export
-from fedpfl.config.plan import build_run, check_config
+from fedpfl.config.plan import check_config
+from fedpfl.config.run import build_run
 from fedpfl.data.provenance import Provenance, hash_samples
 from fedpfl.data.state_dict import read_weights
 from fedpfl.ground.errors import FedpflError

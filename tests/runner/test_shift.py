@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 import fedpfl
-from fedpfl.config.plan import build_run, check_config
+from fedpfl.config.plan import check_config
+from fedpfl.config.run import build_run
 from fedpfl.data import Shift
 from fedpfl.data.shift import draw_permutations
 from fedpfl.ground.errors import FedpflError

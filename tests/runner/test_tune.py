@@ -19,6 +19,8 @@ from fedpfl.ground.tasks import CLASSIFICATION
 from fedpfl.methods import METHODS
 from fedpfl.report.tables import best_round
 from fedpfl.runner import spaces, trials, tuning
+from fedpfl.runner.optuna_study import parse_distribution
+from fedpfl.runner.search import Search, SearchResult, SearchSettings
 from tests.command import TINY_TASK, compose_once, format_override
 from tests.conftest import ROOT, keep_quick, read_cases
 
@@ -36,14 +38,14 @@ FIRST = {"local.lr": 0.01, "method.mu": 0.1, "rounds": 400}
 
 def distributions(*words):
     return {
-        own.key_or_group: trials.parse_distribution(own)
+        own.key_or_group: parse_distribution(own)
         for own in OverridesParser.create().parse_overrides(list(words))
     }
 
 
 def search(folder, batch=1, seed=3, first=FIRST, count=8):
-    settings = trials.SearchSettings(trials=count, batch=batch, startup=3, warmup=2, seed=seed)
-    return trials.Search(folder, "study", distributions(*WORDS), first, settings)
+    settings = SearchSettings(trials=count, batch=batch, startup=3, warmup=2, seed=seed)
+    return Search(folder, "study", distributions(*WORDS), first, settings)
 
 
 def judged(jobs):
@@ -160,8 +162,8 @@ def test_equal_proposals_of_a_batch_are_one_run(tmp_path):
         asked.append([words for _, words in jobs])
         return [trials.TrialResult(float(words[0][-1]), 3, words[0]) for _, words in jobs]
 
-    settings = trials.SearchSettings(trials=6, batch=6, startup=6, warmup=1, seed=3)
-    own = trials.Search(tmp_path, "study", distributions("method.layers=1,2"), {}, settings)
+    settings = SearchSettings(trials=6, batch=6, startup=6, warmup=1, seed=3)
+    own = Search(tmp_path, "study", distributions("method.layers=1,2"), {}, settings)
     found = own.run(play, lambda line: None)
     assert [sorted(batch) for batch in asked] == [[["method.layers=1"], ["method.layers=2"]]]
     assert (found.overrides, found.rounds) == (("method.layers=2",), 6)
@@ -357,11 +359,9 @@ def test_what_diverges_at_once_is_a_trial_and_leaves_test_cells_empty(worlds):
         "fedavg: local.lr=0.05: at the end of what was searched; better values may lie beyond."
         in text
     )
-    bad = trials.SearchResult(
-        ("local.lr=1e30",), 50.0, {"finished": 4, "given up": 0}, 12, mock.Mock()
-    )
+    bad = SearchResult(("local.lr=1e30",), 50.0, {"finished": 4, "given up": 0}, 12, mock.Mock())
     with (
-        mock.patch.object(trials.Search, "_find_best", return_value=bad),
+        mock.patch.object(Search, "_find_best", return_value=bad),
         mock.patch.object(tuning, "draw_search"),
     ):
         code, text = tuned(worlds, "right", *words)

@@ -20,7 +20,7 @@ from fedpfl.engine.calls import (
     with_before_turn,
 )
 from fedpfl.engine.state import State
-from fedpfl.engine.training.hook_checks import require_unchanged, tensor_versions
+from fedpfl.engine.training.forms import require_unchanged, tensor_versions
 from fedpfl.ground import tree
 from fedpfl.ground.casting import Checked
 from fedpfl.ground.ranges import AtLeast

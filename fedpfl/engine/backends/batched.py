@@ -21,12 +21,13 @@ from torch import Tensor
 from torch.func import vjp
 
 from fedpfl.engine.backends.backend import Backend, Engine, reproducible_arithmetic
+from fedpfl.engine.backends.graphs import CudaGraphs
 from fedpfl.engine.backends.planning import evaluation_batches
-from fedpfl.engine.backends.programs import CudaGraphs, ProgramCache
+from fedpfl.engine.backends.programs import ProgramCache
 from fedpfl.engine.calls import Answer, Call, Counts, TrainCall
 from fedpfl.engine.keys import track_global_draws
 from fedpfl.engine.measures import compute_measures
-from fedpfl.engine.training.hook_checks import AnswerForms
+from fedpfl.engine.training.forms import AnswerForms
 from fedpfl.engine.training.jobs import (
     ClientRow,
     EvalJob,

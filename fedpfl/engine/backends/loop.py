@@ -27,30 +27,31 @@ from fedpfl.engine.keys import generator, track_global_draws
 from fedpfl.engine.training.cutting import cut_job
 from fedpfl.engine.training.evaluation import ForwardPass, evaluate_client
 from fedpfl.engine.training.features import ClientSplit, FeatureStore, make_feature_store
+from fedpfl.engine.training.forms import AnswerForms, require_equal_forms
 from fedpfl.engine.training.frozen import FrozenBody, find_frozen_body
-from fedpfl.engine.training.hook_checks import AnswerForms, require_equal_forms
 from fedpfl.engine.training.jobs import EvalJob, TrainJob, TrainResult
+from fedpfl.engine.training.local import Local
+from fedpfl.engine.training.minibatches import StepPlan, plan_steps
 from fedpfl.engine.training.participation import OneClient, run_evaluation, run_participation
 from fedpfl.engine.training.plain import PlainStep, PlainSteps, find_plain_step
 from fedpfl.engine.training.protected import explaining_failure, sum_clipped_gradients
 from fedpfl.engine.training.scripts import StepScripts
 from fedpfl.engine.training.sgd import (
-    Local,
-    StepPlan,
-    TrainableLeaves,
     as_bitmask,
-    clients_without_trainable_entries,
     complete_gradients,
-    find_trainable_leaves,
     initial_moments,
     masked_moments,
     optimizer_step_,
-    plan_steps,
-    streams_with_differing_masks,
-    with_epoch_numbers,
 )
 from fedpfl.engine.training.shard import gather_data
 from fedpfl.engine.training.shared_model import SharedModel, find_shared_model
+from fedpfl.engine.training.train_plan import (
+    TrainableLeaves,
+    clients_without_trainable_entries,
+    find_trainable_leaves,
+    streams_with_differing_masks,
+    with_epoch_numbers,
+)
 from fedpfl.ground import tree
 from fedpfl.ground.errors import as_exception
 from fedpfl.ground.seeding import seeded_by_key

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedpfl.data.federation import Federation
 from fedpfl.engine.training.jobs import TrainJob
-from fedpfl.engine.training.sgd import plan_steps
+from fedpfl.engine.training.minibatches import plan_steps
 from fedpfl.ground import tree
 from fedpfl.methods import Batch, Phase
 

@@ -1,15 +1,10 @@
-"""The training steps of a job as one vectorised program.
-
-On CUDA its steps can be captured and replayed as graphs.
-"""
+"""The training steps of a job as one vectorised program."""
 
 from __future__ import annotations
 
-import logging
 import math
-import weakref
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
@@ -19,33 +14,30 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value
 
+from fedpfl.engine.backends.graphs import AttemptedCapture, Capture, CaptureAttempts, captured_width
 from fedpfl.engine.backends.planning import plan_training_steps
 from fedpfl.engine.training.jobs import TrainJob, TrainResult, phase_structure
+from fedpfl.engine.training.local import Local
 from fedpfl.engine.training.protected import explaining_failure, sum_clipped_gradients
 from fedpfl.engine.training.sgd import (
-    Local,
-    TrainableLeaves,
-    clients_without_trainable_entries,
     complete_gradients,
-    find_trainable_leaves,
     initial_moments,
     masked_moments,
     optimizer_step_,
     per_client_shape,
+)
+from fedpfl.engine.training.train_plan import (
+    TrainableLeaves,
+    clients_without_trainable_entries,
+    find_trainable_leaves,
     streams_with_differing_masks,
     with_epoch_numbers,
 )
 from fedpfl.engine.training.vectorize import vmap_clients
 from fedpfl.ground import tree
-from fedpfl.ground.errors import error_text
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Batch, Phase
 from fedpfl.models import Net
-
-log = logging.getLogger(__name__)
-
-Capture = Callable[[Callable[[], None]], Callable[[], None]]
-AttemptedCapture = Callable[[Callable[[], None]], Callable[[], None] | None]
 
 
 class ProgramCache:
@@ -113,51 +105,6 @@ class ProgramCache:
         had_programs = bool(self._programs)
         self._programs = []
         return had_programs
-
-
-class CaptureAttempts:
-    """Capture steps, until one cannot be captured.
-
-    Args:
-        capture: As of `ProgramCache`.
-    """
-
-    def __init__(self, capture: Capture):
-        self._capture = capture
-        self.has_failed = False
-
-    def __call__(self, step: Callable[[], None]) -> Callable[[], None] | None:
-        """Capture a step; return None from the first failure on.
-
-        Raises:
-            torch.OutOfMemoryError: There is no room; with fewer clients at once there may be.
-        """
-        if self.has_failed:
-            return None
-        try:
-            return self._capture(step)
-        except Exception as error:
-            memory_error = _find_memory_error(error)
-            reason = error_text(error)
-        if memory_error is not None:
-            raise memory_error
-        self.has_failed = True
-        log.warning(
-            "engine.graphs: a step could not be captured, so steps run eagerly from here on (%s)",
-            reason,
-        )
-        return None
-
-
-def _find_memory_error(error: BaseException) -> torch.OutOfMemoryError | None:
-    """Return the lack of memory that an error came of, or None."""
-    # The end of a capture raises an error of its own over that of the step.
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, torch.OutOfMemoryError):
-            return cause
-        cause = cause.__context__
-    return None
 
 
 @dataclass(frozen=True)
@@ -689,58 +636,3 @@ def _clone_tensor(leaf: Any) -> Any:
 def _copy_tensor_(leaf: Any, new_leaf: Any) -> Any:
     """Write a mask's leaf in place, if it is a tensor."""
     return leaf.copy_(new_leaf) if isinstance(leaf, Tensor) else leaf
-
-
-class CudaGraphs:
-    """Capture steps into CUDA graphs of one device.
-
-    They share one pool of memory, as they are replayed one after another.
-    """
-
-    def __init__(self, device: torch.device):
-        self._stream = torch.cuda.Stream(device)
-        self._pool = torch.cuda.graph_pool_handle()
-        self._living_graphs: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
-
-    def __call__(self, step: Callable[[], None]) -> Callable[[], None]:
-        """Capture what `step` does; return a function that does it again."""
-        # The allocator refuses a pool once all its graphs are gone.
-        if not self._living_graphs:
-            self._pool = torch.cuda.graph_pool_handle()
-        graph = torch.cuda.CUDAGraph()
-        try:
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
-                step()
-        except Exception:
-            self._abandon_pool()
-            raise
-        self._living_graphs.add(graph)
-        return graph.replay
-
-    def _abandon_pool(self) -> None:
-        """Have the next capture take another pool."""
-        self._living_graphs.clear()
-        # Before torch 2.13 a failed capture may leave the allocator serving it; where it does not,
-        # there is nothing to end, which is an error.
-        with suppress(RuntimeError):
-            torch._C._cuda_endAllocateToPool(self._stream.device.index, self._pool)
-
-    @contextmanager
-    def ready(self) -> Iterator[None]:
-        """Run the body on the device and stream of the captures, which warms it up."""
-        stream_before = torch.cuda.current_stream(self._stream.device)
-        self._stream.wait_stream(stream_before)
-        try:
-            with torch.cuda.stream(self._stream):
-                yield
-        finally:
-            stream_before.wait_stream(self._stream)
-
-
-def captured_width(rows: int) -> int:
-    """Return how many rows a captured step of `rows` takes: 1, 2, 3, 4, 6, 8, 12, 16, ...
-
-    So few are captured.
-    """
-    power = 1 << (rows - 1).bit_length()
-    return power * 3 // 4 if 4 * rows <= 3 * power else power

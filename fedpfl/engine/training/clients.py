@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from fedpfl.engine.calls import Call, EvalCall
-from fedpfl.engine.training.hook_checks import (
+from fedpfl.engine.training.forms import (
     AnswerForms,
     answer_form,
     describe_form_change,
     require_equal_forms,
 )
-from fedpfl.engine.training.sgd import TrainPlan
+from fedpfl.engine.training.train_plan import TrainPlan
 from fedpfl.engine.training.vectorize import vmap_clients
 from fedpfl.ground import tree
 from fedpfl.ground.errors import MethodError

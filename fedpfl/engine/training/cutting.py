@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedpfl.engine.training.jobs import TrainJob, TrainResult
-from fedpfl.engine.training.sgd import with_epoch_numbers
+from fedpfl.engine.training.train_plan import with_epoch_numbers
 from fedpfl.ground import tree
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Batch, Phase

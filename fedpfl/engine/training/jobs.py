@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedpfl.data.federation import Federation
 from fedpfl.engine.keys import Draws
-from fedpfl.engine.training.sgd import TrainPlan
+from fedpfl.engine.training.train_plan import TrainPlan
 from fedpfl.ground import tree
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Method, Phase

@@ -15,12 +15,8 @@ from torch.utils.flop_counter import flop_registry
 
 from fedpfl.data.federation import Federation
 from fedpfl.engine.training.jobs import ClientRow, phase_structure
-from fedpfl.engine.training.sgd import (
-    TrainPlan,
-    count_samples,
-    find_trainable_leaves,
-    with_epoch_numbers,
-)
+from fedpfl.engine.training.minibatches import count_samples
+from fedpfl.engine.training.train_plan import TrainPlan, find_trainable_leaves, with_epoch_numbers
 from fedpfl.ground import tree
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Batch, Method, Phase

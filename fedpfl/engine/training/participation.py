@@ -21,13 +21,13 @@ from fedpfl.engine.training.hook_checks import with_hook_checks
 from fedpfl.engine.training.jobs import ClientRow, EvalJob, TrainJob, TrainResult
 from fedpfl.engine.training.operations import FlopMeter, count_training_flops
 from fedpfl.engine.training.protected import require_protectable
-from fedpfl.engine.training.sgd import (
+from fedpfl.engine.training.shard import make_shard
+from fedpfl.engine.training.train_plan import (
     FineTuning,
     TrainPlan,
     make_fine_tuning_plan,
     make_training_plan,
 )
-from fedpfl.engine.training.shard import make_shard
 from fedpfl.ground import traffic, tree
 from fedpfl.ground.traffic import Traffic
 from fedpfl.ground.tree import Tree

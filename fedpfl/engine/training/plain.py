@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from fedpfl.engine.training.jobs import TrainJob
+from fedpfl.engine.training.local import Local
 from fedpfl.engine.training.scripts import StepScripts
-from fedpfl.engine.training.sgd import Local, Moments, TrainableLeaves, optimizer_step_
+from fedpfl.engine.training.sgd import Moments, optimizer_step_
+from fedpfl.engine.training.train_plan import TrainableLeaves
 from fedpfl.ground import tree
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Data

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from fedpfl.engine.training.sgd import TrainPlan, per_client_shape
+from fedpfl.engine.training.sgd import per_client_shape
+from fedpfl.engine.training.train_plan import TrainPlan
 from fedpfl.ground.errors import FedpflError, error_text
 from fedpfl.methods import Batch, Method
 

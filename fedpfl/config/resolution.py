@@ -1,0 +1,99 @@
+"""A configuration as plain values, its interpolations resolved."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from fedpfl.config.choices import GROUPS, OPTIONAL_GROUPS
+from fedpfl.config.messages import format_error
+from fedpfl.config.schema import SETTINGS
+from fedpfl.ground.checks import require_known_keys, require_representable, without_name
+from fedpfl.ground.dotted import flatten_keys
+from fedpfl.ground.errors import FedpflError
+
+
+def resolve_config(cfg: DictConfig) -> dict[str, Any]:
+    """Return the configuration as plain values, its optional groups written into the method.
+
+    Raises:
+        FedpflError: for missing values, and for a group that chooses what the method does not have.
+    """
+    # ---- Step 1: resolve interpolations.
+    cfg = OmegaConf.masked_copy(
+        cfg,
+        [str(key) for key in cfg if key != "hydra"],
+    )
+    groups = [group for group in GROUPS if group not in OPTIONAL_GROUPS]
+    try:
+        unresolved: dict[str, Any] = OmegaConf.to_container(cfg)  # type: ignore[assignment]
+        if missing := [key for key, value in flatten_keys(unresolved) if _is_missing(value)]:
+            raise _missing_value_error(min(missing))
+        if OmegaConf.is_config(cfg.get("method")):
+            cfg.method = OmegaConf.to_container(cfg.method, resolve=True)
+        # These are in the method by now; what it takes nothing from, as where the user sets
+        # method.q, is not looked up.
+        optional_groups = {
+            group: unresolved[group]
+            for group in OPTIONAL_GROUPS
+            if unresolved.get(group) is not None
+        }
+        for group in OPTIONAL_GROUPS:
+            cfg.pop(group, None)
+        config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
+    except OmegaConfBaseException as error:
+        raise FedpflError(format_error(error)) from None
+
+    # ---- Step 2: nothing is missing, and groups are groups.
+    for key in (*SETTINGS, *groups):
+        if config.get(key) is None:
+            raise _missing_value_error(key)
+    required_groups = {group: config[group] for group in groups}
+    for group, values in (required_groups | optional_groups).items():
+        if not isinstance(values, Mapping):
+            raise FedpflError(f"{group} must be a group of keys, got {values!r}")
+
+    # ---- Step 3: optional groups are for methods that name them.
+    method = config["method"]
+    for group in ("method", "dataset"):
+        config[group].pop("title", None)  # for tables (fedpfl.report.names): it decides nothing
+    groups_of_method = method.pop("groups", ())
+    for group, values in optional_groups.items():
+        if group not in groups_of_method:
+            raise FedpflError(
+                f"{group} is for a hyperparameter that method={method.get('name')} does not have"
+            )
+        require_known_keys(without_name(values), OPTIONAL_GROUPS[group], group)
+        require_representable(values, group)
+    return config
+
+
+def _is_missing(value: Any) -> bool:
+    """Return whether a value, or one of a list, has still to be set."""
+    return value == MISSING or (isinstance(value, list) and MISSING in value)
+
+
+def _missing_value_error(key: str) -> FedpflError:
+    return FedpflError(f"{key} has no value; set it with {key}=...")
+
+
+def escape_interpolations(config: Mapping[str, Any]) -> DictConfig:
+    """Return a configuration of these very values.
+
+    Interpolations of a file of somebody else's are text.
+    """
+
+    def escape(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: escape(inner_value) for key, inner_value in value.items()}
+        if isinstance(value, list | tuple):
+            return [escape(inner_value) for inner_value in value]
+        if isinstance(value, str):
+            return re.sub(r"(\\*)\$\{", r"\1\1\${", value)
+        return value
+
+    return OmegaConf.create(escape(config))

@@ -1,0 +1,413 @@
+"""A run: the plan with its data loaded and its network built."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fedpfl import data, engine, models
+from fedpfl.config import origin
+from fedpfl.config.dealing import DealtData, Share, deal_data, share_nothing
+from fedpfl.config.group_options import read_adapter_options, read_model_options
+from fedpfl.config.origin import WeightsOrigin
+from fedpfl.config.plan import Plan
+from fedpfl.data import Federation, ShiftedClients
+from fedpfl.engine import Clock
+from fedpfl.engine.keys import Draws
+from fedpfl.ground.errors import FedpflError
+from fedpfl.models import ADAPTERS, Net
+from fedpfl.privacy import Account, SampleAccount, SamplePrivacy, SampleProtection, Secret
+from fedpfl.robust import Adversary, Attack, Defence, make_adversary
+from fedpfl.system import draw_devices, draw_stragglers
+
+
+@dataclass(frozen=True)
+class Run(Plan):
+    """Hold all that a run needs.
+
+    Attributes:
+        federation: the clients that take part; as the partition deals them, and in the run of a
+            round as the shift has them then.
+        newcomers: clients that never take part; None without any.
+        shifted: what clients hold in each world; None where nothing is laid over.
+        world: that `federation` is of; None: as the partition deals them.
+        clock: of simulated time, None without it.
+        net: the network.
+        data_digest: of all that was read from files, the same for all seeds.
+        fingerprint: also of who holds which samples, and of what of the network is frozen.
+        account: of privacy, None without it.
+        adversary: who attacks, None where attack=none.
+        origin: where the network's values are from.
+        secret: of a private run, once it has its directory.
+        notes: lines for the user about how the data were dealt.
+    """
+
+    federation: Federation
+    newcomers: Federation | None
+    shifted: ShiftedClients | None
+    clock: Clock | None
+    net: Net
+    data_digest: str
+    fingerprint: str
+    account: Account | SampleAccount | None
+    adversary: Adversary | None
+    origin: WeightsOrigin
+    secret: Secret | None = None
+    notes: tuple[str, ...] = ()
+    world: int | None = None
+
+    def in_round(self, round_number: int) -> Run:
+        """Return the run with what its clients hold in a round."""
+        world = self.shift.find_world(round_number)
+        if self.shifted is None or world == self.world:
+            return self
+        federation, newcomers = self.shifted.in_world(world)
+        return replace(
+            self,
+            federation=federation,
+            newcomers=newcomers,
+            # Who attacks is drawn by the seed alone, so it stays; what they poison is the new
+            # world's.
+            adversary=_make_adversary(self, federation, newcomers),
+            world=world,
+        )
+
+    @property
+    def client_account(self) -> Account | None:
+        """Return the account of a run that hides clients, None for others."""
+        return self.account if isinstance(self.account, Account) else None
+
+    @property
+    def sample_account(self) -> SampleAccount | None:
+        """Return the account of a run that hides samples, None for others."""
+        return self.account if isinstance(self.account, SampleAccount) else None
+
+    @property
+    def sample_protection(self) -> SampleProtection | None:
+        """Return how clients hide their samples, None where they do not."""
+        account = self.sample_account
+        if account is None:
+            return None
+        return SampleProtection(account.privacy.clip_length, account.client_noises, self.secret)
+
+    def make_draws(self, purpose: str, round_number: int) -> Draws:
+        """Return the random draws of a round for a purpose."""
+        return Draws(self.settings.seed, purpose, round_number, self.sample_protection)
+
+    def draw_cohorts(self) -> Iterator[list[int]]:
+        """Draw the clients of one round after the other; of a private run in secret."""
+        clients = self.federation.clients
+        rounds = self.settings.rounds
+        if self.secret and self.client_account and self.client_account.noise:
+            return engine.draw_secret_cohorts(
+                self.secret, clients, self.drawn_share, rounds, self.is_poisson_sampled
+            )
+        return engine.draw_cohorts(
+            self.settings.seed, clients, self.drawn_share, rounds, self.is_poisson_sampled
+        )
+
+    @property
+    def is_poisson_sampled(self) -> bool:
+        """Return whether each client is drawn for itself."""
+        return self.privacy is not None and self.privacy.sampling == "poisson"
+
+    @property
+    def cohort(self) -> int:
+        """Return how many clients a round is meant for."""
+        settings = self.settings
+        cohorts = engine.draw_cohorts(
+            settings.seed, self.federation.clients, settings.participation, 1
+        )
+        return len(next(cohorts))
+
+    @property
+    def drawn_share(self) -> float:
+        """Return the share of the clients that is drawn for a round.
+
+        With `system.over` it is more than the cohort, as some may not come through.
+        """
+        if self.system is None:
+            return min(1.0, self.settings.participation)
+        return min(1.0, self.settings.participation * self.system.over)
+
+
+def build_run(plan: Plan, share: Share = share_nothing) -> Run:
+    """Load the data and build the network. Raises FedpflError.
+
+    Args:
+        plan: a checked configuration.
+        share: makes the samples, which runs of one process may have in common.
+    """
+    if plan.settings.metrics:
+        engine.measures.import_torchmetrics()  # raises where it is absent
+
+    # ---- Step 1: who holds which samples.
+    dealt_data = deal_data(plan, share)
+    federation = dealt_data.federation
+
+    # ---- Step 2: the network, from its weights if there are any.
+    model_options = read_model_options(plan.config)
+    weights = origin.find_weights(
+        Path(plan.settings.data_dir),
+        model_options.pop("weights", None),
+    )
+    weights_origin = origin.trace_origin(
+        weights=weights,
+        hashes=dealt_data.hashes,
+        federation=federation,
+        newcomers=dealt_data.newcomers,
+        overlap=model_options.pop("overlap", False),
+        privacy=plan.privacy,
+    )
+    model_options["weights"] = weights and weights.values
+    net = _build_net(plan, federation, model_options)
+    _require_fit(plan, federation, net)
+    _require_fit_of_uploads(plan, federation, net)
+
+    # ---- Step 3: what goes on beside training, and what numbers come from.
+    account = _make_account(plan, federation, net)
+    clock = _make_clock(plan, federation)
+    data_digest, fingerprint = _digest_data(dealt_data, model_options["weights"], net, clock)
+    return Run(
+        **vars(plan),
+        federation=federation,
+        newcomers=dealt_data.newcomers,
+        shifted=dealt_data.shifted,
+        clock=clock,
+        net=net,
+        data_digest=data_digest,
+        fingerprint=fingerprint,
+        account=account,
+        adversary=_make_adversary(plan, federation, dealt_data.newcomers),
+        origin=weights_origin,
+        notes=dealt_data.notes,
+    )
+
+
+def _digest_data(
+    dealt_data: DealtData, weight_values: Any, net: Net, clock: Clock | None
+) -> tuple[str, str]:
+    """Return a digest of what was read, and one of who holds which of it.
+
+    The first is the same for all seeds.
+
+    Args:
+        dealt_data: the samples, and who holds which.
+        weight_values: that the network begins with, None where they are drawn.
+        net: the network.
+        clock: of simulated time.
+    """
+    read_parts: list[Any] = [dealt_data.samples_digest, weight_values]
+    split_parts: list[Any] = [dealt_data.samples_digest, dealt_data.splits, weight_values]
+    # They are in no checkpoint, and may be drawn.
+    if net.frozen:
+        split_parts.append(net.frozen)
+    # Devices are read from a file too, if there is one.
+    if clock and clock.system.file:
+        read_parts.append(clock.devices)
+        split_parts.append(clock.devices)
+    return data.fingerprint(*read_parts), data.fingerprint(*split_parts)
+
+
+def _build_net(plan: Plan, federation: Federation, model_options: Mapping[str, Any]) -> Net:
+    """Build the network, and tell it of clients and rounds."""
+    adapter = ADAPTERS[plan.config["adapter"]["name"]]
+    net = models.build_network(
+        plan.config["model"]["name"],
+        federation.shape,
+        federation.classes,
+        plan.settings.seed,
+        **model_options,
+        adapter=partial(adapter, **read_adapter_options(plan.config)),
+    )
+    net = net.with_facts(clients=federation.clients, rounds=plan.settings.rounds)
+    return net.to(plan.device)
+
+
+def _require_fit(plan: Plan, federation: Federation, net: Net) -> None:
+    """Raise FedpflError for a method that this network or these clients are not for."""
+    method = plan.method
+    method_name = plan.config["method"]["name"]
+    # A method that counts on pairs of A and B would average values of other layers as if they were.
+    if method.pairs and method.pairs != net.parts.pairs:
+        pairs_word = ""
+        if max(method.pairs, net.parts.pairs) > 1:
+            pairs_word = f" adapter.pairs={method.pairs}"
+        raise FedpflError(
+            f"method={method_name} is about low-rank pairs; choose adapter=lora{pairs_word}"
+        )
+    # Refuses what this network does not have, while nothing is written.
+    method.init(net.params, net.parts)
+    if method.validates and not any(map(len, federation.validation)):
+        raise FedpflError(
+            f"method={method_name} chooses by held-out samples, and there are none; set "
+            "validation=0.1"
+        )
+
+
+def _require_fit_of_uploads(plan: Plan, federation: Federation, net: Net) -> None:
+    """Raise FedpflError where a defence or an attack cannot deal with a method's uploads."""
+    method = plan.method
+    defence = plan.defence
+    server, client = method.init(net.params, net.parts)
+    statistics = dict.fromkeys(method.buffers(), net.buffers)
+
+    # ---- Step 1: the form of uploads.
+    rules: tuple[Attack | Defence | None, ...] = (plan.attack, defence)
+    for rule in rules:
+        if rule:
+            engine.check_upload_form(rule, method, server, client, statistics)
+    if defence is None:
+        return
+
+    # ---- Step 2: nothing may come past the defence.
+    # Averaged statistics pass every rule by, and attackers send what they like.
+    if net.buffers and "aggregate" in method.buffers().values():
+        raise FedpflError(
+            "defence: the server would average BatchNorm statistics as they are; use"
+            " method.statistics=local, or a network without BatchNorm"
+        )
+
+    # ---- Step 3: enough uploads in every round.
+    settings = plan.settings
+    cohorts = engine.draw_cohorts(
+        settings.seed, federation.clients, settings.participation, settings.rounds
+    )
+    cohort_size = len(next(cohorts))
+    if cohort_size < defence.least_clients:
+        raise FedpflError(
+            f"defence={plan.config['defence']['name']} needs {defence.least_clients} uploads in"
+            f" every round, and a cohort is {cohort_size} clients; raise participation or lower"
+            " defence.f"
+        )
+
+
+def _make_clock(plan: Plan, federation: Federation) -> Clock | None:
+    """Return clients' devices in simulated time, and stragglers. Raises FedpflError."""
+    if plan.system is None:
+        return None
+    seed = plan.settings.seed
+    clients = federation.clients
+    # Devices go by the number in the partition, which a client keeps when others are set apart.
+    partition_numbers = [federation.partition_number(client) for client in range(clients)]
+    devices = draw_devices(
+        plan.system,
+        partition_numbers,
+        seed,
+        Path(plan.settings.data_dir),
+    )
+    stragglers = draw_stragglers(plan.system, clients, plan.local.amount, seed)
+    return Clock(plan.system, devices, stragglers)
+
+
+def _make_adversary(
+    plan: Plan, federation: Federation, newcomers: Federation | None
+) -> Adversary | None:
+    """Draw the attackers, and poison what they have. Raises FedpflError."""
+    if plan.attack is None:
+        return None
+    federations = [federation]
+    if newcomers:
+        federations.append(newcomers)
+    return make_adversary(plan.attack, federations, plan.settings.seed)
+
+
+def _make_account(plan: Plan, federation: Federation, net: Net) -> Account | SampleAccount | None:
+    """Return the account of a private run, None for others.
+
+    Raises:
+        FedpflError: for a network or a method that it cannot answer for.
+    """
+    settings = plan.settings
+    method = plan.method
+    if plan.privacy is None:
+        return None
+    # With privacy=client only their size counts: who takes part is drawn in secret.
+    cohorts = engine.draw_cohorts(
+        settings.seed, federation.clients, settings.participation, settings.rounds
+    )
+
+    # ---- Step 1: a run that hides samples counts each client's steps.
+    if isinstance(plan.privacy, SamplePrivacy):
+        return _make_sample_account(
+            plan,
+            plan.privacy,
+            federation,
+            net,
+            [*map(tuple, cohorts)],
+        )
+
+    # ---- Step 2: a run that hides clients must upload nothing beside what is clipped.
+    if net.buffers and "aggregate" in method.buffers().values():
+        raise FedpflError(
+            "privacy=client: the server would average BatchNorm statistics as they are; use"
+            " method.statistics=local, or a network without BatchNorm"
+        )
+    server, client = method.init(net.params, net.parts)
+    # Raises where an upload holds more than training moves, as no clipping would protect that.
+    engine.untrained_upload(
+        method,
+        server,
+        client,
+        dict.fromkeys(method.buffers(), net.buffers),
+    )
+
+    # ---- Step 3: the account.
+    plan.privacy.check_clients(federation.clients)
+    cohort_size = len(next(cohorts))
+    return Account(plan.privacy, federation.clients, cohort_size, settings.rounds)
+
+
+def _make_sample_account(
+    plan: Plan,
+    privacy: SamplePrivacy,
+    federation: Federation,
+    net: Net,
+    cohorts: list[tuple[int, ...]],
+) -> SampleAccount:
+    """Return the account of a run that hides samples, after a rehearsal.
+
+    Raises:
+        FedpflError: for a network or a method that would tell of samples without noise.
+    """
+    settings = plan.settings
+
+    # ---- Step 1: one world, so that a client's samples stay the same.
+    if plan.shift.at:
+        raise FedpflError(
+            "privacy=sample keeps account of one world, in which clients hold the same samples"
+            " throughout; use shift.at=[]"
+        )
+
+    # ---- Step 2: rehearse training.
+    # What is refused is so before anything is written, and phases are as clients will have them.
+    rehearsal = engine.SamplingRehearsal(plan.method, net, federation, privacy.clip_length)
+    training = rehearsal.plan_training(plan.local)
+    tuning: engine.ClientSteps = tuple(() for _ in training)
+    tuned_rounds: tuple[int, ...] = ()
+
+    # ---- Step 3: rehearse fine-tuning, and tell in which rounds it is.
+    if plan.eval.finetune_epochs:
+        # They are a federation apart, whose steps nobody counts.
+        if settings.newcomers:
+            raise FedpflError(
+                "privacy=sample keeps no account of newcomers that are fine-tuned; use unseen=0 or"
+                " eval.finetune_epochs=0"
+            )
+        tuning_local = plan.eval.finetuning_local(plan.local)
+        tuning = rehearsal.plan_tuning(tuning_local, plan.eval.finetune_part)
+        rounds = range(1, settings.rounds + 1)
+        tuned_rounds = tuple(
+            number for number in rounds if plan.eval.should_finetune(number, len(rounds))
+        )
+    return SampleAccount(
+        privacy=privacy,
+        sizes=tuple(federation.train_sizes.tolist()),
+        training=training,
+        tuning=tuning,
+        cohorts=tuple(cohorts),
+        tuned_rounds=tuned_rounds,
+    )

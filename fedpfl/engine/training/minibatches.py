@@ -1,0 +1,177 @@
+"""Minibatches: which samples each step takes, in which order."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedpfl.data.federation import Federation
+from fedpfl.engine.keys import Draws
+from fedpfl.methods import Phase
+from fedpfl.privacy import Steps
+
+
+class StepPlan(NamedTuple):
+    """Hold what the steps of one client take, in order.
+
+    Attributes:
+        positions: Of samples in its training data, `[steps, Phase.batches, batch]`; -1 behind those
+            of a short minibatch.
+        views: How each of them is augmented, uniform numbers `[steps, Phase.batches, batch,
+            Federation.augment_numbers]`.
+        random: The samples' own numbers, `[steps, Phase.batches, batch, Method.randoms]`.
+    """
+
+    positions: Tensor
+    views: Tensor
+    random: Tensor
+
+
+def plan_steps(  # noqa: PLR0913 - what one step needs
+    phase: Phase,
+    epochs: range,
+    batch_size: int,
+    draws: Draws,
+    federation: Federation,
+    client: int,
+    fixed: int | None = None,
+    randoms: int = 0,
+) -> StepPlan:
+    """Deal a client's samples to a phase's steps, reshuffled each epoch.
+
+    A last partial minibatch is kept, a lone sample not; minibatches that do not make a whole step
+    are left out.
+
+    Args:
+        phase: Of training.
+        epochs: Their numbers.
+        batch_size: Of minibatches.
+        draws: The orders of samples.
+        federation: Has the client's samples.
+        client: Its number.
+        fixed: How many steps take the place of an epoch, from one pass over the samples into the
+            next.
+        randoms: How many numbers each sample is given.
+    """
+    samples = len(federation.train[client])
+    if draws.protection:
+        steps = find_poisson_steps(batch_size, samples, fixed)
+        return _draw_steps(phase.stream, epochs, steps, draws, federation, client, randoms)
+    steps_per_pass = _minibatches_per_epoch(samples, batch_size) // phase.batches
+    # ---- A fixed number of steps may begin and end within a pass.
+    taken_steps = slice(None)
+    if fixed and steps_per_pass:
+        first_step = fixed * epochs.start
+        end_step = fixed * epochs.stop
+        epochs = range(first_step // steps_per_pass, -(-end_step // steps_per_pass))
+        offset = first_step % steps_per_pass
+        taken_steps = slice(offset, offset + end_step - first_step)
+
+    # ---- Samples in the order of each pass, and how they are augmented
+    batch = min(batch_size, samples)
+    slots = steps_per_pass * phase.batches * batch
+    used = min(samples, slots)
+    positions = torch.full((len(epochs), slots), -1)
+    count = federation.augment_numbers
+    views = torch.zeros(len(epochs), slots, count)
+    for row, epoch in enumerate(epochs):
+        order = draws.order(client, phase.stream, epoch, samples)[:used]
+        positions[row, :used] = order
+        if count:
+            sample_views = draws.random(client, phase.stream, epoch, samples, count, "views")
+            views[row, :used] = sample_views[order]
+
+    # ---- Their own numbers: those of all first samples are drawn first, then of all second ones.
+    random = []
+    for epoch in epochs:
+        numbers = draws.random(client, phase.stream, epoch, slots, randoms)
+        by_slot = numbers.view(phase.batches, batch, steps_per_pass, randoms)
+        random.append(by_slot.permute(2, 0, 1, 3))
+    shape = (len(epochs) * steps_per_pass, phase.batches, batch)
+    return StepPlan(
+        positions=positions.view(shape)[taken_steps],
+        views=views.view((*shape, count))[taken_steps],
+        random=torch.cat(random)[taken_steps],
+    )
+
+
+def _minibatches_per_epoch(samples: int, batch_size: int) -> int:
+    """Return how many minibatches an epoch has; a lone last sample makes none."""
+    return samples // batch_size + (samples % batch_size > 1)
+
+
+def find_poisson_steps(batch_size: int, samples: int, fixed: int | None = None) -> Steps:
+    """Return how a client of so many samples steps through an epoch of Poisson minibatches.
+
+    There are as many steps as without protection, and `batch_size` samples in each on average.
+    """
+    count = _minibatches_per_epoch(samples, batch_size)
+    if fixed and count:
+        count = fixed
+    return Steps(min(1.0, batch_size / max(1, samples)), count)
+
+
+def _draw_steps(
+    stream: str,
+    epochs: range,
+    steps: Steps,
+    draws: Draws,
+    federation: Federation,
+    client: int,
+    randoms: int,
+) -> StepPlan:
+    """Plan steps as `plan_steps` does, each on a Poisson minibatch that is drawn in secret."""
+    protection = draws.protection
+    assert protection
+    samples = len(federation.train[client])
+
+    # ---- Which samples are in which minibatch; short ones are filled up with -1.
+    minibatches: list[Tensor] = []
+    for epoch in epochs:
+        purpose = draws.purpose, draws.round, client, stream, epoch
+        minibatches += protection.draw_minibatches(samples, steps, purpose)
+    batch = max([1, *map(len, minibatches)])
+    positions = torch.full((len(minibatches), 1, batch), -1)
+    for row, members in enumerate(minibatches):
+        positions[row, 0, : len(members)] = members
+
+    # ---- Numbers and views follow from the seed, as they tell nothing of samples.
+    def draw_numbers(count: int, what: str) -> Tensor:
+        rows = steps.number * samples
+        numbers = [draws.random(client, stream, epoch, rows, count, what) for epoch in epochs]
+        by_sample = torch.cat(numbers).view(len(minibatches), samples, count)
+        indices = positions[:, 0, :, None].clamp(min=0).expand(-1, -1, count)
+        return by_sample.gather(1, indices)[:, None]
+
+    return StepPlan(
+        positions=positions,
+        views=draw_numbers(federation.augment_numbers, "views"),
+        random=draw_numbers(randoms, "random"),
+    )
+
+
+def count_samples(
+    phase: Phase, epochs: range, batch_size: int, samples: int, fixed: int | None = None
+) -> int:
+    """Return how many samples `plan_steps` deals, each as often as it is dealt.
+
+    Args:
+        phase: Of training.
+        epochs: Their numbers.
+        batch_size: Of minibatches.
+        samples: How many the client has.
+        fixed: As in `plan_steps`.
+    """
+    steps_per_pass = _minibatches_per_epoch(samples, batch_size) // phase.batches
+    samples_per_step = phase.batches * min(batch_size, samples)
+    samples_per_pass = min(samples, steps_per_pass * samples_per_step)
+    if not fixed or not steps_per_pass:
+        return len(epochs) * samples_per_pass
+
+    def samples_before(step: int) -> int:
+        passes, steps = divmod(step, steps_per_pass)
+        return passes * samples_per_pass + steps * samples_per_step
+
+    return samples_before(fixed * epochs.stop) - samples_before(fixed * epochs.start)

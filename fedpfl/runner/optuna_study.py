@@ -1,0 +1,119 @@
+"""Optuna's part of a search: its database, and its distributions."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
+
+from fedpfl.ground.errors import FedpflError, error_text
+
+DATABASE = "trials.db"
+
+
+def import_optuna() -> Any:
+    """Import Optuna when it is first asked for, as it is an extra. Raises FedpflError."""
+    try:
+        import optuna
+    except ImportError:
+        raise FedpflError(
+            "tuning needs Optuna, which is not installed; pip install 'fedpfl[tune]'"
+        ) from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
+
+
+def open_storage(folder: Path) -> Any:
+    """Return the trials stored below a folder. Raises FedpflError where the file is damaged."""
+    with explain_database_errors(folder):
+        return _create_storage(folder)
+
+
+@contextlib.contextmanager
+def explain_database_errors(folder: Path) -> Iterator[None]:
+    """Raise FedpflError for whatever SQLite, SQLAlchemy and Optuna say of a damaged file."""
+    try:
+        yield
+    except FedpflError:
+        raise
+    except Exception as error:
+        reason = error_text(error).partition(" [SQL")[0]
+        raise FedpflError(
+            f"{folder / DATABASE} cannot be read as the trials of searches: {reason}; remove it, "
+            "and the same command goes through the trials again, by the runs that there are"
+        ) from error
+
+
+def _create_storage(folder: Path) -> Any:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / DATABASE
+    if not path.exists():
+        # Two searches may begin at once: the file is made under another name, and linked whole.
+        with tempfile.TemporaryDirectory(dir=folder) as temporary_folder:
+            new_path = Path(temporary_folder) / path.name
+            _connect(new_path).engine.dispose()
+            with contextlib.suppress(FileExistsError):
+                os.link(new_path, path)
+    return _connect(path)
+
+
+def _connect(path: Path) -> Any:
+    timeout_seconds = 120  # for jobs side by side
+    return import_optuna().storages.RDBStorage(
+        f"sqlite:///{path.resolve()}",
+        engine_kwargs={"connect_args": {"timeout": timeout_seconds}},
+    )
+
+
+def parse_distribution(override: Override) -> Any:
+    """Return what Optuna draws from for a sweep in Hydra's words.
+
+    `a,b` and `choice(a, b)` are a choice, `range(1, 9, 2)` whole numbers, `interval(0.1, 1)` any,
+    and `tag(log, interval(...))` uniform in the logarithm.
+
+    Raises:
+        FedpflError: for what is none of these.
+    """
+    # ---- choice(a, b)
+    distributions = import_optuna().distributions
+    sweep = override.value()
+    if isinstance(sweep, ChoiceSweep):
+        choices = tuple(map(str, override.sweep_string_iterator()))
+        return distributions.CategoricalDistribution(choices)
+
+    # ---- range(start, stop, step)
+    if isinstance(sweep, RangeSweep):
+        is_whole = all(
+            number is not None and float(number).is_integer()
+            for number in (sweep.start, sweep.stop, sweep.step)
+        )
+        if not is_whole:
+            raise FedpflError(
+                f"{override.input_line}: ranges are of whole numbers; use interval(...) or "
+                "choice(...)"
+            )
+        start = sweep.start
+        stop = sweep.stop
+        step = sweep.step
+        assert start is not None
+        assert stop is not None
+        # Optuna's upper end is a value of its own; Hydra's is not.
+        largest = start + (stop - 1 - start) // step * step
+        return distributions.IntDistribution(
+            int(start),
+            int(largest),
+            step=int(step),
+        )
+
+    # ---- interval(start, end)
+    if isinstance(sweep, IntervalSweep) and sweep.start is not None and sweep.end is not None:
+        is_logarithmic = "log" in sweep.tags
+        return distributions.FloatDistribution(sweep.start, sweep.end, log=is_logarithmic)
+    raise FedpflError(
+        f"{override.input_line} cannot be searched; use choice(...), range(...) or interval(...)"
+    )
