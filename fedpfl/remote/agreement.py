@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fedpfl.data import Federation, fingerprint
 from fedpfl.data.datasets import Raw, Samples
+from fedpfl.data.datasets.shared.parts import require_one_spelling
 from fedpfl.data.datasets.shared.samples import MAX_CLASSES, check_samples
 from fedpfl.data.datasets.shared.sums import FLOAT_BITS, ChannelSums
 from fedpfl.data.datasets.sites import Columns, Site
@@ -234,7 +235,7 @@ def agree_on_sites(sites: Sequence[SiteFacts]) -> Agreement:
     """Return what sites have in common: the union of labels, and the first one's columns.
 
     Raises:
-        FedpflError: It is too much.
+        FedpflError: It is too much, or a text is written in two ways.
     """
     # ---- Step 1: labels are the union of all sites' labels.
     # Sorted by name, so that the order in which nodes came does not matter.
@@ -243,11 +244,16 @@ def agree_on_sites(sites: Sequence[SiteFacts]) -> Agreement:
     values = sorted({value for site in sites for value in site.form.labels})
     if len(values) > MAX_CLASSES:
         raise FedpflError(f"the sites have {len(values):,} labels, {MAX_CLASSES:,} are the most")
+    if _are_texts(form.labels):
+        require_one_spelling({site.name: map(str, site.form.labels) for site in sites}, "label")
 
     # ---- Step 2: categories of a table are the union, too, and a feature each.
     shape = form.shape
     columns = form.columns
     if columns:
+        for name in columns.levels:
+            levels_by_site = {site.name: _levels_of(site, name) for site in sites}
+            require_one_spelling(levels_by_site, f"{name} =")
         levels = {
             name: sorted({text for site in sites for text in _levels_of(site, name)})
             for name in columns.levels

@@ -112,6 +112,21 @@ def test_a_number_as_a_category_is_one_however_a_table_holds_it(tmp_path):
     ]
 
 
+def test_a_code_as_a_category_is_the_text_that_a_table_has(tmp_path):
+    """One site's codes are all digits, so that they could be read as numbers; another's are not."""
+    write_table(tmp_path / "a.csv", ward=["01", "02", "01", "02"])
+    write_table(tmp_path / "b.csv", ward=["01", "0A", "02", "01"])
+    samples = load(tmp_path, label="sick", categories=("ward",))
+    assert samples.x.shape == (8, 5)  # age, dose, ward 01, 02, 0A
+    assert samples.x[:, 2].tolist() == [1, 0, 1, 0, 1, 0, 0, 1]
+
+
+def test_labels_that_one_site_tells_apart_by_case_are_two(tmp_path):
+    write_table(tmp_path / "a.csv", sick=["a", "A", "a", "A"])
+    write_table(tmp_path / "b.csv", sick=["a", "a", "b", "b"])
+    assert load(tmp_path, **TABLE).class_names == ("A", "a", "b")
+
+
 def test_columns_may_come_in_another_order(tmp_path):
     write_table(tmp_path / "a.csv")
     table = pd.read_csv(tmp_path / "a.csv")
@@ -146,6 +161,14 @@ def cut_image(folder: Path) -> None:
     image.write_bytes(image.read_bytes()[:40])
 
 
+def deepen_image(folder: Path) -> None:
+    from PIL import Image
+
+    write_images(folder / "north")
+    pixels = np.full((9, 7), 3000, np.uint16)
+    Image.fromarray(pixels).save(folder / "north" / "cat" / "1.png")
+
+
 BAD_X = np.array([[0.0], [1], [np.inf], [0], [0], [np.nan]])
 TABLE = {"label": "sick", "categories": ("ward",)}
 FAULTS = """
@@ -156,7 +179,7 @@ one class | two_archives(f, y=np.zeros(6, int)) or write_archive(f / "a.npz", y=
 one value not finite | (write_archive(f / "a.npz", x=np.ones((6, 1))), write_archive(f / "b.npz", x=BAD_X)) | {} | b.npz: x holds values
 a name of spaces | write_table(f / " .csv") | {} | has a site called ' '
 a name of two lines | write_table(f / "a\\nb.csv") | {} | has a site called 'a\\nb'
-a label of two lines | two_tables(f, sick=["yes", "no\\n", "yes", "no"]) | {"label": "sick", "categories": ("ward",)} | a label is 'no\\n'
+a label of two lines | two_tables(f, sick=["yes", "n\\no", "yes", "no"]) | {"label": "sick", "categories": ("ward",)} | a label is 'n\\no'
 mixed kinds | (two_archives(f), write_table(f / "c.csv")) | {} | c.csv is of kind table, and a.npz of kind archive
 one name twice | (write_table(f / "a.csv"), write_archive(f / "a.npz")) | {} | are both site 'a'; rename one
 another shape | two_archives(f, shape=(1, 6, 5)) | {} | b.npz: samples are uint8 [1, 6, 5], and those of a.npz are uint8 [1, 5, 5]
@@ -188,6 +211,14 @@ binary table | (f / "a.csv").write_bytes(b"\\xff\\xfe\\x00\\x01") | TABLE | a.cs
 label alone | (f / "a.csv").write_text("sick\\n1\\n") | {"label": "sick"} | a.csv has no column besides dataset.label=sick
 table options | two_archives(f) | {"label": "sick"} | dataset.label is for tables, and these sites are of kind archive
 no images | (f / "north" / "cat").mkdir(parents=True) | {} | north has no image; a site is to have a folder per class
+row numbers | (write_table(f / "a.csv"), pd.read_csv(f / "a.csv").to_csv(f / "a.csv")) | TABLE | a.csv: column 1 has no name
+row numbers, read once more | write_table(f / "a.csv", **{"Unnamed: 0": [0, 1, 2, 3]}) | TABLE | a.csv: column 5 has no name
+more cells than names | (f / "a.csv").write_text("age,sick\\n1,no,7\\n2,yes,8\\n") | {"label": "sick"} | a.csv: row 1 has 3 cells
+another spelling | two_tables(f, sick=["No", "yes", "No", "yes"]) | TABLE | b.csv: label 'No' is 'no' at a.csv; write it alike
+another spelling of a category | two_tables(f, ward=list("Ab") * 2) | TABLE | b.csv: ward = 'A' is 'a' at a.csv; write it alike
+a space before a label | two_tables(f, sick=["no", " yes", "no", " yes"]) | TABLE | b.csv: label ' yes' begins or ends with a space
+an endless label | two_tables(f, sick=[1, 2, 1, np.inf]) | TABLE | b.csv: label inf in row 4 is no class
+an image of 16 bits | deepen_image(f) | {} | 1.png cannot be read as an image: mode I;16 has more than 8 bits
 a column twice | (f / "a.csv").write_text("age,age,sick\\n1,2,no\\n") | {"label": "sick"} | a.csv has column 'age' twice
 a file beside classes | (write_images(f / "north"), (f / "north" / "labels.txt").write_text("x")) | {} | labels.txt is no folder of images
 another file in a class | (write_images(f / "north"), (f / "north" / "cat" / "9.tif").write_text("x")) | {} | 9.tif is no image (.jpg, .jpe

@@ -133,7 +133,7 @@ def read_site(path: Path, options: SiteOptions, columns: Columns | None = None) 
     # The template stands first, so that its columns and values are those of the features.
     tables = [
         _make_template(columns, options),
-        Table(str(entry), _read_table(entry)),
+        Table(str(entry), _read_table(entry, options.categories)),
     ]
     _, (x, labels) = encode_tables(
         tables,
@@ -149,7 +149,7 @@ def read_table_columns(path: Path, options: SiteOptions) -> Columns | None:
     entry = Path(path).expanduser()
     if _kind_of(entry) != "table":
         return None
-    table = Table(str(entry), _read_table(entry))
+    table = Table(str(entry), _read_table(entry, options.categories))
     names = [str(name) for name in table.frame.columns if name not in options.labels]
     return Columns(
         names,
@@ -304,7 +304,7 @@ def _read_tables(
     entries: Sequence[Path], label: tuple[str, ...], categories: tuple[str, ...], task: Task
 ) -> list[Site]:
     """Read one table per site."""
-    tables = [Table(str(entry), _read_table(entry)) for entry in entries]
+    tables = [Table(str(entry), _read_table(entry, categories)) for entry in entries]
     encoded = encode_tables(tables, label, categories, task)
     return [
         Site(site_name(entry), entry, x, labels)
@@ -312,14 +312,19 @@ def _read_tables(
     ]
 
 
-def _read_table(entry: Path) -> pd.DataFrame:
-    """Read a table. Raises FedpflError where it is none, has no row, or a column's name twice."""
+def _read_table(entry: Path, categories: Sequence[str]) -> pd.DataFrame:
+    """Read a table.
+
+    Raises:
+        FedpflError: It is none, has no row, or has columns that cannot be told apart by name.
+    """
     import pandas as pd
 
     try:
         if entry.suffix.lower() == ".csv":
-            _refuse_repeated_columns(entry)
-            table = pd.read_csv(entry)
+            _check_header(entry)
+            # A code such as 01 is a text: another site may have 0A, and 01 must be the same there.
+            table = pd.read_csv(entry, dtype=dict.fromkeys(categories, str))
         else:
             table = pd.read_parquet(entry)
     except ImportError:
@@ -334,13 +339,21 @@ def _read_table(entry: Path) -> pd.DataFrame:
     return table
 
 
-def _refuse_repeated_columns(entry: Path) -> None:
-    """Raise FedpflError for a repeated column name, which pandas would change."""
+def _check_header(entry: Path) -> None:
+    """Raise FedpflError for column names that pandas would change, or give to other columns."""
     with entry.open(encoding="utf-8-sig", newline="") as file:
-        columns = next(csv.reader(file), [])
+        rows = csv.reader(file)
+        columns = next(rows, [])
+        first_row = next(rows, [])
     for name in columns:
-        if columns.count(name) > 1:
+        if name.strip() and columns.count(name) > 1:
             raise FedpflError(f"{entry} has column {name!r} twice; rename or leave out one")
+    # pandas would take the first cell of each row for the row's name.
+    if len(first_row) > len(columns) > 0:
+        raise FedpflError(
+            f"{entry}: row 1 has {len(first_row)} cells, and the header {len(columns)} names; "
+            "give each column one"
+        )
 
 
 # ---- folders of images

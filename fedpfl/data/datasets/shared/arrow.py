@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from fedpfl.data.datasets.shared.hub import Split
+from fedpfl.data.datasets.shared.images import refuse_deep_image
 from fedpfl.data.datasets.shared.source import error_line
 from fedpfl.ground.errors import FedpflError
 
 NAMES_SHOWN = 12
 GREY_MODES = ("1", "L", "LA")
-DEEP_MODES = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")
 
 
 def column_kind(split: Split, column: str) -> str:
@@ -120,9 +120,8 @@ def read_images(split: Split, column: str, size: int | None) -> list[np.ndarray]
     def decode_row(row: int) -> np.ndarray:
         try:
             image = feature.decode_example(values[row].as_py())
-            if image.mode not in DEEP_MODES:
-                return _to_pixels(image, size)
-            reason = f"mode {image.mode} has more than 8 bits a pixel"
+            refuse_deep_image(image)
+            return _to_pixels(image, size)
         except Exception as error:  # Pillow raises a dozen kinds
             reason = error_line(error)
         raise FedpflError(

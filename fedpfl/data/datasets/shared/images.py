@@ -6,7 +6,7 @@ import csv
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -22,6 +22,8 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.ranges import AtLeast
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
+DEEP_MODES = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")
+"""Pillow's modes of images that have more than 8 bits a pixel, such as many X-rays."""
 Side = Annotated[int, AtLeast(1)]  # pixels each way, of all images
 
 
@@ -76,6 +78,7 @@ def read_images(
             with Image.open(path) as image:
                 image.verify()  # a PNG's checksums, which are not all looked at otherwise
             with Image.open(path) as image:
+                refuse_deep_image(image)
                 colours = image.convert("RGB")
                 if colours.size != (size, size):
                     colours = colours.resize((size, size), Image.Resampling.BILINEAR)
@@ -86,6 +89,15 @@ def read_images(
         for position, image in enumerate(pool.map(read_image, paths)):
             pixels[position] = image
     return pixels
+
+
+def refuse_deep_image(image: Any) -> None:
+    """Raise ValueError for an image of more than 8 bits a pixel.
+
+    Pillow would clip its pixels to 255, so that nearly all would be white.
+    """
+    if image.mode in DEEP_MODES:
+        raise ValueError(f"mode {image.mode} has more than 8 bits a pixel")
 
 
 def read_table(path: Path, separator: str) -> list[list[str]]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -27,7 +28,7 @@ class LabelledPart(NamedTuple):
 
 
 def require_equal_forms(parts: Sequence[LabelledPart]) -> None:
-    """Raise FedpflError, by name, for samples or labels of another form than the first part's."""
+    """Raise FedpflError, by name, where parts differ in form, or write a label in two ways."""
     reference = parts[0]
     other = reference.short_origin
     for part in parts[1:]:
@@ -45,6 +46,44 @@ def require_equal_forms(parts: Sequence[LabelledPart]) -> None:
             raise FedpflError(
                 f"{part.origin}: samples have {_count_labels(part)}, and those of {other} have "
                 f"{_count_labels(reference)}"
+            )
+    texts_by_part: dict[str, list[str]] = {}
+    for part in parts:
+        if _label_kind(part) == "texts":
+            texts_by_part[part.origin] = np.unique(part.labels).tolist()
+    require_one_spelling(texts_by_part, "label")
+
+
+def require_one_spelling(texts_by_part: Mapping[str, Iterable[str]], noun: str) -> None:
+    """Raise FedpflError where two parts write a text in two ways, which would be two classes.
+
+    Texts that differ by case alone are meant to, as `a` and `A` among letters, if one part has both.
+
+    Args:
+        texts_by_part: What messages call each part, and its labels or values of a category.
+        noun: What messages call a text.
+    """
+    # ---- Step 1: spaces around a text are never meant.
+    parts_by_text: dict[str, list[str]] = {}
+    for origin, texts in texts_by_part.items():
+        for text in texts:
+            if text != text.strip():
+                raise FedpflError(
+                    f"{origin}: {noun} {text!r} begins or ends with a space; leave it out"
+                )
+            parts_by_text.setdefault(text, []).append(origin)
+
+    # ---- Step 2: two spellings that no part has side by side.
+    spellings_by_text: dict[str, list[str]] = {}
+    for text in parts_by_text:
+        spellings_by_text.setdefault(text.casefold(), []).append(text)
+    for spellings in spellings_by_text.values():
+        origins = [origin for text in spellings for origin in parts_by_text[text]]
+        if len(spellings) > 1 and len(set(origins)) == len(origins):
+            first, second, *_ = spellings
+            raise FedpflError(
+                f"{parts_by_text[second][0]}: {noun} {second!r} is {first!r} at "
+                f"{Path(parts_by_text[first][0]).name}; write it alike"
             )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedpfl.data.datasets.shared.parts import require_one_spelling
 from fedpfl.data.datasets.shared.samples import convert_labels
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tasks import CLASSIFICATION, MULTILABEL, Task
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 NAMES_SHOWN = 5
+NAMELESS_COLUMN = re.compile(r"\s*|Unnamed: \d+|__index_level_\d+__")
+"""What pandas and pyarrow call columns without a name."""
+WHOLE_FLOAT = re.compile(r"[+-]?\d+\.0+")
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,12 @@ def encode_tables(
     # ---- Step 2: features in the order of the first table's columns, levels of all tables
     # together.
     names = [name for name in columns if name not in labels]
-    levels = {name: find_levels(tables, name) for name in names if name in categories}
+    levels: dict[str, list[str]] = {}
+    for name in names:
+        if name in categories:
+            levels_by_table = {table.origin: find_levels([table], name) for table in tables}
+            require_one_spelling(levels_by_table, f"{name} =")
+            levels[name] = find_levels(tables, name)
     encoded = []
 
     # ---- Step 3: numbers of each table.
@@ -102,7 +112,17 @@ def label_columns(label: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def _require_columns(table: Table, labels: Sequence[str], categories: Sequence[str]) -> None:
-    """Raise FedpflError where a column that the user names is absent."""
+    """Raise FedpflError where a column that the user names is absent, or one has no name.
+
+    Without a name pandas and R write the numbers of rows, which may tell the labels of a sorted
+    table.
+    """
+    for number, name in enumerate(table.frame.columns, 1):
+        if NAMELESS_COLUMN.fullmatch(str(name)):
+            raise FedpflError(
+                f"{table.origin}: column {number} has no name, as where rows are numbered; name it, "
+                "or leave it out (pandas: to_csv(..., index=False))"
+            )
     for key, names in (("label", labels), ("categories", categories)):
         for name in names:
             if name not in table.frame.columns:
@@ -138,9 +158,8 @@ def find_levels(tables: Sequence[Table], name: str) -> list[str]:
 def _category_text(value: Any) -> str:
     """Return a category as text: 2 and 2.0 are one, whichever a site's table holds."""
     # pandas makes floats of whole numbers where a cell of the column is empty.
-    if isinstance(value, float | np.floating) and value == int(value):
-        return str(int(value))
-    return str(value)
+    text = str(value)
+    return text.partition(".")[0] if WHOLE_FLOAT.fullmatch(text) else text
 
 
 def _feature_columns(table: Table, name: str, levels: list[str] | None) -> list[np.ndarray]:
@@ -188,8 +207,10 @@ def _label_column(table: Table, label: str) -> np.ndarray:
     _refuse_missing(table.origin, column, label)
     if column.dtype.kind == "f":
         values = column.to_numpy()
-        if not (values == values.round()).all():
-            row = _row_number(values != values.round())
+        # Whole numbers from 2^53 on are not all floats, so that two classes might be one.
+        is_class = (values == values.round()) & (np.abs(values) < 2**53)
+        if not is_class.all():
+            row = _row_number(~is_class)
             raise FedpflError(
                 f"{table.origin}: label {values[row - 1]} in row {row} is no class; "
                 "labels are whole numbers or texts, or floats with task=regression"
