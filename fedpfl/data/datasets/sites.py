@@ -340,7 +340,7 @@ def _read_table(entry: Path, categories: Sequence[str]) -> pd.DataFrame:
 
 
 def _check_header(entry: Path) -> None:
-    """Raise FedpflError for column names that pandas would change, or give to other columns."""
+    """Raise FedpflError for column names that pandas would change or move."""
     with entry.open(encoding="utf-8-sig", newline="") as file:
         rows = csv.reader(file)
         columns = next(rows, [])

@@ -28,7 +28,7 @@ class LabelledPart(NamedTuple):
 
 
 def require_equal_forms(parts: Sequence[LabelledPart]) -> None:
-    """Raise FedpflError, by name, where parts differ in form, or write a label in two ways."""
+    """Raise FedpflError where parts differ in form, or write a label in two ways."""
     reference = parts[0]
     other = reference.short_origin
     for part in parts[1:]:
@@ -55,9 +55,10 @@ def require_equal_forms(parts: Sequence[LabelledPart]) -> None:
 
 
 def require_one_spelling(texts_by_part: Mapping[str, Iterable[str]], noun: str) -> None:
-    """Raise FedpflError where two parts write a text in two ways, which would be two classes.
+    """Raise FedpflError where two parts write a text in two ways.
 
-    Texts that differ by case alone are meant to, as `a` and `A` among letters, if one part has both.
+    It would be two classes, or two values of a category. Where one part has both, as letters `a` and
+    `A`, they are meant to be two.
 
     Args:
         texts_by_part: What messages call each part, and its labels or values of a category.

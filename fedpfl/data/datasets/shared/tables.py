@@ -112,7 +112,7 @@ def label_columns(label: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def _require_columns(table: Table, labels: Sequence[str], categories: Sequence[str]) -> None:
-    """Raise FedpflError where a column that the user names is absent, or one has no name.
+    """Raise FedpflError where a column is absent or has no name.
 
     Without a name pandas and R write the numbers of rows, which may tell the labels of a sorted
     table.
