@@ -65,6 +65,7 @@ class Federation:
             be; None: all classes may be predicted.
         client_names: Of these clients; empty where they are numbers alone.
         class_names: Empty where classes are numbers alone.
+        feature_names: Of a table; empty of anything else.
         is_elsewhere: Whether samples are at nodes, and x and y have their form alone: who holds
             which labels is not known.
     """
@@ -83,6 +84,7 @@ class Federation:
     excluded_classes: Tensor | None = None
     client_names: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
+    feature_names: tuple[str, ...] = ()
     is_elsewhere: bool = False
     # Mean and std as `[channels, 1, ...]`, made once on the device of x: a copy from the host for
     # each batch would stall a GPU.
@@ -376,6 +378,7 @@ def build_federation(
         excluded_classes=excluded_classes,
         client_names=partition.client_names,
         class_names=samples.class_names,
+        feature_names=samples.feature_names,
         is_elsewhere=samples.are_elsewhere,
     )
 

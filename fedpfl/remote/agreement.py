@@ -22,6 +22,7 @@ from fedpfl.data.datasets import Raw, Samples
 from fedpfl.data.datasets.shared.parts import require_one_spelling
 from fedpfl.data.datasets.shared.samples import MAX_CLASSES, check_samples
 from fedpfl.data.datasets.shared.sums import FLOAT_BITS, ChannelSums
+from fedpfl.data.datasets.shared.tables import name_features
 from fedpfl.data.datasets.sites import Columns, Site
 from fedpfl.ground.errors import FedpflError
 from fedpfl.remote.trust import is_whole_number
@@ -137,8 +138,14 @@ class Agreement:
             group_names=self.names,
             test_from=sum(self.test_from) or None,
             class_names=tuple(map(str, self.form.labels)),
+            feature_names=self._name_features(),
             are_elsewhere=True,
         )
+
+    def _name_features(self) -> tuple[str, ...]:
+        """Return what the features of tables are called; () of anything else."""
+        columns = self.form.columns
+        return name_features(columns.names, columns.levels) if columns else ()
 
     def check_samples(
         self, x: np.ndarray, y: np.ndarray, options: Mapping[str, Any], origin: str

@@ -84,6 +84,7 @@ def format_card(
         f"{USES[format_name]}\n",
         f"- input: {KINDS.get(inputs.get('kind'), 'as the data set holds it')}, "
         f"`[samples, {', '.join(map(str, inputs.get('shape', [])))}]`",
+        *_feature_lines(inputs),
         f"- output: {_describe_outputs(run)}\n",
         "## Training\n",
         f"- method: {describe_choice(config['method'])}",
@@ -97,6 +98,17 @@ def format_card(
         *_accuracy_lines(run, files, baseline),
     ]
     return "\n".join(lines)
+
+
+def _feature_lines(inputs: Mapping[str, Any]) -> list[str]:
+    """Return the order of a table's features; it is no other table's own."""
+    features = inputs.get("features")
+    if not features:
+        return []
+    names = ", ".join(_escape_cell(name) for name in features)
+    return [
+        f"- features: {names}, in this order; `ward=a` is 1 where column `ward` has `a`, else 0"
+    ]
 
 
 def _describe_outputs(run: Trained) -> str:

@@ -201,6 +201,7 @@ def write_onnx(run: Trained, client: int | str, path: Path) -> None:
                 external_data=False,
                 verbose=False,
             )
+            _write_onnx_metadata(run, path)
             session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
         except Exception as error:  # what the exporter knows no operator for
             raise _no_such_format(run, "onnx", error) from None
@@ -210,6 +211,18 @@ def write_onnx(run: Trained, client: int | str, path: Path) -> None:
         return torch.from_numpy(session.run(["logits"], {"x": x.numpy()})[0])
 
     _require_equal_predictions(run, client, "onnx", module, predict)
+
+
+def _write_onnx_metadata(run: Trained, path: Path) -> None:
+    """Write what names features and classes have into an ONNX file."""
+    import onnx
+
+    facts = {"features": run.summary.get("input", {}).get("features"), "classes": list(run.classes)}
+    model = onnx.load(path)
+    for key, names in facts.items():
+        if names:
+            model.metadata_props.add(key=key, value=json.dumps(names))
+    onnx.save(model, path)
 
 
 WRITERS: dict[str, tuple[str, Callable[[Trained, int | str, Path], None]]] = {

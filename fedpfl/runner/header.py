@@ -100,12 +100,15 @@ def make_summary_facts(run: Run) -> dict[str, Any]:
 
 def _describe_input(federation: Federation) -> dict[str, Any]:
     """Return what the network's input is made of, and the constants that scale it."""
-    return {
+    described: dict[str, Any] = {
         "kind": federation.shape.kind,
         "shape": list(federation.shape),
         "mean": list(federation.mean),
         "std": list(federation.std),
     }
+    if federation.feature_names:
+        described["features"] = list(federation.feature_names)
+    return described
 
 
 def _describe_privacy(run: Run) -> str:

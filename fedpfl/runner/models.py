@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -24,7 +25,7 @@ from fedpfl.engine.training.jobs import EvalJob
 from fedpfl.engine.training.participation import OneClient, run_evaluation
 from fedpfl.engine.training.shard import normalize_samples
 from fedpfl.ground import tree
-from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.errors import FedpflError, error_text
 from fedpfl.methods import Batch
 from fedpfl.models.net import Bound
 from fedpfl.runner.deploy import InputScaling, InputScalingHook, PersonalNetwork, PersonalRule
@@ -88,9 +89,12 @@ class Models(ABC):
         """Return the logits `[samples, classes]` of a client's personal model, float32 on the CPU.
 
         samples: `[samples, ...]`, an array or a tensor, of the data set's shape and type (images:
-        uint8); they are normalised as in training.
+        uint8); they are normalised as in training. Or a data frame with a column per feature, in
+        any order.
         """
         run = self._run
+        if hasattr(samples, "columns"):
+            samples = _order_features(samples, run.federation.feature_names)
         x = torch.as_tensor(samples)
         like = run.federation.x
         if x.shape[1:] != like.shape[1:] or x.dtype != like.dtype:
@@ -307,6 +311,28 @@ def _make_batch(run: Run, samples: Tensor) -> Batch:
     position = torch.arange(len(samples), device=samples.device)
     x = normalize_samples(run.federation, samples)
     return Batch(x, None, None, random.to(samples.device), position)  # type: ignore[arg-type]
+
+
+def _order_features(frame: Any, features: tuple[str, ...]) -> np.ndarray:
+    """Return columns as float32, in the order of the network's features.
+
+    Raises:
+        FedpflError: A feature is absent, is no number, or has no name here.
+    """
+    if not features:
+        raise FedpflError(
+            "samples are a data frame, but the run's data are no table; give an array"
+        )
+    absent = [name for name in features if name not in frame.columns]
+    if absent:
+        raise FedpflError(
+            f"samples have no column {absent[0]!r}; features are {', '.join(features[:8])}, where "
+            "`ward=a` is 1 where column `ward` has `a`, else 0"
+        )
+    try:
+        return frame[list(features)].to_numpy(np.float32, copy=True)
+    except (TypeError, ValueError) as error:
+        raise FedpflError(f"samples have a value that is no number: {error_text(error)}") from None
 
 
 def _copy_to_cpu(values: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -74,7 +74,11 @@ def test_tables_have_numbers_and_categories_with_one_meaning_at_all_sites(tmp_pa
     samples = load(tmp_path, label="sick", categories=("ward",))
     assert samples.class_names == ("maybe", "no", "yes")
     assert samples.y.tolist() == [1, 2, 1, 2, 0, 1, 1, 2]
-    assert samples.x.shape == (8, 5)  # age, dose, ward a, b, c
+    assert samples.feature_names == ("age", "dose", "ward=a", "ward=b", "ward=c")
+    frame = pd.read_csv(tmp_path / "a.csv").drop(columns="sick")
+    dummies = pd.get_dummies(frame, columns=["ward"], prefix_sep="=")
+    rows = dummies.reindex(columns=samples.feature_names, fill_value=0).to_numpy(np.float32)
+    assert np.array_equal(rows, samples.x[:4])
     assert samples.x[0].tolist() == [1, 0.5, 1, 0, 0]
     assert samples.x[2].tolist() == [3, 2.5, 0, 0, 1]
     assert samples.x[4].tolist() == [1, 0.5, 0, 1, 0]

@@ -5,6 +5,7 @@ import re
 import shutil
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 import yaml
@@ -13,8 +14,9 @@ from safetensors.torch import load_file
 
 import fedpfl
 from fedpfl import export
+from fedpfl.ground.errors import FedpflError
 from tests.command import TINY
-from tests.conftest import keep_only, keep_quick, read_cases
+from tests.conftest import keep_only, read_cases
 from tests.runner.test_client_names import NAMES, trained  # noqa: F401 - a fixture
 
 
@@ -55,7 +57,8 @@ def test_a_torchscript_module_answers_as_the_run(method, digits_runs, tmp_path, 
         assert float(correct) == pytest.approx(run.clients["accuracy"][client])
 
 
-@pytest.mark.parametrize("method", keep_quick(["fedper", "knn_per"]))
+@pytest.mark.full
+@pytest.mark.parametrize("method", ["fedper", "knn_per"])
 def test_an_onnx_file_answers_as_the_run(method, digits_runs, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
@@ -84,14 +87,33 @@ def test_a_safetensors_file_says_what_its_input_is(digits_runs, tmp_path):
 
 
 def test_features_come_as_they_were_measured(trained, tmp_path):  # noqa: F811
-    """The constants of a computed normalisation are in the module."""
+    """The constants of a computed normalisation are in the file, and the names of features."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
     out = tmp_path / "models"
-    assert export.main([str(trained.path), str(out), "--format", "torchscript"]) == 0
-    files = {path.name for path in out.glob("*.pt")}
-    assert files == {"client0.pt", "client1.pt", "hospital 07.pt", "zürich.pt"}
+    words = [str(trained.path), str(out), "--format", "onnx", "--clients", "zürich"]
+    assert export.main(words) == 0
     x, _ = trained.samples("zürich")
-    logits = torch.jit.load(out / "zürich.pt")(x)
-    torch.testing.assert_close(logits, trained.predict("zürich", x), rtol=1e-4, atol=1e-4)
+    expected = trained.predict("zürich", x)
+    session = onnxruntime.InferenceSession(out / "zürich.onnx")
+    (logits,) = session.run(["logits"], {"x": x.numpy()})
+    torch.testing.assert_close(torch.tensor(logits), expected, rtol=1e-4, atol=1e-4)
+    names = session.get_modelmeta().custom_metadata_map
+    assert json.loads(names["features"]) == [*"abcde"]
+    assert json.loads(names["classes"]) == ["ill", "well"]
+    assert "- features: a, b, c, d, e, in this order" in (out / "card.md").read_text("utf-8")
+
+
+def test_a_data_frame_has_its_columns_in_any_order(trained):  # noqa: F811
+    x, _ = trained.samples("zürich")
+    frame = pd.DataFrame(x.numpy(), columns=[*"abcde"])[[*"edcba"]].assign(more="text")
+    assert torch.equal(trained.predict("zürich", frame), trained.predict("zürich", x))
+    with pytest.raises(
+        FedpflError, match=r"samples have no column 'c'; features are a, b, c, d, e"
+    ):
+        trained.predict("zürich", frame.drop(columns="c"))
+    with pytest.raises(FedpflError, match="samples have a value that is no number: "):
+        trained.predict("zürich", frame.assign(c="text"))
 
 
 def test_some_clients_by_number_and_name(trained, tmp_path):  # noqa: F811

@@ -85,7 +85,8 @@ def hf(  # noqa: PLR0913 - its arguments are keys of the configuration
 
     # ---- Step 3: labels, clients and where the test part begins.
     y, class_names = _number_labels(splits, label)
-    raw = Raw(x, y, class_names=class_names)
+    feature_names = tuple(inputs) if kind == "numbers" else ()
+    raw = Raw(x, y, class_names=class_names, feature_names=feature_names)
     if by is not None:
         groups, group_names = number_groups(_read_client_column(splits, by))
         raw = raw._replace(groups=groups, group_names=group_names)

@@ -313,9 +313,15 @@ def _join_tables(
         Table(part.origin, frame) for part, frame in zip(held_data.parts, frames, strict=True)
     ]
     encoded = encode_tables(tables, label, categories, task)
-    labels = [Part("", y=y) for _, y in encoded]
+    labels = [Part("", y=y) for _, y in encoded.parts]
     numbers, class_names = _number_labels(labels)
     if task is MULTILABEL:
         class_names = label
-    x = np.concatenate([features for features, _ in encoded])
-    return Raw(x, numbers, groups, group_names, class_names=class_names)
+    return Raw(
+        x=np.concatenate([features for features, _ in encoded.parts]),
+        y=numbers,
+        groups=groups,
+        group_names=group_names,
+        class_names=class_names,
+        feature_names=encoded.features,
+    )

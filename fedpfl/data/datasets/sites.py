@@ -39,6 +39,7 @@ class Site:
         x: Its samples, `[samples, ...]`.
         labels: Their labels as they were written, `[samples]`: integers or texts.
         test_from: Where its test part begins, None where it has none.
+        features: What the features of a table are called.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Site:
     x: np.ndarray
     labels: np.ndarray
     test_from: int | None = None
+    features: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -135,13 +137,14 @@ def read_site(path: Path, options: SiteOptions, columns: Columns | None = None) 
         _make_template(columns, options),
         Table(str(entry), _read_table(entry, options.categories)),
     ]
-    _, (x, labels) = encode_tables(
+    encoded = encode_tables(
         tables,
         options.labels,
         options.categories,
         options.task,
     )
-    return Site(site_name(entry), entry, x, labels)
+    _, (x, labels) = encoded.parts
+    return Site(site_name(entry), entry, x, labels, features=encoded.features)
 
 
 def read_table_columns(path: Path, options: SiteOptions) -> Columns | None:
@@ -307,8 +310,8 @@ def _read_tables(
     tables = [Table(str(entry), _read_table(entry, categories)) for entry in entries]
     encoded = encode_tables(tables, label, categories, task)
     return [
-        Site(site_name(entry), entry, x, labels)
-        for entry, (x, labels) in zip(entries, encoded, strict=True)
+        Site(site_name(entry), entry, x, labels, features=encoded.features)
+        for entry, (x, labels) in zip(entries, encoded.parts, strict=True)
     ]
 
 
@@ -422,8 +425,9 @@ def _merge_sites(read_sites: Sequence[Site], task: Task) -> Raw:
     sizes = [len(site.labels) for site in read_sites]
     groups = np.repeat(np.arange(len(read_sites)), sizes)
     x = np.concatenate([site.x for site in read_sites])
+    features = read_sites[0].features
     if read_sites[0].test_from is None:
-        return Raw(x, codes, groups, names, class_names=class_names)
+        return Raw(x, codes, groups, names, class_names=class_names, feature_names=features)
     is_test = np.concatenate(
         [np.arange(len(site.labels)) >= (site.test_from or 0) for site in read_sites]
     )

@@ -45,6 +45,7 @@ class Samples:
         test_from: The first sample of the original test part, if there is one.
         class_names: The names of the classes or labels, empty where they are numbers alone.
         are_elsewhere: Whether all samples are at nodes, and x and y have their form alone.
+        feature_names: What the features of a table are called; empty of anything else.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Samples:
     test_from: int | None = None
     class_names: tuple[str, ...] = field(default=(), metadata=FINGERPRINTED_IF_SET)
     are_elsewhere: bool = field(default=False, metadata=FINGERPRINTED_IF_SET)
+    feature_names: tuple[str, ...] = field(default=(), metadata=FINGERPRINTED_IF_SET)
 
 
 class Raw(NamedTuple):
@@ -69,6 +71,7 @@ class Raw(NamedTuple):
     group_names: tuple[str, ...] = ()
     test_from: int | None = None
     class_names: tuple[str, ...] = ()
+    feature_names: tuple[str, ...] = ()
 
 
 def merge_parts(*parts: tuple[np.ndarray, np.ndarray]) -> Raw:
@@ -151,6 +154,7 @@ def check_samples(  # noqa: PLR0913 - its arguments are those of `load_samples`
         group_names=raw.group_names,
         test_from=raw.test_from,
         class_names=raw.class_names,
+        feature_names=raw.feature_names,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,12 +37,26 @@ class Table:
     frame: pd.DataFrame
 
 
+@dataclass(frozen=True)
+class EncodedTables:
+    """Tables as numbers.
+
+    Attributes:
+        features: What each feature is called: a column, or `column=value` of a category.
+        parts: Float32 `[samples, features]` and labels of each table: integers or texts
+            `[samples]`, or in the form of another task.
+    """
+
+    features: tuple[str, ...]
+    parts: list[tuple[np.ndarray, np.ndarray]]
+
+
 def encode_tables(
     tables: Sequence[Table],
     labels: Sequence[str],
     categories: Sequence[str],
     task: Task = CLASSIFICATION,
-) -> list[tuple[np.ndarray, np.ndarray]]:
+) -> EncodedTables:
     """Return features and labels of tables that have the same columns.
 
     Args:
@@ -50,10 +64,6 @@ def encode_tables(
         labels: The columns of the labels: one, or of task=multilabel one per label.
         categories: Columns that become one feature per value, the same ones in all tables.
         task: What the labels are for.
-
-    Returns:
-        Float32 `[samples, features]`, and labels of each table: integers or texts `[samples]`, or
-        in the form of another task.
 
     Raises:
         FedpflError: A column is absent, has no value in a row, or is no number.
@@ -101,7 +111,25 @@ def encode_tables(
         else:
             y = _label_numbers(table, labels, task)
         encoded.append((np.stack(features, 1).astype(np.float32), y))
-    return encoded
+    return EncodedTables(name_features(names, levels), encoded)
+
+
+def name_features(columns: Sequence[str], levels: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """Return what features are called, in their order.
+
+    As `pandas.get_dummies(frame, prefix_sep="=")` calls them.
+
+    Args:
+        columns: Those that are no labels.
+        levels: The values of each category.
+    """
+    features: list[str] = []
+    for name in columns:
+        if name in levels:
+            features += [f"{name}={level}" for level in levels[name]]
+        else:
+            features.append(str(name))
+    return tuple(features)
 
 
 def label_columns(label: str | Sequence[str] | None) -> tuple[str, ...]:
