@@ -137,14 +137,15 @@ def make_columns_page() -> str:
     """List the columns of rounds.csv by scope."""
     from fedpfl.record.columns import METRICS
 
-    rows = ["| column | is | of runs with |", "|---|---|---|"]
+    rows = ["| column | meaning | of runs with |", "|---|---|---|"]
     for metric in METRICS.values():
         rows.append(
             f"| `{metric.name}` | {metric.label} | {metric.option or 'any'} |".replace(
                 "|update|", "update"
             )
         )
-    return "# Columns of rounds.csv\n\n" + "\n".join(rows)
+    head = "[Files of a run](run_directory.md#roundscsv) explains them by group."
+    return f"# Columns of rounds.csv\n\n{head}\n\n" + "\n".join(rows)
 
 
 def make_commands_page() -> str:
@@ -225,9 +226,8 @@ def make_method_page(
     parts = [
         f"# {heading}\n\n`method={name}` in `fedpfl/methods/{name}.py`.",
         link_papers(describe_class(method)),
-        "## Keys\n\nTheir values here, and what they are for. More on each stands above.\n\n"
-        f"```yaml\n{yaml_text}\n```",
-        "## Hooks\n\nWhat it answers in place of FedAvg ([what each is for](../design.md#a-method)): "
+        f"## Keys\n\nThese are the defaults, with what each is for.\n\n```yaml\n{yaml_text}\n```",
+        "## Hooks\n\nIt overrides these hooks of FedAvg ([what each is for](../design.md#a-method)): "
         + (", ".join(f"`{hook}`" for hook in overridden) or "none")
         + ".",
     ]
@@ -263,7 +263,7 @@ def make_oracle_section(rows: list[dict[str, str]]) -> list[str]:
         rows: of docs/results/oracles.csv.
     """
     if not rows:
-        return ["## Public code\n\nIt was held beside a plain loop written from its paper alone."]
+        return ["## Public code\n\nIt was compared only with a plain loop written from its paper."]
     titles = ("setting", "public code", "undone in it", "difference, loop", "batched")
     lines = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
     for row in rows:
@@ -271,8 +271,9 @@ def make_oracle_section(rows: list[dict[str, str]]) -> list[str]:
         cells = (row["setting"], row["repository"], row["undone"], *differences)
         lines.append("| " + " | ".join(cells) + " |")
     return [
-        "## Public code\n\nThe largest difference of any entry of any model after any round, once what"
-        " departs from the method is undone ([how](../oracles.md)).\n\n" + "\n".join(lines)
+        "## Public code\n\nThe largest difference of any entry of any model after any round, once"
+        " the code's departures from the method are corrected ([how](../oracles.md)).\n\n"
+        + "\n".join(lines)
     ]
 
 
@@ -306,8 +307,8 @@ def make_board_section(title: str, board_rows: list[dict[str, str]]) -> list[str
     if len(lines) == 2:
         return []
     return [
-        "## On the board\n\nMeans over seeds, in percent; harmed are clients that FedAvg+FT serves"
-        " better; time is that of a simulated round ([the board](../board.md)).\n\n"
+        "## On the board\n\nMeans over seeds, in percent. *Harmed* are clients that FedAvg+FT serves"
+        " better; *time* is that of a simulated round ([the board](../board.md)).\n\n"
         + "\n".join(lines)
     ]
 
@@ -315,7 +316,7 @@ def make_board_section(title: str, board_rows: list[dict[str, str]]) -> list[str
 def describe_class(method: Any) -> str:
     """Return a class's docstring: the first paragraph as prose, the rest as it is laid out."""
     sentence, _, rest = inspect.getdoc(method).partition("\n\n")
-    return sentence + (f"\n\n```text\n{rest.strip()}\n```" if rest.strip() else "")
+    return sentence + (f"\n\n```\n{rest.strip()}\n```" if rest.strip() else "")
 
 
 def on_startup(**_options: Any) -> None:

@@ -1,16 +1,17 @@
-"""Type what the docs show: `python scripts/try_docs.py [--only TEXT] [--jobs N] [--at FOLDER]`.
+"""Type what the docs show: `python scripts/try_docs.py [--only TEXT ...] [--jobs N] [--at FOLDER]`.
 
 Runs every command of README.md, docs/*.md and the heads of conf/experiment/, training first, in a
 scratch folder that looks like a fresh checkout. Training gets a few words more, which make it small
 (`SMALL`), and reads made-up samples in each data set's shape; benchmarks and uploads get `BRIEF`.
 Everything else is run as it stands. What cannot be run here is listed with its reason. Prints a
 line per command; exits with 1 if one of them failed. Logs stay in the folder of `--at`, which takes
-a few gigabytes.
+a few gigabytes; with the same folder again, commands that passed are not run again.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import re
 import shlex
@@ -57,6 +58,7 @@ PARTS = (
     "pyproject.toml",
     "constraints.txt",
 )
+PASSED = "exit status 0"
 PROGRAMS = (
     TRAIN,
     "torchrun ",
@@ -324,12 +326,26 @@ def find_excuse(text: str) -> str:
     return ""
 
 
+def name_log(command: Command, line: ShellLine) -> str:
+    """Return the name of a command's log."""
+    digest = hashlib.sha256(line.text.encode()).hexdigest()[:8]
+    return re.sub(r"\W+", "-", f"{command.page} {command.text}")[:150] + f"-{digest}.log"
+
+
+def has_passed(log: Path) -> bool:
+    """Return whether a command's log ends as that of one that passed."""
+    return log.is_file() and log.read_text().endswith(f"\n{PASSED}\n")
+
+
 def run_line(command: Command, line: ShellLine, folder: Path) -> bool:
     """Run a line in the folder, report it, and return whether it failed.
 
     Its output is in `logs/`.
     """
-    # ---- Step 1: run it.
+    # ---- Step 1: run it, unless it passed before.
+    log = folder / "logs" / name_log(command, line)
+    if has_passed(log):
+        return False
     path = f"{Path(sys.prefix) / 'bin'}{os.pathsep}{os.environ['PATH']}"
     environment = {
         "PYTHONPATH": str(ROOT),
@@ -352,11 +368,10 @@ def run_line(command: Command, line: ShellLine, folder: Path) -> bool:
             state.unlink()  # of 1,500 runs these would be tens of gigabytes
 
     # ---- Step 2: keep its output, and say what became of it.
-    name = re.sub(r"\W+", "-", f"{command.page} {command.text}")[:150]
-    log = folder / "logs" / f"{name}.log"
-    log.parent.mkdir(exist_ok=True)
-    log.write_text(f"$ {line.text}\n{result.stdout}")
     has_failed = result.returncode != 0
+    ending = f"exit status {result.returncode}" if has_failed else PASSED
+    log.parent.mkdir(exist_ok=True)
+    log.write_text(f"$ {line.text}\n{result.stdout}\n{ending}\n")
     status = "FAILED" if has_failed else "ok"
     output_end = f"\n{result.stdout.rstrip()[-500:]}" if has_failed else ""
     print(
@@ -372,22 +387,23 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--only", default="", help="commands with this text, or of the page of this name"
+        "--only", nargs="+", default=[""], help="commands with such a text, or of such a page"
     )
     parser.add_argument("--jobs", type=int, default=2, help="training commands at a time")
-    parser.add_argument("--at", type=Path, help="a folder that does not exist yet; it stays")
+    parser.add_argument("--at", type=Path, help="a folder, new or of an earlier try; it stays")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = (options.at or Path(scratch) / "checkout").absolute()
-        make_checkout(folder)
-        write_data_sets(folder / "large", ["fmnist"], 20_000)  # for benchmarks, on 100 clients
+        if not folder.exists():
+            make_checkout(folder)
+            write_data_sets(folder / "large", ["fmnist"], 20_000)  # for benchmarks, on 100 clients
         os.chdir(folder)  # commands name files that are there
 
         # ---- Step 1: what is run, with the first command that it stands for.
         lines: dict[ShellLine, Command] = {}
         excused_count = 0
         for command in list_commands():
-            if options.only not in command.text and options.only != command.page:
+            if not any(part in command.text or part == command.page for part in options.only):
                 continue
             reason = find_excuse(command.text)
             if reason:

@@ -72,6 +72,15 @@ def name_anchor(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
+def test_pages_of_a_task_begin_with_its_command():
+    menu = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
+    (entries,) = (part["How to"] for part in menu if "How to" in part)
+    for page in (page for entry in entries for page in entry.values()):
+        title, _, text = (ROOT / "docs" / page).read_text().partition("\n")
+        assert title.startswith("# "), page
+        assert text.lstrip().startswith("```"), f"{page}: prose before the first command"
+
+
 def test_the_pages_show_commands():
     texts = [command.text for command in COMMANDS]
     assert len(texts) == len(set(texts)) > 150

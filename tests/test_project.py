@@ -103,10 +103,10 @@ def test_generated_pages_say_what_is_so():
     page = pages["methods/fedper.md"]
     assert "(../design.md#a-method)): `init`, `start`, `finish`.\n" in page
     paper = "[arXiv:1912.00818](https://arxiv.org/abs/1912.00818)"
-    assert f"personalization layers (Arivazhagan et al., {paper}).\n\n```text\nlayers:" in page
+    assert f"personalization layers (Arivazhagan et al., {paper}).\n\n```\nlayers:" in page
     assert "| up | 576,896 | 582,026 |" in page
     assert "| half the clients | TsingZ0/PFLlib |" in page
-    assert "written from its paper alone" in pages["methods/pspfl.md"]
+    assert "only with a plain loop written from its paper" in pages["methods/pspfl.md"]
     board = pages["methods/seqfededt.md"].split("## On the board")[1]
     digits = "| Digits, Dir(0.1) | 1.5 | 97.76 | 97.61 | 95.04 | 20.83 | 2.01 |"
     assert digits in board
