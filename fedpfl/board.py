@@ -304,7 +304,7 @@ def make_board(
 
     # ---- Notes: what is missing, and why
     notes = [*rank_notes, *failures, *_diverged_notes(final_runs, finished_runs), *fairness_notes]
-    notes += [note for note in accuracies.notes if note.startswith("Empty")]
+    notes += [note for note in accuracies.notes if note.startswith(("Empty", "Attack"))]
     table = Table.of(
         records,
         {**BOARD_COLUMNS, **PROVENANCE_COLUMNS},

@@ -171,7 +171,7 @@ def build_run(plan: Plan, share: Share = share_nothing) -> Run:
     account = _make_account(plan, federation, net)
     clock = _make_clock(plan, federation)
     data_digest, fingerprint = _digest_data(dealt_data, model_options["weights"], net, clock)
-    return Run(
+    run = Run(
         **vars(plan),
         federation=federation,
         newcomers=dealt_data.newcomers,
@@ -185,6 +185,8 @@ def build_run(plan: Plan, share: Share = share_nothing) -> Run:
         origin=weights_origin,
         notes=dealt_data.notes,
     )
+    _require_drawn_attacker(run)
+    return run
 
 
 def _digest_data(
@@ -252,14 +254,12 @@ def _require_fit_of_uploads(plan: Plan, federation: Federation, net: Net) -> Non
     """Raise FedpflError where a defence or an attack cannot deal with a method's uploads."""
     method = plan.method
     defence = plan.defence
-    server, client = method.init(net.params, net.parts)
-    statistics = dict.fromkeys(method.buffers(), net.buffers)
 
     # ---- Step 1: the form of uploads.
     rules: tuple[Attack | Defence | None, ...] = (plan.attack, defence)
     for rule in rules:
         if rule:
-            engine.check_upload_form(rule, method, server, client, statistics)
+            engine.check_upload_form(rule, method, net, federation, plan.local)
     if defence is None:
         return
 
@@ -313,6 +313,24 @@ def _make_adversary(
     if newcomers:
         federations.append(newcomers)
     return make_adversary(plan.attack, federations, plan.settings.seed)
+
+
+def _require_drawn_attacker(run: Run) -> None:
+    """Raise FedpflError where no attacker is drawn in any round of the attack."""
+    adversary = run.adversary
+    # Who takes part in a run that hides clients is drawn in secret, which it has later.
+    if adversary is None or not adversary.attackers or run.client_account:
+        return
+    for round_number, cohort in enumerate(run.draw_cohorts(), start=1):
+        is_drawn = not {*adversary.attackers}.isdisjoint(cohort)
+        if is_drawn and adversary.attack.is_active(round_number):
+            return
+    # An attack that nobody carries out would be reported as one that was borne.
+    raise FedpflError(
+        f"attack: none of its {len(adversary.attackers)} clients is drawn in a round of the attack,"
+        f" from attack.from_round={adversary.attack.from_round} to rounds={run.settings.rounds};"
+        " raise rounds, participation or attack.share"
+    )
 
 
 def _make_account(plan: Plan, federation: Federation, net: Net) -> Account | SampleAccount | None:

@@ -446,7 +446,7 @@ def find_clients_of_groups(
     for name in names:
         named_clients = [client for client, groups in enumerate(groups_by_client) if name in groups]
         if name in partition.client_names:
-            named_clients = [partition.client_names.index(name)]
+            named_clients.append(partition.client_names.index(name))
         elif name not in group_names:
             choices = choices_text([*group_names, *partition.client_names], name)
             raise FedpflError(f"unseen_groups must be {choices}")

@@ -5,13 +5,19 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor
 
-from fedpfl.engine.keys import generator
+from fedpfl.data.federation import Federation
+from fedpfl.engine.backends.backend import Engine
+from fedpfl.engine.backends.loop import LoopBackend
+from fedpfl.engine.calls import TrainCall
+from fedpfl.engine.keys import Draws, generator
 from fedpfl.engine.protect import UploadError, require_numbers, untrained_upload
-from fedpfl.engine.state import State
+from fedpfl.engine.state import State, make_initial_state
+from fedpfl.engine.training.sgd import Local
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tree import Tree
-from fedpfl.methods import Method
+from fedpfl.methods import Method, Turn
+from fedpfl.models import Net
 from fedpfl.robust import Adversary, Attack, Defence, UploadAttack
 from fedpfl.robust.forgery import Uploads
 
@@ -95,29 +101,55 @@ def defend_uploads(
 
 
 def check_upload_form(
-    rule: Attack | Defence, method: Method, server: Tree, client: dict[str, Tree], statistics: Tree
+    rule: Attack | Defence, method: Method, net: Net, federation: Federation, local: Local
 ) -> None:
     """Raise FedpflError where an attack or a defence cannot deal with a method's uploads.
 
     Args:
         rule: The attack or the defence.
         method: Whose uploads they are.
-        server: The server's initial tree.
-        client: A client's initial state.
-        statistics: BatchNorm statistics by model role.
+        net: The network.
+        federation: The clients that take part.
+        local: How they train.
     """
     if not isinstance(rule, Defence | UploadAttack):
         return
     group = "defence" if isinstance(rule, Defence) else "attack"
     try:
-        untrained_upload(method, server, client, statistics, group)
+        try:
+            server, client = method.init(net.params, net.parts)
+            statistics = dict.fromkeys(method.buffers(), net.buffers)
+            untrained_upload(method, server, client, statistics, group)
+        except UploadError as error:
+            # What is not centered can do with any numbers; whether they are some, a client shows.
+            is_open = error.reason == "unknown" and not rule.is_centered
+            if not is_open:
+                raise
+            if not federation.is_elsewhere:
+                upload = rehearse_upload(method, net, federation, local)
+                require_numbers(upload, group, type(method).__name__)
     except UploadError as error:
-        is_harmless = error.reason == "nothing" and group == "attack"
-        is_unasked = error.reason == "unknown" and not rule.is_centered
-        if is_harmless or is_unasked:
+        if error.reason == "nothing" and group == "attack":
             return
         remedies = {"attack": "choose attack=label_flip or backdoor", "defence": "use defence=mean"}
         raise FedpflError(f"{error}; {remedies[group]}") from None
+
+
+def rehearse_upload(method: Method, net: Net, federation: Federation, local: Local) -> Tree:
+    """Return what a client sends up that takes part without a step, stacked."""
+    device = federation.x.device
+    # The largest one, as hooks may look at samples.
+    client = int(federation.train_sizes.argmax())
+    call = TrainCall(
+        method=method,
+        federation=federation,
+        state=make_initial_state(method, net, federation.clients, device),
+        clients=[client],
+        local=local,
+        draws=Draws(0, "rehearsal", 1),
+        survey=Turn([client], trains=False),
+    )
+    return LoopBackend(net.copy(), device, Engine(workers=1)).participate(call).uploads
 
 
 def find_center(
@@ -141,7 +173,8 @@ def find_center(
     initial = state.rows.initial
     statistics = {**state.server_buffers, **initial["buffers"]}
     untrained = untrained_upload(method, state.server, initial["client"], statistics, group)
-    return tree.ravel(untrained)
+    # By name: trees may list equal entries in another order.
+    return tree.ravel(tree.map(lambda _, leaf: leaf, uploads, untrained))
 
 
 def flatten_rows(stacked: Tree) -> Tensor:

@@ -216,8 +216,7 @@ def _experiment_page(
     comparison_notes: tuple[str, ...] = ()
     if task is CLASSIFICATION:
         comparisons, comparison_notes = compare_with_baselines(shown_groups)
-    accuracies = [float(value) for value in accuracy.frame[task.score]]
-    page_charts = PageCharts(shown_groups, accuracies, notes.append, comparisons)
+    page_charts = PageCharts(shown_groups, accuracy.frame, notes.append, comparisons)
 
     # ---- Step 2: tables and tiles.
     shared_facts, overview = _runs_overview(shown_groups, out, experiment.base)

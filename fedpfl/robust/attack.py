@@ -25,6 +25,11 @@ class Attack(Checked):
     from_round: Annotated[int, AtLeast(1)] = 1
     every: Annotated[int, AtLeast(1)] = 1
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # Nobody attacks with share=0; here tables would name a share that counts for nothing.
+        self.check(self.clients != (), "clients", "null, or the numbers of one client or more")
+
     def is_active(self, round_number: int) -> bool:
         """Return whether attackers attack in a round."""
         rounds_since = round_number - self.from_round

@@ -88,7 +88,7 @@ class Noise(UploadAttack):
 class Replacement(Backdoor, UploadAttack):
     """Train on a backdoor and replace the server's model (Bagdasaryan et al., AISTATS 2020).
 
-    With no `scale` an update is divided by the attackers' share in the mean, so that the mean is
+    With no `scale` an update is divided by the attackers' share of samples, so that the mean is
     theirs as far as updates of the honest cancel out.
     """
 

@@ -242,7 +242,7 @@ def poison_federations(
     x, y = pool.join_samples()
     triggered = []
     for federation, test in zip(federations, test_splits, strict=True):
-        triggered.append(replace(federation, x=x, y=y, test=test, validation=()))
+        triggered.append(replace(federation, x=x, y=y, test=test))
     poisoned = replace(participants, x=x, y=y, train=tuple(train))
     return HostileData(poisoned, tuple(triggered))
 

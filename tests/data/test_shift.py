@@ -281,6 +281,12 @@ def test_groups_never_take_part_by_name():
     unnamed = replace(APART, client_names=())
     assert find_newcomers(["1"], unnamed, group_names=()) == [1]
     assert find_newcomers(["photo"], groups=None, group_names=()) == [1]  # by the clients' names
+    # Others than who has the group's name may hold its samples.
+    art, photo, _ = APART.train
+    shared = replace(
+        APART, train=(art[:3], photo, art[3:]), client_names=("art", "photo", "studio")
+    )
+    assert find_newcomers(["art"], replace(shared, test=(art[:0], photo[:0], art[:0]))) == [0, 2]
 
 
 @pytest.mark.parametrize(

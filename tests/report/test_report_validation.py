@@ -216,6 +216,17 @@ def test_the_page_shows_newcomers_apart(root: Path) -> None:
     assert "+15.50" in page.row("accuracy", "FedAvg")  # 75 - 52 and 60 - 52 are 23 and 8
 
 
+def test_accuracy_stands_against_an_attacks_success_in_the_same_rounds(root: Path) -> None:
+    """They are 3 and 1, not the last."""
+    for seed in (0, 1):
+        file = root / f"fedavg{seed}" / "rounds.csv"
+        frame = pd.read_csv(file)
+        frame.assign(asr=10 * frame["round"]).to_csv(file, index=False)
+    (path,) = write_pages([root], root / "report", "validation", warn=lambda _: None)
+    (point,) = Page(path).traces("cost", "FedAvg", METRICS["asr"].label)
+    assert (point["x"], point["y"]) == ([20], [67.5])
+
+
 def test_configurations_are_compared_at_their_best_validation_round(root, tmp_path):
     first, second = (tmp_path / side for side in "ab")
     hold_out(write_run(first / "0", TEST), {1: 1.0, 2: 2.0, 3: 4.0, 4: 3.0})

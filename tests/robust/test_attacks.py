@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fedpfl.engine import RoundSetup, make_backend, make_initial_state, play_round, untrained_upload
+from fedpfl.engine.hostile import forge_uploads
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS
@@ -148,6 +149,26 @@ def test_the_server_learns_from_forged_uploads(name, backend):
         SignFlip(clients=(1,), from_round=2),
     ):
         assert_same(play(method, backend, find_adversary(attack)).server, plain.server)
+
+
+def test_updates_are_counted_by_the_names_of_entries():
+    """In whatever order an upload lists them."""
+    method = METHODS["fedavg"]()
+    before = make_initial_state(method, tiny(), 6, CPU)
+    uploads = participate(method, tiny(), tiny_federation(), before, COHORT).uploads
+    forged = [
+        forge_uploads(
+            adversary=find_adversary(SignFlip(clients=(1, 4))),
+            method=method,
+            state=before,
+            clients=COHORT,
+            weights=torch.full((4,), 0.25),
+            uploads=dict(entries),
+            seed=0,
+        )
+        for entries in (uploads.items(), reversed(uploads.items()))
+    ]
+    assert_same(forged[0], forged[1])
 
 
 def test_replacement_breaks_the_mean_and_the_median_holds():

@@ -1,5 +1,7 @@
 """Runs with hostile clients as a user meets them: who is evaluated, refusals in one line, resuming."""
 
+import itertools
+
 import pytest
 
 from fedpfl.ground.identity import identity
@@ -35,6 +37,8 @@ attack=label_flip attack.clients=3 | attack.clients must be
 attack=label_flip attack.clients=[0,1,2,3,4,5,6,7,8,9] | nobody be left to evaluate
 attack=label_flip attack.from_round=0 | attack.from_round must be 1 or more
 attack=label_flip attack.every=0 | attack.every must be 1 or more
+attack=label_flip attack.clients=[] | attack.clients must be null, or the numbers of one client or more
+attack=backdoor attack.from_round=4 | none of its 1 clients is drawn in a round of the attack, from attack.from_round=4 to rounds=3
 attack=label_flip attack.poisoned=0 | attack.poisoned must be
 attack=label_flip attack.poisoned=1.5 | attack.poisoned must be
 attack=label_flip attack.source=1 | attack.target must be set where source is
@@ -59,6 +63,7 @@ attack=noise attack.deviation=-1 | attack.deviation must be
 attack=noise method=pfedfda | nobody knows what an upload without training would be; choose
 attack=replacement attack.scale=-1 | attack.scale must be
 attack=replacement attack.target=12 | attack.target must be below 10
+attack=lie method=ifca | clients of IFCA send up more than numbers that can be averaged; choose attack=label_flip
 attack=lie attack.z=-1 | attack.z must be
 attack=lie attack.knowledge=everything | attack.knowledge must be
 attack=min_max attack.direction=up | attack.direction must be
@@ -186,11 +191,42 @@ def test_the_honest_alone_are_evaluated_and_a_table_says_who_attacks(attacked):
     assert {"asr", "ft_asr"} <= {*table.frame}
 
 
+TWO_CLASSES = """
+method=knn_per method.lam=null
+method=knn_per method.lam=null engine=batched shift=rotation shift.at=[1]
+method=fedper
+method=ditto model=lenet5
+method=pfedfda eval.classes=own
+"""
+"""Words of methods, of which some look at validation samples before they answer."""
+
+
+@pytest.mark.parametrize("text", keep_quick(TWO_CLASSES.strip().splitlines(), 1))
+def test_of_two_classes_success_is_what_accuracy_lacks(text, tmp_path):
+    """Where labels alone are flipped: the models answer as they do without an attack."""
+    words = (
+        *("dataset.only=[3,8]", "attack=label_flip", "attack.share=0.3", "local.lr=0.001"),
+        *("validation=0.3", "unseen=0.2", "eval.finetune_epochs=1", "rounds=2"),
+    )
+    last = play(tmp_path / "run", *words, *text.split())[-1]
+    accuracies = []
+    for prefix, statistic in itertools.product(
+        ("", "ft_", "unseen_", "unseen_ft_"), ("", "_pooled", "_worst10")
+    ):
+        accuracy = float(last[f"{prefix}accuracy{statistic}"])
+        assert float(last[f"{prefix}asr{statistic}"]) == pytest.approx(100 - accuracy)
+        accuracies.append(accuracy)
+    assert min(accuracies) < 100
+
+
 def test_before_its_first_round_an_attack_is_none(tmp_path):
     servers = []
     for name, words in {"attacked": ATTACKED, "honest": ("method=fedper", ATTACKED[4])}.items():
-        play(tmp_path / name, *words, "rounds=1")
-        servers.append(read_checkpoint(tmp_path / name)["server"])
+        # Stopped with the second row, before the second checkpoint.
+        interrupt(tmp_path / name, *SMALL, *words, after=2)
+        checkpoint = read_checkpoint(tmp_path / name)
+        assert checkpoint["round"] == 1
+        servers.append(checkpoint["server"])
     assert_same(*servers)
 
 

@@ -47,7 +47,7 @@ class PageCharts:
 
     Args:
         shown_groups: the configurations.
-        accuracies: each one's accuracy, or score of another task, in the table.
+        scores: the numbers of the table of accuracies, a row per configuration.
         note: called with a line about what is left out.
         comparisons: each configuration and its baselines.
     """
@@ -55,14 +55,17 @@ class PageCharts:
     def __init__(
         self,
         shown_groups: Sequence[Group],
-        accuracies: Sequence[float],
+        scores: pd.DataFrame,
         note: Callable[[str], None],
         comparisons: Sequence[BaselineComparison],
     ):
         self.task = common_task(group.runs[0] for group in shown_groups)
         score = self.task.score
         self.titles = {score: "before fine-tuning", f"ft_{score}": "fine-tuned"}
-        self.accuracies = dict(zip(shown_groups, accuracies, strict=True))
+        numbers = scores.reindex(columns=[score, _SUCCESS]).astype(float)
+        self.accuracies = dict(zip(shown_groups, numbers[score], strict=True))
+        # Of the same evaluations: a validation score may have chosen others than the last.
+        self.successes = dict(zip(shown_groups, numbers[_SUCCESS], strict=True))
         self.comparisons = comparisons
         self.ranked: dict[str, list[Group]] = {}
         for setting in dict.fromkeys(group.setting for group in shown_groups):
@@ -664,8 +667,7 @@ class PageCharts:
         """Return what accuracy is shown against: what was spent, or an attack's success."""
         if key != _SUCCESS:
             return float(self.spent[group][key].iloc[-1])
-        curve = self.curves[group].get(_SUCCESS)
-        return math.nan if curve is None else float(curve["mean"].iloc[-1])
+        return self.successes[group]
 
     def _cost_trace(self, group: Group, cost: float, title: str, is_text_left: bool) -> Trace:
         """Return a method's dot, with its name on the side where there is room."""
