@@ -44,7 +44,9 @@ class CachingLoader(ConfigLoaderImpl):
         config = self._jobs_ahead.pop(key, None)
         if config is None:
             config = super().load_sweep_config(master_config, sweep_overrides)
-            self._jobs_ahead[key] = config
+            # A copy: Hydra closes the configuration of a job that it runs, and an equal job needs
+            # one of its own.
+            self._jobs_ahead[key] = copy.deepcopy(config)
         return config
 
     def load_configuration(

@@ -67,6 +67,8 @@ def test_a_job_that_was_checked_is_composed_for_its_run_no_more():
             assert not copy.copy(loader)._jobs_ahead  # each worker is sent the loader
             ahead[0].hydra.job.num = 7  # as a launcher numbers it
             found = [loader.load_sweep_config(master, list(words)) for words in jobs]
+        OmegaConf.set_readonly(found[2].hydra, True)  # as Hydra does with a job that it runs
+        loader.load_sweep_config(master, ["seed=2"]).hydra.job.id = "another job, equal to it"
     assert calls.call_count == 3
     assert found[2] is not found[0]
     for job, expected in zip([found[1], found[2]], plain[1:], strict=True):

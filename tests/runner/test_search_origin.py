@@ -236,7 +236,7 @@ def test_a_damaged_file_of_trials_is_one_line(content, folder):
 @pytest.mark.full
 def test_what_becomes_of_a_trial_does_not_depend_on_the_runs_that_there_are(folder):
     """Where all is recorded already, what is given up is as when it was played."""
-    more = ["local.lr=choice(0.1,0.0001,0.00001)", "hydra.sweeper.trials=5", "rounds=6"]
+    more = ["local.lr=choice(0.1,0.05,0.0001)", "hydra.sweeper.trials=7", "rounds=6"]
     more.append("hydra.sweeper.startup=1")
     before = values(search(folder, *more)[1])
     assert any("given up" in line for line in before)

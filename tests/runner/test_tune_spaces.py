@@ -81,7 +81,7 @@ def test_a_folder_of_a_users_own_is_looked_in(option, folder, monkeypatch):
     found = searched("method=halfway,fedprox,fedper", "experiment=mine", MINE, *options)
     assert "method.share=tag(log, interval(0.1, 0.9))" in found["halfway"][0]
     assert "method.mu=choice(3, 4)" in found["fedprox"][0]
-    assert "method.layers=choice(1,2)" in [word.replace(", ", ",") for word in found["fedper"][0]]
+    assert "method.layers=choice(1)" in found["fedper"][0]  # of a network of two layers
     for words, final in found.values():
         assert f"hydra.searchpath=['file://{folder}']" in words or options[0] in words
         assert tuning.overrides.compose_single_run([*final, "method=halfway"]).method.share == 0.4
