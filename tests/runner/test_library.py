@@ -555,6 +555,10 @@ def test_the_pages_example_runs(tmp_path, monkeypatch):
     asked = {node.attr for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)}
     public = {name for name in vars(fedpfl.Trained) if not name.startswith("_")}
     assert public <= asked
+    # What is about clients with names, and about samples of the reader's own, is not for digits.
+    runnable = [block.split("```")[0] for block in blocks if "data=(x, y)" not in block]
+    lines = "".join(runnable).splitlines(keepends=True)
+    source = "".join(line for line in lines if "hospital_07" not in line)
     source = source.replace("rounds=5", "rounds=1, model='mlp', clients=8, participation=0.2")
     source = source.replace("seed=[1, 2, 3]", "seed=[1]")
     exec(compile(source, "docs/library.md", "exec"), {})
