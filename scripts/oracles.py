@@ -37,6 +37,7 @@ DRIVERS = (
     "with_authors",
     "with_submodels",
     "with_statistics",
+    "with_adapters",
 )
 LARGEST_ROUNDING = 2e-6
 """Differences up to this are of the order in which float32 numbers are added."""

@@ -22,7 +22,7 @@ from fedpfl.papers.layout import Layout
 from fedpfl.papers.published import lookup, published_numbers
 from fedpfl.papers.registry import FIGURES, NAMES, TABLES
 from fedpfl.report.names import METHOD_TITLES
-from reproduction import LAST_ROUND, fill_page, markdown, read_results
+from reproduction import LAST_ROUND, METHOD_NAMES, fill_page, markdown, read_results
 
 PAGE = Path(__file__).parents[1] / "docs" / "status.md"
 RESULTS = PAGE.parent / "results" / "status.csv"
@@ -102,7 +102,8 @@ def read_small() -> Iterator[tuple[Cell, float]]:
     """Yield cells of fewer rounds, samples or seeds than published."""
     for row in read_results("table4_50_rounds").to_dict("records"):
         setting = row["partition"].removesuffix(" published")
-        method = row["method"].split(" (")[0]
+        # Another setting of a method has another name, and no published number of its method.
+        method = METHOD_NAMES.get(row["method"], row["method"]).split(" (q=")[0]
         yield Cell("fedobp/table4", method, row["dataset"], setting), row["accuracy_pooled"]
     for row in read_results("small_runs").to_dict("records"):
         cell = Cell(row["table"], row["method"], row["dataset"], row["setting"])

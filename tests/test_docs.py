@@ -205,6 +205,8 @@ def test_what_has_been_reproduced_is_what_the_files_say(tmp_path, monkeypatch):
         "run python scripts/status.py --write"
     )
     assert made["status"].count("\n") == len(registry.NAMES) + 1
+    cells = [cell for cell, _ in status.read_small() if status.find_published(cell) is not None]
+    assert len(cells) == len(set(cells)), "two configurations are taken for one published number"
     lines = status.RESULTS.read_text().splitlines()
     monkeypatch.setattr(status, "RESULTS", tmp_path / "status.csv")
     status.RESULTS.write_text("\n".join(lines[:-1]))

@@ -32,7 +32,8 @@ class FedGen(Method):
     in equal parts (`uniform`, the code) or by `frequency`, the paper's p(y), which counts a client
     as often as it took part.
     teacher: the code's loss, `weighted`, or the paper's, CE of the heads' `mean_logits`. For w the
-    code counts a round's batches, plus 1; here samples count. FL-bench teaches G by the previous
+    code counts a round's batches, plus 1, and gives each sample the mean w of its batch; here
+    samples count, each by its own. FL-bench teaches G by the previous
     global head, and draws y' from the client's own labels; PFLlib begins in round 1. Sharing heads
     alone is not offered. Many tables were made with PFLlib's, which is near teacher=mean_logits
     alpha=1 beta=0 eta=0 decay=1 steps=1000 lr=0.005 noise=512 hidden=512 weight_decay=0.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedpfl.ground.errors import FedpflError
-from fedpfl.papers.layout import Selection
+from fedpfl.papers.layout import Selection, closeness_to_paper
 from fedpfl.record.columns import METRICS
 from fedpfl.report.figures import draw_panels, legible_text, line_style
 from fedpfl.report.grouping import Group, group_by
@@ -16,6 +16,7 @@ from fedpfl.report.run import MaskOverlap, Run
 from fedpfl.report.styles import number_styles
 from fedpfl.report.table import mean_and_std
 from fedpfl.report.tables import judged_rows, no_validation_error
+from fedpfl.report.text import join_few
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -91,6 +92,29 @@ def groups_with_several_values(
     return [group for group in fitting_groups if len(values_by_panel[panel(group)]) >= least]
 
 
+def keep_nearest(groups: Sequence[Group], key: Callable[[Group], Any]) -> tuple[list[Group], str]:
+    """Return one group for each point of a figure, and what its reader must know.
+
+    Of several that fit it is the finished one of most rounds, as in tables.
+
+    Args:
+        groups: What the figure is about.
+        key: Names a group's bar or point.
+    """
+    nearest_groups: dict[Any, Group] = {}
+    for group in sorted(groups, key=lambda group: closeness_to_paper(group, {})):
+        # The nearest come last, and take the place of others.
+        nearest_groups[key(group)] = group
+    kept_groups = [group for group in groups if group is nearest_groups[key(group)]]
+    notes = []
+    if len(kept_groups) < len(groups):
+        notes.append("several configurations fit: the longest of each")
+    progress = dict.fromkeys(group.status for group in kept_groups if not group.is_complete)
+    if progress:
+        notes.append(f"not all planned rounds: {join_few(progress)}")
+    return kept_groups, "; ".join(notes)
+
+
 def dirichlet_alpha(run: Run) -> float | None:
     """Return the Dirichlet alpha, None where the partition has none."""
     alpha = run.config_value("partition.alpha")
@@ -158,6 +182,9 @@ def paint_accuracy_over(
     def paint(groups: list[Group], path: Path, rule: Selection) -> list[Path]:
         # ---- Step 1: names over all panels, so that a line has one colour in each.
         line_names = list(dict.fromkeys(name for group in groups for name in lines(group)))
+        groups, note = keep_nearest(
+            groups, lambda group: (panel(group), quantity(group.runs[0]), *lines(group))
+        )
 
         # ---- Step 2: a panel, whose groups are points of lines.
         def draw_panel(ax: Axes, members: list[Group]) -> None:
@@ -187,7 +214,7 @@ def paint_accuracy_over(
             # A log axis would label its minor ticks between ours.
             ax.minorticks_off()
 
-        return draw_panels(group_by(groups, panel), path, draw_panel)
+        return draw_panels(group_by(groups, panel), path, draw_panel, note)
 
     return paint
 
@@ -232,6 +259,7 @@ def paint_bars(name: Callable[[Group], str]) -> Paint:
 
     def paint(groups: list[Group], path: Path, rule: Selection) -> list[Path]:
         # ---- Step 1: names over all panels, so that a bar has one colour and place in each.
+        groups, note = keep_nearest(groups, lambda group: (group.setting, name(group)))
         bar_names = list(dict.fromkeys(map(name, groups)))
         style_numbers = number_styles(groups, name)
 
@@ -264,7 +292,7 @@ def paint_bars(name: Callable[[Group], str]) -> Paint:
                 )
             ax.set(xticks=[], ylabel=METRICS[rule.accuracy].label)
 
-        return draw_panels(group_by(groups, lambda group: group.setting), path, draw_panel)
+        return draw_panels(group_by(groups, lambda group: group.setting), path, draw_panel, note)
 
     return paint
 

@@ -60,7 +60,8 @@ def measure_accuracy(run: Run, row: pd.Series, rule: Selection) -> float:
 def measure_untrained(run: Run, row: pd.Series, rule: Selection) -> float:
     """Return the averaged model's accuracy, where others are judged right after training."""
     is_after_training = rule.accuracy.startswith("cohort_")
-    column = "accuracy" if is_after_training else rule.accuracy
+    # A cohort's accuracies are pooled, so this is too.
+    column = "accuracy_pooled" if is_after_training else rule.accuracy
     return float(row.get(column, math.nan))
 
 
@@ -69,7 +70,7 @@ def measure_fine_tuned(run: Run, row: pd.Series, rule: Selection) -> float:
     if rule.accuracy.startswith("ft_"):
         column = rule.accuracy
     elif rule.accuracy.startswith("cohort_"):
-        column = "ft_accuracy"  # fine-tuning is judged on all clients
+        column = "ft_accuracy_pooled"  # of all clients, as fine-tuning is judged on these
     else:
         column = f"ft_{rule.accuracy}"
     return float(row.get(column, math.nan))

@@ -73,8 +73,12 @@ def wrap_lines(text: str, width: int | None = None) -> list[str]:
 
 
 def letters_and_digits(name: str) -> str:
-    """Return letters and digits in lower case, so that `FedOBP` equals `fed_obp`."""
-    return "".join(letter for letter in name.lower() if letter.isalnum())
+    """Return letters and digits in lower case, so that `FedOBP` equals `fed_obp`.
+
+    A plus is a word: `FLOCO+` equals `floco_plus` and not `floco`.
+    """
+    spelled = name.lower().replace("+", "plus")
+    return "".join(letter for letter in spelled if letter.isalnum())
 
 
 def escape_markdown(text: Any) -> str:

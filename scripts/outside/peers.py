@@ -38,6 +38,11 @@ COMMITS = {
     "jichan3751/ifca": "61e44b8977a53c25368e8120aac6a505496ebbdf",
     "Roland4396/FlexFL-main": "1e523a264e0baf53eaf295e0ef4c2d00ccd28c8c",
     "cj-mclaughlin/pFedFDA": "73c7c407a49575636bcda222968a2a4ddf73a68a",
+    "zhuangdizhu/FedGen": "dd5807c5625404e99035d97e2ef8c712c2e007a6",
+    "tian0920/SeqFedEDT": "1e8378ef7ed951f338eada2fd486da422e274d1c",
+    "jmbian/FedALT": "8be3dde2569cef47ecab2d7d931667606a921a47",
+    "Pengxin-Guo/FedSA-LoRA": "fc276b5ead4208c75fb0b2dd16923f307afb3acd",
+    "cliffsofthestream/SDFLoRA": "663e2a9dccca7e8d830ef001f47d0bec7d77a3f6",
 }
 """The peers' repositories on GitHub, and the commit of each that was driven."""
 

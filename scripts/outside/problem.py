@@ -71,6 +71,18 @@ class SmallNet(nn.Module):
         return self.classifier(self.base(images))
 
 
+class NamedLayers(nn.Module):
+    """The small network with layers by name, as some peers want it."""
+
+    def __init__(self, network: Any):
+        super().__init__()
+        self.hidden, self.fc = network.base[1], network.classifier
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits `[batch, classes]`."""
+        return self.fc(torch.relu(self.hidden(images.flatten(1))))
+
+
 class ConvolvedNet(nn.Module):
     """FedSPU's network for EMNIST: two convolutions with BatchNorm, and a classifier."""
 
@@ -300,6 +312,22 @@ def keep_drawn_state(method_type: Any) -> Iterator[dict[str, Any]]:
     method_type.init = draw_and_keep
     yield drawn
     method_type.init = draw
+
+
+@contextlib.contextmanager
+def keep_initial_parameters(method_type: Any) -> Iterator[dict[str, Tensor]]:
+    """Let a method of fedpfl put the parameters that it begins with into what is yielded."""
+    initial: dict[str, Tensor] = {}
+    begin = method_type.init
+
+    def keep_and_begin(method: Any, params: Mapping[str, Tensor], parts: Any) -> Any:
+        for name, tensor in params.items():
+            initial.setdefault(name, tensor.detach().clone())
+        return begin(method, params, parts)
+
+    method_type.init = keep_and_begin
+    yield initial
+    method_type.init = begin
 
 
 def find_largest_difference(ours: Sequence[Models], theirs: Sequence[Models]) -> float:

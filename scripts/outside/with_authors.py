@@ -25,6 +25,7 @@ from outside.problem import (
     HIDDEN,
     LEARNING_RATE,
     Models,
+    NamedLayers,
     Problem,
     name_entries,
     rename_entries,
@@ -47,13 +48,20 @@ def average_models(problem: Problem, models: Sequence[Mapping[str, Tensor]]) -> 
 # ---- FedOBP
 
 
+CLIENT_TYPES = {
+    "fedobp": "FedOBPClient",
+    "feddpa": "FedDpaClient",
+    "seqfededt": "SeqFedEDTClient",
+}
+
+
 class OBPClient:
-    """Drive one of the official clients, each of which is one object for all clients.
+    """Drive one of the authors' clients, each of which is one object for all clients.
 
     Args:
         folder: of the checkout.
         problem: what it trains on.
-        method: fedobp or, behind Figure 4's Fisher curve, feddpa.
+        method: fedobp or, behind Figure 4's Fisher curve, feddpa; seqfededt.
         options: of the method.
     """
 
@@ -78,7 +86,7 @@ class OBPClient:
         dataset.train = dataset.eval = lambda: None  # type: ignore[attr-defined]
         self.problem = problem
         client_types = vars(importlib.import_module(f"src.client.{method}"))
-        self.client = client_types[{"fedobp": "FedOBPClient", "feddpa": "FedDpaClient"}[method]](
+        self.client = client_types[CLIENT_TYPES[method]](
             model=problem.make_network(),
             optimizer_cls=partial(torch.optim.SGD, lr=LEARNING_RATE),
             lr_scheduler_cls=None,
@@ -106,6 +114,21 @@ class OBPClient:
                 self.client.set_parameters(self._message(client, number, server))
                 models.update(rename_entries(f"{client}/", self.client.model.state_dict()))
             self.client.Ig_ema = averages
+            played.append(models)
+        return played
+
+    def pass_on(self, orders: Sequence[Sequence[int]]) -> list[Models]:
+        """Return the model that goes from client to client, and the clients', after each round."""
+        travelling = dict(self.problem.make_network().state_dict())
+        played = []
+        for number, order in enumerate(orders):
+            for client in order:
+                answer = self.client.train(self._message(client, number, travelling))
+                travelling = answer["regular_model_params"]
+            models = rename_entries("server/", travelling)
+            for client in range(CLIENTS):
+                kept = self.client.postrain_state_dict[client]
+                models.update(rename_entries(f"{client}/", kept))
             played.append(models)
         return played
 
@@ -150,19 +173,30 @@ def play_fisher(folder: Path, problem: Problem, q: float) -> Pair:
     return problem.play("method=fedobp", *settings, rounds=3), theirs
 
 
+# ---- SeqFedEDT
+
+
+def play_seqfededt(folder: Path, problem: Problem, q: float, classifier_only: bool) -> Pair:
+    """Compare the travelling model and the clients' own, in fedpfl's order of clients."""
+    from fedpfl.methods.seqfededt import SeqFedEDT
+
+    orders: dict[int, list[int]] = {}
+    deal_turns = SeqFedEDT.turns
+
+    def deal_and_keep(method: Any, played: int, *arguments: Any) -> Any:
+        turns = deal_turns(method, played, *arguments)
+        orders[played] = [client for turn in turns for client in turn.clients]
+        return turns
+
+    SeqFedEDT.turns = deal_and_keep  # type: ignore[method-assign]
+    settings = (f"method.q={q}", f"method.classifier_only={str(classifier_only).lower()}")
+    ours = problem.play("method=seqfededt", *settings, rounds=3)
+    options = {"ig_ratio": q, "CLS": classifier_only, "track": False, "alpha": 0.0}
+    peer = OBPClient(folder, problem, "seqfededt", options)
+    return ours, peer.pass_on([orders[played] for played in sorted(orders)])
+
+
 # ---- FedSelect
-
-
-class NamedLayers(nn.Module):
-    """The small network with layers by name, as FedSelect's code wants it."""
-
-    def __init__(self, network: Any):
-        super().__init__()
-        self.hidden, self.fc = network.base[1], network.classifier
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Return logits."""
-        return self.fc(torch.relu(self.hidden(images.flatten(1))))
 
 
 def play_fedselect(
@@ -592,6 +626,10 @@ def list_comparisons() -> list[Comparison]:
         undone = "scores the model that a worker last held"
         play = partial(play_fisher, q=q)
         comparisons.append(Comparison("fedobp", "uglyghost/FedOBP", detail, undone, play))
+    for q, classifier_only in ((0.9, False), (0.5, True)):
+        play = partial(play_seqfededt, q=q, classifier_only=classifier_only)
+        detail = f"q {q}" + (" of the classifier" if classifier_only else "")
+        comparisons.append(Comparison("seqfededt", "tian0920/SeqFedEDT", detail, "", play))
     for every, alpha, p, rounds in ((2, 0.8, 0.25, 6), (1, 0.3, 0.5, 5)):
         play = partial(play_fedselect, every=every, alpha=alpha, p=p, rounds=rounds)
         detail = f"window of {every}, alpha {alpha}, p {p}"

@@ -17,7 +17,14 @@ import torch
 from torch import Tensor
 
 from fedpfl.engine import keys
-from outside.peers import Comparison, Lens, be_quiet, list_plain_comparisons, open_checkout
+from outside.peers import (
+    Comparison,
+    Lens,
+    be_quiet,
+    list_plain_comparisons,
+    open_checkout,
+    repair_module,
+)
 from outside.problem import (
     BATCH,
     CLASSES,
@@ -394,6 +401,18 @@ def play_cfl(folder: Path, problem: Problem) -> tuple[list[Models], list[Models]
     return problem.play("method=cfl", *chosen, rounds=4), theirs
 
 
+def play_per_fedavg(folder: Path, problem: Problem) -> tuple[list[Models], list[Models]]:
+    """Compare the global model, with Hessian-vector products of three minibatches a step.
+
+    A large difference quotient, as a small one would blow rounding up.
+    """
+    problem = Problem(problem.folder, problem.engine, train_sizes=(48, 48, 96, 48))
+    values = {"version": "hf", "beta": 0.05, "delta": 0.1}
+    theirs = Bench(folder, problem).play("perfedavg", take_server, **values)
+    settings = ("version=hf", "inner_lr=0.1", "outer_lr=0.05", "delta=0.1")
+    return problem.play("method=per_fedavg", *[f"method.{value}" for value in settings]), theirs
+
+
 def play_pfedhn(folder: Path, problem: Problem) -> tuple[list[Models], list[Models]]:
     """Compare the clients' models; fedpfl's draw of the hypernetwork is given to FL-bench."""
     from fedpfl.methods.pfedhn import PFedHN
@@ -469,39 +488,51 @@ class SharedDraws:
         return low + (high - low) * self.step[:size].double().numpy()
 
 
-def play_floco(folder: Path, problem: Problem) -> tuple[list[Models], list[Models]]:
-    """Compare the clients' models, before and after the projection in round 3."""
+def play_floco(
+    folder: Path, problem: Problem, is_private: bool = False
+) -> tuple[list[Models], list[Models]]:
+    """Compare the clients' models, before and after the projection in round 3.
+
+    Args:
+        folder: of the checkout.
+        problem: what they train on.
+        is_private: whether clients have a private simplex too, which is FLOCO+.
+    """
     from fedpfl.methods.floco import Floco
 
-    rounds, endpoints, tau, rho = 4, 3, 2, 0.2
+    rounds, endpoints, tau, rho, lam = 4, 3, 2, 0.2, 0.6
+    # ---- Step 1: fedpfl's rounds, which also say what the simplex begins with.
     draws = SharedDraws(endpoints + 1)
     keys.Draws.random = draws.draw_rows  # type: ignore[method-assign, assignment]
-    chosen = (f"method.endpoints={endpoints}", f"method.tau={tau}", f"method.rho={rho}")
+    chosen = [f"method.endpoints={endpoints}", f"method.tau={tau}", f"method.rho={rho}"]
+    chosen.append(f"method=floco{'_plus' * is_private}")
+    if is_private:
+        chosen.append(f"method.lam={lam}")
     with keep_drawn_state(Floco) as drawn:
-        ours = problem.play("method=floco", *chosen, rounds=rounds)
+        ours = problem.play(*chosen, rounds=rounds)
+    # ---- Step 2: the peer, which draws the same points, and starts with the same simplex.
     bench = Bench(folder, problem)
-    module = importlib.import_module("src.server.floco")
-    client_module = importlib.import_module("src.client.floco")
-    module.np = Lens(np, random=draws)
-    fit = client_module.FlocoClient.fit
-
-    def fit_from_start(client: Any) -> None:
-        draws.begin_client(len(client.trainloader))
-        fit(client)
-
-    client_module.FlocoClient.fit = fit_from_start
+    mend_floco(draws)
+    importlib.import_module("src.server.floco").np = Lens(np, random=draws)
 
     def prepare(server: Any) -> None:
         entries = problem.make_network().state_dict()
         for number, head in enumerate(drawn["endpoints"]["classifier.weight"]):
             entries[f"classifier._weights.{number}"] = head
-        for name in server.public_model_params:
-            server.public_model_params[name] = entries[name].clone()
+        states = [server.public_model_params]
+        if is_private:
+            states += server.clients_personalized_model_params.values()
+        for state in states:
+            for name in state:
+                state[name] = entries[name].clone()
 
+    # ---- Step 3: each client's model at the centre of its region.
     def snapshot(server: Any) -> Models:
         models: Models = {}
-        state = server.public_model_params
         for client in range(CLIENTS):
+            state = server.public_model_params
+            if is_private:
+                state = server.clients_personalized_model_params[client]
             centre = np.full(endpoints, 1 / endpoints)
             if server.projected_clients is not None:
                 centre = server.projected_clients[client]
@@ -512,10 +543,32 @@ def play_floco(folder: Path, problem: Problem) -> tuple[list[Models], list[Model
             models.update(rename_entries(f"{client}/", {**entries, "classifier.weight": mixed}))
         return models
 
-    theirs = bench.play(
-        "floco", snapshot, rounds, prepare, endpoints=endpoints, tau=tau, rho=rho, pers_epoch=0
+    options: dict[str, Any] = {"endpoints": endpoints, "tau": tau, "rho": rho, "lamda": lam}
+    options["pers_epoch"] = EPOCHS if is_private else 0
+    return ours, bench.play("floco", snapshot, rounds, prepare, **options)
+
+
+def mend_floco(draws: SharedDraws) -> None:
+    """Let both simplexes draw the same points, and put FLOCO+ right."""
+    module = repair_module(
+        "src.client.floco",
+        (
+            "lamda * pers_param.data - global_param.data",
+            "lamda * (pers_param.data - global_param.data)",
+        ),
     )
-    return ours, theirs
+    train, receive = module.training_loop, module.FlocoClient.set_parameters
+
+    def train_from_start(dataloader: Any, **rest: Any) -> None:
+        draws.begin_client(len(dataloader))
+        train(dataloader=dataloader, **rest)
+
+    def receive_region(client: Any, package: Any) -> None:
+        receive(client, package)
+        client.pers_model.subregion_parameters = package["subregion_parameters"]
+
+    module.training_loop = train_from_start
+    module.FlocoClient.set_parameters = receive_region
 
 
 REPAIRED = (
@@ -530,8 +583,15 @@ REPAIRED = (
     ("apfl", "fixed share", "steps the global model twice a minibatch", play_apfl),
     ("flute", "", "the body never trains", play_flute),
     ("cfl", "clients of one size, one split", "", play_cfl),
+    ("per_fedavg", "second order", "", play_per_fedavg),
     ("pfedhn", "one client a step", "", play_pfedhn),
     ("floco", "", "", play_floco),
+    (
+        "floco_plus",
+        "lam 0.6",
+        "scales the private model, not the difference; forgets its region",
+        partial(play_floco, is_private=True),
+    ),
 )
 
 

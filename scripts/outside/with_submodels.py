@@ -1,4 +1,4 @@
-"""Sub-models and BatchNorm: authors' code of HeteroFL, FedRolex, FedSPU, FjORD and FlexFL."""
+"""Sub-models and BatchNorm: code of HeteroFL, FedRolex, FlexFL, FedSPU and its dropout methods."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 import types
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from outside.problem import (
     EPOCHS,
     HIDDEN,
     LEARNING_RATE,
+    TRAIN_SIZES,
     Models,
     Problem,
     SmallNet,
@@ -196,11 +198,14 @@ WRONG_COLUMNS = """                    for f in range(CLASSES):
                             if (layer_count,f,j)"""
 FIRST_VALUE = """                            Aggregation_Dict[(layer_count, f)] = [([layer[i1]], num)]
 """
+WRONG_UNION = """                    for j in last_layer_indices:
+                        full_layer[f][j] = sub_layer[f][j1]"""
 AGGREGATION_REPAIRS: tuple[Repair, ...] = (
     (FIRST_VALUE, f"{FIRST_VALUE}                        i1 += 1\n"),
     ("CLASSES = 62", f"CLASSES = {CLASSES}"),
     ("rate >= 0.99", "rate > 1"),
     (WRONG_COLUMNS, WRONG_COLUMNS.replace("last_layer_indices", "selected_filters")),
+    (WRONG_UNION, WRONG_UNION.replace("last_layer_indices", "selected_filters")),
 )
 WRONG_MERGE = """                        for j in last_layer_indices:
                             full_layer[f][j] = sub_layer[f][j1]"""
@@ -221,6 +226,26 @@ CLIENT_REPAIRS: tuple[Repair, ...] = (
 FJORD_REPAIRS: tuple[Repair, ...] = (
     ("CLASSES = 62", f"CLASSES = {CLASSES}"),
     ("lr=0.001", f"lr={CONVOLVED_RATE}"),
+)
+DROPOUT_REPAIRS = FJORD_REPAIRS
+PRUNED_REPAIRS: tuple[Repair, ...] = (
+    ("CLASSES = 62", f"CLASSES = {CLASSES}"),
+    ("rate >= 0.99", "rate > 1"),
+    (WRONG_MERGE, WRONG_MERGE.replace("last_layer_indices", "selected_filters")),
+)
+RANKED_REPAIRS: tuple[Repair, ...] = (
+    *PRUNED_REPAIRS,
+    ("lr=2e-4", f"lr={CONVOLVED_RATE}"),
+    (
+        "maskmodel = CNN(in_channels=CHANNELS, outputs=CLASSES).to(DEVICE)",
+        "maskmodel = deepcopy(self.model)",
+    ),
+    ("                break\n", ""),
+)
+NORM_REPAIRS: tuple[Repair, ...] = (
+    *PRUNED_REPAIRS,
+    ("lr=0.001", f"lr={CONVOLVED_RATE}"),
+    ("range(6*7*7)", "range(WIDTH*7*7)"),
 )
 
 
@@ -379,6 +404,71 @@ def play_fjord(folder: Path, problem: Problem) -> Pair:
     return play_spu(problem, "fjord", rounds), played
 
 
+def play_random_dropout(folder: Path, problem: Problem) -> Pair:
+    """Compare the global model."""
+    rounds = 3
+    problem = Problem(problem.folder, problem.engine, is_convolved=True)
+    seed_lots()
+    peer = SpuPeer(folder, problem, "feddrop", DROPOUT_REPAIRS)
+    played = []
+    for number in range(1, rounds + 1):
+        results = []
+        for client, width in enumerate(SPU_WIDTHS):
+            channels = draw_channels(number, client, width)
+            peer.util.random = Lens(random, sample=choose_in_turn(channels))
+            places, part = peer.util.generate_filters_random(peer.server, width)
+            instructions = types.SimpleNamespace(parameters=part, config={"drop_info": places})
+            worker = peer.make_client(client, model=peer.make_network())
+            results.append(worker.fit(instructions))
+        played.append(peer.aggregate(results))
+    return play_spu(problem, "random_dropout", rounds), played
+
+
+def play_pruned(
+    folder: Path, problem: Problem, method: str, name: str, repairs: tuple[Repair, ...]
+) -> Pair:
+    """Compare the global model of a method whose clients prune once, in round 1.
+
+    Args:
+        folder: of the checkout.
+        problem: without convolutions, which it gets.
+        method: in fedpfl.
+        name: of the peer's module.
+        repairs: of it.
+    """
+    rounds = 3
+    # With the usual sizes an activation of Hermes lies within rounding of 0, and parts there.
+    sizes = (48, 32, 64, 32) if method == "hermes" else TRAIN_SIZES
+    problem = Problem(problem.folder, problem.engine, train_sizes=sizes, is_convolved=True)
+    peer = SpuPeer(folder, problem, name, repairs)
+    personal = [copy.deepcopy(peer.util.get_filters(peer.server)) for _ in range(CLIENTS)]
+    places: list[Any] = [{}] * CLIENTS
+    played = []
+    for number in range(rounds):
+        results = []
+        for client, width in enumerate(SPU_WIDTHS):
+            # ---- Step 1: the server's part of a client that has pruned, else the whole.
+            part = personal[client]
+            if number:
+                holder = peer.make_client(client, model=peer.server)
+                part = holder.get_updated_parameters(places[client])
+            config = {"drop_info": places[client], "needmask": not number}
+            config["personal model"] = personal[client]
+            instructions = types.SimpleNamespace(parameters=part, config=config)
+            # ---- Step 2: the client's round.
+            worker = peer.make_client(client, model=peer.make_network(), sub_model_rate=width)
+            result = worker.fit(instructions)
+            results.append(result)
+            places[client] = result.metrics["drop_info"]
+            personal[client] = copy.deepcopy(result.metrics["personal model"])
+        played.append(peer.aggregate(results))
+    # ---- Step 3: fedpfl's; Hermes ranks what it received, the others a copy that has trained.
+    settings = [f"method={method}", format_widths(SPU_WIDTHS), "method.ranking_lr=0.005"]
+    if method == "hermes":
+        settings.append("method.ranking_epochs=0")
+    return problem.play(*settings, rounds=rounds), played
+
+
 # ---- FlexFL
 
 
@@ -440,6 +530,7 @@ def play_flexfl(folder: Path, problem: Problem) -> Pair:
 def list_comparisons() -> list[Comparison]:
     """Return what is compared of sub-models."""
     spu = "ZiruNiu0/FedSPU"
+    ranking = "ranks a network drawn anew, by one minibatch"
     faults = "columns behind the flattening by channel numbers; clients of full width overwrite"
     return [
         Comparison("heterofl", HETEROFL, "masked logits", "", play_heterofl),
@@ -453,4 +544,26 @@ def list_comparisons() -> list[Comparison]:
         Comparison("flexfl", "Roland4396/FlexFL-main", "equal shares of layers", "", play_flexfl),
         Comparison("fedspu", spu, "convolutions, BatchNorm", faults, play_fedspu),
         Comparison("fjord", spu, "own width, convolutions, BatchNorm", faults, play_fjord),
+        Comparison("random_dropout", spu, "convolutions, BatchNorm", faults, play_random_dropout),
+        Comparison(
+            "hermes",
+            spu,
+            "ranking_epochs=0, convolutions, BatchNorm",
+            f"columns of the first six channels alone; {faults}",
+            partial(play_pruned, method="hermes", name="adadrop", repairs=NORM_REPAIRS),
+        ),
+        Comparison(
+            "fedmp",
+            spu,
+            "convolutions, BatchNorm",
+            f"{ranking}; {faults}",
+            partial(play_pruned, method="fedmp", name="fedmp", repairs=RANKED_REPAIRS),
+        ),
+        Comparison(
+            "prunefl",
+            spu,
+            "convolutions, BatchNorm",
+            f"{ranking}; {faults}",
+            partial(play_pruned, method="prunefl", name="pruneFL", repairs=RANKED_REPAIRS),
+        ),
     ]

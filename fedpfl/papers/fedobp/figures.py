@@ -17,6 +17,7 @@ from fedpfl.papers.drawing import (
     dirichlet_alpha,
     draw_points,
     groups_with_several_values,
+    keep_nearest,
     mean_over_seeds,
     paint_accuracy_over,
 )
@@ -69,12 +70,12 @@ def _has_paper_score(run: Run) -> bool:
 def _has_published_score(run: Run) -> bool:
     """Return whether a run is FedOBP as in the public files.
 
-    There the earlier score has a moving average; the others are taken per tensor of scores by
-    layer.
+    There the earlier score has a moving average on some data sets; the others are taken per tensor
+    of scores by layer.
     """
     score = run.config_value("method.score")
     if score == "obp_as_published":
-        config = {"score": score, "norm": "global", "ema": 0.5}
+        config = {"score": score, "norm": "global", "ema": logs.past_weight(run.dataset_name)}
     else:
         config = {"score": score, "norm": "layer", "scope": "tensor"}
     has_log_momentum = run.config_value("local.momentum") == logs.SETUP["local.momentum"]
@@ -213,9 +214,13 @@ def _paint_over_quantiles(
         rule: Which accuracy is shown.
         label_of: A run's label.
         with_fine_tuned: Whether the accuracy after fine-tuning is drawn too.
-        with_public_files: Whether the public files' curve of the earlier score is drawn too.
+        with_public_files: Whether the public files' curve of the earlier score is drawn too, where
+            accuracies are pooled as theirs.
     """
     # ---- Step 1: what has a line.
+    groups, note = keep_nearest(
+        groups, lambda group: (group.setting, label_of(group.runs[0]), _quantile(group))
+    )
     labels = list(dict.fromkeys(label_of(group.runs[0]) for group in groups))
     suffixed_columns = [("", "")]
     if with_fine_tuned:
@@ -235,13 +240,13 @@ def _paint_over_quantiles(
                 points.append((x, mean_over_seeds(group, rule, column)))
             if any(not math.isnan(mean) for _, (mean, _) in points):
                 draw_points(ax, points, label + suffix, index)
-        if with_public_files:
+        if with_public_files and rule.accuracy == "accuracy_pooled":
             _draw_public_curve(ax, members[0].runs[0], quantiles)
         tick_labels = [f"{q:.10g}" for q in quantiles]
         ax.set_xticks(range(len(quantiles)), tick_labels, rotation=45, ha="right")
         ax.set(xlabel="quantile q", ylabel=METRICS[rule.accuracy].label)
 
-    return draw_panels(groups_by_setting(groups), path, draw_panel)
+    return draw_panels(groups_by_setting(groups), path, draw_panel, note)
 
 
 def _quantile(group: Group) -> float:
@@ -259,7 +264,8 @@ def _draw_public_curve(ax: Axes, run: Run, quantiles: list[float]) -> None:
     }
     positions = [*accuracy_by_position]
     accuracies = [*accuracy_by_position.values()]
-    ax.plot(positions, accuracies, "k:", label="earlier score, the authors' public files")
+    label = "earlier score, the authors' public files: better of rounds 100 and 200"
+    ax.plot(positions, accuracies, "k:", label=label)
 
 
 def _paint_layers(groups: list[Group], path: Path, rule: Selection) -> list[Path]:
@@ -298,6 +304,10 @@ def _paint_downlink(groups: list[Group], path: Path, rule: Selection) -> list[Pa
     FedOBP is a line over q, other methods are points.
     """
     # ---- Step 1: methods in the order of the tables.
+    groups, note = keep_nearest(
+        groups,
+        lambda group: (group.setting, *_method_and_momentum(group), group.runs[0].q),
+    )
     method_order = [*METHOD_TITLES]
     methods = dict.fromkeys(_method_and_momentum(group) for group in groups)
     ordered_methods = sorted(methods, key=lambda method: method_order.index(method[0]))
@@ -323,7 +333,7 @@ def _paint_downlink(groups: list[Group], path: Path, rule: Selection) -> list[Pa
         ax.set(xlabel="values down / model size", ylabel=METRICS[rule.accuracy].label)
         ax.locator_params(axis="x", nbins=5)  # labels like 0.9975 are wide
 
-    return draw_panels(groups_by_setting(groups), path, draw_panel)
+    return draw_panels(groups_by_setting(groups), path, draw_panel, note)
 
 
 def _method_and_momentum(group: Group) -> tuple[str, str]:

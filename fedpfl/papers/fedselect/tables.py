@@ -52,10 +52,13 @@ MOST_CONFIG = {"method.personalise": "most", "method.layer": (None,)}
 MAX_WRITTEN_CLIENTS = 20
 """Up to so many clients, figure 4 writes out their overlaps."""
 JUDGED_COLUMNS = {
-    "fedavg": {"FedAvg": "accuracy", "FedAvg+FT": "ft_accuracy"},
-    "fedbabu": {"FedBABU": "ft_accuracy"},
+    "fedavg": {"FedAvg": "accuracy_pooled", "FedAvg+FT": "ft_accuracy_pooled"},
+    "fedbabu": {"FedBABU": "ft_accuracy_pooled"},
 }
-"""Methods that the paper does not judge right after local training, as it does the others."""
+"""Methods that the paper does not judge right after local training, as it does the others.
+
+As right after training, accuracies are pooled.
+"""
 
 
 # ---- Tables
