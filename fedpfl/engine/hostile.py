@@ -12,7 +12,7 @@ from fedpfl.engine.calls import TrainCall
 from fedpfl.engine.keys import Draws, generator
 from fedpfl.engine.protect import UploadError, require_numbers, untrained_upload
 from fedpfl.engine.state import State, make_initial_state
-from fedpfl.engine.training.sgd import Local
+from fedpfl.engine.training.local import Local
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tree import Tree

@@ -229,6 +229,7 @@ null | {**FLOATS, "x": [1.0, None, 3.0]} | {"input": "x"} | 'x' has no value in 
 nan | {**FLOATS, "x": [1.0, 2.0, np.nan]} | {"input": "x"} | 'x' is not finite in row 2;
 too large | {**FLOATS, "x": [1e+300, 2, 3]} | {"input": "x"} | 'x' is not finite in row 0;
 null label | {**FLOATS, "label": [0, None, 1]} | {"input": "x"} | 'label' has no value in row
+a space | {**FLOATS, "who": ["a", "b ", "b"]} | {"input": "x", "by": "who"} | dataset.by 'b ' begins or ends with a space
 half | {**FLOATS, "label": [0, 0.5, 1]} | {"input": "x"} | 'label' is 0.5 in row 1, which is
 array label | {"x": [1.0, 2.0], "label": [[0], [1]]} | {"input": "x"} | column 'label' holds arrays, and dataset.label names a column of cl
 ragged | nested([1.0, 2.0], [1.0]) | {"input": "x"} | 'x' has another length than before in ro

@@ -129,6 +129,16 @@ WRONG = {
     "no label": (FRAME, {}, "dataset.label must name the column of the labels, such as a, y"),
     "absent label": (FRAME, {"label": "z"}, "data has no column 'z', which dataset.label names"),
     "absent by": (FRAME, {"label": "y", "by": "z"}, "dataset.by=z is no column of data"),
+    "two spellings": (
+        {"a": FRAME.assign(y="No"), "b": FRAME.assign(y="no")},
+        {"label": "y"},
+        "data['b']: label 'no' is 'No' at data['a']; write it alike",
+    ),
+    "row numbers": (
+        FRAME.assign(**{"Unnamed: 0": 1}),
+        {"label": "y"},
+        "data: column 3 has no name",
+    ),
     "empty frame": (FRAME[:0], {"label": "y"}, "data has no row"),
     "not finite": ((X * np.nan, Y), {}, "x holds values that are not finite"),
     "two data sets": ((X, Y), {"": "digits"}, "dataset=digits and data=... are two"),

@@ -11,6 +11,7 @@ import numpy as np
 from fedpfl.data.datasets.shared import arrow
 from fedpfl.data.datasets.shared.hub import Split, count_test_rows, open_splits
 from fedpfl.data.datasets.shared.images import Side
+from fedpfl.data.datasets.shared.parts import require_one_spelling
 from fedpfl.data.datasets.shared.samples import Raw, number_groups
 from fedpfl.data.datasets.shared.source import Source
 from fedpfl.data.datasets.shared.words import encode_words, number_words, split_words
@@ -260,7 +261,14 @@ def _join_classes(splits: Sequence[Split], key: str, column: str) -> np.ndarray:
             f"{splits[0].origin}: column {column!r} holds {kind}, and dataset.{key} names a column "
             "of classes, whole numbers or texts; choose another, or convert it"
         )
-    return np.concatenate([_read_classes(split, column, kind) for split in splits])
+    classes = [_read_classes(split, column, kind) for split in splits]
+    if kind == "texts":
+        texts_by_split = {
+            split.origin: np.unique(values).tolist()
+            for split, values in zip(splits, classes, strict=True)
+        }
+        require_one_spelling(texts_by_split, f"dataset.{key}")
+    return np.concatenate(classes)
 
 
 def _read_classes(split: Split, column: str, kind: str) -> np.ndarray:

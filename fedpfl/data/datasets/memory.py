@@ -11,7 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedpfl.data.datasets.shared.parts import LabelledPart, require_equal_forms
+from fedpfl.data.datasets.shared.parts import (
+    LabelledPart,
+    require_equal_forms,
+    require_one_spelling,
+)
 from fedpfl.data.datasets.shared.samples import Raw, number_groups, to_finite_floats
 from fedpfl.data.datasets.shared.source import Source
 from fedpfl.data.datasets.shared.tables import Table, encode_tables, label_columns
@@ -313,7 +317,13 @@ def _join_tables(
         Table(part.origin, frame) for part, frame in zip(held_data.parts, frames, strict=True)
     ]
     encoded = encode_tables(tables, label, categories, task)
-    labels = [Part("", y=y) for _, y in encoded.parts]
+    labels = [Part(table.origin, y=y) for table, (_, y) in zip(tables, encoded.parts, strict=True)]
+    texts_by_part = {
+        part.origin: np.unique(part.y).tolist()
+        for part in labels
+        if part.y is not None and part.y.dtype.kind == "U"
+    }
+    require_one_spelling(texts_by_part, "label")
     numbers, class_names = _number_labels(labels)
     if task is MULTILABEL:
         class_names = label
