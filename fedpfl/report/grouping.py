@@ -168,14 +168,15 @@ def shared_settings_note(shown_groups: Sequence[Group]) -> tuple[str, ...]:
         zip(shown_groups, settings, strict=True),
         lambda pair: pair[0].setting,
     )
-    keys = [key for key in _differing_keys(settings) if not _is_in_titles(key)]
+    differing_keys = _differing_keys(settings)
+    keys = [key for key in differing_keys if not _is_in_titles(key)]
     parts = []
     for key in keys:
         # ---- Step: the value that most rows of each data set and partition have.
         settings_by_text: dict[str, list[str]] = defaultdict(list)
         for setting, members in by_setting.items():
             majority = _majority([_value_text(values, key) for _, values in members])
-            if majority is ... or (majority is None and _is_implied(key, keys)):
+            if majority is ... or (majority is None and _is_implied(key, differing_keys)):
                 continue
             example = next(values for _, values in members if _value_text(values, key) == majority)
             settings_by_text[_setting_text(key, example, keys)].append(setting)

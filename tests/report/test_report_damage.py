@@ -83,6 +83,16 @@ def test_of_another_choice_of_a_group_the_name_says_it_all(tmp_path, capsys):
     assert usual in text_of(shown(capsys, "tables", tmp_path)[0])
 
 
+def test_what_another_attack_does_not_have_is_no_setting_of_its(tmp_path, capsys):
+    """The name of the attack stands in the title, and says what settings there are."""
+    for name, setting in {"lie": {"z": 1.5}, "noise": {"deviation": 0.1}}.items():
+        attack = {"name": name, "share": 0.2, "from_round": 1, "every": 1, **setting}
+        write_run(tmp_path / name, attack=attack)
+    out = text_of(shown(capsys, "tables", tmp_path)[0])
+    lie, noise = (f"(FMNIST, Dir(0.1), {name} 20 %)" for name in ("lie", "noise"))
+    assert f"Unless a row says otherwise: deviation=0.1 {noise}, z=1.5 {lie}." in out
+
+
 def test_what_labels_leave_unsaid_is_a_note(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """Within a data set and partition by most of its rows, between them by each."""
     for number, method in enumerate(("fedavg", "fedper", "fedrep")):
