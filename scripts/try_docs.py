@@ -63,6 +63,7 @@ PROGRAMS = (
     TRAIN,
     "torchrun ",
     "python -m fedpfl.",
+    "python examples/",
     "python scripts/",
     "python -m benchmarks ",
     "make ",
