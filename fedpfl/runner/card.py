@@ -105,10 +105,10 @@ def _feature_lines(inputs: Mapping[str, Any]) -> list[str]:
     features = inputs.get("features")
     if not features:
         return []
-    names = ", ".join(_escape_cell(name) for name in features)
-    return [
-        f"- features: {names}, in this order; `ward=a` is 1 where column `ward` has `a`, else 0"
-    ]
+    line = f"- features: {', '.join(map(_escape_cell, features))}, in this order"
+    if any("=" in name for name in features):
+        line += "; `ward=a` is 1 where column `ward` has `a`, else 0"
+    return [line]
 
 
 def _describe_outputs(run: Trained) -> str:
