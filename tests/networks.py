@@ -330,6 +330,44 @@ class KeepsBatchNormStill(nn.Module):
         return self.out(torch.tanh(self.norm(self.hidden(x.flatten(1)))))
 
 
+class MadeStill(nn.Module):
+    """Its BatchNorm was made in evaluation mode, which `train()` of the whole network ends."""
+
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.hidden, self.norm = nn.Linear(inputs(shape), WIDTH), nn.BatchNorm1d(WIDTH).eval()
+        self.out = nn.Linear(WIDTH, classes)
+
+    def forward(self, x):
+        return self.out(torch.tanh(self.norm(self.hidden(x.flatten(1)))))
+
+
+class TrainsWithoutSelf(Plain):
+    """Overrides `train` and forgets what it returns."""
+
+    def train(self, mode=True):
+        super().train(mode)
+
+
+class GradientHook(Plain):
+    """Holds weights still by a hook on their gradient."""
+
+    def __init__(self, shape, classes):
+        super().__init__(shape, classes)
+        self.hidden.weight.register_hook(torch.zeros_like)
+
+
+class ListedWeights(Plain):
+    """Reads a weight from a list of its own."""
+
+    def __init__(self, shape, classes):
+        super().__init__(shape, classes)
+        self.weights = [self.hidden.weight]
+
+    def features(self, x):
+        return torch.tanh(x.flatten(1) @ self.weights[0].t())
+
+
 class InPlaceActivation(nn.Module):
     """Its first layer is an activation in place, on the samples themselves."""
 
@@ -422,6 +460,57 @@ def recurrent_dropout(shape, classes):
 
 
 # ---- values and layers
+
+
+class ViewsBatch(Plain):
+    """Reads the batch size, as a reshape of no samples cannot."""
+
+    def features(self, x):
+        return torch.tanh(self.hidden(x.view(x.size(0), -1)))
+
+
+class ScaledByBatch(Plain):
+    """Divides by the number of samples, in evaluation too."""
+
+    def features(self, x):
+        return super().features(x) / len(x)
+
+
+class Double(Plain):
+    """Computes in float64."""
+
+    def __init__(self, shape, classes):
+        super().__init__(shape, classes)
+        self.double()
+
+    def features(self, x):
+        return super().features(x.double())
+
+
+class SelfAttention(nn.Module):
+    """Rows of an image attend to each other in a layer of torch's."""
+
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.attention = nn.TransformerEncoderLayer(
+            shape[-1], nhead=2, dim_feedforward=WIDTH, dropout=0.0, batch_first=True
+        )
+        self.out = nn.Linear(shape[-1], classes)
+
+    def forward(self, x):
+        return self.out(self.attention(x.flatten(1, 2)).mean(1))
+
+
+class Recurrent(nn.Module):
+    """Rows of an image go through a GRU of torch's."""
+
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.cells = nn.GRU(shape[-1], WIDTH, batch_first=True, bidirectional=True)
+        self.out = nn.Linear(2 * WIDTH, classes)
+
+    def forward(self, x):
+        return self.out(self.cells(x.flatten(1, 2))[0][:, -1])
 
 
 def lazy(shape, classes):
@@ -641,6 +730,12 @@ KEPT = {
     "parameter_lists": ParameterLists,
     "branches_on_values": BranchesOnValues,
     "keeps_batchnorm_still": KeepsBatchNormStill,
+    "made_still": MadeStill,
+    "views_batch": ViewsBatch,
+    "scaled_by_batch": ScaledByBatch,
+    "double": Double,
+    "self_attention": SelfAttention,
+    "recurrent": Recurrent,
     "in_place_activation": InPlaceActivation,
     "checkpointed": Checkpointed,
     "checkpointed_reentrant": CheckpointedReentrant,
@@ -700,6 +795,9 @@ REFUSED = {
     ),
     "tuple_output": (TupleOutput, "answers with a tuple; forward must return the logits"),
     "no_gradient": (NoGradient, "its logits have no gradient"),
+    "listed_weights": (ListedWeights, "forward reads a parameter from a list or an attribute"),
+    "gradient_hook": (GradientHook, "a hook on the gradient of hidden.weight (register_hook)"),
+    "trains_without_self": (TrainsWithoutSelf, "its train(mode) does not return self"),
 }
 """Networks that are refused before the first round, and what the line says of them."""
 

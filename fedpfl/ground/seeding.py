@@ -36,9 +36,29 @@ def seeded_process(number: int) -> Iterator[Callable[[], list[str]]]:
         A function that names the libraries whose generators have been drawn from: torch, numpy,
         random.
     """
-    # ---- The generators, and how they are read.
-    cuda = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
-    torch_generators = [torch.default_generator, *cuda]
+    with restored_process() as read_states:
+        # Whatever moves a generator from these states shows in `drawn_from`.
+        for generator in _list_torch_generators():
+            generator.manual_seed(number)
+        np.random.seed(number % 2**32)
+        random.seed(number)
+        fresh_states = {name: pickle.dumps(state) for name, state in read_states().items()}
+
+        def drawn_from() -> list[str]:
+            states = {name: pickle.dumps(state) for name, state in read_states().items()}
+            return [name for name, fresh in fresh_states.items() if states[name] != fresh]
+
+        yield drawn_from
+
+
+@contextmanager
+def restored_process() -> Iterator[Callable[[], dict[str, Any]]]:
+    """Restore the states of the generators of the process afterwards.
+
+    Yields:
+        A function that reads them, by library.
+    """
+    torch_generators = _list_torch_generators()
 
     def read_states() -> dict[str, Any]:
         return {
@@ -47,22 +67,18 @@ def seeded_process(number: int) -> Iterator[Callable[[], list[str]]]:
             "random": random.getstate(),
         }
 
-    # ---- Seed them; whatever moves one from this state shows in `drawn_from`.
     states_before = read_states()
-    for generator in torch_generators:
-        generator.manual_seed(number)
-    np.random.seed(number % 2**32)
-    random.seed(number)
-    fresh_states = {name: pickle.dumps(state) for name, state in read_states().items()}
-
-    def drawn_from() -> list[str]:
-        states = read_states()
-        return [name for name, fresh in fresh_states.items() if pickle.dumps(states[name]) != fresh]
-
     try:
-        yield drawn_from
+        yield read_states
     finally:
+        # What was drawn meanwhile is nobody else's matter.
         for generator, state in zip(torch_generators, states_before["torch"], strict=True):
             generator.set_state(torch.from_numpy(state))
         np.random.set_state(states_before["numpy"])
         random.setstate(states_before["random"])
+
+
+def _list_torch_generators() -> list[torch.Generator]:
+    """Return torch's generators of the process, one a device that is in use."""
+    cuda = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
+    return [torch.default_generator, *cuda]

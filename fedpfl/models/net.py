@@ -311,6 +311,10 @@ class Bound:
 
         Raises FedpflError for a head that takes something else, such as a convolution.
         """
+        if not len(x):  # as in `__call__`, but for the number of features
+            stand_in = x.new_zeros(1, *x.shape[1:])
+            logits, inputs = self.still().features(params, stand_in, role)
+            return logits[:0], inputs[:0]
         head_inputs: list[Tensor] = []
         # A hook reads the head's input whatever the network's forward does before it.
         hook = self.net.head.register_forward_pre_hook(
@@ -320,6 +324,11 @@ class Bound:
             logits = self(params, x, role)
         finally:
             hook.remove()
+        if not head_inputs:
+            raise FedpflError(
+                f"model={self.net.name}: this method works on what the head reads, and forward "
+                f"does not call {self.net.parts.head_layer}(x); call the layer"
+            )
         if head_inputs[0].dim() != 2:
             raise FedpflError(
                 f"model={self.net.name}: this method works on the head's input as [batch, "
@@ -333,14 +342,17 @@ class Bound:
         """Return float32 logits `[batch, classes]` of the network with `params`; `role` picks a
         model's buffers.
         """
+        # Many networks cannot be called on no samples, and others would move statistics to nan.
         net = self.net
-        traits = net.traits
+        if not len(x):
+            return torch.zeros(0, net.parts.classes, device=x.device)
+
         # ---- Step 1: the module, its buffers and samples as this call wants them.
+        traits = net.traits
         # Setting the mode walks over all layers, so only where it changes.
         if net.module.training != self.training:
             net.module.train(self.training)
-        for norm in net.norms:
-            norm.sample_weight = self.weight
+        _weigh_samples(net.norms, self.weight)
         buffers = self.buffers.get(role, {})
         if buffers and (self.training or traits.moves_in_evaluation):
             # The module changes them in place, which must never be the caller's.
@@ -356,11 +368,16 @@ class Bound:
                 logits, after = call({**params, **buffers}, x)
         finally:
             # Also where the network raises: the next call may have no padding.
-            for norm in net.norms:
-                norm.sample_weight = None
+            _weigh_samples(net.norms, None)
         if buffers and self.training:
             self.buffers = {**self.buffers, role: after}
         return logits.float()
+
+
+def _weigh_samples(norms: list[PaddedNorm], weight: Tensor | None) -> None:
+    """Tell normalisations the weights of the samples that come next."""
+    for norm in norms:
+        norm.sample_weight = weight
 
 
 def _gradient_by_backward(

@@ -192,6 +192,9 @@ def _make_module(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> nn.Mo
         raise ValueError(
             f"must be made by a class or function that returns a torch.nn.Module, got {module!r}"
         )
+    # In whatever mode its layers were made: calls set a mode only where it changes.
+    if module.train() is not module:
+        raise ValueError("its train(mode) does not return self, as torch.nn.Module's does")
     if any(map(is_lazy, (*module.parameters(), *module.buffers()))):
         with torch.no_grad():
             module.eval()(_zero_samples(shape))

@@ -41,13 +41,14 @@ def squared_gradients(
         y: Labels `[samples]`.
         weight: Weights `[samples]`.
     """
+    if not len(x):  # not every network can be asked what its layers make of no samples
+        return tree.full_like(params, 0.0)
+
     # ---- Step 1: layers whose outputs are differentiated, and all other parameters.
     taps = _tappable_layers(net, loss, params, x, y)
     layers = {name: module for name, (module, _) in taps.items()}
     offsets = {name: zeros for name, (_, zeros) in taps.items()}
-    layer_params = set()
-    for name, module in layers.items():
-        layer_params |= {f"{name}.{kind}" for kind, _ in module.named_parameters()}
+    layer_params = _list_parameters(layers)
     other_params = {name: value for name, value in params.items() if name not in layer_params}
 
     def differentiate_sample(x: Tensor, y: Tensor) -> tuple[tuple[Tree, Tree], Tree]:
@@ -81,6 +82,14 @@ def squared_gradients(
                 chunk_squares[f"{name}.{kind}"] = squares
         total = {name: value + chunk_squares[name] for name, value in total.items()}
     return total
+
+
+def _list_parameters(layers: dict[str, nn.Module]) -> set[str]:
+    """Return the names of the parameters of some layers."""
+    names = set()
+    for layer_name, layer in layers.items():
+        names |= {f"{layer_name}.{kind}" for kind, _ in layer.named_parameters()}
+    return names
 
 
 def _tappable_layers(

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from fedpfl.ground.errors import error_text
 from fedpfl.ground.seeding import seeded_process
@@ -36,6 +37,8 @@ class Traits:
             buffers.
         changes_input: Whether a call changes its samples in place.
         moves_in_evaluation: Whether buffers change in evaluation mode too.
+        crosses_samples: Whether logits in evaluation depend on which samples stand side by side, as
+            of what is drawn for them.
         trusted: Whether the network is one of this package's, of which all this is known and
             tested.
     """
@@ -45,6 +48,7 @@ class Traits:
     moving: frozenset[str] = frozenset()
     changes_input: bool = False
     moves_in_evaluation: bool = False
+    crosses_samples: bool = False
     trusted: bool = True
 
 
@@ -69,10 +73,12 @@ def observe(module: nn.Module, shape: tuple[int, ...]) -> Traits:
     """
     # First, as observations compare parameters by their names.
     _require_stable_parameters(module, shape)
+    _require_plain_gradients(module)
     training = _Observation(module, made_up_samples(shape, 3), training=True)
     evaluation = _Observation(module, made_up_samples(shape, 3), training=False)
     _require_stable_buffers(module, training)
     _require_no_hidden_state(module, shape)
+    _require_values_from_layers(module, shape)
 
     # ---- what calls change by hand
     trained = {name for name, leaf in module.named_parameters() if leaf.requires_grad}
@@ -88,6 +94,7 @@ def observe(module: nn.Module, shape: tuple[int, ...]) -> Traits:
         moving=frozenset(changed),
         changes_input=training.changes_input or evaluation.changes_input,
         moves_in_evaluation=bool(evaluation.changed_buffers | evaluation.changed_parameters),
+        crosses_samples=bool(evaluation.draws) or _crosses_samples(module, shape),
         trusted=False,
     )
 
@@ -203,6 +210,49 @@ def _require_stable_parameters(module: nn.Module, shape: tuple[int, ...]) -> Non
             f"parameter {name} comes or goes in forward; make it in __init__, or a lazy layer of "
             "torch's"
         )
+
+
+def _require_plain_gradients(module: nn.Module) -> None:
+    """Raise ValueError where a parameter has a hook, which copies of the network have not."""
+    for name, leaf in module.named_parameters():
+        if leaf._backward_hooks or getattr(leaf, "_post_accumulate_grad_hooks", None):
+            raise ValueError(
+                f"a hook on the gradient of {name} (register_hook) would not be called; make it a "
+                "parametrization (torch.nn.utils.parametrize)"
+            )
+
+
+def _require_values_from_layers(module: nn.Module, shape: tuple[int, ...]) -> None:
+    """Raise ValueError where forward does not see a parameter that is put into its layer."""
+    changed = copy_network(module).train()
+    replaced = copy_network(module).train()
+    with seeded_process(SEED), torch.no_grad():
+        values: dict[str, Tensor] = {}
+        for name, leaf in changed.named_parameters():
+            if leaf.requires_grad:
+                values[name] = leaf.mul_(1.5).add_(0.1)
+        answer = changed(made_up_samples(shape, 3))
+    with seeded_process(SEED), torch.no_grad():
+        other_answer = functional_call(replaced, values, (made_up_samples(shape, 3),))
+    if not _equal(answer, other_answer):
+        raise ValueError(
+            "forward reads a parameter from a list or an attribute beside its layer, where clients'"
+            " values are put; read it from the layer"
+        )
+
+
+def _crosses_samples(module: nn.Module, shape: tuple[int, ...]) -> bool:
+    """Return whether two samples have other logits where there are more, in evaluation."""
+    samples = made_up_samples(shape, 4)
+    answers = []
+    for count in (4, 2):
+        network = copy_network(module).eval()
+        with seeded_process(SEED), torch.no_grad():
+            answers.append(network(samples[:count].clone())[:2])
+    of_four, of_two = answers
+    # Products of other sizes round in another way.
+    tolerance = 1e-5 * (1 + float(of_two.abs().max()))
+    return not torch.allclose(of_four, of_two, rtol=1e-3, atol=tolerance, equal_nan=True)
 
 
 def require_true_copy(module: nn.Module, built_alike: nn.Module, shape: tuple[int, ...]) -> None:

@@ -65,11 +65,27 @@ def trace_wiring(module: nn.Module) -> Wiring:
         raise ValueError("a network of which parts are frozen has no sub-models; set adapter=none")
     if len(names) != len(dict(module.named_parameters())):
         raise ValueError("parameters that two layers share have no wiring")
+    wiring = _trace_mode(module, training=True)
+    # Its forward may be another one in evaluation.
+    try:
+        evaluated_wiring = _trace_mode(module, training=False)
+    except ValueError:
+        return replace(wiring, is_separable=False)
+    is_alike = wiring == evaluated_wiring
+    return replace(wiring, is_separable=wiring.is_separable and is_alike)
+
+
+def _trace_mode(module: nn.Module, training: bool) -> Wiring:
+    """Return the wiring of a network in training or evaluation. Raises ValueError."""
+    was_training = module.training
+    module.train(training)
     try:
         with _LOCK:
             graph = _Tracer().trace(module)
     except (fx.proxy.TraceError, TypeError) as error:
         raise ValueError(f"the network cannot be traced: {error}") from None
+    finally:
+        module.train(was_training)
     walk = _Walk(module)
     for node in graph.nodes:
         walk.visit(node)
@@ -77,11 +93,17 @@ def trace_wiring(module: nn.Module) -> Wiring:
         name: tuple(axis and walk.resolve(axis) for axis in along)
         for name, along in walk.axes.items()
     }
-    for name in (*names, *dict(module.named_buffers())):
+    for name in (*dict(module.named_parameters()), *dict(module.named_buffers())):
         if name not in axes:
             raise ValueError(f"{name} belongs to no layer that is used")
     widths = {g: n for g, n in walk.widths.items() if walk.find(g) == g and g not in walk.classes}
-    return Wiring(widths, axes, walk.is_separable)
+    is_separable = walk.is_separable and not any(map(_has_hooks, module.modules()))
+    return Wiring(widths, axes, is_separable)
+
+
+def _has_hooks(layer: nn.Module) -> bool:
+    """Return whether something else is called beside a layer, which no trace shows."""
+    return bool(layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks)
 
 
 _LOCK = threading.Lock()
@@ -89,7 +111,7 @@ _LOCK = threading.Lock()
 
 class _Tracer(fx.Tracer):
     """Layers are leaves, ours too. A trace patches nn.Module for all threads: the calls of others
-    pass through.
+    pass through. A layer is none where a class of a user's computes something else in its place.
     """
 
     def __init__(self) -> None:
@@ -98,9 +120,10 @@ class _Tracer(fx.Tracer):
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Return whether it is a layer of torch or of ours."""
-        return isinstance(m, (*NORMALISATION, LSTMLayer, nn.Conv2d)) or super().is_leaf_module(
-            m, module_qualified_name
+        is_ours = isinstance(m, (*NORMALISATION, LSTMLayer, nn.Conv2d)) and not _has_users_forward(
+            m
         )
+        return is_ours or super().is_leaf_module(m, module_qualified_name)
 
     def call_module(
         self,
@@ -113,6 +136,16 @@ class _Tracer(fx.Tracer):
         if threading.get_ident() != self._thread:
             return forward(*args, **kwargs)
         return super().call_module(m, forward, args, kwargs)
+
+
+def _has_users_forward(layer: nn.Module) -> bool:
+    """Return whether a class of a user's says how a layer computes."""
+    for kind in type(layer).__mro__:
+        if kind.__module__.startswith(("torch.", "fedpfl.")):
+            return False
+        if {"forward", "_conv_forward"} & vars(kind).keys():
+            return True
+    return False
 
 
 @dataclass(frozen=True)
@@ -288,7 +321,8 @@ class _Walk:
 
     def norm(self, layer: nn.Module, tensors: dict[str, Tensor], flow: _Flow) -> _Flow:
         """Note vectors along the channels, and counters."""
-        if isinstance(layer, nn.LayerNorm | nn.GroupNorm):
+        # An absent neuron's statistics follow from a count of calls, which instance norms leave out.
+        if isinstance(layer, nn.LayerNorm | nn.GroupNorm | nn.modules.instancenorm._InstanceNorm):
             self.is_separable = False
         if isinstance(layer, nn.LayerNorm):
             if len(layer.normalized_shape) != 1:
@@ -350,15 +384,20 @@ class _Walk:
             start = option(0, "start_dim", 1 if settings else 0)
             return self.flatten(flow, start, option(1, "end_dim", -1))
         if kind in ("view", "reshape"):
-            shape = (
-                arguments[0]
-                if len(arguments) == 1 and isinstance(arguments[0], tuple | list)
-                else arguments
-            )
-            if len(shape) != 2 or (-1 not in shape and not isinstance(shape[0], fx.Node)):
-                raise ValueError("only (batch, -1) keeps track of neurons")
-            return self.flatten(flow, 1, -1)
+            return self.flatten_by_shape(flow, arguments)
         raise ValueError("is not known to keep neurons apart")
+
+    def flatten_by_shape(self, flow: _Flow, arguments: tuple[Any, ...]) -> _Flow:
+        """Return the flow after a view, which may keep the first axis alone."""
+        shape: Any = arguments
+        if len(arguments) == 1 and isinstance(arguments[0], tuple | list):
+            shape = arguments[0]
+        if len(shape) != 2 or (-1 not in shape and not isinstance(shape[0], fx.Node)):
+            raise ValueError("only (batch, -1) keeps track of neurons")
+        # A width that is written down does not follow the neurons.
+        if shape[1] != -1:
+            self.is_separable = False
+        return self.flatten(flow, 1, -1)
 
     def combine(self, kind: str, input_flows: list[_Flow], flow: _Flow) -> _Flow:
         """Join the neurons of values that meet entry by entry."""
@@ -369,6 +408,8 @@ class _Walk:
                 if kind in OFFSETS:
                     # An absent neuron would still have the input's value.
                     raise ValueError("adds neurons and the network's input")
+                # The input may have an entry for each neuron.
+                self.is_separable = False
                 continue
             a = self.find(flow.group)
             b = self.find(operand.group)

@@ -24,7 +24,6 @@ from fedpfl.engine import (
 )
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
-from fedpfl.engine.training.evaluation import with_least_rows
 from fedpfl.engine.training.shard import gather_data, make_shard
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
@@ -40,7 +39,7 @@ from fedpfl.testing.toy import CPU, require_close, require_equal
 CLASSES = 5
 LOCAL = Local(epochs=1, batch_size=8, lr=0.02, momentum=0.5)
 TRAIN = (21, 7, 12, 3)  # samples of each client: the last minibatches are short
-TEST = (4, 2, 3, 2)
+TEST = (6, 2, 3, 0)
 COHORT = [0, 1, 2, 3]
 LOOP = Engine("loop", workers=2)
 
@@ -246,13 +245,11 @@ def train_plainly(trial: NetworkTrial, client: int) -> tuple[Tree, Tree, Tensor]
     # ---- Step 2: an epoch, with the draws that the engine gives to the client.
     with seeded_by_key(*draws.hook_key(client)):
         # A client is evaluated before it trains, which moves no buffer, but may draw.
-        tested = with_least_rows(federation.test[client])
-        with torch.no_grad():
-            copy.deepcopy(module).eval()(gather_data(federation, tested).x.clone())
+        evaluate_plainly(copy.deepcopy(module), federation, client)
         module.train()
         for batch in shard.batches(phase.stream, 0):
             optimizer.zero_grad()
-            loss = F.cross_entropy(module(batch.x.clone()), batch.y)
+            loss = F.cross_entropy(module(batch.x.clone()).float(), batch.y)
             loss.backward()
             optimizer.step()
             losses.append(loss.detach())
@@ -260,6 +257,38 @@ def train_plainly(trial: NetworkTrial, client: int) -> tuple[Tree, Tree, Tensor]
     params = {name: values[name].detach() for name in net.params}
     buffers = {name: values[name].detach() for name in net.buffers}
     return params, buffers, torch.stack(losses).mean()
+
+
+def evaluate_plainly(module: nn.Module, federation: Federation, client: int) -> Tree:
+    """Return the hits and the summed loss on all of a client's test samples."""
+    data = gather_data(federation, federation.test[client])
+    if not len(data.y):
+        return {"correct": torch.tensor(0), "loss": torch.zeros(())}
+    with torch.no_grad():
+        logits = module.eval()(data.x.clone()).float()
+    correct = (logits.argmax(1) == data.y).sum()
+    return {"correct": correct, "loss": F.cross_entropy(logits, data.y, reduction="sum")}
+
+
+@network_promise(
+    "a client is evaluated as by a plain PyTorch loop",
+    "perhaps its answers depend on more than parameters, buffers and samples",
+)
+def evaluates_as_plain_loop(trial: NetworkTrial) -> None:
+    """On its own test samples, be they two or none."""
+    state = trial.after_one_round
+    net = trial.net
+    call = EvalCall(trial.method, trial.federation, state, COHORT)
+    counts = make_backend(LOOP, net, CPU).evaluate(call)
+    values = {**net.frozen, **state.server, **state.server_buffers.get("main", {})}
+    for client in COHORT:
+        module = net.copy_module()
+        for name, leaf in (*module.named_parameters(), *module.named_buffers()):
+            leaf.data.copy_(values[name])
+        with seeded_by_key(*call.draws.hook_key(client)):
+            expected = evaluate_plainly(module, trial.federation, client)
+        client_counts = {"correct": counts.correct[client], "loss": counts.loss[client]}
+        require_close(f"client {client}", client_counts, expected, atol=1e-5, rtol=1e-4)
 
 
 @network_promise(

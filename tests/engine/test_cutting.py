@@ -163,35 +163,54 @@ def test_a_loss_may_look_at_all_of_the_network(momentum, federation):
 
 
 class Reader(nn.Module):
-    """Two linear layers, with something between them that tells how many neurons there are."""
+    """Two linear layers, with something between them."""
 
-    def __init__(self, between):
+    def __init__(self, between, norm):
         super().__init__()
-        self.fc = nn.Linear(4, 8)
-        self.norm = nn.LayerNorm(8) if between == "layer norm" else nn.Identity()
+        self.fc = nn.Linear(8, 8)
+        self.norm = norm
         self.between = between
         self.classifier = nn.Linear(8, 3)
 
     def forward(self, x):
-        x = self.norm(self.fc(x.view(x.size(0), -1)))
-        if self.between == "size":
-            x = x / x.size(1)
-        if self.between == "shape":
-            x = x / x.shape[-1]
-        if self.between == "batch":
-            x = x.view(x.shape[0], -1)
-        return self.classifier(x)
+        hidden = self.norm(self.fc(x.view(x.size(0), -1)))
+        return self.classifier(self.between(self, x, hidden))
 
 
-@pytest.mark.parametrize(
-    ("between", "is_cut"),
-    [("nothing", True), ("batch", True), ("size", False), ("shape", False), ("layer norm", False)],
-)
-def test_only_networks_of_separate_neurons_are_cut(between, is_cut):
-    net = Net(Reader(between))
+def hook_layer():
+    """Return a layer beside which something else is called."""
+    layer = nn.Identity()
+    layer.register_forward_hook(lambda layer, inputs, output: output / output.shape[1])
+    return layer
+
+
+INSTANCE_NORM = nn.InstanceNorm1d(8, affine=True, track_running_stats=True)
+BETWEEN = {
+    "nothing": (lambda net, x, hidden: hidden, nn.Identity(), True),
+    "batch": (lambda net, x, hidden: hidden.view(hidden.shape[0], -1), nn.Identity(), True),
+    "size": (lambda net, x, hidden: hidden / hidden.size(1), nn.Identity(), False),
+    "shape": (lambda net, x, hidden: hidden / hidden.shape[-1], nn.Identity(), False),
+    "width": (lambda net, x, hidden: hidden.view(-1, 8), nn.Identity(), False),
+    "input": (lambda net, x, hidden: hidden * x, nn.Identity(), False),
+    "mode": (
+        lambda net, x, hidden: hidden if net.training else hidden / hidden.size(1),
+        nn.Identity(),
+        False,
+    ),
+    "hook": (lambda net, x, hidden: hidden, hook_layer(), False),
+    "layer norm": (lambda net, x, hidden: hidden, nn.LayerNorm(8), False),
+    "instance norm": (lambda net, x, hidden: hidden, INSTANCE_NORM, False),
+}
+"""What tells how many neurons there are, or does not: with a layer, and whether it is cut."""
+
+
+@pytest.mark.parametrize("name", BETWEEN)
+def test_only_networks_of_separate_neurons_are_cut(name):
+    between, norm, is_cut = BETWEEN[name]
+    net = Net(Reader(between, norm))
     zeroed = tree.clone(net.params)
     zeroed["fc.weight"][2:] = zeroed["fc.bias"][2:] = zeroed["classifier.weight"][:, 2:] = 0
-    if between == "layer norm":
+    if "norm.weight" in zeroed:
         zeroed["norm.weight"][2:] = zeroed["norm.bias"][2:] = 0
     still = dict.fromkeys(zeroed, False)
     assert (find_subnetwork(net, zeroed, still) is not None) == is_cut

@@ -23,7 +23,7 @@ from fedpfl.testing.network_promises import (
 from fedpfl.testing.promises import Unkept
 from fedpfl.testing.toy import CPU
 from tests import networks
-from tests.conftest import REPRESENTATIVES, SETTINGS, keep_only
+from tests.conftest import REPRESENTATIVES, SETTINGS, assert_same, keep_only
 
 ON_LOOP_ALONE = {
     "checkpointed": "recomputes activations",
@@ -35,6 +35,7 @@ ON_LOOP_ALONE = {
     "batch_attention": "other samples of a minibatch",
     "batchnorm_subclass": "other samples of a minibatch",
     "batchnorm_without_statistics": "other samples of a batch in evaluation",
+    "scaled_by_batch": "",
     "instance_norm_with_statistics": "other samples of a minibatch",
     "average_with_graph": "other samples of a minibatch",
     "branches_on_values": "",
@@ -85,6 +86,7 @@ def broken_promises(trial):
 QUICK = {
     *("batchnorm_1d", "counter_assigned", "not_persistent", "noisy_by_numpy", "tied"),
     *("changes_input", "frozen_average", "checkpointed", "two_heads"),
+    *("batchnorm_without_statistics", "made_still", "views_batch", "double"),
 }
 """One network of each kind: what moves beside parameters, draws, sharing, refusals of the engine."""
 
@@ -213,6 +215,24 @@ def test_a_traced_head_is_the_one_that_built_in_networks_have(name):
     assert [f"{name}.weight" for name in layers] == [
         layer[0] for layer in net.parts.layers if layer[0].endswith("weight")
     ]
+
+
+def test_whatever_mode_layers_are_made_in_the_first_step_trains():
+    assert all(layer.training for layer in build("made_still").module.modules())
+
+
+@pytest.mark.parametrize(
+    ("name", "engine"), [("dropped", "loop"), ("noisy_by_numpy", "loop"), ("dropped", "batched")]
+)
+def test_counting_operations_draws_nothing(name, engine):
+    """Neither the client that is measured for all nor another one trains otherwise."""
+    net, states = build(name), []
+    for local_by_client in (None, {}):
+        backend = make_backend(Engine(engine, workers=2), net, CPU)
+        setup = RoundSetup(backend, FedAvg(), make_federation(networks.SHAPE), LOCAL, 0)
+        state = make_initial_state(FedAvg(), net, len(COHORT), CPU)
+        states.append(play_round(setup, state, COHORT, local_by_client)[0].server)
+    assert_same(*states)
 
 
 def test_networks_of_this_package_are_not_tried_before_a_run():

@@ -24,11 +24,12 @@ def problem(steps: int = 6) -> tuple[list[torch.Tensor], list[list[torch.Tensor]
     ]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("local", [Local(1, 2, 0.1, 0.7, 0.1, clip=0.5), Local(1, 2, 0.1)], ids=str)
-def test_bits_are_the_mask(local):
+def test_bits_are_the_mask(local, dtype):
     layout = torch.channels_last
-    params = torch.randn(3, 4, 2, 2).contiguous(memory_format=layout)
-    grad, mask = torch.randn(3, 4, 2, 2), torch.rand(3, 4, 2, 2) < 0.5
+    params = torch.randn(3, 4, 2, 2, dtype=dtype).contiguous(memory_format=layout)
+    grad, mask = torch.randn(3, 4, 2, 2, dtype=dtype), torch.rand(3, 4, 2, 2) < 0.5
     grad[0, 0, 0, 0], mask[0, 0, 0, 0] = -torch.inf, False
     ends = []
     for own in (mask, as_bitmask(mask, params)):

@@ -97,3 +97,9 @@ def test_networks_without_a_wiring_say_so():
     with pytest.raises(FedpflError, match="cannot tell this one's neurons: cumsum"):
         neurons.build_plan(net.params, net.parts)
     assert tree.size(net.params) > 0
+
+
+def test_a_network_without_hidden_neurons_says_so():
+    net = models.Net(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3)))
+    with pytest.raises(FedpflError, match="this one has no hidden neurons"):
+        neurons.build_plan(net.params, net.parts)

@@ -262,6 +262,14 @@ class Does(nn.Module):
         return self.classifier(self.something(self, x, self.conv(x)).mean((2, 3)))
 
 
+class Standardised(nn.Conv2d):
+    """Standardises its weights over all that a neuron reads."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
+        return self._conv_forward(x, weight, self.bias)
+
+
 def with_more(layer):
     return lambda: Does(lambda m, x, h: m.more(h), more=layer)
 
@@ -278,6 +286,7 @@ UNKNOWN = [
     (with_function(lambda m, x, h: h.softmax(1)), "softmax: is not known"),
     (with_function(lambda m, x, h: m.conv(h)), "conv: is used twice"),
     (lambda: Does(lambda m, x, h: h, unused=nn.Linear(2, 2)), r"unused\.weight belongs to no"),
+    (with_more(Standardised(4, 4, 3)), "weight: is a parameter or buffer outside of a layer"),
     (with_more(nn.PReLU()), "more: PReLU has no known wiring"),
     (with_more(nn.ConvTranspose2d(4, 4, 3)), "more: ConvTranspose2d has no"),
     (with_function(lambda m, x, h: h if h.sum() > 0 else -h), "cannot be traced"),

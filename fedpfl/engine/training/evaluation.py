@@ -1,7 +1,8 @@
 """Models on their clients' samples: one client's alone, or those of many in one forward pass.
 
 A client's counts are the same either way, bit for bit where rows of matrix products are: a product
-of a few rows rounds in another way, so none has fewer than `LEAST_ROWS`.
+of a few rows rounds in another way, so none has fewer than `LEAST_ROWS`. A network for which other
+samples of a pass matter sees each client's alone, as they are.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def evaluate_client(
     (random,) = job.random()
     indices = getattr(federation, job.split)[client]
     count = len(indices)
-    if not job.has_own_predict:
+    if not job.has_own_predict and not net.traits.crosses_samples:
         indices = with_least_rows(indices)
         random = random.new_empty(len(indices), 0)
     data = gather_data(federation, indices)

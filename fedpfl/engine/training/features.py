@@ -42,6 +42,10 @@ class ClientSplit(NamedTuple):
         return getattr(self.federation, self.name)[self.client]
 
 
+def _has_samples(split: ClientSplit) -> bool:
+    return split.sample_indices.numel() > 0
+
+
 class FeatureStore:
     """Keep the features of each federation's samples.
 
@@ -63,14 +67,17 @@ class FeatureStore:
             data: Their samples, the last one perhaps repeated.
         """
         parts = []
-        for split in splits:
+        # A network is not asked about a split without samples.
+        for split in filter(_has_samples, splits):
             features = self.find_features(net, split)
             if features is None:
                 return None
             parts.append(features)
+        if not parts:
+            return None
         features = torch.cat(parts)
         missing = len(data.x) - len(features)
-        if missing and len(features):
+        if missing:
             features = torch.cat([features, features[-1:].expand(missing, *features.shape[1:])])
         return FrozenBody(net, net.params, {}, data, features)
 

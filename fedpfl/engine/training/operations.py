@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,6 +20,7 @@ from fedpfl.engine.training.jobs import ClientRow, phase_structure
 from fedpfl.engine.training.minibatches import count_samples
 from fedpfl.engine.training.train_plan import TrainPlan, find_trainable_leaves, with_epoch_numbers
 from fedpfl.ground import tree
+from fedpfl.ground.seeding import restored_process
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Batch, Method, Phase
 from fedpfl.models import Bound, Net
@@ -128,16 +131,19 @@ def _count_uses(net: Net, federation: Federation) -> dict[str, int]:
     module = net.copy_module().to("cpu").eval()
     uses: dict[str, int] = {}
 
-    def count(prefix: str, layer: nn.Module, _: Any, output: Tensor) -> None:
+    def count(prefix: str, layer: nn.Module, _: Any, output: Any) -> None:
+        if not isinstance(output, Tensor):  # as of a layer that answers with its states, too
+            return
         is_convolution = isinstance(layer, nn.modules.conv._ConvNd)
         channels = output.shape[1] if is_convolution else output.shape[-1]
         for key in layer._parameters:
-            uses[f"{prefix}.{key}" if prefix else key] = output.numel() // channels
+            name = f"{prefix}.{key}" if prefix else key
+            uses[name] = uses.get(name, 0) + output.numel() // channels
 
     for name, layer in module.named_modules():
         if layer._parameters.get("weight") is not None and not isinstance(layer, nn.Embedding):
             layer.register_forward_hook(partial(count, name))
-    with torch.no_grad():
+    with torch.no_grad(), _without_draws(net):
         module(_zero_samples(federation, 1))
     return uses
 
@@ -146,6 +152,22 @@ def _zero_samples(federation: Federation, count: int) -> Tensor:
     """Return samples of the form in which steps see them."""
     dtype = torch.float32 if federation.x.dtype == torch.uint8 else federation.x.dtype
     return torch.zeros((count, *federation.shape), dtype=dtype)
+
+
+@contextmanager
+def _without_draws(net: Net) -> Iterator[None]:
+    """Draw nothing from what clients draw from: the first one alone is measured."""
+    generator = net.generator
+    if generator is None:
+        with restored_process():
+            yield
+        return
+    # The process's generators are shared by threads, of which each has one for its client.
+    state = generator.get_state()
+    try:
+        yield
+    finally:
+        generator.set_state(state)
 
 
 @dataclass(frozen=True)
@@ -203,7 +225,7 @@ class _Step:
         moving = [leaves[i].requires_grad_() for i in trainable.indices]
         batch = self._zero_batch()
         # Fused attention is counted on some devices alone; the plain one is matrix products.
-        with FlopMeter() as meter, sdpa_kernel(SDPBackend.MATH), torch.random.fork_rng(devices=[]):
+        with _without_draws(self.net.net), FlopMeter() as meter, sdpa_kernel(SDPBackend.MATH):
             if phase.step:
                 batches = (batch,) * phase.batches if phase.batches > 1 else batch
                 with torch.no_grad():
@@ -222,7 +244,7 @@ class _Step:
         device = self.federation.x.device
         return Batch(
             x=_zero_samples(self.federation, size).to(device),
-            y=torch.zeros(size, dtype=torch.int64).to(device),
+            y=self.federation.y.new_zeros((size, *self.federation.y.shape[1:])),
             random=torch.zeros(size, self.method.randoms).to(device),
             indices=torch.arange(size).to(device),
         )

@@ -175,7 +175,9 @@ def _has_plain_evaluation(call: EvalCall, net: Net) -> bool:
     traits = net.traits
     if traits.trusted:
         return True
-    if traits.draws or traits.moves_in_evaluation or not net.parts.sample:
+    if traits.draws or traits.moves_in_evaluation or traits.crosses_samples:
+        return False
+    if not net.parts.sample:
         return False
     if net not in _obstacles:
         _obstacles[net] = find_obstacle(net)

@@ -16,7 +16,7 @@ from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tree import Tree
 from fedpfl.models import Parts
-from fedpfl.models.wiring import Axis
+from fedpfl.models.wiring import Axis, Wiring
 
 Rounding = Literal["floor", "ceil", "round"]
 
@@ -33,14 +33,9 @@ def build_plan(params: Tree, parts: Parts) -> Tree:
         buffers: of each buffer, neuron numbers along axis 0.
 
     Raises:
-        FedpflError: for networks whose wiring is not known.
+        FedpflError: for networks whose wiring is not known, or that have no hidden neurons.
     """
-    try:
-        wiring = parts.wiring
-    except ValueError as error:
-        raise FedpflError(
-            f"the method trains parts of networks, and cannot tell this one's neurons: {error}"
-        ) from None
+    wiring = _require_wiring(parts)
     device = tree.leaves(params)[0].device
     widths = list(wiring.widths.values())
     always_active = sum(widths)  # the number behind those of all neurons
@@ -84,6 +79,22 @@ def build_plan(params: Tree, parts: Parts) -> Tree:
         "columns": columns,
         "buffers": buffers,
     }
+
+
+def _require_wiring(parts: Parts) -> Wiring:
+    """Return a network's wiring. Raises FedpflError where there is none."""
+    try:
+        wiring = parts.wiring
+    except ValueError as error:
+        raise FedpflError(
+            f"the method trains parts of networks, and cannot tell this one's neurons: {error}"
+        ) from None
+    if not wiring.widths:
+        raise FedpflError(
+            "the method trains parts of networks, and this one has no hidden neurons; use a network"
+            " with a hidden layer, or another method"
+        )
+    return wiring
 
 
 def neuron_counts(plan: Tree, share: Tensor, rounding: Rounding = "floor") -> Tensor:
