@@ -44,6 +44,11 @@ FILES = {
 CLOCKED = ("seconds", "eval_seconds")
 
 
+def keep_last_words(*words: str) -> tuple[str, ...]:
+    """Of words that give a key again only the last, for the command says so otherwise."""
+    return tuple({word.partition("=")[0] if "=" in word else word: word for word in words}.values())
+
+
 @dataclass(frozen=True)
 class Result:
     code: int
@@ -160,9 +165,7 @@ def start_process(
     otherwise.
     """
     if script is None:
-        arguments = tuple(
-            {word.partition("=")[0] if "=" in word else word: word for word in arguments}.values()
-        )
+        arguments = keep_last_words(*arguments)
     what = ["-c", script] if script else ["-m", "fedpfl.train"]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     # Whoever started the tests in the background may have them ignore signals, and children inherit

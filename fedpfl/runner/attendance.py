@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from fedpfl import engine
 from fedpfl.config.run import Run
 from fedpfl.engine.backends import ranks
@@ -34,8 +36,9 @@ def find_trained_clients(state: engine.State) -> set[int]:
     if not rows.is_stored_here:
         return set(local_clients)
     # Each process knows its own clients alone where states are sharded.
-    by_process = ranks.broadcast_value(ranks.gather_to_main([local_clients]))
-    return {client for clients in by_process for client in clients}
+    clients_of_processes = ranks.gather_to_main([torch.tensor(local_clients, dtype=torch.int64)])
+    by_process = ranks.broadcast_value(dict(enumerate(clients_of_processes)))
+    return {client for clients in by_process.values() for client in clients.tolist()}
 
 
 def warn_if_few_train(run: Run, participants: int) -> str:

@@ -28,6 +28,7 @@ from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS, FedAvg, Method
+from fedpfl.runner.attendance import find_trained_clients
 from fedpfl.testing import toy
 from tests.command import (
     TINY,
@@ -35,6 +36,7 @@ from tests.command import (
     Result,
     _environment,
     _heed_interrupts,
+    keep_last_words,
     read_checkpoint,
     read_summary,
     rewrite_summary,
@@ -201,7 +203,8 @@ def played(names: list[str], engine: str = "loop") -> dict[str, torch.Tensor]:
             EvalCall(*about, FineTuning(LOCAL, Draws(0, "finetune", 2)), adapt)
         )
         counts = [backend.evaluate(EvalCall(*about, before_evaluation=adapt)), tuned]
-        found[name] = [states, [vars(outcome) for outcome in outcomes], counts]
+        trained = torch.tensor(sorted(find_trained_clients(last)))
+        found[name] = [states, [vars(outcome) for outcome in outcomes], counts, [trained]]
     return {path: torch.as_tensor(leaf) for path, leaf in flatten(found).items()}
 
 
@@ -319,7 +322,7 @@ def torchrun(
         f"--nproc_per_node={count}",
         *options,
         *what,
-        *arguments,
+        *keep_last_words(*arguments),
     ]
     there = ["ip", "netns", "exec", at] if at else []
     own = {"GLOO_SOCKET_IFNAME": "here"} if at else {}
@@ -385,7 +388,7 @@ def test_a_checkpoint_is_restored_in_every_process_and_a_finished_run_is_told_on
 
 
 KILLS = {
-    "before round 1": "wrap(train.session, 'build', 1, after)",
+    "before round 1": "wrap(train.session, 'build_run', 1, after)",
     "in a round": "wrap(method, 'finish', 3, after)",
     "at a checkpoint": "wrap({}, {}, 2, {})",
 }
@@ -628,7 +631,7 @@ import os
 from fedpfl import train
 from fedpfl.ground.errors import FedpflError
 def absent(*given): raise FedpflError("no data here")
-if os.environ["RANK"] == "1": train.session.build = absent
+if os.environ["RANK"] == "1": train.session.build_run = absent
 train.main()
 """
 OTHER = (
