@@ -257,12 +257,15 @@ def make_runnable(text: str) -> ShellLine:
     # ---- Words that make it small, as far as its configuration allows.
     _, cfg = compose_command(line)
     small_words = [*SMALL]
+    # Four clients have no attacker, and a cohort of two bears none.
+    is_hostile = any(word.startswith(("attack=", "defence=")) for word in run_words)
     # Other partitions need so many clients that each class, or each group, has one.
     if "alpha" in cfg.partition or cfg.clients > 100:
-        small_words.append("clients=4")
+        small_words.append("clients=20" if is_hostile else "clients=4")
     for key, limit in SMALL_PARTITION.items():
         if cfg.partition.get(key):
-            small_words.append(f"partition.{key}={min(limit, cfg.partition[key])}")
+            most = min(20, limit) if is_hostile else limit
+            small_words.append(f"partition.{key}={min(most, cfg.partition[key])}")
     if cfg.dataset.get("once"):
         small_words.append("dataset.once=false")  # an archive is taken as it is
     sweeps = cfg.hydra.sweeper.get("params") or {}

@@ -530,6 +530,7 @@ def test_an_export_is_all_or_nothing(folder, tmp_path, capsys, monkeypatch):
     assert export.main([str(folder), str(tmp_path / "out")]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert [line.startswith("fedpfl: ") for line in lines] == [True] * 3
+    assert lines[0].endswith("there exists; name a new folder")
     assert "No space left on device; choose a new folder" in lines[2]
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
     assert [path.name for path in (tmp_path / "there").iterdir()] == ["mine"]
