@@ -161,10 +161,11 @@ def test_sites_are_tables_of_numbers_or_of_several_labels(tmp_path):
     rng = np.random.default_rng(0)
     for site in ("a", "b"):
         frame = pd.DataFrame(rng.normal(size=(9, 2)), columns=["x", "age"])
-        frame.assign(flu=frame["x"] > 0, cold=[0, 1, 0] * 3).to_csv(tmp_path / f"{site}.csv")
+        table = frame.assign(flu=frame["x"] > 0, cold=[0, 1, 0] * 3)
+        table.to_csv(tmp_path / f"{site}.csv", index=False)
     read = {"path": tmp_path, "categories": ()}
     got = load_samples("sites", tmp_path, **read, label="age", task="regression")
-    assert (find_task(got.y), got.x.shape, got.class_names) == (REGRESSION, (18, 4), ())
+    assert (find_task(got.y), got.x.shape, got.class_names) == (REGRESSION, (18, 3), ())
     got = load_samples("sites", tmp_path, **read, label=("flu", "cold"), task="multilabel")
     assert (got.y.shape, got.class_names, got.group_names) == (
         *((18, 2), ("flu", "cold"), ("a", "b")),
