@@ -5,6 +5,7 @@ All count clients alike: how many samples a client has is its word alone.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
@@ -17,7 +18,7 @@ from fedpfl.ground.ranges import Above, AtLeast
 
 
 @dataclass(frozen=True)
-class Defence(Checked):
+class Defence(Checked, ABC):
     """Aggregate the uploads of a turn in a robust way."""
 
     is_centered: ClassVar[bool] = False
@@ -28,6 +29,7 @@ class Defence(Checked):
         """Return how many uploads it takes to bear what it promises to bear."""
         return 1
 
+    @abstractmethod
     def combine_rows(self, rows: Tensor, generator: Generator) -> Tensor:
         """Return the aggregate `[entries]` of uploads.
 
@@ -35,7 +37,6 @@ class Defence(Checked):
             rows: `[clients, entries]`.
             generator: Of the round, on the CPU.
         """
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)

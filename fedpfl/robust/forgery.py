@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Annotated, ClassVar, Literal, NamedTuple
@@ -44,15 +45,15 @@ class Uploads(NamedTuple):
 
 
 @dataclass(frozen=True)
-class UploadAttack(Attack):
+class UploadAttack(Attack, ABC):
     """Replace attackers' uploads."""
 
     is_centered: ClassVar[bool] = False
     """Whether `forge_rows` is about updates, the uploads less those without training."""
 
+    @abstractmethod
     def forge_rows(self, uploads: Uploads) -> Tensor:
         """Return what attackers send up, `[attackers, entries]` or one row for all."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -155,9 +156,9 @@ class _Hidden(UploadAttack):
         # In float64: the roots are differences of nearly equal squares.
         return mean + self.find_step(rows.double(), mean.double(), direction.double()) * direction
 
+    @abstractmethod
     def find_step(self, rows: Tensor, mean: Tensor, direction: Tensor) -> float:
         """Return the longest step from the mean in a direction that stays among the rows."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)

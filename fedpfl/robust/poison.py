@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal, NamedTuple
@@ -25,7 +26,7 @@ OPACITIES = {"patch": 1.0, "blended": 0.2, "sine": 0.1}
 
 
 @dataclass(frozen=True)
-class DataAttack(Attack):
+class DataAttack(Attack, ABC):
     """Alter samples that attackers train on, and those by which success is measured."""
 
     poisoned: Annotated[float, Above(0), AtMost(1)] = 1.0
@@ -39,9 +40,9 @@ class DataAttack(Attack):
             federation.task, "an attack on data", "it is about classes; attack uploads"
         )
 
+    @abstractmethod
     def alter_labels(self, y: Tensor, classes: int) -> Tensor:
         """Return what an attacker makes of labels `[samples]` of so many classes."""
-        raise NotImplementedError
 
     def alter_samples(self, x: Tensor, seed: int, part: int | None = None) -> Tensor:
         """Return what an attacker makes of stored samples.

@@ -144,6 +144,12 @@ class NetworkTrial:
         """Return the state after a round on the loop backend; nobody may change it."""
         return self.play(LOOP, 1)
 
+    @property
+    def values_after_one_round(self) -> Tree:
+        """Return the network's values after that round, what is frozen among them."""
+        state = self.after_one_round
+        return {**self.net.frozen, **state.server, **state.server_buffers.get("main", {})}
+
 
 @cache
 def make_federation(shape: tuple[int, ...]) -> Federation:
@@ -280,7 +286,7 @@ def evaluates_as_plain_loop(trial: NetworkTrial) -> None:
     net = trial.net
     call = EvalCall(trial.method, trial.federation, state, COHORT)
     counts = make_backend(LOOP, net, CPU).evaluate(call)
-    values = {**net.frozen, **state.server, **state.server_buffers.get("main", {})}
+    values = trial.values_after_one_round
     for client in COHORT:
         module = net.copy_module()
         for name, leaf in (*module.named_parameters(), *module.named_buffers()):
@@ -365,11 +371,7 @@ def is_saved_and_loaded(trial: NetworkTrial) -> None:
     # ---- Step 1: save the values that a run ends with.
     state = trial.after_one_round
     net = trial.net
-    values = {
-        **net.frozen,
-        **state.server,
-        **state.server_buffers.get("main", {}),
-    }
+    values = trial.values_after_one_round
     file = io.BytesIO()
     torch.save(net.state_dict(values), file)
     file.seek(0)
