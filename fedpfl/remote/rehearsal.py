@@ -117,9 +117,13 @@ def _play_two_rounds(
         )
         outcomes.append(outcome)
     fine_tuning = FineTuning(local, Draws(0, "adapt", state.round))
-    counts = backend.evaluate_splits(
-        EvalCall(run.method, federation, state, clients, None, fine_tuning)
-    )
+    # Each alone, as a node evaluates them: together they may round in another way.
+    counts = {
+        str(client): backend.evaluate_splits(
+            EvalCall(run.method, federation, state, [client], None, fine_tuning)
+        )
+        for client in clients
+    }
     by_round = {
         str(index): {"after": outcome.after, "loss": outcome.loss}
         for index, outcome in enumerate(outcomes)

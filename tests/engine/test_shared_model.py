@@ -8,14 +8,16 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from fedpfl.engine import FineTuning, RoundSetup, make_backend, make_initial_state, play_round
 from fedpfl.engine.calls import EvalCall, with_before_turn
 from fedpfl.engine.keys import Draws
-from fedpfl.engine.training.evaluation import LONGEST_SEQUENTIAL_SUM
-from fedpfl.engine.training.shared_model import HOST_PASS, find_shared_model
+from fedpfl.engine.training.evaluation import LONGEST_PASS, LONGEST_SEQUENTIAL_SUM
+from fedpfl.engine.training.shared_model import find_shared_model
 from fedpfl.ground import tree
 from fedpfl.methods import METHODS, STORED, FedAvg
+from fedpfl.models import Net
 from tests.conftest import (
     CPU,
     LOCAL,
@@ -60,6 +62,20 @@ def test_each_client_has_its_numbers_of_being_alone(name, net, various):
         assert_same(alone, tree.take(together, slice(row, row + 1)))
 
 
+@pytest.mark.parametrize("outputs", [1, 10])
+def test_the_rows_of_its_products_are_alike_together_and_alone(outputs, various):
+    first, last = nn.Linear(various.x[0].numel(), 512), nn.Linear(512, outputs)
+    nn.init.normal_(last.weight)  # small outputs would hide a bit in the loss
+    net = Net(nn.Sequential(nn.Flatten(), first, nn.ReLU(), last))
+    labels = various.y.float() if outputs == 1 else various.y
+    federation = replace(various, y=labels, excluded_classes=None)
+    backend = make_backend(as_engine("loop"), net, CPU)
+    state = make_initial_state(FedAvg(), net, len(SIZES), CPU)
+    call = EvalCall(FedAvg(), federation, state, CLIENTS)
+    alone = [backend.evaluate(replace(call, clients=[client])) for client in CLIENTS]
+    assert_same(tree.map(lambda *leaves: torch.cat(leaves), *alone), backend.evaluate(call))
+
+
 def test_statistics_that_stay_at_clients_keep_those_apart_that_took_part(various):
     norm_net = tiny(True)
     method = METHODS["fedavg"](statistics="local")
@@ -91,7 +107,7 @@ def test_passes_hold_all_samples_once_and_few_at_a_time(net, various):
     passes = [one for one in find_shared_model(call, net).passes if one.split == "test"]
     assert [client for one in passes for client in one.clients] == CLIENTS
     for one in passes:
-        assert len(one.clients) == 1 or sum(map(len, one.samples)) <= HOST_PASS
+        assert len(one.clients) == 1 or sum(map(len, one.samples)) <= LONGEST_PASS
 
 
 def test_losses_of_few_samples_are_added_up_as_torch_does():

@@ -13,6 +13,7 @@ from torch import nn
 from fedpfl.config import plugins
 from fedpfl.config.plan import check_config
 from fedpfl.config.run import build_run
+from fedpfl.engine.training import evaluation
 from fedpfl.record import console
 from fedpfl.record.console import Console
 from fedpfl.record.forecast import Forecast, Remaining, Schedule
@@ -155,12 +156,12 @@ def ticking(monkeypatch):
     monkeypatch.setattr(Ticking, "now", 0.0)
     monkeypatch.setattr(timing.time, "perf_counter", lambda: Ticking.now)
     monkeypatch.setattr(loop.time, "monotonic", lambda: Ticking.now)
+    monkeypatch.setattr(evaluation, "ROW_BLOCK", 1)  # evaluated samples are the clients' alone
     from fedpfl.models import MODELS
 
     monkeypatch.setitem(MODELS, "ticking", lambda shape, classes: Ticking())
 
     def play_rounds(*words):
-        # A forward pass has eight samples at least, so that clients are to have as many to test.
         sizes = "partition.samples_per_client=96", "rounds=8"
         engine_words = "engine.workers=1", "engine.backend=loop"
         cfg = copy.deepcopy(compose_once("model=mlp", *engine_words, *EQUAL, *sizes, *words))

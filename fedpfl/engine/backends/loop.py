@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +25,7 @@ from fedpfl.engine.backends.ranks import available_cores
 from fedpfl.engine.calls import Answer, Call, Counts, TrainCall, estimate_work
 from fedpfl.engine.keys import generator, track_global_draws
 from fedpfl.engine.training.cutting import cut_job
-from fedpfl.engine.training.evaluation import ForwardPass, evaluate_client
+from fedpfl.engine.training.evaluation import ForwardPass, evaluate_client, has_equal_rows
 from fedpfl.engine.training.features import ClientSplit, FeatureStore, make_feature_store
 from fedpfl.engine.training.forms import AnswerForms, require_equal_forms
 from fedpfl.engine.training.frozen import FrozenBody, find_frozen_body
@@ -76,6 +76,7 @@ class LoopBackend(Backend):
             keep_freed_memory()
         self.engine = engine
         self.net = net
+        self._device = device
         self._local = threading.local()
         self._autocast = partial(
             torch.autocast, device.type, torch.bfloat16, engine.precision == "bf16"
@@ -103,6 +104,11 @@ class LoopBackend(Backend):
         if traits.draws and not has_generator_per_client:
             self._client_lock = threading.Lock()
 
+    @cached_property
+    def _has_equal_rows(self) -> bool:
+        """Return whether evaluation of several clients together changes no bit on this CPU."""
+        return self._device.type != "cpu" or has_equal_rows(self.net)
+
     def run(self, calls: Sequence[Call]) -> list[Answer]:
         """See Backend. All calls share the pool, which takes the largest clients first.
 
@@ -126,7 +132,8 @@ class LoopBackend(Backend):
         # evaluated by one model go together.
         pending_calls = []
         for call in calls:
-            shared = None if self._client_lock else find_shared_model(call, self.net)
+            is_joinable = self._client_lock is None and self._has_equal_rows
+            shared = find_shared_model(call, self.net) if is_joinable else None
             pending_calls.append(_PendingCall(call, shared))
         tasks = [task for pending in pending_calls for task in self._list_tasks(pending)]
         for task in sorted(tasks, key=lambda task: -task.work):

@@ -1,18 +1,21 @@
 """Models on their clients' samples: one client's alone, or those of many in one forward pass.
 
-A client's counts are the same either way, bit for bit where rows of matrix products are: a product
-of a few rows rounds in another way, so none has fewer than `LEAST_ROWS`. A network for which other
-samples of a pass matter sees each client's alone, as they are.
+A client's counts are the same either way, bit for bit on a CPU. Products of few rows, and the last
+rows of others, round in another way, so all have a multiple of `ROW_BLOCK` rows; where that is not
+enough, `has_equal_rows` says so. A network for which other samples of a pass matter sees each
+client's alone, as they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import cache
 from itertools import accumulate
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fedpfl.data.federation import Federation
@@ -28,7 +31,10 @@ from fedpfl.ground.tree import Tree
 from fedpfl.methods import Batch, Data
 from fedpfl.models import Net
 
-LEAST_ROWS = 8
+ROW_BLOCK = 16
+"""Rows that matrix products with AVX-512 take at once."""
+LONGEST_PASS = 256
+"""Samples of a forward pass of several clients on a CPU."""
 LONGEST_SEQUENTIAL_SUM = 17
 """Up to so many samples torch adds a batch's losses one by one, the first one last."""
 
@@ -86,13 +92,13 @@ def evaluate_client(
         autocast: The context of forward passes.
         store: Features of samples, where the body is frozen for good.
     """
-    # ---- Step 1: the samples; no model of the network's alone sees very few of them.
+    # ---- Step 1: the samples, in whole blocks where the network alone sees them
     ((federation, client),) = job.rows
     (random,) = job.random()
     indices = getattr(federation, job.split)[client]
     count = len(indices)
     if not job.has_own_predict and not net.traits.crosses_samples:
-        indices = with_least_rows(indices)
+        indices = with_full_blocks(indices)
         random = random.new_empty(len(indices), 0)
     data = gather_data(federation, indices)
     device = data.y.device
@@ -150,7 +156,7 @@ def evaluate_clients(
     federation = forward_pass.federation
     sizes = forward_pass.client_sizes
     indices = torch.cat(forward_pass.samples)
-    data = gather_data(federation, with_least_rows(indices))
+    data = gather_data(federation, with_full_blocks(indices))
     with torch.no_grad(), autocast():
         bound = bind_for_evaluation(net, model.params, model.buffers)
         body = store and store.find_body(net, forward_pass.client_splits, data)
@@ -187,12 +193,39 @@ def evaluate_clients(
     return Counts(correct=correct, loss=loss, total=total, measures=measures)
 
 
-def with_least_rows(indices: Tensor) -> Tensor:
-    """Return indices of samples, the last one repeated where they are few."""
-    missing = LEAST_ROWS - len(indices)
-    if missing <= 0 or not len(indices):
+def with_full_blocks(indices: Tensor) -> Tensor:
+    """Return indices of samples, the last one repeated until they fill blocks of `ROW_BLOCK`."""
+    missing = -len(indices) % ROW_BLOCK
+    if not missing:
         return indices
     return torch.cat([indices, indices[-1:].expand(missing)])
+
+
+def has_equal_rows(net: Net) -> bool:
+    """Return whether a sample's outputs on this CPU are the same beside any others.
+
+    Their last bits are not where MKL multiplies without AVX-512.
+    """
+    weights = [leaf for leaf in net.module.parameters() if leaf.dim() == 2]
+    return all(_multiplies_rows_alike(min(len(leaf), 512), leaf.shape[1]) for leaf in weights)
+
+
+@cache
+def _multiplies_rows_alike(outputs: int, inputs: int) -> bool:
+    """Return whether a row of a product is the same beside any others.
+
+    Args:
+        outputs: Rows of the weight.
+        inputs: Its columns.
+    """
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(LONGEST_PASS, inputs, generator=generator)
+    weight = torch.randn(outputs, inputs, generator=generator)
+    product = F.linear(x, weight)
+    return all(
+        torch.equal(F.linear(x[start:], weight), product[start:])
+        for start in range(ROW_BLOCK, LONGEST_PASS, ROW_BLOCK)
+    )
 
 
 def _sum_losses_by_client(data: Data, logits: Tensor, sizes: list[int], owners: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from torch import Tensor
 from fedpfl.data.federation import Federation
 from fedpfl.engine.calls import Call, Counts, EvalCall
 from fedpfl.engine.training.evaluation import (
+    LONGEST_PASS,
     Autocast,
     ForwardPass,
     Model,
@@ -34,10 +35,8 @@ from fedpfl.methods import Method
 from fedpfl.models import Net
 from fedpfl.models.vectorized import find_obstacle
 
-HOST_PASS = 256
-"""Samples of a forward pass on a CPU at most, as of a client alone (`Data.chunks`)."""
 DEVICE_PASS = 2_048
-"""The same on a GPU."""
+"""Samples of a forward pass of several clients on a GPU."""
 
 _obstacles: WeakKeyDictionary[Net, str] = WeakKeyDictionary()
 """By network, why clients' samples cannot go through it together; "" where they can."""
@@ -212,7 +211,7 @@ class _Hidden:
 def _cut_clients(federation: Federation, split: str, clients: list[int]) -> list[list[int]]:
     """Return clients in groups that a pass takes, large ones alone."""
     samples = getattr(federation, split)
-    most = HOST_PASS if federation.x.device.type == "cpu" else DEVICE_PASS
+    most = LONGEST_PASS if federation.x.device.type == "cpu" else DEVICE_PASS
     groups: list[list[int]] = []
     room = 0
     for client in clients:
