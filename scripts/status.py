@@ -19,9 +19,10 @@ import pandas as pd
 from fedpfl.papers.fedobp import logs
 from fedpfl.papers.fedobp.tables import SOURCE
 from fedpfl.papers.layout import Layout
-from fedpfl.papers.published import lookup, published_numbers
+from fedpfl.papers.published import Key, Published, lookup, published_numbers
 from fedpfl.papers.registry import FIGURES, NAMES, TABLES
 from fedpfl.report.names import METHOD_TITLES
+from fedpfl.report.text import letters_and_digits
 from reproduction import LAST_ROUND, METHOD_NAMES, fill_page, markdown, read_results
 
 PAGE = Path(__file__).parents[1] / "docs" / "status.md"
@@ -46,31 +47,34 @@ class Cell(NamedTuple):
 
 
 def find_published(cell: Cell) -> float | None:
-    """Return the number that a table has in a cell."""
-    layout = TABLES[cell.table]
-    assert isinstance(layout, Layout)
-    number = lookup((layout.source, layout.metric, cell.method, cell.dataset, cell.setting))
-    return number.value if number else None
+    """Return the number that a table has in a cell, or a paper's text of a figure."""
+    layout = TABLES.get(cell.table)
+    if isinstance(layout, Layout):
+        number = lookup((layout.source, layout.metric, cell.method, cell.dataset, cell.setting))
+        return number.value if number else None
+    wanted = (letters_and_digits(cell.method), cell.dataset, cell.setting)
+    values = [number.value for key, number in find_quoted(cell.table).items() if key[2:] == wanted]
+    return values[0] if values else None
 
 
 def count_published(name: str) -> int:
     """Return how many numbers a table has, or a paper's text of a figure."""
     layout = TABLES.get(name)
     if not isinstance(layout, Layout):
-        return count_quoted(name)
+        return len(find_quoted(name))
     keys = set()
     for row in range(len(layout.rows)):
         keys |= {layout.published_key(row, column) for column in range(len(layout.columns))}
     return sum(lookup(key) is not None for key in keys)
 
 
-def count_quoted(name: str) -> int:
-    """Return how many numbers a paper's text has of a figure."""
+def find_quoted(name: str) -> dict[Key, Published]:
+    """Return the numbers that a paper's text has of a figure."""
     paper, _, figure = name.partition("/")
     layouts = [TABLES[table] for table in TABLES if table.startswith(f"{paper}/")]
     titles = {one.source.split(" Table ")[0] for one in layouts if isinstance(one, Layout)}
     sources = {f"{title} {figure.replace('figure', 'Figure ')}" for title in titles}
-    return sum(key[0] in sources for key in published_numbers())
+    return {key: number for key, number in published_numbers().items() if key[0] in sources}
 
 
 # ---- Own numbers
