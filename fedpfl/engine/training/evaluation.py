@@ -109,13 +109,17 @@ def evaluate_client(
     correct = torch.zeros((), dtype=torch.int64, device=device)
     loss = torch.zeros((), device=device)
     logits_of_batches: list[Tensor] = []
+    seen = 0
     with torch.no_grad(), autocast():
         split = ClientSplit(federation, job.split, client)
         body = store and store.find_body(net, [split], data)
         for batch in data.chunks(random=tree.send(random, device)):
             batch_bound = body.bind_batch(bound, batch) if body else bound
-            logits = job.method.predict(batch_bound, job.params, batch.without_labels())[:count]
-            labels = batch._replace(y=batch.y[:count])
+            logits = job.method.predict(batch_bound, job.params, batch.without_labels())
+            # The last block is filled with samples that do not count.
+            logits = logits[: count - seen]
+            labels = batch._replace(y=batch.y[: count - seen])
+            seen += len(logits)
             allowed_logits = logits
             if excluded_classes is not None:
                 allowed_logits = logits.masked_fill(excluded_classes[client], -torch.inf)
