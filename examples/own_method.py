@@ -1,7 +1,4 @@
-"""A method of your own, tried and trained: `python examples/own_method.py`, or by pytest.
-
-Clients keep the last model that they trained, and are tested between it and the server's.
-"""
+"""A method of your own, tried and trained: `python examples/own_method.py`, or by pytest."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -14,9 +11,9 @@ from fedpfl.testing import parametrize_with_promises
 
 @dataclass(frozen=True)
 class Halfway(FedAvg):
-    """Evaluate clients between the server's model and their last one."""
+    """Evaluate clients between the server's model and the last one that they trained."""
 
-    share: Annotated[float, Between(0, 1)] = 0.5  # of the last one
+    share: Annotated[float, Between(0, 1)] = 0.5  # of the client's own
 
     def init(self, params, parts):
         return params, {"last": params}
@@ -38,9 +35,6 @@ def test_halfway(check):
 
 
 if __name__ == "__main__":
-    settings = {"plugins": [__file__], "model": "mlp", "clients": 10, "participation": 0.5}
-    for share in (0.0, 0.5, 1.0):
-        run = fedpfl.run(
-            "method=halfway", method={"share": share}, rounds=10, progress=False, **settings
-        )
-        print(share, round(run.rounds["accuracy"].iloc[-1], 2))
+    words = ["model=mlp", "clients=10", "participation=0.5", "rounds=10", "method.share=0,0.5,1"]
+    _, table = fedpfl.sweep("method=halfway", *words, plugins=[__file__], progress=False)
+    print(table[["method.share", "accuracy"]].round(2).to_string(index=False))

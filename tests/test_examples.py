@@ -15,7 +15,7 @@ PROMISED = {
     "first_run": "client 7 is right on",
     "hospitals": "",
     "lora": "fedsa_lora with LoRA",
-    "own_method": "\n0.5 ",
+    "own_method": "\n          0.5 ",
     "own_network": "features.1.running_var",
     "private": "epsilon",
     "sweep": "\\begin{tabular}",
@@ -26,6 +26,12 @@ PROMISED = {
 PATHS = sorted(EXAMPLES.glob("*.py"))
 QUICK = {"callback", "first_run", "hospitals", "own_method", "your_data"}
 FEWER = {r"(rounds=|\"rounds\": )\d+": r"\g<1>2", r"(trials|seeds)=\d": r"\1=1"}
+
+
+def test_an_example_is_short():
+    assert {
+        path.stem for path in PATHS if not 15 <= len(path.read_text().splitlines()) <= 40
+    } == set()
 
 
 @pytest.mark.parametrize(

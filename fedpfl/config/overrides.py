@@ -375,12 +375,14 @@ def _parse_words(run_words: Iterable[str]) -> list[Override]:
 def read_list_value(run_words: Iterable[str], key: str) -> list[str]:
     """Return the list of texts that the words set a key to.
 
-    It is empty for a sweep, and for what is no such list.
+    It is empty for a sweep, for `null` and for numbers. Raises FedpflError for a single text.
     """
     value: Any = []
     for override in _parse_words(run_words):
         if override.key_or_group == key and not override.is_sweep_override():
             value = override.value()
+    if value and isinstance(value, str):
+        raise FedpflError(f"{key} must be a list of texts, got {value!r}; did you mean [{value}]?")
     return list(map(str, value)) if isinstance(value, list) else []
 
 

@@ -448,7 +448,8 @@ def find_clients_of_groups(
         if name in partition.client_names:
             named_clients.append(partition.client_names.index(name))
         elif name not in group_names:
-            choices = choices_text([*group_names, *partition.client_names], name)
+            known_names = dict.fromkeys([*group_names, *partition.client_names])
+            choices = choices_text(known_names, name)
             raise FedpflError(f"unseen_groups must be {choices}")
         if not named_clients:
             raise FedpflError(f"unseen_groups: no client holds samples of {name}; leave it out")

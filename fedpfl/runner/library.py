@@ -131,7 +131,7 @@ def sweep(
         directory: in which the runs' are made, by default outputs/.
         progress: as in `run`.
         callbacks: as in `run`.
-        keys: as in `run`, but of a list each run has one value.
+        keys: as in `run`, but of a list each run has one value; all of them have all `plugins`.
 
     Returns:
         The runs as `load` does, and a table with a row for each: its values of what is swept over,
@@ -527,7 +527,9 @@ def _read_words(
     """
     run_words = list(map(str, settings))
     for key, value in keys.items():
-        run_words.extend(overrides.format_words(key, value, lists_are_sweeps))
+        # Runs of a sweep have their plugins in common: these decide what there is to sweep over.
+        is_sweep = lists_are_sweeps and key != "plugins"
+        run_words.extend(overrides.format_words(key, value, is_sweep))
     run_words = check_words(run_words, {}, "here are no options, only words such as 'rounds=5'")
     note = replaced_words(run_words)
     if note:

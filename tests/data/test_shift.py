@@ -292,7 +292,7 @@ def test_groups_never_take_part_by_name():
 @pytest.mark.parametrize(
     ("names", "changes", "line"),
     [
-        (["sketches"], {}, "unseen_groups must be one of art, photo, sketch"),
+        (["sketches"], {}, "unseen_groups must be one of art, photo, sketch, got"),
         (["art", "photo", "sketch"], {}, "leaves nobody to take part"),
         (["art"], {"partition": MIXED}, "client 0 holds samples of photo too"),
         (["cartoon"], {"group_names": (*NAMES, "cartoon")}, "no client holds samples of cartoon"),

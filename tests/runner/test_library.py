@@ -348,6 +348,8 @@ WRONG_SWEEPS = """
 {"method": ["fedavg", "fedper"], "rounds": [1, 0]} | rounds must be 1 or more
 {"method": ["fedavg", "ifca"], "method.clusters": 3} | method.clusters is not a key here
 {"local.lr": []} | empty choice
+{"method": ["halfway", "fedavg"], "plugins": "mine.py"} | plugins must be a list .* mean .mine.py.
+{"method": ["halfway", "fedavg"], "plugins": ["mine.py"]} | plugins: .*mine.py: No such file
 {"hydra/launcher": "lockstep"} | lockstep'? is for sweeps of the command line
 """
 
