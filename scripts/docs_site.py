@@ -350,7 +350,11 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Adapt the links of a page of docs/, and lead from the table to each method (called by mkdocs)."""
+    """Adapt the links of a page of docs/, and lead from the table to each method (called by mkdocs).
+
+    Blocks of `text`, which are columns, get a class, by which site.css tells them from commands.
+    """
+    markdown = markdown.replace("```text\n", "```{.text .columns}\n")
     if page.file.generated_by:
         return markdown
     text = adapt_links(f"docs/{page.file.src_uri}", markdown)
