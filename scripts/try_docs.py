@@ -45,6 +45,7 @@ import hospitals  # noqa: E402 - from examples/
 WRITTEN = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
 PAGES = [*WRITTEN, *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)
+NUMBER = re.compile(r"[\d.]+")
 TRAIN = "python -m fedpfl.train"
 PARTS = (
     "benchmarks",
@@ -170,6 +171,7 @@ SHAPES = {
     "shakespeare": ((80,), 80, 20),
     "har": ((9, 128), 6, 30),
 }
+GROUP_NAMES = {"pacs": ["art_painting", "cartoon", "photo", "sketch"]}  # which commands choose by
 
 
 class Command(NamedTuple):
@@ -266,13 +268,19 @@ def make_runnable(text: str) -> ShellLine:
         if cfg.partition.get(key):
             most = min(20, limit) if is_hostile else limit
             small_words.append(f"partition.{key}={min(most, cfg.partition[key])}")
+    if cfg.shift.get("at"):
+        small_words.append("shift.at=[1]")  # before the last round
     if cfg.dataset.get("once"):
         small_words.append("dataset.once=false")  # an archive is taken as it is
     sweeps = cfg.hydra.sweeper.get("params") or {}
     user_keys = {word.partition("=")[0] for word in run_words}
-    # One value of what runs differ in by nothing else.
-    for key in sorted({"seed", "quantile.q"} & sweeps.keys() - user_keys):
-        small_words.append(f"{key}={str(sweeps[key]).split(',')[0]}")
+    for key in sorted(sweeps.keys() - user_keys):
+        values = str(sweeps[key]).split(",")
+        # Numbers change nothing in how a run is made; a second data set may.
+        if len(values) > 1 and NUMBER.fullmatch(values[0]):
+            small_words.append(f"{key}={values[0]}")
+        elif key == "dataset":
+            small_words.append(f"{key}={','.join(values[:2])}")
     if cfg.model.get("weights"):
         small_words.append(
             "model.weights=null"
@@ -301,7 +309,8 @@ def write_data_sets(folder: Path, names: Iterable[str], samples: int = 600) -> N
         else:
             arrays["x"] = (127 + 30 * signal).clip(0, 255).astype(np.uint8)
         if groups:
-            arrays["groups"] = random.integers(groups, size=count)
+            group_names = np.array(GROUP_NAMES.get(name, range(groups)))
+            arrays["groups"] = group_names[random.integers(groups, size=count)]
         np.savez(folder / f"{name}.npz", **arrays)
 
 
