@@ -20,6 +20,7 @@ from typing import Any
 
 from fedpfl.ground.errors import FedpflError, choices_text, error_text
 from fedpfl.ground.files import atomic_output
+from fedpfl.ground.tasks import CLASSIFICATION
 from fedpfl.ground.terminal import Parser, outlive_readers, print_notice
 from fedpfl.papers.curves import curve_table, draw_curves
 from fedpfl.papers.fedobp.tables import published_beside
@@ -161,7 +162,7 @@ def _show_runs(options: Namespace, only: str = "") -> None:
 
 
 def _draw_figures(options: Namespace, shown_runs: list[Run], kinds: Sequence[str]) -> None:
-    """Draw figures of each data set and partition.
+    """Draw figures of each data set, partition and task.
 
     Args:
         options: the command's options.
@@ -174,28 +175,30 @@ def _draw_figures(options: Namespace, shown_runs: list[Run], kinds: Sequence[str
         raise FedpflError(f"no such --kind: {choices_text(FIGURE_KINDS, unknown[0])}")
 
     def file_name(run: Run) -> str:
-        return _file_name(f"{run.dataset}_{run.partition}")
+        task = "" if run.task == CLASSIFICATION else f" {run.task.name}"
+        return _file_name(f"{run.dataset}_{run.partition}{task}")
 
     for name, members in group_by(shown_runs, file_name).items():
         for kind in kinds or FIGURE_KINDS:
             if kind == "curves":
                 _draw_curves(options, members, folder, name)
             elif kind != "ranks":
-                draw = partial(FIGURE_KINDS[kind], members, folder / f"{kind}_{name}", options)
-                _draw_or_explain(kind, draw, is_required=bool(kinds))
+                path = folder / f"{kind}_{name}"
+                draw = partial(FIGURE_KINDS[kind], members, path, options)
+                _draw_or_explain(path.name, draw, is_required=bool(kinds))
     if "ranks" in kinds or (not kinds and len({run.method_name for run in shown_runs}) > 2):
         draw = partial(FIGURE_KINDS["ranks"], shown_runs, folder / "ranks", options)
         _draw_or_explain("ranks", draw, is_required=bool(kinds))
 
 
-def _draw_or_explain(kind: str, draw: Callable[[], list[Path]], is_required: bool) -> None:
+def _draw_or_explain(name: str, draw: Callable[[], list[Path]], is_required: bool) -> None:
     """Draw a figure, or say why these runs have none, unless it was asked for."""
     try:
         _report_files(draw())
     except FedpflError as error:
         if is_required:
             raise
-        print_to_stderr(f"not drawn: {kind}: {error}")
+        print_to_stderr(f"not drawn: {name}: {error}")
 
 
 def _draw_curves(options: Namespace, members: list[Run], folder: Path, name: str) -> None:

@@ -22,6 +22,7 @@ from fedpfl.methods import METHODS
 from fedpfl.models import ADAPTERS, Net
 from fedpfl.record.columns import round_columns
 from fedpfl.report import html, listing
+from fedpfl.report.__main__ import main as report
 from fedpfl.report.load import inspect_directories, runs
 from fedpfl.report.ranking import rank_methods
 from fedpfl.report.render import render
@@ -346,6 +347,14 @@ def test_runs_of_several_tasks_are_listed_and_make_no_table(finished):
     assert "RMSE" in text
     assert {*TASKS} > {entry.directory.run.task.name for entry in entries}
     assert len(runs(finished, where=["task=regression"])) == 2
+
+
+def test_runs_of_several_tasks_have_figures_of_their_own(finished, tmp_path):
+    assert report(["figures", str(finished), "--kind", "curves", "--out", str(tmp_path)]) == 0
+    names = {path.stem.partition("_")[::2] for path in tmp_path.iterdir()}
+    assert {(score, rest.rpartition("_")[2]) for score, rest in names} == {
+        (task.score, task.name) for task in OTHERS
+    }
 
 
 def test_the_least_error_has_the_first_rank():

@@ -108,7 +108,7 @@ def test_an_interval_is_students(root, monkeypatch):
 def test_what_cannot_be_drawn_is_said(root, capsys):
     only = ["method=fedper", str(root), "--out", str(root / "out")]
     assert main(["figures", *only]) == 0
-    assert "not drawn: gains: no run here has FedAvg+FT" in capsys.readouterr().err
+    assert "not drawn: gains_fmnist_dir_0.1: no run here has FedAvg+FT" in capsys.readouterr().err
     assert main(["figures", *only, "--kind", "gains"]) == 2
     assert main(["figures", *only, "--kind", "gain"]) == 2
     assert "no such --kind" in capsys.readouterr().err
