@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
@@ -105,6 +105,7 @@ BRIEF = {
     "fedpfl.report clean": ("--yes",),  # it would ask on a terminal
     "benchmarks speed": ("--rounds 1", "--repeats 1", "--samples 20000"),
     "benchmarks processes": ("--repeats 1",),
+    "benchmarks pretrain": ("--epochs 1",),
     "benchmarks overhead": ("--rounds 1", "--samples 20000"),
 }
 # Part of a command: why it is not run, and the package with which it is.
@@ -145,6 +146,7 @@ EXCUSES = {
     "launcher=submitit_local": ("needs the extra slurm", "hydra_plugins.hydra_submitit_launcher"),
     "tensorboard]": ("needs the extra tensorboard", "tensorboard"),
     "fedpfl.federate": ("needs the extra flower", "flwr"),
+    "outputs/federated": ("reads what the extra flower makes", "flwr"),
     "ray.init.address": ("needs a Ray cluster", ""),
     "launcher=ray": ("needs the extra ray", "hydra_plugins.hydra_ray_launcher"),
 }
@@ -240,8 +242,19 @@ def compose_command(text: str) -> tuple[list[Override], DictConfig]:
 
 def fill_placeholders(text: str) -> str:
     """Return a command with something in the place of placeholders."""
-    data = "made_up" if text.startswith(TRAIN) else "large"
+    data = "large" if "--data " in text else "made_up"
     return re.sub(r"\bDIR\b|/data\b|(?<=data_dir=)\.\.\.", data, text).replace("=NAME", "=demo")
+
+
+def shorten_sweeps(sweeps: Mapping[str, object]) -> Iterator[str]:
+    """Yield words that give fewer values to what an experiment sweeps over."""
+    for key, text in sorted(sweeps.items()):
+        values = str(text).split(",")
+        # Numbers change nothing in how a run is made; a second data set may.
+        if len(values) > 1 and NUMBER.fullmatch(values[0]):
+            yield f"{key}={values[0]}"
+        elif key == "dataset":
+            yield f"{key}={','.join(values[:2])}"
 
 
 def make_runnable(text: str) -> ShellLine:
@@ -270,17 +283,13 @@ def make_runnable(text: str) -> ShellLine:
             small_words.append(f"partition.{key}={min(most, cfg.partition[key])}")
     if cfg.shift.get("at"):
         small_words.append("shift.at=[1]")  # before the last round
+    if cfg.task != "classification":
+        small_words.append("hydra.run.dir=other_task")  # tables of outputs/ are of one task
     if cfg.dataset.get("once"):
         small_words.append("dataset.once=false")  # an archive is taken as it is
     sweeps = cfg.hydra.sweeper.get("params") or {}
     user_keys = {word.partition("=")[0] for word in run_words}
-    for key in sorted(sweeps.keys() - user_keys):
-        values = str(sweeps[key]).split(",")
-        # Numbers change nothing in how a run is made; a second data set may.
-        if len(values) > 1 and NUMBER.fullmatch(values[0]):
-            small_words.append(f"{key}={values[0]}")
-        elif key == "dataset":
-            small_words.append(f"{key}={','.join(values[:2])}")
+    small_words += shorten_sweeps({key: sweeps[key] for key in sweeps.keys() - user_keys})
     if cfg.model.get("weights"):
         small_words.append(
             "model.weights=null"
@@ -326,6 +335,7 @@ def make_checkout(folder: Path, names: Iterable[str] = SHAPES) -> None:
     (folder / ".venv/ready").touch()
     write_data_sets(folder / "made_up", names)
     shutil.copy(folder / "made_up/mnist.npz", folder / "mine.npz")
+    shutil.copy(ROOT / "examples/own_network.py", folder / "my_network.py")
     hospitals.write_hospitals(folder / "hospitals")
     curve = "method,round,accuracy_before,accuracy_after\nfedavg,1,50,60\nfedavg,2,51,61\n"
     (folder / "published_curves.csv").write_text(curve)
