@@ -250,11 +250,10 @@ def shorten_sweeps(sweeps: Mapping[str, object]) -> Iterator[str]:
     """Yield words that give fewer values to what an experiment sweeps over."""
     for key, text in sorted(sweeps.items()):
         values = str(text).split(",")
-        # Numbers change nothing in how a run is made; a second data set may.
-        if len(values) > 1 and NUMBER.fullmatch(values[0]):
-            yield f"{key}={values[0]}"
-        elif key == "dataset":
-            yield f"{key}={','.join(values[:2])}"
+        # Numbers change nothing in how a run is made; a second method or data set may.
+        few_values = values[:1] if NUMBER.fullmatch(values[0]) else [*values[:2], *values[2:][-1:]]
+        if few_values != values and "(" not in str(text):
+            yield f"{key}={','.join(few_values)}"
 
 
 def make_runnable(text: str) -> ShellLine:
