@@ -134,7 +134,7 @@ def find_plain_step(
 
 
 class PlainSteps:
-    """Take a phase's plain steps, those of one minibatch size together.
+    """Take a phase's plain steps, many together.
 
     Args:
         step: The step.
@@ -165,30 +165,31 @@ class PlainSteps:
         """
         # All sizes at once, as each reading of a tensor costs more than a small step.
         sizes = (positions >= 0).sum(1).tolist()
+        longest = positions.shape[1]
+        minibatches = [
+            rows if size == longest else rows[:size]
+            for rows, size in zip(positions.unbind(), sizes, strict=True)
+        ]
         start = 0
-        while start < len(sizes):
+        while start < len(minibatches):
             if self._stop.is_set():
                 raise CancelledError
-            size = sizes[start]
-            # A script is for one size: the last minibatch of an epoch is often a smaller one.
-            end = start + 1
-            while end < min(len(sizes), start + self._steps_at_once) and sizes[end] == size:
-                end += 1
-            self._take_steps(positions[start:end, :size])
+            end = start + self._steps_at_once
+            self._take_steps(minibatches[start:end])
             start = end
-        return len(sizes)
+        return len(minibatches)
 
-    def _take_steps(self, positions: Tensor) -> None:
-        """Take steps of one size; their time decides how many are next."""
+    def _take_steps(self, minibatches: list[Tensor]) -> None:
+        """Take some steps; their time decides how many are next."""
         start_time = time.perf_counter()
         self._scripts.take_steps(
-            kind=(self._kind, positions.shape[1]),
+            kind=self._kind,
             step=self._step,
             tensors=self._tensors,
-            minibatches=list(positions.unbind()),
+            minibatches=minibatches,
             rate=self._step.local.lr,
         )
-        seconds_per_step = (time.perf_counter() - start_time) / len(positions)
+        seconds_per_step = (time.perf_counter() - start_time) / len(minibatches)
         # A clock may not have moved meanwhile.
         steps_in_time = LONGEST_CALL / max(seconds_per_step, 1e-6)
         self._steps_at_once = max(1, min(MOST_AT_ONCE, int(steps_in_time)))

@@ -20,10 +20,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 log = logging.getLogger(__name__)
 
 STEPS_BEFORE = 64
-"""Steps of a kind that are taken by Python first, as a recording takes as long as some of them."""
+"""Steps of a kind and size that Python takes first, as a recording takes as long as some of them."""
 
 MOST_KINDS = 256
-"""Kinds of step that are looked at: where each client has another, none is worth a script."""
+"""Kinds and sizes that are looked at: where each client has another, none is worth a script."""
+
+ODD_ROWS = 59
+"""Rows of a minibatch that no network has among its sizes, so that a recording shows where it is."""
 
 ODD_RATE = 0.01234567890123
 """A learning rate that no network has among its constants, so that a recording shows where it is."""
@@ -45,7 +48,8 @@ class StepScripts:
     def __init__(self, steps_before: int | None = None):
         self._steps_before = STEPS_BEFORE if steps_before is None else steps_before
         self._step_counts: dict[Hashable, int] = {}
-        self._scripts: dict[Hashable, Script | None] = {}
+        self._script_of_kind: dict[Hashable, Script | None] = {}
+        self._scripts: dict[Hashable, Script | None] = {}  # by kind and size
         self._numbers: dict[Hashable, int] = {}
         self._next_number = itertools.count()
         self._recording = threading.Lock()
@@ -66,73 +70,95 @@ class StepScripts:
         """Take a step on each minibatch.
 
         Args:
-            kind: All that a step's operations depend on, beside the values of `tensors` and `rate`.
+            kind: All that a step's operations depend on, beside the values of `tensors` and `rate`
+                and the number of rows.
             step: Computes from `tensors` alone, and changes them in place.
             tensors: What steps read and change.
-            minibatches: Rows of each, all of one length.
+            minibatches: Rows of each.
             rate: The learning rate.
         """
-        script = self._scripts.get(kind)
-        if script is None:
-            for rows in minibatches:
-                step(tensors, rows, rate)
-            self._count_steps(kind, step, tensors, minibatches)
-            return
-        # TorchScript's optimizer takes a layer's product apart from its sum, which rounds otherwise.
-        with torch.no_grad(), torch.jit.optimized_execution(False):
-            script(minibatches, rate, tensors)
 
-    def _count_steps(
-        self,
-        kind: Hashable,
-        step: Step,
-        tensors: Sequence[Tensor],
-        minibatches: Sequence[Tensor],
+        def find_script(rows: Tensor) -> Script | None:
+            return self._scripts.get((kind, rows.shape[0]))
+
+        for script, group in itertools.groupby(minibatches, key=find_script):
+            if script is None:
+                for rows in group:
+                    step(tensors, rows, rate)
+                    self._count_step(kind, step, tensors, rows)
+                continue
+            # TorchScript's optimizer takes a layer's product apart from its sum, which rounds
+            # otherwise.
+            with torch.no_grad(), torch.jit.optimized_execution(False):
+                script(list(group), rate, tensors)
+
+    def _count_step(
+        self, kind: Hashable, step: Step, tensors: Sequence[Tensor], rows: Tensor
     ) -> None:
-        """Count steps, and write the script of a kind that has been taken often."""
-        count = self._step_counts.get(kind, 0)
+        """Count a step, and look for a script of one that is taken often."""
+        key = kind, rows.shape[0]
+        count = self._step_counts.get(key, 0)
         if count or len(self._step_counts) < MOST_KINDS:
-            self._step_counts[kind] = count + len(minibatches)
-        is_frequent = self._step_counts.get(kind, 0) > self._steps_before
-        if not is_frequent or kind in self._scripts or not self._recording.acquire(blocking=False):
+            self._step_counts[key] = count + 1
+        is_frequent = self._step_counts.get(key, 0) > self._steps_before
+        if not is_frequent or key in self._scripts or not self._recording.acquire(blocking=False):
             return
         try:  # the other threads go on as before
-            if kind not in self._scripts:
-                self._scripts[kind] = write_script(step, tensors, minibatches[0])
+            if key in self._scripts:
+                return
+            if kind not in self._script_of_kind:
+                self._script_of_kind[kind] = write_script(step, tensors, rows)
+            script = self._script_of_kind[kind]
+            is_same = script is not None and repeats_step(script, step, tensors, rows)
+            self._scripts[key] = script if is_same else None
         finally:
             self._recording.release()
 
 
 def write_script(step: Step, tensors: Sequence[Tensor], rows: Tensor) -> Script | None:
-    """Return a script of a step, None where it is another function than the step.
+    """Return a script of a step, None where something in it cannot be written.
 
     Args:
         step: The step.
         tensors: As the step takes them; they stay as they are.
-        rows: Of a minibatch.
+        rows: Of a minibatch; a script takes any number of them.
+    """
+    odd_rows = rows[torch.arange(ODD_ROWS) % len(rows)]
+    try:
+        # A step is recorded on copies: the client goes on from where it was.
+        recording = _Recording(_copy_tensors(tensors), odd_rows)
+        with recording:
+            step(recording.tensors, odd_rows, ODD_RATE)
+        return recording.write_script()
+    except Exception as error:
+        log.debug("engine: a step has no script (%s)", error)
+        return None
+
+
+def repeats_step(script: Script, step: Step, tensors: Sequence[Tensor], rows: Tensor) -> bool:
+    """Return whether a script changes tensors as a step does, to the bit.
+
+    Args:
+        script: Of `write_script`.
+        step: The step.
+        tensors: As the step takes them; they stay as they are.
+        rows: Of a minibatch; with another number of rows kernels may round differently.
     """
     rate = 0.01
+    results = _copy_tensors(tensors)
+    scripted = _copy_tensors(tensors)
     try:
-        # ---- Step 1: a step is recorded, on copies: the client goes on from where it was.
-        recording = _Recording(_copy_tensors(tensors), rows)
-        with recording:
-            step(recording.tensors, rows, ODD_RATE)
-        script = recording.write_script()
-
-        # ---- Step 2: step and script from the same start.
-        results = _copy_tensors(tensors)
-        scripted = _copy_tensors(tensors)
         for _ in range(2):  # the second one starts from what the first one has changed
             step(results, rows, rate)
             with torch.no_grad(), torch.jit.optimized_execution(False):
                 script([rows], rate, scripted)
     except Exception as error:
-        log.debug("engine: a step has no script (%s)", error)
-        return None
+        log.debug("engine: a step of %s rows has no script (%s)", len(rows), error)
+        return False
     if not all(map(_are_equal, results, scripted)):
-        log.debug("engine: a step has no script (it rounds in another way)")
-        return None
-    return script
+        log.debug("engine: a step of %s rows has no script (it rounds in another way)", len(rows))
+        return False
+    return True
 
 
 def _copy_tensors(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -185,6 +211,7 @@ class _Recording(TorchDispatchMode):
         for position in range(len(self.tensors)):
             lines.append(f"    tensor{position} = tensors[{position}]")
         lines.append("    for rows in minibatches:")
+        lines.append("        count = rows.size(0)")
         lines += [f"        {line}" for line in self._lines]
         return torch.jit.CompilationUnit("\n".join(lines) + "\n").steps
 
@@ -255,6 +282,8 @@ class _Recording(TorchDispatchMode):
             return f"float('{value!r}')"
         if isinstance(value, torch.device):
             return f"torch.device('{value}')"
+        if type(value) is int and value == ODD_ROWS:
+            return "count"
         return repr(value)
 
     def _name_tensor(self, leaf: Tensor) -> str:
