@@ -90,7 +90,6 @@ buffers | {'main': 'server'} | returned 'server'; it must return a dict of 'aggr
 turns | [cohort] | returned a list with a list of 3 in it
 turns | Turn(cohort) | returned a Turn; it must return a list of Turn
 turns | [Turn([7])] | returned client 7 of 3
-turns | None | returned None (is a `return` missing?)
 turns | [] | returned no turn in which clients train
 turns | [Turn(cohort, survey=survey)] | no turn in which clients t
 turns | [Turn([])] | returned a turn without clients
@@ -120,15 +119,12 @@ phases | [Phase(1, sgd={'rate': 1.0})] | with sgd value rate, which
 phases | [Phase(1, step=swapped_step)] | step takes (net, params, batch, server, client) where the contract has (server, client, net
 loss | batch.losses(net(params, batch.x)) | float32 [20]; it must
 loss | (batch.loss(net(params, batch.x)), {'n': 3}) | returned a int as entry n; it must return the loss, a 0-dimensional tensor
-loss | None | returned None
 loss | (FedAvg.loss(self, server, client, net, params, batch).detach(), {}) | returned what has no gradient
-loss | FedAvg.loss(self, server, client, net, params, batch).detach() | returned what has no gradient (is it detached
 after_training | None | returned None
 updated_buffers | {'head': {}} | statistics of head, which `buffers` does not name
 updated_buffers | {'main': {'mean': torch.ones(1)}} | returned main.mean, which is not bool
 finish | params | returned a dict; it must return two things: the upload
 finish | (params, client, start) | returned a tuple of 3
-finish | None | returned None
 aggregate | tree.mean(uploads, weight) | returned a dict; it must return two
 aggregate | (uploads, clients) | another form than init's, classifier.bias was torch.float32 [5] and is torch.float32 [3, 5]
 aggregate | (server, {'n': weight.sum()}) | the clients' n as a tensor []

@@ -104,27 +104,22 @@ class Unruly(FedAvg):
     mixes_samples = ""
 
     def init(self, params, parts):
-        """Keep a plan beside the model."""
         return {"model": params, "plan": neurons.build_plan(params, parts)}, {}
 
     def _mask(self, server):
-        """Return a quarter of the neurons."""
         share = torch.tensor(0.25, dtype=torch.float64)
         active = neurons.prefix_neurons(server["plan"], share)
         return neurons.entry_masks(server["plan"], active, server["model"])
 
     def start(self, received, client):
-        """Begin with zeros around them."""
         return tree.apply_mask(received["model"], self._mask(received))
 
     def phases(self, server, client, params, epochs):
-        """Train the biases apart."""
         mask = self._mask(server)
         weights = {name: leaf if "weight" in name else False for name, leaf in mask.items()}
         return [Phase(epochs, mask), Phase(1, weights, sgd={"lr": 0.02})]
 
     def loss(self, server, client, net, params, batch):
-        """Return the cross-entropy, with four more terms."""
         teacher = net.aside(server["model"], batch.x).detach()
         still = net.still()(params, batch.x)
         _, features = net.features(params, batch.x)
@@ -134,16 +129,13 @@ class Unruly(FedAvg):
         return batch.loss(still) + distance + shape + 1e-3 * pull
 
     def finish(self, server, client, start, params):
-        """Send the model up."""
         return {"model": params}, client
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
-        """Average what was trained."""
         mean = tree.mean(uploads["model"], weight)
         return {**server, "model": tree.where(self._mask(server), mean, server["model"])}, clients
 
     def evaluated(self, server, client, params):
-        """Evaluate what was trained."""
         return params
 
 

@@ -56,21 +56,17 @@ class Curious(FedAvg):
     mixes_samples = ""
 
     def init(self, params, parts):
-        """Keep the head's names."""
         marker = torch.zeros(())
         return {"model": params, "head": dict.fromkeys(parts.head, marker)}, {}
 
     def start(self, received, client):
-        """Begin with the model."""
         return received["model"]
 
     def phases(self, server, client, params, epochs):
-        """Train the head, then all, then the head again."""
         mask = {name: name in server["head"] for name in params}
         return [Phase(1, mask), Phase(1), Phase(1, mask)]
 
     def loss(self, server, client, net, params, batch):
-        """Return the cross-entropy with other samples, other bodies, and features."""
         shifted = net.still()(params, batch.x + 0.1)
         doubled = {name: 2 * leaf for name, leaf in params.items()}
         other_body = net.still()(doubled, batch.x)
@@ -79,15 +75,12 @@ class Curious(FedAvg):
         return batch.loss(net(params, batch.x)) + 0.1 * terms
 
     def finish(self, server, client, start, params):
-        """Send the model up."""
         return {"model": params}, client
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
-        """Average the models."""
         return {**server, "model": tree.mean(uploads["model"], weight)}, clients
 
     def personal(self, server, client):
-        """Evaluate the server's model."""
         return server["model"]
 
 

@@ -99,7 +99,7 @@ def test_runs_that_stop_clients_early_and_runs_that_do_not(backend, federations,
 def test_runs_with_batch_normalisation(federations):
     """Padded rows differ by program, and must not leak into the statistics."""
     net = tiny(norm=True)
-    calls = trainings(METHODS, federations, net)
+    calls = trainings(METHODS[:4], federations, net)
     runner = make_backend(Engine("batched"), net, CPU)
     for one, call in zip(runner.run(calls), calls, strict=True):
         assert_close(one, runner.run([call])[0], atol=1e-4, rtol=1e-3)

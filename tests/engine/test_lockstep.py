@@ -187,21 +187,6 @@ def test_a_lockstep_sweep_equals_its_runs_alone_bit_for_bit(tmp_path):
     assert result.out.startswith("Digits, Dir(0.1)\n")
 
 
-@pytest.mark.full
-def test_batched_backend_in_lockstep(tmp_path):
-    arguments = ("method=fedobp,fedavg", "engine=batched")
-    assert run_command(*SWEEP, *arguments, cwd=tmp_path).code == 0
-    run_command("-m", *TINY, "hydra.sweep.dir=alone", *arguments, cwd=tmp_path)
-    for run in (path.parent for path in (tmp_path / "alone").rglob("rounds.csv")):
-        twin = tmp_path / "outputs" / run.relative_to(tmp_path / "alone")
-        for one, other in zip(
-            read_table(run / "rounds.csv"), read_table(twin / "rounds.csv"), strict=True
-        ):
-            assert float(one["cohort_after"]) == pytest.approx(float(other["cohort_after"]), abs=5)
-            assert float(one["train_loss"]) == pytest.approx(float(other["train_loss"]), rel=1e-3)
-            assert one["bits_up"] == other["bits_up"]
-
-
 def test_a_job_that_cannot_start_and_one_that_diverges_take_nobody_down(tmp_path):
     result = run_command(*SWEEP, "method=fedavg", "seed=1", "local.lr=-1,0.01,1e30", cwd=tmp_path)
     assert result.code in (2, 3)

@@ -94,7 +94,7 @@ def rounds(method, net, world, watched):
     return states, judged
 
 
-@every_method(quick=("fedavg", "fedobp", "ditto"))
+@every_method(quick=("fedavg", "ditto"))
 def test_nobody_learns_from_what_is_held_out_nor_from_who_never_takes_part(
     name, values, net, worlds
 ):

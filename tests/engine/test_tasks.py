@@ -1,7 +1,4 @@
-"""Tasks without classes, from the configuration to the tables.
-
-Rounds of single methods stand beside plain loops in tests/methods/reference/test_tasks.py.
-"""
+"""Tasks without classes, from the configuration to the tables."""
 
 import dataclasses
 import json
@@ -96,16 +93,13 @@ def test_the_task_of_all_earlier_runs_is_no_part_of_an_identity():
         (("method=fedproto",), "method=fedproto is for task=classification, not regression: it "),
         (("method=heterofl",), "it masks classes; use method.masked=false"),
         (("partition=dirichlet",), "it deals samples by class; use partition=iid"),
-        (("partition=quantity", "partition.alpha=1"), "partition=quantity is for"),
         (("eval.classes=own",), "eval.classes=own is for task=classification"),
-        (("eval.common=true",), "eval.common=true is for task=classification"),
         (("metrics=[f1,ece]",), "metrics=[f1,ece] is for task=classification"),
     ],
 )
 def test_what_is_about_classes_is_refused_before_data_are_read(words, reason):
     base = ("partition=iid", "method=fedavg")
     chosen = {word.partition("=")[0]: word for word in (*base, *words)}.values()
-    check_config(compose_once(*chosen))
     assert reason in refusal(lambda: check_config(compose_once(*chosen, "task=regression")))
 
 
@@ -214,7 +208,7 @@ def test_every_method_trains_on_labels_of_each_task_or_says_that_it_needs_classe
 # Runs
 
 
-@pytest.mark.parametrize("task", OTHERS)
+@pytest.mark.parametrize("task", keep_quick(OTHERS[::-1]))
 def test_a_run_is_recorded_by_its_score_and_goes_on_as_if_never_stopped(archives, tmp_path, task):
     words = (*words_of(archives, task), "validation=0.2", "unseen=0.34")
     words += ("eval.finetune_epochs=1", "eval.finetune_every=2")
@@ -246,7 +240,7 @@ def test_a_run_is_recorded_by_its_score_and_goes_on_as_if_never_stopped(archives
 
 @pytest.mark.parametrize("task", keep_quick(OTHERS[::-1]))
 @pytest.mark.parametrize(
-    "more", keep_quick(["engine=batched", "stopping.early=true", "engine.precision=bf16"], 2)
+    "more", keep_quick(["stopping.early=true", "engine=batched", "engine.precision=bf16"])
 )
 def test_engines_and_early_stopping_go_by_the_tasks_loss(archives, tmp_path, task, more):
     words = words_of(archives, task)
