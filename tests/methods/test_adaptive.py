@@ -13,9 +13,7 @@ from fedpfl.models import Net
 from fedpfl.papers.fedobp.tables import is_paper_fedobp
 from fedpfl.report.load import read_started_run
 from tests.command import TINY, compose_once
-from tests.conftest import (
-    assert_same,
-)
+from tests.conftest import assert_same
 from tests.report.test_report import write_run
 
 
@@ -46,11 +44,9 @@ A, B = (1.0, 0.0), (0.0, 1.0)
         ((ALL, SHORT, NONE), (A, B), (1, 1), SHORT),  # 1, 2 and 1
         ((ALL, SHORT, NONE), (A, B), (1, 0), NONE),  # 0, 1 and 2
         ((ALL, NONE), (A, B), (1, 1), NONE),  # a hit each, with a loss of 2.1 and 1.6
-        ((ALL, SHORT, NONE), ((-1.0, 2.0),), (1,), ALL),  # margins of 10 and 7, and a miss
         ((ALL, SHORT, NONE), ((1.0, 2.0),), (1,), SHORT),  # margins of 6 and 9, and a miss
         ((ALL, SHORT, NONE), (B,), (1,), SHORT),  # the same logits twice, and a miss
         ((ALL, SHORT, NONE), (), (), NONE),
-        ((ALL, SHORT), (), (), SHORT),
     ],
 )
 def test_the_choice_is_the_one_made_by_hand(several, x, y, best):
@@ -95,10 +91,8 @@ def test_the_list_is_the_methods():
     ("values", "message"),
     [
         ("method.q=[]", "method.q must be one or more, ascending, got ()"),
-        ("method.q=[0.9,0.5]", "method.q must be one or more, ascending, got (0.9, 0.5)"),
         ("method.q=[0.5,0.5]", "method.q must be one or more, ascending"),
         ("method.q=[0.5,1.5]", "method.q must be between 0 and 1, got [0.5, 1.5]"),
-        ("method.q=[0.5,x]", "method.q must be a list of numbers, got [0.5, 'x']"),
         ("method.q=0.5", "method.q must be a list of numbers, got 0.5"),
         ("method.ema=0.3", "method.ema must be 0 with several q and score=obp, got 0.3"),
         (

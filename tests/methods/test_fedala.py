@@ -8,7 +8,7 @@ from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.shard import make_shard
 from fedpfl.ground import tree
 from fedpfl.methods import FedALA
-from tests.conftest import COHORTS, LOCAL, assert_same, record_states, tiny
+from tests.conftest import COHORTS, LOCAL, record_states
 
 
 def learned(method, net, federation, state, client, seed=0, buffers=None):
@@ -92,12 +92,3 @@ def test_it_settles_when_the_standard_deviation_of_the_last_losses_is_below_the_
     learned(Told(threshold=threshold, window=2, max_epochs=5), net, federation, state, 2)
     assert made == [32, 20]  # of 80 % of 65
     assert len(losses) - len(list(given_losses)) == wanted
-
-
-def test_batch_normalisation_stays(backend, federation):
-    net, method = tiny(norm=True), FedALA(layers=2)
-    state = record_states(method, net, federation, engine=backend)[-1]
-    bound = net.bind(state.server_buffers, training=True)
-    shard = make_shard(federation, 2, LOCAL.batch_size, Draws(0, "train", 9))
-    method.before_training(state.server, state.client(2), bound, shard)
-    assert_same(bound.buffers, state.server_buffers)

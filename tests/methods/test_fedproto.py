@@ -1,32 +1,9 @@
-"""FedProto (arXiv:2105.00243): predictions without prototypes, and what travels."""
+"""FedProto (arXiv:2105.00243): what travels."""
 
 import pytest
 
-from fedpfl.engine import FineTuning, make_backend
-from fedpfl.engine.calls import EvalCall
-from fedpfl.engine.keys import Draws
 from fedpfl.methods import FedProto
-from tests.conftest import COHORTS, CPU, LOCAL, as_engine, assert_same, record_rounds, record_states
-
-EVERYONE = list(range(10))
-
-
-def test_before_the_first_round_and_fine_tuned_it_predicts(backend, net, federation):
-    runner, tuning = (
-        make_backend(as_engine(backend), net, CPU),
-        FineTuning(LOCAL, Draws(0, "finetune", 1)),
-    )
-    for method in (FedProto(), FedProto(judge="nearest_own")):
-        states = record_states(method, net, federation, COHORTS[:1])
-        head = runner.evaluate(EvalCall(FedProto(judge="head"), federation, states[0], EVERYONE))
-        assert_same(
-            runner.evaluate(EvalCall(method, federation, states[0], EVERYONE)).correct, head.correct
-        )
-        assert (
-            runner.evaluate(EvalCall(method, federation, states[1], EVERYONE, tuning))
-            .loss.isfinite()
-            .all()
-        )
+from tests.conftest import COHORTS, record_rounds
 
 
 @pytest.mark.parametrize(("weights", "more"), [("uniform", 0), ("counts", 1)])

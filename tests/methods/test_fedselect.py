@@ -67,28 +67,16 @@ def test_the_personal_share_follows_its_series(scope, clamp, net, federation):
             )
 
 
-def test_the_entries_that_moved_most_are_selected(backend, net, federation):
-    """As found by sorting, per tensor or over all."""
-    for scope, personalise in (("tensor", "most"), ("tensor", "least"), ("all", "most")):
-        method = FedSelect(scope=scope, personalise=personalise)
-        states = record_states(method, net, federation, OFTEN[:2], engine=backend)
-        start, mask = (client_row(states[1].clients[part], 2) for part in ("own", "mask"))
-        server, new = states[1].server, client_row(states[2].clients["mask"], 2)
-        start = {name: torch.where(mask[name], start[name], server[name]) for name in WEIGHTS}
-        moved = {
-            name: (client_row(states[2].clients["model"], 2)[name] - start[name]).abs()
-            for name in WEIGHTS
-        }
-        pieces = [list(WEIGHTS)] if scope == "all" else [[name] for name in WEIGHTS]
-        for names in pieces:
-            was, now, by = (tree.ravel({n: part[n] for n in names}) for part in (mask, new, moved))
-            free = (~was).nonzero().flatten()
-            count = len(free) - round(0.75 * len(free))
-            order = by[free].argsort(descending=personalise == "most")
-            assert len(by[free].unique()) == len(free), "choose another seed: entries tie"
-            assert set(free[order[:count]].tolist()) == set(
-                (now & ~was).nonzero().flatten().tolist()
-            )
+def test_the_entries_that_moved_least_are_selected(backend, net, federation):
+    """As found by sorting; those that moved most are for the plain loops to say."""
+    method = FedSelect(personalise="least")
+    state = record_states(method, net, federation, OFTEN[:1], engine=backend)[-1]
+    for name in WEIGHTS:
+        moved = client_row(state.clients["model"], 2)[name] - net.params[name]
+        order = moved.abs().flatten().argsort()
+        count = len(order) - round(0.75 * len(order))
+        chosen = client_row(state.clients["mask"], 2)[name].flatten().nonzero().flatten()
+        assert set(chosen.tolist()) == set(order[:count].tolist())
 
 
 def test_of_ties_the_right_number_is_taken(backend, net, federation):

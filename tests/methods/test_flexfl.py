@@ -69,27 +69,9 @@ def test_as_far_from_the_target_as_the_tolerance_is_within_it():
     assert [int(part.sum()) for part in state.server["levels"][0][:-1].split([4, 12])] == [2, 6]
 
 
-def test_where_no_gamma_is_within_the_tolerance_the_nearest_is_taken(net):
-    exact, _ = shares(net, tolerance=0.0)
-    possible = []
-    for gamma in range(1, 2000):
-        a, b = (max(1, int(min(1, 100 / gamma) * width + 1e-9)) for width in (4, 12))
-        possible.append((10 * a + (9 * a + 1) * b + 5 * b + 5) / 549)
-    for count, target in zip(exact, (0.25, 0.5, 1.0), strict=True):
-        assert abs(count - target) == pytest.approx(min(abs(other - target) for other in possible))
-    assert exact[0] != 0.25
-
-
 def test_apoz_is_of_all_groups(net):
     with pytest.raises(FedpflError, match=r"method\.apoz has 3 numbers for 2 groups of neurons"):
         FlexFL(apoz=(0.5, 0.5, 0.5)).init(net.params, net.parts)
-
-
-def test_layers_of_a_residual_stream_are_a_group():
-    net = models.build_network("resnet8", (3, 8, 8), 4, 0, stem="small")
-    counts, levels = shares(net, apoz=(0.5,) * 6)
-    assert counts == pytest.approx([0.25, 0.5, 1.0], abs=0.05)
-    assert len(levels[0]) == sum(net.parts.wiring.widths.values()) + 1
 
 
 def test_devices_come_in_blocks_or_at_random(net):

@@ -1,23 +1,15 @@
 """HeteroFL and FedRolex: which neurons, and what the small network would do."""
 
-import copy
 import itertools
 
 import pytest
 import torch
-from torch import nn
 
 from fedpfl import models
 from fedpfl.engine import FineTuning
 from fedpfl.engine.keys import Draws
 from fedpfl.methods import FedRolex, HeteroFL
-from fedpfl.models import Net
-from tests.conftest import (
-    COHORTS,
-    LOCAL,
-    evaluate,
-    record_states,
-)
+from tests.conftest import COHORTS, LOCAL, evaluate, record_states
 
 EVERYONE = list(range(10))
 RATES = (1.0, 0.5, 0.25, 0.125, 0.0625)
@@ -25,30 +17,6 @@ RATES = (1.0, 0.5, 0.25, 0.125, 0.0625)
 
 def share(value: float) -> torch.Tensor:
     return torch.tensor(value, dtype=torch.float64)
-
-
-def cut(net: Net, tensors, kept: dict[str, list[int]]):
-    """What a dense network of the neurons `kept` has in the place of `tensors`."""
-    out = {}
-    for name, leaf in tensors.items():
-        for place, axis in enumerate(net.parts.wiring.axes[name]):
-            if axis:
-                index = [axis.block * n + k for n in kept[axis.group] for k in range(axis.block)]
-                leaf = leaf.index_select(place, torch.tensor(index))
-        out[name] = leaf
-    return out
-
-
-def dense(net: Net, kept: dict[str, list[int]]) -> Net:
-    """The small network."""
-    module, own = copy.deepcopy(net.module), cut(net, {**net.params, **net.buffers}, kept)
-    for prefix, part in module.named_modules():
-        for key in [*part._parameters]:
-            if part._parameters[key] is not None:
-                part._parameters[key] = nn.Parameter(own[f"{prefix}.{key}"])
-        for key in [*part._buffers]:
-            part._buffers[key] = own[f"{prefix}.{key}"]
-    return Net(module)
 
 
 def classes(federation, client: int) -> set[int]:

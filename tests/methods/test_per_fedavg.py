@@ -2,35 +2,16 @@
 
 import copy
 from dataclasses import replace
-from functools import cache
-
-import pytest
 
 from fedpfl.engine import Engine, FineTuning, make_backend
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
 from fedpfl.methods import FedAvg, PerFedAvg
-from tests.conftest import (
-    CPU,
-    LOCAL,
-    assert_close,
-    assert_same,
-    differing,
-    make_federation,
-    record_states,
-    tiny,
-)
+from tests.conftest import COHORTS, CPU, LOCAL, assert_close, assert_same, differing, record_states
 
 EVERYONE = list(range(10))
 SMALL = replace(LOCAL, batch_size=8)  # most clients have three minibatches then
-FO, HF = PerFedAvg(outer_lr=0.05), PerFedAvg("hf", inner_lr=0.1, outer_lr=0.05, delta=0.01)
-VERSIONS = pytest.mark.parametrize("method", [FO, HF], ids=["fo", "hf"])
-
-
-@cache
-def played(method, backend, local=SMALL, norm=False):
-    """The states of three rounds."""
-    return record_states(method, tiny(norm), make_federation(), engine=backend, local=local)
+METHOD = PerFedAvg("hf", inner_lr=0.1, outer_lr=0.05, delta=0.01)
 
 
 def judged(method, net, federation, state, backend, tuning=None, before=None):
@@ -39,9 +20,9 @@ def judged(method, net, federation, state, backend, tuning=None, before=None):
     )
 
 
-@VERSIONS
-def test_fine_tuning_is_plain_descent_with_the_inner_step(method, backend, net, federation):
-    state = played(method, backend)[-1]
+def test_fine_tuning_is_plain_descent_with_the_inner_step(backend, net, federation):
+    method, cohorts = METHOD, COHORTS[:1]
+    state = record_states(method, net, federation, cohorts, engine=backend, local=SMALL)[-1]
     kept = copy.deepcopy(state)
     draws = Draws(0, "finetune", 3)
     plain = FineTuning(replace(LOCAL, lr=method.inner_lr, momentum=0.0), draws)
@@ -57,6 +38,3 @@ def test_fine_tuning_is_plain_descent_with_the_inner_step(method, backend, net, 
     )
     assert_close(tuned, kept_still, atol=1e-5)  # another memory layout
     assert_same(state, kept)
-
-
-# Traffic, ranges

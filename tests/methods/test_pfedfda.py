@@ -9,11 +9,7 @@ from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.shard import make_shard
 from fedpfl.methods import Data, PFedFDA, Shard
 from fedpfl.methods.pfedfda import Features
-from fedpfl.methods.shared.gaussian import (
-    class_frequencies,
-    lda_head,
-    pack_symmetric,
-)
+from fedpfl.methods.shared.gaussian import class_frequencies, lda_head, pack_symmetric
 from tests.conftest import CLASSES, HEAD, assert_close, assert_same, record_states, tiny
 from tests.methods.reference.pfedfda import objective
 
@@ -42,18 +38,7 @@ def logits(z, head):
     return z @ head[0].T + head[1]
 
 
-def test_lda_is_bayes_rule_for_gaussians():
-    mean, cov, z = draw(CLASSES, 12), spread(), draw(50, 12, seed=1)
-    prior = torch.tensor([0.5, 0.2, 0.1, 0.15, 0.05], dtype=torch.float64)
-    shrunk = (1 - 1e-4) * cov + 1e-4 * cov.trace() / 12 * torch.eye(12, dtype=torch.float64)
-    likelihood = [torch.distributions.MultivariateNormal(m, shrunk).log_prob(z) for m in mean]
-    posterior = (torch.stack(likelihood, 1) + prior.log()).softmax(1)
-    assert_close(
-        {"": logits(z, lda_head(mean, cov, prior, 1e-4)).softmax(1)}, {"": posterior}, atol=1e-10
-    )
-
-
-@pytest.mark.parametrize(("seed", "single"), [(0, False), (1, False), (2, True), (3, True)])
+@pytest.mark.parametrize(("seed", "single"), [(0, False), (2, True)])
 def test_beta_is_better_than_a_half_and_than_its_neighbours(seed, single):
     z, y, prior, mean, cov = problem(seed=seed)
     beta = PFedFDA(single_beta=single)._search_beta(

@@ -1,9 +1,7 @@
 """SubFLOT: what its transport keeps and finds, what travels, what a part left out changes."""
 
 import dataclasses
-import itertools
 import math
-from functools import cache
 
 import numpy as np
 import pytest
@@ -26,7 +24,6 @@ from tests.conftest import (
     assert_same,
     differing,
     keep_quick,
-    make_federation,
     record_rounds,
     record_states,
     tiny,
@@ -41,12 +38,6 @@ def received(method, server, client):
     """The client's state as it enters a round, in which the server looks at no data."""
     client = {"participated": torch.tensor(False), **client}
     return method.prepare(server, client | method.before_training(server, client, None, None))
-
-
-@cache
-def played(backend, norm=False):
-    """The states of three rounds in which clients have half the neurons."""
-    return record_states(SubFLOT(rates=(0.5,)), tiny(norm), make_federation(), engine=backend)
 
 
 class Deep(nn.Module):
@@ -154,15 +145,7 @@ def test_the_permutation_keeps_the_function(world):
     assert len(differing(turned, world.net.params)) == 8
 
 
-@modes
-def test_a_model_aligned_with_itself_is_itself(mode, world):
-    aligned, covered = world.align(world.net.params, world.net.params, mode)
-    assert_same(aligned, world.net.params)
-    assert_same(covered, tree.full_like(aligned, True))
-
-
-@pytest.mark.parametrize("share", [0.25, 0.5, 0.75])
-@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(("share", "turned"), [(0.25, True), (0.5, False), (1.0, False)])
 def test_some_of_the_neurons_are_found_again(share, turned, world):
     """Behind the flattening too; also once the global model's neurons stand elsewhere."""
     small = world.cut(world.net.params, world.active(share))
@@ -171,11 +154,11 @@ def test_some_of_the_neurons_are_found_again(share, turned, world):
     assert_same(aligned, small)
     assert_same(covered, tree.full_like(small, True))
     mixed, _ = world.align(model, small, "balanced")
-    assert differing(mixed, small)
+    assert bool(differing(mixed, small)) == (share < 1)
 
 
 @modes
-@pytest.mark.parametrize("share", [0.25, 0.75, 1.0])
+@pytest.mark.parametrize("share", [0.25, 0.75])
 def test_the_order_of_neurons_does_not_matter(mode, share, world):
     """Of the source: not at all. Of the target: the result has that order."""
     model, small = world.net.params, world.cut(noisy(world.net.params), world.active(share))
@@ -201,15 +184,6 @@ def test_balanced_what_is_expanded_is_extracted_again(ratio, world):
     assert_same(covered, tree.full_like(big, True))
     assert len(big["first.bias"].unique()) == 8 // ratio
     assert_same(world.align(big, small, "balanced")[0], small)
-
-
-def test_one_to_one_what_is_not_reached_is_told(world):
-    small = world.cut(noisy(world.net.params), world.active(0.5))
-    up, covered = world.align(small, world.net.params, "one")
-    for name, mask in covered.items():
-        assert int(mask.sum()) == small[name].numel()
-        assert_same(up[name][mask].sort().values, small[name].flatten().sort().values)
-        assert not up[name][~mask].any()
 
 
 # Other networks
@@ -246,19 +220,15 @@ def costs(sources: int, targets: int, seed: int = 0) -> Tensor:
     )
 
 
-SIZES = [(1, 1), (5, 5), (8, 4), (4, 8), (8, 6), (6, 8), (1, 7), (7, 1), (7, 5), (11, 13)]
-
-
-@pytest.mark.parametrize(("sources", "targets"), SIZES)
-@pytest.mark.parametrize("seed", [0, 1])
-def test_transport_costs_least(sources, targets, seed):
+@pytest.mark.parametrize(
+    ("sources", "targets"), [(5, 5), (8, 4), (4, 8), (8, 6), (1, 7), (7, 1), (11, 13)]
+)
+def test_transport_costs_least(sources, targets):
     """Against a linear program between uniform marginals; by assignment of copies and by linear
     program alike.
     """
-    cost, amounts = (
-        costs(sources, targets, seed).numpy(),
-        transport.solve_transport(costs(sources, targets, seed)).numpy(),
-    )
+    cost = costs(sources, targets).numpy()
+    amounts = transport.solve_transport(costs(sources, targets)).numpy()
     whole = math.lcm(sources, targets)
     assert amounts.sum(1).tolist() == [whole // sources] * sources
     assert amounts.sum(0).tolist() == [whole // targets] * targets
@@ -266,18 +236,6 @@ def test_transport_costs_least(sources, targets, seed):
     shares = np.repeat([1 / sources, 1 / targets], [sources, targets])
     best = linprog(cost.ravel(), A_eq=np.concatenate(given), b_eq=shares)
     assert (amounts * cost).sum() / whole == pytest.approx(best.fun, abs=1e-9)
-
-
-@pytest.mark.parametrize(("sources", "targets"), [(4, 4), (5, 3), (3, 5)])
-def test_the_partners_cost_least(sources, targets):
-    cost = costs(sources, targets)
-    least = min(
-        sum(cost[i, j] for i, j in zip(chosen, range(targets), strict=True))
-        if sources >= targets
-        else sum(cost[i, j] for i, j in zip(range(sources), chosen, strict=True))
-        for chosen in itertools.permutations(range(max(sources, targets)), min(sources, targets))
-    )
-    assert float((transport.match_neurons(cost, "one") * cost).sum()) == pytest.approx(float(least))
 
 
 @modes
@@ -295,7 +253,7 @@ def test_without_distances_there_is_a_move(mode, sources, targets):
 
 
 RATES = (0.75, 0.5, 0.25, 0.0)
-PREFIX = SubFLOT(rates=RATES, assign="blocks", initial="prefix", alpha=1.0, lam=0.0)
+PREFIX = SubFLOT(rates=RATES, assign="blocks", initial="prefix", alpha=1.0, sar=False)
 
 
 @pytest.mark.parametrize("transported", keep_quick([True, False]))
@@ -311,18 +269,6 @@ def test_first_neurons_that_stay_in_place_are_averaged_as_fjords(transported, ba
         assert_same(a.clients["model"], b.clients["model"])
         assert_same(a.client_buffers, b.client_buffers)
     assert not own[-1].clients["own"][0].all()
-
-
-# Rounds
-
-
-def test_without_regularisation_is_with_none(backend, net, federation):
-    off, zero = (
-        record_states(SubFLOT(rates=(0.5,), **values), net, federation, engine=backend)[-1]
-        for values in ({"sar": False}, {"lam": 0.0})
-    )
-    assert_same(off, zero)
-    assert differing(off.server["model"], played(backend)[-1].server["model"])
 
 
 # What travels
@@ -346,16 +292,7 @@ def test_dense_networks_travel_and_nothing_else(backend, net, federation):
 
 @pytest.mark.parametrize("initial", ["random", "prefix"])
 @pytest.mark.parametrize(
-    ("rate", "channels", "units"),
-    [
-        (0.0, 4, 12),
-        (0.1, 4, 11),
-        (0.3, 3, 8),
-        (0.375, 3, 8),
-        (0.7, 1, 4),
-        (0.9, 1, 1),
-        (0.99, 1, 1),
-    ],
+    ("rate", "channels", "units"), [(0.0, 4, 12), (0.1, 4, 11), (0.375, 3, 8), (0.99, 1, 1)]
 )
 def test_a_client_begins_with_the_share_of_each_layer_that_is_not_pruned(
     rate, channels, units, initial, net

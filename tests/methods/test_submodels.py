@@ -13,22 +13,11 @@ from fedpfl.engine import make_initial_state
 from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
 from fedpfl.ground.traffic import count_traffic
-from fedpfl.methods import (
-    Batch,
-    FedMP,
-    FedRolex,
-    FedSPU,
-    FjORD,
-    Hermes,
-    HeteroFL,
-    PruneFL,
-    RandomDropout,
-)
+from fedpfl.methods import Batch, FedRolex, FedSPU, FjORD, HeteroFL, PruneFL, RandomDropout
 from fedpfl.methods.shared.neurons import entry_masks, prefix_neurons
-from tests.conftest import CPU, LOCAL, assert_close, participate, record_rounds
+from tests.conftest import CPU, LOCAL, assert_close, keep_quick, participate, record_rounds
 
 EVERYONE = list(range(10))
-PRUNED = [Hermes, FedMP, PruneFL]
 
 
 @pytest.mark.parametrize(
@@ -39,7 +28,7 @@ PRUNED = [Hermes, FedMP, PruneFL]
         ("fedspu_speech", (1, 32, 32), 35, (3685, 8135, 13385, 19435, 26285)),
     ],
 )
-@pytest.mark.parametrize("kind", [FedSPU, RandomDropout, FjORD])
+@pytest.mark.parametrize("kind", [FedSPU, FjORD])
 def test_values_that_travel_are_the_papers(kind, name, shape, classes, values):
     net, method = models.build_network(name, shape, classes, 0), kind()
     state = make_initial_state(method, net, 5, CPU)
@@ -120,7 +109,9 @@ def test_distillation_is_the_formula(net, federation):
 
 @pytest.mark.parametrize(
     "method",
-    [FedSPU, RandomDropout, FjORD, *PRUNED, partial(HeteroFL, rounding="floor"), FedRolex],
+    keep_quick(
+        [PruneFL, partial(HeteroFL, rounding="floor"), FedSPU, RandomDropout, FjORD, FedRolex], 2
+    ),
     ids=lambda kind: kind().__class__.__name__,
 )
 def test_the_trained_share_is_the_mean_over_the_cohort_of_the_sub_models_entries(

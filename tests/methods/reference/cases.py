@@ -122,17 +122,15 @@ CASES |= {
     ),
     "fedyogi": Case(m.FedYogi(), lambda s: models.fedopt(s, "yogi", 0.01, 0.9, 0.99, 0.001)),
     "fedobp": Case(m.FedOBP(q=0.9), lambda s: whole.fedobp(s, 0.9), margin=1e-5),
-    "fedper": Case(m.FedPer(), whole.fedper),
+    "fedper": Case(m.FedPer(), lambda s: plain.split(s, lambda name: name in plain.HEAD)),
     "ditto": Case(m.Ditto(lam=0.7), lambda s: models.ditto(s, 0.7, LOCAL.epochs)),
     "local_only": Case(m.LocalOnly(), lambda s: plain.split(s, lambda name: True)),
-    "local_only-norm": normed(m.LocalOnly(), lambda s: plain.split(s, lambda name: True)),
     "lg_fedavg": Case(m.LGFedAvg(), lambda s: models.lg_fedavg(s, "classifier")),
     "lg_fedavg-as_published": Case(
         m.LGFedAvg(variant="as_published"), lambda s: models.lg_fedavg(s, "conv")
     ),
     "fedbn": normed(m.FedBN(), lambda s: plain.split(s, lambda name: name.startswith(NORM))),
     "fedrep": Case(m.FedRep(), lambda s: models.fedrep(s, 1, 1)),
-    "fedrep-long": Case(m.FedRep(body_epochs=2, head_epochs=3), lambda s: models.fedrep(s, 3, 2)),
     "fedbabu": Case(m.FedBABU(), models.fedbabu),
 }
 PLAIN = dataclasses.replace(LOCAL, momentum=0.0, weight_decay=0.0)
@@ -160,7 +158,6 @@ def last_models(report: RoundReport) -> Any:
 
 
 CASES |= {
-    "moon": Case(m.Moon(), lambda s: models.moon(s, 1.0, 0.5), extras=last_models),
     "moon-norm": normed(m.Moon(5.0, 0.2), lambda s: models.moon(s, 5.0, 0.2), extras=last_models),
 }
 CASES |= {
@@ -178,7 +175,6 @@ CASES |= {
     ]
 }
 CASES |= {
-    "pfedsd": longer(m.PFedSD(), lambda s: models.pfedsd(s, 0.5, 3.0)),
     "pfedsd-norm": normed(m.PFedSD(), lambda s: models.pfedsd(s, 0.5, 3.0)),
     "pfedsd-train": normed(
         m.PFedSD(1.0, 1.0, teacher="train"), lambda s: models.pfedsd(s, 1.0, 1.0, is_still=False)
@@ -198,7 +194,7 @@ CASES |= {
         lambda s, v=version: models.per_fedavg(s, v == "hf", 0.2, 0.05, 0.05),
         local=SMALL,
     )
-    for version, world in [("fo", "norm"), ("hf", "norm"), ("hf", "")]
+    for version, world in [("fo", "norm"), ("hf", "norm")]
 }
 
 
@@ -229,8 +225,7 @@ CASES |= {
         personal_tolerance=(2e-5, 0.0),
         check=check,
     )
-    for name, (method, values, check) in APFL.items()
-    for world in ("", "norm")
+    for (name, (method, values, check)), world in zip(APFL.items(), ("", "norm"), strict=True)
 }
 
 
@@ -262,10 +257,8 @@ CASES |= {
         check=lambda want, a=method: a.lam is not None or want.counts[0] > 1,
     )
     for name, world, method in [
-        ("knn_per", "held", m.KNNPer(k=10, lam=0.5)),
         ("knn_per-norm", "norm", m.KNNPer(k=10, lam=0.5)),
-        ("knn_per-euclidean", "held", m.KNNPer(k=3, lam=0.8, scale=0.05, distance="euclidean")),
-        ("knn_per-logits", "held", m.KNNPer(k=7, lam=0.9, scale=0.01, mix="logits")),
+        ("knn_per-logits", "held", m.KNNPer(3, 0.8, 0.05, distance="euclidean", mix="logits")),
         ("knn_per-tuned", "held", m.KNNPer(k=5, lam=None, scale=0.1)),
     ]
 }
@@ -308,11 +301,9 @@ CASES |= {
         extras_tolerance=(1e-6, 1e-5),
     )
     for name, method in {
-        "parallel": m.PFedHN(**FEW),
         "sequential": m.PFedHN(order="sequential", rows="all", depth=1, embedding_lr=0.2, **FEW),
         "clipped": m.PFedHN(rows="all", clip=0.02, weight_decay=0.0, **FEW),
         "pc": m.PFedHN(variant="pc", momentum=0.5, embedding=4, clip=0.0, weight_decay=0.1, **FEW),
-        "pc-sequential": m.PFedHN(variant="pc", order="sequential", **FEW),
     }.items()
 }
 
@@ -331,7 +322,6 @@ CASES |= {  # at lengths that split whatever may be split
     )
     for name, world, count, method in [
         ("single", "", 4, m.CFL(eps1=9.0, eps2=0.0, warmup=1)),
-        ("complete", "", 3, m.CFL(eps1=9.0, eps2=0.0, warmup=1, linkage="complete", clusters=3)),
         ("lengths", "norm", 3, m.CFL(eps1=0.25, eps2=0.3, warmup=0, linkage="complete")),
     ]
 }
@@ -369,7 +359,6 @@ CASES |= {
         check=lambda want: any(own["shares"].max() < 1 for own in want.extras),
     )
     for name, world, shared, method in [
-        ("two", "", (), m.IFCA()),
         ("three", "norm", (), m.IFCA(clusters=3)),
         ("shared", "", ("conv", "fc"), m.IFCA(clusters=3, layers=1)),
     ]
@@ -383,12 +372,8 @@ CASES |= {  # at a sigma of the order of these networks' squared distances
         shared=nothing,
     )
     for name, method in {
-        "fedamp": m.FedAMP(sigma=0.3, pull=2.0),
         "fedamp-cloud": m.FedAMP(sigma=0.3, start_from="cloud", pool="last_round", pull=0.5),
         "heurfedamp": m.FedAMP("heurfedamp", sigma=20.0, share=0.8, pull=1.0),
-        "heurfedamp-cloud": m.FedAMP(
-            "heurfedamp", sigma=50.0, share=0.6, pull=0.0, start_from="cloud"
-        ),
     }.items()
 }
 CASES |= {
@@ -463,10 +448,6 @@ LORA = {
     "fedalt": (m.FedALT(), lora.fedalt),
     "fedalt-own": (m.FedALT("own"), lambda s: lora.fedalt(s, drawn_pairs)),
     "sdflora": (m.SDFLoRA(0.5), lambda s: lora.sdflora(s, 1, True, True)),
-    "sdflora-averaged": (
-        m.SDFLoRA(0.5, "averaged", "averaged"),
-        lambda s: lora.sdflora(s, 1, False, False),
-    ),
 }
 CASES |= {
     f"{name}-lora": Case(
@@ -478,18 +459,21 @@ CASES |= {
 # Features and heads
 
 CASES |= {
-    f"{name}{'-norm' if world else ''}": Case(
+    name: Case(
         method,
         lambda s, a=method: heads.fedas(s, a, draw_order(stream="align")),
         world,
         tolerance=(5e-6, 1e-5),
     )
-    for name, method in {
-        "fedas": m.FedAS(align_lr=0.01),
-        "fedas-init": m.FedAS(align_lr=0.1, align_epochs=2, first="init", judge="received"),
-        "fedas-means": m.FedAS(align_lr=0.1, first="global", align="means", weights="samples"),
-    }.items()
-    for world in ("", "norm")
+    for name, world, method in [
+        ("fedas-norm", "norm", m.FedAS(align_lr=0.01)),
+        ("fedas-init", "", m.FedAS(align_lr=0.1, align_epochs=2, first="init", judge="received")),
+        (
+            "fedas-means",
+            "",
+            m.FedAS(align_lr=0.1, first="global", align="means", weights="samples"),
+        ),
+    ]
 }
 CASES |= {  # regularisers and mixtures add a rounding or two to a step's
     f"fedrod-{gamma}": Case(
@@ -506,8 +490,6 @@ CASES |= {
     )
     for number, (world, values) in enumerate(
         [
-            ("", (0.25, 0.0025, 0.0005, 0.5, 1)),
-            ("", (0.5, 0.01, 0.005, 0.0, 2)),
             ("norm", (0.25, 0.0025, 0.0005, 0.5, 1)),
         ]
     )
@@ -521,7 +503,6 @@ CASES |= {
         margin=1e-5,
     )
     for name, world, values in [
-        ("one", "", (1.0, 1, None, 0.1)),
         ("two", "", (5.0, 2, 1, 0.02)),
         ("norm", "norm", (1.0, 1, None, 0.1)),
     ]
@@ -542,12 +523,11 @@ CASES |= {
         shared=nothing,
         extras=prototypes,
     )
-    for values in [
-        (1.0, "last_epoch", "uniform", "nearest"),
-        (5.0, "all_epochs", "counts", "nearest_own"),
-        (3.0, "final", "uniform", "head"),
+    for world, values in [
+        ("", (1.0, "last_epoch", "uniform", "nearest")),
+        ("", (5.0, "all_epochs", "counts", "nearest_own")),
+        ("norm", (3.0, "final", "uniform", "head")),
     ]
-    for world in ("", "norm")
 }
 POLICY = {"0.weight": "weight", "0.bias": "bias", "1.weight": "scale", "1.bias": "shift"}
 
@@ -599,7 +579,6 @@ CASES |= {  # kernels of distances by another formula
         personal_tolerance=(1e-4, 1e-4),
     )
     for name, world, method in [
-        ("noise", "", m.FedCP()),
         ("noise-norm", "norm", m.FedCP()),
         ("off", "", m.FedCP(lam=0.3, policy_noise="off")),
     ]
@@ -635,8 +614,7 @@ CASES |= {  # a layer normalisation and cosines divide by small numbers
         extras=lambda report: {"head": client_heads(report)},
         evaluated="",
     )
-    for values in [(0.01, 0.1, "frobenius"), (0.3, 0.0, "mean")]
-    for world in ("", "norm")
+    for world, values in [("", (0.01, 0.1, "frobenius")), ("norm", (0.3, 0.0, "mean"))]
 }
 
 
@@ -655,7 +633,6 @@ CASES |= {
     )
     for number, method in enumerate(
         [
-            m.FedDBE(bias_lr=0.05),
             m.FedDBE(kappa=20.0, rho=0.3, bias_lr=0.5),
             m.FedDBE(kappa=20.0, rho=0.6, bias_lr=0.1, mean="data"),
         ]
@@ -698,7 +675,6 @@ CASES |= {  # Adam divides small gradients by their size, which amplifies roundi
         extras_tolerance=(2e-5, 1e-4),
     )
     for name, method in {
-        "official": m.FedGen(**TAUGHT),
         "paper": m.FedGen(
             teacher="mean_logits", labels="frequency", alpha=3.0, decay=0.5, **TAUGHT
         ),
@@ -730,10 +706,8 @@ CASES |= {  # centres come from the singular vectors of 10 clients' small differ
         shared=lambda report: {**report.server["shared"], **report.server["endpoints"]},
     )
     for name, method, plus in [
-        ("early", m.Floco(endpoints=3, tau=1), None),
         ("wide", m.Floco(endpoints=4, tau=2, rho=0.5), None),
         ("plus", m.FlocoPlus(endpoints=3, tau=1, pers_epochs=2, lam=0.7), (2, 0.7)),
-        ("plus-short", m.FlocoPlus(endpoints=3, tau=1, pers_epochs=1), (1, 1.0)),
     ]
 }
 
@@ -797,14 +771,12 @@ def fedselect_loops(method: Any) -> Loops:
 
 
 FEDSELECT = {
-    "fedselect": m.FedSelect(),
     "fedselect-all": m.FedSelect(p=0.3, scope="all", lr_v=0.02, lr_u=0.08),
     "fedselect-window": m.FedSelect(p=0.4, delta="window", every=1),
 }
 CASES |= {name: longer(method, fedselect_loops(method)) for name, method in FEDSELECT.items()}
 CASES["fedselect-norm"] = normed(m.FedSelect(), fedselect_loops(m.FedSelect()), margin=1e-6)
 CASES |= {
-    "pspfl": longer(m.PSPFL(0.5), lambda s: masks.pspfl(s, 0.5, "shared")),
     "pspfl-norm": normed(m.PSPFL(0.5), lambda s: masks.pspfl(s, 0.5, "shared"), margin=1e-6),
     "pspfl-all": longer(m.PSPFL(0.7, "all"), lambda s: masks.pspfl(s, 0.7, "all")),
 }
@@ -815,7 +787,6 @@ CASES |= {
         margin=1e-6 if world else 1e-4,
     )
     for world, values in [
-        ("", ("squared", 0.9)),
         ("norm", ("squared", 0.9)),
         ("", ("importance", 0.3)),
         ("", ("difference", 0.5, "classifier")),
@@ -823,11 +794,9 @@ CASES |= {
 }
 PURIN = {
     "fedpurin": (m.FedPURIN(beta=6), NORM),
-    "fedpurin-alone": (m.FedPURIN(tau=0.2, beta=1), NORM),
     "fedpurin-delta": (m.FedPURIN(tau=0.7, beta=3, score="delta", judge="dense"), NORM),
     "fedpurin-hessian": (m.FedPURIN(tau=0.2, hessian=True, include_norm=True, cutoff=-1.0), ()),
     "fedcac": (m.FedCAC(beta=6), ()),
-    "fedcac-alone": (m.FedCAC(tau=0.1, beta=2), ()),
     "fedcac-cutoff": (m.FedCAC(tau=0.9, cutoff=2e-4), ()),
 }
 
@@ -854,7 +823,7 @@ CASES |= {
     )
     for name, (method, own) in PURIN.items()
     for world in ("", "norm")
-    if not world or name in ("fedpurin-delta", "fedpurin-alone", "fedcac")
+    if not world or name in ("fedpurin-delta", "fedcac")
 }
 
 # Sub-models
@@ -962,9 +931,6 @@ CASES |= {
     "heterofl-scaler": small(
         m.HeteroFL(widths=WIDTHS, scaler=True), heterofl(fixed, rate=width), ""
     ),
-    "heterofl-scaler-norm": small(
-        m.HeteroFL(widths=WIDTHS, scaler=True), heterofl(fixed, rate=width)
-    ),
     "heterofl": small(m.HeteroFL(widths=WIDTHS), heterofl(fixed)),
     "heterofl-drawn": small(
         m.HeteroFL(widths=WIDTHS, dynamic=True, scaler=True, **ANY),
@@ -1058,17 +1024,12 @@ CASES |= {
 }
 
 NAMES = """
-fedavg-norm local_only-norm fedrep-long moon fedphp pfedsd per_fedavg-hf-plain apfl-output-norm
-apfl-param-plain fedala-0 knn_per pfedhn-parallel pfedhn-pc-sequential cfl-complete ifca-two
-ifca-three lg_fedavg-as_published pfedme-samples knn_per-norm pfedhn-clipped flute-1 fedpac-norm
-fedcp-off fedselect-norm fedpurin-delta-norm fedcac-cutoff heterofl-scaler heterofl-clipping
-fedamp heurfedamp-cloud fedfomo-norm fedavg-lora fedsa_lora-averaged-lora ffa_lora-lora
-fedalt-lora sdflora-averaged-lora fedas fedas-init-norm fedas-means-norm fedrod-1.0 fedpac-one
-fedproto-nearest-norm fedproto-nearest_own-norm fedproto-head fedcp-noise gpfl-frobenius-norm
-gpfl-mean feddbe-0 fedgen-official floco-early floco-plus-short fedselect pspfl seqfededt-squared
-fedpurin-alone fedpurin-alone-norm fedcac-norm fedcac-alone heterofl-scaler-norm fedrolex
-flexfl-plain subflot-prefix feddbe-1 feddyn-cloud flute-0
-fedpurin pspfl-norm cfl-single
+fedavg-norm fedphp fedala-0 ifca-three lg_fedavg-as_published pfedme knn_per-norm pfedhn-clipped
+fedpac-norm fedcp-off fedselect-norm fedpurin-delta-norm fedcac-cutoff heterofl-scaler
+heterofl-clipping fedfomo-norm fedavg-lora fedsa_lora-averaged-lora ffa_lora-lora fedalt-lora
+fedrod-1.0 seqfededt-difference fedcac-norm fedrolex flexfl-plain subflot-prefix
+subflot-no-extraction subflot-no-aggregation feddyn-cloud fedpurin pspfl-norm cfl-single
+feddpa-as_compared feddbe-0
 """
 LEFT_TO_TEST_ALL = set(NAMES.split())
 """Whose settings others try too; what is left has each setting of a method once."""

@@ -35,6 +35,7 @@ from tests.methods.reference.plain import (
     replace,
     still,
     train,
+    values_of,
 )
 
 CLASSES, WIDTH = 5, 12
@@ -129,7 +130,7 @@ def fedrod(s: Setting, gamma: float) -> Result:
         if batches:
             values = model.own.state_dict().items()
             heads[turn.i] = {f"classifier.{k}": v.clone() for k, v in values}
-        return pick(copy.deepcopy(model.state_dict()), lambda name: not name.startswith("own"))
+        return pick(values_of(model), lambda name: not name.startswith("own"))
 
     def parts(shared: Weights, i: int) -> tuple[Weights, Weights]:
         return shared, heads.get(i, none)
@@ -172,7 +173,7 @@ def flute(s: Setting, l1: float, l2: float, l3: float, server_lr: float, rep_epo
         middle = s.epochs - rep_epochs
         first = [(*batch, False) for batch in minibatches(s, turn, range(middle))]
         last = [(*batch, True) for batch in minibatches(s, turn, range(middle, s.epochs))]
-        end = copy.deepcopy(fit(s, load(s, w), first + last, loss).state_dict())
+        end = values_of(fit(s, load(s, w), first + last, loss))
         trained_heads[turn.i] = pick(end, is_head)
         return pick(end, is_body)
 
@@ -291,7 +292,7 @@ def fedproto(s: Setting, lam: float, prototypes: str, weights: str, judge: str) 
         epochs = range(s.epochs)
         batches = [(*b, e) for e in epochs for b in minibatches(s, turn, [e])]
         model = fit(s, load(s, w).train(), batches, loss)
-        own[turn.i] = copy.deepcopy(model.state_dict())
+        own[turn.i] = values_of(model)
         chosen = epochs if prototypes == "all_epochs" else epochs[-1:]
         rows = [pair for epoch in chosen for pair in pairs.get(epoch, [])]
         if prototypes == "final":
@@ -390,9 +391,9 @@ def fedcp(s: Setting, policy: Weights, lam: float, noise: Callable | None) -> Re
             )
 
         model = fit(s, copy.deepcopy(model).train(), batches, loss)
-        heads[turn.i] = copy.deepcopy(model.head.state_dict())
+        heads[turn.i] = values_of(model.head)
         parts = {"body": model.body, "policy": model.cpn}
-        sent = {k: copy.deepcopy(part.state_dict()) for k, part in parts.items()}
+        sent = {k: values_of(part) for k, part in parts.items()}
         old = turn.shared["head"]
         return sent | {"head": {k: heads[turn.i][k] / 2 + old[k] / 2 for k in old}}
 
@@ -475,9 +476,9 @@ def gpfl(s: Setting, extra: Weights, lam: float, mu: float, guidance: str) -> Re
         decay = {"params": list(valve.parameters()), "weight_decay": s.weight_decay + mu}
         groups = [{"params": list(model.parameters())}, decay]
         fit(s, model, minibatches(s, turn, range(s.epochs)), loss, groups)
-        end = copy.deepcopy(model.state_dict())
+        end = values_of(model)
         heads[turn.i] = pick(end, is_head)
-        return {"model": end, "extra": copy.deepcopy(valve.state_dict())}
+        return {"model": end, "extra": values_of(valve)}
 
     def merge(_: Any, trained: dict[int, Any], t: int) -> dict[str, Weights]:
         parts = ("model", "extra")
@@ -520,7 +521,7 @@ def feddbe(s: Setting, method: Any, first: Order) -> Result:
         groups = [{"params": list(model.parameters())}, plain]
         fit(s, model, minibatches(replace(s, order=order), turn, range(s.epochs)), loss, groups)
         u[turn.i] = own.detach()
-        return copy.deepcopy(model.state_dict()), running.detach()
+        return values_of(model), running.detach()
 
     total = 0
     for i, client in enumerate(s.clients):
@@ -609,7 +610,7 @@ def fedgen(
             return value + own_weight * distilled
 
         generator.eval()
-        return copy.deepcopy(fit(s, load(s, w).train(), batches, loss).state_dict())
+        return values_of(fit(s, load(s, w).train(), batches, loss))
 
     def merge(_: Any, trained: dict[int, Weights], t: int) -> Weights:
         nonlocal seen

@@ -9,7 +9,6 @@ Algorithm 1; alpha as in the authors' code), 2212.01197 (FedALA), 2103.04628 (pF
 
 import copy
 import statistics
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,12 +17,14 @@ from torch import Tensor, nn
 
 from tests.methods.reference.plain import (
     HEAD,
+    WATCHED,
     Client,
     Result,
     Setting,
     Turn,
     Weights,
     average,
+    copy_module,
     count_hits,
     features,
     fit,
@@ -37,6 +38,7 @@ from tests.methods.reference.plain import (
     stack,
     still,
     train,
+    values_of,
 )
 
 
@@ -239,7 +241,7 @@ def pfedme(s: Setting, method: Any) -> Result:
                         p -= m.inner_lr * (p.grad + m.lam * (p - w[k]) + m.mu * p)
             for k, p in model.named_parameters():
                 w[k] = w[k] - m.outer_lr * m.lam * (w[k] - p.detach())
-        th[turn.i] = copy.deepcopy(model.state_dict())
+        th[turn.i] = values_of(model)
         return {**th[turn.i], **w}
 
     def merge(shared: Weights, trained: dict[int, Weights], t: int) -> Weights:
@@ -272,7 +274,7 @@ def set_parameters(model: nn.Module, weights: Weights) -> None:
 
 def unmoved(model: nn.Module, weights: Weights, client: Client, batch: Tensor) -> Weights:
     """The same on a copy, whose statistics are thrown away."""
-    return gradient_at(copy.deepcopy(model), weights, client, batch)
+    return gradient_at(copy_module(model), weights, client, batch)
 
 
 def row_batches(s: Setting, turn: Turn, epoch: int) -> list[Tensor]:
@@ -302,7 +304,7 @@ def per_fedavg(s: Setting, is_hf: bool, alpha: float, beta: float, delta: float)
                     for k in w:
                         direction[k] = direction[k] - alpha * (up[k] - down[k]) / (2 * delta)
                 set_parameters(model, {k: w[k] - beta * direction[k] for k in w})
-        return copy.deepcopy(model.state_dict())
+        return values_of(model)
 
     return play(s, local, merge=lambda shared, trained, t: uniform_parameters(s, trained))
 
@@ -333,7 +335,7 @@ class Pair(nn.Module):
             pairs = zip(self.v.named_parameters(), self.w.parameters(), strict=True)
             mixed = {k: alpha * a + (1 - alpha) * b.detach() for (k, a), b in pairs}
             return torch.func.functional_call(self.v, mixed, (x,))
-        shared = copy.deepcopy(self.w)
+        shared = copy_module(self.w)
         return alpha * self.v(x) + (1 - alpha) * shared(x).detach()
 
 
@@ -343,7 +345,7 @@ def apfl(s: Setting, alpha: float, mixing: str, lr: float, decay: float) -> Resu
 
     def slope(pair: Pair, now: float, x: Tensor, y: Tensor) -> float:
         """Of the mixture's loss in alpha, as the specification takes it, on copies."""
-        w, v = copy.deepcopy(pair.w), copy.deepcopy(pair.v)
+        w, v = copy_module(pair.w), copy_module(pair.v)
         both = list(zip(v.parameters(), w.parameters(), strict=True))
         if mixing == "param":
             with torch.no_grad():
@@ -372,8 +374,8 @@ def apfl(s: Setting, alpha: float, mixing: str, lr: float, decay: float) -> Resu
             return mixed + F.cross_entropy(pair.w(x), y)
 
         fit(s, pair, [(*batch, new if k else now) for k, batch in enumerate(batches)], loss)
-        own[i], alphas[i] = copy.deepcopy(pair.v.state_dict()), new
-        return copy.deepcopy(pair.w.state_dict())
+        own[i], alphas[i] = values_of(pair.v), new
+        return values_of(pair.w)
 
     def predict(parts_of: tuple[Weights, Weights, float], i: int) -> Tensor:
         pair = Pair(s, *parts_of[:2]).eval()
@@ -514,8 +516,8 @@ def pfedhn(s: Setting, network: HyperNetwork, method: Any) -> Result:
                 differences[i] = {k: start[k] - end[k] for k in start}
                 heads[i] = pick(end, lambda name, i=i: name in heads[i])
             step(differences)
-        result.personal.append([model(i) for i in s.everyone])
-        result.extras.append({"learned": copy.deepcopy(network.state_dict())})
+        result.personal.append({i: model(i) for i in WATCHED})
+        result.extras.append({"learned": values_of(network)})
     return result
 
 
@@ -577,6 +579,3 @@ def knn_per(s: Setting, method: Any) -> Result:
 def lg_fedavg(s: Setting, *shared: str) -> Result:
     """LG-FedAvg (arXiv:2001.01523). `shared`: prefixes of the parameters that travel."""
     return split(s, lambda name: not name.startswith(shared))
-
-
-Loops = Callable[[Setting], Result]

@@ -1,6 +1,5 @@
 """pFedFDA's rounds as plain loops (arXiv:2411.00329): every mixture of covariances is solved anew."""
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +23,7 @@ from tests.methods.reference.plain import (
     pick,
     play,
     still,
+    values_of,
 )
 
 EPS, CLASSES = 1e-4, 5
@@ -123,7 +123,7 @@ def pfedfda(s: Setting, mean: Tensor) -> Result:
             return F.cross_entropy(model.classifier(z), y)
 
         fit(s, model, minibatches(s, turn, range(s.epochs)), loss)
-        end = {"body": copy.deepcopy(model.state_dict())}
+        end = {"body": values_of(model)}
         if not batches_seen:
             return end | pick(server, lambda part: part != "body")
         z, y = (torch.cat(rows) for rows in zip(*batches_seen, strict=True))

@@ -1,5 +1,5 @@
-"""Three methods whole, to be read: FedOBP (arXiv:2604.16574 eqs. 7-9, 19, 21), FedPer
-(arXiv:1912.00818), SCAFFOLD (arXiv:1910.06378, option II).
+"""Two methods whole, to be read: FedOBP (arXiv:2604.16574 eqs. 7-9, 19, 21) and SCAFFOLD
+(arXiv:1910.06378, option II).
 """
 
 import copy
@@ -8,7 +8,17 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from tests.methods.reference.plain import HEAD, Result, Setting, Turn, Weights, average, hits, train
+from tests.methods.reference.plain import (
+    WATCHED,
+    Result,
+    Setting,
+    Turn,
+    Weights,
+    average,
+    hits,
+    train,
+    values_of,
+)
 
 
 def fedobp(s: Setting, q: float) -> Result:
@@ -39,23 +49,7 @@ def fedobp(s: Setting, q: float) -> Result:
         result.after.append([hits(s, own[i], i) for i in cohort])
         shared = average(s, {i: own[i] for i in cohort})
         result.shared.append(shared)
-        result.personal.append([merged(i)[0] for i in s.everyone])
-    return result
-
-
-def fedper(s: Setting) -> Result:
-    result, shared = Result(), s.initial
-    heads = [{k: s.initial[k] for k in HEAD} for _ in s.clients]
-    for t, cohort in enumerate(s.cohorts, 1):
-        result.before.append([hits(s, {**shared, **heads[i]}, i) for i in cohort])
-        trained = {}
-        for i in cohort:
-            trained[i] = train(s, {**shared, **heads[i]}, Turn(t, i, shared))
-            heads[i] = {k: trained[i][k] for k in HEAD}
-        result.after.append([hits(s, trained[i], i) for i in cohort])
-        shared = average(s, trained)
-        result.shared.append(shared)
-        result.personal.append([{**shared, **head} for head in heads])
+        result.personal.append({i: merged(i)[0] for i in WATCHED})
     return result
 
 
@@ -80,7 +74,7 @@ def scaffold(s: Setting, server_lr: float) -> Result:
                         for (k, p), g in zip(model.named_parameters(), grads, strict=True):
                             p -= s.lr * (g + control[k] - own[i][k])
                     steps += 1
-            end = copy.deepcopy(model.state_dict())
+            end = values_of(model)
             trained.append(end)
             new = own[i]
             if steps:
