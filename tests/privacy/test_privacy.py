@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from fedpfl.engine import (
-    Local,
     RoundSetup,
     make_backend,
     make_initial_state,
@@ -24,17 +23,7 @@ from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS, SEES, Turn
 from fedpfl.privacy import Account, Privacy, Secret, clip_uploads, draw_noise
-from fedpfl.testing.toy import (
-    CLASSES,
-    CPU,
-    EVERYONE,
-    LOCAL,
-    LOOP,
-    TRAIN,
-    as_engine,
-    tiny,
-    tiny_federation,
-)
+from fedpfl.testing.toy import CPU, EVERYONE, LOCAL, LOOP, TRAIN, as_engine, tiny, tiny_federation
 from tests.conftest import BACKENDS, CASES, assert_close, assert_same, keep_quick, participate
 
 COHORT = [0, 1, 2, 4]
@@ -68,15 +57,12 @@ def one_round(method, federation, own, backend="loop", seed=0, state=None):
     ("backend", "name"),
     keep_quick(
         [
-            *(
-                ("loop", "fedavg"),
-                ("batched", "fedper"),
-                ("loop", "ditto"),
-                ("batched", "scaffold"),
-            ),
-            *(("loop", "fedadam"), ("batched", "fedavg"), ("loop", "scaffold")),
+            ("loop", "fedadam"),
+            ("batched", "fedper"),
+            ("loop", "ditto"),
+            ("batched", "scaffold"),
         ],
-        4,
+        2,
     ),
 )
 def test_no_noise_and_no_bound_is_the_run_without_at_equal_weights(name, backend):
@@ -421,49 +407,3 @@ def test_an_attacker_stays_below_what_epsilon_allows():
     claimed, error = own.epsilon(1), 0.1  # of a logarithm of shares of 1 % in 40,000 runs
     assert 0.3 * claimed < advantage(own.noise * clip / 6) < claimed + error
     assert advantage(1e-9) > 3 * claimed
-
-
-@pytest.mark.full
-def test_nor_does_an_attacker_of_a_trained_federation():
-    """Has client 0 its own labels or others? Told by the model after two rounds, along what the
-    labels change without
-    noise: below what epsilon allows with the noise that was asked for, above it with a quarter of
-    that.
-    """
-    changed = tiny_federation().y.clone()
-    changed[tiny_federation().train[0]] = (changed[tiny_federation().train[0]] + 1) % CLASSES
-    worlds = tiny_federation(), dataclasses.replace(tiny_federation(), y=changed)
-    given = {"cohort": 6, "clip": 0.5, "delta": 0.05}
-    claimed = account(**given, noise=4.0).epsilon(2)
-
-    def model(federation, draw_noise, seed):
-        method, own = METHODS["fedavg"](), account(**given, noise=draw_noise)
-        state = dataclasses.replace(
-            make_initial_state(method, tiny(), 6, CPU), privacy=make_privacy_state(own, CPU)
-        )
-        local = Local(epochs=1, batch_size=512, lr=0.5)
-        for _ in range(2):
-            backend, secret = make_backend(LOOP, tiny(), CPU), Secret.of_seed(seed)
-            setup = RoundSetup(backend, method, federation, local, seed, account=own, secret=secret)
-            state, _ = play_round(setup, state, EVERYONE)
-        return tree.ravel(state.server)
-
-    still, moved = (model(federation, 0.0, 0) for federation in worlds)
-
-    def attack(draw_noise):
-        without, there = (
-            torch.stack(
-                [
-                    (model(federation, draw_noise, seed) - still) @ (moved - still)
-                    for seed in range(150)
-                ]
-            )
-            for federation in worlds
-        )
-        shares = [
-            [float((one > at).double().mean()) for one in (without, there)]
-            for at in [*without, *there]
-        ]
-        return math.log(max((right - given["delta"]) / max(wrong, 0.1) for wrong, right in shares))
-
-    assert 0 < attack(4.0) < claimed < attack(1.0)

@@ -7,15 +7,14 @@ import shutil
 import stat
 
 import pytest
-import torch
 
-from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.report.load import runs
 from fedpfl.report.tables import accuracy_table
 from tests.command import (
     assert_refused,
     format_override,
+    play_rows,
     play_run,
     read_checkpoint,
     read_table,
@@ -43,37 +42,23 @@ method=fedproto | its server would see each client's upload, not a mean of uploa
 method=pfedfda | nobody knows what an upload without training would be
 method=local_only | send nothing up
 privacy.epsilon=null | privacy.epsilon must be given, or else noise
-privacy.epsilon=0 | privacy.epsilon must be
-privacy.epsilon=much | privacy.epsilon must be
 privacy.delta=0 | privacy.delta must be
 privacy.clip=0 | privacy.clip must be
 privacy.clip=null | privacy.clip must be a number where there is noise
-privacy.epsilon=null privacy.noise=0 privacy.clip=null privacy.quantile=0.5 | privacy.clip must be a number
-privacy.epsilon=null privacy.noise=-1 | privacy.noise must be
 privacy.quantile=1 | privacy.quantile must be
 privacy.count_noise=1 | privacy.count_noise must be null
 privacy.quantile=0.5 privacy.rate=0 | privacy.rate must be
 privacy.quantile=0.5 privacy.epsilon=0.5 | out of reach in 3 rounds of 3 of 6 clients
 privacy.sampling=uniform | privacy.sampling must be
-privacy.accounting=gdp | privacy.accounting must be
 privacy.accounting=pld | privacy.accounting must be rdp
-privacy.epsilon=null privacy.noise=1 privacy.accounting=pld | privacy.accounting must be rdp
 privacy.sampling=poisson method=scaffold | use fixed
 privacy.epsilon=101 | privacy.epsilon must be above 0 and at most 100
 privacy.epsilon=null privacy.noise=0.01 | protects nobody
-privacy.epsilon=null privacy.noise=2 privacy.quantile=0.5 privacy.count_noise=0.01 | protects nobody
-privacy.epsilon=1e-9 privacy.quantile=0.5 | out of reach
-privacy.delta=0.9999999 | privacy.delta must be
-clients=20 privacy.delta=0.05 | privacy.delta must be below 1 / clients, here 0.05
 clients=40 unseen=0.5 privacy.delta=0.05 | privacy.delta must be below 1 / clients, here 0.05
+clients=20 privacy.delta=0.05 | privacy.delta must be below 1 / clients, here 0.05
 clients=1 privacy.delta=1e-5 | one has nobody to be hidden among
-clients=2 unseen=0.5 | one has nobody to be hidden among
 privacy.epsilon=null privacy.noise=1e10 | privacy.noise must be between 0 and 10000
-privacy.quantile=0.5 privacy.count_noise=1e12 | privacy.count_noise must be above 0 and at most
 privacy.seed=-1 | privacy.seed must be
-privacy.clip=nan | privacy.clip must be
-privacy.quantile=0.5 privacy.count_noise=-1 | privacy.count_noise must be
-privacy.epsilon=null privacy.noise=loud | privacy.noise must be
 stopping.early=true | stopping.early would tell the server
 system=simulated | use system=none
 validation=0.2 | use validation=0
@@ -126,19 +111,45 @@ def test_a_private_run_says_what_it_promises_and_goes_on_as_it_began(tmp_path):
         play(tmp_path / "d", OWN[0], "privacy.epsilon=40", "privacy.clip=0.05", word)
 
 
+@pytest.fixture(scope="module", params=keep_quick(["samples", "clients"]))
+def words(request):
+    """The words of a run whose noise is seeded."""
+    if request.param == "clients":
+        return (*SMALL, *SEEDED)
+    return (*SMALL, "method=fedper", "privacy=sample", "privacy.noise=2", "privacy.seed=1")
+
+
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    """A private run's rows."""
-    return play(tmp_path_factory.mktemp("alone") / "run", *SEEDED)[0]
+def alone(words, tmp_path_factory):
+    """The rows of that run, which other ways to play it must come to."""
+    return play_rows(tmp_path_factory.mktemp("alone") / "run", *words)
+
+
+def test_a_run_that_was_stopped_goes_on_with_the_same_noise(words, alone, tmp_path):
+    interrupt(tmp_path / "run", *words, after=2)
+    assert len(rows(tmp_path / "run")) == 2
+    said = play_run(tmp_path / "run", *words)
+    assert "no guarantee: whoever knows privacy.seed can take the noise off" in said
+    assert rows(tmp_path / "run") == alone
+
+
+def test_in_lockstep_each_run_has_its_own_noise(words, alone, tmp_path):
+    sweep = ("-m", "hydra/launcher=lockstep", "seed=42,43", "hydra.sweep.dir=.")
+    result = run_command(*words, *sweep, "hydra.sweep.subdir=${seed}", cwd=tmp_path)
+    assert result.code == 0
+    assert rows(tmp_path / "42") == alone
+    assert rows(tmp_path / "43") != alone
 
 
 @pytest.mark.full
-def test_a_run_that_was_stopped_goes_on_with_the_same_noise(alone, tmp_path):
-    interrupt(tmp_path / "run", *SMALL, *SEEDED, after=2)
-    assert len(rows(tmp_path / "run")) == 2
-    found, said = play(tmp_path / "run", *SEEDED)
-    assert "no guarantee: whoever knows privacy.seed can take the noise off" in said
-    assert found == alone
+def test_on_two_processes_the_noise_is_that_of_one(words, alone, tmp_path):
+    result = wait_for(torchrun(2, *words, "hydra.run.dir=run", cwd=tmp_path))
+    assert result.code == 0, result.err
+    assert rows(tmp_path / "run") == alone
+    unseeded = [word for word in words if not word.startswith("privacy.seed")]
+    result = wait_for(torchrun(2, *unseeded, "hydra.run.dir=secret", cwd=tmp_path))
+    assert result.code == 0, result.err  # they would stop where servers differ
+    assert rows(tmp_path / "secret") != alone
 
 
 def test_a_secret_is_the_runs_alone_and_goes_on_with_it(tmp_path):
@@ -166,24 +177,6 @@ def test_a_secret_is_the_runs_alone_and_goes_on_with_it(tmp_path):
     assert one == same
     assert one[0] != other[0]
     play(tmp_path / "lost", *OWN, "restart=true")
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("seeded", [(), ("privacy.seed=1",)], ids=["secret", "seeded"])
-def test_the_difference_of_two_runs_of_a_sweep_keeps_the_noise_of_both(seeded, tmp_path):
-    """Clients do not move at these rates, so that it is noise alone: of twice the variance, not
-    nothing.
-    """
-    words = (
-        *("method=fedavg", "privacy.noise=2", "privacy.clip=0.05", "rounds=1", "-m"),
-        "local.lr=1e-30,2e-30",
-    )
-    places = "hydra.sweep.dir=.", "hydra.sweep.subdir=${local.lr}"
-    large = [word for word in SMALL if not word.startswith("model.")]  # many entries, to measure by
-    assert run_command(*large, *words, *seeded, *places, cwd=tmp_path).code == 0
-    servers = [read_checkpoint(tmp_path / rate)["server"] for rate in ("1e-30", "2e-30")]
-    difference = tree.ravel(tree.map(torch.sub, *servers)).double()
-    assert float(difference.std()) == pytest.approx(2**0.5 * 2 * 0.05 / 3, rel=0.02)
 
 
 def test_cohorts_are_secret_too(tmp_path):
@@ -227,25 +220,3 @@ def test_a_round_without_anybody_is_a_round(tmp_path):
     empty = told[counts.index(0)]
     assert (empty["train_loss"], empty["values_down"], empty["clipped_share"]) == ("", "0", "")
     assert [float(row["epsilon"]) for row in told] == sorted(float(row["epsilon"]) for row in told)
-
-
-def test_in_lockstep_each_run_has_its_own_noise(alone, tmp_path):
-    words = (
-        *("-m", "hydra/launcher=lockstep", "seed=42,43", "hydra.sweep.dir=."),
-        "hydra.sweep.subdir=${seed}",
-    )
-    assert run_command(*SMALL, *SEEDED, *words, cwd=tmp_path).code == 0
-    assert rows(tmp_path / "42") == alone
-    assert rows(tmp_path / "43") != alone
-
-
-@pytest.mark.full
-def test_on_two_processes_the_noise_is_that_of_one(alone, tmp_path):
-    result = wait_for(torchrun(2, *SMALL, *SEEDED, "hydra.run.dir=run", cwd=tmp_path))
-    assert result.code == 0, result.err
-    assert rows(tmp_path / "run") == alone
-    result = wait_for(
-        torchrun(2, *SMALL, *OWN, "hydra.run.dir=secret", cwd=tmp_path)
-    )  # they stop where servers differ
-    assert result.code == 0, result.err
-    assert rows(tmp_path / "secret") != alone

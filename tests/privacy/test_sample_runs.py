@@ -1,23 +1,13 @@
-"""Runs that hide single samples as a user meets them: what they say, refuse, and go on with."""
+"""Runs that hide single samples as a user meets them: what they say and refuse."""
 
 import json
 
 import pytest
 
-from fedpfl.ground.errors import FedpflError
 from fedpfl.report.load import runs
 from fedpfl.report.tables import accuracy_table
-from tests.command import (
-    assert_refused,
-    format_override,
-    play_run,
-    read_table,
-    run_command,
-    wait_for,
-)
+from tests.command import assert_refused, play_run, read_table
 from tests.conftest import keep_quick, read_cases
-from tests.engine.test_ranks import torchrun
-from tests.record.test_damage import interrupt
 
 pytest.importorskip("dp_accounting", reason="needs the extra [privacy]")
 
@@ -27,7 +17,6 @@ SMALL = (
     "privacy=sample",
 )
 NOISED = ("privacy.noise=2", "privacy.clip=0.5")
-SEEDED = (*NOISED, "privacy.seed=1")
 LINES = """
 privacy.noise=null | privacy.epsilon must be given, or else noise
 privacy.clip=null | privacy.clip must be a number where there is noise
@@ -57,15 +46,11 @@ def test_a_bad_configuration_is_one_line(text, told, tmp_path):
 def play(folder, *words):
     """Play a run of these words; return its rows, without times, and what it says."""
     said = play_run(folder, *SMALL, *words)
-    return read_rows(folder), said
-
-
-def read_rows(folder):
-    return read_table(folder / "rounds.csv")
+    return read_table(folder / "rounds.csv"), said
 
 
 def test_a_run_says_what_each_client_gives_away(tmp_path):
-    tuned = ("eval.finetune_epochs=1", "eval.finetune_every=3", "privacy.epsilon=5")
+    tuned = ("eval.finetune_epochs=1", "eval.finetune_every=3", "privacy.epsilon=5", "clients=3")
     found, said = play(tmp_path / "run", *tuned)
     promise = json.loads((tmp_path / "run/summary.json").read_text())["privacy"]
     assert "each client's models are (5, " in promise
@@ -78,36 +63,3 @@ def test_a_run_says_what_each_client_gives_away(tmp_path):
     epsilons = [float(row["epsilon"]) for row in clients]
     assert max(epsilons) == float(found[-1]["epsilon"])
     assert all(4.9 < epsilon <= 5 for epsilon in epsilons)  # all are fine-tuned in the end
-    with pytest.raises(FedpflError, match=r"extend is not for privacy\.epsilon"):
-        play(tmp_path / "more", "rounds=4", *tuned, format_override("extend", tmp_path / "run"))
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    """A run's rows that other ways to play it must come to."""
-    return play(tmp_path_factory.mktemp("alone") / "run", *SEEDED)[0]
-
-
-def test_a_run_that_was_stopped_goes_on_with_the_same_noise(alone, tmp_path):
-    interrupt(tmp_path / "run", *SMALL, *SEEDED, after=2)
-    found, said = play(tmp_path / "run", *SEEDED)
-    assert "no guarantee: whoever knows privacy.seed can take the noise off" in said
-    assert found == alone
-    assert play(tmp_path / "anew", *NOISED)[0] != alone
-
-
-def test_in_lockstep_each_run_has_its_own_noise(alone, tmp_path):
-    words = (
-        *("-m", "hydra/launcher=lockstep", "seed=42,43", "hydra.sweep.dir=."),
-        "hydra.sweep.subdir=${seed}",
-    )
-    assert run_command(*SMALL, *SEEDED, *words, cwd=tmp_path).code == 0
-    assert read_rows(tmp_path / "42") == alone
-    assert read_rows(tmp_path / "43") != alone
-
-
-@pytest.mark.full
-def test_on_two_processes_the_noise_is_that_of_one(alone, tmp_path):
-    result = wait_for(torchrun(2, *SMALL, *SEEDED, "hydra.run.dir=run", cwd=tmp_path))
-    assert result.code == 0, result.err
-    assert read_rows(tmp_path / "run") == alone

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.privacy.conftest import reckoned_once  # noqa: F401
+
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -1,9 +1,20 @@
 """A federation's grid in memory: what travels is kept, and its server may be killed or deaf."""
 
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
+from fedpfl.remote import app
+from fedpfl.remote.node import PLAIN_POLICY, Node, NodePolicy
 from fedpfl.remote.rehearsal import InProcessGrid
+
+
+def make_nodes(words: list[str], policy: NodePolicy = PLAIN_POLICY) -> dict[int, Node]:
+    """Make two nodes in memory, each with a half of the clients."""
+    return {
+        number: app.make_node(words, None, number, 2, Path(f"node{number}"), "", policy)
+        for number in range(2)
+    }
 
 
 class Overheard(InProcessGrid):

@@ -1,6 +1,5 @@
 """A federation as the command plays it, its grid in memory: files, going on, and what is refused."""
 
-import csv
 from pathlib import Path
 
 import pytest
@@ -11,29 +10,13 @@ from fedpfl.config.plan import check_config
 from fedpfl.config.run import build_run
 from fedpfl.ground.errors import FedpflError
 from fedpfl.remote import app
-from fedpfl.remote.node import PLAIN_POLICY, NodePolicy
+from fedpfl.remote.node import NodePolicy
 from fedpfl.remote.rehearsal import InProcessGrid
 from fedpfl.remote.server import FederateSettings
-from tests.command import FILES, TINY, run_command
-from tests.remote.grids import Overheard
+from tests.command import FILES, TINY, read_table, run_command
+from tests.remote.grids import Overheard, make_nodes
 
 WORDS = ["dataset=digits", *TINY, "rounds=3", "federate.timeout=0.01"]
-
-
-def table(path: Path) -> list[dict[str, str]]:
-    """A CSV file without what depends on the clock."""
-    with path.open() as file:
-        return [
-            {name: own for name, own in row.items() if "seconds" not in name}
-            for row in csv.DictReader(file)
-        ]
-
-
-def nodes(words: list[str], policy: NodePolicy = PLAIN_POLICY) -> dict:
-    return {
-        number: app.make_node(words, None, number, 2, Path(f"node{number}"), "", policy)
-        for number in range(2)
-    }
 
 
 def test_the_files_are_those_of_any_run(here):
@@ -42,14 +25,14 @@ def test_the_files_are_those_of_any_run(here):
     """
     words = ["method=fedper", "defence=median", *WORDS]
     with pytest.raises(KeyboardInterrupt):
-        app.run_server(Overheard(nodes(words), left=9), words)
-    path = app.run_server(InProcessGrid(nodes(words)), words)
+        app.run_server(Overheard(make_nodes(words), left=9), words)
+    path = app.run_server(InProcessGrid(make_nodes(words)), words)
     assert run_command(*words[:-1], cwd=here).code == 0
     alone = Path(str(path).replace("federated/", ""))
     assert {own.name for own in path.iterdir()} == {*FILES, "run.lock", "wire.csv"}
     for name in ("rounds.csv", "clients.csv"):
-        assert table(path / name) == table(alone / name)
-    rows, counted = table(path / "wire.csv"), table(path / "rounds.csv")
+        assert read_table(path / name) == read_table(alone / name)
+    rows, counted = read_table(path / "wire.csv"), read_table(path / "rounds.csv")
     assert [row["round"] for row in rows] == ["1", "2", "3"]
     for row, own in zip(rows, counted, strict=True):
         assert int(row["counted_up"]) * 8 == int(own["bits_up"])
@@ -83,13 +66,13 @@ def test_what_would_leave_clients_is_said_first(here):
         app.run_server(InProcessGrid({}), words)
     assert not [*here.rglob("*")]
     path = app.run_server(
-        InProcessGrid(nodes(words, NodePolicy(share_states=True))),
+        InProcessGrid(make_nodes(words, NodePolicy(share_states=True))),
         [*words, "federate.share_states=true"],
     )
     assert "clients' states (model) leave them in every round" in (path / "run.log").read_text()
     assert not [*here.glob("node*")]
     assert run_command(*words[:-1], cwd=here).code == 0
-    assert table(path / "rounds.csv") == table(
+    assert read_table(path / "rounds.csv") == read_table(
         Path(str(path).replace("federated/", "")) / "rounds.csv"
     )
 
@@ -113,7 +96,7 @@ def test_what_is_refused(words, said, here):
 
 def test_a_node_of_other_data(here, caplog):
     words = ["method=fedavg", *WORDS]
-    there = nodes(words)
+    there = make_nodes(words)
     there[1] = app.make_node([*words, "partition.alpha=0.7"], None, 1, 2, Path("other"), "")
     app.run_server(InProcessGrid(there), words)
     (path,) = here.glob("outputs/federated/**/run.log")

@@ -2,7 +2,6 @@
 on 127.0.0.1.
 """
 
-import csv
 import os
 import subprocess
 import sys
@@ -14,7 +13,7 @@ import pytest
 
 from fedpfl import export, federate
 from fedpfl.remote import app, local, wire
-from tests.command import format_override, run_command
+from tests.command import format_override, read_table, run_command
 
 WORDS = [
     *("dataset=digits", "clients=4", "participation=1.0", "rounds=2", "eval.every=2"),
@@ -27,15 +26,6 @@ PLAYED = {
     **{method: [f"method={method}"] for method in METHODS},
     "hidden": ["method=fedper", *PRIVATE],
 }
-
-
-def table(path: Path) -> list[dict[str, str]]:
-    """A CSV file without what depends on the clock."""
-    with path.open() as file:
-        return [
-            {name: own for name, own in row.items() if "seconds" not in name}
-            for row in csv.DictReader(file)
-        ]
 
 
 def directory(words: list[str]) -> Path:
@@ -125,8 +115,8 @@ def test_processes_as_in_one_place(method: str, tmp_path, monkeypatch):
     assert run_command(*words, cwd=tmp_path).code == 0
     there, here = directory(words), Path(str(directory(words)).replace("federated/", ""))
     for name in ("rounds.csv", "clients.csv"):
-        assert table(there / name) == table(here / name)
-    for row in table(there / "wire.csv"):
+        assert read_table(there / name) == read_table(here / name)
+    for row in read_table(there / "wire.csv"):
         counted, sent = (int(row[f"{name}_down"]) for name in ("counted", "bytes"))
         assert method == "fedobp" or counted < sent < 1.1 * counted + 2**17
 
@@ -154,7 +144,7 @@ def test_processes_that_are_killed(tmp_path, monkeypatch):
     def reached(number: int) -> None:
         until = time.monotonic() + 400
         while time.monotonic() < until:
-            if (run / "rounds.csv").is_file() and len(table(run / "rounds.csv")) >= number:
+            if (run / "rounds.csv").is_file() and len(read_table(run / "rounds.csv")) >= number:
                 return
             time.sleep(0.2)
         raise AssertionError(f"round {number} was not reached")
@@ -183,15 +173,15 @@ def test_processes_that_are_killed(tmp_path, monkeypatch):
         for one in processes:
             os.killpg(one.pid, 9)
             one.wait()
-        assert len(table(run / "rounds.csv")) == 1
+        assert len(read_table(run / "rounds.csv")) == 1
         *_, node = begin()
         reached(2)
         os.killpg(node.pid, 9)
         local.start_supernode(start, link, *local.find_free_ports(1), configs[1], **more)
         reached(4)
     assert run_command(*words, cwd=tmp_path).code == 0
-    rows = table(run / "rounds.csv")
-    alone = table(Path(str(run).replace("federated/", "")) / "rounds.csv")
+    rows = read_table(run / "rounds.csv")
+    alone = read_table(Path(str(run).replace("federated/", "")) / "rounds.csv")
     assert rows[:2] == alone[:2]
     assert [row["participants"] for row in rows] == ["4", "4", "2", "4"]
     assert "is lost" not in (run / "run.log").read_text()

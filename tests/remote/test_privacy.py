@@ -17,11 +17,11 @@ from fedpfl.config.run import build_run
 from fedpfl.ground.errors import FedpflError
 from fedpfl.record import checkpoint
 from fedpfl.remote import app, budget, wire
-from fedpfl.remote.node import PLAIN_POLICY, NodePolicy
+from fedpfl.remote.node import NodePolicy
 from fedpfl.remote.rehearsal import InProcessGrid
 from tests.command import TINY, read_table
 from tests.conftest import keep_quick
-from tests.remote.grids import Overheard
+from tests.remote.grids import Overheard, make_nodes
 
 pytest.importorskip("dp_accounting", reason="needs the extra [privacy]")
 
@@ -33,13 +33,6 @@ SAMPLE = [*WORDS, "privacy=sample", "privacy.noise=2", "privacy.clip=0.5"]
 CLIENT = [*WORDS, "privacy=client", "privacy.noise=1", "privacy.clip=0.1"]
 TUNED = ["eval.finetune_epochs=1", "eval.finetune_every=3"]
 SEEDED = ["privacy.seed=1"]
-
-
-def make_nodes(words, policy=PLAIN_POLICY) -> dict:
-    return {
-        number: app.make_node(words, None, number, 2, Path(f"node{number}"), "", policy)
-        for number in range(2)
-    }
 
 
 def assert_as_in_one_place(path: Path, words: list[str]) -> None:

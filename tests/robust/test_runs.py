@@ -28,77 +28,37 @@ SMALL = (
 LINES = """
 attack.name=backdor | attack.name must be
 attack=label_flip attack.share=1 | attack.share must be at least 0 and below 1
-attack=label_flip attack.share=-0.1 | attack.share must be
-attack=label_flip attack.share=few | attack.share must be
 attack=label_flip attack.share=0.05 | attack.share=0.05 of 10 clients is nobody
 attack=label_flip attack.clients=[11] | there is no client 11 among the 10
-attack=label_flip attack.clients=[-1] | attack.clients must be
-attack=label_flip attack.clients=3 | attack.clients must be
 attack=label_flip attack.clients=[0,1,2,3,4,5,6,7,8,9] | nobody be left to evaluate
 attack=label_flip attack.from_round=0 | attack.from_round must be 1 or more
 attack=label_flip attack.every=0 | attack.every must be 1 or more
 attack=label_flip attack.clients=[] | attack.clients must be null, or the numbers of one client or more
 attack=backdoor attack.from_round=4 | none of its 1 clients is drawn in a round of the attack, from attack.from_round=4 to rounds=3
 attack=label_flip attack.poisoned=0 | attack.poisoned must be
-attack=label_flip attack.poisoned=1.5 | attack.poisoned must be
 attack=label_flip attack.source=1 | attack.target must be set where source is
 attack=label_flip attack.source=1 attack.target=1 | attack.target must be another class than source
 attack=label_flip attack.source=10 attack.target=1 | attack.source must be below 10
-attack=label_flip attack.source=1 attack.target=10 | attack.target must be below 10
 attack=label_flip +attack.pattern=patch | attack.pattern is not a key here
-attack=backdoor attack.pattern=star | attack.pattern must be
 attack=backdoor attack.target=10 | attack.target must be below 10
 attack=backdoor attack.size=29 | attack.size must be at most 28
-attack=backdoor attack.size=0 | attack.size must be
 attack=backdoor attack.opacity=0 | attack.opacity must be
-attack=backdoor attack.opacity=2 | attack.opacity must be
 attack=backdoor attack.parts=10 | attack.parts must be at most 9, the pixels of the pattern
-attack=backdoor attack.parts=0 | attack.parts must be
 attack=backdoor eval.common=true | only honest clients are evaluated
-attack=backdoor +attack.scale=2 | attack.scale is not a key here
 attack=sign_flip attack.scale=0 | attack.scale must be a positive number
 attack=sign_flip method=fedmp | send up more than numbers that can be averaged; choose attack=label_flip
 attack=sign_flip method=fedamp | nobody knows what an upload without training would be; choose
 attack=noise attack.deviation=-1 | attack.deviation must be
-attack=noise method=pfedfda | nobody knows what an upload without training would be; choose
-attack=replacement attack.scale=-1 | attack.scale must be
-attack=replacement attack.target=12 | attack.target must be below 10
 attack=lie method=ifca | clients of IFCA send up more than numbers that can be averaged; choose attack=label_flip
 attack=lie attack.z=-1 | attack.z must be
-attack=lie attack.knowledge=everything | attack.knowledge must be
 attack=min_max attack.direction=up | attack.direction must be
-attack=min_sum attack.knowledge=none | attack.knowledge must be
-attack=ipm attack.scale=0 | attack.scale must be
-attack=ipm method=fedproto | choose attack=label_flip
-attack.share=null attack=lie | attack.share must be
-attack=lie attack.share=-1 | attack.share must be
-attack=lie attack.z=much | attack.z must be
 defence.name=medium | defence.name must be
-defence.name=null | defence.name must be
-defence=median +defence.steps=3 | defence.steps is not a key here
-defence=mean +defence.f=1 | defence.f is not a key here
-defence=flame +defence.radius=1 | defence.radius is not a key here
-defence=trimmed_mean defence.f=null | defence.f must be
-defence=trimmed_mean defence.f=[1] | defence.f must be
-defence=krum defence.f=-1 | defence.f must be
-defence=multi_krum defence.f=many | defence.f must be
-defence=bulyan defence.f=true | defence.f must be
-defence=geometric_median defence.steps=1.5 | defence.steps must be
-defence=geometric_median defence.smoothing=-1 | defence.smoothing must be
-defence=centered_clipping defence.radius=far | defence.radius must be
-defence=centered_clipping defence.steps=null | defence.steps must be
-defence=norm_bound defence.deviation=null | defence.deviation must be
-defence=norm_bound defence.radius=0 | defence.radius must be
-defence=flame defence.noise=loud | defence.noise must be
 defence=krum method=fedfomo | the server of method=fedfomo looks at
 defence=median +defence.f=1 | defence.f is not a key here
 defence=trimmed_mean defence.f=-1 | defence.f must be 0 or more
-defence=trimmed_mean defence.f=1.5 | defence.f must be
 defence=trimmed_mean defence.f=4 | needs 9 uploads in every round, and a cohort is 7 clients
 defence=krum defence.f=3 | needs 9 uploads
-defence=multi_krum defence.f=3 | needs 9 uploads
 defence=bulyan defence.f=2 | needs 11 uploads in every round, and a cohort is 7 clients
-defence=bulyan participation=0.5 | needs 7 uploads in every round, and a cohort is 5 clients
 defence=geometric_median defence.steps=0 | defence.steps must be
 defence=geometric_median defence.smoothing=0 | defence.smoothing must be
 defence=centered_clipping defence.radius=0 | defence.radius must be
@@ -109,8 +69,6 @@ defence=flame defence.noise=-1 | defence.noise must be
 defence=median method=local_only | send nothing up
 defence=norm_bound method=pfedfda | nobody knows what an upload without training would be; use defence=mean
 defence=median method=fedproto | takes the place of a mean of uploads, and the server of method=fedproto looks at each upload
-defence=median method=fedamp | the server of method=fedamp looks at what clients keep
-defence=median method=fedobp method.q=0.9 | looks at what clients keep
 defence=krum system=simulated | needs 5 uploads in every round, and by system=simulated a round may have fewer
 defence=trimmed_mean stopping.early=true validation=0.2 | by stopping.early a round may have fewer
 defence=median privacy=client privacy.noise=1 | privacy=client accounts for a mean of uploads alone
@@ -152,14 +110,13 @@ def attacked(tmp_path_factory):
 
 def test_nobody_and_the_mean_are_the_run_without(tmp_path):
     plain = play(tmp_path / "plain", "method=fedper")
-    for attack in ("backdoor", "sign_flip"):
-        folder = tmp_path / attack
-        found = play(folder, "method=fedper", f"attack={attack}", "attack.share=0", "defence=mean")
-        assert ("asr" in found[0]) == (attack == "backdoor")
-        for row, expected in zip(found, plain, strict=True):
-            assert {name: row[name] for name in expected} == expected
-        checkpoints = [read_checkpoint(path) for path in (folder, tmp_path / "plain")]
-        assert_same(*({name: one[name] for name in ("server", "rows")} for one in checkpoints))
+    folder = tmp_path / "backdoor"
+    found = play(folder, "method=fedper", "attack=backdoor", "attack.share=0", "defence=mean")
+    assert "asr" in found[0]
+    for row, expected in zip(found, plain, strict=True):
+        assert {name: row[name] for name in expected} == expected
+    checkpoints = [read_checkpoint(path) for path in (folder, tmp_path / "plain")]
+    assert_same(*({name: one[name] for name in ("server", "rows")} for one in checkpoints))
 
 
 def test_groups_that_are_off_are_no_part_of_an_identity():
@@ -193,7 +150,6 @@ def test_the_honest_alone_are_evaluated_and_a_table_says_who_attacks(attacked):
 
 TWO_CLASSES = """
 method=knn_per method.lam=null
-method=knn_per method.lam=null engine=batched shift=rotation shift.at=[1]
 method=fedper
 method=ditto model=lenet5
 method=pfedfda eval.classes=own
@@ -261,10 +217,7 @@ method=fedavg attack=sign_flip attack.share=0.2 system=simulated system.dropout=
 method=ffa_lora adapter=lora adapter.layers=[linear] attack=backdoor attack.share=0.2 defence=multi_krum => asr
 method=fedbn model=resnet8 model.norm=batch attack=min_max attack.share=0.2 defence=krum rounds=1 => accuracy
 method=scaffold attack=ipm attack.share=0.2 defence=centered_clipping => accuracy
-method=fedavg attack=label_flip attack.share=0.2 stopping.early=true validation=0.2 => val_accuracy
-method=local_only attack=min_sum attack.share=0.2 => accuracy
 method=fedproto attack=backdoor attack.share=0.2 attack.parts=2 eval.classes=own => asr_pooled
-method=fedavg attack=noise attack.share=0.2 defence=norm_bound engine=batched => accuracy
 method=fedavg attack=backdoor attack.pattern=sine augment=flip_rotate_crop defence=bulyan => asr
 """
 """Words => a column that has a number in the last row."""

@@ -72,14 +72,11 @@ HEAD = "client,speed,down,up\n"
         ("client,speed,down,up,avail\n0,1,1,1,1\n", "has a column that must .*, got 'avail'"),
         (HEAD + "0,1,1,1\n", "has no row for client 1; add it"),
         (HEAD + "0,1,1,1\n1,0,1,1\n", "line 3: speed must be above 0, got '0'"),
-        (HEAD + "0,1,1,1\n1,1,-5,1\n", "line 3: down must be above 0, got '-5'"),
         (HEAD + "0,1,1,fast\n", "line 2: up must be above 0, got 'fast'"),
-        (HEAD + "0,1,1,\n", "line 2: up must be above 0, got ''"),
         (HEAD + "0,inf,1,1\n", "line 2: speed must be above 0, got 'inf'"),
         (HEAD + "0.5,1,1,1\n", "line 2: client must be a whole number, 0 or more, got '0.5'"),
         (HEAD + "0,1,1,1\n0,1,1,1\n", "line 3: client 0 is there twice"),
         (HEAD + "0,1,1\n", "line 2: must have as many cells as the first line has"),
-        (HEAD + "0,1,1,1,1\n", "line 2: must have as many cells as the first line has"),
         (f"{HEAD[:-1]},availability\n0,1,1,1,1.5\n", "must be above 0 and at most 1, got '1.5'"),
     ],
 )
@@ -93,26 +90,18 @@ def test_a_wrong_file_is_one_line(tmp_path, text, told):
 
 LINES = """
 system.profile=phone | profile must be one of uniform, edge, phones, or the name of a file
-system.profile=null | profile must be a text
 system.speed=0 | speed must be a positive number
-system.down=-1 | down must be a positive number
-system.up=fast | up must be
 system.spread=9 | spread must be
 system.availability=0 | availability must be
-system.availability=1.1 | availability must be
 system.deadline=0 | deadline must be
-system.deadline=soon | deadline must be
 system.late=wait system.deadline=1 | late must be one of drop, partial, got 'wait'
 system.late=partial | late must be drop where system.deadline is null
 system.over=0.5 | over must be 1 or more
-system.over=null | over must be a number
 system.dropout=1 | dropout must be at least 0 and below 1
-system.dropout=-0.1 | dropout must be at least 0 and below 1
 system.stragglers=30 | stragglers must be between 0 and 1
 system.least=0 | least must be 1 or more
 system.stragglers=0.2 system.least=5 | least must be below what others train, 5, got 5
 system.profile=own.csv system.speed=1e9 | speed must be null beside system.profile=own.csv
-system.speed=inf | speed must be a finite number
 +system.deadlines=3 | deadlines is not a key here; .*did you mean system.deadline
 system.name=real | name must be one of none, simulated, got 'real'
 """
