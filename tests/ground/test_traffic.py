@@ -3,9 +3,6 @@
 import pytest
 import torch
 
-from fedpfl import models
-from fedpfl.data import Federation
-from fedpfl.engine import Local
 from fedpfl.ground.traffic import count_traffic
 from fedpfl.ground.tree import Known, Masked
 from fedpfl.methods import FedAvg, FedOBP, FedPer, LocalOnly
@@ -98,26 +95,3 @@ def test_averaged_statistics_travel_both_ways_and_local_ones_do_not(federation):
         traffic = record_rounds(method, tiny(norm=True), federation, COHORTS[:1])[1][0].traffic
         assert traffic.values_down == traffic.values_up == 5 * own
         assert traffic.bits_down == traffic.bits_up == 5 * 32 * own
-
-
-def test_fedavg_with_local_statistics_sends_what_fedpurin_published():
-    """Its Table 3: 4.69 MiB each way for Fashion-MNIST and ResNet-8, of which running statistics
-    are no part.
-    """
-    x, y = torch.zeros(8, 1, 28, 28, dtype=torch.uint8), torch.arange(8) % 10
-    split = tuple(torch.arange(8).view(2, 4))
-    federation = Federation(
-        "zeros", x, y, 10, (0.0,), (1.0,), tuple(s[:3] for s in split), tuple(s[3:] for s in split)
-    )
-    net = models.build_network("resnet8", federation.shape, 10, 0)
-    sizes = []
-    for statistics in ("local", "aggregate"):
-        method = FedAvg(statistics=statistics)
-        _, (outcome,) = record_rounds(
-            method, net, federation, [[0, 1]], local=Local(epochs=1, batch_size=4, lr=0.1)
-        )
-        sizes += [
-            bits / 2 / 8 / 2**20 for bits in (outcome.traffic.bits_down, outcome.traffic.bits_up)
-        ]
-    assert [round(size, 3) for size in sizes[:2]] == [4.688, 4.688]
-    assert min(sizes[2:]) > 4.695

@@ -100,21 +100,6 @@ def test_low_rank_additions_are_those_of_merged_weights_and_so_are_gradients(nam
     assert all(leaf.any() for leaf in own.values())
 
 
-@cases
-def test_a_mixer_of_zeros_halves_two_pairs(name):
-    """They are one of twice the rank, then."""
-    (net, x), (one, _) = (
-        built(name, "lora", pairs=2, rank=2, alpha=3.0),
-        built(name, "lora", rank=4, alpha=3.0),
-    )
-    params = {key: 0 * own if key.endswith("mixer") else own for key, own in trained(net).items()}
-    joined = dict(params)
-    for key in [key for key in one.params if key.endswith(("lora_A", "lora_B"))]:
-        axis = {("A", 3): 1, ("B", 3): 2, ("A", 4): 0, ("B", 4): 1}[key[-1], params[key].dim()]
-        joined[key] = torch.cat([params[key], params[f"{key}1"]], axis)
-    assert_close({"": logits(net, params, x)}, {"": logits(one, joined, x)}, atol=1e-5)
-
-
 def test_each_block_of_rows_has_a_mixer_of_its_own():
     net, _ = built("vit", "lora", pairs=2, rank=3)
     layer = net.module.get_submodule("encoder.layers.encoder_layer_1.self_attention.qkv")

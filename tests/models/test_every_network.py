@@ -28,7 +28,6 @@ from tests.conftest import (
     CLASSES,
     CPU,
     LOCAL,
-    REPRESENTATIVES,
     SETTINGS,
     assert_close,
     make_federation,
@@ -63,7 +62,7 @@ def setting(network: str):
 
 CASES = [(name, network) for name in METHODS for network in NETWORKS]
 QUICK = {
-    *((name, "mlp") for name in REPRESENTATIVES),
+    *(("heterofl", "mlp"), ("scaffold", "mlp")),
     *(("fedobp", network) for network in NETWORKS),
 }
 """What `make test` plays: methods of each kind on the smallest network, and one on every network."""

@@ -79,9 +79,7 @@ def test_too_small_images_are_refused(shape):
     ("name", "shape", "options", "mend"),
     [
         ("mlp", (784,), {"hidden": (10**9,)}, "lower model.hidden"),
-        ("mlp", (784,), {"hidden": (10**30,)}, "lower model.hidden"),
         ("mlp", (784,), {"hidden": (10**5, 10**5)}, "lower model.hidden"),
-        ("text", (64,), {"vocabulary": 10**10, "width": 32}, "lower model.vocabulary or .*"),
         ("text", (64,), {"vocabulary": 10**30, "width": 32}, "lower model.vocabulary or .*"),
         ("cnn4", (3, 10_000, 10_000), {}, "lower the size of the samples"),
         ("resnet8", (10**12, 8, 8), {"norm": "group"}, "lower the size of the samples"),

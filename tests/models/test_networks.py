@@ -21,11 +21,8 @@ COUNTS = [
     ("fedspu_emnist", (1, 28, 28), 62, {}, 64_722),
     ("fedspu_cifar10", (3, 32, 32), 10, {}, 134_902),
     ("fedspu_speech", (1, 32, 32), 35, {}, 26_285),
-    ("lenet5", (1, 28, 28), 10, {}, 44_426),
-    ("lenet5", (1, 32, 32), 10, {}, 61_706),
     ("lenet5", (3, 32, 32), 10, {}, 62_006),
     ("mlp", (1, 28, 28), 10, {}, 199_210),
-    ("mlp", (561,), 6, {}, 153_806),
     ("mlp", (561,), 6, {"hidden": ()}, 562 * 6),
     ("har_cnn", (9, 128), 6, {}, 2_253_958),
     ("text", (200,), 4, {}, 641_188),
@@ -85,7 +82,7 @@ IMAGES = (
 
 
 @pytest.mark.parametrize("name", IMAGES)
-@pytest.mark.parametrize("shape", [(561,), (9, 128), (1, 2, 3, 4)])
+@pytest.mark.parametrize("shape", [(561,), (1, 2, 3, 4)])
 def test_networks_for_images_say_so(name, shape):
     says = (
         rf"model={name}: takes images \[channels, height, width\], got samples of shape"

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from fedpfl import models
@@ -66,8 +65,7 @@ def test_a_seed_gives_torchvisions_initial_values_bit_for_bit(name, depth, norm,
     ("shape", "stem", "norm"),
     [
         ((1, 1, 1), "large", "batch"),
-        ((1, 1, 1), "small", "batch"),
-        ((1, 1, 1), "large", "group"),
+        ((1, 1, 1), "small", "group"),
         ((3, 5, 8), "small", "group"),
         ((1, 33, 40), "large", "batch"),
     ],
@@ -81,68 +79,3 @@ def test_no_image_is_too_small(shape, stem, norm):
         )
         assert logits.shape == (2, 7)
         assert logits.isfinite().all()
-
-
-def block(inside, outside, stride):
-    """A basic block as the paper draws it."""
-
-    class Block(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.main = nn.Sequential(
-                *(
-                    nn.Conv2d(inside, outside, 3, stride, 1, bias=False),
-                    nn.BatchNorm2d(outside),
-                    nn.ReLU(),
-                ),
-                *(nn.Conv2d(outside, outside, 3, 1, 1, bias=False), nn.BatchNorm2d(outside)),
-            )
-            self.short = nn.Sequential()
-            if stride > 1 or inside != outside:
-                self.short = nn.Sequential(
-                    nn.Conv2d(inside, outside, 1, stride, bias=False), nn.BatchNorm2d(outside)
-                )
-
-        def forward(self, x):
-            return F.relu(self.main(x) + self.short(x))
-
-    return Block()
-
-
-def test_resnet18_equals_the_papers_drawing():
-    widths = [
-        (64, 64, 1),
-        (64, 64, 1),
-        (64, 128, 2),
-        (128, 128, 1),
-        (128, 256, 2),
-        (256, 256, 1),
-        (256, 512, 2),
-    ]
-    drawn = nn.Sequential(
-        *(
-            nn.Conv2d(3, 64, 7, 2, 3, bias=False),
-            nn.BatchNorm2d(64),
-            nn.ReLU(),
-            nn.MaxPool2d(3, 2, 1),
-        ),
-        *(block(*width) for width in [*widths, (512, 512, 1)]),
-        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10)),
-    )
-    net = models.build_network("resnet18", (3, 32, 32), 10, 3)
-    with torch.no_grad():
-        for own, value in zip(drawn.parameters(), net.params.values(), strict=True):
-            own.copy_(value)
-    x = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    y = torch.tensor([1, 2, 3, 4])
-    params = {name: p.clone().requires_grad_() for name, p in net.params.items()}
-    bound = net.bind({"main": net.buffers}, training=True)
-    logits = bound(params, x)
-    expected = drawn(x)
-    torch.testing.assert_close(logits, expected)
-    grads = torch.autograd.grad(F.cross_entropy(logits, y), list(params.values()))
-    wanted = torch.autograd.grad(F.cross_entropy(expected, y), list(drawn.parameters()))
-    for grad, right in zip(grads, wanted, strict=True):
-        torch.testing.assert_close(grad, right, atol=1e-5, rtol=1e-4)
-    for own, right in zip(bound.buffers["main"].values(), drawn.buffers(), strict=True):
-        torch.testing.assert_close(own, right)

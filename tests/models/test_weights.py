@@ -71,7 +71,19 @@ def test_torchvisions_names(depth, tmp_path):
         weights=read_state_dict(tmp_path / "theirs.pth"),
     )
     x = torch.randn(2, 3, 40, 40)
-    torch.testing.assert_close(net.bind({"main": net.buffers})(net.params, x), theirs(x))
+    bound = net.bind({"main": net.buffers})
+    torch.testing.assert_close(bound(net.params, x), theirs(x))
+    theirs.train()
+    bound = net.bind({"main": net.buffers}, training=True)
+    params = {name: value.clone().requires_grad_() for name, value in net.params.items()}
+    losses = [bound(params, x).square().mean(), theirs(x).square().mean()]
+    torch.testing.assert_close(*losses)
+    slopes = torch.autograd.grad(losses[0], list(params.values()))
+    wanted = torch.autograd.grad(losses[1], list(theirs.parameters()))
+    for slope, right in zip(slopes, wanted, strict=True):
+        torch.testing.assert_close(slope, right, atol=1e-5, rtol=1e-4)
+    for statistic, right in zip(bound.buffers["main"].values(), theirs.buffers(), strict=True):
+        torch.testing.assert_close(statistic, right)
 
 
 def test_a_hash_in_the_name_is_checked(tmp_path):

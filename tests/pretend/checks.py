@@ -40,7 +40,6 @@ from tests.conftest import (
     assert_close,
     assert_same,
     flatten,
-    keep_quick,
     make_federation,
     tiny,
 )
@@ -176,30 +175,6 @@ def test_no_step_makes_the_host_wait(method, graphs):
         )
         waits.append(Counter(seen.waits))
     assert waits[0] == waits[1]
-
-
-@pytest.mark.parametrize(
-    "method", keep_quick([FedAvg(), FedSelect(p=0.5)]), ids=lambda m: type(m).__name__
-)
-def test_a_replayed_step_has_the_rate_of_its_round_and_makes_nobody_wait(method):
-    local = dataclasses.replace(LOCAL, optimizer="adamw", decay=0.5, eps=0.1)
-    ends, waits = [], []
-    for device in (GPU, CPU):
-        federation, net = make_federation().to(device), tiny()
-        runner = make_backend(Engine("batched", graphs=device is GPU), net, device)
-        state = make_initial_state(method, net, 10, device)
-        for number in range(1, 5):
-            seen.reset()
-            state, _ = play_round(
-                RoundSetup(runner, method, federation, local.for_round(number, 4), 0),
-                state,
-                COHORTS[0],
-            )
-        waits.append(set(seen.waits) - set(REASONS))
-        ends.append(tree.to(flatten(state), CPU))
-        assert device is CPU or (seen.replays and not seen.captures)
-    assert_close(*ends, atol=1e-5)
-    assert waits == [set(), set()]
 
 
 def test_an_evaluation_is_fetched_at_once():
@@ -398,15 +373,6 @@ def test_graphs_are_captured_anew_once_all_are_dropped():
         assert bool(seen.captures) == expected
         assert runner._programs.forget()
     assert not runner._programs._capture.has_failed
-
-
-def test_the_pretended_gpu_refuses_sums_in_any_order():
-    ones, places = torch.ones(3, device=GPU), torch.tensor([0, 1, 0], device=GPU)
-    for add in (ones.index_add, ones.scatter_add):
-        with pytest.raises(Refused, match="adds floats that meet, in any order"):
-            add(0, places, ones)
-        add(0, torch.arange(3, device=GPU), ones)
-    assert ones.long().index_add(0, places, ones.long()).tolist() == [3, 2, 1]
 
 
 def captured(step, warm=True):
