@@ -42,6 +42,7 @@ def forge_uploads(
         uploads: Stacked, `[clients, ...]`.
         seed: Of the run.
     """
+    # ---- Step 1: does anybody forge in this round?
     attack = adversary.attack
     round_number = state.round + 1
     hostile = torch.tensor([client in adversary.attackers for client in clients])
@@ -49,6 +50,8 @@ def forge_uploads(
     if not is_forged or not bool(hostile.any()) or not tree.leaves(uploads):
         return uploads
     assert isinstance(attack, UploadAttack)
+
+    # ---- Step 2: attackers see all uploads, as differences from that of a client without training
     center = find_center("attack", attack.is_centered, method, state, uploads)
     rows = flatten_rows(uploads)
     hostile = tree.send(hostile, rows.device)

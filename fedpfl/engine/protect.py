@@ -132,6 +132,7 @@ def untrained_upload(
     Raises:
         UploadError: An upload holds more than what training moves.
     """
+    # ---- The facts of a client that never took part
     device = tree.leaves({"server": server, **client})[0].device
     no = torch.zeros((), dtype=torch.bool, device=device)
     facts = {
@@ -141,6 +142,8 @@ def untrained_upload(
         "number": no.long(),
         "statistics": statistics,
     }
+
+    # ---- Its hooks, with the model that it starts from for the one that it has trained
     name = type(method).__name__
     try:
         client_state = {**method.prepare(server, {**client, **facts}), **facts}

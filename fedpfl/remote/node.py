@@ -210,6 +210,7 @@ class Node:
         overlay: dict[str, Tree],
     ) -> Call:
         """Return the call that a message asks for, about one client."""
+        # ---- An evaluation
         if "local" not in question:
             return EvalCall(
                 method=method,
@@ -220,6 +221,8 @@ class Node:
                 before_evaluation=trust.read_tuning(question["before"]),
                 overlay=overlay,
             )
+
+        # ---- Training
         turn = None
         if question["turn"] is not None:
             turn = Turn([client], trains=question["turn"])

@@ -132,6 +132,7 @@ class RemoteBackend(Backend):
         settings: FederateSettings,
         disclosure: str,
     ):
+        # ---- What it is given
         self.net = net
         self.engine = engine
         self.shares_states = bool(disclosure)
@@ -146,6 +147,8 @@ class RemoteBackend(Backend):
         }
         self._initial_state = initial_state
         self._limits = trust.MessageLimits(initial_state)
+
+        # ---- What it finds out about nodes
         self._node_of_client: dict[int, int] = {}
         self._greeted_nodes: set[int] = set()
         self._silent_nodes: set[int] = set()  # that have not answered, and are not waited for

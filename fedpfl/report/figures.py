@@ -254,6 +254,7 @@ def draw_panels(
     rc_context = drawing.load_matplotlib().rc_context
     from matplotlib.figure import Figure  # rather than pyplot: no window system, no global state
 
+    # ---- Step 1: the panels
     panel_count = len(members_by_title)
     column_count = min(3, panel_count)
     row_count = math.ceil(panel_count / column_count)

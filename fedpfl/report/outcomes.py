@@ -155,6 +155,7 @@ def traffic_figure(
     Returns:
         The files written.
     """
+    # A method has one colour in all panels.
     shown_groups = groups(runs)
     style_numbers = number_styles(shown_groups, _judged_label)
 

@@ -45,12 +45,15 @@ def write_models(
         FedpflError: The folder exists or cannot be written, there is no such client, or a model
             cannot be written in this format.
     """
+    # ---- Step 1: what is written, and the card
     if out.exists() and not (out.is_dir() and next(out.iterdir(), None) is None):
         raise FedpflError(f"{out} exists; name a new folder")
     numbers = [*range(len(run))] if clients is None else [run.client_number(c) for c in clients]
     ending, write = WRITERS[format_name]
     files = {number: f"{_file_stem(run, number)}{ending}" for number in numbers}
     card = format_card(run, format_name, files, baseline)
+
+    # ---- Step 2: into a folder beside, which gets its name once all is there
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as folder:

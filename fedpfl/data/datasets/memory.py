@@ -300,6 +300,7 @@ def _join_tables(
     task: Task,
 ) -> Raw:
     """Join data frames, by their own clients or by a column's values."""
+    # ---- Step 1: whose each row is
     frames = [part.frame for part in held_data.parts if part.frame is not None]
     groups, group_names = _number_clients(held_data)
     if by is not None:
@@ -313,10 +314,14 @@ def _join_tables(
             raise FedpflError(f"data: column {by!r} has no value in row {row}; fill it in")
         groups, group_names = number_groups(frames[0][by].map(str).to_numpy(np.str_))
         frames = [frames[0].drop(columns=by)]
+
+    # ---- Step 2: features as numbers, alike for all clients
     tables = [
         Table(part.origin, frame) for part, frame in zip(held_data.parts, frames, strict=True)
     ]
     encoded = encode_tables(tables, label, categories, task)
+
+    # ---- Step 3: labels as numbers
     labels = [Part(table.origin, y=y) for table, (_, y) in zip(tables, encoded.parts, strict=True)]
     texts_by_part = {
         part.origin: np.unique(part.y).tolist()

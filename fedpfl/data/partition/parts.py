@@ -300,6 +300,7 @@ def _train_and_test_pools(
     classes = [indices for indices in indices_by_class(y) if len(indices)]
     train = []
     test = []
+    # ---- A random share of each class
     if test_fraction is not None:
         for indices in classes:
             shuffled = rng.permutation(indices)
@@ -307,6 +308,8 @@ def _train_and_test_pools(
             train.append(shuffled[test_size:])
             test.append(shuffled[:test_size])
         return train, test
+
+    # ---- The original parts
     if test_from is None:
         raise FedpflError(
             f"partition={scheme} splits the data set's original test part, and this one has none; "

@@ -99,6 +99,7 @@ def extended_dirichlet(
         FedpflError: There are fewer classes than C, too few samples, or no split in
             `max_attempts` draws.
     """
+    # ---- Step 1: each client's classes
     require_enough_samples(len(y), clients, "min_samples", min_samples)
     rng = np.random.default_rng(seed)
     pools = [index for index in indices_by_class(y) if len(index)]
@@ -108,6 +109,8 @@ def extended_dirichlet(
             f"got {classes_per_client}"
         )
     client_classes = deal_classes(len(pools), clients, classes_per_client, rng)
+
+    # ---- Step 2: shares of these classes, until nobody has too few samples
     for attempt in range(1, max_attempts + 1):
         holdings = _cut_over_holders(pools, client_classes, alpha, rng)
         if min(map(len, holdings)) >= min_samples:

@@ -208,10 +208,12 @@ def choose_backend(
     def build(engine: Engine) -> Backend:
         return distribute(make_backend(engine, net, device))
 
+    # ---- Where nothing is to be chosen
     if engine.backend != "auto":
         return build(replace(engine, width=_resumed_width(engine, recorded_engine or {})))
     if recorded_engine:
         return build(replace(engine, **recorded_engine))
+    # By the clock of a CPU the last bits would depend on what else it does.
     if device.type != "cuda":
         return build(engine)
     if obstacle := find_obstacle(net):
@@ -221,6 +223,8 @@ def choose_backend(
             obstacle,
         )
         return build(engine)
+
+    # ---- On a GPU the clock decides.
     return AutotunedBackend(
         net=net,
         engines=candidate_engines(engine),

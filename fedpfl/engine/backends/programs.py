@@ -539,7 +539,9 @@ class Program:
             Gradient, loss, new buffers, the client's state by `Phase.after_gradient`, and what the
             loss left beside it.
         """
+        # ---- Step 1: the loss as a function of the leaves that train
         like = self._job.start
+        # Runs in lockstep have a server each.
         server = servers.get("server", self._job.server)
         objective = phase.loss or self._job.plan.loss
 
@@ -552,6 +554,7 @@ class Program:
                 loss, record = loss
             return loss, (bound.buffers, record)
 
+        # ---- Step 2: its gradient, and what the method makes of it
         grads, (loss, (new_buffers, record)) = grad_and_value(compute_loss, has_aux=True)(
             trainable_leaves
         )

@@ -204,6 +204,7 @@ def _buffers_faults(value: Any, expected: Expected, *arguments: Any) -> Faults:
 def _turns_faults(
     value: Any, expected: Expected, played: int, cohort: list[int], clients: int, *arguments: Any
 ) -> Faults:
+    # ---- Each turn by itself
     if not isinstance(value, list):
         yield _kind(value)
     for turn in value:
@@ -221,6 +222,8 @@ def _turns_faults(
             yield "a turn without clients"
         if not turn.trains and not turn.survey:
             yield "a turn in which nobody trains, and no survey of it"
+
+    # ---- Who stands twice: in one turn, or among those who train
     train = sorted(number for turn in value if not turn.survey for number in turn.clients)
     for numbers in (train, *(sorted(turn.clients) for turn in value)):
         if twice := [number for number, after in pairwise(numbers) if number == after]:

@@ -76,6 +76,8 @@ def open_splits(
         raise FedpflError(
             "dataset=hf needs dataset.path=FOLDER, written by save_to_disk, or a name on the hub"
         )
+
+    # ---- Step 1: the folder or, where there is none, the name on the hub
     folder = Path(path).expanduser()
     if folder.exists():
         if subset:
@@ -85,6 +87,8 @@ def open_splits(
         loaded = _open_folder(folder)
     else:
         loaded = _open_name(str(path), subset, download)
+
+    # ---- Step 2: its splits
     if not isinstance(loaded, Mapping):
         splits = [_only_split(loaded, str(path), names)]
     else:
