@@ -77,17 +77,6 @@ def test_points_of_fairness_and_traffic_by_hand(root, monkeypatch):
     assert (x, y) == pytest.approx((0.000272, 72))
 
 
-def test_traffic_of_other_sizes_has_plain_numbers_along_its_axis():
-    """Local-Only's 0 beside what differs by ten times and more."""
-    ax = Figure().subplots()
-    outcomes._scale_gigabytes(ax, [0.0, 0.001, 0.07])
-    left, right = ax.get_xlim()
-    assert left < 0 < right
-    ax.figure.draw_without_rendering()
-    texts = [label.get_text() for label in ax.get_xticklabels()]
-    assert {"0", "0.001", "0.01"} <= {*texts}
-
-
 def test_an_interval_is_students(root, monkeypatch):
     """Of two values t is 12.706; of one there is none."""
     half = 12.7062 * statistics.stdev([50, 60]) / math.sqrt(2)
@@ -149,27 +138,3 @@ def test_a_method_looks_alike_in_figures_and_on_pages(tmp_path):
     light = dict(re.findall(r"--c(\d+): light-dark\((#\w+)", css))
     assert len(light) == len(styles.COLORS)
     assert figures.line_style(0)["color"].lower() == light["0"] == "#0072b2"
-
-
-def test_configurations_of_a_method_differ(tmp_path):
-    for place, q in enumerate((0.9, 0.99, 0.999)):
-        method = {"name": "fedobp", "q": q, "norm": "global", "score": "obp"}
-        write_run(tmp_path / f"{place}/seed0", method=method)
-    write_run(tmp_path / "mine/seed0", method={"name": "mine"})
-    write_run(tmp_path / "per/seed0", method=FEDPER)
-    numbers = styles.number_styles(groups(runs(tmp_path)))
-    assert len({*numbers.values()}) == 5
-    assert numbers["FedPer"] == 1
-    assert 0 in numbers.values()
-
-
-def test_legends_of_many_methods_leave_a_picture_its_half(tmp_path):
-    from PIL import Image
-
-    for name in [*METHOD_TITLES][:13]:
-        write_run(tmp_path / name / "seed0", method={"name": name})
-    path, _ = figures.accuracy_figure(runs(tmp_path), tmp_path / "many")
-    width, height = Image.open(path).size
-    dots = figures.STYLE["figure.dpi"]
-    assert width / dots < 3.6
-    assert height < 2 * figures.PANEL_SIZE[1] * dots
