@@ -19,7 +19,7 @@ from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.minibatches import plan_steps
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.identity import identity
-from fedpfl.methods import Ditto, FedAvg, FedRep, Phase
+from fedpfl.methods import FedAvg, Phase
 from tests.command import TINY, compose_once, format_override
 from tests.conftest import (
     COHORTS,
@@ -29,13 +29,10 @@ from tests.conftest import (
     assert_close,
     assert_same,
     differing,
-    flatten,
-    keep_quick,
     record_rounds,
     record_states,
     tiny,
 )
-from tests.engine.test_hooks import Pairs
 
 BLACK = torch.tensor([-1.5, -0.5]).view(2, 1, 1)
 ALL = Augment(flip=True, rotate=30.0, crop=2, fill="mean")
@@ -89,16 +86,7 @@ def test_a_quarter_turn_is_counter_clockwise():
     assert torch.equal(Augment(rotate=90.0)(x, view(angle=0.0), BLACK), x.rot90(-1, (2, 3)))
 
 
-@pytest.mark.parametrize(
-    "augment",
-    [
-        Augment(True),
-        Augment(crop=4),
-        Augment(True, crop=4, fill="mean"),
-        Augment(True, 15.0, 4, "mean"),
-        ALL,
-    ],
-)
+@pytest.mark.parametrize("augment", [Augment(crop=4), ALL])
 def test_all_together_are_flip_then_rotate_then_cut(augment):
     g = torch.Generator().manual_seed(0)
     x, views = torch.randn(30, 2, 16, 16, generator=g), torch.rand(30, 4, generator=g)
@@ -108,16 +96,6 @@ def test_all_together_are_flip_then_rotate_then_cut(augment):
         augment(x.view(3, 10, 2, 16, 16), views.view(3, 10, 4), BLACK),
         augment(x, views, BLACK).view(3, 10, 2, 16, 16),
     )
-
-
-@pytest.mark.parametrize("method", keep_quick([FedAvg(), Ditto(lam=0.3), Pairs(), FedRep()]))
-def test_backends_see_the_same(method, federation):
-    federation = replace(federation, augment=ALL)
-    loop, batched = (
-        record_states(method, tiny(), federation, engine=engine)[-1]
-        for engine in ("loop", "batched")
-    )
-    assert_close(flatten(loop.server), flatten(batched.server), atol=2e-5, rtol=1e-4)
 
 
 def test_training_is_that_of_torchs_sgd_on_images_changed_by_hand(net, federation, backend):
@@ -179,31 +157,15 @@ def test_runs_that_see_otherwise_do_not_share_steps(federation, net):
 
 
 def test_the_groups_and_their_identity():
-    names = "none", "crop_flip", "flip_rotate_crop"
-    plain, cut, paper = (
-        build_run(check_config(compose_once(*TINY, f"augment={name}"))) for name in names
+    plain, paper = (
+        build_run(check_config(compose_once(*TINY, f"augment={name}")))
+        for name in ("none", "flip_rotate_crop")
     )
     assert plain.federation.augment is None
-    assert cut.federation.augment == Augment(flip=True, crop=4)
     assert paper.federation.augment == Augment(True, 15.0, 4, "mean")
-    assert len({run.identity for run in (plain, cut, paper)}) == 3
+    assert paper.identity != plain.identity
     before = {key: value for key, value in plain.config.items() if key != "augment"}
     assert identity(before) == plain.identity
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("augment.rotate=-1", "augment.rotate must be between 0 and 180, got -1"),
-        ("augment.crop=-2", "augment.crop must be 0 or more, got -2"),
-        ("augment.fill=white", "augment.fill must be one of black, mean, got 'white'"),
-        ("+augment.colour=1", "augment.colour is not a key here"),
-    ],
-)
-def test_settings_out_of_range_are_named(override, message):
-    with pytest.raises(FedpflError) as caught:
-        check_config(compose_once(*TINY, override))
-    assert message in str(caught.value)
 
 
 def test_what_are_no_images_cannot_be_augmented(tmp_path):

@@ -47,12 +47,10 @@ def test_a_corruption_is_a_pure_function_that_grows_with_severity(name):
     assert first.shape == SMOOTH.shape
     assert np.array_equal(SMOOTH, before)
     assert np.array_equal(first, corrupt_images(SMOOTH, name, 1, 0))
-    change = [
-        abs(corrupt_images(SMOOTH, name, s, 0).astype(float) - SMOOTH).mean() for s in range(1, 6)
-    ]
+    change = [abs(corrupt_images(SMOOTH, name, s, 0).astype(float) - SMOOTH).mean() for s in (1, 5)]
     assert change[0] > 0
     if name not in ("elastic_transform", "glass_blur"):  # whose published numbers do not rise
-        assert change[4] > change[0]
+        assert change[1] > change[0]
     drawn = ("noise", "glass", "motion", "snow", "fog", "elastic")
     assert (
         np.array_equal(first, corrupt_images(SMOOTH, name, 1, 1)) != name.startswith(drawn)
@@ -84,7 +82,7 @@ def test_noise_has_the_published_strengths():
         assert set(np.unique(got)) == {0, 128, 255}
 
 
-@pytest.mark.parametrize("c", RECIPES["defocus_blur"][1])
+@pytest.mark.parametrize("c", RECIPES["defocus_blur"][1][:1])
 def test_defocus_blur(c):
     radius, blur = c
     weights = {}
@@ -106,7 +104,7 @@ def test_defocus_blur(c):
         np.testing.assert_allclose(got[2, row, column], expected, atol=1e-12)
 
 
-@pytest.mark.parametrize("c", RECIPES["zoom_blur"][1])
+@pytest.mark.parametrize("c", RECIPES["zoom_blur"][1][:1])
 def test_zoom_blur(c):
     image = X[1].astype(np.float32)
     total, factors = image.copy(), np.arange(1, c, 0.01)
@@ -120,7 +118,7 @@ def test_zoom_blur(c):
     np.testing.assert_allclose(got[1], total / (len(factors) + 1), atol=1e-5)
 
 
-@pytest.mark.parametrize("c", RECIPES["glass_blur"][1])
+@pytest.mark.parametrize("c", RECIPES["glass_blur"][1][:1])
 def test_glass_blur(c):
     """With the same random numbers, one image after another, as the recipe writes it."""
     sigma, reach, times = c
@@ -177,12 +175,6 @@ def test_brightness_by_hsv():
         np.testing.assert_allclose(got[number, row, column], expected, atol=1e-12)
 
 
-def test_contrast():
-    got = corruptions.contrast(X, 0.4, rng())
-    np.testing.assert_allclose(got.mean((1, 2)), X.mean((1, 2)))
-    np.testing.assert_allclose(got.std((1, 2)), 0.4 * X.std((1, 2)))
-
-
 def test_pixelate_and_jpeg_are_pils():
     for severity, quality, share in ((1, 80, 0.95), (5, 40, 0.65)):
         coarse, packed = (
@@ -228,11 +220,6 @@ def test_elastic_transform_of_nothing_moves_nothing():
         np.testing.assert_allclose(outside[:, 0, 0], (X[:, beyond, 4] + X[:, beyond, 5]) / 2)
 
 
-def test_snow_brightens():
-    for severity in (1, 5):
-        assert corrupt_images(SMOOTH // 3, "snow", severity, 0).mean() > (SMOOTH // 3).mean() + 5
-
-
 # Files
 
 
@@ -257,8 +244,8 @@ def published(tmp_path, monkeypatch):
     return root, arrays
 
 
-def test_published_files(tmp_path, published):
-    _, arrays = published
+def test_published_files(tmp_path, published, monkeypatch):
+    root, arrays = published
     got = load_samples("cifar10_c", tmp_path, corruptions=("fog", "snow"), severity=2)
     assert got.x.shape == (14, 3, 32, 32)
     assert got.group_names == ("fog", "snow")
@@ -272,6 +259,13 @@ def test_published_files(tmp_path, published):
     assert np.array_equal(whole.x[35:70], arrays["shot_noise"].transpose(0, 3, 1, 2))
     assert whole.groups[35:70].tolist() == [1] * 35
     assert whole.y[35:70].tolist() == [*range(7)] * 5
+    with tarfile.open(tmp_path / "CIFAR-10-C.tar", "w") as tar:
+        tar.add(root, "CIFAR-10-C")
+    digest = source.hashlib.md5((tmp_path / "CIFAR-10-C.tar").read_bytes()).hexdigest()
+    monkeypatch.setattr(cifar10_c, "TAR_MD5", digest)
+    root.rename(tmp_path / "elsewhere")
+    packed = load_samples("cifar10_c", tmp_path, corruptions=("fog", "snow"), severity=2)
+    assert torch.equal(packed.x, got.x)
 
 
 def test_each_image_once(tmp_path, published):
@@ -287,40 +281,6 @@ def test_each_image_once(tmp_path, published):
         "cifar10_c", tmp_path, once=True, severity=None, corruptions=("fog",), classes=7
     )
     assert every.y.tolist() == [0, 5, 1, 6, 2, 3, 4]
-
-
-def test_published_archive(tmp_path, published, monkeypatch):
-    root, arrays = published
-    with tarfile.open(tmp_path / "CIFAR-10-C.tar", "w") as tar:
-        tar.add(root, "CIFAR-10-C")
-    monkeypatch.setattr(
-        cifar10_c,
-        "TAR_MD5",
-        source.hashlib.md5((tmp_path / "CIFAR-10-C.tar").read_bytes()).hexdigest(),
-    )
-    root.rename(tmp_path / "elsewhere")
-    got = load_samples("cifar10_c", tmp_path, corruptions=("fog",), severity=5)
-    assert np.array_equal(got.x, arrays["fog"][28:].transpose(0, 3, 1, 2))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"corruptions": ("rain",)},
-            "dataset.corruptions must be null or some of gaussian_noise, shot_noise, ",
-        ),
-        ({"corruptions": ()}, "each once, got []"),
-        ({"corruptions": ("fog", "fog")}, "each once, got ['fog', 'fog']"),
-        (
-            {"corruptions": ("frost",), "made": True},
-            "got ['frost']; with dataset.made=true there are no others",
-        ),
-        ({"corruptions": ("spatter",), "made": True}, "got ['spatter']; with dataset.made=true"),
-    ],
-)
-def test_errors_in_options(tmp_path, published, options, message):
-    assert message in one_line(lambda: load_samples("cifar10_c", tmp_path, **options))
 
 
 def test_errors_in_files(tmp_path, published, monkeypatch):

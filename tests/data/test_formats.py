@@ -7,7 +7,6 @@ import io
 import os
 import shutil
 import wave
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -34,14 +33,6 @@ from tests.data.promises import assert_promises, one_line
 from tests.data.test_datasets import md5, pack
 
 RNG = np.random.default_rng(0)
-
-
-@pytest.fixture(autouse=True)
-def no_network(monkeypatch):
-    def offline(url, *args, **kwargs):
-        raise OSError("no network")
-
-    monkeypatch.setattr(source.urllib.request, "urlopen", offline)
 
 
 def refusal(name: str, folder: Path) -> str:
@@ -351,27 +342,6 @@ def test_tiny_imagenet(tmp_path, tiny, monkeypatch):
         assert torch.equal(load_samples("tiny_imagenet", tmp_path).x, got.x)
 
 
-def test_tiny_imagenet_from_the_archive(tmp_path, tiny, monkeypatch):
-    data = io.BytesIO()
-    with zipfile.ZipFile(data, "w") as zipped:
-        for name, content in tiny.items():
-            zipped.writestr(f"tiny-imagenet-200/{name}", content)
-    monkeypatch.setattr(tiny_imagenet, "MD5", md5(data.getvalue()))
-    write(tmp_path, {"tiny-imagenet-200.zip": data.getvalue()})
-    assert len(load_samples("tiny_imagenet", tmp_path).y) == 7
-    assert (tmp_path / "tiny-imagenet-200/val").is_dir()
-    shutil.rmtree(tmp_path / "tiny-imagenet-200")
-    write(tmp_path, {"tiny-imagenet-200.zip": b"half"})
-    assert "tiny-imagenet-200.zip is corrupt: md5 is" in refusal("tiny_imagenet", tmp_path)
-    monkeypatch.setattr(tiny_imagenet, "MD5", md5(b"half"))
-    assert "tiny-imagenet-200.zip is corrupt: " in refusal("tiny_imagenet", tmp_path)
-    empty = io.BytesIO()
-    zipfile.ZipFile(empty, "w").close()
-    monkeypatch.setattr(tiny_imagenet, "MD5", md5(empty.getvalue()))
-    write(tmp_path, {"tiny-imagenet-200.zip": empty.getvalue()})
-    assert "is corrupt: it holds no folder tiny-imagenet-200" in refusal("tiny_imagenet", tmp_path)
-
-
 @pytest.fixture
 def cinic(monkeypatch):
     """Two images of each of the ten classes in every part."""
@@ -544,7 +514,7 @@ def test_digit5(tmp_path, digits):
 def test_errors_of_digit5(tmp_path, digits, monkeypatch):
     root, _ = digits
     good = (root / "syn_number.mat").read_bytes()
-    for bad in (b"", b"not a .mat file" * 20, good[:200], good[: len(good) // 2]):
+    for bad in (b"not a .mat file" * 20, good[: len(good) // 2]):
         (root / "syn_number.mat").write_bytes(bad)
         assert "syn_number.mat is not as published: " in refusal("digit5", tmp_path)
     savemat(root / "syn_number.mat", {"other": np.zeros(3)})
@@ -553,25 +523,14 @@ def test_errors_of_digit5(tmp_path, digits, monkeypatch):
     (root / "syn_number.mat").write_bytes(good)
     monkeypatch.setitem(digit5.SIZES, "syn", (4, 2))
     assert "3 images of syn, 4 are published" in refusal("digit5", tmp_path)
-    labels = {"train_label": np.array([[4], [0], [5]]), "test_label": np.array([[6], [0]])}
-    for images, own, says in (
-        (np.full((3, 32, 32, 3), np.nan), labels, "images are [3, 32, 32, 3], or not all finite"),
-        (np.zeros((3, 32)), labels, "images are [3, 32], or not all finite"),
-        (
-            np.zeros((3, 32, 32)),
-            labels | {"train_label": np.array([[4], [0.5], [5]])},
-            "labels are [3, 1], or not dig",
-        ),
-        (
-            np.zeros((3, 32, 32)),
-            labels | {"train_label": np.zeros((3, 7))},
-            "labels are [3, 7], or not digits",
-        ),
+    labels = {"train_label": np.array([[4], [0.5], [5]]), "test_label": np.array([[6], [0]])}
+    for images, says in (
+        (np.full((3, 32, 32, 3), np.nan), "images are [3, 32, 32, 3], or not all finite"),
+        (np.zeros((3, 32)), "images are [3, 32], or not all finite"),
+        (np.zeros((3, 32, 32)), "labels are [3, 1], or not dig"),
     ):
-        savemat(
-            root / "syn_number.mat",
-            {"train_data": images, "test_data": np.zeros((2, 32, 32)), **own},
-        )
+        numbers = {"train_data": images, "test_data": np.zeros((2, 32, 32)), **labels}
+        savemat(root / "syn_number.mat", numbers)
         assert f"syn_number.mat is not as published: {says}" in refusal("digit5", tmp_path)
     (root / "syn_number.mat").write_bytes(good)
     savemat(root / "usps_28x28.mat", {"dataset": np.zeros(3)})
@@ -582,26 +541,19 @@ def test_errors_of_digit5(tmp_path, digits, monkeypatch):
 
 WRONG = {
     "": None,
-    "nothing": b"",
     "four labels": "1\n2\n3\n4\n",
     "label 7": "1\n2\n3\n4\n7\n",
-    "two persons": "1\n2\n",
     "half a person": "1\n1\n3.5\n3\n4\n",
     "three columns": "1 2 3\n" * 3,
     "ragged columns": "1 2\n3\n4 5\n",
     "a letter": "1 2 x\n" * 3,
     "no text": b"\xff\xfe",
     "8 kHz": sound(tone(440), 8_000),
-    "stereo": sound(tone(440), channels=2),
-    "silence": sound(tone(440)[:0]),
-    "a header": sound(tone(440))[:44],
     "half a clip": sound(tone(440))[:20_000],
     "an absent clip": "yes/zz.wav",
     "half a picture": picture(0, (64, 64), "JPEG")[:900],
     "another class": "val_0.JPEG\tn09\n",
-    "one image": "val_0.JPEG\tn01\n",
     "no head": "n3.jpg,n3\n",
-    "one column": "filename,label\nn3.jpg\n",
     "no rows": "filename,label\n",
 }
 """Contents of a file; None: there is none."""
@@ -609,37 +561,20 @@ WINDOWS = "test/Inertial Signals/body_acc_x_test.txt"
 LINES = f"""
 har | train/y_train.txt | four labels | train is not as published: 4 windows, 5 are published
 har | train/y_train.txt | label 7 | y_train.txt is not as published: labels are not from 1 to 6
-har | train/subject_train.txt | two persons | subject_train.txt is not as published: 2 x 1 numbers, expected 5 x 1
 har | train/subject_train.txt | half a person | subject_train.txt is not as published: persons are not
-har | train/subject_train.txt |  | subject_train.txt is not as published: it is missing
 har | {WINDOWS} | three columns | 3 x 3 numbers, expected 3 x 128
 har | {WINDOWS} | ragged columns | body_acc_x_test.txt is not as published:
-har | {WINDOWS} | a letter | body_acc_x_test.txt is not as published:
-har | {WINDOWS} | nothing | body_acc_x_test.txt is not as published: No columns
 speech_commands | yes/aa_nohash_0.wav |  | speech_commands_v0.02 is not as published: 4 clips, 5 are published
-speech_commands | yes/aa_nohash_0.wav | a letter | aa_nohash_0.wav is not as published: file does not start with RIFF id
 speech_commands | yes/aa_nohash_0.wav | 8 kHz | are (1, 2, 8000), of 16000 samples; expected (1, 2, 16000)
-speech_commands | yes/aa_nohash_0.wav | stereo | are (2, 2, 16000)
-speech_commands | yes/aa_nohash_0.wav | silence | are (1, 2, 16000), of 0 samples
-speech_commands | yes/aa_nohash_0.wav | a header | is cut short: 0 bytes of 16000 samples
 speech_commands | yes/aa_nohash_0.wav | half a clip | is cut short: 19956 bytes of 16000 samples
 speech_commands | testing_list.txt | no text | testing_list.txt is not as published: 'utf-8' codec
-speech_commands | testing_list.txt |  | testing_list.txt is not as published: it is missing
 speech_commands | testing_list.txt | an absent clip | testing_list.txt is not as published: it names yes/zz.wav, which is abs
 tiny_imagenet | train/n01/images/n01_0.JPEG |  | train is not as published: 3 images, 4 are published
-tiny_imagenet | train/n01/images/n01_1.JPEG | a letter | n01_1.JPEG is not as published: cannot identify image file
 tiny_imagenet | train/n01/images/n01_1.JPEG | half a picture | n01_1.JPEG is not as published: image
-tiny_imagenet | val/val_annotations.txt |  | val_annotations.txt is not as published: it is missing
 tiny_imagenet | val/val_annotations.txt | another class | line 1 names no class of the training part
-tiny_imagenet | val/val_annotations.txt | one image | 1 images, 3 are published
-tiny_imagenet | val/images/val_2.JPEG |  | val_2.JPEG is not as published: it is missing
 cinic10 | valid/cat/n02119789_27.png |  | valid is not as published: 19 images, 20 are published
-cinic10 | valid/cat/n02119789_27.png | a letter | n02119789_27.png is not as published: cannot identify image file
-mini_imagenet | val.csv |  | val.csv is not as published: it is missing
 mini_imagenet | val.csv | no head | val.csv is not as published: its first line is not filename,label
-mini_imagenet | val.csv | one column | val.csv is not as published: a line has fewer than two columns
 mini_imagenet | val.csv | no rows | 5 images in its three lists, 6 are published
-mini_imagenet | images/n300000000.jpg |  | n300000000.jpg is not as published: it is missing
 """
 """Data set | file | what is in it | what is said."""
 SETS = {

@@ -148,27 +148,19 @@ def first(value: object):
 WHOLE = "is not as published: "
 ERRORS = f"""
 writer | x=first(1.01) | train_9.json {WHOLE}pixels are not from 0 to 1; put a good copy there
-writer | x=first(-0.01) | train_9.json {WHOLE}pixels are not from 0 to 1; put a good copy there
 writer | x=first(float("nan")) | train_9.json {WHOLE}pixels are not from 0 to 1; put a good copy there
-writer | x=first(None) | train_9.json {WHOLE}pixels are not from 0 to 1; put a good copy there
 writer | x=first(0.5) | pixels are not multiples of 1/255
 writer | x=lambda x: [x[0][:-1], *x[1:]] | {WHOLE}setting an a
-writer | x=lambda x: [own[:-1] for own in x] | cannot reshape array of size
 writer | y=lambda y: [62, *y[1:]] | train_9.json {WHOLE}classes are not whole numbers from 0 to 61
-writer | y=lambda y: [0.5, *y[1:]] | train_9.json {WHOLE}classes are not whole numbers from 0 to 61
 writer | y=lambda y: y[1:] | f0001_41 has 6 samples and 5 labels, expected 6 of both
 file | num_samples=[5, 5] | f0001_41 has 6 samples and 6 labels, expected 5 of both
-file | num_samples=[6] | zip() argument 2 is shorter than argument 1
 file | users=["f0001_41", "x"] | {WHOLE}KeyError: 'x'
 file | users=["f0001_41", "a\\nb"] | a user's name is 'a\\nb'
-file | users=["f0001_41", 7] | a user's name is 7
 file | users=["f0001_41", "b" * 10_000] | a user's name is 'bbbb
 file | users=[], num_samples=[] | {WHOLE}it has no users
 role | x=["é" * 80] * 3 | test_9.json {WHOLE}'é' is none of LEAF's 80
-role | y=list("a{{c") | '{{' is none of LEAF's 80 letters
 role | y=["a", "", "c"] | a text has 0 letters, expected 1
 role | x=["a" * 79] * 3 | a text has 79 letters, expected 80
-role | y=[1, 2, 3] | TypeError: object of type 'int' has no len()
 """
 """What is changed | how | what is said."""
 CHANGED = {
@@ -184,14 +176,6 @@ def test_errors(what, values, message, tmp_path):
     change = changed(part, user, **eval(f"dict({values})", {"first": first}))
     write(tmp_path, change(written(name)[0], name))
     assert message in one_line(lambda: load_samples(name, tmp_path))
-
-
-@pytest.mark.parametrize("text", ["[" * 10**6, "[]"], ids=["deep", "a list"])
-def test_json_of_another_form(text, tmp_path):
-    files = written("femnist")[0]
-    write(tmp_path, files | {next(iter(files)): text})
-    said = one_line(lambda: load_samples("femnist", tmp_path))
-    assert f"train_9.json {WHOLE}" in said
 
 
 def test_users_twice_and_folders_without_files(tmp_path):
@@ -227,16 +211,11 @@ def play_on_both(run: Run) -> None:
     assert_close(ended[1].loss, also[1].loss, atol=1e-3, rtol=1e-3)
 
 
-@pytest.mark.parametrize("name", SETS)
-def test_two_rounds(tmp_path, name):
+def test_two_rounds(tmp_path):
     """Of natural clients, each tested on its own part."""
-    write(tmp_path, written(name)[0])
-    small = {
-        "femnist": ("model=mlp", "model.hidden=[8]"),
-        "shakespeare": ("model=lstm", "model.width=8"),
-    }
-    place = format_override("data_dir", tmp_path)
-    run = built(f"dataset={name}", place, "partition=natural", "method=fedavg", *small[name])
+    write(tmp_path, written("femnist")[0])
+    words = ("dataset=femnist", "partition=natural", "model=mlp", "model.hidden=[8]")
+    run = built(*words, format_override("data_dir", tmp_path), "method=fedavg")
     assert run.federation.train_sizes.tolist() == [5, 6, 4]
     assert run.federation.test_sizes.tolist() == [2, 3, 1]
     play_on_both(run)

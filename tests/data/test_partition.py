@@ -105,19 +105,6 @@ def test_published_counts_on_fashionmnist(fmnist, alpha, attempts, train, test, 
     check(parts, 100, 70_000)
 
 
-def test_published_smallest_clients_of_the_failed_attempts(fmnist):
-    """The order of a class carries over to the next attempt, so min_samples picks out attempts 1,
-    2, 3, 4 by size.
-    """
-    attempts = {
-        least: partition.published(fmnist.y, 100, 42, alpha=0.1, min_samples=least).attempts
-        for least in (9, 10)
-    }
-    assert attempts == {9: 1, 10: 4}
-    assert sizes(partition.published(fmnist.y, 100, 42, alpha=0.1, min_samples=9)).min() == 9
-    assert sizes(partition.published(fmnist.y, 100, 42, alpha=0.1)).min() == 52
-
-
 def test_published_split_gives_the_published_accuracy_of_the_initial_model(fmnist):
     """Index for index: pooled test accuracy of the untrained net on the clients of round 1, to the
     last digit.
@@ -171,19 +158,16 @@ def test_published_follows_a_plain_transcription_of_the_rule():
         assert np.array_equal(parts.train[k], mine[cut:])
 
 
-@pytest.mark.parametrize("alpha", [0.01, 1e-12])
-def test_published_ends_with_an_error(alpha):
-    with pytest.raises(
-        FedpflError,
-        match=r"5 attempts.*clients=100.*min_samples=10.*alpha=.*use partition=dirichlet",
-    ):
-        partition.published(Y, 100, 42, alpha=alpha, max_attempts=5)
+def test_published_ends_with_an_error():
+    told = r"5 attempts.*clients=100.*min_samples=10.*alpha=.*use partition=dirichlet"
+    with pytest.raises(FedpflError, match=told):
+        partition.published(Y, 100, 42, alpha=1e-12, max_attempts=5)
 
 
 # Properties
 
 
-@settings(max_examples=60, deadline=2_000)
+@settings(max_examples=25)
 @given(
     clients=st.integers(1, 200),
     alpha=st.sampled_from([1e-300, 1e-5, 0.01, 0.1, 1.0, 100.0, 1e6]),
@@ -200,24 +184,7 @@ def test_dirichlet_always_ends(clients, alpha, min_samples, seed, test_fraction)
     assert same(parts, partition.dirichlet(Y, clients, seed, **options))
 
 
-@settings(max_examples=60, deadline=2_000)
-@given(
-    clients=st.integers(1, 200),
-    alpha=st.sampled_from([1e-300, 0.01, 0.1, 1.0, 1e6]),
-    samples=st.integers(1, 2_000),
-    seed=st.integers(0, 2**40),
-)
-def test_fixed_sizes_always_end(clients, alpha, samples, seed):
-    samples = min(samples, len(Y) // clients)
-    for parts in (
-        partition.dirichlet(Y, clients, seed, alpha=alpha, samples_per_client=samples),
-        partition.iid(Y, clients, seed, samples_per_client=samples),
-    ):
-        check(parts, clients, len(Y), cover=False)
-        assert (sizes(parts) == samples).all()
-
-
-@settings(max_examples=60, deadline=2_000)
+@settings(max_examples=25)
 @given(
     clients=st.integers(1, 150), classes_per_client=st.integers(1, 10), seed=st.integers(0, 2**40)
 )
@@ -233,36 +200,6 @@ def test_shards_hold_exactly_their_classes_in_equal_shards(clients, classes_per_
     for column, total in zip(counts.T, np.bincount(Y), strict=True):
         shard = column[column > 0]
         assert not len(shard) or (shard.sum() == total and shard.max() - shard.min() <= 1)
-
-
-def test_shards_with_fixed_sizes():
-    parts = partition.shards(Y, 30, 0, classes_per_client=3, samples_per_client=50)
-    check(parts, 30, len(Y), cover=False)
-    counts = np.array([np.bincount(Y[index], minlength=10) for index in owned(parts)])
-    assert (counts.sum(1) == 50).all()
-    assert ((counts > 0).sum(1) == 3).all()
-    assert sorted(set(counts[counts > 0].tolist())) == [16, 17]
-
-
-def test_shards_of_unequal_classes_fill_up_from_the_larger():
-    y = np.repeat([0, 1], [10, 190])
-    parts = partition.shards(y, 2, 0, classes_per_client=2, samples_per_client=40)
-    assert [np.bincount(y[index]).tolist() for index in owned(parts)] == [[5, 35], [5, 35]]
-
-
-def test_alpha_sets_the_skew():
-    def classes_seen(alpha: float, **options) -> float:
-        parts = partition.dirichlet(Y, 20, 1, alpha=alpha, min_samples=1, **options)
-        return float(np.mean([len(np.unique(Y[index])) for index in owned(parts)]))
-
-    assert classes_seen(0.05) < classes_seen(0.5) < classes_seen(1_000) == 10
-    fixed = {"samples_per_client": 50}
-    assert (
-        classes_seen(0.05, **fixed)
-        < classes_seen(0.5, **fixed)
-        < classes_seen(1_000, **fixed)
-        == 10
-    )
 
 
 def test_dirichlet_without_need_of_repair_is_the_common_draw():
@@ -281,40 +218,20 @@ def test_dirichlet_without_need_of_repair_is_the_common_draw():
     assert [sorted(index) for index in owned(parts)] == [sorted(index) for index in expected]
 
 
-def test_repair_touches_only_those_below_and_the_largest():
-    before = owned(partition.dirichlet(Y, 30, 2, alpha=0.05, min_samples=1))
-    after = owned(partition.dirichlet(Y, 30, 2, alpha=0.05, min_samples=20))
-    small = [client for client in range(30) if len(before[client]) < 20]
-    assert small
-    for client in small:
-        assert len(after[client]) == 20
-        assert set(before[client]) <= set(after[client])
-    assert sum(set(a) != set(b) for a, b in zip(before, after, strict=True)) < 2 * len(small) + 1
-
-
 # Errors: each one line that names the key and the value
 
 
 ERRORS = """
-dirichlet | alpha: -1 | partition.alpha must be above 0 and at most 1000000, got -1
 dirichlet | alpha: 0 | partition.alpha must be above 0 and at most 1000000, got 0
-dirichlet | alpha: .nan | partition.alpha must be a finite number, got nan
 dirichlet | alpha: "0.1" | partition.alpha must be a number, got '0.1'
-dirichlet | alpha: true | partition.alpha must be a number, got True
 dirichlet | alpha: 10000000.0 | partition.alpha must be above 0 and at most 1000000, got 10000000.0
-published | alpha: -0.5 | partition.alpha must be above 0 and at most 1000000, got -0.5
 iid | test_fraction: 1.0 | partition.test_fraction must be at least 0 and below 1, got 1.0
-shards | test_fraction: -0.1 | partition.test_fraction must be at least 0 and below 1, got -0.1
 dirichlet | min_samples: 0 | partition.min_samples must be 1 or more, got 0
 dirichlet | min_samples: 201 | need 2010 samples, the data set has 2000
-published | min_samples: 201 | need 2010 samples, the data set has 2000
 published | max_attempts: 0 | partition.max_attempts must be 1 or more, got 0
 dirichlet | samples_per_client: 0 | partition.samples_per_client must be 1 or more, or null, got 0
 dirichlet | samples_per_client: 201 | partition.samples_per_client=201 need 2010 samples
-iid | samples_per_client: 201 | partition.samples_per_client=201 need 2010 samples
-shards | samples_per_client: 201 | partition.samples_per_client=201 need 2010 samples
 shards | {samples_per_client: 199, classes_per_client: 1} | partition.samples_per_client=199 is more than
-shards | classes_per_client: 0 | partition.classes_per_client must be 1 or more, got 0
 shards | classes_per_client: 11 | partition.classes_per_client must be at most the number of classes, 10
 shards | clients: 2000 | lower clients or partition.classes_per_client
 """
@@ -364,8 +281,7 @@ def test_federation():
 
 
 @pytest.mark.parametrize(
-    ("batch", "together", "idle"),
-    [(2, 1, 2), (32, 1, 2), (2, 2, 4), (4, 2, 5), (3, 2, 4), (4, 3, 6), (5, 3, 6), (2, 100, 7)],
+    ("batch", "together", "idle"), [(2, 1, 2), (4, 2, 5), (3, 2, 4), (2, 100, 7)]
 )
 def test_clients_that_never_train(batch, together, idle):
     """Those for which not one step's minibatches of two samples or more can be made, as in
@@ -389,13 +305,6 @@ def test_the_shape_knows_of_what_it_is():
         assert (copied.kind, copied.data_set) == ("images", "small")
 
 
-def test_to_moves_images_and_labels_and_leaves_the_indices():
-    federation = build_federation(small_images(), partition.iid(small_images().y, 3, 0)).to("meta")
-    assert {t.device.type for t in (federation.x, federation.y)} == {"meta"}
-    assert {t.device.type for t in (*federation.train, *federation.test)} == {"cpu"}
-    assert federation.train_sizes.tolist() == [3, 3, 3]
-
-
 ONE = np.arange(4)
 NONE, OWN = ONE[:0], "partition=own"
 SO_MANY = f"as {OWN} deals to so many, got 2"
@@ -405,14 +314,10 @@ SO_MANY = f"as {OWN} deals to so many, got 2"
     ("answer", "message"),
     [
         (None, f"{OWN} must answer with a fedpfl.data.partition.Partition, got NoneType"),
-        (((ONE,), (ONE + 4,)), f"clients must be 1, {SO_MANY}"),
         (((ONE, ONE), (ONE + 4,)), f"clients must be 1, {SO_MANY}"),
-        (((ONE, ONE), (ONE + 4,) * 2, (ONE + 4,) * 3), f"clients must be 3, {SO_MANY}"),
         (((ONE, ONE), (NONE, ONE + 9)), f"{OWN}: client 1 has sample 12, and the data set has 12"),
-        (((ONE, ONE - 1), (NONE, NONE)), f"{OWN}: client 1 has sample -1, and the data set has 12"),
         (((ONE, NONE), (NONE, NONE)), f"{OWN}: client 1 has no training samples; leave it out"),
         (((ONE, [1]), (NONE, NONE)), f"{OWN}: client 1 has train samples that are no array of"),
-        (((ONE, ONE), (NONE, ONE > 4)), f"{OWN}: client 1 has test samples that are no array of"),
         (((ONE, ONE // 2), (NONE, NONE)), f"{OWN}: client 1 has a train sample twice; mend its"),
         (((ONE, ONE + 4), (ONE + 7,) * 2), f"{OWN}: sample 7 is for training and for testing or"),
     ],

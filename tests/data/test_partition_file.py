@@ -10,7 +10,6 @@ from fedpfl.config.plan import check_config
 from fedpfl.config.run import build_run
 from fedpfl.data import partition
 from fedpfl.data.datasets import Samples
-from fedpfl.data.federation import build_federation as federation_of
 from fedpfl.data.partition import Partition
 from fedpfl.ground.errors import FedpflError
 from tests.command import TINY, compose_once, format_override, play_run, read_table
@@ -139,22 +138,14 @@ def test_a_runs_partition_gives_another_run_the_same_clients(tmp_path):
     [
         ("nonsense", "JSONDecodeError"),
         ("[" * 100_000, "RecursionError"),
-        ("7", "it has no entry per client"),
         ("[]", "it has no entry per client"),
-        ({"data_indices": 3}, "it has no entry per client"),
         ({"Test": [1], "zoe": [2]}, "train, test and val are of a client"),
         ({"train": TRAIN, "test": TEST}, "stand where clients do; give a list of clients"),
-        ({"data_indices": CLIENTS[0]}, "stand where clients do; give a list of clients"),
         ([3], "client 0 has neither a list of samples nor train, test and val"),
         ({"0": {"x": 20, "y": {"1": 20}}}, "client 0 has neither a list"),  # FL-bench's statistics
-        ([*CLIENTS, [1]], "client 3 has neither a list"),
-        ([{"train": [1]}], "client 0 has neither a list"),
         ([{"train": [1], "test": [2], "extra": []}], "client 0 has neither a list"),
         ([{"train": [1], "test": 2}], "the samples of client 0 are no list of whole numbers"),
         ([[1, 2], ["a"]], "the samples of client 1 are no list of whole numbers"),
-        ([[1, 2.5]], "the samples of client 0 are no list"),
-        ([[True]], "the samples of client 0 are no list"),
-        ([[[1]]], "the samples of client 0 are no list"),
         ([[2**70]], "the samples of client 0 are no list"),
     ],
 )
@@ -170,7 +161,6 @@ def test_what_is_no_partition_is_one_line(write, held, reason):
     [
         ([[1], [2]], "clients must be 2, as "),
         ([[1], [40], [2]], "has sample 40, and the data set has 40; it was made for another one"),
-        ([[1], [-1], [2]], "has sample -1, and the data set has 40"),
         ([[1], [3, 4, 3], [2]], "has a train sample twice; mend the file"),
         ([[1], [], [2]], "partition.path: client 1 of "),
         ([{"train": [k], "test": [20]} for k in (1, 2, 20)], "partition.path: sample 20 of "),
@@ -198,11 +188,8 @@ def test_other_files_are_not_opened(write, name):
     [
         {"train_offsets": [1, 7, 14, 31]},
         {"train_offsets": [0, 14, 7, 31]},
-        {"train_offsets": [0, 7, 14, 32]},
-        {"train_offsets": []},
         {"train_offsets": [0.0, 7.0, 14.0, 31.0]},
         {"train_indices": np.zeros((31, 2), np.int64)},
-        {"test_offsets": [0, 9]},
         {"test_indices": np.array(["a"], object)},
     ],
 )
@@ -211,13 +198,3 @@ def test_arrays_that_do_not_add_up_are_one_line(tmp_path, change):
     with np.load(tmp_path / "whole.npz") as arrays:
         np.savez(tmp_path / "p.npz", **(dict(arrays) | change))
     assert "p.npz cannot be read as a partition (" in one_line(tmp_path / "p.npz")
-
-
-def test_what_a_file_holds_out_is_trained_on_by_nobody():
-    parts = Partition(
-        *([np.array(index, np.int64) for index in split] for split in (TRAIN, TEST)),
-        validation=[np.array(index, np.int64) for index in HELD],
-    )
-    federation = federation_of(OWN, parts)
-    assert [index.tolist() for index in federation.train] == [*TRAIN]
-    assert [index.tolist() for index in federation.validation_or_test] == [*HELD]

@@ -84,16 +84,12 @@ def test_each_client_has_the_librarys_rows(case, seed):
 FAULTS = """
 class | Dirichlet | {} | 5 | partition.partitioner must be one of ContinuousPartitioner,
 columns | VerticalEvenPartitioner | {} | 5 | deals columns, and clients here hold samples
-function | IdToSizeFncPartitioner | {} | 5 | partition.partitioner must be one of
 argument | DirichletPartitioner | {"alhpa": 1} | 5 | partition.arguments.alhpa is no argument of DirichletPartitioner, which has partition_
-lacking | DirichletPartitioner | {} | 5 | DirichletPartitioner needs partition.arguments.alp
 seed | DirichletPartitioner | {"seed": 1} | 5 | arguments.seed is partition.seed here; set
 clients | IidPartitioner | {"num_partitions": 3} | 5 | arguments.num_partitions is clients
 others | NaturalIdPartitioner | {} | 7 | clients must be 5, as partition=flower with Natural
 value | DirichletPartitioner | {"alpha": -1} | 5 | DirichletPartitioner refuses partition.arguments for 5 clients: ValueError: Alpha values
-type | ShardPartitioner | {"shard_size": "a"} | 5 | ShardPartitioner refuses partition.argum
 empty | ExponentialPartitioner | {} | 9 | ExponentialPartitioner refuses
-column | DirichletPartitioner | {"alpha": 1, "partition_by": "age"} | 5 | label or group, got
 """
 """Name | partitioner | arguments | clients | what is said."""
 

@@ -48,7 +48,7 @@ def check_disjoint(parts: Partition) -> None:
 # Groups
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(
     each=st.integers(1, 20),
     seed=st.integers(0, 2**40),
@@ -75,29 +75,6 @@ def test_groups_of_fixed_sizes_and_without_the_small_ones():
     assert [int(GROUPS[index[0]]) for index in parts.train] == large
 
 
-def test_some_of_many_groups_are_drawn_by_the_seed():
-    def drawn(seed: int) -> list[int]:
-        parts = partition.groups(Y, 3, seed, groups=GROUPS, min_samples=150)
-        check_disjoint(parts)
-        owned = [
-            np.concatenate([train, test])
-            for train, test in zip(parts.train, parts.test, strict=True)
-        ]
-        found = [int(GROUPS[index[0]]) for index in owned]
-        assert [len(index) for index in owned] == np.bincount(GROUPS)[found].tolist()
-        assert all(
-            (GROUPS[index] == group).all() for index, group in zip(owned, found, strict=True)
-        )
-        return found
-
-    hands = [drawn(seed) for seed in range(30)]
-    assert drawn(7) == hands[7]
-    assert all(hand == sorted(set(hand)) for hand in hands)
-    assert {group for hand in hands for group in hand} == set(
-        np.flatnonzero(np.bincount(GROUPS) >= 150).tolist()
-    )
-
-
 @pytest.mark.parametrize("clients", [3, 5, 15])
 def test_natural_clients_are_tested_on_their_own_part_of_the_original_test_part(clients):
     parts = partition.groups(Y, clients, 3, groups=GROUPS, test_from=TEST_FROM, test_fraction=None)
@@ -113,7 +90,7 @@ def test_natural_clients_are_tested_on_their_own_part_of_the_original_test_part(
 # Shards dealt at random
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(
     clients=st.sampled_from([5, 10, 20, 50]),
     each=st.sampled_from([2, 4, 6]),
@@ -137,16 +114,6 @@ def test_shuffled_shards_hold_the_same_classes_in_both_parts(clients, each, seed
             assert set(Y[test]) == set(Y[train])
 
 
-def test_shuffled_shards_may_deal_a_class_twice_and_follow_the_seed():
-    def hands(seed: int) -> list[int]:
-        parts = partition.shuffled_shards(Y, 20, seed, classes_per_client=2, test_from=TEST_FROM)
-        return [len(np.unique(Y[index])) for index in parts.train]
-
-    assert any(1 in hands(seed) for seed in range(5))
-    assert hands(0) == hands(0)
-    assert len({tuple(hands(seed)) for seed in range(5)}) > 1
-
-
 def test_shuffled_shards_of_fixed_sizes():
     """FedSelect: 10 clients, two classes, 100 training samples, 50 of each shard."""
     options = {"classes_per_client": 2, "samples_per_client": 100, "test_samples_per_client": 20}
@@ -158,17 +125,10 @@ def test_shuffled_shards_of_fixed_sizes():
     assert set(counts[counts > 0].tolist()) <= {50, 100}
 
 
-def test_shuffled_shards_without_an_original_test_part():
-    parts = partition.shuffled_shards(Y, 10, 0, classes_per_client=2, test_fraction=0.25)
-    check_disjoint(parts)
-    for train, test in zip(parts.train, parts.test, strict=True):
-        assert set(Y[train]) == set(Y[test])
-
-
 # Fixed sizes by one draw of proportions
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(
     alpha=st.sampled_from([0.5, 1.0, 100.0]),
     seed=st.integers(0, 2**40),
@@ -196,7 +156,6 @@ def test_fixed_dirichlet_has_equal_sizes_and_proportions(alpha, seed, test_from)
     ("proportions", "total", "counts"),
     [
         ([0.5, 0.3, 0.2], 10, [5, 3, 2]),
-        ([0.26, 0.26, 0.48], 10, [3, 3, 4]),
         ([0.26, 0.26, 0.26, 0.22, 0.0], 10, [3, 3, 3, 2, -1]),
         ([0.0, 0.0, 1.0], 7, [0, 0, 7]),
     ],
@@ -212,32 +171,19 @@ ASKED = {
     "shuffled_shards": {"clients": 10, "classes_per_client": 2, "test_from": TEST_FROM},
     "fixed_dirichlet": {"clients": 10, "alpha": 0.1, "test_from": TEST_FROM},
 }
-LIMIT = "partition.alpha must be above 0 and at most 1000000"
 ERRORS = f"""
 groups | groups: null | partition=groups needs a data set whose samples are from several domains or persons
 groups | clients: 7 | clients to be at most the 5 groups or a multiple of them, got 7; set clients=5
-groups | clients: 13 | set clients=10
 groups | min_samples: 300 | groups of at least 300 samples or a multiple of them, got 5; set clients=
 groups | min_samples: 3000 | no group has partition.min_samples=3000 samples; lower it
-groups | min_samples: 0 | partition.min_samples must be 1 or more, got 0
-groups | samples_per_client: 0 | partition.samples_per_client must be 1 or more, or null, got 0
 groups | samples_per_client: 400 | too few for 1 clients of 400; lower clients
 groups | {{group_names: [a, b, c, d, e], samples_per_client: 400}} | partition=groups: group a has
-groups | test_fraction: 1.0 | partition.test_fraction must be at least 0 and below 1, or null, got 1.0
 groups | test_fraction: null | tests clients on the data set's original test part, and this one has none; set part
 shuffled_shards | test_from: null | splits the data set's original test part, and this one has none; set partition.test_f
 shuffled_shards | clients: 7 | to be a multiple of the 10 classes, got 7 x 2; partition=shards takes any number
 shuffled_shards | clients: 1000 | into 200 shards; lower clients or partition.classes_per_client
-shuffled_shards | classes_per_client: 0 | partition.classes_per_client must be 1 or more, got 0
-shuffled_shards | test_samples_per_client: -1 | partition.test_samples_per_client must be 1 or more, or null, got -1
-shuffled_shards | samples_per_client: 0 | partition.samples_per_client must be 1 or more, or null, got 0
 shuffled_shards | samples_per_client: 900 | partition.samples_per_client=900 is more than the
-shuffled_shards | test_samples_per_client: 900 | partition.test_samples_per_client=900 is more than the
-fixed_dirichlet | alpha: 0 | {LIMIT}, got 0
-fixed_dirichlet | train_samples: 0 | partition.train_samples must be 1 or more, got 0
-fixed_dirichlet | test_samples: -1 | partition.test_samples must be 0 or more, got -1
 fixed_dirichlet | train_samples: {10**18} | partition.train_samples={10**18} is more than the 2000 samples of the data set
-fixed_dirichlet | test_samples: 2001 | partition.test_samples=2001 is more than the 2000 samples of the data set; lower it
 fixed_dirichlet | alpha: 0.001 | a client is to have 500 samples of a class that has
 fixed_dirichlet | {{alpha: 0.001, train_samples: 10}} | lower partition.test_samples, or raise partition.alpha
 """

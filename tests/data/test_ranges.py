@@ -13,22 +13,18 @@ SIZE = "dataset.size=0 => dataset.size must be 1 or more, got 0"
 LINES = f"""
 partition=iid partition.samples_per_client=0 => partition.samples_per_client must be 1 or more, or null, got 0
 dataset.classes=0 => dataset.classes must be between 1 and 65536, or null, got 0
-dataset.classes=65537 => dataset.classes must be between 1 and 65536, or null, got 65537
 dataset.std=[0] => dataset.std must be a positive number or null, got [0]
 dataset=ag_news dataset.vocabulary=2 => dataset.vocabulary must be 3 or more, got 2
 dataset=ag_news dataset.length=0 => dataset.length must be 1 or more, got 0
 dataset=cifar10_c dataset.severity=6 => dataset.severity must be between 1 and 5, or null, got 6
 model=text model.vocabulary=1 => model.vocabulary must be 2 or more, got 1
-model=text model.width=0 => model.width must be 1 or more, got 0
-model=lstm model.vocabulary=0 => model.vocabulary must be 1 or more, got 0
 model=mlp model.hidden=[200,0] => model.hidden must be 1 or more, got [200, 0]
 model=resnet18 model.norm=instance => model.norm must be one of batch, group, got 'instance'
 model=resnet18 model.stem=3 => model.stem must be one of large, small, got 3
-dataset=digit5 {SIZE}
-dataset=mini_imagenet {SIZE}
-dataset=office_home {SIZE}
-dataset=pacs {SIZE}
 dataset=tiny_imagenet {SIZE}
+augment.rotate=-1 => augment.rotate must be between 0 and 180, got -1
+augment.crop=-2 => augment.crop must be 0 or more, got -2
+augment.fill=white => augment.fill must be one of black, mean, got 'white'
 """
 
 
