@@ -17,16 +17,11 @@ from fedpfl.train import CONF
 
 WORDS = [
     "",
-    "method=fedper rounds=3",
     "method=fedper rounds=4 local.lr=0.5",
     "rounds=4 method=fedper seed=3 hydra.run.dir=x",
-    "+local.new=[1,2]",
-    "~local.clip",
-    "method.statistics=local",
-    "model=mlp model.hidden=[3,4]",
     "++name=abc debug=fast",
 ]
-WRONG = ["round=4", "method=nope", "~dataset=nope", "seed=1,2", "local.lr=[", "+method=fedavg"]
+WRONG = ["round=4", "method=nope", "local.lr=["]
 
 
 def compose(words):

@@ -20,7 +20,6 @@ from omegaconf import _utils as yaml_loader
 
 from fedpfl import train
 from fedpfl.config import overrides, run_location
-from fedpfl.config.choices import list_choices
 from fedpfl.config.plan import check_config
 from fedpfl.config.resolution import resolve_config
 from fedpfl.config.run import build_run
@@ -32,10 +31,10 @@ from fedpfl.ground.checks import build_dataclass
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.identity import identity
 from fedpfl.ground.ranges import Above, AtLeast, AtMost, Below, Between
-from fedpfl.methods import METHODS, FedOBP
+from fedpfl.methods import METHODS
 from fedpfl.models import MODELS
 from tests.command import TINY, compose_once, format_override, run_command
-from tests.conftest import assert_same, differing, keep_one_of_each, keep_quick, read_cases
+from tests.conftest import assert_same, differing, keep_quick, read_cases
 
 CONF = Path(train.CONF)
 APART = ("board", "tune")  # suites and spaces
@@ -81,18 +80,33 @@ def test_every_file_begins_with_a_comment() -> None:
         assert len(first) > 10, path
 
 
-@pytest.mark.parametrize(
-    ("group", "option"),
-    keep_one_of_each(OPTIONS, kind_of=lambda option: option[0]),
-)
+TOGETHER = """
+adapter=bitfit attack=backdoor augment=crop_flip dataset=mnist defence=bulyan engine=batched logger=csv system=simulated
+method=fedobp model=cnn4 norm=layer partition=shards privacy=client quantile=auto score=fisher shift=blur
+paper=adapters debug=fast
+"""
+"""A choice of each group."""
+
+
+def test_a_choice_of_each_group_composes_and_its_values_fit() -> None:
+    assert {word.partition("=")[0] for word in TOGETHER.split()} == {group for group, _ in OPTIONS}
+    for words in read_cases(TOGETHER, "|"):
+        assert_values_fit(*words.split())
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("group", "option"), OPTIONS)
 def test_every_option_composes_and_its_values_fit(group: str, option: str) -> None:
     """Experiments: tests/papers/test_experiments.py."""
-    whole = resolved(f"{group}={option}", *UNSET.get(option, []))
+    assert_values_fit(f"{group}={option}", *UNSET.get(option, []))
+
+
+def assert_values_fit(*words: str) -> None:
+    whole = resolved(*words)
     build_dataclass(Settings, {key: whole[key] for key in Settings.__annotations__}, "")
     method = METHODS[whole["method"]["name"]]
-    build_dataclass(
-        method, {key: value for key, value in whole["method"].items() if key != "name"}, "method"
-    )
+    values = {key: value for key, value in whole["method"].items() if key != "name"}
+    build_dataclass(method, values, "method")
 
 
 def test_every_registered_method_has_a_file_and_every_file_a_method() -> None:
@@ -109,16 +123,6 @@ def test_every_registered_model_has_a_file_with_its_options_and_their_defaults()
         text = (CONF / f"model/{name}.yaml").read_text()
         held = yaml.load(text, yaml_loader.get_yaml_loader())
         assert held == {"name": name, **options, "weights": None}
-
-
-@pytest.mark.parametrize("method", keep_quick(sorted(METHODS), 2))
-def test_every_method_composes_with_other_choices(method: str) -> None:
-    whole = resolved(
-        f"method={method}", *["dataset=svhn", "partition=shards", "engine=batched", "logger=wandb"]
-    )
-    assert (whole["method"]["name"], whole["partition"]["name"]) == (method, "shards")
-    assert not {"quantile", "norm", "score"} & set(whole)
-    assert "groups" not in whole["method"]
 
 
 def test_the_groups_of_a_method_choose_its_hyperparameters() -> None:
@@ -139,9 +143,7 @@ def test_the_groups_of_a_method_choose_its_hyperparameters() -> None:
 CHOSEN = """
 quantile=paper dataset=fmnist partition.alpha=0.5 => 0.9999
 quantile=paper dataset=organcmnist_as_published => 0.9997
-quantile=auto dataset=emnist => 0.995
 quantile=auto dataset=emnist partition=iid => 0.9999
-quantile=paper quantile.q=1 => 1
 method.q=0.5 => 0.5
 """
 
@@ -192,8 +194,7 @@ def test_whatever_changes_the_results_changes_the_identity() -> None:
         " engine.precision=bf16 model=resnet8"
     )
     assert [word for word in words.split() if identity_with(word) == key_of()] == []
-    of_network = {key_of("model=resnet8", *more) for more in ([], ["model.norm=group"])}
-    assert len(of_network | {key_of("model=resnet8", "model.stem=small")}) == 3
+    assert key_of("model=resnet8", "model.norm=group") != key_of("model=resnet8")
 
 
 def test_options_that_do_nothing_are_no_part_of_an_identity() -> None:
@@ -359,7 +360,7 @@ def test_whatever_stands_for_a_value_is_taken_or_refused_in_one_line() -> None:
         name: OmegaConf.to_container(compose_once(f"method={name}"))
         for name in chance.sample(sorted(METHODS), 3)
     }
-    for _ in range(60):
+    for _ in range(30):
         config_ = copy.deepcopy(whole[chance.choice(sorted(whole))])
         group, key = config_[chance.choice([key for key in config_ if key != "quantile"])], "rounds"
         if isinstance(group, dict):
@@ -373,7 +374,7 @@ def test_whatever_stands_for_a_value_is_taken_or_refused_in_one_line() -> None:
             check_config(OmegaConf.create(config_))
         except FedpflError as error:
             refused.append(str(error))
-    assert 35 < len(refused) < 60
+    assert 15 < len(refused) < 30
     assert all(line.isprintable() for line in refused)
 
 
@@ -410,25 +411,18 @@ def test_a_missing_key_and_a_missing_group_are_named() -> None:
 UNHAD = """
 local.epochs=0.5 => count minibatches: local.epochs=null local.steps=
 local.steps=20 => local.steps must be null beside local.epochs=5; set local.epochs=null, got 20
-local.optimizer=adan => local.optimizer must be one of sgd, adam, adamw, got 'adan'
 local.decay=linear => local.decay must be a number or cosine, got 'linear'
 method=per_fedavg local.decay=cosine => local.decay=cosine has no part in method=per_fedavg
 method=pfedme local.optimizer=adam => local.optimizer=adam has no part in method=pfedme, which makes its own steps;
-dataset=har dataset.form=both => dataset.form must be one of signals, features, got 'both'
 dataset=digits +dataset.size=3 => dataset.size is not a key here; known keys: name, mean, std
-dataset=pacs dataset.size=big => dataset.size must be a whole number, got 'big'
 dataset=cifar10_c dataset.corruptions=fog => dataset.corruptions must be a list of texts or null, got 'fog'
-partition.seed=-1 => partition.seed must be between 0 and 4294967295, or null, got -1
-partition=file => partition.path has no value; set it with partition.path=...
 partition=file partition.path=mine.json => partition.path: there is no file mine.json; check the path
-validation=1 => validation must be at least 0 and below 1, got 1
 partition=groups clients=4 => partition=groups needs a data set whose samples are from several domains or
-partition=shuffled_shards => partition=shuffled_shards splits the data set's original test part, and this
 partition=fixed_dirichlet partition.alpha=0.01 => a client is to have
 """
 
 
-@pytest.mark.parametrize(("words", "message"), keep_quick(read_cases(UNHAD), 6))
+@pytest.mark.parametrize(("words", "message"), keep_quick(read_cases(UNHAD), 3))
 def test_data_that_cannot_be_had_is_one_line(words: str, message: str) -> None:
     with pytest.raises(FedpflError) as caught:
         build_run(check_config(compose_once(*words.split())))
@@ -439,36 +433,10 @@ def test_data_that_cannot_be_had_is_one_line(words: str, message: str) -> None:
 # Build
 
 
-def test_build_gives_checked_objects() -> None:
-    run = build_run(
-        check_config(compose_once(*TINY, "method=fedobp", "quantile.q=0.9", "local.lr=1"))
-    )
-    assert run.method == FedOBP(q=0.9)
-    assert (run.settings.rounds, run.local.lr, run.eval.every) == (2, 1.0, 1)
-    assert run.federation.clients == 4
-    assert run.federation.shape == (1, 28, 28)
-    assert (run.federation.mean, run.federation.std) == ((0.3053,), (0.3247,))
-    assert run.identity == identity(run.config)
-
-
 def test_more_clients_are_drawn_than_a_round_is_meant_for() -> None:
     words = (*TINY, "participation=0.25", "system=simulated", "system.over=2")
     run = build_run(check_config(compose_once(*words)))
     assert (run.cohort, len(next(iter(run.draw_cohorts())))) == (1, 2)
-
-
-def test_own_arrays_with_groups_and_a_test_part(tmp_path: Path) -> None:
-    held = {"x": np.zeros((60, 9, 128), np.float32), "y": np.arange(60) % 3}
-    held |= {"groups": np.repeat(["a", "b", "c"], 20), "test_from": 30}
-    np.savez(tmp_path / "own.npz", **held)
-    own = ["dataset=npz", format_override("dataset.path", tmp_path / "own.npz"), "model=har_cnn"]
-    run = build_run(check_config(compose_once(*own, "partition=groups", "clients=6")))
-    assert run.federation.shape == (9, 128)
-    assert run.federation.train_sizes.tolist() == [8] * 6
-    own += ["partition=shuffled_shards", "partition.classes_per_client=1", "clients=3"]
-    run = build_run(check_config(compose_once(*own)))
-    assert run.federation.train_sizes.tolist() == [10] * 3
-    assert run.federation.test_sizes.tolist() == [10] * 3
 
 
 def test_a_partitions_own_seed_decides_it_alone() -> None:
@@ -500,9 +468,7 @@ def test_groups_that_no_client_is_made_of_are_told(tmp_path):
 ASKING = """
 name='${fedpfl.run_subdir:}' => name: ${fedpfl.run_subdir:} follows from all keys of the run, so
 name='${hydra:runtime.output_dir}' => name: where the run belongs follows from its keys, and one of
-name='a${oc.select:name,b}c' => name: Recursive interpolation: its value asks for itself; give it
 method.q='${oc.decode:${oc.select:method.q}}' => method.q: Recursive interpolation: its value asks
-hydra.run.dir='${oc.select:hydra.run.dir}' => hydra.run.dir: Recursive interpolation: its value
 """
 
 
@@ -514,11 +480,6 @@ def test_a_value_that_asks_for_itself_is_one_line(tmp_path):
         assert (result.code, list(tmp_path.iterdir())) == (2, []), words
         (line,) = result.complaints
         assert line.startswith(f"fedpfl: {says}"), words
-
-
-def test_one_run_asks_nothing_of_the_folder_of_sweeps(tmp_path):
-    words = (*TINY, "hydra.sweep.dir='${hydra:sweep.dir}'")
-    assert run_command(*words, cwd=tmp_path).code == 0
 
 
 def test_runs_ask_for_their_places_side_by_side():
@@ -533,16 +494,7 @@ def test_runs_ask_for_their_places_side_by_side():
 def test_a_sweep_over_texts_with_letters_beyond_ascii_runs(tmp_path):
     """Hydra encodes a job's text without quotes, and refuses such letters without them."""
     result = run_command(
-        *("-m", *TINY, "rounds=1", "name='für alle','für b'", "hydra.sweep.dir=out"),
-        cwd=tmp_path,
+        *("-m", *TINY, "rounds=1", "name='für alle','für b'", "hydra.sweep.dir=out"), cwd=tmp_path
     )
     assert result.code == 0, result.err
     assert len(list(tmp_path.glob("out/**/rounds.csv"))) >= 1
-
-
-def test_choices_of_a_group_are_its_files_and_of_experiments_those_in_folders_too() -> None:
-    assert "fedobp/table3" in list_choices("experiment")
-    assert {"digits", "sites"} <= {*list_choices("dataset")}
-    assert not any(
-        "/" in name for name in list_choices("dataset")
-    )  # conf/dataset/own/ comes with one

@@ -131,13 +131,6 @@ def test_a_field_called_like_a_key_of_the_run_is_the_methods_own(folder: Path) -
     assert "Mine.init raised ZeroDivisionError" in line
 
 
-@pytest.mark.full
-def test_a_sweep_takes_plugins_methods_and_others(folder: Path) -> None:
-    result = run_command("-m", *ALL[:1], "method=halfway,fedavg", *ALL[2:], *SMALL[:-1], cwd=folder)
-    assert result.code == 0, result.err
-    assert {path.name for path in (folder / "outputs/stripes").iterdir()} == {"halfway", "fedavg"}
-
-
 def test_a_run_without_plugins_knows_nothing_of_an_earlier_runs(folder: Path) -> None:
     before = [list(kind.registry) for kind in plugins.PLUGIN_KINDS.values()]
     for _ in range(2):
@@ -152,16 +145,6 @@ def test_a_run_without_plugins_knows_nothing_of_an_earlier_runs(folder: Path) ->
     result = run_command("method=halfway", *SMALL, cwd=folder)
     (line,) = result.complaints
     assert "method must be one of" in line
-
-
-def test_changed_text_is_read_anew_and_a_resumed_run_tells(folder: Path) -> None:
-    assert run_command(*ALL, *SMALL, cwd=folder).code == 0
-    (folder / "mine.py").write_text(MINE.replace("Between(0, 1)", "Between(-1, 1)"))
-    result = run_command(*ALL, *SMALL, cwd=folder)
-    assert "already finished" in result.out
-    assert "code        of the method changed" in result.out
-    words = ("method.share=-0.5", *SMALL[:-1], "hydra.run.dir=b")
-    assert run_command(*ALL, *words, cwd=folder).code == 0
 
 
 LEAN = """
@@ -225,29 +208,6 @@ def test_what_a_plugin_imports_from_its_folder_is_part_of_its_code(beside: Path)
         code(beside / "mine.py")
 
 
-def test_a_module_that_made_a_plugin_fail_is_imported_anew(beside: Path) -> None:
-    (beside / "lean.py").write_text("half = None")
-    with pytest.raises(FedpflError, match="not callable"):
-        code(beside / "mine.py")
-    (beside / "lean.py").write_text(BESIDE["lean.py"])
-    code(beside / "mine.py")
-    assert METHODS["mine"].mu == 0.5
-
-
-def test_two_plugins_of_one_file_name_do_not_hide_each_other(tmp_path: Path) -> None:
-    files = [tmp_path / folder / "mine.py" for folder in "ab"]
-    for file in files:
-        file.parent.mkdir()
-        file.write_text(METHOD.replace('"mine"', f'"{file.parent.name}"').format("pass"))
-    both, alone = code(*files), [code(file) for file in files]
-    assert both == code(*reversed(files)) == " ".join(sorted(alone))
-    for file in files:
-        (file.parent / "mine.py").write_text(file.read_text() + "#")
-        assert code(*files) != both
-        both = code(*files)
-    plugins.load_plugins([])
-
-
 WRONG_FILES = """
 absent => No such file or directory; name a Python file that there is
 x = 1 => adds nothing; it needs a dictionary METHODS, MODELS, DATASETS, PARTITIONS of names
@@ -287,19 +247,3 @@ def test_what_is_wrong_is_one_line_and_nothing_is_added(text, message, tmp_path)
         rf"plugins: {re.escape(str(file))}(: | )?{re.escape(message)}", str(error.value)
     )
     assert [dict(kind.registry) for kind in plugins.PLUGIN_KINDS.values()] == before
-
-
-MOVED = """
-from fedpfl.tree import mean => it is fedpfl.ground.tree now
-from fedpfl import tree => tree is in fedpfl.ground.tree now
-from fedpfl.methods import flag => flag is in fedpfl.methods.shared.method now
-from fedpfl.methods import Sheep => it is no more (docs/extend.md)
-"""
-
-
-def test_an_import_of_what_has_moved_says_where_it_is(tmp_path: Path) -> None:
-    for text, now in read_cases(MOVED):
-        (tmp_path / "mine.py").write_text(text)
-        with pytest.raises(FedpflError, match=r"mine\.py:1: \w+: [^;]*; ") as error:
-            plugins.load_plugins([str(tmp_path / "mine.py")])
-        assert str(error.value).endswith(now)

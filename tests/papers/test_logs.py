@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from fedpfl.ground.errors import FedpflError
 from fedpfl.papers import published
 from fedpfl.papers.fedobp import logs
 from fedpfl.papers.fedobp.tables import COMPARED_METHODS, SOURCE, published_setting
 from fedpfl.papers.layout import Selection
-from fedpfl.papers.registry import FIGURES, TABLES
+from fedpfl.papers.registry import TABLES
 from fedpfl.report import groups, runs
 from fedpfl.report.__main__ import main
 from fedpfl.report.text import letters_and_digits
@@ -90,9 +89,6 @@ def test_runs_of_the_files_settings_stand_beside_them(tmp_path, capsys):
     assert avg["before_difference"] == pytest.approx(25.25 - 25.48)
     obp = frame[frame["method"].str.startswith("FedOBP")]
     assert obp["before_logged"].tolist() == [45.95, 45.57]
-    name = "fedobp/public_curves"
-    drawn = FIGURES[name].draw(name, gathered, tmp_path, Selection())
-    assert {path.suffix for path in drawn} == {".png", ".pdf"}
     assert main(["paper", "fedobp/public_logs", str(tmp_path), "--format", "csv"]) == 0
     assert capsys.readouterr().out.count("CIFAR100") == 6
 
@@ -107,11 +103,3 @@ def test_medmnist_stands_beside_its_files_with_their_normalisation_alone(tmp_pat
     [group] = logs.choose_logged(groups(runs(tmp_path)))
     assert group.runs[0].path.name == "faulty"
     assert published_setting(group.runs[0]) == "Dir(0.1)"
-
-
-def test_without_runs_the_table_says_how_to_make_them() -> None:
-    with pytest.raises(
-        FedpflError,
-        match=r"no runs for fedobp/public_logs; run `.* experiment=fedobp/as_published`",
-    ):
-        TABLES["fedobp/public_logs"].make([], Selection())
