@@ -1,7 +1,6 @@
 """Runs of adapters on a frozen network: what is stored, told and given back."""
 
 import pytest
-import torch
 from safetensors.torch import save_file
 
 import fedpfl
@@ -81,30 +80,6 @@ def test_an_interrupted_run_refuses_other_frozen_values(tmp_path, monkeypatch):
     assert [one == other for one, other in prints] == [False, True]
 
 
-@pytest.mark.full
-def test_in_lockstep_each_run_has_the_frozen_values_of_its_own_seed(tmp_path):
-    """Which are drawn, where no file gives them."""
-    words = (*TINY_TASK, "model=mlp", "model.hidden=[32]", "adapter=head", "method=fedavg")
-    for place in ("together", "alone"):
-        (tmp_path / place).mkdir()
-    result = run_command(
-        "-m", "hydra/launcher=lockstep", *words, "seed=1,2", cwd=tmp_path / "together"
-    )
-    assert result.code == 0, result.err
-    for seed in (1, 2):
-        assert run_command(*words, f"seed={seed}", cwd=tmp_path / "alone").code == 0
-    paths = sorted(
-        path.relative_to(tmp_path / "alone") for path in (tmp_path / "alone").rglob("state.pt")
-    )
-    assert len(paths) == 2
-    for path in paths:
-        one, other = (
-            torch.load(tmp_path / place / path, weights_only=True)
-            for place in ("alone", "together")
-        )
-        assert_close(one["server"], other["server"], atol=0, rtol=0)
-
-
 def test_clients_are_judged_over_their_own_classes_if_it_is_said():
     plain, own = (plan("method=fedavg", f"eval.classes={which}") for which in ("all", "own"))
     assert plain.identity == plan("method=fedavg").identity != own.identity
@@ -122,15 +97,12 @@ method=fedsa_lora | method=fedsa_lora is about low-rank pairs; choose adapter=lo
 method=fedalt {" ".join(LORA)} | method=fedalt is about low-rank pairs; choose adapter=lora adapter.pairs=2
 adapter=lora | model=cnn4: adapter.layers: the network has no q; it has conv, linear
 adapter=lora adapter.rank=0 | adapter.rank must be 1 or more, got 0
-adapter=lora adapter.rang=3 | adapter.rang
-adapter=loro | adapter must be one of bitfit, head, lora, none, got 'loro'; did you mean lora?
 adapter=head method=fjord | a network of which parts are frozen has no sub-models; set adapter=none
-model=timm model.arch=nothing | timm
 model=vit model.patch=9 | images must be square, 9 (model.patch) a divisor of their sides
 """
 
 
-@pytest.mark.parametrize(("words", "told"), keep_quick(read_cases(REFUSALS, " | "), 4))
+@pytest.mark.parametrize(("words", "told"), keep_quick(read_cases(REFUSALS, " | "), 2))
 def test_bad_words_are_one_line(words, told, tmp_path):
     result = run_command(*TINY_TASK, *words.split(), cwd=tmp_path)
     assert result.code == 2, result.out

@@ -19,14 +19,7 @@ from fedpfl.report.html import write_pages
 from fedpfl.report.tables import accuracy_table
 from fedpfl.runner import attendance, trials
 from fedpfl.runner.attendance import Attendance
-from tests.command import (
-    TINY,
-    play_run,
-    read_checkpoint,
-    read_summary,
-    read_table,
-    rewrite_summary,
-)
+from tests.command import TINY, play_run, read_checkpoint, read_summary, read_table, rewrite_summary
 from tests.conftest import assert_same, keep_quick, read_cases
 from tests.report.test_report import amend, write_run
 
@@ -36,7 +29,6 @@ ACCURACIES = [column_name(name, fine_tuned=tuned) for name in STATISTICS for tun
 
 UNTRAINED = r"""
 system=simulated system.deadline=1e-6 | \d+ came late, raise system.deadline=1e-06
-system=simulated system.dropout=0.999999 | 15 were out of reach or lost \(availability
 system=simulated system.availability=1e-9 | 15 were out of reach or lost \(availability
 partition.samples_per_client=2 partition.min_samples=2 partition.test_fraction=0.5 | nobody can train: each of 10
 """
@@ -146,15 +138,6 @@ def test_almost_nobody_is_a_tenth_of_the_planned_participations(attended):
     assert not told_in(attended(idle=90), [idle] * 3), "it was told before the first round"
 
 
-def test_who_stopped_early_was_not_planned_and_an_empty_poisson_cohort_was(attended):
-    alone = ([3], [True], 1, {})
-    assert not told_in(attended(early=True), [alone] * 5)
-    empty = ([], [], 0, {})
-    (line,) = told_in(attended(poisson=True), [empty] * 3).values()
-    assert line.startswith("nobody trains: no client has made a step in 3 rounds")
-    assert line.endswith("privacy.sampling=poisson draws few; raise clients or participation")
-
-
 def test_participation_that_reaches_few_is_told_before_the_first_round(tmp_path):
     words = ("method=fedavg", *TINY, "clients=20", "participation=0.1", "rounds=1")
     line = (
@@ -167,7 +150,6 @@ def test_participation_that_reaches_few_is_told_before_the_first_round(tmp_path)
     (run,) = runs(tmp_path)
     assert run.low_attendance_note == "2 of 20 clients have made a step"
     assert not run.evaluations.empty
-    assert "almost nobody" not in play_run(tmp_path / "more", *words, "participation=0.15")
 
 
 def test_a_trial_in_which_nobody_trains_is_lost_and_no_search_fails_by_it(tmp_path):

@@ -68,16 +68,6 @@ def test_embeddings_by_hand() -> None:
     assert whole == {"width": 1.0, "entries": 30 * 4 + 4 * 3 + 3, "values": 7 * 4 + 3}
 
 
-def test_counting_leaves_the_network_alone() -> None:
-    net = Net(MODELS["fedspu_emnist"](*DATA["fedspu_emnist"]))
-    net.module.train()
-    before = {name: value.clone() for name, value in net.module.state_dict().items()}
-    count_submodel_costs(METHODS["fedspu"](), net, (1, 28, 28))
-    assert net.module.training
-    assert not any(module._forward_hooks for module in net.module.modules())
-    assert all(torch.equal(value, before[name]) for name, value in net.module.state_dict().items())
-
-
 DEVICES = [
     {"width": 0.5, "entries": 100, "values": 30},
     {"width": 1.0, "entries": 400, "values": 50},
@@ -92,13 +82,6 @@ def modelled(path: Path) -> Run:
     told = json.loads((path / "summary.json").read_text()) | {"devices": DEVICES}
     (path / "summary.json").write_text(json.dumps(told))
     return read_started_run(path)
-
-
-def test_what_a_run_does_not_tell_has_no_memory(tmp_path: Path) -> None:
-    run = modelled(tmp_path / "old")
-    for devices_ in (None, 3, [], [{"width": 0.5}], [{"width": "a", "entries": []}]):
-        run.summary["devices"] = devices_
-        assert memory_by_width(run).empty
 
 
 def test_memory_by_hand(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from tests.runner.test_resume import die, start_child, wait_for_child
 RUN = (*TINY, "rounds=6", "eval.every=2", "method=ditto")
 KILLS = 60  # half of them at a random call to the file system, half at a random moment
 FAULTS = (3, 8)  # refusals of each kind, at a random call to the file system
-LIMITS = (0, 1, 100, 300, 700, 2000, 10_000, 40_000)  # bytes above which no file may grow
+LIMITS = (0, 300, 2000, 40_000)  # bytes above which no file may grow
 
 
 class KilledFile:
@@ -177,10 +177,7 @@ def refusing(folder: Path, at: int | None, code: int = 0) -> Iterator[list[str]]
 
 
 @pytest.mark.parametrize("faults", keep_quick(FAULTS))
-@pytest.mark.parametrize(
-    "code",
-    keep_quick([errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS, errno.EIO, errno.EFBIG]),
-)
+@pytest.mark.parametrize("code", keep_quick([errno.ENOSPC, errno.EACCES, errno.EIO]))
 def test_a_file_system_that_refuses_is_one_line_and_loses_nothing(code, faults, whole, tmp_path):
     with refusing(tmp_path / "run", None) as calls:
         play_run(tmp_path / "run", *RUN)
@@ -206,7 +203,7 @@ def test_a_file_system_that_refuses_is_one_line_and_loses_nothing(code, faults, 
     assert told >= faults // 2  # the log, or a directory that cannot be synced, stops no run
 
 
-@pytest.mark.parametrize("limit", keep_only(LIMITS, (0, 300)))
+@pytest.mark.parametrize("limit", keep_only(LIMITS, (300,)))
 def test_a_quota_is_one_line_and_loses_nothing(limit: int, whole: Path, tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     run = tmp_path / "run"

@@ -8,15 +8,7 @@ import fedpfl
 from fedpfl.ground import lock
 from fedpfl.ground.errors import FedpflError
 from fedpfl.record.rounds import format_cell
-from tests.command import (
-    CLOCKED,
-    TINY,
-    TINY_TASK,
-    play_run,
-    read_summary,
-    read_table,
-    run_command,
-)
+from tests.command import CLOCKED, TINY, TINY_TASK, play_run, read_summary, read_table, run_command
 from tests.conftest import assert_same, keep_quick, read_cases
 from tests.record.test_damage import assert_ends_as
 
@@ -85,9 +77,8 @@ def test_each_round_has_its_learning_rate(tmp_path):
     assert_same({"": first}, {"": plain.personal(0)["classifier.weight"]})
 
 
-@pytest.mark.parametrize("after", keep_quick([1, 3]))
-def test_who_leaves_the_loop_can_go_on(after, whole, tmp_path):
-    run = tmp_path / "run"
+def test_who_leaves_the_loop_can_go_on(whole, tmp_path):
+    run, after = tmp_path / "run", 1
     for round in fedpfl.rounds(*WORDS, directory=run):
         if round.row["round"] == after:
             there = round.personal(1)
@@ -196,15 +187,6 @@ def test_a_callback_that_fails_is_named_once_and_left_out(fails, whole, tmp_path
     assert_ends_as(tmp_path / "run", whole)
 
 
-def test_callbacks_are_instances(tmp_path):
-    with pytest.raises(
-        FedpflError,
-        match=r"callbacks must be instances of subclasses of fedpfl\.Callback, got <class",
-    ):
-        fedpfl.run(*WORDS, directory=tmp_path / "run", callbacks=[Heard])
-    assert not (tmp_path / "run").exists()
-
-
 PLUGIN = """
 import fedpfl
 
@@ -229,9 +211,7 @@ def test_a_plugin_has_callbacks(whole, tmp_path):
 
 
 FAULTS = """
-CALLBACKS = {'a': 1} => mine.py: CALLBACKS must be a list of classes, got {'a': 1}
 CALLBACKS = [int] => mine.py: CALLBACKS: int must be a subclass of fedpfl.Callback
-CALLBACKS = [] => mine.py adds nothing
 Best.__init__ = lambda self: 1 / 0 => CALLBACKS: Best() raised ZeroDivisionError: division by zero
 """
 

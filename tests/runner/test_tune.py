@@ -1,6 +1,7 @@
 """The search for hyperparameters: proposals, what they are judged by, kills."""
 
 import contextlib
+import functools
 import io
 import sys
 from pathlib import Path
@@ -22,7 +23,7 @@ from fedpfl.runner import spaces, trials, tuning
 from fedpfl.runner.optuna_study import parse_distribution
 from fedpfl.runner.search import Search, SearchResult, SearchSettings
 from tests.command import TINY_TASK, compose_once, format_override
-from tests.conftest import ROOT, keep_quick, read_cases
+from tests.conftest import keep_quick, read_cases
 
 optuna = pytest.importorskip("optuna")
 COMPLETE, PRUNED, RUNNING = (
@@ -84,30 +85,29 @@ def test_distributions_are_hydras_sweeps():
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """By batch a search that nobody kills, and what it found."""
-    searches = {batch: search(tmp_path_factory.mktemp("whole"), batch) for batch in (1, 3)}
-    return {
-        batch: (own.study, own.run(judged, lambda line: None)) for batch, own in searches.items()
-    }
+    """Make a search of a batch that nobody kills, and what it found, once."""
+
+    @functools.cache
+    def find(batch):
+        own = search(tmp_path_factory.mktemp("whole"), batch)
+        return own.study, own.run(judged, str)
+
+    return find
 
 
-def test_what_is_found_is_the_best_that_ended(whole):
-    for study, found in whole.values():
-        assert study.trials[0].params | {"rounds": 0} == {
-            "local.lr": 0.01,
-            "method.mu": "0.1",
-            "rounds": 0,
-        }
-        assert sum(found.trials.values()) == len(study.trials) == 8
-        assert found.trials["given up"] > 0
-        assert found.rounds == sum(trial.params["rounds"] for trial in study.trials)
-        best = max(
-            (trial for trial in study.trials if trial.state == COMPLETE),
-            key=lambda trial: trial.value,
-        )
-        assert found.value == best.value
-        wanted = f"local.lr={best.params['local.lr']:.4g}", f"method.mu={best.params['method.mu']}"
-        assert found.overrides == (*wanted, f"rounds={best.params['rounds']}")
+@pytest.mark.parametrize("batch", keep_quick([3, 1]))
+def test_what_is_found_is_the_best_that_ended(batch, whole):
+    study, found = whole(batch)
+    first = {"local.lr": 0.01, "method.mu": "0.1", "rounds": 0}
+    assert study.trials[0].params | {"rounds": 0} == first
+    assert sum(found.trials.values()) == len(study.trials) == 8
+    assert found.trials["given up"] > 0
+    assert found.rounds == sum(trial.params["rounds"] for trial in study.trials)
+    ended = (trial for trial in study.trials if trial.state == COMPLETE)
+    best = max(ended, key=lambda trial: trial.value)
+    assert found.value == best.value
+    wanted = f"local.lr={best.params['local.lr']:.4g}", f"method.mu={best.params['method.mu']}"
+    assert found.overrides == (*wanted, f"rounds={best.params['rounds']}")
 
 
 KILLS = [
@@ -142,7 +142,7 @@ def test_killed_anywhere_it_ends_in_the_same_trials(batch, kill, where, whole, t
         play = judged if at else dying(judged)
         with pytest.raises(KeyboardInterrupt):
             own.run(play, lambda line: None)
-    again, (study, found) = search(tmp_path, batch), whole[batch]
+    again, (study, found) = search(tmp_path, batch), whole(batch)
     assert again.run(judged, lambda line: None).overrides == found.overrides
     assert told(again.study) == told(study)
 
@@ -187,10 +187,18 @@ def test_of_a_longer_search_before_only_the_first_trials_count(tmp_path):
     def find(folder, count):
         return search(folder, count=count).run(judged, str)
 
-    find(tmp_path / "long", 4)
-    short, again = find(tmp_path / "short", 2), find(tmp_path / "long", 2)
+    find(tmp_path / "long", 3)
+    short, again = find(tmp_path / "short", 1), find(tmp_path / "long", 1)
     assert (again.overrides, again.rounds) == (short.overrides, short.rounds)
     assert again.trials == short.trials
+
+
+def test_a_search_is_drawn_and_later_figures_keep_their_style(tmp_path):
+    style = mpl.rcParams["axes.facecolor"]
+    found = search(tmp_path / "study", count=1).run(judged, str)
+    tuning.draw_search(found, tmp_path, "fedprox")
+    assert [path.name for path in tmp_path.glob("*.png")] == ["fedprox_history.png"]
+    assert mpl.rcParams["axes.facecolor"] == style
 
 
 def test_where_none_comes_to_its_end_it_says_so(tmp_path):
@@ -250,10 +258,9 @@ def test_a_trial_is_compared_by_its_best_round_so_far(tmp_path):
         own.study.tell(number, values[0])
         return answers, reported
 
-    assert played(70.0, 10.0, 65.0) == ([False] * 3, {4: 70.0, 5: 70.0, 6: 70.0})
+    assert played(70.0, 10.0) == ([False] * 2, {4: 70.0, 5: 70.0})
     for _ in range(2):
         assert played(70.0)[0] == [False]
-    assert played(75.0, 20.0) == ([False] * 2, {4: 75.0, 5: 75.0})
     assert played(60.0, 69.0, 71.0) == ([True, True, False], {4: 60.0, 5: 69.0, 6: 71.0})
     number = own.study.ask(own._space).number
     watch = trials.make_should_prune(options, number)
@@ -292,7 +299,8 @@ def tuned(root, name, *words):
     argv.append(format_override("partition.path", root / "split.json"))
     more = "dataset=npz partition=file model=mlp model.hidden=[8] clients=6 rounds=3"
     more += " participation=1 local.epochs=4 local.batch_size=4 eval.every=1"
-    return run(root / name / "tuned", *argv, *more.split())
+    with mock.patch.object(tuning, "draw_search"):
+        return run(root / name / "tuned", *argv, *more.split())
 
 
 def run(folder, *words):
@@ -311,31 +319,24 @@ def run(folder, *words):
 
 
 def test_values_are_chosen_without_a_look_at_test_samples(worlds):
-    style = mpl.rcParams["axes.facecolor"]
-    words = "method=fedprox", "trials=2", "validation=0.2", "unseen=0.2"
-    code, text = tuned(worlds, "right", "seeds=2", *words)
+    words = "method=fedprox", "trials=2", "seeds=1", "validation=0.2", "unseen=0.2"
+    code, text = tuned(worlds, "right", *words)
     assert code == 0, text
-    assert mpl.rcParams["axes.facecolor"] == style, "later figures of this process"
     told = text.partition("Tuned on equal terms\n")[0].splitlines()
     told = [line for line in told if "newcomers are judged after fine-tuning alone" not in line]
     folder = worlds / "right" / "tuned"
-    assert (folder / "fedprox_history.png").stat().st_size
     assert told[0] == "fedpfl: method=fedprox: 2 trials of local.lr, method.mu"
     assert [line[:17] for line in told[1:3]] == [f"fedpfl: trial {k}/2" for k in (1, 2)]
     assert told[3].startswith("fedpfl: best of ")
-    assert told[4].startswith("fedpfl: method=fedprox: 2 fresh seeds of local.lr=")
-    final = ["sweep: run 1 of", "sweep: 1/2 done", "sweep: run 2 of", "sweep: 2/2 done"]
-    assert [line[:15] for line in told[5:]] == final
+    assert told[4].startswith("fedpfl: method=fedprox: 1 fresh seed of local.lr=")
+    assert [line[:15] for line in told[5:]] == ["sweep: run 1 of", "sweep: 1/1 done"]
     row = pd.read_csv(folder / "tuned.csv").set_index("method").loc["fedprox"]
-    paths = sorted((folder / "final").rglob("fedprox/*/*/rounds.csv"))
-    accuracies = [best_round(pd.read_csv(path), "val_accuracy")["accuracy"] for path in paths]
-    assert len(paths) == 2
-    assert row["accuracy"] == pytest.approx(np.mean(accuracies))
-    assert row["accuracy_seed_std"] == pytest.approx(np.std(accuracies, ddof=1))
+    (path,) = (folder / "final").rglob("fedprox/*/*/rounds.csv")
+    best = best_round(pd.read_csv(path), "val_accuracy")
+    assert row["accuracy"] == pytest.approx(best["accuracy"])
     assert row["rounds"] <= 9
 
-    with mock.patch.object(tuning, "draw_search"):
-        code, text = tuned(worlds, "wrong", "seeds=1", *words)
+    code, text = tuned(worlds, "wrong", *words)
     assert code == 0, text
     wrong = pd.read_csv(worlds / "wrong" / "tuned" / "tuned.csv").set_index("method").loc["fedprox"]
     chosen = ["chosen", "finished", "given up", "rounds", "validation"]
@@ -360,10 +361,7 @@ def test_what_diverges_at_once_is_a_trial_and_leaves_test_cells_empty(worlds):
         in text
     )
     bad = SearchResult(("local.lr=1e30",), 50.0, {"finished": 4, "given up": 0}, 12, mock.Mock())
-    with (
-        mock.patch.object(Search, "_find_best", return_value=bad),
-        mock.patch.object(tuning, "draw_search"),
-    ):
+    with mock.patch.object(Search, "_find_best", return_value=bad):
         code, text = tuned(worlds, "right", *words)
     assert code == 0, text
     (row,) = pd.read_csv(worlds / "right" / "tuned" / "tuned.csv").to_dict("records")
@@ -393,50 +391,21 @@ def test_an_experiments_sweeps_give_way_to_the_method_that_is_tuned(tmp_path):
         tuning._read_test_results(Path("final"), ["method=fedavg"], [4], CLASSIFICATION)
 
 
-@pytest.mark.full
-def test_beside_attackers_in_a_shifting_world_methods_are_tuned_too(tmp_path):
-    words = (*TINY_TASK, "dataset=digits", "model=mlp", "model.hidden=[8]", "validation=0.2")
-    drift = ("shift=rotation", "shift.at=[1]", "attack=backdoor", "attack.share=0.25")
-    code, text = run(tmp_path, "method=fedavg,ditto", "trials=2", "seeds=1", *words, *drift)
-    assert code == 0, text
-    table = pd.read_csv(tmp_path / "tuned.csv")
-    assert table["accuracy"].between(0, 100).all()
-    for path in (tmp_path / "final").rglob("rounds.csv"):
-        last = pd.read_csv(path).iloc[-1]
-        assert last["since_shift"] == 1
-        assert last[["before_shift", "asr"]].between(0, 100).all()
-
-
-def test_words_are_read_as_hydra_reads_them():
-    asked = tune.parse_request(
-        [
-            "method=halfway",
-            format_override("plugins", [ROOT / "docs/mine.py"]),
-            "hydra.sweep.dir='a b/${dataset.name}'",
-        ]
-    )
-    assert (asked.methods, asked.folder) == (["halfway"], Path("a b/digits"))
-    assert spaces.make_search_space("fedavg", ["local.lr=0.1"]) == ["local.lr=choice(0.1)"]
-    assert spaces.make_search_space("fedavg", ["local.lr=0.1,0.2"]) == []
-
-
 REFUSALS = """
 method=fedavg trials=0 | trials must be a whole number from 1 on, got '0'
-method=fedavg seeds=a | seeds must be a whole number
 trials=3 | name the methods to tune
 method=fedavg,fedobq | got 'fedobq'
 method=fedavg seed=1,2 | tune searches with one seed
 method=fedavg validation=0 | a search needs held-out samples
 method=fedavg local.lr=range(0,1,0.5) | ranges are of whole numbers
 method=fedobp,fedper quantile=tuned | quantile is for a hyperparameter that the method does not have
-method=fedobp,fedper quantile.q=0.9,0.99 | quantile.q is for a hyperparameter that the method does not
 method=fedavg dataset=digits,mnist | dataset is no hyperparameter
 method=fedavg,fedrep local.epochs=1 | method=fedrep is itself only with method.body_epochs above 0 and
 method=fedavg partition.alpha=choice(0.1,1) | partition.alpha is no hyperparameter
 """
 
 
-@pytest.mark.parametrize(("words", "message"), keep_quick(read_cases(REFUSALS, " | "), 4))
+@pytest.mark.parametrize(("words", "message"), keep_quick(read_cases(REFUSALS, " | "), 2))
 def test_bad_input_is_one_line(words, message, tmp_path):
     code, text = run(tmp_path / "tuned", *words.split())
     assert code == 2
@@ -447,7 +416,7 @@ def test_bad_input_is_one_line(words, message, tmp_path):
 SPACES = sorted(path.stem for path in spaces.SPACES_FOLDER.glob("*.yaml"))
 
 
-@pytest.mark.parametrize("name", keep_quick([name for name in SPACES if name != "all"], 2))
+@pytest.mark.parametrize("name", keep_quick([name for name in SPACES if name != "all"]))
 def test_every_space_is_of_its_method(name):
     assert name in METHODS
     space = distributions(*spaces.make_search_space(name, ()))
@@ -473,10 +442,7 @@ def test_every_space_is_of_its_method(name):
 
 LIMITED = """
 fedper | model=mlp method.layers=choice(0,1,2,3,4) | choice(1,2) | 0, 3, 4 | below 3
-fedper | model=cnn4 method.layers=choice(1,2,3) | choice(1,2,3)
 fedper | model=cnn4,mlp method.layers=range(1,4) | choice(1,2)
-fedper | model=mlp method.layers=3 | 3
-lg_fedavg | model=mlp method.layers=1,2,3 | choice(1,2)
 fedala | model=mlp method.layers=choice(0,1,2,3,4) | choice(1,2,3) | 0, 4 | at most 3
 fedrep | model=mlp local.epochs=4 method.body_epochs=choice(0,2,4) | choice(2)
 fedrep | local.epochs=3,9 method.body_epochs=choice(2,4) | choice(2)

@@ -65,8 +65,7 @@ def test_the_space_of_a_plugin_is_searched(tmp_path):
     assert not plugins.SPACES, "a later command may have another method of that name"
 
 
-OPTIONS = [("--config-dir", "{}"), ("--config-dir={}",), ("-cd", "{}")]
-OPTIONS.append(("hydra.searchpath=['file://{}']",))
+OPTIONS = [("--config-dir", "{}"), ("hydra.searchpath=['file://{}']",)]
 
 
 @pytest.mark.full
@@ -88,9 +87,7 @@ def test_a_folder_of_a_users_own_is_looked_in(option, folder, monkeypatch):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    "value", ["tag(log,interval(0.01,1))", "interval(0.1,1)", "choice(0.1,1)", "0.1,1", "0.5"]
-)
+@pytest.mark.parametrize("value", ["tag(log,interval(0.01,1))", "0.1,1"])
 def test_a_key_of_some_of_several_methods_is_for_those(value, capsys):
     found = searched("method=fedavg,fedprox,moon", f"method.mu={value}")
     told = [line for line in capsys.readouterr().err.splitlines() if "method.mu" in line]
@@ -107,7 +104,6 @@ def test_a_key_of_some_of_several_methods_is_for_those(value, capsys):
 
 IMPOSSIBLE = f"""
 method=fedavg,fedprox method.mx=choice(1,2) => method.mx {NO_KEY}
-method=fedavg method.mu=choice(1,2) => method.mu {NO_KEY}
 method=fedavg,fedrep local.epochs=1 => and below local.epochs=1; give it other values
 method=fedavg --config-dir nowhere => --config-dir nowhere is no folder; give the one
 """
@@ -123,12 +119,9 @@ def test_what_no_method_can_do_is_one_line(tmp_path):
 
 WRONG = read_cases("""
 method.share: choise(0.1, 0.2) => 'choise(0.1, 0.2)' is no choice(...), range(...) or interval(...)
-method.share: choice(0.1 => 'choice(0.1' is no choice
 method.share: [0.1, 0.2] => must be a text such as 'choice(0.1, 1)', got [0.1, 0.2]
-method.share: => must be a text such as
 - method.share => a search space must be of keys and values
 method.share: [ => while parsing
-limits: 3 => limits: must be of keys and limits
 limits: {method.share: over 3} => limits: must be such as 'above 0, below layers', got 'over 3'
 """)
 
@@ -146,7 +139,6 @@ def test_a_file_that_is_no_space_is_one_line_with_its_name(folder):
 UNCHECKED = """
 [3] => SPACES must be a dictionary
 {'fedprox': {'method.mu': '1, 2'}} => SPACES: 'fedprox' is no method of this file's
-{'own': {'method.share': [1, 2]}} => SPACES: own: method.share: must be a text
 """
 
 
