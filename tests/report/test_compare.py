@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import math
-import statistics
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fedpfl.report.__main__ import main
-from fedpfl.report.compare import PairedMetric, compare_groups, find_sides, paired_test
+from fedpfl.report.compare import compare_groups, find_sides, paired_test
 from fedpfl.report.render import render
 from fedpfl.report.table import Table
-from tests.conftest import keep_quick, read_cases
-from tests.report.test_report import PNG, amend, write_run
+from tests.conftest import read_cases
+from tests.report.test_report import amend, write_run
 
 OBP = {"name": "fedobp", "q": 0.9}
 
@@ -144,18 +141,13 @@ def test_wilcoxon() -> None:
     assert paired_test([0.1, -0.2, *rest], "wilcoxon") == pytest.approx(6 / 64)
     for few in ([0.1, *rest], [0.1, 0.0, *rest], [0.0] * 8):
         assert math.isnan(paired_test(few, "wilcoxon"))
-
-
-def test_t_needs_three_pairs_and_a_spread() -> None:
-    for pairs in ([1.0], [1.0, 2.0], [0.3, 0.3, 0.3], [0.0, 0.0, 0.0]):
-        assert math.isnan(paired_test([0.1 + one - 0.1 for one in pairs], "t"))
+    for few in ([1.0, 2.0], [0.3, 0.3, 0.3]):  # the t-test needs three pairs and a spread
+        assert math.isnan(paired_test(few, "t"))
 
 
 TESTED = """
-1 t => One seed is in both: one pair has no standard error
 3 t => p: the paired t-test, which takes the differences as normal, of the 3 pairs of s
 5 wilcoxon => 5 pairs of seeds are too few for Wilcoxon's signed-rank test: with 5 its p
-6 wilcoxon => p: Wilcoxon's signed-rank test of the 6 pairs of seeds, two-sided, not cor
 """
 
 
@@ -179,22 +171,6 @@ def test_no_common_seed(tmp_path: Path) -> None:
     assert clients_of(compared) == []
 
 
-some = st.lists(st.tuples(st.floats(0, 100), st.floats(0, 100)), min_size=2, max_size=9)
-
-
-@given(some)
-def test_b_beside_a_is_a_beside_b_mirrored(pairs: list[tuple[float, float]]) -> None:
-    a, b = dict(enumerate(one for one, _ in pairs)), dict(enumerate(other for _, other in pairs))
-    there, back = (PairedMetric("accuracy", "", *two).record() for two in ((a, b), (b, a)))
-    assert there["difference"] == -back["difference"]
-    assert there["paired"] == pytest.approx(there["difference"], abs=1e-9)  # all seeds are in both
-    assert there["paired"] == -back["paired"]
-    assert there["paired_error"] == back["paired_error"]
-    assert there["a_seed_std"] == pytest.approx(statistics.stdev(a.values()), abs=1e-9)
-    error = statistics.stdev(b[seed] - a[seed] for seed in a) / len(pairs) ** 0.5
-    assert there["paired_error"] == pytest.approx(error, abs=1e-9)
-
-
 def test_what_differs_in_the_configuration(tmp_path: Path) -> None:
     a = seeds(tmp_path / "a", {0: 70.0, 1: 70.0}, local={"lr": 0.01, "momentum": 0}, validation=0.0)
     changes = {"local": {"lr": 0.05, "momentum": 0.0}, "device": "cuda", "logger": "wandb"}
@@ -211,22 +187,6 @@ def test_what_differs_in_the_configuration(tmp_path: Path) -> None:
         ("logger.name", "none", "wandb", False),
         ("validation", "0.0", "(not set)", False),  # came later; all runs before had this value
     ]
-
-
-def test_seeds_that_ran_elsewhere_are_all_told(tmp_path: Path) -> None:
-    a = seeds(tmp_path / "a", {0: 70.0})
-    write_run(tmp_path / "a" / "seed1", seed=1, device="cuda")
-    b = seeds(tmp_path / "b", {0: 70.0}, method=OBP)
-    amend(a / "seed0", environment={"torch": "2.11", "gpu": None, "cores": 2})
-    amend(a / "seed1", environment={"torch": "2.11", "gpu": "H200", "cores": 2})
-    amend(b / "seed0", environment={"torch": "2.12", "gpu": None, "cores": 2})
-    compared = between(a, b)
-    assert [(row["what"], row["a"], row["b"]) for row in rows(compared, "environment")] == [
-        ("torch", "2.11", "2.12"),
-        ("gpu", "None / H200", "None"),
-    ]
-    found = [(row["what"], row["a"], row["b"]) for row in rows(compared, "setting")]
-    assert ("device", "cpu / cuda", "cpu") in found
 
 
 def test_curves_at_common_evaluations(tmp_path: Path) -> None:
@@ -274,16 +234,6 @@ def test_clients_that_are_better(ab: tuple[Path, Path]) -> None:
     assert harmed[2] == pytest.approx([100 / 3, 3.3, -3.3])
 
 
-def test_clients_that_never_take_part_do_not_count(ab: tuple[Path, Path]) -> None:
-    for folder in ab:
-        clients(folder / "seed0", "0,3,3,6,0,50,60", "1,3,3,0,6,70,80")
-    path = ab[1] / "seed0" / "clients.csv"
-    ends = zip(path.read_text().split(), ("unseen", 0, 1), strict=True)
-    path.write_text("".join(f"{line},{last}\n" for line, last in ends))
-    found = [row[2:] for row in clients_of(between(*ab)) if row[0] == "0"]
-    assert found == [(0, 1, 0), (0, 1, 0), (1, 0, 0)]
-
-
 def test_other_clients_are_not_compared(ab: tuple[Path, Path]) -> None:
     clients(ab[0] / "seed0", "0,3,3,6,0,50,60")
     for other in ("0,3,3,5,1,75,40", "0,4,2,6,0,75,40"):
@@ -310,24 +260,10 @@ def test_unfinished_runs_are_named(tmp_path: Path) -> None:
     assert [row["at"] for row in rows(compared, "curve")] == [2]
 
 
-def test_finished_seeds_speak_for_the_others(tmp_path: Path) -> None:
-    a = seeds(tmp_path / "a", {0: 70.0})
-    write_run(tmp_path / "a" / "seed1", {2: 1.0}, status="failed", reached=2, seed=1)
-    compared = between(a, seeds(tmp_path / "b", {0: 71.0, 1: 72.0}, method=OBP))
-    assert (final(compared, "accuracy")["a"], final(compared, "accuracy")["a_seeds"]) == (70.0, "0")
-    assert "A is not simply finished: 1 finished, 1 failed left out." in notes(compared)
-
-
 def test_other_tasks_are_named(tmp_path: Path) -> None:
     a, b = seeds(tmp_path / "a", {0: 70.0}), seeds(tmp_path / "b", {0: 70.0}, dataset="mnist")
     other = "A and B are different tasks (data, partition, attack, defence or shift): their differ"
     assert any(note.startswith(other) for note in notes(between(a, b)))
-
-
-def test_a_side_is_a_run_or_the_folder_of_its_seeds(ab: tuple[Path, Path]) -> None:
-    for side, seeds_there in ((ab[0], [0, 1, 2]), (ab[0] / "seed0", [0])):
-        group, _ = find_sides([side, ab[1]])
-        assert [run.seed for run in group.runs] == seeds_there
 
 
 def test_more_than_one_configuration_is_one_clear_line(ab, capsys):
@@ -370,10 +306,8 @@ def test_terminal(ab: tuple[Path, Path], capsys: pytest.CaptureFixture) -> None:
     assert ["2", "FedAvg", "alone", "fine-tuned", "1", "0", "0", "100.00", "2.00", "-2.00"] in lines
 
 
-@pytest.mark.parametrize("suffix", keep_quick([".png", ".pdf"]))
-def test_the_figure(ab, tmp_path, suffix, capsys):
-    target = tmp_path / "figures" / f"curve{suffix}"
+def test_the_figure(ab, tmp_path, capsys):
+    target = tmp_path / "figures" / "curve.png"
     assert main(["compare", *map(str, ab), "--out", str(target), "--metric", "loss"]) == 0
     assert f"wrote {target}" in capsys.readouterr().err
-    assert target.read_bytes().startswith(PNG if suffix == ".png" else b"%PDF")
     assert [path.name for path in target.parent.iterdir()] == [target.name]

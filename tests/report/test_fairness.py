@@ -10,12 +10,10 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fedpfl.ground.errors import FedpflError
 from fedpfl.report.__main__ import main
-from fedpfl.report.fairness import fairness_table, measure_harm
+from fedpfl.report.fairness import fairness_table
 from fedpfl.report.html import write_pages
 from fedpfl.report.load import runs
 from fedpfl.report.table import Table
@@ -124,14 +122,6 @@ def test_clients_that_never_take_part_or_have_no_test_samples_do_not_count(tmp_p
     assert (row["accuracy"], row["harmed_fedavg"], row["change_fedavg"]) == (50, 50, -10)
 
 
-def test_a_client_without_an_accuracy_leaves_its_run_out(root: Path) -> None:
-    run(root / "fedavg/seed1", [0.0], [50.0], seed=1)
-    bad = run(root / "fedper/seed1", [math.nan], method=FEDPER, seed=1)
-    table = table_of(root)
-    assert row_of(table, "FedPer")["seed_list"] == "0"
-    assert f"Not compared: {bad}: clients.csv has no accuracy of 1 clients." in table.notes
-
-
 def test_the_nearest_baseline_is_taken_and_what_differs_told(root: Path) -> None:
     run(root / "far/seed0", [0.0] * 10, [100.0] * 10, local={"lr": 0.5, "epochs": 1})
     assert row_of(table_of(root), "FedPer")["harmed_fedavg"] == 30
@@ -144,16 +134,6 @@ def test_the_nearest_baseline_is_taken_and_what_differs_told(root: Path) -> None
     assert row_of(told, "FedPer (epochs=5, lr=0.01)")["harmed_fedavg"] == 100
     words = "FedAvg+FT was run with another local.epochs, local.lr than FedPer (epochs=5, lr=0.01) on FMNIST, Dir(0.1)."
     assert words in told.notes
-
-
-@given(st.lists(st.integers(-100, 100), min_size=1, max_size=40))
-def test_harm_agrees_with_a_loop(changes: list[int]) -> None:
-    lost = [-change for change in changes if change < 0]
-    found = measure_harm(pd.Series(changes, dtype=float))
-    assert found.harmed == pytest.approx(100 * len(lost) / len(changes))
-    assert found.loss == pytest.approx(sum(lost) / len(lost)) if lost else math.isnan(found.loss)
-    least = sorted(changes)[: max(1, len(changes) // 10)]
-    assert found.change == pytest.approx(sum(least) / len(least))
 
 
 def test_the_command(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,15 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fedpfl.ground import lock
 from fedpfl.report import listing, load
 from fedpfl.report.__main__ import main
 from fedpfl.report.listing import Entry
-from fedpfl.report.load import Directory
-from fedpfl.report.run import STATUSES
 from tests.conftest import read_cases
 from tests.report.test_report import BROKEN, amend, write_run
 
@@ -61,17 +57,13 @@ def look(*roots: Path) -> list[Entry]:
 
 VERDICTS = """
 finished True False => finished
-finished False True => finished
 running True True => running
 running False False => interrupted
 running None False => running
 running None True => interrupted
 None True False => running
-None False False => interrupted
 failed False True => failed
-failed None False => failed
 failed True False => running
-diverged False True => diverged
 """
 """What a summary tells, whether the lock is held, whether it is quiet => the status.
 
@@ -128,15 +120,6 @@ def test_looking_leaves_this_processs_own_lock_alone(tmp_path: Path) -> None:
     finally:
         lock.release_lock(held, run.resolve())
     assert load.inspect_directory(run).status == "interrupted"
-
-
-def test_a_directory_that_is_just_begun_is_running(tmp_path: Path) -> None:
-    holder = hold(tmp_path)
-    assert load.inspect_directory(tmp_path).status == "running"
-    holder.communicate("")
-    found = load.inspect_directory(tmp_path)
-    reason = "no summary.json; the run never started or is half written"
-    assert (found.status, found.reason) == ("broken", reason)
 
 
 def test_the_reason_is_told_and_a_run_without_rounds_is_not_broken(tmp_path: Path) -> None:
@@ -214,14 +197,6 @@ def several(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_order_is_that_of_tables(several: Path) -> None:
-    found = listing.sort_entries(look(several))
-    assert names(found) == ["avg0", "avg1", "obp", "layer", "mnist", "broken"]
-    assert [entry.record["label"] or "" for entry in found] == [
-        *("FedAvg", "FedAvg", "FedOBP (norm=global)", "FedOBP (norm=layer)", "FedAvg", "")
-    ]
-
-
 ORDERS = """
 accuracy => mnist layer obp avg1 avg0 broken
 age => obp layer avg1 avg0 mnist broken
@@ -233,33 +208,6 @@ seed => avg0 obp layer mnist avg1 broken
 def test_sorted(several: Path) -> None:
     for key, order in read_cases(ORDERS):
         assert names(listing.sort_entries(look(several), key)) == order.split(), key
-
-
-KEYS = ("accuracy", "ft_accuracy", "hours", "bits", "seed")
-
-
-@given(
-    st.lists(
-        st.tuples(st.sampled_from(STATUSES), st.none() | st.floats(0, 100), st.floats(0, 1e9)),
-        max_size=20,
-    ),
-    st.sampled_from(sorted(listing.SORTS)),
-    st.booleans(),
-    st.randoms(use_true_random=False),
-)
-def test_sorting_loses_nothing_and_puts_the_unknown_last(rows, key, reverse, chance):
-    every = []
-    for at, (status, value, changed) in enumerate(rows):
-        record = dict.fromkeys(KEYS, value) | {"path": str(at)}
-        every.append(Entry(Directory(Path(str(at)), status, changed), record, at))
-    mixed = every[:]
-    chance.shuffle(mixed)
-    found = listing.sort_entries(mixed, key, reverse)
-    assert sorted(entry.order for entry in found) == list(range(len(every)))
-    values = [entry.value(key) for entry in found]
-    known = [one for one in values if one is not None]
-    assert values[: len(known)] == known
-    assert known == sorted(known, reverse=(key in listing._LARGEST_FIRST) != reverse)
 
 
 CHOICES = """

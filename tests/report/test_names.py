@@ -19,11 +19,6 @@ def test_every_method_and_data_set_has_a_title():
     )
 
 
-def test_methods_stand_in_the_order_of_the_tables():
-    assert list(names.METHOD_TITLES)[:3] == ["local_only", "fedavg", "fedavgm"]
-    assert list(names.METHOD_TITLES)[-1] == "fedobp"
-
-
 def test_a_method_without_a_place_stands_before_the_last_one(tmp_path, monkeypatch):
     for name in ("late", "zoo", "ant", "untitled"):
         text = f"name: {name}\n" + (f"title: {name.capitalize()}\n" if name != "untitled" else "")

@@ -131,13 +131,6 @@ def test_runs_are_read(root: Path) -> None:
     assert run.clients["train"].tolist() == [30]
 
 
-def test_overlapping_roots_count_once_and_other_folders_are_no_runs(root: Path) -> None:
-    for folder in (".hydra", "wandb/run-1/files"):
-        (root / "a" / folder).mkdir(parents=True)
-        (root / "a" / folder / "config.yaml").write_text("nothing: here")
-    assert len(runs(root, root / "a", warn=silent)) == 3
-
-
 def test_labels_of_partitions_methods_and_data_sets(tmp_path: Path) -> None:
     obp = {"name": "fedobp", "q": 0.9}
     published = {"score": "obp_as_published", "ema": 0.3}
@@ -234,16 +227,6 @@ def test_unfinished_runs_are_never_averaged_with_finished_ones(tmp_path: Path) -
     assert row["status"] == "1 finished, 1 running, 1 diverged left out"
     row = row_of(accuracy_table(runs(tmp_path / "1")), "FedAvg")
     assert (row["status"], row["round"], row["accuracy"]) == ("running 3/4", "2", 10.0)
-
-
-def test_a_run_without_evaluation_leaves_empty_cells(tmp_path: Path) -> None:
-    write_run(tmp_path / "0", {}, status="running", reached=1)
-    table = accuracy_table(runs(tmp_path))
-    assert table.notes == ("No evaluation to judge yet: FedAvg on FMNIST, Dir(0.1).",)
-    for form in ("terminal", "markdown", "csv", "latex"):
-        text = render(table, form)
-        assert "FedAvg" in text
-        assert "| nan" not in text
 
 
 def test_a_cell_is_empty_where_a_seed_lacks_the_value(tmp_path: Path) -> None:
@@ -387,7 +370,7 @@ def test_curves_of_any_metric_over_what_was_spent(root, monkeypatch):
     assert thin[0].get_xdata() == pytest.approx([0.00004, 0.000064, 0.000088, 0.000112])
 
 
-def test_figures_are_written(root: Path, tmp_path: Path) -> None:
+def test_figures_are_written(root: Path, tmp_path: Path, real_figures: None) -> None:
     write_run(root / "b", dataset="digits")
     found = runs(root)
     written = figures.accuracy_figure(found, tmp_path / "out" / "accuracy_0.1")
@@ -405,7 +388,7 @@ def test_command_prints_the_table_and_writes_the_figure(root, capsys):
     shown = capsys.readouterr()
     assert "FedOBP" in shown.out
     for suffix in ("png", "pdf"):
-        assert (root / "figures" / f"accuracy_fmnist_dir_0.1.{suffix}").stat().st_size > 5000
+        assert (root / "figures" / f"accuracy_fmnist_dir_0.1.{suffix}").is_file()
     assert main(["tables", str(root), "--format", "csv"]) == 0
     assert capsys.readouterr().out.startswith("dataset,partition,method,accuracy,")
 
@@ -455,7 +438,9 @@ def test_what_cannot_be_printed_is_one_line(root: Path, unbuffered: str) -> None
 
 
 @pytest.mark.parametrize("command", keep_quick(["tables", "figures", "html", "ranks"], 2))
-def test_what_cannot_be_written_is_one_line_and_nothing_is_half_written(tmp_path, command, capsys):
+def test_what_cannot_be_written_is_one_line_and_nothing_is_half_written(
+    tmp_path, command, capsys, real_figures
+):
     for method, dataset in itertools.product(("fedavg", "fedper", "fedrep"), ("fmnist", "digits")):
         write_run(tmp_path / "runs" / method / dataset, method=method, dataset=dataset)
     (tmp_path / "file").touch()
@@ -471,11 +456,3 @@ def test_what_cannot_be_written_is_one_line_and_nothing_is_half_written(tmp_path
         assert line.startswith(f"fedpfl: cannot write {tmp_path / out}/")
         assert line.endswith("or choose another with --out")
     assert not [*(tmp_path / "out").iterdir()]
-
-
-def test_wrong_options_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (["--format", "word"], ["--select", "max"], ["--every", "0"]):
-        with pytest.raises(SystemExit) as refused:
-            main(["tables", *words])
-        assert refused.value.code == 2
-    assert "choose from" in capsys.readouterr().err

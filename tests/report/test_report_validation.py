@@ -82,13 +82,6 @@ def test_runs_are_judged_at_their_best_validation_round(root: Path) -> None:
     assert [note for note in table.notes if title in note] == [f"{why}: {title}."]
 
 
-def test_unfinished_runs_are_chosen_as_far_as_all_came(tmp_path: Path) -> None:
-    rising = {1: 1.0, 2: 2.0, 3: 3.0}
-    hold_out(write_run(tmp_path / "0", TEST, "running", 3), rising)
-    hold_out(write_run(tmp_path / "1", TEST, "running", 2, seed=1), rising)
-    assert row_of(accuracy_table(runs(tmp_path), "validation"), "FedAvg")["round"] == "2"
-
-
 def test_newcomers_and_the_participation_gap(root: Path) -> None:
     table = accuracy_table(runs(root))
     row = row_of(table, "FedAvg")
@@ -103,17 +96,6 @@ def test_newcomers_and_the_participation_gap(root: Path) -> None:
     assert "the participation gap, mean before minus unseen mean, in points" in text
     names = list(table.frame)
     assert names.index("val_accuracy") == names.index("ft_accuracy_pooled_seed_std") + 1
-
-
-def test_without_such_columns_tables_are_as_they_were(root: Path) -> None:
-    table = accuracy_table(runs(root, where=["method=fedper"]))
-    assert not NEW & {*table.frame}
-    heads = {word for column in table.columns for word in (column.heading, column.group)}
-    assert not {"validation", "unseen"} & heads
-    assert "alidation" not in " ".join(table.prose("markdown"))
-    assert "nseen" not in " ".join(table.prose("markdown"))
-    hold_out(root / "fedper", validation=TEST)
-    assert {*accuracy_table(runs(root, where=["method=fedper"])).frame} & NEW == {"val_accuracy"}
 
 
 def test_newcomers_of_local_only_have_no_model_before_fine_tuning(root: Path) -> None:
@@ -214,17 +196,6 @@ def test_the_page_shows_newcomers_apart(root: Path) -> None:
         assert METRICS[name].label in shown
         assert not page.traces("curves", "FedPer", METRICS[name].label)
     assert "+15.50" in page.row("accuracy", "FedAvg")  # 75 - 52 and 60 - 52 are 23 and 8
-
-
-def test_accuracy_stands_against_an_attacks_success_in_the_same_rounds(root: Path) -> None:
-    """They are 3 and 1, not the last."""
-    for seed in (0, 1):
-        file = root / f"fedavg{seed}" / "rounds.csv"
-        frame = pd.read_csv(file)
-        frame.assign(asr=10 * frame["round"]).to_csv(file, index=False)
-    (path,) = write_pages([root], root / "report", "validation", warn=lambda _: None)
-    (point,) = Page(path).traces("cost", "FedAvg", METRICS["asr"].label)
-    assert (point["x"], point["y"]) == ([20], [67.5])
 
 
 def test_configurations_are_compared_at_their_best_validation_round(root, tmp_path):

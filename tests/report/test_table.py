@@ -7,17 +7,17 @@ import io
 import math
 import re
 from dataclasses import replace
-from html.parser import HTMLParser
+from pathlib import Path
 
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedpfl.ground.errors import FedpflError
 from fedpfl.report.render import FORMATS, render, render_html
 from fedpfl.report.table import Cell, Column, Table, format_number, mark_best, mean_and_std
 from fedpfl.report.text import clip_text, csv_cell, one_line
+from tests.report.test_html import Page
 
 EVIL = "a|b_c*d<i>&$x%\\{\x1b[31m\n`=1"
 
@@ -127,18 +127,6 @@ def test_deviations_behind_plus_minus() -> None:
     assert render(table, "csv") == render(made(), "csv")
 
 
-def test_headings_are_explained_once_and_prose_is_wrapped() -> None:
-    meanings = {"a": "A: first; both: x", "b": "both: x", "c": "c: nothing stands in it"}
-    columns = {name: Column(name, "whole", meaning=text) for name, text in meanings.items()}
-    columns["d"] = Column("d", "whole", spare=1, meaning="d: y")
-    values = {"a": 1, "b": 2, "c": None, "d": 3}
-    table = Table.of([values], columns, caption=("Words. " * 40).strip())
-    lines = render(table).splitlines()
-    assert max(map(len, lines)) <= 120
-    assert " ".join(lines).endswith("Words. A: first; both: x; d: y.")
-    assert "d: y" not in render(table, width=6), "what is left out is not explained"
-
-
 def test_a_narrow_terminal_leaves_out_what_matters_least_first() -> None:
     spare = {"method": 0, "mean": 0, "pooled": 2, "down": 3, "up": 3, "round": 1}
     kinds = {name: "whole" if name != "method" else "text" for name in spare}
@@ -164,6 +152,7 @@ texts = st.text("ab cd-e", max_size=30)
 short_words = st.lists(st.text("abcd-e", max_size=8), max_size=4).map(" ".join)
 
 
+@settings(max_examples=25)
 @given(
     st.lists(st.tuples(texts, short_words, st.integers(0, 10**6)), min_size=1, max_size=8),
     st.integers(36, 90),
@@ -241,41 +230,17 @@ def test_latex() -> None:
     assert plain.count("{") == plain.count("}")
 
 
-class Cells(HTMLParser):
-    """Rows of cells as a browser reads them."""
-
-    def __init__(self, text: str):
-        super().__init__()
-        self.rows: list[list[str]] = []
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.inside = False
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag == "tr":
-            self.rows.append([])
-        if tag in ("td", "th"):
-            self.rows[-1].append("")
-            self.inside = True
-
-    def handle_endtag(self, tag: str) -> None:
-        self.inside &= tag not in ("td", "th")
-
-    def handle_data(self, data: str) -> None:
-        if self.inside:
-            self.rows[-1][-1] += data
-
-
-def test_html() -> None:
+def test_html(tmp_path: Path) -> None:
     text = render_html(made(EVIL))
-    page = Cells(text)
+    (tmp_path / "table.html").write_text(text)
+    page = Page(tmp_path / "table.html")
+    rows = page.cells[""]
     shown = EVIL.replace("\x1b", r"\x1b").replace("\n", " ")
-    assert page.rows[1] == ["method", "mean", "Δ", "down", "place"]
-    assert page.rows[2] == [shown, "87.00", "+0.00", "22.4k(1.3k)", "out/a"]
-    assert page.rows[6] == ["Ditto", "9.50°† 96.89 -0.56", "", "", ""]
+    assert rows[1] == ["method", "mean", "Δ", "down", "place"]
+    assert rows[2] == [shown, "87.00", "+0.00", "22.4k(1.3k)", "out/a"]
+    assert rows[6] == ["Ditto", "9.50°† 96.89 -0.56", "", "", ""]
     tags = "div table caption thead tbody tr th td button b u small"
-    assert {tag for tag, _ in page.tags} <= {*tags.split()}
+    assert {tag for tag, _ in page.elements} <= {*tags.split()}
     assert '<td data-value="95.0" class="number"><b>95.00(1.41)</b></td>' in text
     columns = (Column("name"), Column("rounds", "whole"))
     row = [Cell("x", link='a"b', state="failed"), Cell("3/4", order=3)]
@@ -297,15 +262,6 @@ def test_csv() -> None:
 def test_no_form_passes_on_what_a_terminal_obeys(form: str) -> None:
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", render(made(EVIL), form))
     assert r"\x1b" in render(made(EVIL), form) or form == "latex"
-
-
-def test_several_tables_have_titles() -> None:
-    two = [Table(name, (Column("x"),), [[Cell("y")]], pd.DataFrame()) for name in ("One", "Two_")]
-    assert render(two) == "One\nx\n─\ny\n\nTwo_\nx\n─\ny\n"
-    assert render(two, "markdown").startswith("### One\n\n| x |\n|---|\n| y |\n\n### Two\\_\n")
-    message = "unknown format 'html'; choose one of: terminal, markdown"
-    with pytest.raises(FedpflError, match=message):
-        render(two, "html")
 
 
 def test_formulas_are_quoted_and_numbers_stay() -> None:

@@ -51,12 +51,6 @@ def test_a_trial_is_no_seed_of_a_group_wherever_it_lies(outputs, tmp_path):
     assert seeds(runs(tmp_path)) == {(43, 44)}
 
 
-def test_a_trial_that_is_named_itself_is_read(outputs):
-    place = outputs / "trials" / "search-5ea2c4" / "a0.1" / "fedavg" / "k" / "seed42"
-    assert [run.path for run in runs(place)] == [place]
-    assert len(runs(place, outputs / "final")) == 13
-
-
 WITHOUT_TRIALS = {
     "": (),
     "tables": ("--format", "csv"),
@@ -110,16 +104,6 @@ def _timeless(text: str) -> str:
     return json.dumps(
         [{key: own for key, own in one.items() if key != "changed"} for one in json.loads(text)]
     )
-
-
-def test_the_list_says_of_which_search_a_trial_is(outputs, capsys):
-    assert main(["ls", "--trials", "--format", "json", str(outputs)]) == 0
-    listed = json.loads(capsys.readouterr().out)
-    assert sorted(one.get("search", "") for one in listed) == [""] * 12 + ["5ea2c4"] * 6
-    assert main(["ls", "--trials", "--format", "markdown", str(outputs)]) == 0
-    text = capsys.readouterr().out
-    assert "trial of" in text
-    assert text.count("5ea2c4 |") == 6
 
 
 def test_a_folder_of_trials_alone_is_one_line(outputs, capsys):
