@@ -15,11 +15,9 @@ from fedpfl.record.columns import (
     METRICS,
     SPLITS,
     STATISTICS,
-    column_name,
     column_names,
     round_columns,
     task_of_columns,
-    validation_column,
 )
 from fedpfl.report.table import format_number
 
@@ -68,16 +66,6 @@ def test_columns_that_are_asked_for_stand_behind_those_of_their_split():
         == (*round_columns(), *column_names("system"))
         == (*round_columns(), "sim_seconds", "dropped", "late")
     )
-
-
-def test_names_choose_by_split_and_by_fine_tuning():
-    tuned = column_name("accuracy", "unseen", fine_tuned=True)
-    assert column_names("unseen", fine_tuned=True)[0] == tuned == "unseen_ft_accuracy"
-    assert column_names("validation", fine_tuned=False)[0] == "val_accuracy"
-    assert column_name("accuracy", "validation") == validation_column() == "val_accuracy"
-    assert column_names("traffic") == ("values_down", "values_up", "bits_down", "bits_up")
-    of_tests = len(column_names("test", fine_tuned=True))
-    assert (len(column_names("test")), of_tests) == (2 * of_tests, 5 + 4 + 2 + 6 + 3)
 
 
 def test_every_label_is_one_metrics_and_says_what_it_is_about():

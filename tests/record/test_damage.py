@@ -19,18 +19,15 @@ import torch
 
 import fedpfl
 from fedpfl import data, export
-from fedpfl.config.plan import check_config
-from fedpfl.config.run import build_run
 from fedpfl.ground import files, lock
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS
-from fedpfl.record import checkpoint, environment, run_files, rundir
+from fedpfl.record import checkpoint, environment, rundir
 from fedpfl.report import load
 from fedpfl.report.__main__ import main as report
 from tests.command import (
     CLOCKED,
     TINY,
-    compose_once,
     format_override,
     play_run,
     read_checkpoint,
@@ -150,8 +147,7 @@ def test_a_bit_that_flips_changes_nothing_or_is_told(name, status, flips, runs, 
     assert (refused == 0) if name not in ("state.pt", "summary.json") else (refused >= flips // 2)
 
 
-@pytest.mark.parametrize("bits", keep_quick([[2, 5], [0, 1, 3, 4, 6, 7]]))
-def test_every_bit_of_an_archives_directory(bits: list[int], tmp_path: Path) -> None:
+def test_bits_of_an_archives_directory(tmp_path: Path) -> None:
     """An entry that turns into a folder is read as nothing, and has no checksum."""
     payload = {"round": 3, "w": torch.arange(6.0)}
     path = tmp_path / "state.pt"
@@ -161,7 +157,7 @@ def test_every_bit_of_an_archives_directory(bits: list[int], tmp_path: Path) -> 
     begin = bytes_.rindex(b"PK\x01\x02", 0, bytes_.rindex(b"/data/0"))  # the entry of the tensor
     end = bytes_.index(b"PK\x01\x02", begin + 1)
     for place in (*range(begin, end), *range(bytes_.rindex(b"PK\x01\x02") + 46, len(bytes_))):
-        for bit in bits:
+        for bit in (2, 4):
             flipped = bytearray(bytes_)
             flipped[place] ^= 1 << bit
             path.write_bytes(flipped)
@@ -174,23 +170,6 @@ def test_every_bit_of_an_archives_directory(bits: list[int], tmp_path: Path) -> 
             assert found["round"] == 3
             assert torch.equal(found["w"], payload["w"])
     assert refused > tried / 4
-
-
-def test_bits_all_over_a_summary(whole: Path, tmp_path: Path) -> None:
-    bytes_, told = (whole / "summary.json").read_bytes(), read_summary(whole)
-    del told["digest"]
-    other_run = 0
-    for place in range(0, 8 * len(bytes_), 29):
-        flipped = bytearray(bytes_)
-        flipped[place // 8] ^= 1 << place % 8
-        (tmp_path / "summary.json").write_bytes(flipped)
-        try:
-            found, is_whole = run_files.read_summary_file(tmp_path)
-        except FedpflError:
-            continue
-        other_run += found["identity"] != told["identity"]
-        assert not is_whole or found == told
-    assert other_run
 
 
 # Files
@@ -265,14 +244,6 @@ def test_a_file_lost_while_the_run_goes_on_is_told_before_it_finishes(
     assert_ends_as(run, whole)
 
 
-def test_a_finished_run_may_do_without_its_checkpoint(whole: Path, tmp_path: Path) -> None:
-    run = copied(whole, tmp_path)
-    (run / "state.pt").unlink()
-    before = snapshot(run)
-    assert "already finished" in play_run(run, *RUN)
-    assert snapshot(run) == before
-
-
 def test_a_run_of_an_earlier_release_is_refused_by_all_readers(whole: Path, tmp_path: Path) -> None:
     """Its identity is another one, and its files may be."""
     run, earlier = copied(whole, tmp_path), {"fedpfl": "0.1.0"}
@@ -303,11 +274,7 @@ IRREGULAR: dict[str, Callable[[Path, Path], Any]] = {
 
 
 @pytest.mark.parametrize(
-    ("status", "kind"),
-    keep_one_of_each(
-        itertools.product(("new", "finished", "interrupted"), IRREGULAR),
-        kind_of=lambda case: case[0],
-    ),
+    ("status", "kind"), keep_quick(itertools.product(("interrupted", "new", "finished"), IRREGULAR))
 )
 def test_what_is_no_regular_file_is_refused(kind, status, runs, tmp_path):
     victim = tmp_path / "victim"
@@ -337,7 +304,6 @@ def test_what_is_no_regular_file_is_refused(kind, status, runs, tmp_path):
             ("torch.load", RuntimeError("[failed]\nDefaultCPUAllocator: can't allocate memory")),
             ("zipfile.ZipFile", OSError(24, "Too many open files")),
             ("torch.load", MemoryError()),
-            ("torch.load", RuntimeError("unable to mmap 351 bytes: Cannot allocate memory (12)")),
         ]
     ),
 )
@@ -447,14 +413,12 @@ def overwritten(path: Path) -> dict[str, Callable[[], Any]]:
     return {
         "a pixel": lambda: np.savez(path, x=other, y=y, groups=groups),
         "two labels": lambda: np.savez(path, x=x, y=y[[1, 0, *range(2, len(y))]], groups=groups),
-        "another order": lambda: np.savez(path, x=x[::-1], y=y[::-1], groups=groups[::-1]),
         "fewer samples": lambda: np.savez(path, x=x[:-4], y=y[:-4], groups=groups[:-4]),
-        "groups": lambda: np.savez(path, x=x, y=y, groups=groups[::-1]),
         "a test part": lambda: np.savez(path, x=x, y=y, groups=groups, test_from=300),
     }
 
 
-OTHER = ("a pixel", "two labels", "another order", "fewer samples", "groups", "a test part")
+OTHER = ("a pixel", "two labels", "fewer samples", "a test part")
 
 
 @pytest.mark.parametrize("what", keep_quick(OTHER))
@@ -474,7 +438,7 @@ def test_an_interrupted_run_of_other_data_is_refused(what: str, own, tmp_path: P
     assert_ends_as(run, tmp_path / "fresh")
 
 
-@pytest.mark.parametrize("what", keep_quick(OTHER[:4]))
+@pytest.mark.parametrize("what", keep_quick(OTHER[:2]))
 def test_a_finished_run_of_other_data_runs_anew_and_says_so(what: str, own, tmp_path: Path) -> None:
     run, path = tmp_path / "run", tmp_path / "own.npz"
     play_run(run, *own)
@@ -501,13 +465,6 @@ def test_a_state_of_other_data_is_refused(own, tmp_path: Path) -> None:
         fedpfl.load(tmp_path / "run").predict(0, np.zeros((1, 1, 8, 8), np.uint8))
 
 
-def test_a_state_by_other_code_is_refused(runs: dict[str, Path], tmp_path: Path) -> None:
-    run = copied(runs["interrupted"], tmp_path)
-    payload = torch.load(run / "state.pt", weights_only=True)
-    torch.save({**payload, "codes": [{"fedpfl": "0", "method": "0"}]}, run / "state.pt")
-    assert f"{run}/state.pt belongs to a run by other code; restart=true" in refusal(run, *RUN)
-
-
 def test_a_finished_run_has_no_older_state(runs, whole, tmp_path):
     """Its own, of round 2: models of that round are not those of the table."""
     run = copied(whole, tmp_path)
@@ -519,16 +476,6 @@ def test_a_finished_run_has_no_older_state(runs, whole, tmp_path):
     assert line in refusal(tmp_path / "longer", *RUN, "rounds=4", format_override("extend", run))
     assert line in refusal(tmp_path / "from", *RUN, format_override("model.weights", run))
     assert export.main([str(run), str(tmp_path / "models")]) == 2
-
-
-def test_other_initial_weights_are_other_data(tmp_path: Path) -> None:
-    own = (*RUN, "model.weights=first.pt", format_override("data_dir", tmp_path))
-    net = build_run(check_config(compose_once(*RUN))).net
-    torch.save(net.params, tmp_path / "first.pt")
-    play_run(tmp_path / "run", *own)
-    assert "already finished" in play_run(tmp_path / "run", *own)
-    torch.save({name: value + 1e-3 for name, value in net.params.items()}, tmp_path / "first.pt")
-    assert "data        changed" in play_run(tmp_path / "run", *own)
 
 
 def test_fingerprints_tell_values_shapes_and_kinds_apart() -> None:
@@ -551,6 +498,7 @@ def test_fingerprints_are_the_same_wherever_the_samples_are() -> None:
     assert data.fingerprint(x.cuda()) == data.fingerprint(x)
 
 
+@pytest.mark.full
 def test_a_sweep_in_lockstep_looks_at_its_samples_once(tmp_path, monkeypatch):
     real, seen = data.fingerprint, []
 
@@ -715,18 +663,3 @@ def test_a_restart_that_was_killed_is_told_and_gone_on_with(whole, tmp_path, mon
     assert_ends_as(run, whole)
     assert "cleared" not in read_summary(run)
     assert "already finished" in play_run(run, *RUN)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("launcher", keep_quick(["lockstep", "basic"]))
-def test_restart_in_a_sweep(launcher: str, tmp_path: Path) -> None:
-    sweep = ("-m", f"hydra/launcher={launcher}", *RUN, "seed=1,2")
-    assert run_command(*sweep, cwd=tmp_path).code == 0
-    first = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("state.pt")}
-    assert len(first) == 2
-    result = run_command(*sweep, "restart=true", cwd=tmp_path)
-    assert (result.code, result.err.count("already finished")) == (0, 0)
-    assert {*tmp_path.rglob("state.pt")} == first.keys()
-    assert all(path.stat().st_mtime_ns > then for path, then in first.items())
-    again = run_command(*sweep, cwd=tmp_path)
-    assert (again.code, again.err.count("already finished")) == (0, 2)
