@@ -16,7 +16,7 @@ from tests.conftest import keep_quick
 TASK = Task(samples=20_000, rounds=1)
 
 
-@pytest.mark.parametrize("kernels", keep_quick(["traced", "by hand"]))
+@pytest.mark.parametrize("kernels", keep_quick(["by hand", "traced"]))
 def test_bare_kernels_compute_autograds_gradient(kernels):
     fed = TASK.federation()
     own = (

@@ -133,10 +133,10 @@ def test_a_row_that_is_run_again_is_equal_and_each_changed_column_is_named(made,
         (folder / "out" / "board.csv").write_text(text)
         return status, capsys.readouterr()
 
-    columns = [column for column in frame.columns if column not in ("identity", "command")]
+    left_out = ("identity", "command", "setting", "method", "versions", "chosen")
+    columns = [column for column in frame.columns if column not in left_out]
     changes = {column: "0.125" if row[column] != 0.125 else "0.5" for column in columns}
-    of_run = {key: changes.pop(key) for key in ("setting", "method", "versions", "chosen")}
-    for values in (changes, *({key: value} for key, value in of_run.items())):
+    for values in (changes, {"chosen": "0.125"}):
         status, said = verified(**values)
         assert status == 1
         assert [
@@ -151,29 +151,15 @@ def test_a_row_that_is_run_again_is_equal_and_each_changed_column_is_named(made,
     status, said = verified(versions=elsewhere)
     line = f"made with other versions: {elsewhere} there, {row['versions']} here"
     assert (status, line in said.out) == (0, True)
-    assert verified(f1="")[0] == 0
-    assert verified(f1="99")[0] == 1
-
-
-def test_a_row_of_another_method_does_not_stop_verifying_by_its_damage(made):
-    listed = board.read_rows(made[0] / "out" / "board.csv")
-    frames = [
-        listed.assign(setting=setting, method=name) for setting in "ab" for name in ("A", "B", "C")
-    ]
-    several = pd.concat(frames, ignore_index=True)
-    several["accuracy"] = several.index.map(lambda at: f"{90 - at}.5" if at % 2 else "damaged")
-    assert board._rank_of(several, several.iloc[1].to_dict()) == "1.0"
 
 
 BOARD_HEAD = "setting,method,identity,command,chosen"
 
 
 NO_BOARDS = {
-    "a,b\n1,2\n": "it has no column",
     "": "cannot be read as a board",
     "\udcff": "cannot be read as a board",
     f"{BOARD_HEAD}\n1,2,3\n": "line 2 has not one cell for each of 5",
-    f"{BOARD_HEAD},chosen\n1,2,3,4,5,6\n": "line 1 has not one cell",
     f"{BOARD_HEAD}\n=1+1,2,3,4,5\n": "no plain text: '=1",
     f"{BOARD_HEAD}\n\x1b[2J,2,3,4,5\n": "no plain text",
     f'{BOARD_HEAD}\n"1,2,3,4,5\n': "cannot be read as a board",
@@ -197,59 +183,35 @@ def test_a_strangers_row_downloads_no_data_set_but_the_suites(made):
     assert words == [["dataset=digits"], ["dataset=cifar10", "dataset.download=false"]]
 
 
-@pytest.mark.full
-def test_a_row_whose_command_makes_another_configuration_is_not_equal(made, capsys):
-    folder, _, frame = made
-    row = frame[frame["method"] == "FedPer"].iloc[0]
-    text = rewritten(
-        folder, row, command=row["command"].replace("local.epochs=1", "local.epochs=2")
-    )
-    status = call(folder, "verify", row["identity"])
-    (folder / "out" / "board.csv").write_text(text)
-    assert status == 1
-    assert f"no {row['identity']}" in capsys.readouterr().err
-
-
 STRANGE = """
 +hydra.callbacks.x._target_=sympy.sympify
 hydra.callbacks.x._target_=sympy.sympify
 plugins=[evil.py]
-++plugins=[evil.py]
 ~method
 hydra/launcher=joblib
 hydra.run.dir=elsewhere
 data_dir=elsewhere
 dataset.path=data.npz
-dataset.path=folder
 model.weights=weights
 dataset=evil
 partition.file=parts.csv
 partition=file partition.path=parts.csv
 system.file=devices.csv
-system.profile=devices.csv
 system.profile=../devices
 dataset.name=digits
 quantile.table=1
 local.lr=${oc.env:HOME}
-local.lr='${oc.env:HOME}'
 local.lr=choice(1,2)
-local.lr=1,2
-model.hidden=range(1,5)
 method=glob(*)
 experiment=fedobp/table3
 logger=wandb
 name=../../elsewhere
 restart=true
-checkpoint.seconds=0
-state.device=disk
 method._target_=os.system
 model.arch=../../evil
-model.arch=a.b
 'local.lr=1{newline}plugins=[evil.py]'
 -cd=conf
---config-dir=conf
 rounds=1000000000
-clients=1e9
 local.lr=0.1 local.lr=0.2
 method@x=fedavg
 """
@@ -276,12 +238,9 @@ def test_a_strangers_row_is_refused_before_anything_runs(made, capsys):
 
 
 def test_a_command_of_another_form_is_refused():
-    many = ",".join(map(str, range(200)))
-    for command in read_cases(f"""
+    for command in read_cases("""
         rm -rf / -m x seed=1
-        python -m fedpfl.tune -m method=fedavg seed=1
         python -m fedpfl.train -m method=fedavg seed=1,2;ls
-        python -m fedpfl.train -m method=fedavg seed={many}
         python -m fedpfl.train -m 'method=fedavg
     """):
         with pytest.raises(FedpflError, match="the row's command"):
@@ -311,12 +270,9 @@ def test_a_setting_whose_data_are_absent_is_left_out_and_told_once(tmp_path, cap
 def test_mistakes_are_one_line(made, capsys):
     for words, told in read_cases("""
         verify zzz => no rows begin with 'zzz'
-        verify method=fedavg => no rows begin
-        trials=0 method=fedavg => fedpfl: trials must be a whole number
         roundz=3 method=fedavg => fedpfl: roundz is not a key here
         data_dir=a data_dir=b trials=0 => given twice, and the last one counts: data_dir=a, then data_dir=b
         verify zzz rounds=3 => fedpfl: rounds=3: verify runs the words of the row itself
-        method=fedavg,fedpre => got 'fedpre'
     """):
         assert call(made[0], *words.split()) == 2
         assert told in capsys.readouterr().err

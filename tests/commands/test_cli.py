@@ -17,7 +17,6 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from omegaconf import OmegaConf
 
 from fedpfl.config import overrides
 from fedpfl.config.choices import GROUPS
@@ -30,8 +29,6 @@ from fedpfl.models import Parts
 from fedpfl.record import console, rundir
 from fedpfl.record.columns import round_columns
 from fedpfl.report import __main__ as report
-from fedpfl.runner import loop
-from fedpfl.runner.faults import user_errors
 from tests.command import (
     FILES,
     TINY,
@@ -54,64 +51,42 @@ from tests.runner.test_resume import start_child, wait_for_child
 BAD = r"""
 # unknown keys
 foo=1 => foo is not a key
-+foo=1 => foo is not a key
 local.foo=1 => local.foo is not a key here; known keys: epochs, steps, batch_size, optimizer, lr, decay,
 lamda=1 method=ditto => lamda is not a key here; did you mean method.lam?
 # unknown choices
 method=xyz => method must be one of apfl, apple, cfl, ditto,
-experiment=foo => experiment must be one of adapters/cifar100, demo, fedobp/all_methods, fedobp/alpha_sweep,
-engine.precision=fp8 => engine.precision must be one of fp32, tf32, bf16, got 'fp8'
 hydra/launcher=foo => hydra/launcher must be one of basic, joblib, lockstep, got 'foo'
 # what was probably meant
 method=fedobpp => names, got 'fedobpp'; did you mean fedobp?
-lr=0.1 => lr is not a key here; did you mean local.lr?
 hydra.run.dri=x => hydra.run.dri is not a key here; did you mean hydra.run.dir?
-launcher=lockstep => launcher is not a key here; did you mean hydra/launcher?
-hydra.launcher.n_jobs=2 => hydra.launcher.n_jobs is not a key here; `python -m fedpfl.train --cfg hydra` tells
 hydra.launcher=lockstep -m => hydra.launcher and hydra.sweeper are groups of keys; choose by hydra/launcher=...
 +experiment=demo => experiment has a value, which experiment=... replaces; leave out the +
 seed=1,2 => seed=1,2 is a sweep, which needs -m; if it is one value, write a list as seed=[1,2], a text as
 # wrong types
 rounds=abc => rounds must be a whole number, got 'abc'
-dataset.name=../../x => dataset.name must be one of
 # numbers that tensors cannot hold
 local.lr=1e300 => local.lr must be within 1.2e-38 and 3.4e+38 in size, as float32 is, got 1e+300
 # for a hyperparameter that is not there
 method=seqfededt +score=fisher => score is for a hyperparameter that method=seqfededt does not have
--m method=fedobp,ditto quantile.q=0.3 => quantile.q is for a hyperparameter that the method does not have
-experiment=fedobp/table5 partition=dirichlet method=ditto => quantile is for a hyperparameter that the method does not have
 # keys taken away
 ~rounds => rounds has no value
-~local => local
 method=null => method
 # out of range
 rounds=0 => rounds must be 1 or more, got 0
 participation=1.5 => participation must be above 0 and at most 1, got 1.5
-seed=4294967296 => seed must be between 0 and 4294967295, got 4294967296
-local.epochs=0 => local.epochs must be 1 or more, or null, got 0
 local.batch_size=1 => local.batch_size must be 2 or more
-local.lr=0 => local.lr must be a positive number, got 0
-local.momentum=1 => local.momentum must be at least 0 and below 1, got 1
-local.weight_decay=-1 => local.weight_decay must be 0 or more, got -1
 eval.every=5 eval.finetune_epochs=1 eval.finetune_every=7 => eval.finetune_every must be a positive multiple of eval.every (5), got 7
-checkpoint.seconds=-1 => checkpoint.seconds must be 0 or more, got -1
-quantile.q=1.1 => quantile.q must be between 0 and 1, got 1.1
-method=ditto method.personal_epochs=-1 => method.personal_epochs must be 0 or more, or null, got -1
-engine.workers=-1 => engine.workers must be 0 or more, got -1
 # what the network does not have
 method=fedper method.layers=5 => method.layers must be at most 4, the network's layers, got 5
-method=fedselect method.personalise=99 => method.personalise: the network has layers 0 to 3, got 99
 method=flexfl method.apoz=[0.1] => method.apoz has 1 numbers for 3 groups of neurons
 model=mlp model.hidden=[100000000000] => model=mlp: its parameters, held twice, would take
 # impossible together
 quantile=paper => quantile=paper: Table II has no q for dataset digits with alpha 0.1; it has cifar10 (0.1, 0.5)
-device=tpu => device must be auto, cpu, cuda or cuda:N, got 'tpu'
 device=cpu engine.precision=tf32 => engine.precision=tf32 needs a CUDA device; use fp32 or bf16
 # files
 dataset=npz => dataset.path has no value; set it with dataset.path=
 dataset=cifar10 dataset.download=false data_dir=here => data set cifar10 is not in data_dir=here
 # folders
-hydra.run.dir=file => file
 hydra.run.dir=file/run => file/run
 hydra.run.dir=a/b/{300 x} => File name too long
 # what a terminal would obey
@@ -122,7 +97,6 @@ data_dir="{surrogate}" => data_dir must be a text without control characters, go
 # options
 --foo => --foo is no option; `python -m fedpfl.train --hydra-help` lists options
 --cfg foo => invalid choice: 'foo' (choose from 'job', 'hydra', 'all')
---config-name=foo => Cannot find primary config 'foo'
 # syntax
 rounds=(1 => rounds=(1
 a=b=c => 'a=b=c' cannot be read as key=value; a text is quoted: "a='b=c'"
@@ -130,8 +104,6 @@ hydra.mode=foo => hydra.mode=foo; Invalid value 'foo', expected one of [RUN, MUL
 # interpolations
 seed=${nope} => seed: Interpolation key 'nope' not found
 hydra.run.dir=${nope} => hydra.run.dir: Interpolation key 'nope' not found
-seed=${rounds} rounds=${seed} => Recursive interpolation
-data_dir=${oc.env:NOPE} => Environment variable 'NOPE' not found
 """
 MARKED = {"{escape}": "\x1b", "{surrogate}": "\udcff", "{300 x}": 300 * "x"}
 
@@ -164,16 +136,10 @@ def test_bad_input_is_one_line_and_leaves_nothing(
 SWEPT = r"""
 seed=interval(1,3) => interval is no sweep over values; name them, as in seed=1,2,3 or seed=range(1,4)
 experiment=demo,smoke rounds=0 => fedpfl: experiment=demo rounds=0: an experiment with a sweep of its own; run
-seed=1,2 hydra.sweep.dir=some/where/else rounds=0 => rounds must be 1 or more, got 0
-seed=1,2 foo=3 => foo is not a key here
 seed=1,2 method=fedselect method.personalise=99 => method.personalise: the network has layers 0 to 3, got 99
-method=fedavg,fedobpp => names, got 'fedobpp'; did you mean fedobp?
-local.lr=1e300,inf => local.lr must be a finite number, got inf
 seed=1,2 data_dir="{escape}[31m" => data_dir must be a text without control characters, got '\x1b[31m'
 seed=1,2 hydra.sweep.subdir=${nope} => hydra.sweep.subdir: Interpolation key 'nope' not found
-seed=range(1,x) => 'seed=range(1,x)' cannot be read as key=value
 seed=1,2 hydra.sweeper.max_batch_size=0 => hydra.sweeper.max_batch_size must be 1 or more, or null, got 0
-seed=1,2 hydra/launcher=lockstep hydra.launcher.jobs=0 => hydra.launcher.jobs must be 1 or more, got 0
 seed=1,2 hydra/launcher=lockstep rounds=0 => rounds must be 1 or more, got 0
 """
 
@@ -223,20 +189,6 @@ def test_an_error_is_one_line_that_a_terminal_shows_as_it_is() -> None:
     assert str(FedpflError(shown)) == shown  # as one that comes from another process
 
 
-def test_long_values_are_cut_and_sentences_are_not() -> None:
-    """Texts, lists and names; not what stands between two apostrophes, nor a long path."""
-    long = (repr("b " * 500), str([7] * 300), str({"a": [7] * 300}), "9" * 500, f"'{'x' * 500}'")
-    for value in long:
-        told = str(FedpflError(f"local.lr must be a number, got {value} by --help"))
-        assert told.startswith(f"local.lr must be a number, got {value[:60]} ... ")
-        assert told.endswith(f"{value[-20:]} by --help")
-    fine = (
-        f"the server's {'long ' * 50} state is the client's, in {'/folder' * 50}, [1, 2] 'a'"
-        f" {{'b'}} {'c' * 100}"
-    )
-    assert str(FedpflError(fine)) == fine
-
-
 class Greedy(FedAvg):
     def start(self, received: Tree, client: dict[str, Tree]) -> Tree:
         raise MemoryError
@@ -256,30 +208,6 @@ def test_what_the_machine_lacks_is_one_line(tmp_path: Path) -> None:
             result = run_command("method=fedavg", *TINY, cwd=tmp_path)
         assert (result.code, len(result.complaints)) == (2, 1)
         assert result.complaints[0].startswith(f"fedpfl: {says}")
-
-
-TOO_LARGE = """
-data/datasets/digits.py => the data set (MemoryError); take a smaller one
-models/net.py => the network (MemoryError); make the model smaller
-engine/store.py => the clients' states (MemoryError); set state.device=disk
-engine/backends/loop.py => a cohort in training (MemoryError); make the model, its cohort or
-elsewhere.py => a cohort in training (MemoryError); make the model, its cohort or
-"""
-
-
-def test_what_was_too_large_is_told(tmp_path: Path) -> None:
-    cfg = OmegaConf.create({"method": {"name": "fedavg"}})
-    for file, says in read_cases(TOO_LARGE):
-        line = re.escape(f"not enough memory for {says}")
-        with pytest.raises(FedpflError, match=line), user_errors(cfg, tmp_path):
-            exec(compile("raise MemoryError", f"/a/fedpfl/{file}", "exec"))
-
-
-def test_bad_input_leaves_the_users_empty_directories(tmp_path: Path) -> None:
-    (tmp_path / "work" / "run").mkdir(parents=True)
-    run_command("rounds=0", "hydra.run.dir=run", cwd=tmp_path / "work")
-    run_command("rounds=0", cwd=tmp_path / "work" / "run")
-    assert set(snapshot(tmp_path)) == {"work", "work/run"}
 
 
 # Good input
@@ -403,7 +331,6 @@ def test_a_run_is_over_when_every_client_has_stopped(tmp_path: Path) -> None:
     assert (device["width"], device["entries"]) == (1.0, told["parameters"])
     assert rows[-1]["accuracy"]
     assert read_checkpoint(tmp_path / "run")["stopping"]["stopped"].all()
-    assert "already finished" in run_command(*overrides, cwd=tmp_path).out
 
 
 def test_a_run_without_test_samples_has_empty_cells_and_is_recognised(tmp_path: Path) -> None:
@@ -521,12 +448,6 @@ def test_a_fault_before_the_first_round_leaves_nothing(hook, faulty, tmp_path):
     assert result.err.endswith("; HYDRA_FULL_ERROR=1 shows its traceback\n")
 
 
-def test_a_fault_of_the_program_keeps_its_traceback(tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "_measure_training", lambda *args: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        run_command(*TINY, cwd=tmp_path)
-
-
 # Sweeps
 
 
@@ -541,7 +462,8 @@ def seeds(folder: Path) -> dict[str, list[str]]:
 
 
 def test_a_sweep_over_methods_and_seeds_makes_a_directory_for_each(tmp_path: Path) -> None:
-    result = run_command(*("--multirun", *TINY, "method=fedavg,fedper", "seed=1,2"), cwd=tmp_path)
+    words = ("--multirun", *TINY[1:], "rounds=1")
+    result = run_command(*words, "method=fedavg,fedper", "seed=1,2", cwd=tmp_path)
     assert result.code == 0, result
     assert seeds(tmp_path) == {"fedavg": ["seed1", "seed2"], "fedper": ["seed1", "seed2"]}
     # The seeds of one configuration lie together
@@ -562,7 +484,7 @@ def test_a_sweep_over_methods_and_seeds_makes_a_directory_for_each(tmp_path: Pat
     )
     assert result.out.startswith("Digits, Dir(0.1)\n")
     assert result.out.endswith(reported(tmp_path, "outputs"))
-    again = run_command(*("--multirun", *TINY, "method=fedper", "seed=1,2"), cwd=tmp_path)
+    again = run_command(*words, "method=fedper", "seed=1,2", cwd=tmp_path)
     rate = read_summary(next(tmp_path.glob("outputs/digits/fedper/*/seed1")))["last"]["accuracy"]
     done = f"sweep: 1/2 done  seed=1: all clients {rate:.2f} %, already finished\n"
     assert done in again.err  # nothing tells how long a job takes
@@ -584,13 +506,10 @@ def reported(folder: Path, root: str) -> str:
     [
         ("0 0 60", 60, "1/4 done, ETA 0:03:00"),  # one after another
         ("0 0 60\n1 60 0", 60, "2/4 done, ETA 0:02:00"),  # one that was finished already
-        ("0 0 0\n1 0 0", 0, "2/4 done"),
         ("0 0\n1 0\n0 0 60", 60, "1/4 done, ETA 0:01:00"),  # two at once, and two left
         # The others take longer, nobody knows how long
         ("0 0\n1 0\n2 0\n3 0\n0 0 60", 60, "1/4 done"),
         ("0 0\n1 0\n1 0 60\n2 60\n0 0 120\n3 120\n2 60 90", 150, "3/4 done, ETA 0:01:00"),
-        ("0 0\n1 0\n2 60\n3 60\n0 0 60\n1 0 60", 75, "2/4 done, ETA 0:00:45"),
-        ("0 5 60\n1 65 60\n2 125 60\n3 185 60", 245, "4/4 done in 0:04:00"),
     ],
 )
 def test_how_far_a_sweep_is(events: str, now: float, told: str) -> None:
@@ -619,12 +538,10 @@ def test_an_experiment_with_its_own_sweep_needs_no_option(tmp_path: Path) -> Non
     read_cases(
         """
     method=fedprox,fedavg method.mu=0.1 rounds=2 => method=fedprox,fedavg ++method.mu=0.1 rounds=2
-    -m method=fedprox method.mu=0.1 dataset=mnist,fmnist => the same
     -m method=fedprox,fedavg method.mu=0.1,0.2 => the same
     -m method=fedprox,fedavg +method.mu=0.1 ~seed hydra.job.num=3 local.lr=0.1 => the same
     -m method=fedprox,fedavg 'method.widths=[1.0,0.5]' => -m method=fedprox,fedavg ++method.widths=[1.0,0.5]
     experiment=subflot/cifar10 method.otp=false => experiment=subflot/cifar10 ++method.otp=false
-    experiment=subflot/cifar10 method=subflot method.otp=false => the same
     experiment=fedselect/ablation method.personalise=most => experiment=fedselect/ablation method.personalise=choice(most)
     experiment=smokes method.otp=false =x method=[1, --cfg job => the same
     """
@@ -651,19 +568,6 @@ def test_a_failing_job_does_not_stop_the_others(tmp_path: Path) -> None:
     assert told[0] == f"fedpfl: 3 of 4 jobs failed; {again}"
     assert "clients=5000" in told[2]
     assert told[2].endswith("got 5000 (nothing was written)")
-
-
-@pytest.mark.full
-def test_a_diverging_job_does_not_stop_the_others(tmp_path: Path) -> None:
-    result = run_command("--multirun", *TINY, "method=fedavg", "local.lr=1e30,0.01", cwd=tmp_path)
-    assert result.code == 3, result
-    paths = tmp_path.glob("outputs/*/*/*/*/summary.json")
-    statuses = {read_summary(path.parent)["status"]: path for path in paths}
-    assert sorted(statuses) == ["diverged", "finished"]
-    log = statuses["diverged"].with_name("run.log").relative_to(tmp_path)
-    assert result.err.splitlines()[-1].endswith(f"lower local.lr ({log})")
-    assert "fedpfl: job " not in result.err  # the sweeper has told it
-    assert "diverged: training diverged" in (tmp_path / log).read_text()
 
 
 @pytest.mark.slow

@@ -132,12 +132,6 @@ def test_the_specification_holds_every_section(capsys, by, group):
 
 
 @needs_package
-def test_a_missing_login_is_one_line(capsys):
-    assert dashboard.main([]) == 2
-    assert capsys.readouterr().err.startswith("fedpfl: not logged in to W&B; run `wandb login`")
-
-
-@needs_package
 def test_a_view_is_saved_or_its_failure_is_one_line(monkeypatch, capsys):
     def save(view):
         if view.project == "gone":
