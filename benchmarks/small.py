@@ -1,9 +1,9 @@
 """Small networks: a round beside a plain loop on one thread, and beside the bare kernels.
 
-    python -m benchmarks small [--models mlp lenet5 cnn4] [--rounds N]
+    python -m benchmarks small [--models mlp lenet5 cnn4] [--methods fedavg ...] [--rounds N]
 
-Digits, 20 clients of 67 samples, all in each round, FedAvg. A plain loop is what anyone would
-write: a module, `backward()`, torch.optim.SGD. Ways take turns; a ratio is the median over rounds
+Digits, 20 clients of 67 samples, all in each round. A plain loop is what anyone would write for
+FedAvg: a module, `backward()`, torch.optim.SGD. Ways take turns; a ratio is the median over rounds
 of the plain loop's seconds over a way's in the same turn, of the clock and of the CPU. Beside load
 the clock's ratios say little, and the CPU's what a way would gain on one core.
 """
@@ -22,9 +22,10 @@ from benchmarks import harness
 from benchmarks.harness import LOCAL, SEED
 from benchmarks.variants.bare import TracedKernels, train_client
 from fedpfl import engine
+from fedpfl.config.plan import check_config
 from fedpfl.config.run import Run
 from fedpfl.data import Federation
-from fedpfl.methods.fedavg import FedAvg
+from fedpfl.methods import Method
 from fedpfl.models import Net
 
 CPU = torch.device("cpu")
@@ -53,6 +54,7 @@ def main(arguments: Sequence[str]) -> None:
     """Measure and print."""
     parser = harness.make_parser("small", __doc__)
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument("--methods", nargs="+", default=["fedavg"])
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args(arguments)
     load = harness.machine_load()
@@ -61,21 +63,23 @@ def main(arguments: Sequence[str]) -> None:
     for model in options.models:
         overrides = ["dataset=digits", "partition=iid", "clients=20", *MODELS[model]]
         run = harness.build_run(overrides)
-        turns = take_turns(list_ways(run), options.rounds)
+        turns = take_turns(list_ways(run, options.methods), options.rounds)
         rows += [format_row(model, way, turns[way], turns["plain"]) for way in turns]
     print(harness.format_table(TITLES, rows))
     print(f"\nload before: {load:.2f}, after: {harness.machine_load():.2f}; {harness.CORES} cores")
 
 
-def list_ways(run: Run) -> dict[str, Callable[[], object]]:
+def list_ways(run: Run, method_names: Sequence[str]) -> dict[str, Callable[[], object]]:
     """Return what plays a round in each way."""
     federation, net = run.federation, run.net
     ways: dict[str, Callable[[], object]] = {
         "plain": lambda: play_plainly(net, federation),
         "bare": make_bare_round(net, federation),
     }
-    for name, settings in ENGINES.items():
-        ways[name] = make_round(settings, net, federation)
+    for method_name in method_names:
+        method = check_config(harness.compose_config([f"method={method_name}"])).method
+        for name, settings in ENGINES.items():
+            ways[f"{method_name}, {name}"] = make_round(method, settings, net, federation)
     return ways
 
 
@@ -109,12 +113,14 @@ def format_row(model: str, way: str, turns: Turns, plain: Turns) -> list[str]:
     ]
 
 
-def make_round(settings: engine.Engine, net: Net, federation: Federation) -> Callable[[], None]:
+def make_round(
+    method: Method, settings: engine.Engine, net: Net, federation: Federation
+) -> Callable[[], None]:
     """Return a function that plays the next round of a run each time."""
     backend = engine.make_backend(settings, net, CPU)
-    setup = engine.RoundSetup(backend, FedAvg(), federation, LOCAL, SEED)
+    setup = engine.RoundSetup(backend, method, federation, LOCAL, SEED)
     cohort = list(range(federation.clients))
-    states = [engine.make_initial_state(FedAvg(), net, federation.clients, CPU)]
+    states = [engine.make_initial_state(method, net, federation.clients, CPU)]
 
     def play() -> None:
         states[0], _ = engine.play_round(setup, states[0], cohort)

@@ -70,7 +70,7 @@ def test_the_table_and_its_json(tmp_path, capfd):
 def test_small_networks_stand_beside_a_plain_loop(capfd):
     assert run_benchmark("small", "--models", "mlp", "--rounds", "1") == 0
     ways = [line.split(" | ")[1] for line in capfd.readouterr().out.splitlines()[2:7]]
-    assert ways == ["plain", "bare", *small.ENGINES]
+    assert ways == ["plain", "bare", *[f"fedavg, {engine}" for engine in small.ENGINES]]
 
 
 @pytest.mark.parametrize("name", keep_quick(["overhead", "speed"]))
