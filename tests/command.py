@@ -132,10 +132,7 @@ def play_run(folder: Path, *overrides: str) -> str:
     Returns what it says on the terminal; raises what it raises. folder: the run directory.
     """
     told = io.StringIO()
-    with (
-        contextlib.redirect_stdout(told),
-        contextlib.redirect_stderr(told),
-    ):
+    with contextlib.redirect_stdout(told), contextlib.redirect_stderr(told):
         for _ in session.play_session(compose_once(*overrides), folder):
             pass
     return told.getvalue()

@@ -176,7 +176,7 @@ def test_commands_run(command: str, seeds: str, checkout):
     assert {read_summary(path.parent)["status"] for path in made} == {"finished"}
 
 
-@pytest.mark.parametrize("every", keep_quick([30, 1]))
+@pytest.mark.parametrize("every", keep_quick([60, 1]))
 def test_the_table_of_methods_is_up_to_date(every: int):
     """Of some of the methods, and of all; that it has a row for each is quickly seen."""
     text = (ROOT / "docs" / "methods.md").read_text()
