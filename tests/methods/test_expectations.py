@@ -43,11 +43,6 @@ def build_method(name: str, **values: Any) -> Method:
     return METHODS[name](**{**SETTINGS.get(name, [{}])[0], **values})
 
 
-@cache
-def trial_of(name: str) -> MethodTrial:
-    return MethodTrial(build_method(name))
-
-
 def case_id(name: str, values: Any) -> str:
     return "-".join([name, *(f"{key}={value}" for key, value in values.items())])
 
@@ -125,16 +120,17 @@ def test_statistics_stay_at_the_server_or_with_the_client(name):
     """At a client they are those of its own training alone; at the server they move with every
     round.
     """
-    expected, roles = EXPECTED[name].statistics, trial_of(name).method.buffers()
-    place_of = dict.fromkeys(roles, expected) if isinstance(expected, str) else expected
-    states = trial_of(name).play_cohorts("loop", norm=True)[0]
+    method, expected = build_method(name), EXPECTED[name].statistics
+    place_of = dict.fromkeys(method.buffers(), expected) if isinstance(expected, str) else expected
+    net = MethodTrial(method).net(norm=True)
+    states = record_rounds(method, net, tiny_federation(), [[0, 2], [0]])[0]
     assert set(states[1].server_buffers) == {
         role for role, place in place_of.items() if place == "server"
     }
     assert set(states[1].client_buffers) == {
         role for role, place in place_of.items() if place == "client"
     }
-    initial = trial_of(name).net(norm=True).buffers
+    initial = net.buffers
     for statistics in states[1].server_buffers.values():
         assert differing(statistics, initial)
     for role in states[1].client_buffers:
@@ -164,7 +160,7 @@ def test_who_never_trained_is_evaluated_by(name, source, values):
     """By the global model as it is now, the initial one, or the global body under the initial head."""
     method = build_method(name, **values)
     net = MethodTrial(method).net()
-    state = record_rounds(method, net, tiny_federation(), COHORTS[:1])[0][-1]
+    state = record_rounds(method, net, tiny_federation(), [[0, 2]])[0][-1]
     at_server = [(name_in(net, path), leaf) for path, leaf in tree.items(state.server)]
     for path, leaf in tree.items(
         find_eval_job(method, net, tiny_federation(), state, NEVER_TRAINED).params
