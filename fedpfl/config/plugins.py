@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import inspect
+import os
 import re
 import sys
 import traceback
@@ -75,6 +76,15 @@ _loaded_files: dict[Path, LoadedPlugin] = {}
 _added_choices: list[tuple[Kind, str]] = []
 
 
+def resolve_files(files: Iterable[str | os.PathLike[str]]) -> list[str]:
+    """Return absolute paths. Raises FedpflError for a single text, which is no list of files."""
+    if isinstance(files, str):
+        raise FedpflError(
+            f"plugins must be a list of texts, got {files!r}; did you mean [{files}]?"
+        )
+    return [str(Path(file).expanduser().absolute()) for file in files]
+
+
 def load_plugins(files: Iterable[str]) -> list[str]:
     """Import files, make their choices those of this process, and return their absolute paths.
 
@@ -85,7 +95,7 @@ def load_plugins(files: Iterable[str]) -> list[str]:
     Raises:
         FedpflError: for a file that is absent, fails, or adds nothing or what there is already.
     """
-    paths = [Path(file).expanduser().absolute() for file in files]
+    paths = [*map(Path, resolve_files(files))]
     # Before any import: a change in a shared module concerns all files, and half of them anew would
     # hold two versions of its classes.
     _forget_changed_files(paths)

@@ -23,6 +23,7 @@ from fedpfl.config import overrides, plugins, tidy
 from fedpfl.config.choices import GROUPS
 from fedpfl.config.messages import format_error
 from fedpfl.config.plan import check_config
+from fedpfl.config.plugins import resolve_files
 from fedpfl.config.resolution import escape_interpolations, resolve_config
 from fedpfl.config.resolvers import DEFAULT_TEST_FRACTION
 from fedpfl.config.run import Run, build_run
@@ -287,9 +288,8 @@ def _play(request: RunRequest, is_quiet: bool, callbacks: Sequence[Callback]) ->
 
 def _load_result(request: RunRequest) -> Trained:
     """Load what was just trained, with the plugins that its user named."""
-    files = request.cfg.get("plugins") or ()
-    plugin_files = [Path(file).expanduser().absolute() for file in files]
-    return load(request.path, plugins=plugin_files, data=request.held_data)
+    plugin_files = request.cfg.get("plugins") or ()
+    return load(request.path, plugins=list(plugin_files), data=request.held_data)
 
 
 def load(
@@ -345,7 +345,7 @@ class Trained(Models):
         self._tables = read_started_run(path)
         self._device = device
         self._data_dir = data_dir
-        self._plugins = [os.fspath(file) for file in plugins]
+        self._plugins = resolve_files(plugins)
 
     def __repr__(self) -> str:
         tables = self._tables

@@ -12,6 +12,7 @@ from typing import Any
 
 from fedpfl import models
 from fedpfl.config import overrides, plugins
+from fedpfl.config.plugins import resolve_files
 from fedpfl.ground.checks import build_dataclass
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS, Method
@@ -109,7 +110,7 @@ class PromiseSubject:
     ):
         self._kind = kind
         self._value = value
-        self._plugin_files = [str(Path(file).expanduser().absolute()) for file in plugin_files]
+        self._plugin_files = resolve_files(plugin_files)
         self._options = dict(options)
 
     def try_promise(self, promise: Promise) -> Verdict:

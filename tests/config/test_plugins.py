@@ -76,6 +76,8 @@ def test_a_strangers_plugin_is_not_run_unless_it_is_named(folder, capsys):
     assert export.main([str(folder / "run"), str(folder / "out")]) == 2
     (advice,) = shlex.split(re.search(line, capsys.readouterr().err)[1])
     assert overrides.read_list_value([advice], "plugins") == [str(folder / "mine.py")]
+    with pytest.raises(FedpflError, match=r"plugins must be a list .* mean \[mine.py\]"):
+        fedpfl.load(folder / "run", plugins="mine.py")
     (folder / "here").mkdir()
     (folder / "here/mine.py").write_text(MINE)
     assert fedpfl.load(folder / "run", plugins=[folder / "here/mine.py"]).personal(0)
