@@ -265,7 +265,8 @@ def draw_panels(
         has_marks = False
         for ax, (title, members) in zip(axes, members_by_title.items(), strict=False):
             draw(ax, members)
-            has_marks |= ax.has_data()
+            # A line without values is data to matplotlib, but widens no limits.
+            has_marks |= math.isfinite(ax.dataLim.height)
             ax.set_title("\n".join(map(legible_text, title.split("\n"))))
         if not has_marks:
             raise FedpflError(f"nothing to draw in {path.name}: no line has two points with values")

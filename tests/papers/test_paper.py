@@ -606,6 +606,18 @@ def test_fedselects_figures_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert lines == {"FedAvg": [136, 131], **tuned, "FedPer": [61, 62, 63, 64]}
 
 
+def test_a_figure_without_marks_is_not_written(tmp_path: Path) -> None:
+    """FedBABU is judged after fine-tuning, and this run has none."""
+    dealt = {"name": "shuffled_shards", "samples_per_client": 100, "alpha": None}
+    run = add(tmp_path, "a", 30.0, "fedbabu", dataset="cifar10", partition=dealt)
+    rows = pd.read_csv(run / "rounds.csv")
+    rows.drop(columns="ft_accuracy_pooled").to_csv(run / "rounds.csv", index=False)
+    name = "fedselect/figure2"
+    with pytest.raises(FedpflError, match="nothing to draw in fedselect_figure2"):
+        FIGURES[name].draw(name, groups(runs(tmp_path)), tmp_path / "figures", Selection())
+    assert not (tmp_path / "figures").exists()
+
+
 def test_overlap_of_clients_in_the_last_layer_by_hand(tmp_path, monkeypatch):
     """FedSelect's Figure 4: the first two hold 2 entries each, 1 in common, the third none."""
     masked(tmp_path, "fedselect", alpha=0.3)
