@@ -170,6 +170,11 @@ def test_bits_of_an_archives_directory(tmp_path: Path) -> None:
             assert found["round"] == 3
             assert torch.equal(found["w"], payload["w"])
     assert refused > tried / 4
+    marked = bytearray(bytes_)
+    marked[begin + 38] ^= 1 << 4  # the mark of a folder
+    path.write_bytes(marked)
+    with pytest.raises(FedpflError, match="damaged"):
+        checkpoint.load_checkpoint(path)
 
 
 # Files

@@ -20,6 +20,7 @@ import yaml
 from fedpfl.record.columns import METRICS
 from fedpfl.report.__main__ import main
 from fedpfl.report.html import find_experiments, plotly_file_name, write_pages
+from fedpfl.report.page.data import POINTS
 from fedpfl.report.page.drawing import DOTS
 from tests.report.test_report import config, silent, write_run
 
@@ -329,6 +330,23 @@ def test_masks(page: Page) -> None:
     assert heat["z"] == [[None, 87, 100, 97.2], [None, 13, 0, 2.78]]
     assert page.figure("masks")["note"].endswith("of 1,000 parameters")
     assert {figure["choice"]["method"] for figure in page.data["charts"]["masks"]} == {"FedOBP"}
+
+
+def test_long_curves_are_thinned(tmp_path: Path) -> None:
+    folder = tmp_path / "x/fedavg/k/seed0"
+    write_long(folder, 1050, OBP, 0, layers=2)
+    page = page_of(tmp_path)
+    frame = pd.read_csv(folder / "rounds.csv")
+    (line,) = page.traces("curves", "FedOBP", ACCURACY)
+    assert (len(line["x"]), line["x"][0], line["x"][-1]) == (POINTS, 5, 1050)
+    assert line["y"][-1] == pytest.approx(frame["accuracy"].iloc[-1], abs=0.006)
+    (line,) = page.traces("curves", "FedOBP", f"{BEFORE}, means of 6 rounds")
+    assert (len(line["x"]), line["x"][0], line["x"][-1]) == (175, 3.5, 1047.5)
+    assert line["y"][0] == pytest.approx(frame["cohort_before"].iloc[:6].mean(), abs=0.006)
+    heat = page.figure("masks")["data"][1]
+    assert len(heat["x"]) <= 100
+    mean = frame["personal/layer1.weight"].iloc[:11].mean()
+    assert heat["customdata"][1][0] == pytest.approx(mean, rel=1e-3)
 
 
 def test_nothing_from_files_becomes_markup(tmp_path: Path) -> None:
