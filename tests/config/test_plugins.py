@@ -210,6 +210,20 @@ def test_what_a_plugin_imports_from_its_folder_is_part_of_its_code(beside: Path)
         code(beside / "mine.py")
 
 
+def test_two_plugins_of_one_file_name_do_not_hide_each_other(tmp_path: Path) -> None:
+    files = [tmp_path / folder / "mine.py" for folder in "ab"]
+    for file in files:
+        file.parent.mkdir()
+        file.write_text(METHOD.replace('"mine"', f'"{file.parent.name}"').format("pass"))
+    both, alone = code(*files), [code(file) for file in files]
+    assert both == code(*reversed(files)) == " ".join(sorted(alone))
+    for file in files:
+        (file.parent / "mine.py").write_text(file.read_text() + "#")
+        assert code(*files) != both
+        both = code(*files)
+    plugins.load_plugins([])
+
+
 WRONG_FILES = """
 absent => No such file or directory; name a Python file that there is
 x = 1 => adds nothing; it needs a dictionary METHODS, MODELS, DATASETS, PARTITIONS of names

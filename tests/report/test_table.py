@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedpfl.ground.errors import FedpflError
 from fedpfl.report.render import FORMATS, render, render_html
 from fedpfl.report.table import Cell, Column, Table, format_number, mark_best, mean_and_std
 from fedpfl.report.text import clip_text, csv_cell, one_line
@@ -262,6 +263,15 @@ def test_csv() -> None:
 def test_no_form_passes_on_what_a_terminal_obeys(form: str) -> None:
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", render(made(EVIL), form))
     assert r"\x1b" in render(made(EVIL), form) or form == "latex"
+
+
+def test_several_tables_have_titles() -> None:
+    two = [Table(name, (Column("x"),), [[Cell("y")]], pd.DataFrame()) for name in ("One", "Two_")]
+    assert render(two) == "One\nx\n─\ny\n\nTwo_\nx\n─\ny\n"
+    assert render(two, "markdown").startswith("### One\n\n| x |\n|---|\n| y |\n\n### Two\\_\n")
+    message = "unknown format 'html'; choose one of: terminal, markdown"
+    with pytest.raises(FedpflError, match=message):
+        render(two, "html")
 
 
 def test_formulas_are_quoted_and_numbers_stay() -> None:
