@@ -423,6 +423,9 @@ def test_a_broken_promise_of_data_is_told(fault, everything, tmp_path, told, mon
     assert unkept(lines) == words(*broken, kind=kind), lines
     assert any(text in line for line in lines), lines
     assert status == (0 if broken <= NOTED else 1)
+    if status:
+        tried = [own for own in PROMISES_BY_KIND[kind] if not own.slow]
+        assert lines[-1] == f"  {len(broken - NOTED)} of {len(tried)} not kept"
 
 
 @pytest.mark.full

@@ -23,6 +23,7 @@ from matplotlib.container import BarContainer
 from matplotlib.figure import Figure as MatplotlibFigure
 
 from fedpfl.config.resolution import resolve_config
+from fedpfl.ground.errors import FedpflError
 from fedpfl.papers import published
 from fedpfl.papers.fedobp.figures import layer_shares
 from fedpfl.papers.fedobp.tables import COMPARED_METHODS
