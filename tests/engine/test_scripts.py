@@ -38,7 +38,14 @@ def made(monkeypatch):
 
 @pytest.mark.parametrize(
     ("method", "settings", "network"),
-    [("fedavg", "momentum", "mlp"), ("fedper", "all", "lenet5"), ("fedper", "schedule", "mlp")],
+    [
+        ("fedavg", "momentum", "mlp"),
+        ("fedper", "all", "lenet5"),
+        ("fedper", "schedule", "mlp"),
+        # Their losses look at a tree of the server's or of the client's.
+        ("ditto", "all", "mlp"),
+        ("feddyn", "momentum", "mlp"),
+    ],
 )
 def test_scripts_train_to_the_same_bits(method, settings, network, made, monkeypatch):
     net = models.build_network(network, FEDERATION.shape, FEDERATION.classes, 0)

@@ -356,7 +356,7 @@ class _ClientTraining:
             masking = masked_moments(moments, trainable.masks, local)
 
         body = self._find_frozen_body(phase, trainable)
-        plain_step = self._find_plain_step(trainable, local, body)
+        plain_step = self._find_plain_step(phase, trainable, local, body)
 
         # ---- Step 2: the steps
         with masking:
@@ -404,12 +404,19 @@ class _ClientTraining:
         return self._compute_gradient(phase, bound, batch, leaves, trainable.indices)
 
     def _find_plain_step(
-        self, trainable: TrainableLeaves, local: Local, body: FrozenBody | None
+        self, phase: Phase, trainable: TrainableLeaves, local: Local, body: FrozenBody | None
     ) -> PlainStep | None:
-        """Return a phase's step, if the trained tree and minibatches alone decide it."""
+        """Return a phase's step, if trees and minibatches alone decide it."""
         if not self._scripts or body:
             return None
-        return find_plain_step(self._net, self._job, self._params, trainable, local)
+        return find_plain_step(
+            net=self._net,
+            job=self._job,
+            phase=phase,
+            params=self._params,
+            trainable=trainable,
+            local=local,
+        )
 
     def _take_plain_steps(
         self, step: PlainStep, phase: Phase, epochs: range, velocity: list[Tensor]
@@ -418,7 +425,8 @@ class _ClientTraining:
         assert self._scripts
         leaves = tree.leaves(self._params)
         sums = [self._loss_sum, self._sample_loss_sum, self._sample_count]
-        tensors = [*leaves, *velocity, self._data.x, self._data.y, *sums]
+        context = tree.leaves(step.loss_trees)
+        tensors = [*leaves, *velocity, *context, self._data.x, self._data.y, *sums]
         steps = PlainSteps(step, self._scripts, tensors, self._stop)
         for plan in _step_plans(self._job, phase, epochs, step.local):
             self._step_count += steps.take_epochs(plan.positions[:, 0])

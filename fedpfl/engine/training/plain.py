@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,13 +20,16 @@ from fedpfl.engine.training.sgd import Moments, optimizer_step_
 from fedpfl.engine.training.train_plan import TrainableLeaves
 from fedpfl.ground import tree
 from fedpfl.ground.tree import Tree
-from fedpfl.methods import Data
+from fedpfl.methods import Data, Phase
 from fedpfl.models import Net
 
 LONGEST_CALL = 0.05
 """Seconds that steps take together at most: a run that is stopped waits for them."""
 
 MOST_AT_ONCE = 64
+
+LARGEST_CONTEXT = 2**26
+"""Bytes of states that a loss looks at, at most, as a script is tried on copies of all tensors."""
 
 X = -5
 Y = -4
@@ -33,11 +38,12 @@ Y = -4
 
 @dataclass(frozen=True)
 class PlainStep:
-    """Take a step whose loss looks at the trained tree and the minibatch alone.
+    """Take a step whose loss looks at trees and the minibatch alone.
 
     Attributes:
         net: The network, without buffers.
         job: What is trained.
+        objective: The loss.
         params: A tree of the trained form.
         indices: The leaves that move, by position.
         local: The optimizer's settings.
@@ -45,15 +51,24 @@ class PlainStep:
 
     net: Net
     job: TrainJob
+    objective: Callable[..., Any]
     params: Tree
     indices: list[int]
     local: Local
+
+    @property
+    def loss_trees(self) -> Tree:
+        """Return the states of server and client, if the loss looks at them."""
+        if self.job.is_plain:
+            return {}
+        return {"server": self.job.server, "client": self.job.client}
 
     def __call__(self, tensors: Sequence[Tensor], rows: Tensor, rate: float) -> None:
         """Take a step in place.
 
         Args:
-            tensors: Those of `list_tensors`.
+            tensors: The trained leaves, the momentum of those that move, the leaves of `loss_trees`,
+                samples, labels, and the sums that mean losses are made of.
             rows: Of the minibatch.
             rate: The learning rate.
         """
@@ -61,6 +76,8 @@ class PlainStep:
         remaining = iter(tensors)
         leaves = [next(remaining) for _ in tree.leaves(self.params)]
         velocity = [next(remaining) for _ in self.indices]
+        given_leaves = [next(remaining) for _ in tree.leaves(self.loss_trees)]
+        trees = tree.rebuild(self.loss_trees, given_leaves)
         x, y, loss_sum, sample_loss_sum, sample_count = remaining
 
         # ---- Step 2: loss and gradient
@@ -69,7 +86,11 @@ class PlainStep:
         params = tree.rebuild(self.params, leaves)
         moving_leaves = [leaves[i] for i in self.indices]
         with torch.enable_grad():
-            loss = self.job.plan.loss(self.job.server, self.job.client, bound, params, batch)
+            loss = self.objective(
+                trees.get("server", {}), trees.get("client", {}), bound, params, batch
+            )
+            if isinstance(loss, tuple):
+                loss, _ = loss  # nobody asks for what is kept beside it
             grads = torch.autograd.grad(loss, moving_leaves, materialize_grads=True)
         loss = loss.detach()
 
@@ -88,27 +109,32 @@ class PlainStep:
         """Return all that the operations of steps depend on, but for the minibatch's size."""
         local = self.local
         settings = (local.momentum, local.nesterov, local.weight_decay, local.clip)
-        names = [name for name, _ in tree.items(self.params)]
+        names = [name for name, _ in tree.items({"params": self.params, "trees": self.loss_trees})]
+        # A method's loss is equal to itself alone: other values would be other constants.
+        objective = None if self.job.is_plain else self.objective
         # How many samples a client has is no matter of a step.
         forms = []
         for leaf in tensors:
             shape = leaf.shape[1:] if leaf is tensors[X] or leaf is tensors[Y] else leaf.shape
             forms.append((shape, leaf.stride(), leaf.dtype))
-        return tuple(self.indices), settings, self.job.plan.by_sample, tuple(names), tuple(forms)
+        by_sample = self.job.plan.by_sample
+        return objective, tuple(self.indices), settings, by_sample, tuple(names), tuple(forms)
 
 
 def find_plain_step(
     net: Net,
     job: TrainJob,
+    phase: Phase,
     params: Tree,
     trainable: TrainableLeaves,
     local: Local,
 ) -> PlainStep | None:
-    """Return a phase's step, if nothing but the trained tree and minibatches decides it.
+    """Return a phase's step, if nothing but trees and minibatches decides it.
 
     Args:
         net: The network.
         job: What is trained.
+        phase: Of training.
         params: The trained tree.
         trainable: The leaves that the phase moves.
         local: The optimizer's settings in it.
@@ -118,7 +144,9 @@ def find_plain_step(
     is_pure = traits.trusted and not traits.draws and not traits.recomputes
     has_buffers = bool(tree.leaves(job.buffers))
     is_private = bool(job.draws[0].protection)
-    if not job.is_plain or not is_pure or has_buffers or is_private or local.optimizer != "sgd":
+    objective = phase.loss or job.plan.loss
+    is_known = job.is_plain or _is_own_loss(job, phase, objective)
+    if not is_known or not is_pure or has_buffers or is_private or local.optimizer != "sgd":
         return None
     # TorchScript has no word for the bits of a mask.
     is_masked = any(mask is not None for mask in trainable.masks)
@@ -127,10 +155,22 @@ def find_plain_step(
     return PlainStep(
         net=net,
         job=job,
+        objective=objective,
         params=params,
         indices=trainable.indices,
         local=local,
     )
+
+
+def _is_own_loss(job: TrainJob, phase: Phase, objective: Callable[..., Any]) -> bool:
+    """Return whether a method of this package adds its loss alone to a step."""
+    if phase.step or phase.after_gradient or job.wants_records or job.randoms:
+        return False
+    if tree.nbytes(job.server) + tree.nbytes(job.client) > LARGEST_CONTEXT:
+        return False
+    # A hook that is checked is none, and what a user's method looks at is not known.
+    is_bound = inspect.ismethod(objective) and objective.__self__ is job.method
+    return is_bound and type(job.method).__module__.startswith("fedpfl.methods.")
 
 
 class PlainSteps:
