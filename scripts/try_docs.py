@@ -126,6 +126,7 @@ EXCUSES = {
         "made small, runs are no longer told apart by what it draws over",
         "",
     ),
+    "report ranks outputs/fedobp": ("made small, runs are in one setting", ""),
     "report paper fedobp/public_logs": ("reads rounds 100 to 400 of runs at full length", ""),
     "extend=": ("goes on from a run in full length; tests/runner/test_extend.py does it", ""),
     "wandb login": ("needs an account", ""),
