@@ -32,6 +32,7 @@ from omegaconf.errors import OmegaConfBaseException
 from fedpfl.config import resolvers  # noqa: F401 - which the defaults of train.yaml ask for
 from fedpfl.config.choices import NESTED_GROUPS, list_choices
 from fedpfl.config.composition import SEARCHPATH, CachingLoader
+from fedpfl.ground.checks import refuse_single_text
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.words import check_words, parser_options
 
@@ -381,8 +382,8 @@ def read_list_value(run_words: Iterable[str], key: str) -> list[str]:
     for override in _parse_words(run_words):
         if override.key_or_group == key and not override.is_sweep_override():
             value = override.value()
-    if value and isinstance(value, str):
-        raise FedpflError(f"{key} must be a list of texts, got {value!r}; did you mean [{value}]?")
+    if value:
+        refuse_single_text(value, key)
     return list(map(str, value)) if isinstance(value, list) else []
 
 

@@ -22,6 +22,7 @@ from hydra.errors import HydraException
 import fedpfl
 from fedpfl.config.beside import ModuleSources, find_local_imports, read_source
 from fedpfl.data import datasets, partition
+from fedpfl.ground.checks import refuse_single_text
 from fedpfl.ground.errors import FedpflError, error_text
 from fedpfl.ground.ranges import COMPARISONS
 from fedpfl.methods import METHODS, Method
@@ -78,10 +79,7 @@ _added_choices: list[tuple[Kind, str]] = []
 
 def resolve_files(files: Iterable[str | os.PathLike[str]]) -> list[str]:
     """Return absolute paths. Raises FedpflError for a single text, which is no list of files."""
-    if isinstance(files, str):
-        raise FedpflError(
-            f"plugins must be a list of texts, got {files!r}; did you mean [{files}]?"
-        )
+    refuse_single_text(files, "plugins")
     return [str(Path(file).expanduser().absolute()) for file in files]
 
 

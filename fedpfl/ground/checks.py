@@ -100,6 +100,12 @@ def require_known_keys(values: Mapping[str, Any], known_keys: Collection[str], p
         raise FedpflError(f"{prefix}{key} is not a key here; {'; '.join(advice)}")
 
 
+def refuse_single_text(value: Any, path: str) -> None:
+    """Raise FedpflError for a text where a list of texts belongs."""
+    if isinstance(value, str):
+        raise FedpflError(f"{path} must be a list of texts, got {value!r}; did you mean [{value}]?")
+
+
 def require_representable(value: Any, path: str) -> None:
     """Raise FedpflError for a value that float32, int64 or a text file cannot hold."""
     if isinstance(value, Mapping):

@@ -372,14 +372,10 @@ def test_medmnist(tmp_path, monkeypatch):
     assert torch.equal(load_samples("npz", tmp_path, path=tmp_path / f"{name}.npz").x, got.x)
     assert_promises(name, tmp_path)
     assert_promises("npz", tmp_path / "absent", path=tmp_path / f"{name}.npz")
-
-
-def test_corrupt_medmnist_is_named(tmp_path):
-    path = tmp_path / "organamnist.npz"
-    medmnist_file(path)  # well-formed, yet not the official file
-    message = one_line(lambda: load_samples("organamnist", tmp_path))
-    assert f"organamnist.npz is corrupt: md5 is {md5(path.read_bytes())}, expected " in message
-    assert all(known in message for known in DATA_SETS["organamnist"].md5)
+    medmnist_file(tmp_path / f"{name}.npz")  # well-formed, yet not the official file
+    message = one_line(lambda: load_samples(name, tmp_path))
+    assert f"{name}.npz is corrupt: md5 is " in message
+    assert all(digest in message for digest in known)
 
 
 # Own arrays
@@ -444,19 +440,11 @@ def test_errors_in_own_arrays(tmp_path, x, y, message):
     assert "own.npz" in got
 
 
-@pytest.mark.parametrize("name", ["x.csv", "x.pkl"])
-def test_a_file_of_another_kind_is_told_what_to_do(tmp_path, name):
-    """Of what numpy would take for a pickle, its advice to load that is none of ours."""
-    (tmp_path / name).write_bytes(pickle.dumps({"x": 1}) if name.endswith("pkl") else b"a,b\n1,2\n")
-    message = one_line(lambda: load_samples("npz", tmp_path, path=tmp_path / name))
-    assert (
-        f"{name} cannot be read as an .npz archive of plain arrays (it is no zip archive, as"
-        " np.savez" in message
-    )
-    assert (
-        "read it in Python and save its arrays: np.savez('x.npz', x=x, y=y), y integers"
-        " [samples], x " in message
-    )
+def test_a_file_of_another_kind_is_told_what_to_do(tmp_path):
+    (tmp_path / "x.csv").write_bytes(b"a,b\n1,2\n")
+    message = one_line(lambda: load_samples("npz", tmp_path, path=tmp_path / "x.csv"))
+    assert "x.csv cannot be read as an .npz archive of plain arrays (it is no zip archi" in message
+    assert "read it in Python and save its arrays: np.savez('x.npz', x=x, y=y), y int" in message
 
 
 @pytest.mark.parametrize(

@@ -142,29 +142,8 @@ def test_ag_news(tmp_path, texts):
     ]
     assert (got.mean, got.std) == ((), ())
     assert_promises("ag_news", tmp_path, "has_all_classes", vocabulary=7, length=8, classes=4)
-
-
-def test_ag_news_is_kept_by_its_options(tmp_path, texts, monkeypatch):
-    first = load_samples("ag_news", tmp_path, vocabulary=7, length=8)
-    other = load_samples("ag_news", tmp_path, vocabulary=5, length=8)
-    assert int(other.x.max()) == 4
-    assert len(cached(tmp_path)) == 2
-    monkeypatch.setattr(ag_news, "_read_texts", None)
-    again = load_samples("ag_news", tmp_path, vocabulary=7, length=8)
-    assert torch.equal(first.x, again.x)
-    assert again.test_from == 3
-    assert again.groups is None
-
-
-def test_errors_of_ag_news(tmp_path, texts, monkeypatch):
-    data = (texts / "train.csv").read_bytes()
-    for bad in (data[:-20], b"no class,title,text\n", b"\n", b"\xff\xfe,1\n"):
-        (texts / "train.csv").write_bytes(bad)
-        monkeypatch.setitem(ag_news.MD5, "train", md5(data))
-        assert f"train.csv is corrupt: md5 is {md5(bad)}" in refusal("ag_news", tmp_path)
-        if bad != data[:-20]:
-            monkeypatch.setitem(ag_news.MD5, "train", md5(bad))
-            assert "train.csv is corrupt: " in refusal("ag_news", tmp_path)
+    (texts / "train.csv").write_bytes(b"another file")
+    assert f"train.csv is corrupt: md5 is {md5(b'another file')}" in refusal("ag_news", tmp_path)
 
 
 # Speech Commands
@@ -514,15 +493,11 @@ def test_digit5(tmp_path, digits):
 def test_errors_of_digit5(tmp_path, digits, monkeypatch):
     root, _ = digits
     good = (root / "syn_number.mat").read_bytes()
-    for bad in (b"not a .mat file" * 20, good[: len(good) // 2]):
-        (root / "syn_number.mat").write_bytes(bad)
-        assert "syn_number.mat is not as published: " in refusal("digit5", tmp_path)
+    (root / "syn_number.mat").write_bytes(good[: len(good) // 2])
+    assert "syn_number.mat is not as published: " in refusal("digit5", tmp_path)
     savemat(root / "syn_number.mat", {"other": np.zeros(3)})
     message = refusal("digit5", tmp_path)
     assert "syn_number.mat is not as published: KeyError: 'train_data'" in message
-    (root / "syn_number.mat").write_bytes(good)
-    monkeypatch.setitem(digit5.SIZES, "syn", (4, 2))
-    assert "3 images of syn, 4 are published" in refusal("digit5", tmp_path)
     labels = {"train_label": np.array([[4], [0.5], [5]]), "test_label": np.array([[6], [0]])}
     for images, says in (
         (np.full((3, 32, 32, 3), np.nan), "images are [3, 32, 32, 3], or not all finite"),
@@ -533,8 +508,8 @@ def test_errors_of_digit5(tmp_path, digits, monkeypatch):
         savemat(root / "syn_number.mat", numbers)
         assert f"syn_number.mat is not as published: {says}" in refusal("digit5", tmp_path)
     (root / "syn_number.mat").write_bytes(good)
-    savemat(root / "usps_28x28.mat", {"dataset": np.zeros(3)})
-    assert "usps_28x28.mat is not as published: zip() argument" in refusal("digit5", tmp_path)
+    monkeypatch.setitem(digit5.SIZES, "syn", (4, 2))
+    assert "3 images of syn, 4 are published" in refusal("digit5", tmp_path)
     (root / "mnist_data.mat").unlink()
     assert "mnist_data.mat is not as published: it is missing" in refusal("digit5", tmp_path)
 
