@@ -37,6 +37,7 @@ import reproduction
 import robustness
 import status
 import try_docs
+import versus
 
 BLOCK = try_docs.BLOCK
 COMMANDS = try_docs.list_commands()
@@ -221,6 +222,13 @@ def test_what_has_been_reproduced_is_what_the_files_say(tmp_path, monkeypatch):
     status.RESULTS.write_text("\n".join(lines[:-1]))
     with pytest.raises(ValueError, match="subflot/scalability"):
         status.make_table()
+
+
+def test_the_page_of_peers_has_what_was_measured(tmp_path):
+    page = versus.PAGE.read_text()
+    assert versus.fill_page(page, versus.make_table(versus.RESULTS)) == page
+    assert versus.fill_page(page, "other").count("other\n<!-- to here -->") == 1
+    assert versus.make_table(tmp_path / "absent.csv") == "Nothing has been measured yet."
 
 
 def test_the_methods_of_the_benches_are_called_as_is_said():

@@ -199,7 +199,7 @@ def test_whatever_changes_the_results_changes_the_identity() -> None:
 
 def test_options_that_do_nothing_are_no_part_of_an_identity() -> None:
     whole = resolved()
-    options = ("validation", "unseen", "stopping", "augment", "privacy")
+    options = ("validation", "unseen", "unseen_groups", "stopping", "augment", "privacy", "shift")
     assert all(key in whole for key in options)
     earlier = {key: value for key, value in whole.items() if key not in options}
     first = ("epochs", "batch_size", "lr", "momentum", "weight_decay")

@@ -4,7 +4,6 @@ error.
 
 import copy
 import pickle
-import random
 from itertools import chain
 
 import numpy as np
@@ -103,32 +102,6 @@ def test_published_counts_on_fashionmnist(fmnist, alpha, attempts, train, test, 
     assert int(federation.train_sizes.min()) == least
     assert int(federation.train_sizes.max()) == most
     check(parts, 100, 70_000)
-
-
-def test_published_split_gives_the_published_accuracy_of_the_initial_model(fmnist):
-    """Index for index: pooled test accuracy of the untrained net on the clients of round 1, to the
-    last digit.
-    """
-    federation = build_federation(fmnist, partition.published(fmnist.y, 100, 42, alpha=0.1))
-    with torch.random.fork_rng():
-        torch.manual_seed(42)
-        net = torch.nn.Sequential(
-            *(torch.nn.Conv2d(1, 32, 5), torch.nn.ReLU(), torch.nn.MaxPool2d(2)),
-            *(
-                torch.nn.Conv2d(32, 64, 5),
-                torch.nn.ReLU(),
-                torch.nn.MaxPool2d(2),
-                torch.nn.Flatten(),
-            ),
-            *(torch.nn.Linear(1024, 512), torch.nn.ReLU(), torch.nn.Linear(512, 10)),
-        )
-    cohort = random.Random(42).sample(range(100), 10)
-    index = torch.cat([federation.test[client] for client in cohort])
-    with torch.no_grad():
-        right = (
-            net(federation.normalize(federation.x[index])).argmax(1) == federation.y[index]
-        ).sum()
-    assert 100 * int(right) / len(index) == 26.191989828353464
 
 
 def test_published_follows_a_plain_transcription_of_the_rule():

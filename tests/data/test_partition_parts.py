@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from fedpfl.data import fingerprint, partition
 from fedpfl.data.datasets import Samples
 from fedpfl.data.federation import build_federation
-from fedpfl.data.partition import SCHEMES, SUPPLIED_ARGUMENTS, Partition, deal_samples
+from fedpfl.data.partition import SCHEMES, SUPPLIED_ARGUMENTS, Partition
 from fedpfl.data.partition.parts import allot_counts
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import FedAvg
@@ -67,14 +67,6 @@ def test_every_client_is_of_one_group(each, seed, test_fraction):
     assert (np.ptp(own, axis=1) <= 1).all()
 
 
-def test_groups_of_fixed_sizes_and_without_the_small_ones():
-    parts = partition.groups(Y, 5, 0, groups=GROUPS, samples_per_client=100)
-    assert [len(a) + len(b) for a, b in zip(parts.train, parts.test, strict=True)] == [100] * 5
-    large = np.flatnonzero(np.bincount(GROUPS) >= 300).tolist()
-    parts = partition.groups(Y, len(large), 0, groups=GROUPS, min_samples=300)
-    assert [int(GROUPS[index[0]]) for index in parts.train] == large
-
-
 @pytest.mark.parametrize("clients", [3, 5, 15])
 def test_natural_clients_are_tested_on_their_own_part_of_the_original_test_part(clients):
     parts = partition.groups(Y, clients, 3, groups=GROUPS, test_from=TEST_FROM, test_fraction=None)
@@ -112,17 +104,6 @@ def test_shuffled_shards_hold_the_same_classes_in_both_parts(clients, each, seed
         assert set(Y[test]) <= set(Y[train])
         if np.bincount(Y[TEST_FROM:]).min() >= per_class:
             assert set(Y[test]) == set(Y[train])
-
-
-def test_shuffled_shards_of_fixed_sizes():
-    """FedSelect: 10 clients, two classes, 100 training samples, 50 of each shard."""
-    options = {"classes_per_client": 2, "samples_per_client": 100, "test_samples_per_client": 20}
-    parts = partition.shuffled_shards(Y, 10, 3, test_from=TEST_FROM, **options)
-    check_disjoint(parts)
-    assert [len(index) for index in parts.train] == [100] * 10
-    assert [len(index) for index in parts.test] == [20] * 10
-    counts = np.array([np.bincount(Y[index], minlength=10) for index in parts.train])
-    assert set(counts[counts > 0].tolist()) <= {50, 100}
 
 
 # Fixed sizes by one draw of proportions
@@ -260,8 +241,10 @@ PINNED = {
     "shards": "db7e2a4f",
     "shards samples_per_client": "15a99ac3",
     "groups": "ed4d2fac",
+    "groups samples_per_client": "5fb67c69",
     "groups test_from": "05b727c0",
     "shuffled_shards": "859eb8ac",
+    "shuffled_shards samples_per_client": "2a3107fb",
     "fixed_dirichlet": "551474ff",
     "extended_dirichlet": "a3279943",
     "quantity": "03393cbc",
@@ -282,17 +265,6 @@ def test_who_holds_what_is_as_in_every_run_so_far(words):
 
 
 # Dealing a data set
-
-
-def test_schemes_are_told_what_they_ask_for():
-    own = samples(groups=torch.from_numpy(GROUPS), group_names=tuple("abcde"), test_from=TEST_FROM)
-    assert len(deal_samples(SCHEMES["groups"], own, 5, 0).train) == 5
-    parts = deal_samples(SCHEMES["shuffled_shards"], own, 10, 0, classes_per_client=2)
-    assert np.concatenate(parts.train).max() < TEST_FROM
-    assert len(deal_samples(SCHEMES["iid"], own, 5, 0).train) == 5
-    assert "group a has" in one_line(
-        lambda: deal_samples(SCHEMES["groups"], own, 5, 0, samples_per_client=500)
-    )
 
 
 # Validation

@@ -139,24 +139,6 @@ def test_a_lock_is_held_by_one_process(tmp_path):
     opened(tmp_path).close()
 
 
-def test_an_error_marks_the_run_failed_and_an_interrupt_does_not(tmp_path):
-    def work(error: BaseException) -> None:
-        with opened(tmp_path) as directory:
-            directory.write_summary(status="running")
-            raise error
-
-    with pytest.raises(ZeroDivisionError):
-        work(ZeroDivisionError("two\nlines"))
-    with opened(tmp_path) as directory:
-        assert directory.status == "failed"
-        assert directory.summary["error"] == "ZeroDivisionError: two lines"
-    with pytest.raises(KeyboardInterrupt):
-        work(KeyboardInterrupt())
-    with opened(tmp_path) as directory:
-        assert directory.status == "interrupted"
-        assert "error" not in directory.summary
-
-
 # ---- rows and checkpoints
 
 
@@ -170,50 +152,6 @@ def test_the_first_row_fixes_the_columns(tmp_path):
             directory.row({"round": 2, "loss": 1.0})
         directory.row({"accuracy": 2.0, "round": 2})
     assert (tmp_path / "rounds.csv").read_text() == "round,accuracy\n1,\n2,2.0\n"
-
-
-def test_restore_cuts_rows_back_to_the_checkpoint(tmp_path):
-    with opened(tmp_path) as directory:
-        for number in range(1, 4):
-            directory.row(row(number))
-        directory.checkpoint(payload(3))
-        kept = (tmp_path / "rounds.csv").read_bytes()
-        directory.row(row(4))
-        directory.row(row(5))
-    with opened(tmp_path) as directory:
-        restored = directory.restore()
-        assert (tmp_path / "rounds.csv").read_bytes() == kept
-        directory.row(row(4))
-    assert [entry["round"] for entry in read_rows(tmp_path)] == ["1", "2", "3", "4"]
-    assert restored.keys() == payload(3).keys()
-    assert restored["round"] == 3
-    assert torch.equal(restored["server"]["w"], payload(3)["server"]["w"])
-    assert restored["best"] == {"accuracy": 1 / 3}
-
-
-def test_rows_without_a_checkpoint_are_removed(tmp_path):
-    with opened(tmp_path) as directory:
-        directory.row(row(1))
-    with opened(tmp_path) as directory:
-        assert directory.restore() is None
-    assert not (tmp_path / "rounds.csv").exists()
-
-
-@pytest.mark.parametrize("text", [None, "round,seconds\n1,2\n2,x\n3"])
-def test_rows_lost_before_the_checkpoint_are_written_anew_from_it(tmp_path, text):
-    with opened(tmp_path) as directory:
-        directory.row(row(1))
-        directory.row(row(2))
-        directory.write_clients([{"client": 0}])
-        directory.checkpoint(payload(2))
-    before = [(tmp_path / name).read_bytes() for name in ("rounds.csv", "clients.csv")]
-    for name in ("rounds.csv", "clients.csv"):
-        (tmp_path / name).unlink()
-        if text is not None:
-            (tmp_path / name).write_text(text)
-    with opened(tmp_path) as directory:
-        directory.restore()
-    assert [(tmp_path / name).read_bytes() for name in ("rounds.csv", "clients.csv")] == before
 
 
 def test_no_code_is_loaded_from_a_checkpoint(tmp_path):
@@ -498,16 +436,6 @@ def test_what_the_package_logs_while_a_run_goes_on_is_a_note():
         callbacks.on_end("finished", {})
     log.warning("nobody's run")
     assert heard.notes == ["loop is taken", "a step could not be captured"]
-
-
-def test_the_log_says_how_a_run_failed(tmp_path):
-    callbacks = Callbacks([LogFile()])
-    callbacks.on_begin(info(tmp_path))
-    with pytest.raises(ValueError, match="two"), callbacks:
-        raise ValueError("two\nlines")
-    text = (tmp_path / "run.log").read_text()
-    assert "failed: ValueError: two lines\nTraceback" in text
-    assert text.endswith("ValueError: two\nlines\n")
 
 
 def test_ctrl_c_while_a_checkpoint_is_written_stays_ctrl_c(tmp_path, monkeypatch):

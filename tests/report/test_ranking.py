@@ -16,7 +16,6 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.report.__main__ import main
 from fedpfl.report.load import runs
 from fedpfl.report.ranking import (
-    draw_rank_diagram,
     drop_gaps,
     find_cliques,
     holm_correction,
@@ -234,11 +233,3 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "With 7 blocks and 6 pairs of methods no p corrected by Holm can fall below 0.09" in out
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"ranks.png", "ranks.pdf"}
     assert (tmp_path / "out/ranks.png").read_bytes().startswith(PNG)
-
-
-def test_the_diagram_of_many_methods(tmp_path: Path) -> None:
-    frame = pd.DataFrame(
-        {f"$method_{k}": [90.0 - k - 0.1 * k * place for place in range(9)] for k in range(12)}
-    )
-    (target,) = draw_rank_diagram(rank_methods(frame), tmp_path / "ranks.png")
-    assert target.read_bytes().startswith(PNG)

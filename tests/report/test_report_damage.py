@@ -54,17 +54,6 @@ def text_of(out: str) -> str:
 # Mixed settings
 
 
-def test_rows_of_another_world_are_labelled(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    write_run(tmp_path / "a")
-    write_run(tmp_path / "b", method="fedper")
-    write_run(tmp_path / "c", method="ditto", clients=30, rounds=12, eval={"finetune_epochs": 1})
-    methods = [row["method"] for row in table(capsys, tmp_path)]
-    assert methods == ["FedAvg", "FedPer", "Ditto (clients=30, finetune_epochs=1, rounds=12)"]
-    assert "Ditto (clients=30, finetune_epochs=1, rounds=12)" in shown(capsys, "ls", tmp_path)[0]
-    assert main(["html", str(tmp_path)]) == 0
-    assert "Ditto (clients=30" in next((tmp_path / "report").glob("*.html")).read_text()
-
-
 def test_what_labels_leave_unsaid_is_a_note(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """Within a data set and partition by most of its rows, between them by each."""
     for number, method in enumerate(("fedavg", "fedper", "fedrep")):

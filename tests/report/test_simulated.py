@@ -43,19 +43,6 @@ def test_tables_tell_simulated_hours_and_those_to_a_target(root: Path) -> None:
         accuracy_table(runs(root), chosen=["sim_hours@high"])
 
 
-def test_tables_tell_rounds_and_gigabytes_to_a_target(root: Path) -> None:
-    keys = ["gb", "gb@80", "gb@80.5", "rounds@80", "rounds@90"]
-    for name in ("fedavg", "fedper"):
-        path = root / name / "rounds.csv"
-        rounds = pd.read_csv(path).assign(bits_down=[8e9, 0, 4e9, 4e9], bits_up=8e9)
-        rounds.to_csv(path, index=False)
-    frame = accuracy_table(runs(root), chosen=keys).frame.set_index("method")
-    assert frame.loc["FedAvg", keys].tolist() == pytest.approx(
-        [6.0, 3.0, math.nan, 2, math.nan], nan_ok=True
-    )
-    assert frame.loc["FedPer", keys].tolist() == pytest.approx([6.0, 3.0, 6.0, 2, 4])
-
-
 def test_curves_run_over_simulated_hours(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (group,) = groups(runs(root / "fedavg"))
     assert spent_by_round(group)["simulated"].tolist() == [0.5, 0.5, 1.0, 2.0]

@@ -27,7 +27,7 @@ from tests.record.test_damage import assert_ends_as, refusal
 from tests.runner.test_resume import die, start_child, wait_for_child
 
 RUN = (*TINY, "rounds=6", "eval.every=2", "method=ditto")
-KILLS = 60  # half of them at a random call to the file system, half at a random moment
+KILLS = (8, 60)  # half of them at a random call to the file system, half at a random moment
 FAULTS = (3, 8)  # refusals of each kind, at a random call to the file system
 LIMITS = (0, 300, 2000, 40_000)  # bytes above which no file may grow
 
@@ -108,10 +108,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-@pytest.mark.full
-def test_killed_again_and_again_a_run_ends_as_if_it_never_was(whole: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", keep_quick(KILLS))
+def test_killed_again_and_again_a_run_ends_as_if_it_never_was(kills, whole, tmp_path):
     chance, killed, done = random.Random(7), 0, 0
-    while killed < KILLS:
+    while killed < kills:
         run, seconds = tmp_path / str(done), chance.uniform(0.02, 0.3)
         killer = Killer(chance.randrange(1, 100), chance) if killed % 2 == 0 else None
 
@@ -131,7 +131,7 @@ def test_killed_again_and_again_a_run_ends_as_if_it_never_was(whole: Path, tmp_p
         # A new run now and then
         done += status == 0 or killed % 8 == 0
     runs = [path for path in tmp_path.iterdir() if path.is_dir()]
-    assert len(runs) >= KILLS // 10
+    assert len(runs) >= kills // 10
     for run in runs:
         play_run(run, *RUN)
         assert_ends_as(run, whole)

@@ -1,6 +1,5 @@
 """Killed at any moment, the same command ends bit for bit as one that was never killed."""
 
-import functools
 import io
 import itertools
 import os
@@ -16,8 +15,7 @@ import pytest
 import torch
 
 from fedpfl.engine.store import Rows
-from fedpfl.ground import files, interrupts, tree
-from fedpfl.methods import METHODS
+from fedpfl.ground import interrupts, tree
 from fedpfl.record import rundir
 from fedpfl.runner import resume
 from tests.command import (
@@ -73,16 +71,6 @@ def wait_for_child(child: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def fork_killed(cwd: Path, arm: Callable[[], None], *overrides: str) -> None:
-    """Run the command in a child of this process, which `arm` has kill itself."""
-
-    def play() -> None:
-        arm()
-        run_command(*overrides, cwd=cwd)
-
-    assert wait_for_child(start_child(play)) == -signal.SIGKILL
-
-
 def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -118,22 +106,6 @@ def append_half(real: Callable[..., Any], file: int, data: bytes) -> None:
     die()
 
 
-ROW = (rundir.RunDirectory, "row")
-POINTS: dict[str, tuple[tuple[Any, ...], int]] = {
-    "right after a row": ((*ROW, 3, die_after), 2),
-    # The second of two clients in round 3
-    "in the middle of a round": ((None, "finish", 6, die_after), 2),
-    "while a checkpoint is written": ((torch, "save", 3, save_half), 2),
-    # Each is noted before
-    "while a row is written": ((files, "append_all", 13, append_half), 3),
-    "right before the end": ((rundir.RunDirectory, "checkpoint", 4, die_after), 4),
-}
-"""What is replaced (None: the method), and the round of the checkpoint that is left."""
-KILLED = [("fedobp", "while a checkpoint is written")]
-KILLED += [("fedobp", point) for point in POINTS if point != KILLED[0][1]]
-KILLED += [("ditto", "right after a row"), ("ditto", "in the middle of a round")]
-
-
 def finish(cwd: Path, *overrides: str) -> str:
     result = run_command(*overrides, cwd=cwd)
     assert result.code == 0, result
@@ -149,30 +121,6 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         finish(place, *COMMON, *settings)
         done[method] = place / "run"
     return done
-
-
-@pytest.mark.parametrize(("method", "point"), keep_quick(KILLED))
-def test_a_killed_run_ends_as_if_it_never_was(method, point, uninterrupted, tmp_path):
-    command = (*COMMON, *SETTINGS[method])
-    (owner, *replaced), reached = POINTS[point]
-    arm = functools.partial(replace_call, owner or METHODS[method], *replaced)
-    fork_killed(tmp_path, arm, *command)
-    run = tmp_path / "run"
-    assert read_summary(run)["status"] == "running"
-    assert int(read_checkpoint(run)["round"]) == reached
-    assert f"after round {reached} of 4" in finish(tmp_path, *command)
-    assert_ends_alike(run, uninterrupted[method])
-
-
-def test_rows_that_are_ahead_of_the_checkpoint_are_played_again(uninterrupted, tmp_path):
-    command, run = (*COMMON, *SETTINGS["fedobp"]), tmp_path / "run"
-    fork_killed(tmp_path, functools.partial(replace_call, *ROW, 3, die_after), *command)
-    seldom = (*command, "checkpoint.seconds=1e6")
-    fork_killed(tmp_path, functools.partial(replace_call, *ROW, 2, die_after), *seldom)
-    assert int(read_checkpoint(run)["round"]) == 2
-    assert [row["round"] for row in read_table(run / "rounds.csv")] == [*"1234"]
-    finish(tmp_path, *seldom)
-    assert_ends_alike(run, uninterrupted["fedobp"])
 
 
 def test_without_a_checkpoint_the_run_starts_again(tmp_path, uninterrupted, monkeypatch):

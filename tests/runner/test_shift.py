@@ -6,10 +6,7 @@ import pytest
 import fedpfl
 from fedpfl.config.plan import check_config
 from fedpfl.config.run import build_run
-from fedpfl.data import Shift
-from fedpfl.data.shift import draw_permutations
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.identity import identity
 from fedpfl.remote.app import require_playable
 from tests.command import (
     assert_refused,
@@ -74,16 +71,6 @@ def drifted(tmp_path_factory):
     folder = tmp_path_factory.mktemp("drifted") / "run"
     play(folder, *DRIFT)
     return folder
-
-
-def test_off_it_is_no_part_of_an_identity_and_nothing_is_laid_over():
-    config = compose_once("method=fedper")
-    old = {key: value for key, value in config.items() if key not in ("shift", "unseen_groups")}
-    assert identity(config) == identity(old)
-    others = ("shift=rotation", "shift.label_noise=0.1", "unseen_groups=[art]")
-    assert len({identity(compose_once("method=fedper", word)) for word in others}) == 3
-    run = build_run(check_config(compose_once(*SMALL)))
-    assert run.in_round(1) is run
 
 
 def test_without_a_level_it_is_the_run_without(tmp_path):
@@ -158,15 +145,6 @@ def test_models_and_samples_of_a_finished_run_are_those_of_its_last_world(drifte
     assert float(hits) == pytest.approx(recorded)
 
 
-def test_both_backends_agree_and_see_the_last_world(tmp_path):
-    words = (*DRIFT[1:], "method=fedavg")
-    loop, batched = (
-        play(tmp_path / name, *words, f"engine={name}") for name in ("loop", "batched")
-    )
-    for one, other in zip(loop, batched, strict=True):
-        assert float(one["loss"]) == pytest.approx(float(other["loss"]), rel=1e-4)
-
-
 @pytest.mark.full
 def test_two_processes_play_the_run_of_one(drifted, tmp_path):
     result = wait_for(torchrun(2, *SMALL, *DRIFT, "hydra.run.dir=run", cwd=tmp_path))
@@ -237,49 +215,3 @@ def test_groups_never_take_part_in_a_run(tmp_path):
     assert float(last["unseen_accuracy"]) >= 0
     clients = read_table(tmp_path / "run/clients.csv")
     assert [row["name"] for row in clients if row["unseen"] == "1"] == ["photo (1)", "photo (2)"]
-
-
-# ---- What is known
-
-FINDING = (
-    *("shift=label_permutation", "shift.clusters=2", "participation=1", "partition=iid"),
-    *("rounds=12", "eval.every=12", "local.epochs=3", "local.lr=0.05", "model.hidden=[32]"),
-)
-
-
-@pytest.mark.full
-def test_under_a_concept_shift_clusters_are_found_and_one_model_is_lost(tmp_path):
-    """IFCA and CFL find the clusters (Ghosh et al., 2020; Sattler et al., 2021)."""
-    methods = {
-        "fedavg": (),
-        "local_only": (),
-        "ifca": ("method.clusters=2",),
-        "cfl": ("method.eps1=100", "method.eps2=0", "method.warmup=4", "method.clusters=2"),
-    }
-    accuracy = {}
-    for name, more in methods.items():
-        last = play(tmp_path / name, f"method={name}", *FINDING, *more)[-1]
-        accuracy[name] = float(last["accuracy"])
-    unharmed = float(
-        play(tmp_path / "plain", "method=local_only", *FINDING, "shift.label_permutation=false")[
-            -1
-        ]["accuracy"]
-    )
-    assert accuracy["fedavg"] < 60
-    assert accuracy["local_only"] == pytest.approx(unharmed, abs=4)
-    assert min(accuracy["ifca"], accuracy["cfl"]) > accuracy["local_only"]
-
-    for name in ("ifca", "cfl"):
-        assert count_clusters(tmp_path / name) == (2, 2)
-
-
-def count_clusters(folder):
-    """Return how many models there are, and how many pairs of a model and a world."""
-    run = fedpfl.load(folder)
-    clients = run.config["clients"]
-    shift = Shift(label_permutation=True, clusters=run.config["shift"]["clusters"])
-    names = draw_permutations(shift, clients, 10, run.config["seed"], 0)
-    models = [
-        run.personal(client)["classifier.bias"].numpy().tobytes() for client in range(clients)
-    ]
-    return len({*models}), len({*zip(map(tuple, names.tolist()), models, strict=True)})

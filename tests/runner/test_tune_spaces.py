@@ -3,7 +3,6 @@
 import contextlib
 from unittest import mock
 
-import pandas as pd
 import pytest
 
 from fedpfl import tune
@@ -50,16 +49,9 @@ def folder(tmp_path):
     return tmp_path / "my_conf"
 
 
-def test_the_space_of_a_plugin_is_searched(tmp_path):
-    with mock.patch.object(tuning, "draw_search"):
-        code, text = run(tmp_path, *SMALL, "method=halfway", MINE)
-    assert code == 0, text
-    assert "fedpfl: method=halfway: 1 trial of local.lr, method.share\n" in text
-    (row,) = pd.read_csv(tmp_path / "tuned.csv").to_dict("records")
-    assert "method.share=0." in row["chosen"]
-    assert (tmp_path / "tuned.tex").read_text().count(r"\label{tab:") == 1
-    assert (row["finished"] + row["given up"], row["seeds"]) == (1, 1)
-    assert [*tmp_path.glob("final/digits/halfway/*/seed43/rounds.csv")]
+def test_the_space_of_a_plugin_is_searched():
+    ((words, _),) = searched("method=halfway", MINE).values()
+    assert any(word.startswith("method.share=") for word in words)
     assert plugins.SPACES
     plugins.load_plugins([])
     assert not plugins.SPACES, "a later command may have another method of that name"
