@@ -2,13 +2,11 @@
 
 import math
 
-import pytest
 import torch
 
 from fedpfl.engine import make_initial_state
 from fedpfl.ground import tree
 from fedpfl.methods import CFL
-from fedpfl.methods.cfl import bipartition_clients
 from tests.conftest import CPU, assert_close, assert_same, tiny
 
 ROOM = {"warmup": 0, "clusters": 3}
@@ -58,16 +56,6 @@ def test_two_opposite_pairs_part():
     assert (
         aggregated(CFL(**ROOM), [u, u, -u, -u], weight=[0.4, 0.3, 0.2, 0.1])["count"] == 1
     )  # a mean of 0.4 |u|
-
-
-@pytest.mark.parametrize(("linkage", "away"), [("single", [4]), ("complete", [2, 3, 4])])
-def test_single_linkage_is_the_papers_and_complete_that_of_public_code(linkage, away):
-    vectors = torch.stack([unit(angle).double() for angle in (0, 30, 61, 91, 131)])
-    assert bipartition_clients(vectors @ vectors.T, linkage).nonzero()[:, 0].tolist() == away
-    assert_close(
-        bipartition_clients((vectors @ vectors.T).flip(0, 1), linkage).sum(),
-        torch.tensor(5 - len(away)),
-    )
 
 
 def test_a_newcomer_has_the_model_from_before_the_first_split():

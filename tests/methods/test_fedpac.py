@@ -55,15 +55,6 @@ def test_diverged_statistics_raise_nothing_here(value):
         assert_close({"": shares.sum(1)}, {"": torch.ones(3, dtype=torch.float64)}, atol=1e-12)
 
 
-def test_clients_of_other_classes_are_left_out_and_small_shares_dropped():
-    means = torch.zeros(3, CLASSES, 12, dtype=torch.float64)
-    means[2, 0] = 100.0  # far from the others
-    shares = mixture_shares(means, torch.full((3,), 0.1, dtype=torch.float64))
-    assert shares[0].tolist() == [0.5, 0.5, 0.0]
-    assert shares[2].tolist() == [0.0, 0.0, 1.0]
-    assert_close({"": shares.sum(1)}, {"": torch.ones(3, dtype=torch.float64)}, atol=1e-12)
-
-
 def test_a_class_that_nobody_has_loses_its_prototype_or_keeps_it(net, federation):
     y = federation.y.clone()
     for client in (1, 8):

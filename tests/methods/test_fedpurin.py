@@ -1,7 +1,5 @@
 """FedCAC and FedPURIN (arXiv:2510.16065): critical entries, collaborators and traffic."""
 
-import math
-
 import pytest
 import torch
 
@@ -22,17 +20,6 @@ def equal():
 def begins(method, server, client):
     """The model that a client's local training starts from."""
     return method._begin(server, method.prepare(server, client))
-
-
-def test_the_highest_scores_are_critical_and_their_number_is_rounded_down():
-    score = torch.rand(7, 13, generator=torch.Generator().manual_seed(0))
-    for tau in (0.01, 0.1, 0.29, 0.5, 0.99, 1.0):
-        mask = select_highest(score, tau, 1e-10)
-        assert int(mask.sum()) == math.floor(91 * tau)
-        assert mask.all() or not mask.any() or score[mask].min() > score[~mask].max()
-    assert int(select_highest(torch.rand(100), 0.29).sum()) == 29
-    assert not select_highest(score, 0.0).any()
-    assert not select_highest(torch.rand(10), 0.05).any()
 
 
 def test_scores_up_to_the_cutoff_are_not_critical_as_long_as_there_are_others():
@@ -56,22 +43,6 @@ def test_equal_scores_are_all_critical_and_without_scores_a_tensor_stays_intact(
 def test_an_empty_mask_overlaps_with_nobody():
     found = mask_overlaps({"a": torch.tensor([[False, False], [True, False], [True, True]])})
     assert found.tolist() == [[0, 0, 0], [0.5, 1, 0.5], [0.5, 0.75, 1]]
-
-
-def test_the_threshold_rises_from_the_mean_to_the_maximum():
-    """O_avg is 0.3, O_max 0.8."""
-    overlap = torch.tensor([[1.0, 0.8, 0.1], [0.5, 1.0, 0.3], [0.1, 0.0, 1.0]], dtype=torch.float64)
-
-    def found(t, beta=10):
-        pairs = collaboration_mask(overlap, t, beta).nonzero().tolist()
-        return [(i, j) for i, j in pairs if i != j]
-
-    assert found(1) == [(0, 1), (1, 0)]
-    assert found(3) == [(0, 1), (1, 0)]
-    assert found(5) == [(0, 1)]
-    assert found(10) == [(0, 1)]  # the best pair to the end
-    assert found(11) == []
-    assert collaboration_mask(overlap, 11, 10).diagonal().all()
 
 
 @pytest.mark.parametrize("value", [0.7, 1 / 3, 0.1, 1.0, 0.0])

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from fedpfl import models
-from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import FedPer, FedSelect
 from tests.conftest import assert_same, client_row, record_states
@@ -24,47 +23,19 @@ def test_half_an_entry_is_rounded_as_the_official_code_rounds(size, new):
     assert mask.tolist() == [False] * (size - new) + [True] * new
 
 
-def test_a_share_of_exactly_alpha_is_where_the_limits_differ(net, federation):
-    counts = {}
-    for strict in (True, False):
-        method = FedSelect(p=0.5, alpha=0.5, strict=strict)
-        state = record_states(method, net, federation, OFTEN[:3])[-1]
-        counts[strict] = [float(state.clients["mask"][name][0].double().mean()) for name in WEIGHTS]
-    assert counts[True] == [0.5] * 3
-    assert counts[False] == [27 / 36, 324 / 432, 45 / 60]
-
-
-@pytest.mark.parametrize(("scope", "clamp"), [("tensor", True), ("all", False)])
-def test_the_personal_share_follows_its_series(scope, clamp, net, federation):
-    """1 - (1 - p)^n, up to the rounding of each step to whole entries; with `clamp` never beyond
-    alpha.
-    """
-    states = record_states(
-        FedSelect(alpha=0.8, scope=scope, clamp=clamp), net, federation, [[0, 2]] * 8
-    )
-    size = 36 + 432 + 60
-    pieces = (
-        dict.fromkeys([scope], size) if scope == "all" else {"conv.weight": 36, "fc.weight": 432}
-    )
-    for name, n in pieces.items():
-        for client in (0, 2):
-            masks = [client_row(s.clients["mask"], client) for s in states]
-            counts = [
-                int((tree.ravel(mask) if scope == "all" else mask[name]).sum()) for mask in masks
-            ]
-            expected, z = [0], n
-            for _ in range(8):
-                new = z - round((1 - 0.25) * z) if n - z < 0.8 * n else 0
-                z -= max(0, min(new, int(0.8 * n) - (n - z))) if clamp else new
-                expected.append(n - z)
-            assert counts == expected
-            exact = [1 - 0.75**k for k in range(6)]
-            assert [c / n for c in counts[:6]] == pytest.approx(exact, abs=2 / n)
-            assert (
-                (counts[-1] == int(0.8 * n))
-                if clamp
-                else counts[-1] / n == pytest.approx(1 - 0.75**6, abs=2 / n)
-            )
+@pytest.mark.parametrize(
+    ("values", "counts"),
+    [
+        ({"alpha": 0.5}, [18, 216, 30]),
+        ({"alpha": 0.5, "strict": False}, [27, 324, 45]),
+        ({"alpha": 0.6}, [27, 324, 45]),
+        ({"alpha": 0.6, "clamp": True}, [21, 259, 36]),
+    ],
+)
+def test_the_personal_share_grows_up_to_alpha(values, counts, net, federation):
+    """By halves: from exactly alpha on no more unless it may be passed; `clamp` stops at alpha."""
+    state = record_states(FedSelect(p=0.5, **values), net, federation, OFTEN[:3])[-1]
+    assert [int(state.clients["mask"][name][0].sum()) for name in WEIGHTS] == counts
 
 
 def test_the_entries_that_moved_least_are_selected(backend, net, federation):

@@ -1,6 +1,5 @@
 """FlexFL: levels and devices."""
 
-import itertools
 import math
 
 import pytest
@@ -26,21 +25,6 @@ def shares(net, **values):
         masks = neurons.entry_masks(server["plan"], active, net.params)
         counts.append(sum(int(mask.sum()) for mask in masks.values()) / tree.size(net.params))
     return counts, server["levels"]
-
-
-@pytest.mark.parametrize("apoz", [(), (0.5, 0.5, 0.9), (0.9, 0.5, 0.1)])
-@pytest.mark.parametrize("tolerance", [0.05, 0.005])
-def test_levels_have_their_shares_of_the_scalars(apoz, tolerance):
-    net = models.build_network("cnn4", (1, 28, 28), 10, 0)
-    counts, levels = shares(net, apoz=apoz, tolerance=tolerance)
-    assert counts == pytest.approx([0.25, 0.5, 1.0], abs=tolerance)
-    assert levels[2].all()
-    for low, high in itertools.pairwise(levels):
-        assert (high | ~low).all()
-        assert not (low == high).all()
-    for level in levels:  # prefixes
-        for part in level[:-1].split([32, 64, 512]):
-            assert part.tolist() == sorted(part.tolist(), reverse=True)
 
 
 def test_an_embedding_is_a_layer_of_its_group():

@@ -11,7 +11,7 @@ from fedpfl.engine import make_initial_state
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import Batch, Floco, FlocoPlus
-from fedpfl.methods.shared.simplex import client_centres, params_at, project_to_simplex
+from fedpfl.methods.shared.simplex import client_centres, params_at
 from tests.conftest import COHORTS, CPU, assert_close, assert_same, record_states
 
 NAME = "classifier.weight"
@@ -67,20 +67,6 @@ def test_numbers_at_the_ends_of_their_range_give_points():
         for projected in (False, True):
             alpha = Floco(endpoints=3)._point(batch, state_of([1 / 3] * 3, projected))
             assert alpha.isfinite().all(), (value, projected)
-
-
-@pytest.mark.parametrize("total", [0.01, 0.5, 1.0])
-def test_the_nearest_point_of_a_simplex(total):
-    for seed in range(20):
-        point = draw(6, seed=seed)
-        got = project_to_simplex(point, total)
-        assert (got >= 0).all()
-        assert float(got.sum()) == pytest.approx(total, abs=1e-12)
-        # Optimality: where it is positive, point - got is one number, elsewhere it is no more than
-        # that.
-        gap = point - got
-        assert_close(gap[got > 0], gap.amax().expand(int((got > 0).sum())), atol=1e-12)
-    assert_close(project_to_simplex(torch.tensor([0.2, 0.3, 0.5])), torch.tensor([0.2, 0.3, 0.5]))
 
 
 def test_fewer_clients_than_endpoints():

@@ -44,16 +44,6 @@ def test_exact_shares_are_not_rounded_away():
             assert kept.unique().tolist() == [hundredths]
 
 
-def test_prefix_and_window():
-    assert chosen(neurons.prefix_neurons(PLAN, share(0.5))) == ([0, 1], [0, 1, 2, 3, 4, 5])
-    shifted = neurons.rolling_neurons(PLAN, share(0.5), torch.tensor(3))
-    assert chosen(shifted) == ([0, 3], [3, 4, 5, 6, 7, 8])
-    assert torch.equal(
-        neurons.rolling_neurons(PLAN, share(0.3), torch.tensor(0)),
-        neurons.prefix_neurons(PLAN, share(0.3)),
-    )
-
-
 def test_top_takes_the_highest_of_each_group_and_of_equals_the_first():
     score = torch.tensor([1.0, 5.0, 5.0, -2.0, *torch.arange(12).tolist()])
     assert chosen(neurons.top_neurons(PLAN, share(0.25), score)) == ([1], [9, 10, 11])
@@ -62,26 +52,6 @@ def test_top_takes_the_highest_of_each_group_and_of_equals_the_first():
         [0, 1],
         [0, 1, 2, 3, 4, 5],
     )
-
-
-def test_entries_between_active_neurons_by_hand():
-    active = torch.zeros(17, dtype=torch.bool)
-    active[[1, 3, 4, 9, 16]] = True  # channels 1 and 3, fc 0 and 5
-    masks = neurons.entry_masks(PLAN, active, NET.params)
-    for name, leaf in NET.params.items():
-        assert masks[name].shape == leaf.shape
-    assert masks["conv.weight"][:, 0, 0, 0].tolist() == [False, True, False, True]
-    assert (
-        masks["norm.weight"].tolist() == masks["conv.bias"].tolist() == [False, True, False, True]
-    )
-    columns = [j // 9 in (1, 3) for j in range(36)]
-    assert masks["fc.weight"][5].tolist() == masks["fc.weight"][0].tolist() == columns
-    assert not masks["fc.weight"][[i for i in range(12) if i not in (0, 5)]].any()
-    assert masks["classifier.weight"].tolist() == [[i in (0, 5) for i in range(12)]] * 5
-    assert masks["classifier.bias"].all()
-    touched = neurons.statistics_masks(PLAN, active)
-    assert touched["norm.running_mean"].tolist() == [False, True, False, True]
-    assert touched["norm.num_batches_tracked"].item()
 
 
 def test_networks_without_a_wiring_say_so():

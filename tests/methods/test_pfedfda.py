@@ -7,10 +7,10 @@ import torch
 
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.shard import make_shard
-from fedpfl.methods import Data, PFedFDA, Shard
+from fedpfl.methods import PFedFDA
 from fedpfl.methods.pfedfda import Features
-from fedpfl.methods.shared.gaussian import class_frequencies, lda_head, pack_symmetric
-from tests.conftest import CLASSES, HEAD, assert_close, assert_same, record_states, tiny
+from fedpfl.methods.shared.gaussian import pack_symmetric
+from tests.conftest import CLASSES, assert_same, record_states, tiny
 from tests.methods.reference.pfedfda import objective
 
 UNIFORM = torch.full((CLASSES,), 1 / CLASSES, dtype=torch.float64)
@@ -32,10 +32,6 @@ def problem(samples=60, seed=0):
     y = torch.arange(samples) % 3
     z = draw(CLASSES, 12, seed=seed + 1)[y] + 0.7 * draw(samples, 12, seed=seed + 2)
     return z, y, UNIFORM, mean, cov
-
-
-def logits(z, head):
-    return z @ head[0].T + head[1]
 
 
 @pytest.mark.parametrize(("seed", "single"), [(0, False), (2, True)])
@@ -77,54 +73,6 @@ def test_where_the_search_fails_the_last_beta_stays():
         PFedFDA()._search_beta(Features(z * math.nan, y, prior), (mean, cov), last).tolist()
         == last.tolist()
     )
-
-
-class Local(PFedFDA):
-    """Takes statistics of the client alone."""
-
-    def _search_beta(self, samples, shared, beta):
-        return torch.ones_like(beta)
-
-
-def test_training_takes_a_mean_from_a_single_sample(net):
-    """Unlike judging (the official code's training tests for no number): class 3 has one, class 4
-    none.
-    """
-    method = Local()
-    server, client = method.init(net.params, net.parts)
-    z, y = draw(8, 12).float(), torch.tensor([0, 0, 0, 1, 1, 1, 1, 3])
-    client |= {"prior": class_frequencies(y, CLASSES, method.eps)}
-    found = method.after_training(server, client, None, net.params, None, {"z": z, "y": y})["mean"]
-    wanted = torch.stack(
-        [z[:3].mean(0), z[3:7].mean(0), server["mean"][2], z[7], server["mean"][4]]
-    )
-    assert_close({"": found}, {"": wanted}, atol=1e-6)
-
-
-@pytest.mark.parametrize("folds", [2, 3])
-def test_judging_takes_a_mean_from_more_samples_than_folds_alone(folds, net):
-    """Class 0 has as many samples as there are folds and class 1 one more: only the latter's mean
-    is the client's.
-    """
-    method = Local(folds=folds)
-    server, client = method.init(net.params, net.parts)
-    y = torch.tensor([0] * folds + [1] * (folds + 1))
-    data = Data(torch.rand(len(y), 1, 8, 8, generator=torch.Generator().manual_seed(0)), y)
-    bound = net.bind({"main": {}})
-    head = method.before_evaluation(server, client, bound, Shard(lambda: data, 32, None))["head"]
-    with torch.no_grad():
-        z = bound.features({**server["body"], **server["head"]}, data.x)[1].double()
-    mean = server["mean"].double()
-    mean[1] = z[folds:].mean(0)
-    centred = z - mean[y]
-    cov = centred.T @ centred / (len(y) - 1) + torch.eye(12, dtype=torch.float64) + 1e-4
-    weight, bias = lda_head(mean, cov, class_frequencies(y, CLASSES, method.eps), method.eps)
-    assert_close(head, {HEAD[0]: weight.float(), HEAD[1]: bias.float()}, atol=1e-4)
-    other = mean.clone()
-    other[0] = z[:folds].mean(0)
-    assert (
-        lda_head(other, cov, class_frequencies(y, CLASSES, method.eps), method.eps)[0] - weight
-    ).abs().max() > 1e-2
 
 
 def test_a_covariance_without_regularisation_is_made_positive_definite():

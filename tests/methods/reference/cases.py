@@ -630,6 +630,7 @@ CASES |= {
         tolerance=(2e-6, 0.0),
         extras=biases,
         extras_tolerance=(1e-6, 0.0),
+        evaluated="logits",
     )
     for number, method in enumerate(
         [

@@ -533,16 +533,16 @@ def feddbe(s: Setting, method: Any, first: Order) -> Result:
             total, target = total + len(client.y), target + len(client.y) * own
     target = target / total
 
-    def judge(weights: Weights, i: int) -> int:
-        model, client = still(s, weights), s.clients[i]
-        return count_hits(model.classifier(features(model, client.test_x) + u[i]), client.test_y)
+    def logits(weights: Weights, i: int) -> Tensor:
+        model = still(s, weights)
+        return model.classifier(features(model, s.clients[i].test_x) + u[i])
 
     return play(
         s,
         lambda w, turn: step_through(w, turn, s.order, target)[0],
-        judge=judge,
+        personal=lambda turn: {"logits": logits(turn.shared, turn.i)},
+        judge=lambda weights, i: count_hits(logits(weights, i), s.clients[i].test_y),
         extras=lambda _: {"mean": target, "u": torch.stack([*u.values()])},
-        is_everyone_judged=True,
     )
 
 
