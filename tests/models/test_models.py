@@ -69,12 +69,6 @@ def test_cnn4_equals_relu_then_pool_bit_for_bit_in_values_and_gradients():
     assert_same(got, want)
 
 
-@pytest.mark.parametrize("shape", [(1, 15, 28), (1, 28, 15), (3, 8, 8)])
-def test_too_small_images_are_refused(shape):
-    with pytest.raises(FedpflError, match=rf"at least 16x16 pixels, got {shape[1]}x{shape[2]}"):
-        models.build_network("cnn4", shape, 10, 0)
-
-
 @pytest.mark.parametrize(
     ("name", "shape", "options", "mend"),
     [
@@ -125,10 +119,8 @@ class Sum(nn.Module):
 def test_mistakes_of_a_networks_author_are_one_line(mistake, says, monkeypatch):
     monkeypatch.setitem(models.MODELS, "sum", Sum)
     assert models.build_network("sum", (4,), 3, 0).params["fc.weight"].shape == (3, 4)
-    assert models.build_network("sum", (4,), 3, 0, mistake="meta").params["fc.weight"].shape == (
-        3,
-        4,
-    )
+    meta = models.build_network("sum", (4,), 3, 0, mistake="meta")
+    assert meta.params["fc.weight"].shape == (3, 4)
     with pytest.raises(FedpflError, match=f"^model=sum: {says}") as error:
         models.build_network("sum", (4,), 3, 0, mistake=mistake)
     assert "\n" not in str(error.value)

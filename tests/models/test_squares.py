@@ -4,7 +4,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.func import vmap
 
 from fedpfl.models import build_network, squared_gradients
 from fedpfl.models.net import Net
@@ -72,38 +71,15 @@ NETS = {
 }
 
 
-@pytest.mark.parametrize("name", NETS)
-def test_they_are_those_of_a_loop(name):
+SOME = ("wide.weight", "norm.weight", "classifier.bias", "twice.weight")
+
+
+@pytest.mark.parametrize(
+    ("name", "chosen"), [*((name, None) for name in NETS), ("mixed", SOME)], ids=str
+)
+def test_they_are_those_of_a_loop(name, chosen):
     net, shape = NETS[name]()
-    data = samples(shape, 3)
-    buffers = {"main": net.buffers}
-    expected = by_hand(net, net.params, buffers, *data)
-    assert_close(squares(net, net.params, buffers, *data), expected, atol=1e-7, rtol=1e-4)
-
-
-def test_some_parameters_only():
-    net, shape = NETS["mixed"]()
+    params = {name: net.params[name] for name in chosen or net.params}
     data, buffers = samples(shape, 3), {"main": net.buffers}
-    some = {
-        name: net.params[name]
-        for name in ("wide.weight", "norm.weight", "classifier.bias", "twice.weight")
-    }
-    assert_close(
-        squares(net, some, buffers, *data), by_hand(net, some, buffers, *data), atol=1e-7, rtol=1e-4
-    )
-
-
-def test_many_clients_at_once():
-    net, shape = NETS["cnn4"]()
-    stacked = {
-        name: torch.stack([value, value * 0.5, -value]) for name, value in net.params.items()
-    }
-    parts = [samples(shape, 3, 5), samples(shape, 3, 5), samples(shape, 3, 5)]
-    x, y, weight = (torch.stack(part) for part in zip(*parts, strict=True))
-    found = vmap(lambda *row: squares(net, row[0], {}, *row[1:]))(stacked, x, y, weight)
-    for i in range(3):
-        own = {name: value[i] for name, value in stacked.items()}
-        expected = by_hand(net, own, {}, x[i], y[i], weight[i])
-        assert_close(
-            {name: value[i] for name, value in found.items()}, expected, atol=1e-7, rtol=1e-4
-        )
+    expected = by_hand(net, params, buffers, *data)
+    assert_close(squares(net, params, buffers, *data), expected, atol=1e-7, rtol=1e-4)

@@ -111,14 +111,9 @@ def test_weights_of_another_network_are_refused(changes, message, tmp_path):
         start(weights=saved(tmp_path, start(), **changes))
 
 
-def test_files_that_cannot_be_read(tmp_path):
+def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(FedpflError, match=r"there is no file .*none.pt; put it there"):
         start(weights=tmp_path / "none.pt")
-    for number, content in enumerate((b"", b"PK\x03\x04 broken", b"text")):
-        path = tmp_path / f"{number}.pt"
-        path.write_bytes(content)
-        with pytest.raises(FedpflError, match=rf"model.weights: .*{number}.pt cannot be read"):
-            start(weights=path)
 
 
 SMALL = {"patch": 4, "layers": 1, "heads": 2, "width": 8}
@@ -132,6 +127,8 @@ BAD_FILES = {
     "empty.safetensors": (lambda good: b"", "cannot be read"),
     "cut.safetensors": (lambda good: good[: len(good) // 2], "cannot be read"),
     "pickle.safetensors": (lambda good: pickle.dumps({"weight": 1}), "cannot be read"),
+    "empty.pt": (lambda good: b"", "cannot be read"),
+    "broken.pt": (lambda good: b"PK\x03\x04 broken", "cannot be read"),
     "other.pt": (lambda good: good, "it is no file of torch.save's, or holds more than tensors.$"),
     "trap.pt": (lambda good: pickle.dumps(Trap(), protocol=2), "no file of torch.save's"),
     "resnet.safetensors": (lambda good: save(start().params), "has no class_token"),

@@ -1,6 +1,7 @@
 """Wiring: which neurons entries belong to, by hand and by cutting sub-models out of networks."""
 
 import threading
+from functools import partial
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from fedpfl import models
 from fedpfl.ground import tree
 from fedpfl.models import Net, Parts
-from fedpfl.models.norm import BatchNorm2d
+from fedpfl.models.norm import BatchNorm1d, BatchNorm2d
 from fedpfl.models.wiring import Axis, Wiring, trace_wiring
 from tests.conftest import CLASSES, assert_close, entries_between, tiny
 
@@ -36,51 +37,6 @@ def test_tiny_by_hand():
         "classifier.weight": (None, one("fc")),
         "classifier.bias": (None,),
     }
-
-
-@pytest.mark.parametrize(
-    ("shape", "block"), [((3, 32, 32), 25), ((1, 28, 28), 16), ((1, 16, 20), 2)]
-)
-def test_cnn4_by_hand(shape, block):
-    wiring = models.build_network("cnn4", shape, 10, 0).parts.wiring
-    assert list(wiring.widths.items()) == [("conv1", 32), ("conv2", 64), ("fc1", 512)]
-    assert wiring.axes == {
-        "conv1.weight": (one("conv1"), None),
-        "conv1.bias": (one("conv1"),),
-        "conv2.weight": (one("conv2"), one("conv1")),
-        "conv2.bias": (one("conv2"),),
-        "fc1.weight": (one("fc1"), one("conv2", block)),
-        "fc1.bias": (one("fc1"),),
-        "classifier.weight": (None, one("fc1")),
-        "classifier.bias": (None,),
-    }
-
-
-@pytest.mark.parametrize("norm", ["batch", "group"])
-@pytest.mark.parametrize("stem", ["large", "small"])
-def test_resnet8_shares_neurons_along_residual_streams(norm, stem):
-    net = models.build_network("resnet8", (3, 32, 32), 10, 0, norm=norm, stem=stem)
-    wiring = net.parts.wiring
-    stream = ["conv", "blocks.1.conv2", "blocks.2.conv2"]
-    inside = [f"blocks.{block}.conv1" for block in range(3)]
-    order = ["conv", inside[0], inside[1], stream[1], inside[2], stream[2]]
-    assert list(wiring.widths.items()) == list(
-        zip(order, (64, 64, 128, 128, 256, 256), strict=True)
-    )
-    axes = wiring.axes
-    assert axes["conv.weight"] == (one("conv"), None)
-    assert axes["norm.bias"] == axes["blocks.0.norm2.weight"] == (one("conv"),)
-    for block in range(3):
-        before, after = stream[max(block - 1, 0)], stream[block]
-        assert axes[f"blocks.{block}.conv1.weight"] == (one(inside[block]), one(before))
-        assert axes[f"blocks.{block}.norm1.bias"] == (one(inside[block]),)
-        assert axes[f"blocks.{block}.conv2.weight"] == (one(after), one(inside[block]))
-        assert axes[f"blocks.{block}.norm2.bias"] == (one(after),)
-        if block:
-            assert axes[f"blocks.{block}.project.0.weight"] == (one(after), one(before))
-            assert axes[f"blocks.{block}.project.1.weight"] == (one(after),)
-    assert axes["classifier.weight"] == (None, one("blocks.2.conv2"))
-    assert axes.keys() == net.params.keys() | net.buffers.keys()
 
 
 # Sub-models
@@ -124,28 +80,44 @@ def restless(net: Net) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     return shaken(net.params), shaken(net.buffers)
 
 
+BUILT_IN = {
+    "cnn4": ((1, 16, 20), {}),
+    "resnet8": ((2, 12, 12), {"stem": "small"}),
+    "resnet18": ((3, 16, 16), {}),
+    "fedspu_cifar10": ((3, 8, 8), {}),
+    "fedspu_speech": ((1, 8, 8), {}),
+    "lenet5": ((1, 16, 20), {}),
+    "mlp": ((11,), {}),
+    "har_cnn": ((3, 36), {}),
+    "text": ((6,), {"vocabulary": 5}),
+    "lstm": ((6,), {"vocabulary": 5, "width": 7}),
+}
 NETS = {  # how to build, the inputs of one sample
     "tiny": (tiny, (1, 8, 8)),
     "tiny with norm": (lambda: tiny(norm=True), (1, 8, 8)),
-    "cnn4": (lambda: models.build_network("cnn4", (1, 16, 20), CLASSES, 0), (1, 16, 20)),
-    "resnet8": (
-        lambda: models.build_network("resnet8", (2, 12, 12), CLASSES, 0, stem="small"),
-        (2, 12, 12),
+    **{
+        name: (partial(models.build_network, name, shape, CLASSES, 0, **options), shape)
+        for name, (shape, options) in BUILT_IN.items()
+    },
+    "norm behind flattening": (
+        lambda: Net(
+            nn.Sequential(
+                *(nn.Conv2d(1, 3, 3), nn.Flatten(), BatchNorm1d(27), nn.Linear(27, 6)),
+                *(BatchNorm1d(6), nn.Linear(6, CLASSES)),
+            )
+        ),
+        (1, 5, 5),
     ),
-    "resnet18": (lambda: models.build_network("resnet18", (3, 16, 16), CLASSES, 0), (3, 16, 16)),
-    "fedspu_cifar10": (
-        lambda: models.build_network("fedspu_cifar10", (3, 8, 8), CLASSES, 0),
-        (3, 8, 8),
+    "pooled to a place": (
+        lambda: Net(
+            nn.Sequential(
+                *(nn.Conv2d(1, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+                nn.Linear(4, CLASSES),
+            )
+        ),
+        (1, 5, 5),
     ),
-    "fedspu_speech": (
-        lambda: models.build_network("fedspu_speech", (1, 8, 8), CLASSES, 0),
-        (1, 8, 8),
-    ),
-    "lenet5": (lambda: models.build_network("lenet5", (1, 16, 20), CLASSES, 0), (1, 16, 20)),
-    "mlp": (lambda: models.build_network("mlp", (11,), CLASSES, 0), (11,)),
-    "har_cnn": (lambda: models.build_network("har_cnn", (3, 36), CLASSES, 0), (3, 36)),
-    "text": (lambda: models.build_network("text", (6,), CLASSES, 0, vocabulary=5), (6,)),
-    "lstm": (lambda: models.build_network("lstm", (6,), CLASSES, 0, vocabulary=5, width=7), (6,)),
+    "mean of places": (lambda: Net(Does(lambda m, x, h: h)), (1, 5, 5)),
 }
 
 
@@ -202,47 +174,6 @@ def test_zeroed_entries_are_as_good_as_a_small_dense_network(name, mode):
 # Other networks
 
 
-def last_hidden(*layers: nn.Module) -> Wiring:
-    return trace_wiring(nn.Sequential(*layers))
-
-
-def test_norms_after_flattening_and_after_linear_layers():
-    layers = (
-        nn.Conv2d(1, 2, 3),
-        nn.Flatten(),
-        nn.BatchNorm1d(18),
-        nn.Linear(18, 5),
-        nn.BatchNorm1d(5),
-        nn.Linear(5, 3),
-    )
-    axes = last_hidden(*layers).axes
-    assert axes["2.running_var"] == (one("0", 9),)
-    assert axes["3.weight"] == (one("3"), one("0", 9))
-    assert axes["4.weight"] == (one("3"),)
-    assert axes["5.weight"] == (None, one("3"))
-
-
-def test_global_pooling_and_means_leave_one_entry_per_neuron():
-    pooled = (nn.Conv2d(1, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
-    assert last_hidden(*pooled).axes["3.weight"] == (None, one("0"))
-
-    class Mean(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = nn.Conv1d(1, 4, 3)
-            self.out = nn.Linear(4, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.out(self.conv(x).mean(2))
-
-    assert trace_wiring(Mean()).axes["out.weight"] == (None, one("conv"))
-
-
-def test_a_network_of_one_layer_has_no_hidden_neurons():
-    wiring = last_hidden(nn.Flatten(), nn.Linear(4, 3))
-    assert wiring == Wiring({}, {"1.weight": (None, None), "1.bias": (None,)})
-
-
 class Does(nn.Module):
     """conv, something, mean, classifier."""
 
@@ -251,7 +182,7 @@ class Does(nn.Module):
         self.conv = nn.Conv2d(1, 4, 3, padding=1)
         for name, layer in layers.items():
             self.add_module(name, layer)
-        self.classifier = nn.Linear(4, 3)
+        self.classifier = nn.Linear(4, CLASSES)
         self.something = something
 
     def forward(self, x: Tensor) -> Tensor:
@@ -274,6 +205,11 @@ def with_function(function):
     return lambda: Does(function)
 
 
+def share_bias(network: Does) -> Does:
+    network.more.bias = network.conv.bias
+    return network
+
+
 UNKNOWN = [
     (with_more(nn.Conv2d(4, 4, 3, groups=4)), "more: convolutions in 4 groups"),
     (with_function(lambda m, x, h: h + x), "add: adds neurons and the network's input"),
@@ -288,9 +224,19 @@ UNKNOWN = [
     (with_function(lambda m, x, h: h if h.sum() > 0 else -h), "cannot be traced"),
     (with_function(lambda m, x, h: h * m.classifier.weight.sum()), r"classifier[._]weight"),
     (with_function(lambda m, x, h: h.view(-1, 2, 4)), "view: only"),
+    (with_function(lambda m, x, h: h.flatten(0, 1)), "flatten: mixes neurons with the axes"),
     (with_more(nn.LayerNorm(8)), "more: works along another axis"),
     (with_function(lambda m, x, h: h.mean(1, keepdim=True)), "mean: takes neurons together"),
     (lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(8, 3)), "1: takes 8 entries of 4 neurons"),
+    (
+        lambda: Does(lambda m, x, h: h + m.more(x), more=nn.Conv2d(1, 1, 1)),
+        "conv and more do not",
+    ),
+    (
+        lambda: nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(8, 3)),
+        "1: needs a known number",
+    ),
+    (lambda: share_bias(Does(lambda m, x, h: m.more(h), more=nn.Conv2d(4, 4, 1))), "share"),
 ]
 
 
@@ -298,21 +244,6 @@ UNKNOWN = [
 def test_what_is_not_known_is_refused_by_name(network, says):
     with pytest.raises(ValueError, match=says):
         trace_wiring(network())
-
-
-def test_paths_that_do_not_match_are_refused_by_name():
-    added = Does(lambda m, x, h: h + m.more(x), more=nn.Conv2d(1, 1, 1))
-    embedded = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(8, 3))
-    for module, says in ((added, "conv and more do not"), (embedded, "1: needs a known number")):
-        with pytest.raises(ValueError, match=says):
-            trace_wiring(module)
-
-
-def test_shared_parameters_are_refused():
-    module = Does(lambda m, x, h: m.more(h), more=nn.Conv2d(4, 4, 1))
-    module.more.bias = module.conv.bias
-    with pytest.raises(ValueError, match="share"):
-        trace_wiring(module)
 
 
 # Parts
