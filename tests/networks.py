@@ -118,11 +118,6 @@ class CounterAssigned(CounterInPlace):
         self.steps = self.steps + 1
 
 
-class CounterBySetattr(CounterInPlace):
-    def count(self):
-        self._buffers["steps"] = self.steps.add(1)
-
-
 class CounterWholeNumber(CounterInPlace):
     """A counter of whole numbers, assigned."""
 
@@ -182,14 +177,6 @@ class FrozenAverage(Plain):
         if self.training:
             self.move(hidden.detach().mean(0))
         return torch.tanh(hidden - self.average)
-
-
-class KeepsFeatures(Plain):
-    """Keeps its last features for whoever looks, which does no harm."""
-
-    def features(self, x):
-        self.last = super().features(x).detach()
-        return self.last * 0 + super().features(x)
 
 
 class CountsInAttribute(Plain):
@@ -368,41 +355,12 @@ class ListedWeights(Plain):
         return torch.tanh(x.flatten(1) @ self.weights[0].t())
 
 
-class InPlaceActivation(nn.Module):
-    """Its first layer is an activation in place, on the samples themselves."""
-
-    def __init__(self, shape, classes):
-        super().__init__()
-        self.layers = nn.Sequential(
-            nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(inputs(shape), classes)
-        )
-
-    def forward(self, x):
-        return self.layers(x)
-
-
 # ---- recomputation
 
 
 class Checkpointed(Plain):
     def features(self, x):
         return checkpoint(super().features, x, use_reentrant=False)
-
-
-class CheckpointedReentrant(Plain):
-    def features(self, x):
-        return checkpoint(super().features, x.clone().requires_grad_(), use_reentrant=True)
-
-
-class CheckpointedDropout(Plain):
-    """What is recomputed draws the same numbers again."""
-
-    def __init__(self, shape, classes):
-        super().__init__(shape, classes)
-        self.drop = nn.Dropout(0.5)
-
-    def features(self, x):
-        return checkpoint(lambda x: self.drop(Plain.features(self, x)), x, use_reentrant=False)
 
 
 # ---- random layers
@@ -422,12 +380,6 @@ class DropoutAlways(Plain):
 
     def features(self, x):
         return nn.functional.dropout(super().features(x), 0.3)
-
-
-class NoisyFeatures(Plain):
-    def features(self, x):
-        features = super().features(x)
-        return features + 0.1 * torch.randn_like(features) if self.training else features
 
 
 class NoisyByNumpy(Plain):
@@ -524,15 +476,6 @@ class NumpyInit(Plain):
         self.hidden.weight = nn.Parameter(torch.tensor(weight, dtype=torch.float32))
 
 
-class PythonInit(Plain):
-    def __init__(self, shape, classes):
-        super().__init__(shape, classes)
-        self.scale = random.uniform(0.2, 3)
-
-    def features(self, x):
-        return super().features(x) * self.scale
-
-
 class UnseededInit(Plain):
     """Draws from a generator that nobody can seed."""
 
@@ -556,18 +499,6 @@ class Tied(nn.Module):
     def forward(self, x):
         hidden = torch.tanh(self.second(torch.tanh(self.first(x.flatten(1)))))
         return self.out(torch.tanh(self.third(hidden)))
-
-
-class SharedLayer(Plain):
-    """One layer under two names."""
-
-    def __init__(self, shape, classes):
-        super().__init__(shape, classes)
-        self.middle = nn.Linear(WIDTH, WIDTH)
-        self.again = self.middle
-
-    def features(self, x):
-        return torch.tanh(self.again(torch.tanh(self.middle(super().features(x)))))
 
 
 class TiedHead(nn.Module):
@@ -603,15 +534,6 @@ class ChangesInput(Plain):
 # ---- heads
 
 
-class HeadFirst(nn.Module):
-    def __init__(self, shape, classes):
-        super().__init__()
-        self.out, self.hidden = nn.Linear(WIDTH, classes), nn.Linear(inputs(shape), WIDTH)
-
-    def forward(self, x):
-        return self.out(torch.tanh(self.hidden(x.flatten(1))))
-
-
 class AuxiliarySameWidth(Plain):
     """A second head of as many outputs, which nothing comes of."""
 
@@ -623,6 +545,15 @@ class AuxiliarySameWidth(Plain):
         features = self.features(x)
         self.auxiliary(features)
         return self.out(features)
+
+
+class HeadFirst(nn.Module):
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.out, self.hidden = nn.Linear(WIDTH, classes), nn.Linear(inputs(shape), WIDTH)
+
+    def forward(self, x):
+        return self.out(torch.tanh(self.hidden(x.flatten(1))))
 
 
 class UnusedLayer(Plain):
@@ -720,12 +651,10 @@ KEPT = {
     "batchnorm_cumulative": batchnorm_cumulative,
     "counter_in_place": CounterInPlace,
     "counter_assigned": CounterAssigned,
-    "counter_by_setattr": CounterBySetattr,
     "counter_whole_number": CounterWholeNumber,
     "average_with_graph": AverageWithGraph,
     "not_persistent": NotPersistent,
     "frozen_average": FrozenAverage,
-    "keeps_features": KeepsFeatures,
     "hook_by_method": HookByMethod,
     "parameter_lists": ParameterLists,
     "branches_on_values": BranchesOnValues,
@@ -736,27 +665,21 @@ KEPT = {
     "double": Double,
     "self_attention": SelfAttention,
     "recurrent": Recurrent,
-    "in_place_activation": InPlaceActivation,
     "checkpointed": Checkpointed,
-    "checkpointed_reentrant": CheckpointedReentrant,
-    "checkpointed_dropout": CheckpointedDropout,
     "dropped": Dropped,
     "dropout_always": DropoutAlways,
-    "noisy_features": NoisyFeatures,
     "noisy_by_numpy": NoisyByNumpy,
     "stochastic_depth": StochasticDepth,
     "recurrent_dropout": recurrent_dropout,
     "lazy": lazy,
     "numpy_init": NumpyInit,
-    "python_init": PythonInit,
     "tied": Tied,
-    "shared_layer": SharedLayer,
     "tied_head": TiedHead,
     "weight_normed": weight_normed,
     "spectral": spectral,
     "changes_input": ChangesInput,
-    "head_first": HeadFirst,
     "auxiliary_same_width": AuxiliarySameWidth,
+    "head_first": HeadFirst,
     "unused_layer": UnusedLayer,
     "temperature": Temperature,
     "wide_hidden": WideHidden,

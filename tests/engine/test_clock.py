@@ -68,19 +68,6 @@ def a_round(
     return given
 
 
-@pytest.mark.parametrize("engine", BACKENDS)
-def test_a_round_lasts_as_long_as_its_slowest_client(engine):
-    whole = (
-        3 * sum(FORWARD.values()) - FORWARD["conv"]
-    )  # nobody asks for a gradient at the network's inputs
-    own = [*EQUAL[:5], Device(1e3, 1e5, 1e4), *EQUAL[6:]]
-    for devices, slowest in ((EQUAL, 2), (own, 5)):
-        *_, told = a_round(FedAvg(), Clock(System(), devices, {}), engine=engine)
-        device = devices[slowest]
-        seconds = BITS / device.down + 2 * seen(slowest) * whole / device.speed + BITS / device.up
-        assert told == {"sim_seconds": pytest.approx(seconds, rel=1e-12), "dropped": 0, "late": 0}
-
-
 def test_frozen_layers_take_no_gradients():
     """FedRep's epochs on the head take the forward pass and the gradient of the head; those on the
     body the rest.
@@ -269,13 +256,3 @@ def test_a_round_that_nobody_ends_is_empty():
     assert told == {"sim_seconds": 1e-3, "dropped": 5, "late": 5}
     assert {*outcome.metrics.values()} == {None}
     assert outcome.traffic.values_up == 5 * 549
-
-
-@pytest.mark.parametrize("late", ["drop", "partial"])
-def test_a_round_for_which_nobody_is_available_is_empty(late):
-    """The server waits for nobody, whatever the deadline."""
-    devices = [device._replace(availability=0.0) for device in EQUAL]
-    clock = Clock(System(deadline=5.0, late=late), devices, {})
-    _, outcome, columns = a_round(FedAvg(), clock)
-    assert columns == {"sim_seconds": 0.0, "dropped": 5, "late": 0}
-    assert (outcome.cohort, outcome.traffic.values_down) == ([], 0)

@@ -66,19 +66,6 @@ def test_every_hook_is_told_whom_it_is_about(backend, net, federation):
     assert float(Counting().personal(late.server, late.client(1))["fc.bias"][0]) == -11
 
 
-def test_who_shares_a_model_with_others_is_still_told_its_number(net, federation):
-    seen = []
-
-    @dataclass(frozen=True)
-    class Seen(Counting):
-        def personal(self, server, client):
-            seen.append(int(client["number"]))
-            return server
-
-    evaluate(Seen(), net, federation, make_initial_state(Seen(), net, 10, CPU), "loop")
-    assert sorted(seen) == EVERYONE
-
-
 @dataclass(frozen=True)
 class Neighbours(FedAvg):
     """Each trains its own model, from the mean of it and that of the client after it, statistics

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from fedpfl.data.augment import Augment
 from fedpfl.engine import FineTuning, RoundSetup, make_backend, make_initial_state, play_round
+from fedpfl.engine.backends import planning
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws, generator
 from fedpfl.ground import tree
@@ -104,35 +106,6 @@ def test_an_evaluation_shows_no_labels(backend, net, federation):
 
 
 # Looks at the data before training and before evaluation
-
-
-@dataclass(frozen=True)
-class Looking(FedAvg):
-    """Reports what it saw of its data, and moves the statistics of batch normalisation without
-    right.
-    """
-
-    def before_training(self, server, client, net, shard):
-        net(server, shard.data.x)
-        first = next(shard.batches("main", 0), None)
-        return {
-            "n": torch.tensor(len(shard.data.y)),
-            "first": first.y.sum() if first else torch.tensor(-1),
-        }
-
-    def metrics(self, server, client):
-        return {"n": client["n"], "first": client["first"]}
-
-    def finish(self, server, client, start, end):
-        return end, {}
-
-
-def test_before_training_moves_no_statistics_and_nothing_else(backend, federation):
-    plain, own = (
-        record_states(m, tiny(norm=True), federation, COHORTS[:2], engine=backend)[-1]
-        for m in (FedAvg(), Looking())
-    )
-    assert_same((plain.server, plain.server_buffers), (own.server, own.server_buffers))
 
 
 @dataclass(frozen=True)
@@ -281,11 +254,12 @@ class Shaken(FedAvg):
         )
 
 
-def test_each_sample_has_numbers_and_a_place(net, federation):
+def test_each_sample_has_numbers_and_a_place(net, federation, monkeypatch):
     """In training and fine-tuning alike on both backends; in evaluation a function of (seed, round,
-    client, split).
+    client, split), also of several passes.
     """
-    held = hold_out_quarter(federation)
+    monkeypatch.setattr(planning, "CHUNK", 8)
+    held = dataclasses.replace(hold_out_quarter(federation), augment=Augment(flip=True))
     state = make_initial_state(Shaken(), net, 10, CPU)
     loop, batched = (
         participate(Shaken(), net, held, state, EVERYONE, engine=b) for b in ("loop", "batched")
@@ -320,38 +294,6 @@ def test_each_sample_has_numbers_and_a_place(net, federation):
 
 
 # Surveys of all clients
-
-
-@dataclass(frozen=True)
-class Surveyor(FedAvg):
-    """Before round 2 all clients tell the mean of their trained head bias."""
-
-    def init(self, params, parts):
-        return {"w": params}, {"told": torch.zeros(())}
-
-    def turns(self, played, cohort, clients, generator):
-        return [
-            *([Turn(list(range(clients)), survey=self._survey)] if played == 1 else []),
-            Turn(cohort),
-        ]
-
-    def start(self, received, client):
-        return received["w"]
-
-    def aggregate(self, server, clients, net, uploads, weight, generator):
-        return {"w": tree.mean(uploads, weight)}, clients
-
-    def _survey(self, server, clients, uploads):
-        assert uploads["fc.bias"].shape == (10, 12)
-        assert clients["told"].shape == (10,)
-        return server, {"told": uploads["fc.bias"].mean(1)}
-
-
-def test_a_survey_counts_averaged_statistics(backend, federation):
-    net = tiny(norm=True)
-    outcomes = record_rounds(Surveyor(), net, federation, COHORTS[:2], engine=backend)[1]
-    each = tree.size(net.params) + 8  # running mean and variance of four channels
-    assert [outcome.traffic.values_up for outcome in outcomes] == [5 * each, 15 * each]
 
 
 @dataclass(frozen=True)

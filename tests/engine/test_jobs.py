@@ -15,7 +15,6 @@ from fedpfl.engine.backends.programs import ProgramCache
 from fedpfl.engine.calls import TrainCall
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.jobs import phase_structure
-from fedpfl.ground import tree
 from fedpfl.methods import Ditto, FedAvg, FedOBP, FedPer, LocalOnly, Phase
 from tests.conftest import (
     BACKENDS,
@@ -87,24 +86,6 @@ def compare(backend, calls):
             assert_close(one, other, atol=2e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_runs_that_stop_clients_early_and_runs_that_do_not(backend, federations, net):
-    calls = trainings([FedAvg()] * 3, federations, net)
-    compare(
-        backend,
-        [replace(call, wants_stopping_loss=number > 0) for number, call in enumerate(calls)],
-    )
-
-
-def test_runs_with_batch_normalisation(federations):
-    """Padded rows differ by program, and must not leak into the statistics."""
-    net = tiny(norm=True)
-    calls = trainings(METHODS[:4], federations, net)
-    runner = make_backend(Engine("batched"), net, CPU)
-    for one, call in zip(runner.run(calls), calls, strict=True):
-        assert_close(one, runner.run([call])[0], atol=1e-4, rtol=1e-3)
-
-
 def programs(monkeypatch):
     """The number of rows of every training program run from here on."""
     seen, real = [], ProgramCache.run
@@ -166,28 +147,6 @@ def test_a_run_that_fails_takes_nobody_down(backend, federations, net):
         assert_close(answers[k], runner.run([calls[k]])[0], atol=2e-5, rtol=1e-4)
     with pytest.raises(ZeroDivisionError, match="broken"):
         runner.participate(calls[1])
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_run_that_diverges_takes_nobody_down(backend, federations, net):
-    calls = trainings([FedAvg(), FedOBP(q=0.5)], federations[:2], net)
-    poisoned = replace(calls[0].state, server=tree.full_like(calls[0].state.server, float("nan")))
-    runner = make_backend(Engine(backend), net, CPU)
-    sick, healthy = runner.run([replace(calls[0], state=poisoned), calls[1]])
-    assert sick.loss.isnan().any()
-    assert_close(healthy, runner.run([calls[1]])[0], atol=2e-5, rtol=1e-4)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_an_interrupt_is_nobodys_answer(backend, federations, net):
-    @dataclass(frozen=True)
-    class Interrupted(FedAvg):
-        def loss(self, server, client, net, params, batch):
-            raise KeyboardInterrupt
-
-    (call,) = trainings([FedAvg()], federations[:1], net)
-    with pytest.raises(KeyboardInterrupt):
-        make_backend(Engine(backend), net, CPU).run([call, replace(call, method=Interrupted())])
 
 
 def test_phases_are_alike_but_for_the_values_of_masks_by_entry():

@@ -60,24 +60,14 @@ def test_only_so_many_jobs_at_once_and_the_next_joins_when_one_ends():
     assert echo.batches == [[0, 10], [1, 20], [21]]
 
 
-def test_backends_are_asked_one_after_another():
-    stage, one, other = LockstepStage(4), Echo(), Echo()
-    stage.play([job(stage, one, [1, 2]), job(stage, other, [3]), job(stage, one, [4])])
-    assert one.batches == [[1, 4], [2]]
-    assert other.batches == [[3]]
-
-
 def test_only_one_job_moves_at_a_time():
-    stage, echo, inside, most = LockstepStage(8), Echo(), [], []
+    stage, inside, most = LockstepStage(8), [], []
 
     def busy():
-        shared = LockstepBackend(stage, echo)
-        for k in range(3):
-            inside.append(1)
-            time.sleep(0.002)
-            most.append(len(inside))
-            inside.pop()
-            shared.run([k])
+        inside.append(1)
+        time.sleep(0.002)
+        most.append(len(inside))
+        inside.pop()
 
     stage.play([busy] * 5)
     assert max(most) == 1
@@ -149,11 +139,6 @@ def test_what_jobs_share_is_made_once():
     )
     assert first is again is not other
     assert len(made) == 2
-
-
-def test_outside_a_sweep_there_is_no_stage():
-    LockstepStage(1).play([lambda: None])
-    assert lockstep.current_stage.get() is None
 
 
 def same_runs(cwd, arguments, *, ended="finished"):

@@ -27,8 +27,6 @@ from tests.conftest import REPRESENTATIVES, SETTINGS, assert_same, keep_only, ke
 
 ON_LOOP_ALONE = {
     "checkpointed": "recomputes activations",
-    "checkpointed_reentrant": "recomputes activations",
-    "checkpointed_dropout": "recomputes activations",
     "spectral": "Batching rule not implemented",
     "batchnorm_by_hand": "other samples of a minibatch",
     "detached_centre": "other samples of a minibatch",
@@ -157,20 +155,11 @@ def test_every_method_takes_a_convolution_as_head_or_says_that_it_does_not(metho
     net, made = build("convolution_head"), METHODS[method](**SETTINGS.get(method, [{}])[0])
     if made.pairs or made.validates:
         pytest.skip("is about other networks or splits")
-    complaint = ""
+    federation, complaint = make_federation(networks.SHAPE), ""
     try:
         state = make_initial_state(made, net, len(COHORT), CPU)
-        play_round(
-            RoundSetup(
-                make_backend(Engine("loop"), net, CPU),
-                made,
-                make_federation(networks.SHAPE),
-                LOCAL,
-                0,
-            ),
-            state,
-            COHORT,
-        )
+        backend = make_backend(Engine("loop"), net, CPU)
+        play_round(RoundSetup(backend, made, federation, LOCAL, 0), state, COHORT)
     except FedpflError as error:
         complaint = str(error)
     assert not complaint or "linear" in complaint or "wiring" in complaint

@@ -12,7 +12,6 @@ from torch.optim import SGD, Adam, AdamW
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, StepLR
 
 from fedpfl.engine import Engine, RoundSetup, make_backend, make_initial_state, play_round
-from fedpfl.engine.calls import TrainCall
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.local import Local
 from fedpfl.engine.training.minibatches import plan_steps
@@ -20,7 +19,7 @@ from fedpfl.engine.training.sgd import as_bitmask, initial_moments, masked_momen
 from fedpfl.engine.training.train_plan import TrainPlan
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
-from fedpfl.methods import Ditto, FedAvg, FedRep, FedSelect, FedSPU, Phase
+from fedpfl.methods import FedAvg, FedSelect, Phase
 from tests.conftest import (
     COHORTS,
     CPU,
@@ -203,26 +202,6 @@ def test_captured_steps_know_their_stream(federation):
     assert capture.replayed
 
 
-METHODS = [
-    FedAvg(),
-    Ditto(lam=0.3, personal_epochs=1),
-    FedRep(),
-    FedSelect(p=0.5),
-    FedSPU(widths=(0.3, 0.6, 1.0)),
-]
-
-
-@pytest.mark.parametrize("method", keep_quick(METHODS[::-1], 2), ids=lambda m: type(m).__name__)
-def test_backends_agree(method, net, federation):
-    """A wide eps, as Adam blows rounding of gradients near zero up to whole steps."""
-    for local in (local_of("adamw", eps=0.1, clip=1.0), local_of("nesterov", epochs=None, steps=5)):
-        ends = [
-            record_states(method, net, federation, COHORTS[:2], engine=engine, local=local)[-1]
-            for engine in (LOOP, "batched")
-        ]
-        assert_close(*ends, atol=1e-5, rtol=1e-4)
-
-
 def scheduled(runner, method, federation, net, local, total=4):
     states, state = [], make_initial_state(method, net, federation.clients, CPU)
     for number in range(1, total + 1):
@@ -266,30 +245,6 @@ def played_captures(method, federation, local):
         local=dataclasses.replace(local, decay=1.0),
     )
     return capture.captured
-
-
-def test_runs_of_other_rates_share_a_program(net, federation):
-    runner, captures = make_backend(Engine("batched"), net, CPU), Capture()
-    runner._programs._capture = captures
-    local = local_of("sgd", decay=0.5)
-    calls = [
-        TrainCall(
-            FedAvg(),
-            federation,
-            make_initial_state(FedAvg(), net, 10, CPU),
-            cohort,
-            local.for_round(number, 9),
-            Draws(0, "train", 1),
-        )
-        for cohort, number in zip(COHORTS, (1, 4, 2), strict=True)
-    ]
-    for _ in range(3):  # eager, captured, replayed
-        together = runner.run(calls)
-    assert len(runner._programs._programs) == 1
-    assert captures.replayed
-    for call, answer in zip(calls, together, strict=True):
-        (alone,) = make_backend(Engine("batched"), net, CPU).run([call])
-        assert_close(answer.uploads, alone.uploads)
 
 
 def test_a_cosine_in_steps_by_hand():

@@ -15,10 +15,8 @@ import pytest
 import torch
 
 from fedpfl.engine import Engine, Local, RoundSetup, make_backend, make_initial_state, play_round
-from fedpfl.engine.backends.graphs import captured_width
 from fedpfl.engine.backends.programs import Program, ProgramCache
-from fedpfl.engine.calls import TrainCall
-from fedpfl.engine.keys import Draws, generator
+from fedpfl.engine.keys import generator
 from fedpfl.ground import tree
 from fedpfl.methods import METHODS, Ditto, FedAvg, FedOBP, FedPer, FedSelect
 from tests.conftest import (
@@ -116,12 +114,6 @@ def test_steps_of_a_methods_own_and_random_numbers_are_captured(method, federati
     assert capture.replayed
 
 
-def test_widths_are_few():
-    assert [captured_width(rows) for rows in range(1, 18)] == [
-        *(1, 2, 3, 4, 6, 6, 8, 8, 12, 12, 12, 12, 16, 16, 16, 16, 24)
-    ]
-
-
 @pytest.mark.parametrize(
     "method", keep_quick([FedAvg(), Ditto(lam=0.3), FedPer()]), ids=lambda m: type(m).__name__
 )
@@ -137,33 +129,6 @@ def test_rows_are_rounded_up_to_a_width_and_no_bit_of_a_client_that_has_ended_mo
     )
     assert_same(captured, eager)
     assert capture.captured == len({1, 2, 3, 4, 6, 8, 12})
-
-
-def sweep(methods, federation, programs, net, rounds):
-    """The same round of several runs, answered together, again and again; the graphs captured after
-    each.
-    """
-    runner, counts = make_backend(Engine("batched"), net, CPU), []
-    runner._programs = programs
-    states = [make_initial_state(method, net, federation.clients, CPU) for method in methods]
-    for number in range(rounds):
-        draws = Draws(0, "train", number + 1)
-        pairs = zip(methods, states, strict=True)
-        runner.run(
-            [
-                TrainCall(method, federation, state, COHORTS[0], LOCAL, draws)
-                for method, state in pairs
-            ]
-        )
-        counts.append(programs._capture._capture.captured)
-    return counts
-
-
-def test_a_sweep_of_many_kinds_captures_nothing_anew(federation):
-    net = tiny()
-    programs = ProgramCache(net, make_backend(Engine("batched"), net, CPU)._autocast, Capture())
-    counts = sweep([Ditto(lam=k / 10) for k in range(1, 5)], federation, programs, net, 3)
-    assert counts[1] == counts[-1] > 0
 
 
 def test_programs_are_kept_as_far_as_there_is_room(federation):

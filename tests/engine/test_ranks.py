@@ -104,11 +104,7 @@ def test_each_client_is_dealt_once_and_nobody_waits_for_more_than_the_largest(co
     assert set(owners) == set(range(count))
     assert max(sums) - min(sums) <= max(loads)
     assert owners == assign_clients(loads, count)
-
-
-def test_clients_without_work_are_spread_too():
-    assert assign_clients([0.0] * 4, 2) == [0, 1, 0, 1]
-    assert assign_clients([5.0, 9.0], 3) == [1, 0]
+    assert assign_clients([0.0] * 4, 2) == [0, 1, 0, 1]  # clients without work are spread too
 
 
 @pytest.mark.parametrize(
@@ -415,25 +411,29 @@ def killed(rank: int, moment: str, cwd: Path) -> Result:
     """Two processes of which one kills itself at a moment; process 0 takes long for its second
     checkpoint.
     """
-    how = KILLS[moment].format(
-        *(
-            ("torch", "'save'", "torn")
-            if rank == 0
-            else ("rundir.NullRunDirectory", "'checkpoint'", "after")
-        )
-    )
     slow = "import time\nrundir.NullRunDirectory.checkpoint = lambda *_: None\n"
-    slow += (
-        "wrap(torch, 'save', 2, lambda real, *given: time.sleep(2) or real(*given))\n"
-        if rank
-        else ""
-    )
+    if rank == 0:
+        how = KILLS[moment].format("torch", "'save'", "torn")
+    else:
+        how = KILLS[moment].format("rundir.NullRunDirectory", "'checkpoint'", "after")
+        slow += "wrap(torch, 'save', 2, lambda real, *given: time.sleep(2) or real(*given))\n"
     method = "method = METHODS['fedobp']\n"
     script = f"{TOOLS}\n{method}{slow}if os.environ['RANK'] == '{rank}':\n    {how}\ntrain.main()"
     result = wait_for(torchrun(2, *RUN, cwd=cwd, script=script))
     assert result.code != 0
     assert "Signal 9 (SIGKILL)" in result.err
     return result
+
+
+def go_on(count: int, cwd: Path, alone: Path) -> Result:
+    """Go on in so many processes, and end as one process alone."""
+    if count == 1:
+        resumed = run_command(*RUN, cwd=cwd)
+    else:
+        resumed = wait_for(torchrun(count, *RUN, cwd=cwd))
+    assert resumed.code == 0, resumed.err
+    assert_ends_alike(cwd / "run", alone)
+    return resumed
 
 
 @pytest.mark.full
@@ -455,14 +455,8 @@ def test_a_killed_process_ends_all_in_one_line_and_any_number_goes_on(
     assert not list(run.glob(".*.tmp")) or rank == 0
     if moment == "at a checkpoint":
         assert int(read_checkpoint(run)["round"]) == 1 + rank  # process 0 saves what is left
-    resumed = (
-        run_command(*RUN, cwd=tmp_path)
-        if then == 1
-        else wait_for(torchrun(then, *RUN, cwd=tmp_path))
-    )
-    assert resumed.code == 0, resumed.err
+    resumed = go_on(then, tmp_path, alone)
     assert ("resumed" in resumed.err) == (moment != "before round 1")
-    assert_ends_alike(run, alone)
 
 
 @pytest.mark.full
@@ -563,14 +557,7 @@ def test_a_machine_that_is_lost_ends_the_run_on_the_other_in_one_line(
         os.kill(int(pid), signal.SIGKILL)
     wait_for(started[lost])
     assert int(read_checkpoint(places[0] / "run")["round"]) == 2
-    resumed = (
-        run_command(*RUN, cwd=places[0])
-        if then == 1
-        else wait_for(torchrun(then, *RUN, cwd=places[0]))
-    )
-    assert resumed.code == 0, resumed.err
-    assert "resumed     after round 2" in resumed.err
-    assert_ends_alike(places[0] / "run", alone)
+    assert "resumed     after round 2" in go_on(then, places[0], alone).err
 
 
 BAD = """

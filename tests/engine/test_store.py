@@ -41,8 +41,6 @@ from tests.conftest import (
     CPU,
     LOCAL,
     assert_same,
-    client_row,
-    differing,
     keep_quick,
     make_federation,
     tiny,
@@ -129,14 +127,6 @@ def test_rows_are_saved_without_those_that_stand_empty_and_loaded_into_the_same_
         one.put_(order[60:80], {"client": one.take("client", order[60:80])})
     assert_same(again.saved(), rows.saved())
     assert_same(again.take("client", range(100)), rows.take("client", range(100)))
-
-
-def test_what_is_not_given_of_a_row_keeps_its_value(federation):
-    """As in a round of FLOCO that only places centres: the statistics stay the initial ones."""
-    state = make_initial_state(Ditto(), tiny(norm=True), 4, CPU)
-    state.rows.put_([2], {"client": tree.map(lambda leaf: leaf + 1, state.client([2]))})
-    assert_same(client_row(state.client_buffers, 2), client_row(state.client_buffers, 1))
-    assert differing(state.client(2), state.client(1))
 
 
 def test_participants_are_counted_or_bounded():

@@ -183,13 +183,6 @@ def test_epsilon_is_that_of_opacus_by_fewer_orders(case):
     assert 0.9999 < epsilon / OPACUS[case] < 1.02
 
 
-def test_epsilon_is_that_of_dp_accountings_own_example():
-    """Its test of the subsampled Gaussian mechanism: 10,000 steps at 0.01 and noise 4 (Abadi et
-    al., 2016, section 3.2) stay below 1.26 at delta 1e-5.
-    """
-    assert 1.0 < compute_epsilon((Steps(0.01, 10_000),), 4.0, 1e-5) <= 1.26
-
-
 def account(**settings):
     """Return the account of three clients, the last of which takes part in one round of three."""
     return SampleAccount(
