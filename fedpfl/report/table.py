@@ -343,9 +343,9 @@ def confidence_half_width(std: float, count: int) -> float:
     """
     if count < 2:
         return math.nan
-    from scipy import stats  # slow to load
+    from scipy import special  # slow to load
 
-    return float(stats.t.ppf(0.975, count - 1)) * std / math.sqrt(count)
+    return float(special.stdtrit(count - 1, 0.975)) * std / math.sqrt(count)
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
