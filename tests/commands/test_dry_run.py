@@ -32,13 +32,10 @@ def test_a_run_is_told_as_it_then_tells_itself(tmp_path: Path) -> None:
     )
     told = foretold(*words, cwd=tmp_path)
     lines = told.splitlines()
-    assert lines[0].startswith(
+    composed = (
         "composition dataset=digits partition=dirichlet model=mlp adapter=none method=fedavg "
     )
-    assert (
-        lines[1]
-        == "settings    seed=42 rounds=8 clients=4 participation=0.5 validation=0.1 unseen=0.25"
-    )
+    assert lines[0].startswith(composed)
     assert lines[2].startswith("local       epochs=1 batch_size=32 ")
     number = r"[\d.e+-]+"
     kinds = (

@@ -5,9 +5,9 @@ import torch
 
 from fedpfl.ground.traffic import count_traffic
 from fedpfl.ground.tree import Known, Masked
-from fedpfl.methods import FedAvg, FedOBP, FedPer, LocalOnly
+from fedpfl.methods import FedOBP
 from fedpfl.methods.shared.importance import personal_count
-from tests.conftest import COHORTS, record_rounds, record_states, tiny
+from tests.conftest import COHORTS, record_rounds, record_states
 
 N, N_HEAD = 549, 65  # of the tiny net: 40 + 444 + 65
 
@@ -80,18 +80,3 @@ def test_personal_entries_never_trained_are_not_counted_with_cold_start_global(n
         prepared = method.prepare(state.server, state.client(client))
         values, _ = counted(method.download(state.server, prepared))
         assert values == (N - personal_count(0.9, N) if client in COHORTS[0] else N)
-
-
-def test_averaged_statistics_travel_both_ways_and_local_ones_do_not(federation):
-    """8 more parameters, 8 floating statistics; options of FedPer too."""
-    for method, own in (
-        (FedAvg(), N + 8 + 8),
-        (LocalOnly(), 0),
-        (FedAvg(statistics="local"), N + 8),
-        (FedPer(statistics="local"), N + 8 - N_HEAD),
-        (FedPer(layers=2, statistics="local"), 40 + 8),
-        (FedPer(head_init="server_average", statistics="local"), N + 8),
-    ):
-        traffic = record_rounds(method, tiny(norm=True), federation, COHORTS[:1])[1][0].traffic
-        assert traffic.values_down == traffic.values_up == 5 * own
-        assert traffic.bits_down == traffic.bits_up == 5 * 32 * own

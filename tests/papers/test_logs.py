@@ -62,20 +62,16 @@ def test_files_are_what_the_tables_say() -> None:
 def test_runs_of_the_files_settings_stand_beside_them(tmp_path, capsys):
     add(tmp_path, "avg", 25.25, {"name": "fedavg"})
     add(tmp_path, "obp", 46.0, EARLIER | {"q": 0.99505, "ema": 0.5})
-    others = {
-        "momentum": {"local": {"momentum": 0.0}},
-        "seed": {"seed": 1},
-        "split": {"partition": {"name": "dirichlet"}},
-        "alpha": {"partition": {"alpha": 0.3}},
-    }
-    for name, changes in others.items():
-        add(tmp_path, name, 50.0, {"name": "fedavg"}, **changes)
-    for name, method in {
-        "q": {"q": 0.9998, "ema": 0.5},
-        "ema": {"q": 0.99505, "ema": 0.3},
+    others = [{"local": {"momentum": 0.0}}, {"seed": 1}]
+    others += [{"partition": {"name": "dirichlet"}}, {"partition": {"alpha": 0.3}}]
+    for number, changes in enumerate(others):
+        add(tmp_path, str(number), 50.0, {"name": "fedavg"}, **changes)
+    for name, changes in {
+        "q": {"q": 0.9998},
+        "ema": {"ema": 0.3},
         "score": {"score": "obp"},
     }.items():
-        add(tmp_path, f"obp {name}", 50.0, EARLIER | {"q": 0.99505, "ema": 0.5} | method)
+        add(tmp_path, f"obp {name}", 50.0, EARLIER | {"q": 0.99505, "ema": 0.5} | changes)
     gathered = groups(runs(tmp_path))
     add(tmp_path, "flute", 20.0, {"name": "flute"})
     table = TABLES["fedobp/public_logs"].make(groups(runs(tmp_path)), Selection())

@@ -147,30 +147,14 @@ def test_a_bit_that_flips_changes_nothing_or_is_told(name, status, flips, runs, 
     assert (refused == 0) if name not in ("state.pt", "summary.json") else (refused >= flips // 2)
 
 
-def test_bits_of_an_archives_directory(tmp_path: Path) -> None:
-    """An entry that turns into a folder is read as nothing, and has no checksum."""
+def test_an_entry_of_a_checkpoint_that_turns_into_a_folder(tmp_path: Path) -> None:
+    """It is read as nothing, and has no checksum."""
     payload = {"round": 3, "w": torch.arange(6.0)}
     path = tmp_path / "state.pt"
     with path.open("wb") as file:
         checkpoint.save_checkpoint(payload, file)
-    bytes_, tried, refused = path.read_bytes(), 0, 0
-    begin = bytes_.rindex(b"PK\x01\x02", 0, bytes_.rindex(b"/data/0"))  # the entry of the tensor
-    end = bytes_.index(b"PK\x01\x02", begin + 1)
-    for place in (*range(begin, end), *range(bytes_.rindex(b"PK\x01\x02") + 46, len(bytes_))):
-        for bit in (2, 4):
-            flipped = bytearray(bytes_)
-            flipped[place] ^= 1 << bit
-            path.write_bytes(flipped)
-            tried += 1
-            try:
-                found = checkpoint.load_checkpoint(path)
-            except FedpflError:
-                refused += 1
-                continue
-            assert found["round"] == 3
-            assert torch.equal(found["w"], payload["w"])
-    assert refused > tried / 4
-    marked = bytearray(bytes_)
+    marked = bytearray(path.read_bytes())
+    begin = marked.rindex(b"PK\x01\x02", 0, marked.rindex(b"/data/0"))  # the entry of the tensor
     marked[begin + 38] ^= 1 << 4  # the mark of a folder
     path.write_bytes(marked)
     with pytest.raises(FedpflError, match="damaged"):

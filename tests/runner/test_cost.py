@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
-from torch import nn
 
 from fedpfl.methods import METHODS
 from fedpfl.models import MODELS, Net
@@ -46,26 +44,6 @@ def test_values_by_hand() -> None:
     # Each stage makes its values twice, in convolution and normalisation; 62 classes.
     assert whole["values"] == 2 * 20 * 784 + 2 * 20 * 196 + 62
     assert narrow["values"] == 2 * 4 * 784 + 2 * 4 * 196 + 62
-
-
-def test_embeddings_by_hand() -> None:
-    class Words(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embedding = nn.Embedding(30, 4)
-            self.classifier = nn.Linear(4, 3)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.classifier(self.embedding(x).mean(-2))
-
-    class Tokens(tuple):
-        kind = "token ids"
-
-    half, whole = count_submodel_costs(
-        METHODS["heterofl"](widths=(0.5,)), Net(Words()), Tokens((7,))
-    )
-    assert half == {"width": 0.5, "entries": 30 * 2 + 2 * 3 + 3, "values": 7 * 2 + 3}
-    assert whole == {"width": 1.0, "entries": 30 * 4 + 4 * 3 + 3, "values": 7 * 4 + 3}
 
 
 DEVICES = [
