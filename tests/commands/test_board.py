@@ -8,12 +8,13 @@ import pandas as pd
 import pytest
 import yaml
 
-from fedpfl import board
+from fedpfl import board, tune
 from fedpfl.config import overrides
 from fedpfl.config.foreign import read_untrusted_command
 from fedpfl.ground.errors import FedpflError
 from fedpfl.report.load import runs
 from fedpfl.runner import tuning
+from fedpfl.runner.search import SearchResult, search_results
 from tests.command import format_override
 from tests.conftest import ROOT, keep_quick, read_cases
 
@@ -37,10 +38,21 @@ def call(folder: Path, *words: str) -> int:
         return board.main()
 
 
-def boarded(folder, methods, settings):
+def skip_search(options, words, **more):
+    """Find without a search what `tests/runner/test_tune.py` has searched for; play final runs."""
+    if "hydra/sweeper=optuna" in options:
+        chosen = SearchResult(("local.lr=0.05",), 50.0, {"finished": 1, "given up": 0}, 1, None)
+        return search_results.append(chosen)
+    return tune.run_or_exit(options, words, **more)
+
+
+def boarded(folder, methods, settings, play):
     suite = {**SUITE, "settings": {name: SUITE["settings"][name] for name in settings}}
     (folder / "tiny.yaml").write_text(yaml.safe_dump(suite))
-    with mock.patch.object(tuning, "draw_search"):  # which takes longer than the runs
+    with (
+        mock.patch.object(board, "run_or_exit", play),
+        mock.patch.object(tuning, "draw_search"),
+    ):
         status = call(folder, f"method={','.join(methods)}", "trials=1", "seeds=1", "rounds=1")
     return folder, status, pd.read_csv(folder / "out" / "board.csv", dtype={"identity": str})
 
@@ -48,14 +60,14 @@ def boarded(folder, methods, settings):
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """Two methods in one setting."""
-    return boarded(tmp_path_factory.mktemp("board"), ("fedavg", "fedper"), ("skewed",))
+    folder = tmp_path_factory.mktemp("board")
+    return boarded(folder, ("fedavg", "fedper"), ("skewed",), skip_search)
 
 
 @pytest.mark.full
-def test_with_three_methods_and_two_settings_there_are_ranks(tmp_path):
-    folder, status, frame = boarded(
-        tmp_path, ("fedavg", "fedper", "local_only"), ("skewed", "even")
-    )
+def test_of_what_was_searched_with_three_methods_in_two_settings_there_are_ranks(tmp_path):
+    methods, settings = ("fedavg", "fedper", "local_only"), ("skewed", "even")
+    folder, status, frame = boarded(tmp_path, methods, settings, tune.run_or_exit)
     assert status == 0
     assert sorted(frame["method"]) == sorted(2 * ["FedAvg", "FedPer", "Local-Only"])
     assert sorted({setting.partition(":")[0] for setting in frame["setting"]}) == ["even", "skewed"]
