@@ -35,6 +35,7 @@ from fedpfl.methods import METHODS
 from fedpfl.models import MODELS
 from tests.command import TINY, compose_once, format_override, run_command
 from tests.conftest import assert_same, differing, keep_quick, read_cases
+from tests.data.promises import one_line
 
 CONF = Path(train.CONF)
 APART = ("board", "tune")  # suites and spaces
@@ -388,10 +389,8 @@ local=3 => local must be a group of keys, got 3
 
 def test_a_configuration_that_cannot_be_resolved_is_one_line() -> None:
     for words, message in read_cases(UNRESOLVED):
-        with pytest.raises(FedpflError) as caught:
-            check_config(compose_once(*words.split()))
-        assert str(caught.value).startswith(message)
-        assert "\n" not in str(caught.value)
+        told = one_line(lambda words=words: check_config(compose_once(*words.split())))
+        assert told.startswith(message)
 
 
 def test_a_missing_key_and_a_missing_group_are_named() -> None:
@@ -408,6 +407,8 @@ def test_a_missing_key_and_a_missing_group_are_named() -> None:
 
 
 UNHAD = """
+partition=iid partition.samples_per_client=0 => partition.samples_per_client must be 1 or more, or null, got 0
+dataset.classes=0 => dataset.classes must be between 1 and 65536, or null, got 0
 local.epochs=0.5 => count minibatches: local.epochs=null local.steps=
 local.steps=20 => local.steps must be null beside local.epochs=5; set local.epochs=null, got 20
 local.decay=linear => local.decay must be a number or cosine, got 'linear'
@@ -418,15 +419,24 @@ dataset=cifar10_c dataset.corruptions=fog => dataset.corruptions must be a list 
 partition=file partition.path=mine.json => partition.path: there is no file mine.json; check the path
 partition=groups clients=4 => partition=groups needs a data set whose samples are from several domains or
 partition=fixed_dirichlet partition.alpha=0.01 => a client is to have
+dataset.std=[0] => dataset.std must be a positive number or null, got [0]
+dataset=ag_news dataset.vocabulary=2 => dataset.vocabulary must be 3 or more, got 2
+dataset=ag_news dataset.length=0 => dataset.length must be 1 or more, got 0
+dataset=cifar10_c dataset.severity=6 => dataset.severity must be between 1 and 5, or null, got 6
+model=text model.vocabulary=1 => model.vocabulary must be 2 or more, got 1
+model=mlp model.hidden=[200,0] => model.hidden must be 1 or more, got [200, 0]
+model=resnet18 model.norm=instance => model.norm must be one of batch, group, got 'instance'
+model=resnet18 model.stem=3 => model.stem must be one of large, small, got 3
+dataset=tiny_imagenet dataset.size=0 => dataset.size must be 1 or more, got 0
+augment.rotate=-1 => augment.rotate must be between 0 and 180, got -1
+augment.crop=-2 => augment.crop must be 0 or more, got -2
+augment.fill=white => augment.fill must be one of black, mean, got 'white'
 """
 
 
-@pytest.mark.parametrize(("words", "message"), keep_quick(read_cases(UNHAD), 3))
-def test_data_that_cannot_be_had_is_one_line(words: str, message: str) -> None:
-    with pytest.raises(FedpflError) as caught:
-        build_run(check_config(compose_once(*words.split())))
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
+@pytest.mark.parametrize(("words", "message"), keep_quick(read_cases(UNHAD), 5))
+def test_what_is_out_of_range_or_cannot_be_had_is_one_line(words: str, message: str) -> None:
+    assert message in one_line(lambda: build_run(check_config(compose_once(*words.split()))))
 
 
 # Build

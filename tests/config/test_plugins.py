@@ -53,16 +53,6 @@ def test_the_documented_file_runs_whole_with_values_of_a_folder(folder: Path) ->
     assert kept.keys() == {"fedpfl", "method", "mine.py"}
 
 
-def test_from_python_the_personal_model_is_that_of_the_file(folder, monkeypatch):
-    monkeypatch.chdir(folder)
-    run = fedpfl.run("plugins=[mine.py]", *ALL[1:], *SMALL[:-1], directory="run", progress=False)
-    _, outer = run.samples(0), run.global_model()
-    own = run._state.clients["own"]
-    for name, value in run.personal(0).items():
-        assert value.equal(0.5 * outer[name] + 0.5 * own[name][0])
-    assert "halfway" in fedpfl.load("run").config["method"]["name"]
-
-
 def test_a_strangers_plugin_is_not_run_unless_it_is_named(folder, capsys):
     """To look at a run's models is not to run the code that its config.yaml names."""
     assert run_command(*ALL, *SMALL, cwd=folder).code == 0

@@ -30,7 +30,7 @@ from fedpfl.data.datasets.shared.samples import Samples, mean_and_std, select_cl
 from fedpfl.data.partition import Partition
 from fedpfl.ground import vision
 from fedpfl.ground.errors import FedpflError
-from tests.conftest import DATA, ROOT
+from tests.conftest import DATA, ROOT, read_cases
 from tests.data.promises import assert_promises, one_line
 
 RNG = np.random.default_rng(0)
@@ -447,26 +447,20 @@ def test_a_file_of_another_kind_is_told_what_to_do(tmp_path):
     assert "read it in Python and save its arrays: np.savez('x.npz', x=x, y=y), y int" in message
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"classes": 2}, "found label 2, but dataset.classes=2 allows 0..1"),
-        (
-            {"mean": [0.5], "std": [0.5, 0.5, 0.5]},
-            "dataset.mean has 1 entries, but the samples have 3 channels",
-        ),
-        (
-            {"mean": [0.5] * 3, "std": [0.5, 0.5]},
-            "dataset.std has 2 entries, but the samples have 3 channels",
-        ),
-        ({"path": "nowhere.npz"}, "dataset.path=nowhere.npz is not a file"),
-        ({"path": None}, "dataset=npz needs dataset.path=FILE.npz"),
-    ],
-)
+OPTIONS = """
+classes=2 => found label 2, but dataset.classes=2 allows 0..1
+mean=[0.5], std=[0.5] * 3 => dataset.mean has 1 entries, but the samples have 3 channels
+mean=[0.5] * 3, std=[0.5] * 2 => dataset.std has 2 entries, but the samples have 3 channels
+path="nowhere.npz" => dataset.path=nowhere.npz is not a file
+path=None => dataset=npz needs dataset.path=FILE.npz
+"""
+
+
+@pytest.mark.parametrize(("options", "message"), read_cases(OPTIONS))
 def test_errors_in_options(tmp_path, options, message):
     np.savez(tmp_path / "own.npz", x=images(6, 3, 8, 8), y=labels(6))
-    options = {"name": "npz", "data_dir": tmp_path, "path": tmp_path / "own.npz"} | options
-    assert message in one_line(lambda: load_samples(**options))
+    given = {"name": "npz", "data_dir": tmp_path, "path": tmp_path / "own.npz"}
+    assert message in one_line(lambda: load_samples(**(given | eval(f"dict({options})"))))
 
 
 # Normalisation

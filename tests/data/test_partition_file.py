@@ -13,6 +13,7 @@ from fedpfl.data.datasets import Samples
 from fedpfl.data.partition import Partition
 from fedpfl.ground.errors import FedpflError
 from tests.command import TINY, compose_once, format_override, play_run, read_table
+from tests.data.promises import one_line
 
 Y = np.arange(40) % 4
 TRAIN, TEST, HELD = ([3, 9, 1], [0, 5], [22]), ([2], [], [30, 31]), ([8], [4], [])
@@ -44,11 +45,8 @@ def listed(parts: Partition):
     ]
 
 
-def one_line(*about, **options) -> str:
-    with pytest.raises(FedpflError) as error:
-        read(*about, **options)
-    assert "\n" not in str(error.value)
-    return str(error.value)
+def refusal(*about, **options) -> str:
+    return one_line(lambda: read(*about, **options))
 
 
 @pytest.fixture
@@ -149,9 +147,9 @@ def test_a_runs_partition_gives_another_run_the_same_clients(tmp_path):
         ([[2**70]], "the samples of client 0 are no list"),
     ],
 )
-def test_what_is_no_partition_is_one_line(write, held, reason):
+def test_what_is_no_partition_is_refusal(write, held, reason):
     path = write(held)
-    message = one_line(path)
+    message = refusal(path)
     assert message.startswith(f"partition.path: {path} cannot be read as a partition (")
     assert reason in message
 
@@ -167,8 +165,8 @@ def test_what_is_no_partition_is_one_line(write, held, reason):
         ([{"train": [k], "test": [], "val": [20]} for k in (1, 20, 3)], "sample 20 of "),
     ],
 )
-def test_what_does_not_fit_is_one_line(write, held, message):
-    assert message in one_line(write(held), test_fraction=0)
+def test_what_does_not_fit_is_refusal(write, held, message):
+    assert message in refusal(write(held), test_fraction=0)
 
 
 def test_clients_may_share_samples(write):
@@ -179,8 +177,8 @@ def test_clients_may_share_samples(write):
 
 @pytest.mark.parametrize("name", ["partition.pkl", "partition", "parts.csv"])
 def test_other_files_are_not_opened(write, name):
-    assert one_line(write("x", name)).startswith("partition.path must end in .npz or .json, got ")
-    assert one_line("absent.npz") == "partition.path: there is no file absent.npz; check the path"
+    assert refusal(write("x", name)).startswith("partition.path must end in .npz or .json, got ")
+    assert refusal("absent.npz") == "partition.path: there is no file absent.npz; check the path"
 
 
 @pytest.mark.parametrize(
@@ -193,8 +191,8 @@ def test_other_files_are_not_opened(write, name):
         {"test_indices": np.array(["a"], object)},
     ],
 )
-def test_arrays_that_do_not_add_up_are_one_line(tmp_path, change):
+def test_arrays_that_do_not_add_up_are_refusal(tmp_path, change):
     flat(partition.iid(Y, 3, 0), tmp_path / "whole.npz")
     with np.load(tmp_path / "whole.npz") as arrays:
         np.savez(tmp_path / "p.npz", **(dict(arrays) | change))
-    assert "p.npz cannot be read as a partition (" in one_line(tmp_path / "p.npz")
+    assert "p.npz cannot be read as a partition (" in refusal(tmp_path / "p.npz")

@@ -256,12 +256,6 @@ BROKEN: dict[str, Callable[[Path], Any]] = {
 }
 
 
-def test_a_half_written_last_line_is_left_out(root: Path) -> None:
-    path = root / "a/fedavg/k2/seed0/rounds.csv"
-    path.write_text(path.read_text() + "5,1.0,99.9")
-    assert read_run(path.parent).rounds["round"].tolist() == [1, 2, 3, 4]
-
-
 def test_a_round_written_twice_counts_as_last_written(root: Path) -> None:
     path = root / "a/fedavg/k2/seed0/rounds.csv"
     last = path.read_text().splitlines()[-1]
