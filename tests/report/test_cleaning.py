@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from fedpfl.record import digests, rundir
 from fedpfl.report import cleaning
 from fedpfl.report.__main__ import main
 from tests.command import snapshot
+from tests.conftest import read_cases
 from tests.report.test_listing import HOUR, age, hold
 from tests.report.test_report import amend, write_run
 
@@ -114,73 +114,31 @@ def test_mistakes_remove_nothing_and_interrupted_runs_go_only_by_name(root, caps
     assert (root / "failed/seed1").exists()
 
 
-def strange(place: str) -> Callable[[Path], None]:
-    """Add a file, or a folder, that no run writes."""
-
-    def add(folder: Path) -> None:
-        (folder / place).parent.mkdir(exist_ok=True)
-        (folder / place).mkdir() if place.endswith("/") else (folder / place).touch()
-
-    return add
-
-
-def linked_file(folder: Path) -> None:
-    (folder / "state.pt").rename(folder.parent / "elsewhere.pt")
-    (folder / "state.pt").symlink_to(folder.parent / "elsewhere.pt")
-
-
-def linked_folder(folder: Path) -> None:
-    (folder.parent / "kept").mkdir()
-    (folder / "wandb").symlink_to(folder.parent / "kept")
+LEFT = """
+(run / "notes.txt").touch() | it holds notes.txt, which no run wrote
+(run / "tensorboard").mkdir(), (run / "tensorboard/a.txt").touch() | it holds tensorboard, which no run wrote
+(run / "state.pt").rename(there), (run / "state.pt").symlink_to(there) | it holds state.pt, which no run wrote
+there.mkdir(), (run / "wandb").symlink_to(there) | it holds wandb, which no run wrote
+(run / "rounds.csv").unlink(), os.mkfifo(run / "rounds.csv"), age(run, HOUR) | it holds rounds.csv, which no run wrote
+amend(run, status="finished"), (run / "config.yaml").unlink() | its summary.json says finished, though it is broken: no config.yaml
+(run / "summary.json").write_text('{"status": "failed"}') | nothing says that fedpfl wrote it
+(run / "summary.json").unlink() | nothing says that fedpfl wrote it: its summary.json holds no identity
+(run / "config.yaml").unlink(), os.utime(run / "run.lock") | written a moment ago,
+"""
+"""What is done to a run, and why it is left."""
 
 
-def pipe(folder: Path) -> None:
-    (folder / "rounds.csv").unlink()
-    os.mkfifo(folder / "rounds.csv")
-    age(folder, HOUR)
-
-
-def finished_but_broken(folder: Path) -> None:
-    amend(folder, status="finished")
-    (folder / "config.yaml").unlink()
-
-
-def foreign(folder: Path) -> None:
-    (folder / "summary.json").write_text('{"status": "failed"}')
-
-
-def without_summary(folder: Path) -> None:
-    (folder / "summary.json").unlink()
-
-
-def just_written(folder: Path) -> None:
-    (folder / "config.yaml").unlink()
-    os.utime(folder / "run.lock")
-
-
-LEFT = {
-    "it holds notes.txt, which no run wrote": strange("notes.txt"),
-    "it holds tensorboard, which no run wrote": strange("tensorboard/notes.txt"),
-    "it holds state.pt, which no run wrote": linked_file,
-    "it holds wandb, which no run wrote ": linked_folder,
-    "it holds rounds.csv, which no run wrote": pipe,
-    "its summary.json says finished, though it is broken: no config.yaml": finished_but_broken,
-    "nothing says that fedpfl wrote it": foreign,
-    "nothing says that fedpfl wrote it: its summary.json holds no identity": without_summary,
-    "written a moment ago, ": just_written,
-}
-
-
-@pytest.mark.parametrize("reason", LEFT)
-def test_left_and_named(tmp_path: Path, reason: str, capsys: pytest.CaptureFixture) -> None:
+@pytest.mark.parametrize(("damage", "reason"), read_cases(LEFT, " | "))
+def test_left_and_named(tmp_path: Path, damage: str, reason: str, capsys) -> None:
     path = run(tmp_path / "a" / "seed0")
     run(tmp_path / "b" / "seed0")
-    LEFT[reason](path)
+    names = {"run": path, "there": path.parent / "elsewhere", "amend": amend, "age": age}
+    eval(damage, {"os": os, "HOUR": HOUR, **names})
     before = there(tmp_path / "a"), sorted(file.name for file in path.iterdir())
     assert clean(tmp_path, "--yes", *ALL) == 0
     assert (there(tmp_path / "a"), sorted(file.name for file in path.iterdir())) == before
     assert not (tmp_path / "b").exists()
-    assert_left(path, reason.strip(), capsys.readouterr().err)
+    assert_left(path, reason, capsys.readouterr().err)
 
 
 def test_what_changes_while_it_asks_is_kept(tmp_path, monkeypatch, capsys):

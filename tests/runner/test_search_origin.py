@@ -16,7 +16,7 @@ from fedpfl.report import runs
 from fedpfl.report.__main__ import main
 from fedpfl.runner import trials
 from tests.command import format_override, run_command
-from tests.conftest import keep_quick
+from tests.conftest import keep_quick, read_cases
 
 pytest.importorskip("optuna")
 
@@ -90,47 +90,28 @@ def chosen(lines: list[str]) -> str:
     return next(line for line in lines if line.startswith("fedpfl: best of"))
 
 
-def change_data(folder):
-    write_data(folder / "mine.npz", signal=2.0)
-
-
-def change_split(folder):
-    write_split(folder / "split.json", shift=7)
-
-
-def change_plugin(folder):
-    (folder / "plugin.py").write_text(PLUGIN.replace("FACTOR *", "2 * FACTOR *"))
-
-
-def change_what_a_plugin_imports(folder):
-    (folder / "beside_it.py").write_text("FACTOR = 3.0\n")
-
-
 SCALED = ("plugins=['${oc.env:PWD}/plugin.py']", "method=scaled")
 SPLIT = ("partition=file", "partition.path='${oc.env:PWD}/split.json'", "validation=0")
-CHANGES = [(change_data, ()), (change_split, SPLIT), (change_plugin, SCALED)]
-CHANGES.append((change_what_a_plugin_imports, SCALED))
+CHANGES = """
+write_data(folder / "mine.npz", signal=2.0) | ()
+write_split(folder / "split.json", shift=7) | SPLIT
+(folder / "plugin.py").write_text(PLUGIN.replace("FACTOR *", "2 * FACTOR *")) | SCALED
+(folder / "beside_it.py").write_text("FACTOR = 3.0") | SCALED
+"""
+"""What is changed in the folder | words of the search."""
 
 
-@pytest.mark.parametrize(("change", "more"), keep_quick(CHANGES))
+@pytest.mark.parametrize(("change", "more"), keep_quick(read_cases(CHANGES, " | ")))
 def test_a_search_begins_anew_where_what_its_values_come_from_has_changed(change, more, folder):
     write_split(folder / "split.json", shift=0)
-    more = [word.replace("${oc.env:PWD}", str(folder)) for word in more]
+    more = [word.replace("${oc.env:PWD}", str(folder)) for word in eval(more)]
     before = search(folder, *more)
     assert before[0] == 0, before[1]
     assert len(values(before[1])) == 2
-    change(folder)
+    eval(change, {**globals(), "folder": folder})
     after = search(folder, *more)
     assert (after[0], len(values(after[1]))) == (0, 2), after[1]
     assert len(list(folder.rglob("rounds.csv"))) == 4, "no run of before is taken for one of now"
-
-
-def edit_value(database, runs):
-    edit(database, "UPDATE trial_values SET value = 99.5 WHERE trial_id = 1")
-
-
-def edit_parameter(database, runs):
-    edit(database, "UPDATE trial_params SET param_value = 1 - param_value")
 
 
 def edit(database, statement):
@@ -138,34 +119,31 @@ def edit(database, statement):
         open_database.execute(statement)
 
 
-def remove_run(database, runs):
-    shutil.rmtree(runs[0])
-
-
-def edit_rows(database, runs):
+def edit_rows(run):
     """What a run's checkpoint mends."""
-    text = (runs[0] / "rounds.csv").read_text()
-    (runs[0] / "rounds.csv").write_text(text.replace("\n1,", "\n1,9"))
+    text = (run / "rounds.csv").read_text()
+    (run / "rounds.csv").write_text(text.replace("\n1,", "\n1,9"))
 
 
-def lose_all(database, runs):
-    database.unlink()
+DAMAGES = """
+edit(database, "UPDATE trial_values SET value = 99.5 WHERE trial_id = 1") | is not in
+edit(database, "UPDATE trial_params SET param_value = 1 - param_value") | is not in
+database.unlink() | ''
+shutil.rmtree(run) | has lost its run
+edit_rows(run) | has lost its run
+"""
 
 
-DAMAGES = [(edit_value, "is not in"), (edit_parameter, "is not in"), (lose_all, "")]
-DAMAGES += [(remove_run, "has lost its run"), (edit_rows, "has lost its run")]
-
-
-@pytest.mark.parametrize(("damage", "why"), keep_quick(DAMAGES))
+@pytest.mark.parametrize(("damage", "why"), keep_quick(read_cases(DAMAGES, " | ")))
 def test_a_stored_trial_that_is_not_as_its_run_is_gone_through_again(damage, why, folder):
     before = search(folder)[1]
-    runs = sorted(path.parent for path in folder.rglob("rounds.csv"))
-    damage(folder / "found" / "trials.db", runs)
+    run = min(path.parent for path in folder.rglob("rounds.csv"))
+    eval(damage, {**globals(), "database": folder / "found" / "trials.db", "run": run})
     code, after = search(folder)
     assert code == 0, after
     assert (values(after), chosen(after)) == (values(before), chosen(before))
     told = [line for line in after if "goes through its trials again" in line]
-    assert len(told) == bool(why)
+    assert len(told) == (why != "''")
     assert all(why in line for line in told)
     again = search(folder)
     assert (again[0], values(again[1]), chosen(again[1])) == (0, [], chosen(before))
@@ -213,7 +191,7 @@ def test_data_that_change_while_a_search_goes_on_stop_it(folder):
 
     def overwrite(*given):
         real(*given)
-        change_data(folder)
+        write_data(folder / "mine.npz", signal=2.0)
 
     with mock.patch.object(trials, "require_origin", overwrite):
         code, lines = search(folder)
