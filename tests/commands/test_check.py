@@ -24,60 +24,41 @@ from fedpfl.methods import FedAvg, Phase
 CALLS = []
 class Mine(FedAvg):
 """
-FAULTS = {
-    "counts calls": (
-        """
+
+
+def read_methods(text: str) -> dict[str, tuple[str, set[str], str]]:
+    """Read a method's hooks, what they break and what is said of it, by the fault's name."""
+    found = {}
+    for part in text.split("\n== ")[1:]:
+        head, _, body = part.partition("\n")
+        name, broken, says = head.split(" | ")
+        found[name] = body, {*broken.split()}, says
+    return found
+
+
+FAULTS = read_methods(r"""
+== counts calls | clients_are_apart order_does_not_matter runs_repeat workers_do_not_matter | something outlives a hook's call
     def finish(self, server, client, start, end):
         CALLS.append(1)
         return {name: leaf + 1e-3 * len(CALLS) for name, leaf in end.items()}, client
-        """,
-        {"runs_repeat", "workers_do_not_matter", "order_does_not_matter", "clients_are_apart"},
-        "something outlives a hook's call",
-    ),
-    "keeps state on self": (
-        """
+== keeps state on self | is_frozen | `self.last` was set
     def finish(self, server, client, start, end):
         object.__setattr__(self, "last", 1)
         return end, client
-        """,
-        {"is_frozen"},
-        "`self.last` was set",
-    ),
-    "draws at evaluation": (
-        """
+== draws at evaluation | draws_from_what_is_given | draws from the generators of the process, of torch
     def personal(self, server, client):
         return {name: leaf + 0.01 * torch.rand(leaf.shape) for name, leaf in server.items()}
-        """,
-        {"draws_from_what_is_given"},
-        "draws from the generators of the process, of torch",
-    ),
-    "counts evaluations": (
-        """
+== counts evaluations | asking_changes_nothing | evaluated again: loss up to 0.
     def personal(self, server, client):
         CALLS.append(1)
         return {name: leaf + 1e-3 * len(CALLS) for name, leaf in server.items()}
-        """,
-        {"asking_changes_nothing"},
-        "evaluated again: loss up to 0.",
-    ),
-    "averages over padding": (
-        """
+== averages over padding | backends_agree backends_agree_with_norm width_does_not_matter | use batch.mean
     def loss(self, server, client, net, params, batch):
         return batch.losses(net(params, batch.x)).mean()
-        """,
-        {"backends_agree", "backends_agree_with_norm", "width_does_not_matter"},
-        "use batch.mean",
-    ),
-    "predicts by the batch": (
-        """
+== predicts by the batch | backends_agree_in_evaluation | evaluated, test loss: up to 0.
     def predict(self, net, params, batch):
         return net(params, batch.x - batch.x.mean())
-        """,
-        {"backends_agree_in_evaluation"},
-        "evaluated, test loss: up to 0.",
-    ),
-    "trains with what is not sent": (
-        """
+== trains with what is not sent | sees_what_was_sent | a step of client
     def init(self, params, parts):
         return {"w": params, "old": params}, {}
     def download(self, server, client):
@@ -87,20 +68,10 @@ FAULTS = {
     def aggregate(self, server, clients, net, uploads, weight, generator):
         new, clients = super().aggregate(server, clients, net, uploads, weight, generator)
         return {"w": new, "old": server["w"]}, clients
-        """,
-        {"sees_what_was_sent"},
-        "a step of client",
-    ),
-    "amplifies rounding": (
-        """
+== amplifies rounding | bf16_is_near | use engine.precision=fp32
     def personal(self, server, client):
         return {name: torch.sin(500 * leaf) for name, leaf in server.items()}
-        """,
-        {"bf16_is_near"},
-        "use engine.precision=fp32",
-    ),
-    "mixes weights alone": (
-        """
+== mixes weights alone | statistics_are_mixed | before_turn returns mixed.conv.weight, and no statistics
     def init(self, params, parts):
         return params, {"model": params}
     def before_turn(self, server, clients, others, generator):
@@ -110,47 +81,22 @@ FAULTS = {
         return client["mixed"]
     def finish(self, server, client, start, end):
         return end, {"model": end}
-        """,
-        {"statistics_are_mixed"},
-        "before_turn returns mixed.conv.weight, and no statistics",
-    ),
-    "asks for values": (
-        """
+== asks for values | keeps_form | calls one_hot, which looks at the values of a tensor, but it is asked about many clients at once: write
     def loss(self, server, client, net, params, batch):
         return batch.loss(net(params, batch.x)) + F.one_hot(batch.y, 5).sum()
-        """,
-        {"keeps_form"},
-        (
-            "batched: Mine.loss calls one_hot, which looks at the values of a tensor, but it is"
-            " asked about many clients at once: write (y[:, None] == torch.arange(classes,"
-            " device=y.device)).float() ("
-        ),
-    ),
-    "divides by small gradients": (
-        """
+== divides by small gradients | backends_agree_with_norm | perhaps rounding alone: on samples that are 2e-7 of themselves larger the loop
     own_steps = True
     def phases(self, server, client, params, epochs):
         return [Phase(epochs, step=self._step)]
     def _step(self, server, client, net, params, batch):
         grads, loss = net.gradient(lambda *now: self.loss(server, client, *now), params, batch)
         return tree.map(lambda own, grad: own - 1e-3 * grad / (grad.abs() + 1e-8), params, grads), loss
-        """,
-        {"backends_agree_with_norm"},
-        (
-            "perhaps rounding alone: on samples that are 2e-7 of themselves larger the loop backend"
-            " differs from itself"
-        ),
-    ),
-    "looks at single uploads": (
-        """
+== looks at single uploads | sees_what_it_says | server_sees is 'mean of uploads', and aggregate goes by each upload
     server_sees = "mean of uploads"
     def aggregate(self, server, clients, net, uploads, weight, generator):
         return tree.map(lambda leaf: leaf.median(0).values, uploads), clients
-        """,
-        {"sees_what_it_says"},
-        "server_sees is 'mean of uploads', and aggregate goes by each upload",
-    ),
-}
+""")
+"""Name | what is broken | what is said of it, and the hooks."""
 ALONE = {*FAULTS} - {
     *("counts calls", "counts evaluations", "draws at evaluation", "divides by small gradients"),
     *("averages over padding", "predicts by the batch"),

@@ -80,6 +80,13 @@ eval.every=5 eval.finetune_epochs=1 eval.finetune_every=7 => eval.finetune_every
 method=fedper method.layers=5 => method.layers must be at most 4, the network's layers, got 5
 method=flexfl method.apoz=[0.1] => method.apoz has 1 numbers for 3 groups of neurons
 model=mlp model.hidden=[100000000000] => model=mlp: its parameters, held twice, would take
+# adapters
+adapter=lora adapter.rank=0 => adapter.rank must be 1 or more, got 0
+method=fedsa_lora => method=fedsa_lora is about low-rank pairs; choose adapter=lora
+method=fedalt adapter=lora adapter.layers=[linear] => is about low-rank pairs; choose adapter=lora adapter.pairs=2
+adapter=lora => model=cnn4: adapter.layers: the network has no q; it has conv, linear
+adapter=head method=fjord => a network of which parts are frozen has no sub-models; set adapter=none
+model=vit model.patch=9 => images must be square, 9 (model.patch) a divisor of their sides
 # impossible together
 quantile=paper => quantile=paper: Table II has no q for dataset digits with alpha 0.1; it has cifar10 (0.1, 0.5)
 device=cpu engine.precision=tf32 => engine.precision=tf32 needs a CUDA device; use fp32 or bf16

@@ -154,6 +154,14 @@ def test_the_first_row_fixes_the_columns(tmp_path):
     assert (tmp_path / "rounds.csv").read_text() == "round,accuracy\n1,\n2,2.0\n"
 
 
+def test_rows_without_a_checkpoint_are_removed(tmp_path):
+    with opened(tmp_path) as directory:
+        directory.row(row(1))
+    with opened(tmp_path) as directory:
+        assert directory.restore() is None
+    assert not (tmp_path / "rounds.csv").exists()
+
+
 def test_no_code_is_loaded_from_a_checkpoint(tmp_path):
     class Bomb:
         def __reduce__(self):

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 import yaml
 
 from fedpfl.report.__main__ import main
-from tests.conftest import keep_quick
+from tests.conftest import keep_quick, read_cases
 from tests.report.test_report import amend, config, write_run
 from tests.runner.test_resume import start_child, wait_for_child
 
@@ -150,57 +151,34 @@ def test_traffic_is_divided_by_those_that_took_part(tmp_path, capsys):
 # Hostile directories
 
 
-def fifo(folder: Path, name: str) -> None:
-    (folder / name).unlink(missing_ok=True)
-    os.mkfifo(folder / name)
+def become(path: Path, make: Callable[[Path], Any]) -> None:
+    """Put what something makes in the place of a file."""
+    path.unlink()
+    make(path)
 
 
-def device(folder: Path, name: str) -> None:
-    (folder / name).unlink(missing_ok=True)
-    (folder / name).symlink_to("/dev/full")
+# Twelve lines of aliases that are billions of values
+BOMB = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12))
+HOSTILE = r"""
+a pipe for keys | become(run / "config.yaml", os.mkfifo)
+a pipe for rows | become(run / "rounds.csv", os.mkfifo)
+a device for a summary | become(run / "summary.json", lambda path: path.symlink_to("/dev/full"))
+a device for rows | become(run / "rounds.csv", lambda path: path.symlink_to("/dev/full"))
+an alias bomb | (run / "config.yaml").open("a").write(f"a0: &a0 [x, x]\n{BOMB}")
+deep YAML | (run / "config.yaml").write_text("a: " + "[" * 5000 + "]" * 5000)
+a huge number | (run / "summary.json").write_text('{"status": "finished", "cohort": 1e999}')
+digits without end | (run / "config.yaml").write_text(yaml.safe_dump(config()).replace("rounds: 4", f"rounds: {'9' * 5000}"))
+keys of two kinds | write_config(run, method={"name": "fedavg", 1: 2})
+words for numbers | edit(run, "rounds.csv", lambda row: row.update(accuracy="good"))
+half a round | edit(run, "rounds.csv", lambda row: row.update(round="1.5"))
+a list for a method | write_config(run, method={"name": "fedavg", "ema": [1]})
+a strange status | amend(run, status=["finished"])
+"""
+"""What it is, and how a run is made so."""
 
 
-def bomb(folder: Path) -> None:
-    """Twelve lines of aliases that are billions of values."""
-    lines = [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
-    path = folder / "config.yaml"
-    path.write_text("\n".join([path.read_text(), "a0: &a0 [x, x]", *lines]) + "\n")
-
-
-def endless(folder: Path) -> None:
-    path = folder / "config.yaml"
-    path.write_text(path.read_text().replace("rounds: 4", f"rounds: {'9' * 5000}"))
-
-
-def write_text(name: str, text: str) -> Any:
-    return lambda folder: (folder / name).write_text(text)
-
-
-def with_method(**values: Any) -> Any:
-    keys = {1: values.pop("number")} if "number" in values else {}
-    values = config() | {"method": {"name": "fedavg", **values, **keys}}
-    return write_text("config.yaml", yaml.safe_dump(values))
-
-
-def with_cell(column: str, cell: str) -> Any:
-    return lambda folder: edit(folder, "rounds.csv", lambda row: row.update({column: cell}))
-
-
-HOSTILE: dict[str, Any] = {
-    "a pipe for keys": lambda folder: fifo(folder, "config.yaml"),
-    "a pipe for rows": lambda folder: fifo(folder, "rounds.csv"),
-    "a device for a summary": lambda folder: device(folder, "summary.json"),
-    "a device for rows": lambda folder: device(folder, "rounds.csv"),
-    "an alias bomb": bomb,
-    "deep YAML": write_text("config.yaml", "a: " + "[" * 5000 + "]" * 5000),
-    "a huge number": write_text("summary.json", '{"status": "finished", "cohort": 1e999}'),
-    "digits without end": endless,
-    "keys of two kinds": with_method(number=2),
-    "words for numbers": with_cell("accuracy", "good"),
-    "half a round": with_cell("round", "1.5"),
-    "a list for a method": with_method(ema=[1]),
-    "a strange status": lambda folder: amend(folder, status=["finished"]),
-}
+def write_config(folder: Path, **changes: Any) -> None:
+    (folder / "config.yaml").write_text(yaml.safe_dump(config() | changes))
 
 
 def read_by_all(root: Path) -> None:
@@ -218,18 +196,20 @@ def read_by_all(root: Path) -> None:
 def test_a_broken_run_is_one_line_and_stops_nothing(tmp_path: Path) -> None:
     """In a child that is given up in time, for a pipe would be waited for."""
     write_run(tmp_path / "x" / "whole")
-    for seed, damage in enumerate(HOSTILE, 1):
-        HOSTILE[damage](write_run(tmp_path / "x" / damage.replace(" ", "_"), seed=seed))
+    cases = read_cases(HOSTILE, " | ")
+    for seed, (name, damage) in enumerate(cases, 1):
+        run = write_run(tmp_path / "x" / name.replace(" ", "_"), seed=seed)
+        eval(damage, {**globals(), "run": run, "amend": amend, "os": os})
     assert wait_for_child(start_child(partial(read_by_all, tmp_path))) == 0
     out, err = ((tmp_path / name).read_text() for name in ("out", "err"))
-    assert len(re.findall(r"^broken ", out, re.MULTILINE)) == len(HOSTILE)
+    assert len(re.findall(r"^broken ", out, re.MULTILINE)) == len(cases)
     lines = [line for line in err.splitlines() if not line.startswith("wrote ")]
     ends = [line for line in lines if line.startswith("==")]
     assert ends == [f"== 0 {command}" for command in ("tables", "html", "ls")]
     skipped = [re.match(rf"skipped {tmp_path}/x/(\S+): .", line) for line in lines]
     told = sorted(match[1] for match in skipped if match)
     assert len(told) + len(ends) == len(lines)
-    assert told == sorted(2 * [damage.replace(" ", "_") for damage in HOSTILE])
+    assert told == sorted(2 * [name.replace(" ", "_") for name, _ in cases])
 
 
 # Text

@@ -1,6 +1,5 @@
 """Runs of adapters on a frozen network: what is stored, told and given back."""
 
-import pytest
 from safetensors.torch import save_file
 
 import fedpfl
@@ -8,7 +7,7 @@ from fedpfl.config.plan import check_config
 from fedpfl.config.run import build_run
 from fedpfl.ground import tree
 from tests.command import TINY_TASK, compose_once, read_checkpoint, read_table, run_command
-from tests.conftest import assert_close, keep_quick, read_cases
+from tests.conftest import assert_close
 from tests.runner.test_resume import interrupt
 
 LORA = (
@@ -90,21 +89,3 @@ def test_clients_are_judged_over_their_own_classes_if_it_is_said():
         assert [not barred for barred in federation.excluded_classes[client].tolist()] == [
             y in there for y in range(10)
         ]
-
-
-REFUSALS = f"""
-method=fedsa_lora | method=fedsa_lora is about low-rank pairs; choose adapter=lora
-method=fedalt {" ".join(LORA)} | method=fedalt is about low-rank pairs; choose adapter=lora adapter.pairs=2
-adapter=lora | model=cnn4: adapter.layers: the network has no q; it has conv, linear
-adapter=lora adapter.rank=0 | adapter.rank must be 1 or more, got 0
-adapter=head method=fjord | a network of which parts are frozen has no sub-models; set adapter=none
-model=vit model.patch=9 | images must be square, 9 (model.patch) a divisor of their sides
-"""
-
-
-@pytest.mark.parametrize(("words", "told"), keep_quick(read_cases(REFUSALS, " | "), 2))
-def test_bad_words_are_one_line(words, told, tmp_path):
-    result = run_command(*TINY_TASK, *words.split(), cwd=tmp_path)
-    assert result.code == 2, result.out
-    assert len(result.complaints) == 1, result.err
-    assert told in result.complaints[0], result.complaints
