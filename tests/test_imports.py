@@ -92,22 +92,7 @@ def test_only_configuration_and_training_know_hydra():
             assert not packages & {"hydra", "omegaconf"}, path
 
 
-CONTRACT = {
-    *[
-        "FACTS",
-        "STORED",
-        "ORDER",
-        "SEES",
-        "METHODS",
-        "Batch",
-        "Data",
-        "Method",
-        "Phase",
-        "Shard",
-        "Turn",
-    ]
-}
-CONTRACT |= {"argument_order_fault"}
+CONTRACT = "FACTS STORED ORDER SEES METHODS Batch Data Method Phase Shard Turn argument_order_fault"
 REGISTERED = {path.stem for path in (PACKAGE / "methods").glob("*.py")} - {"__init__"}
 
 
@@ -117,7 +102,7 @@ def test_the_engine_knows_no_methods_name():
         for module, name in imports(path):
             if module.startswith("fedpfl.methods"):
                 assert module == "fedpfl.methods", f"{path} imports {module}"
-                assert name in CONTRACT, f"{path} imports {name}"
+                assert name in CONTRACT.split(), f"{path} imports {name}"
         nodes = ast.walk(ast.parse(path.read_text()))
         constants = {node.value for node in nodes if isinstance(node, ast.Constant)}
         assert not constants & REGISTERED, f"{path} names {constants & REGISTERED}"

@@ -20,37 +20,32 @@ flower = SCHEMES["flower"]
 
 SAMPLES = make_samples(600)
 Y, GROUPS = SAMPLES.y.numpy(), SAMPLES.groups.numpy()
-CASES = {
-    "IidPartitioner": {},
-    "DirichletPartitioner": {"alpha": 0.5, "min_partition_size": 3},
-    "DirichletPartitioner balanced": {"alpha": 5, "self_balancing": True, "shuffle": False},
-    "PathologicalPartitioner": {"num_classes_per_partition": 3},
-    "PathologicalPartitioner first": {
-        "num_classes_per_partition": 2,
-        "class_assignment_mode": "first-deterministic",
-    },
-    "LinearPartitioner": {},
-    "SquarePartitioner": {},
-    "ExponentialPartitioner": {},
-    "ShardPartitioner": {"num_shards_per_partition": 2},
-    "ContinuousPartitioner": {"strictness": 0.5},
-    "InnerDirichletPartitioner": {"partition_sizes": [100] * 5, "alpha": 0.5},
-    "SizePartitioner": {"partition_sizes": [200, 100, 50, 25, 25]},
-    "DistributionPartitioner": {
-        "distribution_array": (1 + np.arange(20).reshape(10, 2) % 7).tolist(),
-        "num_unique_labels_per_partition": 2,
-        "preassigned_num_samples_per_label": 2,
-    },
-    "NaturalIdPartitioner": {},
-    "GroupedNaturalIdPartitioner": {"group_size": 1, "sort_unique_ids": True},
-}
+SHARES = (1 + np.arange(20).reshape(10, 2) % 7).tolist()
+CASES = """
+IidPartitioner | {}
+DirichletPartitioner | {"alpha": 0.5, "min_partition_size": 3}
+DirichletPartitioner balanced | {"alpha": 5, "self_balancing": True, "shuffle": False}
+PathologicalPartitioner | {"num_classes_per_partition": 3}
+PathologicalPartitioner first | {"num_classes_per_partition": 2, "class_assignment_mode": "first-deterministic"}
+LinearPartitioner | {}
+SquarePartitioner | {}
+ExponentialPartitioner | {}
+ShardPartitioner | {"num_shards_per_partition": 2}
+ContinuousPartitioner | {"strictness": 0.5}
+InnerDirichletPartitioner | {"partition_sizes": [100] * 5, "alpha": 0.5}
+SizePartitioner | {"partition_sizes": [200, 100, 50, 25, 25]}
+DistributionPartitioner | {"distribution_array": SHARES, "num_unique_labels_per_partition": 2, "preassigned_num_samples_per_label": 2}
+NaturalIdPartitioner | {}
+GroupedNaturalIdPartitioner | {"group_size": 1, "sort_unique_ids": True}
+"""
+"""Partitioner, perhaps with which case of it | arguments."""
 
 
 @pytest.mark.filterwarnings("ignore")  # the library's own
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "values"), read_cases(CASES, " | "))
 @pytest.mark.parametrize("seed", [0, 7])
-def test_each_client_has_the_librarys_rows(case, seed):
-    name, arguments = case.split()[0], CASES[case]
+def test_each_client_has_the_librarys_rows(case, values, seed):
+    name, arguments = case.split()[0], eval(values)
     clients = 10 if name == "DistributionPartitioner" else 5  # a multiple of the classes
     made = {key: np.array(value) if "array" in key else value for key, value in arguments.items()}
     parameters = inspect.signature(getattr(library, name)).parameters

@@ -7,7 +7,7 @@ import pytest
 
 from fedpfl.config import plugins
 from fedpfl.testing import parametrize_with_promises
-from tests.conftest import ROOT
+from tests.conftest import ROOT, read_cases
 
 pytest_plugins = ["pytester"]
 
@@ -64,52 +64,24 @@ DATASETS = {"lines": stripes, "noise": unseeded}
 PARTITIONS = {"halves": equal, "drawn": drawn}
 """
 
+ASKED = """
+right_method => method="right", plugins=FILES
+right_model => model="small", plugins=FILES
+right_dataset => dataset=stripes
+right_partition => partition=equal
+wrong_method => method=Wrong
+wrong_model => model=Unseeded
+wrong_dataset => dataset=unseeded
+wrong_partition => partition=drawn
+"""
 TESTS = """
 from fedpfl.testing import parametrize_with_promises as ask
 from mine import Unseeded, Wrong, drawn, equal, stripes, unseeded
 
 FILES = ["mine.py"]
-
-
-@ask(method="right", plugins=FILES)
-def test_right_method(check):
-    check()
-
-
-@ask(model="small", plugins=FILES)
-def test_right_model(check):
-    check()
-
-
-@ask(dataset=stripes)
-def test_right_dataset(check):
-    check()
-
-
-@ask(partition=equal)
-def test_right_partition(check):
-    check()
-
-
-@ask(method=Wrong)
-def test_wrong_method(check):
-    check()
-
-
-@ask(model=Unseeded)
-def test_wrong_model(check):
-    check()
-
-
-@ask(dataset=unseeded)
-def test_wrong_dataset(check):
-    check()
-
-
-@ask(partition=drawn)
-def test_wrong_partition(check):
-    check()
 """
+for name, what in read_cases(ASKED):
+    TESTS += f"@ask({what})\ndef test_{name}(check):\n    check()\n"
 
 PLANTED = {
     "method": "both backends agree]",
