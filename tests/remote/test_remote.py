@@ -3,8 +3,6 @@ left out by name.
 """
 
 import copy
-import logging
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -201,54 +199,6 @@ class Faulty(InProcessGrid):
 def changed(answer: bytes, change: Callable) -> bytes:
     about, found = wire.unpack_message(answer)
     return wire.pack_message(*change(about, found))
-
-
-def infinite(about, found):
-    return about, found._replace(uploads=tree.map(lambda leaf: leaf / 0, found.uploads))
-
-
-def smaller(about, found):
-    return about, found._replace(uploads=tree.map(lambda leaf: leaf[:1], found.uploads))
-
-
-FAULTS = {
-    "vanished": (lambda answer: None, "no answer within 0.01 seconds"),
-    "raised": (lambda answer: "it raised", "it raised"),
-    "cut": (lambda answer: answer[:-9], "a message that is cut or damaged"),
-    "no message": (lambda answer: b"", "a message that is cut or damaged"),
-    "too large": (
-        lambda answer: answer + bytes(2**21),
-        "a message of .* bytes, where .* are the most",
-    ),
-    "not finite": (lambda answer: changed(answer, infinite), "numbers that are not finite"),
-    "another form": (lambda answer: changed(answer, smaller), "an answer of another form"),
-    "late": (
-        lambda answer: changed(answer, lambda about, own: ({**about, "asks": {}}, own)),
-        "to another question",
-    ),
-    "configuration": (
-        lambda answer: changed(
-            answer, lambda about, own: ({**about, "key": {**KEY, "data": "9"}}, own)
-        ),
-        "it has data 9, the server 123; give both the same command, data and packages",
-    ),
-}
-
-
-@pytest.mark.parametrize(("fault", "said"), FAULTS.values(), ids=[*FAULTS])
-def test_a_round_goes_on_without_a_node_that_fails(fault, said: str, caplog):
-    """As if its clients had not been drawn; one line names node and client."""
-    method = METHODS["fedavg"]()
-    played = Played(method)
-    played.remote._grid = Faulty(played.grid, 1, fault)
-    played.round([0, 2])  # by which the form of answers is known
-    with caplog.at_level(logging.WARNING):
-        outcome = played.round([2, 3, 4])
-    known = in_one_place(method, [[0, 2], [2, 4]])
-    assert_same(played.state.server, known[0].server)
-    assert (len(outcome.loss), outcome.traffic) == (2, known[1][1].traffic)
-    (line,) = (record.getMessage() for record in caplog.records)
-    assert re.fullmatch(f"node 1, client 3: .*{said}.*; round 2 goes on without it", line)
 
 
 def test_too_few_answers_end_the_run():

@@ -21,7 +21,7 @@ from fedpfl.remote.node import NodePolicy
 from fedpfl.runner.faults import Diverged
 from tests.conftest import assert_same
 from tests.remote.grids import Overheard
-from tests.remote.test_remote import Faulty, Played, changed, in_one_place
+from tests.remote.test_remote import KEY, Faulty, Played, changed, in_one_place
 
 FEDAVG = METHODS["fedavg"]()
 
@@ -45,7 +45,38 @@ def add_metric(about, found):
     return about, found._replace(metrics={**found.metrics, "more": torch.tensor(1.0)})
 
 
+def make_infinite(about, found):
+    return about, found._replace(uploads=tree.map(lambda leaf: leaf / 0, found.uploads))
+
+
+def cut_rows(about, found):
+    return about, found._replace(uploads=tree.map(lambda leaf: leaf[:1], found.uploads))
+
+
+def change_about(**fields):
+    """Return a fault: a node says other things beside its answer."""
+    return lambda answer: changed(answer, lambda about, found: ({**about, **fields}, found))
+
+
 NODE_FAULTS = {
+    "vanished": (lambda answer: None, "no answer within 0.01 seconds"),
+    "raised": (lambda answer: "it raised", "it raised"),
+    "cut": (lambda answer: answer[:-9], "a message that is cut or damaged"),
+    "no message": (lambda answer: b"", "a message that is cut or damaged"),
+    "too large": (
+        lambda answer: answer + bytes(2**21),
+        "a message of .* bytes, where .* are the most",
+    ),
+    "not finite": (
+        lambda answer: changed(answer, make_infinite),
+        "numbers that are not finite",
+    ),
+    "another form": (lambda answer: changed(answer, cut_rows), "an answer of another form"),
+    "late": (change_about(asks={}), "to another question"),
+    "configuration": (
+        change_about(key={**KEY, "data": "9"}),
+        "it has data 9, the server 123; give both the same command, data and packages",
+    ),
     "a million right": (
         change_counts(correct=1_000_000),
         r"1,000,000 correct of \d+ samples after training",
@@ -71,18 +102,20 @@ NODE_FAULTS = {
 
 
 @pytest.mark.parametrize("fault", NODE_FAULTS)
-def test_a_node_that_lies_is_left_out_by_name(fault, caplog):
-    """Also in the first round: what a right answer looks like is known from the method."""
+def test_a_round_goes_on_without_a_node_that_fails_or_lies(fault, caplog):
+    """As if its clients had not been drawn; one line names node and client. What a right answer
+    looks like is known from the method, also in the first round.
+    """
     lie, reason = NODE_FAULTS[fault]
     played = Played(FEDAVG)
     played.remote._grid = Faulty(played.grid, 1, lie)
     with caplog.at_level(logging.WARNING):
         outcome = played.round([2, 3, 4])
-    assert_same(played.state.server, in_one_place(FEDAVG, [[2, 4]])[0].server)
-    assert len(outcome.loss) == 2
+    state, (known,), _ = in_one_place(FEDAVG, [[2, 4]])
+    assert_same(played.state.server, state.server)
+    assert (len(outcome.loss), outcome.traffic) == (2, known.traffic)
     (line,) = (record.getMessage() for record in caplog.records)
-    assert re.match("node 1, client 3: ", line)
-    assert re.search(reason, line)
+    assert re.fullmatch(f"node 1, client 3: .*{reason}.*; round 1 goes on without it", line)
 
 
 def test_an_evaluation_is_checked_too(caplog):
