@@ -258,26 +258,6 @@ def test_asking_changes_neither_what_a_method_is_nor_what_it_answers():
     assert copy.copy(method).aggregate.__func__ is FedPAC.aggregate
 
 
-def test_later_rounds_ask_the_method_itself_but_for_who_trains(monkeypatch):
-    """Turns may be others in every round, and looking at them costs nothing."""
-
-    @dataclass(frozen=True)
-    class Plain(FedAvg):
-        pass
-
-    asked, original = [], hook_checks.CheckedHook.__call__
-    noted = lambda self, *a: asked.append(self.name) or original(self, *a)  # noqa: E731
-    monkeypatch.setattr(hook_checks.CheckedHook, "__call__", noted)
-    net, method = tiny(), Plain()
-    state = make_initial_state(method, net, 3, CPU)
-    for number in range(3):
-        asked.clear()
-        state, _ = next_round(method, net, FEDERATION, state, COHORT, local=SHORT)
-        evaluate(method, net, FEDERATION, state)
-        assert number == 0 or asked == ["Plain.turns"]
-    assert len(asked) == 1
-
-
 def test_looking_at_values_in_a_later_round_is_told_too(tmp_path: Path):
     """Where nothing is looked at any more, by where it failed."""
     (tmp_path / "mine.py").write_text("""

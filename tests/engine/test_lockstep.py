@@ -85,27 +85,6 @@ def test_what_a_job_raises_is_its_result():
     assert isinstance(bad, ValueError)
 
 
-def test_an_interrupt_reaches_every_job_and_the_caller():
-    class Interrupted(Echo):
-        def run(self, calls):
-            super().run(calls)
-            raise KeyboardInterrupt
-
-    stage, broken, ends = LockstepStage(4), Interrupted(), []
-
-    def watched():
-        try:
-            LockstepBackend(stage, broken).run([1])
-        except BaseException as error:
-            ends.append(type(error))
-            raise
-
-    with pytest.raises(KeyboardInterrupt):
-        stage.play([watched] * 3)
-    assert ends == [KeyboardInterrupt] * 3
-    assert threading.active_count() < 20
-
-
 @pytest.mark.parametrize("given", [0, 1, 2])
 def test_an_interrupt_between_two_answers_ends_every_job(given, monkeypatch):
     stage, echo, answered, give = LockstepStage(4), Echo(), [], LockstepStage._finish_request

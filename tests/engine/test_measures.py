@@ -4,6 +4,7 @@ both backends.
 
 import math
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -13,7 +14,7 @@ from sklearn import metrics as sk
 
 import fedpfl
 from fedpfl.config.plan import check_config
-from fedpfl.engine import RoundSetup, make_backend, make_initial_state, measures, play_round
+from fedpfl.engine import make_backend, measures
 from fedpfl.engine.calls import Counts, EvalCall
 from fedpfl.engine.evaluate import cross_client_accuracy, scores_per_client, summarize_scores
 from fedpfl.engine.measures import BINS, MEASURES, compute_measures
@@ -24,7 +25,7 @@ from fedpfl.methods import METHODS, Batch
 from fedpfl.remote.app import require_playable
 from fedpfl.report import load
 from tests.command import TINY_TASK, compose_once
-from tests.conftest import CPU, LOCAL, as_engine, find_eval_job
+from tests.conftest import COHORTS, CPU, as_engine, find_eval_job, record_states
 
 NAMES = tuple(MEASURES)
 needed = pytest.mark.usefixtures("library")
@@ -110,29 +111,14 @@ def test_backends_agree_and_nothing_else_changes(name, federation, net):
     method, everyone, told = METHODS[name](), list(range(federation.clients)), {}
     for engine in ("loop", "batched"):
         runner = make_backend(as_engine(engine), net, CPU)
-        state, _ = play_round(
-            RoundSetup(runner, method, federation, LOCAL, 0),
-            make_initial_state(method, net, 10, CPU),
-            [0, 2, 3, 5, 9],
-        )
-        plain = runner.evaluate_splits(EvalCall(method, federation, state, everyone))["test"]
-        asked = runner.evaluate_splits(
-            EvalCall(
-                method,
-                federation,
-                state,
-                everyone,
-                measures=NAMES,
-                common_federation=federation.merge_clients(10),
-            )
-        )
+        state = record_states(method, net, federation, COHORTS[:1], engine=engine)[-1]
+        call = EvalCall(method, federation, state, everyone)
+        whole, two = (federation.merge_clients(count) for count in (10, 2))
+        plain = runner.evaluate_splits(call)["test"]
+        asked = runner.evaluate_splits(replace(call, measures=NAMES, common_federation=whole))
         assert all(map(torch.equal, asked["test"][:3], plain[:3]))
         assert torch.equal(asked["common"].correct.diagonal(), plain.correct)
-        halves = runner.evaluate_splits(
-            EvalCall(
-                method, federation, state, everyone, common_federation=federation.merge_clients(2)
-            )
-        )["common"]
+        halves = runner.evaluate_splits(replace(call, common_federation=two))["common"]
         assert torch.equal(halves.correct.sum(1), asked["common"].correct.sum(1))
         told[engine] = asked
         for client in everyone:

@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedpfl.engine import FineTuning, RoundSetup, make_backend, make_initial_state, play_round
-from fedpfl.engine.calls import EvalCall, with_before_turn
+from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.evaluation import LONGEST_PASS, LONGEST_SEQUENTIAL_SUM
 from fedpfl.engine.training.shared_model import find_shared_model
 from fedpfl.ground import tree
-from fedpfl.methods import METHODS, STORED, FedAvg
+from fedpfl.methods import METHODS, FedAvg
 from fedpfl.models import Net
 from tests.conftest import (
     CPU,
@@ -172,31 +172,6 @@ def test_a_client_that_goes_by_its_number_has_a_model_of_its_own(net, various):
     third = replace(state, server=Numbered().personal(state.server, {"number": 3}))
     expected = backend.evaluate(EvalCall(FedAvg(), various, third, [3]))
     assert_same(expected, tree.take(backend.evaluate(call), slice(3, 4)))
-
-
-@pytest.mark.parametrize(
-    ("name", "clients"),
-    [
-        ("fedavg", "all"),
-        ("fedprox", "all"),
-        ("scaffold", "initial"),
-        ("fedbabu", "all"),
-        ("fedper", "initial"),
-        ("lg_fedavg", "initial"),
-        ("ditto", "none"),  # a prediction of the method's
-        ("fedala", "none"),  # looks at training samples before
-        ("fedamp", "initial"),
-        ("apfl", "none"),
-    ],
-)
-def test_methods_whose_clients_share_a_model(name, clients, net, various):
-    method = METHODS[name]()
-    state = make_initial_state(method, net, various.clients, CPU)
-    took_part = dict.fromkeys(STORED, torch.ones(len(COHORT), dtype=torch.bool))
-    state.rows.put_(COHORT, {"facts": took_part})
-    shared = find_shared_model(with_before_turn(EvalCall(method, various, state, CLIENTS)), net)
-    expected = {"all": CLIENTS, "initial": [c for c in CLIENTS if c not in COHORT], "none": []}
-    assert (shared.clients if shared else []) == expected[clients]
 
 
 def test_nobody_shares_a_model_that_is_fine_tuned(net, various):
