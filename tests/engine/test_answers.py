@@ -234,18 +234,20 @@ def test_looking_at_values_in_a_vectorised_hook_is_told_with_what_to_do(by):
         play_everything(Branching(by), "batched")
 
 
-def test_a_dictionary_that_a_hook_adds_to_is_an_argument_changed():
-    @dataclass(frozen=True)
-    class Adding(FedAvg):
-        def start(self, received, client):
-            client["seen"] = torch.ones(())
-            return received
+CHANGES = """
+start | client.update(seen=torch.ones(())) or received | client.seen
+start | received["fc.bias"].add_(1) is None or received | received.fc.bias
+personal | server["fc.bias"].zero_() is None or server | server.fc.bias
+"""
+"""Hook | what it changes | the argument that is told."""
 
-    for backend in BACKENDS:
-        with pytest.raises(
-            MethodError, match=r"^Adding\.start changed its argument client\.seen in place"
-        ):
-            play_everything(Adding(), backend)
+
+@pytest.mark.parametrize(("hook", "expression", "argument", "backend"), read_cases(CHANGES))
+def test_an_argument_that_is_changed_is_told_with_the_hook(hook, expression, argument, backend):
+    function = make_function(inspect.signature(getattr(FedAvg, hook)).parameters, expression)
+    told = rf"^Wrong\.{hook} changed its argument {argument} in place"
+    with pytest.raises(MethodError, match=told):
+        play_everything(make_wrong(**{hook: function}), backend)
 
 
 def test_asking_changes_neither_what_a_method_is_nor_what_it_answers():

@@ -92,18 +92,14 @@ def test_a_loss_may_look_at_anything(norm, federation):
     assert_close(result, expected)
 
 
-def test_samples_that_look_new_each_time_are_computed_each_time(federation):
-    method, net = METHODS["fedrep"](), tiny()
-    augmented = replace(federation, augment=Augment(flip=True))
-    result, calls = play(method, net, augmented)
-    expected, step_calls = play_step_by_step(method, net, augmented)
-    assert calls == step_calls
-    assert_same(result, expected)
-
-
-def test_statistics_that_move_are_computed_each_time(federation):
-    method, net = METHODS["fedbabu"](), tiny(norm=True)
-    result, calls = play(method, net, federation)
-    expected, step_calls = play_step_by_step(method, net, federation)
+@pytest.mark.parametrize(
+    ("name", "norm", "augment"), [("fedrep", False, Augment(flip=True)), ("fedbabu", True, None)]
+)
+def test_new_views_of_samples_and_statistics_that_move_are_computed_each_time(
+    name, norm, augment, federation
+):
+    method, net, seen = METHODS[name](), tiny(norm), replace(federation, augment=augment)
+    result, calls = play(method, net, seen)
+    expected, step_calls = play_step_by_step(method, net, seen)
     assert calls == step_calls
     assert_same(result, expected)

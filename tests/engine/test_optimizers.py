@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch.optim import SGD, Adam, AdamW
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, StepLR
 
-from fedpfl.engine import Engine, RoundSetup, make_backend, make_initial_state, play_round
+from fedpfl.engine import RoundSetup, make_backend, make_initial_state, play_round
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.local import Local
 from fedpfl.engine.training.minibatches import plan_steps
@@ -27,6 +27,7 @@ from tests.conftest import (
     LOCAL,
     LOOP,
     TRAIN,
+    as_engine,
     assert_close,
     assert_same,
     differing,
@@ -55,16 +56,8 @@ UNEVEN = [0, 2, 4, 6, 7, 8]  # one of six ends an epoch after a step, and wider 
 
 def local_of(kind: str, **more) -> Local:
     optimizer, values = KINDS[kind]
-    return Local(
-        **{
-            "epochs": 2,
-            "batch_size": 32,
-            "lr": 0.05,
-            "optimizer": optimizer.__name__.lower(),
-            **values,
-            **more,
-        }
-    )
+    usual = {"epochs": 2, "batch_size": 32, "lr": 0.05, "optimizer": optimizer.__name__.lower()}
+    return Local(**{**usual, **values, **more})
 
 
 def problem(steps=6, clients=()):
@@ -184,12 +177,9 @@ def test_a_stream_has_an_optimiser_of_its_own(kind, net, federation):
                 for name in HEAD:
                     params[name].data = torch.where(half[name], params[name].data, before[name])
     expected = {name: p.detach() for name, p in params.items()}
-    for engine in (LOOP, "batched"):
+    for engine, near in ((LOOP, {}), ("batched", {"atol": 1e-4, "rtol": 1e-3})):
         states = record_states(Streams(), net, federation, [[client]], local=local, engine=engine)
-        if engine is LOOP:
-            assert_close(dict(states[-1].server), expected)
-        else:
-            assert_close(dict(states[-1].server), expected, atol=1e-4, rtol=1e-3)
+        assert_close(dict(states[-1].server), expected, **near)
 
 
 def test_captured_steps_know_their_stream(federation):
@@ -202,12 +192,15 @@ def test_captured_steps_know_their_stream(federation):
     assert capture.replayed
 
 
-def scheduled(runner, method, federation, net, local, total=4):
+def scheduled(method, federation, net, local, engine="batched", capture=None):
+    """Return the states after four rounds of a schedule."""
+    runner = make_backend(as_engine(engine), net, CPU)
+    if engine == "batched":
+        runner._programs._capture = capture
     states, state = [], make_initial_state(method, net, federation.clients, CPU)
-    for number in range(1, total + 1):
-        state, _ = play_round(
-            RoundSetup(runner, method, federation, local.for_round(number, total), 0), state, UNEVEN
-        )
+    for number in range(1, 5):
+        setup = RoundSetup(runner, method, federation, local.for_round(number, 4), 0)
+        state, _ = play_round(setup, state, UNEVEN)
         states.append(tree.clone({"server": state.server, "clients": state.clients}))
     return states
 
@@ -219,32 +212,14 @@ def scheduled(runner, method, federation, net, local, total=4):
 def test_a_captured_step_takes_the_rate_of_its_round_and_none_is_captured_anew(
     method, kind, net, federation
 ):
-    local, ends, counts = local_of(kind, decay=0.3, eps=0.1), [], []
-    for capture in (Capture(), None):
-        runner = make_backend(Engine("batched"), net, CPU)
-        runner._programs._capture = capture
-        ends.append(scheduled(runner, method, federation, net, local))
-        counts += [capture.captured] if capture else []
-    assert_same(*ends)
-    assert counts == [played_captures(method, federation, local)]
-    assert_close(
-        ends[0],
-        scheduled(make_backend(LOOP, net, CPU), method, federation, net, local),
-        atol=1e-5,
-        rtol=1e-4,
-    )
-
-
-def played_captures(method, federation, local):
-    """Captures of as many rounds at one rate."""
-    played(
-        method,
-        federation,
-        capture := Capture(),
-        [UNEVEN] * 4,
-        local=dataclasses.replace(local, decay=1.0),
-    )
-    return capture.captured
+    local, capture, steady = local_of(kind, decay=0.3, eps=0.1), Capture(), Capture()
+    captured = scheduled(method, federation, net, local, capture=capture)
+    assert_same(captured, scheduled(method, federation, net, local))
+    loop = scheduled(method, federation, net, local, engine="loop")
+    assert_close(captured, loop, atol=1e-5, rtol=1e-4)
+    constant = dataclasses.replace(local, decay=1.0)
+    scheduled(method, federation, net, constant, capture=steady)
+    assert capture.captured == steady.captured
 
 
 def test_a_cosine_in_steps_by_hand():

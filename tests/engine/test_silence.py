@@ -111,36 +111,6 @@ def test_fine_tuning_that_diverges_leaves_its_columns_empty_and_says_so(tmp_path
     assert "fine-tuning diverged" in (path / "run.log").read_text()
 
 
-@dataclass(frozen=True)
-class InPlace(FedAvg):
-    """Changes what it is shown."""
-
-    def start(self, received, client):
-        tree.leaves(received)[0].add_(1.0)
-        return received
-
-
-@dataclass(frozen=True)
-class InPlaceEvaluated(FedAvg):
-    def personal(self, server, client):
-        server["fc.bias"].zero_()
-        return server
-
-
-def test_a_hook_that_breaks_the_contract_is_told_in_the_first_round():
-    with pytest.raises(FedpflError, match="InPlace") as told:
-        one_round(InPlace())
-    assert "received.conv.weight in place" in str(told.value)
-    assert "\n" not in str(told.value)
-
-
-def test_evaluation_may_not_change_the_state_either():
-    net, method = tiny(), InPlaceEvaluated()
-    state = make_initial_state(method, net, 3, CPU)
-    with pytest.raises(FedpflError, match="in place"):
-        evaluate(method, net, FEDERATION, state, clients=COHORT)
-
-
 @pytest.mark.parametrize(
     ("name", "meant"),
     [("strat", "start"), ("aggregates", "aggregate"), ("before_train", "before_training")],

@@ -3,19 +3,11 @@
 import pytest
 import torch
 
-from fedpfl.engine import Engine, make_backend
-from fedpfl.engine.calls import EvalCall
 from fedpfl.methods import APFL, FedAvg
-from tests.conftest import COHORTS, CPU, assert_same, record_rounds, record_states
+from tests.conftest import COHORTS, assert_same, evaluate, record_rounds, record_states
 
 EVERYONE = list(range(10))
 UNSEEN = 7  # until round 3
-
-
-def judged(method, net, federation, state, backend, tuning=None):
-    return make_backend(Engine(backend), net, CPU).evaluate(
-        EvalCall(method, federation, state, EVERYONE, tuning)
-    )
 
 
 def test_alpha_stays_between_0_and_1(backend, net, federation):
@@ -45,7 +37,7 @@ def test_an_unseen_client_has_the_initial_mixture_or_the_global_model(backend, n
     assert cold.personal(state.server, state.client(2))["alpha"] > 0.4
     fedavg = record_states(FedAvg(), net, federation, COHORTS[:2], engine=backend)[-1]
     own, shared = (
-        judged(m, net, federation, s, backend) for m, s in ((cold, state), (FedAvg(), fedavg))
+        evaluate(m, net, federation, s, backend) for m, s in ((cold, state), (FedAvg(), fedavg))
     )
     for client in EVERYONE:
         assert torch.equal(own.loss[client], shared.loss[client]) == (client in (UNSEEN, 9))

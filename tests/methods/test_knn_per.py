@@ -1,23 +1,20 @@
 """kNN-Per (arXiv:2111.09360): what is laid by, held-out samples, fine-tuning."""
 
-from fedpfl.engine import FineTuning, make_backend
-from fedpfl.engine.calls import EvalCall
+from fedpfl.engine import FineTuning
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.participation import OneClient
 from fedpfl.engine.training.shard import make_shard
 from fedpfl.methods import FedAvg, KNNPer
 from tests.conftest import (
     COHORTS,
-    CPU,
     HEAD,
     LOCAL,
-    as_engine,
     assert_same,
+    differing,
+    evaluate,
     hold_out_quarter,
     record_states,
 )
-
-EVERYONE = list(range(10))
 
 
 def laid_by(method, net, federation, client, state):
@@ -60,9 +57,8 @@ def test_fine_tuning_moves_the_head_alone(backend, net, federation):
     (phase,) = method.finetuning(params, net.parts, 2)
     assert {name for name, moves in phase.mask["model"].items() if moves} == {*HEAD}
     assert phase.mask["memory"] is phase.mask["lam"] is False
-    runner, tuning = (
-        make_backend(as_engine(backend), net, CPU),
-        FineTuning(LOCAL, Draws(0, "finetune", 1)),
+    tuning = FineTuning(LOCAL, Draws(0, "finetune", 1))
+    tuned, plain = (
+        evaluate(method, net, federation, state, backend, tuning=own) for own in (tuning, None)
     )
-    tuned = runner.evaluate(EvalCall(method, federation, state, EVERYONE, tuning))
-    assert (tuned.loss != runner.evaluate(EvalCall(method, federation, state, EVERYONE)).loss).any()
+    assert differing(tuned.loss, plain.loss)

@@ -1,15 +1,10 @@
 """FedAvg, fine-tuning, FedOBP's scores and masks."""
 
-import copy
-from dataclasses import dataclass
-from typing import ClassVar
-
 import pytest
 import torch
 import torch.nn.functional as F
 
-from fedpfl.engine import Engine, FineTuning, make_backend, make_initial_state
-from fedpfl.engine.calls import EvalCall
+from fedpfl.engine import FineTuning, make_initial_state
 from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
@@ -26,6 +21,7 @@ from tests.conftest import (
     assert_same,
     client_row,
     differing,
+    evaluate,
     make_federation,
     record_states,
 )
@@ -54,40 +50,18 @@ def backend(request):
     return request.param
 
 
-# FedAvg + fine-tuning
-
-
-@dataclass(frozen=True)
-class Watched(FedAvg):
-    """Notes which parameters are evaluated."""
-
-    seen: ClassVar[list] = []
-
-    def predict(self, net, params, batch):
-        if not torch.is_grad_enabled():
-            self.seen.append(copy.deepcopy(params))
-        return super().predict(net, params, batch)
-
-
-def tuned(method, net, federation, state, client, draws, part="all"):
-    method.seen.clear()
-    make_backend(Engine("loop"), net, CPU).evaluate(
-        EvalCall(method, federation, state, [client], FineTuning(LOCAL, draws, part))
-    )
-    (params,) = method.seen
-    return params
-
-
 def test_fine_tuning_the_old_global_model_gives_the_new_one(net, federation):
     """If the cohort is that client alone and the batch order is the round's."""
     states = record_states(FedAvg(), net, federation, [[1], [2]])
     for t, client in ((0, 1), (1, 2)):
-        draws = Draws(0, "train", t + 1)
-        assert_same(
-            tuned(Watched(), net, federation, states[t], client, draws), states[t + 1].server
+        tuned, other = (
+            evaluate(FedAvg(), net, federation, states[t], clients=[client], tuning=tuning)
+            for purpose in ("train", "finetune")
+            for tuning in [FineTuning(LOCAL, Draws(0, purpose, t + 1))]
         )
-        other = tuned(Watched(), net, federation, states[t], client, Draws(0, "finetune", t + 1))
-        assert differing(other, states[t + 1].server)
+        new = evaluate(FedAvg(), net, federation, states[t + 1], clients=[client])
+        assert_same(tuned, new)
+        assert differing(other, new)
 
 
 # FedOBP
