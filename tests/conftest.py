@@ -41,12 +41,10 @@ from fedpfl.engine import (
     play_round,
 )
 from fedpfl.engine.calls import EvalCall, Participation, with_before_turn
-from fedpfl.engine.store import Rows
 from fedpfl.engine.training.jobs import EvalJob
 from fedpfl.engine.training.participation import OneClient, run_evaluation
-from fedpfl.ground import tree
 from fedpfl.ground.files import atomic_output
-from fedpfl.methods import FACTS, METHODS, STORED, Method
+from fedpfl.methods import METHODS, Method
 from fedpfl.methods.shared import neurons
 from fedpfl.models import Net
 from fedpfl.record import environment, rundir
@@ -438,24 +436,6 @@ def entries_between(net: Net, active: dict[str, Tensor]) -> dict[str, Tensor]:
         **neurons.entry_masks(plan, chosen, net.params),
         **neurons.statistics_masks(plan, chosen),
     }
-
-
-def with_client_states(
-    state: State, client: dict[str, Any] | None = None, buffers: dict[str, Any] | None = None
-) -> State:
-    """Return the state in which all clients hold these entries or statistics too.
-
-    Facts are among the entries.
-    """
-    held = {**state.client(range(state.rows.clients)), **(client or {})}
-    stacked = {
-        "client": tree.drop(held, FACTS),
-        "buffers": {**state.client_buffers, **(buffers or {})},
-        "facts": tree.select(held, STORED),
-    }
-    rows = Rows(tree.take(stacked, 0), {}, state.rows.clients, CPU)
-    rows.put_(range(rows.clients), stacked)
-    return dataclasses.replace(state, rows=rows)
 
 
 def assert_same(a: Any, b: Any) -> None:

@@ -406,13 +406,8 @@ def drops_out_without_a_trace(named: NamedTrial) -> None:
     clock = Clock(System(deadline=1e6), devices, {})
     state = copy.deepcopy(named.trial.play_cohorts("loop")[0][1])
     runner = make_backend(as_engine("loop"), named.trial.net(), CPU)
-    state, outcome, notes = play_timed_round(
-        clock,
-        len(cohort),
-        RoundSetup(runner, named.method, tiny_federation(), LOCAL, 0),
-        state,
-        cohort,
-    )
+    setup = RoundSetup(runner, named.method, tiny_federation(), LOCAL, 0)
+    state, outcome, notes = play_timed_round(clock, len(cohort), setup, state, cohort)
     drawn = [client for client in cohort if client != lost]
     plain, without = named.trial.replay_round("loop", 1, cohort=drawn)
     assert_same(state, plain)
@@ -437,13 +432,9 @@ def stops_clients_early(named: NamedTrial, engine: str) -> None:
     cohort = pick_cohort(state, COHORTS[0], 0)
     assert cohort == COHORTS[0]
     runner = make_backend(Engine(engine), net, CPU)
-    state, outcome = play_round(
-        RoundSetup(
-            runner, method, tiny_federation(), LOCAL, 0, stopping=Stopping(early=True, lam=0.0)
-        ),
-        state,
-        cohort,
-    )
+    setup = RoundSetup(runner, method, tiny_federation(), LOCAL, 0)
+    by_held_out, by_training = (Stopping(early=True, lam=lam) for lam in (0.0, 1.0))
+    state, outcome = play_round(dataclasses.replace(setup, stopping=by_held_out), state, cohort)
     plain, without = named.trial.result(engine, 0)
     assert_same(dataclasses.replace(state, stopping={}), plain)
     assert outcome.traffic == without.traffic._replace(
@@ -455,13 +446,7 @@ def stops_clients_early(named: NamedTrial, engine: str) -> None:
     assert state.stopping["stopped"].tolist() == [client in cohort for client in EVERYONE]
     cohort = pick_cohort(state, COHORTS[1], 0)
     assert cohort == [1, 4]
-    state, _ = play_round(
-        RoundSetup(
-            runner, method, tiny_federation(), LOCAL, 0, stopping=Stopping(early=True, lam=1.0)
-        ),
-        state,
-        cohort,
-    )
+    state, _ = play_round(dataclasses.replace(setup, stopping=by_training), state, cohort)
     assert pick_cohort(state, COHORTS[1], 0) == []
 
 
@@ -474,16 +459,15 @@ def evaluates_the_cohort_before_and_after(named: NamedTrial, engine: str) -> Non
     will say.
     """
     method, judged = named.method, EXPECTED[named.name].judged_by(named.method)
-    runner, (states, outcomes) = (
-        make_backend(Engine(engine), named.trial.net(), CPU),
-        named.trial.play_cohorts(engine),
-    )
+    runner = make_backend(Engine(engine), named.trial.net(), CPU)
+    states, outcomes = named.trial.play_cohorts(engine)
     for played, cohort in enumerate(COHORTS):
         test_samples = [TEST[client] for client in cohort]
-        outcome, evaluations = outcomes[played], (
-            runner.evaluate(EvalCall(method, tiny_federation(), state, cohort)) for state in states[played : played + 2]
-        )  # fmt: skip
-        before, after = evaluations
+        outcome = outcomes[played]
+        before, after = (
+            runner.evaluate(EvalCall(method, tiny_federation(), state, cohort))
+            for state in states[played : played + 2]
+        )
         assert outcome.before.total.tolist() == outcome.after.total.tolist() == test_samples
         if judged in ("latest", "kept") and getattr(method, "order", None) != "sequential":
             assert outcome.before.correct.tolist() == before.correct.tolist()

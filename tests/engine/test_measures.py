@@ -13,7 +13,6 @@ import torch
 from sklearn import metrics as sk
 
 import fedpfl
-from fedpfl.config.plan import check_config
 from fedpfl.engine import make_backend, measures
 from fedpfl.engine.calls import Counts, EvalCall
 from fedpfl.engine.evaluate import cross_client_accuracy, scores_per_client, summarize_scores
@@ -22,9 +21,8 @@ from fedpfl.engine.training.shard import gather_data
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS, Batch
-from fedpfl.remote.app import require_playable
 from fedpfl.report import load
-from tests.command import TINY_TASK, compose_once
+from tests.command import TINY_TASK
 from tests.conftest import COHORTS, CPU, as_engine, find_eval_job, record_states
 
 NAMES = tuple(MEASURES)
@@ -196,10 +194,3 @@ def test_without_torchmetrics_there_is_one_line(tmp_path, monkeypatch):
     with pytest.raises(FedpflError, match="metrics"):
         fedpfl.run(*SMALL, "metrics=[f2]", directory=tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()
-
-
-def test_a_federation_of_nodes_refuses_them():
-    """A node tells accuracies alone: columns would silently stay empty."""
-    plan = check_config(compose_once(*SMALL, "validation=0", "eval.common=true"))
-    with pytest.raises(FedpflError, match=r"leave out metrics and eval\.common"):
-        require_playable(plan)
