@@ -21,9 +21,8 @@ SIZE = BODY + HEAD
 NEURONS = 4 + 12
 LORA_A, LORA_B = 2 * (9 + 36), 2 * (4 + 12)  # of rank 2, in conv and fc
 PROTOTYPES = CLASSES * FEATURES
-GENERATOR = (
-    (4 + CLASSES + 1) * 8 + 4 * 8 + (8 + 1) * FEATURES
-)  # of 4 numbers of noise and 8 hidden neurons
+# Of 4 numbers of noise and 8 hidden neurons
+GENERATOR = (4 + CLASSES + 1) * 8 + 4 * 8 + (8 + 1) * FEATURES
 POLICY = 2 * FEATURES * FEATURES + 6 * FEATURES
 VALVE = 2 * (FEATURES * FEATURES + 3 * FEATURES)
 WEIGHTS = 36 + 432 + 60  # what FedSelect chooses among
@@ -43,10 +42,7 @@ FIVE_WIDTHS = (
 )
 THREE_WIDTHS = (QUARTER + 2 * THREE_FIFTHS + SIZE, 2 * QUARTER + 2 * SIZE)
 FALLING_WIDTHS = (SIZE + HALF + QUARTER + SIXTEENTH, 2 * SIZE + EIGHTH + SIXTEENTH)
-PRUNED_DOWN = (
-    COHORT * SIZE,
-    FIFTH + 3 * SIZE,
-)  # whoever comes for the first time receives everything
+PRUNED_DOWN = (COHORT * SIZE, FIFTH + 3 * SIZE)  # who comes for the first time receives everything
 
 Rounds = int | tuple[int, int]
 """Scalars (or bits) in each of the two rounds over the whole cohort; one number is that of each
@@ -145,15 +141,29 @@ GLOBAL: Mapping[str, Mapping[str, Any]] = {"global": {}}
 INITIAL: Mapping[str, Mapping[str, Any]] = {"initial": {}}
 INITIAL_HEAD: Mapping[str, Mapping[str, Any]] = {"initial head": {}}
 
-FULL_WIDTH = Limit({"widths": (1.0,)}, LOCAL_STATISTICS, server_model, "cohort")
+
+def whole_at(clients: Any = "ragged", **values: Any) -> Limit:
+    """Return where a method whose clients train parts of the network trains all of it."""
+    return Limit(values, LOCAL_STATISTICS, server_model, "cohort", clients=clients)
+
+
+def server_at(other: Method, model: ModelPlace | None = server_model, **values: Any) -> Limit:
+    """Return where clients of one size make the server's model another method's."""
+    return Limit(values, other, model, "nobody", clients="equal")
+
+
+def alone_at(other: Method, **values: Any) -> Limit:
+    """Return where the only client of a federation has another method's model."""
+    return Limit(values, other, None, clients="single")
+
+
+FULL_WIDTH = whole_at(widths=(1.0,))
 UNSCALED = {"widths": (1.0,), "scaler": False, "masked": False}
 PRUNING = Expect(
     down=PRUNED_DOWN,
     up=FIVE_WIDTHS,
     up_bits=(COHORT * NEURONS, 2 * NEURONS),
-    limits=(
-        Limit({"widths": (1.0,), "first": "current"}, LOCAL_STATISTICS, server_model, "cohort"),
-    ),
+    limits=(whole_at(widths=(1.0,), first="current"),),
     statistics="client",
     judged="trained",
     first_time=INITIAL,
@@ -175,10 +185,8 @@ EXPECTED: dict[str, Expect] = {
     ),
     "apple": Expect(
         down=SIZE * (CLIENTS - 1),
-        up=(
-            COHORT * (SIZE + 1) + CLIENTS,
-            COHORT * (SIZE + 1),
-        ),  # all tell once how many samples they have
+        # All tell once how many samples they have.
+        up=(COHORT * (SIZE + 1) + CLIENTS, COHORT * (SIZE + 1)),
         statistics="client",
     ),
     "cfl": Expect(
@@ -251,13 +259,7 @@ EXPECTED: dict[str, Expect] = {
     "fedcac": Expect(
         up_bits=SIZE,
         limits=(
-            Limit(
-                {"tau": 1.0, "cutoff": -1.0},
-                LOCAL_STATISTICS,
-                server_model,
-                "nobody",
-                clients="equal",
-            ),
+            server_at(LOCAL_STATISTICS, tau=1.0, cutoff=-1.0),
             Limit({"tau": 0.0}, LOCAL_STATISTICS, server_model, "nobody"),
         ),
         statistics="client",
@@ -314,23 +316,13 @@ EXPECTED: dict[str, Expect] = {
     ),
     "fedmp": PRUNING,
     "fedobp": Expect(
-        down=(
-            COHORT * SIZE,
-            COHORT * (SIZE - 55),
-        ),  # the entries above the 0.9-quantile stay with the client
+        # The entries above the 0.9-quantile stay with the client.
+        down=(COHORT * SIZE, COHORT * (SIZE - 55)),
         down_bits=(0, COHORT * SIZE),
         limits=(
-            *(
-                fedavg_at(q=1.0, score=score, norm=norm)
-                for score, norm in [
-                    ("obp", "none"),
-                    ("obp", "layer"),
-                    ("obp_as_published", "global"),
-                    ("gradient", "layer"),
-                    ("fisher", "global"),
-                    ("fisher_batch", "none"),
-                ]
-            ),
+            fedavg_at(q=1.0, score="obp", norm="none"),
+            fedavg_at(q=1.0, score="obp_as_published", norm="global"),
+            fedavg_at(q=1.0, score="fisher", norm="layer"),
             fedavg_at(q=1.0, scope="tensor"),
             fedavg_at(q=1.0, classifier_only=True),
             fedavg_at(q=1.0, ema=0.5),
@@ -367,7 +359,7 @@ EXPECTED: dict[str, Expect] = {
             fedavg_at(layers=0, head_init="server_average"),
             Limit({"layers": 3, "statistics": "local"}, LocalOnly(), None),
             first_round_of(FEDAVG, head_init="server_average"),
-            Limit({}, FEDAVG, None, clients="single"),
+            alone_at(FEDAVG),
         ),
         first_time={"initial head": {}, "global": {"head_init": "server_average"}},
         private=("head",),
@@ -394,21 +386,12 @@ EXPECTED: dict[str, Expect] = {
         down=None,  # what is not zero
         up=None,
         limits=(
-            Limit(
-                {"tau": 1.0, "cutoff": -1.0, "beta": 1},
-                FedBN(),
-                server_model,
-                evaluated="nobody",
-                clients="equal",
-                batched_atol=1e-6,
-            ),
-            Limit(
-                {"tau": 1.0, "cutoff": -1.0, "include_norm": True},
-                LOCAL_STATISTICS,
-                server_model,
-                evaluated="nobody",
-                clients="equal",
-                batched_atol=1e-6,
+            *(
+                replace(limit, batched_atol=1e-6)
+                for limit in (
+                    server_at(FedBN(), tau=1.0, cutoff=-1.0, beta=1),
+                    server_at(LOCAL_STATISTICS, tau=1.0, cutoff=-1.0, include_norm=True),
+                )
             ),
         ),
         statistics="client",
@@ -430,7 +413,7 @@ EXPECTED: dict[str, Expect] = {
         down=THREE_WIDTHS,
         up=THREE_WIDTHS,
         up_bits=CLASSES,
-        limits=(Limit(UNSCALED, LOCAL_STATISTICS, server_model, "cohort"),),
+        limits=(whole_at(**UNSCALED),),
         statistics="client",
         judged="trained",
     ),
@@ -438,26 +421,19 @@ EXPECTED: dict[str, Expect] = {
         down=LORA_A,
         up=LORA_A,
         limits=(
-            Limit({}, FEDAVG, None, clients="single"),
-            Limit({"head": "averaged"}, FEDAVG, None, clients="single"),
+            alone_at(FEDAVG),
+            alone_at(FEDAVG, head="averaged"),
         ),
         private=("own",),
     ),
     "fedselect": Expect(
         down=(COHORT * SIZE, COHORT * SIZE - RETURNING * WEIGHTS // 2),
         up=(COHORT * SIZE, COHORT * SIZE - RETURNING * WEIGHTS // 2),
-        up_bits=(
-            COHORT * WEIGHTS,
-            2 * WEIGHTS,
-        ),  # a mask goes up when it is another: at 1/2 it no longer grows
+        # A mask goes up when it is another: at 1/2 it no longer grows.
+        up_bits=(COHORT * WEIGHTS, 2 * WEIGHTS),
         limits=(
-            Limit({"alpha": 0.0}, LOCAL_STATISTICS, clients="equal", evaluated="nobody"),
-            Limit(
-                {"alpha": 0.0, "delta": "window", "every": 1},
-                LOCAL_STATISTICS,
-                clients="equal",
-                evaluated="nobody",
-            ),
+            server_at(LOCAL_STATISTICS, whole_server, alpha=0.0),
+            server_at(LOCAL_STATISTICS, whole_server, alpha=0.0, delta="window", every=1),
         ),
         statistics="client",
         judged="trained",
@@ -479,7 +455,7 @@ EXPECTED: dict[str, Expect] = {
         up=FIVE_WIDTHS,
         limits=(
             FULL_WIDTH,
-            Limit({"widths": (1.0,), "ordered": True}, LOCAL_STATISTICS, server_model, "cohort"),
+            whole_at(widths=(1.0,), ordered=True),
         ),
         statistics="client",
         judged="trained",
@@ -487,9 +463,7 @@ EXPECTED: dict[str, Expect] = {
     "flexfl": Expect(
         down=None,  # levels are drawn
         up=None,
-        limits=(
-            Limit({"levels": (1.0,), "devices": (1,)}, LOCAL_STATISTICS, server_model, "cohort"),
-        ),
+        limits=(whole_at(levels=(1.0,), devices=(1,)),),
         statistics="client",
         judged="trained",
     ),
@@ -533,15 +507,9 @@ EXPECTED: dict[str, Expect] = {
         up=FALLING_WIDTHS,
         up_bits=CLASSES,
         limits=(
-            Limit({**UNSCALED, "weighting": "samples"}, LOCAL_STATISTICS, server_model, "cohort"),
-            Limit(UNSCALED, LOCAL_STATISTICS, server_model, "cohort", clients="equal"),
-            Limit(
-                {**UNSCALED, "scaler": True},
-                LOCAL_STATISTICS,
-                server_model,
-                "cohort",
-                clients="equal",
-            ),
+            whole_at(**UNSCALED, weighting="samples"),
+            whole_at("equal", **UNSCALED),
+            whole_at("equal", **{**UNSCALED, "scaler": True}),
         ),
         statistics="client",
         judged="trained",
@@ -576,7 +544,7 @@ EXPECTED: dict[str, Expect] = {
     "local_only": Expect(
         down=0,
         up=0,
-        limits=(Limit({}, FEDAVG, None, clients="single"),),
+        limits=(alone_at(FEDAVG),),
         statistics="client",
         judged="kept",
         first_time=INITIAL,
@@ -603,7 +571,7 @@ EXPECTED: dict[str, Expect] = {
         limits=(
             Limit({"lam": 0.0}, LOCAL_STATISTICS, evaluated="nobody"),
             first_round_of(LOCAL_STATISTICS),
-            Limit({"lam": 0.0}, LocalOnly(), None, clients="single"),
+            alone_at(LocalOnly(), lam=0.0),
         ),
         statistics="client",
         judged="trained",
@@ -611,10 +579,8 @@ EXPECTED: dict[str, Expect] = {
     ),
     "prunefl": replace(PRUNING),
     "pspfl": Expect(
-        down=(
-            COHORT * SIZE,
-            COHORT * SIZE - 274,
-        ),  # of clients 0 and 5 the latter, without a step, shares everything
+        # Of clients 0 and 5 the latter, without a step, shares everything.
+        down=(COHORT * SIZE, COHORT * SIZE - 274),
         up=(COHORT * SIZE, COHORT * SIZE - 274),
         down_bits=(0, SIZE),
         limits=(
@@ -650,15 +616,15 @@ EXPECTED: dict[str, Expect] = {
         limits=(
             Limit({"share": 1.0, "merge": "averaged", "head": "averaged"}, FEDAVG, None),
             Limit({"share": 0.0, "statistics": "local"}, LocalOnly(), None),
-            Limit({"share": 0.5, "merge": "averaged"}, FEDAVG, None, clients="single"),
+            alone_at(FEDAVG, share=0.5, merge="averaged"),
         ),
         private=("own",),
     ),
     "seqfededt": Expect(
         down=0,  # a hop is counted once
         limits=(
-            Limit({"score": "difference", "q": 0.9}, LocalOnly(), None, clients="single"),
-            Limit({"score": "importance", "q": 0.0}, LocalOnly(), None, clients="single"),
+            alone_at(LocalOnly(), score="difference", q=0.9),
+            alone_at(LocalOnly(), score="importance", q=0.0),
         ),
         statistics="client",
         judged="trained",
@@ -668,18 +634,8 @@ EXPECTED: dict[str, Expect] = {
         down=None,  # rates are drawn
         up=None,
         limits=(
-            Limit(
-                {"rates": (0.0,), "alpha": 1.0, "mode": "one"},
-                LOCAL_STATISTICS,
-                server_model,
-                "cohort",
-            ),
-            Limit(
-                {"rates": (0.0,), "alpha": 1.0, "mode": "balanced"},
-                LOCAL_STATISTICS,
-                server_model,
-                "cohort",
-            ),
+            whole_at(rates=(0.0,), alpha=1.0, mode="one"),
+            whole_at(rates=(0.0,), alpha=1.0, mode="balanced"),
         ),
         statistics="client",
         judged="trained",
