@@ -13,7 +13,7 @@ from fedpfl.engine.keys import Draws
 from fedpfl.engine.store import RowStorage
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError, MethodError
-from fedpfl.methods import FedAvg, Turn
+from fedpfl.methods import FedAvg
 from fedpfl.testing.method_promises import statistics_are_mixed
 from fedpfl.testing.toy import MethodTrial, Unkept
 from tests.conftest import (
@@ -173,54 +173,6 @@ def test_where_processes_store_their_own_clients_nobody_can_read_others(net):
 
 
 # Turns and phases without training
-
-
-@dataclass(frozen=True)
-class Asking(FedAvg):
-    """Before round 1 all clients tell their class counts, and train nothing."""
-
-    def init(self, params, parts):
-        return {"w": params, "counts": torch.zeros(parts.classes)}, {}
-
-    def turns(self, played, cohort, clients, generator):
-        first = [Turn(list(range(clients)), survey=self._survey, trains=False)]
-        return [*(first if not played else []), Turn(cohort)]
-
-    def before_training(self, server, client, net, shard):
-        return {"counts": torch.bincount(shard.data.y, minlength=CLASSES).float()}
-
-    def start(self, received, client):
-        return received["w"]
-
-    def finish(self, server, client, start, end):
-        return {
-            "counts": client["counts"],
-            "moved": tree.squared_distance(start, end),
-            "w": end,
-        }, {}
-
-    def _survey(self, server, clients, uploads):
-        assert not uploads["moved"].any()
-        return {**server, "counts": uploads["counts"].sum(0)}, {}
-
-    def aggregate(self, server, clients, net, uploads, weight, generator):
-        assert torch.equal(uploads["moved"] > 0, clients["trained"])
-        return {
-            **server,
-            "w": FedAvg.aggregate(self, server, {}, net, uploads["w"], weight, generator)[0],
-        }, {}
-
-
-def test_a_survey_may_ask_without_training(backend, net, federation):
-    asking, plain = (
-        record_rounds(
-            method, net, federation, COHORTS[:1], engine=backend, local=replace(LOCAL, batch_size=2)
-        )[0][1]
-        for method in (Asking(), FedAvg())
-    )
-    labels = federation.y[torch.cat(federation.train)]
-    assert asking.server["counts"].tolist() == torch.bincount(labels, minlength=CLASSES).tolist()
-    assert_same(asking.server["w"], plain.server)
 
 
 def test_a_client_may_have_nothing_to_train(backend, net, federation):

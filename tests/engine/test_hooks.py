@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from fedpfl.data.augment import Augment
-from fedpfl.engine import FineTuning, RoundSetup, make_backend, make_initial_state, play_round
+from fedpfl.engine import FineTuning, make_backend, make_initial_state
 from fedpfl.engine.backends import planning
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws, generator
@@ -198,18 +198,6 @@ class Stepper(FedAvg):
         return tree.map(lambda p, g: p - self.lr * g, params, grads), loss
 
 
-def test_sgd_as_a_step_is_sgd(backend, federation):
-    net = tiny(norm=True)
-    own, plain = (
-        record_rounds(m, net, federation, COHORTS[:2], engine=backend, local=PLAIN)
-        for m in (Stepper(lr=PLAIN.lr), FedAvg())
-    )
-    for a, b in zip(own[0], plain[0], strict=True):
-        assert_close((a.server, a.server_buffers), (b.server, b.server_buffers), atol=2e-6)
-    for a, b in zip(own[1], plain[1], strict=True):
-        assert_close(a.loss, b.loss, atol=1e-5)
-
-
 @dataclass(frozen=True)
 class Pairs(FedAvg):
     """A gradient step on the mean loss of two minibatches."""
@@ -294,28 +282,3 @@ def test_each_sample_has_numbers_and_a_place(net, federation, monkeypatch):
 
 
 # Surveys of all clients
-
-
-@dataclass(frozen=True)
-class Backwards(FedAvg):
-    """Trains the later half of a cohort first, and each half from its last client on."""
-
-    def turns(self, played, cohort, clients, generator):
-        half = len(cohort) // 2
-        return [Turn(cohort[half:][::-1]), Turn(cohort[:half][::-1])]
-
-
-def test_rows_of_an_outcome_are_in_the_cohorts_order_whatever_the_turns(backend, federation):
-    """Each client's own number of test samples, and the loss that it has on its own."""
-    net, cohort = tiny(), [1, 3, 4, 8]
-    backend = make_backend(as_engine(backend), net, CPU)
-    outcomes = []
-    for method in (Backwards(), FedAvg()):
-        state = make_initial_state(method, net, 10, CPU)
-        setup = RoundSetup(backend, method, federation, LOCAL, 0)
-        outcomes.append(play_round(setup, state, [8, 1, 4, 3])[1])
-    backwards, plain = outcomes
-    assert backwards.cohort == cohort
-    assert torch.equal(backwards.before.total, federation.test_sizes[cohort])
-    assert_close(backwards.loss[2:], plain.loss[2:])  # these train first, from the same model
-    assert len({float(loss) for loss in backwards.loss}) == len(cohort)
