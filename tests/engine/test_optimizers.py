@@ -15,7 +15,12 @@ from fedpfl.engine import RoundSetup, make_backend, make_initial_state, play_rou
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.local import Local
 from fedpfl.engine.training.minibatches import plan_steps
-from fedpfl.engine.training.sgd import as_bitmask, initial_moments, masked_moments, optimizer_step_
+from fedpfl.engine.training.sgd import (
+    as_float_mask,
+    initial_moments,
+    masked_moments,
+    optimizer_step_,
+)
 from fedpfl.engine.training.train_plan import TrainPlan
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
@@ -113,7 +118,7 @@ def test_entries_of_masks_that_take_turns_have_optimisers_of_their_own(kind, sta
     )["main"]
     for phase in range(3):
         now = [mask if phase % 2 == 0 else ~mask, None]
-        flags = now if stacked else [as_bitmask(now[0], leaves[0]), None]
+        flags = now if stacked else [as_float_mask(now[0], leaves[0]), None]
         with masked_moments(moments, now, local):
             for first, second, _ in gradients[3 * phase : 3 * phase + 3]:
                 grads = [first[None], second[None]] if stacked else [first, second]

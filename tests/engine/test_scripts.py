@@ -63,21 +63,24 @@ def test_scripts_train_to_the_same_bits(method, settings, network, made, monkeyp
     assert all(made)
 
 
-def plain_step(tensors, rows, rate):
+def plain_step(tensors, minibatch, rate):
     weight, x = tensors
+    (rows,) = minibatch
     loss = F.cross_entropy(x[rows] @ weight, rows % 2)
     (gradient,) = torch.autograd.grad(loss, [weight])
     with torch.no_grad():
         weight.add_(gradient, alpha=-rate)
+    return {}
 
 
 def changed_by(change):
     """A step that does something more."""
 
-    def step(tensors, rows, rate):
-        plain_step(tensors, rows, rate)
+    def step(tensors, minibatch, rate):
+        plain_step(tensors, minibatch, rate)
         with torch.no_grad():
             change(tensors[0])
+        return {}
 
     return step
 
@@ -87,16 +90,16 @@ REFUSED = {
     "constant": lambda weight: weight.add_(constant),
     "random": lambda weight: weight.add_(torch.rand(3, 2)),
     "read": lambda weight: weight.mul_(float(weight.sum())),
-    "as many as rows when it is recorded": lambda weight: weight.add_(scripts.ODD_ROWS),
+    "as many as rows when it is recorded": lambda weight: weight.add_(scripts.ODD_ROWS[0]),
     "not pure": lambda weight: weight.add_(next(numbers)),
 }
 numbers = iter(range(1, 100))
 
 
 def has_script(step, tensors):
-    rows = torch.arange(4)
-    script = scripts.write_script(step, tensors, rows)
-    return script is not None and scripts.repeats_step(script, step, tensors, rows)
+    minibatch = [torch.arange(4)]
+    script = scripts.write_script(step, tensors, minibatch)
+    return script is not None and scripts.repeats_step(script, step, tensors, minibatch)
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -114,6 +117,7 @@ def test_a_script_goes_by_the_rate_of_its_call():
         steps = scripts.StepScripts(steps_before)
         tensors = [torch.full((3, 2), 0.3).requires_grad_(), torch.eye(9)[:, :3]]
         for rate in (0.1, 0.7, scripts.ODD_RATE):
-            steps.take_steps("kind", plain_step, tensors, list(torch.arange(8).split(4)), rate)
+            minibatches = [[rows] for rows in torch.arange(8).split(4)]
+            steps.take_steps("kind", plain_step, tensors, minibatches, rate)
         ends.append(tensors[0].detach())
     assert_same(*ends)

@@ -5,7 +5,7 @@ import torch
 
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.local import Local
-from fedpfl.engine.training.sgd import Moments, as_bitmask, optimizer_step_
+from fedpfl.engine.training.sgd import Moments, as_float_mask, optimizer_step_
 from fedpfl.engine.training.train_plan import with_epoch_numbers
 from fedpfl.methods import Phase
 from tests.conftest import assert_same
@@ -21,7 +21,7 @@ def test_bits_are_the_mask(local, dtype):
     grad, mask = torch.randn(3, 4, 2, 2, dtype=dtype), torch.rand(3, 4, 2, 2) < 0.5
     grad[0, 0, 0, 0], mask[0, 0, 0, 0] = -torch.inf, False
     ends = []
-    for own in (mask, as_bitmask(mask, params)):
+    for own in (mask, as_float_mask(mask, params)):
         leaf, velocity = params.clone(), torch.zeros_like(params)
         for _ in range(3):
             optimizer_step_([leaf], Moments([velocity]), [grad], [own], local)

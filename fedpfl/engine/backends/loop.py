@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -33,11 +34,19 @@ from fedpfl.engine.training.jobs import EvalJob, TrainJob, TrainResult
 from fedpfl.engine.training.local import Local
 from fedpfl.engine.training.minibatches import StepPlan, plan_steps
 from fedpfl.engine.training.participation import OneClient, run_evaluation, run_participation
-from fedpfl.engine.training.plain import PlainStep, PlainSteps, find_plain_step
 from fedpfl.engine.training.protected import explaining_failure, sum_clipped_gradients
+from fedpfl.engine.training.pure_steps import (
+    PureStep,
+    PureSteps,
+    StepState,
+    has_pure_calls,
+    is_of_package,
+    is_pure,
+)
 from fedpfl.engine.training.scripts import StepScripts
 from fedpfl.engine.training.sgd import (
-    as_bitmask,
+    Moments,
+    as_float_mask,
     complete_gradients,
     initial_moments,
     masked_moments,
@@ -58,6 +67,9 @@ from fedpfl.ground.seeding import seeded_by_key
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Batch, Data, Phase
 from fedpfl.models import Bound, Net
+
+LEAST_CUT = 250_000
+"""Entries from which on a part takes less time without a script than the whole with one."""
 
 MOST_PLANNED = 4096
 """Samples that are dealt to steps at once, if an epoch has no more."""
@@ -215,7 +227,7 @@ class LoopBackend(Backend):
 
     def _train(self, net: Net, job: TrainJob, stop: threading.Event) -> TrainResult:
         """Take all steps of a job, phase by phase."""
-        cut = cut_job(net, job)
+        cut = None if self._is_faster_whole(net, job) else cut_job(net, job)
         if cut:
             job = cut.job
         training = _ClientTraining(
@@ -233,6 +245,13 @@ class LoopBackend(Backend):
                 training.train_phase(phase, epochs)
         result = training.make_result()
         return cut.put_back(result) if cut else result
+
+    def _is_faster_whole(self, net: Net, job: TrainJob) -> bool:
+        """Return whether steps of the whole network go by scripts, those of a part not."""
+        # Whether a hook is checked has no part in it, as the first ones in a process are.
+        is_small = sum(leaf.numel() for leaf in net.params.values()) < LEAST_CUT
+        has_scripts = bool(self._scripts) and has_pure_calls(net) and is_of_package(job.method)
+        return is_small and has_scripts and not job.is_plain
 
 
 class _PendingCall:
@@ -331,8 +350,8 @@ class _ClientTraining:
         self._moments = initial_moments(job.plan, self._params)
         self._streams_with_differing_masks = streams_with_differing_masks(job.plan.phases)
         # On the device: to read a loss at every step would make the host wait for the GPU.
-        sums = torch.zeros(3, device=self._data.y.device)
-        self._loss_sum, self._sample_loss_sum, self._sample_count = sums.unbind()
+        zeros = torch.zeros(3, device=self._data.y.device)
+        self._sums = dict(zip(("loss", "sample_loss", "samples"), zeros.unbind(), strict=True))
         self._step_count = 0
         self._records: list[Tree] = []
 
@@ -347,8 +366,8 @@ class _ClientTraining:
             leaf.requires_grad_(i in trainable.indices)
         trainable_leaves = [leaves[i] for i in trainable.indices]
         moments = self._moments[phase.stream].of(trainable.indices)
-        bitmasks = [
-            None if mask is None else as_bitmask(mask, leaf)
+        float_masks = [
+            None if mask is None else as_float_mask(mask, leaf)
             for mask, leaf in zip(trainable.masks, trainable_leaves, strict=True)
         ]
         masking: AbstractContextManager = nullcontext()
@@ -356,12 +375,12 @@ class _ClientTraining:
             masking = masked_moments(moments, trainable.masks, local)
 
         body = self._find_frozen_body(phase, trainable)
-        plain_step = self._find_plain_step(phase, trainable, local, body)
+        pure_step = self._find_pure_step(phase, trainable, local, body, (moments, float_masks))
 
         # ---- Step 2: the steps
         with masking:
-            if plain_step:
-                self._take_plain_steps(plain_step, phase, epochs, moments.mean)
+            if pure_step:
+                self._take_pure_steps(pure_step, epochs)
                 return
             for number, batches in enumerate(
                 _training_batches(job, self._data, phase, epochs, local)
@@ -381,7 +400,7 @@ class _ClientTraining:
                         step=(f"{phase.stream} {epochs.start}", number),
                     )
                     with torch.no_grad():
-                        optimizer_step_(trainable_leaves, moments, grads, bitmasks, local)
+                        optimizer_step_(trainable_leaves, moments, grads, float_masks, local)
                 self._buffers = bound.buffers
                 self._add_loss(loss, len(batches[0].y))
 
@@ -403,33 +422,54 @@ class _ClientTraining:
         leaves = tree.leaves(self._params)
         return self._compute_gradient(phase, bound, batch, leaves, trainable.indices)
 
-    def _find_plain_step(
-        self, phase: Phase, trainable: TrainableLeaves, local: Local, body: FrozenBody | None
-    ) -> PlainStep | None:
-        """Return a phase's step, if trees and minibatches alone decide it."""
-        if not self._scripts or body:
+    def _find_pure_step(
+        self,
+        phase: Phase,
+        trainable: TrainableLeaves,
+        local: Local,
+        body: FrozenBody | None,
+        optimizer_state: tuple[Moments, list[Tensor | None]],
+    ) -> PureStep | None:
+        """Return a phase's step, if tensors alone decide it.
+
+        `optimizer_state` is the moments of the leaves that move, and their masks.
+        """
+        job = self._job
+        if not self._scripts or not is_pure(self._net, job, phase, trainable, local):
             return None
-        return find_plain_step(
-            net=self._net,
-            job=self._job,
-            phase=phase,
+        samples = self._data._asdict()
+        if body:
+            features = body.compute_features(self._net.bind(self._buffers, training=True))
+            if features is None:
+                return None
+            samples["features"] = features
+        moments, masks = optimizer_state
+        positions = trainable.indices
+        pairs = zip(positions, masks, strict=True)
+        state = StepState(
             params=self._params,
-            trainable=trainable,
-            local=local,
+            velocity=dict(zip(positions, moments.mean, strict=True)),
+            masks={i: mask for i, mask in pairs if mask is not None},
+            server={} if job.is_plain else job.server,
+            client={} if job.is_plain else self._client,
+            samples=samples,
+            sums=self._sums,
+        )
+        return PureStep(
+            net=self._net, job=job, phase=phase, indices=positions, local=local, state=state
         )
 
-    def _take_plain_steps(
-        self, step: PlainStep, phase: Phase, epochs: range, velocity: list[Tensor]
-    ) -> None:
-        """Take the plain steps of a phase; leaves that move have the momentum `velocity`."""
+    def _take_pure_steps(self, step: PureStep, epochs: range) -> None:
+        """Take a phase's pure steps."""
         assert self._scripts
-        leaves = tree.leaves(self._params)
-        sums = [self._loss_sum, self._sample_loss_sum, self._sample_count]
-        context = tree.leaves(step.loss_trees)
-        tensors = [*leaves, *velocity, *context, self._data.x, self._data.y, *sums]
-        steps = PlainSteps(step, self._scripts, tensors, self._stop)
-        for plan in _step_plans(self._job, phase, epochs, step.local):
-            self._step_count += steps.take_epochs(plan.positions[:, 0])
+        if step.phase.after_gradient:
+            # Steps change the client's state, which is not theirs.
+            self._client = tree.map(torch.clone, self._client)
+            step = replace(step, state=step.state._replace(client=self._client))
+        steps = PureSteps(step, self._scripts, self._stop)
+        for plan in _step_plans(self._job, step.phase, epochs, step.local):
+            self._step_count += steps.take_epochs(plan)
+        self._records += steps.records
 
     def _find_frozen_body(self, phase: Phase, trainable: TrainableLeaves) -> FrozenBody | None:
         """Return the body if the head alone moves in a phase."""
@@ -452,7 +492,8 @@ class _ClientTraining:
 
     def make_result(self) -> TrainResult:
         """Return what the phases have made of the client."""
-        loss = self._loss_sum / max(1, self._step_count)
+        sums = self._sums
+        loss = sums["loss"] / max(1, self._step_count)
         records: Tree = {}
         if self._records:
             records = tree.concatenate_trees(self._records)
@@ -461,7 +502,7 @@ class _ClientTraining:
             client=self._client,
             buffers=self._buffers,
             loss=loss,
-            sample_loss=self._sample_loss_sum / self._sample_count.clamp(min=1),
+            sample_loss=sums["sample_loss"] / sums["samples"].clamp(min=1),
             has_stepped=torch.full_like(loss, self._step_count > 0, dtype=torch.bool),
             records=[records],
         )
@@ -576,10 +617,10 @@ class _ClientTraining:
     def _add_loss(self, loss: Tensor, samples: int) -> None:
         """Add a step's loss to the sums that mean losses are made of."""
         self._step_count += 1
-        self._loss_sum += loss
+        self._sums["loss"] += loss
         if self._job.plan.by_sample:
-            self._sample_loss_sum += loss * samples
-            self._sample_count += samples
+            self._sums["sample_loss"] += loss * samples
+            self._sums["samples"] += samples
 
 
 def _step_plans(job: TrainJob, phase: Phase, epochs: range, local: Local) -> Iterator[StepPlan]:

@@ -66,10 +66,14 @@ class FrozenBody:
         # own.
         if any(params.get(name) is not self._params[name] for name in self._body):
             return None
+        features = self.compute_features(bound)
+        return None if features is None else features[batch.indices]
+
+    def compute_features(self, bound: Bound) -> Tensor | None:
+        """Return what the head reads of all samples, None where it is not the last layer."""
         if bound.training not in self._features:
             self._features[bound.training] = compute_features(bound, self._params, self._data)
-        features = self._features[bound.training]
-        return None if features is None else features[batch.indices]
+        return self._features[bound.training]
 
     def apply_head(self, params: Tree, inputs: Tensor) -> Tensor:
         """Return the logits of what the head reads, float32."""

@@ -11,11 +11,14 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from fedpfl.ground import tree
+from fedpfl.ground.tree import Tree
 
 log = logging.getLogger(__name__)
 
@@ -25,17 +28,39 @@ STEPS_BEFORE = 64
 MOST_KINDS = 256
 """Kinds and sizes that are looked at: where each client has another, none is worth a script."""
 
-ODD_ROWS = 59
-"""Rows of a minibatch that no network has among its sizes, so that a recording shows where it is."""
+ODD_ROWS = (59, 61, 67)
+"""Rows of batches that no network has among its sizes, so that a recording shows where they are."""
 
 ODD_RATE = 0.01234567890123
 """A learning rate that no network has among its constants, so that a recording shows where it is."""
 
-Step = Callable[[Sequence[Tensor], Tensor, float], None]
-"""A step changes its tensors in place: `step(tensors, rows of the minibatch, learning rate)`."""
+Step = Callable[[Sequence[Tensor], Sequence[Tensor], float], Tree]
+"""A step changes its tensors in place: `step(tensors, minibatch, learning rate)`.
 
-Script = Callable[[Sequence[Tensor], float, Sequence[Tensor]], None]
-"""Several steps: `script(rows of each minibatch, learning rate, tensors)`."""
+A minibatch is tensors with a row for each sample, such as their numbers. It returns what it keeps.
+"""
+
+
+class Script(NamedTuple):
+    """Take several steps.
+
+    Attributes:
+        run: `run(minibatches, learning rate, tensors)` returns the leaves of what each step keeps.
+        record: A tree of the form of what a step keeps, without its values.
+    """
+
+    run: Callable[[Sequence[Sequence[Tensor]], float, Sequence[Tensor]], list[list[Tensor]]]
+    record: Tree
+
+    def take_steps(
+        self, minibatches: list[Sequence[Tensor]], rate: float, tensors: Sequence[Tensor]
+    ) -> list[Tree]:
+        """Take a step on each minibatch; return what each keeps, if anything."""
+        # TorchScript's optimizer takes a layer's product apart from its sum, which rounds
+        # otherwise.
+        with torch.no_grad(), torch.jit.optimized_execution(False):
+            kept = self.run(minibatches, rate, tensors)
+        return [tree.rebuild(self.record, leaves) for leaves in kept]
 
 
 class StepScripts:
@@ -64,39 +89,40 @@ class StepScripts:
         kind: Hashable,
         step: Step,
         tensors: list[Tensor],
-        minibatches: list[Tensor],
+        minibatches: Sequence[Sequence[Tensor]],
         rate: float,
-    ) -> None:
-        """Take a step on each minibatch.
+    ) -> list[Tree]:
+        """Take a step on each minibatch; return what each keeps, if anything.
 
         Args:
             kind: All that a step's operations depend on, beside the values of `tensors` and `rate`
                 and the number of rows.
             step: Computes from `tensors` alone, and changes them in place.
             tensors: What steps read and change.
-            minibatches: Rows of each.
+            minibatches: Of each step.
             rate: The learning rate.
         """
 
-        def find_script(rows: Tensor) -> Script | None:
-            return self._scripts.get((kind, rows.shape[0]))
+        def find_script(minibatch: Sequence[Tensor]) -> Script | None:
+            return self._scripts.get((kind, *_sizes_of_parts(minibatch)))
 
+        records: list[Tree] = []
         for script, group in itertools.groupby(minibatches, key=find_script):
-            if script is None:
-                for rows in group:
-                    step(tensors, rows, rate)
-                    self._count_step(kind, step, tensors, rows)
+            if script:
+                records += script.take_steps(list(group), rate, tensors)
                 continue
-            # TorchScript's optimizer takes a layer's product apart from its sum, which rounds
-            # otherwise.
-            with torch.no_grad(), torch.jit.optimized_execution(False):
-                script(list(group), rate, tensors)
+            for minibatch in group:
+                record = step(tensors, minibatch, rate)
+                if record:
+                    records.append(record)
+                self._count_step(kind, step, tensors, minibatch)
+        return records
 
     def _count_step(
-        self, kind: Hashable, step: Step, tensors: Sequence[Tensor], rows: Tensor
+        self, kind: Hashable, step: Step, tensors: Sequence[Tensor], minibatch: Sequence[Tensor]
     ) -> None:
         """Count a step, and look for a script of one that is taken often."""
-        key = kind, rows.shape[0]
+        key = kind, *_sizes_of_parts(minibatch)
         count = self._step_counts.get(key, 0)
         if count or len(self._step_counts) < MOST_KINDS:
             self._step_counts[key] = count + 1
@@ -107,58 +133,88 @@ class StepScripts:
             if key in self._scripts:
                 return
             if kind not in self._script_of_kind:
-                self._script_of_kind[kind] = write_script(step, tensors, rows)
+                self._script_of_kind[kind] = write_script(step, tensors, minibatch)
             script = self._script_of_kind[kind]
-            is_same = script is not None and repeats_step(script, step, tensors, rows)
+            is_same = script is not None and repeats_step(script, step, tensors, minibatch)
             self._scripts[key] = script if is_same else None
         finally:
             self._recording.release()
 
 
-def write_script(step: Step, tensors: Sequence[Tensor], rows: Tensor) -> Script | None:
+def write_script(
+    step: Step, tensors: Sequence[Tensor], minibatch: Sequence[Tensor]
+) -> Script | None:
     """Return a script of a step, None where something in it cannot be written.
 
     Args:
         step: The step.
         tensors: As the step takes them; they stay as they are.
-        rows: Of a minibatch; a script takes any number of them.
+        minibatch: Of a step; a script takes any number of samples.
     """
-    odd_rows = rows[torch.arange(ODD_ROWS) % len(rows)]
     try:
         # A step is recorded on copies: the client goes on from where it was.
-        recording = _Recording(_copy_tensors(tensors), odd_rows)
+        recording = _Recording(_copy_tensors(tensors), _with_odd_sizes(minibatch))
         with recording:
-            step(recording.tensors, odd_rows, ODD_RATE)
-        return recording.write_script()
+            record = step(recording.tensors, recording.minibatch, ODD_RATE)
+        return recording.write_script(record)
     except Exception as error:
         log.debug("engine: a step has no script (%s)", error)
         return None
 
 
-def repeats_step(script: Script, step: Step, tensors: Sequence[Tensor], rows: Tensor) -> bool:
-    """Return whether a script changes tensors as a step does, to the bit.
+def repeats_step(
+    script: Script, step: Step, tensors: Sequence[Tensor], minibatch: Sequence[Tensor]
+) -> bool:
+    """Return whether a script does what a step does, to the bit.
 
     Args:
         script: Of `write_script`.
         step: The step.
         tensors: As the step takes them; they stay as they are.
-        rows: Of a minibatch; with another number of rows kernels may round differently.
+        minibatch: Of a step; with another number of samples kernels may round differently.
     """
     rate = 0.01
+    sizes = _sizes_of_parts(minibatch)
     results = _copy_tensors(tensors)
     scripted = _copy_tensors(tensors)
     try:
         for _ in range(2):  # the second one starts from what the first one has changed
-            step(results, rows, rate)
-            with torch.no_grad(), torch.jit.optimized_execution(False):
-                script([rows], rate, scripted)
+            record = step(results, minibatch, rate)
+            scripted_records = script.take_steps([minibatch], rate, scripted)
+            kept = [leaf for one in scripted_records for leaf in tree.leaves(one)]
+            if not _are_equal(tree.leaves(record), kept):
+                log.debug("engine: a step of %s has no script (it keeps something else)", sizes)
+                return False
     except Exception as error:
-        log.debug("engine: a step of %s rows has no script (%s)", len(rows), error)
+        log.debug("engine: a step of %s has no script (%s)", sizes, error)
         return False
-    if not all(map(_are_equal, results, scripted)):
-        log.debug("engine: a step of %s rows has no script (it rounds in another way)", len(rows))
+    if not _are_equal(results, scripted):
+        log.debug("engine: a step of %s has no script (it rounds in another way)", sizes)
         return False
     return True
+
+
+def _sizes_of_parts(minibatch: Sequence[Tensor]) -> tuple[int, ...]:
+    """Return how many samples each tensor of a minibatch is about."""
+    return tuple([part.shape[0] for part in minibatch])
+
+
+def _with_odd_sizes(minibatch: Sequence[Tensor]) -> list[Tensor]:
+    """Return a minibatch with samples repeated until their number is odd.
+
+    Parts of one size have one odd size.
+
+    Raises:
+        _Unscriptable: Of more sizes than there are odd ones.
+    """
+    sizes = list(dict.fromkeys(_sizes_of_parts(minibatch)))
+    if len(sizes) > len(ODD_ROWS):
+        raise _Unscriptable(f"batches of {len(sizes)} sizes")
+    parts = []
+    for part in minibatch:
+        odd_size = ODD_ROWS[sizes.index(part.shape[0])]
+        parts.append(part[torch.arange(odd_size) % len(part)])
+    return parts
 
 
 def _copy_tensors(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -166,9 +222,12 @@ def _copy_tensors(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [leaf.detach().clone().requires_grad_(leaf.requires_grad) for leaf in tensors]
 
 
-def _are_equal(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors are equal to the bit."""
-    return torch.equal(one.nan_to_num(), other.nan_to_num())
+def _are_equal(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    """Return whether tensors are equal to the bit."""
+    if len(some) != len(others):
+        return False
+    pairs = zip(some, others, strict=True)
+    return all(torch.equal(one.nan_to_num(), other.nan_to_num()) for one, other in pairs)
 
 
 class _Unscriptable(Exception):
@@ -180,14 +239,15 @@ class _Recording(TorchDispatchMode):
 
     Args:
         tensors: What they read and change.
-        rows: Of the minibatch.
+        minibatch: Of the step, with odd numbers of samples.
     """
 
-    def __init__(self, tensors: Sequence[Tensor], rows: Tensor):
+    def __init__(self, tensors: Sequence[Tensor], minibatch: Sequence[Tensor]):
         super().__init__()
         self.tensors = tensors
+        self.minibatch = minibatch
         self._names = {id(leaf): f"tensor{position}" for position, leaf in enumerate(tensors)}
-        self._names[id(rows)] = "rows"
+        self._names |= {id(part): f"part{position}" for position, part in enumerate(minibatch)}
         self._lines: list[str] = []
         self._alive: list[Any] = []  # while they live, no other tensor has their identity
 
@@ -203,17 +263,29 @@ class _Recording(TorchDispatchMode):
         self._write_call(func, args, kwargs, result)
         return result
 
-    def write_script(self) -> Script:
-        """Return the script of what was recorded."""
+    def write_script(self, record: Tree) -> Script:
+        """Return the script of what was recorded, of a step that keeps `record`."""
+        # ---- Step 1: the tensors by name, and how many samples there are
         lines = [
-            "def steps(minibatches: List[Tensor], rate: float, tensors: List[Tensor]) -> None:"
+            "def steps(minibatches: List[List[Tensor]], rate: float, tensors: List[Tensor])"
+            " -> List[List[Tensor]]:",
+            "    kept: List[List[Tensor]] = []",
         ]
         for position in range(len(self.tensors)):
             lines.append(f"    tensor{position} = tensors[{position}]")
-        lines.append("    for rows in minibatches:")
-        lines.append("        count = rows.size(0)")
+        lines.append("    for minibatch in minibatches:")
+        for position, part in enumerate(self.minibatch):
+            lines.append(f"        part{position} = minibatch[{position}]")
+            lines.append(f"        count{part.shape[0]} = part{position}.size(0)")
+
+        # ---- Step 2: the operations, and what is kept
         lines += [f"        {line}" for line in self._lines]
-        return torch.jit.CompilationUnit("\n".join(lines) + "\n").steps
+        kept = ", ".join([self._name_tensor(leaf) for leaf in tree.leaves(record)])
+        if kept:
+            lines.append(f"        kept.append([{kept}])")
+        lines.append("    return kept")
+        unit = torch.jit.CompilationUnit("\n".join(lines) + "\n")
+        return Script(unit.steps, record=tree.map(lambda _: None, record))
 
     def _write_call(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Write one operation down.
@@ -282,8 +354,12 @@ class _Recording(TorchDispatchMode):
             return f"float('{value!r}')"
         if isinstance(value, torch.device):
             return f"torch.device('{value}')"
-        if type(value) is int and value == ODD_ROWS:
-            return "count"
+        if type(value) is int and value:
+            # A product of their number and a layer's size is a multiple of it.
+            for part in self.minibatch:
+                factor, rest = divmod(value, part.shape[0])
+                if not rest:
+                    return f"{factor} * count{part.shape[0]}"
         return repr(value)
 
     def _name_tensor(self, leaf: Tensor) -> str:

@@ -1,0 +1,327 @@
+"""Training steps as functions of tensors alone, which scripts can repeat."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import time
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import CancelledError
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedpfl.engine.training.frozen import FrozenBody
+from fedpfl.engine.training.jobs import TrainJob
+from fedpfl.engine.training.local import Local
+from fedpfl.engine.training.minibatches import StepPlan
+from fedpfl.engine.training.scripts import StepScripts
+from fedpfl.engine.training.sgd import Moments, complete_gradients, optimizer_step_
+from fedpfl.engine.training.train_plan import TrainableLeaves
+from fedpfl.ground import tree
+from fedpfl.ground.tree import Tree
+from fedpfl.methods import Batch, Data, Method, Phase
+from fedpfl.models import Bound, Net
+
+LONGEST_CALL = 0.05
+"""Seconds that steps take together at most: a run that is stopped waits for them."""
+
+MOST_AT_ONCE = 64
+
+LARGEST_STATES = 2**26
+"""Bytes of states that a step looks at, at most, as a script is tried on copies of all tensors."""
+
+
+class StepState(NamedTuple):
+    """Hold all tensors that a client's steps read and change.
+
+    Attributes:
+        params: The trained tree.
+        velocity: The momentum of the leaves that move, by position.
+        masks: Those of leaves that move in part, by position.
+        server: The server's state; {} where no hook looks at it.
+        client: The client's state; {} where no hook looks at it.
+        samples: The client's training samples: `x`, `y`, and `features` where the body holds still.
+        sums: Of the losses, of those weighted by samples, and of the samples.
+    """
+
+    params: Tree
+    velocity: dict[int, Tensor]
+    masks: dict[int, Tensor]
+    server: Tree
+    client: Tree
+    samples: dict[str, Tensor]
+    sums: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class PureStep:
+    """Take a step that looks at nothing but tensors.
+
+    Attributes:
+        net: The network, without buffers.
+        job: What is trained.
+        phase: Of training.
+        indices: The leaves that move, by position.
+        local: The optimizer's settings.
+        state: The client's tensors; a script is tried on others of their form.
+    """
+
+    net: Net
+    job: TrainJob
+    phase: Phase
+    indices: list[int]
+    local: Local
+    state: StepState
+
+    def __call__(self, tensors: Sequence[Tensor], minibatch: Sequence[Tensor], rate: float) -> Tree:
+        """Take a step in place; return what the loss keeps of it.
+
+        Args:
+            tensors: The leaves of a StepState.
+            minibatch: The rows of each batch; behind them their samples' own numbers, if a method
+                has these.
+            rate: The learning rate.
+        """
+        state: StepState = tree.rebuild(self.state, tensors)
+        batches = self._read_batches(state, minibatch)
+        bound = self._bind_network(state, batches[0])
+        # A checked copy takes longer than some steps.
+        local = self.local if rate == self.local.lr else replace(self.local, lr=rate)
+        record: Tree = {}
+        if self.phase.step:
+            loss = self._take_phase_step(state, bound, batches)
+        else:
+            loss, record = self._descend(state, bound, batches[0], local)
+
+        sums = state.sums
+        with torch.no_grad():
+            sums["loss"] += loss
+            if self.job.plan.by_sample:
+                sample_count = len(batches[0].y)
+                sums["sample_loss"] += loss * sample_count
+                sums["samples"] += sample_count
+        return record
+
+    def find_kind(self) -> Hashable:
+        """Return all that the operations of steps depend on, but for the minibatch's size."""
+        local = self.local
+        settings = (local.momentum, local.nesterov, local.weight_decay, local.clip)
+        job = self.job
+        # A method's hook is equal to itself alone: other values would be other constants.
+        hooks = None if job.is_plain else tuple(_list_hooks(job, self.phase))
+        forms = []
+        for name, leaf in tree.items(self.state):
+            # How many samples a client has is no matter of a step.
+            shape = leaf.shape[1:] if name.startswith("samples.") else leaf.shape
+            forms.append((name, shape, leaf.stride(), leaf.dtype))
+        keeps = (job.plan.by_sample, job.wants_records)
+        return hooks, tuple(self.indices), settings, keeps, tuple(forms)
+
+    def _read_batches(self, state: StepState, minibatch: Sequence[Tensor]) -> list[Batch]:
+        """Return the batches of a step."""
+        data = Data(state.samples["x"], state.samples["y"])
+        count = self.phase.batches
+        batches = [data.rows(rows) for rows in minibatch[:count]]
+        numbers = minibatch[count:]
+        if numbers:
+            pairs = zip(batches, numbers, strict=True)
+            batches = [batch._replace(random=random) for batch, random in pairs]
+        return batches
+
+    def _bind_network(self, state: StepState, batch: Batch) -> Bound:
+        """Return the network for a step."""
+        bound = self.net.bind(self.job.buffers, training=True)
+        features = state.samples.get("features")
+        if features is None:
+            return bound
+        data = Data(state.samples["x"], state.samples["y"])
+        # Of several models a body is the same only where it is frozen for good, and in none.
+        is_model = state.params.keys() == self.net.params.keys()
+        params = state.params if is_model else self.net.params
+        body = FrozenBody(self.net, params, self.job.buffers, data, features)
+        return body.bind_batch(bound, batch)
+
+    def _take_phase_step(self, state: StepState, bound: Bound, batches: list[Batch]) -> Tensor:
+        """Take a step by `Phase.step`; return the loss."""
+        assert self.phase.step
+        batch = tuple(batches) if len(batches) > 1 else batches[0]
+        with torch.no_grad():
+            params, loss = self.phase.step(state.server, state.client, bound, state.params, batch)
+            _overwrite(state.params, params)
+        return loss.detach()
+
+    def _descend(
+        self, state: StepState, bound: Bound, batch: Batch, local: Local
+    ) -> tuple[Tensor, Tree]:
+        """Take a step of SGD; return the loss, and what it keeps."""
+        # ---- Step 1: loss and gradient
+        objective = self.phase.loss or self.job.plan.loss
+        leaves = tree.leaves(state.params)
+        moving_leaves = [leaves[i] for i in self.indices]
+        record: Tree = {}
+        with torch.enable_grad():
+            loss = objective(state.server, state.client, bound, state.params, batch)
+            if isinstance(loss, tuple):
+                loss, record = loss
+            grads = torch.autograd.grad(loss, moving_leaves, materialize_grads=True)
+        loss = loss.detach()
+        record = tree.map(Tensor.detach, record)
+
+        with torch.no_grad():
+            # ---- Step 2: what the client makes of it
+            if self.phase.after_gradient:
+                params = tree.map(Tensor.detach, state.params)
+                all_grads = complete_gradients(list(grads), leaves, self.indices)
+                gradient = tree.rebuild(state.params, all_grads)
+                client = self.phase.after_gradient(
+                    state.server, state.client, params, gradient, batch, loss, record
+                )
+                _overwrite(state.client, client)
+
+            # ---- Step 3: the optimizer
+            moments = Moments(mean=list(state.velocity.values()))
+            masks = [state.masks.get(i) for i in self.indices]
+            optimizer_step_(moving_leaves, moments, list(grads), masks, local)
+        return loss, record if self.job.wants_records else {}
+
+
+def is_pure(
+    net: Net, job: TrainJob, phase: Phase, trainable: TrainableLeaves, local: Local
+) -> bool:
+    """Return whether nothing but tensors decides a phase's steps.
+
+    Args:
+        net: The network.
+        job: What is trained.
+        phase: Of training.
+        trainable: The leaves that the phase moves.
+        local: The optimizer's settings in it.
+    """
+    if not has_pure_calls(net) or job.draws[0].protection:
+        return False
+    # Adam reads its number of steps.
+    if local.optimizer != "sgd" and not phase.step:
+        return False
+    if job.rows[0].federation.augment or not trainable.indices:
+        return False
+    if job.is_plain:
+        return True
+    is_large = tree.nbytes(job.server) + tree.nbytes(job.client) > LARGEST_STATES
+    hooks = _list_hooks(job, phase)
+    is_known = is_of_package(job.method) and all(_is_known_hook(hook, job.method) for hook in hooks)
+    return is_known and not is_large
+
+
+def has_pure_calls(net: Net) -> bool:
+    """Return whether a network's logits follow from its parameters and the samples alone."""
+    # A user's may look at anything.
+    traits = net.traits
+    return traits.trusted and not traits.draws and not traits.recomputes and not net.buffers
+
+
+def is_of_package(method: Method) -> bool:
+    """Return whether a method is one of this package: what a user's looks at is not known."""
+    return type(method).__module__.startswith("fedpfl.methods.")
+
+
+def _list_hooks(job: TrainJob, phase: Phase) -> list[Callable[..., Any]]:
+    """Return the functions of a method that have a part in a phase's steps."""
+    hooks = [phase.step or phase.loss or job.plan.loss]
+    if phase.after_gradient:
+        hooks.append(phase.after_gradient)
+    return hooks
+
+
+def _is_known_hook(hook: Callable[..., Any], method: Method) -> bool:
+    """Return whether a hook is a function of a method's; one that is checked is none."""
+    if inspect.ismethod(hook):
+        return hook.__self__ is method
+    return inspect.isfunction(hook) and getattr(type(method), hook.__name__, None) is hook
+
+
+def _overwrite(old: Tree, new: Tree) -> None:
+    """Copy a tree's values into an old one."""
+    storages = {leaf.untyped_storage().data_ptr() for leaf in tree.leaves(old)}
+
+    def detach_from_old(old_leaf: Tensor, new_leaf: Tensor) -> Tensor:
+        is_shared = new_leaf.untyped_storage().data_ptr() in storages
+        return new_leaf.clone() if new_leaf is not old_leaf and is_shared else new_leaf
+
+    def copy_values(old_leaf: Tensor, new_leaf: Tensor) -> None:
+        if new_leaf is not old_leaf:
+            old_leaf.copy_(new_leaf)
+
+    # A new leaf may be part of another old one, which must not change before it is read.
+    tree.map(copy_values, old, tree.map(detach_from_old, old, new))
+
+
+class PureSteps:
+    """Take a phase's steps, many together.
+
+    Args:
+        step: The step.
+        scripts: Take it.
+        stop: Once it is set, no step is begun.
+    """
+
+    def __init__(self, step: PureStep, scripts: StepScripts, stop: threading.Event):
+        self._step = step
+        self._scripts = scripts
+        self._tensors = tree.leaves(step.state)
+        self._stop = stop
+        self._kind = scripts.number_kind(step.find_kind())
+        self._steps_at_once = 1
+        self.records: list[Tree] = []
+        """What the losses have kept, by step."""
+
+    def take_epochs(self, plan: StepPlan) -> int:
+        """Take the steps of some epochs; return how many there are."""
+        minibatches = _list_minibatches(plan)
+        start = 0
+        while start < len(minibatches):
+            if self._stop.is_set():
+                raise CancelledError
+            end = start + self._steps_at_once
+            self._take_steps(minibatches[start:end])
+            start = end
+        return len(minibatches)
+
+    def _take_steps(self, minibatches: list[list[Tensor]]) -> None:
+        """Take some steps; their time decides how many are next."""
+        start_time = time.perf_counter()
+        self.records += self._scripts.take_steps(
+            kind=self._kind,
+            step=self._step,
+            tensors=self._tensors,
+            minibatches=minibatches,
+            rate=self._step.local.lr,
+        )
+        seconds_per_step = (time.perf_counter() - start_time) / len(minibatches)
+        # A clock may not have moved meanwhile.
+        steps_in_time = LONGEST_CALL / max(seconds_per_step, 1e-6)
+        self._steps_at_once = max(1, min(MOST_AT_ONCE, int(steps_in_time)))
+
+
+def _list_minibatches(plan: StepPlan) -> list[list[Tensor]]:
+    """Return of each step the rows of its batches, and behind them their numbers, if any."""
+    # All sizes at once, as each reading of a tensor costs more than a small step.
+    sizes = (plan.positions >= 0).sum(-1)
+    padded = list(plan.positions.unbind(1))
+    sizes_of_parts = sizes.T.tolist()
+    if plan.random.shape[-1]:
+        padded += plan.random.unbind(1)
+        sizes_of_parts *= 2
+    parts = [_cut_padding(*pair) for pair in zip(padded, sizes_of_parts, strict=True)]
+    return [list(minibatch) for minibatch in zip(*parts, strict=True)]
+
+
+def _cut_padding(padded: Tensor, sizes: list[int]) -> list[Tensor]:
+    """Return the rows `[steps, longest, ...]` of each step without what is behind them."""
+    longest = padded.shape[1]
+    return [
+        rows if size == longest else rows[:size]
+        for rows, size in zip(padded.unbind(), sizes, strict=True)
+    ]
