@@ -19,7 +19,7 @@ TABLES = {
     "Sub-models beside zeros around them": ("submodels", ["--model", "lenet5", "--rounds", "3"]),
     "Frozen features: methods beside FedAvg": (
         "overhead",
-        ["--methods", "fedavg,fedper,fedrep,flute", "--samples", "10000", "--rounds", "2"],
+        ["--methods", "fedavg,fedper,fedrep,flute", "--samples", "20000", "--rounds", "2"],
     ),
 }
 

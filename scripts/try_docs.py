@@ -100,7 +100,6 @@ BRIEF = {
         ),
         *("method=fedavg,fedper,local_only", "partition.samples_per_client=40"),
     ),
-    "make bench": ("ARGS='--rounds 1 --repeats 1 --samples 20000'",),
     "wandb sync": ("--dry-run",),
     "fedpfl.report clean": ("--yes",),  # it would ask on a terminal
     "benchmarks speed": ("--rounds 1", "--repeats 1", "--samples 20000"),

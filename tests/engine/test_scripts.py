@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from fedpfl import models
 from fedpfl.engine import Engine, Local
 from fedpfl.engine.training import scripts
+from fedpfl.engine.training.pure_steps import overwrite
 from fedpfl.methods import METHODS
 from tests.conftest import assert_same, make_federation, record_rounds
 
@@ -42,9 +43,13 @@ def made(monkeypatch):
         ("fedavg", "momentum", "mlp"),
         ("fedper", "all", "lenet5"),
         ("fedper", "schedule", "mlp"),
-        # Their losses look at a tree of the server's or of the client's.
-        ("ditto", "all", "mlp"),
-        ("feddyn", "momentum", "mlp"),
+        ("ditto", "all", "mlp"),  # its loss looks at the server and the client
+        ("fedselect", "all", "mlp"),  # masks
+        ("scaffold", "momentum", "mlp"),  # gradients change the client's state
+        ("knn_per", "momentum", "mlp"),  # keeps what its losses have seen
+        ("fedcp", "momentum", "mlp"),  # each sample has numbers of its own
+        ("per_fedavg", "momentum", "mlp"),  # a step of its own, on several batches
+        ("fedrep", "momentum", "mlp"),  # the body holds still
     ],
 )
 def test_scripts_train_to_the_same_bits(method, settings, network, made, monkeypatch):
@@ -61,6 +66,15 @@ def test_scripts_train_to_the_same_bits(method, settings, network, made, monkeyp
     assert_same(*results)
     assert made
     assert all(made)
+
+
+def test_a_tree_takes_values_that_are_parts_of_itself():
+    old = {"one": torch.zeros(2), "other": torch.ones(2), "third": torch.full((2,), 2.0)}
+    leaves = dict(old)
+    overwrite(old, {"one": old["other"], "other": old["one"][:], "third": old["third"] + 1})
+    expected = {"one": torch.ones(2), "other": torch.zeros(2), "third": torch.full((2,), 3.0)}
+    assert_same(old, expected)
+    assert all(old[name] is leaf for name, leaf in leaves.items())
 
 
 def plain_step(tensors, minibatch, rate):

@@ -70,7 +70,10 @@ class FrozenBody:
         return None if features is None else features[batch.indices]
 
     def compute_features(self, bound: Bound) -> Tensor | None:
-        """Return what the head reads of all samples, None where it is not the last layer."""
+        """Return what the head reads of all samples.
+
+        None where the head is not the last layer.
+        """
         if bound.training not in self._features:
             self._features[bound.training] = compute_features(bound, self._params, self._data)
         return self._features[bound.training]

@@ -150,7 +150,7 @@ class PureStep:
         batch = tuple(batches) if len(batches) > 1 else batches[0]
         with torch.no_grad():
             params, loss = self.phase.step(state.server, state.client, bound, state.params, batch)
-            _overwrite(state.params, params)
+            overwrite(state.params, params)
         return loss.detach()
 
     def _descend(
@@ -179,7 +179,7 @@ class PureStep:
                 client = self.phase.after_gradient(
                     state.server, state.client, params, gradient, batch, loss, record
                 )
-                _overwrite(state.client, client)
+                overwrite(state.client, client)
 
             # ---- Step 3: the optimizer
             moments = Moments(mean=list(state.velocity.values()))
@@ -236,26 +236,26 @@ def _list_hooks(job: TrainJob, phase: Phase) -> list[Callable[..., Any]]:
 
 
 def _is_known_hook(hook: Callable[..., Any], method: Method) -> bool:
-    """Return whether a hook is a function of a method's; one that is checked is none."""
+    """Return whether a hook is a method's function itself, and not a check of it."""
     if inspect.ismethod(hook):
         return hook.__self__ is method
     return inspect.isfunction(hook) and getattr(type(method), hook.__name__, None) is hook
 
 
-def _overwrite(old: Tree, new: Tree) -> None:
-    """Copy a tree's values into an old one."""
-    storages = {leaf.untyped_storage().data_ptr() for leaf in tree.leaves(old)}
+def overwrite(target: Tree, source: Tree) -> None:
+    """Copy a tree's values into another one, of which they may be parts."""
+    storages = {leaf.untyped_storage().data_ptr() for leaf in tree.leaves(target)}
 
-    def detach_from_old(old_leaf: Tensor, new_leaf: Tensor) -> Tensor:
-        is_shared = new_leaf.untyped_storage().data_ptr() in storages
-        return new_leaf.clone() if new_leaf is not old_leaf and is_shared else new_leaf
+    def separate(target_leaf: Tensor, source_leaf: Tensor) -> Tensor:
+        is_part = source_leaf.untyped_storage().data_ptr() in storages
+        return source_leaf.clone() if is_part and source_leaf is not target_leaf else source_leaf
 
-    def copy_values(old_leaf: Tensor, new_leaf: Tensor) -> None:
-        if new_leaf is not old_leaf:
-            old_leaf.copy_(new_leaf)
+    def copy_values(target_leaf: Tensor, source_leaf: Tensor) -> None:
+        if source_leaf is not target_leaf:
+            target_leaf.copy_(source_leaf)
 
-    # A new leaf may be part of another old one, which must not change before it is read.
-    tree.map(copy_values, old, tree.map(detach_from_old, old, new))
+    # What is part of another leaf must be read before that one changes.
+    tree.map(copy_values, target, tree.map(separate, target, source))
 
 
 class PureSteps:
@@ -284,9 +284,9 @@ class PureSteps:
         while start < len(minibatches):
             if self._stop.is_set():
                 raise CancelledError
-            end = start + self._steps_at_once
-            self._take_steps(minibatches[start:end])
-            start = end
+            stop = start + self._steps_at_once
+            self._take_steps(minibatches[start:stop])
+            start = stop
         return len(minibatches)
 
     def _take_steps(self, minibatches: list[list[Tensor]]) -> None:
@@ -306,22 +306,25 @@ class PureSteps:
 
 
 def _list_minibatches(plan: StepPlan) -> list[list[Tensor]]:
-    """Return of each step the rows of its batches, and behind them their numbers, if any."""
+    """Return each step's minibatch: rows of its batches, then the samples' own numbers."""
     # All sizes at once, as each reading of a tensor costs more than a small step.
-    sizes = (plan.positions >= 0).sum(-1)
-    padded = list(plan.positions.unbind(1))
-    sizes_of_parts = sizes.T.tolist()
-    if plan.random.shape[-1]:
-        padded += plan.random.unbind(1)
-        sizes_of_parts *= 2
-    parts = [_cut_padding(*pair) for pair in zip(padded, sizes_of_parts, strict=True)]
-    return [list(minibatch) for minibatch in zip(*parts, strict=True)]
+    sizes = (plan.positions >= 0).sum(-1).tolist()
+    has_numbers = plan.random.shape[-1] > 0
+    minibatches = []
+    steps = zip(plan.positions, plan.random, sizes, strict=True)
+    for step_positions, step_random, step_sizes in steps:
+        minibatch = _cut_padding(step_positions, step_sizes)
+        if has_numbers:
+            minibatch += _cut_padding(step_random, step_sizes)
+        minibatches.append(minibatch)
+    return minibatches
 
 
-def _cut_padding(padded: Tensor, sizes: list[int]) -> list[Tensor]:
-    """Return the rows `[steps, longest, ...]` of each step without what is behind them."""
-    longest = padded.shape[1]
+def _cut_padding(values: Tensor, sizes: list[int]) -> list[Tensor]:
+    """Return the values `[batches, longest, ...]` of each batch without those behind its size."""
+    longest = values.shape[1]
+    batches = values.unbind()
     return [
-        rows if size == longest else rows[:size]
-        for rows, size in zip(padded.unbind(), sizes, strict=True)
+        batch if size == longest else batch[:size]
+        for batch, size in zip(batches, sizes, strict=True)
     ]

@@ -59,8 +59,8 @@ class Script(NamedTuple):
         # TorchScript's optimizer takes a layer's product apart from its sum, which rounds
         # otherwise.
         with torch.no_grad(), torch.jit.optimized_execution(False):
-            kept = self.run(minibatches, rate, tensors)
-        return [tree.rebuild(self.record, leaves) for leaves in kept]
+            leaves_of_steps = self.run(minibatches, rate, tensors)
+        return [tree.rebuild(self.record, leaves) for leaves in leaves_of_steps]
 
 
 class StepScripts:
@@ -104,7 +104,7 @@ class StepScripts:
         """
 
         def find_script(minibatch: Sequence[Tensor]) -> Script | None:
-            return self._scripts.get((kind, *_sizes_of_parts(minibatch)))
+            return self._scripts.get((kind, _sizes_of_parts(minibatch)))
 
         records: list[Tree] = []
         for script, group in itertools.groupby(minibatches, key=find_script):
@@ -122,7 +122,7 @@ class StepScripts:
         self, kind: Hashable, step: Step, tensors: Sequence[Tensor], minibatch: Sequence[Tensor]
     ) -> None:
         """Count a step, and look for a script of one that is taken often."""
-        key = kind, *_sizes_of_parts(minibatch)
+        key = kind, _sizes_of_parts(minibatch)
         count = self._step_counts.get(key, 0)
         if count or len(self._step_counts) < MOST_KINDS:
             self._step_counts[key] = count + 1
@@ -181,8 +181,8 @@ def repeats_step(
         for _ in range(2):  # the second one starts from what the first one has changed
             record = step(results, minibatch, rate)
             scripted_records = script.take_steps([minibatch], rate, scripted)
-            kept = [leaf for one in scripted_records for leaf in tree.leaves(one)]
-            if not _are_equal(tree.leaves(record), kept):
+            leaves = [leaf for one in scripted_records for leaf in tree.leaves(one)]
+            if not _are_equal(tree.leaves(record), leaves):
                 log.debug("engine: a step of %s has no script (it keeps something else)", sizes)
                 return False
     except Exception as error:
@@ -222,12 +222,12 @@ def _copy_tensors(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [leaf.detach().clone().requires_grad_(leaf.requires_grad) for leaf in tensors]
 
 
-def _are_equal(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+def _are_equal(leaves: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
     """Return whether tensors are equal to the bit."""
-    if len(some) != len(others):
+    if len(leaves) != len(expected):
         return False
-    pairs = zip(some, others, strict=True)
-    return all(torch.equal(one.nan_to_num(), other.nan_to_num()) for one, other in pairs)
+    pairs = zip(leaves, expected, strict=True)
+    return all(torch.equal(leaf.nan_to_num(), value.nan_to_num()) for leaf, value in pairs)
 
 
 class _Unscriptable(Exception):
@@ -269,7 +269,7 @@ class _Recording(TorchDispatchMode):
         lines = [
             "def steps(minibatches: List[List[Tensor]], rate: float, tensors: List[Tensor])"
             " -> List[List[Tensor]]:",
-            "    kept: List[List[Tensor]] = []",
+            "    records: List[List[Tensor]] = []",
         ]
         for position in range(len(self.tensors)):
             lines.append(f"    tensor{position} = tensors[{position}]")
@@ -278,12 +278,12 @@ class _Recording(TorchDispatchMode):
             lines.append(f"        part{position} = minibatch[{position}]")
             lines.append(f"        count{part.shape[0]} = part{position}.size(0)")
 
-        # ---- Step 2: the operations, and what is kept
+        # ---- Step 2: the operations, and what a step keeps
         lines += [f"        {line}" for line in self._lines]
-        kept = ", ".join([self._name_tensor(leaf) for leaf in tree.leaves(record)])
-        if kept:
-            lines.append(f"        kept.append([{kept}])")
-        lines.append("    return kept")
+        names = ", ".join([self._name_tensor(leaf) for leaf in tree.leaves(record)])
+        if names:
+            lines.append(f"        records.append([{names}])")
+        lines.append("    return records")
         unit = torch.jit.CompilationUnit("\n".join(lines) + "\n")
         return Script(unit.steps, record=tree.map(lambda _: None, record))
 
@@ -356,10 +356,9 @@ class _Recording(TorchDispatchMode):
             return f"torch.device('{value}')"
         if type(value) is int and value:
             # A product of their number and a layer's size is a multiple of it.
-            for part in self.minibatch:
-                factor, rest = divmod(value, part.shape[0])
-                if not rest:
-                    return f"{factor} * count{part.shape[0]}"
+            for size in _sizes_of_parts(self.minibatch):
+                if value % size == 0:
+                    return f"{value // size} * count{size}"
         return repr(value)
 
     def _name_tensor(self, leaf: Tensor) -> str:
