@@ -7,7 +7,6 @@ from torch import nn
 from fedpfl.config.plan import check_config
 from fedpfl.config.run import build_run
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.identity import identity
 from fedpfl.methods import Data, FedOBPAdaptive, Shard
 from fedpfl.models import Net
 from fedpfl.papers.fedobp.tables import is_paper_fedobp
@@ -75,16 +74,6 @@ def test_the_choice_is_the_one_made_by_hand(several, x, y, best):
     upload, kept = method.finish({WEIGHT: SHARED}, entered, {WEIGHT: SHARED}, {WEIGHT: OWN})
     assert upload["chosen"].tolist() == [q == best for q in several[1:]]
     assert kept["q"] == best
-
-
-def test_the_list_is_the_methods():
-    whole = ("method=fedobp_adaptive", "dataset=digits", "validation=0.1")
-    assert check_config(compose_once(*whole)).method.q == (0.5, 0.9, 0.99, 0.999, 0.9999)
-    one, other = (
-        check_config(compose_once(*whole, f"method.q={q}")) for q in ("[0.5,1]", "[0.5,0.9]")
-    )
-    assert one.method.q == (0.5, 1.0)
-    assert identity(one.config) != identity(other.config)
 
 
 @pytest.mark.parametrize(

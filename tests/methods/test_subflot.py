@@ -1,6 +1,5 @@
 """SubFLOT: neurons in streams, costs of transport, what travels, shares of the layers."""
 
-import dataclasses
 import math
 
 import numpy as np
@@ -12,19 +11,13 @@ from torch import Tensor
 from fedpfl import models
 from fedpfl.engine import make_initial_state
 from fedpfl.ground import tree
-from fedpfl.methods import FjORD, SubFLOT
+from fedpfl.methods import SubFLOT
 from fedpfl.methods.shared import neurons, transport
 from tests.conftest import (
     CPU,
-    LOCAL,
     assert_same,
-    keep_quick,
     record_rounds,
-    record_states,
-    tiny,
 )
-
-GENTLE = dataclasses.replace(LOCAL, lr=0.01)
 
 
 def received(method, server, client):
@@ -99,25 +92,6 @@ def test_without_distances_there_is_a_move(mode, sources, targets):
 
 
 # Limits
-
-
-RATES = (0.75, 0.5, 0.25, 0.0)
-PREFIX = SubFLOT(rates=RATES, assign="blocks", initial="prefix", alpha=1.0, sar=False)
-
-
-@pytest.mark.parametrize("transported", keep_quick([True, False]))
-def test_first_neurons_that_stay_in_place_are_averaged_as_fjords(transported, backend, federation):
-    method = dataclasses.replace(PREFIX, otp=transported, ota=transported)
-    other = FjORD(widths=tuple(1 - rate for rate in RATES), assign="blocks", rounding="round")
-    net = tiny(norm=True)
-    own, theirs = (
-        record_states(m, net, federation, engine=backend, local=GENTLE) for m in (method, other)
-    )
-    for a, b in zip(own, theirs, strict=True):
-        assert_same(a.server["model"], b.server["model"])
-        assert_same(a.clients["model"], b.clients["model"])
-        assert_same(a.client_buffers, b.client_buffers)
-    assert not own[-1].clients["own"][0].all()
 
 
 # What travels

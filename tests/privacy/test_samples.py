@@ -146,19 +146,15 @@ def test_the_noise_has_its_variance_and_is_everybodys_own():
     assert float(correlation.abs().max()) < 4.5 / math.sqrt(rows.shape[1])
 
 
-def test_minibatches_are_poissons_and_secret():
-    steps = Steps(0.2, 500)
-    drawn = protect().draw_minibatches(40, steps, ("train", 1, 0, "main", 0))
-    sizes = torch.tensor([len(positions) for positions in drawn]).double()
-    assert abs(float(sizes.mean()) - 8) < 4 * math.sqrt(6.4 / 500)
-    assert abs(float(sizes.var()) / 6.4 - 1) < 4 * math.sqrt(2 / 500)
-    other = protect(secret=Secret.of_seed(4)).draw_minibatches(
-        40, steps, ("train", 1, 0, "main", 0)
+def test_minibatches_are_secret():
+    steps, key = Steps(0.2, 500), ("train", 1, 0, "main", 0)
+    drawn, other = (
+        protect(secret=Secret.of_seed(seed)).draw_minibatches(40, steps, key) for seed in (3, 4)
     )
     assert not all(map(torch.equal, drawn, other))
     ended = dataclasses.replace(protect(), secret=None)
     with pytest.raises(FedpflError, match="the run has ended"):
-        ended.draw_minibatches(40, steps, ("train"))
+        ended.draw_minibatches(40, steps, key)
 
 
 # ---- The account
