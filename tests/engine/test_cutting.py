@@ -1,5 +1,6 @@
 """Sub-models are computed at their true size, and give what zeros around them would."""
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from unittest import mock
 
@@ -57,31 +58,23 @@ def play_at_full_size(method, net, federation):
         return play(method, net, federation)
 
 
-class WidthLog:
+@contextmanager
+def log_widths():
     """Note how many neurons the head reads in each call of a network."""
+    widths, call = set(), Net._call
 
-    def __init__(self):
-        self.widths = set()
+    def log_width(net, values, x):
+        widths.add(values["classifier.weight"].shape[1])
+        return call(net, values, x)
 
-    def __enter__(self):
-        call = Net._call
-
-        def log_width(net, values, x):
-            self.widths.add(values["classifier.weight"].shape[1])
-            return call(net, values, x)
-
-        self._patch = mock.patch.object(Net, "_call", log_width)
-        self._patch.start()
-        return self.widths
-
-    def __exit__(self, *_):
-        self._patch.stop()
+    with mock.patch.object(Net, "_call", log_width):
+        yield widths
 
 
 @pytest.mark.parametrize(("name", "values"), keep_quick(CUT, 3))
 def test_a_submodel_is_what_zeros_around_it_would_make(name, values, federation):
     method, net = METHODS[name](**values), tiny(norm=True)
-    with WidthLog() as widths:
+    with log_widths() as widths:
         result, outcomes, states = play(method, net, federation)
     whole, whole_outcomes, whole_states = play_at_full_size(method, net, federation)
     assert min(widths) < 12
@@ -143,7 +136,7 @@ class Unruly(FedAvg):
 def test_a_loss_may_look_at_all_of_the_network(momentum, federation):
     net = tiny(norm=True)
     net.module.norm.momentum = momentum
-    with WidthLog() as widths:
+    with log_widths() as widths:
         result, _, states = play(Unruly(), net, federation)
     whole, _, whole_states = play_at_full_size(Unruly(), net, federation)
     assert {3, 12} <= widths

@@ -105,22 +105,12 @@ def rounds(method, backend, workers=2, again=False):
         if again:
             fresh = make_initial_state(method, net, 5, CPU)
             fresh.rows.load_(state.rows.saved())
-            state, runner = (
-                replace(state, rows=fresh.rows),
-                make_backend(Engine(backend, workers=workers), net, CPU),
-            )
+            state = replace(state, rows=fresh.rows)
+            runner = make_backend(Engine(backend, workers=workers), net, CPU)
         state, _ = play_round(RoundSetup(runner, method, FEDERATION, SHORT, 0), state, cohort)
-        judged = runner.evaluate(
-            EvalCall(
-                method,
-                FEDERATION,
-                state,
-                range(5),
-                None,
-                FineTuning(SHORT, Draws(0, "adapt", state.round)),
-            )
-        )
-        found.append([copy.deepcopy(state), judged])
+        adapt = FineTuning(SHORT, Draws(0, "adapt", state.round))
+        call = EvalCall(method, FEDERATION, state, range(5), before_evaluation=adapt)
+        found.append([copy.deepcopy(state), runner.evaluate(call)])
     return found
 
 

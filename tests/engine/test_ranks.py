@@ -77,15 +77,9 @@ COHORTS = [[0, 2, 3, 5], [0, 1, 4, 5]]
 FEW = ("seqfededt", "fedamp")
 """Turns of a single client; models of others, which sharded states refuse."""
 RUN = (
-    *(
-        *TINY_TASK,
-        "rounds=4",
-        "partition.samples_per_client=60",
-        "eval.every=2",
-        "hydra.run.dir=run",
-    ),
+    *(*TINY_TASK, "rounds=4", "partition.samples_per_client=60", "eval.every=2"),
     *("method=fedobp", "quantile.q=0.9", "eval.finetune_epochs=1", "eval.finetune_every=4"),
-    "model=lenet5",
+    *("hydra.run.dir=run", "model=lenet5"),
 )
 
 
@@ -146,6 +140,9 @@ def test_cores_are_divided_among_the_processes_of_a_machine_and_a_stray_rank_mea
 # What processes come to
 
 
+PIPES: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+
+
 def environment(rank: int, count: int, port: int) -> dict[str, str]:
     """As torchrun makes it."""
     numbers = {"RANK": rank, "WORLD_SIZE": count, "MASTER_PORT": port}
@@ -171,12 +168,9 @@ def start_rank(
     rank: int, count: int, port: int, script: str, *arguments: str, cwd: Path
 ) -> subprocess.Popen[str]:
     """Start the script as one of so many processes, which find each other."""
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    own = {**_environment(), **environment(rank, count, port)}
     return subprocess.Popen(
-        [sys.executable, written(script, cwd), *arguments],
-        env={**_environment(), **environment(rank, count, port)},
-        cwd=cwd,
-        **pipes,
+        [sys.executable, written(script, cwd), *arguments], env=own, cwd=cwd, **PIPES
     )
 
 
@@ -327,25 +321,11 @@ def torchrun(
 ) -> subprocess.Popen[str]:
     """`torchrun -m fedpfl.train`, or a script that ends in it. at: the machine, one of `machines`."""
     what = [written(script, cwd)] if script else ["-m", "fedpfl.train"]
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        f"--nproc_per_node={count}",
-        *options,
-        *what,
-        *keep_last_words(*arguments),
-    ]
-    there = ["ip", "netns", "exec", at] if at else []
-    own = {"GLOO_SOCKET_IFNAME": "here"} if at else {}
-    return subprocess.Popen(
-        [*there, *command],
-        cwd=cwd,
-        env={**_environment(), **own},
-        preexec_fn=_heed_interrupts,
-        **pipes,
-    )
+    command = ["ip", "netns", "exec", at] if at else []
+    command += [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={count}"]
+    command += [*options, *what, *keep_last_words(*arguments)]
+    own = _environment() | ({"GLOO_SOCKET_IFNAME": "here"} if at else {})
+    return subprocess.Popen(command, cwd=cwd, env=own, preexec_fn=_heed_interrupts, **PIPES)
 
 
 @pytest.fixture(scope="module")
@@ -363,16 +343,13 @@ def test_a_run_on_two_processes_is_that_of_one_and_process_0_alone_writes_and_ta
     result = wait_for(torchrun(2, *RUN, "hydra.output_subdir=.hydra", cwd=tmp_path))
     assert result.code == 0, result.err
     assert_ends_alike(tmp_path / "run", alone)
-    assert (
-        result.err.count("loop in 2 processes on cpu")
-        == result.err.count("finished after round 4")
-        == 1
-    )
+    for words in ("loop in 2 processes on cpu", "finished after round 4"):
+        assert result.err.count(words) == 1
     assert {path.name for path in tmp_path.iterdir()} == {"run"}
-    assert {path.name for path in (tmp_path / "run").iterdir()} == {
-        *(path.name for path in alone.iterdir()),
-        ".hydra",
-    }
+    written_files, files = (
+        {path.name for path in own.iterdir()} for own in (tmp_path / "run", alone)
+    )
+    assert written_files == {*files, ".hydra"}
 
 
 @pytest.mark.full
@@ -463,16 +440,14 @@ def test_a_killed_process_ends_all_in_one_line_and_any_number_goes_on(
 @pytest.mark.parametrize(
     ("number", "told"),
     [
-        (signal.SIGINT, "interrupted"),
-        (signal.SIGTERM, "terminated"),
+        *((signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")),
         (signal.SIGUSR2, "terminated"),
     ],
 )
 def test_a_signal_ends_all_in_one_line(number, told, tmp_path):
     words = (*TINY, "rounds=3000", "hydra.run.dir=run", "checkpoint.seconds=1e6")
-    process = torchrun(
-        2, *words, cwd=tmp_path, options=["--signals-to-handle=SIGTERM,SIGINT,SIGUSR2"]
-    )
+    options = ["--signals-to-handle=SIGTERM,SIGINT,SIGUSR2"]
+    process = torchrun(2, *words, cwd=tmp_path, options=options)
     rounds = tmp_path / "run" / "rounds.csv"
     while not (rounds.exists() and rounds.read_text().count("\n") > 2):
         assert process.poll() is None, wait_for(process).err
@@ -480,9 +455,8 @@ def test_a_signal_ends_all_in_one_line(number, told, tmp_path):
     process.send_signal(number)
     result = wait_for(process)
     assert result.code != 0
-    assert result.complaints == [
-        f"fedpfl: {told}; the same command goes on from the last checkpoint"
-    ]
+    line = f"fedpfl: {told}; the same command goes on from the last checkpoint"
+    assert result.complaints == [line]
     assert read_summary(tmp_path / "run")["status"] == "running"
     assert int(read_checkpoint(tmp_path / "run")["round"]) > 1
 
@@ -535,15 +509,10 @@ def test_a_machine_that_is_lost_ends_the_run_on_the_other_in_one_line(
     started = []
     for rank, (name, place) in enumerate(zip(machines, places, strict=True)):
         place.mkdir()
-        options = [
-            "--nnodes=2",
-            f"--node_rank={rank}",
-            "--master_addr=10.9.0.1",
-            "--master_port=29511",
-        ]
-        started.append(
-            torchrun(1, *RUN, cwd=place, script=TOOLS + LOST.format(lost), options=options, at=name)
-        )
+        options = ["--nnodes=2", f"--node_rank={rank}"]
+        options += ["--master_addr=10.9.0.1", "--master_port=29511"]
+        script = TOOLS + LOST.format(lost)
+        started.append(torchrun(1, *RUN, cwd=place, script=script, options=options, at=name))
     while not (places[lost] / "asleep").exists():
         assert started[0].poll() is started[1].poll() is None
         time.sleep(0.05)

@@ -54,15 +54,10 @@ class Played:
     """Play rounds of a method on nodes in memory."""
 
     def __init__(self, method: Method, shares: bool = False, nodes: int = 2, **own):
-        self.shares = shares
-        self.method, self.net, self.federation = (
-            method,
-            tiny(norm=True, pairs=method.pairs),
-            tiny_federation(),
-        )
-        self.grid = InProcessGrid(
-            {number: self.node(range(number, 6, nodes)) for number in range(nodes)}
-        )
+        self.shares, self.method = shares, method
+        self.net, self.federation = tiny(norm=True, pairs=method.pairs), tiny_federation()
+        made = {number: self.node(range(number, 6, nodes)) for number in range(nodes)}
+        self.grid = InProcessGrid(made)
         own, leaves = FederateSettings(timeout=0.01, **own), "all of it" * shares
         self.remote = RemoteBackend(self.net, LOOP, self.grid, KEY, self.first(), own, leaves)
         self.state = self.remote.select_local_state(self.first())
@@ -71,20 +66,13 @@ class Played:
         return make_initial_state(self.method, self.net, 6, CPU)
 
     def node(self, clients, folder=None, key=KEY) -> Node:
-        net = tiny(norm=True, pairs=self.method.pairs)
-        return Node(
-            make_backend(LOOP, net, CPU),
-            self.method,
-            self.federation,
-            key,
-            0,
-            NodeSettings(clients, folder, NodePolicy(self.shares)),
-        )
+        backend = make_backend(LOOP, tiny(norm=True, pairs=self.method.pairs), CPU)
+        settings = NodeSettings(clients, folder, NodePolicy(self.shares))
+        return Node(backend, self.method, self.federation, key, 0, settings)
 
     def round(self, cohort):
-        self.state, outcome = play_round(
-            RoundSetup(self.remote, self.method, self.federation, ONE, 0), self.state, cohort
-        )
+        setup = RoundSetup(self.remote, self.method, self.federation, ONE, 0)
+        self.state, outcome = play_round(setup, self.state, cohort)
         return outcome
 
     def judged(self):
@@ -92,16 +80,9 @@ class Played:
 
 
 def judged(backend, method, state):
-    return backend.evaluate_splits(
-        EvalCall(
-            method,
-            tiny_federation(),
-            state,
-            ALL,
-            None,
-            FineTuning(ONE, Draws(0, "adapt", state.round)),
-        )
-    )
+    adapt = FineTuning(ONE, Draws(0, "adapt", state.round))
+    call = EvalCall(method, tiny_federation(), state, ALL, before_evaluation=adapt)
+    return backend.evaluate_splits(call)
 
 
 def in_one_place(method: Method, cohorts=COHORTS):
@@ -113,11 +94,10 @@ def in_one_place(method: Method, cohorts=COHORTS):
 def play_in_one_place(method: Method, cohorts: tuple[tuple[int, ...], ...]):
     """The same, which nobody changes."""
     backend = make_backend(LOOP, tiny(norm=True, pairs=method.pairs), CPU)
+    setup = RoundSetup(backend, method, tiny_federation(), ONE, 0)
     state, outcomes = make_initial_state(method, backend.net, 6, CPU), []
     for cohort in cohorts:
-        state, outcome = play_round(
-            RoundSetup(backend, method, tiny_federation(), ONE, 0), state, list(cohort)
-        )
+        state, outcome = play_round(setup, state, list(cohort))
         outcomes.append(outcome)
     return state, outcomes, judged(backend, method, state)
 
@@ -151,14 +131,10 @@ def test_every_method_as_on_the_loop_backend(name: str, values: dict):
 def assert_played(played: Played, outcomes, judgement):
     for cohort, known in zip(COHORTS, outcomes, strict=True):
         outcome = played.round(cohort)
-        assert (outcome.traffic, outcome.metrics, outcome.state_is_finite) == (
-            known.traffic,
-            known.metrics,
-            known.state_is_finite,
-        )
-        assert_same(
-            [outcome.before, outcome.after, outcome.loss], [known.before, known.after, known.loss]
-        )
+        for name in ("traffic", "metrics", "state_is_finite"):
+            assert getattr(outcome, name) == getattr(known, name)
+        for name in ("before", "after", "loss"):
+            assert_same(getattr(outcome, name), getattr(known, name))
     assert_same(played.judged(), judgement)
 
 
@@ -263,15 +239,12 @@ class Peeks(FedAvg):
     """Sends a half, and is held by the whole."""
 
     def download(self, server, client):
-        return Masked(
-            server,
-            tree.map(lambda leaf: torch.arange(leaf.numel()).view(leaf.shape) % 2 == 0, server),
-        )
+        places = tree.map(lambda leaf: torch.arange(leaf.numel()).view(leaf.shape), server)
+        return Masked(server, tree.map(lambda place: place % 2 == 0, places))
 
     def loss(self, server, client, net, params, batch):
-        return super().loss(server, client, net, params, batch) + tree.squared_distance(
-            params, server
-        )
+        own = super().loss(server, client, net, params, batch)
+        return own + tree.squared_distance(params, server)
 
 
 def test_what_is_not_sent_is_no_number(caplog):
