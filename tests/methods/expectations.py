@@ -157,16 +157,19 @@ def alone_at(other: Method, **values: Any) -> Limit:
     return Limit(values, other, None, clients="single")
 
 
+def own_models(**values: Any) -> Expect:
+    """Return what is expected of a method whose clients are evaluated by models of their own."""
+    kept: dict[str, Any] = {"statistics": "client", "judged": "trained", "first_time": INITIAL}
+    return Expect(**{**kept, **values})
+
+
 FULL_WIDTH = whole_at(widths=(1.0,))
 UNSCALED = {"widths": (1.0,), "scaler": False, "masked": False}
-PRUNING = Expect(
+PRUNING = own_models(
     down=PRUNED_DOWN,
     up=FIVE_WIDTHS,
     up_bits=(COHORT * NEURONS, 2 * NEURONS),
     limits=(whole_at(widths=(1.0,), first="current"),),
-    statistics="client",
-    judged="trained",
-    first_time=INITIAL,
 )
 
 EXPECTED: dict[str, Expect] = {
@@ -226,16 +229,13 @@ EXPECTED: dict[str, Expect] = {
         statistics="client",
         private=("model",),
     ),
-    "fedamp": Expect(
+    "fedamp": own_models(
         down=(0, RETURNING * SIZE),
         limits=(
             local_only_at(pull=0.0),
             local_only_at(variant="heurfedamp", pull=0.0),
             first_round_of(LocalOnly(), None, pull=1.0),
         ),
-        statistics="client",
-        judged="trained",
-        first_time=INITIAL,
         private=("model",),
     ),
     "fedas": Expect(
@@ -256,15 +256,12 @@ EXPECTED: dict[str, Expect] = {
     ),
     "fedbabu": Expect(down=BODY, up=BODY, first_time=INITIAL_HEAD),
     "fedbn": Expect(statistics="client", first_time=GLOBAL),
-    "fedcac": Expect(
+    "fedcac": own_models(
         up_bits=SIZE,
         limits=(
             server_at(LOCAL_STATISTICS, tau=1.0, cutoff=-1.0),
             Limit({"tau": 0.0}, LOCAL_STATISTICS, server_model, "nobody"),
         ),
-        statistics="client",
-        judged="trained",
-        first_time=INITIAL,
     ),
     "fedcp": Expect(down=SIZE + POLICY, up=SIZE + POLICY, private=("head",)),
     "feddbe": Expect(
@@ -290,13 +287,10 @@ EXPECTED: dict[str, Expect] = {
         first_time=GLOBAL,
     ),
     "feddyn": Expect(first_time=GLOBAL, private=("dual",)),
-    "fedfomo": Expect(
+    "fedfomo": own_models(
         down=(0, RETURNING * 3 * SIZE),  # the three others that trained in the last round
         up=SIZE + 5,  # and a weight for the own model and each of four candidates
         limits=(local_only_at(candidates=0, fallback="keep"), first_round_of(LocalOnly(), None)),
-        statistics="client",
-        judged="trained",
-        first_time=INITIAL,
     ),
     "fedgen": Expect(
         down=SIZE + GENERATOR + CLASSES,
@@ -382,7 +376,7 @@ EXPECTED: dict[str, Expect] = {
         private=("model",),
     ),
     "fedprox": Expect(limits=(fedavg_at(mu=0.0),), first_time=GLOBAL),
-    "fedpurin": Expect(
+    "fedpurin": own_models(
         down=None,  # what is not zero
         up=None,
         limits=(
@@ -394,9 +388,6 @@ EXPECTED: dict[str, Expect] = {
                 )
             ),
         ),
-        statistics="client",
-        judged="trained",
-        first_time=INITIAL,
     ),
     "fedrep": Expect(
         down=BODY,
@@ -409,13 +400,12 @@ EXPECTED: dict[str, Expect] = {
         private=("own",),
     ),
     "fedrod": Expect(limits=(Limit({"gamma": 0.0}, FEDAVG, evaluated="nobody"),), private=("q",)),
-    "fedrolex": Expect(
+    "fedrolex": own_models(
         down=THREE_WIDTHS,
         up=THREE_WIDTHS,
         up_bits=CLASSES,
         limits=(whole_at(**UNSCALED),),
-        statistics="client",
-        judged="trained",
+        first_time={},
     ),
     "fedsa_lora": Expect(
         down=LORA_A,
@@ -426,7 +416,7 @@ EXPECTED: dict[str, Expect] = {
         ),
         private=("own",),
     ),
-    "fedselect": Expect(
+    "fedselect": own_models(
         down=(COHORT * SIZE, COHORT * SIZE - RETURNING * WEIGHTS // 2),
         up=(COHORT * SIZE, COHORT * SIZE - RETURNING * WEIGHTS // 2),
         # A mask goes up when it is another: at 1/2 it no longer grows.
@@ -435,37 +425,29 @@ EXPECTED: dict[str, Expect] = {
             server_at(LOCAL_STATISTICS, whole_server, alpha=0.0),
             server_at(LOCAL_STATISTICS, whole_server, alpha=0.0, delta="window", every=1),
         ),
-        statistics="client",
-        judged="trained",
-        first_time=INITIAL,
     ),
-    "fedspu": Expect(
+    "fedspu": own_models(
         down=THREE_WIDTHS,
         up=THREE_WIDTHS,
         down_bits=NEURONS,
         limits=(FULL_WIDTH,),
-        statistics="client",
-        judged="trained",
-        first_time=INITIAL,
     ),
     "fedyogi": Expect(first_time=GLOBAL),
     "ffa_lora": Expect(down=LORA_B + HEAD, up=LORA_B + HEAD),
-    "fjord": Expect(
+    "fjord": own_models(
         down=FIVE_WIDTHS,
         up=FIVE_WIDTHS,
         limits=(
             FULL_WIDTH,
             whole_at(widths=(1.0,), ordered=True),
         ),
-        statistics="client",
-        judged="trained",
+        first_time={},
     ),
-    "flexfl": Expect(
+    "flexfl": own_models(
         down=None,  # levels are drawn
         up=None,
         limits=(whole_at(levels=(1.0,), devices=(1,)),),
-        statistics="client",
-        judged="trained",
+        first_time={},
     ),
     "floco": Expect(
         down=SIZE + 9 * PROTOTYPES,  # ten endpoints of the head's weight
@@ -502,7 +484,7 @@ EXPECTED: dict[str, Expect] = {
         private=("head",),
     ),
     "hermes": PRUNING,
-    "heterofl": Expect(
+    "heterofl": own_models(
         down=FALLING_WIDTHS,
         up=FALLING_WIDTHS,
         up_bits=CLASSES,
@@ -511,8 +493,6 @@ EXPECTED: dict[str, Expect] = {
             whole_at("equal", **UNSCALED),
             whole_at("equal", **{**UNSCALED, "scaler": True}),
         ),
-        statistics="client",
-        judged="trained",
         first_time={"initial": {"scaler": True}},  # client 1 holds everything
     ),
     "ifca": Expect(
@@ -567,18 +547,15 @@ EXPECTED: dict[str, Expect] = {
     ),
     "pfedhn": Expect(statistics="client"),
     "pfedme": Expect(judged="anew", first_time=GLOBAL),
-    "pfedsd": Expect(
+    "pfedsd": own_models(
         limits=(
             Limit({"lam": 0.0}, LOCAL_STATISTICS, evaluated="nobody"),
             first_round_of(LOCAL_STATISTICS),
             alone_at(LocalOnly(), lam=0.0),
         ),
-        statistics="client",
-        judged="trained",
-        first_time=INITIAL,
     ),
     "prunefl": replace(PRUNING),
-    "pspfl": Expect(
+    "pspfl": own_models(
         # Of clients 0 and 5 the latter, without a step, shares everything.
         down=(COHORT * SIZE, COHORT * SIZE - 274),
         up=(COHORT * SIZE, COHORT * SIZE - 274),
@@ -596,8 +573,6 @@ EXPECTED: dict[str, Expect] = {
                 evaluated="nobody",
             ),
         ),
-        statistics="client",
-        judged="trained",
         first_time=GLOBAL,
         private=("score",),
     ),
@@ -620,26 +595,21 @@ EXPECTED: dict[str, Expect] = {
         ),
         private=("own",),
     ),
-    "seqfededt": Expect(
+    "seqfededt": own_models(
         down=0,  # a hop is counted once
         limits=(
             alone_at(LocalOnly(), score="difference", q=0.9),
             alone_at(LocalOnly(), score="importance", q=0.0),
         ),
-        statistics="client",
-        judged="trained",
         first_time=GLOBAL,
     ),
-    "subflot": Expect(
+    "subflot": own_models(
         down=None,  # rates are drawn
         up=None,
         limits=(
             whole_at(rates=(0.0,), alpha=1.0, mode="one"),
             whole_at(rates=(0.0,), alpha=1.0, mode="balanced"),
         ),
-        statistics="client",
-        judged="trained",
-        first_time=INITIAL,
     ),
 }
 
