@@ -40,30 +40,19 @@ def one_round(method, federation, own, backend="loop", seed=0, state=None):
     state = state or make_initial_state(method, tiny(), len(EVERYONE), CPU)
     if own and not state.privacy:
         state = dataclasses.replace(state, privacy=make_privacy_state(own, CPU))
-    runner = make_backend(as_engine(backend), tiny(), CPU)
-    return play_round(
-        RoundSetup(
-            runner, method, federation, LOCAL, seed, account=own, secret=Secret.of_seed(seed)
-        ),
-        state,
-        COHORT,
-    )
+    runner, secret = make_backend(as_engine(backend), tiny(), CPU), Secret.of_seed(seed)
+    setup = RoundSetup(runner, method, federation, LOCAL, seed, account=own, secret=secret)
+    return play_round(setup, state, COHORT)
 
 
 # Limits
 
+MORE = [("loop", "ditto"), ("batched", "scaffold")]
+
 
 @pytest.mark.parametrize(
     ("backend", "name"),
-    keep_quick(
-        [
-            ("loop", "fedadam"),
-            ("batched", "fedper"),
-            ("loop", "ditto"),
-            ("batched", "scaffold"),
-        ],
-        2,
-    ),
+    keep_quick([("loop", "fedadam"), ("batched", "fedper"), *MORE], 2),
 )
 def test_no_noise_and_no_bound_is_the_run_without_at_equal_weights(name, backend):
     federation = dataclasses.replace(EVEN, train=tuple(EVEN.train[i] for i in (0, 1, 2, 1, 4, 1)))
@@ -94,9 +83,8 @@ def test_clipping_is_that_of_a_plain_loop(name):
             length += float(((own - old).double() ** 2).sum())
         norms.append(math.sqrt(length))
         share = min(1.0, clip / norms[-1])
-        want.append(
-            tree.map(lambda own, old, share=share: old + share * (own - old), upload, known)
-        )
+        cut = lambda own, old, share=share: old + share * (own - old)  # noqa: E731
+        want.append(tree.map(cut, upload, known))
     assert 0 < sum(norm > clip for norm in norms) < len(norms)
     uploads, bound = clip_uploads(part.uploads, known, torch.tensor(clip))
     assert_close(uploads, tree.stack(want), atol=1e-6)
@@ -106,10 +94,7 @@ def test_clipping_is_that_of_a_plain_loop(name):
         assert float(tree.squared_distance(own, known)) ** 0.5 <= clip * 1.00001
         if norm <= clip:
             assert_same(own, tree.take(part.uploads, row))
-    again = dataclasses.replace(make_initial_state(method, tiny(), 6, CPU))
-    state, outcome = one_round(
-        method, tiny_federation(), account(noise=0.0, clip=clip), state=again
-    )
+    state, outcome = one_round(method, tiny_federation(), account(noise=0.0, clip=clip))
     assert outcome.metrics["clipped_share"] == sum(norm > clip for norm in norms) / 4
     assert outcome.metrics["update_norm"] == pytest.approx(sum(norms) / 4)
     if name == "fedavg":
@@ -128,11 +113,8 @@ def test_a_bound_follows_the_quantile():
     _, after = one_round(method, tiny_federation(), own, state=state)
     assert after.metrics["clip"] == pytest.approx(0.15 * math.exp(-0.5 * (short - 0.9)))
     loud = dataclasses.replace(own, privacy=dataclasses.replace(own.privacy, count_noise=3.0))
-    found = [
-        one_round(method, tiny_federation(), loud, seed=seed)[0].privacy["clip"]
-        for seed in range(4)
-    ]
-    assert len({float(clip) for clip in found}) == 4
+    played = [one_round(method, tiny_federation(), loud, seed=seed)[0] for seed in range(4)]
+    assert len({float(state.privacy["clip"]) for state in played}) == 4
 
 
 # Noise
@@ -142,19 +124,15 @@ def test_the_mean_gets_gaussian_noise_of_the_right_variance():
     """It is noise * clip / cohort for each entry; mean, variance and kurtosis are within 4 standard
     errors.
     """
-    method, before = METHODS["fedavg"](), make_initial_state(METHODS["fedavg"](), tiny(), 6, CPU)
-    clip, own = 0.15, account(noise=2.0, clip=0.15)
-    quiet, _ = one_round(method, tiny_federation(), account(noise=0.0, clip=clip))
-    drawn = []
+    method, drawn = METHODS["fedavg"](), []
     for seed in range(6):
-        part = one_round(
-            method, tiny_federation(), own, seed=seed, state=dataclasses.replace(before)
-        )[0]
-        plain = one_round(method, tiny_federation(), account(noise=0.0, clip=clip), seed=seed)[0]
-        drawn.append(tree.ravel(tree.map(torch.sub, part.server, plain.server)).double())
-    values, deviation = torch.cat(drawn), 2.0 * clip / 4
+        loud, quiet = (
+            one_round(method, tiny_federation(), account(noise=noise, clip=0.15), seed=seed)[0]
+            for noise in (2.0, 0.0)
+        )
+        drawn.append(tree.ravel(tree.map(torch.sub, loud.server, quiet.server)).double())
+    values, deviation = torch.cat(drawn), 2.0 * 0.15 / 4
     n = len(values)
-    assert n == 6 * tree.size(quiet.server)
     assert abs(float(values.mean())) < 4 * deviation / math.sqrt(n)
     assert abs(float(values.var()) / deviation**2 - 1) < 4 * math.sqrt(2 / n)
     kurtosis = float((values / deviation).pow(4).mean())
@@ -189,9 +167,8 @@ def test_poisson_draws_each_client_for_itself_and_divides_by_what_is_expected():
     assert abs(float(sizes.mean()) - 10) < 4 * math.sqrt(8 / 400)
     assert abs(float(sizes.var()) / 8 - 1) < 4 * math.sqrt(2 / 400)
     method, before = METHODS["fedavg"](), make_initial_state(METHODS["fedavg"](), tiny(), 6, CPU)
-    state, _ = one_round(
-        method, tiny_federation(), account(cohort=2, noise=0.0, clip=None, sampling="poisson")
-    )
+    expected_two = account(cohort=2, noise=0.0, clip=None, sampling="poisson")
+    state, _ = one_round(method, tiny_federation(), expected_two)
     fixed, _ = one_round(method, tiny_federation(), account(noise=0.0, clip=None))
     moved, known = (tree.ravel(own.server) - tree.ravel(before.server) for own in (state, fixed))
     assert_close(moved, 2 * known, atol=1e-6)
@@ -214,22 +191,17 @@ def test_a_round_without_anybody_gets_the_noise_alone():
     assert {"clipped_share", "update_norm", "clip"} <= outcome.metrics.keys()
     assert_same(state.clients, clients)
     spread = float(Secret.of_seed(1).draw_normal(1, "count", 1)[0])
-    assert float(state.privacy["clip"]) == pytest.approx(
-        0.3 * math.exp(-0.2 * (spread / 2 + 0.5 - 0.5))
-    )
+    assert float(state.privacy["clip"]) == pytest.approx(0.3 * math.exp(-0.2 * spread / 2))
 
 
 def test_secret_cohorts_are_of_the_rate_that_is_accounted_for():
     """Poisson's are nobody as often as they should be, and fixed ones take each client as often."""
     secret = Secret.of_seed(0)
-    sizes = torch.tensor(
-        [len(own) for own in draw_secret_cohorts(secret, 20, 0.1, 2000, True)]
-    ).double()
+    drawn = draw_secret_cohorts(secret, 20, 0.1, 2000, True)
+    sizes = torch.tensor([len(own) for own in drawn]).double()
     assert abs(float(sizes.mean()) - 2) < 4 * math.sqrt(1.8 / 2000)
-    empty = 0.9**20
-    assert abs(float((sizes == 0).double().mean()) - empty) < 4 * math.sqrt(
-        empty * (1 - empty) / 2000
-    )
+    empty, share = 0.9**20, float((sizes == 0).double().mean())
+    assert abs(share - empty) < 4 * math.sqrt(empty * (1 - empty) / 2000)
     drawn = list(draw_secret_cohorts(secret, 20, 0.25, 2000))
     assert all(len(own) == 5 and own == sorted({*own}) for own in drawn)
     counts = torch.bincount(torch.tensor(drawn).flatten(), minlength=20).double()
@@ -261,14 +233,9 @@ def test_turns_that_no_account_is_kept_of_are_refused():
 
 def test_secrets_are_apart_by_key_context_and_purpose():
     secret = Secret.of_seed(3)
-    drawn = [
-        secret.draw_normal(1000, "noise", 1, 0),
-        secret.draw_normal(1000, "noise", 1, 1),
-        secret.draw_normal(1000, "noise", 2, 0),
-        secret.bind_to("a").draw_normal(1000, "noise", 1, 0),
-        secret.bind_to("b").draw_normal(1000, "noise", 1, 0),
-        Secret.of_seed(4).draw_normal(1000, "noise", 1, 0),
-    ]
+    drawn = [secret.draw_normal(1000, "noise", *at) for at in ((1, 0), (1, 1), (2, 0))]
+    for other in (secret.bind_to("a"), secret.bind_to("b"), Secret.of_seed(4)):
+        drawn.append(other.draw_normal(1000, "noise", 1, 0))
     correlation = torch.corrcoef(torch.tensor(np.array(drawn))) - torch.eye(6)
     assert float(correlation.abs().max()) < 4.5 / math.sqrt(1000)
     assert (drawn[0] == Secret.of_seed(3).draw_normal(1000, "noise", 1, 0)).all()
@@ -309,14 +276,11 @@ def test_epsilon_is_that_of_published_tables():
     batches of 250, noise 1.3, 15 epochs, delta = 1e-5 are 1.18 (old conversion) and less by
     today's, never more.
     """
-    old = account(clients=10_000, cohort=100, noise=4.0, delta=1e-5, sampling="poisson").epsilon(
-        10_000
-    )
-    assert 1.0 < old <= 1.27
-    tutorial = account(
-        clients=60_000, cohort=250, noise=1.3, delta=1e-5, sampling="poisson"
-    ).epsilon(3600)
-    assert 0.85 < tutorial <= 1.19
+    given = {"delta": 1e-5, "sampling": "poisson"}
+    old = account(clients=10_000, cohort=100, noise=4.0, **given)
+    assert 1.0 < old.epsilon(10_000) <= 1.27
+    tutorial = account(clients=60_000, cohort=250, noise=1.3, **given)
+    assert 0.85 < tutorial.epsilon(3600) <= 1.19
 
 
 def test_epsilon_of_everybody_at_once_is_that_of_the_gaussian_mechanism():
@@ -341,9 +305,8 @@ def test_noise_is_calibrated_and_more_rounds_cost_more():
     own = account(cohort=10, clients=100, epsilon=4.0)
     assert own.epsilon(10) == pytest.approx(4.0, abs=0.02)
     assert own.epsilon(10) <= 4.0
-    deltas = [
-        account(cohort=1, clients=clients, noise=1.0).delta for clients in (2, 20, 100, 10_000)
-    ]
+    sizes = (2, 20, 100, 10_000)
+    deltas = [account(cohort=1, clients=clients, noise=1.0).delta for clients in sizes]
     assert deltas == pytest.approx([0.01, 0.01, 100**-1.1, 10_000**-1.1])
     spent = [own.epsilon(rounds) for rounds in (1, 5, 10, 20)]
     assert spent == sorted(spent)
@@ -372,13 +335,10 @@ def test_an_attacker_stays_below_what_epsilon_allows():
     ones + delta; without noise it knows.
     """
     runs, clip = 40_000, 1.0
-    own = account(
-        cohort=6, clients=6, noise=2.0, clip=clip, delta=1e-2, sampling="poisson", accounting="pld"
-    )
-    still = {"w": torch.zeros(6, 3)}
-    loud = {
-        "w": torch.zeros(6, 3).index_put((torch.tensor(0), torch.tensor(0)), torch.tensor(50.0))
-    }
+    kind = {"sampling": "poisson", "accounting": "pld"}
+    own = account(cohort=6, clients=6, noise=2.0, clip=clip, delta=1e-2, **kind)
+    still, loud = ({"w": torch.zeros(6, 3)} for _ in range(2))
+    loud["w"][0, 0] = 50.0
 
     def seen(uploads, seed, deviation):
         sent, _ = clip_uploads(uploads, {"w": torch.zeros(3)}, torch.tensor(clip))

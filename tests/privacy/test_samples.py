@@ -236,14 +236,8 @@ def test_an_attacker_tells_a_sample_no_better_than_epsilon_allows():
         # The number of samples is public: what is taken away still counts in the denominator.
         lr = local.lr * len(federation.train[0]) / samples
         protection = SampleProtection(clip, [noise], Secret.of_seed(seed))
-        setup = RoundSetup(
-            make_backend(as_engine("loop"), net, CPU),
-            method,
-            federation,
-            dataclasses.replace(local, lr=lr),
-            0,
-            protection=protection,
-        )
+        backend, own = make_backend(as_engine("loop"), net, CPU), dataclasses.replace(local, lr=lr)
+        setup = RoundSetup(backend, method, federation, own, 0, protection=protection)
         state, _ = play_round(setup, make_initial_state(method, net, 1, CPU), [0])
         return tree.ravel(state.server)
 
