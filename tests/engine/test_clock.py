@@ -3,6 +3,7 @@ who was.
 """
 
 import dataclasses
+import itertools
 import math
 from functools import partial
 
@@ -36,11 +37,8 @@ from tests.conftest import (
 
 FEDERATION = make_federation()
 EVERYONE = range(FEDERATION.clients)
-FORWARD = {
-    "conv": 2 * 36 * 36,
-    "fc": 2 * 36 * 12,
-    "classifier": 2 * 12 * 5,
-}  # places x weights, times two
+# Places x weights, times two
+FORWARD = {"conv": 2 * 36 * 36, "fc": 2 * 36 * 12, "classifier": 2 * 12 * 5}
 BITS = 32 * 549
 EQUAL = [Device(1e6, 1e5, 1e4)] * FEDERATION.clients
 
@@ -58,14 +56,12 @@ def a_round(
     backend, net = make_backend(as_engine(engine), tiny(), CPU), tiny()
     state = make_initial_state(method, net, FEDERATION.clients, CPU)
     for _ in range(rounds):
-        setup = RoundSetup(backend, method, FEDERATION, local, 0)
-        given = (
-            (*play_round(setup, state, cohort, paces), {})
-            if clock is None
-            else play_timed_round(clock, size, setup, state, cohort)
-        )
-        state = given[0]
-    return given
+        setup, told = RoundSetup(backend, method, FEDERATION, local, 0), {}
+        if clock:
+            state, outcome, told = play_timed_round(clock, size, setup, state, cohort)
+        else:
+            state, outcome = play_round(setup, state, cohort, paces)
+    return state, outcome, told
 
 
 def test_frozen_layers_take_no_gradients():
@@ -88,9 +84,8 @@ def test_sub_models_take_the_operations_of_their_width():
     gradients of a part.
     """
 
-    def dense(
-        width,
-    ):  # a forward pass: 3 x 3 weights at 36 places, then pooled to 9 places, and the head
+    def dense(width):
+        """Return a forward pass's: 3 x 3 weights at 36 places, pooled to 9 places, and the head."""
         channels, hidden = (max(1, int(size * width + 1e-9)) for size in (4, 12))
         return 2 * (36 * 9 * channels + 9 * channels * hidden + hidden * CLASSES)
 
@@ -98,30 +93,20 @@ def test_sub_models_take_the_operations_of_their_width():
         states = make_initial_state(method, tiny(), FEDERATION.clients, CPU)
         for client in (0, 4):
             width = float(states.client(client)["width"])
-            spent = _operations(method, client)
+            outcome = a_round(method, None, [client], paces={})[1]
+            spent = float(outcome.turn_loads[0].flops)
             used, moved = dense(1.0 if whole else width), dense(width)
             first = 2 * 36 * 36 if whole else 2 * 36 * 9 * max(1, int(4 * width + 1e-9))
             assert spent == pytest.approx(2 * seen(client) * (2 * used - first + moved), rel=1e-12)
 
 
-def _operations(method, client):
-    outcome = a_round(method, None, [client], paces={})[1]
-    return float(outcome.turn_loads[0].flops)
-
-
 def test_samples_are_counted_as_they_are_dealt():
-    for batches in (1, 3):
-        phase = Phase(2, batches=batches)
-        for fixed in (None, 1, 4, 7):
-            for epochs in (range(2), range(1, 3)):
-                for client in EVERYONE:
-                    dealt = plan_steps(
-                        phase, epochs, 16, Draws(0, "train", 1), FEDERATION, client, fixed
-                    )
-                    count = count_samples(phase, epochs, 16, len(FEDERATION.train[client]), fixed)
-                    assert count == int((dealt.positions >= 0).sum()), (
-                        *(batches, fixed, epochs, client),
-                    )
+    cases = (1, 3), (None, 1, 4, 7), (range(2), range(1, 3)), EVERYONE
+    for batches, fixed, epochs, client in itertools.product(*cases):
+        phase, draws = Phase(2, batches=batches), Draws(0, "train", 1)
+        dealt = plan_steps(phase, epochs, 16, draws, FEDERATION, client, fixed)
+        count = count_samples(phase, epochs, 16, len(FEDERATION.train[client]), fixed)
+        assert count == int((dealt.positions >= 0).sum()), (batches, fixed, epochs, client)
 
 
 @pytest.mark.parametrize("engine", BACKENDS)
@@ -141,14 +126,12 @@ def test_backends_count_the_same():
     clock = Clock(System(deadline=3.0, late="partial", over=1.4, dropout=0.2), devices, {2: 1})
     for method in (FedSPU(), METHODS["fedpurin"]()):
         one, other = (
-            a_round(method, clock, list(EVERYONE), 5, engine, rounds=2) for engine in BACKENDS
+            (told, outcome.cohort, outcome.traffic)
+            for engine in BACKENDS
+            for _, outcome, told in [a_round(method, clock, [*EVERYONE], 5, engine, rounds=2)]
         )
-        assert (one[2], one[1].cohort, one[1].traffic) == (
-            other[2],
-            other[1].cohort,
-            other[1].traffic,
-        )
-        assert 0 < one[2]["late"] <= one[2]["dropped"]
+        assert one == other
+        assert 0 < one[0]["late"] <= one[0]["dropped"]
 
 
 def test_who_takes_part_by_a_plain_loop():

@@ -106,19 +106,11 @@ class Surveyor(FedAvg):
 def test_a_survey_is_no_participation_that_could_stop_a_client(net, federation):
     state = make_initial_state(Surveyor(), net, 10, CPU, stopping=True)
     state.stopping["last"].fill_(-1.0)
-    stopping, planned = Stopping(early=True), [0, 2]
-    _, plain = play_round(
-        RoundSetup(make_backend(LOOP, net, CPU), Surveyor(), federation, LOCAL, 0),
-        copy.deepcopy(state),
-        planned,
-    )
-    state, outcome = play_round(
-        RoundSetup(
-            make_backend(LOOP, net, CPU), Surveyor(), federation, LOCAL, 0, stopping=stopping
-        ),
-        state,
-        planned,
-    )
+    setup = RoundSetup(make_backend(LOOP, net, CPU), Surveyor(), federation, LOCAL, 0)
+    stopping = dataclasses.replace(setup, stopping=Stopping(early=True))
+    planned = [0, 2]
+    _, plain = play_round(setup, copy.deepcopy(state), planned)
+    state, outcome = play_round(stopping, state, planned)
     assert stopped(state) == planned
     assert outcome.traffic == plain.traffic._replace(bits_up=plain.traffic.bits_up + 2)
 
