@@ -85,9 +85,8 @@ def test_losses_are_means_over_a_clients_steps(net, federation, backend):
     _, (outcome,) = record_rounds(FedAvg(), net, federation, [cohort], engine=backend, local=local)
     module = Tiny()
     module.load_state_dict(net.params)
-    expected = [
-        F.cross_entropy(module(x), y).item() for x, y in (images(federation, i) for i in (0, 5))
-    ]
+    pairs = (images(federation, client) for client in (0, 5))
+    expected = [F.cross_entropy(module(x), y).item() for x, y in pairs]
     assert outcome.loss.tolist() == pytest.approx([*expected, 0.0], abs=1e-5)
 
 
@@ -140,26 +139,22 @@ def test_predictions_are_among_the_classes_that_a_client_trains_on_where_it_is_s
 
 
 def test_accuracies_by_hand():
-    counts = Counts(
-        torch.tensor([1, 3, 0, 2]), torch.tensor([2.0, 1.0, 0.0, 4.0]), torch.tensor([2, 4, 0, 4])
-    )
+    correct, total = torch.tensor([1, 3, 0, 2]), torch.tensor([2, 4, 0, 4])
+    counts = Counts(correct, torch.tensor([2.0, 1.0, 0.0, 4.0]), total)
     result = summarize_scores(counts)
     assert result["accuracy"] == pytest.approx((50 + 75 + 50) / 3)
     assert result["accuracy_pooled"] == pooled_accuracy(counts) == pytest.approx(60)
-    assert result["accuracy_std"] == pytest.approx(
-        (2 * (25 / 3) ** 2 / 3 + (50 / 3) ** 2 / 3) ** 0.5
-    )
+    variance = 2 * (25 / 3) ** 2 / 3 + (50 / 3) ** 2 / 3
+    assert result["accuracy_std"] == pytest.approx(variance**0.5)
     assert result["accuracy_worst10"] == 50
     assert result["loss"] == pytest.approx(0.7)
-    assert scores_per_client(counts)["accuracy"] == pytest.approx(
-        [50, 75, float("nan"), 50], nan_ok=True
-    )
+    each = [50, 75, float("nan"), 50]
+    assert scores_per_client(counts)["accuracy"] == pytest.approx(each, nan_ok=True)
 
 
 def test_without_test_samples_there_is_no_accuracy():
-    nothing = Counts(
-        torch.zeros(2, dtype=torch.int64), torch.zeros(2), torch.zeros(2, dtype=torch.int64)
-    )
+    none = torch.zeros(2, dtype=torch.int64)
+    nothing = Counts(none, torch.zeros(2), none)
     assert {*summarize_scores(nothing).values(), pooled_accuracy(nothing)} == {None}
     assert all(value != value for value in scores_per_client(nothing)["accuracy"])
 
@@ -212,16 +207,11 @@ def test_a_round_on_cuda_equals_the_cpus(name, values, backend, norm, federation
     there, states = federation.to(gpu), record_states(method, net, federation)
     runner = make_backend(Engine(backend), net, gpu)
     for t, cohort in enumerate(COHORTS):
-        before = {
-            part: tree.to(copy.deepcopy(getattr(states[t], part)), gpu)
-            for part in ("server", "server_buffers")
-        }
+        known = copy.deepcopy(states[t])
+        before = {part: tree.to(getattr(known, part), gpu) for part in ("server", "server_buffers")}
         state = replace(make_initial_state(method, net, 10, gpu), round=t, **before)
-        facts = states[t].rows.take("facts", EVERYONE)
-        state.rows.put_(
-            EVERYONE,
-            {"client": states[t].clients, "buffers": states[t].client_buffers, "facts": facts},
-        )
+        rows = {"client": known.clients, "buffers": known.client_buffers}
+        state.rows.put_(EVERYONE, {**rows, "facts": known.rows.take("facts", EVERYONE)})
         state, outcome = play_round(RoundSetup(runner, method, there, LOCAL, 0), state, cohort)
         after = state_trees(state)
         assert all(leaf.device.type == "cuda" for leaf in flatten(after).values())
@@ -249,11 +239,8 @@ def test_reduced_precision_on_cuda_is_near_fp32(name, precision, net, federation
     gpu = torch.device("cuda")
     full = record_states(FedAvg(), net, federation, COHORTS[:1])[-1]
     backend = make_backend(Engine(name, precision=precision), net, gpu)
-    state, _ = play_round(
-        RoundSetup(backend, FedAvg(), federation.to(gpu), LOCAL, 0),
-        make_initial_state(FedAvg(), net, 10, gpu),
-        COHORTS[0],
-    )
+    setup = RoundSetup(backend, FedAvg(), federation.to(gpu), LOCAL, 0)
+    state, _ = play_round(setup, make_initial_state(FedAvg(), net, 10, gpu), COHORTS[0])
     assert_close(tree.to(state.server, CPU), full.server, atol=5e-3)
 
 
@@ -264,9 +251,8 @@ def test_bf16_evaluates_with_what_it_trains_with(norm, backend, place, federatio
     """Convolutions, linear layers and logits are bf16, on each backend and device."""
     net, seen, where = tiny(norm), set(), torch.device(place)
     for layer in (net.module.conv, net.module.fc, net.module.classifier):
-        layer.register_forward_hook(
-            lambda module, _, output: seen.add((module.training, output.dtype))
-        )
+        note = lambda module, _, output: seen.add((module.training, output.dtype))  # noqa: E731
+        layer.register_forward_hook(note)
     runner = make_backend(Engine(backend, workers=1, precision="bf16"), net, where)
     there = federation.to(where)
     state = make_initial_state(FedAvg(), net, 10, where)

@@ -80,14 +80,12 @@ def rounds(method, net, world, watched):
     everyone = list(range(federation.clients))
     for cohort in COHORTS:
         for tuning in (None, FineTuning(LOCAL, Draws(0, "finetune", now.round))):
-            judged.append(
-                runner.evaluate_splits(EvalCall(method, federation, now, everyone, tuning))
-            )
+            call = EvalCall(method, federation, now, everyone, tuning)
+            judged.append(runner.evaluate_splits(call))
             if watched:
                 late = dataclasses.replace(now, rows=fresh.rows, members=now.rows)
-                counts = runner.evaluate(
-                    EvalCall(method, unseen, late, list(range(unseen.clients)), tuning)
-                )
+                others = list(range(unseen.clients))
+                counts = runner.evaluate(EvalCall(method, unseen, late, others, tuning))
                 assert counts.total.tolist() == unseen.test_sizes.tolist()
         now, _ = play_round(RoundSetup(runner, method, federation, LOCAL, 0), now, cohort)
         states.append(deepcopy(now))
@@ -141,10 +139,8 @@ def test_who_never_takes_part_is_drawn_by_the_partitions_seed():
     for federation in (seen, unseen):
         for client, number in enumerate(federation.partition_numbers):
             assert federation.partition_number(client) == number
-            assert_same(
-                [federation.train[client], federation.test[client]],
-                [whole.train[number], whole.test[number]],
-            )
+            assert_same(federation.train[client], whole.train[number])
+            assert_same(federation.test[client], whole.test[number])
     drawn = {tuple(data.draw_newcomers(10, 3, seed=seed)) for seed in range(40)}
     assert {number for numbers in drawn for number in numbers} == set(range(10))
     assert whole.split_newcomers([]) == (whole, None)
@@ -168,10 +164,10 @@ def test_the_columns_are_the_accuracies_of_the_models(method, tmp_path):
         assert clients["client"][unseen].tolist() == sorted(file["unseen"].tolist())
     assert unseen.sum() == 2
     own = torch.tensor([percent(trained, client, "test") for client in range(6)])
-    held = torch.tensor(
-        [percent(trained, client, "validation") for client in range(6) if not unseen[client]]
-    )
-    seen, late = own[~torch.tensor(unseen.values)], own[torch.tensor(unseen.values)]
+    members = [client for client in range(6) if not unseen[client]]
+    held = torch.tensor([percent(trained, client, "validation") for client in members])
+    is_late = torch.tensor(unseen.values)
+    seen, late = own[~is_late], own[is_late]
     assert float(last["accuracy"]) == pytest.approx(float(seen.mean()))
     assert float(last["val_accuracy"]) == pytest.approx(float(held.mean()))
     assert clients["val_accuracy"][~unseen].tolist() == pytest.approx(held.tolist())
@@ -186,12 +182,8 @@ def test_the_columns_are_the_accuracies_of_the_models(method, tmp_path):
         pooled = float((late * sizes).sum() / sizes.sum())
         assert float(last["unseen_accuracy_pooled"]) == pytest.approx(pooled)
     tuned = torch.tensor(clients["ft_accuracy"].to_numpy())
-    assert float(last["unseen_ft_accuracy"]) == pytest.approx(
-        float(tuned[torch.tensor(unseen.values)].mean())
-    )
-    assert float(last["ft_accuracy"]) == pytest.approx(
-        float(tuned[~torch.tensor(unseen.values)].mean())
-    )
+    assert float(last["unseen_ft_accuracy"]) == pytest.approx(float(tuned[is_late].mean()))
+    assert float(last["ft_accuracy"]) == pytest.approx(float(tuned[~is_late].mean()))
     assert math.isfinite(float(last["val_ft_accuracy"]))
 
 

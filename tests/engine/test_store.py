@@ -53,13 +53,10 @@ def played(store, folder, backend, method, federation, device=CPU):
     net = tiny(norm=True)
     runner = make_backend(Engine(backend), net, device)
     now = make_initial_state(method, net, federation.clients, device, RowStorage(store, folder))
+    there = federation.to(device)
     for cohort in COHORTS:
-        now, _ = play_round(
-            RoundSetup(runner, method, federation.to(device), LOCAL, 0), now, cohort
-        )
-    return now, runner.evaluate(
-        EvalCall(method, federation.to(device), now, list(range(federation.clients)))
-    )
+        now, _ = play_round(RoundSetup(runner, method, there, LOCAL, 0), now, cohort)
+    return now, runner.evaluate(EvalCall(method, there, now, list(range(there.clients))))
 
 
 @pytest.mark.parametrize(
@@ -79,10 +76,8 @@ def test_a_full_disk_is_one_line(federation, tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(
-        FedpflError,
-        match=r"state\.device=disk needs .* MiB more in .*: No space left on device; make",
-    ):
+    told = r"state\.device=disk needs .* MiB more in .*: No space left on device; make"
+    with pytest.raises(FedpflError, match=told):
         played(Store("disk"), tmp_path, "loop", OBP, federation)
     assert os.listdir(tmp_path) == []
 
@@ -130,20 +125,14 @@ def test_rows_are_saved_without_those_that_stand_empty_and_loaded_into_the_same_
 
 
 def test_participants_are_counted_or_bounded():
-    method = FedAvg()
-    assert (
-        count_participants(method, 1, 1000, 0.01, 5)
-        == len({i for c in draw_cohorts(1, 1000, 0.01, 5) for i in c})
-        < 50
-    )
-    assert (
-        count_participants(method, 1, 1000, 0.01, 5, stopping=True) == 50
-    )  # whom it leaves out is not known
+    method, floco = FedAvg(), METHODS["floco"](tau=2)
+    drawn = {i for cohort in draw_cohorts(1, 1000, 0.01, 5) for i in cohort}
+    assert count_participants(method, 1, 1000, 0.01, 5) == len(drawn) < 50
+    # Whom early stopping leaves out is not known.
+    assert count_participants(method, 1, 1000, 0.01, 5, stopping=True) == 50
     assert count_participants(method, 1, 1000, 0.01, 2**62) == 1000
-    assert count_participants(METHODS["floco"](tau=2), 1, 1000, 0.01, 2) < 30
-    assert (
-        count_participants(METHODS["floco"](tau=2), 1, 1000, 0.01, 3) == 1000
-    )  # all place their centres
+    assert count_participants(floco, 1, 1000, 0.01, 2) < 30
+    assert count_participants(floco, 1, 1000, 0.01, 3) == 1000  # all place their centres
 
 
 @pytest.mark.cuda
@@ -152,10 +141,8 @@ def test_states_beside_a_gpu(where, federation, tmp_path):
     gpu = torch.device("cuda")
     here, _ = played(Store(), None, "batched", OBP, federation, gpu)
     there, _ = played(Store(where), tmp_path, "batched", OBP, federation, gpu)
-    assert {leaf.device.type for stored in there.rows.trees for leaf in tree.leaves(stored)} == {
-        "cpu"
-    }
-    assert {leaf.device.type for leaf in tree.leaves(there.clients)} == {"cuda"}
+    for trees, place in ((there.rows.trees, "cpu"), (there.clients, "cuda")):
+        assert {leaf.device.type for leaf in tree.leaves(trees)} == {place}
     assert_same({"server": here.server}, {"server": there.server})
 
 
@@ -174,20 +161,16 @@ def test_a_run_with_its_states_elsewhere_is_the_same_run(tmp_path):
     assert set(snapshot(here)) == set(snapshot(there))
 
 
-LARGE = (
-    *TINY_TASK,
-    *("rounds=4", "quantile.q=0.9", "model=mlp", "model.hidden=[1000]"),
-)  # 3 MiB of parameters
+LARGE = (*TINY_TASK, "rounds=4", "quantile.q=0.9", "model=mlp", "model.hidden=[1000]")
+"""A network of 3 MiB of parameters."""
 
 
 def test_what_a_run_will_take_is_told(tmp_path):
     """Local training keeps a model per client, of 4 bytes an entry, and none at the server; one
     more is the initial.
     """
-    own = (
-        *("method=local_only", "model=mlp", "model.hidden=[1000]", "rounds=2", "clients=8"),
-        "participation=0.25",
-    )
+    own = ("method=local_only", "model=mlp", "model.hidden=[1000]", "rounds=2", "clients=8")
+    own += ("participation=0.25",)
     told = run_command(*TINY_TASK, *own, cwd=tmp_path).err
     cohort = {client for drawn in draw_cohorts(42, 8, 0.25, 2) for client in drawn}
     each = 4 * (784 * 1000 + 1000 + 1000 * 10 + 10) / 2**20
@@ -216,19 +199,15 @@ def test_states_that_no_memory_can_hold_are_refused_before_anything_is_written(
 @pytest.mark.full
 def test_too_little_room_at_this_moment_is_told_in_a_line(tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "device_memory", lambda place: (1000.0, 2.0**40))
-    monkeypatch.setattr(
-        shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(2**20, 2**20, 2**20)
-    )
+    usage = shutil._ntuple_diskusage(2**20, 2**20, 2**20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     result = run_command(*LARGE, "hydra.run.dir=run", cwd=tmp_path)
     assert result.code == 0
-    assert (
-        "tight: client states take up to 12 MiB more, and this machine's memory has 0 free; use"
-        in result.err
-    )
-    assert (
-        "tight: checkpoints take up to 30 MiB more, the old checkpoint being there until the new"
-        " one is" in result.err
-    )
+    for told in (
+        "client states take up to 12 MiB more, and this machine's memory has 0 free; use",
+        "checkpoints take up to 30 MiB more, the old checkpoint being there until the new one is",
+    ):
+        assert f"tight: {told}" in result.err
     result = run_command(*LARGE, "hydra.run.dir=other", "state.device=disk", cwd=tmp_path)
     assert "tight: client states" not in result.err
     assert "tight: checkpoints and client states take up to" in result.err
