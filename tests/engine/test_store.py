@@ -141,8 +141,8 @@ def test_states_beside_a_gpu(where, federation, tmp_path):
     gpu = torch.device("cuda")
     here, _ = played(Store(), None, "batched", OBP, federation, gpu)
     there, _ = played(Store(where), tmp_path, "batched", OBP, federation, gpu)
-    for trees, place in ((there.rows.trees, "cpu"), (there.clients, "cuda")):
-        assert {leaf.device.type for leaf in tree.leaves(trees)} == {place}
+    for trees, place in ((there.rows.trees, "cpu"), ([there.clients], "cuda")):
+        assert {leaf.device.type for own in trees for leaf in tree.leaves(own)} == {place}
     assert_same({"server": here.server}, {"server": there.server})
 
 
