@@ -17,7 +17,6 @@ from fedpfl.engine import FineTuning, make_backend
 from fedpfl.engine.calls import EvalCall, TrainCall
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.minibatches import plan_steps
-from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.identity import identity
 from fedpfl.methods import FedAvg, Phase
 from tests.command import TINY, compose_once, format_override
@@ -29,10 +28,12 @@ from tests.conftest import (
     assert_close,
     assert_same,
     differing,
+    read_cases,
     record_rounds,
     record_states,
     tiny,
 )
+from tests.data.promises import one_line
 
 BLACK = torch.tensor([-1.5, -0.5]).view(2, 1, 1)
 ALL = Augment(flip=True, rotate=30.0, crop=2, fill="mean")
@@ -168,17 +169,12 @@ def test_the_groups_and_their_identity():
     assert identity(before) == plain.identity
 
 
-def test_what_are_no_images_cannot_be_augmented(tmp_path):
-    x = np.zeros((60, 9, 128), np.float32)
-    np.savez(tmp_path / "own.npz", x=x, y=np.arange(60) % 3)
-    own = [
-        "dataset=npz",
-        format_override("dataset.path", tmp_path / "own.npz"),
-        "model=har_cnn",
-        "partition=iid",
-        "clients=2",
-    ]
-    with pytest.raises(
-        FedpflError, match="augment is for images, but data set npz has none; set augment=none"
-    ):
-        build_run(check_config(compose_once(*own, "augment=crop_flip")))
+def test_what_are_no_images_is_neither_augmented_nor_turned(tmp_path):
+    np.savez(tmp_path / "own.npz", x=np.zeros((60, 9, 128), np.float32), y=np.arange(60) % 3)
+    words = ("dataset=npz", format_override("dataset.path", tmp_path / "own.npz"), "model=har_cnn")
+    for word, told in read_cases("""
+        augment=crop_flip => augment is for images, but data set npz has none; set augment=none
+        shift=rotation => shift.rotation is for images, but data set npz
+    """):
+        cfg = compose_once(*words, "partition=iid", "clients=4", word)
+        assert told in one_line(lambda cfg=cfg: build_run(check_config(cfg)))

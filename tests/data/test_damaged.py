@@ -26,10 +26,10 @@ import torch
 from numpy.lib import format as npy
 
 from fedpfl.data import partition, state_dict
-from fedpfl.data.datasets import DATA_SETS, Samples, ag_news, har, load_samples, pacs
+from fedpfl.data.datasets import DATA_SETS, Samples, ag_news, load_samples, pacs
 from fedpfl.ground.errors import FedpflError
 from tests.data.test_datasets import idx
-from tests.data.test_formats import FOLDER, clip_files, write
+from tests.data.test_formats import FOLDER, activity_files, clip_files, write
 from tests.data.test_leaf import written
 from tests.data.test_partition_file import flat
 
@@ -125,25 +125,10 @@ def clips(patch: pytest.MonkeyPatch) -> World:
 
 
 def activities(patch: pytest.MonkeyPatch) -> World:
-    patch.setattr(har, "SIZES", {"train": 4, "test": 3})
-    files: dict[str, bytes | str] = {}
-    rng = np.random.default_rng(0)
-    for part, windows in har.SIZES.items():
-        rows = (
-            " ".join(f"{value: .4e}" for value in row) for row in rng.normal(size=(windows, 561))
-        )
-        files[f"UCI HAR Dataset/{part}/X_{part}.txt"] = "\n".join(rows) + "\n"
-        for name in ("y", "subject"):
-            files[f"UCI HAR Dataset/{part}/{name}_{part}.txt"] = "".join(
-                f"{n % 6 + 1}\n" for n in range(windows)
-            )
-    return World(
-        files,
-        list(files),
-        lambda root: load_samples("har", root, form="features", classes=6),
-        checked=False,
-        tried=8,
-    )
+    files = {f"UCI HAR Dataset/{name}": data for name, data in activity_files(patch)[0].items()}
+    victims = [name for name in files if "Inertial" not in name]
+    read = lambda root: load_samples("har", root, form="features", classes=6)  # noqa: E731
+    return World(files, victims, read, checked=False, tried=8)
 
 
 def texts(patch: pytest.MonkeyPatch) -> World:

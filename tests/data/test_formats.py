@@ -55,10 +55,9 @@ def cached(folder: Path) -> list[Path]:
 COLUMNS = {f"Inertial Signals/{name}": 128 for name in har.SIGNALS} | {"X": 561}
 
 
-@pytest.fixture
-def activities(tmp_path, monkeypatch):
+def activity_files(patch):
     """The files of 5 training and 3 test windows, with their numbers by part and name."""
-    monkeypatch.setattr(har, "SIZES", {"train": 5, "test": 3})
+    patch.setattr(har, "SIZES", {"train": 5, "test": 3})
     files, numbers = {}, {}
     for part, windows, persons in (("train", 5, [1, 1, 3, 3, 30]), ("test", 3, [2, 2, 4])):
         for name, columns in COLUMNS.items():
@@ -69,6 +68,12 @@ def activities(tmp_path, monkeypatch):
         labels = np.arange(windows) + (1 if part == "train" else 4)
         files[f"{part}/y_{part}.txt"] = "".join(f"{label}\n" for label in labels)
         files[f"{part}/subject_{part}.txt"] = "".join(f"{person}\n" for person in persons)
+    return files, numbers
+
+
+@pytest.fixture
+def activities(tmp_path, monkeypatch):
+    files, numbers = activity_files(monkeypatch)
     write(tmp_path / "UCI HAR Dataset", files)
     return files, numbers
 

@@ -316,30 +316,16 @@ def test_values_arrive_as_they_are():
         assert overrides.compose_config([word]).own == wanted
 
 
-def _no_checkpoint(path):
-    (path / "state.pt").unlink()
+CHANGED = """
+(run / "state.pt").unlink() | state.pt is not there, .* checkpoint.keep=true
+(run / "state.pt").write_bytes(b"PK") | state.pt is damaged
+rewrite_summary(run, data="0123") | the data are not those of run
+"""
 
 
-def _other_data(path):
-    rewrite_summary(path, data="0123")
-
-
-def _damaged(path):
-    content = bytearray((path / "state.pt").read_bytes())
-    content[len(content) // 2] ^= 1
-    (path / "state.pt").write_bytes(content)
-
-
-@pytest.mark.parametrize(
-    ("change", "line"),
-    [
-        (_no_checkpoint, "state.pt is not there, .* checkpoint.keep=true"),
-        (_other_data, "the data are not those of run"),
-        (_damaged, "state.pt is damaged"),
-    ],
-)
+@pytest.mark.parametrize(("change", "line"), read_cases(CHANGED, " | "))
 def test_models_are_refused_where_they_would_not_be_the_runs(change, line, copy):
-    change(copy)
+    eval(change, {"rewrite_summary": rewrite_summary, "run": copy})
     run = fedpfl.load(copy)
     assert len(run.rounds) == 2
     with pytest.raises(fedpfl.FedpflError, match=line) as told:

@@ -187,15 +187,6 @@ def test_nodes_hold_what_they_hold():
         require_playable(plan)
 
 
-def test_images_alone_can_be_turned(tmp_path):
-    path = tmp_path / "own.npz"
-    np.savez(path, x=np.zeros((60, 9, 16), np.float32), y=np.arange(60) % 3)
-    words = ("dataset=npz", format_override("dataset.path", path), "model=har_cnn")
-    cfg = compose_once(*words, "partition=iid", "clients=4", "shift=rotation")
-    with pytest.raises(FedpflError, match=r"shift\.rotation is for images, but data set npz"):
-        build_run(check_config(cfg))
-
-
 def test_groups_never_take_part_in_a_run(tmp_path):
     """The newcomers are those of the group, by the names that the data set gives."""
     rng = np.random.default_rng(0)
