@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import yaml
 
+from fedpfl import dashboard
 from fedpfl.ground.checks import build_dataclass, without_name
 from fedpfl.ground.errors import FedpflError
 from fedpfl.record import wandb_logger
@@ -140,12 +141,15 @@ def metrics_of(found: list) -> dict:
     return {metric.name or metric.glob_name: metric for metric in kept}
 
 
-def offline_sweep(folder: Path, *arguments: str) -> list[Path]:
-    """Run a tiny sweep of FedOBP with W&B offline; its run directories, by path."""
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory) -> list[Path]:
+    """The directories, by path, of a tiny sweep of FedOBP with W&B offline."""
+    folder = tmp_path_factory.mktemp("swept")
     with pytest.MonkeyPatch.context() as patch:
         without_login(patch, folder)
-        words = ("method=fedobp", "eval.finetune_epochs=1", "logger=wandb", "logger.mode=offline")
-        assert run_command("--multirun", *TINY, *words, *arguments, cwd=folder).code == 0
+        words = ("method=fedobp", "eval.finetune_epochs=1", "validation=0.2", "unseen=0.25")
+        words += ("logger=wandb", "logger.mode=offline", "quantile.q=0.9,0.99")
+        assert run_command("--multirun", *TINY, *words, cwd=folder).code == 0
     return sorted(path.parent for path in folder.glob("outputs/*/*/*/*/rounds.csv"))
 
 
@@ -244,11 +248,46 @@ def test_overview_by_hand():
     assert unknown.traffic_gb == 2e-9
 
 
-def test_a_sweep_mirrors_its_run_directories(tmp_path):
-    runs = offline_sweep(tmp_path, "quantile.q=0.9,0.99")
-    assert len(runs) == 2
+def test_the_dashboard_names_only_what_runs_send(swept):
+    """Columns of the history, the summary and the configuration of a real run."""
+    found = finished_records(swept[0])
+    (begun,) = [record.run for record in found if record.WhichOneof("record_type") == "run"]
+    config, summary = items(begun.config.update), summary_of(found)
+    columns = {key for entry in history(found) for key in entry}
+    if json.loads((swept[0] / "summary.json").read_text())["environment"]["commit"] is None:
+        summary["commit"] = "not from a checkout"
+    panels = [panel for section in dashboard.SECTIONS.values() for panel in section]
+    for panel in panels:
+        match panel.kind:
+            case "lines":
+                assert {*panel.y, panel.x} <= columns, panel
+            case "layers":
+                matched = {key for key in columns if re.search(panel.y[0], key)}
+                assert len(matched) == 4, panel  # weights and biases of the mlp's two layers
+                assert panel.x in columns
+            case "bars" | "scatter" | "parallel":
+                values = [summary[key] for key in (*panel.y, panel.x) if key]
+                assert values
+                assert all(isinstance(value, int | float) for value in values), panel
+            case "pictures":
+                assert {f"{key}.path" for key in panel.y} <= columns
+            case kind:
+                assert (kind, panel.y, panel.x) == ("compare", (), "")
+    for column in dashboard.PINNED_COLUMNS:
+        section, _, key = column.partition(":")
+        if section == "summary":
+            assert not isinstance(summary[key], dict)
+        elif section == "config":
+            name, _, inner = key.partition(".value")
+            assert (name in config, inner) == (True, "")
+        else:
+            assert column in ("run:state", "run:group", "run:jobType", "tags:__ALL__")
+
+
+def test_a_sweep_mirrors_its_run_directories(swept):
+    assert len(swept) == 2
     marks = set()
-    for path in runs:
+    for path in swept:
         found = finished_records(path)
         (begun,) = [record.run for record in found if record.WhichOneof("record_type") == "run"]
         assert (begun.run_group, begun.job_type) == ("digits", "fedobp")
