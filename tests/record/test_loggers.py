@@ -18,7 +18,6 @@ import pytest
 
 from fedpfl import export
 from fedpfl.ground import lock
-from fedpfl.ground.dotted import flatten_keys
 from fedpfl.ground.errors import FedpflError
 from fedpfl.record.loggers import make_loggers, start_callbacks
 from fedpfl.record.picture import draw_partition
@@ -496,8 +495,3 @@ def test_bad_words_are_one_line(logged, capsys):
     """):
         assert export.main([str(logged), *words.split()]) == 2
         assert capsys.readouterr().err.startswith(f"fedpfl: {message}")
-
-
-def test_the_configuration_goes_flat():
-    nested = {"seed": 1, "method": {"name": "fedobp", "q": 0.9998}, "partition": {"alpha": 0.1}}
-    assert dict(flatten_keys(nested)) == FLAT
