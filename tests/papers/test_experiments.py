@@ -26,7 +26,7 @@ from fedpfl.ground.identity import identity
 from fedpfl.methods import METHODS
 from fedpfl.models import MODELS
 from tests.command import read_table, run_command
-from tests.conftest import ROOT, keep_quick, read_cases
+from tests.conftest import ROOT, keep_only, keep_quick, read_cases
 
 EXPERIMENTS = list_choices("experiment")
 PAPERS = sorted(path.name for path in (ROOT / "conf/experiment").iterdir() if path.is_dir())
@@ -98,7 +98,7 @@ def assert_fits(composed: DictConfig) -> None:
     assert cfg["dataset"]["name"] in datasets.DATA_SETS
 
 
-@pytest.mark.parametrize("name", keep_quick(EXPERIMENTS, 2))
+@pytest.mark.parametrize("name", keep_only(EXPERIMENTS, {"demo"}))
 def test_an_experiment_composes(name):
     chosen = jobs(name)
     with initialize_config_dir(config_dir=str(ROOT / "conf"), version_base="1.3"):
@@ -173,6 +173,7 @@ def test_experiments_of_a_paper_run_in_one_place() -> None:
     assert sweep == {"dir": "outputs", "subdir": "${fedpfl.run_subdir:}"}
 
 
+@pytest.mark.full
 def test_what_two_tables_share_is_one_run():
     base = ("dataset=fmnist", "partition.alpha=0.1", "method=fedobp")
     names = "table2, table4, figure2"

@@ -351,20 +351,6 @@ def test_bad_options_are_one_line():
         assert make_loggers(nothing) == []
 
 
-@pytest.mark.parametrize("name", ["tensorboard", "mlflow"])
-def test_without_the_package(name, monkeypatch, tmp_path):
-    message = f"^logger={name} needs the package {name}: pip install {name}, or another logger$"
-    with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, name, None)
-        with pytest.raises(FedpflError, match=message):
-            make_loggers({name: {}})
-    (tmp_path / name).mkdir()  # which Python would take for one
-    monkeypatch.delitem(sys.modules, name, raising=False)
-    monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    with pytest.raises(FedpflError, match=message):
-        make_loggers({name: {}})
-
-
 @pytest.fixture(scope="module")
 def logged(tmp_path_factory):
     """The directory of a run that logged itself to what there is, and how."""

@@ -7,7 +7,6 @@ import json
 import math
 import re
 import struct
-import sys
 import time
 from pathlib import Path
 
@@ -391,13 +390,6 @@ def test_bad_options_are_one_line():
     ):
         with pytest.raises(FedpflError, match=f"^{re.escape(message)}.*$"):
             make_loggers({"name": "wandb", **change})
-
-
-def test_without_the_package(monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    message = "logger=wandb needs the package wandb: pip install wandb"
-    with pytest.raises(FedpflError, match=message):
-        make_loggers({"name": "wandb"})
 
 
 def test_the_shipped_config_is_the_default():

@@ -117,20 +117,6 @@ def row_of(table: Any, method: str) -> dict[str, Any]:
     return rows[0]
 
 
-def test_runs_are_read(root: Path) -> None:
-    found = runs(root, warn=silent)
-    assert [run.path.relative_to(root / "a").as_posix() for run in found] == [
-        "fedavg/k2/seed0",
-        "fedobp/k1/seed0",
-        "fedobp/k1/seed1",
-    ]
-    run = found[2]
-    assert (run.dataset, run.partition, run.method) == ("FMNIST", "Dir(0.1)", "FedOBP (q=0.99993)")
-    assert (run.seed, run.status, run.cohort, run.rounds_planned) == (1, "finished", 10, 4)
-    assert list(run.evaluations["round"]) == [2, 4]
-    assert run.clients["train"].tolist() == [30]
-
-
 def test_labels_of_partitions_methods_and_data_sets(tmp_path: Path) -> None:
     obp = {"name": "fedobp", "q": 0.9}
     published = {"score": "obp_as_published", "ema": 0.3}
