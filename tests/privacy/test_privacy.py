@@ -302,7 +302,7 @@ def test_epsilon_of_everybody_at_once_is_that_of_the_gaussian_mechanism():
 
 
 def test_noise_is_calibrated_and_more_rounds_cost_more():
-    own = account(cohort=10, clients=100, epsilon=4.0)
+    own = account(cohort=10, clients=10, epsilon=4.0)
     assert own.epsilon(10) == pytest.approx(4.0, abs=0.02)
     assert own.epsilon(10) <= 4.0
     sizes = (2, 20, 100, 10_000)
