@@ -22,6 +22,7 @@ from tests.conftest import (
     as_engine,
     assert_close,
     assert_same,
+    evaluate,
     hold_out_quarter,
     participate,
     record_rounds,
@@ -95,12 +96,8 @@ class Blind(FedAvg):
 def test_an_evaluation_shows_no_labels(backend, net, federation):
     """Neither in a round, nor between rounds, nor after fine-tuning, which sees them."""
     state, (outcome,) = record_rounds(Blind(), net, federation, COHORTS[:1], engine=backend)
-    runner = make_backend(as_engine(backend), net, CPU)
-    tuned = runner.evaluate(
-        EvalCall(
-            Blind(), federation, state[-1], EVERYONE, FineTuning(LOCAL, Draws(0, "finetune", 1))
-        )
-    )
+    tuning = FineTuning(LOCAL, Draws(0, "finetune", 1))
+    tuned = evaluate(Blind(), net, federation, state[-1], backend, tuning=tuning)
     assert int(tuned.correct.sum()) > 0
     assert int(outcome.after.correct.sum()) > 0
 
@@ -114,10 +111,8 @@ class Adapter(FedAvg):
 
     def before_evaluation(self, server, client, net, shard):
         net(server, shard.data.x)
-        return {
-            "counts": torch.bincount(shard.data.y, minlength=5).float()
-            + 0.01 * shard.order("any", 0)[0]
-        }
+        counts = torch.bincount(shard.data.y, minlength=5).float()
+        return {"counts": counts + 0.01 * shard.order("any", 0)[0]}
 
     def personal(self, server, client):
         return {**server, "classifier.bias": server["classifier.bias"] + client.get("counts", 0.0)}
@@ -126,9 +121,8 @@ class Adapter(FedAvg):
 def test_fine_tuning_starts_from_the_adapted_model(backend, net, federation):
     state = record_states(Adapter(), net, federation, COHORTS[:1], engine=backend)[-1]
     tuning = FineTuning(dataclasses.replace(LOCAL, epochs=1, lr=1e-12), Draws(0, "finetune", 1))
-    runner = make_backend(as_engine(backend), net, CPU)
     before, after = (
-        runner.evaluate(EvalCall(Adapter(), federation, state, EVERYONE, t)) for t in (None, tuning)
+        evaluate(Adapter(), net, federation, state, backend, tuning=own) for own in (None, tuning)
     )
     assert_close(before.loss, after.loss, atol=1e-4)
 
@@ -150,11 +144,8 @@ class Noting(FedAvg):
 
     def loss(self, server, client, net, params, batch):
         loss = super().loss(server, client, net, params, batch)
-        return (
-            (loss, {"y": 1.0 + batch.y, "logits": params["fc.bias"].sum().expand(len(batch.y))})
-            if self.both
-            else loss
-        )
+        logits = params["fc.bias"].sum().expand(len(batch.y))
+        return (loss, {"y": 1.0 + batch.y, "logits": logits}) if self.both else loss
 
     def _add(self, server, client, params, grads, batch, loss, kept):
         assert not (kept and kept["logits"].requires_grad)
@@ -226,11 +217,8 @@ class Shaken(FedAvg):
     randoms = 5
 
     def predict(self, net, params, batch):
-        return (
-            net(params, batch.x)
-            + 2 * batch.random
-            + (batch.indices[:, None] % 5 == torch.arange(5))
-        )
+        place = batch.indices[:, None] % 5 == torch.arange(5)
+        return net(params, batch.x) + 2 * batch.random + place
 
 
 def test_each_sample_has_numbers_and_a_place(net, federation, monkeypatch):
@@ -243,25 +231,16 @@ def test_each_sample_has_numbers_and_a_place(net, federation, monkeypatch):
     loop, batched = (
         participate(Shaken(), net, held, state, EVERYONE, engine=b) for b in ("loop", "batched")
     )
-    assert_close(
-        loop._replace(before={}, after={}),
-        batched._replace(before={}, after={}),
-        atol=1e-5,
-        rtol=1e-4,
-    )
+    loop, batched = (own._replace(before={}, after={}) for own in (loop, batched))
+    assert_close(loop, batched, atol=1e-5, rtol=1e-4)
     tuning, draws = FineTuning(LOCAL, Draws(0, "finetune", 0)), Draws(7, "adapt", 3)
-    tuned = [
-        make_backend(as_engine(b), net, CPU).evaluate_splits(
-            EvalCall(Shaken(), held, state, EVERYONE, tuning)
-        )
-        for b in ("loop", "batched")
-    ]
+    tuned = [evaluate(Shaken(), net, held, state, b, tuning=tuning) for b in ("loop", "batched")]
     assert_close(*tuned, atol=1e-4, rtol=1e-4)
     for split, engine in itertools.product(("test", "validation"), ("loop", "batched")):
         runner = make_backend(as_engine(engine), net, CPU)
-        told = runner.evaluate_splits(
-            EvalCall(Shaken(), held, state, EVERYONE, None, FineTuning(LOCAL, draws))
-        )[split]
+        adapt = FineTuning(LOCAL, draws)
+        call = EvalCall(Shaken(), held, state, EVERYONE, before_evaluation=adapt)
+        told = runner.evaluate_splits(call)[split]
         for client in EVERYONE:
             own = getattr(held, split)[client]
             random = draws.random(client, split, 0, len(own), 5, "predict")

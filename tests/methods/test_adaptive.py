@@ -66,9 +66,8 @@ def test_the_choice_is_the_one_made_by_hand(several, x, y, best):
     entered = method.prepare({WEIGHT: SHARED}, client | found)
     diagonal = torch.tensor([[best == ALL, False], [False, best != NONE]])
     assert_same(entered["mask"][WEIGHT], diagonal)
-    assert_same(
-        method._begin({WEIGHT: SHARED}, entered)[WEIGHT], torch.where(diagonal, OWN, SHARED)
-    )
+    begun = method._begin({WEIGHT: SHARED}, entered)
+    assert_same(begun[WEIGHT], torch.where(diagonal, OWN, SHARED))
     told = method.metrics({WEIGHT: SHARED}, entered)
     assert [told[f"q_share/{q}"].item() for q in several] == [float(q == best) for q in several]
     upload, kept = method.finish({WEIGHT: SHARED}, entered, {WEIGHT: SHARED}, {WEIGHT: OWN})
@@ -84,10 +83,7 @@ def test_the_choice_is_the_one_made_by_hand(several, x, y, best):
         ("method.q=[0.5,1.5]", "method.q must be between 0 and 1, got [0.5, 1.5]"),
         ("method.q=0.5", "method.q must be a list of numbers, got 0.5"),
         ("method.ema=0.3", "method.ema must be 0 with several q and score=obp, got 0.3"),
-        (
-            "norm=layer",
-            "norm.name must be none or global with several q and score=obp, got 'layer'",
-        ),
+        ("norm=layer", "norm.name must be none or global with several q and score=obp, got"),
     ],
 )
 def test_lists_that_are_refused(values, message):
@@ -99,22 +95,18 @@ def test_lists_that_are_refused(values, message):
 @pytest.mark.parametrize("share", ["0", "0.001"])  # of the second nobody has a whole sample
 def test_without_held_out_samples_it_is_refused(share):
     plan = check_config(compose_once(*TINY, "method=fedobp_adaptive", f"validation={share}"))
-    with pytest.raises(FedpflError) as caught:
-        build_run(plan)
-    named = (
-        "method=fedobp_adaptive chooses by held-out samples, and there are none; set validation=0.1"
+    told = (
+        "^method=fedobp_adaptive chooses by held-out samples, and there are none; set validation="
     )
-    assert str(caught.value) == named
+    with pytest.raises(FedpflError, match=told):
+        build_run(plan)
 
 
 def test_it_is_not_the_papers(tmp_path):
     method = {"score": "obp", "norm": "global"}
-    one, other = (
-        read_started_run(
-            write_run(tmp_path / name, {2: 90.0}, method={**method, "name": name, "q": q})
-        )
-        for name, q in (("fedobp", 0.9), ("fedobp_adaptive", [0.5, 0.9]))
-    )
+    for name, q in (("fedobp", 0.9), ("fedobp_adaptive", [0.5, 0.9])):
+        write_run(tmp_path / name, {2: 90.0}, method={**method, "name": name, "q": q})
+    one, other = (read_started_run(tmp_path / name) for name in ("fedobp", "fedobp_adaptive"))
     assert is_paper_fedobp(one)
     assert not is_paper_fedobp(other)
     assert other.q is None

@@ -40,9 +40,8 @@ def module_with(params) -> Tiny:
 
 
 def images(federation, index):
-    return (federation.x[index].float() / 255 - federation.mean[0]) / federation.std[
-        0
-    ], federation.y[index]
+    pixels = federation.x[index].float() / 255
+    return (pixels - federation.mean[0]) / federation.std[0], federation.y[index]
 
 
 @pytest.fixture(scope="module", params=BACKENDS)
@@ -80,9 +79,8 @@ def test_classifier_only_shares_the_body_bit_for_bit(backend, net, federation):
     state = record_states(method, net, federation, engine=backend)[-1]
     assert set(state.clients["model"]) == set(HEAD)
     merged = personal(method, state, 0)
-    assert [name for name in merged if not torch.equal(merged[name], state.server[name])] == list(
-        HEAD
-    )
+    own = [name for name in merged if not torch.equal(merged[name], state.server[name])]
+    assert own == list(HEAD)
     mask = method.prepare(state.server, state.client(0))["mask"]
     assert tree.ravel(mask).sum() == importance.personal_count(0.5, 65)
 
@@ -98,25 +96,20 @@ def test_ema_over_three_rounds_by_hand(backend, net, federation):
         for i in cohort:
             own, shared = client_row(states[t].clients["model"], i), states[t].server
             now = {k: (own[k].double() - shared[k].double()) ** 2 for k in own}
-            average[i] = (
-                {k: 0.7 * now[k] + 0.3 * average[i][k] for k in own} if i in average else now
-            )
+            old = average.get(i, now)
+            average[i] = {k: 0.7 * now[k] + 0.3 * old[k] for k in own}
         for i in average:
             kept = client_row(states[t + 1].clients["average"], i)
-            assert_close(
-                kept, {k: leaf.float() for k, leaf in average[i].items()}, atol=1e-12, rtol=1e-4
-            )
+            assert_close(kept, tree.map(torch.Tensor.float, average[i]), atol=1e-12, rtol=1e-4)
     assert states[-1].client(range(10))["participated"].tolist() == [True] * 3 + [False] * 7
-    # What the last round started from was chosen by the average, not by the score alone.
-    chosen = importance.mask_above_quantile(
-        {k: leaf.float() for k, leaf in average[0].items()}, 0.8
+    # What the last round started from was chosen by the average, not by the score alone: but for
+    # rounding next to the threshold.
+    chosen = importance.mask_above_quantile(tree.map(torch.Tensor.float, average[0]), 0.8)
+    own, off = (
+        tree.ravel(each.prepare(states[-2].server, states[-2].client(0))["mask"])
+        for each in (method, FedOBP(q=0.8))
     )
-    prepared = method.prepare(states[-2].server, states[-2].client(0))
-    assert (
-        tree.ravel(chosen) != tree.ravel(prepared["mask"])
-    ).sum() <= 2  # rounding next to the threshold
-    off = FedOBP(q=0.8).prepare(states[-2].server, states[-2].client(0))["mask"]
-    assert (tree.ravel(off) != tree.ravel(prepared["mask"])).sum() > 2
+    assert (tree.ravel(chosen) != own).sum() <= 2 < (off != own).sum()
 
 
 @pytest.mark.parametrize("score", ["obp", "obp_as_published"])
@@ -166,9 +159,8 @@ def fisher_by_hand(federation, client, params, batch: bool):
 def test_fisher_scores_are_those_of_a_loop_over_samples(score, backend, net, large):
     state = record_states(FedOBP(q=0.9, score=score), net, large, [[0, 1, 2]], engine=backend)[-1]
     for client in range(3):
-        expected = fisher_by_hand(
-            large, client, client_row(state.clients["model"], client), score == "fisher_batch"
-        )
+        model = client_row(state.clients["model"], client)
+        expected = fisher_by_hand(large, client, model, score == "fisher_batch")
         assert_close(client_row(state.clients["score"], client), expected, atol=1e-9, rtol=2e-4)
 
 
@@ -177,7 +169,6 @@ def test_fisher_scores_are_those_of_a_loop_over_samples(score, backend, net, lar
 
 @pytest.mark.parametrize("method", [FedPer(layers=4), FedALA(layers=4), LGFedAvg(layers=4)])
 def test_more_layers_than_the_network_has_are_refused(method, net):
-    with pytest.raises(
-        FedpflError, match=r"^method\.layers must be at most 3, the network's layers, got 4$"
-    ):
+    told = r"^method\.layers must be at most 3, the network's layers, got 4$"
+    with pytest.raises(FedpflError, match=told):
         make_initial_state(method, net, 10, CPU)

@@ -37,19 +37,16 @@ def problem(samples=60, seed=0):
 @pytest.mark.parametrize(("seed", "single"), [(0, False), (2, True)])
 def test_beta_is_better_than_a_half_and_than_its_neighbours(seed, single):
     z, y, prior, mean, cov = problem(seed=seed)
-    beta = PFedFDA(single_beta=single)._search_beta(
-        Features(z, y, prior), (mean, cov), torch.zeros(2, dtype=torch.float64)
-    )
+    zeros, samples = torch.zeros(2, dtype=torch.float64), Features(z, y, prior)
+    beta = PFedFDA(single_beta=single)._search_beta(samples, (mean, cov), zeros)
     value = objective(z, y, prior, mean, cov, 2)
     least = value(beta)
     assert ((beta >= 0) & (beta <= 1)).all()
     assert not single or beta[0] == beta[1]
     assert least < value(torch.full((2,), 0.5, dtype=torch.float64))
-    steps = (
-        [(0.02, 0.02), (-0.02, -0.02)]
-        if single
-        else [(0.02, 0.0), (-0.02, 0.0), (0.0, 0.02), (0.0, -0.02)]
-    )
+    steps = [(0.02, 0.02), (-0.02, -0.02)]
+    if not single:
+        steps = [(0.02, 0.0), (-0.02, 0.0), (0.0, 0.02), (0.0, -0.02)]
     for step in steps:
         near = (beta + torch.tensor(step, dtype=torch.float64)).clamp(0, 1)
         assert value(near) >= least - 1e-6 * least.abs()
@@ -57,29 +54,23 @@ def test_beta_is_better_than_a_half_and_than_its_neighbours(seed, single):
 
 def test_without_a_class_of_enough_samples_beta_is_zero():
     z, _, prior, mean, cov = problem(samples=4)
-    found = PFedFDA(folds=3)._search_beta(
-        Features(z, torch.tensor([0, 0, 1, 2]), prior), (mean, cov), torch.full((2,), 0.7)
-    )
+    samples = Features(z, torch.tensor([0, 0, 1, 2]), prior)
+    found = PFedFDA(folds=3)._search_beta(samples, (mean, cov), torch.full((2,), 0.7))
     assert found.tolist() == [0, 0]
 
 
 def test_where_the_search_fails_the_last_beta_stays():
     z, y, prior, mean, cov = problem()
     last = torch.tensor([0.2, 0.9], dtype=torch.float64)
-    assert (
-        PFedFDA()._search_beta(Features(z, y, prior), (mean, -cov), last).tolist() == last.tolist()
-    )
-    assert (
-        PFedFDA()._search_beta(Features(z * math.nan, y, prior), (mean, cov), last).tolist()
-        == last.tolist()
-    )
+    for features, covariance in ((z, -cov), (z * math.nan, cov)):
+        samples = Features(features, y, prior)
+        assert torch.equal(PFedFDA()._search_beta(samples, (mean, covariance), last), last)
 
 
 def test_a_covariance_without_regularisation_is_made_positive_definite():
     z, y, prior, mean, cov = problem(samples=6)  # fewer samples than features: singular
-    got = PFedFDA(cov_reg=0.0)._fit_statistics(
-        Features(z, y, prior), {"mean": mean, "cov": pack_symmetric(cov)}, torch.zeros(2), 1
-    )
+    known, samples = {"mean": mean, "cov": pack_symmetric(cov)}, Features(z, y, prior)
+    got = PFedFDA(cov_reg=0.0)._fit_statistics(samples, known, torch.zeros(2), 1)
     assert torch.linalg.eigvalsh(got[1]).min() > 0
 
 
