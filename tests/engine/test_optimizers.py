@@ -89,13 +89,8 @@ def test_a_step_is_torch_optims_bit_for_bit_at_any_rate(kind):
             p.grad = g.clone()
         optimizer.param_groups[0]["lr"] = 0.05 / (1 + number)
         optimizer.step()
-        optimizer_step_(
-            params,
-            moments,
-            [g.clone() for g in grads],
-            free,
-            dataclasses.replace(local, lr=0.05 / (1 + number)),
-        )
+        now = dataclasses.replace(local, lr=0.05 / (1 + number))
+        optimizer_step_(params, moments, [g.clone() for g in grads], free, now)
     assert_same(params, theirs)
 
 
@@ -113,9 +108,8 @@ def test_entries_of_masks_that_take_turns_have_optimisers_of_their_own(kind, sta
     if stacked:
         own, mask = tree.map(lambda leaf: leaf[None], own), mask[None]
     leaves = tree.leaves(own)
-    moments = initial_moments(
-        planned(local, {"0": mask, "1": True}, {"0": ~mask, "1": True}), own, stacked
-    )["main"]
+    plan = planned(local, {"0": mask, "1": True}, {"0": ~mask, "1": True})
+    moments = initial_moments(plan, own, stacked)["main"]
     for phase in range(3):
         now = [mask if phase % 2 == 0 else ~mask, None]
         flags = now if stacked else [as_float_mask(now[0], leaves[0]), None]
@@ -138,15 +132,10 @@ class Streams(FedAvg):
 
     def phases(self, server, client, params, epochs):
         head = {name: name in HEAD for name in params}
-        half = {
-            name: leaf > leaf.median() if name in HEAD else False for name, leaf in params.items()
-        }
+        half = {name: name in HEAD and leaf > leaf.median() for name, leaf in params.items()}
         return [
-            Phase(1),
-            Phase(1, head, "head"),
-            Phase(1),
-            Phase(1, half, "head"),
-            Phase(1, None, "last"),
+            *(Phase(1), Phase(1, head, "head"), Phase(1)),
+            *(Phase(1, half, "head"), Phase(1, None, "last")),
         ]
 
 
@@ -162,19 +151,13 @@ def test_a_stream_has_an_optimiser_of_its_own(kind, net, federation):
         KINDS[kind][0](chosen, **values)
         for chosen in (params.values(), [params[name] for name in HEAD], params.values())
     )
-    plan = [
-        ("main", 0, everything),
-        ("head", 0, head),
-        ("main", 1, everything),
-        ("head", 1, head),
-        ("last", 0, last),
-    ]
+    plan = [("main", 0, everything), ("head", 0, head), ("main", 1, everything)]
+    plan += [("head", 1, head), ("last", 0, last)]
     for stream, epoch, optimizer in plan:
         for rows in DRAWS.order(client, stream, epoch, len(own)).split(32):
             optimizer.zero_grad()
-            x = federation.normalize(federation.x[own[rows]]).contiguous(
-                memory_format=torch.channels_last
-            )
+            x = federation.normalize(federation.x[own[rows]])
+            x = x.contiguous(memory_format=torch.channels_last)
             F.cross_entropy(module(x), federation.y[own[rows]]).backward()
             before = {name: params[name].detach().clone() for name in HEAD}
             optimizer.step()
@@ -191,9 +174,8 @@ def test_captured_steps_know_their_stream(federation):
     """Phases of one form in two streams have graphs of their own, and all moments are at rest in
     the next round.
     """
-    assert_same(
-        played(Streams(), federation, capture := Capture()), played(Streams(), federation, None)
-    )
+    captured = played(Streams(), federation, capture := Capture())
+    assert_same(captured, played(Streams(), federation, None))
     assert capture.replayed
 
 
@@ -228,10 +210,8 @@ def test_a_captured_step_takes_the_rate_of_its_round_and_none_is_captured_anew(
 
 
 def test_a_cosine_in_steps_by_hand():
-    local, low = (
-        Local(1, 32, 0.4, decay="cosine", decay_every=3),
-        0.2 + 0.2 * math.cos(0.6 * math.pi),
-    )
+    local = Local(1, 32, 0.4, decay="cosine", decay_every=3)
+    low = 0.2 + 0.2 * math.cos(0.6 * math.pi)
     found = [local.for_round(number, 5).lr for number in range(1, 6)]
     assert found == pytest.approx([0.4, 0.4, 0.4, low, low], rel=1e-12)
 
@@ -252,9 +232,8 @@ def test_schedules_are_torchs(values, schedule):
         optimizer.step()
         theirs.step()
     local = Local(1, 32, 0.4, **values)
-    assert [local.for_round(number, 10).lr for number in range(1, 11)] == pytest.approx(
-        found, rel=1e-9
-    )
+    rates = [local.for_round(number, 10).lr for number in range(1, 11)]
+    assert rates == pytest.approx(found, rel=1e-9)
 
 
 def test_a_rate_never_becomes_zero():
@@ -269,10 +248,8 @@ def positions(samples, phase, epochs, fixed, batch=8):
 
 @pytest.mark.parametrize(("samples", "count"), [(24, 3), (26, 4), (25, 3), (5, 1)])
 def test_as_many_steps_as_epochs_have_are_these_epochs(samples, count):
-    phase = Phase(1)
-    assert_same(
-        positions(samples, phase, range(1), 3 * count), positions(samples, phase, range(3), None)
-    )
+    steps, epochs = ((range(1), 3 * count), (range(3), None))
+    assert_same(positions(samples, Phase(1), *steps), positions(samples, Phase(1), *epochs))
 
 
 @pytest.mark.parametrize("together", [1, 2])
@@ -303,10 +280,8 @@ def test_all_clients_take_so_many_steps(engine, net, federation):
                 Phase(epochs, after_gradient=lambda s, c, *seen: {**c, "taken": c["taken"] + 1})
             ]
 
-    local = Local(None, 32, 0.05, steps=7)
-    state = record_states(
-        Counting(), net, federation, [list(range(10))], engine=engine, local=local
-    )[-1]
+    values = {"engine": engine, "local": Local(None, 32, 0.05, steps=7)}
+    state = record_states(Counting(), net, federation, [list(range(10))], **values)[-1]
     assert state.clients["taken"].tolist() == [7.0 if samples > 1 else 0.0 for samples in TRAIN]
 
 
@@ -318,9 +293,8 @@ def test_a_method_with_steps_of_its_own_refuses_what_has_no_part_in_them(
     """Also one that does not say so."""
     (key, value), *_ = values.items()
     local = dataclasses.replace(LOCAL, **values)
-    with pytest.raises(
-        FedpflError, match=f"local.{key}={value} has no part in Stepper, which makes its own steps"
-    ):
+    told = f"local.{key}={value} has no part in Stepper, which makes its own steps"
+    with pytest.raises(FedpflError, match=told):
         record_states(Stepper(), net, federation, COHORTS[:1], engine=engine, local=local)
 
 

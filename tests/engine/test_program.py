@@ -83,18 +83,17 @@ def test_captured_steps_are_the_eager_ones_bit_for_bit(name, values, federation,
         phases.extend(answer := real(self, *given))
         return answer
 
+    def take_records(self):
+        kept.append(bool(self._step_records))
+        return records(self)
+
     monkeypatch.setattr(type(method), "phases", noted)
-    monkeypatch.setattr(
-        Program,
-        "_take_records",
-        lambda self: kept.append(bool(self._step_records)) or records(self),
-    )
+    monkeypatch.setattr(Program, "_take_records", take_records)
     cohorts = (*COHORTS, COHORTS[0])  # the last one's steps have all been captured
     captured, eager = (played(method, federation, how, cohorts) for how in (capture, None))
     if len(method.turns(0, COHORTS[0], federation.clients, generator(0, "turns", 1))) > 1:
-        assert_close(
-            captured, eager
-        )  # a small client alone is padded to a whole batch only where steps are captured
+        # A small client alone is padded to a whole batch only where steps are captured.
+        assert_close(captured, eager)
     else:
         assert_same(captured, eager)
     assert any(phase.step for phase in phases) == method.own_steps
@@ -102,9 +101,7 @@ def test_captured_steps_are_the_eager_ones_bit_for_bit(name, values, federation,
         assert not capture.captured
     else:
         assert capture.captured
-        if (
-            max(phase.batches for phase in phases) < 3
-        ):  # of so small clients only one has three minibatches
+        if max(phase.batches for phase in phases) < 3:  # which only one of so small clients has
             assert capture.replayed > capture.captured
 
 
@@ -239,22 +236,18 @@ def test_cuda_graphs_replay_the_eager_steps(method, precision, federation):
         runner = make_backend(Engine("batched", precision=precision, graphs=graphs), net, gpu)
         capture = None
         if graphs:
-            runner._programs._capture.has_failed = failed
-            capture = runner._programs._capture._capture = Counted(
-                runner._programs._capture._capture
-            )
+            own = runner._programs._capture
+            own.has_failed = failed
+            capture = own._capture = Counted(own._capture)
         state = make_initial_state(method, net, federation.clients, gpu)
+        setup = RoundSetup(runner, method, federation.to(gpu), LOCAL, 0)
         for cohort in COHORTS * 2:
-            state, _ = play_round(
-                RoundSetup(runner, method, federation.to(gpu), LOCAL, 0), state, cohort
-            )
+            state, _ = play_round(setup, state, cohort)
         if capture:
             # Without these a capture that always fails would pass.
             assert bool(capture.captured) == (not failed)
             assert capture.replayed >= capture.captured
-        ends.append(
-            {"server": state.server, "clients": state.clients, "buffers": state.server_buffers}
-        )
+        ends.append([state.server, state.clients, state.server_buffers])
     captured, same_shapes, eager = ends
     assert_same(captured, same_shapes)
     assert_close(captured, eager, atol=1e-4 if precision == "fp32" else 1e-2)

@@ -32,6 +32,7 @@ from tests.conftest import (
     LOCAL,
     assert_close,
     assert_same,
+    evaluate,
     keep_quick,
     make_federation,
     read_cases,
@@ -106,23 +107,18 @@ class Remembering(FedAvg):
 
 @pytest.mark.parametrize("width", [0, 1, 4])
 def test_ragged_findings_are_on_the_batched_backend_what_they_are_one_by_one(width):
-    method, net = Remembering(), tiny()
-    loop = record_rounds(method, net, tiny_federation(), COHORTS, local=SHORT)
-    other = record_rounds(
-        method, net, tiny_federation(), COHORTS, local=SHORT, engine=Engine("batched", width=width)
+    method, net, federation = Remembering(), tiny(), tiny_federation()
+    loop, batched = (
+        record_rounds(method, net, federation, COHORTS, local=SHORT, engine=engine)
+        for engine in (Engine("loop"), Engine("batched", width=width))
     )
     for t in range(len(COHORTS)):
-        require_rounds_agree(
-            f"round {t + 1}", (loop[0][t + 1], loop[1][t]), (other[0][t + 1], other[1][t]), **AGREE
-        )
-    own = tiny_federation().x[tiny_federation().train[2]]
-    assert_close(
-        loop[0][1].client(2)["mean"], tiny_federation().normalize(own).flatten(1).mean(0), atol=1e-6
-    )
-    assert (
-        loop[0][1].client(2)["kept"]
-        == tiny_federation().y[tiny_federation().train[2]][_order(2)].sum()
-    )
+        pairs = ((states[t + 1], outcomes[t]) for states, outcomes in (loop, batched))
+        require_rounds_agree(f"round {t + 1}", *pairs, **AGREE)
+    own, known = federation.train[2], loop[0][1].client(2)
+    expected = federation.normalize(federation.x[own]).flatten(1).mean(0)
+    assert_close(known["mean"], expected, atol=1e-6)
+    assert known["kept"] == federation.y[own][_order(2)].sum()
 
 
 def _order(client):
@@ -135,20 +131,15 @@ def _order(client):
 def test_runs_whose_longest_client_differs_go_side_by_side(backend):
     """Fewer of the same images, so that the other run's padding is another."""
     method, net, other = Remembering(), tiny(), make_federation(TRAIN, TEST, seed=2)
-    other = replace(
-        other,
-        x=tiny_federation().x,
-        y=tiny_federation().y,
-        train=tuple(own[:30] for own in other.train),
-    )
+    same = {name: getattr(tiny_federation(), name) for name in "xy"}
+    other = replace(other, **same, train=tuple(own[:30] for own in other.train))
     runner = make_backend(Engine(backend), net, CPU)
     calls = []
     tuning = FineTuning(SHORT, Draws(0, "finetune", 1))
     for seed, federation in enumerate((tiny_federation(), other)):
         state = make_initial_state(method, net, len(TRAIN), CPU)
-        calls.append(
-            TrainCall(method, federation, state, COHORTS[1], SHORT, Draws(seed, "train", 1))
-        )
+        draws = Draws(seed, "train", 1)
+        calls.append(TrainCall(method, federation, state, COHORTS[1], SHORT, draws))
         calls.append(EvalCall(method, federation, state, EVERYONE, tuning))
     for together, call in zip(runner.run(calls), calls, strict=True):
         assert not isinstance(together, Exception), together
@@ -178,9 +169,8 @@ def looking(**findings):
         place = 5 if name == "after_training" else 4  # of the shard
         return lambda *given: answer(given[place])
 
-    return type(
-        "Looking", (FedAvg,), {name: hook(name, answer) for name, answer in findings.items()}
-    )()
+    hooks = {name: hook(name, answer) for name, answer in findings.items()}
+    return type("Looking", (FedAvg,), hooks)()
 
 
 FORMS = "answer all alike, and where their first axis differs by tree.Ragged(values)"
@@ -202,11 +192,10 @@ def square(shard):
 
 def whole(method, backend):
     """A round, and an evaluation."""
-    net = tiny()
-    state = record_rounds(method, net, tiny_federation(), COHORTS[:1], local=SHORT, engine=backend)[
-        0
-    ][-1]
-    make_backend(backend, net, CPU).evaluate(EvalCall(method, tiny_federation(), state, EVERYONE))
+    net, federation = tiny(), tiny_federation()
+    values = {"local": SHORT, "engine": backend}
+    states, _ = record_rounds(method, net, federation, COHORTS[:1], **values)
+    evaluate(method, net, federation, states[-1], backend)
 
 
 @pytest.mark.parametrize(("hook", "answer", "word"), read_cases(UNMARKED, " | "))
