@@ -96,12 +96,9 @@ class NamedTrial:
 
 def build_method(name: str, values: dict[str, Any]) -> Method:
     """Build the method; one with required hyperparameters must be listed in SETTINGS."""
-    required = [
-        field.name
-        for field in dataclasses.fields(METHODS[name])
-        if field.default is field.default_factory is dataclasses.MISSING
-        and field.name not in values
-    ]
+    fields = dataclasses.fields(METHODS[name])
+    open_fields = [f.name for f in fields if f.default is f.default_factory is dataclasses.MISSING]
+    required = [name for name in open_fields if name not in values]
     assert not required, f"add {name} with values of {required} to SETTINGS in tests/conftest.py"
     return METHODS[name](**values)
 
@@ -267,17 +264,15 @@ def file_has_its_hyperparameters(named: NamedTrial) -> None:
     for key in ("defaults", "groups", "title"):  # of configuration groups, and of tables
         values.pop(key, None)
     fields = dataclasses.fields(METHODS[named.name])
-    defaults = {
-        field.name: field.default for field in fields if field.name != "statistics"
-    }  # that is in train.yaml
+    defaults = {field.name: field.default for field in fields}
+    del defaults["statistics"]  # which is in train.yaml
     assert list(values) == list(defaults)
     for key, value in values.items():
         value = tuple(value) if isinstance(value, list) else value
         is_reference = str(value).startswith("${")  # which is looked up elsewhere
         if defaults[key] is not dataclasses.MISSING and not is_reference:
-            assert value == defaults[key], (
-                f"{key}: the file says {value}, the dataclass {defaults[key]}"
-            )
+            told = f"{key}: the file says {value}, the dataclass {defaults[key]}"
+            assert value == defaults[key], told
 
 
 @house_promise("a choice that there is not is refused")
@@ -293,10 +288,8 @@ def refuses_unknown_choices(named: NamedTrial) -> None:
 @house_promise("only methods that cut neurons refuse a network of which parts are frozen")
 def refuses_frozen_networks_only_where_it_cuts(named: NamedTrial) -> None:
     refusal = r"a network of which parts are frozen has no sub-models; set adapter=none$"
-    expectation = (
-        pytest.raises(FedpflError, match=refusal) if named.name in CUTS_NEURONS else nullcontext()
-    )
-    with expectation:
+    refused = pytest.raises(FedpflError, match=refusal)
+    with refused if named.name in CUTS_NEURONS else nullcontext():
         make_initial_state(named.method, tiny(pairs=named.method.pairs or 1), len(EVERYONE), CPU)
 
 
@@ -326,11 +319,8 @@ def other_calls(named: NamedTrial, engine: str) -> list[TrainCall | EvalCall]:
     ]
     calls: list[TrainCall | EvalCall] = []
     for seed, (other, federation, cohort) in enumerate(runs):
-        states = (
-            named.trial.play_cohorts(engine)[0]
-            if other is method
-            else fedavg_states(engine, method.pairs)
-        )
+        own = named.trial.play_cohorts(engine)[0]
+        states = own if other is method else fedavg_states(engine, method.pairs)
         state = states[1 + seed % 2]
         calls.append(TrainCall(other, federation, state, cohort, LOCAL, Draws(seed, "train", 2)))
         calls.append(EvalCall(other, federation, state, cohort[1:], tuning))
@@ -350,11 +340,8 @@ def is_the_same_beside_other_runs(named: NamedTrial, engine: str) -> None:
         elif engine == "batched":
             assert_close(together, alone, atol=2e-5, rtol=1e-4)
         else:
-            losses = [
-                answer["test"].loss if isinstance(answer, dict) else answer.loss
-                for answer in (together, alone)
-            ]
-            assert_close(*losses, atol=0.02, rtol=0.02)
+            pair = [own["test"] if isinstance(own, dict) else own for own in (together, alone)]
+            assert_close(pair[0].loss, pair[1].loss, atol=0.02, rtol=0.02)
 
 
 # Clients are kept apart
@@ -376,11 +363,8 @@ def changes_only_the_cohorts_rows(named: NamedTrial, engine: str) -> None:
         for client in set(EVERYONE) - set(cohort):
             parts = ["client_buffers"] if client in surveyed else ["client_buffers", "clients"]
             for part in parts:
-                before, after = (
-                    client_row(getattr(state, part), client)
-                    for state in states[played : played + 2]
-                )
-                assert_same(before, after)
+                pair = (getattr(state, part) for state in states[played : played + 2])
+                assert_same(*(client_row(own, client) for own in pair))
 
 
 @house_promise("training that diverges is told, and nothing is raised", *BACKENDS)
@@ -411,9 +395,8 @@ def drops_out_without_a_trace(named: NamedTrial) -> None:
     drawn = [client for client in cohort if client != lost]
     plain, without = named.trial.replay_round("loop", 1, cohort=drawn)
     assert_same(state, plain)
-    assert_same(
-        [outcome.before, outcome.after, outcome.loss], [without.before, without.after, without.loss]
-    )
+    for name in ("before", "after", "loss"):
+        assert_same(getattr(outcome, name), getattr(without, name))
     assert (outcome.cohort, outcome.metrics, notes["late"]) == (drawn, without.metrics, 1)
     assert all(sent >= less for sent, less in zip(outcome.traffic, without.traffic, strict=True))
 
@@ -437,12 +420,10 @@ def stops_clients_early(named: NamedTrial, engine: str) -> None:
     state, outcome = play_round(dataclasses.replace(setup, stopping=by_held_out), state, cohort)
     plain, without = named.trial.result(engine, 0)
     assert_same(dataclasses.replace(state, stopping={}), plain)
-    assert outcome.traffic == without.traffic._replace(
-        bits_up=without.traffic.bits_up + len(cohort)
-    )
-    assert_same(
-        state.stopping["last"][cohort], outcome.after.loss / outcome.after.total.clamp(min=1)
-    )
+    bits_up = without.traffic.bits_up + len(cohort)
+    assert outcome.traffic == without.traffic._replace(bits_up=bits_up)
+    losses = outcome.after.loss / outcome.after.total.clamp(min=1)
+    assert_same(state.stopping["last"][cohort], losses)
     assert state.stopping["stopped"].tolist() == [client in cohort for client in EVERYONE]
     cohort = pick_cohort(state, COHORTS[1], 0)
     assert cohort == [1, 4]
@@ -504,10 +485,8 @@ def sends_what_is_counted(named: NamedTrial) -> None:
     if named.method != build_method(named.name, settings_of(named.name)[0]):
         return
     expect, outcomes = EXPECTED[named.name], named.trial.play_cohorts("loop")[1]
-    for way, scalars, bits in (
-        ("down", expect.down, expect.down_bits),
-        ("up", expect.up, expect.up_bits),
-    ):
+    for way in ("down", "up"):
+        scalars, bits = getattr(expect, way), getattr(expect, f"{way}_bits")
         if scalars is None:
             continue
         values = [getattr(outcome.traffic, f"values_{way}") for outcome in outcomes]
@@ -526,9 +505,7 @@ def keeps_private_entries(named: NamedTrial) -> None:
     for entry in EXPECTED[named.name].private:
         for played, cohort in enumerate(COHORTS):
             for client in EVERYONE:
-                before, after = (
-                    state.client(client)[entry] for state in states[played : played + 2]
-                )
+                before, after = (own.client(client)[entry] for own in states[played : played + 2])
                 has_trained = client in cohort and TRAIN[client] > 1
                 assert bool(differing(before, after)) == has_trained, (entry, played, client)
 
@@ -543,9 +520,8 @@ def test_training_on_what_was_not_sent_is_found():
     @dataclasses.dataclass(frozen=True)
     class Leaky(FedOBP):
         def loss(self, server, client, net, params, batch):
-            return super().loss(server, client, net, params, batch) + 0.1 * tree.squared_distance(
-                params, server
-            )
+            own = super().loss(server, client, net, params, batch)
+            return own + 0.1 * tree.squared_distance(params, server)
 
     trial = MethodTrial(Leaky(q=0.9))
     first, _, state = trial.play_cohorts("loop")[0]
@@ -578,9 +554,8 @@ class Sly:
 
     @staticmethod
     def by_norm(self, server, clients, net, uploads, weight, generator):
-        norms = torch.stack(
-            [tree.squared_distance(tree.take(uploads, row), server) for row in range(len(weight))]
-        )
+        each = (tree.take(uploads, row) for row in range(len(weight)))
+        norms = torch.stack([tree.squared_distance(own, server) for own in each])
         return tree.mean(uploads, norms / norms.sum()), clients
 
     @staticmethod

@@ -67,10 +67,7 @@ NODE_FAULTS = {
         lambda answer: answer + bytes(2**21),
         "a message of .* bytes, where .* are the most",
     ),
-    "not finite": (
-        lambda answer: changed(answer, make_infinite),
-        "numbers that are not finite",
-    ),
+    "not finite": (lambda answer: changed(answer, make_infinite), "numbers that are not finite"),
     "another form": (lambda answer: changed(answer, cut_rows), "an answer of another form"),
     "late": (change_about(asks={}), "to another question"),
     "configuration": (
@@ -152,12 +149,10 @@ class Claims(Faulty):
 
     def send_and_receive(self, messages, timeout):
         found = [self.node_by_id[node].answer_message(message) for node, message in messages]
-        return [
-            self._fault(answer)
-            if node == self._node and "hello" in wire.unpack_message(message)[0]
-            else answer
-            for (node, message), answer in zip(messages, found, strict=True)
-        ]
+        for place, (node, message) in enumerate(messages):
+            if node == self._node and "hello" in wire.unpack_message(message)[0]:
+                found[place] = self._fault(found[place])
+        return found
 
 
 def test_a_client_stays_with_the_node_that_brought_it_first(caplog):
@@ -187,12 +182,10 @@ def test_a_node_that_does_not_answer_is_not_waited_for_again(caplog):
     class Deaf(Faulty):
         def send_and_receive(self, messages, timeout):
             sent.extend(node for node, _ in messages)
-            if self._fault is None:
-                return [self.node_by_id[node].answer_message(message) for node, message in messages]
-            return [
-                None if node == 1 else self.node_by_id[node].answer_message(message)
-                for node, message in messages
-            ]
+            found = [self.node_by_id[node].answer_message(message) for node, message in messages]
+            deaf = 1 if self._fault else None
+            pairs = zip(messages, found, strict=True)
+            return [None if node == deaf else answer for (node, _), answer in pairs]
 
     played.round([2, 3])
     deaf = played.remote._grid = Deaf(played.grid, 1, True)
