@@ -1,17 +1,25 @@
 """Scripts of training steps: the bits of steps by Python, and steps that no script repeats."""
 
 from dataclasses import replace
+from itertools import count
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from fedpfl import models
-from fedpfl.engine import Engine, Local
+from fedpfl.engine import (
+    Engine,
+    Local,
+    RoundSetup,
+    make_backend,
+    make_initial_state,
+    play_round,
+)
 from fedpfl.engine.training import scripts
 from fedpfl.engine.training.pure_steps import overwrite
 from fedpfl.methods import METHODS
-from tests.conftest import assert_same, make_federation, record_rounds
+from tests.conftest import CPU, assert_same, make_federation, record_rounds
 
 SETTINGS = {
     "momentum": Local(2, 16, 0.05, momentum=0.7),
@@ -46,9 +54,10 @@ def made(monkeypatch):
         ("ditto", "all", "mlp"),  # its loss looks at the server and the client
         ("fedselect", "all", "mlp"),  # masks
         ("scaffold", "momentum", "mlp"),  # gradients change the client's state
-        ("knn_per", "momentum", "mlp"),  # keeps what its losses have seen
+        ("pfedfda", "momentum", "mlp"),  # its losses keep features
         ("fedcp", "momentum", "mlp"),  # each sample has numbers of its own
-        ("per_fedavg", "momentum", "mlp"),  # a step of its own, on several batches
+        # A step of its own, on several batches.
+        pytest.param("per_fedavg", "momentum", "mlp", marks=pytest.mark.full),
         ("fedrep", "momentum", "mlp"),  # the body holds still
     ],
 )
@@ -66,6 +75,49 @@ def test_scripts_train_to_the_same_bits(method, settings, network, made, monkeyp
     assert_same(*results)
     assert made
     assert all(made)
+
+
+loss_scales = count(1)
+
+
+class Restless(METHODS["fedavg"]):
+    """A user's method, whose losses look at something beside trees and batches."""
+
+    def loss(self, server, client, net, params, batch):
+        return next(loss_scales) * super().loss(server, client, net, params, batch)
+
+
+def test_runs_that_share_a_backend_have_scripts_of_their_own(monkeypatch):
+    monkeypatch.setattr(scripts, "STEPS_BEFORE", 0)
+    net = models.build_network("mlp", FEDERATION.shape, FEDERATION.classes, 0)
+    local = SETTINGS["momentum"]
+    runs = [
+        (METHODS["fedprox"](mu=0.1), local),
+        (METHODS["fedprox"](mu=2.0), local),
+        (METHODS["fedavg"](), replace(local, momentum=0.2)),
+        (METHODS["fedbabu"](), local),
+        (METHODS["fedavg"](), local),
+        (METHODS["fedavg"](), replace(local, weight_decay=0.1)),
+        (Restless(), local),
+    ]
+
+    def play(backend, method, local):
+        global loss_scales
+        loss_scales = count(1)
+        setup = RoundSetup(backend, method, FEDERATION, local, 0)
+        state = make_initial_state(method, net, FEDERATION.clients, CPU)
+        for cohort in COHORTS:
+            state, _ = play_round(setup, state, cohort)
+        return state.server
+
+    def make_loop():
+        return make_backend(Engine("loop", workers=1), net, CPU)
+
+    shared = make_loop()
+    together = [play(shared, *run) for run in runs]
+    monkeypatch.setattr(scripts, "STEPS_BEFORE", 10**9)
+    for server, run in zip(together, runs, strict=True):
+        assert_same(server, play(make_loop(), *run))
 
 
 def test_a_tree_takes_values_that_are_parts_of_itself():

@@ -118,7 +118,7 @@ class PureStep:
             shape = leaf.shape[1:] if name.startswith("samples.") else leaf.shape
             forms.append((name, shape, leaf.stride(), leaf.dtype))
         keeps = (job.plan.by_sample, job.wants_records)
-        return hooks, tuple(self.indices), settings, keeps, tuple(forms)
+        return hooks, settings, keeps, tuple(forms)
 
     def _read_batches(self, state: StepState, minibatch: Sequence[Tensor]) -> list[Batch]:
         """Return the batches of a step."""
