@@ -316,16 +316,22 @@ def test_values_arrive_as_they_are():
         assert overrides.compose_config([word]).own == wanted
 
 
+def flip_bit(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
 CHANGED = """
 (run / "state.pt").unlink() | state.pt is not there, .* checkpoint.keep=true
-(run / "state.pt").write_bytes(b"PK") | state.pt is damaged
+flip_bit(run / "state.pt") | state.pt is damaged
 rewrite_summary(run, data="0123") | the data are not those of run
 """
 
 
 @pytest.mark.parametrize(("change", "line"), read_cases(CHANGED, " | "))
 def test_models_are_refused_where_they_would_not_be_the_runs(change, line, copy):
-    eval(change, {"rewrite_summary": rewrite_summary, "run": copy})
+    eval(change, {**globals(), "rewrite_summary": rewrite_summary, "run": copy})
     run = fedpfl.load(copy)
     assert len(run.rounds) == 2
     with pytest.raises(fedpfl.FedpflError, match=line) as told:
