@@ -117,6 +117,16 @@ def test_another_learning_rate_or_data_set_is_another_program(federations, net, 
     assert seen[:3] == [10, 5, 5]
 
 
+def test_runs_of_other_rates_share_a_program(federations, net, monkeypatch):
+    """As those of a sweep in other rounds of one schedule."""
+    local, calls = replace(LOCAL, decay=0.5), trainings([FedAvg()] * 2, federations, net)
+    rounds = zip(calls, (1, 4), strict=True)
+    calls = [replace(call, local=local.for_round(number, 9)) for call, number in rounds]
+    seen = programs(monkeypatch)
+    compare("batched", calls)
+    assert seen[0] == 10
+
+
 def test_programs_keep_to_the_width(federations, net, monkeypatch):
     calls = trainings(METHODS, federations, net)
     seen = programs(monkeypatch)
