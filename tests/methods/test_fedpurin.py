@@ -43,6 +43,7 @@ def test_equal_scores_are_all_critical_and_without_scores_a_tensor_stays_intact(
 def test_an_empty_mask_overlaps_with_nobody():
     found = mask_overlaps({"a": torch.tensor([[False, False], [True, False], [True, True]])})
     assert found.tolist() == [[0, 0, 0], [0.5, 1, 0.5], [0.5, 0.75, 1]]
+    assert collaboration_mask(found, 3, 10).diagonal().all()  # but each collaborates with itself
 
 
 @pytest.mark.parametrize("value", [0.7, 1 / 3, 0.1, 1.0, 0.0])
