@@ -207,4 +207,6 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("part", choices=tuple(PARTS))
     parser.add_argument("--precision", default="fp32", choices=("fp32", "tf32", "bf16"))
     options = parser.parse_args(arguments)
+    if not torch.cuda.is_available():
+        parser.error("it measures a GPU; PyTorch finds no CUDA device here")
     PARTS[options.part](options.precision)

@@ -141,6 +141,8 @@ EXCUSES = {
         "",
     ),
     "dataset=hf": ("reads a folder of the user's; tests/data/test_hf.py makes one", ""),
+    "--device cuda": ("needs a GPU", ""),
+    "benchmarks gpu": ("needs a GPU", ""),
     "torchrun ": ("needs several GPUs; tests/engine/test_ranks.py does it on a CPU", ""),
     "launcher=submitit_slurm": ("needs Slurm", ""),
     "launcher=submitit_local": ("needs the extra slurm", "hydra_plugins.hydra_submitit_launcher"),
