@@ -9,7 +9,7 @@ import torch
 
 from fedpfl.data.federation import Federation
 from fedpfl.engine.backends.backend import Engine
-from fedpfl.engine.backends.loop import working_copy
+from fedpfl.engine.training.client_training import working_copy
 from fedpfl.engine.training.shard import gather_data
 from fedpfl.ground import tree
 from fedpfl.ground.seeding import seeded_by_key

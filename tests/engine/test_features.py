@@ -13,7 +13,7 @@ from fedpfl.engine import Engine, RoundSetup, make_backend, make_initial_state, 
 from fedpfl.engine.backends import loop
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.store import RowStorage, Store
-from fedpfl.engine.training import features
+from fedpfl.engine.training import client_training, features
 from fedpfl.methods import METHODS
 from fedpfl.models import ADAPTERS, Net, build_network
 from tests.conftest import CPU, LOCAL, assert_close, assert_same
@@ -54,7 +54,7 @@ def play_without(name, net, federation):
     """Return the same, the body computed in each call."""
     with (
         mock.patch.object(loop, "make_feature_store", return_value=None),
-        mock.patch.object(loop, "find_frozen_body", return_value=None),
+        mock.patch.object(client_training, "find_frozen_body", return_value=None),
     ):
         return play(name, net, federation)
 

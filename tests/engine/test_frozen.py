@@ -8,8 +8,8 @@ import torch
 
 from fedpfl.data.augment import Augment
 from fedpfl.engine import FineTuning
-from fedpfl.engine.backends import loop
 from fedpfl.engine.keys import Draws
+from fedpfl.engine.training import client_training
 from fedpfl.ground import tree
 from fedpfl.methods import METHODS, FedAvg, Phase
 from fedpfl.models import Net
@@ -34,7 +34,7 @@ def play(method, net, federation):
 
 def play_step_by_step(method, net, federation):
     """Return the same, the body computed in every step."""
-    with mock.patch.object(loop, "find_frozen_body", return_value=None):
+    with mock.patch.object(client_training, "find_frozen_body", return_value=None):
         return play(method, net, federation)
 
 

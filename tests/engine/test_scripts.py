@@ -59,6 +59,7 @@ def made(monkeypatch):
         # A step of its own, on several batches.
         pytest.param("per_fedavg", "momentum", "mlp", marks=pytest.mark.full),
         ("fedrep", "momentum", "mlp"),  # the body holds still
+        ("fedper", "momentum", "resnet8"),  # statistics of BatchNorm move
     ],
 )
 def test_scripts_train_to_the_same_bits(method, settings, network, made, monkeypatch):

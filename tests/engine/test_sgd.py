@@ -24,7 +24,7 @@ def test_bits_are_the_mask(local, dtype):
     for own in (mask, as_float_mask(mask, params)):
         leaf, velocity = params.clone(), torch.zeros_like(params)
         for _ in range(3):
-            optimizer_step_([leaf], Moments([velocity]), [grad], [own], local)
+            optimizer_step_([leaf], Moments({0: velocity}, {}, {}), [grad], [own], local)
         ends.append((leaf, velocity))
     assert_same(*ends)
     assert torch.equal(ends[0][0][~mask], params[~mask])
@@ -39,7 +39,7 @@ def test_gradients_handed_in_are_not_changed():
     for masks in ([None] * 3, [torch.ones_like(p, dtype=torch.bool) for p in params]):
         optimizer_step_(
             params,
-            Moments([torch.zeros_like(p) for p in params]),
+            Moments({i: torch.zeros_like(p) for i, p in enumerate(params)}, {}, {}),
             grads,
             masks,
             Local(1, 2, 0.1, 0.7, 0.1),

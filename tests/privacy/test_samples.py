@@ -18,7 +18,7 @@ from fedpfl.engine import (
     make_initial_state,
     play_round,
 )
-from fedpfl.engine.backends.loop import working_copy
+from fedpfl.engine.training.client_training import working_copy
 from fedpfl.engine.training.shard import gather_data
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError

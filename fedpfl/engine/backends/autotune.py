@@ -288,5 +288,7 @@ def _both_finite(pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """Return both in float64, 0 where neither is finite, and infinity where one is."""
     one, other = (part.double() for part in pair)
     is_alike = one.isfinite() == other.isfinite()
+    one = one.nan_to_num(0, 0, 0)
+    other = other.nan_to_num(0, 0, 0)
     # Where one alone is finite, its distance from the other is infinite.
-    return torch.where(is_alike, one.nan_to_num(0, 0, 0), math.inf), other.nan_to_num(0, 0, 0)
+    return torch.where(is_alike, one, math.inf), other

@@ -178,20 +178,15 @@ class Program:
     def nbytes(self) -> int:
         """Return the size of the program's own trees, in bytes."""
         job = self._job
-        moments = dict(enumerate(self._moment_leaves()))
         trees = [
             job.start,
-            moments,
+            self._moments,
             job.client,
             job.buffers,
             job.server,
             job.servers or {},
         ]
         return sum(map(tree.nbytes, trees))
-
-    def _moment_leaves(self) -> list[Tensor]:
-        """Return the optimizer's state of all streams."""
-        return [leaf for moments in self._moments.values() for leaf in moments.leaves()]
 
     def _sums(self) -> list[Tensor]:
         """Return what is summed over steps, by row."""
@@ -211,7 +206,7 @@ class Program:
         if self._job.servers is not None:
             tree.map(Tensor.copy_, self._job.servers, job.servers)
         # A new job begins without the momentum of the one before.
-        torch._foreach_zero_([*self._moment_leaves(), *self._sums()])
+        torch._foreach_zero_([*tree.leaves(self._moments), *self._sums()])
 
     def run(self, job: TrainJob) -> TrainResult:
         """Take all steps; what is returned is the program's own memory."""
@@ -330,9 +325,9 @@ class Program:
         records_by_row: list[list[Tree]] = [[] for _ in self._job.rows]
         for step, (record, _) in enumerate(steps):
             for row, count in enumerate(counts[step].long().tolist()):
-                records_by_row[row].append(
-                    tree.map(lambda leaf, row=row, count=count: leaf[row][:count], record)
-                )
+                row_record = tree.take(record, row)
+                samples = slice(count)
+                records_by_row[row].append(tree.take(row_record, samples))
         return [tree.concatenate_trees(records) if records else {} for records in records_by_row]
 
     def _save_rows(self, rows: slice) -> list[tuple[Tensor, Tensor]]:
@@ -342,8 +337,9 @@ class Program:
             *tree.leaves(job.start),
             *tree.leaves(job.buffers),
             *tree.leaves(job.client),
+            *tree.leaves(self._moments),
+            *self._sums(),
         ]
-        parts += [*self._moment_leaves(), *self._sums()]
         return [(part[rows], part[rows].clone()) for part in parts]
 
     def _run_step(self, kind: _StepKind) -> None:
@@ -471,12 +467,20 @@ class Program:
         federation = self._job.rows[0].federation
         numbers, weight, random, views = (part[: kind.rows] for part in self._inputs[kind.slot])
         samples, indices = numbers.unbind(1)
-        x = federation.apply_augmentation(federation.normalize(federation.x[samples]), views)
+        x = federation.normalize(federation.x[samples])
+        x = federation.apply_augmentation(x, views)
         y = federation.y[samples]
-        return [
-            Batch(x[:, k], y[:, k], weight[:, k], random[:, k], indices[:, k])
-            for k in range(samples.shape[1])
-        ]
+        batches = []
+        for k in range(samples.shape[1]):
+            batch = Batch(
+                x=x[:, k],
+                y=y[:, k],
+                weight=weight[:, k],
+                random=random[:, k],
+                indices=indices[:, k],
+            )
+            batches.append(batch)
+        return batches
 
     def _add_record(
         self, slot: int, record: Tree, weight: Tensor, is_active: Tensor | None

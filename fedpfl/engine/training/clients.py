@@ -126,7 +126,8 @@ class ManyClients(OneClient):
 
     def personal(self, call: EvalCall, client: dict[str, Tree], has_overlay: bool) -> Tree:
         """Return the personal models."""
-        return self.each(partial(call.method.personal, call.state.server), client)
+        personal = partial(call.method.personal, call.state.server)
+        return self.each(personal, client)
 
     def one_by_one(
         self, hook: Callable[..., Any], *trees: Any, records: Sequence[Tree] | None = None

@@ -174,8 +174,9 @@ def _finish_faults(value: Any, expected: Expected, *arguments: Any) -> Faults:
 
 def _aggregate_faults(value: Any, expected: Expected, *arguments: Any) -> Faults:
     yield from _states_faults(value, expected)
+    _, clients = value
     cohort = len(arguments[4])
-    for name, leaf in tree.items(value[1]):
+    for name, leaf in tree.items(clients):
         if leaf.dim() == 0 or len(leaf) != cohort:
             yield f"the clients' {name} as a tensor {list(leaf.shape)} for a cohort of {cohort}"
 

@@ -142,7 +142,9 @@ def _draw_steps(
         rows = steps.number * samples
         numbers = [draws.random(client, stream, epoch, rows, count, what) for epoch in epochs]
         by_sample = torch.cat(numbers).view(len(minibatches), samples, count)
-        indices = positions[:, 0, :, None].clamp(min=0).expand(-1, -1, count)
+        # Padding is -1, and takes anybody's.
+        members = positions[:, 0].clamp(min=0)
+        indices = members[:, :, None].expand(-1, -1, count)
         return by_sample.gather(1, indices)[:, None]
 
     return StepPlan(

@@ -7,23 +7,22 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import CancelledError
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedpfl.engine.training.client_step import ClientStep, StepState
 from fedpfl.engine.training.frozen import FrozenBody
 from fedpfl.engine.training.jobs import TrainJob
-from fedpfl.engine.training.local import Local
 from fedpfl.engine.training.minibatches import StepPlan
 from fedpfl.engine.training.scripts import StepScripts
-from fedpfl.engine.training.sgd import Moments, complete_gradients, optimizer_step_
-from fedpfl.engine.training.train_plan import TrainableLeaves
 from fedpfl.ground import tree
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Batch, Data, Method, Phase
-from fedpfl.models import Bound, Net
+from fedpfl.models import Net
 
 LONGEST_CALL = 0.05
 """Seconds that steps take together at most: a run that is stopped waits for them."""
@@ -34,46 +33,16 @@ LARGEST_STATES = 2**26
 """Bytes of states that a step looks at, at most, as a script is tried on copies of all tensors."""
 
 
-class StepState(NamedTuple):
-    """Hold all tensors that a client's steps read and change.
-
-    Attributes:
-        params: The trained tree.
-        velocity: The momentum of the leaves that move, by position.
-        masks: Those of leaves that move in part, by position.
-        server: The server's state; {} where no hook looks at it.
-        client: The client's state; {} where no hook looks at it.
-        samples: The client's training samples: `x`, `y`, and `features` where the body holds still.
-        sums: Of the losses, of those weighted by samples, and of the samples.
-    """
-
-    params: Tree
-    velocity: dict[int, Tensor]
-    masks: dict[int, Tensor]
-    server: Tree
-    client: Tree
-    samples: dict[str, Tensor]
-    sums: dict[str, Tensor]
-
-
 @dataclass(frozen=True)
 class PureStep:
     """Take a step that looks at nothing but tensors.
 
     Attributes:
-        net: The network, without buffers.
-        job: What is trained.
-        phase: Of training.
-        indices: The leaves that move, by position.
-        local: The optimizer's settings.
+        step: The step.
         state: The client's tensors; a script is tried on others of their form.
     """
 
-    net: Net
-    job: TrainJob
-    phase: Phase
-    indices: list[int]
-    local: Local
+    step: ClientStep
     state: StepState
 
     def __call__(self, tensors: Sequence[Tensor], minibatch: Sequence[Tensor], rate: float) -> Tree:
@@ -87,31 +56,22 @@ class PureStep:
         """
         state: StepState = tree.rebuild(self.state, tensors)
         batches = self._read_batches(state, minibatch)
-        bound = self._bind_network(state, batches[0])
-        # A checked copy takes longer than some steps.
-        local = self.local if rate == self.local.lr else replace(self.local, lr=rate)
-        record: Tree = {}
-        if self.phase.step:
-            loss = self._take_phase_step(state, bound, batches)
-        else:
-            loss, record = self._descend(state, bound, batches[0], local)
-
-        sums = state.sums
+        state_after, record = self._bind_step(state, rate).update_state(state, batches)
         with torch.no_grad():
-            sums["loss"] += loss
-            if self.job.plan.by_sample:
-                sample_count = len(batches[0].y)
-                sums["sample_loss"] += loss * sample_count
-                sums["samples"] += sample_count
+            for name in ("params", "client", "buffers"):
+                values = getattr(state, name)
+                values_after = getattr(state_after, name)
+                if values_after is not values:
+                    overwrite(values, values_after)
         return record
 
     def find_kind(self) -> Hashable:
         """Return all that the operations of steps depend on, but for the minibatch's size."""
-        local = self.local
+        local = self.step.local
         settings = (local.momentum, local.nesterov, local.weight_decay, local.clip)
-        job = self.job
+        job = self.step.job
         # A method's hook is equal to itself alone: other values would be other constants.
-        hooks = None if job.is_plain else tuple(_list_hooks(job, self.phase))
+        hooks = None if job.is_plain else tuple(_list_hooks(job, self.step.phase))
         forms = []
         for name, leaf in tree.items(self.state):
             # How many samples a client has is no matter of a step.
@@ -123,7 +83,7 @@ class PureStep:
     def _read_batches(self, state: StepState, minibatch: Sequence[Tensor]) -> list[Batch]:
         """Return the batches of a step."""
         data = Data(state.samples["x"], state.samples["y"])
-        count = self.phase.batches
+        count = self.step.phase.batches
         batches = [data.rows(rows) for rows in minibatch[:count]]
         numbers = minibatch[count:]
         if numbers:
@@ -131,86 +91,60 @@ class PureStep:
             batches = [batch._replace(random=random) for batch, random in pairs]
         return batches
 
-    def _bind_network(self, state: StepState, batch: Batch) -> Bound:
-        """Return the network for a step."""
-        bound = self.net.bind(self.job.buffers, training=True)
+    def _bind_step(self, state: StepState, rate: float) -> ClientStep:
+        """Return the step with a learning rate, and the features of a state's samples."""
+        step = self.step
+        # A checked copy takes longer than some steps.
+        if rate != step.local.lr:
+            step = replace(step, local=replace(step.local, lr=rate))
         features = state.samples.get("features")
         if features is None:
-            return bound
+            return step
         data = Data(state.samples["x"], state.samples["y"])
         # Of several models a body is the same only where it is frozen for good, and in none.
-        is_model = state.params.keys() == self.net.params.keys()
-        params = state.params if is_model else self.net.params
-        body = FrozenBody(self.net, params, self.job.buffers, data, features)
-        return body.bind_batch(bound, batch)
-
-    def _take_phase_step(self, state: StepState, bound: Bound, batches: list[Batch]) -> Tensor:
-        """Take a step by `Phase.step`; return the loss."""
-        assert self.phase.step
-        batch = tuple(batches) if len(batches) > 1 else batches[0]
-        with torch.no_grad():
-            params, loss = self.phase.step(state.server, state.client, bound, state.params, batch)
-            overwrite(state.params, params)
-        return loss.detach()
-
-    def _descend(
-        self, state: StepState, bound: Bound, batch: Batch, local: Local
-    ) -> tuple[Tensor, Tree]:
-        """Take a step of SGD; return the loss, and what it keeps."""
-        # ---- Step 1: loss and gradient
-        objective = self.phase.loss or self.job.plan.loss
-        leaves = tree.leaves(state.params)
-        moving_leaves = [leaves[i] for i in self.indices]
-        record: Tree = {}
-        with torch.enable_grad():
-            loss = objective(state.server, state.client, bound, state.params, batch)
-            if isinstance(loss, tuple):
-                loss, record = loss
-            grads = torch.autograd.grad(loss, moving_leaves, materialize_grads=True)
-        loss = loss.detach()
-        record = tree.map(Tensor.detach, record)
-
-        with torch.no_grad():
-            # ---- Step 2: what the client makes of it
-            if self.phase.after_gradient:
-                params = tree.map(Tensor.detach, state.params)
-                all_grads = complete_gradients(list(grads), leaves, self.indices)
-                gradient = tree.rebuild(state.params, all_grads)
-                client = self.phase.after_gradient(
-                    state.server, state.client, params, gradient, batch, loss, record
-                )
-                overwrite(state.client, client)
-
-            # ---- Step 3: the optimizer
-            moments = Moments(mean=list(state.velocity.values()))
-            masks = [state.masks.get(i) for i in self.indices]
-            optimizer_step_(moving_leaves, moments, list(grads), masks, local)
-        return loss, record if self.job.wants_records else {}
+        is_model = state.params.keys() == step.net.params.keys()
+        params = state.params if is_model else step.net.params
+        return replace(step, body=FrozenBody(step.net, params, state.buffers, data, features))
 
 
-def is_pure(
-    net: Net, job: TrainJob, phase: Phase, trainable: TrainableLeaves, local: Local
-) -> bool:
-    """Return whether nothing but tensors decides a phase's steps.
+def find_pure_step(step: ClientStep, state: StepState) -> PureStep | None:
+    """Return a phase's step by tensors alone, None where something else decides it.
 
-    Args:
-        net: The network.
-        job: What is trained.
-        phase: Of training.
-        trainable: The leaves that the phase moves.
-        local: The optimizer's settings in it.
+    What the steps change in place is the state's own, but for what it has of the client.
     """
-    if not has_pure_calls(net) or job.draws[0].protection:
+    if not is_pure(step):
+        return None
+    if step.body:
+        features = step.body.compute_features(step.net.bind(state.buffers, training=True))
+        if features is None:
+            return None
+        state = state._replace(samples={**state.samples, "features": features})
+    if step.job.is_plain:
+        state = state._replace(server={}, client={})
+    elif step.phase.after_gradient:
+        state = state._replace(client=tree.map(torch.clone, state.client))
+    state = state._replace(buffers=tree.map(torch.clone, state.buffers))
+    # A script has the precision of its tensors.
+    return PureStep(replace(step, autocast=nullcontext, body=None), state)
+
+
+def is_pure(step: ClientStep) -> bool:
+    """Return whether nothing but tensors decides a phase's steps."""
+    job = step.job
+    if not has_pure_calls(step.net) or job.draws[0].protection:
         return False
     # Adam reads its number of steps.
-    if local.optimizer != "sgd" and not phase.step:
+    if step.local.optimizer != "sgd" and not step.phase.step:
         return False
-    if job.rows[0].federation.augment or not trainable.indices:
+    if job.rows[0].federation.augment or not step.trainable.indices:
+        return False
+    # Statistics of a body that holds still move.
+    if step.body and step.net.buffers:
         return False
     if job.is_plain:
         return True
     is_large = tree.nbytes(job.server) + tree.nbytes(job.client) > LARGEST_STATES
-    hooks = _list_hooks(job, phase)
+    hooks = _list_hooks(job, step.phase)
     is_known = is_of_package(job.method) and all(_is_known_hook(hook, job.method) for hook in hooks)
     return is_known and not is_large
 
@@ -219,7 +153,7 @@ def has_pure_calls(net: Net) -> bool:
     """Return whether a network's logits follow from its parameters and the samples alone."""
     # A user's may look at anything.
     traits = net.traits
-    return traits.trusted and not traits.draws and not traits.recomputes and not net.buffers
+    return traits.trusted and not traits.draws and not traits.recomputes
 
 
 def is_of_package(method: Method) -> bool:
@@ -273,6 +207,7 @@ class PureSteps:
         self._tensors = tree.leaves(step.state)
         self._stop = stop
         self._kind = scripts.number_kind(step.find_kind())
+        self._rate = step.step.local.lr
         self._steps_at_once = 1
         self.records: list[Tree] = []
         """What the losses have kept, by step."""
@@ -297,7 +232,7 @@ class PureSteps:
             step=self._step,
             tensors=self._tensors,
             minibatches=minibatches,
-            rate=self._step.local.lr,
+            rate=self._rate,
         )
         seconds_per_step = (time.perf_counter() - start_time) / len(minibatches)
         # A clock may not have moved meanwhile.

@@ -246,8 +246,11 @@ class _Recording(TorchDispatchMode):
         super().__init__()
         self.tensors = tensors
         self.minibatch = minibatch
-        self._names = {id(leaf): f"tensor{position}" for position, leaf in enumerate(tensors)}
-        self._names |= {id(part): f"part{position}" for position, part in enumerate(minibatch)}
+        self._names: dict[int, str] = {}
+        for position, leaf in enumerate(tensors):
+            self._names[id(leaf)] = f"tensor{position}"
+        for position, part in enumerate(minibatch):
+            self._names[id(part)] = f"part{position}"
         self._lines: list[str] = []
         self._alive: list[Any] = []  # while they live, no other tensor has their identity
 

@@ -18,40 +18,34 @@ from fedpfl.methods import Phase
 
 
 class Moments(NamedTuple):
-    """Hold an optimizer's state, by leaf; it is zero where a mask is False (`masked_moments`).
+    """Hold an optimizer's state of leaves by position; zero outside a mask (`masked_moments`).
 
     Attributes:
-        mean: Momentum, or Adam's mean gradient.
+        mean: Momentum, or Adam's mean gradient; empty for SGD without momentum.
         square: Adam's mean squared gradient, else empty.
         counts: Adam's number of steps (per entry where a mask is element-wise), else empty.
     """
 
-    mean: list[Tensor]
-    square: Sequence[Tensor] = ()
-    counts: Sequence[Tensor] = ()
+    mean: dict[int, Tensor]
+    square: dict[int, Tensor]
+    counts: dict[int, Tensor]
 
     def of(self, indices: Sequence[int], rows: slice | None = None) -> Moments:
         """Return those of some leaves, perhaps of the leading rows alone."""
-        selected: list[list[Tensor]] = []
+        selected: list[dict[int, Tensor]] = []
         for tensors in self:
-            if not tensors:
-                selected.append([])
-            elif rows is None:
-                selected.append([tensors[i] for i in indices])
-            else:
-                selected.append([tensors[i][rows] for i in indices])
+            part = {i: tensors[i] for i in indices if i in tensors}
+            if rows is not None:
+                part = {i: tensor[rows] for i, tensor in part.items()}
+            selected.append(part)
         mean, square, counts = selected
         return Moments(mean=mean, square=square, counts=counts)
-
-    def leaves(self) -> list[Tensor]:
-        """Return all tensors."""
-        return [leaf for tensors in self for leaf in tensors]
 
 
 def initial_moments(plan: TrainPlan, start: Tree, stacked: bool = False) -> dict[str, Moments]:
     """Return the optimizer's state before its first step, by stream.
 
-    Leaves that no phase of a stream trains have an empty tensor there.
+    Leaves that no phase of a stream trains have none there.
 
     Args:
         plan: Of training.
@@ -82,14 +76,11 @@ def _initial_moments_of_stream(
     leaves = tree.leaves(start)
 
     # ---- Step 2: zeros for these.
-    def zeros() -> list[Tensor]:
-        return [
-            torch.zeros_like(leaf) if i in trained else leaf.new_empty(0)
-            for i, leaf in enumerate(leaves)
-        ]
+    def zeros() -> dict[int, Tensor]:
+        return {i: torch.zeros_like(leaves[i]) for i in sorted(trained)}
 
     if not is_adam:
-        return Moments(mean=zeros())
+        return Moments(mean=zeros(), square={}, counts={})
 
     # ---- Step 3: Adam's steps, by entry where entries move at different times.
     counts = zeros()
@@ -153,25 +144,27 @@ def optimizer_step_(
 
     # ---- Adam and AdamW
     if local.optimizer != "sgd":
-        for i, leaf in enumerate(params):
+        mean, square, counts = [tensors.values() for tensors in moments]
+        for i, leaf_moments in enumerate(zip(mean, square, counts, strict=True)):
             _adam_step_(
-                leaf=leaf,
+                leaf=params[i],
                 grad=grads[i],
                 mask=masks[i],
-                moments=_LeafMoments(moments.mean[i], moments.square[i], moments.counts[i]),
+                moments=leaf_moments,
                 local=local,
-                lr=local.lr if rates is None else per_client_shape(rates, leaf),
+                lr=local.lr if rates is None else per_client_shape(rates, params[i]),
             )
         return
 
     # ---- SGD
     if local.momentum:
-        torch._foreach_mul_(moments.mean, local.momentum)
-        torch._foreach_add_(moments.mean, grads)
+        velocity = list(moments.mean.values())
+        torch._foreach_mul_(velocity, local.momentum)
+        torch._foreach_add_(velocity, grads)
         if local.nesterov:
-            grads = list(torch._foreach_add(grads, moments.mean, alpha=local.momentum))
+            grads = list(torch._foreach_add(grads, velocity, alpha=local.momentum))
         else:
-            grads = list(moments.mean)
+            grads = velocity
     if rates is None:
         torch._foreach_add_(params, grads, alpha=-local.lr)
         return
@@ -179,25 +172,17 @@ def optimizer_step_(
         leaf.addcmul_(grad, per_client_shape(rates, leaf), value=-1)
 
 
-class _LeafMoments(NamedTuple):
-    """Hold Adam's state of one leaf."""
-
-    mean: Tensor
-    square: Tensor
-    steps: Tensor
-
-
 def _adam_step_(
     leaf: Tensor,
     grad: Tensor,
     mask: Tensor | None,
-    moments: _LeafMoments,
+    moments: tuple[Tensor, Tensor, Tensor],
     local: Local,
     lr: float | Tensor,
 ) -> None:
     """Make Adam's step of one leaf in place (Kingma and Ba, ICLR 2015).
 
-    AdamW: Loshchilov and Hutter, ICLR 2019.
+    AdamW: Loshchilov and Hutter, ICLR 2019. `moments` are those of the leaf, as in Moments.
     """
     mean, square, count = moments
     beta1, beta2 = local.betas
@@ -260,7 +245,7 @@ def masked_moments(moments: Moments, masks: list[Tensor | None], local: Local) -
     masked_buffers: list[tuple[Tensor, Tensor]] = []
     if local.momentum or local.optimizer != "sgd":
         for tensors in (moments.mean, moments.square):
-            for buffer, mask in zip(tensors, masks, strict=bool(tensors)):
+            for buffer, mask in zip(tensors.values(), masks, strict=bool(tensors)):
                 if mask is not None:
                     masked_buffers.append((buffer, mask))
     outside = [torch.where(mask, 0.0, buffer) for buffer, mask in masked_buffers]

@@ -1,0 +1,225 @@
+"""A training step of one client: gradient, what the method makes of it, and the optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedpfl.engine.training.frozen import FrozenBody
+from fedpfl.engine.training.jobs import TrainJob
+from fedpfl.engine.training.local import Local
+from fedpfl.engine.training.protected import explaining_failure, sum_clipped_gradients
+from fedpfl.engine.training.sgd import Moments, complete_gradients, optimizer_step_
+from fedpfl.engine.training.train_plan import TrainableLeaves
+from fedpfl.ground import tree
+from fedpfl.ground.tree import Tree
+from fedpfl.methods import Batch, Phase
+from fedpfl.models import Bound, Net
+
+
+class StepState(NamedTuple):
+    """Hold all tensors that a client's steps read and change.
+
+    Attributes:
+        params: The trained tree.
+        moments: The optimizer's state of the leaves that move.
+        masks: Those of leaves that move in part, by position; see `as_float_mask`.
+        server: The server's state.
+        client: The client's state.
+        buffers: By role.
+        samples: The client's training samples: `x`, `y`, and `features` where the body holds still.
+        sums: Of the losses, of those weighted by samples, and of the samples.
+    """
+
+    params: Tree
+    moments: Moments
+    masks: dict[int, Tensor]
+    server: Tree
+    client: dict[str, Tree]
+    buffers: dict[str, Tree]
+    samples: dict[str, Tensor]
+    sums: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class ClientStep:
+    """Take a step of a phase.
+
+    Attributes:
+        net: The network.
+        job: What is trained.
+        phase: Of training.
+        trainable: The leaves that move.
+        local: The optimizer's settings.
+        autocast: Enters the precision of losses.
+        body: What holds still, if anything does.
+    """
+
+    net: Net
+    job: TrainJob
+    phase: Phase
+    trainable: TrainableLeaves
+    local: Local
+    autocast: Callable[[], AbstractContextManager]
+    body: FrozenBody | None = None
+
+    def update_state(
+        self, state: StepState, batches: list[Batch], noise_key: tuple[str, int] = ("", 0)
+    ) -> tuple[StepState, Tree]:
+        """Return the state after a step, and what the loss keeps of it.
+
+        Parameters, moments and sums are changed in place, the rest is not.
+
+        Args:
+            state: Before the step.
+            batches: As many as the phase wants.
+            noise_key: The phase and the number of the step in it, by which noise is drawn where
+                samples are protected.
+        """
+        batch = batches[0]
+        bound = self.net.bind(state.buffers, training=True)
+        if self.body:
+            bound = self.body.bind_batch(bound, batch)
+        record: Tree = {}
+        if self.job.draws[0].protection:
+            # The loss would tell of samples.
+            loss = torch.zeros((), device=batch.x.device)
+            grads = self._find_protected_gradient(state, batch, noise_key)
+            self._move_leaves(state, grads)
+        elif self.phase.step:
+            params, loss = self._take_phase_step(state, bound, batches)
+            state = state._replace(params=params)
+        else:
+            loss, grads, record = self._find_gradient(state, bound, batch)
+            client = self._show_gradient(state, batch, loss, grads, record)
+            self._move_leaves(state, grads)
+            state = state._replace(client=client)
+        self._add_loss(state.sums, loss, len(batch.y))
+        if bound.buffers is not state.buffers:
+            state = state._replace(buffers=bound.buffers)
+        return state, record if self.job.wants_records else {}
+
+    def _take_phase_step(
+        self, state: StepState, bound: Bound, batches: list[Batch]
+    ) -> tuple[Tree, Tensor]:
+        """Return parameters and loss of a step by `Phase.step`."""
+        assert self.phase.step
+        batch = tuple(batches) if len(batches) > 1 else batches[0]
+        with torch.no_grad(), self.autocast():
+            params, loss = self.phase.step(state.server, state.client, bound, state.params, batch)
+        return params, loss.detach()
+
+    def _find_gradient(
+        self, state: StepState, bound: Bound, batch: Batch
+    ) -> tuple[Tensor, list[Tensor], Tree]:
+        """Return the loss, its gradient at the leaves that move, and what the loss keeps."""
+        objective = self.phase.loss or self.job.plan.loss
+        record: Tree = {}
+        with self.autocast():
+            loss = objective(state.server, state.client, bound, state.params, batch)
+            if isinstance(loss, tuple):
+                loss, record = loss
+        grads = self._differentiate_loss(loss, self._moving_leaves(state))
+        return loss.detach(), grads, tree.map(Tensor.detach, record)
+
+    def _differentiate_loss(self, loss: Tensor, leaves: list[Tensor]) -> list[Tensor]:
+        """Return the gradient of the loss at some leaves of the trained tree."""
+        if not self.net.traits.recomputes:
+            return list(torch.autograd.grad(loss, leaves, materialize_grads=True))
+        # Reentrant checkpointing adds up its gradients in the leaves, and gives `autograd.grad`
+        # none.
+        for leaf in leaves:
+            leaf.grad = None
+        loss.backward()
+        return [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
+
+    def _show_gradient(
+        self, state: StepState, batch: Batch, loss: Tensor, grads: list[Tensor], record: Tree
+    ) -> dict[str, Tree]:
+        """Return the client's state after `Phase.after_gradient` has seen a gradient."""
+        if not self.phase.after_gradient:
+            return state.client
+        leaves = tree.leaves(state.params)
+        with torch.no_grad():
+            all_grads = complete_gradients(grads, leaves, self.trainable.indices)
+            return self.phase.after_gradient(
+                state.server,
+                state.client,
+                tree.map(Tensor.detach, state.params),
+                tree.rebuild(state.params, all_grads),
+                batch,
+                loss,
+                record,
+            )
+
+    def _find_protected_gradient(
+        self, state: StepState, batch: Batch, noise_key: tuple[str, int]
+    ) -> list[Tensor]:
+        """Return a gradient that hides single samples.
+
+        Args:
+            state: Before the step.
+            batch: A Poisson minibatch, perhaps of nobody.
+            noise_key: As in `update_state`.
+        """
+        # ---- Step 1: the loss as a function of the leaves that move
+        ((_, client),) = self.job.rows
+        (draws,) = self.job.draws
+        protection = draws.protection
+        assert protection
+        objective = self.phase.loss or self.job.plan.loss
+        indices = self.trainable.indices
+        leaves = [leaf.detach() for leaf in tree.leaves(state.params)]
+        values = [leaves[i] for i in indices]
+
+        def compute_loss(values: list[Tensor], sample: Batch) -> Any:
+            replaced = dict(zip(indices, values, strict=True))
+            all_values = [replaced.get(i, leaf) for i, leaf in enumerate(leaves)]
+            params = tree.rebuild(state.params, all_values)
+            bound = self.net.bind(state.buffers, training=True)
+            return objective(state.server, state.client, bound, params, sample)
+
+        # ---- Step 2: its gradient, clipped sample by sample
+        # A minibatch of nobody is a step of noise alone: to skip it would tell who was drawn.
+        sums = [torch.zeros_like(leaf) for leaf in values]
+        if len(batch.x):
+            with self.autocast(), explaining_failure():
+                sums = sum_clipped_gradients(
+                    compute_loss, values, self.trainable.masks, batch, protection.clip
+                )
+
+        # ---- Step 3: noise, and the mean over as many samples as a minibatch has on average
+        # How many were drawn is a secret, too.
+        expected = min(self.local.batch_size, len(state.samples["y"]))
+        key = draws.purpose, draws.round, *noise_key
+        grads = []
+        for i, gradient in zip(indices, sums, strict=True):
+            noise = protection.draw_noise(gradient, client, (*key, i))
+            grads.append((gradient + noise) / expected)
+        return grads
+
+    def _moving_leaves(self, state: StepState) -> list[Tensor]:
+        """Return the leaves that the phase trains."""
+        leaves = tree.leaves(state.params)
+        return [leaves[i] for i in self.trainable.indices]
+
+    def _move_leaves(self, state: StepState, grads: Sequence[Tensor]) -> None:
+        """Make a step of the optimizer."""
+        masks = [state.masks.get(i) for i in self.trainable.indices]
+        with torch.no_grad():
+            optimizer_step_(
+                self._moving_leaves(state), state.moments, list(grads), masks, self.local
+            )
+
+    def _add_loss(self, sums: dict[str, Tensor], loss: Tensor, samples: int) -> None:
+        """Add a step's loss to the sums that mean losses are made of."""
+        with torch.no_grad():
+            sums["loss"] += loss
+            if self.job.plan.by_sample:
+                sums["sample_loss"] += loss * samples
+                sums["samples"] += samples
