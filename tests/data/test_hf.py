@@ -218,6 +218,7 @@ mixed | {**FLOATS, "t": list("abc")} | {"input": ("x", "t")} | column 'x' holds 
 texts of arrays | nested(["a"], ["b"]) | {"input": "x"} | 'x' holds list<item: string>, and
 null | {**FLOATS, "x": [1.0, None, 3.0]} | {"input": "x"} | 'x' has no value in row 1;
 too large | {**FLOATS, "x": [1e+300, 2, 3]} | {"input": "x"} | 'x' is not finite in row 0;
+alike as float32 | {**FLOATS, "x": [1e12, 1e12 + 1, 1e12 + 2]} | {"input": "x"} | column 'x' holds numbers up to 1e+12
 a space | {**FLOATS, "who": ["a", "b ", "b"]} | {"input": "x", "by": "who"} | dataset.by 'b ' begins or ends with a space
 half | {**FLOATS, "label": [0, 0.5, 1]} | {"input": "x"} | 'label' is 0.5 in row 1, which is
 array label | {"x": [1.0, 2.0], "label": [[0], [1]]} | {"input": "x"} | column 'label' holds arrays, and dataset.label names a column of cl

@@ -138,6 +138,7 @@ def test_groups_and_the_test_part_of_an_archive(tmp_path):
 WIDE = FEATURES.astype(np.float64)
 ARRAYS = [
     ({"x": np.where(FEATURES > 2, 1e300, WIDE)}, "values that are not finite (or not as float32)"),
+    ({"x": WIDE + 1e12}, "x[:, 0] holds numbers up to 1e+12 with"),
     ({"x": FEATURES[:, 0]}, "signals must be [samples, channels or features, ...], got [120]"),
     ({"x": TOKENS - 1}, "must be from 0 to 2147483647, found -1 to 28; save a table"),
     ({"x": TOKENS[:, :, None]}, "got int32 [120, 7, 1]"),

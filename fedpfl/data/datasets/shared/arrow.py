@@ -13,6 +13,7 @@ import numpy as np
 
 from fedpfl.data.datasets.shared.hub import Split
 from fedpfl.data.datasets.shared.images import refuse_deep_image
+from fedpfl.data.datasets.shared.samples import explain_rounding
 from fedpfl.data.datasets.shared.source import error_line
 from fedpfl.ground.errors import FedpflError
 
@@ -70,6 +71,8 @@ def read_number_columns(split: Split, columns: Sequence[str]) -> np.ndarray:
     for column in columns:
         values = read_values(split, column).astype(np.float64)
         _refuse_infinite(split, column, values)
+        if problem := explain_rounding(values):
+            raise FedpflError(f"{split.origin}: column {column!r} {problem}")
         features.append(values.astype(np.float32))
     return np.stack(features, 1)
 

@@ -26,6 +26,12 @@ from fedpfl.ground.tasks import (
 # Counts per client and class, and a classifier, must fit into memory.
 MAX_CLASSES = 2**16
 
+MOST_ROUNDING = 0.5
+"""Standard deviations of a feature that float32 may round it by."""
+
+LAST_BITS = 1e-13
+"""Relative to the largest number, what equal ones differ by that were computed in two ways."""
+
 
 @dataclass(frozen=True, eq=False)
 class Samples:
@@ -242,7 +248,12 @@ def _check_inputs(x: np.ndarray) -> np.ndarray:
 
 
 def to_finite_floats(x: np.ndarray) -> np.ndarray:
-    """Return floats as float32. Raises ValueError for the first sample that is not finite."""
+    """Return floats as float32.
+
+    Raises:
+        ValueError: A sample is not finite, or float32 does not tell samples apart by a feature.
+    """
+    exact = x
     with np.errstate(over="ignore"):  # what is too large becomes infinite
         x = x.astype(np.float32, copy=False)
     is_finite = np.isfinite(x)
@@ -252,7 +263,29 @@ def to_finite_floats(x: np.ndarray) -> np.ndarray:
             f"x holds values that are not finite (or not as float32), first in sample {sample}; "
             "mend or leave out those samples"
         )
+    if x.ndim == 2:
+        for feature, values in enumerate(exact.T):
+            if problem := explain_rounding(values):
+                raise ValueError(f"x[:, {feature}] {problem}")
     return x
+
+
+def explain_rounding(values: np.ndarray) -> str:
+    """Say what float32 loses of numbers `[samples]`, "" where that is little."""
+    if values.dtype == np.float32 or not len(values):
+        return ""
+    exact = values.astype(np.float64)
+    largest = np.abs(exact).max()
+    deviation = exact.std()
+    rounding = np.abs(exact.astype(np.float32) - exact).max()
+    # Equal numbers that were computed in two ways differ in their last bits.
+    is_constant = deviation <= LAST_BITS * largest
+    if is_constant or rounding <= MOST_ROUNDING * deviation:
+        return ""
+    return (
+        f"holds numbers up to {largest:g} with a standard deviation of {deviation:.2g}, which "
+        f"float32 rounds by up to {rounding:.2g}; subtract a constant from all of them"
+    )
 
 
 def _channels_first(x: np.ndarray) -> np.ndarray:
@@ -305,10 +338,13 @@ def convert_labels(y: np.ndarray, task: Task) -> np.ndarray:
     if task is REGRESSION:
         if flat.ndim != 1 or flat.dtype.kind not in "iuf":
             raise ValueError(f"{problem}; {_suggest_task(y)}")
+        exact = flat
         with np.errstate(over="ignore"):  # what is too large becomes infinite
             flat = flat.astype(np.float32)
         if not np.isfinite(flat).all():
             raise ValueError("y holds values that are not finite (or not as float32)")
+        if problem := explain_rounding(exact):
+            raise ValueError(f"y {problem}")
         return flat
     if y.ndim != 2 or not y.shape[1] or y.dtype.kind not in "biuf":
         raise ValueError(f"{problem}; {_suggest_task(y)}")

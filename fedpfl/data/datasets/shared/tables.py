@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedpfl.data.datasets.shared.parts import require_one_spelling
-from fedpfl.data.datasets.shared.samples import convert_labels
+from fedpfl.data.datasets.shared.samples import convert_labels, explain_rounding
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tasks import CLASSIFICATION, MULTILABEL, Task
 
@@ -209,6 +209,8 @@ def _feature_columns(table: Table, name: str, levels: list[str] | None) -> list[
         raise FedpflError(
             f"{table.origin}: column {name!r} is not finite in row {_row_number(infinite)}"
         )
+    if problem := explain_rounding(values):
+        raise FedpflError(f"{table.origin}: column {name!r} {problem}")
     return [values]
 
 
