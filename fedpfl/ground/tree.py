@@ -130,6 +130,17 @@ def size(tree: Tree) -> int:
     return sum(leaf.numel() for leaf in leaves(tree))
 
 
+def copy_shared(tree: Tree, owner: Tree) -> Tree:
+    """Return a tree with copies of those leaves that have memory of `owner`."""
+    storages = {leaf.untyped_storage().data_ptr() for leaf in leaves(owner)}
+
+    def copy_leaf(leaf: Tensor) -> Tensor:
+        is_shared = leaf.untyped_storage().data_ptr() in storages
+        return leaf.clone() if is_shared else leaf
+
+    return map(copy_leaf, tree)
+
+
 def nbytes(tree: Tree) -> int:
     """Count the bytes of the leaves."""
     return sum(leaf.numel() * leaf.element_size() for leaf in leaves(tree))

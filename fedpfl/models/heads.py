@@ -4,12 +4,14 @@ forward pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
+from torch.utils.checkpoint import CheckpointFunction
 
 from fedpfl.models.wiring import NORMALISATION
 
@@ -96,13 +98,28 @@ def _record_outputs(module: nn.Module, x: Tensor) -> tuple[dict[str, list[Tensor
     was_training = module.training
     try:
         module.eval()
-        with torch.enable_grad():
+        with torch.enable_grad(), _keeping_activations():
             logits = module(x)
     finally:
         module.train(was_training)
         for hook in hooks:
             hook.remove()
     return outputs, logits
+
+
+@contextmanager
+def _keeping_activations() -> Iterator[None]:
+    """Call reentrant checkpoints as plain functions, as they show no graph of what is inside."""
+
+    def call_plainly(function: Callable[..., Any], _: bool, *inputs: Any) -> Any:
+        return function(*inputs)
+
+    CheckpointFunction.apply = staticmethod(call_plainly)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        # What it inherits is there again.
+        delattr(CheckpointFunction, "apply")
 
 
 def _layers(module: nn.Module) -> dict[str, nn.Module]:

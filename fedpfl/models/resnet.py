@@ -87,19 +87,16 @@ class ResNet(nn.Module):
             bias=False,
         )
         self.norm = NORMS[norm](64)
-        stages = []
+        self.blocks = nn.Sequential()
         inside = 64
         for number, count in enumerate(blocks):
             outside = 64 * 2**number
             # Each stage but the first halves the image in its first block.
             strides = [1 if number == 0 else 2] + [1] * (count - 1)
             widths = [inside] + [outside] * (count - 1)
-            stages += [
-                BasicBlock(width, outside, stride, norm)
-                for width, stride in zip(widths, strides, strict=True)
-            ]
+            for width, stride in zip(widths, strides, strict=True):
+                self.blocks.append(BasicBlock(width, outside, stride, norm))
             inside = outside
-        self.blocks = nn.Sequential(*stages)
         self.classifier = nn.Linear(inside, classes)
 
         # ---- Step 2: initial values, once more and last, as torchvision does: this order is the

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from fedpfl.data.augment import Augment
-from fedpfl.engine import FineTuning, make_backend, make_initial_state
+from fedpfl.engine import FineTuning, Local, make_backend, make_initial_state
 from fedpfl.engine.backends import planning
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws, generator
@@ -22,6 +22,7 @@ from tests.conftest import (
     as_engine,
     assert_close,
     assert_same,
+    differing,
     evaluate,
     hold_out_quarter,
     participate,
@@ -161,6 +162,33 @@ def test_what_the_loss_leaves_reaches_the_look_at_the_gradient(backend, net, fed
         parts = list(itertools.chain(*minibatches(federation, client)))
         labels = sum(int((1 + federation.y[part]).sum()) for part in parts)
         assert (kept[client], nothing[client]) == (labels, len(parts) / 2)
+
+
+@dataclass(frozen=True)
+class Keeping(FedAvg):
+    """Keeps the model and the gradient that it is shown, as they are."""
+
+    def init(self, params, parts):
+        zeros = tree.map(torch.zeros_like, params)
+        return params, {"model": zeros, "gradient": zeros}
+
+    def phases(self, server, client, params, epochs):
+        return [Phase(epochs, after_gradient=self._keep)]
+
+    def _keep(self, server, client, params, grads, batch, loss, kept):
+        return {**client, "model": params, "gradient": grads}
+
+
+def test_the_look_at_the_gradient_is_ahead_of_the_step(backend, net, federation):
+    one_step = Local(None, 16, 0.05, steps=1)
+    trained = [client for client in EVERYONE if len(federation.train[client]) > 1]
+    part = take_part(Keeping(), net, federation, backend, trained, local=one_step)
+    for client in range(len(trained)):
+        seen = tree.take(part.client_states, client)
+        assert_same(seen["model"], net.params)
+        uploaded = tree.take(part.uploads, client)
+        assert_close(uploaded, tree.map(lambda p, g: p - 0.05 * g, seen["model"], seen["gradient"]))
+        assert differing(uploaded, net.params)
 
 
 # Whole steps

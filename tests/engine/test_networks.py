@@ -83,9 +83,9 @@ def broken_promises(trial):
 
 QUICK = {
     *("batchnorm_1d", "counter_assigned", "noisy_by_numpy", "tied", "frozen_average"),
-    *("two_heads", "batchnorm_without_statistics", "made_still"),
+    *("two_heads", "batchnorm_without_statistics", "made_still", "checkpointed"),
 }
-"""One network of each kind: what moves beside parameters, draws, sharing, refusals of the engine."""
+"""One network of each kind: what moves beside parameters, draws, sharing, recomputation, refusals."""
 
 
 @pytest.mark.parametrize("name", keep_only(networks.KEPT, QUICK))
@@ -148,6 +148,16 @@ def test_values_of_a_run_are_where_another_begins(name):
     values = {key: leaf + 1 for key, leaf in {**first.params, **first.buffers}.items()}
     started = build(name, weights=values)
     assert all(torch.equal(started.params[key], values[key]) for key in first.params)
+
+
+def test_recomputation_leaves_no_gradients_of_single_samples():
+    net, method = build("checkpointed"), METHODS["feddpa"]()
+    setup = RoundSetup(
+        make_backend(Engine("loop"), net, CPU), method, make_federation(networks.SHAPE), LOCAL, 0
+    )
+    state = make_initial_state(method, net, len(COHORT), CPU)
+    with pytest.raises(FedpflError, match="^model=checkpointed: it recomputes activations"):
+        play_round(setup, state, COHORT)
 
 
 @pytest.mark.parametrize("method", keep_only(METHODS, REPRESENTATIVES))

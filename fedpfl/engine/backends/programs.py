@@ -396,11 +396,12 @@ class Program:
                     grads, loss, new_buffers, new_client, record = vmap_clients(
                         client_step, trainable_leaves, leaves, batches[0], buffers, client, servers
                     )
+                # Ahead of the step: it may have kept parameters, which the step changes in place.
+                if phase.after_gradient:
+                    tree.put_(job.client, rows, unless_idle(new_client, client))
                 optimizer_step_(
                     trainable_leaves, moments, grads, masks, kind.local, stacked=True, rates=rates
                 )
-                if phase.after_gradient:
-                    tree.put_(job.client, rows, unless_idle(new_client, client))
                 if record and job.wants_records:
                     self._add_record(kind.slot, record, weight, is_active)
             tree.put_(job.buffers, rows, unless_idle(new_buffers, buffers))

@@ -14,7 +14,12 @@ from fedpfl.engine.training.frozen import FrozenBody
 from fedpfl.engine.training.jobs import TrainJob
 from fedpfl.engine.training.local import Local
 from fedpfl.engine.training.protected import explaining_failure, sum_clipped_gradients
-from fedpfl.engine.training.sgd import Moments, complete_gradients, optimizer_step_
+from fedpfl.engine.training.sgd import (
+    Moments,
+    complete_gradients,
+    differentiate_loss,
+    optimizer_step_,
+)
 from fedpfl.engine.training.train_plan import TrainableLeaves
 from fedpfl.ground import tree
 from fedpfl.ground.tree import Tree
@@ -124,19 +129,8 @@ class ClientStep:
             loss = objective(state.server, state.client, bound, state.params, batch)
             if isinstance(loss, tuple):
                 loss, record = loss
-        grads = self._differentiate_loss(loss, self._moving_leaves(state))
+        grads = differentiate_loss(self.net, loss, self._moving_leaves(state))
         return loss.detach(), grads, tree.map(Tensor.detach, record)
-
-    def _differentiate_loss(self, loss: Tensor, leaves: list[Tensor]) -> list[Tensor]:
-        """Return the gradient of the loss at some leaves of the trained tree."""
-        if not self.net.traits.recomputes:
-            return list(torch.autograd.grad(loss, leaves, materialize_grads=True))
-        # Reentrant checkpointing adds up its gradients in the leaves, and gives `autograd.grad`
-        # none.
-        for leaf in leaves:
-            leaf.grad = None
-        loss.backward()
-        return [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
 
     def _show_gradient(
         self, state: StepState, batch: Batch, loss: Tensor, grads: list[Tensor], record: Tree
@@ -147,7 +141,7 @@ class ClientStep:
         leaves = tree.leaves(state.params)
         with torch.no_grad():
             all_grads = complete_gradients(grads, leaves, self.trainable.indices)
-            return self.phase.after_gradient(
+            client = self.phase.after_gradient(
                 state.server,
                 state.client,
                 tree.map(Tensor.detach, state.params),
@@ -156,6 +150,8 @@ class ClientStep:
                 loss,
                 record,
             )
+            # Parameters that it keeps would move with the step.
+            return tree.copy_shared(client, state.params)
 
     def _find_protected_gradient(
         self, state: StepState, batch: Batch, noise_key: tuple[str, int]

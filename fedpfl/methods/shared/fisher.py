@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.func import grad
 
 from fedpfl.ground import tree
+from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tree import Tree
 from fedpfl.methods.shared.batch import Batch, Shard
 from fedpfl.models import Bound, squared_gradients
@@ -29,11 +29,22 @@ def fisher_scores(
         scored: the entries of the model that get a score.
         shard: the client's training data.
         by_sample: False: the square of the mean gradient takes the place of the mean square.
+
+    Raises:
+        FedpflError: There are no gradients of single samples.
     """
+    if by_sample and net.net.traits.recomputes:
+        raise FedpflError(
+            f"model={net.net.name}: it recomputes activations (checkpointing), which gives no "
+            "gradients of single samples; switch that off, or choose another method"
+        )
 
     def summed_loss(scored: Tree, x: Tensor, y: Tensor) -> Tensor:
         batch = Batch(x, y)
         return batch.summed_loss(logits(scored, batch))
+
+    def objective(_: Bound, scored: Tree, batch: Batch) -> Tensor:
+        return summed_loss(scored, batch.x, batch.y)
 
     # ---- Step 1: the sum over all samples.
     total = None
@@ -48,7 +59,7 @@ def fisher_scores(
                 batch.samples,
             )
         else:
-            part = grad(summed_loss)(scored, batch.x, batch.y)
+            part, _ = net.gradient(objective, scored, batch)
         total = part if total is None else tree.map(torch.add, total, part)
 
     # ---- Step 2: its mean.
