@@ -156,7 +156,7 @@ def test_recomputation_leaves_no_gradients_of_single_samples():
         make_backend(Engine("loop"), net, CPU), method, make_federation(networks.SHAPE), LOCAL, 0
     )
     state = make_initial_state(method, net, len(COHORT), CPU)
-    with pytest.raises(FedpflError, match="^model=checkpointed: it recomputes activations"):
+    with pytest.raises(FedpflError, match=r"^model=checkpointed: it recomputes activations"):
         play_round(setup, state, COHORT)
 
 
