@@ -7,7 +7,7 @@ import importlib
 import inspect
 import pkgutil
 
-from fedpfl.methods.shared.batch import Batch, Data, Shard
+from fedpfl.methods.shared.batch import LONGEST_CHUNK, Batch, Data, Shard
 from fedpfl.methods.shared.method import (
     FACTS,
     ORDER,
@@ -21,6 +21,7 @@ from fedpfl.methods.shared.method import (
 
 __all__ = [
     "FACTS",
+    "LONGEST_CHUNK",
     "METHODS",
     "ORDER",
     "SEES",

@@ -209,6 +209,25 @@ class Stepper(FedAvg):
 
 
 @dataclass(frozen=True)
+class Returning(FedAvg):
+    """Goes back to a model of a state, and trains on from there; "nowhere": trains at once."""
+
+    to: str
+
+    def init(self, params, parts):
+        return params, {"model": params}
+
+    def phases(self, server, client, params, epochs):
+        training = Phase(1, stream="training")
+        return [training] if self.to == "nowhere" else [Phase(1, step=self._return), training]
+
+    def _return(self, server, client, net, params, batch):
+        return (server if self.to == "server" else client["model"]), batch.loss(
+            net(params, batch.x)
+        )
+
+
+@dataclass(frozen=True)
 class Pairs(FedAvg):
     """A gradient step on the mean loss of two minibatches."""
 
@@ -223,6 +242,15 @@ class Pairs(FedAvg):
             losses.append((grads, loss))
         mean = tree.map(lambda a, b: (a + b) / 2, losses[0][0], losses[1][0])
         return tree.map(lambda p, g: p - 0.05 * g, params, mean), losses[0][1] + losses[1][1]
+
+
+def test_a_step_may_go_back_to_a_model_of_the_states(backend, net, federation):
+    uploads = {
+        to: take_part(Returning(to), net, federation, backend).uploads
+        for to in ("nowhere", "server", "client")
+    }
+    assert_close(uploads["server"], uploads["nowhere"])
+    assert_close(uploads["client"], uploads["nowhere"])
 
 
 # Random numbers and paces

@@ -13,10 +13,10 @@ from torch import nn
 from fedpfl.engine import FineTuning, RoundSetup, make_backend, make_initial_state, play_round
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
-from fedpfl.engine.training.evaluation import LONGEST_PASS, LONGEST_SEQUENTIAL_SUM
+from fedpfl.engine.training.evaluation import LONGEST_SEQUENTIAL_SUM
 from fedpfl.engine.training.shared_model import find_shared_model
 from fedpfl.ground import tree
-from fedpfl.methods import METHODS, FedAvg
+from fedpfl.methods import LONGEST_CHUNK, METHODS, FedAvg
 from fedpfl.models import Net
 from tests.conftest import (
     CPU,
@@ -107,7 +107,7 @@ def test_passes_hold_all_samples_once_and_few_at_a_time(net, various):
     passes = [one for one in find_shared_model(call, net).passes if one.split == "test"]
     assert [client for one in passes for client in one.clients] == CLIENTS
     for one in passes:
-        assert len(one.clients) == 1 or sum(map(len, one.samples)) <= LONGEST_PASS
+        assert len(one.clients) == 1 or sum(map(len, one.samples)) <= LONGEST_CHUNK
 
 
 def test_losses_of_few_samples_are_added_up_as_torch_does():

@@ -117,6 +117,8 @@ class ClientStep:
         batch = tuple(batches) if len(batches) > 1 else batches[0]
         with torch.no_grad(), self.autocast():
             params, loss = self.phase.step(state.server, state.client, bound, state.params, batch)
+            # Steps of SGD would move what the parameters share with the states.
+            params = tree.copy_shared(params, {"server": state.server, "client": state.client})
         return params, loss.detach()
 
     def _find_gradient(

@@ -28,13 +28,11 @@ from fedpfl.engine.training.shard import gather_data
 from fedpfl.ground import tree
 from fedpfl.ground.tasks import CLASSIFICATION, find_task
 from fedpfl.ground.tree import Tree
-from fedpfl.methods import Batch, Data
+from fedpfl.methods import LONGEST_CHUNK, Batch, Data
 from fedpfl.models import Net
 
 ROW_BLOCK = 16
 """Rows that matrix products with AVX-512 take at once."""
-LONGEST_PASS = 256
-"""Samples of a forward pass of several clients on a CPU."""
 LONGEST_SEQUENTIAL_SUM = 17
 """Up to so many samples torch adds a batch's losses one by one, the first one last."""
 
@@ -223,12 +221,12 @@ def _multiplies_rows_alike(outputs: int, inputs: int) -> bool:
         inputs: Its columns.
     """
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(LONGEST_PASS, inputs, generator=generator)
+    x = torch.randn(LONGEST_CHUNK, inputs, generator=generator)
     weight = torch.randn(outputs, inputs, generator=generator)
     product = F.linear(x, weight)
     return all(
         torch.equal(F.linear(x[start:], weight), product[start:])
-        for start in range(ROW_BLOCK, LONGEST_PASS, ROW_BLOCK)
+        for start in range(ROW_BLOCK, LONGEST_CHUNK, ROW_BLOCK)
     )
 
 

@@ -110,7 +110,7 @@ class PureStep:
 def find_pure_step(step: ClientStep, state: StepState) -> PureStep | None:
     """Return a phase's step by tensors alone, None where something else decides it.
 
-    What the steps change in place is the state's own, but for what it has of the client.
+    Its steps change their state in place, so that it has copies of the client's state and buffers.
     """
     if not is_pure(step):
         return None

@@ -19,7 +19,6 @@ from torch import Tensor
 from fedpfl.data.federation import Federation
 from fedpfl.engine.calls import Call, Counts, EvalCall
 from fedpfl.engine.training.evaluation import (
-    LONGEST_PASS,
     Autocast,
     ForwardPass,
     Model,
@@ -31,7 +30,7 @@ from fedpfl.engine.training.jobs import ClientRow, EvalJob, concatenate_rows
 from fedpfl.engine.training.participation import with_first_checks
 from fedpfl.ground import tree
 from fedpfl.ground.tree import Tree
-from fedpfl.methods import Method
+from fedpfl.methods import LONGEST_CHUNK, Method
 from fedpfl.models import Net
 from fedpfl.models.vectorized import find_obstacle
 
@@ -211,7 +210,7 @@ class _Hidden:
 def _cut_clients(federation: Federation, split: str, clients: list[int]) -> list[list[int]]:
     """Return clients in groups that a pass takes, large ones alone."""
     samples = getattr(federation, split)
-    most = LONGEST_PASS if federation.x.device.type == "cpu" else DEVICE_PASS
+    most = LONGEST_CHUNK if federation.x.device.type == "cpu" else DEVICE_PASS
     groups: list[list[int]] = []
     room = 0
     for client in clients:

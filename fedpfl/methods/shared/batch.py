@@ -15,6 +15,9 @@ from fedpfl.ground.tasks import CLASSIFICATION, MULTILABEL, REGRESSION, find_tas
 from fedpfl.ground.tree import Tree
 from fedpfl.models import Bound
 
+LONGEST_CHUNK = 256
+"""Samples of a forward pass, at most, so that activations fit into memory."""
+
 
 class Batch(NamedTuple):
     """One minibatch of one client.
@@ -52,7 +55,7 @@ class Batch(NamedTuple):
         """Return the samples without their labels."""
         return self._replace(y=None)  # type: ignore[arg-type]
 
-    def split(self, size: int = 256) -> Iterator[Batch]:
+    def split(self, size: int = LONGEST_CHUNK) -> Iterator[Batch]:
         """Give all samples in order, in batches of bounded size."""
         present = {name: field for name, field in self._asdict().items() if field is not None}
         # No samples are one empty batch, so that whoever adds up batches has something to add.
@@ -136,7 +139,7 @@ class Data(NamedTuple):
             x = self.x[rows]
         return Batch(x, self.y[rows], indices=rows)
 
-    def chunks(self, size: int = 256, random: Tensor | None = None) -> Iterator[Batch]:
+    def chunks(self, size: int = LONGEST_CHUNK, random: Tensor | None = None) -> Iterator[Batch]:
         """Give all samples in order, in batches of bounded size.
 
         Args:
