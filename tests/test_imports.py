@@ -92,7 +92,7 @@ def test_only_configuration_and_training_know_hydra():
             assert not packages & {"hydra", "omegaconf"}, path
 
 
-CONTRACT = "FACTS STORED ORDER SEES METHODS Batch Data Method Phase Shard Turn argument_order_fault"
+CONTRACT = "FACTS STORED ORDER SEES METHODS LONGEST_CHUNK Batch Data Method Phase Shard Turn argument_order_fault"
 REGISTERED = {path.stem for path in (PACKAGE / "methods").glob("*.py")} - {"__init__"}
 
 
