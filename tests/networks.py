@@ -355,6 +355,22 @@ class ListedWeights(Plain):
         return torch.tanh(x.flatten(1) @ self.weights[0].t())
 
 
+class Softmaxed(Plain):
+    """Answers probabilities, which the loss takes for logits."""
+
+    def forward(self, x):
+        return super().forward(x).softmax(-1)
+
+
+class DrawsAtFirstCall(Plain):
+    """Each worker's copy would have numbers of its own."""
+
+    def features(self, x):
+        if not hasattr(self, "offset"):
+            self.offset = torch.randn(WIDTH)
+        return super().features(x) + self.offset
+
+
 # ---- recomputation
 
 
@@ -668,6 +684,7 @@ KEPT = {
     "self_attention": SelfAttention,
     "recurrent": Recurrent,
     "checkpointed": Checkpointed,
+    "softmaxed": Softmaxed,
     "dropped": Dropped,
     "dropout_always": DropoutAlways,
     "noisy_by_numpy": NoisyByNumpy,
@@ -700,6 +717,7 @@ KEPT = {
 """Networks that run on the loop backend as in plain PyTorch."""
 
 REFUSED = {
+    "draws_at_first_call": (DrawsAtFirstCall, "forward changes offset, which outlives the call"),
     "counts_in_attribute": (CountsInAttribute, "forward changes calls, which outlives the call"),
     "queue_in_list": (QueueInList, "forward changes memory, which outlives the call"),
     "growing_buffer": (

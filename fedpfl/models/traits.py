@@ -39,6 +39,7 @@ class Traits:
         moves_in_evaluation: Whether buffers change in evaluation mode too.
         crosses_samples: Whether logits in evaluation depend on which samples stand side by side, as
             of what is drawn for them.
+        activation: "softmax" or "sigmoid" where the answers are probabilities, else "".
         trusted: Whether the network is one of this package's, of which all this is known and
             tested.
     """
@@ -49,6 +50,7 @@ class Traits:
     changes_input: bool = False
     moves_in_evaluation: bool = False
     crosses_samples: bool = False
+    activation: str = ""
     trusted: bool = True
 
 
@@ -95,6 +97,7 @@ def observe(module: nn.Module, shape: tuple[int, ...]) -> Traits:
         changes_input=training.changes_input or evaluation.changes_input,
         moves_in_evaluation=bool(evaluation.changed_buffers | evaluation.changed_parameters),
         crosses_samples=bool(evaluation.draws) or _crosses_samples(module, shape),
+        activation=_find_activation(evaluation.logits),
         trusted=False,
     )
 
@@ -114,6 +117,7 @@ class _Observation:
                 _backward(logits)
             self.draws = drawn_from()
 
+        self.logits = logits.detach()
         self.changes_input = not torch.equal(samples, x)
         self.buffers = dict(self.module.named_buffers())
         self.changed_buffers = {
@@ -127,6 +131,18 @@ class _Observation:
     def gradients(self) -> list[Tensor | None]:
         """Return the gradients of all parameters, in order."""
         return [leaf.grad for leaf in self.module.parameters()]
+
+
+def _find_activation(logits: Tensor) -> str:
+    """Return which activation makes probabilities of the answers `[samples, classes]`, or ""."""
+    if logits.shape[1] < 2 or not ((logits >= 0) & (logits <= 1)).all():
+        return ""
+    sums = logits.float().sum(1)
+    # A constant answer is none of an activation.
+    is_constant = torch.equal(logits, logits[:1].expand_as(logits))
+    if torch.allclose(sums, torch.ones_like(sums), atol=1e-3):
+        return "softmax"
+    return "" if is_constant else "sigmoid"
 
 
 def copy_network(module: nn.Module) -> nn.Module:
@@ -309,10 +325,10 @@ def _require_no_hidden_state(module: nn.Module, shape: tuple[int, ...]) -> None:
 
     attributes = []
     # Twice on each: what differs between equal calls outlives them; then on others, as against a
-    # fresh copy.
-    for x in (first, first, second, second):
+    # fresh copy, which draws other numbers in its first call.
+    for x, seed in ((first, SEED + 1), (first, SEED + 1), (second, SEED), (second, SEED)):
         _restore(used, module)
-        with seeded_process(SEED), torch.no_grad():
+        with seeded_process(seed), torch.no_grad():
             answer = used(x.clone())
         attributes.append(dict(_attributes(used)))
     with seeded_process(SEED), torch.no_grad():

@@ -16,7 +16,7 @@ from fedpfl.config.run import Run
 from fedpfl.data import Federation
 from fedpfl.ground import tree
 from fedpfl.ground.identity import identity
-from fedpfl.ground.tasks import CLASSIFICATION, REGRESSION
+from fedpfl.ground.tasks import CLASSIFICATION, MULTILABEL, REGRESSION, find_task
 from fedpfl.methods import METHODS
 from fedpfl.methods.shared.submodel import Submodel
 from fedpfl.models import Net
@@ -296,6 +296,19 @@ def _describe_head(net: Net) -> str:
     return f"{entries:,} of them the head ({parts.head_layer or 'the whole network'})"
 
 
+def _warn_of_probabilities(run: Run) -> str:
+    """Say that a network answers probabilities where its loss takes logits; "" where not."""
+    activation = run.net.traits.activation
+    # Others' numbers may lie between 0 and 1 as well.
+    misused = {CLASSIFICATION: "softmax", MULTILABEL: "sigmoid"}
+    if not activation or misused.get(find_task(run.federation.y)) != activation:
+        return ""
+    return (
+        f"model={run.net.name}: it ends in a {activation}, and the loss takes logits: training is "
+        "slow; leave it out"
+    )
+
+
 def _describe_frozen(net: Net) -> str:
     """Say how much of a network is frozen; "" for nothing."""
     if not net.frozen:
@@ -349,9 +362,7 @@ def introduce_run(
 
     # ---- What may go wrong
     notes = [*directory.notes, *run.notes]
-    few_train = warn_if_few_train(run, needs.clients)
-    if few_train:
-        notes.append(few_train)
+    notes += filter(None, [warn_if_few_train(run, needs.clients), _warn_of_probabilities(run)])
     notes += engine.slowness_notices(run.engine, run.device)
     if pace and not pace.pays:
         notes.append(f"slow: {pace}; use engine.precision=fp32")

@@ -55,3 +55,12 @@ def test_the_header_names_the_head(tmp_path, capfd):
         "model       head_first: 9,550 parameters, 130 of them the head (out)"
         in capfd.readouterr().err
     )
+
+
+@pytest.mark.parametrize(("model", "is_told"), [("softmaxed", True), ("head_first", False)])
+def test_who_answers_probabilities_is_told_that_the_loss_takes_logits(
+    model, is_told, tmp_path, capfd
+):
+    fedpfl.run(*WORDS, f"model={model}", "rounds=1", directory=tmp_path / "run")
+    note = f"model={model}: it ends in a softmax, and the loss takes logits"
+    assert (note in capfd.readouterr().err) == is_told
