@@ -10,7 +10,6 @@ import torch
 from fedpfl.data.federation import Federation
 from fedpfl.engine.backends.backend import Engine
 from fedpfl.engine.training.client_training import working_copy
-from fedpfl.engine.training.sgd import differentiate_loss
 from fedpfl.engine.training.shard import gather_data
 from fedpfl.ground import tree
 from fedpfl.ground.seeding import seeded_by_key
@@ -102,6 +101,6 @@ def _time_step(net: Net, params: Tree, data: Data, samples: int) -> dict[str, fl
         with torch.autocast("cpu", torch.bfloat16, name == "bf16"):
             logits = bound(params, data.x[:samples])
             loss = Batch(data.x[:samples], data.y[:samples]).loss(logits)
-        differentiate_loss(net, loss, leaves)
+        net.differentiate_loss(loss, leaves)
         seconds[name] = time.perf_counter() - start_time
     return seconds

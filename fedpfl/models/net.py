@@ -132,6 +132,17 @@ class Net:
         """
         return Bound(self, buffers, training, weight)
 
+    def differentiate_loss(self, loss: Tensor, leaves: list[Tensor]) -> list[Tensor]:
+        """Return the gradient of a loss of this network at some leaves."""
+        if not self.traits.recomputes:
+            return list(torch.autograd.grad(loss, leaves, materialize_grads=True))
+        # Reentrant checkpointing adds up its gradients in the leaves, and gives `autograd.grad`
+        # none.
+        for leaf in leaves:
+            leaf.grad = None
+        loss.backward()
+        return [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
+
     def state_dict(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return values of this network as torch's own `state_dict` has them.
 
@@ -301,8 +312,11 @@ class Bound:
             return objective(bound, params, batch), bound.buffers
 
         if self.net.traits.recomputes:
-            grads, value, self.buffers = _gradient_by_backward(inner, params)
-            return grads, value
+            copies = tree.map(lambda leaf: leaf.detach().clone().requires_grad_(), params)
+            with torch.enable_grad():
+                value, self.buffers = inner(copies)
+            grads = self.net.differentiate_loss(value, tree.leaves(copies))
+            return tree.rebuild(copies, grads), value.detach()
         grads, (value, self.buffers) = grad_and_value(inner, has_aux=True)(params)
         return grads, value
 
@@ -378,23 +392,3 @@ def _weigh_samples(norms: list[PaddedNorm], weight: Tensor | None) -> None:
     """Tell normalisations the weights of the samples that come next."""
     for norm in norms:
         norm.sample_weight = weight
-
-
-def _gradient_by_backward(
-    objective: Callable[[Tree], tuple[Tensor, dict[str, Tree]]], params: Tree
-) -> tuple[Tree, Tensor, dict[str, Tree]]:
-    """Return gradient, value and auxiliary output by torch's backward pass.
-
-    It may call layers again, which torch.func's cannot.
-    """
-    leaves = tree.map(
-        lambda leaf: leaf.detach().clone().requires_grad_(),
-        params,
-    )
-    with torch.enable_grad():
-        value, auxiliary = objective(leaves)
-    value.backward()
-    grads = tree.map(
-        lambda leaf: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad, leaves
-    )
-    return grads, value.detach(), auxiliary

@@ -14,12 +14,7 @@ from fedpfl.engine.training.frozen import FrozenBody
 from fedpfl.engine.training.jobs import TrainJob
 from fedpfl.engine.training.local import Local
 from fedpfl.engine.training.protected import explaining_failure, sum_clipped_gradients
-from fedpfl.engine.training.sgd import (
-    Moments,
-    complete_gradients,
-    differentiate_loss,
-    optimizer_step_,
-)
+from fedpfl.engine.training.sgd import Moments, complete_gradients, optimizer_step_
 from fedpfl.engine.training.train_plan import TrainableLeaves
 from fedpfl.ground import tree
 from fedpfl.ground.tree import Tree
@@ -78,7 +73,7 @@ class ClientStep:
     ) -> tuple[StepState, Tree]:
         """Return the state after a step, and what the loss keeps of it.
 
-        Parameters, moments and sums are changed in place, the rest is not.
+        Moments and sums are changed in place, as are parameters but by `Phase.step`.
 
         Args:
             state: Before the step.
@@ -131,7 +126,7 @@ class ClientStep:
             loss = objective(state.server, state.client, bound, state.params, batch)
             if isinstance(loss, tuple):
                 loss, record = loss
-        grads = differentiate_loss(self.net, loss, self._moving_leaves(state))
+        grads = self.net.differentiate_loss(loss, self._moving_leaves(state))
         return loss.detach(), grads, tree.map(Tensor.detach, record)
 
     def _show_gradient(

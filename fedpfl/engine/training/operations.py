@@ -18,7 +18,6 @@ from torch.utils.flop_counter import flop_registry
 from fedpfl.data.federation import Federation
 from fedpfl.engine.training.jobs import ClientRow, phase_structure
 from fedpfl.engine.training.minibatches import count_samples
-from fedpfl.engine.training.sgd import differentiate_loss
 from fedpfl.engine.training.train_plan import TrainPlan, find_trainable_leaves, with_epoch_numbers
 from fedpfl.ground import tree
 from fedpfl.ground.seeding import restored_process
@@ -236,7 +235,7 @@ class _Step:
                 loss = loss_function(self.server, self.client, self.net, params, batch)
                 if isinstance(loss, tuple):
                     loss = loss[0]
-                differentiate_loss(self.net.net, loss, moving)
+                self.net.net.differentiate_loss(loss, moving)
         return meter.total
 
     def _zero_batch(self) -> Batch:

@@ -15,7 +15,6 @@ from fedpfl.engine.training.train_plan import TrainPlan, find_trainable_leaves, 
 from fedpfl.ground import tree
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Phase
-from fedpfl.models import Net
 
 
 class Moments(NamedTuple):
@@ -255,17 +254,6 @@ def masked_moments(moments: Moments, masks: list[Tensor | None], local: Local) -
     yield
     for (buffer, _), values in zip(masked_buffers, outside, strict=True):
         buffer.add_(values)  # one of the two is zero
-
-
-def differentiate_loss(net: Net, loss: Tensor, leaves: list[Tensor]) -> list[Tensor]:
-    """Return the gradient of a network's loss at some leaves."""
-    if not net.traits.recomputes:
-        return list(torch.autograd.grad(loss, leaves, materialize_grads=True))
-    # Reentrant checkpointing adds up its gradients in the leaves, and gives `autograd.grad` none.
-    for leaf in leaves:
-        leaf.grad = None
-    loss.backward()
-    return [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
 
 
 def complete_gradients(
