@@ -632,6 +632,9 @@ def _finite_clients(participation: Participation) -> Tensor:
 
 def _are_finite(trees: list[Tree]) -> Tensor:
     """Return whether all floating-point leaves are finite, a bool on their device."""
-    leaves = [leaf for part in trees for leaf in tree.leaves(part) if leaf.is_floating_point()]
-    flags = [leaf.sum().isfinite() for leaf in leaves] or [torch.tensor(True)]
-    return torch.stack(flags).all()
+    flags = []
+    for part in trees:
+        for leaf in tree.leaves(part):
+            if leaf.is_floating_point():
+                flags.append(leaf.sum().isfinite())
+    return torch.stack(flags).all() if flags else torch.tensor(True)

@@ -82,6 +82,15 @@ def map(f: Callable[..., Any], *trees: Tree) -> Tree:
     return f(*trees)
 
 
+def combine(f: Callable[[list[Any]], Any], trees: Sequence[Tree]) -> Tree:
+    """Apply `f` to the list of corresponding leaves of trees of equal structure."""
+
+    def combine_leaves(*leaves: Any) -> Any:
+        return f(list(leaves))
+
+    return map(combine_leaves, *trees)
+
+
 def items(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Return leaves with their dotted paths, in order."""
     pairs: list[tuple[str, Any]] = []
@@ -261,12 +270,12 @@ def invert(mask: Tree) -> Tree:
 
 def stack(trees: Sequence[Tree]) -> Tree:
     """Stack equal structures on a new axis 0."""
-    return map(lambda *leaves: torch.stack(leaves), *trees)
+    return combine(torch.stack, trees)
 
 
 def concatenate_trees(trees: Sequence[Tree]) -> Tree:
     """Concatenate the leaves of equal structures on axis 0."""
-    return map(lambda *leaves: torch.cat(leaves), *trees)
+    return combine(torch.cat, trees)
 
 
 def at_ragged(f: Callable[[Ragged], Tree], tree: Tree) -> Tree:
@@ -295,12 +304,12 @@ def mark_real(tree: Tree) -> Tree:
 def stack_padded(trees: Sequence[Tree]) -> Tree:
     """Stack trees on a new axis 0, padding their first axes with zeros."""
 
-    def stack_leaves(*leaves: Tensor) -> Tensor:
+    def stack_leaves(leaves: list[Tensor]) -> Tensor:
         if all(leaf.shape == leaves[0].shape for leaf in leaves):
             return torch.stack(leaves)
-        return pad_sequence(list(leaves), batch_first=True)
+        return pad_sequence(leaves, batch_first=True)
 
-    return map(stack_leaves, *trees)
+    return combine(stack_leaves, trees)
 
 
 def repeat(tree: Tree, count: int) -> Tree:

@@ -333,11 +333,7 @@ def _write_html(options: Namespace) -> None:
 
 
 def _list_runs(options: Namespace) -> None:
-    directories = inspect_directories(
-        *options.roots,
-        where=options.where,
-        trials=options.trials,
-    )
+    directories = inspect_directories(options.roots, options.where, options.trials)
     entries = listing.list_entries(directories)
     if not entries:
         raise no_runs_error(options.roots)

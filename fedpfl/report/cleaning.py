@@ -228,7 +228,7 @@ def _find_removable(
         raise FedpflError(
             f"--status {unknown[0]}: clean removes only runs that are {', '.join(REMOVABLE)}"
         )
-    directories = inspect_directories(*roots, where=where, trials=trials)
+    directories = inspect_directories(roots, where, trials)
 
     # ---- Step: the size of each, and who must stay.
     removable = []

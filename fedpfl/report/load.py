@@ -121,7 +121,7 @@ def runs(
 
 
 def inspect_directories(
-    *roots: Path, where: Sequence[str] = (), trials: bool = False
+    roots: Sequence[Path], where: Sequence[str] = (), trials: bool = False
 ) -> list[Directory]:
     """Inspect every run directory below the roots; with filters, leave out broken ones.
 
@@ -151,7 +151,7 @@ def read_directories(
     Raises:
         FedpflError: a root does not exist, or holds trials alone.
     """
-    directories = [inspect_directory(path) for path in find_run_directories(*roots, warn=warn)]
+    directories = [inspect_directory(path) for path in find_run_directories(roots, warn)]
     root_paths = {root.resolve() for root in roots}
     results = [
         directory
@@ -177,7 +177,7 @@ def filter_runs(candidates: Sequence[Run], where: Sequence[str]) -> list[Run]:
 
 
 def find_run_directories(
-    *roots: Path, warn: Callable[[str], None] = print_to_stderr
+    roots: Sequence[Path], warn: Callable[[str], None] = print_to_stderr
 ) -> Iterator[Path]:
     """Yield every run directory below the roots once, ordered by path.
 

@@ -218,12 +218,12 @@ def equals_plain_loop(trial: NetworkTrial) -> None:
         models.append({"params": params, "buffers": buffers})
     weights = torch.tensor(TRAIN) / sum(TRAIN)
 
-    def average(*leaves: Tensor) -> Tensor:
+    def average(leaves: list[Tensor]) -> Tensor:
         if not leaves[0].is_floating_point():
             return torch.stack(leaves).amax(0)
         return sum(weight * leaf for weight, leaf in zip(weights, leaves, strict=True))
 
-    average_model = tree.map(average, *models)
+    average_model = tree.combine(average, models)
     require_close("the averaged model", average_model["params"], state.server, 1e-5, 1e-4)
     if average_model["buffers"]:
         server_buffers = state.server_buffers["main"]

@@ -325,7 +325,7 @@ def test_runs_of_several_tasks_are_listed_and_make_no_table(finished):
         "these runs are of several tasks (multilabel, regression), which have no score in common; "
         "choose some with task=multilabel"
     )
-    entries = listing.list_entries(inspect_directories(finished))
+    entries = listing.list_entries(inspect_directories([finished]))
     entries = listing.sort_entries(entries, "accuracy")
     text = render(listing.entries_table(entries), "terminal", 400)
     assert "AUROC" in text

@@ -52,7 +52,7 @@ def names(found: list[Entry]) -> list[str]:
 
 
 def look(*roots: Path) -> list[Entry]:
-    return listing.list_entries(map(load.inspect_directory, load.find_run_directories(*roots)))
+    return listing.list_entries(map(load.inspect_directory, load.find_run_directories(roots)))
 
 
 VERDICTS = """

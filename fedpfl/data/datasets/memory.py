@@ -213,8 +213,9 @@ def _read_dataset(dataset: Any, origin: str) -> tuple[Any, Any]:
     """Return inputs and labels of a torch Dataset, all of whose items are read."""
     try:
         items = [dataset[index] for index in range(len(dataset))]
-        inputs, labels = zip(*items, strict=True)
-        return np.stack([np.asarray(sample) for sample in inputs]), np.asarray(labels)
+        inputs = [np.asarray(sample) for sample, _ in items]
+        labels = [label for _, label in items]
+        return np.stack(inputs), np.asarray(labels)
     except FedpflError:
         raise
     except Exception as error:  # whatever a user's code raises

@@ -224,7 +224,7 @@ def join_jobs(jobs: list[TrainJob]) -> tuple[TrainJob, Tensor]:
 def _join_phases(jobs: list[TrainJob], join_trees: Callable[[Sequence[Tree]], Tree]) -> list[Phase]:
     """Return the common phases with joined masks; masks that phases share stay shared."""
 
-    def join_leaves(*leaves: Any) -> Any:
+    def join_leaves(leaves: list[Any]) -> Any:
         return join_trees(leaves) if isinstance(leaves[0], Tensor) else leaves[0]
 
     joined_masks: dict[tuple[int, ...], Tree] = {}
@@ -233,7 +233,7 @@ def _join_phases(jobs: list[TrainJob], join_trees: Callable[[Sequence[Tree]], Tr
         masks = [job.plan.phases[i].mask for job in jobs]
         key = tuple(map(id, masks))
         if key not in joined_masks:
-            joined_masks[key] = tree.map(join_leaves, *masks)
+            joined_masks[key] = tree.combine(join_leaves, masks)
         phases.append(phase._replace(mask=joined_masks[key]))
     return phases
 
@@ -288,4 +288,7 @@ def _sample_key(rows: list[ClientRow]) -> tuple[Any, ...]:
 
 def _stacked_form(stacked: Tree) -> list[tuple[str, torch.Size, torch.dtype]]:
     """Return names, shapes and dtypes of one row of a stacked tree."""
-    return [(name, leaf.shape[1:], leaf.dtype) for name, leaf in tree.items(stacked)]
+    forms = []
+    for name, leaf in tree.items(stacked):
+        forms.append((name, leaf.shape[1:], leaf.dtype))
+    return forms

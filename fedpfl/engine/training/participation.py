@@ -151,10 +151,7 @@ def run_evaluation(call: EvalCall, clients: OneClient, net: Net, autocast: Autoc
         for other in range(call.common_federation.clients):
             other_rows = [ClientRow(call.common_federation, other)] * len(rows)
             columns.append((yield replace(job, rows=other_rows, metrics=())))
-        counts["common"] = tree.map(
-            lambda *leaves: torch.stack(leaves, -1),
-            *columns,
-        )
+        counts["common"] = tree.combine(partial(torch.stack, dim=-1), columns)
     return counts
 
 

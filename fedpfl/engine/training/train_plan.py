@@ -126,9 +126,14 @@ class TrainableLeaves:
 
 def find_trainable_leaves(phase: Phase, trained: Tree) -> TrainableLeaves:
     """Return the leaves that a phase trains. Those masked with a plain False are left out."""
-    mask = tree.leaves(tree.expand(True if phase.mask is None else phase.mask, trained))
-    indices = [i for i, leaf in enumerate(mask) if leaf is not False]
-    masks = [mask[i] if isinstance(mask[i], Tensor) else None for i in indices]
+    phase_mask = True if phase.mask is None else phase.mask
+    indices = []
+    masks = []
+    for i, leaf in enumerate(tree.leaves(tree.expand(phase_mask, trained))):
+        if leaf is False:
+            continue
+        indices.append(i)
+        masks.append(leaf if isinstance(leaf, Tensor) else None)
     return TrainableLeaves(indices=indices, masks=masks)
 
 
