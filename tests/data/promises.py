@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 
+from fedpfl.config.plan import check_config
+from fedpfl.config.run import Run, build_run
 from fedpfl.ground.errors import FedpflError
 from fedpfl.testing.dataset_promises import DATASET_PROMISES, DatasetTrial, describe_reading_error
 from fedpfl.testing.promises import Judge, audit
+from tests.command import compose_once
 
 
 def assert_promises(name: str, folder: Path, *noted: str, **options: Any) -> None:
@@ -25,7 +28,12 @@ def one_line(action: Callable[[], object]) -> str:
     """Return the FedpflError of what is done, which is a line without NumPy's types."""
     with pytest.raises(FedpflError) as error:
         action()
-    assert "\n" not in str(error.value)
+    assert str(error.value).isprintable()
     assert "np.int" not in str(error.value)
     assert "np.float" not in str(error.value)
     return str(error.value)
+
+
+def build(*words: str) -> Run:
+    """Build the run of these words, as far as its first round."""
+    return build_run(check_config(compose_once(*words)))

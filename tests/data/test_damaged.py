@@ -28,8 +28,8 @@ from numpy.lib import format as npy
 from fedpfl.data import partition, state_dict
 from fedpfl.data.datasets import DATA_SETS, Samples, ag_news, load_samples, pacs
 from fedpfl.ground.errors import FedpflError
-from tests.data.test_datasets import idx
-from tests.data.test_formats import FOLDER, activity_files, clip_files, write
+from tests.data.test_datasets import idx, write
+from tests.data.test_formats import FOLDER, activity_files, clip_files
 from tests.data.test_leaf import written
 from tests.data.test_partition_file import flat
 
@@ -61,11 +61,11 @@ class World(NamedTuple):
     tried: int = TRIED
 
 
-def own(compressed: bool) -> World:
+def own(patch: pytest.MonkeyPatch) -> World:
     data = io.BytesIO()
     people = np.array(["zoe", "ann", "bob"])[kinds(12)]
     arrays = {"x": image(12, 1, 8, 8), "y": kinds(12), "groups": people, "test_from": np.int64(9)}
-    (np.savez_compressed if compressed else np.savez)(data, **arrays)
+    np.savez(data, **arrays)
     return World(
         {"own.npz": data.getvalue()},
         ["own.npz"],
@@ -164,20 +164,14 @@ def parts(patch: pytest.MonkeyPatch) -> World:
 
 
 def values(patch: pytest.MonkeyPatch) -> World:
-    data = io.BytesIO()
-    torch.save(
-        {"fc.weight": torch.arange(1200.0).view(40, 30), "fc.bias": torch.arange(40.0)}, data
-    )
-    return World(
-        {"net.pt": data.getvalue()},
-        ["net.pt"],
-        lambda root: state_dict.read_state_dict(root / "net.pt"),
-    )
+    data, read = io.BytesIO(), state_dict.read_state_dict
+    tensors = {"fc.weight": torch.arange(1200.0).view(40, 30), "fc.bias": torch.arange(40.0)}
+    torch.save(tensors, data)
+    return World({"net.pt": data.getvalue()}, ["net.pt"], lambda root: read(root / "net.pt"))
 
 
 WORLDS: dict[str, Callable[[pytest.MonkeyPatch], World]] = {
-    "npz": lambda patch: own(False),
-    "npz compressed": lambda patch: own(True),
+    "npz": own,
     "idx.gz": gzipped,
     "idx": plain,
     "png": png,
@@ -199,11 +193,9 @@ def damaged(data: bytes, rng: np.random.Generator) -> bytes:
     """
     ends = rng.random() < 0.5
     near = int(rng.integers(min(len(data), 200)))
-    at = (
-        (near if rng.random() < 0.5 else len(data) - 1 - near)
-        if ends
-        else int(rng.integers(len(data)))
-    )
+    at = near if rng.random() < 0.5 else len(data) - 1 - near
+    if not ends:
+        at = int(rng.integers(len(data)))
     bad = bytearray(data)
     match int(rng.integers(6)):
         case 0:
@@ -276,9 +268,8 @@ def test_damaged_files(tmp_path, monkeypatch, name):
         else:
             assert form(found) == form(whole)
             assert len(found.y) == len(found.x)
-            assert (
-                len(found.x) == len(whole.x) or name == "csv"
-            )  # whose number of lines only the md5 tells
+            # Only the md5 tells the number of lines of a table.
+            assert len(found.x) == len(whole.x) or name == "csv"
             assert torch.isfinite(found.x.float()).all()
             assert int(found.y.max()) < found.classes
         victim.write_bytes(data)
@@ -331,6 +322,10 @@ def archive(path: Path, kind: int = zipfile.ZIP_STORED, **members: bytes) -> Pat
     return path
 
 
+def read_own(path: Path) -> object:
+    return attempt(lambda: load_samples("npz", path.parent, path=path))
+
+
 CLAIMS = {
     "negative": array("(-4, 8, 8)", bytes(256)),
     "twice negative": array("(-4, -64)", bytes(256)),
@@ -347,23 +342,18 @@ CLAIMS = {
 def test_arrays_that_claim_what_is_not_so(tmp_path):
     for claim, kind in itertools.product(CLAIMS, (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)):
         path = archive(tmp_path / "own.npz", kind, x=CLAIMS[claim])
-        said = attempt(lambda path=path: load_samples("npz", tmp_path, path=path))
+        said = read_own(path)
         assert f"{path} cannot be read as an .npz archive of plain arrays (" in said, claim
         assert said.endswith("; save it with np.savez(path, x=x, y=y)"), claim
 
 
 def test_objects_are_never_unpickled(tmp_path):
+    trap, path = pickle.dumps(Trap(tmp_path / "trap")), tmp_path / "own.npz"
     for key in ("x", "y", "groups"):
-        path = archive(
-            tmp_path / "own.npz",
-            **{key: array("(4,)", pickle.dumps(Trap(tmp_path / "trap")), "|O")},
-        )
-        said = attempt(lambda p=path: load_samples("npz", tmp_path, path=p))
-        assert "(an array has Python objects in it, where numbers belong)" in said
-    path.write_bytes(pickle.dumps(Trap(tmp_path / "trap")))
-    assert "cannot be read as an .npz archive" in attempt(
-        lambda: load_samples("npz", tmp_path, path=path)
-    )
+        archive(path, **{key: array("(4,)", trap, "|O")})
+        assert "(an array has Python objects in it, where numbers belong)" in read_own(path)
+    path.write_bytes(trap)
+    assert "cannot be read as an .npz archive" in read_own(path)
     assert not (tmp_path / "trap").exists()
 
 
@@ -372,9 +362,7 @@ def test_an_array_whose_name_is_damaged_is_not_taken_for_absent(tmp_path):
     data = path.read_bytes()
     at = data.rindex(b"test_from.npy")
     path.write_bytes(data[:at] + b"tast_from.npy" + data[at + 13 :])
-    assert "(its part tast_from.npy is damaged)" in attempt(
-        lambda: load_samples("npz", tmp_path, path=path)
-    )
+    assert "(its part tast_from.npy is damaged)" in read_own(path)
 
 
 def test_what_else_is_in_the_archive_is_left_alone(tmp_path):
@@ -441,28 +429,27 @@ def test_what_the_system_refuses_is_not_called_corrupt(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied", str(self))
 
     monkeypatch.setattr(Path, "open", refuse)
-    said = attempt(lambda: load_samples("npz", tmp_path, path=path))
+    said = read_own(path)
     assert said == f"{path} cannot be read: Permission denied; mend that and start again"
 
 
 # Readers
 
 
-READERS = {
-    "absent key": (lambda source: {}["arr_0"], "KeyError: 'arr_0'"),
-    "lines": (lambda source: np.zeros(3).reshape("a\nb"), "TypeError: "),
-    "no message": (
-        lambda source: (_ for _ in ()).throw(MemoryError),
-        "MemoryError; put good copies",
-    ),
+MISTAKES = {
+    "KeyError: 'arr_0'": KeyError("arr_0"),
+    "TypeError: ": TypeError("a\nb"),
+    "MemoryError; put good copies": MemoryError(),
 }
 
 
-@pytest.mark.parametrize("case", READERS)
-def test_mistakes_of_a_readers_author(tmp_path, monkeypatch, case):
-    read, message = READERS[case]
-    monkeypatch.setattr(read, "__qualname__", "read_mine")
-    monkeypatch.setitem(DATA_SETS, "mine", read)
+@pytest.mark.parametrize("message", MISTAKES)
+def test_mistakes_of_a_readers_author(tmp_path, monkeypatch, message):
+    def read_mine(source):
+        raise MISTAKES[message]
+
+    monkeypatch.setattr(read_mine, "__qualname__", "read_mine")
+    monkeypatch.setitem(DATA_SETS, "mine", read_mine)
     said = attempt(lambda: load_samples("mine", tmp_path))
     assert said.startswith(f"data set mine in {tmp_path} cannot be read: ")
     assert message in said

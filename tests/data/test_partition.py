@@ -1,39 +1,31 @@
-"""Partitions: published counts on the real data, properties that hold for any arguments, and every
-error.
-"""
+"""Partitions by labels: published counts on the real data, properties that hold for any arguments."""
 
 import copy
 import pickle
+from collections.abc import Iterable
+from dataclasses import asdict
 from itertools import chain
 
 import numpy as np
 import pytest
 import torch
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedpfl.data import datasets, partition
 from fedpfl.data.datasets import Samples
 from fedpfl.data.federation import build_federation
-from fedpfl.data.partition import SCHEMES, SUPPLIED_ARGUMENTS, Partition, deal_samples
+from fedpfl.data.heterogeneity import measure_heterogeneity
+from fedpfl.data.partition import SCHEMES, Partition, deal_samples
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.minibatches import plan_steps
-from fedpfl.ground.checks import checked_arguments
-from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import Phase
-from tests.conftest import DATA, make_federation, read_cases
+from fedpfl.record import rundir
+from tests.command import TINY, play_run, read_summary
+from tests.conftest import DATA, make_federation
 from tests.data.promises import one_line
 
 Y = np.random.default_rng(0).integers(0, 10, 2_000)  # ten classes, unequal sizes
-DEFAULTS = {
-    "dirichlet": {"alpha": 0.1},
-    "published": {"alpha": 1.0},
-    "iid": {},
-    "shards": {"classes_per_client": 2},
-    "quantity": {},
-    "extended_dirichlet": {"classes_per_client": 2},
-}
 
 
 def sizes(parts: Partition) -> np.ndarray:
@@ -44,6 +36,11 @@ def sizes(parts: Partition) -> np.ndarray:
 
 def owned(parts: Partition) -> list[np.ndarray]:
     return [np.concatenate(pair) for pair in zip(parts.train, parts.test, strict=True)]
+
+
+def count_labels(parts: Iterable[np.ndarray], y: np.ndarray = Y, classes: int = 10) -> np.ndarray:
+    """Return how many samples of each class the clients hold, `[clients, classes]`."""
+    return np.stack([np.bincount(y[indices], minlength=classes) for indices in parts])
 
 
 def check(
@@ -62,15 +59,6 @@ def check(
         assert train.dtype == test.dtype == np.int64
         assert len(train) >= 1
         assert len(test) == int(test_fraction * (len(train) + len(test)))
-
-
-def configured(name: str, options: dict) -> Partition:
-    """Deal as a configuration has it, whose options are checked before."""
-    given = {key: options[key] for key in SUPPLIED_ARGUMENTS if key in options}
-    chosen = {key: value for key, value in options.items() if key not in SUPPLIED_ARGUMENTS}
-    return SCHEMES[name](
-        **given, **checked_arguments(SCHEMES[name], chosen, "partition", SUPPLIED_ARGUMENTS)
-    )
 
 
 def same(a: Partition, b: Partition) -> bool:
@@ -132,12 +120,6 @@ def test_published_follows_a_plain_transcription_of_the_rule():
         assert np.array_equal(parts.train[k], mine[cut:])
 
 
-def test_published_ends_with_an_error():
-    told = r"5 attempts.*clients=100.*min_samples=10.*alpha=.*use partition=dirichlet"
-    with pytest.raises(FedpflError, match=told):
-        partition.published(Y, 100, 42, alpha=1e-12, max_attempts=5)
-
-
 # Properties
 
 
@@ -165,9 +147,7 @@ def test_dirichlet_always_ends(clients, alpha, min_samples, seed, test_fraction)
 def test_shards_hold_exactly_their_classes_in_equal_shards(clients, classes_per_client, seed):
     parts = partition.shards(Y, clients, seed, classes_per_client=classes_per_client)
     check(parts, clients, len(Y), cover=clients * classes_per_client >= 10)
-    counts = np.array(
-        [np.bincount(Y[index], minlength=10) for index in owned(parts)]
-    )  # [clients, classes]
+    counts = count_labels(owned(parts))
     assert ((counts > 0).sum(1) == classes_per_client).all()
     dealt = (counts > 0).sum(0)
     assert dealt.max() - dealt.min() <= 1
@@ -192,38 +172,75 @@ def test_dirichlet_without_need_of_repair_is_the_common_draw():
     assert [sorted(index) for index in owned(parts)] == [sorted(index) for index in expected]
 
 
-# Errors: each one line that names the key and the value
-
-
-ERRORS = """
-dirichlet | alpha: 0 | partition.alpha must be above 0 and at most 1000000, got 0
-dirichlet | alpha: "0.1" | partition.alpha must be a number, got '0.1'
-dirichlet | alpha: 10000000.0 | partition.alpha must be above 0 and at most 1000000, got 10000000.0
-iid | test_fraction: 1.0 | partition.test_fraction must be at least 0 and below 1, got 1.0
-dirichlet | min_samples: 0 | partition.min_samples must be 1 or more, got 0
-dirichlet | min_samples: 201 | need 2010 samples, the data set has 2000
-published | max_attempts: 0 | partition.max_attempts must be 1 or more, got 0
-dirichlet | samples_per_client: 0 | partition.samples_per_client must be 1 or more, or null, got 0
-dirichlet | samples_per_client: 201 | partition.samples_per_client=201 need 2010 samples
-shards | {samples_per_client: 199, classes_per_client: 1} | partition.samples_per_client=199 is more than
-shards | classes_per_client: 11 | partition.classes_per_client must be at most the number of classes, 10
-shards | clients: 2000 | lower clients or partition.classes_per_client
-"""
-"""Scheme | options, as YAML | what is said."""
-
-
-@pytest.mark.parametrize(("name", "options", "message"), read_cases(ERRORS, " | "))
-def test_errors(name, options, message):
-    given = {"y": Y, "clients": 10, "seed": 0} | DEFAULTS[name] | yaml.safe_load(options)
-    assert message in one_line(lambda: configured(name, given))
-
-
 def test_more_clients_than_samples():
     assert len(deal_samples(SCHEMES["iid"], small_images(), 12, 0, test_fraction=0.0).train) == 12
-    with pytest.raises(
-        FedpflError, match=r"^clients must be at most the number of samples, 12, got 13$"
-    ):
-        deal_samples(SCHEMES["iid"], small_images(), 13, 0)
+    told = one_line(lambda: deal_samples(SCHEMES["iid"], small_images(), 13, 0))
+    assert told == "clients must be at most the number of samples, 12, got 13"
+
+
+# Sizes, and classes cut by Dir(alpha)
+
+
+quantity, extended_dirichlet = SCHEMES["quantity"], SCHEMES["extended_dirichlet"]
+
+
+def test_sizes_follow_a_power_law():
+    found = sizes(quantity(Y, 20, 3, sizes="power", spread=1.5, min_samples=5))
+    weights = np.arange(1, 21) ** -1.5
+    exact = 5 + (len(Y) - 5 * 20) * weights / weights.sum()
+    assert np.abs(np.sort(found)[::-1] - exact).max() < 1
+    assert found.sum() == len(Y)
+
+
+def test_sizes_are_lognormal():
+    """The logarithm of what is above the least has the standard deviation that was asked for."""
+    y = np.zeros(2_000_000, int)
+    found = sizes(quantity(y, 2_000, 0, spread=0.7, min_samples=1))
+    logarithms = np.log(found - 1 + 1e-9)
+    assert logarithms.std() == pytest.approx(0.7, rel=0.05)
+    centred = (logarithms - logarithms.mean()) / logarithms.std()
+    assert abs((centred**3).mean()) < 0.15  # no skew: a normal distribution
+    assert found.sum() == len(y)
+
+
+def test_sizes_do_not_depend_on_the_label_skew():
+    plain, skewed = (quantity(Y, 20, 4, alpha=alpha) for alpha in (None, 0.1))
+    assert np.array_equal(sizes(plain), sizes(skewed))
+    skews = [measure_heterogeneity(count_labels(part.train)) for part in (plain, skewed)]
+    assert skews[0].label_skew < 0.25 < 0.5 < skews[1].label_skew
+    check(skewed, 20, len(Y))
+
+
+def test_each_client_holds_its_number_of_classes():
+    parts = extended_dirichlet(Y, 20, 2, classes_per_client=3, alpha=5.0)
+    check(parts, 20, len(Y))
+    held = count_labels(owned(parts)) > 0
+    assert held.sum(1).max() <= 3
+    assert {*held.sum(0)} == {20 * 3 // 10}  # classes are dealt equally often
+
+
+def test_heterogeneity_by_hand():
+    apart = measure_heterogeneity(np.array([[4, 0], [0, 4]]))
+    assert (apart.label_skew, apart.size_gini) == (0.5, 0)
+    alike = measure_heterogeneity(np.array([[1, 1], [1, 1], [0, 0]]))
+    assert (alike.label_skew, alike.size_gini) == (0, 0)
+    unequal = measure_heterogeneity(np.array([[1, 0], [3, 0], [8, 0]]))
+    # The mean difference of pairs, (2 + 7 + 5) x 2 / 9, over twice the mean
+    assert unequal.size_gini == pytest.approx(28 / 9 / 8)
+    assert str(unequal) == "label skew 0.00, size Gini 0.39"
+
+
+def test_header_summary_and_picture_say_how_far_from_iid(tmp_path, monkeypatch):
+    titles = []
+    monkeypatch.setattr(
+        rundir, "partition_png", lambda counts, title, *names: titles.append(title) or b""
+    )
+    told = play_run(tmp_path / "run", *TINY, "rounds=1")
+    with np.load(tmp_path / "run" / "partition.npz") as archive:
+        expected = measure_heterogeneity(archive["label_counts"])
+    assert f"from iid    {expected} (0: none)" in told.splitlines()
+    assert read_summary(tmp_path / "run")["heterogeneity"] == asdict(expected)
+    assert titles[0].endswith(str(expected))
 
 
 # The federation
@@ -246,8 +263,7 @@ def test_federation():
     assert counts.shape == (3, 4)
     assert counts.dtype == torch.int64
     assert counts.sum(0).tolist() == [4, 4, 4, 0]
-    for client, index in enumerate(owned(parts)):
-        assert counts[client].tolist() == np.bincount(images.y.numpy()[index], minlength=4).tolist()
+    assert np.array_equal(counts, count_labels(owned(parts), images.y.numpy(), classes=4))
 
 
 @pytest.mark.parametrize(

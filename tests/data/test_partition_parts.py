@@ -1,10 +1,9 @@
-"""Schemes that know groups and the original test part, and the validation split."""
+"""Schemes that know groups and the original test part, every error, the validation split."""
 
 import inspect
 import json
 import time
 import tracemalloc
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,12 +17,10 @@ from fedpfl.data import fingerprint, partition
 from fedpfl.data.datasets import Samples
 from fedpfl.data.federation import build_federation
 from fedpfl.data.partition import SCHEMES, SUPPLIED_ARGUMENTS, Partition
-from fedpfl.data.partition.parts import allot_counts
+from fedpfl.ground.checks import checked_arguments
 from fedpfl.ground.errors import FedpflError
-from fedpfl.methods import FedAvg
-from tests.conftest import assert_same, make_federation, read_cases, record_states, tiny
+from tests.conftest import read_cases
 from tests.data.promises import one_line
-from tests.data.test_partition import configured
 
 Y = np.random.default_rng(0).integers(0, 10, 2_000)
 GROUPS = np.random.default_rng(1).choice(5, 2_000, p=[0.1, 0.1, 0.2, 0.2, 0.4])
@@ -133,59 +130,6 @@ def test_fixed_dirichlet_has_equal_sizes_and_proportions(alpha, seed, test_from)
         )  # and the largest class of each gives where nothing is left for the last
 
 
-@pytest.mark.parametrize(
-    ("proportions", "total", "counts"),
-    [
-        ([0.5, 0.3, 0.2], 10, [5, 3, 2]),
-        ([0.26, 0.26, 0.26, 0.22, 0.0], 10, [3, 3, 3, 2, -1]),
-        ([0.0, 0.0, 1.0], 7, [0, 0, 7]),
-    ],
-)
-def test_the_last_class_takes_the_rest(proportions, total, counts):
-    if counts[-1] < 0:  # nothing is left for it: the largest gives
-        counts = [counts[0] + counts[-1], *counts[1:-1], 0]
-    assert allot_counts(np.array(proportions), total).tolist() == counts
-
-
-ASKED = {
-    "groups": {"clients": 5, "groups": GROUPS},
-    "shuffled_shards": {"clients": 10, "classes_per_client": 2, "test_from": TEST_FROM},
-    "fixed_dirichlet": {"clients": 10, "alpha": 0.1, "test_from": TEST_FROM},
-}
-ERRORS = f"""
-groups | groups: null | partition=groups needs a data set whose samples are from several domains or persons
-groups | clients: 7 | clients to be at most the 5 groups or a multiple of them, got 7; set clients=5
-groups | min_samples: 300 | groups of at least 300 samples or a multiple of them, got 5; set clients=
-groups | min_samples: 3000 | no group has partition.min_samples=3000 samples; lower it
-groups | samples_per_client: 400 | too few for 1 clients of 400; lower clients
-groups | {{group_names: [a, b, c, d, e], samples_per_client: 400}} | partition=groups: group a has
-groups | test_fraction: null | tests clients on the data set's original test part, and this one has none; set part
-shuffled_shards | test_from: null | splits the data set's original test part, and this one has none; set partition.test_f
-shuffled_shards | clients: 7 | to be a multiple of the 10 classes, got 7 x 2; partition=shards takes any number
-shuffled_shards | clients: 1000 | into 200 shards; lower clients or partition.classes_per_client
-shuffled_shards | samples_per_client: 900 | partition.samples_per_client=900 is more than the
-fixed_dirichlet | train_samples: {10**18} | partition.train_samples={10**18} is more than the 2000 samples of the data set
-fixed_dirichlet | alpha: 0.001 | a client is to have 500 samples of a class that has
-fixed_dirichlet | {{alpha: 0.001, train_samples: 10}} | lower partition.test_samples, or raise partition.alpha
-"""
-"""Scheme | options, as YAML | what is said."""
-
-
-@pytest.mark.parametrize(("name", "options", "message"), read_cases(ERRORS, " | "))
-def test_errors(name, options, message):
-    given = {"y": Y, "seed": 0} | ASKED[name] | yaml.safe_load(options)
-    assert message in one_line(lambda: configured(name, given))
-
-
-def test_a_group_whose_own_split_leaves_no_training_samples_is_named():
-    persons = {"groups": np.repeat(range(5), 400), "group_names": tuple("abcde")}
-    given = {"y": Y, "seed": 0, "clients": 10, "test_fraction": None, "test_from": 1_000}
-    told = one_line(lambda: configured("groups", given | persons))
-    assert "partition=groups: group d leaves client 6 no training samples, as the data" in told
-
-
-# Anything that can be typed
-
 USUAL: dict[str, dict] = {
     "dirichlet": {"alpha": 0.1},
     "published": {"alpha": 1.0, "max_attempts": 20},
@@ -204,6 +148,63 @@ USUAL: dict[str, dict] = {
     "file": {"path": "parts.json"},
     "flower": {},
 }
+ERRORS = f"""
+dirichlet | alpha: 0 | partition.alpha must be above 0 and at most 1000000, got 0
+dirichlet | alpha: "0.1" | partition.alpha must be a number, got '0.1'
+dirichlet | alpha: 10000000.0 | partition.alpha must be above 0 and at most 1000000, got 10000000.0
+iid | test_fraction: 1.0 | partition.test_fraction must be at least 0 and below 1, got 1.0
+dirichlet | min_samples: 0 | partition.min_samples must be 1 or more, got 0
+dirichlet | min_samples: 201 | need 2010 samples, the data set has 2000
+published | max_attempts: 0 | partition.max_attempts must be 1 or more, got 0
+published | {{clients: 100, alpha: 1.0e-12, max_attempts: 5}} | of clients=100 has partition.min_samples=10
+dirichlet | samples_per_client: 0 | partition.samples_per_client must be 1 or more, or null, got 0
+dirichlet | samples_per_client: 201 | partition.samples_per_client=201 need 2010 samples
+shards | {{samples_per_client: 199, classes_per_client: 1}} | partition.samples_per_client=199 is more than
+shards | classes_per_client: 11 | partition.classes_per_client must be at most the number of classes, 10
+shards | clients: 2000 | lower clients or partition.classes_per_client
+extended_dirichlet | classes_per_client: 11 | classes_per_client must be at most the number of classes, 10
+extended_dirichlet | min_samples: 201 | with partition.min_samples=201 need 2010 samples
+extended_dirichlet | {{alpha: 0.01, min_samples: 190, max_attempts: 5}} | found no split in 5 attempts
+groups | groups: null | partition=groups needs a data set whose samples are from several domains or persons
+groups | clients: 7 | clients to be at most the 5 groups or a multiple of them, got 7; set clients=5
+groups | min_samples: 300 | groups of at least 300 samples or a multiple of them, got 10; set clients=
+groups | min_samples: 3000 | no group has partition.min_samples=3000 samples; lower it
+groups | {{clients: 5, samples_per_client: 400}} | too few for 1 clients of 400; lower clients
+groups | {{group_names: [a, b, c, d, e], samples_per_client: 400}} | partition=groups: group a has
+groups | test_fraction: null | tests clients on the data set's original test part, and this one has none; set part
+shuffled_shards | test_from: null | splits the data set's original test part, and this one has none; set partition.test_f
+shuffled_shards | clients: 7 | to be a multiple of the 10 classes, got 7 x 2; partition=shards takes any number
+shuffled_shards | clients: 1000 | into 200 shards; lower clients or partition.classes_per_client
+shuffled_shards | samples_per_client: 900 | partition.samples_per_client=900 is more than the
+fixed_dirichlet | train_samples: {10**18} | partition.train_samples={10**18} is more than the 2000 samples of the data set
+fixed_dirichlet | {{alpha: 0.001, train_samples: 500}} | a client is to have 500 samples of a class that has
+fixed_dirichlet | {{alpha: 0.001, train_samples: 10, test_samples: 125}} | lower partition.test_samples, or raise partition.alpha
+"""
+"""Scheme | options, as YAML | what is said."""
+
+
+def configured(name: str, options: dict) -> Partition:
+    """Deal to ten clients as a configuration has it, whose options are checked before."""
+    values = {"y": Y, "clients": 10, "seed": 0} | USUAL[name] | options
+    given = {key: values.pop(key) for key in SUPPLIED_ARGUMENTS if key in values}
+    chosen = checked_arguments(SCHEMES[name], values, "partition", SUPPLIED_ARGUMENTS)
+    return SCHEMES[name](**given, **chosen)
+
+
+@pytest.mark.parametrize(("name", "options", "message"), read_cases(ERRORS, " | "))
+def test_errors(name, options, message):
+    assert message in one_line(lambda: configured(name, yaml.safe_load(options)))
+
+
+def test_a_group_whose_own_split_leaves_no_training_samples_is_named():
+    persons = {"groups": np.repeat(range(5), 400), "group_names": tuple("abcde")}
+    given = {"test_fraction": None, "test_from": 1_000}
+    told = one_line(lambda: configured("groups", given | persons))
+    assert "partition=groups: group d leaves client 6 no training samples, as the data" in told
+
+
+# Anything that can be typed
+
 EXTREMES = (
     *(0, -1, 1, 2, 10**6, 10**9, 2**63, 10**30, True, None, "a", [1]),
     *(5e-324, 1e-300, 0.9999999999999999, 1e6, 1e300, float("nan"), float("inf"), -float("inf")),
@@ -221,9 +222,7 @@ def test_any_value_of_any_option_is_dealt_or_refused_at_once(name, tmp_path, mon
             now = time.process_time()
             tracemalloc.start()
             try:
-                parts = configured(
-                    name, {"y": Y, "clients": 10, "seed": 0} | USUAL[name] | {key: value}
-                )
+                parts = configured(name, {key: value})
                 assert all(len(index) for index in parts.train)
             except FedpflError as error:
                 assert key.split("_")[0] in str(error) or "clients" in str(error)  # noqa: PT017
@@ -264,9 +263,6 @@ def test_who_holds_what_is_as_in_every_run_so_far(words):
     assert fingerprint(*map(torch.from_numpy, (*parts.train, *parts.test)))[:8] == PINNED[words]
 
 
-# Dealing a data set
-
-
 # Validation
 
 
@@ -279,10 +275,9 @@ def test_a_share_of_the_training_samples_is_held_out():
     for client in range(20):
         whole, left, out = plain.train[client], held.train[client], held.validation[client]
         assert len(out) == int(0.2 * len(whole))
-        assert sorted([*left.tolist(), *out.tolist()]) == sorted(whole.tolist())
-        assert left.tolist() == [
-            i for i in whole.tolist() if i not in set(out.tolist())
-        ]  # in its order
+        assert {*out.tolist()} <= {*whole.tolist()}
+        kept = [index for index in whole.tolist() if index not in {*out.tolist()}]
+        assert left.tolist() == kept  # in its order
         assert torch.equal(plain.test[client], held.test[client])
     assert torch.equal(plain.label_counts(), held.label_counts())
     assert held.to("cpu").validation is held.validation
@@ -295,35 +290,7 @@ def test_a_share_of_the_training_samples_is_held_out():
 
 
 def test_what_is_held_out_is_drawn_as_in_every_run_so_far():
-    parts = Partition((np.arange(10), np.arange(10, 20)), (np.arange(20, 21),) * 2)
-    assert [own.tolist() for own in build_federation(samples(), parts, 0.3, seed=3).validation] == [
-        [1, 2, 4],
-        [12, 14, 17],
-    ]
-
-
-def test_somebody_with_one_sample_keeps_it():
-    held = build_federation(
-        samples(), Partition((np.arange(1), np.arange(1, 3)), (np.arange(3, 4),) * 2), 0.99
-    )
-    assert [len(index) for index in held.train] == [1, 1]
-    assert [len(index) for index in held.validation] == [0, 1]
-
-
-def test_training_does_not_see_what_is_held_out():
-    federation = make_federation()
-    parts = Partition(
-        *(tuple(i.numpy() for i in own) for own in (federation.train, federation.test))
-    )
-    own = Samples(
-        "toy", federation.x, federation.y, federation.classes, federation.mean, federation.std
-    )
-    held = build_federation(own, parts, 0.3)
-    spoilt = own.x.clone()
-    spoilt[torch.cat(held.validation)] = 255
-    net = tiny()
-    states = [
-        record_states(FedAvg(), net, build_federation(replace(own, x=x), parts, 0.3))[-1]
-        for x in (own.x, spoilt)
-    ]
-    assert_same(*states)
+    """Somebody with one sample keeps it."""
+    parts = Partition((np.arange(10), np.arange(10, 11)), (np.arange(20, 21),) * 2)
+    held = build_federation(samples(), parts, 0.3, seed=3)
+    assert [own.tolist() for own in held.validation] == [[1, 2, 4], []]

@@ -1,4 +1,4 @@
-"""Samples that are no images: token ids and signals, groups, scaling, also in training."""
+"""Samples that are no images: token ids and signals, groups, scaling; errors in arrays."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,16 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import nn
 
 from fedpfl import models
 from fedpfl.data import build_federation, fingerprint, partition
 from fedpfl.data.datasets import Samples, load_samples
 from fedpfl.data.datasets.shared.samples import mean_and_std
-from fedpfl.methods import FedAvg
-from fedpfl.models import Net
-from tests.conftest import CLASSES, PLAIN, read_cases, record_rounds
+from tests.conftest import CLASSES, read_cases
 from tests.data.promises import one_line
 
 RNG = np.random.default_rng(0)
@@ -82,12 +78,9 @@ def test_samples_are_scaled_by_the_moments_of_what_is_trained_on(tmp_path, x):
     other[np.delete(np.arange(120), trained)] = 7
     other = build_federation(own(tmp_path, x=other), split, validation=0.2, newcomers=away)
     assert (other.mean, other.std) == (federation.mean, federation.std)
-    once = replace(
-        got, **dict(zip(("mean", "std"), mean_and_std(got.x, torch.arange(120)), strict=True))
-    )
-    assert fingerprint(got) != fingerprint(
-        once
-    )  # so that runs scaled by all samples are runs on other data
+    mean, std = mean_and_std(got.x, torch.arange(120))
+    # Runs scaled by all samples are runs on other data.
+    assert fingerprint(got) != fingerprint(replace(got, mean=mean, std=std))
     for part in federation.split_newcomers(away):
         assert (part.mean, part.std) == (federation.mean, federation.std)
 
@@ -126,22 +119,28 @@ def test_groups_and_the_test_part_of_an_archive(tmp_path):
     assert got.group_names == ("ann", "bob", "zoe")
     assert [got.group_names[i] for i in got.groups[:4]] == ["zoe", "ann", "bob", "zoe"]
     assert got.test_from == 90
-    assert own(tmp_path, x=FEATURES, groups=np.arange(120) % 3 * 10 + 7).group_names == (
-        "7",
-        "17",
-        "27",
-    )
+    numbered = own(tmp_path, x=FEATURES, groups=np.arange(120) % 3 * 10 + 7)
+    assert numbered.group_names == ("7", "17", "27")
     plain = own(tmp_path, x=FEATURES)
     assert (plain.groups, plain.group_names, plain.test_from) == (None, (), None)
 
 
 WIDE = FEATURES.astype(np.float64)
 ARRAYS = [
+    ({"y": None}, "has no array 'y', only x; save it with np.savez(path, x=x, y=y)"),
+    ({"x": FEATURES * 1j}, "x must be uint8 (pixels 0..255), got complex64"),
+    ({"x": IMAGES[:, 0, 0]}, "x must be [samples, channels, height, width]"),
     ({"x": np.where(FEATURES > 2, 1e300, WIDE)}, "values that are not finite (or not as float32)"),
     ({"x": WIDE + 1e12}, "x[:, 0] holds numbers up to 1e+12 with"),
     ({"x": FEATURES[:, 0]}, "signals must be [samples, channels or features, ...], got [120]"),
     ({"x": TOKENS - 1}, "must be from 0 to 2147483647, found -1 to 28; save a table"),
     ({"x": TOKENS[:, :, None]}, "got int32 [120, 7, 1]"),
+    ({"y": Y / 1}, "y must be integers [samples], got float64 [120]"),
+    ({"y": Y[:5]}, "x has 120 samples but y has 5"),
+    ({"x": FEATURES[:0], "y": Y[:0]}, "there are no samples"),
+    ({"y": Y - 1}, "labels must be 0..C-1, found -1"),
+    ({"y": np.uint64(2**64 - 1) - Y.astype(np.uint64)}, "labels must be below 65,536"),
+    ({"y": Y + 1}, "no sample has label 0 and the largest is"),
     ({"groups": np.arange(119)}, "groups must be integers [samples], got int64 [119]"),
     ({"test_from": 120}, "test_from must be from 1 to 119, got 120"),
     ({"test_from": 90.5}, "test_from must be from 1 to 119, got 90.5"),
@@ -150,7 +149,12 @@ ARRAYS = [
 
 @pytest.mark.parametrize(("arrays", "message"), ARRAYS)
 def test_errors_in_arrays(tmp_path, arrays, message):
-    assert message in one_line(lambda: own(tmp_path, **{"x": FEATURES, **arrays}))
+    given = {"x": FEATURES, "y": Y, **arrays}
+    kept = {name: array for name, array in given.items() if array is not None}
+    np.savez(tmp_path / "own.npz", **kept)
+    told = one_line(lambda: load_samples("npz", tmp_path, path=tmp_path / "own.npz"))
+    assert message in told
+    assert "own.npz" in told
 
 
 def test_options_have_no_effect_on_an_archive(tmp_path):
@@ -160,47 +164,15 @@ def test_options_have_no_effect_on_an_archive(tmp_path):
     assert f"dataset.form=features has no effect on {tmp_path / 'har.npz'}" in message
 
 
-# Training
-
-
-def test_training_is_on_scaled_samples(tmp_path):
-    """A full batch of one client is the plain gradient step; other kinds are of `tests/models`."""
-    module = nn.Sequential()
-    module.add_module("classifier", nn.Linear(11, CLASSES))
-    federation = build_federation(own(tmp_path, x=FEATURES), partition.iid(Y, 4, 0), 0.2)
-    net = Net(module)
-    states, _ = record_rounds(FedAvg(), net, federation, [[0]], local=PLAIN)
-    index = federation.train[0]
-    x = (federation.x[index] - torch.tensor(federation.mean)) / torch.tensor(federation.std)
-    module.load_state_dict(net.params)
-    F.cross_entropy(module(x), federation.y[index]).backward()
-    for key, value in module.named_parameters():
-        torch.testing.assert_close(
-            states[-1].server[key], value.detach() - PLAIN.lr * value.grad, atol=1e-6, rtol=1e-5
-        )
+# Models
 
 
 TABLE = "integers are token ids, save a table of features as floats"
 AXIS = "of grey images save x[:, None], whose second axis is the channel"
 GREY = np.random.default_rng(0).random((len(TOKENS), 28, 28))
-
-
-def test_a_model_of_another_kind_is_refused_in_one_line(tmp_path):
-    federation = build_federation(
-        samples := own(tmp_path, x=TOKENS), partition.iid(samples.y.numpy(), 3, 0)
-    )
-    message = one_line(
-        lambda: models.build_network("cnn4", federation.shape, federation.classes, 0)
-    )
-    says = (
-        "model=cnn4: takes images [channels, height, width], got token ids of shape [7] (data set"
-        " npz)"
-    )
-    assert message == f"{says}; {TABLE}; models that take these: lstm, text, transformer"
-
-
 KINDS = {"tokens": TOKENS, "features": FEATURES, "signals": SIGNALS, "grey": GREY}
 REFUSALS = f"""
+cnn4 | tokens | takes images [channels, height, width], got token ids of shape [7] (data set npz); {TABLE}
 mlp | tokens | takes images, signals or features, got token ids of shape [7] (data set npz); {TABLE}
 text | features | takes token ids [length], got signals of shape [11] (data set npz)
 text | signals | takes token ids [length], got signals of shape [3, 16] (data set npz)
@@ -210,7 +182,7 @@ cnn4 | grey | takes images [channels, height, width], got signals of shape [28, 
 
 
 @pytest.mark.parametrize(("model", "kind", "says"), read_cases(REFUSALS, " | "))
-def test_what_has_the_right_axes_and_is_something_else_is_refused_too(model, kind, says, tmp_path):
+def test_a_model_of_another_kind_is_refused_in_one_line(model, kind, says, tmp_path):
     samples = own(tmp_path, x=KINDS[kind])
     federation = build_federation(samples, partition.iid(samples.y.numpy(), 3, 0))
     message = one_line(lambda: models.build_network(model, federation.shape, federation.classes, 0))
