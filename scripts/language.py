@@ -205,16 +205,28 @@ def measure_rooms() -> dict[str, Figures]:
     return {room: measure_files(paths) for room, paths in files_by_room.items()}
 
 
+def _lower_ceilings(figures: dict[str, Figures]) -> None:
+    """Write the ceilings, none above what it was; of comments the least, none below."""
+    old_ceilings = json.loads(CEILINGS.read_text())
+    ceilings = {room: asdict(figures[room]) for room in sorted(figures)}
+    for room, ceiling in ceilings.items():
+        for name, old_value in old_ceilings.get(room, {}).items():
+            strictest = max if name == "comment_lines" else min
+            ceiling[name] = strictest(ceiling[name], old_value)
+    CEILINGS.write_text(json.dumps(ceilings, indent=1) + "\n")
+
+
 def main(arguments: list[str]) -> int:
     """Print the figures, or note them as ceilings."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("rooms", nargs="*", help="the rooms to print; all unless said")
-    parser.add_argument("--write", action="store_true", help=f"write {CEILINGS.relative_to(ROOT)}")
+    parser.add_argument(
+        "--write", action="store_true", help=f"lower those in {CEILINGS.relative_to(ROOT)}"
+    )
     options = parser.parse_args(arguments)
     figures = measure_rooms()
     if options.write:
-        ceilings = {room: asdict(room_figures) for room, room_figures in sorted(figures.items())}
-        CEILINGS.write_text(json.dumps(ceilings, indent=1) + "\n")
+        _lower_ceilings(figures)
     for room in options.rooms or figures:
         print(
             f"{room}: {', '.join(f'{key} {value}' for key, value in asdict(figures[room]).items())}"
