@@ -201,6 +201,11 @@ def to(tree: Tree, device: torch.device | str) -> Tree:
     return map(lambda leaf: leaf.to(device), tree)
 
 
+def as_type_of(tree: Tree, like: Tensor) -> Tree:
+    """Return the leaves on another tensor's device and of its dtype."""
+    return map(lambda leaf: leaf.to(like), tree)
+
+
 def send(tensor: Tensor, device: torch.device | str) -> Tensor:
     """Move a tensor to a device, to a GPU without making the host wait."""
     if tensor.device.type != "cpu" or torch.device(device).type != "cuda":

@@ -73,6 +73,7 @@ class APPLE(Method):
     def _set_shares(self, server, clients, uploads):
         """Set p0_j = n_j / n, the clients' shares of all samples."""
         shares = uploads["samples"] / uploads["samples"].sum()
+        shares = shares.to(server["shares"])
         return {**server, "shares": shares, "counted": ~server["counted"]}, clients
 
     def before_training(self, server, client, net, shard):

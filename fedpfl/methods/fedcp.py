@@ -58,7 +58,7 @@ class FedCP(Method):
         }
         server = {
             "body": tree.drop(params, parts.head),
-            "policy": tree.to(policy, head_weight.device),
+            "policy": tree.as_type_of(policy, head_weight),
             "head": head,
         }
         return server, {"head": head}

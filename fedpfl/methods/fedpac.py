@@ -130,8 +130,8 @@ class FedPAC(PersonalByName):
         counts = client["counts"]
         sums = []
         for batch in shard.data.chunks():
-            one_hot = F.one_hot(batch.y, len(counts)).float()
             _, z = net.features(params, batch.x)
+            one_hot = F.one_hot(batch.y, len(counts)).to(z)
             sums.append(one_hot.T @ z)
         return {"mean": sum(sums) / counts.clamp(min=1)[:, None]}
 

@@ -52,10 +52,7 @@ class GPFL(Method):
         embeddings = torch.randn(classes, width, generator=generator).to(head_weight)
         valve = {}
         for part in ("gamma", "beta"):
-            valve[part] = tree.to(
-                _init_layer(width, generator),
-                head_weight.device,
-            )
+            valve[part] = tree.as_type_of(_init_layer(width, generator), head_weight)
         server = {
             "body": tree.select(params, parts.body),
             "embeddings": embeddings,
@@ -67,7 +64,8 @@ class GPFL(Method):
     def before_training(self, server, client, net, shard):
         """Return the frequencies of the client's labels."""
         counts = torch.bincount(shard.data.y, minlength=len(client["frequencies"]))
-        return {"frequencies": counts / max(1, len(shard.data.y))}
+        frequencies = counts / max(1, len(shard.data.y))
+        return {"frequencies": frequencies.to(client["frequencies"])}
 
     def before_evaluation(self, server, client, net, shard):
         """Return the frequencies also for a client that never trained."""

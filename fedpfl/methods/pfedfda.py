@@ -73,8 +73,8 @@ class PFedFDA(Method):
         server = {
             "body": tree.select(params, parts.body),
             "head": tree.select(params, parts.head),
-            "mean": torch.rand(weight.shape, generator=generator).to(weight.device),
-            "cov": pack_symmetric(torch.eye(weight.shape[1], device=weight.device)),
+            "mean": torch.rand(weight.shape, generator=generator).to(weight),
+            "cov": pack_symmetric(torch.eye(weight.shape[1]).to(weight)),
         }
         return server, {"beta": torch.full((2,), 0.5, device=weight.device)}
 
@@ -122,8 +122,8 @@ class PFedFDA(Method):
             min_samples=1,
         )
         return {
-            "mean": mean.float(),
-            "cov": pack_symmetric(cov).float(),
+            "mean": mean.to(server["mean"]),
+            "cov": pack_symmetric(cov).to(server["cov"]),
             "beta": beta.float(),
         }
 
@@ -253,5 +253,7 @@ class PFedFDA(Method):
     def _lda_parameters(self, mean, cov, prior, server):
         """Return weight and bias of discriminant analysis under the names of the head's entries."""
         weight_and_bias = gaussian.lda_head(mean, cov, prior, self.eps)
-        head = zip(server["head"], weight_and_bias, strict=True)
-        return {name: value.float() for name, value in head}
+        head = {}
+        for (name, leaf), value in zip(server["head"].items(), weight_and_bias, strict=True):
+            head[name] = value.to(leaf)
+        return head

@@ -88,7 +88,7 @@ class PFedHN(Method):
             weights[name] = layer["weight"]
             biases[name] = layer["bias"].view(generated[name].shape)
         learned = {"v": embeddings, "mlp": mlp, "weight": weights, "bias": biases}
-        learned = tree.to(learned, tree.leaves(params)[0].device)
+        learned = tree.as_type_of(learned, tree.leaves(params)[0])
         momentum = tree.full_like(learned, 0.0)
         return {"learned": learned, "momentum": momentum}, {"head": private}
 

@@ -350,7 +350,9 @@ class Bound:
                 f"{self.net.parts.head_layer} takes {head_inputs[0].dim()} axes; use a network "
                 "whose head is a linear layer"
             )
-        return logits, head_inputs[0].float()
+        # Autocast has them in less than the head's own precision.
+        head_dtype = next(self.net.head.parameters()).dtype
+        return logits, head_inputs[0].to(head_dtype)
 
     def __call__(self, params: Tree, x: Tensor, role: str = "main") -> Tensor:
         """Return float32 logits `[batch, classes]` of the network with `params`; `role` picks a

@@ -74,7 +74,7 @@ def squared_gradients(
         other_gradients, output_gradients = gradients
         chunk_squares = {}
         for name, leaf in other_gradients.items():
-            chunk_squares[name] = torch.tensordot(chunk_weight, leaf.square(), 1)
+            chunk_squares[name] = torch.tensordot(chunk_weight.to(leaf), leaf.square(), 1)
         for name, module in layers.items():
             a = inputs[name][:, 0]
             d = output_gradients[name][:, 0]

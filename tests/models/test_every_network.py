@@ -1,5 +1,5 @@
-"""Every method on every kind of network: texts, LSTM, signals, residual streams; a round on both
-backends.
+"""Every method on every kind of network: texts, LSTM, signals, residual streams, float64; a
+round on both backends.
 
 The contract suite has one smooth network of images; what a method assumes of a network shows here.
 """
@@ -23,6 +23,7 @@ from fedpfl.engine.keys import Draws
 from fedpfl.methods import METHODS
 from fedpfl.models import Net
 from fedpfl.models.resnet import ResNet
+from tests import networks
 from tests.conftest import (
     BACKENDS,
     CLASSES,
@@ -39,6 +40,7 @@ NETWORKS = {
     "har_cnn": ((3, 32), {}),
     "mlp": ((11,), {"hidden": (16, 8)}),
     "resnet": ((1, 8, 8), {}),
+    "double": ((1, 8, 8), {}),
 }
 TRAIN, TEST = (20, 7, 3), (5, 3, 4)
 
@@ -56,6 +58,8 @@ def setting(network: str):
         with torch.random.fork_rng():
             torch.manual_seed(0)
             return Net(ResNet(shape, CLASSES, (1, 1), "batch", "small")), federation
+    if network == "double":
+        return Net(networks.Double(shape, CLASSES)), federation
     federation = dataclasses.replace(federation, x=x, mean=(), std=())
     return models.build_network(network, shape, CLASSES, 0, **options), federation
 
@@ -64,6 +68,7 @@ CASES = [(name, network) for name in METHODS for network in NETWORKS]
 QUICK = {
     *(("heterofl", "mlp"), ("scaffold", "mlp")),
     *(("fedobp", network) for network in NETWORKS),
+    *((name, "double") for name in ("fedmp", "fedpac", "fedgen", "pfedfda")),
 }
 """What `make test` plays: methods of each kind on the smallest network, and one on every network."""
 

@@ -40,7 +40,7 @@ def init_generator(
     norm = {"weight": torch.ones(hidden), "bias": torch.zeros(hidden)}
     learned = {"first": first_layer, "norm": norm, "last": last_layer}
     statistics = {"mean": torch.zeros(hidden), "variance": torch.ones(hidden)}
-    return tree.to({"learned": learned, "moved": statistics}, head_weight.device)
+    return tree.as_type_of({"learned": learned, "moved": statistics}, head_weight)
 
 
 def generate_features(generator: Tree, y: Tensor, noise: Tensor) -> Tensor:
@@ -77,11 +77,12 @@ def generate_in_training(
 
 def _hidden_layer(learned: Tree, y: Tensor, noise: Tensor) -> Tensor:
     """Return the first linear map of noise and one-hot labels, before normalisation."""
-    inputs = learned["first"]["weight"].shape[1]
-    classes = inputs - noise.shape[1]
+    weight = learned["first"]["weight"]
+    classes = weight.shape[1] - noise.shape[1]
     # Not F.one_hot, which looks at the values, and so does not go with vmap.
-    one_hot = (y[:, None] == torch.arange(classes, device=y.device)).to(noise)
-    return F.linear(torch.cat([noise, one_hot], 1), **learned["first"])
+    one_hot = y[:, None] == torch.arange(classes, device=y.device)
+    inputs = torch.cat([noise.to(weight), one_hot.to(weight)], 1)
+    return F.linear(inputs, **learned["first"])
 
 
 def _output_layer(learned: Tree, normalised: Tensor) -> Tensor:

@@ -178,7 +178,8 @@ def sum_incoming(plan: Tree, values: Tree) -> Tensor:
 
     `values` is a tree like the parameters.
     """
-    total = torch.zeros(len(plan["group"]) + 1, device=plan["group"].device)
+    some_leaf = next(iter(values.values()))
+    total = torch.zeros(len(plan["group"]) + 1, dtype=some_leaf.dtype, device=some_leaf.device)
     for name in plan["columns"]:
         row_sums = values[name].flatten(1).sum(1)
         # Not `index_add`, which adds in any order on a GPU.
