@@ -9,7 +9,6 @@ import pytest
 import fedpfl
 from fedpfl.data.partition import Partition, check_partition
 from fedpfl.data.partition.file import file
-from fedpfl.data.partition.parts import groups
 from fedpfl.report.__main__ import main
 from tests.command import TINY_TASK
 
@@ -67,13 +66,6 @@ def test_a_page_shows_names_as_text(trained, tmp_path):
     assert "hospital 07" in text
     assert json.dumps("zürich")[1:-1] in text
     assert "<b>hospital" not in text
-
-
-def test_clients_of_one_group_are_told_apart():
-    y, group_of_sample = np.arange(12) % 2, np.repeat([0, 1], 6)
-    partition = groups(y, 4, 0, groups=group_of_sample, group_names=("art", "photo"))
-    assert partition.client_names == ("art (1)", "art (2)", "photo (1)", "photo (2)")
-    assert groups(y, 2, 0, groups=group_of_sample).client_names == ()
 
 
 def test_names_come_back_with_a_partition_file(trained, tmp_path):

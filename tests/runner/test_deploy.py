@@ -42,12 +42,10 @@ METHODS = [
 
 
 @pytest.mark.parametrize("method", keep_only(METHODS, ("fedper", "knn_per")))
-def test_a_torchscript_module_answers_as_the_run(method, digits_runs, tmp_path, capsys):
+def test_a_torchscript_module_answers_as_the_run(method, digits_runs, tmp_path):
     run = digits_runs(method)
     out = tmp_path / "models"
-    assert export.main([str(run.path), str(out), "--format", "torchscript"]) == 0, (
-        capsys.readouterr()
-    )
+    assert export.main([str(run.path), str(out), "--format", "torchscript"]) == 0
     for client in range(4):
         x, y = run.samples(client)
         logits = torch.jit.load(out / f"client{client}.pt")(x)
@@ -108,9 +106,7 @@ def test_a_data_frame_has_its_columns_in_any_order(trained):  # noqa: F811
     x, _ = trained.samples("zürich")
     frame = pd.DataFrame(x.numpy(), columns=[*"abcde"])[[*"edcba"]].assign(more="text")
     assert torch.equal(trained.predict("zürich", frame), trained.predict("zürich", x))
-    with pytest.raises(
-        FedpflError, match=r"samples have no column 'c'; features are a, b, c, d, e"
-    ):
+    with pytest.raises(FedpflError, match="no column 'c'; features are a, b, c, d, e"):
         trained.predict("zürich", frame.drop(columns="c"))
     with pytest.raises(FedpflError, match="samples have a value that is no number: "):
         trained.predict("zürich", frame.assign(c="text"))
@@ -136,9 +132,8 @@ def test_the_card_has_each_clients_accuracy_beside_fedavg(digits_runs, tmp_path)
         cells = [cell.strip() for cell in row.strip("|").split("|")]
         expected = run.clients["accuracy"][client], baseline.clients["ft_accuracy"][client]
         assert [float(cell) for cell in cells[-2:]] == pytest.approx(expected, abs=0.005)
-    assert fedpfl.run(
-        yaml.safe_load((out / "config.yaml").read_text()), directory=run.path, progress=False
-    )
+    config = yaml.safe_load((out / "config.yaml").read_text())
+    assert fedpfl.run(config, directory=run.path, progress=False)
 
 
 UNEXPORTED = """

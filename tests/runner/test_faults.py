@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import errno
 import io
 import json
@@ -12,9 +13,10 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -32,61 +34,66 @@ FAULTS = (3, 8)  # refusals of each kind, at a random call to the file system
 LIMITS = (0, 300, 2000, 40_000)  # bytes above which no file may grow
 
 
-class KilledFile:
-    """A file whose writes are counted; the last is half done."""
+CALLS = ("open", "write", "fsync", "replace", "unlink", "ftruncate", "mkdir")
 
-    def __init__(self, file: IO[bytes], killer: Killer):
-        self.file, self.killer = file, killer
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.file, name)
+@contextmanager
+def watching(answer: Callable[..., Any]) -> Iterator[None]:
+    """Have `answer(name, call, *arguments)` stand for each call to the file system.
 
-    def __enter__(self) -> KilledFile:
-        return self
+    `call()` makes it.
+    """
 
-    def __exit__(self, *error: object) -> None:
-        self.file.close()
+    def watched(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            return answer(name, partial(real, *arguments, **named), *arguments)
 
-    def write(self, data: bytes) -> int:
-        if self.killer.is_due():
-            self.file.write(bytes(data)[: len(data) // 2])
-            self.file.flush()
-            die()
-        return self.file.write(data)
+        return call
+
+    opened = watched("io.open", io.open)
+    with (
+        mock.patch.multiple(os, **{name: watched(name, getattr(os, name)) for name in CALLS}),
+        mock.patch.object(io, "open", opened),
+        mock.patch.object(builtins, "open", opened),
+    ):
+        yield
 
 
 class Killer:
     """Has its process die at a call to the file system: before it, after it, or half written."""
 
     def __init__(self, calls: int, chance: random.Random):
-        self.calls, self.chance = calls, chance
+        self.calls, self.chance, self.write = calls, chance, os.write
 
     def is_due(self) -> bool:
         self.calls -= 1
         return self.calls == 0
 
-    def arm(self) -> None:
-        for name in ("open", "write", "fsync", "replace", "unlink", "ftruncate"):
-            setattr(os, name, self.watch(name, getattr(os, name)))
-        open_file = io.open
+    def answer(self, name: str, call: Callable[[], Any], *arguments: Any) -> Any:
+        if name == "io.open":
+            return KilledFile(call().detach(), self) if "wb" in arguments else call()
+        if self.is_due():
+            if name == "write":
+                self.write(arguments[0], arguments[1][: len(arguments[1]) // 2])
+            elif self.chance.random() < 0.5:
+                call()
+            die()
+        return call()
 
-        def open_watched(*arguments: Any, **named: Any) -> Any:
-            file = open_file(*arguments, **named)
-            return KilledFile(file, self) if "wb" in arguments else file
 
-        io.open = open_watched
+class KilledFile(io.BufferedWriter):
+    """A file whose writes are counted; the last is half done."""
 
-    def watch(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **named: Any) -> Any:
-            if self.is_due():
-                if name == "write":
-                    real(arguments[0], arguments[1][: len(arguments[1]) // 2])
-                elif self.chance.random() < 0.5:
-                    real(*arguments, **named)
-                die()
-            return real(*arguments, **named)
+    def __init__(self, raw: Any, killer: Killer):
+        super().__init__(raw)
+        self.killer = killer
 
-        return call
+    def write(self, data: Any) -> int:
+        if self.killer.is_due():
+            super().write(bytes(data)[: len(data) // 2])
+            self.flush()
+            die()
+        return super().write(data)
 
 
 def require_whole_files(run: Path) -> None:
@@ -117,9 +124,8 @@ def test_killed_again_and_again_a_run_ends_as_if_it_never_was(kills, whole, tmp_
 
         def play(run: Path = run, killer: Killer | None = killer) -> None:
             require_whole_files(run)
-            if killer:
-                killer.arm()
-            play_run(run, *RUN)
+            with watching(killer.answer) if killer else nullcontext():
+                play_run(run, *RUN)
 
         child = start_child(play)
         if killer is None:
@@ -148,31 +154,18 @@ def refusing(folder: Path, at: int | None, code: int = 0) -> Iterator[list[str]]
     calls: list[str] = []
     refused = ""
 
-    def concerned(argument: Any) -> bool:
-        if isinstance(argument, int):
-            return str(folder) in os.readlink(f"/proc/self/fd/{argument}")
-        return str(folder) in str(argument)
+    def answer(name: str, call: Callable[[], Any], place: Any, *_: Any) -> Any:
+        nonlocal refused
+        path = os.readlink(f"/proc/self/fd/{place}") if isinstance(place, int) else str(place)
+        if str(folder) in path:
+            calls.append(name)
+            if len(calls) == at:
+                refused = name
+            if name == refused:
+                raise OSError(code, os.strerror(code), None if isinstance(place, int) else path)
+        return call()
 
-    def watched(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **named: Any) -> Any:
-            nonlocal refused
-            if concerned(args[0]):
-                calls.append(name)
-                if len(calls) == at:
-                    refused = name
-                if name == refused:
-                    raise OSError(
-                        code, os.strerror(code), None if isinstance(args[0], int) else str(args[0])
-                    )
-            return real(*args, **named)
-
-        return call
-
-    names = ("open", "write", "fsync", "replace", "unlink", "ftruncate", "mkdir")
-    with (
-        mock.patch.multiple(os, **{name: watched(name, getattr(os, name)) for name in names}),
-        mock.patch.object(io, "open", watched("io.open", io.open)),
-    ):
+    with watching(answer):
         yield calls
 
 

@@ -76,14 +76,16 @@ def copy(folder, tmp_path):
 
 
 def accuracies(run: fedpfl.Trained) -> list[float]:
-    """Of each client by its own predictions; their loss is the last round's."""
-    found, loss, total = [], 0.0, 0
-    for client in range(len(run)):
-        x, y = run.samples(client)
-        logits = run.predict(client, x.numpy())
+    """Of each client by its own predictions; the loss of those that train is the last round's."""
+    found, losses = [], []
+    for row in run.clients.to_dict("records"):
+        x, y = run.samples(int(row["client"]))
+        logits = run.predict(int(row["client"]), x.numpy())
         found.append(100 * int((logits.argmax(1) == y).sum()) / len(y))
-        loss, total = loss + float(F.cross_entropy(logits, y, reduction="sum")), total + len(y)
-    assert loss / total == pytest.approx(run.rounds["loss"].iloc[-1], rel=1e-6)
+        if not row.get("unseen"):
+            losses.append(F.cross_entropy(logits, y, reduction="none"))
+    loss = float(torch.cat(losses).mean())
+    assert loss == pytest.approx(run.rounds["loss"].iloc[-1], rel=1e-6)
     return found
 
 
@@ -108,10 +110,8 @@ def test_predictions_have_the_accuracies_of_the_table(method, tmp_path):
         torch.testing.assert_close(plain, run.predict(1, x))
     if method in SERVERS:
         server = SERVERS[method](read_checkpoint(tmp_path)["server"])
-        assert_same(
-            run.global_model(),
-            {name: server[name] for name in network.state_dict() if name in server},
-        )
+        names = network.state_dict().keys() & server.keys()
+        assert_same(run.global_model(), {name: server[name] for name in names})
 
 
 def test_a_model_has_the_statistics_that_it_is_judged_with(tmp_path):
@@ -122,10 +122,8 @@ def test_a_model_has_the_statistics_that_it_is_judged_with(tmp_path):
     who = int(read_checkpoint(tmp_path)["rows"][0]["who"][0])
     saved, own, shared = read_checkpoint(tmp_path), run.personal(who), run.global_model()
     for name in ("norm.running_mean", "norm.num_batches_tracked"):
-        torch.testing.assert_close(
-            own[name], saved["rows"][0]["buffers"]["v"][name][0], rtol=0, atol=0
-        )
-        torch.testing.assert_close(shared[name], saved["server_buffers"]["w"][name], rtol=0, atol=0)
+        assert_same(own[name], saved["rows"][0]["buffers"]["v"][name][0])
+        assert_same(shared[name], saved["server_buffers"]["w"][name])
     run.network().load_state_dict(own)
     run.network().load_state_dict(shared)
 
@@ -158,17 +156,9 @@ def test_a_newcomer_predicts_with_a_newcomers_state(tmp_path):
     """Not with the head of a client that trained; its accuracy is that of the table."""
     play_run(tmp_path, *SMALL, "method=fedper", "unseen=0.5", "local.lr=0.1", "rounds=3")
     run = fedpfl.load(tmp_path)
-    clients = run.clients
-    assert clients["unseen"].sum() == 2
-    for client, told in zip(clients["client"].astype(int), clients["accuracy"], strict=True):
-        x, y = run.samples(client)
-        assert 100 * float((run.predict(client, x).argmax(1) == y).float().mean()) == pytest.approx(
-            told
-        )
-    first, second = (
-        run.personal(client) for client in clients["client"][clients["unseen"] == 1].astype(int)
-    )
-    assert_same(first, second)
+    assert accuracies(run) == run.clients["accuracy"].tolist()
+    first, second = run.clients["client"][run.clients["unseen"] == 1].astype(int)
+    assert_same(run.personal(first), run.personal(second))
 
 
 def test_a_run_from_python_is_the_command_lines(tmp_path, monkeypatch, capfd):
@@ -178,9 +168,8 @@ def test_a_run_from_python_is_the_command_lines(tmp_path, monkeypatch, capfd):
     assert capfd.readouterr().err.splitlines()[-1].startswith("finished after round 2")
     assert run.path.parts[:3] == ("outputs", "digits", "fedper")
     assert (run.status, run.round, len(run.rounds), len(run.clients)) == ("finished", 2, 2, 4)
-    again = run_command(
-        *words, "rounds=2", "local.epochs=1", cwd=tmp_path
-    )  # it knows the run as its own
+    # It knows the run as its own.
+    again = run_command(*words, "rounds=2", "local.epochs=1", cwd=tmp_path)
     assert again.out.startswith("already finished")
     by_config = fedpfl.run(run.config)
     assert by_config.path == run.path
@@ -268,14 +257,11 @@ def test_a_sweep_goes_on_and_has_a_row_for_each_run(tmp_path, monkeypatch):
     runs, found = fedpfl.sweep(*MANY, **swept, callbacks=[heard], progress=False)
     # One of three runs is the command line's, and one was there before the interrupt.
     assert heard.rounds == 2
-    assert found[["model.hidden", "seed", "status"]].to_numpy().tolist() == [
-        [hidden, 1, "finished"] for hidden in ("[8]", "[4]", "[2]")
-    ]
+    assert found["model.hidden"].tolist() == ["[8]", "[4]", "[2]"]
+    assert found["status"].tolist() == ["finished"] * 3
     for (_, row), run in zip(found.iterrows(), runs, strict=True):
-        assert (str(run.config["model"]["hidden"]), run.config["seed"]) == (
-            row["model.hidden"],
-            row["seed"],
-        )
+        assert str(run.config["model"]["hidden"]) == row["model.hidden"]
+        assert run.config["seed"] == row["seed"] == 1
         assert row["accuracy"] == run.clients["accuracy"].mean()
         assert row[run.rounds.columns].dropna().tolist() == run.rounds.iloc[-1].dropna().tolist()
     assert {run.path.resolve() for run in runs} == {*tmp_path.glob("outputs/*/*/*/seed*")}
@@ -303,10 +289,9 @@ def test_one_value_of_what_an_experiment_sweeps_over():
     """Its other jobs' values that are no sweep hold; others must be chosen."""
     cfg = overrides.compose_single_run(["experiment=demo", "method=fedper"])
     assert (cfg.method.name, cfg.rounds) == ("fedper", 50)
+    words = ["experiment=fedobp/alpha_sweep", "debug=quick", "method=fedper"]
     with pytest.raises(fedpfl.FedpflError, match=r"give partition\.alpha one value"):
-        overrides.compose_single_run(
-            ["experiment=fedobp/alpha_sweep", "debug=quick", "method=fedper"]
-        )
+        overrides.compose_single_run(words)
 
 
 def test_values_arrive_as_they_are():

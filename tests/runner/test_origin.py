@@ -50,12 +50,8 @@ def place(tmp_path_factory):
 
 def began(place, weights, *words):
     """The run that these words make, built and not played."""
-    method = () if any(word.startswith("method=") for word in words) else ("method=fedavg",)
-    return build_run(
-        check_config(
-            compose_once(*WORDS, *method, format_override("model.weights", place / weights), *words)
-        )
-    )
+    given = format_override("model.weights", place / weights)
+    return build_run(check_config(compose_once(*WORDS, "method=fedavg", given, *words)))
 
 
 FIRST = ("first", "models/client3.pt", "saved.pt", "pretrained.safetensors")
@@ -84,15 +80,9 @@ def test_samples_are_known_by_their_content(place):
     np.savez(place / "mine.npz", x=digits.x.numpy()[order], y=digits.y.numpy()[order])
     with pytest.raises(FedpflError, match=TRAINED):
         began(place, "first", "dataset=npz", format_override("dataset.path", place / "mine.npz"))
-    apart = began(
-        place, "first", "dataset=npz", format_override("dataset.path", _inverted(place, digits))
-    )
-    assert apart.origin.caveat == ""
-
-
-def _inverted(place, federation):
-    np.savez(place / "other.npz", x=255 - federation.x.numpy(), y=federation.y.numpy())
-    return place / "other.npz"
+    np.savez(place / "other.npz", x=255 - digits.x.numpy(), y=digits.y.numpy())
+    inverted = format_override("dataset.path", place / "other.npz")
+    assert began(place, "first", "dataset=npz", inverted).origin.caveat == ""
 
 
 def test_weights_are_traced_through_a_chain(place):
@@ -104,10 +94,8 @@ def test_weights_are_traced_through_a_chain(place):
         began(place, "link.pt", "seed=7")
     words = (format_override("model.weights", place / "bare.pt"), "hydra.run.dir=onwards")
     assert run_command(*TRAIN, *words, cwd=place).code == 0
-    assert (
-        f"what {place}/bare.pt was trained on is not recorded"
-        in began(place, "onwards").origin.caveat
-    )
+    line = f"what {place}/bare.pt was trained on is not recorded"
+    assert line in began(place, "onwards").origin.caveat
 
 
 def test_a_file_that_says_nothing_is_told_of(place):
@@ -163,11 +151,8 @@ def test_nor_with_what_nobody_knows_unless_it_is_said_to_be_public(place):
         FedpflError, match=r"nobody knows whether .*bare.pt was trained on samples of these clients"
     ):
         began(place, "bare.pt", *PRIVATE)
-    words = (
-        format_override("model.weights", place / "bare.pt"),
-        "privacy.public_weights=true",
-        *PRIVATE,
-    )
+    given = format_override("model.weights", place / "bare.pt")
+    words = (given, "privacy.public_weights=true", *PRIVATE)
     result = run_command(*TRAIN, *words, "hydra.run.dir=public", cwd=place)
     assert result.code == 0, result.err
     promise = json.loads((place / "public/summary.json").read_text())["privacy"]

@@ -15,7 +15,7 @@ import pytest
 from fedpfl.report import runs
 from fedpfl.report.__main__ import main
 from fedpfl.runner import trials
-from tests.command import format_override, run_command
+from tests.command import format_override, keep_last_words, run_command
 from tests.conftest import keep_quick, read_cases
 
 pytest.importorskip("optuna")
@@ -68,9 +68,8 @@ def folder(tmp_path, monkeypatch):
 def words(folder: Path, *more: str) -> list[str]:
     usual = "dataset=npz partition=iid model=mlp model.hidden=[8] clients=4 rounds=1"
     usual += " participation=1 local.epochs=1 local.batch_size=16 eval.every=1"
-    own = [*usual.split(), format_override("dataset.path", folder / "mine.npz")]
-    given = {word.partition("=")[0] for word in more}
-    return [word for word in own if word.partition("=")[0] not in given] + [*more]
+    place = format_override("dataset.path", folder / "mine.npz")
+    return [*keep_last_words(*usual.split(), place, *more)]
 
 
 def search(folder: Path, *more: str) -> tuple[int, list[str]]:

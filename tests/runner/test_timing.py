@@ -14,18 +14,10 @@ from fedpfl.engine.training import evaluation
 from fedpfl.record import console
 from fedpfl.record.console import Console
 from fedpfl.record.forecast import Forecast, Remaining, Schedule
-from fedpfl.runner import loop, resume, session, timing
-from tests.command import (
-    CLOCKED,
-    TINY,
-    TINY_TASK,
-    compose_once,
-    play_run,
-    read_checkpoint,
-    read_summary,
-    read_table,
-)
-from tests.conftest import assert_same, keep_quick, read_cases
+from fedpfl.runner import loop, resume, timing
+from tests.command import CLOCKED, TINY, TINY_TASK, compose_once, play_run, read_summary
+from tests.conftest import keep_quick, read_cases
+from tests.record.test_damage import assert_ends_as, interrupt
 from tests.record.test_record import Clock, done, info, row
 
 EQUAL = (
@@ -48,13 +40,9 @@ def test_a_timed_run_is_bit_for_bit_the_run_without(words, tmp_path, monkeypatch
     assert "\ntime        about " in told
     monkeypatch.setattr(timing, "is_worth_timing", lambda run, done: False)
     assert "\ntime  " not in play_run(tmp_path / "plain", *EQUAL, *words.split())
-    assert read_table(tmp_path / "timed/rounds.csv") == read_table(tmp_path / "plain/rounds.csv")
-    assert read_table(tmp_path / "timed/clients.csv") == read_table(tmp_path / "plain/clients.csv")
-    assert_same(read_checkpoint(tmp_path / "timed"), read_checkpoint(tmp_path / "plain"))
-    one, other = (read_summary(tmp_path / name) for name in ("timed", "plain"))
-    for part in ("engine", "last"):
-        names = [name for name in one[part] if name not in CLOCKED]
-        assert [one[part][name] for name in names] == [other[part][name] for name in names]
+    assert_ends_as(tmp_path / "timed", tmp_path / "plain")
+    one, other = (read_summary(tmp_path / name)["engine"] for name in ("timed", "plain"))
+    assert {name for name in one if one[name] != other[name]} <= {*CLOCKED}
 
 
 # By a clock that only the network moves
@@ -182,8 +170,6 @@ def test_a_long_run_of_a_sweep_says_how_long_it_will_take(tmp_path, monkeypatch)
 def test_a_run_that_goes_on_tells_what_is_left(tmp_path, monkeypatch):
     words = ("method=fedavg", *TINY, "rounds=12", "eval.every=6")
     monkeypatch.setattr(timing, "forecast_run", lambda run, began: Forecast(2.0, 3.0, 0.0))
-    for round in session.play_session(compose_once(*words), tmp_path / "run", quiet=True):
-        if round.row["round"] == 5:
-            break
+    interrupt(tmp_path / "run", *words, after=6)
     told = play_run(tmp_path / "run", *words)
     assert "time        about 0:00:20: 7 rounds of 2 s, 2 evaluations of 3 s" in told.splitlines()

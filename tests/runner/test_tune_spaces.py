@@ -11,12 +11,10 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.runner import spaces, tuning
 from tests.command import TINY_TASK, format_override
 from tests.conftest import ROOT, read_cases
-from tests.runner.test_tune import run
 
 pytest.importorskip("optuna")
 pytestmark = pytest.mark.filterwarnings(r"ignore:\s*.*is validated against:UserWarning")
 MINE = format_override("plugins", [ROOT / "docs/mine.py"])
-NO_KEY = "is not a key here; known keys of method=fedavg"
 SMALL = (*TINY_TASK, "rounds=1", "model=mlp", "model.hidden=[8]", "trials=1", "seeds=1")
 
 
@@ -52,9 +50,7 @@ def folder(tmp_path):
 def test_the_space_of_a_plugin_is_searched():
     ((words, _),) = searched("method=halfway", MINE).values()
     assert any(word.startswith("method.share=") for word in words)
-    assert plugins.SPACES
     plugins.load_plugins([])
-    assert not plugins.SPACES, "a later command may have another method of that name"
 
 
 OPTIONS = [("--config-dir", "{}"), ("hydra.searchpath=['file://{}']",)]
@@ -92,21 +88,6 @@ def test_a_key_of_some_of_several_methods_is_for_those(value, capsys):
             own = [word for word in words if "method.mu" in word]
             assert own == [f"method.mu={value}"] * (method != "fedavg")
     assert any(word.startswith("local.lr=") for word in found["fedavg"][0])
-
-
-IMPOSSIBLE = f"""
-method=fedavg,fedprox method.mx=choice(1,2) => method.mx {NO_KEY}
-method=fedavg,fedrep local.epochs=1 => and below local.epochs=1; give it other values
-method=fedavg --config-dir nowhere => --config-dir nowhere is no folder; give the one
-"""
-
-
-def test_what_no_method_can_do_is_one_line(tmp_path):
-    for words, told in read_cases(IMPOSSIBLE):
-        code, text = run(tmp_path, *SMALL, *words.split())
-        lines = [line for line in text.splitlines() if "given twice" not in line]
-        assert (code, len(lines)) == (2, 1)
-        assert told in lines[0]
 
 
 WRONG = read_cases("""
