@@ -16,21 +16,17 @@ from tests.conftest import keep_quick
 TASK = Task(samples=20_000, rounds=1)
 
 
-@pytest.mark.parametrize("kernels", keep_quick(["by hand", "traced"]))
+@pytest.mark.parametrize("kernels", keep_quick([bare.HandWrittenCnn4, bare.TracedKernels]))
 def test_bare_kernels_compute_autograds_gradient(kernels):
     fed = TASK.federation()
-    own = (
-        bare.HandWrittenCnn4(TASK, fed, "fp32")
-        if kernels == "by hand"
-        else bare.TracedKernels(TASK, fed, "fp32", [0])
-    )
+    more = ([0],) if kernels is bare.TracedKernels else ()
+    own = kernels(TASK, fed, "fp32", *more)
     n = min(32, int(fed.train_sizes[0]))
     x, y = fed.normalize(fed.x[:n]).contiguous(memory_format=torch.channels_last), fed.y[:n]
     net = models.build_network("cnn4", fed.shape, fed.classes, 42)
     params = {name: p.clone().requires_grad_() for name, p in net.params.items()}
-    wanted = torch.autograd.grad(
-        F.cross_entropy(net.bind({}, training=True)(params, x), y), list(params.values())
-    )
+    loss = F.cross_entropy(net.bind({}, training=True)(params, x), y)
+    wanted = torch.autograd.grad(loss, list(params.values()))
     with torch.no_grad():
         for grad, right in zip(own.gradient(own.initial_params, x, y), wanted, strict=True):
             torch.testing.assert_close(grad, right, atol=1e-6, rtol=1e-4)

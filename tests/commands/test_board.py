@@ -49,10 +49,7 @@ def skip_search(options, words, **more):
 def boarded(folder, methods, settings, play):
     suite = {**SUITE, "settings": {name: SUITE["settings"][name] for name in settings}}
     (folder / "tiny.yaml").write_text(yaml.safe_dump(suite))
-    with (
-        mock.patch.object(board, "run_or_exit", play),
-        mock.patch.object(tuning, "draw_search"),
-    ):
+    with mock.patch.object(board, "run_or_exit", play), mock.patch.object(tuning, "draw_search"):
         status = call(folder, f"method={','.join(methods)}", "trials=1", "seeds=1", "rounds=1")
     return folder, status, pd.read_csv(folder / "out" / "board.csv", dtype={"identity": str})
 
@@ -112,9 +109,8 @@ def test_a_board_has_a_row_for_each_method_from_which_it_can_be_run_again(made):
 
 def test_the_page_of_the_docs_is_what_its_file_says():
     page = board_page.PAGE.read_text()
-    assert board_page.replace_table(page, board_page.make_table(board_page.load_rows())) == page, (
-        "run python scripts/board.py --write"
-    )
+    made = board_page.replace_table(page, board_page.make_table(board_page.load_rows()))
+    assert made == page, "run python scripts/board.py --write"
 
 
 def rewritten(folder, row, **values):
@@ -151,14 +147,12 @@ def test_a_row_that_is_run_again_is_equal_and_each_changed_column_is_named(made,
     for values in (changes, {"chosen": "0.125"}):
         status, said = verified(**values)
         assert status == 1
-        assert [
-            key for key, value in values.items() if f"{key} {value} there" not in said.err
-        ] == []
+        assert all(f"{key} {value} there" in said.err for key, value in values.items())
     # Emptied, so that nobody asks
     emptied = ("harmed_fedavg", "accuracy", "chosen", "data")
     status, said = verified(**dict.fromkeys(emptied, ""))
     assert status == 1
-    assert [column for column in emptied if f"{column}  there" not in said.err] == []
+    assert all(f"{column}  there" in said.err for column in emptied)
     elsewhere = row["versions"].replace("torch ", "torch 1")
     status, said = verified(versions=elsewhere)
     line = f"made with other versions: {elsewhere} there, {row['versions']} here"
@@ -188,11 +182,9 @@ def test_a_file_that_is_no_board_is_one_line(tmp_path):
 def test_a_strangers_row_downloads_no_data_set_but_the_suites(made):
     with mock.patch.object(board, "SUITES", made[0]):
         asked = board.read_command_line(["suite=tiny"])
-    words = [
-        board._with_known_data(board.ForeignRuns([f"dataset={name}"], [1]), asked).run_words
-        for name in ("digits", "cifar10")
-    ]
-    assert words == [["dataset=digits"], ["dataset=cifar10", "dataset.download=false"]]
+    for word, more in (("dataset=digits", []), ("dataset=cifar10", ["dataset.download=false"])):
+        known = board._with_known_data(board.ForeignRuns([word], [1]), asked)
+        assert known.run_words == [word, *more]
 
 
 STRANGE = """
@@ -229,11 +221,21 @@ method@x=fedavg
 """
 
 
+FORMS = """
+rm -rf / -m x seed=1
+python -m fedpfl.train -m method=fedavg seed=1,2;ls
+python -m fedpfl.train -m 'method=fedavg
+"""
+
+
 def test_of_a_strangers_row_nothing_is_run_but_known_keys_with_plain_values():
     for line in read_cases(STRANGE):
         words = line.replace("{newline}", "\n")
         with pytest.raises(FedpflError, match="the row's command is not run"):
             read_untrusted_command(f"python -m fedpfl.train -m method=fedper {words} seed=1")
+    for command in read_cases(FORMS):
+        with pytest.raises(FedpflError, match="the row's command"):
+            read_untrusted_command(command)
 
 
 def test_a_strangers_row_is_refused_before_anything_runs(made, capsys):
@@ -247,16 +249,6 @@ def test_a_strangers_row_is_refused_before_anything_runs(made, capsys):
     assert (status, len(told.splitlines())) == (2, 1)
     assert not play.called
     assert "the row's command is not run" in told
-
-
-def test_a_command_of_another_form_is_refused():
-    for command in read_cases("""
-        rm -rf / -m x seed=1
-        python -m fedpfl.train -m method=fedavg seed=1,2;ls
-        python -m fedpfl.train -m 'method=fedavg
-    """):
-        with pytest.raises(FedpflError, match="the row's command"):
-            read_untrusted_command(command)
 
 
 @pytest.mark.parametrize("every", keep_quick([20, 1]))

@@ -24,7 +24,7 @@ from fedpfl.engine.backends.loop import LoopBackend
 from fedpfl.ground import interrupts
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tree import Tree
-from fedpfl.methods import METHODS, FedAvg, Method
+from fedpfl.methods import METHODS, FedAvg
 from fedpfl.models import Parts
 from fedpfl.record import console, rundir
 from fedpfl.record.columns import round_columns
@@ -111,6 +111,14 @@ hydra.mode=foo => hydra.mode=foo; Invalid value 'foo', expected one of [RUN, MUL
 # interpolations
 seed=${nope} => seed: Interpolation key 'nope' not found
 hydra.run.dir=${nope} => hydra.run.dir: Interpolation key 'nope' not found
+# sweeps
+-m seed=interval(1,3) => interval is no sweep over values; name them, as in seed=1,2,3 or seed=range(1,4)
+-m experiment=demo,smoke rounds=0 => experiment=demo: an experiment with a sweep of its own; run one at a time
+-m seed=1,2 method=fedselect method.personalise=99 => method.personalise: the network has layers 0 to 3, got 99
+-m seed=1,2 data_dir="{escape}[31m" => data_dir must be a text without control characters, got '\x1b[31m'
+-m seed=1,2 hydra.sweep.subdir=${nope} => hydra.sweep.subdir: Interpolation key 'nope' not found
+-m seed=1,2 hydra.sweeper.max_batch_size=0 => hydra.sweeper.max_batch_size must be 1 or more, or null, got 0
+-m seed=1,2 hydra/launcher=lockstep rounds=0 => rounds must be 1 or more, got 0
 """
 MARKED = {"{escape}": "\x1b", "{surrogate}": "\udcff", "{300 x}": 300 * "x"}
 
@@ -131,24 +139,13 @@ def test_bad_input_is_one_line_and_leaves_nothing(
         overrides = overrides.replace(mark, text)
     result = run_command(*TINY_TASK, *overrides.split(" "), cwd=tmp_path)
     assert result.code == 2, result
-    # One line, which a terminal shows as it is
-    assert result.err.endswith("\n")
-    assert result.err[:-1].isprintable(), result.err
-    assert result.err.startswith("fedpfl: ")
+    # One line, or one a job, which a terminal shows as it is
+    lines = result.err.splitlines()
+    assert len(lines) == 1 or overrides.startswith("-m")
+    assert all(line.startswith("fedpfl: ") and line.isprintable() for line in lines), lines
     assert says in result.err
     assert result.out == ""
     assert snapshot(tmp_path) == before
-
-
-SWEPT = r"""
-seed=interval(1,3) => interval is no sweep over values; name them, as in seed=1,2,3 or seed=range(1,4)
-experiment=demo,smoke rounds=0 => fedpfl: experiment=demo rounds=0: an experiment with a sweep of its own; run
-seed=1,2 method=fedselect method.personalise=99 => method.personalise: the network has layers 0 to 3, got 99
-seed=1,2 data_dir="{escape}[31m" => data_dir must be a text without control characters, got '\x1b[31m'
-seed=1,2 hydra.sweep.subdir=${nope} => hydra.sweep.subdir: Interpolation key 'nope' not found
-seed=1,2 hydra.sweeper.max_batch_size=0 => hydra.sweeper.max_batch_size must be 1 or more, or null, got 0
-seed=1,2 hydra/launcher=lockstep rounds=0 => rounds must be 1 or more, got 0
-"""
 
 
 MISTAKES = {
@@ -177,17 +174,6 @@ for line in sys.argv[1:]:
         assert line.startswith("fedpfl: ")
         assert says in line
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(("overrides", "says"), keep_quick(read_cases(SWEPT), 2))
-def test_bad_input_of_a_sweep_leaves_nothing(overrides: str, says: str, tmp_path: Path) -> None:
-    words = overrides.replace("{escape}", "\x1b").split(" ")
-    result = run_command("-m", *words, cwd=tmp_path)
-    assert result.code == 2, result
-    assert says in result.err
-    assert "Traceback" not in result.err
-    assert all(line.isprintable() for line in result.err.splitlines())
-    assert snapshot(tmp_path) == {}
 
 
 def test_an_error_is_one_line_that_a_terminal_shows_as_it_is() -> None:
@@ -238,7 +224,9 @@ def test_a_run_lies_where_hydra_run_dir_says_and_its_first_lines_say_what_runs(p
     assert str(folder / "some/where") in result.err
 
 
-def test_a_directory_of_another_run_or_in_use_is_refused_and_kept(played) -> None:
+def test_a_directory_of_another_run_or_in_use_is_refused_and_that_of_this_one_left_alone(
+    played,
+) -> None:
     folder, _ = played
     words, before = (*TINY, "hydra.run.dir=some/where"), snapshot(folder)
     for other, differing in read_cases("""
@@ -257,36 +245,21 @@ def test_a_directory_of_another_run_or_in_use_is_refused_and_kept(played) -> Non
         result = run_command(*words, cwd=folder)
     assert result.code == 2
     assert "is in use by process" in result.err
-
-
-def test_a_finished_run_is_recognised_and_left_alone(played) -> None:
-    folder, _ = played
     run = folder / "some/where"
-    before, times = snapshot(folder), {name: (run / name).stat().st_mtime_ns for name in FILES}
-    words = ("hydra.run.dir=some/where", "device=cpu", "checkpoint.seconds=5")
-    again = run_command(*TINY, *words, cwd=folder)
+    times = [(run / name).stat().st_mtime_ns for name in FILES]
+    again = run_command(*words, "device=cpu", "checkpoint.seconds=5", cwd=folder)
     assert again.code == 0
     assert again.out.startswith(f"already finished: {run}")
     assert snapshot(folder) == before
-    assert {name: (run / name).stat().st_mtime_ns for name in FILES} == times
+    assert [(run / name).stat().st_mtime_ns for name in FILES] == times
 
 
-PLAIN = sorted(
-    name for name, method in METHODS.items() if method.validates is not True and not method.pairs
-)
-
-
-@pytest.mark.parametrize(
-    "method", keep_quick(["fedobp", *(one for one in PLAIN if one != "fedobp")])
-)
-def test_a_run_of_every_method_writes_its_directory(method: str, tmp_path: Path) -> None:
-    # Three minibatches of 18 samples, as some methods take two a step
-    tuning = ("eval.finetune_epochs=1", "eval.finetune_every=2", "local.batch_size=6")
-    result = run_command(*TINY_TASK, *tuning, "model=lenet5", f"method={method}", cwd=tmp_path)
+def test_a_run_writes_its_directory(tmp_path: Path) -> None:
+    tuning = ("eval.finetune_epochs=1", "eval.finetune_every=2")
+    result = run_command(*TINY_TASK, *tuning, "model=lenet5", "method=fedobp", cwd=tmp_path)
     assert result.code == 0, result
     (folder,) = (tmp_path / "outputs" / "digits").glob("*/*/seed42")
-    masks = {"masks.json"} if METHODS[method].masks is not Method.masks else set()
-    assert {path.name for path in folder.iterdir()} - {"run.lock"} == FILES | masks
+    assert {path.name for path in folder.iterdir()} - {"run.lock"} == {*FILES, "masks.json"}
 
     with (folder / "rounds.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -295,22 +268,19 @@ def test_a_run_of_every_method_writes_its_directory(method: str, tmp_path: Path)
     judged = "accuracy accuracy_pooled accuracy_std accuracy_worst10 cohort_before cohort_after"
     assert all(0 <= float(row[name]) <= 100 for row in rows for name in judged.split())
     assert [row["ft_accuracy"] == "" for row in rows] == [True, False]
+    # Two clients; what is personal does not travel
     layers = [name for name in rows[0] if name.startswith("personal/")]
-    layer_counts = {"fedobp": 10, "fedselect": 5, "pspfl": 10, "seqfededt": 10}
-    assert len(layers) == layer_counts.get(method, 0)
-    if method == "fedobp":
-        # Two clients; what is personal does not travel
-        down = 2 * 44426 - int(rows[1]["values_down"])
-        assert down == 2 * sum(float(rows[1][name]) for name in layers) > 0
+    assert len(layers) == 10
+    down = 2 * 44426 - int(rows[1]["values_down"])
+    assert down == 2 * sum(float(rows[1][name]) for name in layers) > 0
 
     clients = read_table(folder / "clients.csv")
     sizes = [(row["client"], row["train"], row["test"]) for row in clients]
     assert sizes == [(str(k), "18", "6") for k in range(4)]
     assert all(sum(int(row[f"label_{label}"]) for label in range(10)) == 24 for row in clients)
     for name in ("accuracy", "ft_accuracy"):
-        assert all(0 <= float(row[name]) <= 100 for row in clients)
-    mean = np.mean([float(row["accuracy"]) for row in clients])
-    assert mean == pytest.approx(float(rows[1]["accuracy"]))
+        mean = np.mean([float(row[name]) for row in clients])
+        assert mean == pytest.approx(float(rows[1][name]))
 
     told = read_summary(folder)
     assert (told["status"], told["last"]["round"], told["parameters"]) == ("finished", 2, 44426)
@@ -342,9 +312,8 @@ def test_a_run_is_over_when_every_client_has_stopped(tmp_path: Path) -> None:
 
 def test_a_run_without_test_samples_has_empty_cells_and_is_recognised(tmp_path: Path) -> None:
     for said in ("finished after round 2", "already finished"):
-        result = run_command(
-            *(*TINY, "partition.test_fraction=0", "hydra.run.dir=here"), cwd=tmp_path
-        )
+        words = ("partition.test_fraction=0", "hydra.run.dir=here")
+        result = run_command(*TINY, *words, cwd=tmp_path)
         assert result.code == 0
         assert said in result.err + result.out
         assert "nan" not in result.err + result.out
@@ -444,10 +413,10 @@ def seeds(folder: Path) -> dict[str, list[str]]:
     """The runs that a sweep finished: seeds by method."""
     done = [path.parent for path in folder.glob("outputs/*/*/*/seed*/state.pt")]
     assert all(read_summary(path)["status"] == "finished" for path in done)
-    return {
-        method: sorted(p.name for p in done if p.parts[-3] == method)
-        for method in {p.parts[-3] for p in done}
-    }
+    found: dict[str, list[str]] = {}
+    for path in sorted(done):
+        found.setdefault(path.parts[-3], []).append(path.name)
+    return found
 
 
 def test_a_sweep_over_methods_and_seeds_makes_a_directory_for_each(tmp_path: Path) -> None:
@@ -461,16 +430,13 @@ def test_a_sweep_over_methods_and_seeds_makes_a_directory_for_each(tmp_path: Pat
     begun, told = result.err.splitlines()[::2], result.err.splitlines()[1::2]
     # However slow the machine is
     clock = r"\d:\d\d:\d\d"
-    first = rf"sweep: run 1 of 4, elapsed {clock}  method=fedavg seed=1"
-    assert re.fullmatch(first, begun[0])
-    assert re.fullmatch(
-        rf"sweep: run 4 of 4, elapsed {clock}, ETA {clock}  method=fedper seed=2", begun[3]
-    )
+    last = rf"sweep: run 4 of 4, elapsed {clock}, ETA {clock}  method=fedper seed=2"
+    ended = rf"sweep: .*  method=fedper seed=1: all clients [\d.]+ % in {clock}"
+    assert re.fullmatch(rf"sweep: run 1 of 4, elapsed {clock}  method=fedavg seed=1", begun[0])
+    assert re.fullmatch(last, begun[3])
     assert [line[:15] for line in told] == [f"sweep: {done}/4 done" for done in (1, 2, 3, 4)]
     assert [", ETA " in line for line in told] == [True, True, True, False]
-    assert re.fullmatch(
-        rf"sweep: .*  method=fedper seed=1: all clients [\d.]+ % in {clock}", told[2]
-    )
+    assert re.fullmatch(ended, told[2])
     assert result.out.startswith("Digits, Dir(0.1)\n")
     assert result.out.endswith(reported(tmp_path, "outputs"))
     again = run_command(*words, "method=fedper", "seed=1,2", cwd=tmp_path)
@@ -490,22 +456,20 @@ def reported(folder: Path, root: str) -> str:
     return out.getvalue()
 
 
-@pytest.mark.parametrize(
-    ("events", "now", "told"),
-    [
-        ("0 0 60", 60, "1/4 done, ETA 0:03:00"),  # one after another
-        ("0 0 60\n1 60 0", 60, "2/4 done, ETA 0:02:00"),  # one that was finished already
-        ("0 0\n1 0\n0 0 60", 60, "1/4 done, ETA 0:01:00"),  # two at once, and two left
-        # The others take longer, nobody knows how long
-        ("0 0\n1 0\n2 0\n3 0\n0 0 60", 60, "1/4 done"),
-        ("0 0\n1 0\n1 0 60\n2 60\n0 0 120\n3 120\n2 60 90", 150, "3/4 done, ETA 0:01:00"),
-    ],
-)
-def test_how_far_a_sweep_is(events: str, now: float, told: str) -> None:
-    assert console.describe_sweep_progress(f"{events}\n", 4, now) == told
+PROGRESS = """
+0 0 60 => 60 => 1/4 done, ETA 0:03:00
+0 0 60;1 60 0 => 60 => 2/4 done, ETA 0:02:00
+0 0;1 0;0 0 60 => 60 => 1/4 done, ETA 0:01:00
+0 0;1 0;2 0;3 0;0 0 60 => 60 => 1/4 done
+0 0;1 0;1 0 60;2 60;0 0 120;3 120;2 60 90 => 150 => 3/4 done, ETA 0:01:00
+"""
+"""One after another; one finished already; two at once; the others take longer, nobody knows how."""
 
 
-def test_which_run_of_a_sweep_begins() -> None:
+def test_how_far_a_sweep_is_and_which_run_begins() -> None:
+    for events, now, told in read_cases(PROGRESS):
+        lines = events.replace(";", "\n") + "\n"
+        assert console.describe_sweep_progress(lines, 4, float(now)) == told
     assert console.describe_job_start("0 5\n", 4, 5, 1) == "run 1 of 4, elapsed 0:00:00"
     told = console.describe_job_start("0 5\n0 5 60\n1 65\n", 4, 65, 2)
     assert told == "run 2 of 4, elapsed 0:01:00, ETA 0:03:00"
@@ -522,25 +486,23 @@ def test_an_experiment_with_its_own_sweep_needs_no_option(tmp_path: Path) -> Non
     assert re.search(rf"sweep: 2/2 done in [\d:]+  method=ditto: {wrong}", alone.err)
 
 
-@pytest.mark.parametrize(
-    ("words", "wanted"),
-    read_cases(
-        """
-    method=fedprox,fedavg method.mu=0.1 rounds=2 => method=fedprox,fedavg ++method.mu=0.1 rounds=2
-    -m method=fedprox,fedavg method.mu=0.1,0.2 => the same
-    -m method=fedprox,fedavg +method.mu=0.1 ~seed hydra.job.num=3 local.lr=0.1 => the same
-    -m method=fedprox,fedavg 'method.widths=[1.0,0.5]' => -m method=fedprox,fedavg ++method.widths=[1.0,0.5]
-    experiment=subflot/cifar10 method.otp=false => experiment=subflot/cifar10 ++method.otp=false
-    experiment=fedselect/ablation method.personalise=most => experiment=fedselect/ablation method.personalise=choice(most)
-    experiment=smokes method.otp=false =x method=[1, --cfg job => the same
-    """
-    ),
-)
-def test_values_inside_a_group_that_is_swept_over(words: str, wanted: str) -> None:
+ADAPTED = """
+method=fedprox,fedavg method.mu=0.1 rounds=2 => method=fedprox,fedavg ++method.mu=0.1 rounds=2
+-m method=fedprox,fedavg method.mu=0.1,0.2 => the same
+-m method=fedprox,fedavg +method.mu=0.1 ~seed hydra.job.num=3 local.lr=0.1 => the same
+-m method=fedprox,fedavg 'method.widths=[1.0,0.5]' => -m method=fedprox,fedavg ++method.widths=[1.0,0.5]
+experiment=subflot/cifar10 method.otp=false => experiment=subflot/cifar10 ++method.otp=false
+experiment=fedselect/ablation method.personalise=most => experiment=fedselect/ablation method.personalise=choice(most)
+experiment=smokes method.otp=false =x method=[1, --cfg job => the same
+"""
+
+
+def test_values_inside_a_group_that_is_swept_over() -> None:
     """Where a value is swept over itself every job has its own; of mistakes Hydra tells."""
-    given = shlex.split(words)
-    expected = given if wanted == "the same" else shlex.split(wanted)
-    assert overrides.adapt_for_sweeps(given, GROUPS) == expected
+    for words, wanted in read_cases(ADAPTED):
+        given = shlex.split(words)
+        expected = given if wanted == "the same" else shlex.split(wanted)
+        assert overrides.adapt_for_sweeps(given, GROUPS) == expected
 
 
 def test_a_failing_job_does_not_stop_the_others(tmp_path: Path) -> None:
@@ -563,11 +525,8 @@ def test_a_failing_job_does_not_stop_the_others(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_joblib_runs_a_sweep_in_parallel_and_bad_input_leaves_nothing(tmp_path: Path) -> None:
     parallel = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
-    result = wait_for(
-        start_process(
-            "--multirun", *TINY, *parallel, "method=fedavg,local_only", "rounds=2,0", cwd=tmp_path
-        )
-    )
+    words = (*TINY, *parallel, "method=fedavg,local_only", "rounds=2,0")
+    result = wait_for(start_process("--multirun", *words, cwd=tmp_path))
     assert result.code == 2, result
     assert "2 of 4 jobs failed" in result.err
     assert sorted(re.findall(r"sweep: (\d)/4 done", result.err)) == ["1", "2", "3", "4"]

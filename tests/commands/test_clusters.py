@@ -61,36 +61,27 @@ def left(folder: Path) -> int:
     return sum(log.endswith(" interrupted\n") for log in logs)
 
 
-def to_all(process: subprocess.Popen[str], number: signal.Signals) -> None:
-    """As a terminal and Slurm do."""
-    os.killpg(process.pid, number)
-
-
-def to_one(process: subprocess.Popen[str], number: signal.Signals) -> None:
-    process.send_signal(number)
-
-
 @pytest.mark.parametrize(
-    ("words", "tell", "number", "told", "runs"),
+    ("words", "is_group_told", "number", "told", "runs"),
     [
-        (("-m",), to_one, signal.SIGUSR2, "terminated", 1),
-        (("-m", "hydra/launcher=lockstep"), to_all, signal.SIGUSR2, "terminated", 3),
-        (JOBLIB, to_one, signal.SIGTERM, "terminated", 2),
-        (JOBLIB, to_all, signal.SIGINT, "interrupted", 2),
+        (("-m",), False, signal.SIGUSR2, "terminated", 1),
+        (("-m", "hydra/launcher=lockstep"), True, signal.SIGUSR2, "terminated", 3),
+        (JOBLIB, False, signal.SIGTERM, "terminated", 2),
+        (JOBLIB, True, signal.SIGINT, "interrupted", 2),
     ],
 )
-def test_a_sweep_that_is_told_to_end_saves_all_its_runs(words, tell, number, told, runs, tmp_path):
+def test_a_sweep_that_is_told_to_end_saves_all_its_runs(
+    words, is_group_told, number, told, runs, tmp_path
+):
+    """Whether its process is told or, as by a terminal and Slurm, all of its group."""
     (tmp_path / "slow.py").write_text(SLOW)
-    process = start_process(
-        *words, *LONG, "seed=1,2,3", "plugins=[slow.py]", cwd=tmp_path, alone=True
-    )
+    words = (*words, *LONG, "seed=1,2,3", "plugins=[slow.py]")
+    process = start_process(*words, cwd=tmp_path, alone=True)
     playing(process, tmp_path, runs)
-    tell(process, number)
+    (os.killpg if is_group_told else os.kill)(process.pid, number)
     result, seconds = ended(process)
-    assert (result.code, result.complaints) == (
-        130 if told == "interrupted" else 143,
-        [LINE.format(told)],
-    ), result
+    code = 130 if told == "interrupted" else 143
+    assert (result.code, result.complaints) == (code, [LINE.format(told)]), result
     assert "Traceback" not in result.err
     assert seconds < 60
     assert left(tmp_path) == len(list(tmp_path.rglob("config.yaml"))) == runs
@@ -103,9 +94,8 @@ def test_a_search_that_is_told_to_end_saves_its_trial(tmp_path: Path) -> None:
     playing(process, tmp_path, 1)
     process.send_signal(signal.SIGUSR2)
     result, _ = ended(process)
-    assert (result.code, result.complaints[1:]) == (143, [LINE.format("terminated")]), (
-        result
-    )  # after the search's title
+    # After the search's title
+    assert (result.code, result.complaints[1:]) == (143, [LINE.format("terminated")]), result
     assert left(tmp_path) == 1
 
 
@@ -161,8 +151,6 @@ def test_a_sweep_on_ray_outlives_its_own_end_and_that_of_a_worker(tmp_path, monk
     assert len(ends) == 3
     for run in ends:
         seed = run.name.removeprefix("seed")
-        assert (
-            run_command(*words, f"seed={seed}", f"hydra.run.dir=alone/{seed}", cwd=tmp_path).code
-            == 0
-        )
+        place = f"hydra.run.dir=alone/{seed}"
+        assert run_command(*words, f"seed={seed}", place, cwd=tmp_path).code == 0
         assert_ends_alike(run, tmp_path / "alone" / seed)

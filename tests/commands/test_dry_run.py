@@ -25,27 +25,18 @@ def foretold(*words: str, cwd: Path) -> str:
 
 
 def test_a_run_is_told_as_it_then_tells_itself(tmp_path: Path) -> None:
-    words = (
-        *WORDS,
-        *("eval.every=3", "eval.finetune_epochs=2", "eval.finetune_every=6", "validation=0.1"),
-        "unseen=0.25",
-    )
+    words = (*WORDS, "eval.every=3", "eval.finetune_epochs=2", "eval.finetune_every=6")
+    words += ("validation=0.1", "unseen=0.25")
     told = foretold(*words, cwd=tmp_path)
     lines = told.splitlines()
-    composed = (
-        "composition dataset=digits partition=dirichlet model=mlp adapter=none method=fedavg "
-    )
-    assert lines[0].startswith(composed)
+    composed = "composition dataset=digits partition=dirichlet model=mlp adapter=none method=fedavg"
+    assert lines[0].startswith(f"{composed} ")
     assert lines[2].startswith("local       epochs=1 batch_size=32 ")
-    number = r"[\d.e+-]+"
-    kinds = (
-        f"8 rounds of {number} s, 1 evaluation of {number} s, 2 evaluations with fine-tuning of"
-        f" {number} s"
-    )
+    kinds = "8 rounds of N s, 1 evaluation of N s, 2 evaluations with fine-tuning of N s"
+    kinds = kinds.replace("N", r"[\d.e+-]+")
     assert re.search(rf"\ntime        about \d+:\d\d:\d\d: {kinds}\n", told)
-    split = re.search(
-        r"split       (\d+) training, (\d+) test, (\d+) validation samples; data_dir=data\n", told
-    )
+    counts = r"(\d+) training, (\d+) test, (\d+) validation samples"
+    split = re.search(rf"split       {counts}; data_dir=data\n", told)
     assert split
     assert sum(map(int, split.groups())) == 4 * 24
     assert "status      new" in lines
@@ -79,10 +70,10 @@ def test_a_sweep_has_a_line_a_run_and_a_total(tmp_path, monkeypatch):
     ends = {"fedavg": "about 0:00:17: 8 rounds of 2 s", "ditto": "about 0:00:33: 8 rounds of 4 s"}
     runs = [(method, seed) for method in ends for seed in (1, 2)]
     for number, (method, seed) in enumerate(runs, 1):
-        assert (
-            f"\nrun {number} of 4  method={method} seed={seed}: {ends[method]}, 1 evaluation of"
-            " 1 s\n" in told
+        line = (
+            f"run {number} of 4  method={method} seed={seed}: {ends[method]}, 1 evaluation of 1 s"
         )
+        assert f"\n{line}\n" in told
     assert "\nsweep       4 runs: about 0:01:40 one after another\n" in told
     assert timed == ["fedavg", "ditto"]  # seeds take as long
 
@@ -90,33 +81,27 @@ def test_a_sweep_has_a_line_a_run_and_a_total(tmp_path, monkeypatch):
 @pytest.mark.full
 def test_experiments_bring_their_sweep_and_searches_their_trials(tmp_path: Path) -> None:
     told = foretold("experiment=demo", "rounds=2", "model=mlp", "clients=4", cwd=tmp_path)
-    assert re.findall(r"\nrun (\d) of 4  method=(\w+): about", told) == [
-        *(("1", "fedobp"), ("2", "fedavg"), ("3", "fedper"), ("4", "local_only"))
-    ]
+    methods = ["fedobp", "fedavg", "fedper", "local_only"]
+    assert re.findall(r"\nrun \d of 4  method=(\w+): about", told) == methods
     assert "experiment=demo" in told
-    words = (
-        *("hydra/sweeper=optuna", "hydra.sweeper.trials=7", "local.lr=interval(0.01,0.1)"),
-        "validation=0.1",
-    )
-    assert "\nsearch      7 trials, at most " in foretold("-m", *WORDS, *words, cwd=tmp_path)
+    words = ("hydra/sweeper=optuna", "hydra.sweeper.trials=7", "local.lr=interval(0.01,0.1)")
+    told = foretold("-m", *WORDS, *words, "validation=0.1", cwd=tmp_path)
+    assert "\nsearch      7 trials, at most " in told
     globbed = foretold("-m", *WORDS, "rounds=1", "method=glob(fedp*)", cwd=tmp_path)
     assert globbed.count("\nrun ") >= 3
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    keep_quick(
-        read_cases("""
-    rounds=0 => rounds must be 1 or more, got 0
-    seed=1,2 => seed=1,2 is a sweep
-    --cfg job => --dry-run goes with -m alone; leave out --cfg
-    dataset=har => data set har is not in data_dir=data .*put folder 'UCI HAR Dataset'
-    -m method=fedavg,ditto rounds=1,0 => 2 of 4 runs would be refused: run 2 of 4  method=fedavg rounds=0
-    plugins=[there.py] => there.py
-    """),
-        3,
-    ),
-)
+REFUSED = """
+rounds=0 => rounds must be 1 or more, got 0
+seed=1,2 => seed=1,2 is a sweep
+--cfg job => --dry-run goes with -m alone; leave out --cfg
+dataset=har => data set har is not in data_dir=data .*put folder 'UCI HAR Dataset'
+-m method=fedavg,ditto rounds=1,0 => 2 of 4 runs would be refused: run 2 of 4  method=fedavg rounds=0
+plugins=[there.py] => there.py
+"""
+
+
+@pytest.mark.parametrize(("words", "line"), keep_quick(read_cases(REFUSED), 3))
 def test_what_the_command_would_refuse_is_refused(words: str, line: str, tmp_path: Path) -> None:
     result = run_command("--dry-run", *WORDS, *words.split(), cwd=tmp_path)
     assert result.code == 2
