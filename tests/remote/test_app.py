@@ -1,5 +1,6 @@
 """A federation as the command plays it, its grid in memory: files, going on, and what is refused."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -48,39 +49,30 @@ def test_the_files_are_those_of_any_run(here):
 
 def play_again(words: list[str], path: Path) -> None:
     """Go on with a federation's directory as with any run's; with more rounds it is not finished."""
-    fedpfl.run(
-        *words[:-1],
-        "rounds=4",
-        f"extend='{path}'",
-        directory=path.parent / "longer",
-        progress=False,
-    )
+    longer = (*words[:-1], "rounds=4", f"extend='{path}'")
+    fedpfl.run(*longer, directory=path.parent / "longer", progress=False)
 
 
 def test_what_would_leave_clients_is_said_first(here):
     words = ["method=fedobp", *WORDS]
-    with pytest.raises(
-        FedpflError,
-        match=r"method=fedobp needs more .*: clients' states \(model\) would leave them",
-    ):
+    message = r"method=fedobp needs more .*: clients' states \(model\) would leave them"
+    with pytest.raises(FedpflError, match=message):
         app.run_server(InProcessGrid({}), words)
     assert not [*here.rglob("*")]
-    path = app.run_server(
-        InProcessGrid(make_nodes(words, NodePolicy(share_states=True))),
-        [*words, "federate.share_states=true"],
-    )
+    nodes = make_nodes(words, NodePolicy(share_states=True))
+    path = app.run_server(InProcessGrid(nodes), [*words, "federate.share_states=true"])
     assert "clients' states (model) leave them in every round" in (path / "run.log").read_text()
     assert not [*here.glob("node*")]
     assert run_command(*words[:-1], cwd=here).code == 0
-    assert read_table(path / "rounds.csv") == read_table(
-        Path(str(path).replace("federated/", "")) / "rounds.csv"
-    )
+    alone = Path(str(path).replace("federated/", ""))
+    assert read_table(path / "rounds.csv") == read_table(alone / "rounds.csv")
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["unseen=0.25"], "a federation has no newcomers; set unseen=0"),
+        (["shift=rotation", "shift.at=[2]"], r"nodes hold what they hold; leave out shift\.at"),
         (["federate.minimum=0"], "federate.minimum must be 1 or more, got 0"),
         (["federate.minimun=1"], "federate.minimun"),
         (["attack=lie", "attack.share=0.5"], "nobody tells who would attack; set attack=none"),
@@ -100,7 +92,9 @@ def test_a_node_of_other_data(here, caplog):
     there[1] = app.make_node([*words, "partition.alpha=0.7"], None, 1, 2, Path("other"), "")
     app.run_server(InProcessGrid(there), words)
     (path,) = here.glob("outputs/federated/**/run.log")
-    assert "node 1 is left out: the server has configuration" in path.read_text()
+    log = path.read_text()
+    assert "node 1 is left out: the server has configuration" in log
+    assert re.search(r"client [13] has no node; round \d goes on without it", log)
 
 
 def test_training_that_diverges_is_no_need_of_more_than_is_sent():

@@ -20,12 +20,12 @@ WORDS = [
     "local.epochs=1",
 ]
 STATES = {"fedobp": ["federate.share_states=true"]}
-METHODS = ("fedavg", "fedper", "ditto", "fedobp", "fedspu")
 PRIVATE = ("privacy=sample", "privacy.noise=2", "privacy.seed=1", "model=mlp")
 PLAYED = {
-    **{method: [f"method={method}"] for method in METHODS},
+    **{method: [f"method={method}"] for method in ("fedper", "fedobp")},
     "hidden": ["method=fedper", *PRIVATE],
 }
+"""That methods are played as in one place is for test_remote.py to say."""
 
 
 def directory(words: list[str]) -> Path:
@@ -41,10 +41,8 @@ def test_the_app_is_written(tmp_path, capsys):
     modules = {own.partition(":")[0] for own in project["components"].values()}
     assert all((folder / f"{module}.py").is_file() for module in modules)
     assert export.main(["--flower", str(folder), "method=fedper"]) == 2
-    assert (
-        export.main(["--flower", str(tmp_path / "other"), "method=fedper", "federate.timeout=-1"])
-        == 2
-    )
+    wrong = ("method=fedper", "federate.timeout=-1")
+    assert export.main(["--flower", str(tmp_path / "other"), *wrong]) == 2
     assert "federate.timeout must be a positive number, got -1" in capsys.readouterr().err
     assert not (tmp_path / "other").exists()
 
@@ -73,20 +71,15 @@ def test_flower_carries_bytes(monkeypatch):
 
         def pull_messages(self, ids):
             one, two, _ = self.messages
-            answers = {
-                "1": Message(Error(3, "it\nraised"), reply_to=two),
-                "0": Message(one.content, reply_to=one),
-            }
+            failed = Message(Error(3, "it\nraised"), reply_to=two)
+            answers = {"1": failed, "0": Message(one.content, reply_to=one)}
             return [answer for name, answer in answers.items() if name in ids]
 
     grid = flower.FlowerGrid(Grid())
     assert grid.node_ids() == [3, 5]
     sent = wire.pack_message({"hello": True}, {})
-    assert grid.send_and_receive([(3, sent), (5, b"b"), (3, b"c")], 0.2) == [
-        sent,
-        "it raised",
-        None,
-    ]
+    answers = grid.send_and_receive([(3, sent), (5, b"b"), (3, b"c")], 0.2)
+    assert answers == [sent, "it raised", None]
     assert grid.send_and_receive([], 1.0) == []
 
 

@@ -21,7 +21,6 @@ from fedpfl.config.plan import check_config
 from fedpfl.config.run import build_run
 from fedpfl.data.datasets.shared.sums import FLOAT_BITS, sum_channels
 from fedpfl.ground.errors import FedpflError
-from fedpfl.methods import METHODS
 from fedpfl.privacy import Secret
 from fedpfl.remote import agreement as agreements
 from fedpfl.remote import app, local, wire
@@ -30,8 +29,8 @@ from fedpfl.remote.node import PLAIN_POLICY, NodePolicy
 from fedpfl.remote.rehearsal import InProcessGrid
 from fedpfl.remote.server import FederateSettings
 from fedpfl.remote.sites import SiteNode
-from tests.command import format_override, read_table
-from tests.conftest import CASES, keep_quick
+from tests.command import read_table
+from tests.conftest import keep_quick
 from tests.data.test_sites import write_images
 from tests.remote.grids import Overheard
 
@@ -142,23 +141,6 @@ def test_sites_of_every_form_as_in_one_place(form, here):
     assert_as_in_one_place(app.run_server(InProcessGrid(make_nodes(words)), words), words)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize(("name", "values"), CASES)
-def test_every_method_as_in_one_place(name: str, values: dict, here):
-    """That each goes well at nodes is for test_remote.py to say."""
-    write_arrays(here / "sites")
-    words = [f"method={name}", *WORDS, "federate.share_states=true"]
-    if METHODS[name].pairs:
-        words += ["adapter=lora", "adapter.layers=[linear]", "adapter.rank=2"]
-        words += [f"adapter.pairs={METHODS[name].pairs}"]
-    values = {key: "classifier" if value == "fc" else value for key, value in values.items()}
-    words += [format_override(f"method.{key}", value) for key, value in values.items()]
-    assert_as_in_one_place(
-        app.run_server(InProcessGrid(make_nodes(words, NodePolicy(share_states=True))), words),
-        words,
-    )
-
-
 # ---- What travels
 
 
@@ -216,10 +198,7 @@ DIFFERENCES = {
     "shape": (rewrite("chur", x=np.zeros((38, 6), np.float32)), r"chur: samples are float32 \[6\]"),
     "type": (rewrite("chur", x=np.zeros((38, 5), np.int64)), r"chur: samples are int64 \[5\]"),
     "texts": (rewrite("chur", y=np.array(["a", "b"] * 19)), "chur: labels are texts"),
-    "test part": (
-        rewrite("chur", test_from=9),
-        "chur.npz has a test part of its own; set partition.test_fraction=null",
-    ),
+    "test part": (rewrite("chur", test_from=9), "chur.npz has a test part of its own; set part"),
 }
 
 
@@ -421,13 +400,10 @@ HOSTILE_AGREEMENTS = {
     "no scale": ({"std": [0.0] * 5}, "an agreement whose std are no deviations"),
     "nan": ({"mean": [float("nan")] * 5}, "mean are no finite numbers"),
     "another form": (
-        {"form": {"dtype": "float32", "shape": [6], "labels": [0, 1, 2], "columns": None}},
+        {"form": change_form(shape=[6], labels=[0, 1, 2])["form"]},
         r"davos: samples are float32 \[5\], and those of davos are float32 \[6\]",
     ),
-    "fewer labels": (
-        {"form": {"dtype": "float32", "shape": [5], "labels": [0, 1], "columns": None}},
-        "site davos has label 2",
-    ),
+    "fewer labels": ({"form": honest_facts()["form"]}, "site davos has label 2"),
 }
 
 
@@ -460,7 +436,7 @@ def test_a_node_refuses_what_it_has_not_agreed_on(kind, greeted):
 # ---- Going on
 
 
-def test_a_killed_server_goes_on_with_what_was_agreed(here, caplog):
+def test_a_killed_server_goes_on_with_what_was_agreed_if_it_is_undamaged(here):
     write_arrays(here / "sites")
     words = [*PLAIN, "participation=1", "rounds=3"]
     with pytest.raises(KeyboardInterrupt):
@@ -470,6 +446,9 @@ def test_a_killed_server_goes_on_with_what_was_agreed(here, caplog):
     asked = [wire.unpack_message(message)[0] for message in again.requests]
     assert not [fields for fields in asked if "describe" in fields or "sums" in fields]
     assert_as_in_one_place(path, words)
+    (path / "sites.json").write_text("{")
+    with pytest.raises(FedpflError, match=r"sites\.json is damaged; restart=true begins"):
+        app.run_server(InProcessGrid(make_nodes(words)), words)
 
 
 def test_a_site_that_has_changed_meanwhile_is_named(here, caplog):
@@ -482,14 +461,6 @@ def test_a_site_that_has_changed_meanwhile_is_named(here, caplog):
         path = app.run_server(InProcessGrid(make_nodes(words)), words)
     assert "is left out: chur has 39 samples" in (path / "run.log").read_text()
     assert [row["participants"] for row in read_table(path / "rounds.csv")][-1] == "3"
-
-
-def test_damaged_notes_of_what_was_agreed(here):
-    write_arrays(here / "sites")
-    path = app.run_server(InProcessGrid(make_nodes(PLAIN)), PLAIN)
-    (path / "sites.json").write_text("{")
-    with pytest.raises(FedpflError, match=r"sites\.json is damaged; restart=true begins"):
-        app.run_server(InProcessGrid(make_nodes(PLAIN)), PLAIN)
 
 
 # ---- Processes
@@ -525,11 +496,10 @@ def test_lines_of_a_run_are_read_as_they_come(tmp_path):
 
 @pytest.mark.full
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["tables", "pixels with test parts"])
-def test_processes_of_a_site_each_as_in_one_place(form, here, capfd):
+def test_processes_of_a_site_each_as_in_one_place(here, capfd):
     """One SuperLink, four SuperNodes whose folders hold one site each."""
     pytest.importorskip("flwr", reason="needs the extra flower")
-    write, options = FORMS[form]
+    write, options = FORMS["pixels with test parts"]
     write(here / "sites")
     words = [*PLAIN, *options, "participation=1.0"]
     words = [word for word in words if not word.startswith(("clients=", "federate."))]

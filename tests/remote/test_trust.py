@@ -26,75 +26,58 @@ from tests.remote.test_remote import KEY, Faulty, Played, changed, in_one_place
 FEDAVG = METHODS["fedavg"]()
 
 
-def change_counts(**fields):
-    """Return a fault: a node tells other test results."""
-
-    def change(about, found):
-        values = {name: torch.tensor(value) for name, value in fields.items()}
-        return about, found._replace(after=found.after._replace(**values))
-
-    return lambda answer: changed(answer, change)
-
-
-def change_answer(**fields):
-    """Return a fault: a node's participation has other fields."""
-    return lambda answer: changed(answer, lambda about, found: (about, found._replace(**fields)))
-
-
-def add_metric(about, found):
-    return about, found._replace(metrics={**found.metrics, "more": torch.tensor(1.0)})
-
-
-def make_infinite(about, found):
-    return about, found._replace(uploads=tree.map(lambda leaf: leaf / 0, found.uploads))
-
-
-def cut_rows(about, found):
-    return about, found._replace(uploads=tree.map(lambda leaf: leaf[:1], found.uploads))
-
-
 def change_about(**fields):
     """Return a fault: a node says other things beside its answer."""
     return lambda answer: changed(answer, lambda about, found: ({**about, **fields}, found))
 
 
+def change_found(change):
+    """Return a fault: a node answers with another participation."""
+    return lambda answer: changed(answer, lambda about, found: (about, change(found)))
+
+
+def change_fields(**fields):
+    """Return a fault: a node's participation has other fields."""
+    return change_found(lambda found: found._replace(**fields))
+
+
+def change_counts(**fields):
+    """Return a fault: a node tells other test results."""
+    values = {name: torch.tensor(value) for name, value in fields.items()}
+    return change_found(lambda found: found._replace(after=found.after._replace(**values)))
+
+
+def change_uploads(change):
+    """Return a fault: a node sends other leaves."""
+    return change_found(lambda found: found._replace(uploads=tree.map(change, found.uploads)))
+
+
+def add_metric(found):
+    return found._replace(metrics={**found.metrics, "more": torch.tensor(1.0)})
+
+
+FEWER_BITS, MORE_BITS = (Traffic(torch.tensor(own), torch.tensor(own)) for own in (-5, 2**60))
+OTHER_KEY = {**KEY, "data": "9"}
+OTHER_DATA = "it has data 9, the server 123; give both the same command, data and packages"
 NODE_FAULTS = {
     "vanished": (lambda answer: None, "no answer within 0.01 seconds"),
     "raised": (lambda answer: "it raised", "it raised"),
     "cut": (lambda answer: answer[:-9], "a message that is cut or damaged"),
     "no message": (lambda answer: b"", "a message that is cut or damaged"),
-    "too large": (
-        lambda answer: answer + bytes(2**21),
-        "a message of .* bytes, where .* are the most",
-    ),
-    "not finite": (lambda answer: changed(answer, make_infinite), "numbers that are not finite"),
-    "another form": (lambda answer: changed(answer, cut_rows), "an answer of another form"),
+    "too large": (lambda answer: answer + bytes(2**21), "of .* bytes, where .* are the most"),
+    "not finite": (change_uploads(lambda leaf: leaf / 0), "numbers that are not finite"),
+    "another form": (change_uploads(lambda leaf: leaf[:1]), "an answer of another form"),
     "late": (change_about(asks={}), "to another question"),
-    "configuration": (
-        change_about(key={**KEY, "data": "9"}),
-        "it has data 9, the server 123; give both the same command, data and packages",
-    ),
-    "a million right": (
-        change_counts(correct=1_000_000),
-        r"1,000,000 correct of \d+ samples after training",
-    ),
+    "configuration": (change_about(key=OTHER_KEY), OTHER_DATA),
+    "a million right": (change_counts(correct=10**6), r"1,000,000 correct of \d+ samples after"),
     "samples it has not": (change_counts(total=10**9), r"of 1,000,000,000 samples"),
     "negative counts": (change_counts(correct=-3), r"-3 correct of"),
     "a negative loss": (change_counts(loss=-1.0), "a negative loss after training"),
-    "negative traffic": (
-        change_answer(up=Traffic(torch.tensor(-5), torch.tensor(-5))),
-        "traffic or FLOPs that cannot be",
-    ),
-    "vast traffic": (
-        change_answer(down=Traffic(torch.tensor(2**60), torch.tensor(2**60))),
-        "traffic or FLOPs that cannot be",
-    ),
-    "another client": (change_answer(client_ids=torch.tensor(0)), "it answers for client 0"),
-    "one more metric": (lambda answer: changed(answer, add_metric), "of another form"),
-    "counts for a participation": (
-        lambda answer: changed(answer, lambda about, found: (about, {"test": found.after})),
-        "an answer of another kind",
-    ),
+    "negative traffic": (change_fields(up=FEWER_BITS), "traffic or FLOPs that cannot be"),
+    "vast traffic": (change_fields(down=MORE_BITS), "traffic or FLOPs that cannot be"),
+    "another client": (change_fields(client_ids=torch.tensor(0)), "it answers for client 0"),
+    "one more metric": (change_found(add_metric), "of another form"),
+    "a test result alone": (change_found(lambda found: {"test": found.after}), "of another kind"),
 }
 
 
@@ -116,15 +99,12 @@ def test_a_round_goes_on_without_a_node_that_fails_or_lies(fault, caplog):
 
 
 def test_an_evaluation_is_checked_too(caplog):
-    def lie(answer):
-        def change(about, found):
-            return about, {**found, "test": found["test"]._replace(correct=torch.tensor(999))}
-
-        return changed(answer, change)
+    def lie(found):
+        return {**found, "test": found["test"]._replace(correct=torch.tensor(999))}
 
     played = Played(FEDAVG)
     honest = played.judged()["test"]
-    played.remote._grid = Faulty(played.grid, 1, lie)
+    played.remote._grid = Faulty(played.grid, 1, change_found(lie))
     found = played.judged()["test"]
     assert re.search(r"999 correct of \d+ samples in the test split", caplog.text)
     is_left_out = found.total == 0
@@ -136,28 +116,13 @@ def test_an_evaluation_is_checked_too(caplog):
 
 
 def claim(clients):
-    """Return a grid's answer to a greeting that claims clients."""
-
-    def change(answer):
-        return changed(answer, lambda about, found: ({**about, "clients": clients}, found))
-
-    return change
-
-
-class Claims(Faulty):
-    """Nodes of which one changes its answer to the greeting."""
-
-    def send_and_receive(self, messages, timeout):
-        found = [self.node_by_id[node].answer_message(message) for node, message in messages]
-        for place, (node, message) in enumerate(messages):
-            if node == self._node and "hello" in wire.unpack_message(message)[0]:
-                found[place] = self._fault(found[place])
-        return found
+    """Return a fault: a node answers a greeting with these clients."""
+    return change_about(clients=clients)
 
 
 def test_a_client_stays_with_the_node_that_brought_it_first(caplog):
     played = Played(FEDAVG)
-    played.remote._grid = Claims(played.grid, 1, claim([0, 1, 3, 5]))
+    played.remote._grid = Faulty(played.grid, 1, claim([0, 1, 3, 5]), hello=True)
     played.round([0, 3])
     assert played.remote._node_of_client == {0: 0, 2: 0, 4: 0, 1: 1, 3: 1, 5: 1}
     assert "node 1 is left out for client 0: node 0 has it" in caplog.text
@@ -169,7 +134,7 @@ def test_a_client_stays_with_the_node_that_brought_it_first(caplog):
 @pytest.mark.parametrize("clients", [[7], [-1], [True], "0", None, {"0": 1}, 10**400])
 def test_a_claim_must_be_of_clients_that_there_are(clients, caplog):
     played = Played(FEDAVG)
-    played.remote._grid = Claims(played.grid, 1, claim(clients))
+    played.remote._grid = Faulty(played.grid, 1, claim(clients), hello=True)
     played.round([0, 2])
     assert set(played.remote._node_of_client.values()) == {0}
     assert "node 1 is left out: it names clients that are not 0 to 5" in caplog.text
@@ -177,38 +142,24 @@ def test_a_claim_must_be_of_clients_that_there_are(clients, caplog):
 
 def test_a_node_that_does_not_answer_is_not_waited_for_again(caplog):
     played = Played(FEDAVG)
-    sent = []
-
-    class Deaf(Faulty):
-        def send_and_receive(self, messages, timeout):
-            sent.extend(node for node, _ in messages)
-            found = [self.node_by_id[node].answer_message(message) for node, message in messages]
-            deaf = 1 if self._fault else None
-            pairs = zip(messages, found, strict=True)
-            return [None if node == deaf else answer for (node, _), answer in pairs]
-
     played.round([2, 3])
-    deaf = played.remote._grid = Deaf(played.grid, 1, True)
+    grid = played.remote._grid = Overheard(played.grid.node_by_id, deaf=[1])
     played.round([2, 3])
     assert "node 1, client 3: no answer within" in caplog.text
-    sent.clear()
+    grid.exchanges.clear()
     played.round([2, 3])
-    assert sent.count(1) == 1  # the greeting alone
-    deaf._fault = None
-    outcome = played.round([2, 3])
-    assert len(outcome.loss) == 2
+    (message,) = (message for node, message, _ in grid.exchanges if node == 1)
+    assert "hello" in wire.unpack_message(message)[0]
+    grid.deaf = []
+    assert len(played.round([2, 3]).loss) == 2
 
 
 def test_one_vast_upload_is_named(caplog):
     played = Played(FEDAVG)
 
-    def vast(about, found):
-        if not hasattr(found, "uploads"):
-            return about, found
-        return about, found._replace(uploads=tree.map(lambda leaf: leaf * 0 + 1e30, found.uploads))
-
     played.round([0, 2])
-    played.remote._grid = Faulty(played.grid, 1, lambda answer: changed(answer, vast))
+    vast = change_uploads(lambda leaf: leaf * 0 + 1e30)
+    played.remote._grid = Faulty(played.grid, 1, vast)
     played.round([0, 2, 3, 4])
     with pytest.raises(Diverged, match=r"diverged: .*; client 3 \(node 1\) had sent .* 1e\+30"):
         played.round([0, 2, 4])
@@ -225,9 +176,7 @@ def test_a_node_decides_what_leaves_it():
     grid = played.remote._grid = Overheard(played.grid.node_by_id)
     played.round([0, 2])
     played.judged()
-    asking = [
-        message for message in grid.requests if "hello" not in wire.unpack_message(message)[0]
-    ]
+    asking = [one for one in grid.requests if "hello" not in wire.unpack_message(one)[0]]
     assert len(asking) > 5
     for message in asking:
         fields, found = wire.unpack_message(node.answer_message(message))
@@ -270,12 +219,9 @@ def test_a_forged_size_costs_nothing(form):
     tracemalloc.stop()
 
 
+kinds = st.sampled_from(["flip", "cut", "double", "swap"])
 mutations = st.lists(
-    st.tuples(
-        st.floats(0, 1), st.sampled_from(["flip", "cut", "double", "swap"]), st.binary(max_size=9)
-    ),
-    min_size=1,
-    max_size=4,
+    st.tuples(st.floats(0, 1), kinds, st.binary(max_size=9)), min_size=1, max_size=4
 )
 
 
@@ -293,11 +239,10 @@ def mutate(message: bytes, changes) -> bytes:
     return message
 
 
+texts = st.text("a0\n\x1b\u20ac", max_size=5)
 values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
-    ),
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
     max_leaves=5,
 )
 
@@ -356,12 +301,8 @@ def test_a_server_goes_on_whatever_it_is_answered(examples):
 def answer_changed(data):
     """Play a round in which one node's answers are changed."""
     changes = data.draw(mutations)
-
-    def fault(answer):
-        return mutate(answer, changes)
-
     hostile = Played(FEDAVG)
-    hostile.remote._grid = Faulty(hostile.grid, 1, fault)
+    hostile.remote._grid = Faulty(hostile.grid, 1, lambda answer: mutate(answer, changes))
     outcome = hostile.round([2, 3, 4])
     if len(outcome.loss) == 2:
         expected = in_one_place(FEDAVG, [[2, 4]])[0]
