@@ -25,7 +25,6 @@ from fedpfl.config.resolution import resolve_config
 from fedpfl.config.run import build_run
 from fedpfl.config.run_location import run_subdir
 from fedpfl.config.schema import Settings
-from fedpfl.engine import Local
 from fedpfl.ground.casting import Checked
 from fedpfl.ground.checks import build_dataclass
 from fedpfl.ground.errors import FedpflError
@@ -127,14 +126,11 @@ def test_every_registered_model_has_a_file_with_its_options_and_their_defaults()
 
 
 def test_the_groups_of_a_method_choose_its_hyperparameters() -> None:
-    chosen = resolved(
-        "method=fedobp", "norm=none", "score=fisher", "quantile=ablation_cls", "dataset=svhn"
-    )["method"]
+    words = "method=fedobp norm=none score=fisher quantile=ablation_cls dataset=svhn"
+    chosen = resolved(*words.split())["method"]
     assert (chosen["norm"], chosen["score"], chosen["q"]) == ("none", "fisher", 0.9495)
     for group in ("+score.name=fisher", "+quantile.q=0.5", "+norm=layer"):
-        with pytest.raises(
-            FedpflError, match=r"is for a hyperparameter that method=seqfededt does not have"
-        ):
+        with pytest.raises(FedpflError, match="that method=seqfededt does not have"):
             resolved("method=seqfededt", group)
 
 
@@ -203,9 +199,8 @@ def test_options_that_do_nothing_are_no_part_of_an_identity() -> None:
     assert all(key in whole for key in options)
     earlier = {key: value for key, value in whole.items() if key not in options}
     first = ("epochs", "batch_size", "lr", "momentum", "weight_decay")
-    earlier["partition"] = {
-        key: value for key, value in whole["partition"].items() if key != "seed"
-    }
+    earlier["partition"] = {**whole["partition"]}
+    del earlier["partition"]["seed"]
     earlier["local"] = {key: value for key, value in whole["local"].items() if key in first}
     assert identity(earlier) == identity(whole)
 
@@ -384,6 +379,8 @@ dataset=mnist quantile.table.mnist={0.1:x} => quantile.q must be a number, got '
 ~quantile.table => quantile.table must map data sets to alphas to q, got None
 ~quantile.otherwise partition.alpha=0.3 => quantile=paper: Table II has no q for dataset digits
 local=3 => local must be a group of keys, got 3
+~local => local has no value; set it with local=
+~local.epochs => local.epochs has no value; set it with local.epochs=
 """
 
 
@@ -391,19 +388,6 @@ def test_a_configuration_that_cannot_be_resolved_is_one_line() -> None:
     for words, message in read_cases(UNRESOLVED):
         told = one_line(lambda words=words: check_config(compose_once(*words.split())))
         assert told.startswith(message)
-
-
-def test_a_missing_key_and_a_missing_group_are_named() -> None:
-    with pytest.raises(
-        FedpflError, match=r"^local\.epochs has no value; set it with local\.epochs="
-    ):
-        build_dataclass(Local, {"lr": 0.1, "batch_size": 2}, "local")
-    with pytest.raises(FedpflError, match=r"^local must be a group of keys, got None"):
-        build_dataclass(Local, None, "local")
-    with pytest.raises(
-        FedpflError, match=r"^dataset\.path has no value; set it with dataset\.path="
-    ):
-        resolved("dataset=npz")
 
 
 UNHAD = """
@@ -454,9 +438,8 @@ def test_a_partitions_own_seed_decides_it_alone() -> None:
     for seed, own in ((3, "null"), (1, 3), (2, 3), (4, "null")):
         words = ("validation=0.2", f"seed={seed}", f"partition.seed={own}")
         runs.append(build_run(check_config(compose_once(*TINY, *words))))
-    splits = [
-        (run.federation.train, run.federation.test, run.federation.validation) for run in runs
-    ]
+    whole = [run.federation for run in runs]
+    splits = [(own.train, own.test, own.validation) for own in whole]
     assert_same(splits[0], splits[1])
     assert_same(splits[0], splits[2])
     assert differing(splits[0], splits[3])
@@ -502,8 +485,7 @@ def test_runs_ask_for_their_places_side_by_side():
 
 def test_a_sweep_over_texts_with_letters_beyond_ascii_runs(tmp_path):
     """Hydra encodes a job's text without quotes, and refuses such letters without them."""
-    result = run_command(
-        *("-m", *TINY, "rounds=1", "name='für alle','für b'", "hydra.sweep.dir=out"), cwd=tmp_path
-    )
+    words = ("rounds=1", "name='für alle','für b'", "hydra.sweep.dir=out")
+    result = run_command("-m", *TINY, *words, cwd=tmp_path)
     assert result.code == 0, result.err
     assert len(list(tmp_path.glob("out/**/rounds.csv"))) >= 1
