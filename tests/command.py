@@ -158,8 +158,7 @@ def start_process(
 ) -> subprocess.Popen[str]:
     """Start the command, or a script that ends in it, as a process.
 
-    alone: in a process group of its own. Of words such as those of TINY that are given again only the last are, for the command says so
-    otherwise.
+    alone: in a process group of its own.
     """
     if script is None:
         arguments = keep_last_words(*arguments)

@@ -12,18 +12,11 @@ from tests.conftest import ROOT
 PACKAGE = ROOT / "fedpfl"
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 
-RANK = {"ground": 0, "data": 1, "models": 1, "privacy": 1, "system": 1, "methods": 2, "robust": 2}
-RANK |= {
-    "engine": 3,
-    "record": 4,
-    "report": 5,
-    "config": 6,
-    "runner": 7,
-    "testing": 7,
-    "remote": 8,
-    "papers": 8,
-}
-RANK |= {"commands": 9}
+ROOMS = (
+    *("ground", "data models privacy system", "methods robust", "engine", "record", "report"),
+    *("config", "runner testing", "remote papers", "commands"),
+)
+RANK = {room: rank for rank, rooms in enumerate(ROOMS) for room in rooms.split()}
 """Rooms from the ground up; the commands are the modules of fedpfl/ itself, and report's."""
 
 

@@ -14,12 +14,8 @@ import pytest
 import fedpfl
 from fedpfl import __main__ as command
 from fedpfl.config.choices import list_choices
+from tests.command import TINY
 from tests.conftest import ROOT, keep_quick, read_cases
-
-TINY = (
-    *("rounds=1", "clients=4", "participation=0.5", "local.epochs=1", "model=lenet5"),
-    "partition.samples_per_client=24",
-)
 
 
 @pytest.fixture
@@ -174,11 +170,8 @@ def installed(tmp_path_factory):
     """The programs of an environment that has the wheel."""
     folder = tmp_path_factory.mktemp("wheel")
     source = clone(folder / "source")
-    build = (
-        *("wheel", source, "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir"),
-        folder,
-    )
-    run(sys.executable, "-m", "pip", *build, cwd=folder)
+    alone = ("--no-deps", "--no-build-isolation", "--no-index")
+    run(sys.executable, "-m", "pip", "wheel", source, *alone, "--wheel-dir", folder, cwd=folder)
     shutil.rmtree(source)
     return environment(folder, folder)
 
@@ -195,9 +188,7 @@ def test_the_wheel_works_from_any_folder(installed, tmp_path):
     program = installed / "fedpfl"
     run(program, "train", *TINY, "method=fedobp", cwd=tmp_path)
     (path,) = tmp_path.glob("outputs/digits/fedobp/*/seed42")
-    assert {"config.yaml", "rounds.csv", "clients.csv", "state.pt"} <= {
-        file.name for file in path.iterdir()
-    }
+    assert (path / "state.pt").is_file()
     told = run(installed / "python", "-m", "fedpfl.train", *TINY, "method=fedobp", cwd=tmp_path)
     assert told.startswith("already finished: ")
     sweep = ("-m", "hydra/launcher=lockstep", "method=fedavg,fedper")
@@ -212,10 +203,7 @@ def test_the_wheel_works_from_any_folder(installed, tmp_path):
     run(program, "export", path, "models", cwd=tmp_path)
     assert "  all is kept" in run(program, "check", ROOT / "docs/mine.py", "--quick", cwd=tmp_path)
     assert len([*tmp_path.glob("models/client*.pt")]) == 4
-    code = (
-        f"import fedpfl; print(fedpfl.run('method=fedobp', {', '.join(map(repr, TINY))},"
-        " progress=False).status)"
-    )
+    code = f"import fedpfl; print(fedpfl.run(*{TINY}, progress=False).status)"
     assert run(installed / "python", "-c", code, cwd=tmp_path).splitlines()[-1] == "finished"
 
 
