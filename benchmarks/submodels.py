@@ -5,7 +5,8 @@
 Two clients of 160 random images, all in each round, five epochs of batches of 32. Every client has a
 quarter of the width (of FlexFL's levels, the share of scalars that a quarter of the width has). A
 method plays the same round at its true size and with zeros, in turns. CPU seconds of one thread,
-medians and, of few rounds on a loaded machine the better figure, the least.
+medians and, of few rounds on a loaded machine the better figure, the least. The last line has what
+FedSPU, whose clients hold whole networks, could save at most.
 """
 
 from __future__ import annotations
@@ -26,10 +27,12 @@ from fedpfl.config.plan import check_config
 from fedpfl.data import Federation, build_federation, datasets, partition
 from fedpfl.engine.backends import loop
 from fedpfl.engine.training import evaluation
+from fedpfl.engine.training.shard import gather_data
 
 CLIENTS = 2
 SAMPLES = 160
-SIDES = {"lenet5": 28, "resnet8": 32}
+STEPS = 40
+SIDES = {"lenet5": 28, "resnet8": 32, "fedspu_emnist": 28, "fedspu_cifar10": 32}
 QUARTER = "method.widths=[0.25]"
 OPTIONS = {
     "heterofl": QUARTER,
@@ -69,6 +72,29 @@ def main(arguments: Sequence[str]) -> None:
         rows.append([name, *(f"{figure:.2f}" for figure in figures)])
     print(harness.format_table(TITLES, rows))
     print(f"\n{options.model}, load before: {load:.2f}, after: {os.getloadavg()[0]:.2f}")
+    share = _measure_step_without_weights(options.model, federation)
+    print(f"a step without gradients of weights, in steps with them: {share:.2f}")
+
+
+def _measure_step_without_weights(model: str, federation: Federation) -> float:
+    """Return the time of a step that has no gradients of weights behind the first layer.
+
+    It is in units of a step with all gradients, both as medians.
+    """
+    net = models.build_network(model, federation.shape, federation.classes, SEED)
+    batch = gather_data(federation, torch.arange(LOCAL.batch_size)).rows(slice(None))
+    params = {name: leaf.clone().requires_grad_() for name, leaf in net.params.items()}
+    leaves = list(params.values())
+    kept_leaves = [leaf for i, leaf in enumerate(leaves) if i == 0 or leaf.dim() == 1]
+    seconds: dict[bool, list[float]] = {False: [], True: []}
+    for _ in range(STEPS):
+        for has_weights, measured in seconds.items():
+            start_time = time.process_time()
+            bound = net.bind({"main": net.buffers}, training=True)
+            loss = batch.loss(bound(params, batch.x))
+            torch.autograd.grad(loss, leaves if has_weights else kept_leaves)
+            measured.append(time.process_time() - start_time)
+    return statistics.median(seconds[False]) / statistics.median(seconds[True])
 
 
 def _make_federation(shape: tuple[int, ...]) -> Federation:

@@ -121,10 +121,15 @@ def _forget_changed_files(paths: Sequence[Path]) -> None:
 
 
 def _add_choices(file: Path, module: ModuleType) -> None:
-    """Make what a module has choices. Raises FedpflError where it has nothing."""
+    """Make what a module has choices. Raises FedpflError where it has none of its own."""
     choices: dict[str, Mapping[Any, Any]] = {}
     for kind_name in PLUGIN_KINDS:
         dictionary = getattr(module, kind_name, None)
+        if dictionary is PLUGIN_KINDS[kind_name].registry:
+            raise FedpflError(
+                f"plugins: {file}: {kind_name} is imported, and has the choices that there are; "
+                f"write {kind_name} = {{...}} with your own alone"
+            )
         if isinstance(dictionary, Mapping):
             choices[kind_name] = dictionary
     if not any(choices.values()) and not _list_callbacks(file):

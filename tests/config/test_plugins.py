@@ -225,6 +225,7 @@ MODELS = {'mine': 3} => model=mine must be a class or a function, got 3
 MODELS = {'mine': int} => model=mine must be a class or a function, got <class 'int'>
 MODELS = {'a b': int} => model 'a b' must be a name of letters, digits and _
 MODELS = {'cnn4': int} => model=cnn4 exists already; choose another name
+from fedpfl.models import MODELS => MODELS is imported, and has the choices that there are; write MODELS = {...} with
 """
 WRONG_HOOKS = """
 finnish(self): pass => finnish is no hook of a method
