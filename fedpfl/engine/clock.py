@@ -121,7 +121,7 @@ def play_timed_round(
         state, outcome = play_round(setup, state, participants, local_by_client)
     else:
         call = _dry_call(setup, state, cohort[:1], ())
-        metrics = setup.backend.participate(call).metrics
+        metrics = setup.backend.run_one(call).metrics
         state = replace(state, round=state.round + 1)
         outcome = empty_outcome(metrics)
 
@@ -161,7 +161,7 @@ def _dry_run(setup: RoundSetup, state: State) -> MeasureLoads:
 
     def measure_loads(clients: list[int], flop_settings: tuple[Local, ...]) -> list[ClientLoad]:
         call = _dry_call(setup, state, clients, flop_settings)
-        participation = setup.backend.participate(call)
+        participation = setup.backend.run_one(call)
         traffic = tree.fetch(count_traffic(participation, state, len(clients), wants_stopping_loss))
         loads = []
         for row, flops in enumerate(participation.flops.tolist()):

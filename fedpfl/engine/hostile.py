@@ -152,7 +152,7 @@ def rehearse_upload(method: Method, net: Net, federation: Federation, local: Loc
         draws=Draws(0, "rehearsal", 1),
         survey=Turn([client], trains=False),
     )
-    return LoopBackend(net.copy(), device, Engine(workers=1)).participate(call).uploads
+    return LoopBackend(net.copy(), device, Engine(workers=1)).run_one(call).uploads
 
 
 def find_center(

@@ -264,7 +264,7 @@ def _train_turn(
         survey=turn if turn.survey else None,
     )
     if local_by_client is None:
-        participation = setup.backend.participate(call)
+        participation = setup.backend.run_one(call)
     else:
         participation = _train_by_own_settings(setup.backend, call, local_by_client)
     clients = turn.clients
@@ -306,7 +306,7 @@ def _train_by_own_settings(
             flop_settings=(local,),
             overlay=call.overlay and tree.take(call.overlay, torch.tensor(positions)),
         )
-        participations.append(backend.participate(group_call))
+        participations.append(backend.run_one(group_call))
     if len(participations) == 1:
         return participations[0]
     stacked = tree.concatenate_trees(participations)

@@ -190,7 +190,7 @@ class _Stopwatch:
                 draws=self._draws,
                 survey=turn,
             )
-            self._backend.participate(call)
+            self._backend.run_one(call)
 
         return self._fit_time(train, small=1, large=MAX_STEPS)
 

@@ -218,7 +218,7 @@ def participate(
     """Return what clients bring back from the next round; `state` is left as it is."""
     draws = Draws(settings.seed, "train", state.round + 1)
     call = TrainCall(method, federation, state, cohort, settings.local, draws)
-    return make_backend(as_engine(settings.engine), net, CPU).participate(with_before_turn(call))
+    return make_backend(as_engine(settings.engine), net, CPU).run_one(with_before_turn(call))
 
 
 NUDGES = (2e-7, 4e-7, 6e-7)
@@ -290,7 +290,7 @@ class MethodTrial:
             rows = torch.tensor([cohort.index(client) for client in clients])
             overlay = tree.take(overlay, rows)
         backend = make_backend(as_engine(engine), net, CPU)
-        return backend.participate(dataclasses.replace(call, clients=clients, overlay=overlay))
+        return backend.run_one(dataclasses.replace(call, clients=clients, overlay=overlay))
 
     def result(self, engine: str, t: int, norm: bool = False) -> tuple[State, Outcome]:
         """Return the state after round t + 1 of that run, and its outcome."""

@@ -21,6 +21,7 @@ import torch
 from fedpfl.config import overrides
 from fedpfl.config.choices import GROUPS
 from fedpfl.engine.backends.loop import LoopBackend
+from fedpfl.engine.calls import TrainCall
 from fedpfl.ground import interrupts
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tree import Tree
@@ -544,17 +545,17 @@ def signal_in_round_3(folder: Path, number: int) -> None:
 
     While a round is evaluated, say, the signal would be lost.
     """
-    participate = LoopBackend.participate
+    run_one = LoopBackend.run_one
 
-    def signal_and_participate(backend: LoopBackend, call: Any) -> Any:
-        if call.state.round == 2:
+    def signal_and_run(backend: LoopBackend, call: Any) -> Any:
+        if isinstance(call, TrainCall) and call.state.round == 2:
             os.kill(os.getpid(), number)
-        return participate(backend, call)
+        return run_one(backend, call)
 
     for heeded in interrupts.EXIT_STATUS:
         signal.signal(heeded, signal.SIG_DFL)
     # What is set here goes with the process.
-    LoopBackend.participate = signal_and_participate
+    LoopBackend.run_one = signal_and_run
     words = [word for word in TINY if not word.startswith(("rounds=", "checkpoint.seconds="))]
     words += ["method=fedavg", "rounds=9", "checkpoint.seconds=1e6", "hydra.run.dir=here"]
     result = run_command(*words, cwd=folder)

@@ -161,8 +161,7 @@ def test_each_client_round_and_seed_draws_numbers_of_its_own(backend):
     state, runner = make_initial_state(method, net, 5, CPU), make_backend(Engine(backend), net, CPU)
     draws = [Draws(0, "train", 1), Draws(0, "train", 2), Draws(1, "train", 1)]
     parts = [
-        runner.participate(TrainCall(method, FEDERATION, state, [0, 1, 2], SHORT, own))
-        for own in draws
+        runner.run_one(TrainCall(method, FEDERATION, state, [0, 1, 2], SHORT, own)) for own in draws
     ]
     assert len(torch.cat([part.uploads["drawn"] for part in parts]).unique()) == 9
 

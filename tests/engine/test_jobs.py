@@ -156,7 +156,7 @@ def test_a_run_that_fails_takes_nobody_down(backend, federations, net):
     for k in (0, 2):
         assert_close(answers[k], runner.run([calls[k]])[0], atol=2e-5, rtol=1e-4)
     with pytest.raises(ZeroDivisionError, match="broken"):
-        runner.participate(calls[1])
+        runner.run_one(calls[1])
 
 
 def test_phases_are_alike_but_for_the_values_of_masks_by_entry():

@@ -109,13 +109,9 @@ class Backend(ABC):
         """Return the state with the whole row that a new client has."""
         return state
 
-    def participate(self, call: TrainCall) -> Participation:
-        """Answer one call of training."""
-        return self.run_one(call)
-
     def try_participation(self, call: TrainCall) -> Participation:
         """Answer a call of training whose form alone matters."""
-        return self.participate(call)
+        return self.run_one(call)
 
     def evaluate_splits(self, call: EvalCall) -> dict[str, Counts]:
         """Answer one call of evaluation, on the host."""
