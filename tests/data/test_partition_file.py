@@ -151,7 +151,7 @@ def test_what_is_no_partition_is_refusal(write, held, reason):
         ),
         (
             [{"train": [k], "test": [], "val": [20]} for k in (1, 20, 3)],
-            "sample 20 of {path} is for",
+            "sample 20 of {path} is for training and for testing or validation too; mend the file",
         ),
     ],
 )

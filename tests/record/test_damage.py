@@ -94,12 +94,8 @@ def assert_ends_alike(folder: Path, whole: Path) -> None:
     assert masks[0] == masks[1]
     found, wanted = read_summary(folder), read_summary(whole)
     assert found["status"] == wanted["status"] == "finished"
-    for name in ("best", "last"):
-        one, other = (
-            {key: value for key, value in told[name].items() if key not in CLOCKED}
-            for told in (found, wanted)
-        )
-        assert one == other
+    for name, key in itertools.product(("best", "last"), wanted["last"].keys() - {*CLOCKED}):
+        assert found[name][key] == wanted[name][key]
 
 
 def assert_ends_as(folder: Path, whole: Path) -> None:
@@ -149,10 +145,9 @@ def test_a_bit_that_flips_changes_nothing_or_is_told(name, status, flips, runs, 
 
 def test_an_entry_of_a_checkpoint_that_turns_into_a_folder(tmp_path: Path) -> None:
     """It is read as nothing, and has no checksum."""
-    payload = {"round": 3, "w": torch.arange(6.0)}
     path = tmp_path / "state.pt"
     with path.open("wb") as file:
-        checkpoint.save_checkpoint(payload, file)
+        checkpoint.save_checkpoint({"round": 3, "w": torch.arange(6.0)}, file)
     marked = bytearray(path.read_bytes())
     begin = marked.rindex(b"PK\x01\x02", 0, marked.rindex(b"/data/0"))  # the entry of the tensor
     marked[begin + 38] ^= 1 << 4  # the mark of a folder
@@ -394,28 +389,39 @@ def own(tmp_path: Path) -> tuple[str, ...]:
     return (*RUN, "dataset=npz", format_override("dataset.path", path))
 
 
-def overwritten(path: Path) -> dict[str, Callable[[], Any]]:
+def change_pixel(arrays: dict[str, Any]) -> None:
+    arrays["x"][7, 3, 3] ^= 1
+
+
+def change_labels(arrays: dict[str, Any]) -> None:
+    arrays["y"][:2] = arrays["y"][[1, 0]]
+
+
+def drop_samples(arrays: dict[str, Any]) -> None:
+    arrays |= {name: array[:-4] for name, array in arrays.items()}
+
+
+def set_apart(arrays: dict[str, Any]) -> None:
+    arrays["test_from"] = 300
+
+
+OTHER = (change_pixel, change_labels, drop_samples, set_apart)
+
+
+def overwrite(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change the arrays of a file."""
     with np.load(path) as file:
-        x, y, groups = (file[name] for name in ("x", "y", "groups"))
-    other = x.copy()
-    other[7, 3, 3] ^= 1
-    return {
-        "a pixel": lambda: np.savez(path, x=other, y=y, groups=groups),
-        "two labels": lambda: np.savez(path, x=x, y=y[[1, 0, *range(2, len(y))]], groups=groups),
-        "fewer samples": lambda: np.savez(path, x=x[:-4], y=y[:-4], groups=groups[:-4]),
-        "a test part": lambda: np.savez(path, x=x, y=y, groups=groups, test_from=300),
-    }
+        arrays = dict(file)
+    change(arrays)
+    np.savez(path, **arrays)
 
 
-OTHER = ("a pixel", "two labels", "fewer samples", "a test part")
-
-
-@pytest.mark.parametrize("what", keep_quick(OTHER))
-def test_an_interrupted_run_of_other_data_is_refused(what: str, own, tmp_path: Path) -> None:
+@pytest.mark.parametrize("change", keep_quick(OTHER))
+def test_an_interrupted_run_of_other_data_is_refused(change, own, tmp_path: Path) -> None:
     run = tmp_path / "run"
     interrupt(run, *own)
     before = snapshot(run)
-    overwritten(tmp_path / "own.npz")[what]()
+    overwrite(tmp_path / "own.npz", change)
     told = refusal(run, *own)
     assert told.startswith(
         f"{run} was begun with other data (samples, labels, groups, scaling, who holds which, or"
@@ -427,13 +433,13 @@ def test_an_interrupted_run_of_other_data_is_refused(what: str, own, tmp_path: P
     assert_ends_as(run, tmp_path / "fresh")
 
 
-@pytest.mark.parametrize("what", keep_quick(OTHER[:2]))
-def test_a_finished_run_of_other_data_runs_anew_and_says_so(what: str, own, tmp_path: Path) -> None:
+@pytest.mark.parametrize("change", keep_quick(OTHER[:2]))
+def test_a_finished_run_of_other_data_runs_anew_and_says_so(change, own, tmp_path: Path) -> None:
     run, path = tmp_path / "run", tmp_path / "own.npz"
     play_run(run, *own)
     samples(path)  # written again, the same
     assert "already finished" in play_run(run, *own)
-    overwritten(path)[what]()
+    overwrite(path, change)
     told = play_run(run, *own)
     assert told.count("data        changed since the run finished: run from the beginning\n") == 1
     assert "data changed since the run finished" in (run / "run.log").read_text()
@@ -445,7 +451,7 @@ def test_a_finished_run_of_other_data_runs_anew_and_says_so(what: str, own, tmp_
 def test_a_state_of_other_data_is_refused(own, tmp_path: Path) -> None:
     """Of the same settings: an interrupted run would go on from the other's models."""
     interrupt(tmp_path / "other", *own)
-    overwritten(tmp_path / "own.npz")["two labels"]()
+    overwrite(tmp_path / "own.npz", change_labels)
     interrupt(tmp_path / "run", *own)
     shutil.copy(tmp_path / "other/state.pt", tmp_path / "run")
     line = f"{tmp_path}/run/state.pt belongs to a run on other data; restart=true"
@@ -485,19 +491,6 @@ def test_fingerprints_tell_values_shapes_and_kinds_apart() -> None:
 def test_fingerprints_are_the_same_wherever_the_samples_are() -> None:
     x = torch.arange(60, dtype=torch.float32).view(3, 20)
     assert data.fingerprint(x.cuda()) == data.fingerprint(x)
-
-
-@pytest.mark.full
-def test_a_sweep_in_lockstep_looks_at_its_samples_once(tmp_path, monkeypatch):
-    real, seen = data.fingerprint, []
-
-    def counted(*values: Any) -> str:
-        seen.extend(value for value in values if hasattr(value, "x"))
-        return real(*values)
-
-    monkeypatch.setattr(data, "fingerprint", counted)
-    assert run_command("-m", "hydra/launcher=lockstep", *RUN, "seed=1,2", cwd=tmp_path).code == 0
-    assert len(seen) == 2  # once before the sweep, for what all runs lack
 
 
 # Code
@@ -577,18 +570,17 @@ hermes: methods/fedavg
 
 
 @pytest.mark.parametrize(("table", "takes_part"), [(TAKES_PART, True), (TAKES_NONE, False)])
-def test_what_a_methods_code_is(table: str, takes_part: bool, monkeypatch) -> None:
+def test_what_a_methods_code_is(table: str, takes_part: bool) -> None:
     real = environment._code
     for method, names in read_cases(table, ": "):
         before = environment.source_fingerprint(METHODS[method])
         for name in names.split():
             changed = f"fedpfl/{name}".removesuffix("/__init__").replace("/", ".")
-            with monkeypatch.context() as patch:
-                patch.setattr(
-                    environment,
-                    "_code",
-                    lambda module, n=changed: real(module) + b"#" * (module == n),
-                )
+
+            def read_edited(module: str, edited: str = changed) -> bytes:
+                return real(module) + b"#" * (module == edited)
+
+            with mock.patch.object(environment, "_code", read_edited):
                 now = environment.source_fingerprint(METHODS[method])
             assert (now != before) == takes_part, (method, name)
 
@@ -596,10 +588,17 @@ def test_what_a_methods_code_is(table: str, takes_part: bool, monkeypatch) -> No
 # From the beginning
 
 
-@pytest.mark.parametrize("status", ["finished", "interrupted"])
+@pytest.mark.parametrize("status", ["interrupted", "finished"])
 def test_restart_removes_what_the_run_wrote_and_nothing_else(status, runs, tmp_path):
+    """Every damage is mended."""
     run = copied(runs[status], tmp_path)
     (run / "notes.txt").write_text("mine")
+    if status == "interrupted":
+        for name in FILES[:-1]:
+            (run / name).write_bytes(b"garbage")
+        (run / "summary.json").write_text(
+            (run / "summary.json").read_text().replace("running", "finished")
+        )
     told = play_run(run, *RUN, "restart=true")
     assert "already finished" not in told
     assert "resumed" not in told
@@ -609,17 +608,6 @@ def test_restart_removes_what_the_run_wrote_and_nothing_else(status, runs, tmp_p
     assert "resumed" not in (run / "run.log").read_text()
     assert (run / "run.log").read_text().count("directory") == 1
     assert "already finished" in play_run(run, *RUN)
-
-
-@pytest.mark.parametrize("name", keep_quick(FILES[::-1]))
-def test_restart_mends_every_damage(name: str, runs: dict[str, Path], tmp_path: Path) -> None:
-    run = copied(runs["interrupted"], tmp_path)
-    if name == "summary.json":
-        (run / name).write_text((run / name).read_text().replace("running", "finished"))
-    else:
-        (run / name).write_bytes(b"garbage")
-    play_run(run, *RUN, "restart=true")
-    assert_ends_as(run, runs["finished"])
 
 
 def test_restart_touches_no_other_run(whole: Path, tmp_path: Path) -> None:

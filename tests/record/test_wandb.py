@@ -37,11 +37,8 @@ KEY = "0123456789abcdef" * 3
 
 def without_login(patch: pytest.MonkeyPatch, folder: Path) -> None:
     """No key, and W&B's own files in `folder`."""
-    for name in (
-        *("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_MODE", "WANDB_BASE_URL"),
-        "WANDB_DIR",
-    ):
-        patch.delenv(name, raising=False)
+    for name in ("API_KEY", "IDENTITY_TOKEN_FILE", "MODE", "BASE_URL", "DIR"):
+        patch.delenv(f"WANDB_{name}", raising=False)
     patch.setenv("NETRC", str(folder / "netrc"))
     for name in ("config", "cache", "data"):
         patch.setenv(f"WANDB_{name.upper()}_DIR", str(folder / f"wandb-{name}"))
@@ -110,34 +107,24 @@ def only_file(folder: Path) -> Path:
 def finished_records(folder: Path) -> list:
     """The records of the only offline run, the last of which may come after `finish`."""
     until = time.monotonic() + 60
-    while not exit_codes(found := records(only_file(folder))) and time.monotonic() < until:
+    while not records_of(found := records(only_file(folder)), "exit") and time.monotonic() < until:
         time.sleep(0.05)
     return found
 
 
+def records_of(found: list, kind: str) -> list:
+    return [getattr(record, kind) for record in found if record.WhichOneof("record_type") == kind]
+
+
 def history(found: list) -> list[dict]:
-    return [
-        items(record.history.item)
-        for record in found
-        if record.WhichOneof("record_type") == "history"
-    ]
-
-
-def exit_codes(found: list) -> list[int]:
-    return [record.exit.exit_code for record in found if record.WhichOneof("record_type") == "exit"]
+    return [items(entry.item) for entry in records_of(found, "history")]
 
 
 def summary_of(found: list) -> dict:
     summary: dict = {}
-    for record in found:
-        if record.WhichOneof("record_type") == "summary":
-            summary |= items(record.summary.update)
+    for entry in records_of(found, "summary"):
+        summary |= items(entry.update)
     return summary
-
-
-def metrics_of(found: list) -> dict:
-    kept = [record.metric for record in found if record.WhichOneof("record_type") == "metric"]
-    return {metric.name or metric.glob_name: metric for metric in kept}
 
 
 @pytest.fixture(scope="module")
@@ -168,10 +155,8 @@ def test_an_offline_run_that_was_resumed_is_complete(tmp_path):
             mirror.on_round(done(row(number)))
         mirror.on_end("interrupted" if run is fresh else "finished", {})
     before, after = (finished_records(tmp_path / name) for name in ("files0", "files2"))
-    ids = [
-        {record.run.run_id for record in found if record.run.run_id} for found in (before, after)
-    ]
-    assert ids == [{service_run_id(fresh)}] * 2
+    for found in (before, after):
+        assert {own.run_id for own in records_of(found, "run")} == {service_run_id(fresh)}
     rows = [entry for entry in history(after) if "cohort_before" in entry]
     assert [entry["round"] for entry in rows] == [entry["_step"] for entry in rows] == [1, 2, 3, 4]
     assert [entry["cohort_before"] for entry in rows] == [number / 3 for number in range(1, 5)]
@@ -225,16 +210,14 @@ def test_an_online_run_that_was_resumed_gets_what_the_server_lacks(tmp_path, mon
 
 
 def test_overview_by_hand():
-    none = Overview(2)
-    assert (none.fields(), none.traffic_gb) == ({}, None)
     overview = Overview(2)
+    assert (overview.fields(), overview.traffic_gb) == ({}, None)
     layers = {"personal/a": 3.0, "personal/b": 4.5, "personal_share": 0.5}
     judged = {"accuracy": 60.0, "accuracy_pooled": 61.0, "accuracy_worst10": 9.0}
-    overview.add({"round": 1, "seconds": 4.0, **judged, "bits_down": 8e9, "bits_up": 0, **layers})
-    overview.add({"round": 2, "seconds": 1.0, "accuracy": None, "bits_down": 16e9, "bits_up": 8e9})
-    overview.add(
-        {"round": 3, "seconds": 2.0, **judged, "ft_accuracy": 70.0, "bits_down": 0, "bits_up": 16e9}
-    )
+    rows = ({"seconds": 4.0, **judged, **layers}, {"seconds": 1.0, "accuracy": None})
+    rows += ({"seconds": 2.0, **judged, "ft_accuracy": 70.0},)
+    for number, (down, up) in enumerate(((8e9, 0), (16e9, 8e9), (0, 16e9))):
+        overview.add({"round": number + 1, **rows[number], "bits_down": down, "bits_up": up})
     assert overview.traffic_gb == 6.0
     wanted = {f"last_{name}": value for name, value in judged.items()}
     wanted |= {"last_ft_accuracy": 70.0, "best_accuracy": 60.0, "best_round": 1}
@@ -250,7 +233,7 @@ def test_overview_by_hand():
 def test_the_dashboard_names_only_what_runs_send(swept):
     """Columns of the history, the summary and the configuration of a real run."""
     found = finished_records(swept[0])
-    (begun,) = [record.run for record in found if record.WhichOneof("record_type") == "run"]
+    (begun,) = records_of(found, "run")
     config, summary = items(begun.config.update), summary_of(found)
     columns = {key for entry in history(found) for key in entry}
     if json.loads((swept[0] / "summary.json").read_text())["environment"]["commit"] is None:
@@ -272,15 +255,10 @@ def test_the_dashboard_names_only_what_runs_send(swept):
                 assert {f"{key}.path" for key in panel.y} <= columns
             case kind:
                 assert (kind, panel.y, panel.x) == ("compare", (), "")
-    for column in dashboard.PINNED_COLUMNS:
-        section, _, key = column.partition(":")
-        if section == "summary":
-            assert not isinstance(summary[key], dict)
-        elif section == "config":
-            name, _, inner = key.partition(".value")
-            assert (name in config, inner) == (True, "")
-        else:
-            assert column in ("run:state", "run:group", "run:jobType", "tags:__ALL__")
+    known = {"run:state", "run:group", "run:jobType", "tags:__ALL__"}
+    known |= {f"summary:{key}" for key, value in summary.items() if not isinstance(value, dict)}
+    known |= {f"config:{key}.value" for key in config}
+    assert {*dashboard.PINNED_COLUMNS} <= known
 
 
 def test_a_sweep_mirrors_its_run_directories(swept):
@@ -288,7 +266,7 @@ def test_a_sweep_mirrors_its_run_directories(swept):
     marks = set()
     for path in swept:
         found = finished_records(path)
-        (begun,) = [record.run for record in found if record.WhichOneof("record_type") == "run"]
+        (begun,) = records_of(found, "run")
         assert (begun.run_group, begun.job_type) == ("digits", "fedobp")
         assert [*begun.tags][:3] == ["digits", "dirichlet", "mlp"]
         assert begun.display_name == f"FedOBP-{path.parent.name}-seed42"
@@ -311,10 +289,10 @@ def test_a_sweep_mirrors_its_run_directories(swept):
         assert sent[-1]["mask distribution.bins"] == [*range(len(masks) + 1)]
         bits = [row["bits_down"] + row["bits_up"] for row in rows]
         assert [entry["traffic_gb"] for entry in sent] == [bits[0] / 8e9, sum(bits) / 8e9]
-        metrics = metrics_of(found)
+        metrics = {own.name or own.glob_name: own for own in records_of(found, "metric")}
         assert {metrics[key].step_metric for key in ("*", *columns) if key != "round"} == {"round"}
         assert metrics["accuracy"].summary.max
-        assert exit_codes(found) == [0]
+        assert [own.exit_code for own in records_of(found, "exit")] == [0]
         assert metrics["loss"].summary.min
 
         summary, on_disk = summary_of(found), json.loads((path / "summary.json").read_text())
@@ -359,15 +337,11 @@ def test_who_asks_for_online_is_told_and_the_run_goes_on(tmp_path, monkeypatch):
 
 
 def test_mode_follows_the_login(monkeypatch, tmp_path):
-    assert not is_logged_in()
     assert choose_mode("auto") == "offline"
     (tmp_path / "netrc").write_text(f"machine api.wandb.ai login user password {KEY}\n")
-    assert is_logged_in()
-    assert choose_mode("auto") == "online"
-    assert choose_mode("offline") == "offline"
+    assert [choose_mode(mode) for mode in ("auto", "offline")] == ["online", "offline"]
     monkeypatch.setenv("WANDB_MODE", "disabled")
-    assert choose_mode("auto") == "disabled"
-    assert choose_mode("online") == "online"
+    assert [choose_mode(mode) for mode in ("auto", "online")] == ["disabled", "online"]
     monkeypatch.setenv("WANDB_MODE", "online")
     (tmp_path / "netrc").write_text(f"machine example.org login user password {KEY}\n")
     assert choose_mode("auto") == "offline"

@@ -6,7 +6,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 
 from fedpfl.report.__main__ import main
@@ -14,7 +13,7 @@ from fedpfl.report.compare import compare_groups, find_sides, paired_test
 from fedpfl.report.render import render
 from fedpfl.report.table import Table
 from tests.conftest import read_cases
-from tests.report.test_report import amend, write_run
+from tests.report.test_report import add_columns, amend, read_refusal, write_run
 
 OBP = {"name": "fedobp", "q": 0.9}
 
@@ -92,11 +91,9 @@ JUDGED_APART = ("val_accuracy", "unseen_accuracy", "unseen_ft_accuracy_worst10")
 def test_those_judged_apart_are_compared_too(ab: tuple[Path, Path]) -> None:
     for folder, better in zip(ab, (0, 4), strict=True):
         for run in folder.iterdir():
-            told = pd.read_csv(run / "rounds.csv")
-            judged = told["accuracy"].notna()
-            for number, name in enumerate(JUDGED_APART):
-                told.loc[judged, name] = 60.0 + 10 * number + better
-            told.to_csv(run / "rounds.csv", index=False)
+            values = enumerate((60.0 + better, 70.0 + better, 80.0 + better))
+            columns = {JUDGED_APART[place]: [None, own, None, own] for place, own in values}
+            add_columns(run, **columns)
     compared = between(*ab, metric="unseen_accuracy")
     for number, name in enumerate(JUDGED_APART):
         numbers = final(compared, name)
@@ -254,10 +251,9 @@ def test_other_tasks_are_named(tmp_path: Path) -> None:
 
 def test_more_than_one_configuration_is_one_clear_line(ab, capsys):
     root = ab[0].parent
-    assert main(["compare", str(root), str(ab[1])]) == 2
     line = f"{root} holds 2 configurations, name one of them: FedAvg on FMNIST, Dir(0.1)"
     line += f" ({root / 'a'}); FedOBP on FMNIST, Dir(0.1) ({root / 'b'})"
-    assert capsys.readouterr().err == f"fedpfl: {line}\n"
+    assert read_refusal(capsys, "compare", root, ab[1]) == line
 
 
 def test_mistakes_are_one_line(ab, tmp_path, capsys):
@@ -269,11 +265,7 @@ def test_mistakes_are_one_line(ab, tmp_path, capsys):
         ([a, f"{a}/seed1"], "hold the same runs"),
         ([a, b, "--out", "curve.svg"], "--out curve.svg: must end in .png or .pdf"),
     ):
-        assert main(["compare", *words]) == 2
-        out, err = capsys.readouterr()
-        assert out == ""
-        assert message in err
-        assert err.count("\n") == 1
+        assert message in read_refusal(capsys, "compare", *words)
 
 
 def test_the_figure(ab, tmp_path, capsys):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ from fedpfl.report.__main__ import COMMANDS, main
 from fedpfl.report.filters import apply_filters, is_filter
 from tests.conftest import read_cases
 from tests.report.test_listing import HOUR, age
-from tests.report.test_report import write_run
+from tests.report.test_report import read_csv, read_output, read_refusal, write_run
 
 CONFIGS: list[dict[str, Any]] = [
     {"method": {"name": "fedavg"}, "local": {"lr": 0.1, "betas": [0.9, 0.999]}, "note": None},
@@ -94,39 +92,32 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def shown(capsys: pytest.CaptureFixture, *words: str | Path, code: int = 0) -> tuple[str, str]:
-    capsys.readouterr()
-    assert main([*map(str, words)]) == code
-    return capsys.readouterr()
-
-
 def test_every_command_takes_filters(root: Path, capsys: pytest.CaptureFixture) -> None:
-    table = shown(capsys, "tables", "method=fedper", root, "--format", "csv")[0]
-    rows = csv.DictReader(io.StringIO(table))
-    labels = [(row["dataset"], row["method"]) for row in rows]
+    table = read_output(capsys, "tables", "method=fedper", root, "--format", "csv")[0]
+    labels = [(row["dataset"], row["method"]) for row in read_csv(table)]
     assert labels == [("Digits", "FedPer"), ("FMNIST", "FedPer")]
     words = ("ls", "--format", "json", root, "--sort", "path", "method=fedper", "dataset=digits")
-    listed = json.loads(shown(capsys, *words)[0])
+    listed = json.loads(read_output(capsys, *words)[0])
     assert [Path(row["path"]).name for row in listed] == ["seed0", "seed1"]
-    shown(capsys, "html", root, "method=fedavg")
+    read_output(capsys, "html", root, "method=fedavg")
     pages = {path.name for path in (root / "report").glob("*.html")}
     assert pages - {"index.html"} == {"one.html"}
     assert "FedPer" not in (root / "report" / "one.html").read_text()
-    assert "\nFedAvg " in shown(capsys, "paper", "all_methods", root / "one")[0]
+    assert "\nFedAvg " in read_output(capsys, "paper", "all_methods", root / "one")[0]
     words = ("paper", "all_methods", root / "one", "method=fedper")
-    assert "\nFedAvg " not in shown(capsys, *words)[0]
-    out = shown(capsys, "compare", root / "one", "seed=0")[0]
+    assert "\nFedAvg " not in read_output(capsys, *words)[0]
+    out = read_output(capsys, "compare", root / "one", "seed=0")[0]
     assert "A  FedAvg" in out
     assert "B  FedPer" in out
-    err = shown(capsys, "compare", root, "method=fedper", "dataset=digits", code=2)[1]
+    err = read_output(capsys, "compare", root, "method=fedper", "dataset=digits", code=2)[1]
     alone = "holds one configuration alone, FedPer on Digits, Dir(0.1); name two paths"
     assert f"fedpfl: {root} {alone}" in err
-    err = shown(capsys, "compare", root, code=2)[1]
+    err = read_output(capsys, "compare", root, code=2)[1]
     several = "holds 3 configurations, name two of them, or choose two by filters: FedPer on Digits"
     assert f"fedpfl: {root} {several}" in err
-    assert "compare takes two paths" in shown(capsys, "compare", "one", "two", "three", code=2)[1]
+    assert "compare takes two paths" in read_refusal(capsys, "compare", "one", "two", "three")
     for command in ("tables", "figures", "html", "ls", "compare", "paper", "clean"):
-        out, err = shown(capsys, command, root, "method=fedpre", code=2)
+        out, err = read_output(capsys, command, root, "method=fedpre", code=2)
         assert out == ""
         there = "no such run here; there are: fedavg, fedper; did you mean fedper?"
         assert err.endswith(f"fedpfl: method=fedpre: {there}\n")
@@ -137,23 +128,23 @@ def test_every_command_takes_filters(root: Path, capsys: pytest.CaptureFixture) 
 def test_clean_removes_only_what_is_let_through(root: Path, capsys: pytest.CaptureFixture) -> None:
     for method in ("fedavg", "fedper"):
         age(write_run(root / f"one/{method}/k/seed1", status="failed", seed=1, method=method), HOUR)
-    shown(capsys, "clean", root / "one", "method=fedavg", "--yes")
+    read_output(capsys, "clean", root / "one", "method=fedavg", "--yes")
     assert not (root / "one/fedavg/k/seed1").exists()
     assert (root / "one/fedper/k/seed1").exists()
 
 
 def test_one_dead_run_has_one_state_everywhere(root: Path, capsys: pytest.CaptureFixture) -> None:
     """Of a killed run, and of directories that are half written, wherever they are told of."""
-    rows = json.loads(shown(capsys, "ls", root, "--format", "json")[0])
+    rows = json.loads(read_output(capsys, "ls", root, "--format", "json")[0])
     listed = {row["path"]: row["status"] for row in rows}
     killed = root / "two" / "fedper" / "k" / "seed1"
     assert listed.pop(str(killed)) == "interrupted"
     assert sorted(listed.values()) == ["broken", "broken", "finished", "finished", "finished"]
-    out, err = shown(capsys, "tables", root)
+    out, err = read_output(capsys, "tables", root)
     assert "1 finished, 1 interrupted left out" in out
-    shown(capsys, "html", root)
+    read_output(capsys, "html", root)
     assert ">interrupted</span>" in (root / "report" / "two.html").read_text()
-    compared = shown(capsys, "compare", root / "two", root / "one/fedavg")[0]
+    compared = read_output(capsys, "compare", root / "two", root / "one/fedavg")[0]
     assert compared.count("1 interrupted left out") == 2
     for name, reason in (
         ("a", "no config.yaml; the run never"),
@@ -162,7 +153,7 @@ def test_one_dead_run_has_one_state_everywhere(root: Path, capsys: pytest.Captur
         told = f"{root / 'broken' / name}: broken: {reason}"
         assert f"skipped {told}" in err
         assert told in (root / "report" / "index.html").read_text()
-    out, err = shown(capsys, "clean", root, "--status", "interrupted,broken", code=2)
+    out, err = read_output(capsys, "clean", root, "--status", "interrupted,broken", code=2)
     assert "interrupted 2/4  " in out
     assert f"left {root / 'broken' / 'b'}, broken: nothing says that fedpfl wrote it" in err
 

@@ -22,7 +22,7 @@ from fedpfl.report.__main__ import main
 from fedpfl.report.html import find_experiments, plotly_file_name, write_pages
 from fedpfl.report.page.data import POINTS
 from fedpfl.report.page.drawing import DOTS
-from tests.report.test_report import config, silent, write_run
+from tests.report.test_report import add_columns, config, silent, write_run
 
 OBP = {"name": "fedobp", "q": 0.99993, "norm": "global", "score": "obp"}
 EVIL = """</script><script>document.documentElement.dataset.owned = 1</script><b id="x">&'"""
@@ -148,7 +148,7 @@ def write_experiment(base: Path) -> Path:
         run = write_run(base / f"a/fedobp/k1/seed{seed}", accuracy, method=OBP, seed=seed)
         mask = {"personal/conv1.weight": [0, 10, 20, 30 + 10 * seed]}
         mask["personal/fc.bias"] = [0.0, 1.5, 0.0, 1.0]
-        pd.read_csv(run / "rounds.csv").assign(**mask).to_csv(run / "rounds.csv", index=False)
+        add_columns(run, **mask)
         accuracies = [50.0 + 5 * k + seed for k in range(10)]
         write_clients(run, accuracies, train=[10 * (k + 1) for k in range(10)], ft=2.0)
     write_run(base / "a/fedavg/k2/seed0", {2: 80.0, 4: 87.0})
@@ -247,8 +247,7 @@ def test_cost_adds_up(page: Page) -> None:
 
 def test_clients_of_all_seeds_together(root: Path) -> None:
     write_clients(root / "a/fedavg/k2/seed0", [float("nan"), 80.0, 60.0])
-    (path,) = write_pages([root], root / "report", warn=silent)
-    page = Page(path)
+    page = page_of(root)
     box, crosses, means = page.traces("clients", "FedOBP", "before fine-tuning")
     # Seed 0: 50, 55, ..., 95; seed 1: one more each; the worst of ten is one client: 50 and 51.
     marks = [box[name][0] for name in ("lowerfence", "q1", "median", "q3", "upperfence")]
@@ -316,9 +315,9 @@ def test_everybodys_models_on_everybodys_samples(root: Path) -> None:
     title = figure["layout"]["yaxis"]["title"]["text"]
     assert (figure["note"], title) == ("seed 0", "model of client")
     (folder / "seed0" / "common.csv").write_text("client,on_1,on_5\n1,90.0,10.0\n4,20.0,\n")
-    (path,) = write_pages([root], root / "report", warn=silent)
-    assert "common.csv is not of the same clients across and down" in Page(path).text
-    assert Page(path).data["charts"]["common"] == []
+    page = page_of(root)
+    assert "common.csv is not of the same clients across and down" in page.text
+    assert page.data["charts"]["common"] == []
 
 
 def test_masks(page: Page) -> None:
@@ -355,8 +354,7 @@ def test_nothing_from_files_becomes_markup(tmp_path: Path) -> None:
     run = write_run(base / "x<b>&'\"" / "m" / "k" / "seed0", **changes)
     evil = {"status": "failed", "error": EVIL, "environment": {"torch": EVIL, EVIL: 1}}
     (run / "summary.json").write_text(json.dumps(evil))
-    frame = pd.read_csv(run / "rounds.csv").assign(**{f"personal/{EVIL}": 1.0})
-    frame.to_csv(run / "rounds.csv", index=False)
+    add_columns(run, **{f"personal/{EVIL}": 1.0})
     broken = base / "x<b>&'\"" / "m" / "k<i>" / "seed0"
     broken.mkdir(parents=True)
     (broken / "config.yaml").write_text("a: b\n")

@@ -18,7 +18,7 @@ from fedpfl.report import listing, load
 from fedpfl.report.__main__ import main
 from fedpfl.report.listing import Entry
 from tests.conftest import read_cases
-from tests.report.test_report import BROKEN, amend, write_run
+from tests.report.test_report import BROKEN, amend, read_refusal, write_run
 
 HOUR = 3600.0
 HOLD = """
@@ -229,11 +229,7 @@ def test_chosen(several: Path, capsys: pytest.CaptureFixture) -> None:
 
 def test_mistakes_are_one_line(several, capsys):
     for options, message in read_cases(MISTAKES):
-        assert main(["ls", str(several), *options.split()]) == 2
-        out, err = capsys.readouterr()
-        assert out == ""
-        assert err.startswith(f"fedpfl: {message}")
-        assert err.count("\n") == 1
+        assert read_refusal(capsys, "ls", several, *options.split()).startswith(message)
 
 
 def test_a_pipe_gets_one_whole_line_for_each(several: Path, capsys: pytest.CaptureFixture) -> None:

@@ -7,7 +7,7 @@ from fedpfl.config.resolution import resolve_config
 from fedpfl.data import datasets
 from fedpfl.ground.identity import identity
 from fedpfl.methods import METHODS
-from fedpfl.report import labels, names
+from fedpfl.report import names
 
 
 def test_every_method_and_data_set_has_a_title():
@@ -36,9 +36,3 @@ def test_a_title_decides_nothing():
     assert "title" not in resolved["method"].keys() | resolved["dataset"].keys()
     other = OmegaConf.merge(cfg, {"method": {"title": "Other"}, "dataset": {"title": "Other"}})
     assert identity(resolve_config(other)) == identity(resolved)
-
-
-def test_data_of_ones_own_are_called_as_their_file_or_folder():
-    assert labels.dataset_label({"name": "npz", "path": "/data/mine.npz"}) == "mine"
-    assert labels.dataset_label({"name": "sites", "path": "/data/wards.2026"}) == "wards.2026"
-    assert labels.dataset_label({"name": "sites"}) == "Sites"

@@ -20,7 +20,7 @@ from fedpfl.report.page import drawing
 from fedpfl.report.tables import accuracy_table
 from tests.conftest import ROOT
 from tests.report.test_fairness import FEDPER, LOCAL, PERSONAL, run
-from tests.report.test_report import write_run
+from tests.report.test_report import read_csv, read_output, read_refusal, write_run
 
 
 @pytest.fixture
@@ -98,9 +98,8 @@ def test_what_cannot_be_drawn_is_said(root, capsys):
     only = ["method=fedper", str(root), "--out", str(root / "out")]
     assert main(["figures", *only]) == 0
     assert "not drawn: gains_fmnist_dir_0.1: no run here has FedAvg+FT" in capsys.readouterr().err
-    assert main(["figures", *only, "--kind", "gains"]) == 2
-    assert main(["figures", *only, "--kind", "gain"]) == 2
-    assert "no such --kind" in capsys.readouterr().err
+    read_output(capsys, "figures", *only, "--kind", "gains", code=2)
+    assert "no such --kind" in read_refusal(capsys, "figures", *only, "--kind", "gain")
     names = {path.stem for path in (root / "out").iterdir()}
     assert names == {
         f"{kind}_fmnist_dir_0.1" for kind in ("accuracy", "clients", "fairness", "traffic")
@@ -110,8 +109,7 @@ def test_what_cannot_be_drawn_is_said(root, capsys):
 def test_reach_says_what_an_accuracy_takes(root, tmp_path, capsys):
     """80 % are reached after two rounds, of which the first sends all down."""
     assert main(["reach", str(root), "--at", "80", "--format", "csv", "--out", str(tmp_path)]) == 0
-    lines = (tmp_path / "reach.csv").read_text().splitlines()
-    row = dict(zip(lines[0].split(","), lines[1].split(","), strict=True))
+    row = read_csv((tmp_path / "reach.csv").read_text())[0]
     assert float(row["rounds"]) == 2
     assert float(row["gb"]) == pytest.approx(4 * (16_000 + 20_000) / 1e9)
     assert {path.suffix for path in tmp_path.glob("reach.*")} == {".csv", ".png", ".pdf"}

@@ -22,7 +22,7 @@ from fedpfl.report.ranking import (
     rank_methods,
     rank_tables,
 )
-from tests.report.test_report import PNG, write_run
+from tests.report.test_report import PNG, read_refusal, write_run
 
 DEMSAR = pd.DataFrame(
     {
@@ -207,11 +207,7 @@ def test_too_little_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[st
         ("two", "2 methods in 2 blocks"),
         ("one", "3 methods in 1 block. Left out, as runs are missing"),
     ):
-        assert main(["ranks", str(tmp_path / name), "--out", str(tmp_path / "out")]) == 2
-        out, err = capsys.readouterr()
-        assert out == ""
-        assert told in err
-        assert err.count("\n") == 1
+        assert told in read_refusal(capsys, "ranks", tmp_path / name, "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()
     with pytest.raises(FedpflError, match="three methods"):
         rank_methods(DEMSAR.iloc[:1])

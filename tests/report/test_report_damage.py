@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 import os
 import re
@@ -18,28 +17,18 @@ import yaml
 
 from fedpfl.report.__main__ import main
 from tests.conftest import keep_quick, read_cases
-from tests.report.test_report import amend, config, write_run
+from tests.report.test_report import add_columns, amend, config, read_csv, read_output, write_run
 from tests.runner.test_resume import start_child, wait_for_child
 
 EVIL = "\x1b[2J\x1b]0;owned\x07\x00\nmean‮|$x_1^{$ <b>&"
 
 
-def shown(capsys: pytest.CaptureFixture, *words: str | Path, code: int = 0) -> tuple[str, str]:
-    """What a command prints on both streams, whatever was printed before."""
-    capsys.readouterr()
-    assert main([*map(str, words)]) == code
-    found = capsys.readouterr()
-    return found.out, found.err
-
-
 def table(capsys: pytest.CaptureFixture, root: Path, *options: str) -> list[dict[str, str]]:
-    return list(
-        csv.DictReader(io.StringIO(shown(capsys, "tables", root, "--format", "csv", *options)[0]))
-    )
+    return read_csv(read_output(capsys, "tables", root, "--format", "csv", *options)[0])
 
 
 def edit(folder: Path, name: str, change: Any) -> None:
-    rows = list(csv.DictReader(io.StringIO((folder / name).read_text())))
+    rows = read_csv((folder / name).read_text())
     for row in rows:
         change(row)
     with open(folder / name, "w", newline="") as file:
@@ -64,21 +53,21 @@ def test_what_labels_leave_unsaid_is_a_note(tmp_path: Path, capsys: pytest.Captu
     for seed in (0, 1):
         far = {"partition": {"alpha": 0.5}, "clients": 10, "rounds": 8}
         write_run(tmp_path / f"far{seed}", seed=seed, **far)
-    out = shown(capsys, "tables", tmp_path)[0]
+    out = read_output(capsys, "tables", tmp_path)[0]
     assert max(map(len, out.partition("Test accuracy")[2].splitlines())) <= 120, "prose is wrapped"
     assert "FedAvg (lr=0.1, optimizer=adam, partition.seed=7) " in out
     out = " ".join(out.split())
     near, far = "(FMNIST, Dir(0.1))", "(FMNIST, Dir(0.5))"
     assert f" Unless a row says otherwise: clients=100 {near}, clients=10 {far}, lr=0.01, " in out
     assert f"optimizer=sgd, partition.seed not set, rounds=4 {near}, rounds=8 {far}." in out
-    assert "Unless a row says otherwise: clients=100 (" in shown(capsys, "ls", tmp_path)[0]
+    assert "Unless a row says otherwise: clients=100 (" in read_output(capsys, "ls", tmp_path)[0]
     chosen = ("method=fedavg", "partition.alpha=0.5")
-    assert "Unless" not in shown(capsys, "tables", tmp_path, *chosen)[0]
+    assert "Unless" not in read_output(capsys, "tables", tmp_path, *chosen)[0]
     # Where they run, or how fast, is no world.
     engine = {"backend": "batched", "workers": 3}
     write_run(tmp_path / "gpu", method="ditto", engine=engine, device="cuda")
     words = ("tables", tmp_path, "partition.alpha=0.1", "local.lr=0.01")
-    assert "Unless" not in shown(capsys, *words)[0]
+    assert "Unless" not in read_output(capsys, *words)[0]
 
 
 def test_a_quantile_is_named_where_there_is_another(tmp_path, capsys):
@@ -98,7 +87,7 @@ def test_rounds_that_were_not_played_are_told(tmp_path, capsys):
     write_run(tmp_path / "a", {4: 70.0}, rounds=400, partition="published")
     (row,) = table(capsys, tmp_path)
     assert (row["round"], row["status"]) == ("4", "finished 4/400")
-    text = text_of(shown(capsys, "paper", "fedobp/table4", tmp_path)[0])
+    text = text_of(read_output(capsys, "paper", "fedobp/table4", tmp_path)[0])
     assert "70.00°" in text
     assert "not all planned rounds: the last evaluation that there is (finished 4/400)" in text
 
@@ -132,17 +121,14 @@ def test_seeds_that_draw_their_splits_are_one_group(tmp_path, capsys):
 def test_traffic_is_divided_by_those_that_took_part(tmp_path, capsys):
     run = write_run(tmp_path / "a")
     old = write_run(tmp_path / "b", method="fedper")
-    rows = list(csv.reader(io.StringIO((run / "rounds.csv").read_text())))
-    extras = ["participants", "10", "6", "3", "1"]
-    rows = [[row[0], extra, *row[1:]] for row, extra in zip(rows, extras, strict=True)]
-    (run / "rounds.csv").write_text("\n".join(map(",".join, rows)) + "\n")
+    add_columns(run, participants=[10, 6, 3, 1])
     found = {row["method"]: float(row["values_down"]) for row in table(capsys, tmp_path)}
     assert found == {"FedAvg": 28_000 / 20, "FedPer": 28_000 / 40}
-    listed = json.loads(shown(capsys, "ls", tmp_path, "--format", "json")[0])
+    listed = json.loads(read_output(capsys, "ls", tmp_path, "--format", "json")[0])
     # One client in the last round, and ten
     assert [row["bits"] for row in listed] == [512_000.0, 51_200.0]
-    compared = shown(capsys, "compare", run, old, "--format", "csv")[0]
-    (down,) = (row for row in csv.DictReader(io.StringIO(compared)) if row["what"] == "values_down")
+    compared = read_output(capsys, "compare", run, old, "--format", "csv")[0]
+    (down,) = (row for row in read_csv(compared) if row["what"] == "values_down")
     assert (down["a"], down["b"]) == ("1400.0", "700.0")
     assert main(["html", str(tmp_path)]) == 0
     assert ">1.4k<" in next((tmp_path / "report").glob("*.html")).read_text()
@@ -251,10 +237,10 @@ def test_no_command_prints_what_a_terminal_obeys(tmp_path, capsys):
 def test_a_spreadsheet_takes_no_name_for_a_formula(tmp_path, name, capsys):
     write_run(tmp_path / "a", {4: 70.0}, method=name, dataset=name)
     write_run(tmp_path / "b", {4: 69.0}, method={"name": name, "k": 1}, dataset=name)
-    rows = [*table(capsys, tmp_path)]
-    rows += csv.DictReader(io.StringIO(shown(capsys, "ls", tmp_path, "--format", "csv")[0]))
+    rows = table(capsys, tmp_path)
+    rows += read_csv(read_output(capsys, "ls", tmp_path, "--format", "csv")[0])
     words = ("compare", tmp_path / "a", tmp_path / "b", "--format", "csv")
-    compared = [*csv.DictReader(io.StringIO(shown(capsys, *words)[0]))]
+    compared = read_csv(read_output(capsys, *words)[0])
     # A number stays one
     values = {(row["section"], row["what"]): row["difference"] for row in compared}
     assert values["final", "accuracy"] == "-1.0"
@@ -299,11 +285,11 @@ def test_an_evaluation_without_an_accuracy_is_empty_with_a_note(tmp_path, capsys
     assert (row["accuracy"], row["round"]) == ("", "4")  # not the 80 of round 2
     note = "Empty, as a model was not finite or no client has test samples: "
     note += "FedAvg on FMNIST, Dir(0.1) (seed 0, round 4)."
-    assert note in text_of(shown(capsys, "tables", tmp_path)[0])
-    text = text_of(shown(capsys, "paper", "fedobp/table4", tmp_path)[0])
+    assert note in text_of(read_output(capsys, "tables", tmp_path)[0])
+    text = text_of(read_output(capsys, "paper", "fedobp/table4", tmp_path)[0])
     assert note in text
     assert "80.00" not in text
-    (listed,) = json.loads(shown(capsys, "ls", tmp_path, "--format", "json")[0])
+    (listed,) = json.loads(read_output(capsys, "ls", tmp_path, "--format", "json")[0])
     assert (listed["accuracy"], listed["evaluated"]) == (None, 4)
     assert main(["html", str(tmp_path)]) == 0
     page = next((tmp_path / "report").glob("*.html")).read_text()
@@ -319,7 +305,7 @@ def test_clients_without_an_accuracy_are_told(tmp_path, capsys):
     for name, method, second in (("a", "fedavg", "50,60"), ("b", "fedper", ",")):
         run = write_run(tmp_path / name, method=method)
         (run / "clients.csv").write_text(f"{columns}1,30,10,40,{second}\n2,40,0,40,,\n")
-    text = text_of(shown(capsys, "compare", tmp_path / "a", tmp_path / "b")[0])
+    text = text_of(read_output(capsys, "compare", tmp_path / "a", tmp_path / "b")[0])
     lacking = "1 clients with test samples lack accuracy in A or in B; they do not count."
     assert f"Seed 0: {lacking}" in text
     assert main(["html", str(tmp_path)]) == 0

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from fedpfl.ground.errors import FedpflError
 from fedpfl.report.render import FORMATS, render, render_html
-from fedpfl.report.table import Cell, Column, Table, format_number, mark_best, mean_and_std
+from fedpfl.report.table import Cell, Column, Table, format_number, mark_best
 from fedpfl.report.text import clip_text, csv_cell, one_line
 from tests.report.test_html import Page
 
@@ -90,13 +90,6 @@ def test_best_and_second(values: list[float], finished: str, marks: str) -> None
     mark_best(cells, [state == "f" for state in finished])
     words = {"b": "best", "s": "second", " ": ""}
     assert [cell.mark for cell in cells] == [words[letter] for letter in marks]
-
-
-def test_means_over_seeds() -> None:
-    assert mean_and_std([94.0, 96.0]) == (95.0, pytest.approx(2**0.5))
-    assert mean_and_std([94.0])[0] == 94.0
-    unknown = (mean_and_std([94.0])[1], *mean_and_std([]), *mean_and_std([94.0, math.nan]))
-    assert all(map(math.isnan, unknown))
 
 
 def test_terminal() -> None:
