@@ -58,6 +58,13 @@ def test_digits_in_memory_are_digits(digits, tmp_path):
     assert len({memory.hold_data(data).digest for data in forms}) == 1
 
 
+def test_numbers_may_be_python_objects():
+    forms = ((X, Y), (X.astype(object), Y.astype(object)), ([*X], [*map(int, Y)]))
+    assert len({memory.hold_data(data).digest for data in forms}) == 1
+    objects = memory.hold_data(FRAME.astype({"a": object}))
+    assert objects.digest == memory.hold_data(FRAME).digest
+
+
 def test_clients_are_those_of_the_data(digits):
     x, y = digits
     names = np.array(["b", "a"])[np.arange(len(y)) % 2]
@@ -115,7 +122,7 @@ FRAME = pd.DataFrame({"a": [1.0, 2.0], "y": ["u", "v"]})
 WRONG = {
     "no form": (3, {}, "data must be (x, y)"),
     "lengths": ((X, Y[1:]), {}, "data: x has 40 samples, and y has 39"),
-    "ragged": (([[1], [1, 2]], [0, 1]), {}, "data: samples must be of one shape"),
+    "ragged": (([[1], [1, 2]], [0, 1]), {}, "data: x must have samples of one shape"),
     "groups twice": ({"a": (X, Y, Y)}, {}, "data['a'] has groups, and is one client"),
     "other shape": ({"a": (X, Y), "b": (X[:, 1:], Y)}, {}, "data['b']: samples are float32 [3]"),
     "other labels": ({"a": (X, Y), "b": (X, Y.astype(str))}, {}, "data['b']: labels are texts"),
@@ -124,7 +131,17 @@ WRONG = {
     "absent label": (FRAME, {"label": "z"}, "data has no column 'z', which dataset.label names"),
     "two data sets": ((X, Y), {"": "digits"}, "dataset=digits and data=... are two"),
     "a bad item": (Pairs([X[0], X[:2]], [0, 1]), {}, "data cannot be read as a torch Dataset"),
+    "items of names": (torch.utils.data.StackDataset(x=X, y=Y), {}, "item 0 is a dict"),
     "names alike": ({1: (X, Y), "1": (X, Y)}, {}, "calls 2 clients '1'"),
+    "sparse": ((torch.tensor(X).to_sparse(), Y), {}, "data: x is a tensor that NumPy cannot hold"),
+    "bf16": ((torch.tensor(X).bfloat16(), Y), {}, "give a dense one of float32 or integers"),
+    "objects": (([{}] * 40, Y), {}, "data: x holds objects of dict; give numbers or texts"),
+    "hidden": ((np.ma.masked_equal(X, 0), Y), {}, "data: x has no value in sample 0; fill it in"),
+    "hidden labels": ((X, np.ma.masked_equal(Y, 1)), {}, "data: y has no value in sample 1"),
+    "no label": ((X, ["u", None, *"vw" * 19]), {}, "data: y has no value in sample 1"),
+    "nobody's": ((X, Y, [*"uvw", np.nan, *"xy" * 18]), {}, "groups has no value in sample 3"),
+    "no number": ((X, Y, np.where(Y, 1.0, np.nan)), {}, "data: sample 0 belongs to no group"),
+    "lists": (FRAME.assign(b=[[1], [2]]), {"label": "y"}, "column 'b' holds more than one value"),
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -17,7 +17,7 @@ from fedpfl.data.datasets.shared.parts import (
     require_one_spelling,
 )
 from fedpfl.data.datasets.shared.samples import Raw, number_groups, to_finite_floats
-from fedpfl.data.datasets.shared.source import Source
+from fedpfl.data.datasets.shared.source import Source, error_line
 from fedpfl.data.datasets.shared.tables import Table, encode_tables, label_columns
 from fedpfl.data.fingerprint import fingerprint
 from fedpfl.ground.errors import FedpflError
@@ -30,6 +30,8 @@ FORMS = (
     "(x, y), (x, y, groups), a torch Dataset, a pandas DataFrame, or a dict of these with an entry "
     "per client"
 )
+NUMBERS = ("integer", "floating", "mixed-integer-float", "boolean")
+"""What pandas calls objects that are numbers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,19 +181,17 @@ def _read_part(value: Any, origin: str) -> Part:
     """Return the samples of one client, or of all. Raises FedpflError for what is none."""
     # ---- Step 1: a data frame, known by what it can do: pandas need not be installed.
     if hasattr(value, "columns") and hasattr(value, "iloc"):
-        if not len(value):
-            raise FedpflError(f"{origin} has no row; there must be at least one sample")
-        if not value.columns.is_unique:
-            repeated = value.columns[value.columns.duplicated()][0]
-            raise FedpflError(f"{origin} has column {repeated!r} twice; rename or leave out one")
-        return Part(origin, frame=value)
+        return Part(origin, frame=_check_frame(value, origin))
 
     # ---- Step 2: anything else comes to arrays, with an entry per sample.
     if isinstance(value, torch.utils.data.Dataset):
         value = _read_dataset(value, origin)
     if not isinstance(value, tuple | list) or len(value) not in (2, 3):
         raise FedpflError(f"{origin} must be {FORMS}, got {type(value).__name__}")
-    x, y, *groups = (_to_array(array, origin) for array in value)
+    names = ("x", "y", "groups")
+    x, y, *groups = (
+        _to_array(array, f"{origin}: {name}") for name, array in zip(names, value, strict=False)
+    )
     for name, array in (("x", x), ("y", y), *(("groups", array) for array in groups)):
         if not array.ndim:
             raise FedpflError(f"{origin}: {name} must be an array with an entry per sample")
@@ -200,12 +200,14 @@ def _read_part(value: Any, origin: str) -> Part:
     if not len(x):
         raise FedpflError(f"{origin} has no sample; there must be at least one")
 
-    # ---- Step 3: floats must be finite.
-    if x.dtype.kind == "f":
-        try:
+    # ---- Step 3: floats must be finite, and each sample is somebody's.
+    try:
+        if x.dtype.kind == "f":
             x = to_finite_floats(x)
-        except ValueError as error:
-            raise FedpflError(f"{origin}: {error}") from None
+        for array in groups:
+            number_groups(array)
+    except ValueError as error:
+        raise FedpflError(f"{origin}: {error}") from None
     return Part(origin, x, y, groups[0] if groups else None)
 
 
@@ -213,6 +215,8 @@ def _read_dataset(dataset: Any, origin: str) -> tuple[Any, Any]:
     """Return inputs and labels of a torch Dataset, all of whose items are read."""
     try:
         items = [dataset[index] for index in range(len(dataset))]
+        if items and isinstance(items[0], Mapping):  # its keys would be the pair
+            raise TypeError(f"item 0 is a {type(items[0]).__name__}")
         inputs = [np.asarray(sample) for sample, _ in items]
         labels = [label for _, label in items]
         return np.stack(inputs), np.asarray(labels)
@@ -225,20 +229,87 @@ def _read_dataset(dataset: Any, origin: str) -> tuple[Any, Any]:
         ) from None
 
 
+def _check_frame(frame: pd.DataFrame, origin: str) -> pd.DataFrame:
+    """Return a data frame with columns of numbers or texts. Raises FedpflError for another."""
+    import pandas as pd
+
+    if not len(frame):
+        raise FedpflError(f"{origin} has no row; there must be at least one sample")
+    if not frame.columns.is_unique:
+        repeated = frame.columns[frame.columns.duplicated()][0]
+        raise FedpflError(f"{origin} has column {repeated!r} twice; rename or leave out one")
+    # Numbers may be Python's objects.
+    dtypes = {}
+    for name, column in frame.items():
+        if column.dtype != object:
+            continue
+        if not all(isinstance(value, Hashable) for value in column):
+            raise FedpflError(
+                f"{origin}: column {name!r} holds more than one value in a row; make a column of "
+                "each, or leave it out"
+            )
+        if pd.api.types.infer_dtype(column) in NUMBERS:
+            dtypes[name] = column.infer_objects().dtype
+    return frame.astype(dtypes)
+
+
 def _to_array(values: Any, origin: str) -> np.ndarray:
-    """Return values as an array, without a copy where they are one."""
+    """Return values as an array, without a copy where they are one.
+
+    Raises:
+        FedpflError: They are none, or some are missing.
+    """
+    # ---- Step 1: a tensor, of those that NumPy knows
     if isinstance(values, Tensor):
-        return values.detach().cpu().numpy()
+        try:
+            return values.detach().cpu().numpy()
+        except Exception as error:  # as many kinds as there are kinds of tensors
+            raise FedpflError(
+                f"{origin} is a tensor that NumPy cannot hold ({error_line(error)}); give a dense "
+                "one of float32 or integers"
+            ) from None
+
+    # ---- Step 2: an array, in which NumPy would make a text of None beside texts
+    if isinstance(values, np.ma.MaskedArray):
+        _require_values(np.ma.getmaskarray(values), origin)
     try:
         array = np.asarray(values)
+        if array.dtype.kind == "U" and not isinstance(values, np.ndarray):
+            array = np.asarray(values, dtype=object)
     except ValueError:
-        raise FedpflError(f"{origin}: samples must be of one shape") from None
-    if array.dtype == object:  # texts of pandas
-        array = np.array(
-            [str(value) for value in array.tolist()],
-            dtype=np.str_,
-        )
+        raise FedpflError(f"{origin} must have samples of one shape") from None
+    if array.dtype == object and array.ndim:
+        return _convert_objects(array, origin)
     return array
+
+
+def _convert_objects(array: np.ndarray, origin: str) -> np.ndarray:
+    """Return numbers or texts that are Python's objects, as an array of them.
+
+    Raises:
+        FedpflError: Some are missing, or neither.
+    """
+    import pandas as pd
+
+    _require_values(pd.isna(array), origin)
+    items = array.ravel().tolist()
+    if pd.api.types.infer_dtype(items) in NUMBERS:
+        return np.array(array.tolist())
+    for item in items:
+        if hasattr(item, "__len__") and not isinstance(item, str | bytes):
+            raise FedpflError(
+                f"{origin} holds objects of {type(item).__name__}; give numbers or texts"
+            )
+    return np.array([str(item) for item in items], dtype=np.str_).reshape(array.shape)
+
+
+def _require_values(is_missing: np.ndarray, origin: str) -> None:
+    """Raise FedpflError where a sample has none."""
+    if is_missing.any():
+        sample = int(np.argwhere(is_missing)[0][0])
+        raise FedpflError(
+            f"{origin} has no value in sample {sample}; fill it in, or leave the sample out"
+        )
 
 
 def _fingerprinted(part: Part) -> list[Any]:

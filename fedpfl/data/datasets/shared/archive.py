@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from fedpfl.data import npz
 from fedpfl.data.datasets.shared.samples import Raw, merge_parts, number_groups
 from fedpfl.data.datasets.shared.source import (
@@ -60,7 +62,13 @@ def read_archive(path: Path, medmnist_md5: tuple[str, ...] = ()) -> Raw:
                     "np.savez(path, x=x, y=y), x uint8 [samples, channels, height, width], y "
                     "integers [samples]"
                 )
-        groups, names = number_groups(arrays["groups"]) if "groups" in arrays else (None, ())
+        groups: np.ndarray | None = None
+        names: tuple[str, ...] = ()
+        if "groups" in arrays:
+            try:
+                groups, names = number_groups(arrays["groups"])
+            except ValueError as error:
+                raise FedpflError(f"{path}: {error}") from None
         test_from = arrays["test_from"].tolist() if "test_from" in arrays else None
         return Raw(arrays["x"], arrays["y"], groups, names, test_from)
 

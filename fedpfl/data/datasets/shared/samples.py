@@ -98,8 +98,19 @@ def merge_parts(*parts: tuple[np.ndarray, np.ndarray]) -> Raw:
 
 
 def number_groups(values: Sequence | np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Number any values 0, 1, ... in their order; return the numbers and the groups' names."""
-    names, numbers = np.unique(np.asarray(values), return_inverse=True)
+    """Number any values 0, 1, ... in their order; return the numbers and the groups' names.
+
+    Raises:
+        ValueError: A sample has no value.
+    """
+    values = np.asarray(values)
+    is_missing = np.zeros(len(values), bool)
+    if values.dtype.kind in "fcmM":
+        is_missing = np.isnan(values) if values.dtype.kind in "fc" else np.isnat(values)
+    if is_missing.any():
+        sample = int(np.flatnonzero(is_missing)[0])
+        raise ValueError(f"sample {sample} belongs to no group; fill in its group, or leave it out")
+    names, numbers = np.unique(values, return_inverse=True)
     return numbers.astype(np.int64), tuple(map(str, names.tolist()))
 
 
