@@ -1,9 +1,10 @@
-"""Identities of configurations, values that every file can hold, and sizes in words."""
+"""Identities of configurations, values that every file can hold, and sizes."""
 
 import pytest
 
 from fedpfl.ground import memory
 from fedpfl.ground.checks import require_representable
+from fedpfl.ground.decile import worst_decile_size
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.identity import identity
 
@@ -11,9 +12,9 @@ CONFIG = {"rounds": 2, "method": {"name": "fedavg"}, "local": {"lr": 0.1}}
 
 
 def test_an_option_that_does_nothing_is_no_part_of_an_identity():
-    off = {"validation": 0.0, "metrics": [], "privacy": {"name": "none"}, "adapter": {"pairs": 1}}
+    off = {"unseen": 0.0, "task": "classification", "metrics": [], "adapter": {"pairs": 1}}
     assert identity({**CONFIG, **off}) == identity(CONFIG)
-    for option, value in (("validation", 0.1), ("metrics", ["f1"]), ("adapter", {"pairs": 2})):
+    for option, value in (("unseen", 0.1), ("task", "regression"), ("adapter", {"pairs": 2})):
         assert identity({**CONFIG, option: value}) != identity(CONFIG)
 
 
@@ -36,14 +37,11 @@ def test_neither_the_seed_nor_the_device_is_part_of_an_identity():
         ({"inner": float("inf")}, r"key\.inner must be a finite number"),
     ],
 )
-def test_what_no_file_or_tensor_holds_is_refused(value, text):
+def test_what_no_file_or_tensor_holds_is_refused_and_the_rest_is_taken(value, text):
     with pytest.raises(FedpflError, match=text):
         require_representable(value, "key")
-
-
-def test_what_they_hold_is_taken():
-    for value in (2**63 - 1, -(2**63), 0.0, 3e38, 2e-38, "text", [1, 2.5], {"inner": None}):
-        require_representable(value, "key")
+    for taken in (2**63 - 1, -(2**63), 0.0, 3e38, 2e-38, "text", [1, 2.5], {"inner": None}):
+        require_representable(taken, "key")
 
 
 def test_what_does_not_fit_into_memory_is_said_in_gib(monkeypatch):
@@ -51,3 +49,8 @@ def test_what_does_not_fit_into_memory_is_said_in_gib(monkeypatch):
     memory.require_memory(2 * 2**30, "this")
     with pytest.raises(MemoryError, match=r"this would take 3\.0 GiB, this machine has 2\.0 GiB"):
         memory.require_memory(3 * 2**30, "this")
+
+
+def test_the_worst_decile_is_a_tenth_of_the_clients_and_never_none():
+    clients = (1, 9, 10, 19, 20, 101)
+    assert [worst_decile_size(count) for count in clients] == [1, 1, 1, 1, 2, 10]
