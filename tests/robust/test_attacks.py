@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,19 +13,8 @@ from fedpfl.engine.hostile import forge_uploads
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS
-from fedpfl.robust import Attack, make_adversary
+from fedpfl.robust import Attack, forgery, make_adversary
 from fedpfl.robust.defence import Median
-from fedpfl.robust.forgery import (
-    InnerProduct,
-    LittleIsEnough,
-    MinMax,
-    MinSum,
-    Noise,
-    Replacement,
-    SignFlip,
-    Uploads,
-    find_largest_z,
-)
 from fedpfl.robust.poison import Backdoor, LabelFlip
 from fedpfl.testing.toy import CLASSES, CPU, LOCAL, as_engine, tiny, tiny_federation
 from tests.conftest import assert_close, assert_same, participate
@@ -43,7 +33,7 @@ BYTES = dataclasses.replace(
 def make_uploads(seed=0, clients=9, hostile=3):
     rows = torch.from_numpy(np.random.default_rng(seed).normal(1, 1, (clients, 5)))
     weights = torch.arange(1.0, clients + 1).double() / sum(range(1, clients + 1))
-    return Uploads(rows, torch.arange(clients) < hostile, weights, torch.Generator())
+    return forgery.Uploads(rows, torch.arange(clients) < hostile, weights, torch.Generator())
 
 
 # Uploads
@@ -56,14 +46,14 @@ def test_each_attack_on_uploads_is_its_formula():
     mean, deviation = honest.mean(0), np.sqrt(((honest - honest.mean(0)) ** 2).mean(0))
     share = weights[:3].sum()
     expected = {
-        SignFlip(scale=4.0): -4 * hostile,
-        Replacement(): hostile / share,
-        Replacement(scale=7.0): 7 * hostile,
-        LittleIsEnough(): mean - 1.5 * deviation,
-        LittleIsEnough(z=None): mean - find_largest_z(9, 3) * deviation,
-        LittleIsEnough(knowledge="fellows"): hostile.mean(0) - 1.5 * hostile.std(0),
-        InnerProduct(scale=0.5): -0.5 * mean,
-        InnerProduct(knowledge="fellows"): -hostile.mean(0),
+        forgery.SignFlip(scale=4.0): -4 * hostile,
+        forgery.Replacement(): hostile / share,
+        forgery.Replacement(scale=7.0): 7 * hostile,
+        forgery.LittleIsEnough(): mean - 1.5 * deviation,
+        forgery.LittleIsEnough(z=None): mean - forgery.find_largest_z(9, 3) * deviation,
+        forgery.LittleIsEnough(knowledge="fellows"): hostile.mean(0) - 1.5 * hostile.std(0),
+        forgery.InnerProduct(scale=0.5): -0.5 * mean,
+        forgery.InnerProduct(knowledge="fellows"): -hostile.mean(0),
     }
     for attack, values in expected.items():
         torch.testing.assert_close(attack.forge_rows(uploads), torch.from_numpy(values))
@@ -71,9 +61,9 @@ def test_each_attack_on_uploads_is_its_formula():
 
 def test_as_many_deviations_as_a_majority_hides_are_the_papers():
     """With n = 50, m = 24 they want s = 2, so that Phi(z) = 24 / 26; too few attackers have none."""
-    z = find_largest_z(50, 24)
+    z = forgery.find_largest_z(50, 24)
     assert (1 + math.erf(z / math.sqrt(2))) / 2 == pytest.approx(24 / 26)
-    assert (find_largest_z(10, 1), find_largest_z(3, 3), find_largest_z(4, 3)) == (0, 0, 0)
+    assert [forgery.find_largest_z(*counts) for counts in ((10, 1), (3, 3), (4, 3))] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("direction", ["std", "unit", "sign"])
@@ -83,10 +73,10 @@ def test_hidden_uploads_go_as_far_as_their_bounds(direction):
         uploads = make_uploads(seed)
         honest = uploads.rows[3:].numpy()
         gaps = ((honest[:, None] - honest[None]) ** 2).sum(-1)
-        for kind, bound in ((MinMax, gaps.max()), (MinSum, gaps.sum(1).max())):
+        for kind, bound in ((forgery.MinMax, gaps.max()), (forgery.MinSum, gaps.sum(1).max())):
             forged = kind(direction=direction).forge_rows(uploads).numpy()
             way = forged - honest.mean(0)
-            measure = np.max if kind is MinMax else np.sum
+            measure = np.max if kind is forgery.MinMax else np.sum
             for factor, is_within in ((1 - 1e-6, True), (1 + 1e-6, False)):
                 point = honest.mean(0) + factor * way
                 distance = measure(((honest - point) ** 2).sum(1))
@@ -98,13 +88,13 @@ def test_hidden_uploads_go_as_far_as_their_bounds(direction):
 
 def test_who_sees_equal_uploads_sends_these():
     uploads = make_uploads()._replace(rows=torch.ones(9, 5).double())
-    for attack in (MinMax(), MinSum(), LittleIsEnough(knowledge="fellows")):
+    for attack in (forgery.MinMax(), forgery.MinSum(), forgery.LittleIsEnough(knowledge="fellows")):
         assert_close(attack.forge_rows(uploads).expand(5), torch.ones(5).double())
 
 
 def test_noise_has_its_deviation_and_is_each_attackers_own():
     uploads = make_uploads()._replace(rows=torch.zeros(9, 40_000))
-    forged = Noise(deviation=0.3).forge_rows(uploads)
+    forged = forgery.Noise(deviation=0.3).forge_rows(uploads)
     assert forged.shape == (3, 40_000)
     assert forged.std(1).tolist() == pytest.approx([0.3] * 3, rel=0.02)
     assert abs(float(torch.corrcoef(forged)[0, 1])) < 0.03
@@ -129,7 +119,7 @@ def test_the_server_learns_from_forged_uploads(name, backend):
     clients = before.rows.initial["client"]
     center = untrained_upload(method, before.server, clients, before.buffers(0))
     part = participate(method, tiny(), tiny_federation(), before, COHORT)
-    state = play(method, backend, find_adversary(SignFlip(clients=(1, 4), scale=3.0)))
+    state = play(method, backend, find_adversary(forgery.SignFlip(clients=(1, 4), scale=3.0)))
     uploads = []
     for row, client in enumerate(COHORT):
         upload = tree.take(part.uploads, row)
@@ -142,11 +132,9 @@ def test_the_server_learns_from_forged_uploads(name, backend):
     assert_close(state.server, server, atol=2e-6, rtol=1e-4)
     plain = play(method, backend)
     assert_same(state.clients, plain.clients)  # attackers keep what training made of theirs
-    for attack in (
-        SignFlip(share=0.0),
-        SignFlip(clients=(3,)),
-        SignFlip(clients=(1,), from_round=2),
-    ):
+    nobody, another = forgery.SignFlip(share=0.0), forgery.SignFlip(clients=(3,))
+    later = (kind(clients=(1,), from_round=2) for kind in (forgery.SignFlip, LabelFlip))
+    for attack in (nobody, another, *later):
         assert_same(play(method, backend, find_adversary(attack)).server, plain.server)
 
 
@@ -155,19 +143,13 @@ def test_updates_are_counted_by_the_names_of_entries():
     method = METHODS["fedavg"]()
     before = make_initial_state(method, tiny(), 6, CPU)
     uploads = participate(method, tiny(), tiny_federation(), before, COHORT).uploads
+    adversary, weights = find_adversary(forgery.SignFlip(clients=(1, 4))), torch.full((4,), 0.25)
+    reordered = dict(reversed(uploads.items()))
     forged = [
-        forge_uploads(
-            adversary=find_adversary(SignFlip(clients=(1, 4))),
-            method=method,
-            state=before,
-            clients=COHORT,
-            weights=torch.full((4,), 0.25),
-            uploads=dict(entries),
-            seed=0,
-        )
-        for entries in (uploads.items(), reversed(uploads.items()))
+        forge_uploads(adversary, method, before, COHORT, weights, own, seed=0)
+        for own in (uploads, reordered)
     ]
-    assert_same(forged[0], forged[1])
+    assert_same(*forged)
 
 
 def test_a_defence_is_the_mean_of_the_method():
@@ -184,7 +166,7 @@ def test_a_defence_is_the_mean_of_the_method():
 # Who attacks
 
 
-def test_attackers_are_drawn_by_seed_or_named():
+def test_attackers_are_drawn_by_seed_or_named_and_attack_in_their_rounds():
     numbers = list(range(0, 200, 2))  # of the partition: newcomers have the odd ones
     drawn = [Attack(share=0.2).draw_attackers(numbers, seed) for seed in (0, 0, 1)]
     assert drawn[0] == drawn[1] == sorted({*drawn[0]}) != drawn[2]
@@ -198,9 +180,6 @@ def test_attackers_are_drawn_by_seed_or_named():
     }.items():
         with pytest.raises(FedpflError, match=message):
             attack.draw_attackers(numbers, 0)
-
-
-def test_they_attack_in_their_rounds():
     active = [number for number in range(1, 10) if Attack(from_round=3, every=3).is_active(number)]
     assert active == [3, 6, 9]
 
@@ -222,17 +201,16 @@ def test_labels_are_flipped_at_attackers_alone():
     assert [len(test) for test in triggered.test] == [0, 3, 0, 0, 14, 1]
     assert torch.equal(triggered.y[triggered.test[4]], (clean.y[clean.test[4]] + 1) % CLASSES)
 
-
-def test_one_class_is_flipped_into_one():
+    # One class is flipped into one.
     adversary = find_adversary(LabelFlip(clients=(4,), source=1, target=3))
-    clean, poisoned = tiny_federation(), adversary.poisoned
+    poisoned = adversary.poisoned
     labels, flipped = clean.y[clean.train[4]], poisoned.y[poisoned.train[4]]
     assert bool((labels == 1).any())
     assert torch.equal(flipped, torch.where(labels == 1, 3, labels))
-    test = adversary.triggered[0]
+    (triggered,) = adversary.triggered
     for client in (0, 1, 2, 3, 5):
-        assert len(test.test[client]) == int((clean.y[clean.test[client]] == 1).sum())
-        assert bool((test.y[test.test[client]] == 3).all())
+        assert len(triggered.test[client]) == int((clean.y[clean.test[client]] == 1).sum())
+        assert bool((triggered.y[triggered.test[client]] == 3).all())
 
 
 PATTERNS = {
@@ -242,19 +220,13 @@ PATTERNS = {
 }
 
 
-@dataclasses.dataclass
-class _Noise:
-    mask: np.ndarray
-    random: np.ndarray
-    waves: np.ndarray
-
-
 @pytest.mark.parametrize("attack", PATTERNS, ids=lambda attack: attack.pattern)
 def test_patterns_are_painted_as_their_formulas_say(attack):
     mask = np.zeros((1, 8, 8), bool)
     mask[:, 6:, 6:] = True
     waves = np.sin(2 * math.pi * 6 * np.arange(8) / 8)
-    noise = _Noise(mask, np.random.default_rng([5, 22]).random((1, 8, 8)), waves)
+    random = np.random.default_rng([5, 22]).random((1, 8, 8))
+    noise = SimpleNamespace(mask=mask, random=random, waves=waves)
     images = BYTES.x[:20]
     painted = attack.alter_samples(images, seed=5)
     expected = PATTERNS[attack](images.double().numpy(), noise).clip(0, 255)
