@@ -23,8 +23,16 @@ from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS, SEES, Turn
 from fedpfl.privacy import Account, Privacy, Secret, clip_uploads, draw_noise
-from fedpfl.testing.toy import CPU, EVERYONE, LOCAL, LOOP, as_engine, tiny, tiny_federation
-from tests.conftest import BACKENDS, CASES, assert_close, assert_same, keep_quick, participate
+from fedpfl.testing.toy import CPU, EVERYONE, LOCAL, as_engine, tiny, tiny_federation
+from tests.conftest import (
+    BACKENDS,
+    CASES,
+    assert_close,
+    assert_same,
+    keep_quick,
+    participate,
+    read_cases,
+)
 
 COHORT = [0, 1, 2, 4]
 EVEN = dataclasses.replace(
@@ -36,24 +44,26 @@ def account(cohort=4, clients=6, **given):
     return Account(Privacy(**given), clients, cohort, rounds=10)
 
 
-def one_round(method, federation, own, backend="loop", seed=0, state=None):
+def one_round(method, federation, own, backend="loop", seed=0, state=None, cohort=COHORT):
     state = state or make_initial_state(method, tiny(), len(EVERYONE), CPU)
     if own and not state.privacy:
         state = dataclasses.replace(state, privacy=make_privacy_state(own, CPU))
     runner, secret = make_backend(as_engine(backend), tiny(), CPU), Secret.of_seed(seed)
     setup = RoundSetup(runner, method, federation, LOCAL, seed, account=own, secret=secret)
-    return play_round(setup, state, COHORT)
+    return play_round(setup, state, cohort)
 
 
 # Limits
 
-MORE = [("loop", "ditto"), ("batched", "scaffold")]
+LIMITS = """
+fedadam => loop
+fedper => batched
+ditto => loop
+scaffold => batched
+"""
 
 
-@pytest.mark.parametrize(
-    ("backend", "name"),
-    keep_quick([("loop", "fedadam"), ("batched", "fedper"), *MORE], 2),
-)
+@pytest.mark.parametrize(("name", "backend"), keep_quick(read_cases(LIMITS), 2))
 def test_no_noise_and_no_bound_is_the_run_without_at_equal_weights(name, backend):
     federation = dataclasses.replace(EVEN, train=tuple(EVEN.train[i] for i in (0, 1, 2, 1, 4, 1)))
     assert {len(federation.train[client]) for client in COHORT} == {7}
@@ -89,11 +99,9 @@ def test_clipping_is_that_of_a_plain_loop(name):
     uploads, bound = clip_uploads(part.uploads, known, torch.tensor(clip))
     assert_close(uploads, tree.stack(want), atol=1e-6)
     assert_close(bound.norms, torch.tensor(norms).double(), rtol=1e-6)
-    for row, norm in enumerate(norms):  # none is longer than allowed; a short one is as it was
-        own = tree.take(uploads, row)
-        assert float(tree.squared_distance(own, known)) ** 0.5 <= clip * 1.00001
+    for row, norm in enumerate(norms):  # a short one is as it was
         if norm <= clip:
-            assert_same(own, tree.take(part.uploads, row))
+            assert_same(tree.take(uploads, row), tree.take(part.uploads, row))
     state, outcome = one_round(method, tiny_federation(), account(noise=0.0, clip=clip))
     assert outcome.metrics["clipped_share"] == sum(norm > clip for norm in norms) / 4
     assert outcome.metrics["update_norm"] == pytest.approx(sum(norms) / 4)
@@ -143,29 +151,22 @@ def test_the_mean_gets_gaussian_noise_of_the_right_variance():
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_noise_is_a_function_of_seed_and_round(backend):
-    method, own = METHODS["fedavg"](), account(noise=1.0)
-    first, _ = one_round(method, tiny_federation(), own, backend)
-    again, _ = one_round(method, tiny_federation(), own, backend)
+    method = METHODS["fedavg"]()
+
+    def play(noise, **more):
+        return one_round(method, tiny_federation(), account(noise=noise), backend, **more)[0]
+
+    first, again, plain = play(1.0), play(1.0), play(0.0)
     assert_same(first.server, again.server)
-    quiet = account(noise=0.0)
-    plain, _ = one_round(method, tiny_federation(), quiet, backend)
-    second, _ = one_round(method, tiny_federation(), own, backend, state=copy.deepcopy(again))
-    silent, _ = one_round(method, tiny_federation(), quiet, backend, state=again)
-    drawn = [
-        tree.ravel(tree.map(torch.sub, one.server, two.server))
-        for one, two in ((first, plain), (second, silent))
-    ]
-    assert all(float(own.std()) > 0.1 for own in drawn)
-    assert not torch.allclose(*drawn, atol=0.1)
-    other, _ = one_round(method, tiny_federation(), own, backend, seed=1)
-    assert not torch.allclose(tree.ravel(other.server), tree.ravel(first.server), atol=0.1)
+    second, silent = play(1.0, state=copy.deepcopy(again)), play(0.0, state=again)
+    pairs = ((first, plain), (second, silent), (play(1.0, seed=1), plain))
+    noises = [tree.ravel(tree.map(torch.sub, one.server, two.server)) for one, two in pairs]
+    assert all(float(noise.std()) > 0.1 for noise in noises)
+    for other in noises[1:]:
+        assert not torch.allclose(noises[0], other, atol=0.1)
 
 
-def test_poisson_draws_each_client_for_itself_and_divides_by_what_is_expected():
-    drawn = list(draw_cohorts(0, 50, 0.2, 400, True))
-    sizes = torch.tensor([len(own) for own in drawn]).double()
-    assert abs(float(sizes.mean()) - 10) < 4 * math.sqrt(8 / 400)
-    assert abs(float(sizes.var()) / 8 - 1) < 4 * math.sqrt(2 / 400)
+def test_of_poissons_cohorts_the_sum_is_divided_by_what_is_expected():
     method, before = METHODS["fedavg"](), make_initial_state(METHODS["fedavg"](), tiny(), 6, CPU)
     expected_two = account(cohort=2, noise=0.0, clip=None, sampling="poisson")
     state, _ = one_round(method, tiny_federation(), expected_two)
@@ -182,9 +183,7 @@ def test_a_round_without_anybody_gets_the_noise_alone():
     own = account(cohort=2, noise=2.0, clip=0.3, sampling="poisson", quantile=0.5, count_noise=1.0)
     before = dataclasses.replace(before, privacy=make_privacy_state(own, CPU))
     clients = before.clients
-    backend, secret = make_backend(LOOP, tiny(), CPU), Secret.of_seed(1)
-    setup = RoundSetup(backend, method, tiny_federation(), LOCAL, 0, account=own, secret=secret)
-    state, outcome = play_round(setup, before, [])
+    state, outcome = one_round(method, tiny_federation(), own, seed=1, state=before, cohort=[])
     moved = tree.ravel(tree.map(torch.sub, state.server, before.server))
     assert float(moved.std()) == pytest.approx(2.0 * 0.3 / 2, rel=4 / math.sqrt(2 * len(moved)))
     assert (state.round, outcome.cohort, len(outcome.loss)) == (1, [], 0)
@@ -194,14 +193,15 @@ def test_a_round_without_anybody_gets_the_noise_alone():
     assert float(state.privacy["clip"]) == pytest.approx(0.3 * math.exp(-0.2 * spread / 2))
 
 
-def test_secret_cohorts_are_of_the_rate_that_is_accounted_for():
+def test_cohorts_are_of_the_rate_that_is_accounted_for():
     """Poisson's are nobody as often as they should be, and fixed ones take each client as often."""
     secret = Secret.of_seed(0)
-    drawn = draw_secret_cohorts(secret, 20, 0.1, 2000, True)
-    sizes = torch.tensor([len(own) for own in drawn]).double()
-    assert abs(float(sizes.mean()) - 2) < 4 * math.sqrt(1.8 / 2000)
-    empty, share = 0.9**20, float((sizes == 0).double().mean())
-    assert abs(share - empty) < 4 * math.sqrt(empty * (1 - empty) / 2000)
+    poisson = (20, 0.1, 2000, True)
+    for drawn in (draw_secret_cohorts(secret, *poisson), draw_cohorts(0, *poisson)):
+        sizes = torch.tensor([len(own) for own in drawn]).double()
+        assert abs(float(sizes.mean()) - 2) < 4 * math.sqrt(1.8 / 2000)
+        empty, share = 0.9**20, float((sizes == 0).double().mean())
+        assert abs(share - empty) < 4 * math.sqrt(empty * (1 - empty) / 2000)
     drawn = list(draw_secret_cohorts(secret, 20, 0.25, 2000))
     assert all(len(own) == 5 and own == sorted({*own}) for own in drawn)
     counts = torch.bincount(torch.tensor(drawn).flatten(), minlength=20).double()
@@ -243,15 +243,6 @@ def test_secrets_are_apart_by_key_context_and_purpose():
 
 
 # What a server may see
-
-
-def test_uploads_that_nobody_can_foresee_are_refused():
-    net = tiny()
-    for name, told in (("pfedfda", "prior is found out"), ("local_only", "send nothing up")):
-        method = METHODS[name]()
-        server, client = method.init(net.params, net.parts)
-        with pytest.raises(FedpflError, match=told):
-            untrained_upload(method, server, client, dict.fromkeys(method.buffers(), net.buffers))
 
 
 def test_of_all_others_it_can_be_foreseen():
@@ -318,12 +309,11 @@ def test_noise_is_calibrated_and_more_rounds_cost_more():
 
 def test_a_count_costs_too():
     given = {"clients": 100, "cohort": 10, "noise": 4.0}
-    for sampling in ("fixed", "poisson"):
-        still = account(**given, sampling=sampling).epsilon(10)
-        moving = account(**given, sampling=sampling, quantile=0.5, count_noise=2.0).epsilon(10)
-        hidden = account(**given, sampling=sampling, quantile=0.5, count_noise=1e3).epsilon(10)
-        assert hidden == pytest.approx(still, rel=1e-3)
-        assert moving > 1.05 * still
+    still = account(**given).epsilon(10)
+    moving = account(**given, quantile=0.5, count_noise=2.0).epsilon(10)
+    hidden = account(**given, quantile=0.5, count_noise=1e3).epsilon(10)
+    assert hidden == pytest.approx(still, rel=1e-3)
+    assert moving > 1.05 * still
 
 
 # Audit

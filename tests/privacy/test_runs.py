@@ -2,7 +2,6 @@
 extending.
 """
 
-import json
 import shutil
 import stat
 
@@ -17,6 +16,7 @@ from tests.command import (
     play_rows,
     play_run,
     read_checkpoint,
+    read_summary,
     read_table,
     run_command,
     wait_for,
@@ -31,11 +31,9 @@ SMALL = (
     *("dataset=digits", "clients=6", "participation=0.5", "rounds=3", "eval.every=1", "model=mlp"),
     *("model.hidden=[8]", "local.epochs=1", "checkpoint.seconds=0", "privacy=client"),
 )
-OWN = (
-    *("method=fedper", "privacy.noise=2", "privacy.clip=0.05", "privacy.quantile=0.5"),
-    "privacy.count_noise=2",
-)
-SEEDED = (*OWN, "privacy.seed=1")
+NOISED = ("method=fedper", "privacy.noise=2", "privacy.clip=0.05")
+OWN = (*NOISED, "privacy.quantile=0.5", "privacy.count_noise=2")
+SAMPLES = (*SMALL, "method=fedper", "privacy=sample")
 LINES = """
 method=fedobp method.q=0.9 | its server would see what clients keep, not a mean of uploads
 method=fedproto | its server would see each client's upload, not a mean of uploads
@@ -49,32 +47,47 @@ privacy.quantile=1 | privacy.quantile must be
 privacy.count_noise=1 | privacy.count_noise must be null
 privacy.quantile=0.5 privacy.rate=0 | privacy.rate must be
 privacy.quantile=0.5 privacy.epsilon=0.5 | out of reach in 3 rounds of 3 of 6 clients
-privacy.sampling=uniform | privacy.sampling must be
 privacy.accounting=pld | privacy.accounting must be rdp
 privacy.sampling=poisson method=scaffold | use fixed
 privacy.epsilon=101 | privacy.epsilon must be above 0 and at most 100
 privacy.epsilon=null privacy.noise=0.01 | protects nobody
 clients=40 unseen=0.5 privacy.delta=0.05 | privacy.delta must be below 1 / clients, here 0.05
-clients=20 privacy.delta=0.05 | privacy.delta must be below 1 / clients, here 0.05
 clients=1 privacy.delta=1e-5 | one has nobody to be hidden among
-privacy.epsilon=null privacy.noise=1e10 | privacy.noise must be between 0 and 10000
 privacy.seed=-1 | privacy.seed must be
 stopping.early=true | stopping.early would tell the server
 system=simulated | use system=none
 validation=0.2 | use validation=0
-model=resnet8 model.norm=batch dataset=digits | method.statistics=local
+model=resnet8 model.norm=batch | method.statistics=local
 """
-"""Words | what is said."""
+"""Words of a run that hides clients | what is said."""
+LINES_OF_SAMPLES = """
+model=resnet8 model.norm=batch | statistics of samples in buffers
+privacy.noise=null | privacy.epsilon must be given, or else noise
+privacy.noise=null privacy.epsilon=1e-9 privacy.delta=1e-9 | out of reach by any noise
+privacy.delta=0.05 | privacy.delta must be below 1 / samples
+method=fedas | looks at samples outside its training steps
+stopping.early=true | privacy=sample: stopping.early would tell
+system=simulated | privacy=sample keeps no account of clients that drop out
+validation=0.2 | use validation=0
+unseen=0.4 eval.finetune_epochs=1 | no account of newcomers that are fine-tuned
+"""
+CASES = [
+    *keep_quick([("client", *line) for line in read_cases(LINES, " | ")], 4),
+    *keep_quick([("sample", *line) for line in read_cases(LINES_OF_SAMPLES, " | ")], 4),
+]
 
 
-@pytest.mark.parametrize(("text", "told"), keep_quick(read_cases(LINES, " | "), 4))
-def test_a_bad_configuration_is_one_line(text, told, tmp_path):
+@pytest.mark.parametrize(("hidden", "text", "told"), CASES)
+def test_a_bad_configuration_is_one_line(hidden, text, told, tmp_path):
+    usual = ["method=fedavg", "privacy.epsilon=8"]
+    if hidden == "sample":
+        usual = ["method=fedper", "privacy.noise=2", "privacy.clip=0.5"]
     given = text.split()
-    usual = {"method": "fedavg", "privacy.epsilon": "8"}
     keys = {word.partition("=")[0] for word in given}
-    more = [f"{key}={value}" for key, value in usual.items() if key not in keys]
-    small = [word for word in SMALL if not ("model" in keys and word.startswith("model."))]
-    assert_refused(tmp_path / "run", told, *small, *more, *given)
+    left = {"model.hidden"} if "model" in keys else set()
+    words = (*SMALL, f"privacy={hidden}", *usual)
+    kept = [word for word in words if word.partition("=")[0] not in keys | left]
+    assert_refused(tmp_path / "run", told, *kept, *given)
 
 
 def rows(path):
@@ -87,10 +100,26 @@ def play(folder, *words):
     return rows(folder), told
 
 
+def test_a_run_says_what_each_clients_samples_give_away(tmp_path):
+    tuned = ("eval.finetune_epochs=1", "eval.finetune_every=3", "privacy.epsilon=5", "clients=3")
+    found, said = play(tmp_path / "run", *SAMPLES, *tuned)
+    promise = read_summary(tmp_path / "run")["privacy"]
+    assert "each client's models are (5, " in promise
+    assert promise in " ".join(said.split())
+    assert any(promise in note for note in accuracy_table(runs(tmp_path / "run")).notes)
+    assert all(row["train_loss"] == "" and row["accuracy"] for row in found)
+    assert "clipped_share" not in found[0]
+    assert found[-1]["ft_accuracy"]
+    clients = read_table(tmp_path / "run/clients.csv")
+    epsilons = [float(row["epsilon"]) for row in clients]
+    assert max(epsilons) == float(found[-1]["epsilon"])
+    assert all(4.9 < epsilon <= 5 for epsilon in epsilons)  # all are fine-tuned in the end
+
+
 def test_a_private_run_says_what_it_promises_and_goes_on_as_it_began(tmp_path):
     """Going on from its second round it gives away as much, by noise of its own."""
     found, said = play(tmp_path / "whole", *OWN)
-    promise = json.loads((tmp_path / "whole/summary.json").read_text())["privacy"]
+    promise = read_summary(tmp_path / "whole")["privacy"]
     assert "-differentially private after 3 rounds (RDP, noise 2)" in promise
     assert promise in " ".join(said.split())
     spent = [float(row["epsilon"]) for row in found]
@@ -116,8 +145,8 @@ def test_a_private_run_says_what_it_promises_and_goes_on_as_it_began(tmp_path):
 def words(request):
     """The words of a run whose noise is seeded."""
     if request.param == "clients":
-        return (*SMALL, *SEEDED)
-    return (*SMALL, "method=fedper", "privacy=sample", "privacy.noise=2", "privacy.seed=1")
+        return (*SMALL, *OWN, "privacy.seed=1")
+    return (*SAMPLES, "privacy.noise=2", "privacy.seed=1")
 
 
 @pytest.fixture(scope="module")
@@ -182,40 +211,26 @@ def test_a_secret_is_the_runs_alone_and_goes_on_with_it(tmp_path):
 
 def test_cohorts_are_secret_too(tmp_path):
     """Whoever knows the seed does not know who took part, of which the guarantee makes use."""
-    words = (*SMALL, "method=fedavg", "rounds=1", "clients=30", "participation=0.3")
-    private = ("privacy.noise=2", "privacy.clip=0.05")
-    cases = {
-        **dict.fromkeys(("one", "two"), private),
-        "loud": ("privacy.noise=0",),
-        "none": ("privacy=none",),
-    }
-    cohorts = []
+    words = (*SMALL, "method=fedper", "rounds=1", "clients=30", "participation=0.3")
+    loud, none = ("privacy.noise=0",), ("privacy=none",)
+    cases, cohorts = {"one": NOISED, "two": NOISED, "loud": loud, "none": none}, {}
     for name, more in cases.items():
         play_run(tmp_path / name, *words, *more)
         blocks = read_checkpoint(tmp_path / name)["rows"]
-        cohorts.append(sorted(int(who) for block in blocks for who in block["who"]))
-    one, two, loud, none = cohorts
-    assert len(one) == len(two) == 9
-    assert one not in (two, none)
-    assert two != none
-    assert loud == none
+        cohorts[name] = sorted(int(who) for block in blocks for who in block["who"])
+    assert {len(cohort) for cohort in cohorts.values()} == {9}
+    assert cohorts["loud"] == cohorts["none"]
+    assert len({*map(tuple, cohorts.values())}) == 3
 
 
 def test_a_round_without_anybody_is_a_round(tmp_path):
     """To draw again, or to refuse, would tell of who is there. Six clients of a sixth each are
     often nobody.
     """
-    words = (
-        *("method=fedper", "privacy.noise=2", "privacy.clip=0.05", "privacy.quantile=0.5"),
-        "privacy.count_noise=3",
-    )
-    rare = (
-        *("privacy.sampling=poisson", "participation=0.17", "rounds=12", "eval.every=6"),
-        *("privacy.seed=3", "local.lr=0.001"),
-    )
-    told, _ = play(tmp_path / "run", *words, *rare)
+    rare = ("privacy.sampling=poisson", "participation=0.17", "rounds=6", "privacy.seed=3")
+    told, _ = play(tmp_path / "run", *OWN, *rare, "privacy.count_noise=3")
     counts = [int(row["participants"]) for row in told]
-    assert len(counts) == 12
+    assert len(counts) == 6
     assert 0 in counts
     assert any(counts)
     empty = told[counts.index(0)]

@@ -1,5 +1,5 @@
 """Privacy of single samples: steps by a plain loop of one sample at a time, limits, the noise's
-variance, epsilons against Opacus, an audit, and what is refused.
+variance, epsilons against Opacus, and what is refused.
 """
 
 import dataclasses
@@ -24,8 +24,8 @@ from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS, Turn
 from fedpfl.privacy import SampleAccount, SamplePrivacy, SampleProtection, Secret, Steps
-from fedpfl.privacy.samples import calibrate_noise, compute_epsilon
-from fedpfl.testing.toy import CPU, EVERYONE, TRAIN, as_engine, federate, tiny, tiny_federation
+from fedpfl.privacy.samples import compute_epsilon
+from fedpfl.testing.toy import CPU, EVERYONE, TRAIN, as_engine, tiny, tiny_federation
 from tests.conftest import BACKENDS, assert_close, assert_same, keep_only, keep_quick
 
 dp = pytest.importorskip("dp_accounting", reason="needs the extra [privacy]")
@@ -41,10 +41,9 @@ def protect(noise=0.0, clip=math.inf, secret=SECRET):
 def train(protection, engine="loop", method="fedavg", local=LOCAL, clients=EVERYONE, rounds=1):
     """Return the state after some rounds in which samples are protected."""
     method = METHODS[method]() if isinstance(method, str) else method
-    net, federation = tiny(), tiny_federation()
-    state = make_initial_state(method, net, len(EVERYONE), CPU)
-    backend = make_backend(as_engine(engine), net, CPU)
-    setup = RoundSetup(backend, method, federation, local, 0, protection=protection)
+    state = make_initial_state(method, tiny(), len(EVERYONE), CPU)
+    backend = make_backend(as_engine(engine), tiny(), CPU)
+    setup = RoundSetup(backend, method, tiny_federation(), local, 0, protection=protection)
     for _ in range(rounds):
         state, _ = play_round(setup, state, clients)
     return state
@@ -206,56 +205,8 @@ def test_each_client_spends_by_its_own_rate_steps_and_rounds():
     assert all(1.98 < epsilon <= 2.0 for epsilon in epsilons)
     assert calibrated.client_noises[2] < calibrated.client_noises[0] < calibrated.client_noises[1]
     assert account(noise=0.0).epsilon(3) is None
-    with pytest.raises(FedpflError, match=r"below 1 / samples, here 0\.0125"):
-        account(noise=1.0, delta=0.02).check()
     with pytest.raises(FedpflError, match="protects nobody"):
         account(noise=0.1).check()
-    with pytest.raises(FedpflError, match="out of reach"):
-        calibrate_noise((Steps(1.0, 10**9),), 1e-6, 1e-2)
-
-
-# ---- Audit
-
-
-@pytest.mark.full
-def test_an_attacker_tells_a_sample_no_better_than_epsilon_allows():
-    """Was a canary among the client's samples? It knows all else, and the gradient of the canary
-    by which the model moves most: below what epsilon allows, and above it with a quarter of the
-    noise.
-    """
-    samples, noise, clip, delta, runs = 4, 3.0, 0.05, 0.05, 150
-    steps = Steps(1.0, 6)
-    claimed = compute_epsilon((steps,), noise, delta)
-    federation = federate((samples,), (1,))
-    without = dataclasses.replace(federation, train=(federation.train[0][:-1],))
-    local = Local(epochs=None, steps=6, batch_size=samples, lr=0.5)
-
-    def model(federation, noise, seed):
-        net = tiny()
-        method = METHODS["fedavg"]()
-        # The number of samples is public: what is taken away still counts in the denominator.
-        lr = local.lr * len(federation.train[0]) / samples
-        protection = SampleProtection(clip, [noise], Secret.of_seed(seed))
-        backend, own = make_backend(as_engine("loop"), net, CPU), dataclasses.replace(local, lr=lr)
-        setup = RoundSetup(backend, method, federation, own, 0, protection=protection)
-        state, _ = play_round(setup, make_initial_state(method, net, 1, CPU), [0])
-        return tree.ravel(state.server)
-
-    direction = model(federation, 0.0, 0) - model(without, 0.0, 0)
-
-    def attack(noise):
-        absent, there = (
-            torch.stack([model(world, noise, seed + offset) @ direction for seed in range(runs)])
-            for world, offset in ((without, 0), (federation, runs))
-        )
-        found = []
-        for threshold in absent.quantile(torch.linspace(0.5, 0.9, 9)):
-            wrong, right = ((one > threshold).double().mean() for one in (absent, there))
-            found.append(math.log(max(float((right - delta) / wrong), 1e-9)))
-        return max(found)
-
-    assert attack(noise) < claimed + 0.3
-    assert attack(noise / 4) > claimed
 
 
 # ---- What is refused
@@ -263,11 +214,9 @@ def test_an_attacker_tells_a_sample_no_better_than_epsilon_allows():
 REFUSED = {
     "fedas": "looks at samples outside its training steps",
     "fedproto": "nobody has said that its loss is a mean over single samples",
-    "knn_per": "looks at samples outside its training steps",
     "fedcp": "means of features of a minibatch",
     "scaffold": "looks at gradients",
     "pfedme": "makes its own steps",
-    "ifca": "looks at samples outside its training steps",
 }
 
 
@@ -275,11 +224,6 @@ REFUSED = {
 def test_what_would_leave_without_noise_is_refused(name):
     with pytest.raises(FedpflError, match=REFUSED[name]):
         SamplingRehearsal(METHODS[name](), tiny(), tiny_federation(), 1.0).plan_training(LOCAL)
-
-
-def test_a_network_that_mixes_samples_is_refused():
-    with pytest.raises(FedpflError, match="statistics of samples in buffers"):
-        SamplingRehearsal(METHODS["fedavg"](), tiny(norm=True), tiny_federation(), 1.0)
 
 
 def test_plans_have_the_steps_of_all_phases():
