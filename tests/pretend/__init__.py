@@ -43,14 +43,8 @@ def _guard() -> ctypes.CDLL:
     if not built.exists():
         built.parent.mkdir(exist_ok=True)
         new = built.with_suffix(f".{os.getpid()}")
-        flags = [
-            "-std=c++20",
-            "-shared",
-            "-fPIC",
-            f"-I{root}/include",
-            f"-L{root}/lib",
-            f"-Wl,-rpath,{root}/lib",
-        ]
+        flags = ["-std=c++20", "-shared", "-fPIC", f"-I{root}/include"]
+        flags += [f"-L{root}/lib", f"-Wl,-rpath,{root}/lib"]
         subprocess.run(["c++", *flags, source, "-o", new, "-lc10", "-ltorch_cpu"], check=True)
         os.replace(new, built)
     return ctypes.CDLL(str(built), mode=ctypes.RTLD_GLOBAL)
@@ -74,9 +68,8 @@ IN_ANY_ORDER = {"index_add", "index_add_", "scatter_add", "scatter_add_", "index
 """Operations that add on CUDA by atomics: floats that meet differ from run to run."""
 
 INDEXING = {"index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl_"}
-WITH_SCALARS = {
-    *("fill_", "masked_fill", "masked_fill_", "index_put", "index_put_", "where"),
-}  # 0-dimensional CPU tensors
+# 0-dimensional CPU tensors
+WITH_SCALARS = {"fill_", "masked_fill", "masked_fill_", "index_put", "index_put_", "where"}
 EMPTY = {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided"}
 
 
@@ -125,9 +118,8 @@ def _hold(tensor: Gpu) -> None:
     key, size = storage._cdata, storage.nbytes()
     if key not in _live:
         if seen.limit and seen.now + size > seen.limit:
-            raise torch.OutOfMemoryError(
-                f"CUDA out of memory: {seen.now} + {size} of {seen.limit} bytes"
-            )
+            told = f"CUDA out of memory: {seen.now} + {size} of {seen.limit} bytes"
+            raise torch.OutOfMemoryError(told)
         _live[key] = [0, size]
         seen.now += size
         seen.peak = max(seen.peak, seen.now)
@@ -149,13 +141,10 @@ class Gpu(torch.Tensor):
 
     @staticmethod
     def __new__(cls, inner: torch.Tensor, index: int) -> Gpu:
-        form = {
-            "strides": inner.stride(),
-            "storage_offset": inner.storage_offset(),
-            "dtype": inner.dtype,
-        }
+        form = {"strides": inner.stride(), "storage_offset": inner.storage_offset()}
+        device = torch.device("cuda", index)
         return torch.Tensor._make_wrapper_subclass(
-            cls, inner.size(), device=torch.device("cuda", index), **form
+            cls, inner.size(), device=device, dtype=inner.dtype, **form
         )
 
     def __init__(self, inner: torch.Tensor, index: int):
@@ -174,9 +163,7 @@ class Gpu(torch.Tensor):
         return self.inner.tolist()
 
     def numpy(self, **_: Any) -> Any:
-        raise TypeError(
-            f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() first"
-        )
+        raise TypeError(f"can't convert {self.device} device type tensor to numpy")
 
     def untyped_storage(self) -> Any:
         return self.inner.untyped_storage()
@@ -237,12 +224,9 @@ class Graph:
     def __init__(self, **_: Any):
         self.records: list[tuple[Any, Any, Any, list[torch.Tensor] | None]] = []
         self.made: dict[int, str] = {}  # storages made during the capture, and where
-        self.read: dict[
-            int, tuple[torch.Tensor, str]
-        ] = {}  # others that were read, and where first
-        self.written: dict[
-            int, tuple[torch.Tensor, torch.Tensor]
-        ] = {}  # their contents from before the capture
+        # Others that were read, and where first; their contents from before the capture.
+        self.read: dict[int, tuple[torch.Tensor, str]] = {}
+        self.written: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self.broken = self.replayed = False
 
     def capture_begin(self, pool: Any = None, **_: Any) -> None:
@@ -253,9 +237,7 @@ class Graph:
         weakref.finalize(self, _graphs_of_pool.subtract, [pool])
         self.index = guard.exchange(-1)
         if not _streams[self.index].used:
-            raise Refused(
-                "nothing has run on this stream: libraries would be set up within the capture"
-            )
+            raise Refused("nothing has run on this stream: a capture would set libraries up")
         Graph.current = self
 
     def capture_end(self) -> None:
@@ -285,20 +267,18 @@ class Graph:
             whole = torch.empty(0, dtype=torch.uint8).set_(inner.untyped_storage())
             self.written[key] = whole, whole.clone()
 
+    def find_outliving(self) -> str:
+        """Where something was made in the capture that is still held."""
+        return next((where for key, where in self.made.items() if key in _live), "")
+
     def replay(self) -> None:
-        if (
-            not self.replayed
-        ):  # whoever captured has let go by now; autograd's threads do a moment later
-            self.replayed, end = True, time.monotonic() + 1
-            while (
-                outliving := [where for key, where in self.made.items() if key in _live]
-            ) and time.monotonic() < end:
-                time.sleep(0.002)
-            if outliving:
-                raise Refused(
-                    "made in a capture and held after it, where each replay overwrites it:"
-                    f" {outliving[0]}"
-                )
+        # Whoever captured has let go by now; autograd's threads do a moment later.
+        end = time.monotonic() + (not self.replayed)
+        while not self.replayed and self.find_outliving() and time.monotonic() < end:
+            time.sleep(0.002)
+        if not self.replayed and (where := self.find_outliving()):
+            raise Refused(f"made in a capture and held after it, to be overwritten: {where}")
+        self.replayed = True
         for key, (_, where) in self.read.items():
             if key not in _live:
                 raise Refused(f"a graph reads memory that is free, as {where} did first")
@@ -324,9 +304,8 @@ def _wait(why: str) -> None:
 @cache
 def _writes(func: Any) -> list[tuple[int, str]]:
     arguments = enumerate(func._schema.arguments)
-    return [
-        (place, own.name) for place, own in arguments if own.alias_info and own.alias_info.is_write
-    ]
+    written = ((at, own) for at, own in arguments if own.alias_info and own.alias_info.is_write)
+    return [(at, own.name) for at, own in written]
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> list[Any]:
@@ -335,42 +314,36 @@ def _written(func: Any, args: Any, kwargs: Any) -> list[Any]:
 
 @cache
 def _views(func: Any) -> bool:
+    named = ("aten::_unsafe_view", "aten::detach", "aten::alias", "aten::lift_fresh")
     aliases = [value.alias_info for value in func._schema.returns]
-    named = func._schema.name in (
-        *("aten::_unsafe_view", "aten::detach", "aten::alias", "aten::lift_fresh"),
-    )
-    return named or any(alias is not None and not alias.is_write for alias in aliases)
+    is_view = any(alias is not None and not alias.is_write for alias in aliases)
+    return is_view or func._schema.name in named
 
 
 def _meet(axis: int, index: Any) -> bool:
     """Whether two entries of an index along an axis are the same."""
-    ordered = index.inner.sort(axis if index.dim() > 1 else 0).values
-    return bool((ordered.diff(dim=axis if index.dim() > 1 else 0) == 0).any())
+    axis = axis if index.dim() > 1 else 0
+    return bool((index.inner.sort(axis).values.diff(dim=axis) == 0).any())
 
 
 def _check(name: str, func: Any, args: Any, kwargs: Any, to: torch.device | None) -> None:
     """Refuse what CUDA refuses, and count what makes the host wait."""
     tensors = _tensors((args, kwargs))
     gpus, cpus = ([t for t in tensors if isinstance(t, Gpu) == there] for there in (True, False))
-    asynchronous = (
-        args[2] if name == "copy_" and len(args) > 2 else kwargs.get("non_blocking", False)
-    )
-    if name == "copy_" and cpus and gpus:
-        if tensors[0].numel() and not (
-            asynchronous and args[1] is cpus[0] and _storage(cpus[0]) in _pinned
-        ):
+    is_copy = name == "copy_"
+    asynchronous = args[2] if is_copy and len(args) > 2 else kwargs.get("non_blocking", False)
+    if is_copy and cpus and gpus:
+        is_sent = asynchronous and args[1] is cpus[0] and _storage(cpus[0]) in _pinned
+        if tensors[0].numel() and not is_sent:
             _wait(f"copy from {args[1].device.type} to {args[0].device.type}")
     elif name in INDEXING and cpus and isinstance(args[0], Gpu):
         _wait("indices on the CPU")
-    elif name != "copy_" and ((cpus and gpus) or any(t.device != gpus[0].device for t in gpus[1:])):
-        scalars = all(t.dim() == 0 for t in cpus) and (
-            torch.Tag.pointwise in func.tags or name in WITH_SCALARS
-        )
-        if not (cpus and scalars):
+    elif not is_copy and ((cpus and gpus) or any(t.device != gpus[0].device for t in gpus[1:])):
+        takes_scalars = torch.Tag.pointwise in func.tags or name in WITH_SCALARS
+        if not (cpus and takes_scalars and all(t.dim() == 0 for t in cpus)):
             found = [(*t.shape, str(t.device)) for t in tensors]
-            raise Refused(
-                f"{func}: Expected all tensors to be on the same device, found {found} at {place()}"
-            )
+            told = "Expected all tensors to be on the same device"
+            raise Refused(f"{func}: {told}, found {found} at {place()}")
     if name in IN_ANY_ORDER and tensors[0].is_floating_point() and _meet(args[1], args[2]):
         raise Refused(f"{name} adds floats that meet, in any order, at {place()}")
     if name in WAITS:
@@ -410,20 +383,16 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
     found = func(*own_args, **own_kwargs)
     if not views and name not in EMPTY:
         made = [t for t in _tensors(found) if id(t) not in wrappers]
-        seen.moved += sum(
-            t.numel() * t.element_size() for t in (*_tensors((own_args, own_kwargs)), *made)
-        )
+        moved = (*_tensors((own_args, own_kwargs)), *made)
+        seen.moved += sum(t.numel() * t.element_size() for t in moved)
     if graph is not None and recorded and not views:
         graph.add(func, own_args, own_kwargs, None if writes else _tensors(found))
 
     def out(inner: torch.Tensor) -> torch.Tensor:
         if id(inner) in wrappers:
             return wrappers[id(inner)]
-        return (
-            inner
-            if (to is not None and to.type == "cpu") or not (gpus or to)
-            else Gpu(inner, index)
-        )
+        is_here = not gpus if to is None else to.type == "cpu"
+        return inner if is_here else Gpu(inner, index)
 
     return tree_map_only(torch.Tensor, out, found)
 
@@ -444,9 +413,8 @@ for _name in (
     *("randperm", "rand", "randn", "randint"),
 ):
     _base, _, _overload = _name.partition(".")
-    _library.impl(
-        _name, _factory(getattr(getattr(torch.ops.aten, _base), _overload or "default")), "CUDA"
-    )
+    _operation = getattr(getattr(torch.ops.aten, _base), _overload or "default")
+    _library.impl(_name, _factory(_operation), "CUDA")
 
 _tensor, _pinned = torch.tensor, set[int]()  # storages in pinned host memory
 
@@ -477,33 +445,33 @@ torch.tensor = _made
 torch.random._fork_rng_warned_already = True
 torch.Tensor.pin_memory = _pin
 torch._C._host_emptyCache = _nothing
-for _where, _patches in (
-    (torch.cuda.amp.common, {"amp_definitely_not_available": _always(False)}),
-    (
-        torch.cuda,
-        {
-            **dict.fromkeys(
-                ("_lazy_init", "synchronize", "empty_cache", "set_rng_state", "manual_seed"),
-                _nothing,
-            ),
-            **{
-                "manual_seed_all": _nothing,
-                "get_rng_state": _always(_tensor([0], dtype=torch.uint8)),
-            },
-            **dict.fromkeys(("is_available", "is_initialized", "is_bf16_supported"), _always(True)),
-            **{"device_count": _always(2), "current_device": lambda: guard.exchange(-1)},
-            **dict.fromkeys(
-                ("_exchange_device", "_maybe_exchange_device", "set_device"), guard.exchange
-            ),
-            **{"get_device_name": _always("pretended"), "graph_pool_handle": object},
-            "get_device_properties": lambda *_: SimpleNamespace(total_memory=seen.limit or 2**34),
-            "current_stream": lambda device=None: _streams[Stream(device).device.index],
-            "is_current_stream_capturing": lambda: Graph.current is not None,
-            "mem_get_info": lambda *_: ((seen.limit or 2**34) - seen.now, seen.limit or 2**34),
-            "max_memory_allocated": lambda *_: seen.peak,
-            **{"CUDAGraph": Graph, "Stream": Stream, "stream": OnStream},
-        },
-    ),
-):
-    for _attribute, _value in _patches.items():
-        setattr(_where, _attribute, _value)
+torch.cuda.amp.common.amp_definitely_not_available = _always(False)
+
+
+def _memory(*_: Any) -> tuple[int, int]:
+    """What is free, and how much there is."""
+    whole = seen.limit or 2**34
+    return whole - seen.now, whole
+
+
+_exchanging = ("_exchange_device", "_maybe_exchange_device", "set_device")
+_silent = ("_lazy_init", "synchronize", "empty_cache", "set_rng_state", "manual_seed")
+_true = ("is_available", "is_initialized", "is_bf16_supported")
+_patches: dict[str, Any] = {
+    **dict.fromkeys(_exchanging, guard.exchange),
+    **dict.fromkeys((*_silent, "manual_seed_all"), _nothing),
+    **dict.fromkeys(_true, _always(True)),
+    "get_rng_state": _always(_tensor([0], dtype=torch.uint8)),
+    "device_count": _always(2),
+    "current_device": lambda: guard.exchange(-1),
+    "get_device_name": _always("pretended"),
+    "graph_pool_handle": object,
+    "get_device_properties": lambda *_: SimpleNamespace(total_memory=_memory()[1]),
+    "current_stream": lambda device=None: _streams[Stream(device).device.index],
+    "is_current_stream_capturing": lambda: Graph.current is not None,
+    "mem_get_info": _memory,
+    "max_memory_allocated": lambda *_: seen.peak,
+    **{"CUDAGraph": Graph, "Stream": Stream, "stream": OnStream},
+}
+for _attribute, _value in _patches.items():
+    setattr(torch.cuda, _attribute, _value)

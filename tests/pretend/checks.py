@@ -2,8 +2,7 @@
 has one.
 
 Every method is played with captured steps and compared with the CPU's batched backend. The same
-kernels compute both,
-in steps of other shapes: they agree within 1e-6, and a relative 1e-5.
+kernels compute both, in steps of other shapes: they agree within 1e-6, and a relative 1e-5.
 """
 
 import dataclasses
@@ -33,13 +32,14 @@ from fedpfl.methods import METHODS, Ditto, FedAvg, FedSelect, PFedMe
 from tests.command import TINY, read_summary, read_table, rewrite_summary, run_command
 from tests.conftest import (
     BACKENDS,
-    CASES,
     COHORTS,
     CPU,
     LOCAL,
     assert_close,
     assert_same,
+    every_method,
     flatten,
+    keep_quick,
     make_federation,
     tiny,
 )
@@ -47,29 +47,15 @@ from tests.pretend import Graph, Refused, seen
 
 GPU, OTHER = torch.device("cuda:0"), torch.device("cuda:1")
 EVERYONE = list(range(10))
-QUICK = ("fedobp-q=0.9", False)
-"""The case that `make test` plays, and whether with BatchNorm; `make test-all` plays all."""
-
+COPY = "copy from cuda to cpu"
 REASONS = {
-    "engine/round.py _summarize_turns: copy from cuda to cpu": "what the round has measured, all at once",
-    "engine/backends/programs.py Program.run: copy from cuda to cpu": (
-        "which clients leave a phase out"
-    ),
-    "engine/backends/programs.py Program._take_records: copy from cuda to cpu": (
-        "how many samples were kept of each step"
-    ),
-    "methods/shared/neurons.py statistics_masks: _local_scalar_dense": (
-        "the number of the neuron that is always active"
-    ),
-    "methods/fedcac.py FedCAC.aggregate: _local_scalar_dense": (
-        "the round by which collaboration ends"
-    ),
-    "methods/shared/critical.py collaboration_mask: a mask as an index": (
-        "pairs of different clients"
-    ),
-    "methods/fedpac.py FedPAC.aggregate: copy from cuda to cpu": (
-        "a quadratic program, which is solved on the CPU"
-    ),
+    f"engine/round.py _summarize_turns: {COPY}": "what the round has measured, all at once",
+    f"engine/backends/programs.py Program.run: {COPY}": "which clients leave a phase out",
+    f"engine/backends/programs.py Program._take_records: {COPY}": "samples kept of each step",
+    "methods/shared/neurons.py statistics_masks: _local_scalar_dense": "the neuron always active",
+    "methods/fedcac.py FedCAC.aggregate: _local_scalar_dense": "when collaboration ends",
+    "methods/shared/critical.py collaboration_mask: a mask as an index": "pairs of clients",
+    f"methods/fedpac.py FedPAC.aggregate: {COPY}": "a quadratic program, solved on the CPU",
     "methods/fedpac.py FedPAC.aggregate: copy from cpu to cuda": "its solution",
 }
 """Why the host waits in a round."""
@@ -92,13 +78,20 @@ BRANCHES = {
     "methods/heterofl.py HeteroFL.before_training": "counts labels",
     "methods/pfedfda.py": "leaves small classes out",
     "methods/shared/gaussian.py": "counts labels, decomposes covariances and searches",
-    "methods/shared/pruned.py PrunedSubmodel.before_training": (
-        "asks whether its neurons are ranked"
-    ),
+    "methods/shared/pruned.py PrunedSubmodel.before_training": "asks whether neurons are ranked",
     "methods/shared/transport.py": "solves linear programs on the CPU",
     "methods/subflot.py SubFLOT.before_training": "asks whether there is a model to transport",
 }
 """Hooks that may branch on values, and wait for them."""
+
+
+def play_first(method, engine, local=LOCAL, cohort=COHORTS[0], federation=None, net=None):
+    """Play a round on the GPU, of which `seen` then tells."""
+    federation, net = federation or make_federation().to(GPU), net or tiny()
+    runner = make_backend(engine, net, GPU)
+    state = make_initial_state(method, net, federation.clients, GPU)
+    seen.reset()
+    play_round(RoundSetup(runner, method, federation, local, 0), state, cohort)
 
 
 @pytest.fixture(autouse=True)
@@ -108,17 +101,15 @@ def fresh():
     seen.limit, Graph.current = 0, None
 
 
-def played(method, device, engine, norm=False, cohorts=(*COHORTS, COHORTS[0]), local=LOCAL):
-    """The state after some rounds, evaluations of it, and the host waits of the last round by
-    place.
-    """
+def played(method, device, engine, norm=False):
+    """The state after some rounds, evaluations, and the host waits of the last round by place."""
     net, federation = tiny(norm), make_federation().to(device)
     runner, state = make_backend(engine, net, device), make_initial_state(method, net, 10, device)
-    for cohort in cohorts:
+    for cohort in (*COHORTS, COHORTS[0]):
         seen.waits.clear()
-        state, _ = play_round(RoundSetup(runner, method, federation, local, 0), state, cohort)
-    waits, adapt = Counter(seen.waits), FineTuning(local, Draws(0, "adapt", 1))
-    tunings = (None, FineTuning(local, Draws(0, "finetune", 1)))
+        state, _ = play_round(RoundSetup(runner, method, federation, LOCAL, 0), state, cohort)
+    waits, adapt = Counter(seen.waits), FineTuning(LOCAL, Draws(0, "adapt", 1))
+    tunings = (None, FineTuning(LOCAL, Draws(0, "finetune", 1)))
     counts = [
         runner.evaluate(EvalCall(method, federation, state, EVERYONE, tuning, adapt))
         for tuning in tunings
@@ -127,19 +118,8 @@ def played(method, device, engine, norm=False, cohorts=(*COHORTS, COHORTS[0]), l
     return {"state": tree.to(flatten(state), CPU), "counts": dict(enumerate(counts))}, waits
 
 
-@pytest.mark.parametrize(
-    ("name", "values", "norm"),
-    [
-        pytest.param(
-            *case.values,
-            norm,
-            id=f"{case.id}{'-norm' * norm}",
-            marks=[] if (case.id, norm) == QUICK else [pytest.mark.full],
-        )
-        for case in CASES
-        for norm in (False, True)
-    ],
-)
+@pytest.mark.parametrize("norm", keep_quick([False, True]))
+@every_method(quick=("fedobp",))
 def test_captured_steps_give_what_the_cpu_gives_and_the_host_waits_a_dozen_times(
     name, values, norm
 ):
@@ -157,32 +137,20 @@ def test_captured_steps_give_what_the_cpu_gives_and_the_host_waits_a_dozen_times
 
 
 @pytest.mark.parametrize("graphs", [True, False])
-@pytest.mark.parametrize(
-    "method", [FedSelect(p=0.5), PFedMe(inner_steps=1)], ids=lambda m: type(m).__name__
-)
+@pytest.mark.parametrize("method", [FedSelect(p=0.5), PFedMe(inner_steps=1)])
 def test_no_step_makes_the_host_wait(method, graphs):
-    federation, net, waits = make_federation().to(GPU), tiny(), []
+    waits = []
     for epochs in (1, 3):
-        runner, state = (
-            make_backend(Engine("batched", graphs=graphs), net, GPU),
-            make_initial_state(method, net, 10, GPU),
-        )
-        seen.waits.clear()
-        play_round(
-            RoundSetup(runner, method, federation, dataclasses.replace(LOCAL, epochs=epochs), 0),
-            state,
-            [0, 3],
-        )
+        local = dataclasses.replace(LOCAL, epochs=epochs)
+        play_first(method, Engine("batched", graphs=graphs), local, [0, 3])
         waits.append(Counter(seen.waits))
     assert waits[0] == waits[1]
 
 
 def test_an_evaluation_is_fetched_at_once():
     federation, net = make_federation().to(GPU), tiny()
-    runner, state = (
-        make_backend(Engine("batched"), net, GPU),
-        make_initial_state(FedAvg(), net, 10, GPU),
-    )
+    runner = make_backend(Engine("batched"), net, GPU)
+    state = make_initial_state(FedAvg(), net, 10, GPU)
     seen.reset()
     counts = runner.evaluate(EvalCall(FedAvg(), federation, state, EVERYONE))
     assert summarize_scores(counts)["accuracy"] > 0
@@ -203,16 +171,8 @@ def test_a_step_launches_and_moves_little():
     federation = dataclasses.replace(federation, x=x, mean=(0.5,) * 3, std=(0.25,) * 3).to(GPU)
     net, found = models.build_network("cnn4", (3, 32, 32), 10, 1), []
     for epochs in (1, 2):  # of two steps each
-        runner, state = (
-            make_backend(Engine("batched"), net, GPU),
-            make_initial_state(FedAvg(), net, 10, GPU),
-        )
-        seen.reset()
-        play_round(
-            RoundSetup(runner, FedAvg(), federation, Local(epochs, 32, 0.01, 0.7), 0),
-            state,
-            EVERYONE,
-        )
+        local = Local(epochs, 32, 0.01, 0.7)
+        play_first(FedAvg(), Engine("batched"), local, EVERYONE, federation, net)
         found.append((seen.launches.total(), seen.moved / 2**20))
     launches, moved = ((longer - shorter) / 2 for shorter, longer in zip(*found, strict=True))
     assert launches <= 61  # it was 85
@@ -221,9 +181,8 @@ def test_a_step_launches_and_moves_little():
 
 @pytest.mark.full
 def test_another_device_than_the_current_one_trains_the_same():
-    here, there = (
-        played(FedAvg(), device, Engine("batched", graphs=True))[0] for device in (GPU, OTHER)
-    )
+    engine = Engine("batched", graphs=True)
+    here, there = (played(FedAvg(), device, engine)[0] for device in (GPU, OTHER))
     assert_same(here, there)
     assert seen.replays
 
@@ -233,9 +192,8 @@ class Careless(FedAvg):
     """Sends a number to the device in every step, which no capture allows."""
 
     def loss(self, server, client, net, params, batch):
-        return super().loss(server, client, net, params, batch) * torch.tensor(
-            0.5, device=batch.y.device
-        )
+        half = torch.tensor(0.5, device=batch.y.device)
+        return super().loss(server, client, net, params, batch) * half
 
 
 def test_where_a_capture_fails_the_run_goes_on_eagerly_with_one_line(caplog):
@@ -244,9 +202,7 @@ def test_where_a_capture_fails_the_run_goes_on_eagerly_with_one_line(caplog):
         there, _ = played(Careless(), GPU, Engine("batched", graphs=True))
     assert_close(there, played(Careless(), CPU, Engine("batched"))[0])
     (line,) = [record.getMessage() for record in caplog.records]
-    assert line.startswith(
-        "engine.graphs: a step could not be captured, so steps run eagerly from here on ("
-    )
+    assert line.startswith("engine.graphs: a step could not be captured, so steps run eagerly")
     assert torch.cuda.current_stream(GPU) is stream
     assert not seen.captures
 
@@ -271,16 +227,11 @@ def flags():
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_flags_of_a_backend_hold_while_it_runs(backend):
     """In a lockstep sweep runs of other precisions are made before the first one trains."""
-    before, federation, net = flags(), make_federation().to(GPU), tiny()
-    runners = {
-        precision: make_backend(Engine(backend, precision=precision), net, GPU)
-        for precision in ("fp32", "tf32")
-    }
-    for precision, runner in runners.items():
+    before = flags()
+    make_backend(Engine(backend, precision="tf32"), tiny(), GPU)
+    for precision, products in (("fp32", "ieee"), ("tf32", "tf32")):
         Watcher.found.clear()
-        state = make_initial_state(Watcher(), net, 10, GPU)
-        play_round(RoundSetup(runner, Watcher(), federation, LOCAL, 0), state, COHORTS[0])
-        products = "tf32" if precision == "tf32" else "ieee"
+        play_first(Watcher(), Engine(backend, precision=precision))
         assert set(Watcher.found) == {(products, products, products, True, False)}
         assert flags() == before
 
@@ -296,10 +247,8 @@ def peak(run):
 def test_calls_that_have_no_room_together_are_answered_one_by_one():
     federation, net = make_federation((20,) * 10, (100,) * 10).to(GPU), tiny()
     runner = make_backend(Engine("batched"), net, GPU)
-    calls = [
-        EvalCall(FedAvg(), federation, make_initial_state(FedAvg(), net, 10, GPU), EVERYONE)
-        for _ in range(4)
-    ]
+    states = (make_initial_state(FedAvg(), net, 10, GPU) for _ in range(4))
+    calls = [EvalCall(FedAvg(), federation, state, EVERYONE) for state in states]
     one, together = (peak(lambda some=some: runner.run(some)) for some in (calls[:1], calls))
     held, room = seen.now, 1.2 * one
     assert together > room
@@ -314,34 +263,26 @@ def test_calls_that_have_no_room_together_are_answered_one_by_one():
 def test_programs_that_are_kept_make_room_for_what_has_none():
     federation, net = make_federation((20,) * 10, (100,) * 10).to(GPU), tiny()
     runner = make_backend(Engine("batched", graphs=True), net, GPU)
-    state = make_initial_state(FedAvg(), net, 10, GPU)
-    judge = EvalCall(FedAvg(), federation, state, EVERYONE)
+    judge = EvalCall(FedAvg(), federation, make_initial_state(FedAvg(), net, 10, GPU), EVERYONE)
     needed = peak(lambda: runner.run([judge]))
     for method in (FedAvg(), *(Ditto(lam=k / 10) for k in range(1, 7))):
-        runner.run(
-            [
-                TrainCall(
-                    method,
-                    federation,
-                    make_initial_state(method, net, 10, GPU),
-                    EVERYONE,
-                    LOCAL,
-                    Draws(0, "train", 1),
-                )
-            ]
-        )
+        state = make_initial_state(method, net, 10, GPU)
+        train = TrainCall(method, federation, state, EVERYONE, LOCAL, Draws(0, "train", 1))
+        runner.run([train])
     kept = sum(program.nbytes for _, program in runner._programs._programs)
     seen.limit = seen.now + needed - kept // 2
     (answer,) = runner.run([judge])
     assert not isinstance(answer, Exception)
     assert not runner._programs._programs
+    seen.limit = seen.captures = 0
+    runner.run([train])
+    assert seen.captures  # anew, once all are dropped
+    assert not runner._programs._capture.has_failed
 
 
 def test_indices_are_sent_without_a_wait_and_small_tensors_fetched_with_one():
-    values = {
-        "a": torch.rand(3),
-        "b": {"c": torch.tensor([True, False, True]), "d": 2**52 + torch.arange(3)},
-    }
+    flags, counts = torch.tensor([True, False, True]), 2**52 + torch.arange(3)
+    values = {"a": torch.rand(3), "b": {"c": flags, "d": counts}}
     there, index = tree.to(values, GPU), torch.tensor([2, 0])
     seen.reset()
     taken = tree.take(there, index)
@@ -354,25 +295,13 @@ def test_indices_are_sent_without_a_wait_and_small_tensors_fetched_with_one():
 
 def test_the_pretended_gpu_refuses_what_a_gpu_refuses():
     here, there = torch.ones(3, device=GPU), torch.ones(3, device=OTHER)
-    for wrong in (lambda: here + there, lambda: here + torch.ones(3)):
+    for other in (there, torch.ones(3)):
         with pytest.raises(Refused, match="Expected all tensors to be on the same device"):
-            wrong()
+            here + other
     assert float((here + torch.tensor(1.0)).sum()) == 6
     assert seen.waits == {"elsewhere: _local_scalar_dense": 1}
     with pytest.raises(TypeError, match="can't convert cuda:0 device type tensor to numpy"):
         here.numpy()
-
-
-def test_graphs_are_captured_anew_once_all_are_dropped():
-    federation, net = make_federation().to(GPU), tiny()
-    runner = make_backend(Engine("batched", graphs=True), net, GPU)
-    state = make_initial_state(FedAvg(), net, 10, GPU)
-    for expected in (True, True):
-        seen.reset()
-        play_round(RoundSetup(runner, FedAvg(), federation, LOCAL, 0), state, COHORTS[0])
-        assert bool(seen.captures) == expected
-        assert runner._programs.forget()
-    assert not runner._programs._capture.has_failed
 
 
 def captured(step, warm=True):
@@ -393,10 +322,9 @@ def test_the_pretended_gpu_replays_what_was_captured():
     assert here.tolist() == [4, 4, 4]
     with pytest.raises(Refused, match="nothing has run on this stream"):
         captured(lambda: here.mul_(2), warm=False)
+    wait = lambda: torch.cuda.is_current_stream_capturing() and float(here.sum())  # noqa: E731
     with pytest.raises(Refused, match="previous error during capture"):
-        captured(
-            lambda: float(here.sum()) if torch.cuda.is_current_stream_capturing() else here.mul_(2)
-        )
+        captured(lambda: wait() or here.mul_(2))
     with pytest.raises(Refused, match="held after it"):
         captured(lambda: kept.append(here * 2)).replay()
     other = [torch.ones(3, device=GPU)]
@@ -411,11 +339,8 @@ def test_engine_auto_takes_one_way_records_it_and_resumes_by_it(tmp_path):
     command = ("method=fedobp", "quantile.q=0.9", *TINY, "hydra.run.dir=run")
     first = run_command(*command, cwd=tmp_path)
     assert first.code == 0, first.err
-    (line,) = [
-        line
-        for line in first.err.splitlines()
-        if " is taken; seconds for the first cohort: " in line
-    ]
+    told = " is taken; seconds for the first cohort: "
+    (line,) = [line for line in first.err.splitlines() if told in line]
     used = read_summary(tmp_path / "run")["engine"]
     assert set(used["seconds"]) == {"batched with graphs", "batched", "loop"}
     name = f"{used['backend']} with graphs" if used["graphs"] else used["backend"]
@@ -424,14 +349,8 @@ def test_engine_auto_takes_one_way_records_it_and_resumes_by_it(tmp_path):
     rewrite_summary(tmp_path / "run", status="running")
     again = run_command(*command, cwd=tmp_path)
     assert (again.code, "is taken" in again.err) == (0, False), again.err
-    alone = run_command(
-        *command[:-1],
-        f"engine={used['backend']}",
-        f"engine.graphs={used['graphs']}",
-        "hydra.run.dir=alone",
-        cwd=tmp_path,
-    )
+    engine = (f"engine={used['backend']}", f"engine.graphs={used['graphs']}")
+    alone = run_command(*command[:-1], *engine, "hydra.run.dir=alone", cwd=tmp_path)
     assert alone.code == 0, alone.err
-    assert read_table(tmp_path / "run" / "rounds.csv") == read_table(
-        tmp_path / "alone" / "rounds.csv"
-    )
+    tables = [read_table(tmp_path / folder / "rounds.csv") for folder in ("run", "alone")]
+    assert tables[0] == tables[1]
