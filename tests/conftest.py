@@ -43,6 +43,7 @@ from fedpfl.engine import (
 from fedpfl.engine.calls import EvalCall, Participation, with_before_turn
 from fedpfl.engine.training.jobs import EvalJob
 from fedpfl.engine.training.participation import OneClient, run_evaluation
+from fedpfl.ground import tree
 from fedpfl.ground.files import atomic_output
 from fedpfl.methods import METHODS, Method
 from fedpfl.methods.shared import neurons
@@ -244,22 +245,18 @@ def every_method(
 
 def method_cases(engines: tuple[str, ...], quick: Sequence[str]) -> list[Any]:
     """Return every setting of every method, on each of the engines if there are any."""
-    parameters, first_settings = [], set[str]()
+    parameters, past = list[Any](), set[str]()
     for case in CASES:
         name = case.values[0]
-        quick_engine = None
-        if engines and name in quick:
-            quick_engine = engines[quick.index(name) % len(engines)]
-        for engine in engines or (None,):
-            is_quick = name in quick and name not in first_settings and engine == quick_engine
-            parameters.append(
-                pytest.param(
-                    *(case.values if engine is None else (*case.values, engine)),
-                    id=case.id if engine is None else f"{case.id}-{engine}",
-                    marks=[] if is_quick else [pytest.mark.full],
-                )
-            )
-        first_settings.add(name)
+        is_first = name in quick and name not in past
+        past.add(name)
+        if not engines:
+            parameters.append(case if is_first else case._replace(marks=[pytest.mark.full]))
+        for number, engine in enumerate(engines):
+            is_quick = is_first and number == quick.index(name) % len(engines)
+            marks = [] if is_quick else [pytest.mark.full]
+            values = (*case.values, engine)
+            parameters.append(pytest.param(*values, id=f"{case.id}-{engine}", marks=marks))
     return parameters
 
 
@@ -301,25 +298,16 @@ def keep_only(names: Iterable[str], quick_names: Collection[str]) -> list[Any]:
     ]
 
 
-def keep_one_backend(items: list[pytest.Item]) -> None:
-    """Leave the methods' own tests on the loop backend to `make test`.
-
-    That the batched one agrees with it is for the contract to say.
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave the methods' own tests on the loop backend to `make test`, for that the batched one
+    agrees with it is for the contract to say; skip what is marked `cuda` where there is no GPU.
     """
     for item in items:
         call = getattr(item, "callspec", None)
         is_methods_own = item.path.is_relative_to(ROOT / "tests/methods")
         if is_methods_own and call and call.params.get("backend") == "batched":
             item.add_marker(pytest.mark.full)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what is `full`, and skip what is marked `cuda` where there is no GPU."""
-    keep_one_backend(items)
-    if torch.cuda.is_available():
-        return
-    for item in items:
-        if "cuda" in item.keywords:
+        if "cuda" in item.keywords and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
 
 
@@ -396,8 +384,7 @@ def next_round(
     """Play a round on `state`, which is used up; the settings are those of `toy.PlaySettings`."""
     settings = toy.PlaySettings(**more)
     backend = make_backend(as_engine(settings.engine), net, CPU)
-    about = {"stopping": settings.stopping}
-    setup = RoundSetup(backend, method, federation, settings.local, settings.seed, **about)
+    setup = RoundSetup(backend, method, federation, settings.local, settings.seed)
     return play_round(setup, state, cohort)
 
 
@@ -405,37 +392,22 @@ def find_eval_job(
     method: Method, net: Net, federation: Federation, state: State, client: int
 ) -> EvalJob:
     """Return the parameters and statistics by which a client is evaluated between rounds."""
-    job = next(
-        run_evaluation(
-            with_before_turn(EvalCall(method, federation, state, [client])),
-            OneClient(client),
-            net,
-            nullcontext,
-        )
-    )
+    call = with_before_turn(EvalCall(method, federation, state, [client]))
+    job = next(run_evaluation(call, OneClient(client), net, nullcontext))
     assert isinstance(job, EvalJob)
     return job
 
 
-def client_row(stacked: Any, client: int) -> Any:
-    """Return one client's tree."""
-    return (
-        {k: client_row(v, client) for k, v in stacked.items()}
-        if isinstance(stacked, dict)
-        else stacked[client]
-    )
-
-
 def entries_between(net: Net, active: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return masks of the entries between the active neurons of each group."""
-    plan, chosen = (
-        neurons.build_plan(net.params, net.parts),
-        torch.cat([*active.values(), torch.ones(1, dtype=torch.bool)]),
-    )
-    return {
-        **neurons.entry_masks(plan, chosen, net.params),
-        **neurons.statistics_masks(plan, chosen),
-    }
+    plan = neurons.build_plan(net.params, net.parts)
+    chosen = torch.cat([*active.values(), torch.ones(1, dtype=torch.bool)])
+    masks = neurons.entry_masks(plan, chosen, net.params)
+    return {**masks, **neurons.statistics_masks(plan, chosen)}
+
+
+client_row = tree.take
+"""One client's tree of a stacked one."""
 
 
 def assert_same(a: Any, b: Any) -> None:

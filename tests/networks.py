@@ -46,10 +46,6 @@ def batchnorm_1d(shape, classes):
     return normalised(shape, classes, nn.BatchNorm1d(WIDTH))
 
 
-def batchnorm_cumulative(shape, classes):
-    return normalised(shape, classes, nn.BatchNorm1d(WIDTH, momentum=None))
-
-
 def batchnorm_without_statistics(shape, classes):
     norm = nn.BatchNorm1d(WIDTH, affine=False, track_running_stats=False)
     return normalised(shape, classes, norm)
@@ -69,14 +65,6 @@ class DetachedCentre(Plain):
     def features(self, x):
         hidden = self.hidden(x.flatten(1))
         return torch.tanh(hidden - hidden.detach().mean(0))
-
-
-class BatchAttention(Plain):
-    """Samples attend to each other, in evaluation too."""
-
-    def features(self, x):
-        hidden = torch.tanh(self.hidden(x.flatten(1)))
-        return (hidden @ hidden.t() / WIDTH).softmax(1) @ hidden
 
 
 class SubclassedNorm(nn.BatchNorm1d):
@@ -114,17 +102,6 @@ class CounterInPlace(Plain):
 
 
 class CounterAssigned(CounterInPlace):
-    def count(self):
-        self.steps = self.steps + 1
-
-
-class CounterWholeNumber(CounterInPlace):
-    """A counter of whole numbers, assigned."""
-
-    def __init__(self, shape, classes):
-        super().__init__(shape, classes)
-        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
-
     def count(self):
         self.steps = self.steps + 1
 
@@ -177,14 +154,6 @@ class FrozenAverage(Plain):
         if self.training:
             self.move(hidden.detach().mean(0))
         return torch.tanh(hidden - self.average)
-
-
-class CountsInAttribute(Plain):
-    calls = 0
-
-    def features(self, x):
-        self.calls += 1
-        return super().features(x) * min(1.0, self.calls / 5)
 
 
 class QueueInList(Plain):
@@ -407,28 +376,6 @@ class NoisyByNumpy(Plain):
         return features * scale if self.training else features
 
 
-class StochasticDepth(Plain):
-    """Leaves a layer out at random, by Python's generator."""
-
-    def features(self, x):
-        if self.training and random.random() < 0.5:
-            return self.hidden(x.flatten(1))
-        return super().features(x)
-
-
-def recurrent_dropout(shape, classes):
-    class Recurrent(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.cells = nn.LSTM(shape[-1], WIDTH, num_layers=2, dropout=0.3, batch_first=True)
-            self.out = nn.Linear(WIDTH, classes)
-
-        def forward(self, x):
-            return self.out(self.cells(x.flatten(1, 2))[0][:, -1])
-
-    return Recurrent()
-
-
 # ---- values and layers
 
 
@@ -455,20 +402,6 @@ class Double(Plain):
 
     def features(self, x):
         return super().features(x.double())
-
-
-class SelfAttention(nn.Module):
-    """Rows of an image attend to each other in a layer of torch's."""
-
-    def __init__(self, shape, classes):
-        super().__init__()
-        self.attention = nn.TransformerEncoderLayer(
-            shape[-1], nhead=2, dim_feedforward=WIDTH, dropout=0.0, batch_first=True
-        )
-        self.out = nn.Linear(shape[-1], classes)
-
-    def forward(self, x):
-        return self.out(self.attention(x.flatten(1, 2)).mean(1))
 
 
 class Recurrent(nn.Module):
@@ -574,14 +507,6 @@ class HeadFirst(nn.Module):
         return self.out(torch.tanh(self.hidden(x.flatten(1))))
 
 
-class UnusedLayer(Plain):
-    """A layer declared last that nobody calls."""
-
-    def __init__(self, shape, classes):
-        super().__init__(shape, classes)
-        self.projector = nn.Linear(WIDTH, classes)
-
-
 class Temperature(Plain):
     """Logits over a learned temperature."""
 
@@ -666,10 +591,8 @@ class NoGradient(Plain):
 KEPT = {
     "plain": Plain,
     "batchnorm_1d": batchnorm_1d,
-    "batchnorm_cumulative": batchnorm_cumulative,
     "counter_in_place": CounterInPlace,
     "counter_assigned": CounterAssigned,
-    "counter_whole_number": CounterWholeNumber,
     "average_with_graph": AverageWithGraph,
     "not_persistent": NotPersistent,
     "frozen_average": FrozenAverage,
@@ -681,15 +604,12 @@ KEPT = {
     "views_batch": ViewsBatch,
     "scaled_by_batch": ScaledByBatch,
     "double": Double,
-    "self_attention": SelfAttention,
     "recurrent": Recurrent,
     "checkpointed": Checkpointed,
     "softmaxed": Softmaxed,
     "dropped": Dropped,
     "dropout_always": DropoutAlways,
     "noisy_by_numpy": NoisyByNumpy,
-    "stochastic_depth": StochasticDepth,
-    "recurrent_dropout": recurrent_dropout,
     "lazy": lazy,
     "numpy_init": NumpyInit,
     "tied": Tied,
@@ -699,7 +619,6 @@ KEPT = {
     "changes_input": ChangesInput,
     "auxiliary_same_width": AuxiliarySameWidth,
     "head_first": HeadFirst,
-    "unused_layer": UnusedLayer,
     "temperature": Temperature,
     "wide_hidden": WideHidden,
     "convolution_head": ConvolutionHead,
@@ -708,7 +627,6 @@ KEPT = {
     "frozen_body": FrozenBody,
     "batchnorm_by_hand": BatchNormByHand,
     "detached_centre": DetachedCentre,
-    "batch_attention": BatchAttention,
     "batchnorm_subclass": batchnorm_subclass,
     "batchnorm_without_statistics": batchnorm_without_statistics,
     "instance_norm_with_statistics": instance_norm_with_statistics,
@@ -718,24 +636,14 @@ KEPT = {
 
 REFUSED = {
     "draws_at_first_call": (DrawsAtFirstCall, "forward changes offset, which outlives the call"),
-    "counts_in_attribute": (CountsInAttribute, "forward changes calls, which outlives the call"),
-    "queue_in_list": (QueueInList, "forward changes memory, which outlives the call"),
-    "growing_buffer": (
-        GrowingBuffer,
-        "buffer seen is float32 [1] before forward and float32 [2] after it",
-    ),
+    "queue_in_list": (QueueInList, "forward changes memory,"),
+    "growing_buffer": (GrowingBuffer, "buffer seen is float32 [1] before forward and float32 [2]"),
     "late_buffer": (LateBuffer, "buffer mean comes or goes in forward"),
     "hook_by_closure": (HookByClosure, "a copy of it computes something else"),
     "late_parameter": (LateParameter, "parameter scale comes or goes in forward"),
     "clamps_weights": (ClampsWeights, "forward changes hidden.weight, which is trained, by hand"),
-    "generator_in_attribute": (
-        GeneratorInAttribute,
-        "forward changes noise, which outlives the call",
-    ),
-    "unseeded_init": (
-        UnseededInit,
-        "scale is another one each time the network is built from one seed",
-    ),
+    "generator_in_attribute": (GeneratorInAttribute, "forward changes noise,"),
+    "unseeded_init": (UnseededInit, "scale is another one each time the network is built"),
     "tuple_output": (TupleOutput, "answers with a tuple; forward must return the logits"),
     "no_gradient": (NoGradient, "its logits have no gradient"),
     "listed_weights": (ListedWeights, "forward reads a parameter from a list or an attribute"),

@@ -1,45 +1,44 @@
-"""What hooks may not answer is told in the first round, in one line with the hook's name:
-fedpfl/engine/training/hook_rules.py.
+"""What would give a wrong number in silence is told: what hooks may not answer, in the first round
+and with the hook's name (fedpfl/engine/training/hook_rules.py), and models that are not finite.
 """
 
-import copy
 import inspect
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 import torch
 from omegaconf import OmegaConf
 
 from fedpfl.config import plugins
-from fedpfl.engine import FineTuning, compare_masks, count_participants, make_initial_state
+from fedpfl.engine import Engine, FineTuning, compare_masks, count_participants, make_initial_state
+from fedpfl.engine.backends import selection as select
+from fedpfl.engine.evaluate import non_finite_clients, scores_per_client
 from fedpfl.engine.keys import Draws
-from fedpfl.engine.training import hook_checks, hook_rules
+from fedpfl.engine.training import hook_rules
 from fedpfl.ground import tree
-from fedpfl.ground.errors import MethodError
-from fedpfl.methods import METHODS, FedAvg, FedPAC, Phase, Turn
+from fedpfl.ground.errors import FedpflError, MethodError
+from fedpfl.methods import METHODS, FedAvg, LocalOnly, Phase, Turn
 from fedpfl.methods.shared.method import hook_names
 from fedpfl.runner.faults import user_errors
-from tests.command import TINY, run_command
+from tests.command import TINY, read_summary, read_table, run_command
 from tests.conftest import (
     BACKENDS,
     CPU,
     LOCAL,
     evaluate,
-    keep_quick,
     make_federation,
     next_round,
+    read_cases,
     record_rounds,
     tiny,
 )
 
-pytestmark = pytest.mark.usefixtures("forgotten_plugins")
 COHORT = [0, 1, 2]
 FEDERATION = make_federation((20, 7, 12), (5, 3, 1))
 SHORT = replace(LOCAL, epochs=1)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def forgotten_plugins():
     yield
     plugins.load_plugins([])
@@ -80,7 +79,6 @@ def head(params):
 
 WRONG_ANSWERS = """
 init | params | Wrong.init returned a dict; it must return two things: the server's tree
-init | (params, None) | returned None (is a `return` missing?)
 init | (params, {'a': {'b': 1.0}}) | returned a float as entry a.b
 init | (params, {'participated': torch.tensor(False)}) | returned a client state with 'participated', which
 init | (params, {0: torch.zeros(())}) | returned an entry named 0, which is no string
@@ -94,7 +92,6 @@ turns | [] | returned no turn in which clients train
 turns | [Turn(cohort, survey=survey)] | no turn in which clients t
 turns | [Turn([])] | returned a turn without clients
 turns | [Turn(cohort, trains=False)] | nobody trains, and no survey
-turns | [Turn([2, 0, 2])] | returned client 2 twice
 turns | [Turn([1]), Turn([1])] | returned client 1 twice
 turns | [Turn([0, 0], survey=survey), Turn([1])] | returned client 0 twice
 turns | [Turn([0], survey=swapped_survey)] | survey takes (server, uploads, clients) where the contract has (server, clients, uploads)
@@ -104,7 +101,6 @@ sample | torch.rand(2) | returned a tensor torch.float32 [2]
 before_training | {'n': 3} | returned a int as entry n
 prepare | None | returned None (is a `return` missing?)
 download | list(server) | returned a list of 6; it must return a tree of tensors
-start | (received, client) | returned a tuple of 2; it must return a tree of tensors
 start | head(received) | returned a model without the network's conv.weight
 start | {**received, **circle()} | returned a tree that contains itself
 phases | Phase(epochs) | returned a Phase; it must return a list of Phase
@@ -118,14 +114,11 @@ phases | [Phase(1, {n: torch.ones(2) > 0 for n in params})] | whose mask has sha
 phases | [Phase(1, sgd={'rate': 1.0})] | with sgd value rate, which
 phases | [Phase(1, step=swapped_step)] | step takes (net, params, batch, server, client) where the contract has (server, client, net
 loss | batch.losses(net(params, batch.x)) | float32 [20]; it must
-loss | (batch.loss(net(params, batch.x)), {'n': 3}) | returned a int as entry n; it must return the loss, a 0-dimensional tensor
 loss | (FedAvg.loss(self, server, client, net, params, batch).detach(), {}) | returned what has no gradient
 after_training | None | returned None
 updated_buffers | {'head': {}} | statistics of head, which `buffers` does not name
 updated_buffers | {'main': {'mean': torch.ones(1)}} | returned main.mean, which is not bool
 finish | params | returned a dict; it must return two things: the upload
-finish | (params, client, start) | returned a tuple of 3
-aggregate | tree.mean(uploads, weight) | returned a dict; it must return two
 aggregate | (uploads, clients) | another form than init's, classifier.bias was torch.float32 [5] and is torch.float32 [3, 5]
 aggregate | (server, {'n': weight.sum()}) | the clients' n as a tensor []
 evaluated | None | returned None
@@ -135,7 +128,6 @@ predict | net(params, batch.x).argmax(1) | torch.int64 [5] for 5 samples of 5 cl
 predict | net(params, batch.x)[:, :4] | torch.float32 [5, 4] for 5 samples of 5 classes
 finetuning | Phase(epochs) | returned a Phase; it must return a list
 metrics | {'bias': server['fc.bias']} | returned a tensor torch.float32 [12] as bias
-metrics | {'one': 1.0} | returned a float as entry one
 masks | server | returned a tensor torch.float32 [4, 1, 3, 3] as a mask
 """
 """Hook | what it returns, given the arguments of the contract | what is said of it."""
@@ -145,7 +137,6 @@ WRONG_PHASES = """
 loss | list(own_pair(batch, net, params)) | a list of 2; it must return the loss
 loss | (*own_pair(batch, net, params), None) | a tuple of 3; it must return the loss
 loss | (own_pair(batch, net, params)[0], {"n": torch.zeros(3)}) | beside the loss a tensor torch.float32 [3] as n for
-loss | own_pair(batch, net, params)[0].detach() | what has no gradient
 step | params | a dict; it must return two things: the new tree
 step | (head(params), None) | classifier.bias was
 after_gradient | None | None
@@ -157,13 +148,12 @@ def own_pair(batch, net, params):
     return batch.loss(net(params, batch.x)), batch.y
 
 
-def read_cases(table):
+def read_turns(table):
     """Return a case a line and engine; `make test` asks each on one of the engines."""
     cases = []
-    for number, line in enumerate(table.strip().splitlines()):
-        for place, backend in enumerate(BACKENDS):
-            marks = [pytest.mark.full] if (number + place) % 2 else []
-            cases.append(pytest.param(*line.split(" | "), backend, marks=marks))
+    for number, case in enumerate(read_cases(table, " | ")):
+        quick, other = BACKENDS[:: -1 if number % 2 else 1]
+        cases += [(*case, quick), pytest.param(*case, other, marks=pytest.mark.full)]
     return cases
 
 
@@ -182,7 +172,7 @@ def test_every_hook_has_a_rule_and_a_wrong_answer():
     assert set(hook_names()) == set(hook_rules.HOOK_RULES) == hooks
 
 
-@pytest.mark.parametrize(("hook", "expression", "told", "backend"), read_cases(WRONG_ANSWERS))
+@pytest.mark.parametrize(("hook", "expression", "told", "backend"), read_turns(WRONG_ANSWERS))
 def test_a_wrong_answer_is_told_with_the_hook(hook, expression, told, backend):
     function = make_function(inspect.signature(getattr(FedAvg, hook)).parameters, expression)
     with pytest.raises(MethodError, match=rf"^Wrong\.{hook} returned ") as error:
@@ -191,7 +181,7 @@ def test_a_wrong_answer_is_told_with_the_hook(hook, expression, told, backend):
     assert "it must return" in str(error.value)
 
 
-@pytest.mark.parametrize(("role", "expression", "told", "backend"), read_cases(WRONG_PHASES))
+@pytest.mark.parametrize(("role", "expression", "told", "backend"), read_turns(WRONG_PHASES))
 def test_what_a_phases_functions_answer_is_looked_at_too(role, expression, told, backend):
     arguments = ["self", "server", "client", "net", "params", "batch"]
     if role == "after_gradient":
@@ -205,33 +195,24 @@ def test_what_a_phases_functions_answer_is_looked_at_too(role, expression, told,
     assert told in str(error.value)
 
 
-@dataclass(frozen=True)
-class Branching(FedAvg):
-    by: str = "if"
-
-    def init(self, params, parts):
-        return params, {"n": torch.zeros(3)}
-
-    def finish(self, server, client, start, end):
-        n = client["n"]
-        if self.by == "if" and n.sum() > 1:
-            n = n + 1
-        n = {
-            "int": lambda: n * int(n.sum()),
-            "mask": lambda: n + n[n > 0].sum(),
-            "list": lambda: n + n.tolist()[0],
-        }.get(self.by, lambda: n)()
-        return end, {"n": n}
+BRANCHING = """
+n + 1 if n.sum() > 1 else n
+n * int(n.sum())
+n + n[n > 0].sum()
+n + n.tolist()[0]
+"""
 
 
-@pytest.mark.parametrize("by", ["if", "int", "mask", "list"])
-def test_looking_at_values_in_a_vectorised_hook_is_told_with_what_to_do(by):
-    play_everything(Branching(by), "loop")
-    with pytest.raises(
-        MethodError,
-        match=r"^Branching\.finish looks at the values of a tensor .* torch\.where, .*py:\d+\)$",
-    ):
-        play_everything(Branching(by), "batched")
+@pytest.mark.parametrize("expression", read_cases(BRANCHING))
+def test_looking_at_values_in_a_vectorised_hook_is_told_with_what_to_do(expression):
+    branching = make_wrong(
+        init=lambda self, params, parts: (params, {"n": torch.zeros(3)}),
+        finish=lambda self, s, client, b, end: (end, {"n": eval(expression, {}, client)}),
+    )
+    play_everything(branching, "loop")
+    told = r"^Wrong\.finish looks at the values of a tensor .* torch\.where, .*:\d+\)$"
+    with pytest.raises(MethodError, match=told):
+        play_everything(branching, "batched")
 
 
 CHANGES = """
@@ -242,7 +223,7 @@ personal | server["fc.bias"].zero_() is None or server | server.fc.bias
 """Hook | what it changes | the argument that is told."""
 
 
-@pytest.mark.parametrize(("hook", "expression", "argument", "backend"), read_cases(CHANGES))
+@pytest.mark.parametrize(("hook", "expression", "argument", "backend"), read_turns(CHANGES))
 def test_an_argument_that_is_changed_is_told_with_the_hook(hook, expression, argument, backend):
     function = make_function(inspect.signature(getattr(FedAvg, hook)).parameters, expression)
     told = rf"^Wrong\.{hook} changed its argument {argument} in place"
@@ -250,83 +231,146 @@ def test_an_argument_that_is_changed_is_told_with_the_hook(hook, expression, arg
         play_everything(make_wrong(**{hook: function}), backend)
 
 
-def test_asking_changes_neither_what_a_method_is_nor_what_it_answers():
-    method = FedPAC(lam=0.3)
-    same = hook_checks.with_hook_checks(method)
-    assert type(same) is FedPAC
-    assert same == method
-    assert hash(same) == hash(method)
-    assert vars(method).keys() == {"lam", *vars(method)} - set(hook_names())
-    assert copy.copy(method).aggregate.__func__ is FedPAC.aggregate
-
-
-def test_looking_at_values_in_a_later_round_is_told_too(tmp_path: Path):
-    """Where nothing is looked at any more, by where it failed."""
-    (tmp_path / "mine.py").write_text("""
-import torch
-from fedpfl.methods import FedAvg
-PLAYED = [0]
-class Mine(FedAvg):
-    def init(self, params, parts):
-        return params, {"n": torch.zeros(())}
-    def turns(self, played, cohort, clients, generator):
-        PLAYED[0] = played
-        return super().turns(played, cohort, clients, generator)
-    def finish(self, server, client, start, end):
-        return end, {"n": client["n"] + 1 if PLAYED[0] == 0 or client["n"] > 5 else client["n"]}
-METHODS = {"mine": Mine}
-""")
-    result = run_command("plugins=[mine.py]", "method=mine", "engine=batched", *TINY, cwd=tmp_path)
-    assert result.code == 1
-    (line,) = result.complaints
-    assert line.startswith("fedpfl: method=mine: Mine.finish looks at the values of a tensor (")
-    assert line.endswith(f"({tmp_path / 'mine.py'}:12)")
-
-
 def test_predictions_without_a_gradient_are_told_where_they_are_trained(backend):
-    @dataclass(frozen=True)
-    class Frozen(FedAvg):
-        def loss(self, server, client, net, params, batch):
-            return batch.loss(net(params, batch.x))
-
-        def predict(self, net, params, batch):
-            return net(params, batch.x).detach()
-
-    with pytest.raises(MethodError, match=r"^Frozen\.predict returned what has no gradient"):
-        play_everything(Frozen(), backend)
+    """By fine-tuning alone, for the loss does not ask for them."""
+    wrong = make_wrong(
+        loss=lambda self, server, client, net, params, batch: batch.loss(net(params, batch.x)),
+        predict=lambda self, net, params, batch: net(params, batch.x).detach(),
+    )
+    with pytest.raises(MethodError, match=r"^Wrong\.predict returned what has no gradient"):
+        play_everything(wrong, backend)
 
 
-LEAVING = """
+LATER = """
 from fedpfl.methods import FedAvg
 PLAYED = [0]
-class Leaving(FedAvg):
+class Later(FedAvg):
     def turns(self, played, *given):
         PLAYED[0] = played
         return super().turns(played, *given)
     def {hook}(self, *given):
         if PLAYED[0] == {first}:
-            raise {error}(0)
+            {statement}
         return super().{hook}(*given)
-METHODS = {{"leaving": Leaving}}
+METHODS = {{"later": Later}}
 """
 
 
 @pytest.mark.parametrize(
-    ("hook", "first", "error"),
+    ("hook", "first", "statement", "told", "backend"),
     [
-        *(("turns", 0, "SystemExit"), ("start", 1, "StopIteration"), ("loss", 0, "StopIteration")),
-        *(("loss", 1, "SystemExit"), ("aggregate", 1, "StopIteration")),
+        ("turns", 0, "raise SystemExit(0)", "raised SystemExit: 0", "loop"),
+        ("start", 1, "raise StopIteration(0)", "raised StopIteration: 0", "batched"),
+        ("loss", 0, "raise StopIteration(0)", "raised StopIteration: 0", "batched"),
+        ("loss", 1, "raise SystemExit(0)", "raised SystemExit: 0", "loop"),
+        ("aggregate", 1, "raise StopIteration(0)", "raised StopIteration: 0", "loop"),
+        # Where nothing is looked at any more, by where it failed.
+        ("finish", 1, "int(given[1]['number'])", "looks at the values of a tensor", "batched"),
     ],
 )
-@pytest.mark.parametrize("backend", keep_quick(BACKENDS))
-def test_a_hook_ends_no_program_and_no_loop(hook, first, error, tmp_path, backend):
+def test_a_hook_ends_no_program_and_no_loop(hook, first, statement, told, backend, tmp_path):
     """Whatever Python has for that, in the first round and later."""
-    (tmp_path / "mine.py").write_text(LEAVING.format(hook=hook, first=first, error=error))
-    told = rf"^method=leaving: Leaving\.{hook} raised {error}: 0 \({tmp_path}/mine\.py:10\);"
-    plugins.load_plugins([str(tmp_path / "mine.py")])
-    cfg, values = (
-        OmegaConf.create({"method": {"name": "leaving"}}),
-        {"engine": backend, "local": SHORT},
+    file = tmp_path / "mine.py"
+    file.write_text(LATER.format(hook=hook, first=first, statement=statement))
+    plugins.load_plugins([str(file)])
+    config = OmegaConf.create({"method": {"name": "later"}})
+    values = {"engine": backend, "local": SHORT}
+    with pytest.raises(MethodError) as error, user_errors(config, tmp_path):
+        record_rounds(METHODS["later"](), tiny(), FEDERATION, [COHORT] * 2, **values)
+    assert str(error.value).startswith(f"method=later: Later.{hook} {told}")
+    assert f"({file}:10)" in str(error.value)
+
+
+# Models that are not finite, and names that are no hooks
+
+
+def one_round(method, engine="loop", net=None):
+    net = net or tiny()
+    state = make_initial_state(method, net, 3, CPU)
+    return next_round(method, net, FEDERATION, state, COHORT, engine=engine, local=LOCAL)
+
+
+def test_a_model_that_is_not_finite_has_no_accuracy(backend):
+    net, method = tiny(), LocalOnly()
+    state = make_initial_state(method, net, 3, CPU)
+    broken = state.client([1])
+    broken["model"]["classifier.bias"][0, 0] = torch.nan
+    state.rows.put_([1], {"client": broken})
+    counts = evaluate(method, net, FEDERATION, state, backend)
+    assert non_finite_clients(counts) == [1]
+    defined = [value == value for value in scores_per_client(counts)["accuracy"]]
+    assert defined == [True, False, True]
+
+
+def test_what_the_server_makes_of_finite_uploads_is_looked_at(backend):
+    @dataclass(frozen=True)
+    class Exploding(FedAvg):
+        def aggregate(self, server, clients, net, uploads, weight, generator):
+            return tree.map(lambda leaf: leaf.sum(0) * torch.inf, uploads), clients
+
+    _, outcome = one_round(Exploding(), backend)
+    assert outcome.finite.all()
+    assert not outcome.state_is_finite
+
+
+def test_statistics_that_are_not_finite_are_found():
+    @dataclass(frozen=True)
+    class Scaled(FedAvg):
+        def start(self, received, client):
+            return {**received, "conv.weight": received["conv.weight"] * 1e30}
+
+        def finish(self, server, client, start, end):
+            return server, client
+
+    _, outcome = one_round(Scaled(), net=tiny(norm=True))
+    assert not outcome.finite.any()
+
+
+def test_a_server_step_that_explodes_ends_the_run(tmp_path):
+    result = run_command("method=scaffold", "method.server_lr=1e30", *TINY, cwd=tmp_path)
+    assert result.code == 3
+    assert len(result.complaints) == 1
+    assert "diverged" in result.complaints[0]
+    (path,) = tmp_path.glob("outputs/digits/scaffold/*/seed42")
+    assert read_summary(path)["status"] == "diverged"
+
+
+def test_fine_tuning_that_diverges_leaves_its_columns_empty_and_says_so(tmp_path, monkeypatch):
+    @dataclass(frozen=True)
+    class Wild(FedAvg):
+        def finetuning(self, params, parts, epochs):
+            return [Phase(epochs, sgd={"lr": 1e30})]
+
+    monkeypatch.setitem(METHODS, "fedavg", Wild)
+    result = run_command(
+        "method=fedavg", *TINY, "eval.finetune_epochs=1", "eval.finetune_every=1", cwd=tmp_path
     )
-    with pytest.raises(MethodError, match=told), user_errors(cfg, tmp_path):
-        record_rounds(METHODS["leaving"](), tiny(), FEDERATION, [COHORT] * 2, **values)
+    assert result.code == 0
+    assert "fine-tuning diverged at" in result.err
+    (path,) = tmp_path.glob("outputs/digits/fedavg/*/seed42")
+    rows = read_table(path / "rounds.csv")
+    assert all(row["accuracy"] and not row["ft_accuracy"] and not row["ft_loss"] for row in rows)
+    assert all(row["participants"] == "2" for row in rows)
+    assert any(row["ft_accuracy"] in ("", "nan") for row in read_table(path / "clients.csv"))
+    assert read_summary(path)["last"].get("ft_accuracy") is None
+    assert "fine-tuning diverged" in (path / "run.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        *(("strat", "did you mean start"), ("aggregates", "did you mean aggregate")),
+        ("helper", "what is not begins with _$"),
+    ],
+)
+def test_a_public_method_that_is_no_hook_is_refused_and_a_private_one_is_not(name, advice):
+    for made in (lambda self: None, staticmethod(min), classmethod(min), property(min)):
+        with pytest.raises(FedpflError, match=f"Mine.{name} is no hook of a method; {advice}"):
+            type("Mine", (FedAvg,), {name: made})
+        type("Mine", (FedAvg,), {f"_{name}": made})
+
+
+def test_a_choice_that_is_slow_here_is_told_before_the_first_round(tmp_path):
+    told = run_command("method=fedavg", *TINY, "engine=batched", "rounds=1", cwd=tmp_path).err
+    assert "use engine.backend=auto" in told
+    assert select.slowness_notices(Engine("loop"), CPU) == []

@@ -51,7 +51,10 @@ def untrained(answers):
 
 
 def failing(answers):
-    return [ValueError("no such kernel") for _ in answers]
+    try:
+        raise ValueError("no such kernel")
+    except ValueError as error:
+        return [error for _ in answers]
 
 
 def chosen(net, **kinds):
@@ -76,23 +79,6 @@ def played(runner, federation, net, rounds=3):
 @pytest.fixture(autouse=True)
 def clock(monkeypatch):
     monkeypatch.setattr(choosing.time, "perf_counter", lambda: Played.clock)
-
-
-def test_a_candidate_that_fails_keeps_no_frames(federation, net):
-    """They would hold its memory for as long as the error is kept."""
-    errors = []
-
-    def fail(answers):
-        for _ in answers:
-            try:
-                raise ValueError("no such kernel")
-            except ValueError as error:
-                errors.append(error)
-        return errors
-
-    runner, _ = chosen(net, graphs={"change": fail})
-    played(runner, federation, net, rounds=1)
-    assert [error.__traceback__ for error in errors] == [None]
 
 
 SLOW, SLOWER = {"seconds": 0.3}, {"seconds": 0.6}
@@ -121,10 +107,14 @@ def test_the_fastest_that_agrees_is_taken_and_answers_from_the_first_round_on(
     assert all(backend.runs <= 3 for backend in others)
 
 
-def test_what_is_left_out_is_told(federation, net, caplog):
-    runner, _ = chosen(net, graphs={"change": untrained}, batched={"change": failing})
+def test_what_is_left_out_is_told_and_keeps_no_frames(federation, net, caplog):
+    """They would hold a candidate's memory for as long as its error is kept."""
+    errors = []
+    fail = lambda answers: errors.extend(failing(answers)) or errors  # noqa: E731
+    runner, _ = chosen(net, graphs=WRONG, batched={"change": fail})
     with caplog.at_level(logging.WARNING):
         played(runner, federation, net, 1)
+    assert [error.__traceback__ for error in errors] == [None]
     lines = [record.getMessage() for record in caplog.records]
     assert lines[0] == "engine: batched is left out: no such kernel"
     assert lines[1].startswith("engine: batched with graphs is left out: its results are 1")
@@ -132,7 +122,7 @@ def test_what_is_left_out_is_told(federation, net, caplog):
 
 
 def test_where_all_fail_the_plainest_ones_error_is_raised(federation, net):
-    runner, _ = chosen(net, **{kind: {"change": failing} for kind in ("graphs", "batched", "loop")})
+    runner, _ = chosen(net, **dict.fromkeys(("graphs", "batched", "loop"), BROKEN))
     with pytest.raises(ValueError, match="no such kernel"):
         played(runner, federation, net, 1)
 
@@ -141,13 +131,9 @@ def test_where_all_fail_the_plainest_ones_error_is_raised(federation, net):
 def test_backends_are_within_the_tolerance_and_not_training_is_not(name, values, federation):
     method, net = METHODS[name](**values), tiny()
     state = make_initial_state(method, net, federation.clients, CPU)
-    reference, batched, still = (
-        participate(method, net, federation, state, COHORTS[0], engine=kind, local=local)
-        for kind, local in (
-            *(("loop", LOCAL), ("batched", LOCAL)),
-            ("loop", replace(LOCAL, lr=1e-30)),
-        )
-    )
+    about = (method, net, federation, state, COHORTS[0])
+    reference, batched = (participate(*about, engine=kind) for kind in ("loop", "batched"))
+    still = participate(*about, local=replace(LOCAL, lr=1e-30))
     assert answer_distance(reference, reference) == 0
     assert answer_distance(batched, reference) < TOLERANCE["fp32"] / 10
     if name not in ("fedpac", "per_fedavg", "pfedme"):  # whose step sizes are their own
@@ -163,12 +149,10 @@ def test_numbers_that_are_not_finite_must_be_so_in_both(federation, net):
 
 
 def test_what_was_recorded_is_taken_without_being_tried(net):
+    """And a width that memory ran out for is kept by a resumed run."""
     known = {"backend": "loop", "graphs": False, "width": 3}
     assert choose_backend(Engine(), net, CPU, known).engine == Engine(**known)
     assert choose_backend(Engine(), net, CPU).name == "loop"
-
-
-def test_a_width_that_memory_ran_out_for_is_kept_by_a_resumed_run(net):
     recorded = {"backend": "batched", "graphs": False, "width": 3}
     for width, resumed in ((0, 3), (8, 3), (2, 2)):
         engine = Engine("batched", width=width)

@@ -109,18 +109,6 @@ def test_samples_are_counted_as_they_are_dealt():
         assert count == int((dealt.positions >= 0).sum()), (batches, fixed, epochs, client)
 
 
-@pytest.mark.parametrize("engine", BACKENDS)
-def test_time_alone_changes_nothing(engine):
-    """Equal devices, no deadline: the run without, bit for bit."""
-    method = METHODS["fedobp"](q=0.9)
-    plain, without, _ = a_round(method, engine=engine)
-    for system in (System(), System(deadline=1e9, late="partial")):
-        state, outcome, _ = a_round(method, Clock(system, EQUAL, {}), engine=engine)
-        assert_same(state_trees(state), state_trees(plain))
-        assert dataclasses.replace(outcome, turn_loads=[]).traffic == without.traffic
-        assert torch.equal(outcome.loss, without.loss)
-
-
 def test_backends_count_the_same():
     devices = [Device(1e6 / (1 + client), 1e5, 1e4) for client in EVERYONE]
     clock = Clock(System(deadline=3.0, late="partial", over=1.4, dropout=0.2), devices, {2: 1})

@@ -11,13 +11,12 @@ engines.
 
 import copy
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
-import torch
 import yaml
 
 from fedpfl.engine import (
@@ -34,14 +33,12 @@ from fedpfl.engine import (
 )
 from fedpfl.engine.calls import EvalCall, TrainCall, with_before_turn
 from fedpfl.engine.keys import Draws, generator
-from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.tree import Agreed
-from fedpfl.methods import METHODS, FedOBP, Method, Turn
+from fedpfl.methods import METHODS, Method, Turn
 from fedpfl.system import Device, System
 from fedpfl.testing import method_promises as contract
-from fedpfl.testing.method_promises import METHOD_PROMISES, Promise, poison_unsent
-from fedpfl.testing.toy import COHORTS, EVERYONE, TEST, TRAIN, MethodTrial, Unkept, tiny_federation
+from fedpfl.testing.method_promises import METHOD_PROMISES, Promise
+from fedpfl.testing.toy import COHORTS, EVERYONE, TEST, TRAIN, MethodTrial, tiny_federation
 from tests.conftest import (
     BACKENDS,
     CPU,
@@ -177,13 +174,14 @@ def quick_turn(name: str, position: int) -> int:
     return REPRESENTATIVES.index(name) + position if name in REPRESENTATIVES else 0
 
 
-def ask_all_promises(
+def ask_promises(
     named: NamedTrial,
     subtests: pytest.Subtests,
     is_quick: bool = False,
     low_precision: bool = False,
+    promises: Sequence[Promise] = (*METHOD_PROMISES, *HOUSE_PROMISES),
 ) -> None:
-    for position, promise in enumerate([*METHOD_PROMISES, *HOUSE_PROMISES]):
+    for position, promise in enumerate(promises):
         if is_exempt(promise, named.name, named.method):
             continue
         if is_quick and is_left_out(promise, named.name):
@@ -195,15 +193,10 @@ def ask_all_promises(
                 promise.check(subject, *([engine] if engine else []))
 
 
-def test_promises_that_play_rounds_again_exist():
-    checks = {promise.check.__name__ for promise in [*METHOD_PROMISES, *HOUSE_PROMISES]}
-    assert checks >= ROUNDS_AGAIN
-
-
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_keeps_its_promises(name, subtests):
     method = build_method(name, settings_of(name)[0])
-    ask_all_promises(NamedTrial(name, MethodTrial(method)), subtests, is_quick=True)
+    ask_promises(NamedTrial(name, MethodTrial(method)), subtests, is_quick=True)
 
 
 @pytest.mark.full
@@ -213,7 +206,7 @@ def test_a_method_keeps_its_promises(name, subtests):
 )
 def test_a_method_keeps_its_promises_in_every_setting_on_every_engine(name, number, subtests):
     method = build_method(name, settings_of(name)[number])
-    ask_all_promises(NamedTrial(name, MethodTrial(method)), subtests, low_precision=number == 0)
+    ask_promises(NamedTrial(name, MethodTrial(method)), subtests, low_precision=number == 0)
 
 
 # Over adapters: a method that wants none itself, where the head and low-rank additions train
@@ -229,32 +222,11 @@ def test_backends_agree_over_adapters(name):
 @pytest.mark.full
 @pytest.mark.parametrize("name", OVER_ADAPTERS)
 def test_a_method_keeps_its_promises_over_adapters(name, subtests):
-    method = build_method(name, settings_of(name)[0])
-    trial = MethodTrial(method, pairs=1)
-    for promise in METHOD_PROMISES:
-        if promise.check is contract.statistics_are_mixed and name == "fedamp":
-            continue
-        for engine in promise.engines or (None,):
-            with subtests.test(promise.title, engine=engine):
-                promise.check(trial, *([engine] if engine else []))
+    trial = MethodTrial(build_method(name, settings_of(name)[0]), pairs=1)
+    ask_promises(NamedTrial(name, trial), subtests, promises=METHOD_PROMISES)
 
 
 # What it is
-
-
-@house_promise("it is a frozen, hashable dataclass with a docstring, in each of its settings")
-def is_frozen_dataclass(named: NamedTrial) -> None:
-    for values in settings_of(named.name):
-        method, same = build_method(named.name, values), build_method(named.name, values)
-        assert method == same
-        assert hash(method) == hash(same)
-        for field in [field.name for field in dataclasses.fields(method)] + ["anything"]:
-            with pytest.raises((dataclasses.FrozenInstanceError, TypeError)):
-                setattr(method, field, 1)
-        assert vars(method) == {
-            field.name: getattr(method, field.name) for field in dataclasses.fields(method)
-        }
-        assert type(method).__doc__
 
 
 @house_promise("its configuration file has exactly its hyperparameters")
@@ -294,6 +266,9 @@ def refuses_frozen_networks_only_where_it_cuts(named: NamedTrial) -> None:
 
 
 def test_every_configuration_file_setting_and_expectation_belongs_to_a_method():
+    """And the names in ROUNDS_AGAIN are promises'."""
+    checks = {promise.check.__name__ for promise in [*METHOD_PROMISES, *HOUSE_PROMISES]}
+    assert checks >= ROUNDS_AGAIN
     assert {path.stem for path in (ROOT / "conf/method").glob("*.yaml")} == set(METHODS)
     assert set(SETTINGS) <= set(METHODS)
     assert set(EXPECTED) == set(METHODS)
@@ -370,9 +345,8 @@ def changes_only_the_cohorts_rows(named: NamedTrial, engine: str) -> None:
 @house_promise("training that diverges is told, and nothing is raised", *BACKENDS)
 def tells_that_training_diverged(named: NamedTrial, engine: str) -> None:
     method, net, federation = named.method, named.trial.net(), tiny_federation()
-    state = make_initial_state(method, net, federation.clients, CPU)
-    if any(phase.step for phase in planned_phases(named, state, 0)):
-        return  # its steps have lengths of their own
+    if method.own_steps:
+        return  # which have lengths of their own
     local = dataclasses.replace(LOCAL, lr=1e30)
     outcome = record_rounds(method, net, federation, COHORTS[:1], engine=engine, local=local)[1][0]
     finite = dict(zip(COHORTS[0], outcome.finite.tolist(), strict=True))
@@ -456,26 +430,6 @@ def evaluates_the_cohort_before_and_after(named: NamedTrial, engine: str) -> Non
             assert outcome.after.correct.tolist() == after.correct.tolist()
 
 
-# Phases
-
-
-def planned_phases(named: NamedTrial, state: Any, number: int) -> list[Any]:
-    """Return the phases of a client's training in the next round."""
-    client = named.trial.prepare_client(named.trial.net(), state, number)
-    start = named.method._begin(state.server, client)
-    return named.method.phases(state.server, client, start, 3)
-
-
-@house_promise("phases are the same for all clients")
-def plans_the_same_phases_for_everyone(named: NamedTrial) -> None:
-    state, plans = named.trial.play_cohorts("loop")[0][-1], set()
-    for client in EVERYONE:
-        phases = planned_phases(named, state, client)
-        plans.add(tuple((phase.epochs, phase.stream) for phase in phases))
-        assert sum(max(0, phase.epochs) for phase in phases) > 0
-    assert len(plans) == 1
-
-
 # What travels, and what the server sees
 
 
@@ -514,84 +468,3 @@ def keeps_private_entries(named: NamedTrial) -> None:
 def sees_no_less_than_it_says(named: NamedTrial) -> None:
     seen, _ = contract.find_server_view(named.trial)
     assert named.method.server_sees in (seen, SEES_LATER.get(named.name))
-
-
-def test_training_on_what_was_not_sent_is_found():
-    @dataclasses.dataclass(frozen=True)
-    class Leaky(FedOBP):
-        def loss(self, server, client, net, params, batch):
-            own = super().loss(server, client, net, params, batch)
-            return own + 0.1 * tree.squared_distance(params, server)
-
-    trial = MethodTrial(Leaky(q=0.9))
-    first, _, state = trial.play_cohorts("loop")[0]
-    client = trial.prepare_client(tiny(), state, 0)
-    other = poison_unsent(trial.method, first.server, state.server, client)
-    assert int(tree.ravel(other).isnan().sum()) == int(tree.ravel(client["mask"]).sum()) > 0
-    assert_same(trial.method._begin(other, client), trial.method._begin(state.server, client))
-    with pytest.raises(Unkept, match="without what is not sent"):
-        contract.sees_what_was_sent(trial)
-
-
-class Sly:
-    """Has hooks that see too much, each by a name of its own."""
-
-    @staticmethod
-    def before_turn(self, server, clients, others, generator):
-        return {"met": others([0])["own"]["fc.bias"][:1].expand(len(clients["number"]), -1)}
-
-    @staticmethod
-    def download(self, server, client):
-        return Agreed(server, tree.map(lambda own: own > 0, client["own"]))
-
-    @staticmethod
-    def start(self, received, client):
-        return client["own"]
-
-    @staticmethod
-    def aggregate(self, server, clients, net, uploads, weight, generator):
-        return tree.mean(clients["own"], weight), clients
-
-    @staticmethod
-    def by_norm(self, server, clients, net, uploads, weight, generator):
-        each = (tree.take(uploads, row) for row in range(len(weight)))
-        norms = torch.stack([tree.squared_distance(own, server) for own in each])
-        return tree.mean(uploads, norms / norms.sum()), clients
-
-    @staticmethod
-    def gives_back(self, server, clients, net, uploads, weight, generator):
-        mean = tree.mean(uploads, weight)
-        return mean, {**clients, "own": tree.repeat(mean, len(weight))}
-
-    @staticmethod
-    def turns(self, played, cohort, clients, generator):
-        return [Turn([client]) for client in cohort]
-
-
-@pytest.mark.parametrize(
-    ("hook", "name", "seen"),
-    [
-        ("before_turn", "before_turn", "client states"),
-        ("download", "download", "client states"),
-        ("aggregate", "aggregate", "client states"),
-        ("aggregate", "by_norm", "each upload"),
-        ("aggregate", "gives_back", "each upload"),
-        ("turns", "turns", "each upload"),
-    ],
-)
-def test_a_server_that_sees_more_than_the_method_says_is_found(hook, name, seen):
-    def init(self, params, parts):
-        return params, {"own": params}
-
-    def finish(self, server, client, start, end):
-        return end, {"own": end}
-
-    hooks = {"init": init, "finish": finish, hook: getattr(Sly, name)}
-    if hook == "download":
-        hooks["start"] = Sly.start
-    honest = dataclasses.dataclass(frozen=True)(type("Honest", (Method,), hooks))()
-    assert honest.server_sees == "client states"  # where it says nothing
-    contract.sees_what_it_says(MethodTrial(honest))
-    lying = type("Lying", (Method,), {**hooks, "server_sees": "mean of uploads"})
-    with pytest.raises(Unkept, match=f"{hook} goes by {seen}"):
-        contract.sees_what_it_says(MethodTrial(dataclasses.dataclass(frozen=True)(lying)()))

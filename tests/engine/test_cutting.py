@@ -1,6 +1,5 @@
 """Sub-models are computed at their true size, and give what zeros around them would."""
 
-from contextlib import contextmanager
 from dataclasses import dataclass
 from unittest import mock
 
@@ -58,24 +57,18 @@ def play_at_full_size(method, net, federation):
         return play(method, net, federation)
 
 
-@contextmanager
-def log_widths():
-    """Note how many neurons the head reads in each call of a network."""
-    widths, call = set(), Net._call
-
-    def log_width(net, values, x):
-        widths.add(values["classifier.weight"].shape[1])
-        return call(net, values, x)
-
-    with mock.patch.object(Net, "_call", log_width):
-        yield widths
+def play_and_find_widths(method, net, federation):
+    """Play, and return how many neurons the head read in each call of the network too."""
+    with mock.patch.object(Net, "_call", autospec=True, side_effect=Net._call) as calls:
+        played = play(method, net, federation)
+    seen = (values for (_, values, _), _ in calls.call_args_list)
+    return *played, {values["classifier.weight"].shape[1] for values in seen}
 
 
 @pytest.mark.parametrize(("name", "values"), keep_quick(CUT, 3))
 def test_a_submodel_is_what_zeros_around_it_would_make(name, values, federation):
     method, net = METHODS[name](**values), tiny(norm=True)
-    with log_widths() as widths:
-        result, outcomes, states = play(method, net, federation)
+    result, outcomes, states, widths = play_and_find_widths(method, net, federation)
     whole, whole_outcomes, whole_states = play_at_full_size(method, net, federation)
     assert min(widths) < 12
     assert_close(result, whole, atol=2e-5, rtol=1e-4)
@@ -136,8 +129,7 @@ class Unruly(FedAvg):
 def test_a_loss_may_look_at_all_of_the_network(momentum, federation):
     net = tiny(norm=True)
     net.module.norm.momentum = momentum
-    with log_widths() as widths:
-        result, _, states = play(Unruly(), net, federation)
+    result, _, states, widths = play_and_find_widths(Unruly(), net, federation)
     whole, _, whole_states = play_at_full_size(Unruly(), net, federation)
     assert {3, 12} <= widths
     assert_close(result, whole, atol=2e-5, rtol=1e-4)
@@ -162,6 +154,10 @@ class Reader(nn.Module):
         return self.classifier(self.between(self, x, hidden))
 
 
+def divide_in_evaluation(net, x, hidden):
+    return hidden if net.training else hidden / hidden.size(1)
+
+
 def hook_layer():
     """Return a layer beside which something else is called."""
     layer = nn.Identity()
@@ -171,17 +167,11 @@ def hook_layer():
 
 INSTANCE_NORM = nn.InstanceNorm1d(8, affine=True, track_running_stats=True)
 BETWEEN = {
-    "nothing": (lambda net, x, hidden: hidden, nn.Identity(), True),
     "batch": (lambda net, x, hidden: hidden.view(hidden.shape[0], -1), nn.Identity(), True),
     "size": (lambda net, x, hidden: hidden / hidden.size(1), nn.Identity(), False),
-    "shape": (lambda net, x, hidden: hidden / hidden.shape[-1], nn.Identity(), False),
     "width": (lambda net, x, hidden: hidden.view(-1, 8), nn.Identity(), False),
     "input": (lambda net, x, hidden: hidden * x, nn.Identity(), False),
-    "mode": (
-        lambda net, x, hidden: hidden if net.training else hidden / hidden.size(1),
-        nn.Identity(),
-        False,
-    ),
+    "mode": (divide_in_evaluation, nn.Identity(), False),
     "hook": (lambda net, x, hidden: hidden, hook_layer(), False),
     "layer norm": (lambda net, x, hidden: hidden, nn.LayerNorm(8), False),
     "instance norm": (lambda net, x, hidden: hidden, INSTANCE_NORM, False),

@@ -3,6 +3,7 @@ precision, errors, CUDA.
 """
 
 import copy
+import math
 import random
 from dataclasses import replace
 
@@ -25,7 +26,7 @@ from fedpfl.engine import (
 )
 from fedpfl.engine.backends.backend import reproducible_arithmetic
 from fedpfl.engine.backends.selection import find_device, require_supported
-from fedpfl.engine.calls import Counts, EvalCall
+from fedpfl.engine.calls import Counts
 from fedpfl.engine.evaluate import pooled_accuracy, scores_per_client, summarize_scores
 from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
@@ -51,11 +52,6 @@ from tests.conftest import (
 )
 
 EVERYONE = list(range(10))
-
-
-def images(federation, client):
-    index = federation.train[client]
-    return (federation.x[index].float() / 255 - 0.4) / 0.3, federation.y[index]
 
 
 # Draws
@@ -85,8 +81,10 @@ def test_losses_are_means_over_a_clients_steps(net, federation, backend):
     _, (outcome,) = record_rounds(FedAvg(), net, federation, [cohort], engine=backend, local=local)
     module = Tiny()
     module.load_state_dict(net.params)
-    pairs = (images(federation, client) for client in (0, 5))
-    expected = [F.cross_entropy(module(x), y).item() for x, y in pairs]
+    samples = [federation.train[client] for client in (0, 5)]
+    logits = [module(federation.normalize(federation.x[own])) for own in samples]
+    losses = map(F.cross_entropy, logits, [federation.y[own] for own in samples])
+    expected = [loss.item() for loss in losses]
     assert outcome.loss.tolist() == pytest.approx([*expected, 0.0], abs=1e-5)
 
 
@@ -99,7 +97,7 @@ def test_evaluation_passes_all_samples_once_in_chunks(net, backend):
     for k, client in enumerate([2, 0, 1]):
         y = large.y[large.test[client]]
         with torch.no_grad():
-            logits = module((large.x[large.test[client]].float() / 255 - 0.4) / 0.3)
+            logits = module(large.normalize(large.x[large.test[client]]))
         assert counts.total[k] == len(y)
         assert counts.correct[k] == (logits.argmax(1) == y).sum()
         loss = float(F.cross_entropy(logits, y, reduction="sum"))
@@ -114,10 +112,8 @@ def test_predictions_are_among_the_classes_that_a_client_trains_on_where_it_is_s
     all.
     """
     whole = make_federation()
-    train = tuple(
-        own[whole.y[own] % 5 < kept + client % 2] for client, own in enumerate(whole.train)
-    )
-    train = (train[0][:0], *train[1:])
+    train = [own[whole.y[own] % 5 < kept + client % 2] for client, own in enumerate(whole.train)]
+    train[0] = train[0][:0]
     samples = Samples("own", whole.x, whole.y, CLASSES, whole.mean, whole.std)
     split = Partition(*(tuple(own.numpy() for own in part) for part in (train, whole.test)))
     plain, judged = (
@@ -126,12 +122,13 @@ def test_predictions_are_among_the_classes_that_a_client_trains_on_where_it_is_s
     first, two = (make_initial_state(FedAvg(), net, clients, CPU) for clients in (10, 2))
     over_all, over_own = (evaluate(FedAvg(), net, own, first, backend) for own in (plain, judged))
     assert_close(over_own.loss, over_all.loss)
-    wanted = []
+    wanted, bound = [], net.bind({"main": net.buffers})
     for client, own in enumerate(whole.test):
         classes = sorted(set(whole.y[train[client]].tolist())) or range(CLASSES)
-        logits = net.bind({"main": net.buffers})(net.params, whole.normalize(whole.x[own])).tolist()
-        hits = [max(classes, key=row.__getitem__) for row in logits]
-        wanted.append(sum(hit == y for hit, y in zip(hits, whole.y[own].tolist(), strict=True)))
+        logits = bound(net.params, whole.normalize(whole.x[own])).tolist()
+        guesses = [max(classes, key=row.__getitem__) for row in logits]
+        pairs = zip(guesses, whole.y[own].tolist(), strict=True)
+        wanted.append(sum(guess == y for guess, y in pairs))
     assert over_own.correct.tolist() == wanted != over_all.correct.tolist()
     assert judged.merge_clients(3).excluded_classes is None  # everybody's samples
     few = evaluate(FedAvg(), net, judged.select_clients([4, 2]), two, backend, [1, 0])
@@ -139,8 +136,10 @@ def test_predictions_are_among_the_classes_that_a_client_trains_on_where_it_is_s
 
 
 def test_accuracies_by_hand():
+    """A measure's mean is over the clients of which it is defined."""
+    measures = {"f1": torch.tensor([0.5, math.nan, 0.9, 0.7]), "ece": torch.full((4,), math.nan)}
     correct, total = torch.tensor([1, 3, 0, 2]), torch.tensor([2, 4, 0, 4])
-    counts = Counts(correct, torch.tensor([2.0, 1.0, 0.0, 4.0]), total)
+    counts = Counts(correct, torch.tensor([2.0, 1.0, 0.0, 4.0]), total, measures)
     result = summarize_scores(counts)
     assert result["accuracy"] == pytest.approx((50 + 75 + 50) / 3)
     assert result["accuracy_pooled"] == pooled_accuracy(counts) == pytest.approx(60)
@@ -148,8 +147,10 @@ def test_accuracies_by_hand():
     assert result["accuracy_std"] == pytest.approx(variance**0.5)
     assert result["accuracy_worst10"] == 50
     assert result["loss"] == pytest.approx(0.7)
-    each = [50, 75, float("nan"), 50]
-    assert scores_per_client(counts)["accuracy"] == pytest.approx(each, nan_ok=True)
+    assert (result["f1"], result["ece"]) == (pytest.approx((50 + 90 + 70) / 3), None)
+    each = scores_per_client(counts._replace(loss=torch.tensor([2.0, 1.0, 0.0, math.inf])))
+    assert each["accuracy"] == pytest.approx([50, 75, math.nan, math.nan], nan_ok=True)
+    assert each["f1"] == pytest.approx([50, math.nan, math.nan, math.nan], nan_ok=True)
 
 
 def test_without_test_samples_there_is_no_accuracy():
@@ -204,7 +205,7 @@ def exact_products():
 def test_a_round_on_cuda_equals_the_cpus(name, values, backend, norm, federation, exact_products):
     """Each round from the CPU's state; 1e-4 after two epochs."""
     method, gpu, net = METHODS[name](**values), torch.device("cuda"), tiny(norm)
-    there, states = federation.to(gpu), record_states(method, net, federation)
+    there, (states, outcomes) = federation.to(gpu), record_rounds(method, net, federation)
     runner = make_backend(Engine(backend), net, gpu)
     for t, cohort in enumerate(COHORTS):
         known = copy.deepcopy(states[t])
@@ -217,19 +218,7 @@ def test_a_round_on_cuda_equals_the_cpus(name, values, backend, norm, federation
         assert all(leaf.device.type == "cuda" for leaf in flatten(after).values())
         assert_close(tree.to(after, CPU), state_trees(states[t + 1]), atol=1e-4, rtol=1e-3)
         assert outcome.before.total.tolist() == [TEST[i] for i in cohort]
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize("name", BACKENDS)
-def test_evaluation_and_tuning_on_cuda_equal_the_cpus(name, net, federation, exact_products):
-    gpu = torch.device("cuda")
-    for tuning in (None, FineTuning(LOCAL, Draws(0, "finetune", 0))):
-        first, state = (make_initial_state(FedAvg(), net, 10, device) for device in (CPU, gpu))
-        here = evaluate(FedAvg(), net, federation, first, tuning=tuning)
-        call = EvalCall(FedAvg(), federation.to(gpu), state, EVERYONE, tuning)
-        there = make_backend(Engine(name), net, gpu).evaluate(call)
-        assert there.correct.tolist() == here.correct.tolist()
-        assert_close(there.loss.cpu(), here.loss, atol=1e-3, rtol=1e-3)
+        assert_close(outcome.after.loss, outcomes[t].after.loss, atol=1e-3, rtol=1e-3)
 
 
 @pytest.mark.cuda

@@ -3,10 +3,10 @@ turn.
 """
 
 from dataclasses import dataclass, replace
-from functools import partial
 
 import pytest
 import torch
+from torch import Tensor
 
 from fedpfl.engine import FineTuning, make_initial_state
 from fedpfl.engine.keys import Draws
@@ -14,8 +14,6 @@ from fedpfl.engine.store import RowStorage
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError, MethodError
 from fedpfl.methods import FedAvg
-from fedpfl.testing.method_promises import statistics_are_mixed
-from fedpfl.testing.toy import MethodTrial, Unkept
 from tests.conftest import (
     CLASSES,
     COHORTS,
@@ -104,17 +102,17 @@ def test_the_server_is_asked_before_all_are_judged_too_and_of_newcomers(backend,
     plain = make_initial_state(FedAvg(), net, 10, CPU)
     rows = make_initial_state(Neighbours(), net, 3, CPU).rows
     late = replace(state, rows=rows, members=state.rows)
-    for tuning in (None, FineTuning(LOCAL, Draws(0, "finetune", 1))):
-        for own, who in ((state, federation), (late, world)):
-            judged = evaluate(Neighbours(), net, who, own, backend, tuning=tuning)
-            for number in range(who.clients):
-                mine = own.client(number)
-                after = state.client((int(mine["number"]) + 1) % 10)
-                params = halfway(mine["model"], after["model"])
-                statistics = halfway(mine["statistics"], after["statistics"])
-                one = replace(plain, server=params, server_buffers=statistics)
-                alone = evaluate(FedAvg(), net, who, one, backend, [number], tuning=tuning)
-                assert_close(tree.take(judged, number), tree.take(alone, 0), atol=2e-5, rtol=1e-4)
+    tuning = FineTuning(LOCAL, Draws(0, "finetune", 1))
+    for own, who, tuned in ((state, federation, None), (late, world, None), (late, world, tuning)):
+        judged = evaluate(Neighbours(), net, who, own, backend, tuning=tuned)
+        for number in range(who.clients):
+            mine = own.client(number)
+            after = state.client((int(mine["number"]) + 1) % 10)
+            params = halfway(mine["model"], after["model"])
+            statistics = halfway(mine["statistics"], after["statistics"])
+            one = replace(plain, server=params, server_buffers=statistics)
+            alone = evaluate(FedAvg(), net, who, one, backend, [number], tuning=tuned)
+            assert_close(tree.take(judged, number), tree.take(alone, 0), atol=2e-5, rtol=1e-4)
 
 
 def test_what_the_server_draws_before_a_turn_is_the_same_for_whatever_cohort(
@@ -145,24 +143,6 @@ def test_statistics_of_another_form_are_refused(backend, federation):
     told = r"statistics were found in another form than the network's, main.*is missing"
     with pytest.raises(MethodError, match=told):
         participate(Wrong(), tiny(norm=True), federation, state, [0], engine=backend)
-
-
-@pytest.mark.parametrize("told", [False, True], ids=["without", "with"])
-def test_a_method_is_told_that_it_mixes_models_without_their_statistics(told):
-    @dataclass(frozen=True)
-    class Mixing(Neighbours):
-        def before_turn(self, server, clients, others, generator):
-            same = others(clients["number"].tolist())
-            return {"mixed": same["model"], **({"statistics": same["statistics"]} if told else {})}
-
-    check = partial(statistics_are_mixed, MethodTrial(Mixing()))
-    if told:
-        check()
-    else:
-        with pytest.raises(
-            Unkept, match=r"^before_turn returns mixed\.conv\.weight, and no statistics"
-        ):
-            check()
 
 
 def test_where_processes_store_their_own_clients_nobody_can_read_others(net):
@@ -203,9 +183,8 @@ def test_a_trained_model_is_laid_out_as_one_never_trained(backend, net, federati
     @dataclass(frozen=True)
     class Measured(FedAvg):
         def finish(self, server, client, start, end):
-            assert [leaf.stride() for leaf in tree.leaves(end)] == [
-                leaf.stride() for leaf in tree.leaves(net.params)
-            ]
+            trained, untrained = (map(Tensor.stride, tree.leaves(own)) for own in (end, net.params))
+            assert [*trained] == [*untrained]
             return super().finish(server, client, start, end)
 
     assert 1 in net.params["conv.weight"].shape

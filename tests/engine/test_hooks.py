@@ -1,5 +1,5 @@
 """Hooks beyond SGD on a loss, with methods made for them: looks at the data, records, steps, random
-numbers, turns.
+numbers, turns, phases.
 """
 
 import dataclasses
@@ -13,15 +13,19 @@ from fedpfl.engine import FineTuning, Local, make_backend, make_initial_state
 from fedpfl.engine.backends import planning
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws, generator
+from fedpfl.engine.training.sgd import clip_gradients
 from fedpfl.ground import tree
 from fedpfl.methods import Batch, FedAvg, Phase, Turn
 from tests.conftest import (
+    BACKENDS,
     COHORTS,
     CPU,
+    HEAD,
     LOCAL,
     as_engine,
     assert_close,
     assert_same,
+    client_row,
     differing,
     evaluate,
     hold_out_quarter,
@@ -32,22 +36,15 @@ from tests.conftest import (
     tiny,
 )
 
-PLAIN = dataclasses.replace(LOCAL, momentum=0.0, weight_decay=0.0)
 EVERYONE = list(range(10))
 
 
-def minibatches(federation, client, draws=None, epochs=LOCAL.epochs):
-    """Sample indices of a client's minibatches in round 1, epoch by epoch."""
-    draws = draws or Draws(0, "train", 1)
-    own = federation.train[client]
-    return [
-        [
-            own[part]
-            for part in draws.order(client, "main", epoch, len(own)).split(LOCAL.batch_size)
-            if len(part) > 1
-        ]
-        for epoch in range(epochs)
-    ]
+def minibatches(federation, client):
+    """Sample indices of a client's minibatches in round 1."""
+    own, draws = federation.train[client], Draws(0, "train", 1)
+    orders = (draws.order(client, "main", epoch, len(own)) for epoch in range(LOCAL.epochs))
+    parts = itertools.chain(*(order.split(LOCAL.batch_size) for order in orders))
+    return [own[part] for part in parts if len(part) > 1]
 
 
 # At the server
@@ -159,7 +156,7 @@ def test_what_the_loss_leaves_reaches_the_look_at_the_gradient(backend, net, fed
         for both in (True, False)
     )
     for client in EVERYONE:
-        parts = list(itertools.chain(*minibatches(federation, client)))
+        parts = minibatches(federation, client)
         labels = sum(int((1 + federation.y[part]).sum()) for part in parts)
         assert (kept[client], nothing[client]) == (labels, len(parts) / 2)
 
@@ -181,12 +178,10 @@ class Keeping(FedAvg):
 
 def test_the_look_at_the_gradient_is_ahead_of_the_step(backend, net, federation):
     one_step = Local(None, 16, 0.05, steps=1)
-    trained = [client for client in EVERYONE if len(federation.train[client]) > 1]
-    part = take_part(Keeping(), net, federation, backend, trained, local=one_step)
-    for client in range(len(trained)):
-        seen = tree.take(part.client_states, client)
+    part = take_part(Keeping(), net, federation, backend, [0, 2, 5], local=one_step)
+    for row in range(3):
+        seen, uploaded = tree.take(part.client_states, row), tree.take(part.uploads, row)
         assert_same(seen["model"], net.params)
-        uploaded = tree.take(part.uploads, client)
         assert_close(uploaded, tree.map(lambda p, g: p - 0.05 * g, seen["model"], seen["gradient"]))
         assert differing(uploaded, net.params)
 
@@ -210,21 +205,19 @@ class Stepper(FedAvg):
 
 @dataclass(frozen=True)
 class Returning(FedAvg):
-    """Goes back to a model of a state, and trains on from there; "nowhere": trains at once."""
+    """Goes back to a model of the states where it is told so, and trains on from there."""
 
-    to: str
+    goes_back: bool
 
     def init(self, params, parts):
         return params, {"model": params}
 
     def phases(self, server, client, params, epochs):
         training = Phase(1, stream="training")
-        return [training] if self.to == "nowhere" else [Phase(1, step=self._return), training]
+        return [Phase(1, step=self._return), training] if self.goes_back else [training]
 
     def _return(self, server, client, net, params, batch):
-        return (server if self.to == "server" else client["model"]), batch.loss(
-            net(params, batch.x)
-        )
+        return client["model"], batch.loss(net(params, batch.x))
 
 
 @dataclass(frozen=True)
@@ -235,22 +228,17 @@ class Pairs(FedAvg):
         return [Phase(epochs, step=self._step, batches=2)]
 
     def _step(self, server, client, net, params, batches):
-        one, other = batches
-        losses = []
-        for part in (one, other):
-            grads, loss = net.gradient(lambda n, p, part: part.loss(n(p, part.x)), params, part)
-            losses.append((grads, loss))
-        mean = tree.map(lambda a, b: (a + b) / 2, losses[0][0], losses[1][0])
-        return tree.map(lambda p, g: p - 0.05 * g, params, mean), losses[0][1] + losses[1][1]
+        found = [net.gradient(lambda n, p, own: own.loss(n(p, own.x)), params, b) for b in batches]
+        (first, loss), (second, other_loss) = found
+        move = lambda own, a, b: own - 0.025 * (a + b)  # noqa: E731
+        return tree.map(move, params, first, second), loss + other_loss
 
 
 def test_a_step_may_go_back_to_a_model_of_the_states(backend, net, federation):
-    uploads = {
-        to: take_part(Returning(to), net, federation, backend).uploads
-        for to in ("nowhere", "server", "client")
-    }
-    assert_close(uploads["server"], uploads["nowhere"])
-    assert_close(uploads["client"], uploads["nowhere"])
+    back, never = (
+        take_part(Returning(goes_back), net, federation, backend) for goes_back in (True, False)
+    )
+    assert_close(back.uploads, never.uploads)
 
 
 # Random numbers and paces
@@ -284,15 +272,12 @@ def test_each_sample_has_numbers_and_a_place(net, federation, monkeypatch):
     monkeypatch.setattr(planning, "CHUNK", 8)
     held = dataclasses.replace(hold_out_quarter(federation), augment=Augment(flip=True))
     state = make_initial_state(Shaken(), net, 10, CPU)
-    loop, batched = (
-        participate(Shaken(), net, held, state, EVERYONE, engine=b) for b in ("loop", "batched")
-    )
-    loop, batched = (own._replace(before={}, after={}) for own in (loop, batched))
-    assert_close(loop, batched, atol=1e-5, rtol=1e-4)
+    parts = [participate(Shaken(), net, held, state, EVERYONE, engine=own) for own in BACKENDS]
+    assert_close(*(own._replace(before={}, after={}) for own in parts), atol=1e-5, rtol=1e-4)
     tuning, draws = FineTuning(LOCAL, Draws(0, "finetune", 0)), Draws(7, "adapt", 3)
-    tuned = [evaluate(Shaken(), net, held, state, b, tuning=tuning) for b in ("loop", "batched")]
+    tuned = [evaluate(Shaken(), net, held, state, own, tuning=tuning) for own in BACKENDS]
     assert_close(*tuned, atol=1e-4, rtol=1e-4)
-    for split, engine in itertools.product(("test", "validation"), ("loop", "batched")):
+    for split, engine in itertools.product(("test", "validation"), BACKENDS):
         runner = make_backend(as_engine(engine), net, CPU)
         adapt = FineTuning(LOCAL, draws)
         call = EvalCall(Shaken(), held, state, EVERYONE, before_evaluation=adapt)
@@ -307,4 +292,115 @@ def test_each_sample_has_numbers_and_a_place(net, federation, monkeypatch):
             assert_close(told.loss[client], expected, atol=1e-4, rtol=1e-5)
 
 
-# Surveys of all clients
+# Phases in which some have nothing that moves, statistics that hold still, clipped gradients
+
+
+@dataclass(frozen=True)
+class Sitting(FedAvg):
+    """After its first phase one more, in which some clients move nothing."""
+
+    who_moves: str = "odd"
+
+    def init(self, params, parts):
+        return params, {"seen": torch.zeros(())}
+
+    def phases(self, server, client, params, epochs):
+        first = Phase(1, after_gradient=self._observe)
+        if self.who_moves == "nobody":
+            return [first]
+        moves = (client["number"] % 2 == 1) | (self.who_moves == "everyone")
+        mask = tree.map(lambda leaf: torch.ones_like(leaf, dtype=torch.bool) & moves, params)
+        return [first, Phase(1, mask, "other", after_gradient=self._observe)]
+
+    def _observe(self, server, client, params, grads, batch, loss, kept):
+        return {**client, "seen": client["seen"] + loss}
+
+
+def test_a_phase_in_which_nothing_moves_leaves_no_trace(backend, federation):
+    """Neither in losses and statistics of batch normalisation, nor in what is seen at gradients."""
+    some, everyone, nobody = (
+        take_part(Sitting(who), tiny(norm=True), federation, backend)
+        for who in ("odd", "everyone", "nobody")
+    )
+    same = assert_same if backend == "loop" else assert_close
+    for client in EVERYONE:
+        for part in ("uploads", "client_states", "buffers", "loss", "after"):
+            own, like = getattr(some, part), getattr(everyone if client % 2 else nobody, part)
+            same(tree.take(own, client), tree.take(like, client))
+    assert differing(everyone.client_states, nobody.client_states)
+
+
+@dataclass(frozen=True)
+class Half(FedAvg):
+    """Trains the body alone, and adds up the gradients that it is shown."""
+
+    def init(self, params, parts):
+        return params, {"gradient": tree.full_like(params, 0.0)}
+
+    def phases(self, server, client, params, epochs):
+        mask = {name: name not in HEAD for name in params}
+        return [Phase(epochs, mask, after_gradient=self._add)]
+
+    def _add(self, server, client, params, grads, batch, loss, kept):
+        return {**client, "gradient": tree.map(torch.add, client["gradient"], grads)}
+
+
+def test_gradients_of_what_does_not_move_are_zero(net, federation, backend):
+    part = take_part(Half(), net, federation, backend, clients=[0, 2])
+    for name, leaf in part.client_states["gradient"].items():
+        assert bool((leaf == 0).all()) == (name in HEAD)
+
+
+@dataclass(frozen=True)
+class Careful(FedAvg):
+    """A client moves the statistics of one channel alone, that of its own number (clients 0 to 3),
+    or none.
+    """
+
+    def buffers(self):
+        return {"main": "aggregate"}
+
+    def updated_buffers(self, server, client):
+        here = torch.arange(4) == client["number"]
+        counter = torch.ones((), dtype=torch.bool)
+        moments = dict.fromkeys(("norm.running_mean", "norm.running_var"), here)
+        return {"main": {**moments, "norm.num_batches_tracked": counter}}
+
+
+def test_statistics_at_the_server_are_averaged_over_those_who_updated_them(backend, federation):
+    net, cohort, method = tiny(norm=True), [0, 1, 5], Careful()
+    states, (outcome,) = record_rounds(method, net, federation, [cohort], engine=backend)
+    part = participate(method, net, federation, states[0], cohort, engine=backend)
+    for name in ("norm.running_mean", "norm.running_var"):
+        old, new = states[0].server_buffers["main"][name], states[1].server_buffers["main"][name]
+        own = part.buffers["main"][name]
+        assert_close(new, torch.cat([own[0][:1], own[1][1:2], old[2:]]))
+    assert int(states[1].server_buffers["main"]["norm.num_batches_tracked"]) > 0
+    size = tree.size(net.params)
+    assert outcome.traffic.values_up == 3 * size + 4  # two channels' mean and variance
+    assert outcome.traffic.values_down == 3 * size + 4
+
+
+def test_clipping_is_torchs(backend, net, federation):
+    local = dataclasses.replace(LOCAL, clip=0.05, epochs=1, batch_size=512)
+    part = take_part(FedAvg(), net, federation, backend, local=local)
+    for client in (0, 4, 6):
+        module, own = net.copy().module.train(), federation.train[client]
+        module.load_state_dict(net.params)
+        optimizer = torch.optim.SGD(
+            module.parameters(), local.lr, momentum=local.momentum, weight_decay=local.weight_decay
+        )
+        logits = module(federation.normalize(federation.x[own]))
+        torch.nn.functional.cross_entropy(logits, federation.y[own]).backward()
+        assert float(torch.nn.utils.clip_grad_norm_(module.parameters(), local.clip)) > local.clip
+        optimizer.step()
+        expected = {name: p.detach() for name, p in module.named_parameters()}
+        assert_close(client_row(part.uploads, client), expected, atol=1e-6)
+
+
+def test_small_gradients_and_held_entries_are_not_clipped():
+    grads, mask = [torch.tensor([3.0, 4.0]), torch.tensor([100.0])], [None, torch.tensor([False])]
+    assert_close(clip_gradients(grads, mask, 10.0, False)[0], torch.tensor([3.0, 4.0]))
+    assert_close(clip_gradients(grads, mask, 1.0, False)[0], torch.tensor([0.6, 0.8]))
+    rows = clip_gradients([torch.tensor([[3.0, 4.0], [0.3, 0.4]])], [None], 1.0, True)
+    assert_close(rows[0], torch.tensor([[0.6, 0.8], [0.3, 0.4]]))

@@ -1,26 +1,33 @@
 """Lockstep sweeps: jobs in one process whose backend calls are answered together, each as if it ran
-alone.
+alone. test_contract.py asks the same of the calls of every registered method.
 """
 
-import signal
 import threading
 import time
+from dataclasses import dataclass, replace
 
 import pytest
 
+from fedpfl.engine import Engine, make_backend
 from fedpfl.engine.backends import lockstep
 from fedpfl.engine.backends.backend import Backend
 from fedpfl.engine.backends.lockstep import LockstepBackend, LockstepStage
-from tests.command import (
-    TINY,
-    read_checkpoint,
-    read_summary,
-    read_table,
-    run_command,
-    start_process,
-    wait_for,
+from fedpfl.engine.backends.programs import ProgramCache
+from fedpfl.engine.calls import TrainCall
+from fedpfl.engine.keys import Draws
+from fedpfl.methods import Ditto, FedAvg, FedOBP, FedPer, LocalOnly
+from tests.command import TINY, read_checkpoint, read_summary, read_table, run_command
+from tests.conftest import (
+    BACKENDS,
+    COHORTS,
+    CPU,
+    LOCAL,
+    assert_close,
+    assert_same,
+    make_federation,
+    record_states,
+    tiny,
 )
-from tests.conftest import assert_same
 
 SWEEP = ("-m", *TINY, "hydra/launcher=lockstep")
 
@@ -38,7 +45,7 @@ class Echo(Backend):
         return list(calls)
 
 
-def job(stage, backend, questions):
+def make_job(backend, questions):
     def run():
         shared = LockstepBackend(lockstep.current_stage.get(), backend)
         return [shared.run([question])[0] for question in questions]
@@ -46,18 +53,16 @@ def job(stage, backend, questions):
     return run
 
 
-def test_calls_of_all_jobs_come_together_and_answers_go_back_to_their_askers():
-    stage, echo = LockstepStage(8), Echo()
-    questions = [[10 * k + i for i in range(n)] for k, n in enumerate((3, 1, 2, 0))]
-    assert stage.play([job(stage, echo, own) for own in questions]) == questions
-    assert echo.batches == [[0, 10, 20], [1, 21], [2]]
-
-
-def test_only_so_many_jobs_at_once_and_the_next_joins_when_one_ends():
-    stage, echo = LockstepStage(2), Echo()
-    questions = [[0, 1], [10], [20, 21]]
-    assert stage.play([job(stage, echo, own) for own in questions]) == questions
-    assert echo.batches == [[0, 10], [1, 20], [21]]
+@pytest.mark.parametrize(
+    ("jobs", "batches"),
+    [(8, [[0, 10, 20], [1, 21], [2]]), (2, [[0, 10], [1, 20], [2, 21]])],
+    ids=["all jobs", "two at once"],
+)
+def test_calls_come_together_and_answers_go_back_to_their_askers(jobs, batches):
+    """Where only so many run at once the next joins when one ends."""
+    echo, questions = Echo(), [[0, 1, 2], [10], [20, 21], []]
+    assert LockstepStage(jobs).play([make_job(echo, own) for own in questions]) == questions
+    assert echo.batches == batches
 
 
 def test_only_one_job_moves_at_a_time():
@@ -80,7 +85,7 @@ def test_what_a_job_raises_is_its_result():
         LockstepBackend(stage, echo).run([7])
         raise ValueError("no")
 
-    good, bad = stage.play([job(stage, echo, [1, 2]), fails])
+    good, bad = stage.play([make_job(echo, [1, 2]), fails])
     assert good == [1, 2]
     assert isinstance(bad, ValueError)
 
@@ -100,7 +105,7 @@ def test_an_interrupt_between_two_answers_ends_every_job(given, monkeypatch):
 
     def play():
         try:
-            stage.play([job(stage, echo, [k, k]) for k in range(3)])
+            stage.play([make_job(echo, [k, k]) for k in range(3)])
         except KeyboardInterrupt as error:
             raised.append(error)
 
@@ -112,24 +117,21 @@ def test_an_interrupt_between_two_answers_ends_every_job(given, monkeypatch):
 
 
 def test_what_jobs_share_is_made_once():
-    stage, made = LockstepStage(1), []
-    first, again, other = (
-        stage.share(key, lambda: made.append(1) or object()) for key in ("a", "a", "b")
-    )
-    assert first is again is not other
-    assert len(made) == 2
+    stage, made = LockstepStage(1), list[str]()
+    for key in ("a", "a", "b"):
+        stage.share(key, lambda key=key: made.append(key))
+    assert made == ["a", "b"]
 
 
-def same_runs(cwd, arguments, *, ended="finished"):
-    """Every run of the sweep equals the one without the launcher, in rows, checkpoint and summary."""
-    alone = run_command("-m", *TINY, "hydra.sweep.dir=alone", *arguments, cwd=cwd)
+def assert_as_without_the_launcher(cwd, *arguments):
+    """Every run of the sweep is the one without it, in rows, checkpoint and summary."""
+    run_command("-m", *TINY, "hydra.sweep.dir=alone", *arguments, cwd=cwd)
     runs = sorted(path.parent for path in (cwd / "alone").rglob("rounds.csv"))
     for run in runs:
         twin = cwd / "outputs" / run.relative_to(cwd / "alone")
         assert read_table(run / "rounds.csv") == read_table(twin / "rounds.csv")
-        assert read_summary(twin)["status"] == read_summary(run)["status"] == ended
+        assert read_summary(twin)["status"] == read_summary(run)["status"] == "finished"
         assert_same(read_checkpoint(run), read_checkpoint(twin))
-    return alone, runs
 
 
 ARGUMENTS = ("method=fedobp,ditto", "seed=2", "eval.finetune_epochs=1", "eval.finetune_every=1")
@@ -138,7 +140,7 @@ ARGUMENTS = ("method=fedobp,ditto", "seed=2", "eval.finetune_epochs=1", "eval.fi
 def test_a_lockstep_sweep_equals_its_runs_alone_bit_for_bit(tmp_path):
     result = run_command(*SWEEP, *ARGUMENTS, cwd=tmp_path)
     assert result.code == 0, result.err
-    assert len(same_runs(tmp_path, ARGUMENTS)[1]) == 2
+    assert_as_without_the_launcher(tmp_path, *ARGUMENTS)
     told = [line for line in result.err.splitlines() if not line.startswith("sweep: run ")]
     assert [line[:15] for line in told] == [f"sweep: {done}/2 done" for done in (1, 2)]
     folder = next(tmp_path.glob("outputs/digits/ditto/*/seed2"))
@@ -146,7 +148,6 @@ def test_a_lockstep_sweep_equals_its_runs_alone_bit_for_bit(tmp_path):
     assert sum(f"  method=ditto: {value}" in line for line in told) == 1
     log = (folder / "run.log").read_text()
     assert "of a sweep method=ditto" in log
-    assert "model mlp" in log
     assert "loop in lockstep on cpu" in log
     assert result.out.startswith("Digits, Dir(0.1)\n")
 
@@ -163,35 +164,6 @@ def test_a_job_that_cannot_start_and_one_that_diverges_take_nobody_down(tmp_path
     assert statuses == ["diverged", "finished"]
 
 
-KILLED = """
-import os, signal
-from fedpfl import train
-from fedpfl.record import rundir
-real, saved = rundir.RunDirectory.checkpoint, []
-def save(self, payload):
-    real(self, payload)
-    saved.append(payload["round"])
-    if len(saved) == 5:
-        os.kill(os.getpid(), signal.SIGKILL)
-rundir.RunDirectory.checkpoint = save
-train.main()
-"""
-"""A sweep that is killed from within, when two runs have some of their rounds."""
-
-
-@pytest.mark.full
-def test_killed_and_started_again_each_job_resumes(tmp_path):
-    own = ("rounds=4", "seed=1,2,3")
-    arguments = (*SWEEP, *own, "hydra.launcher.jobs=2")
-    assert wait_for(start_process(*arguments, cwd=tmp_path, script=KILLED)).code == -signal.SIGKILL
-    result = run_command(*arguments, cwd=tmp_path)
-    assert result.code == 0, result.err
-    assert "resumed" in result.err
-    same_runs(tmp_path, own)
-    again = run_command(*arguments, cwd=tmp_path)
-    assert again.err.count("already finished") == 3
-
-
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
@@ -205,3 +177,100 @@ def test_what_cannot_work_is_one_line(tmp_path, argument, message):
     assert len(result.complaints) == 1
     assert message in result.complaints[0]
     assert not (tmp_path / "outputs").exists()
+
+
+# Which calls train as one program, and what does not spread
+
+
+METHODS = [FedAvg(), FedOBP(q=0.5), FedOBP(q=0.9), FedPer(), LocalOnly()]
+METHODS += [Ditto(lam=lam) for lam in (0.3, 0.3, 2.0)]
+
+
+@pytest.fixture(scope="module")
+def federations():
+    """One data set dealt out in as many ways as there are runs."""
+    first = make_federation()
+    return [
+        replace(
+            first,
+            train=first.train[start:] + first.train[:start],
+            test=first.test[start:] + first.test[:start],
+        )
+        for start in range(len(METHODS))
+    ]
+
+
+def trainings(methods, federations, net):
+    """Return a call of each run after one round, of its own seed."""
+    calls = []
+    for seed, method in enumerate(methods):
+        federation, draws = federations[seed], Draws(seed, "train", 2 + seed)
+        state = record_states(method, net, federation, COHORTS[:1], seed=seed)[-1]
+        calls.append(TrainCall(method, federation, state, COHORTS[seed % 3], LOCAL, draws))
+    return calls
+
+
+def compare(calls, **settings):
+    """Run the calls together; each is what it is alone."""
+    net = tiny()
+    together = make_backend(Engine("batched", **settings), net, CPU).run(calls)
+    alone = make_backend(Engine("batched"), net, CPU)
+    for answer, call in zip(together, calls, strict=True):
+        assert not isinstance(answer, Exception), answer
+        assert_close(answer, alone.run([call])[0], atol=2e-5, rtol=1e-4)
+
+
+def programs(monkeypatch):
+    """The number of rows of every training program run from here on."""
+    seen, real = [], ProgramCache.run
+
+    def counted(self, job):
+        seen.append(len(job.rows))
+        return real(self, job)
+
+    monkeypatch.setattr(ProgramCache, "run", counted)
+    return seen
+
+
+def test_plain_methods_train_as_one_program_and_others_with_their_equals(
+    federations, net, monkeypatch
+):
+    """But for another learning rate or data set; rounds of one schedule share a program."""
+    calls = trainings(METHODS, federations, net)
+    calls[1] = replace(calls[1], local=replace(LOCAL, lr=0.01))
+    calls[2] = replace(calls[2], federation=make_federation(seed=5))
+    schedule = replace(LOCAL, decay=0.5)
+    for k, number in ((3, 1), (4, 4)):
+        calls[k] = replace(calls[k], local=schedule.for_round(number, 9))
+    seen = programs(monkeypatch)
+    compare(calls)
+    plain, other_rate, other_data, scheduled, two_equal_dittos, ditto = 5, 5, 5, 10, 10, 5
+    assert seen[:6] == [plain, other_rate, other_data, scheduled, two_equal_dittos, ditto]
+
+
+def test_programs_keep_to_the_width(federations, net, monkeypatch):
+    calls = trainings(METHODS[:3], federations, net)
+    seen = programs(monkeypatch)
+    compare(calls, width=3)
+    assert seen[:6] == [3, 2] * 3
+
+
+@dataclass(frozen=True)
+class Broken(FedAvg):
+    """Fails at its first batch."""
+
+    def loss(self, server, client, net, params, batch):
+        raise ZeroDivisionError("broken")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_run_that_fails_takes_nobody_down(backend, federations, net):
+    calls = trainings([FedAvg(), FedAvg(), FedOBP(q=0.5)], federations, net)
+    calls[1] = replace(calls[1], method=Broken())
+    runner = make_backend(Engine(backend), net, CPU)
+    answers = runner.run(calls)
+    assert isinstance(answers[1], ZeroDivisionError)
+    for k in (0, 2):
+        assert_close(answers[k], runner.run([calls[k]])[0], atol=2e-5, rtol=1e-4)
+    with pytest.raises(ZeroDivisionError, match="broken"):
+        runner.run_one(calls[1])

@@ -13,7 +13,7 @@ from fedpfl.engine import Engine, PrecisionTimes, time_precisions
 from fedpfl.ground import tree
 from fedpfl.models import Net
 from fedpfl.runner import header
-from tests.command import TINY, play_run, read_checkpoint, read_table
+from tests.command import TINY, play_run, read_checkpoint
 from tests.conftest import CPU, assert_same, differing, make_federation
 
 module = importlib.import_module("fedpfl.engine.precision_timing")
@@ -92,26 +92,24 @@ def test_nothing_is_drawn_moved_or_asked_elsewhere():
     assert time_precisions(BF16, CPU, failing, FEDERATION, 32) is None
 
 
-@pytest.mark.parametrize("fp32", [3.0, 1.0])
-def test_the_run_says_it_once_and_is_the_same_without(tmp_path, monkeypatch, fp32):
+def test_the_run_says_it_once_and_is_the_same_without(tmp_path, monkeypatch):
     """Where bf16 is slower among the warnings, which a sweep shows too."""
-    asked = []
 
-    def timed(*about):
-        asked.append(module.time_precisions(*about))
-        return PrecisionTimes(32, 2.0, fp32) if asked[-1] else None
+    def say(folder, times, *words):
+        """Play a run that takes these times, and return what it says of them."""
+        find = lambda *about: times and module.time_precisions(*about) and times  # noqa: E731
+        monkeypatch.setattr(header.engine, "time_precisions", find)
+        said = play_run(tmp_path / folder, *RUN, *words).splitlines()
+        return [line for line in said if " ms in " in line]
 
-    monkeypatch.setattr(header.engine, "time_precisions", timed)
-    said = play_run(tmp_path / "own", *RUN, "engine.precision=bf16").splitlines()
-    lines = [line for line in said if " ms in " in line]
-    told = str(PrecisionTimes(32, 2.0, fp32))
-    warned = f"slow: {told}; use engine.precision=fp32"
-    assert lines == ([f"precision   {told}"] if fp32 > 2 else [warned])
-    assert not any(" ms in " in line for line in play_run(tmp_path / "full", *RUN).splitlines())
-    assert [bool(one) for one in asked] == [True, False]
-    monkeypatch.setattr(header.engine, "time_precisions", lambda *about: None)
-    play_run(tmp_path / "without", *RUN, "engine.precision=bf16")
-    own, without, full = (tmp_path / name for name in ("own", "without", "full"))
-    assert read_table(own / "rounds.csv") == read_table(without / "rounds.csv")
-    assert_same(read_checkpoint(own), read_checkpoint(without))
-    assert differing(read_checkpoint(own), read_checkpoint(full))
+    faster, slower = (PrecisionTimes(32, 2.0, fp32) for fp32 in (3.0, 1.0))
+    bf16 = "engine.precision=bf16"
+    assert say("faster", faster, bf16) == [f"precision   {faster}"]
+    assert say("slower", slower, bf16) == [f"slow: {slower}; use engine.precision=fp32"]
+    assert say("untimed", None, bf16) == []
+    assert say("full", faster) == []
+    timed, untimed, full = (
+        read_checkpoint(tmp_path / name) for name in ("faster", "untimed", "full")
+    )
+    assert_same(timed, untimed)
+    assert differing(timed, full)

@@ -61,10 +61,8 @@ class Remembering(FedAvg):
     """
 
     def init(self, params, parts):
-        return {"net": params, "mean": torch.zeros(64)}, {
-            "mean": torch.zeros(64),
-            "kept": torch.zeros(()),
-        }
+        mean = torch.zeros(64)
+        return {"net": params, "mean": mean}, {"mean": mean, "kept": torch.zeros(())}
 
     def before_training(self, server, client, net, shard):
         return {"seen": tree.Ragged(rows_of(shard)), "first": shard.data.x[0, 0, 0]}
@@ -118,13 +116,9 @@ def test_ragged_findings_are_on_the_batched_backend_what_they_are_one_by_one(wid
     own, known = federation.train[2], loop[0][1].client(2)
     expected = federation.normalize(federation.x[own]).flatten(1).mean(0)
     assert_close(known["mean"], expected, atol=1e-6)
-    assert known["kept"] == federation.y[own][_order(2)].sum()
-
-
-def _order(client):
-    """The samples of an epoch: a lone one at its end is left out."""
-    order = Draws(0, "train", 1).order(client, "main", 0, TRAIN[client])
-    return order[: len(order) - (len(order) % SHORT.batch_size == 1)]
+    order = Draws(0, "train", 1).order(2, "main", 0, len(own))
+    assert len(own) % SHORT.batch_size == 1  # a lone sample at an epoch's end is left out
+    assert known["kept"] == federation.y[own][order[:-1]].sum()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -162,15 +156,10 @@ def test_captured_steps_are_not_taken_for_another_padding():
     assert_same(captured, eager)
 
 
-def looking(**findings):
-    """A method whose hooks of these names answer so, given the shard."""
-
-    def hook(name, answer):
-        place = 5 if name == "after_training" else 4  # of the shard
-        return lambda *given: answer(given[place])
-
-    hooks = {name: hook(name, answer) for name, answer in findings.items()}
-    return type("Looking", (FedAvg,), hooks)()
+def make_method(hook, answer, base=FedAvg):
+    """A method whose hook answers so, given the arguments of the contract."""
+    arguments = ", ".join(inspect.signature(getattr(FedAvg, hook)).parameters)
+    return type("Wrong", (base,), {hook: eval(f"lambda {arguments}: {answer}", globals())})()
 
 
 FORMS = "answer all alike, and where their first axis differs by tree.Ragged(values)"
@@ -200,7 +189,7 @@ def whole(method, backend):
 
 @pytest.mark.parametrize(("hook", "answer", "word"), read_cases(UNMARKED, " | "))
 def test_other_shapes_are_the_same_line_on_both_backends(hook, answer, word):
-    lines, method = [], looking(**{hook: eval(f"lambda shard: {answer}", globals())})
+    lines, method = [], make_method(hook, answer)
     for backend in (*map(Engine, BACKENDS), Engine("batched", width=1)):
         with pytest.raises(MethodError) as told:
             whole(method, backend)
@@ -217,7 +206,6 @@ finish | (params, {**client, "own": client["seen"]}) | another form than init's,
 finish | ({"end": params, "own": client["seen"]}, {"own": client["own"]}) | an upload with a tree.Ragged in it
 prepare | {**client, "own": tree.Ragged(torch.zeros(3))} | entry own.real
 before_training | {"n": tree.Ragged(shard.data.y[0])} | n as tree.Ragged, whose leaves have no first axis of one length
-before_training | {"n": tree.Ragged({"x": shard.data.x, "y": torch.ones(1)})} | n as tree.Ragged, whose leaves have no first axis
 """
 """Hook | its answer, given the arguments of the contract | what is said."""
 
@@ -233,9 +221,6 @@ class Seeing(FedAvg):
 @pytest.mark.parametrize("backend", keep_quick(BACKENDS[::-1]))
 @pytest.mark.parametrize(("hook", "answer", "word"), read_cases(WRONG, " | "))
 def test_what_is_ragged_where_it_may_not_be_is_told(hook, answer, word, backend):
-    arguments = ", ".join(inspect.signature(getattr(FedAvg, hook)).parameters)
-    method = type("Wrong", (Seeing,), {hook: eval(f"lambda {arguments}: {answer}", globals())})()
-    values = {"local": SHORT, "engine": backend}
     with pytest.raises(MethodError) as told:
-        record_rounds(method, tiny(), tiny_federation(), COHORTS[:1], **values)
+        whole(make_method(hook, answer, Seeing), backend)
     assert word in str(told.value)

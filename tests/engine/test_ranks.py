@@ -29,7 +29,7 @@ from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.store import RowStorage
 from fedpfl.ground.errors import FedpflError
-from fedpfl.methods import METHODS, FedAvg, Method
+from fedpfl.methods import METHODS, Method
 from fedpfl.runner.attendance import find_trained_clients
 from fedpfl.testing import toy
 from tests.command import (
@@ -43,6 +43,7 @@ from tests.command import (
     read_summary,
     rewrite_summary,
     run_command,
+    snapshot,
     wait_for,
 )
 from tests.conftest import (
@@ -52,6 +53,7 @@ from tests.conftest import (
     assert_close,
     assert_same,
     flatten,
+    keep_quick,
     make_federation,
     record_rounds,
     tiny,
@@ -89,12 +91,9 @@ RUN = (
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
 def test_each_client_is_dealt_once_and_nobody_waits_for_more_than_the_largest(count):
     loads = [float(40 * (37 * k % 11)) for k in range(20)]
-    owners = assign_clients(loads, count)
-    sums = [
-        sum(load for load, owner in zip(loads, owners, strict=True) if owner == rank)
-        for rank in range(count)
-    ]
-    assert len(owners) == 20
+    owners, sums = assign_clients(loads, count), [0.0] * count
+    for load, owner in zip(loads, owners, strict=True):
+        sums[owner] += load
     assert set(owners) == set(range(count))
     assert max(sums) - min(sums) <= max(loads)
     assert owners == assign_clients(loads, count)
@@ -261,16 +260,7 @@ def together(
     return see
 
 
-@pytest.mark.parametrize(
-    ("count", "names"),
-    [
-        pytest.param(2, FEW, id="2"),
-        *(
-            pytest.param(count, METHODS, id=f"{count}-all", marks=pytest.mark.full)
-            for count in (2, 3)
-        ),
-    ],
-)
+@pytest.mark.parametrize(("count", "names"), keep_quick([(2, FEW), (2, METHODS), (3, METHODS)]))
 def test_every_process_sees_what_one_alone_would_bit_for_bit(count, names, together):
     alone = played(list(names))
     assert len(alone) > 50 * len(names)
@@ -278,9 +268,7 @@ def test_every_process_sees_what_one_alone_would_bit_for_bit(count, names, toget
         assert_same(own["whole"], alone)
 
 
-@pytest.mark.parametrize(
-    "names", [pytest.param(FEW, id="some"), pytest.param(METHODS, id="all", marks=pytest.mark.full)]
-)
+@pytest.mark.parametrize("names", [FEW, pytest.param(METHODS, marks=pytest.mark.full)])
 def test_with_sharded_states_each_process_stores_its_own_clients(names, together):
     alone, clients = played(storing(names)), torch.arange(6)
     for rank, found in enumerate(together(2, "loop", *names)):
@@ -337,19 +325,24 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.full
-def test_a_run_on_two_processes_is_that_of_one_and_process_0_alone_writes_and_talks(
+def test_a_run_on_several_processes_is_that_of_one_and_process_0_alone_writes_and_talks(
     tmp_path, alone
 ):
+    """Also one that goes on from a checkpoint, and one that has ended."""
     result = wait_for(torchrun(2, *RUN, "hydra.output_subdir=.hydra", cwd=tmp_path))
     assert result.code == 0, result.err
     assert_ends_alike(tmp_path / "run", alone)
     for words in ("loop in 2 processes on cpu", "finished after round 4"):
         assert result.err.count(words) == 1
     assert {path.name for path in tmp_path.iterdir()} == {"run"}
-    written_files, files = (
-        {path.name for path in own.iterdir()} for own in (tmp_path / "run", alone)
-    )
-    assert written_files == {*files, ".hydra"}
+    shutil.rmtree(tmp_path / "run" / ".hydra")
+    assert {*snapshot(tmp_path / "run")} == {*snapshot(alone)}
+
+    rewrite_summary(tmp_path / "run", status="running")
+    for count, said in ((3, "resumed     after round 4 of 4"), (2, "already finished")):
+        result = wait_for(torchrun(count, *RUN, "state.device=disk", cwd=tmp_path))
+        assert (result.code, (result.out + result.err).count(said)) == (0, 1), result
+        assert_ends_alike(tmp_path / "run", alone)
 
 
 @pytest.mark.full
@@ -362,19 +355,6 @@ def test_sharded_states_are_saved_together_and_any_number_of_processes_goes_on(t
         for name in ("clients.csv", "masks.json"):
             assert (tmp_path / "run" / name).read_bytes() == (alone / name).read_bytes()
         rewrite_summary(tmp_path / "run", status="running")
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("device", ["auto", "disk"])
-def test_a_checkpoint_is_restored_in_every_process_and_a_finished_run_is_told_once(
-    device, tmp_path, alone
-):
-    shutil.copytree(alone, tmp_path / "run")
-    rewrite_summary(tmp_path / "run", status="running")
-    for count, said in ((3, "resumed     after round 4 of 4"), (2, "already finished")):
-        result = wait_for(torchrun(count, *RUN, f"state.device={device}", cwd=tmp_path))
-        assert (result.code, (result.out + result.err).count(said)) == (0, 1), result
-        assert_ends_alike(tmp_path / "run", alone)
 
 
 KILLS = {
@@ -437,14 +417,8 @@ def test_a_killed_process_ends_all_in_one_line_and_any_number_goes_on(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    ("number", "told"),
-    [
-        *((signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")),
-        (signal.SIGUSR2, "terminated"),
-    ],
-)
-def test_a_signal_ends_all_in_one_line(number, told, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR2])
+def test_a_signal_ends_all_in_one_line(number, tmp_path):
     words = (*TINY, "rounds=3000", "hydra.run.dir=run", "checkpoint.seconds=0")
     options = ["--signals-to-handle=SIGTERM,SIGINT,SIGUSR2"]
     process = torchrun(2, *words, cwd=tmp_path, options=options)
@@ -455,6 +429,7 @@ def test_a_signal_ends_all_in_one_line(number, told, tmp_path):
     process.send_signal(number)
     result = wait_for(process)
     assert result.code != 0
+    told = "interrupted" if number == signal.SIGINT else "terminated"
     line = f"fedpfl: {told}; the same command goes on from the last checkpoint"
     assert result.complaints == [line]
     assert read_summary(tmp_path / "run")["status"] == "running"
@@ -507,10 +482,10 @@ def test_a_machine_that_is_lost_ends_the_run_on_the_other_in_one_line(
     """
     places = [tmp_path / name for name in "ab"]
     started = []
+    meeting = ["--master_addr=10.9.0.1", "--master_port=29511"]
     for rank, (name, place) in enumerate(zip(machines, places, strict=True)):
         place.mkdir()
-        options = ["--nnodes=2", f"--node_rank={rank}"]
-        options += ["--master_addr=10.9.0.1", "--master_port=29511"]
+        options = ["--nnodes=2", f"--node_rank={rank}", *meeting]
         script = TOOLS + LOST.format(lost)
         started.append(torchrun(1, *RUN, cwd=place, script=script, options=options, at=name))
     while not (places[lost] / "asleep").exists():
@@ -550,12 +525,6 @@ ROUNDS = BAD.format("""
         server, own = super().aggregate(*given)
         return {name: leaf + 1e-7 * int(os.environ["RANK"]) for name, leaf in server.items()}, own
 """)
-CHANGES = BAD.format("""
-    def prepare(self, server, client):
-        if os.environ["RANK"] == "1":
-            next(iter(server.values())).add_(1)
-        return super().prepare(server, client)
-""")
 
 
 @pytest.mark.full
@@ -564,15 +533,12 @@ CHANGES = BAD.format("""
     [
         (RAISES, 1, "method=fedobp: Bad.before_training raised ValueError: no such luck ("),
         (ROUNDS, 2, "after round 1 process 1 has another server state than process 0;"),
-        (CHANGES, 1, "Bad.prepare changed its argument server."),
     ],
 )
 def test_what_fails_in_one_process_is_told_once_and_in_the_log(script, code, line, tmp_path):
     results = processes(2, script, *RUN, cwd=tmp_path)
     assert [result.code for result in results] == [code, code], results
-    (told,) = [
-        line for result in results for line in result.err.splitlines() if line.startswith("fedpfl:")
-    ]
+    (told,) = [complaint for result in results for complaint in result.complaints]
     assert line in told
     assert "Traceback" not in "".join(result.err for result in results)
     assert read_summary(tmp_path / "run")["status"] == "failed"
@@ -592,10 +558,8 @@ def test_an_error_that_cannot_travel_is_told_by_its_name_and_place():
     except Local as error:
         shown = ranks._picklable_error(error)
     assert (type(shown), str(shown)) == (RuntimeError, "Local: no such luck")
-    assert [(file, name.rpartition(".")[2]) for file, name, _ in ranks.error_frames(shown)][-1] == (
-        __file__,
-        "fails",
-    )
+    file, name, _ = ranks.error_frames(shown)[-1]
+    assert (file, name.rpartition(".")[2]) == (__file__, "fails")
     assert "Local: no such luck" in shown.__notes__[0]
 
 
@@ -631,19 +595,3 @@ def test_what_cannot_work_is_one_line_and_writes_nothing(script, words, line, tm
     (told,) = [line for result in results for line in result.err.splitlines()]
     assert told.startswith(f"fedpfl: {line}")
     assert not list(tmp_path.iterdir())
-
-
-class Helped(FedAvg):
-    """A method of this file."""
-
-
-def test_the_hook_is_blamed_by_name_and_what_it_called_by_its_line():
-    error = KeyError("own")
-    error.frames = [
-        ("engine.py", "play", 1),
-        (__file__, "Helped.prepare", 7),
-        (__file__, "helper", 3),
-        ("os.py", "", 5),
-    ]
-    assert ranks.find_blamed_hook(error, Helped) == ("Helped.prepare", f"{__file__}:3")
-    assert ranks.find_blamed_hook(error, FedAvg) is None

@@ -36,15 +36,7 @@ from tests.command import (
     run_command,
     snapshot,
 )
-from tests.conftest import (
-    COHORTS,
-    CPU,
-    LOCAL,
-    assert_same,
-    keep_quick,
-    make_federation,
-    tiny,
-)
+from tests.conftest import COHORTS, CPU, LOCAL, assert_same, keep_quick, make_federation, tiny
 
 OBP = FedOBP(q=0.9, ema=0.3)
 
@@ -59,9 +51,7 @@ def played(store, folder, backend, method, federation, device=CPU):
     return now, runner.evaluate(EvalCall(method, there, now, list(range(there.clients))))
 
 
-@pytest.mark.parametrize(
-    "method", keep_quick([OBP, Ditto(), FedAvg()]), ids=["fedobp", "ditto", "fedavg"]
-)
+@pytest.mark.parametrize("method", keep_quick([OBP, Ditto(), FedAvg()]))
 @pytest.mark.parametrize(("where", "backend"), [("cpu", "batched"), ("disk", "loop")])
 def test_where_states_live_changes_no_bit(where, backend, method, federation, tmp_path):
     here, counts = played(Store(), None, backend, method, federation)
@@ -104,16 +94,12 @@ def test_memory_grows_with_those_who_took_part(where, tmp_path):
 
 
 def test_rows_are_saved_without_those_that_stand_empty_and_loaded_into_the_same_blocks(net):
-    begun = make_initial_state(OBP, net, 100, CPU)
-    rows, again = begun.rows, make_initial_state(OBP, net, 100, CPU).rows
-
-    def other(leaf):
-        return torch.rand(leaf.shape).to(leaf)
-
+    rows, again = (make_initial_state(OBP, net, 100, CPU).rows for _ in range(2))
+    draw = lambda leaf: torch.rand(leaf.shape).to(leaf)  # noqa: E731
     order = torch.randperm(100, generator=torch.Generator().manual_seed(3)).tolist()
     for at in range(0, 60, 20):
         some = order[at : at + 20]
-        rows.put_(some, {"client": tree.map(other, rows.take("client", some))})
+        rows.put_(some, {"client": tree.map(draw, rows.take("client", some))})
     saved = rows.saved()
     assert torch.cat([block["who"] for block in saved]).tolist() == order[:60]
     assert all(len(leaf) == len(block["who"]) for block in saved for leaf in tree.leaves(block))
@@ -152,26 +138,25 @@ RUN = (*TINY, "rounds=4", "quantile.q=0.9")
 
 
 def test_a_run_with_its_states_elsewhere_is_the_same_run(tmp_path):
-    here = tmp_path / "here"
+    here, there = tmp_path / "here", tmp_path / "disk"
     play_run(here, *RUN)
-    there = tmp_path / "disk"
     assert "on disk" in play_run(there, *RUN, "state.device=disk")
     assert_same(read_checkpoint(here), read_checkpoint(there))
     assert read_table(here / "rounds.csv") == read_table(there / "rounds.csv")
     assert set(snapshot(here)) == set(snapshot(there))
 
 
-LARGE = (*TINY_TASK, "rounds=4", "quantile.q=0.9", "model=mlp", "model.hidden=[1000]")
-"""A network of 3 MiB of parameters."""
+NETWORK = ("model=mlp", "model.hidden=[1000]")
+"""Of 3 MiB of parameters."""
+LARGE = (*TINY_TASK, "rounds=4", "quantile.q=0.9", *NETWORK)
 
 
 def test_what_a_run_will_take_is_told(tmp_path):
     """Local training keeps a model per client, of 4 bytes an entry, and none at the server; one
     more is the initial.
     """
-    own = ("method=local_only", "model=mlp", "model.hidden=[1000]", "rounds=2", "clients=8")
-    own += ("participation=0.25",)
-    told = run_command(*TINY_TASK, *own, cwd=tmp_path).err
+    own = ("method=local_only", "rounds=2", "clients=8", "participation=0.25")
+    told = play_run(tmp_path, *TINY_TASK, *NETWORK, *own)
     cohort = {client for drawn in draw_cohorts(42, 8, 0.25, 2) for client in drawn}
     each = 4 * (784 * 1000 + 1000 + 1000 * 10 + 10) / 2**20
     assert len(cohort) == 3
@@ -179,8 +164,8 @@ def test_what_a_run_will_take_is_told(tmp_path):
         f"client states {each:,.0f} MiB, up to {4 * each:,.0f} once 3 clients have trained; "
         f"checkpoint up to {3 * each:,.0f} MiB" in told
     )
-    (file,) = tmp_path.rglob("state.pt")
-    assert file.stat().st_size / 2**20 == pytest.approx(3 * each, abs=0.1)
+    size = (tmp_path / "state.pt").stat().st_size
+    assert size / 2**20 == pytest.approx(3 * each, abs=0.1)
 
 
 def test_states_that_no_memory_can_hold_are_refused_before_anything_is_written(

@@ -7,14 +7,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from torch import nn
 
 import fedpfl
 from fedpfl.config.plan import check_config
 from fedpfl.data.datasets import load_samples
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.identity import identity
-from fedpfl.ground.tasks import MULTILABEL, REGRESSION, TASKS, find_task
+from fedpfl.ground.tasks import MULTILABEL, REGRESSION, find_task
 from fedpfl.methods import METHODS
 from fedpfl.models import ADAPTERS, Net
 from fedpfl.record.columns import round_columns
@@ -27,7 +27,7 @@ from fedpfl.report.tables import accuracy_table
 from fedpfl.runner import trials
 from fedpfl.runner.optuna_study import parse_distribution
 from fedpfl.runner.search import Search, SearchSettings
-from tests.command import compose_once, format_override, run_command
+from tests.command import compose_once, format_override, keep_last_words, play_run
 from tests.conftest import (
     BACKENDS,
     Tiny,
@@ -80,13 +80,6 @@ def refusal(action) -> str:
 # The configuration
 
 
-def test_the_task_of_all_earlier_runs_is_no_part_of_an_identity():
-    config = check_config(compose_once()).config
-    assert config["task"] == "classification"
-    earlier = {key: value for key, value in config.items() if key != "task"}
-    assert identity(earlier) == identity(config) != identity({**config, "task": "regression"})
-
-
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
@@ -133,21 +126,22 @@ def test_methods_that_need_classes_say_why():
 )
 def test_labels_of_another_form_say_which_task_they_are_for(tmp_path, task, y, reason):
     np.savez(tmp_path / "own.npz", x=np.zeros((4, 2), np.float32), y=y)
-    load = lambda: load_samples("npz", tmp_path, path=tmp_path / "own.npz", task=task)  # noqa: E731
-    assert reason in refusal(load)
+    path = tmp_path / "own.npz"
+    assert reason in refusal(lambda: load_samples("npz", tmp_path, path=path, task=task))
 
 
 @pytest.mark.parametrize("kind", [bool, np.uint8, np.float64])
 def test_labels_come_in_one_form_whatever_the_file_has(tmp_path, kind):
+    def load(y, task):
+        np.savez(tmp_path / "own.npz", x=np.zeros((4, 2), np.float32), y=y.astype(kind))
+        return load_samples("npz", tmp_path, path=tmp_path / "own.npz", task=task)
+
     wanted = np.eye(4)[:, :3]
-    np.savez(tmp_path / "own.npz", x=np.zeros((4, 2), np.float32), y=wanted.astype(kind))
-    got = load_samples("npz", tmp_path, path=tmp_path / "own.npz", task="multilabel")
+    got = load(wanted, "multilabel")
     assert (got.y.dtype, got.classes, find_task(got.y)) == (torch.bool, 3, MULTILABEL)
     assert np.array_equal(got.y, wanted)
-    column = np.arange(4).astype(kind)[:, None]
-    np.savez(tmp_path / "own.npz", x=np.zeros((4, 2), np.float32), y=column)
     if kind is not bool:
-        got = load_samples("npz", tmp_path, path=tmp_path / "own.npz", task="regression")
+        got = load(np.arange(4)[:, None], "regression")
         assert (got.y.dtype, got.classes, find_task(got.y)) == (torch.float32, 1, REGRESSION)
         assert got.y.tolist() == [0, 1, 2, 3]
 
@@ -162,9 +156,7 @@ def test_sites_are_tables_of_numbers_or_of_several_labels(tmp_path):
     got = load_samples("sites", tmp_path, **read, label="age", task="regression")
     assert (find_task(got.y), got.x.shape, got.class_names) == (REGRESSION, (18, 3), ())
     got = load_samples("sites", tmp_path, **read, label=("flu", "cold"), task="multilabel")
-    assert (got.y.shape, got.class_names, got.group_names) == (
-        *((18, 2), ("flu", "cold"), ("a", "b")),
-    )
+    assert (got.y.shape, got.class_names) == ((18, 2), ("flu", "cold"))
     two = lambda task: load_samples("sites", tmp_path, **read, label=("flu", "age"), task=task)  # noqa: E731
     assert "names 2 columns" in refusal(lambda: two("classification"))
     assert "a.csv: flu, age: y must be 0 and 1" in refusal(lambda: two("multilabel"))
@@ -196,9 +188,8 @@ def test_every_method_trains_on_labels_of_each_task_or_says_that_it_needs_classe
         federation = dataclasses.replace(whole, y=y, classes=classes)
         net, told = make_net(classes, method.pairs), {}
         for backend in BACKENDS:
-            states, outcomes = record_rounds(
-                method, net, federation, [[0, 2, 3, 5], [0, 1, 4, 5]], engine=backend
-            )
+            cohorts = [[0, 2, 3, 5], [0, 1, 4, 5]]
+            states, outcomes = record_rounds(method, net, federation, cohorts, engine=backend)
             told[backend] = {"server": states[-1].server, "loss": outcomes[-1].after.loss}
             assert outcomes[-1].after.correct.sum() == 0
             assert outcomes[-1].finite.all()
@@ -223,13 +214,12 @@ def test_a_run_is_recorded_by_its_score_and_goes_on_as_if_never_stopped(archives
     assert summary["best"][task.score] == best(rows[task.score].dropna())
     assert f"{task.score_word} " in repr(whole)
 
-    # Each client's score, and what the run says of all of them.
     members = whole.clients[whole.clients["unseen"] == 0]
     assert rows[task.score].iloc[-1] == pytest.approx(members[task.score].mean())
     labels = [name for name in members if name.startswith("label_")]
     assert len(labels) == (3 if task is MULTILABEL else 0)
 
-    shorter = (*words[: words.index("rounds=4")], "rounds=2", *words[words.index("rounds=4") + 1 :])
+    shorter = ["rounds=2" if word == "rounds=4" else word for word in words]
     fedpfl.run(*shorter, directory=tmp_path / "half", progress=False)
     half = format_override("extend", str(tmp_path / "half"))
     fedpfl.run(*words, half, directory=tmp_path / "longer", progress=False)
@@ -238,27 +228,12 @@ def test_a_run_is_recorded_by_its_score_and_goes_on_as_if_never_stopped(archives
     pd.testing.assert_frame_equal(longer.drop(columns=times), rows.drop(columns=times))
 
 
-@pytest.mark.parametrize("task", keep_quick(OTHERS[::-1]))
-@pytest.mark.parametrize(
-    "more", keep_quick(["stopping.early=true", "engine=batched", "engine.precision=bf16"])
-)
-def test_engines_and_early_stopping_go_by_the_tasks_loss(archives, tmp_path, task, more):
-    words = words_of(archives, task)
-    plain = fedpfl.run(*words, directory=tmp_path / "plain", progress=False)
-    other = fedpfl.run(*words, more, directory=tmp_path / "other", progress=False)
-    scores = [run.rounds[task.score].iloc[-1] for run in (plain, other)]
-    assert scores[0] == pytest.approx(scores[1], rel=1e-3 if more.endswith("batched") else 0.1)
-
-
 @pytest.mark.parametrize("task", keep_quick(OTHERS))
-def test_the_command_line_shows_the_tasks_score(archives, tmp_path, task):
-    result = run_command(*words_of(archives, task), "hydra.run.dir=run", cwd=tmp_path)
-    assert result.code == 0, result.err
-    text = result.out + result.err
+def test_the_terminal_shows_the_tasks_score(archives, tmp_path, task):
+    text = play_run(tmp_path / "run", *words_of(archives, task))
     assert f"all clients {task.score_word} " in text.splitlines()[-1]
     assert "accuracy" not in text
     assert ("cohort's loss" in text, "a number each" in text) == (True, task is REGRESSION)
-    assert (tmp_path / "run" / "partition.png").stat().st_size
 
 
 # Searches and reports
@@ -269,14 +244,12 @@ def test_a_search_for_errors_finds_the_least(tmp_path):
     (tmp_path / "rounds.csv").write_text(f"{header}1,1,1,3.5,4\n2,1,1,2.5,4\n3,1,1,2.75,4\n")
     assert trials.read_trial_result(tmp_path).value == 2.5
     pytest.importorskip("optuna")
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
     (word,) = OverridesParser.create().parse_overrides(["local.lr=interval(0.001,0.1)"])
     settings = SearchSettings(6, 2, startup=2, warmup=0, seed=0, task=REGRESSION)
     space = {"local.lr": parse_distribution(word)}
     search = Search(tmp_path, "study", space, {}, settings)
 
-    told, lines = [], []
+    told, lines = [], list[str]()
 
     def play(jobs):
         rates = [float(words[0].partition("=")[2]) for _, words in jobs]
@@ -292,9 +265,8 @@ def finished(archives, tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished")
     for task in OTHERS:
         for method in ("fedper", "local_only"):
-            words = [word for word in words_of(archives, task) if not word.startswith("method=")]
-            directory = folder / task.name / method
-            fedpfl.run(*words, f"method={method}", directory=directory, progress=False)
+            words = keep_last_words(*words_of(archives, task), f"method={method}", "rounds=2")
+            fedpfl.run(*words, directory=folder / task.name / method, progress=False)
     return folder
 
 
@@ -308,11 +280,8 @@ def test_tables_and_pages_are_of_the_tasks_score(finished, task, tmp_path):
     assert "accuracy" not in text.lower()
     assert {task.score, f"{task.score}_worst10"} <= {*table.frame}
     best = table.frame[task.score].agg("idxmin" if task is REGRESSION else "idxmax")
-    marks = [[cell.mark for cell in row] for row in table.rows]
-    column = [*table.frame].index(task.score)
     position = [c.heading for c in table.columns].index("RMSE" if task is REGRESSION else "AUROC")
-    assert column >= 0
-    assert marks[best][position] == "best"
+    assert table.rows[best][position].mark == "best"
     (page,) = html.write_pages([finished / task.name], tmp_path, table=accuracy_table)
     shown = page.read_text().partition("<script")[0] + page.read_text().rpartition("</script>")[2]
     assert f"<h2>{task.score_word}</h2>" in page.read_text()
@@ -330,16 +299,13 @@ def test_runs_of_several_tasks_are_listed_and_make_no_table(finished):
     text = render(listing.entries_table(entries), "terminal", 400)
     assert "AUROC" in text
     assert "RMSE" in text
-    assert {*TASKS} > {entry.directory.run.task.name for entry in entries}
     assert len(runs(finished, where=["task=regression"])) == 2
 
 
 def test_runs_of_several_tasks_have_figures_of_their_own(finished, tmp_path):
     assert report(["figures", str(finished), "--kind", "curves", "--out", str(tmp_path)]) == 0
-    names = {path.stem.partition("_")[::2] for path in tmp_path.iterdir()}
-    assert {(score, rest.rpartition("_")[2]) for score, rest in names} == {
-        (task.score, task.name) for task in OTHERS
-    }
+    words = [path.stem.split("_") for path in tmp_path.iterdir()]
+    assert {(own[0], own[-1]) for own in words} == {(task.score, task.name) for task in OTHERS}
 
 
 def test_the_least_error_has_the_first_rank():
