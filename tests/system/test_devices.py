@@ -31,6 +31,8 @@ def test_a_client_has_the_same_device_whoever_else_there_is(tmp_path):
     everyone = draw_devices(system, range(20), 7, tmp_path)
     assert draw_devices(system, [3, 11], 7, tmp_path) == [everyone[3], everyone[11]]
     assert draw_devices(system, [3], 8, tmp_path) != [everyone[3]]
+    alike = draw_devices(System(speed=3e9, spread=0.0), range(20), 7, tmp_path)
+    assert {device.speed for device in alike} == {3e9}
 
 
 def test_stragglers_are_drawn_once():
@@ -58,7 +60,7 @@ HEAD = "client,speed,down,up\n"
     ("text", "told"),
     [
         (None, "cannot be read: No such file"),
-        ("", "lacks the column client"),
+        ("client,speed,up\n0,1,1\n", "lacks the column down"),
         ("client,speed,down,up,avail\n0,1,1,1,1\n", "has a column that must .*, got 'avail'"),
         (HEAD + "0,1,1,1\n", "has no row for client 1; add it"),
         (HEAD + "0,1,1,1\n1,0,1,1\n", "line 3: speed must be above 0, got '0'"),
@@ -78,12 +80,12 @@ def test_a_wrong_file_is_one_line(tmp_path, text, told):
 
 
 LINES = """
+system.late=partial | late must be drop where system.deadline is null
 system.profile=phone | profile must be one of uniform, edge, phones, or the name of a file
 system.speed=0 | speed must be a positive number
 system.spread=9 | spread must be
 system.availability=0 | availability must be
 system.deadline=0 | deadline must be
-system.late=partial | late must be drop where system.deadline is null
 system.over=0.5 | over must be 1 or more
 system.dropout=1 | dropout must be at least 0 and below 1
 system.stragglers=30 | stragglers must be between 0 and 1

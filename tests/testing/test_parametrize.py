@@ -1,13 +1,15 @@
 """`parametrize_with_promises` in an author's own pytest: right code passes, planted faults fail."""
 
 import re
+import sys
 from collections.abc import Iterator
+from unittest import mock
 
 import pytest
+from _pytest.pytester import SysModulesSnapshot
 
 from fedpfl.config import plugins
 from fedpfl.testing import parametrize_with_promises
-from tests.command import compose_once
 from tests.conftest import ROOT
 
 pytest_plugins = ["pytester"]
@@ -58,9 +60,15 @@ PLANTED = {
 
 
 @pytest.fixture(scope="module", autouse=True)
-def known_modules() -> None:
-    """Load Hydra's plugins before pytester, which forgets the modules of its runs."""
-    compose_once()
+def kept_modules() -> Iterator[None]:
+    """Have pytester forget an author's modules alone: Hydra's and torch's are not loaded twice."""
+
+    def forget_authors_modules(snapshot: SysModulesSnapshot) -> None:
+        for name in ("mine", "test_mine"):
+            sys.modules.pop(name, None)
+
+    with mock.patch.object(SysModulesSnapshot, "restore", forget_authors_modules):
+        yield
 
 
 @pytest.fixture
