@@ -239,6 +239,8 @@ def test_secrets_are_apart_by_key_context_and_purpose():
     correlation = torch.corrcoef(torch.tensor(np.array(drawn))) - torch.eye(6)
     assert float(correlation.abs().max()) < 4.5 / math.sqrt(1000)
     assert (drawn[0] == Secret.of_seed(3).draw_normal(1000, "noise", 1, 0)).all()
+    twins = draw_noise({"one": torch.zeros(9), "other": torch.zeros(9)}, 1.0, secret, 1)
+    assert not torch.equal(twins["one"], twins["other"])
     assert repr(secret) == "Secret()"
 
 

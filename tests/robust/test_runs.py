@@ -29,10 +29,8 @@ attack=label_flip attack.share=1 | attack.share must be at least 0 and below 1
 attack=label_flip attack.share=0.05 | attack.share=0.05 of 10 clients is nobody
 attack=label_flip attack.clients=[11] | there is no client 11 among the 10
 attack=label_flip attack.clients=[0,1,2,3,4,5,6,7,8,9] | nobody be left to evaluate
-attack=label_flip attack.from_round=0 | attack.from_round must be 1 or more
 attack=label_flip attack.clients=[] | attack.clients must be null, or the numbers of one client or more
 attack=backdoor attack.from_round=4 | none of its 1 clients is drawn in a round of the attack, from attack.from_round=4 to rounds=3
-attack=label_flip attack.poisoned=0 | attack.poisoned must be
 attack=label_flip attack.source=1 | attack.target must be set where source is
 attack=label_flip attack.source=1 attack.target=1 | attack.target must be another class than source
 attack=label_flip attack.source=10 attack.target=1 | attack.source must be below 10
@@ -41,14 +39,12 @@ attack=backdoor attack.target=10 | attack.target must be below 10
 attack=backdoor attack.size=29 | attack.size must be at most 28
 attack=backdoor attack.parts=10 | attack.parts must be at most 9, the pixels of the pattern
 attack=backdoor eval.common=true | only honest clients are evaluated
-attack=sign_flip attack.scale=0 | attack.scale must be a positive number
 attack=sign_flip method=fedmp | send up more than numbers that can be averaged; choose attack=label_flip
 attack=sign_flip method=fedamp | nobody knows what an upload without training would be; choose
 defence=krum method=fedfomo | the server of method=fedfomo looks at
 defence=trimmed_mean defence.f=-1 | defence.f must be 0 or more
 defence=trimmed_mean defence.f=4 | needs 9 uploads in every round, and a cohort is 7 clients
 defence=bulyan defence.f=2 | needs 11 uploads in every round, and a cohort is 7 clients
-defence=flame defence.noise=-1 | defence.noise must be
 defence=median method=local_only | send nothing up
 defence=norm_bound method=pfedfda | nobody knows what an upload without training would be; use defence=mean
 defence=median method=fedproto | takes the place of a mean of uploads, and the server of method=fedproto looks at each upload
@@ -149,6 +145,17 @@ def test_of_two_classes_success_is_what_accuracy_lacks(text, tmp_path):
         assert float(last[f"{prefix}asr{statistic}"]) == pytest.approx(100 - accuracy)
         accuracies.append(accuracy)
     assert min(accuracies) < 100
+
+
+def test_before_its_first_round_an_attack_is_none(tmp_path):
+    servers = []
+    for name, words in {"attacked": ATTACKED, "honest": ("method=fedper", ATTACKED[4])}.items():
+        # Stopped with the second row, before the second checkpoint.
+        interrupt(tmp_path / name, *SMALL, *words, after=2)
+        checkpoint = read_checkpoint(tmp_path / name)
+        assert checkpoint["round"] == 1
+        servers.append(checkpoint["server"])
+    assert_same(*servers)
 
 
 def test_a_run_that_was_stopped_goes_on_bit_for_bit(attacked, tmp_path):
