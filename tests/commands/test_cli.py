@@ -90,7 +90,6 @@ adapter=head method=fjord => a network of which parts are frozen has no sub-mode
 model=vit model.patch=9 => images must be square, 9 (model.patch) a divisor of their sides
 # impossible together
 quantile=paper => quantile=paper: Table II has no q for dataset digits with alpha 0.1; it has cifar10 (0.1, 0.5)
-device=cpu engine.precision=tf32 => engine.precision=tf32 needs a CUDA device; use fp32 or bf16
 # files
 dataset=npz => dataset.path has no value; set it with dataset.path=
 dataset=cifar10 dataset.download=false data_dir=here => data set cifar10 is not in data_dir=here

@@ -72,9 +72,7 @@ train name=ü => a text is quoted: "name='ü'"
 train name=a,b => write a list as name=[a,b], a text as "name='a,b'"
 train participation=0,5 => a number as participation=0.5
 train seed=choice(1,2) => seed=choice(1,2) is a sweep, which needs -m
-# values
-train metrics=[accuracy] => metrics must be a list of values, each one of f1, balanced, auroc, ece, got ['accuracy']
-train local.epochs=0.5 => count minibatches: local.epochs=null local.steps=...
+# packages
 train -m seed=1,2 hydra/launcher=submitit_cluster => needs a package that is not installed; pip install
 train -m seed=1,2 hydra/launcher=rays => pip install 'fedpfl[ray]'
 """

@@ -23,7 +23,6 @@ from fedpfl.config import overrides, run_location
 from fedpfl.config.plan import check_config
 from fedpfl.config.resolution import resolve_config
 from fedpfl.config.run import build_run
-from fedpfl.config.run_location import run_subdir
 from fedpfl.config.schema import Settings
 from fedpfl.ground.casting import Checked
 from fedpfl.ground.checks import build_dataclass
@@ -203,13 +202,6 @@ def test_options_that_do_nothing_are_no_part_of_an_identity() -> None:
     del earlier["partition"]["seed"]
     earlier["local"] = {key: value for key, value in whole["local"].items() if key in first}
     assert identity(earlier) == identity(whole)
-
-
-def test_a_run_belongs_below_its_data_set_or_experiment() -> None:
-    whole = resolved("method=fedper", "seed=3")
-    key = identity(whole)
-    assert run_subdir(whole, None) == f"digits/fedper/{key}/seed3"
-    assert run_subdir(whole, "demo") == f"demo/fedper/{key}/seed3"
 
 
 # Types
