@@ -341,18 +341,17 @@ NOTED = {
 }
 
 
-def broken_by_data() -> dict[str, set[str]]:
-    """Return by fault which promises it breaks, those of data sets and of partitions apart."""
-    return {
-        fault: {f"{kind_of(head)}: {name}" for name in broken}
-        for fault, (head, _, broken, _) in DATA_FAULTS.items()
-    }
+BROKEN_BY_DATA = {
+    fault: {f"{kind_of(head)}: {name}" for name in broken}
+    for fault, (head, _, broken, _) in DATA_FAULTS.items()
+}
+"""By fault which promises it breaks, those of data sets and of partitions apart."""
 
 
 @pytest.mark.parametrize(
     "everything", [False, pytest.param(True, marks=pytest.mark.full)], ids=["one", "all"]
 )
-@pytest.mark.parametrize("fault", keep_covering(broken_by_data()))
+@pytest.mark.parametrize("fault", keep_covering(BROKEN_BY_DATA))
 def test_a_broken_promise_of_data_is_told(fault, everything, tmp_path, told, monkeypatch):
     """That one, and if all are tried no other."""
     head, body, broken, text = DATA_FAULTS[fault]

@@ -35,13 +35,6 @@ TUNED = ["eval.finetune_epochs=1", "eval.finetune_every=3"]
 SEEDED = ["privacy.seed=1"]
 
 
-def assert_as_in_one_place(path: Path, words: list[str]) -> None:
-    kept = [word for word in words if "federate" not in word]
-    fedpfl.run(*kept, "engine=loop", directory="alone", progress=False)
-    for name in ("rounds.csv", "clients.csv"):
-        assert read_table(path / name) == read_table(Path("alone") / name)
-
-
 ALIKE = {
     "samples, fine-tuned": ["method=fedper", *SAMPLE, *TUNED],
     "clients": ["method=fedper", *CLIENT],
@@ -60,7 +53,10 @@ def test_with_the_same_secret_as_in_one_place(kind, here):
     with pytest.raises(KeyboardInterrupt):
         app.run_server(Overheard(make_nodes(words), left=10), words)
     path = app.run_server(InProcessGrid(make_nodes(words)), words)
-    assert_as_in_one_place(path, words)
+    kept = [word for word in words if "federate" not in word]
+    fedpfl.run(*kept, "engine=loop", directory="alone", progress=False)
+    for name in ("rounds.csv", "clients.csv"):
+        assert read_table(path / name) == read_table(Path("alone") / name)
 
 
 # ---- Samples: a node's key and ledger
@@ -262,10 +258,10 @@ def test_who_does_not_answer_counts_as_one_that_does_not_change(here):
     """The mean divides by how many were drawn, so that nobody is told by how many came."""
     words = ["method=fedavg", *CLIENT, *SEEDED, "participation=1", "rounds=1", "privacy.noise=0"]
     grid = Overheard(make_nodes(words))
-    one, deaf = (
-        read_server(app.run_server(grid, [*words, f"hydra.run.dir={name}"]))
-        for name, grid in (("all", grid), ("deaf", Overheard(make_nodes(words), deaf=[1])))
-    )
+    models = []
+    for name, own in (("all", grid), ("deaf", Overheard(make_nodes(words), deaf=[1]))):
+        path = app.run_server(own, [*words, f"hydra.run.dir={name}"])
+        models.append(checkpoint.load_checkpoint(path / "state.pt")["server"])
     uploads = {
         wire.unpack_message(message)[0]["client"]: wire.unpack_message(answer)[1].uploads
         for _, message, answer in grid.exchanges
@@ -273,15 +269,11 @@ def test_who_does_not_answer_counts_as_one_that_does_not_change(here):
     }
     assert sorted(uploads) == [0, 1, 2, 3]
     start = build_run(check_config(app.compose_federation(words)[1])).net.params
-    for heard, model in (([0, 1, 2, 3], one), ([0, 2], deaf)):
+    for heard, model in zip(([0, 1, 2, 3], [0, 2]), models, strict=True):
         clipped = [clip_plainly(uploads[client], start) for client in heard]
         for name, leaf in model.items():
             moves = sum(update[name] for update in clipped)
             assert torch.allclose(leaf.double(), start[name] + moves / 4, atol=1e-6)
-
-
-def read_server(path):
-    return checkpoint.load_checkpoint(path / "state.pt")["server"]
 
 
 def clip_plainly(upload, start):

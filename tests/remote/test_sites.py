@@ -382,16 +382,6 @@ def test_a_node_that_lies_is_named(here, capsys):
         app.run_server(lying, words)
 
 
-def change_agreement(**fields):
-    def change(message):
-        about, trees = wire.unpack_message(message)
-        if "agreement" in about:
-            about["agreement"].update(fields)
-        return wire.pack_message(about, trees)
-
-    return change
-
-
 HOSTILE_AGREEMENTS = {
     "other sizes": ({"samples": [20, 29, 38, 40]}, r"davos has 47 samples, .* and had 40"),
     "other names": ({"names": ["a", "b", "c", "d"]}, "is no site of this federation"),
@@ -427,7 +417,9 @@ def test_a_node_refuses_what_it_has_not_agreed_on(kind, greeted):
     fields, reason = HOSTILE_AGREEMENTS[kind]
     node, request = greeted
     assert "clients" in wire.unpack_message(node.answer_message(request))[0]
-    answer, _ = wire.unpack_message(node.answer_message(change_agreement(**fields)(request)))
+    about, trees = wire.unpack_message(request)
+    about["agreement"].update(fields)
+    answer, _ = wire.unpack_message(node.answer_message(wire.pack_message(about, trees)))
     assert re.search(reason, answer["fault"])
     for message in (b"", request[:50], wire.pack_message({"key": None}, {})):
         assert "fault" in wire.unpack_message(node.answer_message(message))[0]
