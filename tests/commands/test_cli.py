@@ -113,12 +113,13 @@ seed=${nope} => seed: Interpolation key 'nope' not found
 hydra.run.dir=${nope} => hydra.run.dir: Interpolation key 'nope' not found
 # sweeps
 -m seed=interval(1,3) => interval is no sweep over values; name them, as in seed=1,2,3 or seed=range(1,4)
--m experiment=demo,smoke rounds=0 => experiment=demo: an experiment with a sweep of its own; run one at a time
 -m seed=1,2 method=fedselect method.personalise=99 => method.personalise: the network has layers 0 to 3, got 99
 -m seed=1,2 data_dir="{escape}[31m" => data_dir must be a text without control characters, got '\x1b[31m'
 -m seed=1,2 hydra.sweep.subdir=${nope} => hydra.sweep.subdir: Interpolation key 'nope' not found
 -m seed=1,2 hydra.sweeper.max_batch_size=0 => hydra.sweeper.max_batch_size must be 1 or more, or null, got 0
 -m seed=1,2 hydra/launcher=lockstep rounds=0 => rounds must be 1 or more, got 0
+# sweeps over experiments
+-m experiment=demo,smoke rounds=0 => experiment=demo: an experiment with a sweep of its own; run one at a time
 """
 MARKED = {"{escape}": "\x1b", "{surrogate}": "\udcff", "{300 x}": 300 * "x"}
 

@@ -356,6 +356,8 @@ def test_an_experiments_sweeps_give_way_to_the_method_that_is_tuned(tmp_path):
 
 
 REFUSALS = """
+method=fedavg,fedprox method.mx=choice(1,2) | method.mx is not a key here; known keys of method=fedavg
+method=fedavg --config-dir nowhere | --config-dir nowhere is no folder; give the one
 method=fedavg trials=0 | trials must be a whole number from 1 on, got '0'
 trials=3 | name the methods to tune
 method=fedavg,fedobq | got 'fedobq'
@@ -366,12 +368,10 @@ method=fedobp,fedper quantile=tuned | quantile is for a hyperparameter that the 
 method=fedavg dataset=digits,mnist | dataset is no hyperparameter
 method=fedavg,fedrep local.epochs=1 | method=fedrep is itself only with method.body_epochs above 0 and
 method=fedavg partition.alpha=choice(0.1,1) | partition.alpha is no hyperparameter
-method=fedavg,fedprox method.mx=choice(1,2) | method.mx is not a key here; known keys of method=fedavg
-method=fedavg --config-dir nowhere | --config-dir nowhere is no folder; give the one
 """
 
 
-@pytest.mark.parametrize(("words", "message"), keep_quick(read_cases(REFUSALS, " | "), 2))
+@pytest.mark.parametrize(("words", "message"), keep_quick(read_cases(REFUSALS, " | "), 4))
 def test_bad_input_is_one_line(words, message, tmp_path):
     code, text = run(tmp_path / "tuned", *words.split())
     assert code == 2
