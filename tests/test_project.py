@@ -27,7 +27,7 @@ REFUSED = """
 def test_a_release_is_refused_in_one_line(tmp_path):
     for version, message in read_cases(REFUSED):
         with pytest.raises(release.ReleaseError, match=re.escape(message)):
-            release.require_ready(version, "# Changelog\n\n## 0.3.0\n", " M README.md\n")
+            release.require_ready(version, "## 0.3.0\nBefore 0.4.0\n", " M README.md\n")
     release.require_ready("0.3.0", "## 0.3.0\n", "")
 
 
@@ -83,6 +83,7 @@ docs/run.md => [a](../README.md) => [a](index.md)
 docs/run.md => [a](../tests/README.md#x) => [a](tests.md#x)
 docs/run.md => [a](../examples/sweep.py) => [a](source/examples/sweep.py)
 docs/run.md => [a](results) => [a](results/index.md)
+docs/results/board.md => [a](../run.md) => [a](../run.md)
 docs/run.md => [a](#here) [b](https://x.org/y) => [a](#here) [b](https://x.org/y)
 tests/README.md => [a](../docs/safety.md) => [a](safety.md)
 """
