@@ -65,8 +65,9 @@ def read_archive(path: Path, medmnist_md5: tuple[str, ...] = ()) -> Raw:
         groups: np.ndarray | None = None
         names: tuple[str, ...] = ()
         if "groups" in arrays:
+            values = arrays["groups"]
             try:
-                groups, names = number_groups(arrays["groups"])
+                groups, names = number_groups(values)
             except ValueError as error:
                 raise FedpflError(f"{path}: {error}") from None
         test_from = arrays["test_from"].tolist() if "test_from" in arrays else None
