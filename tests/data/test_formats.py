@@ -275,9 +275,8 @@ def tiny(monkeypatch):
     for kind in ("n02", "n01"):
         for number in range(2):
             mode = "L" if (kind, number) == ("n01", 0) else "RGB"
-            files[f"train/{kind}/images/{kind}_{number}.JPEG"] = picture(
-                len(files), (64, 64), "JPEG", mode
-            )
+            image = picture(len(files), (64, 64), "JPEG", mode)
+            files[f"train/{kind}/images/{kind}_{number}.JPEG"] = image
         files[f"train/{kind}/{kind}_boxes.txt"] = "n02_0.JPEG\t0\t0\t1\t1\n"
     rows = []
     for number, kind in enumerate(("n02", "n01", "n02")):
@@ -294,9 +293,8 @@ def test_tiny_imagenet(tmp_path, tiny):
     assert got.y.tolist() == [0, 0, 1, 1, 1, 0, 1]
     assert got.test_from == 4
     names = [f"train/n0{1 + k}/images/n0{1 + k}_{n}.JPEG" for k in (0, 1) for n in (0, 1)]
-    for image, name in zip(
-        got.x, [*names, *(f"val/images/val_{n}.JPEG" for n in range(3))], strict=True
-    ):
+    tested = [f"val/images/val_{n}.JPEG" for n in range(3)]
+    for image, name in zip(got.x, [*names, *tested], strict=True):
         assert np.array_equal(image, pixels(tiny[name], 64))
     assert len(set(got.x[0, :, 5, 5].tolist())) == 1  # grey, in three channels
     assert_promises("tiny_imagenet", tmp_path)

@@ -38,9 +38,8 @@ def texts(samples: int, seed: str) -> tuple[dict, np.ndarray]:
     line, places = " " * 80 + LINE, range(len(LINE))
     starts = random.Random(seed).sample(places, samples)
     x = [line[start : start + 80] for start in starts]
-    return {"x": x, "y": [line[start + 80] for start in starts]}, np.array(
-        [[*map(shakespeare.LETTERS.find, own)] for own in x]
-    )
+    held = {"x": x, "y": [line[start + 80] for start in starts]}
+    return held, np.array([[*map(shakespeare.LETTERS.find, own)] for own in x])
 
 
 SETS = {"femnist": (WRITERS, images), "shakespeare": (ROLES, texts)}

@@ -21,6 +21,7 @@ from fedpfl.ground.checks import checked_arguments
 from fedpfl.ground.errors import FedpflError
 from tests.conftest import read_cases
 from tests.data.promises import one_line
+from tests.data.test_partition import sizes
 
 Y = np.random.default_rng(0).integers(0, 10, 2_000)
 GROUPS = np.random.default_rng(1).choice(5, 2_000, p=[0.1, 0.1, 0.2, 0.2, 0.4])
@@ -58,10 +59,7 @@ def test_every_client_is_of_one_group(each, seed, test_fraction):
     for client, (train, test) in enumerate(zip(parts.train, parts.test, strict=True)):
         assert set(GROUPS[np.concatenate([train, test])]) == {client // each}
         assert len(test) == int(test_fraction * (len(train) + len(test)))
-    own = np.array([len(a) + len(b) for a, b in zip(parts.train, parts.test, strict=True)]).reshape(
-        5, each
-    )
-    assert (np.ptp(own, axis=1) <= 1).all()
+    assert (np.ptp(sizes(parts).reshape(5, each), axis=1) <= 1).all()
 
 
 @pytest.mark.parametrize("clients", [3, 5, 15])
@@ -124,10 +122,10 @@ def test_fixed_dirichlet_has_equal_sizes_and_proportions(alpha, seed, test_from)
         assert len(np.unique(train)) == 50
         assert len(np.unique(test)) == 10
         counts = np.bincount(Y[train], minlength=10)[:-1], np.bincount(Y[test], minlength=10)[:-1]
-        off = abs(counts[0] / 5 - counts[1]) > 0.5 + 0.5 / 5 + 1e-9  # both rounded from the same q,
-        assert (
-            off.sum() <= 2
-        )  # and the largest class of each gives where nothing is left for the last
+        # Both are rounded from the same q, and the largest class of each gives where nothing is
+        # left for the last.
+        off = abs(counts[0] / 5 - counts[1]) > 0.5 + 0.5 / 5 + 1e-9
+        assert off.sum() <= 2
 
 
 USUAL: dict[str, dict] = {
@@ -254,11 +252,9 @@ MORE = {"samples_per_client": 30, "test_from": TEST_FROM}
 @pytest.mark.parametrize("words", PINNED)
 def test_who_holds_what_is_as_in_every_run_so_far(words):
     name, *keys = words.split()
-    options = (
-        USUAL[name]
-        | {key: MORE[key] for key in keys}
-        | ({"test_fraction": None} if "test_from" in keys else {})
-    )
+    options = USUAL[name] | {key: MORE[key] for key in keys}
+    if "test_from" in keys:
+        options |= {"test_fraction": None}
     parts = SCHEMES[name](Y, 10, 3, **options)
     assert fingerprint(*map(torch.from_numpy, (*parts.train, *parts.test)))[:8] == PINNED[words]
 
@@ -283,10 +279,8 @@ def test_a_share_of_the_training_samples_is_held_out():
     assert held.to("cpu").validation is held.validation
     again = build_federation(own, parts, 0.2, seed=3)
     other = build_federation(own, parts, 0.2, seed=4)
-    assert all(torch.equal(a, b) for a, b in zip(held.validation, again.validation, strict=True))
-    assert not all(
-        torch.equal(a, b) for a, b in zip(held.validation, other.validation, strict=True)
-    )
+    assert all(map(torch.equal, held.validation, again.validation))
+    assert not all(map(torch.equal, held.validation, other.validation))
 
 
 def test_what_is_held_out_is_drawn_as_in_every_run_so_far():

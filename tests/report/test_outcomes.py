@@ -86,9 +86,8 @@ def test_an_interval_is_students(root, monkeypatch):
     write_run(root / "other/seed1", {4: 70.0}, method={"name": "ditto"}, seed=1)
     table = accuracy_table(runs(root), chosen=["accuracy"], interval=True)
     rows = table.frame.set_index("method")
-    assert rows.loc["Ditto", "accuracy_seed_ci95"] == pytest.approx(
-        12.7062 * math.sqrt(50) / math.sqrt(2), rel=1e-4
-    )
+    half = 12.7062 * math.sqrt(50) / math.sqrt(2)
+    assert rows.loc["Ditto", "accuracy_seed_ci95"] == pytest.approx(half, rel=1e-4)
     assert rows.loc["Ditto", "accuracy_seed_std"] == pytest.approx(math.sqrt(50))
     assert math.isnan(rows.loc["Local-Only", "accuracy_seed_ci95"])
     assert "95 % confidence interval" in table.caption
@@ -100,10 +99,9 @@ def test_what_cannot_be_drawn_is_said(root, capsys):
     assert "not drawn: gains_fmnist_dir_0.1: no run here has FedAvg+FT" in capsys.readouterr().err
     read_output(capsys, "figures", *only, "--kind", "gains", code=2)
     assert "no such --kind" in read_refusal(capsys, "figures", *only, "--kind", "gain")
+    kinds = ("accuracy", "clients", "fairness", "traffic")
     names = {path.stem for path in (root / "out").iterdir()}
-    assert names == {
-        f"{kind}_fmnist_dir_0.1" for kind in ("accuracy", "clients", "fairness", "traffic")
-    }
+    assert names == {f"{kind}_fmnist_dir_0.1" for kind in kinds}
 
 
 def test_reach_says_what_an_accuracy_takes(root, tmp_path, capsys):
