@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from fedpfl import engine
 from fedpfl.config.run import Run
 from fedpfl.data import Federation
+from fedpfl.data.datasets.shared.values import to_array
 from fedpfl.data.provenance import Provenance, hash_samples
 from fedpfl.engine.backends.backend import reproducible_arithmetic
 from fedpfl.engine.calls import EvalCall, with_before_turn
@@ -95,16 +96,7 @@ class Models(ABC):
         run = self._run
         if hasattr(samples, "columns"):
             samples = _order_features(samples, run.federation.feature_names)
-        x = torch.as_tensor(samples)
-        like = run.federation.x
-        if x.shape[1:] != like.shape[1:] or x.dtype != like.dtype:
-            expected_form, given_form = (
-                (f"{t.dtype}".removeprefix("torch."), list(t.shape[1:])) for t in (like, x)
-            )
-            raise FedpflError(
-                f"samples must be {expected_form[0]} [samples, {str(expected_form[1])[1:]} as those"
-                f" of data set {run.federation.name}, got {given_form[0]} {list(x.shape)}"
-            )
+        x = _require_form(samples, run.federation)
         if not len(x):
             return torch.empty(0, run.federation.classes)
         with self._as_judged(client) as job, torch.no_grad(), self._autocast():
@@ -341,3 +333,23 @@ def _copy_to_cpu(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         name: leaf.detach().cpu().clone(memory_format=torch.contiguous_format)
         for name, leaf in values.items()
     }
+
+
+def _require_form(samples: Any, federation: Federation) -> Tensor:
+    """Return samples as a tensor. Raises FedpflError for others than the data set has."""
+    array = to_array(samples, "the array of samples")
+    if not hasattr(samples, "dtype") and array.dtype == np.float64:  # Python's own numbers
+        array = array.astype(np.float32)
+    like = federation.x
+    dtype = f"{like.dtype}".removeprefix("torch.")
+    if array.shape[1:] != like.shape[1:] or array.dtype.name != dtype:
+        sample_axes = str(list(like.shape[1:]))[1:]
+        raise FedpflError(
+            f"samples must be {dtype} [samples, {sample_axes} as those of data set"
+            f" {federation.name}, got {array.dtype} {list(array.shape)}"
+        )
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise FedpflError(
+            "samples hold values that are not finite; mend or leave out those samples"
+        )
+    return torch.from_numpy(np.ascontiguousarray(array))

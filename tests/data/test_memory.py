@@ -151,3 +151,22 @@ def test_what_is_wrong_with_data_is_one_line(fault, tmp_path):
     keys = {"dataset": options.get("", options)} if options else {}
     assert line in one_line(lambda: run(data=data, **keys))
     assert not list(tmp_path.iterdir())
+
+
+WRONG_SAMPLES = {
+    "hidden": (np.ma.masked_equal(X, 0), "the array of samples has no value in sample 0"),
+    "not finite": (X + np.nan, "samples hold values that are not finite"),
+    "sparse": (torch.tensor(X).to_sparse(), "is a tensor that NumPy cannot hold"),
+    "texts": (X.astype(str), "samples must be float32 [samples, 4] as those of data set memory"),
+    "narrow": (X[:, :3], "got float32 [40, 3]"),
+    "none": (None, "got object []"),
+}
+
+
+def test_predictions_are_of_samples_as_the_data_alone(tmp_path):
+    trained = run(data=(X, Y), clients=2)
+    for samples, line in WRONG_SAMPLES.values():
+        assert line in one_line(lambda samples=samples: trained.predict(0, samples))
+    expected = trained.predict(0, X)
+    for samples in (torch.tensor(X, requires_grad=True), X.tolist(), X[::-1]):
+        assert torch.equal(trained.predict(0, samples), expected)

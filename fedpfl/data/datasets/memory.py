@@ -9,7 +9,6 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedpfl.data.datasets.shared.parts import (
     LabelledPart,
@@ -17,8 +16,9 @@ from fedpfl.data.datasets.shared.parts import (
     require_one_spelling,
 )
 from fedpfl.data.datasets.shared.samples import Raw, number_groups, to_finite_floats
-from fedpfl.data.datasets.shared.source import Source, error_line
+from fedpfl.data.datasets.shared.source import Source
 from fedpfl.data.datasets.shared.tables import Table, encode_tables, label_columns
+from fedpfl.data.datasets.shared.values import NUMBERS, to_array
 from fedpfl.data.fingerprint import fingerprint
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tasks import CLASSIFICATION, MULTILABEL, Task
@@ -30,8 +30,6 @@ FORMS = (
     "(x, y), (x, y, groups), a torch Dataset, a pandas DataFrame, or a dict of these with an entry "
     "per client"
 )
-NUMBERS = ("integer", "floating", "mixed-integer-float", "boolean")
-"""What pandas calls objects that are numbers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,7 +188,7 @@ def _read_part(value: Any, origin: str) -> Part:
         raise FedpflError(f"{origin} must be {FORMS}, got {type(value).__name__}")
     names = ("x", "y", "groups")
     x, y, *groups = (
-        _to_array(array, f"{origin}: {name}") for name, array in zip(names, value, strict=False)
+        to_array(array, f"{origin}: {name}") for name, array in zip(names, value, strict=False)
     )
     for name, array in (("x", x), ("y", y), *(("groups", array) for array in groups)):
         if not array.ndim:
@@ -251,65 +249,6 @@ def _check_frame(frame: pd.DataFrame, origin: str) -> pd.DataFrame:
         if pd.api.types.infer_dtype(column) in NUMBERS:
             dtypes[name] = column.infer_objects().dtype
     return frame.astype(dtypes)
-
-
-def _to_array(values: Any, origin: str) -> np.ndarray:
-    """Return values as an array, without a copy where they are one.
-
-    Raises:
-        FedpflError: They are none, or some are missing.
-    """
-    # ---- Step 1: a tensor, of those that NumPy knows
-    if isinstance(values, Tensor):
-        try:
-            return values.detach().cpu().numpy()
-        except Exception as error:  # as many kinds as there are kinds of tensors
-            raise FedpflError(
-                f"{origin} is a tensor that NumPy cannot hold ({error_line(error)}); give a dense "
-                "one of float32 or integers"
-            ) from None
-
-    # ---- Step 2: an array, in which NumPy would make a text of None beside texts
-    if isinstance(values, np.ma.MaskedArray):
-        _require_values(np.ma.getmaskarray(values), origin)
-    try:
-        array = np.asarray(values)
-        if array.dtype.kind == "U" and not isinstance(values, np.ndarray):
-            array = np.asarray(values, dtype=object)
-    except ValueError:
-        raise FedpflError(f"{origin} must have samples of one shape") from None
-    if array.dtype == object and array.ndim:
-        return _convert_objects(array, origin)
-    return array
-
-
-def _convert_objects(array: np.ndarray, origin: str) -> np.ndarray:
-    """Return numbers or texts that are Python's objects, as an array of them.
-
-    Raises:
-        FedpflError: Some are missing, or neither.
-    """
-    import pandas as pd
-
-    _require_values(pd.isna(array), origin)
-    items = array.ravel().tolist()
-    if pd.api.types.infer_dtype(items) in NUMBERS:
-        return np.array(array.tolist())
-    for item in items:
-        if hasattr(item, "__len__") and not isinstance(item, str | bytes):
-            raise FedpflError(
-                f"{origin} holds objects of {type(item).__name__}; give numbers or texts"
-            )
-    return np.array([str(item) for item in items], dtype=np.str_).reshape(array.shape)
-
-
-def _require_values(is_missing: np.ndarray, origin: str) -> None:
-    """Raise FedpflError where a sample has none."""
-    if is_missing.any():
-        sample = int(np.argwhere(is_missing)[0][0])
-        raise FedpflError(
-            f"{origin} has no value in sample {sample}; fill it in, or leave the sample out"
-        )
 
 
 def _fingerprinted(part: Part) -> list[Any]:
