@@ -164,7 +164,7 @@ WRONG_SAMPLES = {
 
 
 def test_predictions_are_of_samples_as_the_data_alone(tmp_path):
-    trained = run(data=(X, Y), clients=2)
+    trained = run(data=(X, Y), clients=1)
     for samples, line in WRONG_SAMPLES.values():
         assert line in one_line(lambda samples=samples: trained.predict(0, samples))
     expected = trained.predict(0, X)
