@@ -11,6 +11,7 @@ engines.
 
 import copy
 import dataclasses
+import inspect
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import cache
@@ -33,12 +34,14 @@ from fedpfl.engine import (
 )
 from fedpfl.engine.calls import EvalCall, TrainCall, with_before_turn
 from fedpfl.engine.keys import Draws, generator
+from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
-from fedpfl.methods import METHODS, Method, Turn
+from fedpfl.ground.tree import Agreed
+from fedpfl.methods import METHODS, SEES, Method, Turn
 from fedpfl.system import Device, System
 from fedpfl.testing import method_promises as contract
 from fedpfl.testing.method_promises import METHOD_PROMISES, Promise
-from fedpfl.testing.toy import COHORTS, EVERYONE, TEST, TRAIN, MethodTrial, tiny_federation
+from fedpfl.testing.toy import COHORTS, EVERYONE, TEST, TRAIN, MethodTrial, Unkept, tiny_federation
 from tests.conftest import (
     BACKENDS,
     CPU,
@@ -53,6 +56,7 @@ from tests.conftest import (
     client_row,
     differing,
     make_federation,
+    read_cases,
     record_rounds,
     tiny,
 )
@@ -468,3 +472,29 @@ def keeps_private_entries(named: NamedTrial) -> None:
 def sees_no_less_than_it_says(named: NamedTrial) -> None:
     seen, _ = contract.find_server_view(named.trial)
     assert named.method.server_sees in (seen, SEES_LATER.get(named.name))
+
+
+SLY_HOOKS = """
+before_turn | {"met": read_states([0])["own"]["fc.bias"][:1].expand(len(clients["number"]), -1)} | client states
+download | Agreed(server, tree.map(lambda own: own > 0, client["own"])) | client states
+aggregate | (tree.mean(clients["own"], weight), clients) | client states
+aggregate | (tree.map(lambda leaf: leaf.median(0).values, uploads), clients) | each upload
+aggregate | (server, {**clients, "own": tree.repeat(tree.mean(uploads, weight), len(weight))}) | each upload
+turns | [Turn([client]) for client in cohort] | each upload
+"""
+"""Hook | what it returns, given the arguments of the contract | what it goes by."""
+
+
+@pytest.mark.parametrize(("hook", "answer", "seen"), read_cases(SLY_HOOKS, " | "))
+def test_a_server_that_sees_more_than_the_method_says_is_found(hook, answer, seen):
+    arguments = ", ".join(inspect.signature(getattr(Method, hook)).parameters)
+    hooks = {
+        "server_sees": SEES[0],
+        "init": lambda self, params, parts: (params, {"own": params}),
+        "start": lambda self, received, client: client["own"],
+        "finish": lambda self, server, client, start, end: (end, {"own": end}),
+        hook: eval(f"lambda {arguments}: {answer}", {"Agreed": Agreed, "Turn": Turn, "tree": tree}),
+    }
+    sly = dataclasses.dataclass(frozen=True)(type("Sly", (Method,), hooks))
+    with pytest.raises(Unkept, match=f"{hook} goes by {seen}"):
+        contract.sees_what_it_says(MethodTrial(sly()))

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, replace
 
 import pytest
+import torch
 
 from fedpfl.engine import Engine, make_backend
 from fedpfl.engine.backends import lockstep
@@ -15,7 +16,8 @@ from fedpfl.engine.backends.lockstep import LockstepBackend, LockstepStage
 from fedpfl.engine.backends.programs import ProgramCache
 from fedpfl.engine.calls import TrainCall
 from fedpfl.engine.keys import Draws
-from fedpfl.methods import Ditto, FedAvg, FedOBP, FedPer, LocalOnly
+from fedpfl.engine.training.jobs import phase_structure
+from fedpfl.methods import Ditto, FedAvg, FedOBP, FedPer, LocalOnly, Phase
 from tests.command import TINY, read_checkpoint, read_summary, read_table, run_command
 from tests.conftest import (
     BACKENDS,
@@ -274,3 +276,10 @@ def test_a_run_that_fails_takes_nobody_down(backend, federations, net):
         assert_close(answers[k], runner.run([calls[k]])[0], atol=2e-5, rtol=1e-4)
     with pytest.raises(ZeroDivisionError, match="broken"):
         runner.run_one(calls[1])
+
+
+def test_phases_are_alike_but_for_the_values_of_masks_by_entry():
+    few, many = (Phase(1, {"a": torch.tensor([flag, True]), "b": False}) for flag in (False, True))
+    body, head = Phase(1, {"a": True, "b": False}), Phase(1, {"a": False, "b": True})
+    assert phase_structure(few) == phase_structure(many)
+    assert phase_structure(few) != phase_structure(body) != phase_structure(head)
