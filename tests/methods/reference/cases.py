@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,26 +17,15 @@ from fedpfl.ground import tree
 from fedpfl.methods.fedcp import BANK
 from fedpfl.methods.shared.gaussian import unpack_symmetric
 from tests.conftest import COHORTS, CPU, LOCAL, tiny
-from tests.methods.reference import (
-    groups,
-    heads,
-    lora,
-    masks,
-    models,
-    pfedfda,
-    plain,
-    submodels,
-    whole,
-)
+from tests.methods.reference import groups, heads, lora, masks, models, pfedfda, plain, submodels
 from tests.methods.reference.conftest import SEED, draw_order, draw_randoms, draw_turns, make_world
 from tests.methods.reference.submodels import Sets
 
 LONGER = [*COHORTS, [0, 2, 4, 8, 9]]
 PLANNED = 3  # rounds of FedPHP's run; half the clients join each: int(1.5) times are expected
-NORM = ("norm",)
 EVERYONE = list(range(10))
 
-Loops = Callable[[plain.Setting], plain.Result]
+Loops = Callable[[plain.Setting, Any], plain.Result]
 Tolerance = tuple[float, float]  # absolute, relative
 
 
@@ -48,19 +38,11 @@ class RoundReport:
     outcome: Any
     cohort: list[int]
 
-    @property
-    def server(self) -> Any:
-        return self.state.server
-
-    @property
-    def clients(self) -> Any:
-        return self.state.clients
-
 
 def shared_model(report: RoundReport) -> Any:
     """The model alone: FedBABU's server keeps the head apart, others an optimiser's moments."""
     role = next(iter(report.method.buffers()))
-    model = report.server.get("body", report.server.get("model", report.server))
+    model = report.state.server.get("body", report.state.server.get("model", report.state.server))
     return {**model, **report.state.server_buffers.get(role, {})}
 
 
@@ -70,7 +52,7 @@ def nothing(report: RoundReport) -> Any:
 
 @dataclass(frozen=True)
 class Case:
-    """A method, and its rounds by plain loops.
+    """A method, and its rounds by plain loops, which are given its hyperparameters.
 
     tolerance: of parameters of order 0.1; another memory layout of the convolution and a float64
     average leave rounding only. `statistics`, `personal_tolerance`, `extras_tolerance`: where
@@ -108,99 +90,77 @@ def longer(method: Any, loops: Loops, margin: float = 1e-7, **values: Any) -> Ca
     return Case(method, loops, cohorts=LONGER, margin=margin, **values)
 
 
+def by_prefix(*own: str) -> Loops:
+    """Parameters and statistics of these prefixes are the client's own."""
+    return lambda s, a: plain.split(s, lambda name: name.startswith(own))
+
+
 CASES: dict[str, Case] = {}
 
 # One model, or two
 
-CASES |= {
-    "fedavg": Case(m.FedAvg(), models.fedavg),
-    "fedavg-norm": normed(m.FedAvg(), models.fedavg),
-    "fedprox": Case(m.FedProx(mu=0.5), lambda s: models.fedavg(s, mu=0.5)),
-    "fedavgm": Case(m.FedAvgM(0.3, 0.5), lambda s: models.fedopt(s, "avgm", 0.3, 0.5)),
-    "fedadam": Case(
-        m.FedAdam(0.1, 0.5, 0.6, 0.05), lambda s: models.fedopt(s, "adam", 0.1, 0.5, 0.6, 0.05)
-    ),
-    "fedyogi": Case(m.FedYogi(), lambda s: models.fedopt(s, "yogi", 0.01, 0.9, 0.99, 0.001)),
-    "fedobp": Case(m.FedOBP(q=0.9), lambda s: whole.fedobp(s, 0.9), margin=1e-5),
-    "fedper": Case(m.FedPer(), lambda s: plain.split(s, lambda name: name in plain.HEAD)),
-    "ditto": Case(m.Ditto(lam=0.7), lambda s: models.ditto(s, 0.7, LOCAL.epochs)),
-    "local_only": Case(m.LocalOnly(), lambda s: plain.split(s, lambda name: True)),
-    "lg_fedavg": Case(m.LGFedAvg(), lambda s: models.lg_fedavg(s, "classifier")),
-    "lg_fedavg-as_published": Case(
-        m.LGFedAvg(variant="as_published"), lambda s: models.lg_fedavg(s, "conv")
-    ),
-    "fedbn": normed(m.FedBN(), lambda s: plain.split(s, lambda name: name.startswith(NORM))),
-    "fedrep": Case(m.FedRep(), lambda s: models.fedrep(s, 1, 1)),
-    "fedbabu": Case(m.FedBABU(), models.fedbabu),
-}
 PLAIN = dataclasses.replace(LOCAL, momentum=0.0, weight_decay=0.0)
-CASES["scaffold"] = Case(  # controls are gradients; the formula divides small differences by lr
-    m.Scaffold(server_lr=0.5),
-    lambda s: whole.scaffold(s, 0.5),
-    tolerance=(2e-6, 0.0),
-    local=PLAIN,
-)
-CASES |= {  # the server's step divides by alpha in the loops and not in the method
-    f"feddyn-{judge}": Case(
-        m.FedDyn(alpha, judge),
-        lambda s, alpha=alpha, judge=judge: models.feddyn(s, alpha, judge),
-        tolerance=(2e-6, 0.0),
-        extras=lambda report: {
-            "g": tree.map(lambda dual: -report.method.alpha * dual, report.clients["dual"])
-        },
-    )
-    for alpha, judge in [(0.1, "cloud"), (0.5, "all")]
-}
+SMALL = dataclasses.replace(LOCAL, batch_size=8)  # most clients have three minibatches then
+PFEDME = {"lam": 8.0, "inner_steps": 2, "inner_lr": 0.09, "outer_lr": 0.05, "beta": 1.5, "mu": 0.01}
+
+
+def duals(report: RoundReport) -> Any:
+    return {"g": tree.map(lambda dual: -report.method.alpha * dual, report.state.clients["dual"])}
 
 
 def last_models(report: RoundReport) -> Any:
-    return {"last": {**report.clients["last"], **report.state.client_buffers.get("last", {})}}
+    return {"last": {**report.state.clients["last"], **report.state.client_buffers.get("last", {})}}
 
 
+fedphp = partial(models.fedphp, planned=PLANNED)
 CASES |= {
-    "moon-norm": normed(m.Moon(5.0, 0.2), lambda s: models.moon(s, 5.0, 0.2), extras=last_models),
-}
-CASES |= {
-    name: Case(
-        method,
-        lambda s, a=method: models.fedphp(s, a.transfer, a.lam, a.momentum, PLANNED),
-        world,
-        tolerance=(2e-5 if method.transfer == "mmd" else 5e-6, 1e-5),
-        cohorts=LONGER,  # some come more often than expected
-        rounds=PLANNED,
-    )
-    for name, world, method in [
-        ("fedphp", "", m.FedPHP("kd", 0.1, 0.9, 0.5)),
-        ("fedphp-mmd-norm", "norm", m.FedPHP("mmd", 0.3, 0.9, 0.5)),
-    ]
-}
-CASES |= {
-    "pfedsd-norm": normed(m.PFedSD(), lambda s: models.pfedsd(s, 0.5, 3.0)),
-    "pfedsd-train": normed(
-        m.PFedSD(1.0, 1.0, teacher="train"), lambda s: models.pfedsd(s, 1.0, 1.0, is_still=False)
+    "fedavg": Case(m.FedAvg(), models.fedavg),
+    "fedavg-norm": normed(m.FedAvg(), models.fedavg),
+    "fedprox": Case(m.FedProx(mu=0.5), models.fedprox),
+    "fedavgm": Case(m.FedAvgM(0.3, 0.5), models.fedavgm),
+    "fedavgm-nesterov": Case(m.FedAvgM(0.3, 0.8, nesterov=True), models.fedavgm),
+    "fedadam": Case(m.FedAdam(0.1, 0.5, 0.6, 0.05), models.fedopt),
+    "fedyogi": Case(m.FedYogi(), models.fedopt),
+    "fedper": Case(m.FedPer(), by_prefix("classifier")),
+    "ditto": Case(m.Ditto(lam=0.7, personal_epochs=1), models.ditto),
+    "local_only": Case(m.LocalOnly(), by_prefix("")),
+    "lg_fedavg": Case(m.LGFedAvg(), by_prefix("conv", "fc")),
+    "lg_fedavg-as_published": Case(
+        m.LGFedAvg(variant="as_published"), by_prefix("fc", "classifier")
     ),
+    "fedbn": normed(m.FedBN(), by_prefix("norm")),
+    "fedrep": Case(m.FedRep(), lambda s, a: models.fedrep(s, 1, 1)),
+    "fedbabu": Case(m.FedBABU(), models.fedbabu),
+    # Controls are gradients; the formula divides small differences by lr.
+    "scaffold": Case(m.Scaffold(0.5), models.scaffold, tolerance=(2e-6, 0.0), local=PLAIN),
+    # The server's step divides by alpha in the loops and not in the method.
+    "feddyn-cloud": Case(m.FedDyn(0.1), models.feddyn, tolerance=(2e-6, 0.0), extras=duals),
+    "feddyn-all": Case(m.FedDyn(0.5, "all"), models.feddyn, tolerance=(2e-6, 0.0), extras=duals),
+    "moon-norm": normed(m.Moon(5.0, 0.2), models.moon, extras=last_models),
+    "fedphp": Case(
+        m.FedPHP("kd", 0.1, 0.9, 0.5), fedphp, tolerance=(5e-6, 1e-5), cohorts=LONGER
+    ),  # some come more often than expected
+    "fedphp-mmd-norm": normed(
+        m.FedPHP("mmd", 0.3, 0.9, 0.5), fedphp, tolerance=(2e-5, 1e-5), cohorts=LONGER
+    ),
+    "pfedsd-norm": normed(m.PFedSD(), models.pfedsd),
+    "pfedsd-train": normed(m.PFedSD(1.0, 1.0, teacher="train"), models.pfedsd),
+    "pfedme": normed(m.PFedMe(), models.pfedme),
+    "pfedme-samples": Case(m.PFedMe(average="samples", **PFEDME), models.pfedme),
 }
-PFEDME = m.PFedMe(
-    lam=8.0, inner_steps=2, inner_lr=0.09, outer_lr=0.05, beta=1.5, mu=0.01, average="samples"
-)
 CASES |= {
-    "pfedme": normed(m.PFedMe(), lambda s: models.pfedme(s, m.PFedMe())),
-    "pfedme-samples": Case(PFEDME, lambda s: models.pfedme(s, PFEDME)),
-}
-SMALL = dataclasses.replace(LOCAL, batch_size=8)  # most clients have three minibatches then
-CASES |= {
-    f"per_fedavg-{version}-{world or 'plain'}": (normed if world else Case)(
+    f"per_fedavg-{version}-norm": normed(
         m.PerFedAvg(version, inner_lr=0.2, outer_lr=0.05, delta=0.05),
-        lambda s, v=version: models.per_fedavg(s, v == "hf", 0.2, 0.05, 0.05),
+        models.per_fedavg,
         local=SMALL,
     )
-    for version, world in [("fo", "norm"), ("hf", "norm")]
+    for version in ("fo", "hf")
 }
 
 
 def alphas(report: RoundReport) -> Any:
-    own = {**report.clients["v"], **report.state.client_buffers["v"]}
-    return {"alpha": report.clients["alpha"], "v": own}
+    own = {**report.state.clients["v"], **report.state.client_buffers["v"]}
+    return {"alpha": report.state.clients["alpha"], "v": own}
 
 
 def have_moved(want: plain.Result) -> bool:
@@ -208,24 +168,18 @@ def have_moved(want: plain.Result) -> bool:
     return len(values.unique()) > 5 and bool(((values > 0) & (values < 1)).all())
 
 
-APFL = {
-    "output": (m.APFL(alpha_lr=0.5), (0.5, "output", 0.5, 0.02), have_moved),
-    "param": (
-        m.APFL(0.3, mixing="param", alpha_lr=0.2, alpha_decay=0.1),
-        (0.3, "param", 0.2, 0.1),
-        have_moved,
-    ),
-}
+SAID = {"evaluated": "logits", "personal_tolerance": (2e-5, 0.0)}
 CASES |= {
-    f"apfl-{name}-{world or 'plain'}": (normed if world else Case)(
-        method,
-        lambda s, values=values: models.apfl(s, *values),
+    "apfl-output-plain": Case(
+        m.APFL(alpha_lr=0.5), models.apfl, extras=alphas, check=have_moved, **SAID
+    ),
+    "apfl-param-norm": normed(
+        m.APFL(0.3, mixing="param", alpha_lr=0.2, alpha_decay=0.1),
+        models.apfl,
         extras=alphas,
-        evaluated="logits",
-        personal_tolerance=(2e-5, 0.0),
-        check=check,
-    )
-    for (name, (method, values, check)), world in zip(APFL.items(), ("", "norm"), strict=True)
+        check=have_moved,
+        **SAID,
+    ),
 }
 
 
@@ -233,34 +187,29 @@ def sample_order(purpose: str) -> Any:
     return lambda t, i: draw_order(purpose, "weights")(t, i, 0, len(make_world("")[2].clients[i].y))
 
 
+def fedala_loops(*layers: str) -> Loops:
+    return lambda s, a: models.fedala(s, layers, a, sample_order("train"), sample_order("adapt"))
+
+
+def have_tuned(want: plain.Result) -> bool:
+    return want.counts[0] > 1
+
+
+NEAR = {"tolerance": (5e-6, 1e-5)}
 CASES |= {
-    f"fedala-{number}": Case(
-        method,
-        lambda s, a=method, layers=layers: models.fedala(
-            s, layers, a, sample_order("train"), sample_order("adapt")
-        ),
+    "fedala-0": Case(m.FedALA(), fedala_loops("classifier"), tolerance=(5e-6, 0.0)),
+    "fedala-1": Case(
+        m.FedALA(layers=2, eta=5.0, share=1.0),
+        fedala_loops("classifier", "fc"),
         tolerance=(5e-6, 0.0),
-    )
-    for number, (method, layers) in enumerate(
-        [
-            (m.FedALA(), ("classifier",)),
-            (m.FedALA(layers=2, eta=5.0, share=1.0), ("classifier", "fc")),
-        ]
-    )
-}
-CASES |= {
-    name: Case(
-        method,
-        lambda s, a=method: models.knn_per(s, a),
-        world,
-        tolerance=(5e-6, 1e-5),
-        check=lambda want, a=method: a.lam is not None or want.counts[0] > 1,
-    )
-    for name, world, method in [
-        ("knn_per-norm", "norm", m.KNNPer(k=10, lam=0.5)),
-        ("knn_per-logits", "held", m.KNNPer(3, 0.8, 0.05, distance="euclidean", mix="logits")),
-        ("knn_per-tuned", "held", m.KNNPer(k=5, lam=None, scale=0.1)),
-    ]
+    ),
+    "knn_per-norm": normed(m.KNNPer(k=10, lam=0.5), models.knn_per),
+    "knn_per-logits": Case(
+        m.KNNPer(3, 0.8, 0.05, distance="euclidean", mix="logits"), models.knn_per, "held", **NEAR
+    ),
+    "knn_per-tuned": Case(
+        m.KNNPer(k=5, lam=None, scale=0.1), models.knn_per, "held", check=have_tuned, **NEAR
+    ),
 }
 
 
@@ -275,29 +224,25 @@ def hypernetwork(told_learned: Any) -> dict[str, Tensor]:
     return {"embedding.weight": told_learned["v"], **flat}
 
 
-def pfedhn_loops(method: Any) -> Loops:
+def pfedhn(s: plain.Setting, method: Any) -> plain.Result:
     """From the method's own initial values."""
-
-    def loops(s: plain.Setting) -> plain.Result:
-        net = make_world("")[0]
-        server, client = method.init(net.params, dataclasses.replace(net.parts, clients=10))
-        like, learned = tree.drop(net.params, client["head"]), server["learned"]
-        sizes = learned["v"].shape[1], method.hidden, method.depth
-        network = models.HyperNetwork(10, *sizes, like)
-        network.load_state_dict(hypernetwork(learned))
-        return models.pfedhn(s, network, method)
-
-    return loops
+    net = make_world("")[0]
+    server, client = method.init(net.params, dataclasses.replace(net.parts, clients=10))
+    like, learned = tree.drop(net.params, client["head"]), server["learned"]
+    sizes = learned["v"].shape[1], method.hidden, method.depth
+    network = models.HyperNetwork(10, *sizes, like)
+    network.load_state_dict(hypernetwork(learned))
+    return models.pfedhn(s, network, method)
 
 
 FEW = {"hidden": 10, "lr": 0.05}
 CASES |= {
     f"pfedhn-{name}": Case(
         method,
-        pfedhn_loops(method),
+        pfedhn,
         tolerance=(2e-6, 1e-5),
         shared=nothing,
-        extras=lambda report: {"learned": hypernetwork(report.server["learned"])},
+        extras=lambda report: {"learned": hypernetwork(report.state.server["learned"])},
         extras_tolerance=(1e-6, 1e-5),
     )
     for name, method in {
@@ -311,18 +256,18 @@ CASES |= {
 
 GATHERED = [EVERYONE, EVERYONE, [0, 1, 2, 4, 5, 8], EVERYONE, [1, 3, 4, 6, 7]]
 CASES |= {  # at lengths that split whatever may be split
-    f"cfl-{name}": (normed if world else Case)(
+    name: build(
         method,
-        lambda s, a=method: groups.cfl(s, a),
+        groups.cfl,
         world=f"moving {world}",  # who makes no step, has no direction
         cohorts=GATHERED,
         shared=nothing,
-        extras=lambda report: {"cluster_of": report.server["cluster_of"][:10]},
+        extras=lambda report: {"cluster_of": report.state.server["cluster_of"][:10]},
         check=lambda want, count=count: want.extras[-1]["cluster_of"].max() == count - 1,
     )
-    for name, world, count, method in [
-        ("single", "", 4, m.CFL(eps1=9.0, eps2=0.0, warmup=1)),
-        ("lengths", "norm", 3, m.CFL(eps1=0.25, eps2=0.3, warmup=0, linkage="complete")),
+    for name, build, world, count, method in [
+        ("cfl-single", Case, "", 4, m.CFL(eps1=9.0, eps2=0.0, warmup=1)),
+        ("cfl-lengths", normed, "norm", 3, m.CFL(0.25, 0.3, warmup=0, linkage="complete")),
     ]
 }
 
@@ -336,86 +281,92 @@ def cluster_models(method: Any, server: Any) -> list[Any]:
     ]
 
 
-def ifca_loops(method: Any, world: str, shared: tuple[str, ...]) -> Loops:
-    def loops(s: plain.Setting) -> plain.Result:
-        first = make_initial_state(method, make_world(world)[0], 10, CPU).server
-        return groups.ifca(s, cluster_models(method, first), shared)
-
-    return loops
+def ifca(s: plain.Setting, method: Any) -> plain.Result:
+    net, shared = make_world("norm" if method.layers is None else "")[0], ()
+    if method.layers == 1:
+        shared = ("conv", "fc")
+    first = make_initial_state(method, net, 10, CPU).server
+    return groups.ifca(s, cluster_models(method, first), shared)
 
 
 def clusters(report: RoundReport) -> Any:
     shares = [report.outcome.metrics[f"cluster_{j + 1}"] for j in range(report.method.clusters)]
-    return {"shares": torch.tensor(shares), "models": cluster_models(report.method, report.server)}
+    return {
+        "shares": torch.tensor(shares),
+        "models": cluster_models(report.method, report.state.server),
+    }
 
 
 CASES |= {
-    f"ifca-{name}": (normed if world else Case)(
+    name: build(
         method,
-        ifca_loops(method, world, shared),
+        ifca,
         shared=nothing,
         extras=clusters,
         margin=1e-5,
         check=lambda want: any(own["shares"].max() < 1 for own in want.extras),
     )
-    for name, world, shared, method in [
-        ("three", "norm", (), m.IFCA(clusters=3)),
-        ("shared", "", ("conv", "fc"), m.IFCA(clusters=3, layers=1)),
+    for name, build, method in [
+        ("ifca-three", normed, m.IFCA(clusters=3)),
+        ("ifca-shared", Case, m.IFCA(clusters=3, layers=1)),
     ]
 }
-CASES |= {  # at a sigma of the order of these networks' squared distances
-    name: Case(
-        method,
-        lambda s, a=method: groups.fedamp(s, a),
-        "norm" if method.start_from == "cloud" else "",
-        tolerance=(5e-6, 1e-5),
-        shared=nothing,
-    )
-    for name, method in {
-        "fedamp-cloud": m.FedAMP(sigma=0.3, start_from="cloud", pool="last_round", pull=0.5),
-        "heurfedamp": m.FedAMP("heurfedamp", sigma=20.0, share=0.8, pull=1.0),
-    }.items()
-}
-CASES |= {
-    f"fedfomo-{name}": Case(
-        method,
-        lambda s, a=method: groups.fedfomo(s, a),
-        f"held {world}",
-        tolerance=(1e-5, 1e-5) if world else (2e-6, 0.0),
-        cohorts=[*COHORTS, [0, 1, 2, 5, 8]],  # the third time for some
-        shared=nothing,
-        extras=lambda report: {"affinity": report.clients["affinity"]},
-        extras_tolerance=(1e-4, 1e-3),
-        margin=1e-5,
-        check=lambda want: bool((want.extras[-1]["affinity"] < 0).any()),
-    )
-    for name, world, method in [
-        ("baseline", "", m.FedFomo(candidates=9)),
-        ("norm", "norm", m.FedFomo(candidates=9, fallback="keep", pool="all")),
-    ]
-}
+
+
+def affinities(report: RoundReport) -> Any:
+    return {"affinity": report.state.clients["affinity"]}
 
 
 def relations(report: RoundReport) -> Any:
     """Who never took part has no p yet."""
     took_part = report.state.rows.take("facts", range(10))["participated"]
-    p = torch.where(took_part[:, None], report.clients["p"], report.server["shares"])
-    return {"cores": report.server["cores"], "p": p}
+    p = torch.where(took_part[:, None], report.state.clients["p"], report.state.server["shares"])
+    return {"cores": report.state.server["cores"], "p": p}
 
 
 CASES |= {
-    f"apple-{name}": Case(
+    # At a sigma of the order of these networks' squared distances
+    "fedamp-cloud": normed(
+        m.FedAMP(sigma=0.3, start_from="cloud", pool="last_round", pull=0.5),
+        groups.fedamp,
+        shared=nothing,
+    ),
+    "heurfedamp": Case(
+        m.FedAMP("heurfedamp", sigma=20.0, share=0.8, pull=1.0),
+        groups.fedamp,
+        shared=nothing,
+        **NEAR,
+    ),
+}
+CASES |= {
+    name: Case(
         method,
-        lambda s, a=method: groups.apple(s, a, 3),
+        groups.fedfomo,
         world,
-        tolerance=(5e-6, 1e-5) if world else (1e-6, 0.0),
+        tolerance,
+        cohorts=[*COHORTS, [0, 1, 2, 5, 8]],  # the third time for some
+        shared=nothing,
+        extras=affinities,
+        extras_tolerance=(1e-4, 1e-3),
+        margin=1e-5,
+        check=lambda want: bool((want.extras[-1]["affinity"] < 0).any()),
+    )
+    for name, world, tolerance, method in [
+        ("fedfomo-baseline", "held", (2e-6, 0.0), m.FedFomo(candidates=9)),
+        ("fedfomo-norm", "held norm", (1e-5, 1e-5), m.FedFomo(9, fallback="keep", pool="all")),
+    ]
+}
+CASES |= {
+    name: build(
+        method,
+        partial(groups.apple, rounds=3),
         shared=nothing,
         extras=relations,
         extras_tolerance=(5e-6, 1e-5),
     )
-    for name, world, method in [
-        ("exponential", "", m.APPLE(rate=0.5, mu=2.0, until=0.6)),
-        ("cosine", "norm", m.APPLE(rate=2.0, mu=1.0, schedule="cosine", until=2.0)),
+    for name, build, method in [
+        ("apple-exponential", Case, m.APPLE(rate=0.5, mu=2.0, until=0.6)),
+        ("apple-cosine", normed, m.APPLE(rate=2.0, mu=1.0, schedule="cosine", until=2.0)),
     ]
 }
 
@@ -426,6 +377,10 @@ def is_own_b(name: str) -> bool:
     return name.endswith("lora_B") or name.startswith("classifier.")
 
 
+def is_b(name: str) -> bool:
+    return name.endswith("lora_B")
+
+
 def drawn_pairs(t: int, i: int) -> Any:
     """What FedALT draws for a client in a round, by the engine's generator."""
     params = tiny(pairs=2).params
@@ -434,20 +389,14 @@ def drawn_pairs(t: int, i: int) -> Any:
 
 
 LORA = {
-    "fedavg": (m.FedAvg(), lora.by_name),
-    "fedsa_lora": (m.FedSALoRA(), lambda s: lora.by_name(s, is_own_b)),
-    "fedsa_lora-averaged": (
-        m.FedSALoRA("averaged"),
-        lambda s: lora.by_name(s, lambda name: name.endswith("lora_B")),
-    ),
-    "ffa_lora": (m.FFALoRA(), lambda s: lora.by_name(s, is_moving=is_own_b)),
-    "ffa_lora-frozen": (
-        m.FFALoRA("frozen"),
-        lambda s: lora.by_name(s, is_moving=lambda name: name.endswith("lora_B")),
-    ),
-    "fedalt": (m.FedALT(), lora.fedalt),
-    "fedalt-own": (m.FedALT("own"), lambda s: lora.fedalt(s, drawn_pairs)),
-    "sdflora": (m.SDFLoRA(0.5), lambda s: lora.sdflora(s, 1, True, True)),
+    "fedavg": (m.FedAvg(), lambda s, a: lora.by_name(s)),
+    "fedsa_lora": (m.FedSALoRA(), lambda s, a: lora.by_name(s, is_own_b)),
+    "fedsa_lora-averaged": (m.FedSALoRA("averaged"), lambda s, a: lora.by_name(s, is_b)),
+    "ffa_lora": (m.FFALoRA(), lambda s, a: lora.by_name(s, is_moving=is_own_b)),
+    "ffa_lora-frozen": (m.FFALoRA("frozen"), lambda s, a: lora.by_name(s, is_moving=is_b)),
+    "fedalt": (m.FedALT(), lambda s, a: lora.fedalt(s)),
+    "fedalt-own": (m.FedALT("own"), lambda s, a: lora.fedalt(s, drawn_pairs)),
+    "sdflora": (m.SDFLoRA(0.5), lambda s, a: lora.sdflora(s)),
 }
 CASES |= {
     f"{name}-lora": Case(
@@ -458,75 +407,40 @@ CASES |= {
 
 # Features and heads
 
-CASES |= {
-    name: Case(
-        method,
-        lambda s, a=method: heads.fedas(s, a, draw_order(stream="align")),
-        world,
-        tolerance=(5e-6, 1e-5),
-    )
-    for name, world, method in [
-        ("fedas-norm", "norm", m.FedAS(align_lr=0.01)),
-        ("fedas-init", "", m.FedAS(align_lr=0.1, align_epochs=2, first="init", judge="received")),
-        (
-            "fedas-means",
-            "",
-            m.FedAS(align_lr=0.1, first="global", align="means", weights="samples"),
-        ),
-    ]
-}
-CASES |= {  # regularisers and mixtures add a rounding or two to a step's
-    f"fedrod-{gamma}": Case(
-        m.FedRoD(gamma=gamma), lambda s, gamma=gamma: heads.fedrod(s, gamma), tolerance=(2e-6, 0.0)
-    )
-    for gamma in (0.5, 1.0)
-}
-CASES |= {
-    f"flute-{number}": Case(
-        m.FLUTE(*values),
-        lambda s, values=values: heads.flute(s, *values),
-        world,
-        tolerance=(1e-5, 1e-4) if world else (2e-6, 0.0),
-    )
-    for number, (world, values) in enumerate(
-        [
-            ("norm", (0.25, 0.0025, 0.0005, 0.5, 1)),
-        ]
-    )
-}
-CASES |= {
-    f"fedpac-{name}": Case(
-        m.FedPAC(*values),
-        lambda s, v=values: heads.fedpac(s, v[0], v[1], v[2] or LOCAL.epochs, v[3]),
-        world,
-        tolerance=(1e-5, 1e-4) if world else (1e-5, 0.0),
-        margin=1e-5,
-    )
-    for name, world, values in [
-        ("two", "", (5.0, 2, 1, 0.02)),
-        ("norm", "norm", (1.0, 1, None, 0.1)),
-    ]
-}
+
+fedas = partial(heads.fedas, order=draw_order(stream="align"))
 
 
 def prototypes(report: RoundReport) -> Any:
-    there = {str(c): row for c, row in enumerate(report.server["mean"]) if report.server["seen"][c]}
-    return {"mean": there, "seen": report.server["seen"]}
+    there = {
+        str(c): row
+        for c, row in enumerate(report.state.server["mean"])
+        if report.state.server["seen"][c]
+    }
+    return {"mean": there, "seen": report.state.server["seen"]}
 
 
 CASES |= {
-    f"fedproto-{values[3]}{'-norm' if world else ''}": Case(
-        m.FedProto(*values),
-        lambda s, values=values: heads.fedproto(s, *values),
-        world,
-        tolerance=(5e-6, 1e-5),
-        shared=nothing,
-        extras=prototypes,
-    )
-    for world, values in [
-        ("", (1.0, "last_epoch", "uniform", "nearest")),
-        ("", (5.0, "all_epochs", "counts", "nearest_own")),
-        ("norm", (3.0, "final", "uniform", "head")),
+    "fedas-norm": normed(m.FedAS(align_lr=0.01), fedas),
+    "fedas-init": Case(
+        m.FedAS(align_lr=0.1, align_epochs=2, first="init", judge="received"), fedas, **NEAR
+    ),
+    "fedas-means": Case(
+        m.FedAS(align_lr=0.1, first="global", align="means", weights="samples"), fedas, **NEAR
+    ),
+    # Regularisers and mixtures add a rounding or two to a step's.
+    "fedrod-0.5": Case(m.FedRoD(gamma=0.5), heads.fedrod, tolerance=(2e-6, 0.0)),
+    "fedrod-1.0": Case(m.FedRoD(gamma=1.0), heads.fedrod, tolerance=(2e-6, 0.0)),
+    "flute-0": normed(m.FLUTE(), heads.flute, tolerance=(1e-5, 1e-4)),
+    "fedpac-two": Case(m.FedPAC(5.0, 2, 1, 0.02), heads.fedpac, tolerance=(1e-5, 0.0), margin=1e-5),
+    "fedpac-norm": normed(m.FedPAC(), heads.fedpac, tolerance=(1e-5, 1e-4), margin=1e-5),
+}
+CASES |= {
+    name: Case(method, heads.fedproto, world, (5e-6, 1e-5), shared=nothing, extras=prototypes)
+    for name, world, method in [
+        ("fedproto-nearest", "", m.FedProto()),
+        ("fedproto-nearest_own", "", m.FedProto(5.0, "all_epochs", "counts", "nearest_own")),
+        ("fedproto-head-norm", "norm", m.FedProto(3.0, "final", "uniform", "head")),
     ]
 }
 POLICY = {"0.weight": "weight", "0.bias": "bias", "1.weight": "scale", "1.bias": "shift"}
@@ -542,15 +456,11 @@ def draw_noise(t: int, i: int, epoch: int) -> Tensor:
     return torch.stack([torch.log(uniform), torch.log(1 - uniform)], 1)
 
 
-def fedcp_loops(method: Any) -> Loops:
-    def loops(s: plain.Setting) -> plain.Result:
-        net = make_world("")[0]
-        policy = method.init(net.params, net.parts)[0]["policy"]
-        given = {theirs: policy[own] for theirs, own in POLICY.items()}
-        noise = draw_noise if method.policy_noise == "train" else None
-        return heads.fedcp(s, given, method.lam, noise)
-
-    return loops
+def fedcp(s: plain.Setting, method: Any) -> plain.Result:
+    net = make_world("")[0]
+    policy = method.init(net.params, net.parts)[0]["policy"]
+    given = {theirs: policy[own] for theirs, own in POLICY.items()}
+    return heads.fedcp(s, method, given, draw_noise if method.policy_noise == "train" else None)
 
 
 def short_head(head: Any) -> Any:
@@ -558,29 +468,29 @@ def short_head(head: Any) -> Any:
 
 
 def fedcp_server(report: RoundReport) -> Any:
-    policy = {theirs: report.server["policy"][own] for theirs, own in POLICY.items()}
-    body = {**report.server["body"], **report.state.server_buffers["main"]}
-    return {"body": body, "head": short_head(report.server["head"]), "policy": policy}
+    policy = {theirs: report.state.server["policy"][own] for theirs, own in POLICY.items()}
+    body = {**report.state.server["body"], **report.state.server_buffers["main"]}
+    return {"body": body, "head": short_head(report.state.server["head"]), "policy": policy}
 
 
 def client_heads(report: RoundReport) -> list[Any]:
-    return [tree.take(report.clients["head"], i) for i in EVERYONE]
+    return [tree.take(report.state.clients["head"], i) for i in EVERYONE]
 
 
 CASES |= {  # kernels of distances by another formula
-    f"fedcp-{name}": Case(
+    name: Case(
         method,
-        fedcp_loops(method),
+        fedcp,
         world,
-        tolerance=(2e-5, 1e-4) if world else (1e-5, 0.0),
+        tolerance,
         shared=fedcp_server,
         extras=lambda report: {"own": [short_head(head) for head in client_heads(report)]},
         evaluated="logits",
         personal_tolerance=(1e-4, 1e-4),
     )
-    for name, world, method in [
-        ("noise-norm", "norm", m.FedCP()),
-        ("off", "", m.FedCP(lam=0.3, policy_noise="off")),
+    for name, world, tolerance, method in [
+        ("fedcp-noise-norm", "norm", (2e-5, 1e-4), m.FedCP()),
+        ("fedcp-off", "", (1e-5, 0.0), m.FedCP(lam=0.3, policy_noise="off")),
     ]
 }
 VALVE = {"weight": "0.weight", "bias": "0.bias", "scale": "2.weight", "shift": "2.bias"}
@@ -593,51 +503,50 @@ def valve_modules(server: Any) -> Any:
     return {"embeddings.weight": server["embeddings"], **named}
 
 
-def gpfl_loops(values: Any) -> Loops:
-    def loops(s: plain.Setting) -> plain.Result:
-        net = make_world("")[0]
-        return heads.gpfl(s, valve_modules(m.GPFL(*values).init(net.params, net.parts)[0]), *values)
+def gpfl(s: plain.Setting, method: Any) -> plain.Result:
+    net = make_world("")[0]
+    return heads.gpfl(s, method, valve_modules(method.init(net.params, net.parts)[0]))
 
-    return loops
+
+def gpfl_server(report: RoundReport) -> Any:
+    return {"model": shared_model(report), "extra": valve_modules(report.state.server)}
 
 
 CASES |= {  # a layer normalisation and cosines divide by small numbers
-    f"gpfl-{values[2]}{'-norm' if world else ''}": Case(
-        m.GPFL(*values),
-        gpfl_loops(values),
+    name: Case(
+        method,
+        gpfl,
         world,
         tolerance=(2e-5, 1e-4),
-        shared=lambda report: {
-            "model": shared_model(report),
-            "extra": valve_modules(report.server),
-        },
+        shared=gpfl_server,
         extras=lambda report: {"head": client_heads(report)},
         evaluated="",
     )
-    for world, values in [("", (0.01, 0.1, "frobenius")), ("norm", (0.3, 0.0, "mean"))]
+    for name, world, method in [
+        ("gpfl-frobenius", "", m.GPFL()),
+        ("gpfl-mean-norm", "norm", m.GPFL(0.3, 0.0, "mean")),
+    ]
 }
 
 
 def biases(report: RoundReport) -> Any:
-    (mean,), (u,) = report.server["mean"].values(), report.clients["u"].values()
+    (mean,), (u,) = report.state.server["mean"].values(), report.state.clients["u"].values()
     return {"mean": mean, "u": u}
 
 
 CASES |= {
-    f"feddbe-{number}": Case(
+    name: Case(
         method,
-        lambda s, a=method: heads.feddbe(s, a, draw_order("gather")),
+        partial(heads.feddbe, first=draw_order("gather")),
         tolerance=(2e-6, 0.0),
         extras=biases,
         extras_tolerance=(1e-6, 0.0),
         evaluated="logits",
     )
-    for number, method in enumerate(
-        [
-            m.FedDBE(kappa=20.0, rho=0.3, bias_lr=0.5),
-            m.FedDBE(kappa=20.0, rho=0.6, bias_lr=0.1, mean="data"),
-        ]
-    )
+    for name, method in {
+        "feddbe-0": m.FedDBE(kappa=20.0, rho=0.3, bias_lr=0.5),
+        "feddbe-1": m.FedDBE(kappa=20.0, rho=0.6, bias_lr=0.1, mean="data"),
+    }.items()
 }
 
 
@@ -649,78 +558,72 @@ def generator_modules(made: Any) -> Any:
     return {**learned, "norm.running_mean": moved["mean"], "norm.running_var": moved["variance"]}
 
 
-def fedgen_loops(method: Any) -> Loops:
+def fedgen(s: plain.Setting, method: Any) -> plain.Result:
     def drawn(t: int, labels: list[int]) -> Any:
         shape = method.steps, method.batch, 1 + method.noise
         for own in torch.rand(*shape, generator=generator(SEED, "aggregate", t)):
             yield torch.tensor(labels)[(len(labels) * own[:, 0]).long()], own[:, 1:]
 
-    def loops(s: plain.Setting) -> plain.Result:
-        net, made = make_world("")[0], heads.Generator(method.noise, method.hidden)
-        first = method.init(net.params, net.parts)[0]["generator"]
-        made.load_state_dict(generator_modules(first), strict=False)
-        random = lambda t, i, epoch: draw_randoms(t, i, epoch, 2 * method.noise + 1)  # noqa: E731
-        return heads.fedgen(s, made, method, random, drawn)
+    def random(t: int, i: int, epoch: int) -> Tensor:
+        return draw_randoms(t, i, epoch, 2 * method.noise + 1)
 
-    return loops
+    net, made = make_world("")[0], heads.Generator(method.noise, method.hidden)
+    first = method.init(net.params, net.parts)[0]["generator"]
+    made.load_state_dict(generator_modules(first), strict=False)
+    return heads.fedgen(s, made, method, random, drawn)
 
 
 TAUGHT = {"noise": 6, "hidden": 9, "steps": 4, "batch": 8, "lr": 0.02}
 CASES |= {  # Adam divides small gradients by their size, which amplifies rounding
     f"fedgen-{name}": Case(
         method,
-        fedgen_loops(method),
+        fedgen,
         tolerance=(5e-6, 0.0),
-        shared=lambda report: {**report.server["body"], **report.server["head"]},
-        extras=lambda report: {"generator": generator_modules(report.server["generator"])},
+        shared=lambda report: {**report.state.server["body"], **report.state.server["head"]},
+        extras=lambda report: {"generator": generator_modules(report.state.server["generator"])},
         extras_tolerance=(2e-5, 1e-4),
     )
     for name, method in {
-        "paper": m.FedGen(
-            teacher="mean_logits", labels="frequency", alpha=3.0, decay=0.5, **TAUGHT
-        ),
-        "other": m.FedGen(beta=0.0, alpha=2e-4, decay=0.3, weight_decay=0.1, **TAUGHT),
+        "paper": m.FedGen(3.0, teacher="mean_logits", labels="frequency", decay=0.5, **TAUGHT),
+        "other": m.FedGen(2e-4, beta=0.0, decay=0.3, weight_decay=0.1, **TAUGHT),
     }.items()
 }
 
 
-def floco_loops(method: Any, plus: Any) -> Loops:
+def floco(s: plain.Setting, method: Any) -> plain.Result:
     def random(purpose: str) -> Any:
         numbers = method.endpoints + 1
         return lambda t, i, epoch, steps: Draws(SEED, purpose, t).random(
             i, "main", epoch, steps, numbers
         )
 
-    def loops(s: plain.Setting) -> plain.Result:
-        net = make_world("")[0]
-        ends = method.init(net.params, net.parts)[0]["endpoints"][plain.HEAD[0]]
-        return heads.floco(s, ends, method, random, draw_order("gather"), plus)
-
-    return loops
+    net = make_world("")[0]
+    ends = method.init(net.params, net.parts)[0]["endpoints"][plain.HEAD[0]]
+    return heads.floco(s, method, ends, random, draw_order("gather"))
 
 
 CASES |= {  # centres come from the singular vectors of 10 clients' small differences
-    f"floco-{name}": Case(
+    name: Case(
         method,
-        floco_loops(method, plus),
+        floco,
         tolerance=(1e-5, 0.0),
-        shared=lambda report: {**report.server["shared"], **report.server["endpoints"]},
+        shared=lambda report: {**report.state.server["shared"], **report.state.server["endpoints"]},
     )
-    for name, method, plus in [
-        ("wide", m.Floco(endpoints=4, tau=2, rho=0.5), None),
-        ("plus", m.FlocoPlus(endpoints=3, tau=1, pers_epochs=2, lam=0.7), (2, 0.7)),
-    ]
+    for name, method in {
+        "floco-wide": m.Floco(endpoints=4, tau=2, rho=0.5),
+        "floco-plus": m.FlocoPlus(endpoints=3, tau=1, pers_epochs=2, lam=0.7),
+    }.items()
 }
 
 
 def pfedfda_server(report: RoundReport) -> Any:
-    cov = unpack_symmetric(report.server["cov"])
-    return {"body": report.server["body"], "mean": report.server["mean"], "cov": cov}
+    cov = unpack_symmetric(report.state.server["cov"])
+    return {"body": report.state.server["body"], "mean": report.state.server["mean"], "cov": cov}
 
 
-def pfedfda_loops(s: plain.Setting) -> plain.Result:
+def pfedfda_loops(s: plain.Setting, method: Any) -> plain.Result:
     net = make_world("")[0]
-    return pfedfda.pfedfda(s, m.PFedFDA().init(net.params, net.parts)[0]["mean"])
+    return pfedfda.pfedfda(s, method.init(net.params, net.parts)[0]["mean"])
 
 
 CASES["pfedfda"] = Case(  # the search for beta stops where its steps are that small
@@ -736,95 +639,72 @@ CASES["pfedfda"] = Case(  # the search for beta stops where its steps are that s
 # Entries of one's own
 
 SEVERAL = (0.3, 0.7, 0.9, 0.98)
-CASES["fedobp_adaptive"] = Case(
-    m.FedOBPAdaptive(q=SEVERAL),
-    lambda s: masks.fedobp_choosing(s, list(SEVERAL)),
-    "held",  # three clients are too small to hold anything out
-    cohorts=[*COHORTS, *COHORTS[:2]],
-    extras=lambda report: {"q": report.clients["q"][report.cohort]},
-    margin=1e-5,
-    check=lambda want: {q for own in want.extras for q in own["q"].tolist()} == {*SEVERAL},
-)
+
+feddpa = partial(masks.feddpa, order=draw_order(stream="personal"))
+fedselect = partial(masks.fedselect, order=draw_order(stream="personal"))
+seqfededt = partial(masks.seqfededt, turns=draw_turns)
 CASES |= {
-    f"feddpa-{name}": Case(
-        method,
-        lambda s, v=values: masks.feddpa(s, *v, draw_order(stream="personal")),
-        tolerance=(1e-5, 0.0),
-        margin=1e-6,
+    name: longer(
+        method, masks.fedobp, 1e-5, extras=lambda report: {"own": report.state.clients["model"]}
     )
-    for name, values, method in [
-        (
-            "phases",
-            ("value", 0.05, (0.5, 0.3, 0.2)),
-            m.FedDPA(threshold=0.05, lam1=0.5, lam2=0.3, clip=0.2),
-        ),
-        (
-            "as_compared",
-            ("quantile", m.FedDPA().threshold, None),
-            m.FedDPA(rule="quantile", train="joint"),
-        ),
-    ]
-}
-
-
-def fedselect_loops(method: Any) -> Loops:
-    return lambda s: masks.fedselect(s, method, draw_order(stream="personal"))
-
-
-FEDSELECT = {
-    "fedselect-all": m.FedSelect(p=0.3, scope="all", lr_v=0.02, lr_u=0.08),
-    "fedselect-window": m.FedSelect(p=0.4, delta="window", every=1),
-}
-CASES |= {name: longer(method, fedselect_loops(method)) for name, method in FEDSELECT.items()}
-CASES["fedselect-norm"] = normed(m.FedSelect(), fedselect_loops(m.FedSelect()), margin=1e-6)
-CASES |= {
-    "pspfl-norm": normed(m.PSPFL(0.5), lambda s: masks.pspfl(s, 0.5, "shared"), margin=1e-6),
-    "pspfl-all": longer(m.PSPFL(0.7, "all"), lambda s: masks.pspfl(s, 0.7, "all")),
+    for name, method in {
+        "fedobp": m.FedOBP(q=0.9),
+        "fedobp-published": m.FedOBP(q=0.9, score="obp_as_published", ema=0.3),
+        "fedobp-classifier": m.FedOBP(q=0.5, classifier_only=True, scope="tensor"),
+    }.items()
 }
 CASES |= {
-    f"seqfededt-{values[0]}{'-norm' if world else ''}": (normed if world else longer)(
-        m.SeqFedEDT(*values[:2], classifier_only=len(values) > 2),
-        lambda s, values=values: masks.seqfededt(s, draw_turns, *values),
-        margin=1e-6 if world else 1e-4,
-    )
-    for world, values in [
-        ("norm", ("squared", 0.9)),
-        ("", ("importance", 0.3)),
-        ("", ("difference", 0.5, "classifier")),
-    ]
-}
-PURIN = {
-    "fedpurin": (m.FedPURIN(beta=6), NORM),
-    "fedpurin-delta": (m.FedPURIN(tau=0.7, beta=3, score="delta", judge="dense"), NORM),
-    "fedpurin-hessian": (m.FedPURIN(tau=0.2, hessian=True, include_norm=True, cutoff=-1.0), ()),
-    "fedcac": (m.FedCAC(beta=6), ()),
-    "fedcac-cutoff": (m.FedCAC(tau=0.9, cutoff=2e-4), ()),
+    "fedobp_adaptive": Case(
+        m.FedOBPAdaptive(q=SEVERAL),
+        masks.fedobp_choosing,
+        "held",  # three clients are too small to hold anything out
+        cohorts=[*COHORTS, *COHORTS[:2]],
+        extras=lambda report: {"q": report.state.clients["q"][report.cohort]},
+        margin=1e-5,
+        check=lambda want: {q for own in want.extras for q in own["q"].tolist()} == {*SEVERAL},
+    ),
+    "feddpa-phases": Case(
+        m.FedDPA(0.05, lam1=0.5, lam2=0.3, clip=0.2), feddpa, tolerance=(1e-5, 0.0), margin=1e-6
+    ),
+    "feddpa-as_compared": Case(
+        m.FedDPA(rule="quantile", train="joint"), feddpa, tolerance=(1e-5, 0.0), margin=1e-6
+    ),
+    "fedselect-all": longer(m.FedSelect(p=0.3, scope="all", lr_v=0.02, lr_u=0.08), fedselect),
+    "fedselect-window": longer(m.FedSelect(p=0.4, delta="window", every=1), fedselect),
+    "fedselect-norm": normed(m.FedSelect(), fedselect, margin=1e-6),
+    "pspfl-norm": normed(m.PSPFL(0.5), masks.pspfl, margin=1e-6),
+    "pspfl-all": longer(m.PSPFL(0.7, "all"), masks.pspfl),
+    "seqfededt-squared-norm": normed(m.SeqFedEDT("squared", 0.9), seqfededt, margin=1e-6),
+    "seqfededt-importance": longer(m.SeqFedEDT("importance", 0.3), seqfededt, margin=1e-4),
+    "seqfededt-difference": longer(
+        m.SeqFedEDT("difference", 0.5, classifier_only=True), seqfededt, margin=1e-4
+    ),
 }
 
 
 def critical(report: RoundReport) -> Any:
-    rows = [leaf[report.cohort].flatten(1).sum(1) for leaf in report.clients["mask"].values()]
-    return {"partners": report.clients["partners"][report.cohort], "counts": sum(rows)}
+    rows = [leaf[report.cohort].flatten(1).sum(1) for leaf in report.state.clients["mask"].values()]
+    return {"partners": report.state.clients["partners"][report.cohort], "counts": sum(rows)}
 
 
 def differ_in_partners(want: plain.Result) -> bool:
     return len({n for own in want.extras for n in own["partners"].tolist()}) > 1
 
 
+PURIN = {
+    "fedpurin": m.FedPURIN(beta=6),
+    "fedpurin-delta": m.FedPURIN(tau=0.7, beta=3, score="delta", judge="dense"),
+    "fedpurin-hessian": m.FedPURIN(tau=0.2, hessian=True, include_norm=True, cutoff=-1.0),
+    "fedcac": m.FedCAC(beta=6),
+    "fedcac-cutoff": m.FedCAC(tau=0.9, cutoff=2e-4),
+}
+CRITICAL = {"extras": critical, "margin": 1e-5, "check": differ_in_partners}
 CASES |= {
-    f"{name}{'-norm' if world else ''}": Case(
-        method,
-        lambda s, a=method, own=own: masks.fedpurin(s, a, own),
-        world,
-        tolerance=(5e-6, 0.0) if world else (1e-6, 0.0),
-        cohorts=COHORTS if world else LONGER,
-        extras=critical,
-        margin=1e-5,
-        check=differ_in_partners,
-    )
-    for name, (method, own) in PURIN.items()
-    for world in ("", "norm")
-    if not world or name in ("fedpurin-delta", "fedcac")
+    name: Case(method, masks.fedpurin, cohorts=LONGER, **CRITICAL) for name, method in PURIN.items()
+}
+CASES |= {
+    f"{name}-norm": Case(PURIN[name], masks.fedpurin, "norm", (5e-6, 0.0), **CRITICAL)
+    for name in ("fedpurin-delta", "fedcac")
 }
 
 # Sub-models
@@ -846,13 +726,16 @@ def sizes(i: int) -> tuple[int, int]:
     return max(1, int(width(1, i) * 4 + 1e-9)), max(1, int(width(1, i) * 12 + 1e-9))
 
 
+def leading(channels: int, units: int) -> Sets:
+    return list(range(channels)), list(range(units))
+
+
 def first(share: float) -> Sets:
-    return list(range(math.ceil(share * 4 - 1e-9))), list(range(math.ceil(share * 12 - 1e-9)))
+    return leading(math.ceil(share * 4 - 1e-9), math.ceil(share * 12 - 1e-9))
 
 
 def prefix(t: int, i: int) -> Sets:
-    a, b = sizes(i)
-    return list(range(a)), list(range(b))
+    return leading(*sizes(i))
 
 
 def fixed(t: int, i: int) -> Sets:
@@ -877,8 +760,17 @@ def drawn(t: int, i: int) -> Sets:
     return drawn_by_lot(t, i, sizes(i))
 
 
+def drawn_first(t: int, i: int) -> Sets:
+    return first(drawn_width(t, i))
+
+
+def small(method: Any, loops: Loops, world: str = "norm", **values: Any) -> Case:
+    tolerances = {"tolerance": (2e-6, 0.0), "statistics": (1e-5, 1e-5)}
+    return Case(method, loops, world, **{**tolerances, **values})
+
+
 def pruned(kind: Any, score: str, begin: str) -> Case:
-    def loops(s: plain.Setting) -> plain.Result:
+    def loops(s: plain.Setting, method: Any) -> plain.Result:
         sets: dict[int, Sets] = {}
 
         def receive(turn: plain.Turn) -> Any:
@@ -895,55 +787,40 @@ def pruned(kind: Any, score: str, begin: str) -> Case:
     return small(kind(widths=WIDTHS, ranking_lr=0.05, first=begin), loops)
 
 
-def small(method: Any, loops: Loops, world: str = "norm", **values: Any) -> Case:
-    tolerances = {"tolerance": (2e-6, 0.0), "statistics": (1e-5, 1e-5)}
-    return Case(method, loops, world, **{**tolerances, **values})
+def heterofl(sets: Any, rate: Any = width, untrained: Any = fixed, clip: float = 0.0) -> Loops:
+    return lambda s, a: submodels.heterofl(s, a, sets, rate, untrained, clip)
 
 
+ANY = {"weighting": "samples", "masked": False}
 CASES |= {
-    "fedspu": small(m.FedSPU(widths=WIDTHS), lambda s: submodels.fedspu(s, drawn)),
+    "fedspu": small(m.FedSPU(widths=WIDTHS), lambda s, a: submodels.fedspu(s, drawn)),
     "random_dropout": small(  # whose statistics are averaged at the server
-        m.RandomDropout(widths=WIDTHS, judge="own"), lambda s: submodels.play_small(s, drawn), ""
+        m.RandomDropout(widths=WIDTHS, judge="own"), lambda s, a: submodels.play_small(s, drawn), ""
     ),
     "fjord": small(
         m.FjORD(widths=WIDTHS),
-        lambda s: submodels.play_small(s, prefix, untrained=lambda i: prefix(1, i)),
+        lambda s, a: submodels.play_small(s, prefix, untrained=lambda i: prefix(1, i)),
     ),
     "hermes": pruned(m.Hermes, "l2", "initial"),
     "fedmp": pruned(m.FedMP, "l1", "current"),
     "prunefl": pruned(m.PruneFL, "gradient", "initial"),
-}
-ANY = {"weighting": "samples", "masked": False}
-
-
-def heterofl(sets: Any, **values: Any) -> Loops:
-    return lambda s: submodels.heterofl(s, sets, **{"untrained": lambda i: fixed(1, i), **values})
-
-
-def rolex(**values: Any) -> Loops:
-    return heterofl(rolled, is_equal=False, untrained=lambda i: rolled(1, i), **values)
-
-
-def drawn_first(t: int, i: int) -> Sets:
-    return first(drawn_width(t, i))
-
-
-CASES |= {
-    "heterofl-scaler": small(
-        m.HeteroFL(widths=WIDTHS, scaler=True), heterofl(fixed, rate=width), ""
-    ),
+    "heterofl-scaler": small(m.HeteroFL(widths=WIDTHS, scaler=True), heterofl(fixed), ""),
     "heterofl": small(m.HeteroFL(widths=WIDTHS), heterofl(fixed)),
     "heterofl-drawn": small(
         m.HeteroFL(widths=WIDTHS, dynamic=True, scaler=True, **ANY),
-        heterofl(drawn_first, rate=drawn_width, is_equal=False, is_masked=False),
+        heterofl(drawn_first, drawn_width),
     ),
     "heterofl-clipping": small(
         m.HeteroFL(widths=WIDTHS),
         heterofl(fixed, clip=0.3),
         local=dataclasses.replace(LOCAL, clip=0.3),
     ),
-    "fedrolex": small(m.FedRolex(widths=WIDTHS, masked=False), rolex(is_masked=False), ""),
-    "fedrolex-norm": small(m.FedRolex(widths=WIDTHS, scaler=True, masked=True), rolex(rate=width)),
+    "fedrolex": small(
+        m.FedRolex(widths=WIDTHS, masked=False), heterofl(rolled, untrained=rolled), ""
+    ),
+    "fedrolex-norm": small(
+        m.FedRolex(widths=WIDTHS, scaler=True), heterofl(rolled, untrained=rolled)
+    ),
 }
 
 
@@ -951,63 +828,42 @@ def sent_level(t: int, i: int) -> int:
     return int(torch.randint(3, (), generator=Draws(SEED, "train", t).server(i)))
 
 
-def device_level(method: Any, i: int) -> int:
-    """Four weak, three medium, three strong; or all of them strong."""
-    return 2 if method.devices == (0, 0, 1) else (0 if i < 4 else 1 if i < 7 else 2)
-
-
-def nested_levels(s: plain.Setting, apoz: tuple[float, ...]) -> list[Sets]:
-    return submodels.flexfl_levels(s, apoz or (0.0, 0.0), (0.25, 0.5, 1.0), 0.05)
-
-
-def flexfl_loops(method: Any) -> Loops:
+def flexfl(s: plain.Setting, method: Any) -> plain.Result:
     def device(i: int) -> int:
-        return device_level(method, i)
+        """Four weak, three medium, three strong; or all of them strong."""
+        return 2 if method.devices == (0, 0, 1) else (0 if i < 4 else 1 if i < 7 else 2)
 
-    def loops(s: plain.Setting) -> plain.Result:
-        return submodels.flexfl(s, nested_levels(s, method.apoz), sent_level, device, method)
-
-    return loops
-
-
-def trains_all_levels(method: Any) -> bool:
-    turns = [
-        (t, i) for t, cohort in enumerate(COHORTS, 1) for i in cohort if i != 9
-    ]  # of one sample
-    return {min(sent_level(*turn), device_level(method, turn[1])) for turn in turns} == {0, 1, 2}
+    levels = submodels.flexfl_levels(s, method.apoz or (0.0, 0.0), (0.25, 0.5, 1.0), 0.05)
+    sent = {sent_level(t, i) for t, cohort in enumerate(s.cohorts, 1) for i in cohort if i != 9}
+    assert sent == {0, 1, 2}  # and strong devices train all; client 9 has one sample
+    return submodels.flexfl(s, levels, sent_level, device, method)
 
 
-CASES |= {
-    f"flexfl-{world or 'plain'}": small(method, flexfl_loops(method), world, check=check)
-    for world, method, check in [
-        ("", m.FlexFL(apoz=(), gamma=10.0, temperature=3.0), lambda want: True),
-        (
-            "norm",
-            m.FlexFL(apoz=(0.2, 0.7), gamma=4.0, temperature=1.5, devices=(0, 0, 1)),
-            lambda want: trains_all_levels(m.FlexFL(devices=(0, 0, 1))),
-        ),
-    ]
-}
 RETURNING = [[0, 2, 3, 5, 9], [1, 2, 4, 6, 9], [2, 4, 5, 6, 9]]
 
 
-def subflot_loops(method: Any) -> Loops:
+def subflot(s: plain.Setting, method: Any) -> plain.Result:
     def rate(i: int) -> float:
         return RATES[i * 4 // 10]
 
     def first_choice(t: int, i: int) -> Sets:
-        a, b = round(4 * (1 - rate(i))), round(12 * (1 - rate(i)))
-        is_random = method.initial == "random"
-        return drawn_by_lot(t, i, (a, b)) if is_random else (list(range(a)), list(range(b)))
+        counts = round(4 * (1 - rate(i))), round(12 * (1 - rate(i)))
+        return drawn_by_lot(t, i, counts) if method.initial == "random" else leading(*counts)
 
-    return lambda s: submodels.subflot(s, first_choice, rate, method)
+    return submodels.subflot(s, first_choice, rate, method)
 
 
 GIVEN = {"rates": RATES, "assign": "blocks", "positions": "first"}
 CASES |= {
+    "flexfl-plain": small(m.FlexFL(gamma=10.0, temperature=3.0), flexfl, ""),
+    "flexfl-norm": small(
+        m.FlexFL(apoz=(0.2, 0.7), gamma=4.0, temperature=1.5, devices=(0, 0, 1)), flexfl
+    ),
+}
+CASES |= {
     f"subflot-{name}": small(
         method,
-        subflot_loops(method),
+        subflot,
         "norm alike",  # and they learn fast, or all would be found where they began
         tolerance=(3e-6, 0.0),
         cohorts=RETURNING,

@@ -8,16 +8,8 @@ from torch import Tensor, nn
 from fedpfl.data.federation import Federation
 from fedpfl.engine.keys import Draws, generator
 from fedpfl.models import Net
-from tests.conftest import (
-    COHORTS,
-    LOCAL,
-    TEST,
-    TRAIN,
-    Tiny,
-    hold_out_quarter,
-    make_federation,
-    tiny,
-)
+from fedpfl.testing.toy import LOCAL, Tiny, tiny
+from tests.conftest import COHORTS, TEST, TRAIN, hold_out_quarter, make_federation
 from tests.methods.reference import lora, plain
 
 SEED = 3

@@ -13,22 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.methods.reference.plain import (
-    Result,
-    Setting,
-    Turn,
-    Weights,
-    average,
-    flat,
-    load,
-    mean,
-    minibatches,
-    pick,
-    play,
-    stack,
-    still,
-    train,
-)
+from tests.methods.reference import plain
+from tests.methods.reference.plain import Result, Setting, Turn, Weights
 
 
 def similarity(a: Tensor, b: Tensor) -> float:
@@ -53,19 +39,16 @@ def cfl(s: Setting, method: Any) -> Result:
     """Over sets of clients' numbers; statistics stay with the client."""
     m, names = method, s.names
     clusters: list[tuple[list[int], Weights]] = [(list(s.everyone), s.initial)]
-    own = s.each(pick(s.initial, lambda name: name not in names))
+    own = s.each(plain.pick(s.initial, lambda name: name not in names))
 
     def model(turn: Turn) -> Weights:
         return next(w for members, w in clusters if turn.i in members) | own[turn.i]
-
-    def local(w: Weights, turn: Turn) -> Weights:
-        return train(s, w, turn)
 
     def groups_of(members: list[int], weights: Weights, trained: dict, t: int, room: int) -> list:
         present = [i for i in members if i in trained]
         if present != members or len(present) < 3 or t <= m.warmup or room < 1:
             return [present]
-        change = {i: flat(trained[i], names) - flat(weights, names) for i in present}
+        change = {i: plain.flat(trained[i], names) - plain.flat(weights, names) for i in present}
         total = sum(len(s.clients[i].y) for i in present)
         whole = sum(len(s.clients[i].y) / total * change[i] for i in present)
         if whole.norm() >= m.eps1 or max(d.norm() for d in change.values()) <= m.eps2:
@@ -78,7 +61,9 @@ def cfl(s: Setting, method: Any) -> Result:
         for members, weights in clusters:
             room = m.clusters - len(clusters) - len(new_clusters)
             groups = groups_of(members, weights, trained, t, room)
-            new_models = [average(s, {i: trained[i] for i in group}) for group in groups if group]
+            new_models = [
+                plain.average(s, {i: trained[i] for i in group}) for group in groups if group
+            ]
             first = groups[0] if len(groups) > 1 else members
             after.append((first, new_models[0] if new_models else weights))
             new_clusters += zip(groups[1:], new_models[1:], strict=True)
@@ -91,7 +76,7 @@ def cfl(s: Setting, method: Any) -> Result:
         cluster_of = {i: c for c, (members, _) in enumerate(clusters) for i in members}
         return {"cluster_of": torch.tensor([cluster_of[i] for i in s.everyone])}
 
-    return play(s, local, begin=model, merge=merge, extras=extras)
+    return plain.play(s, begin=model, merge=merge, extras=extras)
 
 
 def ifca(s: Setting, models: list[Weights], shared: tuple[str, ...] = ()) -> Result:
@@ -104,7 +89,7 @@ def ifca(s: Setting, models: list[Weights], shared: tuple[str, ...] = ()) -> Res
         """Find the first model of least training loss."""
         client, losses = s.clients[i], []
         for weights in models:
-            logits = still(s, weights)(client.x).double()
+            logits = plain.still(s, weights)(client.x).double()
             losses.append(float(F.cross_entropy(logits, client.y)))
         result.margins.append(sorted(losses)[1] - min(losses))
         return losses.index(min(losses))
@@ -114,21 +99,23 @@ def ifca(s: Setting, models: list[Weights], shared: tuple[str, ...] = ()) -> Res
         return models[cluster_of[turn.i]]
 
     def merge(_: Any, trained: dict[int, Weights], t: int) -> Weights:
-        everyone = pick(average(s, trained), lambda name: name.startswith(shared or "\0"))
+        everyone = plain.pick(
+            plain.average(s, trained), lambda name: name.startswith(shared or "\0")
+        )
         shares = [
             list(map(cluster_of.get, trained)).count(j) / len(trained) for j in range(len(models))
         ]
         result.extras.append({"shares": torch.tensor(shares)})
         for j in range(len(models)):
             members = {i: end for i, end in trained.items() if cluster_of[i] == j}
-            models[j] = {**models[j], **(average(s, members) if members else {}), **everyone}
+            models[j] = {**models[j], **(plain.average(s, members) if members else {}), **everyone}
         result.extras[-1]["models"] = list(models)
         return {}
 
     def personal(turn: Turn) -> Weights:
         return models[nearest(turn.i)]
 
-    return play(s, lambda w, turn: train(s, w, turn), begin, merge, personal, result=result)
+    return plain.play(s, begin=begin, merge=merge, personal=personal, result=result)
 
 
 def attention(method: Any, w: dict[int, Tensor], i: int, clients: int) -> dict[int, float]:
@@ -154,14 +141,14 @@ def fedamp(s: Setting, method: Any) -> Result:
         if turn.i not in participated:
             return own[turn.i]
         models = pool | {turn.i: own[turn.i]}
-        flattened = {j: flat(w, s.names) for j, w in models.items()}
+        flattened = {j: plain.flat(w, s.names) for j, w in models.items()}
         xi = attention(m, flattened, turn.i, len(s.clients))
-        clouds[turn.i] = mean(models.values(), [xi[j] for j in models])
-        cloud = pick(clouds[turn.i], lambda name: name in s.names)
+        clouds[turn.i] = plain.mean(models.values(), [xi[j] for j in models])
+        cloud = plain.pick(clouds[turn.i], lambda name: name in s.names)
         return own[turn.i] | cloud if m.start_from == "cloud" else own[turn.i]
 
     def local(w: Weights, turn: Turn) -> Weights:
-        own[turn.i] = train(s, w, turn, anchor=clouds.get(turn.i), lam=m.pull)
+        own[turn.i] = plain.train(s, w, turn, anchor=clouds.get(turn.i), lam=m.pull)
         return own[turn.i]
 
     def merge(_: Any, trained: dict[int, Weights], t: int) -> Weights:
@@ -171,7 +158,7 @@ def fedamp(s: Setting, method: Any) -> Result:
         participated.update(trained)
         return {}
 
-    return play(s, local, begin, merge, personal=lambda turn: own[turn.i])
+    return plain.play(s, local, begin, merge, personal=lambda turn: own[turn.i])
 
 
 def fedfomo(s: Setting, method: Any) -> Result:
@@ -183,12 +170,14 @@ def fedfomo(s: Setting, method: Any) -> Result:
 
     def held_loss(weights: Weights, i: int) -> float:
         client = s.clients[i]
-        return float(F.cross_entropy(still(s, weights)(client.held_x).double(), client.held_y))
+        return float(
+            F.cross_entropy(plain.still(s, weights)(client.held_x).double(), client.held_y)
+        )
 
     def mix(i: int) -> Weights:
         weights = {}
         for n in [i, *(n for n in offered if n != i)]:
-            distances = float((flat(own[n], s.names) - flat(old[i], s.names)).norm())
+            distances = float((plain.flat(own[n], s.names) - plain.flat(old[i], s.names)).norm())
             gain = held_loss(old[i], i) - held_loss(own[n], i)
             weights[n] = gain / distances if distances else 0.0
             affinity[i, n] += weights[n] if n != i else 0.0
@@ -196,7 +185,7 @@ def fedfomo(s: Setting, method: Any) -> Result:
         gaining = {n: weight for n, weight in weights.items() if weight > 0}
         if not gaining:
             return own[i] if method.fallback == "keep" else old[i]
-        mixed = mean(
+        mixed = plain.mean(
             [own[n] for n in gaining], [w / sum(gaining.values()) for w in gaining.values()]
         )
         counters = {k for k, leaf in own[i].items() if not leaf.is_floating_point()}
@@ -214,11 +203,10 @@ def fedfomo(s: Setting, method: Any) -> Result:
         offered[:] = sorted(trained_ever) if method.pool == "all" else list(trained)
         return {}
 
-    return play(
+    return plain.play(
         s,
-        lambda w, turn: train(s, w, turn),
-        begin,
-        merge,
+        begin=begin,
+        merge=merge,
         personal=lambda turn: own[turn.i],
         extras=lambda _: {"affinity": affinity},
         result=result,
@@ -230,12 +218,12 @@ def apple(s: Setting, method: Any, rounds: int) -> Result:
     m, names = method, s.names
     sizes = torch.tensor([len(client.y) for client in s.clients]).double()
     p0 = sizes / sizes.sum()
-    p, cores = s.each(p0), s.each(pick(s.initial, lambda name: name in names))
-    buffers, trained_cores = s.each(pick(s.initial, lambda name: name not in names)), {}
+    p, cores = s.each(p0), s.each(plain.pick(s.initial, lambda name: name in names))
+    buffers, trained_cores = s.each(plain.pick(s.initial, lambda name: name not in names)), {}
 
     def combine(i: int, own: Weights | None = None) -> Weights:
         models = cores | ({i: own} if own else {})
-        return mean(models.values(), p[i].tolist()) | buffers[i]
+        return plain.mean(models.values(), p[i].tolist()) | buffers[i]
 
     def local(_: Any, turn: Turn) -> Weights:
         """Take simultaneous steps of SGD with momentum on core i and p; others hold still."""
@@ -245,13 +233,13 @@ def apple(s: Setting, method: Any, rounds: int) -> Result:
         )
         penalty, first, core = m.mu * schedule if r < last else 0.0, p[i], dict(cores[i])
         velocity, velocity_p = {k: torch.zeros_like(core[k]) for k in names}, torch.zeros_like(p0)
-        for x, y in minibatches(s, turn, range(s.epochs)):
-            model = load(s, combine(i, core)).train()
+        for x, y in plain.minibatches(s, turn, range(s.epochs)):
+            model = plain.load(s, combine(i, core)).train()
             F.cross_entropy(model(x), y).backward()
             g = {k: leaf.grad for k, leaf in model.named_parameters()}
             buffers[i] = {k: b.clone() for k, b in model.named_buffers()}
             rows = (cores | {i: core}).values()
-            slope = torch.stack([flat(g, names) @ flat(w, names) for w in rows])
+            slope = torch.stack([plain.flat(g, names) @ plain.flat(w, names) for w in rows])
             for k in names:
                 step = float(p[i][i]) * g[k] + s.weight_decay * core[k]
                 velocity[k] = s.momentum * velocity[k] + step
@@ -268,6 +256,6 @@ def apple(s: Setting, method: Any, rounds: int) -> Result:
         return {}
 
     def extras(_: Any) -> dict[str, Any]:
-        return {"cores": stack(cores.values()), "p": torch.stack([*p.values()]).float()}
+        return {"cores": plain.stack(cores.values()), "p": torch.stack([*p.values()]).float()}
 
-    return play(s, local, lambda turn: combine(turn.i), merge, extras=extras)
+    return plain.play(s, local, lambda turn: combine(turn.i), merge, extras=extras)

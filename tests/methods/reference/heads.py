@@ -16,30 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.methods.reference.plain import (
-    HEAD,
-    Order,
-    Result,
-    Setting,
-    Turn,
-    Weights,
-    average,
-    count_hits,
-    features,
-    fit,
-    load,
-    mean,
-    minibatches,
-    pick,
-    play,
-    replace,
-    still,
-    train,
-    values_of,
-)
+from tests.methods.reference import plain
+from tests.methods.reference.plain import HEAD, Order, Result, Setting, Turn, Weights
 
 CLASSES, WIDTH = 5, 12
-Choice = Callable[[str], bool]
 
 
 def is_head(name: str) -> bool:
@@ -55,7 +35,7 @@ def class_counts(s: Setting, i: int) -> Tensor:
 
 
 def class_means(s: Setting, weights: Weights, i: int) -> dict[int, Tensor]:
-    z, y = features(still(s, weights), s.clients[i].x), s.clients[i].y
+    z, y = plain.features(plain.still(s, weights), s.clients[i].x), s.clients[i].y
     return {c: z[y == c].mean(0) for c in y.unique().tolist()}
 
 
@@ -70,25 +50,25 @@ def fedas(s: Setting, method: Any, order: Order) -> Result:
 
     def align(weights: Weights, targets: dict[int, Tensor], turn: Turn) -> Weights:
         def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-            z, total = features(model, x), torch.zeros(())
+            z, total = plain.features(model, x), torch.zeros(())
             for c in y.unique().tolist():
                 mine = z[y == c].mean(0, keepdim=True) if m.align == "means" else z[y == c]
                 total = total + F.mse_loss(mine, targets[c].expand_as(mine))
             return total
 
-        plain = replace(s, order=order, lr=m.align_lr, momentum=0.0, weight_decay=0.0)
+        descent = plain.replace(s, order=order, lr=m.align_lr, momentum=0.0, weight_decay=0.0)
         values = {"is_moving": is_body, "is_still": True, "loss": loss}
-        return train(plain, weights, turn, m.align_epochs, **values)
+        return plain.train(descent, weights, turn, m.align_epochs, **values)
 
     def local(start: Weights, turn: Turn) -> Weights:
         if turn.i in models or m.first != "skip":
             old = models.get(turn.i, s.initial if m.first == "init" else start)
             start = align(start, class_means(s, old, turn.i), turn)
-        models[turn.i] = train(s, start, turn)
+        models[turn.i] = plain.train(s, start, turn)
         return models[turn.i]
 
     def fisher(weights: Weights, i: int) -> float:
-        client, model, total = s.clients[i], load(s, weights).eval(), 0.0
+        client, model, total = s.clients[i], plain.load(s, weights).eval(), 0.0
         for x, y in zip(client.x.split(s.batch_size), client.y.split(s.batch_size), strict=True):
             grads = torch.autograd.grad(F.cross_entropy(model(x), y), list(model.parameters()))
             total += sum(float(g.double().square().sum()) for g in grads)
@@ -96,51 +76,51 @@ def fedas(s: Setting, method: Any, order: Order) -> Result:
 
     def merge(_: Any, trained: dict[int, Weights], t: int) -> Weights:
         if m.weights == "samples":
-            return average(s, trained)
+            return plain.average(s, trained)
         traces = [fisher(w, i) for i, w in trained.items()]
-        return mean(trained.values(), [trace / sum(traces) for trace in traces])
+        return plain.mean(trained.values(), [trace / sum(traces) for trace in traces])
 
     def personal(turn: Turn) -> Weights:
         return models.get(turn.i, s.initial) if m.judge == "stored" else received(turn)
 
-    return play(s, local, received, merge, personal)
+    return plain.play(s, local, received, merge, personal)
 
 
-def fedrod(s: Setting, gamma: float) -> Result:
+def fedrod(s: Setting, method: Any) -> Result:
     """`extras`: every client's personal head; zeros until it was trained."""
     heads: dict[int, Weights] = {}
     none = {k: torch.zeros_like(s.initial[k]) for k in HEAD}
 
     def local(_: Any, turn: Turn) -> Weights:
-        model, counts = load(s, turn.shared).train(), class_counts(s, turn.i)
+        model, counts = plain.load(s, turn.shared).train(), class_counts(s, turn.i)
         model.own = nn.Linear(WIDTH, CLASSES)
         old = heads.get(turn.i, s.initial)
         model.own.load_state_dict({k.split(".")[1]: old[k] for k in HEAD})
 
         def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
             """-sum log of n^gamma e^logit over its sum, written out; and the personal one."""
-            z = features(model, x)
+            z = plain.features(model, x)
             logits = model.classifier(z)
-            rising = counts**gamma * logits.exp()
+            rising = counts**method.gamma * logits.exp()
             generic = -(rising[range(len(y)), y] / rising.sum(1)).log().mean()
             return generic + F.cross_entropy(logits.detach() + model.own(z.detach()), y)
 
-        batches = list(minibatches(s, turn, range(s.epochs)))
-        fit(s, model, batches, loss)
+        batches = list(plain.minibatches(s, turn, range(s.epochs)))
+        plain.fit(s, model, batches, loss)
         if batches:
             values = model.own.state_dict().items()
             heads[turn.i] = {f"classifier.{k}": v.clone() for k, v in values}
-        return pick(values_of(model), lambda name: not name.startswith("own"))
+        return plain.pick(plain.values_of(model), lambda name: not name.startswith("own"))
 
     def parts(shared: Weights, i: int) -> tuple[Weights, Weights]:
         return shared, heads.get(i, none)
 
     def judge(it: tuple[Weights, Weights], i: int) -> int:
-        model, (weight, bias) = still(s, it[0]), it[1].values()
-        z = features(model, s.clients[i].test_x)
-        return count_hits(model.classifier(z) + z @ weight.T + bias, s.clients[i].test_y)
+        model, (weight, bias) = plain.still(s, it[0]), it[1].values()
+        z = plain.features(model, s.clients[i].test_x)
+        return plain.count_hits(model.classifier(z) + z @ weight.T + bias, s.clients[i].test_y)
 
-    return play(
+    return plain.play(
         s,
         local,
         begin=lambda turn: parts(turn.shared, turn.i),
@@ -156,41 +136,43 @@ def collapse(weight: Tensor, present: Tensor) -> Tensor:
     return torch.linalg.norm(gram / torch.linalg.norm(gram) - target)
 
 
-def flute(s: Setting, l1: float, l2: float, l3: float, server_lr: float, rep_epochs: int) -> Result:
+def flute(s: Setting, method: Any) -> Result:
     """One optimizer for both phases: the head's momentum goes on."""
-    heads, trained_heads = s.each(pick(s.initial, is_head)), {}
+    m = method
+    heads, trained_heads = s.each(plain.pick(s.initial, is_head)), {}
     present = {i: class_counts(s, i) > 0 for i in s.everyone}
 
     def local(w: Weights, turn: Turn) -> Weights:
         def loss(model: nn.Module, x: Tensor, y: Tensor, is_last: bool) -> Tensor:
             for k, p in model.train(is_last).named_parameters():
                 p.requires_grad_(is_last or k in HEAD)
-            z, weight = features(model, x), model.classifier.weight
-            value = F.cross_entropy(model.classifier(z), y) + l1 * collapse(weight, present[turn.i])
-            value = value + l2 * torch.linalg.norm(weight) ** 2
-            return value + (l3 * torch.linalg.norm(z) ** 2 if is_last else 0.0)
+            z, weight = plain.features(model, x), model.classifier.weight
+            value = F.cross_entropy(model.classifier(z), y)
+            value = value + m.l1 * collapse(weight, present[turn.i])
+            value = value + m.l2 * torch.linalg.norm(weight) ** 2
+            return value + (m.l3 * torch.linalg.norm(z) ** 2 if is_last else 0.0)
 
-        middle = s.epochs - rep_epochs
-        first = [(*batch, False) for batch in minibatches(s, turn, range(middle))]
-        last = [(*batch, True) for batch in minibatches(s, turn, range(middle, s.epochs))]
-        end = values_of(fit(s, load(s, w), first + last, loss))
-        trained_heads[turn.i] = pick(end, is_head)
-        return pick(end, is_body)
+        middle = s.epochs - m.rep_epochs
+        first = [(*batch, False) for batch in plain.minibatches(s, turn, range(middle))]
+        last = [(*batch, True) for batch in plain.minibatches(s, turn, range(middle, s.epochs))]
+        end = plain.values_of(plain.fit(s, plain.load(s, w), first + last, loss))
+        trained_heads[turn.i] = plain.pick(end, is_head)
+        return plain.pick(end, is_body)
 
     def merge(_: Any, trained: dict[int, Weights], t: int) -> Weights:
         for i in trained:
             weight = trained_heads[i][HEAD[0]].requires_grad_()
             (slope,) = torch.autograd.grad(collapse(weight, present[i]) / len(trained), weight)
-            heads[i] = trained_heads[i] | {HEAD[0]: (weight - server_lr * slope).detach()}
-        return average(s, trained)
+            heads[i] = trained_heads[i] | {HEAD[0]: (weight - m.server_lr * slope).detach()}
+        return plain.average(s, trained)
 
-    return play(
+    return plain.play(
         s,
         local,
         begin=lambda turn: {**turn.shared, **heads[turn.i]},
         merge=merge,
         after=lambda i, trained: {**trained, **trained_heads[i]},
-        shared=pick(s.initial, is_body),
+        shared=plain.pick(s.initial, is_body),
     )
 
 
@@ -209,14 +191,14 @@ def best_mixture(quadratic: Tensor) -> Tensor:
     return best
 
 
-def fedpac(s: Setting, lam: float, head_epochs: int, body_epochs: int, head_lr: float) -> Result:
+def fedpac(s: Setting, method: Any) -> Result:
     """`margins`: how far shares lie from the limit below which they are dropped."""
     result, prototypes = Result(), dict[int, Tensor]()
-    heads, statistics_of, ends = s.each(pick(s.initial, is_head)), {}, {}
+    heads, statistics_of, ends = s.each(plain.pick(s.initial, is_head)), {}, {}
 
     def statistics(weights: Weights, i: int) -> tuple[Tensor, float, dict[int, Tensor]]:
         y, means = s.clients[i].y, class_means(s, weights, i)
-        z = features(still(s, weights), s.clients[i].x).double()
+        z = plain.features(plain.still(s, weights), s.clients[i].x).double()
         h, v = torch.zeros(CLASSES, WIDTH, dtype=torch.float64), 0.0
         for c, own in means.items():
             share = float((y == c).double().mean())
@@ -226,19 +208,19 @@ def fedpac(s: Setting, lam: float, head_epochs: int, body_epochs: int, head_lr: 
 
     def local(w: Weights, turn: Turn) -> Weights:
         statistics_of[turn.i] = statistics(w, turn.i)
-        at = replace(s, lr=head_lr)
-        w = train(at, w, turn, head_epochs, is_moving=is_head, is_still=True)
+        at = plain.replace(s, lr=method.head_lr)
+        w = plain.train(at, w, turn, method.head_epochs, is_moving=is_head, is_still=True)
 
         def aligned(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-            z, means = features(model, x), statistics_of[turn.i][2]
+            z, means = plain.features(model, x), statistics_of[turn.i][2]
             loss = F.cross_entropy(model.classifier(z), y)
             if not prototypes:
                 return loss
             target = torch.stack([prototypes.get(int(c), means[int(c)]) for c in y])
-            return loss + lam * F.mse_loss(z, target)
+            return loss + method.lam * F.mse_loss(z, target)
 
-        values = {"is_moving": is_body, "first": head_epochs, "loss": aligned}
-        ends[turn.i] = train(s, w, turn, body_epochs, **values)
+        values = {"is_moving": is_body, "first": method.head_epochs, "loss": aligned}
+        ends[turn.i] = plain.train(s, w, turn, method.body_epochs, **values)
         return ends[turn.i]
 
     def merge(_: Any, trained: dict[int, Weights], t: int) -> Weights:
@@ -246,32 +228,32 @@ def fedpac(s: Setting, lam: float, head_epochs: int, body_epochs: int, head_lr: 
         prototypes.clear()
         for c in sorted({c for own in new_means.values() for c in own}):
             counts = {i: class_counts(s, i)[c] for i, own in new_means.items() if c in own}
-            prototypes[c] = sum(n * new_means[i][c] for i, n in counts.items()) / sum(
-                counts.values()
-            )
+            total = sum(n * new_means[i][c] for i, n in counts.items())
+            prototypes[c] = total / sum(counts.values())
+        means = {i: statistics_of[i][0].flatten() for i in trained}
         variances = torch.tensor([statistics_of[i][1] for i in trained], dtype=torch.float64)
         for i in trained:
-            gap = torch.stack(
-                [(statistics_of[i][0] - statistics_of[j][0]).flatten() for j in trained]
-            )
+            gap = torch.stack([means[i] - means[j] for j in trained])
             shares = best_mixture(gap @ gap.T + torch.diag(variances))
             result.margins += (shares - 1e-3).abs().tolist()
             shares = torch.where(shares < 1e-3, 0, shares)
-            heads[i] = pick(mean(trained.values(), (shares / shares.sum()).tolist()), is_head)
-        return pick(average(s, trained), is_body)
+            mixed = plain.mean(trained.values(), (shares / shares.sum()).tolist())
+            heads[i] = plain.pick(mixed, is_head)
+        return plain.pick(plain.average(s, trained), is_body)
 
     begin = lambda turn: {**turn.shared, **heads[turn.i]}  # noqa: E731
-    return play(s, local, begin, merge, shared=pick(s.initial, is_body), result=result)
+    return plain.play(s, local, begin, merge, shared=plain.pick(s.initial, is_body), result=result)
 
 
-def fedproto(s: Setting, lam: float, prototypes: str, weights: str, judge: str) -> Result:
+def fedproto(s: Setting, method: Any) -> Result:
     """Samples one by one; `extras` has the prototypes and which there are."""
+    judge, prototypes, weights = method.judge, method.prototypes, method.weights
     known, statistics_of, own = dict[int, Tensor](), {}, s.each(s.initial)
 
     def predict(w: Weights, i: int) -> Tensor:
         """Return the labels said of a client's test images."""
-        model, client = still(s, w), s.clients[i]
-        z = features(model, client.test_x)
+        model, client = plain.still(s, w), s.clients[i]
+        z = plain.features(model, client.test_x)
         near = [c for c in known if judge == "nearest" or bool((client.y == c).any())]
         if judge == "head" or not near:
             return model.classifier(z).argmax(1)
@@ -282,23 +264,22 @@ def fedproto(s: Setting, lam: float, prototypes: str, weights: str, judge: str) 
         client, pairs = s.clients[turn.i], {}
 
         def loss(model: nn.Module, x: Tensor, y: Tensor, epoch: int) -> Tensor:
-            z, pull = features(model, x), torch.zeros(())
+            z, pull = plain.features(model, x), torch.zeros(())
             for row, label in zip(z, y.tolist(), strict=True):
                 pull = pull + (((row - known[label]) ** 2).mean() if label in known else 0.0)
                 parts = (row.detach().clone(), label)
                 pairs.setdefault(epoch, []).append(parts)
-            return F.cross_entropy(model.classifier(z), y) + lam * pull / len(y)
+            return F.cross_entropy(model.classifier(z), y) + method.lam * pull / len(y)
 
         epochs = range(s.epochs)
-        batches = [(*b, e) for e in epochs for b in minibatches(s, turn, [e])]
-        model = fit(s, load(s, w).train(), batches, loss)
-        own[turn.i] = values_of(model)
+        batches = [(*b, e) for e in epochs for b in plain.minibatches(s, turn, [e])]
+        model = plain.fit(s, plain.load(s, w).train(), batches, loss)
+        own[turn.i] = plain.values_of(model)
         chosen = epochs if prototypes == "all_epochs" else epochs[-1:]
         rows = [pair for epoch in chosen for pair in pairs.get(epoch, [])]
         if prototypes == "final":
-            rows = list(
-                zip(features(still(s, own[turn.i]), client.x), client.y.tolist(), strict=True)
-            )
+            z = plain.features(plain.still(s, own[turn.i]), client.x)
+            rows = list(zip(z, client.y.tolist(), strict=True))
         by_class = {c: [z for z, y in rows if y == c] for c in {y for _, y in rows}}
         statistics_of[turn.i] = {c: torch.stack(z).mean(0) for c, z in by_class.items()}
         return own[turn.i]
@@ -315,7 +296,7 @@ def fedproto(s: Setting, lam: float, prototypes: str, weights: str, judge: str) 
         known_rows = {str(c): row for c, row in sorted(known.items())}
         return {"mean": known_rows, "seen": torch.tensor([c in known for c in range(CLASSES)])}
 
-    return play(
+    return plain.play(
         s,
         local,
         begin=lambda turn: own[turn.i],
@@ -362,44 +343,31 @@ def kernel_mmd(a: Tensor, b: Tensor) -> Tensor:
     return (kernel(a, a) + kernel(b, b) - 2 * kernel(a, b)).mean()
 
 
-def fedcp(s: Setting, policy: Weights, lam: float, noise: Callable | None) -> Result:
+def fedcp(s: Setting, method: Any, policy: Weights, noise: Callable | None) -> Result:
     """`policy`: the initial network. `noise(t, i, epoch)`: Gumbel's, `[samples, 2, d]`, in an
     epoch's order.
     """
-    body = pick(s.initial, lambda name: not name.startswith("classifier"))
+    body = plain.pick(s.initial, lambda name: not name.startswith("classifier"))
     head = {k.split(".")[1]: s.initial[k] for k in HEAD}
-    heads, received = s.each(head), {}
+    heads, received, lam = s.each(head), {}, method.lam
 
     def local(model: Conditional, turn: Turn) -> dict[str, Weights]:
-        client, received["head"] = s.clients[turn.i], turn.shared["head"]
+        received["head"] = turn.shared["head"]
         reference = copy.deepcopy(model.body).eval()
-        batches = []
-        for epoch in range(s.epochs):
-            rows = s.order(turn.t, turn.i, epoch, len(client.y))
-            server_batches = (
-                noise(turn.t, turn.i, epoch) if noise else torch.zeros(len(rows), 2, WIDTH)
-            )
-            pairs = zip(rows.split(s.batch_size), server_batches.split(s.batch_size), strict=False)
-            batches += [(client.x[b], client.y[b], d) for b, d in pairs if len(b) > 1]
 
-        def loss(model: Conditional, x: Tensor, y: Tensor, server_batches: Tensor) -> Tensor:
-            logits, h = model(x, server_batches)
+        def loss(model: Conditional, x: Tensor, y: Tensor, drawn: Tensor | None = None) -> Tensor:
+            logits, h = model(x, drawn)
             with torch.no_grad():
-                target_features = reference(x)
-            return F.cross_entropy(logits, y) + (
-                lam * kernel_mmd(h, target_features) if lam else 0.0
-            )
+                target = reference(x)
+            return F.cross_entropy(logits, y) + (lam * kernel_mmd(h, target) if lam else 0.0)
 
-        model = fit(s, copy.deepcopy(model).train(), batches, loss)
-        heads[turn.i] = values_of(model.head)
+        batches = plain.minibatches(s, turn, range(s.epochs), noise)
+        model = plain.fit(s, copy.deepcopy(model).train(), batches, loss)
+        heads[turn.i] = plain.values_of(model.head)
         parts = {"body": model.body, "policy": model.cpn}
-        sent = {k: values_of(part) for k, part in parts.items()}
+        sent = {k: plain.values_of(part) for k, part in parts.items()}
         old = turn.shared["head"]
         return sent | {"head": {k: heads[turn.i][k] / 2 + old[k] / 2 for k in old}}
-
-    def merge(_: Any, trained: dict[int, Any], t: int) -> dict[str, Weights]:
-        parts = ("body", "head", "policy")
-        return {part: average(s, {i: w[part] for i, w in trained.items()}) for part in parts}
 
     def logits(model: Conditional, i: int) -> Tensor:
         with torch.no_grad():
@@ -411,14 +379,13 @@ def fedcp(s: Setting, policy: Weights, lam: float, noise: Callable | None) -> Re
     def after(i: int, trained: dict[str, Weights]) -> Conditional:
         return Conditional(s, trained | {"head": received["head"]}, heads[i])
 
-    return play(
+    return plain.play(
         s,
         local,
         begin,
-        merge,
         personal=lambda turn: {"logits": logits(begin(turn), turn.i)},
         after=after,
-        judge=lambda model, i: count_hits(logits(model, i), s.clients[i].test_y),
+        judge=lambda model, i: plain.count_hits(logits(model, i), s.clients[i].test_y),
         shared={"body": body, "head": head, "policy": policy},
         extras=lambda _: {"own": [dict(own) for own in heads.values()]},
     )
@@ -439,18 +406,18 @@ class Valve(nn.Module):
         return torch.relu(z * (self.gamma(condition) + 1) + self.beta(condition))
 
 
-def gpfl(s: Setting, extra: Weights, lam: float, mu: float, guidance: str) -> Result:
+def gpfl(s: Setting, method: Any, extra: Weights) -> Result:
     """`extra`: initial values of the valve and the embeddings."""
-    heads, now = s.each(pick(s.initial, is_head)), {}
+    heads, now = s.each(plain.pick(s.initial, is_head)), {}
 
     def condition(embeddings: Tensor, i: int) -> Tensor:
         counts = class_counts(s, i)
         return counts / counts.sum() @ embeddings
 
     def logits(parts: tuple[Weights, Weights, Tensor], i: int) -> Tensor:
-        model, valve = still(s, parts[0]), Valve(parts[1])
+        model, valve = plain.still(s, parts[0]), Valve(parts[1])
         with torch.no_grad():
-            z = features(model, s.clients[i].test_x)
+            z = plain.features(model, s.clients[i].test_x)
             return model.classifier(valve(z, parts[2]))
 
     def begin(turn: Turn) -> tuple[Weights, Weights, Tensor]:
@@ -459,38 +426,34 @@ def gpfl(s: Setting, extra: Weights, lam: float, mu: float, guidance: str) -> Re
         return {**turn.shared["model"], **heads[turn.i]}, values, now[turn.i]
 
     def local(parts: tuple[Weights, Weights, Tensor], turn: Turn) -> dict[str, Weights]:
-        model, valve, own = load(s, parts[0]).train(), Valve(parts[1]), parts[2]
+        model, valve, own = plain.load(s, parts[0]).train(), Valve(parts[1]), parts[2]
         frozen = parts[1]["embeddings.weight"].clone()
 
         def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-            z = features(model, x)
+            z = plain.features(model, x)
             personal, generic = valve(z, own), valve(z, frozen.mean(0))
             rows = valve.embeddings.weight
             cosines = [F.cosine_similarity(generic, row.expand_as(generic)) for row in rows]
             gap = generic - frozen[y]
-            whole = torch.linalg.norm(gap)
-            distance = whole if guidance == "frobenius" else torch.linalg.norm(gap, dim=1).mean()
+            distance = torch.linalg.norm(gap, dim=1).mean()
+            if method.guidance == "frobenius":
+                distance = torch.linalg.norm(gap)
             value = F.cross_entropy(model.classifier(personal), y)
-            return value + F.cross_entropy(torch.stack(cosines, 1), y) + lam * distance
+            return value + F.cross_entropy(torch.stack(cosines, 1), y) + method.lam * distance
 
-        decay = {"params": list(valve.parameters()), "weight_decay": s.weight_decay + mu}
+        decay = {"params": list(valve.parameters()), "weight_decay": s.weight_decay + method.mu}
         groups = [{"params": list(model.parameters())}, decay]
-        fit(s, model, minibatches(s, turn, range(s.epochs)), loss, groups)
-        end = values_of(model)
-        heads[turn.i] = pick(end, is_head)
-        return {"model": end, "extra": values_of(valve)}
+        plain.fit(s, model, plain.minibatches(s, turn, range(s.epochs)), loss, groups)
+        end = plain.values_of(model)
+        heads[turn.i] = plain.pick(end, is_head)
+        return {"model": end, "extra": plain.values_of(valve)}
 
-    def merge(_: Any, trained: dict[int, Any], t: int) -> dict[str, Weights]:
-        parts = ("model", "extra")
-        return {part: average(s, {i: w[part] for i, w in trained.items()}) for part in parts}
-
-    return play(
+    return plain.play(
         s,
         local,
         begin,
-        merge,
         after=lambda i, end: (end["model"], end["extra"], now[i]),
-        judge=lambda parts, i: count_hits(logits(parts, i), s.clients[i].test_y),
+        judge=lambda parts, i: plain.count_hits(logits(parts, i), s.clients[i].test_y),
         shared={"model": s.initial, "extra": extra},
         extras=lambda _: {"head": [dict(head) for head in heads.values()]},
         is_everyone_judged=True,
@@ -505,27 +468,28 @@ def feddbe(s: Setting, method: Any, first: Order) -> Result:
         shared: Weights, turn: Turn, order: Order, target: Tensor | None
     ) -> tuple[Weights, Tensor]:
         """Return the model and the running mean; without a target u and the regulariser are out."""
-        model, running = load(s, shared).train(), torch.zeros(WIDTH)
+        model, running = plain.load(s, shared).train(), torch.zeros(WIDTH)
         own = u[turn.i].clone().requires_grad_()
 
         def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
             nonlocal running
-            z = features(model, x)
+            z = plain.features(model, x)
             running = (1 - m.rho) * running.detach() + m.rho * z.mean(0)
             if target is None:
                 return F.cross_entropy(model.classifier(z), y)
             pull = m.kappa * F.mse_loss(running, target) / 2
             return F.cross_entropy(model.classifier(z + own), y) + pull
 
-        plain = {"params": [own], "lr": m.bias_lr, "momentum": 0.0, "weight_decay": 0.0}
-        groups = [{"params": list(model.parameters())}, plain]
-        fit(s, model, minibatches(replace(s, order=order), turn, range(s.epochs)), loss, groups)
+        descent = {"params": [own], "lr": m.bias_lr, "momentum": 0.0, "weight_decay": 0.0}
+        groups = [{"params": list(model.parameters())}, descent]
+        batches = plain.minibatches(plain.replace(s, order=order), turn, range(s.epochs))
+        plain.fit(s, model, batches, loss, groups)
         u[turn.i] = own.detach()
-        return values_of(model), running.detach()
+        return plain.values_of(model), running.detach()
 
     total = 0
     for i, client in enumerate(s.clients):
-        own = features(still(s, s.initial), client.x).mean(0)
+        own = plain.features(plain.still(s, s.initial), client.x).mean(0)
         if m.mean != "data":
             _, own = step_through(s.initial, Turn(1, i, {}), first, None)
             own = own if len(client.y) > 1 else None
@@ -534,14 +498,14 @@ def feddbe(s: Setting, method: Any, first: Order) -> Result:
     target = target / total
 
     def logits(weights: Weights, i: int) -> Tensor:
-        model = still(s, weights)
-        return model.classifier(features(model, s.clients[i].test_x) + u[i])
+        model = plain.still(s, weights)
+        return model.classifier(plain.features(model, s.clients[i].test_x) + u[i])
 
-    return play(
+    return plain.play(
         s,
         lambda w, turn: step_through(w, turn, s.order, target)[0],
         personal=lambda turn: {"logits": logits(turn.shared, turn.i)},
-        judge=lambda weights, i: count_hits(logits(weights, i), s.clients[i].test_y),
+        judge=lambda weights, i: plain.count_hits(logits(weights, i), s.clients[i].test_y),
         extras=lambda _: {"mean": target, "u": torch.stack([*u.values()])},
     )
 
@@ -564,9 +528,7 @@ def diversity(z: Tensor, noise: Tensor) -> Tensor:
     return torch.exp(-gap.sum() / len(z) ** 2)
 
 
-def fedgen(
-    s: Setting, generator: Generator, method: Any, random: Any, server_batches: Any
-) -> Result:
+def fedgen(s: Setting, generator: Generator, method: Any, random: Any, drawn: Any) -> Result:
     """`random(t, i, epoch)`: numbers `[samples, 2 noise + 1]` in an epoch's order, noise for the
     sample's label, noise for another label, and by which that is drawn. `drawn(t, labels)`: the
     server's batches of labels and noise.
@@ -586,15 +548,9 @@ def fedgen(
         return int(seen.nonzero()[-1])
 
     def local(w: Weights, turn: Turn) -> Weights:
-        client, batches = s.clients[turn.i], []
-        sizes = (
-            max(1e-4, size * m.decay ** (turn.t - 1)) if size else 0.0 for size in (m.alpha, m.beta)
-        )
+        fall = m.decay ** (turn.t - 1)
+        sizes = (max(1e-4, size * fall) if size else 0.0 for size in (m.alpha, m.beta))
         other_weight, own_weight = sizes
-        for epoch in range(s.epochs):
-            rows = s.order(turn.t, turn.i, epoch, len(client.y)).split(s.batch_size)
-            pairs = zip(rows, random(turn.t, turn.i, epoch).split(s.batch_size), strict=False)
-            batches += [(client.x[b], client.y[b], own) for b, own in pairs if len(b) > 1]
 
         def loss(model: nn.Module, x: Tensor, y: Tensor, own: Tensor) -> Tensor:
             logits = model(x)
@@ -610,15 +566,16 @@ def fedgen(
             return value + own_weight * distilled
 
         generator.eval()
-        return values_of(fit(s, load(s, w).train(), batches, loss))
+        batches = plain.minibatches(s, turn, range(s.epochs), random)
+        return plain.values_of(plain.fit(s, plain.load(s, w).train(), batches, loss))
 
     def merge(_: Any, trained: dict[int, Weights], t: int) -> Weights:
         nonlocal seen
         table = torch.stack([class_counts(s, i) for i in trained])
-        models = [load(s, end) for end in trained.values()]
+        models = [plain.load(s, end) for end in trained.values()]
         generator.train()
         optimizer.param_groups[0]["lr"] = m.lr * m.decay ** (t - 1)
-        for y, noise in server_batches(t, (table.sum(0) > 0).nonzero().flatten().tolist()):
+        for y, noise in drawn(t, (table.sum(0) > 0).nonzero().flatten().tolist()):
             generated = generator(y, noise)
             answers = torch.stack([model.classifier(generated) for model in models])
             losses = torch.stack([F.cross_entropy(a, y, reduction="none") for a in answers])
@@ -629,9 +586,9 @@ def fedgen(
             (loss + m.eta * diversity(generated, noise)).backward()
             optimizer.step()
         seen = seen + table.sum(0)
-        return average(s, trained)
+        return plain.average(s, trained)
 
-    return play(s, local, merge=merge, extras=lambda _: {"generator": generator.state_dict()})
+    return plain.play(s, local, merge=merge, extras=lambda _: {"generator": generator.state_dict()})
 
 
 def project(point: np.ndarray, z: float) -> np.ndarray:
@@ -655,29 +612,26 @@ def centres(points: np.ndarray, count: int) -> np.ndarray:
     for z in np.linspace(1e-4, 1, 1000):
         beta = np.stack([project(own, z) for own in kappa])
         beta /= beta.sum(1, keepdims=True)
-        pairs = combinations(beta, 2)
-        energy = sum(1 / max(np.linalg.norm(a - b), 1e-4) ** 2 for a, b in pairs)
+        apart = np.linalg.norm(beta[:, None] - beta[None], axis=2)
+        energy = (1 / apart[np.triu_indices(len(beta), 1)].clip(1e-4) ** 2).sum()
         if energy < least:
             best, least = beta, energy
     return best
 
 
-def floco(
-    s: Setting, ends: Tensor, method: Any, random: Callable, order: Order, plus: Any = None
-) -> Result:
+def floco(s: Setting, method: Any, ends: Tensor, random: Any, order: Order) -> Result:
     """`ends` `[M, C, d]`: the initial endpoints. `random(purpose)(t, i, epoch, steps)`: uniform
-    numbers `[steps, M + 1]`. `order`: of the gathering.
-
-    plus: (epochs, lam) of FLOCO+, on the same batches and points; epochs at most the local ones.
+    numbers `[steps, M + 1]`. `order`: of the gathering. FLOCO+ trains a private copy on the same
+    batches and points.
     """
-    weight, m = HEAD[0], len(ends)
+    weight, m, is_plus = HEAD[0], len(ends), hasattr(method, "pers_epochs")
     starts = {**s.initial, weight: ends}
     betas, private = dict[int, Tensor](), s.each(starts)
 
     def point(numbers: Tensor, i: int) -> Tensor:
         if i not in betas:
-            server_batches = -(1 - numbers[:m]).log()
-            return server_batches / server_batches.sum()
+            exponential = -(1 - numbers[:m]).log()
+            return exponential / exponential.sum()
         u = 2 * numbers[:m] - 1
         return betas[i] + method.rho * numbers[m] * u / u.abs().sum()
 
@@ -691,7 +645,7 @@ def floco(
         values = {k: v.clone().requires_grad_() for k, v in start.items()}
         batches = []
         for epoch in range(epochs):
-            own = list(minibatches(s, turn, [epoch]))
+            own = list(plain.minibatches(s, turn, [epoch]))
             numbers = draw(turn.t, turn.i, epoch, len(own))
             batches += [(*batch, row) for batch, row in zip(own, numbers, strict=True)]
 
@@ -701,19 +655,18 @@ def floco(
 
         def add_pull(_: nn.Module) -> None:
             for k, p in values.items():
-                p.grad += plus[1] * (p.detach() - anchor[k])
+                p.grad += method.lam * (p.detach() - anchor[k])
 
         pull = add_pull if anchor else None
-        fit(s, s.module, batches, loss, [{"params": list(values.values())}], pull)
+        plain.fit(s, s.module, batches, loss, [{"params": list(values.values())}], pull)
         return {k: v.detach() for k, v in values.items()}
 
     def gather(turn: Turn) -> None:
-        rows, known_rows = [], replace(s, order=order)
+        rows, gathering = [], plain.replace(s, order=order)
         for i in s.everyone:
-            end = descend(turn.shared, Turn(turn.t, i, {}), known_rows, random("gather"), s.epochs)
+            end = descend(turn.shared, Turn(turn.t, i, {}), gathering, random("gather"), s.epochs)
             rows.append(end[weight].flatten().double().numpy())
-        statistics_of = torch.from_numpy(centres(np.stack(rows), m)).float()
-        betas.update(enumerate(statistics_of))
+        betas.update(enumerate(torch.from_numpy(centres(np.stack(rows), m)).float()))
 
     def begin(turn: Turn) -> Weights:
         if turn.t - 1 == method.tau and not betas:
@@ -722,16 +675,16 @@ def floco(
 
     def personal(turn: Turn) -> Weights:
         alpha = betas.get(turn.i, torch.full((m,), 1 / m))
-        return at(private[turn.i] if plus else turn.shared, alpha)
+        return at(private[turn.i] if is_plus else turn.shared, alpha)
 
     def local(_: Any, turn: Turn) -> Weights:
         end = descend(turn.shared, turn, s, random("train"), s.epochs)
-        if plus:
-            old = private[turn.i]
-            private[turn.i] = descend(old, turn, s, random("train"), plus[0], anchor=turn.shared)
+        if is_plus:
+            old, epochs = private[turn.i], method.pers_epochs
+            private[turn.i] = descend(old, turn, s, random("train"), epochs, anchor=turn.shared)
         return end
 
     def after(i: int, end: Weights) -> Weights:
         return personal(Turn(0, i, end))
 
-    return play(s, local, begin, personal=personal, after=after, shared=starts)
+    return plain.play(s, local, begin, personal=personal, after=after, shared=starts)

@@ -12,17 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.methods.reference.plain import (
-    Result,
-    Setting,
-    Turn,
-    Weights,
-    average,
-    pick,
-    play,
-    split,
-    train,
-)
+from tests.methods.reference import plain
+from tests.methods.reference.plain import Result, Setting, Turn, Weights
 
 
 class Layer(nn.Module):
@@ -87,7 +78,7 @@ def by_name(
     s: Setting, is_own: Choice = lambda name: False, is_moving: Choice = is_trained
 ) -> Result:
     """FedSA-LoRA by what is a client's own; FFA-LoRA by what moves."""
-    return split(s, is_own, lambda w, turn: train(s, w, turn, is_moving=is_moving))
+    return plain.split(s, is_own, lambda w, turn: plain.train(s, w, turn, is_moving=is_moving))
 
 
 def fedalt(s: Setting, drawn: Callable[[int, int], Weights] | None = None) -> Result:
@@ -112,31 +103,31 @@ def fedalt(s: Setting, drawn: Callable[[int, int], Weights] | None = None) -> Re
 
     def local(w: Weights, turn: Turn) -> Weights:
         is_moving = lambda name: is_trained(name) and not name.endswith("1")  # noqa: E731
-        own[turn.i] = train(s, w, turn, is_moving=is_moving)
+        own[turn.i] = plain.train(s, w, turn, is_moving=is_moving)
         return own[turn.i]
 
     def merge(_: Any, trained: dict[int, Weights], t: int) -> Weights:
         for i, end in trained.items():
-            uploads[i] = pick(end, lambda name: name.endswith(("lora_A", "lora_B")))
+            uploads[i] = plain.pick(end, lambda name: name.endswith(("lora_A", "lora_B")))
         return {}
 
-    return play(s, local, begin, merge, personal=mixture)
+    return plain.play(s, local, begin, merge, personal=mixture)
 
 
 AXES = {"conv.lora_A": 0, "conv.lora_B": 1, "fc.lora_A": 1, "fc.lora_B": 2}
 """Along which the rank runs."""
 
 
-def sdflora(s: Setting, rank: int, is_stacked: bool, has_own_head: bool) -> Result:
-    """rank: of the shared module, which is the first rows of A and the first columns of B."""
+def sdflora(s: Setting) -> Result:
+    """Of the two ranks the first, a row of A and a column of B, is shared; heads are clients'."""
     own: dict[int, Weights] = {}
 
     def cut(weights: Weights, first: int, length: int) -> Weights:
         return {k: weights[k].narrow(axis, first, length) for k, axis in AXES.items()}
 
     def keep(i: int, weights: Weights) -> None:
-        head = pick(weights, lambda name: name.startswith("classifier") and has_own_head)
-        own[i] = cut(weights, rank, 2 - rank) | head
+        head = plain.pick(weights, lambda name: name.startswith("classifier"))
+        own[i] = cut(weights, 1, 1) | head
 
     def begin(turn: Turn) -> Weights:
         pairs = {k: (turn.shared[k], own[turn.i][k]) for k in AXES}
@@ -144,7 +135,7 @@ def sdflora(s: Setting, rank: int, is_stacked: bool, has_own_head: bool) -> Resu
         return turn.shared | own[turn.i] | both
 
     def local(w: Weights, turn: Turn) -> Weights:
-        end = train(s, w, turn, is_moving=is_trained)
+        end = plain.train(s, w, turn, is_moving=is_trained)
         keep(turn.i, end)
         return end
 
@@ -152,23 +143,20 @@ def sdflora(s: Setting, rank: int, is_stacked: bool, has_own_head: bool) -> Resu
         return (value.flatten(1) if layer == "conv" else value[0]).double().numpy()
 
     def merge(_: Any, trained: dict[int, Weights], t: int) -> Weights:
-        sent = {i: end | cut(end, 0, rank) for i, end in trained.items()}
-        new, total = average(s, sent), sum(len(s.clients[i].y) for i in trained)
-        for layer in ("conv", "fc") if is_stacked else ():
+        sent = {i: end | cut(end, 0, 1) for i, end in trained.items()}
+        new, total = plain.average(s, sent), sum(len(s.clients[i].y) for i in trained)
+        for layer in ("conv", "fc"):
             a, b, product = f"{layer}.lora_A", f"{layer}.lora_B", 0.0
             for i, w in sent.items():
                 share = len(s.clients[i].y) / total
                 product = product + share * matrix(w[b], layer) @ matrix(w[a], layer)
             u, values, v = np.linalg.svd(product)
-            for k in range(rank):
-                sign = np.sign(v[k][np.abs(v[k]).argmax()])
-                u[:, k], v[k] = sign * u[:, k], sign * v[k]
-            new[a] = torch.from_numpy(v[:rank]).float().reshape(new[a].shape)
-            up = torch.from_numpy(u[:, :rank] * values[:rank])
-            new[b] = up.float().reshape(new[b].shape)
+            sign = np.sign(v[0][np.abs(v[0]).argmax()])
+            new[a] = torch.from_numpy(sign * v[0]).float().reshape(new[a].shape)
+            new[b] = torch.from_numpy(sign * u[:, 0] * values[0]).float().reshape(new[b].shape)
         return new
 
     for i in s.everyone:
         keep(i, s.initial)
-    shared = s.initial | cut(s.initial, 0, rank)
-    return play(s, local, begin, merge, after=lambda i, end: end, shared=shared)
+    shared = s.initial | cut(s.initial, 0, 1)
+    return plain.play(s, local, begin, merge, after=lambda i, end: end, shared=shared)

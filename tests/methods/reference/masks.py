@@ -13,23 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.methods.reference.plain import (
-    Order,
-    Result,
-    Setting,
-    Turn,
-    Weights,
-    average,
-    count_hits,
-    hits,
-    load,
-    mean,
-    minibatches,
-    play,
-    replace,
-    still,
-    train,
-)
+from tests.methods.reference import plain
+from tests.methods.reference.plain import HEAD, Order, Result, Setting, Turn, Weights
 
 Masks = dict[str, Tensor]
 
@@ -46,9 +31,48 @@ def no_masks(s: Setting) -> Masks:
     return {k: torch.zeros_like(s.initial[k], dtype=torch.bool) for k in s.names}
 
 
-def fedobp_choosing(s: Setting, several: list[float]) -> Result:
+def fedobp(s: Setting, method: Any) -> Result:
+    """Eqs. 7 to 9 and 19; the average of the scores moves when a client takes part."""
+    m, result, own, past = method, Result(), s.each(s.initial), {}
+    scored = [k for k in s.names if k in HEAD or not m.classifier_only]
+
+    def scores_of(turn: Turn) -> Weights:
+        scores = {}
+        for k in scored:
+            distance = (own[turn.i][k] - turn.shared[k]).double()
+            worth = distance if m.score == "obp" else own[turn.i][k].double()
+            now = (distance * worth).abs()
+            scores[k] = (1 - m.ema) * now + m.ema * past.get(turn.i, {}).get(k, now)
+        return scores
+
+    def mix(turn: Turn) -> Weights:
+        """Keep the client's entries whose score is above the quantile."""
+        scores, masks = scores_of(turn), {}
+        for group in [scored] if m.scope == "all" else [[k] for k in scored]:
+            order = ranked({k: scores[k] for k in group})
+            threshold = np.quantile(order, m.q, method="linear")
+            above, below = order[order > threshold], order[order <= threshold]
+            result.counts.append(len(above))
+            if len(above):
+                result.margins.append(float((above[0] - below[-1]) / above[0]))
+            masks |= {k: scores[k] > threshold for k in group}
+        return {**turn.shared, **where(masks, own[turn.i], turn.shared)}
+
+    def begin(turn: Turn) -> Weights:
+        start, past[turn.i] = mix(turn), scores_of(turn)
+        return start
+
+    def extras(_: Any) -> dict[str, Weights]:
+        return {"own": plain.stack({k: w[k] for k in scored} for w in own.values())}
+
+    return plain.play(
+        s, plain.train_and_keep(s, own), begin, personal=mix, extras=extras, result=result
+    )
+
+
+def fedobp_choosing(s: Setting, method: Any) -> Result:
     """Nan is what a client does not receive. `margins`: between losses; `extras`: who chose what."""
-    result, own, chosen = Result(), s.each(s.initial), {}
+    result, own, chosen, several = Result(), s.each(s.initial), {}, method.q
     entries = sum(leaf.numel() for leaf in s.initial.values())
     rank = {q: int(np.floor(q * (entries - 1) + 1e-9)) for q in several}
 
@@ -70,48 +94,36 @@ def fedobp_choosing(s: Setting, several: list[float]) -> Result:
                 k: (scores[k] > order[rank[q]]) | downloaded[k].isnan() for k in downloaded
             }
             model = where(personal_mask, own[i], downloaded)
-            logits = still(s, model)(client.held_x).double()
-            right = count_hits(logits, client.held_y)
+            logits = plain.still(s, model)(client.held_x).double()
+            right = plain.count_hits(logits, client.held_y)
             loss = float(F.cross_entropy(logits, client.held_y, reduction="sum"))
-            if (
-                best
-                and right == best[0]
-                and any((model[k] != best[2][k]).any() for k in downloaded)
-            ):
+            is_tie = best is not None and right == best[0]
+            if is_tie and any((model[k] != best[2][k]).any() for k in downloaded):
                 result.margins += [abs(loss - best[1])] * min(1, len(client.held_y))
             if best is None or (right, -loss) > (best[0], -best[1]):
                 best = right, loss, model, q
         chosen[i] = best[3]
         return best[2]
 
-    def local(w: Weights, turn: Turn) -> Weights:
-        own[turn.i] = train(s, w, turn)
-        return own[turn.i]
-
     def merge(_: Any, trained: dict[int, Weights], t: int) -> Weights:
         result.extras.append({"q": torch.tensor([chosen[i] for i in trained], dtype=torch.double)})
-        return average(s, trained)
+        return plain.average(s, trained)
 
-    return play(s, local, begin, merge, result=result)
+    return plain.play(s, plain.train_and_keep(s, own), begin, merge, result=result)
 
 
-def feddpa(
-    s: Setting, rule: str, threshold: float, lams: tuple[float, ...] | None, order: Order
-) -> Result:
-    """`lams`: lam1, lam2 and the clip of two phases, or None for joint training. `order`: of the
-    personal phase.
-    """
-    result, own, scores = Result(), s.each(s.initial), {}
+def feddpa(s: Setting, method: Any, order: Order) -> Result:
+    """`order`: of the personal phase."""
+    m, result, own, scores = method, Result(), s.each(s.initial), {}
 
     def fisher(weights: Weights, i: int) -> Weights:
         """Sample by sample."""
-        model, client = load(s, weights).eval(), s.clients[i]
+        model, client = plain.load(s, weights).eval(), s.clients[i]
         total = {k: torch.zeros_like(p) for k, p in model.named_parameters()}
         for x, y in zip(client.x, client.y, strict=True):
             loss = F.cross_entropy(model(x[None]), y[None])
-            for k, g in zip(
-                total, torch.autograd.grad(loss, list(model.parameters())), strict=True
-            ):
+            slopes = torch.autograd.grad(loss, list(model.parameters()))
+            for k, g in zip(total, slopes, strict=True):
                 total[k] += g**2
         return {k: v / len(client.y) for k, v in total.items()}
 
@@ -120,8 +132,9 @@ def feddpa(
         for k, score in scores.get(i, {}).items():
             f = score.double().numpy()
             f = (f - f.min()) / (f.max() - f.min())
-            is_value = rule == "value"
-            limit = threshold if is_value else np.sort(f.ravel())[int(threshold * (f.size - 1))]
+            is_value, limit = m.rule == "value", m.threshold
+            if not is_value:
+                limit = np.sort(f.ravel())[int(m.threshold * (f.size - 1))]
             above = f[f > limit].min(initial=np.inf)
             margin = np.abs(f - limit).min() if is_value else (above - limit) / above
             result.margins.append(float(margin))
@@ -143,24 +156,24 @@ def feddpa(
                 p.copy_(torch.where(masks[k], p, w[k]))
                 optimizer.state[p]["momentum_buffer"] *= masks[k]
 
-        return train(own, w, turn, loss=loss, after_step=put_back)
+        return plain.train(own, w, turn, loss=loss, after_step=put_back)
 
     def begin(turn: Turn) -> Weights:
         return where(choose(turn.i), own[turn.i], turn.shared)
 
     def local(w: Weights, turn: Turn) -> Weights:
         i = turn.i
-        if lams is None:
-            w = train(s, w, turn)
+        if m.train == "joint":
+            w = plain.train(s, w, turn)
         else:
-            masks, other = choose(i), replace(s, order=order)
+            masks, other = choose(i), plain.replace(s, order=order)
             shared = {k: ~mask for k, mask in masks.items()}
-            w = train_masked(w, turn, masks, lambda d: lams[0] / 2 * d, other)
-            w = train_masked(w, turn, shared, lambda d: lams[1] / 2 * abs(d - lams[2]), s)
+            w = train_masked(w, turn, masks, lambda d: m.lam1 / 2 * d, other)
+            w = train_masked(w, turn, shared, lambda d: m.lam2 / 2 * abs(d - m.clip), s)
         own[i], scores[i] = w, fisher(w, i)
         return w
 
-    return play(s, local, begin, result=result)
+    return plain.play(s, local, begin, result=result)
 
 
 def sparse_mean(s: Setting, shared: Weights, models: list, masks: list, share: list) -> Weights:
@@ -184,7 +197,7 @@ def fedselect(s: Setting, method: Any, order: Order) -> Result:
         """Two optimizers, of which each is made to leave the other's entries and their momentum
         alone.
         """
-        model, frozen = load(s, weights).train(), {}
+        model, frozen = plain.load(s, weights).train(), {}
         inverse = {k: ~mask for k, mask in masks.items()}
         passes = [(order, masks, m.lr_v or s.lr), (s.order, inverse, m.lr_u or s.lr)]
         values = {"momentum": s.momentum, "weight_decay": s.weight_decay}
@@ -193,7 +206,7 @@ def fedselect(s: Setting, method: Any, order: Order) -> Result:
             for (dealt, moving_masks, _), optimizer in zip(passes, optimizers, strict=True):
                 if not any(mask.any() for mask in moving_masks.values()):
                     continue
-                for x, y in minibatches(replace(s, order=dealt), turn, [epoch]):
+                for x, y in plain.minibatches(plain.replace(s, order=dealt), turn, [epoch]):
                     frozen = {k: p.detach().clone() for k, p in model.named_parameters()}
                     optimizer.zero_grad()
                     F.cross_entropy(model(x), y).backward()
@@ -244,10 +257,12 @@ def fedselect(s: Setting, method: Any, order: Order) -> Result:
             kept_models[i] = {**end, **where(old_masks[i], end, new)}
         return new
 
-    return play(s, local, begin, merge, personal=lambda turn: trained_models[turn.i], result=result)
+    return plain.play(
+        s, local, begin, merge, personal=lambda turn: trained_models[turn.i], result=result
+    )
 
 
-def pspfl(s: Setting, q: float, upload: str) -> Result:
+def pspfl(s: Setting, method: Any) -> Result:
     result, own, before, masks = Result(), {}, s.each(s.initial), {}
 
     def begin(turn: Turn) -> Weights:
@@ -256,7 +271,7 @@ def pspfl(s: Setting, q: float, upload: str) -> Result:
         if i in own:
             moved = {k: (last[k] - before[i][k]).abs() for k in s.names}
             order = ranked(moved)
-            at = int(np.floor(q * (len(order) - 1)))
+            at = int(np.floor(method.q * (len(order) - 1)))
             masks[i] = {k: leaf > float(order[at]) for k, leaf in moved.items()}
             if order.any():
                 result.margins.append(float(order[at + 1] - order[at]))
@@ -264,13 +279,9 @@ def pspfl(s: Setting, q: float, upload: str) -> Result:
         before[i] = {**last, **where(masks[i], last, turn.shared)}
         return before[i]
 
-    def local(w: Weights, turn: Turn) -> Weights:
-        own[turn.i] = train(s, w, turn)
-        return own[turn.i]
-
     def merge(shared: Weights, trained: dict[int, Weights], t: int) -> Weights:
         nothing = [no_masks(s)] * len(trained)
-        frozen = [masks[i] for i in trained] if upload == "shared" else nothing
+        frozen = [masks[i] for i in trained] if method.upload == "shared" else nothing
         samples = [float(len(s.clients[i].y)) for i in trained]
         return sparse_mean(s, shared, list(trained.values()), frozen, samples)
 
@@ -278,27 +289,23 @@ def pspfl(s: Setting, q: float, upload: str) -> Result:
         shared = {k: turn.shared[k] for k in s.names}
         return own.get(turn.i, {**s.initial, **shared})
 
-    return play(s, local, begin, merge, personal, result=result)
+    return plain.play(s, plain.train_and_keep(s, own), begin, merge, personal, result=result)
 
 
-def seqfededt(
-    s: Setting, turns: Callable[[int, int], list[int]], score: str, q: float, only: str = ""
-) -> Result:
-    """turns: `turns(round, clients)`, the places of a cohort in their order. only: prefix of what
-    can be personal.
-    """
+def seqfededt(s: Setting, method: Any, turns: Callable[[int, int], list[int]]) -> Result:
+    """turns: `turns(round, clients)`, the places of a cohort in their order."""
     result, model, own, participated = Result(), s.initial, s.each(s.initial), set()
-    scored = [name for name in s.names if name.startswith(only)]
+    scored = [k for k in s.names if k in HEAD or not method.classifier_only]
 
     def mix(i: int) -> Weights:
         """Statistics are the client's."""
         scores = {}
         for k in scored:
             w, last = model[k].double(), own[i][k].double()
-            distance = (w - last) ** 2 if score == "squared" else abs(w - last)
-            scores[k] = abs(last) * distance if score == "importance" else distance
+            distance = (w - last) ** 2 if method.score == "squared" else abs(w - last)
+            scores[k] = abs(last) * distance if method.score == "importance" else distance
         order = ranked(scores)
-        at = int(np.floor(q * (len(order) - 1)))
+        at = int(np.floor(method.q * (len(order) - 1)))
         if at + 1 < len(order) and order[at + 1] > 0:
             result.margins.append(float((order[at + 1] - order[at]) / order[at + 1]))
         masks = {k: leaf > float(order[at]) for k, leaf in scores.items()}
@@ -310,9 +317,9 @@ def seqfededt(
         before, after = {}, {}
         for i in [cohort[place] for place in turns(t, len(cohort))]:
             start = mix(i)
-            before[i] = hits(s, start, i)
-            model = own[i] = train(s, start, Turn(t, i, model))
-            after[i] = hits(s, own[i], i)
+            before[i] = plain.hits(s, start, i)
+            model = own[i] = plain.train(s, start, Turn(t, i, model))
+            after[i] = plain.hits(s, own[i], i)
             participated.add(i)
         result.before.append([before[i] for i in cohort])
         result.after.append([after[i] for i in cohort])
@@ -337,22 +344,22 @@ def highest(score: Tensor, tau: float, eps: float, margins: list[float]) -> Tens
     return score >= h
 
 
-def fedpurin(s: Setting, method: Any, own: tuple[str, ...] = ()) -> Result:
-    """FedPURIN and FedCAC. own: prefixes of the parameters that stay with the client. `extras`: how
-    many collaborate with each of the cohort, and how many entries are critical.
+def fedpurin(s: Setting, method: Any) -> Result:
+    """FedPURIN and FedCAC. `extras`: how many collaborate with each of the cohort, and how many
+    entries are critical.
     """
     m, is_cac = method, not hasattr(method, "hessian")
-    names = [name for name in s.names if not name.startswith(own or ("-",))]
+    has_all = is_cac or m.include_norm
+    names = [name for name in s.names if has_all or not name.startswith("norm")]
     is_delta, has_hessian = is_cac or m.score == "delta", not is_cac and m.hessian
     is_dense = is_cac or m.judge == "dense"
-    result, model, judged, starts = Result(), s.each(s.initial), s.each(s.initial), {}
+    result, model, judged = Result(), s.each(s.initial), s.each(s.initial)
     reply, mask = s.each(s.initial), s.each(no_masks(s))
 
     def begin(turn: Turn) -> Weights:
         i = turn.i
-        kept_models = {k: torch.where(mask[i][k], reply[i][k], turn.shared[k]) for k in names}
-        starts[i] = {**model[i], **kept_models}
-        return starts[i]
+        mixed = {k: torch.where(mask[i][k], reply[i][k], turn.shared[k]) for k in names}
+        return {**model[i], **mixed}
 
     def local(w: Weights, turn: Turn) -> Weights:
         i, last = turn.i, {k: torch.zeros_like(w[k]) for k in s.names}
@@ -360,7 +367,7 @@ def fedpurin(s: Setting, method: Any, own: tuple[str, ...] = ()) -> Result:
         def keep_gradient(module: nn.Module) -> None:
             last.update({k: p.grad.clone() for k, p in module.named_parameters()})
 
-        model[i] = end = train(s, w, turn, after_gradient=keep_gradient)
+        model[i] = end = plain.train(s, w, turn, after_gradient=keep_gradient)
         for k in names:
             product = (end[k] - w[k] if is_delta else last[k]) * end[k]
             worth = -product + product**2 / 2 if has_hessian else product
@@ -383,12 +390,12 @@ def fedpurin(s: Setting, method: Any, own: tuple[str, ...] = ()) -> Result:
         for i in trained:
             group = [j for j in trained if j == i or overlap[i, j] >= threshold - 1e-12]
             partners.append(len(group) - 1)
-            reply[i] = mean([trained[j] for j in group], [1 / len(group)] * len(group))
+            reply[i] = plain.mean([trained[j] for j in group], [1 / len(group)] * len(group))
         counts = [int(own.sum()) for own in bits.values()]
         result.extras.append({"partners": torch.tensor(partners), "counts": torch.tensor(counts)})
-        return average(s, trained)
+        return plain.average(s, trained)
 
-    return play(
+    return plain.play(
         s,
         local,
         begin,

@@ -8,23 +8,8 @@ import torch.nn.functional as F
 from scipy.optimize import minimize
 from torch import Tensor, nn
 
-from tests.methods.reference.plain import (
-    HEAD,
-    Result,
-    Setting,
-    Turn,
-    Weights,
-    average,
-    count_hits,
-    features,
-    fit,
-    load,
-    minibatches,
-    pick,
-    play,
-    still,
-    values_of,
-)
+from tests.methods.reference import plain
+from tests.methods.reference.plain import HEAD, Result, Setting, Turn, Weights
 
 EPS, CLASSES = 1e-4, 5
 
@@ -114,46 +99,42 @@ def pfedfda(s: Setting, mean: Tensor) -> Result:
 
     def local(w: Weights, turn: Turn) -> dict[str, Any]:
         server, batches_seen = turn.shared, []
-        model = load(s, w).train()
+        model = plain.load(s, w).train()
         model.classifier.requires_grad_(False)
 
         def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-            z = features(model, x)
+            z = plain.features(model, x)
             batches_seen.append((z.detach().double(), y))
             return F.cross_entropy(model.classifier(z), y)
 
-        fit(s, model, minibatches(s, turn, range(s.epochs)), loss)
-        end = {"body": values_of(model)}
+        plain.fit(s, model, plain.minibatches(s, turn, range(s.epochs)), loss)
+        end = {"body": plain.values_of(model)}
         if not batches_seen:
-            return end | pick(server, lambda part: part != "body")
+            return end | plain.pick(server, lambda part: part != "body")
         z, y = (torch.cat(rows) for rows in zip(*batches_seen, strict=True))
         global_statistics = server["mean"].double(), server["cov"].double()
         new, cov = fit_statistics(z, y, priors[turn.i], *global_statistics, 1)
         return end | {"mean": new.float(), "cov": cov.float()}
 
-    def merge(_: Any, trained: dict[int, Any], t: int) -> dict[str, Any]:
-        body = average(s, {i: end["body"] for i, end in trained.items()})
-        statistics = {i: pick(end, lambda part: part != "body") for i, end in trained.items()}
-        return {"body": body, **average(s, statistics)}
-
     def personal(turn: Turn) -> dict[str, Tensor]:
         client, server = s.clients[turn.i], turn.shared
-        z = features(still(s, server["body"]), client.x).double()
+        z = plain.features(plain.still(s, server["body"]), client.x).double()
         global_statistics = server["mean"].double(), server["cov"].double()
         found = fit_statistics(z, client.y, priors[turn.i], *global_statistics, 3)
-        model = still(s, with_head(server["body"], *found, turn.i))
+        model = plain.still(s, with_head(server["body"], *found, turn.i))
         return {"logits": model(client.test_x)}
 
     def judge(report: Any, i: int) -> int:
         x, y = s.clients[i].test_x, s.clients[i].test_y
-        return count_hits(report["logits"] if "logits" in report else still(s, report)(x), y)
+        return plain.count_hits(
+            report["logits"] if "logits" in report else plain.still(s, report)(x), y
+        )
 
-    return play(
+    return plain.play(
         s,
         local,
         begin,
-        merge,
-        personal,
+        personal=personal,
         after=lambda i, end: end["body"],
         judge=judge,
         shared={"body": s.initial, "mean": mean, "cov": torch.eye(mean.shape[1])},

@@ -1,7 +1,6 @@
 """Rounds as plain loops over clients: one model, `torch.optim.SGD`, nothing shared with the package.
 
-Batch orders, cohorts and random numbers are inputs. A method is what `play` asks of it; FedOBP
-and SCAFFOLD stand whole in whole.py, to be read beside it.
+Batch orders, cohorts and random numbers are inputs. A method is what `play` asks of it.
 """
 
 import copy
@@ -125,13 +124,25 @@ def features(model: nn.Module, x: Tensor) -> Tensor:
     return torch.tanh(model.fc(x.flatten(1)))
 
 
-def minibatches(s: Setting, turn: Turn, epochs: Iterable[int]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Images and labels in the round's order; a lone sample is left out."""
+def minibatches(
+    s: Setting,
+    turn: Turn,
+    epochs: Iterable[int],
+    numbers: Callable[[int, int, int], Tensor] | None = None,
+) -> Iterator[tuple[Tensor, ...]]:
+    """Images and labels in the round's order; a lone sample is left out.
+
+    numbers: what samples are given besides, by round, client and epoch, in the epoch's order.
+    """
     client = s.clients[turn.i]
     for epoch in epochs:
-        for rows in s.order(turn.t, turn.i, epoch, len(client.y)).split(s.batch_size):
-            if len(rows) > 1:
-                yield client.x[rows], client.y[rows]
+        rows = s.order(turn.t, turn.i, epoch, len(client.y))
+        parts = [client.x[rows], client.y[rows]]
+        if numbers:
+            parts.append(numbers(turn.t, turn.i, epoch))
+        for batch in zip(*(part.split(s.batch_size) for part in parts), strict=False):
+            if len(batch[0]) > 1:
+                yield batch
 
 
 def cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -204,13 +215,16 @@ def hits(s: Setting, weights: Weights, i: int) -> int:
         return count_hits(load(s, weights).eval()(s.clients[i].test_x), s.clients[i].test_y)
 
 
-def mean(uploads: Iterable[Weights], shares: Iterable[float]) -> Weights:
-    """Sum a_i theta_i, in float64."""
+def mean(uploads: Iterable[Any], shares: Iterable[float]) -> Any:
+    """Sum a_i theta_i, in float64; of several networks each."""
     pairs = list(zip(shares, uploads, strict=True))
-    return {k: sum(a * u[k].double() for a, u in pairs).float() for k in pairs[0][1]}
+    if not isinstance(pairs[0][1], dict):
+        return sum(share * leaf.double() for share, leaf in pairs).float()
+    parts = {name: [upload[name] for _, upload in pairs] for name in pairs[0][1]}
+    return {name: mean(own, [share for share, _ in pairs]) for name, own in parts.items()}
 
 
-def average(s: Setting, trained: dict[int, Weights]) -> Weights:
+def average(s: Setting, trained: dict[int, Any]) -> Any:
     """Weigh clients by their samples."""
     total = sum(len(s.clients[i].y) for i in trained)
     return mean(trained.values(), [len(s.clients[i].y) / total for i in trained])
@@ -231,7 +245,7 @@ def flat(weights: Weights, names: Iterable[str]) -> Tensor:
 
 def play(
     s: Setting,
-    local: Callable[[Any, Turn], Any],
+    local: Callable[[Any, Turn], Any] | None = None,
     begin: Callable[[Turn], Any] = lambda turn: turn.shared,
     merge: Callable[[Any, dict[int, Any], int], Any] | None = None,
     personal: Callable[[Turn], Any] | None = None,
@@ -245,12 +259,13 @@ def play(
     """Play the rounds of a method.
 
     begin: what a client begins with, and is judged by before; `personal` the same between rounds.
-    local: what it has trained, by `after` of which it is judged afterwards.
+    local: what it has trained (by LocalTrain), by `after` of which it is judged afterwards.
     merge: the new global weights of the old ones and what was trained (the mean by samples).
     judge: hits on a client's test images. extras: what else the new global weights come with.
     """
     result, shared = result or Result(), s.initial if shared is None else shared
     judge = judge or (lambda weights, i: hits(s, weights, i))
+    local = local or (lambda weights, turn: train(s, weights, turn))
     for t, cohort in enumerate(s.cohorts, 1):
         turns = [Turn(t, i, shared) for i in cohort]
         starts = {turn.i: begin(turn) for turn in turns}
@@ -267,6 +282,16 @@ def play(
     return result
 
 
+def train_and_keep(s: Setting, own: dict[int, Weights]) -> Callable[[Weights, Turn], Weights]:
+    """LocalTrain; what a client has trained is noted in `own` too."""
+
+    def local(weights: Weights, turn: Turn) -> Weights:
+        own[turn.i] = train(s, weights, turn)
+        return own[turn.i]
+
+    return local
+
+
 def split(
     s: Setting,
     is_own: Callable[[str], bool],
@@ -275,14 +300,14 @@ def split(
     """Let clients keep the entries that are their own; the others are averaged."""
     kept = s.each(pick(s.initial, is_own))
 
-    def train_and_keep(weights: Weights, turn: Turn) -> Weights:
+    def train_parts(weights: Weights, turn: Turn) -> Weights:
         end = local(weights, turn) if local else train(s, weights, turn)
         kept[turn.i] = pick(end, is_own)
         return pick(end, lambda name: not is_own(name))
 
     return play(
         s,
-        train_and_keep,
+        train_parts,
         begin=lambda turn: {**turn.shared, **kept[turn.i]},
         after=lambda i, trained: {**trained, **kept[i]},
         shared=pick(s.initial, lambda name: not is_own(name)),

@@ -17,20 +17,8 @@ import torch.nn.functional as F
 from scipy.optimize import linprog
 from torch import Tensor, nn
 
-from tests.methods.reference.plain import (
-    Result,
-    Setting,
-    Turn,
-    Weights,
-    count_hits,
-    hits,
-    load,
-    pick,
-    play,
-    replace,
-    still,
-    train,
-)
+from tests.methods.reference import plain
+from tests.methods.reference.plain import HEAD, Result, Setting, Turn, Weights
 
 Sets = tuple[list[int], list[int]]  # active channels, active hidden units
 Choice = Callable[[int, int], Sets]  # by round and client
@@ -58,9 +46,7 @@ def grid(name: str, sets: Sets) -> tuple[Tensor, ...]:
 
 def cut(weights: Weights, sets: Sets) -> Weights:
     """The small network's values."""
-    return {
-        n: v[grid(n, sets)].clone() if index(n, sets) else v.clone() for n, v in weights.items()
-    }
+    return {name: value[grid(name, sets) or ...].clone() for name, value in weights.items()}
 
 
 def grown(small: Weights, sets: Sets, into: Weights) -> Weights:
@@ -82,11 +68,11 @@ def narrow(module: nn.Module, sets: Sets) -> nn.Module:
 
 
 def small_setting(s: Setting, sets: Sets) -> Setting:
-    return replace(s, module=narrow(s.module, sets))
+    return plain.replace(s, module=narrow(s.module, sets))
 
 
 def statistics(weights: Weights) -> Weights:
-    return pick(weights, lambda name: "running" in name or "tracked" in name)
+    return plain.pick(weights, lambda name: "running" in name or "tracked" in name)
 
 
 def zeros(s: Setting) -> Weights:
@@ -115,10 +101,10 @@ def merged(
 def play_small(
     s: Setting,
     sets: Choice,
-    local: Callable[[Setting, Weights, Turn], Weights] = train,
+    local: Callable[[Setting, Weights, Turn], Weights] = plain.train,
     receive: Callable[[Turn], Weights] = lambda turn: turn.shared,
     counts: Callable[[str, int], Any] | None = None,
-    judge: Callable[[Setting, Weights, int], int] = hits,
+    judge: Callable[[Setting, Weights, int], int] = plain.hits,
     untrained: Sets | Callable[[int], Sets] | None = None,
 ) -> Result:
     """Each client trains its small dense network; statistics stay with it.
@@ -147,7 +133,7 @@ def play_small(
     def merge(shared: Weights, trained: dict[int, Any], t: int) -> Weights:
         return merged(s, shared, {i: personal[i] for i in trained}, own, counts or by_samples)
 
-    return play(
+    return plain.play(
         s,
         train_small,
         begin,
@@ -185,7 +171,7 @@ def fedspu(s: Setting, sets: Choice, lam: float | None = None) -> Result:
                 is_free[grid(name, own[i])] = True
                 p.copy_(torch.where(is_free, p, w[name]))
 
-        personal[i] = end = train(s, w, turn, loss=loss, after_step=put_back)
+        personal[i] = end = plain.train(s, w, turn, loss=loss, after_step=put_back)
         mean_loss = sum(total for total, _ in losses) / max(1, sum(count for _, count in losses))
         value = (lam or 0.0) * mean_loss + (1 - (lam or 0.0)) * held_out_loss(end, i)
         if lam is not None and value > last.get(i, math.inf):
@@ -197,12 +183,12 @@ def fedspu(s: Setting, sets: Choice, lam: float | None = None) -> Result:
         client = s.clients[i]
         if not len(client.test_y):
             return 0.0
-        return float(F.cross_entropy(still(s, weights)(client.test_x), client.test_y))
+        return float(F.cross_entropy(plain.still(s, weights)(client.test_x), client.test_y))
 
     def merge(shared: Weights, trained: dict[int, Weights], t: int) -> Weights:
         return merged(s, shared, trained, own, lambda name, i: len(s.clients[i].y))
 
-    return play(
+    return plain.play(
         s,
         local,
         begin,
@@ -218,7 +204,7 @@ def ranked(
     """The neurons that a client keeps after one epoch of plain SGD on a copy, from the order of
     that epoch.
     """
-    model, client = load(s, weights).train(), s.clients[i]
+    model, client = plain.load(s, weights).train(), s.clients[i]
     sums = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
     for batch in order.split(s.batch_size):
         if len(batch) > 1:
@@ -259,38 +245,34 @@ def seen_classes(s: Setting, i: int, is_masked: bool = True) -> Tensor:
 def judged_masked(s: Setting, weights: Weights, i: int, is_masked: bool) -> tuple[int, float]:
     """Hits and summed cross-entropy on the client's test data."""
     client = s.clients[i]
-    logits = still(s, weights)(client.test_x).masked_fill(~seen_classes(s, i, is_masked), 0)
+    logits = plain.still(s, weights)(client.test_x).masked_fill(~seen_classes(s, i, is_masked), 0)
     loss = F.cross_entropy(logits, client.test_y, reduction="sum")
-    return count_hits(logits, client.test_y), float(loss)
+    return plain.count_hits(logits, client.test_y), float(loss)
 
 
 def heterofl(
-    s: Setting,
-    sets: Choice,
-    rate: Callable[[int, int], float] | None = None,
-    is_equal: bool = True,
-    is_masked: bool = True,
-    clip: float = 0.0,
-    untrained: Callable[[int], Sets] | None = None,
+    s: Setting, method: Any, sets: Choice, rate: Callable, untrained: Choice, clip: float = 0.0
 ) -> Result:
     """`rate(round, client)` with the scaler. Rows of the head are averaged over those who have the
     class.
     """
+    m, is_masked = method, method.masked
 
     def local(small: Setting, w: Weights, turn: Turn) -> Weights:
         absent = ~seen_classes(s, turn.i, is_masked)
 
         def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-            logits = scaled(model, x, rate(turn.t, turn.i)) if rate else model(x)
+            logits = scaled(model, x, rate(turn.t, turn.i)) if m.scaler else model(x)
             return F.cross_entropy(logits.masked_fill(absent, 0), y)
 
         def clip_gradient(model: nn.Module) -> None:
             nn.utils.clip_grad_norm_(model.parameters(), clip)
 
-        return train(small, w, turn, loss=loss, after_gradient=clip_gradient if clip else None)
+        clipping = clip_gradient if clip else None
+        return plain.train(small, w, turn, loss=loss, after_gradient=clipping)
 
     def counts(name: str, i: int) -> Any:
-        count = 1.0 if is_equal else len(s.clients[i].y)
+        count = 1.0 if m.weighting == "equal" else len(s.clients[i].y)
         if not name.startswith("classifier"):
             return count
         rows = seen_classes(s, i, is_masked) * count
@@ -299,7 +281,8 @@ def heterofl(
     def judge(small: Setting, weights: Weights, i: int) -> int:
         return judged_masked(small, weights, i, is_masked)[0]
 
-    return play_small(s, sets, local, counts=counts, judge=judge, untrained=untrained)
+    values = {"counts": counts, "judge": judge, "untrained": lambda i: untrained(1, i)}
+    return play_small(s, sets, local, **values)
 
 
 def flexfl_levels(
@@ -346,13 +329,14 @@ def flexfl(s: Setting, nested: list[Sets], sent: Any, device: Any, method: Any) 
             logits = model(x)
             total, hard = F.cross_entropy(logits, y), (logits / heat).log_softmax(1)
             for lower in nested[:level]:
-                teacher = load(small_setting(s, lower), cut(model.state_dict(), lower)).train()
+                small = small_setting(s, lower)
+                teacher = plain.load(small, cut(model.state_dict(), lower)).train()
                 soft = (teacher(x).detach() / heat).softmax(1)
                 apart = (soft * (soft.log() - hard)).mean()
                 total = total + method.gamma / level * heat**2 * apart
             return total
 
-        return train(small, w, turn, loss=loss)
+        return plain.train(small, w, turn, loss=loss)
 
     sets = lambda t, i: nested[level_of(t, i)]  # noqa: E731
     return play_small(s, sets, local, untrained=lambda i: nested[device(i)])
@@ -380,16 +364,15 @@ def match(cost: np.ndarray, mode: str) -> np.ndarray:
 
 def match_rows(a: tuple[np.ndarray, np.ndarray], b: Any, mode: str) -> np.ndarray:
     """Match neurons by their weights and biases."""
-    one, other = (np.concatenate([w.reshape(len(w), -1), bias[:, None]], 1) for w, bias in (a, b))
-    return match(np.sqrt(((one[:, None] - other[None]) ** 2).sum(2)), mode)
+    one, other = (np.column_stack([w.reshape(len(w), -1), bias]) for w, bias in (a, b))
+    return match(np.linalg.norm(one[:, None] - other[None], axis=2), mode)
 
 
 def align(source: Weights, target: Weights, mode: str) -> tuple[Arrays, Arrays]:
     """The source's values in the target's places, and ones where something arrived."""
     a = {name: value.double().numpy() for name, value in source.items()}
     b = {name: value.double().numpy() for name, value in target.items()}
-    conv = ("conv.weight", "conv.bias")
-    first = match_rows(*(tuple(own[k] for k in conv) for own in (a, b)), mode)
+    first = match_rows(*((own["conv.weight"], own["conv.bias"]) for own in (a, b)), mode)
     units = len(a["fc.bias"])
     inputs = a["fc.weight"].reshape(units, -1, 9)
     inputs = np.einsum("cj,uck->ujk", first, inputs).reshape(units, -1)
@@ -405,9 +388,8 @@ def align(source: Weights, target: Weights, mode: str) -> tuple[Arrays, Arrays]:
     reached = second.sum(0) > 0
     out |= {"fc.weight": second.T @ inputs, "fc.bias": second.T @ a["fc.bias"]}
     arrived |= {"fc.weight": np.outer(reached, columns), "fc.bias": reached}
-    weight, bias = "classifier.weight", "classifier.bias"
-    out |= {weight: a[weight] @ second, bias: a[bias]}
-    arrived |= {weight: np.outer(np.ones(5), reached), bias: np.ones(5)}
+    out |= {HEAD[0]: a[HEAD[0]] @ second, HEAD[1]: a[HEAD[1]]}
+    arrived |= {HEAD[0]: np.outer(np.ones(5), reached), HEAD[1]: np.ones(5)}
     return out, arrived
 
 
@@ -450,7 +432,7 @@ def subflot(s: Setting, first: Choice, rate: Callable[[int], float], method: Any
 
     def local(starts: tuple[Setting, Weights], turn: Turn) -> tuple[Setting, Weights]:
         i, (small, w) = turn.i, starts
-        end = train(small, w, turn, anchor=w, lam=2 * m.lam * rate(i))
+        end = plain.train(small, w, turn, anchor=w, lam=2 * m.lam * rate(i))
         personal[i] = grown(end, sets[i], {**zeros(s), **statistics(personal[i])})
         return small, end
 
@@ -467,13 +449,13 @@ def subflot(s: Setting, first: Choice, rate: Callable[[int], float], method: Any
         pairs = {k: np.where(weight[k] > 0, new[k], shared[k].double().numpy()) for k in shared}
         return {k: torch.from_numpy(value).float() for k, value in pairs.items()}
 
-    return play(
+    return plain.play(
         s,
         local,
         begin,
         merge,
         personal=lambda turn: dict(personal[turn.i]),
-        judge=lambda it, i: hits(*it, i),
+        judge=lambda it, i: plain.hits(*it, i),
         shared={name: s.initial[name] for name in names},
         result=result,
     )

@@ -12,21 +12,13 @@ from typing import Any
 import pytest
 import torch.nn.functional as F
 
-from fedpfl.engine import FineTuning, Stopping, make_backend, make_initial_state, pick_cohort
+from fedpfl.engine import FineTuning, Stopping, make_backend, pick_cohort
 from fedpfl.engine.calls import EvalCall, with_before_turn
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.participation import OneClient, run_evaluation
 from fedpfl.methods import Batch, FedAvg, FedSPU, HeteroFL, PerFedAvg
-from tests.conftest import (
-    COHORTS,
-    CPU,
-    LOCAL,
-    as_engine,
-    assert_close,
-    flatten,
-    keep_quick,
-    record_rounds,
-)
+from fedpfl.testing.toy import CPU, LOCAL, as_engine, flatten
+from tests.conftest import COHORTS, assert_close, keep_quick, record_rounds
 from tests.methods.reference import models, plain, submodels
 from tests.methods.reference.cases import (
     CASES,
@@ -39,7 +31,6 @@ from tests.methods.reference.cases import (
     drawn,
     fixed,
     heterofl,
-    nested_levels,
     shared_model,
 )
 from tests.methods.reference.conftest import SEED, draw_order, make_world
@@ -56,7 +47,7 @@ def play_loops(name: str) -> plain.Result:
     local = case.local
     steps = {"lr": local.lr, "momentum": local.momentum, "weight_decay": local.weight_decay}
     setting = plain.replace(make_world(case.world)[2], **steps, batch_size=local.batch_size)
-    return case.loops(plain.replace(setting, cohorts=case.cohorts))
+    return case.loops(plain.replace(setting, cohorts=case.cohorts), case.method)
 
 
 def assert_parts(got: Any, want: Any, case: Case, tolerance: Any) -> None:
@@ -186,37 +177,18 @@ def test_heterofl_is_evaluated_by_the_small_network_with_masked_logits(backend):
     """Those that never trained as well."""
     net, federation, setting = make_world("norm")
     setting, method = plain.replace(setting, cohorts=COHORTS[:1]), HeteroFL(widths=WIDTHS)
-    want = heterofl(fixed)(setting)
+    want = heterofl(fixed)(setting, method)
     values = {"engine": backend, "seed": SEED}
     state = record_rounds(method, net, federation, COHORTS[:1], **values)[0][-1]
     call = EvalCall(method, federation, state, list(plain.WATCHED))
     counts = make_backend(as_engine(backend), net, CPU).evaluate(call)
-    masked, free = (
-        [
-            submodels.judged_masked(
-                submodels.small_setting(setting, fixed(1, i)),
-                submodels.cut(want.personal[-1][i], fixed(1, i)),
-                i,
-                is_masked,
-            )
-            for i in plain.WATCHED
-        ]
-        for is_masked in (True, False)
-    )
-    assert counts.correct.tolist() == [correct for correct, _ in masked]
-    losses = [loss for _, loss in masked]
-    assert counts.loss.tolist() == pytest.approx(losses, abs=1e-4)
-    assert [loss for _, loss in free] != pytest.approx(losses, abs=1e-2)
-
-
-@pytest.mark.parametrize("name", ["flexfl-plain", "flexfl-norm"])
-def test_flexfls_levels_are_those_of_a_search_in_real_networks(name):
-    case = CASES[name]
-    net, _, setting = make_world(case.world)
-    levels = make_initial_state(case.method, net, 10, CPU).server["levels"]
-    for level, sets in zip(levels, nested_levels(setting, case.method.apoz), strict=True):
-        found = [own.nonzero().flatten().tolist() for own in (level[:4], level[4:16])]
-        assert tuple(found) == sets
+    for place, i in enumerate(plain.WATCHED):
+        part = fixed(1, i)
+        small = submodels.small_setting(setting, part)
+        weights = submodels.cut(want.personal[-1][i], part)
+        correct, loss = submodels.judged_masked(small, weights, i, True)
+        assert counts.correct[place] == correct
+        assert float(counts.loss[place]) == pytest.approx(loss, abs=1e-4)
 
 
 def test_every_case_that_is_left_out_is_one():
