@@ -157,6 +157,11 @@ def alone_at(other: Method, **values: Any) -> Limit:
     return Limit(values, other, None, clients="single")
 
 
+def nearly(limit: Limit) -> Limit:
+    """Return the same where the batched backend rounds otherwise."""
+    return replace(limit, batched_atol=1e-6)
+
+
 def own_models(**values: Any) -> Expect:
     """Return what is expected of a method whose clients are evaluated by models of their own."""
     kept: dict[str, Any] = {"statistics": "client", "judged": "trained", "first_time": INITIAL}
@@ -175,12 +180,8 @@ PRUNING = own_models(
 EXPECTED: dict[str, Expect] = {
     "apfl": Expect(
         limits=(
-            Limit({}, FEDAVG, evaluated="nobody"),
-            Limit({"alpha": 0.9, "mixing": "param", "alpha_lr": 3.0}, FEDAVG, evaluated="nobody"),
-            *(
-                Limit({"alpha": 1.0, "adaptive": False, "mixing": mixing}, LocalOnly(), None)
-                for mixing in ("output", "param")
-            ),
+            local_only_at(alpha=1.0, adaptive=False),
+            local_only_at(alpha=1.0, adaptive=False, mixing="param"),
             fedavg_at(alpha=0.0, adaptive=False),
         ),
         statistics={"w": "server", "v": "client"},
@@ -201,12 +202,8 @@ EXPECTED: dict[str, Expect] = {
     ),
     "ditto": Expect(
         limits=(
-            Limit({"lam": 0.5}, FEDAVG, evaluated="nobody"),
-            Limit(
-                {"lam": 3.0, "personal_epochs": 1}, FEDAVG, evaluated="nobody", batched_atol=1e-6
-            ),
-            Limit({"personal_epochs": 4}, FEDAVG, evaluated="nobody"),
             local_only_at(lam=0.0),
+            Limit({"personal_epochs": 4}, FEDAVG, evaluated="nobody"),
         ),
         statistics={"w": "server", "v": "client"},
         first_time={"initial": {}, "global": {"cold_start": "global"}},
@@ -214,12 +211,7 @@ EXPECTED: dict[str, Expect] = {
     ),
     "fedadam": Expect(first_time=GLOBAL),
     "fedala": Expect(
-        limits=(
-            fedavg_at(eta=0.0),
-            fedavg_at(eta=0.0, layers=3),
-            first_round_of(FEDAVG),
-            first_round_of(FEDAVG, layers=3),
-        ),
+        limits=(fedavg_at(eta=0.0), fedavg_at(eta=0.0, layers=3)),
         judged="anew",
         first_time=GLOBAL,
     ),
@@ -231,11 +223,7 @@ EXPECTED: dict[str, Expect] = {
     ),
     "fedamp": own_models(
         down=(0, RETURNING * SIZE),
-        limits=(
-            local_only_at(pull=0.0),
-            local_only_at(variant="heurfedamp", pull=0.0),
-            first_round_of(LocalOnly(), None, pull=1.0),
-        ),
+        limits=(local_only_at(pull=0.0), local_only_at(variant="heurfedamp", pull=0.0)),
         private=("model",),
     ),
     "fedas": Expect(
@@ -277,8 +265,6 @@ EXPECTED: dict[str, Expect] = {
             fedavg_at(threshold=1.0, rule="quantile", train="joint"),
             fedavg_at(threshold=1.0, rule="value", train="joint"),
             fedavg_at(threshold=1.0, lam2=0.0),
-            first_round_of(FEDAVG, threshold=0.0, rule="value", train="joint"),
-            first_round_of(FEDAVG, threshold=0.0, rule="quantile", train="joint"),
             Limit(
                 {"threshold": 0.4, "rule": "quantile", "train": "joint"},
                 FedOBP(q=0.4, score="fisher", scope="tensor", cold_start="global"),
@@ -290,22 +276,12 @@ EXPECTED: dict[str, Expect] = {
     "fedfomo": own_models(
         down=(0, RETURNING * 3 * SIZE),  # the three others that trained in the last round
         up=SIZE + 5,  # and a weight for the own model and each of four candidates
-        limits=(local_only_at(candidates=0, fallback="keep"), first_round_of(LocalOnly(), None)),
+        limits=(local_only_at(candidates=0, fallback="keep"),),
     ),
     "fedgen": Expect(
         down=SIZE + GENERATOR + CLASSES,
         up=SIZE + CLASSES,
-        limits=(
-            fedavg_at(body_and_head, alpha=0.0, beta=0.0),
-            Limit(
-                {"alpha": 100.0},
-                FEDAVG,
-                body_and_head,
-                "nobody",
-                first_round_only=True,
-                batched_atol=1e-6,
-            ),
-        ),
+        limits=(fedavg_at(body_and_head, alpha=0.0, beta=0.0),),
         first_time=GLOBAL,
     ),
     "fedmp": PRUNING,
@@ -321,7 +297,6 @@ EXPECTED: dict[str, Expect] = {
             fedavg_at(q=1.0, classifier_only=True),
             fedavg_at(q=1.0, ema=0.5),
             first_round_of(FEDAVG, q=0.0),
-            first_round_of(FEDAVG, q=0.37, score="fisher", norm="layer"),
             *(Limit({"q": q}, FEDAVG, clients="single") for q in (0.0, 0.5)),
         ),
         first_time={"global": {"cold_start": "global"}},
@@ -369,7 +344,6 @@ EXPECTED: dict[str, Expect] = {
         limits=(
             local_only_at(lam=0.0, judge="head"),
             local_only_at(lam=0.0, judge="head", prototypes="final"),
-            first_round_of(LocalOnly(), None, lam=9.0, judge="head"),
         ),
         statistics="client",
         first_time=INITIAL,
@@ -380,13 +354,8 @@ EXPECTED: dict[str, Expect] = {
         down=None,  # what is not zero
         up=None,
         limits=(
-            *(
-                replace(limit, batched_atol=1e-6)
-                for limit in (
-                    server_at(FedBN(), tau=1.0, cutoff=-1.0, beta=1),
-                    server_at(LOCAL_STATISTICS, tau=1.0, cutoff=-1.0, include_norm=True),
-                )
-            ),
+            nearly(server_at(FedBN(), tau=1.0, cutoff=-1.0, beta=1)),
+            nearly(server_at(LOCAL_STATISTICS, tau=1.0, cutoff=-1.0, include_norm=True)),
         ),
     ),
     "fedrep": Expect(
@@ -410,10 +379,7 @@ EXPECTED: dict[str, Expect] = {
     "fedsa_lora": Expect(
         down=LORA_A,
         up=LORA_A,
-        limits=(
-            alone_at(FEDAVG),
-            alone_at(FEDAVG, head="averaged"),
-        ),
+        limits=(alone_at(FEDAVG), alone_at(FEDAVG, head="averaged")),
         private=("own",),
     ),
     "fedselect": own_models(
@@ -427,20 +393,14 @@ EXPECTED: dict[str, Expect] = {
         ),
     ),
     "fedspu": own_models(
-        down=THREE_WIDTHS,
-        up=THREE_WIDTHS,
-        down_bits=NEURONS,
-        limits=(FULL_WIDTH,),
+        down=THREE_WIDTHS, up=THREE_WIDTHS, down_bits=NEURONS, limits=(FULL_WIDTH,)
     ),
     "fedyogi": Expect(first_time=GLOBAL),
     "ffa_lora": Expect(down=LORA_B + HEAD, up=LORA_B + HEAD),
     "fjord": own_models(
         down=FIVE_WIDTHS,
         up=FIVE_WIDTHS,
-        limits=(
-            FULL_WIDTH,
-            whole_at(widths=(1.0,), ordered=True),
-        ),
+        limits=(FULL_WIDTH, whole_at(widths=(1.0,), ordered=True)),
         first_time={},
     ),
     "flexfl": own_models(
@@ -500,9 +460,6 @@ EXPECTED: dict[str, Expect] = {
     ),
     "knn_per": Expect(
         limits=(
-            Limit({}, FEDAVG, evaluated="nobody"),
-            Limit({"k": 1, "lam": 1.0, "capacity": 3}, FEDAVG, evaluated="nobody"),
-            Limit({"lam": None}, FEDAVG, evaluated="nobody"),
             fedavg_at(lam=0.0),
             fedavg_at(lam=1.0, capacity=0),
             fedavg_at(lam=0.0, mix="logits"),
@@ -531,10 +488,7 @@ EXPECTED: dict[str, Expect] = {
         private=("model",),
     ),
     "moon": Expect(
-        limits=(
-            fedavg_at(mu=0.0),
-            Limit({"mu": 5.0}, FEDAVG, first_round_only=True, batched_atol=1e-5),
-        ),
+        limits=(fedavg_at(mu=0.0),),
         statistics={"main": "server", "last": "client"},
         first_time=GLOBAL,
     ),
@@ -550,7 +504,6 @@ EXPECTED: dict[str, Expect] = {
     "pfedsd": own_models(
         limits=(
             Limit({"lam": 0.0}, LOCAL_STATISTICS, evaluated="nobody"),
-            first_round_of(LOCAL_STATISTICS),
             alone_at(LocalOnly(), lam=0.0),
         ),
     ),
@@ -563,8 +516,6 @@ EXPECTED: dict[str, Expect] = {
         limits=(
             Limit({"q": 1.0}, LOCAL_STATISTICS, evaluated="nobody"),
             Limit({"q": 1.0, "upload": "all"}, LOCAL_STATISTICS, evaluated="nobody"),
-            first_round_of(LOCAL_STATISTICS, q=0.0),
-            first_round_of(LOCAL_STATISTICS, q=0.0, upload="all"),
             Limit(
                 {"q": 0.9, "upload": "all"},
                 FedOBP(
@@ -614,84 +565,39 @@ EXPECTED: dict[str, Expect] = {
 }
 
 RANGES = """
-apfl | alpha=1.1 | alpha must be between 0 and 1
-apfl | alpha_lr=-1.0 | alpha_lr must be 0 or more
-apfl | alpha_decay=-1.0 | alpha_decay must be 0 or more
-ditto | lam=-1.0 | lam must be
-ditto | personal_epochs=-1 | personal_epochs must be
-fedadam fedavgm fedyogi | lr=0.0 | lr must be a positive number
-fedadam fedyogi moon pfedsd | tau=0.0 | tau must be a positive number
-fedadam fedyogi | beta2=1.0 | beta2 must be at least 0 and below 1
-fedala lg_fedavg | layers=-1 | layers must be 0 or more
-fedala | share=0.0 | share must be above 0
-fedala | eta=-1.0 | eta must be 0 or more
-fedala | window=0 | window must be 1 or more
-fedala | max_epochs=0 | max_epochs must be 1 or more
-fedavgm | momentum=1.0 | momentum must be at least 0 and below 1
-fedcac | tau=-0.1 | tau must be between 0 and 1
-fedcac | beta=0 | beta must be 1 or more
-fedcac | cutoff=-0.5 | cutoff must be 0 or more, or -1
-feddbe | kappa=-1.0 | kappa must be
-feddbe | rho=1.5 | rho must be
-feddbe | bias_lr=-1.0 | bias_lr must be
-feddpa | threshold=1.5 | threshold must be between 0 and 1
-feddpa | lam1=-0.1 | lam1 must be 0 or more
-feddyn | alpha=-1.0 | alpha must be 0 or more
-fedmp fedrolex fedspu fjord hermes heterofl prunefl random_dropout | widths=() | widths must be at least one share
-fedmp fedrolex fedspu fjord hermes heterofl prunefl random_dropout | widths=(0.0,) | widths must be above 0 and at most 1
-fedmp hermes prunefl | ranking_lr=0.0 | ranking_lr must be a positive number
-fedmp hermes prunefl | ranking_epochs=-1 | ranking_epochs must be
-fedobp | q=1.1 | q must be
-fedobp | q=0.5, ema=1.0 | ema must be
-fedpac floco_plus pfedme pfedsd | lam=-1.0 | lam must be 0 or more
-fedpac | head_lr=0.0 | head_lr must be a positive number or null
-fedper | layers=-1 | layers must be 0 or more, got -1
-fedphp | lam=1.1 | lam must be
-fedphp | momentum=-0.1 | momentum must be
-fedphp | participation=2.0 | participation must be
-fedprox moon pfedme | mu=-1.0 | mu must be 0 or more
-fedpurin | tau=0.0 | tau must be above 0
-fedrep | body_epochs=-1 | body_epochs must be 0 or more
-fedrep | head_epochs=-1 | head_epochs must be 0 or more, or null
-fedrod flexfl | gamma=-1.0 | gamma must be 0 or more
-fedselect | p=1.5 | p must be between 0 and 1
-fedselect | every=0 | every must be 1 or more
-fedselect | lr_v=0.0 | lr_v must be a positive number or null
-fedselect | lr_u=-1.0 | lr_u must be a positive number or null
-fjord | distill=0.5 | distill must be 0 unless ordered
-flexfl | levels=(0.5, 0.25, 1.0) | levels must be one or more, ascending
-flexfl | apoz=(1.5,) | apoz must be between 0 and 1
-flexfl | tolerance=-0.1 | tolerance must be at least 0 and below 1
-flexfl | devices=(1, 1) | devices must be as many numbers as levels
-flexfl | devices=(0, 0, 0) | devices must be 0 or more, and not all 0
-flexfl | devices=(-1, 1, 1) | devices must be 0 or more, got
-flexfl | temperature=0.0 | temperature must be a positive number
-floco | endpoints=0 | endpoints must be 1 or more
-floco | tau=-1 | tau must be 0 or more
-floco | rho=-0.1 | rho must be 0 or more
-floco_plus | pers_epochs=0 | pers_epochs must be 1 or more, or null
-flute | l1=-1.0 | l1 must be 0 or more
-flute | rep_epochs=-1 | rep_epochs must be 0 or more
-per_fedavg | inner_lr=-0.1 | inner_lr must be 0 or more
-per_fedavg | outer_lr=-0.1 | outer_lr must be 0 or more
-per_fedavg | delta=0.0 | delta must be a positive number
-per_fedavg | adapt_steps=-1 | adapt_steps must be 0 or more
-pfedfda | eps=0.0 | eps must be above 0
-pfedfda | folds=1 | folds must be 2 or more
-pfedfda | cov_reg=-1.0 | cov_reg must be 0 or more
-pfedme | inner_steps=0 | inner_steps must be 1 or more
-pfedme | inner_lr=0.0 | inner_lr must be a positive number
-pfedme | outer_lr=0.0 | outer_lr must be a positive number
-pfedme | lam=30.0, inner_lr=0.09 | inner_lr must be below 2 / lam = 0.06667, or it diverges
-pfedme | lam=30.0, outer_lr=0.07 | outer_lr must be below 2 / lam = 0.06667, or it diverges
-pfedme | beta=-1.0 | beta must be 0 or more
-prunefl | ranking_epochs=0 | ranking_epochs must be 1 or more
-pspfl | q=1.1 | q must be between 0 and 1
-scaffold | server_lr=0.0 | server_lr must be a positive
-seqfededt | q=-0.1 | q must be between 0 and 1
-subflot | rates=() | rates
-subflot | rates=(1.0,) | rates
-subflot | alpha=-0.1 | alpha
-subflot | lam=-1.0 | lam
+must be 0 or more | -1.0 | apfl.alpha_lr apfl.alpha_decay ditto.lam fedala.eta feddbe.kappa feddbe.bias_lr
+must be 0 or more | -1.0 | feddpa.lam1 feddyn.alpha fedpac.lam fedprox.mu fedrod.gamma flexfl.gamma floco.rho
+must be 0 or more | -1.0 | floco_plus.lam flute.l1 moon.mu per_fedavg.inner_lr per_fedavg.outer_lr subflot.lam
+must be 0 or more | -1.0 | pfedfda.cov_reg pfedme.lam pfedme.mu pfedme.beta pfedsd.lam
+must be 0 or more | -1 | fedala.layers fedper.layers lg_fedavg.layers fedrep.body_epochs floco.tau flute.rep_epochs
+must be 0 or more | -1 | fedmp.ranking_epochs hermes.ranking_epochs per_fedavg.adapt_steps
+must be 0 or more, or null | -1 | ditto.personal_epochs fedrep.head_epochs
+must be 0 or more, or -1 | -0.5 | fedcac.cutoff
+must be 0 or more, and not all 0 | (0, 0, 0) | flexfl.devices
+must be 0 or more, got | (-1, 1, 1) | flexfl.devices
+must be a positive number | 0.0 | fedadam.lr fedavgm.lr fedyogi.lr fedadam.tau fedyogi.tau moon.tau pfedsd.tau
+must be a positive number | 0.0 | fedmp.ranking_lr hermes.ranking_lr prunefl.ranking_lr per_fedavg.delta
+must be a positive number | 0.0 | flexfl.temperature pfedme.inner_lr pfedme.outer_lr scaffold.server_lr
+must be a positive number or null | 0.0 | fedpac.head_lr fedselect.lr_v fedselect.lr_u
+must be 1 or more | 0 | fedala.window fedala.max_epochs fedcac.beta fedselect.every floco.endpoints
+must be 1 or more | 0 | pfedme.inner_steps prunefl.ranking_epochs
+must be 1 or more, or null | 0 | floco_plus.pers_epochs
+must be 2 or more | 1 | pfedfda.folds
+must be above 0 | 0.0 | fedala.share fedpurin.tau pfedfda.eps
+must be at least 0 and below 1 | 1.0 | fedadam.beta2 fedyogi.beta2 fedavgm.momentum fedobp.ema flexfl.tolerance
+must be between 0 and 1 | 1.1 | apfl.alpha feddbe.rho feddpa.threshold fedobp.q fedphp.lam fedphp.participation
+must be between 0 and 1 | 1.1 | fedselect.p pspfl.q
+must be between 0 and 1 | -0.1 | fedcac.tau fedphp.momentum seqfededt.q subflot.alpha
+must be between 0 and 1 | (1.5,) | flexfl.apoz
+must be at least one share | () | fedmp.widths fedrolex.widths fedspu.widths fjord.widths hermes.widths
+must be at least one share | () | heterofl.widths prunefl.widths random_dropout.widths
+must be above 0 and at most 1 | (0.0,) | fedmp.widths fedrolex.widths fedspu.widths fjord.widths hermes.widths
+must be above 0 and at most 1 | (0.0,) | heterofl.widths prunefl.widths random_dropout.widths
+must be one or more, ascending | (0.5, 0.25, 1.0) | flexfl.levels
+must be as many numbers as levels | (1, 1) | flexfl.devices
+must be 0 unless ordered | 0.5 | fjord.distill
+must be below 2 / lam = 0.1333, or it diverges | 0.2 | pfedme.inner_lr pfedme.outer_lr
+must be | () | subflot.rates
+must be | (1.0,) | subflot.rates
 """
-"""Methods | hyperparameters out of range | how the refusal begins."""
+"""How the refusal goes on after the key | a value out of range | method.key of each."""
