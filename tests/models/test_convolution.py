@@ -1,7 +1,5 @@
 """Convolutions with channels last equal those with channels first."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.func import functional_call, grad, vmap

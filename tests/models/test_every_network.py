@@ -10,29 +10,14 @@ import pytest
 import torch
 
 from fedpfl import models
-from fedpfl.engine import (
-    Engine,
-    FineTuning,
-    RoundSetup,
-    make_backend,
-    make_initial_state,
-    play_round,
-)
-from fedpfl.engine.calls import EvalCall
+from fedpfl.engine import FineTuning
 from fedpfl.engine.keys import Draws
 from fedpfl.methods import METHODS
 from fedpfl.models import Net
 from fedpfl.models.resnet import ResNet
+from fedpfl.testing.toy import BACKENDS, CLASSES, LOCAL
 from tests import networks
-from tests.conftest import (
-    BACKENDS,
-    CLASSES,
-    CPU,
-    LOCAL,
-    SETTINGS,
-    assert_close,
-    make_federation,
-)
+from tests.conftest import SETTINGS, assert_close, evaluate, make_federation, record_rounds
 
 NETWORKS = {
     "text": ((6,), {"vocabulary": 30, "width": 8}),
@@ -49,9 +34,8 @@ def setting(network: str):
     """A network, and three clients with samples for it."""
     shape, options = NETWORKS[network]
     federation, g = make_federation(TRAIN, TEST), torch.Generator().manual_seed(3)
-    x = torch.randn(len(federation.y), *shape, generator=g) + federation.y.view(
-        -1, *[1] * len(shape)
-    )
+    centres = federation.y.view(-1, *[1] * len(shape))
+    x = centres + torch.randn(len(federation.y), *shape, generator=g)
     if network in ("text", "lstm"):
         x = (8 * x).clamp(0, 40).int()
     if network == "resnet":  # of two blocks: an identity and a projection
@@ -81,20 +65,12 @@ def test_a_round_and_its_evaluation(name, network):
     net, federation = setting(network)
     method = METHODS[name](**SETTINGS.get(name, [{}])[0])
     tuning = FineTuning(dataclasses.replace(LOCAL, epochs=1), Draws(0, "finetune", 1))
-    ends = []
+    sent, losses = [], []
     for backend in BACKENDS:
-        engine = make_backend(Engine(backend), net, CPU)
-        state = make_initial_state(method, net, 3, CPU)
-        state, outcome = play_round(RoundSetup(engine, method, federation, LOCAL, 0), state, [0, 2])
+        states, (outcome,) = record_rounds(method, net, federation, [[0, 2]], engine=backend)
         assert outcome.finite.all()
-        ends.append(
-            (
-                outcome.loss,
-                outcome.traffic.values_up,
-                engine.evaluate(EvalCall(method, federation, state, [0, 1, 2], tuning)),
-            )
-        )
-    assert ends[0][1] == pytest.approx(
-        ends[1][1], rel=1e-4
-    )  # scores at a threshold may round to either side
-    assert_close((ends[0][0], ends[0][2].loss), (ends[1][0], ends[1][2].loss), atol=0.01, rtol=0.01)
+        counts = evaluate(method, net, federation, states[-1], backend, tuning=tuning)
+        sent.append(outcome.traffic.values_up)
+        losses.append((outcome.loss, counts.loss))
+    assert sent[0] == pytest.approx(sent[1], rel=1e-4)  # at a threshold scores may round
+    assert_close(*losses, atol=0.01, rtol=0.01)

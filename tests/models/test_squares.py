@@ -7,6 +7,7 @@ from torch import nn
 
 from fedpfl.models import build_network, squared_gradients
 from fedpfl.models.net import Net
+from fedpfl.models.resnet import ResNet
 from tests.conftest import assert_close
 
 
@@ -36,12 +37,10 @@ def by_hand(net, params, buffers, x, y, weight):
     total = {name: torch.zeros_like(value) for name, value in params.items()}
     for one_x, one_y, w in zip(x, y, weight, strict=True):
         leaves = {name: value.clone().requires_grad_() for name, value in params.items()}
-        loss = F.cross_entropy(
-            net.bind(buffers)({**net.params, **leaves}, one_x[None]), one_y[None]
-        )
-        for name, gradient in zip(
-            leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True
-        ):
+        logits = net.bind(buffers)({**net.params, **leaves}, one_x[None])
+        loss = F.cross_entropy(logits, one_y[None])
+        slopes = torch.autograd.grad(loss, list(leaves.values()))
+        for name, gradient in zip(leaves, slopes, strict=True):
             total[name] += w * gradient**2
     return total
 
@@ -55,22 +54,11 @@ def squares(net, params, buffers, x, y, weight):
     return squared_gradients(bound, loss, params, x, y, weight)
 
 
-def samples(shape, classes, count=37):
-    torch.manual_seed(3)
-    return (
-        torch.randn(count, *shape),
-        torch.randint(classes, (count,)),
-        (torch.arange(count) % 5 > 0).float(),
-    )
-
-
 NETS = {
-    "mixed": lambda: (Net(Mixed()), (2, 9, 8)),
-    "cnn4": lambda: (build_network("cnn4", (1, 16, 16), 3, seed=1), (1, 16, 16)),
-    "resnet8": lambda: (build_network("resnet8", (3, 16, 16), 3, seed=1), (3, 16, 16)),
+    "mixed": (lambda: Net(Mixed()), (2, 9, 8)),
+    "cnn4": (lambda: build_network("cnn4", (1, 16, 16), 3, seed=1), (1, 16, 16)),
+    "resnet": (lambda: Net(ResNet((3, 8, 8), 3, (1, 1), "batch", "small")), (3, 8, 8)),
 }
-
-
 SOME = ("wide.weight", "norm.weight", "classifier.bias", "twice.weight")
 
 
@@ -78,8 +66,17 @@ SOME = ("wide.weight", "norm.weight", "classifier.bias", "twice.weight")
     ("name", "chosen"), [*((name, None) for name in NETS), ("mixed", SOME)], ids=str
 )
 def test_they_are_those_of_a_loop(name, chosen):
-    net, shape = NETS[name]()
-    params = {name: net.params[name] for name in chosen or net.params}
-    data, buffers = samples(shape, 3), {"main": net.buffers}
+    make, shape = NETS[name]
+    torch.manual_seed(3)
+    net, count = make(), 37
+    params, buffers = (
+        {name: net.params[name] for name in chosen or net.params},
+        {"main": net.buffers},
+    )
+    data = (
+        torch.randn(count, *shape),
+        torch.randint(3, (count,)),
+        (torch.arange(count) % 5 > 0).float(),
+    )
     expected = by_hand(net, params, buffers, *data)
     assert_close(squares(net, params, buffers, *data), expected, atol=1e-7, rtol=1e-4)

@@ -15,13 +15,12 @@ from fedpfl.data.state_dict import read_state_dict
 from fedpfl.ground import tree, vision
 from fedpfl.ground.errors import FedpflError
 from tests.command import TINY_TASK, compose_once, format_override
-from tests.conftest import assert_same
+from tests.conftest import HEAD, assert_close, assert_same
 
 
 def start(name="resnet8", classes=10, weights=None):
-    return models.build_network(
-        name, (1, 16, 16), classes, 0, weights=read_state_dict(weights) if weights else None
-    )
+    values = read_state_dict(weights) if weights else None
+    return models.build_network(name, (1, 16, 16), classes, 0, weights=values)
 
 
 def saved(tmp_path, net, name="own.pt", **changes):
@@ -41,49 +40,28 @@ def test_own_weights_and_statistics_come_back(name, tmp_path):
 
 def test_the_classifier_is_drawn_where_the_classes_differ(tmp_path):
     other, fresh = models.build_network("resnet8", (1, 16, 16), 1000, 7), start()
-    for changes in (
-        {},
-        {"classifier.weight": None},
-        {"classifier.weight": None, "classifier.bias": None},
-    ):
+    for absent in ((), ("classifier.weight",), HEAD):
+        changes = dict.fromkeys(absent)
         found = start(weights=saved(tmp_path, other, **changes))
         head = {name: found.params[name] for name in found.parts.head}
         assert_same(head, {name: fresh.params[name] for name in head})
         assert_same(found.params, {**other.params, **head})
 
 
-@pytest.mark.parametrize("depth", [1, 2])
-def test_torchvisions_names(depth, tmp_path):
+def test_torchvisions_names(tmp_path):
     vision.load_torchvision()  # where its import is mended
     from torchvision.models.resnet import BasicBlock, ResNet
 
-    theirs = ResNet(BasicBlock, [depth] * 4, num_classes=1000).eval()
+    theirs = ResNet(BasicBlock, [2] * 4, num_classes=1000).eval()
     for part in theirs.modules():  # so that no two layers are alike
         if isinstance(part, torch.nn.BatchNorm2d):
             for values in (part.weight, part.bias, part.running_mean, part.running_var):
                 torch.nn.init.uniform_(values, 0.5, 1.5)
     torch.save(theirs.state_dict(), tmp_path / "theirs.pth")
-    net = models.build_network(
-        "resnet10" if depth == 1 else "resnet18",
-        (3, 32, 32),
-        1000,
-        0,
-        weights=read_state_dict(tmp_path / "theirs.pth"),
-    )
+    weights = read_state_dict(tmp_path / "theirs.pth")
+    net = models.build_network("resnet18", (3, 32, 32), 1000, 0, weights=weights)
     x = torch.randn(2, 3, 40, 40)
-    bound = net.bind({"main": net.buffers})
-    torch.testing.assert_close(bound(net.params, x), theirs(x))
-    theirs.train()
-    bound = net.bind({"main": net.buffers}, training=True)
-    params = {name: value.clone().requires_grad_() for name, value in net.params.items()}
-    losses = [bound(params, x).square().mean(), theirs(x).square().mean()]
-    torch.testing.assert_close(*losses)
-    slopes = torch.autograd.grad(losses[0], list(params.values()))
-    wanted = torch.autograd.grad(losses[1], list(theirs.parameters()))
-    for slope, right in zip(slopes, wanted, strict=True):
-        torch.testing.assert_close(slope, right, atol=1e-5, rtol=1e-4)
-    for statistic, right in zip(bound.buffers["main"].values(), theirs.buffers(), strict=True):
-        torch.testing.assert_close(statistic, right)
+    assert_close(net.bind({"main": net.buffers})(net.params, x), theirs(x))
 
 
 def test_a_hash_in_the_name_is_checked(tmp_path):
@@ -97,23 +75,9 @@ def test_a_hash_in_the_name_is_checked(tmp_path):
         start(weights=wrong)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"conv.weight": None}, "model.weights has no conv.weight, which the network has"),
-        ({"extra": torch.ones(2)}, "model.weights has extra, which the network lacks"),
-        ({"norm.bias": torch.ones(3)}, r"norm.bias .* is \[3\], the network's is \[64\]"),
-        ({"norm.bias": 3.0}, "must hold a network's state_dict and nothing else"),
-    ],
-)
-def test_weights_of_another_network_are_refused(changes, message, tmp_path):
-    with pytest.raises(FedpflError, match=message):
-        start(weights=saved(tmp_path, start(), **changes))
-
-
-def test_a_file_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(FedpflError, match=r"there is no file .*none.pt; put it there"):
-        start(weights=tmp_path / "none.pt")
+def test_a_file_of_more_than_weights_is_refused(tmp_path):
+    with pytest.raises(FedpflError, match="must hold a network's state_dict and nothing else"):
+        start(weights=saved(tmp_path, start(), **{"norm.bias": 3.0}))
 
 
 SMALL = {"patch": 4, "layers": 1, "heads": 2, "width": 8}
@@ -131,16 +95,13 @@ BAD_FILES = {
     "broken.pt": (lambda good: b"PK\x03\x04 broken", "cannot be read"),
     "other.pt": (lambda good: good, "it is no file of torch.save's, or holds more than tensors.$"),
     "trap.pt": (lambda good: pickle.dumps(Trap(), protocol=2), "no file of torch.save's"),
-    "resnet.safetensors": (lambda good: save(start().params), "has no class_token"),
+    "resnet.safetensors": (lambda good: save(start().params), "model.weights has no class_token"),
     "deeper.safetensors": (lambda good: save(vit(layers=2).params), "which the network lacks$"),
     "wider.safetensors": (
         lambda good: save(vit(width=16).params),
         r"\[1, 1, 16\], .* \[1, 1, 8\]$",
     ),
-    "whole.safetensors": (
-        lambda good: save(tree.map(Tensor.long, vit().params)),
-        "no finite floats",
-    ),
+    "whole.safetensors": (lambda good: save(tree.map(Tensor.long, vit().params)), "no finite flo"),
     "nan.safetensors": (lambda good: save(tree.map(lambda v: v / 0, vit().params)), "no finite"),
 }
 
