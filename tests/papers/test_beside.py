@@ -1,23 +1,38 @@
-"""Published numbers beside the report's table, and in what runs depart from the published set-up."""
-
-from __future__ import annotations
+"""Published numbers, curves and result files beside own runs, and in what these depart from them."""
 
 import math
+from collections import Counter
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fedpfl.papers.fedobp.tables import published_beside, published_number
+from fedpfl.ground.errors import FedpflError
+from fedpfl.papers import published
+from fedpfl.papers.curves import curve_table, draw_curves
+from fedpfl.papers.fedobp import logs
+from fedpfl.papers.fedobp.tables import (
+    COMPARED_METHODS,
+    SOURCE,
+    published_beside,
+    published_number,
+    published_setting,
+)
+from fedpfl.papers.layout import Selection
+from fedpfl.papers.registry import TABLES
 from fedpfl.report import groups, runs
+from fedpfl.report.__main__ import main
 from fedpfl.report.load import read_run
 from fedpfl.report.render import render
 from fedpfl.report.table import Table
 from fedpfl.report.tables import accuracy_table
+from fedpfl.report.text import letters_and_digits
 from tests.report import test_report
 from tests.report.test_report import row_of, write_run
 
 root = test_report.root
+DIFFERS = "Set-up that differs from the published one"
 
 
 def table_of(folder: Path) -> Table:
@@ -31,9 +46,7 @@ def test_published_value_and_difference(root: Path) -> None:
     assert row["difference"] == pytest.approx(95.0 - 96.89)
     assert row["difference_pooled"] == pytest.approx(96.0 - 96.89)
     assert row_of(table, "FedAvg")["published"] == 87.29
-    assert table.notes[0].startswith(
-        "Set-up that differs from the published one: rounds 4 (published 400)"
-    )
+    assert table.notes[0].startswith(f"{DIFFERS}: rounds 4 (published 400)")
     assert "authors' logs pooled" in " ".join(table.prose("markdown"))
 
 
@@ -55,18 +68,9 @@ def test_departures_from_the_published_setup_are_told_briefly(tmp_path: Path) ->
         method = {"name": "fedobp", "q": number / 10, "norm": "layer"}
         write_run(tmp_path / str(number), rounds=400, method=method, local={"momentum": 0.0})
     note = table_of(tmp_path).notes[0]
-    assert note.startswith(
-        "Set-up that differs from the published one: q 0.1, 0.2, 0.3 and 3 more (published 0.99993) for"
-    )
+    assert note.startswith(f"{DIFFERS}: q 0.1, 0.2, 0.3 and 3 more (published 0.99993) for")
     rows = "FedOBP (q=0.1), FedOBP (q=0.2), FedOBP (q=0.3) and 3 more."
     assert f"norm layer (published global) for {rows}" in note
-
-
-def test_no_published_columns_where_nothing_is_published(tmp_path: Path) -> None:
-    write_run(tmp_path / "run", dataset="digits")
-    table = table_of(tmp_path)
-    assert "published" not in render(table, "markdown").lower()
-    assert not table.notes
 
 
 def test_published_values_stand_beside_the_papers_set_up_alone(tmp_path: Path) -> None:
@@ -78,3 +82,113 @@ def test_published_values_stand_beside_the_papers_set_up_alone(tmp_path: Path) -
     assert "Set-up that differs" not in " ".join(table.notes)
     table = accuracy_table(runs(tmp_path, where=["clients=10"]), beside=published_beside)
     assert "ublished" not in render(table)
+
+
+# Own curves beside published ones
+
+
+@pytest.fixture
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("reference") / "curves.csv"
+    lines = ["method,round,accuracy_before,accuracy_after"]
+    lines += [f"fedavg,{t},{50 + t + (-1) ** t},{59 + t}" for t in range(1, 5)]
+    lines += [f"fedobp_as_published_q0.9,{t},{t},{t}" for t in range(1, 5)]
+    lines += ["fedper,1,2,3"]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_distance_from_published_curves(root: Path, reference: Path) -> None:
+    table = curve_table(runs(root), reference, spans=((1, 2), (3, 100)))
+    assert set(table.frame["reference"]) == {"fedavg", "fedobp_as_published_q0.9"}
+    text = render(table, "markdown")
+    for span in ("1 | 2", "3 | 4"):
+        assert f"| FedAvg | 0 | fedavg | {span} | 1.00 | +0.00 | 1.00 | +1.00 |" in text
+
+
+def test_a_wrong_reference_is_named(root: Path, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.csv"
+    wrong.write_text("method,round\n")
+    with pytest.raises(FedpflError, match="lacks the column accuracy_before"):
+        curve_table(runs(root), wrong)
+    with pytest.raises(FedpflError, match="cannot be read"):
+        curve_table(runs(root), tmp_path / "absent.csv")
+
+
+def test_both_curves_are_drawn(root: Path, reference: Path, tmp_path: Path) -> None:
+    written = draw_curves(runs(root), reference, tmp_path / "curves")
+    assert [path.name for path in written] == ["curves.png", "curves.pdf"]
+    assert all(path.is_file() for path in written)
+
+
+# The authors' public result files, and own runs beside them
+
+EARLIER = {"name": "fedobp", "score": "obp_as_published", "scope": "all", "norm": "global"}
+EARLIER["classifier_only"] = False
+PUBLISHED = {"name": "published", "alpha": 0.1}
+CIFAR100: dict[str, Any] = {"dataset": "cifar100", "rounds": 400, "seed": 42}
+
+
+def add(root: Path, name: str, before: float, method: dict[str, Any], **changes: Any) -> Path:
+    """A run of 200 rounds whose pooled accuracy is `before`, and two points more after fine-tuning."""
+    changes = CIFAR100 | changes
+    changes["partition"] = PUBLISHED | changes.get("partition", {})
+    evaluations = {100: before - 1, 200: before - 1}
+    return write_run(root / name, evaluations, reached=200, method=method, **changes)
+
+
+def test_files_are_what_the_tables_say() -> None:
+    """FedOBP's best of four is not Table III's, whose files came later; Table V's are."""
+    counts = Counter(log.files for log in logs.read_logs())
+    assert counts == {"tables": 175, "ablation": 32, "moving average": 16, "scores": 154}
+    best = {
+        (log.files, log.dataset, log.norm, log.classifier_only): max(log.accuracy.values())[0]
+        for log in logs.read_logs()
+    }
+    names = {("none", False): "NoNorm", ("layer", False): "LayerNorm"}
+    names |= {("global", False): "GlobalNorm w/o CLS", ("global", True): "GlobalNorm with CLS"}
+    metric = "mean test accuracy over clients (%)"
+    for (files, dataset, *kind), value in best.items():
+        if files != "ablation":
+            continue
+        name = letters_and_digits(f"FedOBP {names[*kind]}")
+        known = published.published_numbers()[SOURCE + "V", metric, name, dataset, "ablation"]
+        if kind == ["global", True] and dataset.endswith("MNIST") and dataset != "EMNIST":
+            assert value != known.value
+            value = best["moving average", dataset, "global", False]
+        assert value == pytest.approx(known.value, abs=0.051), (dataset, kind)
+    assert {log.method for log in logs.read_logs()} == {*COMPARED_METHODS} - {"fedala", "fedselect"}
+
+
+def test_runs_of_the_files_settings_stand_beside_them(tmp_path, capsys):
+    add(tmp_path, "avg", 25.25, {"name": "fedavg"})
+    add(tmp_path, "obp", 46.0, EARLIER | {"q": 0.99505, "ema": 0.5})
+    others = [{"local": {"momentum": 0.0}}, {"seed": 1}]
+    others += [{"partition": {"name": "dirichlet"}}, {"partition": {"alpha": 0.3}}]
+    for number, changes in enumerate(others):
+        add(tmp_path, str(number), 50.0, {"name": "fedavg"}, **changes)
+    for name, value in {"q": 0.9998, "ema": 0.3, "score": "obp"}.items():
+        add(tmp_path, name, 50.0, EARLIER | {"q": 0.99505, "ema": 0.5, name: value})
+    gathered = groups(runs(tmp_path))
+    add(tmp_path, "flute", 20.0, {"name": "flute"})
+    table = TABLES["fedobp/public_logs"].make(groups(runs(tmp_path)), Selection())
+    assert any(note.startswith("FLUTE: ") for note in table.notes)
+    frame = TABLES["fedobp/public_logs"].make(gathered, Selection()).frame
+    assert frame["round"].tolist() == [100, 200] * 2
+    avg = frame[frame["method"].str.startswith("FedAvg")].iloc[0]
+    columns = ["before", "before_logged", "after", "after_logged"]
+    assert avg[columns].tolist() == [25.25, 25.48, 27.25, 49.14]
+    assert avg["before_difference"] == pytest.approx(25.25 - 25.48)
+    obp = frame[frame["method"].str.startswith("FedOBP")]
+    assert obp["before_logged"].tolist() == [45.95, 45.57]
+    assert main(["paper", "fedobp/public_logs", str(tmp_path), "--format", "csv"]) == 0
+    assert capsys.readouterr().out.count("CIFAR100") == 6
+
+
+def test_medmnist_stands_beside_its_files_with_their_normalisation_alone(tmp_path: Path) -> None:
+    for name, mean, std in (("sound", 0.46, 0.24), ("faulty", 118.7546, 62.3489)):
+        dataset = {"name": "organamnist", "mean": [mean], "std": [std]}
+        add(tmp_path, name, 60.0, {"name": "fedper"}, dataset=dataset)
+    [group] = logs.choose_logged(groups(runs(tmp_path)))
+    assert group.runs[0].path.name == "faulty"
+    assert published_setting(group.runs[0]) == "Dir(0.1)"

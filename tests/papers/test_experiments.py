@@ -1,13 +1,17 @@
-"""Every experiment composes into settings that its methods, models, data sets and partitions take."""
+"""Every experiment composes into settings that its parts take, and that its paper or code states."""
 
+import csv
 import functools
 import itertools
+import json
 import math
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -21,15 +25,19 @@ from fedpfl.config.run_location import register_resolver, run_subdir
 from fedpfl.config.schema import SETTINGS, Eval, ModelOptions, Settings
 from fedpfl.data import datasets, partition
 from fedpfl.engine import Local
-from fedpfl.ground.checks import build_dataclass, checked_arguments
+from fedpfl.ground.checks import build_dataclass, checked_arguments, without_name
 from fedpfl.ground.identity import identity
 from fedpfl.methods import METHODS
 from fedpfl.models import MODELS
+from fedpfl.papers import published
+from fedpfl.papers.fedobp import logs
+from fedpfl.papers.fedobp.tables import QUANTILE, SOURCE
+from fedpfl.report.names import DATASET_TITLES
 from tests.command import read_table, run_command
-from tests.conftest import ROOT, keep_only, keep_quick, read_cases
+from tests.conftest import ROOT, keep_only, keep_quick
 
 EXPERIMENTS = list_choices("experiment")
-PAPERS = sorted(path.name for path in (ROOT / "conf/experiment").iterdir() if path.is_dir())
+FOLDERS = sorted(path.name for path in (ROOT / "conf/experiment").iterdir() if path.is_dir())
 MOST = 8  # jobs of a sweep that are all composed; of larger ones each value once
 
 
@@ -51,19 +59,23 @@ def swept(cfg: DictConfig) -> dict[str, list[str]]:
     with initialize_config_dir(config_dir=str(ROOT / "conf"), version_base="1.3"):
         parser = OverridesParser.create(GlobalHydra.instance().config_loader())
         return {
-            override.key_or_group: (
-                list(override.sweep_string_iterator())
-                if override.is_sweep_override()
-                else [override.get_value_element_as_str()]
-            )
-            for override in parser.parse_overrides(words)
+            one.key_or_group: list(one.sweep_string_iterator())
+            if one.is_sweep_override()
+            else [one.get_value_element_as_str()]
+            for one in parser.parse_overrides(words)
         }
+
+
+@functools.cache
+def sweep(name: str) -> dict[str, list[str]]:
+    """What an experiment sweeps over."""
+    return swept(composed(f"experiment={name}"))
 
 
 @functools.cache
 def jobs(name: str) -> list[list[str]]:
     """Overrides of the jobs of an experiment's sweep: all, or each value once."""
-    values = swept(composed(f"experiment={name}"))
+    values = sweep(name)
     words = [[f"{key}={value}" for value in own] for key, own in values.items()]
     if math.prod(map(len, words)) <= MOST:
         return [[f"experiment={name}", *job] for job in itertools.product(*words)]
@@ -73,27 +85,22 @@ def jobs(name: str) -> list[list[str]]:
     ]
 
 
-def ends(name: str) -> list[list[str]]:
+def ends(*words: str) -> list[list[str]]:
     """Overrides of the first and of the last job of an experiment's sweep."""
-    values = swept(composed(f"experiment={name}"))
-    return [
-        [f"experiment={name}", *(f"{key}={own[at]}" for key, own in values.items())]
-        for at in (0, -1)
-    ]
+    values = swept(composed(*words))
+    return [[*words, *(f"{key}={own[at]}" for key, own in values.items())] for at in (0, -1)]
 
 
 def assert_fits(composed: DictConfig) -> None:
     """What was composed is what its method, network, data set and partition take."""
     cfg = resolve_config(composed)
-    rest = {
-        group: {k: v for k, v in cfg[group].items() if k != "name"} for group in ("method", "model")
-    }
-    build_dataclass(METHODS[cfg["method"]["name"]], rest["method"], "method")
+    build_dataclass(METHODS[cfg["method"]["name"]], without_name(cfg["method"]), "method")
     build_dataclass(Local, cfg["local"], "local")
     build_dataclass(Eval, cfg["eval"], "eval")
     build_dataclass(Settings, {key: cfg[key] for key in SETTINGS}, "")
     network = (MODELS[cfg["model"]["name"]], ModelOptions)
-    checked_arguments(network, rest["model"], "model", provided_elsewhere=("shape", "classes"))
+    values = without_name(cfg["model"])
+    checked_arguments(network, values, "model", provided_elsewhere=("shape", "classes"))
     read_partition_options(cfg)
     assert cfg["dataset"]["name"] in datasets.DATA_SETS
 
@@ -134,34 +141,16 @@ def test_every_paper_has_its_experiments_and_every_own_setting_its_method():
 @pytest.mark.parametrize("name", keep_quick(EXPERIMENTS, 2))
 def test_what_sweeps_needs_no_option(name: str):
     cfg = composed(f"experiment={name}")
-    several = any(len(values) > 1 for values in swept(cfg).values())
+    several = any(len(values) > 1 for values in sweep(name).values())
     assert cfg.hydra.mode == (RunMode.MULTIRUN if several else None)
 
 
-SEEDS = {f"fedobp/{name}": 4 for name in ("table3", "table4", "figure2", "figure3")}
-SEEDS |= dict.fromkeys(
-    ("fedpurin/cifar100", "fedpurin/cifar10_ablation", "fedspu/speech", "fedspu/emnist_stopping"), 3
-)
-
-
-@pytest.mark.parametrize("name", keep_quick(SEEDS))
-def test_full_experiments_run_as_many_seeds_as_the_paper_averages(name: str):
-    seeds = swept(composed(f"experiment={name}")).get("seed", ["42"])
-    assert len(set(seeds)) == len(seeds) == SEEDS[name]
-    job = jobs(name)[0]
-    assert len({identity(resolve_config(composed(*job, f"seed={seed}"))) for seed in seeds}) == 1
-
-
-ADAPTED = {name for name, method in METHODS.items() if method.pairs}
-
-
-@pytest.mark.parametrize(
-    ("name", "without"),
-    [("smoke", ADAPTED), ("fedobp/all_methods", {"fedfomo", "fedobp_adaptive"} | ADAPTED)],
-)
-def test_every_method_takes_part(name: str, without: set[str]):
+def test_every_method_takes_part():
     """But for those that need held-out samples, where all train on all, or an adapter."""
-    assert swept(composed(f"experiment={name}"))["method"] == sorted(METHODS.keys() - without)
+    without_adapter = {name for name, method in METHODS.items() if not method.pairs}
+    assert sweep("smoke")["method"] == sorted(without_adapter)
+    held_out = {"fedfomo", "fedobp_adaptive"}
+    assert sweep("fedobp/all_methods")["method"] == sorted(without_adapter - held_out)
 
 
 def test_experiments_of_a_paper_run_in_one_place() -> None:
@@ -176,12 +165,8 @@ def test_experiments_of_a_paper_run_in_one_place() -> None:
 @pytest.mark.full
 def test_what_two_tables_share_is_one_run():
     base = ("dataset=fmnist", "partition.alpha=0.1", "method=fedobp")
-    names = "table2, table4, figure2"
-    keys = {
-        identity(resolved(*f"experiment=fedobp/{words}".split(), *base))
-        for words in names.split(", ")
-    }
-    assert len(keys) == 1
+    names = ("table2", "table4", "figure2")
+    assert len({identity(resolved(f"experiment=fedobp/{name}", *base)) for name in names}) == 1
 
 
 def test_the_default_is_the_papers_fedobp():
@@ -202,21 +187,19 @@ def test_in_small_every_experiment_is_one_of_digits(name: str) -> None:
     """Those of networks and splits that digits cannot have, too."""
     values = swept(composed(f"experiment={name}", "debug=quick"))
     assert (values["dataset"], values["seed"]) == (["digits"], ["42"])
-    for at in (0, -1):
-        words = (f"{key}={own[at]}" for key, own in values.items())
-        cfg = composed(f"experiment={name}", "debug=quick", *words)
+    for words in ends(f"experiment={name}", "debug=quick"):
+        cfg = composed(*words)
         assert_fits(cfg)
         assert (cfg.rounds, cfg.clients) <= (40, 20)
         assert cfg.dataset.mean == [0.3053]
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", [f"{paper}/" for paper in PAPERS])
+@pytest.mark.parametrize("name", [f"{paper}/" for paper in FOLDERS])
 def test_a_paper_in_small_runs(name: str, tmp_path: Path) -> None:
     """A round of the first method of its last experiment."""
     name = [one for one in EXPERIMENTS if one.startswith(name)][-1]
-    words = [f"experiment={name}", "debug=quick"]
-    words += [f"{key}={values[0]}" for key, values in swept(composed(*words)).items()]
+    words, _ = ends(f"experiment={name}", "debug=quick")
     small = ["rounds=1", "clients=4", "local.epochs=1", "eval.every=1", "eval.finetune_every=1"]
     small += ["hydra.run.dir=run", "hydra.mode=RUN"]
     assert run_command(*words, *small, cwd=tmp_path).code == 0
@@ -225,19 +208,215 @@ def test_a_paper_in_small_runs(name: str, tmp_path: Path) -> None:
 
 # Runs are found again
 
-IDENTITIES = {
-    name: (first, last)
-    for name, first, last in read_cases((ROOT / "tests/papers/identities.txt").read_text(), " ")
-}
-"""Of the first and the last job of an experiment's sweep; a run of an earlier day is found again by
-it.
+IDENTITIES = (ROOT / "tests/papers/identities.txt").read_text().splitlines()
+"""An experiment, and the identities of the first and the last job of its sweep; a run of an earlier
+day is found again by it.
 """
 
 
-@pytest.mark.parametrize("name", keep_quick([*IDENTITIES], 2))
+@pytest.mark.parametrize("name", keep_quick([name for name in EXPERIMENTS if "/" in name], 2))
 def test_the_jobs_of_an_experiment_are_the_same_as_ever(name: str) -> None:
-    assert tuple(identity(resolved(*words)) for words in ends(name)) == IDENTITIES[name]
+    first, last = (identity(resolved(*words)) for words in ends(f"experiment={name}"))
+    assert f"{name} {first} {last}" in IDENTITIES
 
 
-def test_no_experiment_of_a_paper_is_without_identities() -> None:
-    assert set(IDENTITIES) == {name for name in EXPERIMENTS if "/" in name}
+# Settings are those of each of the five papers or its public code
+
+TABLE = ROOT / "tests/papers/settings.txt"
+OF_NONE = "adapters/cifar100 fedobp/all_methods fedobp/alpha_sweep fedobp/q_sweep demo smoke"
+OF_PAPERS = [name for name in EXPERIMENTS if name not in OF_NONE.split()]
+ALWAYS = "rounds clients participation partition.name model.name eval.finetune_epochs"
+ALWAYS += " local.epochs local.batch_size local.lr local.momentum local.weight_decay"
+
+
+@functools.cache
+def rows() -> list[tuple[str, str, Any, str]]:
+    """Return experiment, key, value and where it stands of each line of the table."""
+    lines = [line for line in TABLE.read_text().splitlines() if line[0] != "#"]
+    groups = dict(line.split(" = ", 1) for line in lines if " | " not in line)
+
+    def expand(names: str) -> list[str]:
+        kept, left = dict[str, None](), set[str]()
+        for word in names.split():
+            name = word.removeprefix("-")
+            members = expand(groups[name]) if name in groups else [name]
+            kept |= dict.fromkeys(members if name == word else ())
+            left.update(members if name != word else ())
+        return [name for name in kept if name not in left]
+
+    table = [line.split(" | ") for line in lines if " | " in line]
+    return [
+        (name, key, json.loads(value), where)
+        for names, key, value, where in table
+        for name in expand(names)
+    ]
+
+
+@functools.cache
+def settings(experiment: str, choice: str = "") -> dict[str, Any]:
+    """An experiment's first job, or that of a method, or of a choice such as `paper=subflot`."""
+    group, _, name = choice.rpartition("=")
+    own = {key: values[0] for key, values in sweep(experiment).items()}
+    if name:
+        own[group or "method"] = name
+    words = (f"{key}={value}" for key, value in own.items())
+    return resolve_config(composed(f"experiment={experiment}", *words))
+
+
+@pytest.mark.parametrize("experiment", keep_quick(OF_PAPERS))
+def test_an_experiment_has_the_papers_settings(experiment: str) -> None:
+    wrong = {}
+    for key, wanted, where in (row[1:] for row in rows() if row[0] == experiment):
+        method, _, path = key.rpartition(": ")
+        values, several = settings(experiment, method), sweep(experiment)
+        found: Any = values
+        for part in path.split("."):
+            found = found.get(part) if isinstance(found, dict) else None
+        if not method and path in several:
+            found = ",".join(several[path]).lower()
+        if found != wanted:
+            wrong[key] = f"{found} instead of {wanted} ({where})"
+        group, _, name = method.rpartition("=")
+        if method and (group or "method") in several:
+            assert name in several[group or "method"], key
+    assert not wrong
+
+
+@pytest.mark.parametrize("experiment", keep_quick(OF_PAPERS))
+def test_no_setting_of_an_experiment_is_left_out(experiment: str) -> None:
+    told = {key for name, key, _, _ in rows() if name == experiment}
+    of_methods = {key.rpartition(": ")[2] for key in told if key.endswith("momentum")}
+    assert {*ALWAYS.split()} <= told | of_methods
+    assert told & {"dataset", "dataset.name"}
+    assert told >= {key for key in sweep(experiment) if key not in ("method", "seed")}
+    if "alpha" in settings(experiment)["partition"]:
+        assert "partition.alpha" in told
+    has_one_seed = experiment.startswith(("fedselect", "subflot"))
+    assert has_one_seed or ("seed" in told) == ("seed" in sweep(experiment))
+
+
+def test_every_row_is_of_an_experiment() -> None:
+    assert {name for name, *_ in rows()} == set(OF_PAPERS)
+    pairs = [(name, key) for name, key, *_ in rows()]
+    assert len(set(pairs)) == len(pairs)
+
+
+def test_subflots_pathological_split() -> None:
+    """How many classes a client has is not stated; here a tenth of them, of CIFAR10's a fifth."""
+    for name, classes in (("cifar10", 2), ("cifar100", 10), ("tiny_imagenet", 20)):
+        split = composed(f"experiment=subflot/{name}", "partition=shards").partition
+        assert (split.name, split.classes_per_client) == ("shards", classes)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("experiment", ["fedpurin/fmnist", "fedpurin/cifar100"])
+def test_no_method_of_fedpurins_comparison_sends_running_statistics(experiment: str) -> None:
+    for name in sweep(experiment)["method"]:
+        values = without_name(settings(experiment, name)["method"])
+        assert METHODS[name](**values).buffers() == {"main": "local"}, name
+
+
+def read_quantiles(name: str) -> dict[str, dict[float, float]]:
+    """Return q by data set and alpha."""
+    return yaml.safe_load((ROOT / f"conf/quantile/{name}.yaml").read_text())["table"]
+
+
+def test_q_is_table_2s() -> None:
+    table = read_quantiles("paper")
+    for dataset, by_alpha in table.items():
+        for alpha, q in by_alpha.items():
+            key = (SOURCE + "II", QUANTILE, "fedobp", str(dataset), f"Dir({alpha:g})")
+            known = published.lookup(key)
+            assert known is not None
+            assert known.value == q
+    assert len(table) == 8
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "kind"),
+    [
+        ("as_published", "tables", {}),
+        ("ablation", "ablation", {"classifier_only": False}),
+        ("ablation_cls", "ablation", {"classifier_only": True}),
+        ("ablation", "moving average", {"classifier_only": False, "ema": 0.5}),
+    ],
+)
+def test_q_is_that_of_the_public_files(name: str, files: str, kind: dict[str, Any]) -> None:
+    table = read_quantiles(name)
+    kind = {"files": files, "method": "fedobp", **kind}
+    known = {
+        (log.dataset, log.setting): log.q
+        for log in logs.read_logs()
+        if all(getattr(log, key) == value for key, value in kind.items())
+    }
+    own = {
+        (DATASET_TITLES[key], f"Dir({alpha:g})"): q
+        for key, row in table.items()
+        for alpha, q in row.items()
+    }
+    assert {key: own[key] for key in known} == known
+    assert {dataset for dataset, _ in own} == {dataset for dataset, _ in known} | {"Digits"}
+
+
+def test_the_weight_of_past_scores_is_that_of_the_public_files() -> None:
+    """0.1 on CIFAR10, 0.3 on Fashion-MNIST at Dir(0.1), 0.5 else."""
+    for dataset, alpha in (("cifar10", 0.5), ("fmnist", 0.1), ("cifar100", 0.1)):
+        job = ("experiment=fedobp/as_published", f"dataset={dataset}", f"partition.alpha={alpha}")
+        where = "tables", "fedobp", DATASET_TITLES[dataset], f"Dir({alpha})"
+        [known] = [log.ema for log in logs.read_logs() if log[:4] == where]
+        assert resolve_config(composed(*job))["method"]["ema"] == known
+
+
+SCALED = {
+    "mnist": ([0.1307], [0.3015]),
+    "fmnist": ([0.286], [0.3205]),
+    "emnist": ([0.1736], [0.3248]),
+    "svhn": ([0.4377, 0.4438, 0.4728], [0.1201, 0.1231, 0.1052]),
+    "cifar10": ([0.4914, 0.4822, 0.4465], [0.2023, 0.1994, 0.201]),
+    "cifar100": ([0.5071, 0.4865, 0.4409], [0.2009, 0.1984, 0.2023]),
+    "organamnist_as_published": ([118.7546], [62.3489]),
+    "organcmnist_as_published": ([124.424], [58.8092]),
+}
+"""Constants of FedOBP's public code, a fork of FL-bench."""
+
+
+def test_images_are_scaled_as_in_the_public_code() -> None:
+    for name, scaling in SCALED.items():
+        dataset = yaml.safe_load((ROOT / f"conf/dataset/{name}.yaml").read_text())
+        assert (dataset["mean"], dataset["std"]) == scaling
+
+
+def test_figure_6_has_as_many_personal_entries_as_its_code_divides_by() -> None:
+    sizes = {"cifar10": 878_538, "svhn": 878_538, "cifar100": 924_708, "emnist": 608_702}
+    sizes |= dict.fromkeys(["mnist", "fmnist", "digits"], 582_026)
+    sizes |= dict.fromkeys(["organamnist", "organcmnist"], 582_539)
+    counts = {"cifar10": 44, "cifar100": 93, "emnist": 61, "svhn": 36, "mnist": 6, "digits": 583}
+    counts |= dict.fromkeys(["fmnist", "organamnist", "organcmnist"], 30)
+    table = read_quantiles("figure6")
+    for dataset, count in counts.items():
+        size = sizes[dataset]
+        assert size - 1 - math.floor(round(table[dataset][0.1] * (size - 1), 9)) == count
+
+
+# Published numbers
+
+
+def quoted(experiment: str) -> list[str]:
+    """The accuracies behind `Published` or `(published)`."""
+    head = (ROOT / f"conf/experiment/{experiment}.yaml").read_text().split("defaults:")[0]
+    lines = re.findall(r"^# .*[Pp]ublished\b[^:]*: ?(.*)$", head, re.MULTILINE)
+    plain = re.sub(r"\(?alpha [\d.]+|Dir\([\d.]+\)|q = [\d.]+", "", "\n".join(lines))
+    return re.findall(r"(?<![\d.=])\d{1,2}\.\d{1,2}(?!\d)", plain)
+
+
+def test_heads_quote_published_numbers() -> None:
+    """Those that the report shows of their papers, and so many of each."""
+    counts = Counter[str]()
+    for experiment in OF_PAPERS:
+        paper = experiment.partition("/")[0]
+        with (ROOT / f"fedpfl/papers/{paper}/published.csv").open(encoding="utf-8") as file:
+            known = {float(row["value"]) for row in csv.DictReader(file)}
+        numbers = quoted(experiment)
+        assert {float(number) for number in numbers} <= known, experiment
+        counts[paper] += len(numbers)
+    assert counts == {"fedobp": 11, "fedselect": 68, "fedpurin": 81, "fedspu": 18, "subflot": 32}

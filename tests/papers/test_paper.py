@@ -1,8 +1,5 @@
 """The paper's tables and figures from synthetic runs, against values computed by hand."""
 
-from __future__ import annotations
-
-import csv
 import functools
 import io
 import itertools
@@ -17,7 +14,6 @@ from typing import Any
 import pandas as pd
 import pytest
 import yaml
-from matplotlib.axes import Axes
 from matplotlib.collections import FillBetweenPolyCollection
 from matplotlib.container import BarContainer
 from matplotlib.figure import Figure as MatplotlibFigure
@@ -51,23 +47,30 @@ def add(root: Path, name: str, accuracy: float, method: Any, **changes: Any) -> 
     return write_run(root / name, {2: accuracy + 5, 4: accuracy}, method=method, **changes)
 
 
+def change(path: Path, **columns: list[float]) -> None:
+    rows = pd.read_csv(path / "rounds.csv")
+    rows.assign(**columns).to_csv(path / "rounds.csv", index=False)
+
+
 def fill(table: str, root: Path, *more: Any, **options: Any) -> Any:
     return fill_table(table, groups(runs(root)), *more, **options)
 
 
+def add_four(root: Path) -> Path:
+    """FedOBP with two seeds, FedAvg and FedPer with one; published 96.89, 87.29, 96.24."""
+    add(root, "a", 96.0, OBP, seed=1)
+    add(root, "b", 97.0, OBP, seed=2)
+    add(root, "c", 86.0, "fedavg", seed=1)
+    add(root, "d", 96.5, "fedper", seed=1)
+    return root
+
+
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """FedOBP with two seeds, FedAvg and FedPer with one; published 96.89, 87.29, 96.24."""
-    add(tmp_path, "a", 96.0, OBP, seed=1)
-    add(tmp_path, "b", 97.0, OBP, seed=2)
-    add(tmp_path, "c", 86.0, "fedavg", seed=1)
-    add(tmp_path, "d", 96.5, "fedper", seed=1)
-    return tmp_path
+    return add_four(tmp_path)
 
 
-def cell(
-    root: Path, row: str, table="fedobp/table4", dataset="fmnist", alpha=0.1, **options: Any
-) -> SimpleNamespace:
+def cell(root, row, table="fedobp/table4", dataset="fmnist", alpha=0.1, **options: Any) -> Any:
     """Return a cell's own mean, seeds, and what else is known of it."""
     shown = fill(table, root, **options)
     places = [(place.dataset, place.alphas[0]) for place in PLANS[table].columns]
@@ -76,9 +79,6 @@ def cell(
     record = shown.frame[(shown.frame["row"] == row)].iloc[place - 1]
     mean = None if math.isnan(own.value) else own.value
     return SimpleNamespace(**record, mark=own.mark, flag=own.flag, mean=mean)
-
-
-# Tables
 
 
 def test_own_beside_published(root: Path) -> None:
@@ -113,10 +113,9 @@ def test_faulty_normalisation_has_a_table_of_its_own(root: Path) -> None:
 
 
 def test_table_2_counts_entries(root: Path) -> None:
+    counts = {"personal/conv1.weight": [0, 30, 20, 11], "personal/fc.bias": [0, 11, 21, 30]}
     for name in "ab":
-        rows = pd.read_csv(root / name / "rounds.csv")
-        rows["personal/conv1.weight"], rows["personal/fc.bias"] = [0, 30, 20, 11], [0, 11, 21, 30]
-        rows.to_csv(root / name / "rounds.csv", index=False)
+        change(root / name, **counts)
     assert cell(root, "q", "fedobp/table2").own == 0.99993
     entries = cell(root, "personal entries", "fedobp/table2")
     assert (entries.own, entries.seeds, entries.published) == (41.0, "1 2", 41)
@@ -148,10 +147,13 @@ def test_fedobp_is_shown_without_momentum_and_others_with(root: Path) -> None:
     for name, method in (("obp", OBP), ("avg", "fedavg")):
         add(root, name, 50.0, method, seed=1, local=plain)
     assert (cell(root, "FedOBP").mean, cell(root, "FedAvg").mean) == (50.0, 86.0)
-    rows = [
-        f"{name}, momentum {momentum}" for name in ("FedOBP", "FedAvg") for momentum in ("0", "0.7")
-    ]
-    assert [cell(root, row, "fedobp/one_momentum").mean for row in rows] == [50.0, 96.5, 50.0, 86.0]
+    for row, mean in read_cases("""
+        FedOBP, momentum 0 => 50
+        FedOBP, momentum 0.7 => 96.5
+        FedAvg, momentum 0 => 50
+        FedAvg, momentum 0.7 => 86
+    """):
+        assert cell(root, row, "fedobp/one_momentum").mean == float(mean), row
 
 
 def test_other_data_sets_take_the_columns_where_there_is_none_of_the_papers(tmp_path: Path) -> None:
@@ -166,9 +168,6 @@ def test_other_data_sets_take_the_columns_where_there_is_none_of_the_papers(tmp_
         own: dict[str, Any] = {"dataset": "digits", "partition": {"alpha": alpha}, **changes}
         write_run(tmp_path / f"s{alpha}", {4: 90 + alpha}, **own)
     assert fill("fedspu/table1", tmp_path).frame["own"].tolist()[-1] == pytest.approx(90 + 1.6 / 3)
-
-
-# What is missing
 
 
 def filled(commands: tuple[str, ...]) -> set[tuple[str, str, float]]:
@@ -209,9 +208,8 @@ def test_what_a_command_runs_fits_its_cell(name: str, tmp_path: Path) -> None:
     plan = PLANS[name]
     lines = [i for i, line in enumerate(plan.rows) if not line.omission]
     places = [j for j, place in enumerate(plan.columns) if not place.omission]
-    cells = {(i, places[n % len(places)]) for n, i in enumerate(lines) if places} | {
-        (lines[-1], j) for j in places
-    }
+    cells = {(i, places[n % len(places)]) for n, i in enumerate(lines) if places}
+    cells |= {(lines[-1], j) for j in places}
     for i, j in sorted(cells):
         alpha = plan.columns[j].alphas[-1]
         words = plan.overrides_of(i, j, alpha)
@@ -221,12 +219,6 @@ def test_what_a_command_runs_fits_its_cell(name: str, tmp_path: Path) -> None:
         (path / "config.yaml").write_text(yaml.safe_dump(own))
         (path / "summary.json").write_text("{}")
         assert plan.fits(read_started_run(path), i, j, alpha), words
-
-
-def read_rows(path: Path) -> list[tuple[str, ...]]:
-    """Source, metric, method, data set and setting of a paper's numbers."""
-    with open(path, encoding="utf-8") as file:
-        return [tuple(row.values())[:5] for row in csv.DictReader(file)]
 
 
 def test_every_published_number_has_one_cell() -> None:
@@ -245,23 +237,15 @@ def test_every_published_number_has_one_cell() -> None:
                 if not math.isnan(value):
                     shown[key] += 1
                     assert value == published.published_numbers()[key].value
-    paths = sorted(Path(published.__file__).parent.glob("*/published.csv"))
-    rows = [row for path in paths for row in read_rows(path)]
+    keys = published.published_numbers()
     # The others stand in running text, on figures or by themselves.
-    of_tables = [row for row in rows if not re.search(r" (Figure \d|text)$", row[0])]
-    assert shown == Counter(
-        (row[0], row[1], letters_and_digits(row[2]), *row[3:]) for row in of_tables
-    )
-    assert (len(of_tables), len(rows)) == (641, 655)
+    of_tables = [key for key in keys if not re.search(r" (Figure \d|text)$", key[0])]
+    assert shown == Counter(of_tables)
+    assert (len(of_tables), len(keys)) == (641, 655)
 
 
 # The other papers, by the last evaluation of all clients' personal models and by each paper's own
 # rule
-
-
-def change(path: Path, name: str = "rounds.csv", **columns: list[float]) -> None:
-    rows = pd.read_csv(path / name)
-    rows.assign(**columns).to_csv(path / name, index=False)
 
 
 def assert_cells(root: Path, column: tuple[str, str], text: str) -> None:
@@ -307,9 +291,6 @@ def test_fedselect_right_after_the_last_training(tmp_path: Path) -> None:
     assert "method.personalise=least,0,5,10,15,random" in " ".join(table.commands)
 
 
-GROWN = "what is described there, a pruned model that grows, is another method than its authors'."
-
-
 def spu(root: Path, name: str, accuracy: float, alpha: float, early=False, **own: Any) -> Path:
     own, changes = {"name": "fedspu", **own}, {"dataset": "cifar10", "model": "fedspu_cifar10"}
     changes |= {"partition": ("dirichlet", alpha), "stopping": {"early": early}, "clients": 100}
@@ -336,7 +317,8 @@ def test_fedspu_over_three_alphas(tmp_path: Path) -> None:
     assert_cells(tmp_path, ROUNDS, "fedspu/table3 | FedSPU (volume) | 2.72e-4 2.176e-3 18.04")
     hours = "Hours are those of simulated devices (docs/system.md), which are ours, not the paper's"
     assert fill_table("fedspu/table3", []).notes[0].startswith(hours)
-    assert fill_table("fedspu/table1", []).notes == ("Without own values: FedSelect; " + GROWN,)
+    [note] = fill_table("fedspu/table1", []).notes
+    assert note.startswith("Without own values: FedSelect; what is described there, a pruned model")
 
 
 def test_fedspu_with_early_stopping(tmp_path: Path) -> None:
@@ -401,22 +383,21 @@ def test_subflot_after_training_and_by_domain(tmp_path: Path) -> None:
         path = add(tmp_path, str(accuracy), accuracy, whole | changes, **own)
     held = {"client": range(20), "accuracy": map(float, range(20))}
     pd.DataFrame(held).to_csv(path / "clients.csv", index=False)
-    for column, cell_text in (
-        (("CIFAR100", "practical"), "subflot/main | SubFLOT | 45 64 44.88"),
-        (("CIFAR100", "pathological"), "subflot/main | SubFLOT | 55 64 58.37"),
-        (("CIFAR100", "label skew or real world"), "subflot/label_skew | SubFLOT | 55 64 58.37"),
-        (("CIFAR10", "Dir(0.1)"), "subflot/ablation | SubFLOT w/o OTA | 80 64 81.41"),
-        (("PACS", "Photo"), "subflot/pacs | SubFLOT | 12 12 48.23"),
-        (("PACS", "Art"), "subflot/pacs | SubFLOT | 2 2 28.73"),
-        (("PACS", "Avg"), "subflot/pacs | SubFLOT | 40 40 41.58"),
-    ):
-        assert_cells(tmp_path, column, cell_text)
+    for dataset, setting, text in read_cases("""
+        CIFAR100 => practical => subflot/main | SubFLOT | 45 64 44.88
+        CIFAR100 => pathological => subflot/main | SubFLOT | 55 64 58.37
+        CIFAR100 => label skew or real world => subflot/label_skew | SubFLOT | 55 64 58.37
+        CIFAR10 => Dir(0.1) => subflot/ablation | SubFLOT w/o OTA | 80 64 81.41
+        PACS => Photo => subflot/pacs | SubFLOT | 12 12 48.23
+        PACS => Art => subflot/pacs | SubFLOT | 2 2 28.73
+        PACS => Avg => subflot/pacs | SubFLOT | 40 40 41.58
+    """):
+        assert_cells(tmp_path, (dataset, setting), text)
     absent = "Without own values: 10 clients, 100 clients; the data set is not stated."
     assert absent in fill_table("subflot/scalability", []).notes
     shown = fill("subflot/scalability", tmp_path).frame
-    assert shown[["dataset", "setting", "own"]].dropna().to_numpy().tolist() == [
-        *(["CIFAR100", "10 clients", 47.0], ["CIFAR100", "100 clients", 99.0])
-    ]
+    there = shown[shown["dataset"] == "CIFAR100"].set_index("setting")["own"].dropna()
+    assert there.to_dict() == {"10 clients": 47.0, "100 clients": 99.0}
     assert shown["published"].dropna().tolist() == [39.2, 32.61]  # of a data set that is not stated
     assert shown["difference"].isna().all()
 
@@ -433,9 +414,6 @@ def test_the_papers_own_rule_from_the_command_line(tmp_path, capsys):
     assert main(["paper", "all_methods", str(tmp_path), *words[:2]]) == 0
     told = " ".join(capsys.readouterr().out.split())
     assert "the best evaluation after a multiple of 100 rounds" in told
-
-
-# Paired tests
 
 
 def test_paired_tests_mark_what_differs(tmp_path: Path) -> None:
@@ -456,7 +434,10 @@ def test_paired_tests_mark_what_differs(tmp_path: Path) -> None:
 # Figures
 
 
-def sweep(root: Path) -> Path:
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of which all figures can be drawn, and which nobody changes."""
+    root = add_four(tmp_path_factory.mktemp("everything"))
     scores = itertools.product(("obp", "fisher"), (0.0, 0.9, 1.0))
     for number, (score, q) in enumerate(scores):
         add(root, f"s{number}", 80.0 + number, OBP | {"score": score, "q": q})
@@ -467,22 +448,30 @@ def sweep(root: Path) -> Path:
     add(root, "global", 91.0, earlier, seed=42)
     for q in (0.0, 0.9):
         add(root, f"ema{q}", 92.0, earlier | {"ema": 0.5, "q": q}, dataset="cifar100")
+    counts = {"conv1.weight": [0, 20, 15, 10], "conv1.bias": [0, 10, 15, 10]}
+    counts["fc.weight"] = [0, 10, 30, 60]
     for name in ("a", "layer"):
-        rows = pd.read_csv(root / name / "rounds.csv")
-        rows["personal/conv1.weight"] = [0, 20, 15, 10]
-        rows["personal/conv1.bias"] = [0, 10, 15, 10]
-        rows["personal/fc.weight"] = [0, 10, 30, 60]
-        rows.to_csv(root / name / "rounds.csv", index=False)
+        change(root / name, **{f"personal/{key}": own for key, own in counts.items()})
+    masked(root, "fedselect", alpha=0.3)
+    masked(root, "fedpurin")
+    for size in (20, 40):
+        dealt = {"name": "s", "samples_per_client": size}
+        add(root, f"size{size}", 70.0, "fedper", partition=dealt)
+    for number, changes in enumerate(({}, {"include_norm": True}, {"tau": 0.2})):
+        add(root, f"purin{number}", 70.0, PURIN | {"tau": 0.5, "score": "delta"} | changes)
+    add(root, "purin", 70.0, PURIN | {"tau": 0.5})
+    add(root, "cifar", 70.0, "fedavg", dataset="cifar10")
+    write_run(root / "log", {100: 80.0}, reached=100, method="fedavg", partition=FMNIST, seed=42)
+    made = {"width": 1.0, "entries": 100, "values": 5, "operations": 4000}
+    told = {"status": "finished", "devices": [made | {"width": 0.5, "entries": 40}, made]}
+    (spu(root, "spu", 50.0, 0.1, widths=[0.5, 1.0]) / "summary.json").write_text(json.dumps(told))
     return root
 
 
 def masked(root: Path, name: str, seed: int = 1, **method: Any) -> None:
     """Three clients' masks: a tensor of which all hold the same half, one of one pair."""
-    clients = {
-        "dataset": {"name": "mini_imagenet"},
-        "clients": 3,
-        "partition": FMNIST | {"samples_per_client": 480},
-    }
+    clients = {"dataset": {"name": "mini_imagenet"}, "clients": 3}
+    clients["partition"] = FMNIST | {"samples_per_client": 480}
     path = add(root, f"{name}{seed}{method}", 70.0, {"name": name, **method}, seed=seed, **clients)
     change(path, personal_share=[0, 0.25, 0.4375, 0.4375])
     one = {"entries": 8, "held": [4, 0, 0, 4], "both": [[4, 4, 4]] * 3}
@@ -492,13 +481,7 @@ def masked(root: Path, name: str, seed: int = 1, **method: Any) -> None:
     (path / "masks.json").write_text(json.dumps(told))
 
 
-def drawn(
-    name: str,
-    root: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    rule: Selection = LAST,
-    notes: list[str] | None = None,
-) -> dict[str, dict[str, Any]]:
+def drawn(name: str, root: Path, monkeypatch: Any, notes: list[str] | None = None) -> Any:
     """What a figure's panels hold: by heading, values by label, where there are none by place."""
     found: dict[str, dict[str, Any]] = {}
 
@@ -516,6 +499,8 @@ def drawn(
             heights = [y for area in areas for y in area.get_paths()[0].vertices[:, 1]]
             values.pop("_nolegend_", None)  # error bars of bars
             values["areas"] = [min(heights), max(heights)] if heights else []
+            pixels = [image.get_array().round(2).tolist() for image in ax.images]
+            values["image"] = pixels[0] if pixels else []
             found[heading] = {label: ys for label, ys in values.items() if ys}
         if notes is not None:
             notes.extend([*_, *options.values()])
@@ -523,7 +508,7 @@ def drawn(
 
     paint = getattr(FIGURES[name].paint, "func", FIGURES[name].paint)
     monkeypatch.setattr(f"{paint.__module__}.draw_panels", panels)
-    FIGURES[name].draw(name, groups(runs(root)), root, rule)
+    FIGURES[name].draw(name, groups(runs(root)), root, LAST)
     return found
 
 
@@ -574,8 +559,7 @@ def test_a_figure_without_marks_is_not_written(tmp_path: Path) -> None:
     """FedBABU is judged after fine-tuning, and this run has none."""
     dealt = {"name": "shuffled_shards", "samples_per_client": 100, "alpha": None}
     run = add(tmp_path, "a", 30.0, "fedbabu", dataset="cifar10", partition=dealt)
-    rows = pd.read_csv(run / "rounds.csv")
-    rows.drop(columns="ft_accuracy_pooled").to_csv(run / "rounds.csv", index=False)
+    change(run, ft_accuracy_pooled=[math.nan] * 4)
     name = "fedselect/figure2"
     with pytest.raises(FedpflError, match="nothing to draw in fedselect_figure2"):
         FIGURES[name].draw(name, groups(runs(tmp_path)), tmp_path / "figures", Selection())
@@ -585,17 +569,8 @@ def test_a_figure_without_marks_is_not_written(tmp_path: Path) -> None:
 def test_overlap_of_clients_in_the_last_layer_by_hand(tmp_path, monkeypatch):
     """FedSelect's Figure 4: the first two hold 2 entries each, 1 in common, the third none."""
     masked(tmp_path, "fedselect", alpha=0.3)
-    shown: list[Any] = []
-    draw_image = Axes.imshow
-
-    def record(ax: Axes, values: Any, **style: Any) -> Any:
-        shown.append(values.round(2).tolist())
-        return draw_image(ax, values, **style)
-
-    monkeypatch.setattr(Axes, "imshow", record)
-    name = "fedselect/figure4"
-    FIGURES[name].draw(name, groups(runs(tmp_path)), tmp_path, Selection())
-    assert shown == [[[1, 0.33, 0], [0.33, 1, 0], [0, 0, 0]]]
+    [shown] = drawn("fedselect/figure4", tmp_path, monkeypatch).values()
+    assert shown["image"] == [[1, 0.33, 0], [0.33, 1, 0], [0, 0, 0]]
 
 
 def test_fedpurins_figures_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -616,10 +591,9 @@ def test_fedpurins_figures_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert [*bars.values()] == [[60], [pytest.approx(74 + mean)]]
     # Figures 3 and 4 have a panel per alpha, and the approximated gradient.
     left, right = drawn("fedpurin/figure3", tmp_path, monkeypatch).values()
-    assert left == {
-        "without BatchNorm's weights": [pytest.approx(71 + mean)],
-        "with BatchNorm's weights": [pytest.approx(72 + mean)],
-    }
+    names = ["without BatchNorm's weights", "with BatchNorm's weights"]
+    assert [*left] == names
+    assert [*left.values()] == [[pytest.approx(71 + mean)], [pytest.approx(72 + mean)]]
     assert [*right.values()] == [[pytest.approx(75 + mean)], [pytest.approx(76 + mean)]]
     left, right = drawn("fedpurin/figure4", tmp_path, monkeypatch).values()
     assert left == {"FedPURIN": pytest.approx([73 + mean, 71 + mean]), "areas": [71, 77]}
@@ -647,37 +621,20 @@ def test_a_figure_says_what_it_left_out_and_what_has_not_ended(tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("name", keep_quick(FIGURES))
-def test_every_figure_is_drawn(name, root, tmp_path_factory):
-    out = tmp_path_factory.mktemp("figures")
-    masked(root, "fedselect", alpha=0.3)
-    masked(root, "fedpurin")
-    for size in (20, 40):
-        dealt = {"name": "s", "samples_per_client": size}
-        add(root, f"size{size}", 70.0, "fedper", partition=dealt)
-    for number, changes in enumerate(({}, {"include_norm": True}, {"tau": 0.2})):
-        add(root, f"purin{number}", 70.0, PURIN | {"tau": 0.5, "score": "delta"} | changes)
-    add(root, "purin", 70.0, PURIN | {"tau": 0.5})
-    add(root, "cifar", 70.0, "fedavg", dataset="cifar10")
-    write_run(root / "log", {100: 80.0}, reached=100, method="fedavg", partition=FMNIST, seed=42)
-    made = {"width": 1.0, "entries": 100, "values": 5, "operations": 4000}
-    told = {"status": "finished", "devices": [made | {"width": 0.5, "entries": 40}, made]}
-    (spu(root, "spu", 50.0, 0.1, widths=[0.5, 1.0]) / "summary.json").write_text(json.dumps(told))
-    written = FIGURES[name].draw(name, groups(runs(sweep(root))), out, Selection())
+def test_every_figure_is_drawn(name, everything, tmp_path):
+    written = FIGURES[name].draw(name, groups(runs(everything)), tmp_path, Selection())
     stem = name.replace("/", "_")
     assert [path.name for path in written] == [f"{stem}.png", f"{stem}.pdf"]
     assert written[0].read_bytes().startswith(b"\x89PNG")
     assert written[1].read_bytes().startswith(b"%PDF")
 
 
-def test_shares_of_layers_by_hand(root: Path) -> None:
-    [run] = [run for run in runs(sweep(root)) if run.path.name == "a"]
+def test_shares_of_layers_by_hand(everything: Path) -> None:
+    [run] = [run for run in runs(everything) if run.path.name == "a"]
     shares = layer_shares(run)
     assert list(shares) == ["conv1", "fc"]
     assert shares.index.tolist() == [2, 3, 4]  # in the first round nobody has any
     assert shares["conv1"].tolist() == [0.75, 0.5, 0.25]
-
-
-# The command
 
 
 def test_tables_of_runs_and_of_the_paper_at_once(root, capsys):
