@@ -12,11 +12,11 @@ import pytest
 from fedpfl import engine
 from fedpfl.engine import masks
 from fedpfl.ground.errors import FedpflError
-from fedpfl.methods import METHODS
+from fedpfl.methods import PSPFL, FedCAC, FedOBP, FedPURIN, FedSelect, Method
 from fedpfl.report.load import read_started_run
 from fedpfl.report.run import MaskOverlap
 from tests.command import TINY, play_run, read_summary
-from tests.conftest import make_federation, record_rounds, tiny
+from tests.conftest import make_federation, record_states, tiny
 from tests.report.test_report import write_run
 
 COHORTS = [[0, 2, 3, 5], [0, 1, 5]]  # client 4 never takes part
@@ -35,18 +35,12 @@ def counted(own: dict[int, set[tuple[int, ...]]], entries: int) -> dict[str, Any
 
 
 @pytest.mark.parametrize(
-    ("name", "values"),
-    [
-        ("fedselect", {"p": 0.5}),
-        ("fedpurin", {"tau": 0.3}),
-        ("fedcac", {}),
-        ("fedobp", {"q": 0.8}),
-        ("pspfl", {}),
-    ],
+    "method",
+    [FedSelect(p=0.5), FedPURIN(tau=0.3), FedCAC(), FedOBP(q=0.8), PSPFL()],
+    ids=lambda method: type(method).__name__,
 )
-def test_masks_are_counted_as_sets(name: str, values: dict[str, Any]) -> None:
-    method = METHODS[name](**values)
-    state = record_rounds(method, tiny(norm=True), make_federation(), COHORTS)[0][-1]
+def test_masks_are_counted_as_sets(method: Method) -> None:
+    state = record_states(method, tiny(norm=True), make_federation(), COHORTS)[-1]
     found = engine.compare_masks(method, state)
     assert found is not None
     assert found["clients"] == TOOK_PART
@@ -54,18 +48,15 @@ def test_masks_are_counted_as_sets(name: str, values: dict[str, Any]) -> None:
         own = {}
         for client in TOOK_PART:
             # FedSelect's and FedPURIN's stand in the state; the others' follow from it.
-            mask = (
-                state.client(client).get("mask")
-                or method.prepare(state.server, state.client(client))["mask"]
-            )
+            given = state.client(client)
+            mask = given.get("mask") or method.prepare(state.server, given)["mask"]
             own[client] = set(map(tuple, mask[tensor].nonzero().tolist()))
         assert told == counted(own, mask[tensor].numel())
     assert any(0 < told["held"][0] < told["entries"] for told in found["tensors"].values())
 
 
 def test_only_so_many_clients_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    method = METHODS["fedselect"]()
-    state = record_rounds(method, tiny(), make_federation(), COHORTS)[0][-1]
+    method, state = FedSelect(), record_states(FedSelect(), tiny(), make_federation(), COHORTS)[-1]
     whole = engine.compare_masks(method, state)
     monkeypatch.setattr(masks, "MOST", 3)
     monkeypatch.setattr(masks, "EXACT", 50)  # in many parts
@@ -80,8 +71,7 @@ def test_of_what_processes_collect_so_many_clients_are_compared(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each gives its own first ones, which together are more."""
-    method = METHODS["fedselect"]()
-    state = record_rounds(method, tiny(), make_federation(), COHORTS)[0][-1]
+    method, state = FedSelect(), record_states(FedSelect(), tiny(), make_federation(), COHORTS)[-1]
     state.rows.is_stored_here = lambda client: True
     given: list[Any] = []
     monkeypatch.setattr(masks.ranks, "gather_to_main", lambda own: given.extend(own) or own)
@@ -127,13 +117,9 @@ def test_masks_are_read(tmp_path: Path) -> None:
     run = read_started_run(write_run(tmp_path / "a", {2: 90.0}))
     assert run.masks == {}
     (tmp_path / "a/masks.json").write_text(json.dumps(WHOLE))
-    [(name, mask)] = read_started_run(tmp_path / "a").masks.items()
-    assert (name, mask.entries, mask.holder_counts.tolist(), mask.pair_counts.tolist()) == (
-        "w",
-        5,
-        [2, 2, 1],
-        [[2, 1], [1, 2]],
-    )
+    mask = read_started_run(tmp_path / "a").masks["w"]
+    assert (mask.entries, mask.holder_counts.tolist()) == (5, [2, 2, 1])
+    assert mask.pair_counts.tolist() == [[2, 1], [1, 2]]
     assert mask.overlaps().tolist() == [1 / 3]
 
 
@@ -152,12 +138,8 @@ def test_masks_are_read(tmp_path: Path) -> None:
 )
 def test_numbers_that_are_no_masks_are_one_line(change: dict[str, Any], tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a", {2: 90.0})
-    for text in (
-        json.dumps({**WHOLE, "tensors": {"w": WHOLE["tensors"]["w"] | change}}),
-        json.dumps(change),
-        "[",
-        "",
-    ):
+    changed = {**WHOLE, "tensors": {"w": WHOLE["tensors"]["w"] | change}}
+    for text in (json.dumps(changed), json.dumps(change), "[", ""):
         (folder / "masks.json").write_text(text)
         with pytest.raises(FedpflError, match=r"masks\.json") as told:
             _ = read_started_run(folder).masks

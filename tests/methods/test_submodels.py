@@ -1,21 +1,108 @@
-"""FedSPU and its baselines: published sizes, rankings, FjORD's ordered version."""
+"""Methods with sub-models: neurons, published sizes, costs of transport, what travels."""
 
-import dataclasses
+import math
+from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from scipy.optimize import linprog
+from torch import Tensor, nn
 from torch.func import grad_and_value
 
 from fedpfl import models
-from fedpfl.engine import make_initial_state
+from fedpfl.engine import FineTuning, make_initial_state
 from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
+from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.traffic import count_traffic
-from fedpfl.methods import Batch, FedRolex, FedSPU, FjORD, HeteroFL, PruneFL, RandomDropout
+from fedpfl.methods import (
+    Batch,
+    FedRolex,
+    FedSPU,
+    FjORD,
+    FlexFL,
+    HeteroFL,
+    PruneFL,
+    RandomDropout,
+    SubFLOT,
+)
+from fedpfl.methods.shared import neurons, transport
 from fedpfl.methods.shared.neurons import entry_masks, prefix_neurons
-from tests.conftest import CPU, LOCAL, assert_close, keep_quick, participate, record_rounds
+from fedpfl.testing.toy import CPU, LOCAL, tiny
+from tests.conftest import (
+    COHORTS,
+    PLAIN,
+    assert_close,
+    assert_same,
+    evaluate,
+    keep_quick,
+    participate,
+    record_rounds,
+    record_states,
+)
+
+# Sub-models along neurons: counts, choices, and which entries lie between chosen neurons.
+
+NET = tiny(norm=True)  # conv 4, norm 4, fc 12 over 4 x 9, classifier 5
+PLAN = neurons.build_plan(NET.params, NET.parts)
+
+
+def share(value: float) -> torch.Tensor:
+    return torch.tensor(value, dtype=torch.float64)
+
+
+def chosen(active: torch.Tensor) -> tuple[list[int], list[int]]:
+    """Numbers of the active neurons of conv and of fc."""
+    assert active[-1]
+    return active[:4].nonzero().flatten().tolist(), active[4:16].nonzero().flatten().tolist()
+
+
+@pytest.mark.parametrize(
+    ("width", "rounding", "expected"),
+    [
+        *((1.0, "floor", [4, 12]), (0.6, "floor", [2, 7]), (0.6, "ceil", [3, 8])),
+        *((0.6, "round", [2, 7]), (0.625, "round", [3, 8]), (0.25, "floor", [1, 3])),
+        *((0.2, "floor", [1, 2]), (0.01, "ceil", [1, 1]), (0.25, "ceil", [1, 3])),  # one at least
+    ],
+)
+def test_kept(width, rounding, expected):
+    kept = neurons.neuron_counts(PLAN, share(width), rounding)
+    assert [own.unique().tolist() for own in kept.split([4, 12])] == [[own] for own in expected]
+
+
+def test_exact_shares_are_not_rounded_away():
+    plan = {"width": torch.full((100,), 100)}
+    for hundredths in range(1, 101):
+        for rounding in ("floor", "ceil", "round"):
+            kept = neurons.neuron_counts(plan, share(hundredths / 100), rounding)
+            assert kept.unique().tolist() == [hundredths]
+
+
+def test_top_takes_the_highest_of_each_group_and_of_equals_the_first():
+    score = torch.tensor([1.0, 5.0, 5.0, -2.0, *torch.arange(12).tolist()])
+    assert chosen(neurons.top_neurons(PLAN, share(0.25), score)) == ([1], [9, 10, 11])
+    assert chosen(neurons.top_neurons(PLAN, share(0.5), score)) == ([1, 2], [6, 7, 8, 9, 10, 11])
+    equal = chosen(neurons.top_neurons(PLAN, share(0.5), torch.zeros(16)))
+    assert equal == ([0, 1], [0, 1, 2, 3, 4, 5])
+
+
+@pytest.mark.parametrize(
+    ("hidden", "told"),
+    [
+        ([nn.Linear(4, 4), nn.PReLU()], "cannot tell this one's neurons: 1: PReLU has no known"),
+        ([nn.Flatten()], "this one has no hidden neurons"),
+    ],
+)
+def test_networks_without_neurons_that_are_known_say_so(hidden, told):
+    net = models.Net(nn.Sequential(*hidden, nn.Linear(4, 3)))
+    with pytest.raises(FedpflError, match=told):
+        neurons.build_plan(net.params, net.parts)
+
+
+# FedSPU and its baselines: published sizes, rankings, FjORD's ordered version.
 
 EVERYONE = list(range(10))
 
@@ -33,39 +120,48 @@ def test_values_that_travel_are_the_papers(kind, name, shape, classes, values):
     net, method = models.build_network(name, shape, classes, 0), kind()
     state = make_initial_state(method, net, 5, CPU)
     for client, expected in enumerate(values):
-        own = state.client(client) | method.sample(
-            state.server, Draws(0, "train", 1).server(client)
-        )
-        own = method.prepare(state.server, own)
+        drawn = method.sample(state.server, Draws(0, "train", 1).server(client))
+        own = method.prepare(state.server, state.client(client) | drawn)
         down = count_traffic(method.download(state.server, own))
         up = count_traffic(method.finish(state.server, own, net.params, net.params)[0])
-        neurons = len(state.server["plan"]["group"])
+        places = 0 if kind is FjORD else len(state.server["plan"]["group"])
         assert (int(down.values), int(up.values)) == (expected, expected)
-        assert int(down.bits) == 32 * expected + (0 if kind is FjORD else neurons)
+        assert int(down.bits) == 32 * expected + places
         assert int(up.bits) == 32 * expected
 
 
-def test_widths_come_in_blocks_or_at_random(net):
-    blocks = make_initial_state(FedSPU(), net, 100, CPU).clients["width"]
-    assert [blocks[i].item() for i in (0, 19, 20, 59, 60, 99)] == [0.2, 0.2, 0.4, 0.6, 0.8, 1.0]
-    drawn = make_initial_state(FedSPU(assign="random"), net, 1000, CPU, seed=5).clients["width"]
-    assert all(150 < int((drawn == width).sum()) < 250 for width in (0.2, 0.4, 0.6, 0.8, 1.0))
+@pytest.mark.parametrize(
+    ("method", "entry", "wanted"),
+    [
+        (FedSPU(), "width", dict.fromkeys((0.2, 0.4, 0.6, 0.8, 1.0), 20)),
+        (FlexFL(), "device", {0: 40, 1: 30, 2: 30}),
+        (FlexFL(devices=(0, 3, 1)), "device", {1: 75, 2: 25}),
+        (SubFLOT(), "rate", dict.fromkeys((0.0, 0.25, 0.5, 0.75), 25)),
+    ],
+    ids=["fedspu", "flexfl", "flexfl-none", "subflot"],
+)
+def test_sizes_come_in_blocks_or_at_random(method, entry, wanted, net):
+    """wanted: of a hundred clients."""
+    in_blocks, at_random = (
+        make_initial_state(replace(method, assign=how), net, 1000, CPU, seed=5).clients[entry]
+        for how in ("blocks", "random")
+    )
+    blocks = [size for size, count in wanted.items() for _ in range(10 * count)]
+    assert in_blocks.tolist() == blocks != at_random.tolist()
+    for size, count in wanted.items():
+        assert abs(int((at_random == size).sum()) - 10 * count) < 60
+    assert {*at_random.tolist()} == {*wanted}
 
 
 def test_ordered_dropout_draws_among_the_widths_a_client_can_hold(backend, net, federation):
     """Entries beyond a step's width have no gradient: with one step, those that moved tell the
     width.
     """
-    method, local = (
-        FjORD(ordered=True),
-        dataclasses.replace(LOCAL, epochs=1, batch_size=512, momentum=0, weight_decay=0),
-    )
-    widest, seen = {}, {}
+    method, widest, seen = FjORD(ordered=True), {}, {}
     state = make_initial_state(method, net, 10, CPU)
+    values = {"engine": backend, "local": PLAIN}
     for seed in range(8):
-        part = participate(
-            method, net, federation, state, EVERYONE, engine=backend, local=local, seed=seed
-        )
+        part = participate(method, net, federation, state, EVERYONE, seed=seed, **values)
         for client in EVERYONE[:9]:
             moved = part.uploads["model"].values["fc.bias"][client] != net.params["fc.bias"]
             held = part.uploads["model"].mask["fc.bias"][client]
@@ -124,3 +220,183 @@ def test_the_trained_share_is_the_mean_over_the_cohort_of_the_sub_models_entries
     _, outcomes = record_rounds(method(widths=(0.25, 0.5, 1.0)), net, federation, [cohort] * 2)
     for outcome in outcomes:
         assert outcome.metrics == {"trained_share": pytest.approx((60 + 169 + 549 + 60) / 4 / 549)}
+
+
+# HeteroFL and FedRolex: which neurons, and what the small network would do.
+
+
+@pytest.mark.parametrize("kind", [HeteroFL, FedRolex])
+def test_clients_know_their_classes_and_tuning_leaves_them_alone(kind, backend, net, federation):
+    method = kind()
+    state = record_states(method, net, federation, COHORTS[:1], engine=backend)[-1]
+    for client in EVERYONE:
+        labels = federation.y[federation.train[client]].tolist()
+        own = labels if client in COHORTS[0] else range(5)
+        assert state.clients["labels"][client].tolist() == [c in own for c in range(5)]
+    (phase,) = method.finetuning(method.personal(state.server, state.client(3)), net.parts, 2)
+    assert phase.mask == {"model": True, "labels": False}
+    for part in ("all", "head"):
+        tuning = FineTuning(LOCAL, Draws(0, "finetune", 1), part)
+        tuned = evaluate(method, net, federation, state, backend, tuning=tuning)
+        assert tuned.loss.isfinite().all()
+    plain = kind(masked=False)
+    assert plain.before_training({}, {}, None, None) == {}
+    assert plain.before_evaluation({}, {}, None, None) == {}
+    assert "labels" not in plain.init(net.params, net.parts)[1]
+
+
+# FlexFL: levels and devices.
+
+
+def shares(net, **values):
+    """Share of the network's scalars between each level's neurons, counted on masks, and the
+    levels.
+    """
+    server, _ = FlexFL(**values).init(net.params, net.parts)
+    counts = []
+    for active in server["levels"]:
+        masks = neurons.entry_masks(server["plan"], active, net.params)
+        counts.append(sum(int(mask.sum()) for mask in masks.values()) / tree.size(net.params))
+    return counts, server["levels"]
+
+
+def test_flexfl_an_embedding_is_a_layer_of_its_group():
+    """Shares of 100 s / gamma of 32 and 32 neurons by hand; s = 1 where there is no ReLU behind."""
+    net = models.build_network("text", (5,), 4, 0)
+    largest = math.log(20_000 * 32)
+    worth = (1.0, 1 - 0.9 * math.log(33 * 32) / largest)
+    assert shares(net)[1].equal(shares(net, apoz=(0.0, 0.0))[1])
+    for target, level in zip((0.25, 0.5), shares(net, apoz=(0.0, 0.9))[1], strict=False):
+        for gamma in range(1, 1000):
+            a, b = (max(1, int(min(1, 100 * own / gamma) * 32 + 1e-9)) for own in worth)
+            if abs(20_000 * a + (a + 1) * b + 4 * b + 4 - target * 641_188) <= 0.05 * 641_188:
+                break
+        assert [int(part.sum()) for part in level[:-1].split([32, 32])] == [a, b]
+    assert a != b
+
+
+def test_flexfl_as_far_from_the_target_as_the_tolerance_is_within_it():
+    """Half of Tiny's 4 channels and 12 units makes 169 scalars, the next smaller shares make 90."""
+    values = {"levels": (60 / 549, 1.0), "devices": (1, 1), "tolerance": 169 / 549 - 60 / 549}
+    assert chosen(shares(tiny(), **values)[1][0]) == ([0, 1], [0, 1, 2, 3, 4, 5])
+
+
+def test_flexfl_apoz_is_of_all_groups(net):
+    with pytest.raises(FedpflError, match=r"method\.apoz has 3 numbers for 2 groups of neurons"):
+        FlexFL(apoz=(0.5, 0.5, 0.5)).init(net.params, net.parts)
+
+
+def test_flexfl_a_device_cuts_down_what_it_cannot_hold(backend, net, federation):
+    states, outcomes = record_rounds(FlexFL(), net, federation, engine=backend)
+    size = [round(share * tree.size(net.params)) for share in shares(net)[0]]
+    devices, has_cut = states[0].clients["device"], False
+    for t, cohort in enumerate(COHORTS):
+        state, traffic = states[t + 1], outcomes[t].traffic
+        draws = Draws(0, "train", t + 1)
+        sent = [int(FlexFL().sample(state.server, draws.server(i))["sent"]) for i in cohort]
+        own = torch.minimum(torch.tensor(sent), devices[cohort]).tolist()
+        assert state.clients["level"][cohort].tolist() == own
+        assert traffic.values_down == sum(size[level] for level in sent)
+        assert traffic.values_up == sum(size[level] for level in own)
+        assert traffic.bits_down == 32 * traffic.values_down
+        assert traffic.bits_up == 32 * traffic.values_up
+        has_cut |= sent != own
+    assert has_cut
+
+
+# SubFLOT: neurons in streams, costs of transport, what travels, shares of the layers.
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "values"),
+    [
+        ("resnet8", (3, 32, 32), {"norm": "group", "stem": "small"}),
+        ("cnn4", (1, 28, 28), {}),
+        ("text", (16,), {"vocabulary": 50}),
+        ("lstm", (16,), {"vocabulary": 50, "width": 32}),
+    ],
+)
+def test_subflot_neurons_are_found_again_in_streams_and_embeddings(name, shape, values):
+    """Layers that write to one stream move together."""
+    net = models.build_network(name, shape, 10, 0, **values)
+    plan = neurons.build_plan(net.params, net.parts)
+    writers = transport.writing_weights(net.params, net.parts)
+    lots = torch.rand(len(plan["group"]), generator=torch.Generator().manual_seed(0))
+    active = neurons.top_neurons(plan, share(0.5), lots, "round")
+    small = transport.cut_dense(plan, active, net.params)
+    assert tree.size(small) < 0.6 * tree.size(net.params)
+    down, _ = transport.align_neurons(plan, writers, net.params, small, "one")
+    assert_same(down, small)
+    up, covered = transport.align_neurons(plan, writers, small, net.params, "one")
+    for leaf, mask, full in zip(*map(tree.leaves, (up, covered, net.params)), strict=True):
+        assert torch.equal(leaf[mask], full[mask])
+        assert not leaf[~mask].any()
+    assert sum(int(mask.sum()) for mask in tree.leaves(covered)) == tree.size(small)
+
+
+def costs(sources: int, targets: int) -> Tensor:
+    return torch.rand(sources, targets, generator=torch.Generator().manual_seed(0)).double()
+
+
+@pytest.mark.parametrize(
+    ("sources", "targets"), [(5, 5), (8, 4), (4, 8), (8, 6), (1, 7), (7, 1), (11, 13)]
+)
+def test_subflot_transport_costs_least(sources, targets):
+    """Against a linear program between uniform marginals; by assignment of copies and by linear
+    program alike.
+    """
+    cost = costs(sources, targets).numpy()
+    amounts = transport.solve_transport(costs(sources, targets)).numpy()
+    whole = math.lcm(sources, targets)
+    assert amounts.sum(1).tolist() == [whole // sources] * sources
+    assert amounts.sum(0).tolist() == [whole // targets] * targets
+    given = [np.kron(np.eye(sources), np.ones(targets)), np.kron(np.ones(sources), np.eye(targets))]
+    shares = np.repeat([1 / sources, 1 / targets], [sources, targets])
+    best = linprog(cost.ravel(), A_eq=np.concatenate(given), b_eq=shares)
+    assert (amounts * cost).sum() / whole == pytest.approx(best.fun, abs=1e-9)
+
+
+@pytest.mark.parametrize("mode", ["one", "balanced"])
+@pytest.mark.parametrize(("sources", "targets"), [(4, 4), (7, 5), (5, 7)])
+def test_subflot_without_distances_there_is_a_move(mode, sources, targets):
+    for bad in (math.nan, math.inf):
+        cost = costs(sources, targets)
+        cost[2, 1] = bad
+        move = transport.match_neurons(cost, mode)
+        arrived = min(sources, targets) if mode == "one" else targets
+        assert float(move.sum()) == pytest.approx(arrived)
+
+
+def test_subflot_dense_networks_travel_and_nothing_else(backend, net, federation):
+    """4 channels and 12 units of Tiny with their share of columns."""
+    for rate, a, b in ((0.0, 4, 12), (0.25, 3, 9), (0.5, 2, 6), (0.75, 1, 3)):
+        _, (first, second) = record_rounds(
+            SubFLOT(rates=(rate,)), net, federation, [[0, 2], [0, 4]], engine=backend
+        )
+        size = 10 * a + (9 * a + 1) * b + 5 * b + 5
+        for outcome in (first, second):
+            assert outcome.traffic.values_down == outcome.traffic.values_up == 2 * size
+            assert outcome.traffic.bits_down == outcome.traffic.bits_up == 64 * size
+            assert outcome.metrics["trained_share"] == pytest.approx(size / 549)
+
+
+@pytest.mark.parametrize("initial", ["random", "prefix"])
+@pytest.mark.parametrize(
+    ("rate", "channels", "units"), [(0.0, 4, 12), (0.1, 4, 11), (0.375, 3, 8), (0.99, 1, 1)]
+)
+def test_subflot_a_client_begins_with_the_share_of_each_layer_that_is_not_pruned(
+    rate, channels, units, initial, net
+):
+    """(1 - rho) M neurons of M, rounded to the nearest, halves up, and at least one: of 4 and 12
+    these.
+    """
+    method = SubFLOT(rates=(rate,), initial=initial)
+    state = make_initial_state(method, net, 1, CPU)
+    client = state.client(0) | method.sample(state.server, torch.Generator().manual_seed(3))
+    client["participated"] = torch.tensor(False)
+    client |= method.before_training(state.server, client, None, None)  # looks at no data
+    own = method.prepare(state.server, client)["own"]
+    assert [int(own[:4].sum()), int(own[4:].sum())] == [channels, units]
+    if initial == "prefix":
+        assert own[:channels].all()
+        assert own[4 : 4 + units].all()

@@ -1,0 +1,425 @@
+"""Methods whose clients keep entries of their own, at the ends of their ranges."""
+
+import math
+import random
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from torch import nn
+
+from fedpfl import models
+from fedpfl.config.plan import check_config
+from fedpfl.config.run import build_run
+from fedpfl.ground import tree
+from fedpfl.ground.errors import FedpflError
+from fedpfl.methods import PSPFL, Data, FedDPA, FedOBPAdaptive, FedPURIN, FedSelect, Shard
+from fedpfl.methods.shared import importance
+from fedpfl.methods.shared.critical import collaboration_mask, mask_overlaps, select_highest
+from fedpfl.models import Net
+from fedpfl.papers.fedobp.tables import is_paper_fedobp
+from fedpfl.report.load import read_started_run
+from tests.command import TINY, compose_once
+from tests.conftest import (
+    assert_same,
+    client_row,
+    make_federation,
+    read_cases,
+    record_rounds,
+    record_states,
+)
+from tests.report.test_report import write_run
+
+# FedOBP with an adaptive q: its limits bit for bit, a choice by hand, what is refused.
+
+
+class Table(nn.Module):
+    """Logits of the first unit vector are the weight's first column."""
+
+    def __init__(self):
+        super().__init__()
+        self.classifier = nn.Linear(2, 2, bias=False)
+
+    def forward(self, x):
+        return self.classifier(x.flatten(1))
+
+
+WEIGHT = "classifier.weight"
+OWN, SHARED = torch.tensor([[3.0, 0.0], [0.0, 5.0]]), torch.tensor([[0.0, 1.0], [1.0, 0.0]])
+SHORT, ALL, NONE = 2 / 3, 0.0, 1.0
+"""The scores are 9 and 25 on the diagonal and 1 beside it: ALL takes the whole diagonal, SHORT the
+5 alone.
+"""
+A, B = (1.0, 0.0), (0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("several", "x", "y", "best"),
+    [
+        ((ALL, SHORT, NONE), (A, B), (0, 1), ALL),  # 2, 1 and 0 hits
+        ((ALL, SHORT, NONE), (A, B), (1, 1), SHORT),  # 1, 2 and 1
+        ((ALL, SHORT, NONE), (A, B), (1, 0), NONE),  # 0, 1 and 2
+        ((ALL, NONE), (A, B), (1, 1), NONE),  # a hit each, with a loss of 2.1 and 1.6
+        ((ALL, SHORT, NONE), ((1.0, 2.0),), (1,), SHORT),  # margins of 6 and 9, and a miss
+        ((ALL, SHORT, NONE), (B,), (1,), SHORT),  # the same logits twice, and a miss
+        ((ALL, SHORT, NONE), (), (), NONE),
+    ],
+)
+def test_fedobp_adaptive_the_choice_is_the_one_made_by_hand(several, x, y, best):
+    net, method = Net(Table()), FedOBPAdaptive(q=several)
+    _, client = method.init({WEIGHT: OWN}, net.parts)
+    client = {**client, "participated": torch.tensor(True)}
+    assert client["q"] == several[-1]
+    held = Data(torch.tensor(x).view(-1, 1, 1, 2), torch.tensor(y, dtype=torch.int64))
+
+    def never():
+        raise AssertionError("it looked at its training samples")
+
+    shard = Shard(never, 32, lambda stream, epoch: never(), lambda: held)
+    for hook in (method.before_training, method.before_evaluation):
+        found = hook({WEIGHT: SHARED}, client, net.bind({}, training=True), shard)
+        assert found.keys() == {"q"}
+        assert (found["q"].item(), found["q"].dtype) == (best, torch.float64)
+    entered = method.prepare({WEIGHT: SHARED}, client | found)
+    told = method.metrics({WEIGHT: SHARED}, entered)
+    assert [told[f"q_share/{q}"].item() for q in several] == [float(q == best) for q in several]
+
+
+REFUSED = """
+method.q=[] => method.q must be one or more, ascending, got ()
+method.q=[0.5,0.5] => method.q must be one or more, ascending
+method.q=[0.5,1.5] => method.q must be between 0 and 1, got [0.5, 1.5]
+method.q=0.5 => method.q must be a list of numbers, got 0.5
+method.ema=0.3 => method.ema must be 0 with several q and score=obp, got 0.3
+norm=layer => norm.name must be none or global with several q and score=obp, got
+validation=0 => method=fedobp_adaptive chooses by held-out samples, and there are none; set validation=
+validation=0.001 => method=fedobp_adaptive chooses by held-out samples, and there are none
+"""
+"""Of 0.001 nobody has a whole sample."""
+
+
+@pytest.mark.parametrize(("word", "message"), read_cases(REFUSED))
+def test_fedobp_adaptive_what_it_cannot_choose_among_or_by_is_refused(word, message):
+    words = (*TINY, "method=fedobp_adaptive", "validation=0.1", word)
+    with pytest.raises(FedpflError) as caught:
+        build_run(check_config(compose_once(*words)))
+    assert str(caught.value).startswith(message)
+
+
+def test_fedobp_adaptive_is_not_the_papers(tmp_path):
+    method = {"score": "obp", "norm": "global"}
+    for name, q in (("fedobp", 0.9), ("fedobp_adaptive", [0.5, 0.9])):
+        write_run(tmp_path / name, {2: 90.0}, method={**method, "name": name, "q": q})
+    one, other = (read_started_run(tmp_path / name) for name in ("fedobp", "fedobp_adaptive"))
+    assert is_paper_fedobp(one)
+    assert not is_paper_fedobp(other)
+    assert other.q is None
+
+
+# FedDPA (Yang, Huang and Ye, NeurIPS 2023): equal scores, and what the rounds tell.
+
+
+def test_feddpa_a_tensor_of_equal_scores_is_shared(net, federation):
+    method = FedDPA()
+    state = record_states(method, net, federation)[-1]
+    client = state.client(2)
+    equal = {**client["score"], "fc.bias": torch.full((12,), 0.3)}
+    mask = method.prepare(state.server, {**client, "score": equal})["mask"]
+    assert not mask["fc.bias"].any()
+
+
+def test_feddpa_personal_is_the_mean_number_of_personal_entries_in_the_cohort(
+    backend, net, federation
+):
+    """By the quantile 0.4 a tensor of n has n - 1 - floor(0.4 (n - 1)) of them; who never trained
+    has none.
+    """
+    count = sum(leaf.numel() - 1 - int(0.4 * (leaf.numel() - 1)) for leaf in net.params.values())
+    method, cohorts = FedDPA(rule="quantile", train="joint"), [[0, 2], [0, 2], [0, 2, 4, 6]]
+    _, outcomes = record_rounds(method, net, federation, cohorts, engine=backend)
+    told = [outcome.metrics for outcome in outcomes]
+    assert told == [{"personal": value} for value in (0, count, count / 2)]
+
+
+# FedCAC and FedPURIN (arXiv:2510.16065): critical entries, collaborators and traffic.
+
+
+SCORES = [0.0, 1e-11, 3e-11, 2.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("scores", "tau", "cutoff", "wanted"),
+    [
+        (SCORES, 0.5, 1e-10, [3, 5]),
+        (SCORES, 0.5, -1, [2, 3, 5]),
+        (SCORES, 0.5, 0.0, [2, 3, 5]),
+        (SCORES, 0.9, 0.0, [1, 2, 3, 5]),
+        (SCORES, 0.3, 1e-10, [3]),
+        (SCORES[:3], 0.4, 1e-10, [2]),  # there are no others
+        ([1.0, 2.0, 2.0, 2.0], 0.25, 1e-10, [1, 2, 3]),
+        ([0.0] * 6, 0.5, 1e-10, [0, 1, 2, 3, 4, 5]),
+        ([0.0] * 6, 0.5, -1.0, [0, 1, 2, 3, 4, 5]),
+    ],
+)
+def test_fedpurin_scores_up_to_the_cutoff_are_not_critical_as_long_as_there_are_others(
+    scores, tau, cutoff, wanted
+):
+    """Of equal scores all are; without scores a tensor stays intact."""
+    assert select_highest(torch.tensor(scores), tau, cutoff).nonzero().flatten().tolist() == wanted
+
+
+def test_fedpurin_an_empty_mask_overlaps_with_nobody():
+    found = mask_overlaps({"a": torch.tensor([[False, False], [True, False], [True, True]])})
+    assert found.tolist() == [[0, 0, 0], [0.5, 1, 0.5], [0.5, 0.75, 1]]
+    assert collaboration_mask(found, 3, 10).diagonal().all()  # but each collaborates with itself
+
+
+@pytest.mark.parametrize("value", [0.7, 1 / 3, 0.1, 1.0, 0.0])
+def test_fedpurin_equal_overlaps_let_everybody_collaborate_in_every_round(value):
+    overlap = torch.full((7, 7), value, dtype=torch.float64).fill_diagonal_(1.0)
+    for t in (1, 3, 10, 11, 1000):
+        assert collaboration_mask(overlap, t, 10).all()
+
+
+def test_fedpurin_critical_entries_go_up_and_what_is_not_zero_comes_down(backend, net):
+    """Of four clients of one size, whose plain mean is the mean by samples."""
+    method, size, half = FedPURIN(beta=2), tree.size(net.params), 2 + 18 + 6 + 216 + 2 + 30
+    equal, cohorts = make_federation((40,) * 4, (8,) * 4), [[0, 1, 2, 3]] * 4
+    states, outcomes = record_rounds(method, net, equal, cohorts, engine=backend)
+    for t, (state, outcome) in enumerate(zip(states, outcomes, strict=False)):
+        assert outcome.traffic.values_up == 4 * half
+        assert outcome.traffic.bits_up == 4 * (32 * half + size)
+        wanted = 0
+        for client in range(4):
+            own = state.client(client)
+            start = method._begin(state.server, method.prepare(state.server, own))
+            alone = t > 0 and own["partners"] == 0
+            for name, leaf in start.items():
+                wanted += int(((leaf != 0) & ~(own["mask"][name] & alone)).sum())
+        assert outcome.traffic.values_down == wanted
+        assert outcome.traffic.bits_down > 32 * wanted or wanted == 4 * size
+    assert outcomes[0].traffic.values_down == 4 * size
+    assert outcomes[3].traffic.values_down < 4 * half < outcomes[1].traffic.values_down < 4 * size
+    told = outcomes[3].metrics
+    assert told == {"critical_share": half / size, "collaborators": 0}
+    assert outcomes[1].metrics["collaborators"] > 0
+    assert outcomes[0].metrics == {"critical_share": 0, "collaborators": 0}
+
+
+# FedSelect (arXiv:2404.02478): which entries become personal, and when.
+
+WEIGHTS = ("conv.weight", "fc.weight", "classifier.weight")
+OFTEN = [[0, 1, 2, 3]] * 6
+
+
+@pytest.mark.parametrize(("size", "new"), [(5, 3), (7, 3), (9, 5), (11, 5)])
+def test_fedselect_half_an_entry_is_rounded_as_the_official_code_rounds(size, new):
+    """Of n entries n - round((1 - p) n) become personal: of 5 with p = 1/2 all but 2 (2.5, to the
+    even number).
+    """
+    empty, scores = torch.zeros(size, dtype=torch.bool), torch.arange(float(size))
+    mask = FedSelect(p=0.5, alpha=1.0)._add_largest(empty, scores)
+    assert mask.tolist() == [False] * (size - new) + [True] * new
+
+
+@pytest.mark.parametrize(
+    ("values", "counts"),
+    [
+        ({"alpha": 0.5}, [18, 216, 30]),
+        ({"alpha": 0.5, "strict": False}, [27, 324, 45]),
+        ({"alpha": 0.6}, [27, 324, 45]),
+        ({"alpha": 0.6, "clamp": True}, [21, 259, 36]),
+    ],
+)
+def test_fedselect_the_personal_share_grows_up_to_alpha(values, counts, net, federation):
+    """By halves: from exactly alpha on no more unless it may be passed; `clamp` stops at alpha."""
+    state = record_states(FedSelect(p=0.5, **values), net, federation, OFTEN[:3])[-1]
+    assert [int(state.clients["mask"][name][0].sum()) for name in WEIGHTS] == counts
+
+
+def test_fedselect_the_entries_that_moved_least_are_selected(backend, net, federation):
+    """As found by sorting; those that moved most are for the plain loops to say."""
+    method = FedSelect(personalise="least")
+    state = record_states(method, net, federation, OFTEN[:1], engine=backend)[-1]
+    for name in WEIGHTS:
+        moved = client_row(state.clients["model"], 2)[name] - net.params[name]
+        order = moved.abs().flatten().argsort()
+        count = len(order) - round(0.75 * len(order))
+        chosen = client_row(state.clients["mask"], 2)[name].flatten().nonzero().flatten()
+        assert set(chosen.tolist()) == set(order[:count].tolist())
+
+
+def test_fedselect_of_ties_the_right_number_is_taken(backend, net, federation):
+    """Client 9 has one sample and never moves: every distance is zero."""
+    state = record_states(FedSelect(), net, federation, [[9]], engine=backend)[-1]
+    for name in WEIGHTS:
+        mask = client_row(state.clients["mask"], 9)[name].flatten()
+        count = len(mask) - round(0.75 * len(mask))
+        assert torch.equal(mask, torch.arange(len(mask)) < count)
+
+
+def test_fedselect_random_choices_are_drawn_anew_and_repeat(net, federation):
+    states, again = (
+        record_states(FedSelect(personalise="random"), net, federation, OFTEN[:2]) for _ in range(2)
+    )
+    assert_same(states[-1].clients, again[-1].clients)
+    masks = [client_row(states[1].clients["mask"], client)["fc.weight"] for client in (0, 1)]
+    assert not torch.equal(*masks)
+    most = record_states(FedSelect(), net, federation, OFTEN[:2])[1]
+    assert int(masks[0].sum()) == int(client_row(most.clients["mask"], 0)["fc.weight"].sum())
+
+
+@pytest.mark.parametrize(
+    ("layer", "name", "delta"),
+    [(1, "fc", "round"), (-1, "classifier", "window"), (0, "conv", "round")],
+)
+def test_fedselect_a_whole_layer_is_personal_from_the_first_round_on(
+    layer, name, delta, net, federation
+):
+    method = FedSelect(personalise=layer, delta=delta, every=1)
+    state = record_states(method, net, federation, OFTEN[:3])[-1]
+    assert set(state.clients["mask"]) == {f"{name}.weight", f"{name}.bias"}
+    assert all(bool(mask.all()) for mask in state.clients["mask"].values())
+    for own in state.clients["mask"]:
+        assert_same(state.server[own], net.params[own])
+    for same in (name, f"{name}.weight"):
+        named = replace(method, personalise=same)
+        assert_same(named.init(net.params, net.parts), method.init(net.params, net.parts))
+
+
+def test_fedselect_a_layer_is_a_weight_with_the_normalisation_behind_it():
+    """Of ResNet-18 the first convolution of each width."""
+    net = models.build_network("resnet18", (3, 32, 32), 10, 0)
+    for number, channels in ((0, 64), (5, 128), (10, 256), (15, 512)):
+        mask = FedSelect(personalise=number).init(net.params, net.parts)[1]["mask"]
+        weight, scale, shift = mask.values()
+        assert weight.dim() == 4
+        assert len(weight) == len(scale) == len(shift) == channels
+
+
+def test_fedselect_an_unknown_layer_is_told(net):
+    known = "one of most, least, random, conv, fc, classifier"
+    for layer, message in ((3, "layers 0 to 2, got 3"), ("fc2", known)):
+        with pytest.raises(FedpflError, match=message):
+            FedSelect(personalise=layer).init(net.params, net.parts)
+
+
+# Update-magnitude personalisation: entries that did not move, and what travels.
+
+
+def test_pspfl_entries_that_did_not_move_are_shared(net, federation):
+    """Ties at zero; client 9 has one sample and never moves."""
+    method = PSPFL(0.0)
+    state = record_states(method, net, federation, [[2, 9]])[-1]
+    assert not tree.ravel(method.prepare(state.server, state.client(9))["mask"]).any()
+    client = state.client(2)
+    dead = {**client["score"], "fc.weight": torch.zeros(12, 36)}
+    mask = method.prepare(state.server, {**client, "score": dead})["mask"]
+    assert not mask["fc.weight"].any()
+    assert mask["conv.weight"].any()
+
+
+# Scores, norms and the exact quantile rule, against exact arithmetic and numpy.
+
+COUNTS = {  # of entries: personal ones by q
+    # Table II: CIFAR10 and SVHN, CIFAR100, EMNIST, MNIST and Fashion-MNIST, MedMNIST
+    878_538: {0.99998: 18, 0.99979: 185, 0.99997: 27, 0.9998: 176},
+    924_708: {0.9998: 185, 0.99992: 74},
+    608_702: {0.995: 3044, 0.9991: 548},
+    582_026: {0.9998: 117, 0.99993: 41, 0.9999: 59},
+    # The sixteenth number, MedMNIST A at alpha 0.1: the printed 53 are not those of its q, 0.9999.
+    582_539: {0.99995: 30, 0.9997: 175, 0.9999: 59, 0.99991: 53},
+}
+SECTION_V_D = {  # The paper's 263,561 and 87 follow inf{x: F(x) >= q}, one below where they differ.
+    878_538: {0.1: 790_684, 0.7: 263_562, 0.9999: 88, 0.9: 87_854},
+    924_708: {0.9: 92_471},  # above which the paper prints that of CIFAR10
+}
+
+
+@pytest.mark.parametrize("counts", [COUNTS, SECTION_V_D])
+def test_as_many_entries_are_personal_as_published(counts):
+    for size, by_quantile in counts.items():
+        found = {q: importance.personal_count(q, size) for q in by_quantile}
+        assert found == by_quantile
+
+
+def test_rank_is_exact_for_every_q_and_n():
+    """Against fractions. A float32 rank fails from 2^20 on, one without snapping at q(n-1) =
+    integer.
+    """
+    draw = random.Random(0)
+    sizes = [
+        *(1, 2, 3, 11, 101, 1001, 582_026, 878_538, 924_708),
+        10**6 + 1,
+        2**24 - 1,
+        2**24 + 1,
+        10**8 + 1,
+    ]
+    sizes += [draw.randrange(1, 2 * 10**8) for _ in range(200)]
+    quantiles = [
+        *("0", "1", "0.1", "0.3", "0.5", "0.7", "0.9", "0.99", "0.999", "0.9999", "0.99999"),
+        "0.999999",
+    ]
+    quantiles += [f"0.{draw.randrange(10**6):06d}" for _ in range(100)]
+    for n in sizes:
+        for q in quantiles:
+            rank = math.floor(Fraction(q) * (n - 1))
+            assert importance.quantile_rank(float(q), n) == rank, (q, n)
+            assert importance.personal_count(float(q), n) == n - 1 - rank
+
+
+finite = st.floats(0, 1e6, width=32, allow_subnormal=False)
+
+
+@given(st.lists(finite, min_size=1, max_size=60), st.floats(0, 1))
+def test_mask_equals_interpolated_quantile_then_greater(values, q):
+    place = q * (len(values) - 1)
+    assume(place == round(place) or abs(place - round(place)) > 1e-6)  # numpy does not snap
+    scores = np.array(values, np.float64)
+    expected = scores > np.quantile(scores, q, method="linear")
+    assert (
+        importance.mask_above_quantile(torch.tensor(values, dtype=torch.float32), q).tolist()
+        == expected.tolist()
+    )
+
+
+def test_both_ways_of_selecting_agree_with_sorting():
+    """The few largest are found by topk, the others by kthvalue."""
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.rand(1001, generator=generator).round(decimals=2)  # with ties
+    ordered = scores.sort().values
+    for place in range(0, 1001, 7):
+        assert importance.order_statistic(scores, place / 1000) == ordered[place]
+
+
+def test_norms_on_two_tensors():
+    """Scores [0, 1, 2] and [0, 10, 20] at q = 0.5."""
+    scores = {"a": torch.tensor([0.0, 1, 2]), "b": torch.tensor([0.0, 10, 20])}
+    raw = {"a": torch.tensor([False, False, True]), "b": torch.tensor([False, True, True])}
+    assert_same(importance.mask_above_quantile(scores, 0.5, "none"), raw)
+    assert_same(importance.mask_above_quantile(scores, 0.5, "global"), raw)
+    layer = {"a": torch.tensor([False, False, True]), "b": torch.tensor([False, False, True])}
+    assert_same(importance.mask_above_quantile(scores, 0.5, "layer"), layer)
+
+
+def test_global_norm_gives_the_raw_mask_even_where_rounding_would_merge_scores():
+    scores = {"a": torch.tensor([1e-12, 2e-12, 3e-12, 1.0]), "b": torch.rand(50) * 1e-9 + 0.5}
+    for q in np.linspace(0, 1, 40):
+        none, whole = (
+            importance.mask_above_quantile(scores, float(q), norm) for norm in ("none", "global")
+        )
+        assert_same(none, whole)
+
+
+def test_movement_is_that_of_each_entry():
+    start, end = {"a": torch.tensor([1.0, -2.0, 0.5])}, {"a": torch.tensor([0.0, 1.0, 0.5])}
+    assert importance.movement_score(start, end)["a"].tolist() == [1.0, 3.0, 0.0]
+
+
+def test_constant_scores_are_zero_not_nan():
+    scores = {"one": torch.tensor([3.0]), "many": torch.full((4,), 3.0)}
+    assert_same(importance.rescale_scores(scores), {"one": torch.zeros(1), "many": torch.zeros(4)})

@@ -1,0 +1,389 @@
+"""Methods that know a network's features and its head, at the ends of their ranges."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from fedpfl import models
+from fedpfl.engine import FineTuning, make_initial_state
+from fedpfl.engine.keys import Draws
+from fedpfl.engine.training.participation import OneClient
+from fedpfl.engine.training.shard import make_shard
+from fedpfl.ground import tree
+from fedpfl.ground.errors import FedpflError
+from fedpfl.methods import (
+    FLUTE,
+    GPFL,
+    Batch,
+    FedAS,
+    FedAvg,
+    FedPAC,
+    FedProto,
+    FedRoD,
+    Floco,
+    FlocoPlus,
+    KNNPer,
+    PFedFDA,
+)
+from fedpfl.methods.fedpac import minimal_shares, mixture_shares
+from fedpfl.methods.flute import collapse_distance
+from fedpfl.methods.pfedfda import Features
+from fedpfl.methods.shared import features
+from fedpfl.methods.shared.gaussian import pack_symmetric
+from fedpfl.methods.shared.simplex import client_centres, params_at
+from fedpfl.testing.toy import CLASSES, CPU, LOCAL, differing, tiny
+from tests.conftest import (
+    COHORTS,
+    HEAD,
+    assert_close,
+    assert_same,
+    evaluate,
+    hold_out_quarter,
+    record_rounds,
+    record_states,
+)
+from tests.methods.reference.pfedfda import objective
+
+# FedAS (CVPR 2024): bodies count by traces of Fisher information, or by samples.
+
+
+@pytest.mark.parametrize(
+    ("fisher", "shares"),
+    [
+        ([1.0, 3.0], [0.25, 0.75]),
+        ([5.0, 5.0], [0.5, 0.5]),
+        ([0.0, 0.0], [0.9, 0.1]),
+        ([float("inf"), 1.0], [0.9, 0.1]),
+        ([float("nan"), 1.0], [0.9, 0.1]),
+    ],
+)
+def test_fedas_bodies_count_by_fisher_and_without_one_by_samples(fisher, shares):
+    uploads = {"body": {"w": torch.eye(2)}, "fisher": torch.tensor(fisher)}
+    server, _ = FedAS().aggregate({}, {}, None, uploads, torch.tensor([0.9, 0.1]), None)
+    assert_close(server["w"], torch.tensor(shares))
+
+
+# FedGen (arXiv:2105.10056): numbers at the ends of their range are of a label that there is.
+
+
+def test_fedgen_labels_are_drawn_from_those_that_there_are():
+    random = torch.tensor([0.0, 1 - 2**-24])
+    assert features.draw_labels(torch.tensor([0.0, 1, 0]), random).tolist() == [1, 1]
+
+
+# FedPAC (arXiv:2306.11867): mixtures of heads, and classes that nobody has.
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("count", "width"), [(1, 3), (2, 5), (5, 2), (10, 60), (40, 7)])
+def test_fedpac_the_least_shares_meet_the_optimality_conditions(seed, count, width):
+    factor = draw(count, width, seed=seed)
+    quadratic = factor @ factor.T + torch.diag(draw(count, seed=seed + 50).abs() * 0.1)
+    shares = minimal_shares(quadratic)
+    slope, value = quadratic @ shares, shares @ quadratic @ shares
+    assert (shares >= 0).all()
+    assert float(shares.sum()) == pytest.approx(1, abs=1e-12)
+    assert (slope >= value * (1 - 1e-6)).all()  # nothing to gain anywhere
+
+
+def test_fedpac_without_any_error_heads_are_shared_alike():
+    shares = mixture_shares(torch.zeros(4, CLASSES, 12).double(), torch.zeros(4).double())
+    assert_close(shares, torch.full((4, 4), 0.25).double())
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_fedpac_diverged_statistics_raise_nothing_here(value):
+    """Whoever plays the round says which client diverged."""
+    for place in (0, 1):
+        statistics = [draw(3, CLASSES, 12), draw(3, seed=1).abs()]
+        statistics[place].view(-1)[-1] = value
+        assert_close(mixture_shares(*statistics).sum(1), torch.ones(3).double(), atol=1e-12)
+
+
+def test_fedpac_a_class_that_nobody_has_loses_its_prototype_or_keeps_it(net, federation):
+    y = federation.y.clone()
+    for client in (1, 8):
+        y[federation.train[client]] = 0
+    federation = dataclasses.replace(federation, y=y)
+    for keep in (False, True):
+        method = FedPAC(keep_prototypes=keep)
+        first, second = record_states(method, net, federation, [COHORTS[0], [1, 8]])[1:]
+        assert first.server["prototypes"]["seen"].all()
+        assert second.server["prototypes"]["seen"].tolist() == [True] + [keep] * 4
+        if keep:
+            old, new = (state.server["prototypes"]["mean"] for state in (first, second))
+            assert torch.equal(old[1:], new[1:])
+            assert not torch.equal(old[0], new[0])
+
+
+# FedProto (arXiv:2105.00243): what travels.
+
+
+@pytest.mark.parametrize(("weights", "more"), [("uniform", 0), ("counts", 1)])
+def test_fedproto_what_travels(weights, more, backend, net, federation):
+    """The last client has one sample, and makes no step."""
+    states, outcomes = record_rounds(FedProto(weights=weights), net, federation, engine=backend)
+    for t, cohort in enumerate(COHORTS):
+        classes = sum(len(federation.y[federation.train[i]].unique()) for i in cohort if i != 9)
+        sent, rest = divmod(outcomes[t].traffic.values_up, 12 + more)
+        assert classes - 2 <= sent <= classes  # but for that of a dropped lone sample
+        assert rest == 0
+        seen = int(states[t].server["seen"].sum())
+        assert outcomes[t].traffic.values_down == len(cohort) * 12 * seen
+
+
+# FedRoD (arXiv:2107.00778): a padded sample of a class that the client lacks.
+
+
+def test_fedrod_a_padded_sample_of_an_absent_class_leaves_all_finite(net, federation):
+    """As on the batched backend; client 5 has three samples."""
+    method = FedRoD()
+    state = make_initial_state(method, net, 10, CPU)
+    shard = make_shard(federation, 5, 32, Draws(0, "train", 1))
+    bound = net.bind({"main": {}}, training=True)
+    client = state.client(5)
+    client |= method.before_training(state.server, client, bound, shard)
+    start = method._begin(state.server, client)
+    params = tree.map(lambda leaf: leaf.clone().requires_grad_(), start)
+    labels = shard.data.y.clone()
+    labels[-1] = next(label for label in range(5) if label not in shard.data.y)
+    batch = Batch(shard.data.x, labels, torch.tensor([1.0, 1.0, 0.0]))
+    loss = method.loss(state.server, client, bound, params, batch)
+    assert loss.isfinite()
+    assert all(slope.isfinite().all() for slope in torch.autograd.grad(loss, tree.leaves(params)))
+
+
+# FLUTE (arXiv:2406.04596) as published, and its regulariser at its ends.
+
+
+def frame(classes=CLASSES, width=12, seed=0):
+    """A simplex equiangular tight frame, scaled and turned."""
+    generator = torch.Generator().manual_seed(seed)
+    turn, _ = torch.linalg.qr(torch.randn(width, classes, generator=generator))
+    return 2.7 * (torch.eye(classes) - 1 / classes) @ turn.T
+
+
+def test_flute_as_published_the_body_never_moves(backend, net, federation):
+    state = record_states(FLUTE(variant="as_published"), net, federation, engine=backend)[-1]
+    body = {name: net.params[name] for name in state.server}
+    assert_close(state.server, body, atol=1e-7)  # a mean of equals
+    assert differing(state.clients["head"]["classifier.weight"][2], net.params["classifier.weight"])
+
+
+def test_flute_a_zero_weight_and_a_perfect_one_have_finite_gradients():
+    for weight in (torch.zeros(CLASSES, 12), frame()):
+        weight = weight.requires_grad_()
+        collapse_distance(weight, torch.ones(CLASSES, dtype=torch.bool)).backward()
+        assert weight.grad.isfinite().all()
+
+
+# GPFL (arXiv:2308.10279): published sizes, and what is drawn.
+
+
+def test_gpfl_what_travels_and_what_is_drawn(net, federation):
+    built = models.build_network("cnn4", (3, 32, 32), 10, 0)
+    server = GPFL().init(built.params, built.parts)[0]
+    assert tree.size(server["valve"]) == 527_360
+    assert tree.size(server) == 1_405_888
+    assert_same(server, GPFL().init(built.params, built.parts)[0])
+    other = GPFL().init(built.params, dataclasses.replace(built.parts, seed=1))[0]
+    assert (server["embeddings"] - other["embeddings"]).abs().max() > 0.01
+    assert float(server["embeddings"].std()) == pytest.approx(1, abs=0.05)
+    weight = server["valve"]["gamma"]["weight"]
+    assert float(weight.abs().max()) <= 512**-0.5
+    assert float(weight.std()) == pytest.approx(512**-0.5 / 3**0.5, rel=0.02)
+    assert (weight - server["valve"]["beta"]["weight"]).abs().max() > 0.01
+    states, outcomes = record_rounds(GPFL(), net, federation, COHORTS[:1])
+    size = 5 * tree.size(states[0].server)
+    assert (outcomes[0].traffic.values_down, outcomes[0].traffic.values_up) == (size, size)
+
+
+# kNN-Per (arXiv:2111.09360): what is laid by, held-out samples, fine-tuning.
+
+
+def laid_by(method, net, federation, client, state):
+    shard = make_shard(federation, client, 32, Draws(0, "adapt", 1))
+    own, bound = state.client(client), net.bind({"main": {}}, True)
+
+    def look(number, own):
+        return method.before_evaluation(state.server, own, bound, shard)
+
+    return method.personal(state.server, own | OneClient(client).one_by_one(look, own))
+
+
+def test_knn_per_as_many_samples_are_laid_by_as_there_is_room(net, federation):
+    state = record_states(FedAvg(), net, federation, COHORTS[:1])[-1]
+    whole = laid_by(KNNPer(), net, federation, 0, state)["memory"].values
+    for capacity, count in ((5, 5), (99, 40)):
+        own = laid_by(KNNPer(capacity=capacity), net, federation, 0, state)["memory"].values
+        rows = [(whole["z"] == z).all(1).nonzero().item() for z in own["z"]]
+        assert len({*rows}) == count == len(own["y"])
+        assert_same(whole["y"][rows], own["y"])
+        assert capacity > 40 or rows != [0, 1, 2, 3, 4]
+
+
+def test_knn_per_only_who_tunes_lam_looks_at_held_out_samples(net, federation):
+    assert KNNPer(lam=None).validates
+    assert not KNNPer().validates
+    held = hold_out_quarter(federation)
+    state = record_states(FedAvg(), net, held, COHORTS[:1])[-1]
+    tuned, untuned = (laid_by(KNNPer(lam=None), net, own, 0, state) for own in (held, federation))
+    assert float(tuned["lam"]) > 0
+    assert float(untuned["lam"]) == 0  # nothing to judge by
+
+
+def test_knn_per_fine_tuning_moves_the_head_alone(backend, net, federation):
+    method, state = KNNPer(), record_states(FedAvg(), net, federation, COHORTS[:1])[-1]
+    params = laid_by(method, net, federation, 0, state)
+    (phase,) = method.finetuning(params, net.parts, 2)
+    assert {name for name, moves in phase.mask["model"].items() if moves} == {*HEAD}
+    assert phase.mask["memory"] is phase.mask["lam"] is False
+    tuning = FineTuning(LOCAL, Draws(0, "finetune", 1))
+    tuned, plain = (
+        evaluate(method, net, federation, state, backend, tuning=own) for own in (tuning, None)
+    )
+    assert differing(tuned.loss, plain.loss)
+
+
+# pFedFDA (arXiv:2411.00329): discriminant analysis, the search for beta, statistics.
+
+
+def problem(samples=60, seed=0):
+    """Features of unlike classes, and global statistics."""
+    mean, factor = draw(CLASSES, 12, seed=seed), draw(12, 12, seed=seed)
+    cov = factor @ factor.T / 12 + 0.1 * torch.eye(12).double()
+    y = torch.arange(samples) % 3
+    z = draw(CLASSES, 12, seed=seed + 1)[y] + 0.7 * draw(samples, 12, seed=seed + 2)
+    return z, y, torch.full((CLASSES,), 1 / CLASSES).double(), mean, cov
+
+
+@pytest.mark.parametrize(("seed", "single"), [(0, False), (2, True)])
+def test_pfedfda_beta_is_better_than_a_half_and_than_its_neighbours(seed, single):
+    z, y, prior, mean, cov = problem(seed=seed)
+    zeros, samples = torch.zeros(2, dtype=torch.float64), Features(z, y, prior)
+    beta = PFedFDA(single_beta=single)._search_beta(samples, (mean, cov), zeros)
+    value = objective(z, y, prior, mean, cov, 2)
+    least = value(beta)
+    assert ((beta >= 0) & (beta <= 1)).all()
+    assert not single or beta[0] == beta[1]
+    assert least < value(torch.full((2,), 0.5, dtype=torch.float64))
+    steps = [(0.02, 0.02), (-0.02, -0.02)]
+    if not single:
+        steps = [(0.02, 0.0), (-0.02, 0.0), (0.0, 0.02), (0.0, -0.02)]
+    for step in steps:
+        near = (beta + torch.tensor(step, dtype=torch.float64)).clamp(0, 1)
+        assert value(near) >= least - 1e-6 * least.abs()
+
+
+def test_pfedfda_without_a_class_of_enough_samples_beta_is_zero():
+    z, _, prior, mean, cov = problem(samples=4)
+    samples = Features(z, torch.tensor([0, 0, 1, 2]), prior)
+    found = PFedFDA(folds=3)._search_beta(samples, (mean, cov), torch.full((2,), 0.7))
+    assert found.tolist() == [0, 0]
+
+
+def test_pfedfda_where_the_search_fails_the_last_beta_stays():
+    z, y, prior, mean, cov = problem()
+    last = torch.tensor([0.2, 0.9], dtype=torch.float64)
+    for found, covariance in ((z, -cov), (z * math.nan, cov)):
+        samples = Features(found, y, prior)
+        assert torch.equal(PFedFDA()._search_beta(samples, (mean, covariance), last), last)
+
+
+def test_pfedfda_a_covariance_without_regularisation_is_made_positive_definite():
+    z, y, prior, mean, cov = problem(samples=6)  # fewer samples than features: singular
+    known, samples = {"mean": mean, "cov": pack_symmetric(cov)}, Features(z, y, prior)
+    got = PFedFDA(cov_reg=0.0)._fit_statistics(samples, known, torch.zeros(2), 1)
+    assert torch.linalg.eigvalsh(got[1]).min() > 0
+
+
+def test_pfedfda_features_are_judged_in_evaluation_mode(federation):
+    net, method = tiny(norm=True), PFedFDA()
+    state = record_states(method, net, federation)[-1]
+    shard, client = make_shard(federation, 4, 32, Draws(0, "adapt", 1)), state.client(4)
+    training, judging = (net.bind(state.server_buffers, training=t) for t in (True, False))
+    assert_same(
+        method.before_evaluation(state.server, client, training, shard),
+        method.before_evaluation(state.server, client, judging, shard),
+    )
+    assert_same(training.buffers, state.server_buffers)
+
+
+# FLOCO and FLOCO+ (arXiv:2403.03333): endpoints, points of the simplex, the projection.
+
+
+def draw_point(method, beta, random, projected=True):
+    """The alpha of one step."""
+    batch = Batch(torch.empty(0), torch.empty(0), random=random[None])
+    client = {"beta": torch.tensor(beta), "projected": torch.tensor(projected)}
+    return method._point(batch, client)
+
+
+def test_floco_endpoints_are_the_networks_head_and_xavier_normals(net):
+    server, client = Floco(endpoints=6).init(net.params, net.parts)
+    ends = server["endpoints"][HEAD[0]]
+    assert_same(ends[0], net.params[HEAD[0]])
+    assert client["beta"].tolist() == pytest.approx([1 / 6] * 6)
+    few = Floco(endpoints=3).init(net.params, net.parts)[0]["endpoints"][HEAD[0]]
+    assert_same(ends[:3], few)
+    built = [models.build_network("cnn4", (3, 32, 32), 10, seed) for seed in (5, 6)]
+    ends, other = (Floco().init(n.params, n.parts)[0]["endpoints"][HEAD[0]] for n in built)
+    for end in ends[1:]:
+        assert float(end.std()) == pytest.approx((2 / 522) ** 0.5, rel=0.05)
+    assert differing(ends[1], other[1])
+
+
+def test_floco_points_may_stay_inside_the_simplex():
+    """The published code leaves it."""
+    method, beta = Floco(endpoints=4, rho=0.3), [0.7, 0.1, 0.1, 0.1]
+    inside = dataclasses.replace(method, stay_inside=True)
+    randoms = torch.rand(50, 5, generator=torch.Generator().manual_seed(0))
+    free, near = (
+        torch.stack([draw_point(own, beta, random) for random in randoms])
+        for own in (method, inside)
+    )
+    assert (free < 0).any()
+    assert (near >= 0).all()
+    assert_close(near.sum(1), torch.ones(50), atol=1e-6)
+
+
+def test_floco_numbers_at_the_ends_of_their_range_give_points():
+    for value in (0.0, 1 - 2**-24, 0.5):
+        for projected in (False, True):
+            numbers = torch.full((4,), value)
+            alpha = draw_point(Floco(endpoints=3), [1 / 3] * 3, numbers, projected)
+            assert alpha.isfinite().all(), (value, projected)
+
+
+def test_floco_fewer_clients_than_endpoints():
+    beta = client_centres(draw(2, 30), 5)
+    assert_close(beta.sum(1), torch.ones(2, dtype=torch.float64), atol=1e-9)
+    assert not torch.equal(beta[0], beta[1])
+
+
+def test_floco_who_never_took_part_has_the_initial_private_copy_or_the_common_simplex(
+    net, federation
+):
+    for cold_start in ("initial", "global"):
+        method = FlocoPlus(endpoints=3, cold_start=cold_start)
+        first, *_, last = record_states(method, net, federation, COHORTS[:2])
+        source = first.server if cold_start == "initial" else last.server
+        never, trained = last.client(7), last.client(2)
+        assert_same(method.personal(last.server, never), params_at(source, never["beta"]))
+        own = params_at(trained["v"], never["beta"])
+        assert_same(method.personal(last.server, trained), own)
+
+
+def test_floco_numbers_that_are_not_finite_are_one_line(net, federation):
+    method = Floco(endpoints=3, tau=1)
+    state = make_initial_state(method, net, 10, CPU)
+    uploads = tree.repeat(state.server, 10)
+    uploads["endpoints"][HEAD[0]][4] = math.nan
+    with pytest.raises(FedpflError, match=r"not finite; lower local\.lr"):
+        method.turns(1, COHORTS[1], 10, None)[0].survey(state.server, state.clients, uploads)

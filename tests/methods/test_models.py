@@ -1,0 +1,358 @@
+"""Methods whose clients train the network as it is, at the ends of their ranges."""
+
+import dataclasses
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fedpfl import models
+from fedpfl.engine import FineTuning, Local, make_backend, make_initial_state
+from fedpfl.engine.calls import EvalCall
+from fedpfl.engine.keys import Draws
+from fedpfl.engine.training.shard import make_shard
+from fedpfl.ground import tree
+from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.traffic import count_traffic
+from fedpfl.methods import (
+    APFL,
+    FedALA,
+    FedAvg,
+    FedBABU,
+    FedBN,
+    FedOBP,
+    FedPer,
+    FedRep,
+    LGFedAvg,
+    PerFedAvg,
+    PFedHN,
+    PFedMe,
+    Scaffold,
+)
+from fedpfl.methods.sdflora import compress_pair, stack_pairs
+from fedpfl.testing.toy import CPU, LOCAL, LOOP, Tiny, differing
+from tests.conftest import (
+    COHORTS,
+    HEAD,
+    PLAIN,
+    assert_close,
+    assert_same,
+    client_row,
+    evaluate,
+    make_federation,
+    participate,
+    record_rounds,
+    record_states,
+)
+
+# Fine-tuning, and FedOBP's scores that come from training.
+
+UNSEEN = 7  # until round 3
+
+
+def test_fine_tuning_the_old_global_model_gives_the_new_one(net, federation):
+    """If the cohort is that client alone and the batch order is the round's."""
+    states = record_states(FedAvg(), net, federation, [[1], [2]])
+    for t, client in ((0, 1), (1, 2)):
+        tuned, other = (
+            evaluate(FedAvg(), net, federation, states[t], clients=[client], tuning=tuning)
+            for purpose in ("train", "finetune")
+            for tuning in [FineTuning(LOCAL, Draws(0, purpose, t + 1))]
+        )
+        new = evaluate(FedAvg(), net, federation, states[t + 1], clients=[client])
+        assert_same(tuned, new)
+        assert differing(other, new)
+
+
+# FedOBP
+
+
+@pytest.mark.parametrize("score", ["gradient", "fisher", "fisher_batch"])
+def test_scores_of_training_make_nothing_personal_before_it(score, backend, net, federation):
+    method = FedOBP(q=0.5, score=score)
+    state = record_states(method, net, federation, COHORTS[:2], engine=backend)[-1]
+    assert_same(method.personal(state.server, state.client(UNSEEN)), state.server)
+
+
+@pytest.fixture(scope="module")
+def large():
+    """Clients beyond the chunks in which data passes (128 and 256)."""
+    return make_federation((300, 5, 130), (4, 300, 2))
+
+
+def fisher_by_hand(federation, client, params, batch: bool):
+    """One backward per sample (or one in all) of the plain module at theta_i, in evaluation mode."""
+    module = Tiny()
+    module.load_state_dict(params)
+    module.eval()
+    own = federation.train[client]
+    x, y = (federation.x[own] / 255 - federation.mean[0]) / federation.std[0], federation.y[own]
+    groups = [(x, y)] if batch else [(x[i : i + 1], y[i : i + 1]) for i in range(len(y))]
+    total = {name: torch.zeros_like(p) for name, p in module.named_parameters()}
+    for one_x, one_y in groups:
+        module.zero_grad()
+        F.cross_entropy(module(one_x), one_y).backward()
+        for name, p in module.named_parameters():
+            total[name] += p.grad**2 / len(groups)
+    return total
+
+
+@pytest.mark.parametrize("score", ["fisher", "fisher_batch"])
+def test_fisher_scores_are_those_of_a_loop_over_samples(score, backend, net, large):
+    state = record_states(FedOBP(q=0.9, score=score), net, large, [[0, 1, 2]], engine=backend)[-1]
+    for client in range(3):
+        model = client_row(state.clients["model"], client)
+        expected = fisher_by_hand(large, client, model, score == "fisher_batch")
+        assert_close(client_row(state.clients["score"], client), expected, atol=1e-9, rtol=2e-4)
+
+
+# FedPer
+
+
+@pytest.mark.parametrize("method", [FedPer(layers=4), FedALA(layers=4), LGFedAvg(layers=4)])
+def test_more_layers_than_the_network_has_are_refused(method, net):
+    told = r"^method\.layers must be at most 3, the network's layers, got 4$"
+    with pytest.raises(FedpflError, match=told):
+        make_initial_state(method, net, 10, CPU)
+
+
+# APFL (arXiv:2003.13461): the range of alpha, what rounds tell of it, a cold start.
+
+
+def test_apfl_alpha_stays_between_0_and_1(backend, net, federation):
+    seen = set()
+    for state in record_states(APFL(alpha_lr=50.0), net, federation, engine=backend):
+        seen |= set(state.clients["alpha"].tolist())
+    assert min(seen) == 0.0
+    assert max(seen) == 1.0
+
+
+def test_apfl_the_rounds_tell_alpha_as_it_was(net, federation):
+    states, outcomes = record_rounds(APFL(alpha_lr=1.0), net, federation)
+    for state, outcome, cohort in zip(states, outcomes, COHORTS, strict=False):
+        mean = float(state.clients["alpha"][cohort].mean())
+        assert outcome.metrics == {"alpha": pytest.approx(mean)}
+
+
+def test_apfl_an_unseen_client_has_the_initial_mixture_or_the_global_model(
+    backend, net, federation
+):
+    initial, cold = APFL(), APFL(cold_start="global")
+    state = record_states(cold, net, federation, COHORTS[:2], engine=backend)[-1]
+    assert_same(state, record_states(initial, net, federation, COHORTS[:2], engine=backend)[-1])
+    client = state.client(UNSEEN)
+    wanted = {"w": state.server, "v": net.params, "alpha": torch.tensor(0.5)}
+    assert_same(initial.personal(state.server, client), wanted)
+    assert_same(cold.personal(state.server, client), {**wanted, "alpha": torch.tensor(0.0)})
+    assert cold.personal(state.server, state.client(2))["alpha"] > 0.4
+    fedavg = record_states(FedAvg(), net, federation, COHORTS[:2], engine=backend)[-1]
+    own, shared = (
+        evaluate(m, net, federation, s, backend) for m, s in ((cold, state), (FedAvg(), fedavg))
+    )
+    for client in range(10):
+        assert torch.equal(own.loss[client], shared.loss[client]) == (client in (UNSEEN, 9))
+
+
+# FedALA (arXiv:2212.01197): for how long weights are learned.
+
+
+@pytest.mark.parametrize(
+    ("losses", "threshold", "wanted"),
+    [
+        ([0.0, 0.0, 0.3, 0.12, 0.12], 0.1, 4),  # deviations 0 (too early), 0.15, 0.09
+        ([0.0, 0.0, 0.5, 0.5, 0.5], 0.25, 4),  # 0.25 is not below
+        ([0.0, 0.3, 0.3, 0.3, 0.3], 0.1, 3),
+        ([0.0, 9.0, 0.0, 9.0, 0.0], 0.1, 5),  # never
+        ([0.0, math.inf, 0.0, 0.0, 0.0], 0.1, 2),  # training says that it diverged
+        ([math.nan] * 5, 0.1, 1),
+    ],
+)
+def test_fedala_settles_when_the_standard_deviation_of_the_last_losses_is_below_the_threshold(
+    losses, threshold, wanted, net, federation
+):
+    """That of the last `window` losses themselves, over their number (arXiv:2212.01197 and its
+    code). Of an epoch's two minibatches the last one counts.
+    """
+    given_losses, made = iter(losses), []
+
+    class Told(FedALA):
+        def _objective(self, server, client, net, batch):
+            made.append(len(batch.y))
+            last = len(made) == 2
+            return lambda top: 0 * tree.ravel(top).sum() + (next(given_losses) if last else 100.0)
+
+    state = record_states(FedALA(), net, federation, COHORTS[:1])[-1]
+    method = Told(threshold=threshold, window=2, max_epochs=5)
+    shard = make_shard(federation, 2, LOCAL.batch_size, Draws(0, "train", 9))
+    method.before_training(state.server, state.client(2), net.bind({"main": {}}, True), shard)
+    assert made == [32, 20]  # of 80 % of 65
+    assert len(losses) - len(list(given_losses)) == wanted
+
+
+# Per-FedAvg's fine-tuning is plain descent with the inner step.
+
+
+def test_per_fedavg_fine_tuning_is_plain_descent_with_the_inner_step(backend, net, federation):
+    method = PerFedAvg("hf", inner_lr=0.1, outer_lr=0.05, delta=0.01)
+    small = replace(LOCAL, batch_size=8)
+    states = record_states(method, net, federation, COHORTS[:1], engine=backend, local=small)
+    usual = FineTuning(LOCAL, Draws(0, "finetune", 3))
+    plain = usual._replace(local=replace(LOCAL, lr=method.inner_lr, momentum=0.0))
+    tuned, descended, other = (
+        evaluate(own, net, federation, states[-1], backend, tuning=tuning)
+        for own, tuning in ((method, usual), (FedAvg(), plain), (FedAvg(), usual))
+    )
+    assert_same(tuned, descended)
+    assert differing(tuned, other)
+
+
+# pFedMe: the loss it tells, fine-tuning, and step sizes without a pull.
+
+
+def test_pfedme_the_loss_of_training_is_that_of_the_model_a_minibatch_begins_with(
+    backend, net, federation
+):
+    """Of one full batch: the received model's, not that of the inner steps after it."""
+    _, (outcome,) = record_rounds(
+        PFedMe(inner_lr=0.1), net, federation, [[0, 2]], engine=backend, local=PLAIN
+    )
+    for client, loss in zip((0, 2), outcome.loss, strict=True):
+        own = federation.train[client]
+        logits = net.bind({})(net.params, federation.normalize(federation.x[own]))
+        assert_close(loss.float(), F.cross_entropy(logits, federation.y[own]), atol=1e-5)
+
+
+def test_pfedme_fine_tuning_moves_the_private_model_by_sgd(backend, net, federation):
+    """Of an unseen client: FedAvg's global model, fine-tuned."""
+    tuning = FineTuning(LOCAL, Draws(0, "finetune", 0))
+    tuned, fedavgs, plain = (
+        evaluate(method, net, federation, state, backend, tuning=own)
+        for method, own in ((PFedMe(), tuning), (FedAvg(), tuning), (PFedMe(), None))
+        for state in [make_initial_state(method, net, 10, CPU)]
+    )
+    assert_same(tuned, fedavgs)
+    assert differing(tuned.loss, plain.loss)
+
+
+def test_pfedme_without_a_pull_no_step_is_too_long():
+    assert PFedMe(lam=0.0, inner_lr=5.0, outer_lr=5.0).inner_lr == 5.0
+
+
+# pFedHN (arXiv:2103.04628): a newcomer's embedding, and the size of embeddings.
+
+
+def test_pfedhn_a_newcomer_has_the_mean_embedding(net):
+    method = PFedHN(hidden=20)
+    state = make_initial_state(method, net, 10, CPU)
+    table = state.server["learned"]["v"]
+    table[0] = table[1:].mean(0)  # which is that of all
+    mean, own = (method.personal(state.server, state.client(i)) for i in (0, 3))
+    newcomer = dataclasses.replace(state, members=state.rows).client(3)
+    new = method.personal(state.server, newcomer)
+    assert_close(new, mean, atol=1e-6)
+    assert max(float((new[name] - leaf).abs().max()) for name, leaf in own.items()) > 1e-3
+
+
+def test_pfedhn_the_embeddings_size_follows_the_clients(net):
+    for clients, size in ((50, 13), (100, 26), (3, 1)):
+        parts = dataclasses.replace(net.parts, clients=clients)
+        assert PFedHN(hidden=6).init(net.params, parts)[0]["learned"]["v"].shape == (clients, size)
+
+
+# SCAFFOLD (arXiv:1910.06378) with momentum.
+
+
+def test_scaffold_with_momentum_a_control_is_still_a_mean_gradient(net, federation):
+    """Of one step: the gradient itself, whatever the momentum."""
+    method, one = Scaffold(), Local(epochs=1, batch_size=512, lr=0.05)
+    state = make_initial_state(method, net, 10, CPU)
+    plain, heavy = (
+        participate(method, net, federation, state, [2], local=replace(one, momentum=momentum))
+        for momentum in (0.0, 0.9)
+    )
+    assert_same(plain.client_states["control"], heavy.client_states["control"])
+    change = tree.take(plain.uploads["model"], 0)
+    control = tree.take(plain.client_states["control"], 0)
+    assert_close(control, tree.map(lambda dy: -dy / one.lr, change), atol=1e-5, rtol=1e-3)
+
+
+# FedRep, LG-FedAvg, FedBABU and FedBN: published sizes, which layers; what fine-tuning moves.
+
+
+def test_lg_fedavg_fedrep_and_fedbabu_send_as_much_as_published():
+    net = models.build_network("cnn4", (3, 32, 32), 10, 0)
+    for method, published in (
+        (LGFedAvg(), 5_130),
+        (LGFedAvg(variant="as_published"), 2_432),
+        (FedRep(), 873_408),
+        (FedBABU(), 873_408),
+    ):
+        server, client = method.init(net.params, net.parts)
+        assert int(count_traffic(method.download(server, client)).values) == published, method
+
+
+BODY = ("conv.weight", "conv.bias", "fc.weight", "fc.bias")
+TUNED = [
+    (FedAvg(), "head", HEAD),
+    (FedBABU("body"), "all", BODY),
+    (FedRep(), "all", HEAD),  # arXiv:2102.07078
+    # Both models, and not the weight between them.
+    (APFL(alpha_lr=1.0), "all", [f"{role}/{name}" for role in "wv" for name in (*BODY, *HEAD)]),
+]
+
+
+@pytest.mark.parametrize(("base", "part", "names"), TUNED, ids=str)
+def test_fine_tuning_moves_what_the_paper_says(base, part, names, net, federation):
+    """Seen through a method whose predictions are asked for after fine-tuning."""
+    seen = []
+
+    class Watched(type(base)):
+        def predict(self, net, params, batch):
+            if not net.training:
+                seen.append(tree.map(lambda leaf: leaf.detach().clone(), params))
+            return super().predict(net, params, batch)
+
+    method = Watched(**dataclasses.asdict(base))
+    state = record_states(base, net, federation, COHORTS[:1])[-1]
+    kept, client = tree.clone(state.server), state.client(2)
+    tuning = FineTuning(LOCAL, Draws(0, "finetune", 3), part)
+    make_backend(LOOP, net, CPU).evaluate(EvalCall(method, federation, state, [2], tuning))
+    moved = differing(seen[-1], method.personal(state.server, client))
+    assert {path.strip("/") for path in moved} == {*names}
+    assert_same(state.server, kept)
+
+
+def test_fedbn_goes_by_type_and_leaves_group_normalisation_shared():
+    for norm, count in (("batch", 2 * 9), ("group", 0)):  # seven in paths and stem, two projections
+        net = models.build_network("resnet8", (1, 28, 28), 10, 0, norm=norm)
+        assert len(FedBN()._personal(net.parts)) == count
+        assert net.parts.normalisation
+
+
+# SDFLoRA's stacks are compressed to the nearest of their rank.
+
+
+def test_a_stack_is_compressed_to_the_nearest_of_its_rank():
+    g = torch.Generator().manual_seed(0)
+    a, b = torch.randn(3, 2, 2, 9, generator=g), torch.randn(3, 2, 7, 2, generator=g)
+    weight = torch.tensor([0.5, 0.2, 0.3])
+    whole = (weight.view(-1, 1, 1, 1) * (b @ a)).sum(0)
+    for rank in (2, 6):
+        low, up = compress_pair(*stack_pairs(a, b, weight), rank)
+        assert (low.shape, up.shape) == ((2, rank, 9), (2, 7, rank))
+        u, s, v = torch.linalg.svd(whole, full_matrices=False)
+        nearest = (u[..., :rank] * s[:, None, :rank]) @ v[:, :rank]
+        assert_close({"": up @ low}, {"": nearest}, atol=1e-5)
+        assert_close({"": low @ low.mT}, {"": torch.eye(rank).expand(2, rank, rank)}, atol=1e-5)
+    assert_close({"": up @ low}, {"": whole}, atol=1e-5)  # rank 6 holds all
+    images = a[:, 0].reshape(3, 2, 1, 3, 3), b[:, 0].reshape(3, 7, 2, 1, 1)
+    assert_close(
+        {"": torch.cat(compress_pair(*stack_pairs(*images, weight), 6)[:1])},
+        {"": low[:1]},
+        atol=1e-5,
+    )
+    low, up = compress_pair(*stack_pairs(a, 0 * b, weight), 2)  # of what nobody has trained
+    assert not up.any()
+    assert (low.square().sum(-1) > 0.9).all()  # and B has a gradient still
