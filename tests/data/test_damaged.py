@@ -26,7 +26,7 @@ import torch
 from numpy.lib import format as npy
 
 from fedpfl.data import partition, state_dict
-from fedpfl.data.datasets import DATA_SETS, Samples, ag_news, load_samples, pacs
+from fedpfl.data.datasets import DATA_SETS, Raw, Samples, ag_news, load_samples, pacs
 from fedpfl.ground.errors import FedpflError
 from tests.data.test_datasets import idx, write
 from tests.data.test_formats import FOLDER, activity_files, clip_files
@@ -462,3 +462,20 @@ def test_mistakes_of_a_readers_author(tmp_path, monkeypatch, message):
     assert said.startswith(f"data set mine in {tmp_path} cannot be read: ")
     assert message in said
     assert "mend its reader read_mine (hydra.verbose=true tells where it failed)" in said
+
+
+X, Y = np.zeros((4, 6), np.float32), np.array([0, 1, 2, 1])
+WRONG_RAWS = {
+    "x has no value in sample 0 (it is masked)": Raw(np.ma.masked_equal(X, 0), Y),
+    "y has no value in sample 2 (it is masked)": Raw(X, np.ma.masked_equal(Y, 2)),
+    "groups has no value in sample 1 (it is": Raw(X, Y, np.ma.masked_equal(Y, 1), tuple("abc")),
+    "label 2 has no name; class_names has 1, from label 0": Raw(X, Y, class_names=("a",)),
+    "feature_names must be 6, one for each feature of x, got 1": Raw(X, Y, feature_names=("a",)),
+}
+
+
+@pytest.mark.parametrize("message", WRONG_RAWS)
+def test_what_a_reader_returns_is_whole(message, tmp_path, monkeypatch):
+    monkeypatch.setitem(DATA_SETS, "mine", lambda source: WRONG_RAWS[message])
+    said = attempt(lambda: load_samples("mine", tmp_path))
+    assert said.startswith(f"mine in {tmp_path}: {message}")

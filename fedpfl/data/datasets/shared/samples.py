@@ -142,14 +142,11 @@ def check_samples(  # noqa: PLR0913 - its arguments are those of `load_samples`
     """
     # ---- Step 1: samples, labels and groups in their final form.
     try:
+        _require_unmasked(raw)
         x = torch.from_numpy(np.ascontiguousarray(_check_inputs(raw.x)))
         y, classes = _check_labels(raw, task, classes)
         groups = _check_groups(raw)
-        for class_name in raw.class_names:
-            if not class_name.isprintable():
-                raise ValueError(
-                    f"a label is {class_name!r}; texts of labels must be printable, on one line"
-                )
+        _check_names(raw, y)
         if raw.test_from is not None and raw.test_from not in range(1, len(x)):
             raise ValueError(
                 f"test_from must be from 1 to {len(x) - 1}, got {raw.test_from}; "
@@ -211,6 +208,36 @@ def select_classes(samples: Samples, labels: Sequence[int]) -> Samples:
 
 
 # ---- Checks; they raise ValueError
+
+
+def _require_unmasked(raw: Raw) -> None:
+    """Refuse masked arrays, whose hidden values NumPy gives to all who do not ask."""
+    for name, array in (("x", raw.x), ("y", raw.y), ("groups", raw.groups)):
+        is_masked = np.ma.getmaskarray(array) if np.ma.isMaskedArray(array) else np.zeros(1)
+        if is_masked.any():
+            sample = int(np.argwhere(is_masked)[0][0])
+            raise ValueError(
+                f"{name} has no value in sample {sample} (it is masked); fill it in, or leave the "
+                "sample out"
+            )
+
+
+def _check_names(raw: Raw, y: np.ndarray) -> None:
+    """Require a name for each class and feature, if there are any."""
+    for class_name in raw.class_names:
+        if not class_name.isprintable():
+            raise ValueError(
+                f"a label is {class_name!r}; texts of labels must be printable, on one line"
+            )
+    named = len(raw.class_names)
+    if named and y.dtype.kind in "iu" and y.max() >= named:
+        raise ValueError(f"label {y.max()} has no name; class_names has {named}, from label 0 on")
+    features = raw.x.shape[1] if raw.x.ndim > 1 else 0
+    if raw.feature_names and len(raw.feature_names) != features:
+        raise ValueError(
+            f"feature_names must be {features}, one for each feature of x, got "
+            f"{len(raw.feature_names)}"
+        )
 
 
 def _check_inputs(x: np.ndarray) -> np.ndarray:
