@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -235,6 +236,12 @@ def test_csv() -> None:
     assert render(frames, "csv") == "section,a,b\na,1.0,\nb,,1.0\n"
 
 
+@pytest.mark.parametrize("form", FORMATS)
+def test_no_form_passes_on_what_a_terminal_obeys(form: str) -> None:
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", render(made(EVIL), form))
+    assert r"\x1b" in render(made(EVIL), form) or form == "latex"
+
+
 def test_several_tables_have_titles() -> None:
     two = [Table(name, (Column("x"),), [[Cell("y")]], pd.DataFrame()) for name in ("One", "Two_")]
     assert render(two) == "One\nx\n─\ny\n\nTwo_\nx\n─\ny\n"
@@ -255,3 +262,4 @@ def test_text_is_made_harmless_and_short() -> None:
     assert one_line("a\x1b]0;x\x07\u202eb\ud800\n\tc") == r"a\x1b]0;x\x07\u202eb\ud800  c"
     assert one_line("Größe ±°†Δ – 数据") == "Größe ±°†Δ – 数据"
     assert clip_text("x" * 3000, 11) == "xxxxx…xxxxx"
+    assert clip_text("a\x1b\nb") == r"a\x1b b"
