@@ -190,6 +190,9 @@ def test_late_clients_are_taken_with_what_they_have_done():
     again = a_round(FedAvg(), Clock(System(), EQUAL, {2: 1}), [0, 2, 3])
     assert_same(state_trees(state), state_trees(again[0]))
     assert again[2]["late"] == 0
+    # Where the late are dropped they do not train as little as a straggler instead.
+    dropped = a_round(FedAvg(), Clock(System(deadline=deadline), EQUAL, {0: 1}), [0, 2, 3])
+    assert dropped[1].cohort == [0, 3]
 
 
 def test_clients_of_several_paces_keep_their_places():
