@@ -5,7 +5,6 @@ Where the window is narrow, columns fold, are left out, or stand in further bloc
 
 from __future__ import annotations
 
-import itertools
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -207,15 +206,21 @@ def _fold_row(
     texts: Sequence[str], part: Sequence[int], widths: Mapping[int, int], columns: Sequence[Column]
 ) -> list[str]:
     """Return one row as lines, its text folded to the widths."""
+    # ---- Step 1: each cell's lines
     folded = []
-    forms = []
     for text, index in zip(texts, part, strict=True):
         cell_lines = []
         for line in text.split("\n"):
             cell_lines += textwrap.wrap(line, widths[index], break_on_hyphens=False) or [""]
         folded.append(cell_lines)
-        alignment = ">" if columns[index].numeric else "<"
-        forms.append(f"{{:{alignment}{widths[index]}}}")
-    row_form = (" " * _GAP).join(forms)
-    lines = itertools.zip_longest(*folded, fillvalue="")
-    return [row_form.format(*line).rstrip() for line in lines]
+
+    # ---- Step 2: the row's lines, as many as its highest cell has
+    lines = []
+    for number in range(max(map(len, folded), default=0)):
+        cells = []
+        for cell_lines, index in zip(folded, part, strict=True):
+            cell = cell_lines[number] if number < len(cell_lines) else ""
+            is_numeric = columns[index].numeric
+            cells.append(cell.rjust(widths[index]) if is_numeric else cell.ljust(widths[index]))
+        lines.append((" " * _GAP).join(cells).rstrip())
+    return lines

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -270,8 +269,11 @@ def distinct_partitions(shown_groups: Sequence[Group]) -> list[PartitionCounts]:
         for partitions in by_setting.values()
     ]
     # The first of every setting, then the second of each, so that a cut hits no setting first.
-    rows = itertools.zip_longest(*ordered)
-    return [partition for row in rows for partition in row if partition]
+    rows = []
+    for number in range(max(map(len, ordered), default=0)):
+        for partitions in ordered:
+            rows += partitions[number : number + 1]
+    return rows
 
 
 def _label_counts(run: Run) -> pd.DataFrame | None:

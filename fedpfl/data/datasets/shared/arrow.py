@@ -80,7 +80,7 @@ def read_number_columns(split: Split, columns: Sequence[str]) -> np.ndarray:
 def read_text_column(split: Split, columns: Sequence[str]) -> list[str]:
     """Return a text per row, that of several columns one after another."""
     texts = [read_values(split, column).tolist() for column in columns]
-    return [" ".join(row) for row in zip(*texts, strict=True)]
+    return [" ".join([column[row] for column in texts]) for row in range(len(texts[0]))]
 
 
 def read_arrays(split: Split, column: str) -> np.ndarray:
