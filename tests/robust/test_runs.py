@@ -186,7 +186,7 @@ method=ffa_lora adapter=lora adapter.layers=[linear] attack=backdoor attack.shar
 method=fedbn model=resnet8 model.norm=batch attack=min_max attack.share=0.2 defence=krum rounds=1 => accuracy
 method=scaffold attack=ipm attack.share=0.2 defence=centered_clipping => accuracy
 method=fedproto attack=backdoor attack.share=0.2 attack.parts=2 eval.classes=own => asr_pooled
-method=fedavg attack=backdoor attack.pattern=sine augment=flip_rotate_crop defence=bulyan => asr
+method=fedavg attack=backdoor attack.share=0.2 attack.pattern=sine augment=flip_rotate_crop defence=bulyan => asr
 """
 """Words => a column that has a number in the last row."""
 
