@@ -321,11 +321,13 @@ class Bound:
         return grads, value
 
     def features(self, params: Tree, x: Tensor, role: str = "main") -> tuple[Tensor, Tensor]:
-        """Return logits as by a call, and the head's input `[batch, features]`, float32.
+        """Return logits as by a call, and the head's input `[batch, features]`.
+
+        That is of the head's own precision under any autocast.
 
         Raises FedpflError for a head that takes something else, such as a convolution.
         """
-        if not len(x):  # as in `__call__`, but for the number of features
+        if x.shape[0] == 0:  # as in `__call__`, but for the number of features
             stand_in = x.new_zeros(1, *x.shape[1:])
             logits, inputs = self.still().features(params, stand_in, role)
             return logits[:0], inputs[:0]
@@ -359,8 +361,9 @@ class Bound:
         model's buffers.
         """
         # Many networks cannot be called on no samples, and others would move statistics to nan.
+        # Not `len`, which an exporter takes for a constant.
         net = self.net
-        if not len(x):
+        if x.shape[0] == 0:
             return torch.zeros(0, net.parts.classes, device=x.device)
 
         # ---- Step 1: the module, its buffers and samples as this call wants them.

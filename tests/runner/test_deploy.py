@@ -54,6 +54,15 @@ def test_a_torchscript_module_answers_as_the_run(method, digits_runs, tmp_path):
         assert float(correct) == pytest.approx(run.clients["accuracy"][client])
 
 
+def test_a_rule_of_ones_own_takes_any_number_of_samples(digits_runs):
+    """The form in which ONNX files have it: what is read of two samples holds for all."""
+    run = digits_runs("knn_per")
+    x, _ = run.samples(0)
+    sizes = ({0: torch.export.Dim("samples")},)
+    program = torch.export.export(run.personal_module(0), (x[:2],), dynamic_shapes=sizes)
+    torch.testing.assert_close(program.module()(x), run.predict(0, x), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("method", ["fedper", "knn_per"])
 def test_an_onnx_file_answers_as_the_run(method, digits_runs, tmp_path):
