@@ -81,8 +81,9 @@ def measure_files(paths: Iterable[Path]) -> Figures:
     counts: Counter[str] = Counter()
     files_of_names: Counter[str] = Counter()
     for path in paths:
-        counts.update(_count_file(path))
-        files_of_names.update(_module_names(path))
+        file_counts, defined_names = _count_file(path)
+        counts.update(file_counts)
+        files_of_names.update(defined_names)
     return Figures(
         filler_names=_percent(counts["filler names"], counts["names"]),
         filler_definitions=_percent(counts["filler definitions"], counts["definitions"]),
@@ -99,25 +100,35 @@ def measure_files(paths: Iterable[Path]) -> Figures:
 
 
 @functools.cache
-def _count_file(path: Path) -> Counter[str]:
-    """Count what a file has, once: the package has each file that a room has."""
+def _count_file(path: Path) -> tuple[Counter[str], frozenset[str]]:
+    """Count what a file has, once: the package has each file that a room has.
+
+    Returns:
+        The counts, and the names of the file's functions and classes.
+    """
     source = path.read_text(encoding="utf-8")
+    module = ast.parse(source)
     kinds, documented = list[str](), set[int]()
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(module):
         kinds.append("nodes")
-        kinds.extend(_count_names(node))
-        kinds.extend(_count_definition(node))
-        documented.update(_docstring_lines(node))
+        if isinstance(node, _BINDINGS):
+            kinds.extend(_count_names(node))
+        elif isinstance(node, _DOCUMENTED):
+            kinds.extend(_count_definition(node))
+            documented.update(_docstring_lines(node))
     kinds.extend(_count_lines(source, documented))
-    return Counter(kinds)
+    return Counter(kinds), _module_names(module)
 
 
-@functools.cache
-def _module_names(path: Path) -> frozenset[str]:
+_BINDINGS = (ast.arg, ast.Name, ast.Attribute, ast.Call)
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def _module_names(module: ast.Module) -> frozenset[str]:
     """Return the names of a file's functions and classes."""
     definitions = [
         node
-        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        for node in module.body
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name != "main"
     ]
     return frozenset(node.name.strip("_") for node in definitions)

@@ -20,6 +20,7 @@ import pytest
 import torch
 from hydra._internal import config_loader_impl, defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import ConfigRepository
 from hydra._internal.defaults_list import DefaultsList, Overrides, create_defaults_list
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import settings
@@ -510,11 +511,20 @@ def real_figures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def composed_once() -> Iterator[None]:
-    """Find the files of equal choices of groups once, and merge them once: with values of keys on
+    """Read files once, and find and merge those of equal choices of groups once: with values of keys on
     top a command's configuration took a sixth of a second, most of it for these.
     """
     merge = ConfigLoaderImpl._compose_config_from_defaults_list
-    lists, merged = dict[Any, DefaultsList](), dict[Any, bytes]()
+    read = ConfigRepository.load_config
+    lists, merged, results = dict[Any, DefaultsList](), dict[Any, bytes](), dict[Any, bytes]()
+
+    def read_file(repo: Any, config_path: str) -> Any:
+        if not has_fixed_files(repo):
+            return read(repo, config_path)
+        key = (config_path, *(source.path for source in repo.get_sources()))
+        if key not in results:
+            results[key] = pickle.dumps(read(repo, config_path))
+        return pickle.loads(results[key])
 
     def list_files(
         repo: Any, config_name: str | None, overrides_list: list[Any], **how: bool
@@ -548,6 +558,10 @@ def composed_once() -> Iterator[None]:
         mock.patch.object(defaults_list, map_choices.__name__, map_needed_choices),
         mock.patch.object(config_loader_impl, "create_defaults_list", list_files),
         mock.patch.object(ConfigLoaderImpl, merge.__name__, merge_files),
+        mock.patch.object(ConfigRepository, read.__name__, read_file),
+        mock.patch.object(
+            ConfigRepository, "__deepcopy__", lambda repo, _: copy.copy(repo), create=True
+        ),
     ):
         yield
 
