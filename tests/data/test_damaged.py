@@ -466,9 +466,9 @@ def test_mistakes_of_a_readers_author(tmp_path, monkeypatch, message):
 
 X, Y = np.zeros((4, 6), np.float32), np.array([0, 1, 2, 1])
 WRONG_RAWS = {
-    "x has no value in sample 0 (it is masked)": Raw(np.ma.masked_equal(X, 0), Y),
-    "y has no value in sample 2 (it is masked)": Raw(X, np.ma.masked_equal(Y, 2)),
-    "groups has no value in sample 1 (it is": Raw(X, Y, np.ma.masked_equal(Y, 1), tuple("abc")),
+    "x has no value in sample 0": Raw(np.ma.masked_equal(X, 0), Y),
+    "y has no value in sample 2": Raw(X, np.ma.masked_equal(Y, 2)),
+    "groups has no value in sample 1": Raw(X, Y, np.ma.masked_equal(Y, 1), tuple("abc")),
     "label 2 has no name; class_names has 1, from label 0": Raw(X, Y, class_names=("a",)),
     "feature_names must be 6, one for each feature of x, got 1": Raw(X, Y, feature_names=("a",)),
 }

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedpfl.data.datasets.shared.sums import scale_channels, sum_channels
+from fedpfl.data.datasets.shared.values import require_unmasked
 from fedpfl.data.fingerprint import FINGERPRINTED_IF_SET
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tasks import (
@@ -141,8 +142,9 @@ def check_samples(  # noqa: PLR0913 - its arguments are those of `load_samples`
         FedpflError: If the samples have another form, or the constants do not fit them.
     """
     # ---- Step 1: samples, labels and groups in their final form.
+    for part, array in (("x", raw.x), ("y", raw.y), ("groups", raw.groups)):
+        require_unmasked(array, f"{origin}: {part}")
     try:
-        _require_unmasked(raw)
         x = torch.from_numpy(np.ascontiguousarray(_check_inputs(raw.x)))
         y, classes = _check_labels(raw, task, classes)
         groups = _check_groups(raw)
@@ -208,18 +210,6 @@ def select_classes(samples: Samples, labels: Sequence[int]) -> Samples:
 
 
 # ---- Checks; they raise ValueError
-
-
-def _require_unmasked(raw: Raw) -> None:
-    """Refuse masked arrays, whose hidden values NumPy gives to all who do not ask."""
-    for name, array in (("x", raw.x), ("y", raw.y), ("groups", raw.groups)):
-        is_masked = np.ma.getmaskarray(array) if np.ma.isMaskedArray(array) else np.zeros(1)
-        if is_masked.any():
-            sample = int(np.argwhere(is_masked)[0][0])
-            raise ValueError(
-                f"{name} has no value in sample {sample} (it is masked); fill it in, or leave the "
-                "sample out"
-            )
 
 
 def _check_names(raw: Raw, y: np.ndarray) -> None:

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fedpfl.data.datasets.shared.source import error_line
-from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.errors import FedpflError, error_text
 
 NUMBERS = ("integer", "floating", "mixed-integer-float", "boolean")
 """What pandas calls objects that are numbers."""
@@ -26,13 +25,12 @@ def to_array(values: Any, origin: str) -> np.ndarray:
             return values.detach().cpu().numpy()
         except Exception as error:  # as many kinds as there are kinds of tensors
             raise FedpflError(
-                f"{origin} is a tensor that NumPy cannot hold ({error_line(error)}); give a dense "
-                "one of float32 or integers"
+                f"{origin} is a tensor that NumPy cannot hold ({error_text(error)[:160]}); give a "
+                "dense one of float32 or integers"
             ) from None
 
     # ---- Step 2: an array, in which NumPy would make a text of None beside texts
-    if isinstance(values, np.ma.MaskedArray):
-        _require_values(np.ma.getmaskarray(values), origin)
+    require_unmasked(values, origin)
     try:
         array = np.asarray(values)
         if array.dtype.kind == "U" and not isinstance(values, np.ndarray):
@@ -42,6 +40,16 @@ def to_array(values: Any, origin: str) -> np.ndarray:
     if array.dtype == object and array.ndim:
         return _convert_objects(array, origin)
     return array
+
+
+def require_unmasked(values: Any, origin: str) -> None:
+    """Refuse a masked array with hidden values, which NumPy would show.
+
+    Raises:
+        FedpflError: Some are masked.
+    """
+    if isinstance(values, np.ma.MaskedArray):
+        _require_values(np.ma.getmaskarray(values), origin)
 
 
 def _convert_objects(array: np.ndarray, origin: str) -> np.ndarray:
