@@ -71,7 +71,9 @@ def test_clients_are_those_of_the_data(digits):
     by_group = run(data=(x, y, names))
     assert by_group.config["partition"]["name"] == "groups"
     assert list(by_group.clients.index) == ["a", "b"]
-    by_name = run(data={name: (x[names == name], y[names == name]) for name in "ba"})
+    types = {"b": np.uint64, "a": np.int64}  # whose common type is a float
+    parts = {name: (x[names == name], y[names == name].astype(types[name])) for name in types}
+    by_name = run(data=parts)
     assert list(by_name.clients.index) == ["b", "a"]  # as the dict has them
     assert by_name.clients.loc["a", "train"] == by_group.clients.loc["a", "train"]
 

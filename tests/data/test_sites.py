@@ -63,6 +63,16 @@ def test_test_parts_come_after_all_training_parts(tmp_path):
     assert samples.y.tolist() == [0, 1, 0, 1, 2, 1, 0, 0, 2]
 
 
+def test_whole_numbers_of_two_types_stay_whole(tmp_path):
+    """NumPy makes floats of int64 and uint64, of which those of these labels would be one."""
+    labels = np.arange(6) % 2 + 2**62
+    two_archives(tmp_path, y=labels.astype(np.uint64))
+    write_archive(tmp_path / "a.npz", y=labels)
+    samples = load(tmp_path)
+    assert samples.class_names == (f"{2**62}", f"{2**62 + 1}")
+    assert samples.y.tolist() == [0, 1] * 6
+
+
 def test_tables_have_numbers_and_categories_with_one_meaning_at_all_sites(tmp_path):
     write_table(tmp_path / "a.csv", ward=list("aacc"))
     write_table(tmp_path / "b.csv", ward=list("bbbb"), sick=["maybe", "no", "no", "yes"])
@@ -149,10 +159,13 @@ one class | two_archives(f, y=np.zeros(6, int)) or write_archive(f / "a.npz", y=
 a name of two lines | write_table(f / "a\\nb.csv") | {} | has a site called 'a\\nb'
 mixed kinds | (two_archives(f), write_table(f / "c.csv")) | {} | c.csv is of kind table, and a.npz of kind archive
 another shape | two_archives(f, shape=(1, 6, 5)) | {} | b.npz: samples are uint8 [1, 6, 5], and those of a.npz are uint8 [1, 5, 5]
+a number for samples | two_archives(f, x=np.float32(1)) | {} | b.npz: x must be [samples, ...], got []
+no sample | two_archives(f, x=np.zeros((0, 5)), y=np.zeros(0, int)) | {} | b.npz has no sample; take it out
 test part of all | two_archives(f, test_from=6) | {} | b.npz: test_from must be from 1 to 5, got 6
 no label given | two_tables(f) | {"categories": ("ward",)} | dataset.label must name the column of the labels, such as age, dose
 another column | two_tables(f, blood=[1, 2, 3, 4]) | TABLE | b.csv differs in its columns from a.csv: it has also blood
 a value is missing | two_tables(f, dose=[1, None, 2, 3]) | TABLE | b.csv: column 'dose' has no value in row 2
+a text among numbers | two_tables(f, dose=[1, 2, "?", 3]) | TABLE | b.csv: column 'dose' holds '?' in row 3, no number
 too large for float32 | two_tables(f, dose=[1, 2, 1e+300, 3]) | TABLE | b.csv: column 'dose' is not finite in row 3
 alike as float32 | two_tables(f, dose=[10**12 + k for k in range(4)]) | TABLE | b.csv: column 'dose' holds numbers up to 1e+12 with
 empty table | (f / "a.csv").write_text("age,sick\\n") | TABLE | a.csv has no row

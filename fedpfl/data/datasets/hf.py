@@ -11,7 +11,7 @@ import numpy as np
 from fedpfl.data.datasets.shared import arrow
 from fedpfl.data.datasets.shared.hub import Split, count_test_rows, open_splits
 from fedpfl.data.datasets.shared.images import Side
-from fedpfl.data.datasets.shared.parts import require_one_spelling
+from fedpfl.data.datasets.shared.parts import join_labels, require_one_spelling
 from fedpfl.data.datasets.shared.samples import Raw, number_groups
 from fedpfl.data.datasets.shared.source import Source
 from fedpfl.data.datasets.shared.words import encode_words, number_words, split_words
@@ -268,7 +268,7 @@ def _join_classes(splits: Sequence[Split], key: str, column: str) -> np.ndarray:
             for split, values in zip(splits, classes, strict=True)
         }
         require_one_spelling(texts_by_split, f"dataset.{key}")
-    return np.concatenate(classes)
+    return join_labels(classes)
 
 
 def _read_classes(split: Split, column: str, kind: str) -> np.ndarray:

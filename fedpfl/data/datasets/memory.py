@@ -12,6 +12,7 @@ import torch
 
 from fedpfl.data.datasets.shared.parts import (
     LabelledPart,
+    join_labels,
     require_equal_forms,
     require_one_spelling,
 )
@@ -284,7 +285,7 @@ def _fingerprinted_array(array: np.ndarray | None) -> Any:
 
 def _number_labels(parts: Sequence[Part]) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return all labels, texts by their number among the sorted names, and these names."""
-    labels = np.concatenate([part.y for part in parts if part.y is not None])
+    labels = join_labels([part.y for part in parts if part.y is not None])
     if labels.dtype.kind != "U":
         return labels, ()
     return number_groups(labels)

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedpfl.data.datasets.shared.archive import read_archive
 from fedpfl.data.datasets.shared.images import IMAGE_SUFFIXES, Side, read_images
-from fedpfl.data.datasets.shared.parts import LabelledPart, require_equal_forms
+from fedpfl.data.datasets.shared.parts import LabelledPart, join_labels, require_equal_forms
 from fedpfl.data.datasets.shared.samples import Raw, convert_labels, to_finite_floats
 from fedpfl.data.datasets.shared.source import Source
 from fedpfl.data.datasets.shared.tables import (
@@ -266,6 +266,10 @@ def _read_archives(entries: Sequence[Path], task: Task) -> list[Site]:
         raw = read_archive(entry)
         if raw.groups is not None:
             raise FedpflError(f"{entry} has an array groups, and a site is one group; leave it out")
+        if raw.x.ndim < 2:
+            raise FedpflError(f"{entry}: x must be [samples, ...], got {list(raw.x.shape)}")
+        if not len(raw.x):
+            raise FedpflError(f"{entry} has no sample; take it out of dataset.path")
         labels = _archive_labels(entry, raw.y, task)
         if len(labels) != len(raw.x):
             raise FedpflError(f"{entry}: x has {len(raw.x)} samples, and y has {len(labels)}")
@@ -417,7 +421,7 @@ def _require_equal_samples(read_sites: Sequence[Site]) -> None:
 def _merge_sites(read_sites: Sequence[Site], task: Task) -> Raw:
     """Join sites to one data set: training parts in the order of the sites, then test parts."""
     names = tuple(site.name for site in read_sites)
-    codes = np.concatenate([site.labels for site in read_sites])
+    codes = join_labels([site.labels for site in read_sites])
     class_names: tuple[str, ...] = ()
     if task is CLASSIFICATION:
         values, codes = np.unique(codes, return_inverse=True)

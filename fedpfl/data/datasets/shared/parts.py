@@ -54,6 +54,17 @@ def require_equal_forms(parts: Sequence[LabelledPart]) -> None:
     require_one_spelling(texts_by_part, "label")
 
 
+def join_labels(labels: Sequence[np.ndarray]) -> np.ndarray:
+    """Join the labels of parts; whole numbers stay whole, whatever types they have."""
+    all_labels = np.concatenate(labels)
+    are_whole = all(part.dtype.kind in "iu" for part in labels)
+    if not are_whole or all_labels.dtype.kind != "f" or all_labels.ndim > 1:
+        return all_labels
+    # The common type of int64 and uint64 is a float, to which large numbers that differ are one.
+    values = [value for part in labels for value in part.tolist()]
+    return np.array(values, dtype=np.int64 if max(values) < 2**63 else object)
+
+
 def require_one_spelling(texts_by_part: Mapping[str, Iterable[str]], noun: str) -> None:
     """Raise FedpflError where two parts write a text in two ways.
 

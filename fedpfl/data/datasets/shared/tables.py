@@ -199,7 +199,7 @@ def _feature_columns(table: Table, name: str, levels: list[str] | None) -> list[
         return [(texts == level).astype(np.float32) for level in levels]
     if column.dtype.kind not in "biuf":
         raise FedpflError(
-            f"{table.origin}: column {name!r} holds {str(column.iloc[0])[:40]!r}, no number; "
+            f"{table.origin}: column {name!r} holds {_quote_text(column)}, no number; "
             f"name it in dataset.categories=[{name}], or leave it out"
         )
     values = column.to_numpy(np.float64)
@@ -221,8 +221,8 @@ def _label_numbers(table: Table, labels: Sequence[str], task: Task) -> np.ndarra
         _refuse_missing(table.origin, column, name)
         if column.dtype.kind not in "biuf":
             raise FedpflError(
-                f"{table.origin}: column {name!r} holds {str(column.iloc[0])[:40]!r}, and labels "
-                f"of task={task.name} are numbers"
+                f"{table.origin}: column {name!r} holds {_quote_text(column)}, and labels of "
+                f"task={task.name} are numbers"
             )
     values = table.frame[list(labels)].to_numpy(np.float64)
     try:
@@ -247,6 +247,16 @@ def _label_column(table: Table, label: str) -> np.ndarray:
             )
         return values.astype(np.int64)
     return column.to_numpy() if column.dtype.kind in "iu" else column.map(str).to_numpy(np.str_)
+
+
+def _quote_text(column: pd.Series) -> str:
+    """Quote the first cell that is no number, with its row."""
+    import pandas as pd
+
+    # One such cell makes texts of all. Where each could be a number, the first one is quoted.
+    is_text = pd.to_numeric(column, errors="coerce").isna().to_numpy()
+    index = int(is_text.argmax())
+    return f"{str(column.iloc[index])[:40]!r} in row {index + 1}"
 
 
 def _refuse_missing(origin: str, column: pd.Series, name: str) -> None:
