@@ -1,9 +1,16 @@
-"""Methods whose clients keep entries of their own, at the ends of their ranges."""
+"""Methods whose clients keep entries of their own, at the ends of their ranges; what masks.json tells
+of them, against a plain count of sets of entries.
+"""
 
+from __future__ import annotations
+
+import json
 import math
 import random
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,18 +19,31 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import nn
 
-from fedpfl import models
+from fedpfl import engine, models
 from fedpfl.config.plan import check_config
 from fedpfl.config.run import build_run
+from fedpfl.engine import masks
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
-from fedpfl.methods import PSPFL, Data, FedDPA, FedOBPAdaptive, FedPURIN, FedSelect, Shard
+from fedpfl.methods import (
+    PSPFL,
+    Data,
+    FedCAC,
+    FedDPA,
+    FedOBP,
+    FedOBPAdaptive,
+    FedPURIN,
+    FedSelect,
+    Method,
+    Shard,
+)
 from fedpfl.methods.shared import importance
 from fedpfl.methods.shared.critical import collaboration_mask, mask_overlaps, select_highest
 from fedpfl.models import Net
 from fedpfl.papers.fedobp.tables import is_paper_fedobp
 from fedpfl.report.load import read_started_run
-from tests.command import TINY, compose_once
+from fedpfl.report.run import MaskOverlap
+from tests.command import TINY, compose_once, play_run, read_summary
 from tests.conftest import (
     assert_same,
     client_row,
@@ -31,10 +51,9 @@ from tests.conftest import (
     read_cases,
     record_rounds,
     record_states,
+    tiny,
 )
 from tests.report.test_report import write_run
-
-# FedOBP with an adaptive q: its limits bit for bit, a choice by hand, what is refused.
 
 
 class Table(nn.Module):
@@ -120,9 +139,6 @@ def test_fedobp_adaptive_is_not_the_papers(tmp_path):
     assert other.q is None
 
 
-# FedDPA (Yang, Huang and Ye, NeurIPS 2023): equal scores, and what the rounds tell.
-
-
 def test_feddpa_a_tensor_of_equal_scores_is_shared(net, federation):
     method = FedDPA()
     state = record_states(method, net, federation)[-1]
@@ -143,9 +159,6 @@ def test_feddpa_personal_is_the_mean_number_of_personal_entries_in_the_cohort(
     _, outcomes = record_rounds(method, net, federation, cohorts, engine=backend)
     told = [outcome.metrics for outcome in outcomes]
     assert told == [{"personal": value} for value in (0, count, count / 2)]
-
-
-# FedCAC and FedPURIN (arXiv:2510.16065): critical entries, collaborators and traffic.
 
 
 SCORES = [0.0, 1e-11, 3e-11, 2.0, 0.0, 1.0]
@@ -209,8 +222,6 @@ def test_fedpurin_critical_entries_go_up_and_what_is_not_zero_comes_down(backend
     assert outcomes[1].metrics["collaborators"] > 0
     assert outcomes[0].metrics == {"critical_share": 0, "collaborators": 0}
 
-
-# FedSelect (arXiv:2404.02478): which entries become personal, and when.
 
 WEIGHTS = ("conv.weight", "fc.weight", "classifier.weight")
 OFTEN = [[0, 1, 2, 3]] * 6
@@ -306,9 +317,6 @@ def test_fedselect_an_unknown_layer_is_told(net):
     for layer, message in ((3, "layers 0 to 2, got 3"), ("fc2", known)):
         with pytest.raises(FedpflError, match=message):
             FedSelect(personalise=layer).init(net.params, net.parts)
-
-
-# Update-magnitude personalisation: entries that did not move, and what travels.
 
 
 def test_pspfl_entries_that_did_not_move_are_shared(net, federation):
@@ -415,11 +423,136 @@ def test_global_norm_gives_the_raw_mask_even_where_rounding_would_merge_scores()
         assert_same(none, whole)
 
 
-def test_movement_is_that_of_each_entry():
-    start, end = {"a": torch.tensor([1.0, -2.0, 0.5])}, {"a": torch.tensor([0.0, 1.0, 0.5])}
-    assert importance.movement_score(start, end)["a"].tolist() == [1.0, 3.0, 0.0]
-
-
 def test_constant_scores_are_zero_not_nan():
     scores = {"one": torch.tensor([3.0]), "many": torch.full((4,), 3.0)}
     assert_same(importance.rescale_scores(scores), {"one": torch.zeros(1), "many": torch.zeros(4)})
+
+
+# masks.json
+
+
+COHORTS = [[0, 2, 3, 5], [0, 1, 5]]  # client 4 never takes part
+TOOK_PART = [0, 1, 2, 3, 5]
+
+
+def counted(own: dict[int, set[tuple[int, ...]]], entries: int) -> dict[str, Any]:
+    """By plain sets of the places of entries."""
+    times = [sum(place in mask for mask in own.values()) for place in set().union(*own.values())]
+    held = [entries - len(times), *(times.count(number) for number in range(1, len(own) + 1))]
+    return {
+        "entries": entries,
+        "held": held,
+        "both": [[len(a & b) for b in own.values()] for a in own.values()],
+    }
+
+
+@pytest.mark.parametrize(
+    "method",
+    [FedSelect(p=0.5), FedPURIN(tau=0.3), FedCAC(), FedOBP(q=0.8), PSPFL()],
+    ids=lambda method: type(method).__name__,
+)
+def test_masks_are_counted_as_sets(method: Method) -> None:
+    state = record_states(method, tiny(norm=True), make_federation(), COHORTS)[-1]
+    found = engine.compare_masks(method, state)
+    assert found is not None
+    assert found["clients"] == TOOK_PART
+    for tensor, told in found["tensors"].items():
+        own = {}
+        for client in TOOK_PART:
+            # FedSelect's and FedPURIN's stand in the state; the others' follow from it.
+            given = state.client(client)
+            mask = given.get("mask") or method.prepare(state.server, given)["mask"]
+            own[client] = set(map(tuple, mask[tensor].nonzero().tolist()))
+        assert told == counted(own, mask[tensor].numel())
+    assert any(0 < told["held"][0] < told["entries"] for told in found["tensors"].values())
+
+
+def test_only_so_many_clients_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    method, state = FedSelect(), record_states(FedSelect(), tiny(), make_federation(), COHORTS)[-1]
+    whole = engine.compare_masks(method, state)
+    monkeypatch.setattr(masks, "MOST", 3)
+    monkeypatch.setattr(masks, "EXACT", 50)  # in many parts
+    few = engine.compare_masks(method, state)
+    assert few["clients"] == TOOK_PART[:3]
+    for name, told in few["tensors"].items():
+        assert np.array_equal(told["both"], np.array(whole["tensors"][name]["both"])[:3, :3])
+        assert sum(told["held"]) == told["entries"]
+
+
+def test_of_what_processes_collect_so_many_clients_are_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each gives its own first ones, which together are more."""
+    method, state = FedSelect(), record_states(FedSelect(), tiny(), make_federation(), COHORTS)[-1]
+    state.rows.is_stored_here = lambda client: True
+    given: list[Any] = []
+    monkeypatch.setattr(masks.ranks, "gather_to_main", lambda own: given.extend(own) or own)
+    whole = engine.compare_masks(method, state)
+    monkeypatch.setattr(masks.ranks, "gather_to_main", lambda own: given[1::2] + given[::2])
+    assert engine.compare_masks(method, state) == whole
+    monkeypatch.setattr(masks, "MOST", 3)
+    assert engine.compare_masks(method, state)["clients"] == TOOK_PART[:3]
+
+
+def test_a_run_leaves_them_once_and_mends_them(tmp_path: Path) -> None:
+    words = (*TINY, "method=fedselect", "eval.finetune_epochs=0")
+    play_run(tmp_path / "run", *words)
+    path = tmp_path / "run/masks.json"
+    whole = path.read_bytes()
+    assert json.loads(whole)["clients"] == sorted(json.loads(whole)["clients"])
+    assert "masks.json" in read_summary(tmp_path / "run")["files"]
+    path.write_text("{}")
+    assert "masks.json is damaged: written anew from state.pt" in play_run(tmp_path / "run", *words)
+    assert path.read_bytes() == whole
+    play_run(tmp_path / "run", *words, "restart=true", "rounds=2")
+    assert path.read_bytes() == whole
+    play_run(tmp_path / "other", *words, "method=fedavg")
+    assert not (tmp_path / "other/masks.json").exists()
+
+
+def test_overlap_by_hand() -> None:
+    """Of 10 entries one client holds 4, one 5, three of them both, and one nothing."""
+    mask = MaskOverlap(10, np.array([4, 3, 3, 0.0]), np.array([[4, 3, 0], [3, 5, 0], [0, 0, 0.0]]))
+    assert mask.overlaps().tolist() == [3 / 6, 0, 0]
+    assert mask.overlaps(chance=True).tolist() == [2 / 7, 0, 0]  # 4 * 5 / 10 in common
+    empty = MaskOverlap(10, np.array([10, 0, 0.0]), np.zeros((2, 2)))
+    assert np.isnan(empty.overlaps()).all()
+
+
+WHOLE = {
+    "clients": [0, 3],
+    "tensors": {"w": {"entries": 5, "held": [2, 2, 1], "both": [[2, 1], [1, 2]]}},
+}
+
+
+def test_masks_are_read(tmp_path: Path) -> None:
+    run = read_started_run(write_run(tmp_path / "a", {2: 90.0}))
+    assert run.masks == {}
+    (tmp_path / "a/masks.json").write_text(json.dumps(WHOLE))
+    mask = read_started_run(tmp_path / "a").masks["w"]
+    assert (mask.entries, mask.holder_counts.tolist()) == (5, [2, 2, 1])
+    assert mask.pair_counts.tolist() == [[2, 1], [1, 2]]
+    assert mask.overlaps().tolist() == [1 / 3]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"held": [2, 2]},
+        {"held": [2, 2, 2]},
+        {"held": [-1, 6, 0]},
+        {"held": [1, 4, 0], "both": [[2, 1], [1, 3]]},
+        {"both": [[2, 1]]},
+        {"both": [[2, 3], [3, 2]]},
+        {"both": [[2, "x"], [1, 2]]},
+        {"entries": "five"},
+    ],
+)
+def test_numbers_that_are_no_masks_are_one_line(change: dict[str, Any], tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a", {2: 90.0})
+    changed = {**WHOLE, "tensors": {"w": WHOLE["tensors"]["w"] | change}}
+    for text in (json.dumps(changed), json.dumps(change), "[", ""):
+        (folder / "masks.json").write_text(text)
+        with pytest.raises(FedpflError, match=r"masks\.json") as told:
+            _ = read_started_run(folder).masks
+        assert "\n" not in str(told.value)

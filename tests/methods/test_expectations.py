@@ -1,6 +1,7 @@
 """What each method promises besides its formula, asked of the rows of expectations.py."""
 
 import ast
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -16,6 +17,7 @@ from fedpfl.testing.toy import COHORTS, MethodTrial, as_engine, tiny_federation
 from tests.conftest import (
     CPU,
     HEAD,
+    LOCAL,
     SETTINGS,
     assert_close,
     assert_same,
@@ -30,7 +32,8 @@ from tests.conftest import (
 )
 from tests.methods.expectations import EXPECTED, RANGES, Limit
 
-NEVER_TRAINED = 1  # of the clients, after the first round
+NEVER_TRAINED = 1  # of the clients
+SHORT = replace(LOCAL, epochs=1)
 FEDERATIONS = {
     "ragged": (tiny_federation(), COHORTS),
     "equal": (make_federation((40,) * 3, (8,) * 3), [[0, 1, 2]] * 2),
@@ -123,7 +126,7 @@ def test_statistics_stay_at_the_server_or_with_the_client(name):
     method, expected = build_method(name), EXPECTED[name].statistics
     place_of = dict.fromkeys(method.buffers(), expected) if isinstance(expected, str) else expected
     net = MethodTrial(method).net(norm=True)
-    states = record_rounds(method, net, tiny_federation(), [[0, 2], [0]])[0]
+    states = record_rounds(method, net, tiny_federation(), [[0, 2], [0]], local=SHORT)[0]
     assert set(states[1].server_buffers) == {
         role for role, place in place_of.items() if place == "server"
     }

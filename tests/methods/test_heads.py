@@ -1,4 +1,6 @@
-"""Methods that know a network's features and its head, at the ends of their ranges."""
+"""Methods that know a network's features and its head, and those whose clients have clusters, clouds
+or each other, at the ends of their ranges.
+"""
 
 import dataclasses
 import math
@@ -14,11 +16,15 @@ from fedpfl.engine.training.shard import make_shard
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import (
+    CFL,
     FLUTE,
     GPFL,
+    IFCA,
     Batch,
+    FedAMP,
     FedAS,
     FedAvg,
+    FedFomo,
     FedPAC,
     FedProto,
     FedRoD,
@@ -32,6 +38,7 @@ from fedpfl.methods.flute import collapse_distance
 from fedpfl.methods.pfedfda import Features
 from fedpfl.methods.shared import features
 from fedpfl.methods.shared.gaussian import pack_symmetric
+from fedpfl.methods.shared.pool import choose_candidates
 from fedpfl.methods.shared.simplex import client_centres, params_at
 from fedpfl.testing.toy import CLASSES, CPU, LOCAL, differing, tiny
 from tests.conftest import (
@@ -40,13 +47,12 @@ from tests.conftest import (
     assert_close,
     assert_same,
     evaluate,
+    find_eval_job,
     hold_out_quarter,
     record_rounds,
     record_states,
 )
 from tests.methods.reference.pfedfda import objective
-
-# FedAS (CVPR 2024): bodies count by traces of Fisher information, or by samples.
 
 
 @pytest.mark.parametrize(
@@ -65,15 +71,9 @@ def test_fedas_bodies_count_by_fisher_and_without_one_by_samples(fisher, shares)
     assert_close(server["w"], torch.tensor(shares))
 
 
-# FedGen (arXiv:2105.10056): numbers at the ends of their range are of a label that there is.
-
-
 def test_fedgen_labels_are_drawn_from_those_that_there_are():
     random = torch.tensor([0.0, 1 - 2**-24])
     assert features.draw_labels(torch.tensor([0.0, 1, 0]), random).tolist() == [1, 1]
-
-
-# FedPAC (arXiv:2306.11867): mixtures of heads, and classes that nobody has.
 
 
 def draw(*shape, seed=0):
@@ -122,9 +122,6 @@ def test_fedpac_a_class_that_nobody_has_loses_its_prototype_or_keeps_it(net, fed
             assert not torch.equal(old[0], new[0])
 
 
-# FedProto (arXiv:2105.00243): what travels.
-
-
 @pytest.mark.parametrize(("weights", "more"), [("uniform", 0), ("counts", 1)])
 def test_fedproto_what_travels(weights, more, backend, net, federation):
     """The last client has one sample, and makes no step."""
@@ -136,9 +133,6 @@ def test_fedproto_what_travels(weights, more, backend, net, federation):
         assert rest == 0
         seen = int(states[t].server["seen"].sum())
         assert outcomes[t].traffic.values_down == len(cohort) * 12 * seen
-
-
-# FedRoD (arXiv:2107.00778): a padded sample of a class that the client lacks.
 
 
 def test_fedrod_a_padded_sample_of_an_absent_class_leaves_all_finite(net, federation):
@@ -157,9 +151,6 @@ def test_fedrod_a_padded_sample_of_an_absent_class_leaves_all_finite(net, federa
     loss = method.loss(state.server, client, bound, params, batch)
     assert loss.isfinite()
     assert all(slope.isfinite().all() for slope in torch.autograd.grad(loss, tree.leaves(params)))
-
-
-# FLUTE (arXiv:2406.04596) as published, and its regulariser at its ends.
 
 
 def frame(classes=CLASSES, width=12, seed=0):
@@ -183,10 +174,7 @@ def test_flute_a_zero_weight_and_a_perfect_one_have_finite_gradients():
         assert weight.grad.isfinite().all()
 
 
-# GPFL (arXiv:2308.10279): published sizes, and what is drawn.
-
-
-def test_gpfl_what_travels_and_what_is_drawn(net, federation):
+def test_gpfl_published_sizes_and_what_is_drawn():
     built = models.build_network("cnn4", (3, 32, 32), 10, 0)
     server = GPFL().init(built.params, built.parts)[0]
     assert tree.size(server["valve"]) == 527_360
@@ -199,12 +187,6 @@ def test_gpfl_what_travels_and_what_is_drawn(net, federation):
     assert float(weight.abs().max()) <= 512**-0.5
     assert float(weight.std()) == pytest.approx(512**-0.5 / 3**0.5, rel=0.02)
     assert (weight - server["valve"]["beta"]["weight"]).abs().max() > 0.01
-    states, outcomes = record_rounds(GPFL(), net, federation, COHORTS[:1])
-    size = 5 * tree.size(states[0].server)
-    assert (outcomes[0].traffic.values_down, outcomes[0].traffic.values_up) == (size, size)
-
-
-# kNN-Per (arXiv:2111.09360): what is laid by, held-out samples, fine-tuning.
 
 
 def laid_by(method, net, federation, client, state):
@@ -249,9 +231,6 @@ def test_knn_per_fine_tuning_moves_the_head_alone(backend, net, federation):
         evaluate(method, net, federation, state, backend, tuning=own) for own in (tuning, None)
     )
     assert differing(tuned.loss, plain.loss)
-
-
-# pFedFDA (arXiv:2411.00329): discriminant analysis, the search for beta, statistics.
 
 
 def problem(samples=60, seed=0):
@@ -313,9 +292,6 @@ def test_pfedfda_features_are_judged_in_evaluation_mode(federation):
         method.before_evaluation(state.server, client, judging, shard),
     )
     assert_same(training.buffers, state.server_buffers)
-
-
-# FLOCO and FLOCO+ (arXiv:2403.03333): endpoints, points of the simplex, the projection.
 
 
 def draw_point(method, beta, random, projected=True):
@@ -387,3 +363,156 @@ def test_floco_numbers_that_are_not_finite_are_one_line(net, federation):
     uploads["endpoints"][HEAD[0]][4] = math.nan
     with pytest.raises(FedpflError, match=r"not finite; lower local\.lr"):
         method.turns(1, COHORTS[1], 10, None)[0].survey(state.server, state.clients, uploads)
+
+
+ROOM = {"warmup": 0, "clusters": 3}
+U = torch.tensor([2.0] + [0.0] * 11)
+
+
+def aggregated(method, changes, numbers=(0, 1, 2, 3), clients=4, weight=None):
+    """The server's state after one round with these updates of a model of zeros."""
+    net = tiny()
+    zeros = tree.full_like(net.params, 0.0)
+    server = make_initial_state(method, net, clients, CPU).server
+    server = {**server, "models": tree.full_like(server["models"], 0.0)}
+    uploads = tree.stack([{**zeros, "fc.bias": change} for change in changes])
+    given = {"number": torch.tensor(numbers)}
+    weight = torch.tensor(weight or [1 / len(changes)] * len(changes))
+    return method.aggregate(server, given, net.bind({}), uploads, weight, None)[0]
+
+
+def test_cfl_two_opposite_pairs_part():
+    """u, u, -u, -u: the mean is 0 and the longest |u|."""
+    pairs = [U, U, -U, -U]
+    after = aggregated(CFL(**ROOM), pairs)
+    assert after["cluster_of"].tolist() == [0, 0, 1, 1, 3]
+    assert_same(after["models"]["fc.bias"], torch.stack([U, -U, 0 * U, 0 * U]))
+    for whole in (
+        aggregated(CFL(eps2=2.1, **ROOM), pairs),
+        aggregated(CFL(gamma=1.0, **ROOM), pairs),
+        aggregated(CFL(warmup=1), pairs),
+        aggregated(CFL(warmup=0, clusters=1), pairs),
+        aggregated(CFL(eps1=2.0, eps2=2.0, warmup=0), [U, U, U, U]),  # mean and longest are one
+        aggregated(CFL(**ROOM), [U, -U], (0, 1), 2),  # of two clients
+        aggregated(CFL(**ROOM), pairs, clients=5),  # one of them is not here
+        aggregated(CFL(**ROOM), pairs, weight=[0.4, 0.3, 0.2, 0.1]),  # a mean of 0.4 |u|
+    ):
+        assert whole["count"] == 1
+
+
+def test_cfl_a_newcomer_has_the_model_from_before_the_first_split():
+    method = CFL(eps1=9.0, **ROOM)
+    after = aggregated(method, [U, 0.5 * U, -U, -U])
+    given = {"number": torch.tensor(5), "newcomer": torch.tensor(True)}
+    assert_close(method.personal(after, given)["fc.bias"], -U / 8)
+    net, uploads = tiny(), tree.map(lambda leaf: leaf[[0, 0, 1, 1]] + 1, after["models"])
+    numbers, weight = {"number": torch.arange(4)}, torch.full((4,), 0.25)
+    later, _ = method.aggregate(after, numbers, net.bind({}), uploads, weight, None)
+    assert_same(method.personal(later, given), method.personal(after, given))
+    given["number"] = torch.tensor(2)
+    assert_same(method.personal(after, given)["fc.bias"], -U)
+
+
+@pytest.mark.parametrize(("variant", "sigma"), [("fedamp", 1e9), ("heurfedamp", 1e-9)])
+def test_fedamp_without_a_difference_in_attention_the_cloud_is_the_mean(variant, sigma, net):
+    """Of seventeen, more than the server looks at at once."""
+    generator = torch.Generator().manual_seed(0)
+    move = lambda leaf: leaf + 0.1 * torch.randn(17, *leaf.shape, generator=generator)  # noqa: E731
+    models = tree.map(move, net.params)
+    states = {"model": models, "number": torch.arange(17)}
+    server = {"pool": torch.ones(17, dtype=torch.bool)}
+    method = FedAMP(variant, sigma=sigma, share=16 / 17)
+    read_others = lambda numbers: tree.take(states, torch.tensor(numbers))  # noqa: E731
+    found = method.before_turn(server, states, read_others, torch.Generator())
+    mean = tree.map(lambda leaf: leaf.mean(0).expand_as(leaf), models)
+    assert_close(found["cloud"], mean, atol=1e-5)
+
+
+def candidates(affinity, pool, i=0, explore=0.0, count=3, seed=0):
+    given = torch.tensor(pool), torch.tensor(affinity), i, count, explore
+    return choose_candidates(*given, torch.Generator().manual_seed(seed))
+
+
+def test_fedfomo_candidates_are_those_of_largest_affinity_or_any():
+    pool, affinity = [True] * 5 + [False], [9.0, 0.3, -1.0, 0.7, 0.0, 8.0]
+    # Neither the client itself nor who did not train
+    assert candidates(affinity, pool) == [3, 1, 4]
+    assert candidates(affinity, pool, count=9) == [3, 1, 4, 2]
+    assert candidates(affinity, [False] * 6) == []
+    drawn = [candidates(affinity, pool, explore=1.0, seed=seed) for seed in range(60)]
+    assert all(sorted(set(own)) == sorted(own) and set(own) <= {1, 2, 3, 4} for own in drawn)
+    assert {own[0] for own in drawn} == {1, 2, 3, 4}
+    ties = [candidates([0.0] * 6, pool, count=1, seed=seed)[0] for seed in range(60)]
+    assert set(ties) == {1, 2, 3, 4}
+
+
+def test_fedfomo_exploration_ends(net):
+    """After six rounds of 0.3 - 0.05 t; the numbers that a client is sent do not depend on its
+    cohort.
+    """
+    method, seen = FedFomo(candidates=1, explore=1.0, decay=0.5), []
+    for played, wanted in ((0, False), (2, True)):
+        server = {"pool": torch.ones(10, dtype=torch.bool), "played": torch.tensor(played)}
+        affinity = torch.zeros(10, 10).index_fill(1, torch.tensor([7]), 1.0)
+        model = net.params["fc.bias"].expand(10, -1)
+        states = {"number": torch.arange(10), "affinity": affinity, "model": model}
+        states |= {"statistics": {"main": {}}, "participated": torch.ones(10, dtype=torch.bool)}
+        others = lambda numbers, states=states: tree.take(states, torch.tensor(numbers))  # noqa: E731
+        for cohort in ([0, 1, 2, 3], [3, 0]):
+            given = tree.take(states, torch.tensor(cohort))
+            found = method.before_turn(server, given, others, torch.Generator().manual_seed(1))
+            seen.append(dict(zip(cohort, found["sent"]["number"][:, 0].tolist(), strict=True)))
+        assert seen[-1] == {i: seen[-2][i] for i in (3, 0)}
+        assert (set(seen[-2].values()) == {7}) == wanted
+
+
+@pytest.mark.parametrize("fallback", ["baseline", "keep"])
+def test_fedfomo_where_no_candidate_helps_a_client_falls_back(fallback, net, federation):
+    """To where its last training began, or to what it has; weights below 0 are told as they are."""
+    held, method = hold_out_quarter(federation), FedFomo(candidates=2, fallback=fallback)
+    state = record_states(method, net, held, [[0, 2, 4]])[-1]
+    client = state.client(2)
+    old = client["old"]["model"]
+    worse = tree.map(lambda leaf: -3 * leaf, old)
+    numbers = torch.tensor([1, 3])
+    candidates = {"model": tree.stack([worse, old]), "statistics": {}, "number": numbers}
+    client |= {"model": worse, "sent": candidates, "there": torch.ones(2, dtype=torch.bool)}
+    shard = make_shard(held, 2, 32, Draws(0, "train", 9))
+    found = method.before_training(state.server, client, net.bind({"main": {}}, True), shard)
+    assert_same(found["begun"]["model"], old if fallback == "baseline" else worse)
+    assert found["gains"][2] == 0
+    assert found["affinity"][1] < 0
+
+
+def test_ifca_models_begin_with_the_same_numbers_in_another_order(net):
+    models = make_initial_state(IFCA(clusters=3), net, 10, CPU).server["models"]
+    assert_same(tree.take(models, 0), net.params)
+    for name, leaf in models.items():
+        flat = leaf.flatten(1)
+        assert torch.equal(flat.sort(1).values, flat[:1].sort(1).values.expand(3, -1))
+        assert (flat[0] != flat[1]).any()
+        assert (flat[1] != flat[2]).any()
+        assert name in net.params
+    more = make_initial_state(IFCA(clusters=4), net, 10, CPU).server["models"]
+    assert_same(more["fc.weight"][:3], models["fc.weight"])
+
+
+def test_ifca_a_model_without_a_finite_loss_is_nobodys(net, federation):
+    state = make_initial_state(IFCA(clusters=3), net, 10, CPU)
+    for broken in (0, 1):
+        state.server["models"]["fc.bias"][broken] = torch.nan
+    job = find_eval_job(IFCA(clusters=3), net, federation, state, 0)
+    assert_same(job.params, tree.take(state.server["models"], 2))
+
+
+def test_ifca_a_model_is_judged_by_its_own_statistics(federation):
+    """Of equal models that whose statistics fit is taken."""
+    method, net = IFCA(), tiny(norm=True)
+    trained = record_states(IFCA(clusters=1), net, federation, [[0, 2, 4]] * 3)[-1].server
+    for fits in (0, 1):
+        state = make_initial_state(method, net, 10, CPU)
+        state.server["models"] = tree.repeat(tree.take(trained["models"], 0), 2)
+        wrong = state.server["statistics"]["norm.running_var"]
+        wrong[1 - fits] = 1e6
+        job = find_eval_job(method, net, federation, state, 4)
+        assert_same(job.buffers["main"], tree.take(state.server["statistics"], fits))

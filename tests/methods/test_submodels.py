@@ -44,8 +44,6 @@ from tests.conftest import (
     record_states,
 )
 
-# Sub-models along neurons: counts, choices, and which entries lie between chosen neurons.
-
 NET = tiny(norm=True)  # conv 4, norm 4, fc 12 over 4 x 9, classifier 5
 PLAN = neurons.build_plan(NET.params, NET.parts)
 
@@ -101,8 +99,6 @@ def test_networks_without_neurons_that_are_known_say_so(hidden, told):
     with pytest.raises(FedpflError, match=told):
         neurons.build_plan(net.params, net.parts)
 
-
-# FedSPU and its baselines: published sizes, rankings, FjORD's ordered version.
 
 EVERYONE = list(range(10))
 
@@ -222,9 +218,6 @@ def test_the_trained_share_is_the_mean_over_the_cohort_of_the_sub_models_entries
         assert outcome.metrics == {"trained_share": pytest.approx((60 + 169 + 549 + 60) / 4 / 549)}
 
 
-# HeteroFL and FedRolex: which neurons, and what the small network would do.
-
-
 @pytest.mark.parametrize("kind", [HeteroFL, FedRolex])
 def test_clients_know_their_classes_and_tuning_leaves_them_alone(kind, backend, net, federation):
     method = kind()
@@ -243,9 +236,6 @@ def test_clients_know_their_classes_and_tuning_leaves_them_alone(kind, backend, 
     assert plain.before_training({}, {}, None, None) == {}
     assert plain.before_evaluation({}, {}, None, None) == {}
     assert "labels" not in plain.init(net.params, net.parts)[1]
-
-
-# FlexFL: levels and devices.
 
 
 def shares(net, **values):
@@ -302,9 +292,6 @@ def test_flexfl_a_device_cuts_down_what_it_cannot_hold(backend, net, federation)
         assert traffic.bits_up == 32 * traffic.values_up
         has_cut |= sent != own
     assert has_cut
-
-
-# SubFLOT: neurons in streams, costs of transport, what travels, shares of the layers.
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def fedobp_choosing(s: Setting, method: Any) -> Result:
 
 
 def feddpa(s: Setting, method: Any, order: Order) -> Result:
-    """`order`: of the personal phase."""
+    """By its values, in two phases; `order`: of the personal one."""
     m, result, own, scores = method, Result(), s.each(s.initial), {}
 
     def fisher(weights: Weights, i: int) -> Weights:
@@ -132,13 +132,8 @@ def feddpa(s: Setting, method: Any, order: Order) -> Result:
         for k, score in scores.get(i, {}).items():
             f = score.double().numpy()
             f = (f - f.min()) / (f.max() - f.min())
-            is_value, limit = m.rule == "value", m.threshold
-            if not is_value:
-                limit = np.sort(f.ravel())[int(m.threshold * (f.size - 1))]
-            above = f[f > limit].min(initial=np.inf)
-            margin = np.abs(f - limit).min() if is_value else (above - limit) / above
-            result.margins.append(float(margin))
-            masks[k] = torch.from_numpy(f > limit)
+            result.margins.append(float(np.abs(f - m.threshold).min()))
+            masks[k] = torch.from_numpy(f > m.threshold)
         return masks
 
     def train_masked(
@@ -162,14 +157,10 @@ def feddpa(s: Setting, method: Any, order: Order) -> Result:
         return where(choose(turn.i), own[turn.i], turn.shared)
 
     def local(w: Weights, turn: Turn) -> Weights:
-        i = turn.i
-        if m.train == "joint":
-            w = plain.train(s, w, turn)
-        else:
-            masks, other = choose(i), plain.replace(s, order=order)
-            shared = {k: ~mask for k, mask in masks.items()}
-            w = train_masked(w, turn, masks, lambda d: m.lam1 / 2 * d, other)
-            w = train_masked(w, turn, shared, lambda d: m.lam2 / 2 * abs(d - m.clip), s)
+        i, masks, other = turn.i, choose(turn.i), plain.replace(s, order=order)
+        shared = {k: ~mask for k, mask in masks.items()}
+        w = train_masked(w, turn, masks, lambda d: m.lam1 / 2 * d, other)
+        w = train_masked(w, turn, shared, lambda d: m.lam2 / 2 * abs(d - m.clip), s)
         own[i], scores[i] = w, fisher(w, i)
         return w
 

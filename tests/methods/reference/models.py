@@ -20,10 +20,6 @@ from tests.methods.reference import plain
 from tests.methods.reference.plain import HEAD, WATCHED, Result, Setting, Turn, Weights
 
 
-def fedavg(s: Setting, method: Any) -> Result:
-    return plain.play(s)
-
-
 def fedprox(s: Setting, method: Any) -> Result:
     return plain.play(s, lambda w, turn: plain.train(s, w, turn, anchor=w, lam=method.mu))
 
@@ -68,15 +64,6 @@ def fedrep(s: Setting, head_epochs: int, body_epochs: int) -> Result:
         w = plain.train(s, w, turn, head_epochs, is_moving=lambda name: name in HEAD, is_still=True)
         body = {"is_moving": lambda name: name not in HEAD, "first": head_epochs}
         return plain.train(s, w, turn, body_epochs, **body)
-
-    return plain.split(s, lambda name: name in HEAD, local)
-
-
-def fedbabu(s: Setting, method: Any) -> Result:
-    """Nobody's head ever moves, so nobody's differs."""
-
-    def local(w: Weights, turn: Turn) -> Weights:
-        return plain.train(s, w, turn, is_moving=lambda name: name not in HEAD)
 
     return plain.split(s, lambda name: name in HEAD, local)
 
@@ -294,7 +281,7 @@ def gradient_at(model: nn.Module, weights: Weights, x: Tensor, y: Tensor) -> Wei
 
 def unmoved(model: nn.Module, weights: Weights, x: Tensor, y: Tensor) -> Weights:
     """The same on a copy, whose statistics are thrown away."""
-    return gradient_at(plain.copy_module(model), weights, x, y)
+    return gradient_at(plain.copy_module(model, model.state_dict()), weights, x, y)
 
 
 def parameters_of(model: nn.Module) -> Weights:
@@ -352,7 +339,7 @@ class Pair(nn.Module):
             pairs = zip(self.v.named_parameters(), self.w.parameters(), strict=True)
             mixed = {k: alpha * a + (1 - alpha) * b.detach() for (k, a), b in pairs}
             return torch.func.functional_call(self.v, mixed, (x,))
-        shared = plain.copy_module(self.w)
+        shared = plain.copy_module(self.w, self.w.state_dict())
         return alpha * self.v(x) + (1 - alpha) * shared(x).detach()
 
 
@@ -362,7 +349,7 @@ def apfl(s: Setting, method: Any) -> Result:
 
     def slope(pair: Pair, now: float, x: Tensor, y: Tensor) -> float:
         """Of the mixture's loss in alpha, as the specification takes it, on copies."""
-        w, v = plain.copy_module(pair.w), plain.copy_module(pair.v)
+        w, v = (plain.copy_module(own, own.state_dict()) for own in (pair.w, pair.v))
         both = list(zip(v.parameters(), w.parameters(), strict=True))
         if mixing == "param":
             with torch.no_grad():

@@ -250,9 +250,7 @@ def judged_masked(s: Setting, weights: Weights, i: int, is_masked: bool) -> tupl
     return plain.count_hits(logits, client.test_y), float(loss)
 
 
-def heterofl(
-    s: Setting, method: Any, sets: Choice, rate: Callable, untrained: Choice, clip: float = 0.0
-) -> Result:
+def heterofl(s: Setting, method: Any, sets: Choice, rate: Callable, untrained: Choice) -> Result:
     """`rate(round, client)` with the scaler. Rows of the head are averaged over those who have the
     class.
     """
@@ -265,11 +263,7 @@ def heterofl(
             logits = scaled(model, x, rate(turn.t, turn.i)) if m.scaler else model(x)
             return F.cross_entropy(logits.masked_fill(absent, 0), y)
 
-        def clip_gradient(model: nn.Module) -> None:
-            nn.utils.clip_grad_norm_(model.parameters(), clip)
-
-        clipping = clip_gradient if clip else None
-        return plain.train(small, w, turn, loss=loss, after_gradient=clipping)
+        return plain.train(small, w, turn, loss=loss)
 
     def counts(name: str, i: int) -> Any:
         count = 1.0 if m.weighting == "equal" else len(s.clients[i].y)
