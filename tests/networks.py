@@ -67,21 +67,6 @@ class DetachedCentre(Plain):
         return torch.tanh(hidden - hidden.detach().mean(0))
 
 
-class SubclassedNorm(nn.BatchNorm1d):
-    pass
-
-
-def batchnorm_subclass(shape, classes):
-    return normalised(shape, classes, SubclassedNorm(WIDTH))
-
-
-def instance_norm_with_statistics(shape, classes):
-    norm = nn.InstanceNorm2d(4, track_running_stats=True)
-    return nn.Sequential(
-        nn.Conv2d(shape[0], 4, 3), norm, nn.Tanh(), nn.Flatten(), nn.LazyLinear(classes)
-    )
-
-
 # ---- buffers and other state
 
 
@@ -261,12 +246,6 @@ class ParameterLists(nn.Module):
 
     def forward(self, x):
         return self.out(torch.tanh(x.flatten(1) @ self.weights[0] + self.shifts["hidden"]))
-
-
-class BranchesOnValues(Plain):
-    def features(self, x):
-        features = super().features(x)
-        return features if float(features.mean()) > 0 else 0.5 * features
 
 
 class KeepsBatchNormStill(nn.Module):
@@ -598,7 +577,6 @@ KEPT = {
     "frozen_average": FrozenAverage,
     "hook_by_method": HookByMethod,
     "parameter_lists": ParameterLists,
-    "branches_on_values": BranchesOnValues,
     "keeps_batchnorm_still": KeepsBatchNormStill,
     "made_still": MadeStill,
     "views_batch": ViewsBatch,
@@ -627,9 +605,7 @@ KEPT = {
     "frozen_body": FrozenBody,
     "batchnorm_by_hand": BatchNormByHand,
     "detached_centre": DetachedCentre,
-    "batchnorm_subclass": batchnorm_subclass,
     "batchnorm_without_statistics": batchnorm_without_statistics,
-    "instance_norm_with_statistics": instance_norm_with_statistics,
     "counts_in_evaluation": CountsInEvaluation,
 }
 """Networks that run on the loop backend as in plain PyTorch."""

@@ -1,4 +1,9 @@
-"""The smaller networks: the papers' counts and drawings, the shapes that each takes, texts."""
+"""The networks: the papers' counts, drawings and initial values, the shapes that each takes, texts,
+mistakes of a user's own, BatchNorm of padded batches; every method on every kind of network, where
+what it assumes of a network shows that the contract's one smooth network of images does not show.
+"""
+
+import dataclasses
 
 import pytest
 import torch
@@ -8,9 +13,25 @@ from torch import nn
 from fedpfl import models
 from fedpfl.config.plan import check_config
 from fedpfl.config.run import build_run
+from fedpfl.engine import FineTuning
+from fedpfl.engine.keys import Draws
+from fedpfl.ground import memory, vision
 from fedpfl.ground.errors import FedpflError
+from fedpfl.methods import METHODS
+from fedpfl.models import Net
+from fedpfl.models.norm import BatchNorm2d
+from fedpfl.models.resnet import ResNet
+from fedpfl.testing.toy import BACKENDS, CLASSES, LOCAL
+from tests import networks
 from tests.command import TINY_TASK, compose_once
-from tests.conftest import assert_close, assert_same
+from tests.conftest import (
+    SETTINGS,
+    assert_close,
+    assert_same,
+    evaluate,
+    make_federation,
+    record_rounds,
+)
 
 COUNTS = [
     ("fedspu_emnist", (1, 28, 28), 62, {}, 64_722),
@@ -155,3 +176,265 @@ def test_models_that_take_the_data_set_are_named():
         " models that take these: cnn4, fedspu_cifar10, fedspu_emnist, fedspu_speech, lenet5, mlp,"
         " resnet8, resnet10, resnet18, vit"
     )
+
+
+# FedOBP's network, mistakes, and BatchNorm of padded batches
+
+
+PUBLISHED = [  # shape, classes, parameters, body
+    ((3, 32, 32), 10, 878_538, 873_408),
+    ((3, 32, 32), 100, 924_708, 873_408),
+    ((1, 28, 28), 10, 582_026, 576_896),
+    ((1, 28, 28), 62, 608_702, 576_896),
+    ((1, 28, 28), 11, 582_539, 576_896),
+]
+
+
+def draw_cnn4(channels: int, flat: int) -> nn.Sequential:
+    """The network as the paper draws it: ReLU, then pooling."""
+    convolved = [*stage(channels, 32), *stage(32, 64), nn.Flatten()]
+    return nn.Sequential(*convolved, *hidden_stage(flat, 512), nn.Linear(512, 10))
+
+
+@pytest.mark.parametrize(("shape", "classes", "total", "body"), PUBLISHED)
+def test_cnn4_has_the_published_number_of_parameters(shape, classes, total, body):
+    net = models.build_network("cnn4", shape, classes, seed=0)
+    count = {name: p.numel() for name, p in net.params.items()}
+    assert sum(count.values()) == total
+    assert sum(count[name] for name in net.parts.body) == body
+    assert sum(count[name] for name in net.parts.head) == total - body == 513 * classes
+    layers = [sum(count[name] for name in layer) for layer in net.parts.layers]
+    convolution, hidden = (832, 524_800) if shape[0] == 1 else (2_432, 819_712)
+    assert layers == [convolution, 51_264, hidden, 513 * classes]
+    assert net.buffers == {}
+
+
+@pytest.mark.parametrize(
+    ("seed", "channels", "size", "flat"), [(0, 1, 28, 1024), (42, 3, 32, 1600)]
+)
+def test_cnn4_is_the_drawing_bit_for_bit_in_initial_values_logits_and_gradients(
+    seed, channels, size, flat
+):
+    """Initial values are the seed's default ones in order of the layers."""
+    net = models.build_network("cnn4", (channels, size, size), 10, seed)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        plain = draw_cnn4(channels, flat)
+    assert_same(list(net.params.values()), list(plain.parameters()))
+    x = torch.randn(6, channels, size, size, generator=torch.Generator().manual_seed(0))
+    params = {name: p.clone().requires_grad_() for name, p in net.params.items()}
+    logits, expected = net.bind({})(params, x), plain(x)
+    assert torch.equal(logits, expected)
+    y = torch.arange(6)
+    got = torch.autograd.grad(F.cross_entropy(logits, y), list(params.values()))
+    want = torch.autograd.grad(F.cross_entropy(expected, y), list(plain.parameters()))
+    assert_same(got, want)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "options", "mend"),
+    [
+        ("mlp", (784,), {"hidden": (10**9,)}, "lower model.hidden"),
+        ("mlp", (784,), {"hidden": (10**5, 10**5)}, "lower model.hidden"),
+        ("text", (64,), {"vocabulary": 10**30, "width": 32}, "lower model.vocabulary or .*"),
+        ("cnn4", (3, 10_000, 10_000), {}, "lower the size of the samples"),
+        ("resnet8", (10**12, 8, 8), {"norm": "group"}, "lower the size of the samples"),
+    ],
+)
+def test_sizes_that_no_memory_holds_are_refused_before_any_is_taken(
+    name, shape, options, mend, monkeypatch
+):
+    monkeypatch.setattr(memory, "total_memory", lambda: 16 * 2**30)
+    told = rf"^model={name}: its parameters.* would take .*; {mend}$"
+    with pytest.raises(FedpflError, match=told):
+        models.build_network(name, shape, 10, 0, **options)
+
+
+class Sum(nn.Module):
+    """A network of somebody's own, with one mistake or another."""
+
+    def __init__(self, shape, classes, mistake=""):
+        super().__init__()
+        self.mistake = mistake
+        self.fc = nn.Linear(shape[0], 5 if mistake == "classes" else classes)
+        if mistake == "meta":  # none: what needs values to be made cannot be made without
+            self.scale = float(self.fc.weight.detach().abs().max())
+        if mistake == "name":
+            self.absent(shape)
+
+    def forward(self, x):
+        if self.mistake == "shape":
+            x = x[:, 1:]
+        return self.fc(x.sum(0) if self.mistake == "batch" else x)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "says"),
+    [
+        ("classes", r"answers two samples by \[2, 5\], expected logits \[2, 3\]"),
+        ("batch", r"answers two samples by \[3\], expected logits \[2, 3\]"),
+        ("shape", "RuntimeError: mat1 and mat2 shapes cannot be multiplied"),
+        ("name", "AttributeError: 'Sum' object has no attribute 'absent'"),
+    ],
+)
+def test_mistakes_of_a_networks_author_are_one_line(mistake, says, monkeypatch):
+    monkeypatch.setitem(models.MODELS, "sum", Sum)
+    assert models.build_network("sum", (4,), 3, 0).params["fc.weight"].shape == (3, 4)
+    meta = models.build_network("sum", (4,), 3, 0, mistake="meta")
+    assert meta.params["fc.weight"].shape == (3, 4)
+    with pytest.raises(FedpflError, match=f"^model=sum: {says}") as error:
+        models.build_network("sum", (4,), 3, 0, mistake=mistake)
+    assert "\n" not in str(error.value)
+
+
+def test_batch_norm_ignores_rows_of_weight_zero():
+    """Values, gradients and statistics are those of nn.BatchNorm2d on the real rows, whatever the
+    padding holds.
+    """
+    real = torch.randn(5, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    plain, padded = nn.BatchNorm2d(3), BatchNorm2d(3)
+    x = torch.cat([real, torch.full((4, 3, 4, 4), 1e4)]).requires_grad_()
+    y = real.clone().requires_grad_()
+    for _ in range(3):
+        padded.sample_weight = torch.tensor([1.0] * 5 + [0.0] * 4)
+        out, want = padded(x), plain(y)
+        assert_close(out[:5], want)
+    probe = torch.randn(want.shape, generator=torch.Generator().manual_seed(1))
+    (got_grad,) = torch.autograd.grad((out[:5] * probe).sum(), x)
+    (want_grad,) = torch.autograd.grad((want * probe).sum(), y)
+    assert_close(got_grad[:5], want_grad)
+    assert got_grad[5:].abs().max() == 0
+    assert_close(dict(padded.named_buffers()), dict(plain.named_buffers()))
+
+
+def test_batch_norm_in_bf16_has_float32_statistics():
+    """As torch's: means far from zero keep their digits, and what goes on is bf16."""
+    x = 3 + torch.randn(16, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    plain, weighted = nn.BatchNorm2d(3), BatchNorm2d(3)
+    weighted.sample_weight = torch.ones(16)
+    want, got = plain(x.bfloat16()), weighted(x.bfloat16())
+    assert got.dtype == want.dtype == torch.bfloat16
+    assert_close(got, want, atol=1e-2, rtol=1e-2)
+    assert_close(dict(weighted.named_buffers()), dict(plain.named_buffers()), rtol=1e-5)
+
+
+# ResNets
+
+
+RESNETS = [  # FedPURIN and FedSelect; the small stem: 64 * 3 * (49 - 9) fewer
+    ("resnet8", (1, 28, 28), 10, {}, 1_229_002, 2_688),
+    ("resnet8", (3, 32, 32), 10, {}, 1_235_274, 2_688),
+    ("resnet10", (3, 32, 32), 100, {}, 4_957_092, 5_760),
+    ("resnet18", (3, 32, 32), 10, {}, 11_181_642, 9_600),
+    ("resnet8", (3, 32, 32), 10, {"stem": "small", "norm": "group"}, 1_227_594, 2_688),
+]
+
+
+@pytest.mark.parametrize(("name", "shape", "classes", "options", "count", "of_norms"), RESNETS)
+def test_as_many_parameters_as_published(name, shape, classes, options, count, of_norms):
+    net = models.build_network(name, shape, classes, 0, **options)
+    assert sum(p.numel() for p in net.params.values()) == count
+    assert net.parts.head == ("classifier.weight", "classifier.bias")
+    norms = {name for name in net.params if "norm" in name or ".project.1" in name}
+    assert set(net.parts.normalisation) == norms
+    assert sum(net.params[name].numel() for name in norms) == of_norms
+    assert sum(map(len, net.parts.layers)) == len(net.params)
+    for weight, *normalisation in net.parts.layers[:-1]:
+        assert weight not in norms
+        assert len(normalisation) == 2
+        assert {*normalisation} <= norms
+
+
+@pytest.mark.parametrize(("norm", "seed"), [("group", 42), ("batch", 0)])
+def test_a_seed_gives_torchvisions_network_with_its_initial_values_bit_for_bit(norm, seed):
+    vision.load_torchvision()  # where its import is mended
+    from torchvision.models.resnet import BasicBlock, ResNet
+
+    layer = {"batch": nn.BatchNorm2d, "group": lambda channels: nn.GroupNorm(32, channels)}[norm]
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        theirs = ResNet(BasicBlock, [1] * 4, num_classes=10, norm_layer=layer)
+    net = models.build_network("resnet10", (3, 32, 32), 10, seed, norm=norm)
+    assert_same(list(net.params.values()), list(theirs.parameters()))
+    assert_same(list(net.buffers.values()), list(theirs.buffers()))
+    x, bound = torch.randn(2, 3, 40, 40), net.bind({"main": net.buffers}, training=True)
+    assert_close(bound(net.params, x), theirs(x), atol=1e-5)
+    assert_close(list(bound.buffers["main"].values()), list(theirs.buffers()))
+
+
+@pytest.mark.parametrize(
+    ("shape", "stem", "norm"),
+    [
+        ((1, 1, 1), "large", "batch"),
+        ((1, 1, 1), "small", "group"),
+        ((1, 33, 40), "large", "batch"),
+    ],
+)
+def test_no_image_is_too_small(shape, stem, norm):
+    """Two are a batch even where one pixel is left."""
+    net = models.build_network("resnet8", shape, 7, 0, norm=norm, stem=stem)
+    for training in (True, False):
+        bound = net.bind({"main": net.buffers}, training=training)
+        logits = bound(net.params, torch.randn(2, *shape))
+        assert logits.shape == (2, 7)
+        assert logits.isfinite().all()
+
+
+# Every method on every kind of network
+
+
+NETWORKS = {
+    "text": ((6,), {"vocabulary": 30, "width": 8}),
+    "lstm": ((6,), {"vocabulary": 30, "width": 8}),
+    "har_cnn": ((3, 32), {}),
+    "mlp": ((11,), {"hidden": (16, 8)}),
+    "resnet": ((1, 8, 8), {}),
+    "double": ((1, 8, 8), {}),
+}
+TRAIN, TEST = (20, 7, 3), (5, 3, 4)
+
+
+def setting(network: str):
+    """A network, and three clients with samples for it."""
+    shape, options = NETWORKS[network]
+    federation, g = make_federation(TRAIN, TEST), torch.Generator().manual_seed(3)
+    centres = federation.y.view(-1, *[1] * len(shape))
+    x = centres + torch.randn(len(federation.y), *shape, generator=g)
+    if network in ("text", "lstm"):
+        x = (8 * x).clamp(0, 40).int()
+    if network == "resnet":  # of two blocks: an identity and a projection
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            return Net(ResNet(shape, CLASSES, (1, 1), "batch", "small")), federation
+    if network == "double":
+        return Net(networks.Double(shape, CLASSES)), federation
+    federation = dataclasses.replace(federation, x=x, mean=(), std=())
+    return models.build_network(network, shape, CLASSES, 0, **options), federation
+
+
+CASES = [(name, network) for name in METHODS for network in NETWORKS]
+QUICK = {
+    *(("heterofl", "mlp"), ("scaffold", "mlp")),
+    *(("fedobp", network) for network in NETWORKS),
+    *((name, "double") for name in ("fedmp", "fedpac", "fedgen", "pfedfda")),
+}
+"""What `make test` plays: methods of each kind on the smallest network, and one on every network."""
+
+
+@pytest.mark.parametrize(
+    ("name", "network"),
+    [pytest.param(*case, marks=[] if case in QUICK else [pytest.mark.full]) for case in CASES],
+)
+def test_a_round_and_its_evaluation(name, network):
+    net, federation = setting(network)
+    method = METHODS[name](**SETTINGS.get(name, [{}])[0])
+    tuning = FineTuning(dataclasses.replace(LOCAL, epochs=1), Draws(0, "finetune", 1))
+    sent, losses = [], []
+    for backend in BACKENDS:
+        states, (outcome,) = record_rounds(method, net, federation, [[0, 2]], engine=backend)
+        assert outcome.finite.all()
+        counts = evaluate(method, net, federation, states[-1], backend, tuning=tuning)
+        sent.append(outcome.traffic.values_up)
+        losses.append((outcome.loss, counts.loss))
+    assert sent[0] == pytest.approx(sent[1], rel=1e-4)  # at a threshold scores may round
+    assert_close(*losses, atol=0.01, rtol=0.01)

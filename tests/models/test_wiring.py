@@ -136,9 +136,6 @@ def test_zeroed_entries_are_as_good_as_a_small_dense_network(name, mode):
     assert sum(int(mask[n].sum()) for n in params) == tree.size(small)
 
 
-# Other networks
-
-
 class Does(nn.Module):
     """conv, something, mean, classifier."""
 
