@@ -281,15 +281,6 @@ def test_a_hook_ends_no_program_and_no_loop(hook, first, statement, told, backen
     assert f"({file}:10)" in str(error.value)
 
 
-# Models that are not finite, and names that are no hooks
-
-
-def one_round(method, engine="loop", net=None):
-    net = net or tiny()
-    state = make_initial_state(method, net, 3, CPU)
-    return next_round(method, net, FEDERATION, state, COHORT, engine=engine, local=LOCAL)
-
-
 def test_a_model_that_is_not_finite_has_no_accuracy(backend):
     net, method = tiny(), LocalOnly()
     state = make_initial_state(method, net, 3, CPU)
@@ -308,7 +299,7 @@ def test_what_the_server_makes_of_finite_uploads_is_looked_at(backend):
         def aggregate(self, server, clients, net, uploads, weight, generator):
             return tree.map(lambda leaf: leaf.sum(0) * torch.inf, uploads), clients
 
-    _, outcome = one_round(Exploding(), backend)
+    _, (outcome,) = record_rounds(Exploding(), tiny(), FEDERATION, [COHORT], engine=backend)
     assert outcome.finite.all()
     assert not outcome.state_is_finite
 
@@ -322,7 +313,7 @@ def test_statistics_that_are_not_finite_are_found():
         def finish(self, server, client, start, end):
             return server, client
 
-    _, outcome = one_round(Scaled(), net=tiny(norm=True))
+    _, (outcome,) = record_rounds(Scaled(), tiny(norm=True), FEDERATION, [COHORT])
     assert not outcome.finite.any()
 
 

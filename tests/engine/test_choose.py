@@ -183,7 +183,7 @@ def test_the_width_is_halved_where_memory_runs_out(federation, net, caplog):
         Small(net, CPU, Engine("batched")),
         make_backend(Engine("batched", width=2), net, CPU),
     ):
-        setup = RoundSetup(runner, FedAvg(), federation, Local(1, 8, 0.1), 0)
+        setup = RoundSetup(runner, FedAvg(), federation, Local(1, 32, 0.1), 0)
         state = make_initial_state(FedAvg(), net, federation.clients, CPU)
         with caplog.at_level(logging.WARNING):
             for _ in range(2):

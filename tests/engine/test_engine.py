@@ -1,16 +1,23 @@
-"""The engine: random draws, rounds, what toy methods answer through every hook, evaluation,
-precision, errors, CUDA.
+"""The engine: random draws, outcomes, evaluation, precision, errors, CUDA; measures beside the
+accuracy against scikit-learn; a run in bf16 says which precision is faster here.
 """
 
 import copy
+import importlib
 import math
 import random
+import sys
 from dataclasses import replace
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
+from sklearn import metrics as sk
+from torch import nn
 
+import fedpfl
 from fedpfl import data
 from fedpfl.data.datasets import Samples
 from fedpfl.data.partition import Partition
@@ -18,20 +25,34 @@ from fedpfl.engine import (
     Engine,
     FineTuning,
     Local,
+    PrecisionTimes,
     RoundSetup,
     draw_cohorts,
     make_backend,
     make_initial_state,
+    measures,
     play_round,
+    time_precisions,
 )
 from fedpfl.engine.backends.backend import reproducible_arithmetic
 from fedpfl.engine.backends.selection import find_device, require_supported
-from fedpfl.engine.calls import Counts
-from fedpfl.engine.evaluate import pooled_accuracy, scores_per_client, summarize_scores
+from fedpfl.engine.calls import Counts, EvalCall
+from fedpfl.engine.evaluate import (
+    cross_client_accuracy,
+    pooled_accuracy,
+    scores_per_client,
+    summarize_scores,
+)
 from fedpfl.engine.keys import Draws
+from fedpfl.engine.measures import BINS, MEASURES
+from fedpfl.engine.training.shard import gather_data
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
-from fedpfl.methods import METHODS, FedAvg
+from fedpfl.methods import METHODS, Batch, FedAvg
+from fedpfl.models import Net
+from fedpfl.report import load
+from fedpfl.runner import header
+from tests.command import TINY, play_run, read_checkpoint
 from tests.conftest import (
     BACKENDS,
     CLASSES,
@@ -40,9 +61,13 @@ from tests.conftest import (
     LOCAL,
     TEST,
     Tiny,
+    as_engine,
     assert_close,
+    assert_same,
+    differing,
     evaluate,
     every_method,
+    find_eval_job,
     flatten,
     make_federation,
     record_rounds,
@@ -52,9 +77,6 @@ from tests.conftest import (
 )
 
 EVERYONE = list(range(10))
-
-
-# Draws
 
 
 def test_cohorts_come_from_one_stream_of_random_sample():
@@ -67,25 +89,6 @@ def test_cohorts_come_from_one_stream_of_random_sample():
     assert list(draw_cohorts(8, 50, 0.1, 20)) != expected
     stream = draw_cohorts(7, 50, 0.1, 2**63)  # drawn as they come
     assert [next(stream) for _ in range(20)] == expected
-
-
-# Outcomes
-
-
-def test_losses_are_means_over_a_clients_steps(net, federation, backend):
-    """By hand for one epoch with a vanishing learning rate; clients 5 of three samples, 9 without a
-    step.
-    """
-    local = Local(epochs=1, batch_size=512, lr=1e-20)
-    cohort = [0, 5, 9]
-    _, (outcome,) = record_rounds(FedAvg(), net, federation, [cohort], engine=backend, local=local)
-    module = Tiny()
-    module.load_state_dict(net.params)
-    samples = [federation.train[client] for client in (0, 5)]
-    logits = [module(federation.normalize(federation.x[own])) for own in samples]
-    losses = map(F.cross_entropy, logits, [federation.y[own] for own in samples])
-    expected = [loss.item() for loss in losses]
-    assert outcome.loss.tolist() == pytest.approx([*expected, 0.0], abs=1e-5)
 
 
 def test_evaluation_passes_all_samples_once_in_chunks(net, backend):
@@ -259,3 +262,236 @@ def test_a_fine_tuned_copy_is_evaluated_with_the_statistics_that_its_tuning_left
         evaluate(FedAvg(), net, federation, state, backend, tuning=own) for own in (None, still)
     )
     assert not torch.equal(plain.loss, tuned.loss)
+
+
+# Measures beside the accuracy
+
+
+NAMES = tuple(MEASURES)
+needed = pytest.mark.usefixtures("library")
+
+
+@pytest.fixture(scope="module")
+def library():
+    pytest.importorskip("lightning_utilities", reason="needs the extra metrics")
+    return measures.import_torchmetrics()
+
+
+def by_sklearn(logits, y):
+    shares = logits.double().softmax(1).numpy()
+    y, guess = y.numpy(), logits.argmax(1).numpy()
+    held = np.unique(y)
+    auroc = [math.nan]
+    if len(held) > 1:
+        auroc = [sk.roc_auc_score(y == one, shares[:, one]) for one in held]
+    sure, edges = shares.max(1), np.linspace(0, 1, BINS + 1)
+    place = np.clip(np.digitize(sure, edges) - 1, 0, BINS - 1)
+    gaps = [
+        abs((y == guess)[place == b].mean() - sure[place == b].mean()) * (place == b).mean()
+        for b in {*place}
+    ]
+    return {
+        "f1": sk.f1_score(y, guess, average="macro"),
+        "balanced": np.mean([(guess[y == one] == one).mean() for one in held]),
+        "auroc": np.mean(auroc),
+        "ece": sum(gaps),
+    }
+
+
+def test_what_everybody_is_judged_by_on_everybodys_samples():
+    """Two models on three clients, of whom one has no test samples; a model that is not finite has
+    no accuracy.
+    """
+    correct, total = torch.tensor([[1, 0, 3], [2, 0, 0]]), torch.tensor([[2, 0, 6]] * 2)
+    matrix, whole = cross_client_accuracy(Counts(correct, torch.zeros(2, 3), total))
+    assert torch.equal(matrix.nan_to_num(-1), torch.tensor([[50.0, -1, 50], [100, -1, 0]]).double())
+    assert whole.tolist() == [50, 25]
+    _, whole = cross_client_accuracy(
+        Counts(correct, torch.tensor([[0, 0, 0], [0, 0, math.nan]]), total)
+    )
+    assert whole.nan_to_num(-1).tolist() == [50, -1]
+
+
+@needed
+@pytest.mark.parametrize("name", ["fedper", "apfl"])
+def test_backends_agree_with_scikit_learn_and_nothing_else_changes(name, federation, net):
+    """They are scikit-learn's, also of clients of one class, or none of those that are predicted.
+    What is asked for besides leaves the tallies bit for bit; the matrix's diagonal is what clients
+    are judged by.
+    """
+    method, everyone, told = METHODS[name](), list(range(federation.clients)), {}
+    for engine in ("loop", "batched"):
+        runner = make_backend(as_engine(engine), net, CPU)
+        state = record_states(method, net, federation, COHORTS[:1], engine=engine)[-1]
+        call = EvalCall(method, federation, state, everyone)
+        whole, two = (federation.merge_clients(count) for count in (10, 2))
+        plain = runner.evaluate_splits(call)["test"]
+        asked = runner.evaluate_splits(replace(call, measures=NAMES, common_federation=whole))
+        assert all(map(torch.equal, asked["test"][:3], plain[:3]))
+        assert torch.equal(asked["common"].correct.diagonal(), plain.correct)
+        halves = runner.evaluate_splits(replace(call, common_federation=two))["common"]
+        assert torch.equal(halves.correct.sum(1), asked["common"].correct.sum(1))
+        told[engine] = asked
+        for client in everyone:
+            own = federation.test[client]
+            job = find_eval_job(method, net, federation, state, client)
+            data = gather_data(federation, own)
+            batch = Batch(data.x, data.y)
+            logits = method.predict(net.bind(job.buffers), job.params, batch).detach()
+            known = {name: float(values[client]) for name, values in asked["test"].measures.items()}
+            wanted = by_sklearn(logits, data.y) if len(own) else dict.fromkeys(NAMES, math.nan)
+            assert known == pytest.approx(wanted, abs=1e-5, nan_ok=True)
+    assert_close(told["loop"]["common"].correct, told["batched"]["common"].correct)
+
+
+SMALL = (*TINY, "validation=0.25")
+
+
+@needed
+def test_a_run_writes_what_it_is_asked_for(tmp_path):
+    """Of FedAvg every model is the server's, so all columns of the matrix are alike; FedPer has
+    none at the server.
+    """
+    asked = ("eval.common=true", "metrics=[ece,f1]", "unseen=0.25", "method=fedavg")
+    tuned = ("eval.finetune_epochs=1", "eval.finetune_every=2")
+    run = fedpfl.run(*SMALL, *asked, *tuned, directory=tmp_path / "a", progress=False)
+    last = run.rounds.iloc[-1]
+    for name in ("common_accuracy", "server_accuracy"):
+        assert last[name] == pytest.approx(last["accuracy_pooled"])
+    frame = pd.read_csv(tmp_path / "a" / "common.csv", index_col="client")
+    ours = run.clients[run.clients["unseen"] == 0]
+    assert [*frame.index] == [*ours["client"]]
+    assert [*frame.columns] == [f"on_{number}" for number in frame.index]
+    assert (frame.nunique() == 1).all()
+    assert frame.to_numpy().diagonal() == pytest.approx(ours["accuracy"].to_numpy())
+    for split in ("", "ft_", "val_", "val_ft_"):
+        assert last[f"{split}f1"] == pytest.approx(ours[f"{split}f1"].mean())
+        assert last[f"{split}ece"] == pytest.approx(ours[f"{split}ece"].mean())
+    assert last["unseen_f1"] == pytest.approx(run.clients[run.clients["unseen"] == 1]["f1"].mean())
+    plain = fedpfl.run(*SMALL, "method=fedper", directory=tmp_path / "b", progress=False)
+    other = fedpfl.run(*SMALL, "method=fedper", asked[0], directory=tmp_path / "c", progress=False)
+    assert other.rounds["server_accuracy"].isna().all()
+    assert other.rounds["common_accuracy"].between(0, 100).all()
+    assert not (tmp_path / "b" / "common.csv").exists()
+    same = [name for name in plain.rounds if "seconds" not in name]
+    pd.testing.assert_frame_equal(other.rounds[same], plain.rounds[same])
+    assert {*other.rounds} - {*plain.rounds} == {"common_accuracy", "server_accuracy"}
+    (tmp_path / "a" / "common.csv").unlink()
+    with pytest.raises(FedpflError, match=r"common\.csv is not as the run wrote it"):
+        load.read_run(tmp_path / "a").cross_accuracy  # noqa: B018
+
+
+def test_without_torchmetrics_there_is_one_line(tmp_path, monkeypatch):
+    measures.import_torchmetrics.cache_clear()
+    monkeypatch.setitem(sys.modules, "torchmetrics", None)
+    monkeypatch.setitem(sys.modules, "torchmetrics.functional", None)
+    with pytest.raises(
+        FedpflError, match=r"^metrics needs torchmetrics, .*pip install 'fedpfl\[metrics\]'$"
+    ):
+        fedpfl.run(*SMALL, "metrics=[f1]", directory=tmp_path / "run", progress=False)
+    measures.import_torchmetrics.cache_clear()
+    with pytest.raises(FedpflError, match="metrics"):
+        fedpfl.run(*SMALL, "metrics=[f2]", directory=tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+
+
+# Which precision is faster here
+
+
+precision_timing = importlib.import_module("fedpfl.engine.precision_timing")
+BF16 = Engine("loop", precision="bf16")
+FEDERATION = make_federation((40, 33, 20), (10, 8, 16))
+RUN = ("method=fedavg", "dataset=digits", *TINY, "rounds=1")
+
+
+class Clocked(nn.Module):
+    """A network that takes seconds of a made-up clock: so many a sample, in bf16 and in fp32; twice
+    it stalls.
+    """
+
+    now, bf16, fp32, calls = 0.0, 0.0, 0.0, 0
+
+    def __init__(self):
+        super().__init__()
+        self.drop, self.head = nn.Dropout(0.5), nn.Linear(64, 10)
+
+    def forward(self, x):
+        Clocked.calls += 1
+        Clocked.now += 0.01 * (Clocked.calls in (5, 8)) + len(x) * (
+            Clocked.bf16 if torch.is_autocast_enabled("cpu") else Clocked.fp32
+        )
+        return self.head(self.drop(x.flatten(1)))
+
+
+@pytest.fixture
+def clocked(monkeypatch):
+    """Build a network that takes the time that is said."""
+
+    def build(bf16, fp32):
+        for name, value in {"now": 0.0, "calls": 0, "bf16": bf16, "fp32": fp32}.items():
+            monkeypatch.setattr(Clocked, name, value)
+        monkeypatch.setattr(precision_timing.time, "perf_counter", lambda: Clocked.now)
+        return Net(Clocked())
+
+    return build
+
+
+@pytest.mark.parametrize(
+    ("bf16", "fp32", "pays", "said"),
+    [
+        (0.001, 0.002, True, "32 ms in bf16, 64 ms in fp32: bf16 is faster here"),
+        (0.002, 0.001, False, "64 ms in bf16, 32 ms in fp32: fp32 is faster here"),
+        (0.00105, 0.001, True, "33.6 ms in bf16, 32 ms in fp32: one is as fast as the other here"),
+    ],
+)
+def test_each_way_is_timed_and_the_faster_is_named(clocked, bf16, fp32, pays, said):
+    found = time_precisions(BF16, CPU, clocked(bf16, fp32), FEDERATION, 32)
+    assert str(found) == f"a step of 32 samples takes {said}"
+    assert found.pays == pays
+
+
+@pytest.mark.parametrize("seconds", [0.00001, 0.001, 0.01, 0.05])
+def test_it_takes_a_second_at_most(clocked, seconds):
+    """A network that is slow is timed with fewer samples."""
+    found = time_precisions(BF16, CPU, clocked(seconds, 1.5 * seconds), FEDERATION, 32)
+    assert Clocked.now < 1
+    assert found.bf16 == pytest.approx(found.samples * seconds, abs=0.011)  # it may stall
+    assert (found.samples == 32) == (seconds < 0.01)
+
+
+def test_nothing_is_drawn_moved_or_asked_elsewhere():
+    net = Net(nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 10), nn.BatchNorm1d(10)))
+    before = tree.map(torch.clone, {"params": net.params, "buffers": net.buffers})
+    drawn = torch.get_rng_state(), np.random.get_state()[1]
+    assert time_precisions(BF16, CPU, net, FEDERATION, 32)
+    assert_same({"params": net.params, "buffers": net.buffers}, before)
+    assert not any(leaf.requires_grad for leaf in net.params.values())
+    assert torch.equal(drawn[0], torch.get_rng_state())
+    assert (drawn[1] == np.random.get_state()[1]).all()
+    assert time_precisions(Engine("loop"), CPU, net, FEDERATION, 32) is None
+    assert time_precisions(BF16, torch.device("cuda"), net, FEDERATION, 32) is None
+    failing = Net(nn.Linear(3, 10))  # which is left to the first round
+    assert time_precisions(BF16, CPU, failing, FEDERATION, 32) is None
+
+
+def test_the_run_says_it_once_and_is_the_same_without(tmp_path, monkeypatch):
+    """Where bf16 is slower among the warnings, which a sweep shows too."""
+
+    def say(folder, times, *words):
+        """Play a run that takes these times, and return what it says of them."""
+        find = lambda *about: times and precision_timing.time_precisions(*about) and times  # noqa: E731
+        monkeypatch.setattr(header.engine, "time_precisions", find)
+        said = play_run(tmp_path / folder, *RUN, *words).splitlines()
+        return [line for line in said if " ms in " in line]
+
+    faster, slower = (PrecisionTimes(32, 2.0, fp32) for fp32 in (3.0, 1.0))
+    bf16 = "engine.precision=bf16"
+    assert say("faster", faster, bf16) == [f"precision   {faster}"]
+    assert say("slower", slower, bf16) == [f"slow: {slower}; use engine.precision=fp32"]
+    assert say("untimed", None, bf16) == []
+    assert say("full", faster) == []
+    timed, untimed, full = (
+        read_checkpoint(tmp_path / name) for name in ("faster", "untimed", "full")
+    )
+    assert_same(timed, untimed)
+    assert differing(timed, full)

@@ -181,9 +181,6 @@ def test_what_cannot_work_is_one_line(tmp_path, argument, message):
     assert not (tmp_path / "outputs").exists()
 
 
-# Which calls train as one program, and what does not spread
-
-
 METHODS = [FedAvg(), FedOBP(q=0.5), FedOBP(q=0.9), FedPer(), LocalOnly()]
 METHODS += [Ditto(lam=lam) for lam in (0.3, 0.3, 2.0)]
 

@@ -1,5 +1,5 @@
-"""Captured steps: the same numbers as eager ones, also when a program serves other rounds, runs and
-widths.
+"""Captured steps and scripts of steps: the same numbers as eager ones, also when a program serves
+other rounds, runs and widths.
 
 Without a GPU a stand-in captures: it may not run the step, and replaying runs what was captured,
 from the memory it was captured with. What a graph would not see, such as a tensor made anew each
@@ -8,26 +8,38 @@ round, the stand-in does not see either.
 
 import dataclasses
 import gc
+import itertools
 import logging
+import os
+import shutil
+import subprocess
+import sys
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+from fedpfl import models
 from fedpfl.engine import Engine, Local, RoundSetup, make_backend, make_initial_state, play_round
 from fedpfl.engine.backends.programs import Program, ProgramCache
 from fedpfl.engine.keys import generator
+from fedpfl.engine.training import scripts
+from fedpfl.engine.training.pure_steps import overwrite
 from fedpfl.ground import tree
 from fedpfl.methods import METHODS, Ditto, FedAvg, FedOBP, FedPer, FedSelect
 from tests.conftest import (
     COHORTS,
     CPU,
     LOCAL,
+    ROOT,
     assert_close,
     assert_same,
     every_method,
     keep_quick,
     make_federation,
+    record_rounds,
     tiny,
 )
 from tests.engine.test_hooks import Gambler, Pairs, Stepper
@@ -112,17 +124,17 @@ def test_steps_of_a_methods_own_and_random_numbers_are_captured(method, federati
 
 @pytest.mark.parametrize("method", keep_quick([FedAvg(), Ditto(lam=0.3), FedPer()]))
 def test_rows_are_rounded_up_to_a_width_and_no_bit_of_a_client_that_has_ended_moves(method):
-    """Twelve clients that all end at another step: one capture per width and kind of phase, not per
+    """Seven clients that all end at another step: one capture per width and kind of phase, not per
     number of rows.
     """
-    federation, capture = make_federation(tuple(range(16, 208, 16)), (2,) * 12), Capture()
+    federation, capture = make_federation(tuple(range(16, 128, 16)), (2,) * 7), Capture()
     local = Local(epochs=2, batch_size=8, lr=0.05, momentum=0.7, weight_decay=1e-4)
     captured, eager = (
-        played(method, federation, how, [list(range(12))] * 2, True, local)
+        played(method, federation, how, [list(range(7))] * 2, True, local)
         for how in (capture, None)
     )
     assert_same(captured, eager)
-    assert capture.captured == len({1, 2, 3, 4, 6, 8, 12})
+    assert capture.captured == len({1, 2, 3, 4, 6, 7})
 
 
 def test_programs_are_kept_as_far_as_there_is_room(federation):
@@ -227,3 +239,191 @@ def test_cuda_graphs_replay_the_eager_steps(method, precision, federation):
     captured, same_shapes, eager = ends
     assert_same(captured, same_shapes)
     assert_close(captured, eager, atol=1e-4 if precision == "fp32" else 1e-2)
+
+
+# Scripts: the bits of steps by Python, and steps that no script repeats
+
+
+SETTINGS = {
+    "momentum": Local(1, 16, 0.05, momentum=0.7),
+    "all": Local(1, 16, 0.05, momentum=0.7, nesterov=True, weight_decay=0.01, clip=0.5),
+    "schedule": Local(None, 16, 0.05, steps=7, decay=0.5),
+}
+SMALL = make_federation((40, 7, 33, 2, 65, 1), (12, 3, 9, 0, 14, 1))
+FEDERATION = replace(SMALL, x=SMALL.x.repeat_interleave(2, 2).repeat_interleave(2, 3))
+PAIRS = [[0, 2, 3, 5], [0, 1, 4, 5]]
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """Whether scripts do what steps do, for each size that was tried."""
+    made = []
+
+    def try_and_note(*arguments):
+        made.append(repeats_step(*arguments))
+        return made[-1]
+
+    repeats_step = scripts.repeats_step
+    monkeypatch.setattr(scripts, "repeats_step", try_and_note)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "network"),
+    [
+        ("fedper", "all", "lenet5"),
+        ("fedper", "schedule", "mlp"),
+        ("ditto", "all", "mlp"),  # its loss looks at the server and the client
+        ("fedselect", "all", "mlp"),  # masks
+        ("scaffold", "momentum", "mlp"),  # gradients change the client's state
+        ("pfedfda", "momentum", "mlp"),  # its losses keep features
+        ("fedcp", "momentum", "mlp"),  # each sample has numbers of its own
+        # A step of its own, on several batches.
+        pytest.param("per_fedavg", "momentum", "mlp", marks=pytest.mark.full),
+        ("fedrep", "momentum", "mlp"),  # the body holds still
+        ("fedper", "momentum", "norm"),  # statistics of BatchNorm move
+    ],
+)
+def test_scripts_train_to_the_same_bits(method, settings, network, made, monkeypatch):
+    federation, results = FEDERATION, []
+    if network == "norm":
+        federation, net = SMALL, tiny(norm=True)
+    else:
+        net = models.build_network(network, federation.shape, federation.classes, 0)
+    for steps_before in (0, 10**9):
+        monkeypatch.setattr(scripts, "STEPS_BEFORE", steps_before)
+        engine = Engine("loop", workers=2)
+        states, outcomes = record_rounds(
+            METHODS[method](), net, federation, PAIRS, local=SETTINGS[settings], engine=engine
+        )
+        losses = [outcome.loss for outcome in outcomes]
+        results.append({"states": dict(enumerate(states)), "losses": dict(enumerate(losses))})
+    assert_same(*results)
+    assert made
+    assert all(made)
+
+
+loss_scales = itertools.count(1)
+
+
+class Restless(METHODS["fedavg"]):
+    """A user's method, whose losses look at something beside trees and batches."""
+
+    def loss(self, server, client, net, params, batch):
+        return next(loss_scales) * super().loss(server, client, net, params, batch)
+
+
+def test_runs_that_share_a_backend_have_scripts_of_their_own(monkeypatch):
+    monkeypatch.setattr(scripts, "STEPS_BEFORE", 0)
+    net = models.build_network("mlp", FEDERATION.shape, FEDERATION.classes, 0, hidden=(8,))
+    local = SETTINGS["momentum"]
+    runs = [
+        (METHODS["fedprox"](mu=0.1), local),
+        (METHODS["fedprox"](mu=2.0), local),
+        (METHODS["fedavg"](), replace(local, momentum=0.2)),
+        (METHODS["fedavg"](), local),
+        (Restless(), local),
+    ]
+
+    def play(backend, method, local):
+        global loss_scales
+        loss_scales = itertools.count(1)
+        setup = RoundSetup(backend, method, FEDERATION, local, 0)
+        state = make_initial_state(method, net, FEDERATION.clients, CPU)
+        for cohort in PAIRS:
+            state, _ = play_round(setup, state, cohort)
+        return state.server
+
+    def make_loop():
+        return make_backend(Engine("loop", workers=1), net, CPU)
+
+    shared = make_loop()
+    together = [play(shared, *run) for run in runs]
+    monkeypatch.setattr(scripts, "STEPS_BEFORE", 10**9)
+    for server, run in zip(together, runs, strict=True):
+        assert_same(server, play(make_loop(), *run))
+
+
+def test_a_tree_takes_values_that_are_parts_of_itself():
+    old = {"one": torch.zeros(2), "other": torch.ones(2), "third": torch.full((2,), 2.0)}
+    leaves = dict(old)
+    overwrite(old, {"one": old["other"], "other": old["one"][:], "third": old["third"] + 1})
+    expected = {"one": torch.ones(2), "other": torch.zeros(2), "third": torch.full((2,), 3.0)}
+    assert_same(old, expected)
+    assert all(old[name] is leaf for name, leaf in leaves.items())
+
+
+def plain_step(tensors, minibatch, rate):
+    weight, x = tensors
+    (rows,) = minibatch
+    loss = F.cross_entropy(x[rows] @ weight, rows % 2)
+    (gradient,) = torch.autograd.grad(loss, [weight])
+    with torch.no_grad():
+        weight.add_(gradient, alpha=-rate)
+    return {}
+
+
+def changed_by(change):
+    """A step that does something more."""
+
+    def step(tensors, minibatch, rate):
+        plain_step(tensors, minibatch, rate)
+        with torch.no_grad():
+            change(tensors[0])
+        return {}
+
+    return step
+
+
+constant = torch.ones(3, 2)
+REFUSED = {
+    "constant": lambda weight: weight.add_(constant),
+    "random": lambda weight: weight.add_(torch.rand(3, 2)),
+    "read": lambda weight: weight.mul_(float(weight.sum())),
+    "as many as rows when it is recorded": lambda weight: weight.add_(scripts.ODD_ROWS[0]),
+    "not pure": lambda weight: weight.add_(next(numbers)),
+}
+numbers = iter(range(1, 100))
+
+
+def has_script(step, tensors):
+    minibatch = [torch.arange(4)]
+    script = scripts.write_script(step, tensors, minibatch)
+    return script is not None and scripts.repeats_step(script, step, tensors, minibatch)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_step_that_no_script_repeats_has_none(name):
+    tensors = [torch.rand(3, 2).requires_grad_(), torch.rand(9, 3)]
+    before = [leaf.detach().clone() for leaf in tensors]
+    assert not has_script(changed_by(REFUSED[name]), tensors)
+    assert has_script(plain_step, tensors)
+    assert_same([leaf.detach() for leaf in tensors], before)
+
+
+# The CUDA path on a pretended GPU, in a process of its own: it has to be there before torch is
+
+
+CHECKS = "tests/pretend/checks.py"
+
+
+@pytest.mark.full
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler to pretend a GPU with")
+@pytest.mark.skipif(torch.version.cuda is not None, reason="this PyTorch is made for real GPUs")
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        pytest.param([CHECKS, "-m", "full or not full"], id="all methods"),
+        pytest.param(["-m", "cuda"], id="all tests that need CUDA"),
+    ],
+)
+def test_on_a_pretended_gpu(chosen):
+    command = [
+        *(sys.executable, "-m", "pytest", "-p", "tests.pretend", "-p", "no:cacheprovider"),
+        "--tb=short",
+        *chosen,
+    ]
+    own = {key: value for key, value in os.environ.items() if key != "PYTEST_ADDOPTS"}
+    result = subprocess.run(command, cwd=ROOT, env=own, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "skipped" not in result.stdout

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,7 @@ from tests.runner.test_resume import replace_call as wrap, save_half as torn
 
 TRAIN, TEST = (40, 7, 33, 2, 65, 1), (12, 3, 9, 0, 14, 1)
 COHORTS = [[0, 2, 3, 5], [0, 1, 4, 5]]
+SHORT = replace(LOCAL, epochs=1)
 FEW = ("seqfededt", "fedamp")
 """Turns of a single client; models of others, which sharded states refuse."""
 RUN = (
@@ -187,14 +189,13 @@ def played(names: list[str], engine: str = "loop") -> dict[str, torch.Tensor]:
     found, federation, net = {}, make_federation(TRAIN, TEST), tiny(norm=True)
     for name, values in (first_case(name) for name in names):
         method, told = METHODS[name](**values), Engine(engine, workers=1)
-        states, outcomes = record_rounds(
-            method, net, federation, COHORTS, engine=told, stopping=Stopping(early=True)
-        )
-        last, adapt = states[-1], FineTuning(LOCAL, Draws(0, "adapt", 2))
+        values = {"engine": told, "local": SHORT, "stopping": Stopping(early=True)}
+        states, outcomes = record_rounds(method, net, federation, COHORTS, **values)
+        last, adapt = states[-1], FineTuning(SHORT, Draws(0, "adapt", 2))
         about = (method, federation, last, list(range(6)))
         backend = toy.make_backend(told, net, CPU)
         tuned = backend.evaluate(
-            EvalCall(*about, FineTuning(LOCAL, Draws(0, "finetune", 2)), adapt)
+            EvalCall(*about, FineTuning(SHORT, Draws(0, "finetune", 2)), adapt)
         )
         counts = [backend.evaluate(EvalCall(*about, before_evaluation=adapt)), tuned]
         trained = torch.tensor(sorted(find_trained_clients(last)))

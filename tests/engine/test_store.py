@@ -72,9 +72,6 @@ def test_a_full_disk_is_one_line(federation, tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == []
 
 
-# Who never took part
-
-
 @pytest.mark.parametrize("where", keep_quick(["auto", "disk"]))
 def test_memory_grows_with_those_who_took_part(where, tmp_path):
     """Of 10,000 clients; an eighth of the rows may stand empty."""
@@ -131,8 +128,6 @@ def test_states_beside_a_gpu(where, federation, tmp_path):
         assert {leaf.device.type for own in trees for leaf in tree.leaves(own)} == {place}
     assert_same({"server": here.server}, {"server": there.server})
 
-
-# The command
 
 RUN = (*TINY, "rounds=4", "quantile.q=0.9")
 

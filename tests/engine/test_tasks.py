@@ -77,9 +77,6 @@ def refusal(action) -> str:
     return str(error.value)
 
 
-# The configuration
-
-
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
@@ -106,9 +103,6 @@ def test_methods_that_need_classes_say_why():
     assert METHODS["heterofl"]().needs_classes
     assert not METHODS["heterofl"](masked=False).needs_classes
     assert not METHODS["fedphp"](transfer="mmd").needs_classes
-
-
-# Labels
 
 
 @pytest.mark.parametrize(
@@ -162,9 +156,6 @@ def test_sites_are_tables_of_numbers_or_of_several_labels(tmp_path):
     assert "a.csv: flu, age: y must be 0 and 1" in refusal(lambda: two("multilabel"))
 
 
-# Methods
-
-
 def make_net(classes: int, pairs: int) -> Net:
     torch.manual_seed(1)
     module = Tiny()
@@ -194,9 +185,6 @@ def test_every_method_trains_on_labels_of_each_task_or_says_that_it_needs_classe
             assert outcomes[-1].after.correct.sum() == 0
             assert outcomes[-1].finite.all()
         assert_close(told["loop"]["loss"], told["batched"]["loss"], atol=1e-4, rtol=1e-2)
-
-
-# Runs
 
 
 @pytest.mark.parametrize("task", keep_quick(OTHERS[::-1]))
@@ -234,9 +222,6 @@ def test_the_terminal_shows_the_tasks_score(archives, tmp_path, task):
     assert f"all clients {task.score_word} " in text.splitlines()[-1]
     assert "accuracy" not in text
     assert ("cohort's loss" in text, "a number each" in text) == (True, task is REGRESSION)
-
-
-# Searches and reports
 
 
 def test_a_search_for_errors_finds_the_least(tmp_path):
