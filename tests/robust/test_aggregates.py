@@ -152,9 +152,6 @@ def test_flame_averages_the_clipped_majority_of_one_direction(hostile):
     assert defence.find_majority(rows).tolist() == [False] * 5 + [True] * 6
 
 
-# Limits
-
-
 @pytest.mark.parametrize("name", RULES)
 def test_the_order_of_clients_and_where_zero_lies_change_nothing(name):
     rows, rule = draw_rows(1), RULES[name]
@@ -175,9 +172,6 @@ def test_nobody_to_bear_is_the_mean():
     kinds = (defence.TrimmedMean, defence.MultiKrum, defence.Bulyan)
     for rule in (*(kind(f=0) for kind in kinds), defence.NormBound(1e6, 0.0)):
         torch.testing.assert_close(combine(rule, rows), rows.mean(0))
-
-
-# Breakdown
 
 
 BREAKDOWN = {

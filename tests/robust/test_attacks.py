@@ -36,9 +36,6 @@ def make_uploads(seed=0, clients=9, hostile=3):
     return forgery.Uploads(rows, torch.arange(clients) < hostile, weights, torch.Generator())
 
 
-# Uploads
-
-
 def test_each_attack_on_uploads_is_its_formula():
     uploads = make_uploads()
     rows, weights = uploads.rows.numpy(), uploads.weights.numpy()
@@ -162,9 +159,6 @@ def test_a_defence_is_the_mean_of_the_method():
     assert_close(play(method, defence=Median()).server, server)
 
 
-# Who attacks
-
-
 def test_attackers_are_drawn_by_seed_or_named_and_attack_in_their_rounds():
     numbers = list(range(0, 200, 2))  # of the partition: newcomers have the odd ones
     drawn = [Attack(share=0.2).draw_attackers(numbers, seed) for seed in (0, 0, 1)]
@@ -181,9 +175,6 @@ def test_attackers_are_drawn_by_seed_or_named_and_attack_in_their_rounds():
             attack.draw_attackers(numbers, 0)
     active = [number for number in range(1, 10) if Attack(from_round=3, every=3).is_active(number)]
     assert active == [3, 6, 9]
-
-
-# Samples
 
 
 def test_labels_are_flipped_at_attackers_alone():

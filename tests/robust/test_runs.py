@@ -147,19 +147,13 @@ def test_of_two_classes_success_is_what_accuracy_lacks(text, tmp_path):
     assert min(accuracies) < 100
 
 
-def test_before_its_first_round_an_attack_is_none(tmp_path):
-    servers = []
-    for name, words in {"attacked": ATTACKED, "honest": ("method=fedper", ATTACKED[4])}.items():
-        # Stopped with the second row, before the second checkpoint.
-        interrupt(tmp_path / name, *SMALL, *words, after=2)
-        checkpoint = read_checkpoint(tmp_path / name)
-        assert checkpoint["round"] == 1
-        servers.append(checkpoint["server"])
-    assert_same(*servers)
-
-
-def test_a_run_that_was_stopped_goes_on_bit_for_bit(attacked, tmp_path):
+def test_before_its_first_round_an_attack_is_none_and_a_stopped_run_goes_on(attacked, tmp_path):
+    """Bit for bit; stopped with the second row, before the second checkpoint."""
     interrupt(tmp_path / "run", *SMALL, *ATTACKED, after=2)
+    play(tmp_path / "honest", "method=fedper", "defence=trimmed_mean", "rounds=1")
+    before, honest = (read_checkpoint(tmp_path / name) for name in ("run", "honest"))
+    assert before["round"] == honest["round"] == 1
+    assert_same(before["server"], honest["server"])
     assert play(tmp_path / "run", *ATTACKED) == read_table(attacked / "rounds.csv")
     assert_same(*map(read_models, (tmp_path / "run", attacked)))
 
@@ -191,7 +185,7 @@ method=fedavg attack=backdoor attack.share=0.2 attack.pattern=sine augment=flip_
 """Words => a column that has a number in the last row."""
 
 
-@pytest.mark.parametrize(("text", "column"), keep_quick(read_cases(COMBINATIONS), 2))
+@pytest.mark.parametrize(("text", "column"), keep_quick(read_cases(COMBINATIONS)))
 def test_attacks_and_defences_go_with_what_else_there_is(text, column, tmp_path):
     if "privacy" in text:
         pytest.importorskip("dp_accounting", reason="needs the extra [privacy]")
