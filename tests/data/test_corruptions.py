@@ -28,9 +28,6 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(5)
 
 
-# The recipe
-
-
 def test_which_of_the_fifteen_are_offered():
     assert set(cifar10_c.MAIN_CORRUPTIONS) - set(RECIPES) == {"frost"}
     assert set(RECIPES) < set(cifar10_c.MAIN_CORRUPTIONS)
@@ -199,9 +196,6 @@ def test_elastic_transform_of_nothing_moves_nothing():
         np.testing.assert_allclose(outside[:, 0, 0], (X[:, beyond, 4] + X[:, beyond, 5]) / 2)
 
 
-# Files
-
-
 @pytest.fixture
 def published(tmp_path, monkeypatch):
     """Seven images at five severities, some corruptions; the sums are those of these files."""
@@ -268,9 +262,6 @@ def test_errors_in_files(tmp_path, published, monkeypatch):
     assert corrupt("cifar10_c", tmp_path).startswith("fog.npy: ")
     path.unlink()
     assert corrupt("cifar10_c", tmp_path).startswith("CIFAR-10-C: fog.npy is missing")
-
-
-# Made
 
 
 def clean(folder, **more) -> np.ndarray:

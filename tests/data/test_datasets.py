@@ -23,11 +23,9 @@ import torch
 from omegaconf import OmegaConf
 from sklearn.datasets import load_digits
 
-from fedpfl.data import build_federation
 from fedpfl.data.datasets import DATA_SETS, emnist, fmnist, load_samples, mnist
 from fedpfl.data.datasets.shared.archive import MedMNIST
 from fedpfl.data.datasets.shared.samples import Samples, mean_and_std, select_classes
-from fedpfl.data.partition import Partition
 from fedpfl.ground import vision
 from tests.conftest import DATA, ROOT, read_cases
 from tests.data.promises import assert_promises, one_line
@@ -63,9 +61,6 @@ def idx(array: np.ndarray) -> bytes:
     )
 
 
-# Digits: embedded
-
-
 def test_digits_needs_no_files(tmp_path):
     digits = load_samples("digits", tmp_path / "absent", download=False)
     assert digits.x.shape == (1797, 1, 28, 28)
@@ -80,9 +75,6 @@ def test_digits_needs_no_files(tmp_path):
     assert abs(digits.x[:, 0].numpy() - expected).max() <= 0.5 + 1e-9
     assert_promises("digits", tmp_path / "absent")
     assert not (tmp_path / "absent").exists()
-
-
-# MNIST and FashionMNIST
 
 
 @pytest.fixture
@@ -182,9 +174,6 @@ def test_absent_and_no_network(tmp_path, name):
     assert list(tmp_path.iterdir()) == []  # nothing left behind
 
 
-# EMNIST
-
-
 def emnist_files() -> dict[str, bytes]:
     return {
         "gzip/emnist-byclass-train-images-idx3-ubyte.gz": gzip.compress(idx(images(5, 4, 4))),
@@ -219,9 +208,6 @@ def test_emnist_from_the_zip_and_unpacked(tmp_path, monkeypatch):
 
     write(tmp_path / "zip/EMNIST/raw", {"gzip.zip": buffer.getvalue()[:-1]})
     assert corrupt("emnist", tmp_path / "zip").startswith("gzip.zip: md5 is")
-
-
-# CIFAR
 
 
 @pytest.fixture(params=["cifar10", "cifar100"])
@@ -308,9 +294,6 @@ def test_corrupt_cifar_is_named(tmp_path, cifar):
     assert corrupt(name, tmp_path).startswith(f"{kind.filename}: md5 is")
 
 
-# SVHN
-
-
 def test_svhn(tmp_path, monkeypatch):
     from scipy.io import savemat
 
@@ -333,9 +316,6 @@ def test_svhn(tmp_path, monkeypatch):
 
     (tmp_path / "test_32x32.mat").write_bytes(b"?")
     assert corrupt("svhn", tmp_path).startswith("test_32x32.mat: md5 is")
-
-
-# MedMNIST
 
 
 def medmnist_file(path: Path) -> dict[str, np.ndarray]:
@@ -364,9 +344,6 @@ def test_medmnist(tmp_path, monkeypatch):
     told = corrupt(name, tmp_path)
     assert told.startswith(f"{name}.npz: md5 is ")
     assert all(digest in told for digest in known)
-
-
-# Own arrays
 
 
 SHAPES = {
@@ -426,9 +403,6 @@ def test_errors_in_options(tmp_path, options, message):
     assert message in one_line(lambda: load_samples(**(given | eval(f"dict({options})"))))
 
 
-# Normalisation
-
-
 def test_classes_that_are_kept_are_numbered_anew(tmp_path):
     """With their samples, groups and test part, in the order in which they are named."""
     x, y = images(8, 4, 4), np.array([0, 1, 2, 3, 3, 2, 1, 0])
@@ -443,20 +417,6 @@ def test_classes_that_are_kept_are_numbered_anew(tmp_path):
         part = select_classes(samples, only)
         assert (part.groups.tolist(), part.test_from, part.classes) == (own, test_from, len(only))
     assert select_classes(dataclasses.replace(samples, test_from=1), (0,)).test_from is None
-
-
-def test_constants_are_computed_where_none_are_given(tmp_path):
-    x = images(50, 3, 9, 9)
-    x[:, 2] = 7  # a constant channel must not divide by 0
-    np.savez(tmp_path / "own.npz", x=x, y=labels(50))
-    everyone = Partition((np.arange(50),), (np.arange(0),))
-    got = build_federation(load_samples("npz", tmp_path, path=tmp_path / "own.npz"), everyone)
-    np.testing.assert_allclose(got.mean, (x / 255).mean((0, 2, 3)), rtol=1e-12)
-    np.testing.assert_allclose(got.std[:2], (x / 255).std((0, 2, 3))[:2], rtol=1e-12)
-    assert got.std[2] == 1 / 255
-    half = load_samples("npz", tmp_path, path=tmp_path / "own.npz", mean=[0.0] * 3)
-    assert build_federation(half, everyone).mean == (0, 0, 0)
-    assert build_federation(half, everyone).std == got.std
 
 
 def test_config_files():
@@ -494,9 +454,6 @@ def test_config_files():
         for key in ("mean", "std"):
             scaled = [value / 255 for value in faulty[key]]
             assert files[name][key] == pytest.approx(scaled, abs=1e-4)
-
-
-# Real files
 
 
 @pytest.mark.parametrize(("name", "folder"), [("mnist", "MNIST"), ("fmnist", "FashionMNIST")])

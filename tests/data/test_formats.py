@@ -43,8 +43,6 @@ def cached(folder: Path) -> list[Path]:
     return sorted((folder / "cache").glob("*")) if (folder / "cache").is_dir() else []
 
 
-# HAR
-
 COLUMNS = {f"Inertial Signals/{name}": 128 for name in har.SIGNALS} | {"X": 561}
 
 
@@ -94,9 +92,6 @@ def test_har_features(tmp_path, activities):
     assert got.mean == ()
 
 
-# AG News
-
-
 @pytest.fixture
 def texts(tmp_path, monkeypatch):
     rows = {
@@ -136,9 +131,6 @@ def test_ag_news(tmp_path, texts):
     assert_promises("ag_news", tmp_path, "has_all_classes", vocabulary=7, length=8, classes=4)
     (texts / "train.csv").write_bytes(b"another file")
     assert "train.csv is corrupt: md5 is" in refusal("ag_news", tmp_path)
-
-
-# Speech Commands
 
 
 def sound(samples: np.ndarray, rate: int = 16_000, channels: int = 1) -> bytes:
@@ -246,9 +238,6 @@ def test_speech_from_the_archive_and_from_the_cache(tmp_path, clips, monkeypatch
     assert "speech_commands_v0.02.tar.gz is corrupt: md5 is" in refusal("speech_commands", tmp_path)
     monkeypatch.setattr(speech_commands, "MD5", md5(half))
     assert "speech_commands_v0.02.tar.gz is corrupt: " in refusal("speech_commands", tmp_path)
-
-
-# Folders of images
 
 
 def picture(
@@ -408,9 +397,6 @@ def test_the_published_sizes():
     assert sum(pacs.SIZES.values()) == 9_991
     assert sum(map(sum, digit5.SIZES.values())) == 272_587
     assert sum(har.SIZES.values()) == 10_299
-
-
-# Digit5
 
 
 @pytest.fixture

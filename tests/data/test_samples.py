@@ -32,9 +32,6 @@ def own(folder: Path, name: str = "npz", **arrays) -> Samples:
     return load_samples(name, folder, path=folder / "own.npz")
 
 
-# Arrays
-
-
 @pytest.mark.parametrize("kind", [np.int32, np.int64, np.uint16])
 def test_token_ids_are_never_scaled(tmp_path, kind):
     got = own(tmp_path, x=TOKENS.astype(kind))
@@ -103,6 +100,10 @@ def test_scaling_may_be_given_or_left_out(tmp_path):
     given = load_samples("npz", tmp_path, path=path, mean=[1.0] * 11, std=[2.0] * 11)
     federation = build_federation(given, partition.iid(given.y.numpy(), 4, 0))
     torch.testing.assert_close(federation.normalize(federation.x), (federation.x - 1) / 2)
+    half = load_samples("npz", tmp_path, path=path, mean=[1.0] * 11)
+    federation = build_federation(half, partition.iid(half.y.numpy(), 4, 0))
+    assert federation.mean == (1.0,) * 11
+    assert federation.std != (1.0,) * 11
     bare = load_samples("npz", tmp_path, path=path, normalize=False)
     assert (bare.mean, bare.std) == ((), ())
     federation = build_federation(bare, partition.iid(bare.y.numpy(), 4, 0))
@@ -162,9 +163,6 @@ def test_options_have_no_effect_on_an_archive(tmp_path):
     assert load_samples("har", tmp_path, form="signals").x.shape == (120, 11)
     message = one_line(lambda: load_samples("har", tmp_path, form="features"))
     assert f"dataset.form=features has no effect on {tmp_path / 'har.npz'}" in message
-
-
-# Models
 
 
 TABLE = "integers are token ids, save a table of features as floats"

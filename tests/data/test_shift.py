@@ -27,9 +27,6 @@ SEED = 7
 IMAGES = np.random.default_rng(0).integers(0, 256, (2, 3, 6, 5), dtype=np.uint8)
 
 
-# ---- Images
-
-
 def rotate_by_loops(image, degrees):
     """Turn `[height, width]` counter-clockwise, pixel by pixel, each the nearest of the original."""
     height, width = image.shape
@@ -140,9 +137,6 @@ def test_the_schedule():
     assert replace(drift, recover=False).find_world(41) == 2
 
 
-# ---- Labels
-
-
 @pytest.mark.parametrize("kind", ["symmetric", "pair"])
 def test_a_share_of_the_labels_is_wrong(kind):
     labels = np.arange(20_000) % 5
@@ -169,9 +163,6 @@ def test_a_long_tail_keeps_the_share_of_each_class_and_a_client_without_samples_
     alone = Partition((rows[labels[rows] == 2], rows[labels[rows] == 0]), (rows[:0],) * 2)
     line = one_line(lambda: thin_classes(alone, labels, Shift(imbalance=1000), SEED))
     assert "leaves client 0 no training samples" in line
-
-
-# ---- A federation
 
 
 def samples_of(federation, split, client):

@@ -1,8 +1,8 @@
-"""Identities of configurations, values that every file can hold, and sizes."""
+"""Identities of configurations, values that every file can hold, sizes, files that are written whole."""
 
 import pytest
 
-from fedpfl.ground import memory
+from fedpfl.ground import files, memory
 from fedpfl.ground.checks import require_representable
 from fedpfl.ground.decile import worst_decile_size
 from fedpfl.ground.errors import FedpflError
@@ -54,3 +54,31 @@ def test_what_does_not_fit_into_memory_is_said_in_gib(monkeypatch):
 def test_the_worst_decile_is_a_tenth_of_the_clients_and_never_none():
     clients = (1, 9, 10, 19, 20, 101)
     assert [worst_decile_size(count) for count in clients] == [1, 1, 1, 1, 2, 10]
+
+
+def test_a_file_takes_its_place_when_all_went_well(tmp_path):
+    path = tmp_path / "table.csv"
+    with files.atomic_write(path) as aside:
+        aside.write_text("new")
+        assert not path.exists()
+    assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("table.csv", "new")]
+    interrupted = pytest.raises(KeyboardInterrupt)
+    with interrupted, files.atomic_write(path) as aside:
+        aside.write_text("half")
+        raise KeyboardInterrupt
+    assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("table.csv", "new")]
+
+
+def test_what_has_become_another_processs_is_left_alone(tmp_path):
+    path, ours = tmp_path / "state.pt", [True]
+
+    def guard() -> None:
+        if not ours[0]:
+            raise FedpflError("another process writes there")
+
+    refused = pytest.raises(FedpflError, match="another process")
+    with refused, files.durable_write(path, guard) as file:
+        file.write(b"theirs")
+        ours[0] = False
+    assert not path.exists()
+    assert files.temporary_path(path).read_bytes() == b"theirs"
