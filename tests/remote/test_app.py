@@ -69,6 +69,8 @@ def test_what_would_leave_clients_is_said_first(here):
     ("words", "said"),
     [
         (["unseen=0.25"], "a federation has no newcomers; set unseen=0"),
+        (["eval.common=true"], "leave out metrics and eval.common"),
+        (["system=simulated"], "time is real, .* set system=none"),
         (["shift=rotation", "shift.at=[2]"], r"nodes hold what they hold; leave out shift\.at"),
         (["federate.minimum=0"], "federate.minimum must be 1 or more, got 0"),
         (["federate.minimun=1"], "federate.minimun"),

@@ -122,10 +122,6 @@ def change_asks(name, **changes):
     return change
 
 
-def go_back(fields, trees):
-    fields["round"] -= 1
-
-
 HOSTILE = {
     "another model": ("local", change_model, "have answered for training of round . already"),
     "another draw": ("local", change_asks("draws", purpose="more"), "answered for training"),
@@ -135,7 +131,7 @@ HOSTILE = {
     "a survey that trains": ("local", change_asks(None, turn=True), "answered for training"),
     "tuning again": ("tuning", change_model, "answered for fine-tuning of round 3 already"),
     "tuning longer": ("tuning", lambda f, t: f["asks"]["tuning"]["local"].update(epochs=5), "plan"),
-    "tuning earlier": ("tuning", go_back, "fine-tuning of round 2 is not planned"),
+    "tuning earlier": ("tuning", lambda f, t: f.update(round=2), "of round 2 is not planned"),
     "no draws": ("tuning", change_asks(None, before=None), "without its draws"),
 }
 
