@@ -242,17 +242,13 @@ def test_other_tasks_are_named(tmp_path: Path) -> None:
     assert any(note.startswith(other) for note in notes(between(a, b)))
 
 
-def test_more_than_one_configuration_is_one_clear_line(ab, capsys):
-    root = ab[0].parent
-    line = f"{root} holds 2 configurations, name one of them: FedAvg on FMNIST, Dir(0.1)"
-    line += f" ({root / 'a'}); FedOBP on FMNIST, Dir(0.1) ({root / 'b'})"
-    assert read_refusal(capsys, "compare", root, ab[1]) == line
-
-
 def test_mistakes_are_one_line(ab, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     a, b = map(str, ab)
+    both = f"FedAvg on FMNIST, Dir(0.1) ({a}); FedOBP on FMNIST, Dir(0.1) ({b})"
+    several = f"{tmp_path} holds 2 configurations, name one of them: {both}"
     for words, message in (
+        ([str(tmp_path), b], several),
         ([a, str(tmp_path / "empty")], "no readable run below"),
         ([a, "nowhere"], "no such directory: nowhere"),
         ([a, f"{a}/seed1"], "hold the same runs"),

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedpfl.ground.errors import FedpflError
+from fedpfl.report import ranking
 from fedpfl.report.__main__ import main
 from fedpfl.report.load import runs
 from fedpfl.report.ranking import (
@@ -54,7 +54,9 @@ def plain_ranks(row: list[float]) -> list[float]:
     ]
 
 
-def test_demsars_example() -> None:
+def test_demsars_example(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its table has no p of two methods, and scipy would take a second for each."""
+    monkeypatch.setattr(ranking, "paired_test", lambda changes, test: math.nan)
     found = rank_methods(DEMSAR)
     means = found.ranks.mean()
     assert [*means.index] == ["C4.5+m+cf", "C4.5+m", "C4.5+cf", "C4.5"]
@@ -209,8 +211,6 @@ def test_too_little_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[st
     ):
         assert told in read_refusal(capsys, "ranks", tmp_path / name, "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    with pytest.raises(FedpflError, match="three methods"):
-        rank_methods(DEMSAR.iloc[:1])
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

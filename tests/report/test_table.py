@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import math
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -234,12 +233,6 @@ def test_csv() -> None:
     shown = (pd.DataFrame({"section": [name], name: [1]}) for name in ("a", "b"))
     frames = [Table("", (), [], frame) for frame in shown]
     assert render(frames, "csv") == "section,a,b\na,1.0,\nb,,1.0\n"
-
-
-@pytest.mark.parametrize("form", FORMATS)
-def test_no_form_passes_on_what_a_terminal_obeys(form: str) -> None:
-    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", render(made(EVIL), form))
-    assert r"\x1b" in render(made(EVIL), form) or form == "latex"
 
 
 def test_several_tables_have_titles() -> None:

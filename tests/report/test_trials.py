@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -15,8 +14,10 @@ from tests.report.test_report import amend, read_refusal, write_run
 SEARCH = {"search": "5ea2c4"}
 
 
-def fill(root: Path) -> None:
-    """Make two final runs of each method and partition, and a trial that agrees but by seed."""
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory):
+    """Two final runs of each method and partition, and a trial that agrees but by seed."""
+    root = tmp_path_factory.mktemp("outputs")
     methods = {"fedavg": 80.0, "fedprox": 84.0, "local_only": 70.0}
     for alpha in (0.1, 0.5):
         for name, accuracy in methods.items():
@@ -26,12 +27,6 @@ def fill(root: Path) -> None:
                 write_run(place, {2: accuracy, 4: accuracy + seed / 10}, seed=seed, **changes)
             trial = root / "trials" / "search-5ea2c4" / f"a{alpha}" / name / "k" / "seed42"
             amend(write_run(trial, {2: 1.0, 4: 1.0}, seed=42, **changes), **SEARCH)
-
-
-@pytest.fixture(scope="module")
-def outputs(tmp_path_factory):
-    root = tmp_path_factory.mktemp("outputs")
-    fill(root)
     return root
 
 
