@@ -22,26 +22,16 @@ from fedpfl.record.loggers import make_loggers, start_callbacks
 from fedpfl.record.picture import draw_partition
 from fedpfl.record.rounds import read_rows
 from fedpfl.record.rundir import RunDirectory
-from tests.command import TINY_TASK, format_override, rewrite_summary, run_command
+from tests.command import TINY_TASK, rewrite_summary, run_command
 from tests.conftest import read_cases
-from tests.record.test_wandb import (
-    done,
-    finished_records,
-    history,
-    info,
-    items,
-    row,
-    summary_of,
-    without_login,
-)
+from tests.record.test_record import done
+from tests.record.test_wandb import info, row
 
 needs_tensorboard = pytest.mark.skipif(
     importlib.util.find_spec("tensorboard") is None,
     reason="the package tensorboard is not installed",
 )
-needs_wandb = pytest.mark.skipif(
-    importlib.util.find_spec("wandb") is None, reason="the package wandb is not installed"
-)
+
 FLAT = {"seed": 1, "method.name": "fedobp", "method.q": 0.9998, "partition.alpha": 0.1}
 
 
@@ -343,43 +333,13 @@ def test_bad_options_are_one_line():
 def logged(tmp_path_factory):
     """The directory of a run that logged itself to what there is, and how."""
     folder = tmp_path_factory.mktemp("logged")
-    there = [name for name in ("wandb", "tensorboard") if importlib.util.find_spec(name)]
-    with pytest.MonkeyPatch.context() as patch:
-        without_login(patch, folder)
-        words = ["method=fedobp", "name=mine", "model=mlp", "rounds=3", "eval.every=2"]
-        words += [f"logger=[{','.join((*there, 'csv'))}]"]
-        words += ["logger.mode=offline"] * ("wandb" in there)
-        result = run_command(*TINY_TASK[1:-2], *words, cwd=folder)
+    words = ["method=fedobp", "name=mine", "model=mlp", "rounds=3", "eval.every=2"]
+    if importlib.util.find_spec("tensorboard"):
+        words.append("logger=[none,tensorboard,csv]")
+    result = run_command(*TINY_TASK[1:-2], *words, cwd=folder)
     assert result.code == 0, result.err
     (path,) = (found.parent for found in folder.glob("outputs/*/*/*/*/rounds.csv"))
     return path
-
-
-@needs_wandb
-def test_wandb_gets_afterwards_what_the_run_would_have_sent(logged, tmp_path, monkeypatch, capsys):
-    without_login(monkeypatch, tmp_path)
-    own = finished_records(logged)
-    words = ["logger=wandb", "logger.mode=offline", format_override("logger.dir", tmp_path)]
-    assert export.main([str(logged), *words]) == 0
-    assert capsys.readouterr().out == f"logged 3 rounds of {logged}\n"
-    late = finished_records(tmp_path)
-
-    def told(records):
-        (begun,) = [record.run for record in records if record.WhichOneof("record_type") == "run"]
-        config = items(begun.config.update)
-        config.pop("_wandb", None)
-        names = (begun.run_id, begun.display_name, begun.run_group, begun.job_type, begun.project)
-        entries = history(records)
-        pictures = [entry["partition.sha256"] for entry in entries if "partition.sha256" in entry]
-        other = ("_timestamp", "_runtime", "_wandb", "_step", "partition")
-        rows, summary = (
-            [{k: v for k, v in entry.items() if not k.startswith(other)} for entry in some]
-            for some in ((e for e in entries if "cohort_before" in e), [summary_of(records)])
-        )
-        return config, (names, [*begun.tags]), rows, pictures, summary
-
-    assert len(told(own)[2]) == 3
-    assert told(late) == told(own)
 
 
 @needs_tensorboard

@@ -30,7 +30,7 @@ from fedpfl.record import digests, rundir
 from fedpfl.report.__main__ import main
 from tests.command import TINY, format_override, play_run
 from tests.conftest import keep_quick
-from tests.record.test_damage import change_labels, interrupt, overwrite, samples
+from tests.record.test_damage import OTHER_LABELS, interrupt, overwrite, samples
 
 CASES = (10, 200)  # damaged files of a finished and of an interrupted run each
 RUN = (*TINY, *("rounds=3", "method=fedcac", "eval.finetune_epochs=1"), "dataset=npz")
@@ -64,7 +64,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
     play_run(place / "again", *own)
     play_run(place / "other seed", *own, "seed=3")
     content = path.read_bytes()
-    overwrite(path, change_labels)
+    overwrite(path, OTHER_LABELS)
     play_run(place / "other data", *own)
     interrupt(place / "other data, interrupted", *own)
     path.write_bytes(content)

@@ -25,7 +25,8 @@ from fedpfl.record.environment import describe_environment
 from fedpfl.record.logfile import LogFile
 from fedpfl.record.picture import draw_partition, partition_png
 from fedpfl.record.rundir import PartitionRecord, RunDirectory
-from tests.conftest import ROOT, keep_quick
+from tests.conftest import keep_quick
+from tests.report.test_listing import hold, is_locked
 
 COLUMNS = ("round", "seconds", "cohort_before", "cohort_after", "accuracy", "values_down")
 
@@ -68,45 +69,19 @@ def test_summary_merges_and_stays_valid_json(tmp_path):
     assert told == held == {**expected, "best": best, "cohort": 3, "last": [None, 1]}
 
 
-OPENING = """
-import sys
-from pathlib import Path
-from fedpfl.ground.lock import acquire_lock
-for _ in sys.stdin:
-    try:
-        acquire_lock(Path(sys.argv[1]))
-        print("held", flush=True)
-    except Exception as error:
-        print(error, flush=True)
-"""
-
-
 def test_a_lock_is_held_by_one_process(tmp_path):
     """Killed with -9 it goes with the process."""
-    command = [sys.executable, "-c", OPENING, str(tmp_path)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    other = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, **pipes)
-
-    def answer() -> str:
-        other.stdin.write("\n")
-        other.stdin.flush()
-        return other.stdout.readline()
-
-    try:
-        with opened(tmp_path):
-            with pytest.raises(FedpflError, match=f"in use by process {os.getpid()}"):
-                opened(tmp_path)
-            # The refusal must not have lost the lock, as closing a second file would with POSIX
-            # locks.
-            told = answer()
-            assert str(tmp_path) in told
-            assert f"in use by process {os.getpid()};" in told
-        assert answer() == "held\n"
-        with pytest.raises(FedpflError, match=f"in use by process {other.pid};"):
+    with opened(tmp_path):
+        with pytest.raises(FedpflError, match=f"{tmp_path}.*in use by process {os.getpid()};"):
             opened(tmp_path)
-    finally:
-        other.kill()
-        other.communicate()
+        # The refusal must not have lost the lock, as closing a second file would with POSIX locks.
+        assert is_locked(tmp_path)
+    other = hold(tmp_path)
+    (tmp_path / "run.lock").write_text(f"{other.pid}\n")
+    with pytest.raises(FedpflError, match=f"in use by process {other.pid};"):
+        opened(tmp_path)
+    other.kill()
+    other.communicate()
     opened(tmp_path).close()
 
 
@@ -121,14 +96,6 @@ def test_the_first_row_fixes_the_columns(tmp_path):
             directory.row({"round": 2, "loss": 1.0})
         directory.row({"accuracy": 2.0, "round": 2})
     assert (tmp_path / "rounds.csv").read_text() == "round,accuracy\n1,\n2,2.0\n"
-
-
-def test_rows_without_a_checkpoint_are_removed(tmp_path):
-    with opened(tmp_path) as directory:
-        directory.row(row(1))
-    with opened(tmp_path) as directory:
-        assert directory.restore() is None
-    assert not (tmp_path / "rounds.csv").exists()
 
 
 def test_no_code_is_loaded_from_a_checkpoint(tmp_path):
@@ -391,25 +358,17 @@ def test_log_file_appends_over_resumes(tmp_path):
     ]
 
 
-class Notes(Callback):
-    """A callback that keeps what is noted."""
-
-    def __init__(self):
-        self.notes: list[str] = []
-
-    def on_note(self, text):
-        self.notes.append(text)
-
-
 def test_what_the_package_logs_while_a_run_goes_on_is_a_note():
-    heard, log = Notes(), logging.getLogger("fedpfl.engine.backends.programs")
-    with Callbacks([heard]) as callbacks:
+    notes, log = list[str](), logging.getLogger("fedpfl.engine.backends.programs")
+    listener = Callback()
+    listener.on_note = notes.append
+    with Callbacks([listener]) as callbacks:
         log.debug("of no interest")
         log.info("loop is taken")
         log.warning("a step could not be %s", "captured")
         callbacks.on_end("finished", {})
     log.warning("nobody's run")
-    assert heard.notes == ["loop is taken", "a step could not be captured"]
+    assert notes == ["loop is taken", "a step could not be captured"]
 
 
 def test_ctrl_c_while_a_checkpoint_is_written_stays_ctrl_c(tmp_path, monkeypatch):
