@@ -62,13 +62,3 @@ def test_an_interrupted_run_refuses_other_frozen_values(tmp_path, monkeypatch):
     for words, is_equal in ((LORA, False), (LORA[:2], True)):
         runs = [build_run(plan("partition.seed=0", f"seed={seed}", *words)) for seed in (1, 2)]
         assert (runs[0].fingerprint == runs[1].fingerprint) == is_equal
-
-
-def test_clients_are_judged_over_their_own_classes_if_it_is_said():
-    plain, own = (plan("method=fedavg", f"eval.classes={which}") for which in ("all", "own"))
-    assert plain.identity == plan("method=fedavg").identity != own.identity
-    assert build_run(plain).federation.excluded_classes is None
-    federation = build_run(own).federation
-    for client, index in enumerate(federation.train):
-        barred = federation.excluded_classes[client].nonzero().flatten().tolist()
-        assert {*barred} == {*range(10)} - {*federation.y[index].tolist()}

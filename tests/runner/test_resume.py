@@ -144,18 +144,17 @@ def test_a_gpu_gives_the_same_bits_each_time(method, precision, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("written", "left"),
-    [(False, [2]), (True, [])],
-    ids=["in training", "states half written"],
+    ("written", "left", "number", "told"),
+    [
+        pytest.param(False, [2], signal.SIGUSR2, "terminated", id="in training"),
+        pytest.param(True, [], signal.SIGTERM, "terminated", id="states half written"),
+        pytest.param(False, [2], signal.SIGINT, "interrupted", marks=pytest.mark.full),
+    ],
 )
-def test_a_terminated_run_saves_the_last_finished_round_where_it_is_left(
-    written: bool,
-    left: list[int],
-    tmp_path: Path,
-    uninterrupted: dict[str, Path],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """SIGTERM in round 3, right before or after the first of its writes; else it starts again."""
+def test_a_signal_saves_the_last_finished_round_where_it_is_left(
+    written, left, number, told, tmp_path, uninterrupted, monkeypatch
+):
+    """It comes in round 3, right before or after the first of its writes; else it starts again."""
     command = (*COMMON, *SETTINGS["ditto"], "checkpoint.seconds=1e6")
     put = Rows.put_
     calls = list[object]()
@@ -165,14 +164,15 @@ def test_a_terminated_run_saves_the_last_finished_round_where_it_is_left(
         if len(calls) < 5 or written:
             put(self, *given)
         if len(calls) == 5:
-            interrupts.raise_interrupt(signal.SIGTERM, None)
+            os.kill(os.getpid(), number)
 
     with monkeypatch.context() as patch:
         patch.setattr(Rows, "put_", signalled)
         result = run_command(*command, cwd=tmp_path)
-    assert result.code == 143
-    line = "fedpfl: terminated; the same command goes on from the last checkpoint"
+    assert result.code == interrupts.EXIT_STATUS[number] == (130 if told == "interrupted" else 143)
+    line = f"fedpfl: {told}; the same command goes on from the last checkpoint"
     assert result.complaints == [line]
+    assert "Traceback" not in result.err
     saved = [read_checkpoint(path.parent) for path in tmp_path.glob("run/state.pt")]
     assert [int(one["round"]) for one in saved] == left
     assert (tmp_path / "run/rounds.csv").exists()

@@ -15,7 +15,7 @@ import pytest
 from fedpfl.report import runs
 from fedpfl.report.__main__ import main
 from fedpfl.runner import trials
-from tests.command import format_override, keep_last_words, run_command
+from tests.command import keep_last_words, run_command
 from tests.conftest import keep_quick, read_cases
 
 pytest.importorskip("optuna")
@@ -58,6 +58,7 @@ def write_split(path: Path, shift: int) -> None:
 def folder(tmp_path, monkeypatch):
     """Lie in a folder with data and a plugin that imports another file."""
     write_data(tmp_path / "mine.npz", signal=3.0)
+    write_split(tmp_path / "split.json", shift=0)
     (tmp_path / "plugin.py").write_text(PLUGIN)
     (tmp_path / "beside_it.py").write_text("FACTOR = 1.0\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -65,17 +66,33 @@ def folder(tmp_path, monkeypatch):
     sys.modules.pop("beside_it", None)
 
 
-def words(folder: Path, *more: str) -> list[str]:
-    usual = "dataset=npz partition=iid model=mlp model.hidden=[8] clients=4 rounds=1"
-    usual += " participation=1 local.epochs=1 local.batch_size=16 eval.every=1"
-    place = format_override("dataset.path", folder / "mine.npz")
-    return [*keep_last_words(*usual.split(), place, *more)]
+@pytest.fixture(scope="module")
+def searched_once(tmp_path_factory):
+    """Return a folder that was searched in, and what the search said."""
+    folder = tmp_path_factory.mktemp("searched")
+    write_data(folder / "mine.npz", signal=3.0)
+    code, lines = search(folder)
+    assert code == 0, lines
+    return folder, lines
+
+
+@pytest.fixture
+def searched(searched_once, folder):
+    """Lie in a folder that was searched in; return what the search said."""
+    shutil.copytree(searched_once[0], folder, dirs_exist_ok=True)
+    return searched_once[1]
+
+
+def words(*more: str) -> list[str]:
+    usual = "dataset=npz dataset.path=mine.npz partition=iid model=mlp model.hidden=[8] clients=4"
+    usual += " rounds=1 participation=1 local.epochs=1 local.batch_size=16 eval.every=1"
+    return [*keep_last_words(*usual.split(), *more)]
 
 
 def search(folder: Path, *more: str) -> tuple[int, list[str]]:
     """Search among two rates with the sweeper alone; returns the exit status and what it says."""
     options = "-m", "hydra/sweeper=optuna", "hydra.sweeper.trials=2", "hydra.sweep.dir=found"
-    given = words(folder, "method=fedavg", "validation=0.2", "local.lr=choice(0.01,0.1)", *more)
+    given = words("method=fedavg", "validation=0.2", "local.lr=choice(0.01,0.1)", *more)
     result = run_command(*options, *given, cwd=folder)
     return result.code, result.err.splitlines()
 
@@ -89,8 +106,8 @@ def chosen(lines: list[str]) -> str:
     return next(line for line in lines if line.startswith("fedpfl: best of"))
 
 
-SCALED = ("plugins=['${oc.env:PWD}/plugin.py']", "method=scaled")
-SPLIT = ("partition=file", "partition.path='${oc.env:PWD}/split.json'", "validation=0")
+SCALED = ("plugins=[plugin.py]", "method=scaled")
+SPLIT = ("partition=file", "partition.path=split.json", "validation=0")
 CHANGES = """
 write_data(folder / "mine.npz", signal=2.0) | ()
 write_split(folder / "split.json", shift=7) | SPLIT
@@ -101,12 +118,12 @@ write_split(folder / "split.json", shift=7) | SPLIT
 
 
 @pytest.mark.parametrize(("change", "more"), keep_quick(read_cases(CHANGES, " | ")))
-def test_a_search_begins_anew_where_what_its_values_come_from_has_changed(change, more, folder):
-    write_split(folder / "split.json", shift=0)
-    more = [word.replace("${oc.env:PWD}", str(folder)) for word in eval(more)]
-    before = search(folder, *more)
-    assert before[0] == 0, before[1]
-    assert len(values(before[1])) == 2
+def test_a_search_begins_anew_where_what_its_values_come_from_has_changed(
+    change, more, folder, request
+):
+    more = eval(more)
+    _, before = search(folder, *more) if more else (0, request.getfixturevalue("searched"))
+    assert len(values(before)) == 2, before
     eval(change, {**globals(), "folder": folder})
     after = search(folder, *more)
     assert (after[0], len(values(after[1]))) == (0, 2), after[1]
@@ -134,24 +151,22 @@ edit_rows(run) | has lost its run
 
 
 @pytest.mark.parametrize(("damage", "why"), keep_quick(read_cases(DAMAGES, " | ")))
-def test_a_stored_trial_that_is_not_as_its_run_is_gone_through_again(damage, why, folder):
-    before = search(folder)[1]
+def test_a_stored_trial_that_is_not_as_its_run_is_gone_through_again(damage, why, folder, searched):
     run = min(path.parent for path in folder.rglob("rounds.csv"))
     eval(damage, {**globals(), "database": folder / "found" / "trials.db", "run": run})
     code, after = search(folder)
     assert code == 0, after
-    assert (values(after), chosen(after)) == (values(before), chosen(before))
+    assert (values(after), chosen(after)) == (values(searched), chosen(searched))
     told = [line for line in after if "goes through its trials again" in line]
     assert len(told) == (why != "''")
     assert all(why in line for line in told)
     again = search(folder)
-    assert (again[0], values(again[1]), chosen(again[1])) == (0, [], chosen(before))
+    assert (again[0], values(again[1]), chosen(again[1])) == (0, [], chosen(searched))
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("content", keep_quick([b"no database" * 1000, None]))
-def test_a_damaged_file_of_trials_is_one_line(content, folder):
-    before = search(folder)[1]
+def test_a_damaged_file_of_trials_is_one_line(content, folder, searched):
     path = folder / "found" / "trials.db"
     whole = path.read_bytes()
     path.write_bytes(content or whole[: len(whole) // 2])
@@ -161,14 +176,14 @@ def test_a_damaged_file_of_trials_is_one_line(content, folder):
     assert "trials.db cannot be read as the trials of searches: " in line
     path.unlink()
     code, lines = search(folder)
-    assert (code, values(lines)) == (0, values(before))
+    assert (code, values(lines)) == (0, values(searched))
 
 
 @pytest.mark.full
+@pytest.mark.usefixtures("searched")
 def test_a_trial_is_marked_and_no_other_run(folder, capsys):
     """By the run directory itself, which may be moved; an equal run is none."""
-    search(folder)
-    alone = words(folder, "method=fedavg", "validation=0.2", "local.lr=0.1")
+    alone = words("method=fedavg", "validation=0.2", "local.lr=0.1")
     assert run_command(*alone, cwd=folder).code == 0
     found = runs(folder, trials=True, warn=lambda line: None)
     assert sorted(bool(run.search_name) for run in found) == [False, True], (

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from torch import nn
 
+from fedpfl.config import plugins
 from fedpfl.config.plan import check_config
 from fedpfl.config.run import build_run
 from fedpfl.engine.training import evaluation
@@ -15,11 +16,20 @@ from fedpfl.record import console
 from fedpfl.record.console import Console
 from fedpfl.record.forecast import Forecast, Remaining, Schedule
 from fedpfl.runner import loop, resume, timing
-from tests.command import CLOCKED, TINY, TINY_TASK, compose_once, play_run, read_summary
-from tests.conftest import keep_quick, read_cases
+from tests.command import (
+    CLOCKED,
+    TINY,
+    TINY_TASK,
+    compose_once,
+    format_override,
+    play_run,
+    read_summary,
+)
+from tests.conftest import ROOT, keep_quick, read_cases
 from tests.record.test_damage import assert_ends_as, interrupt
 from tests.record.test_record import Clock, done, info, row
 
+STATEFUL = ("noisy_by_numpy", "counter_assigned", "frozen_average")
 EQUAL = (
     *TINY_TASK,
     *("clients=6", "partition.samples_per_client=40", "partition.alpha=100", "rounds=4"),
@@ -28,18 +38,25 @@ EQUAL = (
 
 
 TIMED = [
-    "method=fedobp model=mlp eval.finetune_epochs=1 validation=0.1 unseen=0.2",
+    "method=fedobp model=dropped eval.finetune_epochs=1 validation=0.1 unseen=0.2",
     "method=fedpac model=mlp local.optimizer=adam local.decay=cosine",
+    *(f"method=fedavg model={name}" for name in STATEFUL),
 ]
 
 
 @pytest.mark.parametrize("words", keep_quick(TIMED))
 def test_a_timed_run_is_bit_for_bit_the_run_without(words, tmp_path, monkeypatch):
+    """Also with a network that draws or counts, whose steps are timed with a copy."""
+    file = ROOT / "tests/networks.py"
+    plugins.load_plugins([file])
+    words = (*EQUAL, format_override("plugins", [file]), *words.split())
     monkeypatch.setattr(timing, "is_worth_timing", lambda run, done: True)
-    told = play_run(tmp_path / "timed", *EQUAL, *words.split())
+    told = play_run(tmp_path / "timed", *words)
     assert "\ntime        about " in told
+    assert "draws" not in told  # nobody blames the method
     monkeypatch.setattr(timing, "is_worth_timing", lambda run, done: False)
-    assert "\ntime  " not in play_run(tmp_path / "plain", *EQUAL, *words.split())
+    assert "\ntime  " not in play_run(tmp_path / "plain", *words)
+    plugins.load_plugins([])
     assert_ends_as(tmp_path / "timed", tmp_path / "plain")
     one, other = (read_summary(tmp_path / name)["engine"] for name in ("timed", "plain"))
     assert {name for name in one if one[name] != other[name]} <= {*CLOCKED}
