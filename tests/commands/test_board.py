@@ -144,10 +144,9 @@ def test_a_row_that_is_run_again_is_equal_and_each_changed_column_is_named(made,
     left_out = ("identity", "command", "setting", "method", "versions", "chosen")
     columns = [column for column in frame.columns if column not in left_out]
     changes = {column: "0.125" if row[column] != 0.125 else "0.5" for column in columns}
-    for values in (changes, {"chosen": "0.125"}):
-        status, said = verified(**values)
-        assert status == 1
-        assert all(f"{key} {value} there" in said.err for key, value in values.items())
+    status, said = verified(**changes)
+    assert status == 1
+    assert all(f"{key} {value} there" in said.err for key, value in changes.items())
     # Emptied, so that nobody asks
     emptied = ("harmed_fedavg", "accuracy", "chosen", "data")
     status, said = verified(**dict.fromkeys(emptied, ""))

@@ -1,6 +1,7 @@
 """`fedpfl check`: what is documented passes, and each broken promise is told of."""
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -176,7 +177,7 @@ a few twins | x, y = made(); x[298] = x[0]; return Raw(x, y, test_from=200)
 has_no_twins | 1 of 300 samples are there already, bit for bit, 1 of the test part in the training part
 a class in the test part alone | x, y = made(); y[y == 2] = 1; y[250:] = 2; return Raw(x, y, test_from=200)
 has_all_classes | 1 of 3 classes are in the test part alone: 2
-keeps the whole of what it cuts | x, y = made(600_000); return Raw(x[:300], y[:300])
+keeps the whole of what it cuts | x, y = made(500_000); return Raw(x[:300], y[:300])
 keeps_its_memory | MiB for samples of 0 MiB
 """
 DEAL_FAULTS = r"""
@@ -261,7 +262,7 @@ def told(capsys: pytest.CaptureFixture[str]):
     return run
 
 
-def limit(monkeypatch, kind: str, names: set[str]) -> None:
+def limit(monkeypatch, kind: str, names: Collection[str] = ()) -> None:
     """Have choices of a kind tried on these promises alone, and on its first."""
     first, *others = PROMISES_BY_KIND[kind]
     promises = [first, *(own for own in others if own.check.__name__ in names)]
@@ -385,6 +386,8 @@ def test_what_differs_between_processes_is_told(tmp_path: Path, told):
 
 
 def test_a_choice_is_tried_by_its_name(told, monkeypatch):
+    for kind in ("partition", "dataset"):
+        limit(monkeypatch, kind)
     assert told("iid", "--quick")[1][0] == "partition=iid"
     status, lines = told("shards", "--quick", "classes_per_client=11")
     message = "classes_per_client must be at most the number of classes, 10, got 11"
@@ -436,8 +439,10 @@ def test_an_archive_of_ones_own_is_tried(tmp_path: Path, told, monkeypatch):
         assert says in lines[-1]
 
 
-def test_a_partition_deals_the_data_set_that_is_named_with_it(tmp_path: Path, told):
+def test_a_partition_deals_the_data_set_that_is_named_with_it(tmp_path, told, monkeypatch):
     """By itself made samples, which it may not be for."""
+    limit(monkeypatch, "dataset")
+    limit(monkeypatch, "partition", ["refuses_in_one_line"])
     body = "return Partition(*map(tuple, dealt(np.random.default_rng(seed).permutation({300: 300}[len(y)]), clients)))"
     reader = "x, y = made(); return Raw(x, y)"
     file = write_plugin(tmp_path / "mine.py", DATASETS=(READER, reader), PARTITIONS=(DEAL, body))
@@ -445,8 +450,9 @@ def test_a_partition_deals_the_data_set_that_is_named_with_it(tmp_path: Path, to
     assert unkept(lines) == words("refuses_in_one_line", kind="partition")
 
 
-def test_files_that_are_absent_are_no_fault_of_the_reader(tmp_path: Path, told):
+def test_files_that_are_absent_are_no_fault_of_the_reader(tmp_path: Path, told, monkeypatch):
     """And what else there is is tried."""
+    limit(monkeypatch, "dataset")
     status, lines = told("femnist", "dataset=digits", "--quick", f"data_dir={tmp_path}")
     assert status == 2
     assert lines[:2] == ["dataset=femnist", "dataset=digits"]
@@ -472,20 +478,16 @@ def test_words_that_cannot_be_tried_are_one_line(told):
 
 def test_a_file_that_cannot_be_tried_is_one_line(tmp_path: Path, told):
     file = tmp_path / "mine.py"
+    without_default = (ROOT / "docs/mine.py").read_text().replace("] = 0.5", "]")
     nothing = "has nothing to try; it needs a dictionary METHODS, MODELS, DATASETS, PARTITIONS of"
     for text, says in (
         (None, f"plugins: {file}: No such file or directory"),
         ("x = c", f"plugins: {file}:1: NameError: name 'c' is not defined"),
         ("from fedpfl import Callback\nCALLBACKS = [Callback]", f"{file} {nothing}"),
+        (without_default, "method=halfway: share has no value; set it with share=..."),
     ):
         if text:
             file.write_text(text)
         status, lines = told(file)
         assert (status, len(lines)) == (2, 1), text
         assert lines[0].startswith(f"fedpfl: {says}")
-
-
-def test_a_hyperparameter_without_a_default_is_asked_for(tmp_path: Path, told):
-    file = tmp_path / "mine.py"
-    file.write_text((ROOT / "docs/mine.py").read_text().replace("] = 0.5", "]"))
-    assert told(file) == (2, ["fedpfl: method=halfway: share has no value; set it with share=..."])

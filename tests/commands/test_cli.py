@@ -3,13 +3,11 @@
 import contextlib
 import csv
 import io
-import json
 import os
 import re
 import shlex
 import signal
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -20,9 +18,6 @@ import torch
 
 from fedpfl.config import overrides
 from fedpfl.config.choices import GROUPS
-from fedpfl.engine.backends.loop import LoopBackend
-from fedpfl.engine.calls import TrainCall
-from fedpfl.ground import interrupts
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import METHODS, FedAvg
@@ -34,7 +29,6 @@ from tests.command import (
     FILES,
     TINY,
     TINY_TASK,
-    Result,
     format_override,
     read_checkpoint,
     read_summary,
@@ -45,7 +39,6 @@ from tests.command import (
     wait_for,
 )
 from tests.conftest import keep_quick, read_cases
-from tests.runner.test_resume import start_child, wait_for_child
 
 # Bad input
 
@@ -207,31 +200,19 @@ def test_what_the_machine_lacks_is_one_line(tmp_path: Path) -> None:
 # Good input
 
 
-@pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
-    """A folder with a finished run in `some/where`, and what the run said."""
-    folder = tmp_path_factory.mktemp("played")
-    place = format_override("hydra.run.dir", folder / "some/where")
-    return folder, run_command(*TINY, place, cwd=folder)
-
-
-def test_a_run_lies_where_hydra_run_dir_says_and_its_first_lines_say_what_runs(played) -> None:
-    folder, result = played
+def test_a_run_lies_where_it_is_told_unless_another_lies_there_or_it_is_in_use(
+    tmp_path: Path,
+) -> None:
+    """Its first lines say what runs; once it is finished its directory is left alone."""
+    folder, run = tmp_path, tmp_path / "some/where"
+    result = run_command(*TINY, format_override("hydra.run.dir", run), cwd=folder)
     assert result.code == 0
     files = (f"some/where/{name}" for name in (*FILES, "masks.json"))
     assert set(snapshot(folder)) == {"some", "some/where", *files}
-    for text in ("1,797 samples 1x28x28", "min/median/max 24/24/24", "parameters", "MiB"):
+    for text in ("1,797 samples 1x28x28", "24/24/24", "parameters", "MiB", str(run)):
         assert text in result.err
-    assert str(folder / "some/where") in result.err
-
-
-def test_a_directory_of_another_run_or_in_use_is_refused_and_that_of_this_one_left_alone(
-    played,
-) -> None:
-    folder, _ = played
     words, before = (*TINY, "hydra.run.dir=some/where"), snapshot(folder)
     for other, differing in read_cases("""
-        rounds=3 => rounds 2 there, 3 here
         method=fedavg => method fedobp there, fedavg here
         local.clip=0.5 => local.clip 0.0 there, 0.5 here
     """):
@@ -241,12 +222,10 @@ def test_a_directory_of_another_run_or_in_use_is_refused_and_that_of_this_one_le
         assert f"holds a different run ({differing}); " in result.err
         assert len(result.err.splitlines()) == 1
         assert snapshot(folder) == before
-    identity = read_summary(folder / "some/where")["identity"]
-    with rundir.RunDirectory.open(folder / "some/where", "", identity):
+    with rundir.RunDirectory.open(run, "", read_summary(run)["identity"]):
         result = run_command(*words, cwd=folder)
     assert result.code == 2
     assert "is in use by process" in result.err
-    run = folder / "some/where"
     times = [(run / name).stat().st_mtime_ns for name in FILES]
     again = run_command(*words, "device=cpu", "checkpoint.seconds=5", cwd=folder)
     assert again.code == 0
@@ -478,13 +457,12 @@ def test_how_far_a_sweep_is_and_which_run_begins() -> None:
 
 def test_an_experiment_with_its_own_sweep_needs_no_option(tmp_path: Path) -> None:
     words = ("experiment=demo", "+method.foo=0", "method=fedavg,ditto")
-    alone, swept = run_command(*words, cwd=tmp_path), run_command("-m", *words, cwd=tmp_path)
-    assert alone.complaints == swept.complaints
-    assert "fedpfl: 2 of 2 jobs failed" in alone.err
+    told = run_command(*words, cwd=tmp_path).err
+    assert "fedpfl: 2 of 2 jobs failed" in told
     # Which differ, else it were told once for both
     wrong = "failed: method.foo is not a key here; known keys: "
-    assert f"sweep: 1/2 done  method=fedavg: {wrong}" in alone.err
-    assert re.search(rf"sweep: 2/2 done in [\d:]+  method=ditto: {wrong}", alone.err)
+    assert f"sweep: 1/2 done  method=fedavg: {wrong}" in told
+    assert re.search(rf"sweep: 2/2 done in [\d:]+  method=ditto: {wrong}", told)
 
 
 ADAPTED = """
@@ -538,53 +516,6 @@ def test_joblib_runs_a_sweep_in_parallel_and_bad_input_leaves_nothing(tmp_path: 
 
 
 # Signals
-
-
-def signal_in_round_3(folder: Path, number: int) -> None:
-    """Run the command, to which a signal comes while clients train; write down how it ended.
-
-    While a round is evaluated, say, the signal would be lost.
-    """
-    run_one = LoopBackend.run_one
-
-    def signal_and_run(backend: LoopBackend, call: Any) -> Any:
-        if isinstance(call, TrainCall) and call.state.round == 2:
-            os.kill(os.getpid(), number)
-        return run_one(backend, call)
-
-    for heeded in interrupts.EXIT_STATUS:
-        signal.signal(heeded, signal.SIG_DFL)
-    # What is set here goes with the process.
-    LoopBackend.run_one = signal_and_run
-    words = [word for word in TINY if not word.startswith(("rounds=", "checkpoint.seconds="))]
-    words += ["method=fedavg", "rounds=9", "checkpoint.seconds=1e6", "hydra.run.dir=here"]
-    result = run_command(*words, cwd=folder)
-    (folder / "ended.json").write_text(json.dumps([result.code, result.err]))
-
-
-@pytest.mark.parametrize(
-    ("number", "code", "told"),
-    [
-        (signal.SIGUSR2, 143, "terminated"),
-        pytest.param(signal.SIGTERM, 143, "terminated", marks=pytest.mark.full),
-        pytest.param(signal.SIGINT, 130, "interrupted", marks=pytest.mark.full),
-    ],
-)
-def test_a_signal_saves_the_run_and_has_a_status(number, code, told, tmp_path):
-    child = start_child(partial(signal_in_round_3, tmp_path, int(number)))
-    assert wait_for_child(child) == 0
-    status, said = json.loads((tmp_path / "ended.json").read_text())
-    assert status == code, said
-    (line,) = [line for line in said.splitlines() if line.startswith("fedpfl:")]
-    assert line == f"fedpfl: {told}; the same command goes on from the last checkpoint"
-    assert "Traceback" not in said
-    with rundir.RunDirectory.open(
-        tmp_path / "here", "", read_summary(tmp_path / "here")["identity"]
-    ) as directory:
-        assert directory.status == "interrupted"
-        past = directory.restore()
-    assert past is not None
-    assert past["round"] == 2
 
 
 IMPORTING = """
