@@ -51,17 +51,12 @@ def test_choices_are_the_files_and_what_the_schema_allows(page):
         r"method.score=fisher +one of obp, obp_as_published, gradient, fisher, fisher_batch$",
         r"method.cold_start=paper +paper or global$",
         r"^  local.lr=.*(?:\n {30}.*)*a positive number",
+        r"^  partition\.samples_per_client=\w+\n {32}\S",  # columns are kept
         r"method.q=0.9998 .*between 0 and 1$",
         r"^  method.ema=0.0 .*at least 0 and below 1$",
     ):
         assert re.search(line, page, re.MULTILINE), line
     assert "(the server sees: mean of uploads)" in flat
-
-
-def test_columns_are_kept_and_a_narrow_terminal_gets_narrow_lines(page, monkeypatch):
-    assert re.search(r"^  partition\.samples_per_client=\w+\n {32}\S", page, re.MULTILINE)
-    monkeypatch.setenv("COLUMNS", "70")
-    assert max(map(len, help_page.format_help(WORDS).splitlines()[4:])) <= 70
 
 
 @pytest.mark.full
@@ -70,10 +65,12 @@ def test_every_method_has_its_page(name):
     assert f"\nmethod={name}: " in help_page.format_help([f"method={name}"])
 
 
-def test_the_command_prints_it_and_does_nothing(tmp_path):
+def test_the_command_prints_it_in_narrow_lines_and_does_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "70")
     result = run_command("--help", "method=fedper", cwd=tmp_path)
     assert (result.code, result.err) == (0, "")
     assert "method.layers=1 " in result.out
+    assert max(map(len, result.out.splitlines()[4:])) <= 70
     assert not list(tmp_path.iterdir())
     bad = run_command("method=fedpre", "--help", cwd=tmp_path)
     assert (bad.code, len(bad.complaints)) == (2, 1)
