@@ -52,10 +52,10 @@ for argument in ("method=Wrong", "model=Unseeded", "dataset=unseeded", "partitio
     TESTS += f"@ask({argument})\ndef test_{kind}(check):\n    check()\n"
 
 PLANTED = {
-    "method": "both backends agree]",
-    "model": "its calls leave nothing behind but in buffers]",
-    "dataset": "the same bit for bit when it is read again]",
-    "partition": "deals the same for the same seed]",
+    "method": "both backends agree",
+    "model": "it answers samples with logits, and its calls leave nothing behind but in buffers",
+    "dataset": "is the same bit for bit when it is read again",
+    "partition": "deals the same for the same seed",
 }
 
 
@@ -86,10 +86,10 @@ def run_pytest(author: pytest.Pytester, text: str, *options: str) -> pytest.RunR
 def test_an_authors_tests_find_planted_faults(author):
     author.makepyfile(mine=PLUGIN)
     author.syspathinsert()
-    result = run_pytest(author, TESTS, "-k", "agree or leave or again or deals")
+    items = [f"test_mine.py::test_{kind}[{promise}]" for kind, promise in PLANTED.items()]
+    result = run_pytest(author, TESTS, *items)
     failed = [line for line in result.outlines if line.startswith("FAILED")]
-    for kind, promise in PLANTED.items():
-        assert any(f"::test_{kind}[" in line and promise in line for line in failed), failed
+    assert [line.partition(" - ")[0] for line in failed] == [f"FAILED {item}" for item in items]
     result.stdout.fnmatch_lines("*fedpfl.testing.promises.Unkept*")
 
 
