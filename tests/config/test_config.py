@@ -108,11 +108,8 @@ def assert_values_fit(*words: str) -> None:
     build_dataclass(method, values, "method")
 
 
-def test_every_registered_method_has_a_file_and_every_file_a_method() -> None:
+def test_registered_methods_and_models_have_files_these_with_their_options_defaults() -> None:
     assert {path.stem for path in (CONF / "method").glob("*.yaml")} == set(METHODS)
-
-
-def test_every_registered_model_has_a_file_with_its_options_and_their_defaults() -> None:
     assert {path.stem for path in (CONF / "model").glob("*.yaml")} == set(MODELS)
     for name, network in MODELS.items():
         parameters = inspect.signature(network).parameters.items()

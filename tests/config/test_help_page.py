@@ -13,13 +13,6 @@ from tests.conftest import ROOT
 WORDS = ("method=fedobp", "method.score=fisher", "dataset=cifar100", "rounds=7")
 
 
-@pytest.fixture(scope="module")
-def page():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("COLUMNS", "200")
-        return help_page.format_help(WORDS)
-
-
 def leaves(values, path=""):
     for key, value in values.items():
         if isinstance(value, dict) and value and key != "table":
@@ -28,7 +21,11 @@ def leaves(values, path=""):
             yield f"{path}{key}"
 
 
-def test_every_key_has_a_line_with_its_value_and_its_comment(page):
+def test_every_key_has_a_line_with_its_value_its_comment_and_its_choices(monkeypatch):
+    """Choices are files, or what the schema allows."""
+    monkeypatch.setenv("COLUMNS", "200")
+    page = help_page.format_help(WORDS)
+    flat = " ".join(page.split())
     cfg = overrides.compose_config(WORDS)
     told = dict(re.findall(r"^  ([\w.]+)=(\S*)", page, re.MULTILINE))
     values = OmegaConf.to_container(cfg, resolve=True)
@@ -41,11 +38,7 @@ def test_every_key_has_a_line_with_its_value_and_its_comment(page):
     comments = re.findall(r"^ *\w+:.*? # (.*)$", text, re.MULTILINE)
     assert len(comments) > 25
     for comment in comments[2:]:  # the first two are of the defaults
-        assert " ".join(comment.split()) in " ".join(page.split())
-
-
-def test_choices_are_the_files_and_what_the_schema_allows(page):
-    flat = " ".join(page.split())
+        assert " ".join(comment.split()) in flat
     assert f"method {', '.join(sorted(METHODS))} quantile" in flat
     for line in (
         r"method.score=fisher +one of obp, obp_as_published, gradient, fisher, fisher_batch$",

@@ -233,6 +233,7 @@ x = 1 => adds nothing; it needs a dictionary METHODS, MODELS, DATASETS, PARTITIO
 a = 1;;b = c => :2: NameError: name 'c' is not defined
 a = 1;;raise SystemExit(0) => :2: SystemExit: 0
 def f(: => :1: SyntaxError: invalid syntax
+CALLBACKS = [int] => CALLBACKS: int must be a subclass of fedpfl.Callback
 METHODS = {'mine': int} => method=mine must be a subclass of fedpfl.methods.Method
 MODELS = {'mine': 3} => model=mine must be a class or a function, got 3
 MODELS = {'mine': int} => model=mine must be a class or a function, got <class 'int'>

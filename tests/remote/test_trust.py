@@ -260,51 +260,47 @@ def exchanged():
 MANY = pytest.mark.parametrize("examples", [6, pytest.param(300, marks=pytest.mark.full)])
 
 
-def try_many(check, examples):
-    """Call a check with drawn data so many times."""
-    settings(max_examples=examples, deadline=None)(given(data=st.data())(check))()
-
-
 @MANY
 def test_a_node_answers_whatever_it_is_sent(exchanged, examples):
     """With a fault by name or an answer; and what it stores is as it was."""
     played, requests = exchanged
     (node,) = played.grid.node_by_id.values()
-    try_many(lambda data: send_changed(node, requests, data), examples)
 
+    @settings(max_examples=examples)
+    @given(st.data())
+    def send_changed_request(data):
+        message = data.draw(st.sampled_from(requests))
+        if data.draw(st.booleans()):
+            message = mutate(message, data.draw(mutations))
+        else:
+            fields, trees = wire.unpack_message(message)
+            name = data.draw(st.sampled_from(sorted(fields)))
+            message = wire.pack_message({**fields, name: data.draw(values)}, trees)
+        before = {key: row for key, row in node._store._memory.items() if key[1] <= 1}
+        with mock.patch.object(traceback, "print_exc", side_effect=AssertionError):  # its own fault
+            answer = node.answer_message(message)
+        fields, _ = wire.unpack_message(answer)
+        assert fields.get("fault") or "key" in fields
+        if "fault" in fields:
+            assert "\n" not in fields["fault"]
+            assert {key: node._store._memory.get(key) for key in before} == before
 
-def send_changed(node, requests, data):
-    """Send a request that is changed, and look at the answer."""
-    message = data.draw(st.sampled_from(requests))
-    if data.draw(st.booleans()):
-        message = mutate(message, data.draw(mutations))
-    else:
-        fields, trees = wire.unpack_message(message)
-        name = data.draw(st.sampled_from(sorted(fields)))
-        message = wire.pack_message({**fields, name: data.draw(values)}, trees)
-    before = {key: row for key, row in node._store._memory.items() if key[1] <= 1}
-    with mock.patch.object(traceback, "print_exc", side_effect=AssertionError):  # of an own fault
-        answer = node.answer_message(message)
-    fields, _ = wire.unpack_message(answer)
-    assert fields.get("fault") or "key" in fields
-    if "fault" in fields:
-        assert "\n" not in fields["fault"]
-        assert {key: node._store._memory.get(key) for key in before} == before
+    send_changed_request()
 
 
 @MANY
 def test_a_server_goes_on_whatever_it_is_answered(examples):
     """Without the client whose answer is none, and with equal numbers for the others."""
-    try_many(answer_changed, examples)
 
+    @settings(max_examples=examples)
+    @given(mutations)
+    def change_answers(changes):
+        hostile = Played(FEDAVG)
+        hostile.remote._grid = Faulty(hostile.grid, 1, lambda answer: mutate(answer, changes))
+        outcome = hostile.round([2, 3, 4])
+        if len(outcome.loss) == 2:
+            expected = in_one_place(FEDAVG, [[2, 4]])[0]
+            assert_same(hostile.state.server, expected.server)
+        assert all(bool(leaf.isfinite().all()) for leaf in tree.leaves(hostile.state.server))
 
-def answer_changed(data):
-    """Play a round in which one node's answers are changed."""
-    changes = data.draw(mutations)
-    hostile = Played(FEDAVG)
-    hostile.remote._grid = Faulty(hostile.grid, 1, lambda answer: mutate(answer, changes))
-    outcome = hostile.round([2, 3, 4])
-    if len(outcome.loss) == 2:
-        expected = in_one_place(FEDAVG, [[2, 4]])[0]
-        assert_same(hostile.state.server, expected.server)
-    assert all(bool(leaf.isfinite().all()) for leaf in tree.leaves(hostile.state.server))
+    change_answers()

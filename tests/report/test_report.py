@@ -344,7 +344,6 @@ def test_curves_of_any_metric_over_what_was_spent(root, monkeypatch):
 
 
 def test_figures_are_written(root: Path, tmp_path: Path, real_figures: None) -> None:
-    write_run(root / "b", dataset="digits")
     found = runs(root)
     written = figures.accuracy_figure(found, tmp_path / "out" / "accuracy_0.1")
     assert [path.name for path in written] == ["accuracy_0.1.png", "accuracy_0.1.pdf"]

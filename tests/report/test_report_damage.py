@@ -202,22 +202,15 @@ def test_a_broken_run_is_one_line_and_stops_nothing(tmp_path: Path) -> None:
 # Text
 
 
-def hostile_names(root: Path, text: str = EVIL) -> Path:
-    for number, name in enumerate((f"fedavg{text}", "fedper")):
-        folder = root / f"run{number}\x1b[31m\nred"
-        values = config(method=name, dataset=f"set{text}", note=text)
-        write_run(folder)
-        (folder / "config.yaml").write_text(yaml.safe_dump(values))
-        amend(folder, error=text, environment={"cpu": text})
-    failed = write_run(root / "failed\x1b[31m", status="failed", seed=3)
-    amend(failed, error=text)
-    (write_run(root / "broken\x1b[31m\n") / "summary.json").write_text("{")
-    return root
-
-
 def test_no_command_prints_what_a_terminal_obeys(tmp_path, capsys):
-    root = hostile_names(tmp_path)
-    runs = sorted(path for path in root.iterdir() if path.name.startswith("run"))
+    root, runs = tmp_path, [tmp_path / f"run{number}\x1b[31m\nred" for number in (0, 1)]
+    for run, name in zip(runs, (f"fedavg{EVIL}", "fedper"), strict=True):
+        write_run(run)
+        values = config(method=name, dataset=f"set{EVIL}", note=EVIL)
+        (run / "config.yaml").write_text(yaml.safe_dump(values))
+        amend(run, error=EVIL, environment={"cpu": EVIL})
+    amend(write_run(root / "failed\x1b[31m", status="failed", seed=3), error=EVIL)
+    (write_run(root / "broken\x1b[31m\n") / "summary.json").write_text("{")
     commands = [["compare", *runs], ["compare", root, root], ["clean", root]]
     commands += [["paper", "fedobp/table3", root], ["tables", root / "no\x1b[31mwhere"]]
     commands += [["tables", root, "--format", form] for form in ("markdown", "latex", "csv")]
@@ -268,21 +261,15 @@ def test_figures_take_any_name(kind: str, name: str, tmp_path: Path, real_figure
 # Numbers that are not finite
 
 
-def unfinite(folder: Path, **changes: Any) -> Path:
-    """Write a run whose last evaluation holds no accuracy, since a model was not finite."""
-    write_run(folder, {2: 80.0, 4: 70.0}, **changes)
-
-    def empty(row: dict[str, str]) -> None:
-        row["eval_seconds"] = "1.5" if row["accuracy"] else ""
-        if row["round"] == "4":
-            row |= {key: "" for key in row if "accuracy" in key or key == "loss"}
-
-    edit(folder, "rounds.csv", empty)
-    return folder
+def empty_last_evaluation(row: dict[str, str]) -> None:
+    """Leave the last evaluation without an accuracy, as where a model was not finite."""
+    row["eval_seconds"] = "1.5" if row["accuracy"] else ""
+    if row["round"] == "4":
+        row |= {key: "" for key in row if "accuracy" in key or key == "loss"}
 
 
 def test_an_evaluation_without_an_accuracy_is_empty_with_a_note(tmp_path, capsys):
-    unfinite(tmp_path / "a")
+    edit(write_run(tmp_path / "a", {2: 80.0, 4: 70.0}), "rounds.csv", empty_last_evaluation)
     (row,) = table(capsys, tmp_path)
     assert (row["accuracy"], row["round"]) == ("", "4")  # not the 80 of round 2
     note = "Empty, as a model was not finite or no client has test samples: "

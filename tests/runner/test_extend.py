@@ -1,4 +1,4 @@
-"""A run gone on with for more rounds is one of that length; a start from a run's model."""
+"""A run gone on with for more rounds is one of that length."""
 
 import shutil
 
@@ -95,15 +95,3 @@ def test_what_cannot_be_extended_is_one_line_and_leaves_nothing(runs):
         (line,) = result.complaints
         assert message in line
         assert not (runs / "refused").exists()
-
-
-def test_a_network_starts_from_the_model_of_a_run(runs):
-    """Its first round begins where the other run's server was."""
-    same = ("method=fedavg", "local.lr=1e-30", "rounds=1", "eval.finetune_epochs=0")
-    result = run_command(*COMMON, *same, "model.weights=r3", "hydra.run.dir=warm", cwd=runs)
-    assert result.code == 0, result.err
-    assert_same(read_checkpoint(runs / "warm")["server"], read_checkpoint(runs / "r3")["server"])
-    wider = ("model.weights=r3", "model.hidden=[9]", "hydra.run.dir=cold")
-    result = run_command(*COMMON, *same, *wider, cwd=runs)
-    assert result.code == 2
-    assert "of model.weights is [8, 784], the network's is [9, 784]" in result.err

@@ -18,7 +18,7 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.report.load import runs
 from fedpfl.report.tables import accuracy_table
 from tests.command import compose_once, format_override, run_command
-from tests.conftest import keep_quick
+from tests.conftest import assert_same, keep_quick
 
 WORDS = (
     *("dataset=digits", "clients=6", "participation=0.5", "rounds=1", "model=mlp"),
@@ -68,6 +68,10 @@ def test_weights_that_have_seen_what_is_tested_are_refused(place, weights):
         assert "was trained on" in run.origin.caveat
     same = began(place, weights)
     assert same.origin.caveat == ""
+    if weights == "first":  # it begins where that run's server was
+        assert_same(same.net.params, fedpfl.load(place / "first").global_model())
+        with pytest.raises(FedpflError, match=r"is \[8, 784\], the network's is \[9, 784\]"):
+            began(place, weights, "model.hidden=[9]")
     assert "none of which is tested or held out here" in same.origin.line
 
 

@@ -9,7 +9,7 @@ from fedpfl.ground import lock
 from fedpfl.ground.errors import FedpflError
 from fedpfl.record.rounds import format_cell
 from tests.command import CLOCKED, TINY, TINY_TASK, play_run, read_summary, read_table, run_command
-from tests.conftest import assert_same, keep_quick, read_cases
+from tests.conftest import assert_same, keep_quick
 from tests.record.test_damage import assert_ends_as
 
 WORDS = (
@@ -188,18 +188,11 @@ def test_a_plugin_has_callbacks(whole, tmp_path):
     assert read_table(folders[0] / "rounds.csv") == read_table(whole / "rounds.csv")
 
 
-FAULTS = """
-CALLBACKS = [int] => mine.py: CALLBACKS: int must be a subclass of fedpfl.Callback
-Best.__init__ = lambda self: 1 / 0 => CALLBACKS: Best() raised ZeroDivisionError: division by zero
-"""
-
-
 def test_a_plugins_fault_is_one_line(tmp_path):
-    for text, message in read_cases(FAULTS):
-        (tmp_path / "mine.py").write_text(f"{PLUGIN if 'Best' in text else ''}\n{text}")
-        result = run_command(*WORDS, "plugins=[mine.py]", cwd=tmp_path)
-        assert result.code == 2, result
-        (line,) = result.err.splitlines()
-        assert line.startswith("fedpfl: plugins: ")
-        assert message in line
-        assert not (tmp_path / "outputs").exists()
+    (tmp_path / "mine.py").write_text(f"{PLUGIN}\nBest.__init__ = lambda self: 1 / 0")
+    result = run_command(*WORDS, "plugins=[mine.py]", cwd=tmp_path)
+    assert result.code == 2, result
+    (line,) = result.err.splitlines()
+    assert line.startswith("fedpfl: plugins: ")
+    assert "CALLBACKS: Best() raised ZeroDivisionError: division by zero" in line
+    assert not (tmp_path / "outputs").exists()
