@@ -8,7 +8,6 @@ import types
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 import yaml
 from hydra import compose, initialize_config_dir
@@ -29,7 +28,7 @@ from fedpfl.train import CONF
 from tests.command import format_override, read_summary, run_command
 from tests.conftest import ROOT, assert_close, assert_same, differing, keep_quick, record_states
 from tests.papers.test_experiments import assert_fits, swept
-from tests.report.test_report import write_run
+from tests.report.test_report import add_columns, write_run
 
 sys.path.insert(0, str(ROOT / "scripts"))
 import methods_table
@@ -285,8 +284,7 @@ def outputs(tmp_path_factory):
     attacked = root / "outputs/fmnist/attacked/0/seed1"
     attack = {"name": "backdoor", "share": 0.2, "clients": None}
     write_run(attacked, method="fedavg", attack=attack)
-    rounds = pd.read_csv(attacked / "rounds.csv").assign(asr=[None, 40.0, None, 60.0])
-    rounds.to_csv(attacked / "rounds.csv", index=False)
+    add_columns(attacked, asr=[None, 40.0, None, 60.0])
     rows = "method,round,accuracy_before,accuracy_after\nfedavg,1,50,60\nfedavg,2,51,61\n"
     (root / "published_curves.csv").write_text(rows)
     (root / "docs").symlink_to(ROOT / "docs")

@@ -33,7 +33,7 @@ from fedpfl.report.render import render
 from fedpfl.report.text import letters_and_digits
 from tests.conftest import keep_quick, read_cases
 from tests.papers.test_experiments import composed, swept
-from tests.report.test_report import write_run
+from tests.report.test_report import add_columns, write_run
 
 PLANS = {name: table for name, table in TABLES.items() if isinstance(table, Layout)}
 OBP = {"name": "fedobp", "q": 0.99993, "score": "obp", "norm": "global", "scope": "all"}
@@ -45,11 +45,6 @@ PURIN = {"name": "fedpurin", "score": "gradient", "hessian": False, "include_nor
 def add(root: Path, name: str, accuracy: float, method: Any, **changes: Any) -> Path:
     changes = {"partition": FMNIST, "rounds": 4, **changes}
     return write_run(root / name, {2: accuracy + 5, 4: accuracy}, method=method, **changes)
-
-
-def change(path: Path, **columns: list[float]) -> None:
-    rows = pd.read_csv(path / "rounds.csv")
-    rows.assign(**columns).to_csv(path / "rounds.csv", index=False)
 
 
 def fill(table: str, root: Path, *more: Any, **options: Any) -> Any:
@@ -115,7 +110,7 @@ def test_faulty_normalisation_has_a_table_of_its_own(root: Path) -> None:
 def test_table_2_counts_entries(root: Path) -> None:
     counts = {"personal/conv1.weight": [0, 30, 20, 11], "personal/fc.bias": [0, 11, 21, 30]}
     for name in "ab":
-        change(root / name, **counts)
+        add_columns(root / name, **counts)
     assert cell(root, "q", "fedobp/table2").own == 0.99993
     entries = cell(root, "personal entries", "fedobp/table2")
     assert (entries.own, entries.seeds, entries.published) == (41.0, "1 2", 41)
@@ -325,7 +320,7 @@ def test_fedspu_with_early_stopping(tmp_path: Path) -> None:
     """The published count ends where fewer are active than a round takes."""
     for alpha in (0.1, 0.5, 1.0):
         path = spu(tmp_path, f"a{alpha}", 40.0 + 10 * alpha, alpha, early=True)
-        change(path, participants=[10, 10, 7, 3])
+        add_columns(path, participants=[10, 10, 7, 3])
     own = 40 + 16 / 3
     assert_cells(tmp_path, THREE, f"fedspu/table2 | FedSPU | {own} {own} 42.66")
     half = ("CIFAR10", "Dir(0.5)")
@@ -336,7 +331,7 @@ def test_fedspu_with_early_stopping(tmp_path: Path) -> None:
     assert_cells(tmp_path, ROUNDS, "fedspu/table3 | FedSPU+ES (volume) | 2.72e-4 1.152e-3 6.37")
     assert_cells(tmp_path, ROUNDS, "fedspu/table3 | FedSPU+ES (hours) | nan nan 8.9")
     for path in tmp_path.iterdir():
-        change(path, sim_seconds=[3600.0, 1800.0, 900.0, 900.0])
+        add_columns(path, sim_seconds=[3600.0, 1800.0, 900.0, 900.0])
     assert_cells(tmp_path, ROUNDS, "fedspu/table3 | FedSPU+ES (hours) | 2 1.5 8.9")
 
 
@@ -346,7 +341,7 @@ def test_fedpurin_by_the_best_round_before_averaging(tmp_path: Path) -> None:
     method = {"name": "fedpurin", "score": "gradient", "hessian": False, "beta": 2}
     path = add(tmp_path, "purin", 90.0, method, **fixed)
     positions = [330_000, 202_000, 202_000, 202_000]
-    change(path, cohort_after=[60.0, 75.0, 70.0, 65.0], bits_down=positions)
+    add_columns(path, cohort_after=[60.0, 75.0, 70.0, 65.0], bits_down=positions)
     add(tmp_path, "delta", 91.0, method | {"score": "delta", "hessian": True}, **fixed)
     add(tmp_path, "avg", 92.0, "fedavg", **fixed)
     bits = [32_000, 26_600, 16_000 * 32 / 20, 20_200, 600 * 32, 700 * 32]
@@ -451,7 +446,7 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> Path:
     counts = {"conv1.weight": [0, 20, 15, 10], "conv1.bias": [0, 10, 15, 10]}
     counts["fc.weight"] = [0, 10, 30, 60]
     for name in ("a", "layer"):
-        change(root / name, **{f"personal/{key}": own for key, own in counts.items()})
+        add_columns(root / name, **{f"personal/{key}": own for key, own in counts.items()})
     masked(root, "fedselect", alpha=0.3)
     masked(root, "fedpurin")
     for size in (20, 40):
@@ -473,7 +468,7 @@ def masked(root: Path, name: str, seed: int = 1, **method: Any) -> None:
     clients = {"dataset": {"name": "mini_imagenet"}, "clients": 3}
     clients["partition"] = FMNIST | {"samples_per_client": 480}
     path = add(root, f"{name}{seed}{method}", 70.0, {"name": name, **method}, seed=seed, **clients)
-    change(path, personal_share=[0, 0.25, 0.4375, 0.4375])
+    add_columns(path, personal_share=[0, 0.25, 0.4375, 0.4375])
     one = {"entries": 8, "held": [4, 0, 0, 4], "both": [[4, 4, 4]] * 3}
     other = {"entries": 10, "held": [9 - 2 * seed, 2 * seed, 1, 0]}
     other["both"] = [[2, 1, 0], [1, 2, 0], [0, 0, 2 * seed - 2]]
@@ -559,7 +554,7 @@ def test_a_figure_without_marks_is_not_written(tmp_path: Path) -> None:
     """FedBABU is judged after fine-tuning, and this run has none."""
     dealt = {"name": "shuffled_shards", "samples_per_client": 100, "alpha": None}
     run = add(tmp_path, "a", 30.0, "fedbabu", dataset="cifar10", partition=dealt)
-    change(run, ft_accuracy_pooled=[math.nan] * 4)
+    add_columns(run, ft_accuracy_pooled=[math.nan] * 4)
     name = "fedselect/figure2"
     with pytest.raises(FedpflError, match="nothing to draw in fedselect_figure2"):
         FIGURES[name].draw(name, groups(runs(tmp_path)), tmp_path / "figures", Selection())

@@ -5,7 +5,6 @@ import math
 import re
 from types import SimpleNamespace
 
-import pandas as pd
 import pytest
 import torch
 
@@ -23,7 +22,7 @@ from fedpfl.runner.attendance import Attendance
 from tests.command import TINY, play_run, read_summary, read_table, rewrite_summary
 from tests.conftest import keep_quick, read_cases
 from tests.record.test_damage import assert_ends_alike
-from tests.report.test_report import amend, write_run
+from tests.report.test_report import add_columns, amend, write_run
 
 WORDS = ("method=fedavg", *TINY, "clients=10", "rounds=4", "eval.finetune_epochs=1")
 ACCURACIES = [column_name(name, fine_tuned=tuned) for name in STATISTICS for tuned in (False, True)]
@@ -158,13 +157,6 @@ def test_a_trial_in_which_nobody_trains_is_lost_and_no_search_fails_by_it(tmp_pa
 # What is reported
 
 
-def participants(folder, counts):
-    """Add the column to a run that `write_run` wrote."""
-    path = folder / "rounds.csv"
-    pd.read_csv(path).assign(participants=counts).to_csv(path, index=False)
-    return folder
-
-
 @pytest.fixture
 def mixed(tmp_path):
     """A good run of one method, an old run that nobody took part in, and one in which few did."""
@@ -172,8 +164,8 @@ def mixed(tmp_path):
         write_run(tmp_path / name / "k" / "seed0", method={"name": name})
         for name in ("fedavg", "fedper", "ditto")
     )
-    participants(nobody, [0, 0, 0, 0])
-    amend(participants(few, [1, 0, 2, 1]), trained=40, clients=100)
+    add_columns(nobody, participants=0)
+    amend(add_columns(few, participants=[1, 0, 2, 1]), trained=40, clients=100)
     return tmp_path
 
 

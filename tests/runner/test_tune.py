@@ -50,6 +50,11 @@ def search(folder, batch=1, seed=3, first=FIRST, count=8):
     return Search(folder, "study", distributions(*WORDS), first, settings)
 
 
+def playing(value_of):
+    """Return what plays trials: of each the value by its number."""
+    return lambda jobs: [trials.TrialResult(value_of(job), 3, str(job)) for job, _ in jobs]
+
+
 def judged(jobs):
     """Better the nearer to lr 0.03 and mu 1; small rates diverge."""
     found = []
@@ -166,11 +171,8 @@ def test_equal_proposals_of_a_batch_are_one_run(tmp_path):
 
 
 def test_of_equally_good_trials_the_first_is_chosen(tmp_path):
-    def play(jobs):
-        return [trials.TrialResult(50.0 if number else 40.0, 3, str(number)) for number, _ in jobs]
-
     own = search(tmp_path, batch=2, count=4)
-    found = own.run(play, lambda line: None)
+    found = own.run(playing(lambda number: 50.0 if number else 40.0), str)
     assert found.overrides == tuple(own.to_overrides(own.study.trials[1].params))
 
 
@@ -193,11 +195,8 @@ def test_a_search_is_drawn_and_later_figures_keep_their_style(whole, tmp_path):
 
 
 def test_where_none_comes_to_its_end_it_says_so(tmp_path):
-    def play(jobs):
-        return [trials.TrialResult(None, 1, "") for _ in jobs]
-
     with pytest.raises(FedpflError, match="none of 2 trials came to its end"):
-        search(tmp_path, count=2).run(play, str)
+        search(tmp_path, count=2).run(playing(lambda number: None), str)
 
 
 def test_a_trial_is_judged_by_validation_accuracy_alone(tmp_path):
