@@ -149,18 +149,13 @@ def test_q_comes_from_the_table_the_fallback_or_the_user() -> None:
 # Identity
 
 
-CHOOSING = "logger= engine= partition= dataset= method= norm= score= model="
-GROUP_WORDS = (*CHOOSING.split(),)
-
-
-def identity_with(words: str) -> str:
+def identity_with(word: str) -> str:
     """Return a run's identity; what chooses no group is set in what is composed once."""
-    if any(word.startswith(GROUP_WORDS) for word in words.split()):
-        return key_of(*words.split())
+    key, _, value = word.partition("=")
+    if key in GROUPS:
+        return key_of(word)
     cfg = compose_once().copy()
-    for word in words.split():
-        key, _, value = word.partition("=")
-        OmegaConf.update(cfg, key, yaml.load(value, yaml_loader.get_yaml_loader()))
+    OmegaConf.update(cfg, key, yaml.load(value, yaml_loader.get_yaml_loader()))
     return identity(resolve_config(cfg))
 
 

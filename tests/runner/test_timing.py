@@ -29,7 +29,7 @@ from tests.conftest import ROOT, keep_quick, read_cases
 from tests.record.test_damage import assert_ends_as, interrupt
 from tests.record.test_record import Clock, done, info, row
 
-STATEFUL = ("noisy_by_numpy", "counter_assigned", "frozen_average")
+STATEFUL = ("dropped", "noisy_by_numpy", "frozen_average")
 EQUAL = (
     *TINY_TASK,
     *("clients=6", "partition.samples_per_client=40", "partition.alpha=100", "rounds=4"),
@@ -38,7 +38,7 @@ EQUAL = (
 
 
 TIMED = [
-    "method=fedobp model=dropped eval.finetune_epochs=1 validation=0.1 unseen=0.2",
+    "method=fedobp model=counter_assigned eval.finetune_epochs=1 validation=0.1 unseen=0.2",
     "method=fedpac model=mlp local.optimizer=adam local.decay=cosine",
     *(f"method=fedavg model={name}" for name in STATEFUL),
 ]
