@@ -7,6 +7,7 @@ from collections import deque
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
@@ -103,6 +104,19 @@ class AverageWithGraph(Plain):
         if self.training:
             self.mean = 0.9 * self.mean.detach() + 0.1 * hidden.mean(0)
         return torch.tanh(hidden - self.mean.detach())
+
+
+class SlowAverage(Plain):
+    """A running mean that hardly moves in a step."""
+
+    def __init__(self, shape, classes):
+        super().__init__(shape, classes)
+        self.register_buffer("mean", torch.ones(()))
+
+    def forward(self, x):
+        if self.training:
+            self.mean = 0.999 * self.mean + 0.001 * x.mean().detach()
+        return super().forward(x) * self.mean
 
 
 class CountsInEvaluation(CounterInPlace):
@@ -487,14 +501,26 @@ class HeadFirst(nn.Module):
 
 
 class Temperature(Plain):
-    """Logits over a learned temperature."""
+    """Logits by a learned scale, the logarithm of which is a parameter of no axes."""
 
     def __init__(self, shape, classes):
         super().__init__(shape, classes)
-        self.temperature = nn.Parameter(torch.ones(()))
+        self.temperature = nn.Parameter(torch.zeros(()))
 
     def forward(self, x):
-        return super().forward(x) / self.temperature
+        return super().forward(x) * self.temperature.exp()
+
+
+class CosineHead(Plain):
+    """A head that is a linear layer by its class alone."""
+
+    class Cosine(nn.Linear):
+        def forward(self, x):
+            return 10 * F.linear(F.normalize(x), F.normalize(self.weight))
+
+    def __init__(self, shape, classes):
+        super().__init__(shape, classes)
+        self.out = self.Cosine(WIDTH, classes, bias=False)
 
 
 class WideHidden(nn.Module):
@@ -575,6 +601,7 @@ KEPT = {
     "average_with_graph": AverageWithGraph,
     "not_persistent": NotPersistent,
     "frozen_average": FrozenAverage,
+    "slow_average": SlowAverage,
     "hook_by_method": HookByMethod,
     "parameter_lists": ParameterLists,
     "keeps_batchnorm_still": KeepsBatchNormStill,
@@ -598,6 +625,7 @@ KEPT = {
     "auxiliary_same_width": AuxiliarySameWidth,
     "head_first": HeadFirst,
     "temperature": Temperature,
+    "cosine_head": CosineHead,
     "wide_hidden": WideHidden,
     "convolution_head": ConvolutionHead,
     "two_heads": TwoHeads,

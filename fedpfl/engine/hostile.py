@@ -183,7 +183,7 @@ def find_center(
 def flatten_rows(stacked: Tree) -> Tensor:
     """Return a stacked tree as a matrix `[rows, entries]`."""
     leaves = tree.leaves(stacked)
-    return torch.cat([leaf.reshape(len(leaf), -1) for leaf in leaves], 1)
+    return torch.cat([tree.as_matrix(leaf) for leaf in leaves], 1)
 
 
 def unflatten_rows(matrix: Tensor, like: Tree) -> Tree:

@@ -625,8 +625,7 @@ def _finite_clients(participation: Participation) -> Tensor:
     trees = [participation.uploads, participation.client_states, participation.buffers]
     for leaf in [leaf for part in trees for leaf in tree.leaves(part)]:
         if leaf.is_floating_point():
-            sums = leaf.flatten(1).sum(1) if leaf.dim() > 1 else leaf
-            finite &= sums.isfinite()
+            finite &= tree.as_matrix(leaf).sum(1).isfinite()
     return finite
 
 

@@ -248,6 +248,12 @@ def apply_mask(tree: Tree, mask: Tree) -> Tree:
     )
 
 
+def as_matrix(leaf: Tensor) -> Tensor:
+    """Return a stacked leaf `[rows, ...]` as `[rows, entries]`."""
+    # A scalar of each row has no axis to flatten.
+    return leaf.unsqueeze(1).flatten(1)
+
+
 def by_row(flags: Tensor, a: Tree, b: Tree) -> Tree:
     """Take rows of stacked `a` where `flags` `[rows]` holds, of `b` elsewhere."""
 

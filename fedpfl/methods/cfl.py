@@ -138,7 +138,7 @@ class CFL(Method):
         # ---- Lengths of the changes d_i and of their mean, from their inner products.
         # Uncorrected float32 sums of squares would lose small angles between long changes.
         changes = tree.map(
-            lambda leaf, old: (leaf - old).flatten(1).double(),
+            lambda leaf, old: tree.as_matrix(leaf - old).double(),
             models,
             parent,
         )

@@ -115,7 +115,8 @@ class FedALA(Method):
 
     def _objective(self, server, client, net, batch):
         """Return the loss on a minibatch as a function of the top layers."""
-        if tuple(client["top"]) == net.net.parts.head:
+        parts = net.net.parts
+        if parts.linear_weight and parts.is_linear_end and tuple(client["top"]) == parts.head:
             with torch.no_grad():
                 _, z = net.features(server, batch.x)  # below the head nothing changes
 

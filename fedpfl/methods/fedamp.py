@@ -1,7 +1,7 @@
 """FedAMP and HeurFedAMP: each client is drawn to a mixture of models that resemble its own."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
@@ -108,8 +108,8 @@ class FedAMP(ModelPool):
         `[cohort, pool]`, in float64.
         """
         # ---- Inner products of all models of the cohort with all of the pool.
-        ours = [leaf.flatten(1).double() for leaf in tree.leaves(models)]
-        theirs = [leaf.flatten(1).double() for leaf in tree.leaves(pool_models)]
+        ours: list[Any] = [tree.as_matrix(leaf).double() for leaf in tree.leaves(models)]
+        theirs = [tree.as_matrix(leaf).double() for leaf in tree.leaves(pool_models)]
         # |w_i - w_j|^2 = |w_i|^2 + |w_j|^2 - 2 <w_i, w_j>, which stores no difference of a pair.
         product = sum(a @ b.T for a, b in zip(ours, theirs, strict=True))
         our_square = sum(leaf.square().sum(1) for leaf in ours)[:, None]

@@ -47,6 +47,7 @@ class FedCP(Method):
 
     def init(self, params, parts):
         """Begin with the network's head on both sides."""
+        parts.require_linear_end()
         head = tree.select(params, parts.head)
         head_weight = params[parts.head_weight]
         d = head_weight.shape[1]

@@ -39,6 +39,7 @@ class FedDBE(Method):
 
     def init(self, params, parts):
         """Keep vectors of the head's width under the name of its weight."""
+        parts.require_linear_end()
         zero = {parts.head_weight: torch.zeros_like(params[parts.head_weight][0])}
         server = {"model": params, "mean": zero, "known": flag(params)}
         return server, {"u": zero, "mean": zero}

@@ -65,6 +65,7 @@ class FedGen(Method):
 
     def init(self, params, parts):
         """Draw the generator; nobody has told of labels yet."""
+        parts.require_linear_end()
         head_weight = params[parts.head_weight]
         # From the run's seed alone, apart from all that rounds draw.
         random = seeded_generator(parts.seed)

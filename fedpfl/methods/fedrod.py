@@ -35,6 +35,7 @@ class FedRoD(Method):
 
     def init(self, params, parts):
         """Keep the personal head under the names of the generic one."""
+        parts.require_linear_end()
         return params, {"q": tree.select(params, parts.head)}
 
     def before_training(self, server, client, net, shard):

@@ -74,7 +74,7 @@ class Floco(Method):
 
     def _assign_centres(self, server, clients, uploads):
         """Give every client its centre; nothing else changes."""
-        endpoints = [leaf.flatten(1) for leaf in uploads["endpoints"].values()]
+        endpoints = [tree.as_matrix(leaf) for leaf in uploads["endpoints"].values()]
         points = torch.cat(endpoints, 1).double()
         if not points.isfinite().all():
             raise FedpflError(

@@ -43,6 +43,11 @@ class FLUTE(PersonalByName):
 
     needs_classes = "it looks at which classes a client has"
 
+    def _personal(self, parts):
+        """Return the head's entries, of which the first is its weight."""
+        _ = parts.head_weight  # raises for a head that has none
+        return parts.head
+
     def before_training(self, server, client, net, shard):
         """Return u, which classes there are."""
         classes = len(_head_weight(client["head"]))

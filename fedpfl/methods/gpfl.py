@@ -45,6 +45,7 @@ class GPFL(Method):
 
     def init(self, params, parts):
         """Draw E from N(0, 1), and V as torch initialises linear and normalising layers."""
+        parts.require_linear_end()
         head = tree.select(params, parts.head)
         head_weight = head[parts.head_weight]
         classes, width = head_weight.shape

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fedpfl.ground import tree
+from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.ranges import Above, AtLeast, Below
 from fedpfl.ground.tree import Known
 from fedpfl.methods.shared import gaussian
@@ -68,7 +69,13 @@ class PFedFDA(Method):
 
         The head is trained `as_published` only.
         """
+        parts.require_linear_end()
         weight = params[parts.head_weight]
+        if len(parts.head) != 2:
+            raise FedpflError(
+                "the method works out the weight and the bias of the head, and this network's "
+                f"head, {parts.head_layer}, has no bias; give it one, or use another method"
+            )
         generator = torch.Generator().manual_seed(parts.seed)
         server = {
             "body": tree.select(params, parts.body),

@@ -181,7 +181,7 @@ def _generate_models(learned: Tree, v: Tensor) -> Tree:
     for layer in other_layers:
         hidden = F.linear(hidden.relu(), **layer)
 
-    def generate(weight: Tensor, bias: Tensor) -> Tensor:
-        return (hidden @ weight.T).view(-1, *bias.shape) + bias
+    def generate_leaf(weight: Tensor, bias: Tensor) -> Tensor:
+        return (hidden @ weight.T).view(*hidden.shape[:-1], *bias.shape) + bias
 
-    return tree.map(generate, learned["weight"], learned["bias"])
+    return tree.map(generate_leaf, learned["weight"], learned["bias"])

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.utils.checkpoint import CheckpointFunction
@@ -57,6 +58,42 @@ def trace_layers(module: nn.Module, x: Tensor, classes: int) -> Trace:
     if not _answers_classes(outputs[ends[0]][-1], classes):
         return Trace(order, "", f"{ends[0]} is the last layer and has no output for each class")
     return Trace(order, ends[0], "")
+
+
+def ends_in_linear(module: nn.Module, head: str, x: Tensor) -> bool:
+    """Return whether logits are W z + b of a linear head alone.
+
+    What all classes of a sample have in common does not count, as a softmax does not see it.
+
+    Args:
+        module: The network, whose values are changed.
+        head: The name of its head.
+        x: Samples `[batch, ...]`.
+    """
+    layer = dict(module.named_modules()).get(head)
+    if not isinstance(layer, nn.Linear) or parametrize.is_parametrized(layer):
+        return False
+
+    # ---- What a factor or an offset behind the head is at first, may be 1 or 0.
+    with torch.no_grad():
+        for leaf in [*module.parameters(), *module.buffers()]:
+            if leaf.is_floating_point():
+                leaf.mul_(1.1).add_(0.01)
+
+    # ---- A linear head's outputs beside the logits.
+    expected: list[Tensor] = []
+    hook = layer.register_forward_pre_hook(
+        lambda _, inputs: expected.append(F.linear(inputs[0], layer.weight, layer.bias))
+    )
+    with torch.no_grad():
+        logits = module.eval()(x)
+    hook.remove()
+    if len(expected) != 1 or expected[0].shape != logits.shape:
+        return False
+    difference = logits.double() - expected[0].double()
+    if logits.shape[1] > 1:
+        difference = difference - difference.mean(1, keepdim=True)
+    return bool((difference.abs() <= 1e-4 * (1 + logits.double().abs())).all())
 
 
 def check_head(module: nn.Module, name: str) -> None:

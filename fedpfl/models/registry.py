@@ -19,7 +19,7 @@ from fedpfl.models.adapter import none
 from fedpfl.models.cnn4 import CNN4
 from fedpfl.models.fedspu import fedspu_cifar10, fedspu_emnist, fedspu_speech
 from fedpfl.models.har_cnn import HARCNN
-from fedpfl.models.heads import Trace, check_head, trace_layers
+from fedpfl.models.heads import Trace, check_head, ends_in_linear, trace_layers
 from fedpfl.models.initial import start_from
 from fedpfl.models.lenet5 import LeNet5
 from fedpfl.models.lstm import LSTM
@@ -123,7 +123,15 @@ def build_network(
             _check_logits(module, shape, classes)
 
         # ---- Step 3: what calls of it do beside computing logits.
-        traits = Traits() if is_trusted else observe(module, shape)
+        if is_trusted:
+            traits = Traits()
+        else:
+            traits = observe(module, shape)
+            head_layer = find_parts(module, **facts).head_name
+            with seeded_process(seed):
+                facts["is_linear_end"] = ends_in_linear(
+                    copy_network(module), head_layer, made_up_samples(shape, 2)
+                )
         return Net(module, traits, name, **facts)
 
 

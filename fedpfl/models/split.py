@@ -28,7 +28,7 @@ class Parts:
     normalisation behind it.
     batch_norm: those of `normalisation` that belong to layers with statistics over the batch.
     head_name: the layer that answers the classes. linear_weight: its weight, where it is a linear
-    layer.
+    layer. is_linear_end: whether the logits are W z + b of that layer, with nothing behind it.
     unclear: why it is not known which layer that is, as a line for the user; "" where it is known.
     seed: what the initial values were drawn from, for methods that need more of them.
     sample: the shape of a sample; () where nobody has said it. clients: of the federation,
@@ -43,6 +43,7 @@ class Parts:
     batch_norm: tuple[str, ...]
     head_name: str = ""
     linear_weight: str = ""
+    is_linear_end: bool = True
     unclear: str = ""
     seed: int = 0
     sample: tuple[int, ...] = ()
@@ -99,6 +100,20 @@ class Parts:
                 "another method"
             )
         return self.linear_weight
+
+    def require_linear_end(self) -> None:
+        """Refuse a network whose logits are not W z + b of its head.
+
+        Raises:
+            FedpflError: They are computed in another way.
+        """
+        _ = self.head_weight
+        if not self.is_linear_end:
+            raise FedpflError(
+                "the method computes logits as W z + b of a linear head, and this network's are "
+                f"something else than that of {self.head_layer}, which another forward or what "
+                "stands behind the layer changes; leave that out, or use another method"
+            )
 
     @property
     def body(self) -> tuple[str, ...]:

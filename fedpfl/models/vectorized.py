@@ -126,7 +126,7 @@ def _differentiate(
     rows: int,
     training: bool,
 ) -> Tree:
-    """Return gradient, logits of the real rows and buffers of one client."""
+    """Return gradient, logits of the real rows and changes of buffers of one client."""
 
     def objective(params: Tree) -> tuple[Tensor, tuple[Tensor, Tree]]:
         bound = net.bind({"main": buffers} if buffers else {}, training, weight)
@@ -137,9 +137,13 @@ def _differentiate(
         return (losses * shares).sum() / shares.sum(), (logits, bound.buffers.get("main", {}))
 
     gradient, (_, (logits, after)) = grad_and_value(objective, has_aux=True)(params)
+    # By their changes: a slow average hardly moves, whatever it is of.
+    changes = {}
+    for name, leaf in after.items():
+        changes[name] = leaf - buffers[name] if leaf.is_floating_point() else leaf
     # The one row more that the padded minibatch has is no client's: it is left out of the
     # comparison.
-    return {"gradient": gradient, "logits": logits[: ROWS - 1], "buffers": after}
+    return {"gradient": gradient, "logits": logits[: ROWS - 1], "buffers": changes}
 
 
 def _inputs(net: Net, client: int) -> tuple[Tree, Tree, Tensor]:

@@ -40,7 +40,7 @@ def clip_uploads(
     """
     # ---- The length of each update, in float64.
     updates = tree.map(torch.sub, uploads, reference)
-    squares = [leaf.double().flatten(1).square().sum(1) for leaf in tree.leaves(updates)]
+    squares = [tree.as_matrix(leaf.double()).square().sum(1) for leaf in tree.leaves(updates)]
     norms = torch.stack(squares).sum(0).sqrt()
 
     # ---- The factor on each: clip / length where it is longer, and `scale`.

@@ -4,11 +4,13 @@ import re
 from functools import partial
 
 import pytest
+import torch
+import torch.nn.functional as F
 
 from fedpfl import models
 from fedpfl.engine import Engine, RoundSetup, make_backend, make_initial_state, play_round
 from fedpfl.ground.errors import FedpflError
-from fedpfl.methods import METHODS, FedAvg
+from fedpfl.methods import METHODS, Batch, FedAvg
 from fedpfl.models.heads import trace_layers
 from fedpfl.models.traits import made_up_samples
 from fedpfl.models.vectorized import find_obstacle
@@ -40,6 +42,7 @@ ON_LOOP_ALONE = {
     "batchnorm_without_statistics": "other samples of a batch in evaluation",
     "scaled_by_batch": "",
     "average_with_graph": "other samples of a minibatch",
+    "slow_average": "other samples of a minibatch",
     "frozen_average": "",
 }
 """Networks that the batched backend refuses, and what it says; "": whatever torch says."""
@@ -135,6 +138,21 @@ def test_an_unclear_head_is_refused_where_a_method_needs_it_until_it_is_named(na
     assert all(entry == head or entry.startswith(f"{head}.") for entry in client["head"])
     with pytest.raises(FedpflError, match=r"model\.head=nowhere is no layer that trains; it has"):
         build(name, head="nowhere")
+
+
+@pytest.mark.parametrize("name", ["temperature", "cosine_head", "softmaxed"])
+def test_what_is_not_the_head_alone_is_refused_by_methods_that_compute_logits_with_it(name):
+    net = build(name)
+    for method in ("fedcp", "feddbe", "fedgen", "fedrod", "gpfl", "pfedfda"):
+        with pytest.raises(FedpflError, match=r"computes logits as W z \+ b .* that of out"):
+            METHODS[method]().init(net.params, net.parts)
+    # FedALA has the network's loss for it.
+    batch = Batch(x=made_up_samples(networks.SHAPE, 4), y=torch.arange(4) % CLASSES)
+    values = {key: leaf + 0.5 for key, leaf in net.params.items()}
+    head = {key: values[key] for key in net.parts.head}
+    objective = METHODS["fedala"]()._objective(values, {"top": head}, net.bind({}), batch)
+    expected = F.cross_entropy(net.bind({})(values, batch.x), batch.y)
+    torch.testing.assert_close(objective(head), expected)
 
 
 @pytest.mark.parametrize("name", ["tied", "not_persistent", "tied_head", "counter_assigned"])

@@ -390,6 +390,7 @@ NETWORKS = {
     "mlp": ((11,), {"hidden": (16, 8)}),
     "resnet": ((1, 8, 8), {}),
     "double": ((1, 8, 8), {}),
+    "temperature": ((1, 8, 8), {}),
 }
 TRAIN, TEST = (20, 7, 3), (5, 3, 4)
 
@@ -406,17 +407,28 @@ def setting(network: str):
         with torch.random.fork_rng():
             torch.manual_seed(0)
             return Net(ResNet(shape, CLASSES, (1, 1), "batch", "small")), federation
-    if network == "double":
-        return Net(networks.Double(shape, CLASSES)), federation
+    if network in ("double", "temperature"):
+        return Net(networks.KEPT[network](shape, CLASSES)), federation
     federation = dataclasses.replace(federation, x=x, mean=(), std=())
     return models.build_network(network, shape, CLASSES, 0, **options), federation
 
 
-CASES = [(name, network) for name in METHODS for network in NETWORKS]
+NEURONS = {
+    *("fedmp", "fedrolex", "fedspu", "fjord", "flexfl", "hermes", "heterofl", "prunefl"),
+    *("random_dropout", "subflot"),
+}
+"""Methods of neurons, of which a scalar parameter is none."""
+CASES = [
+    (name, network)
+    for name in METHODS
+    for network in NETWORKS
+    if network != "temperature" or name not in NEURONS
+]
 QUICK = {
     *(("heterofl", "mlp"), ("scaffold", "mlp")),
     *(("fedobp", network) for network in NETWORKS),
     *((name, "double") for name in ("fedmp", "fedpac", "fedgen", "pfedfda")),
+    *((name, "temperature") for name in ("fedpurin", "fedas")),
 }
 """What `make test` plays: methods of each kind on the smallest network, and one on every network."""
 

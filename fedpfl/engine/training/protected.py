@@ -12,6 +12,7 @@ from torch.func import grad, vmap
 
 from fedpfl.engine.training.sgd import per_client_shape
 from fedpfl.engine.training.train_plan import TrainPlan
+from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError, error_text
 from fedpfl.methods import Batch, Method
 
@@ -63,7 +64,7 @@ def sum_clipped_gradients(
             gradients[i] = torch.where(mask, gradients[i], 0.0)
 
     # ---- One factor a sample; what is not finite has no length, and must not reach the sum.
-    squares = [gradient.flatten(1).square().sum(1) for gradient in gradients]
+    squares = [tree.as_matrix(gradient).square().sum(1) for gradient in gradients]
     norms = torch.stack(squares).sum(0).sqrt()
     is_counted = norms.isfinite() & (weight > 0)
     factors = (clip / norms).clamp(max=1.0)

@@ -107,7 +107,7 @@ def clip_gradients(
     squares = []
     for grad, mask in zip(grads, masks, strict=True):
         square = zero_outside_mask(mask, grad).square()
-        squares.append(square.flatten(1).sum(1) if stacked else square.sum())
+        squares.append(tree.as_matrix(square).sum(1) if stacked else square.sum())
     norm = torch.stack(squares).sum(0).sqrt()
     scale = (limit / (norm + 1e-6)).clamp(max=1.0)
     if not stacked:

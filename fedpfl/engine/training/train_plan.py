@@ -151,7 +151,7 @@ def clients_without_trainable_entries(phase: Phase, rows: int | None = None) -> 
     has_entries = []
     for leaf in mask:
         if isinstance(leaf, Tensor):
-            has_entries.append(leaf.flatten(1).any(1) if rows else leaf.any())
+            has_entries.append(tree.as_matrix(leaf).any(1) if rows else leaf.any())
     if not has_entries:
         return torch.ones(rows or (), dtype=torch.bool)
     return ~torch.stack(has_entries).any(0)

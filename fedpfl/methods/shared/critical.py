@@ -38,7 +38,7 @@ def mask_overlaps(masks: Tree) -> Tensor:
     `[clients, clients]`, float64; 0 where m_i is empty.
     """
     # Inner products are whole numbers, which float32 adds up exactly below 2^24 a tensor.
-    flat = [leaf.flatten(1).float() for leaf in tree.leaves(masks)]
+    flat = [tree.as_matrix(leaf).float() for leaf in tree.leaves(masks)]
     products = [(leaf @ leaf.T).double() for leaf in flat]
     common = torch.stack(products).sum(0)
     size_i = common.diagonal().unsqueeze(1)

@@ -51,13 +51,15 @@ def rescale_scores(scores: Tree) -> Tree:
     A constant tensor becomes zero, where the published code divides 0 by 0.
     """
 
-    def rescale(leaf: Tensor) -> Tensor:
+    def rescale_leaf(leaf: Tensor) -> Tensor:
+        if not leaf.numel():
+            return leaf
         lowest = leaf.amin()
         span = leaf.amax() - lowest
         safe_span = torch.where(span > 0, span, 1)
         return torch.where(span > 0, (leaf - lowest) / safe_span, 0)
 
-    return tree.map(rescale, scores)
+    return tree.map(rescale_leaf, scores)
 
 
 def quantile_rank(q: float, n: int) -> int:
