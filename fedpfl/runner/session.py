@@ -106,7 +106,7 @@ def play_session(
         run = resume.add_secret(run, progress, draws_at_nodes=remote_backend is not None)
         backend = remote_backend or _make_backend(run, stage, progress.recorded_engine)
         session = _Session(run, path, progress, backend, ClientTable(run), trial)
-        has_logger = run.config["logger"]["name"] != "none"
+        has_logger = run.config["logger"] != {"name": "none"}
         session.describe_run(draws_partition=bool(callbacks) or has_logger)
 
         # ---- Step 3: introduce the run, and play its rounds.

@@ -24,10 +24,11 @@ from fedpfl.engine import (
 )
 from fedpfl.engine.keys import draw_cohorts, draw_secret_cohorts
 from fedpfl.engine.training.client_training import working_copy
+from fedpfl.engine.training.protected import sum_clipped_gradients
 from fedpfl.engine.training.shard import gather_data
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
-from fedpfl.methods import METHODS, SEES, Turn
+from fedpfl.methods import METHODS, SEES, Batch, Turn
 from fedpfl.privacy import (
     Account,
     Privacy,
@@ -428,6 +429,18 @@ def test_without_noise_and_bound_it_is_poisson_sgd_bit_for_bit():
         found = train(protect(), clients=[client]).server
         assert_same(found, plain_client(client, 0.0, math.inf, one_at_a_time=False))
         assert_same(found, train(protect(clip=1e6), clients=[client]).server)
+
+
+def test_entries_that_hold_still_do_not_count_for_a_samples_length():
+    batch = Batch(x=torch.tensor([[3.0, 4.0], [0.5, 9.0]]), y=torch.zeros(2))
+    (total,) = sum_clipped_gradients(
+        lambda leaves, sample: (leaves[0] * sample.x).sum(),
+        leaves=[torch.zeros(2)],
+        masks=[torch.tensor([True, False])],
+        batch=batch,
+        clip=1.0,
+    )
+    assert total.tolist() == [1.5, 0.0]
 
 
 @pytest.mark.parametrize("method", keep_quick(["fedselect", "ditto", "fedrep"]))

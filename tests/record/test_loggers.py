@@ -335,7 +335,7 @@ def logged(tmp_path_factory):
     folder = tmp_path_factory.mktemp("logged")
     words = ["method=fedobp", "name=mine", "model=mlp", "rounds=3", "eval.every=2"]
     if importlib.util.find_spec("tensorboard"):
-        words.append("logger=[none,tensorboard,csv]")
+        words.append("logger=[tensorboard,csv]")
     result = run_command(*TINY_TASK[1:-2], *words, cwd=folder)
     assert result.code == 0, result.err
     (path,) = (found.parent for found in folder.glob("outputs/*/*/*/*/rounds.csv"))
