@@ -30,7 +30,7 @@ class Scaffold(Method):
     def init(self, params, parts):
         """Set all controls to zero; keep K, how many clients there are in all."""
         zeros = tree.full_like(params, 0.0)
-        client_count = tree.leaves(params)[0].new_tensor(parts.clients, dtype=torch.int64)
+        client_count = torch.tensor(parts.clients, device=tree.leaves(params)[0].device)
         server = {"model": params, "control": zeros, "clients": client_count}
         return server, {"control": zeros}
 
