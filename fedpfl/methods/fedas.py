@@ -71,9 +71,7 @@ class FedAS(Method):
         if self.first == "global" and not client["participated"]:
             model = {**model, **server}  # the received body under the initial head
         z = shard.features(net.still(), model)
-        # What is not in the body is the head, its weight first: a row of features per class.
-        head_weight = next(leaf for name, leaf in model.items() if name not in server)
-        no_features = torch.zeros_like(head_weight)
+        no_features = z.new_zeros(net.net.parts.classes, z.shape[1])
         return {"prototypes": class_means(z, shard.data.y, no_features, min_samples=1)}
 
     def start(self, received, client):
