@@ -100,7 +100,8 @@ class APFL(Method):
         )
         slope = torch.stack(tree.leaves(products)).sum()  # <v - w, gradient>
         next_alpha = alpha - self.alpha_lr * (slope + self.alpha_decay * alpha)
-        return {"next": next_alpha.clamp(0, 1)}
+        # Leaves of float64 among others of float32 would make it one of float64.
+        return {"next": next_alpha.clamp(0, 1).to(alpha)}
 
     def start(self, received, client):
         """Return both models side by side."""

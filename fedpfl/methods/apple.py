@@ -154,7 +154,7 @@ class APPLE(Method):
         p_others = torch.where(is_own, 0.0, p)
 
         def mix(core: Tensor, cores: Tensor) -> Tensor:
-            return p_own * core + torch.tensordot(p_others, cores, 1)
+            return p_own.to(core) * core + torch.tensordot(p_others.to(cores), cores, 1)
 
         return tree.map(mix, params["core"], server["cores"])
 
@@ -179,7 +179,7 @@ class APPLE(Method):
         """Return v_i of the latest cores."""
         p = self.prepare(server, client)["p"]
         return tree.map(
-            lambda cores: torch.tensordot(p, cores, 1),
+            lambda cores: torch.tensordot(p.to(cores), cores, 1),
             server["cores"],
         )
 

@@ -133,7 +133,7 @@ class FedAS(Method):
             is_usable = (total > 0) & total.isfinite()
             weight = torch.where(
                 is_usable,
-                uploads["fisher"] / total,
+                (uploads["fisher"] / total).to(weight),
                 weight,
             )
         return tree.mean(uploads["body"], weight), clients

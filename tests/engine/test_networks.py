@@ -11,6 +11,7 @@ from fedpfl import models
 from fedpfl.engine import Engine, RoundSetup, make_backend, make_initial_state, play_round
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS, Batch, FedAvg
+from fedpfl.models import Net
 from fedpfl.models.heads import trace_layers
 from fedpfl.models.traits import made_up_samples
 from fedpfl.models.vectorized import find_obstacle
@@ -178,6 +179,13 @@ def test_every_method_takes_a_convolution_as_head_or_says_that_it_does_not(metho
         record_rounds(made, net, make_federation(networks.SHAPE), [COHORT], local=LOCAL)
     except FedpflError as error:
         assert re.search("linear|wiring", str(error))  # noqa: PT017
+
+
+@pytest.mark.parametrize("method", ["apfl", "apple", "fedas"])
+def test_parameters_of_two_types_stay_of_theirs(method):
+    """These weigh models by sums over all parameters."""
+    net = Net(networks.TwoTypes(networks.SHAPE, CLASSES))
+    record_rounds(METHODS[method](), net, make_federation(networks.SHAPE), [COHORT], local=LOCAL)
 
 
 BUILT_IN = {
