@@ -591,6 +591,73 @@ class FrozenBody(Plain):
             return super().features(x)
 
 
+class CausalMask(nn.Module):
+    """Attention by a buffer of zeros and minus infinities, and positions by a random one."""
+
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.width = shape[-1]
+        tokens = inputs(shape) // self.width
+        self.map = nn.Linear(self.width, 3 * WIDTH)
+        self.out = nn.Linear(WIDTH, classes)
+        self.register_buffer("mask", torch.full((tokens, tokens), -torch.inf).triu(1))
+        self.register_buffer("positions", torch.randn(tokens, self.width))
+
+    def forward(self, x):
+        tokens = x.reshape(len(x), -1, self.width) + self.positions
+        q, k, v = self.map(tokens).chunk(3, -1)
+        shares = (q @ k.transpose(1, 2) + self.mask).softmax(-1)
+        return self.out((shares @ v).mean(1))
+
+
+class FillsBuffer(Plain):
+    """A tensor of float32 that is filled with what a layer answers."""
+
+    def features(self, x):
+        filled = torch.zeros(len(x), WIDTH)
+        return filled.index_put((torch.arange(len(x)),), super().features(x))
+
+
+class WritesItsValue(Plain):
+    """A buffer that each call in training writes to, but only later ones change."""
+
+    def __init__(self, shape, classes):
+        super().__init__(shape, classes)
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("average", torch.zeros(()))
+
+    def features(self, x):
+        if self.training:
+            self.calls += 1
+            self.average += 0.1 * (self.calls > 2)
+        return super().features(x) + self.average
+
+
+class StartsLater(Plain):
+    """An average that begins with the third call."""
+
+    def __init__(self, shape, classes):
+        super().__init__(shape, classes)
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("average", torch.zeros(()))
+
+    def features(self, x):
+        if self.training:
+            self.calls += 1
+            if self.calls > 2:
+                self.average = 0.9 * self.average + 0.1 * x.mean()
+        return super().features(x) + self.average
+
+
+class StartsLaterByData(StartsLater):
+    def features(self, x):
+        if self.training:
+            self.calls += 1
+            if self.calls > 2:
+                self.average.data += 1  # which torch does not count as a change
+        return Plain.features(self, x)
+
+
 # ---- answers
 
 
@@ -642,6 +709,9 @@ KEPT = {
     "two_heads": TwoHeads,
     "prototypes": Prototypes,
     "frozen_body": FrozenBody,
+    "causal_mask": CausalMask,
+    "fills_buffer": FillsBuffer,
+    "writes_its_value": WritesItsValue,
     "batchnorm_by_hand": BatchNormByHand,
     "detached_centre": DetachedCentre,
     "batchnorm_without_statistics": batchnorm_without_statistics,
@@ -667,4 +737,7 @@ REFUSED = {
 }
 """Networks that are refused before the first round, and what the line says of them."""
 
-MODELS = {**KEPT, **{name: network for name, (network, _) in REFUSED.items()}}
+LATER = {"starts_later": StartsLater, "starts_later_by_data": StartsLaterByData}
+"""Networks that are refused while they train."""
+
+MODELS = {**KEPT, **LATER, **{name: network for name, (network, _) in REFUSED.items()}}

@@ -24,31 +24,13 @@ def resolve_config(cfg: DictConfig) -> dict[str, Any]:
         FedpflError: for missing values, and for a group that chooses what the method does not have.
     """
     # ---- Step 1: resolve interpolations.
-    cfg = OmegaConf.masked_copy(
-        cfg,
-        [str(key) for key in cfg if key != "hydra"],
-    )
-    groups = [group for group in GROUPS if group not in OPTIONAL_GROUPS]
     try:
-        unresolved: dict[str, Any] = OmegaConf.to_container(cfg)  # type: ignore[assignment]
-        if missing := [key for key, value in flatten_keys(unresolved) if _is_missing(value)]:
-            raise _missing_value_error(min(missing))
-        if OmegaConf.is_config(cfg.get("method")):
-            cfg.method = OmegaConf.to_container(cfg.method, resolve=True)
-        # These are in the method by now; what it takes nothing from, as where the user sets
-        # method.q, is not looked up.
-        optional_groups = {
-            group: unresolved[group]
-            for group in OPTIONAL_GROUPS
-            if unresolved.get(group) is not None
-        }
-        for group in OPTIONAL_GROUPS:
-            cfg.pop(group, None)
-        config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
+        config, optional_groups = _resolve_values(cfg)
     except OmegaConfBaseException as error:
         raise FedpflError(format_error(error)) from None
 
     # ---- Step 2: nothing is missing, and groups are groups.
+    groups = [group for group in GROUPS if group not in OPTIONAL_GROUPS]
     for key in (*SETTINGS, *groups):
         if config.get(key) is None:
             raise _missing_value_error(key)
@@ -70,6 +52,31 @@ def resolve_config(cfg: DictConfig) -> dict[str, Any]:
         require_known_keys(without_name(values), OPTIONAL_GROUPS[group], group)
         require_representable(values, group)
     return config
+
+
+def _resolve_values(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the configuration as plain values, and its optional groups as they stand there.
+
+    Raises:
+        FedpflError: Something is missing.
+        OmegaConfBaseException: An interpolation leads nowhere.
+    """
+    unresolved: dict[str, Any] = OmegaConf.to_container(cfg)  # type: ignore[assignment]
+    unresolved.pop("hydra", None)
+    if missing := [key for key, value in flatten_keys(unresolved) if _is_missing(value)]:
+        raise _missing_value_error(min(missing))
+    config: dict[str, Any] = {}
+    optional_groups: dict[str, Any] = {}
+    for key, value in unresolved.items():
+        if key not in OPTIONAL_GROUPS:
+            part = cfg[key]
+            is_group = OmegaConf.is_config(part)
+            config[key] = OmegaConf.to_container(part, resolve=True) if is_group else part
+        # These are in the method by now; what it takes nothing from, as where the user sets
+        # method.q, is not looked up.
+        elif value is not None:
+            optional_groups[key] = value
+    return config, optional_groups
 
 
 def _is_missing(value: Any) -> bool:

@@ -205,8 +205,8 @@ def _digest_data(
     read_parts: list[Any] = [dealt_data.samples_digest, weight_values]
     split_parts: list[Any] = [dealt_data.samples_digest, dealt_data.splits, weight_values]
     # They are in no checkpoint, and may be drawn.
-    if net.frozen:
-        split_parts.append(net.frozen)
+    if net.fixed:
+        split_parts.append(net.fixed)
     # Devices are read from a file too, if there is one.
     if clock and clock.system.file:
         read_parts.append(clock.devices)

@@ -32,22 +32,28 @@ def count_traffic(payload: Tree) -> Traffic:
     are bits alone, no values. The positions of a `Masked` tree cost the cheapest of a list of the
     selected entries, a list of the others (32 bits an index) and a bitmap (one bit an entry).
     """
-    if isinstance(payload, Masked | Agreed):
-        return _count_masked(payload)
-    if isinstance(payload, Known):
-        return count_traffic({})
-    if isinstance(payload, dict):
-        # Tensors, so that counts stay on the device until the round's numbers are fetched.
-        values = torch.zeros((), dtype=torch.int64)
-        bits = torch.zeros((), dtype=torch.int64)
-        for part in payload.values():
-            traffic = count_traffic(part)
+    # What masks select is counted by tensors, so that counts stay on the device until the round's
+    # numbers are fetched; all else by Python, which is quicker.
+    values: Tensor | int = 0
+    bits: Tensor | int = 0
+    for part in _list_parts(payload):
+        if isinstance(part, Tensor):
+            values += 0 if part.dtype == torch.bool else part.numel()
+            bits += part.numel() * _bits_per_entry(part)
+        else:
+            traffic = _count_masked(part)
             values = values + traffic.values
             bits = bits + traffic.bits
-        return Traffic(values=values, bits=bits)
-    value_count = 0 if payload.dtype == torch.bool else payload.numel()
-    bit_count = payload.numel() * _bits_per_entry(payload)
-    return Traffic(values=torch.tensor(value_count), bits=torch.tensor(bit_count))
+    return Traffic(values=torch.as_tensor(values), bits=torch.as_tensor(bits))
+
+
+def _list_parts(payload: Tree) -> list[Tensor | Masked | Agreed]:
+    """Return the leaves that travel whole, and the trees that travel in part."""
+    if isinstance(payload, Known):
+        return []
+    if isinstance(payload, dict):
+        return [part for value in payload.values() for part in _list_parts(value)]
+    return [payload]
 
 
 def _count_masked(payload: Masked | Agreed) -> Traffic:

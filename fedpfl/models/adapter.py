@@ -12,8 +12,10 @@ from typing import Annotated, Any
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
+from torch.nn.utils import parametrize
 
 from fedpfl.ground.ranges import Above, AtLeast
+from fedpfl.models.wiring import has_users_forward
 
 QKV_ROLES = ("q", "k", "v")
 """Roles of the blocks of rows of one linear map, named qkv."""
@@ -154,8 +156,15 @@ def lora(
             present = ", ".join(sorted(all_roles)) or "none"
             raise ValueError(f"adapter.layers: the network has no {role}; it has {present}")
 
-    # ---- Step 2: freeze all but the head, and add to those layers, drawing in their order.
+    # ---- Step 2: freeze all but the head.
     _freeze(module, head, lambda name: False)
+    for encoder in module.modules():
+        # In evaluation it reads the weights of its layers, past their additions, unless it has a
+        # hook.
+        if isinstance(encoder, nn.TransformerEncoderLayer):
+            encoder.register_forward_pre_hook(_do_nothing)
+
+    # ---- Step 3: add to those layers, drawing in their order.
     generator = Generator().manual_seed(seed)
     for name, roles in roles_by_layer.items():
         adapted_blocks = tuple(block for block, role in enumerate(roles) if role in layers)
@@ -178,6 +187,32 @@ def lora(
             )
 
 
+def _do_nothing(*_: Any) -> None:
+    """Be a hook."""
+
+
+def require_additions(module: nn.Module, x: Tensor) -> None:
+    """Raise ValueError where training does not call a layer that has low-rank additions.
+
+    Args:
+        module: The network, which calls may change.
+        x: Samples.
+    """
+    names = [name for name, layer in module.named_modules() if isinstance(layer, LowRank)]
+    layers = [module.get_submodule(name) for name in names]
+    called: set[nn.Module] = set()
+    for layer in layers:
+        layer.register_forward_pre_hook(lambda layer, _: called.add(layer))
+    with torch.no_grad():
+        module.train()(x)
+    for name, layer in zip(names, layers, strict=True):
+        if layer not in called:
+            raise ValueError(
+                f"adapter.layers: forward does not call {name}(x), where an addition would act;"
+                " call it, or leave out its role"
+            )
+
+
 ADAPTERS: dict[str, Callable[..., None]] = {
     "none": none,
     "head": head,
@@ -195,7 +230,10 @@ def _layer_roles(module: nn.Module, head: str) -> Iterator[tuple[str, tuple[str,
     """Yield the names of layers with the roles of their blocks of rows."""
     for name, layer in module.named_modules():
         parent, _, attribute = name.rpartition(".")
-        if name == head or not isinstance(layer, nn.Linear | nn.Conv2d):
+        if name == head or not _is_plain(layer):
+            continue
+        # It reads the weight of its projection, and does not call it.
+        if isinstance(module.get_submodule(parent), nn.MultiheadAttention):
             continue
         if isinstance(layer, nn.Conv2d):
             # A grouped convolution has no A that reads all channels.
@@ -207,6 +245,15 @@ def _layer_roles(module: nn.Module, head: str) -> Iterator[tuple[str, tuple[str,
             yield name, ("proj",)
         else:
             yield name, ("mlp" if "mlp" in name.lower() else "linear",)
+
+
+def _is_plain(layer: nn.Module) -> bool:
+    """Return whether a layer is a product with its weight, and nothing else."""
+    return (
+        isinstance(layer, nn.Linear | nn.Conv2d)
+        and not has_users_forward(layer)
+        and not parametrize.is_parametrized(layer)
+    )
 
 
 def _add_low_rank(

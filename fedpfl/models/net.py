@@ -18,7 +18,7 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tree import Tree
 from fedpfl.models.norm import PaddedNorm
 from fedpfl.models.split import Parts, find_parts
-from fedpfl.models.traits import Traits
+from fedpfl.models.traits import Traits, differs
 
 Slot = tuple[dict[str, Any], str, str]
 """Where a module keeps a parameter that trains, or a buffer: a dict, its key there, its full name.
@@ -37,6 +37,7 @@ class Net:
         frozen: Parameters that ask for no gradient. They stay in the module, one for all clients
             and threads, and are in no tree that a method, a store or a checkpoint sees. Those that
             calls change by hand (`traits.moving`) are buffers.
+        constants: Buffers that no call writes to (`traits.constant`), kept like what is frozen.
         name: Of the model, for messages.
         traits: Side effects of its calls.
         parts: Roles of the parameters; `facts` are the ones a module does not tell.
@@ -62,7 +63,10 @@ class Net:
             if not leaf.requires_grad and key not in moving_names
         }
         self.buffers: Tree = {key: parameters[key].detach().clone() for key in sorted(moving_names)}
-        self.buffers |= {key: leaf.detach().clone() for key, leaf in module.named_buffers()}
+        self.constants: Tree = {}
+        for key, leaf in module.named_buffers():
+            is_constant = key in self.traits.constant
+            (self.constants if is_constant else self.buffers)[key] = leaf.detach().clone()
 
         # ---- Step 2: names and roles.
         self.aliases = find_aliases(module)
@@ -98,28 +102,46 @@ class Net:
                 "put it into a layer"
             ) from None
 
+    @property
+    def fixed(self) -> Tree:
+        """Return what is one for all clients: frozen parameters and constant buffers."""
+        return {**self.frozen, **self.constants}
+
+    def require_constants(self) -> None:
+        """Raise FedpflError where a call has written to a constant buffer after all."""
+        live = dict(self.module.named_buffers()) if self.constants else {}
+        for name, value in self.constants.items():
+            if differs(value, live.get(name)):
+                raise FedpflError(
+                    f"model={self.name}: forward changes the buffer {name}, but not from its first"
+                    " call on; write to it in every call in training mode, if only its own values"
+                )
+
     def with_facts(self, **facts: Any) -> Net:
         """Return the same Net with further facts of Parts, such as the number of rounds."""
         return self._rebuild(self.module, **{**self._facts, **facts})
 
     def copy(self) -> Net:
         """Return an independent Net for another thread."""
-        # Frozen parameters may be large: copies share them, as nobody writes to them.
-        frozen = [leaf for leaf in self.module.parameters() if not leaf.requires_grad]
-        return self._rebuild(
-            copy.deepcopy(self._uncalled, {id(leaf): leaf for leaf in frozen}), **self._facts
-        )
+        # What is fixed may be large: copies share it, as nobody writes to it.
+        fixed = {id(leaf): leaf for leaf in self._list_fixed(self.module)}
+        return self._rebuild(copy.deepcopy(self._uncalled, fixed), **self._facts)
 
     def copy_module(self) -> nn.Module:
         """Return a copy of the module with values of its own, as it was made."""
         return copy.deepcopy(self._uncalled)
 
     def to(self, device: torch.device) -> Net:
-        """Move what is frozen to a device, and return the Net."""
-        for leaf in self.module.parameters():
-            if not leaf.requires_grad:
-                leaf.data = leaf.data.to(device)
+        """Move what is fixed to a device, and return the Net."""
+        for leaf in self._list_fixed(self.module):
+            leaf.data = leaf.data.to(device)
         return self._rebuild(self.module, **self._facts)
+
+    def _list_fixed(self, module: nn.Module) -> list[Tensor]:
+        """Return frozen parameters and constant buffers of a module of this form."""
+        fixed: list[Tensor] = [leaf for leaf in module.parameters() if not leaf.requires_grad]
+        buffers = dict(module.named_buffers())
+        return fixed + [buffers[name] for name in self.constants]
 
     def _rebuild(self, module: nn.Module, **facts: Any) -> Net:
         return Net(module, self.traits, self.name, **facts)
@@ -195,8 +217,8 @@ class Net:
                 "activation checkpointing; turn checkpointing off in the network"
             )
         new_values = {id(tensors[key]): values[name] for tensors, key, name in self.slots}
-        frozen = {id(leaf): leaf for leaf in self.module.parameters() if id(leaf) not in new_values}
-        module = copy.deepcopy(self.module, {**frozen, **new_values})
+        fixed = {id(leaf): leaf for leaf in self._list_fixed(self.module)}
+        module = copy.deepcopy(self.module, {**fixed, **new_values})
         logits = module(x)
         buffer_slots = [slot for slot in self._find_slots(module) if slot[2] in self.buffers]
         return logits, _read_buffers(buffer_slots, values)

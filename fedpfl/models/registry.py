@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from fedpfl.ground import memory
 from fedpfl.ground.errors import FedpflError, error_text
 from fedpfl.ground.seeding import seeded_process
-from fedpfl.models.adapter import none
+from fedpfl.models.adapter import none, require_additions
 from fedpfl.models.cnn4 import CNN4
 from fedpfl.models.fedspu import fedspu_cifar10, fedspu_emnist, fedspu_speech
 from fedpfl.models.har_cnn import HARCNN
@@ -121,6 +121,8 @@ def build_network(
         _load_values(module, find_parts(module, **facts), weights, adapter, seed)
         if getattr(adapter, "func", adapter) is not none:
             _check_logits(module, shape, classes)
+            if not is_trusted:
+                require_additions(copy_network(module), made_up_samples(shape, 3))
 
         # ---- Step 3: what calls of it do beside computing logits.
         if is_trusted:

@@ -196,6 +196,9 @@ def find_subnetwork(net: Net, values: Tree, trainable: Tree) -> Subnetwork | Non
     is_whole = sum(counts) == sum(wiring.widths.values())
     if is_whole or not wiring.is_separable:
         return None
+    # Constants, such as statistics of a frozen normalisation, stay at full size.
+    if any(axis for name in net.constants for axis in wiring.axes[name]):
+        return None
     return Subnetwork(wiring, neurons)
 
 

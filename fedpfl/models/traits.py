@@ -35,6 +35,8 @@ class Traits:
         recomputes: Whether layers are called again in the backward pass (activation checkpointing).
         moving: Frozen parameters that a call changes by hand, such as averages: they are kept like
             buffers.
+        constant: Buffers that no call writes to, such as masks and encodings of positions: they are
+            kept like frozen parameters.
         changes_input: Whether a call changes its samples in place.
         moves_in_evaluation: Whether buffers change in evaluation mode too.
         crosses_samples: Whether logits in evaluation depend on which samples stand side by side, as
@@ -47,6 +49,7 @@ class Traits:
     draws: frozenset[str] = frozenset()
     recomputes: bool = False
     moving: frozenset[str] = frozenset()
+    constant: frozenset[str] = frozenset()
     changes_input: bool = False
     moves_in_evaluation: bool = False
     crosses_samples: bool = False
@@ -94,6 +97,9 @@ def observe(module: nn.Module, shape: tuple[int, ...]) -> Traits:
         draws=frozenset(training.draws) | frozenset(evaluation.draws),
         recomputes=_recomputes(module, made_up_samples(shape, 3), training),
         moving=frozenset(changed),
+        constant=frozenset(training.buffers)
+        - training.written_buffers
+        - evaluation.written_buffers,
         changes_input=training.changes_input or evaluation.changes_input,
         moves_in_evaluation=bool(evaluation.changed_buffers | evaluation.changed_parameters),
         crosses_samples=bool(evaluation.draws) or _crosses_samples(module, shape),
@@ -108,7 +114,9 @@ class _Observation:
     def __init__(self, module: nn.Module, x: Tensor, training: bool):
         self.module = copy_network(module).train(training)
         parameters = {name: leaf.detach().clone() for name, leaf in self.module.named_parameters()}
-        buffers = {name: leaf.clone() for name, leaf in self.module.named_buffers()}
+        live_buffers = dict(self.module.named_buffers())
+        versions = {name: leaf._version for name, leaf in live_buffers.items()}
+        buffers = {name: leaf.clone() for name, leaf in live_buffers.items()}
         samples = x.clone()
 
         with seeded_process(SEED) as drawn_from:
@@ -121,11 +129,17 @@ class _Observation:
         self.changes_input = not torch.equal(samples, x)
         self.buffers = dict(self.module.named_buffers())
         self.changed_buffers = {
-            name for name, old in buffers.items() if _differs(old, self.buffers.get(name))
+            name for name, old in buffers.items() if differs(old, self.buffers.get(name))
+        }
+        # A call may write the same values again, or write where torch keeps no count.
+        self.written_buffers = self.changed_buffers | {
+            name
+            for name, leaf in live_buffers.items()
+            if self.buffers.get(name) is not leaf or leaf._version != versions[name]
         }
         parameters_after = dict(self.module.named_parameters())
         self.changed_parameters = {
-            name for name, old in parameters.items() if _differs(old, parameters_after.get(name))
+            name for name, old in parameters.items() if differs(old, parameters_after.get(name))
         }
 
     def gradients(self) -> list[Tensor | None]:
@@ -193,7 +207,8 @@ def _backward(logits: Tensor) -> None:
     logits.float().logsumexp(1).sum().backward()
 
 
-def _differs(before: Tensor, after: Tensor | None) -> bool:
+def differs(before: Tensor, after: Tensor | None) -> bool:
+    """Return whether a tensor has another form or other values than before."""
     if after is None or before.shape != after.shape or before.dtype != after.dtype:
         return True
     return not torch.equal(before.nan_to_num(), after.detach().nan_to_num())
@@ -429,7 +444,7 @@ def require_equal_builds(a: nn.Module, b: nn.Module) -> None:
     """Raise ValueError where two networks that were built from one seed differ."""
     values = [{**dict(net.named_parameters()), **dict(net.named_buffers())} for net in (a, b)]
     for name, value in values[0].items():
-        if name not in values[1] or _differs(value.detach(), values[1][name]):
+        if name not in values[1] or differs(value.detach(), values[1][name]):
             raise ValueError(_UNSEEDED.format(name=name))
     attributes = [dict(_attributes(net)) for net in (a, b)]
     for name in attributes[0].keys() | attributes[1].keys():

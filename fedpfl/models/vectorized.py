@@ -148,20 +148,31 @@ def _differentiate(
 
 def _inputs(net: Net, client: int) -> tuple[Tree, Tree, Tensor]:
     """Return parameters, buffers and samples of a made-up client, whose parameters are its own."""
-    # Rounding is then no reason to differ; frozen parameters are shared and stay float32.
-    as_double = tree.size(net.params) <= DOUBLE_UP_TO and not net.frozen
-    cast = torch.Tensor.double if as_double else torch.Tensor.float
-
-    def convert(leaf: Tensor) -> Tensor:
-        return cast(leaf) if leaf.is_floating_point() else leaf
-
-    params = tree.map(
-        lambda leaf: convert(leaf) * (1 + 0.01 * client),
-        net.params,
-    )
-    buffers = tree.map(lambda leaf: convert(leaf).clone(), net.buffers)
+    # Rounding is then no reason to differ.
+    is_small = tree.size(net.params) <= DOUBLE_UP_TO
+    dtype = torch.float64 if is_small and _computes_in_double(net) else torch.float32
+    params = tree.map(lambda leaf: leaf * (1 + 0.01 * client), _convert(net.params, dtype))
     x = made_up_samples(net.parts.sample, ROWS, SEED + client)
-    return params, buffers, convert(x)
+    return params, _convert(net.buffers, dtype), _convert(x, dtype)
+
+
+def _convert(values: Tree, dtype: torch.dtype) -> Tree:
+    """Return copies of tensors, floating-point ones of another type."""
+    return tree.map(
+        lambda leaf: leaf.to(dtype if leaf.is_floating_point() else leaf.dtype, copy=True), values
+    )
+
+
+def _computes_in_double(net: Net) -> bool:
+    """Return whether a network has no tensors beside these that are float32."""
+    bound = net.bind({"main": _convert(net.buffers, torch.float64)})
+    x = _convert(made_up_samples(net.parts.sample, ROWS), torch.float64)
+    try:
+        with torch.no_grad(), _ConstantDraws(), seeded_process(SEED):
+            bound(_convert(net.params, torch.float64), x)
+    except Exception:
+        return False
+    return True
 
 
 def _float_type(params: Tree) -> torch.dtype:

@@ -82,7 +82,7 @@ def _trace_mode(module: nn.Module, training: bool) -> Wiring:
     try:
         with _LOCK:
             graph = _Tracer().trace(module)
-    except (fx.proxy.TraceError, TypeError) as error:
+    except Exception as error:  # whatever a network's own code makes of what has no values
         raise ValueError(f"the network cannot be traced: {error}") from None
     finally:
         module.train(was_training)
@@ -120,9 +120,7 @@ class _Tracer(fx.Tracer):
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Return whether it is a layer of torch or of ours."""
-        is_ours = isinstance(m, (*NORMALISATION, LSTMLayer, nn.Conv2d)) and not _has_users_forward(
-            m
-        )
+        is_ours = isinstance(m, (*NORMALISATION, LSTMLayer, nn.Conv2d)) and not has_users_forward(m)
         return is_ours or super().is_leaf_module(m, module_qualified_name)
 
     def call_module(
@@ -138,7 +136,7 @@ class _Tracer(fx.Tracer):
         return super().call_module(m, forward, args, kwargs)
 
 
-def _has_users_forward(layer: nn.Module) -> bool:
+def has_users_forward(layer: nn.Module) -> bool:
     """Return whether a class of a user's says how a layer computes."""
     for kind in type(layer).__mro__:
         if kind.__module__.startswith(("torch.", "fedpfl.")):

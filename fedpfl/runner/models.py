@@ -66,7 +66,7 @@ class Models(ABC):
             provenance = provenance.joined_with(hash_samples(newcomer_samples))
         if job.params.keys() == self._run.net.params.keys():
             values = {
-                **self._run.net.frozen,
+                **self._run.net.fixed,
                 **job.params,
                 **job.buffers.get(self._role(job), {}),
             }
@@ -142,7 +142,7 @@ class Models(ABC):
             iter(self._state.server_buffers.values()),
             {},
         )
-        values = _copy_to_cpu(run.net.state_dict({**run.net.frozen, **values, **buffers}))
+        values = _copy_to_cpu(run.net.state_dict({**run.net.fixed, **values, **buffers}))
         return self._record.attach_to(values)
 
     def network(self) -> nn.Module:
@@ -211,7 +211,7 @@ class Models(ABC):
     def _make_network(self) -> nn.Module:
         """Return a copy of the network before round 1; it takes scaled samples."""
         net = self._run.net.copy()
-        net.module.load_state_dict(net.state_dict({**net.frozen, **net.params, **net.buffers}))
+        net.module.load_state_dict(net.state_dict({**net.fixed, **net.params, **net.buffers}))
         return net.module.cpu().eval()
 
     @property

@@ -332,7 +332,7 @@ def _make_backend(
         "backend",
         str(run.config["model"]),
         str(run.config.get("adapter")),
-        fingerprint(run.net.frozen),
+        fingerprint(run.net.fixed),
         run.federation.shape,
         run.federation.classes,
         run.engine,

@@ -148,7 +148,7 @@ class NetworkTrial:
     def values_after_one_round(self) -> Tree:
         """Return the network's values after that round, what is frozen among them."""
         state = self.after_one_round
-        return {**self.net.frozen, **state.server, **state.server_buffers.get("main", {})}
+        return {**self.net.fixed, **state.server, **state.server_buffers.get("main", {})}
 
 
 @cache

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from fedpfl import models
 from fedpfl.engine import Engine, RoundSetup, make_backend, make_initial_state, play_round
+from fedpfl.engine.sampling import require_protectable_network
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS, Batch, FedAvg
 from fedpfl.models import Net
@@ -160,7 +161,8 @@ def test_what_is_not_the_head_alone_is_refused_by_methods_that_compute_logits_wi
 def test_values_of_a_run_are_where_another_begins(name):
     """They hold what layers share once, and buffers that a state_dict leaves out."""
     first = build(name)
-    values = {key: leaf + 1 for key, leaf in {**first.params, **first.buffers}.items()}
+    values = {**first.params, **first.buffers, **first.fixed}
+    values = {key: leaf + 1 for key, leaf in values.items()}
     assert_same(build(name, weights=values).params, {key: values[key] for key in first.params})
 
 
@@ -168,6 +170,39 @@ def test_recomputation_leaves_no_gradients_of_single_samples():
     net, federation = build("checkpointed"), make_federation(networks.SHAPE)
     with pytest.raises(FedpflError, match=r"^model=checkpointed: it recomputes activations"):
         record_rounds(METHODS["feddpa"](), net, federation, [COHORT], local=LOCAL)
+
+
+def test_buffers_that_no_call_writes_to_are_constants():
+    """No client has them, so that they may be infinite, and do not hinder privacy."""
+    net = build("causal_mask")
+    assert not net.buffers
+    assert [*build("writes_its_value").buffers] == ["calls", "average"]
+    assert sorted(net.constants) == ["mask", "positions"]
+    assert net.copy().module.mask is net.module.mask
+    require_protectable_network(net)
+    state = net.state_dict({**net.params, **net.fixed})
+    net.copy_module().load_state_dict(state)
+
+
+def test_a_part_of_a_network_has_its_constants_whole():
+    net, method = build("keeps_batchnorm_still"), METHODS["fedrolex"](widths=(0.25,))
+    assert "norm.running_mean" in net.constants
+    record_rounds(method, net, make_federation(networks.SHAPE), [COHORT], local=LOCAL)
+
+
+def test_a_network_that_cannot_mix_precisions_is_one_line():
+    with pytest.raises(FedpflError, match=r"^model=fills_buffer: engine\.precision=bf16, .* use "):
+        make_backend(Engine("loop", precision="bf16"), build("fills_buffer"), CPU)
+    make_backend(Engine("loop", precision="bf16"), build("causal_mask"), CPU)
+
+
+@pytest.mark.parametrize("name", ["starts_later", "starts_later_by_data"])
+def test_a_buffer_that_only_later_calls_write_to_is_one_line(name):
+    net = build(name)
+    with pytest.raises(
+        FedpflError, match=f"^model={name}: forward changes the buffer average, but"
+    ):
+        record_rounds(FedAvg(), net, make_federation(networks.SHAPE), [COHORT], local=LOCAL)
 
 
 @pytest.mark.parametrize("method", keep_only(METHODS, REPRESENTATIVES))

@@ -12,8 +12,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
+from torch.nn.utils import parametrizations
 
 from fedpfl import models
 from fedpfl.config.plan import check_config
@@ -147,6 +148,60 @@ def test_what_a_network_has_no_room_for_is_refused():
         FedpflError, match=r"^model=cnn4: adapter\.rank=99 is more than fc1 has room"
     ):
         built("cnn4", "lora", layers=("linear",), rank=99)
+
+
+class Encoder(nn.Module):
+    """Torch's own transformer, in which layers are called, or read past their calls."""
+
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.encoder = nn.TransformerEncoderLayer(shape[-1], 2, 8, 0.0, batch_first=True)
+        self.centred = Centred(shape[-1], 6)
+        self.normed = parametrizations.weight_norm(nn.Linear(6, 6))
+        self.out = nn.Linear(6, classes)
+
+    def forward(self, x):
+        return self.out(self.normed(self.centred(self.encoder(x.flatten(1, 2)))).mean(1))
+
+
+class Centred(nn.Linear):
+    def forward(self, x):
+        return F.linear(x, self.weight - self.weight.mean(), self.bias)
+
+
+class PastLayer(nn.Module):
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.hidden = nn.Linear(shape[-1], 6)
+        self.out = nn.Linear(6, classes)
+
+    def forward(self, x):
+        return self.out(F.linear(x.flatten(1, 2), self.hidden.weight).mean(1))
+
+
+def test_in_a_network_of_others_additions_act_where_its_layers_are_products(monkeypatch):
+    monkeypatch.setitem(models.MODELS, "encoder", Encoder)
+    adapt = partial(ADAPTERS["lora"], layers=("linear",), rank=2)
+    plain = models.build_network("encoder", GREY.shape[1:], 5, 0)
+    net = models.build_network("encoder", GREY.shape[1:], 5, 0, adapter=adapt)
+    # ---- Neither a user's own layer, nor what is computed of a weight, nor attention's projection.
+    adapted = {name.rpartition(".")[0] for name in net.params if "lora" in name}
+    assert adapted == {"encoder.linear1", "encoder.linear2"}
+    # ---- In evaluation as in training; torch reads such weights past their layers.
+    with torch.no_grad():
+        assert_same(logits(net, net.params, GREY), logits(plain, plain.params, GREY))
+        moved = trained(net)
+        training = net.bind({}, training=True)(moved, GREY)
+        assert_close(logits(net, moved, GREY), training)
+        head = {**net.params, **tree.select(moved, ["out.weight", "out.bias"])}
+        assert not torch.allclose(training, logits(net, head, GREY))
+
+
+def test_additions_that_no_call_would_see_are_refused(monkeypatch):
+    monkeypatch.setitem(models.MODELS, "past", PastLayer)
+    adapt = partial(ADAPTERS["lora"], layers=("linear",), rank=2)
+    with pytest.raises(FedpflError, match=r"^model=past: .* does not call hidden\(x\)"):
+        models.build_network("past", GREY.shape[1:], 5, 0, adapter=adapt)
 
 
 def theirs(net):

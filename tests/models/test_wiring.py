@@ -182,6 +182,7 @@ UNKNOWN = [
     (with_more(Standardised(4, 4, 3)), "weight: is a parameter or buffer outside of a layer"),
     (with_more(nn.PReLU()), "more: PReLU has no known wiring"),
     (with_function(lambda m, x, h: h if h.sum() > 0 else -h), "cannot be traced"),
+    (with_function(lambda m, x, h: h[: len(x)]), "cannot be traced"),
     (with_function(lambda m, x, h: h * m.classifier.weight.sum()), r"classifier[._]weight"),
     (with_function(lambda m, x, h: h.view(-1, 2, 4)), "view: only"),
     (with_function(lambda m, x, h: h.flatten(0, 1)), "flatten: mixes neurons with the axes"),

@@ -130,13 +130,14 @@ def test_a_gpu_gives_the_same_bits_each_time(method, precision, tmp_path):
     words = [
         *TINY_TASK,
         *("rounds=4", "model=cnn4", "partition.samples_per_client=80", "local.batch_size=16"),
-        *(f"method={method}", f"engine.precision={precision}", "device=cuda"),
+        # Which engine is the fastest may differ from run to run.
+        *(f"method={method}", f"engine.precision={precision}", "device=cuda", "engine=batched"),
     ]
     folders = [tmp_path / name for name in ("one", "two", "resumed")]
     interrupt(folders[2], *words, after=2)
     for folder in folders:
         play_run(folder, *words)
-    assert "batched" in read_summary(folders[0])["engine"]["backend"]
+    assert read_summary(folders[0])["engine"]["graphs"]
     for folder in folders[1:]:
         assert read_table(folder / "rounds.csv") == read_table(folders[0] / "rounds.csv")
         one, other = (read_checkpoint(path) for path in (folders[0], folder))

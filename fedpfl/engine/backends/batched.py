@@ -208,6 +208,7 @@ class BatchedBackend(Backend):
                 try:
                     jobs[number] = participations[number].send(job_result)
                 except StopIteration as stop_iteration:
+                    self.net.require_constants()
                     final_results[number] = stop_iteration.value
             job_results = {}
             work: Callable[[list[Any]], list[Any]]

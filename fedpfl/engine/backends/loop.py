@@ -186,6 +186,7 @@ class LoopBackend(Backend):
             try:
                 job = jobs.send(result)
             except StopIteration as stop_iteration:
+                net.require_constants()
                 return stop_iteration.value
             if isinstance(job, EvalJob):
                 result = evaluate_client(net, job, self._autocast, self._feature_store)

@@ -8,8 +8,10 @@ from fedpfl.engine.backends import ranks
 from fedpfl.engine.backends.backend import Backend, Engine
 from fedpfl.engine.backends.batched import BatchedBackend
 from fedpfl.engine.backends.loop import LoopBackend
-from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.errors import FedpflError, error_text
+from fedpfl.ground.seeding import seeded_process
 from fedpfl.models import Net
+from fedpfl.models.traits import SEED, made_up_samples
 from fedpfl.models.vectorized import find_obstacle, require_vectorized
 
 BACKENDS: dict[str, type[LoopBackend] | type[BatchedBackend]] = {
@@ -77,6 +79,22 @@ def slowness_notices(engine: Engine, on: torch.device) -> list[str]:
     return lines
 
 
+def _require_mixed_precision(net: Net) -> None:
+    """Raise FedpflError for a network that cannot compute partly in bf16."""
+    # Networks of this package can, and tests may make one that knows no samples.
+    if net.traits.trusted or not net.parts.sample:
+        return
+    module = net.copy_module()
+    try:
+        with seeded_process(SEED), torch.autocast("cpu", torch.bfloat16):
+            module(made_up_samples(net.parts.sample, 3)).float().logsumexp(1).sum().backward()
+    except Exception as error:
+        raise FedpflError(
+            f"model={net.name}: engine.precision=bf16, by which layers answer in bfloat16:"
+            f" {error_text(error, with_class=True)[:200]}; use engine.precision=fp32"
+        ) from None
+
+
 def make_backend(engine: Engine, net: Net, on: torch.device) -> Backend:
     """Return the backend of a run.
 
@@ -90,4 +108,6 @@ def make_backend(engine: Engine, net: Net, on: torch.device) -> Backend:
         name = "batched" if on.type == "cuda" and not find_obstacle(net) else "loop"
     if name == "batched":
         require_vectorized(net)
+    if engine.precision == "bf16":
+        _require_mixed_precision(net)
     return BACKENDS[name](net, on, engine)

@@ -61,9 +61,8 @@ def build_plan(params: Tree, parts: Parts) -> Tree:
 
     # ---- Buffers: statistics belong to a neuron each, counters to none.
     buffers = {}
-    for name, axes in wiring.axes.items():
-        if name in params:
-            continue
+    for name in parts.statistics:
+        axes = wiring.axes[name]
         if axes and axes[0]:
             buffers[name] = numbers_along(axes[0], wiring.widths[axes[0].group])
         else:
