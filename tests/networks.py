@@ -500,6 +500,17 @@ class HeadFirst(nn.Module):
         return self.out(torch.tanh(self.hidden(x.flatten(1))))
 
 
+class Prior(Plain):
+    """Adds a trained offset to the head's logits, zeros at first."""
+
+    def __init__(self, shape, classes):
+        super().__init__(shape, classes)
+        self.prior = nn.Parameter(torch.zeros(classes))
+
+    def forward(self, x):
+        return super().forward(x) + self.prior
+
+
 class Temperature(Plain):
     """Logits by a learned scale, the logarithm of which is a parameter of no axes."""
 
@@ -703,6 +714,7 @@ KEPT = {
     "auxiliary_same_width": AuxiliarySameWidth,
     "head_first": HeadFirst,
     "temperature": Temperature,
+    "prior": Prior,
     "cosine_head": CosineHead,
     "wide_hidden": WideHidden,
     "convolution_head": ConvolutionHead,

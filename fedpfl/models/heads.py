@@ -74,11 +74,14 @@ def ends_in_linear(module: nn.Module, head: str, x: Tensor) -> bool:
     if not isinstance(layer, nn.Linear) or parametrize.is_parametrized(layer):
         return False
 
-    # ---- What a factor or an offset behind the head is at first, may be 1 or 0.
+    # ---- What a factor, an offset or a map behind the head is at first, may be 1 or 0, and is moved
+    # for each class otherwise. Layers answer about as much as before, however many there are.
     with torch.no_grad():
         for leaf in [*module.parameters(), *module.buffers()]:
-            if leaf.is_floating_point():
-                leaf.mul_(1.1).add_(0.01)
+            if leaf.is_floating_point() and leaf.dim() > 1:
+                leaf.add_(torch.randn_like(leaf), alpha=0.1 * leaf[0].numel() ** -0.5)
+            elif leaf.is_floating_point():
+                leaf.mul_(1.1).add_(torch.rand_like(leaf), alpha=0.1)
 
     # ---- A linear head's outputs beside the logits.
     expected: list[Tensor] = []

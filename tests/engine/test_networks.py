@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from fedpfl import models
 from fedpfl.engine import Engine, RoundSetup, make_backend, make_initial_state, play_round
@@ -13,7 +14,7 @@ from fedpfl.engine.sampling import require_protectable_network
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS, Batch, FedAvg
 from fedpfl.models import Net
-from fedpfl.models.heads import trace_layers
+from fedpfl.models.heads import ends_in_linear, trace_layers
 from fedpfl.models.traits import made_up_samples
 from fedpfl.models.vectorized import find_obstacle
 from fedpfl.testing.network_promises import (
@@ -142,7 +143,7 @@ def test_an_unclear_head_is_refused_where_a_method_needs_it_until_it_is_named(na
         build(name, head="nowhere")
 
 
-@pytest.mark.parametrize("name", ["temperature", "cosine_head", "softmaxed"])
+@pytest.mark.parametrize("name", ["temperature", "prior", "cosine_head", "softmaxed"])
 def test_what_is_not_the_head_alone_is_refused_by_methods_that_compute_logits_with_it(name):
     net = build(name)
     for method in ("fedcp", "feddbe", "fedgen", "fedrod", "gpfl", "pfedfda"):
@@ -155,6 +156,12 @@ def test_what_is_not_the_head_alone_is_refused_by_methods_that_compute_logits_wi
     objective = METHODS["fedala"]()._objective(values, {"top": head}, net.bind({}), batch)
     expected = F.cross_entropy(net.bind({})(values, batch.x), batch.y)
     torch.testing.assert_close(objective(head), expected)
+
+
+def test_a_head_behind_many_layers_is_linear():
+    layers = [layer for _ in range(100) for layer in (nn.Linear(400, 400), nn.ReLU())]
+    deep = nn.Sequential(*layers, nn.Linear(400, CLASSES))
+    assert ends_in_linear(deep, "200", torch.randn(2, 400))
 
 
 @pytest.mark.parametrize("name", ["tied", "not_persistent", "tied_head", "counter_assigned"])
