@@ -503,8 +503,8 @@ class HeadFirst(nn.Module):
 class Prior(Plain):
     """Adds a trained offset to the head's logits, zeros at first."""
 
-    def __init__(self, shape, classes):
-        super().__init__(shape, classes)
+    def __init__(self, shape, classes, *rest, **options):
+        super().__init__(shape, classes, *rest, **options)
         self.prior = nn.Parameter(torch.zeros(classes))
 
     def forward(self, x):
@@ -677,6 +677,17 @@ class TupleOutput(Plain):
         return super().forward(x), x
 
 
+class SparseEmbedding(Plain):
+    """Looks its features up, by a layer whose gradient is sparse."""
+
+    def __init__(self, shape, classes):
+        super().__init__(shape, classes)
+        self.rows = nn.Embedding(2, WIDTH, sparse=True)
+
+    def features(self, x):
+        return super().features(x) + self.rows((x.flatten(1)[:, 0] > 0).long())
+
+
 class NoGradient(Plain):
     def forward(self, x):
         return super().forward(x).detach()
@@ -742,6 +753,7 @@ REFUSED = {
     "generator_in_attribute": (GeneratorInAttribute, "forward changes noise,"),
     "unseeded_init": (UnseededInit, "scale is another one each time the network is built"),
     "tuple_output": (TupleOutput, "answers with a tuple; forward must return the logits"),
+    "sparse_embedding": (SparseEmbedding, "the gradient of rows.weight is sparse; make its layer"),
     "no_gradient": (NoGradient, "its logits have no gradient"),
     "listed_weights": (ListedWeights, "forward reads a parameter from a list or an attribute"),
     "gradient_hook": (GradientHook, "a hook on the gradient of hidden.weight (register_hook)"),

@@ -33,7 +33,7 @@ from fedpfl.config import resolvers  # noqa: F401 - which the defaults of train.
 from fedpfl.config.choices import NESTED_GROUPS, list_choices
 from fedpfl.config.composition import SEARCHPATH, CachingLoader
 from fedpfl.ground.checks import refuse_single_text
-from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.errors import FedpflError, choices_text
 from fedpfl.ground.words import check_words, parser_options
 
 CONF = str((Path(__file__).parents[1] / "conf").resolve())
@@ -312,6 +312,7 @@ def adapt_for_sweeps(run_words: Iterable[str], groups: Collection[str]) -> list[
         override = _parse_word(word)
         if override is None:
             continue
+        _require_choice_names(word, override)
         overrides[position] = override
         is_plain = override.type == OverrideType.CHANGE and not override.is_sweep_override()
         if is_plain and "." in override.key_or_group:
@@ -343,6 +344,23 @@ def adapt_for_sweeps(run_words: Iterable[str], groups: Collection[str]) -> list[
         else:
             adapted_words[position] = f"++{adapted_words[position]}"
     return adapted_words
+
+
+def _require_choice_names(word: str, override: Override) -> None:
+    """Raise HydraException where a choice reads as a number, or as nothing."""
+    choices = list_choices(override.key_or_group)
+    if not choices or override.type == OverrideType.DEL or override.is_sweep_override():
+        return
+    value = override.value()
+    names = value if isinstance(value, list) else [value]
+    for name in names:
+        if not isinstance(name, str):
+            key = override.key_or_group
+            # As of other words that Hydra cannot take, the command says it.
+            raise HydraException(
+                f"{word}: {key} must be {choices_text(choices, name)}; a plugin's choice that is"
+                f" called so takes quotes: {key}='\"{name}\"'"
+            )
 
 
 def disable_hydra_files(arguments: Iterable[str]) -> list[str]:

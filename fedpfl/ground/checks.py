@@ -62,7 +62,12 @@ def checked_arguments(
 
     # ---- Keys: none unknown, none absent.
     prefix = f"{path}." if path else ""
-    expected_keys = [name for name in parameters if name not in provided_elsewhere]
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    expected_keys = [
+        name
+        for name, parameter in parameters.items()
+        if name not in provided_elsewhere and parameter.kind not in variadic
+    ]
     require_known_keys(values, expected_keys, path)
     for key in expected_keys:
         is_required = parameters[key].default is inspect.Parameter.empty

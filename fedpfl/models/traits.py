@@ -123,6 +123,7 @@ class _Observation:
             logits = self.module(samples)
             if training:
                 _backward(logits)
+                _require_dense_gradients(self.module)
             self.draws = drawn_from()
 
         self.logits = logits.detach()
@@ -205,6 +206,13 @@ def _backward(logits: Tensor) -> None:
         )
     # A function of all logits whose gradient is zero in none of them.
     logits.float().logsumexp(1).sum().backward()
+
+
+def _require_dense_gradients(module: nn.Module) -> None:
+    """Raise ValueError for a layer whose gradient is sparse, which no step here takes."""
+    for name, leaf in module.named_parameters():
+        if leaf.grad is not None and leaf.grad.layout != torch.strided:
+            raise ValueError(f"the gradient of {name} is sparse; make its layer with sparse=False")
 
 
 def differs(before: Tensor, after: Tensor | None) -> bool:

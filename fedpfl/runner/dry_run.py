@@ -121,9 +121,10 @@ def _print_runs(settings: Sequence[str], is_sweep: bool) -> None:
     cache = RunCache()
     if not is_sweep and common.hydra.mode != RunMode.MULTIRUN:
         cfg = overrides.compose_single_run(settings)
+        plan = check_config(cfg)
         _print_composition(cfg)
         rehearsal = rehearse_run(
-            check_config(cfg),
+            plan,
             Path(cfg.hydra.run.dir),
             cache,
         )

@@ -48,6 +48,7 @@ foo=1 => foo is not a key
 local.foo=1 => local.foo is not a key here; known keys: epochs, steps, batch_size, optimizer, lr, decay,
 lamda=1 method=ditto => lamda is not a key here; did you mean method.lam?
 # unknown choices
+model=5 => model=5: model must be one of cnn4, fedspu_cifar10,
 method=xyz => method must be one of apfl, apple, cfl, ditto,
 hydra/launcher=foo => hydra/launcher must be one of basic, joblib, lockstep, got 'foo'
 # what was probably meant

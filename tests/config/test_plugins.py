@@ -114,13 +114,13 @@ def test_what_a_network_of_ones_own_is_is_told(folder: Path, capfd) -> None:
     """Its head, and that the loss takes logits where it answers probabilities."""
     words = (*TINY[:-2], format_override("plugins", [ROOT / "tests/networks.py"]), "rounds=1")
     told = {}
-    for model in ("softmaxed", "head_first"):
+    for model in ("softmaxed", "head_first", "prior"):
         fedpfl.run(*words, "method=fedavg", f"model={model}", directory=folder / model)
         told[model] = capfd.readouterr().err
     header = "model       head_first: 9,550 parameters, 130 of them the head (out)"
     assert header in told["head_first"]
     note = "it ends in a softmax, and the loss takes logits"
-    assert [note in text for text in told.values()] == [True, False]
+    assert [note in text for text in told.values()] == [True, False, False]
 
 
 def test_a_field_called_like_a_key_of_the_run_is_the_methods_own(folder: Path) -> None:
