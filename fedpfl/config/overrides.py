@@ -139,7 +139,10 @@ def _to_table_value(override: Override) -> Any:
 
 def _compose_with_experiment(run_words: Sequence[str]) -> tuple[DictConfig, list[str]]:
     """Return the configuration without sweeps, and what the experiment sets for its jobs."""
-    user_keys = {override.key_or_group for override in _parse_words(run_words)}
+    user_overrides = _parse_words(run_words)
+    for override in user_overrides:
+        _require_choice_names(override)
+    user_keys = {override.key_or_group for override in user_overrides}
     cfg = compose_config([word for word in run_words if not is_sweep(word)])
     experiment_params = cfg.hydra.sweeper.params or {}
     experiment_words = [
@@ -312,7 +315,7 @@ def adapt_for_sweeps(run_words: Iterable[str], groups: Collection[str]) -> list[
         override = _parse_word(word)
         if override is None:
             continue
-        _require_choice_names(word, override)
+        _require_choice_names(override)
         overrides[position] = override
         is_plain = override.type == OverrideType.CHANGE and not override.is_sweep_override()
         if is_plain and "." in override.key_or_group:
@@ -346,7 +349,7 @@ def adapt_for_sweeps(run_words: Iterable[str], groups: Collection[str]) -> list[
     return adapted_words
 
 
-def _require_choice_names(word: str, override: Override) -> None:
+def _require_choice_names(override: Override) -> None:
     """Raise HydraException where a choice reads as a number, or as nothing."""
     choices = list_choices(override.key_or_group)
     if not choices or override.type == OverrideType.DEL or override.is_sweep_override():
@@ -358,7 +361,7 @@ def _require_choice_names(word: str, override: Override) -> None:
             key = override.key_or_group
             # As of other words that Hydra cannot take, the command says it.
             raise HydraException(
-                f"{word}: {key} must be {choices_text(choices, name)}; a plugin's choice that is"
+                f"{override.input_line}: {key} must be {choices_text(choices, name)}; a plugin's choice that is"
                 f" called so takes quotes: {key}='\"{name}\"'"
             )
 
