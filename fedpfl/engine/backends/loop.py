@@ -8,6 +8,7 @@ a bit of the result.
 
 from __future__ import annotations
 
+import concurrent.futures
 import ctypes
 import sys
 import threading
@@ -254,10 +255,11 @@ class _PendingCall:
             return as_exception(error)
 
     def cancel(self) -> None:
-        """Give up what has not ended."""
+        """Give up what has not ended, and wait for what ends within a step."""
         self.stop.set()
-        for future in self.futures.values():
-            future.cancel()
+        running = [future for future in self.futures.values() if not future.cancel()]
+        # A thread that went on could draw from the process's generators, which the next run seeds.
+        concurrent.futures.wait(running)
 
     def _join_results(self) -> Answer:
         """Return the results of all clients, stacked in the order of the call."""
