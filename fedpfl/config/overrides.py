@@ -351,19 +351,20 @@ def adapt_for_sweeps(run_words: Iterable[str], groups: Collection[str]) -> list[
 
 def _require_choice_names(override: Override) -> None:
     """Raise HydraException where a choice reads as a number, or as nothing."""
-    choices = list_choices(override.key_or_group)
-    if not choices or override.type == OverrideType.DEL or override.is_sweep_override():
+    if override.type == OverrideType.DEL or override.is_sweep_override():
         return
     value = override.value()
     names = value if isinstance(value, list) else [value]
-    for name in names:
-        if not isinstance(name, str):
-            key = override.key_or_group
-            # As of other words that Hydra cannot take, the command says it.
-            raise HydraException(
-                f"{override.input_line}: {key} must be {choices_text(choices, name)}; a plugin's choice that is"
-                f" called so takes quotes: {key}='\"{name}\"'"
-            )
+    misread_names = [name for name in names if not isinstance(name, str)]
+    key = override.key_or_group
+    choices = list_choices(key) if misread_names else []
+    if choices:
+        name = misread_names[0]
+        # As of other words that Hydra cannot take, the command says it.
+        raise HydraException(
+            f"{override.input_line}: {key} must be {choices_text(choices, name)}; a plugin's choice"
+            f" that is called so takes quotes: {key}='\"{name}\"'"
+        )
 
 
 def disable_hydra_files(arguments: Iterable[str]) -> list[str]:
