@@ -629,21 +629,6 @@ class FillsBuffer(Plain):
         return filled.index_put((torch.arange(len(x)),), super().features(x))
 
 
-class WritesItsValue(Plain):
-    """A buffer that each call in training writes to, but only later ones change."""
-
-    def __init__(self, shape, classes):
-        super().__init__(shape, classes)
-        self.register_buffer("calls", torch.zeros(()))
-        self.register_buffer("average", torch.zeros(()))
-
-    def features(self, x):
-        if self.training:
-            self.calls += 1
-            self.average += 0.1 * (self.calls > 2)
-        return super().features(x) + self.average
-
-
 class StartsLater(Plain):
     """An average that begins with the third call."""
 
@@ -667,6 +652,16 @@ class StartsLaterByData(StartsLater):
             if self.calls > 2:
                 self.average.data += 1  # which torch does not count as a change
         return Plain.features(self, x)
+
+
+class WritesItsValue(StartsLater):
+    """A buffer that each call in training writes to, but only later ones change."""
+
+    def features(self, x):
+        if self.training:
+            self.calls += 1
+            self.average += 0.1 * (self.calls > 2)
+        return Plain.features(self, x) + self.average
 
 
 # ---- answers

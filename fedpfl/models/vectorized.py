@@ -164,7 +164,7 @@ def _convert(values: Tree, dtype: torch.dtype) -> Tree:
 
 
 def _computes_in_double(net: Net) -> bool:
-    """Return whether a network has no tensors beside these that are float32."""
+    """Return whether a network computes in float64, as those with float32 constants do not."""
     bound = net.bind({"main": _convert(net.buffers, torch.float64)})
     x = _convert(made_up_samples(net.parts.sample, ROWS), torch.float64)
     try:
