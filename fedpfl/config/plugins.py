@@ -18,9 +18,12 @@ from typing import Any, NamedTuple
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
+from torch import nn
 
 import fedpfl
 from fedpfl.config.beside import ModuleSources, find_local_imports, read_source
+from fedpfl.config.plugin_keys import read_defaults, require_leading_arguments
+from fedpfl.config.schema import ModelOptions
 from fedpfl.data import datasets, partition
 from fedpfl.ground.checks import refuse_single_text
 from fedpfl.ground.errors import FedpflError, error_text
@@ -36,21 +39,43 @@ class Kind(NamedTuple):
     Attributes:
         group: the configuration group that chooses it.
         registry: the names that there are.
-        supplied: arguments that fedpfl supplies, which are no keys.
+        leading: arguments that fedpfl gives by position, the first ones.
+        supplied: arguments that fedpfl gives, which are no keys.
         common: keys that every choice of the group has beside its own.
+        reserved: keys of the group that a choice is not given.
     """
 
     group: str
     registry: dict[str, Any]
+    leading: tuple[str, ...] = ()
     supplied: tuple[str, ...] = ()
     common: Mapping[str, Any] = {}
+    reserved: frozenset[str] = frozenset({"name"})
 
 
 PLUGIN_KINDS = {
     "METHODS": Kind("method", METHODS),
-    "MODELS": Kind("model", MODELS, ("shape", "classes"), {"weights": None}),
-    "DATASETS": Kind("dataset", datasets.DATA_SETS, ("source",)),
-    "PARTITIONS": Kind("partition", partition.SCHEMES, partition.SUPPLIED_ARGUMENTS),
+    "MODELS": Kind(
+        "model",
+        MODELS,
+        leading=("shape", "classes"),
+        supplied=("shape", "classes"),
+        common={"weights": None},
+        reserved=frozenset({"name", *vars(ModelOptions())}),
+    ),
+    "DATASETS": Kind(
+        "dataset",
+        datasets.DATA_SETS,
+        leading=("source",),
+        supplied=("source", "task"),
+        reserved=datasets.SHARED_KEYS,
+    ),
+    "PARTITIONS": Kind(
+        "partition",
+        partition.SCHEMES,
+        leading=("y", "clients", "seed"),
+        supplied=partition.SUPPLIED_ARGUMENTS,
+    ),
 }
 """By the name that a plugin gives its dictionary of names and classes or functions."""
 
@@ -98,14 +123,23 @@ def load_plugins(files: Iterable[str]) -> list[str]:
     # hold two versions of its classes.
     _forget_changed_files(paths)
     modules = [_import_module(path) for path in paths]
+    _remove_choices()
+    try:
+        for path, module in zip(paths, modules, strict=True):
+            _add_choices(path, module)
+    except BaseException:  # all of them or none
+        _remove_choices()
+        raise
+    return [str(path) for path in paths]
+
+
+def _remove_choices() -> None:
+    """Take back what files have added."""
     while _added_choices:
         kind, name = _added_choices.pop()
         del kind.registry[name]
         del ConfigStore.instance().repo[kind.group][f"{name}.yaml"]
     SPACES.clear()
-    for path, module in zip(paths, modules, strict=True):
-        _add_choices(path, module)
-    return [str(path) for path in paths]
 
 
 def _forget_changed_files(paths: Sequence[Path]) -> None:
@@ -293,15 +327,24 @@ def _add_choice(file: Path, kind: Kind, name: Any, value: Any) -> None:
         raise FedpflError(
             f"plugins: {file}: method={name} must be a subclass of fedpfl.methods.Method"
         )
+    if isinstance(value, nn.Module):
+        raise FedpflError(
+            f"plugins: {file}: {kind.group}={name} must be a class or a function that makes a"
+            f" network, got a {type(value).__name__} that is made"
+        )
     try:
         inspect.signature(value)
     except (TypeError, ValueError):  # no function, or one that does not tell its arguments
         raise FedpflError(
             f"plugins: {file}: {kind.group}={name} must be a class or a function, got {value!r}"
         ) from None
+    try:
+        require_leading_arguments(value, kind.leading)
+        defaults = read_defaults(value, kind.supplied, kind.reserved)
+    except FedpflError as error:
+        raise FedpflError(f"plugins: {file}: {kind.group}={name}: {error}") from None
     kind.registry[name] = value
-    values = {"name": name, **kind.common, **_default_values(kind, value)}
-    ConfigStore.instance().store(name, values, kind.group)
+    ConfigStore.instance().store(name, {"name": name, **kind.common, **defaults}, kind.group)
     _added_choices.append((kind, name))
 
 
@@ -359,19 +402,3 @@ def _add_spaces(file: Path, spaces: Any, methods: Mapping[str, Any]) -> None:
             SPACES[name] = check_search_space(space)
         except FedpflError as error:
             raise FedpflError(f"plugins: {file}: SPACES: {name}: {error}") from None
-
-
-def _default_values(kind: Kind, value: Any) -> dict[str, Any]:
-    """Return the defaults of a choice's keys."""
-    defaults: dict[str, Any] = {}
-    variable_kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    for key, parameter in inspect.signature(value).parameters.items():
-        if key in kind.supplied or parameter.kind in variable_kinds:
-            continue
-        default = parameter.default
-        if default is inspect.Parameter.empty:
-            default = "???"  # Hydra's word for what has to be chosen
-        elif isinstance(default, tuple):
-            default = list(default)
-        defaults[key] = default
-    return defaults

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import types
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
-from functools import cache
+from enum import Enum
+from functools import cache, partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from types import SimpleNamespace
+from typing import Annotated, Any, Literal, Optional, Union, get_args, get_origin, get_type_hints
 
 from fedpfl.ground.errors import did_you_mean
 from fedpfl.ground.ranges import Range
@@ -23,6 +26,8 @@ TYPE_NAMES = {
     Path: "a path",
     dict: "a group of keys",
 }
+UNEVALUABLE = (NameError, AttributeError, TypeError, SyntaxError)
+"""What an annotation raises that names nothing, or nothing that can be an annotation."""
 PLURAL_TYPE_NAMES = {int: "whole numbers", float: "numbers", str: "texts", Path: "paths"}
 
 
@@ -60,12 +65,49 @@ class Checked:
 
 @cache
 def schema_annotations(schema: Any) -> dict[str, Any]:
-    """Return the annotations of a dataclass's fields or of a callable's arguments."""
+    """Return the annotations of a dataclass's fields or of a callable's arguments.
+
+    One that cannot be evaluated, as of a class that is imported for type checkers alone, is Any.
+    """
     if inspect.isclass(schema) and is_dataclass(schema):
-        annotations = get_type_hints(schema, include_extras=True)
-        return {field.name: annotations[field.name] for field in fields(schema)}
-    function = schema.__init__ if inspect.isclass(schema) else schema
-    return get_type_hints(function, include_extras=True)
+        annotations = _evaluate_annotations(schema)
+        annotations = {field.name: annotations[field.name] for field in fields(schema)}
+    else:
+        annotations = _evaluate_annotations(_find_function(schema))
+    # `width: int = None` means that None will do.
+    for name, parameter in inspect.signature(schema).parameters.items():
+        if parameter.default is None and name in annotations:
+            annotations[name] = Optional[annotations[name]]  # noqa: UP045 - some have no |
+    return annotations
+
+
+def _find_function(schema: Any) -> Any:
+    """Return the function whose annotations are those of a callable's arguments."""
+    while isinstance(schema, partial):
+        schema = schema.func
+    if inspect.isclass(schema):
+        return schema.__init__
+    return schema if inspect.isroutine(schema) else type(schema).__call__
+
+
+def _evaluate_annotations(owner: Any) -> dict[str, Any]:
+    """Return a class's or function's annotations, with Any for those that name nothing."""
+    try:
+        return get_type_hints(owner, include_extras=True)
+    except UNEVALUABLE:
+        pass
+    # One by one: a single annotation that names nothing takes all others with it.
+    hints: dict[str, Any] = {}
+    parts = reversed(owner.__mro__) if inspect.isclass(owner) else [inspect.unwrap(owner)]
+    for part in parts:
+        module_names = vars(sys.modules[part.__module__])
+        for name, annotation in inspect.get_annotations(part).items():
+            single = SimpleNamespace(__annotations__={name: annotation})
+            try:
+                hints |= get_type_hints(single, module_names, include_extras=True)
+            except UNEVALUABLE:
+                hints[name] = Any
+    return hints
 
 
 def cast_value(value: Any, hint: Any, name: str) -> Any:
@@ -111,11 +153,15 @@ def _cast_scalar(value: Any, hint: Any, kind: Any) -> Any:
     """Cast a value that is no list, by an annotation that is a type."""
     if hint is Path and isinstance(value, str):
         return Path(value)
+    if _is_enum(hint) and isinstance(value, str):
+        if value in hint.__members__:
+            return hint[value]
+        raise CastError(describe_annotation(hint), "value", did_you_mean(value, hint.__members__))
     # bool is an int to Python, and none to a user.
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if hint is float and is_number:
         return float(value)
-    if isinstance(kind, type) and isinstance(value, kind) and (is_number or kind is not int):
+    if _is_instance(value, kind) and (is_number or kind is not int):
         return value
 
     # Up to 2**53 every whole number is a float; beyond, the suggestion might be another one.
@@ -123,6 +169,18 @@ def _cast_scalar(value: Any, hint: Any, kind: Any) -> Any:
     suggestion = f"; did you mean {int(value)}?" if is_whole_float else ""
     fault: Literal["type", "value"] = "value" if hint is type(None) else "type"
     raise CastError(describe_annotation(hint), fault, suggestion)
+
+
+def _is_enum(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, Enum)
+
+
+def _is_instance(value: Any, kind: Any) -> bool:
+    """Tell whether a value is of a type; True where nobody can tell (TypedDict)."""
+    try:
+        return isinstance(value, kind)
+    except TypeError:
+        return True
 
 
 def _combined_range(arguments: tuple[Any, ...]) -> Range:
@@ -200,6 +258,8 @@ def describe_annotation(hint: Any) -> str:
         return str(arguments[0])
     if (origin or hint) in LIST_TYPES:
         return _describe_list(origin, arguments)
+    if _is_enum(hint):
+        return f"one of {', '.join(hint.__members__)}"
     return TYPE_NAMES.get(hint, str(hint))
 
 
@@ -224,7 +284,7 @@ def describe_limits(hint: Any) -> str:
     arguments = get_args(hint)
     if origin is Annotated:
         return str(_combined_range(arguments))
-    if origin is Literal:
+    if origin is Literal or _is_enum(hint):
         return describe_annotation(hint)
     if origin in LIST_TYPES:
         return describe_limits(arguments[0])

@@ -64,6 +64,15 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 }
 """Called with the samples' shape, the number of classes, and the model's own options."""
 
+WRAPPERS = {
+    "DataParallel": "DataParallel",
+    "DistributedDataParallel": "DistributedDataParallel",
+    "OptimizedModule": "torch.compile",
+    "RecursiveScriptModule": "torch.jit",
+    "TopLevelTracedModule": "torch.jit",
+}
+"""What made a wrapped network, by its class: one that neither vmap nor other parameters enter."""
+
 
 def build_network(
     name: str,
@@ -202,6 +211,9 @@ def _make_module(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> nn.Mo
         raise ValueError(
             f"must be made by a class or function that returns a torch.nn.Module, got {module!r}"
         )
+    wrapper = WRAPPERS.get(type(module).__name__)
+    if wrapper:
+        raise ValueError(f"must be the network itself, without {wrapper}; the engine runs it")
     # In whatever mode its layers were made: calls set a mode only where it changes.
     if module.train() is not module:
         raise ValueError("its train(mode) does not return self, as torch.nn.Module's does")

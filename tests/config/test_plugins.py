@@ -152,6 +152,65 @@ def test_a_run_without_plugins_knows_nothing_of_an_earlier_runs(folder: Path) ->
     assert "method must be one of" in line
 
 
+ARGUMENTS = """
+from __future__ import annotations
+import enum, functools, math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Callable, NewType, Optional, Protocol
+import numpy as np
+from torch import nn
+from fedpfl.methods import FedAvg
+from fedpfl.models.mlp import MLP
+if TYPE_CHECKING:
+    import absent
+Size = NewType("Size", int)
+class Like(Protocol): pass
+class Kind(enum.Enum):
+    A = "a"
+    B = "b"
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    kind: Kind = Kind.A
+    rule: Callable = math.exp
+    sizes: tuple[int, ...] = field(default_factory=lambda: (1, 2))
+    def init(self, params, parts):
+        print("method", self.kind, self.rule(0), self.sizes)
+        return super().init(params, parts)
+class Layers:
+    def __call__(
+        self, shape, classes, kind: Kind = Kind.A, act=nn.ReLU, width: int = None,
+        path: Path = Path("a"), scale: float = np.float32(0.5), size: Size = 3, like: Like = 4,
+        odd: absent.Odd = 5, folder=Path("b"), *, depth: int = 7
+    ):
+        print("model", kind, act.__name__, width, path, scale, size, like, odd, folder, depth)
+        return MLP(shape, classes)
+METHODS = {"mine": Mine}
+MODELS = {"mine": functools.partial(Layers(), depth=8)}
+"""
+
+
+def test_arguments_of_every_kind_arrive(folder: Path) -> None:
+    """What no configuration can hold keeps its default and is no key; the rest can be set."""
+    (folder / "mine.py").write_text(ARGUMENTS)
+    words = ("plugins=[mine.py]", "method=mine", "model=mine", *TINY[:-2], "rounds=1")
+    defaults = run_command(*words, cwd=folder).out
+    assert "method Kind.A 1.0 (1, 2)\n" in defaults
+    assert "model Kind.A ReLU None a 0.5 3 4 5 b 8\n" in defaults
+    values = ("model.kind=B", "model.width=2", "model.path=c", "model.size=1", "method.kind=B")
+    changed = run_command(*words, *values, "method.sizes=[3]", "model.odd=x", cwd=folder).out
+    assert "method Kind.B 1.0 (3,)\n" in changed
+    assert "model Kind.B ReLU 2 c 0.5 1 4 x b 8\n" in changed
+    for word, message in {
+        "model.kind=C": "model.kind must be one of A, B, got 'C'",
+        "model.act=x": "model.act is not a key here; known keys of model=mine: .*",
+        "model.folder=x": "model.folder is not a key here; known keys of model=mine: .*",
+        "model.width=x": "model.width must be a whole number or null, got 'x'",
+    }.items():
+        (line,) = run_command(*words, word, cwd=folder).complaints
+        assert re.fullmatch(f"fedpfl: {message}", line)
+
+
 LEAN = """
 from lean import half
 from kit import tools
@@ -237,6 +296,13 @@ CALLBACKS = [int] => CALLBACKS: int must be a subclass of fedpfl.Callback
 METHODS = {'mine': int} => method=mine must be a subclass of fedpfl.methods.Method
 MODELS = {'mine': 3} => model=mine must be a class or a function, got 3
 MODELS = {'mine': int} => model=mine must be a class or a function, got <class 'int'>
+from torch import nn;;MODELS = {'mine': nn.Flatten()} => model=mine must be a class or a function that makes a network
+MODELS = {'mine': lambda size, classes: 0} => model=mine: its first arguments must be shape, classes, got size, classes
+MODELS = {'mine': lambda shape, classes, head: 0} => model=mine: its argument head is a key that every choice has
+DATASETS = {'mine': lambda source, only=1: 0} => dataset=mine: its argument only is a key that every choice has
+DATASETS = {'mine': lambda: 0} => dataset=mine: its first arguments must be source, got none
+PARTITIONS = {'mine': lambda labels, clients, seed: 0} => partition=mine: its first arguments must be y, clients, seed
+MODELS = {'a': lambda shape, classes: 0, 'mine': lambda: 0} => model=mine: its first arguments must be shape, classes
 MODELS = {'a b': int} => model 'a b' must be a name of letters, digits and _
 MODELS = {'cnn4': int} => model=cnn4 exists already; choose another name
 from fedpfl.models import MODELS => MODELS is imported, and has the choices that there are; write MODELS = {...} with

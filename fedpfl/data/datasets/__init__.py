@@ -31,7 +31,7 @@ from fedpfl.ground.tasks import CLASSIFICATION, TASKS, Task
 
 log = logging.getLogger(__name__)
 
-__all__ = ["DATA_SETS", "Raw", "Samples", "Source", "load_samples"]
+__all__ = ["DATA_SETS", "SHARED_KEYS", "Raw", "Samples", "Source", "load_samples"]
 
 
 def find_readers() -> dict[str, Callable[..., Raw]]:
@@ -105,6 +105,10 @@ def load_samples(  # noqa: PLR0913 - its arguments are keys of the configuration
             f"of its files there, or mend its reader {reader_name} "
             "(hydra.verbose=true tells where it failed)"
         ) from error
+
+
+SHARED_KEYS = frozenset(inspect.signature(load_samples).parameters) - {"path", "task", "options"}
+"""Keys of every data set, which its reader is not given."""
 
 
 def _read_source(

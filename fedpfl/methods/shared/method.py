@@ -198,6 +198,8 @@ class Method(Checked):
             if not is_function or name.startswith("_"):
                 continue
             if not hasattr(Method, name):
+                if name in vars(cls).get("__annotations__", ()):
+                    continue  # a field whose default is a function
                 raise FedpflError(
                     f"{cls.__name__}.{name} is no hook of a method{did_you_mean(name, hook_names())}; "
                     "what is not begins with _"

@@ -1,0 +1,109 @@
+"""The keys of a plugin's class or function: its arguments, with their defaults."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedpfl.ground.casting import cast_value, schema_annotations
+from fedpfl.ground.errors import FedpflError
+
+VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def require_leading_arguments(value: Callable[..., Any], leading: Sequence[str]) -> None:
+    """Raise FedpflError where the arguments that are given by position have other names."""
+    parameters = [*inspect.signature(value).parameters.values()]
+    for position, expected_name in enumerate(leading):
+        parameter = parameters[position] if position < len(parameters) else None
+        if parameter and parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            return
+        # Given by position, a value of another meaning would pass in silence.
+        if not parameter or parameter.name != expected_name:
+            names = ", ".join(parameter.name for parameter in parameters) or "none"
+            raise FedpflError(f"its first arguments must be {', '.join(leading)}, got {names}")
+
+
+def read_defaults(
+    value: Callable[..., Any], supplied: Collection[str], reserved: Collection[str]
+) -> dict[str, Any]:
+    """Return the defaults of the keys that a class or function has.
+
+    An argument whose default no configuration can hold, such as a class or a function, is no key
+    and keeps its default.
+
+    Args:
+        value: The class or function.
+        supplied: Arguments that fedpfl gives, which are no keys.
+        reserved: Keys of the group that never reach the class or function.
+
+    Raises:
+        FedpflError: For an argument of a reserved name.
+    """
+    annotations = schema_annotations(value)
+    factories = _find_default_factories(value)
+    defaults: dict[str, Any] = {}
+    for key, parameter in inspect.signature(value).parameters.items():
+        if key in supplied or parameter.kind in VARIADIC:
+            continue
+        # The group's key of that name is somebody else's: this argument would never be set.
+        if key in reserved:
+            raise FedpflError(f"its argument {key} is a key that every choice has; rename it")
+        # A dataclass shows what makes a default, not the default.
+        default = factories[key]() if key in factories else parameter.default
+        if default is inspect.Parameter.empty:
+            defaults[key] = "???"  # Hydra's word for what has to be chosen
+        elif parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
+            continue  # options are given by name
+        elif _is_representable(default, annotations.get(key, Any)):
+            defaults[key] = _to_config_value(default)
+    return defaults
+
+
+def _find_default_factories(value: Any) -> dict[str, Callable[[], Any]]:
+    """Return what makes the defaults of a dataclass's fields, where something does."""
+    if not (inspect.isclass(value) and dataclasses.is_dataclass(value)):
+        return {}
+    return {
+        field.name: field.default_factory
+        for field in dataclasses.fields(value)
+        if field.default_factory is not dataclasses.MISSING
+    }
+
+
+def _is_representable(default: Any, annotation: Any) -> bool:
+    """Tell whether a configuration can hold a default, and gives it back."""
+    try:
+        config_value = _to_config_value(default)
+    except TypeError:
+        return False
+    if not isinstance(default, Enum | Path):
+        return True
+    # A configuration holds the text; the annotation has to say what it stands for.
+    try:
+        return type(cast_value(config_value, annotation, "")) is type(default)
+    except ValueError:
+        return False
+
+
+def _to_config_value(default: Any) -> Any:
+    """Return a default as a configuration holds it; raise TypeError where none can."""
+    if isinstance(default, Enum):
+        return default.name
+    if isinstance(default, Path):
+        return str(default)
+    if isinstance(default, np.generic):
+        return _to_config_value(default.item())  # OmegaConf knows Python's numbers alone
+    if isinstance(default, list | tuple):
+        return [_to_config_value(item) for item in default]
+    if isinstance(default, Mapping):
+        return {key: _to_config_value(item) for key, item in default.items()}
+    if default is None or isinstance(default, bool | int | float | str):
+        return default
+    raise TypeError(f"no configuration holds {default!r}")
