@@ -16,6 +16,8 @@ from fedpfl.config.group_options import read_dataset_options, read_partition_opt
 from fedpfl.config.plan import Plan
 from fedpfl.config.schema import Settings
 from fedpfl.data import Federation, ShiftedClients, datasets, partition, provenance
+from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.origin import is_of_package
 from fedpfl.ground.seeding import seeded_by_key
 
 DEALING_KEYS = (
@@ -32,6 +34,8 @@ DEALING_KEYS = (
     *("augment", "shift", "eval"),
 )
 """Keys and groups that decide what clients hold, beside the seed."""
+REREAD_BYTES = 64 * 2**20
+"""Samples of plugins of up to so many bytes are read twice, as nothing else tells of a draw."""
 Share = Callable[[Hashable, Callable[[], Any]], Any]
 """`share(key, make)` returns what runs of one process may have in common."""
 
@@ -70,12 +74,14 @@ def deal_data(plan: Plan, share: Share) -> DealtData:
     dataset_options = read_dataset_options(plan.config)
 
     def load() -> tuple[datasets.Samples, Tensor, str, np.ndarray]:
-        with seeded_by_key("dataset"):  # a reader of a user's may draw
-            samples = datasets.load_samples(data_dir=Path(settings.data_dir), **dataset_options)
+        samples = _read_samples(settings, dataset_options)
+        digest = data.fingerprint(samples)
+        if samples.x.nbytes <= REREAD_BYTES:
+            _require_repeatable(settings, dataset_options, digest)
         hashes = provenance.hash_samples(samples.x)
         on_device = replace(samples, x=samples.x.to(plan.device))
         # Runs that share samples train together, for which their labels must be the same tensor.
-        return on_device, samples.y.to(plan.device), data.fingerprint(samples), hashes
+        return on_device, samples.y.to(plan.device), digest, hashes
 
     # Not the seed: runs that differ by it share the samples and deal them differently.
     samples_key = ("samples", plan.device, settings.data_dir, repr(dataset_options))
@@ -111,6 +117,23 @@ def deal_data(plan: Plan, share: Share) -> DealtData:
     )
 
 
+def _read_samples(settings: Settings, options: dict[str, Any]) -> datasets.Samples:
+    with seeded_by_key("dataset"):  # a reader of a user's may draw
+        return datasets.load_samples(data_dir=Path(settings.data_dir), **options)
+
+
+def _require_repeatable(settings: Settings, options: dict[str, Any], digest: str) -> None:
+    """Raise FedpflError where a plugin's reader gives other samples the second time."""
+    name = options["name"]
+    if is_of_package(datasets.DATA_SETS[name]):
+        return
+    if data.fingerprint(_read_samples(settings, options)) != digest:
+        raise FedpflError(
+            f"dataset={name} gives other samples when it is read again; give its generators a fixed"
+            " seed, and sort the names of files"
+        )
+
+
 def _deal_samples(plan: Plan, samples: datasets.Samples) -> tuple[partition.Partition, int]:
     """Return who holds which samples, and the seed that it was drawn from."""
     settings = plan.settings
@@ -118,13 +141,24 @@ def _deal_samples(plan: Plan, samples: datasets.Samples) -> tuple[partition.Part
     seed = partition_options.pop("seed", None)
     if seed is None:
         seed = settings.seed
-    with seeded_by_key("partition", seed):  # a partition of a user's may draw
-        split = partition.deal_samples(
-            partition.SCHEMES[plan.config["partition"]["name"]],
-            samples,
-            settings.clients,
-            seed,
-            **partition_options,
+    scheme = partition.SCHEMES[plan.config["partition"]["name"]]
+
+    def deal_once() -> partition.Partition:
+        with seeded_by_key("partition", seed):  # a partition of a user's may draw
+            return partition.deal_samples(
+                scheme,
+                samples,
+                settings.clients,
+                seed,
+                **partition_options,
+            )
+
+    split = deal_once()
+    # A split that is no function of the seed: equal commands would be unequal experiments.
+    if not is_of_package(scheme) and data.fingerprint(split) != data.fingerprint(deal_once()):
+        raise FedpflError(
+            f"partition={plan.config['partition']['name']} deals otherwise when it is asked again;"
+            " draw from np.random.default_rng(seed), and keep nothing between calls"
         )
     return data.thin_classes(split, samples.y.numpy(), plan.shift, seed), seed
 

@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from fedpfl.ground import memory
 from fedpfl.ground.errors import FedpflError, error_text
+from fedpfl.ground.origin import is_of_package
 from fedpfl.ground.seeding import seeded_process
 from fedpfl.models.adapter import none, require_additions
 from fedpfl.models.cnn4 import CNN4
@@ -108,7 +109,7 @@ def build_network(
     """
     make_module = partial(MODELS[name], shape, classes, **options)
     # Networks of this package are known to do nothing else; a user's is observed.
-    is_trusted = MODELS[name].__module__.startswith("fedpfl.models.") and name != "timm"
+    is_trusted = is_of_package(MODELS[name]) and name != "timm"
     with _explain_errors(name, shape, classes, options):
         # ---- Step 1: the network, with initial values.
         with seeded_process(seed):

@@ -25,6 +25,7 @@ from fedpfl.runner import resume, timing
 from fedpfl.runner.attendance import warn_if_few_train
 from fedpfl.runner.everyone import ClientTable
 from fedpfl.runner.header import RunOutlook, format_header
+from fedpfl.runner.method_trial import try_plugin_method
 from fedpfl.runner.needs import ResourceNeeds, estimate_needs, format_mib, warn_of_shortage
 
 SWEEP_OPTIONS = ("-m", "--multirun")
@@ -246,6 +247,7 @@ def rehearse_run(plan: Plan, path: Path, cache: RunCache) -> Rehearsal:
 
     # ---- Step 2: the lines that the run itself would begin with
     backend = engine.choose_backend(run.engine, run.net, run.device)
+    try_plugin_method(run, backend, state)
     state_bytes = sum(map(tree.nbytes, state.rows.trees))
     outlook = RunOutlook(
         path=path,

@@ -28,6 +28,7 @@ from fedpfl.runner.attendance import find_trained_clients
 from fedpfl.runner.everyone import ClientTable
 from fedpfl.runner.faults import Diverged, TrialPruned
 from fedpfl.runner.loop import Round, train_rounds
+from fedpfl.runner.method_trial import try_plugin_method
 from fedpfl.runner.needs import ResourceNeeds, estimate_needs
 from fedpfl.runner.trials import SearchTrial, replay_evaluations
 
@@ -104,7 +105,7 @@ def play_session(
             keep_local=remote_backend.select_local_state if remote_backend else None,
         )
         run = resume.add_secret(run, progress, draws_at_nodes=remote_backend is not None)
-        backend = remote_backend or _make_backend(run, stage, progress.recorded_engine)
+        backend = remote_backend or _make_backend(run, stage, progress)
         session = _Session(run, path, progress, backend, ClientTable(run), trial)
         has_logger = run.config["logger"] != {"name": "none"}
         session.describe_run(draws_partition=bool(callbacks) or has_logger)
@@ -299,7 +300,7 @@ def _report_ending(
 
 
 def _make_backend(
-    run: Run, stage: lockstep.LockstepStage | None, recorded_engine: dict[str, Any]
+    run: Run, stage: lockstep.LockstepStage | None, progress: resume.Progress
 ) -> engine.Backend:
     """Return the backend that computes a run's clients.
 
@@ -308,10 +309,14 @@ def _make_backend(
     Args:
         run: what is played.
         stage: of the lockstep sweep, None without any.
-        recorded_engine: `_engine_record` of the part of the run that is done. On the same type of
+        progress: has the `_engine_record` of the part of the run that is done. On the same type of
             device the rest goes on by it, so that results are bit for bit the same.
+
+    Raises:
+        FedpflError: for a plugin's method whose numbers would be wrong.
     """
     # ---- What was found out before an interruption holds on the same type of device.
+    recorded_engine = progress.recorded_engine
     resumed_engine: dict[str, Any] = {}
     if recorded_engine.get("device") == run.device.type:
         resumed_engine = tree.select(recorded_engine, AUTOTUNED_KEYS)
@@ -325,7 +330,9 @@ def _make_backend(
         ranks.broadcast_value,
     )
     if stage is None:
-        return make()
+        backend = make()
+        try_plugin_method(run, backend, progress.state)
+        return backend
 
     # ---- In lockstep, runs share a backend where they share all that it is made of.
     key = (
@@ -339,7 +346,9 @@ def _make_backend(
         run.device,
         *resumed_engine.values(),
     )
-    return lockstep.LockstepBackend(stage, stage.share(key, make))
+    backend = lockstep.LockstepBackend(stage, stage.share(key, make))
+    try_plugin_method(run, backend, progress.state)
+    return backend
 
 
 def _engine_record(run: Run, backend: engine.Backend) -> dict[str, Any]:

@@ -1,0 +1,189 @@
+"""Try a plugin's method before the first round: its mistakes may change numbers in silence.
+
+Networks of plugins are tried as they are built (`models/traits.py`); a method needs a state and
+clients. Its first round is played twice, of which the second must give the same bits, and for the
+batched backend each client is trained beside others and alone.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from fedpfl.data.federation import Federation
+from fedpfl.engine.backends.autotune import answer_distance
+from fedpfl.engine.backends.backend import Backend, Engine
+from fedpfl.engine.backends.selection import make_backend
+from fedpfl.engine.calls import EvalCall, TrainCall, with_before_turn
+from fedpfl.engine.keys import Draws
+from fedpfl.engine.round import RoundSetup, play_round
+from fedpfl.engine.state import State, make_initial_state
+from fedpfl.engine.training.local import Local
+from fedpfl.engine.training.train_plan import FineTuning
+from fedpfl.ground import tree
+from fedpfl.ground.errors import MethodError
+from fedpfl.ground.seeding import seeded_by_key
+from fedpfl.ground.tree import Tree
+from fedpfl.methods import Method
+from fedpfl.models import Net
+from fedpfl.models.vectorized import ConstantDraws
+
+Answer = TypeVar("Answer")
+log = logging.getLogger(__name__)
+
+SIZES = (8, 5, 6)  # samples of the clients: with batches of 8 two are padded, beside others
+CUDA_TOLERANCE = 1e-4
+"""How far a round may lie from itself on a GPU, where sums may come in another order."""
+PADDING_TOLERANCE = 1e-3
+"""How far clients beside others may lie from those alone, as `answer_distance` measures it."""
+EPOCHS = 3  # steps, as each client has one minibatch: what is learnt shows in the second
+
+
+@dataclass(frozen=True, eq=False)
+class PluginTrial:
+    """Hold what a method is tried with, which is the run's own.
+
+    Attributes:
+        local: How clients train; epochs and batches are made small.
+    """
+
+    method: Method
+    net: Net
+    federation: Federation
+    engine: Engine
+    local: Local
+    device: torch.device
+    seed: int
+
+    def find_memory(self) -> str:
+        """Return what of a first round is another the second time, "" for nothing.
+
+        Raises:
+            MethodError: A hook breaks its rule.
+        """
+        return self._call_safely(self._repeat_round) or ""
+
+    def minds_padding(self) -> bool:
+        """Tell whether clients train or answer otherwise where minibatches are padded."""
+        with suppress(MethodError):  # the backend that comes to it says so, or is left out
+            distance = self._call_safely(self._measure_padding)
+            return distance is not None and distance > PADDING_TOLERANCE
+        return False
+
+    def _call_safely(self, measure: Callable[[Method], Answer]) -> Answer | None:
+        """Return what is measured, None where the method fails: its first round says why."""
+        # Copies: what hooks keep by mistake stays out of the run.
+        method = copy.deepcopy(self.method)
+        with seeded_by_key("plugin trial"):
+            try:
+                return measure(method)
+            except MethodError:
+                raise
+            except Exception:
+                log.debug("the trial of a plugin's method failed", exc_info=True)
+                return None
+
+    # ---- the same round twice
+
+    def _repeat_round(self, method: Method) -> str:
+        backend = self._make_backend("loop")
+        first_answers = self._play_round(method, backend)
+        second_answers = self._play_round(method, backend)
+        tolerance = CUDA_TOLERANCE if self.device.type == "cuda" else 0.0
+        for (path, first), (_, second) in zip(
+            tree.items(first_answers), tree.items(second_answers), strict=True
+        ):
+            if not _are_near(first, second, tolerance):
+                return path
+        return ""
+
+    def _play_round(self, method: Method, backend: Backend) -> Tree:
+        """Return what a first round and evaluations around it give."""
+        federation, cohort = self._cut_federation()
+        state = self._make_state(method)
+        setup = RoundSetup(backend, method, federation, self._local, self.seed)
+        before = backend.evaluate(self._make_evaluation(method, federation, state, cohort))
+        state, outcome = play_round(setup, state, cohort)
+        after = backend.evaluate(self._make_evaluation(method, federation, state, cohort))
+        return {
+            "evaluation": {"before": before.loss, "after": after.loss},
+            "training loss": outcome.loss,
+            "server": state.server,
+            "clients": state.client(cohort),
+        }
+
+    # ---- beside others and alone
+
+    def _measure_padding(self, method: Method) -> float:
+        """Return how far clients that train together lie from each alone, who is not padded."""
+        backend = self._make_backend("batched")
+        federation, cohort = self._cut_federation()
+        draws = Draws(self.seed, "train", 1)
+        call = with_before_turn(
+            TrainCall(method, federation, self._make_state(method), cohort, self._local, draws)
+        )
+        singles = []
+        for position, client in enumerate(cohort):
+            overlay = call.overlay
+            if overlay is not None:
+                overlay = tree.take(overlay, slice(position, position + 1))
+            singles.append(replace(call, clients=[client], overlay=overlay))
+        # What is drawn differs with the number of clients.
+        with ConstantDraws():
+            together = backend.run_one(call)
+            alone = tree.concatenate_trees([backend.run_one(single) for single in singles])
+        return answer_distance(together, alone)
+
+    # ---- what both need
+
+    @property
+    def _local(self) -> Local:
+        # Adam makes whole steps of gradients that are rounding alone.
+        return replace(
+            self.local, epochs=EPOCHS, steps=None, batch_size=max(SIZES), optimizer="sgd"
+        )
+
+    def _make_backend(self, name: Literal["loop", "batched"]) -> Backend:
+        engine = replace(self.engine, backend=name, precision="fp32", width=0, graphs=False)
+        return make_backend(engine, self.net.copy(), self.device)
+
+    def _make_state(self, method: Method) -> State:
+        return make_initial_state(
+            method, self.net, self.federation.clients, self.device, seed=self.seed
+        )
+
+    def _cut_federation(self) -> tuple[Federation, list[int]]:
+        """Return the federation with few samples of its largest clients, and these clients."""
+        largest = self.federation.train_sizes.argsort(descending=True)[: len(SIZES)].tolist()
+        sizes = dict(zip(largest, SIZES, strict=False))
+
+        def cut(split: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            return tuple(own[: sizes.get(client, len(own))] for client, own in enumerate(split))
+
+        federation = replace(
+            self.federation,
+            train=cut(self.federation.train),
+            test=cut(self.federation.test),
+            validation=cut(self.federation.validation),
+        )
+        return federation, sorted(largest)
+
+    def _make_evaluation(
+        self, method: Method, federation: Federation, state: State, cohort: list[int]
+    ) -> EvalCall:
+        adaptation = FineTuning(self._local, Draws(self.seed, "adapt", state.round))
+        return EvalCall(method, federation, state, cohort, before_evaluation=adaptation)
+
+
+def _are_near(first: Tensor, second: Tensor, tolerance: float) -> bool:
+    """Tell whether two tensors have the same numbers, or nearly."""
+    if not first.is_floating_point():
+        return torch.equal(first, second)
+    return torch.allclose(first, second, rtol=tolerance, atol=tolerance, equal_nan=True)

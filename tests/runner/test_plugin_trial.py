@@ -1,0 +1,154 @@
+"""Code of plugins that would change numbers in silence is refused before the first round."""
+
+from functools import partial
+
+import pytest
+
+from fedpfl.config import plugins
+from fedpfl.config.plan import check_config
+from fedpfl.config.run import build_run
+from fedpfl.engine import AutotunedBackend, make_backend, make_initial_state
+from fedpfl.engine.backends.autotune import candidate_engines
+from fedpfl.runner.method_trial import try_plugin_method
+from tests.command import TINY, compose_once, format_override, run_command
+from tests.conftest import CPU, read_cases
+
+PLUGIN = """
+import functools
+from dataclasses import dataclass, field
+import numpy as np
+import torch
+import torch.nn.functional as F
+from fedpfl.data.datasets import Raw
+from fedpfl.data.partition import Partition
+from fedpfl.ground import tree
+from fedpfl.methods import FedAvg
+
+HISTORY, GENERATOR, CALLS = [], np.random.default_rng(0), []
+
+class ModuleList(FedAvg):
+    def aggregate(self, server, clients, net, uploads, weight, generator):
+        HISTORY.append(tree.mean(uploads, weight))
+        return tree.map(lambda *leaves: sum(leaves), *HISTORY), clients
+
+class Attribute(FedAvg):
+    def finish(self, server, client, start, params):
+        count = getattr(self, "_count", 0)
+        object.__setattr__(self, "_count", count + 1)
+        return tree.map(lambda leaf: leaf * 0.9**count, params), client
+
+@dataclass(frozen=True)
+class DictField(FedAvg):
+    memory: dict = field(default_factory=dict)
+    def finish(self, server, client, start, params):
+        self.memory["last"] = params
+        return params, client
+    def personal(self, server, client):
+        return self.memory.get("last", server)
+
+class OwnGenerator(FedAvg):
+    def aggregate(self, server, clients, net, uploads, weight, generator):
+        mean = tree.mean(uploads, weight)
+        return tree.map(lambda leaf: leaf + 0.01 * GENERATOR.normal(), mean), clients
+
+class InPlace(FedAvg):
+    def finish(self, server, client, start, params):
+        for leaf in params.values():
+            leaf.mul_(0.99)
+        return params, client
+
+class PlainMean(FedAvg):
+    def loss(self, server, client, net, params, batch):
+        return F.cross_entropy(net(params, batch.x), batch.y)
+
+class BatchMean(FedAvg):
+    def loss(self, server, client, net, params, batch):
+        logits = net(params, batch.x)
+        teacher = net(server, batch.x).softmax(1)
+        distance = F.kl_div(logits.log_softmax(1), teacher, reduction="batchmean")
+        return batch.loss(logits) + distance
+
+class Mixup(FedAvg):
+    def loss(self, server, client, net, params, batch):
+        order = torch.randperm(len(batch.x))
+        return batch.loss(net(params, 0.7 * batch.x + 0.3 * batch.x[order]))
+
+class Centred(FedAvg):
+    def predict(self, net, params, batch):
+        logits = net(params, batch.x)
+        return logits if batch.y is not None else logits - logits.mean(0)
+
+class Right(FedAvg):
+    # draws of the process are seeded, and a memory of what is always the same is none
+    @functools.lru_cache
+    def _scale(self, count):
+        return 1 / count
+    def finish(self, server, client, start, params):
+        scale = self._scale(1000) * torch.randn(())
+        return tree.map(lambda leaf: leaf + scale, params), client
+
+def unseeded(y, clients, seed, samples_per_client=0):
+    parts = np.array_split(np.random.default_rng().permutation(len(y)), clients)
+    return Partition(train=tuple(part[3:] for part in parts), test=tuple(p[:3] for p in parts))
+
+def noise(source):
+    random = np.random.default_rng()
+    return Raw(random.normal(size=(400, 4)).astype("float32"), random.integers(0, 3, 400))
+
+def seeded_noise(source):
+    return Raw(np.random.rand(400, 4).astype("float32"), np.arange(400) % 3)
+
+METHODS = {c.__name__.lower(): c for c in FedAvg.__subclasses__() if c.__module__ == __name__}
+DATASETS = {"noise": noise, "seeded_noise": seeded_noise}
+PARTITIONS = {"unseeded": unseeded}
+"""
+AGAIN = "its first round, played twice, gives another"
+PADDED = "a client trains or answers otherwise where shorter minibatches are padded; use batch.loss"
+REFUSED = f"""
+method=modulelist => method=modulelist: {AGAIN} evaluation.after the second time; something outlives
+method=attribute engine=batched => method=attribute: {AGAIN} evaluation.after the second time
+method=dictfield => method=dictfield: {AGAIN} evaluation.before the second time
+method=owngenerator => method=owngenerator: {AGAIN} evaluation.after the second time
+method=inplace engine=batched => method=inplace: InPlace.finish changed its argument params.
+method=plainmean engine=batched => method=plainmean: engine=batched: {PADDED}
+method=batchmean engine=batched => method=batchmean: engine=batched: {PADDED}
+method=mixup engine=batched => method=mixup: engine=batched: {PADDED}
+method=centred engine=batched => method=centred: engine=batched: {PADDED}
+partition=unseeded => partition=unseeded deals otherwise when it is asked again; draw from np.random
+dataset=noise => dataset=noise gives other samples when it is read again; give its generators a fixed
+"""
+
+
+@pytest.fixture
+def plugin(tmp_path):
+    """The word that names the file; its choices are forgotten afterwards."""
+    (tmp_path / "mine.py").write_text(PLUGIN)
+    yield format_override("plugins", [tmp_path / "mine.py"])
+    plugins.load_plugins([])
+
+
+@pytest.mark.parametrize(("words", "message"), read_cases(REFUSED))
+def test_what_would_be_wrong_in_silence_is_refused(words, message, plugin, tmp_path):
+    (line,) = run_command(plugin, *TINY, *words.split(), cwd=tmp_path).complaints
+    assert line.startswith(f"fedpfl: {message}")
+
+
+@pytest.mark.parametrize(
+    "words", ["method=right engine=batched", "method=plainmean", "dataset=seeded_noise"]
+)
+def test_what_is_right_runs(words, plugin, tmp_path):
+    result = run_command(plugin, *TINY, *words.split(), cwd=tmp_path)
+    assert result.code == 0, result.err
+
+
+@pytest.mark.parametrize(("method", "names"), [("plainmean", ["loop"]), ("right", None)])
+def test_a_backend_that_chooses_is_left_loop_alone(method, names, plugin, tmp_path):
+    plugins.load_plugins([tmp_path / "mine.py"])
+    run = build_run(check_config(compose_once(plugin, f"method={method}", *TINY)))
+    engines = candidate_engines(run.engine)
+    make = partial(make_backend, net=run.net, on=CPU)
+    backend = AutotunedBackend(run.net, engines, make)
+    state = make_initial_state(run.method, run.net, run.federation.clients, run.device)
+    try_plugin_method(run, backend, state)
+    kept = [engine.backend for engine in backend._engines]
+    assert kept == (names or [engine.backend for engine in engines])
