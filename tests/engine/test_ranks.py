@@ -263,21 +263,18 @@ def together(
 
 @pytest.mark.parametrize(("count", "names"), keep_quick([(2, FEW), (2, METHODS), (3, METHODS)]))
 def test_every_process_sees_what_one_alone_would_bit_for_bit(count, names, together):
-    alone = played(list(names))
+    """With sharded states too, where each process stores its own clients alone."""
+    alone, clients = played(list(names)), torch.arange(6)
     assert len(alone) > 50 * len(names)
-    for own in together(count, "loop", *names):
-        assert_same(own["whole"], alone)
-
-
-@pytest.mark.parametrize("names", [FEW, pytest.param(METHODS, marks=pytest.mark.full)])
-def test_with_sharded_states_each_process_stores_its_own_clients(names, together):
-    alone, clients = played(storing(names)), torch.arange(6)
-    for rank, found in enumerate(together(2, "loop", *names)):
+    storing_names = storing(names)
+    for rank, found in enumerate(together(count, "loop", *names)):
+        assert_same(found["whole"], alone)
         own = found["sharded"]
-        assert own.keys() == alone.keys()
-        stored, others = clients[clients % 2 == rank], clients[clients % 2 != rank]
+        assert own.keys() == {path for path in alone if path.split("/")[1] in storing_names}
+        stored, others = clients[clients % count == rank], clients[clients % count != rank]
         changed = False
-        for path, leaf in alone.items():
+        for path in own:
+            leaf = alone[path]
             _, name, part, _at, *rest = path.split("/")
             if part != "0" or rest[0] not in ("clients", "client_buffers"):
                 assert_same(own[path], leaf)
