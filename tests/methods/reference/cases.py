@@ -16,9 +16,16 @@ from fedpfl.engine.keys import Draws, generator
 from fedpfl.ground import tree
 from fedpfl.methods.fedcp import BANK
 from fedpfl.methods.shared.gaussian import unpack_symmetric
-from tests.conftest import COHORTS, CPU, LOCAL, tiny
+from tests.conftest import CPU, LOCAL, tiny
 from tests.methods.reference import groups, heads, lora, masks, models, pfedfda, plain, submodels
-from tests.methods.reference.conftest import SEED, draw_order, draw_randoms, draw_turns, make_world
+from tests.methods.reference.conftest import (
+    COHORTS,
+    SEED,
+    draw_order,
+    draw_randoms,
+    draw_turns,
+    make_world,
+)
 from tests.methods.reference.submodels import Sets
 
 LONGER = [*COHORTS, [0, 2, 4, 8, 9]]
@@ -659,7 +666,7 @@ CASES |= {
         m.FedOBPAdaptive(q=SEVERAL),
         masks.fedobp_choosing,
         "held",  # three clients are too small to hold anything out
-        cohorts=[*COHORTS, *COHORTS[:2]],
+        cohorts=[*COHORTS, [0, 4, 6], [2, 4, 6]],
         extras=lambda report: {"q": report.state.clients["q"][report.cohort]},
         margin=1e-5,
         check=lambda want: {q for own in want.extras for q in own["q"].tolist()} == {*SEVERAL},
@@ -669,7 +676,7 @@ CASES |= {
     ),
     "fedselect-all": longer(m.FedSelect(p=0.3, scope="all", lr_v=0.02, lr_u=0.08), fedselect),
     "fedselect-window": longer(m.FedSelect(p=0.4, delta="window", every=1), fedselect),
-    "fedselect-norm": normed(m.FedSelect(), fedselect, margin=1e-6),
+    "fedselect-norm": normed(m.FedSelect(p=0.3), fedselect, margin=1e-6),
     "pspfl-norm": normed(m.PSPFL(0.5), masks.pspfl, margin=1e-6),
     "pspfl-all": longer(m.PSPFL(0.7, "all"), masks.pspfl),
     "seqfededt-squared-norm": normed(m.SeqFedEDT("squared", 0.9), seqfededt, margin=1e-6),

@@ -9,10 +9,12 @@ from fedpfl.data.federation import Federation
 from fedpfl.engine.keys import Draws, generator
 from fedpfl.models import Net
 from fedpfl.testing.toy import LOCAL, Tiny, tiny
-from tests.conftest import COHORTS, TEST, TRAIN, hold_out_quarter, make_federation
+from tests.conftest import TEST, TRAIN, hold_out_quarter, make_federation
 from tests.methods.reference import lora, plain
 
 SEED = 3
+COHORTS = [[0, 2, 5, 9], [1, 2, 3], [0, 5, 7, 9]]
+"""Client 2 trains twice in a row, others after a pause, 7 in round 3 alone; 9 has one sample."""
 ADAPTER_SCALE = 2.0  # alpha 4 of rank 2
 
 

@@ -18,7 +18,7 @@ from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.participation import OneClient, run_evaluation
 from fedpfl.methods import Batch, FedAvg, FedSPU, HeteroFL, PerFedAvg
 from fedpfl.testing.toy import CPU, LOCAL, as_engine, flatten
-from tests.conftest import COHORTS, assert_close, keep_quick, record_rounds
+from tests.conftest import assert_close, keep_quick, record_rounds
 from tests.methods.reference import models, plain, submodels
 from tests.methods.reference.cases import (
     CASES,
@@ -33,7 +33,7 @@ from tests.methods.reference.cases import (
     heterofl,
     shared_model,
 )
-from tests.methods.reference.conftest import SEED, draw_order, make_world
+from tests.methods.reference.conftest import COHORTS, SEED, draw_order, make_world
 
 ASKED = [
     pytest.param(name, marks=[pytest.mark.full] if name in LEFT_TO_TEST_ALL else [])
@@ -139,7 +139,7 @@ def test_per_fedavg_adapts_as_the_plain_loops_do(steps, world, backend):
     setting = plain.replace(setting, batch_size=SMALL.batch_size, order=draw_order("adapt"))
     method = PerFedAvg(inner_lr=0.3, outer_lr=0.05, adapt_steps=steps)
     values = {"engine": backend, "seed": SEED, "local": SMALL}
-    state = record_rounds(method, net, federation, **values)[0][-1]
+    state = record_rounds(method, net, federation, COHORTS[:1], **values)[0][-1]
     before = FineTuning(SMALL, Draws(SEED, "adapt", 3))
     call = EvalCall(method, federation, state, EVERYONE, before_evaluation=before)
     counts = make_backend(as_engine(backend), net, CPU).evaluate(call)
