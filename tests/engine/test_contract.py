@@ -18,6 +18,7 @@ from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
+import torch
 import yaml
 
 from fedpfl.engine import (
@@ -38,6 +39,7 @@ from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tree import Agreed
 from fedpfl.methods import METHODS, SEES, Method, Turn
+from fedpfl.models import Net
 from fedpfl.system import Device, System
 from fedpfl.testing import method_promises as contract
 from fedpfl.testing.method_promises import METHOD_PROMISES, Promise
@@ -46,6 +48,7 @@ from tests.conftest import (
     BACKENDS,
     CPU,
     ENGINES,
+    HEAD,
     LOCAL,
     REPRESENTATIVES,
     ROOT,
@@ -55,6 +58,7 @@ from tests.conftest import (
     assert_same,
     client_row,
     differing,
+    find_eval_job,
     make_federation,
     read_cases,
     record_rounds,
@@ -70,6 +74,9 @@ ANOTHER_SEED = dataclasses.replace(
 
 KEEPS_STATISTICS = ("fedalt", "fedamp")
 """Leave BatchNorm statistics with the client where they mix models, as their docstrings say."""
+
+NEVER_TRAINED = 1
+"""A client that is not in the first cohort."""
 
 SEES_LATER = {"cfl": "each upload", "fedgen": "each upload", "fedcac": "client states"}
 """What a server sees that shows in more than two rounds of a few clients alone."""
@@ -443,6 +450,33 @@ def evaluates_the_cohort_before_and_after(named: NamedTrial, engine: str) -> Non
             assert outcome.before.correct.tolist() == before.correct.tolist()
         if judged in ("trained", "kept"):
             assert outcome.after.correct.tolist() == after.correct.tolist()
+
+
+def name_in(net: Net, path: str) -> str | None:
+    """Return which parameter of the network stands at a path of a tree."""
+    return next((name for name in net.params if path == name or path.endswith(f".{name}")), None)
+
+
+@house_promise("who never trained is evaluated as is expected")
+def evaluates_newcomers_as_expected(named: NamedTrial) -> None:
+    """By the global model as it is now, the initial one, or the global body under the initial head."""
+    first_values = settings_of(named.name)[0]
+    if named.method != build_method(named.name, first_values):
+        return
+    for source, values in EXPECTED[named.name].first_time.items():
+        method = build_method(named.name, {**first_values, **values})
+        trial = named.trial if method == named.method else MethodTrial(method)
+        net, state = trial.net(), trial.play_cohorts("loop")[0][1]
+        at_server = [(name_in(net, path), leaf) for path, leaf in tree.items(state.server)]
+        params = find_eval_job(method, net, tiny_federation(), state, NEVER_TRAINED).params
+        for path, leaf in tree.items(params):
+            parameter = name_in(net, path)
+            if parameter is None:
+                continue
+            is_initial = source == "initial" or (source == "initial head" and parameter in HEAD)
+            assert torch.equal(leaf, net.params[parameter]) == is_initial, (source, path)
+            found = [value for name, value in at_server if name == parameter]
+            assert is_initial or any(torch.equal(leaf, value) for value in found), (source, path)
 
 
 # What travels, and what the server sees

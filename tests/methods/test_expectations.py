@@ -6,24 +6,19 @@ from functools import cache, partial
 from typing import Any
 
 import pytest
-import torch
 
 from fedpfl.engine import Outcome, State, make_backend
 from fedpfl.engine.calls import Counts, EvalCall
-from fedpfl.ground import tree
 from fedpfl.methods import METHODS, Method
-from fedpfl.models import Net
 from fedpfl.testing.toy import COHORTS, MethodTrial, as_engine, tiny_federation
 from tests.conftest import (
     CPU,
-    HEAD,
     LOCAL,
     SETTINGS,
     assert_close,
     assert_same,
     client_row,
     differing,
-    find_eval_job,
     keep_one_of_each,
     make_federation,
     read_cases,
@@ -144,41 +139,6 @@ def test_statistics_stay_at_the_server_or_with_the_client(name):
             client_row(first, 2), client_row(last, 2)
         )  # who did not train in the second round
         assert differing(client_row(first, 0), client_row(last, 0))
-
-
-def name_in(net: Net, path: str) -> str | None:
-    """Return which parameter of the network stands at a path of a tree."""
-    return next((name for name in net.params if path == name or path.endswith(f".{name}")), None)
-
-
-@pytest.mark.parametrize(
-    ("name", "source", "values"),
-    [
-        pytest.param(name, source, values, id=case_id(name, {"by": source, **values}))
-        for name, expect in EXPECTED.items()
-        for source, values in expect.first_time.items()
-    ],
-)
-def test_who_never_trained_is_evaluated_by(name, source, values):
-    """By the global model as it is now, the initial one, or the global body under the initial head."""
-    method = build_method(name, **values)
-    net = MethodTrial(method).net()
-    state = record_rounds(method, net, tiny_federation(), [[0, 2]])[0][-1]
-    at_server = [(name_in(net, path), leaf) for path, leaf in tree.items(state.server)]
-    for path, leaf in tree.items(
-        find_eval_job(method, net, tiny_federation(), state, NEVER_TRAINED).params
-    ):
-        parameter = name_in(net, path)
-        if parameter is None:
-            continue
-        is_initial = source == "initial" or (source == "initial head" and parameter in HEAD)
-        if is_initial:
-            assert torch.equal(leaf, net.params[parameter]), path
-        else:
-            assert any(
-                found == parameter and torch.equal(leaf, value) for found, value in at_server
-            ), path
-            assert not torch.equal(leaf, net.params[parameter]), path
 
 
 REFUSED = [
