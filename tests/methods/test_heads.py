@@ -161,7 +161,8 @@ def frame(classes=CLASSES, width=12, seed=0):
 
 
 def test_flute_as_published_the_body_never_moves(backend, net, federation):
-    state = record_states(FLUTE(variant="as_published"), net, federation, engine=backend)[-1]
+    method = FLUTE(variant="as_published")
+    state = record_states(method, net, federation, [[0, 2]], engine=backend)[-1]
     body = {name: net.params[name] for name in state.server}
     assert_close(state.server, body, atol=1e-7)  # a mean of equals
     assert differing(state.clients["head"]["classifier.weight"][2], net.params["classifier.weight"])
@@ -284,7 +285,7 @@ def test_pfedfda_a_covariance_without_regularisation_is_made_positive_definite()
 
 def test_pfedfda_features_are_judged_in_evaluation_mode(federation):
     net, method = tiny(norm=True), PFedFDA()
-    state = record_states(method, net, federation)[-1]
+    state = record_states(method, net, federation, [[2, 4]])[-1]
     shard, client = make_shard(federation, 4, 32, Draws(0, "adapt", 1)), state.client(4)
     training, judging = (net.bind(state.server_buffers, training=t) for t in (True, False))
     assert_same(
@@ -508,7 +509,7 @@ def test_ifca_a_model_without_a_finite_loss_is_nobodys(net, federation):
 def test_ifca_a_model_is_judged_by_its_own_statistics(federation):
     """Of equal models that whose statistics fit is taken."""
     method, net = IFCA(), tiny(norm=True)
-    trained = record_states(IFCA(clusters=1), net, federation, [[0, 2, 4]] * 3)[-1].server
+    trained = record_states(IFCA(clusters=1), net, federation, [[0, 2, 4]])[-1].server
     for fits in (0, 1):
         state = make_initial_state(method, net, 10, CPU)
         state.server["models"] = tree.repeat(tree.take(trained["models"], 0), 2)

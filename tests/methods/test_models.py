@@ -112,14 +112,14 @@ def test_more_layers_than_the_network_has_are_refused(method, net):
 
 def test_apfl_alpha_stays_between_0_and_1(backend, net, federation):
     seen = set()
-    for state in record_states(APFL(alpha_lr=50.0), net, federation, engine=backend):
+    for state in record_states(APFL(alpha_lr=50.0), net, federation, COHORTS[:2], engine=backend):
         seen |= set(state.clients["alpha"].tolist())
     assert min(seen) == 0.0
     assert max(seen) == 1.0
 
 
 def test_apfl_the_rounds_tell_alpha_as_it_was(net, federation):
-    states, outcomes = record_rounds(APFL(alpha_lr=1.0), net, federation)
+    states, outcomes = record_rounds(APFL(alpha_lr=1.0), net, federation, COHORTS[:2])
     for state, outcome, cohort in zip(states, outcomes, COHORTS, strict=False):
         mean = float(state.clients["alpha"][cohort].mean())
         assert outcome.metrics == {"alpha": pytest.approx(mean)}
