@@ -22,6 +22,7 @@ from hydra._internal import config_loader_impl, defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import ConfigRepository
 from hydra._internal.defaults_list import DefaultsList, Overrides, create_defaults_list
+from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import settings
 from omegaconf import DictConfig, OmegaConf
@@ -521,7 +522,8 @@ def composed_once() -> Iterator[None]:
     def read_file(repo: Any, config_path: str) -> Any:
         if not has_fixed_files(repo):
             return read(repo, config_path)
-        key = (config_path, *(source.path for source in repo.get_sources()))
+        sources = (source.path for source in repo.get_sources())
+        key = (config_path, *sources, *describe_added_choices())
         if key not in results:
             results[key] = pickle.dumps(read(repo, config_path))
         return pickle.loads(results[key])
@@ -531,9 +533,10 @@ def composed_once() -> Iterator[None]:
     ) -> DefaultsList:
         values = Overrides(repo, overrides_list).config_overrides
         choices = [word for word in overrides_list if word not in values]
-        key = (str(config_name), *(word.input_line for word in choices), *how.values())
         if not has_fixed_files(repo):
             return create_defaults_list(repo, config_name, overrides_list, **how)
+        lines = (word.input_line for word in choices)
+        key = (str(config_name), *lines, *how.values(), *describe_added_choices())
         if key not in lists:
             lists[key] = create_defaults_list(repo, config_name, choices, **how)
         return dataclasses.replace(lists[key], config_overrides=values)
@@ -541,7 +544,7 @@ def composed_once() -> Iterator[None]:
     def merge_files(loader: Any, defaults: list[Any], repo: Any) -> DictConfig:
         if not has_fixed_files(repo):
             return merge(loader, defaults, repo)
-        key = tuple((one.config_path, one.package) for one in defaults)
+        key = (*((one.config_path, one.package) for one in defaults), *describe_added_choices())
         if key not in merged:
             merged[key] = pickle.dumps(merge(loader, defaults, repo))
         return pickle.loads(merged[key])
@@ -567,11 +570,35 @@ def composed_once() -> Iterator[None]:
 
 
 def has_fixed_files(repo: Any) -> bool:
-    """Whether what is composed is the project's and its packages' alone, which stay as they are."""
-    return not plugins._added_choices and all(
+    """Whether the files are the project's and its packages' alone, which stay as they are."""
+    return all(
         source.scheme() != "file" or source.path == str(ROOT / "conf")
         for source in repo.get_sources()
     )
+
+
+def describe_added_choices() -> list[str]:
+    """Return the choices that plugins have added, with their values."""
+    groups = ConfigStore.instance().repo
+    return [
+        f"{kind.group}={name}: {groups[kind.group][f'{name}.yaml'].node}"
+        for kind, name in plugins._added_choices
+    ]
+
+
+@pytest.fixture(scope="session")
+def migrations_read_once() -> Iterator[None]:
+    """Read Optuna's migrations once: it goes through their files whenever it opens a storage."""
+    manager = pytest.importorskip("optuna.storages._rdb.storage")._VersionManager
+    read_script, scripts = manager._create_alembic_script, list[Any]()
+
+    def read_script_once(versions: Any) -> Any:
+        if not scripts:
+            scripts.append(read_script(versions))
+        return scripts[0]
+
+    with mock.patch.object(manager, read_script.__name__, read_script_once):
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -27,6 +27,7 @@ from tests.command import TINY_TASK, compose_once, format_override
 from tests.conftest import keep_quick, read_cases
 
 optuna = pytest.importorskip("optuna")
+pytestmark = pytest.mark.usefixtures("migrations_read_once")
 COMPLETE, PRUNED, RUNNING = (
     optuna.trial.TrialState[name] for name in ("COMPLETE", "PRUNED", "RUNNING")
 )
