@@ -19,6 +19,7 @@ from tests.command import keep_last_words, run_command
 from tests.conftest import keep_quick, read_cases
 
 pytest.importorskip("optuna")
+pytestmark = pytest.mark.usefixtures("migrations_read_once")
 
 PLUGIN = """
 from dataclasses import dataclass
@@ -109,7 +110,6 @@ def chosen(lines: list[str]) -> str:
 SCALED = ("plugins=[plugin.py]", "method=scaled")
 SPLIT = ("partition=file", "partition.path=split.json", "validation=0")
 CHANGES = """
-write_data(folder / "mine.npz", signal=2.0) | ()
 write_split(folder / "split.json", shift=7) | SPLIT
 (folder / "plugin.py").write_text(PLUGIN.replace("FACTOR *", "2 * FACTOR *")) | SCALED
 (folder / "beside_it.py").write_text("FACTOR = 3.0") | SCALED
@@ -117,17 +117,35 @@ write_split(folder / "split.json", shift=7) | SPLIT
 """What is changed in the folder | words of the search."""
 
 
-@pytest.mark.parametrize(("change", "more"), keep_quick(read_cases(CHANGES, " | ")))
-def test_a_search_begins_anew_where_what_its_values_come_from_has_changed(
-    change, more, folder, request
-):
+@pytest.mark.full
+@pytest.mark.parametrize(("change", "more"), read_cases(CHANGES, " | "))
+def test_a_search_begins_anew_where_what_its_values_come_from_has_changed(change, more, folder):
+    """As where the data have changed, which the next test has."""
     more = eval(more)
-    _, before = search(folder, *more) if more else (0, request.getfixturevalue("searched"))
+    _, before = search(folder, *more)
     assert len(values(before)) == 2, before
     eval(change, {**globals(), "folder": folder})
     after = search(folder, *more)
     assert (after[0], len(values(after[1]))) == (0, 2), after[1]
     assert len(list(folder.rglob("rounds.csv"))) == 4, "no run of before is taken for one of now"
+
+
+def test_data_that_change_while_a_search_goes_on_stop_it_and_the_next_begins_anew(folder):
+    real = trials.require_origin
+
+    def overwrite(*given):
+        real(*given)
+        write_data(folder / "mine.npz", signal=2.0)
+
+    with mock.patch.object(trials, "require_origin", overwrite):
+        code, lines = search(folder)
+    assert code == 2
+    assert len(values(lines)) == 1
+    assert "was run on other data than the search began with" in lines[-1]
+    before = {*folder.rglob("rounds.csv")}
+    code, lines = search(folder)
+    assert (code, len(values(lines))) == (0, 2), lines
+    assert len({*folder.rglob("rounds.csv")} - before) == 2, "no run of before is taken for one"
 
 
 def edit(database, statement):
@@ -198,17 +216,3 @@ def test_a_trial_is_marked_and_no_other_run(folder, capsys):
         out, err = capsys.readouterr()
         assert "left out 2 trials of searches" in err
         assert ("search-" not in out, "anywhere" not in out) == (True, True)
-
-
-def test_data_that_change_while_a_search_goes_on_stop_it(folder):
-    real = trials.require_origin
-
-    def overwrite(*given):
-        real(*given)
-        write_data(folder / "mine.npz", signal=2.0)
-
-    with mock.patch.object(trials, "require_origin", overwrite):
-        code, lines = search(folder)
-    assert code == 2
-    assert len(values(lines)) == 1
-    assert "was run on other data than the search began with" in lines[-1]
