@@ -1,5 +1,6 @@
 """What the docs show works: links, commands, the tutorials' method and data set."""
 
+import functools
 import itertools
 import re
 import shlex
@@ -205,6 +206,9 @@ def test_the_tables_of_robustness_are_what_the_file_says(name: str):
 def test_what_has_been_reproduced_is_what_the_files_say(tmp_path, monkeypatch):
     """Each table and figure of the papers has a row; one more or less is an error."""
     page, script = status.PAGE.read_text(), "scripts/status.py"
+    for name in ("read_whole", "read_small"):  # once, not for each of the tables
+        cells = [*getattr(status, name)()]
+        monkeypatch.setattr(status, name, functools.partial(iter, cells))
     made = {"status": status.make_table()}
     assert reproduction.fill_page(page, made, script) == page, (
         "run python scripts/status.py --write"
