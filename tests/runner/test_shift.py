@@ -28,6 +28,7 @@ SMALL = (
 DRIFT = (
     *("method=ditto", "shift=rotation", "shift.label_permutation=true", "shift.label_noise=0.1"),
     *("shift.noise=0.1", "shift.at=[2,3]", "unseen=0.25", "validation=0.2"),
+    "partition.samples_per_client=24",
 )
 LINES = """
 shift.rotation=361 | shift.rotation must be between 0 and 360
@@ -75,9 +76,9 @@ def drifted(tmp_path_factory):
 
 def test_without_a_level_it_is_the_run_without(tmp_path):
     """Rows of one's own for each client change no bit."""
-    plain = play(tmp_path / "plain", "validation=0.2", "unseen=0.25")
-    nothing = ("shift.contrast=1e-9", "validation=0.2", "unseen=0.25")  # as good as no shift
-    assert play(tmp_path / "laid", *nothing) == plain
+    words = ("validation=0.2", "unseen=0.25", "partition.samples_per_client=24", "rounds=2")
+    plain = play(tmp_path / "plain", *words)
+    assert play(tmp_path / "laid", *words, "shift.contrast=1e-9") == plain  # as good as no shift
 
 
 HOSTILE = (
