@@ -28,7 +28,7 @@ from tests.conftest import keep_only, keep_quick
 from tests.record.test_damage import assert_ends_as, refusal
 from tests.runner.test_resume import die, start_child, wait_for_child
 
-RUN = (*TINY, "rounds=6", "eval.every=2", "method=ditto")
+RUN = (*TINY, "rounds=4", "eval.every=2", "method=ditto")
 KILLS = (8, 60)  # half of them at a random call to the file system, half at a random moment
 FAULTS = (3, 8)  # refusals of each kind, at a random call to the file system
 LIMITS = (0, 300, 2000, 40_000)  # bytes above which no file may grow
