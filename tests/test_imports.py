@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from fedpfl.__main__ import COMMANDS
 from tests.conftest import ROOT
 
@@ -74,6 +76,7 @@ def test_only_commands_stand_in_the_hallway():
     assert {path.stem for path in PACKAGE.glob("*.py")} == modules
 
 
+@pytest.mark.usefixtures("without_collections")
 def test_imports_point_down():
     for path in FILES:
         here = part(path)
