@@ -268,7 +268,7 @@ def tuned(root, name, *words):
     argv = [format_override("dataset.path", root / name / "mine.npz"), *words]
     argv.append(format_override("partition.path", root / "split.json"))
     more = "dataset=npz partition=file model=mlp model.hidden=[8] clients=6 rounds=3"
-    more += " participation=1 local.epochs=1 local.batch_size=4 eval.every=1"
+    more += " participation=1 local.epochs=2 local.batch_size=4 eval.every=1"
     with mock.patch.object(tuning, "draw_search"):
         return run(root / name / "tuned", *argv, *more.split())
 
