@@ -52,6 +52,7 @@ from tests.conftest import (
     participate,
     read_cases,
 )
+from tests.privacy.conftest import reckon_by_few_orders
 
 COHORT = [0, 1, 2, 4]
 EVEN = dataclasses.replace(
@@ -302,6 +303,7 @@ def test_epsilon_of_everybody_at_once_is_that_of_the_gaussian_mechanism():
     assert exact < twice < 1.25 * exact
 
 
+@reckon_by_few_orders()
 def test_noise_is_calibrated_and_more_rounds_cost_more():
     own = account(cohort=10, clients=10, epsilon=4.0)
     assert own.epsilon(10) == pytest.approx(4.0, abs=0.02)
@@ -317,6 +319,7 @@ def test_noise_is_calibrated_and_more_rounds_cost_more():
         account(cohort=6, epsilon=0.5, quantile=0.5).epsilon(1)
 
 
+@reckon_by_few_orders()
 def test_a_count_costs_too():
     given = {"clients": 100, "cohort": 10, "noise": 4.0}
     still = account(**given).epsilon(10)
@@ -531,6 +534,7 @@ def sample_account(**settings):
     )
 
 
+@reckon_by_few_orders()
 def test_each_client_spends_by_its_own_rate_steps_and_rounds():
     given = sample_account(noise=1.0)
     assert given.common_delta == pytest.approx(80**-1.1)
