@@ -6,6 +6,7 @@ import itertools
 import json
 import logging
 import re
+import shutil
 from dataclasses import asdict
 from fractions import Fraction
 from pathlib import Path
@@ -32,6 +33,7 @@ from fedpfl.remote.sites import SiteNode
 from tests.command import read_table
 from tests.conftest import keep_quick
 from tests.data.test_sites import write_images
+from tests.privacy.conftest import reckon_by_few_orders
 from tests.remote.grids import Overheard
 
 NAMES = ("berlin", "aachen", "chur", "davos")
@@ -41,6 +43,7 @@ WORDS = [
     *("eval.finetune_epochs=1", "eval.finetune_every=1", "federate.timeout=0.01"),
 ]
 PLAIN = ["method=fedavg", *WORDS]
+SHORT = [word for word in PLAIN if not word.startswith(("rounds", "eval.finetune"))] + ["rounds=1"]
 
 
 # ---- Sites of every form
@@ -137,20 +140,34 @@ def assert_as_in_one_place(path: Path, words: list[str]) -> None:
 def test_sites_of_every_form_as_in_one_place(form, here):
     write, options = FORMS[form]
     write(here / "sites")
-    words = [*PLAIN, *options]
+    words = [*PLAIN, *options, "rounds=1"]
     assert_as_in_one_place(app.run_server(InProcessGrid(make_nodes(words)), words), words)
 
 
 # ---- What travels
 
 
+@pytest.fixture(scope="module")
+def overheard(tmp_path_factory):
+    """Return the grid of a federation that was played, and its run directory."""
+    folder = tmp_path_factory.mktemp("overheard")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        (folder / "sites").mkdir()
+        write_arrays(folder / "sites")
+        grid = Overheard(make_nodes(SHORT))
+        path = app.run_server(grid, SHORT)
+    return grid, folder / path
+
+
 @pytest.mark.parametrize("are_constants_set", [False, True])
-def test_nothing_is_told_but_what_docs_list(are_constants_set, here):
-    write_arrays(here / "sites")
-    words = [*PLAIN, "dataset.mean=[0.,1,2,3,4]", "dataset.std=[1.,1,1,1,1]"]
-    words = words if are_constants_set else PLAIN
-    grid = Overheard(make_nodes(words))
-    path = app.run_server(grid, words)
+def test_nothing_is_told_but_what_docs_list(are_constants_set, overheard, here):
+    grid, path = overheard
+    if are_constants_set:
+        write_arrays(here / "sites")
+        words = [*SHORT, "dataset.mean=[0.,1,2,3,4]", "dataset.std=[1.,1,1,1,1]"]
+        grid = Overheard(make_nodes(words))
+        path = app.run_server(grid, words)
     told = [wire.unpack_message(reply) for reply in grid.replies]
     about_sites = [fields for fields, trees in told if not trees and "clients" not in fields]
     assert len(about_sites) == (4 if are_constants_set else 8)
@@ -249,12 +266,13 @@ def test_what_no_federation_of_sites_plays(more, reason, here):
     assert [*here.iterdir()] == [here / "sites"]
 
 
+@reckon_by_few_orders()
 def test_sums_of_a_site_would_leave_it_without_noise(here, monkeypatch):
     """Neither the server asks for them, nor does a node answer; with set constants none are asked."""
     pytest.importorskip("dp_accounting", reason="needs the extra [privacy]")
     write_arrays(here / "sites")
-    words = [word for word in PLAIN if "finetune" not in word and "validation" not in word]
-    words += ["validation=0", "privacy=sample", "privacy.noise=2", "privacy.seed=1", "rounds=1"]
+    words = [word for word in SHORT if "validation" not in word]
+    words += ["validation=0", "privacy=sample", "privacy.noise=2", "privacy.seed=1"]
     nodes = make_nodes(words)
     with pytest.raises(FedpflError, match=r"privacy=sample: sums .* set dataset.mean and dataset"):
         app.run_server(InProcessGrid(nodes), words)
@@ -369,11 +387,11 @@ class Lying(InProcessGrid):
 def test_a_node_that_lies_is_named(here, capsys):
     """A description leaves the node out, for which another may come; sums end the beginning."""
     write_arrays(here / "sites")
-    nodes = make_nodes(PLAIN)
+    nodes = make_nodes(SHORT)
     lying = Lying({**nodes, 9: nodes[3]}, "site", {**honest_facts(), "samples": -1})
-    app.run_server(lying, PLAIN)
+    app.run_server(lying, SHORT)
     assert "fedpfl: node 9 is left out: -1 samples, not from 1 to" in capsys.readouterr().err
-    words = [*PLAIN, "seed=1"]
+    words = [*SHORT, "seed=1"]
     lying = Lying(make_nodes(words), "sums", [[float("nan"), 1]] * 5)
     with pytest.raises(FedpflError, match=r"\(node 3\): sums that are no whole numbers"):
         app.run_server(lying, words)
@@ -394,25 +412,12 @@ HOSTILE_AGREEMENTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def greeted(tmp_path_factory):
-    """Return a node and the greeting that it was sent."""
-    folder = tmp_path_factory.mktemp("greeted")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        (folder / "sites").mkdir()
-        write_arrays(folder / "sites")
-        grid = Overheard(make_nodes(PLAIN))
-        app.run_server(grid, PLAIN)
-        (node,) = (node for node in grid.node_by_id.values() if node._facts.name == "davos")
-    requests = (message for message in grid.requests if b'"hello"' in message)
-    return node, next(requests)
-
-
 @pytest.mark.parametrize("kind", HOSTILE_AGREEMENTS)
-def test_a_node_refuses_what_it_has_not_agreed_on(kind, greeted):
+def test_a_node_refuses_what_it_has_not_agreed_on(kind, overheard):
     fields, reason = HOSTILE_AGREEMENTS[kind]
-    node, request = greeted
+    grid, _ = overheard
+    (node,) = (node for node in grid.node_by_id.values() if node._facts.name == "davos")
+    request = next(message for message in grid.requests if b'"hello"' in message)
     assert "clients" in wire.unpack_message(node.answer_message(request))[0]
     about, trees = wire.unpack_message(request)
     about["agreement"].update(fields)
@@ -425,11 +430,28 @@ def test_a_node_refuses_what_it_has_not_agreed_on(kind, greeted):
 # ---- Going on
 
 
-def test_a_killed_server_goes_on_with_what_was_agreed_if_it_is_undamaged(here):
-    write_arrays(here / "sites")
-    words = [*PLAIN, "participation=1"]
-    with pytest.raises(KeyboardInterrupt):
+@pytest.fixture(scope="module")
+def left_behind(tmp_path_factory):
+    """Return the folder of a federation whose server was killed, and its words."""
+    folder, words = tmp_path_factory.mktemp("killed"), [*PLAIN, "participation=1"]
+    (folder / "sites").mkdir()
+    write_arrays(folder / "sites")
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.chdir(folder)
         app.run_server(Overheard(make_nodes(words), left=20), words)
+    return folder, words
+
+
+@pytest.fixture
+def killed(left_behind, here):
+    """Return the words of that federation, of which a copy lies here."""
+    folder, words = left_behind
+    shutil.copytree(folder, here, dirs_exist_ok=True)
+    return words
+
+
+def test_a_killed_server_goes_on_with_what_was_agreed_if_it_is_undamaged(killed):
+    words = killed
     again = Overheard(make_nodes(words))
     path = app.run_server(again, words)
     asked = [wire.unpack_message(message)[0] for message in again.requests]
@@ -440,11 +462,8 @@ def test_a_killed_server_goes_on_with_what_was_agreed_if_it_is_undamaged(here):
         app.run_server(InProcessGrid(make_nodes(words)), words)
 
 
-def test_a_site_that_has_changed_meanwhile_is_named(here, caplog):
-    write_arrays(here / "sites")
-    words = [*PLAIN, "participation=1"]
-    with pytest.raises(KeyboardInterrupt):
-        app.run_server(Overheard(make_nodes(words), left=20), words)
+def test_a_site_that_has_changed_meanwhile_is_named(killed, caplog):
+    words = killed
     rewrite("chur", x=np.ones((39, 5), np.float32), y=np.arange(39) % 3)()
     with caplog.at_level(logging.WARNING):
         path = app.run_server(InProcessGrid(make_nodes(words)), words)
