@@ -403,7 +403,8 @@ def overwrite(path: Path, change: str) -> None:
 
 @pytest.mark.parametrize("change", keep_quick(OTHER_DATA))
 def test_an_interrupted_run_of_other_data_is_refused(change, own, tmp_path: Path) -> None:
-    run = tmp_path / "run"
+    """So is its state in a run of the same settings, which would go on from the other's models."""
+    run, other = tmp_path / "run", tmp_path / "other"
     interrupt(run, *own)
     before = snapshot(run)
     overwrite(tmp_path / "own.npz", change)
@@ -413,6 +414,12 @@ def test_an_interrupted_run_of_other_data_is_refused(change, own, tmp_path: Path
         " initial weights); restart=true"
     )
     assert snapshot(run) == before
+    interrupt(other, *own)
+    shutil.copy(run / "state.pt", other)
+    line = f"{other}/state.pt belongs to a run on other data; restart=true"
+    assert line in refusal(other, *own)
+    with pytest.raises(FedpflError, match=line):
+        fedpfl.load(other).predict(0, np.zeros((1, 1, 8, 8), np.uint8))
 
 
 @pytest.mark.parametrize("change", keep_quick(OTHER_DATA[:2]))
@@ -428,18 +435,6 @@ def test_a_finished_run_of_other_data_runs_anew_and_says_so(change, own, tmp_pat
     play_run(tmp_path / "fresh", *own)
     assert_ends_as(run, tmp_path / "fresh")
     assert "already finished" in play_run(run, *own)
-
-
-def test_a_state_of_other_data_is_refused(own, tmp_path: Path) -> None:
-    """Of the same settings: an interrupted run would go on from the other's models."""
-    interrupt(tmp_path / "other", *own)
-    overwrite(tmp_path / "own.npz", OTHER_LABELS)
-    interrupt(tmp_path / "run", *own)
-    shutil.copy(tmp_path / "other/state.pt", tmp_path / "run")
-    line = f"{tmp_path}/run/state.pt belongs to a run on other data; restart=true"
-    assert line in refusal(tmp_path / "run", *own)
-    with pytest.raises(FedpflError, match=line):
-        fedpfl.load(tmp_path / "run").predict(0, np.zeros((1, 1, 8, 8), np.uint8))
 
 
 def test_a_finished_run_has_no_older_state(runs, whole, tmp_path):

@@ -147,22 +147,19 @@ def test_an_offline_run_that_was_resumed_is_complete(tmp_path):
         directory.row({**row(1), "ft_accuracy": 1 / 3})
         directory.row(row(2))
         directory.row(row(3))  # behind the checkpoint
-    for run, numbers in ((fresh, (1, 2, 3)), (resumed, (3, 4))):
-        options = WandbOptions(dir=str(tmp_path / f"files{run.start_round}"))
-        mirror = WandbLogger(options, lambda text: None)
-        mirror.on_begin(run)
-        for number in numbers:
-            mirror.on_round(done(row(number)))
-        mirror.on_end("interrupted" if run is fresh else "finished", {})
-    before, after = (finished_records(tmp_path / name) for name in ("files0", "files2"))
-    for found in (before, after):
-        assert {own.run_id for own in records_of(found, "run")} == {service_run_id(fresh)}
-    rows = [entry for entry in history(after) if "cohort_before" in entry]
+    mirror = WandbLogger(WandbOptions(dir=str(tmp_path)), lambda text: None)
+    mirror.on_begin(resumed)
+    for number in (3, 4):
+        mirror.on_round(done(row(number)))
+    mirror.on_end("finished", {})
+    found = finished_records(tmp_path)
+    assert {own.run_id for own in records_of(found, "run")} == {service_run_id(fresh)}
+    rows = [entry for entry in history(found) if "cohort_before" in entry]
     assert [entry["round"] for entry in rows] == [entry["_step"] for entry in rows] == [1, 2, 3, 4]
     assert [entry["cohort_before"] for entry in rows] == [number / 3 for number in range(1, 5)]
     assert [entry.get("ft_accuracy") for entry in rows] == [1 / 3, None, None, None]
     assert rows[1]["mask distribution.values"] == [20, 180]
-    assert any("partition.path" in entry for entry in history(after))
+    assert any("partition.path" in entry for entry in history(found))
 
 
 class Server:
