@@ -161,7 +161,9 @@ def page_of(root: Path) -> Page:
     return Page(path)
 
 
-def test_the_command_writes_one_page_beside_the_script(root, capsys):
+def test_the_command_writes_one_page_beside_the_script(tmp_path, capsys):
+    root = tmp_path / "outputs"
+    write_run(root / "a/fedavg/k/seed0")
     assert main(["html", str(root)]) == 0
     assert {path.name for path in (root / "report").iterdir()} == {"a.html", plotly_file_name()}
     assert capsys.readouterr().err == f"wrote {root / 'report' / 'a.html'}\n"
@@ -305,14 +307,14 @@ def test_everybodys_models_on_everybodys_samples(root: Path) -> None:
     folder = root / "a" / "fedobp" / "k1"
     (folder / "seed0" / "common.csv").write_text("client,on_1,on_4\n1,90.0,10.0\n4,20.0,\n")
     (folder / "seed1" / "common.csv").write_text("client,on_1\n1,50.0\n")
-    page = page_of(root)
+    page = page_of(folder)
     (figure,) = page.data["charts"]["common"]
     (heat,) = page.figure("common", "FedOBP")["data"]
     assert (heat["x"], heat["y"], heat["z"]) == (["1", "4"], ["1", "4"], [[90, 10], [20, None]])
     title = figure["layout"]["yaxis"]["title"]["text"]
     assert (figure["note"], title) == ("seed 0", "model of client")
     (folder / "seed0" / "common.csv").write_text("client,on_1,on_5\n1,90.0,10.0\n4,20.0,\n")
-    page = page_of(root)
+    page = page_of(folder)
     assert "common.csv is not of the same clients across and down" in page.text
     assert page.data["charts"]["common"] == []
 
@@ -376,20 +378,18 @@ def test_nothing_from_files_becomes_markup(tmp_path: Path) -> None:
             assert "k<i>" in page.text
 
 
-def test_pages_load_nothing_but_the_script_beside_them(root: Path) -> None:
-    write_run(root / "b/fedavg/k/seed3", seed=3)
-    for path in write_pages([root], root / "report", warn=silent):
-        page = Page(path)
-        loading = "link img iframe object embed video audio base form"
-        for tag, attrs in page.elements:
-            assert tag not in loading.split()
-            assert attrs.get("src", plotly_file_name()) == plotly_file_name()
-            assert re.match(r"\.|#", attrs.get("href") or "#")
-        words = "http:// https:// fetch( import( @import url( innerHTML eval("
-        assert not [word for word in words.split() if word in page.source]
-        (policy,) = [attrs["content"] or "" for _, attrs in page.elements if "http-equiv" in attrs]
-        scripts = r"script-src 'self' file: 'sha256-[\w+/=]+'; style-src 'unsafe-inline'"
-        assert re.match(f"default-src 'none'; {scripts}", policy)
+def assert_loads_the_script_alone(page: Page) -> None:
+    """Assert that a page loads nothing but the script beside it."""
+    script, loading = plotly_file_name(), "link img iframe object embed video audio base form"
+    for tag, attrs in page.elements:
+        assert tag not in loading.split()
+        assert attrs.get("src", script) == script
+        assert re.match(r"\.|#", attrs.get("href") or "#")
+    words = "http:// https:// fetch( import( @import url( innerHTML eval("
+    assert not [word for word in words.split() if word in page.source]
+    (policy,) = [attrs["content"] or "" for _, attrs in page.elements if "http-equiv" in attrs]
+    scripts = r"script-src 'self' file: 'sha256-[\w+/=]+'; style-src 'unsafe-inline'"
+    assert re.match(f"default-src 'none'; {scripts}", policy)
 
 
 def test_broken_directories_are_named_and_skipped(root, capsys):
@@ -432,7 +432,10 @@ def test_several_experiments_and_an_index(root: Path) -> None:
     written = write_pages([root], root / "report", warn=lines.append)
     assert [path.name for path in written] == ["a.html", "b.html", "index-2.html", "index.html"]
     assert len(lines) == 1
-    page = Page(written[-1])
+    pages = [*map(Page, written)]
+    for page in pages:
+        assert_loads_the_script_alone(page)
+    page = pages[-1]
     heads = ["experiment", "runs", "finished", "running", "configurations", "seeds", "sent in all"]
     assert page.cells["experiments"][0] == [*heads, "best mean accuracy by data set and partition"]
     cells = ["a", "4", "3", "1", "3", "2", "1.024 MB", "FMNIST, Dir(0.1): FedOBP 95.00"]

@@ -20,7 +20,7 @@ from tests.engine.test_ranks import torchrun
 from tests.record.test_damage import interrupt
 
 SMALL = (
-    *("dataset=digits", "clients=10", "participation=0.7", "rounds=3", "eval.every=1"),
+    *("dataset=digits", "clients=10", "participation=0.7", "rounds=2", "eval.every=1"),
     *("model=mlp", "model.hidden=[8]", "local.epochs=1", "checkpoint.seconds=0"),
 )
 LINES = """
@@ -30,7 +30,7 @@ attack=label_flip attack.share=0.05 | attack.share=0.05 of 10 clients is nobody
 attack=label_flip attack.clients=[11] | there is no client 11 among the 10
 attack=label_flip attack.clients=[0,1,2,3,4,5,6,7,8,9] | nobody be left to evaluate
 attack=label_flip attack.clients=[] | attack.clients must be null, or the numbers of one client or more
-attack=backdoor attack.from_round=4 | none of its 1 clients is drawn in a round of the attack, from attack.from_round=4 to rounds=3
+attack=backdoor attack.from_round=3 | none of its 1 clients is drawn in a round of the attack, from attack.from_round=3 to rounds=2
 attack=label_flip attack.source=1 | attack.target must be set where source is
 attack=label_flip attack.source=1 attack.target=1 | attack.target must be another class than source
 attack=label_flip attack.source=10 attack.target=1 | attack.source must be below 10
@@ -137,7 +137,7 @@ method=pfedfda eval.classes=own
 def test_of_two_classes_success_is_what_accuracy_lacks(text, tmp_path):
     """Where labels alone are flipped: the models answer as they do without an attack."""
     words = ("dataset.only=[3,8]", "attack=label_flip", "attack.share=0.3", "local.lr=0.001")
-    words += ("validation=0.3", "unseen=0.2", "eval.finetune_epochs=1", "rounds=2")
+    words += ("validation=0.3", "unseen=0.2", "eval.finetune_epochs=1")
     last = play(tmp_path / "run", *words, *text.split())[-1]
     accuracies, prefixes = [], ("", "ft_", "unseen_", "unseen_ft_")
     for prefix, statistic in itertools.product(prefixes, ("", "_pooled", "_worst10")):
@@ -189,7 +189,7 @@ method=fedavg attack=backdoor attack.share=0.2 attack.pattern=sine augment=flip_
 def test_attacks_and_defences_go_with_what_else_there_is(text, column, tmp_path):
     if "privacy" in text:
         pytest.importorskip("dp_accounting", reason="needs the extra [privacy]")
-    last = play(tmp_path / "run", "rounds=2", *text.split())[-1]
+    last = play(tmp_path / "run", *text.split())[-1]
     assert float(last[column]) >= 0
     assert not any(name.startswith("val_asr") for name in last)
 
