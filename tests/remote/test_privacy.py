@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import stat
-from pathlib import Path
 
 import pytest
 import torch

@@ -2,11 +2,13 @@
 what is told of a site, and what of it is believed.
 """
 
+import contextlib
 import itertools
 import json
 import logging
 import re
 import shutil
+from collections.abc import Iterator
 from dataclasses import asdict
 from fractions import Fraction
 from pathlib import Path
@@ -62,6 +64,15 @@ def write_arrays(folder: Path, **more) -> None:
     for number, name in enumerate(NAMES):
         x, y = draw_values(number)
         np.savez(folder / f"{name}.npz", x=x, y=y, **more)
+
+
+@contextlib.contextmanager
+def enter_sites(folder: Path) -> Iterator[None]:
+    """Be in a folder where arrays of all sites lie."""
+    (folder / "sites").mkdir()
+    write_arrays(folder / "sites")
+    with contextlib.chdir(folder):
+        yield
 
 
 def write_pixels(folder: Path) -> None:
@@ -151,10 +162,7 @@ def test_sites_of_every_form_as_in_one_place(form, here):
 def overheard(tmp_path_factory):
     """Return the grid of a federation that was played, and its run directory."""
     folder = tmp_path_factory.mktemp("overheard")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        (folder / "sites").mkdir()
-        write_arrays(folder / "sites")
+    with enter_sites(folder):
         grid = Overheard(make_nodes(SHORT))
         path = app.run_server(grid, SHORT)
     return grid, folder / path
@@ -434,10 +442,7 @@ def test_a_node_refuses_what_it_has_not_agreed_on(kind, overheard):
 def left_behind(tmp_path_factory):
     """Return the folder of a federation whose server was killed, and its words."""
     folder, words = tmp_path_factory.mktemp("killed"), [*PLAIN, "participation=1"]
-    (folder / "sites").mkdir()
-    write_arrays(folder / "sites")
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.chdir(folder)
+    with enter_sites(folder), pytest.raises(KeyboardInterrupt):
         app.run_server(Overheard(make_nodes(words), left=20), words)
     return folder, words
 
@@ -451,22 +456,20 @@ def killed(left_behind, here):
 
 
 def test_a_killed_server_goes_on_with_what_was_agreed_if_it_is_undamaged(killed):
-    words = killed
-    again = Overheard(make_nodes(words))
-    path = app.run_server(again, words)
+    again = Overheard(make_nodes(killed))
+    path = app.run_server(again, killed)
     asked = [wire.unpack_message(message)[0] for message in again.requests]
     assert not [fields for fields in asked if "describe" in fields or "sums" in fields]
-    assert_as_in_one_place(path, words)
+    assert_as_in_one_place(path, killed)
     (path / "sites.json").write_text("{")
     with pytest.raises(FedpflError, match=r"sites\.json is damaged; restart=true begins"):
-        app.run_server(InProcessGrid(make_nodes(words)), words)
+        app.run_server(InProcessGrid(make_nodes(killed)), killed)
 
 
 def test_a_site_that_has_changed_meanwhile_is_named(killed, caplog):
-    words = killed
     rewrite("chur", x=np.ones((39, 5), np.float32), y=np.arange(39) % 3)()
     with caplog.at_level(logging.WARNING):
-        path = app.run_server(InProcessGrid(make_nodes(words)), words)
+        path = app.run_server(InProcessGrid(make_nodes(killed)), killed)
     assert "is left out: chur has 39 samples" in (path / "run.log").read_text()
     assert [row["participants"] for row in read_table(path / "rounds.csv")][-1] == "3"
 
