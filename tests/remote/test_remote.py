@@ -36,7 +36,7 @@ from tests.remote.grids import Overheard
 KEY = {"configuration": "abc-seed0", "data": "123", "version": "1"}
 ONE = replace(LOCAL, epochs=None, steps=1)
 LOOP = Engine("loop", workers=1)
-COHORTS = [[0, 2, 3], [0, 2, 5]]
+COHORTS = ((0, 2, 3), (0, 2, 5))
 ALL = [0, 2, 3, 4, 5]
 
 MORE = [
@@ -72,7 +72,7 @@ class Played:
 
     def round(self, cohort):
         setup = RoundSetup(self.remote, self.method, self.federation, ONE, 0)
-        self.state, outcome = play_round(setup, self.state, cohort)
+        self.state, outcome = play_round(setup, self.state, list(cohort))
         return outcome
 
     def judged(self):
@@ -85,14 +85,9 @@ def judged(backend, method, state):
     return backend.evaluate_splits(call)
 
 
-def in_one_place(method: Method, cohorts=COHORTS):
-    """What the loop backend makes of it: the state, the outcomes, and an evaluation in the end."""
-    return play_in_one_place(method, tuple(map(tuple, cohorts)))
-
-
 @cache
-def play_in_one_place(method: Method, cohorts: tuple[tuple[int, ...], ...]):
-    """The same, which nobody changes."""
+def in_one_place(method: Method, *cohorts: tuple[int, ...]):
+    """What the loop backend makes of it: the state, the outcomes, and an evaluation in the end."""
     backend = make_backend(LOOP, tiny(norm=True, pairs=method.pairs), CPU)
     setup = RoundSetup(backend, method, tiny_federation(), ONE, 0)
     state, outcomes = make_initial_state(method, backend.net, 6, CPU), []
@@ -106,7 +101,7 @@ def play_in_one_place(method: Method, cohorts: tuple[tuple[int, ...], ...]):
 def test_every_method_as_on_the_loop_backend(name: str, values: dict):
     """With states at the nodes where that is all it needs, else with shared ones."""
     method = METHODS[name](**values)
-    state, outcomes, judgement = in_one_place(method)
+    state, outcomes, judgement = in_one_place(method, *COHORTS)
     shares = name in MORE or method.server_sees == SEES[-1]
     played = Played(method, shares)
     try:
@@ -187,7 +182,7 @@ def test_too_few_answers_end_the_run():
 def test_a_node_comes_back_with_its_states(tmp_path):
     """Killed after a round and within one; the server goes back to its checkpoint, too."""
     method = METHODS["ditto"]()
-    state, _, judgement = in_one_place(method, [[0, 2, 3]] * 3)
+    state, _, judgement = in_one_place(method, *[(0, 2, 3)] * 3)
     played = Played(method, nodes=1)
 
     def again():
@@ -220,7 +215,7 @@ def test_a_run_that_begins_anew_finds_no_states(tmp_path):
         played.grid.node_by_id = {0: played.node(range(6), tmp_path)}
         for cohort in cohorts:
             played.round(cohort)
-    assert_same(played.judged(), in_one_place(method, [[0, 2], [0, 2]])[2])
+    assert_same(played.judged(), in_one_place(method, (0, 2), (0, 2))[2])
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ def test_a_round_goes_on_without_a_node_that_fails_or_lies(fault, caplog):
     played.remote._grid = Faulty(played.grid, 1, lie)
     with caplog.at_level(logging.WARNING):
         outcome = played.round([2, 3, 4])
-    state, (known,), _ = in_one_place(FEDAVG, [[2, 4]])
+    state, (known,), _ = in_one_place(FEDAVG, (2, 4))
     assert_same(played.state.server, state.server)
     assert (len(outcome.loss), outcome.traffic) == (2, known.traffic)
     (line,) = (record.getMessage() for record in caplog.records)
@@ -299,7 +299,7 @@ def test_a_server_goes_on_whatever_it_is_answered(examples):
         hostile.remote._grid = Faulty(hostile.grid, 1, lambda answer: mutate(answer, changes))
         outcome = hostile.round([2, 3, 4])
         if len(outcome.loss) == 2:
-            expected = in_one_place(FEDAVG, [[2, 4]])[0]
+            expected = in_one_place(FEDAVG, (2, 4))[0]
             assert_same(hostile.state.server, expected.server)
         assert all(bool(leaf.isfinite().all()) for leaf in tree.leaves(hostile.state.server))
 

@@ -265,7 +265,8 @@ def test_clients_of_all_seeds_together(root: Path) -> None:
     # A client without an accuracy does not count, which the page says.
     box, _, means = page.traces("clients", "FedAvg")
     assert (box["x"], means["x"]) == ([[60, 80]], [70, 60])
-    assert "1 clients with test samples have no accuracy" in page.text
+    left_out = "1 clients with test samples have no accuracy; they are not among the clients shown"
+    assert f"k2/seed0: {left_out}" in page.text
 
 
 def test_partitions_are_shown_once(page: Page) -> None:
