@@ -5,10 +5,8 @@ what is told of a site, and what of it is believed.
 import contextlib
 import itertools
 import json
-import logging
 import re
 import shutil
-from collections.abc import Iterator
 from dataclasses import asdict
 from fractions import Fraction
 from pathlib import Path
@@ -64,15 +62,6 @@ def write_arrays(folder: Path, **more) -> None:
     for number, name in enumerate(NAMES):
         x, y = draw_values(number)
         np.savez(folder / f"{name}.npz", x=x, y=y, **more)
-
-
-@contextlib.contextmanager
-def enter_sites(folder: Path) -> Iterator[None]:
-    """Be in a folder where arrays of all sites lie."""
-    (folder / "sites").mkdir()
-    write_arrays(folder / "sites")
-    with contextlib.chdir(folder):
-        yield
 
 
 def write_pixels(folder: Path) -> None:
@@ -162,7 +151,9 @@ def test_sites_of_every_form_as_in_one_place(form, here):
 def overheard(tmp_path_factory):
     """Return the grid of a federation that was played, and its run directory."""
     folder = tmp_path_factory.mktemp("overheard")
-    with enter_sites(folder):
+    (folder / "sites").mkdir()
+    write_arrays(folder / "sites")
+    with contextlib.chdir(folder):
         grid = Overheard(make_nodes(SHORT))
         path = app.run_server(grid, SHORT)
     return grid, folder / path
@@ -438,40 +429,27 @@ def test_a_node_refuses_what_it_has_not_agreed_on(kind, overheard):
 # ---- Going on
 
 
-@pytest.fixture(scope="module")
-def left_behind(tmp_path_factory):
-    """Return the folder of a federation whose server was killed, and its words."""
-    folder, words = tmp_path_factory.mktemp("killed"), [*PLAIN, "participation=1"]
-    with enter_sites(folder), pytest.raises(KeyboardInterrupt):
+def test_a_killed_server_goes_on_with_what_was_agreed(here, tmp_path_factory):
+    """If that is undamaged; without a site that has changed meanwhile, which is named."""
+    write_arrays(here / "sites")
+    words = [*PLAIN, "participation=1"]
+    with pytest.raises(KeyboardInterrupt):
         app.run_server(Overheard(make_nodes(words), left=20), words)
-    return folder, words
-
-
-@pytest.fixture
-def killed(left_behind, here):
-    """Return the words of that federation, of which a copy lies here."""
-    folder, words = left_behind
-    shutil.copytree(folder, here, dirs_exist_ok=True)
-    return words
-
-
-def test_a_killed_server_goes_on_with_what_was_agreed_if_it_is_undamaged(killed):
-    again = Overheard(make_nodes(killed))
-    path = app.run_server(again, killed)
+    changed = shutil.copytree(here, tmp_path_factory.mktemp("changed") / "copy")
+    again = Overheard(make_nodes(words))
+    path = app.run_server(again, words)
     asked = [wire.unpack_message(message)[0] for message in again.requests]
     assert not [fields for fields in asked if "describe" in fields or "sums" in fields]
-    assert_as_in_one_place(path, killed)
+    assert_as_in_one_place(path, words)
     (path / "sites.json").write_text("{")
     with pytest.raises(FedpflError, match=r"sites\.json is damaged; restart=true begins"):
-        app.run_server(InProcessGrid(make_nodes(killed)), killed)
+        app.run_server(InProcessGrid(make_nodes(words)), words)
 
-
-def test_a_site_that_has_changed_meanwhile_is_named(killed, caplog):
-    rewrite("chur", x=np.ones((39, 5), np.float32), y=np.arange(39) % 3)()
-    with caplog.at_level(logging.WARNING):
-        path = app.run_server(InProcessGrid(make_nodes(killed)), killed)
-    assert "is left out: chur has 39 samples" in (path / "run.log").read_text()
-    assert [row["participants"] for row in read_table(path / "rounds.csv")][-1] == "3"
+    with contextlib.chdir(changed):
+        rewrite("chur", x=np.ones((39, 5), np.float32), y=np.arange(39) % 3)()
+        path = app.run_server(InProcessGrid(make_nodes(words)), words)
+        assert "is left out: chur has 39 samples" in (path / "run.log").read_text()
+        assert [row["participants"] for row in read_table(path / "rounds.csv")][-1] == "3"
 
 
 # ---- Processes
