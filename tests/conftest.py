@@ -18,7 +18,6 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-import yaml
 from hydra._internal import config_loader_impl, defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import ConfigRepository
@@ -27,7 +26,6 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import settings
 from omegaconf import DictConfig, OmegaConf
-from omegaconf._utils import get_omega_conf_dumper
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 from torch import Tensor
@@ -600,21 +598,6 @@ def migrations_read_once() -> Iterator[None]:
         return scripts[0]
 
     with mock.patch.object(manager, read_script.__name__, read_script_once):
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def dumped_as_they_are() -> Iterator[None]:
-    """Write plain values as they are: OmegaConf wraps them, a tenth of a tiny run's time."""
-    dump, dumper = OmegaConf.to_yaml, get_omega_conf_dumper()
-
-    def dump_plain_values(values: Any, **options: bool) -> str:
-        if not isinstance(values, dict) or options:
-            return dump(values, **options)
-        style: dict[str, Any] = {"default_flow_style": False, "sort_keys": False}
-        return yaml.dump(values, allow_unicode=True, Dumper=dumper, **style)
-
-    with mock.patch.object(OmegaConf, dump.__name__, staticmethod(dump_plain_values)):
         yield
 
 
