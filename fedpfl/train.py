@@ -170,20 +170,20 @@ def main() -> None:
         sys.argv[1:] = [word for word in sys.argv[1:] if word != DRY_RUN]
         try:
             arguments = overrides.move_options_first(sys.argv[1:])
-            plugins.load_plugins(
-                overrides.read_list_value(arguments, "plugins")
-            )  # so that Hydra knows what they add
+            # So that Hydra knows what they add.
+            plugins.load_plugins(overrides.read_list_value(arguments, "plugins"))
+            words_to_compose = overrides.replace_config_dir_option(arguments)
         except FedpflError as error:
             _give_up(error)
 
         # ---- Step 2: what runs nothing.
         if {"-h", "--help"} & {*arguments}:
-            print(help_page.format_help(arguments))
+            print(help_page.format_help(words_to_compose))
+            return
+        if is_dry_run:
+            _rehearse(overrides.adapt_for_sweeps(words_to_compose, GROUPS))
             return
         arguments = overrides.adapt_for_sweeps(arguments, GROUPS)
-        if is_dry_run:
-            _rehearse(arguments)
-            return
 
         # ---- Step 3: run.
         sys.argv[1:] = (

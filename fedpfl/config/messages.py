@@ -10,7 +10,7 @@ from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedpfl.config.choices import GROUPS, OPTIONAL_GROUPS, list_choices
+from fedpfl.config.choices import FIXED, GROUPS, OPTIONAL_GROUPS, list_choices
 from fedpfl.config.overrides import quote_word
 from fedpfl.ground.dotted import flatten_keys
 from fedpfl.ground.errors import FedpflError, choices_text, did_you_mean
@@ -28,7 +28,8 @@ NOISE = (
 """How lines of Hydra's and OmegaConf's messages begin that help nobody."""
 REWORDED = {
     r"Multiple values for (.*?)\. To override": (
-        r"\1 has a value, which \1=... replaces; leave out the +"
+        r"\1 has a value, which \1=... replaces; leave out the +, and in a file's defaults write"
+        r" override /\1: ..."
     ),
     "Input config does not have a `_target_` field": (
         "hydra.launcher and hydra.sweeper are groups of keys; choose by "
@@ -66,6 +67,8 @@ def format_error(error: Exception) -> str:
     for pattern, replacement in REWORDED.items():
         if match := re.match(pattern, text):
             return match.expand(replacement)
+    if isinstance(error, UnicodeDecodeError):
+        return f"a configuration file is no text in UTF-8 ({error.reason}); save it as UTF-8"
     if isinstance(error, OSError) and error.filename:
         return (
             f"cannot make {error.filename}: {error.strerror}; "
@@ -187,6 +190,12 @@ def _explain_unknown_key(key: str, cause: BaseException | None) -> str:
     if isinstance(cause, OmegaConfBaseException) and cause.parent_node:
         config = OmegaConf.to_container(cause.parent_node._get_root(), resolve=False)
     group = key.split(".")[0]
+    # A file of one's own below such a group would be merged as a text.
+    if key in FIXED:
+        return (
+            f"{key} is a group of keys and no choice; set these, {key}.KEY=..., on the command line"
+            " or in an experiment"
+        )
     if group in OPTIONAL_GROUPS and not config.get(group):
         return f"{key} is for a hyperparameter that the method does not have"
 

@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 
 from fedpfl import engine
 from fedpfl.config import plugins
-from fedpfl.config.choices import GROUPS
+from fedpfl.config.choices import GROUPS, NESTED_GROUPS
 from fedpfl.config.group_options import OPTION_READERS, build_choice, read_options
 from fedpfl.config.messages import name_source_key
 from fedpfl.config.resolution import resolve_config
@@ -74,10 +74,7 @@ def check_config(cfg: DictConfig) -> Plan:
 def _make_plan(config: dict[str, Any]) -> Plan:
     """Check a resolved configuration, group by group."""
     # ---- Step 1: what is needed to read the rest, above all plugins.
-    known_keys = (*SETTINGS, *GROUPS)
-    for key in config:
-        if key not in known_keys:
-            raise FedpflError(f"{key} is not a key here; known keys: {', '.join(known_keys)}")
+    _require_known_groups(config)
     settings = build_dataclass(
         Settings,
         {key: config[key] for key in SETTINGS},
@@ -99,10 +96,10 @@ def _make_plan(config: dict[str, Any]) -> Plan:
     make_loggers(config["logger"])  # raises for what cannot work
 
     # ---- Step 3: groups that choose a class or a function.
-    method_name = config["method"]["name"]
     method = build_choice(config, "method", METHODS)
     if method.own_steps and not parts["local"].is_plain:
-        raise FedpflError(engine.unused_optimizer_text(f"method={method_name}", parts["local"]))
+        choice = f"method={config['method']['name']}"
+        raise FedpflError(engine.unused_optimizer_text(choice, parts["local"]))
     _require_fit_of_task(config, settings, parts, method)
     _require_fit_of_shift(parts["shift"], settings)
     for group in OPTION_READERS:
@@ -119,6 +116,20 @@ def _make_plan(config: dict[str, Any]) -> Plan:
     return Plan(
         settings, **parts, device=device, method=method, config=config, identity=identity(config)
     )
+
+
+def _require_known_groups(config: Mapping[str, Any]) -> None:
+    """Raise FedpflError for a key of the run that is none."""
+    known_keys = (*SETTINGS, *GROUPS)
+    for key in config:
+        # Without that line Hydra lays the file's keys below its group.
+        if key in NESTED_GROUPS:
+            raise FedpflError(
+                f"{key}: its file must begin with the line # @package _global_, for its keys to be"
+                " those of the run"
+            )
+        if key not in known_keys:
+            raise FedpflError(f"{key} is not a key here; known keys: {', '.join(known_keys)}")
 
 
 def _require_fit_of_task(

@@ -55,7 +55,7 @@ hydra/launcher=foo => hydra/launcher must be one of basic, joblib, lockstep, got
 method=fedobpp => names, got 'fedobpp'; did you mean fedobp?
 hydra.run.dri=x => hydra.run.dri is not a key here; did you mean hydra.run.dir?
 hydra.launcher=lockstep -m => hydra.launcher and hydra.sweeper are groups of keys; choose by hydra/launcher=...
-+experiment=demo => experiment has a value, which experiment=... replaces; leave out the +
++experiment=demo => experiment has a value, which experiment=... replaces; leave out the +, and in
 seed=1,2 => seed=1,2 is a sweep, which needs -m; if it is one value, write a list as seed=[1,2], a text as
 # wrong types
 rounds=abc => rounds must be a whole number, got 'abc'

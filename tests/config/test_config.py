@@ -479,3 +479,35 @@ def test_a_sweep_over_texts_with_letters_beyond_ascii_runs(tmp_path):
     result = run_command("-m", *TINY, *words, cwd=tmp_path)
     assert result.code == 0, result.err
     assert len(list(tmp_path.glob("out/**/rounds.csv"))) >= 1
+
+
+WRONG_FILES = """
+method | mu: 0.1 | method=mine => method.name must be one of
+method |  | method=mine => method.name must be one of
+system | speed: 0.1 | system=mine => system.name must be one of
+local | lr: 0.1 | local=mine => local is a group of keys and no choice; set these, local.KEY=..., on the
+experiment | local: {lr: 0.1} | experiment=mine => experiment: its file must begin with the line # @package _global_
+experiment | # @package _global_;;defaults: [/method: fedprox] | experiment=mine => in a file's defaults write override /method: ...
+experiment | # \xe4 | experiment=mine => a configuration file is no text in UTF-8
+"""
+
+
+@pytest.mark.parametrize(("file", "message"), read_cases(WRONG_FILES))
+def test_a_file_of_ones_own_that_is_wrong_is_one_line(file, message, tmp_path):
+    group, text, word = (part.strip() for part in file.split("|"))
+    (tmp_path / "my" / group).mkdir(parents=True)
+    (tmp_path / "my" / group / "mine.yaml").write_bytes(text.replace(";;", "\n").encode("latin-1"))
+    (line,) = run_command("--config-dir", "my", word, *TINY, cwd=tmp_path).complaints
+    assert message in line
+
+
+def test_a_folder_of_ones_own_is_read_by_every_way_to_look_at_a_run(tmp_path):
+    (tmp_path / "my/experiment").mkdir(parents=True)
+    text = "# @package _global_\nlocal:\n  lr: 0.125\n"
+    (tmp_path / "my/experiment/mine.yaml").write_text(text)
+    words = ("--config-dir", "my", "experiment=mine", *TINY)
+    assert "local.lr=0.125" in run_command(*words, "--help", cwd=tmp_path).out
+    assert "lr=0.125" in run_command(*words, "--dry-run", cwd=tmp_path).out
+    words = ("--config-dir", "absent", "--dry-run")
+    (line,) = run_command(*words, cwd=tmp_path).complaints
+    assert line == "fedpfl: --config-dir absent is no folder; give the one that holds yours"
