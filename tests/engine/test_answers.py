@@ -112,6 +112,8 @@ phases | [Phase(1, {'fc.bias': True})] | mask lacks the entry conv.weight
 phases | [Phase(1, params)] | whose mask has a tensor torch.float32
 phases | [Phase(1, {n: torch.ones(2) > 0 for n in params})] | whose mask has shape [2] for conv.weight, which is [4, 1, 3, 3]
 phases | [Phase(1, sgd={'rate': 1.0})] | with sgd value rate, which
+phases | [Phase(1, sgd={'lr': torch.ones(())})] | whose sgd has a tensor
+phases | [Phase(1, sgd={'lr': -1.0})] | whose sgd value lr must be
 phases | [Phase(1, step=swapped_step)] | step takes (net, params, batch, server, client) where the contract has (server, client, net
 loss | batch.losses(net(params, batch.x)) | float32 [20]; it must
 loss | (FedAvg.loss(self, server, client, net, params, batch).detach(), {}) | returned what has no gradient

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from numbers import Integral
@@ -14,6 +14,7 @@ from torch import Tensor
 from fedpfl.engine.training.forms import describe_form_change, persistent_entries
 from fedpfl.engine.training.local import Local
 from fedpfl.ground import tree
+from fedpfl.ground.casting import cast_value, schema_annotations
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import FACTS, ORDER, Batch, Method, Phase, Turn, argument_order_fault
 from fedpfl.models import Net
@@ -251,6 +252,18 @@ def _phases_faults(value: Any, expected: Expected, *arguments: Any) -> Faults:
         yield from _mask_faults(phase.mask, params)
         if wrong := phase.sgd.keys() - {own.name for own in fields(Local)}:
             yield f"a phase with sgd value {min(wrong)}, which `local` does not have"
+        yield from _sgd_faults(phase.sgd)
+
+
+def _sgd_faults(sgd: Mapping[str, Any]) -> Faults:
+    annotations = schema_annotations(Local)
+    for name, value in sgd.items():
+        if isinstance(value, Tensor):
+            yield f"a phase whose sgd has {_kind(value)} for {name}, which is one for all clients"
+        try:
+            cast_value(value, annotations[name], name)
+        except ValueError as error:
+            yield f"a phase whose sgd value {error}"
 
 
 def _mask_faults(mask: Tree, params: Tree) -> Faults:
