@@ -298,6 +298,10 @@ class TrainsWithoutSelf(Plain):
         super().train(mode)
 
 
+def make_parallel(shape, classes):
+    return nn.DataParallel(Plain(shape, classes))
+
+
 class GradientHook(Plain):
     """Holds weights still by a hook on their gradient."""
 
@@ -752,6 +756,7 @@ REFUSED = {
     "no_gradient": (NoGradient, "its logits have no gradient"),
     "listed_weights": (ListedWeights, "forward reads a parameter from a list or an attribute"),
     "gradient_hook": (GradientHook, "a hook on the gradient of hidden.weight (register_hook)"),
+    "parallel": (make_parallel, "must be the network itself, without DataParallel"),
     "trains_without_self": (TrainsWithoutSelf, "its train(mode) does not return self"),
 }
 """Networks that are refused before the first round, and what the line says of them."""

@@ -29,7 +29,6 @@ from fedpfl.engine.training.local import Local
 from fedpfl.engine.training.train_plan import FineTuning
 from fedpfl.ground import tree
 from fedpfl.ground.errors import MethodError
-from fedpfl.ground.seeding import seeded_by_key
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Method
 from fedpfl.models import Net
@@ -81,14 +80,13 @@ class PluginTrial:
         """Return what is measured, None where the method fails: its first round says why."""
         # Copies: what hooks keep by mistake stays out of the run.
         method = copy.deepcopy(self.method)
-        with seeded_by_key("plugin trial"):
-            try:
-                return measure(method)
-            except MethodError:
-                raise
-            except Exception:
-                log.debug("the trial of a plugin's method failed", exc_info=True)
-                return None
+        try:
+            return measure(method)
+        except MethodError:
+            raise
+        except Exception:
+            log.debug("the trial of a plugin's method failed", exc_info=True)
+            return None
 
     # ---- the same round twice
 

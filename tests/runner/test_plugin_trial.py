@@ -3,6 +3,7 @@
 from functools import partial
 
 import pytest
+import torch
 
 from fedpfl.config import plugins
 from fedpfl.config.plan import check_config
@@ -148,7 +149,9 @@ def test_a_backend_that_chooses_is_left_loop_alone(method, names, plugin, tmp_pa
     engines = candidate_engines(run.engine)
     make = partial(make_backend, net=run.net, on=CPU)
     backend = AutotunedBackend(run.net, engines, make)
+    random_state = torch.get_rng_state()
     state = make_initial_state(run.method, run.net, run.federation.clients, run.device)
     try_plugin_method(run, backend, state)
+    assert torch.equal(torch.get_rng_state(), random_state)
     kept = [engine.backend for engine in backend._engines]
     assert kept == (names or [engine.backend for engine in engines])
