@@ -26,7 +26,6 @@ from tests.engine.test_ranks import torchrun
 from tests.record.test_damage import interrupt
 
 pytest.importorskip("dp_accounting", reason="needs the extra [privacy]")
-pytestmark = pytest.mark.usefixtures("few_orders")
 
 SMALL = (
     *("dataset=digits", "clients=6", "participation=0.5", "rounds=3", "eval.every=1", "model=mlp"),
@@ -141,7 +140,7 @@ def test_a_private_run_says_what_it_promises_and_goes_on_as_it_began(tmp_path):
 
 
 @pytest.fixture(scope="module", params=keep_quick(["samples", "clients"]))
-def words(request, few_orders):
+def words(request):
     """The words of a run whose noise is seeded."""
     if request.param == "clients":
         return (*SMALL, *OWN, "privacy.seed=1")

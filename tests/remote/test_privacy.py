@@ -17,7 +17,7 @@ from fedpfl.record import checkpoint
 from fedpfl.remote import app, budget, wire
 from fedpfl.remote.node import NodePolicy
 from fedpfl.remote.rehearsal import InProcessGrid
-from tests.command import TINY, keep_last_words, play_run, read_table
+from tests.command import TINY, play_run, read_table
 from tests.conftest import keep_quick
 from tests.remote.grids import Overheard, make_nodes
 
@@ -45,9 +45,9 @@ ALIKE = {
 @pytest.mark.parametrize("kind", keep_quick(ALIKE, 2))
 def test_with_the_same_secret_as_in_one_place(kind, here):
     """Server and nodes are killed on the way; of Poisson's cohorts some have nobody."""
-    words = [*keep_last_words(*ALIKE[kind], *SEEDED, "rounds=2", "eval.finetune_every=2")]
+    words = [*ALIKE[kind], *SEEDED]
     with pytest.raises(KeyboardInterrupt):
-        app.run_server(Overheard(make_nodes(words), left=9), words)
+        app.run_server(Overheard(make_nodes(words), left=10), words)
     path = app.run_server(InProcessGrid(make_nodes(words)), words)
     kept = [word for word in words if "federate" not in word]
     play_run(here / "alone", *kept, "engine=loop")

@@ -41,7 +41,7 @@ SETTINGS = {
 }
 COMMON = (
     *TINY_TASK,
-    *("rounds=4", "partition.samples_per_client=40", "local.batch_size=16", "eval.every=2"),
+    *("rounds=4", "partition.samples_per_client=80", "local.batch_size=16", "eval.every=2"),
     *("hydra.run.dir=run", "eval.finetune_epochs=1", "eval.finetune_every=4", "model=mlp"),
     "model.hidden=[16]",
 )
