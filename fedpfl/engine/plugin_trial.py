@@ -61,7 +61,7 @@ class PluginTrial:
     device: torch.device
     seed: int
 
-    def find_memory(self) -> str:
+    def find_hidden_state(self) -> str:
         """Return what of a first round is another the second time, "" for nothing.
 
         Raises:
@@ -69,7 +69,7 @@ class PluginTrial:
         """
         return self._call_safely(self._repeat_round) or ""
 
-    def minds_padding(self) -> bool:
+    def depends_on_padding(self) -> bool:
         """Tell whether clients train or answer otherwise where minibatches are padded."""
         with suppress(MethodError):  # the backend that comes to it says so, or is left out
             distance = self._call_safely(self._measure_padding)

@@ -34,7 +34,7 @@ def try_plugin_method(run: Run, backend: engine.Backend, state: engine.State) ->
     )
 
     # ---- Step 1: the same round twice.
-    if path := trial.find_memory():
+    if path := trial.find_hidden_state():
         raise FedpflError(
             f"method={name}: its first round, played twice, gives another {path} the second time;"
             " something outlives a hook's call: a list, counter or generator on the class or in"
@@ -44,7 +44,7 @@ def try_plugin_method(run: Run, backend: engine.Backend, state: engine.State) ->
     # ---- Step 2: padded minibatches, where there may be some.
     if backend.name == "loop":
         return
-    if trial.minds_padding():
+    if trial.depends_on_padding():
         fault = (
             "a client trains or answers otherwise where shorter minibatches are padded; use"
             " batch.loss, batch.mean and batch.sum in place of torch's"
