@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,12 +21,14 @@ from torch import Tensor
 from fedpfl.data.federation import Federation
 from fedpfl.engine.backends.autotune import answer_distance
 from fedpfl.engine.backends.backend import Backend, Engine
+from fedpfl.engine.backends.loop import LoopBackend
 from fedpfl.engine.backends.selection import make_backend
-from fedpfl.engine.calls import EvalCall, TrainCall, with_before_turn
-from fedpfl.engine.keys import Draws
+from fedpfl.engine.calls import Call, EvalCall, TrainCall, with_before_turn
+from fedpfl.engine.keys import Draws, find_global_draws
 from fedpfl.engine.round import RoundSetup, play_round
 from fedpfl.engine.state import State, make_initial_state
 from fedpfl.engine.training.local import Local
+from fedpfl.engine.training.participation import OneClient, run_participation
 from fedpfl.engine.training.train_plan import FineTuning
 from fedpfl.ground import tree
 from fedpfl.ground.errors import MethodError
@@ -45,6 +48,35 @@ PADDING_TOLERANCE = 1e-3
 EPOCHS = 3  # steps, as each client has one minibatch: what is learnt shows in the second
 
 
+class TurnsBackend(LoopBackend):
+    """Take clients through training in turns, a job each.
+
+    So may threads: what one client's hooks leave outside is then found by the next one's.
+    """
+
+    def run(self, calls: Sequence[Call]) -> list[Any]:
+        """See Backend. Calls of training alone; an error is raised."""
+        return [self._train_in_turns(call) for call in calls if isinstance(call, TrainCall)]
+
+    def _train_in_turns(self, call: TrainCall) -> Any:
+        nets = {client: self.net.copy() for client in call.clients}
+        jobs = {
+            client: run_participation(call, OneClient(client), net, self._autocast)
+            for client, net in nets.items()
+        }
+        answers: dict[int, Any] = dict.fromkeys(call.clients)
+        results: dict[int, Any] = {}
+        while len(results) < len(jobs):
+            for client in [client for client in call.clients if client not in results]:
+                try:
+                    job = jobs[client].send(answers[client])
+                except StopIteration as ending:
+                    results[client] = ending.value
+                    continue
+                answers[client] = self._do_job(nets[client], job, threading.Event())
+        return tree.stack([results[client] for client in call.clients])
+
+
 @dataclass(frozen=True, eq=False)
 class PluginTrial:
     """Hold what a method is tried with, which is the run's own.
@@ -62,12 +94,16 @@ class PluginTrial:
     seed: int
 
     def find_hidden_state(self) -> str:
-        """Return what of a first round is another the second time, "" for nothing.
+        """Return how something that outlives a hook's call shows, "" for nothing.
 
         Raises:
             MethodError: A hook breaks its rule.
         """
-        return self._call_safely(self._repeat_round) or ""
+        if path := self._call_safely(self._repeat_round):
+            return f"its first round, played twice, gives another {path} the second time"
+        if path := self._call_safely(self._take_turns):
+            return f"clients side by side give other {path} than one after another"
+        return ""
 
     def depends_on_padding(self) -> bool:
         """Tell whether clients train or answer otherwise where minibatches are padded."""
@@ -93,11 +129,13 @@ class PluginTrial:
     def _repeat_round(self, method: Method) -> str:
         backend = self._make_backend("loop")
         first_answers = self._play_round(method, backend)
-        second_answers = self._play_round(method, backend)
+        return self._find_difference(first_answers, self._play_round(method, backend))
+
+    def _find_difference(self, first_answers: Tree, second_answers: Tree) -> str:
+        """Return the path of the first tensor that differs, "" for none."""
         tolerance = CUDA_TOLERANCE if self.device.type == "cuda" else 0.0
-        for (path, first), (_, second) in zip(
-            tree.items(first_answers), tree.items(second_answers), strict=True
-        ):
+        pairs = zip(tree.items(first_answers), tree.items(second_answers), strict=True)
+        for (path, first), (_, second) in pairs:
             if not _are_near(first, second, tolerance):
                 return path
         return ""
@@ -117,18 +155,27 @@ class PluginTrial:
             "clients": state.client(cohort),
         }
 
+    # ---- side by side and one after another
+
+    def _take_turns(self, method: Method) -> str:
+        """Return what of clients differs whose hooks are called in turns."""
+        call = self._make_training(method)
+        one_by_one = self._make_backend("loop").run_one(call)
+        # Whose draws come in the order of calls, clients go one after another anyway.
+        if find_global_draws(method) or self.net.traits.draws:
+            return ""
+        engine = self._plain_engine("loop")
+        in_turns = TurnsBackend(self.net.copy(), self.device, engine).run_one(call)
+        return self._find_difference(one_by_one._asdict(), in_turns._asdict())
+
     # ---- beside others and alone
 
     def _measure_padding(self, method: Method) -> float:
         """Return how far clients that train together lie from each alone, who is not padded."""
         backend = self._make_backend("batched")
-        federation, cohort = self._cut_federation()
-        draws = Draws(self.seed, "train", 1)
-        call = with_before_turn(
-            TrainCall(method, federation, self._make_state(method), cohort, self._local, draws)
-        )
+        call = self._make_training(method)
         singles = []
-        for position, client in enumerate(cohort):
+        for position, client in enumerate(call.clients):
             overlay = call.overlay
             if overlay is not None:
                 overlay = tree.take(overlay, slice(position, position + 1))
@@ -149,8 +196,12 @@ class PluginTrial:
         )
 
     def _make_backend(self, name: Literal["loop", "batched"]) -> Backend:
-        engine = replace(self.engine, backend=name, precision="fp32", width=0, graphs=False)
-        return make_backend(engine, self.net.copy(), self.device)
+        return make_backend(self._plain_engine(name), self.net.copy(), self.device)
+
+    def _plain_engine(self, name: Literal["loop", "batched"]) -> Engine:
+        return replace(
+            self.engine, backend=name, workers=1, precision="fp32", width=0, graphs=False
+        )
 
     def _make_state(self, method: Method) -> State:
         return make_initial_state(
@@ -172,6 +223,12 @@ class PluginTrial:
             validation=cut(self.federation.validation),
         )
         return federation, sorted(largest)
+
+    def _make_training(self, method: Method) -> TrainCall:
+        federation, cohort = self._cut_federation()
+        state = self._make_state(method)
+        draws = Draws(self.seed, "train", 1)
+        return with_before_turn(TrainCall(method, federation, state, cohort, self._local, draws))
 
     def _make_evaluation(
         self, method: Method, federation: Federation, state: State, cohort: list[int]

@@ -33,11 +33,10 @@ def try_plugin_method(run: Run, backend: engine.Backend, state: engine.State) ->
         seed=run.settings.seed,
     )
 
-    # ---- Step 1: the same round twice.
-    if path := trial.find_hidden_state():
+    # ---- Step 1: the same round twice, and clients in turns.
+    if fault := trial.find_hidden_state():
         raise FedpflError(
-            f"method={name}: its first round, played twice, gives another {path} the second time;"
-            " something outlives a hook's call: a list, counter or generator on the class or in"
+            f"method={name}: {fault}; something outlives a hook's call: a list, counter or generator on the class or in"
             " the module. Keep it in the client's or server's state, and draw in `sample`"
         )
 

@@ -47,6 +47,13 @@ class DictField(FedAvg):
     def personal(self, server, client):
         return self.memory.get("last", server)
 
+class BetweenHooks(FedAvg):
+    def start(self, received, client):
+        CALLS[:] = [tree.map(lambda leaf: leaf + 0.01 * client["number"], received)]
+        return CALLS[0]
+    def finish(self, server, client, start, params):
+        return tree.map(lambda new, old: 2 * new - old, params, CALLS[0]), client
+
 class OwnGenerator(FedAvg):
     def aggregate(self, server, clients, net, uploads, weight, generator):
         mean = tree.mean(uploads, weight)
@@ -109,6 +116,7 @@ REFUSED = f"""
 method=modulelist => method=modulelist: {AGAIN} evaluation.after the second time; something outlives
 method=attribute engine=batched => method=attribute: {AGAIN} evaluation.after the second time
 method=dictfield => method=dictfield: {AGAIN} evaluation.before the second time
+method=betweenhooks engine.workers=1 => method=betweenhooks: clients side by side give other uploads.
 method=owngenerator => method=owngenerator: {AGAIN} evaluation.after the second time
 method=inplace engine=batched => method=inplace: InPlace.finish changed its argument params.
 method=plainmean engine=batched => method=plainmean: engine=batched: {PADDED}

@@ -189,10 +189,15 @@ class LoopBackend(Backend):
             except StopIteration as stop_iteration:
                 net.require_constants()
                 return stop_iteration.value
-            if isinstance(job, EvalJob):
-                result = evaluate_client(net, job, self._autocast, self._feature_store)
-            else:
-                result = self._train(net, job, stop)
+            result = self._do_job(net, job, stop)
+
+    def _do_job(
+        self, net: Net, job: TrainJob | EvalJob, stop: threading.Event
+    ) -> Counts | TrainResult:
+        """Evaluate or train the client of a job."""
+        if isinstance(job, EvalJob):
+            return evaluate_client(net, job, self._autocast, self._feature_store)
+        return self._train(net, job, stop)
 
     def _train(self, net: Net, job: TrainJob, stop: threading.Event) -> TrainResult:
         """Take all steps of a job, phase by phase."""
