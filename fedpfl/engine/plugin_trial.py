@@ -159,11 +159,11 @@ class PluginTrial:
 
     def _take_turns(self, method: Method) -> str:
         """Return what of clients differs whose hooks are called in turns."""
-        call = self._make_training(method)
-        one_by_one = self._make_backend("loop").run_one(call)
         # Whose draws come in the order of calls, clients go one after another anyway.
         if find_global_draws(method) or self.net.traits.draws:
             return ""
+        call = self._make_training(method)
+        one_by_one = self._make_backend("loop").run_one(call)
         engine = self._plain_engine("loop")
         in_turns = TurnsBackend(self.net.copy(), self.device, engine).run_one(call)
         return self._find_difference(one_by_one._asdict(), in_turns._asdict())
