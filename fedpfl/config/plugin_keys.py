@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from fedpfl.ground.casting import cast_value, schema_annotations
+from fedpfl.ground.checks import VARIADIC
 from fedpfl.ground.errors import FedpflError
-
-VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def require_leading_arguments(value: Callable[..., Any], leading: Sequence[str]) -> None:

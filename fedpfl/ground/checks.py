@@ -14,6 +14,8 @@ from fedpfl.ground.casting import cast_value, schema_annotations
 from fedpfl.ground.errors import MAX_LISTED_NAMES, FedpflError, choices_text, did_you_mean
 
 SMALLEST_FLOAT = float(np.finfo(np.float32).smallest_normal)
+VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+"""Kinds of arguments that are no keys: `*args` and `**kwargs`."""
 LARGEST_FLOAT = float(np.finfo(np.float32).max)
 
 
@@ -62,11 +64,10 @@ def checked_arguments(
 
     # ---- Keys: none unknown, none absent.
     prefix = f"{path}." if path else ""
-    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     expected_keys = [
         name
         for name, parameter in parameters.items()
-        if name not in provided_elsewhere and parameter.kind not in variadic
+        if name not in provided_elsewhere and parameter.kind not in VARIADIC
     ]
     require_known_keys(values, expected_keys, path)
     for key in expected_keys:

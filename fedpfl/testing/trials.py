@@ -24,7 +24,7 @@ from fedpfl.config.plugins import PLUGIN_KINDS
 from fedpfl.config.resolution import resolve_config
 from fedpfl.config.schema import ModelOptions
 from fedpfl.data import datasets, partition
-from fedpfl.ground.checks import build_dataclass, require_known_keys, without_name
+from fedpfl.ground.checks import VARIADIC, build_dataclass, require_known_keys, without_name
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS
 from fedpfl.testing.dataset_promises import DATASET_PROMISES, DatasetTrial, describe_reading_error
@@ -213,11 +213,10 @@ def _list_keys(choice: Choice) -> list[str]:
         # A YAML file may have another name than the class that it configures.
         target = kind.registry[_compose_choice(choice, {})[choice.kind]["name"]]
     fixed_keys = {*kind.supplied, *FIXED_KEYS[choice.kind]}
-    variable_kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     keys: list[str] = []
     for part in (target, *SHARED_OPTIONS.get(choice.kind, ())):
         for name, parameter in inspect.signature(part).parameters.items():
-            if name not in fixed_keys and parameter.kind not in variable_kinds:
+            if name not in fixed_keys and parameter.kind not in VARIADIC:
                 keys.append(name)
     keys += TRIAL_KEYS.get(choice.kind, ())
     return list(dict.fromkeys(keys))

@@ -30,12 +30,13 @@ from fedpfl.engine.training.features import make_feature_store
 from fedpfl.engine.training.forms import AnswerForms, require_equal_forms
 from fedpfl.engine.training.jobs import EvalJob, TrainJob, TrainResult
 from fedpfl.engine.training.participation import OneClient, run_evaluation, run_participation
-from fedpfl.engine.training.pure_steps import has_pure_calls, is_of_package
+from fedpfl.engine.training.pure_steps import has_pure_calls
 from fedpfl.engine.training.scripts import StepScripts
 from fedpfl.engine.training.shared_model import SharedModel, find_shared_model
 from fedpfl.engine.training.train_plan import clients_without_trainable_entries, with_epoch_numbers
 from fedpfl.ground import tree
 from fedpfl.ground.errors import as_exception
+from fedpfl.ground.origin import is_of_package
 from fedpfl.ground.seeding import seeded_by_key
 from fedpfl.models import Net
 
@@ -224,7 +225,7 @@ class LoopBackend(Backend):
         """Return whether steps of the whole network go by scripts, those of a part not."""
         # Whether a hook is checked has no part in it, as the first ones in a process are.
         is_small = sum(leaf.numel() for leaf in net.params.values()) < LEAST_CUT
-        is_pure = has_pure_calls(net) and not net.buffers and is_of_package(job.method)
+        is_pure = has_pure_calls(net) and not net.buffers and is_of_package(type(job.method))
         return is_small and is_pure and bool(self._scripts) and not job.is_plain
 
 

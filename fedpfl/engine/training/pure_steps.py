@@ -20,6 +20,7 @@ from fedpfl.engine.training.jobs import TrainJob
 from fedpfl.engine.training.minibatches import StepPlan
 from fedpfl.engine.training.scripts import StepScripts
 from fedpfl.ground import tree
+from fedpfl.ground.origin import is_of_package
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Batch, Data, Method, Phase
 from fedpfl.models import Net
@@ -145,7 +146,10 @@ def is_pure(step: ClientStep) -> bool:
         return True
     is_large = tree.nbytes(job.server) + tree.nbytes(job.client) > LARGEST_STATES
     hooks = _list_hooks(job, step.phase)
-    is_known = is_of_package(job.method) and all(_is_known_hook(hook, job.method) for hook in hooks)
+    # What a user's method looks at is not known.
+    is_known = is_of_package(type(job.method)) and all(
+        _is_known_hook(hook, job.method) for hook in hooks
+    )
     return is_known and not is_large
 
 
@@ -154,11 +158,6 @@ def has_pure_calls(net: Net) -> bool:
     # A user's may look at anything.
     traits = net.traits
     return traits.trusted and not traits.draws and not traits.recomputes
-
-
-def is_of_package(method: Method) -> bool:
-    """Return whether a method is one of this package: what a user's looks at is not known."""
-    return type(method).__module__.startswith("fedpfl.methods.")
 
 
 def _list_hooks(job: TrainJob, phase: Phase) -> list[Callable[..., Any]]:
