@@ -8,13 +8,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedpfl import data, engine, models
+from fedpfl import engine, models
 from fedpfl.config import origin
 from fedpfl.config.dealing import DealtData, Share, deal_data, share_nothing
 from fedpfl.config.group_options import read_adapter_options, read_model_options
 from fedpfl.config.origin import WeightsOrigin
 from fedpfl.config.plan import Plan
 from fedpfl.data import Federation, ShiftedClients
+from fedpfl.data.fingerprint import fingerprint_sequence
 from fedpfl.engine import Clock
 from fedpfl.engine.keys import Draws
 from fedpfl.ground.errors import FedpflError
@@ -211,7 +212,7 @@ def _digest_data(
     if clock and clock.system.file:
         read_parts.append(clock.devices)
         split_parts.append(clock.devices)
-    return data.fingerprint(*read_parts), data.fingerprint(*split_parts)
+    return fingerprint_sequence(read_parts), fingerprint_sequence(split_parts)
 
 
 def _build_net(plan: Plan, federation: Federation, model_options: Mapping[str, Any]) -> Net:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -23,6 +23,11 @@ def fingerprint(*values: Any) -> str:
     The device does not matter. Of floats six digits count, as a mean that is computed from the data
     may round differently on another machine.
     """
+    return fingerprint_sequence(values)
+
+
+def fingerprint_sequence(values: Sequence[Any]) -> str:
+    """Hash the values of a sequence, as `fingerprint` does those that it is called with."""
     digest = hashlib.blake2b(digest_size=16)
     for piece in _byte_pieces(values):
         digest.update(piece)

@@ -199,14 +199,13 @@ class ConstantDraws(TorchDispatchMode):
     """Make every random operation of torch return a constant."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded not in func.tags:
-            return func(*args, **kwargs)
         # Vectorised and plain calls draw other numbers; constants leave what is computed with them.
         name = func.overloadpacket.__name__
         if name == "native_dropout":
             return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
-        output = func(*args, **kwargs)
+        output = func(*args, **(kwargs or {}))
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return output
         if name == "randperm":
             # Of all orders the one in which padding, which comes last, changes what is first.
             return output.sort(descending=True).values

@@ -213,21 +213,22 @@ def find_difference(site: SiteFacts, reference: SiteFacts) -> str:
     # Of tables the columns are compared, as shapes differ until all categories are known.
     form = site.form
     expected = reference.form
-    # Filled in below with what each of the two has.
-    pair = f"{site.name}: {{}}, and those of {reference.name} {{}}"
     if (form.columns is None) != (expected.columns is None):
         kinds = ["no table" if one.columns is None else "tables" for one in (form, expected)]
-        return pair.format(f"samples are {kinds[0]}", f"are {kinds[1]}")
+        return f"{site.name}: samples are {kinds[0]}, and those of {reference.name} are {kinds[1]}"
     if (form.dtype, form.shape) != (expected.dtype, expected.shape):
-        texts = [f"are {one.dtype} {list(one.shape)}" for one in (form, expected)]
-        return pair.format(f"samples {texts[0]}", texts[1])
+        arrays = [f"{one.dtype} {list(one.shape)}" for one in (form, expected)]
+        return (
+            f"{site.name}: samples are {arrays[0]}, and those of {reference.name} are {arrays[1]}"
+        )
     if form.columns and expected.columns:
         names = {*form.columns.names} ^ {*expected.columns.names}
         if names:
             return f"{site.name} and {reference.name} differ in columns {', '.join(sorted(names))}"
+    # Of labels only the kind: what they are is united in `agree_on_sites`.
     if type(form.labels[0]) is not type(expected.labels[0]):
-        texts = ["are texts" if _are_texts(one.labels) else "numbers" for one in (form, expected)]
-        return pair.format(f"labels {texts[0]}", texts[1])
+        kinds = ["texts" if _are_texts(one.labels) else "numbers" for one in (form, expected)]
+        return f"{site.name}: labels are {kinds[0]}, and those of {reference.name} are {kinds[1]}"
     if (site.test_from is None) != (reference.test_from is None):
         bare, complete = (site, reference) if site.test_from is None else (reference, site)
         return f"{bare.name} has no test part of its own, and {complete.name} has one"

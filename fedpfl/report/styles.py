@@ -41,7 +41,7 @@ def number_styles(
         labels = labels_by_method.setdefault(group.runs[0].method_name, [])
         if label_of(group) not in labels:
             labels.append(label_of(group))
-    numbers = {
+    style_numbers = {
         labels[0]: _METHODS.index(method)
         for method, labels in labels_by_method.items()
         if method in _METHODS
@@ -49,9 +49,11 @@ def number_styles(
 
     # ---- Step 2: the others, in the order of the groups.
     # A colour of its method would not tell a configuration from the first one.
-    free_numbers = (number for number in range(1_000_000) if number not in set(numbers.values()))
+    free_numbers = (
+        number for number in range(1_000_000) if number not in set(style_numbers.values())
+    )
     for labels in labels_by_method.values():
         for label in labels:
-            if label not in numbers:
-                numbers[label] = next(free_numbers)
-    return numbers
+            if label not in style_numbers:
+                style_numbers[label] = next(free_numbers)
+    return style_numbers

@@ -209,10 +209,10 @@ def _count_since_shift(run: Run) -> pd.Series:
 
     The round after which clients shift is 0: it is still judged by what they held.
     """
-    numbers = run.rounds["round"]
-    shifts = numbers - run.rounds.get("since_shift", default=math.nan)
-    distance = numbers - shifts.max()
-    return distance.where(distance >= 0)
+    rounds = run.rounds["round"]
+    shift_rounds = rounds - run.rounds.get("since_shift", default=math.nan)
+    rounds_since_last = rounds - shift_rounds.max()
+    return rounds_since_last.where(rounds_since_last >= 0)
 
 
 def spent_at_rounds(spent: pd.DataFrame, key: str, rounds: np.ndarray) -> np.ndarray:
