@@ -41,6 +41,7 @@ from fedpfl.ground.terminal import print_notice
 from fedpfl.ground.words import check_words, replaced_words
 from fedpfl.remote import app, local, sites
 from fedpfl.remote.server import FederateSettings
+from fedpfl.runner.method_trial import try_method_of_nodes
 
 EXIT_STATUS = {"finished": 0, "failed": 1, "diverged": 3}
 REFUSED_STATUS = 2
@@ -64,6 +65,7 @@ def play_federation(words: Sequence[str]) -> int:
     app.require_playable(run)
     if run.account:
         run.account.check()
+    try_method_of_nodes(run)
     disclosure = app.find_disclosure(run, settings)
     if disclosure:
         print(disclosure)

@@ -19,6 +19,7 @@ from fedpfl.data import Federation, ShiftedClients, datasets, partition, provena
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.origin import is_of_package
 from fedpfl.ground.seeding import seeded_by_key
+from fedpfl.ground.torch_defaults import torch_defaults
 
 DEALING_KEYS = (
     *(
@@ -118,7 +119,8 @@ def deal_data(plan: Plan, share: Share) -> DealtData:
 
 
 def _read_samples(settings: Settings, options: dict[str, Any]) -> datasets.Samples:
-    with seeded_by_key("dataset"):  # a reader of a user's may draw
+    # A reader of a user's may draw, and set what it likes of torch.
+    with seeded_by_key("dataset"), torch_defaults():
         return datasets.load_samples(data_dir=Path(settings.data_dir), **options)
 
 
@@ -144,7 +146,8 @@ def _deal_samples(plan: Plan, samples: datasets.Samples) -> tuple[partition.Part
     scheme = partition.SCHEMES[plan.config["partition"]["name"]]
 
     def deal_once() -> partition.Partition:
-        with seeded_by_key("partition", seed):  # a partition of a user's may draw
+        # So may a partition.
+        with seeded_by_key("partition", seed), torch_defaults():
             return partition.deal_samples(
                 scheme,
                 samples,

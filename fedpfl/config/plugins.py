@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import inspect
 import os
 import re
 import sys
+import threading
 import traceback
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -28,6 +30,8 @@ from fedpfl.data import datasets, partition
 from fedpfl.ground.checks import refuse_single_text
 from fedpfl.ground.errors import FedpflError, error_text
 from fedpfl.ground.ranges import COMPARISONS
+from fedpfl.ground.seeding import seeded_by_key
+from fedpfl.ground.torch_defaults import torch_defaults
 from fedpfl.methods import METHODS, Method
 from fedpfl.models import MODELS
 from fedpfl.record.callbacks import Callback
@@ -100,6 +104,7 @@ SPACES: dict[str, dict[str, Any]] = {}
 
 _loaded_files: dict[Path, LoadedPlugin] = {}
 _added_choices: list[tuple[Kind, str]] = []
+_import_lock = threading.Lock()
 
 
 def resolve_files(files: Iterable[str | os.PathLike[str]]) -> list[str]:
@@ -247,11 +252,58 @@ def _import_module(file: Path) -> ModuleType:
     return _loaded_files[file].module
 
 
+def import_again(kind_name: str, name: str) -> Any:
+    """Return a choice as another process would import it, where a plugin has added it.
+
+    What its modules have gathered since they were imported is not there.
+
+    Args:
+        kind_name: of PLUGIN_KINDS.
+        name: the choice's.
+    """
+    choice = PLUGIN_KINDS[kind_name].registry[name]
+    for file, (module, sources) in _loaded_files.items():
+        dictionary = getattr(module, kind_name, None)
+        if not isinstance(dictionary, Mapping) or dictionary.get(name) is not choice:
+            continue
+        module_name, (_, text) = next(iter(sources.items()))
+        with _modules_forgotten(sources):
+            twin = _execute_file(file, module_name, text)
+        return getattr(twin, kind_name)[name]
+    return choice
+
+
+@contextlib.contextmanager
+def _modules_forgotten(names: Iterable[str]) -> Iterator[None]:
+    """Have modules imported anew for a while, and be what they were afterwards."""
+    # In a lockstep sweep runs begin in several threads.
+    with _import_lock:
+        modules = {name: sys.modules[name] for name in names if name in sys.modules}
+        _forget_modules(names)
+        try:
+            yield
+        finally:
+            _forget_modules(names)
+            for name, module in modules.items():
+                sys.modules[name] = module
+                parent, _, attribute = name.rpartition(".")
+                if parent:
+                    setattr(sys.modules[parent], attribute, module)
+
+
 def _execute_file(file: Path, name: str, text: bytes) -> ModuleType:
     module = sys.modules[name] = ModuleType(name)  # dataclasses and pickles look there
     module.__file__ = str(file)
     try:
-        exec(compile(text, file, "exec", dont_inherit=True), vars(module))
+        # What a file draws while it is imported is the same in each process.
+        with seeded_by_key("plugins"), torch_defaults() as list_changes:
+            exec(compile(text, file, "exec", dont_inherit=True), vars(module))
+            changes = list_changes()
+        if changes:
+            raise FedpflError(
+                f"it sets {' and '.join(changes)} for the whole process; leave that out: of a run"
+                " `device` and `engine.precision` say where and how numbers are computed"
+            )
     except (Exception, SystemExit) as error:
         # A half-run import would be found by the next try, and tell of another fault.
         _forget_modules([name, *find_local_imports(file, text)])

@@ -1,8 +1,9 @@
 """Try a plugin's method before the first round: its mistakes may change numbers in silence.
 
 Networks of plugins are tried as they are built (`models/traits.py`); a method needs a state and
-clients. Its first round is played twice, of which the second must give the same bits, and for the
-batched backend each client is trained beside others and alone.
+clients. Two rounds are played, and again by the code as another process would have it, the second
+one first: both must give the same bits. For the batched backend each client is trained beside
+others and alone.
 """
 
 from __future__ import annotations
@@ -64,16 +65,16 @@ class TurnsBackend(LoopBackend):
             client: run_participation(call, OneClient(client), net, self._autocast)
             for client, net in nets.items()
         }
-        answers: dict[int, Any] = dict.fromkeys(call.clients)
+        replies: dict[int, Any] = dict.fromkeys(call.clients)
         results: dict[int, Any] = {}
         while len(results) < len(jobs):
             for client in [client for client in call.clients if client not in results]:
                 try:
-                    job = jobs[client].send(answers[client])
+                    job = jobs[client].send(replies[client])
                 except StopIteration as ending:
                     results[client] = ending.value
                     continue
-                answers[client] = self._do_job(nets[client], job, threading.Event())
+                replies[client] = self._do_job(nets[client], job, threading.Event())
         return tree.stack([results[client] for client in call.clients])
 
 
@@ -82,10 +83,12 @@ class PluginTrial:
     """Hold what a method is tried with, which is the run's own.
 
     Attributes:
+        twin: The same method, of code that was imported anew.
         local: How clients train; epochs and batches are made small.
     """
 
     method: Method
+    twin: Method
     net: Net
     federation: Federation
     engine: Engine
@@ -99,8 +102,8 @@ class PluginTrial:
         Raises:
             MethodError: A hook breaks its rule.
         """
-        if path := self._call_safely(self._repeat_round):
-            return f"its first round, played twice, gives another {path} the second time"
+        if path := self._call_safely(self._resume_after_round):
+            return f"a run that is resumed after its first round would have another {path}"
         if path := self._call_safely(self._take_turns):
             return f"clients side by side give other {path} than one after another"
         return ""
@@ -124,12 +127,24 @@ class PluginTrial:
             log.debug("the trial of a plugin's method failed", exc_info=True)
             return None
 
-    # ---- the same round twice
+    # ---- two rounds, and as after an interruption
 
-    def _repeat_round(self, method: Method) -> str:
+    def _resume_after_round(self, method: Method) -> str:
+        """Return what differs where the second round comes first, "" for nothing."""
         backend = self._make_backend("loop")
-        first_answers = self._play_round(method, backend)
-        return self._find_difference(first_answers, self._play_round(method, backend))
+        twin = copy.deepcopy(self.twin)
+        states = [self._make_state(method)]
+        results = []
+        for _ in range(2):
+            # A round changes the state that it begins with.
+            result, state = self._play_round(method, backend, copy.deepcopy(states[-1]))
+            results.append(result)
+            states.append(state)
+        for position in (1, 0):
+            result, _ = self._play_round(twin, backend, states[position])
+            if path := self._find_difference(results[position], result):
+                return path
+        return ""
 
     def _find_difference(self, first_answers: Tree, second_answers: Tree) -> str:
         """Return the path of the first tensor that differs, "" for none."""
@@ -140,20 +155,22 @@ class PluginTrial:
                 return path
         return ""
 
-    def _play_round(self, method: Method, backend: Backend) -> Tree:
-        """Return what a first round and evaluations around it give."""
+    def _play_round(self, method: Method, backend: Backend, state: State) -> tuple[Tree, State]:
+        """Return what a round and evaluations around it give, and the state afterwards."""
         federation, cohort = self._cut_federation()
-        state = self._make_state(method)
         setup = RoundSetup(backend, method, federation, self._local, self.seed)
-        before = backend.evaluate(self._make_evaluation(method, federation, state, cohort))
+        first_evaluation = backend.evaluate(
+            self._make_evaluation(method, federation, state, cohort)
+        )
         state, outcome = play_round(setup, state, cohort)
-        after = backend.evaluate(self._make_evaluation(method, federation, state, cohort))
-        return {
-            "evaluation": {"before": before.loss, "after": after.loss},
+        last_evaluation = backend.evaluate(self._make_evaluation(method, federation, state, cohort))
+        answer = {
+            "evaluation": {"before": first_evaluation.loss, "after": last_evaluation.loss},
             "training loss": outcome.loss,
             "server": state.server,
             "clients": state.client(cohort),
         }
+        return answer, state
 
     # ---- side by side and one after another
 

@@ -16,6 +16,7 @@ from fedpfl.ground import memory
 from fedpfl.ground.errors import FedpflError, error_text
 from fedpfl.ground.origin import is_of_package
 from fedpfl.ground.seeding import seeded_process
+from fedpfl.ground.torch_defaults import torch_defaults
 from fedpfl.models.adapter import none, require_additions
 from fedpfl.models.cnn4 import CNN4
 from fedpfl.models.fedspu import fedspu_cifar10, fedspu_emnist, fedspu_speech
@@ -88,7 +89,7 @@ def build_network(
     """Build a network with initial values drawn from `seed`.
 
     The generators of the process are seeded while it is built, torch's as the published runs seeded
-    it, and restored afterwards.
+    it, and restored afterwards, as is what the network sets of torch.
 
     Args:
         name: One of MODELS.
@@ -110,7 +111,7 @@ def build_network(
     make_module = partial(MODELS[name], shape, classes, **options)
     # Networks of this package are known to do nothing else; a user's is observed.
     is_trusted = is_of_package(MODELS[name]) and name != "timm"
-    with _explain_errors(name, shape, classes, options):
+    with torch_defaults(), _explain_errors(name, shape, classes, options):
         # ---- Step 1: the network, with initial values.
         with seeded_process(seed):
             _check_size(make_module)

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from fedpfl.ground.errors import error_text
+from fedpfl.ground.errors import as_exception, error_text
+from fedpfl.ground.torch_defaults import torch_defaults
 from fedpfl.record.forecast import Forecast
 
 
@@ -131,8 +132,9 @@ class Callbacks(Callback):
         while self._callbacks:
             callback = self._callbacks.pop()
             try:
-                callback.on_end(status, summary)
-            except Exception as error:
+                with torch_defaults():
+                    callback.on_end(status, summary)
+            except (Exception, SystemExit) as error:
                 self._note_failure(callback, error)
             # Ctrl-C ends none of the others early.
             except BaseException as error:
@@ -166,21 +168,23 @@ class Callbacks(Callback):
         # A copy, as one that fails is removed on the way.
         for callback in list(self._callbacks):
             try:
-                call(callback)
-            except Exception as error:
+                # What it sets of torch would change the run.
+                with torch_defaults():
+                    call(callback)
+            except (Exception, SystemExit) as error:
                 self._leave_out(callback, error)
 
-    def _leave_out(self, callback: Callback, error: Exception) -> None:
+    def _leave_out(self, callback: Callback, error: Exception | SystemExit) -> None:
         if callback not in self._callbacks:
             return
         self._callbacks.remove(callback)
         # It has failed already, and the first failure is the one to report.
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception, SystemExit):
             callback.on_end("failed", {})
         self._note_failure(callback, error)
 
-    def _note_failure(self, callback: Callback, error: Exception) -> None:
+    def _note_failure(self, callback: Callback, error: Exception | SystemExit) -> None:
         self.on_note(
             f"{type(callback).__name__} failed and is left out, the run goes on: "
-            f"{error_text(error)}"
+            f"{error_text(as_exception(error))}"
         )

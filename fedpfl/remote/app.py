@@ -31,6 +31,7 @@ from fedpfl.remote.server import FederateSettings, Grid, RemoteBackend
 from fedpfl.remote.sites import SiteNode
 from fedpfl.runner import session
 from fedpfl.runner.faults import user_errors
+from fedpfl.runner.method_trial import try_method_of_nodes
 
 SETTINGS_PREFIX = "federate."
 RUN_DIRECTORY = "outputs/federated/${fedpfl.run_subdir:}"
@@ -176,11 +177,12 @@ def _make_remote_backend(
     run: Run, grid: Grid, settings: FederateSettings, agreement: Agreement | None
 ) -> RemoteBackend:
     """Return the backend that asks nodes. Raises FedpflError for what may not leave them."""
-    # ---- Step 1: what would leave the clients beyond what the method sends?
+    # ---- Step 1: is the method right, and what would leave the clients beyond what it sends?
     example_run = run
     # The server has no samples to rehearse with where they are at nodes.
     if agreement:
         example_run = replace(run, federation=make_example_federation(run.federation))
+    try_method_of_nodes(example_run)
     disclosure = find_disclosure(example_run, settings)
 
     # ---- Step 2: the backend, which knows every client's initial state.

@@ -34,6 +34,7 @@ from fedpfl.data.fingerprint import FINGERPRINTED_PARTS
 from fedpfl.engine.backends import ranks
 from fedpfl.engine.backends.selection import find_device
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.torch_defaults import iterate_in_defaults, torch_defaults
 from fedpfl.ground.words import check_words, replaced_words
 from fedpfl.record import console
 from fedpfl.record.callbacks import Callback
@@ -271,7 +272,13 @@ def _hydra_errors_in_one_line() -> Iterator[None]:
 
 
 def _play(request: RunRequest, is_quiet: bool, callbacks: Sequence[Callback]) -> Generator[Round]:
-    """Yield a session's rounds, and leave threads, logging and folders as they were."""
+    """Yield a session's rounds, and leave torch's settings, logging and folders as they were."""
+    return iterate_in_defaults(_play_session(request, is_quiet, callbacks))
+
+
+def _play_session(
+    request: RunRequest, is_quiet: bool, callbacks: Sequence[Callback]
+) -> Generator[Round]:
     cfg, path, experiment, _ = request
     existing_folder = tidy.find_existing_parent(path)
     threads = torch.get_num_threads()
@@ -413,6 +420,7 @@ class Trained(Models):
         return run.in_round(max(1, self.round)) if run.shifted else run
 
     @cached_property
+    @torch_defaults()
     def _dealt_run(self) -> Run:
         """Build the run's data, network and method, on the device that `load` was given."""
         config = self._adapt_config()
@@ -459,6 +467,7 @@ class Trained(Models):
         return config
 
     @cached_property
+    @torch_defaults()
     def _state(self) -> engine.State:
         file = self.path / "state.pt"
         if not file.exists():

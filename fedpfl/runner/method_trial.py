@@ -5,11 +5,18 @@ from __future__ import annotations
 import logging
 
 from fedpfl import engine
+from fedpfl.config import plugins
+from fedpfl.config.group_options import build_choice
 from fedpfl.config.run import Run
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.origin import is_of_package
 
 log = logging.getLogger(__name__)
+
+PADDING_FAULT = (
+    "a client trains or answers otherwise where shorter minibatches are padded; use batch.loss,"
+    " batch.mean and batch.sum in place of torch's"
+)
 
 
 def try_plugin_method(run: Run, backend: engine.Backend, state: engine.State) -> None:
@@ -22,9 +29,38 @@ def try_plugin_method(run: Run, backend: engine.Backend, state: engine.State) ->
     """
     if is_of_package(type(run.method)) or state.round > 0:
         return
+    trial = _make_trial(run)
+    _require_visible_state(run, trial)
+    if backend.name == "loop" or not trial.depends_on_padding():
+        return
+    if not isinstance(backend, engine.AutotunedBackend):
+        raise FedpflError(_refuse_padding(run))
+    log.info("engine: loop is taken; method=%s: %s", run.config["method"]["name"], PADDING_FAULT)
+    backend.leave_out_batched()
+
+
+def try_method_of_nodes(run: Run) -> None:
+    """Try a federation's method, if a plugin has added it.
+
+    `engine=auto` is each node's choice, by a device that nobody else sees.
+
+    Raises:
+        FedpflError: For a method whose numbers would be wrong, at whatever node.
+    """
+    if is_of_package(type(run.method)):
+        return
+    trial = _make_trial(run)
+    _require_visible_state(run, trial)
+    if run.engine.backend != "loop" and trial.depends_on_padding():
+        raise FedpflError(_refuse_padding(run))
+
+
+def _make_trial(run: Run) -> engine.PluginTrial:
     name = run.config["method"]["name"]
-    trial = engine.PluginTrial(
+    twin_choices = {name: plugins.import_again("METHODS", name)}
+    return engine.PluginTrial(
         method=run.method,
+        twin=build_choice(run.config, "method", twin_choices),
         net=run.net,
         federation=run.federation,
         engine=run.engine,
@@ -33,22 +69,18 @@ def try_plugin_method(run: Run, backend: engine.Backend, state: engine.State) ->
         seed=run.settings.seed,
     )
 
-    # ---- Step 1: the same round twice, and clients in turns.
-    if fault := trial.find_hidden_state():
+
+def _require_visible_state(run: Run, trial: engine.PluginTrial) -> None:
+    """Raise FedpflError for what rounds in another order, or clients in turns, show."""
+    fault = trial.find_hidden_state()
+    if fault:
         raise FedpflError(
-            f"method={name}: {fault}; something outlives a hook's call: a list, counter or generator on the class or in"
-            " the module. Keep it in the client's or server's state, and draw in `sample`"
+            f"method={run.config['method']['name']}: {fault}; something outlives a hook's call: a"
+            " list, counter or generator on the class or in the module. Keep it in the client's or"
+            " server's state, and draw in `sample`"
         )
 
-    # ---- Step 2: padded minibatches, where there may be some.
-    if backend.name == "loop":
-        return
-    if trial.depends_on_padding():
-        fault = (
-            "a client trains or answers otherwise where shorter minibatches are padded; use"
-            " batch.loss, batch.mean and batch.sum in place of torch's"
-        )
-        if not isinstance(backend, engine.AutotunedBackend):
-            raise FedpflError(f"method={name}: engine=batched: {fault}, or engine=loop")
-        log.info("engine: loop is taken; method=%s: %s", name, fault)
-        backend.leave_out_batched()
+
+def _refuse_padding(run: Run) -> str:
+    name = run.config["method"]["name"]
+    return f"method={name}: engine={run.engine.backend}: {PADDING_FAULT}, or engine=loop"

@@ -292,6 +292,7 @@ x = 1 => adds nothing; it needs a dictionary METHODS, MODELS, DATASETS, PARTITIO
 a = 1;;b = c => :2: NameError: name 'c' is not defined
 a = 1;;raise SystemExit(0) => :2: SystemExit: 0
 def f(: => :1: SyntaxError: invalid syntax
+import torch;;torch.set_default_dtype(torch.float64) => it sets the default dtype to torch.float64 for the whole process
 CALLBACKS = [int] => CALLBACKS: int must be a subclass of fedpfl.Callback
 METHODS = {'mine': int} => method=mine must be a subclass of fedpfl.methods.Method
 MODELS = {'mine': 3} => model=mine must be a class or a function, got 3

@@ -16,6 +16,7 @@ from tests.conftest import CPU, read_cases
 
 PLUGIN = """
 import functools
+import random
 from dataclasses import dataclass, field
 import numpy as np
 import torch
@@ -23,9 +24,11 @@ import torch.nn.functional as F
 from fedpfl.data.datasets import Raw
 from fedpfl.data.partition import Partition
 from fedpfl.ground import tree
+from fedpfl.methods import METHODS as HOUSE_METHODS
 from fedpfl.methods import FedAvg
 
-HISTORY, GENERATOR, CALLS = [], np.random.default_rng(0), []
+HISTORY, GENERATOR, CALLS, FIRST = [], np.random.default_rng(0), [], {}
+ENTROPY = np.random.default_rng()
 
 class ModuleList(FedAvg):
     def aggregate(self, server, clients, net, uploads, weight, generator):
@@ -58,6 +61,20 @@ class OwnGenerator(FedAvg):
     def aggregate(self, server, clients, net, uploads, weight, generator):
         mean = tree.mean(uploads, weight)
         return tree.map(lambda leaf: leaf + 0.01 * GENERATOR.normal(), mean), clients
+
+class FirstModel(FedAvg):
+    def finish(self, server, client, start, params):
+        anchor = FIRST.setdefault("model", start)
+        return tree.map(lambda new, old: 0.9 * new + 0.1 * old, params, anchor), client
+
+class DrawnAtImport(FedAvg):
+    factor = ENTROPY.normal()
+    def finish(self, server, client, start, params):
+        return tree.map(lambda leaf: leaf * self.factor, params), client
+
+class SeededAtImport(FedAvg):
+    factor = np.random.normal() + random.random() + float(torch.rand(1))
+    finish = DrawnAtImport.finish
 
 class InPlace(FedAvg):
     def finish(self, server, client, start, params):
@@ -95,29 +112,35 @@ class Right(FedAvg):
         scale = self._scale(1000) * torch.randn(())
         return tree.map(lambda leaf: leaf + scale, params), client
 
+class Personal(HOUSE_METHODS['fedper']):
+    pass
+
 def unseeded(y, clients, seed, samples_per_client=0):
     parts = np.array_split(np.random.default_rng().permutation(len(y)), clients)
     return Partition(train=tuple(part[3:] for part in parts), test=tuple(p[:3] for p in parts))
 
 def noise(source):
-    random = np.random.default_rng()
-    return Raw(random.normal(size=(400, 4)).astype("float32"), random.integers(0, 3, 400))
+    numbers = np.random.default_rng()
+    return Raw(numbers.normal(size=(400, 4)).astype("float32"), numbers.integers(0, 3, 400))
 
 def seeded_noise(source):
     return Raw(np.random.rand(400, 4).astype("float32"), np.arange(400) % 3)
 
 METHODS = {c.__name__.lower(): c for c in FedAvg.__subclasses__() if c.__module__ == __name__}
+METHODS["personal"] = Personal
 DATASETS = {"noise": noise, "seeded_noise": seeded_noise}
 PARTITIONS = {"unseeded": unseeded}
 """
-AGAIN = "its first round, played twice, gives another"
+RESUMED = "a run that is resumed after its first round would have another"
 PADDED = "a client trains or answers otherwise where shorter minibatches are padded; use batch.loss"
 REFUSED = f"""
-method=modulelist => method=modulelist: {AGAIN} evaluation.after the second time; something outlives
-method=attribute engine=batched => method=attribute: {AGAIN} evaluation.after the second time
-method=dictfield => method=dictfield: {AGAIN} evaluation.before the second time
+method=modulelist => method=modulelist: {RESUMED} evaluation.after; something outlives
+method=attribute engine=batched => method=attribute: {RESUMED} evaluation.after
+method=dictfield => method=dictfield: {RESUMED} evaluation.before
 method=betweenhooks engine.workers=1 => method=betweenhooks: clients side by side give other uploads.
-method=owngenerator => method=owngenerator: {AGAIN} evaluation.after the second time
+method=owngenerator => method=owngenerator: {RESUMED} evaluation.after
+method=firstmodel => method=firstmodel: {RESUMED} evaluation.after
+method=drawnatimport => method=drawnatimport: {RESUMED} evaluation.after
 method=inplace engine=batched => method=inplace: InPlace.finish changed its argument params.
 method=plainmean engine=batched => method=plainmean: engine=batched: {PADDED}
 method=batchmean engine=batched => method=batchmean: engine=batched: {PADDED}
@@ -143,7 +166,14 @@ def test_what_would_be_wrong_in_silence_is_refused(words, message, plugin, tmp_p
 
 
 @pytest.mark.parametrize(
-    "words", ["method=right engine=batched", "method=plainmean", "dataset=seeded_noise"]
+    "words",
+    [
+        "method=right engine=batched",
+        "method=plainmean",
+        "method=seededatimport",
+        "method=personal",
+        "dataset=seeded_noise",
+    ],
 )
 def test_what_is_right_runs(words, plugin, tmp_path):
     result = run_command(plugin, *TINY, *words.split(), cwd=tmp_path)

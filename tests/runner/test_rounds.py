@@ -3,6 +3,7 @@
 import time
 
 import pytest
+import torch
 
 import fedpfl
 from fedpfl.ground import lock
@@ -98,7 +99,7 @@ class Heard(fedpfl.Callback):
     def _call(self, *what: object) -> None:
         self.calls.append(what)
         if what[0] == self._fails:
-            raise ZeroDivisionError("no\nluck")
+            raise SystemExit("no\nluck") if what[0] == "round" else ZeroDivisionError("no\nluck")
 
     def on_begin(self, run):
         self._call("begin", run.path, run.config["method"]["name"], run.rounds, run.start_round)
@@ -117,7 +118,12 @@ class Heard(fedpfl.Callback):
 
 
 class Spoils(fedpfl.Callback):
-    """Changes what it is given."""
+    """Changes what it is given, and how torch computes."""
+
+    def on_begin(self, run):
+        run.config.clear()
+        torch.set_default_dtype(torch.float64)
+        torch.set_grad_enabled(False)
 
     def on_round(self, round):
         round.row.clear()
@@ -152,6 +158,32 @@ def test_who_leaves_the_loop_can_go_on_and_callbacks_decide_nothing(whole, tmp_p
     assert_ends_as(run, whole)
 
 
+def test_what_a_notebook_sets_of_torch_changes_no_number(whole, tmp_path):
+    """It is suspended while a run computes, and holds again between rounds."""
+    run = tmp_path / "run"
+    torch.set_default_dtype(torch.float64)
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with torch.inference_mode():
+            for _ in fedpfl.rounds(*WORDS, directory=run):
+                assert torch.get_default_dtype() == torch.float64
+                assert torch.backends.mkldnn.matmul.fp32_precision == "bf16"
+                assert torch.is_inference_mode_enabled()
+            x, _ = fedpfl.load(run).samples(0)
+            logits = fedpfl.load(run).predict(0, x)
+        with (
+            torch.device("meta"),
+            pytest.raises(FedpflError, match=r"torch\.device\('meta'\) is entered by `with`"),
+        ):
+            fedpfl.run(*WORDS, "seed=2", directory=tmp_path / "meta", progress=False)
+        assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_float32_matmul_precision("highest")
+    assert_ends_as(run, whole)
+    assert_same(logits, fedpfl.load(whole).predict(0, x))
+
+
 @pytest.mark.parametrize("fails", keep_quick(["round", "begin", "evaluation", "end"]))
 def test_a_callback_that_fails_is_named_once_and_left_out(fails, whole, tmp_path):
     good, bad = Heard(), Heard(fails)
@@ -161,7 +193,8 @@ def test_a_callback_that_fails_is_named_once_and_left_out(fails, whole, tmp_path
     told = ["begin", *["round", "evaluation", "round"] * 2, "end"]
     assert [what[0] for what in good.calls] == told
     log = (tmp_path / "run" / "run.log").read_text()
-    assert log.count("Heard failed and is left out, the run goes on: no luck") == 1
+    reason = "SystemExit: no luck" if fails == "round" else "no luck"
+    assert log.count(f"Heard failed and is left out, the run goes on: {reason}") == 1
     assert_ends_as(tmp_path / "run", whole)
 
 
