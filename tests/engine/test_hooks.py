@@ -160,41 +160,31 @@ def test_what_the_loss_leaves_reaches_the_look_at_the_gradient(backend, net, fed
 
 @dataclass(frozen=True)
 class Keeping(FedAvg):
-    """Keeps the model and the gradient that it is shown, as they are."""
+    """Trains the body alone, and keeps the model and the gradient that it is shown, as they are."""
 
     def init(self, params, parts):
         zeros = tree.map(torch.zeros_like, params)
         return params, {"model": zeros, "gradient": zeros}
 
     def phases(self, server, client, params, epochs):
-        return [Phase(epochs, after_gradient=self._keep)]
+        mask = {name: name not in HEAD for name in params}
+        return [Phase(epochs, mask, after_gradient=self._keep)]
 
     def _keep(self, server, client, params, grads, batch, loss, kept):
         return {**client, "model": params, "gradient": grads}
 
 
-def test_the_look_at_the_gradient_is_ahead_of_the_step(backend, net, federation):
+def test_the_look_at_the_gradient_is_ahead_of_the_step_and_of_what_holds_still_it_is_zero(
+    backend, net, federation
+):
     one_step = Local(None, 16, 0.05, steps=1)
     part = take_part(Keeping(), net, federation, backend, [0, 2, 5], local=one_step)
     for row in range(3):
         seen, uploaded = tree.take(part.client_states, row), tree.take(part.uploads, row)
         assert_same(seen["model"], net.params)
         assert_close(uploaded, tree.map(lambda p, g: p - 0.05 * g, seen["model"], seen["gradient"]))
-        assert differing(uploaded, net.params)
-
-
-@dataclass(frozen=True)
-class Stepper(FedAvg):
-    """Plain SGD, written as a step."""
-
-    lr: float = 0.05
-
-    def phases(self, server, client, params, epochs):
-        return [Phase(epochs, step=self._step)]
-
-    def _step(self, server, client, net, params, batch):
-        grads, loss = net.gradient(lambda n, p, b: b.loss(n(p, b.x)), params, batch)
-        return tree.map(lambda p, g: p - self.lr * g, params, grads), loss
+        for name, leaf in seen["gradient"].items():
+            assert bool((leaf == 0).all()) == (name in HEAD)
 
 
 @dataclass(frozen=True)
@@ -214,35 +204,11 @@ class Returning(FedAvg):
         return client["model"], batch.loss(net(params, batch.x))
 
 
-@dataclass(frozen=True)
-class Pairs(FedAvg):
-    """A gradient step on the mean loss of two minibatches."""
-
-    def phases(self, server, client, params, epochs):
-        return [Phase(epochs, step=self._step, batches=2)]
-
-    def _step(self, server, client, net, params, batches):
-        found = [net.gradient(lambda n, p, own: own.loss(n(p, own.x)), params, b) for b in batches]
-        (first, loss), (second, other_loss) = found
-        move = lambda own, a, b: own - 0.025 * (a + b)  # noqa: E731
-        return tree.map(move, params, first, second), loss + other_loss
-
-
 def test_a_step_may_go_back_to_a_model_of_the_states(backend, net, federation):
     back, never = (
         take_part(Returning(goes_back), net, federation, backend) for goes_back in (True, False)
     )
     assert_close(back.uploads, never.uploads)
-
-
-@dataclass(frozen=True)
-class Gambler(FedAvg):
-    """Its gradient is the numbers of each step's first sample."""
-
-    randoms = 12
-
-    def loss(self, server, client, net, params, batch):
-        return (params["fc.bias"] * batch.random[0]).sum()
 
 
 @dataclass(frozen=True)
@@ -319,27 +285,6 @@ def test_a_phase_in_which_nothing_moves_leaves_no_trace(backend, federation):
             own, like = getattr(some, part), getattr(everyone if client % 2 else nobody, part)
             same(tree.take(own, client), tree.take(like, client))
     assert differing(everyone.client_states, nobody.client_states)
-
-
-@dataclass(frozen=True)
-class Half(FedAvg):
-    """Trains the body alone, and adds up the gradients that it is shown."""
-
-    def init(self, params, parts):
-        return params, {"gradient": tree.full_like(params, 0.0)}
-
-    def phases(self, server, client, params, epochs):
-        mask = {name: name not in HEAD for name in params}
-        return [Phase(epochs, mask, after_gradient=self._add)]
-
-    def _add(self, server, client, params, grads, batch, loss, kept):
-        return {**client, "gradient": tree.map(torch.add, client["gradient"], grads)}
-
-
-def test_gradients_of_what_does_not_move_are_zero(net, federation, backend):
-    part = take_part(Half(), net, federation, backend, clients=[0, 2])
-    for name, leaf in part.client_states["gradient"].items():
-        assert bool((leaf == 0).all()) == (name in HEAD)
 
 
 @dataclass(frozen=True)

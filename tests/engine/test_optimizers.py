@@ -43,7 +43,6 @@ from tests.conftest import (
     record_states,
     tiny,
 )
-from tests.engine.test_hooks import Stepper
 from tests.engine.test_program import Capture, played
 
 KINDS = {
@@ -296,6 +295,20 @@ def test_all_clients_take_so_many_steps(engine, net, federation):
     values = {"engine": engine, "local": Local(None, 32, 0.05, steps=7)}
     state = record_states(Counting(), net, federation, [list(range(10))], **values)[-1]
     assert state.clients["taken"].tolist() == [7.0 if samples > 1 else 0.0 for samples in TRAIN]
+
+
+@dataclasses.dataclass(frozen=True)
+class Stepper(FedAvg):
+    """Plain SGD, written as a step."""
+
+    lr: float = 0.05
+
+    def phases(self, server, client, params, epochs):
+        return [Phase(epochs, step=self._step)]
+
+    def _step(self, server, client, net, params, batch):
+        grads, loss = net.gradient(lambda n, p, b: b.loss(n(p, b.x)), params, batch)
+        return tree.map(lambda p, g: p - self.lr * g, params, grads), loss
 
 
 @pytest.mark.parametrize("engine", [LOOP, "batched"], ids=str)
