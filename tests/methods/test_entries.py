@@ -252,18 +252,6 @@ def test_fedselect_the_personal_share_grows_up_to_alpha(values, counts, net, fed
     assert [int(state.clients["mask"][name][0].sum()) for name in WEIGHTS] == counts
 
 
-def test_fedselect_the_entries_that_moved_least_are_selected(backend, net, federation):
-    """As found by sorting; those that moved most are for the plain loops to say."""
-    method = FedSelect(personalise="least")
-    state = record_states(method, net, federation, OFTEN[:1], engine=backend)[-1]
-    for name in WEIGHTS:
-        moved = client_row(state.clients["model"], 2)[name] - net.params[name]
-        order = moved.abs().flatten().argsort()
-        count = len(order) - round(0.75 * len(order))
-        chosen = client_row(state.clients["mask"], 2)[name].flatten().nonzero().flatten()
-        assert set(chosen.tolist()) == set(order[:count].tolist())
-
-
 def test_fedselect_of_ties_the_right_number_is_taken(backend, net, federation):
     """Client 9 has one sample and never moves: every distance is zero."""
     state = record_states(FedSelect(), net, federation, [[9]], engine=backend)[-1]

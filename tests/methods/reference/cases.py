@@ -158,11 +158,11 @@ CASES |= {
 }
 CASES |= {
     f"per_fedavg-{version}-norm": normed(
-        m.PerFedAvg(version, inner_lr=0.2, outer_lr=0.05, delta=0.05),
-        models.per_fedavg,
+        m.PerFedAvg(version, inner_lr=0.2, outer_lr=0.05, delta=0.05, adapt_steps=steps),
+        partial(models.per_fedavg, adapt=draw_order("adapt")),
         local=SMALL,
     )
-    for version in ("fo", "hf")
+    for version, steps in (("fo", 4), ("hf", 1))
 }
 
 
@@ -676,6 +676,7 @@ CASES |= {
     ),
     "fedselect-all": longer(m.FedSelect(p=0.3, scope="all", lr_v=0.02, lr_u=0.08), fedselect),
     "fedselect-window": longer(m.FedSelect(p=0.4, delta="window", every=1), fedselect),
+    "fedselect-least": longer(m.FedSelect(personalise="least", p=0.4, lr_u=0.08), fedselect, 1e-6),
     "fedselect-norm": normed(m.FedSelect(p=0.3), fedselect, margin=1e-6),
     "pspfl-norm": normed(m.PSPFL(0.5), masks.pspfl, margin=1e-6),
     "pspfl-all": longer(m.PSPFL(0.7, "all"), masks.pspfl),

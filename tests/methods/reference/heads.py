@@ -8,12 +8,12 @@ Sources: CVPR 2024 (FedAS), arXiv:2107.00778 (FedRoD), 2406.04596 (FLUTE), 2306.
 import copy
 import math
 from collections.abc import Callable
-from itertools import combinations
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from scipy.optimize import nnls
 from torch import Tensor, nn
 
 from tests.methods.reference import plain
@@ -177,18 +177,13 @@ def flute(s: Setting, method: Any) -> Result:
 
 
 def best_mixture(quadratic: Tensor) -> Tensor:
-    """Over the simplex, by trying every support; a client of one sample has no variance."""
-    n, best, least = len(quadratic), None, float("inf")
-    quadratic = quadratic + 1e-12 * torch.eye(n, dtype=torch.float64)
-    for support in (own for size in range(n) for own in combinations(range(n), size + 1)):
-        part = quadratic[list(support)][:, list(support)]
-        shares = torch.linalg.solve(part, torch.ones(len(support), dtype=torch.float64))
-        shares = shares / shares.sum()
-        value = float(shares @ part @ shares)
-        if (shares >= 0).all() and value < least:
-            least, best = value, torch.zeros(n, dtype=torch.float64)
-            best[list(support)] = shares
-    return best
+    """Over the simplex, which is by non-negative least squares but for the sum of the shares; a
+    client of one sample has no variance.
+    """
+    factor = np.linalg.cholesky(quadratic.numpy() + 1e-12 * np.eye(len(quadratic))).T
+    rows, ones = np.vstack([factor, np.ones(len(factor))]), np.append(np.zeros(len(factor)), 1.0)
+    shares = nnls(rows, ones)[0]
+    return torch.from_numpy(shares / shares.sum())
 
 
 def fedpac(s: Setting, method: Any) -> Result:

@@ -217,9 +217,10 @@ def fedselect(s: Setting, method: Any, order: Order) -> Result:
                 continue
             free = np.flatnonzero(~mask)
             count = len(free) - round((1 - m.p) * len(free))
-            first = free[np.argsort(-distance[free], kind="stable")]
+            worth = -distance if m.personalise == "least" else distance
+            first = free[np.argsort(-worth[free], kind="stable")]
             if 0 < count < len(free) and distance.any():
-                result.margins.append(float(distance[first[count - 1]] - distance[first[count]]))
+                result.margins.append(float(worth[first[count - 1]] - worth[first[count]]))
             mask[first[:count]] = True
             result.counts.append(int(mask.sum()))
             pieces = torch.from_numpy(mask).split([masks[k].numel() for k in group])
@@ -285,14 +286,14 @@ def pspfl(s: Setting, method: Any) -> Result:
 
 def seqfededt(s: Setting, method: Any, turns: Callable[[int, int], list[int]]) -> Result:
     """turns: `turns(round, clients)`, the places of a cohort in their order."""
-    result, model, own, participated = Result(), s.initial, s.each(s.initial), set()
+    result, own = Result(), dict[int, Weights]()
     scored = [k for k in s.names if k in HEAD or not method.classifier_only]
 
-    def mix(i: int) -> Weights:
+    def begin(turn: Turn) -> Weights:
         """Statistics are the client's."""
-        scores = {}
+        scores, old = {}, own.get(turn.i, s.initial)
         for k in scored:
-            w, last = model[k].double(), own[i][k].double()
+            w, last = turn.shared[k].double(), old[k].double()
             distance = (w - last) ** 2 if method.score == "squared" else abs(w - last)
             scores[k] = abs(last) * distance if method.score == "importance" else distance
         order = ranked(scores)
@@ -301,23 +302,22 @@ def seqfededt(s: Setting, method: Any, turns: Callable[[int, int], list[int]]) -
             result.margins.append(float((order[at + 1] - order[at]) / order[at + 1]))
         masks = {k: leaf > float(order[at]) for k, leaf in scores.items()}
         result.counts.append(int(sum(mask.sum() for mask in masks.values())))
-        shared = {k: model[k] for k in s.names}
-        return {**own[i], **shared, **where(masks, own[i], model)}
+        return {**old, **turn.shared, **where(masks, old, turn.shared)}
 
-    for t, cohort in enumerate(s.cohorts, 1):
-        before, after = {}, {}
-        for i in [cohort[place] for place in turns(t, len(cohort))]:
-            start = mix(i)
-            before[i] = plain.hits(s, start, i)
-            model = own[i] = plain.train(s, start, Turn(t, i, model))
-            after[i] = plain.hits(s, own[i], i)
-            participated.add(i)
-        result.before.append([before[i] for i in cohort])
-        result.after.append([after[i] for i in cohort])
-        result.shared.append({k: model[k] for k in s.names})
-        latest = {i: w if i in participated else {**w, **result.shared[-1]} for i, w in own.items()}
-        result.personal.append(list(latest.values()))
-    return result
+    def merge(_: Any, trained: dict[int, Weights], t: int) -> Weights:
+        (end,) = trained.values()
+        return plain.pick(end, lambda name: name in s.names)
+
+    return plain.play(
+        s,
+        plain.train_and_keep(s, own),
+        begin,
+        merge,
+        personal=lambda turn: own.get(turn.i, {**s.initial, **turn.shared}),
+        shared=plain.pick(s.initial, lambda name: name in s.names),
+        groups=lambda t, cohort: [[cohort[place]] for place in turns(t, len(cohort))],
+        result=result,
+    )
 
 
 def highest(score: Tensor, tau: float, eps: float, margins: list[float]) -> Tensor:

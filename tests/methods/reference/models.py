@@ -9,6 +9,7 @@ TPDS 34(2), 2023 (pFedSD), 2006.08848 (pFedMe, Algorithm 1), 2002.07948 (Per-Fed
 """
 
 import copy
+import itertools
 import statistics
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.methods.reference import plain
-from tests.methods.reference.plain import HEAD, WATCHED, Result, Setting, Turn, Weights
+from tests.methods.reference.plain import HEAD, Order, Result, Setting, Turn, Weights
 
 
 def fedprox(s: Setting, method: Any) -> Result:
@@ -288,7 +289,8 @@ def parameters_of(model: nn.Module) -> Weights:
     return {k: p.detach().clone() for k, p in model.named_parameters()}
 
 
-def per_fedavg(s: Setting, method: Any) -> Result:
+def per_fedavg(s: Setting, method: Any, adapt: Order) -> Result:
+    """`adapt`: the order of the minibatches that a client is adapted on before it is evaluated."""
     alpha, delta, is_hf = method.inner_lr, method.delta, method.version == "hf"
     batches_per_step = 3 if is_hf else 2
 
@@ -312,18 +314,18 @@ def per_fedavg(s: Setting, method: Any) -> Result:
                 model.load_state_dict(moved, strict=False)
         return plain.values_of(model)
 
-    return plain.play(s, local, merge=lambda shared, trained, t: uniform_parameters(s, trained))
+    def personal(turn: Turn) -> Weights:
+        """Plain steps, with the statistics of the model that they begin with."""
+        model, steps = plain.load(s, turn.shared).train(), method.adapt_steps
+        weights = parameters_of(model)
+        batches = plain.minibatches(plain.replace(s, order=adapt), turn, range(steps))
+        for batch in itertools.islice(batches, steps):
+            g = unmoved(model, weights, *batch)
+            weights = {k: w - alpha * g[k] for k, w in weights.items()}
+        return {**turn.shared, **weights}
 
-
-def adapted(s: Setting, shared: Weights, t: int, i: int, alpha: float, steps: int) -> Weights:
-    """Plain steps on the first minibatches of `s.order` (round t), with the statistics of `shared`."""
-    model = plain.load(s, shared).train()
-    weights = parameters_of(model)
-    batches = list(plain.minibatches(s, Turn(t, i, shared), range(steps)))
-    for batch in batches[:steps]:
-        g = unmoved(model, weights, *batch)
-        weights = {k: w - alpha * g[k] for k, w in weights.items()}
-    return {**shared, **weights}
+    merge = lambda _, trained, t: uniform_parameters(s, trained)  # noqa: E731
+    return plain.play(s, local, merge=merge, personal=personal)
 
 
 class Pair(nn.Module):
@@ -485,14 +487,15 @@ def pfedhn(s: Setting, network: HyperNetwork, method: Any) -> Result:
         with torch.no_grad():
             return {**{k: v.clone() for k, v in network(i).items()}, **heads[i]}
 
-    def step(differences: dict[int, Weights]) -> None:
+    def merge(_: Any, trained: dict[int, Weights], t: int) -> Weights:
         optimizer.zero_grad()
-        for i, g in differences.items():
+        for i, end in trained.items():
             made = network(i)
-            slopes = [g[k] / len(differences) for k in made]
+            slopes = [(made[k].detach() - end[k]) / len(trained) for k in made]
             torch.autograd.backward([made[k] for k in made], slopes)
+            heads[i] = plain.pick(end, lambda name, i=i: name in heads[i])
         torch.nn.utils.clip_grad_norm_(network.parameters(), m.clip or 1e9)
-        others = [i for i in s.everyone if i not in differences]
+        others = [i for i in s.everyone if i not in trained]
         kept, speed = table.detach()[others].clone(), optimizer.state[table].get("momentum_buffer")
         kept_speed = torch.zeros_like(kept) if speed is None else speed[others].clone()
         optimizer.step()
@@ -501,24 +504,15 @@ def pfedhn(s: Setting, network: HyperNetwork, method: Any) -> Result:
                 table[others] = kept
             if m.momentum:
                 optimizer.state[table]["momentum_buffer"][others] = kept_speed
+        return {}
 
-    result = Result()
-    for t, cohort in enumerate(s.cohorts, 1):
-        result.before.append([])
-        result.after.append([])
-        for members in [[i] for i in cohort] if m.order == "sequential" else [cohort]:
-            differences = {}
-            for i in members:
-                start = model(i)
-                end = plain.train(s, start, Turn(t, i, {}))
-                result.before[-1].append(plain.hits(s, start, i))
-                result.after[-1].append(plain.hits(s, end, i))
-                differences[i] = {k: start[k] - end[k] for k in start}
-                heads[i] = plain.pick(end, lambda name, i=i: name in heads[i])
-            step(differences)
-        result.personal.append({i: model(i) for i in WATCHED})
-        result.extras.append({"learned": plain.values_of(network)})
-    return result
+    return plain.play(
+        s,
+        begin=lambda turn: model(turn.i),
+        merge=merge,
+        extras=lambda _: {"learned": plain.values_of(network)},
+        groups=lambda t, cohort: [[i] for i in cohort] if m.order == "sequential" else [cohort],
+    )
 
 
 def voted(

@@ -263,6 +263,7 @@ def play(
     shared: Any = None,
     extras: Callable[[Any], dict[str, Any]] | None = None,
     is_everyone_judged: bool = False,
+    groups: Callable[[int, list[int]], list[list[int]]] = lambda t, cohort: [cohort],
     result: Result | None = None,
 ) -> Result:
     """Play the rounds of a method.
@@ -271,17 +272,22 @@ def play(
     local: what it has trained (by LocalTrain), by `after` of which it is judged afterwards.
     merge: the new global weights of the old ones and what was trained (the mean by samples).
     judge: hits on a client's test images. extras: what else the new global weights come with.
+    groups: whose training ends with a merge before the next ones begin, by round and cohort.
     """
     result, shared = result or Result(), s.initial if shared is None else shared
     judge = judge or (lambda weights, i: hits(s, weights, i))
     local = local or (lambda weights, turn: train(s, weights, turn))
     for t, cohort in enumerate(s.cohorts, 1):
-        turns = [Turn(t, i, shared) for i in cohort]
-        starts = {turn.i: begin(turn) for turn in turns}
-        result.before.append([judge(starts[i], i) for i in cohort])
-        trained = {turn.i: local(starts[turn.i], turn) for turn in turns}
-        result.after.append([judge(after(i, trained[i]), i) for i in cohort])
-        shared = merge(shared, trained, t) if merge else average(s, trained)
+        hits_before, hits_after = dict[int, int](), dict[int, int]()
+        for members in groups(t, cohort):
+            turns = [Turn(t, i, shared) for i in members]
+            starts = {turn.i: begin(turn) for turn in turns}
+            hits_before |= {i: judge(starts[i], i) for i in members}
+            trained = {turn.i: local(starts[turn.i], turn) for turn in turns}
+            hits_after |= {i: judge(after(i, trained[i]), i) for i in members}
+            shared = merge(shared, trained, t) if merge else average(s, trained)
+        result.before.append([hits_before[i] for i in cohort])
+        result.after.append([hits_after[i] for i in cohort])
         result.shared.append(shared)
         result.personal.append({i: (personal or begin)(Turn(t, i, shared)) for i in WATCHED})
         if extras:

@@ -139,7 +139,8 @@ def play_small(
         begin,
         merge,
         personal=lambda turn: dict(personal[turn.i]),
-        judge=lambda it, i: judge(*it, i),
+        judge=lambda it, i: judge(*(it if isinstance(it, tuple) else (s, it)), i),
+        is_everyone_judged=True,
     )
 
 

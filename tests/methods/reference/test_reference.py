@@ -10,30 +10,25 @@ from functools import cache
 from typing import Any
 
 import pytest
-import torch.nn.functional as F
 
 from fedpfl.engine import FineTuning, Stopping, make_backend, pick_cohort
 from fedpfl.engine.calls import EvalCall, with_before_turn
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.participation import OneClient, run_evaluation
-from fedpfl.methods import Batch, FedAvg, FedSPU, HeteroFL, PerFedAvg
+from fedpfl.methods import Batch, FedAvg, FedSPU
 from fedpfl.testing.toy import CPU, LOCAL, as_engine, flatten
-from tests.conftest import assert_close, keep_quick, record_rounds
-from tests.methods.reference import models, plain, submodels
+from tests.conftest import assert_close, record_rounds
+from tests.methods.reference import plain, submodels
 from tests.methods.reference.cases import (
     CASES,
-    EVERYONE,
     LEFT_TO_TEST_ALL,
-    SMALL,
     WIDTHS,
     Case,
     RoundReport,
     drawn,
-    fixed,
-    heterofl,
     shared_model,
 )
-from tests.methods.reference.conftest import COHORTS, SEED, draw_order, make_world
+from tests.methods.reference.conftest import COHORTS, SEED, make_world
 
 ASKED = [
     pytest.param(name, marks=[pytest.mark.full] if name in LEFT_TO_TEST_ALL else [])
@@ -133,25 +128,6 @@ def test_the_server_counts_the_batches_of_the_cohorts_largest():
     assert counted == [4, 10, 14]  # two epochs of 2, 3 and 2 batches
 
 
-@pytest.mark.parametrize(("steps", "world"), keep_quick([(4, "norm"), (1, "")]))
-def test_per_fedavg_adapts_as_the_plain_loops_do(steps, world, backend):
-    net, federation, setting = make_world(world)
-    setting = plain.replace(setting, batch_size=SMALL.batch_size, order=draw_order("adapt"))
-    method = PerFedAvg(inner_lr=0.3, outer_lr=0.05, adapt_steps=steps)
-    values = {"engine": backend, "seed": SEED, "local": SMALL}
-    state = record_rounds(method, net, federation, COHORTS[:1], **values)[0][-1]
-    before = FineTuning(SMALL, Draws(SEED, "adapt", 3))
-    call = EvalCall(method, federation, state, EVERYONE, before_evaluation=before)
-    counts = make_backend(as_engine(backend), net, CPU).evaluate(call)
-    shared = {**state.server, **state.server_buffers["main"]}
-    for i, client in enumerate(setting.clients):
-        weights = models.adapted(setting, shared, 3, i, 0.3, steps)
-        logits = plain.still(setting, weights)(client.test_x)
-        assert counts.correct[i] == plain.count_hits(logits, client.test_y)
-        loss = F.cross_entropy(logits, client.test_y, reduction="sum")
-        assert_close(counts.loss[i], loss, atol=5e-5)
-
-
 def test_fedspu_stops_clients_early_as_the_plain_loops_do(backend):
     """Given is only who is drawn in place of those who have stopped."""
     net, federation, setting = make_world("norm")
@@ -171,24 +147,6 @@ def test_fedspu_stops_clients_early_as_the_plain_loops_do(backend):
             assert float(state.stopping["last"][client]) == pytest.approx(loss, abs=1e-5)
     assert want.extras[-2]["stopped"]
     assert played != planned
-
-
-def test_heterofl_is_evaluated_by_the_small_network_with_masked_logits(backend):
-    """Those that never trained as well."""
-    net, federation, setting = make_world("norm")
-    setting, method = plain.replace(setting, cohorts=COHORTS[:1]), HeteroFL(widths=WIDTHS)
-    want = heterofl(fixed)(setting, method)
-    values = {"engine": backend, "seed": SEED}
-    state = record_rounds(method, net, federation, COHORTS[:1], **values)[0][-1]
-    call = EvalCall(method, federation, state, list(plain.WATCHED))
-    counts = make_backend(as_engine(backend), net, CPU).evaluate(call)
-    for place, i in enumerate(plain.WATCHED):
-        part = fixed(1, i)
-        small = submodels.small_setting(setting, part)
-        weights = submodels.cut(want.personal[-1][i], part)
-        correct, loss = submodels.judged_masked(small, weights, i, True)
-        assert counts.correct[place] == correct
-        assert float(counts.loss[place]) == pytest.approx(loss, abs=1e-4)
 
 
 def test_every_case_that_is_left_out_is_one():
