@@ -320,9 +320,3 @@ def test_a_survey_is_no_participation_that_could_stop_a_client(net, federation):
     state, outcome = play_round(stopping, state, planned)
     assert stopped(state) == planned
     assert outcome.traffic == plain.traffic._replace(bits_up=plain.traffic.bits_up + 2)
-
-
-@pytest.mark.parametrize("lam", [-0.1, 1.5, float("nan")])
-def test_the_share_of_training_is_a_share(lam):
-    with pytest.raises(ValueError, match="lam must be between 0 and 1"):
-        Stopping(early=True, lam=lam)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedpfl.engine.backends import loop
 from fedpfl.engine.training import cutting, evaluation
 from fedpfl.ground import tree
-from fedpfl.methods import METHODS, FedAvg, Phase, RandomDropout
+from fedpfl.methods import METHODS, FedAvg, Phase
 from fedpfl.methods.shared import neurons
 from fedpfl.models import Net
 from fedpfl.models.narrow import NarrowableConv2d
@@ -193,13 +193,6 @@ def test_only_networks_of_separate_neurons_are_cut(name):
     moving = {**still, "fc.bias": torch.ones(8, dtype=torch.bool)}
     assert find_subnetwork(net, zeroed, moving) is None
     assert find_subnetwork(net, net.params, still) is None
-
-
-def test_clients_that_have_everything_are_as_before(federation):
-    method, net = RandomDropout(widths=(1.0,)), tiny(norm=True)
-    result, _, _ = play(method, net, federation)
-    whole, _, _ = play_at_full_size(method, net, federation)
-    assert_close(result, whole, atol=0.0, rtol=0.0)
 
 
 @pytest.mark.parametrize(("stride", "padding", "bias"), [(1, 0, True), (2, 1, False)])

@@ -166,12 +166,6 @@ def test_without_test_samples_there_is_no_accuracy():
 # Precision, settings and errors
 
 
-@pytest.mark.parametrize("field", ["workers", "width"])
-def test_engine_settings_out_of_range_are_named(field):
-    with pytest.raises(ValueError, match=f"{field} must be 0 or more, got -1"):
-        Engine(**{field: -1})
-
-
 @pytest.mark.parametrize(
     ("place", "chosen"), [("cpu", "loop"), pytest.param("cuda", "batched", marks=pytest.mark.cuda)]
 )
@@ -437,26 +431,24 @@ def clocked(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("bf16", "fp32", "pays", "said"),
+    ("bf16", "fp32", "pays", "samples", "said"),
     [
-        (0.001, 0.002, True, "32 ms in bf16, 64 ms in fp32: bf16 is faster here"),
-        (0.002, 0.001, False, "64 ms in bf16, 32 ms in fp32: fp32 is faster here"),
-        (0.00105, 0.001, True, "33.6 ms in bf16, 32 ms in fp32: one is as fast as the other here"),
+        (0.001, 0.002, True, 32, "32 ms in bf16, 64 ms in fp32: bf16 is faster here"),
+        (0.002, 0.001, False, 32, "64 ms in bf16, 32 ms in fp32: fp32 is faster here"),
+        (0.00105, 0.001, True, 32, "33.6 ms in bf16, 32 ms in fp32: one is as fast as the other"),
+        (1e-5, 1.5e-5, True, 32, "0.32 ms in bf16, 0.48 ms in fp32: bf16 is faster here"),
+        (0.01, 0.015, True, 28, "290 ms in bf16, 420 ms in fp32: bf16 is faster here"),
+        (0.05, 0.075, True, 2, "100 ms in bf16, 150 ms in fp32: bf16 is faster here"),
     ],
 )
-def test_each_way_is_timed_and_the_faster_is_named(clocked, bf16, fp32, pays, said):
-    found = time_precisions(BF16, CPU, clocked(bf16, fp32), FEDERATION, 32)
-    assert str(found) == f"a step of 32 samples takes {said}"
-    assert found.pays == pays
-
-
-@pytest.mark.parametrize("seconds", [0.00001, 0.001, 0.01, 0.05])
-def test_it_takes_a_second_at_most(clocked, seconds):
+def test_each_way_is_timed_in_a_second_at_most_and_the_faster_is_named(
+    clocked, bf16, fp32, pays, samples, said
+):
     """A network that is slow is timed with fewer samples."""
-    found = time_precisions(BF16, CPU, clocked(seconds, 1.5 * seconds), FEDERATION, 32)
+    found = time_precisions(BF16, CPU, clocked(bf16, fp32), FEDERATION, 32)
+    assert str(found).startswith(f"a step of {samples} samples takes {said}")
+    assert (found.pays, found.samples) == (pays, samples)
     assert Clocked.now < 1
-    assert found.bf16 == pytest.approx(found.samples * seconds, abs=0.011)  # it may stall
-    assert (found.samples == 32) == (seconds < 0.01)
 
 
 def test_nothing_is_drawn_moved_or_asked_elsewhere():

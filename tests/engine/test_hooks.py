@@ -19,7 +19,7 @@ from fedpfl.engine.store import RowStorage
 from fedpfl.engine.training.sgd import clip_gradients
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError, MethodError
-from fedpfl.methods import Batch, FedAvg, Phase, Turn
+from fedpfl.methods import Batch, FedALA, FedAvg, Phase, Turn
 from tests.conftest import (
     BACKENDS,
     CLASSES,
@@ -103,26 +103,16 @@ def test_an_evaluation_shows_no_labels(backend, net, federation):
 # Looks at the data before training and before evaluation
 
 
-@dataclass(frozen=True)
-class Adapter(FedAvg):
-    """Is evaluated by the global model with the client's label counts added to the head's bias."""
-
-    def before_evaluation(self, server, client, net, shard):
-        net(server, shard.data.x)
-        counts = torch.bincount(shard.data.y, minlength=5).float()
-        return {"counts": counts + 0.01 * shard.order("any", 0)[0]}
-
-    def personal(self, server, client):
-        return {**server, "classifier.bias": server["classifier.bias"] + client.get("counts", 0.0)}
-
-
 def test_fine_tuning_starts_from_the_adapted_model(backend, net, federation):
-    state = record_states(Adapter(), net, federation, COHORTS[:1], engine=backend)[-1]
-    tuning = FineTuning(dataclasses.replace(LOCAL, epochs=1, lr=1e-12), Draws(0, "finetune", 1))
-    before, after = (
-        evaluate(Adapter(), net, federation, state, backend, tuning=own) for own in (None, tuning)
+    method = FedALA(eta=5.0)
+    state = record_states(method, net, federation, COHORTS[:1], engine=backend)[-1]
+    still = FineTuning(dataclasses.replace(LOCAL, epochs=1, lr=1e-12), Draws(0, "finetune", 1))
+    adapted, tuned, shared = (
+        evaluate(own, net, federation, state, backend, tuning=tuning)
+        for own, tuning in ((method, None), (method, still), (FedAvg(), None))
     )
-    assert_close(before.loss, after.loss, atol=1e-4)
+    assert_close(tuned.loss, adapted.loss, atol=1e-4)
+    assert (shared.loss - adapted.loss).abs().max() > 0.01
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,10 @@
 """Optimisers, schedules of the learning rate and a fixed number of steps, against torch.optim and
-by hand.
+by hand; settings of training and of the engine out of their ranges.
 """
 
 import dataclasses
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from torch.optim import SGD, Adam, AdamW
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LambdaLR, StepLR
 
-from fedpfl.engine import RoundSetup, make_backend, make_initial_state, play_round
+from fedpfl.engine import Engine, RoundSetup, Stopping, make_backend, make_initial_state, play_round
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.local import Local
 from fedpfl.engine.training.minibatches import plan_steps
@@ -275,8 +276,7 @@ def test_a_client_without_a_whole_step_takes_none():
     assert len(positions(9, Phase(1, batches=3), range(2), 5)) == 0
 
 
-@pytest.mark.parametrize("engine", [LOOP, "batched"], ids=str)
-def test_all_clients_take_so_many_steps(engine, net, federation):
+def test_all_clients_take_so_many_steps(backend, net, federation):
     """By the mean loss over steps: the gradient of the losses' sum is constant, so each step moves
     as far.
     """
@@ -292,7 +292,7 @@ def test_all_clients_take_so_many_steps(engine, net, federation):
         def phases(self, server, client, params, epochs):
             return [Phase(epochs, after_gradient=count)]
 
-    values = {"engine": engine, "local": Local(None, 32, 0.05, steps=7)}
+    values = {"engine": backend, "local": Local(None, 32, 0.05, steps=7)}
     state = record_states(Counting(), net, federation, [list(range(10))], **values)[-1]
     assert state.clients["taken"].tolist() == [7.0 if samples > 1 else 0.0 for samples in TRAIN]
 
@@ -311,38 +311,47 @@ class Stepper(FedAvg):
         return tree.map(lambda p, g: p - self.lr * g, params, grads), loss
 
 
-@pytest.mark.parametrize("engine", [LOOP, "batched"], ids=str)
 @pytest.mark.parametrize("values", [{"optimizer": "adam"}, {"decay": 0.9}])
 def test_a_method_with_steps_of_its_own_refuses_what_has_no_part_in_them(
-    engine, values, net, federation
+    backend, values, net, federation
 ):
     """Also one that does not say so."""
     (key, value), *_ = values.items()
     local = dataclasses.replace(LOCAL, **values)
     told = f"local.{key}={value} has no part in Stepper, which makes its own steps"
     with pytest.raises(FedpflError, match=told):
-        record_states(Stepper(), net, federation, COHORTS[:1], engine=engine, local=local)
+        record_states(Stepper(), net, federation, COHORTS[:1], engine=backend, local=local)
 
 
 RANGES = """
-steps=5 => steps must be null beside local.epochs=1; set local.epochs=null, got 5
-epochs=None => steps must be 1 or more where local.epochs is null, got None
-epochs=None, steps=0 => steps must be 1 or more
-nesterov=True => nesterov must be false but for sgd with momentum
-nesterov=True, momentum=0.5, optimizer="adam" => nesterov must be false but for sgd
-betas=(0.9, 1.0) => betas must be at least 0 and below 1
-eps=0.0 => eps must be a positive number
-decay=0.0 => decay must be above 0 and at most 1, or cosine
-decay_every=0 => decay_every must be 1 or more
-epochs=0 => epochs must be 1 or more
-batch_size=1 => batch_size must be 2 or more
-lr=0.0 => lr must be a positive number
-momentum=1.0 => momentum must be at least 0 and below 1
-weight_decay=-1.0 => weight_decay must be 0 or more
+local => steps=5 => steps must be null beside local.epochs=1; set local.epochs=null, got 5
+local => epochs=None => steps must be 1 or more where local.epochs is null, got None
+local => epochs=None, steps=0 => steps must be 1 or more
+local => nesterov=True => nesterov must be false but for sgd with momentum
+local => nesterov=True, momentum=0.5, optimizer="adam" => nesterov must be false but for sgd
+local => betas=(0.9, 1.0) => betas must be at least 0 and below 1
+local => eps=0.0 => eps must be a positive number
+local => decay=0.0 => decay must be above 0 and at most 1, or cosine
+local => decay_every=0 => decay_every must be 1 or more
+local => epochs=0 => epochs must be 1 or more
+local => batch_size=1 => batch_size must be 2 or more
+local => lr=0.0 => lr must be a positive number
+local => momentum=1.0 => momentum must be at least 0 and below 1
+local => weight_decay=-1.0 => weight_decay must be 0 or more
+engine => workers=-1 => workers must be 0 or more, got -1
+engine => width=-1 => width must be 0 or more, got -1
+stopping => lam=-0.1 => lam must be between 0 and 1
+stopping => lam=1.5 => lam must be between 0 and 1
+stopping => lam=float("nan") => lam must be between 0 and 1
 """
+SETTINGS = {
+    "local": partial(Local, **{"epochs": 1, "batch_size": 32, "lr": 0.1}),
+    "engine": Engine,
+    "stopping": partial(Stopping, early=True),
+}
 
 
-@pytest.mark.parametrize(("values", "named"), read_cases(RANGES))
-def test_settings_out_of_range_are_named(values, named):
-    with pytest.raises(ValueError, match=named):
-        Local(**{"epochs": 1, "batch_size": 32, "lr": 0.1, **eval(f"dict({values})")})
+@pytest.mark.parametrize(("group", "values", "message"), read_cases(RANGES))
+def test_settings_out_of_range_are_named(group, values, message):
+    with pytest.raises(ValueError, match=message):
+        SETTINGS[group](**eval(f"dict({values})"))

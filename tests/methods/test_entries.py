@@ -252,15 +252,6 @@ def test_fedselect_the_personal_share_grows_up_to_alpha(values, counts, net, fed
     assert [int(state.clients["mask"][name][0].sum()) for name in WEIGHTS] == counts
 
 
-def test_fedselect_of_ties_the_right_number_is_taken(backend, net, federation):
-    """Client 9 has one sample and never moves: every distance is zero."""
-    state = record_states(FedSelect(), net, federation, [[9]], engine=backend)[-1]
-    for name in WEIGHTS:
-        mask = client_row(state.clients["mask"], 9)[name].flatten()
-        count = len(mask) - round(0.75 * len(mask))
-        assert torch.equal(mask, torch.arange(len(mask)) < count)
-
-
 def test_fedselect_random_choices_are_drawn_anew_and_repeat(net, federation):
     states, again = (
         record_states(FedSelect(personalise="random"), net, federation, OFTEN[:2]) for _ in range(2)
@@ -305,18 +296,6 @@ def test_fedselect_an_unknown_layer_is_told(net):
     for layer, message in ((3, "layers 0 to 2, got 3"), ("fc2", known)):
         with pytest.raises(FedpflError, match=message):
             FedSelect(personalise=layer).init(net.params, net.parts)
-
-
-def test_pspfl_entries_that_did_not_move_are_shared(net, federation):
-    """Ties at zero; client 9 has one sample and never moves."""
-    method = PSPFL(0.0)
-    state = record_states(method, net, federation, [[2, 9]])[-1]
-    assert not tree.ravel(method.prepare(state.server, state.client(9))["mask"]).any()
-    client = state.client(2)
-    dead = {**client["score"], "fc.weight": torch.zeros(12, 36)}
-    mask = method.prepare(state.server, {**client, "score": dead})["mask"]
-    assert not mask["fc.weight"].any()
-    assert mask["conv.weight"].any()
 
 
 # Scores, norms and the exact quantile rule, against exact arithmetic and numpy.
