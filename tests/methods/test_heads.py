@@ -283,18 +283,6 @@ def test_pfedfda_a_covariance_without_regularisation_is_made_positive_definite()
     assert torch.linalg.eigvalsh(got[1]).min() > 0
 
 
-def test_pfedfda_features_are_judged_in_evaluation_mode(federation):
-    net, method = tiny(norm=True), PFedFDA()
-    state = record_states(method, net, federation, [[2, 4]])[-1]
-    shard, client = make_shard(federation, 4, 32, Draws(0, "adapt", 1)), state.client(4)
-    training, judging = (net.bind(state.server_buffers, training=t) for t in (True, False))
-    assert_same(
-        method.before_evaluation(state.server, client, training, shard),
-        method.before_evaluation(state.server, client, judging, shard),
-    )
-    assert_same(training.buffers, state.server_buffers)
-
-
 def draw_point(method, beta, random, projected=True):
     """The alpha of one step."""
     batch = Batch(torch.empty(0), torch.empty(0), random=random[None])

@@ -120,19 +120,6 @@ def test_apfl_alpha_stays_between_0_and_1_and_is_told_as_it_was(backend, net, fe
     assert (alphas.min(), alphas.max()) == (0.0, 1.0)
 
 
-def test_apfl_an_unseen_client_has_the_initial_mixture_or_the_global_model(
-    backend, net, federation
-):
-    initial, cold = APFL(), APFL(cold_start="global")
-    state = record_states(cold, net, federation, COHORTS[:2], engine=backend)[-1]
-    assert_same(state, record_states(initial, net, federation, COHORTS[:2], engine=backend)[-1])
-    client = state.client(UNSEEN)
-    wanted = {"w": state.server, "v": net.params, "alpha": torch.tensor(0.5)}
-    assert_same(initial.personal(state.server, client), wanted)
-    assert_same(cold.personal(state.server, client), {**wanted, "alpha": torch.tensor(0.0)})
-    assert cold.personal(state.server, state.client(2))["alpha"] > 0.4
-
-
 @pytest.mark.parametrize(
     ("losses", "threshold", "wanted"),
     [

@@ -182,7 +182,7 @@ CASES |= {
         m.APFL(alpha_lr=0.5), models.apfl, extras=alphas, check=have_moved, **SAID
     ),
     "apfl-param-norm": normed(
-        m.APFL(0.3, mixing="param", alpha_lr=0.2, alpha_decay=0.1),
+        m.APFL(0.3, mixing="param", alpha_lr=0.2, alpha_decay=0.1, cold_start="global"),
         models.apfl,
         extras=alphas,
         check=have_moved,
@@ -626,17 +626,18 @@ CASES |= {  # centres come from the singular vectors of 10 clients' small differ
 
 def pfedfda_server(report: RoundReport) -> Any:
     cov = unpack_symmetric(report.state.server["cov"])
-    return {"body": report.state.server["body"], "mean": report.state.server["mean"], "cov": cov}
+    return {"body": shared_model(report), "mean": report.state.server["mean"], "cov": cov}
 
 
 def pfedfda_loops(s: plain.Setting, method: Any) -> plain.Result:
-    net = make_world("")[0]
+    net = make_world("norm")[0]
     return pfedfda.pfedfda(s, method.init(net.params, net.parts)[0]["mean"])
 
 
 CASES["pfedfda"] = Case(  # the search for beta stops where its steps are that small
     m.PFedFDA(),
     pfedfda_loops,
+    "norm",
     cohorts=COHORTS[:2],  # as each search takes long
     tolerance=(1e-4, 1e-4),
     shared=pfedfda_server,

@@ -348,6 +348,7 @@ class Pair(nn.Module):
 def apfl(s: Setting, method: Any) -> Result:
     m, mixing = method, method.mixing
     own, alphas = s.each(s.initial), s.each(m.alpha)
+    have_moved: set[int] = set()
 
     def slope(pair: Pair, now: float, x: Tensor, y: Tensor) -> float:
         """Of the mixture's loss in alpha, as the specification takes it, on copies."""
@@ -374,6 +375,7 @@ def apfl(s: Setting, method: Any) -> Result:
         if batches:
             g = slope(pair, now, *batches[0]) + m.alpha_decay * now
             new = min(1.0, max(0.0, now - m.alpha_lr * g))
+            have_moved.add(i)
 
         def loss(pair: Pair, x: Tensor, y: Tensor, weight: float) -> Tensor:
             mixed = F.cross_entropy(pair.mix(weight, mixing, x), y)
@@ -389,7 +391,8 @@ def apfl(s: Setting, method: Any) -> Result:
             return pair.mix(parts_of[2], mixing, s.clients[i].test_x)
 
     def parts_of(shared: Weights, i: int) -> tuple[Weights, Weights, float]:
-        return shared, dict(own[i]), alphas[i]
+        is_cold = m.cold_start == "global" and i not in have_moved
+        return shared, dict(own[i]), 0.0 if is_cold else alphas[i]
 
     return plain.play(
         s,
