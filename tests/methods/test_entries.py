@@ -436,8 +436,15 @@ def test_masks_are_counted_as_sets(method: Method) -> None:
 
 
 def test_only_so_many_clients_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of what processes collect, of which each gives its own first ones."""
     method, state = FedSelect(), record_states(FedSelect(), tiny(), make_federation(), COHORTS)[-1]
     whole = engine.compare_masks(method, state)
+    state.rows.is_stored_here = lambda client: True
+    given: list[Any] = []
+    monkeypatch.setattr(masks.ranks, "gather_to_main", lambda rows: given.extend(rows) or rows)
+    assert engine.compare_masks(method, state) == whole
+    monkeypatch.setattr(masks.ranks, "gather_to_main", lambda rows: given[1::2] + given[::2])
+    assert engine.compare_masks(method, state) == whole
     monkeypatch.setattr(masks, "MOST", 3)
     monkeypatch.setattr(masks, "EXACT", 50)  # in many parts
     few = engine.compare_masks(method, state)
@@ -445,21 +452,6 @@ def test_only_so_many_clients_are_compared(monkeypatch: pytest.MonkeyPatch) -> N
     for name, told in few["tensors"].items():
         assert np.array_equal(told["both"], np.array(whole["tensors"][name]["both"])[:3, :3])
         assert sum(told["held"]) == told["entries"]
-
-
-def test_of_what_processes_collect_so_many_clients_are_compared(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Each gives its own first ones, which together are more."""
-    method, state = FedSelect(), record_states(FedSelect(), tiny(), make_federation(), COHORTS)[-1]
-    state.rows.is_stored_here = lambda client: True
-    given: list[Any] = []
-    monkeypatch.setattr(masks.ranks, "gather_to_main", lambda own: given.extend(own) or own)
-    whole = engine.compare_masks(method, state)
-    monkeypatch.setattr(masks.ranks, "gather_to_main", lambda own: given[1::2] + given[::2])
-    assert engine.compare_masks(method, state) == whole
-    monkeypatch.setattr(masks, "MOST", 3)
-    assert engine.compare_masks(method, state)["clients"] == TOOK_PART[:3]
 
 
 def test_a_run_leaves_them_once_and_mends_them(tmp_path: Path) -> None:

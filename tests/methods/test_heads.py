@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedpfl import models
-from fedpfl.engine import FineTuning, make_initial_state
+from fedpfl.engine import make_initial_state
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.participation import OneClient
 from fedpfl.engine.training.shard import make_shard
@@ -40,13 +40,12 @@ from fedpfl.methods.shared import features
 from fedpfl.methods.shared.gaussian import pack_symmetric
 from fedpfl.methods.shared.pool import choose_candidates
 from fedpfl.methods.shared.simplex import client_centres, params_at
-from fedpfl.testing.toy import CLASSES, CPU, LOCAL, differing, tiny
+from fedpfl.testing.toy import CLASSES, CPU, differing, tiny
 from tests.conftest import (
     COHORTS,
     HEAD,
     assert_close,
     assert_same,
-    evaluate,
     find_eval_job,
     hold_out_quarter,
     record_rounds,
@@ -219,19 +218,6 @@ def test_knn_per_only_who_tunes_lam_looks_at_held_out_samples(net, federation):
     tuned, untuned = (laid_by(KNNPer(lam=None), net, own, 0, state) for own in (held, federation))
     assert float(tuned["lam"]) > 0
     assert float(untuned["lam"]) == 0  # nothing to judge by
-
-
-def test_knn_per_fine_tuning_moves_the_head_alone(backend, net, federation):
-    method, state = KNNPer(), record_states(FedAvg(), net, federation, COHORTS[:1])[-1]
-    params = laid_by(method, net, federation, 0, state)
-    (phase,) = method.finetuning(params, net.parts, 2)
-    assert {name for name, moves in phase.mask["model"].items() if moves} == {*HEAD}
-    assert phase.mask["memory"] is phase.mask["lam"] is False
-    tuning = FineTuning(LOCAL, Draws(0, "finetune", 1))
-    tuned, plain = (
-        evaluate(method, net, federation, state, backend, tuning=own) for own in (tuning, None)
-    )
-    assert differing(tuned.loss, plain.loss)
 
 
 def problem(samples=60, seed=0):

@@ -25,6 +25,7 @@ from fedpfl.methods import (
     FedOBP,
     FedPer,
     FedRep,
+    KNNPer,
     LGFedAvg,
     PerFedAvg,
     PFedHN,
@@ -41,6 +42,7 @@ from tests.conftest import (
     assert_same,
     client_row,
     evaluate,
+    find_eval_job,
     make_federation,
     participate,
     record_rounds,
@@ -247,6 +249,8 @@ TUNED = [
     (FedRep(), "all", HEAD),  # arXiv:2102.07078
     # Both models, and not the weight between them.
     (APFL(alpha_lr=1.0), "all", [f"{role}/{name}" for role in "wv" for name in (*BODY, *HEAD)]),
+    # Neither what is laid by nor its weight
+    (KNNPer(), "all", [f"model/{name}" for name in HEAD]),
 ]
 
 
@@ -263,10 +267,10 @@ def test_fine_tuning_moves_what_the_paper_says(base, part, names, net, federatio
 
     method = Watched(**dataclasses.asdict(base))
     state = record_states(base, net, federation, COHORTS[:1])[-1]
-    kept, client = tree.clone(state.server), state.client(2)
+    kept, job = tree.clone(state.server), find_eval_job(base, net, federation, state, 2)
     tuning = FineTuning(LOCAL, Draws(0, "finetune", 3), part)
     make_backend(LOOP, net, CPU).evaluate(EvalCall(method, federation, state, [2], tuning))
-    moved = differing(seen[-1], method.personal(state.server, client))
+    moved = differing(seen[-1], job.params)
     assert {path.strip("/") for path in moved} == {*names}
     assert_same(state.server, kept)
 
