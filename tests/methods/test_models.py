@@ -25,6 +25,8 @@ from fedpfl.methods import (
     FedOBP,
     FedPer,
     FedRep,
+    FedRolex,
+    HeteroFL,
     KNNPer,
     LGFedAvg,
     PerFedAvg,
@@ -155,18 +157,25 @@ def test_fedala_settles_when_the_standard_deviation_of_the_last_losses_is_below_
     assert len(losses) - len(list(given_losses)) == wanted
 
 
-def test_per_fedavg_fine_tuning_is_plain_descent_with_the_inner_step(backend, net, federation):
-    method = PerFedAvg("hf", inner_lr=0.1, outer_lr=0.05, delta=0.01)
-    small = replace(LOCAL, batch_size=8)
-    states = record_states(method, net, federation, COHORTS[:1], engine=backend, local=small)
-    usual = FineTuning(LOCAL, Draws(0, "finetune", 3))
-    plain = usual._replace(local=replace(LOCAL, lr=method.inner_lr, momentum=0.0))
-    tuned, descended, other = (
-        evaluate(own, net, federation, states[-1], backend, tuning=tuning)
-        for own, tuning in ((method, usual), (FedAvg(), plain), (FedAvg(), usual))
+@pytest.mark.parametrize(
+    ("method", "sgd"),
+    [
+        (PFedMe(), {}),  # that of the private model
+        (PerFedAvg("hf", inner_lr=0.1, outer_lr=0.05, delta=0.01), {"lr": 0.1, "momentum": 0.0}),
+    ],
+    ids=["pfedme", "per_fedavg"],
+)
+def test_fine_tuning_is_plain_descent(method, sgd, backend, net, federation):
+    """Of the initial model, as FedAvg's is with these steps."""
+    tuning = FineTuning(replace(LOCAL, batch_size=8), Draws(0, "finetune", 3))
+    descent = tuning._replace(local=replace(tuning.local, **sgd))
+    tuned, descended, untuned = (
+        evaluate(own, net, federation, state, backend, tuning=steps)
+        for own, steps in ((method, tuning), (FedAvg(), descent), (method, None))
+        for state in [make_initial_state(own, net, 10, CPU)]
     )
     assert_same(tuned, descended)
-    assert differing(tuned, other)
+    assert differing(tuned.loss, untuned.loss)
 
 
 def test_pfedme_the_loss_of_training_is_that_of_the_model_a_minibatch_begins_with(
@@ -180,18 +189,6 @@ def test_pfedme_the_loss_of_training_is_that_of_the_model_a_minibatch_begins_wit
         own = federation.train[client]
         logits = net.bind({})(net.params, federation.normalize(federation.x[own]))
         assert_close(loss.float(), F.cross_entropy(logits, federation.y[own]), atol=1e-5)
-
-
-def test_pfedme_fine_tuning_moves_the_private_model_by_sgd(backend, net, federation):
-    """Of an unseen client: FedAvg's global model, fine-tuned."""
-    tuning = FineTuning(LOCAL, Draws(0, "finetune", 0))
-    tuned, fedavgs, plain = (
-        evaluate(method, net, federation, state, backend, tuning=own)
-        for method, own in ((PFedMe(), tuning), (FedAvg(), tuning), (PFedMe(), None))
-        for state in [make_initial_state(method, net, 10, CPU)]
-    )
-    assert_same(tuned, fedavgs)
-    assert differing(tuned.loss, plain.loss)
 
 
 def test_pfedme_without_a_pull_no_step_is_too_long():
@@ -249,6 +246,9 @@ TUNED = [
     (FedRep(), "all", HEAD),  # arXiv:2102.07078
     # Both models, and not the weight between them.
     (APFL(alpha_lr=1.0), "all", [f"{role}/{name}" for role in "wv" for name in (*BODY, *HEAD)]),
+    # And not which classes the client has
+    (HeteroFL(), "all", [f"model/{name}" for name in (*BODY, *HEAD)]),
+    (FedRolex(), "head", [f"model/{name}" for name in HEAD]),
     # Neither what is laid by nor its weight
     (KNNPer(), "all", [f"model/{name}" for name in HEAD]),
 ]

@@ -883,7 +883,7 @@ NAMES = """
 fedavg-norm fedphp fedala-0 ifca-three lg_fedavg-as_published pfedme knn_per-norm pfedhn-clipped
 fedpac-norm fedcp-off fedselect-norm fedpurin-delta-norm fedcac-cutoff heterofl-scaler
 fedfomo-norm fedavg-lora fedsa_lora-averaged-lora ffa_lora-lora fedalt-lora
-fedrod-1.0 seqfededt-difference fedcac-norm flexfl-plain subflot-prefix subflot-balanced
+fedrod-1.0 seqfededt-difference fedcac-norm flexfl-plain subflot-balanced
 subflot-no-extraction subflot-no-aggregation feddyn-cloud fedpurin pspfl-norm cfl-single
 feddbe-0
 """
