@@ -313,6 +313,7 @@ def _look_bravely(client):
 
 LOOKS = {
     "reads": lambda client: client["trained"],
+    "reads its number": lambda client: client["number"],
     "reads if there": _look_bravely,
     "asks if there": lambda client: "trained" in client,
     "unpacks": lambda client: {**client},
@@ -323,34 +324,17 @@ LOOKS = {
 }
 
 
-def test_a_model_is_everybodys_only_where_the_client_is_not_looked_at(net, various):
+def test_a_model_is_everybodys_only_where_the_client_is_not_looked_at_nor_fine_tuned(net, various):
     _, state = play_once(FedAvg(), net, various)
-    shared = find_shared_model(EvalCall(FedAvg(), various, state, CLIENTS), net)
-    assert shared.clients == CLIENTS
+    call = EvalCall(FedAvg(), various, state, CLIENTS)
+    assert find_shared_model(call, net).clients == CLIENTS
     for way, look in LOOKS.items():
         method_type = type("Curious", (_Curious,), {"_look": staticmethod(look)})
-        curious = find_shared_model(EvalCall(method_type(), various, state, CLIENTS), net)
+        curious = find_shared_model(replace(call, method=method_type()), net)
         # In the initial state all are alike but for their numbers.
+        if way == "reads its number":
+            assert curious is None
         assert curious is None or curious.other_clients == COHORT, way
-
-
-def test_a_client_that_goes_by_its_number_has_a_model_of_its_own(net, various):
-    @dataclass(frozen=True)
-    class Numbered(FedAvg):
-        def personal(self, server, client):
-            return tree.map(lambda leaf: leaf * (1 + client["number"] / 10), server)
-
-    backend, state = play_once(FedAvg(), net, various)
-    call = EvalCall(Numbered(), various, state, CLIENTS)
-    assert find_shared_model(call, net) is None
-    third = replace(state, server=Numbered().personal(state.server, {"number": 3}))
-    expected = backend.evaluate(EvalCall(FedAvg(), various, third, [3]))
-    assert_same(expected, tree.take(backend.evaluate(call), slice(3, 4)))
-
-
-def test_nobody_shares_a_model_that_is_fine_tuned(net, various):
-    state = make_initial_state(FedAvg(), net, various.clients, CPU)
-    call = EvalCall(FedAvg(), various, state, CLIENTS)
     tuning = FineTuning(LOCAL, Draws(0, "finetune", 1))
     assert find_shared_model(replace(call, tuning=tuning), net) is None
     assert find_shared_model(replace(call, overlay={"x": torch.zeros(13)}), net) is None

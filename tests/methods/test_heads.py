@@ -51,7 +51,7 @@ from tests.conftest import (
     record_rounds,
     record_states,
 )
-from tests.methods.reference.pfedfda import objective
+from tests.methods.reference.heads import objective
 
 
 @pytest.mark.parametrize(

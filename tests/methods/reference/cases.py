@@ -17,7 +17,7 @@ from fedpfl.ground import tree
 from fedpfl.methods.fedcp import BANK
 from fedpfl.methods.shared.gaussian import unpack_symmetric
 from tests.conftest import CPU, LOCAL, tiny
-from tests.methods.reference import groups, heads, lora, masks, models, pfedfda, plain, submodels
+from tests.methods.reference import groups, heads, lora, masks, models, plain, submodels
 from tests.methods.reference.conftest import (
     COHORTS,
     SEED,
@@ -631,7 +631,7 @@ def pfedfda_server(report: RoundReport) -> Any:
 
 def pfedfda_loops(s: plain.Setting, method: Any) -> plain.Result:
     net = make_world("norm")[0]
-    return pfedfda.pfedfda(s, method.init(net.params, net.parts)[0]["mean"])
+    return heads.pfedfda(s, method.init(net.params, net.parts)[0]["mean"])
 
 
 CASES["pfedfda"] = Case(  # the search for beta stops where its steps are that small
