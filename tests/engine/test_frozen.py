@@ -444,9 +444,6 @@ class Unruly(Curious):
         model = tree.where(self._mask(server), new["model"], server["model"])
         return {**server, "model": model}, clients
 
-    def evaluated(self, server, client, params):
-        return params
-
 
 @pytest.mark.parametrize("momentum", [0.3, None])
 def test_a_loss_of_a_submodel_may_look_at_all_of_the_network(momentum, federation):

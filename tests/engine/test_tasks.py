@@ -13,7 +13,6 @@ from torch import nn
 import fedpfl
 from fedpfl.config.plan import check_config
 from fedpfl.data.datasets import load_samples
-from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tasks import MULTILABEL, REGRESSION, find_task
 from fedpfl.methods import METHODS
 from fedpfl.models import ADAPTERS, Net
@@ -38,6 +37,7 @@ from tests.conftest import (
     make_federation,
     record_rounds,
 )
+from tests.data.promises import one_line
 
 SITES = 6
 OTHERS = [MULTILABEL, REGRESSION]
@@ -70,13 +70,6 @@ def words_of(archives, task):
     return (*WORDS, f"task={task.name}", format_override("dataset.path", str(path)))
 
 
-def refusal(action) -> str:
-    with pytest.raises(FedpflError) as error:
-        action()
-    assert "\n" not in str(error.value)
-    return str(error.value)
-
-
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
@@ -90,7 +83,7 @@ def refusal(action) -> str:
 def test_what_is_about_classes_is_refused_before_data_are_read(words, reason):
     base = ("partition=iid", "method=fedavg")
     chosen = {word.partition("=")[0]: word for word in (*base, *words)}.values()
-    assert reason in refusal(lambda: check_config(compose_once(*chosen, "task=regression")))
+    assert reason in one_line(lambda: check_config(compose_once(*chosen, "task=regression")))
 
 
 def test_methods_that_need_classes_say_why():
@@ -121,7 +114,7 @@ def test_methods_that_need_classes_say_why():
 def test_labels_of_another_form_say_which_task_they_are_for(tmp_path, task, y, reason):
     np.savez(tmp_path / "own.npz", x=np.zeros((4, 2), np.float32), y=y)
     path = tmp_path / "own.npz"
-    assert reason in refusal(lambda: load_samples("npz", tmp_path, path=path, task=task))
+    assert reason in one_line(lambda: load_samples("npz", tmp_path, path=path, task=task))
 
 
 @pytest.mark.parametrize("kind", [bool, np.uint8, np.float64])
@@ -152,8 +145,8 @@ def test_sites_are_tables_of_numbers_or_of_several_labels(tmp_path):
     got = load_samples("sites", tmp_path, **read, label=("flu", "cold"), task="multilabel")
     assert (got.y.shape, got.class_names) == ((18, 2), ("flu", "cold"))
     two = lambda task: load_samples("sites", tmp_path, **read, label=("flu", "age"), task=task)  # noqa: E731
-    assert "names 2 columns" in refusal(lambda: two("classification"))
-    assert "a.csv: flu, age: y must be 0 and 1" in refusal(lambda: two("multilabel"))
+    assert "names 2 columns" in one_line(lambda: two("classification"))
+    assert "a.csv: flu, age: y must be 0 and 1" in one_line(lambda: two("multilabel"))
 
 
 def make_net(classes: int, pairs: int) -> Net:
@@ -270,7 +263,7 @@ def test_tables_and_pages_are_of_the_tasks_score(finished, task, tmp_path):
 
 
 def test_runs_of_several_tasks_are_listed_and_make_no_table(finished):
-    message = refusal(lambda: accuracy_table(runs(finished)))
+    message = one_line(lambda: accuracy_table(runs(finished)))
     assert message == (
         "these runs are of several tasks (multilabel, regression), which have no score in common; "
         "choose some with task=multilabel"

@@ -53,6 +53,7 @@ from tests.conftest import (
     record_states,
     tiny,
 )
+from tests.data.promises import one_line
 from tests.report.test_report import write_run
 
 
@@ -124,9 +125,7 @@ validation=0.001 => method=fedobp_adaptive chooses by held-out samples, and ther
 @pytest.mark.parametrize(("word", "message"), read_cases(REFUSED))
 def test_fedobp_adaptive_what_it_cannot_choose_among_or_by_is_refused(word, message):
     words = (*TINY, "method=fedobp_adaptive", "validation=0.1", word)
-    with pytest.raises(FedpflError) as caught:
-        build_run(check_config(compose_once(*words)))
-    assert str(caught.value).startswith(message)
+    assert one_line(lambda: build_run(check_config(compose_once(*words)))).startswith(message)
 
 
 def test_fedobp_adaptive_is_not_the_papers(tmp_path):
@@ -513,6 +512,4 @@ def test_numbers_that_are_no_masks_are_one_line(change: dict[str, Any], tmp_path
     changed = {**WHOLE, "tensors": {"w": WHOLE["tensors"]["w"] | change}}
     for text in (json.dumps(changed), json.dumps(change), "[", ""):
         (folder / "masks.json").write_text(text)
-        with pytest.raises(FedpflError, match=r"masks\.json") as told:
-            _ = read_started_run(folder).masks
-        assert "\n" not in str(told.value)
+        assert "masks.json" in one_line(lambda: read_started_run(folder).masks)

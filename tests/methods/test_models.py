@@ -35,7 +35,7 @@ from fedpfl.methods import (
     Scaffold,
 )
 from fedpfl.methods.sdflora import compress_pair, stack_pairs
-from fedpfl.testing.toy import CPU, LOCAL, LOOP, Tiny, differing
+from fedpfl.testing.toy import CPU, LOCAL, LOOP, differing
 from tests.conftest import (
     COHORTS,
     HEAD,
@@ -50,6 +50,8 @@ from tests.conftest import (
     record_rounds,
     record_states,
 )
+from tests.methods.reference import masks
+from tests.methods.reference.conftest import describe_setting
 
 UNSEEN = 7  # until round 3
 
@@ -75,35 +77,14 @@ def test_scores_of_training_make_nothing_personal_before_it(score, backend, net,
     assert_same(method.personal(state.server, state.client(UNSEEN)), state.server)
 
 
-@pytest.fixture(scope="module")
-def large():
-    """Clients beyond the chunks in which data passes (128 and 256)."""
-    return make_federation((300, 5, 130), (4, 300, 2))
-
-
-def fisher_by_hand(federation, client, params, batch: bool):
-    """One backward per sample (or one in all) of the plain module at theta_i, in evaluation mode."""
-    module = Tiny()
-    module.load_state_dict(params)
-    module.eval()
-    own = federation.train[client]
-    x, y = (federation.x[own] / 255 - federation.mean[0]) / federation.std[0], federation.y[own]
-    groups = [(x, y)] if batch else [(x[i : i + 1], y[i : i + 1]) for i in range(len(y))]
-    total = {name: torch.zeros_like(p) for name, p in module.named_parameters()}
-    for one_x, one_y in groups:
-        module.zero_grad()
-        F.cross_entropy(module(one_x), one_y).backward()
-        for name, p in module.named_parameters():
-            total[name] += p.grad**2 / len(groups)
-    return total
-
-
-@pytest.mark.parametrize("score", ["fisher", "fisher_batch"])
-def test_fisher_scores_are_those_of_a_loop_over_samples(score, backend, net, large):
+@pytest.mark.parametrize(("score", "size"), [("fisher", 1), ("fisher_batch", 300)])
+def test_fisher_scores_are_those_of_a_loop_over_samples(score, size, backend, net):
+    """Of clients beyond the chunks in which data passes (128 and 256)."""
+    large = make_federation((300, 5, 130), (4, 300, 2))
+    setting = describe_setting(net, large)
     state = record_states(FedOBP(q=0.9, score=score), net, large, [[0, 1, 2]], engine=backend)[-1]
     for client in range(3):
-        model = client_row(state.clients["model"], client)
-        expected = fisher_by_hand(large, client, model, score == "fisher_batch")
+        expected = masks.fisher(setting, client_row(state.clients["model"], client), client, size)
         assert_close(client_row(state.clients["score"], client), expected, atol=1e-9, rtol=2e-4)
 
 

@@ -12,6 +12,7 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.system import PROFILES, Device, System, draw_devices, draw_stragglers
 from tests.command import compose_once
 from tests.conftest import keep_quick, read_cases
+from tests.data.promises import one_line
 
 
 def test_profiles_are_lognormal_about_their_medians(tmp_path):
@@ -97,6 +98,4 @@ system.profile=own.csv system.speed=1e9 | speed must be null beside system.profi
 
 @pytest.mark.parametrize(("words", "told"), keep_quick(read_cases(LINES, " | "), 4))
 def test_a_wrong_configuration_is_one_line(words, told):
-    with pytest.raises(FedpflError, match=told) as error:
-        check_config(compose_once("system=simulated", *words.split()))
-    assert "\n" not in str(error.value)
+    assert told in one_line(lambda: check_config(compose_once("system=simulated", *words.split())))

@@ -112,20 +112,21 @@ def fedobp_choosing(s: Setting, method: Any) -> Result:
     return plain.play(s, plain.train_and_keep(s, own), begin, merge, result=result)
 
 
+def fisher(s: Setting, weights: Weights, i: int, size: int = 1) -> Weights:
+    """Mean squared gradients, of so many samples at once."""
+    model, client = plain.load(s, weights).eval(), s.clients[i]
+    total = {k: torch.zeros_like(p) for k, p in model.named_parameters()}
+    batches = list(zip(client.x.split(size), client.y.split(size), strict=True))
+    for x, y in batches:
+        slopes = torch.autograd.grad(F.cross_entropy(model(x), y), list(model.parameters()))
+        for k, g in zip(total, slopes, strict=True):
+            total[k] += g**2 / len(batches)
+    return total
+
+
 def feddpa(s: Setting, method: Any, order: Order) -> Result:
     """By its values, in two phases; `order`: of the personal one."""
     m, result, own, scores = method, Result(), s.each(s.initial), {}
-
-    def fisher(weights: Weights, i: int) -> Weights:
-        """Sample by sample."""
-        model, client = plain.load(s, weights).eval(), s.clients[i]
-        total = {k: torch.zeros_like(p) for k, p in model.named_parameters()}
-        for x, y in zip(client.x, client.y, strict=True):
-            loss = F.cross_entropy(model(x[None]), y[None])
-            slopes = torch.autograd.grad(loss, list(model.parameters()))
-            for k, g in zip(total, slopes, strict=True):
-                total[k] += g**2
-        return {k: v / len(client.y) for k, v in total.items()}
 
     def choose(i: int) -> Masks:
         masks = no_masks(s)
@@ -161,7 +162,7 @@ def feddpa(s: Setting, method: Any, order: Order) -> Result:
         shared = {k: ~mask for k, mask in masks.items()}
         w = train_masked(w, turn, masks, lambda d: m.lam1 / 2 * d, other)
         w = train_masked(w, turn, shared, lambda d: m.lam2 / 2 * abs(d - m.clip), s)
-        own[i], scores[i] = w, fisher(w, i)
+        own[i], scores[i] = w, fisher(s, w, i)
         return w
 
     return plain.play(s, local, begin, result=result)
