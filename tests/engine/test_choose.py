@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedpfl.engine import Engine, Local, RoundSetup, make_backend, make_initial_state, play_round
+from fedpfl.engine import Engine, Local, make_backend, make_initial_state
 from fedpfl.engine.backends.autotune import (
     TOLERANCE,
     AutotunedBackend,
@@ -21,6 +21,7 @@ from fedpfl.engine.backends.backend import Backend
 from fedpfl.ground import tree
 from fedpfl.methods import METHODS, FedAvg
 from tests.conftest import CASES, COHORTS, CPU, LOCAL, assert_same, keep_quick, participate, tiny
+from tests.engine.test_program import play_on
 
 choosing = importlib.import_module("fedpfl.engine.backends.autotune")
 GRAPHS, EAGER, LOOP = candidate_engines(Engine(precision="fp32"))
@@ -68,14 +69,6 @@ def chosen(net, **kinds):
     return AutotunedBackend(net, candidate_engines(Engine()), build), made
 
 
-def played(runner, federation, net, rounds=3):
-    states, state = [], make_initial_state(FedAvg(), net, federation.clients, CPU)
-    for cohort in COHORTS[:rounds]:
-        state, _ = play_round(RoundSetup(runner, FedAvg(), federation, LOCAL, 0), state, cohort)
-        states.append(tree.clone(state.server))
-    return states
-
-
 @pytest.fixture(autouse=True)
 def clock(monkeypatch):
     monkeypatch.setattr(choosing.time, "perf_counter", lambda: Played.clock)
@@ -98,9 +91,9 @@ def test_the_fastest_that_agrees_is_taken_and_answers_from_the_first_round_on(
     kinds, taken, federation, net
 ):
     runner, made = chosen(net, **kinds)
-    found = played(runner, federation, net)
+    found = play_on(runner, FedAvg(), federation)
     assert runner.engine == taken
-    assert_same(found, played(Played(taken, net), federation, net))
+    assert_same(found, play_on(Played(taken, net), FedAvg(), federation))
     name = runner.engine.backend + (" with graphs" if runner.engine.graphs else "")
     assert runner.seconds[name] == min(runner.seconds.values())
     others = [backend for backend in made.values() if backend.engine != taken]
@@ -113,7 +106,7 @@ def test_what_is_left_out_is_told_and_keeps_no_frames(federation, net, caplog):
     fail = lambda answers: errors.extend(failing(answers)) or errors  # noqa: E731
     runner, _ = chosen(net, graphs=WRONG, batched={"change": fail})
     with caplog.at_level(logging.WARNING):
-        played(runner, federation, net, 1)
+        play_on(runner, FedAvg(), federation, COHORTS[:1])
     assert [error.__traceback__ for error in errors] == [None]
     lines = [record.getMessage() for record in caplog.records]
     assert lines[0] == "engine: batched is left out: no such kernel"
@@ -124,7 +117,7 @@ def test_what_is_left_out_is_told_and_keeps_no_frames(federation, net, caplog):
 def test_where_all_fail_the_plainest_ones_error_is_raised(federation, net):
     runner, _ = chosen(net, **dict.fromkeys(("graphs", "batched", "loop"), BROKEN))
     with pytest.raises(ValueError, match="no such kernel"):
-        played(runner, federation, net, 1)
+        play_on(runner, FedAvg(), federation, COHORTS[:1])
 
 
 @pytest.mark.parametrize(("name", "values"), keep_quick(CASES))
@@ -164,7 +157,7 @@ def test_processes_try_alike_whatever_their_own_clocks_say(federation, net):
     """What process 0 has seen decides; a process that tried once less would hang the others."""
     runner, made = chosen(net, batched={"seconds": 5.0}, loop={"seconds": 5.0})
     runner._share = lambda value: (0.1, False) if isinstance(value, tuple) else {**value}
-    played(runner, federation, net, 1)
+    play_on(runner, FedAvg(), federation, COHORTS[:1])
     assert {backend.runs for backend in made.values()} == {choosing.TRIES}
 
 
@@ -183,12 +176,9 @@ def test_the_width_is_halved_where_memory_runs_out(federation, net, caplog):
         Small(net, CPU, Engine("batched")),
         make_backend(Engine("batched", width=2), net, CPU),
     ):
-        setup = RoundSetup(runner, FedAvg(), federation, Local(1, 32, 0.1), 0)
-        state = make_initial_state(FedAvg(), net, federation.clients, CPU)
         with caplog.at_level(logging.WARNING):
-            for _ in range(2):
-                state, _ = play_round(setup, state, list(range(federation.clients)))
-        ends.append(state.server)
+            cohorts = [list(range(federation.clients))] * 2
+            ends.append(play_on(runner, FedAvg(), federation, cohorts, Local(1, 32, 0.1)))
         assert runner.engine.width == 2  # 10, 5, 2
     assert [record.getMessage() for record in caplog.records] == [
         f"engine: out of memory; from here on {width} clients at a time (engine.width={width})"

@@ -73,15 +73,19 @@ class Counted(Capture):
         return super().__call__(self.capture(step))
 
 
-def played(method, federation, capture, cohorts=COHORTS, norm=False, local=LOCAL):
-    net = tiny(norm)
-    runner = make_backend(Engine("batched"), net, CPU)
-    runner._programs = ProgramCache(net, runner._autocast, capture)
-    states, state = [], make_initial_state(method, net, federation.clients, CPU)
+def play_on(runner, method, federation, cohorts=COHORTS, local=LOCAL):
+    """Return what the server and the clients have after each round on this backend."""
+    states, state = [], make_initial_state(method, runner.net, federation.clients, CPU)
     for cohort in cohorts:
         state, _ = play_round(RoundSetup(runner, method, federation, local, 0), state, cohort)
         states.append(tree.clone({"server": state.server, "clients": state.clients}))
     return states
+
+
+def played(method, federation, capture, cohorts=COHORTS, norm=False, local=LOCAL):
+    runner = make_backend(Engine("batched"), tiny(norm), CPU)
+    runner._programs = ProgramCache(runner.net, runner._autocast, capture)
+    return play_on(runner, method, federation, cohorts, local)
 
 
 # Also with steps of a method's own, on one batch and on two, and with numbers of each sample
@@ -137,8 +141,7 @@ def test_programs_are_kept_as_far_as_there_is_room(federation):
     rows = 2 * tree.nbytes(net.params)  # the model and its momentum
     runner._programs = ProgramCache(net, runner._autocast, Capture(), room=18 * rows)
     for count in (2, 3, 4, 5, 6, 7):
-        state = make_initial_state(FedAvg(), net, federation.clients, CPU)
-        play_round(RoundSetup(runner, FedAvg(), federation, LOCAL, 0), state, list(range(count)))
+        play_on(runner, FedAvg(), federation, [list(range(count))])
         kept.append([len(program._job.rows) for _, program in runner._programs._programs])
     assert kept == [[2], [3, 2], [4, 3, 2], [5, 4, 3, 2], [6, 5, 4, 3], [7, 6, 5]]
     assert runner._programs.forget()
@@ -186,10 +189,9 @@ def test_a_dropped_cache_leaves_no_program_behind(federation):
     net = tiny()
     runner = make_backend(Engine("batched"), net, CPU)
     runner._programs = ProgramCache(net, runner._autocast, lambda step: lambda: None)
-    state = make_initial_state(FedAvg(), net, federation.clients, CPU)
     gc.disable()
     try:
-        play_round(RoundSetup(runner, FedAvg(), federation, LOCAL, 0), state, COHORTS[0])
+        play_on(runner, FedAvg(), federation, COHORTS[:1])
         made = [weakref.ref(program) for _, program in runner._programs._programs]
         runner._programs = None
         assert made
@@ -322,11 +324,7 @@ def test_runs_that_share_a_backend_have_scripts_of_their_own(monkeypatch):
     def play(backend, method, local):
         global loss_scales
         loss_scales = itertools.count(1)
-        setup = RoundSetup(backend, method, FEDERATION, local, 0)
-        state = make_initial_state(method, net, FEDERATION.clients, CPU)
-        for cohort in PAIRS:
-            state, _ = play_round(setup, state, cohort)
-        return state.server
+        return play_on(backend, method, FEDERATION, PAIRS, local)
 
     def make_loop():
         return make_backend(Engine("loop", workers=1), net, CPU)
@@ -334,8 +332,8 @@ def test_runs_that_share_a_backend_have_scripts_of_their_own(monkeypatch):
     shared = make_loop()
     together = [play(shared, *run) for run in runs]
     monkeypatch.setattr(scripts, "STEPS_BEFORE", 10**9)
-    for server, run in zip(together, runs, strict=True):
-        assert_same(server, play(make_loop(), *run))
+    for states, run in zip(together, runs, strict=True):
+        assert_same(states, play(make_loop(), *run))
 
 
 def test_a_tree_takes_values_that_are_parts_of_itself():
