@@ -17,7 +17,7 @@ from fedpfl.ground import tree
 from fedpfl.methods.fedcp import BANK
 from fedpfl.methods.shared.gaussian import unpack_symmetric
 from tests.conftest import CPU, LOCAL, tiny
-from tests.methods.reference import groups, heads, lora, masks, models, plain, submodels
+from tests.methods.reference import groups, heads, masks, models, plain, submodels
 from tests.methods.reference.conftest import (
     COHORTS,
     SEED,
@@ -397,14 +397,14 @@ def drawn_pairs(t: int, i: int) -> Any:
 
 
 LORA = {
-    "fedavg": (m.FedAvg(), lambda s, a: lora.by_name(s)),
-    "fedsa_lora": (m.FedSALoRA(), lambda s, a: lora.by_name(s, is_own_b)),
-    "fedsa_lora-averaged": (m.FedSALoRA("averaged"), lambda s, a: lora.by_name(s, is_b)),
-    "ffa_lora": (m.FFALoRA(), lambda s, a: lora.by_name(s, is_moving=is_own_b)),
-    "ffa_lora-frozen": (m.FFALoRA("frozen"), lambda s, a: lora.by_name(s, is_moving=is_b)),
-    "fedalt": (m.FedALT(), lambda s, a: lora.fedalt(s)),
-    "fedalt-own": (m.FedALT("own"), lambda s, a: lora.fedalt(s, drawn_pairs)),
-    "sdflora": (m.SDFLoRA(0.5), lambda s, a: lora.sdflora(s)),
+    "fedavg": (m.FedAvg(), lambda s, a: models.by_name(s)),
+    "fedsa_lora": (m.FedSALoRA(), lambda s, a: models.by_name(s, is_own_b)),
+    "fedsa_lora-averaged": (m.FedSALoRA("averaged"), lambda s, a: models.by_name(s, is_b)),
+    "ffa_lora": (m.FFALoRA(), lambda s, a: models.by_name(s, is_moving=is_own_b)),
+    "ffa_lora-frozen": (m.FFALoRA("frozen"), lambda s, a: models.by_name(s, is_moving=is_b)),
+    "fedalt": (m.FedALT(), lambda s, a: models.fedalt(s)),
+    "fedalt-own": (m.FedALT("own"), lambda s, a: models.fedalt(s, drawn_pairs)),
+    "sdflora": (m.SDFLoRA(0.5), lambda s, a: models.sdflora(s)),
 }
 CASES |= {
     f"{name}-lora": Case(

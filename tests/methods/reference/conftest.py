@@ -10,7 +10,7 @@ from fedpfl.engine.keys import Draws, generator
 from fedpfl.models import Net
 from fedpfl.testing.toy import LOCAL, Tiny, tiny
 from tests.conftest import TEST, TRAIN, hold_out_quarter, make_federation
-from tests.methods.reference import lora, plain
+from tests.methods.reference import models, plain
 
 SEED = 3
 COHORTS = [[0, 2, 5, 9], [1, 2, 3], [0, 5, 7, 9]]
@@ -49,7 +49,7 @@ def describe_setting(net: Net, federation: Federation, pairs: int = 0) -> plain.
     if net.buffers:
         module.norm = nn.BatchNorm2d(4)  # torch's
     if pairs:
-        module = lora.Adapted({**net.frozen, **net.params}, ADAPTER_SCALE)
+        module = models.Adapted({**net.frozen, **net.params}, ADAPTER_SCALE)
     else:
         module.load_state_dict({**net.params, **net.buffers})
     steps = (LOCAL.epochs, LOCAL.batch_size, LOCAL.lr, LOCAL.momentum, LOCAL.weight_decay)
