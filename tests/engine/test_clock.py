@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import itertools
 import math
-from dataclasses import dataclass
 from functools import partial
 
 import pytest
@@ -25,7 +24,7 @@ from fedpfl.engine import (
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws, generator
 from fedpfl.engine.training.minibatches import count_samples, plan_steps
-from fedpfl.methods import METHODS, FedAvg, FedRep, FedSPU, FjORD, LocalOnly, Phase, Turn
+from fedpfl.methods import METHODS, FedAvg, FedRep, FedSPU, FjORD, LocalOnly, Phase
 from fedpfl.system import Device, System
 from fedpfl.testing.toy import CLASSES
 from tests.conftest import (
@@ -299,21 +298,12 @@ def test_others_take_the_place_of_those_who_have_stopped(net):
     assert len({*map(tuple, draws[0])}) > 5
 
 
-@dataclass(frozen=True)
-class Surveyor(FedAvg):
-    """Asks everybody in every round, also those who have stopped."""
-
-    def turns(self, played, cohort, clients, generator):
-        return [
-            Turn(list(range(clients)), survey=lambda server, clients, uploads: (server, clients)),
-            Turn(cohort),
-        ]
-
-
 def test_a_survey_is_no_participation_that_could_stop_a_client(net, federation):
-    state = make_initial_state(Surveyor(), net, 10, CPU, stopping=True)
+    """FedDBE asks everybody in its first round."""
+    method = METHODS["feddbe"](bias_lr=0.05)
+    state = make_initial_state(method, net, 10, CPU, stopping=True)
     state.stopping["last"].fill_(-1.0)
-    setup = RoundSetup(make_backend(LOOP, net, CPU), Surveyor(), federation, LOCAL, 0)
+    setup = RoundSetup(make_backend(LOOP, net, CPU), method, federation, LOCAL, 0)
     stopping = dataclasses.replace(setup, stopping=Stopping(early=True))
     planned = [0, 2]
     _, plain = play_round(setup, copy.deepcopy(state), planned)

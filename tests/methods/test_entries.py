@@ -17,7 +17,6 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from torch import nn
 
 from fedpfl import engine, models
 from fedpfl.config.plan import check_config
@@ -27,19 +26,15 @@ from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import (
     PSPFL,
-    Data,
     FedCAC,
     FedDPA,
     FedOBP,
-    FedOBPAdaptive,
     FedPURIN,
     FedSelect,
     Method,
-    Shard,
 )
 from fedpfl.methods.shared import importance
 from fedpfl.methods.shared.critical import collaboration_mask, mask_overlaps, select_highest
-from fedpfl.models import Net
 from fedpfl.papers.fedobp.tables import is_paper_fedobp
 from fedpfl.report.load import read_started_run
 from fedpfl.report.run import MaskOverlap
@@ -55,59 +50,6 @@ from tests.conftest import (
 )
 from tests.data.promises import one_line
 from tests.report.test_report import write_run
-
-
-class Table(nn.Module):
-    """Logits of the first unit vector are the weight's first column."""
-
-    def __init__(self):
-        super().__init__()
-        self.classifier = nn.Linear(2, 2, bias=False)
-
-    def forward(self, x):
-        return self.classifier(x.flatten(1))
-
-
-WEIGHT = "classifier.weight"
-OWN, SHARED = torch.tensor([[3.0, 0.0], [0.0, 5.0]]), torch.tensor([[0.0, 1.0], [1.0, 0.0]])
-SHORT, ALL, NONE = 2 / 3, 0.0, 1.0
-"""The scores are 9 and 25 on the diagonal and 1 beside it: ALL takes the whole diagonal, SHORT the
-5 alone.
-"""
-A, B = (1.0, 0.0), (0.0, 1.0)
-
-
-@pytest.mark.parametrize(
-    ("several", "x", "y", "best"),
-    [
-        ((ALL, SHORT, NONE), (A, B), (0, 1), ALL),  # 2, 1 and 0 hits
-        ((ALL, SHORT, NONE), (A, B), (1, 1), SHORT),  # 1, 2 and 1
-        ((ALL, SHORT, NONE), (A, B), (1, 0), NONE),  # 0, 1 and 2
-        ((ALL, NONE), (A, B), (1, 1), NONE),  # a hit each, with a loss of 2.1 and 1.6
-        ((ALL, SHORT, NONE), ((1.0, 2.0),), (1,), SHORT),  # margins of 6 and 9, and a miss
-        ((ALL, SHORT, NONE), (B,), (1,), SHORT),  # the same logits twice, and a miss
-        ((ALL, SHORT, NONE), (), (), NONE),
-    ],
-)
-def test_fedobp_adaptive_the_choice_is_the_one_made_by_hand(several, x, y, best):
-    net, method = Net(Table()), FedOBPAdaptive(q=several)
-    _, client = method.init({WEIGHT: OWN}, net.parts)
-    client = {**client, "participated": torch.tensor(True)}
-    assert client["q"] == several[-1]
-    held = Data(torch.tensor(x).view(-1, 1, 1, 2), torch.tensor(y, dtype=torch.int64))
-
-    def never():
-        raise AssertionError("it looked at its training samples")
-
-    shard = Shard(never, 32, lambda stream, epoch: never(), lambda: held)
-    for hook in (method.before_training, method.before_evaluation):
-        found = hook({WEIGHT: SHARED}, client, net.bind({}, training=True), shard)
-        assert found.keys() == {"q"}
-        assert (found["q"].item(), found["q"].dtype) == (best, torch.float64)
-    entered = method.prepare({WEIGHT: SHARED}, client | found)
-    told = method.metrics({WEIGHT: SHARED}, entered)
-    assert [told[f"q_share/{q}"].item() for q in several] == [float(q == best) for q in several]
-
 
 REFUSED = """
 method.q=[] => method.q must be one or more, ascending, got ()

@@ -649,6 +649,12 @@ CASES["pfedfda"] = Case(  # the search for beta stops where its steps are that s
 
 SEVERAL = (0.3, 0.7, 0.9, 0.98)
 
+
+def choices(report: RoundReport) -> Any:
+    shares = [report.outcome.metrics[f"q_share/{q}"] for q in SEVERAL]
+    return {"q": report.state.clients["q"][report.cohort], "shares": torch.tensor(shares)}
+
+
 feddpa = partial(masks.feddpa, order=draw_order(stream="personal"))
 fedselect = partial(masks.fedselect, order=draw_order(stream="personal"))
 seqfededt = partial(masks.seqfededt, turns=draw_turns)
@@ -668,7 +674,7 @@ CASES |= {
         masks.fedobp_choosing,
         "held",  # three clients are too small to hold anything out
         cohorts=[*COHORTS, [0, 4, 6], [2, 4, 6]],
-        extras=lambda report: {"q": report.state.clients["q"][report.cohort]},
+        extras=choices,
         margin=1e-5,
         check=lambda want: {q for own in want.extras for q in own["q"].tolist()} == {*SEVERAL},
     ),

@@ -106,7 +106,9 @@ def fedobp_choosing(s: Setting, method: Any) -> Result:
         return best[2]
 
     def merge(_: Any, trained: dict[int, Weights], t: int) -> Weights:
-        result.extras.append({"q": torch.tensor([chosen[i] for i in trained], dtype=torch.double)})
+        now = torch.tensor([chosen[i] for i in trained], dtype=torch.double)
+        shares = [float((now == q).double().mean()) for q in several]
+        result.extras.append({"q": now, "shares": torch.tensor(shares)})
         return plain.average(s, trained)
 
     return plain.play(s, plain.train_and_keep(s, own), begin, merge, result=result)
