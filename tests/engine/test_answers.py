@@ -504,12 +504,12 @@ def test_captured_steps_are_not_taken_for_another_padding():
 
 FORMS = "answer all alike, and where their first axis differs by tree.Ragged(values)"
 UNMARKED = """
-before_training | {"own": {"x": shard.data.x}} | own.x is torch.float32 [40, 1, 8, 8] for client 0
-after_training | {"y": shard.data.y} | y is torch.int64 [40] for client 0 and torch.int64 [33] for
+before_training | {"own": {"x": shard.data.x}} | own.x is torch.float32 [20, 1, 8, 8] for client 0
+after_training | {"y": shard.data.y} | y is torch.int64 [20] for client 0 and torch.int64 [7] for
 before_evaluation | {"y": shard.data.y} | and torch.int64 [7] for client 1
-before_training | {"own": tree.Ragged(square(shard))} | own is torch.float32 [0, 40] for client 0 and torch.float32 [0, 33] for client 2
-after_training | {"y": shard.data.y[0].to(torch.int64 if len(shard.data.y) > 35 else torch.float32)} | y is
-before_training | {"a": shard.data.y[0]} if len(shard.data.y) == 40 else {} | a is torch.int64 [] for client 0 and missing for client 2
+before_training | {"own": tree.Ragged(square(shard))} | own is torch.float32 [0, 20] for client 0 and torch.float32 [0, 7] for client 1
+after_training | {"y": shard.data.y[0].to(torch.int64 if len(shard.data.y) > 15 else torch.float32)} | y is
+before_training | {"a": shard.data.y[0]} if len(shard.data.y) == 20 else {} | a is torch.int64 [] for client 0 and missing for client 1
 """
 """Hook | its answer | what is said."""
 
@@ -519,20 +519,12 @@ def square(shard):
     return shard.data.x.flatten()[: count**2].view(-1, count)
 
 
-def play_ragged(method, backend):
-    """A round, and an evaluation."""
-    net, federation = tiny(), tiny_federation()
-    values = {"local": SHORT, "engine": backend}
-    states, _ = record_rounds(method, net, federation, toy.COHORTS[:1], **values)
-    evaluate(method, net, federation, states[-1], backend)
-
-
 @pytest.mark.parametrize(("hook", "answer", "word"), read_cases(UNMARKED, " | "))
 def test_other_shapes_are_the_same_line_on_both_backends(hook, answer, word):
     lines, method = [], make_wrong(**{hook: make_hook(hook, answer)})
     for backend in (*map(Engine, BACKENDS), Engine("batched", width=1)):
         with pytest.raises(MethodError) as told:
-            play_ragged(method, backend)
+            play_everything(method, backend)
         lines.append(str(told.value))
     assert lines[0] == lines[1]
     assert all(line.startswith(f"{hook} answers with other forms: ") for line in lines)
@@ -562,5 +554,5 @@ class Seeing(FedAvg):
 @pytest.mark.parametrize(("hook", "answer", "word"), read_cases(WRONGLY_RAGGED, " | "))
 def test_what_is_ragged_where_it_may_not_be_is_told(hook, answer, word, backend):
     with pytest.raises(MethodError) as told:
-        play_ragged(make_wrong(Seeing, **{hook: make_hook(hook, answer)}), backend)
+        play_everything(make_wrong(Seeing, **{hook: make_hook(hook, answer)}), backend)
     assert word in str(told.value)

@@ -51,12 +51,22 @@ def played(store, folder, backend, method, federation, device=CPU):
     return now, runner.evaluate(EvalCall(method, there, now, list(range(there.clients))))
 
 
+ON_GPU = [
+    pytest.param(where, "batched", "cuda", marks=pytest.mark.cuda) for where in ("cpu", "disk")
+]
+
+
 @pytest.mark.parametrize("method", keep_quick([OBP, Ditto(), FedAvg()]))
-@pytest.mark.parametrize(("where", "backend"), [("cpu", "batched"), ("disk", "loop")])
-def test_where_states_live_changes_no_bit(where, backend, method, federation, tmp_path):
-    here, counts = played(Store(), None, backend, method, federation)
-    there, other = played(Store(where), tmp_path, backend, method, federation)
+@pytest.mark.parametrize(
+    ("where", "backend", "place"), [("cpu", "batched", "cpu"), ("disk", "loop", "cpu"), *ON_GPU]
+)
+def test_where_states_live_changes_no_bit(where, backend, place, method, federation, tmp_path):
+    device = torch.device(place)
+    here, counts = played(Store(), None, backend, method, federation, device)
+    there, other = played(Store(where), tmp_path, backend, method, federation, device)
     assert os.listdir(tmp_path) == []  # files have no name
+    for trees, kind in ((there.rows.trees, "cpu"), ([there.clients], place)):
+        assert {leaf.device.type for own in trees for leaf in tree.leaves(own)} <= {kind}
     assert_same(here, there)
     assert_same(counts, other)
 
@@ -116,17 +126,6 @@ def test_participants_are_counted_or_bounded():
     assert count_participants(method, 1, 1000, 0.01, 2**62) == 1000
     assert count_participants(floco, 1, 1000, 0.01, 2) < 30
     assert count_participants(floco, 1, 1000, 0.01, 3) == 1000  # all place their centres
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize("where", ["cpu", "disk"])
-def test_states_beside_a_gpu(where, federation, tmp_path):
-    gpu = torch.device("cuda")
-    here, _ = played(Store(), None, "batched", OBP, federation, gpu)
-    there, _ = played(Store(where), tmp_path, "batched", OBP, federation, gpu)
-    for trees, place in ((there.rows.trees, "cpu"), ([there.clients], "cuda")):
-        assert {leaf.device.type for own in trees for leaf in tree.leaves(own)} == {place}
-    assert_same({"server": here.server}, {"server": there.server})
 
 
 RUN = (*TINY, "rounds=4", "quantile.q=0.9")
