@@ -29,7 +29,6 @@ from fedpfl.methods import (
     FedProto,
     FedRoD,
     Floco,
-    FlocoPlus,
     KNNPer,
     PFedFDA,
 )
@@ -39,7 +38,7 @@ from fedpfl.methods.pfedfda import Features
 from fedpfl.methods.shared import features
 from fedpfl.methods.shared.gaussian import pack_symmetric
 from fedpfl.methods.shared.pool import choose_candidates
-from fedpfl.methods.shared.simplex import client_centres, params_at
+from fedpfl.methods.shared.simplex import client_centres
 from fedpfl.testing.toy import CLASSES, CPU, differing, tiny
 from tests.conftest import (
     COHORTS,
@@ -316,19 +315,6 @@ def test_floco_fewer_clients_than_endpoints():
     beta = client_centres(draw(2, 30), 5)
     assert_close(beta.sum(1), torch.ones(2, dtype=torch.float64), atol=1e-9)
     assert not torch.equal(beta[0], beta[1])
-
-
-def test_floco_who_never_took_part_has_the_initial_private_copy_or_the_common_simplex(
-    net, federation
-):
-    for cold_start in ("initial", "global"):
-        method = FlocoPlus(endpoints=3, cold_start=cold_start)
-        first, *_, last = record_states(method, net, federation, COHORTS[:2])
-        source = first.server if cold_start == "initial" else last.server
-        never, trained = last.client(7), last.client(2)
-        assert_same(method.personal(last.server, never), params_at(source, never["beta"]))
-        own = params_at(trained["v"], never["beta"])
-        assert_same(method.personal(last.server, trained), own)
 
 
 def test_floco_numbers_that_are_not_finite_are_one_line(net, federation):

@@ -620,6 +620,7 @@ CASES |= {  # centres come from the singular vectors of 10 clients' small differ
     for name, method in {
         "floco-wide": m.Floco(endpoints=4, tau=2, rho=0.5),
         "floco-plus": m.FlocoPlus(endpoints=3, tau=1, pers_epochs=2, lam=0.7),
+        "floco-cold": m.FlocoPlus(endpoints=3, tau=2, pers_epochs=1, cold_start="global"),
     }.items()
 }
 

@@ -622,7 +622,7 @@ def floco(s: Setting, method: Any, ends: Tensor, random: Any, order: Order) -> R
     """
     weight, m, is_plus = HEAD[0], len(ends), hasattr(method, "pers_epochs")
     starts = {**s.initial, weight: ends}
-    betas, private = dict[int, Tensor](), s.each(starts)
+    betas, private, have_trained = dict[int, Tensor](), s.each(starts), set[int]()
 
     def point(numbers: Tensor, i: int) -> Tensor:
         if i not in betas:
@@ -664,6 +664,10 @@ def floco(s: Setting, method: Any, ends: Tensor, random: Any, order: Order) -> R
             rows.append(end[weight].flatten().double().numpy())
         betas.update(enumerate(torch.from_numpy(centres(np.stack(rows), m)).float()))
 
+    def private_of(turn: Turn) -> Weights:
+        is_cold = method.cold_start == "global" and turn.i not in have_trained
+        return turn.shared if is_cold else private[turn.i]
+
     def begin(turn: Turn) -> Weights:
         if turn.t - 1 == method.tau and not betas:
             gather(turn)
@@ -671,12 +675,13 @@ def floco(s: Setting, method: Any, ends: Tensor, random: Any, order: Order) -> R
 
     def personal(turn: Turn) -> Weights:
         alpha = betas.get(turn.i, torch.full((m,), 1 / m))
-        return at(private[turn.i] if is_plus else turn.shared, alpha)
+        return at(private_of(turn) if is_plus else turn.shared, alpha)
 
     def local(_: Any, turn: Turn) -> Weights:
         end = descend(turn.shared, turn, s, random("train"), s.epochs)
         if is_plus:
-            old, epochs = private[turn.i], method.pers_epochs
+            old, epochs = private_of(turn), method.pers_epochs
+            have_trained.add(turn.i)
             private[turn.i] = descend(old, turn, s, random("train"), epochs, anchor=turn.shared)
         return end
 
