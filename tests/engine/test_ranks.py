@@ -48,9 +48,9 @@ from tests.command import (
     wait_for,
 )
 from tests.conftest import (
-    CASES,
     CPU,
     LOCAL,
+    SETTINGS,
     assert_close,
     assert_same,
     flatten,
@@ -187,8 +187,9 @@ def played(names: list[str], engine: str = "loop") -> dict[str, torch.Tensor]:
     stopping.
     """
     found, federation, net = {}, make_federation(TRAIN, TEST), tiny(norm=True)
-    for name, values in (first_case(name) for name in names):
-        method, told = METHODS[name](**values), Engine(engine, workers=1)
+    for name in names:
+        method = METHODS[name](**SETTINGS.get(name, [{}])[0])
+        told = Engine(engine, workers=1)
         values = {"engine": told, "local": SHORT, "stopping": Stopping(early=True)}
         states, outcomes = record_rounds(method, net, federation, COHORTS, **values)
         last, adapt = states[-1], FineTuning(SHORT, Draws(0, "adapt", 2))
@@ -206,10 +207,6 @@ def played(names: list[str], engine: str = "loop") -> dict[str, torch.Tensor]:
 def storing(names: Iterable[str]) -> list[str]:
     """The methods that do not read other clients' states, which sharded ones cannot be."""
     return [name for name in names if METHODS[name].before_turn is Method.before_turn]
-
-
-def first_case(name: str) -> tuple[str, dict[str, Any]]:
-    return next(case.values for case in CASES if case.values[0] == name)
 
 
 def play_part(engine: str, names: list[str]) -> dict[str, dict[str, torch.Tensor]]:
