@@ -365,14 +365,6 @@ def test_an_array_whose_name_is_damaged_is_not_taken_for_absent(tmp_path):
     assert "(its part tast_from.npy is damaged)" in read_own(path)
 
 
-def test_a_sample_of_nobody_is_told(tmp_path):
-    path = tmp_path / "own.npz"
-    groups = np.array([1.5, np.nan, 1.5, 2.0])
-    np.savez(path, x=np.zeros((4, 8, 8), np.uint8), y=np.arange(4) % 2, groups=groups)
-    line = "sample 1 belongs to no group; fill in its group, or leave it out"
-    assert read_own(path) == f"{path}: {line}"
-
-
 def test_what_else_is_in_the_archive_is_left_alone(tmp_path):
     path = archive(tmp_path / "own.npz", notes=b"no array", other=CLAIMS["negative"])
     assert len(load_samples("npz", tmp_path, path=path, classes=2).y) == 4

@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedpfl import models
 from fedpfl.data import build_federation, fingerprint, partition
 from fedpfl.data.datasets import Samples, load_samples
 from fedpfl.data.datasets.shared.samples import mean_and_std
-from tests.conftest import CLASSES, read_cases
+from tests.conftest import CLASSES
 from tests.data.promises import one_line
 
 RNG = np.random.default_rng(0)
@@ -39,7 +38,7 @@ def test_token_ids_are_never_scaled(tmp_path, kind):
     assert got.x.tolist() == TOKENS.tolist()
     assert (got.mean, got.std) == ((), ())
     federation = build_federation(got, partition.iid(got.y.numpy(), 4, 0))
-    assert federation.shape == (7,)
+    assert (federation.shape, federation.shape.kind) == ((7,), "token ids")
     assert federation.normalize(federation.x) is federation.x
 
 
@@ -58,6 +57,7 @@ def test_samples_are_scaled_by_the_moments_of_what_is_trained_on(tmp_path, x):
     got = own(tmp_path, x=x)
     federation = build_federation(got, split, validation=0.2, newcomers=away)
     assert federation.shape == x.shape[1:]
+    assert federation.shape.kind == ("images" if x.dtype == np.uint8 else "signals")
     axes = (0, *range(2, x.ndim))
     trained = np.concatenate([federation.train[client] for client in (0, 2)])
     values = x[trained].astype(float) / (255 if x.dtype == np.uint8 else 1)
@@ -95,23 +95,21 @@ def test_a_constant_feature_stays_finite(tmp_path, x, least):
 
 
 def test_scaling_may_be_given_or_left_out(tmp_path):
-    np.savez(tmp_path / "own.npz", x=FEATURES, y=Y)
-    path = tmp_path / "own.npz"
-    given = load_samples("npz", tmp_path, path=path, mean=[1.0] * 11, std=[2.0] * 11)
-    federation = build_federation(given, partition.iid(given.y.numpy(), 4, 0))
-    torch.testing.assert_close(federation.normalize(federation.x), (federation.x - 1) / 2)
-    half = load_samples("npz", tmp_path, path=path, mean=[1.0] * 11)
-    federation = build_federation(half, partition.iid(half.y.numpy(), 4, 0))
-    assert federation.mean == (1.0,) * 11
-    assert federation.std != (1.0,) * 11
-    bare = load_samples("npz", tmp_path, path=path, normalize=False)
+    def federate(x=FEATURES, **options):
+        np.savez(tmp_path / "own.npz", x=x, y=Y)
+        samples = load_samples("npz", tmp_path, path=tmp_path / "own.npz", **options)
+        return build_federation(samples, partition.iid(Y, 4, 0))
+
+    given = federate(mean=[1.0] * 11, std=[2.0] * 11)
+    torch.testing.assert_close(given.normalize(given.x), (given.x - 1) / 2)
+    half = federate(mean=[1.0] * 11)
+    assert half.mean == (1.0,) * 11
+    assert half.std != (1.0,) * 11
+    bare = federate(normalize=False)
     assert (bare.mean, bare.std) == ((), ())
-    federation = build_federation(bare, partition.iid(bare.y.numpy(), 4, 0))
-    assert torch.equal(federation.normalize(federation.x), torch.from_numpy(FEATURES))
-    np.savez(path, x=np.full((120, 2, 8, 8), 51, np.uint8), y=Y)
-    bare = load_samples("npz", tmp_path, path=path, normalize=False)
-    federation = build_federation(bare, partition.iid(bare.y.numpy(), 4, 0))
-    torch.testing.assert_close(federation.normalize(federation.x), torch.full((120, 2, 8, 8), 0.2))
+    assert torch.equal(bare.normalize(bare.x), torch.from_numpy(FEATURES))
+    bare = federate(np.full((120, 2, 8, 8), 51, np.uint8), normalize=False)
+    torch.testing.assert_close(bare.normalize(bare.x), torch.full((120, 2, 8, 8), 0.2))
 
 
 def test_groups_and_the_test_part_of_an_archive(tmp_path):
@@ -142,6 +140,7 @@ ARRAYS = [
     ({"y": Y - 1}, "labels must be 0..C-1, found -1"),
     ({"y": np.uint64(2**64 - 1) - Y.astype(np.uint64)}, "labels must be below 65,536"),
     ({"y": Y + 1}, "no sample has label 0 and the largest is"),
+    ({"groups": np.where(Y, 1.5, np.nan)}, "sample 0 belongs to no group; fill in its group"),
     ({"groups": np.arange(119)}, "groups must be integers [samples], got int64 [119]"),
     ({"test_from": 120}, "test_from must be from 1 to 119, got 120"),
     ({"test_from": 90.5}, "test_from must be from 1 to 119, got 90.5"),
@@ -163,26 +162,3 @@ def test_options_have_no_effect_on_an_archive(tmp_path):
     assert load_samples("har", tmp_path, form="signals").x.shape == (120, 11)
     message = one_line(lambda: load_samples("har", tmp_path, form="features"))
     assert f"dataset.form=features has no effect on {tmp_path / 'har.npz'}" in message
-
-
-TABLE = "integers are token ids, save a table of features as floats"
-AXIS = "of grey images save x[:, None], whose second axis is the channel"
-GREY = np.random.default_rng(0).random((len(TOKENS), 28, 28))
-KINDS = {"tokens": TOKENS, "features": FEATURES, "signals": SIGNALS, "grey": GREY}
-REFUSALS = f"""
-cnn4 | tokens | takes images [channels, height, width], got token ids of shape [7] (data set npz); {TABLE}
-mlp | tokens | takes images, signals or features, got token ids of shape [7] (data set npz); {TABLE}
-text | features | takes token ids [length], got signals of shape [11] (data set npz)
-text | signals | takes token ids [length], got signals of shape [3, 16] (data set npz)
-har_cnn | features | takes signals [channels, length], got signals of shape [11] (data set npz)
-cnn4 | grey | takes images [channels, height, width], got signals of shape [28, 28] (data set npz); {AXIS}
-"""
-
-
-@pytest.mark.parametrize(("model", "kind", "says"), read_cases(REFUSALS, " | "))
-def test_a_model_of_another_kind_is_refused_in_one_line(model, kind, says, tmp_path):
-    samples = own(tmp_path, x=KINDS[kind])
-    federation = build_federation(samples, partition.iid(samples.y.numpy(), 3, 0))
-    message = one_line(lambda: models.build_network(model, federation.shape, federation.classes, 0))
-    fit = {"tokens": "lstm, text, transformer", "grey": "har_cnn, mlp"}.get(kind, "mlp")
-    assert message == f"model={model}: {says}; models that take these: {fit}"

@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedpfl import models
-from fedpfl.config.plan import check_config
-from fedpfl.config.run import build_run
+from fedpfl.data.federation import Shape
 from fedpfl.engine import FineTuning
 from fedpfl.engine.keys import Draws
 from fedpfl.ground import memory, vision
@@ -23,37 +22,55 @@ from fedpfl.models.norm import BatchNorm2d
 from fedpfl.models.resnet import ResNet
 from fedpfl.testing.toy import BACKENDS, CLASSES, LOCAL
 from tests import networks
-from tests.command import TINY_TASK, compose_once
 from tests.conftest import (
+    HEAD,
     SETTINGS,
     assert_close,
     assert_same,
     evaluate,
     make_federation,
+    read_cases,
     record_rounds,
 )
 
-COUNTS = [
-    ("fedspu_emnist", (1, 28, 28), 62, {}, 64_722),
-    ("fedspu_cifar10", (3, 32, 32), 10, {}, 134_902),
-    ("fedspu_speech", (1, 32, 32), 35, {}, 26_285),
-    ("lenet5", (3, 32, 32), 10, {}, 62_006),
-    ("cnn4", (3, 32, 32), 10, {"projection": 256}, 1_269_962),
-    ("mlp", (1, 28, 28), 10, {}, 199_210),
-    ("mlp", (561,), 6, {"hidden": ()}, 562 * 6),
-    ("har_cnn", (9, 128), 6, {}, 2_253_958),
-    ("text", (200,), 4, {}, 641_188),
-    ("lstm", (80,), 80, {}, 80 * 8 + 4 * 256 * (8 + 256 + 1 + 256 + 256 + 1) + 257 * 80),
-    ("text", (20,), 4, {"vocabulary": 100, "width": 8}, 100 * 8 + 8 * 8 + 8 + 9 * 4),
+COUNTS = [  # with the small stem: 64 * 3 * (49 - 9) fewer
+    ("cnn4", (3, 32, 32), 10, {}, 878_538, 0),
+    ("cnn4", (3, 32, 32), 100, {}, 924_708, 0),
+    ("cnn4", (1, 28, 28), 10, {}, 582_026, 0),
+    ("cnn4", (1, 28, 28), 62, {}, 608_702, 0),
+    ("cnn4", (1, 28, 28), 11, {}, 582_539, 0),
+    ("cnn4", (3, 32, 32), 10, {"projection": 256}, 1_269_962, 0),
+    ("fedspu_emnist", (1, 28, 28), 62, {}, 64_722, 80),
+    ("fedspu_cifar10", (3, 32, 32), 10, {}, 134_902, 44),
+    ("fedspu_speech", (1, 32, 32), 35, {}, 26_285, 200),
+    ("resnet8", (1, 28, 28), 10, {}, 1_229_002, 2_688),
+    ("resnet8", (3, 32, 32), 10, {}, 1_235_274, 2_688),
+    ("resnet10", (3, 32, 32), 100, {}, 4_957_092, 5_760),
+    ("resnet18", (3, 32, 32), 10, {}, 11_181_642, 9_600),
+    ("resnet8", (3, 32, 32), 10, {"stem": "small", "norm": "group"}, 1_227_594, 2_688),
+    ("lenet5", (3, 32, 32), 10, {}, 62_006, 0),
+    ("mlp", (1, 28, 28), 10, {}, 199_210, 0),
+    ("mlp", (561,), 6, {"hidden": ()}, 562 * 6, 0),
+    ("har_cnn", (9, 128), 6, {}, 2_253_958, 0),
+    ("text", (200,), 4, {}, 641_188, 0),
+    ("lstm", (80,), 80, {}, 80 * 8 + 4 * 256 * (8 + 256 + 1 + 256 + 256 + 1) + 257 * 80, 0),
+    ("text", (20,), 4, {"vocabulary": 100, "width": 8}, 100 * 8 + 8 * 8 + 8 + 9 * 4, 0),
 ]
+"""Name, shape of samples, classes, options, parameters in all and of normalisation."""
 
 
-@pytest.mark.parametrize(("name", "shape", "classes", "options", "count"), COUNTS)
-def test_as_many_parameters_as_stated(name, shape, classes, options, count):
+@pytest.mark.parametrize(("name", "shape", "classes", "options", "count", "of_norms"), COUNTS)
+def test_as_many_parameters_as_published(name, shape, classes, options, count, of_norms):
     net = models.build_network(name, shape, classes, 0, **options)
     assert sum(p.numel() for p in net.params.values()) == count
-    assert net.parts.head == ("classifier.weight", "classifier.bias")
-    assert net.parts.layers[-1] == net.parts.head
+    assert net.parts.layers[-1] == net.parts.head == HEAD
+    norms = {name for name in net.params if "norm" in name or ".project.1" in name}
+    assert set(net.parts.normalisation) == norms
+    assert sum(net.params[name].numel() for name in norms) == of_norms
+    assert sum(map(len, net.parts.layers)) == len(net.params)
+    for weight, *others in net.parts.layers[:-1]:
+        assert weight not in norms
+        assert len(norms.intersection(others)) in (0, 2)
 
 
 def normed_stage(inside, outside):
@@ -94,33 +111,58 @@ def test_a_network_equals_its_papers_drawing(name, shape, options, layers):
     assert_close(net.bind({"main": net.buffers}, training=True)(net.params, x), drawn(x))
 
 
+IMAGES = "takes images [channels, height, width], got"
+IDS = "takes token ids [length], got"
+TABLE = "(data set npz); integers are token ids, save a table of features as floats"
+AXIS = "(data set npz); of grey images save x[:, None], whose second axis is the channel"
+FOR_SMALL = "fedspu_speech, mlp, resnet8, resnet10, resnet18"
+FOR_IMAGES = "cnn4, fedspu_cifar10, fedspu_emnist, fedspu_speech, lenet5, mlp, resnet8, resnet10"
+UNFIT = f"""
+cnn4 | samples | 561 | {IMAGES} samples of shape [561] | lstm, mlp, text, transformer
+cnn4 | samples | 1 15 28 | images must be at least 16x16 pixels, got 15x28 | fedspu_cifar10, fedspu_emnist, {FOR_SMALL}
+cnn4 | token ids | 7 | {IMAGES} token ids of shape [7] {TABLE} | lstm, text, transformer
+cnn4 | signals | 28 28 | {IMAGES} signals of shape [28, 28] {AXIS} | har_cnn, mlp
+resnet8 | samples | 1 2 3 4 | {IMAGES} samples of shape [1, 2, 3, 4] | mlp
+lenet5 | samples | 1 28 15 | images must be at least 16x16 pixels, got 28x15 | fedspu_cifar10, fedspu_emnist, {FOR_SMALL}
+fedspu_emnist | samples | 1 3 28 | nothing is left of images of 3x28 pixels after two poolings | {FOR_SMALL}
+mlp | token ids | 7 | takes images, signals or features, got token ids of shape [7] {TABLE} | lstm, text, transformer
+har_cnn | samples | 1 28 28 | takes signals [channels, length], got samples of shape [1, 28, 28] | {FOR_IMAGES}, resnet18, vit
+har_cnn | samples | 9 27 | signals must be at least 28 points long, got 27 | mlp
+har_cnn | signals | 11 | takes signals [channels, length], got signals of shape [11] (data set npz) | mlp
+text | samples | 9 128 | {IDS} samples of shape [9, 128] | har_cnn, mlp
+text | signals | 3 16 | {IDS} signals of shape [3, 16] (data set npz) | mlp
+text | images | 1 28 28 | {IDS} images of shape [1, 28, 28] (data set npz) | {FOR_IMAGES}, resnet18, vit
+"""
+"""Model | kind and shape of samples, of an archive where the kind is known | what is said | models that fit."""
+
+
+@pytest.mark.parametrize(("name", "kind", "axes", "says", "fit"), read_cases(UNFIT, " | "))
+def test_what_a_network_cannot_take_is_refused(name, kind, axes, says, fit):
+    shape = Shape(map(int, axes.split()), kind, "" if kind == "samples" else "npz")
+    with pytest.raises(FedpflError) as error:
+        models.build_network(name, shape, 10, 0)
+    assert str(error.value) == f"model={name}: {says}; models that take these: {fit}"
+
+
 @pytest.mark.parametrize(
-    ("name", "shape", "says"),
+    ("name", "shape", "options"),
     [
-        ("cnn4", (561,), r"takes images \[channels, height, width\], got samples of shape \[561\]"),
-        ("resnet8", (1, 2, 3, 4), r"takes images \[channels, height, width\], got samples"),
-        ("har_cnn", (1, 28, 28), r"signals \[channels, length\], got samples of shape \[1, 28, "),
-        ("har_cnn", (9, 27), "at least 28 points long, got 27"),
-        ("text", (9, 128), r"takes token ids \[length\], got samples of shape \[9, 128\]"),
-        ("lenet5", (1, 28, 15), "at least 16x16 pixels, got 28x15"),
-        ("cnn4", (1, 15, 28), "at least 16x16 pixels, got 15x28"),
-        ("fedspu_emnist", (1, 3, 28), "nothing is left of images of 3x28 pixels"),
+        ("har_cnn", (9, 28), {}),
+        ("lenet5", (1, 16, 16), {}),
+        ("fedspu_emnist", (1, 4, 5), {}),
+        ("resnet8", (1, 1, 1), {}),
+        ("resnet8", (1, 1, 1), {"stem": "small", "norm": "group"}),
+        ("resnet8", (1, 33, 40), {}),
     ],
 )
-def test_what_a_network_cannot_take_is_refused(name, shape, says):
-    with pytest.raises(FedpflError, match=f"model={name}: .*{says}"):
-        models.build_network(name, shape, 10, 0)
-
-
-def test_the_smallest_samples_that_fit():
-    for name, shape in (
-        ("har_cnn", (9, 28)),
-        ("lenet5", (1, 16, 16)),
-        ("fedspu_emnist", (1, 4, 5)),
-    ):
-        net = models.build_network(name, shape, 3, 0)
-        bound = net.bind({"main": net.buffers})
-        assert bound(net.params, torch.zeros(2, *shape)).shape == (2, 3)
+def test_the_smallest_samples_that_fit(name, shape, options):
+    """Two are a batch even where one pixel is left."""
+    net = models.build_network(name, shape, 7, 0, **options)
+    for training in (True, False):
+        bound = net.bind({"main": net.buffers}, training=training)
+        logits = bound(net.params, torch.randn(2, *shape))
+        assert logits.shape == (2, 7)
+        assert logits.isfinite().all()
 
 
 def test_padding_takes_no_part():
@@ -168,45 +210,13 @@ def test_lstm_equals_torchs():
     assert all(0.3 < value.abs().max() < 6**-0.5 for value in values.values())  # as nn.LSTM draws
 
 
-def test_models_that_take_the_data_set_are_named():
-    with pytest.raises(FedpflError) as told:
-        build_run(check_config(compose_once(*TINY_TASK, "model=text")))
-    assert str(told.value) == (
-        "model=text: takes token ids [length], got images of shape [1, 28, 28] (data set digits);"
-        " models that take these: cnn4, fedspu_cifar10, fedspu_emnist, fedspu_speech, lenet5, mlp,"
-        " resnet8, resnet10, resnet18, vit"
-    )
-
-
 # FedOBP's network, mistakes, and BatchNorm of padded batches
-
-
-PUBLISHED = [  # shape, classes, parameters, body
-    ((3, 32, 32), 10, 878_538, 873_408),
-    ((3, 32, 32), 100, 924_708, 873_408),
-    ((1, 28, 28), 10, 582_026, 576_896),
-    ((1, 28, 28), 62, 608_702, 576_896),
-    ((1, 28, 28), 11, 582_539, 576_896),
-]
 
 
 def draw_cnn4(channels: int, flat: int) -> nn.Sequential:
     """The network as the paper draws it: ReLU, then pooling."""
     convolved = [*stage(channels, 32), *stage(32, 64), nn.Flatten()]
     return nn.Sequential(*convolved, *hidden_stage(flat, 512), nn.Linear(512, 10))
-
-
-@pytest.mark.parametrize(("shape", "classes", "total", "body"), PUBLISHED)
-def test_cnn4_has_the_published_number_of_parameters(shape, classes, total, body):
-    net = models.build_network("cnn4", shape, classes, seed=0)
-    count = {name: p.numel() for name, p in net.params.items()}
-    assert sum(count.values()) == total
-    assert sum(count[name] for name in net.parts.body) == body
-    assert sum(count[name] for name in net.parts.head) == total - body == 513 * classes
-    layers = [sum(count[name] for name in layer) for layer in net.parts.layers]
-    convolution, hidden = (832, 524_800) if shape[0] == 1 else (2_432, 819_712)
-    assert layers == [convolution, 51_264, hidden, 513 * classes]
-    assert net.buffers == {}
 
 
 @pytest.mark.parametrize(
@@ -221,6 +231,10 @@ def test_cnn4_is_the_drawing_bit_for_bit_in_initial_values_logits_and_gradients(
         torch.manual_seed(seed)
         plain = draw_cnn4(channels, flat)
     assert_same(list(net.params.values()), list(plain.parameters()))
+    layers = [tuple(net.params[name] for name in layer) for layer in net.parts.layers]
+    drawn = [tuple(layer.parameters()) for layer in plain if [*layer.parameters()]]
+    assert_same(layers, drawn)
+    assert net.buffers == {}
     x = torch.randn(6, channels, size, size, generator=torch.Generator().manual_seed(0))
     params = {name: p.clone().requires_grad_() for name, p in net.params.items()}
     logits, expected = net.bind({})(params, x), plain(x)
@@ -321,30 +335,6 @@ def test_batch_norm_in_bf16_has_float32_statistics():
 # ResNets
 
 
-RESNETS = [  # FedPURIN and FedSelect; the small stem: 64 * 3 * (49 - 9) fewer
-    ("resnet8", (1, 28, 28), 10, {}, 1_229_002, 2_688),
-    ("resnet8", (3, 32, 32), 10, {}, 1_235_274, 2_688),
-    ("resnet10", (3, 32, 32), 100, {}, 4_957_092, 5_760),
-    ("resnet18", (3, 32, 32), 10, {}, 11_181_642, 9_600),
-    ("resnet8", (3, 32, 32), 10, {"stem": "small", "norm": "group"}, 1_227_594, 2_688),
-]
-
-
-@pytest.mark.parametrize(("name", "shape", "classes", "options", "count", "of_norms"), RESNETS)
-def test_as_many_parameters_as_published(name, shape, classes, options, count, of_norms):
-    net = models.build_network(name, shape, classes, 0, **options)
-    assert sum(p.numel() for p in net.params.values()) == count
-    assert net.parts.head == ("classifier.weight", "classifier.bias")
-    norms = {name for name in net.params if "norm" in name or ".project.1" in name}
-    assert set(net.parts.normalisation) == norms
-    assert sum(net.params[name].numel() for name in norms) == of_norms
-    assert sum(map(len, net.parts.layers)) == len(net.params)
-    for weight, *normalisation in net.parts.layers[:-1]:
-        assert weight not in norms
-        assert len(normalisation) == 2
-        assert {*normalisation} <= norms
-
-
 @pytest.mark.parametrize(("norm", "seed"), [("group", 42), ("batch", 0)])
 def test_a_seed_gives_torchvisions_network_with_its_initial_values_bit_for_bit(norm, seed):
     vision.load_torchvision()  # where its import is mended
@@ -360,24 +350,6 @@ def test_a_seed_gives_torchvisions_network_with_its_initial_values_bit_for_bit(n
     x, bound = torch.randn(2, 3, 40, 40), net.bind({"main": net.buffers}, training=True)
     assert_close(bound(net.params, x), theirs(x), atol=1e-5)
     assert_close(list(bound.buffers["main"].values()), list(theirs.buffers()))
-
-
-@pytest.mark.parametrize(
-    ("shape", "stem", "norm"),
-    [
-        ((1, 1, 1), "large", "batch"),
-        ((1, 1, 1), "small", "group"),
-        ((1, 33, 40), "large", "batch"),
-    ],
-)
-def test_no_image_is_too_small(shape, stem, norm):
-    """Two are a batch even where one pixel is left."""
-    net = models.build_network("resnet8", shape, 7, 0, norm=norm, stem=stem)
-    for training in (True, False):
-        bound = net.bind({"main": net.buffers}, training=training)
-        logits = bound(net.params, torch.randn(2, *shape))
-        assert logits.shape == (2, 7)
-        assert logits.isfinite().all()
 
 
 # Every method on every kind of network
