@@ -6,7 +6,6 @@ idx, wav, mat, text) cannot tell a changed number from the right one, but must g
 same form, or the line.
 """
 
-import gzip
 import io
 import itertools
 import os
@@ -28,7 +27,14 @@ from numpy.lib import format as npy
 from fedpfl.data import partition, state_dict
 from fedpfl.data.datasets import DATA_SETS, Raw, Samples, ag_news, load_samples, pacs
 from fedpfl.ground.errors import FedpflError
-from tests.data.test_datasets import idx, write
+from tests.data.test_datasets import (
+    idx,
+    images,
+    labels,
+    make_emnist_files,
+    make_idx_arrays,
+    write,
+)
 from tests.data.test_formats import FOLDER, activity_files, clip_files
 from tests.data.test_leaf import written
 from tests.data.test_partition_file import flat
@@ -36,14 +42,6 @@ from tests.data.test_partition_file import flat
 TRIED = 20  # damaged files per format
 SECONDS = 1.0  # of this process, for each
 BYTES = 32 * 2**20  # of memory, for each
-
-
-def image(*shape: int) -> np.ndarray:
-    return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
-
-
-def kinds(samples: int, classes: int = 3) -> np.ndarray:
-    return np.arange(samples) % classes
 
 
 # Whole files, small
@@ -63,41 +61,23 @@ class World(NamedTuple):
 
 def own(patch: pytest.MonkeyPatch) -> World:
     data = io.BytesIO()
-    people = np.array(["zoe", "ann", "bob"])[kinds(12)]
-    arrays = {"x": image(12, 1, 8, 8), "y": kinds(12), "groups": people, "test_from": np.int64(9)}
+    people = np.array(["zoe", "ann", "bob"])[labels(12)]
+    arrays = {"x": images(12, 1, 8, 8), "y": labels(12), "groups": people, "test_from": np.int64(9)}
     np.savez(data, **arrays)
-    return World(
-        {"own.npz": data.getvalue()},
-        ["own.npz"],
-        lambda root: load_samples("npz", root, path=root / "own.npz"),
-    )
-
-
-def idx_files(test: str) -> dict[str, bytes]:
-    """Six images and three of a part of that name, by what their files' names begin with."""
-    shapes = {
-        "train-images-idx3": (6, 4, 5),
-        "train-labels-idx1": (6,),
-        f"{test}-images-idx3": (3, 4, 5),
-        f"{test}-labels-idx1": (3,),
-    }
-    return {name: idx(image(*shape) % 3) for name, shape in shapes.items()}
+    read = lambda root: load_samples("npz", root, path=root / "own.npz")  # noqa: E731
+    return World({"own.npz": data.getvalue()}, ["own.npz"], read)
 
 
 def gzipped(patch: pytest.MonkeyPatch) -> World:
     """EMNIST's files, which have no md5 list; the last four bytes of each are checksum and length."""
-    packed = {
-        f"EMNIST/raw/gzip/emnist-byclass-{name}-ubyte.gz": gzip.compress(data, mtime=0)
-        for name, data in idx_files("test").items()
-    }
+    packed = {f"EMNIST/raw/{name}": data for name, data in make_emnist_files().items()}
     return World(packed, list(packed), lambda root: load_samples("emnist", root, classes=3))
 
 
 def plain(patch: pytest.MonkeyPatch) -> World:
-    placed = {f"MNIST/raw/{name}-ubyte": data for name, data in idx_files("t10k").items()}
-    return World(
-        placed, list(placed), lambda root: load_samples("mnist", root, classes=3), checked=False
-    )
+    files = {f"MNIST/raw/{name}-ubyte": idx(own) for name, own in make_idx_arrays("t10k").items()}
+    read = lambda root: load_samples("mnist", root, classes=3)  # noqa: E731
+    return World(files, list(files), read, checked=False)
 
 
 def png(patch: pytest.MonkeyPatch) -> World:
@@ -139,12 +119,8 @@ def texts(patch: pytest.MonkeyPatch) -> World:
     )
     files: dict[str, bytes | str] = {"ag_news_csv/train.csv": rows, "ag_news_csv/test.csv": rows}
     patch.setattr(ag_news, "fetch_file", lambda source, name, *_: source.folder / name)
-    return World(
-        files,
-        list(files),
-        lambda root: load_samples("ag_news", root, length=8, classes=4),
-        checked=False,
-    )
+    read = lambda root: load_samples("ag_news", root, length=8, classes=4)  # noqa: E731
+    return World(files, list(files), read, checked=False)
 
 
 def leaf(patch: pytest.MonkeyPatch) -> World:
@@ -154,13 +130,10 @@ def leaf(patch: pytest.MonkeyPatch) -> World:
 
 
 def parts(patch: pytest.MonkeyPatch) -> World:
-    data, y = io.BytesIO(), kinds(40)
+    data, y = io.BytesIO(), labels(40)
     flat(partition.iid(y, 5, 0), data)
-    return World(
-        {"partition.npz": data.getvalue()},
-        ["partition.npz"],
-        lambda root: partition.file(y, 5, 0, path=root / "partition.npz"),
-    )
+    read = lambda root: partition.file(y, 5, 0, path=root / "partition.npz")  # noqa: E731
+    return World({"partition.npz": data.getvalue()}, ["partition.npz"], read)
 
 
 def values(patch: pytest.MonkeyPatch) -> World:
@@ -398,7 +371,7 @@ def test_images_and_labels_of_other_numbers(tmp_path, monkeypatch):
     """Also where they are as many in all: the labels would be those of other images."""
     whole = plain(monkeypatch)
     train, test = (name for name in whole.victims if "labels" in name)
-    write(tmp_path, whole.files | {train: idx(kinds(5)), test: idx(kinds(4))})
+    write(tmp_path, whole.files | {train: idx(labels(5)), test: idx(labels(4))})
     assert "part 1 of 2 has 6 samples, but 5 labels" in attempt(lambda: whole.read(tmp_path))
 
 

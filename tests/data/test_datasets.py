@@ -77,16 +77,21 @@ def test_digits_needs_no_files(tmp_path):
     assert not (tmp_path / "absent").exists()
 
 
+def make_idx_arrays(test: str) -> dict[str, np.ndarray]:
+    """Six images and three of a part of that name, by what their files' names begin with."""
+    return {
+        "train-images-idx3": images(6, 4, 5),
+        "train-labels-idx1": labels(6),
+        f"{test}-images-idx3": images(3, 4, 5),
+        f"{test}-labels-idx1": labels(3),
+    }
+
+
 @pytest.fixture
 def idx_files(monkeypatch):
     """The four files of one set, small, as bytes by name; the md5 table knows them."""
-    arrays = {
-        "train-images-idx3-ubyte.gz": images(6, 4, 5),
-        "train-labels-idx1-ubyte.gz": labels(6),
-        "t10k-images-idx3-ubyte.gz": images(3, 4, 5),
-        "t10k-labels-idx1-ubyte.gz": labels(3),
-    }
-    files = {name: gzip.compress(idx(array), mtime=0) for name, array in arrays.items()}
+    arrays = make_idx_arrays("t10k")
+    files = {f"{name}-ubyte.gz": gzip.compress(idx(own), mtime=0) for name, own in arrays.items()}
     for module in (mnist, fmnist):
         monkeypatch.setattr(module, "MD5", {file: md5(data) for file, data in files.items()})
     return arrays, files
@@ -117,7 +122,7 @@ def test_idx(tmp_path, idx_files, name, folder, packed):
     before = sorted(tmp_path.rglob("*"))
     got = load_samples(name, tmp_path, download=False)
     assert got.x.shape == (9, 1, 4, 5)
-    expected = [arrays["train-images-idx3-ubyte.gz"], arrays["t10k-images-idx3-ubyte.gz"]]
+    expected = [arrays["train-images-idx3"], arrays["t10k-images-idx3"]]
     assert np.array_equal(got.x[:, 0], np.concatenate(expected))
     assert got.y.tolist() == [0, 1, 2, 0, 1, 2, 0, 1, 2]
     assert got.test_from == 6
@@ -174,18 +179,15 @@ def test_absent_and_no_network(tmp_path, name):
     assert list(tmp_path.iterdir()) == []  # nothing left behind
 
 
-def emnist_files() -> dict[str, bytes]:
+def make_emnist_files() -> dict[str, bytes]:
     return {
-        "gzip/emnist-byclass-train-images-idx3-ubyte.gz": gzip.compress(idx(images(5, 4, 4))),
-        "gzip/emnist-byclass-train-labels-idx1-ubyte.gz": gzip.compress(idx(labels(5))),
-        "gzip/emnist-byclass-test-images-idx3-ubyte.gz": gzip.compress(idx(images(4, 4, 4))),
-        "gzip/emnist-byclass-test-labels-idx1-ubyte.gz": gzip.compress(idx(labels(4))),
-        "gzip/emnist-mnist-test-labels-idx1-ubyte.gz": b"of another split",
+        f"gzip/emnist-byclass-{name}-ubyte.gz": gzip.compress(idx(array), mtime=0)
+        for name, array in make_idx_arrays("test").items()
     }
 
 
 def test_emnist_from_the_zip_and_unpacked(tmp_path, monkeypatch):
-    files = emnist_files()
+    files = make_emnist_files() | {"gzip/emnist-mnist-test-labels-idx1-ubyte.gz": b"another split"}
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as zipped:
         for name, data in files.items():
@@ -198,8 +200,8 @@ def test_emnist_from_the_zip_and_unpacked(tmp_path, monkeypatch):
     }
     write(tmp_path / "plain/EMNIST/raw", plain)
     first = load_samples("emnist", tmp_path / "zip", download=False)
-    assert first.y.tolist() == [0, 1, 2, 0, 1, 0, 1, 2, 0]  # training, then test
-    assert first.test_from == 5
+    assert first.y.tolist() == [0, 1, 2, 0, 1, 2, 0, 1, 2]  # training, then test
+    assert first.test_from == 6
     assert_promises("emnist", tmp_path / "zip")
     for form in ("gz", "plain"):
         again = load_samples("emnist", tmp_path / form, download=False)

@@ -66,27 +66,25 @@ def test_arrays_are_read_back(tmp_path, held):
 
 
 CLIENTS = [{"train": train, "test": test} for train, test in zip(TRAIN, TEST, strict=True)]
+HOLDING_OUT = [*zip(CLIENTS, HELD, strict=True)]
+FL_BENCH = {"separation": {"train": [0, 1, 2], "val": [0, 1, 2], "test": [0, 1, 2], "total": 3}}
+"""Of its partition.pkl as JSON."""
 
 
 @pytest.mark.parametrize(
-    "held",
+    ("held", "validation"),
     [
-        CLIENTS,
-        {"10": CLIENTS[2], "2": CLIENTS[1], "1": CLIENTS[0]},  # in order of the numbers
-        {"zoe": CLIENTS[0], "adam": CLIENTS[1], "10": CLIENTS[2]},  # in order of the file
-        {  # FL-bench's partition.pkl as JSON
-            "separation": {"train": [0, 1, 2], "val": [0, 1, 2], "test": [0, 1, 2], "total": 3},
-            "data_indices": [{**own, "val": []} for own in CLIENTS],
-        },
+        (CLIENTS, []),
+        # In order of the numbers
+        ({"10": CLIENTS[2], "2": CLIENTS[1], "1": CLIENTS[0]}, []),
+        # In order of the file
+        ({"zoe": CLIENTS[0], "adam": CLIENTS[1], "10": CLIENTS[2]}, []),
+        (FL_BENCH | {"data_indices": [{**own, "val": []} for own in CLIENTS]}, []),
+        ({"data_indices": [own | {"val": val} for own, val in HOLDING_OUT]}, [*HELD]),
     ],
 )
-def test_json_with_test_splits_is_read_back(write, held):
-    assert listed(read(write(held))) == [[*TRAIN], [*TEST], []]
-
-
-def test_validation_samples_are_read_back(write):
-    held = [{**own, "val": val} for own, val in zip(CLIENTS, HELD, strict=True)]
-    assert listed(read(write({"data_indices": held}))) == [[*TRAIN], [*TEST], [*HELD]]
+def test_json_with_test_splits_is_read_back(write, held, validation):
+    assert listed(read(write(held))) == [[*TRAIN], [*TEST], validation]
 
 
 @pytest.mark.parametrize("numbered", [False, True])
