@@ -30,9 +30,7 @@ from fedpfl.data.datasets import (
 from fedpfl.data.datasets.shared import source
 from tests.conftest import read_cases
 from tests.data.promises import assert_promises, one_line
-from tests.data.test_datasets import md5, pack, write
-
-RNG = np.random.default_rng(0)
+from tests.data.test_datasets import RNG, images, md5, pack, write
 
 
 def refusal(name: str, folder: Path) -> str:
@@ -69,7 +67,7 @@ def activities(tmp_path, monkeypatch):
     return files, numbers
 
 
-def test_har_signals(tmp_path, activities):
+def test_har(tmp_path, activities):
     _, numbers = activities
     got = load_samples("har", tmp_path, classes=6)
     assert got.x.shape == (8, 9, 128)
@@ -84,10 +82,8 @@ def test_har_signals(tmp_path, activities):
     assert got.mean is None
     assert_promises("har", tmp_path, "has_all_classes", classes=6)
 
-
-def test_har_features(tmp_path, activities):
     got = load_samples("har", tmp_path, form="features", normalize=False)
-    np.testing.assert_allclose(got.x[:5], activities[1]["train", "X"], rtol=1e-6)
+    np.testing.assert_allclose(got.x[:5], numbers["train", "X"], rtol=1e-6)
     assert got.x.shape == (8, 561)
     assert got.mean == ()
 
@@ -406,9 +402,6 @@ def digits(tmp_path, monkeypatch):
     root = tmp_path / "Digit-Five"
     root.mkdir()
 
-    def images(*shape: int) -> np.ndarray:
-        return RNG.integers(0, 256, shape, dtype=np.uint8)
-
     one_hot = np.eye(10)[[7, 0, 3]], np.eye(10)[[1, 9]]
     mnist, mnist_m, syn = (
         [images(n, *shape) for n in (3, 2)] for shape in ((32, 32), (28, 28, 3), (32, 32, 3))
@@ -462,12 +455,12 @@ def test_errors_of_digit5(tmp_path, digits, monkeypatch):
     message = refusal("digit5", tmp_path)
     assert "syn_number.mat is not as published: KeyError: 'train_data'" in message
     labels = {"train_label": np.array([[4], [0.5], [5]]), "test_label": np.array([[6], [0]])}
-    for images, says in (
+    for wrong, says in (
         (np.full((3, 32, 32, 3), np.nan), "images are [3, 32, 32, 3], or not all finite"),
         (np.zeros((3, 32)), "images are [3, 32], or not all finite"),
         (np.zeros((3, 32, 32)), "labels are [3, 1], or not dig"),
     ):
-        numbers = {"train_data": images, "test_data": np.zeros((2, 32, 32)), **labels}
+        numbers = {"train_data": wrong, "test_data": np.zeros((2, 32, 32)), **labels}
         savemat(root / "syn_number.mat", numbers)
         assert f"syn_number.mat is not as published: {says}" in refusal("digit5", tmp_path)
     (root / "syn_number.mat").write_bytes(good)

@@ -80,10 +80,6 @@ def test_clients_are_the_values_of_a_column_and_tested_on_the_test_split(tmp_pat
         "choose how to deal samples, as with partition=dirichlet"
     )
     assert build(*own, "partition=iid").federation.clients == 100
-
-
-def test_a_saved_data_set_keeps_the_promises(tmp_path):
-    save_digits(tmp_path / "saved", train=range(200), test=range(200, 300))
     options = {"path": tmp_path / "saved", "input": "image", "label": "label", "by": "writer"}
     assert_promises("hf", tmp_path, **options)
 
@@ -101,6 +97,7 @@ def test_splits_are_joined_with_test_last(tmp_path):
     assert (two.x[:, 0].tolist(), two.test_from) == ([2] * 3 + [0] * 3, 3)
     alone = load(tmp_path / "d", input="x", split="test")
     assert (len(alone.y), alone.test_from) == (3, None)
+    assert len(load(tmp_path / "d/train", input="x").y) == 3
 
 
 @pytest.mark.parametrize(
@@ -176,6 +173,11 @@ def test_images_of_any_mode_are_grey_or_of_three_channels(tmp_path, modes, chann
 IMAGE = {"image": datasets.Image()}
 LABEL = {"label": datasets.Value("int64")}
 FLOATS = {"x": [1.0, 2.0, 3.0], "label": [0, 1, 0]}
+PART = {"x": [1.0, 2.0], "label": [0, 1]}
+TWO = {"train": PART, "test": PART}
+X = {"input": "x"}
+LABELS = {"x": datasets.Value("float32"), "label": datasets.ClassLabel(names=["a", "b"])}
+NAMED = {"features": LABELS, "train": PART}
 
 
 def nested(*rows):
@@ -186,59 +188,37 @@ FAULTS = """
 no such column | FLOATS | {"input": "y"} | d has no column 'y', which dataset.input names
 twice | FLOATS | {"input": ("x", "x")} | dataset.input must be columns, each once
 leak | FLOATS | {"input": "label"} | dataset.input and dataset.label both name 'label'
-no split | FLOATS | {"input": "x", "split": "train"} | d is one Dataset, it has no splits
+no split | FLOATS | {**X, "split": "train"} | d is one Dataset, it has no splits
 mixed | {**FLOATS, "t": list("abc")} | {"input": ("x", "t")} | column 'x' holds numbers, and 't' holds texts; dataset.input must name colum
-texts of arrays | nested(["a"], ["b"]) | {"input": "x"} | 'x' holds list<item: string>, and
-null | {**FLOATS, "x": [1.0, None, 3.0]} | {"input": "x"} | 'x' has no value in row 1;
-too large | {**FLOATS, "x": [1e+300, 2, 3]} | {"input": "x"} | 'x' is not finite in row 0;
-alike as float32 | {**FLOATS, "x": [1e12, 1e12 + 1, 1e12 + 2]} | {"input": "x"} | column 'x' holds numbers up to 1e+12
-a space | {**FLOATS, "who": ["a", "b ", "b"]} | {"input": "x", "by": "who"} | dataset.by 'b ' begins or ends with a space
-half | {**FLOATS, "label": [0, 0.5, 1]} | {"input": "x"} | 'label' is 0.5 in row 1, which is
-array label | {"x": [1.0, 2.0], "label": [[0], [1]]} | {"input": "x"} | column 'label' holds arrays, and dataset.label names a column of cl
-ragged | nested([1.0, 2.0], [1.0]) | {"input": "x"} | 'x' has another length than before in ro
-ragged inside | nested([[1.0], [2.0]], [[1.0], [2, 3]]) | {"input": "x"} | before in row 1;
-nested null | nested([1.0, 2.0], [1.0, None]) | {"input": "x"} | 'x' has no value in row 1;
+texts of arrays | nested(["a"], ["b"]) | X | 'x' holds list<item: string>, and
+null | {**FLOATS, "x": [1.0, None, 3.0]} | X | 'x' has no value in row 1;
+too large | {**FLOATS, "x": [1e+300, 2, 3]} | X | 'x' is not finite in row 0;
+alike as float32 | {**FLOATS, "x": [1e12, 1e12 + 1, 1e12 + 2]} | X | column 'x' holds numbers up to 1e+12
+a space | {**FLOATS, "who": ["a", "b ", "b"]} | {**X, "by": "who"} | dataset.by 'b ' begins or ends with a space
+half | {**FLOATS, "label": [0, 0.5, 1]} | X | 'label' is 0.5 in row 1, which is
+array label | {"x": [1.0, 2.0], "label": [[0], [1]]} | X | column 'label' holds arrays, and dataset.label names a column of cl
+ragged | nested([1.0, 2.0], [1.0]) | X | 'x' has another length than before in ro
+ragged inside | nested([[1.0], [2.0]], [[1.0], [2, 3]]) | X | before in row 1;
+nested null | nested([1.0, 2.0], [1.0, None]) | X | 'x' has no value in row 1;
 two arrays | {**nested([1.0], [2.0]), "z": [[1.0], [2.0]]} | {"input": ("x", "z")} | 'x' and 'z' hold arrays; dataset.input takes one colum
-size | FLOATS | {"input": "x", "size": 8} | dataset.size is for images, and dataset.input
-subset | FLOATS | {"input": "x", "subset": "b"} | dataset.subset is for a name on the hub
+size | FLOATS | {**X, "size": 8} | dataset.size is for images, and dataset.input
+subset | FLOATS | {**X, "subset": "b"} | dataset.subset is for a name on the hub
+another task | FLOATS | {**X, "task": "regression"} | dataset=hf reads classes, not what task=regression asks for; use npz
+an empty split | {**TWO, "test": {"x": [], "label": []}} | X | d/test has no row, and so
+another split | TWO | {**X, "split": "trian"} | dataset.split must be one of train, test, got 'trian'; did you mean train?
+a split twice | TWO | {**X, "split": ("train", "train")} | dataset.split has train twice
+another type | {**TWO, "test": {**PART, "x": ["a", "b"]}} | X | split test: column 'x' is of another type than in split train
+no column in a split | {**TWO, "test": {"label": [0]}} | X | split test has no column 'x'
+arrays | {"train": nested([1.0], [2.0]), "test": nested([1.0, 2.0])} | X | split test: column 'x' has arrays [2], and split train has [1]
+no class | {**NAMED, "test": {**PART, "label": [1, -1]}} | X | split test: column 'label' has no class in row 1 (-1); choose other splits
 """
-"""Name | columns | options | what is said."""
+"""Name | columns, or those of splits | options | what is said."""
 
 
 @pytest.mark.parametrize(("fault", "columns", "options", "text"), read_cases(FAULTS, " | "))
-def test_what_is_wrong_with_a_column_is_one_line(fault, columns, options, text, tmp_path):
+def test_what_is_wrong_with_columns_and_splits_is_one_line(fault, columns, options, text, tmp_path):
     save(tmp_path / "d", **eval(columns))
     assert text in one_line(lambda: load(tmp_path / "d", **eval(options)))
-
-
-def test_what_is_wrong_with_splits_is_one_line(tmp_path):
-    part = {"x": [1.0, 2.0], "label": [0, 1]}
-    save(tmp_path / "d", train=part, test={"x": [], "label": []})
-    assert "d/test has no row, and so " in one_line(lambda: load(tmp_path / "d", input="x"))
-    assert len(load(tmp_path / "d/train", input="x").y) == 2
-    save(tmp_path / "d", train=part, test=part)
-    message = one_line(lambda: load(tmp_path / "d", input="x", split="trian"))
-    assert "dataset.split must be one of train, test, got 'trian'; did you mean train?" in message
-    message = one_line(lambda: load(tmp_path / "d", input="x", split=("train", "train")))
-    assert "dataset.split has train twice" in message
-    save(tmp_path / "e", train=part, test={**part, "x": ["a", "b"]})
-    message = one_line(lambda: load(tmp_path / "e", input="x"))
-    assert "split test: column 'x' is of another type than in split train" in message
-    save(tmp_path / "f", train=part, test={"label": [0]})
-    assert "split test has no column 'x'" in one_line(lambda: load(tmp_path / "f", input="x"))
-    save(tmp_path / "g", train=nested([1.0], [2.0]), test=nested([1.0, 2.0]))
-    message = one_line(lambda: load(tmp_path / "g", input="x"))
-    assert "split test: column 'x' has arrays [2], and split train has [1]" in message
-    unlabelled = {"x": datasets.Value("float32"), "label": datasets.ClassLabel(names=["a", "b"])}
-    save(tmp_path / "h", unlabelled, train=part, test={**part, "label": [1, -1]})
-    message = one_line(lambda: load(tmp_path / "h", input="x"))
-    assert "split test: column 'label' has no class in row 1 (-1); choose other splits" in message
-
-
-def test_other_tasks_are_refused(tmp_path):
-    save(tmp_path / "d", **FLOATS)
-    message = one_line(lambda: load(tmp_path / "d", input="x", task="regression"))
-    assert message == "dataset=hf reads classes, not what task=regression asks for; use npz"
 
 
 def test_a_path_that_is_none(tmp_path, monkeypatch):
