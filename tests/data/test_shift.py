@@ -237,16 +237,9 @@ MIXED = Partition((np.array([0, 9]), np.array([1, 2])), (np.array([3]), np.array
 
 
 def find_newcomers(names, partition=APART, groups=GROUPS, group_names=NAMES):
-    samples = Samples(
-        name="own",
-        x=torch.zeros(24, 1),
-        y=torch.zeros(24, dtype=torch.int64),
-        classes=2,
-        mean=(),
-        std=(),
-        groups=None if groups is None else torch.from_numpy(groups),
-        group_names=group_names,
-    )
+    held = None if groups is None else torch.from_numpy(groups)
+    x, y = torch.zeros(24, 1), torch.zeros(24, dtype=torch.int64)
+    samples = Samples("own", x, y, 2, (), (), groups=held, group_names=group_names)
     return find_clients_of_groups(samples, partition, names)
 
 

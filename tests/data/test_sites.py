@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from PIL import Image
 
 from fedpfl.config.run import Run
 from fedpfl.data import datasets
@@ -32,8 +33,6 @@ def write_table(path: Path, **columns) -> None:
 
 
 def write_images(folder: Path, classes=("cat", "dog"), count: int = 3) -> None:
-    from PIL import Image
-
     for number, name in enumerate(classes):
         (folder / name).mkdir(parents=True)
         for place in range(count):
@@ -143,8 +142,6 @@ def cut_image(folder: Path) -> None:
 
 
 def deepen_image(folder: Path) -> None:
-    from PIL import Image
-
     write_images(folder / "north")
     pixels = np.full((9, 7), 3000, np.uint16)
     Image.fromarray(pixels).save(folder / "north" / "cat" / "1.png")

@@ -87,23 +87,22 @@ def test_published_values_stand_beside_the_papers_set_up_alone(tmp_path: Path) -
 # Own curves beside published ones
 
 
-@pytest.fixture
-def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("reference") / "curves.csv"
+def test_curves_beside_published_ones(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("reference")
     lines = ["method,round,accuracy_before,accuracy_after"]
     lines += [f"fedavg,{t},{50 + t + (-1) ** t},{59 + t}" for t in range(1, 5)]
     lines += [f"fedobp_as_published_q0.9,{t},{t},{t}" for t in range(1, 5)]
     lines += ["fedper,1,2,3"]
-    path.write_text("\n".join(lines) + "\n")
-    return path
-
-
-def test_distance_from_published_curves(root: Path, reference: Path) -> None:
+    reference = folder / "published.csv"
+    reference.write_text("\n".join(lines) + "\n")
     table = curve_table(runs(root), reference, spans=((1, 2), (3, 100)))
     assert set(table.frame["reference"]) == {"fedavg", "fedobp_as_published_q0.9"}
     text = render(table, "markdown")
     for span in ("1 | 2", "3 | 4"):
         assert f"| FedAvg | 0 | fedavg | {span} | 1.00 | +0.00 | 1.00 | +1.00 |" in text
+    written = draw_curves(runs(root), reference, folder / "curves")
+    assert [path.name for path in written] == ["curves.png", "curves.pdf"]
+    assert all(path.is_file() for path in written)
 
 
 def test_a_wrong_reference_is_named(root: Path, tmp_path: Path) -> None:
@@ -113,12 +112,6 @@ def test_a_wrong_reference_is_named(root: Path, tmp_path: Path) -> None:
         curve_table(runs(root), wrong)
     with pytest.raises(FedpflError, match="cannot be read"):
         curve_table(runs(root), tmp_path / "absent.csv")
-
-
-def test_both_curves_are_drawn(root: Path, reference: Path, tmp_path: Path) -> None:
-    written = draw_curves(runs(root), reference, tmp_path / "curves")
-    assert [path.name for path in written] == ["curves.png", "curves.pdf"]
-    assert all(path.is_file() for path in written)
 
 
 # The authors' public result files, and own runs beside them

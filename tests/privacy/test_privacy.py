@@ -315,7 +315,7 @@ def test_noise_is_calibrated_and_more_rounds_cost_more():
     assert spent == sorted(spent)
     assert spent[-1] > 4.0
     assert account(noise=0.0).epsilon(3) is None
-    with pytest.raises(FedpflError, match="out of reach"):
+    with pytest.raises(FedpflError, match="out of reach in 10 rounds of 6 of 6 clients"):
         account(cohort=6, epsilon=0.5, quantile=0.5).epsilon(1)
 
 

@@ -45,7 +45,6 @@ privacy.clip=null | privacy.clip must be a number where there is noise
 privacy.quantile=1 | privacy.quantile must be
 privacy.count_noise=1 | privacy.count_noise must be null
 privacy.quantile=0.5 privacy.rate=0 | privacy.rate must be
-privacy.quantile=0.5 privacy.epsilon=0.5 | out of reach in 3 rounds of 3 of 6 clients
 privacy.accounting=pld | privacy.accounting must be rdp
 privacy.sampling=poisson method=scaffold | use fixed
 privacy.epsilon=101 | privacy.epsilon must be above 0 and at most 100
@@ -63,7 +62,6 @@ model=resnet8 model.norm=batch | statistics of samples in buffers
 privacy.noise=null | privacy.epsilon must be given, or else noise
 privacy.noise=null privacy.epsilon=1e-9 privacy.delta=1e-9 | out of reach by any noise
 privacy.delta=0.05 | privacy.delta must be below 1 / samples
-method=fedas | looks at samples outside its training steps
 stopping.early=true | privacy=sample: stopping.early would tell
 system=simulated | privacy=sample keeps no account of clients that drop out
 validation=0.2 | use validation=0

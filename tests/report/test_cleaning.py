@@ -1,7 +1,5 @@
 """What `clean` removes, and above all what it leaves."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

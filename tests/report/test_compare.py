@@ -1,7 +1,5 @@
 """Two configurations side by side, from synthetic run directories, against values computed by hand."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Who is helped and who is harmed, from synthetic run directories, against values computed by hand."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Filters of runs, alone and in every command that takes them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

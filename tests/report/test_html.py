@@ -1,7 +1,5 @@
 """The HTML report: values by hand, text that stays text, nothing loaded, a real browser."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -102,33 +100,12 @@ def write_clients(
     pd.DataFrame(held).to_csv(run / "clients.csv", index=False)
 
 
-def write_long(
-    folder: Path, rounds: int, method: dict[str, Any], seed: int, layers: int = 0, **changes: Any
-) -> None:
-    """A run of full size: noisy curves, and a mask over `layers` tensors."""
-    draw = np.random.default_rng([seed, len(str(method))])
-    folder.mkdir(parents=True)
-    values = config(method=method, seed=seed, rounds=rounds, **changes)
-    (folder / "config.yaml").write_text(yaml.safe_dump(values))
-    told = {"status": "finished", "cohort": 10, "parameters": 582026, "hours": 1.25}
-    (folder / "summary.json").write_text(json.dumps(told))
-    number = np.arange(1, rounds + 1)
-    noisy = 90 - 60 * np.exp(-number / 30) + draw.normal(size=rounds)
-    columns = {"round": number, "seconds": draw.random(rounds) + 1}
-    columns |= dict.fromkeys(("cohort_before", "cohort_after", "train_loss"), noisy)
-    judged = "accuracy accuracy_pooled accuracy_worst10 ft_accuracy ft_accuracy_pooled loss"
-    for name in judged.split():
-        columns[name] = np.where(number % 5 == 0, noisy, np.nan)
-    for name in ("values_down", "values_up", "bits_down", "bits_up"):
-        columns[name] = draw.integers(10**8, 10**9, rounds)
-    for layer in range(layers):
-        columns[f"personal/layer{layer}.weight"] = draw.random(rounds) * 1000
-    pd.DataFrame(columns).to_csv(folder / "rounds.csv", index=False)
-    names = [f"label_{label}" for label in range(100)]
-    labels = pd.DataFrame(draw.integers(0, 200, (100, 100)), columns=names)
-    held = {"client": range(100), "train": labels.sum(axis=1), "test": 10}
-    table = pd.DataFrame({**held, "accuracy": draw.random(100)})
-    pd.concat([table, labels], axis=1).to_csv(folder / "clients.csv", index=False)
+def write_long(folder: Path, rounds: int, seed: int = 0, **changes: Any) -> Path:
+    """A run of many rounds, with a mask over three tensors."""
+    accuracy = {number: 90 + seed - 300 / number for number in range(5, rounds + 1, 5)}
+    run = write_run(folder, accuracy, reached=rounds, rounds=rounds, seed=seed, **changes)
+    counts = {f"personal/layer{k}.weight": k + np.arange(rounds) ** 2 for k in range(3)}
+    return add_columns(run, **counts)
 
 
 @pytest.fixture
@@ -332,8 +309,7 @@ def test_masks(page: Page) -> None:
 
 
 def test_long_curves_are_thinned(tmp_path: Path) -> None:
-    folder = tmp_path / "x/fedavg/k/seed0"
-    write_long(folder, 1050, OBP, 0, layers=2)
+    folder = write_long(tmp_path / "x/fedobp/k/seed0", 1050, method=OBP)
     page = page_of(tmp_path)
     frame = pd.read_csv(folder / "rounds.csv")
     (line,) = page.traces("curves", "FedOBP", ACCURACY)
@@ -522,7 +498,8 @@ def shown(root: Path, tmp_path: Path) -> tuple[Path, Path]:
         "partition": {"name": "iid", "alpha": None},
     }
     for seed in (0, 1):
-        write_long(root / "a" / "apfl" / "k9" / f"seed{seed}", 60, seed=seed, layers=3, **changes)
+        run = write_long(root / "a" / "apfl" / "k9" / f"seed{seed}", 60, seed, **changes)
+        write_clients(run, [50.0] * 100)
     (page,) = write_pages([root], root / "report", warn=silent)
     return page, tmp_path / "browser"
 

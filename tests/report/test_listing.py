@@ -1,7 +1,5 @@
 """What a run directory is at this moment, and the list of runs, against values known by hand."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -18,7 +16,7 @@ from fedpfl.report import listing, load
 from fedpfl.report.__main__ import main
 from fedpfl.report.listing import Entry
 from tests.conftest import read_cases
-from tests.report.test_report import BROKEN, amend, read_refusal, write_run
+from tests.report.test_report import amend, read_refusal, write_run
 
 HOUR = 3600.0
 HOLD = """
@@ -132,17 +130,36 @@ def test_the_reason_is_told_and_a_run_without_rounds_is_not_broken(tmp_path: Pat
     assert load.inspect_directory(run).status_text == "failed 0/4"
 
 
+BROKEN = r"""
+no summary.json | (run / "summary.json").unlink()
+no config.yaml | (run / "config.yaml").unlink()
+no rounds.csv | (run / "rounds.csv").unlink()
+config.yaml cannot be read: ParserError | (run / "config.yaml").write_text("a: 1\nb: }")
+summary.json cannot be read: JSONDecodeError | (run / "summary.json").write_text('{"status": ')
+must hold keys and values | (run / "config.yaml").write_text("- 1")
+lacks dataset.name | (run / "config.yaml").write_text("seed: 1")
+no usable value: KeyError: 'seed' | (run / "config.yaml").write_text((run / "config.yaml").read_text().replace("seed:", "weed:"))
+rounds.csv lacks the column accuracy | (run / "rounds.csv").write_text("round\n1\n")
+rounds.csv cannot be read | (run / "rounds.csv").write_text("")
+UnicodeDecodeError | (run / "config.yaml").write_bytes(b"\xff\xfe\x00")
+no round recorded yet | (run / "rounds.csv").write_text((run / "rounds.csv").read_text().splitlines()[0] + "\n")
+"""
+"""What is said, and what is done to a run."""
+
+
 def test_broken_directories_are_listed_with_the_reason(tmp_path: Path) -> None:
     write_run(tmp_path / "whole")
-    for number, (message, damage) in enumerate(BROKEN.items()):
-        damage(write_run(tmp_path / str(number), seed=9))
-        found = load.inspect_directory(tmp_path / str(number))
+    cases = read_cases(BROKEN, " | ")
+    for number, (message, damage) in enumerate(cases):
+        run = write_run(tmp_path / str(number), seed=9)
+        eval(damage, {"run": run})
+        found = load.inspect_directory(run)
         assert found.status == "broken", message
         # Without the rows only one that says it is finished is broken.
         assert message in found.reason or "rounds.csv holds no round" in found.reason
         assert str(tmp_path) not in found.reason
         assert "\n" not in found.reason
-    assert [entry.directory.status for entry in look(tmp_path)].count("broken") == len(BROKEN)
+    assert [entry.directory.status for entry in look(tmp_path)].count("broken") == len(cases)
     found = load.inspect_directory(write_run(tmp_path / "sleeping", status="sleeping"))
     reason = "summary.json holds an unknown status, 'sleeping'"
     assert (found.status, found.reason) == ("broken", reason)

@@ -1,7 +1,5 @@
 """Figures of what methods come to, from synthetic run directories, against values by hand."""
 
-from __future__ import annotations
-
 import math
 import re
 import statistics

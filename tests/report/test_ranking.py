@@ -1,7 +1,5 @@
 """Ranks over data sets: Demšar's example (JMLR 7, 2006, Table 6), loops, corrections by hand."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tables and figures from synthetic run directories, against values computed by hand."""
 
-from __future__ import annotations
-
 import csv
 import io
 import itertools
@@ -10,7 +8,6 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -217,32 +214,6 @@ def test_a_cell_is_empty_where_a_seed_lacks_the_value(tmp_path: Path) -> None:
     row = row_of(accuracy_table(runs(tmp_path)), "FedAvg")
     assert row["accuracy"] == 70.0
     assert row["ft_accuracy"] != row["ft_accuracy"]
-
-
-def write_text(name: str, text: str) -> Callable[[Path], Any]:
-    return lambda folder: (folder / name).write_text(text)
-
-
-def rewrite(name: str, change: Callable[[str], str]) -> Callable[[Path], Any]:
-    return lambda folder: (folder / name).write_text(change((folder / name).read_text()))
-
-
-BROKEN: dict[str, Callable[[Path], Any]] = {
-    "no summary.json": lambda folder: (folder / "summary.json").unlink(),
-    "no config.yaml": lambda folder: (folder / "config.yaml").unlink(),
-    "no rounds.csv": lambda folder: (folder / "rounds.csv").unlink(),
-    "config.yaml cannot be read: ParserError": write_text("config.yaml", "a: 1\nb: }"),
-    "summary.json cannot be read: JSONDecodeError": write_text("summary.json", '{"status": '),
-    "must hold keys and values": write_text("config.yaml", "- 1"),
-    "lacks dataset.name": write_text("config.yaml", "seed: 1"),
-    "no usable value: KeyError: 'seed'": rewrite(
-        "config.yaml", lambda text: text.replace("seed:", "weed:")
-    ),
-    "rounds.csv lacks the column accuracy": write_text("rounds.csv", "round\n1\n"),
-    "rounds.csv cannot be read": write_text("rounds.csv", ""),
-    "UnicodeDecodeError": lambda folder: (folder / "config.yaml").write_bytes(b"\xff\xfe\x00"),
-    "no round recorded yet": rewrite("rounds.csv", lambda text: text.splitlines()[0] + "\n"),
-}
 
 
 def test_a_round_written_twice_counts_as_last_written(root: Path) -> None:

@@ -1,7 +1,5 @@
 """No wrong number in silence: mixed settings, damaged and hostile run directories."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

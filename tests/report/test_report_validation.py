@@ -1,7 +1,5 @@
 """Rounds chosen by validation accuracy, and clients that never take part, by hand."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """Tables made by hand: numbers, marks, and each form of output."""
 
-from __future__ import annotations
-
 import csv
 import io
 import math

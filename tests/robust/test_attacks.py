@@ -167,8 +167,8 @@ def test_attackers_are_drawn_by_seed_or_named_and_attack_in_their_rounds():
     assert Attack(clients=(4, 0)).draw_attackers(numbers, 0) == [0, 2]
     assert Attack(share=0.0).draw_attackers(numbers, 0) == []
     for attack, message in {
-        Attack(clients=(3,)): "no client 3 among the 100",
-        Attack(share=0.004): "is nobody",
+        Attack(clients=(3,)): "there is no client 3 among the 100",
+        Attack(share=0.004): r"attack\.share=0.004 of 100 clients is nobody",
         Attack(clients=tuple(numbers)): "nobody be left to evaluate",
     }.items():
         with pytest.raises(FedpflError, match=message):

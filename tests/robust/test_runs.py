@@ -26,9 +26,6 @@ SMALL = (
 LINES = """
 attack.name=backdor | attack.name must be
 attack=label_flip attack.share=1 | attack.share must be at least 0 and below 1
-attack=label_flip attack.share=0.05 | attack.share=0.05 of 10 clients is nobody
-attack=label_flip attack.clients=[11] | there is no client 11 among the 10
-attack=label_flip attack.clients=[0,1,2,3,4,5,6,7,8,9] | nobody be left to evaluate
 attack=label_flip attack.clients=[] | attack.clients must be null, or the numbers of one client or more
 attack=backdoor attack.from_round=3 | none of its 1 clients is drawn in a round of the attack, from attack.from_round=3 to rounds=2
 attack=label_flip attack.source=1 | attack.target must be set where source is
