@@ -140,10 +140,18 @@ def test_a_bound_follows_the_quantile():
     assert len({float(state.privacy["clip"]) for state in played}) == 4
 
 
+def assert_normal(rows):
+    """Rows of standard normal numbers that know nothing of each other, within 4.5 standard errors."""
+    n = rows.numel()
+    assert abs(float(rows.mean())) < 4 / math.sqrt(n)
+    assert abs(float(rows.var()) - 1) < 4 * math.sqrt(2 / n)
+    assert abs(float(rows.pow(4).mean()) - 3) < 4 * math.sqrt(96 / n)
+    correlation = torch.corrcoef(rows) - torch.eye(len(rows))
+    assert float(correlation.abs().max()) < 4.5 / math.sqrt(rows.shape[1])
+
+
 def test_the_mean_gets_gaussian_noise_of_the_right_variance():
-    """It is noise * clip / cohort for each entry; mean, variance and kurtosis are within 4 standard
-    errors.
-    """
+    """It is noise * clip / cohort for each entry."""
     method, drawn = METHODS["fedavg"](), []
     for seed in range(6):
         loud, quiet = (
@@ -151,14 +159,7 @@ def test_the_mean_gets_gaussian_noise_of_the_right_variance():
             for noise in (2.0, 0.0)
         )
         drawn.append(tree.ravel(tree.map(torch.sub, loud.server, quiet.server)).double())
-    values, deviation = torch.cat(drawn), 2.0 * 0.15 / 4
-    n = len(values)
-    assert abs(float(values.mean())) < 4 * deviation / math.sqrt(n)
-    assert abs(float(values.var()) / deviation**2 - 1) < 4 * math.sqrt(2 / n)
-    kurtosis = float((values / deviation).pow(4).mean())
-    assert abs(kurtosis - 3) < 4 * math.sqrt(96 / n)
-    rows = torch.stack(drawn)
-    assert abs(float((rows[0] * rows[1]).mean())) < 4 * deviation**2 / math.sqrt(rows.shape[1])
+    assert_normal(torch.stack(drawn) / (2.0 * 0.15 / 4))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -229,27 +230,12 @@ def test_an_update_that_is_not_finite_counts_as_none():
     assert bound.clipped.tolist() == [True, True, False]
 
 
-def test_turns_that_no_account_is_kept_of_are_refused():
-    @dataclasses.dataclass(frozen=True)
-    class Twice(METHODS["fedavg"]):
-        server_sees = SEES[0]
-
-        def turns(self, played, cohort, clients, generator):
-            return [Turn(cohort[:1]), Turn(cohort[1:])]
-
-    with pytest.raises(
-        FedpflError, match="keeps account of one turn of a round's cohort, and turns of Twice"
-    ):
-        one_round(Twice(), tiny_federation(), account(noise=1.0))
-
-
 def test_secrets_are_apart_by_key_context_and_purpose():
     secret = Secret.of_seed(3)
     drawn = [secret.draw_normal(1000, "noise", *at) for at in ((1, 0), (1, 1), (2, 0))]
     for other in (secret.bind_to("a"), secret.bind_to("b"), Secret.of_seed(4)):
         drawn.append(other.draw_normal(1000, "noise", 1, 0))
-    correlation = torch.corrcoef(torch.tensor(np.array(drawn))) - torch.eye(6)
-    assert float(correlation.abs().max()) < 4.5 / math.sqrt(1000)
+    assert_normal(torch.tensor(np.array(drawn)))
     assert (drawn[0] == Secret.of_seed(3).draw_normal(1000, "noise", 1, 0)).all()
     twins = draw_noise({"one": torch.zeros(9), "other": torch.zeros(9)}, 1.0, secret, 1)
     assert not torch.equal(twins["one"], twins["other"])
@@ -483,12 +469,7 @@ def test_the_noise_has_its_variance_and_is_everybodys_own():
             for noise in (0.0, 2.0)
         ]
         drawn.append(tree.ravel(tree.map(torch.sub, *moved)).double())
-    rows = torch.stack(drawn) / (2.0 * 0.2 * SAMPLED.lr / 8)
-    entries = rows.numel()
-    assert abs(float(rows.mean())) < 4 / math.sqrt(entries)
-    assert abs(float(rows.var()) - 1) < 4 * math.sqrt(2 / entries)
-    correlation = torch.corrcoef(rows) - torch.eye(3)
-    assert float(correlation.abs().max()) < 4.5 / math.sqrt(rows.shape[1])
+    assert_normal(torch.stack(drawn) / (2.0 * 0.2 * SAMPLED.lr / 8))
 
 
 def test_minibatches_are_secret():
@@ -579,11 +560,20 @@ def test_plans_have_the_steps_of_all_phases():
     assert [sum(steps.number for steps in own) for own in tuned] == per_epoch
 
 
-def test_turns_that_train_a_client_twice_are_refused():
-    @dataclasses.dataclass(frozen=True)
-    class Twice(METHODS["fedavg"]):
-        def turns(self, played, cohort, clients, generator):
-            return [Turn(cohort, lambda server, clients, uploads: (server, clients)), Turn(cohort)]
+@dataclasses.dataclass(frozen=True)
+class Twice(METHODS["fedavg"]):
+    """Trains each client in two turns."""
 
+    server_sees = SEES[0]
+
+    def turns(self, played, cohort, clients, generator):
+        return [Turn(cohort, lambda server, clients, uploads: (server, clients)), Turn(cohort)]
+
+
+def test_turns_that_no_account_is_kept_of_are_refused():
+    with pytest.raises(
+        FedpflError, match="keeps account of one turn of a round's cohort, and turns of Twice"
+    ):
+        one_round(Twice(), tiny_federation(), account(noise=1.0))
     with pytest.raises(FedpflError, match="one training of each client"):
         train(protect(1.0, 1.0), method=Twice())
