@@ -212,24 +212,6 @@ def test_no_command_prints_what_a_terminal_obeys(tmp_path, capsys):
         assert not strange, (words, strange)
 
 
-def test_a_spreadsheet_takes_no_name_for_a_formula(tmp_path, capsys):
-    """What is one, is tried with the tables."""
-    name = "+cmd|'/c calc'!A0"
-    write_run(tmp_path / "a", {4: 70.0}, method=name, dataset=name)
-    write_run(tmp_path / "b", {4: 69.0}, method={"name": name, "k": 1}, dataset=name)
-    rows = table(capsys, tmp_path)
-    rows += read_csv(read_output(capsys, "ls", tmp_path, "--format", "csv")[0])
-    words = ("compare", tmp_path / "a", tmp_path / "b", "--format", "csv")
-    compared = read_csv(read_output(capsys, *words)[0])
-    # A number stays one
-    values = {(row["section"], row["what"]): row["difference"] for row in compared}
-    assert values["final", "accuracy"] == "-1.0"
-    rows += compared
-    cells = {cell for row in rows for cell in row.values() if "calc" in cell}
-    assert cells
-    assert not [cell for cell in cells if cell.lstrip()[0] in "=+-@"]
-
-
 STRANGE_NAMES = ("a$\\frac{$", "x" * 3000, "name\x00\x1b[31m")
 
 

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from fedpfl.ground.errors import FedpflError
@@ -136,25 +135,14 @@ def test_figures_refuse_what_cannot_be_chosen(tmp_path, capsys):
     assert not (tmp_path / "out/fedobp_q_sweep.png").exists()
 
 
-def write_split(
-    run: Path, accuracy: list[float], unseen: set[int] | None = None, train: list[int] | None = None
-) -> Path:
-    write_clients(run, accuracy, train)
-    if unseen is not None:
-        frame = pd.read_csv(run / "clients.csv")
-        frame["unseen"] = [int(number in unseen) for number in frame["client"]]
-        frame.to_csv(run / "clients.csv", index=False)
-    return run
-
-
 def test_newcomers_are_no_clients_of_figures(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run")
-    run = read_run(write_split(path, [50.0, 60.0, 70.0, float("nan")], {1, 3}))
+    run = read_run(write_clients(path, [50.0, 60.0, 70.0, float("nan")], unseen={1, 3}))
     assert run.participating_clients["client"].tolist() == [0, 2]
     assert len(run.clients) == 4
-    write_split(run.path, [50.0, 60.0, 70.0, 80.0])
+    write_clients(run.path, [50.0, 60.0, 70.0, 80.0])
     assert len(read_run(run.path).participating_clients) == 4
-    write_split(run.path, [50.0, 60.0], {0})
+    write_clients(run.path, [50.0, 60.0], unseen={0})
     (run.path / "clients.csv").write_text("client,unseen\n0,\n1,0\n")
     message = r"clients\.csv does not say of every client whether it is unseen, by 0 or 1"
     with pytest.raises(FedpflError, match=message):
@@ -163,7 +151,7 @@ def test_newcomers_are_no_clients_of_figures(tmp_path: Path) -> None:
 
 def test_the_page_shows_newcomers_apart(root: Path) -> None:
     for seed in (0, 1):
-        write_split(root / f"fedavg{seed}", [50.0, 60.0, 70.0, float("nan")], {1, 3})
+        write_clients(root / f"fedavg{seed}", [50.0, 60.0, 70.0, float("nan")], unseen={1, 3})
     (path,) = write_pages([root], root / "report", "validation", warn=lambda _: None)
     page = Page(path)
     box = page.traces("clients", "FedAvg")[0]
@@ -204,21 +192,21 @@ def test_configurations_are_compared_at_their_best_validation_round(root, tmp_pa
 
 def test_comparison_leaves_newcomers_out(tmp_path: Path) -> None:
     a, b = (write_run(tmp_path / name, method=name) for name in ("fedavg", "fedper"))
-    write_split(a, [50.0, 60.0, 70.0, 80.0, 90.0], {1})
-    write_split(b, [51.0, 0.0, 0.0, 80.0, 0.0], {2})
+    write_clients(a, [50.0, 60.0, 70.0, 80.0, 90.0], unseen={1})
+    write_clients(b, [51.0, 0.0, 0.0, 80.0, 0.0], unseen={2})
     compared = between(a, b)
     assert clients_of(compared)[0] == ("0", "accuracy", 1, 1, 1)
     left_out = "Clients that never take part, or attack, in A or in B are not compared."
     assert notes(compared).count(left_out) == 1
-    write_split(a, [50.0, 60.0, 70.0, 80.0, 90.0])
-    write_split(b, [51.0, 0.0, 0.0, 80.0, 0.0])
+    write_clients(a, [50.0, 60.0, 70.0, 80.0, 90.0])
+    write_clients(b, [51.0, 0.0, 0.0, 80.0, 0.0])
     assert clients_of(between(a, b))[0][2:] == (3, 1, 1)
     assert not [note for note in notes(between(a, b)) if "never" in note]
 
 
 def test_domains_are_of_the_clients_that_take_part(tmp_path: Path) -> None:
     accuracies = [10.0 * number for number in range(1, 9)]
-    run = read_run(write_split(write_run(tmp_path / "run"), accuracies, {1, 2, 4, 5}))
+    run = read_run(write_clients(write_run(tmp_path / "run"), accuracies, unseen={1, 2, 4, 5}))
     row = run.evaluations.iloc[-1]
     means = [measure_domain(place, run, row, Selection()) for place in range(4)]
     assert means == pytest.approx([10.0, 40.0, float("nan"), 75.0], nan_ok=True)

@@ -225,8 +225,8 @@ def test_html(tmp_path: Path) -> None:
 
 
 def test_csv() -> None:
-    (row,) = csv.DictReader(io.StringIO(render(made(EVIL), "csv")))
-    name = EVIL.replace("\x1b", r"\x1b").replace("\n", " ")
+    (row,) = csv.DictReader(io.StringIO(render(made(f"={EVIL}"), "csv")))
+    name = f"'={EVIL}".replace("\x1b", r"\x1b").replace("\n", " ")
     assert row == {"method": name, "mean": repr(1 / 3), "difference": "-1.5", "empty": ""}
     shown = (pd.DataFrame({"section": [name], name: [1]}) for name in ("a", "b"))
     frames = [Table("", (), [], frame) for frame in shown]
