@@ -249,19 +249,10 @@ def pack(files: dict[str, bytes | str]) -> bytes:
     return buffer.getvalue()
 
 
-def test_cifar_unpacked(tmp_path, cifar):
-    name, _, files, x, y = cifar
-    got = load_samples(name, write(tmp_path, files), download=False)
-    assert np.array_equal(got.x, x)
-    assert np.array_equal(got.y, y)
-    assert got.x.is_contiguous()
-    assert got.test_from == len(y) - 4
-    assert_promises(name, tmp_path)
-
-
 @pytest.mark.parametrize("writable", [True, False])
-def test_cifar_archive(tmp_path, cifar, monkeypatch, writable):
-    name, kind, files, x, _ = cifar
+def test_cifar(tmp_path, cifar, monkeypatch, writable):
+    """From its archive, which is unpacked beside it where that is allowed."""
+    name, kind, files, x, y = cifar
     archive = pack(files)
     monkeypatch.setattr(kind, "tgz_md5", md5(archive))
     # The tests may run as root, who may write anywhere.
@@ -269,8 +260,12 @@ def test_cifar_archive(tmp_path, cifar, monkeypatch, writable):
     write(tmp_path, {kind.filename: archive})
     got = load_samples(name, tmp_path, download=False)
     assert np.array_equal(got.x, x)
+    assert np.array_equal(got.y, y)
+    assert got.x.is_contiguous()
+    assert got.test_from == len(y) - 4
     left = {path.name for path in tmp_path.iterdir()}
     assert left == ({kind.filename, kind.base_folder} if writable else {kind.filename})
+    assert_promises(name, tmp_path)
     assert np.array_equal(load_samples(name, tmp_path, download=False).x, x)
 
 
@@ -458,11 +453,16 @@ def test_config_files():
             assert files[name][key] == pytest.approx(scaled, abs=1e-4)
 
 
-@pytest.mark.parametrize(("name", "folder"), [("mnist", "MNIST"), ("fmnist", "FashionMNIST")])
-def test_real_mnist(name, folder):
+def load_downloaded(name: str, folder: str) -> Samples:
+    """Load a data set as it was downloaded, if it was."""
     if DATA is None or not (DATA / folder / "raw").is_dir():
         pytest.skip(f"FEDPFL_TEST_DATA names no folder with {folder}")
-    got = load_samples(name, DATA, download=False)
+    return load_samples(name, DATA, download=False)
+
+
+@pytest.mark.parametrize(("name", "folder"), [("mnist", "MNIST"), ("fmnist", "FashionMNIST")])
+def test_real_mnist(name, folder):
+    got = load_downloaded(name, folder)
     assert got.x.shape == (70_000, 1, 28, 28)
     first = {"mnist": [5, 0, 4, 1, 9], "fmnist": [9, 0, 0, 3, 0]}
     tested = {"mnist": [7, 2, 1, 0, 4], "fmnist": [9, 2, 1, 1, 6]}

@@ -19,7 +19,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedpfl.data import datasets, fingerprint, partition
+from fedpfl.data import fingerprint, partition
 from fedpfl.data.datasets import Samples
 from fedpfl.data.federation import build_federation
 from fedpfl.data.heterogeneity import measure_heterogeneity
@@ -31,8 +31,9 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import Phase
 from fedpfl.record import rundir
 from tests.command import TINY, play_run, read_summary
-from tests.conftest import DATA, make_federation, read_cases
+from tests.conftest import make_federation, read_cases
 from tests.data.promises import one_line
+from tests.data.test_datasets import load_downloaded
 
 Y = np.random.default_rng(0).integers(0, 10, 2_000)  # ten classes, unequal sizes
 
@@ -76,18 +77,12 @@ def check(
 # The published split
 
 
-@pytest.fixture(scope="module")
-def fmnist() -> Samples:
-    if DATA is None or not (DATA / "FashionMNIST" / "raw").is_dir():
-        pytest.skip("FEDPFL_TEST_DATA names no folder with FashionMNIST")
-    return datasets.load_samples("fmnist", DATA, mean=[0.286], std=[0.3205], download=False)
-
-
 @pytest.mark.parametrize(
     ("alpha", "attempts", "train", "test", "least", "most"),
     [(0.1, 4, 52_537, 17_463, 39, 2_534), (0.5, 1, 52_538, 17_462, 98, 1_085)],
 )
-def test_published_counts_on_fashionmnist(fmnist, alpha, attempts, train, test, least, most):
+def test_published_counts_on_fashionmnist(alpha, attempts, train, test, least, most):
+    fmnist = load_downloaded("fmnist", "FashionMNIST")
     parts = partition.published(fmnist.y, 100, 42, alpha=alpha)
     federation = build_federation(fmnist, parts)
     assert parts.attempts == attempts

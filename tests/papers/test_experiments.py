@@ -308,14 +308,6 @@ def test_subflots_pathological_split() -> None:
         assert (split.name, split.classes_per_client) == ("shards", classes)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("experiment", ["fedpurin/fmnist", "fedpurin/cifar100"])
-def test_no_method_of_fedpurins_comparison_sends_running_statistics(experiment: str) -> None:
-    for name in sweep(experiment)["method"]:
-        values = without_name(settings(experiment, name)["method"])
-        assert METHODS[name](**values).buffers() == {"main": "local"}, name
-
-
 def read_quantiles(name: str) -> dict[str, dict[float, float]]:
     """Return q by data set and alpha."""
     return yaml.safe_load((ROOT / f"conf/quantile/{name}.yaml").read_text())["table"]

@@ -47,11 +47,16 @@ def table_of(root: Path) -> Table:
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """FedPer harms 0, 1, 2 against FedAvg+FT and 9 against Local-Only; 5 to 8 keep theirs."""
-    tuned = [50.0, 60, 70, 80, 90, 10, 20, 30, 40, 50]
-    run(tmp_path / "fedavg/seed0", [0.0] * 10, tuned)
-    run(tmp_path / "fedper/seed0", PERSONAL, [99.0] * 10, method=FEDPER)
-    run(tmp_path / "local/seed0", [0.0] * 9 + [88.5], [1.0] * 10, method=LOCAL)
+    write_three(tmp_path)
     return tmp_path
+
+
+def write_three(folder: Path) -> None:
+    """A run of FedAvg+FT, of FedPer and of Local-Only."""
+    tuned = [50.0, 60, 70, 80, 90, 10, 20, 30, 40, 50]
+    run(folder / "fedavg/seed0", [0.0] * 10, tuned)
+    run(folder / "fedper/seed0", PERSONAL, [99.0] * 10, method=FEDPER)
+    run(folder / "local/seed0", [0.0] * 9 + [88.5], [1.0] * 10, method=LOCAL)
 
 
 def test_harm_by_hand(root: Path) -> None:

@@ -17,19 +17,16 @@ from fedpfl.report.names import METHOD_TITLES
 from fedpfl.report.page import drawing
 from fedpfl.report.tables import accuracy_table
 from tests.conftest import ROOT
-from tests.report.test_fairness import FEDPER, LOCAL, PERSONAL, run
+from tests.report.test_fairness import FEDPER, PERSONAL, run, write_three
 from tests.report.test_report import read_csv, read_output, read_refusal, write_run
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """FedAvg+FT, FedPer and Local-Only with two seeds each, the second of equal clients."""
-    tuned = [50.0, 60, 70, 80, 90, 10, 20, 30, 40, 50]
-    run(tmp_path / "fedavg/seed0", [0.0] * 10, tuned)
+    write_three(tmp_path)
     run(tmp_path / "fedavg/seed1", [0.0] * 10, [50.0] * 10, seed=1)
-    run(tmp_path / "fedper/seed0", PERSONAL, method=FEDPER)
     run(tmp_path / "fedper/seed1", [60.0] * 10, method=FEDPER, seed=1)
-    run(tmp_path / "local/seed0", [0.0] * 10, method=LOCAL)
     return tmp_path
 
 
