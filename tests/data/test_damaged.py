@@ -280,11 +280,8 @@ def header(text: str, version: int = 1) -> bytes:
     return npy.MAGIC_PREFIX + bytes([version, 0]) + size + text.encode()
 
 
-def array(shape: str, data: bytes = b"", kind: str = "|u1", version: int = 1) -> bytes:
-    return (
-        header(f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}\n", version)
-        + data
-    )
+def array(shape: str, data: bytes = b"", kind: str = "|u1") -> bytes:
+    return header(f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}\n") + data
 
 
 def archive(path: Path, kind: int = zipfile.ZIP_STORED, **members: bytes) -> Path:

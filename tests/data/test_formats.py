@@ -129,10 +129,10 @@ def test_ag_news(tmp_path, texts):
     assert "train.csv is corrupt: md5 is" in refusal("ag_news", tmp_path)
 
 
-def sound(samples: np.ndarray, rate: int = 16_000, channels: int = 1) -> bytes:
+def sound(samples: np.ndarray, rate: int = 16_000) -> bytes:
     data = io.BytesIO()
     with wave.open(data, "wb") as out:
-        out.setnchannels(channels)
+        out.setnchannels(1)
         out.setsampwidth(2)
         out.setframerate(rate)
         out.writeframes((np.clip(samples, -1, 1) * 32767).astype("<i2").tobytes())

@@ -26,9 +26,9 @@ NEARLY = np.float32(
 Y = np.arange(120) % CLASSES
 
 
-def own(folder: Path, name: str = "npz", **arrays) -> Samples:
+def own(folder: Path, **arrays) -> Samples:
     np.savez(folder / "own.npz", **({"y": Y} | arrays))
-    return load_samples(name, folder, path=folder / "own.npz")
+    return load_samples("npz", folder, path=folder / "own.npz")
 
 
 @pytest.mark.parametrize("kind", [np.int32, np.int64, np.uint16])

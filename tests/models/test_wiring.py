@@ -17,12 +17,12 @@ from fedpfl.models.wiring import Wiring, trace_wiring
 from tests.conftest import CLASSES, assert_close, entries_between, tiny
 
 
-def some(wiring: Wiring, seed: int = 0, share: float = 0.5) -> dict[str, Tensor]:
+def some(wiring: Wiring) -> dict[str, Tensor]:
     """A random set of neurons, at least one of each group."""
-    g = torch.Generator().manual_seed(seed)
+    g = torch.Generator().manual_seed(0)
     active = {}
     for group, width in wiring.widths.items():
-        active[group] = torch.rand(width, generator=g) < share
+        active[group] = torch.rand(width, generator=g) < 0.5
         active[group][int(torch.randint(width, (), generator=g))] = True
     return active
 

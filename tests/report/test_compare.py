@@ -188,12 +188,9 @@ def test_a_metric_that_one_lacks_has_no_curve(ab: tuple[Path, Path]) -> None:
     assert "Over rounds" not in render(compared)
 
 
-def clients(
-    folder: Path,
-    *rows: str,
-    columns: str = "client,train,test,label_0,label_1,accuracy,ft_accuracy",
-) -> None:
-    (folder / "clients.csv").write_text("\n".join([columns, *rows]) + "\n")
+def clients(folder: Path, *rows: str) -> None:
+    head = "client,train,test,label_0,label_1,accuracy,ft_accuracy"
+    (folder / "clients.csv").write_text("\n".join([head, *rows]) + "\n")
 
 
 def test_clients_that_are_better(ab: tuple[Path, Path]) -> None:
