@@ -139,17 +139,6 @@ def test_only_what_an_adapter_says_trains():
     assert [[*vit.params[f"{name}{part}"].shape] for part in "AB"] == [[2, 3, 16], [2, 16, 3]]
 
 
-def test_what_a_network_has_no_room_for_is_refused():
-    with pytest.raises(
-        FedpflError, match=r"^model=cnn4: adapter\.layers: the network has no q; it "
-    ):
-        built("cnn4", "lora", layers=("q",))
-    with pytest.raises(
-        FedpflError, match=r"^model=cnn4: adapter\.rank=99 is more than fc1 has room"
-    ):
-        built("cnn4", "lora", layers=("linear",), rank=99)
-
-
 class Encoder(nn.Module):
     """Torch's own transformer, in which layers are called, or read past their calls."""
 
@@ -197,11 +186,19 @@ def test_in_a_network_of_others_additions_act_where_its_layers_are_products(monk
         assert not torch.allclose(training, logits(net, head, GREY))
 
 
-def test_additions_that_no_call_would_see_are_refused(monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "layer", "rank", "told"),
+    [
+        ("cnn4", "q", 2, r"adapter\.layers: the network has no q; it "),
+        ("cnn4", "linear", 99, r"adapter\.rank=99 is more than fc1 has room"),
+        ("past", "linear", 2, r".* does not call hidden\(x\)"),
+    ],
+)
+def test_additions_without_room_or_effect_are_refused(name, layer, rank, told, monkeypatch):
     monkeypatch.setitem(models.MODELS, "past", PastLayer)
-    adapt = partial(ADAPTERS["lora"], layers=("linear",), rank=2)
-    with pytest.raises(FedpflError, match=r"^model=past: .* does not call hidden\(x\)"):
-        models.build_network("past", GREY.shape[1:], 5, 0, adapter=adapt)
+    adapt = partial(ADAPTERS["lora"], layers=(layer,), rank=rank)
+    with pytest.raises(FedpflError, match=f"^model={name}: {told}"):
+        models.build_network(name, GREY.shape[1:], 5, 0, adapter=adapt)
 
 
 def theirs(net):
