@@ -33,6 +33,7 @@ from tests.conftest import (
     read_cases,
     record_rounds,
 )
+from tests.data.promises import one_line
 
 COUNTS = [  # with the small stem: 64 * 3 * (49 - 9) fewer
     ("cnn4", (3, 32, 32), 10, {}, 878_538, 0),
@@ -165,9 +166,8 @@ text | images | 1 28 28 | {IDS} images of shape [1, 28, 28] (data set npz) | {FO
 @pytest.mark.parametrize(("name", "kind", "axes", "says", "fit"), read_cases(UNFIT, " | "))
 def test_what_a_network_cannot_take_is_refused(name, kind, axes, says, fit):
     shape = Shape(map(int, axes.split()), kind, "" if kind == "samples" else "npz")
-    with pytest.raises(FedpflError) as error:
-        models.build_network(name, shape, 10, 0)
-    assert str(error.value) == f"model={name}: {says}; models that take these: {fit}"
+    told = one_line(lambda: models.build_network(name, shape, 10, 0))
+    assert told == f"model={name}: {says}; models that take these: {fit}"
 
 
 @pytest.mark.parametrize(
@@ -279,8 +279,8 @@ class Sum(nn.Module):
 @pytest.mark.parametrize(
     ("mistake", "says"),
     [
-        ("classes", r"answers two samples by \[2, 5\], expected logits \[2, 3\]"),
-        ("batch", r"answers two samples by \[3\], expected logits \[2, 3\]"),
+        ("classes", "answers two samples by [2, 5], expected logits [2, 3]"),
+        ("batch", "answers two samples by [3], expected logits [2, 3]"),
         ("shape", "RuntimeError: mat1 and mat2 shapes cannot be multiplied"),
         ("name", "AttributeError: 'Sum' object has no attribute 'absent'"),
     ],
@@ -290,9 +290,8 @@ def test_mistakes_of_a_networks_author_are_one_line(mistake, says, monkeypatch):
     assert models.build_network("sum", (4,), 3, 0).params["fc.weight"].shape == (3, 4)
     meta = models.build_network("sum", (4,), 3, 0, mistake="meta")
     assert meta.params["fc.weight"].shape == (3, 4)
-    with pytest.raises(FedpflError, match=f"^model=sum: {says}") as error:
-        models.build_network("sum", (4,), 3, 0, mistake=mistake)
-    assert "\n" not in str(error.value)
+    told = one_line(lambda: models.build_network("sum", (4,), 3, 0, mistake=mistake))
+    assert told.startswith(f"model=sum: {says}")
 
 
 def test_batch_norm_ignores_rows_of_weight_zero():

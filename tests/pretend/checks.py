@@ -1,4 +1,4 @@
-"""What only a pretended GPU shows: `tests/engine/test_pretend.py` runs this file in a process that
+"""What only a pretended GPU shows: `tests/engine/test_program.py` runs this file in a process that
 has one.
 
 Every method is played with captured steps and compared with the CPU's batched backend. The same

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from fedpfl.ground.errors import FedpflError
 from fedpfl.papers.filling import fill_table
 from fedpfl.papers.layout import Selection
 from fedpfl.papers.subflot.tables import measure_domain
@@ -15,6 +14,7 @@ from fedpfl.report.html import write_pages
 from fedpfl.report.load import read_run
 from fedpfl.report.render import render
 from fedpfl.report.tables import accuracy_table
+from tests.data.promises import one_line
 from tests.report.test_compare import between, clients_of, final, notes
 from tests.report.test_html import Page, write_clients
 from tests.report.test_report import add_columns, row_of, write_run
@@ -144,9 +144,8 @@ def test_newcomers_are_no_clients_of_figures(tmp_path: Path) -> None:
     assert len(read_run(run.path).participating_clients) == 4
     write_clients(run.path, [50.0, 60.0], unseen={0})
     (run.path / "clients.csv").write_text("client,unseen\n0,\n1,0\n")
-    message = r"clients\.csv does not say of every client whether it is unseen, by 0 or 1"
-    with pytest.raises(FedpflError, match=message):
-        _ = read_run(run.path).participating_clients
+    told = one_line(lambda: read_run(run.path).participating_clients)
+    assert "clients.csv does not say of every client whether it is unseen, by 0 or 1" in told
 
 
 def test_the_page_shows_newcomers_apart(root: Path) -> None:
@@ -185,9 +184,8 @@ def test_configurations_are_compared_at_their_best_validation_round(root, tmp_pa
     titles = [table.title for table in compared]
     assert "Before fine-tuning, at the best validation accuracy" in titles
     assert final(between(first, second), "accuracy")["difference"] == 0.0
-    message = r"FedPer on FMNIST.*: no samples are held out to choose a round by"
-    with pytest.raises(FedpflError, match=message):
-        between(first, root / "fedper", select="validation")
+    told = one_line(lambda: between(first, root / "fedper", select="validation"))
+    assert "FedPer on FMNIST, Dir(0.1): no samples are held out to choose a round by" in told
 
 
 def test_comparison_leaves_newcomers_out(tmp_path: Path) -> None:

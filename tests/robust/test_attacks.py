@@ -18,6 +18,7 @@ from fedpfl.robust.defence import Median
 from fedpfl.robust.poison import Backdoor, LabelFlip
 from fedpfl.testing.toy import CLASSES, CPU, LOCAL, as_engine, tiny, tiny_federation
 from tests.conftest import assert_close, assert_same, participate
+from tests.data.promises import one_line
 
 COHORT = [0, 1, 2, 4]
 HOSTILE = [1, 4]
@@ -168,11 +169,10 @@ def test_attackers_are_drawn_by_seed_or_named_and_attack_in_their_rounds():
     assert Attack(share=0.0).draw_attackers(numbers, 0) == []
     for attack, message in {
         Attack(clients=(3,)): "there is no client 3 among the 100",
-        Attack(share=0.004): r"attack\.share=0.004 of 100 clients is nobody",
+        Attack(share=0.004): "attack.share=0.004 of 100 clients is nobody",
         Attack(clients=tuple(numbers)): "nobody be left to evaluate",
     }.items():
-        with pytest.raises(FedpflError, match=message):
-            attack.draw_attackers(numbers, 0)
+        assert message in one_line(lambda attack=attack: attack.draw_attackers(numbers, 0))
     active = [number for number in range(1, 10) if Attack(from_round=3, every=3).is_active(number)]
     assert active == [3, 6, 9]
 
