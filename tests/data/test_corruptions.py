@@ -209,11 +209,9 @@ def published(tmp_path, monkeypatch):
     }
     for name, array in arrays.items():
         np.save(root / f"{name}.npy", array)
-        digest = md5((root / f"{name}.npy").read_bytes())
-        if name == "labels":
-            monkeypatch.setattr(cifar10_c, "LABELS_MD5", digest)
-        else:
-            monkeypatch.setitem(cifar10_c.MD5, name, digest)
+    digests = {name: md5((root / f"{name}.npy").read_bytes()) for name in arrays}
+    monkeypatch.setattr(cifar10_c, "LABELS_MD5", digests["labels"])
+    monkeypatch.setattr(cifar10_c, "MD5", digests)
     return root, arrays
 
 

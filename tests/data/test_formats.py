@@ -88,8 +88,7 @@ def test_har(tmp_path, activities):
     assert got.mean == ()
 
 
-@pytest.fixture
-def texts(tmp_path, monkeypatch):
+def test_ag_news(tmp_path, monkeypatch):
     rows = {
         "train": [
             (3, "Wall St. Bears", "Short-sellers, Wall Street's dwindling\\band of bears"),
@@ -104,10 +103,7 @@ def texts(tmp_path, monkeypatch):
         csv.writer(text, quoting=csv.QUOTE_ALL, lineterminator="\n").writerows(own)
         files[f"{part}.csv"] = text.getvalue().encode()
     monkeypatch.setattr(ag_news, "MD5", {part: md5(files[f"{part}.csv"]) for part in rows})
-    return write(tmp_path / "ag_news_csv", files)
-
-
-def test_ag_news(tmp_path, texts):
+    folder = write(tmp_path / "ag_news_csv", files)
     got = load_samples("ag_news", tmp_path, vocabulary=7, length=8, classes=4)
     assert got.x.dtype == torch.int32
     assert got.y.tolist() == [2, 0, 3, 1]
@@ -125,7 +121,7 @@ def test_ag_news(tmp_path, texts):
     ]
     assert (got.mean, got.std) == ((), ())
     assert_promises("ag_news", tmp_path, "has_all_classes", vocabulary=7, length=8, classes=4)
-    (texts / "train.csv").write_bytes(b"another file")
+    (folder / "train.csv").write_bytes(b"another file")
     assert "train.csv is corrupt: md5 is" in refusal("ag_news", tmp_path)
 
 

@@ -70,6 +70,7 @@ def test_as_many_parameters_as_published(name, shape, classes, options, count, o
     assert set(net.parts.normalisation) == norms
     assert sum(net.params[name].numel() for name in norms) == of_norms
     assert [entry for layer in net.parts.layers for entry in layer] == [*net.params]
+    assert [*net.parts.body, *HEAD] == [*net.params]
     weights = [entry for entry in net.params if entry.endswith(".weight") and entry not in norms]
     assert [layer[0] for layer in net.parts.layers] == weights
 

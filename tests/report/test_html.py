@@ -498,26 +498,8 @@ async function press(times) {
 </script></body>"""
 
 
-@pytest.fixture
-def shown(root: Path, tmp_path: Path) -> tuple[Path, Path]:
-    """A page with long curves and evil labels, and a fresh folder for the browser."""
-    if BROWSER is None:
-        pytest.skip("no chromium, chromium-browser or google-chrome")
-    changes: dict[str, Any] = {
-        "method": {"name": f"apfl{EVIL}"},
-        "partition": {"name": "iid", "alpha": None},
-    }
-    for seed in (0, 1):
-        run = write_long(root / "a" / "apfl" / "k9" / f"seed{seed}", 60, seed, **changes)
-        write_clients(run, [50.0] * 100)
-    (page,) = write_pages([root], root / "report", warn=silent)
-    return page, tmp_path / "browser"
-
-
-def dom_of(page: Path, folder: Path, script: str) -> tuple[dict[str, str], dict[str, str]]:
+def dom_of(page: Path, folder: Path) -> tuple[dict[str, str], dict[str, str]]:
     """What the browser shows of a file: what scripts left on the root, and sections."""
-    text = page.read_text(encoding="utf-8")
-    page.write_text(text.replace("</body>", script), encoding="utf-8")
     flags = " --headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     flags += "--disable-component-update --disable-sync --hide-scrollbars --virtual-time-budget=4000 --dump-dom "
     flags += "--window-size=1200,900"
@@ -534,12 +516,18 @@ def dom_of(page: Path, folder: Path, script: str) -> tuple[dict[str, str], dict[
 
 
 @pytest.mark.full
-def test_every_control_works(shown: tuple[Path, Path]) -> None:
-    page, folder = shown
+@pytest.mark.skipif(BROWSER is None, reason="no chromium, chromium-browser or google-chrome")
+def test_every_control_works(root: Path, tmp_path: Path) -> None:
+    """Of a page with long curves and evil labels."""
+    changes = {"method": {"name": f"apfl{EVIL}"}, "partition": ("iid", None)}
+    for seed in (0, 1):
+        run = write_long(root / "a" / "apfl" / "k9" / f"seed{seed}", 60, seed, **changes)
+        write_clients(run, [50.0] * 100)
+    (page,) = write_pages([root], root / "report", warn=silent)
     # The policy would stop this test's script too.
     source, policy = page.read_text(encoding="utf-8"), r'<meta http-equiv="Content-Sec[^>]*>'
-    page.write_text(re.sub(policy, "", source))
-    told, sections = dom_of(page, folder, PLAY)
+    page.write_text(re.sub(policy, "", source).replace("</body>", PLAY), encoding="utf-8")
+    told, sections = dom_of(page, tmp_path / "browser")
     for name in ("sizes", "partition", "masks", "cost"):
         assert "main-svg" in sections[name], name
     assert int(told.pop("figures")) > 30
