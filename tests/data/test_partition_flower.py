@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from fedpfl.data.partition import SCHEMES
-from fedpfl.report.labels import partition_label
 from fedpfl.testing.partition_promises import make_samples
 from tests.command import TINY, run_command
 from tests.conftest import read_cases
@@ -81,6 +80,7 @@ others | NaturalIdPartitioner | {} | 7 | clients must be 5, as partition=flower 
 value | DirichletPartitioner | {"alpha": -1} | 5 | DirichletPartitioner refuses partition.arguments for 5 clients: ValueError: Alpha values
 no sample | DirichletPartitioner | {"alpha": 0.01, "min_partition_size": 0} | 40 | of 40 no sample; lower clients
 empty | ExponentialPartitioner | {} | 9 | ExponentialPartitioner refuses
+no groups | NaturalIdPartitioner | {} | 5 | deals by groups, and the samples of this data set have
 """
 """Name | partitioner | arguments | clients | what is said."""
 
@@ -89,13 +89,9 @@ empty | ExponentialPartitioner | {} | 9 | ExponentialPartitioner refuses
     ("fault", "name", "arguments", "clients", "text"), read_cases(FAULTS, " | ")
 )
 def test_what_is_wrong_is_one_line(fault, name, arguments, clients, text):
-    values = {"groups": GROUPS, "partitioner": name, "arguments": eval(arguments)}
+    groups = None if fault == "no groups" else GROUPS
+    values = {"groups": groups, "partitioner": name, "arguments": eval(arguments)}
     assert text in one_line(lambda: flower(Y, int(clients), 0, **values))
-
-
-def test_data_without_groups():
-    told = one_line(lambda: flower(Y, 5, 0, partitioner="NaturalIdPartitioner"))
-    assert "deals by groups, and the samples of this data set have" in told
 
 
 def test_a_run_by_a_partitioner(tmp_path: Path):
@@ -105,8 +101,5 @@ def test_a_run_by_a_partitioner(tmp_path: Path):
     result = run_command(*tiny, *words, cwd=tmp_path)
     line = "flower (partitioner=DirichletPartitioner, arguments.alpha=0.5, test_fraction=0.25)"
     assert line in result.out
-    values = {"partitioner": "DirichletPartitioner", "arguments": {"alpha": 0.5}}
-    label = partition_label({"name": "flower", **values, "test_fraction": 0.25})
-    assert label == "Flower's Dirichlet (alpha=0.5)"
     wrong = run_command("partition=flower", "partition.arguments.alhpa=0.5", cwd=tmp_path)
     assert "did you mean partition.arguments.alpha?" in wrong.err
