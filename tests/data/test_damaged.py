@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.lib import format as npy
+from PIL import Image
 
 from fedpfl.data import partition, state_dict
 from fedpfl.data.datasets import DATA_SETS, Raw, Samples, ag_news, load_samples, pacs
@@ -91,8 +92,6 @@ def png(patch: pytest.MonkeyPatch) -> World:
 
 
 def _png(pixels: np.ndarray) -> bytes:
-    from PIL import Image
-
     data = io.BytesIO()
     Image.fromarray(pixels).save(data, "PNG")
     return data.getvalue()

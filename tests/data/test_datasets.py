@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
+from scipy.io import savemat
 from sklearn.datasets import load_digits
 
 from fedpfl.data.datasets import DATA_SETS, emnist, fmnist, load_samples, mnist
@@ -292,8 +293,6 @@ def test_corrupt_cifar_is_named(tmp_path, cifar):
 
 
 def test_svhn(tmp_path, monkeypatch):
-    from scipy.io import savemat
-
     kind = vision.load_torchvision().SVHN
     splits, parts = dict(kind.split_list), {}
     for split, samples in (("train", 7), ("test", 5)):

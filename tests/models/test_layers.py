@@ -140,15 +140,6 @@ def by_hand(net, params, buffers, x, y, weight):
     return total
 
 
-def squares(net, params, buffers, x, y, weight):
-    bound = net.bind(buffers)
-
-    def loss(own, x, y):
-        return F.cross_entropy(bound({**net.params, **own}, x), y)
-
-    return squared_gradients(bound, loss, params, x, y, weight)
-
-
 NETS = {
     "mixed": (lambda: Net(Mixed()), (2, 9, 8)),
     "cnn4": (lambda: build_network("cnn4", (1, 16, 16), 3, seed=1), (1, 16, 16)),
@@ -164,14 +155,13 @@ def test_they_are_those_of_a_loop(name, chosen):
     make, shape = NETS[name]
     torch.manual_seed(3)
     net, count = make(), 37
-    params, buffers = (
-        {name: net.params[name] for name in chosen or net.params},
-        {"main": net.buffers},
-    )
-    data = (
-        torch.randn(count, *shape),
-        torch.randint(3, (count,)),
-        (torch.arange(count) % 5 > 0).float(),
-    )
-    expected = by_hand(net, params, buffers, *data)
-    assert_close(squares(net, params, buffers, *data), expected, atol=1e-7, rtol=1e-4)
+    params = {name: net.params[name] for name in chosen or net.params}
+    buffers, weight = {"main": net.buffers}, (torch.arange(count) % 5 > 0).float()
+    data = torch.randn(count, *shape), torch.randint(3, (count,)), weight
+    bound = net.bind(buffers)
+
+    def loss(own, x, y):
+        return F.cross_entropy(bound({**net.params, **own}, x), y)
+
+    found = squared_gradients(bound, loss, params, *data)
+    assert_close(found, by_hand(net, params, buffers, *data), atol=1e-7, rtol=1e-4)
