@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedpfl.runner import timing
-from tests.command import TINY, run_command, snapshot
+from tests.command import TINY, play_run, run_command, snapshot
 from tests.conftest import keep_quick, read_cases
 from tests.record.test_damage import interrupt
 
@@ -52,10 +52,14 @@ def test_a_run_is_told_as_it_then_tells_itself(tmp_path: Path) -> None:
 
 
 def test_what_an_interrupted_run_has_left(tmp_path: Path) -> None:
-    interrupt(tmp_path / "run", *WORDS, "eval.every=8", after=3)
-    told = foretold(*WORDS, "eval.every=8", "hydra.run.dir=run", cwd=tmp_path)
-    assert "status      interrupted after round 3, from where it goes on" in told
-    assert ": 5 rounds of" in told
+    words = (*WORDS, "eval.every=8")
+    interrupt(tmp_path / "run", *words, after=2)
+    told = foretold(*words, "hydra.run.dir=run", cwd=tmp_path)
+    assert "status      interrupted after round 2, from where it goes on" in told
+    assert ": 6 rounds of" in told
+    # Which itself goes on from the checkpoint before that row, and tells what is left from there
+    assert "\ntime        about 0:00:0" in (told := play_run(tmp_path / "run", *words))
+    assert ": 7 rounds of" in told
 
 
 def test_a_sweep_has_a_line_a_run_and_a_total(tmp_path, monkeypatch):

@@ -12,12 +12,12 @@ import torch
 import fedpfl
 from fedpfl import export
 from fedpfl.config import overrides, plugins
-from fedpfl.config.plan import check_config
-from fedpfl.config.run import Run, build_run
+from fedpfl.config.run import Run
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS
-from tests.command import TINY, compose_once, format_override, read_summary, run_command
+from tests.command import TINY, format_override, read_summary, run_command
 from tests.conftest import ROOT, read_cases
+from tests.data.promises import build
 
 MINE = (ROOT / "docs/mine.py").read_text()
 ALL = ("plugins=[mine.py]", "method=halfway", "model=wide", "dataset=stripes", "partition=equal")
@@ -101,7 +101,7 @@ def test_what_a_plugins_data_draw_from_the_process_is_a_function_of_the_seed(fol
     def made(state: int, *more: str) -> Run:
         np.random.seed(state)
         torch.manual_seed(state)
-        return build_run(check_config(compose_once(*words, *more)))
+        return build(*words, *more)
 
     one, again, other = made(1), made(2), made(3, "seed=43")
     assert one.fingerprint == again.fingerprint

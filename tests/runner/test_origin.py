@@ -10,15 +10,14 @@ from safetensors.torch import save_file
 
 import fedpfl
 from fedpfl import export
-from fedpfl.config.plan import check_config
-from fedpfl.config.run import build_run
 from fedpfl.data.provenance import Provenance, hash_samples
 from fedpfl.data.state_dict import read_weights
 from fedpfl.ground.errors import FedpflError
 from fedpfl.report.load import runs
 from fedpfl.report.tables import accuracy_table
-from tests.command import compose_once, format_override, run_command
+from tests.command import format_override, run_command
 from tests.conftest import assert_same, keep_quick
+from tests.data.promises import build
 
 WORDS = (
     *("dataset=digits", "clients=6", "participation=0.5", "rounds=1", "model=mlp"),
@@ -51,7 +50,7 @@ def place(tmp_path_factory):
 def began(place, weights, *words):
     """The run that these words make, built and not played."""
     given = format_override("model.weights", place / weights)
-    return build_run(check_config(compose_once(*WORDS, "method=fedavg", given, *words)))
+    return build(*WORDS, "method=fedavg", given, *words)
 
 
 FIRST = ("first", "models/client3.pt", "saved.pt", "pretrained.safetensors")

@@ -6,13 +6,12 @@ import pytest
 import torch
 
 from fedpfl.config import plugins
-from fedpfl.config.plan import check_config
-from fedpfl.config.run import build_run
 from fedpfl.engine import AutotunedBackend, make_backend, make_initial_state
 from fedpfl.engine.backends.autotune import candidate_engines
 from fedpfl.runner.method_trial import try_plugin_method
-from tests.command import TINY, compose_once, format_override, run_command
+from tests.command import TINY, format_override, run_command
 from tests.conftest import CPU, read_cases
+from tests.data.promises import build
 
 PLUGIN = """
 import functools
@@ -86,13 +85,6 @@ class PlainMean(FedAvg):
     def loss(self, server, client, net, params, batch):
         return F.cross_entropy(net(params, batch.x), batch.y)
 
-class BatchMean(FedAvg):
-    def loss(self, server, client, net, params, batch):
-        logits = net(params, batch.x)
-        teacher = net(server, batch.x).softmax(1)
-        distance = F.kl_div(logits.log_softmax(1), teacher, reduction="batchmean")
-        return batch.loss(logits) + distance
-
 class Mixup(FedAvg):
     def loss(self, server, client, net, params, batch):
         order = torch.randperm(len(batch.x))
@@ -143,7 +135,6 @@ method=firstmodel => method=firstmodel: {RESUMED} evaluation.after
 method=drawnatimport => method=drawnatimport: {RESUMED} evaluation.after
 method=inplace engine=batched => method=inplace: InPlace.finish changed its argument params.
 method=plainmean engine=batched => method=plainmean: engine=batched: {PADDED}
-method=batchmean engine=batched => method=batchmean: engine=batched: {PADDED}
 method=mixup engine=batched => method=mixup: engine=batched: {PADDED}
 method=centred engine=batched => method=centred: engine=batched: {PADDED}
 partition=unseeded => partition=unseeded deals otherwise when it is asked again; draw from np.random
@@ -183,7 +174,7 @@ def test_what_is_right_runs(words, plugin, tmp_path):
 @pytest.mark.parametrize(("method", "names"), [("plainmean", ["loop"]), ("right", None)])
 def test_a_backend_that_chooses_is_left_loop_alone(method, names, plugin, tmp_path):
     plugins.load_plugins([tmp_path / "mine.py"])
-    run = build_run(check_config(compose_once(plugin, f"method={method}", *TINY)))
+    run = build(plugin, f"method={method}", *TINY)
     engines = candidate_engines(run.engine)
     make = partial(make_backend, net=run.net, on=CPU)
     backend = AutotunedBackend(run.net, engines, make)

@@ -4,13 +4,10 @@ import numpy as np
 import pytest
 
 import fedpfl
-from fedpfl.config.plan import check_config
-from fedpfl.config.run import build_run
 from fedpfl.runner.evaluate import Evaluation
 from fedpfl.runner.recovery import measure_recovery
 from tests.command import (
     assert_refused,
-    compose_once,
     format_override,
     play_rows,
     read_checkpoint,
@@ -18,6 +15,7 @@ from tests.command import (
     wait_for,
 )
 from tests.conftest import assert_same, keep_quick, read_cases
+from tests.data.promises import build
 from tests.engine.test_ranks import torchrun
 from tests.record.test_damage import interrupt
 
@@ -116,7 +114,7 @@ def test_columns_follow_the_last_shift(drifted):
     [([80, 75.9, 76, 90], 10), ([80, 10, 20, 30], None), ([80, 80, 1, 1], 5), ([None] * 4, None)],
 )
 def test_recovery_is_the_first_evaluation_at_95_percent(accuracies, recovery):
-    run = build_run(check_config(compose_once(*SMALL, "rounds=30", "shift=blur", "shift.at=[5]")))
+    run = build(*SMALL, "rounds=30", "shift=blur", "shift.at=[5]")
     row = None
     for round_number, accuracy in zip((5, 10, 15, 20), accuracies, strict=True):
         evaluation = Evaluation({"accuracy": accuracy}, {}, [], [])
@@ -128,7 +126,7 @@ def test_recovery_is_the_first_evaluation_at_95_percent(accuracies, recovery):
 
 def test_models_and_samples_of_a_finished_run_are_those_of_its_last_world(drifted):
     run = fedpfl.load(drifted)
-    federation = build_run(check_config(compose_once(*SMALL, *DRIFT))).in_round(4).federation
+    federation = build(*SMALL, *DRIFT).in_round(4).federation
     number = federation.partition_number(0)
     x, y = run.samples(number)
     assert_same((x, y), (federation.x[federation.test[0]], federation.y[federation.test[0]]))
@@ -166,7 +164,7 @@ def test_shifts_go_with_what_else_there_is(text, column, tmp_path):
 
 def test_an_attack_poisons_the_samples_of_the_world():
     words = ("shift=rotation", "shift.at=[2]", "attack=label_flip", "attack.share=0.25")
-    run = build_run(check_config(compose_once(*SMALL, *words))).in_round(3)
+    run = build(*SMALL, *words).in_round(3)
     assert run.adversary
     poisoned = run.adversary.poisoned
     honest = run.adversary.honest[0]

@@ -18,7 +18,6 @@ from fedpfl.record.forecast import Forecast, Remaining, Schedule
 from fedpfl.runner import loop, resume, timing
 from tests.command import (
     CLOCKED,
-    TINY,
     TINY_TASK,
     compose_once,
     format_override,
@@ -26,7 +25,8 @@ from tests.command import (
     read_summary,
 )
 from tests.conftest import ROOT, keep_quick, read_cases
-from tests.record.test_damage import assert_ends_as, interrupt
+from tests.data.promises import build
+from tests.record.test_damage import assert_ends_as
 from tests.record.test_record import Clock, done, info, row
 
 STATEFUL = ("dropped", "noisy_by_numpy", "frozen_average")
@@ -129,11 +129,11 @@ def test_what_is_foretold_is_what_rounds_and_evaluations_take(words, ticking):
 def test_a_run_of_a_few_small_rounds_is_not_timed():
     for rounds, is_timed in ((timing.SHORT_ROUNDS, False), (timing.SHORT_ROUNDS + 1, True)):
         words = ("method=fedavg", *TINY_TASK, f"rounds={rounds}")
-        run = build_run(check_config(compose_once("model=mlp", *words)))
+        run = build("model=mlp", *words)
         assert timing.is_worth_timing(run, 0) == is_timed
         assert not timing.is_worth_timing(run, run.settings.rounds)
         many = ("model=cnn4", *words, "local.epochs=5000")
-        assert timing.is_worth_timing(build_run(check_config(compose_once(*many))), 0)
+        assert timing.is_worth_timing(build(*many), 0)
 
 
 # What is said
@@ -182,11 +182,3 @@ def test_a_long_run_of_a_sweep_says_how_long_it_will_take(tmp_path, monkeypatch)
         console.run_label.reset(before)
         told.append(stream.getvalue())
     assert told == ["", "seed=1: about 0:03:40: 20 rounds of 10 s, 2 evaluations of 10 s\n"]
-
-
-def test_a_run_that_goes_on_tells_what_is_left(tmp_path, monkeypatch):
-    words = ("method=fedavg", *TINY, "rounds=12", "eval.every=6")
-    monkeypatch.setattr(timing, "forecast_run", lambda run, began: Forecast(2.0, 3.0, 0.0))
-    interrupt(tmp_path / "run", *words, after=6)
-    told = play_run(tmp_path / "run", *words)
-    assert "time        about 0:00:20: 7 rounds of 2 s, 2 evaluations of 3 s" in told.splitlines()
