@@ -35,6 +35,7 @@ from tests.conftest import keep_quick
 from tests.data.test_sites import write_images
 from tests.privacy.conftest import reckon_by_few_orders
 from tests.remote.grids import Overheard
+from tests.remote.test_remote import Faulty, changed
 
 NAMES = ("berlin", "aachen", "chur", "davos")
 WORDS = [
@@ -58,24 +59,29 @@ def draw_values(number: int) -> tuple[np.ndarray, np.ndarray]:
     return values.astype(np.float32), labels
 
 
-def write_arrays(folder: Path, **more) -> None:
+def write_arrays(folder: Path, change_samples=lambda x: x) -> None:
     for number, name in enumerate(NAMES):
         x, y = draw_values(number)
-        np.savez(folder / f"{name}.npz", x=x, y=y, **more)
-
-
-def write_pixels(folder: Path) -> None:
-    for number, name in enumerate(NAMES):
-        x, y = draw_values(number)
-        pixels = (x[:, None, None] * 7).astype(np.uint8).repeat(5, 2)
-        labels = np.array(["emu", "cat", "dog"])[y]
-        np.savez(folder / f"{name}.npz", x=pixels, y=labels, test_from=11 + number)
+        np.savez(folder / f"{name}.npz", x=change_samples(x), y=y)
 
 
 def write_tokens(folder: Path) -> None:
+    write_arrays(folder, lambda x: np.abs(x).astype(np.int64))
+
+
+def write_pixels(folder: Path) -> None:
+    """Write images whose labels are texts, with test parts of their own."""
+    write_arrays(folder, lambda x: (x[:, None, None] * 7).astype(np.uint8).repeat(5, 2))
     for number, name in enumerate(NAMES):
-        x, y = draw_values(number)
-        np.savez(folder / f"{name}.npz", x=np.abs(x).astype(np.int64), y=y)
+        labels = np.array(["emu", "cat", "dog"])[draw_values(number)[1]]
+        rewrite(folder / f"{name}.npz", y=labels, test_from=11 + number)
+
+
+def rewrite(path: Path, **arrays) -> None:
+    """Give an archive other arrays."""
+    with np.load(path) as archive:
+        content = {**archive, **arrays}
+    np.savez(path, **content)
 
 
 def write_tables(folder: Path) -> None:
@@ -199,43 +205,32 @@ def test_sums_are_exact_whoever_adds_them():
 # ---- Sites that differ are named at once
 
 
-def rewrite(name: str, **arrays):
-    """Return a change: a site has other arrays."""
-
-    def change():
-        with np.load(f"sites/{name}.npz") as archive:
-            content = {**archive, **arrays}
-        np.savez(f"sites/{name}.npz", **content)
-
-    return change
+def rename_column(path: Path) -> None:
+    pd.read_csv(path).rename(columns={"age": "years"}).to_csv(path, index=False)
 
 
 DIFFERENCES = {
-    "shape": (rewrite("chur", x=np.zeros((38, 6), np.float32)), r"chur: samples are float32 \[6\]"),
-    "type": (rewrite("chur", x=np.zeros((38, 5), np.int64)), r"chur: samples are int64 \[5\]"),
-    "texts": (rewrite("chur", y=np.array(["a", "b"] * 19)), "chur: labels are texts"),
-    "test part": (rewrite("chur", test_from=9), "chur.npz has a test part of its own; set part"),
+    "shape": ({"x": np.zeros((38, 6), np.float32)}, r"chur: samples are float32 \[6\]"),
+    "type": ({"x": np.zeros((38, 5), np.int64)}, r"chur: samples are int64 \[5\]"),
+    "texts": ({"y": np.array(["a", "b"] * 19)}, "chur: labels are texts"),
+    "test part": ({"test_from": 9}, "chur.npz has a test part of its own; set part"),
+    "columns": (rename_column, "chur.* differ in columns age, years"),
 }
+"""Other arrays of site chur, or what is done to its table | what is said."""
 
 
 @pytest.mark.parametrize("kind", DIFFERENCES)
 def test_a_site_that_differs_is_named_at_once(kind, here):
     change, reason = DIFFERENCES[kind]
-    write_arrays(here / "sites")
-    change()
+    write, options = FORMS["tables" if callable(change) else "arrays"]
+    write(here / "sites")
+    (path,) = here.glob("sites/chur.*")
+    change(path) if callable(change) else rewrite(path, **change)
+    words = [*PLAIN, *options]
     with pytest.raises(FedpflError, match=reason) as refused:
-        app.run_server(InProcessGrid(make_nodes(PLAIN)), PLAIN)
+        app.run_server(InProcessGrid(make_nodes(words)), words)
     assert "\n" not in str(refused.value)
     assert not [*here.rglob("rounds.csv")]
-
-
-def test_tables_of_other_columns_are_named(here):
-    write_tables(here / "sites")
-    table = pd.read_csv("sites/chur.csv").rename(columns={"age": "years"})
-    table.to_csv("sites/chur.csv", index=False)
-    words = [*PLAIN, "dataset.label=sick", "dataset.categories=[ward]"]
-    with pytest.raises(FedpflError, match=r"chur.* differ in columns age, years"):
-        app.run_server(InProcessGrid(make_nodes(words)), words)
 
 
 def test_as_many_sites_as_clients_must_come(here):
@@ -366,34 +361,25 @@ def test_sums_that_cannot_be_are_refused_in_one_line(sums):
         agreements.read_sums([[511, 2 * 255**2]], 1, 2, is_image=True)
 
 
-class Lying(InProcessGrid):
-    """Nodes of which the last one changes its answers to the first exchange."""
+def change_field(name, value):
+    """Return a fault: a node says something else where it is asked about its site."""
 
-    def __init__(self, node_by_id, field, value):
-        super().__init__(node_by_id)
-        self._field, self._value = field, value
+    def change(fields, trees):
+        return {**fields, **{own: value for own in fields if own == name}}, trees
 
-    def send_and_receive(self, messages, timeout):
-        answers = super().send_and_receive(messages, timeout)
-        for position, (node, _) in enumerate(messages):
-            fields, trees = wire.unpack_message(answers[position])
-            if node == max(self.node_by_id) and self._field in fields:
-                fields[self._field] = self._value
-                answers[position] = wire.pack_message(fields, trees)
-        return answers
+    return lambda answer: changed(answer, change)
 
 
 def test_a_node_that_lies_is_named(here, capsys):
     """A description leaves the node out, for which another may come; sums end the beginning."""
     write_arrays(here / "sites")
     nodes = make_nodes(SHORT)
-    lying = Lying({**nodes, 9: nodes[3]}, "site", {**honest_facts(), "samples": -1})
-    app.run_server(lying, SHORT)
+    lie = change_field("site", {**honest_facts(), "samples": -1})
+    app.run_server(Faulty(InProcessGrid({**nodes, 9: nodes[3]}), 9, lie), SHORT)
     assert "fedpfl: node 9 is left out: -1 samples, not from 1 to" in capsys.readouterr().err
-    words = [*SHORT, "seed=1"]
-    lying = Lying(make_nodes(words), "sums", [[float("nan"), 1]] * 5)
+    words, lie = [*SHORT, "seed=1"], change_field("sums", [[float("nan"), 1]] * 5)
     with pytest.raises(FedpflError, match=r"\(node 3\): sums that are no whole numbers"):
-        app.run_server(lying, words)
+        app.run_server(Faulty(InProcessGrid(make_nodes(words)), 3, lie), words)
 
 
 HOSTILE_AGREEMENTS = {
@@ -446,7 +432,7 @@ def test_a_killed_server_goes_on_with_what_was_agreed(here, tmp_path_factory):
         app.run_server(InProcessGrid(make_nodes(words)), words)
 
     with contextlib.chdir(changed):
-        rewrite("chur", x=np.ones((39, 5), np.float32), y=np.arange(39) % 3)()
+        rewrite(Path("sites/chur.npz"), x=np.ones((39, 5), np.float32), y=np.arange(39) % 3)
         path = app.run_server(InProcessGrid(make_nodes(words)), words)
         assert "is left out: chur has 39 samples" in (path / "run.log").read_text()
         assert [row["participants"] for row in read_table(path / "rounds.csv")][-1] == "3"
