@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,28 +102,36 @@ def run_command(*arguments: str, cwd: Path) -> Result:
 
     A traceback that a user would see is raised here.
     """
-    out, err, code = io.StringIO(), io.StringIO(), 0
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     answers = {number: signal.getsignal(number) for number in interrupts.EXIT_STATUS}
     with (
-        mock.patch.object(sys, "argv", ["fedpfl.train", *arguments]),
         mock.patch.object(Hydra, "get_mode", read_mode),
         mock.patch.dict(os.environ, _environment(), clear=True),
         contextlib.chdir(cwd),
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
     ):
         try:
-            train.main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
+            return call_main(train.main, *arguments)
         finally:
             logging.captureWarnings(False)
             root.handlers[:], root.level = handlers, level
             for number, answer in answers.items():
                 signal.signal(number, answer)
-    return Result(code, out.getvalue(), err.getvalue())
+
+
+def call_main(main: Callable[[], int | None], *arguments: str) -> Result:
+    """Call a command in this process; returns its exit status and what it prints."""
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        mock.patch.object(sys, "argv", ["fedpfl", *arguments]),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        try:
+            code = main()
+        except SystemExit as stop:
+            code = stop.code
+    return Result(int(code or 0), out.getvalue(), err.getvalue())
 
 
 def play_run(folder: Path, *overrides: str) -> str:

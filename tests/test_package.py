@@ -14,19 +14,17 @@ import pytest
 import fedpfl
 from fedpfl import __main__ as command
 from fedpfl.config.choices import list_choices
-from tests.command import TINY
+from tests.command import TINY, call_main
 from tests.conftest import ROOT, keep_quick, read_cases
 
 
 @pytest.fixture
-def ask(monkeypatch, capsys):
+def ask(monkeypatch):
     """What the command prints to a shell that has this line."""
 
     def answer(line: str, shell: str = "bash") -> list[str]:
         monkeypatch.setenv("COMP_LINE", line)
-        monkeypatch.setattr(sys, "argv", ["fedpfl", "-sc", f"query={shell}"])
-        command.main()
-        said = capsys.readouterr()
+        said = call_main(command.main, "-sc", f"query={shell}")
         assert not said.err
         return said.out.split()
 
@@ -100,22 +98,17 @@ train --cfg job method=ditto rounds=77 => 0 => rounds: 77
 
 
 @pytest.mark.parametrize(("line", "code", "text"), read_cases(ANSWERS.replace("\n =>", "\n'' =>")))
-def test_the_command(line, code, text, monkeypatch, capsys, tmp_path):
-    words, code = shlex.split(line.replace("''", "")), int(code)
+def test_the_command(line, code, text, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["fedpfl", *words])
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
     for name in [name for name in sys.modules if name in AGAIN or name.startswith("fedpfl.report")]:
         monkeypatch.delitem(sys.modules, name)  # as in a process of its own
-    status = 0
     try:
-        command.main()
-    except SystemExit as end:
-        status = int(end.code or 0)
+        said = call_main(command.main, *shlex.split(line.replace("''", "")))
     finally:
         logging.captureWarnings(False)
-    said = capsys.readouterr()
-    assert (status, text in (said.err if code else said.out)) == (code, True), said
+    assert said.code == int(code)
+    assert text in (said.err if said.code else said.out)
     assert not list(tmp_path.iterdir())
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import csv
-import io
 import os
 import re
 import shlex
@@ -29,6 +28,7 @@ from tests.command import (
     FILES,
     TINY,
     TINY_TASK,
+    call_main,
     format_override,
     read_checkpoint,
     read_summary,
@@ -105,6 +105,11 @@ hydra.mode=foo => hydra.mode=foo; Invalid value 'foo', expected one of [RUN, MUL
 # interpolations
 seed=${nope} => seed: Interpolation key 'nope' not found
 hydra.run.dir=${nope} => hydra.run.dir: Interpolation key 'nope' not found
+# values that ask for the run's place
+name='${fedpfl.run_subdir:}' {place} => fedpfl: name: ${fedpfl.run_subdir:} follows from all keys of the run, so
+name='${hydra:runtime.output_dir}' {place} => fedpfl: name: where the run belongs follows from its keys, and one of
+# values that ask for themselves
+method.q='${oc.decode:${oc.select:method.q}}' {place} => fedpfl: method.q: Recursive interpolation: its value asks
 # sweeps
 -m seed=interval(1,3) => interval is no sweep over values; name them, as in seed=1,2,3 or seed=range(1,4)
 -m seed=1,2 method=fedselect method.personalise=99 => method.personalise: the network has layers 0 to 3, got 99
@@ -115,7 +120,10 @@ hydra.run.dir=${nope} => hydra.run.dir: Interpolation key 'nope' not found
 # sweeps over experiments
 -m experiment=demo,smoke rounds=0 => experiment=demo: an experiment with a sweep of its own; run one at a time
 """
-MARKED = {"{escape}": "\x1b", "{surrogate}": "\udcff", "{300 x}": 300 * "x"}
+MARKED = {
+    **{"{escape}": "\x1b", "{surrogate}": "\udcff", "{300 x}": 300 * "x"},
+    "{place}": "hydra.run.dir='outputs/${fedpfl.run_subdir:}'",
+}
 
 
 def bad_cases() -> list[Any]:
@@ -431,10 +439,8 @@ def test_a_sweep_over_methods_and_seeds_makes_a_directory_for_each(tmp_path: Pat
 
 def reported(folder: Path, root: str) -> str:
     """What the report's own command prints."""
-    out = io.StringIO()
-    with contextlib.chdir(folder), contextlib.redirect_stdout(out):
-        assert report.main(["tables", root]) == 0
-    return out.getvalue()
+    with contextlib.chdir(folder):
+        return call_main(report.main, "tables", root).out
 
 
 PROGRESS = """

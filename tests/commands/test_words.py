@@ -21,7 +21,7 @@ from fedpfl.config.overrides import quote_word
 from fedpfl.ground.words import DASHES, check_words, replaced_words
 from fedpfl.report import __main__ as report
 from fedpfl.runner import session
-from tests.command import TINY, run_command, snapshot
+from tests.command import TINY, call_main, run_command, snapshot
 from tests.conftest import keep_quick, read_cases
 from tests.runner.test_resume import start_child, wait_for_child
 
@@ -78,28 +78,18 @@ train -m seed=1,2 hydra/launcher=rays => pip install 'fedpfl[ray]'
 """
 
 
-def told(line, folder, capsys, monkeypatch):
-    """Give a command line in this process; returns its status and what standard error says."""
-    command, *words = shlex.split(line)
-    if command == "train":
-        result = run_command(*words, cwd=folder)
-        return result.code, result.err
-    monkeypatch.chdir(folder)
-    capsys.readouterr()
-    with mock.patch.object(sys, "argv", [command, *words]):
-        try:
-            status = COMMANDS[command]()
-        except SystemExit as end:
-            status = end.code
-    return status, capsys.readouterr().err
-
-
-def test_what_is_not_understood_is_refused_in_one_line(tmp_path, capsys, monkeypatch):
+def test_what_is_not_understood_is_refused_in_one_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     wrong = []
     for line, says in filter(lambda case: isinstance(case, tuple), read_cases(REFUSED)):
-        status, err = told(line, tmp_path, capsys, monkeypatch)
-        if status != 2 or says not in err or not re.fullmatch(r"fedpfl: [^\n]+\n", err):
-            wrong.append((line, status, err))
+        command, *words = shlex.split(line)
+        if command == "train":
+            result = run_command(*words, cwd=tmp_path)
+        else:
+            result = call_main(COMMANDS[command], *words)
+        is_line = re.fullmatch(r"fedpfl: [^\n]+\n", result.err)
+        if result.code != 2 or says not in result.err or not is_line:
+            wrong.append((line, result))
     assert not wrong
     assert snapshot(tmp_path) == {}
 

@@ -425,23 +425,6 @@ def test_groups_that_no_client_is_made_of_are_told(tmp_path):
     assert build(*words, "partition=groups").notes == ()
 
 
-ASKING = """
-name='${fedpfl.run_subdir:}' => name: ${fedpfl.run_subdir:} follows from all keys of the run, so
-name='${hydra:runtime.output_dir}' => name: where the run belongs follows from its keys, and one of
-method.q='${oc.decode:${oc.select:method.q}}' => method.q: Recursive interpolation: its value asks
-"""
-
-
-def test_a_value_that_asks_for_itself_is_one_line(tmp_path):
-    """Or for where the run belongs, which follows from all of its keys."""
-    for words, says in read_cases(ASKING):
-        place = [] if "hydra.run" in words else ["hydra.run.dir='outputs/${fedpfl.run_subdir:}'"]
-        result = run_command(*TINY, words, *place, cwd=tmp_path)
-        assert (result.code, list(tmp_path.iterdir())) == (2, []), words
-        (line,) = result.complaints
-        assert line.startswith(f"fedpfl: {says}"), words
-
-
 def test_runs_ask_for_their_places_side_by_side():
     """As those of `fedpfl.run` in threads do."""
     cfg = overrides.compose_config(TINY)

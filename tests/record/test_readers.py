@@ -12,7 +12,6 @@ import re
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -28,7 +27,7 @@ from fedpfl import export
 from fedpfl.ground.errors import FedpflError
 from fedpfl.record import digests, rundir
 from fedpfl.report.__main__ import main
-from tests.command import TINY, format_override, play_run
+from tests.command import TINY, call_main, format_override, play_run
 from tests.conftest import keep_quick
 from tests.record.test_damage import OTHER_LABELS, interrupt, overwrite, samples
 
@@ -136,10 +135,9 @@ def told(path: Path, ask: Callable[[], Any], lines: list[str]) -> Any:
 
 def printed(*words: str | Path) -> tuple[str, list[str]]:
     """What a command prints, and the lines on stderr; every other ending is a traceback."""
-    out, err = StringIO(), StringIO()
-    with redirect_stdout(out), redirect_stderr(err):
-        assert main([*map(str, words)]) in (0, 2)
-    return out.getvalue(), err.getvalue().splitlines()
+    result = call_main(main, *map(str, words))
+    assert result.code in (0, 2)
+    return result.out, result.err.splitlines()
 
 
 def judge(run: Path, truth: Ran, lines: list[str]) -> bool:
@@ -173,11 +171,10 @@ def draw(run: Path, truth: Ran, place: Path, shown: bool) -> None:
         _, lines = printed(command, run, "--out", place / command)
         assert shown or any(str(run) in line for line in lines)
     printed("compare", run, truth.path)
-    with redirect_stdout(StringIO()), redirect_stderr(StringIO()) as err:
-        code = export.main([str(run), str(place / "models")])
-    assert (place / "models").exists() == (code == 0)
-    assert code == 0 or str(run) in err.getvalue()
-    if code == 0:
+    exported = call_main(export.main, str(run), str(place / "models"))
+    assert (place / "models").exists() == (exported.code == 0)
+    assert exported.code == 0 or str(run) in exported.err
+    if exported.code == 0:
         found = fedpfl.load(truth.path).personal(0)
         own = torch.load(place / "models/client0.pt", weights_only=True)
         assert truth.path.name != "finished" or all(own[name].equal(found[name]) for name in found)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 import fedpfl
 from fedpfl import export
 from fedpfl.ground.errors import FedpflError
-from tests.command import TINY
+from tests.command import TINY, call_main
 from tests.conftest import keep_only, read_cases
 from tests.runner.test_client_names import NAMES, trained  # noqa: F401 - a fixture
 
@@ -154,15 +154,13 @@ fedper --format=tflite => invalid choice: 'tflite'
 """
 
 
-def test_what_cannot_be_exported_is_one_line(digits_runs, tmp_path, capsys):
+def test_what_cannot_be_exported_is_one_line(digits_runs, tmp_path):
     for words, line in read_cases(UNEXPORTED):
         method, option = words.split()
         option = option.format(ditto=digits_runs("ditto").path)
-        try:
-            status = export.main([str(digits_runs(method).path), str(tmp_path / "out"), option])
-        except SystemExit as ended:
-            status = ended.code
-        assert status == 2
-        (notice,) = capsys.readouterr().err.splitlines()
+        run, out = digits_runs(method).path, tmp_path / "out"
+        result = call_main(export.main, str(run), str(out), option)
+        assert result.code == 2
+        (notice,) = result.err.splitlines()
         assert line in notice
         assert not list(Path(tmp_path).iterdir())

@@ -2,9 +2,7 @@
 
 import contextlib
 import functools
-import io
 import itertools
-import sys
 from pathlib import Path
 from unittest import mock
 
@@ -23,7 +21,7 @@ from fedpfl.report.tables import best_round
 from fedpfl.runner import spaces, trials, tuning
 from fedpfl.runner.optuna_study import parse_distribution
 from fedpfl.runner.search import Search, SearchResult, SearchSettings
-from tests.command import TINY_TASK, compose_once, format_override
+from tests.command import TINY_TASK, call_main, compose_once, format_override
 from tests.conftest import keep_quick, read_cases
 
 optuna = pytest.importorskip("optuna")
@@ -274,15 +272,8 @@ def tuned(root, name, *words):
 
 
 def run(folder, *words):
-    out = io.StringIO()
-    argv = ["fedpfl.tune", *words, format_override("hydra.sweep.dir", folder)]
-    redirected = contextlib.redirect_stdout(out), contextlib.redirect_stderr(out)
-    with mock.patch.object(sys, "argv", argv), redirected[0], redirected[1]:
-        try:
-            tune.main()
-        except SystemExit as end:
-            return end.code, out.getvalue()
-    return 0, out.getvalue()
+    result = call_main(tune.main, *words, format_override("hydra.sweep.dir", folder))
+    return result.code, result.err + result.out
 
 
 FEDPROX = "method=fedprox", "trials=2", "seeds=1", "validation=0.2", "unseen=0.2"
