@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import re
 import sys
 import types
 from collections import defaultdict
-from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,15 +15,15 @@ import pytest
 
 from fedpfl import export
 from fedpfl.ground import lock
-from fedpfl.ground.errors import FedpflError
 from fedpfl.record.loggers import make_loggers, start_callbacks
 from fedpfl.record.picture import draw_partition
 from fedpfl.record.rounds import read_rows
 from fedpfl.record.rundir import RunDirectory
 from tests.command import TINY_TASK, rewrite_summary, run_command
 from tests.conftest import read_cases
+from tests.data.promises import one_line
 from tests.record.test_record import done
-from tests.record.test_wandb import info, row
+from tests.record.test_wandb import info, row, without_login
 
 needs_tensorboard = pytest.mark.skipif(
     importlib.util.find_spec("tensorboard") is None,
@@ -35,63 +33,54 @@ needs_tensorboard = pytest.mark.skipif(
 FLAT = {"seed": 1, "method.name": "fedobp", "method.q": 0.9998, "partition.alpha": 0.1}
 
 
-class Store:
+class Client:
     """As much of MLflow as is used: experiments and runs by id, and every call that changes one."""
 
     def __init__(self):
         self.experiments: dict[str, str] = {}
         self.runs: dict[str, SimpleNamespace] = {}
-        self.ids = count(1)
-
-    def client(self, tracking_uri=None):
-        return Client(self)
-
-
-class Client:
-    def __init__(self, store):
-        self._store = store
 
     def get_experiment_by_name(self, name):
-        found = self._store.experiments.get(name)
+        found = self.experiments.get(name)
         return found and SimpleNamespace(experiment_id=found)
 
     def create_experiment(self, name):
-        return self._store.experiments.setdefault(name, f"e{len(self._store.experiments)}")
+        return self.experiments.setdefault(name, f"e{len(self.experiments)}")
 
     def search_runs(self, experiments, filter_string=""):
         key, _, value = filter_string.removeprefix("tags.").partition(" = ")
         return [
             run
-            for run in self._store.runs.values()
+            for run in self.runs.values()
             if run.place in experiments
             and not run.deleted
             and (not key or run.data.tags.get(key.strip("`")) == value.strip("'"))
         ]
 
     def create_run(self, place, run_name, tags):
-        number = str(next(self._store.ids))
+        number = str(len(self.runs) + 1)
         one = SimpleNamespace(run_id=number, run_name=run_name, status="RUNNING")
         data = SimpleNamespace(tags={**tags}, params={}, metrics={})
         held = {"history": defaultdict(list), "deleted": False, "artifacts": {}}
-        self._store.runs[number] = SimpleNamespace(place=place, info=one, data=data, **held)
-        return self._store.runs[number]
+        self.runs[number] = SimpleNamespace(place=place, info=one, data=data, **held)
+        return self.runs[number]
 
     def delete_run(self, run):
-        self._store.runs[run].deleted = True
+        self.runs[run].deleted = True
 
     def update_run(self, run, status):
-        self._store.runs[run].info.status = status
+        self.runs[run].info.status = status
 
     set_terminated = update_run
 
     def get_run(self, run):
-        return self._store.runs[run]
+        return self.runs[run]
 
     def get_metric_history(self, run, key):
-        return self._store.runs[run].history[key]
+        return self.runs[run].history[key]
 
     def log_batch(self, run, metrics=(), params=(), tags=()):
-        one = self._store.runs[run]
+        one = self.runs[run]
         assert len(metrics) <= 1000
         assert len(params) <= 100
         assert len(tags) <= 100
@@ -104,13 +93,13 @@ class Client:
         one.data.tags.update({tag.key: tag.value for tag in tags})
 
     def log_dict(self, run, values, name):
-        self._store.runs[run].artifacts[name] = json.dumps(values).encode()
+        self.runs[run].artifacts[name] = json.dumps(values).encode()
 
     def log_artifact(self, run, path):
-        self._store.runs[run].artifacts[Path(path).name] = Path(path).read_bytes()
+        self.runs[run].artifacts[Path(path).name] = Path(path).read_bytes()
 
     def list_artifacts(self, run):
-        return [SimpleNamespace(path=name) for name in self._store.runs[run].artifacts]
+        return [SimpleNamespace(path=name) for name in self.runs[run].artifacts]
 
 
 class Entity(SimpleNamespace):
@@ -121,15 +110,19 @@ class Entity(SimpleNamespace):
 @pytest.fixture
 def pretended(monkeypatch):
     """A small MLflow in the real one's place."""
-    store = Store()
-    modules: dict[str, dict] = {"mlflow": {}, "mlflow.tracking": {"MlflowClient": store.client}}
+    client = Client()
+
+    def make_client(tracking_uri=None):
+        return client
+
+    modules: dict[str, dict] = {"mlflow": {}, "mlflow.tracking": {"MlflowClient": make_client}}
     modules["mlflow.entities"] = dict.fromkeys(("Metric", "Param", "RunTag"), Entity)
     for name, values in modules.items():
         module = types.ModuleType(name)
         module.__dict__.update(values)
         module.__spec__ = SimpleNamespace(origin="here")
         monkeypatch.setitem(sys.modules, name, module)
-    return store.client
+    return make_client
 
 
 def real(monkeypatch, folder):
@@ -316,15 +309,25 @@ def test_one_that_fails_on_the_way_is_left_out(name, tmp_path, pretended, monkey
     assert [one.step for one in run.history["round"]] == ([1] if alone else [1, 2, 3, 4])
 
 
-def test_bad_options_are_one_line():
-    for logger, message in read_cases("""
-        {"csv": {"dir": "x"}} => logger.csv.dir is not a key here; known keys: none
-        {"mlflow": {"url": "x"}} => logger.mlflow.url is not a key here; known keys: experiment, u
-        {"mlflow": 3} => logger.mlflow must be a group of keys, got 3
-        {"name": "none", "project": "x", "csv": {}} => logger.project is not a key here
-    """):
-        with pytest.raises(FedpflError, match=f"^{re.escape(message)}"):
-            make_loggers(json.loads(logger))
+BAD = """
+{"csv": {"dir": "x"}} => logger.csv.dir is not a key here; known keys: none
+{"mlflow": {"url": "x"}} => logger.mlflow.url is not a key here; known keys: experiment, u
+{"mlflow": 3} => logger.mlflow must be a group of keys, got 3
+{"name": "none", "project": "x", "csv": {}} => logger.project is not a key here
+{"name": "wandb", "mode": "on"} => logger.mode must be one of auto, online, offline, disabled, got 'on'
+{"name": "wandb", "mode": "online"} => logger.mode=online but W&B is not logged in
+{"name": "wandb", "tags": "one"} => logger.tags must be a list of texts, got 'one'
+{"name": "wandb", "tags": ["{65 x}"]} => logger.tags must be words of at most 64 characters, got ('xxx
+{"name": "wandb", "project": "a/b"} => logger.project must be a name of at most 128 characters without any
+{"name": "wandb", "projekt": "x"} => logger.projekt is not a key here; known keys: project, entity
+"""
+
+
+def test_bad_options_are_one_line(tmp_path, monkeypatch):
+    without_login(monkeypatch, tmp_path)
+    for logger, message in read_cases(BAD.replace("{65 x}", 65 * "x")):
+        line = one_line(lambda logger=logger: make_loggers(json.loads(logger)))
+        assert line.startswith(message)
     for nothing in ({"csv": {}}, {"name": "none"}, {"name": "none", "csv": {}}):
         assert make_loggers(nothing) == []
 
