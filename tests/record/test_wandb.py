@@ -9,6 +9,7 @@ import re
 import struct
 import time
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -161,37 +162,16 @@ def test_an_offline_run_that_was_resumed_is_complete(tmp_path):
     assert any("partition.path" in entry for entry in history(found))
 
 
-class Server:
-    """What `wandb.init` returns, online."""
-
-    offline, url, dir = False, "https://example.org/run", ""
-
-    def __init__(self, step=0):
-        self.step, self.steps, self.summary, self.settings = step, [], {}, {}
-
-    def init(self, **settings):
-        self.settings = settings
-        return self
-
-    def define_metric(self, name, **how):
-        pass
-
-    def log(self, values, step=None):
-        assert step == values["round"]
-        self.steps.append(step)
-
-    def finish(self, exit_code):
-        pass
-
-
 def test_an_online_run_that_was_resumed_gets_what_the_server_lacks(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     with RunDirectory.open(tmp_path / "run", "", "abc") as directory:
         for number in (1, 2, 3):
             directory.row(row(number))
     for held, sent in ((1, [2, 3, 4, 5, 6]), (3, [4, 5, 6]), (5, [6]), (-1, [1, 2, 3, 4, 5, 6])):
-        server = Server(held + 1)  # W&B's next step
-        monkeypatch.setattr(wandb, "init", server.init)
+        server = mock.Mock(offline=False, url="https://example.org/run", summary={})
+        server.step = held + 1  # W&B's next one
+        init = mock.Mock(return_value=server)
+        monkeypatch.setattr(wandb, "init", init)
         notes: list[str] = []
         picture = tmp_path / "run" / "partition.png"  # sent already, unless the server has nothing
         picture.touch() if server.step else picture.unlink()
@@ -200,8 +180,12 @@ def test_an_online_run_that_was_resumed_gets_what_the_server_lacks(tmp_path, mon
         for number in (4, 5, 6):
             mirror.on_round(done(row(number)))
         mirror.on_end("finished", {})
-        assert server.steps == sent
-        assert (server.settings["resume"], server.settings["mode"]) == ("allow", "online")
+        rows = [(call.args[0]["round"], call.kwargs["step"]) for call in server.log.mock_calls]
+        assert rows == [(number, number) for number in sent]
+        assert (init.call_args.kwargs["resume"], init.call_args.kwargs["mode"]) == (
+            "allow",
+            "online",
+        )
         assert notes == ["W&B https://example.org/run"]
 
 

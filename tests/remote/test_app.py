@@ -16,6 +16,7 @@ from fedpfl.remote.node import NodePolicy
 from fedpfl.remote.rehearsal import InProcessGrid
 from fedpfl.remote.server import FederateSettings
 from tests.command import FILES, TINY, read_table, run_command
+from tests.conftest import read_cases
 from tests.remote.grids import Overheard, make_nodes
 
 WORDS = ["dataset=digits", *TINY, "rounds=3", "federate.timeout=0.01"]
@@ -64,23 +65,23 @@ def test_what_would_leave_clients_is_said_first(here):
     assert [row["participants"] for row in read_table(path / "rounds.csv")] == ["2"] * 3
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["unseen=0.25"], "a federation has no newcomers; set unseen=0"),
-        (["eval.common=true"], "leave out metrics and eval.common"),
-        (["system=simulated"], "time is real, .* set system=none"),
-        (["shift=rotation", "shift.at=[2]"], r"nodes hold what they hold; leave out shift\.at"),
-        (["federate.minimum=0"], "federate.minimum must be 1 or more, got 0"),
-        (["federate.minimun=1"], "federate.minimun"),
-        (["attack=lie", "attack.share=0.5"], "nobody tells who would attack; set attack=none"),
-        (["method=fedavg,fedper"], "is a sweep, and this is one run"),
-    ],
-)
+REFUSED = r"""
+unseen=0.25 => a federation has no newcomers; set unseen=0
+eval.common=true => leave out metrics and eval.common
+system=simulated => time is real, .* set system=none
+shift=rotation shift.at=[2] => nodes hold what they hold; leave out shift\.at
+federate.minimum=0 => federate.minimum must be 1 or more, got 0
+federate.minimun=1 => federate.minimun
+attack=lie attack.share=0.5 => nobody tells who would attack; set attack=none
+method=fedavg,fedper => is a sweep, and this is one run
+"""
+
+
+@pytest.mark.parametrize(("words", "said"), read_cases(REFUSED))
 def test_what_is_refused(words, said, here):
     """In one line, and nothing is written."""
     with pytest.raises(FedpflError, match=said):
-        app.run_server(InProcessGrid({}), ["method=fedavg", *WORDS, *words])
+        app.run_server(InProcessGrid({}), ["method=fedavg", *WORDS, *words.split()])
     assert not [*here.rglob("*")]
 
 

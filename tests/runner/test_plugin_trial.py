@@ -26,7 +26,7 @@ from fedpfl.ground import tree
 from fedpfl.methods import METHODS as HOUSE_METHODS
 from fedpfl.methods import FedAvg
 
-HISTORY, GENERATOR, CALLS, FIRST = [], np.random.default_rng(0), [], {}
+HISTORY, CALLS, FIRST = [], [], {}
 ENTROPY = np.random.default_rng()
 
 class ModuleList(FedAvg):
@@ -55,11 +55,6 @@ class BetweenHooks(FedAvg):
         return CALLS[0]
     def finish(self, server, client, start, params):
         return tree.map(lambda new, old: 2 * new - old, params, CALLS[0]), client
-
-class OwnGenerator(FedAvg):
-    def aggregate(self, server, clients, net, uploads, weight, generator):
-        mean = tree.mean(uploads, weight)
-        return tree.map(lambda leaf: leaf + 0.01 * GENERATOR.normal(), mean), clients
 
 class FirstModel(FedAvg):
     def finish(self, server, client, start, params):
@@ -130,7 +125,6 @@ method=modulelist => method=modulelist: {RESUMED} evaluation.after; something ou
 method=attribute engine=batched => method=attribute: {RESUMED} evaluation.after
 method=dictfield => method=dictfield: {RESUMED} evaluation.before
 method=betweenhooks engine.workers=1 => method=betweenhooks: clients side by side give other uploads.
-method=owngenerator => method=owngenerator: {RESUMED} evaluation.after
 method=firstmodel => method=firstmodel: {RESUMED} evaluation.after
 method=drawnatimport => method=drawnatimport: {RESUMED} evaluation.after
 method=inplace engine=batched => method=inplace: InPlace.finish changed its argument params.
