@@ -139,19 +139,26 @@ def swept(tmp_path_factory) -> list[Path]:
     return sorted(path.parent for path in folder.glob("outputs/*/*/*/*/rounds.csv"))
 
 
-def test_an_offline_run_that_was_resumed_is_complete(tmp_path):
+def test_a_run_that_is_resumed_where_no_server_can_be_reached_is_complete(tmp_path, monkeypatch):
     """A kill takes what wandb had in memory: the resumed run's file holds it too."""
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")  # nobody listens at the discard port
+    monkeypatch.setattr(wandb_logger, "TIMEOUT_SECONDS", 1.0)
+    notes: list[str] = []
     fresh, resumed = info(tmp_path / "run"), info(tmp_path / "run", start_round=2)
     with RunDirectory.open(fresh.path, "", "abc") as directory:
         draw_partition(np.eye(2), fresh.path / "partition.png", "two clients")
         directory.row({**row(1), "ft_accuracy": 1 / 3})
         directory.row(row(2))
         directory.row(row(3))  # behind the checkpoint
-    mirror = WandbLogger(WandbOptions(dir=str(tmp_path)), lambda text: None)
+    mirror = WandbLogger(WandbOptions(dir=str(tmp_path)), notes.append)
     mirror.on_begin(resumed)
     for number in (3, 4):
         mirror.on_round(done(row(number)))
     mirror.on_end("finished", {})
+    assert notes[0].startswith("W&B cannot be reached, logging offline: ")
+    assert "\n" not in notes[0]
+    assert notes[1].startswith("W&B offline; upload with: wandb sync ")
     found = finished_records(tmp_path)
     assert {own.run_id for own in records_of(found, "run")} == {service_run_id(fresh)}
     rows = [entry for entry in history(found) if "cohort_before" in entry]
@@ -309,22 +316,6 @@ def test_a_finished_run_is_sent_afterwards_as_it_would_have_been(swept, tmp_path
     own, late = (what_was_sent(finished_records(folder)) for folder in (swept[0], tmp_path))
     assert len(own[-1]) == 2 + 1
     assert late == own
-
-
-def test_auto_goes_offline_where_the_server_cannot_be_reached(tmp_path, monkeypatch):
-    monkeypatch.setenv("WANDB_API_KEY", KEY)
-    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")  # nobody listens at the discard port
-    monkeypatch.setattr(wandb_logger, "TIMEOUT_SECONDS", 1.0)
-    notes: list[str] = []
-    run = info(tmp_path / "run")
-    mirror = WandbLogger(WandbOptions(), notes.append)
-    mirror.on_begin(run)
-    mirror.on_round(done(row(1)))
-    mirror.on_end("finished", {})
-    assert notes[0].startswith("W&B cannot be reached, logging offline: ")
-    assert "\n" not in notes[0]
-    assert notes[1].startswith("W&B offline; upload with: wandb sync ")
-    assert [entry["round"] for entry in history(finished_records(run.path))] == [1]
 
 
 def test_who_asks_for_online_is_told_and_the_run_goes_on(tmp_path, monkeypatch):

@@ -29,7 +29,7 @@ ACCURACIES = [column_name(name, fine_tuned=tuned) for name in STATISTICS for tun
 
 
 UNTRAINED = r"""
-system=simulated system.deadline=1e-6 | \d+ came late, raise system.deadline=1e-06
+system=simulated system.deadline=1e-6 validation=0.1 partition.samples_per_client=30 | \d+ came late, raise system.deadline=1e-06
 system=simulated system.availability=1e-9 | 15 were out of reach or lost \(availability
 partition.samples_per_client=2 partition.min_samples=2 partition.test_fraction=0.5 | nobody can train: each of 10
 """
@@ -56,6 +56,11 @@ def test_a_model_that_nobody_trained_is_no_result(text, warning, tmp_path):
     assert (told["status"], told["trained"], told["clients"]) == ("finished", 0, 10)
     assert (told["best"], told["last"]) == ({}, {})
     assert "no client has made a step" in play_run(run, *WORDS, *words)  # it is finished already
+    trial = trials.read_trial_result(run)  # of a search that does not fail by it
+    assert (trial.lost, trial.value) == ("untrained", None)
+    rewrite_summary(run, trained=1)
+    with pytest.raises(fedpfl.FedpflError, match="no sample was held out"):
+        trials.read_trial_result(run)
 
 
 @pytest.mark.full
@@ -142,16 +147,6 @@ def test_participation_that_reaches_few_is_told_before_the_first_round(tmp_path)
     (run,) = runs(tmp_path)
     assert run.low_attendance_note == "2 of 20 clients have made a step"
     assert not run.evaluations.empty
-
-
-def test_a_trial_in_which_nobody_trains_is_lost_and_no_search_fails_by_it(tmp_path):
-    words = (*WORDS, "partition.samples_per_client=30", "validation=0.1", "system=simulated")
-    play_run(tmp_path / "run", *words, "system.deadline=1e-6")
-    assert trials.read_trial_result(tmp_path / "run").lost == "untrained"
-    assert trials.read_trial_result(tmp_path / "run").value is None
-    rewrite_summary(tmp_path / "run", trained=1)
-    with pytest.raises(fedpfl.FedpflError, match="no sample was held out"):
-        trials.read_trial_result(tmp_path / "run")
 
 
 # What is reported
