@@ -240,15 +240,6 @@ def test_what_is_not_sent_is_no_number(caplog):
     assert "numbers that are not finite" in caplog.text
 
 
-def test_a_lost_state_is_told(caplog):
-    played = Played(METHODS["ditto"](), nodes=1)
-    played.round([0, 2])
-    played.grid.node_by_id = {1: played.node(range(6))}
-    with pytest.raises(FedpflError, match="0 of 2 clients answered"):
-        played.round([0, 2])
-    assert "the client's state is lost" in caplog.text
-
-
 # ---- what travels
 
 

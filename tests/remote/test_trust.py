@@ -115,14 +115,9 @@ def test_an_evaluation_is_checked_too(caplog):
 # ---- Who holds whom
 
 
-def claim(clients):
-    """Return a fault: a node answers a greeting with these clients."""
-    return change_about(clients=clients)
-
-
 def test_a_client_stays_with_the_node_that_brought_it_first(caplog):
     played = Played(FEDAVG)
-    played.remote._grid = Faulty(played.grid, 1, claim([0, 1, 3, 5]), hello=True)
+    played.remote._grid = Faulty(played.grid, 1, change_about(clients=[0, 1, 3, 5]), hello=True)
     played.round([0, 3])
     assert played.remote._node_of_client == {0: 0, 2: 0, 4: 0, 1: 1, 3: 1, 5: 1}
     assert "node 1 is left out for client 0: node 0 has it" in caplog.text
@@ -134,7 +129,7 @@ def test_a_client_stays_with_the_node_that_brought_it_first(caplog):
 @pytest.mark.parametrize("clients", [[7], [-1], [True], "0", None, {"0": 1}, 10**400])
 def test_a_claim_must_be_of_clients_that_there_are(clients, caplog):
     played = Played(FEDAVG)
-    played.remote._grid = Faulty(played.grid, 1, claim(clients), hello=True)
+    played.remote._grid = Faulty(played.grid, 1, change_about(clients=clients), hello=True)
     played.round([0, 2])
     assert set(played.remote._node_of_client.values()) == {0}
     assert "node 1 is left out: it names clients that are not 0 to 5" in caplog.text
