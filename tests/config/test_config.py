@@ -129,22 +129,6 @@ def test_the_groups_of_a_method_choose_its_hyperparameters() -> None:
             resolved("method=seqfededt", group)
 
 
-# Quantile
-
-
-CHOSEN = """
-quantile=paper dataset=fmnist partition.alpha=0.5 => 0.9999
-quantile=paper dataset=organcmnist_as_published => 0.9997
-quantile=auto dataset=emnist partition=iid => 0.9999
-method.q=0.5 => 0.5
-"""
-
-
-def test_q_comes_from_the_table_the_fallback_or_the_user() -> None:
-    for words, q in read_cases(CHOSEN):
-        assert resolved("method=fedobp", *words.split())["method"]["q"] == float(q), words
-
-
 # Identity
 
 
