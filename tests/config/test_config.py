@@ -31,7 +31,7 @@ from fedpfl.ground.ranges import Above, AtLeast, AtMost, Below, Between
 from fedpfl.methods import METHODS
 from fedpfl.models import MODELS
 from tests.command import TINY, compose_once, format_override, run_command
-from tests.conftest import assert_same, differing, keep_quick, read_cases
+from tests.conftest import keep_quick, read_cases
 from tests.data.promises import build, one_line
 
 CONF = Path(train.CONF)
@@ -376,20 +376,6 @@ def test_what_is_out_of_range_or_cannot_be_had_is_one_line(words: str, message: 
 def test_more_clients_are_drawn_than_a_round_is_meant_for() -> None:
     run = build(*TINY, "participation=0.25", "system=simulated", "system.over=2")
     assert (run.cohort, len(next(iter(run.draw_cohorts())))) == (1, 2)
-
-
-def test_a_partitions_own_seed_decides_it_alone() -> None:
-    """Which is the run's where none is given; the model is by the run's seed."""
-    runs = []
-    for seed, own in ((3, "null"), (1, 3), (2, 3), (4, "null")):
-        words = ("validation=0.2", f"seed={seed}", f"partition.seed={own}")
-        runs.append(build(*TINY, *words))
-    whole = [run.federation for run in runs]
-    splits = [(own.train, own.test, own.validation) for own in whole]
-    assert_same(splits[0], splits[1])
-    assert_same(splits[0], splits[2])
-    assert differing(splits[0], splits[3])
-    assert differing(runs[1].net.params, runs[2].net.params)
 
 
 def test_clients_are_judged_over_their_own_classes_if_it_is_said() -> None:
