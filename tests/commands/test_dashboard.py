@@ -12,7 +12,7 @@ import pytest
 
 from fedpfl import dashboard
 from tests.conftest import keep_quick
-from tests.record.test_wandb import wandb, without_login
+from tests.record.test_wandb import _nobody_is_logged_in, wandb  # noqa: F401 - a fixture
 
 needs_package = pytest.mark.skipif(
     importlib.util.find_spec("wandb_workspaces") is None,
@@ -22,11 +22,6 @@ SECTIONS = [
     *("Accuracy", "Cohort", "Traffic", "q sweep", "alpha sweep", "Personalised entries", "Cost"),
     "Table",
 ]
-
-
-@pytest.fixture(autouse=True)
-def _nobody_is_logged_in(monkeypatch, tmp_path):
-    without_login(monkeypatch, tmp_path)
 
 
 @pytest.fixture
