@@ -256,18 +256,23 @@ class Clock:
         return self.now
 
 
+def play_twenty_rounds(console, clock, seconds: float, judged: dict[int, dict]) -> None:
+    """Let a console hear of rounds of so many seconds; every tenth takes 7 more to evaluate."""
+    for number in range(1, 21):
+        clock.now += seconds
+        values = row(number)
+        if number % 10 == 0:
+            console.on_evaluation(number)
+            clock.now += 7.0
+            values |= {"eval_seconds": 7.0, "ft_accuracy": None, **judged.get(number, {})}
+        console.on_round(done(values))
+
+
 def test_console_plain_lines(tmp_path):
     stream, clock = io.StringIO(), Clock()
     console = Console(stream=stream, clock=clock)
     console.on_begin(info(tmp_path))
-    for number in range(1, 21):
-        clock.now += 2.0
-        judged = {}
-        if number % 10 == 0:
-            console.on_evaluation(number)
-            clock.now += 7.0
-            judged = {"eval_seconds": 7.0, "ft_accuracy": 91.5 if number == 10 else None}
-        console.on_round(done({**row(number, 90.0 if number == 10 else None), **judged}))
+    play_twenty_rounds(console, clock, 2.0, {10: {"accuracy": 90.0, "ft_accuracy": 91.5}})
     console.on_note("a [bold]note[/bold]")
     console.on_end("finished", {})
     lines = stream.getvalue().splitlines()

@@ -27,7 +27,7 @@ from tests.command import (
 from tests.conftest import ROOT, keep_quick, read_cases
 from tests.data.promises import build
 from tests.record.test_damage import assert_ends_as
-from tests.record.test_record import Clock, done, info, row
+from tests.record.test_record import Clock, info, play_twenty_rounds
 
 STATEFUL = ("dropped", "noisy_by_numpy", "frozen_average")
 EQUAL = (
@@ -158,14 +158,8 @@ def test_the_first_eta_counts_evaluations_and_fine_tuning(tmp_path):
     forecast = Forecast(round=0.1, evaluation=6.7, tuned_evaluation=20.0)
     shown = Console(stream=stream, clock=clock)
     shown.on_begin(info(tmp_path, config=config, forecast=forecast))
-    for number in range(1, 21):
-        clock.now += 0.1
-        judged = {}
-        if number % 10 == 0:
-            shown.on_evaluation(number)
-            clock.now += 7.0
-            judged = {"eval_seconds": 7.0, "ft_accuracy": 91.0 if number == 20 else None}
-        shown.on_round(done({**row(number, 90.0 if number % 10 == 0 else None), **judged}))
+    judged = {10: {"accuracy": 90.0}, 20: {"accuracy": 90.0, "ft_accuracy": 91.0}}
+    play_twenty_rounds(shown, clock, 0.1, judged)
     told = stream.getvalue().splitlines()
     assert told[1].endswith("ETA 0:00:29")  # 19 rounds, 6.7 and 20 s
     assert "ETA 0:00:21" in next(line for line in told if line.startswith("round 10/20  cohort"))
