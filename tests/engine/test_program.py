@@ -104,7 +104,7 @@ def test_captured_steps_are_the_eager_ones_bit_for_bit(name, values, federation,
 
     monkeypatch.setattr(type(method), "phases", noted)
     monkeypatch.setattr(Program, "_take_records", take_records)
-    cohorts = (*COHORTS[:2], COHORTS[0])  # the last one's steps have all been captured
+    cohorts = (*COHORTS, COHORTS[0])  # the last one's steps have all been captured
     captured, eager = (played(method, federation, how, cohorts) for how in (capture, None))
     if len(method.turns(0, COHORTS[0], federation.clients, generator(0, "turns", 1))) > 1:
         # A small client alone is padded to a whole batch only where steps are captured.
