@@ -21,6 +21,7 @@ from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError, pluralize
 from fedpfl.record import console
 from fedpfl.record.forecast import Forecast, Remaining, Schedule
+from fedpfl.record.run_files import read_checkpoint
 from fedpfl.runner import resume, timing
 from fedpfl.runner.attendance import warn_if_few_train
 from fedpfl.runner.everyone import ClientTable
@@ -38,7 +39,7 @@ class DirectoryStatus(NamedTuple):
 
     Attributes:
         status: of the run, or `new`.
-        rounds: how many rounds were played.
+        rounds: how many rounds are played and saved.
     """
 
     status: str
@@ -316,4 +317,11 @@ def _inspect_directory(path: Path, plan: Plan) -> DirectoryStatus:
         raise FedpflError(
             f"run directory {path} holds a different run; choose another with hydra.run.dir=..."
         )
-    return DirectoryStatus(contents.status, contents.run.rounds_done)
+    if contents.status == "finished":
+        return DirectoryStatus(contents.status, contents.run.rounds_done)
+
+    # A run goes on from its checkpoint, which may be of an earlier round than its last row.
+    checkpoint_round = 0
+    if (path / "state.pt").is_file():
+        checkpoint_round = read_checkpoint(path, contents.run.summary)["round"]
+    return DirectoryStatus(contents.status, checkpoint_round)

@@ -55,9 +55,9 @@ def test_what_an_interrupted_run_has_left(tmp_path: Path) -> None:
     words = (*WORDS, "eval.every=8")
     interrupt(tmp_path / "run", *words, after=2)
     told = foretold(*words, "hydra.run.dir=run", cwd=tmp_path)
-    assert "status      interrupted after round 2, from where it goes on" in told
-    assert ": 6 rounds of" in told
-    # Which itself goes on from the checkpoint before that row, and tells what is left from there
+    # The last row is of round 2, but the run goes on from the checkpoint before it.
+    assert "status      interrupted after round 1, from where it goes on" in told
+    assert ": 7 rounds of" in told
     assert "\ntime        about 0:00:0" in (told := play_run(tmp_path / "run", *words))
     assert ": 7 rounds of" in told
 
