@@ -9,7 +9,6 @@ import inspect
 import os
 import re
 import sys
-import threading
 import traceback
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -104,7 +103,6 @@ SPACES: dict[str, dict[str, Any]] = {}
 
 _loaded_files: dict[Path, LoadedPlugin] = {}
 _added_choices: list[tuple[Kind, str]] = []
-_import_lock = threading.Lock()
 
 
 def resolve_files(files: Iterable[str | os.PathLike[str]]) -> list[str]:
@@ -276,19 +274,17 @@ def import_again(kind_name: str, name: str) -> Any:
 @contextlib.contextmanager
 def _modules_forgotten(names: Iterable[str]) -> Iterator[None]:
     """Have modules imported anew for a while, and be what they were afterwards."""
-    # In a lockstep sweep runs begin in several threads.
-    with _import_lock:
-        modules = {name: sys.modules[name] for name in names if name in sys.modules}
+    modules = {name: sys.modules[name] for name in names if name in sys.modules}
+    _forget_modules(names)
+    try:
+        yield
+    finally:
         _forget_modules(names)
-        try:
-            yield
-        finally:
-            _forget_modules(names)
-            for name, module in modules.items():
-                sys.modules[name] = module
-                parent, _, attribute = name.rpartition(".")
-                if parent:
-                    setattr(sys.modules[parent], attribute, module)
+        for name, module in modules.items():
+            sys.modules[name] = module
+            parent, _, attribute = name.rpartition(".")
+            if parent:
+                setattr(sys.modules[parent], attribute, module)
 
 
 def _execute_file(file: Path, name: str, text: bytes) -> ModuleType:

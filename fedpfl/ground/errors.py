@@ -29,11 +29,11 @@ class MethodError(FedpflError):
 def shorten_values(text: str) -> str:
     """Leave out the middle of long values in a message."""
 
-    def shorten(match: re.Match[str]) -> str:
+    def shorten_match(match: re.Match[str]) -> str:
         value = match[0]
         return f"{value[:60]} ... {value[-20:]}"
 
-    return LONG_VALUE.sub(shorten, text)
+    return LONG_VALUE.sub(shorten_match, text)
 
 
 def escape_controls(text: str) -> str:

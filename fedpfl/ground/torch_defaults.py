@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from fedpfl.ground.errors import FedpflError
-
-Item = TypeVar("Item")
 
 PLAIN = ("none", "ieee")
 """What `fp32_precision` says where float32 is computed as such."""
@@ -89,18 +87,3 @@ def _list_changes() -> list[str]:
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         changes.append("autocast on")
     return changes
-
-
-def iterate_in_defaults(items: Generator[Item]) -> Generator[Item]:
-    """Yield items that are computed in `torch_defaults`; their user has settings back meanwhile."""
-    try:
-        while True:
-            with torch_defaults():
-                try:
-                    item = next(items)
-                except StopIteration:
-                    return
-            yield item
-    finally:
-        with torch_defaults():
-            items.close()

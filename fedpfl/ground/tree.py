@@ -344,10 +344,10 @@ def put_(stacked: Tree, index: int | slice | Tensor, rows: Tree) -> None:
     """Write `rows` into rows `index` of all leaves, in place, whatever device they are on."""
     index_on = _index_by_device(index)
 
-    def write(leaf: Tensor, row: Tensor) -> None:
+    def write_row(leaf: Tensor, row: Tensor) -> None:
         leaf[index_on(leaf.device)] = row.to(leaf)
 
-    map(write, stacked, rows)
+    map(write_row, stacked, rows)
 
 
 def _index_by_device(index: int | slice | Tensor) -> Callable[[torch.device], Any]:

@@ -7,6 +7,7 @@ import copy
 import logging
 import os
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -34,7 +35,7 @@ from fedpfl.data.fingerprint import FINGERPRINTED_PARTS
 from fedpfl.engine.backends import ranks
 from fedpfl.engine.backends.selection import find_device
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.torch_defaults import iterate_in_defaults, torch_defaults
+from fedpfl.ground.torch_defaults import torch_defaults
 from fedpfl.ground.words import check_words, replaced_words
 from fedpfl.record import console
 from fedpfl.record.callbacks import Callback
@@ -45,6 +46,12 @@ from fedpfl.runner.faults import Diverged, user_errors
 from fedpfl.runner.loop import Round
 from fedpfl.runner.models import Models
 from fedpfl.runner.session import play_session
+
+_process_lock = threading.RLock()
+"""Held while a run moves: Hydra, plugins and seeded generators belong to the process.
+
+Calls in several threads take turns, a round each.
+"""
 
 
 class RunRequest(NamedTuple):
@@ -203,7 +210,7 @@ def _read_jobs(
     # ---- Step 1: the words of each run, as a sweep of the command line expands them.
     register_resolver()
     held_data = None if data is None else hold_data(data)
-    with _hydra_errors_in_one_line():
+    with _process_lock, _hydra_errors_in_one_line():
         run_words = overrides.adapt_for_sweeps(
             _read_words(settings, keys, lists_are_sweeps=True), GROUPS
         )
@@ -252,7 +259,7 @@ def _read_request(
             )
     register_resolver()
     held_data = None if data is None else hold_data(data)
-    with _hydra_errors_in_one_line():
+    with _process_lock, _hydra_errors_in_one_line():
         cfg, experiment = _compose(settings, keys, held_data)
         return RunRequest(
             cfg,
@@ -272,8 +279,18 @@ def _hydra_errors_in_one_line() -> Iterator[None]:
 
 
 def _play(request: RunRequest, is_quiet: bool, callbacks: Sequence[Callback]) -> Generator[Round]:
-    """Yield a session's rounds, and leave torch's settings, logging and folders as they were."""
-    return iterate_in_defaults(_play_session(request, is_quiet, callbacks))
+    """Yield a session's rounds, and leave the process as it was between them."""
+    session_rounds = _play_session(request, is_quiet, callbacks)
+    try:
+        while True:
+            with _process_lock, torch_defaults():
+                round = next(session_rounds, None)
+            if round is None:
+                return
+            yield round
+    finally:
+        with _process_lock, torch_defaults():
+            session_rounds.close()
 
 
 def _play_session(
@@ -328,7 +345,7 @@ def load(
 def read_logger_settings(run_words: Sequence[str]) -> dict[str, Any]:
     """Return the `logger` part of the configuration that words make. Raises FedpflError."""
     register_resolver()
-    with _hydra_errors_in_one_line():
+    with _process_lock, _hydra_errors_in_one_line():
         return resolve_config(overrides.compose_single_run(run_words))["logger"]
 
 
@@ -424,13 +441,14 @@ class Trained(Models):
     def _dealt_run(self) -> Run:
         """Build the run's data, network and method, on the device that `load` was given."""
         config = self._adapt_config()
-        try:
-            plan = check_config(escape_interpolations(config))
-        except FedpflError as error:
-            raise FedpflError(
-                f"{self.path / 'config.yaml'} is not of this version: {error}"
-            ) from None
-        run = build_run(plan)
+        with _process_lock:
+            try:
+                plan = check_config(escape_interpolations(config))
+            except FedpflError as error:
+                raise FedpflError(
+                    f"{self.path / 'config.yaml'} is not of this version: {error}"
+                ) from None
+            run = build_run(plan)
         if self.summary.get("data") not in (None, run.fingerprint):
             raise FedpflError(
                 f"the data are not those of run {self.path} ({FINGERPRINTED_PARTS}); give"

@@ -1,6 +1,7 @@
 """`fedpfl.rounds` and callbacks: a run from outside while it goes on."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -88,6 +89,15 @@ def test_models_go_when_the_next_round_begins_and_those_of_other_processes_are_n
     with pytest.raises(FedpflError, match=message):
         first.personal(0)
     rounds.close()
+
+
+def test_runs_in_several_threads_take_turns(whole, tmp_path):
+    def train(seed):
+        return fedpfl.run(*WORDS, f"seed={seed}", directory=tmp_path / str(seed), progress=False)
+
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(train, (1, 2, 42)))
+    assert_ends_as(tmp_path / "42", whole)
 
 
 class Heard(fedpfl.Callback):
