@@ -151,6 +151,14 @@ def runs_repeat(trial: MethodTrial, engine: str) -> None:
             {"state": expected_state, "loss": expected.loss, "after": expected.after},
         )
 
+    # A run that is resumed goes on in a process that knows nothing of its first rounds.
+    if trial.twin:
+        setup = RoundSetup(backend, trial.twin, federation, LOCAL, 0)
+        state = copy.deepcopy(trial.result(engine, 0)[0])
+        state, _ = play_round(setup, state, COHORTS[1])
+        expected_state, _ = trial.result(engine, 1)
+        require_equal("round 2, resumed in another process", state, expected_state)
+
 
 @promise(
     "participation and evaluation change no state, and an evaluation repeats itself",

@@ -232,10 +232,12 @@ class MethodTrial:
         method: that is tried.
         pairs: low-rank ones in each layer of a network that is frozen else, which a method may also
             want itself.
+        twin: the same method, of code that was imported anew; None where it cannot be.
     """
 
-    def __init__(self, method: Method, pairs: int = 0):
+    def __init__(self, method: Method, pairs: int = 0, twin: Method | None = None):
         self.method = method
+        self.twin = twin
         self._pairs = pairs or method.pairs
         self._runs: dict[tuple[str, bool], tuple[list[State], list[Outcome]]] = {}
         self._participations: dict[str, Participation] = {}

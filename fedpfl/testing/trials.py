@@ -17,7 +17,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from fedpfl import models
-from fedpfl.config import group_options, overrides
+from fedpfl.config import group_options, overrides, plugins
 from fedpfl.config.choices import list_choices
 from fedpfl.config.messages import format_error
 from fedpfl.config.plugins import PLUGIN_KINDS
@@ -133,7 +133,12 @@ def make_trial(
 
     # ---- Step 2: the trial of its kind.
     if choice.kind == "method":
-        return MethodTrial(build_dataclass(METHODS[group["name"]], without_name(group), ""))
+        options = without_name(group)
+        twin_class = plugins.import_again("METHODS", group["name"])
+        return MethodTrial(
+            build_dataclass(METHODS[group["name"]], options, ""),
+            twin=build_dataclass(twin_class, options, ""),
+        )
     options = {**group_options.read_options(config, choice.kind)}
     if choice.kind == "model":
         # These are about weights that a run starts from.

@@ -29,6 +29,11 @@ class Mine(FedAvg):
 
 
 METHOD_FAULTS = r"""
+== remembers the first model | runs_repeat | round 2, resumed in another process: server.
+    def aggregate(self, server, clients, net, uploads, weight, generator):
+        CALLS.append(server["fc.bias"])
+        new, clients = super().aggregate(server, clients, net, uploads, weight, generator)
+        return tree.map(lambda leaf: leaf + 0.1 * CALLS[0].sum(), new), clients
 == counts calls | clients_are_apart order_does_not_matter runs_repeat workers_do_not_matter | something outlives a hook's call
     def finish(self, server, client, start, end):
         CALLS.append(1)
