@@ -265,9 +265,10 @@ def import_again(kind_name: str, name: str) -> Any:
         if not isinstance(dictionary, Mapping) or dictionary.get(name) is not choice:
             continue
         module_name, (_, text) = next(iter(sources.items()))
-        with _modules_forgotten(sources):
+        # Some files can be imported once: they register an operator, or a class elsewhere.
+        with _modules_forgotten(sources), contextlib.suppress(FedpflError):
             twin = _execute_file(file, module_name, text)
-        return getattr(twin, kind_name)[name]
+            return getattr(twin, kind_name)[name]
     return choice
 
 

@@ -178,3 +178,24 @@ def test_a_backend_that_chooses_is_left_loop_alone(method, names, plugin, tmp_pa
     assert torch.equal(torch.get_rng_state(), random_state)
     kept = [engine.backend for engine in backend._engines]
     assert kept == (names or [engine.backend for engine in engines])
+
+
+ONCE = """
+import torch
+from fedpfl.methods import FedAvg
+
+torch.library.define("mine::twice", "(Tensor x) -> Tensor")
+
+class Mine(FedAvg):
+    pass
+
+METHODS = {"mine": Mine}
+"""
+
+
+def test_a_file_that_can_be_imported_once_is_taken_as_it_is(tmp_path):
+    (tmp_path / "once.py").write_text(ONCE)
+    word = format_override("plugins", [tmp_path / "once.py"])
+    result = run_command(word, *TINY, "method=mine", cwd=tmp_path)
+    plugins.load_plugins([])
+    assert result.code == 0, result.err
