@@ -34,7 +34,7 @@ def try_plugin_method(run: Run, backend: engine.Backend, state: engine.State) ->
     if backend.name == "loop" or not trial.depends_on_padding():
         return
     if not isinstance(backend, engine.AutotunedBackend):
-        raise FedpflError(_refuse_padding(run))
+        raise FedpflError(_describe_padding_fault(run))
     log.info("engine: loop is taken; method=%s: %s", run.config["method"]["name"], PADDING_FAULT)
     backend.leave_out_batched()
 
@@ -52,7 +52,7 @@ def try_method_of_nodes(run: Run) -> None:
     trial = _make_trial(run)
     _require_visible_state(run, trial)
     if run.engine.backend != "loop" and trial.depends_on_padding():
-        raise FedpflError(_refuse_padding(run))
+        raise FedpflError(_describe_padding_fault(run))
 
 
 def _make_trial(run: Run) -> engine.PluginTrial:
@@ -81,6 +81,6 @@ def _require_visible_state(run: Run, trial: engine.PluginTrial) -> None:
         )
 
 
-def _refuse_padding(run: Run) -> str:
+def _describe_padding_fault(run: Run) -> str:
     name = run.config["method"]["name"]
     return f"method={name}: engine={run.engine.backend}: {PADDING_FAULT}, or engine=loop"

@@ -37,6 +37,7 @@ from tests.conftest import (
     PLAIN,
     assert_close,
     assert_same,
+    find_eval_job,
     keep_quick,
     participate,
     record_rounds,
@@ -225,6 +226,9 @@ def test_clients_know_their_classes(kind, backend, net, federation):
         labels = federation.y[federation.train[client]].tolist()
         own = labels if client in COHORTS[0] else range(5)
         assert state.clients["labels"][client].tolist() == [c in own for c in range(5)]
+        # It is judged on its classes before it has trained, too.
+        judged = find_eval_job(method, net, federation, state, client).params["labels"]
+        assert judged.tolist() == [c in labels for c in range(5)]
     plain = kind(masked=False)
     assert plain.before_training({}, {}, None, None) == {}
     assert plain.before_evaluation({}, {}, None, None) == {}
