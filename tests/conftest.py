@@ -212,10 +212,33 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
 defaults.
 """
 
+CUTS_NEURONS = {
+    *("fedmp", "fedrolex", "fedspu", "fjord", "flexfl", "heterofl", "hermes", "prunefl"),
+    *("random_dropout", "subflot"),
+}
+"""Methods whose clients train some of the network's neurons."""
+
+
+def settings_of(name: str) -> list[dict[str, Any]]:
+    return SETTINGS.get(name, [{}])
+
+
+def build_method(name: str, **values: Any) -> Method:
+    """Build the method in its first setting, but for these values.
+
+    One with required hyperparameters must be listed in SETTINGS.
+    """
+    given, fields = {**settings_of(name)[0], **values}, dataclasses.fields(METHODS[name])
+    open_fields = [f.name for f in fields if f.default is f.default_factory is dataclasses.MISSING]
+    required = [field for field in open_fields if field not in given]
+    assert not required, f"add {name} with values of {required} to SETTINGS in tests/conftest.py"
+    return METHODS[name](**given)
+
+
 CASES = [
     pytest.param(name, values, id="-".join([name, *(f"{k}={v}" for k, v in values.items())]))
     for name in METHODS
-    for values in SETTINGS.get(name, [{}])
+    for values in settings_of(name)
 ]
 REPRESENTATIVES = (
     "fedavg",  # one model

@@ -46,7 +46,9 @@ from fedpfl.testing.method_promises import METHOD_PROMISES, Promise
 from fedpfl.testing.toy import COHORTS, EVERYONE, TEST, TRAIN, MethodTrial, Unkept, tiny_federation
 from tests.conftest import (
     BACKENDS,
+    CASES,
     CPU,
+    CUTS_NEURONS,
     ENGINES,
     HEAD,
     LOCAL,
@@ -56,6 +58,7 @@ from tests.conftest import (
     as_engine,
     assert_close,
     assert_same,
+    build_method,
     client_row,
     differing,
     find_eval_job,
@@ -81,11 +84,6 @@ NEVER_TRAINED = 1
 SEES_LATER = {"cfl": "each upload", "fedgen": "each upload", "fedcac": "client states"}
 """What a server sees that shows in more than two rounds of a few clients alone."""
 
-CUTS_NEURONS = {
-    *("fedmp", "fedrolex", "fedspu", "fjord", "flexfl", "heterofl", "hermes", "prunefl"),
-    *("random_dropout", "subflot"),
-}
-
 
 # Which promises a method is asked for
 
@@ -101,18 +99,9 @@ class NamedTrial:
     def method(self) -> Method:
         return self.trial.method
 
-
-def build_method(name: str, values: dict[str, Any]) -> Method:
-    """Build the method; one with required hyperparameters must be listed in SETTINGS."""
-    fields = dataclasses.fields(METHODS[name])
-    open_fields = [f.name for f in fields if f.default is f.default_factory is dataclasses.MISSING]
-    required = [name for name in open_fields if name not in values]
-    assert not required, f"add {name} with values of {required} to SETTINGS in tests/conftest.py"
-    return METHODS[name](**values)
-
-
-def settings_of(name: str) -> list[dict[str, Any]]:
-    return SETTINGS.get(name, [{}])
+    @property
+    def has_first_setting(self) -> bool:
+        return self.method == build_method(self.name)
 
 
 HOUSE_PROMISES: list[Promise] = []
@@ -217,18 +206,14 @@ def ask_promises(
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_keeps_its_promises(name, subtests):
-    method = build_method(name, settings_of(name)[0])
-    ask_promises(NamedTrial(name, MethodTrial(method)), subtests, is_quick=True)
+    ask_promises(NamedTrial(name, MethodTrial(build_method(name))), subtests, is_quick=True)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    ("name", "number"),
-    [(name, number) for name in METHODS for number in range(len(settings_of(name)))],
-)
-def test_a_method_keeps_its_promises_in_every_setting_on_every_engine(name, number, subtests):
-    method = build_method(name, settings_of(name)[number])
-    ask_promises(NamedTrial(name, MethodTrial(method)), subtests, low_precision=number == 0)
+@pytest.mark.parametrize(("name", "values"), CASES)
+def test_a_method_keeps_its_promises_in_every_setting_on_every_engine(name, values, subtests):
+    named = NamedTrial(name, MethodTrial(METHODS[name](**values)))
+    ask_promises(named, subtests, low_precision=named.has_first_setting)
 
 
 # Over adapters: a method that wants none itself, where the head and low-rank additions train
@@ -238,13 +223,13 @@ OVER_ADAPTERS = [name for name in METHODS if name not in CUTS_NEURONS and not ME
 
 @pytest.mark.parametrize("name", ["fedavg", "fedobp", "ditto"])
 def test_backends_agree_over_adapters(name):
-    contract.backends_agree(MethodTrial(build_method(name, settings_of(name)[0]), pairs=1))
+    contract.backends_agree(MethodTrial(build_method(name), pairs=1))
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", OVER_ADAPTERS)
 def test_a_method_keeps_its_promises_over_adapters(name, subtests):
-    trial = MethodTrial(build_method(name, settings_of(name)[0]), pairs=1)
+    trial = MethodTrial(build_method(name), pairs=1)
     ask_promises(NamedTrial(name, trial), subtests, promises=METHOD_PROMISES)
 
 
@@ -275,7 +260,7 @@ def refuses_unknown_choices(named: NamedTrial) -> None:
         if get_origin(hint) is not Literal or field == "statistics":
             continue
         with pytest.raises(ValueError, match=f"^{field} must be .*, got 'nonsense'") as error:
-            METHODS[named.name](**{**settings_of(named.name)[0], field: "nonsense"})
+            build_method(named.name, **{field: "nonsense"})
         assert all(str(choice) in str(error.value) for choice in get_args(hint))
 
 
@@ -460,11 +445,10 @@ def name_in(net: Net, path: str) -> str | None:
 @house_promise("who never trained is evaluated as is expected")
 def evaluates_newcomers_as_expected(named: NamedTrial) -> None:
     """By the global model as it is now, the initial one, or the global body under the initial head."""
-    first_values = settings_of(named.name)[0]
-    if named.method != build_method(named.name, first_values):
+    if not named.has_first_setting:
         return
     for source, values in EXPECTED[named.name].first_time.items():
-        method = build_method(named.name, {**first_values, **values})
+        method = build_method(named.name, **values)
         trial = named.trial if method == named.method else MethodTrial(method)
         net, state = trial.net(), trial.play_cohorts("loop")[0][1]
         at_server = [(name_in(net, path), leaf) for path, leaf in tree.items(state.server)]
@@ -485,7 +469,7 @@ def evaluates_newcomers_as_expected(named: NamedTrial) -> None:
 @house_promise("as much travels as is counted by hand")
 def sends_what_is_counted(named: NamedTrial) -> None:
     """In the first setting, which the counts are of."""
-    if named.method != build_method(named.name, settings_of(named.name)[0]):
+    if not named.has_first_setting:
         return
     expect, outcomes = EXPECTED[named.name], named.trial.play_cohorts("loop")[1]
     for way in ("down", "up"):
@@ -502,7 +486,7 @@ def sends_what_is_counted(named: NamedTrial) -> None:
 @house_promise("what is a client's own changes whenever it trains, and never else")
 def keeps_private_entries(named: NamedTrial) -> None:
     """In the first setting: by FedALT's other one clients draw their own factors as they begin."""
-    if named.method != build_method(named.name, settings_of(named.name)[0]):
+    if not named.has_first_setting:
         return
     states = named.trial.play_cohorts("loop")[0]
     for entry in EXPECTED[named.name].private:

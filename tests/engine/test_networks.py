@@ -30,8 +30,8 @@ from fedpfl.testing.toy import CPU
 from tests import networks
 from tests.conftest import (
     REPRESENTATIVES,
-    SETTINGS,
     assert_same,
+    build_method,
     keep_only,
     keep_quick,
     record_rounds,
@@ -214,7 +214,7 @@ def test_a_buffer_that_only_later_calls_write_to_is_one_line(name):
 
 @pytest.mark.parametrize("method", keep_only(METHODS, REPRESENTATIVES))
 def test_every_method_takes_a_convolution_as_head_or_says_that_it_does_not(method):
-    net, made = build("convolution_head"), METHODS[method](**SETTINGS.get(method, [{}])[0])
+    net, made = build("convolution_head"), build_method(method)
     if made.pairs or made.validates:
         pytest.skip("is about other networks or splits")
     try:

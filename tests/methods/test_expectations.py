@@ -14,9 +14,9 @@ from fedpfl.testing.toy import COHORTS, MethodTrial, as_engine, tiny_federation
 from tests.conftest import (
     CPU,
     LOCAL,
-    SETTINGS,
     assert_close,
     assert_same,
+    build_method,
     client_row,
     differing,
     keep_one_of_each,
@@ -34,11 +34,6 @@ FEDERATIONS = {
     "equal": (make_federation((40,) * 3, (8,) * 3), [[0, 1, 2]] * 2),
     "single": (make_federation((65,), (10,)), [[0]] * 2),
 }
-
-
-def build_method(name: str, **values: Any) -> Method:
-    """Build the method in its first setting, but for these values."""
-    return METHODS[name](**{**SETTINGS.get(name, [{}])[0], **values})
 
 
 def case_id(name: str, values: Any) -> str:

@@ -24,10 +24,11 @@ from fedpfl.models.resnet import ResNet
 from fedpfl.testing.toy import BACKENDS, CLASSES, LOCAL
 from tests import networks
 from tests.conftest import (
+    CUTS_NEURONS,
     HEAD,
-    SETTINGS,
     assert_close,
     assert_same,
+    build_method,
     evaluate,
     make_federation,
     read_cases,
@@ -379,16 +380,11 @@ def setting(network: str):
     return models.build_network(network, shape, CLASSES, 0, **options), federation
 
 
-NEURONS = {
-    *("fedmp", "fedrolex", "fedspu", "fjord", "flexfl", "hermes", "heterofl", "prunefl"),
-    *("random_dropout", "subflot"),
-}
-"""Methods of neurons, of which a scalar parameter is none."""
 CASES = [
     (name, network)
     for name in METHODS
     for network in NETWORKS
-    if network != "temperature" or name not in NEURONS
+    if network != "temperature" or name not in CUTS_NEURONS  # of which a scalar parameter is none
 ]
 QUICK = {
     *(("heterofl", "mlp"), ("scaffold", "mlp")),
@@ -405,7 +401,7 @@ QUICK = {
 )
 def test_a_round_and_its_evaluation(name, network):
     net, federation = setting(network)
-    method = METHODS[name](**SETTINGS.get(name, [{}])[0])
+    method = build_method(name)
     tuning = FineTuning(dataclasses.replace(LOCAL, epochs=1), Draws(0, "finetune", 1))
     sent, losses = [], []
     for backend in BACKENDS:
