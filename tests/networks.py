@@ -2,7 +2,9 @@
 line.
 """
 
+import inspect
 import random
+import re
 from collections import deque
 
 import numpy as np
@@ -38,18 +40,18 @@ class Plain(nn.Module):
 # ---- normalisation, and code that looks across a batch
 
 
-def normalised(shape, classes, norm):
+def normalise(norm, shape, classes):
     first, last = nn.Linear(inputs(shape), WIDTH), nn.Linear(WIDTH, classes)
     return nn.Sequential(nn.Flatten(), first, norm, nn.Tanh(), last)
 
 
 def batchnorm_1d(shape, classes):
-    return normalised(shape, classes, nn.BatchNorm1d(WIDTH))
+    return normalise(nn.BatchNorm1d(WIDTH), shape, classes)
 
 
 def batchnorm_without_statistics(shape, classes):
     norm = nn.BatchNorm1d(WIDTH, affine=False, track_running_stats=False)
-    return normalised(shape, classes, norm)
+    return normalise(norm, shape, classes)
 
 
 class BatchNormByHand(Plain):
@@ -298,7 +300,7 @@ class TrainsWithoutSelf(Plain):
         super().train(mode)
 
 
-def make_parallel(shape, classes):
+def parallel(shape, classes):
     return nn.DataParallel(Plain(shape, classes))
 
 
@@ -692,76 +694,42 @@ class NoGradient(Plain):
         return super().forward(x).detach()
 
 
-KEPT = {
-    "plain": Plain,
-    "batchnorm_1d": batchnorm_1d,
-    "counter_in_place": CounterInPlace,
-    "counter_assigned": CounterAssigned,
-    "average_with_graph": AverageWithGraph,
-    "not_persistent": NotPersistent,
-    "frozen_average": FrozenAverage,
-    "slow_average": SlowAverage,
-    "hook_by_method": HookByMethod,
-    "parameter_lists": ParameterLists,
-    "keeps_batchnorm_still": KeepsBatchNormStill,
-    "made_still": MadeStill,
-    "views_batch": ViewsBatch,
-    "scaled_by_batch": ScaledByBatch,
-    "double": Double,
-    "recurrent": Recurrent,
-    "checkpointed": Checkpointed,
-    "softmaxed": Softmaxed,
-    "dropped": Dropped,
-    "dropout_always": DropoutAlways,
-    "noisy_by_numpy": NoisyByNumpy,
-    "lazy": lazy,
-    "numpy_init": NumpyInit,
-    "tied": Tied,
-    "tied_head": TiedHead,
-    "weight_normed": weight_normed,
-    "spectral": spectral,
-    "changes_input": ChangesInput,
-    "auxiliary_same_width": AuxiliarySameWidth,
-    "head_first": HeadFirst,
-    "temperature": Temperature,
-    "prior": Prior,
-    "cosine_head": CosineHead,
-    "wide_hidden": WideHidden,
-    "convolution_head": ConvolutionHead,
-    "two_heads": TwoHeads,
-    "prototypes": Prototypes,
-    "frozen_body": FrozenBody,
-    "causal_mask": CausalMask,
-    "fills_buffer": FillsBuffer,
-    "writes_its_value": WritesItsValue,
-    "batchnorm_by_hand": BatchNormByHand,
-    "detached_centre": DetachedCentre,
-    "batchnorm_without_statistics": batchnorm_without_statistics,
-    "counts_in_evaluation": CountsInEvaluation,
-}
-"""Networks that run on the loop backend as in plain PyTorch."""
-
 REFUSED = {
-    "draws_at_first_call": (DrawsAtFirstCall, "forward changes offset, which outlives the call"),
-    "queue_in_list": (QueueInList, "forward changes memory,"),
-    "growing_buffer": (GrowingBuffer, "buffer seen is float32 [1] before forward and float32 [2]"),
-    "late_buffer": (LateBuffer, "buffer mean comes or goes in forward"),
-    "hook_by_closure": (HookByClosure, "a copy of it computes something else"),
-    "late_parameter": (LateParameter, "parameter scale comes or goes in forward"),
-    "clamps_weights": (ClampsWeights, "forward changes hidden.weight, which is trained, by hand"),
-    "generator_in_attribute": (GeneratorInAttribute, "forward changes noise,"),
-    "unseeded_init": (UnseededInit, "scale is another one each time the network is built"),
-    "tuple_output": (TupleOutput, "answers with a tuple; forward must return the logits"),
-    "sparse_embedding": (SparseEmbedding, "the gradient of rows.weight is sparse; make its layer"),
-    "no_gradient": (NoGradient, "its logits have no gradient"),
-    "listed_weights": (ListedWeights, "forward reads a parameter from a list or an attribute"),
-    "gradient_hook": (GradientHook, "a hook on the gradient of hidden.weight (register_hook)"),
-    "parallel": (make_parallel, "must be the network itself, without DataParallel"),
-    "trains_without_self": (TrainsWithoutSelf, "its train(mode) does not return self"),
+    "draws_at_first_call": "forward changes offset, which outlives the call",
+    "queue_in_list": "forward changes memory,",
+    "growing_buffer": "buffer seen is float32 [1] before forward and float32 [2]",
+    "late_buffer": "buffer mean comes or goes in forward",
+    "hook_by_closure": "a copy of it computes something else",
+    "late_parameter": "parameter scale comes or goes in forward",
+    "clamps_weights": "forward changes hidden.weight, which is trained, by hand",
+    "generator_in_attribute": "forward changes noise,",
+    "unseeded_init": "scale is another one each time the network is built",
+    "tuple_output": "answers with a tuple; forward must return the logits",
+    "sparse_embedding": "the gradient of rows.weight is sparse; make its layer",
+    "no_gradient": "its logits have no gradient",
+    "listed_weights": "forward reads a parameter from a list or an attribute",
+    "gradient_hook": "a hook on the gradient of hidden.weight (register_hook)",
+    "parallel": "must be the network itself, without DataParallel",
+    "trains_without_self": "its train(mode) does not return self",
 }
 """Networks that are refused before the first round, and what the line says of them."""
 
-LATER = {"starts_later": StartsLater, "starts_later_by_data": StartsLaterByData}
+REFUSED_LATER = ("starts_later", "starts_later_by_data")
 """Networks that are refused while they train."""
 
-MODELS = {**KEPT, **LATER, **{name: network for name, (network, _) in REFUSED.items()}}
+
+def is_network(value):
+    """Tell whether this file defines it, to be built for a shape of samples and their classes."""
+    if not callable(value) or value.__module__ != __name__:
+        return False
+    return [*inspect.signature(value).parameters][:2] == ["shape", "classes"]
+
+
+def name_network(value):
+    """Return `parameter_lists` of ParameterLists."""
+    return re.sub("(?<=[a-z0-9])(?=[A-Z])", "_", value.__name__).lower()
+
+
+MODELS = {name_network(value): value for value in [*globals().values()] if is_network(value)}
+KEPT = {name: value for name, value in MODELS.items() if name not in (*REFUSED, *REFUSED_LATER)}
+"""Networks that run on the loop backend as in plain PyTorch."""
