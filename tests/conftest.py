@@ -414,10 +414,10 @@ def next_round(
 
 
 def find_eval_job(
-    method: Method, net: Net, federation: Federation, state: State, client: int
+    method: Method, net: Net, federation: Federation, state: State, client: int, **more: Any
 ) -> EvalJob:
     """Return the parameters and statistics by which a client is evaluated between rounds."""
-    call = with_before_turn(EvalCall(method, federation, state, [client]))
+    call = with_before_turn(EvalCall(method, federation, state, [client], **more))
     job = next(run_evaluation(call, OneClient(client), net, nullcontext))
     assert isinstance(job, EvalJob)
     return job

@@ -594,10 +594,18 @@ must be at least one share | () | heterofl.widths prunefl.widths random_dropout.
 must be above 0 and at most 1 | (0.0,) | fedmp.widths fedrolex.widths fedspu.widths fjord.widths hermes.widths
 must be above 0 and at most 1 | (0.0,) | heterofl.widths prunefl.widths random_dropout.widths
 must be one or more, ascending | (0.5, 0.25, 1.0) | flexfl.levels
+must be one or more, ascending, got | () | fedobp_adaptive.q
+must be one or more, ascending | (0.5, 0.5) | fedobp_adaptive.q
+must be between 0 and 1 | (0.5, 1.5) | fedobp_adaptive.q
+must be 0 with several q and score=obp | 0.3 | fedobp_adaptive.ema
 must be as many numbers as levels | (1, 1) | flexfl.devices
 must be 0 unless ordered | 0.5 | fjord.distill
 must be below 2 / lam = 0.1333, or it diverges | 0.2 | pfedme.inner_lr pfedme.outer_lr
 must be | () | subflot.rates
 must be | (1.0,) | subflot.rates
+must be at most 3, the network's layers, got 4$ | 4 | fedper.layers fedala.layers lg_fedavg.layers
+the network has layers 0 to 2, got 3 | 3 | fedselect.personalise
+must be one of most, least, random, conv, fc, classifier | 'fc2' | fedselect.personalise
+has 3 numbers for 2 groups of neurons | (0.5, 0.5, 0.5) | flexfl.apoz
 """
 """How the refusal goes on after the key | a value out of range | method.key of each."""

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from fedpfl.engine import Outcome, State, make_backend
+from fedpfl.engine import Outcome, State, make_backend, make_initial_state
 from fedpfl.engine.calls import Counts, EvalCall
+from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS, Method
 from fedpfl.testing.toy import COHORTS, MethodTrial, as_engine, tiny_federation
 from tests.conftest import (
@@ -145,5 +146,6 @@ REFUSED = [
 
 @pytest.mark.parametrize(("name", "key", "value", "message"), REFUSED)
 def test_a_hyperparameter_out_of_range_is_refused(name, key, value, message):
-    with pytest.raises(ValueError, match=f"^{key} {message}"):
-        build_method(name, **{key: ast.literal_eval(value)})
+    """By itself, or where the network of three layers is known."""
+    with pytest.raises((ValueError, FedpflError), match=rf"^(method\.)?{key}:? {message}"):
+        make_initial_state(build_method(name, **{key: ast.literal_eval(value)}), tiny(), 10, CPU)

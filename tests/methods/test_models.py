@@ -14,7 +14,6 @@ from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.shard import make_shard
 from fedpfl.ground import tree
-from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.traffic import count_traffic
 from fedpfl.methods import (
     APFL,
@@ -23,7 +22,6 @@ from fedpfl.methods import (
     FedBABU,
     FedBN,
     FedOBP,
-    FedPer,
     FedRep,
     FedRolex,
     HeteroFL,
@@ -86,13 +84,6 @@ def test_fisher_scores_are_those_of_a_loop_over_samples(score, size, backend, ne
     for client in range(3):
         expected = masks.fisher(setting, client_row(state.clients["model"], client), client, size)
         assert_close(client_row(state.clients["score"], client), expected, atol=1e-9, rtol=2e-4)
-
-
-@pytest.mark.parametrize("method", [FedPer(layers=4), FedALA(layers=4), LGFedAvg(layers=4)])
-def test_more_layers_than_the_network_has_are_refused(method, net):
-    told = r"^method\.layers must be at most 3, the network's layers, got 4$"
-    with pytest.raises(FedpflError, match=told):
-        make_initial_state(method, net, 10, CPU)
 
 
 def test_apfl_alpha_stays_between_0_and_1_and_is_told_as_it_was(backend, net, federation):

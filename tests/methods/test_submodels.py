@@ -41,7 +41,6 @@ from tests.conftest import (
     keep_quick,
     participate,
     record_rounds,
-    record_states,
 )
 
 NET = tiny(norm=True)  # conv 4, norm 4, fc 12 over 4 x 9, classifier 5
@@ -219,20 +218,12 @@ def test_the_trained_share_is_the_mean_over_the_cohort_of_the_sub_models_entries
 
 
 @pytest.mark.parametrize("kind", [HeteroFL, FedRolex])
-def test_clients_know_their_classes(kind, backend, net, federation):
-    method = kind()
-    state = record_states(method, net, federation, COHORTS[:1], engine=backend)[-1]
+def test_a_client_is_judged_on_its_classes_before_it_trains(kind, net, federation):
+    state = make_initial_state(kind(), net, federation.clients, CPU)
     for client in EVERYONE:
         labels = federation.y[federation.train[client]].tolist()
-        own = labels if client in COHORTS[0] else range(5)
-        assert state.clients["labels"][client].tolist() == [c in own for c in range(5)]
-        # It is judged on its classes before it has trained, too.
-        judged = find_eval_job(method, net, federation, state, client).params["labels"]
+        judged = find_eval_job(kind(), net, federation, state, client).params["labels"]
         assert judged.tolist() == [c in labels for c in range(5)]
-    plain = kind(masked=False)
-    assert plain.before_training({}, {}, None, None) == {}
-    assert plain.before_evaluation({}, {}, None, None) == {}
-    assert "labels" not in plain.init(net.params, net.parts)[1]
 
 
 def shares(net, **values):
@@ -266,11 +257,6 @@ def test_flexfl_as_far_from_the_target_as_the_tolerance_is_within_it():
     """Half of Tiny's 4 channels and 12 units makes 169 scalars, the next smaller shares make 90."""
     values = {"levels": (60 / 549, 1.0), "devices": (1, 1), "tolerance": 169 / 549 - 60 / 549}
     assert chosen(shares(tiny(), **values)[1][0]) == ([0, 1], [0, 1, 2, 3, 4, 5])
-
-
-def test_flexfl_apoz_is_of_all_groups(net):
-    with pytest.raises(FedpflError, match=r"method\.apoz has 3 numbers for 2 groups of neurons"):
-        FlexFL(apoz=(0.5, 0.5, 0.5)).init(net.params, net.parts)
 
 
 def test_flexfl_a_device_cuts_down_what_it_cannot_hold(backend, net, federation):

@@ -243,14 +243,6 @@ def seen_classes(s: Setting, i: int, is_masked: bool = True) -> Tensor:
     return (torch.bincount(s.clients[i].y, minlength=5) > 0) | (not is_masked)
 
 
-def judged_masked(s: Setting, weights: Weights, i: int, is_masked: bool) -> tuple[int, float]:
-    """Hits and summed cross-entropy on the client's test data."""
-    client = s.clients[i]
-    logits = plain.still(s, weights)(client.test_x).masked_fill(~seen_classes(s, i, is_masked), 0)
-    loss = F.cross_entropy(logits, client.test_y, reduction="sum")
-    return plain.count_hits(logits, client.test_y), float(loss)
-
-
 def heterofl(s: Setting, method: Any, sets: Choice, rate: Callable, untrained: Choice) -> Result:
     """`rate(round, client)` with the scaler. Rows of the head are averaged over those who have the
     class.
@@ -274,7 +266,9 @@ def heterofl(s: Setting, method: Any, sets: Choice, rate: Callable, untrained: C
         return rows[:, None] if name.endswith("weight") else rows
 
     def judge(small: Setting, weights: Weights, i: int) -> int:
-        return judged_masked(small, weights, i, is_masked)[0]
+        logits = plain.still(small, weights)(s.clients[i].test_x)
+        masked_logits = logits.masked_fill(~seen_classes(s, i, is_masked), 0)
+        return plain.count_hits(masked_logits, s.clients[i].test_y)
 
     values = {"counts": counts, "judge": judge, "untrained": lambda i: untrained(1, i)}
     return play_small(s, sets, local, **values)

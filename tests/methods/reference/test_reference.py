@@ -5,19 +5,17 @@ The loops see nothing of the package but the order of batches and what is drawn.
 
 import dataclasses
 import itertools
-from contextlib import nullcontext
 from functools import cache
 from typing import Any
 
 import pytest
 
 from fedpfl.engine import FineTuning, Stopping, make_backend, pick_cohort
-from fedpfl.engine.calls import EvalCall, with_before_turn
+from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
-from fedpfl.engine.training.participation import OneClient, run_evaluation
 from fedpfl.methods import Batch, FedAvg, FedSPU
 from fedpfl.testing.toy import CPU, LOCAL, as_engine, flatten
-from tests.conftest import assert_close, record_rounds
+from tests.conftest import assert_close, find_eval_job, keep_only, record_rounds
 from tests.methods.reference import plain, submodels
 from tests.methods.reference.cases import (
     CASES,
@@ -29,11 +27,6 @@ from tests.methods.reference.cases import (
     shared_model,
 )
 from tests.methods.reference.conftest import COHORTS, SEED, make_world
-
-ASKED = [
-    pytest.param(name, marks=[pytest.mark.full] if name in LEFT_TO_TEST_ALL else [])
-    for name in CASES
-]
 
 
 @cache
@@ -64,8 +57,8 @@ def evaluated(case: Case, net: Any, report: RoundReport, client: int) -> Any:
     """Return the parameters and statistics, or the logits, by which a client is evaluated."""
     _, federation, setting = make_world(case.world)
     before = FineTuning(case.local, Draws(SEED, "adapt", report.state.round))
-    call = EvalCall(case.method, federation, report.state, [client], before_evaluation=before)
-    job = next(run_evaluation(with_before_turn(call), OneClient(client), net, nullcontext))
+    subject = case.method, net, federation, report.state, client
+    job = find_eval_job(*subject, before_evaluation=before)
     if case.evaluated == "logits":
         batch = Batch(setting.clients[client].test_x, None)
         return {"logits": case.method.predict(net.bind(job.buffers), job.params, batch)}
@@ -74,7 +67,7 @@ def evaluated(case: Case, net: Any, report: RoundReport, client: int) -> Any:
     return {**job.params.get("model", job.params), **job.buffers.get(role, {})}
 
 
-@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("name", keep_only(CASES, set(CASES) - LEFT_TO_TEST_ALL))
 def test_rounds_equal_the_plain_loops(name, backend):
     """After every round: what is shared, what clients are evaluated by, what else a method tells,
     and the cohort's hits before and after.
