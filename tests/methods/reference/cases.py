@@ -53,10 +53,6 @@ def shared_model(report: RoundReport) -> Any:
     return {**model, **report.state.server_buffers.get(role, {})}
 
 
-def nothing(report: RoundReport) -> Any:
-    return {}
-
-
 @dataclass(frozen=True)
 class Case:
     """A method, and its rounds by plain loops, which are given its hyperparameters.
@@ -249,7 +245,6 @@ CASES |= {
         method,
         pfedhn,
         tolerance=(2e-6, 1e-5),
-        shared=nothing,
         extras=lambda report: {"learned": hypernetwork(report.state.server["learned"])},
         extras_tolerance=(1e-6, 1e-5),
     )
@@ -269,7 +264,6 @@ CASES |= {  # at lengths that split whatever may be split
         groups.cfl,
         world=f"moving {world}",  # who makes no step, has no direction
         cohorts=GATHERED,
-        shared=nothing,
         extras=lambda report: {"cluster_of": report.state.server["cluster_of"][:10]},
         check=lambda want, count=count: want.extras[-1]["cluster_of"].max() == count - 1,
     )
@@ -309,7 +303,6 @@ CASES |= {
     name: build(
         method,
         ifca,
-        shared=nothing,
         extras=clusters,
         margin=1e-5,
         check=lambda want: any(own["shares"].max() < 1 for own in want.extras),
@@ -337,12 +330,10 @@ CASES |= {
     "fedamp-cloud": normed(
         m.FedAMP(sigma=0.3, start_from="cloud", pool="last_round", pull=0.5),
         groups.fedamp,
-        shared=nothing,
     ),
     "heurfedamp": Case(
         m.FedAMP("heurfedamp", sigma=20.0, share=0.8, pull=1.0),
         groups.fedamp,
-        shared=nothing,
         **NEAR,
     ),
 }
@@ -353,7 +344,6 @@ CASES |= {
         world,
         tolerance,
         cohorts=[*COHORTS, [0, 1, 2, 5, 8]],  # the third time for some
-        shared=nothing,
         extras=affinities,
         extras_tolerance=(1e-4, 1e-3),
         margin=1e-5,
@@ -368,7 +358,6 @@ CASES |= {
     name: build(
         method,
         partial(groups.apple, rounds=3),
-        shared=nothing,
         extras=relations,
         extras_tolerance=(5e-6, 1e-5),
     )
@@ -407,9 +396,7 @@ LORA = {
     "sdflora": (m.SDFLoRA(0.5), lambda s, a: models.sdflora(s)),
 }
 CASES |= {
-    f"{name}-lora": Case(
-        method, loops, f"lora{method.pairs or 1}", tolerance=(2e-6, 0.0), shared=nothing
-    )
+    f"{name}-lora": Case(method, loops, f"lora{method.pairs or 1}", tolerance=(2e-6, 0.0))
     for name, (method, loops) in LORA.items()
 }
 
@@ -444,7 +431,7 @@ CASES |= {
     "fedpac-norm": normed(m.FedPAC(), heads.fedpac, tolerance=(1e-5, 1e-4), margin=1e-5),
 }
 CASES |= {
-    name: Case(method, heads.fedproto, world, (5e-6, 1e-5), shared=nothing, extras=prototypes)
+    name: Case(method, heads.fedproto, world, (5e-6, 1e-5), extras=prototypes)
     for name, world, method in [
         ("fedproto-nearest", "", m.FedProto()),
         ("fedproto-nearest_own", "", m.FedProto(5.0, "all_epochs", "counts", "nearest_own")),
@@ -686,8 +673,8 @@ CASES |= {
     "fedselect-window": longer(m.FedSelect(p=0.4, delta="window", every=1), fedselect),
     "fedselect-least": longer(m.FedSelect(personalise="least", p=0.4, lr_u=0.08), fedselect, 1e-6),
     "fedselect-norm": normed(m.FedSelect(p=0.3), fedselect, margin=1e-6),
-    "pspfl-norm": normed(m.PSPFL(0.5), masks.pspfl, margin=1e-6),
-    "pspfl-all": longer(m.PSPFL(0.7, "all"), masks.pspfl),
+    "pspfl-norm": normed(m.PSPFL(0.5), masks.pspfl, margin=1e-5),
+    "pspfl-all": longer(m.PSPFL(0.7, "all"), masks.pspfl, 1e-5),
     "seqfededt-squared-norm": normed(m.SeqFedEDT("squared", 0.9), seqfededt, margin=1e-6),
     "seqfededt-importance": longer(m.SeqFedEDT("importance", 0.3), seqfededt, margin=1e-4),
     "seqfededt-difference": longer(

@@ -23,6 +23,17 @@ def ranked(scores: Weights) -> np.ndarray:
     return np.sort(np.concatenate([leaf.numpy().ravel() for leaf in scores.values()]))
 
 
+def above_quantile(scores: Weights, q: float, result: Result) -> Masks:
+    """Whose score is above the interpolated quantile. Notes how many, and how clearly."""
+    order = ranked(scores)
+    threshold = np.quantile(order, q, method="linear")
+    above, below = order[order > threshold], order[order <= threshold]
+    result.counts.append(len(above))
+    if len(above):
+        result.margins.append(float((above[0] - below[-1]) / above[0]))
+    return {k: leaf > threshold for k, leaf in scores.items()}
+
+
 def where(masks: Masks, own: Weights, other: Weights) -> Weights:
     return {k: torch.where(mask, own[k], other[k]) for k, mask in masks.items()}
 
@@ -49,13 +60,7 @@ def fedobp(s: Setting, method: Any) -> Result:
         """Keep the client's entries whose score is above the quantile."""
         scores, masks = scores_of(turn), {}
         for group in [scored] if m.scope == "all" else [[k] for k in scored]:
-            order = ranked({k: scores[k] for k in group})
-            threshold = np.quantile(order, m.q, method="linear")
-            above, below = order[order > threshold], order[order <= threshold]
-            result.counts.append(len(above))
-            if len(above):
-                result.margins.append(float((above[0] - below[-1]) / above[0]))
-            masks |= {k: scores[k] > threshold for k in group}
+            masks |= above_quantile({k: scores[k] for k in group}, m.q, result)
         return {**turn.shared, **where(masks, own[turn.i], turn.shared)}
 
     def begin(turn: Turn) -> Weights:
@@ -265,12 +270,7 @@ def pspfl(s: Setting, method: Any) -> Result:
         last = own.get(i, s.initial)
         if i in own:
             moved = {k: (last[k] - before[i][k]).abs() for k in s.names}
-            order = ranked(moved)
-            at = int(np.floor(method.q * (len(order) - 1)))
-            masks[i] = {k: leaf > float(order[at]) for k, leaf in moved.items()}
-            if order.any():
-                result.margins.append(float(order[at + 1] - order[at]))
-            result.counts.append(int(sum(mask.sum() for mask in masks[i].values())))
+            masks[i] = above_quantile(moved, method.q, result)
         before[i] = {**last, **where(masks[i], last, turn.shared)}
         return before[i]
 
@@ -299,12 +299,7 @@ def seqfededt(s: Setting, method: Any, turns: Callable[[int, int], list[int]]) -
             w, last = turn.shared[k].double(), old[k].double()
             distance = (w - last) ** 2 if method.score == "squared" else abs(w - last)
             scores[k] = abs(last) * distance if method.score == "importance" else distance
-        order = ranked(scores)
-        at = int(np.floor(method.q * (len(order) - 1)))
-        if at + 1 < len(order) and order[at + 1] > 0:
-            result.margins.append(float((order[at + 1] - order[at]) / order[at + 1]))
-        masks = {k: leaf > float(order[at]) for k, leaf in scores.items()}
-        result.counts.append(int(sum(mask.sum() for mask in masks.values())))
+        masks = above_quantile(scores, method.q, result)
         return {**old, **turn.shared, **where(masks, old, turn.shared)}
 
     def merge(_: Any, trained: dict[int, Weights], t: int) -> Weights:
