@@ -264,23 +264,6 @@ class ParameterLists(nn.Module):
         return self.out(torch.tanh(x.flatten(1) @ self.weights[0] + self.shifts["hidden"]))
 
 
-class KeepsBatchNormStill(nn.Module):
-    """Holds its BatchNorm in evaluation mode by overriding `train`."""
-
-    def __init__(self, shape, classes):
-        super().__init__()
-        self.hidden, self.norm = nn.Linear(inputs(shape), WIDTH), nn.BatchNorm1d(WIDTH)
-        self.out = nn.Linear(WIDTH, classes)
-
-    def train(self, mode=True):
-        super().train(mode)
-        self.norm.eval()
-        return self
-
-    def forward(self, x):
-        return self.out(torch.tanh(self.norm(self.hidden(x.flatten(1)))))
-
-
 class MadeStill(nn.Module):
     """Its BatchNorm was made in evaluation mode, which `train()` of the whole network ends."""
 
@@ -291,6 +274,15 @@ class MadeStill(nn.Module):
 
     def forward(self, x):
         return self.out(torch.tanh(self.norm(self.hidden(x.flatten(1)))))
+
+
+class KeepsBatchNormStill(MadeStill):
+    """Holds its BatchNorm in evaluation mode by overriding `train`."""
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.norm.eval()
+        return self
 
 
 class TrainsWithoutSelf(Plain):
@@ -489,11 +481,11 @@ class AuxiliarySameWidth(Plain):
 
     def __init__(self, shape, classes):
         super().__init__(shape, classes)
-        self.auxiliary = nn.Linear(WIDTH, classes)
+        self.other = nn.Linear(WIDTH, classes)
 
     def forward(self, x):
         features = self.features(x)
-        self.auxiliary(features)
+        self.other(features)
         return self.out(features)
 
 
@@ -572,12 +564,8 @@ class ConvolutionHead(nn.Module):
         return self.out(torch.tanh(self.body(x))).mean((2, 3))
 
 
-class TwoHeads(Plain):
+class TwoHeads(AuxiliarySameWidth):
     """An ensemble of two heads: neither is the head."""
-
-    def __init__(self, shape, classes):
-        super().__init__(shape, classes)
-        self.other = nn.Linear(WIDTH, classes)
 
     def forward(self, x):
         features = self.features(x)
@@ -643,21 +631,20 @@ class StartsLater(Plain):
         self.register_buffer("calls", torch.zeros(()))
         self.register_buffer("average", torch.zeros(()))
 
+    def move(self, mean):
+        self.average = 0.9 * self.average + 0.1 * mean
+
     def features(self, x):
         if self.training:
             self.calls += 1
             if self.calls > 2:
-                self.average = 0.9 * self.average + 0.1 * x.mean()
+                self.move(x.mean())
         return super().features(x) + self.average
 
 
 class StartsLaterByData(StartsLater):
-    def features(self, x):
-        if self.training:
-            self.calls += 1
-            if self.calls > 2:
-                self.average.data += 1  # which torch does not count as a change
-        return Plain.features(self, x)
+    def move(self, mean):
+        self.average.data += 1  # which torch does not count as a change
 
 
 class WritesItsValue(StartsLater):

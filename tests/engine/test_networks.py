@@ -34,6 +34,7 @@ from tests.conftest import (
     build_method,
     keep_only,
     keep_quick,
+    read_cases,
     record_rounds,
 )
 
@@ -86,7 +87,7 @@ def broken_promises(name):
 
 
 QUICK = {
-    *("batchnorm_1d", "counter_assigned", "noisy_by_numpy", "tied", "frozen_average"),
+    *("counter_assigned", "noisy_by_numpy", "tied", "frozen_average"),
     *("batchnorm_without_statistics", "made_still"),
 }
 """One network of each kind: what moves beside parameters, draws, sharing, refusals."""
@@ -111,14 +112,29 @@ def test_a_network_that_leaks_is_refused_in_one_line(name):
     assert networks.REFUSED[name] in str(error.value)
 
 
+REFUSED_RUNS = r"""
+checkpointed | feddpa | loop | it recomputes activations
+fills_buffer | fedavg | loop-bf16 | engine\.precision=bf16, .* use engine
+starts_later | fedavg | loop | forward changes the buffer average, but
+starts_later_by_data | fedavg | loop | forward changes the buffer average, but
+"""
+"""Network | method | engine | what the line says."""
+NOT_VECTORISED = [
+    (name, "fedavg", "batched", "engine=batched cannot .*; use engine=loop$")
+    for name in ON_LOOP_ALONE
+    if name != "average_with_graph"
+]
+
+
 @pytest.mark.parametrize(
-    "name", keep_quick([name for name in ON_LOOP_ALONE if name != "average_with_graph"], 4)
+    ("name", "method", "engine", "says"),
+    [*read_cases(REFUSED_RUNS, " | "), *keep_quick(NOT_VECTORISED, 4)],
 )
-def test_batched_refuses_what_it_cannot_vectorise(name):
-    with pytest.raises(
-        FedpflError, match=f"^model={name}: engine=batched cannot .*; use engine=loop$"
-    ):
-        make_backend(Engine("batched"), build(name), CPU)
+def test_a_run_that_a_network_does_not_allow_is_refused_in_one_line(name, method, engine, says):
+    """Single samples' gradients, mixed precisions, buffers that later calls write to, batching."""
+    net, federation = build(name), make_federation(networks.SHAPE)
+    with pytest.raises(FedpflError, match=f"^model={name}: {says}"):
+        record_rounds(METHODS[method](), net, federation, [COHORT], engine=engine, local=LOCAL)
 
 
 @pytest.mark.parametrize("name", HEADS)
@@ -173,12 +189,6 @@ def test_values_of_a_run_are_where_another_begins(name):
     assert_same(build(name, weights=values).params, {key: values[key] for key in first.params})
 
 
-def test_recomputation_leaves_no_gradients_of_single_samples():
-    net, federation = build("checkpointed"), make_federation(networks.SHAPE)
-    with pytest.raises(FedpflError, match=r"^model=checkpointed: it recomputes activations"):
-        record_rounds(METHODS["feddpa"](), net, federation, [COHORT], local=LOCAL)
-
-
 def test_buffers_that_no_call_writes_to_are_constants():
     """No client has them, so that they may be infinite, and do not hinder privacy."""
     net = build("causal_mask")
@@ -189,27 +199,13 @@ def test_buffers_that_no_call_writes_to_are_constants():
     require_protectable_network(net)
     state = net.state_dict({**net.params, **net.fixed})
     net.copy_module().load_state_dict(state)
+    make_backend(Engine("loop", precision="bf16"), net, CPU)
 
 
 def test_a_part_of_a_network_has_its_constants_whole():
     net, method = build("keeps_batch_norm_still"), METHODS["fedrolex"](widths=(0.25,))
     assert "norm.running_mean" in net.constants
     record_rounds(method, net, make_federation(networks.SHAPE), [COHORT], local=LOCAL)
-
-
-def test_a_network_that_cannot_mix_precisions_is_one_line():
-    with pytest.raises(FedpflError, match=r"^model=fills_buffer: engine\.precision=bf16, .* use "):
-        make_backend(Engine("loop", precision="bf16"), build("fills_buffer"), CPU)
-    make_backend(Engine("loop", precision="bf16"), build("causal_mask"), CPU)
-
-
-@pytest.mark.parametrize("name", networks.REFUSED_LATER)
-def test_a_buffer_that_only_later_calls_write_to_is_one_line(name):
-    net = build(name)
-    with pytest.raises(
-        FedpflError, match=f"^model={name}: forward changes the buffer average, but"
-    ):
-        record_rounds(FedAvg(), net, make_federation(networks.SHAPE), [COHORT], local=LOCAL)
 
 
 @pytest.mark.parametrize("method", keep_only(METHODS, REPRESENTATIVES))
