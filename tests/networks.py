@@ -23,12 +23,16 @@ def inputs(shape):
 
 
 class Plain(nn.Module):
-    """Two layers: what the others are made of."""
+    """Two layers: what the others are made of, which add parts."""
 
     def __init__(self, shape: tuple, classes: int):
         super().__init__()
         self.hidden = nn.Linear(inputs(shape), WIDTH)
         self.out = nn.Linear(WIDTH, classes)
+        self.add_parts()
+
+    def add_parts(self):
+        pass
 
     def features(self, x):
         return torch.tanh(self.hidden(x.flatten(1)))
@@ -76,8 +80,7 @@ class DetachedCentre(Plain):
 class CounterInPlace(Plain):
     """A buffer that counts training steps and warms the features up."""
 
-    def __init__(self, shape, classes):
-        super().__init__(shape, classes)
+    def add_parts(self):
         self.register_buffer("steps", torch.zeros(()))
 
     def count(self):
@@ -97,8 +100,7 @@ class CounterAssigned(CounterInPlace):
 class AverageWithGraph(Plain):
     """A running mean that keeps its graph, as nobody detached it."""
 
-    def __init__(self, shape, classes):
-        super().__init__(shape, classes)
+    def add_parts(self):
         self.register_buffer("mean", torch.zeros(WIDTH))
 
     def features(self, x):
@@ -111,8 +113,7 @@ class AverageWithGraph(Plain):
 class SlowAverage(Plain):
     """A running mean that hardly moves in a step."""
 
-    def __init__(self, shape, classes):
-        super().__init__(shape, classes)
+    def add_parts(self):
         self.register_buffer("mean", torch.ones(()))
 
     def forward(self, x):
@@ -132,8 +133,8 @@ class CountsInEvaluation(CounterInPlace):
 class NotPersistent(CounterInPlace):
     """A buffer that is in no state_dict."""
 
-    def __init__(self, shape, classes):
-        super().__init__(shape, classes)
+    def add_parts(self):
+        super().add_parts()
         self.register_buffer("grid", torch.linspace(0.5, 1.5, WIDTH), persistent=False)
 
     def features(self, x):
@@ -143,8 +144,7 @@ class NotPersistent(CounterInPlace):
 class FrozenAverage(Plain):
     """A parameter without gradient, moved by hand in training."""
 
-    def __init__(self, shape, classes):
-        super().__init__(shape, classes)
+    def add_parts(self):
         self.average = nn.Parameter(torch.zeros(WIDTH), requires_grad=False)
 
     def move(self, mean):
@@ -160,8 +160,7 @@ class FrozenAverage(Plain):
 class QueueInList(Plain):
     """A memory of features in a list, as of contrastive learning."""
 
-    def __init__(self, shape, classes):
-        super().__init__(shape, classes)
+    def add_parts(self):
         self.memory = deque(maxlen=3)
 
     def features(self, x):
@@ -171,8 +170,7 @@ class QueueInList(Plain):
 
 
 class GrowingBuffer(Plain):
-    def __init__(self, shape, classes):
-        super().__init__(shape, classes)
+    def add_parts(self):
         self.register_buffer("seen", torch.zeros(1))
 
     def features(self, x):
@@ -181,8 +179,7 @@ class GrowingBuffer(Plain):
 
 
 class LateBuffer(Plain):
-    def __init__(self, shape, classes):
-        super().__init__(shape, classes)
+    def add_parts(self):
         self.register_buffer("mean", None)
 
     def features(self, x):
@@ -203,8 +200,7 @@ class ClampsWeights(Plain):
 class GeneratorInAttribute(Plain):
     """Draws from a generator of its own."""
 
-    def __init__(self, shape, classes):
-        super().__init__(shape, classes)
+    def add_parts(self):
         self.noise = torch.Generator().manual_seed(3)
 
     def features(self, x):
@@ -217,8 +213,7 @@ class HookByClosure(Plain):
     not change.
     """
 
-    def __init__(self, shape, classes):
-        super().__init__(shape, classes)
+    def add_parts(self):
         self.left = torch.zeros(())
         self.hidden.register_forward_hook(
             lambda layer, x, output: setattr(self, "left", output.detach())
@@ -231,8 +226,7 @@ class HookByClosure(Plain):
 class HookByMethod(Plain):
     """The same by a bound method, which is copied with the network."""
 
-    def __init__(self, shape, classes):
-        super().__init__(shape, classes)
+    def add_parts(self):
         self.left = torch.zeros(())
         self.hidden.register_forward_hook(self.leave)
 
@@ -299,16 +293,14 @@ def parallel(shape, classes):
 class GradientHook(Plain):
     """Holds weights still by a hook on their gradient."""
 
-    def __init__(self, shape, classes):
-        super().__init__(shape, classes)
+    def add_parts(self):
         self.hidden.weight.register_hook(torch.zeros_like)
 
 
 class ListedWeights(Plain):
     """Reads a weight from a list of its own."""
 
-    def __init__(self, shape, classes):
-        super().__init__(shape, classes)
+    def add_parts(self):
         self.weights = [self.hidden.weight]
 
     def features(self, x):
@@ -345,8 +337,7 @@ class Checkpointed(Plain):
 
 
 class Dropped(Plain):
-    def __init__(self, shape, classes):
-        super().__init__(shape, classes)
+    def add_parts(self):
         self.drop = nn.Dropout(0.5)
 
     def features(self, x):
@@ -387,8 +378,7 @@ class ScaledByBatch(Plain):
 class Double(Plain):
     """Computes in float64."""
 
-    def __init__(self, shape, classes):
-        super().__init__(shape, classes)
+    def add_parts(self):
         self.double()
 
     def features(self, x):
@@ -421,8 +411,7 @@ class NumpyInit(Plain):
 class UnseededInit(Plain):
     """Draws from a generator that nobody can seed."""
 
-    def __init__(self, shape, classes):
-        super().__init__(shape, classes)
+    def add_parts(self):
         self.scale = float(np.random.default_rng().uniform(0.2, 3))
 
     def features(self, x):
@@ -512,8 +501,7 @@ class Prior(Plain):
 class Temperature(Plain):
     """Logits by a learned scale, the logarithm of which is a parameter of no axes."""
 
-    def __init__(self, shape, classes):
-        super().__init__(shape, classes)
+    def add_parts(self):
         self.temperature = nn.Parameter(torch.zeros(()))
 
     def forward(self, x):
@@ -587,8 +575,7 @@ class Prototypes(nn.Module):
 class FrozenBody(Plain):
     """A body without gradients, as of a pretrained network."""
 
-    def __init__(self, shape, classes):
-        super().__init__(shape, classes)
+    def add_parts(self):
         self.hidden.requires_grad_(False)
 
     def features(self, x):
@@ -626,8 +613,7 @@ class FillsBuffer(Plain):
 class StartsLater(Plain):
     """An average that begins with the third call."""
 
-    def __init__(self, shape, classes):
-        super().__init__(shape, classes)
+    def add_parts(self):
         self.register_buffer("calls", torch.zeros(()))
         self.register_buffer("average", torch.zeros(()))
 
@@ -668,8 +654,7 @@ class TupleOutput(Plain):
 class SparseEmbedding(Plain):
     """Looks its features up, by a layer whose gradient is sparse."""
 
-    def __init__(self, shape, classes):
-        super().__init__(shape, classes)
+    def add_parts(self):
         self.rows = nn.Embedding(2, WIDTH, sparse=True)
 
     def features(self, x):

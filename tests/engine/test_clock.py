@@ -251,7 +251,7 @@ def stopped(state) -> list[int]:
 
 
 def test_the_held_out_loss_is_that_of_validation_samples_where_there_are_any(backend, federation):
-    """Of test samples it is for the contract to say, of training for FedSPU's plain loops."""
+    """Of test samples it is for the contract to say, of training for plain loops."""
     net, method, federation = tiny(norm=True), LocalOnly(), hold_out_quarter(federation)
     stopping = Stopping(early=True, lam=0.0)
     states = record_states(method, net, federation, COHORTS[:1], engine=backend, stopping=stopping)

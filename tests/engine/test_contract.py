@@ -67,7 +67,7 @@ from tests.conftest import (
     record_rounds,
     tiny,
 )
-from tests.methods.expectations import EXPECTED, over_the_cohort
+from tests.methods.expectations import EXPECTED, NEVER_TRAINED, over_the_cohort
 
 LOW_PRECISION = ENGINES[2:]
 ANOTHER_SEED = dataclasses.replace(
@@ -77,9 +77,6 @@ ANOTHER_SEED = dataclasses.replace(
 
 KEEPS_STATISTICS = ("fedalt", "fedamp")
 """Leave BatchNorm statistics with the client where they mix models, as their docstrings say."""
-
-NEVER_TRAINED = 1
-"""A client that is not in the first cohort."""
 
 SEES_LATER = {"cfl": "each upload", "fedgen": "each upload", "fedcac": "client states"}
 """What a server sees that shows in more than two rounds of a few clients alone."""
@@ -507,7 +504,6 @@ SLY_HOOKS = """
 before_turn | {"met": read_states([0])["own"]["fc.bias"][:1].expand(len(clients["number"]), -1)} | client states
 download | Agreed(server, tree.map(lambda own: own > 0, client["own"])) | client states
 aggregate | (tree.mean(clients["own"], weight), clients) | client states
-aggregate | (tree.map(lambda leaf: leaf.median(0).values, uploads), clients) | each upload
 aggregate | (server, {**clients, "own": tree.repeat(tree.mean(uploads, weight), len(weight))}) | each upload
 turns | [Turn([client]) for client in cohort] | each upload
 """

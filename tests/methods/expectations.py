@@ -14,6 +14,7 @@ from typing import Any, Literal
 from fedpfl.methods import Ditto, FedAvg, FedBABU, FedBN, FedOBP, FedPer, FedRep, LocalOnly, Method
 
 COHORT, CLIENTS, RETURNING = 4, 6, 2  # clients 0 and 5 play both rounds
+NEVER_TRAINED = 1  # in the first one
 CLASSES, FEATURES = 5, 12
 HEAD = CLASSES * FEATURES + CLASSES
 BODY = 484

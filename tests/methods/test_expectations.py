@@ -26,9 +26,8 @@ from tests.conftest import (
     record_rounds,
     tiny,
 )
-from tests.methods.expectations import EXPECTED, RANGES, Limit
+from tests.methods.expectations import EXPECTED, NEVER_TRAINED, RANGES, Limit
 
-NEVER_TRAINED = 1  # of the clients
 SHORT = replace(LOCAL, epochs=1)
 FEDERATIONS = {
     "ragged": (tiny_federation(), COHORTS),

@@ -144,59 +144,29 @@ def play_small(
     )
 
 
-def fedspu(s: Setting, sets: Choice, lam: float | None = None) -> Result:
-    """The full network trains, and frozen entries are put back after every step.
-
-    With `lam` also, `extras`, clients' last losses for early stopping, and who has stopped. Cohorts
-    are given: who has stopped must not be in them any more.
-    """
-    own, personal, last, stopped = {}, s.each(s.initial), {}, set()
+def fedspu(s: Setting, sets: Choice) -> Result:
+    """The full network trains, and frozen entries are put back after every step."""
+    own, personal = {}, s.each(s.initial)
 
     def begin(turn: Turn) -> Weights:
-        assert turn.i not in stopped
         own[turn.i] = sets(turn.t, turn.i)
         old, part = personal[turn.i], own[turn.i]
         return grown(cut(turn.shared, part), part, old) | statistics(old)
 
     def local(w: Weights, turn: Turn) -> Weights:
-        i, losses = turn.i, []
-
-        def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-            value = F.cross_entropy(model(x), y)
-            losses.append((float(value.detach()) * len(y), len(y)))
-            return value
-
         def put_back(model: nn.Module, _: Any) -> None:
             for name, p in model.named_parameters():
                 is_free = torch.zeros_like(p, dtype=torch.bool)
-                is_free[grid(name, own[i])] = True
+                is_free[grid(name, own[turn.i])] = True
                 p.copy_(torch.where(is_free, p, w[name]))
 
-        personal[i] = end = plain.train(s, w, turn, loss=loss, after_step=put_back)
-        mean_loss = sum(total for total, _ in losses) / max(1, sum(count for _, count in losses))
-        value = (lam or 0.0) * mean_loss + (1 - (lam or 0.0)) * held_out_loss(end, i)
-        if lam is not None and value > last.get(i, math.inf):
-            stopped.add(i)
-        last[i] = value
-        return end
-
-    def held_out_loss(weights: Weights, i: int) -> float:
-        client = s.clients[i]
-        if not len(client.test_y):
-            return 0.0
-        return float(F.cross_entropy(plain.still(s, weights)(client.test_x), client.test_y))
+        personal[turn.i] = plain.train(s, w, turn, after_step=put_back)
+        return personal[turn.i]
 
     def merge(shared: Weights, trained: dict[int, Weights], t: int) -> Weights:
         return merged(s, shared, trained, own, lambda name, i: len(s.clients[i].y))
 
-    return plain.play(
-        s,
-        local,
-        begin,
-        merge,
-        personal=lambda turn: personal[turn.i],
-        extras=lambda _: {"last": dict(last), "stopped": set(stopped)},
-    )
+    return plain.play(s, local, begin, merge, personal=lambda turn: personal[turn.i])
 
 
 def ranked(

@@ -9,22 +9,20 @@ from functools import cache
 from typing import Any
 
 import pytest
+import torch
 
-from fedpfl.engine import FineTuning, Stopping, make_backend, pick_cohort
+from fedpfl.engine import FineTuning, Stopping, make_backend
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
-from fedpfl.methods import Batch, FedAvg, FedSPU
+from fedpfl.methods import Batch, FedAvg, LocalOnly
 from fedpfl.testing.toy import CPU, LOCAL, as_engine, flatten
-from tests.conftest import assert_close, find_eval_job, keep_only, record_rounds
-from tests.methods.reference import plain, submodels
+from tests.conftest import assert_close, assert_same, find_eval_job, keep_only, record_rounds
+from tests.methods.reference import plain
 from tests.methods.reference.cases import (
     CASES,
     LEFT_TO_TEST_ALL,
-    WIDTHS,
     Case,
     RoundReport,
-    drawn,
-    shared_model,
 )
 from tests.methods.reference.conftest import COHORTS, SEED, make_world
 
@@ -121,25 +119,32 @@ def test_the_server_counts_the_batches_of_the_cohorts_largest():
     assert counted == [4, 10, 14]  # two epochs of 2, 3 and 2 batches
 
 
-def test_fedspu_stops_clients_early_as_the_plain_loops_do(backend):
-    """Given is only who is drawn in place of those who have stopped."""
+def test_clients_stop_once_the_loss_of_their_samples_has_risen(backend):
+    """Of all epochs while they train, and of test samples afterwards."""
     net, federation, setting = make_world("norm")
-    planned, local = COHORTS * 2, dataclasses.replace(LOCAL, lr=0.2)
-    values = {"local": local, "stopping": Stopping(early=True, lam=0.7), "seed": SEED}
-    method = FedSPU(widths=WIDTHS)
-    states, _ = record_rounds(method, net, federation, planned, engine=backend, **values)
-    played = [pick_cohort(*pair, SEED) for pair in zip(states[:-1], planned, strict=True)]
-    setting = plain.replace(setting, lr=local.lr, cohorts=played)
-    want = submodels.fedspu(setting, drawn, lam=0.7)
-    for t, state in enumerate(states[1:]):
-        report = RoundReport(method, state, None, played[t])
-        assert_parts(shared_model(report), want.shared[t], CASES["fedspu"], (2e-6, 0.0))
-        stopped = state.stopping["stopped"].nonzero().flatten().tolist()
-        assert set(stopped) == want.extras[t]["stopped"]
-        for client, loss in want.extras[t]["last"].items():
-            assert float(state.stopping["last"][client]) == pytest.approx(loss, abs=1e-5)
-    assert want.extras[-2]["stopped"]
-    assert played != planned
+    setting, local = plain.replace(setting, lr=0.2), dataclasses.replace(LOCAL, lr=0.2)
+    values = {"local": local, "stopping": Stopping(early=True, lam=0.3), "seed": SEED}
+    states, _ = record_rounds(LocalOnly(), net, federation, COHORTS * 2, engine=backend, **values)
+    for client in COHORTS[0]:
+        losses, own, held_out = [], setting.clients[client], 0.0
+
+        def note_loss(model, x, y, losses=losses):
+            value = plain.cross_entropy(model, x, y)
+            losses.extend([float(value.detach())] * len(y))
+            return value
+
+        turn = plain.Turn(1, client, None)
+        end = plain.train(setting, setting.initial, turn, loss=note_loss)
+        if len(own.test_y):
+            held_out = float(plain.cross_entropy(plain.still(setting, end), own.test_x, own.test_y))
+        expected = 0.3 * sum(losses) / max(1, len(losses)) + 0.7 * held_out
+        assert float(states[1].stopping["last"][client]) == pytest.approx(expected, abs=1e-5)
+    last, stopped = (
+        torch.stack([state.stopping[name] for state in states]) for name in ("last", "stopped")
+    )
+    has_risen = last[1:] > last[:-1]
+    assert has_risen.any()
+    assert_same(stopped[1:], has_risen.cumsum(0) > 0)
 
 
 def test_every_case_that_is_left_out_is_one():
