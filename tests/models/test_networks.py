@@ -19,8 +19,10 @@ from fedpfl.ground import memory, vision
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS
 from fedpfl.models import Net
+from fedpfl.models.heads import trace_layers
 from fedpfl.models.norm import BatchNorm2d
 from fedpfl.models.resnet import ResNet
+from fedpfl.models.traits import made_up_samples
 from fedpfl.testing.toy import BACKENDS, CLASSES, LOCAL
 from tests import networks
 from tests.conftest import (
@@ -74,6 +76,13 @@ def test_as_many_parameters_as_published(name, shape, classes, options, count, o
     assert [*net.parts.body, *HEAD] == [*net.params]
     weights = [entry for entry in net.params if entry.endswith(".weight") and entry not in norms]
     assert [layer[0] for layer in net.parts.layers] == weights
+    if name in ("text", "lstm"):  # which take no made-up numbers
+        return
+    # What is found for networks of one's own agrees with what is known of these.
+    trace = trace_layers(net.module, made_up_samples(shape, 2), classes)
+    assert (trace.head, trace.unclear) == (net.parts.head_layer, "")
+    traced_weights = [f"{layer}.weight" for layer in trace.order]
+    assert [entry for entry in traced_weights if entry in weights] == weights
 
 
 def normed_stage(inside, outside):
