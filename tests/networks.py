@@ -130,15 +130,14 @@ class CountsInEvaluation(CounterInPlace):
         return Plain.features(self, x) * torch.clamp(self.steps / 5, max=1)
 
 
-class NotPersistent(CounterInPlace):
+class NotPersistent(Plain):
     """A buffer that is in no state_dict."""
 
     def add_parts(self):
-        super().add_parts()
         self.register_buffer("grid", torch.linspace(0.5, 1.5, WIDTH), persistent=False)
 
     def features(self, x):
-        return Plain.features(self, x) * self.grid
+        return super().features(x) * self.grid
 
 
 class FrozenAverage(Plain):
@@ -147,13 +146,10 @@ class FrozenAverage(Plain):
     def add_parts(self):
         self.average = nn.Parameter(torch.zeros(WIDTH), requires_grad=False)
 
-    def move(self, mean):
-        self.average.data.mul_(0.9).add_(0.1 * mean)
-
     def features(self, x):
         hidden = self.hidden(x.flatten(1))
         if self.training:
-            self.move(hidden.detach().mean(0))
+            self.average.data.mul_(0.9).add_(0.1 * hidden.detach().mean(0))
         return torch.tanh(hidden - self.average)
 
 

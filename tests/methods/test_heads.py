@@ -151,13 +151,6 @@ def test_fedrod_a_padded_sample_of_an_absent_class_leaves_all_finite(net, federa
     assert all(slope.isfinite().all() for slope in torch.autograd.grad(loss, tree.leaves(params)))
 
 
-def frame(classes=CLASSES, width=12, seed=0):
-    """A simplex equiangular tight frame, scaled and turned."""
-    generator = torch.Generator().manual_seed(seed)
-    turn, _ = torch.linalg.qr(torch.randn(width, classes, generator=generator))
-    return 2.7 * (torch.eye(classes) - 1 / classes) @ turn.T
-
-
 def test_flute_as_published_the_body_never_moves(backend, net, federation):
     method = FLUTE(variant="as_published")
     state = record_states(method, net, federation, [[0, 2]], engine=backend)[-1]
@@ -167,7 +160,10 @@ def test_flute_as_published_the_body_never_moves(backend, net, federation):
 
 
 def test_flute_a_zero_weight_and_a_perfect_one_have_finite_gradients():
-    for weight in (torch.zeros(CLASSES, 12), frame()):
+    """A simplex equiangular tight frame, scaled and turned, is perfect."""
+    turn, _ = torch.linalg.qr(draw(12, CLASSES).float())
+    frame = 2.7 * (torch.eye(CLASSES) - 1 / CLASSES) @ turn.T
+    for weight in (torch.zeros(CLASSES, 12), frame):
         weight = weight.requires_grad_()
         collapse_distance(weight, torch.ones(CLASSES, dtype=torch.bool)).backward()
         assert weight.grad.isfinite().all()
