@@ -117,6 +117,9 @@ method.q='${oc.decode:${oc.select:method.q}}' {place} => fedpfl: method.q: Recur
 -m seed=1,2 hydra.sweep.subdir=${nope} => hydra.sweep.subdir: Interpolation key 'nope' not found
 -m seed=1,2 hydra.sweeper.max_batch_size=0 => hydra.sweeper.max_batch_size must be 1 or more, or null, got 0
 -m seed=1,2 hydra/launcher=lockstep rounds=0 => rounds must be 1 or more, got 0
+# sweeps in lockstep
+-m hydra/launcher=lockstep hydra.launcher.jobs=0 => hydra.launcher.jobs must be 1 or more, got 0
+-m hydra/launcher=lockstep hydra.job.chdir=true => hydra.job.chdir must be false with hydra/launcher=lockstep
 # sweeps over experiments
 -m experiment=demo,smoke rounds=0 => experiment=demo: an experiment with a sweep of its own; run one at a time
 """
@@ -328,14 +331,20 @@ def test_a_run_of_very_many_rounds_begins_at_once(tmp_path: Path) -> None:
     assert (result.code, played) == (130, [1, 2, 2]), result
 
 
-@pytest.mark.parametrize("when", keep_quick(["rounds=1 local.lr=1e38", "rounds=4 local.lr=1e6"]))
-def test_a_diverging_run_stops_with_status_three_and_one_complaint(when, tmp_path):
-    words = (*TINY_TASK, "model=mlp", *when.split(), "hydra.run.dir=here")
-    result = run_command(*words, cwd=tmp_path)
+DIVERGING = """
+rounds=1 local.lr=1e38
+method=scaffold method.server_lr=1e30
+rounds=4 local.lr=1e6 model.hidden=[200]
+"""
+
+
+@pytest.mark.parametrize("words", keep_quick(read_cases(DIVERGING), 2))
+def test_a_diverging_run_stops_with_status_three_and_one_complaint(words, tmp_path):
+    result = run_command(*TINY, *words.split(), "hydra.run.dir=here", cwd=tmp_path)
     assert result.code == 3, result
-    assert len(result.complaints) == 1
-    assert "training diverged" in result.complaints[0]
-    assert "local.lr" in result.complaints[0]
+    (line,) = result.complaints
+    assert "training diverged" in line
+    assert "local.lr" in line
     told = read_summary(tmp_path / "here")
     assert told["status"] == "diverged"
     assert "diverged" in told["error"]

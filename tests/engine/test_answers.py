@@ -337,15 +337,6 @@ def test_statistics_that_are_not_finite_are_found():
     assert not outcome.finite.any()
 
 
-def test_a_server_step_that_explodes_ends_the_run(tmp_path):
-    result = run_command("method=scaffold", "method.server_lr=1e30", *TINY, cwd=tmp_path)
-    assert result.code == 3
-    assert len(result.complaints) == 1
-    assert "diverged" in result.complaints[0]
-    (path,) = tmp_path.glob("outputs/digits/scaffold/*/seed42")
-    assert read_summary(path)["status"] == "diverged"
-
-
 def test_fine_tuning_that_diverges_leaves_its_columns_empty_and_says_so(tmp_path, monkeypatch):
     @dataclass(frozen=True)
     class Wild(FedAvg):

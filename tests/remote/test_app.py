@@ -74,14 +74,18 @@ federate.minimum=0 => federate.minimum must be 1 or more, got 0
 federate.minimun=1 => federate.minimun
 attack=lie attack.share=0.5 => nobody tells who would attack; set attack=none
 method=fedavg,fedper => is a sweep, and this is one run
+SITES shift.label_noise=0.1 => shift lays anew what clients hold
+SITES partition=iid => partition=iid deals samples to clients
+SITES dataset.only=[0,1] => dataset.only: nodes keep all samples
 """
 
 
 @pytest.mark.parametrize(("words", "said"), read_cases(REFUSED))
 def test_what_is_refused(words, said, here):
     """In one line, and nothing is written."""
+    given = words.replace("SITES", "dataset=sites partition.samples_per_client=null").split()
     with pytest.raises(FedpflError, match=said):
-        app.run_server(InProcessGrid({}), ["method=fedavg", *WORDS, *words.split()])
+        app.run_server(InProcessGrid({}), ["method=fedavg", *WORDS, *given])
     assert not [*here.rglob("*")]
 
 

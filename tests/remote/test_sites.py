@@ -246,20 +246,6 @@ def test_as_many_sites_as_clients_must_come(here):
         app.run_server(twice, PLAIN)
 
 
-REFUSED = [
-    (["shift.label_noise=0.1"], "shift lays anew what clients hold"),
-    (["partition=iid"], "partition=iid deals samples to clients"),
-    (["dataset.only=[0,1]"], "dataset.only: nodes keep all samples"),
-]
-
-
-@pytest.mark.parametrize(("more", "reason"), REFUSED)
-def test_what_no_federation_of_sites_plays(more, reason, here):
-    with pytest.raises(FedpflError, match=reason):
-        app.run_server(InProcessGrid({}), [*PLAIN, *more])
-    assert [*here.iterdir()] == [here / "sites"]
-
-
 @reckon_by_few_orders()
 def test_sums_of_a_site_would_leave_it_without_noise(here, monkeypatch):
     """Neither the server asks for them, nor does a node answer; with set constants none are asked."""
