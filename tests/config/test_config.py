@@ -324,7 +324,7 @@ UNRESOLVED = """
 quantile.table=3 => quantile.table must map data sets to alphas to q, got 3
 dataset=mnist quantile.table.mnist={0.1:x} => quantile.q must be a number, got 'x'
 ~quantile.table => quantile.table must map data sets to alphas to q, got None
-~quantile.otherwise partition.alpha=0.3 => quantile=paper: Table II has no q for dataset digits
+~quantile.otherwise partition.alpha=0.3 => quantile=paper: Table II has no q for dataset digits with alpha 0.3; it has cifar10 (0.1, 0.5)
 local=3 => local must be a group of keys, got 3
 ~local => local has no value; set it with local=
 ~local.epochs => local.epochs has no value; set it with local.epochs=

@@ -525,7 +525,10 @@ def test_overlap_of_masks_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert thin == [pytest.approx(2 / 6), pytest.approx((even / 3 + even) / 2)]
 
 
-def test_sizes_and_frequencies_of_masks_by_hand(tmp_path, monkeypatch):
+def test_sizes_frequencies_and_overlaps_of_masks_by_hand(tmp_path, monkeypatch):
+    """Figure 4 of FedSelect: the first two clients hold 2 entries of the last layer each, 1 in
+    common, the third none.
+    """
     for seed in (1, 2):
         masked(tmp_path, "fedpurin", seed)
     masked(tmp_path, "fedselect", alpha=0.3)
@@ -534,6 +537,8 @@ def test_sizes_and_frequencies_of_masks_by_hand(tmp_path, monkeypatch):
     assert list(lines.values()) == [[0, 0.25, 0.4375, 0.4375]] * 2
     [lines] = drawn("fedpurin/masks", tmp_path, monkeypatch).values()
     assert lines == {"conv.weight": [50, 0, 0, 50], "fc.weight": [60, 30, 10, 0]}
+    for shown in drawn("fedselect/figure4", tmp_path, monkeypatch).values():
+        assert shown["image"] == [[1, 0.33, 0], [0.33, 1, 0], [0, 0, 0]]
 
 
 def test_fedselects_figures_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -559,13 +564,6 @@ def test_a_figure_without_marks_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(FedpflError, match="nothing to draw in fedselect_figure2"):
         FIGURES[name].draw(name, groups(runs(tmp_path)), tmp_path / "figures", Selection())
     assert not (tmp_path / "figures").exists()
-
-
-def test_overlap_of_clients_in_the_last_layer_by_hand(tmp_path, monkeypatch):
-    """FedSelect's Figure 4: the first two hold 2 entries each, 1 in common, the third none."""
-    masked(tmp_path, "fedselect", alpha=0.3)
-    [shown] = drawn("fedselect/figure4", tmp_path, monkeypatch).values()
-    assert shown["image"] == [[1, 0.33, 0], [0.33, 1, 0], [0, 0, 0]]
 
 
 def test_fedpurins_figures_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

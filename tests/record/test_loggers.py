@@ -125,24 +125,17 @@ def pretended(monkeypatch):
     return make_client
 
 
-def real(monkeypatch, folder):
-    """MLflow itself, with a database in the folder."""
-    pytest.importorskip("mlflow", reason="the package mlflow is not installed")
-    from mlflow.tracking import MlflowClient
-
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder}/mlflow.db")
-    monkeypatch.chdir(folder)
-    return MlflowClient
-
-
 @pytest.fixture(params=["pretended", pytest.param("real", marks=pytest.mark.full)])
 def mlflow(request, monkeypatch, tmp_path):
-    """What makes a client."""
+    """What makes a client, of the real MLflow with a database in the folder."""
     if request.param == "pretended":
         return request.getfixturevalue("pretended")
+    tracking = pytest.importorskip("mlflow.tracking", reason="the package mlflow is not installed")
     for name in ("MAX_RETRIES", "TIMEOUT"):
         monkeypatch.setenv(f"MLFLOW_HTTP_REQUEST_{name}", "1")
-    return real(monkeypatch, tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.chdir(tmp_path)
+    return tracking.MlflowClient
 
 
 def mlflow_runs(client) -> list:

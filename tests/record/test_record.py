@@ -248,14 +248,6 @@ def info(path: Path, **changes) -> RunInfo:
     return RunInfo(**{**values, **changes})
 
 
-class Clock:
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def play_twenty_rounds(console, clock, seconds: float, judged: dict[int, dict]) -> None:
     """Let a console hear of rounds of so many seconds; every tenth takes 7 more to evaluate."""
     for number in range(1, 21):
@@ -269,8 +261,8 @@ def play_twenty_rounds(console, clock, seconds: float, judged: dict[int, dict]) 
 
 
 def test_console_plain_lines(tmp_path):
-    stream, clock = io.StringIO(), Clock()
-    console = Console(stream=stream, clock=clock)
+    stream, clock = io.StringIO(), SimpleNamespace(now=0.0)
+    console = Console(stream=stream, clock=lambda: clock.now)
     console.on_begin(info(tmp_path))
     play_twenty_rounds(console, clock, 2.0, {10: {"accuracy": 90.0, "ft_accuracy": 91.5}})
     console.on_note("a [bold]note[/bold]")
@@ -295,8 +287,8 @@ def test_console_plain_lines(tmp_path):
 
 def test_a_run_of_a_sweep_has_a_line_a_minute_and_warnings_once(tmp_path, monkeypatch):
     monkeypatch.setattr(Console, "_print_times", {})
-    stream, clock = io.StringIO(), Clock()
-    runs = {own: Console(stream=stream, clock=clock) for own in ("seed=1", "seed=2")}
+    stream, clock = io.StringIO(), SimpleNamespace(now=0.0)
+    runs = {own: Console(stream=stream, clock=lambda: clock.now) for own in ("seed=1", "seed=2")}
     for own, run in runs.items():
         before = run_label.set(own)
         start = int(own == "seed=2")

@@ -35,7 +35,8 @@ from tests.conftest import keep_quick
 from tests.data.test_sites import write_images
 from tests.privacy.conftest import reckon_by_few_orders
 from tests.remote.grids import Overheard
-from tests.remote.test_remote import Faulty, changed
+from tests.remote.test_remote import Faulty
+from tests.remote.test_trust import change_about
 
 NAMES = ("berlin", "aachen", "chur", "davos")
 WORDS = [
@@ -347,23 +348,14 @@ def test_sums_that_cannot_be_are_refused_in_one_line(sums):
         agreements.read_sums([[511, 2 * 255**2]], 1, 2, is_image=True)
 
 
-def change_field(name, value):
-    """Return a fault: a node says something else where it is asked about its site."""
-
-    def change(fields, trees):
-        return {**fields, **{own: value for own in fields if own == name}}, trees
-
-    return lambda answer: changed(answer, change)
-
-
 def test_a_node_that_lies_is_named(here, capsys):
     """A description leaves the node out, for which another may come; sums end the beginning."""
     write_arrays(here / "sites")
     nodes = make_nodes(SHORT)
-    lie = change_field("site", {**honest_facts(), "samples": -1})
+    lie = change_about(site={**honest_facts(), "samples": -1})
     app.run_server(Faulty(InProcessGrid({**nodes, 9: nodes[3]}), 9, lie), SHORT)
     assert "fedpfl: node 9 is left out: -1 samples, not from 1 to" in capsys.readouterr().err
-    words, lie = [*SHORT, "seed=1"], change_field("sums", [[float("nan"), 1]] * 5)
+    words, lie = [*SHORT, "seed=1"], change_about(sums=[[float("nan"), 1]] * 5)
     with pytest.raises(FedpflError, match=r"\(node 3\): sums that are no whole numbers"):
         app.run_server(Faulty(InProcessGrid(make_nodes(words)), 3, lie), words)
 

@@ -3,6 +3,7 @@
 import copy
 import io
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ from tests.command import (
 from tests.conftest import ROOT, keep_quick, read_cases
 from tests.data.promises import build
 from tests.record.test_damage import assert_ends_as
-from tests.record.test_record import Clock, info, play_twenty_rounds
+from tests.record.test_record import info, play_twenty_rounds
 
 STATEFUL = ("dropped", "noisy_by_numpy", "frozen_average")
 EQUAL = (
@@ -153,10 +154,10 @@ def test_evaluations_are_counted_as_they_are_made():
 
 def test_the_first_eta_counts_evaluations_and_fine_tuning(tmp_path):
     """Before an evaluation that took 6.7 rounds it was `0:00:02 + evaluations`."""
-    stream, clock = io.StringIO(), Clock()
+    stream, clock = io.StringIO(), SimpleNamespace(now=0.0)
     config = {"eval": {"every": 10, "finetune_epochs": 5, "finetune_every": 20}}
     forecast = Forecast(round=0.1, evaluation=6.7, tuned_evaluation=20.0)
-    shown = Console(stream=stream, clock=clock)
+    shown = Console(stream=stream, clock=lambda: clock.now)
     shown.on_begin(info(tmp_path, config=config, forecast=forecast))
     judged = {10: {"accuracy": 90.0}, 20: {"accuracy": 90.0, "ft_accuracy": 91.0}}
     play_twenty_rounds(shown, clock, 0.1, judged)
