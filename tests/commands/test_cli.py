@@ -220,18 +220,19 @@ def test_a_run_lies_where_it_is_told_unless_another_lies_there_or_it_is_in_use(
     words, before = (*TINY, "hydra.run.dir=some/where"), snapshot(folder)
     for other, differing in read_cases("""
         method=fedavg => method fedobp there, fedavg here
-        local.clip=0.5 => local.clip 0.0 there, 0.5 here
+        local.clip=0.5 restart=true => local.clip 0.0 there, 0.5 here
     """):
-        result = run_command(*words, other, cwd=folder)
+        result = run_command(*words, *other.split(), cwd=folder)
         assert result.code == 2, (other, result)
         assert "; choose another with hydra.run.dir=" in result.err
         assert f"holds a different run ({differing}); " in result.err
         assert len(result.err.splitlines()) == 1
         assert snapshot(folder) == before
     with rundir.RunDirectory.open(run, "", read_summary(run)["identity"]):
-        result = run_command(*words, cwd=folder)
-    assert result.code == 2
-    assert "is in use by process" in result.err
+        results = [run_command(*words, *more, cwd=folder) for more in ([], ["restart=true"])]
+    for result in results:
+        assert result.code == 2
+        assert "is in use by process" in result.err
     times = [(run / name).stat().st_mtime_ns for name in FILES]
     again = run_command(*words, "device=cpu", "checkpoint.seconds=5", cwd=folder)
     assert again.code == 0

@@ -495,26 +495,8 @@ def own_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call
 CHANGED = "code        of the method changed since the run began; restart=true runs it anew\n"
 
 
-def test_a_finished_run_of_other_code_says_so(own_method, tmp_path):
-    run = tmp_path / "run"
-    own_method("as it was")
-    play_run(run, *RUN)
-    before = snapshot(run)
-    assert "changed" not in play_run(run, *RUN)
-    assert snapshot(run) == before
-    own_method("edited")
-    told = play_run(run, *RUN)
-    assert "already finished" in told
-    assert told.endswith(CHANGED)
-    assert "code of the method changed since" in (run / "run.log").read_text()
-    after = snapshot(run)
-    assert {name for name in after if after[name] != before.get(name)} == {"run.log"}
-    assert "already finished" not in play_run(run, *RUN, "restart=true")
-    assert "changed" not in play_run(run, *RUN)
-    assert len(read_summary(run)["code"]) == 1
-
-
-def test_an_interrupted_run_of_other_code_goes_on_and_tells_all_of_it(own_method, whole, tmp_path):
+def test_a_run_of_other_code_goes_on_and_tells_all_of_it(own_method, whole, tmp_path):
+    """A finished one stays as it is; anew it is of one code."""
     run = tmp_path / "run"
     own_method("as it was")
     interrupt(run, *RUN)
@@ -523,13 +505,25 @@ def test_an_interrupted_run_of_other_code_goes_on_and_tells_all_of_it(own_method
     told = play_run(run, *RUN)
     assert CHANGED in told
     assert "resumed" in told
-    assert "code of the method changed since" in (run / "run.log").read_text()
     assert_ends_as(run, whole)
     first, second = read_summary(run)["code"]
     assert first == before
     assert first["method"] != second["method"]
     assert first["fedpfl"] == second["fedpfl"] == environment.describe_environment()["fedpfl"]
     assert CHANGED in play_run(run, *RUN)  # it is of two codes for good
+
+    assert "already finished" not in play_run(run, *RUN, "restart=true")
+    assert len(read_summary(run)["code"]) == 1
+    finished = snapshot(run)
+    assert "changed" not in play_run(run, *RUN)
+    assert snapshot(run) == finished
+    own_method("edited again")
+    told = play_run(run, *RUN)
+    assert "already finished" in told
+    assert told.endswith(CHANGED)
+    after = snapshot(run)
+    assert {name for name in after if after[name] != finished.get(name)} == {"run.log"}
+    assert "code of the method changed since" in (run / "run.log").read_text()
 
 
 TAKES_PART = """
@@ -583,15 +577,6 @@ def test_restart_removes_what_the_run_wrote_and_nothing_else(status, runs, tmp_p
     assert "resumed" not in (run / "run.log").read_text()
     assert (run / "run.log").read_text().count("directory") == 1
     assert "already finished" in play_run(run, *RUN)
-
-
-def test_restart_touches_no_other_run(whole: Path, tmp_path: Path) -> None:
-    run = copied(whole, tmp_path)
-    before = snapshot(run)
-    assert "holds a different run" in refusal(run, *RUN, "seed=7", "restart=true")
-    with rundir.RunDirectory.open(run, "", read_summary(run)["identity"]):
-        assert "is in use by process" in refusal(run, *RUN, "restart=true")
-    assert snapshot(run) == before
 
 
 def test_a_restart_that_was_killed_is_told_and_gone_on_with(whole, tmp_path, monkeypatch):
