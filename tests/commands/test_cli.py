@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import signal
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -20,7 +19,6 @@ from fedpfl.config.choices import GROUPS
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import METHODS, FedAvg
-from fedpfl.models import Parts
 from fedpfl.record import console, rundir
 from fedpfl.record.columns import round_columns
 from fedpfl.report import __main__ as report
@@ -348,46 +346,40 @@ def test_a_diverging_run_stops_with_status_three_and_one_complaint(words, tmp_pa
 # A method's own faults
 
 
-@dataclass(frozen=True)
 class Faulty(FedAvg):
-    """Fails in the hook that a test chooses."""
-
-    where: str = "loss"
-
-    def init(self, params: Tree, parts: Parts) -> tuple[Tree, dict[str, Tree]]:
-        if self.where == "init":
-            raise SystemExit(0)
-        return super().init(params, parts)
-
-    def loss(self, *args: Any) -> torch.Tensor:
+    def loss(self, *given: Any) -> torch.Tensor:
         raise KeyError("no such\nthing")
 
 
-@pytest.fixture
-def faulty(monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
-    monkeypatch.setitem(METHODS, "faulty", Faulty)
-    return (*TINY, "method=fedavg", "method.name=faulty")
+class Unbegun(FedAvg):
+    def init(self, *given: Any) -> tuple[Tree, dict[str, Tree]]:
+        raise SystemExit(0)
 
 
 @pytest.mark.parametrize("backend", keep_quick(["batched", "loop"]))
-def test_a_fault_in_a_method_is_one_line_and_the_log_has_the_traceback(backend, faulty, tmp_path):
-    result = run_command(*faulty, f"engine={backend}", "hydra.run.dir=here", cwd=tmp_path)
+def test_a_fault_in_a_method_is_one_line_and_the_log_has_the_traceback(
+    backend, tmp_path, monkeypatch
+):
+    monkeypatch.setitem(METHODS, "fedavg", Faulty)
+    words = (*TINY, "method=fedavg", f"engine={backend}", "hydra.run.dir=here")
+    result = run_command(*words, cwd=tmp_path)
     assert result.code == 1, result
     (line,) = result.complaints
     assert result.err.endswith(f"{line}\n")
     log = tmp_path / "here" / "run.log"
     raised = r"KeyError: 'no such\nthing'"
-    assert line.startswith(f"fedpfl: method=faulty: Faulty.loss raised {raised} ({__file__}:")
+    assert line.startswith(f"fedpfl: method=fedavg: Faulty.loss raised {raised} ({__file__}:")
     assert line.endswith(f"; its traceback is in {log}")
     assert "in loss\n    raise KeyError(" in log.read_text()
     assert read_summary(tmp_path / "here")["status"] == "failed"
 
 
-def test_a_fault_before_the_first_round_leaves_nothing(faulty, tmp_path):
-    words = (*faulty, "+method.where=init")
+def test_a_fault_before_the_first_round_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setitem(METHODS, "fedavg", Unbegun)
+    words = (*TINY, "method=fedavg")
     result = run_command(*words, cwd=tmp_path)
     assert result.code == 1, result
-    assert result.err.startswith("fedpfl: method=faulty: Faulty.init raised SystemExit: 0")
+    assert result.err.startswith("fedpfl: method=fedavg: Unbegun.init raised SystemExit: 0")
     assert result.err.endswith("; HYDRA_FULL_ERROR=1 shows its traceback\n")
     assert result.err.count("\n") == 1
     assert snapshot(tmp_path) == {}

@@ -581,7 +581,6 @@ OTHER = (
         (OTHER.format("dataset.download=false"), "local.lr=-1", "local.lr must be"),
         (OTHER.format("seed=3"), "-m seed=1,2", "torchrun starts one run, and no sweep; "),
         (OTHER.format("seed=3"), "hydra.job.chdir=true", "hydra.job.chdir must be false"),
-        (OTHER.format("seed=3"), "-m hydra/launcher=lockstep seed=1,2", "torchrun starts one run"),
     ],
 )
 def test_what_cannot_work_is_one_line_and_writes_nothing(script, words, line, tmp_path):

@@ -23,7 +23,7 @@ from tests.command import TINY_TASK, rewrite_summary, run_command
 from tests.conftest import read_cases
 from tests.data.promises import one_line
 from tests.record.test_record import done
-from tests.record.test_wandb import info, row, without_login
+from tests.record.test_wandb import KEY, info, row, wandb, without_login
 
 needs_tensorboard = pytest.mark.skipif(
     importlib.util.find_spec("tensorboard") is None,
@@ -300,6 +300,17 @@ def test_one_that_fails_on_the_way_is_left_out(name, tmp_path, pretended, monkey
     alone = name == "mlflow"
     assert run.info.status == ("FAILED" if alone else "FINISHED")
     assert [one.step for one in run.history["round"]] == ([1] if alone else [1, 2, 3, 4])
+
+
+def test_who_asks_for_wandb_online_is_told_and_the_run_goes_on(tmp_path, monkeypatch):
+    def init(**settings):
+        raise wandb.errors.CommError("no route\nto host")
+
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    monkeypatch.setattr(wandb, "init", init)
+    log = play({"name": "wandb", "mode": "online"}, tmp_path / "run")
+    assert "WandbLogger failed and is left out, the run goes on: no route to host" in log
+    assert "round 4/4" in log
 
 
 BAD = """

@@ -19,7 +19,7 @@ from fedpfl import dashboard, export
 from fedpfl.ground.checks import build_dataclass, without_name
 from fedpfl.record import wandb_logger
 from fedpfl.record.callbacks import RunInfo
-from fedpfl.record.loggers import make_loggers, start_callbacks
+from fedpfl.record.loggers import make_loggers
 from fedpfl.record.mirror import service_run_id
 from fedpfl.record.overview import Overview
 from fedpfl.record.picture import draw_partition
@@ -316,21 +316,6 @@ def test_a_finished_run_is_sent_afterwards_as_it_would_have_been(swept, tmp_path
     own, late = (what_was_sent(finished_records(folder)) for folder in (swept[0], tmp_path))
     assert len(own[-1]) == 2 + 1
     assert late == own
-
-
-def test_who_asks_for_online_is_told_and_the_run_goes_on(tmp_path, monkeypatch):
-    def init(**settings):
-        raise wandb.errors.CommError("no route\nto host")
-
-    monkeypatch.setenv("WANDB_API_KEY", KEY)
-    monkeypatch.setattr(wandb, "init", init)
-    logger, run = {"name": "wandb", "mode": "online"}, info(tmp_path / "other")
-    with start_callbacks(logger, run, quiet=True) as callbacks:
-        callbacks.on_round(done(row(1)))
-        callbacks.on_end("finished", {})
-    log = (tmp_path / "other" / "run.log").read_text()
-    assert "WandbLogger failed and is left out, the run goes on: no route to host" in log
-    assert "round 1/4" in log
 
 
 def test_mode_follows_the_login(monkeypatch, tmp_path):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fedpfl import export, federate
+from fedpfl import export
 from fedpfl.remote import app, local, wire
 from tests.command import format_override, read_table, run_command
 
@@ -81,16 +81,6 @@ def test_flower_carries_bytes(monkeypatch):
     answers = grid.send_and_receive([(3, sent), (5, b"b"), (3, b"c")], 0.2)
     assert answers == [sent, "it raised", None]
     assert grid.send_and_receive([], 1.0) == []
-
-
-def test_without_flower_it_says_so(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(sys.modules, "flwr", None)
-    assert federate.main(["rounds=1"]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err == "fedpfl: fedpfl federate needs Flower; pip install 'fedpfl[flower]'\n"
-    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.full

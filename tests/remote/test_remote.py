@@ -185,8 +185,7 @@ def test_a_node_comes_back_with_its_states(tmp_path):
     for _ in range(2):
         played.round([0, 2, 3])
     assert_same(played.state.server, state.server)
-    own = judged(played.remote, method, played.state)
-    assert_same(own, judgement)
+    assert_same(played.judged(), judgement)
     kept = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.pt")}
     assert kept == {f"client{client}/round{number}.pt" for client in (0, 2, 3) for number in (2, 3)}
     shown = checkpoint.load_checkpoint(tmp_path / "client3" / "round3.pt")["row"]
