@@ -50,11 +50,9 @@ model=5 => model=5: model must be one of cnn4, fedspu_cifar10,
 method=xyz => method must be one of apfl, apple, cfl, ditto,
 hydra/launcher=foo => hydra/launcher must be one of basic, joblib, lockstep, got 'foo'
 # what was probably meant
-method=fedobpp => names, got 'fedobpp'; did you mean fedobp?
 hydra.run.dri=x => hydra.run.dri is not a key here; did you mean hydra.run.dir?
 hydra.launcher=lockstep -m => hydra.launcher and hydra.sweeper are groups of keys; choose by hydra/launcher=...
 +experiment=demo => experiment has a value, which experiment=... replaces; leave out the +, and in
-seed=1,2 => seed=1,2 is a sweep, which needs -m; if it is one value, write a list as seed=[1,2], a text as
 # wrong types
 rounds=abc => rounds must be a whole number, got 'abc'
 # for a hyperparameter that is not there
@@ -88,7 +86,6 @@ data_dir="{surrogate}" => data_dir must be a text without control characters, go
 {escape}[31m=3 => \x1b
 --{escape}[31m => --\x1b[31m is no option
 # options
---foo => --foo is no option; `python -m fedpfl.train --hydra-help` lists options
 --cfg foo => invalid choice: 'foo' (choose from 'job', 'hydra', 'all')
 # syntax
 rounds=(1 => rounds=(1

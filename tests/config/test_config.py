@@ -347,9 +347,6 @@ method=per_fedavg local.decay=cosine => local.decay=cosine has no part in method
 method=pfedme local.optimizer=adam => local.optimizer=adam has no part in method=pfedme, which makes its own steps;
 dataset=digits +dataset.size=3 => dataset.size is not a key here; known keys: name, mean, std
 dataset=cifar10_c dataset.corruptions=fog => dataset.corruptions must be a list of texts or null, got 'fog'
-partition=file partition.path=mine.json => partition.path: there is no file mine.json; check the path
-partition=groups clients=4 => partition=groups needs a data set whose samples are from several domains or
-partition=fixed_dirichlet partition.alpha=0.01 => a client is to have
 dataset.std=[0] => dataset.std must be a positive number or null, got [0]
 dataset=ag_news dataset.vocabulary=2 => dataset.vocabulary must be 3 or more, got 2
 dataset=ag_news dataset.length=0 => dataset.length must be 1 or more, got 0

@@ -18,12 +18,11 @@ from fedpfl.ground import lock
 from fedpfl.record.loggers import make_loggers, start_callbacks
 from fedpfl.record.picture import draw_partition
 from fedpfl.record.rounds import read_rows
-from fedpfl.record.rundir import RunDirectory
 from tests.command import TINY_TASK, rewrite_summary, run_command
 from tests.conftest import read_cases
 from tests.data.promises import one_line
 from tests.record.test_record import done
-from tests.record.test_wandb import KEY, info, row, wandb, without_login
+from tests.record.test_wandb import KEY, info, row, wandb, without_login, write_rows
 
 needs_tensorboard = pytest.mark.skipif(
     importlib.util.find_spec("tensorboard") is None,
@@ -192,13 +191,6 @@ def play(
     return (path / "run.log").read_text()
 
 
-def written(path: Path, *numbers: int) -> None:
-    """Put rounds into rounds.csv."""
-    with RunDirectory.open(path, "", "abc") as directory:
-        for number in numbers:
-            directory.row(row(number))
-
-
 @needs_tensorboard
 def test_event_files_hold_everything(tmp_path):
     (tmp_path / "run").mkdir()
@@ -229,7 +221,7 @@ def test_event_files_hold_everything(tmp_path):
 @needs_tensorboard
 def test_a_resumed_run_has_every_round_once_in_tensorboard(tmp_path):
     path = tmp_path / "run"
-    written(path, 1, 2, 3)
+    write_rows(path, 1, 2, 3)
     # Round 3 is behind the checkpoint
     play({"tensorboard": {}}, path, (1, 2, 3), status="interrupted")
     play({"tensorboard": {}}, path, (3, 4), start=2)
@@ -266,7 +258,7 @@ def test_mlflow_holds_everything(tmp_path, mlflow):
 def test_a_resumed_run_has_every_round_once_in_mlflow(tmp_path, mlflow):
     """Whether the store has fewer rounds than the checkpoint or more."""
     path, logger = tmp_path / "run", {"mlflow": {"experiment": "fedpfl"}}
-    written(path, 1, 2)
+    write_rows(path, 1, 2)
     for held in (1, 3):
         play(logger, path, range(1, held + 1), status="interrupted", hours=0.1)
         client = mlflow()

@@ -71,6 +71,13 @@ def row(number: int) -> dict:
     }
 
 
+def write_rows(path: Path, *numbers: int) -> None:
+    """Put rounds into rounds.csv."""
+    with RunDirectory.open(path, "", "abc") as directory:
+        for number in numbers:
+            directory.row(row(number))
+
+
 def records(file: Path) -> list:
     """Records of a `.wandb` file: blocks of 32 KiB; chunks of crc, length, kind; protobuf."""
     from wandb.proto import wandb_internal_pb2
@@ -171,9 +178,7 @@ def test_a_run_that_is_resumed_where_no_server_can_be_reached_is_complete(tmp_pa
 
 def test_an_online_run_that_was_resumed_gets_what_the_server_lacks(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", KEY)
-    with RunDirectory.open(tmp_path / "run", "", "abc") as directory:
-        for number in (1, 2, 3):
-            directory.row(row(number))
+    write_rows(tmp_path / "run", 1, 2, 3)
     for held, sent in ((1, [2, 3, 4, 5, 6]), (3, [4, 5, 6]), (5, [6]), (-1, [1, 2, 3, 4, 5, 6])):
         server = mock.Mock(offline=False, url="https://example.org/run", summary={})
         server.step = held + 1  # W&B's next one
