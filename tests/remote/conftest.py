@@ -11,6 +11,7 @@ from fedpfl.config.run import Run
 from fedpfl.remote import app, rehearsal
 from fedpfl.remote.keys import make_run_key
 from tests.privacy.conftest import few_orders, reckoned_once  # noqa: F401
+from tests.runner.test_plugin_trial import plugin  # noqa: F401
 
 
 @pytest.fixture

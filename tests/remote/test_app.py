@@ -7,7 +7,6 @@ import pytest
 
 import fedpfl
 from fedpfl import federate
-from fedpfl.config import plugins
 from fedpfl.config.plan import check_config
 from fedpfl.config.run import build_run
 from fedpfl.ground.errors import FedpflError
@@ -89,25 +88,6 @@ def test_what_is_refused(words, said, here):
     assert not [*here.rglob("*")]
 
 
-PLUGIN = """
-import torch.nn.functional as F
-from fedpfl.methods import FedAvg
-
-CALLS = []
-
-class PlainMean(FedAvg):
-    def loss(self, server, client, net, params, batch):
-        return F.cross_entropy(net(params, batch.x), batch.y)
-
-class ModuleList(FedAvg):
-    def finish(self, server, client, start, params):
-        CALLS.append(params)
-        return CALLS[0], client
-
-METHODS = {"plainmean": PlainMean, "modulelist": ModuleList}
-"""
-
-
 @pytest.mark.parametrize(
     ("method", "said"),
     [
@@ -116,13 +96,9 @@ METHODS = {"plainmean": PlainMean, "modulelist": ModuleList}
         ("modulelist", "method=modulelist: a run that is resumed after its first round would"),
     ],
 )
-def test_a_plugins_method_is_tried_before_nodes_are_asked(method, said, here):
-    (here / "mine.py").write_text(PLUGIN)
-    try:
-        with pytest.raises(FedpflError, match=said):
-            app.run_server(InProcessGrid({}), ["plugins=[mine.py]", f"method={method}", *WORDS])
-    finally:
-        plugins.load_plugins([])
+def test_a_plugins_method_is_tried_before_nodes_are_asked(method, said, plugin, here):
+    with pytest.raises(FedpflError, match=said):
+        app.run_server(InProcessGrid({}), [plugin, f"method={method}", *WORDS])
     assert not [*here.glob("outputs")]
 
 
