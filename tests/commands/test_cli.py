@@ -26,6 +26,7 @@ from tests.command import (
     FILES,
     TINY,
     TINY_TASK,
+    Result,
     call_main,
     format_override,
     read_checkpoint,
@@ -105,7 +106,6 @@ method.q='${oc.decode:${oc.select:method.q}}' {place} => fedpfl: method.q: Recur
 -m seed=1,2 data_dir="{escape}[31m" => data_dir must be a text without control characters, got '\x1b[31m'
 -m seed=1,2 hydra.sweep.subdir=${nope} => hydra.sweep.subdir: Interpolation key 'nope' not found
 -m seed=1,2 hydra.sweeper.max_batch_size=0 => hydra.sweeper.max_batch_size must be 1 or more, or null, got 0
--m seed=1,2 hydra/launcher=lockstep rounds=0 => rounds must be 1 or more, got 0
 # sweeps in lockstep
 -m hydra/launcher=lockstep hydra.launcher.jobs=0 => hydra.launcher.jobs must be 1 or more, got 0
 -m hydra/launcher=lockstep hydra.job.chdir=true => hydra.job.chdir must be false with hydra/launcher=lockstep
@@ -474,36 +474,33 @@ def test_values_inside_a_group_that_is_swept_over() -> None:
         assert overrides.adapt_for_sweeps(given, GROUPS) == expected
 
 
-def test_a_failing_job_does_not_stop_the_others(tmp_path: Path) -> None:
+def start_parallel(*words: str, cwd: Path) -> Result:
+    """Run a sweep in a process whose jobs are two other ones'."""
+    parallel = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
+    return wait_for(start_process(*words, *parallel, cwd=cwd))
+
+
+IN_PARALLEL = pytest.param(start_parallel, marks=[pytest.mark.slow, pytest.mark.full])
+
+
+@pytest.mark.parametrize("run_sweep", [run_command, IN_PARALLEL])
+def test_a_failing_job_does_not_stop_the_others(run_sweep: Any, tmp_path: Path) -> None:
     """An experiment with a sweep of its own needs no option for it."""
     words = ("experiment=demo", "method=fedprox,fedavg", "method.mu=0.1", "clients=4,5000")
-    result = run_command(*TINY, *words, cwd=tmp_path)
+    result = run_sweep(*TINY, *words, cwd=tmp_path)
     assert result.code == 2, result
+    assert sorted(re.findall(r"sweep: (\d)/4 done", result.err)) == ["1", "2", "3", "4"]
     assert "method.mu is not a key here; known keys: statistics" in result.err
     assert "clients must be at most the number of samples, 1797, got 5000" in result.err
     assert "Traceback" not in result.err
     assert seeds(tmp_path) == {"fedprox": ["seed42"]}
+    assert len(list(tmp_path.rglob("seed*"))) == 1
     assert result.out.endswith(reported(tmp_path, "outputs"))
     told = result.err.splitlines()[-4:]
     again = "the same command skips what is finished and tries these again"
     assert told[0] == f"fedpfl: 3 of 4 jobs failed; {again}"
     (line,) = (line for line in told if line.endswith("got 5000 (nothing was written)"))
     assert "clients=5000" in line
-
-
-@pytest.mark.slow
-@pytest.mark.full
-def test_joblib_runs_a_sweep_in_parallel_and_bad_input_leaves_nothing(tmp_path: Path) -> None:
-    parallel = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
-    words = (*TINY, *parallel, "method=fedavg,local_only", "rounds=2,0")
-    result = wait_for(start_process("--multirun", *words, cwd=tmp_path))
-    assert result.code == 2, result
-    assert "2 of 4 jobs failed" in result.err
-    assert sorted(re.findall(r"sweep: (\d)/4 done", result.err)) == ["1", "2", "3", "4"]
-    assert result.out.endswith(reported(tmp_path, "outputs"))
-    assert seeds(tmp_path) == {"fedavg": ["seed42"], "local_only": ["seed42"]}
-    (left,) = tmp_path.iterdir()
-    assert len(list(left.glob("*/*/*"))) == len(list(left.rglob("seed*"))) == 2
 
 
 # Signals

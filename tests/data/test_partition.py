@@ -430,7 +430,6 @@ USUAL: dict[str, dict] = {
 }
 ERRORS = f"""
 dirichlet | alpha: 0 | partition.alpha must be above 0 and at most 1000000, got 0
-dirichlet | alpha: "0.1" | partition.alpha must be a number, got '0.1'
 dirichlet | alpha: 10000000.0 | partition.alpha must be above 0 and at most 1000000, got 10000000.0
 iid | test_fraction: 1.0 | partition.test_fraction must be at least 0 and below 1, got 1.0
 dirichlet | min_samples: 0 | partition.min_samples must be 1 or more, got 0

@@ -56,9 +56,6 @@ from tests.data.promises import one_line
 from tests.privacy.conftest import reckon_by_few_orders
 
 COHORT = [0, 1, 2, 4]
-EVEN = dataclasses.replace(
-    tiny_federation(), train=tuple(own[:7] for own in tiny_federation().train)
-)
 
 
 def account(cohort=4, clients=6, **given):
@@ -84,7 +81,9 @@ scaffold => batched
 
 @pytest.mark.parametrize(("name", "backend"), keep_quick(read_cases(LIMITS), 2))
 def test_no_noise_and_no_bound_is_the_run_without_at_equal_weights(name, backend):
-    federation = dataclasses.replace(EVEN, train=tuple(EVEN.train[i] for i in (0, 1, 2, 1, 4, 1)))
+    whole = tiny_federation()
+    even = tuple(whole.train[client][:7] for client in (0, 1, 2, 1, 4, 1))
+    federation = dataclasses.replace(whole, train=even)
     assert {len(federation.train[client]) for client in COHORT} == {7}
     method = METHODS[name]()
     plain, _ = one_round(method, federation, None, backend)
