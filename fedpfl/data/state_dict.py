@@ -35,10 +35,11 @@ def read_weights(path: Path) -> Weights:
         raise FedpflError(
             f"model.weights: there is no file {path}; put it there, or give its full path"
         )
-    if expected := HASH_IN_NAME.search(path.name):
+    if match := HASH_IN_NAME.search(path.name):
+        hash_in_name = match[1]
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
-        if not digest.startswith(expected[1]):
-            beginning = digest[: len(expected[1])]
+        if not digest.startswith(hash_in_name):
+            beginning = digest[: len(hash_in_name)]
             raise FedpflError(
                 f"model.weights: SHA-256 of {path} begins with {beginning}; fetch it again"
             )

@@ -19,6 +19,7 @@ from fedpfl.methods import Batch, Data
 from fedpfl.models import Bound, Net
 
 ROLE = "main"
+"""Whose BatchNorm statistics a body uses: the network's as it is trained, no other copy's."""
 
 
 class FrozenBody:
