@@ -34,8 +34,10 @@ def images(samples: int, seed: str) -> tuple[dict, np.ndarray]:
 
 
 def texts(samples: int, seed: str) -> tuple[dict, np.ndarray]:
-    """Windows of 80 letters of a line that spaces come before, as LEAF cuts them."""
-    line, places = " " * 80 + LINE, range(len(LINE))
+    """Windows of 80 letters of a line that spaces come before, as LEAF cuts them, and its first
+    letter.
+    """
+    line, places = " " * 79 + "\n" + LINE, range(len(LINE))
     starts = random.Random(seed).sample(places, samples)
     x = [line[start : start + 80] for start in starts]
     held = {"x": x, "y": [line[start + 80] for start in starts]}
