@@ -132,6 +132,7 @@ writer | x=first(float("nan")) | train_9.json {WHOLE}pixels are not from 0 to 1;
 writer | x=first(0.5) | pixels are not multiples of 1/255
 writer | x=lambda x: [x[0][:-1], *x[1:]] | {WHOLE}setting an a
 writer | y=lambda y: [62, *y[1:]] | train_9.json {WHOLE}classes are not whole numbers from 0 to 61
+writer | y=lambda y: [[n] for n in y] | train_9.json {WHOLE}classes are not whole numbers from 0 to 61
 writer | y=lambda y: y[1:] | f0001_41 has 6 samples and 5 labels, expected 6 of both
 file | num_samples=[5, 5] | f0001_41 has 6 samples and 6 labels, expected 5 of both
 file | users=["f0001_41", "x"] | {WHOLE}KeyError: 'x'
