@@ -280,17 +280,14 @@ def _hydra_errors_in_one_line() -> Iterator[None]:
 
 def _play(request: RunRequest, is_quiet: bool, callbacks: Sequence[Callback]) -> Generator[Round]:
     """Yield a session's rounds, and leave the process as it was between them."""
-    session_rounds = _play_session(request, is_quiet, callbacks)
-    try:
+    # Closing takes no turn: an abandoned run may be closed by any thread, in the middle of another's.
+    with contextlib.closing(_play_session(request, is_quiet, callbacks)) as session_rounds:
         while True:
             with _process_lock, torch_defaults():
                 round = next(session_rounds, None)
             if round is None:
                 return
             yield round
-    finally:
-        with _process_lock, torch_defaults():
-            session_rounds.close()
 
 
 def _play_session(

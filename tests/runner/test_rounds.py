@@ -1,5 +1,6 @@
 """`fedpfl.rounds` and callbacks: a run from outside while it goes on."""
 
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -98,6 +99,24 @@ def test_runs_in_several_threads_take_turns(whole, tmp_path):
     with ThreadPoolExecutor(3) as threads:
         list(threads.map(train, (1, 2, 42)))
     assert_ends_as(tmp_path / "42", whole)
+
+
+def test_an_abandoned_run_may_be_closed_while_another_moves(tmp_path):
+    """As the garbage collector does, in whatever thread it is."""
+    abandoned = fedpfl.rounds(*WORDS, directory=tmp_path / "abandoned")
+    next(abandoned)
+
+    class Closes(fedpfl.Callback):
+        def on_begin(self, run):
+            thread = threading.Thread(target=abandoned.close, daemon=True)
+            thread.start()
+            thread.join(20)
+            self.has_closed = not thread.is_alive()
+
+    closes = Closes()
+    fedpfl.run(*WORDS, directory=tmp_path / "run", progress=False, callbacks=[closes])
+    assert closes.has_closed
+    assert fedpfl.load(tmp_path / "abandoned").status == "interrupted"
 
 
 class Heard(fedpfl.Callback):
