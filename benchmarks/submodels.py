@@ -26,7 +26,7 @@ from fedpfl import engine, models
 from fedpfl.config.plan import check_config
 from fedpfl.data import Federation, build_federation, datasets, partition
 from fedpfl.engine.backends import loop
-from fedpfl.engine.training import evaluation
+from fedpfl.engine.training import evaluation, scripts
 from fedpfl.engine.training.shard import gather_data
 
 CLIENTS = 2
@@ -119,7 +119,9 @@ def _measure_method(
         overrides.append("method.devices=[1,0,0]")
     method = check_config(harness.compose_config(overrides)).method
     net = models.build_network(model, federation.shape, federation.classes, SEED)
-    backend = engine.make_backend(engine.Engine("loop", workers=1), net, device)
+    # Scripts come at once, as they are there for most of a run.
+    with mock.patch.object(scripts, "STEPS_BEFORE", 0):
+        backend = engine.make_backend(engine.Engine("loop", workers=1), net, device)
     setup = engine.RoundSetup(backend, method, federation, LOCAL, SEED)
     state = engine.make_initial_state(method, net, CLIENTS, device)
     cohort = list(range(CLIENTS))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,74 +12,42 @@ from fedpfl.ground.tree import Tree
 from fedpfl.models.net import Bound, Net
 from fedpfl.models.wiring import Axis, Wiring
 
-Index = tuple[Any, ...]
-"""Where the remaining entries of a tensor are: a slice or whole numbers for each leading axis."""
-
 
 class Subnetwork:
     """Some neurons of a network; trees are cut down to them and put back.
 
     Args:
-        wiring: Of the network.
-        neurons: Those that remain, bool `[neurons]` for each group.
+        entries: Of each parameter and buffer those that remain, as positions in the flattened
+            tensor, int64 in the shape of the part.
     """
 
-    def __init__(self, wiring: Wiring, neurons: Mapping[str, Tensor]):
-        self._indices: dict[str, Index] = {}
-        for name, axes in wiring.axes.items():
-            self._indices[name] = _index_entries(axes, neurons)
+    def __init__(self, entries: Tree):
+        self.entries = entries
 
     def cut_tree(self, values: Tree) -> Tree:
         """Return parameters, masks or buffers of these neurons alone."""
         part = {}
         for name, leaf in values.items():
-            part[name] = leaf[self._indices[name]]
+            entries = self.entries[name]
+            part[name] = leaf.flatten().index_select(0, entries.flatten()).view(entries.shape)
         return part
 
     def embed_tree(self, values: Tree, surroundings: Tree) -> Tree:
         """Return the tree of which `values` are the part, with its `surroundings`."""
-        indices = []
-        leaves = []
+        embedded = {}
         for name, leaf in values.items():
-            indices.append(self._indices[name])
-            leaves.append(leaf)
-            leaves.append(surroundings[name])
-        embedded = _Embedding.apply(indices, *leaves[:])
-        return dict(zip(values, embedded, strict=True))
+            entries = self.entries[name].flatten()
+            around = surroundings[name]
+            filled = around.flatten().scatter(0, entries, leaf.flatten())
+            embedded[name] = filled.view(around.shape)
+        return embedded
 
-    def covers_tree(self, values: Tree) -> bool:
-        """Return whether parameters are zero outside of these neurons."""
+    def covers_tree(self, values: Tree, part: Tree) -> bool:
+        """Return whether parameters are zero outside of their `part`."""
         # A NaN is no zero, and counts.
-        part = self.cut_tree(values)
         counts = [leaf.count_nonzero() for leaf in values.values()]
         part_counts = [leaf.count_nonzero() for leaf in part.values()]
-        return counts == part_counts
-
-
-class _Embedding(torch.autograd.Function):
-    """Put leaves into copies of larger ones, all at once, as a step does."""
-
-    @staticmethod
-    def forward(ctx: Any, indices: list[Index], *leaves: Tensor) -> tuple[Tensor, ...]:
-        ctx.indices = indices
-        # Most losses look at a few leaves alone, or at none.
-        ctx.set_materialize_grads(False)
-        parts = leaves[::2]
-        surroundings = leaves[1::2]
-        embedded = []
-        for index, part, leaf in zip(indices, parts, surroundings, strict=True):
-            copy = leaf.clone(memory_format=torch.contiguous_format)
-            copy[index] = part
-            embedded.append(copy)
-        return tuple(embedded)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        answer: list[Any] = [None]
-        for index, grad in zip(ctx.indices, grads, strict=True):
-            answer.append(None if grad is None else grad[index])
-            answer.append(None)
-        return tuple(answer)
+        return bool((torch.stack(counts) == torch.stack(part_counts)).all())
 
 
 class PartBound(Bound):
@@ -129,12 +96,12 @@ class PartBound(Bound):
         trained, part_params = self._trained
         if params is not trained:
             # Of another model, such as a teacher, the part is not all.
-            if not self._part.covers_tree(params):
+            part_params = self._part.cut_tree(params)
+            if not self._part.covers_tree(params, part_params):
                 bound = self.net.bind(self.buffers, self.training, self.weight)
                 logits = bound(params, x, role)
                 self.buffers = bound.buffers
                 return logits
-            part_params = self._part.cut_tree(params)
         bound = self._cut_bound(self.buffers, self.training)
         logits = bound(part_params, x, role)
         self.buffers = _embed_roles(self._part, bound.buffers, self.buffers)
@@ -192,14 +159,17 @@ def find_subnetwork(net: Net, values: Tree, trainable: Tree) -> Subnetwork | Non
 
     # ---- Step 2: a neuron remains with any entry that is not zero or moves.
     neurons = _find_live_neurons(wiring, values, trainable)
-    counts = [int(remaining.sum()) for remaining in neurons.values()]
+    counts = [int(present.sum()) for present in neurons.values()]
     is_whole = sum(counts) == sum(wiring.widths.values())
     if is_whole or not wiring.is_separable:
         return None
     # Constants, such as statistics of a frozen normalisation, stay at full size.
     if any(axis for name in net.constants for axis in wiring.axes[name]):
         return None
-    return Subnetwork(wiring, neurons)
+    remaining: Tree = {}
+    for name, leaf in {**net.params, **net.buffers}.items():
+        remaining[name] = _find_entries(leaf, wiring.axes[name], neurons)
+    return Subnetwork(remaining)
 
 
 def _find_live_neurons(wiring: Wiring, values: Tree, trainable: Tree) -> dict[str, Tensor]:
@@ -239,21 +209,13 @@ def _has_full_axes(entries: Tensor) -> bool:
     return bool(by_row.any(1).all()) and bool(by_column.any(1).all())
 
 
-def _index_entries(axes: tuple[Axis | None, ...], neurons: Mapping[str, Tensor]) -> Index:
-    """Return where entries of remaining neurons are, along a tensor's leading axes."""
-    indices: list[Any] = []
-    for axis in axes:
-        if axis is None or bool(neurons[axis.group].all()):
-            indices.append(slice(None))
-            continue
-        is_present = neurons[axis.group].repeat_interleave(axis.block)
-        entries = is_present.nonzero().flatten()
-        start = int(entries[0])
-        stop = int(entries[-1]) + 1
-        # A slice is a view, and quicker to read and write.
-        is_run = stop - start == len(entries)
-        indices.append(slice(start, stop) if is_run else entries)
-    lists = [index for index in indices if isinstance(index, Tensor)]
-    if len(lists) == 2:
-        return torch.meshgrid(indices, indexing="ij")
-    return tuple(indices)
+def _find_entries(
+    leaf: Tensor, axes: tuple[Axis | None, ...], neurons: Mapping[str, Tensor]
+) -> Tensor:
+    """Return where a tensor's entries of remaining neurons are, in the shape of that part."""
+    positions = torch.arange(leaf.numel(), device=leaf.device).view(leaf.shape)
+    for dim, axis in enumerate(axes):
+        if axis is not None:
+            is_present = neurons[axis.group].repeat_interleave(axis.block)
+            positions = positions.index_select(dim, is_present.nonzero().flatten())
+    return positions

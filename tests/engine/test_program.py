@@ -16,6 +16,7 @@ import subprocess
 import sys
 import weakref
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -248,6 +249,11 @@ SETTINGS = {
 SMALL = make_federation((40, 7, 33, 2, 65, 1), (12, 3, 9, 0, 14, 1))
 FEDERATION = replace(SMALL, x=SMALL.x.repeat_interleave(2, 2).repeat_interleave(2, 3))
 PAIRS = [[0, 2, 3, 5], [0, 1, 4, 5]]
+NARROW = {
+    "subflot": {"rates": (0.75,)},
+    "fjord": {"widths": (0.25, 0.5), "ordered": True, "distill": 0.3},
+    "heterofl": {"widths": (0.25, 0.5)},
+}
 
 
 @pytest.fixture
@@ -278,10 +284,16 @@ def made(monkeypatch):
         pytest.param("per_fedavg", "momentum", "mlp", marks=pytest.mark.full),
         ("fedrep", "momentum", "mlp"),  # the body holds still
         ("fedper", "momentum", "norm"),  # statistics of BatchNorm move
+        # Sub-models at their true size: a loss that looks at the network at full size, one that
+        # looks at narrower ones, and statistics.
+        ("subflot", "all", "lenet5"),
+        ("fjord", "all", "lenet5"),
+        ("heterofl", "momentum", "norm"),
     ],
 )
 def test_scripts_train_to_the_same_bits(method, settings, network, made, monkeypatch):
     federation, results = FEDERATION, []
+    make_method = partial(METHODS[method], **NARROW.get(method, {}))
     if network == "norm":
         federation, net = SMALL, tiny(norm=True)
     else:
@@ -290,7 +302,7 @@ def test_scripts_train_to_the_same_bits(method, settings, network, made, monkeyp
         monkeypatch.setattr(scripts, "STEPS_BEFORE", steps_before)
         engine = Engine("loop", workers=2)
         states, outcomes = record_rounds(
-            METHODS[method](), net, federation, PAIRS, local=SETTINGS[settings], engine=engine
+            make_method(), net, federation, PAIRS, local=SETTINGS[settings], engine=engine
         )
         losses = [outcome.loss for outcome in outcomes]
         results.append({"states": dict(enumerate(states)), "losses": dict(enumerate(losses))})
@@ -382,6 +394,28 @@ def has_script(step, tensors):
     minibatch = [torch.arange(4)]
     script = scripts.write_script(step, tensors, minibatch)
     return script is not None and scripts.repeats_step(script, step, tensors, minibatch)
+
+
+def test_a_script_gives_up_where_a_step_would_branch_otherwise():
+    def step(tensors, minibatch, rate):
+        is_large = bool((tensors[0] > 1).any())
+        plain_step(tensors, minibatch, rate)
+        with torch.no_grad():
+            tensors[0].add_(1 if is_large else 0.01)
+        return {}
+
+    tensors = [torch.rand(3, 2).requires_grad_(), torch.rand(9, 3)]
+    by_python = [leaf.detach().clone().requires_grad_(leaf.requires_grad) for leaf in tensors]
+    minibatches = [[torch.arange(4)]] * 60
+    steps = scripts.StepScripts(steps_before=1)
+    steps.take_steps("kind", step, tensors, minibatches[:9], 0.01)
+    assert all(steps._scripts.values())
+    steps.take_steps("kind", step, tensors, minibatches[9:], 0.01)
+    assert not any(steps._scripts.values())
+    for minibatch in minibatches:
+        step(by_python, minibatch, 0.01)
+    assert (tensors[0] > 2).all()
+    assert_same([leaf.detach() for leaf in tensors], [leaf.detach() for leaf in by_python])
 
 
 @pytest.mark.parametrize("name", REFUSED)

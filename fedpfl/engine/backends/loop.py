@@ -30,18 +30,13 @@ from fedpfl.engine.training.features import make_feature_store
 from fedpfl.engine.training.forms import AnswerForms, require_equal_forms
 from fedpfl.engine.training.jobs import EvalJob, TrainJob, TrainResult
 from fedpfl.engine.training.participation import OneClient, run_evaluation, run_participation
-from fedpfl.engine.training.pure_steps import has_pure_calls
 from fedpfl.engine.training.scripts import StepScripts
 from fedpfl.engine.training.shared_model import SharedModel, find_shared_model
 from fedpfl.engine.training.train_plan import clients_without_trainable_entries, with_epoch_numbers
 from fedpfl.ground import tree
 from fedpfl.ground.errors import as_exception
-from fedpfl.ground.origin import is_of_package
 from fedpfl.ground.seeding import seeded_by_key
 from fedpfl.models import Net
-
-LEAST_CUT = 250_000
-"""Entries from which on a part takes less time without a script than the whole with one."""
 
 
 class LoopBackend(Backend):
@@ -202,7 +197,7 @@ class LoopBackend(Backend):
 
     def _train(self, net: Net, job: TrainJob, stop: threading.Event) -> TrainResult:
         """Take all steps of a job, phase by phase."""
-        cut = None if self._is_faster_whole(net, job) else cut_job(net, job)
+        cut = cut_job(net, job)
         if cut:
             job = cut.job
         training = ClientTraining(
@@ -220,13 +215,6 @@ class LoopBackend(Backend):
                 training.train_phase(phase, epochs)
         result = training.make_result()
         return cut.put_back(result) if cut else result
-
-    def _is_faster_whole(self, net: Net, job: TrainJob) -> bool:
-        """Return whether steps of the whole network go by scripts, those of a part not."""
-        # Whether a hook is checked has no part in it, as the first ones in a process are.
-        is_small = sum(leaf.numel() for leaf in net.params.values()) < LEAST_CUT
-        is_pure = has_pure_calls(net) and not net.buffers and is_of_package(type(job.method))
-        return is_small and is_pure and bool(self._scripts) and not job.is_plain
 
 
 class _PendingCall:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fedpfl.engine.training.cutting import embed_objective
 from fedpfl.engine.training.frozen import FrozenBody
 from fedpfl.engine.training.jobs import TrainJob
 from fedpfl.engine.training.local import Local
@@ -32,6 +33,7 @@ class StepState(NamedTuple):
         server: The server's state.
         client: The client's state.
         buffers: By role.
+        surroundings: As in TrainJob.
         samples: The client's training samples: `x`, `y`, and `features` where the body holds still.
         sums: Of the losses, of those weighted by samples, and of the samples.
     """
@@ -42,6 +44,7 @@ class StepState(NamedTuple):
     server: Tree
     client: dict[str, Tree]
     buffers: dict[str, Tree]
+    surroundings: Tree
     samples: dict[str, Tensor]
     sums: dict[str, Tensor]
 
@@ -121,6 +124,8 @@ class ClientStep:
     ) -> tuple[Tensor, list[Tensor], Tree]:
         """Return the loss, its gradient at the leaves that move, and what the loss keeps."""
         objective = self.phase.loss or self.job.plan.loss
+        if state.surroundings:
+            objective = embed_objective(objective, state.surroundings)
         record: Tree = {}
         with self.autocast():
             loss = objective(state.server, state.client, bound, state.params, batch)

@@ -79,6 +79,7 @@ class ClientTraining:
             server=job.server,
             client=job.client,
             buffers=job.buffers,
+            surroundings=job.surroundings,
             samples=self._data._asdict(),
             sums=sums,
         )

@@ -7,6 +7,7 @@ neurons these are shows in the masks of their phases and in the tree that traini
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,16 +46,21 @@ class CutJob:
         """Return the job on these neurons alone."""
         full = self.full
         masks = {id(phase.mask): self._cut_mask(phase.mask) for phase in full.plan.phases}
-        phases = []
-        for phase in full.plan.phases:
-            loss = phase.loss and self._cut_loss(phase.loss)
-            phases.append(phase._replace(mask=masks[id(phase.mask)], loss=loss))
-        loss = full.plan.loss if full.is_plain else self._cut_loss(full.plan.loss)
+        phases = [phase._replace(mask=masks[id(phase.mask)]) for phase in full.plan.phases]
+        surroundings: Tree = {}
+        # A method's own loss sees all of the network.
+        if not full.is_plain:
+            surroundings = {
+                "entries": self.part.entries,
+                "params": full.start,
+                "buffers": full.buffers,
+            }
         return replace(
             full,
-            plan=replace(full.plan, phases=phases, loss=loss),
+            plan=replace(full.plan, phases=phases),
             start=self.part.cut_tree(full.start),
             buffers={role: self.part.cut_tree(values) for role, values in full.buffers.items()},
+            surroundings=surroundings,
         )
 
     def put_back(self, result: TrainResult) -> TrainResult:
@@ -74,22 +80,6 @@ class CutJob:
             # True where nothing is left to mask: such a leaf takes a plain step.
             masks[name] = leaf if not isinstance(leaf, Tensor) or not leaf.all() else True
         return masks
-
-    def _cut_loss(self, objective: Any) -> Any:
-        """Return a loss of the part, for one of the network at full size."""
-        part = self.part
-        full = self.full
-
-        def loss(
-            server: Tree, client: dict[str, Tree], net: Bound, params: Tree, batch: Batch
-        ) -> Any:
-            all_params = part.embed_tree(params, full.start)
-            all_net = PartBound(net, part, full.buffers, (all_params, params))
-            answer = objective(server, client, all_net, all_params, batch)
-            net.buffers = all_net.part_buffers
-            return answer
-
-        return loss
 
     def _decay_statistics(self, role: str, after: Tree) -> Tree:
         """Return buffers as training leaves those of neurons that give zeros."""
@@ -128,6 +118,25 @@ def cut_job(net: Net, job: TrainJob) -> CutJob | None:
     trainable = {name: _any_of([mask[name] for mask in masks]) for name in job.start}
     part = find_subnetwork(net, job.start, trainable)
     return CutJob(net, job, part) if part else None
+
+
+def embed_objective(objective: Callable[..., Any], surroundings: Tree) -> Callable[..., Any]:
+    """Return a loss of a part, for one of the network at full size.
+
+    Args:
+        objective: As `Method.loss`.
+        surroundings: As in TrainJob.
+    """
+
+    def loss(server: Tree, client: Tree, net: Bound, params: Tree, batch: Batch) -> Any:
+        part = Subnetwork(surroundings["entries"])
+        all_params = part.embed_tree(params, surroundings["params"])
+        all_net = PartBound(net, part, surroundings["buffers"], (all_params, params))
+        answer = objective(server, client, all_net, all_params, batch)
+        net.buffers = all_net.part_buffers
+        return answer
+
+    return loss
 
 
 def bind_for_evaluation(net: Net, params: Tree, buffers: dict[str, Tree]) -> Bound:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -79,6 +79,8 @@ class TrainJob:
         servers: `{"server": stacked}` where the rows have different servers; else None, and
             `server` is everyone's.
         row_rates: Learning rates where they may differ; else that of the plan is everyone's.
+        surroundings: Of a sub-model that is trained at its true size, if the loss looks at them:
+            `entries` of Subnetwork, and `params` and `buffers` at full size.
     """
 
     method: Method
@@ -91,6 +93,7 @@ class TrainJob:
     buffers: dict[str, Tree]
     servers: dict[str, Tree] | None = None
     row_rates: list[float] | None = None
+    surroundings: Tree = field(default_factory=dict)
 
     @property
     def rates(self) -> list[float]:
