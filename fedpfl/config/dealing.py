@@ -15,6 +15,7 @@ from fedpfl import data
 from fedpfl.config.group_options import read_dataset_options, read_partition_options
 from fedpfl.config.plan import Plan
 from fedpfl.config.schema import Settings
+from fedpfl.config.twins import import_twin, twin_chosen
 from fedpfl.data import Federation, ShiftedClients, datasets, partition, provenance
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.origin import is_of_package
@@ -129,10 +130,12 @@ def _require_repeatable(settings: Settings, options: dict[str, Any], digest: str
     name = options["name"]
     if is_of_package(datasets.DATA_SETS[name]):
         return
-    if data.fingerprint(_read_samples(settings, options)) != digest:
+    with twin_chosen("DATASETS", name):
+        digest_again = data.fingerprint(_read_samples(settings, options))
+    if digest_again != digest:
         raise FedpflError(
             f"dataset={name} gives other samples when it is read again; give its generators a fixed"
-            " seed, and sort the names of files"
+            " seed, and sort the names of files and what sets hold"
         )
 
 
@@ -143,9 +146,10 @@ def _deal_samples(plan: Plan, samples: datasets.Samples) -> tuple[partition.Part
     seed = partition_options.pop("seed", None)
     if seed is None:
         seed = settings.seed
-    scheme = partition.SCHEMES[plan.config["partition"]["name"]]
+    name = plan.config["partition"]["name"]
+    scheme = partition.SCHEMES[name]
 
-    def deal_once() -> partition.Partition:
+    def deal_by(scheme: Callable[..., partition.Partition]) -> partition.Partition:
         # So may a partition.
         with seeded_by_key("partition", seed), torch_defaults():
             return partition.deal_samples(
@@ -156,13 +160,15 @@ def _deal_samples(plan: Plan, samples: datasets.Samples) -> tuple[partition.Part
                 **partition_options,
             )
 
-    split = deal_once()
+    split = deal_by(scheme)
     # A split that is no function of the seed: equal commands would be unequal experiments.
-    if not is_of_package(scheme) and data.fingerprint(split) != data.fingerprint(deal_once()):
-        raise FedpflError(
-            f"partition={plan.config['partition']['name']} deals otherwise when it is asked again;"
-            " draw from np.random.default_rng(seed), and keep nothing between calls"
-        )
+    if not is_of_package(scheme):
+        split_again = deal_by(import_twin("PARTITIONS", name))
+        if data.fingerprint(split) != data.fingerprint(split_again):
+            raise FedpflError(
+                f"partition={name} deals otherwise when it is asked again; draw from"
+                " np.random.default_rng(seed), keep nothing between calls, and sort what sets hold"
+            )
     return data.thin_classes(split, samples.y.numpy(), plan.shift, seed), seed
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib
 import inspect
@@ -11,9 +10,9 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, MappingProxyType, ModuleType
 from typing import Any, NamedTuple
 
 from hydra.core.config_store import ConfigStore
@@ -152,7 +151,7 @@ def _forget_changed_files(paths: Sequence[Path]) -> None:
         if path in _loaded_files:
             sources += _loaded_files[path].sources.items()
     if any(read_source(source_path) != text for _, (source_path, text) in sources):
-        _forget_modules(name for name, _ in sources)
+        forget_modules(name for name, _ in sources)
         for path in paths:
             _loaded_files.pop(path, None)
 
@@ -244,57 +243,45 @@ def _import_module(file: Path) -> ModuleType:
                 f"plugins: {file}: {error.strerror}; name a Python file that there is"
             ) from None
         name = f"fedpfl_plugin_{file.stem}_{hashlib.blake2b(text, digest_size=8).hexdigest()}"
-        module = _execute_file(file, name, text)
+        module = execute_file(file, name, text)
         sources = {name: (file, text), **find_local_imports(file, text)}
         _loaded_files[file] = LoadedPlugin(module, sources)
     return _loaded_files[file].module
 
 
-def import_again(kind_name: str, name: str) -> Any:
-    """Return a choice as another process would import it, where a plugin has added it.
+def find_plugin(kind_name: str, name: str) -> LoadedPlugin | None:
+    """Return the plugin that has added a choice, None without one."""
+    choice = PLUGIN_KINDS[kind_name].registry[name]
+    for plugin in _loaded_files.values():
+        dictionary = getattr(plugin.module, kind_name, None)
+        if isinstance(dictionary, Mapping) and dictionary.get(name) is choice:
+            return plugin
+    return None
 
-    What its modules have gathered since they were imported is not there.
+
+def execute_file(
+    file: Path, name: str, code: bytes | CodeType, names: Mapping[str, Any] = MappingProxyType({})
+) -> ModuleType:
+    """Run a file as a module.
 
     Args:
-        kind_name: of PLUGIN_KINDS.
-        name: the choice's.
+        file: where it stands.
+        name: the module's.
+        code: its text, or what was compiled of that.
+        names: what it finds beside Python's own names.
+
+    Raises:
+        FedpflError: where it fails, or sets something of torch for the whole process.
     """
-    choice = PLUGIN_KINDS[kind_name].registry[name]
-    for file, (module, sources) in _loaded_files.items():
-        dictionary = getattr(module, kind_name, None)
-        if not isinstance(dictionary, Mapping) or dictionary.get(name) is not choice:
-            continue
-        module_name, (_, text) = next(iter(sources.items()))
-        # Some files can be imported once: they register an operator, or a class elsewhere.
-        with _modules_forgotten(sources), contextlib.suppress(FedpflError):
-            twin = _execute_file(file, module_name, text)
-            return getattr(twin, kind_name)[name]
-    return choice
-
-
-@contextlib.contextmanager
-def _modules_forgotten(names: Iterable[str]) -> Iterator[None]:
-    """Have modules imported anew for a while, and be what they were afterwards."""
-    modules = {name: sys.modules[name] for name in names if name in sys.modules}
-    _forget_modules(names)
-    try:
-        yield
-    finally:
-        _forget_modules(names)
-        for name, module in modules.items():
-            sys.modules[name] = module
-            parent, _, attribute = name.rpartition(".")
-            if parent:
-                setattr(sys.modules[parent], attribute, module)
-
-
-def _execute_file(file: Path, name: str, text: bytes) -> ModuleType:
     module = sys.modules[name] = ModuleType(name)  # dataclasses and pickles look there
     module.__file__ = str(file)
+    vars(module).update(names)
     try:
         # What a file draws while it is imported is the same in each process.
         with seeded_by_key("plugins"), torch_defaults() as list_changes:
-            exec(compile(text, file, "exec", dont_inherit=True), vars(module))
+            if isinstance(code, bytes):
+                code = compile(code, file, "exec", dont_inherit=True)
+            exec(code, vars(module))
             changes = list_changes()
         if changes:
             raise FedpflError(
@@ -303,14 +290,14 @@ def _execute_file(file: Path, name: str, text: bytes) -> ModuleType:
             )
     except (Exception, SystemExit) as error:
         # A half-run import would be found by the next try, and tell of another fault.
-        _forget_modules([name, *find_local_imports(file, text)])
+        forget_modules([name, *find_local_imports(file, read_source(file) or b"")])
         location = f"{file}{_error_line(error, file)}"
         reason = error_text(error, with_class=not isinstance(error, FedpflError))
         raise FedpflError(f"plugins: {location}: {reason}{_describe_move(error)}") from error
     return module
 
 
-def _forget_modules(names: Iterable[str]) -> None:
+def forget_modules(names: Iterable[str]) -> None:
     """Have modules imported anew when they are next asked for."""
     for name in names:
         parent, _, attribute = name.rpartition(".")

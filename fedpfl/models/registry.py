@@ -148,6 +148,42 @@ def build_network(
         return Net(module, traits, name, **facts)
 
 
+def require_equal_twin(
+    name: str,
+    twin: Callable[..., nn.Module],
+    shape: tuple[int, ...],
+    classes: int,
+    seed: int,
+    **options: Any,
+) -> None:
+    """Raise FedpflError where a network is another one once its code is imported anew.
+
+    Args:
+        name: One of MODELS.
+        twin: Makes the network by the code that was imported anew.
+        shape: Of the samples.
+        classes: Number of classes.
+        seed: Of the initial values.
+        options: The model's options.
+    """
+    if twin is MODELS[name]:
+        return
+    modules = []
+    with torch_defaults(), _explain_errors(name, shape, classes, options):
+        for make in (MODELS[name], twin):
+            with seeded_process(seed):
+                modules.append(_make_module(partial(make, shape, classes, **options), shape))
+        try:
+            require_equal_builds(modules[0], modules[1])
+            require_true_copy(modules[0], modules[1], shape)
+        except ValueError:
+            raise ValueError(
+                "it is another network where its file is imported anew, as by a run that is "
+                "resumed: keep nothing in the module or on the class between calls, seed what is "
+                "drawn at the import, and sort what sets hold"
+            ) from None
+
+
 @contextmanager
 def _explain_errors(
     name: str, shape: tuple[int, ...], classes: int, options: Mapping[str, Any]

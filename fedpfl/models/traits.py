@@ -312,8 +312,8 @@ def require_true_copy(module: nn.Module, built_alike: nn.Module, shape: tuple[in
         if not _equal(results[0], results[1]):
             raise ValueError(
                 "a copy of it computes something else, and each worker needs one: a hook or "
-                "function made in __init__ "
-                "refers to the network it was made in; use a method of the network in its place"
+                "function made in __init__ refers to the network it was made in (use a method of "
+                "the network in its place), or calls change something in the module or on the class"
             )
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 
 from fedpfl import engine
-from fedpfl.config import plugins
 from fedpfl.config.group_options import build_choice
 from fedpfl.config.run import Run
+from fedpfl.config.twins import import_twin
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.origin import is_of_package
 
@@ -57,7 +57,7 @@ def try_method_of_nodes(run: Run) -> None:
 
 def _make_trial(run: Run) -> engine.PluginTrial:
     name = run.config["method"]["name"]
-    twin_choices = {name: plugins.import_again("METHODS", name)}
+    twin_choices = {name: import_twin("METHODS", name)}
     return engine.PluginTrial(
         method=run.method,
         twin=build_choice(run.config, "method", twin_choices),

@@ -10,9 +10,9 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from fedpfl import models
 from fedpfl.config import overrides, plugins
 from fedpfl.config.plugins import resolve_files
+from fedpfl.config.twins import build_repeatable_network
 from fedpfl.ground.checks import build_dataclass
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS, Method
@@ -187,7 +187,7 @@ class PromiseSubject:
             return MethodTrial(build_dataclass(self._value, options, ""))
         if self._kind == "model":
             shape = options.pop("shape", None)
-            build = partial(models.build_network, self._object_name, **options)
+            build = partial(build_repeatable_network, self._object_name, **options)
             return NetworkTrial(build, METHODS["fedavg"](), shape)
         if self._kind == "dataset":
             data_dir = Path(options.pop("data_dir", "data"))

@@ -16,13 +16,13 @@ from typing import Any, NamedTuple, NoReturn
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-from fedpfl import models
-from fedpfl.config import group_options, overrides, plugins
+from fedpfl.config import group_options, overrides
 from fedpfl.config.choices import list_choices
 from fedpfl.config.messages import format_error
 from fedpfl.config.plugins import PLUGIN_KINDS
 from fedpfl.config.resolution import resolve_config
 from fedpfl.config.schema import ModelOptions
+from fedpfl.config.twins import build_repeatable_network, import_twin
 from fedpfl.data import datasets, partition
 from fedpfl.ground.checks import VARIADIC, build_dataclass, require_known_keys, without_name
 from fedpfl.ground.errors import FedpflError
@@ -134,7 +134,7 @@ def make_trial(
     # ---- Step 2: the trial of its kind.
     if choice.kind == "method":
         options = without_name(group)
-        twin_class = plugins.import_again("METHODS", group["name"])
+        twin_class = import_twin("METHODS", group["name"])
         return MethodTrial(
             build_dataclass(METHODS[group["name"]], options, ""),
             twin=build_dataclass(twin_class, options, ""),
@@ -144,7 +144,7 @@ def make_trial(
         # These are about weights that a run starts from.
         options.pop("name", None)
         options.pop("overlap", None)
-        build = partial(models.build_network, group["name"], **options)
+        build = partial(build_repeatable_network, group["name"], **options)
         return NetworkTrial(build, METHODS["fedavg"](), _parse_shape(shape))
     if choice.kind == "dataset":
         name = options.pop("name")

@@ -1,11 +1,13 @@
 """Code of plugins that would change numbers in silence is refused before the first round."""
 
+import sys
 from functools import partial
 
 import pytest
 import torch
 
 from fedpfl.config import plugins
+from fedpfl.config.twins import import_twin
 from fedpfl.engine import AutotunedBackend, make_backend, make_initial_state
 from fedpfl.engine.backends.autotune import candidate_engines
 from fedpfl.runner.method_trial import try_plugin_method
@@ -20,6 +22,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import nn
 from fedpfl.data.datasets import Raw
 from fedpfl.data.partition import Partition
 from fedpfl.ground import tree
@@ -113,13 +116,55 @@ def noise(source):
 def seeded_noise(source):
     return Raw(np.random.rand(400, 4).astype("float32"), np.arange(400) % 3)
 
+def named(source):
+    y = np.random.default_rng(0).integers(0, 3, 400)
+    classes = list(set(np.array(["cat", "dog", "cow"])[y]))
+    labels = np.array([classes.index(name) for name in np.array(["cat", "dog", "cow"])[y]])
+    return Raw(np.random.rand(400, 4).astype("float32"), labels)
+
+def hashed(y, clients, seed, samples_per_client=0):
+    names = [f"sample {index}" for index in range(len(y))]
+    order = np.argsort([hash(name) for name in names], kind="stable")
+    parts = np.array_split(order, clients)
+    return Partition(train=tuple(part[3:] for part in parts), test=tuple(p[:3] for p in parts))
+
+class Branches(nn.Module):
+    # numbers hash alike everywhere, and to look into a set is no matter of its order
+    names = {1, 2, 3}
+    kinds = {"even", "odd"}
+    def __init__(self, shape, classes, hidden: list[int] = (8,)):
+        super().__init__()
+        assert "even" in self.kinds and isinstance(vars(self).keys() - {1}, set)
+        size = int(np.prod(shape))
+        self.branches = nn.ModuleDict({f"{n}": nn.Linear(size, 8) for n in self.names})
+        self.classifier = nn.Linear(8, classes)
+    def shift(self, x):
+        return x
+    def forward(self, x):
+        x = self.shift(x.flatten(1))
+        return self.classifier(torch.relu(sum(branch(x) for branch in self.branches.values())))
+
+class SetOrder(Branches):
+    names = {"left", "middle", "right"}
+
+class FirstBatch(Branches):
+    def shift(self, x):
+        return x - FIRST.setdefault("mean", x.mean().detach())
+
+class ImportNoise(Branches):
+    noise = ENTROPY.normal()
+    def shift(self, x):
+        return x + self.noise
+
+MODELS = {c.__name__.lower(): c for c in (Branches, SetOrder, FirstBatch, ImportNoise)}
 METHODS = {c.__name__.lower(): c for c in FedAvg.__subclasses__() if c.__module__ == __name__}
 METHODS["personal"] = Personal
-DATASETS = {"noise": noise, "seeded_noise": seeded_noise}
-PARTITIONS = {"unseeded": unseeded}
+DATASETS = {"noise": noise, "seeded_noise": seeded_noise, "named": named}
+PARTITIONS = {"unseeded": unseeded, "hashed": hashed}
 """
 RESUMED = "a run that is resumed after its first round would have another"
 PADDED = "a client trains or answers otherwise where shorter minibatches are padded; use batch.loss"
+IMPORTED = "it is another network where its file is imported anew"
 REFUSED = f"""
 method=modulelist => method=modulelist: {RESUMED} evaluation.after; something outlives
 method=attribute engine=batched => method=attribute: {RESUMED} evaluation.after
@@ -132,7 +177,12 @@ method=plainmean engine=batched => method=plainmean: engine=batched: {PADDED}
 method=mixup engine=batched => method=mixup: engine=batched: {PADDED}
 method=centred engine=batched => method=centred: engine=batched: {PADDED}
 partition=unseeded => partition=unseeded deals otherwise when it is asked again; draw from np.random
+partition=hashed => partition=hashed deals otherwise when it is asked again; draw from np.random
 dataset=noise => dataset=noise gives other samples when it is read again; give its generators a fixed
+dataset=named => dataset=named gives other samples when it is read again; give its generators a fixed
+model=setorder => model=setorder: {IMPORTED}
+model=firstbatch => model=firstbatch: {IMPORTED}
+model=importnoise => model=importnoise: {IMPORTED}
 """
 
 
@@ -158,6 +208,7 @@ def test_what_would_be_wrong_in_silence_is_refused(words, message, plugin, tmp_p
         "method=seededatimport",
         "method=personal",
         "dataset=seeded_noise",
+        "model=branches",
     ],
 )
 def test_what_is_right_runs(words, plugin, tmp_path):
@@ -178,6 +229,23 @@ def test_a_backend_that_chooses_is_left_loop_alone(method, names, plugin, tmp_pa
     assert torch.equal(torch.get_rng_state(), random_state)
     kept = [engine.backend for engine in backend._engines]
     assert kept == (names or [engine.backend for engine in engines])
+
+
+def test_modules_beside_a_plugin_are_imported_anew_too(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "beside.py").write_text("NAMES = [*{'cat', 'dog'}, *{1, 2}]\nCALLS = []\n")
+    (tmp_path / "mine.py").write_text(
+        "import beside\nclass Mine:\n    def __init__(self, shape, classes): pass\n"
+        "    names, calls = beside.NAMES, beside.CALLS\nMODELS = {'mine': Mine}\n"
+    )
+    plugins.load_plugins([tmp_path / "mine.py"])
+    before = sys.modules["beside"]
+    before.CALLS.append(1)
+    twin = import_twin("MODELS", "mine")
+    first, second, *numbers = before.NAMES
+    assert (twin.names, twin.calls) == ([second, first, *numbers], [])
+    assert sys.modules["beside"] is before
+    plugins.load_plugins([])
 
 
 ONCE = """
