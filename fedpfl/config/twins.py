@@ -12,9 +12,11 @@ import contextlib
 import io
 import sys
 from collections.abc import Iterator, Mapping
+from enum import Enum
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import spec_from_file_location
+from pathlib import PurePath
 from types import CodeType, ModuleType
 from typing import Any
 
@@ -134,7 +136,8 @@ def _may_hash_otherwise(value: Any) -> bool:
     if isinstance(value, tuple | frozenset):
         return any(map(_may_hash_otherwise, value))
     # Texts have a salt, and where nothing else is said the hash is that of a place in memory.
-    return isinstance(value, str | bytes | Tensor) or type(value).__hash__ is object.__hash__
+    is_of_place = isinstance(value, Tensor) or type(value).__hash__ is object.__hash__
+    return is_of_place or isinstance(value, str | bytes | Enum | PurePath)
 
 
 class _AnySet(type):
