@@ -16,7 +16,7 @@ from enum import Enum
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import spec_from_file_location
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from types import CodeType, ModuleType
 from typing import Any
 
@@ -110,17 +110,21 @@ class _TwinFinder(MetaPathFinder):
         """Return how a module is loaded, None for those of other folders."""
         if name not in self._sources:
             return None
-        file, _ = self._sources[name]
-        return spec_from_file_location(name, file, loader=_TwinLoader(name, str(file)))
+        file, text = self._sources[name]
+        return spec_from_file_location(name, file, loader=_TwinLoader(name, file, text))
 
 
 class _TwinLoader(SourceFileLoader):
     """Load a module whose texts hash otherwise."""
 
+    def __init__(self, name: str, file: Path, text: bytes):
+        super().__init__(name, str(file))
+        self._text = text
+
     def get_code(self, fullname: str) -> CodeType:
         """Return the code of its text."""
-        # Never that of a cache, which was compiled for the module itself.
-        return _compile_otherwise(self.get_data(self.path), self.path)
+        # Of the text that was imported: a file may have changed since, or have a cache.
+        return _compile_otherwise(self._text, self.path)
 
     def exec_module(self, module: ModuleType) -> None:
         """Run the module."""
