@@ -27,6 +27,7 @@ from fedpfl.engine.store import RowStorage
 from fedpfl.ground import memory, tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS, Ditto, FedAvg, FedOBP
+from fedpfl.runner.needs import ResourceNeeds, warn_of_shortage
 from tests.command import (
     TINY,
     TINY_TASK,
@@ -37,6 +38,7 @@ from tests.command import (
     snapshot,
 )
 from tests.conftest import COHORTS, CPU, LOCAL, assert_same, keep_quick, make_federation, tiny
+from tests.data.promises import build
 
 OBP = FedOBP(q=0.9, ema=0.3)
 
@@ -173,6 +175,17 @@ def test_states_that_no_memory_can_hold_are_refused_before_anything_is_written(
         " memory has 2; use state.device=disk"
     ]
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(("device", "needed"), [("auto", 2 * 2000 - 1500), ("disk", 2500 + 700)])
+def test_of_a_resumed_run_the_disk_has_a_checkpoint_already(device, needed, tmp_path, monkeypatch):
+    run = build(*TINY, f"state.device={device}")
+    (tmp_path / "state.pt").write_bytes(bytes(1500))
+    needs = ResourceNeeds(clients=4, states=1000, checkpoint=2000)
+    for free in (needed, needed - 1):
+        usage = shutil._ntuple_diskusage(2**20, 2**20, free)
+        monkeypatch.setattr(shutil, "disk_usage", lambda path, usage=usage: usage)
+        assert len(warn_of_shortage(run, tmp_path, needs, state_bytes=300)) == (free < needed)
 
 
 @pytest.mark.full
