@@ -223,17 +223,18 @@ def _read_jobs(
 
     # ---- Step 2: a directory for each, which no other may have.
     jobs: dict[Path, tuple[RunRequest, dict[str, Any]]] = {}
-    for job_words, swept_values in expanded_jobs:
-        request = _read_request(tuple(job_words), {}, None, callbacks, held_data)
-        cfg = request.cfg
-        check_config(cfg)
-        path = Path(directory or cfg.hydra.sweep.dir, cfg.hydra.sweep.subdir)
-        if path in jobs:
-            raise FedpflError(
-                f"{_name_job(swept_values)} is a run already; sweep over what decides a result, "
-                "each value once"
-            )
-        jobs[path] = request._replace(path=path), swept_values
+    with overrides.composing_once():
+        for job_words, swept_values in expanded_jobs:
+            request = _read_request(tuple(job_words), {}, None, callbacks, held_data)
+            cfg = request.cfg
+            check_config(cfg)
+            path = Path(directory or cfg.hydra.sweep.dir, cfg.hydra.sweep.subdir)
+            if path in jobs:
+                raise FedpflError(
+                    f"{_name_job(swept_values)} is a run already; sweep over what decides a "
+                    "result, each value once"
+                )
+            jobs[path] = request._replace(path=path), swept_values
     prepare_sweep([request.cfg for request, _ in jobs.values()])
     return list(jobs.values())
 
