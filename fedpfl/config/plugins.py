@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib
 import inspect
@@ -10,7 +11,7 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import CodeType, MappingProxyType, ModuleType
 from typing import Any, NamedTuple
@@ -259,16 +260,26 @@ def find_plugin(kind_name: str, name: str) -> LoadedPlugin | None:
     return None
 
 
+def compile_plainly(text: bytes | ast.Module, path: str) -> CodeType:
+    """Compile the text of a file, or what it was parsed to."""
+    return compile(text, path, "exec", dont_inherit=True)
+
+
 def execute_file(
-    file: Path, name: str, code: bytes | CodeType, names: Mapping[str, Any] = MappingProxyType({})
+    file: Path,
+    name: str,
+    text: bytes,
+    compile_text: Callable[[bytes, str], CodeType] = compile_plainly,
+    names: Mapping[str, Any] = MappingProxyType({}),
 ) -> ModuleType:
     """Run a file as a module.
 
     Args:
         file: where it stands.
         name: the module's.
-        code: its text, or what was compiled of that.
-        names: what it finds beside Python's own names.
+        text: the file's.
+        compile_text: takes the text and the file's path.
+        names: what the file finds beside Python's own names.
 
     Raises:
         FedpflError: where it fails, or sets something of torch for the whole process.
@@ -279,9 +290,7 @@ def execute_file(
     try:
         # What a file draws while it is imported is the same in each process.
         with seeded_by_key("plugins"), torch_defaults() as list_changes:
-            if isinstance(code, bytes):
-                code = compile(code, file, "exec", dont_inherit=True)
-            exec(code, vars(module))
+            exec(compile_text(text, str(file)), vars(module))
             changes = list_changes()
         if changes:
             raise FedpflError(
@@ -290,7 +299,7 @@ def execute_file(
             )
     except (Exception, SystemExit) as error:
         # A half-run import would be found by the next try, and tell of another fault.
-        forget_modules([name, *find_local_imports(file, read_source(file) or b"")])
+        forget_modules([name, *find_local_imports(file, text)])
         location = f"{file}{_error_line(error, file)}"
         reason = error_text(error, with_class=not isinstance(error, FedpflError))
         raise FedpflError(f"plugins: {location}: {reason}{_describe_move(error)}") from error

@@ -44,7 +44,7 @@ def import_twin(kind_name: str, name: str) -> Any:
     module_name, (file, text) = next(iter(plugin.sources.items()))
     # Some files can be imported once: they register an operator, or a class elsewhere.
     with _modules_forgotten(plugin.sources), contextlib.suppress(FedpflError):
-        twin = plugins.execute_file(file, module_name, _compile_otherwise(text, str(file)), SHADOWS)
+        twin = plugins.execute_file(file, module_name, text, _compile_otherwise, SHADOWS)
         return getattr(twin, kind_name)[name]
     return choice
 
@@ -210,4 +210,4 @@ def _call_set(members: ast.expr, node: ast.expr) -> ast.expr:
 
 def _compile_otherwise(text: bytes, path: str) -> CodeType:
     module = _SetDisplays().visit(ast.parse(text, path))
-    return compile(module, path, "exec", dont_inherit=True)
+    return plugins.compile_plainly(module, path)

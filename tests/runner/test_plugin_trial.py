@@ -255,6 +255,9 @@ def test_modules_beside_a_plugin_are_imported_anew_too(tmp_path, monkeypatch):
     assert twin.names == [names[::-1] for names in before.NAMES[:-1]] + before.NAMES[-1:]
     assert twin.calls == []
     assert sys.modules["beside"] is before
+    del sys.modules["beside"]
+    import_twin("MODELS", "mine")
+    assert "beside" not in sys.modules
     plugins.load_plugins([])
 
 
