@@ -11,7 +11,7 @@ import torch
 import fedpfl
 from fedpfl.engine.round import empty_outcome
 from fedpfl.ground.tasks import TASKS
-from fedpfl.record.columns import STATISTICS, column_name
+from fedpfl.record.columns import column_names, round_columns
 from fedpfl.report import runs
 from fedpfl.report.__main__ import main as report
 from fedpfl.report.figures import accuracy_figure
@@ -25,7 +25,7 @@ from tests.record.test_damage import assert_ends_alike
 from tests.report.test_report import add_columns, amend, write_run
 
 WORDS = ("method=fedavg", *TINY, "clients=10", "rounds=4", "eval.finetune_epochs=1")
-ACCURACIES = [column_name(name, fine_tuned=tuned) for name in STATISTICS for tuned in (False, True)]
+ACCURACIES = [name for name in column_names("test") if name in round_columns()]
 
 
 UNTRAINED = r"""
