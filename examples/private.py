@@ -1,4 +1,4 @@
-"""What privacy costs: `python examples/private.py`; needs `pip install 'fedpfl[privacy]'`.
+"""What privacy costs: `python examples/private.py`; needs `pip install -e '.[privacy]'`.
 
 Every client hides each of its training samples by DP-SGD, from the server too.
 """

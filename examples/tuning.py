@@ -1,6 +1,6 @@
 """Tune two methods on equal terms, and judge them by fresh seeds: `python examples/tuning.py`.
 
-The same as `fedpfl tune` with these words; needs `pip install 'fedpfl[tune]'`.
+The same as `fedpfl tune` with these words; needs `pip install -e '.[tune]'`.
 """
 
 import sys

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fedpfl.ground.errors import FedpflError, error_text
+from fedpfl.ground.errors import FedpflError, error_text, missing_extra
 from fedpfl.ground.terminal import Parser, outlive_readers, print_notice
 from fedpfl.record.wandb_logger import WandbOptions, is_logged_in
 
-MISSING = "the dashboard needs the package wandb-workspaces; pip install 'fedpfl[dashboard]'"
+MISSING = str(missing_extra("the dashboard needs the package wandb-workspaces", "dashboard"))
 GROUPINGS = {"method": "JobType", "configuration": "config.identity", "run": None}
 """How lines and bars are gathered, as W&B calls it: by method, by configuration, or not."""
 

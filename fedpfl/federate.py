@@ -36,7 +36,7 @@ from fedpfl.config.plan import check_config
 from fedpfl.config.run import Run, build_run
 from fedpfl.data.datasets.sites import list_sites
 from fedpfl.ground import files
-from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.errors import FedpflError, missing_extra
 from fedpfl.ground.terminal import print_notice
 from fedpfl.ground.words import check_words, replaced_words
 from fedpfl.remote import app, local, sites
@@ -60,7 +60,7 @@ def play_federation(words: Sequence[str]) -> int:
     if note:
         print_notice(note)
     if importlib.util.find_spec("flwr") is None:
-        raise FedpflError("fedpfl federate needs Flower; pip install 'fedpfl[flower]'")
+        raise missing_extra("fedpfl federate needs Flower", "flower")
     run = build_run(check_config(cfg))
     app.require_playable(run)
     if run.account:

@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from fedpfl.config.choices import FIXED, GROUPS, OPTIONAL_GROUPS, list_choices
 from fedpfl.config.overrides import quote_word
 from fedpfl.ground.dotted import flatten_keys
-from fedpfl.ground.errors import FedpflError, choices_text, did_you_mean
+from fedpfl.ground.errors import FedpflError, choices_text, did_you_mean, missing_extra
 
 NOISE = (
     "full_key:",
@@ -82,10 +82,7 @@ def _explain_missing_choice(error: MissingConfigException) -> str:
     group, name = _group_and_choice(str(error.missing_cfg_file))
     for prefix, extra in EXTRAS.items():
         if group == "hydra/launcher" and name.startswith(prefix):
-            return (
-                f"{group}={name} needs a package that is not installed; pip install"
-                f" 'fedpfl[{extra}]'"
-            )
+            return str(missing_extra(f"{group}={name} needs a package that is absent", extra))
     # Of one among several (`logger=[wandb,foo]`) Hydra does not tell them.
     choices = list_choices(group) or error.options
     return f"{group} must be {choices_text(choices, name)}" if choices else ""

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.errors import missing_extra
 from fedpfl.ground.tasks import MULTILABEL, REGRESSION, find_task
 from fedpfl.ground.vision import load_torchvision
 
@@ -37,8 +37,8 @@ def import_torchmetrics() -> Any:
     try:
         from torchmetrics.functional import classification
     except ImportError:
-        raise FedpflError(
-            "metrics needs torchmetrics, which is not installed; pip install 'fedpfl[metrics]'"
+        raise missing_extra(
+            "metrics needs torchmetrics, which is not installed", "metrics"
         ) from None
     return classification
 

@@ -26,6 +26,12 @@ class MethodError(FedpflError):
     """A method breaks its contract, or its own code failed."""
 
 
+def missing_extra(problem: str, extra: str) -> FedpflError:
+    """Return the error for an absent package of one of this project's extras."""
+    # No package index has this project, and its name there may become a stranger's.
+    return FedpflError(f"{problem}; pip install -e '.[{extra}]' in a checkout of fedpfl")
+
+
 def shorten_values(text: str) -> str:
     """Leave out the middle of long values in a message."""
 

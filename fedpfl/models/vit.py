@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from torch import nn
 
-from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.errors import missing_extra
 from fedpfl.ground.ranges import AtLeast
 from fedpfl.ground.vision import load_torchvision
 from fedpfl.models.attention import ForTorchvision
@@ -74,9 +74,7 @@ def timm(shape: tuple[int, ...], classes: int, arch: str = "vit_small_patch16_22
         import timm as library
         from timm.layers import set_fused_attn
     except ImportError:
-        raise FedpflError(
-            "model=timm needs the package timm; run `pip install fedpfl[timm]`"
-        ) from None
+        raise missing_extra("model=timm needs the package timm", "timm") from None
     channels, height, side = image(shape)
     set_fused_attn(False)  # whose kernels vmap has no rule for
     options: dict[str, Any] = {"num_classes": classes, "in_chans": channels}

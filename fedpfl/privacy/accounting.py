@@ -8,7 +8,7 @@ from functools import cached_property
 from types import ModuleType
 from typing import Any
 
-from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.errors import FedpflError, missing_extra
 from fedpfl.privacy.settings import MOST_EPSILON, MOST_NOISE, Privacy
 
 ORDERS = (
@@ -180,9 +180,7 @@ def import_dp_accounting() -> ModuleType:
         import dp_accounting.pld
         import dp_accounting.rdp
     except ModuleNotFoundError as error:
-        raise FedpflError(
-            f"privacy needs dp-accounting ({error.name} is not installed): pip install"
-            " 'fedpfl[privacy]'"
-        ) from None
+        problem = f"privacy needs dp-accounting ({error.name} is not installed)"
+        raise missing_extra(problem, "privacy") from None
     logging.getLogger("absl").setLevel(logging.ERROR)  # it warns of each order that it leaves out
     return dp_accounting

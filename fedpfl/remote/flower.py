@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
-from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.errors import FedpflError, missing_extra
 from fedpfl.ground.terminal import print_notice
 from fedpfl.remote import app, wire
 from fedpfl.remote.local import STATUS_WORDS
@@ -23,7 +23,7 @@ try:
     from flwr.clientapp import ClientApp
     from flwr.serverapp import ServerApp
 except ImportError as error:
-    raise FedpflError(f"Flower is not installed ({error}); pip install 'fedpfl[flower]'") from None
+    raise missing_extra(f"Flower is not installed ({error})", "flower") from None
 
 RECORD_NAME = "fedpfl"
 FIELD_NAME = "message"

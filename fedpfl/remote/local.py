@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpfl.ground import files
-from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.errors import FedpflError, missing_extra
 
 StartCommand = Callable[..., subprocess.Popen]
 
@@ -46,8 +46,9 @@ PROJECT_FILE = """[project]
 name = "{name}"
 version = "1.0.0"
 description = "A federation that fedpfl has written"
-license = "Apache-2.0"
-dependencies = ["fedpfl[flower]"]
+# It needs fedpfl too, which no package index has: at the server and at each node, install it from
+# a checkout of its repository (pip install -e '.[flower]').
+dependencies = ["flwr>=1.42,<2", "torch"]
 
 [tool.flwr.app]
 publisher = "fedpfl"
@@ -183,7 +184,7 @@ def find_command(name: str) -> str:
     """Return the path of one of Flower's commands. Raises FedpflError without it."""
     executable = shutil.which(name, path=_search_path())
     if executable is None:
-        raise FedpflError(f"Flower's command {name} is not installed; pip install 'fedpfl[flower]'")
+        raise missing_extra(f"Flower's command {name} is not installed", "flower")
     return executable
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fedpfl.data import Federation
 from fedpfl.data.provenance import Provenance
 from fedpfl.ground import tree
-from fedpfl.ground.errors import FedpflError, error_text
+from fedpfl.ground.errors import FedpflError, error_text, missing_extra
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Batch, Method
 from fedpfl.models import Net
@@ -181,7 +181,7 @@ def write_onnx(run: Trained, client: int | str, path: Path) -> None:
         import onnxruntime
         import onnxscript  # noqa: F401 - what torch's exporter needs
     except ImportError:
-        raise FedpflError("--format onnx needs pip install 'fedpfl[onnx]'") from None
+        raise missing_extra("--format onnx needs packages that are absent", "onnx") from None
 
     # ---- Step 2: export, for any number of samples, and read the file again.
     module, example = _module_and_samples(run, client)

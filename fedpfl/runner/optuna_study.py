@@ -11,7 +11,7 @@ from typing import Any
 
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
 
-from fedpfl.ground.errors import FedpflError, error_text
+from fedpfl.ground.errors import FedpflError, error_text, missing_extra
 
 DATABASE = "trials.db"
 
@@ -21,9 +21,7 @@ def import_optuna() -> Any:
     try:
         import optuna
     except ImportError:
-        raise FedpflError(
-            "tuning needs Optuna, which is not installed; pip install 'fedpfl[tune]'"
-        ) from None
+        raise missing_extra("tuning needs Optuna, which is not installed", "tune") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
 

@@ -74,7 +74,7 @@ train participation=0,5 => a number as participation=0.5
 train seed=choice(1,2) => seed=choice(1,2) is a sweep, which needs -m
 # packages
 train -m seed=1,2 hydra/launcher=submitit_cluster => needs a package that is not installed; pip install
-train -m seed=1,2 hydra/launcher=rays => pip install 'fedpfl[ray]'
+train -m seed=1,2 hydra/launcher=rays => pip install -e '.[ray]'
 """
 
 

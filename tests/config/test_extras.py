@@ -20,11 +20,11 @@ USES = {
     "federate": lambda: federate.play_federation(["rounds=1"]),
 }
 ABSENT = """
-data | datasets | pip install 'fedpfl[hf]'
-partition | datasets flwr_datasets flwr_datasets.partitioner | pip install 'fedpfl[flwr-datasets]'
+data | datasets | pip install -e '.[hf]'
+partition | datasets flwr_datasets flwr_datasets.partitioner | pip install -e '.[flwr-datasets]'
 wandb | wandb | logger=wandb needs the package wandb: pip install wandb
 tensorboard | tensorboard | logger=tensorboard needs the package tensorboard: pip install tensorboard, or another
-federate | flwr | fedpfl federate needs Flower; pip install 'fedpfl[flower]'
+federate | flwr | fedpfl federate needs Flower; pip install -e '.[flower]'
 mlflow | mlflow | logger=mlflow needs the package mlflow: pip install mlflow, or another logger
 """
 """What needs packages | which | what is said."""

@@ -22,7 +22,7 @@ from fedpfl.data.datasets.shared.tables import (
     find_levels,
     label_columns,
 )
-from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.errors import FedpflError, missing_extra
 from fedpfl.ground.tasks import CLASSIFICATION, MULTILABEL, Task, require_classification
 
 if TYPE_CHECKING:
@@ -335,9 +335,7 @@ def _read_table(entry: Path, categories: Sequence[str]) -> pd.DataFrame:
         else:
             table = pd.read_parquet(entry)
     except ImportError:
-        raise FedpflError(
-            f"{entry} needs a package that is not installed; pip install 'fedpfl[parquet]'"
-        ) from None
+        raise missing_extra(f"{entry} needs a package that is absent", "parquet") from None
     except (ValueError, OSError) as error:  # pandas' and pyarrow's own errors are ValueErrors
         reason = " ".join(str(error).split())
         raise FedpflError(f"{entry} cannot be read as a table: {reason}") from None

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedpfl.data.datasets.shared.hub import import_without_draws
 from fedpfl.data.partition.common import Fraction, Indices, Partition, split_clients
-from fedpfl.ground.errors import FedpflError, choices_text, did_you_mean, error_text
+from fedpfl.ground.errors import FedpflError, choices_text, did_you_mean, error_text, missing_extra
 
 LABEL, GROUP, INDEX = "label", "group", "index"  # columns that a partitioner sees
 SUPPLIED_BY_RUN = {"num_partitions": "clients", "seed": "partition.seed"}
@@ -121,9 +121,8 @@ def _find_partitioner(name: str) -> Callable[..., Any]:
     try:
         partitioner = import_without_draws("flwr_datasets.partitioner")
     except ImportError:
-        raise FedpflError(
-            "partition=flower needs a package that is not installed; "
-            "pip install 'fedpfl[flwr-datasets]'"
+        raise missing_extra(
+            "partition=flower needs a package that is not installed", "flwr-datasets"
         ) from None
     # What is left out is the base class, what takes a function, and what deals columns.
     usable_names = [

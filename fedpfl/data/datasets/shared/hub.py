@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpfl.data.datasets.shared.source import WouldDownload, error_line, writes_nothing
-from fedpfl.ground.errors import FedpflError, choices_text
+from fedpfl.ground.errors import FedpflError, choices_text, missing_extra
 
 HUB_NAME = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 TEST = "test"
@@ -50,9 +50,7 @@ def import_datasets() -> Any:
     try:
         return import_without_draws("datasets")
     except ImportError:
-        raise FedpflError(
-            "dataset=hf needs a package that is not installed; pip install 'fedpfl[hf]'"
-        ) from None
+        raise missing_extra("dataset=hf needs a package that is not installed", "hf") from None
 
 
 def open_splits(
