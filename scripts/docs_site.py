@@ -197,13 +197,10 @@ def make_method_pages() -> Iterator[tuple[str, str]]:
 
 
 def read_counted_rows() -> dict[str, dict[str, str]]:
-    """Return the rows of the table of docs/methods.md, by method."""
+    """Return the rows of docs/results/methods.csv, by method."""
     import methods_table
 
-    text = (ROOT / "docs/methods.md").read_text()
-    lines = text.split(methods_table.BEGIN)[1].split(methods_table.END)[0].strip().splitlines()
-    titles, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines)
-    return {row[0].strip("`"): dict(zip(titles, row, strict=True)) for row in rows}
+    return {row["method"]: row for row in methods_table.read_costs()}
 
 
 def make_method_page(

@@ -1,11 +1,11 @@
-"""Make the table of methods in docs/methods.md.
+"""Make docs/results/methods.csv, and from it the table of docs/methods.md.
 
     python scripts/methods_table.py [--write]
 
-What travels and what a client keeps is counted by the engine: two rounds of cnn4 on [1, 28, 28]
-images of 10 classes, each method with the values of its configuration file; counts are the second
-round's mean per client. What no code knows, the personal part and the extra local work, is a line
-in the head of that file. Outside oracles are those of docs/results/oracles.csv.
+The engine counts what travels and what a client keeps: two rounds of cnn4 on [1, 28, 28] images of
+10 classes, each method with the values of its configuration file; counts are the second round's
+mean per client. The personal part and the extra local work stand in the head of that file. Outside
+oracles are those of docs/results/oracles.csv.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import csv
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -31,8 +31,9 @@ from fedpfl.train import CONF
 PAGE = Path(__file__).parents[1] / "docs" / "methods.md"
 BEGIN, END = "<!-- made by scripts/methods_table.py -->", "<!-- to here -->"
 ORACLES = PAGE.parent / "results" / "oracles.csv"
+COSTS = PAGE.parent / "results" / "methods.csv"
 TITLES = (
-    "`method=`",
+    "method",
     "source",
     "personal part",
     "extra local work",
@@ -42,6 +43,8 @@ TITLES = (
     "server sees",
     "outside oracle",
 )
+SHOWN = ("source", "personal part", "server sees")
+"""Columns of the page's table, beside the method."""
 CITATION = re.compile(r"\(([A-Z][^()]*?\b(?:19|20)\d\d[^()]*)\)")
 """A source in brackets, with its year."""
 HEAD_LINE = re.compile(r"^# Personal: (.+)\. Extra work: (.+)\.$", re.MULTILINE)
@@ -98,7 +101,7 @@ def count_traffic_and_state(name: str) -> list[str]:
 
 
 def describe_oracles(name: str) -> str:
-    """Return beside whose code a method was held, and the largest difference on any engine."""
+    """Return the public code beside a method, and the largest difference on any engine."""
     with ORACLES.open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["method"] == name]
     peers = sorted({row["repository"].partition("/")[2] for row in rows})
@@ -109,9 +112,9 @@ def describe_oracles(name: str) -> str:
     return f"{', '.join(peers)}: {max(differences):.0e}" if differences else ""
 
 
-def make_table(methods: Mapping[str, type[Method]] = METHODS) -> str:
-    """Return the table in Markdown, one row per method."""
-    rows = [TITLES, ("---",) * len(TITLES)]
+def count_costs(methods: Mapping[str, type[Method]] = METHODS) -> list[dict[str, str]]:
+    """Return a row of costs for each method."""
+    rows = []
     for name, method_type in methods.items():
         citation = CITATION.search(re.sub(r"\s+", " ", method_type.__doc__ or ""))
         source = citation.group(1).removesuffix(", Algorithm 1") if citation else ""
@@ -119,17 +122,36 @@ def make_table(methods: Mapping[str, type[Method]] = METHODS) -> str:
         head_line = HEAD_LINE.search(head)
         personal_part, extra_work = head_line.groups() if head_line else ("", "")
         counts = count_traffic_and_state(name)
-        oracles = describe_oracles(name)
-        rows.append((f"`{name}`", source, personal_part, extra_work, *counts, oracles))
-    return "\n".join(f"| {' | '.join(row)} |".replace("|  |", "| |") for row in rows)
+        cells = (name, source, personal_part, extra_work, *counts, describe_oracles(name))
+        rows.append(dict(zip(TITLES, cells, strict=True)))
+    return rows
+
+
+def read_costs() -> list[dict[str, str]]:
+    """Return the rows of docs/results/methods.csv."""
+    with COSTS.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def make_table(rows: Iterable[Mapping[str, str]]) -> str:
+    """Return the page's table in Markdown, one row per method."""
+    lines = [("`method=`", *SHOWN), ("---",) * (1 + len(SHOWN))]
+    for row in rows:
+        lines.append((f"`{row['method']}`", *(row[title] for title in SHOWN)))
+    return "\n".join(f"| {' | '.join(line)} |".replace("|  |", "| |") for line in lines)
 
 
 def main() -> None:
-    """Print the table, or put it where it belongs."""
-    text = make_table()
+    """Print the table, or write it and its CSV."""
+    rows = count_costs()
+    text = make_table(rows)
     if "--write" not in sys.argv[1:]:
         print(text)
         return
+    with COSTS.open("w", newline="") as file:
+        writer = csv.DictWriter(file, TITLES, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
     before, after_mark = PAGE.read_text().split(BEGIN)
     PAGE.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after_mark.split(END)[1]}")
 

@@ -1,4 +1,4 @@
-"""Hold methods beside the public code of others, and make docs/oracles.md from what was found.
+"""Compare methods with public code, and make docs/oracles.md from the results.
 
     python scripts/oracles.py [METHOD ...] [--engine batched]   # clones the peers, and plays them
     python scripts/oracles.py --checkouts DIR                   # has git repositories as OWNER/NAME
@@ -142,22 +142,23 @@ def format_result(result: str) -> str:
 
 
 def make_table() -> str:
-    """Return the rows as a table, and the peers' commits as another."""
-    rows = []
-    for row in read_results():
-        results = [format_result(row[engine]) for engine in ENGINES]
-        what = (f"`{row['method']}`", row["setting"], row["repository"])
-        rows.append((*what, row["undone"], *results))
-    commits = []
+    """Return a table with a row for each peer: methods, and the largest difference."""
+    table = []
     for repository, commit in COMMITS.items():
+        rows = [row for row in read_results() if row["repository"] == repository]
+        differences = [
+            float(row[engine]) for row in rows for engine in ENGINES if is_number(row[engine])
+        ]
         link = f"[{repository}](https://github.com/{repository}/tree/{commit})"
-        commits.append((link, commit))
-    return "\n\n".join(
-        (
-            markdown(("method", "setting", "oracle", "undone in it", *ENGINES), rows),
-            markdown(("oracle", "commit"), commits),
-        )
-    )
+        methods = ", ".join(dict.fromkeys(row["method"] for row in rows))
+        largest = format_result(str(max(differences))) if differences else ""
+        table.append((link, methods, largest))
+    return markdown(("public code, at its commit", "methods", "largest difference"), table)
+
+
+def is_number(text: str) -> bool:
+    """Return whether a result is a difference, not a reason."""
+    return text[:1].isdigit()
 
 
 def write_page() -> None:
