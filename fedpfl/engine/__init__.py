@@ -5,15 +5,19 @@ a store, no configuration, no report. `play_round` is where to begin reading.
 """
 
 from fedpfl.engine import measures
-from fedpfl.engine.backends.autotune import AutotunedBackend, choose_backend
 from fedpfl.engine.backends.backend import Backend, Engine
-from fedpfl.engine.backends.selection import make_backend, require_supported, slowness_notices
+from fedpfl.engine.backends.selection import (
+    FallbackBackend,
+    choose_backend,
+    make_backend,
+    require_supported,
+    slowness_notices,
+)
 from fedpfl.engine.clock import Clock, play_timed_round
 from fedpfl.engine.hostile import check_upload_form
 from fedpfl.engine.keys import draw_cohorts, draw_secret_cohorts, find_global_draws
 from fedpfl.engine.masks import compare_masks
 from fedpfl.engine.plugin_trial import PluginTrial
-from fedpfl.engine.precision_timing import PrecisionTimes, time_precisions
 from fedpfl.engine.protect import make_privacy_state, untrained_upload
 from fedpfl.engine.round import Outcome, RoundSetup, play_round
 from fedpfl.engine.sampling import ClientSteps, SamplingRehearsal
@@ -26,16 +30,15 @@ from fedpfl.engine.training.train_plan import FineTuning
 
 __all__ = [
     "SPARE",
-    "AutotunedBackend",
     "Backend",
     "ClientSteps",
     "Clock",
     "Engine",
+    "FallbackBackend",
     "FineTuning",
     "Local",
     "Outcome",
     "PluginTrial",
-    "PrecisionTimes",
     "RoundSetup",
     "SamplingRehearsal",
     "State",
@@ -57,7 +60,6 @@ __all__ = [
     "play_timed_round",
     "require_supported",
     "slowness_notices",
-    "time_precisions",
     "untrained_upload",
     "unused_optimizer_text",
     "vmap_advice",

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from fedpfl.data.federation import Federation
-from fedpfl.engine.backends.autotune import answer_distance
 from fedpfl.engine.backends.backend import Backend, Engine
+from fedpfl.engine.backends.distance import answer_distance
 from fedpfl.engine.backends.loop import LoopBackend
 from fedpfl.engine.backends.selection import make_backend
 from fedpfl.engine.calls import Call, EvalCall, TrainCall, with_before_turn

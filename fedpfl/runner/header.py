@@ -49,7 +49,6 @@ class RunOutlook:
         backend_name: of the backend that computes the clients.
         state_bytes: bytes of the client states that are there.
         needs: what the run will hold.
-        pace: how fast bf16 is beside fp32, None where that was not measured.
         time_text: how long the run will take, "" where that is not known.
     """
 
@@ -58,7 +57,6 @@ class RunOutlook:
     backend_name: str
     state_bytes: int
     needs: ResourceNeeds
-    pace: engine.PrecisionTimes | None = None
     time_text: str = ""
 
 
@@ -236,8 +234,6 @@ def format_header(run: Run, outlook: RunOutlook) -> list[str]:
         lines.append(f"privacy     {_describe_privacy(run)}")
     lines += _list_hostilities(run)
     lines.append(f"engine      {outlook.backend_name} on {run.device}, {run.engine.precision}")
-    if outlook.pace and outlook.pace.pays:
-        lines.append(f"precision   {outlook.pace}")
 
     # ---- What it takes
     lines.append(_describe_memory(run, outlook))
@@ -341,9 +337,6 @@ def introduce_run(
     """
     directory = progress.directory
     state_bytes = sum(map(tree.nbytes, progress.state.rows.trees))
-    pace = engine.time_precisions(
-        run.engine, run.device, run.net, run.federation, run.local.batch_size
-    )
     time_text = ""
     if forecast:
         schedule = Schedule.of(run.settings.rounds, run.config)
@@ -356,7 +349,6 @@ def introduce_run(
         backend_name=backend.name,
         state_bytes=state_bytes,
         needs=needs,
-        pace=pace,
         time_text=time_text,
     )
 
@@ -364,8 +356,6 @@ def introduce_run(
     notes = [*directory.notes, *run.notes]
     notes += filter(None, [warn_if_few_train(run, needs.clients), _warn_of_probabilities(run)])
     notes += engine.slowness_notices(run.engine, run.device)
-    if pace and not pace.pays:
-        notes.append(f"slow: {pace}; use engine.precision=fp32")
     notes += warn_of_shortage(run, directory.path, needs, state_bytes)
     return make_run_info(
         run.config,

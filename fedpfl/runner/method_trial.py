@@ -33,7 +33,7 @@ def try_plugin_method(run: Run, backend: engine.Backend, state: engine.State) ->
     _require_visible_state(run, trial)
     if backend.name == "loop" or not trial.depends_on_padding():
         return
-    if not isinstance(backend, engine.AutotunedBackend):
+    if not isinstance(backend, engine.FallbackBackend):
         raise FedpflError(_describe_padding_fault(run))
     log.info("engine: loop is taken; method=%s: %s", run.config["method"]["name"], PADDING_FAULT)
     backend.leave_out_batched()

@@ -32,7 +32,7 @@ from fedpfl.runner.method_trial import try_plugin_method
 from fedpfl.runner.needs import ResourceNeeds, estimate_needs
 from fedpfl.runner.trials import SearchTrial, replay_evaluations
 
-AUTOTUNED_KEYS = ("backend", "graphs", "width")
+RECORDED_ENGINE_KEYS = ("backend", "graphs", "width")
 """Keys of the engine that engine=auto finds out."""
 
 
@@ -319,7 +319,7 @@ def _make_backend(
     recorded_engine = progress.recorded_engine
     resumed_engine: dict[str, Any] = {}
     if recorded_engine.get("device") == run.device.type:
-        resumed_engine = tree.select(recorded_engine, AUTOTUNED_KEYS)
+        resumed_engine = tree.select(recorded_engine, RECORDED_ENGINE_KEYS)
     make = partial(
         engine.choose_backend,
         run.engine,
@@ -327,7 +327,6 @@ def _make_backend(
         run.device,
         resumed_engine,
         partial(ranks.distribute_backend, device=run.device),
-        ranks.broadcast_value,
     )
     if stage is None:
         backend = make()
@@ -353,6 +352,6 @@ def _make_backend(
 
 def _engine_record(run: Run, backend: engine.Backend) -> dict[str, Any]:
     """Return the engine settings in use, the device type and the seconds of each candidate."""
-    settings = {name: getattr(backend.engine, name) for name in AUTOTUNED_KEYS}
+    settings = {name: getattr(backend.engine, name) for name in RECORDED_ENGINE_KEYS}
     seconds = getattr(backend, "seconds", {})
     return {"device": run.device.type, **settings, "seconds": seconds}

@@ -1,6 +1,7 @@
 """Code of plugins that would change numbers in silence is refused before the first round."""
 
 import sys
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -8,8 +9,7 @@ import torch
 
 from fedpfl.config import plugins
 from fedpfl.config.twins import import_twin
-from fedpfl.engine import AutotunedBackend, make_backend, make_initial_state
-from fedpfl.engine.backends.autotune import candidate_engines
+from fedpfl.engine import FallbackBackend, make_backend, make_initial_state
 from fedpfl.runner.method_trial import try_plugin_method
 from tests.command import TINY, format_override, run_command
 from tests.conftest import CPU, read_cases
@@ -216,19 +216,17 @@ def test_what_is_right_runs(words, plugin, tmp_path):
     assert result.code == 0, result.err
 
 
-@pytest.mark.parametrize(("method", "names"), [("plainmean", ["loop"]), ("right", None)])
-def test_a_backend_that_chooses_is_left_loop_alone(method, names, plugin, tmp_path):
+@pytest.mark.parametrize(("method", "name"), [("plainmean", "loop"), ("right", "batched")])
+def test_a_backend_that_chooses_is_left_loop_alone(method, name, plugin, tmp_path):
     plugins.load_plugins([tmp_path / "mine.py"])
     run = build(plugin, f"method={method}", *TINY)
-    engines = candidate_engines(run.engine)
     make = partial(make_backend, net=run.net, on=CPU)
-    backend = AutotunedBackend(run.net, engines, make)
+    backend = FallbackBackend(replace(run.engine, backend="batched"), make)
     random_state = torch.get_rng_state()
     state = make_initial_state(run.method, run.net, run.federation.clients, run.device)
     try_plugin_method(run, backend, state)
     assert torch.equal(torch.get_rng_state(), random_state)
-    kept = [engine.backend for engine in backend._engines]
-    assert kept == (names or [engine.backend for engine in engines])
+    assert backend.engine.backend == name
 
 
 BESIDE = """

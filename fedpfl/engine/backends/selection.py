@@ -1,6 +1,12 @@
-"""Choosing a backend and a device."""
+"""The device and the backend of a run."""
 
 from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -8,11 +14,14 @@ from fedpfl.engine.backends import ranks
 from fedpfl.engine.backends.backend import Backend, Engine
 from fedpfl.engine.backends.batched import BatchedBackend
 from fedpfl.engine.backends.loop import LoopBackend
+from fedpfl.engine.calls import Answer, Call, TrainCall
 from fedpfl.ground.errors import FedpflError, error_text
 from fedpfl.ground.seeding import seeded_process
 from fedpfl.models import Net
 from fedpfl.models.traits import SEED, made_up_samples
 from fedpfl.models.vectorized import find_obstacle, require_vectorized
+
+log = logging.getLogger(__name__)
 
 BACKENDS: dict[str, type[LoopBackend] | type[BatchedBackend]] = {
     "loop": LoopBackend,
@@ -21,44 +30,38 @@ BACKENDS: dict[str, type[LoopBackend] | type[BatchedBackend]] = {
 
 
 def find_device(name: str) -> torch.device:
-    """Return the device of this name.
-
-    `auto` is CUDA if there is one, else the CPU.
+    """Find the device of this name: `auto` is CUDA if there is one, else the CPU.
 
     Under torchrun, `auto` and `cuda` give each process of a machine a GPU of its own.
 
     Raises:
         FedpflError: There is no such device.
     """
-    # ---- Step 1: under torchrun each process has a GPU for itself.
     number, processes = ranks.local_rank_and_size()
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if name in ("auto", "cuda") and gpus and processes > 1:
-        if processes > gpus:
-            raise FedpflError(
-                f"device={name}: {processes} processes on {gpus} GPUs; use --nproc_per_node={gpus}"
-            )
+    is_shared = gpus > 0 and processes > 1
+    if is_shared and processes > gpus and name in ("auto", "cuda"):
+        raise FedpflError(
+            f"device={name}: {processes} processes on {gpus} GPUs; use --nproc_per_node={gpus}"
+        )
+    if is_shared and name in ("auto", "cuda"):
         return torch.device("cuda", number)
-
-    # ---- Step 2: alone, the first GPU, or the CPU.
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-    # ---- Step 3: the device that is named.
+        return torch.device("cuda" if gpus else "cpu")
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise FedpflError(f"device must be auto, cpu, cuda or cuda:N, got {name!r}") from None
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise FedpflError(f"device must be auto, cpu, cuda or cuda:N, got {name!r}")
     if device.type == "cuda" and (device.index or 0) >= gpus:
         raise FedpflError(
             f"device={name}: this machine has no such CUDA device; use device=cpu or device=auto"
         )
-    if device.type == "cuda" and processes > 1:
+    if device.type == "cuda" and is_shared:
         raise FedpflError(
             f"device={name}: {processes} processes cannot share a GPU; use device=auto"
         )
-    if device.type not in ("cpu", "cuda"):
-        raise FedpflError(f"device must be auto, cpu, cuda or cuda:N, got {name!r}")
     return device
 
 
@@ -69,14 +72,20 @@ def require_supported(engine: Engine, on: torch.device) -> None:
 
 
 def slowness_notices(engine: Engine, on: torch.device) -> list[str]:
-    """Return a line for each choice that is far slower here than another one."""
+    """Name each setting that is slower than another one on this device."""
     lines = []
     if on.type == "cpu" and engine.backend == "batched":
         lines.append(
             "slow: batched is for GPUs, and on a CPU mostly slower than loop; use"
             " engine.backend=auto"
         )
+    if on.type == "cpu" and engine.precision == "bf16" and not _has_bf16_instructions():
+        lines.append("slow: this processor has no instructions for bf16; use engine.precision=fp32")
     return lines
+
+
+def _has_bf16_instructions() -> bool:
+    return torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
 
 
 def _require_mixed_precision(net: Net) -> None:
@@ -96,7 +105,7 @@ def _require_mixed_precision(net: Net) -> None:
 
 
 def make_backend(engine: Engine, net: Net, on: torch.device) -> Backend:
-    """Return the backend of a run.
+    """Make the backend that a run's settings name.
 
     `auto` is batched on CUDA, but for networks that it cannot take, and loop on a CPU.
 
@@ -111,3 +120,102 @@ def make_backend(engine: Engine, net: Net, on: torch.device) -> Backend:
     if engine.precision == "bf16":
         _require_mixed_precision(net)
     return BACKENDS[name](net, on, engine)
+
+
+def choose_backend(
+    engine: Engine,
+    net: Net,
+    device: torch.device,
+    recorded_engine: Mapping[str, Any] | None = None,
+    distribute: Callable[[Backend], Backend] = lambda backend: backend,
+) -> Backend:
+    """Make the backend of a run, by what earlier parts of the run have recorded.
+
+    Args:
+        engine: The run's settings.
+        net: The network.
+        device: Where it is computed.
+        recorded_engine: Settings that an earlier process of the run has kept.
+        distribute: Spreads a backend over the processes of a run.
+    """
+
+    def make(engine: Engine) -> Backend:
+        return distribute(make_backend(engine, net, device))
+
+    if engine.backend != "auto":
+        return make(replace(engine, width=_resumed_width(engine, recorded_engine or {})))
+    if recorded_engine:
+        return make(replace(engine, **recorded_engine))
+    if device.type != "cuda":
+        return make(engine)
+    if obstacle := find_obstacle(net):
+        log.info(
+            "engine: loop is taken; batched cannot vectorise model=%s over clients (%s)",
+            net.name,
+            obstacle,
+        )
+        return make(engine)
+    return FallbackBackend(replace(engine, backend="batched"), make)
+
+
+def _resumed_width(engine: Engine, recorded_engine: Mapping[str, Any]) -> int:
+    """Find the width to go on with: the recorded one, where memory ran out before."""
+    width = recorded_engine.get("width", 0)
+    # A width that the user has set meanwhile counts where it is the smaller one.
+    has_narrowed = width and (not engine.width or width < engine.width)
+    if has_narrowed and recorded_engine.get("backend") == engine.backend:
+        return int(width)
+    return engine.width
+
+
+class FallbackBackend(Backend):
+    """Compute by one engine, or by loop if that engine fails before it has trained a cohort.
+
+    Later errors end the run, so that no run is computed in two ways.
+
+    Args:
+        engine: The engine to try.
+        make: Builds an engine's backend.
+    """
+
+    def __init__(self, engine: Engine, make: Callable[[Engine], Backend]):
+        self._make_loop = partial(make, replace(engine, backend="loop", graphs=False))
+        self._backend = make(engine)
+        self._is_settled = False
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """Return the name of the backend that computes."""
+        return self._backend.name
+
+    @property
+    def engine(self) -> Engine:  # type: ignore[override]
+        """Return the settings of the backend that computes."""
+        return self._backend.engine
+
+    @property
+    def net(self) -> Net:  # type: ignore[override]
+        """Return the network."""
+        return self._backend.net
+
+    def leave_out_batched(self) -> None:
+        """Compute by loop from now on."""
+        self._is_settled = True
+        self._backend = self._make_loop()
+
+    def run(self, calls: Sequence[Call]) -> list[Answer]:
+        """See Backend."""
+        answers = self._backend.run(calls)
+        errors = [answer for answer in answers if isinstance(answer, Exception)]
+        if self._is_settled or not errors:
+            self._is_settled |= any(map(_trains_clients, calls))
+            return answers
+        log.warning("engine: loop is taken, as %s fails: %s", self.name, error_text(errors[0]))
+        for error in errors:
+            error.with_traceback(None)  # whose frames hold the failed backend's memory
+        self.leave_out_batched()
+        return self._backend.run(calls)
+
+
+def _trains_clients(call: Call) -> bool:
+    return isinstance(call, TrainCall) and (call.survey is None or call.survey.trains)
