@@ -427,12 +427,11 @@ def test_config_files():
         *DATA_SETS,
         "organamnist_as_published",
         "organcmnist_as_published",
-        "cifar10_c_made",
     }
     for stem, values in files.items():
         values.pop("title", None)
         values.pop("defaults", None)  # the partition that comes with it
-        name = stem.removesuffix("_as_published").removesuffix("_made")
+        name = stem.removesuffix("_as_published")
         options = {
             key: list(p.default) if isinstance(p.default, tuple) else p.default
             for key, p in list(inspect.signature(DATA_SETS[name]).parameters.items())[1:]
@@ -441,7 +440,7 @@ def test_config_files():
         options.pop("task", None)  # a key of the run's
         own = {key: value for key, value in list(values.items())[6:] if key != "normalize"}
         assert list(values)[:6] == ["name", "mean", "std", "classes", "path", "download"]
-        assert own == options | ({"made": True} if stem.endswith("_made") else {})
+        assert own == options
         assert values["name"] == name
         if not stem.endswith("_as_published"):
             assert all(0 < value < 1 for value in (values["mean"] or []) + (values["std"] or []))

@@ -132,7 +132,6 @@ def unpacked_folder(
     md5: tuple[str, ...],
     urls: Sequence[str],
     flat: bool = False,
-    hint: str = "",
 ) -> Iterator[Path]:
     """Yield folder `base` below `data_dir`, unpacked from its archive where it is absent.
 
@@ -145,7 +144,6 @@ def unpacked_folder(
         md5: The archive's sums.
         urls: Where to download the archive.
         flat: Whether the archive holds the folder's content, not the folder.
-        hint: What else the user may do where both are absent.
     """
     # ---- Step 1: unpacked already, or the archive.
     target = source.folder / base
@@ -157,7 +155,7 @@ def unpacked_folder(
         archive,
         md5,
         urls,
-        f"{archive} (or {base}/, unpacked){hint}",
+        f"{archive} (or {base}/, unpacked)",
     )
 
     # ---- Step 2: unpack it beside its place, and move it there whole.
