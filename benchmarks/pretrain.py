@@ -61,7 +61,7 @@ def main(arguments: Sequence[str]) -> None:
     options.out.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(options.out) as temporary:
         values = {name: value.contiguous() for name, value in module.state_dict().items()}
-        save_file(values, temporary, run.origin.trained.to_header())
+        save_file(values, temporary)
     print(f"wrote {options.out}")
 
 

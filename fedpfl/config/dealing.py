@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from fedpfl import data
@@ -16,7 +15,7 @@ from fedpfl.config.group_options import read_dataset_options, read_partition_opt
 from fedpfl.config.plan import Plan
 from fedpfl.config.schema import Settings
 from fedpfl.config.twins import import_twin, twin_chosen
-from fedpfl.data import Federation, ShiftedClients, datasets, partition, provenance
+from fedpfl.data import Federation, ShiftedClients, datasets, partition
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.origin import is_of_package
 from fedpfl.ground.seeding import seeded_by_key
@@ -57,7 +56,6 @@ class DealtData:
         shifted: what they hold in each world, None where nothing is laid over.
         splits: who holds which samples, for the fingerprint.
         samples_digest: of what was read.
-        hashes: of all samples; None where they are at nodes.
         notes: lines for the user.
     """
 
@@ -66,7 +64,6 @@ class DealtData:
     shifted: ShiftedClients | None
     splits: tuple[Any, ...]
     samples_digest: str
-    hashes: np.ndarray | None
     notes: tuple[str, ...]
 
 
@@ -75,19 +72,18 @@ def deal_data(plan: Plan, share: Share) -> DealtData:
     settings = plan.settings
     dataset_options = read_dataset_options(plan.config)
 
-    def load() -> tuple[datasets.Samples, Tensor, str, np.ndarray]:
+    def load() -> tuple[datasets.Samples, Tensor, str]:
         samples = _read_samples(settings, dataset_options)
         digest = data.fingerprint(samples)
         if samples.x.nbytes <= REREAD_BYTES:
             _require_repeatable(settings, dataset_options, digest)
-        hashes = provenance.hash_samples(samples.x)
         on_device = replace(samples, x=samples.x.to(plan.device))
         # Runs that share samples train together, for which their labels must be the same tensor.
-        return on_device, samples.y.to(plan.device), digest, hashes
+        return on_device, samples.y.to(plan.device), digest
 
     # Not the seed: runs that differ by it share the samples and deal them differently.
     samples_key = ("samples", plan.device, settings.data_dir, repr(dataset_options))
-    samples, labels, samples_digest, hashes = share(samples_key, load)
+    samples, labels, samples_digest = share(samples_key, load)
 
     # ---- Who holds which samples
     partition_name = plan.config["partition"]["name"]
@@ -114,7 +110,6 @@ def deal_data(plan: Plan, share: Share) -> DealtData:
         shifted=shifted,
         splits=splits,
         samples_digest=samples_digest,
-        hashes=hashes,
         notes=(*split.notes, *_note_unused_groups(samples, partition_name)),
     )
 

@@ -38,6 +38,7 @@ class Run(Plan):
         world: that `federation` is of; None: as the partition deals them.
         clock: of simulated time, None without it.
         net: the network.
+        samples_digest: of the data set.
         data_digest: of all that was read from files, the same for all seeds.
         fingerprint: also of who holds which samples, and of what of the network is frozen.
         account: of privacy, None without it.
@@ -52,6 +53,7 @@ class Run(Plan):
     shifted: ShiftedClients | None
     clock: Clock | None
     net: Net
+    samples_digest: str
     data_digest: str
     fingerprint: str
     account: Account | SampleAccount | None
@@ -158,7 +160,7 @@ def build_run(plan: Plan, share: Share = share_nothing) -> Run:
     )
     weights_origin = origin.trace_origin(
         weights=weights,
-        hashes=dealt_data.hashes,
+        samples_digest=dealt_data.samples_digest,
         federation=federation,
         newcomers=dealt_data.newcomers,
         overlap=model_options.pop("overlap", False),
@@ -180,6 +182,7 @@ def build_run(plan: Plan, share: Share = share_nothing) -> Run:
         shifted=dealt_data.shifted,
         clock=clock,
         net=net,
+        samples_digest=dealt_data.samples_digest,
         data_digest=data_digest,
         fingerprint=fingerprint,
         account=account,

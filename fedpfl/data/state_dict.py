@@ -4,19 +4,38 @@ import hashlib
 import re
 import zipfile
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from safetensors import safe_open
 from safetensors import torch as safetensors
 from torch import Tensor
 
-from fedpfl.data.provenance import Provenance, Weights
 from fedpfl.ground.errors import FedpflError
 
 # torch.hub names its files so.
 HASH_IN_NAME = re.compile(r"-([0-9a-f]{8,})\.\w+$")
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """Initial values of a network.
+
+    Attributes:
+        values: Tensors by name.
+        path: Their file or run.
+        samples_digest: Digest of the run's data set; "" for a file.
+        trained_on: Training samples of the run, as indices in its data set.
+        caveat: What the run's own tables say of its initial weights.
+    """
+
+    values: dict[str, Tensor]
+    path: str
+    samples_digest: str = ""
+    trained_on: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    caveat: str = ""
 
 
 def read_state_dict(path: Path) -> dict[str, Tensor]:
@@ -47,9 +66,7 @@ def read_weights(path: Path) -> Weights:
     # ---- Step 2: its values, read without running any code.
     try:
         if path.suffix == ".safetensors":
-            with safe_open(path, "pt") as file:
-                provenance = Provenance.from_header(file.metadata())
-            return Weights(safetensors.load_file(path), str(path), provenance)
+            return Weights(safetensors.load_file(path), str(path))
         _require_checksums(path)
         values: Any = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch's unpickler raises whatever it meets
@@ -61,7 +78,7 @@ def read_weights(path: Path) -> Weights:
         raise FedpflError(
             f"model.weights: {path} must hold a network's state_dict and nothing else"
         )
-    return Weights(dict(values), str(path), Provenance.from_state(values))
+    return Weights(dict(values), str(path))
 
 
 def _require_checksums(path: Path) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import yaml
 
-from fedpfl.data.provenance import Provenance
 from fedpfl.ground import files
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.identity import describe_differences
@@ -107,8 +106,10 @@ def _require_final_checkpoint(state: Path, summary: Mapping[str, Any]) -> None:
         raise files.damaged_error(state, "is not the one that the run ended with")
 
 
-def read_provenance(path: Path, summary: Mapping[str, Any]) -> Provenance | None:
-    """Return the training data of a run's models, None where it was not recorded.
+def read_training_samples(path: Path, summary: Mapping[str, Any]) -> tuple[str, np.ndarray]:
+    """Read the digest of a run's data set, and the indices of its training samples.
+
+    The digest is "" where the run did not record it.
 
     Raises:
         FedpflError: partition.npz is not as the run wrote it.
@@ -116,8 +117,9 @@ def read_provenance(path: Path, summary: Mapping[str, Any]) -> Provenance | None
     content = files.read_if_exists(path / "partition.npz")
     digests.check_content(path, summary, "partition.npz", content)
     if content is None:
-        return None
-    return Provenance.from_arrays(np.load(io.BytesIO(content), allow_pickle=False))
+        return "", np.empty(0, np.int64)
+    arrays = np.load(io.BytesIO(content), allow_pickle=False)
+    return str(arrays.get("samples_digest", "")), arrays["train_indices"]
 
 
 def differences_from(path: Path, config: Any) -> str:

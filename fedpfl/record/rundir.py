@@ -17,7 +17,6 @@ import numpy as np
 import yaml
 
 from fedpfl.data.fingerprint import FINGERPRINTED_PARTS
-from fedpfl.data.provenance import Provenance
 from fedpfl.ground import files, lock
 from fedpfl.ground.errors import FedpflError, error_text
 from fedpfl.ground.release import require_readable
@@ -52,7 +51,7 @@ class PartitionRecord:
         title: of the picture.
         validation: indices of validation samples; left out if empty.
         unseen: the newcomers; left out if empty.
-        trained: what the run's models are trained on.
+        samples_digest: of the data set.
         client_names: left out if empty.
         class_names: of the picture, which has numbers without.
         sizes: of the picture, where label counts do not add up to them.
@@ -64,7 +63,7 @@ class PartitionRecord:
     title: str
     validation: Sequence[np.ndarray] = ()
     unseen: Sequence[int] = ()
-    trained: Provenance | None = None
+    samples_digest: str = ""
     client_names: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
     sizes: tuple[int, ...] = ()
@@ -329,8 +328,8 @@ class RunDirectory:
             arrays["unseen"] = np.array(record.unseen, dtype=np.int64)
         if record.client_names:
             arrays["client_names"] = np.array(record.client_names, dtype=np.str_)
-        if record.trained:
-            arrays |= record.trained.to_arrays()
+        if record.samples_digest:
+            arrays["samples_digest"] = np.array(record.samples_digest)
         arrays["label_counts"] = np.asarray(record.label_counts, dtype=np.int64)
         # In memory first: the content has a digest that is noted before the file is written.
         archive = io.BytesIO()

@@ -14,7 +14,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from fedpfl import engine
@@ -75,13 +74,11 @@ def require_public_scale(plan: Plan) -> None:
 
 def share_agreement(plan: Plan, agreement: Agreement) -> Share:
     """Return what gives a run the agreed samples, where it would read some."""
-    # Nobody has hashes of all samples, by which weights are compared with what they saw.
     samples = agreement.make_samples(read_options(plan.config, "dataset"), plan.device)
-    no_hashes: np.ndarray | None = None
     digest = agreement.digest
 
     def share(key: Hashable, make: Callable[[], Any]) -> Any:
-        return samples, samples.y.to(plan.device), digest, no_hashes
+        return samples, samples.y.to(plan.device), digest
 
     return share
 

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from fedpfl.data import Federation
-from fedpfl.data.provenance import Provenance
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError, error_text, missing_extra
 from fedpfl.ground.tree import Tree
@@ -151,9 +150,6 @@ def write_safetensors(run: Trained, client: int | str, path: Path) -> None:
         "classes": list(run.classes),
     }
     metadata = {key: json.dumps(value) for key, value in facts.items()}
-    provenance = Provenance.from_state(values)
-    if provenance:
-        metadata |= provenance.to_header()
     safetensors.torch.save_file(dict(values), path, metadata=metadata)
 
 

@@ -91,7 +91,7 @@ class ClientTable:
             label_counts=self.label_counts.numpy(),
             title=f"{title}: {federation.heterogeneity}",
             unseen=run.newcomers.partition_numbers if run.newcomers else (),
-            trained=run.origin.trained,
+            samples_digest=run.samples_digest,
             client_names=self.client_names,
             class_names=federation.class_names,
             sizes=sizes,

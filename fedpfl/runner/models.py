@@ -18,7 +18,6 @@ from fedpfl import engine
 from fedpfl.config.run import Run
 from fedpfl.data import Federation
 from fedpfl.data.datasets.shared.values import to_array
-from fedpfl.data.provenance import Provenance, hash_samples
 from fedpfl.engine.backends.backend import reproducible_arithmetic
 from fedpfl.engine.calls import EvalCall, with_before_turn
 from fedpfl.engine.keys import generator, track_global_draws
@@ -59,12 +58,6 @@ class Models(ABC):
         entries, with dots: `w.fc.weight`, `buffers.w.norm.running_mean`.
         """
         job = self._evaluated_job(client)
-        federation, _, number = self._locate(client)
-        provenance = self._record
-        # Some methods look at a newcomer's samples, too.
-        if federation is self._run.newcomers and not self._run.privacy:
-            newcomer_samples = federation.x[federation.train[number]]
-            provenance = provenance.joined_with(hash_samples(newcomer_samples))
         if job.params.keys() == self._run.net.params.keys():
             values = {
                 **self._run.net.fixed,
@@ -74,7 +67,7 @@ class Models(ABC):
             values = self._run.net.state_dict(values)
         else:
             values = dict(tree.items({**job.params, "buffers": job.buffers}))
-        return provenance.attach_to(_copy_to_cpu(values))
+        return _copy_to_cpu(values)
 
     def mask(self, client: int | str) -> dict[str, Tensor]:
         """Return which entries are a client's own, as bool tensors by names of parameters."""
@@ -143,8 +136,7 @@ class Models(ABC):
             iter(self._state.server_buffers.values()),
             {},
         )
-        values = _copy_to_cpu(run.net.state_dict({**run.net.fixed, **values, **buffers}))
-        return self._record.attach_to(values)
+        return _copy_to_cpu(run.net.state_dict({**run.net.fixed, **values, **buffers}))
 
     def network(self) -> nn.Module:
         """Return a copy of the network as it was before round 1, for `load_state_dict`.
@@ -214,13 +206,6 @@ class Models(ABC):
         net = self._run.net.copy()
         net.module.load_state_dict(net.state_dict({**net.fixed, **net.params, **net.buffers}))
         return net.module.cpu().eval()
-
-    @property
-    def _record(self) -> Provenance:
-        """Return what a model tells of the samples that it was trained on."""
-        if self._run.privacy:  # hashes of samples would tell who took part
-            return Provenance(unrecorded=("a model of a private run",))
-        return self._run.origin.trained
 
     @property
     def _autocast(self) -> Any:
