@@ -6,14 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from scripts.language import CEILINGS, FILLERS, measure_files, measure_rooms
+from scripts.language import CEILINGS, FILLERS, measure_files, measure_rooms, show_where
 
 NOTED = json.loads(CEILINGS.read_text())
 
 
 @pytest.mark.usefixtures("without_collections")
 def test_no_figure_of_a_room_has_risen():
-    """Where one fell, `python scripts/language.py --write` lowers its ceiling."""
+    """Where one fell, `python scripts/language.py --write` lowers its ceiling.
+
+    A broken ceiling names files and words.
+    """
     rooms = measure_rooms()
     assert {*NOTED} == {*rooms}
     for room, ceilings in NOTED.items():
@@ -22,7 +25,9 @@ def test_no_figure_of_a_room_has_risen():
         assert measured["comment_lines"] >= floor - 0.05, f"comments of {room} have become fewer"
         for name in measured.keys() - {"comment_lines"}:
             slack = 0.05 if isinstance(measured[name], float) else 0
-            assert measured[name] <= ceilings[name] + slack, f"{name} of {room} has risen"
+            if measured[name] > ceilings[name] + slack:
+                where = "\n".join(show_where(room, name))
+                pytest.fail(f"{name} of {room}: {measured[name]} for {ceilings[name]}\n{where}")
 
 
 def test_the_figures_are_those_of_a_file_counted_by_hand(tmp_path: Path):
@@ -51,6 +56,9 @@ def test_the_figures_are_those_of_a_file_counted_by_hand(tmp_path: Path):
     assert figures.wide_lines == round(100 / 6, 2)
     assert figures.comment_lines == round(100 / 11, 2)
     assert (figures.long_functions, figures.shared_names) == (0, 0)
+    # Words: 2 of the module, 1 of the comment, 19 of the function: "nobody" and "what it".
+    assert figures.phrases == round(1000 * 2 / 22, 2)
+    assert (figures.openings, figures.code_lines) == (0, 6)
 
 
 def test_a_name_in_three_files_is_counted(tmp_path: Path):
