@@ -80,29 +80,32 @@ def read_checkpoint(path: Path, summary: Mapping[str, Any]) -> dict[str, Any]:
         summary: the run's summary.
 
     Raises:
-        FedpflError: it is damaged, cannot be read, or is not this run's, on its data and by its
-            code; of older runs not all of these are known.
+        FedpflError: it is damaged, cannot be read, or is not this run's.
     """
     state = path / "state.pt"
     _require_final_checkpoint(state, summary)
     payload = checkpoint.load_checkpoint(state)
-    for key, owner in (("identity", "a different run"), ("data", "a run on other data")):
-        expected = summary.get(key)
-        actual = payload.get(key)
-        if None not in (expected, actual) and expected != actual:
-            raise files.damaged_error(state, f"belongs to {owner}")
-    if any(code not in summary.get("code", []) for code in payload.get("codes", [])):
-        raise files.damaged_error(state, "belongs to a run by other code")
+    if payload.get("identity") != summary.get("identity"):
+        raise files.damaged_error(state, "belongs to a different run")
     return payload
+
+
+def require_finished_files(path: Path, summary: Mapping[str, Any]) -> None:
+    """Raise FedpflError where a finished run's files are damaged; state.pt may be absent."""
+    state = path / "state.pt"
+    for name in summary.get("files", {}):
+        if name != state.name:
+            digests.check_content(path, summary, name, files.read_if_exists(path / name))
+    if state.exists():
+        _require_final_checkpoint(state, summary)
+        checkpoint.check_checkpoint(state)
 
 
 def _require_final_checkpoint(state: Path, summary: Mapping[str, Any]) -> None:
     """Raise FedpflError where a finished run's checkpoint is not the one it ended with."""
-    known = summary.get("files", {}).get("state.pt")
-    if summary.get("status") == "finished" and known not in (
-        None,
-        checkpoint.checkpoint_digest(state),
-    ):
+    if summary.get("status") != "finished" or "state.pt" not in summary.get("files", {}):
+        return
+    if summary["files"]["state.pt"] != checkpoint.checkpoint_digest(state):
         raise files.damaged_error(state, "is not the one that the run ended with")
 
 

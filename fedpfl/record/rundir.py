@@ -23,10 +23,10 @@ from fedpfl.ground.release import require_readable
 from fedpfl.record import checkpoint, digests, rounds
 from fedpfl.record.picture import partition_png
 from fedpfl.record.run_files import (
-    _require_final_checkpoint,
     differences_from,
     read_checkpoint,
     read_summary_file,
+    require_finished_files,
 )
 
 _CHECKPOINTED_FILES = ("rounds.csv", "clients.csv", "common.csv")
@@ -35,8 +35,8 @@ _CHECKED_FILES = (*_CHECKPOINTED_FILES, "config.yaml", "partition.npz", "masks.j
 """Files by which a finished run is checked."""
 SECRET_FILE = "privacy.key"
 """Holds the seed of a private run's noise and cohorts; removed once the run is finished."""
-_REPLACED = (*_CHECKED_FILES, "summary.json", "state.pt", "partition.png", SECRET_FILE)
-_CLEARED_KEY = "cleared"  # in the summary of a run whose files are being removed
+_RUN_FILES = ("state.pt", *_CHECKED_FILES, "partition.png", SECRET_FILE, "run.log", "summary.json")
+"""In the order of their removal: the summary goes last, as it says whose the directory is."""
 _APPEND_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
 
 
@@ -76,8 +76,7 @@ class RunDirectory:
     A method that writes raises FedpflError where the file system refuses (full, read-only), or
     where `run.lock` is gone, for then another process may write there.
 
-    A checkpoint holds the text of the files that belong to it, which are written anew from it.
-    `digests` has what readers know the files by.
+    A checkpoint holds the text of the tables up to it, which a resumed run writes anew.
     """
 
     def __init__(
@@ -94,10 +93,7 @@ class RunDirectory:
         self._lock: int | None = lock_handle
         self._locked_path = path.resolve()
         self._rounds_file: int | None = None  # open file of rounds.csv
-        self._rounds_digest: Any = None  # digest of its content
-        self._open_notes: digests.DigestNotes | None = None
         self._columns: tuple[str, ...] | None = None
-        self._is_restored = False
         self._summary: dict[str, Any] = {}
         self._contents: dict[str, bytes] = {}  # the expected content of _CHECKED_FILES
         self._code = code
@@ -133,14 +129,11 @@ class RunDirectory:
         path = Path(path)
         with files.explain_write_errors(path):
             path.mkdir(parents=True, exist_ok=True)
-            is_new = _is_new(path)
+            _require_own_directory(path)
             directory = cls(path, identity, lock.acquire_lock(path), code)
             try:
                 directory._prepare(config_yaml, data, restart)
             except BaseException:
-                if is_new:
-                    with contextlib.suppress(OSError):
-                        files.remove_files(path, [*_REPLACED, digests.NOTES_FILE, "run.lock"])
                 directory.close()
                 raise
         return directory
@@ -172,16 +165,12 @@ class RunDirectory:
             FedpflError: state.pt is damaged, cannot be read or belongs to a different run.
         """
         # ---- Step 1: the checkpoint, and the texts that it holds.
-        self._close_files()
+        self._close_rounds()
         self._columns = None
-        self._is_restored = True
         if (self.path / "state.pt").exists():
             earlier = read_checkpoint(self.path, self._summary)
-        if earlier is not None and "files" not in earlier:
-            raise files.damaged_error(self.path / "state.pt", "is of an older version")
         payload = dict(earlier or {})
         payload.pop("identity", None)
-        payload.pop("data", None)
         texts = payload.pop("files", {})
 
         # ---- Step 2: files that it does not hold are from after it.
@@ -197,9 +186,7 @@ class RunDirectory:
         for name in texts:
             self._write(name, texts[name].encode())
         if texts.get("rounds.csv"):
-            self._columns = tuple(
-                rounds.parse_cells(texts["rounds.csv"].partition("\n")[0] + "\n")[0]
-            )
+            self._columns = tuple(rounds.parse_cells(texts["rounds.csv"])[0])
         self._note_other_code(payload.pop("codes", []))
         return payload
 
@@ -239,23 +226,16 @@ class RunDirectory:
         """
         path = self.path / "rounds.csv"
         self._require_lock()
-        header = "" if self._columns else rounds.format_row(row)
         columns = self._columns or tuple(row)
         try:
-            line = (header + _format_checked_row(row, columns)).encode()
+            line = _format_table([row], columns, has_header=self._columns is None)
         except ValueError as error:  # the code has changed
             raise files.damaged_error(
                 path, f"has other columns than rounds now have: {error}"
             ) from None
         with files.explain_write_errors(path):
             if self._rounds_file is None:
-                if path.exists() and not self._is_restored:
-                    raise RuntimeError("restore() comes before the first row()")
-                self._rounds_digest = self._digest_notes.of(self._contents.get("rounds.csv", b""))
                 self._rounds_file = os.open(path, _APPEND_FLAGS, 0o644)
-            # The digest goes on from row to row: a file of many rounds is not hashed anew.
-            self._rounds_digest.update(line)
-            self._digest_notes.add("rounds.csv", self._rounds_digest)
             files.append_all(self._rounds_file, line)
         self._columns = columns
         self._contents["rounds.csv"] = self._contents.get("rounds.csv", b"") + line
@@ -269,7 +249,6 @@ class RunDirectory:
 
         Raises:
             TypeError: the payload holds anything else, which could not be loaded again safely.
-            FedpflError: the rows are no longer in rounds.csv.
         """
         if not isinstance(payload.get("round"), int):
             raise TypeError("a checkpoint needs its round, an int")
@@ -279,15 +258,8 @@ class RunDirectory:
             for name in _CHECKPOINTED_FILES
             if name in self._contents
         }
-        fields = {
-            "identity": self._identity,
-            "data": self._summary.get("data"),
-            "files": texts,
-            "codes": self._codes,
-        }
+        fields = {"identity": self._identity, "files": texts, "codes": self._codes}
         plain_values = checkpoint.to_plain_values({**payload, **fields})
-        # Else the checkpoint would say of damage that the run wrote it.
-        self._require_unchanged("rounds.csv")
         with files.durable_write(self.path / "state.pt", self._require_lock) as file:
             checkpoint.save_checkpoint(plain_values, file)
 
@@ -303,27 +275,19 @@ class RunDirectory:
         Raises:
             ValueError: a row has other keys.
         """
-        columns = tuple(rows[0]) if rows else ()
-        text = (
-            "".join(
-                [rounds.format_row(columns), *(_format_checked_row(row, columns) for row in rows)]
-            )
-            if rows
-            else ""
-        )
-        self._write(name, text.encode())
+        self._write(name, _format_table(rows, tuple(rows[0])) if rows else b"")
 
     def write_partition(self, record: PartitionRecord) -> None:
         """Write partition.npz."""
         splits = {"train": record.train, "test": record.test}
         if len(record.validation):
             splits["validation"] = record.validation
+        # Samples of all clients in one array; client k's are indices[offsets[k] : offsets[k + 1]].
         arrays: dict[str, Any] = {}
         for name, parts in splits.items():
-            arrays[f"{name}_indices"] = _concatenate_indices(parts)
-        # Samples of all clients in one array, and where each client's begin.
-        for name, parts in splits.items():
-            arrays[f"{name}_offsets"] = _index_offsets(parts)
+            indices = [np.asarray(part, np.int64) for part in parts]
+            arrays[f"{name}_indices"] = np.concatenate([np.zeros(0, np.int64), *indices])
+            arrays[f"{name}_offsets"] = np.cumsum([0, *map(len, parts)], dtype=np.int64)
         if len(record.unseen):
             arrays["unseen"] = np.array(record.unseen, dtype=np.int64)
         if record.client_names:
@@ -331,7 +295,6 @@ class RunDirectory:
         if record.samples_digest:
             arrays["samples_digest"] = np.array(record.samples_digest)
         arrays["label_counts"] = np.asarray(record.label_counts, dtype=np.int64)
-        # In memory first: the content has a digest that is noted before the file is written.
         archive = io.BytesIO()
         np.savez_compressed(archive, **arrays)
         self._write("partition.npz", archive.getvalue())
@@ -357,17 +320,13 @@ class RunDirectory:
     def write_summary(self, **fields: Any) -> None:
         """Merge the fields into summary.json; numbers that are not finite become null.
 
-        A new status without an error drops the old error.
-
-        Raises:
-            FedpflError: the new status is `finished`, and a file is not there as it was written.
+        A new status without an error drops the old error. With the status `finished` the summary
+        has digests of all files.
         """
         # ---- Step 1: a finished run is known by the digests of its files.
         is_finishing = fields.get("status") == "finished"
         if is_finishing:
             fields["files"] = self._final_digests()
-        elif self.status != "finished":
-            fields["files"] = {}  # digests.NOTES_FILE has their digests
 
         # ---- Step 2: the summary and its own digest, by which damage to it is found.
         summary = dict(self._summary)
@@ -384,17 +343,17 @@ class RunDirectory:
 
         # ---- Step 3: what only an unfinished run needs.
         if is_finishing:
-            self._close_files()
-            with files.explain_write_errors(self.path / digests.NOTES_FILE):
-                files.remove_files(self.path, [digests.NOTES_FILE, SECRET_FILE])
+            with files.explain_write_errors(self.path / SECRET_FILE):
+                files.remove_files(self.path, [SECRET_FILE])
 
     def _final_digests(self) -> dict[str, str]:
-        """Return the digests of all files, which must be as they were written."""
-        self._require_unchanged(*self._contents)
+        """Write again what was changed from outside; return the digests of all files."""
         with files.explain_write_errors(self.path / "rounds.csv"):
             if self._rounds_file is not None:
                 # Rows were appended without waiting for the disk.
                 os.fsync(self._rounds_file)
+        for name, content in self._contents.items():
+            self._write(name, content)
         file_digests = {
             name: files.content_digest(content) for name, content in self._contents.items()
         }
@@ -405,7 +364,7 @@ class RunDirectory:
 
     def close(self) -> None:
         """Unlock the directory. Safe to repeat."""
-        self._close_files()
+        self._close_rounds()
         if self._lock is not None:
             lock.release_lock(self._lock, self._locked_path)
             self._lock = None
@@ -428,7 +387,7 @@ class RunDirectory:
     def _prepare(self, config_yaml: str, data: str | None, restart: bool) -> None:
         """Check the content, and make the directory ready to be written unless it is finished."""
         # ---- Step 1: whose directory is it?
-        temporary_names = [files.temporary_path(self.path / name).name for name in _REPLACED]
+        temporary_names = [files.temporary_path(self.path / name).name for name in _RUN_FILES]
         files.remove_files(self.path, temporary_names)
         self._summary, is_intact = read_summary_file(self.path)
         if not restart:
@@ -439,12 +398,7 @@ class RunDirectory:
         has_other_data = None not in (data, recorded_data) and data != recorded_data
 
         # ---- Step 2: remove, refuse or leave what is there.
-        if restart or self._summary.get(_CLEARED_KEY):
-            if not restart:
-                self.notes.append(
-                    "files       of a run that an earlier command began to remove are gone: "
-                    "run anew"
-                )
+        if restart:
             self._remove_all()
         elif not is_intact:
             raise files.damaged_error(self.path / "summary.json")
@@ -455,48 +409,17 @@ class RunDirectory:
             raise files.damaged_error(
                 self.path, f"was begun with other data ({FINGERPRINTED_PARTS})"
             )
-        elif self.status == "finished" and self._check_finished():
+        elif self.status == "finished":
+            require_finished_files(self.path, self._summary)
             self._note_other_code(self._summary.get("code", []))
-            # A kill right after the end may have left these.
-            files.remove_files(self.path, [digests.NOTES_FILE, SECRET_FILE])
+            # A kill right after the end may have left it.
+            files.remove_files(self.path, [SECRET_FILE])
             return
 
         # ---- Step 3: from here on the directory belongs to this identity.
         if not self._summary or data not in (None, self._summary.get("data")):
             self.write_summary(data=data)
         self._write("config.yaml", config_yaml.encode())
-
-    def _check_finished(self) -> bool:
-        """Return whether a finished run's files are as it left them.
-
-        Damage that state.pt can repair makes the run unfinished again.
-
-        Raises:
-            FedpflError: state.pt cannot repair the damage: it is gone (as it may be), of an older
-                version, or damaged itself.
-        """
-        state = self.path / "state.pt"
-        damage = ""
-        expected_digests = {"config.yaml": None, "rounds.csv": None}
-        expected_digests |= self._summary.get("files", {})
-        expected_digests.pop("state.pt", None)
-        for name, digest in expected_digests.items():
-            content = files.read_if_exists(self.path / name)
-            if content is None:
-                damage = f"{name} is missing"
-            elif digest not in (None, files.content_digest(content)):
-                damage = f"{name} is damaged"
-        if state.exists():
-            _require_final_checkpoint(state, self._summary)
-            checkpoint.check_checkpoint(state)
-        if not damage:
-            return True
-        if not ("files" in self._summary and state.exists()):
-            raise files.damaged_error(self.path, f"is finished, but {damage}")
-        self.notes.append(f"files       {damage}: written anew from state.pt")
-        del self._summary["status"]
-        self._summary.pop("secret", None)  # it was removed when the run was finished
-        return False
 
     def _note_other_code(self, codes: list[Mapping[str, str]]) -> None:
         """Note where other code took part in the run so far."""
@@ -507,51 +430,17 @@ class RunDirectory:
         self._codes = [*codes, *(code for code in self._codes if code not in codes)]
 
     def _remove_all(self) -> None:
-        """Remove what the run wrote.
-
-        The summary says so before, so that after a kill the next command does the same.
-        """
-        self._summary = {}
-        self.write_summary(**{_CLEARED_KEY: True})
-        other_files = [name for name in _REPLACED if name != "summary.json"]
-        files.remove_files(self.path, [*other_files, digests.NOTES_FILE, "run.log"])
+        files.remove_files(self.path, _RUN_FILES)
         self._summary = {}
 
     def _write(self, name: str, content: bytes) -> None:
         """Write a file unless it has this content, and remember the content."""
-        # The digest before the content: a kill in between leaves nothing that is not noted.
-        if name in _CHECKED_FILES:
-            self._require_lock()
-            with files.explain_write_errors(self.path / digests.NOTES_FILE):
-                self._digest_notes.add(name, self._digest_notes.of(content))
         # An equal file keeps its time, which tells when the run last did something.
         if files.read_if_exists(self.path / name) != content:
             with files.durable_write(self.path / name, self._require_lock) as file:
                 file.write(content)
         if name in _CHECKED_FILES:
             self._contents[name] = content
-
-    @property
-    def _digest_notes(self) -> digests.DigestNotes:
-        """Return the digests by which files are known until the run is finished.
-
-        The summary says by now whose they are.
-        """
-        if self._open_notes is None:
-            self._open_notes = digests.DigestNotes(self.path, self._summary)
-        return self._open_notes
-
-    def _require_unchanged(self, *names: str) -> None:
-        """Raise FedpflError where a file is not as this process wrote it."""
-        self._require_lock()
-        for name in names:
-            if name not in self._contents:
-                continue
-            if files.read_if_exists(self.path / name) != self._contents[name]:
-                raise FedpflError(
-                    f"{self.path / name} was changed or removed while the run went on; see that "
-                    "nothing else writes there, and give the same command again"
-                )
 
     def _require_lock(self) -> None:
         """Raise FedpflError where run.lock was replaced: another process may hold the new one."""
@@ -563,13 +452,10 @@ class RunDirectory:
                 "again"
             )
 
-    def _close_files(self) -> None:
+    def _close_rounds(self) -> None:
         if self._rounds_file is not None:
             os.close(self._rounds_file)
-        if self._open_notes is not None:
-            self._open_notes.close()
         self._rounds_file = None
-        self._open_notes = None
 
     def _other_run_error(self, config_yaml: str) -> FedpflError:
         differences = differences_from(self.path, yaml.safe_load(config_yaml))
@@ -604,30 +490,33 @@ class NullRunDirectory:
         """Close nothing."""
 
 
-def _is_new(path: Path) -> bool:
-    """Return whether no run has begun in the directory.
-
-    Raises:
-        FedpflError: it holds files that are not of a run.
-    """
-    for name in (*_REPLACED, digests.NOTES_FILE, "run.log", "run.lock"):
+def _require_own_directory(path: Path) -> None:
+    """Raise FedpflError for a directory that holds links, or files but no run."""
+    for name in (*_RUN_FILES, "run.lock"):
         files.require_regular_file(path / name)
         files.require_regular_file(files.temporary_path(path / name))
-    # Hydra may have put its .hydra there, and a run that was killed at once has left its lock.
+    # Hydra may have put its .hydra there, and a run that was killed early has left its lock.
     names = [name for name in os.listdir(path) if not name.startswith(".") and name != "run.lock"]
     if names and not read_summary_file(path)[0]:
         raise FedpflError(
             f"{path} holds {min(names)} and no run; choose a new or an empty directory with "
             "hydra.run.dir=..."
         )
-    return not names
 
 
-def _format_checked_row(row: Mapping[str, Any], columns: Sequence[str]) -> str:
-    unknown = [key for key in row if key not in columns]
-    if unknown:
-        raise ValueError(f"unknown column {unknown[0]!r}: the first row fixed {', '.join(columns)}")
-    return rounds.format_row(row.get(name) for name in columns)
+def _format_table(
+    rows: Sequence[Mapping[str, Any]], columns: Sequence[str], has_header: bool = True
+) -> bytes:
+    """Write rows as CSV; raise ValueError for a key that is no column."""
+    lines = [rounds.format_row(columns)] if has_header else []
+    for row in rows:
+        unknown = [key for key in row if key not in columns]
+        if unknown:
+            raise ValueError(
+                f"unknown column {unknown[0]!r}: the first row fixed {', '.join(columns)}"
+            )
+        lines.append(rounds.format_row(row.get(name) for name in columns))
+    return "".join(lines).encode()
 
 
 def _to_json_value(value: Any) -> Any:
@@ -639,12 +528,3 @@ def _to_json_value(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return str(value) if isinstance(value, Path) else value
-
-
-def _concatenate_indices(parts: Sequence[np.ndarray]) -> np.ndarray:
-    return np.concatenate([np.zeros(0, np.int64), *(np.asarray(part, np.int64) for part in parts)])
-
-
-def _index_offsets(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Return offsets: client k's indices are `indices[offsets[k]:offsets[k + 1]]`."""
-    return np.cumsum([0, *(len(part) for part in parts)], dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Whatever happens to a file of a run directory, no reader shows a number that is not the run's.
+"""Whatever happens to a file of a finished run, no reader shows a number that is not the run's.
 
 One file is damaged at a time: a bit flips, a digit changes, it is cut, it goes, or another run's or
 an earlier one of the same run takes its place. Then every command of the report, `fedpfl.load` and
@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pandas as pd
 import pytest
@@ -25,13 +24,12 @@ import torch
 import fedpfl
 from fedpfl import export
 from fedpfl.ground.errors import FedpflError
-from fedpfl.record import digests, rundir
 from fedpfl.report.__main__ import main
 from tests.command import TINY, call_main, format_override, play_run
 from tests.conftest import keep_quick
 from tests.record.test_damage import OTHER_LABELS, interrupt, overwrite, samples
 
-CASES = (10, 200)  # damaged files of a finished and of an interrupted run each
+CASES = (10, 200)  # damaged files
 RUN = (*TINY, *("rounds=3", "method=fedcac", "eval.finetune_epochs=1"), "dataset=npz")
 
 
@@ -41,48 +39,32 @@ class Ran:
 
     path: Path
     others: list[Path]
-    tables: list[pd.DataFrame]
-    clients: list[pd.DataFrame]
+    rounds: pd.DataFrame
+    clients: pd.DataFrame
     config: dict[str, Any]
-    logits: dict[int, torch.Tensor]
+    logits: torch.Tensor
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
-    """A run as it was after its last row, before that was saved, and when it had finished."""
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """A finished run, and others of its settings: on other data, of another seed, its beginning."""
     place = tmp_path_factory.mktemp("readers")
     path = samples(place / "own.npz")
-    own, row = (*RUN, format_override("dataset.path", path)), rundir.RunDirectory.row
-
-    def copied(self: rundir.RunDirectory, values: dict[str, int]) -> None:
-        row(self, values)
-        shutil.copytree(self.path, place / f"after {values['round']}")
-
-    with mock.patch.object(rundir.RunDirectory, "row", copied):
-        play_run(place / "finished", *own)
+    own = (*RUN, format_override("dataset.path", path))
+    play_run(place / "finished", *own)
+    interrupt(place / "interrupted", *own)
     play_run(place / "again", *own)
     play_run(place / "other seed", *own, "seed=3")
     content = path.read_bytes()
     overwrite(path, OTHER_LABELS)
     play_run(place / "other data", *own)
-    interrupt(place / "other data, interrupted", *own)
     path.write_bytes(content)
-    times = [fedpfl.load(place / name) for name in ("finished", "after 3", "after 2", "after 1")]
-    logits = {one.round: one.predict(0, one.samples(0)[0]) for one in times[:3]}
-    assert logits.keys() == {1, 2, 3}
-
-    def held(run: fedpfl.Trained, tables: list[pd.DataFrame], clients: list[pd.DataFrame]) -> Ran:
-        others = sorted(path for path in place.iterdir() if path.is_dir() and path != run.path)
-        return Ran(run.path, others, tables, clients, run.config, logits)
-
-    finished, interrupted, *_ = times
-    rows = finished.rounds
-    return {
-        "finished": held(finished, [rows], [finished.clients]),
-        "interrupted": held(
-            interrupted, [rows.head(n) for n in range(4)], [one.clients for one in times]
-        ),
-    }
+    found = fedpfl.load(place / "finished")
+    others = sorted(
+        folder for folder in place.iterdir() if folder.is_dir() and folder != found.path
+    )
+    logits = found.predict(0, found.samples(0)[0])
+    return Ran(found.path, others, found.rounds, found.clients, found.config, logits)
 
 
 def flipped(chance: random.Random, path: Path, others: list[Path]) -> None:
@@ -147,10 +129,9 @@ def judge(run: Path, truth: Ran, lines: list[str]) -> bool:
     if found:
         assert found.config == truth.config
         clients = told(run, lambda: found.clients, lines)
-        assert clients is None or any(clients.equals(own) for own in truth.clients)
+        assert clients is None or clients.equals(truth.clients)
         logits = told(run, lambda: found.predict(0, found.samples(0)[0]), lines)
-        assert logits is None or logits.equal(truth.logits[found.round])
-        assert logits is None or found.status != "finished" or found.round == len(truth.tables[-1])
+        assert logits is None or logits.equal(truth.logits)
     listed, _ = printed("ls", run, "--format", "json")
     shown, skipped = printed("tables", run, "--format", "csv")
     if table is None or not len(table):
@@ -158,7 +139,7 @@ def judge(run: Path, truth: Ran, lines: list[str]) -> bool:
         assert not shown
         assert any(str(run) in line for line in skipped)
         return False
-    assert any(table.equals(own) for own in truth.tables)
+    assert table.equals(truth.rounds)
     assert json.loads(listed)[0]["accuracy"] == table["accuracy"].iloc[-1]
     (row,) = csv.DictReader(StringIO(shown))
     assert (float(row["accuracy"]), row["method"]) == (table["accuracy"].iloc[-1], "FedCAC")
@@ -177,7 +158,7 @@ def draw(run: Path, truth: Ran, place: Path, shown: bool) -> None:
     if exported.code == 0:
         found = fedpfl.load(truth.path).personal(0)
         own = torch.load(place / "models/client0.pt", weights_only=True)
-        assert truth.path.name != "finished" or all(own[name].equal(found[name]) for name in found)
+        assert all(own[name].equal(found[name]) for name in found)
 
 
 @pytest.fixture(autouse=True)
@@ -188,57 +169,29 @@ def quiet() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("cases", keep_quick(CASES))
-@pytest.mark.parametrize("status", keep_quick(["finished", "interrupted"]))
-def test_no_reader_shows_what_the_run_did_not_write(status, cases, ran, tmp_path):
-    truth, named = ran[status], 0
-    names = sorted(path.name for path in truth.path.iterdir())
+def test_no_reader_shows_what_the_run_did_not_write(cases, ran, tmp_path):
+    named = 0
+    names = sorted(path.name for path in ran.path.iterdir())
     for number in range(cases):
-        chance, lines = random.Random(f"{status} {number}"), list[str]()
+        chance, lines = random.Random(f"finished {number}"), list[str]()
         run, name = tmp_path / str(number) / "run", names[number % len(names)]
-        shutil.copytree(truth.path, run)
-        DAMAGE[(number // len(names) + number) % len(DAMAGE)](chance, run / name, truth.others)
-        shown = judge(run, truth, lines)
+        shutil.copytree(ran.path, run)
+        DAMAGE[(number // len(names) + number) % len(DAMAGE)](chance, run / name, ran.others)
+        shown = judge(run, ran, lines)
         if cases == CASES[1]:
-            draw(run, truth, tmp_path / str(number), shown)
+            draw(run, ran, tmp_path / str(number), shown)
         named += bool(lines)
         shutil.rmtree(run.parent)
-    print(f"{status}: {named} of {cases} named, the others as before")
+    print(f"{named} of {cases} named, the others as before")
     assert cases // 4 < named < cases
 
 
-@pytest.mark.parametrize("status", keep_quick(["finished", "interrupted"]))
-def test_a_digit_that_is_another_is_named(status, ran, tmp_path):
+def test_a_digit_that_is_another_is_named(ran, tmp_path):
     for name in ("config.yaml", "summary.json", "rounds.csv", "clients.csv"):
-        run, lines = Path(shutil.copytree(ran[status].path, tmp_path / name)), list[str]()
+        run, lines = Path(shutil.copytree(ran.path, tmp_path / name)), list[str]()
         mistyped(random.Random(1), run / name, [])
         found = told(run, lambda run=run: fedpfl.load(run), lines)
         if found:
             told(run, lambda found=found: (found.rounds, found.clients), lines)
         (line,) = lines
         assert line.startswith(f"{run}: {name} is not as the run wrote it; ")
-
-
-def test_a_summary_of_a_run_on_other_data_is_named(ran: dict[str, Ran], tmp_path: Path) -> None:
-    """Of the same settings and seed, and unfinished too: nothing else tells them apart."""
-    run = Path(shutil.copytree(ran["interrupted"].path, tmp_path / "run"))
-    (other,) = (
-        path for path in ran["interrupted"].others if path.name == "other data, interrupted"
-    )
-    shutil.copy(other / "summary.json", run)
-    with pytest.raises(FedpflError, match=r"config\.yaml is not as the run wrote it"):
-        fedpfl.load(run)
-
-
-def test_what_is_written_is_noted_before(tmp_path: Path) -> None:
-    """A kill in between leaves rows that are all known."""
-    add, rows = digests.DigestNotes.add, []
-
-    def killed(self: digests.DigestNotes, name: str, digest: Any) -> None:
-        rows.append(name == "rounds.csv")
-        if sum(rows) == 3:
-            raise KeyboardInterrupt
-        add(self, name, digest)
-
-    with mock.patch.object(digests.DigestNotes, "add", killed), pytest.raises(KeyboardInterrupt):
-        play_run(tmp_path / "run", *TINY, "rounds=3")
-    assert len(fedpfl.load(tmp_path / "run").rounds) == 2

@@ -65,7 +65,7 @@ def test_summary_merges_and_stays_valid_json(tmp_path):
     told = json.loads((tmp_path / "summary.json").read_text())
     assert told.pop("digest")
     best = {"accuracy": 0.5, "loss": None}
-    expected = {"identity": "abc", "data": None, "status": "running", "files": {}}
+    expected = {"identity": "abc", "data": None, "status": "running"}
     assert told == held == {**expected, "best": best, "cohort": 3, "last": [None, 1]}
 
 
