@@ -23,11 +23,10 @@ from fedpfl.engine import (
     make_initial_state,
     play_round,
 )
-from fedpfl.engine.backends import loop
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.store import RowStorage, Store
-from fedpfl.engine.training import client_training, cutting, evaluation, features
+from fedpfl.engine.training import cutting, features
 from fedpfl.engine.training.shared_model import find_shared_model
 from fedpfl.ground import tree
 from fedpfl.methods import LONGEST_CHUNK, METHODS, FedAvg, Phase
@@ -54,9 +53,9 @@ LONG = replace(LOCAL, epochs=3)
 HEAD_TUNING = FineTuning(LONG, Draws(0, "finetune", 2), part="head")
 
 
-def play(method, net, federation, tuning=None, workers=2, folder=None):
+def play(method, net, federation, tuning=None, workers=2, folder=None, shortcuts=True):
     """Return what two rounds and an evaluation give, and how many samples the network saw."""
-    backend = make_backend(Engine("loop", workers=workers), net, CPU)
+    backend = make_backend(Engine("loop", workers=workers, shortcuts=shortcuts), net, CPU)
     storage = RowStorage(Store(), folder)
     state = make_initial_state(method, net, federation.clients, CPU, storage)
     setup = RoundSetup(backend, method, federation, LONG, 0)
@@ -71,15 +70,6 @@ def play(method, net, federation, tuning=None, workers=2, folder=None):
     return result, sum(len(x) for (_, _, x), _ in calls.call_args_list)
 
 
-def play_step_by_step(method, net, federation, tuning=None):
-    """Return the same, the body computed in every step."""
-    with (
-        mock.patch.object(loop, "make_feature_store", return_value=None),
-        mock.patch.object(client_training, "find_frozen_body", return_value=None),
-    ):
-        return play(method, net, federation, tuning)
-
-
 # While the head trains
 
 
@@ -90,7 +80,7 @@ def play_step_by_step(method, net, federation, tuning=None):
 def test_heads_train_on_features_that_are_computed_once(name, norm, federation):
     method, net = METHODS[name](), tiny(norm)
     result, count = play(method, net, federation, HEAD_TUNING)
-    expected, plain_count = play_step_by_step(method, net, federation, HEAD_TUNING)
+    expected, plain_count = play(method, net, federation, HEAD_TUNING, shortcuts=False)
     assert count < 0.9 * plain_count
     assert_close(result, expected)
 
@@ -130,7 +120,7 @@ class Curious(FedAvg):
 @pytest.mark.parametrize("norm", keep_quick([False, True]))
 def test_a_loss_may_look_at_anything(norm, federation):
     result, count = play(Curious(), tiny(norm), federation, HEAD_TUNING)
-    expected, plain_count = play_step_by_step(Curious(), tiny(norm), federation, HEAD_TUNING)
+    expected, plain_count = play(Curious(), tiny(norm), federation, HEAD_TUNING, shortcuts=False)
     assert count < plain_count or norm
     assert_close(result, expected)
 
@@ -143,7 +133,7 @@ def test_new_views_of_samples_and_statistics_that_move_are_computed_each_time(
 ):
     method, net, viewed = METHODS[name](), tiny(norm), replace(federation, augment=augment)
     result, count = play(method, net, viewed, HEAD_TUNING)
-    expected, plain_count = play_step_by_step(method, net, viewed, HEAD_TUNING)
+    expected, plain_count = play(method, net, viewed, HEAD_TUNING, shortcuts=False)
     assert count == plain_count
     assert_same(result, expected)
 
@@ -162,7 +152,7 @@ def make_net(model="mlp", **options):
 def test_each_sample_goes_through_the_body_once(name, model, federation):
     net = make_net(model, **({"layers": 1, "heads": 1, "width": 8} if model == "vit" else {}))
     result, count = play(METHODS[name](), net, federation)
-    expected, plain_count = play_step_by_step(METHODS[name](), net, federation)
+    expected, plain_count = play(METHODS[name](), net, federation, shortcuts=False)
     assert_close(result, expected)
     if name != "fedrod":  # which reads what the body makes of samples itself
         trained = sum(len(federation.train[client]) for client in {0, 1, 2, 4})
@@ -183,7 +173,7 @@ def test_neither_files_nor_workers_change_a_bit(federation, tmp_path, monkeypatc
 
 def test_a_full_disk_costs_time_alone(federation, monkeypatch):
     full = OSError(errno.ENOSPC, "No space left on device")
-    expected, _ = play_step_by_step(FedAvg(), make_net(), federation)
+    expected, _ = play(FedAvg(), make_net(), federation, shortcuts=False)
     monkeypatch.setattr(features, "MEMORY", 0)
     monkeypatch.setattr(os, "posix_fallocate", mock.Mock(side_effect=full))
     result, _ = play(FedAvg(), make_net(), federation)
@@ -193,7 +183,7 @@ def test_a_full_disk_costs_time_alone(federation, monkeypatch):
 def test_augmented_samples_are_computed_anew_and_test_samples_once(federation):
     augmented = replace(federation, augment=Augment(flip=True))
     result, count = play(FedAvg(), make_net(), augmented)
-    expected, plain_count = play_step_by_step(FedAvg(), make_net(), augmented)
+    expected, plain_count = play(FedAvg(), make_net(), augmented, shortcuts=False)
     evaluated = [client for cohort in COHORTS for client in cohort]
     again = 2 * sum(len(federation.test[client]) for client in evaluated)
     assert_close(result, expected)
@@ -368,20 +358,12 @@ def small_networks_are_cut(monkeypatch):
     monkeypatch.setattr(cutting, "LEAST_EVALUATED", 0)
 
 
-def play_submodels(method, net, federation):
+def play_submodels(method, net, federation, shortcuts=True):
     """Return the last state, all outcomes, and what evaluation says, of a few rounds."""
-    states, outcomes = record_rounds(method, net, federation, COHORTS)
-    judged = evaluate(method, net, federation, states[-1])
+    engine = Engine("loop", shortcuts=shortcuts)
+    states, outcomes = record_rounds(method, net, federation, COHORTS, engine=engine)
+    judged = evaluate(method, net, federation, states[-1], engine=engine)
     return {"states": tree.map(torch.clone, states[-1].server), "judged": judged}, outcomes, states
-
-
-def play_at_full_size(method, net, federation):
-    """Return the same, computed with the zeros."""
-    with (
-        mock.patch.object(loop, "cut_job", return_value=None),
-        mock.patch.object(evaluation, "bind_for_evaluation", lambda net, _, b: net.bind(b)),
-    ):
-        return play_submodels(method, net, federation)
 
 
 def play_and_find_widths(method, net, federation):
@@ -396,7 +378,7 @@ def play_and_find_widths(method, net, federation):
 def test_a_submodel_is_what_zeros_around_it_would_make(name, values, federation):
     method, net = METHODS[name](**values), tiny(norm=True)
     result, outcomes, states, widths = play_and_find_widths(method, net, federation)
-    whole, whole_outcomes, whole_states = play_at_full_size(method, net, federation)
+    whole, whole_outcomes, whole_states = play_submodels(method, net, federation, shortcuts=False)
     assert min(widths) < 12
     assert_close(result, whole, atol=2e-5, rtol=1e-4)
     for client in (0, 1, 2, 4):
@@ -450,7 +432,7 @@ def test_a_loss_of_a_submodel_may_look_at_all_of_the_network(momentum, federatio
     net = tiny(norm=True)
     net.module.norm.momentum = momentum
     result, _, states, widths = play_and_find_widths(Unruly(), net, federation)
-    whole, _, whole_states = play_at_full_size(Unruly(), net, federation)
+    whole, _, whole_states = play_submodels(Unruly(), net, federation, shortcuts=False)
     assert {3, 12} <= widths
     assert_close(result, whole, atol=2e-5, rtol=1e-4)
     # Absent neurons have statistics too, and these move.

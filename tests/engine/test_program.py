@@ -27,7 +27,7 @@ from fedpfl.engine import Engine, Local, RoundSetup, make_backend, make_initial_
 from fedpfl.engine.backends.programs import Program, ProgramCache
 from fedpfl.engine.keys import generator
 from fedpfl.engine.training import scripts
-from fedpfl.engine.training.pure_steps import overwrite
+from fedpfl.engine.training.scripted_steps import overwrite
 from fedpfl.ground import tree
 from fedpfl.methods import METHODS, Ditto, FedAvg, FedOBP, FedPer, FedSelect
 from tests.conftest import (
@@ -37,6 +37,7 @@ from tests.conftest import (
     ROOT,
     assert_close,
     assert_same,
+    evaluate,
     every_method,
     keep_quick,
     make_federation,
@@ -309,6 +310,23 @@ def test_scripts_train_to_the_same_bits(method, settings, network, made, monkeyp
     assert_same(*results)
     assert made
     assert all(made)
+
+
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("method", ["fedavg", "fedobp", "fedper", "scaffold", "apfl", "pfedme"])
+def test_shortcuts_change_no_bit(method, norm, monkeypatch):
+    """Scripts and shared evaluation; frozen bodies and sub-models round (`test_frozen.py`)."""
+    values = {"q": 0.9} if method == "fedobp" else {}
+    monkeypatch.setattr(scripts, "STEPS_BEFORE", 0)
+    net, results = tiny(norm), []
+    for shortcuts in (True, False):
+        engine = Engine("loop", workers=2, shortcuts=shortcuts)
+        states, outcomes = record_rounds(
+            METHODS[method](**values), net, SMALL, PAIRS, engine=engine
+        )
+        counts = evaluate(METHODS[method](**values), net, SMALL, states[-1], engine=engine)
+        results.append([states[-1].server, states[-1].clients, outcomes[-1].after, counts])
+    assert_same(*results)
 
 
 loss_scales = itertools.count(1)

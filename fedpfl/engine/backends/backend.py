@@ -39,6 +39,8 @@ class Engine(Checked):
         precision: fp32, tf32 (CUDA only) or bf16 (autocast).
         graphs: Replay the batched backend's steps as CUDA graphs; without effect elsewhere.
         width: Clients that the batched backend trains at once; 0 is all that there are to train.
+        shortcuts: Repeat steps by scripts, train sub-models at their true size, compute features of
+            frozen layers once, and evaluate clients with one model together.
     """
 
     backend: Literal["auto", "loop", "batched"] = "auto"
@@ -46,6 +48,7 @@ class Engine(Checked):
     precision: Literal["fp32", "tf32", "bf16"] = "fp32"
     width: Annotated[int, AtLeast(0)] = 0
     graphs: bool = True
+    shortcuts: bool = True
 
 
 @contextmanager

@@ -41,6 +41,7 @@ from fedpfl.engine.training.jobs import (
 )
 from fedpfl.engine.training.participation import ManyClients, run_evaluation, run_participation
 from fedpfl.engine.training.shared_model import SharedModel, find_shared_model
+from fedpfl.engine.training.shortcuts import Shortcuts
 from fedpfl.engine.training.vectorize import vmap_clients
 from fedpfl.ground import tree
 from fedpfl.ground.errors import as_exception
@@ -147,7 +148,8 @@ class BatchedBackend(Backend):
         shared_models: list[SharedModel | None] = []
         for number, call in enumerate(calls):
             shared: SharedModel | None = None
-            if len(call.clients) >= MANY_CLIENTS and not self._runs_calls_alone:
+            may_share = self.engine.shortcuts and not self._runs_calls_alone
+            if may_share and len(call.clients) >= MANY_CLIENTS:
                 shared = find_shared_model(call, self.net)
             shared_models.append(shared)
             separate_clients = shared.other_clients if shared else call.clients
@@ -192,7 +194,7 @@ class BatchedBackend(Backend):
     def _with_shared(self, shared: SharedModel, answer: dict[str, Counts] | None) -> Answer:
         """Return a call's answer from that of the clients that do not share the model."""
         counts = [
-            shared.evaluate_pass(self.net, forward_pass, self._autocast)
+            shared.evaluate_pass(self.net, forward_pass, self._autocast, Shortcuts())
             for forward_pass in shared.passes
         ]
         return shared.make_answer(counts, answer)

@@ -26,12 +26,11 @@ from fedpfl.engine.keys import generator, track_global_draws
 from fedpfl.engine.training.client_training import ClientTraining
 from fedpfl.engine.training.cutting import cut_job
 from fedpfl.engine.training.evaluation import ForwardPass, evaluate_client, has_equal_rows
-from fedpfl.engine.training.features import make_feature_store
 from fedpfl.engine.training.forms import AnswerForms, require_equal_forms
 from fedpfl.engine.training.jobs import EvalJob, TrainJob, TrainResult
 from fedpfl.engine.training.participation import OneClient, run_evaluation, run_participation
-from fedpfl.engine.training.scripts import StepScripts
 from fedpfl.engine.training.shared_model import SharedModel, find_shared_model
+from fedpfl.engine.training.shortcuts import Shortcuts, make_shortcuts
 from fedpfl.engine.training.train_plan import clients_without_trainable_entries, with_epoch_numbers
 from fedpfl.ground import tree
 from fedpfl.ground.errors import as_exception
@@ -59,15 +58,12 @@ class LoopBackend(Backend):
         )
         self._arithmetic = partial(reproducible_arithmetic, device, engine.precision)
 
-        # ---- Step 2: what saves steps their time: features of a frozen body, and scripts.
-        self._feature_store = make_feature_store(net, device)
-        # On a GPU Python is ahead of the kernels; autocast is a state of a thread.
-        self._scripts: StepScripts | None = None
-        if device.type == "cpu" and engine.precision == "fp32":
-            self._scripts = StepScripts()
+        self._shortcuts: Shortcuts | None = None
+        if engine.shortcuts:
+            self._shortcuts = make_shortcuts(net, device, engine.precision)
         self._pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))
 
-        # ---- Step 3: do clients go side by side?
+        # ---- Step 2: do clients go side by side?
         # A network that draws from torch's generator alone has one for each client, so that they
         # go side by side.
         traits = net.traits
@@ -90,8 +86,8 @@ class LoopBackend(Backend):
 
         So its threads end together.
         """
-        if self._feature_store:
-            self._feature_store.folder = calls[0].state.rows.folder
+        if self._shortcuts and self._shortcuts.feature_store:
+            self._shortcuts.feature_store.folder = calls[0].state.rows.folder
         with self._arithmetic():
             if self._client_lock is None:
                 with seeded_by_key("loop") as drawn_from:
@@ -106,9 +102,9 @@ class LoopBackend(Backend):
         """Run all clients of all calls in the pool, and stack each call's results."""
         # ---- Step 1: the pool is given all clients, those with most work first. Clients that are
         # evaluated by one model go together.
+        is_joinable = self._shortcuts and self._client_lock is None and self._has_equal_rows
         pending_calls = []
         for call in calls:
-            is_joinable = self._client_lock is None and self._has_equal_rows
             shared = find_shared_model(call, self.net) if is_joinable else None
             pending_calls.append(_PendingCall(call, shared))
         tasks = [task for pending in pending_calls for task in self._list_tasks(pending)]
@@ -143,8 +139,9 @@ class LoopBackend(Backend):
         if pending.stop.is_set():
             raise CancelledError
         assert pending.shared
+        assert self._shortcuts
         return pending.shared.evaluate_pass(
-            self._thread_net(), forward_pass, self._autocast, self._feature_store
+            self._thread_net(), forward_pass, self._autocast, self._shortcuts
         )
 
     def _run_client_alone(self, call: Call, row: OneClient, stop: threading.Event) -> Any:
@@ -192,12 +189,12 @@ class LoopBackend(Backend):
     ) -> Counts | TrainResult:
         """Evaluate or train the client of a job."""
         if isinstance(job, EvalJob):
-            return evaluate_client(net, job, self._autocast, self._feature_store)
+            return evaluate_client(net, job, self._autocast, self._shortcuts)
         return self._train(net, job, stop)
 
     def _train(self, net: Net, job: TrainJob, stop: threading.Event) -> TrainResult:
         """Take all steps of a job, phase by phase."""
-        cut = cut_job(net, job)
+        cut = cut_job(net, job) if self._shortcuts else None
         if cut:
             job = cut.job
         training = ClientTraining(
@@ -205,8 +202,7 @@ class LoopBackend(Backend):
             job=job,
             autocast=self._autocast,
             stop=stop,
-            feature_store=self._feature_store,
-            scripts=self._scripts,
+            shortcuts=self._shortcuts,
         )
         for phase, epochs in with_epoch_numbers(job.plan.phases):
             # Without an entry that moves there is no step, not even one of weight decay.

@@ -10,15 +10,15 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from fedpfl.engine.training.client_step import ClientStep, StepState
-from fedpfl.engine.training.features import ClientSplit, FeatureStore
+from fedpfl.engine.training.features import ClientSplit
 from fedpfl.engine.training.frozen import FrozenBody, find_frozen_body
 from fedpfl.engine.training.jobs import TrainJob, TrainResult
 from fedpfl.engine.training.minibatches import StepPlan, plan_steps
-from fedpfl.engine.training.pure_steps import PureStep, PureSteps, find_pure_step
-from fedpfl.engine.training.scripts import StepScripts
+from fedpfl.engine.training.scripted_steps import ScriptedSteps, make_scripted_steps
 from fedpfl.engine.training.sgd import Moments, as_float_mask, initial_moments, masked_moments
 from fedpfl.engine.training.shard import gather_data
+from fedpfl.engine.training.shortcuts import Shortcuts
+from fedpfl.engine.training.step import PureStep, StepState
 from fedpfl.engine.training.train_plan import (
     TrainableLeaves,
     find_trainable_leaves,
@@ -26,7 +26,7 @@ from fedpfl.engine.training.train_plan import (
 )
 from fedpfl.ground import tree
 from fedpfl.ground.tree import Tree
-from fedpfl.methods import Batch, Phase
+from fedpfl.methods import Phase
 from fedpfl.models import Net
 
 MOST_PLANNED = 4096
@@ -38,11 +38,10 @@ class ClientTraining:
 
     Args:
         net: The network.
-        job: What one client trains.
+        job: The training of one client.
         autocast: Enters the precision of losses.
         stop: Once it is set, no step is begun.
-        feature_store: Of bodies that are frozen for good.
-        scripts: Take steps by tensors alone; None: Python takes all.
+        shortcuts: None computes each step in full.
     """
 
     def __init__(
@@ -51,16 +50,14 @@ class ClientTraining:
         job: TrainJob,
         autocast: Callable[[], AbstractContextManager],
         stop: threading.Event,
-        feature_store: FeatureStore | None,
-        scripts: StepScripts | None,
+        shortcuts: Shortcuts | None,
     ):
         # ---- Step 1: what steps need, and the client's samples
         self._net = net
         self._job = job
         self._autocast = autocast
         self._stop = stop
-        self._scripts = scripts
-        self._feature_store = feature_store
+        self._shortcuts = shortcuts
         ((federation, client),) = job.rows
         self._split = ClientSplit(federation, "train", client)
         self._data = gather_data(federation, self._split.sample_indices)
@@ -105,7 +102,7 @@ class ClientTraining:
             masking = masked_moments(moments, trainable.masks, local)
 
         # ---- Step 2: the steps
-        step = ClientStep(
+        step = PureStep(
             net=self._net,
             job=self._job,
             phase=phase,
@@ -113,13 +110,10 @@ class ClientTraining:
             local=local,
             autocast=self._autocast,
             body=self._find_frozen_body(phase, trainable),
+            noise_key=f"{phase.stream} {epochs.start}",
         )
-        pure_step = find_pure_step(step, self._state) if self._scripts else None
         with masking:
-            if pure_step:
-                self._take_pure_steps(pure_step, epochs)
-            else:
-                self._take_steps(step, epochs)
+            self._take_steps(step, epochs)
 
     def make_result(self) -> TrainResult:
         """Return what the phases have made of the client."""
@@ -142,11 +136,12 @@ class ClientTraining:
     def _find_frozen_body(self, phase: Phase, trainable: TrainableLeaves) -> FrozenBody | None:
         """Return the body if the head alone moves in a phase."""
         # Samples that look new each time have no features to keep.
-        if phase.step or self._job.rows[0].federation.augment:
+        if self._shortcuts is None or phase.step or self._job.rows[0].federation.augment:
             return None
-        if self._feature_store:
+        feature_store = self._shortcuts.feature_store
+        if feature_store:
             with self._autocast():
-                body = self._feature_store.find_body(self._net, [self._split], self._data)
+                body = feature_store.find_body(self._net, [self._split], self._data)
             if body:
                 return body
         state = self._state
@@ -154,30 +149,29 @@ class ClientTraining:
             self._net, state.params, trainable.indices, state.buffers, self._data
         )
 
-    def _take_pure_steps(self, step: PureStep, epochs: range) -> None:
-        """Take a phase's steps by tensors alone."""
-        assert self._scripts
-        steps = PureSteps(step, self._scripts, self._stop)
-        for plan in self._plan_steps(step.step, epochs):
-            self._step_count += steps.take_epochs(plan)
-        self._records += steps.records
-        state = self._state._replace(buffers=step.state.buffers)
-        if step.step.phase.after_gradient:
-            state = state._replace(client=step.state.client)
-        self._state = state
+    def _take_steps(self, step: PureStep, epochs: range) -> None:
+        """Take a phase's steps, by scripts where these repeat them."""
+        scripted: ScriptedSteps | None = None
+        if self._shortcuts:
+            scripted = make_scripted_steps(step, self._state, self._shortcuts.scripts)
+        number = 0
+        for plan in self._plan_steps(step, epochs):
+            minibatches = self._list_minibatches(plan)
+            self._step_count += len(minibatches)
+            if scripted:
+                self._records += scripted.take_steps(minibatches, self._stop)
+                continue
+            for minibatch in minibatches:
+                if self._stop.is_set():
+                    raise CancelledError
+                self._state, record = step(self._state, minibatch, number)
+                number += 1
+                if record:
+                    self._records.append(record)
+        if scripted:
+            self._state = scripted.restore_state(self._state)
 
-    def _take_steps(self, step: ClientStep, epochs: range) -> None:
-        """Take a phase's steps by Python."""
-        phase_key = f"{step.phase.stream} {epochs.start}"
-        for number, batches in enumerate(self._read_minibatches(step, epochs)):
-            if self._stop.is_set():
-                raise CancelledError
-            self._state, record = step.update_state(self._state, batches, (phase_key, number))
-            self._step_count += 1
-            if record:
-                self._records.append(record)
-
-    def _plan_steps(self, step: ClientStep, epochs: range) -> Iterator[StepPlan]:
+    def _plan_steps(self, step: PureStep, epochs: range) -> Iterator[StepPlan]:
         """Yield the client's steps, those of as many epochs as may be held at once."""
         ((federation, client),) = self._job.rows
         (draws,) = self._job.draws
@@ -195,30 +189,30 @@ class ClientTraining:
                 randoms=self._job.randoms,
             )
 
-    def _read_minibatches(self, step: ClientStep, epochs: range) -> Iterator[list[Batch]]:
-        """Yield the minibatches of each step."""
-        for plan in self._plan_steps(step, epochs):
-            # Padding is -1. All sizes at once, as each reading of a tensor costs more than a small
-            # step.
-            batch_sizes = (plan.positions >= 0).sum(-1).tolist()
-            steps = zip(plan.positions, plan.views, plan.random, batch_sizes, strict=True)
-            for step_positions, step_views, step_random, step_sizes in steps:
-                batches = []
-                minibatches = zip(step_positions, step_views, step_random, step_sizes, strict=True)
-                for positions, views, random, size in minibatches:
-                    batches.append(self._read_batch(positions[:size], views[:size], random[:size]))
-                yield batches
-
-    def _read_batch(self, positions: Tensor, views: Tensor, random: Tensor) -> Batch:
-        """Return samples of the client as they are augmented, with numbers of their own."""
-        federation = self._job.rows[0].federation
+    def _list_minibatches(self, plan: StepPlan) -> list[list[Tensor]]:
+        """List each step's minibatch: rows of its batches, then numbers of their samples."""
+        # Padding is -1. All sizes at once, as each reading of a tensor costs more than a small
+        # step.
+        sizes = (plan.positions >= 0).sum(-1).tolist()
         device = self._data.y.device
-        batch = self._data.rows(tree.send(positions, device))
-        batch = batch._replace(random=tree.send(random, device))
-        if federation.augment:
-            x = federation.apply_augmentation(batch.x, tree.send(views, device))
-            batch = batch._replace(x=x.contiguous(memory_format=torch.channels_last))
-        return batch
+        parts = [tree.send(plan.positions, device)]
+        numbers = torch.cat([plan.random, plan.views], -1)
+        if numbers.shape[-1]:
+            parts.append(tree.send(numbers, device))
+        minibatches: list[list[Tensor]] = [[] for _ in sizes]
+        for part in parts:
+            for minibatch, values, step_sizes in zip(minibatches, part, sizes, strict=True):
+                minibatch += _cut_padding(values, step_sizes)
+        return minibatches
+
+
+def _cut_padding(values: Tensor, sizes: list[int]) -> list[Tensor]:
+    """Return the values `[batches, longest, ...]` of each batch without those behind its size."""
+    longest = values.shape[1]
+    return [
+        batch if size == longest else batch[:size]
+        for batch, size in zip(values.unbind(), sizes, strict=True)
+    ]
 
 
 def working_copy(leaf: Tensor) -> Tensor:

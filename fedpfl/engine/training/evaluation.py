@@ -22,9 +22,10 @@ from fedpfl.data.federation import Federation
 from fedpfl.engine.calls import Counts
 from fedpfl.engine.measures import compute_measures
 from fedpfl.engine.training.cutting import bind_for_evaluation
-from fedpfl.engine.training.features import ClientSplit, FeatureStore
+from fedpfl.engine.training.features import ClientSplit
 from fedpfl.engine.training.jobs import EvalJob
 from fedpfl.engine.training.shard import gather_data
+from fedpfl.engine.training.shortcuts import Shortcuts
 from fedpfl.ground import tree
 from fedpfl.ground.tasks import CLASSIFICATION, find_task
 from fedpfl.ground.tree import Tree
@@ -80,7 +81,7 @@ class ForwardPass(NamedTuple):
 
 
 def evaluate_client(
-    net: Net, job: EvalJob, autocast: Autocast, store: FeatureStore | None = None
+    net: Net, job: EvalJob, autocast: Autocast, shortcuts: Shortcuts | None = None
 ) -> Counts:
     """Evaluate one client's model, batch by batch.
 
@@ -88,7 +89,7 @@ def evaluate_client(
         net: The network.
         job: The client, its model and its samples.
         autocast: The context of forward passes.
-        store: Features of samples, where the body is frozen for good.
+        shortcuts: None computes the model in full.
     """
     # ---- Step 1: the samples, in whole blocks where the network alone sees them
     ((federation, client),) = job.rows
@@ -100,7 +101,10 @@ def evaluate_client(
         random = random.new_empty(len(indices), 0)
     data = gather_data(federation, indices)
     device = data.y.device
-    bound = bind_for_evaluation(net, job.params, job.buffers)
+    bound = net.bind(job.buffers)
+    if shortcuts:
+        bound = bind_for_evaluation(net, job.params, job.buffers)
+    store = shortcuts and shortcuts.feature_store
     excluded_classes = federation.excluded_classes
 
     # ---- Step 2: hits and losses, batch by batch
@@ -140,7 +144,7 @@ def evaluate_clients(
     model: Model,
     forward_pass: ForwardPass,
     autocast: Autocast,
-    store: FeatureStore | None = None,
+    shortcuts: Shortcuts,
 ) -> Counts:
     """Evaluate the network with one model on the samples of several clients at once.
 
@@ -149,7 +153,7 @@ def evaluate_clients(
         model: The clients' one.
         forward_pass: Their samples.
         autocast: The context of the forward pass.
-        store: As in evaluate_client.
+        shortcuts: Save time.
 
     Returns:
         Counts `[clients]`.
@@ -159,6 +163,7 @@ def evaluate_clients(
     sizes = forward_pass.client_sizes
     indices = torch.cat(forward_pass.samples)
     data = gather_data(federation, with_full_blocks(indices))
+    store = shortcuts.feature_store
     with torch.no_grad(), autocast():
         bound = bind_for_evaluation(net, model.params, model.buffers)
         body = store and store.find_body(net, forward_pass.client_splits, data)

@@ -25,9 +25,9 @@ from fedpfl.engine.training.evaluation import (
     evaluate_client,
     evaluate_clients,
 )
-from fedpfl.engine.training.features import FeatureStore
 from fedpfl.engine.training.jobs import ClientRow, EvalJob, concatenate_rows
 from fedpfl.engine.training.participation import with_first_checks
+from fedpfl.engine.training.shortcuts import Shortcuts
 from fedpfl.ground import tree
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import LONGEST_CHUNK, Method
@@ -85,11 +85,11 @@ class SharedModel:
         net: Net,
         forward_pass: ForwardPass,
         autocast: Autocast,
-        store: FeatureStore | None = None,
+        shortcuts: Shortcuts,
     ) -> Counts:
         """Return the counts of the clients of a pass, `[clients]`."""
         if len(forward_pass.clients) > 1:
-            return evaluate_clients(net, self.model, forward_pass, autocast, store)
+            return evaluate_clients(net, self.model, forward_pass, autocast, shortcuts)
         job = EvalJob(
             method=self.call.method,
             rows=[ClientRow(forward_pass.federation, forward_pass.clients[0])],
@@ -98,7 +98,7 @@ class SharedModel:
             split=forward_pass.split,
             metrics=forward_pass.metrics,
         )
-        return tree.stack([evaluate_client(net, job, autocast, store)])
+        return tree.stack([evaluate_client(net, job, autocast, shortcuts)])
 
     def make_answer(
         self, counts_of_passes: Sequence[Counts], other_answer: dict[str, Counts] | None

@@ -1,4 +1,4 @@
-"""A training step of one client: gradient, what the method makes of it, and the optimizer."""
+"""A training step of one client: gradient, what the method makes of it, and the update."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedpfl.engine.training.sgd import Moments, complete_gradients, optimizer_st
 from fedpfl.engine.training.train_plan import TrainableLeaves
 from fedpfl.ground import tree
 from fedpfl.ground.tree import Tree
-from fedpfl.methods import Batch, Phase
+from fedpfl.methods import Batch, Data, Phase
 from fedpfl.models import Bound, Net
 
 
@@ -29,13 +29,14 @@ class StepState(NamedTuple):
     Attributes:
         params: The trained tree.
         moments: The optimizer's state of the leaves that move.
-        masks: Those of leaves that move in part, by position; see `as_float_mask`.
+        masks: Masks of leaves that move in part, by position; see `as_float_mask`.
         server: The server's state.
         client: The client's state.
         buffers: By role.
         surroundings: As in TrainJob.
-        samples: The client's training samples: `x`, `y`, and `features` where the body holds still.
-        sums: Of the losses, of those weighted by samples, and of the samples.
+        samples: The client's training samples: `x`, `y`, and `features` where a script repeats
+            steps on a frozen body.
+        sums: Of the losses, of the losses weighted by samples, and of the samples.
     """
 
     params: Tree
@@ -50,17 +51,18 @@ class StepState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ClientStep:
-    """Take a step of a phase.
+class PureStep:
+    """Take a step of a phase, a function of tensors alone unless a user's code looks elsewhere.
 
     Attributes:
         net: The network.
-        job: What is trained.
-        phase: Of training.
+        job: The training.
+        phase: Of the training.
         trainable: The leaves that move.
         local: The optimizer's settings.
         autocast: Enters the precision of losses.
-        body: What holds still, if anything does.
+        body: The frozen body, if the head alone moves.
+        noise_key: The phase, by which noise is drawn where samples are protected.
     """
 
     net: Net
@@ -70,42 +72,99 @@ class ClientStep:
     local: Local
     autocast: Callable[[], AbstractContextManager]
     body: FrozenBody | None = None
+    noise_key: str = ""
 
-    def update_state(
-        self, state: StepState, batches: list[Batch], noise_key: tuple[str, int] = ("", 0)
+    def __call__(
+        self, state: StepState, minibatch: Sequence[Tensor], number: int = 0
     ) -> tuple[StepState, Tree]:
         """Return the state after a step, and what the loss keeps of it.
 
-        Moments and sums are changed in place, as are parameters but by `Phase.step`.
+        Moments and sums change in place, and so do parameters unless the phase has its own step.
 
         Args:
             state: Before the step.
-            batches: As many as the phase wants.
-            noise_key: The phase and the number of the step in it, by which noise is drawn where
-                samples are protected.
+            minibatch: The rows of each batch; behind them the numbers of their samples, if any.
+            number: Of the step in its phase.
         """
+        # ---- Step 1: the batches, and the network with its buffers
+        batches = self._read_batches(state, minibatch)
         batch = batches[0]
         bound = self.net.bind(state.buffers, training=True)
         if self.body:
             bound = self.body.bind_batch(bound, batch)
         record: Tree = {}
-        if self.job.draws[0].protection:
-            # The loss would tell of samples.
-            loss = torch.zeros((), device=batch.x.device)
-            grads = self._find_protected_gradient(state, batch, noise_key)
-            self._move_leaves(state, grads)
-        elif self.phase.step:
+        if self.phase.step:
             params, loss = self._take_phase_step(state, bound, batches)
             state = state._replace(params=params)
         else:
-            loss, grads, record = self._find_gradient(state, bound, batch)
-            client = self._show_gradient(state, batch, loss, grads, record)
-            self._move_leaves(state, grads)
+            # ---- Step 2: the gradient of the loss at the leaves that move
+            leaves = tree.leaves(state.params)
+            moving = [leaves[i] for i in self.trainable.indices]
+            if self.job.draws[0].protection:
+                # The loss would tell of samples.
+                loss = torch.zeros((), device=batch.x.device)
+                grads = self._find_protected_gradient(state, batch, number)
+            else:
+                loss, record = self._compute_loss(state, bound, batch)
+                grads = self.net.differentiate_loss(loss, moving)
+                loss, record = loss.detach(), tree.map(Tensor.detach, record)
+
+            # ---- Step 3: what the method makes of it, and the update
+            with torch.no_grad():
+                client = self._show_gradient(state, batch, loss, grads, record)
+                masks = [state.masks.get(i) for i in self.trainable.indices]
+                optimizer_step_(moving, state.moments, grads, masks, self.local)
             state = state._replace(client=client)
+
+        # ---- Step 4: sums of losses, and buffers
         self._add_loss(state.sums, loss, len(batch.y))
         if bound.buffers is not state.buffers:
             state = state._replace(buffers=bound.buffers)
         return state, record if self.job.wants_records else {}
+
+    def _read_batches(self, state: StepState, minibatch: Sequence[Tensor]) -> list[Batch]:
+        """Read the samples of each batch, augmented, with their numbers."""
+        data = Data(state.samples["x"], state.samples["y"])
+        batches = [data.rows(rows) for rows in minibatch[: self.phase.batches]]
+        randoms = self.job.randoms
+        federation = self.job.rows[0].federation
+        for position, numbers in enumerate(minibatch[self.phase.batches :]):
+            batch = batches[position]
+            if randoms:
+                batch = batch._replace(random=numbers[:, :randoms])
+            if federation.augment:
+                x = federation.apply_augmentation(batch.x, numbers[:, randoms:])
+                batch = batch._replace(x=x.contiguous(memory_format=torch.channels_last))
+            batches[position] = batch
+        return batches
+
+    def _compute_loss(self, state: StepState, bound: Bound, batch: Batch) -> tuple[Tensor, Tree]:
+        """Compute the loss, and what it leaves beside it."""
+        objective = self.phase.loss or self.job.plan.loss
+        if state.surroundings:
+            objective = embed_objective(objective, state.surroundings)
+        with self.autocast():
+            loss = objective(state.server, state.client, bound, state.params, batch)
+        return loss if isinstance(loss, tuple) else (loss, {})
+
+    def _show_gradient(
+        self, state: StepState, batch: Batch, loss: Tensor, grads: list[Tensor], record: Tree
+    ) -> dict[str, Tree]:
+        """Return the client's state after `Phase.after_gradient` has seen a gradient."""
+        if not self.phase.after_gradient:
+            return state.client
+        all_grads = complete_gradients(grads, tree.leaves(state.params), self.trainable.indices)
+        client = self.phase.after_gradient(
+            state.server,
+            state.client,
+            tree.map(Tensor.detach, state.params),
+            tree.rebuild(state.params, all_grads),
+            batch,
+            loss,
+            record,
+        )
+        # The update would move parameters that the client keeps.
+        return tree.copy_shared(client, state.params)
 
     def _take_phase_step(
         self, state: StepState, bound: Bound, batches: list[Batch]
@@ -119,51 +178,13 @@ class ClientStep:
             params = tree.copy_shared(params, {"server": state.server, "client": state.client})
         return params, loss.detach()
 
-    def _find_gradient(
-        self, state: StepState, bound: Bound, batch: Batch
-    ) -> tuple[Tensor, list[Tensor], Tree]:
-        """Return the loss, its gradient at the leaves that move, and what the loss keeps."""
-        objective = self.phase.loss or self.job.plan.loss
-        if state.surroundings:
-            objective = embed_objective(objective, state.surroundings)
-        record: Tree = {}
-        with self.autocast():
-            loss = objective(state.server, state.client, bound, state.params, batch)
-            if isinstance(loss, tuple):
-                loss, record = loss
-        grads = self.net.differentiate_loss(loss, self._moving_leaves(state))
-        return loss.detach(), grads, tree.map(Tensor.detach, record)
-
-    def _show_gradient(
-        self, state: StepState, batch: Batch, loss: Tensor, grads: list[Tensor], record: Tree
-    ) -> dict[str, Tree]:
-        """Return the client's state after `Phase.after_gradient` has seen a gradient."""
-        if not self.phase.after_gradient:
-            return state.client
-        leaves = tree.leaves(state.params)
-        with torch.no_grad():
-            all_grads = complete_gradients(grads, leaves, self.trainable.indices)
-            client = self.phase.after_gradient(
-                state.server,
-                state.client,
-                tree.map(Tensor.detach, state.params),
-                tree.rebuild(state.params, all_grads),
-                batch,
-                loss,
-                record,
-            )
-            # Parameters that it keeps would move with the step.
-            return tree.copy_shared(client, state.params)
-
-    def _find_protected_gradient(
-        self, state: StepState, batch: Batch, noise_key: tuple[str, int]
-    ) -> list[Tensor]:
+    def _find_protected_gradient(self, state: StepState, batch: Batch, number: int) -> list[Tensor]:
         """Return a gradient that hides single samples.
 
         Args:
             state: Before the step.
-            batch: A Poisson minibatch, perhaps of nobody.
-            noise_key: As in `update_state`.
+            batch: A Poisson minibatch, perhaps empty.
+            number: Of the step in its phase.
         """
         # ---- Step 1: the loss as a function of the leaves that move
         ((_, client),) = self.job.rows
@@ -183,7 +204,7 @@ class ClientStep:
             return objective(state.server, state.client, bound, params, sample)
 
         # ---- Step 2: its gradient, clipped sample by sample
-        # A minibatch of nobody is a step of noise alone: to skip it would tell who was drawn.
+        # An empty minibatch is a step of noise alone: to skip it would tell who was drawn.
         sums = [torch.zeros_like(leaf) for leaf in values]
         if len(batch.x):
             with self.autocast(), explaining_failure():
@@ -194,25 +215,12 @@ class ClientStep:
         # ---- Step 3: noise, and the mean over as many samples as a minibatch has on average
         # How many were drawn is a secret, too.
         expected = min(self.local.batch_size, len(state.samples["y"]))
-        key = draws.purpose, draws.round, *noise_key
         grads = []
         for i, gradient in zip(indices, sums, strict=True):
-            noise = protection.draw_noise(gradient, client, (*key, i))
+            key = draws.purpose, draws.round, self.noise_key, number, i
+            noise = protection.draw_noise(gradient, client, key)
             grads.append((gradient + noise) / expected)
         return grads
-
-    def _moving_leaves(self, state: StepState) -> list[Tensor]:
-        """Return the leaves that the phase trains."""
-        leaves = tree.leaves(state.params)
-        return [leaves[i] for i in self.trainable.indices]
-
-    def _move_leaves(self, state: StepState, grads: Sequence[Tensor]) -> None:
-        """Make a step of the optimizer."""
-        masks = [state.masks.get(i) for i in self.trainable.indices]
-        with torch.no_grad():
-            optimizer_step_(
-                self._moving_leaves(state), state.moments, list(grads), masks, self.local
-            )
 
     def _add_loss(self, sums: dict[str, Tensor], loss: Tensor, samples: int) -> None:
         """Add a step's loss to the sums that mean losses are made of."""
