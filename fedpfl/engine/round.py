@@ -161,7 +161,7 @@ def play_round(
         return _play_round_without_cohort(setup, state)
 
     # ---- Step 1: who trains with whom? Most methods answer with one turn of the whole cohort.
-    turns = _choose_turns(setup, state, cohort)
+    turns = choose_turns(setup, state, cohort)
     # One for all turns, so that the second does not draw what the first has drawn.
     aggregate_generator = generator(setup.seed, "aggregate", state.round + 1)
     results: list[_TurnResult] = []
@@ -203,7 +203,7 @@ def play_round(
 # ---- who trains
 
 
-def _choose_turns(setup: RoundSetup, state: State, cohort: list[int]) -> list[Turn]:
+def choose_turns(setup: RoundSetup, state: State, cohort: list[int]) -> list[Turn]:
     """Return the method's turns.
 
     Raises:
@@ -252,17 +252,7 @@ def _train_turn(
     federation = setup.federation
 
     # ---- Step 1: they train, all alike or each by its own settings.
-    purpose = "gather" if turn.survey else "train"
-    call = TrainCall(
-        method=setup.method,
-        federation=federation,
-        state=state,
-        clients=turn.clients,
-        local=setup.local,
-        draws=Draws(setup.seed, purpose, state.round + 1, setup.protection),
-        wants_stopping_loss=_wants_stopping_loss(setup, state, turn),
-        survey=turn if turn.survey else None,
-    )
+    call = make_train_call(setup, state, turn)
     if local_by_client is None:
         participation = setup.backend.run_one(call)
     else:
@@ -279,6 +269,21 @@ def _train_turn(
         federation.x.device,
     )
     return _TrainedTurn(turn=turn, clients=clients, participation=participation, weights=weights)
+
+
+def make_train_call(setup: RoundSetup, state: State, turn: Turn) -> TrainCall:
+    """Return the call that trains the clients of a turn."""
+    purpose = "gather" if turn.survey else "train"
+    return TrainCall(
+        method=setup.method,
+        federation=setup.federation,
+        state=state,
+        clients=turn.clients,
+        local=setup.local,
+        draws=Draws(setup.seed, purpose, state.round + 1, setup.protection),
+        wants_stopping_loss=_wants_stopping_loss(setup, state, turn),
+        survey=turn if turn.survey else None,
+    )
 
 
 def _wants_stopping_loss(setup: RoundSetup, state: State, turn: Turn) -> bool:

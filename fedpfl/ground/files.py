@@ -108,9 +108,14 @@ def atomic_output(path: Path) -> Iterator[Path]:
             yield temporary
 
 
+def open_without_link(path: str, flags: int) -> int:
+    """Open a file unless a link stands in its place; an opener as of `open`."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
 @contextlib.contextmanager
 def durable_write(
-    path: Path, guard: Callable[[], None], opener: Callable[[str, int], int] | None = None
+    path: Path, guard: Callable[[], None], opener: Callable[[str, int], int] = open_without_link
 ) -> Iterator[BinaryIO]:
     """Yield an open file that replaces a run's file once it is on the disk.
 

@@ -1,7 +1,7 @@
 """What sites tell of themselves, and agree on before round 1; neither side believes the other's.
 
-A site tells its name, how many samples it has, their form, the values of its labels, and the exact
-sums of its training samples where they are scaled by computed constants. Nothing else of its data
+A site tells its name, its number of samples, their form, the values of its labels, and the exact
+sums of its training samples where these are scaled by computed constants. Nothing else of its data
 leaves it.
 """
 
@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from math import prod
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from fedpfl.data import Federation, fingerprint
@@ -25,84 +26,150 @@ from fedpfl.data.datasets.shared.sums import FLOAT_BITS, ChannelSums
 from fedpfl.data.datasets.shared.tables import name_features
 from fedpfl.data.datasets.sites import Columns, Site
 from fedpfl.ground.errors import FedpflError
-from fedpfl.remote.trust import is_whole_number
+from fedpfl.remote.messages import (
+    Label,
+    Message,
+    Name,
+    Number,
+    Text,
+    Whole,
+    plain_values,
+    read_message,
+)
 
 MAX_SAMPLES = 2**24  # of a site
 MAX_SITES = 2**16
 MAX_INPUT = 2**24  # entries of one sample
 MAX_AXES = 4
-MAX_LENGTH = 200  # of a name
-MAX_TEXT = 2**19  # characters of all that is agreed on, which goes with every message
+MAX_AGREED = 2**19  # characters of all that is agreed on, which goes with every message
 LARGEST_EXPONENT = 128  # of a float32
-SAMPLE_TYPES = ("uint8", "float32", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64")
 EXAMPLE_SAMPLES = 64
 EXAMPLE_TOKENS = 100
 
-Labels = tuple[Any, ...]
-"""Whole numbers, or texts."""
+SampleCount = Annotated[Whole, Field(ge=1, le=MAX_SAMPLES)]
+LabelNumber = Annotated[Whole, Field(gt=-(2**63), lt=2**63)]
+Labels = tuple[LabelNumber, ...] | tuple[Label, ...]
+Scale = Annotated[tuple[Number, ...], Field(max_length=MAX_INPUT)]
+Distinct = Annotated[tuple[Text, ...], Field(max_length=MAX_CLASSES)]
 
 
-@dataclass(frozen=True)
-class SiteForm:
+def _require(is_right: bool, problem: str) -> None:
+    """Raise ValueError, as a model's validator does."""
+    if not is_right:
+        raise ValueError(problem)
+
+
+class TableColumns(Message):
+    """What tables must have in common.
+
+    Attributes:
+        names: Of all columns but labels, in their order.
+        levels: The values of each category, as texts.
+    """
+
+    names: Annotated[Distinct, Field(min_length=1)]
+    levels: dict[Text, Distinct]
+
+    @model_validator(mode="after")
+    def _check(self) -> TableColumns:
+        for texts in (self.names, *self.levels.values()):
+            _require(len({*texts}) == len(texts), "a text stands twice")
+        _require(self.levels.keys() <= {*self.names}, "categories that are no columns")
+        return self
+
+
+class SiteForm(Message):
     """What samples of all sites must have in common.
 
     Attributes:
         dtype: Of the samples, as numpy calls it.
         shape: Of one sample; of a table its number of features, once all categories are known.
         labels: The values of labels, sorted: whole numbers or texts.
-        columns: Of a table: names of its columns, and values of categories; None of others.
+        columns: Of a table; None of anything else.
     """
 
-    dtype: str
-    shape: tuple[int, ...]
-    labels: Labels
-    columns: Columns | None = None
+    dtype: Literal[
+        "uint8", "float32", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64"
+    ]
+    shape: Annotated[
+        tuple[Annotated[Whole, Field(ge=1, le=MAX_INPUT)], ...], Field(max_length=MAX_AXES)
+    ]
+    labels: Annotated[Labels, Field(min_length=1, max_length=MAX_CLASSES)]
+    columns: TableColumns | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> SiteForm:
+        _require(prod(self.shape) <= MAX_INPUT, f"more than {MAX_INPUT:,} entries")
+        _require([*self.labels] == sorted({*self.labels}), "labels that are not in order")
+        return self
 
 
-@dataclass(frozen=True)
-class SiteFacts:
+class SiteFacts(Message):
     """What a site tells of itself.
 
     Attributes:
         name: Of the site.
-        samples: How many it has.
+        samples: Their number.
         test_from: Where its test part begins; None where it has none.
         form: Of its samples.
     """
 
-    name: str
-    samples: int
-    test_from: int | None
+    name: Name
+    samples: SampleCount
+    test_from: SampleCount | None = None
     form: SiteForm
 
+    @model_validator(mode="after")
+    def _check(self) -> SiteFacts:
+        _require((self.test_from or 0) < self.samples, "a test part beyond the samples")
+        return self
 
-@dataclass(frozen=True)
-class Agreement:
+
+class SiteReply(Message):
+    """Answer a server that asks for the facts of a site."""
+
+    key: dict[str, Any]
+    site: SiteFacts
+
+
+class Agreement(Message):
     """What a federation of sites has agreed on, in the order of the sites' names.
 
     Attributes:
         names: Of the sites.
-        samples: How many each has.
+        samples: The number of each site's.
         test_from: Where each test part begins; empty where sites have none.
         form: Of all samples.
         mean: Per channel, where it is computed; empty before, and where the configuration has it.
         std: As mean.
     """
 
-    names: tuple[str, ...]
-    samples: tuple[int, ...]
-    test_from: tuple[int, ...]
+    names: Annotated[tuple[Name, ...], Field(min_length=1, max_length=MAX_SITES)]
+    samples: tuple[SampleCount, ...]
+    test_from: tuple[SampleCount, ...] = ()
     form: SiteForm
-    mean: tuple[float, ...] = ()
-    std: tuple[float, ...] = ()
+    mean: Scale = ()
+    std: Scale = ()
+
+    @model_validator(mode="after")
+    def _check(self) -> Agreement:
+        sites = len(self.names)
+        _require([*self.names] == sorted({*self.names}), "sites that are not in order")
+        _require(len(self.samples) == sites, "sizes of other sites")
+        _require(len(self.test_from) in (0, sites), "test parts of other sites")
+        parts = zip(self.test_from, self.samples, strict=False)
+        _require(all(start < count for start, count in parts), "a test part beyond the samples")
+        _require(len(self.mean) == len(self.std), "another number of std than of mean")
+        _require(all(value > 0 for value in self.std), "std that are no deviations")
+        return self
 
     @property
     def digest(self) -> str:
-        """Return a hash of all that is agreed on."""
-        return fingerprint(json.dumps(asdict(self), sort_keys=True))
+        """Hash all that is agreed on."""
+        return fingerprint(json.dumps(plain_values(self), sort_keys=True))
 
     def find_positions(self, client: int) -> Tensor:
-        """Return which of all samples are a site's, int64 `[samples]`, ascending."""
+        """Return the positions of a site's samples, int64 `[samples]`, ascending."""
         return (self.groups == client).nonzero()[:, 0]
 
     @property
@@ -138,14 +205,9 @@ class Agreement:
             group_names=self.names,
             test_from=sum(self.test_from) or None,
             class_names=tuple(map(str, self.form.labels)),
-            feature_names=self._name_features(),
+            feature_names=name_features(*self.columns) if self.columns else (),
             are_elsewhere=True,
         )
-
-    def _name_features(self) -> tuple[str, ...]:
-        """Return what the features of tables are called; () of anything else."""
-        columns = self.form.columns
-        return name_features(columns.names, columns.levels) if columns else ()
 
     def check_samples(
         self, x: np.ndarray, y: np.ndarray, options: Mapping[str, Any], origin: str
@@ -178,16 +240,26 @@ class Agreement:
             ) from None
         return np.array(classes, np.int64)
 
+    @property
+    def columns(self) -> Columns | None:
+        """Return the columns of tables, as their reader takes them."""
+        columns = self.form.columns
+        if columns is None:
+            return None
+        levels = {name: list(texts) for name, texts in columns.levels.items()}
+        return Columns(list(columns.names), levels)
+
     def find_change(self, facts: SiteFacts) -> str:
-        """Return what is agreed on otherwise than a site has it, "" for nothing."""
+        """Return a site's difference from the agreed facts, "" for none."""
         if facts.name not in self.names:
             return f"{facts.name} is no site of this federation: {', '.join(self.names)}"
         client = self.names.index(facts.name)
+        shape = () if self.form.columns else self.form.shape
         agreed_site = SiteFacts(
-            facts.name,
-            self.samples[client],
-            self.test_from[client] if self.test_from else None,
-            replace(self.form, shape=() if self.form.columns else self.form.shape),
+            name=facts.name,
+            samples=self.samples[client],
+            test_from=self.test_from[client] if self.test_from else None,
+            form=self.form.model_copy(update={"shape": shape}),
         )
         if (agreed_site.samples, agreed_site.test_from) != (facts.samples, facts.test_from):
             return (
@@ -198,44 +270,48 @@ class Agreement:
 
 
 def describe_site(site: Site, name: str, columns: Columns | None) -> SiteFacts:
-    """Return what a site tells of itself."""
-    form = SiteForm(
-        dtype=str(site.x.dtype),
-        shape=() if columns else site.x.shape[1:],
-        labels=tuple(np.unique(site.labels).tolist()),
-        columns=columns,
-    )
-    return SiteFacts(name, len(site.labels), site.test_from, form)
+    """Return the facts that a site tells. Raises FedpflError for what no site can tell."""
+    form = {
+        "dtype": str(site.x.dtype),
+        "shape": () if columns else site.x.shape[1:],
+        "labels": np.unique(site.labels).tolist(),
+        "columns": columns and columns._asdict(),
+    }
+    facts = {
+        "name": name,
+        "samples": len(site.labels),
+        "test_from": site.test_from,
+        "form": form,
+    }
+    return read_message(SiteFacts, facts)
 
 
 def find_difference(site: SiteFacts, reference: SiteFacts) -> str:
-    """Return in what a site differs from another one, with both names; "" for nothing."""
-    # Of tables the columns are compared, as shapes differ until all categories are known.
-    form = site.form
-    expected = reference.form
-    if (form.columns is None) != (expected.columns is None):
-        kinds = ["no table" if one.columns is None else "tables" for one in (form, expected)]
-        return f"{site.name}: samples are {kinds[0]}, and those of {reference.name} are {kinds[1]}"
-    if (form.dtype, form.shape) != (expected.dtype, expected.shape):
-        arrays = [f"{one.dtype} {list(one.shape)}" for one in (form, expected)]
-        return (
-            f"{site.name}: samples are {arrays[0]}, and those of {reference.name} are {arrays[1]}"
-        )
-    if form.columns and expected.columns:
-        names = {*form.columns.names} ^ {*expected.columns.names}
-        if names:
-            return f"{site.name} and {reference.name} differ in columns {', '.join(sorted(names))}"
-    # Of labels only the kind: what they are is united in `agree_on_sites`.
-    if type(form.labels[0]) is not type(expected.labels[0]):
-        kinds = ["texts" if _are_texts(one.labels) else "numbers" for one in (form, expected)]
-        return f"{site.name}: labels are {kinds[0]}, and those of {reference.name} are {kinds[1]}"
-    if (site.test_from is None) != (reference.test_from is None):
-        bare, complete = (site, reference) if site.test_from is None else (reference, site)
-        return f"{bare.name} has no test part of its own, and {complete.name} has one"
+    """Return a site's difference from another one, with both names; "" for none."""
+    for kind, own in _describe_form(site).items():
+        other = _describe_form(reference)[kind]
+        if own != other:
+            return f"{site.name}: {kind} {own}, and {reference.name}: {other}"
+    columns = [form.columns.names for form in (site.form, reference.form) if form.columns]
+    if columns and {*columns[0]} != {*columns[1]}:
+        differing = ", ".join(sorted({*columns[0]} ^ {*columns[1]}))
+        return f"{site.name} and {reference.name} differ in columns {differing}"
     return ""
 
 
-def _are_texts(labels: Labels) -> bool:
+def _describe_form(site: SiteFacts) -> dict[str, str]:
+    """Return in words what all sites must have in common."""
+    # Of tables columns are compared, as shapes differ until all categories are known; of labels
+    # only the kind, as `agree_on_sites` unites them.
+    form = site.form
+    return {
+        "samples are": "tables" if form.columns else f"{form.dtype} {list(form.shape)}",
+        "labels are": "texts" if _are_texts(form.labels) else "numbers",
+        "test part": "of its own" if site.test_from else "none",
+    }
+
+
+def _are_texts(labels: tuple[Any, ...]) -> bool:
     return isinstance(labels[0], str)
 
 
@@ -250,45 +326,41 @@ def agree_on_sites(sites: Sequence[SiteFacts]) -> Agreement:
     sites = sorted(sites, key=lambda site: site.name)
     form = sites[0].form
     values = sorted({value for site in sites for value in site.form.labels})
-    if len(values) > MAX_CLASSES:
-        raise FedpflError(f"the sites have {len(values):,} labels, {MAX_CLASSES:,} are the most")
     if _are_texts(form.labels):
         require_one_spelling({site.name: map(str, site.form.labels) for site in sites}, "label")
 
     # ---- Step 2: categories of a table are the union, too, and a feature each.
-    shape = form.shape
     columns = form.columns
+    changes: dict[str, Any] = {"labels": values}
     if columns:
+        levels = {}
         for name in columns.levels:
-            levels_by_site = {site.name: _levels_of(site, name) for site in sites}
+            levels_by_site = {site.name: _list_levels(site, name) for site in sites}
             require_one_spelling(levels_by_site, f"{name} =")
-        levels = {
-            name: sorted({text for site in sites for text in _levels_of(site, name)})
-            for name in columns.levels
-        }
-        columns = Columns(columns.names, levels)
-        shape = (sum(len(levels.get(name, [name])) for name in columns.names),)
+            levels[name] = sorted({text for texts in levels_by_site.values() for text in texts})
+        features = sum(len(levels.get(name, [name])) for name in columns.names)
+        changes |= {"columns": {"names": columns.names, "levels": levels}, "shape": [features]}
 
     # ---- Step 3: what all have agreed on.
-    test_parts = [site.test_from for site in sites if site.test_from is not None]
-    agreement = Agreement(
-        names=tuple(site.name for site in sites),
-        samples=tuple(site.samples for site in sites),
-        test_from=tuple(test_parts),
-        form=SiteForm(form.dtype, shape, tuple(values), columns),
-    )
+    facts = {
+        "names": [site.name for site in sites],
+        "samples": [site.samples for site in sites],
+        "test_from": [site.test_from for site in sites if site.test_from is not None],
+        "form": {**plain_values(form), **changes},
+    }
+    agreement = read_message(Agreement, facts)
     # It goes with every message, as a node's process may live for one message alone.
-    length = len(json.dumps(asdict(agreement)))
-    if length > MAX_TEXT:
+    length = len(agreement.model_dump_json())
+    if length > MAX_AGREED:
         raise FedpflError(
-            f"labels, columns and names of the sites are {length:,} characters, {MAX_TEXT:,} are "
+            f"labels, columns and names of the sites are {length:,} characters, {MAX_AGREED:,} are "
             "the most; number the labels"
         )
     return agreement
 
 
-def _levels_of(site: SiteFacts, name: str) -> list[str]:
-    return site.form.columns.levels.get(name, []) if site.form.columns else []
+def _list_levels(site: SiteFacts, name: str) -> tuple[str, ...]:
+    return site.form.columns.levels.get(name, ()) if site.form.columns else ()
 
 
 def make_example_federation(federation: Federation) -> Federation:
@@ -326,136 +398,21 @@ def make_example_federation(federation: Federation) -> Federation:
     )
 
 
-# ---- What is told is checked before anything is made of it
+class SiteSums(Message):
+    """The exact sums of a site's training samples by channel, and of their squares."""
 
+    key: dict[str, Any]
+    sums: Annotated[tuple[tuple[Whole, Whole], ...], Field(max_length=MAX_INPUT)]
 
-def read_facts(fields: Any) -> SiteFacts:
-    """Return what a site tells. Raises FedpflError for what no site can be."""
-    values = _require_keys(fields, ("name", "samples", "test_from", "form"), "a site")
-    samples = values["samples"]
-    test_from = values["test_from"]
-    _require_count(samples, 1, MAX_SAMPLES, "samples")
-    if test_from is not None:
-        _require_count(test_from, 1, samples - 1, "a test part from")
-    return SiteFacts(read_name(values["name"]), samples, test_from, _read_form(values["form"]))
-
-
-def read_agreement(fields: Any) -> Agreement:
-    """Return what is agreed on. Raises FedpflError for what nobody can have agreed on."""
-    keys = ("names", "samples", "test_from", "form", "mean", "std")
-    values = _require_keys(fields, keys, "an agreement")
-    names = tuple(read_name(name) for name in _require_list(values["names"], MAX_SITES, "sites"))
-    if list(names) != sorted({*names}):
-        raise FedpflError("an agreement whose sites are not in order")
-    samples = _require_list(values["samples"], len(names), "sizes")
-    test_from = _require_list(values["test_from"], len(names), "test parts")
-    if len(samples) != len(names) or len(test_from) not in (0, len(names)):
-        raise FedpflError("an agreement of other sites")
-    for count in samples:
-        _require_count(count, 1, MAX_SAMPLES, "samples")
-    for start, count in zip(test_from, samples, strict=False):
-        _require_count(start, 1, count - 1, "a test part from")
-    form = _read_form(values["form"])
-    mean, std = (_read_scale(values[key], key, MAX_INPUT) for key in ("mean", "std"))
-    if len(mean) != len(std) or any(value <= 0 for value in std):
-        raise FedpflError("an agreement whose std are no deviations")
-    return Agreement(names, tuple(samples), tuple(test_from), form, mean, std)
-
-
-def read_sums(fields: Any, channels: int, count: int, is_image: bool) -> list[ChannelSums]:
-    """Return the sums that a site tells of `count` values per channel.
-
-    Raises:
-        FedpflError: No values add up to them.
-    """
-    pairs = _require_list(fields, channels, "sums")
-    if len(pairs) != channels:
-        raise FedpflError(f"sums of {len(pairs)} channels, where there are {channels}")
-    largest = 255 if is_image else 2 ** (LARGEST_EXPONENT + FLOAT_BITS)
-    sums = []
-    for pair in pairs:
-        if not isinstance(pair, list) or len(pair) != 2 or not all(map(is_whole_number, pair)):
-            raise FedpflError("sums that are no whole numbers")
-        channel = ChannelSums(pair[0], pair[1])
+    def check(self, channels: int, count: int, is_image: bool) -> list[ChannelSums]:
+        """Return the sums of `count` values per channel. Raises FedpflError for impossible ones."""
+        if len(self.sums) != channels:
+            raise FedpflError(f"sums of {len(self.sums)} channels, where there are {channels}")
+        largest = 255 if is_image else 2 ** (LARGEST_EXPONENT + FLOAT_BITS)
         smallest = 0 if is_image else -largest
-        is_in_range = count * smallest <= channel.values <= count * largest
-        # Cauchy and Schwarz: no values have a smaller sum of squares.
-        is_possible = channel.values**2 <= count * channel.squares <= (count * largest) ** 2
-        if not (is_in_range and is_possible):
-            raise FedpflError(f"sums that {count} values cannot have")
-        sums.append(channel)
-    return sums
-
-
-def read_name(value: Any) -> str:
-    """Return a site's name. Raises FedpflError for one that cannot be shown in a line."""
-    if not isinstance(value, str) or not value.isprintable() or not value.strip():
-        raise FedpflError(f"a site called {str(value)[:MAX_LENGTH]!r}: names are to be printable")
-    if len(value) > MAX_LENGTH:
-        raise FedpflError(f"a site whose name has {len(value)} characters; give it a shorter one")
-    return value
-
-
-def _read_form(fields: Any) -> SiteForm:
-    values = _require_keys(fields, ("dtype", "shape", "labels", "columns"), "a form")
-    if values["dtype"] not in SAMPLE_TYPES:
-        raise FedpflError(f"samples of type {str(values['dtype'])[:MAX_LENGTH]!r}")
-    shape = _require_list(values["shape"], MAX_AXES, "axes")
-    for size in shape:
-        _require_count(size, 1, MAX_INPUT, "entries on an axis")
-    if prod(shape) > MAX_INPUT:
-        raise FedpflError(f"samples of {prod(shape):,} entries, {MAX_INPUT:,} are the most")
-    labels = _require_list(values["labels"], MAX_CLASSES, "labels")
-    are_numbers = all(map(is_whole_number, labels))
-    if not labels or not (are_numbers or all(isinstance(value, str) for value in labels)):
-        raise FedpflError("labels that are neither whole numbers nor texts")
-    if labels != sorted({*labels}) or (are_numbers and max(map(abs, labels)) >= 2**63):
-        raise FedpflError("labels that are not in order, or too large")
-    for value in labels:
-        if not are_numbers and not value.isprintable():
-            raise FedpflError(f"a label {value[:MAX_LENGTH]!r}: labels are to be printable")
-    return SiteForm(values["dtype"], tuple(shape), tuple(labels), _read_columns(values["columns"]))
-
-
-def _read_columns(fields: Any) -> Columns | None:
-    if fields is None:
-        return None
-    if not isinstance(fields, list) or len(fields) != 2 or not isinstance(fields[1], dict):
-        raise FedpflError("columns that are none")
-    names = _require_list(fields[0], MAX_CLASSES, "columns")
-    levels = {
-        name: _require_list(values, MAX_CLASSES, "values of a category")
-        for name, values in fields[1].items()
-    }
-    for texts in (names, *levels.values()):
-        if not all(isinstance(text, str) for text in texts) or len({*texts}) < len(texts):
-            raise FedpflError("columns, or values of a category, that are no different texts")
-    if not names or not levels.keys() <= {*names}:
-        raise FedpflError("categories that are no columns")
-    return Columns(names, levels)
-
-
-def _read_scale(values: Any, key: str, limit: int) -> tuple[float, ...]:
-    numbers = _require_list(values, limit, key)
-    if not all(isinstance(value, float) and abs(value) < float("inf") for value in numbers):
-        raise FedpflError(f"an agreement whose {key} are no finite numbers")
-    return tuple(numbers)
-
-
-def _require_keys(fields: Any, keys: Sequence[str], subject: str) -> dict[str, Any]:
-    if not isinstance(fields, dict) or fields.keys() != {*keys}:
-        raise FedpflError(f"a message that tells nothing of {subject}")
-    return fields
-
-
-def _require_list(value: Any, limit: int, subject: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise FedpflError(f"a message without a list of {subject}")
-    if len(value) > limit:
-        raise FedpflError(f"a message of {len(value):,} {subject}, {limit:,} are the most")
-    return value
-
-
-def _require_count(value: Any, minimum: int, limit: int, subject: str) -> None:
-    if not is_whole_number(value) or not minimum <= value <= limit:
-        raise FedpflError(f"{str(value)[:MAX_LENGTH]} {subject}, not from {minimum} to {limit:,}")
+        for values, squares in self.sums:
+            is_in_range = count * smallest <= values <= count * largest
+            # Cauchy and Schwarz: no values have a smaller sum of squares.
+            if not is_in_range or not values**2 <= count * squares <= (count * largest) ** 2:
+                raise FedpflError(f"sums that {count} values cannot have")
+        return [ChannelSums(*pair) for pair in self.sums]

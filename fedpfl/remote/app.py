@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from fedpfl.config.plan import Plan, check_config
 from fedpfl.config.run import Run, build_run
 from fedpfl.config.run_location import register_resolver
 from fedpfl.engine.store import RowStorage
+from fedpfl.ground import files
 from fedpfl.ground.checks import build_dataclass
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tasks import require_classification
@@ -25,8 +26,10 @@ from fedpfl.remote import rehearsal, sites
 from fedpfl.remote.agreement import Agreement, make_example_federation
 from fedpfl.remote.budget import make_budget, require_promise
 from fedpfl.remote.keys import make_run_key
+from fedpfl.remote.messages import plain_values
 from fedpfl.remote.node import PLAIN_POLICY, Node, NodePolicy, NodeSettings
 from fedpfl.remote.releases import ReleaseRecord
+from fedpfl.remote.schedule import make_schedule
 from fedpfl.remote.server import FederateSettings, Grid, RemoteBackend
 from fedpfl.remote.sites import SiteNode
 from fedpfl.runner import session
@@ -205,7 +208,7 @@ def _make_remote_backend(
         disclosure=disclosure,
     )
     if agreement:
-        backend.agreement = asdict(agreement)
+        backend.agreement = plain_values(agreement)
         backend.example_federation = example_run.federation
     return backend
 
@@ -256,12 +259,10 @@ def make_node(
     # ---- Step 3: their node. Each run has a folder, so that no state meets another run's.
     key = make_run_key(run)
     run_folder = folder / "-".join(key.values())
+    backend = engine.make_backend(run.engine, run.net, run.device)
     return Node(
-        backend=engine.make_backend(run.engine, run.net, run.device),
-        method=run.method,
-        federation=run.in_round(1).federation,
+        schedule=make_schedule(run, backend),
         compatibility_key=key,
-        seed=run.settings.seed,
         settings=NodeSettings(clients, run_folder, policy),
         budget=make_budget(run, run_folder, policy.epsilon),
     )
@@ -299,12 +300,10 @@ class WireLog(Callback):
         if self._agreement:
             sites.save_agreement(self._path.parent, run.identity, self._agreement)
         # A server that was killed may have written rounds after its last checkpoint.
-        rows: list[str] = []
-        if run.start_round and self._path.is_file():
-            for line in self._path.read_text().splitlines()[1:]:
-                if int(line.partition(",")[0]) <= run.start_round:
-                    rows.append(line)
-        self._path.write_text("\n".join([",".join(WIRE_COLUMNS), *rows, ""]))
+        lines = (files.read_if_exists(self._path) or b"").decode().splitlines()[1:]
+        self._lines = [",".join(WIRE_COLUMNS)]
+        self._lines += [line for line in lines if int(line.partition(",")[0]) <= run.start_round]
+        self._write_lines()
 
     def on_round(self, round: Any) -> None:
         """Add the row of a round."""
@@ -318,6 +317,10 @@ class WireLog(Callback):
             totals[f"{column}_down"] += message.bytes_down
             totals[f"{column}_up"] += message.bytes_up
         self.backend.answered_messages.clear()
-        cells = [f"{totals[name]:.0f}" for name in WIRE_COLUMNS]
-        with self._path.open("a") as file:
-            file.write(",".join(cells) + "\n")
+        self._lines.append(",".join(f"{totals[name]:.0f}" for name in WIRE_COLUMNS))
+        self._write_lines()
+
+    def _write_lines(self) -> None:
+        # The whole file, which no link can lead elsewhere.
+        with files.durable_write(self._path, lambda: None) as file:
+            file.write("\n".join([*self._lines, ""]).encode())

@@ -13,6 +13,7 @@ from fedpfl.ground.errors import FedpflError, missing_extra
 from fedpfl.ground.terminal import print_notice
 from fedpfl.remote import app, wire
 from fedpfl.remote.local import STATUS_WORDS
+from fedpfl.remote.messages import MAX_FAULT, Fault, plain_values
 from fedpfl.remote.node import Node, NodePolicy
 from fedpfl.remote.server import Grid
 from fedpfl.remote.sites import SiteNode
@@ -135,7 +136,7 @@ def client() -> ClientApp:
             )
             answer = node.answer_message(cast(bytes, message.content[RECORD_NAME][FIELD_NAME]))
         except FedpflError as error:
-            answer = wire.pack_message({"fault": str(error)}, {})
+            answer = wire.pack_message(plain_values(Fault(fault=str(error)[:MAX_FAULT])), {})
         return Message(_make_record(answer), reply_to=message)
 
     return client_app

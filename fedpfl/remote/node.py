@@ -6,24 +6,33 @@ import contextlib
 import copy
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from fedpfl.data import Federation
-from fedpfl.engine import Backend, State, make_initial_state
-from fedpfl.engine.calls import Call, EvalCall, Participation, TrainCall
+from fedpfl.engine import State, make_initial_state
+from fedpfl.engine.calls import Call, EvalCall, Participation
 from fedpfl.engine.store import Rows
 from fedpfl.ground import files, tree
 from fedpfl.ground.errors import FedpflError, error_text
 from fedpfl.ground.tree import Known, Tree
-from fedpfl.methods import Method, Turn
+from fedpfl.methods import Method
 from fedpfl.record import checkpoint
 from fedpfl.remote import trust, wire
 from fedpfl.remote.budget import SampleBudget, digest_question
-from fedpfl.remote.keys import describe_mismatch
+from fedpfl.remote.messages import (
+    MAX_FAULT,
+    Fault,
+    Greeting,
+    Holdings,
+    Question,
+    Reply,
+    plain_values,
+    read_message,
+    require_same_key,
+)
+from fedpfl.remote.schedule import Schedule, describe_call
 from fedpfl.remote.server import NotSentError
 
 # A server that goes on from its last checkpoint asks for a round again.
@@ -66,35 +75,35 @@ class Node:
     """Answer the server's messages for some clients of a federation.
 
     Args:
-        backend: Trains and evaluates the clients.
-        method: The run's method.
-        federation: All clients' data; only those of `settings.clients` are read.
-        compatibility_key: What server and nodes must have in common, by name.
-        seed: The run's seed.
+        schedule: What the run asks of its clients; other questions are refused.
+        compatibility_key: Configuration, data and version, as the server must have them.
         settings: The node's own.
-        budget: What answers for samples of its clients, None where nothing is promised to them.
+        budget: The account of its clients' samples; None where the run promises them nothing.
     """
 
     def __init__(
         self,
-        backend: Backend,
-        method: Method,
-        federation: Federation,
+        schedule: Schedule,
         compatibility_key: Mapping[str, str],
-        seed: int,
         settings: NodeSettings,
         budget: SampleBudget | None = None,
     ):
-        self._backend = backend
-        self._method = method
-        self._federation = federation
+        setup = schedule.setup
+        self._schedule = schedule
+        self._backend = setup.backend
+        self._method = setup.method
         self._compatibility_key = dict(compatibility_key)
         self._clients = sorted(settings.clients)
         self._policy = settings.policy
         self._budget = budget
         self._store = ClientStore(settings.folder)
         self._initial_state = make_initial_state(
-            method, backend.net, federation.clients, federation.x.device, seed=seed
+            method=setup.method,
+            net=setup.backend.net,
+            clients=setup.federation.clients,
+            device=setup.federation.x.device,
+            seed=setup.seed,
+            stopping=schedule.stops_early,
         )
         self._limits = trust.MessageLimits(self._initial_state)
 
@@ -104,153 +113,121 @@ class Node:
 
     def _answer_request(self, message: bytes) -> bytes:
         """Return the answer to a message. Raises FedpflError."""
-        # ---- Step 1: nothing is unpacked that is larger than any message of this run.
+        # ---- Step 1: no message is unpacked that is larger than any of this run.
         self._limits.check_length(message)
         fields, trees = wire.unpack_message(message, self._limits.entries)
-        mismatch = describe_mismatch(
-            fields.get("key"), self._compatibility_key, sender="the server", receiver="this node"
-        )
-        if mismatch:
-            raise FedpflError(mismatch)
-
-        # ---- Step 2: a server that begins, or goes on, says at which round.
+        require_same_key(fields.get("key"), self._compatibility_key, "the server", "this node")
         if "hello" in fields:
-            round_number = trust.read_round(fields["hello"])
-            # The server may have gone back to a checkpoint: later rounds will be played again.
-            for client in self._clients:
-                self._store.forget_rounds_after(client, round_number)
-            header = {"key": self._compatibility_key, "clients": self._clients}
-            return wire.pack_message(header, {})
+            read_message(Greeting, fields)
+            holdings = Holdings(key=self._compatibility_key, clients=tuple(self._clients))
+            return wire.pack_message(plain_values(holdings), {})
 
-        # ---- Step 3: a question about a client that is here, and within the node's policy.
-        trust.check_request(fields, trees, self._initial_state)
-        client = fields["client"]
-        if client not in self._clients:
-            raise FedpflError(f"client {client} is not here")
-        if fields["shares"] and not self._policy.share_states:
+        # ---- Step 2: only what this run asks of a client that is here, within the node's policy.
+        question = read_message(Question, fields)
+        call = self._find_call(question)
+        if question.shares and not self._policy.share_states:
             raise FedpflError(
                 "the server asks for clients' states, which this node does not share; "
                 "share-states=true in its node-config allows it"
             )
-        header = {"key": self._compatibility_key, "client": client, "asks": fields["asks"]}
-        answer = self._run_client(fields, trees, message)
-        return wire.pack_message(header, answer, whole=fields["shares"])
+        trust.check_trees(question, trees, self._initial_state)
 
-    def _run_client(self, fields: dict[str, Any], trees: dict[str, Tree], message: bytes) -> Tree:
+        # ---- Step 3: the answer, which repeats the question.
+        answer = self._run_client(question, call, trees, message)
+        opening = Reply(key=self._compatibility_key, client=question.client, asks=question.asks)
+        return wire.pack_message(plain_values(opening), answer, whole=question.shares)
+
+    def _find_call(self, question: Question) -> Call:
+        """Return the call of the node's own schedule that a question is equal to.
+
+        Raises:
+            FedpflError: The run does not ask this.
+        """
+        client = question.client
+        if client not in self._clients:
+            raise FedpflError(f"client {client} is not here")
+        state = replace(self._initial_state, round=question.round)
+        for call in self._schedule.list_calls(state, client):
+            # Values of the message are compared, and never used.
+            if describe_call(call) == question.asks:
+                return call
+        raise FedpflError(
+            f"a question that is not planned for client {client} after round {question.round}:"
+            " local settings, cohort, seed and phase follow from the configuration; give server"
+            " and node the same command"
+        )
+
+    def _run_client(
+        self, question: Question, call: Call, trees: dict[str, Tree], message: bytes
+    ) -> Tree:
         """Train or evaluate one client, and return what it sends back.
 
         Args:
-            fields: Those of the message.
-            trees: Those of the message.
-            message: The whole of it.
+            question: The values of the message.
+            call: The call that they are equal to.
+            trees: The tensors of the message.
+            message: The whole message.
         """
-        # ---- Step 1: the client's state, and as much of the server's as was sent
-        client = fields["client"]
-        round_number = fields["round"]
-        shares_states = fields["shares"]
-        if shares_states:
+        # ---- Step 1: the client's state, and as much of the server's as was sent.
+        client = question.client
+        if question.shares:
             row = trees["row"]
             method = self._method
             server = trees["server"]
         else:
-            row = self._load_row(client, round_number, fields["participated"])
-            method, server = self._restrict_to_sent(fields, trees.get("sent"))
-        state = self._state_of_client(client, row, round_number, server, trees["shared"])
+            row = self._load_row(client, question.round, question.participated)
+            method, server = self._restrict_to_sent(question, trees.get("sent"))
+        initial_rows = self._initial_state.rows
+        rows = Rows(initial_rows.initial, {}, initial_rows.clients, initial_rows.device)
+        rows.put_([client], tree.repeat(row, 1))
+        state = State(question.round, server, rows, trees["shared"], {})
 
-        # ---- Step 2: the same participation or evaluation as on any backend
+        # ---- Step 2: the same participation or evaluation as on any backend.
         overlay = tree.repeat(trees.get("laid", {}), 1)
-        call = self._make_call(method, state, client, fields["asks"], overlay)
+        call = replace(call, method=method, state=state, overlay=overlay)
         if self._budget:
-            # The state here decides of the answer, too, and a server may make the node forget it.
-            question = digest_question(message, wire.pack_message({}, row))
-            call = self._budget.protect_call(call, client, question)
+            # The state here decides about the answer, too.
+            digest = digest_question(message, wire.pack_message({}, row))
+            call = self._budget.protect_call(call, client, digest)
         with _naming_missing_entries(method):
             stacked = self._backend.run_one(call)
         answer = tree.take(stacked, 0)
 
-        # ---- Step 3: the trained state stays here, unless states are shared
-        if isinstance(call, EvalCall) or shares_states:
+        # ---- Step 3: the trained state stays here, unless states are shared.
+        if isinstance(call, EvalCall) or question.shares:
             return answer
-        return self._store_participation(client, round_number + 1, row, answer)
+        if call.survey is None:
+            self._store_participation(client, question.round + 1, row, answer)
+        return trust.select_sent(answer, self._method, self._initial_state)
 
     def _load_row(self, client: int, round_number: int, has_participated: bool) -> dict[str, Tree]:
         """Return a client's last row, the initial one before its first participation.
 
         Raises:
-            FedpflError: if the client took part, and its state is not here.
+            FedpflError: The client took part, and its state is not here.
         """
+        if not has_participated:
+            # States of a run that has begun anew are replaced as its clients take part.
+            rows = self._initial_state.rows
+            return {part: rows.take(part, client) for part in ("client", "buffers", "facts")}
         row = self._store.load_last(client, round_number)
-        if not row:
-            initial_rows = self._initial_state.rows
-            row = {part: initial_rows.take(part, client) for part in ("client", "buffers", "facts")}
-        if has_participated and not bool(row["facts"]["participated"]):
+        if row is None:
             raise FedpflError("the client's state is lost: it took part, and there is none here")
         return row
 
-    def _state_of_client(
-        self,
-        client: int,
-        row: dict[str, Tree],
-        round_number: int,
-        server: Tree,
-        shared_buffers: dict[str, Tree],
-    ) -> State:
-        """Return a state in which one client has a row."""
-        initial_rows = self._initial_state.rows
-        rows = Rows(initial_rows.initial, {}, initial_rows.clients, initial_rows.device)
-        rows.put_([client], tree.repeat(row, 1))
-        return State(round_number, server, rows, shared_buffers, {})
-
-    def _make_call(
-        self,
-        method: Method,
-        state: State,
-        client: int,
-        question: dict[str, Any],
-        overlay: dict[str, Tree],
-    ) -> Call:
-        """Return the call that a message asks for, about one client."""
-        # ---- An evaluation
-        if "local" not in question:
-            return EvalCall(
-                method=method,
-                federation=self._federation,
-                state=state,
-                clients=[client],
-                tuning=trust.read_tuning(question["tuning"]),
-                before_evaluation=trust.read_tuning(question["before"]),
-                overlay=overlay,
-            )
-
-        # ---- Training
-        turn = None
-        if question["turn"] is not None:
-            turn = Turn([client], trains=question["turn"])
-        return TrainCall(
-            method=method,
-            federation=self._federation,
-            state=state,
-            clients=[client],
-            local=trust.read_local(question["local"]),
-            draws=trust.read_draws(question["draws"]),
-            wants_stopping_loss=question["stopping"],
-            survey=turn,
-            overlay=overlay,
-        )
-
     def _store_participation(
         self, client: int, round_number: int, row: dict[str, Tree], participation: Participation
-    ) -> Participation:
-        """Store the client's new state, and return what leaves the node.
+    ) -> None:
+        """Store a client's new state.
 
         Args:
-            client: Whose participation it was.
-            round_number: The round that it was in.
+            client: The client that took part.
+            round_number: The round that it took part in.
             row: The client's row before.
-            participation: What the backend returned for it.
+            participation: The backend's answer.
 
         Raises:
-            NotSentError: if an entry has changed that the server holds a copy of.
+            NotSentError: An entry has changed that the server holds a copy of.
         """
         # `init_clients` gave these entries at the server, too, which is not told of new values.
         server_entries = self._initial_state.rows.varied_entries
@@ -267,27 +244,26 @@ class Node:
             "facts": {"participated": torch.ones_like(trained), "trained": trained},
         }
         self._store.save(client, round_number, new_row)
-        return trust.select_sent(participation, self._method, self._initial_state)
 
     def _restrict_to_sent(
-        self, fields: dict[str, Any], sent: Tree | None
+        self, question: Question, sent: Tree | None
     ) -> tuple[Method, dict[str, Tree]]:
         """Return the method and the server's tree as far as the node has been told.
 
-        The method's `download` returns what was sent. The tree has the entries that were sent and
-        those that are as in the beginning; others are absent.
+        The method's `download` returns the tensors that were sent. The tree has these and the
+        entries that are as before round 1.
         """
         initial_entries = dict(tree.items(self._initial_state.server))
-        entries = {path: initial_entries[path] for path in fields["initial"]}
+        entries = {path: initial_entries[path] for path in question.initial}
         if sent is not None:
             sent_leaves = wire.iterate_sent_leaves(sent)
-            for leaf, path in zip(sent_leaves, fields["places"], strict=True):
+            for leaf, path in zip(sent_leaves, question.places, strict=True):
                 if path is None or path in entries:
                     continue
                 if leaf.mask is None:
                     entries[path] = leaf.value
                 elif leaf.value.is_floating_point():
-                    # A method that reads what was not sent fails at once by nan.
+                    # A method that reads what was not sent fails by nan.
                     entries[path] = torch.where(leaf.mask, leaf.value, torch.nan)
             sent = _replace_paths_by_known(sent, initial_entries)
         method = copy.copy(self._method)
@@ -305,12 +281,12 @@ def answer_or_fault(answer_request: Callable[[bytes], bytes], message: bytes) ->
     """Return the answer to a message; a failure is an answer, too."""
     try:
         return answer_request(message)
-    except FedpflError as fault:
-        is_not_sent = isinstance(fault, NotSentError)
-        return wire.pack_message({"fault": str(fault), "needs": is_not_sent}, {})
+    except FedpflError as error:
+        fault = Fault(fault=str(error)[:MAX_FAULT], needs=isinstance(error, NotSentError))
     except Exception as error:
         traceback.print_exc()
-        return wire.pack_message({"fault": error_text(error, with_class=True)}, {})
+        fault = Fault(fault=error_text(error, with_class=True)[:MAX_FAULT])
+    return wire.pack_message(plain_values(fault), {})
 
 
 class ClientStore:
@@ -325,16 +301,16 @@ class ClientStore:
 
     def load_last(self, client: int, round_number: int) -> dict[str, Tree] | None:
         """Return a client's row after its last round up to `round_number`, None without one."""
-        earlier_rounds = [stored for stored in self._rounds_of(client) if stored <= round_number]
+        earlier_rounds = [stored for stored in self._list_rounds(client) if stored <= round_number]
         if not earlier_rounds:
             return None
-        last_round = max(earlier_rounds)
         if self._folder is None:
-            return self._memory[client, last_round]
-        return checkpoint.load_checkpoint(self._checkpoint_path(client, last_round))["row"]
+            return self._memory[client, earlier_rounds[-1]]
+        path = self._checkpoint_path(client, earlier_rounds[-1])
+        return checkpoint.load_checkpoint(path)["row"]
 
     def save(self, client: int, round_number: int, row: dict[str, Tree]) -> None:
-        """Store a client's row after a round, and delete those that nobody will ask for."""
+        """Store a client's row after a round, and keep that of the round before it alone."""
         if self._folder is None:
             self._memory[client, round_number] = row
         else:
@@ -344,27 +320,20 @@ class ClientStore:
             payload = {"round": round_number, "row": tree.to(row, "cpu")}
             with files.durable_write(path, lambda: None) as file:
                 checkpoint.save_checkpoint(checkpoint.to_plain_values(payload), file)
-        for stored in sorted(self._rounds_of(client))[:-STORED_ROUNDS]:
-            self._delete(client, stored)
+        stored_rounds = self._list_rounds(client)
+        kept = [stored for stored in stored_rounds if stored <= round_number][-STORED_ROUNDS:]
+        for stored in {*stored_rounds} - {*kept}:
+            self._memory.pop((client, stored), None)
+            if self._folder is not None:
+                self._checkpoint_path(client, stored).unlink(missing_ok=True)
 
-    def forget_rounds_after(self, client: int, round_number: int) -> None:
-        """Delete a client's states of later rounds, which the server has not played yet."""
-        for stored in self._rounds_of(client):
-            if stored > round_number:
-                self._delete(client, stored)
-
-    def _delete(self, client: int, round_number: int) -> None:
-        self._memory.pop((client, round_number), None)
-        if self._folder is not None:
-            self._checkpoint_path(client, round_number).unlink(missing_ok=True)
-
-    def _rounds_of(self, client: int) -> list[int]:
-        """Return the rounds after which a client's state is stored."""
+    def _list_rounds(self, client: int) -> list[int]:
+        """Return the rounds after which a client's state is stored, ascending."""
         if self._folder is None:
-            return [stored for owner, stored in self._memory if owner == client]
+            return sorted(stored for owner, stored in self._memory if owner == client)
         checkpoints = self._checkpoint_path(client, 0).parent.glob("round*.pt")
         numbers = (path.stem.removeprefix("round") for path in checkpoints)
-        return [int(number) for number in numbers if number.isdigit()]
+        return sorted(int(number) for number in numbers if number.isdigit())
 
     def _checkpoint_path(self, client: int, round_number: int) -> Path:
         assert self._folder is not None

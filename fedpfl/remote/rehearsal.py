@@ -8,12 +8,9 @@ from dataclasses import replace
 import torch
 
 from fedpfl.config.run import Run
-from fedpfl.data import Federation
 from fedpfl.engine import (
-    Backend,
     Engine,
     FineTuning,
-    Local,
     RoundSetup,
     State,
     make_backend,
@@ -27,6 +24,7 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import SEES
 from fedpfl.remote.node import Node, NodeSettings
+from fedpfl.remote.schedule import Schedule
 from fedpfl.remote.server import FederateSettings, Grid, RemoteBackend
 
 
@@ -66,12 +64,10 @@ def find_unsent_needs(run: Run) -> str:
     initial_state = make_initial_state(
         run.method, run.net, len(clients), run.device, stopping=run.stopping.early
     )
+    setup = RoundSetup(backend, run.method, federation, one_step, 0, stopping=run.stopping)
     node = Node(
-        backend=backend,
-        method=run.method,
-        federation=federation,
+        schedule=Schedule(setup, rounds=2),
         compatibility_key={},
-        seed=0,
         settings=NodeSettings(clients),
     )
     remote = RemoteBackend(
@@ -86,13 +82,12 @@ def find_unsent_needs(run: Run) -> str:
 
     # ---- The method fails at a missing entry, or its numbers differ
     try:
-        in_one_place = _play_two_rounds(run, backend, initial_state, federation, one_step)
+        in_one_place = _play_two_rounds(setup, initial_state)
         if not all(leaf.isfinite().all() for leaf in tree.leaves(in_one_place)):
             # Nothing can be compared; the run itself says that it diverges.
             return ""
-        at_nodes = _play_two_rounds(
-            run, remote, remote.select_local_state(initial_state), federation, one_step
-        )
+        setup = replace(setup, backend=remote)
+        at_nodes = _play_two_rounds(setup, remote.select_local_state(initial_state))
     except KeyError as entry:
         return f"{method_name} asks at the server for {entry} of clients' states"
     except FedpflError as fault:
@@ -103,24 +98,18 @@ def find_unsent_needs(run: Run) -> str:
     return ""
 
 
-def _play_two_rounds(
-    run: Run, backend: Backend, state: State, federation: Federation, local: Local
-) -> Tree:
-    """Play two rounds and an evaluation with fine-tuning; return all results as one tree."""
-    clients = [*range(federation.clients)]
+def _play_two_rounds(setup: RoundSetup, state: State) -> Tree:
+    """Play two rounds and an evaluation; return all results as one tree."""
+    clients = [*range(setup.federation.clients)]
     outcomes = []
     for _ in range(2):
-        state, outcome = play_round(
-            RoundSetup(backend, run.method, federation, local, 0, stopping=run.stopping),
-            state,
-            clients,
-        )
+        state, outcome = play_round(setup, state, clients)
         outcomes.append(outcome)
-    fine_tuning = FineTuning(local, Draws(0, "adapt", state.round))
+    adaptation = FineTuning(setup.local, Draws(setup.seed, "adapt", state.round))
     # Each alone, as a node evaluates them: together they may round in another way.
     counts = {
-        str(client): backend.evaluate_splits(
-            EvalCall(run.method, federation, state, [client], None, fine_tuning)
+        str(client): setup.backend.evaluate_splits(
+            EvalCall(setup.method, setup.federation, state, [client], None, adaptation)
         )
         for client in clients
     }

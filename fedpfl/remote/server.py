@@ -7,16 +7,17 @@ import logging
 import statistics
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from fedpfl.data import Federation
-from fedpfl.engine import Backend, Engine, FineTuning, Local, State
+from fedpfl.engine import Backend, Engine, State
 from fedpfl.engine.calls import Answer, Call, Participation, TrainCall
-from fedpfl.engine.keys import Draws
 from fedpfl.engine.store import Rows
 from fedpfl.ground import tree
 from fedpfl.ground.casting import Checked
@@ -25,8 +26,18 @@ from fedpfl.ground.ranges import Above, AtLeast
 from fedpfl.ground.tree import Known, Tree
 from fedpfl.models import Net
 from fedpfl.remote import trust, wire
-from fedpfl.remote.keys import describe_mismatch
+from fedpfl.remote.messages import (
+    Fault,
+    Greeting,
+    Holdings,
+    Question,
+    Reply,
+    plain_values,
+    read_message,
+    require_same_key,
+)
 from fedpfl.remote.releases import ReleaseRecord
+from fedpfl.remote.schedule import describe_call
 from fedpfl.runner.faults import Diverged
 
 log = logging.getLogger(__name__)
@@ -152,6 +163,7 @@ class RemoteBackend(Backend):
         self._node_of_client: dict[int, int] = {}
         self._greeted_nodes: set[int] = set()
         self._silent_nodes: set[int] = set()  # that have not answered, and are not waited for
+        self._fault_counts: Counter[int] = Counter()  # wrong or missing answers, by node
         self._seen_clients: set[int] = set()  # clients that had a node at some time
         self._answer_forms: dict[str, str] = {}
         self._largest_entries: dict[int, float] = {}  # of the last round's uploads, by client
@@ -206,6 +218,10 @@ class RemoteBackend(Backend):
         minimum = min(self._settings.minimum, len(call.clients)) if is_training else 1
         if len(answers) < minimum:
             if faults and all(isinstance(fault, trust.NotFiniteError) for fault in faults.values()):
+                if not is_training:
+                    # The engine decides: a fine-tuning that diverges does not end a run.
+                    blank = tree.map(_fill_with_nan, self._make_example(call))
+                    return tree.stack([blank for _ in call.clients])
                 raise Diverged(self._describe_divergence(call))
             raise FedpflError(
                 f"{len(answers)} of {len(call.clients)} clients answered after round "
@@ -219,11 +235,12 @@ class RemoteBackend(Backend):
                 # In a private run, those that the round's noise was drawn for.
                 answers = self.releases.select_answers(call.state.round + 1, answers)
             self._largest_entries = {
-                client: trust.largest_entry(answer.uploads) for client, answer in answers.items()
+                client: trust.find_largest_entry(answer.uploads)
+                for client, answer in answers.items()
             }
             participations = [answers[client] for client in call.clients if client in answers]
             return tree.to(tree.stack(participations), call.state.rows.device)
-        # An evaluation has a row for each client: who has not answered has no test samples.
+        # An evaluation has a row for each client: without an answer it has no test samples.
         no_counts = tree.map(torch.zeros_like, next(iter(answers.values())))
         return tree.stack([answers.get(client, no_counts) for client in call.clients])
 
@@ -244,35 +261,30 @@ class RemoteBackend(Backend):
 
     # ---- What is sent
 
-    @property
-    def _opening(self) -> dict[str, Any]:
-        """Return the fields that every message has."""
-        key = {"key": self._compatibility_key}
-        return key if self.agreement is None else {**key, "agreement": self.agreement}
-
     def _pack_request(self, call: Call, client: int) -> bytes:
         """Return the message that asks a client to train or to be evaluated."""
         state = call.state
         fields: dict[str, Any] = {
-            **self._opening,
+            "key": self._compatibility_key,
+            "agreement": self.agreement,
             "client": client,
             "round": state.round,
-            "asks": _describe_question(call),
+            "asks": describe_call(call),
             "shares": self.shares_states,
+            "participated": bool(state.facts(client)["participated"]),
         }
         trees: dict[str, Tree] = {"shared": state.server_buffers}
 
-        # ---- With shared states: everything travels
+        # ---- With shared states: everything travels.
         if self.shares_states:
             trees["server"] = state.server
             trees["row"] = {
                 part: state.rows.take(part, client) for part in ("client", "buffers", "facts")
             }
             trees["laid"] = tree.take(call.overlay or {}, call.clients.index(client))
-            return wire.pack_message(fields, trees)
+            return wire.pack_message(plain_values(Question(**fields)), trees)
 
-        # ---- Else: what `download` sends, and where the node finds the rest of the server's tree
-        fields["participated"] = bool(state.facts(client)["participated"])
+        # ---- Else: what `download` sends, and where the node finds the rest of the server's tree.
         server_entries = dict(tree.items(state.server))
         fields["initial"] = [
             path
@@ -287,7 +299,7 @@ class RemoteBackend(Backend):
             ]
             path_of_initial_leaf = {id(server_entries[path]): path for path in fields["initial"]}
             trees["sent"] = _replace_known_by_paths(sent, path_of_initial_leaf)
-        return wire.pack_message(fields, trees)
+        return wire.pack_message(plain_values(Question(**fields)), trees)
 
     def _download(self, call: Call, client: int) -> Tree | None:
         """Return what the method sends to a client; None before an evaluation that needs nothing."""
@@ -314,17 +326,18 @@ class RemoteBackend(Backend):
 
     def _collect_answers(self, call: Call) -> tuple[dict[int, Any], dict[int, FedpflError]]:
         """Return the valid answers to a call and the faults, by client."""
-        # ---- Ask every client that has a node
-        self._find_nodes(call.clients, call.state.round)
+        # ---- Step 1: ask every client that has a node.
+        self._find_nodes(call.clients)
+        label_client = call.federation.client_label
         clients = [client for client in call.clients if client in self._node_of_client]
         for client in set(call.clients) - set(clients):
-            self._warn_left_out(call, f"client {client} has no node")
+            self._warn_left_out(call, f"client {label_client(client)} has no node")
         requests = [
             (self._node_of_client[client], self._pack_request(call, client)) for client in clients
         ]
         replies = self._grid.send_and_receive(requests, self._settings.timeout)
 
-        # ---- Leave out the clients whose answers are missing or wrong
+        # ---- Step 2: leave out the clients whose answers are missing or wrong.
         answers: dict[int, Any] = {}
         faults: dict[int, FedpflError] = {}
         for client, (node, request), reply in zip(clients, requests, replies, strict=True):
@@ -333,10 +346,9 @@ class RemoteBackend(Backend):
             except NotSentError:
                 raise
             except FedpflError as fault:
-                self._warn_left_out(call, f"node {node}, client {client}: {fault}")
+                self._warn_left_out(call, f"node {node}, client {label_client(client)}: {fault}")
                 faults[client] = fault
-                if isinstance(fault, NoAnswerError):
-                    self._release_node(node)
+                self._release_node(node, is_silent=isinstance(fault, NoAnswerError))
                 continue
             assert isinstance(reply, bytes)
             message = AnsweredMessage(
@@ -349,9 +361,16 @@ class RemoteBackend(Backend):
             self.answered_messages.append(message)
         return answers, faults
 
-    def _release_node(self, node: int) -> None:
-        """Forget a node that has not answered, until it does: its clients may come by another."""
-        self._silent_nodes.add(node)
+    def _release_node(self, node: int, is_silent: bool) -> None:
+        """Forget the clients of a node, which may come by another one, until it is greeted again.
+
+        Args:
+            node: A node without a right answer.
+            is_silent: Whether it gave none, so that it is not waited for.
+        """
+        if is_silent:
+            self._silent_nodes.add(node)
+        self._fault_counts[node] += 1
         self._greeted_nodes.discard(node)
         self._node_of_client = {
             client: other for client, other in self._node_of_client.items() if other != node
@@ -362,22 +381,17 @@ class RemoteBackend(Backend):
         purpose = "round" if isinstance(call, TrainCall) else "evaluation after round"
         log.warning("%s; %s %s goes on without it", fault, purpose, call.draws.round)
 
-    def _find_nodes(self, clients: Sequence[int], round_number: int) -> None:
-        """Find the node of each client; wait for clients that never had one.
-
-        Args:
-            clients: The clients that are about to be asked.
-            round_number: Rounds finished. New nodes drop the states of later ones.
-        """
+    def _find_nodes(self, clients: Sequence[int]) -> None:
+        """Find the node of each client; wait for clients that never had one."""
         deadline = time.monotonic() + self._settings.timeout
         while True:
-            self._greet_new_nodes(round_number)
+            self._greet_new_nodes()
             self._seen_clients |= {*self._node_of_client}
             if {*clients} <= self._seen_clients or time.monotonic() > deadline:
                 return
             time.sleep(min(NODE_POLL_SECONDS, self._settings.timeout))
 
-    def _greet_new_nodes(self, round_number: int) -> None:
+    def _greet_new_nodes(self) -> None:
         """Forget the nodes that are gone, and ask new ones which clients they hold.
 
         A node that has not answered before is asked again, but not waited for as long.
@@ -388,21 +402,24 @@ class RemoteBackend(Backend):
             client: node for client, node in self._node_of_client.items() if node in connected_nodes
         }
         new_nodes = [node for node in connected_nodes if node not in self._greeted_nodes]
+        # A node that claims clients and fails must not keep them from another one.
+        new_nodes.sort(key=lambda node: self._fault_counts[node])
         silent_nodes = [node for node in new_nodes if node in self._silent_nodes]
         first_time_nodes = [node for node in new_nodes if node not in self._silent_nodes]
         timeout = self._settings.timeout
-        self._greet(first_time_nodes, round_number, timeout)
-        self._greet(silent_nodes, round_number, min(HELLO_SECONDS, timeout))
+        self._greet(first_time_nodes, timeout)
+        self._greet(silent_nodes, min(HELLO_SECONDS, timeout))
 
-    def _greet(self, nodes: Sequence[int], round_number: int, timeout: float) -> None:
+    def _greet(self, nodes: Sequence[int], timeout: float) -> None:
         """Ask nodes which clients they hold."""
-        greeting = wire.pack_message({**self._opening, "hello": round_number}, {})
-        replies = self._grid.send_and_receive([(node, greeting) for node in nodes], timeout)
+        greeting = Greeting(key=self._compatibility_key, agreement=self.agreement, hello=True)
+        message = wire.pack_message(plain_values(greeting), {})
+        replies = self._grid.send_and_receive([(node, message) for node in nodes], timeout)
         for node, reply in zip(nodes, replies, strict=True):
             try:
                 fields, _ = self._open_answer(reply)
                 self._silent_nodes.discard(node)
-                self._assign_clients(node, fields.get("clients"))
+                self._assign_clients(node, read_message(Holdings, fields).clients)
             except NoAnswerError as fault:
                 if node not in self._silent_nodes:
                     log.warning("node %s is left out: %s", node, fault)
@@ -411,15 +428,14 @@ class RemoteBackend(Backend):
                 self._greeted_nodes.add(node)
                 log.warning("node %s is left out: %s", node, fault)
 
-    def _assign_clients(self, node: int, claimed: Any) -> None:
+    def _assign_clients(self, node: int, claimed: Sequence[int]) -> None:
         """Note which clients a node holds. One that another node has stays with that one.
 
         Raises:
-            FedpflError: The answer is no list of clients that there are.
+            FedpflError: The node names clients that the federation does not have.
         """
         clients = self._initial_state.rows.clients
-        is_list = isinstance(claimed, list) and all(type(client) is int for client in claimed)
-        if not is_list or not all(0 <= client < clients for client in claimed):
+        if any(client >= clients for client in claimed):
             raise FedpflError(f"it names clients that are not 0 to {clients - 1}")
         taken = [client for client in claimed if self._node_of_client.get(client, node) != node]
         for client in taken:
@@ -429,43 +445,29 @@ class RemoteBackend(Backend):
                 client,
                 self._node_of_client[client],
             )
-        self._node_of_client |= dict.fromkeys(set(claimed) - set(taken), node)
+        self._node_of_client |= dict.fromkeys({*claimed} - {*taken}, node)
         if not taken:  # else it is asked again, as the other may go
             self._greeted_nodes.add(node)
 
     def _open_answer(self, reply: bytes | str | None) -> tuple[dict[str, Any], Tree]:
-        """Return the fields and trees of an answer.
-
-        Raises:
-            FedpflError: if there is none, if the node reports a fault, or if it has another
-                configuration.
-        """
-        if reply is None:
-            raise NoAnswerError(f"no answer within {self._settings.timeout:g} seconds")
-        if isinstance(reply, str):
-            raise FedpflError(reply)
-        self._limits.check_length(reply)
-        fields, trees = wire.unpack_message(reply, self._limits.entries)
-        if "fault" in fields:
-            error_type = NotSentError if fields.get("needs") else FedpflError
-            raise error_type(str(fields["fault"]))
-        mismatch = describe_mismatch(fields.get("key"), self._compatibility_key)
-        if mismatch:
-            raise FedpflError(mismatch)
+        """Return the fields and trees of an answer. Raises FedpflError."""
+        message = require_reply(reply, self._settings.timeout)
+        self._limits.check_length(message)
+        fields, trees = wire.unpack_message(message, self._limits.entries)
+        check_reply(fields, self._compatibility_key)
         return fields, trees
 
     def _check_answer(self, call: Call, client: int, reply: bytes | str | None) -> Tree:
         """Return a client's answer to a call: a Participation, or Counts by split.
 
         Raises:
-            FedpflError: if it answers another question, has another form or is not finite.
+            FedpflError: It answers another question, has another form or is not finite.
         """
         fields, answer = self._open_answer(reply)
-        kind = _call_kind(call)
-        question = _describe_question(call)
-        if (fields.get("client"), fields.get("asks")) != (client, question):
+        answered = read_message(Reply, fields)
+        if (answered.client, answered.asks) != (client, describe_call(call)):
             raise FedpflError("an answer to another question")
-        if not isinstance(answer, Participation if kind == "train" else dict):
+        if not isinstance(answer, Participation if isinstance(call, TrainCall) else dict):
             raise FedpflError("an answer of another kind")
 
         if str(tree.specs(answer)) != self._expected_form(call):
@@ -482,7 +484,7 @@ class RemoteBackend(Backend):
 
     def _expected_form(self, call: Call) -> str:
         """Return the form that answers to a call of this kind must have."""
-        kind = f"{_call_kind(call)} {_describe_question(call).get('turn')}"
+        kind = f"{_call_kind(call)} {describe_call(call).get('turn')}"
         if kind not in self._answer_forms:
             self._answer_forms[kind] = str(tree.specs(self._make_example(call)))
         return self._answer_forms[kind]
@@ -498,43 +500,30 @@ class RemoteBackend(Backend):
         )
 
 
+def require_reply(reply: bytes | str | None, timeout: float) -> bytes:
+    """Return a node's reply. Raises NoAnswerError without one, FedpflError where it failed."""
+    if reply is None:
+        raise NoAnswerError(f"no answer within {timeout:g} seconds")
+    if isinstance(reply, str):
+        raise FedpflError(reply)
+    return reply
+
+
+def check_reply(fields: Mapping[str, Any], key: Mapping[str, str]) -> None:
+    """Raise FedpflError for a reported fault, or another configuration, data or version."""
+    if "fault" in fields:
+        fault = read_message(Fault, fields)
+        error_type = NotSentError if fault.needs else FedpflError
+        raise error_type(fault.fault)
+    require_same_key(fields.get("key"), key)
+
+
+def _fill_with_nan(leaf: Tensor) -> Tensor:
+    return torch.full_like(leaf, torch.nan if leaf.is_floating_point() else 0)
+
+
 def _call_kind(call: Call) -> str:
     return "train" if isinstance(call, TrainCall) else "judge"
-
-
-def _describe_question(call: Call) -> dict[str, Any]:
-    """Return what a call asks of each client, in plain values."""
-    if isinstance(call, TrainCall):
-        return {
-            "draws": _draws_to_json(call.draws),
-            "local": _local_to_json(call.local),
-            "stopping": call.wants_stopping_loss,
-            "turn": None if call.survey is None else call.survey.trains,
-        }
-    return {
-        "tuning": _tuning_to_json(call.tuning),
-        "before": _tuning_to_json(call.before_evaluation),
-    }
-
-
-def _tuning_to_json(tuning: FineTuning | None) -> dict[str, Any] | None:
-    if tuning is None:
-        return None
-    return {
-        "local": _local_to_json(tuning.local),
-        "draws": _draws_to_json(tuning.draws),
-        "part": tuning.part,
-    }
-
-
-def _draws_to_json(draws: Draws) -> dict[str, Any]:
-    # How samples are protected is each node's affair, and its noise nobody else's.
-    return {"seed": draws.seed, "purpose": draws.purpose, "round": draws.round}
-
-
-def _local_to_json(local: Local) -> dict[str, Any]:
-    # JSON has no tuples: an answer repeats the question, and is compared with it.
-    return {**asdict(local), "betas": list(local.betas)}
 
 
 def _replace_known_by_paths(sent: Tree, path_of_leaf: Mapping[int, str]) -> Tree:

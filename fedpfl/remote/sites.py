@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +24,25 @@ from fedpfl.config.run import Run, build_run
 from fedpfl.data.datasets.shared.sums import ChannelSums, scale_channels, sum_channels
 from fedpfl.data.datasets.shared.tables import label_columns
 from fedpfl.data.datasets.sites import SiteOptions, read_site, read_table_columns, site_name
+from fedpfl.ground import files
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.terminal import print_notice
 from fedpfl.privacy import SamplePrivacy
 from fedpfl.remote import agreement as agreements
 from fedpfl.remote import wire
-from fedpfl.remote.agreement import Agreement, SiteFacts
+from fedpfl.remote.agreement import Agreement, SiteFacts, SiteReply, SiteSums
 from fedpfl.remote.budget import make_budget, require_promise
-from fedpfl.remote.keys import describe_mismatch, make_plan_key, make_run_key
+from fedpfl.remote.keys import make_plan_key, make_run_key
+from fedpfl.remote.messages import (
+    AnyMessage,
+    SiteRequest,
+    plain_values,
+    read_message,
+    require_same_key,
+)
 from fedpfl.remote.node import Node, NodePolicy, NodeSettings, answer_or_fault
-from fedpfl.remote.server import FederateSettings, Grid, NoAnswerError
+from fedpfl.remote.schedule import make_schedule
+from fedpfl.remote.server import FederateSettings, Grid, check_reply, require_reply
 
 MAX_MESSAGE = 2**22
 """Bytes of a message of the first exchange."""
@@ -93,13 +102,14 @@ def load_agreement(run_directory: Path, plan: Plan) -> Agreement | None:
         FedpflError: The file is damaged.
     """
     path = run_directory / AGREEMENT_FILE
-    if not path.is_file() or plan.settings.restart:
+    content = files.read_if_exists(path)
+    if content is None or plan.settings.restart:
         return None
     try:
-        stored = json.loads(path.read_text())
+        stored = json.loads(content)
         if stored["configuration"] != plan.identity:
             return None
-        return agreements.read_agreement(stored["agreement"])
+        return read_message(Agreement, stored["agreement"])
     except (ValueError, KeyError, TypeError, FedpflError):
         raise FedpflError(f"{path} is damaged; restart=true begins the run anew") from None
 
@@ -112,8 +122,9 @@ def save_agreement(run_directory: Path, configuration: str, agreement: Agreement
         configuration: Its identity.
         agreement: Of its sites.
     """
-    content = {"configuration": configuration, "agreement": asdict(agreement)}
-    (run_directory / AGREEMENT_FILE).write_text(f"{json.dumps(content, indent=1)}\n")
+    content = {"configuration": configuration, "agreement": plain_values(agreement)}
+    with files.durable_write(run_directory / AGREEMENT_FILE, lambda: None) as file:
+        file.write(f"{json.dumps(content, indent=1)}\n".encode())
 
 
 def agree_with_nodes(grid: Grid, plan: Plan, settings: FederateSettings) -> Agreement:
@@ -137,25 +148,24 @@ def agree_with_nodes(grid: Grid, plan: Plan, settings: FederateSettings) -> Agre
     train_sizes = run.federation.train_sizes.tolist()
     is_image = samples.x.dtype == torch.uint8
     values_per_sample = samples.x[0, 0].numel()
-    request = wire.pack_message({"key": key, "sums": True, "agreement": asdict(agreement)}, {})
+    request = SiteRequest(key=key, sums=True, agreement=plain_values(agreement))
+    message = wire.pack_message(plain_values(request), {})
     sums: list[ChannelSums] = []
     nodes = [*site_by_node]
-    replies = grid.send_and_receive([(node, request) for node in nodes], settings.timeout)
+    replies = grid.send_and_receive([(node, message) for node in nodes], settings.timeout)
     # Without the sums of one site there is no scale, so that a fault here ends the beginning.
     for node, reply in zip(nodes, replies, strict=True):
         name = site_by_node[node].name
         count = train_sizes[agreement.names.index(name)] * values_per_sample
         try:
-            fields = _open_reply(reply, key, settings.timeout)
-            site_sums = agreements.read_sums(
-                fields.get("sums"), samples.x.shape[1], count, is_image
-            )
+            answer = _open_reply(SiteSums, reply, key, settings.timeout)
+            site_sums = answer.check(samples.x.shape[1], count, is_image)
         except FedpflError as fault:
             raise FedpflError(f"{name} (node {node}): {fault}") from None
         sums = [total.add_sums(channel) for total, channel in zip(sums, site_sums, strict=False)]
         sums = sums or site_sums
     mean, std = scale_channels(sums, sum(train_sizes) * values_per_sample, is_image)
-    return replace(agreement, mean=mean, std=std)
+    return agreement.model_copy(update={"mean": mean, "std": std})
 
 
 def _with_plain_scale(plan: Plan, agreement: Agreement) -> Agreement:
@@ -164,7 +174,7 @@ def _with_plain_scale(plan: Plan, agreement: Agreement) -> Agreement:
     if samples.mean is not None and samples.std is not None:
         return agreement
     channels = samples.x.shape[1]
-    return replace(agreement, mean=(0.0,) * channels, std=(1.0,) * channels)
+    return agreement.model_copy(update={"mean": (0.0,) * channels, "std": (1.0,) * channels})
 
 
 def _collect_sites(
@@ -179,14 +189,15 @@ def _collect_sites(
     site_by_node: dict[int, SiteFacts] = {}
     left_out: set[int] = set()
     deadline = time.monotonic() + timeout
-    request = wire.pack_message({"key": dict(key), "describe": True}, {})
+    request = SiteRequest(key=dict(key), describe=True)
+    message = wire.pack_message(plain_values(request), {})
     while len(site_by_node) < clients:
         new_nodes = [node for node in grid.node_ids() if node not in {*site_by_node} | left_out]
         seconds = max(POLL_SECONDS, deadline - time.monotonic())
-        for position, reply in grid.iterate_answers([(n, request) for n in new_nodes], seconds):
+        for position, reply in grid.iterate_answers([(n, message) for n in new_nodes], seconds):
             node = new_nodes[position]
             try:
-                site = agreements.read_facts(_open_reply(reply, key, timeout).get("site"))
+                site = _open_reply(SiteReply, reply, key, timeout).site
             except FedpflError as fault:
                 # Another node may come in its place, so that it alone is left out.
                 left_out.add(node)
@@ -229,20 +240,15 @@ def _describe_absence(
 
 
 def _open_reply(
-    reply: bytes | str | None, key: Mapping[str, str], timeout: float
-) -> dict[str, Any]:
-    """Return the fields of an answer. Raises FedpflError."""
-    if reply is None:
-        raise NoAnswerError(f"no answer within {timeout:g} seconds")
-    if isinstance(reply, str):
-        raise FedpflError(reply)
-    fields = wire.unpack_fields(reply, MAX_MESSAGE)
-    if "fault" in fields:
-        raise FedpflError(str(fields["fault"]))
-    mismatch = describe_mismatch(fields.get("key"), key)
-    if mismatch:
-        raise FedpflError(mismatch)
-    return fields
+    kind: type[AnyMessage], reply: bytes | str | None, key: Mapping[str, str], timeout: float
+) -> AnyMessage:
+    """Return the values of an answer. Raises FedpflError."""
+    message = require_reply(reply, timeout)
+    if len(message) > MAX_MESSAGE:
+        raise FedpflError(f"a message of {len(message):,} bytes, {MAX_MESSAGE:,} are the most")
+    fields = wire.unpack_fields(message)
+    check_reply(fields, key)
+    return read_message(kind, fields)
 
 
 # ---- A node
@@ -283,8 +289,7 @@ class SiteNode:
         )
         site = read_site(path, self._options)
         columns = read_table_columns(path, self._options)
-        name = agreements.read_name(name or site_name(path))
-        self._facts = agreements.describe_site(site, name, columns)
+        self._facts = agreements.describe_site(site, name or site_name(path), columns)
         if site.test_from is not None and plan.config["partition"]["test_fraction"] is not None:
             raise FedpflError(
                 f"{path} has a test part of its own; set partition.test_fraction=null to use it"
@@ -301,43 +306,39 @@ class SiteNode:
     def _answer_request(self, message: bytes) -> bytes:
         """Return the answer to a message. Raises FedpflError."""
         fields = wire.unpack_fields(message)
-        mismatch = describe_mismatch(
-            fields.get("key"), self._key, sender="the server", receiver="this node"
-        )
-        if mismatch:
-            raise FedpflError(mismatch)
-        if "describe" in fields:
-            site = json.loads(json.dumps(asdict(self._facts)))
-            return wire.pack_message({"key": self._key, "site": site}, {})
-        agreement = agreements.read_agreement(fields.get("agreement"))
+        require_same_key(fields.get("key"), self._key, "the server", "this node")
+        request = read_message(SiteRequest, fields) if "describe" in fields else None
+        if request and request.describe:
+            reply = SiteReply(key=self._key, site=self._facts)
+            return wire.pack_message(plain_values(reply), {})
+        agreement = read_message(Agreement, fields.get("agreement"))
         change = agreement.find_change(self._facts)
         if change:
             raise FedpflError(change)
-        if "sums" in fields:
-            return wire.pack_message({"key": self._key, "sums": self._sum_samples(agreement)}, {})
+        if request and request.sums:
+            sums = SiteSums(key=self._key, sums=self._sum_samples(agreement))
+            return wire.pack_message(plain_values(sums), {})
         # Another agreement is another federation, whose states lie in another folder.
         if agreement.digest not in self._node_by_digest:
             self._node_by_digest = {agreement.digest: self._make_node(agreement)}
         return self._node_by_digest[agreement.digest].answer_message(message)
 
-    def _sum_samples(self, agreement: Agreement) -> list[list[int]]:
+    def _sum_samples(self, agreement: Agreement) -> tuple[ChannelSums, ...]:
         """Return the sums of the training samples, by channel."""
         require_public_scale(self._plan)
         run, client = self._build_run(_with_plain_scale(self._plan, agreement))
         federation = run.federation
-        return [[*sums] for sums in sum_channels(federation.x, federation.train[client])]
+        return tuple(sum_channels(federation.x, federation.train[client]))
 
     def _make_node(self, agreement: Agreement) -> Node:
         """Return the node of the run that has been agreed on."""
         run, client = self._build_run(agreement)
         key = make_run_key(run)
         folder = self._folder and self._folder / "-".join(key.values())
+        backend = engine.make_backend(run.engine, run.net, run.device)
         return Node(
-            backend=engine.make_backend(run.engine, run.net, run.device),
-            method=run.method,
-            federation=run.federation,
+            schedule=make_schedule(run, backend),
             compatibility_key=key,
-            seed=run.settings.seed,
             settings=NodeSettings([client], folder, self._policy),
             budget=make_budget(run, folder, self._policy.epsilon),
         )
@@ -346,7 +347,7 @@ class SiteNode:
         """Return the run with this site's samples alone, and which client it is."""
         run = build_run(self._plan, share_agreement(self._plan, agreement))
         client = agreement.names.index(self._facts.name)
-        site = read_site(self._path, self._options, agreement.form.columns)
+        site = read_site(self._path, self._options, agreement.columns)
         samples = agreement.check_samples(
             x=site.x,
             y=agreement.number_labels(site),

@@ -7,6 +7,7 @@ leaves of `Known` trees are texts: the paths of server entries that the client a
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import struct
@@ -32,19 +33,6 @@ SELECTION_TYPES: dict[str, Any] = {kind.__name__: kind for kind in (Masked, Agre
 HEADER_LENGTH = struct.Struct("<Q")
 MAX_AXES = 16
 INDEX_BITS = 32  # of one listed position; a bitmask costs one bit for every entry
-
-DECODING_ERRORS = (
-    ValueError,
-    KeyError,
-    TypeError,
-    IndexError,
-    AttributeError,
-    OverflowError,
-    RuntimeError,
-    struct.error,
-    SafetensorError,
-)
-"""Everything that decoding a cut or damaged message may raise."""
 
 
 class SentLeaf(NamedTuple):
@@ -80,42 +68,49 @@ def unpack_message(message: bytes, max_entries: int | None = None) -> tuple[dict
 
     Args:
         message: What `pack_message` returns.
-        max_entries: How many entries its tensors may have when they are expanded; None: as many as
-            they say.
+        max_entries: The largest number of entries of its expanded tensors; None: any.
 
     Raises:
-        FedpflError: if it is not what `pack_message` returns, or too large.
+        FedpflError: It is damaged or too large.
     """
-    try:
-        (length,) = HEADER_LENGTH.unpack_from(message)
-        tensors_start = HEADER_LENGTH.size + length
-        header = json.loads(message[HEADER_LENGTH.size : tensors_start])
-        fields = dict(header["about"])
-        # The size is known from the form alone, before anything is made of it.
+    with _explain_damage():
+        header, tensors_start = _read_header(message)
+        # The form tells the size before anything is expanded.
         if max_entries is not None and _count_entries(header["form"]) > max_entries:
             raise FedpflError(f"a message of more than {max_entries:,} entries")
         tensors = load(message[tensors_start:])
-        return fields, _decode(header["form"], tensors)
-    except DECODING_ERRORS as error:
-        raise FedpflError(f"a message that is cut or damaged ({type(error).__name__})") from None
+        return dict(header["about"]), _decode(header["form"], tensors)
 
 
-def unpack_fields(message: bytes, max_bytes: int | None = None) -> dict[str, Any]:
-    """Return the values of a message alone; its tensors are not looked at.
+def unpack_fields(message: bytes) -> dict[str, Any]:
+    """Return the values of a message, without its tensors. Raises FedpflError."""
+    with _explain_damage():
+        header, _ = _read_header(message)
+        return dict(header["about"])
 
-    Args:
-        message: What `pack_message` returns.
-        max_bytes: How long it may be; None: as long as it is.
 
-    Raises:
-        FedpflError: if it is not what `pack_message` returns, or too large.
-    """
-    if max_bytes is not None and len(message) > max_bytes:
-        raise FedpflError(f"a message of {len(message):,} bytes, where {max_bytes:,} are the most")
+def _read_header(message: bytes) -> tuple[dict[str, Any], int]:
+    """Return the header, and where the tensors begin."""
+    (length,) = HEADER_LENGTH.unpack_from(message)
+    tensors_start = HEADER_LENGTH.size + length
+    return json.loads(message[HEADER_LENGTH.size : tensors_start]), tensors_start
+
+
+@contextlib.contextmanager
+def _explain_damage() -> Iterator[None]:
+    """Turn all that decoding a damaged message raises into a FedpflError."""
     try:
-        (length,) = HEADER_LENGTH.unpack_from(message)
-        return dict(json.loads(message[HEADER_LENGTH.size : HEADER_LENGTH.size + length])["about"])
-    except (*DECODING_ERRORS, RecursionError) as error:
+        yield
+    except (
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+        RuntimeError,
+        struct.error,
+        SafetensorError,
+    ) as error:
         raise FedpflError(f"a message that is cut or damaged ({type(error).__name__})") from None
 
 
@@ -174,17 +169,15 @@ def _encode_selection(value: Masked | Agreed, tensors: dict[str, Tensor]) -> Any
     selected_count = int(flat_mask.sum())
     total = flat_mask.numel()
 
-    # Nothing or everything needs no positions; else the shorter list of indices, or a bitmask.
-    if selected_count == 0:
-        positions = ["none", ""]
-    elif selected_count == total:
-        positions = ["all", ""]
-    elif min(selected_count, total - selected_count) * INDEX_BITS >= total:
+    # The shorter list of indices, be it of what is left out, or a bitmask.
+    is_mostly_selected = selected_count > total - selected_count
+    rarer = ~flat_mask if is_mostly_selected else flat_mask
+    if int(rarer.sum()) * INDEX_BITS > total:
         positions = ["bits", _add_tensor(_pack_bits(flat_mask), tensors)]
-    elif selected_count <= total - selected_count:
-        positions = ["these", _add_tensor(_true_indices(flat_mask), tensors)]
     else:
-        positions = ["others", _add_tensor(_true_indices(~flat_mask), tensors)]
+        indices = rarer.nonzero()[:, 0].to(torch.int32)
+        kind = "all but" if is_mostly_selected else "these"
+        positions = [kind, _add_tensor(indices, tensors)]
 
     selected_forms = [_encode(leaf[mask], tensors) for leaf, mask in pairs]
     return ["selected", type(value).__name__, shapes, positions, selected_forms]
@@ -195,11 +188,6 @@ def _add_tensor(leaf: Tensor, tensors: dict[str, Tensor]) -> str:
     name = str(len(tensors))
     tensors[name] = leaf
     return name
-
-
-def _true_indices(flags: Tensor) -> Tensor:
-    """Return the indices of the true bools of a vector, as int32."""
-    return flags.nonzero()[:, 0].to(torch.int32)
 
 
 def _pack_bits(flags: Tensor) -> Tensor:
@@ -286,13 +274,11 @@ def _decode_selection(arguments: list[Any], tensors: dict[str, Tensor]) -> Tree:
 
 def _decode_positions(kind: str, name: str, total: int, tensors: dict[str, Tensor]) -> Tensor:
     """Return which of `total` entries are selected, as bools `[total]`."""
-    if kind in ("all", "none"):
-        return torch.full((total,), kind == "all")
     if kind == "bits":
         return _unpack_bits(tensors[name], total)
-    listed_indices = torch.zeros(total, dtype=torch.bool)
-    listed_indices[tensors[name].long()] = True
-    return {"these": listed_indices, "others": ~listed_indices}[kind]
+    is_listed = torch.zeros(total, dtype=torch.bool)
+    is_listed[tensors[name].long()] = True
+    return {"these": is_listed, "all but": ~is_listed}[kind]
 
 
 def _unpack_bits(packed_bits: Tensor, count: int) -> Tensor:

@@ -408,7 +408,10 @@ def empty_cell_notes(
             "Empty, as no samples are held out to choose a round by (validation=0.1 does)",
             without_validation,
         ),
-        *_note("Empty, as a model was not finite or no client has test samples", without_accuracy),
+        *_note(
+            "Empty, as a model was not finite, a client did not answer or none has test samples",
+            without_accuracy,
+        ),
     )
 
 

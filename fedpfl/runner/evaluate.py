@@ -143,10 +143,20 @@ def _evaluate_federation(
         )
 
     # ---- Step 2: each client's scores, and means; one over some of the clients would flatter.
+    test_counts = counts_by_split["test"]
+    evaluated = int((test_counts.total > 0).sum())
+    missing = int((federation.test_sizes[call.clients] > 0).sum()) - evaluated
+    if federation is run.federation and not tuning:
+        evaluation.row["evaluated"] = evaluated
+    if missing:
+        evaluation.notes.append(
+            f"round {state.round}: {missing} of {evaluated + missing} clients did not answer the"
+            f" {'evaluation after fine-tuning' if tuning else 'evaluation'}; its columns stay empty"
+        )
     for prefix, counts in counts_by_prefix.items():
         scores = scores_per_client(counts, federation.task)
         _add_client_scores(evaluation, call, prefix, scores)
-        if not diverged_clients:
+        if not diverged_clients and not missing:
             means = summarize_scores(counts, run.task)
             evaluation.row.update({f"{prefix}{name}": value for name, value in means.items()})
 

@@ -386,7 +386,7 @@ def _drop_final_evaluation(run: Run, rounds_done: int, files: dict[str, str]) ->
         metric = METRICS.get(name)
         if metric is None:
             continue
-        is_of_evaluation = metric.is_evaluated or name == "eval_seconds"
+        is_of_evaluation = metric.is_evaluated or name in ("eval_seconds", "evaluated")
         if (metric.fine_tuned and not is_finetuned) or (is_of_evaluation and not is_evaluated):
             table[-1][position] = ""
     text = "".join(map(rounds.format_row, (header, *table)))

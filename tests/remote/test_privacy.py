@@ -99,13 +99,16 @@ def find_question(requests, kind, returning=False):
     def is_asked(message):
         fields = wire.unpack_message(message)[0]
         asks = fields.get("asks", {})
-        is_kind = bool(asks.get("tuning")) if kind == "tuning" else kind in asks
+        is_kind = kind in asks and bool(asks.get("tuning")) == (kind == "tuning")
         return is_kind and (fields["participated"] or not returning)
 
     return [request for request in requests if is_asked(request[1])][-1]
 
 
 def change_model(fields, trees):
+    if "sent" not in trees:  # an evaluation of Ditto needs nothing of the server
+        trees["shared"] = {**trees["shared"], "other": torch.zeros(1)}
+        return
     leaf = trees["sent"]["classifier.bias"]
     trees["sent"]["classifier.bias"] = leaf + 1e-3
 
@@ -118,18 +121,16 @@ def change_asks(name, **changes):
     return change
 
 
+ALREADY = "have answered for {} of round . already"
 HOSTILE = {
-    "another model": ("local", change_model, "have answered for training of round . already"),
-    "another draw": ("local", change_asks("draws", purpose="more"), "answered for training"),
-    "more steps": ("local", change_asks("local", epochs=9), "is not planned for it"),
-    "larger minibatches": ("local", change_asks("local", batch_size=99), "is not planned for it"),
-    "the loss": ("local", change_asks(None, stopping=True), "is not planned for it"),
-    "a survey that trains": ("local", change_asks(None, turn=True), "answered for training"),
-    "tuning again": ("tuning", change_model, "answered for fine-tuning of round 3 already"),
-    "tuning longer": ("tuning", lambda f, t: f["asks"]["tuning"]["local"].update(epochs=5), "plan"),
-    "tuning earlier": ("tuning", lambda f, t: f.update(round=2), "of round 2 is not planned"),
-    "no draws": ("tuning", change_asks(None, before=None), "without its draws"),
+    "another model": ("local", change_model, ALREADY.format("training")),
+    "tuning again": ("tuning", change_model, ALREADY.format("fine-tuning")),
+    "evaluation again": ("before", change_model, ALREADY.format("evaluation")),
+    "another draw": ("local", change_asks("draws", purpose="more"), "not planned"),
+    "a survey that trains": ("local", change_asks(None, turn=True), "not planned"),
+    "no draws": ("tuning", change_asks(None, before=None), "not planned"),
 }
+"""Which question | what is changed in it | why it is refused. `test_questions` has the rest."""
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +169,7 @@ def again(played, tmp_path, monkeypatch):
     number, message, answer = find_question(requests, "local", returning=True)
     shutil.copytree(folder / f"node{number}", tmp_path / f"node{number}")
     monkeypatch.chdir(tmp_path)
-    (run_folder,) = (tmp_path / f"node{number}").iterdir()
+    (run_folder,) = (tmp_path / f"node{number}").glob("*-seed*")
     client = wire.unpack_message(message)[0]["client"]
     return lambda: make_nodes(words)[number], run_folder, client, message, answer
 
@@ -178,8 +179,8 @@ def ask(node, message) -> str:
     return wire.unpack_message(node.answer_message(message))[0].get("fault", "")
 
 
-def test_a_node_that_is_made_to_forget_a_state_does_not_answer_from_another(again):
-    """The very same message is another question, whose answer would have the same noise."""
+def test_a_node_that_is_told_to_forget_a_state_does_not_answer_from_both(again):
+    """From another state the same model is another question, and would have the same noise."""
     make_node, folder, client, message, _ = again
     ledger = folder / f"client{client}" / budget.LEDGER_FILE
     ledger.write_text("".join(ledger.read_text().splitlines(keepends=True)[:2]))
@@ -189,28 +190,28 @@ def test_a_node_that_is_made_to_forget_a_state_does_not_answer_from_another(agai
     forged = wire.pack_message(fields, trees)
     assert not ask(node, forged)
     assert not ask(node, forged)
-    assert not ask(node, wire.pack_message({"key": fields["key"], "hello": 0}, {}))
-    assert "answered for training" in ask(node, forged)
-    assert "the client's state is lost" in ask(node, message)
+    assert "answered for training" in ask(node, message)
+    shutil.rmtree(folder / f"client{client}", ignore_errors=True)
+    assert "the client's state is lost" in ask(make_node(), message)
 
 
 def test_without_its_key_or_ledger_a_node_answers_nothing(again):
-    """Half a line is of a question that was not answered, and is dropped."""
     make_node, folder, client, message, answer = again
     ledger = folder / f"client{client}" / budget.LEDGER_FILE
     content = ledger.read_text()
-    ledger.write_text(f"{content}training,7")
     assert make_node().answer_message(message) == answer
-    assert ledger.read_text() == content
-
     key = folder / budget.KEY_FILE
     held = key.read_bytes()
     for damaged in (held[:5], b""):
         key.write_bytes(damaged)
         assert "privacy.key is gone or damaged" in ask(make_node(), message)
     key.write_bytes(held)
-    ledger.write_text(content.replace("training", "training,1", 1))
-    assert "nobody knows what samples have given away" in ask(make_node(), message)
+    for damaged in (content.replace("training", "training,1", 1), f"{content}training,7"):
+        ledger.write_text(damaged)
+        assert "the spent epsilon is unknown" in ask(make_node(), message)
+    ledger.rename(folder / "elsewhere")
+    ledger.symlink_to(folder / "elsewhere")
+    assert "cannot read" in ask(make_node(), message)
 
 
 def test_without_its_lines_a_ledger_is_spent_twice_but_no_noise_is_used_twice(again):

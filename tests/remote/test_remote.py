@@ -28,6 +28,7 @@ from fedpfl.record import checkpoint
 from fedpfl.remote import wire
 from fedpfl.remote.node import Node, NodePolicy, NodeSettings
 from fedpfl.remote.rehearsal import InProcessGrid
+from fedpfl.remote.schedule import Schedule
 from fedpfl.remote.server import FederateSettings, NotSentError, RemoteBackend
 from fedpfl.testing.toy import tiny_federation
 from tests.conftest import CPU, LOCAL, SETTINGS, assert_same, every_method, tiny
@@ -67,8 +68,8 @@ class Played:
 
     def node(self, clients, folder=None, key=KEY) -> Node:
         backend = make_backend(LOOP, tiny(norm=True, pairs=self.method.pairs), CPU)
-        settings = NodeSettings(clients, folder, NodePolicy(self.shares))
-        return Node(backend, self.method, self.federation, key, 0, settings)
+        schedule = Schedule(RoundSetup(backend, self.method, self.federation, ONE, 0), rounds=9)
+        return Node(schedule, key, NodeSettings(clients, folder, NodePolicy(self.shares)))
 
     def round(self, cohort):
         setup = RoundSetup(self.remote, self.method, self.federation, ONE, 0)

@@ -7,7 +7,6 @@ import itertools
 import json
 import re
 import shutil
-from dataclasses import asdict
 from fractions import Fraction
 from pathlib import Path
 
@@ -25,7 +24,9 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.privacy import Secret
 from fedpfl.remote import agreement as agreements
 from fedpfl.remote import app, local, wire
+from fedpfl.remote.agreement import SiteFacts, SiteSums
 from fedpfl.remote.keys import make_plan_key
+from fedpfl.remote.messages import plain_values, read_message
 from fedpfl.remote.node import PLAIN_POLICY, NodePolicy
 from fedpfl.remote.rehearsal import InProcessGrid
 from fedpfl.remote.server import FederateSettings
@@ -259,7 +260,12 @@ def test_sums_of_a_site_would_leave_it_without_noise(here, monkeypatch):
         app.run_server(InProcessGrid(nodes), words)
     plan = nodes[0]._plan
     agreement = agreements.agree_on_sites([node._facts for node in nodes.values()])
-    request = {"key": make_plan_key(plan), "sums": True, "agreement": asdict(agreement)}
+    request = {
+        "key": make_plan_key(plan),
+        "describe": False,
+        "sums": True,
+        "agreement": plain_values(agreement),
+    }
     fields, _ = wire.unpack_message(nodes[0].answer_message(wire.pack_message(request, {})))
     assert "would leave it without noise" in fields["fault"]
     # The secret is bound to the configuration, which in one place names a folder.
@@ -316,9 +322,9 @@ HOSTILE_FACTS = {
 
 @pytest.mark.parametrize("facts", HOSTILE_FACTS.values(), ids=[*HOSTILE_FACTS])
 def test_what_no_site_can_be_is_refused_in_one_line(facts):
-    assert agreements.read_facts(honest_facts()).name == "chur"
+    assert read_message(SiteFacts, honest_facts()).name == "chur"
     with pytest.raises(FedpflError) as refused:
-        agreements.read_facts(facts)
+        read_message(SiteFacts, facts)
     assert str(refused.value).isprintable()
     assert len(str(refused.value)) < 400
 
@@ -335,17 +341,21 @@ HOSTILE_SUMS = {
 }
 
 
+def read_sums(sums, is_image: bool = False):
+    return read_message(SiteSums, {"key": {}, "sums": sums}).check(1, 2, is_image)
+
+
 @pytest.mark.parametrize("sums", HOSTILE_SUMS.values(), ids=[*HOSTILE_SUMS])
 def test_sums_that_cannot_be_are_refused_in_one_line(sums):
     (honest,) = sum_channels(torch.tensor([[2.0], [3.0]]), torch.arange(2))
-    assert agreements.read_sums([[*honest]], 1, 2, is_image=False) == [honest]
+    assert read_sums([[*honest]]) == [honest]
     with pytest.raises(FedpflError) as refused:
-        agreements.read_sums(sums, 1, 2, is_image=False)
+        read_sums(sums)
     assert str(refused.value).isprintable()
     with pytest.raises(FedpflError):
-        agreements.read_sums([[-1, 1]], 1, 2, is_image=True)
+        read_sums([[-1, 1]], is_image=True)
     with pytest.raises(FedpflError):
-        agreements.read_sums([[511, 2 * 255**2]], 1, 2, is_image=True)
+        read_sums([[511, 2 * 255**2]], is_image=True)
 
 
 def test_a_node_that_lies_is_named(here, capsys):
@@ -354,22 +364,30 @@ def test_a_node_that_lies_is_named(here, capsys):
     nodes = make_nodes(SHORT)
     lie = change_about(site={**honest_facts(), "samples": -1})
     app.run_server(Faulty(InProcessGrid({**nodes, 9: nodes[3]}), 9, lie), SHORT)
-    assert "fedpfl: node 9 is left out: -1 samples, not from 1 to" in capsys.readouterr().err
-    words, lie = [*SHORT, "seed=1"], change_about(sums=[[float("nan"), 1]] * 5)
-    with pytest.raises(FedpflError, match=r"\(node 3\): sums that are no whole numbers"):
+    assert (
+        "node 9 is left out: a message that is no sitereply: site.samples: Input should be"
+        in capsys.readouterr().err
+    )
+    words = [*SHORT, "seed=1"]
+
+    def lie(answer):
+        is_about_sums = "sums" in wire.unpack_message(answer)[0]
+        return change_about(sums=[[float("nan"), 1]] * 5)(answer) if is_about_sums else answer
+
+    with pytest.raises(FedpflError, match=r"\(node 3\): a message .*: sums.0.0: "):
         app.run_server(Faulty(InProcessGrid(make_nodes(words)), 3, lie), words)
 
 
 HOSTILE_AGREEMENTS = {
     "other sizes": ({"samples": [20, 29, 38, 40]}, r"davos has 47 samples, .* and had 40"),
     "other names": ({"names": ["a", "b", "c", "d"]}, "is no site of this federation"),
-    "names twice": ({"names": ["davos"] * 4}, "an agreement whose sites are not in order"),
-    "vast sizes": ({"samples": [47, 10**17, 47, 47]}, "100000000000000000 samples, not from 1"),
-    "no scale": ({"std": [0.0] * 5}, "an agreement whose std are no deviations"),
-    "nan": ({"mean": [float("nan")] * 5}, "mean are no finite numbers"),
+    "names twice": ({"names": ["davos"] * 4}, "sites that are not in order"),
+    "vast sizes": ({"samples": [47, 10**17, 47, 47]}, "samples.1: .* got 100000000000000000"),
+    "no scale": ({"std": [0.0] * 5}, "std that are no deviations"),
+    "nan": ({"mean": [float("nan")] * 5}, "mean.0: Input should be a finite number"),
     "another form": (
         {"form": change_form(shape=[6], labels=[0, 1, 2])["form"]},
-        r"davos: samples are float32 \[5\], and those of davos are float32 \[6\]",
+        r"davos: samples are float32 \[5\], and davos: float32 \[6\]",
     ),
     "fewer labels": ({"form": honest_facts()["form"]}, "site davos has label 2"),
 }

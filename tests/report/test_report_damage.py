@@ -239,7 +239,7 @@ def test_an_evaluation_without_an_accuracy_is_empty_with_a_note(tmp_path, capsys
     amend(run, status="finished")
     (row,) = table(capsys, tmp_path)
     assert (row["accuracy"], row["round"]) == ("", "4")  # not the 80 of round 2
-    note = "Empty, as a model was not finite or no client has test samples: "
+    note = "Empty, as a model was not finite, a client did not answer or none has test samples: "
     note += "FedAvg on FMNIST, Dir(0.1) (seed 0, round 4)."
     assert note in text_of(read_output(capsys, "tables", tmp_path)[0])
     text = text_of(read_output(capsys, "paper", "fedobp/table4", tmp_path)[0])

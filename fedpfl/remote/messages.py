@@ -1,0 +1,156 @@
+"""The messages between server and nodes, as models that refuse any other field or type."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, ValidationError
+
+from fedpfl.ground.errors import FedpflError
+
+MAX_TEXT = 200  # characters of a site's name, and of a refused value that is quoted
+MAX_FAULT = 4_000  # characters
+MAX_PATHS = 2**20
+MAX_CLIENTS = 2**24
+
+
+def require_printable(text: str) -> str:
+    """Return a text that a terminal shows in one line. Raises ValueError for any other."""
+    if not text.isprintable() or not text.strip():
+        raise ValueError("it must be printable")
+    return text
+
+
+Whole = Annotated[int, Strict()]
+Flag = Annotated[bool, Strict()]
+Text = Annotated[str, Strict()]
+Label = Annotated[Text, AfterValidator(require_printable)]
+Name = Annotated[Label, Field(max_length=MAX_TEXT)]
+Number = Annotated[float, Strict(), Field(allow_inf_nan=False)]
+Round = Annotated[Whole, Field(ge=0, lt=2**31)]
+Client = Annotated[Whole, Field(ge=0, lt=MAX_CLIENTS)]
+Paths = Annotated[tuple[Text, ...], Field(max_length=MAX_PATHS)]
+
+
+class Message(BaseModel):
+    """A message's values; its tensors travel beside them."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+# ---- What the server asks
+
+
+class Question(Message):
+    """Ask a client to train or to be evaluated.
+
+    Attributes:
+        key: Configuration, data and version, which both sides have in common.
+        agreement: What sites have agreed on; absent where nodes have no site.
+        client: The client that is asked.
+        round: Rounds that are finished.
+        asks: The call in plain values, as `schedule.describe_call` gives it.
+        shares: Whether the client's state travels.
+        participated: Whether the client has taken part.
+        initial: Server entries that are as before round 1.
+        places: The server entry of each tensor that is sent, where it is one.
+    """
+
+    key: dict[str, Any]
+    agreement: Any = None
+    client: Client
+    round: Round
+    asks: dict[str, Any]
+    shares: Flag
+    participated: Flag = False
+    initial: Paths = ()
+    places: Annotated[tuple[Text | None, ...], Field(max_length=MAX_PATHS)] = ()
+
+
+class Greeting(Message):
+    """Ask a node for its clients."""
+
+    key: dict[str, Any]
+    agreement: Any = None
+    hello: Literal[True]
+
+
+class SiteRequest(Message):
+    """Ask a node for its site before round 1: the facts, or the sums.
+
+    Attributes:
+        describe: Whether the facts are asked for.
+        sums: Whether sums of the training samples are asked for.
+    """
+
+    key: dict[str, Any]
+    agreement: Any = None
+    describe: Flag = False
+    sums: Flag = False
+
+
+# ---- What a node answers
+
+
+class Reply(Message):
+    """Repeat the question that the tensors answer."""
+
+    key: dict[str, Any]
+    client: Client
+    asks: dict[str, Any]
+
+
+class Holdings(Message):
+    """Name the clients of a node."""
+
+    key: dict[str, Any]
+    clients: Annotated[tuple[Client, ...], Field(max_length=MAX_CLIENTS)]
+
+
+class Fault(Message):
+    """Say why there is no answer.
+
+    Attributes:
+        fault: The reason, in one line.
+        needs: Whether the method reads entries that do not travel.
+    """
+
+    fault: Annotated[Text, Field(max_length=MAX_FAULT)]
+    needs: Flag = False
+
+
+AnyMessage = TypeVar("AnyMessage", bound=BaseModel)
+
+
+def read_message(kind: type[AnyMessage], fields: Any) -> AnyMessage:
+    """Check received values. Raises FedpflError, which names the first that does not fit."""
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        place = ".".join(map(str, problem["loc"]))
+        value = repr(problem["input"])
+        quoted = value if len(value) <= MAX_TEXT else f"{value[:MAX_TEXT]}..."
+        raise FedpflError(
+            f"a message that is no {kind.__name__.lower()}: {place[:MAX_TEXT] or 'all of it'}:"
+            f" {problem['msg']}, got {quoted}"
+        ) from None
+
+
+def plain_values(message: BaseModel) -> dict[str, Any]:
+    """Return a message's values as JSON has them."""
+    return message.model_dump(mode="json")
+
+
+def require_same_key(
+    key: Any, expected_key: Mapping[str, str], sender: str = "it", receiver: str = "the server"
+) -> None:
+    """Raise FedpflError for another configuration, data or version."""
+    entries = key if isinstance(key, dict) else {}
+    for name, expected in expected_key.items():
+        if entries.get(name) != expected:
+            raise FedpflError(
+                f"{sender} has {name} {str(entries.get(name))[:MAX_TEXT]}, {receiver} {expected};"
+                " give both the same command, data and packages"
+            )

@@ -1,0 +1,140 @@
+"""What a run asks of each client in each round: the server asks it, and a node expects it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from fedpfl.config.run import Run
+from fedpfl.config.schema import Eval
+from fedpfl.engine import Backend, FineTuning, Local, RoundSetup, State
+from fedpfl.engine.calls import Call, EvalCall, TrainCall
+from fedpfl.engine.keys import Draws
+from fedpfl.engine.round import choose_turns, make_train_call
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """List the calls of a run.
+
+    Attributes:
+        setup: What its rounds are played with; `local` is as configured.
+        rounds: How many it plays.
+        evaluation: The keys `eval.*`; None: all rounds are evaluated, without fine-tuning.
+        cohorts: The clients of each round; None where a node cannot know them.
+    """
+
+    setup: RoundSetup
+    rounds: int
+    evaluation: Eval | None = None
+    cohorts: tuple[tuple[int, ...], ...] | None = None
+
+    def list_calls(self, state: State, client: int) -> list[Call]:
+        """Return all that is asked of a client after `state.round` rounds."""
+        return [*self._list_training(state, client), *self._list_evaluations(state, client)]
+
+    def _list_training(self, state: State, client: int) -> list[TrainCall]:
+        """Return the client's calls in the next round, a survey's too."""
+        if state.round >= self.rounds:
+            return []
+        cohort = list(range(self.setup.federation.clients))
+        if self.cohorts is not None:
+            cohort = list(self.cohorts[state.round])
+        local = self.setup.local.for_round(state.round + 1, self.rounds)
+        setup = replace(self.setup, local=local)
+        calls = []
+        for turn in choose_turns(setup, state, cohort):
+            # With an unknown cohort, turns of it are known by a client alone.
+            if client in turn.clients:
+                call = make_train_call(setup, state, turn)
+                calls.append(replace(call, clients=[client]))
+        return calls
+
+    def _list_evaluations(self, state: State, client: int) -> list[EvalCall]:
+        """Return the client's evaluations after the last finished round."""
+        keys = self.evaluation
+        setup = self.setup
+        tunings: list[FineTuning | None] = [None]
+        if state.round > self.rounds:
+            return []
+        if keys is not None:
+            # Early stopping may end the run after any round.
+            is_last = state.round == self.rounds or self.stops_early
+            if not state.round or (state.round % keys.every and not is_last):
+                return []
+            last_round = state.round if is_last else self.rounds
+            if keys.finetune_epochs and keys.should_finetune(state.round, last_round):
+                draws = Draws(setup.seed, "finetune", state.round)
+                local = keys.finetuning_local(setup.local)
+                tunings.append(FineTuning(local, draws, keys.finetune_part))
+        adaptation = FineTuning(setup.local, Draws(setup.seed, "adapt", state.round))
+        return [
+            EvalCall(
+                method=setup.method,
+                federation=setup.federation,
+                state=state,
+                clients=[client],
+                tuning=tuning,
+                before_evaluation=adaptation,
+            )
+            for tuning in tunings
+        ]
+
+    @property
+    def stops_early(self) -> bool:
+        """Return whether clients may stop, so that cohorts follow from their losses."""
+        return self.setup.stopping is not None and self.setup.stopping.early
+
+
+def make_schedule(run: Run, backend: Backend) -> Schedule:
+    """Return what a run asks of its clients.
+
+    Args:
+        run: As a node has built it.
+        backend: The node's.
+    """
+    setup = RoundSetup(
+        backend=backend,
+        method=run.method,
+        federation=run.in_round(1).federation,
+        local=run.local,
+        seed=run.settings.seed,
+        stopping=run.stopping,
+    )
+    # The server of privacy=client draws cohorts in secret; early stopping makes others.
+    cohorts = None
+    if run.client_account is None and not run.stopping.early:
+        cohorts = tuple(map(tuple, run.draw_cohorts()))
+    return Schedule(setup, run.settings.rounds, run.eval, cohorts)
+
+
+def describe_call(call: Call) -> dict[str, Any]:
+    """Return what a call asks of each client, in plain values."""
+    if isinstance(call, TrainCall):
+        return {
+            "local": _describe_local(call.local),
+            "draws": _describe_draws(call.draws),
+            "stopping": call.wants_stopping_loss,
+            "turn": None if call.survey is None else call.survey.trains,
+        }
+    return {
+        "tuning": _describe_tuning(call.tuning),
+        "before": _describe_tuning(call.before_evaluation),
+    }
+
+
+def _describe_tuning(tuning: FineTuning | None) -> dict[str, Any] | None:
+    if tuning is None:
+        return None
+    draws = _describe_draws(tuning.draws)
+    return {"local": _describe_local(tuning.local), "draws": draws, "part": tuning.part}
+
+
+def _describe_draws(draws: Draws) -> dict[str, Any]:
+    # How samples are protected is each node's affair.
+    return {"seed": draws.seed, "purpose": draws.purpose, "round": draws.round}
+
+
+def _describe_local(local: Local) -> dict[str, Any]:
+    # JSON has no tuples: an answer repeats the question, and is compared with it.
+    return {**asdict(local), "betas": list(local.betas)}
