@@ -12,7 +12,6 @@ from typing import Any, Self
 
 from fedpfl.ground.errors import as_exception, error_text
 from fedpfl.ground.torch_defaults import torch_defaults
-from fedpfl.record.forecast import Forecast
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,6 @@ class RunInfo:
         lines: the first lines for the user.
         notes: those of them that say what may go wrong.
         facts: the content of summary.json at the beginning.
-        forecast: expected seconds of rounds and evaluations, None where unknown.
     """
 
     name: str
@@ -49,7 +47,6 @@ class RunInfo:
     lines: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
-    forecast: Forecast | None = None
 
 
 class Callback:

@@ -7,7 +7,6 @@ import os
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from datetime import timedelta
@@ -17,7 +16,7 @@ from typing import Any, ClassVar, TextIO
 from fedpfl.ground.tasks import CLASSIFICATION
 from fedpfl.record.callbacks import Callback, RunInfo
 from fedpfl.record.columns import column_name, task_of_columns
-from fedpfl.record.forecast import Forecast, Remaining, Schedule
+from fedpfl.record.eta import RemainingTime
 
 run_label: ContextVar[str] = ContextVar("label", default="")
 """Distinguishes the runs of a sweep; empty for a run that is alone."""
@@ -28,8 +27,7 @@ class Console(Callback):
 
     Plain: a line at most every `every` seconds, and for every evaluated and the last round. Of a
     run with a `run_label` only the bar is shown, or after a minute a line, of all such runs at most
-    one a minute, and what may go wrong, once, and how long it will take if that is more than a
-    minute; how it ended is said by who runs them.
+    one a minute, and warnings once; the sweeper reports the outcome.
 
     Args:
         quiet: show nothing at all.
@@ -63,9 +61,6 @@ class Console(Callback):
         self._label = ""
         self._line_time = float("-inf")  # of the last plain line
         self._start_time = self._round_time = clock()
-        self._round_seconds: deque[float] = deque(maxlen=50)  # of the last rounds
-        self._evaluation_seconds: deque[float] = deque(maxlen=50)  # of all clients
-        self._tuned_seconds: deque[float] = deque(maxlen=50)  # with fine-tuning
         self._round = 0
         self._last_evaluation = ""
 
@@ -76,11 +71,8 @@ class Console(Callback):
         self._round = run.start_round
         self._label = run_label.get()
         self._start_time = self._round_time = self._clock()
-        if self._label:
-            expected_time = _describe_if_long(run, self.MINUTE)
-            if expected_time:
-                self._print_line(expected_time)
-        else:
+        self._remaining_time = RemainingTime(run.rounds, run.config)
+        if not self._label:
             for line in run.lines:
                 self._print_line(line)
         for note in run.notes:
@@ -108,10 +100,9 @@ class Console(Callback):
         if evaluation_seconds is not None:
             tuned_score = column_name(task_of_columns(row).score, fine_tuned=True)
             is_tuned = row.get(tuned_score) is not None
-            measured = self._tuned_seconds if is_tuned else self._evaluation_seconds
-            measured.append(evaluation_seconds)
+            self._remaining_time.add_evaluation(evaluation_seconds, is_tuned)
         # By the clock, as a round also takes what the engine does not time, such as a checkpoint.
-        self._round_seconds.append(now - self._round_time - (evaluation_seconds or 0))
+        self._remaining_time.add_round(now - self._round_time - (evaluation_seconds or 0))
         self._round_time = now
 
         # ---- Step 2: what is known.
@@ -119,7 +110,7 @@ class Console(Callback):
         rounds_left = self._run.rounds - self._round
         evaluation = describe_all_clients(row)
         self._last_evaluation = evaluation or self._last_evaluation
-        eta = self._eta(rounds_left) if rounds_left else ""
+        eta = self._eta() if rounds_left else ""
 
         # ---- Step 3: show it.
         if self._bar is not None:
@@ -174,34 +165,14 @@ class Console(Callback):
 
     def _is_evaluation_slow(self) -> bool:
         """Return whether an evaluation takes long, or nobody knows how long."""
-        assert self._run is not None
-        seconds = [
-            measured[-1] for measured in (self._evaluation_seconds, self._tuned_seconds) if measured
-        ]
-        if not seconds and self._run.forecast:
-            seconds = [self._run.forecast.tuned_evaluation]
-        return not seconds or max(seconds) >= self._every
+        seconds = self._remaining_time.last_evaluation
+        return seconds is None or seconds >= self._every
 
-    def _eta(self, rounds_left: int) -> str:
-        """Return the remaining time, measured by the last rounds or forecast.
-
-        What was neither measured nor timed is named.
-        """
-        assert self._run is not None
-        rounds = self._run.rounds
-        remaining = Schedule.of(rounds, self._run.config).remaining(rounds - rounds_left)
-        forecast = self._run.forecast or Forecast(0.0, 0.0, 0.0)
-        # What was measured counts more than the forecast.
-        evaluation = fmean(self._evaluation_seconds or [0.0]) or forecast.evaluation
-        tuned_evaluation = fmean(self._tuned_seconds or [0.0]) or forecast.tuned_evaluation
-        measured = Forecast(
-            round=fmean(self._round_seconds or [forecast.round]),
-            # One kind stands in for the other until it has been met.
-            evaluation=evaluation or tuned_evaluation,
-            tuned_evaluation=tuned_evaluation or evaluation,
-        )
-        eta = f"ETA {format_duration(remaining.seconds(measured))}"
-        return eta if evaluation or tuned_evaluation else f"{eta} + evaluations"
+    def _eta(self) -> str:
+        """Return the estimated time of the rounds that are left."""
+        eta = f"ETA {format_duration(self._remaining_time.estimate(self._round))}"
+        has_evaluated = self._remaining_time.last_evaluation is not None
+        return eta if has_evaluated else f"{eta} + evaluations"
 
     def _print_line(self, text: str) -> None:
         if self._quiet:
@@ -226,17 +197,10 @@ class Console(Callback):
             console=Terminal(file=stream),
             transient=bool(self._label),
         )
-        eta = self._eta(run.rounds - run.start_round) if run.forecast else ""
         self._bar.add_task(
-            self._label, total=run.rounds, completed=run.start_round, text="", eta=eta
+            self._label, total=run.rounds, completed=run.start_round, text="", eta=""
         )
         self._bar.start()
-
-
-def describe_expected_time(remaining: Remaining, forecast: Forecast) -> str:
-    """Return such as `about 0:12:30: 400 rounds of 1.2 s, 40 evaluations of 8 s`."""
-    seconds = remaining.seconds(forecast)
-    return f"about {format_duration(seconds)}: {remaining.describe(forecast)}"
 
 
 def resumption_lines(run: RunInfo) -> tuple[str, ...]:
@@ -361,16 +325,6 @@ def _is_worker() -> bool:
     if multiprocessing.parent_process() is not None:
         return True
     return threading.current_thread() is not threading.main_thread()
-
-
-def _describe_if_long(run: RunInfo, min_seconds: float) -> str:
-    """Describe the expected time of a run that takes so long; `` of others."""
-    if run.forecast is None:
-        return ""
-    remaining = Schedule.of(run.rounds, run.config).remaining(run.start_round)
-    if remaining.seconds(run.forecast) < min_seconds:
-        return ""
-    return describe_expected_time(remaining, run.forecast)
 
 
 def _parse_events(events: str) -> tuple[dict[str, float], dict[str, float]]:

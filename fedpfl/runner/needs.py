@@ -1,12 +1,8 @@
-"""What a run will need in memory and on the disk, estimated before its first round."""
+"""Estimate the memory and disk that a run needs."""
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
 from typing import NamedTuple
-
-import torch
 
 from fedpfl import engine
 from fedpfl.config.run import Run
@@ -15,7 +11,7 @@ from fedpfl.ground.errors import FedpflError
 
 
 class ResourceNeeds(NamedTuple):
-    """Count what a run comes to.
+    """Count the clients that will train, and the bytes of their states.
 
     Attributes:
         clients: clients that will have trained.
@@ -29,9 +25,9 @@ class ResourceNeeds(NamedTuple):
 
 
 def estimate_needs(run: Run) -> ResourceNeeds:
-    """Estimate what a run will hold. Raises FedpflError where that can never be."""
+    """Estimate a run's needs. Raises FedpflError if no noise or no memory suffices."""
     if run.account:
-        run.account.check()  # calibrates the noise, and refuses what no noise reaches
+        run.account.check()  # calibrates the noise
 
     # ---- Bytes of one client's state, with its statistics
     method = engine.with_hook_checks(run.method)
@@ -53,8 +49,8 @@ def estimate_needs(run: Run) -> ResourceNeeds:
     if run.state.device != "disk" and needs.states > total_memory:
         raise FedpflError(
             f"the states of the {needs.clients:,} clients that will train take up to "
-            f"{format_mib(needs.states)} MiB, and {_describe_memory(device)} has "
-            f"{format_mib(total_memory)}; use state.device={_larger_devices(device)}"
+            f"{format_mib(needs.states)} MiB, and {device} has {format_mib(total_memory)}; use "
+            f"state.device={'disk' if device.type == 'cpu' else 'cpu or disk'}"
         )
     return needs
 
@@ -63,7 +59,9 @@ def _count_participants(run: Run) -> int:
     """Return how many clients will have trained at the end, at most."""
     settings = run.settings
     clients = run.federation.clients
-    if run.client_account and run.client_account.noise:  # who takes part is secret, and how many do
+    if (
+        run.client_account and run.client_account.noise
+    ):  # who takes part is secret, and the number too
         if run.is_poisson_sampled:
             return clients
         return min(clients, run.cohort * settings.rounds)
@@ -76,54 +74,6 @@ def _count_participants(run: Run) -> int:
         run.stopping.early,
         run.is_poisson_sampled,
     )
-
-
-def warn_of_shortage(run: Run, path: Path, needs: ResourceNeeds, state_bytes: int) -> list[str]:
-    """Return a line for memory and for the disk where there is too little room.
-
-    Args:
-        run: what is to be played.
-        path: its run directory.
-        needs: what it will hold.
-        state_bytes: bytes of client states that are in memory or on the disk already.
-    """
-    # ---- Memory, for client states that are not there yet.
-    lines = []
-    is_on_disk = run.state.device == "disk"
-    device = run.state.on(run.device)
-    more_states = needs.states - state_bytes
-    free_memory = memory.device_memory(device)[0]
-    if not is_on_disk and more_states > free_memory:
-        lines.append(
-            f"tight: client states take up to {format_mib(more_states)} MiB more, and "
-            f"{_describe_memory(device)} has {format_mib(free_memory)} free; use "
-            f"state.device={_larger_devices(device)}"
-        )
-
-    # ---- The disk: the old checkpoint is there until the new one is whole.
-    checkpoint_file = path / "state.pt"
-    old_checkpoint = checkpoint_file.stat().st_size if checkpoint_file.exists() else 0
-    more_files = 2 * needs.checkpoint - old_checkpoint
-    if is_on_disk:
-        more_files += more_states
-    free_disk = shutil.disk_usage(path).free
-    if more_files > free_disk:
-        files = "checkpoints and client states" if is_on_disk else "checkpoints"
-        lines.append(
-            f"tight: {files} take up to {format_mib(more_files)} MiB more, the old checkpoint "
-            f"being there until the new one is, and {path} has {format_mib(free_disk)} free; "
-            "make room, or use hydra.run.dir=..."
-        )
-    return lines
-
-
-def _larger_devices(device: torch.device) -> str:
-    """Return what to set `state.device` to where this device is too small."""
-    return "disk" if device.type == "cpu" else "cpu or disk"
-
-
-def _describe_memory(device: torch.device) -> str:
-    return "this machine's memory" if device.type == "cpu" else str(device)
 
 
 def format_mib(size: float) -> str:

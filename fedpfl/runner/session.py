@@ -23,7 +23,7 @@ from fedpfl.ground import tree
 from fedpfl.record import loggers
 from fedpfl.record.callbacks import Callback, Callbacks
 from fedpfl.record.run_files import STATES_AT_NODES, require_states_here
-from fedpfl.runner import header, resume, timing
+from fedpfl.runner import header, resume
 from fedpfl.runner.attendance import find_trained_clients
 from fedpfl.runner.everyone import ClientTable
 from fedpfl.runner.faults import Diverged, TrialPruned
@@ -111,9 +111,7 @@ def play_session(
         session.describe_run(draws_partition=bool(callbacks) or has_logger)
 
         # ---- Step 3: introduce the run, and play its rounds.
-        # In lockstep and at nodes the time of a round depends on others.
-        is_timed = not (stage or remote_backend)
-        run_callbacks = session.start_callbacks(experiment, needs, is_timed, quiet, callbacks)
+        run_callbacks = session.start_callbacks(experiment, needs, quiet, callbacks)
         with run_callbacks, _report_ending(progress, run_callbacks, session.client_table):
             yield from session.play_rounds(run_callbacks)
 
@@ -165,7 +163,6 @@ class _Session:
         self,
         experiment: str | None,
         needs: ResourceNeeds,
-        is_timed: bool,
         quiet: bool,
         callbacks: Sequence[Callback],
     ) -> Callbacks:
@@ -174,17 +171,23 @@ class _Session:
             return Callbacks()
         run = self.run
         state = self.progress.state
-        forecast = None
-        if is_timed and timing.is_worth_timing(run, state.round):
-            forecast = timing.forecast_run(run, state)
-        info = header.introduce_run(
-            run=run,
-            progress=self.progress,
-            group=experiment or run.federation.name,
-            backend=self.backend,
+        directory = self.progress.directory
+        outlook = header.RunOutlook(
+            path=directory.path,
             sample_counts=self.client_table.sample_counts,
+            backend_name=self.backend.name,
+            state=state,
             needs=needs,
-            forecast=forecast,
+        )
+        info = header.make_run_info(
+            run.config,
+            directory.path,
+            directory.summary,
+            experiment or run.federation.name,
+            self.backend.name,
+            start_round=state.round,
+            lines=tuple(header.format_header(run, outlook)),
+            notes=(*directory.notes, *header.list_notes(run)),
         )
         return loggers.start_callbacks(run.config["logger"], info, quiet, callbacks)
 

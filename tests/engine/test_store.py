@@ -5,7 +5,6 @@ one line.
 import copy
 import errno
 import os
-import shutil
 from dataclasses import replace
 
 import pytest
@@ -27,7 +26,6 @@ from fedpfl.engine.store import RowStorage
 from fedpfl.ground import memory, tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS, Ditto, FedAvg, FedOBP
-from fedpfl.runner.needs import ResourceNeeds, warn_of_shortage
 from tests.command import (
     TINY,
     TINY_TASK,
@@ -38,7 +36,6 @@ from tests.command import (
     snapshot,
 )
 from tests.conftest import COHORTS, CPU, LOCAL, assert_same, keep_quick, make_federation, tiny
-from tests.data.promises import build
 
 OBP = FedOBP(q=0.9, ema=0.3)
 
@@ -171,35 +168,7 @@ def test_states_that_no_memory_can_hold_are_refused_before_anything_is_written(
     result = run_command(*LARGE, "hydra.run.dir=run", cwd=tmp_path)
     assert result.code == 2
     assert result.complaints == [
-        "fedpfl: the states of the 4 clients that will train take up to 15 MiB, and this machine's"
-        " memory has 2; use state.device=disk"
+        "fedpfl: the states of the 4 clients that will train take up to 15 MiB, and cpu has"
+        " 2; use state.device=disk"
     ]
     assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.parametrize(("device", "needed"), [("auto", 2 * 2000 - 1500), ("disk", 2500 + 700)])
-def test_of_a_resumed_run_the_disk_has_a_checkpoint_already(device, needed, tmp_path, monkeypatch):
-    run = build(*TINY, f"state.device={device}")
-    (tmp_path / "state.pt").write_bytes(bytes(1500))
-    needs = ResourceNeeds(clients=4, states=1000, checkpoint=2000)
-    for free in (needed, needed - 1):
-        usage = shutil._ntuple_diskusage(2**20, 2**20, free)
-        monkeypatch.setattr(shutil, "disk_usage", lambda path, usage=usage: usage)
-        assert len(warn_of_shortage(run, tmp_path, needs, state_bytes=300)) == (free < needed)
-
-
-@pytest.mark.full
-def test_too_little_room_at_this_moment_is_told_in_a_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(memory, "device_memory", lambda place: (1000.0, 2.0**40))
-    usage = shutil._ntuple_diskusage(2**20, 2**20, 2**20)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    result = run_command(*LARGE, "hydra.run.dir=run", cwd=tmp_path)
-    assert result.code == 0
-    for told in (
-        "client states take up to 12 MiB more, and this machine's memory has 0 free; use",
-        "checkpoints take up to 30 MiB more, the old checkpoint being there until the new one is",
-    ):
-        assert f"tight: {told}" in result.err
-    result = run_command(*LARGE, "hydra.run.dir=other", "state.device=disk", cwd=tmp_path)
-    assert "tight: client states" not in result.err
-    assert "tight: checkpoints and client states take up to" in result.err
