@@ -27,7 +27,6 @@ from fedpfl.engine.backends.programs import ProgramCache
 from fedpfl.engine.calls import Answer, Call, Counts, TrainCall
 from fedpfl.engine.keys import track_global_draws
 from fedpfl.engine.measures import compute_measures
-from fedpfl.engine.training.forms import AnswerForms
 from fedpfl.engine.training.jobs import (
     ClientRow,
     EvalJob,
@@ -158,17 +157,9 @@ class BatchedBackend(Backend):
             order = _order_by_size(call, separate_clients)
             orders.append(torch.tensor(order))
             clients = [separate_clients[position] for position in order]
-            answer_forms: AnswerForms = {}
             width = self.engine.width or max(1, len(order))
             for start in range(0, len(order), width):
-                slices.append(
-                    _Slice(
-                        number=number,
-                        call=call,
-                        clients=clients[start : start + width],
-                        answer_forms=answer_forms,
-                    )
-                )
+                slices.append(_Slice(number, call, clients[start : start + width]))
 
         # ---- Step 2: slices that fit into the width together are one program.
         parts: list[list[Any]] = [[] for _ in calls]
@@ -222,7 +213,7 @@ class BatchedBackend(Backend):
 
     def _start_participation(self, member: _Slice) -> Generator[TrainJob | EvalJob, Any, Any]:
         """Return the generator of a slice's jobs."""
-        clients = ManyClients(member.clients, member.answer_forms)
+        clients = ManyClients(member.clients)
         if isinstance(member.call, TrainCall):
             return run_participation(member.call, clients, self.net, self._autocast)
         return run_evaluation(member.call, clients, self.net, self._autocast)
@@ -359,10 +350,8 @@ class _Slice(NamedTuple):
 
     Attributes:
         number: The call's.
-        answer_forms: The forms of what the call's clients have found out, by hook.
     """
 
     number: int
     call: Any
     clients: list[int]
-    answer_forms: AnswerForms

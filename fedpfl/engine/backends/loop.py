@@ -26,7 +26,6 @@ from fedpfl.engine.keys import generator, track_global_draws
 from fedpfl.engine.training.client_training import ClientTraining
 from fedpfl.engine.training.cutting import cut_job
 from fedpfl.engine.training.evaluation import ForwardPass, evaluate_client, has_equal_rows
-from fedpfl.engine.training.forms import AnswerForms, require_equal_forms
 from fedpfl.engine.training.jobs import EvalJob, TrainJob, TrainResult
 from fedpfl.engine.training.participation import OneClient, run_evaluation, run_participation
 from fedpfl.engine.training.shared_model import SharedModel, find_shared_model
@@ -125,8 +124,7 @@ class LoopBackend(Backend):
         call = pending.call
         tasks: list[_Task] = []
         for client in pending.separate_clients:
-            row = OneClient(client, pending.shared_models, pending.answer_forms)
-            run = partial(run_client, call, row, pending.stop)
+            run = partial(run_client, call, client, pending.stop)
             tasks.append(_Task(estimate_work(call, client), pending, client, run))
         for number, forward_pass in enumerate(pending.passes):
             work = sum(forward_pass.client_sizes) / 3
@@ -144,19 +142,16 @@ class LoopBackend(Backend):
             self._thread_net(), forward_pass, self._autocast, self._shortcuts
         )
 
-    def _run_client_alone(self, call: Call, row: OneClient, stop: threading.Event) -> Any:
+    def _run_client_alone(self, call: Call, client: int, stop: threading.Event) -> Any:
         """Run one client at a time, the process's generators seeded for it.
 
-        So neither the order nor the cohort matters to what is drawn.
+        Draws so depend neither on the order of clients nor on the cohort.
         """
         assert self._client_lock
-        client = row.clients[0]
         key = call.draws.hook_key(client)
         draws = track_global_draws(call.method, key, self.net.traits.draws)
         with self._client_lock, draws:
-            # What clients share is drawn anew by each.
-            unshared_row = OneClient(client, answer_forms=row.answer_forms)
-            return self._run_client(call, unshared_row, stop)
+            return self._run_client(call, client, stop)
 
     def _thread_net(self) -> Net:
         """Return this thread's copy of the network."""
@@ -164,17 +159,17 @@ class LoopBackend(Backend):
             self._local.net = self.net.copy()
         return self._local.net
 
-    def _run_client(self, call: Call, row: OneClient, stop: threading.Event) -> Any:
+    def _run_client(self, call: Call, client: int, stop: threading.Event) -> Any:
         """Take one client through a call, each of its jobs at once."""
         net = self._thread_net()
         net.generator = None
         if net.traits.draws and self._client_lock is None:
-            net.generator = generator(*call.draws.hook_key(row.clients[0]))
+            net.generator = generator(*call.draws.hook_key(client))
         jobs: Generator[TrainJob | EvalJob, Any, Any]
         if isinstance(call, TrainCall):
-            jobs = run_participation(call, row, net, self._autocast)
+            jobs = run_participation(call, OneClient(client), net, self._autocast)
         else:
-            jobs = run_evaluation(call, row, net, self._autocast)
+            jobs = run_evaluation(call, OneClient(client), net, self._autocast)
         result: Counts | TrainResult | None = None
         while True:
             try:
@@ -222,7 +217,6 @@ class _PendingCall:
         separate_clients: The others.
         passes: Of `shared`.
         stop: Once it is set, clients end within a step, or are not begun.
-        shared_models: As in OneClient, as are `answer_forms`.
         futures: By client, and by `pass_key`.
     """
 
@@ -232,8 +226,6 @@ class _PendingCall:
         self.separate_clients = shared.other_clients if shared else call.clients
         self.passes = shared.passes if shared else []
         self.stop = threading.Event()
-        self.shared_models: dict[str, Any] = {}
-        self.answer_forms: AnswerForms = {}
         self.futures: dict[int, Future] = {}
 
     def wait(self) -> Answer:
@@ -254,8 +246,6 @@ class _PendingCall:
     def _join_results(self) -> Answer:
         """Return the results of all clients, stacked in the order of the call."""
         results = [self.futures[client].result() for client in self.separate_clients]
-        for hook, forms in self.answer_forms.items():
-            require_equal_forms(hook, forms)
         if self.shared is None:
             return tree.stack(results)
         counts = [self.futures[pass_key(number)].result() for number in range(len(self.passes))]

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedpfl.engine.calls import Call, EvalCall
-from fedpfl.engine.training.forms import (
-    AnswerForms,
-    answer_form,
-    describe_form_change,
-    require_equal_forms,
-)
+from fedpfl.engine.calls import Call
+from fedpfl.engine.training.forms import describe_form_change, require_equal_forms
 from fedpfl.engine.training.train_plan import TrainPlan
 from fedpfl.engine.training.vectorize import vmap_clients
 from fedpfl.ground import tree
@@ -30,18 +24,10 @@ class OneClient:
 
     Attributes:
         clients: The client's number, in a list.
-        answer_forms: The forms of what each client of the call has found out, by hook.
     """
 
-    def __init__(
-        self,
-        client: int,
-        shared_models: dict[str, Any] | None = None,
-        answer_forms: AnswerForms | None = None,
-    ):
+    def __init__(self, client: int):
         self.clients = [client]
-        self._shared_models = {} if shared_models is None else shared_models
-        self.answer_forms: AnswerForms = {} if answer_forms is None else answer_forms
 
     def states(self, call: Call) -> dict[str, Tree]:
         """Return the client's state, under the server's overlay."""
@@ -52,24 +38,6 @@ class OneClient:
     def each(self, hook: Callable[..., Any], *trees: Any) -> Any:
         """Apply a pure hook."""
         return hook(*trees)
-
-    def personal(self, call: EvalCall, client: dict[str, Tree], has_overlay: bool) -> Tree:
-        """Return the personal model.
-
-        It is computed once for all clients of a call in the initial state, unless the hook asks for
-        a client's number.
-        """
-        hook = partial(call.method.personal, call.state.server)
-        if has_overlay or not call.state.rows.is_initial(self.clients[0]):
-            return hook(client)
-        if "personal" not in self._shared_models:
-            try:
-                self._shared_models["personal"] = hook(tree.drop(client, ["number"]))
-            except KeyError:
-                # The hook asks for the number: models differ from client to client.
-                self._shared_models["personal"] = None
-        shared_model = self._shared_models["personal"]
-        return hook(client) if shared_model is None else shared_model
 
     def one_by_one(
         self, hook: Callable[..., Any], *trees: Any, records: Sequence[Tree] | None = None
@@ -82,18 +50,7 @@ class OneClient:
             records: What a client's losses left, one entry per client.
         """
         client = self.clients[0]
-        return self._record_form(
-            hook,
-            client,
-            hook(client, *trees, *(records or ())),
-        )
-
-    def _record_form(
-        self, hook: Callable[..., Any], client: int, answer: dict[str, Tree]
-    ) -> dict[str, Tree]:
-        """Record the form of what a client found out; return it with Ragged values completed."""
-        self.answer_forms.setdefault(hook.__name__, {})[client] = answer_form(answer)
-        return tree.mark_real(answer)
+        return tree.mark_real(hook(client, *trees, *(records or ())))
 
     def plan(self, make_plan: Callable[..., TrainPlan], *trees: Any) -> TrainPlan:
         """Return the plan of training, in which masks belong to the client."""
@@ -103,8 +60,8 @@ class OneClient:
 class ManyClients(OneClient):
     """Apply hooks to several clients, whose trees are stacked, `[clients, ...]`."""
 
-    def __init__(self, clients: list[int], answer_forms: AnswerForms | None = None):
-        super().__init__(clients[0], answer_forms=answer_forms)
+    def __init__(self, clients: list[int]):
+        super().__init__(clients[0])
         self.clients = clients
 
     def states(self, call: Call) -> dict[str, Tree]:
@@ -124,23 +81,19 @@ class ManyClients(OneClient):
         """Apply a pure hook to all clients at once."""
         return vmap_clients(hook, *trees, count=len(self.clients))
 
-    def personal(self, call: EvalCall, client: dict[str, Tree], has_overlay: bool) -> Tree:
-        """Return the personal models."""
-        personal = partial(call.method.personal, call.state.server)
-        return self.each(personal, client)
-
     def one_by_one(
         self, hook: Callable[..., Any], *trees: Any, records: Sequence[Tree] | None = None
     ) -> Any:
         """Apply a hook client by client and stack the answers, Ragged ones padded."""
-        answers = []
+        answers = {}
         for row, client in enumerate(self.clients):
             arguments = [tree.take(stacked, row) for stacked in trees]
             if records is not None:
                 arguments.append(records[row])
-            answers.append(self._record_form(hook, client, hook(client, *arguments)))
-        require_equal_forms(hook.__name__, self.answer_forms[hook.__name__])
-        return tree.stack_padded(answers)
+            answers[client] = hook(client, *arguments)
+        # Padding would hide a difference.
+        require_equal_forms(hook.__name__, answers)
+        return tree.stack_padded([tree.mark_real(answer) for answer in answers.values()])
 
     def plan(self, make_plan: Callable[..., TrainPlan], *trees: Any) -> TrainPlan:
         """Return the clients' common plan, in which masks are stacked."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -10,27 +11,27 @@ from fedpfl.ground import tree
 from fedpfl.ground.errors import MethodError
 from fedpfl.ground.tree import Tree
 
-AnswerForms = dict[str, dict[int, dict[str, Any]]]
-"""By hook and client, the `form` of what the client found out."""
-
 
 def persistent_entries(client: dict[str, Tree], initial: dict[str, Tree]) -> dict[str, Tree]:
     """Return the entries of a client's state that last: those that `init` gave it."""
     return {name: client[name] for name in initial if name in client}
 
 
-def answer_form(answer: dict[str, Tree]) -> dict[str, Any]:
-    """Return dtype and shape of a client's answer by name, without rows if Ragged."""
+def require_equal_forms(hook: str, answers: Mapping[int, dict[str, Tree]]) -> None:
+    """Raise MethodError where a hook's answers for two clients differ in form.
+
+    Args:
+        hook: Its name.
+        answers: By client; Ragged values may differ in length.
+    """
 
     def drop_rows(ragged: tree.Ragged) -> Tree:
         return tree.map(lambda leaf: leaf[:0], ragged.values)
 
-    return tree.specs(tree.at_ragged(drop_rows, answer))
-
-
-def require_equal_forms(hook: str, forms: dict[int, dict[str, Any]]) -> None:
-    """Raise MethodError where a hook's answers for two clients differ in form."""
-    reference, *others = sorted(forms)
+    forms = {}
+    for client, answer in sorted(answers.items()):
+        forms[client] = tree.specs(tree.at_ragged(drop_rows, answer))
+    reference, *others = forms
     for client in others:
         if forms[client] == forms[reference]:
             continue

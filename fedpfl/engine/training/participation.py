@@ -115,7 +115,7 @@ def run_evaluation(call: EvalCall, clients: OneClient, net: Net, autocast: Autoc
     client = clients.states(call)
     overlay = _overlay_before_evaluation(call, clients, client, net, autocast)
     client = apply_overlay(client, overlay)
-    params = clients.personal(call, client, has_overlay=bool(overlay or call.overlay))
+    params = clients.each(partial(call.method.personal, call.state.server), client)
     buffers = client["statistics"]
 
     # ---- Step 2: fine-tuned, where that is asked for
