@@ -4,8 +4,6 @@ is not computed. Nothing else changes: each client has the numbers that it has a
 those that zeros around it would make.
 """
 
-import errno
-import os
 from dataclasses import dataclass, replace
 from unittest import mock
 
@@ -25,7 +23,6 @@ from fedpfl.engine import (
 )
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
-from fedpfl.engine.store import RowStorage, Store
 from fedpfl.engine.training import cutting, features
 from fedpfl.engine.training.shared_model import find_shared_model
 from fedpfl.ground import tree
@@ -53,11 +50,10 @@ LONG = replace(LOCAL, epochs=3)
 HEAD_TUNING = FineTuning(LONG, Draws(0, "finetune", 2), part="head")
 
 
-def play(method, net, federation, tuning=None, workers=2, folder=None, shortcuts=True):
+def play(method, net, federation, tuning=None, workers=2, shortcuts=True):
     """Return what two rounds and an evaluation give, and how many samples the network saw."""
     backend = make_backend(Engine("loop", workers=workers, shortcuts=shortcuts), net, CPU)
-    storage = RowStorage(Store(), folder)
-    state = make_initial_state(method, net, federation.clients, CPU, storage)
+    state = make_initial_state(method, net, federation.clients, CPU)
     setup = RoundSetup(backend, method, federation, LONG, 0)
     everybody = list(range(federation.clients))
     call = Net._call
@@ -160,24 +156,10 @@ def test_each_sample_goes_through_the_body_once(name, model, federation):
     assert count < plain_count / 2
 
 
-def test_neither_files_nor_workers_change_a_bit(federation, tmp_path, monkeypatch):
+def test_the_number_of_workers_changes_no_bit(federation):
     net, method = make_net(), METHODS["ditto"]()
     expected, _ = play(method, net, federation, workers=1)
-    monkeypatch.setattr(features, "MEMORY", 0)
-    with mock.patch.object(features, "map_file", side_effect=features.map_file) as files:
-        result, _ = play(method, net, federation, workers=3, folder=tmp_path)
-    assert files.call_count == 1
-    assert os.listdir(tmp_path) == []
-    assert_same(result, expected)
-
-
-def test_a_full_disk_costs_time_alone(federation, monkeypatch):
-    full = OSError(errno.ENOSPC, "No space left on device")
-    expected, _ = play(FedAvg(), make_net(), federation, shortcuts=False)
-    monkeypatch.setattr(features, "MEMORY", 0)
-    monkeypatch.setattr(os, "posix_fallocate", mock.Mock(side_effect=full))
-    result, _ = play(FedAvg(), make_net(), federation)
-    assert_close(result, expected)
+    assert_same(play(method, net, federation, workers=3)[0], expected)
 
 
 def test_augmented_samples_are_computed_anew_and_test_samples_once(federation):

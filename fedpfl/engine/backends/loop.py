@@ -85,8 +85,6 @@ class LoopBackend(Backend):
 
         So its threads end together.
         """
-        if self._shortcuts and self._shortcuts.feature_store:
-            self._shortcuts.feature_store.folder = calls[0].state.rows.folder
         with self._arithmetic():
             if self._client_lock is None:
                 with seeded_by_key("loop") as drawn_from:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cache
-from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -27,15 +26,12 @@ from fedpfl.engine.training.jobs import EvalJob
 from fedpfl.engine.training.shard import gather_data
 from fedpfl.engine.training.shortcuts import Shortcuts
 from fedpfl.ground import tree
-from fedpfl.ground.tasks import CLASSIFICATION, find_task
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import LONGEST_CHUNK, Batch, Data
 from fedpfl.models import Net
 
 ROW_BLOCK = 16
 """Rows that matrix products with AVX-512 take at once."""
-LONGEST_SEQUENTIAL_SUM = 17
-"""Up to so many samples torch adds a batch's losses one by one, the first one last."""
 
 Autocast = Callable[[], AbstractContextManager]
 
@@ -187,7 +183,7 @@ def evaluate_clients(
         allowed_logits = logits.masked_fill(excluded_classes, -torch.inf)
     hits = Batch(data.x, data.y).find_hits(allowed_logits).long()
     correct = torch.zeros(len(sizes), dtype=torch.int64, device=device).index_add(0, owners, hits)
-    loss = _sum_losses_by_client(data, logits, sizes, owners)
+    loss = _sum_losses_by_client(data, logits, sizes)
 
     # ---- Step 3: measures of each client
     measures: dict[str, Tensor] = {}
@@ -235,29 +231,14 @@ def _multiplies_rows_alike(outputs: int, inputs: int) -> bool:
     )
 
 
-def _sum_losses_by_client(data: Data, logits: Tensor, sizes: list[int], owners: Tensor) -> Tensor:
-    """Return each client's summed loss `[clients]`, as `Batch.summed_loss` gives it of each alone.
+def _sum_losses_by_client(data: Data, logits: Tensor, sizes: list[int]) -> Tensor:
+    """Sum each client's loss `[clients]`, as `Batch.summed_loss` does for it alone.
 
     Args:
         data: The samples of one client after the other.
         logits: Of these samples.
-        sizes: How many samples each client has.
-        owners: The client of each sample, by position in `sizes`.
+        sizes: The number of samples of each client.
     """
-    longest = max(sizes)
-    is_classification = find_task(data.y) is CLASSIFICATION
-    if longest and longest <= LONGEST_SEQUENTIAL_SUM and is_classification:
-        losses = Batch(data.x, data.y).losses(logits)
-        starts = tree.send(torch.tensor([0, *accumulate(sizes)]), losses.device)
-        positions = torch.arange(len(owners), device=losses.device) - starts[owners]
-        # Padding adds zeros, which change no bit of a sum.
-        padded_losses = losses.new_zeros(longest, len(sizes))
-        padded_losses[positions, owners] = losses
-        first, *rest = padded_losses
-        total = torch.zeros_like(first)
-        for column in rest:
-            total += column
-        return total + first
     parts = zip(
         data.x.split(sizes),
         data.y.split(sizes),
