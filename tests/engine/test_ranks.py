@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -299,16 +299,14 @@ def torchrun(
     *arguments: str,
     cwd: Path,
     script: str | None = None,
-    options: Sequence[str] = (),
-    at: str = "",
 ) -> subprocess.Popen[str]:
-    """`torchrun -m fedpfl.train`, or a script that ends in it. at: the machine, one of `machines`."""
+    """`torchrun -m fedpfl.train`, or a script that ends in it."""
     what = [written(script, cwd)] if script else ["-m", "fedpfl.train"]
-    command = ["ip", "netns", "exec", at] if at else []
-    command += [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={count}"]
-    command += [*options, *what, *keep_last_words(*arguments)]
-    own = _environment() | ({"GLOO_SOCKET_IFNAME": "here"} if at else {})
-    return subprocess.Popen(command, cwd=cwd, env=own, preexec_fn=_heed_interrupts, **PIPES)
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={count}"]
+    command += [*what, *keep_last_words(*arguments)]
+    return subprocess.Popen(
+        command, cwd=cwd, env=_environment(), preexec_fn=_heed_interrupts, **PIPES
+    )
 
 
 @pytest.fixture(scope="module")
@@ -429,74 +427,6 @@ def test_a_signal_ends_all_in_one_line(number, tmp_path):
     assert result.complaints == [line]
     assert read_summary(tmp_path / "run")["status"] == "running"
     assert int(read_checkpoint(tmp_path / "run")["round"]) > 1
-
-
-def ip(*words: str) -> bool:
-    return subprocess.run(["ip", *words], capture_output=True, check=False).returncode == 0
-
-
-@pytest.fixture
-def machines() -> Iterator[list[str]]:
-    """Two machines of this one, with a cable between them: network namespaces."""
-    names = [f"fedpfl{number}-{os.getpid()}" for number in range(2)]
-    if not (shutil.which("ip") and all(ip("netns", "add", name) for name in names)):
-        pytest.skip("needs root and network namespaces (ip netns)")
-    try:
-        cable = f"link add here type veth peer name here netns {names[1]}"
-        assert ip("-n", names[0], *cable.split())
-        for number, name in enumerate(names):
-            assert ip("-n", name, "addr", "add", f"10.9.0.{number + 1}/24", "dev", "here")
-            assert all(ip("-n", name, "link", "set", device, "up") for device in ("lo", "here"))
-        yield names
-    finally:
-        for name in names:
-            ip("netns", "del", name)
-
-
-LOST = """
-import os, time
-from fedpfl.engine.backends import ranks
-ranks.SILENCE = 6
-def asleep(real, *given):
-    Path("asleep").touch()
-    time.sleep(600)
-if os.environ["RANK"] == "{}":
-    wrap(METHODS["fedobp"], "finish", 3, asleep)
-train.main()
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.full
-@pytest.mark.parametrize(("lost", "then"), [(1, 1), (0, 3)])
-def test_a_machine_that_is_lost_ends_the_run_on_the_other_in_one_line(
-    lost, then, machines, tmp_path, alone
-):
-    """The cable is cut in round 3, so that nobody hears of an end. What all meet at is lost with
-    machine 0.
-    """
-    places = [tmp_path / name for name in "ab"]
-    started = []
-    meeting = ["--master_addr=10.9.0.1", "--master_port=29511"]
-    for rank, (name, place) in enumerate(zip(machines, places, strict=True)):
-        place.mkdir()
-        options = ["--nnodes=2", f"--node_rank={rank}", *meeting]
-        script = TOOLS + LOST.format(lost)
-        started.append(torchrun(1, *RUN, cwd=place, script=script, options=options, at=name))
-    while not (places[lost] / "asleep").exists():
-        assert started[0].poll() is started[1].poll() is None
-        time.sleep(0.05)
-    assert ip("-n", machines[lost], "link", "set", "here", "down")
-    result = wait_for(started[1 - lost])
-    (told,) = (line for line in result.complaints if "FAILED" not in line)
-    assert told.startswith("fedpfl: another process of the run cannot be reached (")
-    assert told.endswith("); the same command goes on from the last checkpoint")
-    assert result.code == 1
-    for pid in subprocess.check_output(["ip", "netns", "pids", machines[lost]], text=True).split():
-        os.kill(int(pid), signal.SIGKILL)
-    wait_for(started[lost])
-    assert int(read_checkpoint(places[0] / "run")["round"]) == 2
-    assert "resumed     after round 2" in go_on(then, places[0], alone).err
 
 
 BAD = """

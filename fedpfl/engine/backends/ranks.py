@@ -5,10 +5,9 @@ the processes, each answers for its own, and all answers go to all processes, so
 with the same state. What a client's answer is does not depend on who gives it: on the loop backend
 the run is that of one process, bit for bit.
 
-Forms of answers, and what went wrong, travel through gloo; a process that dies closes its
-connections, which ends the others' waiting at once. A machine that is gone closes none: the kernel
-asks after it and closes them in its place. Tensors on GPUs travel through NCCL, once everybody is
-there.
+Forms of answers and errors travel through gloo. A process that dies closes its connections, which
+ends the waiting of the rest; a machine that is gone is noticed after PATIENCE. Tensors on GPUs
+travel through NCCL, after all processes have answered.
 """
 
 from __future__ import annotations
@@ -17,15 +16,14 @@ import contextlib
 import os
 import pickle
 import re
-import socket
-import stat
 import sys
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -42,8 +40,7 @@ from fedpfl.methods import Method
 
 T = TypeVar("T")
 
-PATIENCE = timedelta(days=1)  # for those who still train; a death is noticed without it
-SILENCE = 30  # seconds without a sign of life from another machine after which it is gone
+PATIENCE = timedelta(hours=2)  # for processes that still train
 PRECEDENCE = 2.0  # seconds that process 0 has to tell what is wrong before others do
 
 _store: list[dist.Store] = []
@@ -83,39 +80,10 @@ def join_process_group() -> None:
     kinds = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(kinds, store=store, rank=rank, world_size=size, timeout=PATIENCE)
     _store[:] = [store]
-    _watch_connections()
     # torchrun has set it to 1; on a CPU the loop backend will, too.
     torch.set_num_threads(available_cores())
     if rank:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-
-
-def _watch_connections() -> None:
-    """Have the kernel watch this process's connections, as gloo and torchrun's store do not.
-
-    One breaks where the other machine does not answer for SILENCE seconds, be it while both are
-    waiting (keep-alive) or while something is on its way (user timeout).
-    """
-    values = {"TCP_KEEPIDLE": SILENCE // 3, "TCP_KEEPINTVL": SILENCE // 6, "TCP_KEEPCNT": 4}
-    values["TCP_USER_TIMEOUT"] = 1000 * SILENCE
-    for connection in _open_connections():
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in values.items():
-            if hasattr(socket, name):  # Linux has all
-                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-
-def _open_connections() -> Iterator[socket.socket]:
-    """Yield this process's connections by TCP, whichever library has opened them."""
-    descriptors = os.listdir("/dev/fd") if os.path.isdir("/dev/fd") else ()
-    for name in descriptors:
-        with contextlib.suppress(OSError):  # closed since
-            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
-                continue
-            with socket.socket(fileno=os.dup(int(name))) as connection:
-                is_internet = connection.family in (socket.AF_INET, socket.AF_INET6)
-                if is_internet and connection.type == socket.SOCK_STREAM:
-                    yield connection
 
 
 def leave_process_group() -> None:
@@ -171,24 +139,10 @@ def broadcast_value(value: T, source: int = 0) -> T:
     """
     if not dist.is_initialized():
         return value
-    is_source = dist.get_rank() == source
-    forms: list[Any] = [None]
-    if is_source:
-        forms = [tree.map(_form_of_tensor, value)]
+    values = [value if dist.get_rank() == source else None]
     with _ending_if_unreachable():
-        dist.broadcast_object_list(forms, source)
-
-    def exchange(form: Any, *leaves: Any) -> Any:
-        """Return a leaf of the source's value, which it alone has as an argument."""
-        if not isinstance(form, _Form):
-            return form
-        leaf = leaves[0].contiguous() if is_source else form.empty(torch.device("cpu"))
-        _broadcast_buffer(_as_bytes(leaf), source)
-        return leaf
-
-    if is_source:
-        return tree.map(exchange, forms[0], value)
-    return tree.map(exchange, forms[0])
+        dist.broadcast_object_list(values, source)
+    return cast(T, values[0])
 
 
 def broadcast_each(values: Sequence[T], source: int = 0) -> Iterator[T]:
@@ -285,11 +239,11 @@ class DistributedBackend(Backend):
         local_positions = positions_by_rank[dist.get_rank()]
         local_rows: Any = None
         failed: Exception | None = None
-        message: Any = None  # the form of a row, an error, or None without any client
+        message: Any = None  # the rows' form, an error, or None without any client
         try:
             if local_positions:
                 local_rows = self._backend.run_one(_select_clients(call, local_positions))
-                message = tree.map(_Form.of, tree.take(local_rows, 0))
+                message = tree.map(_without_rows, local_rows)
         except Exception as error:
             failed = error
             message = _picklable_error(error)
@@ -310,7 +264,7 @@ class DistributedBackend(Backend):
                     " process 0; take processors of one kind, which round alike"
                 )
         forms = [form for form in messages if form is not None]
-        if any(form != forms[0] for form in forms):  # in whatever order
+        if any(tree.specs(form) != tree.specs(forms[0]) for form in forms):
             return FedpflError(
                 f"{type(call.method).__name__} brings back trees of different forms from its"
                 " clients"
@@ -320,30 +274,30 @@ class DistributedBackend(Backend):
         return self._gather_rows(forms[0], positions_by_rank, local_rows)
 
     def _gather_rows(self, form: Tree, positions_by_rank: list[list[int]], local_rows: Tree) -> Any:
-        """Return the rows of all processes; each sends its own in one buffer."""
+        """Gather the rows of all processes in the order of the call."""
         row_count = sum(map(len, positions_by_rank))
-        gathered = tree.map(lambda row: row.empty(self._device, row_count), form)
-        leaves = _leaves_by_element_size(gathered)
+        gathered = tree.map(
+            lambda leaf: leaf.new_empty((row_count, *leaf.shape[1:]), device=self._device), form
+        )
         for rank, positions in enumerate(positions_by_rank):
-            sizes = [len(positions) * leaf[0].nbytes for leaf in leaves]
-            if not sum(sizes):
-                continue
-            if rank == dist.get_rank():
-                # In the form's order, whatever order this process's rows have.
-                ordered_rows = tree.map(
-                    lambda _, leaf: leaf.to(self._device),
-                    form,
-                    local_rows,
-                )
-                parts = [_as_bytes(leaf) for leaf in _leaves_by_element_size(ordered_rows)]
-                buffer = torch.cat(parts)
-            else:
-                buffer = torch.empty(sum(sizes), dtype=torch.uint8, device=self._device)
-            _broadcast_buffer(buffer, rank)
-            rows = torch.tensor(positions, device=self._device)
-            for leaf, piece in zip(leaves, buffer.split(sizes), strict=True):
-                leaf[rows] = piece.view(leaf.dtype).view(len(positions), *leaf.shape[1:])
+            if positions:
+                exchange = partial(self._exchange_rows, rank, torch.tensor(positions))
+                own_rows = [local_rows] if rank == dist.get_rank() else []
+                tree.map(exchange, gathered, *own_rows)
         return gathered
+
+    def _exchange_rows(
+        self, rank: int, rows: Tensor, leaf: Tensor, own: Tensor | None = None
+    ) -> None:
+        """Write the rows of one process into a leaf of all processes."""
+        if own is None:
+            values = leaf.new_empty(len(rows), *leaf.shape[1:])
+        else:
+            values = own.to(self._device).contiguous()
+        if values.numel():
+            with _ending_if_unreachable():
+                dist.broadcast(values.view(-1).view(torch.uint8), rank)
+        leaf[rows.to(self._device)] = values
 
 
 def _deal_clients(call: Call) -> list[list[int]]:
@@ -372,30 +326,8 @@ def _select_clients(call: Call, positions: list[int]) -> Call:
     )
 
 
-@dataclass(frozen=True)
-class _Form:
-    """Describe a tensor."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    @classmethod
-    def of(cls, leaf: Tensor) -> _Form:
-        """Return the form of a tensor."""
-        return cls(tuple(leaf.shape), leaf.dtype)
-
-    def empty(self, device: torch.device, *rows: int) -> Tensor:
-        """Return an empty tensor of this form, or so many stacked."""
-        return torch.empty(
-            (*rows, *self.shape),
-            dtype=self.dtype,
-            device=device,
-        )
-
-
-def _form_of_tensor(leaf: Any) -> Any:
-    """Return the form of a tensor; plain values as they are."""
-    return _Form.of(leaf) if isinstance(leaf, Tensor) else leaf
+def _without_rows(leaf: Tensor) -> Tensor:
+    return leaf.new_empty((0, *leaf.shape[1:]), device="cpu")
 
 
 @contextlib.contextmanager
@@ -417,26 +349,6 @@ def _gather_values(value: Any) -> list[Any]:
     with _ending_if_unreachable():
         dist.all_gather_object(values, value)
     return values
-
-
-def _broadcast_buffer(buffer: Tensor, source: int) -> None:
-    """Fill a buffer with that of one process."""
-    if buffer.numel():
-        with _ending_if_unreachable():
-            dist.broadcast(buffer, source)
-
-
-def _as_bytes(leaf: Tensor) -> Tensor:
-    """Return a tensor's bytes, `[nbytes]`, without a copy where it is contiguous."""
-    return leaf.contiguous().view(-1).view(torch.uint8)
-
-
-def _leaves_by_element_size(stacked: Tree) -> list[Tensor]:
-    """Return leaves, those of the largest elements first.
-
-    So each begins in a buffer where its type may.
-    """
-    return sorted(tree.leaves(stacked), key=lambda leaf: -leaf.element_size())
 
 
 def _picklable_error(error: Exception) -> Exception:
