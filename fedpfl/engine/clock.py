@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from fedpfl.engine.calls import TrainCall
-from fedpfl.engine.keys import Draws, generator
+from fedpfl.engine.keys import generator
 from fedpfl.engine.round import (
     Outcome,
     RoundSetup,
@@ -18,12 +17,12 @@ from fedpfl.engine.round import (
     TurnLoad,
     count_traffic,
     empty_outcome,
+    make_dry_call,
     play_round,
 )
 from fedpfl.engine.state import State
 from fedpfl.engine.training.local import Local
 from fedpfl.ground import tree
-from fedpfl.methods import Turn
 from fedpfl.system import Device, System
 
 TENTHS = 10
@@ -120,8 +119,7 @@ def play_timed_round(
         participants = sorted(forecast.local_by_client)
         state, outcome = play_round(setup, state, participants, local_by_client)
     else:
-        call = _dry_call(setup, state, cohort[:1], ())
-        metrics = setup.backend.run_one(call).metrics
+        metrics = setup.backend.run_one(make_dry_call(setup, state, cohort[:1])).metrics
         state = replace(state, round=state.round + 1)
         outcome = empty_outcome(metrics)
 
@@ -139,30 +137,14 @@ def play_timed_round(
     return state, replace(outcome, traffic=traffic), columns
 
 
-def _dry_call(
-    setup: RoundSetup, state: State, clients: list[int], flop_settings: tuple[Local, ...]
-) -> TrainCall:
-    """Return a call that takes clients through all but the training."""
-    return TrainCall(
-        method=setup.method,
-        federation=setup.federation,
-        state=state,
-        clients=clients,
-        local=setup.local,
-        draws=Draws(setup.seed, "train", state.round + 1),
-        survey=Turn(clients, trains=False),
-        flop_settings=flop_settings,
-    )
-
-
 def _dry_run(setup: RoundSetup, state: State) -> MeasureLoads:
     """Return a function that finds out what clients would compute and move."""
     wants_stopping_loss = setup.stopping is not None and bool(state.stopping)
 
     def measure_loads(clients: list[int], flop_settings: tuple[Local, ...]) -> list[ClientLoad]:
-        call = _dry_call(setup, state, clients, flop_settings)
+        call = make_dry_call(setup, state, clients, flop_settings)
         participation = setup.backend.run_one(call)
-        traffic = tree.fetch(count_traffic(participation, state, len(clients), wants_stopping_loss))
+        traffic = tree.fetch(count_traffic(participation, state, wants_stopping_loss))
         loads = []
         for row, flops in enumerate(participation.flops.tolist()):
             loads.append(

@@ -158,7 +158,7 @@ def play_round(
     """
     cohort = sorted(cohort)
     if setup.account and not cohort:
-        return _play_round_without_cohort(setup, state)
+        return _play_round_without_cohort(setup, setup.account, state)
 
     # ---- Step 1: who trains with whom? Most methods answer with one turn of the whole cohort.
     turns = choose_turns(setup, state, cohort)
@@ -171,7 +171,9 @@ def play_round(
         load = TurnLoad(
             clients=trained.clients,
             flops=trained.participation.flops,
-            traffic=_traffic_per_client(setup, state, trained),
+            traffic=count_traffic(
+                trained.participation, state, _wants_stopping_loss(setup, state, turn)
+            ),
         )
 
         # ---- Step 3: attackers forge their uploads. In a private run the server sees only the
@@ -192,7 +194,11 @@ def play_round(
 
         # ---- Step 5: statistics and early stopping follow those who took part.
         state = _store_statistics(state, trained)
-        state = _stop_clients(setup, state, trained)
+        if setup.stopping and state.stopping:
+            stopping = update_stopping(
+                setup.stopping, state, setup.federation, trained.clients, trained.participation
+            )
+            state = replace(state, stopping=stopping)
         results.append(_make_turn_result(state, trained, load, client_states))
 
     # ---- Step 6: what happened, in the cohort's order.
@@ -319,22 +325,10 @@ def _train_by_own_settings(
     return tree.take(stacked, torch.tensor(order).argsort())
 
 
-def _traffic_per_client(
-    setup: RoundSetup, state: State, trained: _TrainedTurn
-) -> dict[str, Tensor]:
-    """Count what each client of a turn gets and sends, `[clients]`, by field of RoundTraffic."""
-    return count_traffic(
-        participation=trained.participation,
-        state=state,
-        clients=len(trained.clients),
-        wants_stopping_loss=_wants_stopping_loss(setup, state, trained.turn),
-    )
-
-
 def count_traffic(
-    participation: Participation, state: State, clients: int, wants_stopping_loss: bool
+    participation: Participation, state: State, wants_stopping_loss: bool
 ) -> dict[str, Tensor]:
-    """Count what each client gets and sends, `[clients]`, by field of RoundTraffic."""
+    """Count the values and bits of each client, `[clients]`, by field of RoundTraffic."""
     # Averaged statistics travel both ways; integer counters are not worth counting.
     statistics: int | Tensor = 0
     for role, buffers in state.server_buffers.items():
@@ -343,7 +337,7 @@ def count_traffic(
             is_floating = tree.leaves(tree.map(Tensor.is_floating_point, buffers))
             for floating, flags in zip(is_floating, tree.leaves(updated), strict=True):
                 if floating:
-                    statistics = statistics + flags.view(clients, -1).sum(1)
+                    statistics = statistics + tree.as_matrix(flags).sum(1)
         else:
             floating_leaves = [leaf for leaf in tree.leaves(buffers) if leaf.is_floating_point()]
             statistics = statistics + sum(leaf.numel() for leaf in floating_leaves)
@@ -395,52 +389,53 @@ def _protect_turn(
     participation = participation._replace(
         uploads=made.uploads, metrics={**participation.metrics, **made.metrics}
     )
-    loss = participation.loss
-    trained = replace(
-        trained, participation=participation, weights=torch.full_like(loss, 1 / len(loss))
-    )
+    weights = torch.full_like(participation.loss, 1 / len(participation.loss))
+    trained = replace(trained, participation=participation, weights=weights)
     return trained, replace(state, privacy=made.state)
 
 
 def _protect_uploads(
     setup: RoundSetup, account: Account, state: State, uploads: Tree | None
 ) -> ProtectedUploads:
-    """Protect a round's uploads, None where nobody was drawn."""
+    """Protect a round's uploads, None if no client was drawn."""
     assert setup.secret, "privacy needs a secret to draw from"
-    return protect_uploads(
-        account=account,
-        method=setup.method,
-        state=setup.backend.complete_initial_row(state),
-        uploads=uploads,
-        secret=setup.secret,
-    )
+    state = setup.backend.complete_initial_row(state)
+    return protect_uploads(account, setup.method, state, uploads, setup.secret)
 
 
-def _play_round_without_cohort(setup: RoundSetup, state: State) -> tuple[State, Outcome]:
-    """Play a round for which Poisson's rule drew nobody: the server adds the noise alone.
+def _play_round_without_cohort(
+    setup: RoundSetup, account: Account, state: State
+) -> tuple[State, Outcome]:
+    """Play a round without clients, by Poisson's rule: the server adds the noise alone.
 
-    To draw again would tell that somebody is there more often than the account says.
+    To draw again would tell that a client is there more often than the account says.
     """
-    assert setup.account
-    device = setup.federation.x.device
-    made = _protect_uploads(setup, setup.account, state, None)
+    made = _protect_uploads(setup, account, state, None)
     # Only servers that average are let through with Poisson's rule, so that this is their
     # `aggregate`.
-    server = tree.mean(made.uploads, torch.ones(1, device=device))
-    # Which metrics the method has is learnt from a client that takes no step.
-    dry_call = TrainCall(
-        method=setup.method,
-        federation=setup.federation,
-        state=state,
-        clients=[0],
-        local=setup.local,
-        draws=Draws(setup.seed, "train", state.round + 1),
-        survey=Turn([0], trains=False),
-    )
+    server = tree.mean(made.uploads, torch.ones(1, device=setup.federation.x.device))
+    # A client that takes no step tells which metrics the method has.
+    dry_call = make_dry_call(setup, state, [0])
     metrics = {**setup.backend.try_participation(dry_call).metrics, **made.metrics}
     state = replace(state, round=state.round + 1, server=server, privacy=made.state)
     outcome = replace(empty_outcome(metrics), state_is_finite=bool(_are_finite([server])))
     return state, outcome
+
+
+def make_dry_call(
+    setup: RoundSetup, state: State, clients: list[int], flop_settings: tuple[Local, ...] = ()
+) -> TrainCall:
+    """Make a call that takes clients through all but the training."""
+    return TrainCall(
+        method=setup.method,
+        federation=setup.federation,
+        state=state,
+        clients=clients,
+        local=setup.local,
+        draws=Draws(setup.seed, "train", state.round + 1),
+        survey=Turn(clients, trains=False),
+        flop_settings=flop_settings,
+    )
 
 
 # ---- what the server does
@@ -492,20 +487,18 @@ def _aggregate_turn(
 
     # ---- Step 3: what lasts must have init's form, or no checkpoint fits.
     client_states = persistent_entries(client_states, initial_client)
-    hook = f"{type(setup.method).__name__}.{hook_name}"
-    _require_same_form(hook, "server", server, state.server)
-    _require_same_form(hook, "client", tree.take(client_states, 0), initial_client)
+    changes = {
+        "server": describe_form_change(server, state.server),
+        "client": describe_form_change(tree.take(client_states, 0), initial_client),
+    }
+    for owner, change in changes.items():
+        if change:
+            raise MethodError(
+                f"{type(setup.method).__name__}.{hook_name} returned a {owner} state in another"
+                f" form than init's, {change}; it must return one with the same names, shapes and"
+                " dtypes"
+            )
     return server, client_states
-
-
-def _require_same_form(hook: str, owner: str, new: Tree, old: Tree) -> None:
-    """Raise MethodError where a tree's entries, their shapes or dtypes have changed."""
-    change = describe_form_change(new, old)
-    if change:
-        raise MethodError(
-            f"{hook} returned a {owner} state in another form than init's, {change}; "
-            "it must return one with the same names, shapes and dtypes"
-        )
 
 
 def _store_statistics(state: State, trained: _TrainedTurn) -> State:
@@ -527,20 +520,6 @@ def _store_statistics(state: State, trained: _TrainedTurn) -> State:
         updated = participation.updated_buffers.get(role) or tree.full_like(stacked, True)
         shared_statistics[role] = tree.map(merge, old, stacked, updated)
     return replace(state, server_buffers=shared_statistics)
-
-
-def _stop_clients(setup: RoundSetup, state: State, trained: _TrainedTurn) -> State:
-    """Return the state after early stopping has looked at those who took part."""
-    if not setup.stopping or not state.stopping:
-        return state
-    stopping_state = update_stopping(
-        stopping=setup.stopping,
-        state=state,
-        federation=setup.federation,
-        clients=trained.clients,
-        participation=trained.participation,
-    )
-    return replace(state, stopping=stopping_state)
 
 
 # ---- the outcome of a round

@@ -72,8 +72,8 @@ def run_participation(
         before = yield hooks.make_eval_job(clients.each(hooks.evaluated, client, start), buffers)
 
     # ---- Step 3: they train.
-    client = tree.drop(client, ["statistics"])
-    trained, flops = yield from hooks.train(client, start, buffers)
+    prepared = tree.drop(client, ["statistics"])
+    trained: TrainResult = yield hooks.make_train_job(prepared, start, buffers)
 
     # ---- Step 4: they see what training has made of them.
     facts |= {"trained": facts["trained"] | trained.has_stepped, "statistics": trained.buffers}
@@ -101,7 +101,7 @@ def run_participation(
         sample_loss=trained.sample_loss,
         validation_loss=validation_loss,
         client_ids=facts["number"],
-        flops=hooks.add_measured_flops(flops),
+        flops=hooks.count_flops(prepared, start, buffers),
     )
 
 
@@ -250,54 +250,29 @@ class _TrainingHooks:
         return replace(plan, by_sample=call.wants_stopping_loss)
 
     def count_flops(self, client: dict[str, Tree], start: Tree, buffers: dict[str, Tree]) -> Tensor:
-        """Return the FLOPs of training by each of the call's settings, `[..., settings]`."""
+        """Count the FLOPs of training by each of the call's settings, `[..., settings]`."""
         if not self._call.flop_settings:
             return torch.zeros((*client["number"].shape, 0), dtype=torch.float64)
-        counted = self._clients.one_by_one(self.planned_flops, client, start, buffers)
+        counted = self._clients.one_by_one(self.client_flops, client, start, buffers)
         return counted["flops"]
 
-    def planned_flops(
+    def client_flops(
         self, client_id: int, client: dict[str, Tree], start: Tree, buffers: dict[str, Tree]
     ) -> dict[str, Tree]:
-        """Return the FLOPs of a client's steps by each of the call's settings."""
-        bound = self._net.bind(buffers, training=True)
-        plans = [
-            make_training_plan(self._method, local, self._server, client, start)
-            for local in self._call.flop_settings
-        ]
+        """Count the FLOPs of a client's steps by each setting, and those of its hooks."""
         counts = []
-        for plan in plans:
-            counts.append(
-                count_training_flops(
-                    method=self._method,
-                    net=bound,
-                    plan=plan,
-                    server=self._server,
-                    client=client,
-                    start=start,
-                    row=ClientRow(self._call.federation, client_id),
-                )
+        for local in self._call.flop_settings:
+            count = count_training_flops(
+                method=self._method,
+                net=self._net.bind(buffers, training=True),
+                plan=make_training_plan(self._method, local, self._server, client, start),
+                server=self._server,
+                client=client,
+                start=start,
+                row=ClientRow(self._call.federation, client_id),
             )
+            counts.append(count + self._meters[client_id].total)
         return {"flops": torch.tensor(counts, dtype=torch.float64)}
-
-    def add_measured_flops(self, flops: Tensor) -> Tensor:
-        """Return FLOPs with those of what hooks computed themselves."""
-        if not self._call.flop_settings:
-            return flops
-        return flops + self._clients.one_by_one(self.measured_flops)["flops"]
-
-    def measured_flops(self, client_id: int) -> dict[str, Tree]:
-        """Return the FLOPs of what a client's hooks computed themselves."""
-        return {"flops": torch.tensor([self._meters[client_id].total], dtype=torch.float64)}
-
-    def train(
-        self, client: dict[str, Tree], start: Tree, buffers: dict[str, Tree]
-    ) -> Generator[TrainJob | EvalJob, Any, tuple[TrainResult, Tensor]]:
-        """Train the clients; return the result and the planned FLOPs."""
-        plan = self.make_plan(client, start)
-        flops = self.count_flops(client, start, buffers)
-        trained: TrainResult = yield self.make_train_job(plan, start, client, buffers)
-        return trained, flops
 
     # ---- after training
 
@@ -380,14 +355,14 @@ class _TrainingHooks:
         )
 
     def make_train_job(
-        self, plan: TrainPlan, start: Tree, client: dict[str, Tree], buffers: dict[str, Tree]
+        self, client: dict[str, Tree], start: Tree, buffers: dict[str, Tree]
     ) -> TrainJob:
-        """Return the job of training these trees on the clients' training data."""
+        """Make the job of training these trees on the clients' training data."""
         return TrainJob(
             method=self._method,
             rows=self._rows,
             draws=self._draws,
-            plan=plan,
+            plan=self.make_plan(client, start),
             start=start,
             server=self._server,
             client=client,
