@@ -120,11 +120,11 @@ def _git(package: Path) -> tuple[str | None, bool | None]:
     # commit.
     if _ask_git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
         return None, None
-    commit = _ask_git(package, "rev-parse", "--verify", "HEAD")
-    if commit is None:
+    described = _ask_git(package, "describe", "--always", "--dirty", "--exclude=*", "--abbrev=40")
+    if described is None:
         return None, None  # a checkout without a commit yet
-    changes = _ask_git(package, "status", "--porcelain", "--untracked-files=no")
-    return commit, None if changes is None else bool(changes)
+    commit, _, changes = described.partition("-")
+    return commit, bool(changes)
 
 
 def _ask_git(folder: Path, *arguments: str) -> str | None:

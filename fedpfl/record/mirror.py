@@ -118,20 +118,14 @@ def _displayable_values(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 def _sweep_values(run: RunInfo) -> dict[str, Any]:
     """Return values that sweeps go over, where the run has them, and the source's commit."""
-    candidates = {
-        "q": run.config.get("method", {}).get("q"),
-        "alpha": run.config.get("partition", {}).get("alpha"),
-    }
-    values: dict[str, Any] = {
-        key: value for key, value in candidates.items() if isinstance(value, int | float)
-    }
-    if "q" in values:
+    values = {"commit": run.facts.get("environment", {}).get("commit")}
+    for group, key in (("method", "q"), ("partition", "alpha")):
+        value = run.config.get(group, {}).get(key)
+        values[key] = value if isinstance(value, int | float) else None
+    if values["q"] is not None:
         # Of a q near 1 a logarithmic axis shows more.
         values["one_minus_q"] = round(1 - values["q"], 12)
-    commit = run.facts.get("environment", {}).get("commit")
-    if commit:
-        values["commit"] = commit
-    return values
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def _earlier_rows(run: RunInfo) -> list[dict[str, float | None]]:

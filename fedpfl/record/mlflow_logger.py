@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -49,39 +50,32 @@ class MlflowLogger(ServiceLogger):
         from mlflow.tracking import MlflowClient
 
         # ---- Step 1: continue the MLflow run of a resumed run.
-        client = MlflowClient(tracking_uri=self._uri)
-        experiment_id = _find_or_create_experiment(client, self._experiment)
+        self._client = MlflowClient(tracking_uri=self._uri)
+        experiment_id = _find_or_create_experiment(self._client, self._experiment)
         key = service_run_id(run)
-        found = client.search_runs([experiment_id], f"tags.`{RUN_TAG}` = '{key}'")
+        found = self._client.search_runs([experiment_id], f"tags.`{RUN_TAG}` = '{key}'")
         run_ids = [mlflow_run.info.run_id for mlflow_run in found]
         if run_ids and run.start_round:
-            self._client = client
             self._run_id = run_ids[0]
-            client.update_run(self._run_id, status="RUNNING")
+            self._client.update_run(self._run_id, status="RUNNING")
             self._set_tags(facts)
-            history = client.get_metric_history(self._run_id, "round")
+            history = self._client.get_metric_history(self._run_id, "round")
             return 1 + max((metric.step for metric in history), default=-1)
 
         # ---- Step 2: a run begun afresh replaces its former one.
         for old_run_id in run_ids:
-            client.delete_run(old_run_id)
-        tags = {
-            RUN_TAG: key,
-            "group": run.group,
-            "tags": ", ".join(run.tags),
-        }
-        mlflow_run = client.create_run(experiment_id, run_name=run.name, tags=tags)
+            self._client.delete_run(old_run_id)
+        tags = {RUN_TAG: key, "group": run.group, "tags": ", ".join(run.tags)}
+        mlflow_run = self._client.create_run(experiment_id, run_name=run.name, tags=tags)
         self._run_id = mlflow_run.info.run_id
-        self._client = client
         self._set_tags(facts)
         config = (*flatten_keys(run.config), ("identity", run.identity))  # to group seeds by
-        params = {
-            _allowed_name(key): str(value)[:MAX_TEXT]
+        params = [
+            Param(_allowed_name(key), str(value)[:MAX_TEXT])
             for key, value in config
             if value not in (None, "")
-        }
-        entries = [Param(key, value) for key, value in params.items()]
-        self._log_in_batches("params", entries, MAX_PARAMS)
+        ]
+        self._log_in_batches("params", params, MAX_PARAMS)
         return 0
 
     def _send_round(self, row: Mapping[str, Any], values: Mapping[str, Any]) -> None:
@@ -91,25 +85,25 @@ class MlflowLogger(ServiceLogger):
         self._log_metrics({**metrics, "round": self._round})
 
     def _finish(self, status: str, summary: Mapping[str, Any]) -> None:
-        if self._client is None:
+        if not self._run_id:
             return
         try:
             logged = self._client.get_run(self._run_id).data.metrics
-            numbers = {
-                _allowed_name(key): float(value)
-                for key, value in summary.items()
-                if isinstance(value, int | float)
-            }
+            numbers = {_allowed_name(key): value for key, value in summary.items()}
             # The last round has sent most of them.
-            changed = {key: value for key, value in numbers.items() if logged.get(key) != value}
-            self._log_metrics(changed)
+            self._log_metrics(
+                {
+                    key: float(value)
+                    for key, value in numbers.items()
+                    if isinstance(value, int | float) and logged.get(key) != value
+                }
+            )
             self._set_tags(summary)
             plain_summary = json.loads(json.dumps(summary, default=str))
             self._client.log_dict(self._run_id, plain_summary, "summary.json")
         finally:
-            client = self._client
-            self._client = None
-            client.set_terminated(self._run_id, STATUS.get(status, "FAILED"))
+            self._client.set_terminated(self._run_id, STATUS.get(status, "FAILED"))
+            self._run_id = ""
 
     def _log_metrics(self, values: Mapping[str, float]) -> None:
         from mlflow.entities import Metric
@@ -125,12 +119,11 @@ class MlflowLogger(ServiceLogger):
         """Send the texts among the facts as tags."""
         from mlflow.entities import RunTag
 
-        texts = {
-            _allowed_name(key): value[:MAX_TEXT]
+        tags = [
+            RunTag(_allowed_name(key), value[:MAX_TEXT])
             for key, value in facts.items()
             if isinstance(value, str)
-        }
-        tags = [RunTag(key, value) for key, value in texts.items()]
+        ]
         self._log_in_batches("tags", tags, MAX_PARAMS)
 
     def _log_in_batches(self, kind: str, entries: list[Any], batch_size: int) -> None:
@@ -144,15 +137,11 @@ def _find_or_create_experiment(client: Any, name: str) -> str:
 
     Another process may create the experiment at the same moment.
     """
-    experiment = client.get_experiment_by_name(name)
-    if experiment is None:
-        try:
-            return client.create_experiment(name)
-        except Exception:
-            experiment = client.get_experiment_by_name(name)
-            if experiment is None:
-                raise
-    return experiment.experiment_id
+    if client.get_experiment_by_name(name) is None:
+        # The experiment is asked for below: another process may have just created it.
+        with contextlib.suppress(Exception):
+            client.create_experiment(name)
+    return client.get_experiment_by_name(name).experiment_id
 
 
 def _allowed_name(key: str) -> str:

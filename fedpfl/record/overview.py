@@ -6,22 +6,7 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from fedpfl.ground.tasks import TASKS
-from fedpfl.record.columns import PERSONAL_PREFIX, column_name, task_of_columns
-
-LAST_COLUMNS = {
-    task.name: (
-        task.score,
-        f"{task.score}_pooled",
-        f"{task.score}_worst10",
-        column_name(task.score, fine_tuned=True),
-        column_name(task.score, "validation"),
-        column_name(task.score, "unseen"),
-        column_name(task.score, "unseen", fine_tuned=True),
-    )
-    for task in TASKS.values()
-}
-"""Columns whose last number is shown, by task."""
+from fedpfl.record.columns import PERSONAL_PREFIX, task_of_columns
 
 
 class Overview:
@@ -48,7 +33,7 @@ class Overview:
             for direction in self._bits:
                 self._bits[direction] += numbers[f"bits_{direction}"]
         task = task_of_columns(row)
-        for name in LAST_COLUMNS[task.name]:
+        for name in _last_columns(task.score):
             if name in numbers:
                 self._values[f"last_{name}"] = numbers[name]
         best = f"best_{task.score}"
@@ -67,8 +52,9 @@ class Overview:
     def fields(self) -> dict[str, float]:
         """Return the numbers by names without dots, which all panels of W&B can use.
 
-        last_*, best_*: percent, but for those of a regression. bits_*_per_client: mean over rounds. seconds_per_round: median.
-        personal_entries: of all tensors, after the last round that counts them.
+        last_*, best_*: percent, but for those of a regression. bits_*_per_client: mean over
+        rounds. seconds_per_round: median. personal_entries: of all tensors, after the last round
+        that counts them.
         """
         fields = dict(self._values)
         if self._seconds:
@@ -79,3 +65,9 @@ class Overview:
                 bits_per_round = bits / self._rounds_with_traffic
                 fields[f"bits_{direction}_per_client"] = bits_per_round / self._cohort
         return fields
+
+
+def _last_columns(score: str) -> list[str]:
+    """Return the columns with a last number to show."""
+    prefixes = ("", "ft_", "val_", "unseen_", "unseen_ft_")
+    return [*(f"{prefix}{score}" for prefix in prefixes), f"{score}_pooled", f"{score}_worst10"]

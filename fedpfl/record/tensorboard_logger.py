@@ -32,11 +32,7 @@ class TensorboardLogger(ServiceLogger):
         from PIL import Image
 
         with Image.open(path) as image:
-            self._writer.add_image(
-                name,
-                np.array(image.convert("RGB")),
-                dataformats="HWC",
-            )
+            self._writer.add_image(name, np.array(image.convert("RGB")), dataformats="HWC")
 
     def _start(self, run: RunInfo, facts: Mapping[str, Any]) -> int:
         from torch.utils.tensorboard import SummaryWriter
@@ -60,19 +56,20 @@ class TensorboardLogger(ServiceLogger):
     def _finish(self, status: str, summary: Mapping[str, Any]) -> None:
         if self._writer is None:
             return
-        writer = self._writer
-        self._writer = None
         numbers = {key: value for key, value in summary.items() if isinstance(value, int | float)}
         hyperparameters = {}
         for key, value in self._config.items():
             hyperparameters[key] = value if isinstance(value, int | float) else str(value)
         hyperparameters["status"] = status
         try:
-            writer.add_text("summary", _as_markdown(summary), self._round)
-            # `.`: beside the other values, not as a run of its own.
-            writer.add_hparams(hyperparameters, numbers, run_name=".", global_step=self._round)
+            self._writer.add_text("summary", _as_markdown(summary), self._round)
+            # `.`: beside the other values, not as a separate run.
+            self._writer.add_hparams(
+                hyperparameters, numbers, run_name=".", global_step=self._round
+            )
         finally:
-            writer.close()
+            self._writer.close()
+            self._writer = None
 
 
 def _as_markdown(values: Mapping[str, Any]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import configparser
 import contextlib
 import netrc
 import os
@@ -51,16 +50,10 @@ class WandbOptions(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check(
-            all(0 < len(tag) <= MAX_TAG for tag in self.tags),
-            "tags",
-            f"words of at most {MAX_TAG} characters",
-        )
-        self.check(
-            self.group is None or 0 < len(self.group) <= MAX_NAME,
-            "group",
-            f"a name of at most {MAX_NAME} characters",
-        )
+        has_tag = all(0 < len(tag) <= MAX_TAG for tag in self.tags)
+        self.check(has_tag, "tags", f"words of at most {MAX_TAG} characters")
+        is_name = self.group is None or 0 < len(self.group) <= MAX_NAME
+        self.check(is_name, "group", f"a name of at most {MAX_NAME} characters")
         self.check(
             0 < len(self.project) <= MAX_NAME and not {*self.project} & {*FORBIDDEN},
             "project",
@@ -90,7 +83,7 @@ class WandbLogger(ServiceLogger):
 
     def _send_picture(self, name: str, path: Path) -> None:
         """Send an image, unless the run that is continued online has sent it."""
-        if self._run is None or self._next_round:
+        if self._next_round:
             return
         import wandb
 
@@ -145,13 +138,10 @@ class WandbLogger(ServiceLogger):
                 self._run.define_metric(name, step_metric="round", summary=SUMMARIES.get(name))
         logged = dict(values)
         is_evaluated = row.get(task_of_columns(row).score) is not None
-        layer_entries = [
-            float(value) for key, value in values.items() if key.startswith(PERSONAL_PREFIX)
-        ]
-        if is_evaluated and 0 < len(layer_entries) <= MAX_BINS:
+        layers = [float(values[key]) for key in values if key.startswith(PERSONAL_PREFIX)]
+        if is_evaluated and 0 < len(layers) <= MAX_BINS:
             # Bin i is layer i in the order of the columns.
-            edges = np.arange(len(layer_entries) + 1.0)
-            histogram = (np.array(layer_entries), edges)
+            histogram = (np.array(layers), np.arange(len(layers) + 1.0))
             logged["mask distribution"] = wandb.Histogram(np_histogram=histogram)
         # The round as the step: W&B itself then refuses a round it already has.
         self._run.log(logged, step=row["round"])
@@ -162,12 +152,11 @@ class WandbLogger(ServiceLogger):
         """Finish the W&B run in any case; else it would absorb the sweep's next run."""
         if self._run is None:
             return
-        run = self._run
-        self._run = None
         try:
-            run.summary.update(summary)  # of a column W&B keeps the last value itself
+            self._run.summary.update(summary)  # of a column W&B keeps the last value itself
         finally:
-            run.finish(exit_code=0 if status == "finished" else 1)
+            self._run.finish(exit_code=0 if status == "finished" else 1)
+            self._run = None
 
     def _init_wandb(self, run: RunInfo, mode: str) -> Any:
         import wandb
@@ -186,13 +175,14 @@ class WandbLogger(ServiceLogger):
         )
 
         # ---- Step 2: the run, grouped with its configuration's other seeds.
+        tags = [tag[:MAX_TAG] for tag in run.tags]
         return wandb.init(
             project=self._options.project,
             entity=self._options.entity,
-            group=self._options.group or self._cut_name(run.group),
+            group=self._options.group or run.group[:MAX_NAME],
             job_type=run.job_type,
-            name=self._cut_name(run.name),
-            tags=list(dict.fromkeys((*(tag[:MAX_TAG] for tag in run.tags), *self._options.tags))),
+            name=run.name[:MAX_NAME],
+            tags=list(dict.fromkeys([*tags, *self._options.tags])),
             config={**run.config, "identity": run.identity},  # to group seeds by
             id=service_run_id(run),
             # Begun afresh or offline it is complete by itself, and replaces what the server has
@@ -202,13 +192,6 @@ class WandbLogger(ServiceLogger):
             mode=mode,  # type: ignore[arg-type]
             settings=settings,
         )
-
-    def _cut_name(self, name: str) -> str:
-        """Return a name as long as W&B takes it, and say where it was longer."""
-        if len(name) <= MAX_NAME:
-            return name
-        self._print_note(f"W&B takes names of {MAX_NAME} characters; it has the end of {name} cut")
-        return name[:MAX_NAME]
 
 
 def choose_mode(mode: str) -> str:
@@ -225,37 +208,18 @@ def choose_mode(mode: str) -> str:
 
 
 def is_logged_in() -> bool:
-    """Return whether a W&B key can be found without asking.
-
-    It is in WANDB_API_KEY, an identity token, or the netrc file.
-    """
+    """Return whether W&B has a key: in the environment, or in the netrc file for its server."""
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
-    hosts = _key_hosts()
-    netrc_names = ["~/.netrc", "~/_netrc"]
-    if os.environ.get("NETRC"):
-        netrc_names = [os.environ["NETRC"]]
+    import wandb
+
+    # The server of WANDB_BASE_URL or of `wandb login --host`, else the public one.
+    host = urlsplit(wandb.setup().settings.base_url).netloc
+    hosts = CLOUD_HOSTS if host in CLOUD_HOSTS else (host,)
+    netrc_names = [os.environ["NETRC"]] if os.environ.get("NETRC") else ["~/.netrc", "~/_netrc"]
     for name in netrc_names:
-        try:
+        with contextlib.suppress(OSError, RuntimeError, netrc.NetrcParseError):
             file = netrc.netrc(Path(name).expanduser())
-        except (OSError, RuntimeError, netrc.NetrcParseError):
-            continue
-        if any(entry and entry[2] for entry in map(file.authenticators, hosts)):
-            return True
+            if any(map(file.authenticators, hosts)):
+                return True
     return False
-
-
-def _key_hosts() -> tuple[str, ...]:
-    """Return the host names of the server, under which its key may be stored.
-
-    They are those of WANDB_BASE_URL, else of `wandb login --host`.
-    """
-    url = os.environ.get("WANDB_BASE_URL")
-    if not url:
-        settings = configparser.ConfigParser(interpolation=None)
-        with contextlib.suppress(OSError, RuntimeError, UnicodeDecodeError, configparser.Error):
-            folder = os.environ.get("WANDB_CONFIG_DIR") or "~/.config/wandb"
-            settings.read(Path(folder).expanduser() / "settings", encoding="utf-8")
-        url = settings.get("default", "base_url", fallback="")
-    host = urlsplit(url).netloc
-    return (host,) if host and host not in CLOUD_HOSTS else CLOUD_HOSTS

@@ -324,6 +324,7 @@ def test_a_finished_run_is_sent_afterwards_as_it_would_have_been(swept, tmp_path
 
 
 def test_mode_follows_the_login(monkeypatch, tmp_path):
+    wandb.teardown()  # it reads its settings once a process
     assert choose_mode("auto") == "offline"
     (tmp_path / "netrc").write_text(f"machine api.wandb.ai login user password {KEY}\n")
     assert [choose_mode(mode) for mode in ("auto", "offline")] == ["online", "offline"]
@@ -333,11 +334,13 @@ def test_mode_follows_the_login(monkeypatch, tmp_path):
     (tmp_path / "netrc").write_text(f"machine example.org login user password {KEY}\n")
     assert choose_mode("auto") == "offline"
     monkeypatch.setenv("WANDB_BASE_URL", "https://example.org")
+    wandb.teardown()
     assert choose_mode("auto") == "online"
     (tmp_path / "netrc").write_text("machine")
     assert not is_logged_in()
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     assert is_logged_in()
+    wandb.teardown()
 
 
 def test_the_shipped_config_is_the_default():
