@@ -4,10 +4,10 @@
     python -m fedpfl.board suite=small method=fedavg,fedper,local_only trials=4 seeds=2
     python -m fedpfl.board verify 3d2c suite=small           # the row whose configuration begins so: equal or not?
 
-Each method is tuned as `python -m fedpfl.tune` does: as many trials for all, chosen by held-out
-samples, then fresh seeds. Other words are those of fedpfl.train, for all runs alike, launchers
-among them. The same command goes on where it was stopped. `verify` ends with status 0 where the row
-is equal, 1 where it is not.
+Each method is tuned as `python -m fedpfl.tune` does: the same number of trials, chosen by
+validation samples, then fresh seeds. Other words are those of fedpfl.train, for all runs, launchers
+included; `verify` takes the words that the board was made with. The same command continues an
+interrupted board. `verify` exits with 0 if the row is equal, with 1 if it is not.
 """
 
 from __future__ import annotations
@@ -20,12 +20,9 @@ if __name__ == "__main__":
     interrupts.install_handler(interrupts.exit_during_import)
     terminal.outlive_readers()
 
-import contextlib
-import csv
 import hashlib
 import io
 import re
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,8 +32,8 @@ import pandas as pd
 import yaml
 
 from fedpfl.config import overrides
-from fedpfl.config.foreign import ForeignRuns, read_untrusted_command
 from fedpfl.config.messages import format_error
+from fedpfl.config.plan import check_config
 from fedpfl.config.run_location import register_resolver
 from fedpfl.config.sweep import preload_datasets
 from fedpfl.ground.errors import FedpflError, choices_text, error_text
@@ -54,15 +51,15 @@ from fedpfl.report.fairness import (
 from fedpfl.report.figures import accuracy_figure
 from fedpfl.report.grouping import Group, groups, require_classes
 from fedpfl.report.load import runs
-from fedpfl.report.ranking import draw_rank_diagram, drop_gaps, rank_methods, rank_tables
+from fedpfl.report.ranking import draw_rank_diagram, rank_tables
 from fedpfl.report.render import render, terminal_width
 from fedpfl.report.run import Run
 from fedpfl.report.table import Column, Table, mean_and_std
 from fedpfl.report.tables import COLUMNS, ROW_COLUMNS, accuracy_table
-from fedpfl.report.text import clip_text, csv_cell, join_few
+from fedpfl.report.text import join_few
+from fedpfl.runner import tuning
 from fedpfl.runner.faults import EXIT_STATUS, Diverged
-from fedpfl.runner.spaces import make_search_space
-from fedpfl.runner.tuning import locate_final_runs, tune_methods
+from fedpfl.runner.spaces import make_search_space, override_key
 from fedpfl.tune import parse_request, run_or_exit
 
 HELP_ADVICE = "python -m fedpfl.board --help tells what it takes"
@@ -115,11 +112,9 @@ PROVENANCE_COLUMNS = {
     "versions": Column("versions"),
     "command": Column("command", "long"),
 }
-_NUMBER = r"\d+(\.\d+)+\S*"
-VERSIONS_PATTERN = re.compile(
-    rf"fedpfl {_NUMBER}, torch {_NUMBER}, python {_NUMBER}, commit (None|[0-9a-f]+)( [0-9a-f]+)*"
-)
-"""The form in which `describe_provenance` writes versions."""
+NOT_VERIFIED = ("rank", "versions", "command")
+"""Columns of a row that `verify` does not compare: they do not follow from its runs alone."""
+CHOSEN_VALUE = re.compile(r"[\w.+-]+", re.ASCII)
 CAPTION = (
     "Test accuracy in percent, mean (sample standard deviation) over fresh seeds, at each run's "
     "round of the best validation accuracy; harmed: percent of clients that are worse off than "
@@ -165,14 +160,10 @@ def read_command_line(arguments: Sequence[str]) -> BoardCommand:
     values.pop("hydra.sweep.dir", None)
 
     # ---- All other words are for the runs; they replace the suite's words of the same key
-    suite_words = [word for word in suite["words"] if _key_of(word) not in values]
+    suite_words = [word for word in suite["words"] if override_key(word) not in values]
     board_keys = ("suite", "hydra.sweep.dir", *SUITE_KEYS)
-    run_words = [word for word in arguments if _key_of(word) not in board_keys]
+    run_words = [word for word in arguments if override_key(word) not in board_keys]
     return BoardCommand(suite, folder, [*suite_words, *run_words])
-
-
-def _key_of(word: str) -> str:
-    return word.partition("=")[0]
 
 
 FinalRuns = dict[Path, Mapping[str, Any]]
@@ -181,12 +172,16 @@ FinalRuns = dict[Path, Mapping[str, Any]]
 
 def tune_suite(command: BoardCommand) -> tuple[FinalRuns, list[str]]:
     """Tune all methods in all settings; return final runs and failures."""
-    suite = command.suite
-    methods = _methods_of_suite(suite)
-    counts = [f"trials={suite['trials']}", f"seeds={suite['seeds']}"]
-
-    # Whatever is wrong with the command is said now, not hours later.
-    configs = _compose_settings(command, [f"method={methods[0]}", *counts])
+    settings = command.suite["settings"]
+    methods = _methods_of_suite(command.suite)
+    # A mistake in the command is reported once, and before the first search.
+    configs = {}
+    for setting in settings:
+        (words,) = tuning.split_words_by_method(
+            _make_request(command, setting, methods[0])
+        ).values()
+        common_words = [word for word in words if not word.startswith("method.")]
+        configs[setting] = tuning.check_words(methods[0], common_words)
 
     # ---- One method after another; a setting without its data is left out
     final_runs: FinalRuns = {}
@@ -196,24 +191,16 @@ def tune_suite(command: BoardCommand) -> tuple[FinalRuns, list[str]]:
         failures.append(failure)
         print_notice(failure)
 
-    for setting, setting_words in suite["settings"].items():
+    for setting in settings:
         try:
             preload_datasets([configs[setting]])
         except FedpflError as error:
             add_failure(f"{setting}: left out: {error}")
             continue
-        folder = command.folder / setting
         for method in methods:
-            tuning_words = [
-                f"method={method}",
-                *setting_words,
-                *command.run_words,
-                *counts,
-            ]
-            tuning_words += overrides.format_words("hydra.sweep.dir", str(folder))
+            request = _make_request(command, setting, method)
             try:
-                table = tune_methods(parse_request(tuning_words), run_or_exit)
-                (record,) = table.frame.to_dict("records")
+                (tuned,) = tuning.search_methods(request, run_or_exit)
             except (FedpflError, *overrides.HYDRA_ERRORS) as error:
                 add_failure(f"{setting}, {method}: left out: {format_error(error)}")
                 continue
@@ -221,29 +208,29 @@ def tune_suite(command: BoardCommand) -> tuple[FinalRuns, list[str]]:
                 # A user who interrupts wants no board of the rest.
                 if exit_request.code in INTERRUPTED_STATUSES:
                     raise
-                # Its jobs have said by themselves what was wrong.
+                # Its jobs have reported their errors.
                 failures.append(
                     f"{setting}, {method}: left out: its runs failed (status {exit_request.code})"
                 )
                 continue
-            final_words, seeds = _words_and_seeds(record["command"])
-            for path in locate_final_runs(folder / "final", final_words, seeds):
-                final_runs[path.resolve()] = {**record, "setting": setting}
+            for path in tuned.final_runs:
+                final_runs[path.resolve()] = {**tuned.record, "setting": setting}
     return final_runs, failures
 
 
-def _compose_settings(command: BoardCommand, words_of_tuning: Sequence[str]) -> dict[str, Any]:
-    """Return the configuration of each setting, without a method's values."""
-    parse_request(words_of_tuning)
-    shared_words = [
-        word
-        for word in command.run_words
-        if not (word.startswith("method.") or overrides.is_sweep(word))
-    ]
-    return {
-        setting: overrides.compose_config([*setting_words, *shared_words])
-        for setting, setting_words in command.suite["settings"].items()
-    }
+def _make_request(command: BoardCommand, setting: str, method: str) -> tuning.TuningRequest:
+    """Return the request that tunes a method in a setting."""
+    suite = command.suite
+    return parse_request(
+        [
+            f"method={method}",
+            *suite["settings"][setting],
+            *command.run_words,
+            f"trials={suite['trials']}",
+            f"seeds={suite['seeds']}",
+            *overrides.format_words("hydra.sweep.dir", str(command.folder / setting)),
+        ]
+    )
 
 
 def _methods_of_suite(suite: Mapping[str, Any]) -> list[str]:
@@ -418,11 +405,12 @@ def write_board(command: BoardCommand, table: Table, finished_runs: Sequence[Run
 def verify_row(identity_prefix: str, command: BoardCommand) -> int:
     """Run a row of the board again; return 0 if it is equal, else 1.
 
-    The row is data of a stranger's: of its command nothing is run but known keys with plain values.
-    What it shows beside FedAvg and Local-Only needs the runs of their rows, too.
+    The suite composes the row's configuration; of the row only its method and its chosen values are
+    read, and these must be values of the method's search space. Columns beside FedAvg and Local-Only
+    need the runs of their rows too.
 
     Raises:
-        FedpflError: if there is no such row.
+        FedpflError: if there is no such row, or it is none of the suite.
     """
     # ---- Find the row
     path = command.folder / "board.csv"
@@ -435,193 +423,116 @@ def verify_row(identity_prefix: str, command: BoardCommand) -> int:
             f"there are {join_few(candidates['identity'])}"
         )
     (row,) = matching_rows.to_dict("records")
-    row_name = f"{row['method']}, {row['setting']}"
 
-    # ---- Run it again, and the rows that it is measured against
-    final_runs: FinalRuns = {}
-    for record in (row, *_baseline_rows(board_rows, row)):
-        foreign_runs = _with_known_data(read_untrusted_command(record["command"]), command)
-        setting = _setting_of(record, foreign_runs, command)
-        for run_path in _play_again(foreign_runs, command.folder / "verify"):
-            final_runs[run_path.resolve()] = {**record, "setting": setting}
+    # ---- Run it again, and the rows of the baselines in its setting
+    is_same_setting = board_rows["setting"] == row["setting"]
+    final_runs = _play_again(row, command)
+    for record in board_rows[is_same_setting].to_dict("records"):
+        if _method_of(record) in BASELINES and record["identity"] != row["identity"]:
+            final_runs |= _play_again(record, command)
 
-    # ---- Make its columns from the new runs
+    # ---- Compare the new row's columns with those of the row
     new_table, _ = make_board(final_runs, [], "")
-    new_rows = pd.read_csv(_as_csv(new_table.frame), dtype=str, keep_default_na=False)
-    new_matches = [new for new in new_rows.to_dict("records") if new["identity"] == row["identity"]]
-    if not new_matches:
-        identities = join_few(new_rows["identity"]) if len(new_rows) else "no finished run"
-        print_notice(f"{row_name}: not equal: its command makes {identities}, no {row['identity']}")
-        return 1
-    # These follow from the other rows and the search, which are not run again.
-    remade_columns = {"rank": _rank_of(board_rows, row), "chosen": _chosen_words(row, command)}
-    new_row = new_matches[0] | remade_columns
-
-    # ---- Compare all columns
-    # Another machine has other versions: they are reported, and make no row unequal.
-    has_known_versions = "versions" not in row or VERSIONS_PATTERN.fullmatch(row["versions"])
-    different_columns = [key for key in row if row[key] != new_row.get(key, "")]
-    if has_known_versions and "versions" in different_columns:
-        different_columns.remove("versions")
-    if different_columns:
-        differences = "; ".join(
-            f"{key} {row[key]} there, {new_row.get(key, '')} here" for key in different_columns
-        )
-        print_notice(f"{row_name}: not equal: {differences}; versions {new_row['versions']}")
+    new_rows = _read_csv(io.StringIO(render(Table("", (), [], new_table.frame), "csv")))
+    new_row = new_rows[new_rows["identity"] == row["identity"]].to_dict("records")[0]
+    differences = [
+        f"{key} {value!r} there, {new_row.get(key, '')!r} here"
+        for key, value in row.items()
+        if key not in NOT_VERIFIED and value != new_row.get(key, "")
+    ]
+    print_notice(f"versions: {row.get('versions', '')!r} there, {new_row['versions']!r} here")
+    row_name = f"{new_row['method']}, {new_row['setting']}"
+    if differences:
+        print_notice(f"{row_name}: not equal: {'; '.join(differences)}")
         return 1
     print(f"{row_name}: equal, every number of {new_row['seeds']} runs")
-    if row.get("versions", new_row["versions"]) != new_row["versions"]:
-        print(f"  made with other versions: {row['versions']} there, {new_row['versions']} here")
     return 0
 
 
 def read_rows(path: Path) -> pd.DataFrame:
-    """Return the rows of a board's CSV as texts, which may be anybody's.
-
-    Raises:
-        FedpflError: for what no board writes: cells that a spreadsheet would take for a formula or
-            a terminal obey, rows of another length, a column twice.
-    """
-    # ---- Step 1: the file.
-    if not path.is_file():
-        raise FedpflError(
-            f"{path} is absent; make it with python -m fedpfl.board, or give its folder"
-        )
+    """Return the rows of a board's CSV as texts. Raises FedpflError for another file."""
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            header, *lines = csv.reader(file, strict=True)
-    except (OSError, ValueError, csv.Error) as error:
-        raise FedpflError(f"{path} cannot be read as a board: {error_text(error)}") from None
-    missing_columns = {"identity", "command", "setting", "method", "chosen"} - {*header}
+        rows = _read_csv(path)
+    except (OSError, ValueError) as error:
+        raise FedpflError(
+            f"{path} cannot be read as a board: {error_text(error)}; make it with "
+            "python -m fedpfl.board, or give its folder"
+        ) from None
+    missing_columns = {"identity", "command", "setting", "chosen"} - {*rows}
     if missing_columns:
         raise FedpflError(f"{path} is no board: it has no column {min(missing_columns)}")
-
-    # ---- Step 2: its cells.
-    for number, line in enumerate([header, *lines], start=1):
-        # pandas would fill up short lines and take two columns of a name for one.
-        if len(line) != len(header) or len({*header}) < len(header):
-            raise FedpflError(
-                f"{path}: line {number} has not one cell for each of {len(header)} different "
-                "columns"
-            )
-        cells = [re.sub(r"\s", " ", cell) for cell in line]
-        for cell in cells:
-            # A spreadsheet would run a cell that begins with `=`, a terminal one with escapes.
-            if csv_cell(cell) != cell:
-                raise FedpflError(
-                    f"{path}: line {number} has a cell that is no plain text: {clip_text(cell)!r}"
-                )
-    return pd.DataFrame(lines, columns=header, dtype=str)
+    return rows
 
 
-def _with_known_data(foreign_runs: ForeignRuns, command: BoardCommand) -> ForeignRuns:
-    """Return a stranger's runs, which download no data set but those of the suite."""
-    suite_words = {
-        word for setting_words in command.suite["settings"].values() for word in setting_words
-    }
-    dataset_words = {word for word in foreign_runs.run_words if word.startswith("dataset=")}
-    if dataset_words <= suite_words:
-        return foreign_runs
-    return foreign_runs._replace(run_words=[*foreign_runs.run_words, "dataset.download=false"])
+def _read_csv(source: Path | io.StringIO) -> pd.DataFrame:
+    return pd.read_csv(source, dtype=str, keep_default_na=False)
 
 
-def _setting_of(record: Mapping[str, str], foreign_runs: ForeignRuns, command: BoardCommand) -> str:
-    """Return the setting whose words a row has; of several, the one that it names."""
-    fitting_settings = [
-        setting
-        for setting, setting_words in command.suite["settings"].items()
-        if {*setting_words} <= {*foreign_runs.run_words}
-    ]
-    setting_name = record["setting"].partition(": ")[0]
-    if setting_name in fitting_settings:
-        return setting_name
-    return fitting_settings[0] if fitting_settings else "none of the suite"
+def _method_of(row: Mapping[str, str]) -> str:
+    """Return the name of a row's method, "" if its command has none."""
+    match = re.search(r" method=(\w+) ", row["command"])
+    return match[1] if match else ""
 
 
-def _baseline_rows(board_rows: pd.DataFrame, row: Mapping[str, str]) -> list[dict[str, str]]:
-    """Return the rows of the baselines that a row's columns `harmed_...` compare it with.
+def compose_row(row: Mapping[str, str], command: BoardCommand) -> list[str]:
+    """Return the words of a row's runs as the suite composes them.
 
     Raises:
-        FedpflError: if a baseline has several rows in the setting.
+        FedpflError: if the row is none of the suite.
     """
-    # A column that is there but empty counts: the cell may have been emptied.
-    baselines = [name for name in BASELINES if f"harmed_{name}" in row]
-    is_same_setting = board_rows["setting"] == row["setting"]
-    other_rows = board_rows[is_same_setting & (board_rows["identity"] != row["identity"])]
-    # By the command, which `verify` checks: a title may be anything.
-    methods = other_rows["command"].str.extract(r" method=(\w+) ", expand=False)
-    records: list[dict[str, str]] = []
-    for name in baselines:
-        baseline_rows = other_rows[methods == name].to_dict("records")
-        if len(baseline_rows) > 1:
-            raise FedpflError(
-                f"{row['setting']} has several rows of method={name}, which others are measured by"
-            )
-        records += baseline_rows
-    return records
+    # ---- Step 1: the words of the suite.
+    setting = row["setting"].partition(": ")[0]
+    method = _method_of(row)
+    if setting not in command.suite["settings"] or method not in METHODS:
+        raise FedpflError(f"row {row['identity']!r} is of no setting and method of the suite")
+    request = _make_request(command, setting, method)
+    (user_words,) = tuning.split_words_by_method(request).values()
 
-
-def _play_again(foreign_runs: ForeignRuns, root: Path) -> list[Path]:
-    """Run a stranger's words anew; return the run directories."""
-    seeds = ",".join(map(str, foreign_runs.seeds))
-    options = ["-m", *overrides.format_words("hydra.sweep.dir", str(root))]
-    run_words = [
-        *foreign_runs.run_words,
-        f"seed=choice({seeds})",
-        "hydra.sweeper.table=false",
-        "restart=true",
+    # ---- Step 2: the values that a search has chosen; a row may be a stranger's.
+    searched_words = [
+        *make_search_space(method, user_words),
+        *filter(overrides.is_sweep, user_words),
     ]
-    # A row counts the runs that did not diverge, so others may.
-    run_or_exit(options, run_words, accepted_status=EXIT_STATUS[Diverged])
-    return locate_final_runs(root, foreign_runs.run_words, foreign_runs.seeds)
+    searched_keys = {override_key(word) for word in searched_words}
+    chosen = row["chosen"].split()
+    for word in chosen:
+        key, _, value = word.partition("=")
+        if key not in searched_keys or not CHOSEN_VALUE.fullmatch(value):
+            raise FedpflError(
+                f"row {row['identity']!r}: {word!r} is no value of the search space of method={method}"
+            )
+    final_words = tuning.join_final_words(method, user_words, chosen)
+
+    # ---- Step 3: both make the row's configuration.
+    own_identity = check_config(overrides.compose_single_run(final_words)).identity
+    if own_identity != row["identity"]:
+        raise FedpflError(
+            f"row {row['identity']!r}: the suite and its chosen values make {own_identity}; give the "
+            "words that the board was made with"
+        )
+    return final_words
 
 
-def _rank_of(board_rows: pd.DataFrame, row: Mapping[str, str]) -> str:
-    """Return a row's mean rank by the accuracies of all rows, "" without ranks."""
-    accuracies: dict[str, dict[str, float]] = {}
-    for record in board_rows.to_dict("records"):
-        is_fedavg = record["method"].startswith("FedAvg") and " method=fedavg " in record["command"]
-        value = record.get("ft_accuracy" if is_fedavg else "accuracy")
-        # A row whose number is damaged is not equal; this one may be.
-        with contextlib.suppress(ValueError):
-            if value:
-                accuracies.setdefault(record["setting"], {})[record["method"]] = float(value)
-    try:
-        without_gaps, _ = drop_gaps(accuracies)
-        rank = rank_methods(without_gaps).ranks.mean().get(row["method"])
-    except FedpflError:
-        return ""
-    if rank is None:
-        return ""
-    return pd.read_csv(_as_csv(pd.DataFrame({"value": [rank]})), dtype=str)["value"][0]
-
-
-def _chosen_words(row: Mapping[str, str], command: BoardCommand) -> str:
-    """Return which words of a row's command its search has chosen."""
-    run_words = read_untrusted_command(row["command"]).run_words
-    method = overrides.read_text_value(run_words, "method")
-    setting_name = row["setting"].partition(": ")[0]
-    setting_words = command.suite["settings"].get(setting_name, [])
-    search_space = make_search_space(method, [*setting_words, *command.run_words])
-    searched_keys = {_key_of(word) for word in search_space}
-    return " ".join(word for word in run_words if _key_of(word) in searched_keys)
+def _play_again(row: Mapping[str, str], command: BoardCommand) -> FinalRuns:
+    """Run a row's configuration anew; return its final runs."""
+    final_words = compose_row(row, command)
+    seeds = tuning.choose_seeds(final_words, int(command.suite["seeds"]))
+    root = command.folder / "verify"
+    options = ["-m", *overrides.format_words("hydra.sweep.dir", str(root))]
+    seed_word = f"seed=choice({','.join(map(str, seeds))})"
+    # A row counts the runs that did not diverge.
+    run_or_exit(
+        options,
+        [*final_words, seed_word, "hydra.sweeper.table=false", "restart=true"],
+        accepted_status=EXIT_STATUS[Diverged],
+    )
+    record = {**row, "setting": row["setting"].partition(": ")[0]}
+    return {path.resolve(): record for path in tuning.locate_final_runs(root, final_words, seeds)}
 
 
 def _mean_sim_seconds(run: Run) -> float:
     """Return a run's simulated seconds a round, nan where it has none."""
     return float(run.rounds.reindex(columns=[SIMULATED]).mean().item())
-
-
-def _as_csv(frame: pd.DataFrame) -> io.StringIO:
-    """Return a table's numbers as the board's CSV has them."""
-    return io.StringIO(render(Table("", (), [], frame), "csv"))
-
-
-def _words_and_seeds(command: str) -> tuple[list[str], list[int]]:
-    """Return the words and the seeds of a row's command."""
-    *run_words, seed_word = shlex.split(command)[4:]
-    seeds = seed_word.partition("=")[2].split(",")
-    return run_words, [int(seed) for seed in seeds]
 
 
 def main() -> int:
@@ -660,13 +571,10 @@ def _run_board(arguments: Sequence[str]) -> int:
 
 
 def _run_verify(arguments: Sequence[str]) -> int:
-    """Run a row again: `ROW suite=NAME [hydra.sweep.dir=DIR]`."""
+    """Run a row again: `ROW suite=NAME`, and the words that the board was made with."""
     if not arguments:
         raise FedpflError("verify needs a row: python -m fedpfl.board verify ROW suite=small")
     identity_prefix, *board_words = arguments
-    for word in board_words:
-        if not word.startswith(("suite=", "hydra.sweep.dir=")):
-            raise FedpflError(f"{word}: verify runs the words of the row itself; leave it out")
     check_words([identity_prefix], {}, HELP_ADVICE)
     return verify_row(identity_prefix, read_command_line(board_words))
 

@@ -17,7 +17,6 @@ from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import DictConfig, OmegaConf
 
 from fedpfl.config import tidy
-from fedpfl.config.overrides import requote_word
 from fedpfl.ground.errors import pluralize
 from fedpfl.ground.terminal import print_notice
 from hydra_plugins.fedpfl_sweeper import Sweeper, print_failures, words_without_sweep
@@ -115,7 +114,6 @@ class OptunaSweeper(Sweeper):
         returns: list[JobReturn] = []
         try:
             search_plan = self._plan_search(arguments)
-            search_plan.search.verify(search_plan.find_origin, print_notice)
 
             def run_jobs(jobs: list[tuple[int, list[str]]]) -> "list[trials.TrialResult]":
                 return self._run_batch(search_plan, jobs, returns)
@@ -175,7 +173,7 @@ class OptunaSweeper(Sweeper):
         from fedpfl.config import overrides
         from fedpfl.config.sweep import prepare_sweep
         from fedpfl.runner import trials
-        from fedpfl.runner.optuna_study import parse_distribution
+        from fedpfl.runner.optuna_study import name_example, parse_distribution
         from fedpfl.runner.search import Search, SearchSettings
 
         # ---- The space, and the words that all jobs have
@@ -190,7 +188,7 @@ class OptunaSweeper(Sweeper):
         configured_values = {
             key: OmegaConf.select(config, key.lstrip("+"), throw_on_missing=False) for key in space
         }
-        example_words = _example_proposal(space)
+        example_words = [name_example(*item) for item in space.items()]
         example_config = loader.load_sweep_config(self.config, [*shared_words, *example_words])
         plan = self._check_plan(example_config)
         if not self._is_remote():
@@ -303,18 +301,6 @@ def _require_searchable(swept_words: Mapping[str, Override]) -> None:
             raise ValueError(
                 f"{key} is no hyperparameter: it says by which samples to judge; give it one value"
             )
-
-
-def _example_proposal(space: Mapping[str, Any]) -> list[str]:
-    """Return the words of the first or lowest value of each key."""
-    words = []
-    for key, distribution in space.items():
-        if hasattr(distribution, "choices"):
-            value = distribution.choices[0]
-        else:
-            value = distribution.low
-        words.append(requote_word(f"{key}={value}"))
-    return words
 
 
 def _is_diverged(job: JobReturn) -> bool:

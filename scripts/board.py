@@ -71,7 +71,7 @@ def main() -> None:
     paths = [Path(word) for word in sys.argv[1:] if word != "--write"]
     path = paths[0] if paths else ROWS_FILE
     if paths and should_write:
-        read_rows(path)  # raises for cells that a spreadsheet would take for a formula
+        read_rows(path)  # raises for a file that is no board
         ROWS_FILE.write_bytes(path.read_bytes())
     text = make_table(load_rows(path))
     if should_write:

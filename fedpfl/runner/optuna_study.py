@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
 
+from fedpfl.config.overrides import requote_word
 from fedpfl.ground.errors import FedpflError, error_text, missing_extra
 
 DATABASE = "trials.db"
@@ -115,3 +117,15 @@ def parse_distribution(override: Override) -> Any:
     raise FedpflError(
         f"{override.input_line} cannot be searched; use choice(...), range(...) or interval(...)"
     )
+
+
+def parse_example(word: str) -> str:
+    """Return a swept word with its first or lowest value. Raises FedpflError as above."""
+    override = OverridesParser.create().parse_override(word)
+    return name_example(override.get_key_element(), parse_distribution(override))
+
+
+def name_example(key: str, distribution: Any) -> str:
+    """Return the word of the first or lowest value that Optuna may draw."""
+    choices = getattr(distribution, "choices", None)
+    return requote_word(f"{key}={choices[0] if choices else distribution.low}")

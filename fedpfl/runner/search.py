@@ -8,7 +8,6 @@ trials only when a whole batch has ended.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 import time
@@ -22,17 +21,12 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tasks import CLASSIFICATION, Task
 from fedpfl.record.console import format_duration
 from fedpfl.runner.optuna_study import (
-    DATABASE,
     explain_database_errors,
     import_optuna,
     open_storage,
 )
 from fedpfl.runner.trials import (
-    TrialOrigin,
     TrialResult,
-    _find_best_score,
-    _list_scores,
-    explain_other_origin,
 )
 
 if TYPE_CHECKING:
@@ -117,6 +111,7 @@ class Search:
                 self._first_proposal[key] = matched
         with explain_database_errors(folder):
             self.study = self._open_study()
+            len(self.study.trials)  # reads all that is stored
 
     @property
     def task(self) -> Task:
@@ -143,57 +138,6 @@ class Search:
         """
         import_optuna().delete_study(study_name=self._name, storage=self.study._storage)
         self.study = self._open_study()
-
-    def verify(
-        self, find_origin: Callable[[list[str]], TrialOrigin], tell: Callable[[str], None]
-    ) -> None:
-        """Check every stored trial against its run; forget all where one differs.
-
-        Later proposals rest on every earlier value, so no single trial can be taken out.
-
-        Args:
-            find_origin: returns what the run of a trial's words must come from.
-            tell: called with why the trials are forgotten.
-        """
-        states = import_optuna().trial.TrialState
-        with explain_database_errors(self._folder):
-            stored_trials = [
-                trial
-                for trial in self.study.trials
-                if trial.state in (states.COMPLETE, states.PRUNED)
-            ]
-        for trial in stored_trials:
-            fault = self._find_fault(trial, find_origin)
-            if fault:
-                tell(f"trial {trial.number + 1} {fault}: the search goes through its trials again")
-                self.forget()
-                return
-
-    def _find_fault(self, trial: Any, find_origin: Callable[[list[str]], TrialOrigin]) -> str:
-        """Return in what a stored trial differs from its run, empty where in nothing."""
-        is_complete = trial.state == import_optuna().trial.TrialState.COMPLETE
-        value = trial.value if is_complete else None
-        if trial.user_attrs.get("digest") != _digest_trial(trial, value):
-            return f"is not in {self._folder / DATABASE} as it was stored"
-        path = self._folder / trial.user_attrs["directory"]
-        try:
-            from fedpfl.report import load  # pandas is slow to load
-
-            run = load.read_started_run(path)
-            values = _list_scores([*run.rounds.to_dict("records")], self._settings.task)
-        except FedpflError as error:
-            return f"has lost its run ({error})"
-        fault = explain_other_origin(
-            run.summary,
-            find_origin(self.to_overrides(trial.params)),
-        )
-        if fault:
-            return f"{fault} ({path})"
-        # The run of one that was given up may have gone on since, for an equal proposal.
-        is_equal = run.status == "finished" and _find_best_score(values, run.task) == value
-        if is_complete and not is_equal:
-            return f"has another {run.task.score_word} than its run ({path})"
-        return ""
 
     def run(
         self,
@@ -256,8 +200,6 @@ class Search:
         if result.value is None and not self.study.trials[trial.number].intermediate_values:
             # It diverged before it was judged.
             stored.report(0.0 if self._settings.task.is_higher_better else math.inf, 0)
-        digest = _digest_trial(self.study.trials[trial.number], result.value)
-        stored.set_user_attr("digest", digest)
         if result.value is None:
             self.study.tell(trial.number, state=optuna.trial.TrialState.PRUNED)
         else:
@@ -370,16 +312,3 @@ def _to_number(value: Any) -> float | None:
         return float(value)
     except (TypeError, ValueError):
         return None
-
-
-def _digest_trial(trial: Any, value: float | None) -> str:
-    """Return the digest of all that is stored of a trial; it shows edits.
-
-    Args:
-        trial: Optuna's.
-        value: its validation score, None where it was given up; Optuna then stores the last one
-            that it was told.
-    """
-    attributes = {key: text for key, text in trial.user_attrs.items() if key != "digest"}
-    content = [trial.params, value, trial.intermediate_values, attributes]
-    return hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=8).hexdigest()

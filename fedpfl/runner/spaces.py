@@ -70,7 +70,7 @@ def keep_within_limits(method: str, search_words: Sequence[str]) -> list[str]:
         word
         for word in search_words
         if overrides.is_sweep(word)
-        and _override_key(word) in limits
+        and override_key(word) in limits
         and overrides.split_values(word)
     ]
     if not limited_words:
@@ -80,7 +80,7 @@ def keep_within_limits(method: str, search_words: Sequence[str]) -> list[str]:
     bounds = _find_bounds(search_words, " ".join(limits.values()))
     kept_words = list(search_words)
     for word in limited_words:
-        key = _override_key(word)
+        key = override_key(word)
         values = overrides.split_values(word)
         allowed_values = [
             value for value in values if _is_within(limits[key], float(value), bounds)
@@ -134,7 +134,7 @@ def find_edge_values(
     return edge_words
 
 
-def _override_key(word: str) -> str:
+def override_key(word: str) -> str:
     """Return the key of `key=value`."""
     return word.partition("=")[0]
 
@@ -189,7 +189,7 @@ def _find_bounds(search_words: Sequence[str], limits: str) -> dict[str, float]:
         if not (overrides.is_sweep(word) or overrides.is_hydra_setting(word))
     ]
     swept_values = {
-        _override_key(word): overrides.split_values(word)
+        override_key(word): overrides.split_values(word)
         for word in search_words
         if overrides.is_sweep(word)
     }

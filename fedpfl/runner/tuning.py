@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import pandas as pd
+from omegaconf import DictConfig
 
 from fedpfl.config import overrides
-from fedpfl.config.choices import GROUPS
 from fedpfl.config.plan import check_config
 from fedpfl.ground import drawing
 from fedpfl.ground.errors import FedpflError, pluralize
@@ -24,8 +24,14 @@ from fedpfl.report.table import Column, Table, mean_and_std
 from fedpfl.report.tables import best_round
 from fedpfl.runner import resume
 from fedpfl.runner.faults import EXIT_STATUS, Diverged
+from fedpfl.runner.optuna_study import parse_example
 from fedpfl.runner.search import SearchResult, search_results
-from fedpfl.runner.spaces import find_edge_values, keep_within_limits, make_search_space
+from fedpfl.runner.spaces import (
+    find_edge_values,
+    keep_within_limits,
+    make_search_space,
+    override_key,
+)
 
 
 def _judged_columns(task: Task) -> dict[str, Column]:
@@ -73,6 +79,18 @@ class TuningRequest(NamedTuple):
     shared_words: list[str]
 
 
+class TunedMethod(NamedTuple):
+    """Hold a tuned method.
+
+    Attributes:
+        record: its row of the table, with the command of its final runs.
+        final_runs: run directories of these, one per seed.
+    """
+
+    record: dict[str, Any]
+    final_runs: list[Path]
+
+
 class RunCommand(Protocol):
     """Does a command line of fedpfl.train's."""
 
@@ -84,31 +102,7 @@ class RunCommand(Protocol):
 
 def tune_methods(request: TuningRequest, run_command: RunCommand) -> Table:
     """Search for each method's values, run them with fresh seeds, and return a table."""
-    shared_words = list(request.shared_words)
-    if not any(word.lstrip("+").startswith("validation=") for word in shared_words):
-        shared_words.append("validation=0.1")
-    method_words = _split_words_by_method(request.methods, shared_words)
-
-    # ---- Step 1: compose all spaces, so that a mistake is told hours before its method's turn.
-    spaces = {}
-    for method, user_words in method_words.items():
-        space_words = make_search_space(method, user_words)
-        # Fine-tuned columns choose nothing.
-        spaces[method] = [*user_words, *space_words, "eval.finetune_epochs=0"]
-    for method, search_words in spaces.items():
-        _require_keys(method, search_words)
-    searches = {
-        method: keep_within_limits(method, [f"method={method}", *search_words])
-        for method, search_words in spaces.items()
-    }
-
-    # ---- Step 2: one method after another.
-    records = [
-        _tune_method(request, method, method_words[method], search_words, run_command)
-        for method, search_words in searches.items()
-    ]
-
-    # ---- Step 3: the table.
+    records = [tuned.record for tuned in search_methods(request, run_command)]
     task = search_results[-1].task
     titled_records = [
         {**record, "method": METHOD_TITLES.get(record["method"], record["method"])}
@@ -125,6 +119,23 @@ def tune_methods(request: TuningRequest, run_command: RunCommand) -> Table:
         f"{', in percent' if task.unit else ''}.",
         notes=tuple(_make_notes(request, records, task)),
     )
+
+
+def search_methods(request: TuningRequest, run_command: RunCommand) -> list[TunedMethod]:
+    """Search for each method's values and run them with fresh seeds."""
+    # Compose all spaces first, so that a mistake is reported before the first search.
+    method_words = split_words_by_method(request)
+    searches = {}
+    for method, user_words in method_words.items():
+        space_words = make_search_space(method, user_words)
+        check_words(method, [*user_words, *space_words])
+        # Fine-tuned columns choose nothing.
+        search_words = [f"method={method}", *user_words, *space_words, "eval.finetune_epochs=0"]
+        searches[method] = keep_within_limits(method, search_words)
+    return [
+        _tune_method(request, method, method_words[method], search_words, run_command)
+        for method, search_words in searches.items()
+    ]
 
 
 def _make_notes(request: TuningRequest, records: Sequence[dict[str, Any]], task: Task) -> list[str]:
@@ -150,20 +161,16 @@ def _make_notes(request: TuningRequest, records: Sequence[dict[str, Any]], task:
     return notes
 
 
-def _override_key(word: str) -> str:
-    """Return the key of `key=value`."""
-    return word.partition("=")[0]
+def split_words_by_method(request: TuningRequest) -> dict[str, list[str]]:
+    """Return each method's words of the command line, with `validation`.
 
-
-def _split_words_by_method(
-    methods: Sequence[str], shared_words: Sequence[str]
-) -> dict[str, list[str]]:
-    """Return each method's words.
-
-    A `method.mu=...` that others of these methods have is not for one that lacks it. One that none
-    has stays, to be refused.
+    A `method.mu=...` is left out for methods that lack it, if another of these has it.
     """
-    # ---- Which keys each method has, whatever is chosen for it.
+    shared_words = list(request.shared_words)
+    if not any(word.lstrip("+").startswith("validation=") for word in shared_words):
+        shared_words.append("validation=0.1")
+
+    # ---- The keys of each method, whatever is chosen for it.
     composed_words = [
         word
         for word in shared_words
@@ -171,40 +178,41 @@ def _split_words_by_method(
     ]
     keys = {
         method: {*overrides.compose_config([f"method={method}", *composed_words]).method}
-        for method in methods
+        for method in request.methods
     }
 
-    # ---- Leave out keys that others have and this one lacks.
+    # ---- Leave out keys that this method lacks and another one has.
     keys_of_any = set[str]().union(*keys.values())
     words_by_method: dict[str, list[str]] = {}
-    for method in methods:
+    for method in request.methods:
         absent_keys = {f"method.{key}" for key in keys_of_any - keys[method]}
-        words_by_method[method] = []
+        kept_words = [word for word in shared_words if override_key(word) not in absent_keys]
         for word in shared_words:
-            key = _override_key(word)
-            if key in absent_keys:
+            if word not in kept_words:
                 print_notice(
-                    f"method={method} has no {key}, so {word} is for the other methods alone"
+                    f"method={method} has no {override_key(word)}, so {word} is for the other "
+                    "methods alone"
                 )
-            else:
-                words_by_method[method].append(word)
+        words_by_method[method] = kept_words
     return words_by_method
 
 
-def _require_keys(method: str, search_words: Sequence[str]) -> None:
-    """Compose a method's words, whatever the values that are searched.
+def check_words(method: str, run_words: Sequence[str]) -> DictConfig:
+    """Check a method's words, with the first value of each swept key; return the configuration.
 
-    Raises what Hydra does for unknown keys.
+    Raises:
+        FedpflError: for a value or a space that cannot be; and what Hydra raises.
     """
-    swept_keys = [_override_key(word) for word in search_words if overrides.is_sweep(word)]
-    fixed_words = [
-        word
-        for word in search_words
-        if not word.startswith("hydra.sweeper.") and _override_key(word) not in swept_keys
-    ]
-    # null stands for any value: only keys are looked at.
-    any_values = [f"{key}=null" for key in swept_keys if key not in GROUPS]
-    overrides.compose_config([f"method={method}", *fixed_words, *any_values])
+    fixed_words = []
+    for word in run_words:
+        if word.startswith("hydra.sweeper."):
+            continue
+        if overrides.is_sweep(word):
+            word = parse_example(word)
+        fixed_words.append(word)
+    cfg = overrides.compose_single_run([f"method={method}", *fixed_words])
+    check_config(cfg)
+    return cfg
 
 
 def _tune_method(
@@ -213,8 +221,8 @@ def _tune_method(
     user_words: Sequence[str],
     search_words: Sequence[str],
     run_command: RunCommand,
-) -> dict[str, Any]:
-    """Search for one method's values, run them with fresh seeds, and return a record.
+) -> TunedMethod:
+    """Search for one method's values and run them with fresh seeds.
 
     Args:
         request: what is to be tuned.
@@ -230,30 +238,21 @@ def _tune_method(
     result = search_results[-1]
     draw_search(result, request.folder, method)
 
-    # ---- Step 2: the words of the final runs.
-    chosen_keys = {_override_key(word) for word in result.overrides}
-    kept_words = [
-        word
-        for word in user_words
-        if not word.startswith("hydra.sweeper.") and _override_key(word) not in chosen_keys
-    ]
-    final_words = [f"method={method}", *kept_words, *result.overrides]
-    # Seeds that no trial has had: the chosen values were chosen for the search's own.
-    first_seed = int(overrides.compose_single_run(final_words).seed) + 1
-    seeds = [first_seed + number for number in range(request.seeds)]
+    # ---- Step 2: the final runs.
+    final_words = join_final_words(method, user_words, result.overrides)
+    seeds = choose_seeds(final_words, request.seeds)
     print_notice(
         f"method={method}: {pluralize(request.seeds, 'fresh seed')} of {' '.join(result.overrides)}"
     )
 
-    # ---- Step 3: the final runs.
     final_folder = request.folder / "final"
     _play_final_runs(final_folder, final_words, seeds, run_command)
 
-    # ---- Step 4: what came of it, and the command that repeats the final runs.
+    # ---- Step 3: their results, and the command that repeats them.
     edge_values = find_edge_values(method, result.overrides, result.space, user_words)
     run_words = [word for word in final_words if not overrides.is_hydra_setting(word)]
     seeds_word = f"seed={','.join(map(str, seeds))}"
-    return {
+    record = {
         "method": method,
         "chosen": " ".join(result.overrides),
         **result.trials,
@@ -263,6 +262,24 @@ def _tune_method(
         "command": shlex.join(["python", "-m", "fedpfl.train", "-m", *run_words, seeds_word]),
         **_read_test_results(final_folder, final_words, seeds, result.task),
     }
+    return TunedMethod(record, locate_final_runs(final_folder, final_words, seeds))
+
+
+def join_final_words(method: str, user_words: Sequence[str], chosen: Sequence[str]) -> list[str]:
+    """Return the words of a method's final runs: the user's and those that were chosen."""
+    chosen_keys = {override_key(word) for word in chosen}
+    kept_words = [
+        word
+        for word in user_words
+        if not word.startswith("hydra.sweeper.") and override_key(word) not in chosen_keys
+    ]
+    return [f"method={method}", *kept_words, *chosen]
+
+
+def choose_seeds(final_words: Sequence[str], count: int) -> list[int]:
+    """Return seeds that no trial has had: the values were chosen for the search's own."""
+    first_seed = int(overrides.compose_single_run(final_words).seed) + 1
+    return [first_seed + number for number in range(count)]
 
 
 def _play_final_runs(

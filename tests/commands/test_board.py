@@ -1,5 +1,7 @@
 """A board of a tiny suite, and that a row that is run again is equal or is said not to be."""
 
+import re
+import shlex
 import sys
 from pathlib import Path
 from unittest import mock
@@ -10,7 +12,6 @@ import yaml
 
 from fedpfl import board, tune
 from fedpfl.config import overrides
-from fedpfl.config.foreign import read_untrusted_command
 from fedpfl.ground.errors import FedpflError
 from fedpfl.report.load import runs
 from fedpfl.runner import tuning
@@ -28,6 +29,7 @@ WORDS += " eval.finetune_epochs=1 eval.finetune_every=1 partition.samples_per_cl
 WORDS += " local.epochs=1 model=mlp model.hidden=[8] checkpoint.keep=false system=simulated"
 SKEWED, EVEN = ["dataset=digits", "partition.alpha=0.1"], ["dataset=digits", "partition=iid"]
 SUITE = {"method": "all", "trials": 2, "seeds": 2, "settings": {"skewed": SKEWED, "even": EVEN}}
+MADE_WITH = ("trials=1", "seeds=1", "rounds=1")
 SUITE["words"] = [*WORDS.split(), "system.profile=uniform"]
 
 
@@ -50,7 +52,7 @@ def boarded(folder, methods, settings, play):
     suite = {**SUITE, "settings": {name: SUITE["settings"][name] for name in settings}}
     (folder / "tiny.yaml").write_text(yaml.safe_dump(suite))
     with mock.patch.object(board, "run_or_exit", play), mock.patch.object(tuning, "draw_search"):
-        status = call(folder, f"method={','.join(methods)}", "trials=1", "seeds=1", "rounds=1")
+        status = call(folder, f"method={','.join(methods)}", *MADE_WITH)
     return folder, status, pd.read_csv(folder / "out" / "board.csv", dtype={"identity": str})
 
 
@@ -88,8 +90,8 @@ def test_a_board_has_a_row_for_each_method_from_which_it_can_be_run_again(made):
         assert row["data"] == run.summary["data"]
         assert f"torch {run.environment['torch']}" in row["versions"]
         assert row["command"].startswith("python -m fedpfl.train -m method=")
-        words, seeds = board._words_and_seeds(row["command"])
-        cfg = overrides.compose_single_run([*words, f"seed={seeds[0]}"])
+        words = shlex.split(row["command"])[4:]
+        cfg = overrides.compose_single_run(words)
         assert cfg.hydra.sweep.subdir.split("/")[-2] == row["identity"]
     harmed = frame.set_index("method")["harmed_fedavg"].notna().to_dict()
     assert harmed == {"FedAvg": False, "FedPer": True}
@@ -125,135 +127,84 @@ def rewritten(folder, row, **values):
 
 
 def test_a_row_that_is_run_again_is_equal_and_each_changed_column_is_named(made, capsys):
-    """Whichever column it is: none is taken on trust."""
     folder, _, frame = made
     row = frame[frame["method"] == "FedPer"].iloc[0]
-    assert call(folder, "verify", row["identity"]) == 0
+    assert call(folder, "verify", row["identity"], *MADE_WITH) == 0
     assert "equal, every number of 1 runs" in capsys.readouterr().out
 
-    def played(foreign, root):
-        return tuning.locate_final_runs(root, foreign.run_words, foreign.seeds)  # just now
-
-    def verified(**values):
+    def verify(**values):
         text = rewritten(folder, row, **values)
-        with mock.patch.object(board, "_play_again", played):
-            status = call(folder, "verify", row["identity"][:6])
+        with mock.patch.object(board, "run_or_exit"):  # its runs were made just now
+            status = call(folder, "verify", row["identity"][:6], *MADE_WITH)
         (folder / "out" / "board.csv").write_text(text)
         return status, capsys.readouterr()
 
-    left_out = ("identity", "command", "setting", "method", "versions", "chosen")
+    left_out = ("identity", "command", "setting", "versions", "chosen", "rank")
     columns = [column for column in frame.columns if column not in left_out]
     changes = {column: "0.125" if row[column] != 0.125 else "0.5" for column in columns}
-    status, said = verified(**changes)
+    status, said = verify(**changes)
     assert status == 1
-    assert all(f"{key} {value} there" in said.err for key, value in changes.items())
-    # Emptied, so that nobody asks
-    emptied = ("harmed_fedavg", "accuracy", "chosen", "data")
-    status, said = verified(**dict.fromkeys(emptied, ""))
+    assert all(f"{key} {value!r} there" in said.err for key, value in changes.items())
+    status, said = verify(harmed_fedavg="", accuracy="", setting="skewed: another")
     assert status == 1
-    assert all(f"{column}  there" in said.err for column in emptied)
+    assert "accuracy '' there" in said.err
+    assert "setting 'skewed: another' there" in said.err
     elsewhere = row["versions"].replace("torch ", "torch 1")
-    status, said = verified(versions=elsewhere)
-    line = f"made with other versions: {elsewhere} there, {row['versions']} here"
-    assert (status, line in said.out) == (0, True)
-
-
-BOARD_HEAD = "setting,method,identity,command,chosen"
-
-
-NO_BOARDS = {
-    "": "cannot be read as a board",
-    "\udcff": "cannot be read as a board",
-    f"{BOARD_HEAD}\n1,2,3\n": "line 2 has not one cell for each of 5",
-    f"{BOARD_HEAD}\n=1+1,2,3,4,5\n": "no plain text: '=1",
-    f"{BOARD_HEAD}\n\x1b[2J,2,3,4,5\n": "no plain text",
-    f'{BOARD_HEAD}\n"1,2,3,4,5\n': "cannot be read as a board",
-}
-
-
-def test_a_file_that_is_no_board_is_one_line(tmp_path):
-    for text, told in NO_BOARDS.items():
-        (tmp_path / "board.csv").write_bytes(text.encode(errors="surrogateescape"))
-        with pytest.raises(FedpflError, match=told):
-            board.read_rows(tmp_path / "board.csv")
-
-
-def test_a_strangers_row_downloads_no_data_set_but_the_suites(made):
-    with mock.patch.object(board, "SUITES", made[0]):
-        asked = board.read_command_line(["suite=tiny"])
-    for word, more in (("dataset=digits", []), ("dataset=cifar10", ["dataset.download=false"])):
-        known = board._with_known_data(board.ForeignRuns([word], [1]), asked)
-        assert known.run_words == [word, *more]
+    status, said = verify(versions=elsewhere, command=f"rm -rf / method=fedper {row['command']}")
+    line = f"versions: {elsewhere!r} there, {row['versions']!r} here"
+    assert (status, line in said.err) == (0, True)
 
 
 STRANGE = """
-+hydra.callbacks.x._target_=sympy.sympify
-hydra.callbacks.x._target_=sympy.sympify
-plugins=[evil.py]
-~method
-hydra/launcher=joblib
-hydra.run.dir=elsewhere
-data_dir=elsewhere
-dataset.path=data.npz
-model.weights=weights
-dataset=evil
-partition.file=parts.csv
-partition=file partition.path=parts.csv
-system.file=devices.csv
-system.profile=../devices
-dataset.name=digits
-quantile.table=1
-local.lr=${oc.env:HOME}
-local.lr=choice(1,2)
-method=glob(*)
-experiment=fedobp/table3
-logger=wandb
-name=../../elsewhere
-restart=true
-method._target_=os.system
-model.arch=../../evil
-'local.lr=1{newline}plugins=[evil.py]'
--cd=conf
-rounds=1000000000
-local.lr=0.1 local.lr=0.2
-method@x=fedavg
+chosen | local.lr=0.5 | make [0-9a-f]+; give the words that the board was made with
+chosen | plugins=[evil.py] | is no value of the search space of method=fedper
+chosen | local.lr=${oc.env:HOME} | is no value of the search space of method=fedper
+chosen | local.lr=choice(1,2) | is no value of the search space of method=fedper
+setting | elsewhere | is of no setting and method of the suite
+command | python -m fedpfl.train -m method=evil seed=1 | is of no setting and method of the suite
 """
 
 
-FORMS = """
-rm -rf / -m x seed=1
-python -m fedpfl.train -m method=fedavg seed=1,2;ls
-python -m fedpfl.train -m 'method=fedavg
-"""
-
-
-def test_of_a_strangers_row_nothing_is_run_but_known_keys_with_plain_values():
-    for line in read_cases(STRANGE):
-        words = line.replace("{newline}", "\n")
-        with pytest.raises(FedpflError, match="the row's command is not run"):
-            read_untrusted_command(f"python -m fedpfl.train -m method=fedper {words} seed=1")
-    for command in read_cases(FORMS):
-        with pytest.raises(FedpflError, match="the row's command"):
-            read_untrusted_command(command)
-
-
-def test_a_strangers_row_is_refused_before_anything_runs(made, capsys):
+@pytest.mark.parametrize(("column", "value", "told"), keep_quick(read_cases(STRANGE, " | ")))
+def test_of_a_strangers_row_nothing_is_run_but_the_suites_own_words(
+    column, value, told, made, capsys
+):
     folder, _, frame = made
     row = frame[frame["method"] == "FedPer"].iloc[0]
-    text = rewritten(folder, row, command=row["command"].replace(" seed", " plugins=[x.py] seed"))
-    with mock.patch.object(board, "_play_again") as play:
-        status = call(folder, "verify", row["identity"])
+    text = rewritten(folder, row, **{column: value})
+    with mock.patch.object(board, "run_or_exit") as play:
+        status = call(folder, "verify", row["identity"], *MADE_WITH)
     (folder / "out" / "board.csv").write_text(text)
-    told = capsys.readouterr().err
-    assert (status, len(told.splitlines())) == (2, 1)
-    assert not play.called
-    assert "the row's command is not run" in told
+    (line,) = capsys.readouterr().err.splitlines()
+    assert (status, play.called) == (2, False)
+    assert re.search(told, line)
 
 
-@pytest.mark.parametrize("every", keep_quick([20, 1]))
-def test_every_row_of_the_docs_can_be_verified(every):
-    for command in board_page.load_rows()["command"][::every]:
-        assert read_untrusted_command(command).seeds
+def test_a_board_of_data_elsewhere_is_verified_there(made, tmp_path):
+    """By the words that it was made with; the row's own command is not read."""
+    folder, _, frame = made
+    row = frame[frame["method"] == "FedPer"].iloc[0].to_dict()
+    with mock.patch.object(board, "SUITES", folder):
+        word = format_override("data_dir", tmp_path)
+        command = board.read_command_line(["suite=tiny", word, *MADE_WITH])
+    assert word in board.compose_row(row, command)
+
+
+def test_a_file_that_is_no_board_is_one_line(tmp_path):
+    path = tmp_path / "board.csv"
+    with pytest.raises(FedpflError, match=r"cannot be read as a board: .*; make it with"):
+        board.read_rows(path)
+    for text, told in (("\0\xff", "cannot be read as a board"), ("a,b\n1,2\n", "has no column")):
+        path.write_bytes(text.encode("latin1"))
+        with pytest.raises(FedpflError, match=told):
+            board.read_rows(path)
+
+
+@pytest.mark.parametrize("every", keep_quick([40, 1]))
+def test_the_suite_composes_every_row_of_the_docs(every):
+    command = board.read_command_line(["suite=small"])
+    for row in board.read_rows(board_page.ROWS_FILE).to_dict("records")[::every]:
+        assert board.compose_row(row, command)
 
 
 def test_a_setting_whose_data_are_absent_is_left_out_and_told_once(tmp_path, capsys):
@@ -274,8 +225,8 @@ def test_mistakes_are_one_line(made, capsys):
     for words, told in read_cases("""
         verify zzz => no rows begin with 'zzz'
         roundz=3 method=fedavg => fedpfl: roundz is not a key here
-        data_dir=a data_dir=b trials=0 => given twice, and the last one counts: data_dir=a, then data_dir=b
-        verify zzz rounds=3 => fedpfl: rounds=3: verify runs the words of the row itself
+        rounds=interval(0,1) => fedpfl: rounds must be a whole number, got 0.0
     """):
         assert call(made[0], *words.split()) == 2
-        assert told in capsys.readouterr().err
+        (line,) = capsys.readouterr().err.splitlines()
+        assert told in line

@@ -24,7 +24,8 @@ def searched(*words: str) -> dict[str, tuple[list[str], list[str]]]:
 
     def tuned(asked, method, own, of_search, play):
         found[method] = of_search, own
-        return {"method": method, "seeds": asked.seeds, "at_end": ""}
+        record = {"method": method, "seeds": asked.seeds, "at_end": ""}
+        return tuning.TunedMethod(record, [])
 
     with (
         mock.patch.object(tuning, "_tune_method", tuned),
