@@ -201,7 +201,7 @@ class CountedTask:
 
     def _run_reported(self, cfg: DictConfig, events: Path) -> Any:
         """Run the task, and print how far the sweep is at its beginning and end."""
-        from fedpfl.record import console
+        from fedpfl.record import console, eta
 
         if not self._job_count:
             return self._task(cfg)
@@ -210,7 +210,7 @@ class CountedTask:
         _append_line(events, f"{hydra.job.num} {start_time}")
         run_directory = Path(hydra.runtime.output_dir)
         if cfg.get("restart") or not _is_finished(run_directory):
-            position = console.describe_job_start(
+            position = eta.describe_job_start(
                 events.read_text(), self._job_count, start_time, hydra.job.num + 1
             )
             _print_progress(position, console.run_label.get())
@@ -243,7 +243,8 @@ class CountedTask:
             outcome: What the job came to.
             idle_text: Stands instead of the duration where the job had nothing to do.
         """
-        from fedpfl.record.console import describe_sweep_progress, format_duration, run_label
+        from fedpfl.record.console import run_label
+        from fedpfl.record.eta import describe_sweep_progress, format_duration
 
         # A run that was finished before, or failed at once, has no new row.
         rounds_file = run_directory / "rounds.csv"

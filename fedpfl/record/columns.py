@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Collection, Container
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fedpfl.ground.tasks import CLASSIFICATION, MULTILABEL, REGRESSION, TASKS, Task
 
@@ -127,13 +128,13 @@ def _split_metrics(rows: list[dict[str, str]], split: str, fine_tuned: bool) -> 
         if row["unit"]:
             label += f" ({row['unit']})"
         name = column_name(row["name"], split, fine_tuned)
-        changes = {"name": name, "scope": split, "label": label, "fine_tuned": fine_tuned}
-        metrics.append(_make_metric(**{**row, **changes}))
+        changes: dict[str, Any] = {"name": name, "scope": split, "label": label}
+        metrics.append(_make_metric(**{**row, **changes}, fine_tuned=fine_tuned))
     return metrics
 
 
-def _make_metric(tasks: str, **values: str | bool) -> Metric:
-    return Metric(**values, tasks=tuple(tasks.split()) or tuple(TASKS))  # type: ignore[arg-type]
+def _make_metric(tasks: str, **values: Any) -> Metric:
+    return Metric(**values, tasks=tuple(tasks.split()) or tuple(TASKS))
 
 
 METRICS = _read_metrics()

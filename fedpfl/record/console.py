@@ -9,25 +9,23 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from datetime import timedelta
-from statistics import fmean
 from typing import Any, ClassVar, TextIO
 
 from fedpfl.ground.tasks import CLASSIFICATION
 from fedpfl.record.callbacks import Callback, RunInfo
 from fedpfl.record.columns import column_name, task_of_columns
-from fedpfl.record.eta import RemainingTime
+from fedpfl.record.eta import RemainingTime, format_duration
 
 run_label: ContextVar[str] = ContextVar("label", default="")
 """Distinguishes the runs of a sweep; empty for a run that is alone."""
 
 
 class Console(Callback):
-    """Show progress on the terminal: a bar, or plain lines where nobody watches.
+    """Show progress on the terminal: a bar, or plain lines if nobody watches.
 
     Plain: a line at most every `every` seconds, and for every evaluated and the last round. Of a
     run with a `run_label` only the bar is shown, or after a minute a line, of all such runs at most
-    one a minute, and warnings once; the sweeper reports the outcome.
+    one a minute, and each warning once; the sweeper reports the outcome.
 
     Args:
         quiet: show nothing at all.
@@ -52,95 +50,67 @@ class Console(Callback):
         clock: Callable[[], float] = time.monotonic,
     ):
         self._quiet = quiet
-        self._stream = stream
+        self._stream = stream or sys.stderr
         self._plain = plain
         self._every = every
         self._clock = clock
-        self._run: RunInfo | None = None
         self._bar: Any = None
         self._label = ""
         self._line_time = float("-inf")  # of the last plain line
         self._start_time = self._round_time = clock()
-        self._round = 0
+        self._rounds = self._round = 0
         self._last_evaluation = ""
 
     def on_begin(self, run: RunInfo) -> None:
         """Print the first lines and start the bar."""
-        # ---- Step 1: the first lines; of a run with a label only what a reader must know.
-        self._run = run
+        self._rounds = run.rounds
         self._round = run.start_round
         self._label = run_label.get()
         self._start_time = self._round_time = self._clock()
-        self._remaining_time = RemainingTime(run.rounds, run.config)
-        if not self._label:
-            for line in run.lines:
-                self._print_line(line)
+        self._remaining_time = RemainingTime(run.rounds, run.config["eval"])
+        for line in () if self._label else run.lines:
+            self._print_line(line)
         for note in run.notes:
             self.on_note(note)
         for line in resumption_lines(run):
             self._print_line(line)
-
-        # ---- Step 2: the bar, unless nobody watches.
-        stream = self._stream or sys.stderr
         is_plain = self._plain
         if is_plain is None:
             is_dumb_terminal = os.environ.get("TERM") == "dumb"
             # Bars of several processes would overwrite each other.
-            is_plain = _is_worker() or not stream.isatty() or is_dumb_terminal
+            is_plain = _is_worker() or not self._stream.isatty() or is_dumb_terminal
         if not (is_plain or self._quiet):
-            self._start_bar(stream, run)
+            self._start_bar()
 
     def on_round(self, round: Any) -> None:
         """Show one round."""
-        assert self._run is not None
-        # ---- Step 1: how long did it take?
         row = round.row
         now = self._clock()
-        evaluation_seconds = row.get("eval_seconds")
-        if evaluation_seconds is not None:
-            tuned_score = column_name(task_of_columns(row).score, fine_tuned=True)
-            is_tuned = row.get(tuned_score) is not None
-            self._remaining_time.add_evaluation(evaluation_seconds, is_tuned)
         # By the clock, as a round also takes what the engine does not time, such as a checkpoint.
-        self._remaining_time.add_round(now - self._round_time - (evaluation_seconds or 0))
+        is_tuned = row.get(column_name(task_of_columns(row).score, fine_tuned=True)) is not None
+        self._remaining_time.add(now - self._round_time, row.get("eval_seconds"), is_tuned)
         self._round_time = now
-
-        # ---- Step 2: what is known.
         self._round = int(row["round"])
-        rounds_left = self._run.rounds - self._round
         evaluation = describe_all_clients(row)
         self._last_evaluation = evaluation or self._last_evaluation
-        eta = self._eta() if rounds_left else ""
-
-        # ---- Step 3: show it.
+        eta = self._remaining_time.describe(self._round)
         if self._bar is not None:
             text = "  ".join(filter(None, (describe_cohort(row), self._last_evaluation)))
-            self._bar.update(
-                self._bar.task_ids[0],
-                completed=self._round,
-                text=text,
-                eta=eta,
-            )
+            self._update_bar(completed=self._round, text=text, eta=eta)
         elif self._label:
-            last_time = max(
-                self._start_time,
-                self._print_times.get("", self._start_time),
-            )
-            if rounds_left and now - last_time >= self.MINUTE:
+            last_time = max(self._start_time, self._print_times.get("", self._start_time))
+            if eta and now - last_time >= self.MINUTE:
                 self._print_times[""] = now
-                self._print_line(f"{describe_row(row, self._run.rounds)}  {eta}")
-        elif evaluation or not rounds_left or now - self._line_time >= self._every:
+                self._print_line(f"{describe_row(row, self._rounds)}  {eta}")
+        elif evaluation or not eta or now - self._line_time >= self._every:
             self._line_time = now
-            parts = (describe_row(row, self._run.rounds), eta)
+            parts = (describe_row(row, self._rounds), eta)
             self._print_line("  ".join(filter(None, parts)))
 
     def on_evaluation(self, round: int) -> None:
-        """Say that all clients are evaluated, on lines only where that may take long."""
-        assert self._run is not None
+        """Say on the bar that all clients are evaluated."""
         if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], text="evaluating all clients")
-        elif not self._label and self._is_evaluation_slow():
-            self._print_line(f"round {round}/{self._run.rounds}  evaluating all clients")
+            self._update_bar(text="evaluating all clients")
 
     def on_note(self, text: str) -> None:
         """Print a line above the bar."""
@@ -163,17 +133,6 @@ class Console(Callback):
         parts = (f"{status} after round {self._round} in {elapsed}", result)
         self._print_line(", ".join(filter(None, parts)))
 
-    def _is_evaluation_slow(self) -> bool:
-        """Return whether an evaluation takes long, or nobody knows how long."""
-        seconds = self._remaining_time.last_evaluation
-        return seconds is None or seconds >= self._every
-
-    def _eta(self) -> str:
-        """Return the estimated time of the rounds that are left."""
-        eta = f"ETA {format_duration(self._remaining_time.estimate(self._round))}"
-        has_evaluated = self._remaining_time.last_evaluation is not None
-        return eta if has_evaluated else f"{eta} + evaluations"
-
     def _print_line(self, text: str) -> None:
         if self._quiet:
             return
@@ -181,9 +140,9 @@ class Console(Callback):
         if self._bar is not None:
             self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
         else:
-            print(line, file=self._stream or sys.stderr, flush=True)
+            print(line, file=self._stream, flush=True)
 
-    def _start_bar(self, stream: TextIO, run: RunInfo) -> None:
+    def _start_bar(self) -> None:
         from rich.console import Console as Terminal
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -194,13 +153,14 @@ class Console(Callback):
             TextColumn("{task.fields[text]}", markup=False),
             TimeElapsedColumn(),
             TextColumn("{task.fields[eta]}", markup=False),
-            console=Terminal(file=stream),
+            console=Terminal(file=self._stream),
             transient=bool(self._label),
         )
-        self._bar.add_task(
-            self._label, total=run.rounds, completed=run.start_round, text="", eta=""
-        )
+        self._bar.add_task(self._label, total=self._rounds, completed=self._round, text="", eta="")
         self._bar.start()
+
+    def _update_bar(self, **fields: Any) -> None:
+        self._bar.update(self._bar.task_ids[0], **fields)
 
 
 def resumption_lines(run: RunInfo) -> tuple[str, ...]:
@@ -280,86 +240,8 @@ def untrained_note(summary: Mapping[str, Any]) -> str:
     return ""
 
 
-def format_duration(seconds: float) -> str:
-    """Write seconds as `1:02:03`, after a day as `1 day, 1:02:03`."""
-    # A forecast of ages is still a text, not an overflow.
-    longest = timedelta.max.total_seconds() // 2
-    return str(timedelta(seconds=round(min(max(0.0, seconds), longest))))
-
-
-def describe_sweep_progress(events: str, jobs: int, now: float) -> str:
-    """Return such as `3/8 done, ETA 0:12:30`, or without ETA where it is unknown.
-
-    The remaining jobs are taken to need as long as those that ended, as many at once as now.
-
-    Args:
-        events: a line for each job that began: its number and when; another when it ended, with the
-            seconds that it took, 0 where it had nothing to do.
-        jobs: the number of all jobs.
-        now: the time.
-    """
-    job_seconds, start_times = _parse_events(events)
-    progress = f"{len(job_seconds)}/{jobs} done"
-    if len(job_seconds) == jobs:
-        return f"{progress} in {format_duration(now - min(start_times.values()))}"
-    seconds = _seconds_left(events, jobs, now, free=1)
-    return f"{progress}, ETA {format_duration(seconds)}" if seconds else progress
-
-
-def describe_job_start(events: str, jobs: int, now: float, number: int) -> str:
-    """Return such as `run 2 of 8, elapsed 0:01:00, ETA 0:12:30`.
-
-    Arguments are those of `describe_sweep_progress`, and the number of the run that begins.
-    """
-    _, start_times = _parse_events(events)
-    elapsed = format_duration(now - min(start_times.values()))
-    parts = [f"run {number} of {jobs}", f"elapsed {elapsed}"]
-    seconds = _seconds_left(events, jobs, now)
-    if seconds:
-        parts.append(f"ETA {format_duration(seconds)}")
-    return ", ".join(parts)
-
-
 def _is_worker() -> bool:
     """Return whether this is a worker process or thread of a parallel sweep."""
     if multiprocessing.parent_process() is not None:
         return True
     return threading.current_thread() is not threading.main_thread()
-
-
-def _parse_events(events: str) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the seconds of the jobs that ended, and when each began, by number."""
-    job_seconds = {}
-    start_times = {}
-    for line in events.splitlines():
-        job, start_time, *seconds = line.split()
-        start_times[job] = float(start_time)
-        if seconds:
-            job_seconds[job] = float(seconds[-1])
-    return job_seconds, start_times
-
-
-def _seconds_left(events: str, jobs: int, now: float, free: int = 0) -> float:
-    """Return how long the rest of a sweep may take, 0 where nothing tells it.
-
-    Args:
-        events: as of `describe_sweep_progress`.
-        jobs: the number of all jobs.
-        now: the time.
-        free: jobs that may begin at once beside those that are running.
-    """
-    job_seconds, start_times = _parse_events(events)
-    known_seconds = [seconds for seconds in job_seconds.values() if seconds]
-    if not known_seconds:
-        return 0.0
-    mean_seconds = fmean(known_seconds)
-    running = [
-        now - start_time for job, start_time in start_times.items() if job not in job_seconds
-    ]
-    waiting_count = jobs - len(start_times)
-    remaining = [max(0.0, mean_seconds - elapsed) for elapsed in running]
-    # The place of a job that has just ended goes to the next one.
-    side_by_side = len(running) + (free if waiting_count else 0)
-    total = sum(remaining) + mean_seconds * waiting_count
-    # At least as long as the slowest that runs.
-    return max([total / max(1, side_by_side), *remaining])

@@ -1,10 +1,11 @@
-"""Estimate the remaining time of a run from the rounds that it has played."""
+"""Estimate how long the rest of a run, or of a sweep, takes from what has been played."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from statistics import median_low
+from datetime import timedelta
+from statistics import fmean, median_low
 from typing import Any
 
 RECENT_ROUNDS = 50
@@ -12,17 +13,16 @@ RECENT_ROUNDS = 50
 
 
 class RemainingTime:
-    """Estimate the remaining seconds of a run.
+    """Estimate the remaining time of a run.
 
-    Medians of recent rounds: a round that stalled changes no estimate after it.
+    By medians of recent rounds: a round that stalled changes no estimate after it.
 
     Args:
         rounds: of the whole run; the last one is always evaluated.
-        config: resolved configuration, whose `eval` says when all clients are evaluated.
+        settings: the configuration's `eval`, which says when all clients are evaluated.
     """
 
-    def __init__(self, rounds: int, config: Mapping[str, Any]):
-        settings = config["eval"]
+    def __init__(self, rounds: int, settings: Mapping[str, Any]):
         self._rounds = rounds
         self._every = settings["every"]
         self._tuned_every = 0
@@ -32,19 +32,20 @@ class RemainingTime:
         self._evaluation_seconds: deque[float] = deque(maxlen=RECENT_ROUNDS)
         self._tuned_seconds: deque[float] = deque(maxlen=RECENT_ROUNDS)
 
-    def add_round(self, seconds: float) -> None:
-        """Add the seconds of a round without its evaluation."""
-        self._round_seconds.append(seconds)
+    def add(self, seconds: float, evaluation_seconds: float | None, is_tuned: bool) -> None:
+        """Add a round, with its evaluation of all clients if it had one."""
+        if evaluation_seconds is not None:
+            kind = self._tuned_seconds if is_tuned else self._evaluation_seconds
+            kind.append(evaluation_seconds)
+        self._round_seconds.append(seconds - (evaluation_seconds or 0.0))
 
-    def add_evaluation(self, seconds: float, is_tuned: bool) -> None:
-        """Add the seconds of an evaluation of all clients."""
-        (self._tuned_seconds if is_tuned else self._evaluation_seconds).append(seconds)
-
-    @property
-    def last_evaluation(self) -> float | None:
-        """Return the seconds of the longer of the last evaluations of both kinds."""
-        seconds = [kind[-1] for kind in (self._evaluation_seconds, self._tuned_seconds) if kind]
-        return max(seconds, default=None)
+    def describe(self, rounds_done: int) -> str:
+        """Return such as `ETA 0:12:30`, or an empty text after the last round."""
+        if rounds_done >= self._rounds:
+            return ""
+        eta = f"ETA {format_duration(self.estimate(rounds_done))}"
+        has_evaluated = self._evaluation_seconds or self._tuned_seconds
+        return eta if has_evaluated else f"{eta} + evaluations"
 
     def estimate(self, rounds_done: int) -> float:
         """Return the seconds after a round; evaluations count once one has been timed."""
@@ -65,3 +66,71 @@ class RemainingTime:
             return 0
         # Rounded up: the last round is evaluated even if it is no multiple.
         return -(-self._rounds // period) - rounds_done // period
+
+
+def describe_sweep_progress(events: str, jobs: int, now: float) -> str:
+    """Return such as `3/8 done, ETA 0:12:30`, or without ETA where it is unknown.
+
+    The remaining jobs are taken to need as long as those that ended, as many at once as now.
+
+    Args:
+        events: a line for each job that began: its number and when; another when it ended, with the
+            seconds that it took, 0 where it had nothing to do.
+        jobs: the number of all jobs.
+        now: the time.
+    """
+    job_seconds, start_times = _parse_events(events)
+    progress = f"{len(job_seconds)}/{jobs} done"
+    if len(job_seconds) == jobs:
+        return f"{progress} in {format_duration(now - min(start_times.values()))}"
+    seconds = _seconds_left(events, jobs, now, free=1)
+    return f"{progress}, ETA {format_duration(seconds)}" if seconds else progress
+
+
+def describe_job_start(events: str, jobs: int, now: float, number: int) -> str:
+    """Return such as `run 2 of 8, elapsed 0:01:00, ETA 0:12:30`.
+
+    Arguments are those of `describe_sweep_progress`, and the number of the run that begins.
+    """
+    _, start_times = _parse_events(events)
+    elapsed = format_duration(now - min(start_times.values()))
+    text = f"run {number} of {jobs}, elapsed {elapsed}"
+    seconds = _seconds_left(events, jobs, now)
+    return f"{text}, ETA {format_duration(seconds)}" if seconds else text
+
+
+def format_duration(seconds: float) -> str:
+    """Write seconds as `1:02:03`, after a day as `1 day, 1:02:03`."""
+    return str(timedelta(seconds=round(max(0.0, seconds))))
+
+
+def _parse_events(events: str) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the seconds of the jobs that ended, and when each began, by number."""
+    job_seconds = {}
+    start_times = {}
+    for line in events.splitlines():
+        job, start_time, *seconds = line.split()
+        start_times[job] = float(start_time)
+        if seconds:
+            job_seconds[job] = float(seconds[-1])
+    return job_seconds, start_times
+
+
+def _seconds_left(events: str, jobs: int, now: float, free: int = 0) -> float:
+    """Return how long the rest of a sweep may take, 0 if no job has ended.
+
+    Args:
+        events: as of `describe_sweep_progress`.
+        jobs: the number of all jobs.
+        now: the time.
+        free: jobs that may begin beside those that are running.
+    """
+    job_seconds, start_times = _parse_events(events)
+    mean_seconds = fmean(list(filter(None, job_seconds.values())) or [0.0])
+    running = [start_times[job] for job in start_times.keys() - job_seconds.keys()]
+    remaining = [max(0.0, mean_seconds - (now - start_time)) for start_time in running]
+    waiting_count = jobs - len(start_times)
+    side_by_side = len(running) + (free if waiting_count else 0)
+    total = sum(remaining) + mean_seconds * waiting_count
+    # At least as long as the slowest that runs.
+    return max([total / max(1, side_by_side), *remaining])

@@ -37,7 +37,7 @@ from fedpfl.engine.backends.selection import find_device
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.torch_defaults import torch_defaults
 from fedpfl.ground.words import check_words, replaced_words
-from fedpfl.record import console
+from fedpfl.record import console, eta
 from fedpfl.record.callbacks import Callback
 from fedpfl.record.run_files import read_checkpoint, require_states_here
 from fedpfl.report.load import read_started_run
@@ -163,7 +163,7 @@ def sweep(
         start_time = time.monotonic()
         events += f"{number} {start_time}\n"
         if progress:
-            start_text = console.describe_job_start(events, len(jobs), start_time, number)
+            start_text = eta.describe_job_start(events, len(jobs), start_time, number)
             _tell_sweep(f"{start_text}  {name}")
 
         # ---- Step 2: play it. One that diverged stays in the table, and others go on.

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from fedpfl.config.overrides import requote_word
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tasks import CLASSIFICATION, Task
-from fedpfl.record.console import format_duration
+from fedpfl.record.eta import format_duration
 from fedpfl.runner.optuna_study import (
     explain_database_errors,
     import_optuna,

@@ -19,7 +19,7 @@ from fedpfl.config.choices import GROUPS
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import METHODS, FedAvg
-from fedpfl.record import console, rundir
+from fedpfl.record import eta, rundir
 from fedpfl.record.columns import round_columns
 from fedpfl.report import __main__ as report
 from tests.command import (
@@ -449,9 +449,9 @@ PROGRESS = """
 def test_how_far_a_sweep_is_and_which_run_begins() -> None:
     for events, now, told in read_cases(PROGRESS):
         lines = events.replace(";", "\n") + "\n"
-        assert console.describe_sweep_progress(lines, 4, float(now)) == told
-    assert console.describe_job_start("0 5\n", 4, 5, 1) == "run 1 of 4, elapsed 0:00:00"
-    told = console.describe_job_start("0 5\n0 5 60\n1 65\n", 4, 65, 2)
+        assert eta.describe_sweep_progress(lines, 4, float(now)) == told
+    assert eta.describe_job_start("0 5\n", 4, 5, 1) == "run 1 of 4, elapsed 0:00:00"
+    told = eta.describe_job_start("0 5\n0 5 60\n1 65\n", 4, 65, 2)
     assert told == "run 2 of 4, elapsed 0:01:00, ETA 0:03:00"
 
 
