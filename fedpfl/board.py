@@ -39,7 +39,7 @@ from fedpfl.config.sweep import preload_datasets
 from fedpfl.ground.errors import FedpflError, choices_text, error_text
 from fedpfl.ground.files import atomic_output
 from fedpfl.ground.terminal import print_notice
-from fedpfl.ground.words import check_words, replaced_words
+from fedpfl.ground.words import check_words
 from fedpfl.methods import METHODS
 from fedpfl.report import html
 from fedpfl.report.fairness import (
@@ -139,10 +139,7 @@ class BoardCommand(NamedTuple):
 
 def read_command_line(arguments: Sequence[str]) -> BoardCommand:
     """Read the command line. Raises FedpflError."""
-    arguments = check_words(arguments, {}, HELP_ADVICE)
-    note = replaced_words(arguments)
-    if note:
-        print_notice(note)
+    arguments = check_words(arguments, (), HELP_ADVICE)
     # The last of two words for one key counts, as with Hydra.
     values = {key: value for key, _, value in (word.partition("=") for word in arguments)}
 

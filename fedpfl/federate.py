@@ -38,7 +38,7 @@ from fedpfl.data.datasets.sites import list_sites
 from fedpfl.ground import files
 from fedpfl.ground.errors import FedpflError, missing_extra
 from fedpfl.ground.terminal import print_notice
-from fedpfl.ground.words import check_words, replaced_words
+from fedpfl.ground.words import check_words
 from fedpfl.remote import app, local, sites
 from fedpfl.remote.server import FederateSettings
 from fedpfl.runner.method_trial import try_method_of_nodes
@@ -54,11 +54,8 @@ def play_federation(words: Sequence[str]) -> int:
         FedpflError: for what is refused before anything is started.
     """
     # ---- Check the command and the method before any process starts
-    words = check_words(words, {}, "python -m fedpfl.federate --help tells what it takes")
+    words = check_words(words, (), "python -m fedpfl.federate --help tells what it takes")
     settings, cfg = app.compose_federation(words)
-    note = replaced_words(words)
-    if note:
-        print_notice(note)
     if importlib.util.find_spec("flwr") is None:
         raise missing_extra("fedpfl federate needs Flower", "flower")
     run = build_run(check_config(cfg))

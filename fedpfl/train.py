@@ -15,9 +15,6 @@ from fedpfl.ground import interrupts, terminal
 if __name__ == "__main__":
     interrupts.install_handler(interrupts.exit_during_import)
     terminal.outlive_readers()
-    from fedpfl.config import early
-
-    early.exit_if_refused(word for word in sys.argv[1:] if word != "--dry-run")
 
 import logging
 import os
@@ -33,15 +30,15 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from fedpfl.config import help_page, overrides, plugins, tidy
+from fedpfl.config import help_page, overrides, plugins
 from fedpfl.config.choices import GROUPS
 from fedpfl.config.messages import format_error
 from fedpfl.config.overrides import CONF
 from fedpfl.config.run_location import register_resolver, require_run_directory
 from fedpfl.engine.backends import ranks
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.files import remove_empty_folders
 from fedpfl.ground.terminal import print_notice
-from fedpfl.ground.words import replaced_words
 from fedpfl.record import console
 from fedpfl.runner import dry_run, session, trials
 from fedpfl.runner.faults import EXIT_STATUS, TrialPruned, user_errors
@@ -71,7 +68,7 @@ def job(cfg: DictConfig) -> str | None:
             )
         trial = None
         if is_single_run:
-            _check_dropped_sweeps(hydra_cfg)
+            _require_multirun(hydra_cfg)
         else:
             trial = trials.find_trial(hydra_cfg.sweeper, hydra_cfg.job.num)
 
@@ -86,8 +83,8 @@ def job(cfg: DictConfig) -> str | None:
     except FedpflError as error:
         if is_single_run:
             _give_up(error)
-        # In a sweep the others go on, and Hydra raises the first failure again after the last job.
-        if not console.run_label.get():  # else the sweeper tells
+        # In a sweep other jobs go on, and Hydra raises the first failure after the last job.
+        if not console.run_label.get():  # a labelled job is reported by the sweeper
             _tell(f"job {hydra_cfg.job.num} ({hydra_cfg.job.override_dirname}): {error}")
         raise error from None
     except Exception:
@@ -95,48 +92,24 @@ def job(cfg: DictConfig) -> str | None:
             raise
         sys.exit(1)
     finally:
-        # A single run's begin was noted; in a sweep Hydra has made this folder.
-        sweep_folder = None if is_single_run else Path(hydra_cfg.sweep.dir)
-        tidy.remove_empty_directories(path, otherwise=sweep_folder)
+        remove_empty_folders(path)
     return None
 
 
-def _check_dropped_sweeps(hydra_cfg: HydraConf) -> None:
-    """Say which keys an experiment sets for a sweep's jobs alone.
-
-    Raises:
-        FedpflError: unless one run is asked for.
-    """
+def _require_multirun(hydra_cfg: HydraConf) -> None:
+    """Raise FedpflError for one run of an experiment that sweeps."""
     dropped_keys = overrides.find_dropped_sweeps(hydra_cfg)
-    if not dropped_keys:
-        return
-    experiment = hydra_cfg.runtime.choices.get("experiment")
-    source = f"experiment={experiment}" if experiment else "the configuration"
-    keys_text = ", ".join(dropped_keys)
-    if "hydra.mode=RUN" not in sys.argv:  # Hydra's own record of the command always has it
-        values_text = " ".join(f"{key}=..." for key in dropped_keys)
+    if dropped_keys:
+        experiment = hydra_cfg.runtime.choices.get("experiment")
         raise FedpflError(
-            f"{source} sweeps over {keys_text}, and this is one run: add -m, or give one value of "
-            f"each: {values_text}"
-        )
-    if ranks.is_main_process():
-        print_notice(
-            f"{source} sweeps over {keys_text}, which this one run (hydra.mode=RUN) has as they "
-            "are without it"
+            f"experiment={experiment} sweeps over {', '.join(dropped_keys)}, and this is one run:"
+            f" add -m, or give one value of each: {'=... '.join(dropped_keys)}=..."
         )
 
 
 def _give_up(error: Exception) -> NoReturn:
     _tell(format_error(error))
     sys.exit(EXIT_STATUS.get(type(error), 2))
-
-
-def _rehearse(arguments: Sequence[str]) -> None:
-    """Say what a command would run, and run nothing."""
-    try:
-        dry_run.print_dry_run(arguments)
-    except FedpflError as error:
-        _give_up(error)
 
 
 def _tell(text: str) -> None:
@@ -158,6 +131,7 @@ def main() -> None:
     """Run the command: faults of the user's making are one line and a non-zero exit."""
     interrupts.install_handler(interrupts.raise_interrupt)
     _reached_jobs.clear()  # those of an earlier command of this process
+    has_started = False
     try:
         register_resolver()
         logging.captureWarnings(True)
@@ -167,47 +141,40 @@ def main() -> None:
 
         # ---- Step 1: words, as Hydra takes them.
         is_dry_run = DRY_RUN in sys.argv
-        sys.argv[1:] = [word for word in sys.argv[1:] if word != DRY_RUN]
-        try:
-            arguments = overrides.move_options_first(sys.argv[1:])
-            # So that Hydra knows what they add.
-            plugins.load_plugins(overrides.read_list_value(arguments, "plugins"))
-            words_to_compose = overrides.replace_config_dir_option(arguments)
-        except FedpflError as error:
-            _give_up(error)
+        arguments = overrides.move_options_first(word for word in sys.argv[1:] if word != DRY_RUN)
+        # Hydra then knows the choices that they add.
+        plugins.load_plugins(overrides.read_list_value(arguments, "plugins"))
+        arguments = overrides.replace_config_dir_option(arguments)
 
         # ---- Step 2: what runs nothing.
         if {"-h", "--help"} & {*arguments}:
-            print(help_page.format_help(words_to_compose))
-            return
-        if is_dry_run:
-            _rehearse(overrides.adapt_for_sweeps(words_to_compose, GROUPS))
+            print(help_page.format_help(arguments))
             return
         arguments = overrides.adapt_for_sweeps(arguments, GROUPS)
+        if is_dry_run:
+            dry_run.print_dry_run(arguments)
+            return
 
         # ---- Step 3: run.
         sys.argv[1:] = (
             arguments if ranks.is_main_process() else overrides.disable_hydra_files(arguments)
         )
+        has_started = True
         job()
         ranks.leave_process_group()
-    except FedpflError as error:  # from a sweep; its lines are told
-        sys.exit(EXIT_STATUS.get(type(error), 2))
+    except FedpflError as error:
+        # The sweeper has reported the faults of its jobs.
+        if has_started:
+            sys.exit(EXIT_STATUS.get(type(error), 2))
+        _give_up(error)
     except KeyboardInterrupt as error:
         interrupts.exit_interrupted(error, _tell)
     except Exception as error:
-        # A fault in a job is a bug of ours, and shows where it was raised.
+        # A fault in a job is a bug, and shows where it was raised.
         if _reached_jobs and not isinstance(error, HydraException | OmegaConfBaseException):
             raise
-        # Composing the configuration and making the directory: the command line's faults, which
-        # Hydra may not name.
-        tidy.remove_empty_directories()
-        if type(error) is ValueError:
-            error = ValueError(f"{error}, in the command {' '.join(sys.argv[1:])}")
         _give_up(error)
 
 
 if __name__ == "__main__":
-    if (note := replaced_words(sys.argv[1:])) and os.environ.get("RANK", "0") == "0":
-        print_notice(note)
     main()

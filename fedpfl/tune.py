@@ -18,11 +18,6 @@ from fedpfl.ground import interrupts, terminal
 if __name__ == "__main__":
     interrupts.install_handler(interrupts.exit_during_import)
     terminal.outlive_readers()
-    from fedpfl.config import early
-
-    early.exit_if_refused(
-        ["-m", *(word for word in sys.argv[1:] if not word.startswith(("trials=", "seeds=")))]
-    )
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,7 +28,7 @@ from fedpfl.config.messages import format_error
 from fedpfl.config.run_location import register_resolver
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.terminal import print_notice
-from fedpfl.ground.words import check_words, replaced_words
+from fedpfl.ground.words import check_words
 from fedpfl.methods import METHODS
 from fedpfl.report.render import render, terminal_width
 from fedpfl.runner.tuning import TuningRequest, tune_methods
@@ -123,9 +118,6 @@ def main() -> None:
             "python -m fedpfl.tune --help tells what it takes",
         )
         request = parse_request(checked_arguments)
-        note = replaced_words(arguments)
-        if note:
-            print_notice(note)
 
         # ---- Step 2: search, and run what was chosen.
         with overrides.composing_once():

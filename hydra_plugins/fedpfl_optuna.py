@@ -16,8 +16,8 @@ from hydra.core.override_parser.types import Override
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import DictConfig, OmegaConf
 
-from fedpfl.config import tidy
 from fedpfl.ground.errors import pluralize
+from fedpfl.ground.files import remove_empty_folders
 from fedpfl.ground.terminal import print_notice
 from hydra_plugins.fedpfl_sweeper import Sweeper, print_failures, words_without_sweep
 
@@ -128,7 +128,7 @@ class OptunaSweeper(Sweeper):
                 print_notice(error)
             raise
         finally:
-            tidy.remove_empty_directories()
+            remove_empty_folders(Path(self.config.hydra.sweep.dir))
             print_failures([job for job in returns if not _is_diverged(job)])
         search_results.append(best)
         task = search_plan.search.task

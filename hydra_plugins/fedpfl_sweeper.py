@@ -24,11 +24,11 @@ from hydra.errors import HydraException
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-from fedpfl.config import tidy
 from fedpfl.config.composition import CachingLoader
 from fedpfl.config.overrides import requote_word
 from fedpfl.ground import interrupts
 from fedpfl.ground.errors import FedpflError, error_text, escape_controls
+from fedpfl.ground.files import remove_empty_folders
 from fedpfl.ground.terminal import print_notice
 
 SAVING_TIMEOUT = 20.0
@@ -117,7 +117,7 @@ class Sweeper(BasicSweeper):
                 for batch in batches:
                     returns += self.launcher.launch(batch, initial_job_idx=len(returns))
         finally:
-            tidy.remove_empty_directories()
+            remove_empty_folders(Path(self.config.hydra.sweep.dir))
             if self._table:
                 print_results(returns)
             print_failures(returns)

@@ -21,7 +21,7 @@ from hydra._internal.utils import get_args_parser
 from hydra.conf import HydraConf
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, OverrideType, Quote, QuotedString
+from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.core.singleton import Singleton
 from hydra.core.utils import JobRuntime
 from hydra.errors import HydraException
@@ -30,16 +30,15 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedpfl.config import resolvers  # noqa: F401 - which the defaults of train.yaml ask for
-from fedpfl.config.choices import NESTED_GROUPS, list_choices
 from fedpfl.config.composition import SEARCHPATH, CachingLoader
 from fedpfl.ground.checks import refuse_single_text
-from fedpfl.ground.errors import FedpflError, choices_text
-from fedpfl.ground.words import check_words, parser_options
+from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.words import check_words
 
 CONF = str((Path(__file__).parents[1] / "conf").resolve())
 """The folder with train.yaml: in a checkout a link to the one at the top."""
 LISTED = "`python -m fedpfl.train --hydra-help` lists options"
-MULTIRUN_OPTIONS = {"-m": "", "--multirun": "", "--config-dir": "config_dir"}
+MULTIRUN_OPTIONS = ("-m", "--multirun", "--config-dir")
 """The options of commands that sweep by themselves, where they change nothing."""
 FILE = "file://"
 HYDRA_ERRORS = HydraException, OmegaConfBaseException
@@ -139,10 +138,7 @@ def _to_table_value(override: Override) -> Any:
 
 def _compose_with_experiment(run_words: Sequence[str]) -> tuple[DictConfig, list[str]]:
     """Return the configuration without sweeps, and what the experiment sets for its jobs."""
-    user_overrides = _parse_words(run_words)
-    for override in user_overrides:
-        _require_choice_names(override)
-    user_keys = {override.key_or_group for override in user_overrides}
+    user_keys = {override.key_or_group for override in _parse_words(run_words)}
     cfg = compose_config([word for word in run_words if not is_sweep(word)])
     experiment_params = cfg.hydra.sweeper.params or {}
     experiment_words = [
@@ -204,13 +200,9 @@ def quote_word(key: str, value: str) -> str:
 
 
 def quote_list(key: str, values: Iterable[str]) -> str:
-    """Return `key=[...]` as a shell hands it to Hydra, quoted where it needs it."""
-    texts = [*values]
-    word = f"{key}=[{','.join(texts)}]"
-    # Names without quotes are easier to read; those that Hydra reads otherwise get them.
-    if read_list_value([word], key) != texts:
-        (word,) = format_words(key, texts)
-    return shlex.quote(word) if re.search(r"[^\w./,=\[\]:@%+-]", word) else word
+    """Return `key=['a','b']` as a shell hands it to Hydra."""
+    (word,) = format_words(key, list(values))
+    return shlex.quote(word)
 
 
 # ---- The shell and Hydra's options
@@ -220,62 +212,35 @@ def print_completion(request: str, line: str) -> None:
     """Print what Hydra answers a shell that completes a command.
 
     Args:
-        request: `install=bash` asks for a script, `query=bash` for what `line` may go on with.
-        line: that was typed.
+        request: `install=bash` asks for a script, `query=bash` for completions of `line`.
+        line: The text typed so far.
     """
-    is_query = request.startswith("query=")
-    group, equals, prefix = line.rpartition(" ")[2].partition("=")
-    if equals and group in NESTED_GROUPS and is_query:  # Hydra offers no choices in folders
-        names = [name for name in list_choices(group) if name.startswith(prefix)]
-        print(*(f"{group}={name}" for name in names))
-        return
     os.environ["COMP_LINE"] = line
-    answer = io.StringIO()
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(contextlib.redirect_stdout(answer))
-        stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
-        if is_query:  # nobody can read an error while typing
-            stack.enter_context(contextlib.suppress(Exception, SystemExit))
-        hydra = stack.enter_context(_hydra())
+    # A message would be printed into the line that is being typed.
+    with _hydra() as hydra, contextlib.redirect_stderr(io.StringIO()):
         hydra.shell_completion("train", [request])
-    # Hydra's script for bash splits the program's path at a space, and then offers nothing.
-    script = answer.getvalue().replace("=($(command -v $helper))", '=("$(command -v $helper)")')
-    print(script, end="")
 
 
-def move_options_first(arguments: Sequence[str]) -> list[str]:
+def move_options_first(arguments: Iterable[str]) -> list[str]:
     """Return `seed=1,2 -m` as Hydra takes it, with options before keys.
 
     Raises:
-        FedpflError: for what is no option.
+        FedpflError: For an unknown option.
     """
     parser = get_args_parser()
-    messages = io.StringIO()
-    # Before argparse, which takes any beginning of an option for it.
-    arguments = check_words(arguments, parser_options(parser), LISTED)
-    try:
-        with contextlib.redirect_stderr(messages):
-            options = parser.parse_intermixed_args(arguments)
-    except SystemExit as end:
-        if not end.code:  # --version
-            raise
-        reason = messages.getvalue().rpartition("error: ")[2].strip()
-        raise FedpflError(f"{reason}; {LISTED}") from None
-    if options.package is not None and not options.cfg:
-        raise FedpflError(
-            f"--package {options.package} chooses what --cfg prints; add --cfg job, or leave it out"
-        )
-    run_words = options.overrides
+    # argparse takes the beginning of an option for the option, `-participation=1` for `-p`.
+    arguments = check_words(list(arguments), parser._option_string_actions, LISTED)
+    run_words = parser.parse_intermixed_args(arguments).overrides
     return [*(argument for argument in arguments if argument not in run_words), *run_words]
 
 
 def replace_config_dir_option(arguments: Sequence[str]) -> list[str]:
     """Return `--config-dir my_conf` as `hydra.searchpath=[file:///.../my_conf]`.
 
-    Both compose alike, and the word holds wherever a configuration is composed from words.
+    The key also holds for configurations that are composed later, as those of a sweep's workers.
 
     Raises:
-        FedpflError: where there is no such folder.
+        FedpflError: If the folder does not exist.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config-dir", "-cd")
@@ -284,96 +249,33 @@ def replace_config_dir_option(arguments: Sequence[str]) -> list[str]:
         return list(arguments)
     folder = Path(options.config_dir).expanduser().absolute()
     if not folder.is_dir():
-        raise FedpflError(
-            f"--config-dir {options.config_dir} is no folder; give the one that holds yours"
-        )
-    search_path = [
-        entry for word in other_arguments for entry in read_list_value([word], SEARCHPATH)
-    ]
-    search_path.append(f"{FILE}{folder}")
-    kept_arguments = [word for word in other_arguments if not word.startswith(f"{SEARCHPATH}=")]
-    return [*kept_arguments, f"{SEARCHPATH}={_format_value(search_path)}"]
+        raise FedpflError(f"--config-dir {options.config_dir} is no folder; give an existing one")
+    return [*other_arguments, f"{SEARCHPATH}={_format_value([f'{FILE}{folder}'])}"]
 
 
 def adapt_for_sweeps(run_words: Iterable[str], groups: Collection[str]) -> list[str]:
     """Return words as Hydra takes them where a sweep is over choices of a group.
 
     Of `method=heterofl,fedrolex method.assign=random` the second gets `++` before it. Hydra
-    composes once before the sweep, without what is swept over, and refuses `method.assign` where
-    the method that stands there by default lacks it. A job checks its keys when it is built. A key
-    that the experiment sweeps over becomes a sweep over the one value.
+    composes once before the sweep, without the swept words, and would refuse `method.assign`
+    because the default method lacks it. A job checks its keys when it is built.
 
     Args:
-        run_words: of the command line.
-        groups: names of configuration groups.
+        run_words: The words of the command line.
+        groups: Names of configuration groups.
     """
-    # ---- Step 1: plain values of keys inside groups, and which groups are swept over.
-    adapted_words = list(run_words)
-    overrides: dict[int, Override] = {}
-    group_of_position: dict[int, str] = {}
-    for position, word in enumerate(adapted_words):
-        override = _parse_word(word)
-        if override is None:
-            continue
-        _require_choice_names(override)
-        overrides[position] = override
-        is_plain = override.type == OverrideType.CHANGE and not override.is_sweep_override()
-        if is_plain and "." in override.key_or_group:
-            group_of_position[position] = override.key_or_group.split(".")[0]
-    user_groups = {
-        override.key_or_group: override
-        for override in overrides.values()
-        if override.key_or_group in groups
-    }
-    swept_groups = {
-        group for group, override in user_groups.items() if override.is_sweep_override()
-    }
-
-    # ---- Step 2: the experiment's own sweeps, which are composed only where they matter.
-    experiment_keys: set[str] = set()
-    if set(group_of_position.values()) & set(groups):
-        experiment_keys = set(_list_experiment_keys(overrides.values()))
-        swept_groups |= experiment_keys - set(user_groups)
-
-    # ---- Step 3: mark the keys of swept groups.
-    for position, group in group_of_position.items():
-        if group not in swept_groups & set(groups):
-            continue
-        key, _, value = adapted_words[position].partition("=")
-        if key in experiment_keys:
-            # `++` would stand beside what the experiment sweeps over; a sweep over one value takes
-            # its place.
-            adapted_words[position] = f"{key}=choice({value})"
-        else:
-            adapted_words[position] = f"++{adapted_words[position]}"
-    return adapted_words
-
-
-def _require_choice_names(override: Override) -> None:
-    """Raise HydraException where a choice reads as a number, or as nothing."""
-    if override.type == OverrideType.DEL or override.is_sweep_override():
-        return
-    value = override.value()
-    names = value if isinstance(value, list) else [value]
-    misread_names = [name for name in names if not isinstance(name, str)]
-    key = override.key_or_group
-    choices = list_choices(key) if misread_names else []
-    if choices:
-        name = misread_names[0]
-        # As of other words that Hydra cannot take, the command says it.
-        raise HydraException(
-            f"{override.input_line}: {key} must be {choices_text(choices, name)}; a plugin's choice"
-            f" that is called so takes quotes: {key}='\"{name}\"'"
-        )
+    words = list(run_words)
+    swept_groups = {word.partition("=")[0] for word in words if is_sweep(word)} & set(groups)
+    for position, word in enumerate(words):
+        group, dot, _ = word.partition("=")[0].partition(".")
+        if dot and group in swept_groups and not is_sweep(word):
+            words[position] = f"++{word}"
+    return words
 
 
 def disable_hydra_files(arguments: Iterable[str]) -> list[str]:
-    """Return the words for a process in which Hydra makes no directory and no log."""
-    logs = ("hydra/job_logging", "hydra/hydra_logging", "hydra.job_logging", "hydra.hydra_logging")
-    kept_arguments = [
-        argument for argument in arguments if not argument.lstrip("+~").startswith(logs)
-    ]
-    return [*kept_arguments, "hydra.run.dir=.", "hydra.output_subdir=null"]
+    """Return the words for a process in which Hydra makes no directory."""
+    return [*arguments, "hydra.run.dir=.", "hydra.output_subdir=null"]
 
 
 # ---- Reading words
@@ -448,19 +350,3 @@ def find_dropped_sweeps(hydra_cfg: HydraConf) -> list[str]:
     run_words: Any = OmegaConf.to_container(hydra_cfg.overrides.task)
     user_keys = {override.key_or_group for override in _parse_words(run_words)}
     return [str(key) for key in hydra_cfg.sweeper.get("params") or {} if key not in user_keys]
-
-
-def _list_experiment_keys(overrides: Iterable[Override]) -> list[str]:
-    """Return the keys that the experiment itself sets for its jobs."""
-    experiment_words = [
-        str(override.input_line)
-        for override in overrides
-        if override.key_or_group in ("experiment", "debug", SEARCHPATH)
-    ]
-    if not experiment_words:
-        return []
-    try:
-        sweeper = compose_config(experiment_words).hydra.sweeper
-    except HYDRA_ERRORS:
-        return []  # Hydra will tell
-    return list(map(str, sweeper.params or {}))

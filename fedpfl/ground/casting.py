@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
 import types
@@ -12,6 +13,20 @@ from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal, Optional, Union, get_args, get_origin, get_type_hints
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    PydanticUserError,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    TypeAdapter,
+    ValidationError,
+)
+from pydantic_core import SchemaError
 
 from fedpfl.ground.errors import did_you_mean
 from fedpfl.ground.ranges import Range
@@ -28,25 +43,8 @@ TYPE_NAMES = {
 }
 UNEVALUABLE = (NameError, AttributeError, TypeError, SyntaxError)
 """What an annotation raises that names nothing, or nothing that can be an annotation."""
+STRICT_TYPES = {int: StrictInt, float: StrictFloat, bool: StrictBool, str: StrictStr}
 PLURAL_TYPE_NAMES = {int: "whole numbers", float: "numbers", str: "texts", Path: "paths"}
-
-
-class CastError(ValueError):
-    """A value does not fit an annotation.
-
-    Attributes:
-        expected: The values that would fit, in words.
-        kind: What does not fit: the "type", the "range", or the single "value" that is annotated.
-        suggestion: Which value was probably meant, or "".
-    """
-
-    def __init__(
-        self, expected: str, kind: Literal["type", "range", "value"], suggestion: str = ""
-    ):
-        super().__init__(expected)
-        self.expected = expected
-        self.kind = kind
-        self.suggestion = suggestion
 
 
 class Checked:
@@ -119,120 +117,79 @@ def cast_value(value: Any, hint: Any, name: str) -> Any:
         ValueError: In one line with the name, the values that fit and the value that does not.
     """
     try:
-        return _cast(value, hint)
-    except CastError as error:
-        message = f"{name} must be {error.expected}, got {value!r}{error.suggestion}"
-        raise ValueError(message) from None
+        return _make_adapter(hint).validate_python(value)
+    except ValidationError as error:
+        is_out_of_range = any(fault["type"] == "value_error" for fault in error.errors())
+        expected = describe_limits(hint) if is_out_of_range else describe_annotation(hint)
+        suggestion = _suggest_value(value, hint)
+        raise ValueError(f"{name} must be {expected}, got {value!r}{suggestion}") from None
 
 
-def _cast(value: Any, hint: Any) -> Any:
-    """Cast a value, or raise CastError."""
+@cache
+def _make_adapter(hint: Any) -> TypeAdapter[Any]:
+    """Return what checks values of an annotation; anything passes where pydantic knows none."""
+    try:
+        return TypeAdapter(_make_strict(hint), config=ConfigDict(arbitrary_types_allowed=True))
+    except (PydanticUserError, SchemaError):
+        return TypeAdapter(Any)
+
+
+def _make_strict(hint: Any) -> Any:
+    """Return an annotation that takes no text for a number, and makes lists tuples."""
     origin = get_origin(hint)
-    arguments = get_args(hint)
-    if hint is Any or hint is inspect.Parameter.empty:
-        return value
+    if hint in STRICT_TYPES:
+        return STRICT_TYPES[hint]
+    if hint is inspect.Parameter.empty:
+        return Any
+    if _is_enum(hint):
+        return Annotated[hint, BeforeValidator(partial(_find_member, hint))]
+    arguments = tuple(map(_make_strict, get_args(hint)))
     if origin is Annotated:
-        value = _cast(value, arguments[0])
-        limits = _combined_range(arguments)
-        if value not in limits:
-            raise CastError(str(limits), "range")
-        return value
+        limits = _combined_range(get_args(hint))
+        return Annotated[arguments[0], AfterValidator(limits.require_value)]
     if origin in UNION_TYPES:
-        return _cast_to_first_fit(value, arguments)
-    if origin is Literal:
-        if value in arguments:
-            return value
-        suggestion = did_you_mean(str(value), map(str, arguments))
-        raise CastError(describe_annotation(hint), "value", suggestion)
+        return Union[arguments]  # noqa: UP007 - their number is not known
     if (origin or hint) in LIST_TYPES:
-        return _cast_items(value, hint, arguments)
-    return _cast_scalar(value, hint, origin or hint)
+        is_of_any_length = origin is not tuple
+        return tuple[(*(arguments or (Any,)), *[...] * is_of_any_length)]
+    return hint
 
 
-def _cast_scalar(value: Any, hint: Any, kind: Any) -> Any:
-    """Cast a value that is no list, by an annotation that is a type."""
-    if hint is Path and isinstance(value, str):
-        return Path(value)
-    if _is_enum(hint) and isinstance(value, str):
-        if value in hint.__members__:
-            return hint[value]
-        raise CastError(describe_annotation(hint), "value", did_you_mean(value, hint.__members__))
-    # bool is an int to Python, and none to a user.
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if hint is float and is_number:
-        return float(value)
-    if _is_instance(value, kind) and (is_number or kind is not int):
-        return value
-
+def _suggest_value(value: Any, hint: Any) -> str:
+    """Return `; did you mean 10?` for 10.0, `[x]` for x and a similar name, "" otherwise."""
+    candidates: dict[str, Any] = {f"[{value}]": [value]}
     # Up to 2**53 every whole number is a float; beyond, the suggestion might be another one.
-    is_whole_float = hint is int and is_number and 1 <= value < 2**53 and value % 1 == 0
-    suggestion = f"; did you mean {int(value)}?" if is_whole_float else ""
-    fault: Literal["type", "value"] = "value" if hint is type(None) else "type"
-    raise CastError(describe_annotation(hint), fault, suggestion)
+    if isinstance(value, float) and 1 <= value < 2**53 and value % 1 == 0:
+        candidates = {f"{int(value)}": int(value), **candidates}
+    for text, candidate in candidates.items():
+        with contextlib.suppress(ValidationError):
+            _make_adapter(hint).validate_python(candidate)
+            return f"; did you mean {text}?"
+    names = [*map(str, _list_names(hint))]
+    texts = value if isinstance(value, list | tuple) else [value]
+    return next(filter(None, (did_you_mean(str(text), names) for text in texts)), "")
+
+
+def _list_names(hint: Any) -> list[Any]:
+    """Return the names that an annotation has a value choose from."""
+    if _is_enum(hint):
+        return list(hint.__members__)
+    if get_origin(hint) is Literal:
+        return list(get_args(hint))
+    return [name for argument in get_args(hint) for name in _list_names(argument)]
+
+
+def _find_member(enum: type[Enum], name: Any) -> Any:
+    return enum[name] if name in [*enum.__members__] else name
 
 
 def _is_enum(hint: Any) -> bool:
     return isinstance(hint, type) and issubclass(hint, Enum)
 
 
-def _is_instance(value: Any, kind: Any) -> bool:
-    """Tell whether a value is of a type; True where nobody can tell (TypedDict)."""
-    try:
-        return isinstance(value, kind)
-    except TypeError:
-        return True
-
-
 def _combined_range(arguments: tuple[Any, ...]) -> Range:
     """Return the numbers that all ranges of an Annotated's arguments hold."""
     return sum((note for note in arguments if isinstance(note, Range)), Range(()))
-
-
-def _cast_items(values: Any, hint: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Cast a list's items by its annotation."""
-    if not isinstance(values, list | tuple):
-        raise CastError(describe_annotation(hint), "type", _suggest_list(values, arguments))
-    # A tuple of fixed length has a type for each place, `tuple[int, ...]` one for all.
-    if get_origin(hint) is tuple and arguments[-1] is not ...:
-        if len(values) != len(arguments):
-            raise CastError(describe_annotation(hint), "type")
-        return tuple(map(_cast, values, arguments))
-    item_hint = arguments[0] if arguments else Any
-    try:
-        return tuple(_cast(value, item_hint) for value in values)
-    except CastError as error:
-        # An item out of its range is named by the range, one of another type by the whole list's.
-        if error.kind == "range":
-            raise error from None
-        raise CastError(describe_annotation(hint), "type", error.suggestion) from None
-
-
-def _suggest_list(value: Any, arguments: tuple[Any, ...]) -> str:
-    """Suggest a list of this one value, if it can be an item."""
-    if not arguments or (len(arguments) > 1 and arguments[-1] is not ...):
-        return ""
-    try:
-        _cast(value, arguments[0])
-    except CastError:
-        return ""
-    return f"; did you mean [{value}]?"
-
-
-def _cast_to_first_fit(value: Any, options: tuple[Any, ...]) -> Any:
-    """Cast by the first of several annotations that takes the value."""
-    errors = []
-    for option in options:
-        try:
-            return _cast(value, option)
-        except CastError as error:
-            errors.append(error)
-
-    # Where a type fits and only its range does not, other types are not what was meant.
-    is_out_of_range = any(error.kind == "range" for error in errors)
-    expected = [error.expected for error in errors if error.kind != "type" or not is_out_of_range]
-    suggestion = next((error.suggestion for error in errors if error.suggestion), "")
-    kind: Literal["range", "type"] = "range" if is_out_of_range else "type"
-    raise CastError(_join_alternatives(expected), kind, suggestion)
 
 
 def _join_alternatives(phrases: list[str]) -> str:

@@ -185,3 +185,13 @@ def irregular_error(path: Path) -> FedpflError:
     """Return the error for a link, pipe or folder in place of a file."""
     advice = "remove it, or choose another directory with hydra.run.dir=..."
     return FedpflError(f"{path} is not a regular file; {advice}")
+
+
+def remove_empty_folders(path: Path) -> None:
+    """Remove a folder and its parents below the working directory as far as they are empty."""
+    with contextlib.suppress(OSError):
+        for folder in (path.absolute(), *path.absolute().parents):
+            if folder == Path.cwd():
+                return
+            if folder.exists():  # its parent may have been made before it failed
+                folder.rmdir()

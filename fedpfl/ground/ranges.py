@@ -30,6 +30,12 @@ class Range:
             return False
         return all(COMPARISONS[relation](value, limit) for relation, limit in self.limits)
 
+    def require_value(self, value: float) -> float:
+        """Return a value of the range. Raises ValueError for others."""
+        if value not in self:
+            raise ValueError(str(self))
+        return value
+
     def __add__(self, other: Range) -> Range:
         """Return the numbers within the limits of both."""
         return Range(self.limits + other.limits)

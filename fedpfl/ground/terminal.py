@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from fedpfl.ground.errors import FedpflError, escape_controls, shorten_values
-from fedpfl.ground.words import check_words, parser_options, replaced_words
+from fedpfl.ground.words import check_words
 
 
 def print_notice(text: object) -> None:
@@ -24,16 +24,10 @@ def print_notice(text: object) -> None:
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that refuses words in one line and takes no abbreviated options.
+    """An argument parser that refuses words in one line and takes no abbreviated options."""
 
-    Args:
-        allow_repeats: Whether a key that is given again keeps both values, as a filter's does.
-        settings: As of argparse.
-    """
-
-    def __init__(self, *, allow_repeats: bool = False, **settings: Any):
+    def __init__(self, **settings: Any):
         super().__init__(allow_abbrev=False, **settings)
-        self._allow_repeats = allow_repeats
 
     def parse_intermixed_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
@@ -42,15 +36,11 @@ class Parser(argparse.ArgumentParser):
         advice = f"{self.prog} --help tells what it takes"
         arguments = list(sys.argv[1:] if args is None else args)
         try:
-            arguments = check_words(arguments, parser_options(self), advice)
+            arguments = check_words(arguments, self._option_string_actions, advice)
         except FedpflError as error:
             print_notice(error)
             sys.exit(2)
-        parsed = super().parse_intermixed_args(arguments, namespace)
-        note = replaced_words(arguments)
-        if note and not self._allow_repeats:
-            print_notice(note)
-        return parsed
+        return super().parse_intermixed_args(arguments, namespace)
 
     def error(self, message: str) -> NoReturn:
         """Print what is wrong, and exit with status 2."""

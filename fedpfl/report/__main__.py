@@ -90,7 +90,6 @@ def _make_parser(name: str) -> Parser:
         description=description,
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_repeats=True,
     )
     for flags, settings in (*options, TRIALS):
         parser.add_argument(*flags.split(), **settings)

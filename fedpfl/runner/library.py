@@ -20,7 +20,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from fedpfl import engine
-from fedpfl.config import overrides, plugins, tidy
+from fedpfl.config import overrides, plugins
 from fedpfl.config.choices import GROUPS
 from fedpfl.config.messages import format_error
 from fedpfl.config.plan import check_config
@@ -35,8 +35,9 @@ from fedpfl.data.fingerprint import FINGERPRINTED_PARTS
 from fedpfl.engine.backends import ranks
 from fedpfl.engine.backends.selection import find_device
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.files import remove_empty_folders
 from fedpfl.ground.torch_defaults import torch_defaults
-from fedpfl.ground.words import check_words, replaced_words
+from fedpfl.ground.words import check_words
 from fedpfl.record import console, eta
 from fedpfl.record.callbacks import Callback
 from fedpfl.record.run_files import read_checkpoint, require_states_here
@@ -295,7 +296,6 @@ def _play_session(
     request: RunRequest, is_quiet: bool, callbacks: Sequence[Callback]
 ) -> Generator[Round]:
     cfg, path, experiment, _ = request
-    existing_folder = tidy.find_existing_parent(path)
     threads = torch.get_num_threads()
     package_log = logging.getLogger("fedpfl")
     log_level = package_log.level
@@ -305,7 +305,7 @@ def _play_session(
     finally:
         torch.set_num_threads(threads)  # an engine takes 1 and brings threads of its own
         package_log.setLevel(log_level)
-        tidy.remove_empty_parents(path, existing_folder)
+        remove_empty_folders(path)
 
 
 def _load_result(request: RunRequest) -> Trained:
@@ -555,9 +555,6 @@ def _read_words(
         # Runs of a sweep have their plugins in common: these decide what there is to sweep over.
         is_sweep = lists_are_sweeps and key != "plugins"
         run_words.extend(overrides.format_words(key, value, is_sweep))
-    run_words = check_words(run_words, {}, "here are no options, only words such as 'rounds=5'")
-    note = replaced_words(run_words)
-    if note:
-        warnings.warn(note, stacklevel=5)  # in the line that calls `run`
+    run_words = check_words(run_words, (), "here are no options, only words such as 'rounds=5'")
     plugins.load_plugins(overrides.read_list_value(run_words, "plugins"))
     return run_words

@@ -226,7 +226,7 @@ values: 0.5 => [0.5]
 values: "abc" =>
 ends: 0.5 =>
 kinds: "bb" => [bb]
-kinds: "b" =>
+kinds: "b" => bb
 kinds: ["bbb"] => bb
 """
 
@@ -413,10 +413,10 @@ WRONG_FILES = """
 method | mu: 0.1 | method=mine => method.name must be one of
 method |  | method=mine => method.name must be one of
 system | speed: 0.1 | system=mine => system.name must be one of
-local | lr: 0.1 | local=mine => local is a group of keys and no choice; set these, local.KEY=..., on the
+local | lr: 0.1 | local=mine => local is a group of keys; set one of them, local.KEY=...
 experiment | local: {lr: 0.1} | experiment=mine => experiment: its file must begin with the line # @package _global_
-experiment | # @package _global_;;defaults: [/method: fedprox] | experiment=mine => in a file's defaults write override /method: ...
-experiment | # \xe4 | experiment=mine => a configuration file is no text in UTF-8
+experiment | # @package _global_;;defaults: [/method: fedprox] | experiment=mine => To override a value use 'override method: fedprox'
+experiment | # \xe4 | experiment=mine => 'utf-8' codec can't decode
 """
 
 
@@ -438,4 +438,4 @@ def test_a_folder_of_ones_own_is_read_by_every_way_to_look_at_a_run(tmp_path):
     assert "lr=0.125" in run_command(*words, "--dry-run", cwd=tmp_path).out
     words = ("--config-dir", "absent", "--dry-run")
     (line,) = run_command(*words, cwd=tmp_path).complaints
-    assert line == "fedpfl: --config-dir absent is no folder; give the one that holds yours"
+    assert line == "fedpfl: --config-dir absent is no folder; give an existing one"
