@@ -151,7 +151,7 @@ def _make_strict(hint: Any) -> Any:
         return Union[arguments]  # noqa: UP007 - their number is not known
     if (origin or hint) in LIST_TYPES:
         is_of_any_length = origin is not tuple
-        return tuple[(*(arguments or (Any,)), *[...] * is_of_any_length)]
+        return tuple[(*(arguments or (Any,)), *[...] * is_of_any_length)]  # type: ignore[misc]
     return hint
 
 
