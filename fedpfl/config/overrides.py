@@ -85,7 +85,10 @@ def compose_config(run_words: Sequence[str]) -> DictConfig:
     """Return the configuration, with Hydra's part. Raises what Hydra and OmegaConf do."""
     with _hydra() as hydra:
         hydra.config_loader = _caching_loader.get() or hydra.config_loader
-        return compose("train", list(run_words), return_hydra_config=True)
+        try:
+            return compose("train", list(run_words), return_hydra_config=True)
+        except ValueError as error:  # such as `model=5`
+            raise FedpflError(str(error)) from None
 
 
 def compose_single_run(run_words: Sequence[str]) -> DictConfig:

@@ -211,7 +211,7 @@ def test_what_is_around_is_left_as_it_was(tmp_path, monkeypatch):
 MISTAKES = r"""
 run(rounds="5") | rounds must be a whole number, got '5'
 run("method=fedavg,fedper") | method=fedavg,fedper is a sweep, .* give method one value
-run("model=inf") | model=inf: model must be one of
+run("model=inf") | Config group override must be a string
 run("experiment=demo") | method=.* is a sweep, .* give method one value
 run("-m") | -m is no option; here are no options, only words such as 'rounds=5'
 run({"rounds": 1}, "seed=1") | stands alone
