@@ -31,7 +31,6 @@ from fedpfl.remote.messages import (
     Message,
     Name,
     Number,
-    Text,
     Whole,
     plain_values,
     read_message,
@@ -49,33 +48,13 @@ EXAMPLE_TOKENS = 100
 SampleCount = Annotated[Whole, Field(ge=1, le=MAX_SAMPLES)]
 LabelNumber = Annotated[Whole, Field(gt=-(2**63), lt=2**63)]
 Labels = tuple[LabelNumber, ...] | tuple[Label, ...]
-Scale = Annotated[tuple[Number, ...], Field(max_length=MAX_INPUT)]
-Distinct = Annotated[tuple[Text, ...], Field(max_length=MAX_CLASSES)]
+Scale = tuple[Number, ...]
 
 
 def _require(is_right: bool, problem: str) -> None:
     """Raise ValueError, as a model's validator does."""
     if not is_right:
         raise ValueError(problem)
-
-
-class TableColumns(Message):
-    """What tables must have in common.
-
-    Attributes:
-        names: Of all columns but labels, in their order.
-        levels: The values of each category, as texts.
-    """
-
-    names: Annotated[Distinct, Field(min_length=1)]
-    levels: dict[Text, Distinct]
-
-    @model_validator(mode="after")
-    def _check(self) -> TableColumns:
-        for texts in (self.names, *self.levels.values()):
-            _require(len({*texts}) == len(texts), "a text stands twice")
-        _require(self.levels.keys() <= {*self.names}, "categories that are no columns")
-        return self
 
 
 class SiteForm(Message):
@@ -95,12 +74,19 @@ class SiteForm(Message):
         tuple[Annotated[Whole, Field(ge=1, le=MAX_INPUT)], ...], Field(max_length=MAX_AXES)
     ]
     labels: Annotated[Labels, Field(min_length=1, max_length=MAX_CLASSES)]
-    columns: TableColumns | None = None
+    columns: Columns | None = None
 
     @model_validator(mode="after")
     def _check(self) -> SiteForm:
         _require(prod(self.shape) <= MAX_INPUT, f"more than {MAX_INPUT:,} entries")
         _require([*self.labels] == sorted({*self.labels}), "labels that are not in order")
+        if self.columns:
+            names, levels = self.columns
+            texts_are_distinct = [
+                len({*texts}) == len(texts) for texts in (names, *levels.values())
+            ]
+            _require(all(texts_are_distinct), "a column or category that stands twice")
+            _require(bool(names) and levels.keys() <= {*names}, "categories that are no columns")
         return self
 
 
@@ -205,7 +191,7 @@ class Agreement(Message):
             group_names=self.names,
             test_from=sum(self.test_from) or None,
             class_names=tuple(map(str, self.form.labels)),
-            feature_names=name_features(*self.columns) if self.columns else (),
+            feature_names=name_features(*self.form.columns) if self.form.columns else (),
             are_elsewhere=True,
         )
 
@@ -240,15 +226,6 @@ class Agreement(Message):
             ) from None
         return np.array(classes, np.int64)
 
-    @property
-    def columns(self) -> Columns | None:
-        """Return the columns of tables, as their reader takes them."""
-        columns = self.form.columns
-        if columns is None:
-            return None
-        levels = {name: list(texts) for name, texts in columns.levels.items()}
-        return Columns(list(columns.names), levels)
-
     def find_change(self, facts: SiteFacts) -> str:
         """Return a site's difference from the agreed facts, "" for none."""
         if facts.name not in self.names:
@@ -275,7 +252,7 @@ def describe_site(site: Site, name: str, columns: Columns | None) -> SiteFacts:
         "dtype": str(site.x.dtype),
         "shape": () if columns else site.x.shape[1:],
         "labels": np.unique(site.labels).tolist(),
-        "columns": columns and columns._asdict(),
+        "columns": columns,
     }
     facts = {
         "name": name,
@@ -339,7 +316,7 @@ def agree_on_sites(sites: Sequence[SiteFacts]) -> Agreement:
             require_one_spelling(levels_by_site, f"{name} =")
             levels[name] = sorted({text for texts in levels_by_site.values() for text in texts})
         features = sum(len(levels.get(name, [name])) for name in columns.names)
-        changes |= {"columns": {"names": columns.names, "levels": levels}, "shape": [features]}
+        changes |= {"columns": (columns.names, levels), "shape": [features]}
 
     # ---- Step 3: what all have agreed on.
     facts = {
@@ -359,8 +336,8 @@ def agree_on_sites(sites: Sequence[SiteFacts]) -> Agreement:
     return agreement
 
 
-def _list_levels(site: SiteFacts, name: str) -> tuple[str, ...]:
-    return site.form.columns.levels.get(name, ()) if site.form.columns else ()
+def _list_levels(site: SiteFacts, name: str) -> list[str]:
+    return site.form.columns.levels.get(name, []) if site.form.columns else []
 
 
 def make_example_federation(federation: Federation) -> Federation:
@@ -376,11 +353,6 @@ def make_example_federation(federation: Federation) -> Federation:
         x = torch.randint(0, EXAMPLE_TOKENS, size, generator=generator).to(torch.int32)
     else:
         x = torch.randn(size, generator=generator)
-        if federation.mean:
-            channel_axes = (-1, *[1] * (len(size) - 2))
-            mean = torch.tensor(federation.mean).view(channel_axes)
-            std = torch.tensor(federation.std).view(channel_axes)
-            x = x * std + mean
     y = torch.randint(0, federation.classes, (count,), generator=generator)
 
     # ---- Step 2: every client has the same few, and none of them in two of its parts.

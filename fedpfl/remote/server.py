@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import statistics
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -45,8 +44,6 @@ log = logging.getLogger(__name__)
 NODE_POLL_SECONDS = 0.5
 HELLO_SECONDS = 5.0
 """How long a node is waited for that has not answered before."""
-SUSPECT_RATIO = 1000
-"""Times the median of the others' largest entries, from which an upload is named as the suspect."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +159,6 @@ class RemoteBackend(Backend):
         # ---- What it finds out about nodes
         self._node_of_client: dict[int, int] = {}
         self._greeted_nodes: set[int] = set()
-        self._silent_nodes: set[int] = set()  # that have not answered, and are not waited for
         self._fault_counts: Counter[int] = Counter()  # wrong or missing answers, by node
         self._seen_clients: set[int] = set()  # clients that had a node at some time
         self._answer_forms: dict[str, str] = {}
@@ -245,18 +241,14 @@ class RemoteBackend(Backend):
         return tree.stack([answers.get(client, no_counts) for client in call.clients])
 
     def _describe_divergence(self, call: Call) -> str:
-        """Say that training diverged, and whose last upload stands out."""
+        """Say that training diverged, and which client sent the largest numbers before."""
         text = f"training diverged: after round {call.state.round} no client's numbers are finite"
-        sizes = self._largest_entries
-        if len(sizes) > 1:
-            suspect = max(sizes, key=lambda client: sizes[client])
-            others = [size for client, size in sizes.items() if client != suspect]
-            usual = statistics.median(others)
-            if sizes[suspect] > SUSPECT_RATIO * max(usual, 1.0):
-                return (
-                    f"{text}; client {suspect} (node {self._node_of_client.get(suspect)}) had sent "
-                    f"numbers up to {sizes[suspect]:.3g}, the others up to {max(others):.3g}"
-                )
+        if self._largest_entries:
+            suspect = max(self._largest_entries, key=lambda client: self._largest_entries[client])
+            text += (
+                f"; client {suspect} (node {self._node_of_client.get(suspect)}) had sent the"
+                f" largest number, {self._largest_entries[suspect]:.3g}"
+            )
         return f"{text}; lower local.lr, or the method reads what it is not sent"
 
     # ---- What is sent
@@ -348,7 +340,7 @@ class RemoteBackend(Backend):
             except FedpflError as fault:
                 self._warn_left_out(call, f"node {node}, client {label_client(client)}: {fault}")
                 faults[client] = fault
-                self._release_node(node, is_silent=isinstance(fault, NoAnswerError))
+                self._release_node(node)
                 continue
             assert isinstance(reply, bytes)
             message = AnsweredMessage(
@@ -361,15 +353,8 @@ class RemoteBackend(Backend):
             self.answered_messages.append(message)
         return answers, faults
 
-    def _release_node(self, node: int, is_silent: bool) -> None:
-        """Forget the clients of a node, which may come by another one, until it is greeted again.
-
-        Args:
-            node: A node without a right answer.
-            is_silent: Whether it gave none, so that it is not waited for.
-        """
-        if is_silent:
-            self._silent_nodes.add(node)
+    def _release_node(self, node: int) -> None:
+        """Forget the clients of a node that failed, which may come by another one."""
         self._fault_counts[node] += 1
         self._greeted_nodes.discard(node)
         self._node_of_client = {
@@ -394,21 +379,19 @@ class RemoteBackend(Backend):
     def _greet_new_nodes(self) -> None:
         """Forget the nodes that are gone, and ask new ones which clients they hold.
 
-        A node that has not answered before is asked again, but not waited for as long.
+        A node that has failed is asked after the others, and not waited for as long: it must not
+        keep clients from another node.
         """
         connected_nodes = self._grid.node_ids()
-        self._silent_nodes &= {*connected_nodes}
         self._node_of_client = {
             client: node for client, node in self._node_of_client.items() if node in connected_nodes
         }
         new_nodes = [node for node in connected_nodes if node not in self._greeted_nodes]
-        # A node that claims clients and fails must not keep them from another one.
-        new_nodes.sort(key=lambda node: self._fault_counts[node])
-        silent_nodes = [node for node in new_nodes if node in self._silent_nodes]
-        first_time_nodes = [node for node in new_nodes if node not in self._silent_nodes]
         timeout = self._settings.timeout
-        self._greet(first_time_nodes, timeout)
-        self._greet(silent_nodes, min(HELLO_SECONDS, timeout))
+        self._greet([node for node in new_nodes if not self._fault_counts[node]], timeout)
+        failed_nodes = [node for node in new_nodes if self._fault_counts[node]]
+        failed_nodes.sort(key=self._fault_counts.__getitem__)
+        self._greet(failed_nodes, min(HELLO_SECONDS, timeout))
 
     def _greet(self, nodes: Sequence[int], timeout: float) -> None:
         """Ask nodes which clients they hold."""
@@ -418,12 +401,11 @@ class RemoteBackend(Backend):
         for node, reply in zip(nodes, replies, strict=True):
             try:
                 fields, _ = self._open_answer(reply)
-                self._silent_nodes.discard(node)
                 self._assign_clients(node, read_message(Holdings, fields).clients)
             except NoAnswerError as fault:
-                if node not in self._silent_nodes:
+                if not self._fault_counts[node]:
                     log.warning("node %s is left out: %s", node, fault)
-                self._silent_nodes.add(node)
+                self._fault_counts[node] += 1
             except FedpflError as fault:
                 self._greeted_nodes.add(node)
                 log.warning("node %s is left out: %s", node, fault)

@@ -347,7 +347,7 @@ class SiteNode:
         """Return the run with this site's samples alone, and which client it is."""
         run = build_run(self._plan, share_agreement(self._plan, agreement))
         client = agreement.names.index(self._facts.name)
-        site = read_site(self._path, self._options, agreement.columns)
+        site = read_site(self._path, self._options, agreement.form.columns)
         samples = agreement.check_samples(
             x=site.x,
             y=agreement.number_labels(site),

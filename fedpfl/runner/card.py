@@ -120,7 +120,7 @@ def _describe_outputs(run: Trained) -> str:
     if run.classes:
         return f"logits of the {things} {', '.join(_escape_cell(name) for name in run.classes)}, in this order"
     classes = sum(name.startswith("label_") for name in run.clients.columns)
-    return f"logits of the {things} 0 to {classes - 1}"
+    return f"logits of the {things}{f' 0 to {classes - 1}' if classes else ''}"
 
 
 def _accuracy_lines(run: Trained, files: Mapping[int, str], baseline: Trained | None) -> list[str]:

@@ -40,7 +40,8 @@ class ClientTable:
     """Write what is measured of each client, and which samples it holds.
 
     Attributes:
-        label_counts: samples by label, `[clients, classes]`, in the order of the partition.
+        label_counts: samples by label, `[clients, classes]`, in the order of the partition; without
+            a class where samples are hidden or at nodes.
         sample_counts: all samples, `[clients]`.
         client_names: in the order of the partition, empty where clients are numbers alone.
     """
@@ -56,7 +57,8 @@ class ClientTable:
         ]
         counts = torch.cat([federation.label_counts() for federation in federations])
         order = torch.tensor(numbers).argsort()
-        self.label_counts = counts[order]
+        # Exact counts would give samples away that the run promises to hide.
+        self.label_counts = counts[order, : 0 if run.sample_account else None]
         sizes = torch.cat([federation.sample_counts() for federation in federations])
         self.sample_counts = sizes[order]
         self.client_names = tuple(
@@ -83,7 +85,7 @@ class ClientTable:
         federation = run.federation
         partition_text = describe_choice(run.config["partition"])
         sizes: tuple[int, ...] = ()
-        if federation.task is not CLASSIFICATION or federation.is_elsewhere:
+        if federation.task is not CLASSIFICATION or not self.label_counts.shape[1]:
             sizes = tuple(self.sample_counts.tolist())
         title = f"{federation.name}, {run.settings.clients} clients, {partition_text}"
         return PartitionRecord(

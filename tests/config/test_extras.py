@@ -1,6 +1,8 @@
 """Without the package of an extra, one line says what to install."""
 
+import re
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -44,3 +46,14 @@ def test_a_folder_of_its_name_is_no_package(name, monkeypatch, tmp_path):
     monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     assert f"needs the package {name}" in one_line(USES[name])
+
+
+def test_no_text_installs_this_project_by_its_name():
+    """No package index has it: its extras are installed from a checkout."""
+    root = Path(__file__).parents[2]
+    texts = [*root.glob("*.md"), *root.glob("docs/*.md"), *root.glob("examples/*")]
+    for folder in ("fedpfl", "conf", "hydra_plugins"):
+        texts += [path for path in (root / folder).rglob("*") if path.suffix in (".py", ".yaml")]
+    texts.remove(root / "fedpfl" / "ground" / "errors.py")  # which words it
+    named = re.compile(r"pip install [^`\n]*(?<![-./\w])fedpfl\b(?!\.)|[\"']fedpfl\[")
+    assert not [path for path in texts if path.is_file() and named.search(path.read_text("utf8"))]

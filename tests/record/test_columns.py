@@ -34,6 +34,7 @@ def test_the_statistics_are_those_that_the_engine_counts():
 def test_the_file_has_them_in_the_order_that_runs_have_always_written():
     first = [
         "participants",
+        "evaluated",
         "seconds",
         "eval_seconds",
         "cohort_before",

@@ -36,7 +36,11 @@ def test_the_app_is_written(tmp_path, capsys):
     """Without Flower; a folder that is there stays as it is."""
     folder = tmp_path / "app"
     assert export.main(["--flower", str(folder), "method=fedper", *WORDS]) == 0
-    project = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
+    text = (folder / "pyproject.toml").read_text()
+    # Whoever takes a name on a package index runs code at those who install it.
+    assert not [name for name in tomllib.loads(text)["project"]["dependencies"] if "fedpfl" in name]
+    assert "license" not in text
+    project = tomllib.loads(text)["tool"]["flwr"]["app"]
     assert project["config"]["words"] == " ".join(["method=fedper", *WORDS])
     modules = {own.partition(":")[0] for own in project["components"].values()}
     assert all((folder / f"{module}.py").is_file() for module in modules)

@@ -156,7 +156,7 @@ def test_one_vast_upload_is_named(caplog):
     vast = change_uploads(lambda leaf: leaf * 0 + 1e30)
     played.remote._grid = Faulty(played.grid, 1, vast)
     played.round([0, 2, 3, 4])
-    with pytest.raises(Diverged, match=r"diverged: .*; client 3 \(node 1\) had sent .* 1e\+30"):
+    with pytest.raises(Diverged, match=r"diverged: .*client 3 \(node 1\) had sent .* 1e\+30"):
         played.round([0, 2, 4])
 
 

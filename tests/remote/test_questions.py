@@ -1,0 +1,224 @@
+"""A node answers what its own plan would have asked it, once where samples are hidden, and keeps its
+states; a node that fails keeps neither its clients nor the others' evaluation.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedpfl.ground import files
+from fedpfl.ground.errors import FedpflError
+from fedpfl.methods import METHODS
+from fedpfl.remote import app, wire
+from fedpfl.remote.node import NodePolicy
+from fedpfl.remote.rehearsal import InProcessGrid
+from tests.command import TINY, read_table
+from tests.remote.grids import Overheard, make_nodes
+from tests.remote.test_remote import Faulty, Played
+from tests.remote.test_sites import SHORT as SITES
+from tests.remote.test_sites import make_nodes as make_site_nodes
+from tests.remote.test_sites import write_arrays
+from tests.remote.test_trust import change_about, change_found
+
+WORDS = [
+    *("method=feddbe", "dataset=digits", *TINY[1:], "rounds=3", "eval.every=2"),
+    *("eval.finetune_epochs=1", "eval.finetune_every=2", "federate.timeout=0.01"),
+    *("federate.share_states=true", "local.decay=0.9"),
+]
+FORGED_VALUES = (-1, 0, 3, 0.25, 10**400, True, None, "adam", [], {"seed": 1})
+"""In the place of each value of a question; those that are equal to it ask nothing else."""
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory):
+    """Return the nodes of a federation, and the questions of a round and an evaluation."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("asked"))
+        grid = Overheard(make_nodes(WORDS, NodePolicy(share_states=True)))
+        app.run_server(grid, WORDS)
+    questions = {}
+    for node, message, answer in grid.exchanges:
+        fields, _ = wire.unpack_message(message)
+        if "asks" in fields:
+            asks = fields["asks"]
+            kind = asks.get("draws", {}).get("purpose") or f"tuned {bool(asks['tuning'])}"
+            questions[kind] = node, message, answer
+    return grid.node_by_id, questions
+
+
+def iterate_changes(value, path=()):
+    """Yield the path of each value of a question, and all that is put in its place."""
+    if isinstance(value, dict):
+        for name, part in value.items():
+            yield from iterate_changes(part, (*path, name))
+    for forged in FORGED_VALUES:
+        if forged != value:
+            yield path, forged
+
+
+def with_value(value, path, forged):
+    if not path:
+        return forged
+    return {**value, path[0]: with_value(value[path[0]], path[1:], forged)}
+
+
+@pytest.mark.parametrize("kind", ["gather", "train", "tuned False", "tuned True"])
+def test_each_field_of_a_question_is_the_nodes_own(kind, asked):
+    """More than 60 forged questions of each kind are refused; the asked one is answered."""
+    nodes, questions = asked
+    number, message, answer = questions[kind]
+    node = nodes[number]
+    assert node.answer_message(message) == answer
+    fields, trees = wire.unpack_message(message)
+    changes = list(iterate_changes(fields["asks"], ("asks",)))
+    changes += list(iterate_changes(fields["round"], ("round",)))
+    changes += [(("round",), number) for number in range(9) if number != fields["round"]]
+    changes += list(iterate_changes(fields["client"], ("client",)))
+    assert len(changes) > 60
+    for path, forged in changes:
+        forged_message = wire.pack_message(with_value(fields, path, forged), trees)
+        refused, found = wire.unpack_message(node.answer_message(forged_message))
+        if "fault" not in refused:  # it asks another client here the same, or to be judged untuned
+            assert (path, forged) == (("asks", "tuning"), None) or path == ("client",)
+            continue
+        assert found == {}
+        assert re.search("not planned|is not here|a message that is no", refused["fault"])
+
+
+def test_a_client_trains_in_the_rounds_that_draw_it(asked):
+    nodes, questions = asked
+    number, message, _ = questions["train"]
+    fields, trees = wire.unpack_message(message)
+    refusals = [
+        wire.unpack_message(
+            nodes[number].answer_message(wire.pack_message({**fields, "client": client}, trees))
+        )[0].get("fault", "")
+        for client in range(4)
+    ]
+    assert sum("not planned" in refusal for refusal in refusals) == 1
+    assert sum("not here" in refusal for refusal in refusals) == 2
+
+
+# ---- What a greeting and a claim can do
+
+
+def test_a_greeting_deletes_no_state(tmp_path):
+    played = Played(METHODS["ditto"](), nodes=1)
+    node = played.node(range(6), tmp_path)
+    grid = Overheard({0: node})
+    played.remote._grid = grid
+    played.round([0, 2])
+    states = {path: path.read_bytes() for path in tmp_path.rglob("*.pt")}
+    assert len(states) == 2
+    played.round([0, 2])
+    grid.node_by_id[0].answer_message(grid.requests[0])
+    assert all(path.read_bytes() == state for path, state in states.items())
+
+
+def test_a_node_keeps_no_client_that_it_does_not_have(caplog):
+    """It claims all of them, and answers that they are not here."""
+    played = Played(METHODS["fedavg"]())
+    played.grid.node_by_id = {1: played.node([1, 3, 5]), 2: played.node([0, 2, 4])}
+    claim = change_about(clients=[0, 1, 2, 3, 4, 5])
+    played.remote._grid = Faulty(played.grid, 1, claim, hello=True)
+    assert len(played.round([2, 3]).loss) == 1
+    assert "node 1, client 2: client 2 is not here" in caplog.text
+    assert len(played.round([2, 3]).loss) == 2
+    assert played.remote._node_of_client[2] == 2
+
+
+# ---- An evaluation without some clients
+
+
+def poison(found):
+    """Return test results with a loss that is no number."""
+    if not isinstance(found, dict) or "test" not in found:
+        return found
+    return {**found, "test": found["test"]._replace(loss=torch.tensor(torch.nan))}
+
+
+LIES = {"nan": change_found(poison), "silent": lambda answer: None}
+
+
+@pytest.mark.parametrize("lie", LIES.values(), ids=[*LIES])
+def test_an_evaluation_over_some_clients_is_no_score(lie, here):
+    """It is said how many answered; neither `best` nor a mean counts it."""
+    words = ["method=fedper", "dataset=digits", *TINY[1:], "rounds=2", "federate.timeout=0.01"]
+
+    class Silent(Faulty):
+        def send_and_receive(self, messages, timeout):
+            is_evaluation = any(b'"before"' in message for _, message in messages)
+            self._node = 1 if is_evaluation and b'"round": 2' in messages[0][1] else None
+            return super().send_and_receive(messages, timeout)
+
+    path = app.run_server(Silent(InProcessGrid(make_nodes(words)), 1, lie), words)
+    first, second = read_table(path / "rounds.csv")
+    assert (first["evaluated"], second["evaluated"]) == ("4", "2")
+    assert first["accuracy"]
+    assert second["accuracy"] == ""
+    assert second["cohort_after"]
+    summary = files.read_if_exists(path / "summary.json").decode()
+    assert '"round": 1' in summary[summary.index('"best"') :][:200]
+    assert "2 of 4 clients did not answer the evaluation" in (path / "run.log").read_text()
+    scores = [row["accuracy"] for row in read_table(path / "clients.csv")]
+    assert scores.count("") == 2
+
+
+# ---- Files
+
+
+def test_no_file_is_written_through_a_link(here):
+    words = ["method=ditto", "dataset=digits", *TINY[1:], "rounds=1", "participation=1"]
+    words += ["federate.timeout=0.01"]
+    outside = here / "outside"
+    outside.write_text("as it was")
+    path = app.run_server(InProcessGrid(make_nodes(words)), words)
+    for name in ("wire.csv", ".wire.csv.tmp"):
+        (path / name).unlink(missing_ok=True)
+        (path / name).symlink_to(outside)
+        log = app.WireLog(path)
+        with pytest.raises(FedpflError):
+            log.on_begin(type("Info", (), {"start_round": 0, "identity": ""}))
+        (path / name).unlink(missing_ok=True)
+    (state,) = here.glob("node0/*/client0/round1.pt")
+    state.with_name(".round1.pt.tmp").symlink_to(outside)
+    again = [*words, "restart=true", "federate.minimum=4"]
+    with pytest.raises(FedpflError, match="3 of 4 clients answered"):
+        app.run_server(InProcessGrid(make_nodes(words)), again)
+    assert outside.read_text() == "as it was"
+
+
+# ---- One set of sites
+
+
+def test_a_node_answers_one_set_of_sites(here):
+    """A server that changes another site's size gets no fresh ledger, also in a new process."""
+    pytest.importorskip("dp_accounting", reason="needs the extra [privacy]")
+    (here / "sites").mkdir(exist_ok=True)
+    write_arrays(here / "sites")
+    words = [word for word in SITES if "validation" not in word]
+    words += ["validation=0", "privacy=sample", "privacy.noise=2", "participation=1"]
+    words += ["dataset.mean=[0.,1,2,3,4]", "dataset.std=[1.,9,1,1,1]"]
+    grid = Overheard(make_site_nodes(words))
+    app.run_server(grid, words)
+    number, message, answer = next(
+        exchange for exchange in grid.exchanges if b'"draws"' in exchange[1]
+    )
+    fields, trees = wire.unpack_message(message)
+    sizes = list(fields["agreement"]["samples"])
+    names = fields["agreement"]["names"]
+    own = names.index(grid.node_by_id[number]._facts.name)
+    sizes[own - 1] += 1
+    forged = {**fields, "agreement": {**fields["agreement"], "samples": sizes}}
+    node = make_site_nodes(words)[number]
+    assert node.answer_message(message) == answer
+    fault = wire.unpack_message(node.answer_message(wire.pack_message(forged, trees)))[0]["fault"]
+    assert "the server has data" in fault
+    # The server computes the key of its own agreement, as any server can.
+    (key,) = re.findall("this node ([0-9a-f]+)", fault)
+    forged["key"] = {**fields["key"], "data": key}
+    fault = wire.unpack_message(node.answer_message(wire.pack_message(forged, trees)))[0]["fault"]
+    assert "have answered for the same configuration and seed with other sites" in fault
+    assert len([*Path("states").glob(f"{number}/*/client*/privacy.csv")]) == 1
