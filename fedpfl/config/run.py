@@ -264,7 +264,7 @@ def _require_fit_of_uploads(plan: Plan, federation: Federation, net: Net) -> Non
     rules: tuple[Attack | Defence | None, ...] = (plan.attack, defence)
     for rule in rules:
         if rule:
-            engine.check_upload_form(rule, method, net, federation, plan.local)
+            engine.check_upload_form(rule, method, net)
     if defence is None:
         return
 

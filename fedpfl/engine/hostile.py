@@ -5,18 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor
 
-from fedpfl.data.federation import Federation
-from fedpfl.engine.backends.backend import Engine
-from fedpfl.engine.backends.loop import LoopBackend
-from fedpfl.engine.calls import TrainCall
-from fedpfl.engine.keys import Draws, generator
+from fedpfl.engine.keys import generator
 from fedpfl.engine.protect import UploadError, require_numbers, untrained_upload
-from fedpfl.engine.state import State, make_initial_state
-from fedpfl.engine.training.local import Local
+from fedpfl.engine.state import State
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tree import Tree
-from fedpfl.methods import Method, Turn
+from fedpfl.methods import Method
 from fedpfl.models import Net
 from fedpfl.robust import Adversary, Attack, Defence, UploadAttack
 from fedpfl.robust.forgery import Uploads
@@ -103,56 +98,22 @@ def defend_uploads(
     return unflatten_rows((aggregate + center).expand_as(rows), uploads)
 
 
-def check_upload_form(
-    rule: Attack | Defence, method: Method, net: Net, federation: Federation, local: Local
-) -> None:
-    """Raise FedpflError where an attack or a defence cannot deal with a method's uploads.
-
-    Args:
-        rule: The attack or the defence.
-        method: Whose uploads they are.
-        net: The network.
-        federation: The clients that take part.
-        local: How they train.
-    """
+def check_upload_form(rule: Attack | Defence, method: Method, net: Net) -> None:
+    """Raise FedpflError where an attack or a defence cannot deal with a method's uploads."""
     if not isinstance(rule, Defence | UploadAttack):
         return
     group = "defence" if isinstance(rule, Defence) else "attack"
+    server, client = method.init(net.params, net.parts)
+    statistics = dict.fromkeys(method.buffers(), net.buffers)
     try:
-        try:
-            server, client = method.init(net.params, net.parts)
-            statistics = dict.fromkeys(method.buffers(), net.buffers)
-            untrained_upload(method, server, client, statistics, group)
-        except UploadError as error:
-            # What is not centered can do with any numbers; whether they are some, a client shows.
-            is_open = error.reason == "unknown" and not rule.is_centered
-            if not is_open:
-                raise
-            if not federation.is_elsewhere:
-                upload = rehearse_upload(method, net, federation, local)
-                require_numbers(upload, group, type(method).__name__)
+        untrained_upload(method, server, client, statistics, group)
     except UploadError as error:
-        if error.reason == "nothing" and group == "attack":
-            return
+        # A rule without a center takes any numbers; the first round shows if they are some.
+        is_open = error.reason == "unknown" and not rule.is_centered
+        is_idle = error.reason == "nothing" and group == "attack"
         remedies = {"attack": "choose attack=label_flip or backdoor", "defence": "use defence=mean"}
-        raise FedpflError(f"{error}; {remedies[group]}") from None
-
-
-def rehearse_upload(method: Method, net: Net, federation: Federation, local: Local) -> Tree:
-    """Return what a client sends up that takes part without a step, stacked."""
-    device = federation.x.device
-    # The largest one, as hooks may look at samples.
-    client = int(federation.train_sizes.argmax())
-    call = TrainCall(
-        method=method,
-        federation=federation,
-        state=make_initial_state(method, net, federation.clients, device),
-        clients=[client],
-        local=local,
-        draws=Draws(0, "rehearsal", 1),
-        survey=Turn([client], trains=False),
-    )
-    return LoopBackend(net.copy(), device, Engine(workers=1)).run_one(call).uploads
+        if not is_open and not is_idle:
+            raise FedpflError(f"{error}; {remedies[group]}") from None
 
 
 def find_center(

@@ -114,7 +114,6 @@ def test_a_network_that_leaks_is_refused_in_one_line(name):
 
 REFUSED_RUNS = r"""
 checkpointed | feddpa | loop | it recomputes activations
-fills_buffer | fedavg | loop-bf16 | engine\.precision=bf16, .* use engine
 starts_later | fedavg | loop | forward changes the buffer average, but
 starts_later_by_data | fedavg | loop | forward changes the buffer average, but
 """

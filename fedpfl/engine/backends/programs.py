@@ -39,6 +39,12 @@ from fedpfl.ground.tree import Tree
 from fedpfl.methods import Batch, Phase
 from fedpfl.models import Net
 
+_ClientStates = tuple[dict[str, Tree], dict[str, Tree], dict[str, Tree]]
+"""Buffers, client states, and servers where they differ, stacked."""
+
+_Gradients = tuple[list[Tensor], Tensor, dict[str, Tree], dict[str, Tree], Tree]
+"""Gradients, losses, new buffers, client states, and what losses left beside them."""
+
 
 class ProgramCache:
     """Run jobs eagerly, or by graphs that are captured once.
@@ -358,9 +364,7 @@ class Program:
         graph()
 
     def _make_step(self, kind: _StepKind) -> Callable[[], None]:
-        """Return a function that takes one step in the program's memory."""
-        if self._noise:
-            return self._make_protected_step(kind)
+        """Make a function that takes one step in the program's memory."""
         job = self._job
         phase = kind.phase
         rows = slice(kind.rows)
@@ -368,8 +372,10 @@ class Program:
         trainable_leaves = [leaves[i] for i in kind.trainable.indices]
         moments = self._moments[phase.stream].of(kind.trainable.indices, rows)
         masks = [None if mask is None else mask[rows] for mask in kind.trainable.masks]
-        rates = self._row_rates(kind)
-        client_step = self._client_step(kind)
+        rates: Tensor | None = None
+        if kind.local.has_schedule and "lr" not in phase.sgd:
+            # A graph would repeat the number that it was captured with.
+            rates = self._rates[rows]
 
         def step() -> None:
             # ---- The step, captured into graphs: nothing in it may make the host wait.
@@ -380,22 +386,25 @@ class Program:
                 return new if is_active is None else tree.by_row(is_active, new, old)
 
             batches = self._gather_batches(kind)
-            weight = self._inputs[kind.slot][1][rows, 0]
+            weight = batches[0].samples
             buffers = tree.take(job.buffers, rows)
             client = tree.take(job.client, rows)
-            servers = tree.take(job.servers or {}, rows)
+            states = (buffers, client, tree.take(job.servers or {}, rows))
             if phase.step:
+                take_step = partial(self._phase_step, phase)
                 with torch.no_grad(), self._autocast():
                     new_leaves, loss, new_buffers = vmap_clients(
-                        client_step, leaves, batches, buffers, client, servers
+                        take_step, leaves, batches, *states
                     )
                 for leaf, value in zip(leaves, new_leaves, strict=True):
                     leaf.copy_(unless_idle(value, leaf))
             else:
-                with self._autocast():
-                    grads, loss, new_buffers, new_client, record = vmap_clients(
-                        client_step, trainable_leaves, leaves, batches[0], buffers, client, servers
-                    )
+                find_gradients = self._find_gradients
+                if self._noise:
+                    find_gradients = self._find_protected_gradients
+                grads, loss, new_buffers, new_client, record = find_gradients(
+                    kind, leaves, batches[0], states
+                )
                 # Ahead of the step: it may have kept parameters, which the step changes in place.
                 if phase.after_gradient:
                     tree.put_(job.client, rows, unless_idle(new_client, client))
@@ -409,59 +418,33 @@ class Program:
 
         return step
 
-    def _make_protected_step(self, kind: _StepKind) -> Callable[[], None]:
-        """Return a function that takes one step which hides single samples."""
-        # ---- What is written to, and what the step reads beside it
-        job = self._job
+    def _find_gradients(
+        self, kind: _StepKind, leaves: list[Tensor], batch: Batch, states: _ClientStates
+    ) -> _Gradients:
+        """Compute all clients' gradients, losses, new buffers and states, and records."""
+        trainable_leaves = [leaves[i] for i in kind.trainable.indices]
+        compute = partial(self._compute_gradient, kind.phase, kind.trainable.indices)
+        with self._autocast():
+            return vmap_clients(compute, trainable_leaves, leaves, batch, *states)
+
+    def _find_protected_gradients(
+        self, kind: _StepKind, leaves: list[Tensor], batch: Batch, states: _ClientStates
+    ) -> _Gradients:
+        """Compute the same with gradients that hide single samples, without losses."""
         rows = slice(kind.rows)
         indices = kind.trainable.indices
-        leaves = [leaf[rows] for leaf in tree.leaves(job.start)]
+        masks = {i: mask[rows] for i, mask in enumerate(kind.trainable.masks) if mask is not None}
         trainable_leaves = [leaves[i] for i in indices]
-        moments = self._moments[kind.phase.stream].of(indices, rows)
-        masks = [None if mask is None else mask[rows] for mask in kind.trainable.masks]
-        rates = self._row_rates(kind)
-        client_step = partial(self._sum_clipped_gradients, kind.phase, indices)
-
-        def step() -> None:
-            (batch,) = self._gather_batches(kind)
-            around = {
-                "masks": {i: mask for i, mask in enumerate(masks) if mask is not None},
-                "buffers": tree.take(job.buffers, rows),
-                "client": tree.take(job.client, rows),
-                "servers": tree.take(job.servers or {}, rows),
-            }
-            with self._autocast(), explaining_failure():
-                sums = vmap_clients(client_step, trainable_leaves, leaves, batch, around)
-            grads = []
-            for i, gradient in zip(indices, sums, strict=True):
-                noised = gradient + self._noise[i][rows]
-                grads.append(noised / per_client_shape(self._expected[rows], noised))
-            optimizer_step_(
-                trainable_leaves, moments, grads, masks, kind.local, stacked=True, rates=rates
-            )
-            # The loss would tell of samples, so that steps alone are counted.
-            is_active = ~self._is_idle[rows] if kind.has_idle_rows else None
-            self._add_loss(
-                rows,
-                batch.x.new_zeros(kind.rows),
-                batch.samples,
-                is_active,
-            )
-
-        return step
-
-    def _row_rates(self, kind: _StepKind) -> Tensor | None:
-        """Return the rows' learning rates, None where one number serves all."""
-        if not kind.local.has_schedule or "lr" in kind.phase.sgd:
-            return None
-        # A graph would repeat the number that it was captured with.
-        return self._rates[: kind.rows]
-
-    def _client_step(self, kind: _StepKind) -> Callable[..., Any]:
-        """Return the function of one client that a step applies to all."""
-        if kind.phase.step:
-            return partial(self._phase_step, kind.phase)
-        return partial(self._compute_gradient, kind.phase, kind.trainable.indices)
+        compute = partial(self._sum_clipped_gradients, kind.phase, indices)
+        with self._autocast(), explaining_failure():
+            sums = vmap_clients(compute, trainable_leaves, leaves, batch, masks, *states)
+        grads = []
+        for i, gradient in zip(indices, sums, strict=True):
+            noised = gradient + self._noise[i][rows]
+            grads.append(noised / per_client_shape(self._expected[rows], noised))
+        # The loss would tell of samples.
+        buffers, client, _ = states
+        return grads, batch.x.new_zeros(kind.rows), buffers, client, {}
 
     def _gather_batches(self, kind: _StepKind) -> list[Batch]:
         """Return the minibatches of a step from its inputs, stacked `[rows, batch, ...]`."""
@@ -578,31 +561,33 @@ class Program:
         all_leaves = [replaced.get(position, leaf) for position, leaf in enumerate(leaves)]
         return tree.rebuild(self._job.start, all_leaves)
 
-    def _sum_clipped_gradients(
+    def _sum_clipped_gradients(  # noqa: PLR0913 - vmap maps over arguments
         self,
         phase: Phase,
         indices: list[int],
         trainable_leaves: list[Tensor],
         leaves: list[Tensor],
         batch: Batch,
-        around: dict[str, Any],
+        masks: dict[int, Tensor],
+        buffers: dict[str, Tree],
+        client: dict[str, Tree],
+        servers: dict[str, Tree],
     ) -> list[Tensor]:
-        """Return the sum of one client's clipped gradients at the leaves `indices`.
-
-        `around` has the client's masks by position in `indices`, and what its loss looks at.
-        """
+        """Return the sum of one client's clipped gradients at the leaves `indices`."""
         protection = self._job.draws[0].protection
         assert protection
-        server = around["servers"].get("server", self._job.server)
+        server = servers.get("server", self._job.server)
         objective = phase.loss or self._job.plan.loss
 
         def compute_loss(values: list[Tensor], sample: Batch) -> Any:
             params = self._rebuild_params(leaves, indices, values)
-            bound = self._net.bind(around["buffers"], training=True)
-            return objective(server, around["client"], bound, params, sample)
+            bound = self._net.bind(buffers, training=True)
+            return objective(server, client, bound, params, sample)
 
-        masks = [around["masks"].get(position) for position in range(len(indices))]
-        return sum_clipped_gradients(compute_loss, trainable_leaves, masks, batch, protection.clip)
+        all_masks = [masks.get(position) for position in range(len(indices))]
+        return sum_clipped_gradients(
+            compute_loss, trainable_leaves, all_masks, batch, protection.clip
+        )
 
 
 def _find_idle_rows(phases: list[Phase], row_count: int) -> dict[int, Tensor]:

@@ -16,9 +16,7 @@ from fedpfl.engine.backends.batched import BatchedBackend
 from fedpfl.engine.backends.loop import LoopBackend
 from fedpfl.engine.calls import Answer, Call, TrainCall
 from fedpfl.ground.errors import FedpflError, error_text
-from fedpfl.ground.seeding import seeded_process
 from fedpfl.models import Net
-from fedpfl.models.traits import SEED, made_up_samples
 from fedpfl.models.vectorized import find_obstacle, require_vectorized
 
 log = logging.getLogger(__name__)
@@ -88,22 +86,6 @@ def _has_bf16_instructions() -> bool:
     return torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
 
 
-def _require_mixed_precision(net: Net) -> None:
-    """Raise FedpflError for a network that cannot compute partly in bf16."""
-    # Networks of this package can, and tests may make one that knows no samples.
-    if net.traits.trusted or not net.parts.sample:
-        return
-    module = net.copy_module()
-    try:
-        with seeded_process(SEED), torch.autocast("cpu", torch.bfloat16):
-            module(made_up_samples(net.parts.sample, 3)).float().logsumexp(1).sum().backward()
-    except Exception as error:
-        raise FedpflError(
-            f"model={net.name}: engine.precision=bf16, by which layers answer in bfloat16:"
-            f" {error_text(error, with_class=True)[:200]}; use engine.precision=fp32"
-        ) from None
-
-
 def make_backend(engine: Engine, net: Net, on: torch.device) -> Backend:
     """Make the backend that a run's settings name.
 
@@ -117,8 +99,6 @@ def make_backend(engine: Engine, net: Net, on: torch.device) -> Backend:
         name = "batched" if on.type == "cuda" and not find_obstacle(net) else "loop"
     if name == "batched":
         require_vectorized(net)
-    if engine.precision == "bf16":
-        _require_mixed_precision(net)
     return BACKENDS[name](net, on, engine)
 
 
