@@ -48,46 +48,22 @@ class Script(NamedTuple):
     """Take several steps.
 
     Attributes:
-        run: `run(minibatches, learning rate, tensors)` returns of each step the leaves of what it
-            keeps, and behind them whether each condition of the recorded step still holds.
-        record: A tree of the form of what a step keeps, without its values.
-        conditions: How many truths of tensors the recorded step has read, as in an `if`.
-        changed: The positions of those tensors that a step changes.
+        run: `run(minibatches, learning rate, tensors)` returns the leaves that each step keeps.
+        record: A tree of the form of a step's record, without its values.
     """
 
     run: Callable[[Sequence[Sequence[Tensor]], float, Sequence[Tensor]], list[list[Tensor]]]
     record: Tree
-    conditions: int
-    changed: list[int]
 
     def take_steps(
         self, minibatches: list[Sequence[Tensor]], rate: float, tensors: Sequence[Tensor]
-    ) -> list[Tree] | None:
-        """Take a step on each minibatch; return what each keeps, if anything.
-
-        Returns:
-            None, with the tensors as they were, where a condition does not hold.
-        """
-        changed = [tensors[position] for position in self.changed] if self.conditions else []
-        before = [leaf.detach().clone() for leaf in changed]
-
+    ) -> list[Tree]:
+        """Take a step on each minibatch; return their records, if any."""
         # TorchScript's optimizer takes a layer's product apart from its sum, which rounds
         # otherwise.
         with torch.no_grad(), torch.jit.optimized_execution(False):
             leaves_of_steps = self.run(minibatches, rate, tensors)
-            if not self._hold_conditions(leaves_of_steps):
-                for leaf, value in zip(changed, before, strict=True):
-                    leaf.copy_(value)
-                return None
-        kept = len(tree.leaves(self.record))
-        return [tree.rebuild(self.record, leaves[:kept]) for leaves in leaves_of_steps]
-
-    def _hold_conditions(self, leaves_of_steps: list[list[Tensor]]) -> bool:
-        """Return whether all conditions hold in all steps."""
-        if not self.conditions:
-            return True
-        results = [leaf for leaves in leaves_of_steps for leaf in leaves[-self.conditions :]]
-        return bool(torch.stack(results).all())
+        return [tree.rebuild(self.record, leaves) for leaves in leaves_of_steps]
 
 
 class StepScripts:
@@ -137,12 +113,8 @@ class StepScripts:
         for script, group in itertools.groupby(minibatches, key=find_script):
             parts = list(group)
             if script:
-                scripted = script.take_steps(parts, rate, tensors)
-                if scripted is not None:
-                    records += scripted
-                    continue
-                # Conditions change: Python takes this step from now on.
-                self._scripts[kind, _sizes_of_parts(parts[0])] = None
+                records += script.take_steps(parts, rate, tensors)
+                continue
             for minibatch in parts:
                 record = step(tensors, minibatch, rate)
                 if record:
@@ -215,7 +187,7 @@ def repeats_step(
     try:
         for _ in range(2):  # the second one starts from what the first one has changed
             record = step(results, minibatch, rate)
-            scripted_records = script.take_steps([minibatch], rate, scripted) or []
+            scripted_records = script.take_steps([minibatch], rate, scripted)
             leaves = [leaf for one in scripted_records for leaf in tree.leaves(one)]
             if not _are_equal(tree.leaves(record), leaves):
                 log.debug("engine: a step of %s has no script (it keeps something else)", sizes)
@@ -269,22 +241,6 @@ class _Unscriptable(Exception):
     """A step does what no script repeats."""
 
 
-class _Line(NamedTuple):
-    """Hold an operation.
-
-    Attributes:
-        text: As TorchScript has it.
-        results: Names of the tensors that it makes.
-        arguments: Names of those that it reads.
-        changes_tensors: Whether it changes some of these.
-    """
-
-    text: str
-    results: list[str]
-    arguments: set[str]
-    changes_tensors: bool
-
-
 class _Recording(TorchDispatchMode):
     """Write down all operations of this thread, in TorchScript.
 
@@ -302,9 +258,7 @@ class _Recording(TorchDispatchMode):
             self._names[id(leaf)] = f"tensor{position}"
         for position, part in enumerate(minibatch):
             self._names[id(part)] = f"part{position}"
-        self._lines: list[_Line] = []
-        self._arguments: set[str] = set()  # names that the line reads which is being written
-        self._conditions: list[str] = []  # names of truths that a step has read
+        self._lines: list[str] = []
         self._alive: list[Any] = []  # while they live, no other tensor has their identity
 
     @classmethod
@@ -336,29 +290,12 @@ class _Recording(TorchDispatchMode):
 
         # ---- Step 2: the operations, and what a step keeps
         results = [self._name_tensor(leaf) for leaf in tree.leaves(record)]
-        results += self._conditions
-        lines += [f"        {text}" for text in self._list_needed_lines(results)]
+        lines += [f"        {line}" for line in self._lines]
         if results:
             lines.append(f"        records.append([{', '.join(results)}])")
         lines.append("    return records")
         unit = torch.jit.CompilationUnit("\n".join(lines) + "\n")
-        changed = [position for position, leaf in enumerate(self.tensors) if leaf._version]
-        return Script(
-            unit.steps,
-            record=tree.map(lambda _: None, record),
-            conditions=len(self._conditions),
-            changed=changed,
-        )
-
-    def _list_needed_lines(self, results: list[str]) -> list[str]:
-        """Return the lines on which depends what a step changes or returns."""
-        needed = set(results)
-        texts = []
-        for line in reversed(self._lines):
-            if line.changes_tensors or not needed.isdisjoint(line.results):
-                needed |= line.arguments
-                texts.append(line.text)
-        return texts[::-1]
+        return Script(unit.steps, record=tree.map(lambda _: None, record))
 
     def _write_call(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Write one operation down.
@@ -366,12 +303,9 @@ class _Recording(TorchDispatchMode):
         Raises:
             _Unscriptable: No script repeats it.
         """
-        # ---- Step 1: what computes nothing, a condition, and what no script repeats.
+        # ---- Step 1: an operation that computes nothing, and those that no script repeats.
         if func is torch.ops.aten.detach.default:
             self._names[id(result)] = self._name_tensor(args[0])
-            return
-        if func is torch.ops.aten._local_scalar_dense.default and type(result) is bool:
-            self._write_condition(args[0], result)
             return
         results = list(result) if isinstance(result, tuple | list) else [result]
         is_random = torch.Tag.nondeterministic_seeded in func.tags
@@ -393,15 +327,6 @@ class _Recording(TorchDispatchMode):
             leaf = None if result is None else result[position]
             self._write_line(name.removeprefix("_foreach_"), func, (parts, kwargs), [leaf])
 
-    def _write_condition(self, truth: Tensor, is_true: bool) -> None:
-        """Write down that a step has read whether a tensor is true."""
-        if not is_true:
-            negated = truth.logical_not()
-            self._alive.append(negated)
-            self._write_call(torch.ops.aten.logical_not.default, (truth,), {}, negated)
-            truth = negated
-        self._conditions.append(self._name_tensor(truth))
-
     def _write_line(
         self,
         name: str,
@@ -412,7 +337,6 @@ class _Recording(TorchDispatchMode):
         """Write the call of an operation, with arguments by the types that it declares."""
         args, kwargs = arguments
         declared = {argument.name: argument.type for argument in func._schema.arguments}
-        self._arguments = set()
         texts = []
         for key, value in zip(declared, args, strict=False):
             texts.append(self._write_value(value, declared[key]))
@@ -423,9 +347,7 @@ class _Recording(TorchDispatchMode):
             # What was changed in place keeps its name.
             if leaf is not None:
                 self._names.setdefault(id(leaf), new_name)
-        text = f"{', '.join(names)} = torch.ops.aten.{name}({', '.join(texts)})"
-        line = _Line(text, names, self._arguments, changes_tensors=func._schema.is_mutable)
-        self._lines.append(line)
+        self._lines.append(f"{', '.join(names)} = torch.ops.aten.{name}({', '.join(texts)})")
 
     def _write_value(self, value: Any, declared: Any) -> str:
         """Return an argument as TorchScript has it."""
@@ -457,9 +379,7 @@ class _Recording(TorchDispatchMode):
         """
         if id(leaf) not in self._names:
             raise _Unscriptable("a constant")
-        name = self._names[id(leaf)]
-        self._arguments.add(name)
-        return name
+        return self._names[id(leaf)]
 
 
 def _list_type(declared: Any) -> str:
