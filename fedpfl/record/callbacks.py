@@ -30,7 +30,7 @@ class RunInfo:
         rounds: all rounds that are asked for.
         start_round: rounds done before this process, 0 for a fresh run.
         lines: the first lines for the user.
-        notes: those of them that say what may go wrong.
+        notes: warnings for the user.
         facts: the content of summary.json at the beginning.
     """
 
@@ -50,9 +50,9 @@ class RunInfo:
 
 
 class Callback:
-    """Follow a run without changing it; a subclass overrides what it needs.
+    """Follow a run without changing it; a subclass overrides the methods that it needs.
 
-    One that raises is ended, named in one line and left out; the run goes on.
+    A callback that raises is reported in one line, ended and then skipped; the run goes on.
     """
 
     def on_begin(self, run: RunInfo) -> None:
@@ -95,8 +95,8 @@ class _NoteHandler(logging.Handler):
 class Callbacks(Callback):
     """Several callbacks as one, which is ended once.
 
-    As a context manager it passes on what the package logs, and ends them when the run did not:
-    `failed` for an error, else `interrupted`.
+    As a context manager it passes on the package's log messages. It ends callbacks that the run
+    left open, as `failed` after an error, else as `interrupted`.
     """
 
     def __init__(self, callbacks: Iterable[Callback] = ()):
@@ -133,7 +133,7 @@ class Callbacks(Callback):
                     callback.on_end(status, summary)
             except (Exception, SystemExit) as error:
                 self._note_failure(callback, error)
-            # Ctrl-C ends none of the others early.
+            # Ctrl-C must not keep the rest from being ended.
             except BaseException as error:
                 interrupt = error
         if interrupt is not None:
@@ -165,7 +165,7 @@ class Callbacks(Callback):
         # A copy, as one that fails is removed on the way.
         for callback in list(self._callbacks):
             try:
-                # What it sets of torch would change the run.
+                # Torch settings that it changes would change the run.
                 with torch_defaults():
                     call(callback)
             except (Exception, SystemExit) as error:

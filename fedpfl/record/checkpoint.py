@@ -31,7 +31,7 @@ def save_checkpoint(payload: Mapping[str, Any], file: BinaryIO) -> None:
     try:
         torch.save(payload, file)
     except RuntimeError as error:
-        # Torch hides a full disk, or Ctrl-C while it writes, behind an error of its own.
+        # Torch hides a full disk, or Ctrl-C while it writes, behind another error.
         cause = error.__context__
         while cause is not None:
             if isinstance(cause, OSError | KeyboardInterrupt):
@@ -100,7 +100,7 @@ def _explain_read_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise files.unreadable_error(path, error) from None
-    # zipfile and torch raise a dozen kinds for a file that is not what it should be
+    # zipfile and torch raise a dozen kinds of errors for damaged files
     except Exception as error:
         is_temporary = any(reason in str(error) for reason in _TEMPORARY_REASONS)
         if is_temporary or isinstance(error, MemoryError):

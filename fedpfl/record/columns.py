@@ -33,7 +33,7 @@ ATTACK_OPTION = "attack"
 SHIFT_SCOPE = "shift"
 """Scope of columns of runs with samples that shift on the way."""
 ALMOST_NOBODY_SHARE = 0.1
-"""Share of the clients, or of the planned participations, up to which almost nobody trained."""
+"""Share of the clients, or of the planned participations, up to which training hardly happened."""
 PERSONAL_PREFIX = "personal/"
 """Stands before a tensor's name where its personalised entries are counted."""
 
@@ -72,7 +72,7 @@ class Metric:
 
     @property
     def is_evaluated(self) -> bool:
-        """Return whether only rounds after which all clients were evaluated have it."""
+        """Return whether it is empty unless all clients were evaluated."""
         return self.scope in (*SPLITS, COMMON_SCOPE, SHIFT_SCOPE)
 
 
@@ -88,7 +88,7 @@ def column_name(statistic: str, split: str = "test", fine_tuned: bool = False) -
 
 
 def validation_column(task: Task = CLASSIFICATION) -> str:
-    """Return the column by which a round is chosen without a look at test data."""
+    """Return the validation column, by which rounds are chosen without test data."""
     return column_name(task.score, "validation")
 
 

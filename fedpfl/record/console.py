@@ -21,7 +21,7 @@ run_label: ContextVar[str] = ContextVar("label", default="")
 
 
 class Console(Callback):
-    """Show progress on the terminal: a bar, or plain lines if nobody watches.
+    """Show progress on the terminal: a bar, or plain lines without a terminal.
 
     Plain: a line at most every `every` seconds, and for every evaluated and the last round. Of a
     run with a `run_label` only the bar is shown, or after a minute a line, of all such runs at most
@@ -31,8 +31,8 @@ class Console(Callback):
         quiet: show nothing at all.
         stream: where to write; by default standard error.
         plain: lines instead of a bar; None decides: lines where the stream is no terminal and in
-            the worker processes or threads of a parallel sweep, whose bars would overwrite each
-            other.
+            the worker processes or threads of a parallel sweep, because their bars would overwrite
+            each other.
         every: seconds between two plain lines.
         clock: returns the time in seconds.
     """
@@ -86,7 +86,7 @@ class Console(Callback):
         """Show one round."""
         row = round.row
         now = self._clock()
-        # By the clock, as a round also takes what the engine does not time, such as a checkpoint.
+        # By the clock: the engine does not time everything in a round, such as a checkpoint.
         is_tuned = row.get(column_name(task_of_columns(row).score, fine_tuned=True)) is not None
         self._remaining_time.add(now - self._round_time, row.get("eval_seconds"), is_tuned)
         self._round_time = now
@@ -164,7 +164,7 @@ class Console(Callback):
 
 
 def resumption_lines(run: RunInfo) -> tuple[str, ...]:
-    """Say after which round a resumed run continues; nothing of others."""
+    """Return a line for a resumed run: after which round it continues."""
     if not run.start_round:
         return ()
     return (f"resumed     after round {run.start_round} of {run.rounds}",)
@@ -229,19 +229,19 @@ def _describe_score(row: Mapping[str, Any], title: str, split: str) -> str:
 
 
 def describe_result(summary: Mapping[str, Any]) -> str:
-    """Write a finished run's mean score over clients, or that nobody trained."""
+    """Write a finished run's mean score over clients, or a note that no client trained."""
     return describe_all_clients(summary.get("last", {})) or untrained_note(summary)
 
 
 def untrained_note(summary: Mapping[str, Any]) -> str:
-    """Say that no client of a finished run has made a step; `` of others."""
+    """Return a note if no client of a finished run has made a step, else an empty text."""
     if summary.get("trained") == 0:
         return "no client has made a step, so there is no accuracy"
     return ""
 
 
 def _is_worker() -> bool:
-    """Return whether this is a worker process or thread of a parallel sweep."""
+    """Tell worker processes and threads of a parallel sweep from the main one."""
     if multiprocessing.parent_process() is not None:
         return True
     return threading.current_thread() is not threading.main_thread()

@@ -1,4 +1,4 @@
-"""Digests in summary.json, by which every reader checks that a run's files are intact."""
+"""Digests in summary.json: every reader checks a finished run's files against them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def summary_digest(summary: Mapping[str, Any]) -> str:
 
 
 def is_summary_intact(summary: Mapping[str, Any]) -> bool:
-    """Return whether a summary agrees with its digest, if it has one."""
+    """Return True if a summary agrees with its digest or has none."""
     return summary.get("digest") in (None, summary_digest(summary))
 
 

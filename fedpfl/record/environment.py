@@ -1,4 +1,4 @@
-"""Describe what a run was made with: versions, hardware and the source's commit."""
+"""Describe how a run was made: versions, hardware and the source's commit."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def source_fingerprint(method: type) -> dict[str, str]:
     return {"fedpfl": fedpfl.__version__, "method": digest.hexdigest()}
 
 
-# What a sweep's later jobs run was loaded before its first, whatever the file says by then
+# All jobs of a sweep run the code that was loaded first, even if the file changes later
 @functools.cache
 def _code(module: str) -> bytes:
     try:

@@ -1,4 +1,4 @@
-"""Estimate how long the rest of a run, or of a sweep, takes from what has been played."""
+"""Estimate how long the rest of a run, or of a sweep, takes from the rounds played."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class RemainingTime:
 def describe_sweep_progress(events: str, jobs: int, now: float) -> str:
     """Return such as `3/8 done, ETA 0:12:30`, or without ETA where it is unknown.
 
-    The remaining jobs are taken to need as long as those that ended, as many at once as now.
+    The remaining jobs are taken to need as long as those that ended, as many in parallel as now.
 
     Args:
         events: a line for each job that began: its number and when; another when it ended, with the
@@ -120,7 +120,7 @@ def _seconds_left(events: str, jobs: int, now: float, free: int = 0) -> float:
     """Return how long the rest of a sweep may take, 0 if no job has ended.
 
     Args:
-        events: as of `describe_sweep_progress`.
+        events: see `describe_sweep_progress`.
         jobs: the number of all jobs.
         now: the time.
         free: jobs that may begin beside those that are running.

@@ -48,7 +48,7 @@ def make_loggers(
                 f"logger.{key}",
             )
 
-    # ---- Step 2: W&B, whose keys lie beside `name`.
+    # ---- Step 2: W&B, with keys beside `name`.
     if name not in LOGGER_NAMES:
         raise FedpflError(
             f"logger.name={name} is unknown; choose one of {', '.join(LOGGER_NAMES)}, "

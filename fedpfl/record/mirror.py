@@ -1,8 +1,8 @@
 """Share code among the loggers of tracking services.
 
 They are never needed: tables and figures read the run directory. All get the same values under the
-same names. A killed process takes along what a service had not yet written or uploaded, so a
-resumed run does not trust it: the rounds that it lacks are read back from rounds.csv and sent.
+same names. A killed process may lose rows that a service had not yet written or uploaded.
+A resumed run therefore sends the missing rounds again from rounds.csv.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def require_package(package: str) -> None:
 
 
 def _displayable_values(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a table can show of summary.json; a traceback is in run.log."""
+    """Return the values of summary.json that a table can show; run.log has the traceback."""
     return {
         key: value for key, value in summary.items() if value is not None and key != "traceback"
     }

@@ -16,7 +16,7 @@ from fedpfl.record.callbacks import RunInfo
 from fedpfl.record.mirror import ServiceLogger, service_run_id
 
 RUN_TAG = "fedpfl.run"
-"""The tag by which a run directory's MLflow run is found again."""
+"""The tag that identifies a run directory's MLflow run."""
 
 TIMEOUTS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
 """MLflow's environment variables, unless the user has set them: by default it waits for minutes."""
@@ -80,7 +80,7 @@ class MlflowLogger(ServiceLogger):
 
     def _send_round(self, row: Mapping[str, Any], values: Mapping[str, Any]) -> None:
         self._round = row["round"]
-        # The round last: where it is, the others are.
+        # The round goes last: if it is there, all values of the row are.
         metrics = {key: value for key, value in values.items() if key != "round"}
         self._log_metrics({**metrics, "round": self._round})
 

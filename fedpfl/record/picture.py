@@ -80,7 +80,7 @@ def _draw_counts(axes: Any, counts: np.ndarray, has_numbers: bool) -> Any:
     """Draw the sample counts `[clients, classes]` as a heat map; return its image."""
     from matplotlib.colors import ListedColormap, LogNorm
 
-    # Counts span orders of magnitude. White is none at all; a single sample can be told from it.
+    # Counts span orders of magnitude. White is no sample; a single sample is visibly grey.
     norm = LogNorm(vmin=1, vmax=max(2, int(counts.max(initial=0))))
     greys = ListedColormap([str(level) for level in np.linspace(0.88, 0.0, 256)])
     cells = np.ma.masked_equal(counts.T, 0)

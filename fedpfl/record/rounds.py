@@ -70,7 +70,7 @@ def read_columns(text: str, only: Collection[str] | None = None) -> dict[str, li
         only: the columns to read, as far as they are there.
 
     Raises:
-        ValueError: as in `parse_cells`, or for what is no number.
+        ValueError: as in `parse_cells`, or for a cell that is no number.
     """
     header, rows = parse_cells(text)
     columns: dict[str, list[float | None]] = {}

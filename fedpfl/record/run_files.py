@@ -19,7 +19,7 @@ from fedpfl.ground.release import require_readable
 from fedpfl.record import checkpoint, digests
 
 STATES_AT_NODES = "at nodes"
-"""What a summary says of a federation's run whose clients' states are not in its directory."""
+"""The summary's `states` for a federation, where nodes keep the clients' states."""
 
 
 def read_summary_file(path: Path) -> tuple[dict[str, Any], bool]:
@@ -64,10 +64,10 @@ def read_finished_run(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def require_states_here(path: Path, summary: Mapping[str, Any]) -> None:
-    """Raise FedpflError for a federation's run, whose clients' states are at their nodes."""
+    """Raise FedpflError for a federation's run: its nodes keep the clients' states."""
     if summary.get("states") == STATES_AT_NODES:
         raise FedpflError(
-            f"{path} is of a federation whose clients' states are at their nodes: its tables can "
+            f"{path} is of a federation, and its nodes keep the clients' states: its tables can "
             "be read, its models cannot; the command that began it, fedpfl federate, goes on"
         )
 
@@ -102,7 +102,7 @@ def require_finished_files(path: Path, summary: Mapping[str, Any]) -> None:
 
 
 def _require_final_checkpoint(state: Path, summary: Mapping[str, Any]) -> None:
-    """Raise FedpflError where a finished run's checkpoint is not the one it ended with."""
+    """Raise FedpflError where a finished run's checkpoint differs from its last one."""
     if summary.get("status") != "finished" or "state.pt" not in summary.get("files", {}):
         return
     if summary["files"]["state.pt"] != checkpoint.checkpoint_digest(state):

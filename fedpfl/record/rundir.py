@@ -32,17 +32,17 @@ from fedpfl.record.run_files import (
 _CHECKPOINTED_FILES = ("rounds.csv", "clients.csv", "common.csv")
 """Files that a checkpoint holds a copy of."""
 _CHECKED_FILES = (*_CHECKPOINTED_FILES, "config.yaml", "partition.npz", "masks.json")
-"""Files by which a finished run is checked."""
+"""Files of a finished run with a digest in its summary."""
 SECRET_FILE = "privacy.key"
 """Holds the seed of a private run's noise and cohorts; removed once the run is finished."""
 _RUN_FILES = ("state.pt", *_CHECKED_FILES, "partition.png", SECRET_FILE, "run.log", "summary.json")
-"""In the order of their removal: the summary goes last, as it says whose the directory is."""
+"""In the order of their removal: the summary goes last, as it identifies the run."""
 _APPEND_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
 
 
 @dataclass(frozen=True)
 class PartitionRecord:
-    """Hold who has which samples, as a run directory records it.
+    """Hold the samples of each client, for partition.npz and its picture.
 
     Attributes:
         train: each client's indices of training samples.
@@ -114,8 +114,7 @@ class RunDirectory:
         Args:
             path: the directory.
             config_yaml: the resolved configuration's text; a finished run keeps the one it had.
-            identity: equal only for configurations that compute the same; whoever passes one
-                without the seed keeps one directory per seed.
+            identity: equal only for configurations that compute the same, with the seed.
             data: fingerprint of the data, None where unknown. A finished run of other data is
                 removed to make room.
             code: fingerprint of the code, None where unknown. Other code is noted.
@@ -193,7 +192,7 @@ class RunDirectory:
     def secret(self) -> str:
         """Return the private run's secret in hexadecimal digits; it is made when the run begins.
 
-        Nobody else on the machine may read it, and nothing else of the run holds it.
+        Only the file's owner may read it, and no other file of the run holds it.
 
         Raises:
             FedpflError: it is not the one that the run began with.
@@ -328,7 +327,7 @@ class RunDirectory:
         if is_finishing:
             fields["files"] = self._final_digests()
 
-        # ---- Step 2: the summary and its own digest, by which damage to it is found.
+        # ---- Step 2: the summary and its digest.
         summary = dict(self._summary)
         if "status" in fields:
             summary.pop("error", None)
@@ -347,7 +346,7 @@ class RunDirectory:
                 files.remove_files(self.path, [SECRET_FILE])
 
     def _final_digests(self) -> dict[str, str]:
-        """Write again what was changed from outside; return the digests of all files."""
+        """Rewrite files that another program changed; return the digests of all files."""
         with files.explain_write_errors(self.path / "rounds.csv"):
             if self._rounds_file is not None:
                 # Rows were appended without waiting for the disk.
@@ -386,7 +385,7 @@ class RunDirectory:
 
     def _prepare(self, config_yaml: str, data: str | None, restart: bool) -> None:
         """Check the content, and make the directory ready to be written unless it is finished."""
-        # ---- Step 1: whose directory is it?
+        # ---- Step 1: refuse the directory of another run.
         temporary_names = [files.temporary_path(self.path / name).name for name in _RUN_FILES]
         files.remove_files(self.path, temporary_names)
         self._summary, is_intact = read_summary_file(self.path)
@@ -397,7 +396,7 @@ class RunDirectory:
         recorded_data = self._summary.get("data")
         has_other_data = None not in (data, recorded_data) and data != recorded_data
 
-        # ---- Step 2: remove, refuse or leave what is there.
+        # ---- Step 2: remove, refuse or keep its files.
         if restart:
             self._remove_all()
         elif not is_intact:
@@ -467,8 +466,8 @@ class RunDirectory:
 
 
 def _open_private(path: str, flags: int) -> int:
-    """Open a file that nobody but its owner may read."""
-    # O_EXCL: of a file that was there before somebody else may hold a handle.
+    """Open a file that only its owner may read."""
+    # O_EXCL: another user may hold a handle of a file that was there before.
     return os.open(path, flags | os.O_EXCL | os.O_NOFOLLOW, 0o600)
 
 

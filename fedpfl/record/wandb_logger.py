@@ -34,7 +34,7 @@ SUMMARIES = {
     for name, metric in METRICS.items()
     if metric.is_evaluated and metric.best
 }
-"""The values that W&B keeps of a column; of the others it keeps the last one."""
+"""The values that W&B keeps of a column, beside the default: the last one."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ class WandbLogger(ServiceLogger):
     def _init_wandb(self, run: RunInfo, mode: str) -> Any:
         import wandb
 
-        # ---- Step 1: where W&B keeps its files, and what it must not do.
+        # ---- Step 1: W&B's folder and settings.
         folder = Path(self._options.dir or run.path)
         folder.mkdir(parents=True, exist_ok=True)
         settings = wandb.Settings(
@@ -185,8 +185,7 @@ class WandbLogger(ServiceLogger):
             tags=list(dict.fromkeys([*tags, *self._options.tags])),
             config={**run.config, "identity": run.identity},  # to group seeds by
             id=service_run_id(run),
-            # Begun afresh or offline it is complete by itself, and replaces what the server has
-            # under this id.
+            # A fresh or offline run is complete by itself and replaces the server's run of this id.
             resume="allow" if run.start_round and mode == "online" else None,
             dir=str(folder),
             mode=mode,  # type: ignore[arg-type]
@@ -208,7 +207,7 @@ def choose_mode(mode: str) -> str:
 
 
 def is_logged_in() -> bool:
-    """Return whether W&B has a key: in the environment, or in the netrc file for its server."""
+    """Look for a key of W&B in the environment, and in the netrc file for its server."""
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
     import wandb
