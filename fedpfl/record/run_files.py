@@ -67,7 +67,7 @@ def require_states_here(path: Path, summary: Mapping[str, Any]) -> None:
     """Raise FedpflError for a federation's run: its nodes keep the clients' states."""
     if summary.get("states") == STATES_AT_NODES:
         raise FedpflError(
-            f"{path} is of a federation, and its nodes keep the clients' states: its tables can "
+            f"{path} is of a federation: clients' states are at their nodes. Its tables can "
             "be read, its models cannot; the command that began it, fedpfl federate, goes on"
         )
 
