@@ -137,7 +137,7 @@ def test_the_card_has_each_clients_accuracy_beside_fedavg(digits_runs, tmp_path)
     _, header, text = card.split("---\n", 2)
     assert yaml.safe_load(header)["pipeline_tag"] == "image-classification"
     for client in range(4):
-        (row,) = re.findall(rf"^\| `client{client}\.pt` .*$", text, re.MULTILINE)
+        (row,) = re.findall(rf"^\| client{client}\.pt \| {client} \| .*$", text, re.MULTILINE)
         cells = [cell.strip() for cell in row.strip("|").split("|")]
         expected = run.clients["accuracy"][client], baseline.clients["ft_accuracy"][client]
         assert [float(cell) for cell in cells[-2:]] == pytest.approx(expected, abs=0.005)
