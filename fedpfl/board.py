@@ -49,7 +49,7 @@ from fedpfl.report.fairness import (
     label_and_column,
 )
 from fedpfl.report.figures import accuracy_figure
-from fedpfl.report.grouping import Group, groups, require_classes
+from fedpfl.report.grouping import groups, require_classes
 from fedpfl.report.load import runs
 from fedpfl.report.ranking import draw_rank_diagram, rank_tables
 from fedpfl.report.render import render, terminal_width
@@ -88,20 +88,11 @@ BOARD_COLUMNS = {
     "setting": Column("setting"),
     "rank": Column("rank", "decimal", spare=1),
     "method": ROW_COLUMNS["method"],
-    "accuracy": COLUMNS["accuracy"],
-    "accuracy_worst10": COLUMNS["accuracy_worst10"],
-    "ft_accuracy": COLUMNS["ft_accuracy"],
-    "unseen_accuracy": COLUMNS["unseen_accuracy"],
-    "unseen_ft_accuracy": COLUMNS["unseen_ft_accuracy"],
-    "asr": COLUMNS["asr"],
-    "ft_asr": COLUMNS["ft_asr"],
-    "gap": COLUMNS["gap"],
+    **{name: COLUMNS[name] for name in MEASURED if not name.startswith("values")},
     **{
         f"harmed_{name}": Column("harmed %", "percent", f"vs {label}")
         for name, label in BASELINES.items()
     },
-    "bits_down": COLUMNS["bits_down"],
-    "bits_up": COLUMNS["bits_up"],
     SIMULATED: Column("sim s/round", "number"),
     "seeds": Column("seeds", "whole"),
     "chosen": Column("chosen"),
@@ -248,7 +239,7 @@ def make_board(
     """Return the table of the final runs, and the finished ones among these.
 
     Args:
-        final_runs: What `tune_suite` returns.
+        final_runs: Result of `tune_suite`.
         failures: Lines for the notes.
         title: The table's title.
     """
@@ -257,8 +248,11 @@ def make_board(
     run_groups = groups(finished_runs)
     require_classes(run_groups, "fedpfl.board")
     accuracies = accuracy_table(finished_runs, "validation", chosen=MEASURED)
-    harms, fairness_notes = _harms_by_group(run_groups)
-    mean_ranks, rank_notes = _mean_ranks(finished_runs)
+    comparisons, fairness_notes = compare_with_baselines(run_groups)
+    judged_groups = [comparison.group for comparison in comparisons if comparison.accuracies]
+    harm_records = comparisons_table(comparisons, ()).frame.to_dict("records")
+    harms = dict(zip(judged_groups, harm_records, strict=True))
+    mean_ranks, notes = _mean_ranks(finished_runs)
 
     # ---- A row for each configuration
     records = []
@@ -267,16 +261,17 @@ def make_board(
         tuning_record = final_runs[run.path.resolve()]
         # FedAvg's row is ranked after fine-tuning, under that name.
         label = BASELINES["fedavg"] if run.method_name == "fedavg" else label_and_column(group)[0]
-        sim_seconds, _ = mean_and_std([_mean_sim_seconds(run) for run in group.reported_runs])
+        seconds = [one.rounds.reindex(columns=[SIMULATED]).mean() for one in group.reported_runs]
         names = [name for name in _with_spreads(MEASURED) if row.get(name) is not None]
+        harm_names = _with_spreads(f"harmed_{baseline}" for baseline in BASELINES)
         records.append(
             {
                 "setting": f"{tuning_record['setting']}: {group.setting}",
                 "rank": mean_ranks.get(run.method_title, mean_ranks.get(label)),
                 "method": run.method_title,
                 **{name: row[name] for name in names},
-                **_select_harms(harms.get(group, {})),
-                SIMULATED: sim_seconds,
+                **{name: harms.get(group, {}).get(name) for name in harm_names},
+                SIMULATED: mean_and_std([float(mean.item()) for mean in seconds])[0],
                 "seeds": len(group.reported_runs),
                 "chosen": tuning_record["chosen"],
                 "identity": run.identity,
@@ -284,10 +279,12 @@ def make_board(
                 "command": tuning_record["command"],
             }
         )
-    records.sort(key=_by_setting_and_accuracy)
+    # The best of each setting first, empty ones last.
+    records.sort(key=lambda row: (row["setting"], -np.nan_to_num(row["accuracy"], nan=-1.0)))
 
     # ---- Notes: what is missing, and why
-    notes = [*rank_notes, *failures, *_diverged_notes(final_runs, finished_runs), *fairness_notes]
+    notes += failures
+    notes += [*_diverged_notes(final_runs, finished_runs), *fairness_notes]
     notes += [note for note in accuracies.notes if note.startswith(("Empty", "Attack"))]
     table = Table.of(
         records,
@@ -301,34 +298,6 @@ def make_board(
     return table, finished_runs
 
 
-def _by_setting_and_accuracy(record: Mapping[str, Any]) -> tuple[str, float]:
-    """Return the key by which rows are sorted: the best of each setting first, empty ones last."""
-    return record["setting"], -float(np.nan_to_num(record["accuracy"], nan=-1.0))
-
-
-def _with_spreads(names: Iterable[str]) -> Iterator[str]:
-    """Yield each column's name, then that of its standard deviation over seeds."""
-    for name in names:
-        yield name
-        yield f"{name}_seed_std"
-
-
-def _select_harms(harm_record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration's columns `harmed_<baseline>`, None without that baseline."""
-    names = _with_spreads(f"harmed_{baseline}" for baseline in BASELINES)
-    return {name: harm_record.get(name) for name in names}
-
-
-def _harms_by_group(
-    run_groups: Sequence[Group],
-) -> tuple[dict[Group, dict[str, Any]], tuple[str, ...]]:
-    """Return each configuration's record of `fairness`, and the notes on baselines."""
-    comparisons, notes = compare_with_baselines(run_groups)
-    judged_groups = [comparison.group for comparison in comparisons if comparison.accuracies]
-    records = comparisons_table(comparisons, ()).frame.to_dict("records")
-    return dict(zip(judged_groups, records, strict=True)), notes
-
-
 def _mean_ranks(finished_runs: Sequence[Run]) -> tuple[dict[str, float], list[str]]:
     """Return each method's mean rank over settings, and notes."""
     try:
@@ -339,10 +308,8 @@ def _mean_ranks(finished_runs: Sequence[Run]) -> tuple[dict[str, float], list[st
     return ranks.ranks.mean().to_dict(), notes
 
 
-def _diverged_notes(
-    final_runs: Mapping[Path, Mapping[str, Any]], finished_runs: Sequence[Run]
-) -> list[str]:
-    """Return a note for each method of which a final run is not finished."""
+def _diverged_notes(final_runs: FinalRuns, finished_runs: Sequence[Run]) -> list[str]:
+    """Return a note for each method with a final run that is not finished."""
     finished_paths = {run.path.resolve() for run in finished_runs}
     names = dict.fromkeys(
         f"{record['setting']}, {record['method']}"
@@ -350,6 +317,13 @@ def _diverged_notes(
         if path not in finished_paths
     )
     return [f"{name}: runs with fresh seeds diverged, and are in no mean." for name in names]
+
+
+def _with_spreads(names: Iterable[str]) -> Iterator[str]:
+    """Yield each column's name, then the name of its standard deviation over seeds."""
+    for name in names:
+        yield name
+        yield f"{name}_seed_std"
 
 
 def describe_provenance(group_runs: Sequence[Run]) -> dict[str, str]:
@@ -525,11 +499,6 @@ def _play_again(row: Mapping[str, str], command: BoardCommand) -> FinalRuns:
     )
     record = {**row, "setting": row["setting"].partition(": ")[0]}
     return {path.resolve(): record for path in tuning.locate_final_runs(root, final_words, seeds)}
-
-
-def _mean_sim_seconds(run: Run) -> float:
-    """Return a run's simulated seconds a round, nan where it has none."""
-    return float(run.rounds.reindex(columns=[SIMULATED]).mean().item())
 
 
 def main() -> int:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from hydra.types import RunMode
 from omegaconf import DictConfig
@@ -28,28 +28,9 @@ from fedpfl.runner.method_trial import try_plugin_method
 from fedpfl.runner.needs import ResourceNeeds, estimate_needs, format_mib
 
 SWEEP_OPTIONS = ("-m", "--multirun")
+FINISHED = "finished, nothing is left to do"
 SHOWN_GROUPS = ("paper", "experiment", "debug", *GROUPS)
 SHOWN_SETTINGS = ("seed", "rounds", "clients", "participation", "validation", "unseen")
-
-
-class DirectoryStatus(NamedTuple):
-    """Hold the state of a run directory.
-
-    Attributes:
-        status: of the run, or `new`.
-        rounds: rounds that are played and saved.
-    """
-
-    status: str
-    rounds: int
-
-    def __str__(self) -> str:
-        """Describe it for people."""
-        if self.status == "new":
-            return "new"
-        if self.status == "finished":
-            return "finished, nothing is left to do"
-        return f"{self.status} after round {self.rounds}, from where it goes on"
 
 
 class RunCache(dict[Any, Any]):
@@ -123,7 +104,7 @@ def _print_sweep(jobs: Sequence[tuple[list[str], Mapping[str, Any]]]) -> None:
             cfg = overrides.compose_single_run(settings)
             path = Path(cfg.hydra.sweep.dir, cfg.hydra.sweep.subdir)
             plan = check_config(cfg)
-            status = _inspect_directory(path, plan)
+            status = _describe_directory(path, plan)
             if needs:
                 needs.append(estimate_needs(build_run(plan, cache.share)))
             else:
@@ -136,7 +117,7 @@ def _print_sweep(jobs: Sequence[tuple[list[str], Mapping[str, Any]]]) -> None:
             refusals.append(f"{title}: {error}")
             print(f"{title}: refused: {error}")
             continue
-        finished_count += status.status == "finished"
+        finished_count += status == FINISHED
         print(f"{title}: {status}")
 
     # ---- All runs together
@@ -179,7 +160,7 @@ def _rehearse_run(cfg: DictConfig, plan: Plan, path: Path, cache: RunCache) -> R
         cache: shared by the runs of the command.
     """
     _print_composition(cfg)
-    directory_status = _inspect_directory(path, plan)
+    status = _describe_directory(path, plan)
     run = build_run(plan, cache.share)
     needs = estimate_needs(run)
     state = resume.restore_state(run, {}, None)
@@ -194,7 +175,7 @@ def _rehearse_run(cfg: DictConfig, plan: Plan, path: Path, cache: RunCache) -> R
     )
     print(*header.format_header(run, outlook), sep="\n")
     print(f"split       {_describe_split(run)}; data_dir={run.settings.data_dir}")
-    print(f"status      {directory_status}")
+    print(f"status      {status}")
     for note in header.list_notes(run):
         print(note)
     with user_errors(cfg, path):
@@ -223,32 +204,29 @@ def _describe_split(run: Run) -> str:
     federations = [run.federation]
     if run.newcomers:
         federations.append(run.newcomers)
-    sizes: dict[str, int] = {}
-    for title, split in (("training", "train"), ("test", "test"), ("validation", "validation")):
-        sizes[title] = sum(
-            len(indices) for federation in federations for indices in getattr(federation, split)
-        )
-    return ", ".join(f"{size:,} {title}" for title, size in sizes.items() if size) + " samples"
+    sizes = {
+        split: sum(len(part) for federation in federations for part in getattr(federation, split))
+        for split in ("train", "test", "validation")
+    }
+    return ", ".join(f"{size:,} {split}" for split, size in sizes.items() if size) + " samples"
 
 
-def _inspect_directory(path: Path, plan: Plan) -> DirectoryStatus:
-    """Return the status of a run's directory. Raises FedpflError for another run's."""
+def _describe_directory(path: Path, plan: Plan) -> str:
+    """Describe the run in a directory. Raises FedpflError for another run's."""
     if plan.settings.restart or not (path / "summary.json").is_file():
-        return DirectoryStatus("new", 0)
+        return "new"
     from fedpfl.report.load import inspect_directory  # pandas is slow to load
 
     contents = inspect_directory(path)
-    if not contents.run:
-        return DirectoryStatus(contents.status, 0)
-    if (contents.run.identity, contents.run.seed) != (plan.identity, plan.settings.seed):
+    run = contents.run
+    if run and (run.identity, run.seed) != (plan.identity, plan.settings.seed):
         raise FedpflError(
             f"run directory {path} holds a different run; choose another with hydra.run.dir=..."
         )
     if contents.status == "finished":
-        return DirectoryStatus(contents.status, contents.run.rounds_done)
-
+        return FINISHED
     # A run goes on from its checkpoint, which may be of an earlier round than its last row.
     checkpoint_round = 0
-    if (path / "state.pt").is_file():
-        checkpoint_round = read_checkpoint(path, contents.run.summary)["round"]
-    return DirectoryStatus(contents.status, checkpoint_round)
+    if run and (path / "state.pt").is_file():
+        checkpoint_round = read_checkpoint(path, run.summary)["round"]
+    return f"{contents.status} after round {checkpoint_round}, from where it goes on"

@@ -1,4 +1,4 @@
-"""Methods tuned on equal terms: a search for each, and what it chose run with fresh seeds."""
+"""Tune methods on equal terms: a search each, then its best values with fresh seeds."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from fedpfl.runner.spaces import (
 
 
 def _judged_columns(task: Task) -> dict[str, Column]:
-    """Return by what of its run each seed is judged."""
+    """Return the columns of the final runs' test scores."""
     kind = "percent" if task.unit else "score"
     title = f"test {task.score_word}"
     columns = {
@@ -47,22 +47,8 @@ def _judged_columns(task: Task) -> dict[str, Column]:
     return {name: column for name, column in columns.items() if name in METRICS}
 
 
-def _table_columns(task: Task) -> dict[str, Column]:
-    """Return the columns of the table."""
-    return {
-        "method": Column("method"),
-        "chosen": Column("chosen", "long"),
-        "finished": Column("finished", "whole", "trials"),
-        "given up": Column("given up", "whole", "trials"),
-        "rounds": Column("rounds", "whole", "trials"),
-        "validation": Column("validation", "percent" if task.unit else "score"),
-        **_judged_columns(task),
-        "seeds": Column("seeds", "whole"),
-    }
-
-
 class TuningRequest(NamedTuple):
-    """Say what is to be tuned.
+    """Hold a request to tune methods.
 
     Attributes:
         methods: to be compared.
@@ -92,7 +78,7 @@ class TunedMethod(NamedTuple):
 
 
 class RunCommand(Protocol):
-    """Does a command line of fedpfl.train's."""
+    """Run a command line of fedpfl.train."""
 
     def __call__(
         self, options: Sequence[str], run_words: Sequence[str], accepted_status: int = 0
@@ -110,7 +96,16 @@ def tune_methods(request: TuningRequest, run_command: RunCommand) -> Table:
     ]
     return Table.of(
         titled_records,
-        _table_columns(task),
+        {
+            "method": Column("method"),
+            "chosen": Column("chosen", "long"),
+            "finished": Column("finished", "whole", "trials"),
+            "given up": Column("given up", "whole", "trials"),
+            "rounds": Column("rounds", "whole", "trials"),
+            "validation": Column("validation", "percent" if task.unit else "score"),
+            **_judged_columns(task),
+            "seeds": Column("seeds", "whole"),
+        },
         title="Tuned on equal terms",
         frame=pd.DataFrame(records),
         caption=f"{pluralize(request.trials, 'trial')} per method, chosen by validation "
@@ -139,7 +134,7 @@ def search_methods(request: TuningRequest, run_command: RunCommand) -> list[Tune
 
 
 def _make_notes(request: TuningRequest, records: Sequence[dict[str, Any]], task: Task) -> list[str]:
-    """Return what a reader of the table must know."""
+    """Return the notes below the table."""
     side = "below" if task.is_higher_better else "above"
     notes = [
         f"Rounds: played by all trials together. A trial {side} the others' median validation "
@@ -249,7 +244,7 @@ def _tune_method(
     _play_final_runs(final_folder, final_words, seeds, run_command)
 
     # ---- Step 3: their results, and the command that repeats them.
-    edge_values = find_edge_values(method, result.overrides, result.space, user_words)
+    edge_values = find_edge_values(result.overrides, result.space)
     run_words = [word for word in final_words if not overrides.is_hydra_setting(word)]
     seeds_word = f"seed={','.join(map(str, seeds))}"
     record = {
@@ -285,21 +280,24 @@ def choose_seeds(final_words: Sequence[str], count: int) -> list[int]:
 def _play_final_runs(
     folder: Path, final_words: Sequence[str], seeds: Sequence[int], run_command: RunCommand
 ) -> None:
-    """Run words with each seed; runs of other code are made anew.
-
-    They could not stand beside what was searched.
-    """
-    outdated_seeds = _find_outdated_seeds(folder, final_words, seeds)
-    other_seeds = [seed for seed in seeds if seed not in outdated_seeds]
-    for seeds_to_run, extra_words in ((outdated_seeds, ["restart=true"]), (other_seeds, [])):
-        if not seeds_to_run:
-            continue
-        seed_word = f"seed=choice({','.join(map(str, seeds_to_run))})"
-        run_command(
-            ["-m", *_sweep_dir_words(folder)],
-            [*final_words, seed_word, "hydra.sweeper.table=false", *extra_words],
-            accepted_status=EXIT_STATUS[Diverged],
-        )
+    """Run words with each seed; finished runs of other code are run again."""
+    code = resume.digest_code(check_config(overrides.compose_single_run(final_words)))
+    summaries = [
+        reading.read_summary(path)
+        for path in locate_final_runs(folder, final_words, seeds)
+        if (path / "summary.json").is_file()
+    ]
+    is_outdated = any(summary.get("code", [code]) != [code] for summary in summaries)
+    run_command(
+        ["-m", *_sweep_dir_words(folder)],
+        [
+            *final_words,
+            f"seed=choice({','.join(map(str, seeds))})",
+            "hydra.sweeper.table=false",
+            *["restart=true"] * is_outdated,
+        ],
+        accepted_status=EXIT_STATUS[Diverged],
+    )
 
 
 def _sweep_dir_words(folder: Path) -> Iterator[str]:
@@ -314,18 +312,6 @@ def locate_final_runs(root: Path, run_words: Sequence[str], seeds: Sequence[int]
     ]
 
 
-def _find_outdated_seeds(root: Path, run_words: Sequence[str], seeds: Sequence[int]) -> list[int]:
-    """Return the seeds whose runs another version of the code made."""
-    code = resume.digest_code(check_config(overrides.compose_single_run(run_words)))
-    outdated_seeds = []
-    for seed, path in zip(seeds, locate_final_runs(root, run_words, seeds), strict=True):
-        if (path / "summary.json").is_file():
-            codes = reading.read_summary(path).get("code", [])
-            if any(other_code != code for other_code in codes):
-                outdated_seeds.append(seed)
-    return outdated_seeds
-
-
 def _read_test_results(
     root: Path, run_words: Sequence[str], seeds: Sequence[int], task: Task
 ) -> dict[str, Any]:
@@ -334,28 +320,26 @@ def _read_test_results(
     They are nan where a run diverged.
     """
     values: dict[str, list[float]] = {name: [] for name in _judged_columns(task)}
-    diverged_count = 0
+    finished_count = 0
     for path in locate_final_runs(root, run_words, seeds):
-        status = load.read_started_run(path).status
-        if status not in ("finished", "diverged"):
-            raise FedpflError(f"{path}: {status}; the same command tries it again")
+        run = load.read_started_run(path)
+        if run.status not in ("finished", "diverged"):
+            raise FedpflError(f"{path}: {run.status}; the same command tries it again")
         row: Any = {}
-        if status == "diverged":
-            diverged_count += 1
-        else:
+        if run.status == "finished":
+            finished_count += 1
             row = best_round(load.read_run(path).evaluations, validation_column(task))
         for name in values:
             values[name].append(float(row.get(name, float("nan"))))
-    results: dict[str, Any] = {"seeds": len(seeds) - diverged_count}
-    for name, accuracies in values.items():
-        mean, std = mean_and_std(accuracies)
-        results[name] = mean
-        results[f"{name}_seed_std"] = std
+    results: dict[str, Any] = {"seeds": finished_count}
+    for name, scores in values.items():
+        mean, std = mean_and_std(scores)
+        results |= {name: mean, f"{name}_seed_std": std}
     return results
 
 
 def draw_search(result: SearchResult, folder: Path, method: str) -> None:
-    """Draw how the search went and what mattered, as `<method>_history.png`, `_importance.png`."""
+    """Draw history and importances of a search as `<method>_history.png`, `_importance.png`."""
     mpl = drawing.load_matplotlib()
     # Without a window system.
     mpl.use("agg")
@@ -363,19 +347,18 @@ def draw_search(result: SearchResult, folder: Path, method: str) -> None:
     from matplotlib import pyplot as plt
     from optuna.visualization import matplotlib as figures
 
-    # ---- Step 1: what Optuna can draw of these trials.
-    complete_trials = [
-        trial for trial in result.study.trials if trial.state == optuna.trial.TrialState.COMPLETE
-    ]
     unit = " (%)" if result.task.unit else ""
     target_name = f"validation {result.task.score_word}{unit}"
     drawings: dict[str, Callable[[], Any]] = {
         "history": lambda: figures.plot_optimization_history(result.study, target_name=target_name)
     }
-    if len({trial.value for trial in complete_trials}) > 1:
+    values = {
+        trial.value
+        for trial in result.study.trials
+        if trial.state == optuna.trial.TrialState.COMPLETE
+    }
+    if len(values) > 1:
         drawings["importance"] = lambda: figures.plot_param_importances(result.study)
-
-    # ---- Step 2: a file for each.
     for name, draw in drawings.items():
         # Optuna chooses a style for the whole process.
         with mpl.rc_context(), warnings.catch_warnings():

@@ -34,7 +34,7 @@ def test_a_run_is_introduced_as_it_then_introduces_itself(tmp_path: Path) -> Non
     measured = r"round 1 took [\d.]+ s, an evaluation of all clients [\d.]+ s"
     assert re.search(rf"\ntime        {measured}; 8 rounds with 3 evaluations in all\n", told)
     split = re.search(
-        r"split       (\d+) training, (\d+) test, (\d+) validation samples; data_dir=data\n", told
+        r"split       (\d+) train, (\d+) test, (\d+) validation samples; data_dir=data\n", told
     )
     assert split
     assert sum(map(int, split.groups())) == 4 * 24

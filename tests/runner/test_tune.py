@@ -344,7 +344,7 @@ method=fedavg validation=0 | a search needs held-out samples
 method=fedavg local.lr=range(0,1,0.5) | ranges are of whole numbers
 method=fedobp,fedper quantile=tuned | quantile is for a hyperparameter that the method does not have
 method=fedavg dataset=digits,mnist | dataset is no hyperparameter
-method=fedavg,fedrep local.epochs=1 | method=fedrep is itself only with method.body_epochs above 0 and
+method=fedavg,fedrep local.epochs=1 | method=fedrep is itself only with method.body_epochs above 0, below epochs (here epochs=1)
 method=fedavg partition.alpha=choice(0.1,1) | partition.alpha is no hyperparameter
 """
 
@@ -378,11 +378,12 @@ def test_every_space_is_of_its_method(name):
 
 
 LIMITED = """
-fedper | model=mlp method.layers=choice(0,1,2,3,4) | choice(1,2) | 0, 3, 4 | below 3
-fedper | model=cnn4,mlp method.layers=range(1,4) | choice(1,2)
-fedala | model=mlp method.layers=choice(0,1,2,3,4) | choice(1,2,3) | 0, 4 | at most 3
-fedrep | model=mlp local.epochs=4 method.body_epochs=choice(0,2,4) | choice(2)
-fedrep | local.epochs=3,9 method.body_epochs=choice(2,4) | choice(2)
+fedper | model=mlp method.layers=choice(0,1,2,3,4) | choice(1,2) | 0, 3, 4 | above 0, below layers (here layers=3)
+fedper | model=cnn4,mlp method.layers=range(1,4) | choice(1,2) | 3 | above 0, below layers (here layers=3)
+fedala | model=mlp method.layers=choice(0,1,2,3,4) | choice(1,2,3) | 0, 4 | above 0, at most layers (here layers=3)
+fedrep | model=mlp local.epochs=4 method.body_epochs=choice(0,2,4) | choice(2) | 0, 4 | above 0, below epochs (here epochs=4)
+fedrep | local.epochs=3,9 method.body_epochs=choice(2,4) | choice(2) | 4 | above 0, below epochs (here epochs=3)
+fedper | model=mlp method.layers=7 | 7
 """
 """Method | words | what is left of the last | what is lost, by which rule."""
 
@@ -391,40 +392,34 @@ def test_what_makes_the_method_another_one_is_not_searched(capsys):
     """A value that is asked for, and no proposal, stays."""
     for method, words, left, *lost in read_cases(LIMITED, " | "):
         searched = [f"method={method}", "clients=4", *words.split()]
-        key, _, values = searched[-1].partition("=")
+        key = searched[-1].partition("=")[0]
         assert spaces.keep_within_limits(method, searched) == [*searched[:-1], f"{key}={left}"]
         told = capsys.readouterr().err
         if lost:
-            why = f"here it is itself only with method.layers above 0 and {lost[1]}"
-            wanted = f"method.layers={lost[0]} is not searched; {why}"
-            assert told == f"fedpfl: method={method}: {wanted}\n"
-        assert bool(told) == (left != values)
+            rule = f"method={method} is itself only with {key} {lost[1]}"
+            assert told == f"fedpfl: {key}={lost[0]} is not searched: {rule}\n"
+        assert bool(told) == bool(lost)
     never = ["method=fedper", "model=mlp", "clients=4", "method.layers=3,4"]
-    message = r"=3,4: method=fedper is itself only with method\.layers above 0 and"
+    message = r"=3,4: method=fedper is itself only with method\.layers above 0, below layers"
     with pytest.raises(FedpflError, match=message):
         spaces.keep_within_limits("fedper", never)
 
 
 EDGES = """
-local.lr=0.0901 local.lr=0.00104 method.layers=2 local.momentum=0.89 | yes
-local.lr=0.05 method.layers=1 local.momentum=0.5 local.momentum=0.0 seed=3 | no
-method.head_init=initial | no
+local.lr=0.0901 local.lr=0.00104 method.layers=2 method.layers=1 local.momentum=0.89 | yes
+local.lr=0.05 local.momentum=0.5 seed=3 method.head_init=initial method.share=3 | no
 """
 
 
 def test_a_value_at_the_end_of_what_was_searched_is_told():
-    """Not where no value lies beyond: a momentum is 0 or more, and no personal layer is FedAvg."""
     kinds = distributions(
         *("local.lr=tag(log,interval(0.001,0.1))", "method.layers=choice(1,2)"),
         *("local.momentum=interval(0,0.9)", "method.head_init=initial,server_average"),
+        "method.share=choice(3)",
     )
     for words, told in read_cases(EDGES, " | "):
         for word in words.split():
-            found = spaces.find_edge_values("fedper", [word], kinds)
-            assert found == [word] * (told == "yes"), word
-    alike = distributions("method.share=choice(0.2,1)", "method.layers=choice(3)")
-    words = ["method.share=1", "method.share=0.2", "method.layers=3"]
-    assert spaces.find_edge_values("fedala", words, alike) == ["method.share=0.2"]
+            assert spaces.find_edge_values([word], kinds) == [word] * (told == "yes"), word
 
 
 def test_a_chosen_group_is_not_searched_but_where_it_is_open():
