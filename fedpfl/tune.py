@@ -2,7 +2,7 @@
 
     python -m fedpfl.tune method=fedobp,fedper dataset=digits trials=20 seeds=5
 
-Every method gets as many trials, of as many rounds, in its own search space (conf/tune/), and is
+Every method gets as many trials, of as many rounds, in its own search space (conf/tune.yaml), and is
 chosen by its accuracy on held-out samples (validation=0.1 unless it is set). The values chosen are
 then run with `seeds` seeds that the search has not seen. Other words are those of fedpfl.train, for
 all methods alike, `method.mu=...` for those that have it; `key=choice(...)` and `key=interval(...)`

@@ -7,7 +7,6 @@ import hashlib
 import importlib
 import inspect
 import os
-import re
 import sys
 import traceback
 import warnings
@@ -17,18 +16,14 @@ from types import CodeType, MappingProxyType, ModuleType
 from typing import Any, NamedTuple
 
 from hydra.core.config_store import ConfigStore
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
 from torch import nn
 
-import fedpfl
 from fedpfl.config.beside import ModuleSources, find_local_imports, read_source
 from fedpfl.config.plugin_keys import read_defaults, require_leading_arguments
 from fedpfl.config.schema import ModelOptions
 from fedpfl.data import datasets, partition
 from fedpfl.ground.checks import refuse_single_text
 from fedpfl.ground.errors import FedpflError, error_text
-from fedpfl.ground.ranges import COMPARISONS
 from fedpfl.ground.seeding import seeded_by_key
 from fedpfl.ground.torch_defaults import torch_defaults
 from fedpfl.methods import METHODS, Method
@@ -159,17 +154,8 @@ def _forget_changed_files(paths: Sequence[Path]) -> None:
 
 def _add_choices(file: Path, module: ModuleType) -> None:
     """Make what a module has choices. Raises FedpflError where it has none of its own."""
-    choices: dict[str, Mapping[Any, Any]] = {}
-    for kind_name in PLUGIN_KINDS:
-        dictionary = getattr(module, kind_name, None)
-        if dictionary is PLUGIN_KINDS[kind_name].registry:
-            raise FedpflError(
-                f"plugins: {file}: {kind_name} is imported, and has the choices that there are; "
-                f"write {kind_name} = {{...}} with your own alone"
-            )
-        if isinstance(dictionary, Mapping):
-            choices[kind_name] = dictionary
-    if not any(choices.values()) and not _list_callbacks(file):
+    choices = {name: getattr(module, name, None) or {} for name in PLUGIN_KINDS}
+    if not any(choices.values()) and not getattr(module, "CALLBACKS", ()):
         raise FedpflError(
             f"plugins: {file} adds nothing; it needs a dictionary {', '.join(PLUGIN_KINDS)} of"
             " names and values, or a list CALLBACKS"
@@ -177,7 +163,10 @@ def _add_choices(file: Path, module: ModuleType) -> None:
     for kind_name, dictionary in choices.items():
         for name, value in dictionary.items():
             _add_choice(file, PLUGIN_KINDS[kind_name], name, value)
-    _add_spaces(file, getattr(module, "SPACES", {}), choices.get("METHODS", {}))
+    for name, space in getattr(module, "SPACES", {}).items():
+        if name not in choices["METHODS"]:
+            raise FedpflError(f"plugins: {file}: SPACES: {name!r} is no method of its METHODS")
+        SPACES[name] = dict(space)
 
 
 def digest_plugins(files: Iterable[str]) -> dict[str, str]:
@@ -204,35 +193,20 @@ def make_callbacks(files: Iterable[str]) -> list[Callback]:
     Raises:
         FedpflError: where one cannot be made.
     """
-    callbacks = []
+    callbacks: list[Callback] = []
     for file in map(Path, files):
-        for callback_class in _list_callbacks(file):
-            callbacks.append(_make_callback(file, callback_class))
+        for callback_class in getattr(_loaded_files[file].module, "CALLBACKS", ()):
+            try:
+                callbacks.append(callback_class())
+            except Exception as error:
+                reason = error_text(error, with_class=True)
+                raise FedpflError(f"plugins: {file}: CALLBACKS: {reason}") from error
+            if not isinstance(callbacks[-1], Callback):
+                raise FedpflError(
+                    f"plugins: {file}: CALLBACKS must be a list of subclasses of fedpfl.Callback,"
+                    f" got {callback_class!r}"
+                )
     return callbacks
-
-
-def _list_callbacks(file: Path) -> Sequence[type[Callback]]:
-    classes = getattr(_loaded_files[file].module, "CALLBACKS", ())
-    if not isinstance(classes, list | tuple) or not all(map(inspect.isclass, classes)):
-        raise FedpflError(f"plugins: {file}: CALLBACKS must be a list of classes, got {classes!r}")
-    for callback_class in classes:
-        if not issubclass(callback_class, Callback):
-            raise FedpflError(
-                f"plugins: {file}: CALLBACKS: {callback_class.__name__} must be a subclass of"
-                " fedpfl.Callback"
-            )
-    return classes
-
-
-def _make_callback(file: Path, callback_class: type[Callback]) -> Callback:
-    try:
-        return callback_class()
-    except Exception as error:
-        location = f"{file}{_error_line(error, file)}"
-        reason = error_text(error, with_class=True)
-        raise FedpflError(
-            f"plugins: {location}: CALLBACKS: {callback_class.__name__}() raised {reason}"
-        ) from error
 
 
 def _import_module(file: Path) -> ModuleType:
@@ -302,7 +276,7 @@ def execute_file(
         forget_modules([name, *find_local_imports(file, text)])
         location = f"{file}{_error_line(error, file)}"
         reason = error_text(error, with_class=not isinstance(error, FedpflError))
-        raise FedpflError(f"plugins: {location}: {reason}{_describe_move(error)}") from error
+        raise FedpflError(f"plugins: {location}: {reason}") from error
     return module
 
 
@@ -315,34 +289,6 @@ def forget_modules(names: Iterable[str]) -> None:
             # `from parent import module` would find the old one there.
             vars(sys.modules[parent]).pop(attribute, None)
     importlib.invalidate_caches()
-
-
-def _describe_move(error: BaseException) -> str:
-    """Say where the missing import of an error stands now in fedpfl."""
-    match = re.match(
-        r"No module named '(fedpfl[\w.]*)\.(\w+)'|cannot import name '(\w+)' from '(fedpfl[\w.]*)'",
-        str(error),
-    )
-    if not match or not isinstance(error, ImportError):
-        return ""
-    module_name = match[2]
-    object_name = match[3]
-    name = module_name or object_name
-    package = Path(fedpfl.__file__).parent
-    files = sorted(package.rglob("*.py"))
-    definition = re.compile(rf"^(class|def) {name}\b", re.MULTILINE)
-    candidates = [path for path in files if path.stem == name]
-    if not candidates:
-        candidates = [path for path in files if definition.search(path.read_text())]
-    if not candidates:
-        return "; it is no more (docs/extend.md)"
-    modules = [
-        ".".join(path.relative_to(package.parent).with_suffix("").parts) for path in candidates
-    ]
-    modules_text = " or ".join(modules)
-    if module_name:
-        return f"; it is {modules_text} now"
-    return f"; {name} is in {modules_text} now"
 
 
 def _error_line(error: BaseException, file: Path) -> str:
@@ -359,91 +305,21 @@ def _error_line(error: BaseException, file: Path) -> str:
 
 def _add_choice(file: Path, kind: Kind, name: Any, value: Any) -> None:
     """Make a class or function a choice. Raises FedpflError."""
-    if not isinstance(name, str) or not name.isidentifier():
-        raise FedpflError(
-            f"plugins: {file}: {kind.group} {name!r} must be a name of letters, digits and _"
-        )
-    if name in kind.registry:
-        raise FedpflError(
-            f"plugins: {file}: {kind.group}={name} exists already; choose another name"
-        )
-    # Of methods alone: the engine calls what `Method` has, while others are just called.
-    if kind.group == "method" and not (inspect.isclass(value) and issubclass(value, Method)):
-        raise FedpflError(
-            f"plugins: {file}: method={name} must be a subclass of fedpfl.methods.Method"
-        )
-    if isinstance(value, nn.Module):
-        raise FedpflError(
-            f"plugins: {file}: {kind.group}={name} must be a class or a function that makes a"
-            f" network, got a {type(value).__name__} that is made"
-        )
     try:
-        inspect.signature(value)
-    except (TypeError, ValueError):  # no function, or one that does not tell its arguments
-        raise FedpflError(
-            f"plugins: {file}: {kind.group}={name} must be a class or a function, got {value!r}"
-        ) from None
-    try:
+        if not isinstance(name, str) or not name.isidentifier():
+            raise FedpflError("its name must be of letters, digits and _")
+        if name in kind.registry:
+            raise FedpflError("it exists already; choose another name")
+        # Of methods alone: the engine calls all hooks of `Method`, other choices are just called.
+        if kind.group == "method" and not (inspect.isclass(value) and issubclass(value, Method)):
+            raise FedpflError("it must be a subclass of fedpfl.methods.Method")
+        if not callable(value) or isinstance(value, nn.Module):
+            raise FedpflError(f"it must be a class or a function, got {value!r}")
         require_leading_arguments(value, kind.leading)
         defaults = read_defaults(value, kind.supplied, kind.reserved)
-    except FedpflError as error:
+    # Some builtin functions do not tell their arguments.
+    except (FedpflError, ValueError) as error:
         raise FedpflError(f"plugins: {file}: {kind.group}={name}: {error}") from None
     kind.registry[name] = value
     ConfigStore.instance().store(name, {"name": name, **kind.common, **defaults}, kind.group)
     _added_choices.append((kind, name))
-
-
-def check_search_space(space: Any) -> dict[str, Any]:
-    """Return a search space as it is. Raises FedpflError for what is none."""
-    if not isinstance(space, Mapping):
-        raise FedpflError(
-            "a search space must be of keys and values such as method.mu: choice(0.1, 1), got"
-            f" {space!r}"
-        )
-    for key, text in space.items():
-        if key == LIMITS:
-            _require_limits(text)
-            continue
-        if not isinstance(key, str) or not isinstance(text, str | int | float):
-            raise FedpflError(f"{key}: must be a text such as 'choice(0.1, 1)', got {text!r}")
-        try:
-            OverridesParser.create().parse_override(f"{key}={text}")
-        except HydraException:
-            raise FedpflError(
-                f"{key}: {text!r} is no choice(...), range(...) or interval(...)"
-            ) from None
-    return dict(space)
-
-
-def _require_limits(limits: Any) -> None:
-    """Raise FedpflError for limits that nobody can read."""
-    if not isinstance(limits, Mapping):
-        raise FedpflError(
-            f"{LIMITS}: must be of keys and limits such as 'above 0, below layers', got {limits!r}"
-        )
-    bounds = [part.rpartition(" ") for text in limits.values() for part in str(text).split(", ")]
-    for kind, _, bound in bounds:
-        # `tune` asks the run for its layers and epochs; no other name has a value there.
-        if kind not in COMPARISONS or not (bound in ("layers", "epochs") or bound.isdecimal()):
-            raise FedpflError(
-                f"{LIMITS}: must be such as 'above 0, below layers', got"
-                f" {f'{kind} {bound}'.strip()!r}"
-            )
-
-
-def _add_spaces(file: Path, spaces: Any, methods: Mapping[str, Any]) -> None:
-    """Let `tune` search the keys that a plugin names of its methods. Raises FedpflError."""
-    if not isinstance(spaces, Mapping):
-        raise FedpflError(
-            f"plugins: {file}: SPACES must be a dictionary of methods' names and spaces, got"
-            f" {spaces!r}"
-        )
-    for name, space in spaces.items():
-        if name not in methods:
-            raise FedpflError(
-                f"plugins: {file}: SPACES: {name!r} is no method of this file's METHODS"
-            )
-        try:
-            SPACES[name] = check_search_space(space)
-        except FedpflError as error:
-            raise FedpflError(f"plugins: {file}: SPACES: {name}: {error}") from None

@@ -1,10 +1,9 @@
-"""Search spaces of `tune`: conf/tune/ without the user's keys and without degenerate values."""
+"""Search spaces of `tune`: conf/tune.yaml, without the user's keys and without degenerate values."""
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,13 @@ import yaml
 
 from fedpfl.config import overrides
 from fedpfl.config.plan import check_config
-from fedpfl.config.plugins import LIMITS, SPACES, check_search_space
+from fedpfl.config.plugins import LIMITS, SPACES
 from fedpfl.config.run import build_run
 from fedpfl.ground.errors import FedpflError, error_text
 from fedpfl.ground.ranges import COMPARISONS
 from fedpfl.ground.terminal import print_notice
 
-SPACES_FOLDER = Path(overrides.CONF) / "tune"
+SPACES_FILE = Path(overrides.CONF) / "tune.yaml"
 EPOCHS_KEY = "local.epochs"
 EDGE_SHARE = 0.05
 """Share of an interval that counts as its edge, at either end."""
@@ -123,28 +122,20 @@ def override_key(word: str) -> str:
 
 
 def _read_space(name: str, user_words: Sequence[str] = ()) -> dict[str, Any]:
-    """Return a search space by key: of the user's folder, the method's plugin, or conf/tune/.
+    """Return a search space by key: of the user's tune.yaml, the method's plugin, or conf/tune.yaml.
 
     Raises:
         FedpflError: for a file that is no such space.
     """
-    user_folders = [folder / "tune" for folder in overrides.find_config_dirs(user_words)]
-    for folder in (*user_folders, SPACES_FOLDER):
-        path = folder / f"{name}.yaml"
-        if path.is_file():
-            with _name_file_in_errors(path):
-                values = yaml.safe_load(path.read_text(encoding="utf-8"))
-                return check_search_space(values or {})
+    user_files = [folder / "tune.yaml" for folder in overrides.find_config_dirs(user_words)]
+    for path in filter(Path.is_file, (*user_files, SPACES_FILE)):
+        try:
+            space = (yaml.safe_load(path.read_text(encoding="utf-8")) or {}).get(name)
+            if space is not None:
+                return dict(space)
+        except (yaml.YAMLError, ValueError, OSError, AttributeError) as error:
+            raise FedpflError(f"{path}: {error_text(error)}") from None
     return dict(SPACES.get(name, {}))
-
-
-@contextlib.contextmanager
-def _name_file_in_errors(path: Path) -> Iterator[None]:
-    """Name the file in errors of its content."""
-    try:
-        yield
-    except (yaml.YAMLError, ValueError, OSError, FedpflError) as error:
-        raise FedpflError(f"{path}: {error_text(error)}") from None
 
 
 def _is_left_open(key: str, user_values: Mapping[str, str]) -> bool:
@@ -152,7 +143,7 @@ def _is_left_open(key: str, user_values: Mapping[str, str]) -> bool:
     group, _, name = key.partition(".")
     if group not in user_values:
         return True
-    path = SPACES_FOLDER.parent / group / f"{user_values[group]}.yaml"
+    path = SPACES_FILE.parent / group / f"{user_values[group]}.yaml"
     return path.is_file() and yaml.safe_load(path.read_text()).get(name) == "???"
 
 

@@ -35,7 +35,7 @@ from tests.conftest import keep_quick, read_cases
 from tests.data.promises import build, one_line
 
 CONF = Path(train.CONF)
-APART = ("board", "tune")  # suites and spaces
+APART = ("board",)  # suites
 GROUPS = sorted(
     folder.name for folder in CONF.iterdir() if folder.is_dir() and folder.name not in APART
 )

@@ -10,6 +10,7 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from fedpfl import tune
@@ -357,7 +358,7 @@ def test_bad_input_is_one_line(words, message, tmp_path):
     assert len(text.splitlines()) == 1
 
 
-SPACES = sorted(path.stem for path in spaces.SPACES_FOLDER.glob("*.yaml"))
+SPACES = sorted(yaml.safe_load(spaces.SPACES_FILE.read_text()))
 
 
 @pytest.mark.parametrize("name", keep_quick([name for name in SPACES if name != "all"]))
