@@ -112,7 +112,7 @@ def _explain_unknown_key(key: str, cause: BaseException | None) -> str:
     advice = [f"did you mean {similar_key}?"] if similar_key else []
     if isinstance(values, Mapping) and (group == "method" or not similar_key):
         names = ", ".join(str(name) for name in values if name not in (*HIDDEN_KEYS, "hydra"))
-        choice_text = f" of {group}={values['name']}" if "name" in values else ""
+        choice_text = f" of {group}={values['name']}" if group and "name" in values else ""
         advice.insert(0, f"known keys{choice_text}: {names}")
     advice = advice or ["`python -m fedpfl.train --help` lists all keys"]
     return f"{key} is not a key here; {'; '.join(advice)}"

@@ -334,9 +334,9 @@ def test_an_experiments_sweeps_give_way_to_the_method_that_is_tuned(tmp_path):
 
 REFUSALS = """
 method=fedavg eval.finetune_epochs=0x10 | eval.finetune_epochs must be a whole number
-method=fedavg tune=range(1,3) | tune=1: tune must be one of
+method=fedavg tune=range(1,3) | tune is not a key here; known keys: 
 method=fedavg,fedprox method.mx=choice(1,2) | method.mx is not a key here; known keys of method=fedavg
-method=fedavg --config-dir nowhere | --config-dir nowhere is no folder; give the one
+method=fedavg --config-dir nowhere | --config-dir nowhere is no folder; give an existing one
 method=fedavg trials=0 | trials must be a whole number from 1 on, got '0'
 trials=3 | name the methods to tune
 method=fedavg,fedobq | got 'fedobq'
