@@ -15,7 +15,7 @@ from fedpfl.config.plan import check_config
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.terminal import Parser, outlive_readers, print_notice
 from fedpfl.record.loggers import make_loggers
-from fedpfl.remote import app, local
+from fedpfl.remote import app, flower_app
 from fedpfl.runner.deploy import WRITERS
 from fedpfl.runner.export import send_to_loggers, write_models
 from fedpfl.runner.library import Trained, load, read_logger_settings
@@ -150,7 +150,7 @@ def _write_flower_app(folder: Path, words: Sequence[str]) -> int:
     """Write a Flower app; return the exit status."""
     try:
         check_config(app.compose_federation(words)[1])
-        local.write_app(folder, words)
+        flower_app.write_app(folder, words)
     except FedpflError as error:
         print_notice(error)
         return 2

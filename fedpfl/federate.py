@@ -1,17 +1,17 @@
-"""Play a run on Flower, on this machine.
+"""Play a federation on this machine: a server and nodes that exchange messages.
 
     python -m fedpfl.federate method=fedper dataset=digits clients=4
 
 Words are those of fedpfl.train, and
-  federate.nodes=4            processes that hold the clients' data and states
+  federate.nodes=4            nodes that hold the clients' data and states
   federate.timeout=600        seconds for the answers to a round
   federate.minimum=1          answers without which a round is given up
   federate.share_states=true  for methods that need more than what is sent
 
-With dataset=sites dataset.path=FOLDER each site has a node, and the server no data. One SuperLink and
-the nodes are started on 127.0.0.1 and ended with the run. `<run directory>.nodes`
-has the nodes' states and, in `flower.log`, what Flower says. The same command goes on where it was
-stopped. `fedpfl export --flower` writes the app for a SuperLink of your own.
+Server and nodes are in this process, and exchange the messages that Flower carries between machines.
+With dataset=sites dataset.path=FOLDER each site has a node, and the server no data. `<run
+directory>.nodes` has the nodes' states. The same command goes on where it was stopped. `fedpfl export
+--flower` writes the app for a SuperLink of your own.
 
 Exit status: as of fedpfl.train.
 """
@@ -26,115 +26,70 @@ if __name__ == "__main__":
     interrupts.install_handler(interrupts.exit_during_import)
     terminal.outlive_readers()
 
-import importlib.util
-import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from fedpfl.config import overrides
 from fedpfl.config.plan import check_config
 from fedpfl.config.run import Run, build_run
 from fedpfl.data.datasets.sites import list_sites
-from fedpfl.ground import files
-from fedpfl.ground.errors import FedpflError, missing_extra
+from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.terminal import print_notice
 from fedpfl.ground.words import check_words
-from fedpfl.remote import app, local, sites
-from fedpfl.remote.server import FederateSettings
-from fedpfl.runner.method_trial import try_method_of_nodes
-
-EXIT_STATUS = {"finished": 0, "failed": 1, "diverged": 3}
-REFUSED_STATUS = 2
+from fedpfl.remote import app, sites
+from fedpfl.remote.node import NodePolicy
+from fedpfl.remote.server import InProcessGrid
+from fedpfl.runner.faults import find_exit_status
 
 
-def play_federation(words: Sequence[str]) -> int:
-    """Play a run; return the exit status.
-
-    Raises:
-        FedpflError: for what is refused before anything is started.
-    """
-    # ---- Check the command and the method before any process starts
+def play_federation(words: Sequence[str]) -> Path:
+    """Play a run, and return its run directory. Raises FedpflError."""
     words = check_words(words, (), "python -m fedpfl.federate --help tells what it takes")
     settings, cfg = app.compose_federation(words)
-    if importlib.util.find_spec("flwr") is None:
-        raise missing_extra("fedpfl federate needs Flower", "flower")
     run = build_run(check_config(cfg))
     app.require_playable(run)
-    if run.account:
-        run.account.check()
-    try_method_of_nodes(run)
-    disclosure = app.find_disclosure(run, settings)
-    if disclosure:
-        print(disclosure)
-    node_configs, common_words = plan_nodes(words, run, settings)
-    _, cfg = app.compose_federation(common_words)
-
-    # ---- Play it in processes that are ended with it
-    run_directory = Path(cfg.hydra.run.dir).resolve()
+    server_words = plan_server(words, run)
+    _, cfg = app.compose_federation(server_words)
     # Beside the run, not in it: states hold clients' data, and a run directory is handed on.
-    nodes_folder = run_directory.with_name(f"{run_directory.name}.nodes")
-    with files.explain_write_errors(nodes_folder):
-        nodes_folder.mkdir(parents=True, exist_ok=True)
-    # The app runs in a folder of its own, so it is given the whole path.
-    app_words = [word for word in common_words if not word.startswith("hydra.run.dir=")]
-    app_words += overrides.format_words("hydra.run.dir", str(run_directory))
-    log = nodes_folder / "flower.log"
-    status = local.play_locally(
-        words=app_words,
-        node_configs=[
-            f'{node_config} state="{nodes_folder}/node{number}"'
-            for number, node_config in enumerate(node_configs)
-        ],
-        log=log,
-        run_log=run_directory / "run.log",
-    )
-    return report_end(run_directory, log) if status is None else status
+    directory = Path(cfg.hydra.run.dir).resolve()
+    folder = directory.with_name(f"{directory.name}.nodes")
+    policy = NodePolicy(share_states=settings.share_states)
+    nodes: list[Any] = []
+    if run.config["dataset"]["name"] == "sites":
+        plan = check_config(cfg)
+        for number, entry in enumerate(list_sites(run.config["dataset"]["path"])):
+            node_folder = folder / f"node{number}"
+            nodes.append(sites.SiteNode(plan, entry.resolve(), "", node_folder, policy))
+    else:
+        count = min(settings.nodes, run.settings.clients)
+        for number in range(count):
+            clients = range(number, run.settings.clients, count)
+            nodes.append(app.make_run_node(run, clients, folder / f"node{number}", policy))
+    return app.run_server(InProcessGrid(dict(enumerate(nodes))), server_words)
 
 
-def plan_nodes(
-    run_words: Sequence[str], run: Run, settings: FederateSettings
-) -> tuple[list[str], list[str]]:
-    """Return the configuration of each node, and the words for server and nodes.
-
-    Of a data set of sites each node has one of them, and the server none.
+def plan_server(run_words: Sequence[str], run: Run) -> list[str]:
+    """Return the words of the server, which has no data of sites.
 
     Raises:
-        FedpflError: Words are about nodes in another way.
+        FedpflError: Words are about sites in another way.
     """
-    shares = f"share-states={str(settings.share_states).lower()}"
     if run.config["dataset"]["name"] != "sites":
-        count = min(settings.nodes, run.settings.clients)
-        numbers = [f"partition-id={number} num-partitions={count}" for number in range(count)]
-        return [f"{number} {shares}" for number in numbers], [*run_words]
-
-    # ---- The words with what was found in the folder, and without the folder
+        return [*run_words]
     sites.require_sites_partition(run)
-    entries = list_sites(run.config["dataset"]["path"])
-    if run.settings.clients != len(entries):
+    site_count = len(list_sites(run.config["dataset"]["path"]))
+    if run.settings.clients != site_count:
         raise FedpflError(
-            f"clients={run.settings.clients}, and dataset.path has {len(entries)} sites, each at a "
+            f"clients={run.settings.clients}, and dataset.path has {site_count} sites, each at a "
             "node; leave clients out"
         )
-    # Where a site's data lie is for its node to know; the number of sites and the share were read
-    # here.
     keys = ("dataset.path=", "clients=", "partition.test_fraction=", "federate.nodes=")
-    app_words = [word for word in run_words if not word.startswith(keys)]
-    app_words.append(f"clients={len(entries)}")
+    words = [word for word in run_words if not word.startswith(keys)]
+    # The sites here tell their number, and whether they have test parts.
     test_fraction = run.config["partition"]["test_fraction"]
-    app_words += overrides.format_words("partition.test_fraction", test_fraction)
-    return [f'data="{entry.resolve()}" {shares}' for entry in entries], app_words
-
-
-def report_end(run_directory: Path, log: Path) -> int:
-    """Print how a run has ended, and return the exit status. `log` is where Flower says more."""
-    summary_file = run_directory / "summary.json"
-    summary = json.loads(summary_file.read_text()) if summary_file.is_file() else {}
-    status = summary.get("status", "not begun")
-    if status == "finished":
-        print(f"finished: {run_directory}")
-    else:
-        print_notice(f"{status}: {summary.get('error') or log}")
-    return EXIT_STATUS.get(status, REFUSED_STATUS)
+    test_words = overrides.format_words("partition.test_fraction", test_fraction)
+    return [*words, f"clients={site_count}", *test_words]
 
 
 def main(words: list[str] | None = None) -> int:
@@ -145,12 +100,13 @@ def main(words: list[str] | None = None) -> int:
         print(__doc__)
         return 0
     try:
-        return play_federation(words)
+        play_federation(words)
     except FedpflError as error:
         print_notice(error)
-        return REFUSED_STATUS
+        return find_exit_status(error)
     except KeyboardInterrupt as error:
         interrupts.exit_interrupted(error, print_notice)
+    return 0
 
 
 if __name__ == "__main__":

@@ -147,8 +147,6 @@ EXCUSES = {
     "launcher=submitit_slurm": ("needs Slurm", ""),
     "launcher=submitit_local": ("needs the extra slurm", "hydra_plugins.hydra_submitit_launcher"),
     "tensorboard]": ("needs the extra tensorboard", "tensorboard"),
-    "fedpfl.federate": ("needs the extra flower", "flwr"),
-    "outputs/federated": ("reads what the extra flower makes", "flwr"),
     "ray.init.address": ("needs a Ray cluster", ""),
     "launcher=ray": ("needs the extra ray", "hydra_plugins.hydra_ray_launcher"),
 }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,9 @@ from fedpfl.ground import files
 from fedpfl.ground.checks import build_dataclass
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tasks import require_classification
+from fedpfl.methods import SEES
 from fedpfl.record.callbacks import Callback
-from fedpfl.remote import rehearsal, sites
+from fedpfl.remote import sites
 from fedpfl.remote.agreement import Agreement, make_example_federation
 from fedpfl.remote.budget import make_budget, require_promise
 from fedpfl.remote.keys import make_run_key
@@ -30,7 +32,7 @@ from fedpfl.remote.messages import plain_values
 from fedpfl.remote.node import PLAIN_POLICY, Node, NodePolicy, NodeSettings
 from fedpfl.remote.releases import ReleaseRecord
 from fedpfl.remote.schedule import make_schedule
-from fedpfl.remote.server import FederateSettings, Grid, RemoteBackend
+from fedpfl.remote.server import FederateSettings, Grid, NotSentError, RemoteBackend
 from fedpfl.remote.sites import SiteNode
 from fedpfl.runner import session
 from fedpfl.runner.faults import user_errors
@@ -123,24 +125,26 @@ def require_playable(plan: Plan) -> None:
 
 
 def find_disclosure(run: Run, settings: FederateSettings) -> str:
-    """Return which states leave clients beyond what is sent, "" if none do.
-
-    Raises:
-        FedpflError: if the settings do not allow it.
-    """
-    method_name = run.config["method"]["name"]
-    unsent_needs = rehearsal.find_unsent_needs(run)
-    if not unsent_needs:
+    """Return which states leave clients beside what is sent, "" if none do."""
+    if not settings.share_states:
         return ""
     _, client_state = run.method.init(run.net.params, run.net.parts)
     entries = ", ".join(client_state) or "nothing"
-    opening = f"method={method_name} needs more than is sent ({unsent_needs}): "
-    if not settings.share_states:
+    return f"federate.share_states: clients' states ({entries}) leave them in every round"
+
+
+@contextlib.contextmanager
+def _explain_needs(settings: FederateSettings) -> Iterator[None]:
+    """Say of a method that reads what does not travel how it can be played."""
+    try:
+        yield
+    except (NotSentError, KeyError) as error:
+        if settings.share_states:
+            raise
         raise FedpflError(
-            f"{opening}clients' states ({entries}) would leave them in every round; "
-            "federate.share_states=true allows it"
-        )
-    return f"{opening}clients' states ({entries}) leave them in every round"
+            f"the method needs more than is sent ({error}): clients' states would leave them in "
+            "every round; federate.share_states=true allows it"
+        ) from error
 
 
 def run_server(grid: Grid, words: Sequence[str]) -> Path:
@@ -171,8 +175,9 @@ def run_server(grid: Grid, words: Sequence[str]) -> Path:
             return backend
 
         remote = session.RemoteClients(make_remote_backend, share)
-        for _ in session.play_session(cfg, path, callbacks=[wire_log], remote=remote):
-            pass
+        with _explain_needs(settings):
+            for _ in session.play_session(cfg, path, callbacks=[wire_log], remote=remote):
+                pass
     return path
 
 
@@ -180,13 +185,15 @@ def _make_remote_backend(
     run: Run, grid: Grid, settings: FederateSettings, agreement: Agreement | None
 ) -> RemoteBackend:
     """Return the backend that asks nodes. Raises FedpflError for what may not leave them."""
-    # ---- Step 1: is the method right, and what would leave the clients beyond what it sends?
+    # ---- Step 1: is the method right, and may it see what it needs?
     example_run = run
-    # The server has no samples to rehearse with where they are at nodes.
+    # Where samples are at nodes, the server has none to try a method with.
     if agreement:
         example_run = replace(run, federation=make_example_federation(run.federation))
     try_method_of_nodes(example_run)
-    disclosure = find_disclosure(example_run, settings)
+    if run.method.server_sees == SEES[-1] and not settings.share_states:
+        with _explain_needs(settings):
+            raise NotSentError("its server looks at clients' states")
 
     # ---- Step 2: the backend, which knows every client's initial state.
     initial_state = engine.make_initial_state(
@@ -205,7 +212,7 @@ def _make_remote_backend(
         compatibility_key=make_run_key(run),
         initial_state=initial_state,
         settings=settings,
-        disclosure=disclosure,
+        disclosure=find_disclosure(run, settings),
     )
     if agreement:
         backend.agreement = plain_values(agreement)
@@ -255,8 +262,12 @@ def make_node(
     for client in clients:
         if not 0 <= client < client_count:
             raise FedpflError(f"there is no client {client}: the federation has {client_count}")
+    return make_run_node(run, clients, folder, policy)
 
-    # ---- Step 3: their node. Each run has a folder, so that no state meets another run's.
+
+def make_run_node(run: Run, clients: Sequence[int], folder: Path, policy: NodePolicy) -> Node:
+    """Return the node of some clients of a run; other arguments are as of `make_node`."""
+    # Each run has a folder, so that no state meets another run's.
     key = make_run_key(run)
     run_folder = folder / "-".join(key.values())
     backend = engine.make_backend(run.engine, run.net, run.device)

@@ -12,12 +12,10 @@ from typing import Any, cast
 from fedpfl.ground.errors import FedpflError, missing_extra
 from fedpfl.ground.terminal import print_notice
 from fedpfl.remote import app, wire
-from fedpfl.remote.local import STATUS_WORDS
 from fedpfl.remote.messages import MAX_FAULT, Fault, plain_values
 from fedpfl.remote.node import Node, NodePolicy
 from fedpfl.remote.server import Grid
 from fedpfl.remote.sites import SiteNode
-from fedpfl.runner.faults import find_exit_status
 
 try:
     from flwr.app import ConfigRecord, Message, RecordDict
@@ -109,7 +107,6 @@ def server() -> ServerApp:
             app.run_server(FlowerGrid(grid), words)
         except FedpflError as error:
             print_notice(error)
-            print_notice(f"{STATUS_WORDS} {find_exit_status(error)}")
             # Flower calls a run failed, and shows why in `flwr list`, only for an Exception.
             raise FedpflError(str(error)) from None
 

@@ -95,6 +95,27 @@ class Grid(ABC):
         yield from enumerate(self.send_and_receive(messages, timeout))
 
 
+class InProcessGrid(Grid):
+    """Hold nodes in this process.
+
+    Args:
+        node_by_id: The nodes, which have a method `answer_message`.
+    """
+
+    def __init__(self, node_by_id: dict[int, Any]):
+        self.node_by_id = node_by_id
+
+    def node_ids(self) -> list[int]:
+        """Return the ids of all nodes."""
+        return [*self.node_by_id]
+
+    def send_and_receive(
+        self, messages: Sequence[tuple[int, bytes]], timeout: float
+    ) -> list[bytes | str | None]:
+        """Return the answer to each (node, message); a node always answers."""
+        return [self.node_by_id[node].answer_message(message) for node, message in messages]
+
+
 class AnsweredMessage(NamedTuple):
     """Hold the size on the wire, in bytes, of one message and its answer."""
 
@@ -277,6 +298,8 @@ class RemoteBackend(Backend):
             return wire.pack_message(plain_values(Question(**fields)), trees)
 
         # ---- Else: what `download` sends, and where the node finds the rest of the server's tree.
+        if call.overlay:
+            raise NotSentError(f"{type(call.method).__name__}.before_turn reads clients' states")
         server_entries = dict(tree.items(state.server))
         fields["initial"] = [
             path

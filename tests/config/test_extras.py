@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedpfl import federate
 from fedpfl.data.datasets import load_samples
 from fedpfl.data.partition import SCHEMES
 from fedpfl.record.loggers import make_loggers
@@ -19,14 +18,12 @@ USES = {
     "partition": lambda: SCHEMES["flower"](np.arange(4) % 2, 2, 0),
     **{name: lambda name=name: make_loggers({name: {}}) for name in ("tensorboard", "mlflow")},
     "wandb": lambda: make_loggers({"name": "wandb"}),
-    "federate": lambda: federate.play_federation(["rounds=1"]),
 }
 ABSENT = """
 data | datasets | pip install -e '.[hf]'
 partition | datasets flwr_datasets flwr_datasets.partitioner | pip install -e '.[flwr-datasets]'
 wandb | wandb | logger=wandb needs the package wandb: pip install wandb
 tensorboard | tensorboard | logger=tensorboard needs the package tensorboard: pip install tensorboard, or another
-federate | flwr | fedpfl federate needs Flower; pip install -e '.[flower]'
 mlflow | mlflow | logger=mlflow needs the package mlflow: pip install mlflow, or another logger
 """
 """What needs packages | which | what is said."""

@@ -1,4 +1,4 @@
-"""A folder to play a federation in; words are composed once, and their needs found once."""
+"""A folder to play a federation in; words are composed once."""
 
 import functools
 from collections.abc import Iterator
@@ -7,9 +7,7 @@ from unittest import mock
 
 import pytest
 
-from fedpfl.config.run import Run
-from fedpfl.remote import app, rehearsal
-from fedpfl.remote.keys import make_run_key
+from fedpfl.remote import app
 from tests.privacy.conftest import few_orders, reckoned_once  # noqa: F401
 from tests.runner.test_plugin_trial import plugin  # noqa: F401
 
@@ -26,19 +24,4 @@ def federations_composed_once() -> Iterator[None]:
     compose_federation = app.compose_federation
     compose_words = functools.cache(lambda *words: compose_federation(words))
     with mock.patch.object(app, "compose_federation", lambda words: compose_words(*words)):
-        yield
-
-
-@pytest.fixture(scope="package", autouse=True)
-def needs_found_once() -> Iterator[None]:
-    """Rehearse a federation once, whose server may be killed and start again."""
-    find_unsent_needs, needs = rehearsal.find_unsent_needs, dict[str, str]()
-
-    def find_needs(run: Run) -> str:
-        key = str(make_run_key(run))
-        if key not in needs:
-            needs[key] = find_unsent_needs(run)
-        return needs[key]
-
-    with mock.patch.object(rehearsal, "find_unsent_needs", find_needs):
         yield

@@ -6,7 +6,7 @@ from typing import Any
 
 from fedpfl.remote import app
 from fedpfl.remote.node import PLAIN_POLICY, Node, NodePolicy
-from fedpfl.remote.rehearsal import InProcessGrid
+from fedpfl.remote.server import InProcessGrid
 
 
 def make_nodes(words: list[str], policy: NodePolicy = PLAIN_POLICY) -> dict[int, Node]:

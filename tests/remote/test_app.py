@@ -7,13 +7,10 @@ import pytest
 
 import fedpfl
 from fedpfl import federate
-from fedpfl.config.plan import check_config
-from fedpfl.config.run import build_run
 from fedpfl.ground.errors import FedpflError
 from fedpfl.remote import app
 from fedpfl.remote.node import NodePolicy
-from fedpfl.remote.rehearsal import InProcessGrid
-from fedpfl.remote.server import FederateSettings
+from fedpfl.remote.server import InProcessGrid
 from tests.command import FILES, TINY, read_table, run_command
 from tests.conftest import read_cases
 from tests.remote.grids import Overheard, make_nodes
@@ -41,7 +38,6 @@ def test_the_files_are_those_of_any_run(here):
         assert int(row["counted_up"]) < int(row["bytes_up"]) < int(row["counted_up"]) + 2 * 3000
         assert row["answers"] == own["participants"] == "2"
     assert len([*here.glob("node*/*/client*/round*.pt")]) > 3
-    assert federate.report_end(path, path) == 0
     message = "clients' states are at their nodes"
     with pytest.raises(FedpflError, match=message):
         fedpfl.load(path).personal(0)
@@ -51,17 +47,33 @@ def test_the_files_are_those_of_any_run(here):
     assert len(fedpfl.load(path).rounds) == 3
 
 
-def test_what_would_leave_clients_is_said_first(here):
+def test_what_would_leave_clients_is_said(here):
+    """By the method, or once something is asked for that does not travel."""
     words = ["method=fedobp", *WORDS]
-    message = r"method=fedobp needs more .*: clients' states \(model\) would leave them"
+    message = "needs more than is sent .* federate.share_states=true allows it"
     with pytest.raises(FedpflError, match=message):
-        app.run_server(InProcessGrid({}), words)
-    assert not [*here.rglob("*")]
+        app.run_server(InProcessGrid(make_nodes(words)), words)
+    with pytest.raises(FedpflError, match="server looks at clients' states"):
+        app.run_server(InProcessGrid({}), ["method=fedamp", *WORDS])
     nodes = make_nodes(words, NodePolicy(share_states=True))
-    path = app.run_server(InProcessGrid(nodes), [*words, "federate.share_states=true"])
+    shared = [*words, "federate.share_states=true", "restart=true"]
+    path = app.run_server(InProcessGrid(nodes), shared)
     assert "clients' states (model) leave them in every round" in (path / "run.log").read_text()
-    assert not [*here.glob("node*")]
+    assert not [*here.glob("node*/*/client*")]
     assert [row["participants"] for row in read_table(path / "rounds.csv")] == ["2"] * 3
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_the_command_as_in_one_place(number, here):
+    """Nodes have their clients' states beside the run directory; what diverges has status 3."""
+    words = ["method=fedper", *WORDS[:-1], f"federate.nodes={number}"]
+    assert federate.main(words) == 0
+    assert run_command(*words[:-1], cwd=here).code == 0
+    (path,) = here.glob("outputs/federated/**/rounds.csv")
+    assert read_table(path) == read_table(Path(str(path).replace("federated/", "")))
+    nodes = path.parent.with_name(f"{path.parent.name}.nodes")
+    assert len([*nodes.glob("node*")]) == number
+    assert federate.main([*words, "local.lr=1e30"]) == 3
 
 
 REFUSED = r"""
@@ -111,8 +123,3 @@ def test_a_node_of_other_data(here, caplog):
     log = path.read_text()
     assert "node 1 is left out: the server has configuration" in log
     assert re.search(r"client [13] has no node; round 1 goes on without it", log)
-
-
-def test_training_that_diverges_is_no_need_of_more_than_is_sent():
-    _, cfg = app.compose_federation(["method=fedavg", *WORDS, "local.lr=1e30"])
-    assert app.find_disclosure(build_run(check_config(cfg)), FederateSettings()) == ""

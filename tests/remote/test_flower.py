@@ -1,35 +1,27 @@
-"""Flower: messages as it carries them, the app that is written, and federations of real processes
-on 127.0.0.1.
-"""
+"""Flower: messages as it carries them, the app that is written, and the docs' federation as typed."""
 
 import os
+import re
+import signal
+import socket
 import subprocess
 import sys
 import time
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from fedpfl import export
-from fedpfl.remote import app, local, wire
-from tests.command import format_override, read_table, run_command
+from fedpfl import export, federate
+from fedpfl.remote import wire
+from tests.command import read_table
 
 WORDS = [
     *("dataset=digits", "clients=4", "participation=1.0", "rounds=2", "eval.every=2"),
     "local.epochs=1",
 ]
-STATES = {"fedobp": ["federate.share_states=true"]}
-PRIVATE = ("privacy=sample", "privacy.noise=2", "privacy.seed=1", "model=mlp")
-PLAYED = {
-    **{method: [f"method={method}"] for method in ("fedper", "fedobp")},
-    "hidden": ["method=fedper", *PRIVATE],
-}
-"""That methods are played as in one place is for test_remote.py to say."""
-
-
-def directory(words: list[str]) -> Path:
-    return Path(app.compose_federation(words)[1].hydra.run.dir)
+DOCS = Path(__file__).parents[2] / "docs" / "federation.md"
 
 
 def test_the_app_is_written(tmp_path, capsys):
@@ -87,88 +79,136 @@ def test_flower_carries_bytes(monkeypatch):
     assert grid.send_and_receive([], 1.0) == []
 
 
-@pytest.mark.full
-@pytest.mark.slow
-@pytest.mark.parametrize("method", PLAYED)
-def test_processes_as_in_one_place(method: str, tmp_path, monkeypatch):
-    """One SuperLink, four SuperNodes: the same rounds and clients as of fedpfl.train, bit for bit."""
-    pytest.importorskip("flwr", reason="needs the extra flower")
-    if method == "hidden":
-        pytest.importorskip("dp_accounting", reason="needs the extra [privacy]")
-    monkeypatch.chdir(tmp_path)
-    words = [*PLAYED[method], *WORDS]
-    command = [sys.executable, "-m", "fedpfl.federate", *words, *STATES.get(method, [])]
-    subprocess.run(command, check=True)
-    assert run_command(*words, cwd=tmp_path).code == 0
-    there, here = directory(words), Path(str(directory(words)).replace("federated/", ""))
-    for name in ("rounds.csv", "clients.csv"):
-        assert read_table(there / name) == read_table(here / name)
-    for row in read_table(there / "wire.csv"):
-        counted, sent = (int(row[f"{name}_down"]) for name in ("counted", "bytes"))
-        assert method == "fedobp" or counted < sent < 1.1 * counted + 2**17
+# ---- The docs' federation, typed with real processes
+
+
+def read_command(opening: str) -> str:
+    """Return the docs' command that begins so, on one line."""
+    text = DOCS.read_text().replace("\\\n", " ")
+    (line,) = re.findall(rf"^{re.escape(opening)}.*$", text, re.MULTILINE)
+    return line
+
+
+def find_free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for own in sockets:
+        own.bind(("127.0.0.1", 0))
+    ports = [own.getsockname()[1] for own in sockets]
+    for own in sockets:
+        own.close()
+    return ports
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Return what starts a command line in the background, until the test ends."""
+    processes = []
+    environment = {
+        **os.environ,
+        "FLWR_HOME": str(tmp_path / "flwr"),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+
+    def start_line(line: str, folder: Path) -> subprocess.Popen:
+        folder.mkdir(exist_ok=True)
+        log = (folder / "log").open("ab")
+        process = subprocess.Popen(
+            ["bash", "-c", line],
+            cwd=folder,
+            env=environment,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+        processes.append(process)
+        return process
+
+    yield start_line
+    for process in processes:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 @pytest.mark.full
 @pytest.mark.slow
-def test_processes_that_are_killed(tmp_path, monkeypatch):
-    """The server within round 2, which loses nothing, and a node within round 3, which goes on
-    without it.
+def test_the_docs_federation_with_real_processes(start, tmp_path, monkeypatch):
+    """Three sites and a server, with certificates and keys: the rounds of `fedpfl federate`; one node
+    is killed within the run, and the log names its site.
     """
     pytest.importorskip("flwr", reason="needs the extra flower")
     monkeypatch.chdir(tmp_path)
-    words = ["method=ditto", *WORDS[:3], "rounds=4", "eval.every=4", "local.epochs=1"]
-    run = directory(words).absolute()
-    local.write_app(
-        tmp_path / "app", [*words, "federate.timeout=150", format_override("hydra.run.dir", run)]
+    (tmp_path / "sites").mkdir()
+    rng = np.random.default_rng(0)
+    for name in ("aachen", "berlin", "chur"):
+        x = rng.normal(size=(60, 5)).astype(np.float32)
+        np.savez(tmp_path / "sites" / f"{name}.npz", x=x, y=rng.integers(0, 3, 60))
+
+    def wait_for(is_reached, seconds: float = 300) -> None:
+        until = time.monotonic() + seconds
+        while not is_reached():
+            assert time.monotonic() < until
+            time.sleep(0.3)
+
+    # ---- Steps 1 and 2 of the page: the app, certificates, and a key for each site.
+    words = read_command("python -m fedpfl.export --flower app").split()[5:]
+    words = [word for word in words if not word.startswith(("dataset.label", "rounds"))]
+    words += ["rounds=3", "local.epochs=1", "federate.timeout=20"]
+    assert export.main(["--flower", "app", *words]) == 0
+    server = tmp_path / "server"
+    for opening in ("openssl req -x509", "openssl req -newkey", "printf", "openssl x509"):
+        line = read_command(opening).replace("HOST", "localhost")
+        assert start(line, server).wait(60) == 0
+
+    # ---- Steps 3 and 4: the SuperLink, and a node for each site.
+    link_port, control_port, runtime_port, *ports = find_free_ports(6)
+    del control_port, runtime_port
+    home = tmp_path / "flwr"
+    home.mkdir()
+    (home / "config.toml").write_text(
+        f'[superlink.mine]\naddress = "localhost:{link_port}"\n'
+        f'root-certificates = "{server}/ca.crt"\n'
     )
-    link, *ports = local.find_free_ports(3)
-    more = {
-        "env": local.flower_environment(tmp_path, link),
-        "stdout": subprocess.DEVNULL,
-        "stderr": subprocess.DEVNULL,
-    }
+    line = read_command("flower-superlink --host 0.0.0.0").replace("8000", str(link_port))
+    start(line, server)
+    register = read_command("flwr supernode register")
+    nodes = {}
+    for name, port in zip(("aachen", "berlin", "chur"), ports, strict=True):
+        folder = tmp_path / name
+        assert start(read_command("ssh-keygen"), folder).wait(60) == 0
+        wait_for(lambda folder=folder: start(register, folder).wait(60) == 0)
+        line = read_command("flower-supernode").replace("HOST:8000", f"localhost:{link_port}")
+        line = line.replace("8081", str(port)).replace("ca.crt", f"{server}/ca.crt")
+        line = line.replace("/data/hospital_01.csv", f"{tmp_path}/sites/{name}.npz")
+        line = line.replace("hospital_01", name).replace("/var/lib/fedpfl", f"{folder}/state")
+        nodes[name] = start(line, folder)
 
-    def reached(number: int) -> None:
-        until = time.monotonic() + 400
-        while time.monotonic() < until:
-            if (run / "rounds.csv").is_file() and len(read_table(run / "rounds.csv")) >= number:
-                return
-            time.sleep(0.2)
-        raise AssertionError(f"round {number} was not reached")
+    # ---- Step 5: the run; a node is killed once a round is done.
+    (runner,) = [read_command("flwr run app mine --stream")]
+    process = start(runner, tmp_path)
 
-    with local.flower_processes() as start:
-        configs = [
-            f'partition-id={number} num-partitions=2 state="{tmp_path}/n{number}"'
-            for number in (0, 1)
-        ]
+    def find_rows() -> list:
+        paths = [*server.glob("outputs/federated/**/rounds.csv")]
+        return read_table(paths[0]) if paths else []
 
-        def begin() -> list[subprocess.Popen]:
-            server = local.start_superlink(start, link, **more)
-            nodes = [
-                local.start_supernode(start, link, port, own, **more)
-                for port, own in zip(ports, configs, strict=True)
-            ]
-            subprocess.run(
-                [local.find_command("flwr"), "run", str(tmp_path / "app"), local.LINK_NAME],
-                check=True,
-                **more,
-            )
-            return [server, *nodes]
+    wait_for(lambda: len(find_rows()) >= 1)
+    os.killpg(nodes["berlin"].pid, signal.SIGKILL)
+    process.wait(300)
+    rows = find_rows()
+    (run,) = (path.parent for path in server.glob("outputs/federated/**/rounds.csv"))
+    assert len(rows) == 3
+    assert re.search(r"client 1 \(berlin\)", (run / "run.log").read_text())
+    assert rows[-1]["participants"] == "2"
 
-        processes = begin()
-        reached(1)
-        for one in processes:
-            os.killpg(one.pid, 9)
-            one.wait()
-        assert len(read_table(run / "rounds.csv")) == 1
-        *_, node = begin()
-        reached(2)
-        os.killpg(node.pid, 9)
-        local.start_supernode(start, link, *local.find_free_ports(1), configs[1], **more)
-        reached(4)
-    assert run_command(*words, cwd=tmp_path).code == 0
-    rows = read_table(run / "rounds.csv")
-    alone = read_table(Path(str(run).replace("federated/", "")) / "rounds.csv")
-    assert rows[:2] == alone[:2]
-    assert [row["participants"] for row in rows] == ["4", "4", "2", "4"]
-    assert "is lost" not in (run / "run.log").read_text()
+    # ---- The first round is that of the command on one machine.
+    plain = [word for word in words if not word.startswith(("clients", "federate"))]
+    assert federate.main([*plain, "dataset.path=sites"]) == 0
+    (alone,) = tmp_path.glob("outputs/federated/**/rounds.csv")
+    times = {"seconds", "eval_seconds"}
+    first, own = (
+        {key: value for key, value in table[0].items() if key not in times}
+        for table in (rows, read_table(alone))
+    )
+    assert first == own

@@ -16,7 +16,7 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.record import checkpoint
 from fedpfl.remote import app, budget, wire
 from fedpfl.remote.node import NodePolicy
-from fedpfl.remote.rehearsal import InProcessGrid
+from fedpfl.remote.server import InProcessGrid
 from tests.command import TINY, play_run, read_table
 from tests.conftest import keep_quick
 from tests.remote.grids import Overheard, make_nodes

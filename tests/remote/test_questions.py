@@ -13,7 +13,7 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS
 from fedpfl.remote import app, wire
 from fedpfl.remote.node import NodePolicy
-from fedpfl.remote.rehearsal import InProcessGrid
+from fedpfl.remote.server import InProcessGrid
 from tests.command import TINY, read_table
 from tests.remote.grids import Overheard, make_nodes
 from tests.remote.test_remote import Faulty, Played

@@ -27,9 +27,8 @@ from fedpfl.methods import METHODS, SEES, FedAvg, Method
 from fedpfl.record import checkpoint
 from fedpfl.remote import wire
 from fedpfl.remote.node import Node, NodePolicy, NodeSettings
-from fedpfl.remote.rehearsal import InProcessGrid
 from fedpfl.remote.schedule import Schedule
-from fedpfl.remote.server import FederateSettings, NotSentError, RemoteBackend
+from fedpfl.remote.server import FederateSettings, InProcessGrid, NotSentError, RemoteBackend
 from fedpfl.testing.toy import tiny_federation
 from tests.conftest import CPU, LOCAL, SETTINGS, assert_same, every_method, tiny
 from tests.remote.grids import Overheard

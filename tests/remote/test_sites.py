@@ -23,13 +23,12 @@ from fedpfl.data.datasets.shared.sums import FLOAT_BITS, sum_channels
 from fedpfl.ground.errors import FedpflError
 from fedpfl.privacy import Secret
 from fedpfl.remote import agreement as agreements
-from fedpfl.remote import app, local, wire
+from fedpfl.remote import app, wire
 from fedpfl.remote.agreement import SiteFacts, SiteSums
 from fedpfl.remote.keys import make_plan_key
 from fedpfl.remote.messages import plain_values, read_message
 from fedpfl.remote.node import PLAIN_POLICY, NodePolicy
-from fedpfl.remote.rehearsal import InProcessGrid
-from fedpfl.remote.server import FederateSettings
+from fedpfl.remote.server import InProcessGrid
 from fedpfl.remote.sites import SiteNode
 from tests.command import read_table
 from tests.conftest import keep_quick
@@ -434,60 +433,20 @@ def test_a_killed_server_goes_on_with_what_was_agreed(here, tmp_path_factory):
         assert [row["participants"] for row in read_table(path / "rounds.csv")][-1] == "3"
 
 
-# ---- Processes
+# ---- The command
 
 
-def test_each_site_of_a_folder_has_a_node(here):
+@pytest.mark.parametrize("form", keep_quick(FORMS, 1))
+def test_each_site_of_a_folder_has_a_node(form, here):
     """`fedpfl federate` keeps the folder from the server, and says what it has found in it."""
-    write_pixels(here / "sites")
-    words = ["method=fedavg", "dataset=sites", "dataset.path=sites", "model=mlp"]
-    _, cfg = app.compose_federation(words)
-    run = build_run(check_config(cfg))
-    configs, app_words = federate.plan_nodes(words, run, FederateSettings())
-    assert len(configs) == 4
-    assert configs[0].startswith(f'data="{here}/sites/aachen.npz" share-states=false')
-    assert not [word for word in app_words if "path" in word]
-    assert {"clients=4", "partition.test_fraction=null"} <= {*app_words}
-    app.compose_federation(app_words)
-
-
-def test_lines_of_a_run_are_read_as_they_come(tmp_path):
-    path = tmp_path / "run.log"
-    path.write_text("before\n")
-    lines = local.NewLines(path)
-    with path.open("a") as file:
-        file.write("round 1\nrou")
-        file.flush()
-        assert lines.read_lines() == ["round 1"]
-        file.write("nd 2\n")
-    assert lines.read_lines() == ["round 2"]
-    path.write_text("anew\n")
-    assert lines.read_lines() == ["anew"]
-
-
-@pytest.mark.full
-@pytest.mark.slow
-def test_processes_of_a_site_each_as_in_one_place(here, capfd):
-    """One SuperLink, four SuperNodes whose folders hold one site each."""
-    pytest.importorskip("flwr", reason="needs the extra flower")
-    write, options = FORMS["pixels with test parts"]
+    write, options = FORMS[form]
     write(here / "sites")
-    words = [*PLAIN, *options, "participation=1.0"]
+    words = [*PLAIN, *options, "rounds=1"]
     words = [word for word in words if not word.startswith(("clients=", "federate."))]
+    run = build_run(check_config(app.compose_federation([*words, "dataset.path=sites"])[1]))
+    server_words = federate.plan_server([*words, "dataset.path=sites"], run)
+    assert not [word for word in server_words if "path" in word]
+    assert "clients=4" in server_words
     assert federate.main([*words, "dataset.path=sites"]) == 0
-    shown = capfd.readouterr().err
-    assert re.search(r"round 2/2 cohort .*all clients", shown)
-    assert "learnt of each site" in shown
     (path,) = (rounds.parent for rounds in here.glob("outputs/federated/**/rounds.csv"))
     assert_as_in_one_place(path, words)
-
-
-@pytest.mark.full
-@pytest.mark.slow
-def test_a_server_that_fails_says_so_and_ends_with_its_status(here, capfd):
-    pytest.importorskip("flwr", reason="needs the extra flower")
-    write_arrays(here / "sites")
-    words = [word for word in PLAIN if not word.startswith(("clients=", "federate."))]
-    words += ["dataset.path=sites", "federate.minimum=4", "participation=1.0", "local.lr=1e30"]
-    assert federate.main(words) == 3
-    assert re.search(r"fedpfl: .*diverged", capfd.readouterr().err)
