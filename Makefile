@@ -43,10 +43,12 @@ bench: setup ## Tables of speed beside plain loops and bare kernels, in minutes
 	$(BIN)/python -m benchmarks tables
 
 tables: setup ## Tables of all runs in outputs/, and the paper's as far as there are runs
-	$(BIN)/python -m fedpfl.report tables outputs --paper
+	$(BIN)/python -m fedpfl.report tables outputs
+	$(BIN)/python -m fedpfl.report paper outputs --only tables
 
 figures: setup ## Figures of all runs in outputs/, and the paper's as far as there are runs
-	$(BIN)/python -m fedpfl.report figures outputs --out outputs/figures --paper
+	$(BIN)/python -m fedpfl.report figures outputs --out outputs/figures
+	$(BIN)/python -m fedpfl.report paper outputs --only figures --out outputs/figures
 
 report: setup ## A page for the browser per experiment in outputs/
 	$(BIN)/python -m fedpfl.report html outputs

@@ -47,7 +47,7 @@ EVALUATION_COLUMNS = (
     "ft_accuracy_pooled",
 )
 FILES = ("config.yaml", "rounds.csv", "summary.json")
-COMMAND = (sys.executable, "-m", "fedpfl.report", "tables", "--paper")
+COMMAND = (sys.executable, "-m", "fedpfl.report", "tables")
 EVALUATION_EVERY = 20
 
 

@@ -130,7 +130,6 @@ EXCUSES = {
     "extend=": ("goes on from a run in full length; tests/runner/test_extend.py does it", ""),
     "wandb login": ("needs an account", ""),
     "fedpfl.dashboard --project": ("needs an account", ""),
-    "fedpfl.dashboard --dry-run --json": ("needs the extra dashboard", "wandb_workspaces"),
     "fedpfl.board verify": (
         "names a row of a board; tests/commands/test_board.py verifies one",
         "",

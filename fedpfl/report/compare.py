@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 
@@ -31,88 +30,27 @@ from fedpfl.report.text import join_few
 
 MIN_PAIRS = {"wilcoxon": 6, "t": 3}
 """Fewest pairs for a test: with five, Wilcoxon's smallest two-sided p is 2/2^5 = 0.06."""
-_TEST_TITLES = {
-    "wilcoxon": "Wilcoxon's signed-rank test",
-    "t": "the paired t-test, which takes the differences as normal,",
+_TEST_TITLES = {"wilcoxon": "Wilcoxon's signed-rank test", "t": "the paired t-test"}
+COST = "training and cost"
+FINAL = {
+    "before fine-tuning": column_names("test", fine_tuned=False),
+    "after fine-tuning": column_names("test", fine_tuned=True),
+    "held-out samples": column_names("validation"),
+    "everybody's samples": column_names(COMMON_SCOPE),
+    "clients that never take part": column_names("unseen"),
+    COST: ("train_loss", *column_names("traffic"), "seconds", "hours"),
 }
-
+"""The columns that are compared, by the heading of their block."""
+CLIENT_COLUMNS = {"accuracy": "before", "ft_accuracy": "fine-tuned"}
+_CAPTION = (
+    "Values and bits: per client that took part and round; seconds: median over rounds. In "
+    "brackets: sample standard deviation over seeds. ± error: standard error of the mean of B - A "
+    "over the seeds that both have."
+)
 _CLIENTS_CAPTION = (
     "B instead of A: harmed: clients, in percent, that lose accuracy; their loss: its mean over "
     "them, in points; worst 10%: mean change, in points, of the tenth that gains least."
 )
-
-
-def _metric_title(name: str) -> str:
-    """Return a title such as `mean over clients, %`."""
-    metric = METRICS[name]
-    return f"{metric.phrase}, {metric.unit}" if metric.unit == "%" else metric.phrase
-
-
-def _metric_titles(names: Iterable[str]) -> dict[str, str]:
-    return {name: _metric_title(name) for name in names}
-
-
-def _titles_with_tuning(scope: str) -> dict[str, str]:
-    """Return the titles of a scope's metrics, before and after fine-tuning."""
-    titles = _metric_titles(column_names(scope))
-    for name in titles:
-        if METRICS[name].fine_tuned:
-            titles[name] += ", fine-tuned"
-    return titles
-
-
-COST = "Training and cost"
-FINAL = {
-    "Before fine-tuning, at the {}": _metric_titles(column_names("test", fine_tuned=False)),
-    "After fine-tuning": _metric_titles(column_names("test", fine_tuned=True)),
-    "On held-out samples": _titles_with_tuning("validation"),
-    "On everybody's samples": _metric_titles(column_names(COMMON_SCOPE)),
-    "Of clients that never take part": _titles_with_tuning("unseen"),
-    COST: _metric_titles(("train_loss", *column_names("traffic"), "seconds")) | {"hours": "hours"},
-}
-"""What is compared at the end: by table, the title of each metric."""
-
-
-@dataclass(frozen=True)
-class PairedMetric:
-    """One number of every seed of A and of B.
-
-    Attributes:
-        name: its column.
-        title: the first cell of its row.
-        a: values of A by seed.
-        b: values of B by seed.
-        is_tested: whether a p value means anything.
-    """
-
-    name: str
-    title: str
-    a: dict[int, float]
-    b: dict[int, float]
-    is_tested: bool = True
-
-    @property
-    def differences(self) -> list[float]:
-        """Return B - A for every seed that both have."""
-        return [self.b[seed] - self.a[seed] for seed in sorted(self.a.keys() & self.b.keys())]
-
-    def record(self, test: str = "") -> dict[str, Any]:
-        """Return means, differences and p value; nan where there is none."""
-        record: dict[str, Any] = {"what": self.name}
-        for side, values in (("a", self.a), ("b", self.b)):
-            record[side], record[f"{side}_seed_std"] = mean_and_std([*values.values()])
-            record[f"{side}_seeds"] = " ".join(map(str, sorted(values)))
-        differences = self.differences
-        mean_difference, std = mean_and_std(differences)
-        # Of the means, over all seeds of each side; `paired` is over common seeds alone.
-        record["difference"] = record["b"] - record["a"]
-        record["pairs"] = len(differences)
-        record["paired"] = mean_difference
-        # The standard error of the mean of n differences is their deviation over sqrt(n).
-        record["paired_error"] = std / math.sqrt(max(1, len(differences)))
-        is_tested = test and self.is_tested
-        record["p"] = paired_test(differences, test) if is_tested else math.nan
-        return record
 
 
 def paired_test(differences: Sequence[float], test: str) -> float:
@@ -199,65 +137,40 @@ def find_sides(
     return sides[0], sides[1]
 
 
-def compare_groups(
-    a: Group, b: Group, test: str = "t", metric: str = "accuracy", select: str = "last"
-) -> list[Table]:
+def compare_groups(a: Group, b: Group, test: str = "t", select: str = "last") -> list[Table]:
     """Compare two configurations by their reported runs; the notes stand below the last table.
 
     Args:
         a: the first configuration.
         b: the second configuration.
         test: of the paired differences over seeds, of MIN_PAIRS, or none.
-        metric: of the curve, a column of rounds.csv.
         select: `last`, or `validation` for the final accuracies at each run's best validation
             accuracy.
 
     Raises:
         FedpflError: both hold the same runs, or a run has no validation accuracy to select by.
     """
+    # ---- Step 1: whether they can be compared.
     require_classes([a, b], "report compare")
-    _require_different_runs(a, b)
-    test = "" if test == "none" else test
+    if {run.path.resolve() for run in a.runs} & {run.path.resolve() for run in b.runs}:
+        raise FedpflError(
+            f"{_common_folder(a.runs)} and {_common_folder(b.runs)} hold the same runs; "
+            "name two different ones"
+        )
     a, b = relabel_sides(a, b)
     if select == "validation":
         for group in (a, b):
             if any(_judged_row(run, select).empty for run in group.reported_runs):
                 raise no_validation_error(group)
 
-    # ---- Step 1: configuration and environment.
-    tables = [
-        _runs_table(a, b),
-        _differences_table("setting", a.reported_runs, b.reported_runs, lambda run: run.config),
-        _differences_table(
-            "environment", a.reported_runs, b.reported_runs, lambda run: run.environment
-        ),
-    ]
-
-    # ---- Step 2: numbers at the end, over the rounds, and by client.
-    is_same_seeds = _reported_seeds(a) == _reported_seeds(b)
-    evaluation = "best validation accuracy" if select == "validation" else "last evaluation"
-    final_metrics = []
-    for heading in FINAL:
-        metrics = _final_metrics(a, b, heading, select)
-        final_metrics += metrics
-        rows = _measure_rows(metrics, test, "final", is_same_seeds)
-        tables.append(_measures_table(heading.format(evaluation), Column(""), rows))
-    curve_rows = _measure_rows(_curve_metrics(a, b, metric), "", "curve", is_same_seeds)
-    curve_heading = f"Over rounds: {METRICS[metric].label}"
-    tables.append(_measures_table(curve_heading, Column("round", "whole"), curve_rows))
-    clients_table, client_notes = _compare_clients(a, b)
-    tables.append(clients_table)
-
-    # ---- Step 3: notes below the last table that has rows.
-    *tables, last_table = [table for table in tables if table.rows]
-    notes = (
-        *_run_notes(a, b, select),
-        *client_notes,
-        *_seed_notes(a, b, test, final_metrics),
-    )
-    note_frame = pd.DataFrame({"section": "note", "note": notes})
-    frame = pd.concat([last_table.frame, note_frame])
-    return [*tables, replace(last_table, notes=notes, frame=frame)]
+    # ---- Step 2: settings, numbers at the end, clients, notes.
+    numbers = _compare_numbers(a, b, "" if test == "none" else test, select)
+    clients, client_notes = _compare_clients(a, b)
+    notes = (*_run_notes(a, b, select), *client_notes, *_seed_notes(a, b, test))
+    tables = [_compare_settings(a, b), numbers, clients]
+    frame = pd.concat([clients.frame, pd.DataFrame({"section": "note", "note": notes})])
+    last = Table(clients.title, clients.columns, clients.rows, frame, clients.caption, notes)
+    return [*tables[:-1], last]
 
 
 def relabel_sides(a: Group, b: Group) -> tuple[Group, Group]:
@@ -273,192 +186,95 @@ def relabel_sides(a: Group, b: Group) -> tuple[Group, Group]:
     return group_of_run[a.runs[0]], group_of_run[b.runs[0]]
 
 
-def _require_different_runs(a: Group, b: Group) -> None:
-    if {run.path.resolve() for run in a.runs} & {run.path.resolve() for run in b.runs}:
-        raise FedpflError(
-            f"{_common_folder(a.runs)} and {_common_folder(b.runs)} hold the same runs; "
-            "name two different ones"
-        )
-
-
-def _reported_seeds(group: Group) -> set[int]:
-    return {run.seed for run in group.reported_runs}
-
-
-def _runs_table(a: Group, b: Group) -> Table:
-    rows = []
+def _compare_settings(a: Group, b: Group) -> Table:
+    """Make the table of seeds, folders and the settings that are not the same."""
+    # ---- Step 1: the runs of both sides.
     records = []
+    seeds = []
     for side, group in (("a", a), ("b", b)):
-        seeds = [str(run.seed) for run in group.reported_runs]
-        seed_text = ", ".join(seeds)
-        if group.status != "finished":
-            seed_text += f"; {group.status}"
+        seeds.append([str(run.seed) for run in group.reported_runs])
         folder = str(_common_folder(group.runs))
-        texts = (side.upper(), group.method, group.dataset, group.partition, seed_text, folder)
-        rows.append([Cell(text) for text in texts])
-        record = {"section": "run", "what": group.title, "note": group.status}
-        records.append(record | {side: folder, f"{side}_seeds": " ".join(seeds)})
-    headings = ("", "method", "data set", "partition", "seeds")
-    columns = (*map(Column, headings), Column("path", "long"))
-    return Table("Runs", columns, rows, pd.DataFrame(records))
-
-
-def _differences_table(
-    section: str, a: Sequence[Run], b: Sequence[Run], run_values: Callable[[Run], Any]
-) -> Table:
-    """Show the keys whose values are not the same.
-
-    Where one side's runs differ among themselves, all its values are shown.
-    """
-    # ---- Step 1: the values of each run by dotted key, and those that decide results.
-    left = [dict(flatten_keys(run_values(run))) for run in a]
-    right = [dict(flatten_keys(run_values(run))) for run in b]
-    result_configs = [dict(flatten_keys(result_config(runs[0].config))) for runs in (a, b)]
-    differences = []
-
-    # ---- Step 2: the keys in which the sides differ.
-    for key in dict.fromkeys(key for values in (*left, *right) for key in values):
-        if section == "setting" and key == "seed":
-            continue
-        left_values = _distinct_values(left, key)
-        right_values = _distinct_values(right, key)
-        if left_values.keys() == right_values.keys():
-            continue
-        result_texts = {canonical_text(config.get(key)) for config in result_configs}
-        is_irrelevant = section == "setting" and len(result_texts) == 1
-        left_text = " / ".join(map(str, left_values.values()))
-        right_text = " / ".join(map(str, right_values.values()))
-        remark = "cannot change results" if is_irrelevant else ""
-        differences.append((key, left_text, right_text, remark))
-
-    # ---- Step 3: the table, keys that can change results first.
-    differences.sort(key=lambda difference: difference[3])
-    frame = pd.DataFrame(
-        [(section, *difference) for difference in differences],
-        columns=["section", "what", "a", "b", "note"],
-    )
-    title = "Configuration" if section == "setting" else "Environment"
-    columns = tuple(map(Column, ("key", "A", "B", "")))
-    rows = [[Cell(text) for text in difference] for difference in differences]
-    return Table(f"{title}: what differs", columns, rows, frame)
-
-
-def _distinct_values(runs_values: Sequence[dict[str, Any]], key: str) -> dict[str, Any]:
-    """Return the values of a key by their canonical text."""
-    values = [run_values.get(key, "(not set)") for run_values in runs_values]
-    return {canonical_text(value): value for value in values}
-
-
-def _final_metrics(a: Group, b: Group, heading: str, select: str) -> list[PairedMetric]:
-    """Return the metrics of a table of FINAL that one side has."""
-
-    def values_by_seed(name: str, group: Group) -> dict[int, float]:
-        values = {}
-        for run in group.reported_runs:
-            row = run.last_round if name == "train_loss" else _judged_row(run, select)
-            values[run.seed] = run.metric_value(name, row)
-        # As in tables, a mean that some seed lacks is no mean of the configuration.
-        return {} if any(map(math.isnan, values.values())) else values
-
-    metrics = []
-    for name, title in FINAL[heading].items():
-        metric = PairedMetric(
-            name=name,
-            title=title,
-            a=values_by_seed(name, a),
-            b=values_by_seed(name, b),
-            is_tested=heading != COST,
-        )
-        if metric.a or metric.b:
-            metrics.append(metric)
-    return metrics
-
-
-def _judged_row(run: Run, select: str) -> pd.Series:
-    """Return the evaluation that a run is judged by, empty without any."""
-    return (
-        best_round(run.evaluations, validation_column(run.task))
-        if select == "validation"
-        else run.last_evaluation
-    )
-
-
-def _curve_metrics(a: Group, b: Group, metric: str) -> list[PairedMetric]:
-    """Return the metric at the first, quartile and last common evaluations of all runs."""
-    # ---- Step 1: the metric by round and seed, where all runs recorded it.
-    if any(metric not in run.rounds for run in (*a.reported_runs, *b.reported_runs)):
-        return []
-
-    def values_by_round(group: Group) -> pd.DataFrame:
-        return pd.DataFrame(
-            {run.seed: run.rounds.set_index("round")[metric] for run in group.reported_runs}
-        )
-
-    left = values_by_round(a)
-    right = values_by_round(b)
-
-    # ---- Step 2: five of the rounds that all seeds of both sides evaluated.
-    common_rounds = pd.concat([left, right], axis=1).dropna().sort_index().index
-    if not len(common_rounds):
-        return []
-    # A set, as short runs have fewer than five rounds.
-    indices = {round(quarter * (len(common_rounds) - 1) / 4) for quarter in range(5)}
-    round_numbers = [int(common_rounds[index]) for index in sorted(indices)]
-    return [
-        PairedMetric(
-            name=metric,
-            title=str(number),
-            a=left.loc[number].to_dict(),
-            b=right.loc[number].to_dict(),
-        )
-        for number in round_numbers
+        record = {"section": "run", "what": group.title, "note": group.status, side: folder}
+        records.append(record | {f"{side}_seeds": " ".join(seeds[-1])})
+    rows = [
+        ["configuration", a.title, b.title, ""],
+        ["seeds", *map(", ".join, seeds), ""],
+        ["folder", records[0]["a"], records[1]["b"], ""],
     ]
 
+    # ---- Step 2: configuration and environment, keys that can change results first.
+    left = a.reported_runs
+    right = b.reported_runs
+    result_configs = [dict(flatten_keys(result_config(side[0].config))) for side in (left, right)]
+    for key, a_text, b_text in _differing_values(
+        [r.config for r in left], [r.config for r in right]
+    ):
+        result_texts = {canonical_text(config.get(key)) for config in result_configs}
+        remark = "cannot change results" if len(result_texts) == 1 else ""
+        records.append(
+            {"section": "setting", "what": key, "note": remark, "a": a_text, "b": b_text}
+        )
+    # A stable sort: sections stay together.
+    records.sort(key=lambda record: record["section"] == "setting" and record["note"] != "")
+    for key, a_text, b_text in _differing_values(
+        [run.environment for run in left], [run.environment for run in right]
+    ):
+        records.append(
+            {"section": "environment", "what": key, "note": "", "a": a_text, "b": b_text}
+        )
+    rows += [[one["what"], one["a"], one["b"], one["note"]] for one in records[2:]]
+    cells = [[Cell(text) for text in row] for row in rows]
+    columns = (Column("key"), Column("A"), Column("B"), Column(""))
+    return Table("What differs", columns, cells, pd.DataFrame(records))
 
-def _measure_rows(
-    metrics: Sequence[PairedMetric], test: str, section: str, is_same_seeds: bool
-) -> list[tuple[list[Cell], dict[str, Any]]]:
-    """Return the cells and the record of each metric.
 
-    Args:
-        metrics: the metrics.
-        test: as in `PairedMetric.record`.
-        section: `final` or `curve`.
-        is_same_seeds: whether both sides have the same seeds; then the paired difference is that of
-            means.
-    """
+def _differing_values(left: Sequence[Any], right: Sequence[Any]) -> Iterable[tuple[str, str, str]]:
+    """Yield each dotted key but the seed whose values differ, with the values of both sides."""
+    sides = [[dict(flatten_keys(values)) for values in side] for side in (left, right)]
+    for key in dict.fromkeys(key for side in sides for values in side for key in values):
+        by_text = []
+        for side in sides:
+            values = [one.get(key, "(not set)") for one in side]
+            by_text.append({canonical_text(value): value for value in values})
+        if key != "seed" and by_text[0].keys() != by_text[1].keys():
+            yield key, *(" / ".join(map(str, values.values())) for values in by_text)
+
+
+def _compare_numbers(a: Group, b: Group, test: str, select: str) -> Table:
+    """Make the table of all numbers at the end that a side has."""
     rows = []
-    for metric in metrics:
-        values = metric.record(test)
-        is_percent = metric.name in METRICS and METRICS[metric.name].kind == "percent"
-        kind = "percent" if is_percent else "short"
-        change_kind = "difference" if is_percent else "change"
-        mean_difference = values["paired"]
-        # It would say once more what the difference of the means says.
-        if is_same_seeds or len(metric.differences) < 2:
-            mean_difference = math.nan
-        cells = [
-            Cell(metric.title),
-            Cell(values["a"], values["a_seed_std"], kind),
-            Cell(values["b"], values["b_seed_std"], kind),
-            Cell(values["difference"], kind=change_kind),
-            Cell(mean_difference, kind=change_kind),
-            Cell(format_number(kind, values["paired_error"], 2)),
-            Cell(values["p"]),
-        ]
-        record = {"section": section} | values
-        if section == "curve":
-            record["at"] = int(metric.title)
-        rows.append((cells, record))
-    return rows
-
-
-def _measures_table(
-    heading: str, title_column: Column, rows: Sequence[tuple[list[Cell], dict[str, Any]]]
-) -> Table:
-    """Make a table with a row per metric."""
+    records = []
+    for heading, names in FINAL.items():
+        for name in names:
+            sides = [_values_by_seed(name, group, select) for group in (a, b)]
+            if not any(sides):
+                continue
+            record = _pair_numbers(name, *sides, test if heading != COST else "")
+            records.append(record)
+            metric = METRICS.get(name)
+            is_percent = metric is not None and metric.kind == "percent"
+            kind = "percent" if is_percent else "short"
+            change_kind = "difference" if is_percent else "change"
+            title = name if metric is None else metric.phrase
+            if metric and metric.fine_tuned and heading != "after fine-tuning":
+                title += ", fine-tuned"
+            # Equal seeds on both sides: the paired difference is that of the means.
+            is_same = record["a_seeds"] == record["b_seeds"] or record["pairs"] < 2
+            rows.append(
+                [
+                    Cell(heading),
+                    Cell(title),
+                    Cell(record["a"], record["a_seed_std"], kind),
+                    Cell(record["b"], record["b_seed_std"], kind),
+                    Cell(record["difference"], kind=change_kind),
+                    Cell(math.nan if is_same else record["paired"], kind=change_kind),
+                    Cell(format_number(kind, record["paired_error"], 2)),
+                    Cell(record["p"]),
+                ]
+            )
     columns = (
-        title_column,
+        Column(""),
+        Column(""),
         Column("A", "short"),
         Column("B", "short"),
         Column("B - A", "change"),
@@ -466,161 +282,103 @@ def _measures_table(
         Column("± error", "short"),
         Column("p", "p"),
     )
-    frame = pd.DataFrame([record for _, record in rows])
-    return Table(heading, columns, [cells for cells, _ in rows], frame)
+    return Table("Numbers", columns, rows, pd.DataFrame(records), _CAPTION, by=1)
 
 
-class _ClientMetric(NamedTuple):
-    """A column of clients.csv on each side, and its title."""
+def _values_by_seed(name: str, group: Group, select: str) -> dict[int, float]:
+    """Return a column's value of each seed, nothing if one lacks it."""
+    values = {}
+    for run in group.reported_runs:
+        row = run.last_round if name == "train_loss" else _judged_row(run, select)
+        values[run.seed] = run.metric_value(name, row)
+    # As in tables, a mean that some seed lacks is no mean of the configuration.
+    return {} if any(map(math.isnan, values.values())) else values
 
-    title: str
-    a: str
-    b: str
+
+def _pair_numbers(name: str, a: dict[int, float], b: dict[int, float], test: str) -> dict[str, Any]:
+    """Return means, differences and p value; nan if there is none."""
+    record: dict[str, Any] = {"section": "final", "what": name}
+    for side, values in (("a", a), ("b", b)):
+        record[side], record[f"{side}_seed_std"] = mean_and_std([*values.values()])
+        record[f"{side}_seeds"] = " ".join(map(str, sorted(values)))
+    differences = [b[seed] - a[seed] for seed in sorted(a.keys() & b.keys())]
+    mean_difference, std = mean_and_std(differences)
+    # Of the means, over all seeds of each side; `paired` is over common seeds alone.
+    record["difference"] = record["b"] - record["a"]
+    record["pairs"] = len(differences)
+    record["paired"] = mean_difference
+    # The standard error of the mean of n differences is their deviation over sqrt(n).
+    record["paired_error"] = std / math.sqrt(max(1, len(differences)))
+    record["p"] = paired_test(differences, test) if test else math.nan
+    return record
+
+
+def _judged_row(run: Run, select: str) -> pd.Series:
+    """Return the evaluation that a run is judged by, empty without any."""
+    if select == "validation":
+        return best_round(run.evaluations, validation_column(run.task))
+    return run.last_evaluation
 
 
 def _compare_clients(a: Group, b: Group) -> tuple[Table, list[str]]:
     """Count the clients that are better on each side, for equal partitions.
 
     Returns:
-        The table, and why other pairs are not in it.
+        The table, and the seeds that are not in it.
     """
-    metrics = {
-        "accuracy": _ClientMetric("before", "accuracy", "accuracy"),
-        "ft_accuracy": _ClientMetric("fine-tuned", "ft_accuracy", "ft_accuracy"),
-    }
-    column_a = label_and_column(a)[1]
-    column_b = label_and_column(b)[1]
-    if column_a != column_b:
-        metrics["judged"] = _ClientMetric("FedAvg alone fine-tuned", column_a, column_b)
+    # ---- Step 1: the columns; FedAvg alone is also compared after fine-tuning.
+    pairs = {name: (name, name) for name in CLIENT_COLUMNS}
+    judged = label_and_column(a)[1], label_and_column(b)[1]
+    titles = CLIENT_COLUMNS | {"judged": "FedAvg alone fine-tuned"}
+    if judged[0] != judged[1]:
+        pairs["judged"] = judged
 
-    # ---- Step 1: a record per pair of runs and metric.
+    # ---- Step 2: a record per seed and column.
     records: list[dict[str, Any]] = []
     notes = []
-    seeds_with_other_partition = []
-    has_newcomers = False
-    for seed, run_a, run_b in _pair_runs(a, b):
-        try:
-            samples_a = samples_by_client(run_a.clients)
-            is_same_partition = samples_a.equals(samples_by_client(run_b.clients))
-        except FedpflError as error:
-            notes.append(f"Clients of seed {seed} are not compared: {error}")
-            continue
-        if not is_same_partition:
-            seeds_with_other_partition.append(seed)
-            continue
-        pair_records, pair_notes = _client_changes(seed, run_a, run_b, metrics)
-        records += pair_records
-        notes += pair_notes
-        for run in (run_a, run_b):
-            has_newcomers |= len(run.participating_clients) < len(run.clients)
-    if seeds_with_other_partition:
-        notes.append(
-            f"Clients of seed {', '.join(seeds_with_other_partition)} are not compared: "
-            "their label counts differ, so the partitions do."
-        )
-    if has_newcomers:
-        notes.append("Clients that never take part, or attack, in A or in B are not compared.")
-
-    # ---- Step 2: the table.
-    titles = {name: metric.title for name, metric in metrics.items()}
-    return _clients_table(records, titles), notes
-
-
-def _pair_runs(a: Group, b: Group) -> list[tuple[str, Run, Run]]:
-    """Return runs paired by seed, or the only run of each side."""
-    runs_a = {run.seed: run for run in a.reported_runs}
     runs_b = {run.seed: run for run in b.reported_runs}
-    common_seeds = sorted(runs_a.keys() & runs_b.keys())
-    # A run on each side, of different seeds: still of use where the split is one.
-    if not common_seeds and len(runs_a) == len(runs_b) == 1:
-        run_a = a.reported_runs[0]
-        run_b = b.reported_runs[0]
-        return [(f"{run_a.seed} | {run_b.seed}", run_a, run_b)]
-    return [(str(seed), runs_a[seed], runs_b[seed]) for seed in common_seeds]
+    common_runs = [(run, runs_b[run.seed]) for run in a.reported_runs if run.seed in runs_b]
+    for run_a, run_b in common_runs:
+        try:
+            samples = [samples_by_client(run.clients) for run in (run_a, run_b)]
+        except FedpflError as error:
+            notes.append(f"Clients of seed {run_a.seed} are not compared: {error}")
+            continue
+        if not samples[0].equals(samples[1]):
+            notes.append(f"Clients of seed {run_a.seed} are not compared: the partitions differ.")
+            continue
+        # An attacker in one run may be honest in the other.
+        clients_a = run_a.participating_clients.set_index("client")
+        clients_b = run_b.participating_clients.set_index("client")
+        for name, (column_a, column_b) in pairs.items():
+            if column_a in clients_a and column_b in clients_b:
+                changes = (clients_b[column_b] - clients_a[column_a]).dropna()
+                counts = zip(("a", "equal", "b"), count_changes(changes), strict=True)
+                record = {"at": str(run_a.seed), "what": name} | dict(counts)
+                records.append(record | measure_harm(changes)._asdict())
 
-
-def _clients_table(records: Sequence[dict[str, Any]], titles: Mapping[str, str]) -> Table:
-    """Make the table of `_compare_clients`, with a row over all seeds where there are several."""
-    # ---- Step 1: a row per pair of runs.
-    frame = pd.DataFrame(records).assign(section="clients")
-    count_keys = ("a", "equal", "b")
-    harm_keys = HarmStatistics._fields
-    rows = []
-    for record in records:
-        values = [record[key] for key in (*count_keys, *harm_keys)]
-        rows.append([Cell(record["at"]), Cell(titles[record["what"]]), *map(Cell, values)])
-
-    # ---- Step 2: a row over all pairs, counts added up and shares averaged.
-    if records:
-        for name, members in frame.groupby("what", sort=False):
-            if len(members) > 1:
-                total_counts = members[[*count_keys]].sum()
-                means = [Cell(*mean_and_std([*members[key].dropna()])) for key in harm_keys]
-                title = Cell(titles[str(name)])
-                rows.append([Cell("all"), title, *map(Cell, total_counts), *means])
+    # ---- Step 3: the table.
+    keys = ("a", "equal", "b", *HarmStatistics._fields)
+    rows = [
+        [Cell(record["at"]), Cell(titles[record["what"]]), *(Cell(record[key]) for key in keys)]
+        for record in records
+    ]
     columns = (
-        Column("seed"),
-        Column(""),
+        *(Column("seed"), Column("")),
         *(Column(heading, "whole") for heading in ("in A", "equal", "in B")),
         *(
             Column(heading, "percent", "B instead of A")
             for heading in ("harmed %", "their loss", "worst 10%")
         ),
     )
-    return Table(
-        title="Clients that are better, by their own accuracy",
-        columns=columns,
-        rows=rows,
-        frame=frame,
-        caption=_CLIENTS_CAPTION,
-    )
-
-
-def _client_changes(
-    seed: str, run_a: Run, run_b: Run, metrics: Mapping[str, _ClientMetric]
-) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the changes of clients that take part in both runs, and notes."""
-    # ---- Step 1: the clients of both; they are the same, as the partitions are.
-    clients_a = run_a.clients
-    clients_b = run_b.clients
-    # Both sides: an attacker in one run may be honest in the other.
-    takes_part = clients_a.index.isin(run_a.participating_clients.index)
-    takes_part &= clients_b.index.isin(run_b.participating_clients.index)
-    records = []
-    notes = []
-
-    # ---- Step 2: a record per metric, and how many clients it leaves out.
-    for name, metric in metrics.items():
-        if metric.a not in clients_a or metric.b not in clients_b:
-            continue
-        changes = (clients_b[metric.b] - clients_a[metric.a])[takes_part]
-        better_in_a, equal, better_in_b = count_changes(changes)
-        record = {"at": seed, "what": name, "a": better_in_a, "equal": equal, "b": better_in_b}
-        records.append(record | measure_harm(changes.dropna())._asdict())
-        # Without the counts of test samples nobody can tell a client without any from a gap.
-        if "test" not in clients_a:
-            continue
-        has_test_samples = (clients_a["test"] > 0)[takes_part]
-        missing_count = int((has_test_samples & changes.isna()).sum())
-        if missing_count:
-            column_text = " or ".join(dict.fromkeys((metric.a, metric.b)))
-            notes.append(
-                f"Seed {seed}: {missing_count} clients with test samples lack {column_text} in A "
-                "or in B; they do not count."
-            )
-    return records, notes
+    frame = pd.DataFrame(records).assign(section="clients")
+    return Table("Clients that are better", columns, rows, frame, _CLIENTS_CAPTION), notes
 
 
 def _run_notes(a: Group, b: Group, select: str) -> list[str]:
-    """Say what a reader must know of the runs."""
+    """Say how the runs of both sides differ beside their settings."""
+    # ---- Step 1: status, attendance and rounds of each side.
     notes = []
-    if select == "validation":
-        notes.append(
-            "Each run is judged at its first evaluation of the best validation accuracy, "
-            "clients at the last."
-        )
-
-    # ---- Step: status, attendance and rounds of each side.
     judged_rounds = []
     for letter, group in (("A", a), ("B", b)):
         if group.status != "finished":
@@ -628,14 +386,16 @@ def _run_notes(a: Group, b: Group, select: str) -> list[str]:
         notes += [f"{letter}: {note}" for note in attendance_notes([group])]
         rows = [_judged_row(run, select) for run in group.reported_runs]
         judged_rounds.append(sorted({int(row["round"]) for row in rows if len(row)}))
+    if select == "validation":
+        notes.append("Runs are judged at their best validation accuracy, clients at the last.")
     if judged_rounds[0] != judged_rounds[1] or max(map(len, judged_rounds)) > 1:
         rounds_a, rounds_b = (", ".join(map(str, rounds)) or "none" for rounds in judged_rounds)
         notes.append(
             f"The final numbers are of different rounds: A of {rounds_a}, B of {rounds_b}."
         )
 
-    # ---- Step: tasks and data.
-    if (a.dataset, a.partition) != (b.dataset, b.partition):
+    # ---- Step 2: tasks and data.
+    if a.setting != b.setting:
         notes.append(
             "A and B are different tasks (data, partition, attack, defence or shift): their "
             "difference is not a method's."
@@ -646,54 +406,27 @@ def _run_notes(a: Group, b: Group, select: str) -> list[str]:
     return notes
 
 
-def _seed_notes(a: Group, b: Group, test: str, final_metrics: Iterable[PairedMetric]) -> list[str]:
+def _seed_notes(a: Group, b: Group, test: str) -> list[str]:
     """Say over which seeds numbers are, and whether they are tested."""
-    seeds_a = _reported_seeds(a)
-    seeds_b = _reported_seeds(b)
-    pair_count = len(seeds_a & seeds_b)
-    units = "Values and bits: per client that took part and round; seconds: median over rounds."
-    if max(len(seeds_a), len(seeds_b)) > 1:
-        units += " In brackets: sample standard deviation over seeds."
-    if pair_count > 1:
-        units += " ± error: standard error of the mean of B - A over the seeds that both have."
-    notes = [units]
+    seeds_a = {run.seed for run in a.reported_runs}
+    seeds_b = {run.seed for run in b.reported_runs}
+    notes = []
     for letter, only_there in (("A", seeds_a - seeds_b), ("B", seeds_b - seeds_a)):
         if only_there:
             notes.append(f"Only in {letter}: seeds {', '.join(map(str, sorted(only_there)))}.")
-    if pair_count == 0:
-        notes.append("No seed is in both, so nothing can be paired, and no test is made.")
-    elif pair_count == 1:
+    pair_count = len(seeds_a & seeds_b)
+    if test == "none":
+        return notes
+    if pair_count < MIN_PAIRS[test]:
         notes.append(
-            "One seed is in both: one pair has no standard error, and says nothing of how another "
-            "would end."
+            f"No test: {_TEST_TITLES[test]} needs {MIN_PAIRS[test]} seeds that both have, and "
+            f"there are {pair_count}."
         )
-    elif test:
-        notes += _test_notes(test, pair_count, final_metrics)
-    return notes
-
-
-def _test_notes(test: str, pair_count: int, final_metrics: Iterable[PairedMetric]) -> list[str]:
-    """Name the test, or say that there are too few pairs for it."""
-    min_pairs = MIN_PAIRS[test]
-    if pair_count < min_pairs:
-        reason = f"from {min_pairs} pairs on one is made"
-        if test == "wilcoxon":
-            reason = (
-                f"with {pair_count} its p cannot fall below {2 / 2**pair_count:.3g}, from "
-                f"{min_pairs} on it can fall below 0.05"
-            )
-        title = _TEST_TITLES[test].rstrip(",")
-        return [f"{pair_count} pairs of seeds are too few for {title}: {reason}."]
-    notes = [
-        f"p: {_TEST_TITLES[test]} of the {pair_count} pairs of seeds, two-sided, not corrected "
-        "for the number of rows."
-    ]
-    if test == "wilcoxon":
-        change_counts = [
-            len(nonzero_changes(metric.differences)) for metric in final_metrics if metric.is_tested
-        ]
-        if any(count < min_pairs for count in change_counts):
-            notes.append("Where fewer than 6 pairs differ at all, there is no p.")
+    else:
+        notes.append(
+            f"p: {_TEST_TITLES[test]} of the {pair_count} pairs of seeds, two-sided, not corrected "
+            "for the number of rows."
+        )
     return notes
 
 

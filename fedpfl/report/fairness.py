@@ -22,45 +22,29 @@ from fedpfl.report.text import format_range, join_few
 
 BASELINES = {"fedavg": "FedAvg+FT", "local_only": "Local-Only"}
 """Titles of what a client could have without a personalised method, by the method's name."""
-_BASELINE_COLUMNS = (
-    (
-        "harmed",
-        "harmed %",
-        0,
-        "vs: against the same client of the same split and seed; harmed %: who is worse there",
-    ),
-    (
-        "loss",
-        "their loss",
-        0,
-        "their loss: its mean over them, in points, over the seeds that have any",
-    ),
-    (
-        "change",
-        "worst 10%",
-        3,
-        "worst 10% vs: mean change, in points, of the tenth that gains least",
-    ),
-)
 COLUMNS = {
     **ROW_COLUMNS,
     "accuracy": Column("mean", "percent", "clients"),
     "accuracy_worst10": Column("worst 10%", "percent", "clients", 2),
-    "accuracy_std": Column(
-        "std", "percent", "clients", 1, "std: population standard deviation over clients"
-    ),
-    **{
-        f"{key}_{name}": Column(heading, "percent", f"vs {title}", spare, meaning)
-        for name, title in BASELINES.items()
-        for key, heading, spare, meaning in _BASELINE_COLUMNS
-    },
+    "accuracy_std": Column("std", "percent", "clients", 1),
+}
+for _name, _title in BASELINES.items():
+    COLUMNS |= {
+        f"harmed_{_name}": Column("harmed %", "percent", f"vs {_title}"),
+        f"loss_{_name}": Column("their loss", "percent", f"vs {_title}"),
+        f"change_{_name}": Column("worst 10%", "percent", f"vs {_title}", 3),
+    }
+COLUMNS |= {
     "round": Column("round", "whole", spare=4),
     "seeds": Column("seeds", "whole"),
     "status": Column("status", spare=5),
 }
 CAPTION = (
     "Clients that take part and have test samples, at the last evaluation, by their personal "
-    "models as they stand, FedAvg's after fine-tuning (FedAvg+FT); {}."
+    "models as they stand, FedAvg's after fine-tuning (FedAvg+FT); {}. vs: against the same client "
+    "of the same split and seed; harmed %: clients that are worse there; their loss: its mean over "
+    "them, in points; worst 10% vs: mean change of the tenth that gains least, in points; std: "
+    "population standard deviation over clients."
 )
 
 
@@ -172,7 +156,7 @@ def compare_with_baselines(
                 unreadable_notes.append(f"Not compared: {error}.")
 
     # ---- Step 2: of each configuration the baselines of the same split and seed.
-    notes = _BaselineNotes()
+    titles_by_note: dict[str, list[str]] = defaultdict(list)
     comparisons = []
     for group in compared_groups:
         own_accuracies = {run: accuracies[run] for run in group.reported_runs if run in accuracies}
@@ -181,29 +165,10 @@ def compare_with_baselines(
             if group.runs[0].method_name == name or not own_accuracies:
                 continue
             baselines = [other for other in compared_groups if other.runs[0].method_name == name]
-            _add_baseline(comparison, name, baselines, accuracies, notes)
+            _add_baseline(comparison, name, baselines, accuracies, titles_by_note)
         comparisons.append(comparison)
-    return comparisons, (*notes.lines(), *unreadable_notes)
-
-
-class _BaselineNotes:
-    """Collect what a reader must know of the baselines, with titles of configurations."""
-
-    def __init__(self) -> None:
-        self.missing: dict[str, list[str]] = defaultdict(list)
-        self.ambiguous: dict[str, list[str]] = defaultdict(list)
-        self.differing: dict[tuple[str, str], list[str]] = defaultdict(list)
-
-    def lines(self) -> list[str]:
-        """Return a line for each kind of note and baseline."""
-        lines = []
-        for baseline, titles in self.missing.items():
-            lines.append(f"No {baseline} of the same data, split and seed: {join_few(titles)}.")
-        for baseline, titles in self.ambiguous.items():
-            lines.append(f"Several {baseline} fit, choose one by filters: {join_few(titles)}.")
-        for (baseline, keys), titles in self.differing.items():
-            lines.append(f"{baseline} was run with another {keys} than {join_few(titles)}.")
-        return lines
+    notes = [f"{note}: {join_few(titles)}." for note, titles in titles_by_note.items()]
+    return comparisons, (*notes, *unreadable_notes)
 
 
 def _add_baseline(
@@ -211,7 +176,7 @@ def _add_baseline(
     name: str,
     baselines: Sequence[Group],
     accuracies: dict[Run, pd.Series],
-    notes: _BaselineNotes,
+    titles_by_note: dict[str, list[str]],
 ) -> None:
     """Add to a comparison the baseline whose configuration differs least."""
     group = comparison.group
@@ -224,18 +189,21 @@ def _add_baseline(
     fewest_keys = min((len(keys) for _, _, keys in candidates), default=0)
     candidates = [candidate for candidate in candidates if len(candidate[2]) == fewest_keys]
     if len(candidates) > 1:
-        notes.ambiguous[BASELINES[name]].append(group.title)
+        note = f"Several {BASELINES[name]} fit, choose one by filters"
+        titles_by_note[note].append(group.title)
         return
     best_pairs = candidates[0][1] if candidates else {}
     missing_seeds = [run.seed for run in comparison.accuracies if run not in best_pairs]
     if missing_seeds:
         seeds = ", ".join(map(str, missing_seeds))
-        notes.missing[BASELINES[name]].append(f"{group.title} (seed {seeds})")
+        note = f"No {BASELINES[name]} of the same data, split and seed"
+        titles_by_note[note].append(f"{group.title} (seed {seeds})")
     if candidates:
         _, pairs, keys = candidates[0]
         comparison.pairs[name] = pairs
         if keys:
-            notes.differing[BASELINES[name], ", ".join(keys)].append(group.title)
+            note = f"{BASELINES[name]} was run with another {', '.join(keys)} than"
+            titles_by_note[note].append(group.title)
 
 
 def fairness_table(runs: Iterable[Run]) -> Table:
@@ -346,15 +314,9 @@ def _make_record(comparison: BaselineComparison) -> dict[str, Any]:
         harms = [measure_harm(both["accuracy"] - both["baseline"]) for both in pairs.values()]
         # A seed in which nobody loses has no loss to average.
         losses = [harm.loss for harm in harms if harm.harmed]
-        record |= seed_statistics(
-            f"harmed_{name}",
-            [harm.harmed for harm in harms],
-        )
+        record |= seed_statistics(f"harmed_{name}", [harm.harmed for harm in harms])
         record |= seed_statistics(f"loss_{name}", losses)
-        record |= seed_statistics(
-            f"change_{name}",
-            [harm.change for harm in harms],
-        )
+        record |= seed_statistics(f"change_{name}", [harm.change for harm in harms])
         record[f"seed_list_{name}"] = " ".join(str(run.seed) for run in pairs)
 
     # ---- Step 3: of which rounds and seeds.

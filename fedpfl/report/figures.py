@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pandas as pd
 
 from fedpfl.ground import drawing
-from fedpfl.ground.errors import FedpflError, pluralize
+from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.files import atomic_output
 from fedpfl.record.columns import METRICS
 from fedpfl.report.compare import relabel_sides
@@ -125,8 +125,9 @@ def accuracy_figure(
     # ---- Step 3: the figure.
     note = ""
     if has_thin_lines:
-        rounds = pluralize(max(windows.values()), "round")
-        note = f"thin: cohort before training, mean of {rounds}"
+        note = "thin: cohort before training"
+        if max(windows.values()) > 1:
+            note += f", mean of {max(windows.values())} rounds"
     return draw_panels(groups_by_setting(shown_groups), path, draw, note)
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
 import pandas as pd
 
-from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.tasks import CLASSIFICATION, TASKS
+from fedpfl.ground.errors import FedpflError, pluralize
+from fedpfl.ground.tasks import CLASSIFICATION
 from fedpfl.report.grouping import groups, shared_settings_note
 from fedpfl.report.load import Directory
 from fedpfl.report.run import STATUSES
@@ -38,7 +39,7 @@ COLUMNS = {
     "bits": Column("bits", "short", spare=6),
     "path": Column("path", "long"),
 }
-_STATUS_ORDER = (*STATUSES[1:], STATUSES[0])  # what may need somebody's help first
+_STATUS_ORDER = (*STATUSES[1:], STATUSES[0])  # what may need help first
 SORTS = ("run", "status", "accuracy", "fine-tuned", "hours", "bits", "age", "seed", "path")
 _LARGEST_FIRST = ("accuracy", "fine-tuned", "hours", "bits")
 
@@ -57,44 +58,30 @@ class Entry(NamedTuple):
     order: int = 0
 
     def value(self, key: str) -> Any:
-        """Return the value it is sorted by, None where there is none."""
-        if key == "run":
-            return self.order
-        if key == "age":
-            # The youngest has the least age, whatever the time is now.
-            return -self.directory.modified_at
-        if key == "status":
-            return _STATUS_ORDER.index(self.directory.status)
-        if key in ("accuracy", "fine-tuned"):
-            return self._score(is_tuned=key == "fine-tuned")
-        return self.record[key]
-
-    def _score(self, is_tuned: bool) -> float | None:
-        """Return the score of the run's task, the larger the better."""
+        """Return the value it is sorted by, None if there is none."""
         task = self.directory.run.task if self.directory.run else CLASSIFICATION
-        score = self.record[f"ft_{task.score}" if is_tuned else task.score]
-        return score if score is None or task.is_higher_better else -score
+        keys = {"accuracy": task.score, "fine-tuned": f"ft_{task.score}"}
+        value = self.record.get(keys.get(key, key))
+        if key in keys and value is not None and not task.is_higher_better:
+            value = -value
+        values = {
+            "run": self.order,
+            "age": -self.directory.modified_at,  # the youngest has the least age
+            "status": _STATUS_ORDER.index(self.directory.status),
+        }
+        return values.get(key, value)
 
 
 def list_entries(directories: Iterable[Directory]) -> list[Entry]:
     """List directories in the order of tables, unreadable ones last."""
-    directory_of_run = {}
-    unreadable = []
-    for directory in directories:
-        if directory.run:
-            directory_of_run[id(directory.run)] = directory
-        else:
-            unreadable.append((directory, ""))
-    readable_runs = [directory.run for directory in directory_of_run.values() if directory.run]
+    all_directories = list(directories)
+    by_run = {directory.run: directory for directory in all_directories if directory.run}
     # Groups put runs in the order of tables; each run leads back to its directory.
-    ordered = [
-        (directory_of_run[id(run)], group.method)
-        for group in groups(readable_runs)
-        for run in group.runs
-    ]
+    ordered = [(by_run[run], group.method) for group in groups(by_run) for run in group.runs]
+    ordered += [(directory, "") for directory in all_directories if not directory.run]
     return [
         Entry(directory, _make_record(directory, label), order)
-        for order, (directory, label) in enumerate(ordered + unreadable)
+        for order, (directory, label) in enumerate(ordered)
     ]
 
 
@@ -123,30 +110,24 @@ def sort_entries(entries: Iterable[Entry], key: str = "run", reverse: bool = Fal
     return with_value + without_value
 
 
-def entries_table(entries: Sequence[Entry]) -> Table:
+def entries_table(entries: Sequence[Entry], is_dated: bool = True) -> Table:
     """Make the table of the list.
 
     The reasons of broken, failed and diverged runs are its first notes.
+
+    Args:
+        entries: the directories.
+        is_dated: whether to say how old they are.
     """
-    # ---- Step 1: a row per entry; columns that would be empty are left out.
-    empty_keys = {
-        key for key in ("name", "search") if not any(entry.record.get(key) for entry in entries)
-    }
-    shown_keys = {key for entry in entries for key in entry.record}
-    absent_scores = {
-        f"{prefix}{task.score}" for task in TASKS.values() for prefix in ("", "ft_")
-    } - shown_keys
-    columns = {
-        key: column for key, column in COLUMNS.items() if key not in empty_keys | absent_scores
-    }
+    # ---- Step 1: a row per entry.
+    shown_keys = {key for entry in entries for key in entry.record if entry.record[key] is not None}
+    shown_keys |= {"words", "age"} if is_dated else {"words"}
+    columns = {key: column for key, column in COLUMNS.items() if key in shown_keys}
     records = []
     for entry in entries:
         directory = entry.directory
-        display_values = {
-            "words": directory.status_text,
-            "search": directory.search_name,
-            "age": time.time() - directory.modified_at,
-        }
+        age = time.time() - directory.modified_at
+        display_values = {"words": directory.status_text, "age": age}
         records.append(dict.fromkeys(columns) | entry.record | display_values)
 
     # ---- Step 2: notes.
@@ -156,40 +137,20 @@ def entries_table(entries: Sequence[Entry]) -> Table:
         if entry.directory.reason
     ]
     shown_groups = groups([entry.directory.run for entry in entries if entry.directory.run])
+    status_counts = Counter(entry.directory.status for entry in entries)
+    counts = [
+        f"{status_counts[status]} {status}" for status in _STATUS_ORDER if status_counts[status]
+    ]
     notes = (
         *reasons,
         *attendance_notes(shown_groups),
         *shared_settings_note(shown_groups),
-        _describe_list(entries),
+        f"{pluralize(len(entries), 'run')}: {', '.join(counts)}. Scores: mean over clients at the "
+        "last evaluation. Bits: down and up together, per client that took part in the last round. "
+        "Age: since a file was last written.",
     )
     frame = pd.DataFrame([entry.record for entry in entries], dtype=object)
     return Table.of(records, columns, frame=frame, notes=notes)
-
-
-def _describe_list(entries: Sequence[Entry]) -> str:
-    """Count the runs by status, and explain the columns."""
-    status_counts = []
-    for status in _STATUS_ORDER:
-        count = sum(entry.directory.status == status for entry in entries)
-        if count:
-            status_counts.append(f"{count} {status}")
-    text = f"{len(entries)} {'run' if len(entries) == 1 else 'runs'}"
-    if status_counts:
-        text += f": {', '.join(status_counts)}"
-    has_errors = any(entry.directory.run and not entry.directory.run.task.unit for entry in entries)
-    unit = "" if has_errors else " in percent"
-    return (
-        f"{text}. {_describe_scores(entries)}: mean over clients{unit} at the last evaluation. "
-        "Bits: down and up together, per client that took part in the last round. Age: since a file was last written."
-    )
-
-
-def _describe_scores(entries: Sequence[Entry]) -> str:
-    """Name the scores that the table shows: `Accuracy`."""
-    tasks = {entry.directory.run.task.name for entry in entries if entry.directory.run}
-    words = [task.score_word for task in TASKS.values() if task.name in tasks]
-    text = " and ".join(words or [CLASSIFICATION.score_word])
-    return text[0].upper() + text[1:]
 
 
 def _make_record(directory: Directory, label: str) -> dict[str, Any]:

@@ -104,8 +104,16 @@ def runs(
     Raises:
         FedpflError: a root does not exist, or no run passes the filters.
     """
-    directories = read_directories([*map(Path, roots)], trials, warn)
-    # Unreadable ones pass the filters, so that somebody hears of them.
+    return select_runs(read_directories([*map(Path, roots)], trials, warn), where, warn)
+
+
+def select_runs(
+    directories: Sequence[Directory],
+    where: Sequence[str] = (),
+    warn: Callable[[str], None] = print_to_stderr,
+) -> list[Run]:
+    """Return the readable runs of directories, ordered by path. Raises as `runs`."""
+    # Unreadable ones pass the filters, so that the user hears of them.
     selected = set(_filtered_runs(directories, where))
     readable = []
     for directory in directories:
@@ -114,10 +122,7 @@ def runs(
                 readable.append(_require_rounds(directory))
             except FedpflError as error:
                 warn(f"skipped {error}")
-    return _drop_copies(
-        sorted(readable, key=lambda run: str(run.path)),
-        warn,
-    )
+    return _drop_copies(sorted(readable, key=lambda run: str(run.path)), warn)
 
 
 def inspect_directories(
@@ -213,64 +218,37 @@ def find_run_directories(
                 yield path
 
 
-def inspect_directory(
-    path: Path, probe_lock: Callable[[Path], bool | None] = is_held_by_process
-) -> Directory:
-    """Inspect one run directory; whatever is wrong in it makes it `broken`.
-
-    Args:
-        path: the directory.
-        probe_lock: as in `read_started_run`.
-    """
-    # ---- Step 1: read what there is.
-    is_locked = probe_lock(path)
+def inspect_directory(path: Path) -> Directory:
+    """Inspect one run directory; anything wrong in it makes it `broken`."""
+    # The lock before the summary: a run that ends in between reads as finished.
+    is_locked = is_held_by_process(path)
     modified_at = _last_modification(path)
     try:
-        run = read_started_run(path, lambda _: is_locked)
+        run = read_started_run(path)
         if run.status == "finished" and not run.rounds_done:
             raise FedpflError(f"{path}: finished, but {_explain_no_rounds(path)}")
     except FedpflError as error:
-        return Directory(
-            path=path,
-            status="running" if is_locked else "broken",
-            modified_at=modified_at,
-            reason=str(error).removeprefix(f"{path}: "),
-            is_locked=is_locked,
-        )
-
-    # ---- Step 2: why it ended, where it says.
+        status = "running" if is_locked else "broken"
+        reason = str(error).removeprefix(f"{path}: ")
+        return Directory(path, status, modified_at, None, reason, is_locked)
     reason = ""
     if run.status in ("failed", "diverged"):
         reason = " ".join(str(run.summary.get("error") or "").split())
-    return Directory(
-        path=path,
-        status=run.status,
-        modified_at=run.modified_at,
-        run=run,
-        reason=reason,
-        is_locked=run.is_locked,
-    )
+    return Directory(path, run.status, run.modified_at, run, reason, run.is_locked)
 
 
 def read_run(path: Path) -> Run:
-    """Read one run directory. Raises FedpflError where it is broken or holds no round yet."""
+    """Read one run directory. Raises FedpflError if it is broken or holds no round yet."""
     return _require_rounds(inspect_directory(path))
 
 
-def read_started_run(
-    path: Path, probe_lock: Callable[[Path], bool | None] = is_held_by_process
-) -> Run:
+def read_started_run(path: Path) -> Run:
     """Read configuration and summary of a run that need not have a round yet.
-
-    Args:
-        path: the run directory.
-        probe_lock: returns whether a living process holds the directory, None where unknown.
 
     Raises:
         FedpflError: the directory is broken.
     """
-    # The lock before the summary: a run that ends in between reads as finished, not as interrupted.
-    is_locked = probe_lock(path)
+    is_locked = is_held_by_process(path)
     modified_at = _last_modification(path)
     summary = reading.read_summary(path)
     config = reading.read_config(path, summary)
@@ -283,13 +261,12 @@ def read_started_run(
             f"{path}: summary.json holds an unknown status, {clip_text(repr(str(status)))}"
         )
     try:
-        run = _make_run(path, config, summary, is_locked, modified_at)
+        return _make_run(path, config, summary, is_locked, modified_at)
     except reading.VALUE_ERRORS as error:
         reason = reading.describe_error(error)
         raise FedpflError(
             f"{path}: config.yaml or summary.json holds no usable value: {reason}"
         ) from None
-    return run
 
 
 def _make_run(
@@ -343,24 +320,18 @@ def _drop_copies(candidates: list[Run], warn: Callable[[str], None]) -> list[Run
 
     There are several where a sweep was begun twice.
     """
-
-    def progress(run: Run) -> tuple[bool, int, bool]:
-        return run.status == "finished", run.rounds_done, not run.search_name
-
     # A mean over the same seed twice would count it double.
+    best_first = sorted(
+        candidates,
+        key=lambda run: (run.status == "finished", run.rounds_done, not run.search_name),
+        reverse=True,
+    )
     best_runs: dict[tuple[str, int, str], Run] = {}
-    for run in candidates:
-        key = run.identity, run.seed, run.fingerprint
-        other = best_runs.setdefault(key, run)
-        if other is not run:
-            better, worse = sorted(
-                (other, run),
-                key=progress,
-                reverse=True,
-            )
-            best_runs[key] = better
-            warn(f"skipped {worse.path}: same configuration and seed as {better.path}")
-    return list(best_runs.values())
+    for run in best_first:
+        better = best_runs.setdefault((run.identity, run.seed, run.fingerprint), run)
+        if better is not run:
+            warn(f"skipped {run.path}: same configuration and seed as {better.path}")
+    return [run for run in candidates if run in best_runs.values()]
 
 
 def _explain_no_rounds(path: Path) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 SHARES = np.linspace(0, 100, 101)
 """Where sorted clients are drawn, in percent of the clients."""
-DrawMembers = Callable[["Axes", Sequence[Any]], None]
 
 
 def clients_figure(runs: Iterable[Run], path: Path) -> list[Path]:
@@ -49,19 +48,8 @@ def clients_figure(runs: Iterable[Run], path: Path) -> list[Path]:
         FedpflError: no run tells its clients' accuracies.
     """
     comparisons = _compare_clients(runs)
-    style_numbers = _number_judged_labels(runs)
-
-    def draw_panel(ax: Axes, members: Sequence[BaselineComparison]) -> None:
-        for comparison in members:
-            label, _ = label_and_column(comparison.group)
-            _draw_sorted(ax, comparison.accuracies.values(), label, style_numbers[label])
-        ax.set(
-            xlabel="clients, the worst first (%)",
-            ylabel="accuracy (%)",
-            xlim=(0, 100),
-        )
-
-    return draw_panels(_by_setting(comparisons), path, draw_panel)
+    values = {one.group: [*one.accuracies.values()] for one in comparisons}
+    return _draw_sorted(values, path, "clients, the worst first (%)", "accuracy (%)")
 
 
 def gains_figure(runs: Iterable[Run], path: Path, baseline: str = "fedavg") -> list[Path]:
@@ -78,34 +66,47 @@ def gains_figure(runs: Iterable[Run], path: Path, baseline: str = "fedavg") -> l
     Raises:
         FedpflError: no run has the baseline beside it.
     """
-    # ---- Step 1: the runs that have the baseline beside them
-    comparisons = [one for one in _compare_clients(runs) if baseline in one.pairs]
     title = BASELINES[baseline]
-    if not any(comparison.pairs[baseline] for comparison in comparisons):
+    gains = {}
+    for comparison in _compare_clients(runs):
+        pairs = comparison.pairs.get(baseline, {}).values()
+        if pairs:
+            gains[comparison.group] = [both["accuracy"] - both["baseline"] for both in pairs]
+    if not gains:
         raise FedpflError(
             f"no run here has {title} of the same data, split and seed beside it; run "
             f"method={baseline} with eval.finetune_epochs=5"
         )
+    y_title = f"gain over {title} (points)"
+    return _draw_sorted(gains, path, "clients, the least gain first (%)", y_title)
 
-    # ---- Step 2: a panel for each setting
-    style_numbers = _number_judged_labels(runs)
 
-    def draw_panel(ax: Axes, members: Sequence[BaselineComparison]) -> None:
-        # Above it a client gains, below it is harmed.
-        ax.axhline(0, color="0.5", linewidth=0.7)
-        for comparison in members:
-            pairs = comparison.pairs[baseline].values()
-            if pairs:
-                label, _ = label_and_column(comparison.group)
-                gains = [both["accuracy"] - both["baseline"] for both in pairs]
-                _draw_sorted(ax, gains, label, style_numbers[label])
-        ax.set(
-            xlabel="clients, the least gain first (%)",
-            ylabel=f"gain over {title} (points)",
-            xlim=(0, 100),
-        )
+def _draw_sorted(
+    values: dict[Group, list[pd.Series]], path: Path, x_title: str, y_title: str
+) -> list[Path]:
+    """Draw the clients' values from the least to the greatest, the mean over seeds."""
+    style_numbers = number_styles(values, _judged_label)
 
-    return draw_panels(_by_setting(comparisons), path, draw_panel)
+    def draw_panel(ax: Axes, members: Sequence[Group]) -> None:
+        if "gain" in y_title:
+            # Above it a client gains, below it is harmed.
+            ax.axhline(0, color="0.5", linewidth=0.7)
+        for group in members:
+            label = _judged_label(group)
+            # Sorted within a seed: the same share of clients is the worst in each.
+            curves = [sort_clients(of_seed) for of_seed in values[group]]
+            # Markers of lines that lie on each other would hide all but the last.
+            first_marker = style_numbers[label] % 10
+            ax.plot(
+                SHARES,
+                np.mean(curves, axis=0),
+                label=legible_text(label),
+                markevery=(first_marker, 20),
+                **line_style(style_numbers[label]),
+            )
+        ax.set(xlabel=x_title, ylabel=y_title, xlim=(0, 100))
+
+    return draw_panels(groups_by_setting(values), path, draw_panel)
 
 
 def fairness_figure(runs: Iterable[Run], path: Path, interval: bool = False) -> list[Path]:
@@ -119,25 +120,19 @@ def fairness_figure(runs: Iterable[Run], path: Path, interval: bool = False) -> 
     Returns:
         The files written.
     """
-    comparisons = _compare_clients(runs)
-    style_numbers = _number_judged_labels(runs)
+    comparisons = {one.group: one for one in _compare_clients(runs)}
+    style_numbers = number_styles(comparisons, _judged_label)
 
-    def draw_panel(ax: Axes, members: Sequence[BaselineComparison]) -> None:
-        for comparison in members:
-            seeds = comparison.accuracies.values()
+    def draw_panel(ax: Axes, members: Sequence[Group]) -> None:
+        for group in members:
+            seeds = comparisons[group].accuracies.values()
             means = [float(values.mean()) for values in seeds]
             worst = [float(worst_decile(values).mean()) for values in seeds]
-            label, _ = label_and_column(comparison.group)
-            _draw_point(
-                ax,
-                (means, worst),
-                label,
-                style_numbers[label],
-                interval,
-            )
+            label = _judged_label(group)
+            _draw_point(ax, (means, worst), label, style_numbers[label], interval)
         ax.set(xlabel="mean over clients (%)", ylabel="worst decile of clients (%)")
 
-    return draw_panels(_by_setting(comparisons), path, draw_panel)
+    return draw_panels(groups_by_setting(comparisons), path, draw_panel)
 
 
 def traffic_figure(
@@ -166,13 +161,7 @@ def traffic_figure(
             rows = judged_rows(group, select, every)
             gigabytes = [run.metric_value(GIGABYTES, row) for run, row in rows.items()]
             scores = [float(row.get(column, math.nan)) for row in rows.values()]
-            _draw_point(
-                ax,
-                (gigabytes, scores),
-                label,
-                style_numbers[label],
-                interval,
-            )
+            _draw_point(ax, (gigabytes, scores), label, style_numbers[label], interval)
             all_gigabytes += gigabytes
         _scale_gigabytes(ax, all_gigabytes)
         task = members[0].task
@@ -195,10 +184,6 @@ def _judged_label(group: Group) -> str:
     return label_and_column(group, group.task.score)[0]
 
 
-def _number_judged_labels(runs: Iterable[Run]) -> dict[str, int]:
-    return number_styles(groups(runs), _judged_label)
-
-
 def _compare_clients(runs: Iterable[Run]) -> list[BaselineComparison]:
     """Return every configuration's clients, beside the baselines'. Raises FedpflError."""
     shown_groups = groups(runs)
@@ -209,30 +194,6 @@ def _compare_clients(runs: Iterable[Run]) -> list[BaselineComparison]:
         reasons = "".join(f". {note}" for note in notes[-1:])
         raise FedpflError(f"no run here has accuracies of its clients{reasons}")
     return filled
-
-
-def _by_setting(
-    comparisons: Iterable[BaselineComparison],
-) -> dict[str, list[BaselineComparison]]:
-    members: dict[str, list[BaselineComparison]] = {}
-    for comparison in comparisons:
-        members.setdefault(comparison.group.setting, []).append(comparison)
-    return members
-
-
-def _draw_sorted(ax: Axes, seeds: Iterable[pd.Series], label: str, style_number: int) -> None:
-    """Draw the clients' values from the least to the greatest, the mean over seeds."""
-    # Sorted within a seed: the same share of clients is the worst in each.
-    curves = [sort_clients(values) for values in seeds]
-    # Markers of lines that lie on each other would hide all but the last.
-    first_marker = style_number % 10
-    ax.plot(
-        SHARES,
-        np.mean(curves, axis=0),
-        label=legible_text(label),
-        markevery=(first_marker, 20),
-        **line_style(style_number),
-    )
 
 
 def _draw_point(

@@ -154,7 +154,12 @@ def rank_tables(
             seeds[f"{label} on {block}"] = group_seeds
 
     # ---- Step 3: the tables.
-    notes = (*gap_notes, *_group_notes(groups_by_title), *_power_notes(*accuracy.shape))
+    notes = (
+        *gap_notes,
+        *_status_notes(groups_by_title),
+        *attendance_notes(groups_by_title.values()),
+        *_power_notes(*accuracy.shape),
+    )
     caption = _make_caption(result, metric, select, seeds)
     return [_blocks_table(result, caption, metric), _pairs_table(result, notes)], result
 
@@ -203,67 +208,48 @@ def draw_rank_diagram(result: MethodRanks, path: Path) -> list[Path]:
         The files written.
     """
     mean_ranks = result.ranks.mean()
+    count = len(mean_ranks)
+    half = (count + 1) // 2
     bars = find_cliques(result)
-    half = (len(mean_ranks) + 1) // 2
 
     def draw_diagram(ax: Axes, _: None) -> None:
-        count = len(mean_ranks)
+        # ---- Step 1: lines from ranks to methods' names, the better half to the left.
         labels_y = -1.6 - 0.25 * len(bars)
-        _draw_rank_labels(ax, mean_ranks, labels_y)
-        _draw_clique_bars(ax, mean_ranks, bars)
+        for index, (name, rank) in enumerate(mean_ranks.items()):
+            is_left = index < half
+            x = 0.8 if is_left else count + 0.2
+            y = labels_y - 0.9 * (index if is_left else count - 1 - index)
+            ax.plot([rank, rank, x], [0, y, y], color="0.35", linewidth=0.8)
+            label = f" {figures.legible_text(str(name))} ({rank:.2f}) "
+            ax.text(x, y, label, ha="right" if is_left else "left", va="center")
 
-        # The scale of ranks, with as many numbers as have room.
+        # ---- Step 2: bars over methods that are not told apart.
+        for index, (start, end) in enumerate(bars):
+            x_range = [mean_ranks.iloc[start] - 0.04, mean_ranks.iloc[end] + 0.04]
+            ax.plot(x_range, [-0.7 - 0.45 * index] * 2, color="black", linewidth=3)
+
+        # ---- Step 3: the scale of ranks, with as many numbers as have room.
         ax.plot([1, count], [0, 0], color="black", linewidth=1)
         for tick in range(1, count + 1, -(-count // 8)):
-            ax.plot([tick, tick], [0, 0.3], color="black", linewidth=1)
-            ax.text(tick, 0.5, str(tick), ha="center", va="bottom")
+            ax.text(tick, 0.2, str(tick), ha="center", va="bottom")
         ax.set(xlim=(1 - 0.6 * count, 1.6 * count), ylim=(labels_y - 0.9 * half, 1.6))
         ax.set_axis_off()
 
-    title = (
-        f"average rank over {len(result.ranks)} data sets and partitions\n"
-        "bars: not told apart (Wilcoxon, Holm, 5 %)"
-    )
+    title = f"average rank over {len(result.ranks)} data sets and partitions"
+    if bars:
+        title += "\nbars: not told apart (Wilcoxon, Holm, 5 %)"
     size = (figures.PANEL_SIZE[0], 0.9 + 0.2 * half + 0.08 * len(bars))
     return figures.draw_panels({title: None}, path, draw_diagram, size=size)
 
 
-def _draw_rank_labels(ax: Axes, mean_ranks: pd.Series, top: float) -> None:
-    """Draw lines from ranks to methods' names, the better half to the left."""
-    count = len(mean_ranks)
-    half = (count + 1) // 2
-    for index, (name, rank) in enumerate(mean_ranks.items()):
-        is_left = index < half
-        text = f"{figures.legible_text(str(name))} ({rank:.2f})"
-        if is_left:
-            row = index
-            x = 0.8
-            label = f"{text} "
-            alignment = "right"
-        else:
-            row = count - 1 - index
-            x = count + 0.2
-            label = f" {text}"
-            alignment = "left"
-        y = top - 0.9 * row
-        ax.plot([rank, rank, x], [0, y, y], color="0.35", linewidth=0.8)
-        ax.text(x, y, label, ha=alignment, va="center")
-
-
-def _draw_clique_bars(ax: Axes, mean_ranks: pd.Series, bars: Sequence[tuple[int, int]]) -> None:
-    """Draw a bar over methods that are not told apart."""
-    for index, (start, end) in enumerate(bars):
-        x = [mean_ranks.iloc[start] - 0.04, mean_ranks.iloc[end] + 0.04]
-        y = [-0.7 - 0.45 * index] * 2
-        ax.plot(x, y, color="black", linewidth=3, solid_capstyle="butt")
-
-
 def find_cliques(result: MethodRanks) -> list[tuple[int, int]]:
-    """Return the longest runs of methods, by rank, no two of which differ.
+    """Return the longest runs of methods by rank in which no two differ.
 
     Returns:
-        The indices of the first and the last method of each.
+        The indices of the first and the last method of each; nothing if no test could be made.
     """
+    if result.pairs["p"].isna().all():
+        return []
     names = [*result.ranks]
     different_pairs = {
         frozenset((row.a, row.b)) for row in result.pairs.itertuples() if row.p_holm < LEVEL
@@ -300,26 +286,6 @@ def _block_labels(ranked_groups: Sequence[Group], metric: str) -> dict[Group, tu
     return labels
 
 
-def _group_notes(groups_by_title: Mapping[str, Group]) -> list[str]:
-    """Name configurations that are not like the others of their block, or not finished."""
-    deviating = [
-        f"{title} ({', '.join(group.deviations)})"
-        for title, group in groups_by_title.items()
-        if group.deviations
-    ]
-    unfinished = [
-        f"{title} ({group.status})"
-        for title, group in groups_by_title.items()
-        if not group.is_complete
-    ]
-    notes = []
-    if deviating:
-        notes.append(f"Not configured as most of their block: {join_few(deviating)}.")
-    if unfinished:
-        notes.append(f"Not simply finished: {join_few(unfinished)}.")
-    return notes + attendance_notes(groups_by_title.values())
-
-
 def _make_caption(
     result: MethodRanks, metric: str, select: str, seeds: Mapping[str, Sequence[int]]
 ) -> str:
@@ -344,25 +310,36 @@ def _make_caption(
     )
 
 
-def _power_notes(block_count: int, method_count: int) -> list[str]:
-    """Say what so few blocks and methods cannot show."""
+def _status_notes(groups_by_title: Mapping[str, Group]) -> list[str]:
+    """Name configurations that differ from the rest of their block, or are not finished."""
     notes = []
-    pair_count = method_count * (method_count - 1) // 2
+    texts = [
+        f"{title} ({', '.join(g.deviations)})"
+        for title, g in groups_by_title.items()
+        if g.deviations
+    ]
+    if texts:
+        notes.append(f"Not configured as most of their block: {join_few(texts)}.")
+    texts = [f"{title} ({g.status})" for title, g in groups_by_title.items() if not g.is_complete]
+    if texts:
+        notes.append(f"Not simply finished: {join_few(texts)}.")
+    return notes
+
+
+def _power_notes(block_count: int, method_count: int) -> list[str]:
+    """Say that so few blocks and methods cannot show a difference."""
+    notes = []
     if block_count <= 10 or method_count <= 5:
         notes.append(
             "Friedman's chi-square is a good approximation from about 11 blocks and 6 methods on "
             f"(Demšar 2006); these are {block_count} and {method_count}."
         )
-    smallest_p = pair_count * 2 / 2**block_count
-    if block_count < MIN_PAIRS["wilcoxon"]:
-        notes.append(
-            f"{block_count} blocks are too few for Wilcoxon's test, whose p cannot fall below "
-            f"{2 / 2**block_count:.3g} then: no two methods are told apart."
-        )
-    elif smallest_p > LEVEL:
+    pair_count = method_count * (method_count - 1) // 2
+    smallest_p = min(1.0, pair_count * 2 / 2**block_count)
+    if smallest_p > LEVEL or block_count < MIN_PAIRS["wilcoxon"]:
         notes.append(
             f"With {block_count} blocks and {pair_count} pairs of methods no p corrected by Holm "
-            f"can fall below {min(1.0, smallest_p):.3g}: no two methods are told apart."
+            f"can fall below {smallest_p:.3g}: no two methods are told apart."
         )
     return notes
 

@@ -27,6 +27,8 @@ _MAX_SPARE_IN_PRINT = 3
 _COLUMN_POINTS = 245
 _PAGE_POINTS = 500
 """Widths of a column, and of both, on a page of two columns."""
+_LETTER_POINTS = 4.8
+_GAP_POINTS = 12.0
 _LATEX_MARKUP = re.compile(r"\$\^\\\w+\$|\\[a-z]+\{|[\\{}$]")
 _MINUS = re.compile(r"(?<!\S)-(?=\d)")
 FORMATS = {"terminal": ".txt", "markdown": ".md", "csv": ".csv", "latex": ".tex"}
@@ -63,34 +65,36 @@ def render(
     return "\n".join(map(renderers[form], table_list))
 
 
-def render_html(table: Table, kind: str = "") -> str:
-    """Return the page's tables, one per block, sorted by a click on a heading.
-
-    Args:
-        table: the table.
-        kind: classes of its frame.
-    """
+def render_html(table: Table) -> str:
+    """Return the page's tables, one per block, sorted by a click on a heading."""
     # ---- Step 1: columns that are not empty; those that the blocks' titles name are left out.
     filled_indices, texts = table.texts("html", escape_html)
     indices = filled_indices[table.by :] if table.by else filled_indices
-    head = _html_head(table, indices)
-    blocks = []
+    columns = [table.columns[index] for index in indices]
+    group_cells = ""
+    for group, size in table.headings(indices):
+        text = escape_html(group)
+        group_cells += f'<th colspan="{size}" scope="colgroup" class="group">{text}</th>'
+    heading_cells = ""
+    for column in columns:
+        number_class = " class=number" if column.numeric else ""
+        button = f'<button type="button">{escape_html(column.heading)}</button>'
+        heading_cells += f'<th scope="col"{number_class}>{button}</th>'
+    head = f"<tr>{heading_cells}</tr>"
+    if any(column.group for column in columns):
+        head = f"<tr>{group_cells}</tr>{head}"
 
     # ---- Step 2: a table per block.
+    blocks = []
     for title, row_indices in table.blocks():
         body = ""
-        for row_index in row_indices:
+        for row in row_indices:
             cells = [
-                _html_cell(
-                    cell=table.rows[row_index][index],
-                    column=table.columns[index],
-                    text=texts[row_index][index],
-                    is_row_heading=index == indices[0],
-                )
-                for index in indices
+                _html_cell(table.rows[row][i], table.columns[i], texts[row][i], i == indices[0])
+                for i in indices
             ]
             body += f"<tr>{''.join(cells)}</tr>\n"
-        classes = f"scroll {kind}{' tall' if len(row_indices) > 24 else ''}"
+        classes = "scroll tall" if len(row_indices) > 24 else "scroll"
         label = escape_html(title)
         blocks.append(
             f'<div class="{classes}" tabindex="0" role="group" aria-label="{label}">'
@@ -100,39 +104,14 @@ def render_html(table: Table, kind: str = "") -> str:
     return "\n".join(blocks)
 
 
-def _html_head(table: Table, indices: Sequence[int]) -> str:
-    """Return the rows of group headings, if there are any, and of headings."""
-    columns = [table.columns[index] for index in indices]
-    group_row = ""
-    if any(column.group for column in columns):
-        group_cells = ""
-        for group, size in table.headings(indices):
-            if group:
-                text = escape_html(group)
-                group_cells += f'<th colspan="{size}" scope="colgroup" class="group">{text}</th>'
-            else:
-                group_cells += "<td></td>"
-        group_row = f"<tr>{group_cells}</tr>"
-    heading_cells = ""
-    for column in columns:
-        number_class = " class=number" if column.numeric else ""
-        button = f'<button type="button">{escape_html(column.heading)}</button>'
-        heading_cells += f'<th scope="col"{number_class}>{button}</th>'
-    return f"{group_row}<tr>{heading_cells}</tr>"
-
-
 def _html_cell(cell: Cell, column: Column, text: str, is_row_heading: bool) -> str:
-    # Text such as `40/400` has a number of its own to be sorted by.
-    sort_value = cell.value if isinstance(cell.value, int | float) else cell.order
     attributes = ""
     if column.numeric:
-        if not math.isnan(sort_value):
-            attributes += f' data-value="{float(sort_value)!r}"'
+        if isinstance(cell.value, int | float) and not math.isnan(cell.value):
+            attributes += f' data-value="{float(cell.value)!r}"'
         attributes += ' class="number"'
     elif column.kind == "long":
         attributes += ' class="path"'
-    if cell.state:
-        text = f'<span class="status {cell.state}">{text}</span>'
     if cell.link:
         text = f'<a href="{escape_html(cell.link)}">{text}</a>'
     if cell.below:
@@ -164,37 +143,42 @@ def _render_markdown(table: Table) -> str:
 def _render_latex(table: Table) -> str:
     r"""Return LaTeX that needs `\usepackage{booktabs}`.
 
-    A page has no room for what a narrow terminal leaves out first.
+    A page has no room for the columns that a narrow terminal leaves out first.
     """
-    # ---- Step 1: the columns that a page has room for.
+    # ---- Step 1: the columns for which a page has room.
     filled_indices, texts = table.texts("latex", _escape_latex_number)
     indices = [index for index in filled_indices if index >= table.by]
-    spares = {index: table.columns[index].spare for index in indices}
-    widths = _estimate_widths(table, texts, indices)
+    widths = {}
+    for index in indices:
+        cells = [table.columns[index].heading, *(row[index] for row in texts)]
+        widths[index] = _GAP_POINTS + _LETTER_POINTS * max(
+            len(_LATEX_MARKUP.sub("", cell)) for cell in cells
+        )
     left_out = []
-    # What is spared first goes first, until a smaller type fits both columns of a page.
+    # A smaller type fits both columns of a page.
     while indices:
-        most_spared = max(reversed(indices), key=spares.__getitem__)
+        most_spared = max(indices, key=lambda index: (table.columns[index].spare, index))
         is_too_wide = sum(widths[index] for index in indices) * 0.8 > _PAGE_POINTS
-        if spares[most_spared] <= (0 if is_too_wide else _MAX_SPARE_IN_PRINT):
+        if table.columns[most_spared].spare <= (0 if is_too_wide else _MAX_SPARE_IN_PRINT):
             break
         indices.remove(most_spared)
         left_out.append(table.columns[most_spared].name)
     is_wide = sum(widths[index] for index in indices) > _COLUMN_POINTS
-    environment = "table*" if is_wide else "table"
 
     # ---- Step 2: comments, caption and headings.
-    lines = [r"% \usepackage{booktabs}"]
-    if left_out:
-        lines.append(f"% left out: {', '.join(left_out)}")
-    lines += [f"% missing: {one_line(command)}" for command in table.commands]
-    lines.append(rf"\begin{{{environment}}}")
+    environment = "table*" if is_wide else "table"
     compact = r"\footnotesize\setlength{\tabcolsep}{4pt}" if is_wide else ""
-    lines.append(rf"\centering{compact}")
     title = f"{table.title}." if table.title else ""
-    lines += wrap_lines(rf"\caption{{{escape_latex(f'{title} {table.caption}'.strip())}}}")
-    lines.append(rf"\label{{tab:{_make_label(table)}}}")
-    lines += _latex_head(table, indices)
+    lines = [
+        r"% \usepackage{booktabs}",
+        *([f"% left out: {', '.join(left_out)}"] if left_out else []),
+        *(f"% missing: {one_line(command)}" for command in table.commands),
+        rf"\begin{{{environment}}}",
+        rf"\centering{compact}",
+        *wrap_lines(rf"\caption{{{escape_latex(f'{title} {table.caption}'.strip())}}}"),
+        rf"\label{{tab:{_make_label(table)}}}",
+        *_latex_head(table, indices),
+    ]
 
     # ---- Step 3: rows.
     for block_title, row_indices in table.blocks():
@@ -206,7 +190,7 @@ def _render_latex(table: Table) -> str:
             lines.append(" & ".join(texts[row_index][index] for index in indices) + r" \\")
             lines += _latex_second_line(table, row_index, indices)
 
-    # ---- Step 4: what stands below.
+    # ---- Step 4: the text below.
     parts = (table.meanings(indices), table.marks("latex"), *table.notes)
     prose = escape_latex(" ".join(filter(None, parts)))
     lines += [r"\bottomrule", r"\end{tabular}"]
@@ -214,18 +198,6 @@ def _render_latex(table: Table) -> str:
         lines += wrap_lines(rf"\par\smallskip{{\footnotesize {prose}\par}}")
     lines.append(rf"\end{{{environment}}}")
     return "\n".join(lines) + "\n"
-
-
-def _estimate_widths(
-    table: Table, texts: Sequence[Sequence[str]], indices: Sequence[int]
-) -> dict[int, float]:
-    """Return the width of each column in points: letters of 4.8, gaps of 12."""
-    widths = {}
-    for index in indices:
-        cells = [table.columns[index].heading, *(row[index] for row in texts)]
-        longest = max(len(_LATEX_MARKUP.sub("", cell)) for cell in cells)
-        widths[index] = 4.8 * longest + 12.0
-    return widths
 
 
 def _make_label(table: Table) -> str:

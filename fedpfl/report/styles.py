@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterable
 
 from fedpfl.report.grouping import Group
@@ -12,8 +13,6 @@ COLORS = (
     *("#0072B2", "#D55E00", "#009E73", "#000000", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F"),
     *("#332288", "#882255", "#7A8B00", "#006D6D", "#8B4513", "#C00020", "#5FA52A", "#7B5FB5"),
 )
-MARKER_COUNT = 7
-"""No divisor of it divides the number of colours: 112 lines are told apart."""
 
 _FREQUENT_METHODS = (
     *("fedobp", "fedper", "fedrep", "fedavg", "fedala", "apfl", "lg_fedavg", "local_only"),
@@ -28,32 +27,32 @@ def number_styles(
 ) -> dict[str, int]:
     """Return the number of each label's style.
 
-    The first configuration of a method has the method's style; further ones, and methods that only
-    the user has, take what no method of these groups has.
+    The first configuration of a method has the method's style. Further ones, and users' methods,
+    have one that their label decides.
 
     Args:
         groups: the configurations.
         label_of: names a line.
     """
-    # ---- Step 1: the first label of each method.
-    labels_by_method: dict[str, list[str]] = {}
+    # ---- Step 1: a number that no other configuration decides.
+    wanted_numbers: dict[str, int] = {}
+    seen_methods = set()
     for group in groups:
-        labels = labels_by_method.setdefault(group.runs[0].method_name, [])
-        if label_of(group) not in labels:
-            labels.append(label_of(group))
-    style_numbers = {
-        labels[0]: _METHODS.index(method)
-        for method, labels in labels_by_method.items()
-        if method in _METHODS
-    }
+        method = group.runs[0].method_name
+        label = label_of(group)
+        if label not in wanted_numbers:
+            is_known = method in _METHODS and method not in seen_methods
+            digest = zlib.crc32(label.encode())
+            wanted_numbers[label] = _METHODS.index(method) if is_known else digest
+            seen_methods.add(method)
 
-    # ---- Step 2: the others, in the order of the groups.
-    # A colour of its method would not tell a configuration from the first one.
-    free_numbers = (
-        number for number in range(1_000_000) if number not in set(style_numbers.values())
-    )
-    for labels in labels_by_method.values():
-        for label in labels:
-            if label not in style_numbers:
-                style_numbers[label] = next(free_numbers)
+    # ---- Step 2: the next colour where two would share one, frequent methods first.
+    style_numbers: dict[str, int] = {}
+    used_colors: set[int] = set()
+    for label in sorted(wanted_numbers, key=wanted_numbers.__getitem__):
+        number = wanted_numbers[label]
+        while number % len(COLORS) in used_colors and len(used_colors) < len(COLORS):
+            number += 1
+        used_colors.add(number % len(COLORS))
+        style_numbers[label] = number
     return style_numbers

@@ -62,8 +62,7 @@ class Cell:
         flag: signs behind the number.
         below: a second line.
         link: the target of a click in the page.
-        state: a status that the page colours.
-        order: the number by which the page sorts text.
+        is_interval: whether `std` is the half-width of a confidence interval.
     """
 
     value: str | float | None = None
@@ -73,8 +72,7 @@ class Cell:
     flag: str = ""
     below: str = ""
     link: str = ""
-    state: str = ""
-    order: float = math.nan
+    is_interval: bool = False
 
     def text(self, column: Column, pm: bool = False) -> str:
         """Write the cell for people: `96.89(0.03)`, `+0.12`, `1.31k`, or nothing.
@@ -94,7 +92,8 @@ class Cell:
         if kind == "percent" or self.std > 0:
             deviation = format_number(kind, self.std, 2)
         if deviation:
-            deviation = f" ± {deviation}" if pm else f"({deviation})"
+            brackets = f"[{deviation}]" if self.is_interval else f"({deviation})"
+            deviation = f" ± {deviation}" if pm else brackets
         return format_number(kind, self.value) + deviation + self.flag
 
 
@@ -151,11 +150,12 @@ class Table:
         for record in records:
             row = []
             for key, column in columns.items():
-                std = math.nan
+                cell = Cell(record[key])
                 if column.kind in ("percent", "score"):
-                    std = record.get(f"{key}_seed_std", math.nan)
-                    std = record.get(f"{key}_seed_ci95", std)
-                row.append(Cell(record[key], std))
+                    cell.is_interval = f"{key}_seed_ci95" in record
+                    spread = "ci95" if cell.is_interval else "std"
+                    cell.std = record.get(f"{key}_seed_{spread}", math.nan)
+                row.append(cell)
             rows.append(row)
         if frame is None:
             frame = pd.DataFrame(records, columns=None if records else [*columns])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -77,18 +78,8 @@ DEFAULT_COLUMNS = {
     "status": 0,
 }
 """The columns shown by default, each with its `spare`; see `_default_columns`."""
-_OPTIONAL_COLUMNS = (
-    "asr",
-    "asr_worst10",
-    "ft_asr",
-    "val_accuracy",
-    "unseen_accuracy",
-    "unseen_accuracy_worst10",
-    "unseen_ft_accuracy",
-    "gap",
-)
-"""Default columns that only some runs have: not even CSV has an empty column for the others."""
-
+_OPTIONAL = ("asr", "ft_asr", "val_", "unseen_", "gap")
+"""Beginnings of default columns that are left out, also of CSV, if no run has them."""
 _EPOCHS = "further local epochs"
 """A table of runs has their number instead."""
 _MEANINGS = {
@@ -207,10 +198,9 @@ def accuracy_table(
     Raises:
         FedpflError: the selection or a column is unknown, or runs are of several tasks.
     """
-    available_columns = _available_columns(select, chosen)
-
     # ---- Step 1: a record per configuration.
     shown_groups = groups(runs)
+    available_columns = _available_columns(select, chosen, shown_groups)
     task = common_task(group.runs[0] for group in shown_groups)
     default_columns = _default_columns(task)
     published = PublishedColumn([(math.nan, math.nan)] * len(shown_groups), "")
@@ -224,18 +214,15 @@ def accuracy_table(
 
     # ---- Step 2: columns, by default without those that these runs do not have.
     if not chosen:
-        optional_columns = {task_metric(key, task) for key in _OPTIONAL_COLUMNS}
-        keys = tuple(key for key in keys if key not in optional_columns or _has_any(records, key))
-    epochs = f"{_describe_epochs(shown_groups)} more"
+        keys = tuple(key for key in keys if not key.startswith(_OPTIONAL) or _has_any(records, key))
     columns = dict(ROW_COLUMNS)
     for key in keys:
+        spare = 0 if chosen else default_columns[key]
         column = available_columns[key]
-        meaning = column.meaning.replace(_EPOCHS, epochs)
-        columns[key] = replace(
-            column,
-            spare=0 if chosen else default_columns[key],
-            meaning=published.meaning if key == "published" else meaning,
-        )
+        meaning = column.meaning.replace(_EPOCHS, _describe_epochs(shown_groups))
+        columns[key] = replace(column, spare=spare, meaning=meaning)
+    if "published" in columns:
+        columns["published"] = replace(columns["published"], meaning=published.meaning)
     if interval:
         records = [_add_intervals(record) for record in records]
     frame = _make_frame(records, (*columns, "seed_list"))
@@ -267,9 +254,18 @@ def _default_columns(task: Task) -> dict[str, int]:
     return columns
 
 
-def _available_columns(select: str, chosen: Sequence[str]) -> dict[str, Column]:
-    """Return COLUMNS and targets among the chosen. Raises FedpflError for an unknown name."""
+def _available_columns(
+    select: str, chosen: Sequence[str], shown_groups: Sequence[Group]
+) -> dict[str, Column]:
+    """Return COLUMNS with targets and keys of the configuration among the chosen.
+
+    Raises:
+        FedpflError: a name is unknown.
+    """
     columns = dict(COLUMNS)
+    for key in chosen:
+        if any(run.config_value(key) is not None for group in shown_groups for run in group.runs):
+            columns.setdefault(key, Column(key))
     for target in map(TARGET.fullmatch, chosen):
         if target:
             quantity = columns.get(target[1], Column("rounds"))
@@ -475,10 +471,8 @@ def _accuracy_notes(shown_groups: Sequence[Group], select: str, every: int) -> t
     return (
         *selection_note(select),
         *empty_cell_notes(shown_groups, select, every),
-        *_newcomer_notes(shown_groups),
         *_note("No evaluation to judge yet", not_evaluated),
         *shared_settings_note(shown_groups),
-        *_code_notes(shown_groups),
         *_summary_notes(shown_groups),
     )
 
@@ -488,56 +482,24 @@ def _lacks_validation(group: Group, select: str) -> bool:
     return select == "validation" and is_evaluated and not judged_rows(group, select)
 
 
-def _newcomer_notes(shown_groups: Sequence[Group]) -> list[str]:
-    """Say in which rows newcomers get no model before they fine-tune."""
-    reason = "as nothing is sent to clients and a newcomer has the model that all began with"
-    titles = [
-        group.title
-        for group in shown_groups
-        if any(_sends_no_model(run) for run in group.reported_runs)
-    ]
-    return _note(f"Empty under unseen before fine-tuning, {reason}", titles)
-
-
-def _sends_no_model(run: Run) -> bool:
-    rounds = run.rounds
-    column = f"unseen_{run.task.score}"
-    if column not in rounds or not rounds[column].isna().all():
-        return False
-    return run.per_client("values_down") == 0
-
-
-def _code_notes(shown_groups: Iterable[Group]) -> list[str]:
-    """Say in which rows the method was changed while its seeds were run."""
-    titles = []
-    for group in shown_groups:
-        codes = set()
-        for run in group.reported_runs:
-            run_codes = run.summary.get("code")
-            if isinstance(run_codes, list):
-                codes |= {json.dumps(code, sort_keys=True) for code in run_codes}
-        if len(codes) > 1:
-            titles.append(group.title)
-    return _note("The method's code was changed between or within the runs of", titles)
-
-
 def _summary_notes(shown_groups: Sequence[Group]) -> list[str]:
-    """Say what summaries tell of runs: what is protected, who attacks, how networks began."""
+    """Say from summaries who is protected, who attacks, how networks began, whose code changed."""
     notes = []
-    for key, form in _SUMMARY_NOTES.items():
-        for text, titles in _titles_by_text(shown_groups, key).items():
-            notes += _note(form.format(text), titles)
-    return notes
-
-
-def _titles_by_text(shown_groups: Iterable[Group], key: str) -> dict[str, list[str]]:
-    """Return titles of groups by the texts of their runs' summaries under a key."""
-    titles: dict[str, list[str]] = {}
+    titles: dict[tuple[str, str], list[str]] = defaultdict(list)
+    changed = []
     for group in shown_groups:
-        texts = {str(run.summary.get(key) or "") for run in group.reported_runs}
-        for text in texts - {""}:
-            titles.setdefault(text, []).append(group.title)
-    return titles
+        for key in _SUMMARY_NOTES:
+            for text in {str(run.summary.get(key) or "") for run in group.reported_runs} - {""}:
+                titles[key, text].append(group.title)
+        codes = [run.summary.get("code") for run in group.reported_runs]
+        if len({json.dumps(code, sort_keys=True) for run in codes for code in run or ()}) > 1:
+            changed.append(group.title)
+    notes += _note("The method's code was changed between or within the runs of", changed)
+    for key, form in _SUMMARY_NOTES.items():
+        for (of_key, text), members in titles.items():
+            if of_key == key:
+                notes += _note(form.format(text), members)
+    return notes
 
 
 def _note(text: str, titles: Sequence[str]) -> list[str]:
@@ -567,6 +529,11 @@ def _make_record(
         "seed_list": " ".join(str(run.seed) for run in rows),
         "status": group.status,
     }
+
+    for key in keys:
+        if key not in COLUMNS and not TARGET.fullmatch(key):
+            texts = {str(run.config_value(key)) for run in group.reported_runs}
+            fields[key] = " / ".join(sorted(texts))
 
     # ---- Step 2: metrics over seeds; the difference needs both accuracies, shown or not.
     record = row_cells(group)
@@ -607,14 +574,10 @@ def _add_intervals(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _describe_epochs(shown_groups: Iterable[Group]) -> str:
-    """Say how long models were fine-tuned: `5 local epochs`."""
-    configured = {
-        run.config_value("eval.finetune_epochs")
-        for group in shown_groups
-        for run in group.reported_runs
-    }
-    epochs = {count for count in configured if isinstance(count, int) and count > 0}
-    return f"{format_range(epochs)} local epoch{'s' if epochs != {1} else ''}"
+    """Say how long models were fine-tuned: `5 local epochs more`."""
+    all_runs = [run for group in shown_groups for run in group.reported_runs]
+    epochs = {run.config_value("eval.finetune_epochs") or 0 for run in all_runs} - {0}
+    return f"{format_range(epochs)} local epoch{'s' if epochs != {1} else ''} more"
 
 
 def _make_caption(shown_groups: list[Group], select: str, every: int) -> str:

@@ -420,12 +420,6 @@ def test_masks_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"held": [2, 2]},
-        {"held": [2, 2, 2]},
-        {"held": [-1, 6, 0]},
-        {"held": [1, 4, 0], "both": [[2, 1], [1, 3]]},
-        {"both": [[2, 1]]},
-        {"both": [[2, 3], [3, 2]]},
         {"both": [[2, "x"], [1, 2]]},
         {"entries": "five"},
     ],

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure as MatplotlibFigure
 
 from fedpfl.config.resolution import resolve_config
 from fedpfl.ground.errors import FedpflError
-from fedpfl.papers import published, show
+from fedpfl.papers import published
 from fedpfl.papers.fedobp.figures import layer_shares
 from fedpfl.papers.filling import fill_table
 from fedpfl.papers.layout import LAST, Layout, Selection
@@ -628,16 +628,6 @@ def test_shares_of_layers_by_hand(everything: Path) -> None:
     assert list(shares) == ["conv1", "fc"]
     assert shares.index.tolist() == [2, 3, 4]  # in the first round nobody has any
     assert shares["conv1"].tolist() == [0.75, 0.5, 0.25]
-
-
-def test_tables_of_runs_and_of_the_paper_at_once(root, capsys, monkeypatch):
-    monkeypatch.setattr(show, "NAMES", ("fedobp/table3", "fedobp/table4"))
-    shown = []
-    for words in ("tables {}", "paper {} --only tables", "tables {} --paper"):
-        command = [word.format(root) for word in words.split()]
-        assert main([*command, "--select", "best-checkpoint", "--every", "2"]) == 0
-        shown.append(capsys.readouterr().out)
-    assert shown[2] == shown[0] + shown[1]
 
 
 def test_mistakes_are_one_line(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -130,7 +130,7 @@ def test_the_nearest_baseline_is_taken_and_what_differs_told(root: Path) -> None
     assert any(note.startswith(several) for note in table.notes)
     told = fairness_table(runs(root / "far", root / "fedper"))
     assert row_of(told, "FedPer (epochs=5, lr=0.01)")["harmed_fedavg"] == 100
-    words = "FedAvg+FT was run with another local.epochs, local.lr than FedPer (epochs=5, lr=0.01) on FMNIST, Dir(0.1)."
+    words = "FedAvg+FT was run with another local.epochs, local.lr than: FedPer (epochs=5, lr=0.01) on FMNIST, Dir(0.1)."
     assert words in told.notes
 
 
@@ -147,16 +147,6 @@ def test_the_command(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 def test_the_page(root: Path) -> None:
     page = Page(write_pages([root], root / "report")[0])
-    (dots,) = page.traces("fairness", "FedPer", "FedAvg+FT")
-    clients = [*zip(dots["text"], dots["x"], dots["y"], strict=True)]
-    assert clients[:2] == [("client 5, seed 0", 10, 10), ("client 6, seed 0", 20, 20)]
-    assert ("client 1, seed 0", 60, 40) in clients
-    assert (len(clients), len(page.traces("fairness", "FedAvg", "FedAvg+FT"))) == (10, 0)
-    titles = [one["text"] for one in page.figure("fairness", "FedAvg+FT")["layout"]["annotations"]]
-    assert "FedPer: 30 % harmed" in titles
-    notes = page.figure("fairness", "Local-Only")["layout"]["annotations"]
-    titles = [one["text"].split(":")[0] for one in notes]
-    assert titles == ["FedAvg", "FedPer"]
     assert page.row("fairness", "FedPer")[4:7] == ["30.00", "11.00", "-20.00"]
     (root / "fedavg/seed0/clients.csv").unlink()
     (root / "local/seed0/clients.csv").unlink()

@@ -252,5 +252,5 @@ def test_a_pipe_gets_one_whole_line_for_each(several: Path, capsys: pytest.Captu
     ]
     reason = "no config.yaml; the run never started or is half written"
     assert f"{several / 'broken'}: {reason}" in lines
-    told = "6 runs: 1 failed, 1 broken, 4 finished. Accuracy: mean over clients"
+    told = "6 runs: 1 failed, 1 broken, 4 finished. Scores: mean over clients"
     assert lines[-1].startswith(told)

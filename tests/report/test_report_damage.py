@@ -254,13 +254,3 @@ def test_an_evaluation_without_an_accuracy_is_empty_with_a_note(tmp_path, capsys
     assert note.replace("'", "&#x27;") in page
     (best,) = table(capsys, tmp_path, "--select", "best-checkpoint")
     assert (best["accuracy"], best["round"]) == ("80.0", "2")
-
-
-def test_clients_without_an_accuracy_are_told(tmp_path, capsys):
-    columns = "client,train,test,label_0,accuracy,ft_accuracy\n0,30,10,40,70.0,72.0\n"
-    for name, method, second in (("a", "fedavg", "50,60"), ("b", "fedper", ",")):
-        run = write_run(tmp_path / name, method=method)
-        (run / "clients.csv").write_text(f"{columns}1,30,10,40,{second}\n2,40,0,40,,\n")
-    text = text_of(read_output(capsys, "compare", tmp_path / "a", tmp_path / "b")[0])
-    lacking = "1 clients with test samples lack accuracy in A or in B; they do not count."
-    assert f"Seed 0: {lacking}" in text

@@ -41,7 +41,7 @@ def test_curves_run_over_simulated_hours(root: Path, capsys: pytest.CaptureFixtu
     page = page_of(root)
     (line,) = page.traces("curves", "FedPer", ACCURACY, "simulated hours")
     assert line["x"] == [1.0, 4.0]
-    assert page.row("cost", "FedPer")[-1] == "4"
+    assert page.row("cost", "FedPer")[-1] == "4"  # hours
     write_run(root / "without" / "fedavg")
     line = read_refusal(capsys, "figures", root / "without", "--over", "simulated")
     assert line == "no run here tells simulated hours; choose another --over"

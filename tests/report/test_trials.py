@@ -114,4 +114,4 @@ def test_clean_keeps_the_trials_that_a_search_needs(tmp_path, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["trial"]
     assert main(["clean", str(tmp_path), "--yes", "--trials"]) == 0
     assert not [*tmp_path.iterdir()]
-    assert "removed 1 directory" in capsys.readouterr().out
+    assert "removed 1 run of 1" in capsys.readouterr().out

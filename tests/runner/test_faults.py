@@ -98,7 +98,7 @@ class KilledFile(io.BufferedWriter):
 
 def require_whole_files(run: Path) -> None:
     """What a kill left are whole files."""
-    seen = load.inspect_directory(run, lambda _: False)
+    seen = load.inspect_directory(run)
     reason = seen.reason
     try:
         if seen.run and (run / "clients.csv").exists():

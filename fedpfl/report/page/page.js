@@ -1,5 +1,5 @@
 "use strict";
-// Sorts tables, changes between light and dark, and hands plotly the figures that the reader chooses.
+// Sorts tables, and hands plotly the figures that the reader chooses.
 (() => {
   const page = document.documentElement, every = (kind) => [...document.querySelectorAll(kind)];
   window.addEventListener("error", (event) => { page.dataset.error = event.message; });
@@ -28,94 +28,35 @@
     }));
   }
 
-  // ---- charts
+  // ---- charts: a menu for each choice among the figures; a choice holds in all charts that have it
 
   const data = JSON.parse(document.getElementById("data")?.textContent ?? "{}"), chosen = {};
-  let hidden = new Set(data.hidden);
-  const probe = make("i", { hidden: true });
-  document.body.append(probe);
 
-  // Colours are variables of the style sheet; a copy is coloured, as light and dark take turns.
-  const coloured = (value) => JSON.parse(JSON.stringify(value), (_, text) => {
-    if (typeof text !== "string" || !/^var\(--\w+\)$/.test(text)) return text;
-    probe.style.color = text;
-    return getComputedStyle(probe).color;
-  });
-
-  // A menu for each choice among the figures; what is chosen in one chart holds in all that have it.
-  function choose(box, figures) {
-    const bar = make("div", { className: "controls" });
-    for (const name of Object.keys(figures[0].choice)) {
-      const options = [...new Set(figures.map(({ choice }) => choice[name]))];
-      const value = options.includes(chosen[name]) ? chosen[name] : options[0];
-      figures = figures.filter(({ choice }) => choice[name] === value);
-      const menu = make("select", { name, onchange: () => {
-        chosen[name] = menu.value;
-        drawAll();
-        box.querySelector(`select[name="${name}"]`).focus({ preventScroll: true });
-      } }, ...options.map((text) => make("option", { value: text, selected: text === value }, text)));
-      bar.append(make("label", {}, `${name} `, options.length > 1 ? menu : value));
-    }
-    return [bar, figures[0]];
-  }
-
-  function draw(box, width) {
+  function draw(box) {
     if (!window.Plotly) {
       box.replaceChildren(make("p", { className: "note" }, "The charts need plotly's script, written beside this page."));
       return;
     }
-    const [bar, figure] = choose(box, data.charts[box.id.replace("chart-", "")]);
+    let charts = data[box.id.replace("chart-", "")];
+    const bar = make("div", { className: "controls" });
+    for (const name of Object.keys(charts[0].choice)) {
+      const options = [...new Set(charts.map(({ choice }) => choice[name]))];
+      const value = options.includes(chosen[name]) ? chosen[name] : options[0];
+      charts = charts.filter(({ choice }) => choice[name] === value);
+      const menu = make("select", { name, onchange: () => {
+        chosen[name] = menu.value;
+        every(".chart").forEach(draw);
+        box.querySelector(`select[name="${name}"]`).focus({ preventScroll: true });
+      } }, ...options.map((text) => make("option", { value: text, selected: text === value }, text)));
+      bar.append(make("label", {}, `${name} `, options.length > 1 ? menu : value));
+    }
     const plot = box.querySelector(".plot") || make("div", { className: "plot" });
-    box.replaceChildren(bar, make("p", { className: "note" }, figure.note), plot);
-    const { data: traces, layout } = coloured(figure);
-    for (const trace of traces) {
-      for (const key of ["x", "y", "z", "customdata"]) if (typeof trace[key] === "number") trace[key] = data.arrays[trace[key]];
-      if (hidden.has(trace.meta)) trace.visible = "legendonly";
-    }
-    layout.template = coloured(data.template);
-    layout.width = width || box.clientWidth;
-    if (layout.width < 700) layout.legend = { orientation: "h", y: -0.2 };
-    if (layout.grid) { // small charts
-      const count = layout.annotations.length;
-      layout.grid.columns = Math.min(count, Math.max(1, Math.floor(layout.width / 230)));
-      layout.grid.rows = Math.ceil(count / layout.grid.columns);
-      layout.height = 60 + 200 * layout.grid.rows;
-    }
-    const boxes = traces.filter(({ type, visible }) => type === "box" && !visible).length;
-    if (boxes) layout.height = 90 + 46 * boxes;
-    const first = !plot.on;
-    Plotly.react(plot, traces, layout, { displaylogo: false });
-    if (!first) return;
-    const click = (change) => ({ data: shown, curveNumber }) => {
-      change(shown[curveNumber].meta, shown.map(({ meta }) => meta));
-      drawAll();
-      return false;
-    };
-    plot.on("plotly_legendclick", click((method) => { if (!hidden.delete(method)) hidden.add(method); }));
-    plot.on("plotly_legenddoubleclick", click((method, methods) => {
-      const others = methods.filter((one) => one !== method);
-      hidden = new Set(others.every((one) => hidden.has(one)) ? [] : others);
-    }));
+    box.replaceChildren(bar, plot);
+    const { data: traces, layout } = structuredClone(charts[0]);
+    layout.template = data.template;
+    Plotly.react(plot, traces, layout, { displaylogo: false, responsive: true });
   }
-  const drawAll = (width) => every(".chart").forEach((box) => draw(box, width));
 
-  // ---- light and dark; paper is light, and narrower
-
-  const button = document.getElementById("theme"), system = matchMedia("(prefers-color-scheme: dark)");
-  let theme;
-  function show(shown = theme ?? (system.matches ? "dark" : "light"), width) {
-    page.dataset.theme = shown;
-    button.textContent = shown === "dark" ? "light" : "dark";
-    button.setAttribute("aria-label", `${button.textContent} colours`);
-    drawAll(width);
-  }
-  button.addEventListener("click", () => { theme = button.textContent; show(); });
-  system.addEventListener("change", () => show());
-  window.addEventListener("beforeprint", () => show("light", 700));
-  window.addEventListener("afterprint", () => show());
-  let waiting = 0;
-  window.addEventListener("resize", () => { cancelAnimationFrame(waiting); waiting = requestAnimationFrame(() => drawAll()); });
-  button.hidden = false;
-  show();
+  every(".chart").forEach(draw);
   page.dataset.ready = "yes";
 })();
