@@ -21,7 +21,7 @@ from fedpfl.engine.plugin_trial import PluginTrial
 from fedpfl.engine.protect import make_privacy_state, untrained_upload
 from fedpfl.engine.round import Outcome, RoundSetup, play_round
 from fedpfl.engine.sampling import ClientSteps, SamplingRehearsal
-from fedpfl.engine.state import State, count_participants, make_initial_state
+from fedpfl.engine.state import State, make_initial_state
 from fedpfl.engine.stopping import Stopping, pick_cohort
 from fedpfl.engine.store import SPARE, Store
 from fedpfl.engine.training.hook_checks import vmap_advice, with_hook_checks
@@ -47,7 +47,6 @@ __all__ = [
     "check_upload_form",
     "choose_backend",
     "compare_masks",
-    "count_participants",
     "draw_cohorts",
     "draw_secret_cohorts",
     "find_global_draws",

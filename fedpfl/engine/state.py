@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from fedpfl.engine.keys import draw_cohorts, generator, track_global_draws
+from fedpfl.engine.keys import generator, track_global_draws
 from fedpfl.engine.store import Rows, RowStorage
 from fedpfl.engine.training.hook_checks import with_hook_checks
 from fedpfl.ground import tree
@@ -81,38 +81,6 @@ class State:
         if not isinstance(client, int):
             shared = {role: tree.repeat(buffers, len(client)) for role, buffers in shared.items()}
         return {**shared, **self.rows.take("buffers", client)}
-
-
-def count_participants(
-    method: Method,
-    seed: int,
-    clients: int,
-    participation: float,
-    rounds: int,
-    stopping: bool = False,
-    poisson: bool = False,
-) -> int:
-    """Return how many clients at most will have their own state after all rounds.
-
-    The cohorts are drawn as in the run. It is exact but for early stopping, which draws others, and
-    for runs so long that nearly everybody takes part.
-    """
-    participants: set[int] = set()
-    total_drawn = 0
-    cohorts = draw_cohorts(seed, clients, participation, rounds, poisson)
-    for rounds_played, cohort in enumerate(cohorts):
-        total_drawn += len(cohort)
-        if total_drawn > 10 * clients:  # all but 1 in 20,000 have taken part
-            return clients
-        hooks = method if rounds_played else with_hook_checks(method)
-        turns_generator = generator(seed, "turns", rounds_played + 1)
-        for turn in hooks.turns(rounds_played, cohort, clients, turns_generator):
-            participants.update(turn.clients)
-        if len(participants) == clients:
-            break
-    if stopping:
-        return min(clients, max(len(participants), total_drawn))
-    return len(participants)
 
 
 def make_initial_state(

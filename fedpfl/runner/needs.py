@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from fedpfl import engine
 from fedpfl.config.run import Run
 from fedpfl.ground import memory, tree
 from fedpfl.ground.errors import FedpflError
+from fedpfl.methods import Method
 
 
 class ResourceNeeds(NamedTuple):
@@ -36,7 +38,7 @@ def estimate_needs(run: Run) -> ResourceNeeds:
     client_bytes = tree.nbytes(client) + sum(map(tree.nbytes, local_buffers))
 
     # ---- Clients that will have trained
-    clients = _count_participants(run)
+    clients = _expect_participants(run)
     # One row for all that never trained, and some more for growth.
     rows = 1 + min(run.federation.clients, clients + clients // engine.SPARE)
     needs = ResourceNeeds(
@@ -55,25 +57,14 @@ def estimate_needs(run: Run) -> ResourceNeeds:
     return needs
 
 
-def _count_participants(run: Run) -> int:
-    """Return how many clients will have trained at the end, at most."""
-    settings = run.settings
+def _expect_participants(run: Run) -> int:
+    """Estimate how many clients will have trained at the end."""
     clients = run.federation.clients
-    if (
-        run.client_account and run.client_account.noise
-    ):  # who takes part is secret, and the number too
-        if run.is_poisson_sampled:
-            return clients
-        return min(clients, run.cohort * settings.rounds)
-    return engine.count_participants(
-        run.method,
-        settings.seed,
-        clients,
-        run.drawn_share,
-        settings.rounds,
-        run.stopping.early,
-        run.is_poisson_sampled,
-    )
+    # A method's own turns may reach clients outside a cohort.
+    if run.is_poisson_sampled or type(run.method).turns is not Method.turns:
+        return clients
+    never_drawn_share = (1 - run.drawn_share) ** run.settings.rounds
+    return math.ceil(clients * (1 - never_drawn_share))
 
 
 def format_mib(size: float) -> str:

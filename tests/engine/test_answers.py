@@ -15,7 +15,6 @@ from fedpfl.engine import (
     Engine,
     FineTuning,
     compare_masks,
-    count_participants,
     make_backend,
     make_initial_state,
 )
@@ -62,7 +61,6 @@ def forgotten_plugins():
 def play_everything(method, backend):
     """A round and evaluations: every hook is asked."""
     net = tiny()
-    count_participants(method, 0, 3, 1.0, 1)
     state = make_initial_state(method, net, 3, CPU)
     state, _ = next_round(method, net, FEDERATION, state, COHORT, engine=backend, local=SHORT)
     compare_masks(method, state)
