@@ -42,10 +42,6 @@ class Clock:
     devices: Sequence[Device]
     amounts: Mapping[int, int]
 
-    def seconds(self, client: int, flops: float, bits_down: float, bits_up: float) -> float:
-        """Return how long a client takes to download, train and upload."""
-        return self.devices[client].seconds(flops, bits_down, bits_up)
-
 
 @dataclass(frozen=True)
 class ClientLoad:
@@ -250,7 +246,7 @@ def _feasible_local(
     for local in sorted(feasible, key=lambda local: -local.amount):
         bits_down = float(load.traffic["bits_down"])
         bits_up = float(load.traffic["bits_up"])
-        seconds = clock.seconds(client, load.flops[local], bits_down, bits_up)
+        seconds = clock.devices[client].seconds(load.flops[local], bits_down, bits_up)
         if system.deadline is None or seconds <= system.deadline:
             return local, seconds
         if system.late == "drop":
@@ -279,7 +275,7 @@ def _turn_seconds(clock: Clock, load: TurnLoad) -> list[float]:
     bits_down = load.traffic["bits_down"].tolist()
     bits_up = load.traffic["bits_up"].tolist()
     return [
-        clock.seconds(client, flops[row], bits_down[row], bits_up[row])
+        clock.devices[client].seconds(flops[row], bits_down[row], bits_up[row])
         for row, client in enumerate(load.clients)
     ]
 

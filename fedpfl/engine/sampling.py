@@ -61,10 +61,7 @@ class SamplingRehearsal:
             local=local,
             draws=self._draws,
         )
-        job = self._find_job(call)
-        # One step is enough to show whether gradients by sample can be had.
-        self._backend.run_one(replace(call, local=_one_step(local)))
-        return self._count_steps(job)
+        return self._rehearse(call, replace(call, local=_one_step(local)))
 
     def plan_tuning(self, local: Local, part: str) -> ClientSteps:
         """Return the steps of one fine-tuning, by client. Raises FedpflError for one refused."""
@@ -77,8 +74,13 @@ class SamplingRehearsal:
             tuning=tuning,
             before_evaluation=tuning,
         )
+        return self._rehearse(call, replace(call, tuning=tuning._replace(local=_one_step(local))))
+
+    def _rehearse(self, call: Any, short_call: Any) -> ClientSteps:
+        """Return the steps of a call by client, after its shortest form has run."""
         job = self._find_job(call)
-        self._backend.run_one(replace(call, tuning=tuning._replace(local=_one_step(local))))
+        # One step is enough to show whether gradients by sample can be had.
+        self._backend.run_one(short_call)
         return self._count_steps(job)
 
     def _find_job(self, call: Any) -> TrainJob:

@@ -16,13 +16,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from fedpfl.data.federation import Federation
-from fedpfl.engine.training.jobs import ClientRow, phase_structure
+from fedpfl.engine.training.jobs import TrainJob, phase_structure
 from fedpfl.engine.training.minibatches import count_samples
-from fedpfl.engine.training.train_plan import TrainPlan, find_trainable_leaves, with_epoch_numbers
+from fedpfl.engine.training.train_plan import find_trainable_leaves, with_epoch_numbers
 from fedpfl.ground import tree
 from fedpfl.ground.seeding import restored_process
 from fedpfl.ground.tree import Tree
-from fedpfl.methods import Batch, Method, Phase
+from fedpfl.methods import Batch, Phase
 from fedpfl.models import Bound, Net
 
 _uses_of_net: weakref.WeakKeyDictionary[Net, dict[str, int]] = weakref.WeakKeyDictionary()
@@ -53,32 +53,23 @@ class FlopMeter(TorchDispatchMode):
         return result
 
 
-def count_training_flops(
-    method: Method,
-    net: Bound,
-    plan: TrainPlan,
-    server: Tree,
-    client: dict[str, Tree],
-    start: Tree,
-    row: ClientRow,
-) -> float:
-    """Return the FLOPs of a client's training: forward, and backward as far as anything moves.
+def count_training_flops(net: Bound, job: TrainJob) -> float:
+    """Count the FLOPs of a client's training: forward, and backward as far as anything moves.
 
     A step is counted as the method makes it, times the part that element-wise masks leave of it
     (`trainable_share`).
     """
-    federation = row.federation
-    train_samples = int(federation.train_sizes[row.client])
-    local = plan.local
+    ((federation, client),) = job.rows
+    train_samples = int(federation.train_sizes[client])
+    local = job.plan.local
     total = 0.0
-    for phase, epochs in with_epoch_numbers(plan.phases):
+    for phase, epochs in with_epoch_numbers(job.plan.phases):
         samples = count_samples(phase, epochs, local.batch_size, train_samples, local.steps)
         if not samples:
             continue
-        share = trainable_share(net.net, phase, start, federation)
+        share = trainable_share(net.net, phase, job.start, federation)
         if share:
-            step = _Step(method, net, plan, phase, server, client, start, federation)
-            total += samples * share * step.flops_per_sample()
+            total += samples * share * _Step(net, job, phase).flops_per_sample()
     return total
 
 
@@ -172,16 +163,11 @@ def _without_draws(net: Net) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Step:
-    """Hold what a step of one phase is made with."""
+    """Hold the parts of a step: the network, the training, and a phase of it."""
 
-    method: Method
     net: Bound
-    plan: TrainPlan
+    job: TrainJob
     phase: Phase
-    server: Tree
-    client: dict[str, Tree]
-    start: Tree
-    federation: Federation
 
     def flops_per_sample(self) -> float:
         """Return the FLOPs of a step per sample, whatever element-wise masks there are.
@@ -193,7 +179,7 @@ class _Step:
         for other, flops in counts:
             if other == kind:
                 return flops
-        flops = self._measure() / (self.plan.local.batch_size * self.phase.batches)
+        flops = self._measure() / (self.job.plan.local.batch_size * self.phase.batches)
         counts.append((kind, flops))
         return flops
 
@@ -208,20 +194,20 @@ class _Step:
             phase._replace(loss=None, step=None, after_gradient=None, epochs=0)
         )
         return (
-            self.method,
+            self.job.method,
             functions,
             structure,
-            self.plan.local.batch_size,
-            tree.specs(self.start),
-            tree.specs(self.client),
+            self.job.plan.local.batch_size,
+            tree.specs(self.job.start),
+            tree.specs(self.job.client),
         )
 
     def _measure(self) -> int:
         """Make the step, and return its FLOPs."""
         phase = self.phase
-        params = tree.map(lambda leaf: leaf.detach().clone(), self.start)
+        params = tree.map(lambda leaf: leaf.detach().clone(), self.job.start)
         leaves = tree.leaves(params)
-        trainable = find_trainable_leaves(phase, self.start)
+        trainable = find_trainable_leaves(phase, self.job.start)
         moving = [leaves[i].requires_grad_() for i in trainable.indices]
         batch = self._zero_batch()
         # Fused attention is counted on some devices alone; the plain one is matrix products.
@@ -229,10 +215,10 @@ class _Step:
             if phase.step:
                 batches = (batch,) * phase.batches if phase.batches > 1 else batch
                 with torch.no_grad():
-                    phase.step(self.server, self.client, self.net, params, batches)
+                    phase.step(self.job.server, self.job.client, self.net, params, batches)
             else:
-                loss_function = phase.loss or self.plan.loss
-                loss = loss_function(self.server, self.client, self.net, params, batch)
+                loss_function = phase.loss or self.job.plan.loss
+                loss = loss_function(self.job.server, self.job.client, self.net, params, batch)
                 if isinstance(loss, tuple):
                     loss = loss[0]
                 self.net.net.differentiate_loss(loss, moving)
@@ -240,11 +226,12 @@ class _Step:
 
     def _zero_batch(self) -> Batch:
         """Return a minibatch of zeros."""
-        size = self.plan.local.batch_size
-        device = self.federation.x.device
+        size = self.job.plan.local.batch_size
+        federation = self.job.rows[0].federation
+        device = federation.x.device
         return Batch(
-            x=_zero_samples(self.federation, size).to(device),
-            y=self.federation.y.new_zeros((size, *self.federation.y.shape[1:])),
-            random=torch.zeros(size, self.method.randoms).to(device),
+            x=_zero_samples(federation, size).to(device),
+            y=federation.y.new_zeros((size, *federation.y.shape[1:])),
+            random=torch.zeros(size, self.job.method.randoms).to(device),
             indices=torch.arange(size).to(device),
         )

@@ -262,15 +262,17 @@ class _TrainingHooks:
         """Count the FLOPs of a client's steps by each setting, and those of its hooks."""
         counts = []
         for local in self._call.flop_settings:
-            count = count_training_flops(
+            job = TrainJob(
                 method=self._method,
-                net=self._net.bind(buffers, training=True),
+                rows=[ClientRow(self._call.federation, client_id)],
+                draws=self._draws[:1],
                 plan=make_training_plan(self._method, local, self._server, client, start),
+                start=start,
                 server=self._server,
                 client=client,
-                start=start,
-                row=ClientRow(self._call.federation, client_id),
+                buffers=buffers,
             )
+            count = count_training_flops(self._net.bind(buffers, training=True), job)
             counts.append(count + self._meters[client_id].total)
         return {"flops": torch.tensor(counts, dtype=torch.float64)}
 
