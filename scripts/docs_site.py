@@ -99,6 +99,7 @@ def make_pages() -> Iterator[tuple[str, str]]:
     yield "columns.md", make_columns_page()
     yield "commands.md", make_commands_page()
     yield "api.md", make_api_page()
+    yield "tables.md", make_tables_page()
     yield from make_method_pages()
 
 
@@ -181,6 +182,26 @@ def make_api_page() -> str:
     for title, names in API.items():
         parts.append(f"## {title}")
         parts += [f"::: {name}\n    options: {{heading_level: 3}}" for name in names]
+    return "\n\n".join(parts)
+
+
+LONGEST_TABLE = 40
+"""Rows of a file of results that the site shows; longer files are linked."""
+
+
+def make_tables_page() -> str:
+    """Show the tables of results: those that scripts/reproduction.py makes, and short files."""
+    import reproduction
+
+    parts = ["# All results\n\nIn percent, unless a column says another unit."]
+    for name, make_table in reproduction.SITE_TABLES.items():
+        parts.append(f"## {name.capitalize()}\n\n{make_table()}")
+    for path in sorted((ROOT / "docs/results").glob("*.csv")):
+        titles, *rows = list(csv.reader(path.open(newline="")))
+        table = f"{len(rows)} rows: [{path.name}](results/{path.name})"
+        if len(rows) <= LONGEST_TABLE:
+            table = reproduction.markdown(titles, rows)
+        parts.append(f"## {path.stem}\n\n{table}")
     return "\n\n".join(parts)
 
 

@@ -1,10 +1,10 @@
-"""Make the tables and the first figure of docs/reproduction.md from docs/results/.
+"""Make the tables of docs/reproduction.md and of the site, and a figure, from docs/results/.
 
     python scripts/reproduction.py [--write]
 
-docs/results/ has what was measured, in all digits; the authors' public files and published values
-are those of `fedpfl/papers/fedobp/`. Prints the tables, or puts each between its marks in the page
-and draws the figure.
+docs/results/ has the measured numbers in all digits; the authors' public files and published values
+are those of `fedpfl/papers/fedobp/`. Prints all tables, or puts the page's between their marks and
+draws the figure. The site shows all of them.
 """
 
 from __future__ import annotations
@@ -375,7 +375,41 @@ def make_yardsticks() -> str:
     return markdown(titles, rows)
 
 
-TABLES = {
+def make_settings() -> str:
+    """Return a row per setting: FedOBP without and with momentum, and FedAvg, beside published."""
+    runs = read_results("by_round").query("round in @logs.ROUNDS")
+    rows = []
+    for (dataset, partition), of_setting in runs.groupby(["dataset", "partition"]):
+        setting = partition.removesuffix(" published")
+        quantile = lookup((SOURCE + "II", "quantile q", "FedOBP", dataset, setting))
+        label = f"fedobp (q={quantile.value:g})" if quantile else ""
+        cells = [
+            find_best(of_setting, label, 0.0),
+            find_best(of_setting, label, 0.7),
+            format_published(label, dataset, setting),
+        ]
+        for half in HALVES:
+            cells.append(find_best(of_setting, "fedavg", 0.7, half))
+        cells.append(format_published("fedavg", dataset, setting))
+        rows.append((f"{dataset}, {setting}", *cells))
+    titles = "setting|FedOBP|at 0.7|published|FedAvg at 0.7|fine-tuned|published"
+    return markdown(titles.split("|"), rows)
+
+
+def find_best(
+    runs: pd.DataFrame, label: str, momentum: float, column: str = "accuracy_pooled"
+) -> str:
+    """Return the best of four checkpoints of whole runs, a mean over seeds; empty without runs."""
+    chosen = runs[(runs["method"] == label) & (runs["momentum"] == momentum)]
+    if LAST_ROUND not in set(chosen["round"]):
+        return ""
+    return format_mean(chosen.groupby("seed")[column].max())
+
+
+PAGE_TABLES = {"settings": make_settings}
+"""Tables of the page, by the name of their marks."""
+
+SITE_TABLES = {
     "agreement": make_agreement,
     "cifar100": make_cifar100,
     "momentum": partial(make_whole_runs, "CIFAR100"),
@@ -399,13 +433,13 @@ def fill_page(page: str, tables: Mapping[str, str], script: str = "scripts/repro
 
 
 def main() -> None:
-    """Print the tables, or put them where they belong and draw the figure."""
-    tables = {name: make_table() for name, make_table in TABLES.items()}
+    """Print all tables, or put the page's where they belong and draw the figure."""
     if "--write" in sys.argv[1:]:
+        tables = {name: make_table() for name, make_table in PAGE_TABLES.items()}
         PAGE.write_text(fill_page(PAGE.read_text(), tables))
         draw()
     else:
-        print("\n\n".join(tables.values()))
+        print("\n\n".join(make() for make in (PAGE_TABLES | SITE_TABLES).values()))
 
 
 if __name__ == "__main__":

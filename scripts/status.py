@@ -3,8 +3,8 @@
     python scripts/status.py [--write]
 
 A row for each table and figure that `report paper` knows. Published numbers are those of
-`fedpfl/papers/*/published.csv`, own ones those of docs/results/; what neither says, as why they
-differ, stands in docs/results/status.csv, a line a table or figure.
+`fedpfl/papers/*/published.csv`, own ones those of docs/results/; remarks stand in
+docs/results/status.csv, a line a table or figure.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedpfl.papers.fedobp import logs
 from fedpfl.papers.fedobp.tables import SOURCE
 from fedpfl.papers.layout import Layout
 from fedpfl.papers.published import Key, Published, lookup, published_numbers
-from fedpfl.papers.registry import FIGURES, NAMES, TABLES
+from fedpfl.papers.registry import NAMES, TABLES
 from fedpfl.report.names import METHOD_TITLES
 from fedpfl.report.text import letters_and_digits
 from reproduction import LAST_ROUND, METHOD_NAMES, fill_page, markdown, read_results
@@ -152,13 +152,7 @@ def make_row(name: str, remarks: Mapping[str, str]) -> tuple[str, ...]:
     if state not in STATES:
         raise ValueError(f"docs/results/status.csv says {state!r} of {name}: one of {STATES}")
     differences = (format_differences(whole), format_differences(small))
-    command = f"`experiment={remarks['experiment'] or find_experiment(name)}`"
-    return name, command, str(count or ""), f"**{state}**", *differences, remarks["remark"]
-
-
-def find_experiment(name: str) -> str:
-    """Return which experiment makes a table's or a figure's runs, if not its namesake."""
-    return (FIGURES[name].experiment if name in FIGURES else "") or name
+    return name, str(count or ""), f"**{state}**", *differences, remarks["remark"]
 
 
 def make_table() -> str:
@@ -173,8 +167,8 @@ def make_table() -> str:
     for name in frame.index:
         remarks = {str(key): str(value) for key, value in frame.loc[name].items()}
         rows.append(make_row(str(name), remarks))
-    titles = ("table or figure", "command", "published numbers", "state")
-    return markdown((*titles, "whole", "small", "why they differ, what is missing"), rows)
+    titles = ("table or figure", "numbers", "state", "whole", "small", "remarks")
+    return markdown(titles, rows)
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """Type what the docs show: `python scripts/try_docs.py [--only TEXT ...] [--jobs N] [--at FOLDER]`.
 
-Runs every command of README.md, docs/*.md and the heads of conf/experiment/, training first, in a
+Runs every command of README.md, docs/*.md, docs/results/commands.sh and the heads of conf/experiment/, training first, in a
 scratch folder that looks like a fresh checkout. Training gets a few words more, which make it small
 (`SMALL`), and reads made-up samples in each data set's shape; benchmarks and uploads get `BRIEF`.
 Everything else is run as it stands. What cannot be run here is listed with its reason. Prints a
@@ -44,6 +44,8 @@ import hospitals  # noqa: E402 - from examples/
 
 WRITTEN = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
 PAGES = [*WRITTEN, *sorted((ROOT / "docs").glob("*.md"))]
+MEASURED = ROOT / "docs" / "results" / "commands.sh"
+"""The commands of the measured numbers."""
 BLOCK = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)
 NUMBER = re.compile(r"[\d.]+")
 TRAIN = "python -m fedpfl.train"
@@ -197,8 +199,10 @@ class ShellLine(NamedTuple):
 def list_commands() -> list[Command]:
     """Return the commands of pages and of the heads of experiments, each once."""
     commands: list[Command] = []
-    for page in PAGES:
+    for page in (*PAGES, MEASURED):
         text = page.read_text()
+        if page == MEASURED:
+            text = f"```\n{text}```"
         lines = [
             line
             for _, block in BLOCK.findall(text)
