@@ -308,7 +308,9 @@ def _mean_ranks(finished_runs: Sequence[Run]) -> tuple[dict[str, float], list[st
     return ranks.ranks.mean().to_dict(), notes
 
 
-def _diverged_notes(final_runs: FinalRuns, finished_runs: Sequence[Run]) -> list[str]:
+def _diverged_notes(
+    final_runs: Mapping[Path, Mapping[str, Any]], finished_runs: Sequence[Run]
+) -> list[str]:
     """Return a note for each method with a final run that is not finished."""
     finished_paths = {run.path.resolve() for run in finished_runs}
     names = dict.fromkeys(

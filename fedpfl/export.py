@@ -16,8 +16,7 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.terminal import Parser, outlive_readers, print_notice
 from fedpfl.record.loggers import make_loggers
 from fedpfl.remote import app, flower_app
-from fedpfl.runner.deploy import WRITERS
-from fedpfl.runner.export import send_to_loggers, write_models
+from fedpfl.runner.export import WRITERS, send_to_loggers, write_models
 from fedpfl.runner.library import Trained, load, read_logger_settings
 
 USAGE = """python -m fedpfl.export [--format FORMAT] [--clients NAME,...] [--baseline DIRECTORY]
@@ -31,36 +30,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _make_export_parser()
     options = parser.parse_intermixed_args(argv)
 
-    # ---- Step 1: which of the three it is; options of another are refused, not ignored.
+    # ---- Step 1: one of three; options of another are refused, not ignored.
     model_options = [
         f"--{name.replace('_', '-')}"
         for name in ("data_dir", "clients", "baseline", "format")
         if getattr(options, name) != parser.get_default(name)
     ]
-    if options.flower and model_options:
-        parser.error(
-            f"{model_options[0]} is for a run's models; --flower takes words of fedpfl.federate, "
-            "such as data_dir=..."
-        )
-    if options.flower:
-        return _write_flower_app(options.flower, options.words)
     logger_words = [word for word in options.words if word.startswith(("logger=", "logger."))]
     plugin_words = [word for word in options.words if word.startswith("plugins=")]
-    other_words = (*logger_words, *plugin_words)
-    paths = [Path(word) for word in options.words if word not in other_words]
-    has_wanted_paths = bool(paths) if logger_words else len(paths) == 2
-    if not has_wanted_paths:
-        parser.error("give a DIRECTORY and OUT, or one DIRECTORY or more and logger=...")
-    if logger_words and (model_options or plugin_words):
-        unused = [*plugin_words, *model_options][0]
-        parser.error(
-            f"{unused} is for a run's models, and a logger is sent its record; leave it out"
-        )
+    paths = [Path(word) for word in options.words if word not in (*logger_words, *plugin_words)]
+    if model_options and (options.flower or logger_words):
+        parser.error(f"{model_options[0]} is for a run's models; leave it out")
 
     # ---- Step 2: export.
     try:
-        if logger_words:
+        if options.flower:
+            return _write_flower_app(options.flower, options.words)
+        if logger_words and paths:
             return _send_records(paths, logger_words)
+        if logger_words or len(paths) != 2:
+            parser.error("give a DIRECTORY and OUT, or one DIRECTORY or more and logger=...")
         run_path, output = paths
         _export_models(run_path, output, read_list_value(plugin_words, "plugins"), options)
     except FedpflError as error:
@@ -147,13 +136,9 @@ def _split_clients(run: Trained, text: str) -> list[int | str] | None:
 
 
 def _write_flower_app(folder: Path, words: Sequence[str]) -> int:
-    """Write a Flower app; return the exit status."""
-    try:
-        check_config(app.compose_federation(words)[1])
-        flower_app.write_app(folder, words)
-    except FedpflError as error:
-        print_notice(error)
-        return 2
+    """Write a Flower app; return the exit status. Raises FedpflError."""
+    check_config(app.compose_federation(words)[1])
+    flower_app.write_app(folder, words)
     print(
         f"wrote a Flower app to {folder}; flwr run {shlex.quote(str(folder))} starts it on your"
         " SuperLink"

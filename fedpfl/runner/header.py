@@ -16,13 +16,12 @@ from fedpfl.config.run import Run
 from fedpfl.data import Federation
 from fedpfl.ground import tree
 from fedpfl.ground.identity import identity
-from fedpfl.ground.tasks import CLASSIFICATION, MULTILABEL, REGRESSION, find_task
+from fedpfl.ground.tasks import CLASSIFICATION, REGRESSION
 from fedpfl.methods import METHODS
 from fedpfl.methods.shared.submodel import Submodel
 from fedpfl.models import Net
 from fedpfl.record import console, environment
 from fedpfl.record.callbacks import RunInfo
-from fedpfl.record.columns import task_of_columns
 from fedpfl.record.logfile import append_to_log
 from fedpfl.record.rundir import RunDirectory
 from fedpfl.runner.cost import count_submodel_costs
@@ -219,9 +218,7 @@ def format_header(run: Run, outlook: RunOutlook) -> list[str]:
 
 def list_notes(run: Run) -> list[str]:
     """Return the warnings about a run that are known before its first round."""
-    notes = [*run.notes, *engine.slowness_notices(run.engine, run.device)]
-    warning = _warn_of_probabilities(run)
-    return [*notes, warning] if warning else notes
+    return [*run.notes, *engine.slowness_notices(run.engine, run.device)]
 
 
 def _describe_memory(run: Run, outlook: RunOutlook) -> str:
@@ -264,19 +261,6 @@ def _describe_head(net: Net) -> str:
     return f"{entries:,} of them the head ({parts.head_layer or 'the whole network'})"
 
 
-def _warn_of_probabilities(run: Run) -> str:
-    """Warn of a network that ends in an activation which its loss applies too."""
-    activation = run.net.traits.activation
-    # Numbers between 0 and 1 may be right for another task.
-    misused = {CLASSIFICATION: "softmax", MULTILABEL: "sigmoid"}
-    if not activation or misused.get(find_task(run.federation.y)) != activation:
-        return ""
-    return (
-        f"model={run.net.name}: it ends in a {activation}, and the loss takes logits: training is "
-        "slow; leave it out"
-    )
-
-
 def _describe_frozen(net: Net) -> str:
     """Describe frozen entries; "" for none."""
     if not net.frozen:
@@ -294,23 +278,10 @@ def report_finished(directory: RunDirectory, quiet: bool) -> None:
         directory: of the run.
         quiet: whether notes go to run.log alone.
     """
-    last_row = directory.summary.get("last", {})
-    task = task_of_columns(last_row)
-    titles = {
-        task.score: "mean over clients",
-        f"{task.score}_pooled": "pooled",
-        f"ft_{task.score}": "after fine-tuning",
-    }
-    accuracies = [
-        f"{task.describe_score(last_row[name])} {title}"
-        for name, title in titles.items()
-        if last_row.get(name) is not None
-    ]
-    result = (
-        ", ".join(accuracies) or console.describe_result(directory.summary) or "no test samples"
-    )
-
-    # ---- Of a sweep's run the sweeper reports the outcome.
+    for note in directory.notes:
+        append_to_log(directory.path, note)
+    result = console.describe_result(directory.summary) or "no test samples"
+    # Of a sweep's run the sweeper reports the outcome.
     label = console.run_label.get()
     if label:
         for note in directory.notes:
@@ -318,5 +289,3 @@ def report_finished(directory: RunDirectory, quiet: bool) -> None:
     elif not quiet:
         line = f"already finished: {directory.path} ({result}); restart=true runs it again"
         print(line, *directory.notes, sep="\n")
-    for note in directory.notes:
-        append_to_log(directory.path, note)

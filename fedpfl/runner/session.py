@@ -318,7 +318,7 @@ def _make_backend(
     Raises:
         FedpflError: for a plugin's method whose numbers would be wrong.
     """
-    # ---- What was found out before an interruption holds on the same type of device.
+    # ---- The choice before an interruption holds on the same type of device.
     recorded_engine = progress.recorded_engine
     resumed_engine: dict[str, Any] = {}
     if recorded_engine.get("device") == run.device.type:
@@ -331,30 +331,27 @@ def _make_backend(
         resumed_engine,
         partial(ranks.distribute_backend, device=run.device),
     )
-    if stage is None:
+    # ---- In lockstep, runs share a backend if they share all its parts.
+    if stage:
+        key = (
+            "backend",
+            str(run.config["model"]),
+            str(run.config.get("adapter")),
+            fingerprint(run.net.fixed),
+            run.federation.shape,
+            run.federation.classes,
+            run.engine,
+            run.device,
+            *resumed_engine.values(),
+        )
+        backend: engine.Backend = lockstep.LockstepBackend(stage, stage.share(key, make))
+    else:
         backend = make()
-        try_plugin_method(run, backend, progress.state)
-        return backend
-
-    # ---- In lockstep, runs share a backend where they share all that it is made of.
-    key = (
-        "backend",
-        str(run.config["model"]),
-        str(run.config.get("adapter")),
-        fingerprint(run.net.fixed),
-        run.federation.shape,
-        run.federation.classes,
-        run.engine,
-        run.device,
-        *resumed_engine.values(),
-    )
-    backend = lockstep.LockstepBackend(stage, stage.share(key, make))
     try_plugin_method(run, backend, progress.state)
     return backend
 
 
 def _engine_record(run: Run, backend: engine.Backend) -> dict[str, Any]:
-    """Return the engine settings in use, the device type and the seconds of each candidate."""
+    """Return the engine settings in use and the device type."""
     settings = {name: getattr(backend.engine, name) for name in RECORDED_ENGINE_KEYS}
-    seconds = getattr(backend, "seconds", {})
-    return {"device": run.device.type, **settings, "seconds": seconds}
+    return {"device": run.device.type, **settings}

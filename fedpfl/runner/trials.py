@@ -54,32 +54,18 @@ def find_origin(plan: Plan) -> TrialOrigin:
     return TrialOrigin(run.fingerprint, resume.digest_code(run))
 
 
-def explain_other_origin(summary: Mapping[str, Any], origin: TrialOrigin) -> str:
-    """Return why a run's numbers do not belong to a search, empty where they do.
-
-    Args:
-        summary: of the run.
-        origin: what the search's runs come from.
-    """
-    if summary.get("data") != origin.data:
-        return "was run on other data"
-    if summary.get("code") != [origin.code]:
-        return "was run by other code"
-    return ""
-
-
 def require_origin(folder: Path, origin: TrialOrigin) -> None:
-    """Raise FedpflError where a trial's run comes from other data or code than its search.
+    """Raise FedpflError if a trial's run has other data or code than its search.
 
     They may have changed since the search began, and a finished run of other code is taken as it
     is.
     """
     from fedpfl.report import reading  # pandas is slow to load
 
-    fault = explain_other_origin(reading.read_summary(folder), origin)
-    if fault:
+    summary = reading.read_summary(folder)
+    if (summary.get("data"), summary.get("code")) != (origin.data, [origin.code]):
         raise FedpflError(
-            f"{folder} {fault} than the search began with, so it cannot be compared; give the same "
+            f"{folder} was run with other data or code than the search began with; give the same "
             "command again, which searches anew, or remove that directory"
         )
 

@@ -139,7 +139,7 @@ def test_data_that_change_while_a_search_goes_on_stop_it_and_the_next_begins_ane
         code, lines = search(folder)
     assert code == 2
     assert len(values(lines)) == 1
-    assert "was run on other data than the search began with" in lines[-1]
+    assert "was run with other data or code than the search began with" in lines[-1]
     before = {*folder.rglob("rounds.csv")}
     code, lines = search(folder)
     assert (code, len(values(lines))) == (0, 2), lines
