@@ -169,16 +169,13 @@ class Callbacks(Callback):
                 with torch_defaults():
                     call(callback)
             except (Exception, SystemExit) as error:
-                self._leave_out(callback, error)
-
-    def _leave_out(self, callback: Callback, error: Exception | SystemExit) -> None:
-        if callback not in self._callbacks:
-            return
-        self._callbacks.remove(callback)
-        # It has failed already, and the first failure is the one to report.
-        with contextlib.suppress(Exception, SystemExit):
-            callback.on_end("failed", {})
-        self._note_failure(callback, error)
+                # A callback that notes something may have been skipped meanwhile.
+                if callback in self._callbacks:
+                    self._callbacks.remove(callback)
+                    # The first failure is the one to report.
+                    with contextlib.suppress(Exception, SystemExit):
+                        callback.on_end("failed", {})
+                    self._note_failure(callback, error)
 
     def _note_failure(self, callback: Callback, error: Exception | SystemExit) -> None:
         self.on_note(

@@ -164,8 +164,6 @@ class RunDirectory:
             FedpflError: state.pt is damaged, cannot be read or belongs to a different run.
         """
         # ---- Step 1: the checkpoint, and the texts that it holds.
-        self._close_rounds()
-        self._columns = None
         if (self.path / "state.pt").exists():
             earlier = read_checkpoint(self.path, self._summary)
         payload = dict(earlier or {})
@@ -173,11 +171,7 @@ class RunDirectory:
         texts = payload.pop("files", {})
 
         # ---- Step 2: files that it does not hold are from after it.
-        self._require_lock()
-        with files.explain_write_errors(self.path / "rounds.csv"):
-            files.remove_files(
-                self.path, [name for name in _CHECKPOINTED_FILES if name not in texts]
-            )
+        self._remove([name for name in _CHECKPOINTED_FILES if name not in texts])
         if earlier is None:
             return None
 
@@ -264,9 +258,7 @@ class RunDirectory:
 
     def drop_checkpoint(self) -> None:
         """Remove state.pt, without which a finished run is as finished."""
-        self._require_lock()
-        with files.explain_write_errors(self.path / "state.pt"):
-            files.remove_files(self.path, ["state.pt"])
+        self._remove(["state.pt"])
 
     def write_clients(self, rows: Sequence[Mapping[str, Any]], name: str = "clients.csv") -> None:
         """Replace a table with a row per client; the first row's keys are the columns.
@@ -342,8 +334,7 @@ class RunDirectory:
 
         # ---- Step 3: what only an unfinished run needs.
         if is_finishing:
-            with files.explain_write_errors(self.path / SECRET_FILE):
-                files.remove_files(self.path, [SECRET_FILE])
+            self._remove([SECRET_FILE])
 
     def _final_digests(self) -> dict[str, str]:
         """Rewrite files that another program changed; return the digests of all files."""
@@ -363,8 +354,9 @@ class RunDirectory:
 
     def close(self) -> None:
         """Unlock the directory. Safe to repeat."""
-        self._close_rounds()
         if self._lock is not None:
+            if self._rounds_file is not None:
+                os.close(self._rounds_file)
             lock.release_lock(self._lock, self._locked_path)
             self._lock = None
 
@@ -387,7 +379,7 @@ class RunDirectory:
         """Check the content, and make the directory ready to be written unless it is finished."""
         # ---- Step 1: refuse the directory of another run.
         temporary_names = [files.temporary_path(self.path / name).name for name in _RUN_FILES]
-        files.remove_files(self.path, temporary_names)
+        self._remove(temporary_names)
         self._summary, is_intact = read_summary_file(self.path)
         if not restart:
             require_readable(self.path, self._summary)
@@ -412,7 +404,7 @@ class RunDirectory:
             require_finished_files(self.path, self._summary)
             self._note_other_code(self._summary.get("code", []))
             # A kill right after the end may have left it.
-            files.remove_files(self.path, [SECRET_FILE])
+            self._remove([SECRET_FILE])
             return
 
         # ---- Step 3: from here on the directory belongs to this identity.
@@ -429,8 +421,13 @@ class RunDirectory:
         self._codes = [*codes, *(code for code in self._codes if code not in codes)]
 
     def _remove_all(self) -> None:
-        files.remove_files(self.path, _RUN_FILES)
+        self._remove(_RUN_FILES)
         self._summary = {}
+
+    def _remove(self, names: Sequence[str]) -> None:
+        self._require_lock()
+        with files.explain_write_errors(self.path):
+            files.remove_files(self.path, names)
 
     def _write(self, name: str, content: bytes) -> None:
         """Write a file unless it has this content, and remember the content."""
@@ -450,11 +447,6 @@ class RunDirectory:
                 "another process may write there; see that none does, and give the same command "
                 "again"
             )
-
-    def _close_rounds(self) -> None:
-        if self._rounds_file is not None:
-            os.close(self._rounds_file)
-        self._rounds_file = None
 
     def _other_run_error(self, config_yaml: str) -> FedpflError:
         differences = differences_from(self.path, yaml.safe_load(config_yaml))
@@ -481,12 +473,6 @@ class NullRunDirectory:
 
     def __getattr__(self, name: str) -> Any:
         return lambda *args, **kwargs: None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Close nothing."""
 
 
 def _require_own_directory(path: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ def open_directory(run: Run, path: Path) -> AbstractContextManager[Any]:
         torch=torch.__version__,
     )
     if not ranks.is_main_process():
-        return NullRunDirectory(path)
+        return nullcontext(NullRunDirectory(path))
     return RunDirectory.open(
         path,
         OmegaConf.to_yaml(run.config),
