@@ -17,12 +17,11 @@ from fedpfl import export
 from fedpfl.ground import lock
 from fedpfl.record.loggers import make_loggers, start_callbacks
 from fedpfl.record.picture import draw_partition
-from fedpfl.record.rounds import read_rows
 from tests.command import TINY_TASK, rewrite_summary, run_command
 from tests.conftest import read_cases
 from tests.data.promises import one_line
 from tests.record.test_record import done
-from tests.record.test_wandb import KEY, info, row, wandb, without_login, write_rows
+from tests.record.test_wandb import info, row, without_login, write_rows
 
 needs_tensorboard = pytest.mark.skipif(
     importlib.util.find_spec("tensorboard") is None,
@@ -294,17 +293,6 @@ def test_one_that_fails_on_the_way_is_left_out(name, tmp_path, pretended, monkey
     assert [one.step for one in run.history["round"]] == ([1] if alone else [1, 2, 3, 4])
 
 
-def test_who_asks_for_wandb_online_is_told_and_the_run_goes_on(tmp_path, monkeypatch):
-    def init(**settings):
-        raise wandb.errors.CommError("no route\nto host")
-
-    monkeypatch.setenv("WANDB_API_KEY", KEY)
-    monkeypatch.setattr(wandb, "init", init)
-    log = play({"name": "wandb", "mode": "online"}, tmp_path / "run")
-    assert "WandbLogger failed and is left out, the run goes on: no route to host" in log
-    assert "round 4/4" in log
-
-
 BAD = """
 {"csv": {"dir": "x"}} => logger.csv.dir is not a key here; known keys: none
 {"mlflow": {"url": "x"}} => logger.mlflow.url is not a key here; known keys: experiment, u
@@ -351,21 +339,6 @@ def test_tensorboard_gets_afterwards_what_the_run_would_have_written(logged, cap
         now = scalars(late), text(late, "configuration"), json.loads(text(late, "summary"))
         assert now == before
         assert len(late.Images("partition")) == 1
-
-
-def test_mlflow_gets_a_run_once_that_is_logged_twice(logged, mlflow, capsys):
-    for _ in range(2):
-        assert export.main(["logger=mlflow", str(logged), "logger.mlflow.experiment=fedpfl"]) == 0
-    client = mlflow()
-    (run,) = mlflow_runs(client)
-    assert all(len(values) == 1 for entry in mlflow_rows(client, run) for values in entry.values())
-    rows = read_rows((logged / "rounds.csv").read_text())
-    for wanted, found in zip(rows, mlflow_rows(client, run), strict=True):
-        assert {name: found[name][0] for name in wanted if name in found} == {
-            name: value for name, value in wanted.items() if value is not None
-        }
-    assert run.info.status == "FINISHED"
-    assert capsys.readouterr().out == f"logged 3 rounds of {logged}\n" * 2
 
 
 def copied(logged: Path, folder: Path, **changes) -> Path:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import yaml
 
-from fedpfl import dashboard, export
+from fedpfl import dashboard
 from fedpfl.ground.checks import build_dataclass, without_name
 from fedpfl.record import wandb_logger
 from fedpfl.record.callbacks import RunInfo
@@ -25,7 +25,7 @@ from fedpfl.record.overview import Overview
 from fedpfl.record.picture import draw_partition
 from fedpfl.record.rundir import RunDirectory
 from fedpfl.record.wandb_logger import WandbLogger, WandbOptions, choose_mode, is_logged_in
-from tests.command import TINY, format_override, run_command
+from tests.command import TINY, run_command
 from tests.conftest import ROOT
 from tests.record.test_record import done
 from tests.record.test_record import info as describe_run
@@ -294,32 +294,6 @@ def test_a_sweep_mirrors_its_run_directories(swept):
         marks.add((begun.run_id, config["identity"], summary["q"], summary["one_minus_q"]))
     assert [len({*values}) for values in zip(*marks, strict=True)] == [2] * 4
     assert {mark[2:] for mark in marks} == {(0.9, 0.1), (0.99, 0.01)}
-
-
-def what_was_sent(found: list) -> tuple:
-    """Return what is the same of a run that is sent as it is played and one that is sent later."""
-    (begun,) = records_of(found, "run")
-    config = items(begun.config.update)
-    config.pop("_wandb", None)
-    names = (begun.run_id, begun.display_name, begun.run_group, begun.job_type, begun.project)
-    entries = history(found)
-    pictures = [entry["partition.sha256"] for entry in entries if "partition.sha256" in entry]
-    rows = [entry for entry in entries if "cohort_before" in entry]
-    other = ("_timestamp", "_runtime", "_wandb", "_step", "partition")
-    told = [
-        {key: value for key, value in entry.items() if not key.startswith(other)}
-        for entry in (*rows, summary_of(found))
-    ]
-    return config, names, [*begun.tags], pictures, told
-
-
-def test_a_finished_run_is_sent_afterwards_as_it_would_have_been(swept, tmp_path, capsys):
-    words = ["logger=wandb", "logger.mode=offline", format_override("logger.dir", tmp_path)]
-    assert export.main([str(swept[0]), *words]) == 0
-    assert capsys.readouterr().out == f"logged 2 rounds of {swept[0]}\n"
-    own, late = (what_was_sent(finished_records(folder)) for folder in (swept[0], tmp_path))
-    assert len(own[-1]) == 2 + 1
-    assert late == own
 
 
 def test_mode_follows_the_login(monkeypatch, tmp_path):
