@@ -39,7 +39,7 @@ class Counts(NamedTuple):
 
 
 class Participation(NamedTuple):
-    """Hold what a turn's clients bring back, stacked in their order, `[clients, ...]`.
+    """Hold the answers of a turn's clients, stacked in their order, `[clients, ...]`.
 
     A tree of tensors like Counts. It is always built by keyword.
 
@@ -89,12 +89,12 @@ class TrainCall:
         local: How they train.
         draws: The random draws of this round.
         wants_stopping_loss: Whether the losses that early stopping goes by are asked for.
-        survey: The turn, where it is no plain one: in a survey nobody is evaluated, and perhaps
-            nobody trains.
+        survey: The turn, where it is no plain one: in a survey no client is evaluated, and
+            perhaps none trains.
         overlay: What `Method.before_turn` returned for the clients, stacked in their order; None
             before it was called.
-        flop_settings: Values of `local` for which the FLOPs of training are counted, whether or
-            not anybody trains.
+        flop_settings: Values of `local` for which the FLOPs of training are counted, even if
+            no client trains.
     """
 
     method: Method
@@ -118,12 +118,12 @@ class EvalCall:
 
     Attributes:
         tuning: How the models are fine-tuned; None evaluates them as they are.
-        before_evaluation: Batch size and draws for methods whose hook of this name looks at
-            training data.
+        before_evaluation: Batch size and draws for methods with a hook of this name, which
+            looks at training data.
         overlay: As in TrainCall.
         measures: Names of measures to compute for each client as well: of `measures.MEASURES`, or
-            what the task counts (`Task.measures`).
-        common_federation: Clients on whose test samples each model is evaluated too; their counts
+            of `Task.measures`.
+        common_federation: Clients that lend their test samples to evaluate each model; counts
             are `[clients, clients of common_federation]`.
     """
 

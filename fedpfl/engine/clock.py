@@ -45,7 +45,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class ClientLoad:
-    """Hold what a client would compute and move in a round.
+    """Hold the FLOPs and traffic of a client in a round.
 
     Attributes:
         flops: By the settings that it may train with.
@@ -58,7 +58,7 @@ class ClientLoad:
 
 @dataclass(frozen=True)
 class CohortForecast:
-    """Hold what becomes of a cohort.
+    """Forecast the fate of a cohort.
 
     Attributes:
         local_by_client: Who takes part, and how it trains.
@@ -74,7 +74,7 @@ class CohortForecast:
 
 
 MeasureLoads = Callable[[list[int], tuple[Local, ...]], list[ClientLoad]]
-"""Returns of some clients what they would compute by each of some settings, and move."""
+"""Measures the FLOPs of some clients by each of some settings, and their traffic."""
 
 
 def play_timed_round(
@@ -85,7 +85,7 @@ def play_timed_round(
     Args:
         clock: The clients' devices.
         size: After how many uploads the server ends the round.
-        setup: What the round is played with.
+        setup: Everything but the state and the cohort.
         state: The state after the last round.
         cohort: The clients that were drawn.
 
@@ -163,10 +163,10 @@ def forecast_cohort(
     round_number: int,
     measure_loads: MeasureLoads,
 ) -> CohortForecast:
-    """Decide who takes part in a round before anybody trains.
+    """Decide who takes part in a round before training.
 
     Downloads and FLOPs are known by then. Uploads count as large as they are before the first step,
-    which is what they are but where training decides what is sent.
+    which is exact unless training decides on their size.
 
     Args:
         clock: The clients' devices.
@@ -175,9 +175,9 @@ def forecast_cohort(
         local: How a client trains that is no straggler.
         seed: Of the run.
         round_number: Of the round that is played next.
-        measure_loads: Is not called where nobody can be late, or nobody is available.
+        measure_loads: Is not called if no client can be late, or none is available.
     """
-    # ---- Step 1: who is available, and whose upload gets lost?
+    # ---- Step 1: available clients, and lost uploads
     available, lost = _draw_availability(clock, cohort, seed, round_number)
     remaining = [client for client in available if client not in lost]
     full_local = {
@@ -220,11 +220,11 @@ def forecast_cohort(
 def _draw_availability(
     clock: Clock, cohort: Sequence[int], seed: int, round_number: int
 ) -> tuple[list[int], set[int]]:
-    """Return the available clients in order, and those whose upload gets lost."""
+    """Return the available clients in order, and the clients of lost uploads."""
     available = []
     lost = set()
     for client in sorted(cohort):
-        # Both draws in any case: dropping out more often changes nobody's availability.
+        # Both draws in any case: dropping out more often changes no client's availability.
         draws = torch.rand(2, generator=generator(seed, "system", round_number, client))
         availability_draw, dropout_draw = draws.tolist()
         if availability_draw < clock.devices[client].availability:
@@ -270,7 +270,7 @@ def _lost_traffic(
 
 
 def _turn_seconds(clock: Clock, load: TurnLoad) -> list[float]:
-    """Return how long each client of a turn takes."""
+    """Return the seconds of each client of a turn."""
     flops = load.flops[:, 0].tolist()
     bits_down = load.traffic["bits_down"].tolist()
     bits_up = load.traffic["bits_up"].tolist()
@@ -281,7 +281,7 @@ def _turn_seconds(clock: Clock, load: TurnLoad) -> list[float]:
 
 
 def _partial_settings(local: Local, is_partial: bool) -> dict[Local, None]:
-    """Return how a client with less time may train: by whole epochs, or tenths of the steps."""
+    """List shorter trainings for late clients: whole epochs, or tenths of the steps."""
     if not is_partial:
         return {}
     full_amount = local.amount

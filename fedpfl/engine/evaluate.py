@@ -25,8 +25,8 @@ def pooled_loss(counts: Counts) -> float | None:
 def summarize_scores(counts: Counts, task: Task = CLASSIFICATION) -> dict[str, float | None]:
     """Return the score over clients in several ways, the loss, and the measures.
 
-    Clients without test samples do not count; all values are None where nobody has any. Measures
-    are means over the clients of which they are defined.
+    Clients without test samples do not count; all values are None if none has any. Measures are
+    means over the clients that define them.
 
     Returns:
         By column: the task's score, such as `accuracy` (mean over clients), `accuracy_pooled`
@@ -56,7 +56,7 @@ def summarize_success(counts: Counts) -> dict[str, float | None]:
     """Return an attack's success over clients by column, in percent.
 
     Args:
-        counts: Of triggered samples; correct is what the attack wants.
+        counts: Of triggered samples; correct counts the attack's hits.
     """
     rates = rates_per_client(counts)
     rates = rates[~rates.isnan()].sort(descending=True).values
@@ -74,7 +74,7 @@ def rates_per_client(counts: Counts) -> Tensor:
 
 
 def mean_of_defined(values: Tensor) -> float | None:
-    """Return the mean of what is no nan, None without any."""
+    """Return the mean of all values but nan, None without any."""
     defined = values[~values.isnan()]
     return float(defined.mean()) if len(defined) else None
 
@@ -143,5 +143,5 @@ def cross_client_accuracy(counts: Counts) -> tuple[Tensor, Tensor]:
 
 
 def non_finite_clients(counts: Counts) -> list[int]:
-    """Return the positions of clients whose predictions mean nothing: their logits are not finite."""
+    """Return the positions of clients with logits that are not finite."""
     return (~counts.loss.isfinite()).nonzero().flatten().tolist()

@@ -30,14 +30,14 @@ def forge_uploads(
 
     Args:
         adversary: Who attacks, and how.
-        method: Whose upload without training updates are counted from.
+        method: Makes the upload without training, from which updates are counted.
         state: The state before the round.
         clients: Of the turn.
         weights: The share of each client in a mean, `[clients]`.
         uploads: Stacked, `[clients, ...]`.
         seed: Of the run.
     """
-    # ---- Step 1: does anybody forge in this round?
+    # ---- Step 1: is any upload of this round forged?
     attack = adversary.attack
     round_number = state.round + 1
     hostile = torch.tensor([client in adversary.attackers for client in clients])
@@ -75,7 +75,7 @@ def defend_uploads(
 
     Args:
         defence: How to aggregate.
-        method: Whose upload without training updates are counted from.
+        method: Makes the upload without training, from which updates are counted.
         state: The state before the round.
         clients: Of the turn.
         uploads: Stacked, `[clients, ...]`.
@@ -119,12 +119,12 @@ def check_upload_form(rule: Attack | Defence, method: Method, net: Net) -> None:
 def find_center(
     group: str, is_centered: bool, method: Method, state: State, uploads: Tree
 ) -> Tensor:
-    """Return what updates are counted from, `[entries]`; zeros where nobody asks.
+    """Return the origin of updates, `[entries]`; zeros for a rule without a center.
 
     Args:
         group: Of the configuration, for messages.
-        is_centered: Whether somebody asks.
-        method: Whose upload without training it is.
+        is_centered: Whether the rule counts updates from a center.
+        method: Makes the upload without training.
         state: The state before the round.
         uploads: Stacked.
 

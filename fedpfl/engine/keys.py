@@ -1,8 +1,8 @@
 """Every random draw is a pure function of (seed, purpose, round, client, phase).
 
 So a resumed run needs no generator state, the order of execution cannot matter, and methods that
-should coincide do. What a method draws from the generators of the process is made one too, by
-`watched`.
+should coincide do. So are draws from the generators of the process, by
+`track_global_draws`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def draw_cohorts(
 
     There are max(1, floor(participation * clients)) of them, from one Mersenne-Twister stream: the
     rule of the published runs. With `poisson` each client is drawn with that chance for itself, so
-    that a round may have nobody.
+    that a round may have no client.
     """
     stream = random.Random(seed)
     size = _cohort_size(clients, participation)
@@ -66,7 +66,7 @@ def draw_secret_cohorts(
 
 
 def _cohort_size(clients: int, participation: float) -> int:
-    """Return how many clients take part; a product like 29.999999999 counts as 30."""
+    """Return the size of a cohort; a product like 29.999999999 counts as 30."""
     return max(1, int(round(participation * clients, 9)))
 
 
@@ -99,7 +99,7 @@ class Draws:
             epoch: Its number.
             rows: Places of samples in the epoch's steps, or samples.
             count: How many numbers each has.
-            what: Tells these numbers from others of the same epoch.
+            what: Tells series of the same epoch apart.
         """
         if not count:
             return torch.empty(rows, 0)
@@ -115,7 +115,7 @@ class Draws:
         return torch.rand(rows, count, generator=row_generator)
 
     def server(self, client: int) -> torch.Generator:
-        """Return the generator of what the server draws for a client (`Method.sample`)."""
+        """Return the generator of the server's draws for a client (`Method.sample`)."""
         return generator(self.seed, self.purpose, self.round, client, "draw")
 
     def hook_key(self, client: int | None = None) -> tuple[Key, ...]:
@@ -134,8 +134,8 @@ def track_global_draws(
     """Seed the process's generators by `key`, and remember if a method's hooks draw from them.
 
     Args:
-        method: Whose hooks run meanwhile. SystemExit of theirs does not end the process.
-        key: What the draws are a function of.
+        method: Its hooks run meanwhile, and their SystemExit does not end the process.
+        key: The draws are a function of it.
         network_draws: The generators that the network itself draws from, which is no matter of the
             method.
     """
@@ -150,7 +150,7 @@ def track_global_draws(
 
 
 def find_global_draws(method: Any) -> list[str]:
-    """Return which generators of the process a method has drawn from: torch, numpy, random."""
+    """Name the process's generators that a method has drawn from: torch, numpy, random."""
     for other, names in _global_draws:
         if other == method:
             return names

@@ -26,7 +26,7 @@ def compare_masks(method: Method, state: State) -> dict[str, Any] | None:
     Returns:
         `clients`, their numbers, at most MOST, and `tensors`, by name: `entries`; `held`, how many
         entries 0, 1, ... clients hold; `both`, how many clients i and j both hold, `[clients,
-        clients]`. None where the method has no masks, or nobody took part.
+        clients]`. None where the method has no masks, or no client took part.
     """
     if type(method).masks is Method.masks:
         return None

@@ -141,7 +141,7 @@ def _mean_label_f1(outputs: Tensor, y: Tensor) -> Tensor:
 
 
 def _regression_sums(outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
-    """Return what RMSE and R2 of a client, and of clients together, follow from."""
+    """Return the sums that give RMSE and R2 of a client, and of clients together."""
     labels = y.double()
     if not len(labels):
         zero = torch.zeros((), dtype=torch.float64, device=y.device)

@@ -16,11 +16,11 @@ from fedpfl.privacy import Account, SampleAccount, Secret, clip_uploads, draw_no
 
 
 class UploadError(FedpflError):
-    """Uploads are not what somebody between clients and server can deal with.
+    """Say that an attack, a defence or a private run cannot deal with uploads.
 
     Attributes:
-        reason: `unknown` where nobody knows an upload without training, `nothing` where there is
-            none, `marked` where it is more than numbers.
+        reason: `unknown` if the upload without training is, `nothing` if there is no upload,
+            `marked` if it is more than numbers.
     """
 
     def __init__(self, message: str, reason: str):
@@ -30,12 +30,12 @@ class UploadError(FedpflError):
 
 @dataclass(frozen=True)
 class ProtectedUploads:
-    """Hold uploads whose mean is what the server may see, and how they were made.
+    """Hold uploads with a mean that the server may see.
 
     Attributes:
         uploads: Stacked, `[cohort, ...]`.
         state: `State.privacy` after the round.
-        metrics: What is recorded of each client, `[cohort]`.
+        metrics: Columns by client, `[cohort]`.
     """
 
     uploads: Tree
@@ -63,11 +63,11 @@ def protect_uploads(
 
     Args:
         account: How private the run is.
-        method: Whose upload without training is the centre of clipping.
+        method: Its upload without training is the centre of clipping.
         state: The state before the round.
-        uploads: Stacked uploads `[cohort, ...]`. None where Poisson's rule drew nobody: then that
-            of one client which changes nothing.
-        secret: What the round's noise is drawn from.
+        uploads: Stacked uploads `[cohort, ...]`. None for an empty Poisson cohort: then that
+            of one client without an update.
+        secret: Source of the round's noise.
     """
     privacy = account.privacy
     round_number = state.round + 1
@@ -120,10 +120,10 @@ def untrained_upload(
     statistics: Tree,
     choice: str = "privacy=client",
 ) -> Tree:
-    """Return what a first-time client would upload if it did not train.
+    """Make the upload of a first-time client that does not train.
 
     Args:
-        method: Whose hooks make the upload.
+        method: Makes the upload.
         server: The server's tree.
         client: A client's initial state.
         statistics: BatchNorm statistics by model role.

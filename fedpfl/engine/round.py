@@ -43,7 +43,7 @@ class RoundTraffic(NamedTuple):
 
 @dataclass(frozen=True)
 class TurnLoad:
-    """Hold what each client of a turn computed and moved.
+    """Hold the FLOPs and traffic of each client of a turn.
 
     Attributes:
         flops: FLOPs of each client's training, `[clients, 1]`.
@@ -86,7 +86,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class RoundSetup:
-    """Hold what a round is played with: everything but the state and the cohort.
+    """Hold all inputs of a round but the state and the cohort.
 
     Attributes:
         local: How clients train in this round.
@@ -94,7 +94,7 @@ class RoundSetup:
         account: Account of a private run: the server then sees noise on the uniform mean of clipped
             uploads, and no more.
         secret: What that noise is drawn from.
-        adversary: Clients whose uploads are forged.
+        adversary: Forges the uploads of its clients.
         defence: What takes the place of the mean of uploads.
         protection: Of single samples, where clients add noise of their own.
     """
@@ -114,7 +114,7 @@ class RoundSetup:
 
 @dataclass(frozen=True)
 class _TrainedTurn:
-    """Hold a turn whose clients have trained, until the server has learnt from it.
+    """Hold a trained turn until the server has learnt from it.
 
     Attributes:
         clients: The clients that answered.
@@ -129,7 +129,7 @@ class _TrainedTurn:
 
 @dataclass(frozen=True)
 class _TurnResult:
-    """Keep what the outcome needs of a turn.
+    """Keep the results of a turn for the outcome.
 
     Attributes:
         rows: Stacked results of the clients, by field of Outcome; None of a survey.
@@ -150,11 +150,11 @@ def play_round(
     """Play the next round with a cohort. Takes ownership of `state`: its rows change in place.
 
     Args:
-        setup: What the round is played with.
+        setup: All inputs but the state and the cohort.
         state: The state after the last round.
         cohort: The clients that take part, in any order.
-        local_by_client: How single clients train, in place of `setup.local`. If given, be it empty,
-            FLOPs are counted.
+        local_by_client: How single clients train, in place of `setup.local`. If given, even
+            empty, FLOPs are counted.
     """
     cohort = sorted(cohort)
     if setup.account and not cohort:
@@ -162,7 +162,7 @@ def play_round(
 
     # ---- Step 1: who trains with whom? Most methods answer with one turn of the whole cohort.
     turns = choose_turns(setup, state, cohort)
-    # One for all turns, so that the second does not draw what the first has drawn.
+    # One for all turns, so that the second draws other numbers than the first.
     aggregate_generator = generator(setup.seed, "aggregate", state.round + 1)
     results: list[_TurnResult] = []
     for turn in turns:
@@ -183,8 +183,8 @@ def play_round(
         if setup.account:
             trained, state = _protect_turn(setup, setup.account, state, trained)
 
-        # ---- Step 4: the server learns from the uploads, and clients keep what the method lets
-        # them keep.
+        # ---- Step 4: the server learns from the uploads, and clients keep the state that
+        # the method gives them.
         server, client_states = _aggregate_turn(setup, state, trained, aggregate_generator)
         state.rows.put_(trained.clients, {"client": client_states})
         state = replace(state, server=server)
@@ -217,7 +217,7 @@ def choose_turns(setup: RoundSetup, state: State, cohort: list[int]) -> list[Tur
     """
     method = setup.method
     round_number = state.round + 1
-    # Turns may be others in every round, and looking at them costs nothing.
+    # Turns may differ in every round, and looking at them costs nothing.
     checked_method = with_hook_checks(method, client=state.rows.initial["client"])
     with track_global_draws(method, (setup.seed, "turns", round_number, "process")):
         turns = checked_method.turns(
@@ -241,7 +241,7 @@ def choose_turns(setup: RoundSetup, state: State, cohort: list[int]) -> list[Tur
 
 
 def _is_one_release(turns: Sequence[Turn], cohort: list[int]) -> bool:
-    """Return whether the server learns of a cohort once, as privacy is accounted for."""
+    """Check whether the server learns of a cohort once, as privacy is accounted for."""
     return len(turns) == 1 and not turns[0].survey and sorted(turns[0].clients) == cohort
 
 
@@ -293,7 +293,7 @@ def make_train_call(setup: RoundSetup, state: State, turn: Turn) -> TrainCall:
 
 
 def _wants_stopping_loss(setup: RoundSetup, state: State, turn: Turn) -> bool:
-    """Return whether early stopping goes by this turn; a survey is no participation."""
+    """Check whether early stopping goes by this turn; a survey is no participation."""
     return setup.stopping is not None and bool(state.stopping) and not turn.survey
 
 
@@ -305,7 +305,7 @@ def _train_by_own_settings(
     for position, client in enumerate(call.clients):
         local = local_by_client.get(client, call.local)
         positions_by_local.setdefault(local, []).append(position)
-    # The server draws once for the whole turn, whatever groups its clients train in.
+    # The server draws once for the whole turn, and not for each group of clients.
     with reproducible_arithmetic(call.state.rows.device, backend.engine.precision):
         call = with_before_turn(call)
     participations = []
@@ -383,7 +383,7 @@ def _face_attackers(setup: RoundSetup, state: State, trained: _TrainedTurn) -> _
 def _protect_turn(
     setup: RoundSetup, account: Account, state: State, trained: _TrainedTurn
 ) -> tuple[_TrainedTurn, State]:
-    """Replace uploads by ones whose mean the server may see; weigh all clients equally."""
+    """Replace uploads by ones with a mean that the server may see; weigh clients equally."""
     participation = trained.participation
     made = _protect_uploads(setup, account, state, participation.uploads)
     participation = participation._replace(
@@ -438,7 +438,7 @@ def make_dry_call(
     )
 
 
-# ---- what the server does
+# ---- the server
 
 
 def _aggregate_turn(
@@ -545,7 +545,7 @@ def empty_outcome(metrics: Iterable[str]) -> Outcome:
 def _make_turn_result(
     state: State, trained: _TrainedTurn, load: TurnLoad, client_states: dict[str, Tree]
 ) -> _TurnResult:
-    """Keep of a participation what the outcome needs, so that its uploads can be freed."""
+    """Keep a turn's results for the outcome, so that its uploads can be freed."""
     participation = trained.participation
     local_statistics = tree.select(participation.buffers, state.rows.initial["buffers"])
     rows = {
@@ -560,7 +560,7 @@ def _make_turn_result(
 
 
 def _summarize_turns(results: list[_TurnResult], state: State, keep_loads: bool) -> Outcome:
-    """Return the outcome of a round's turns, copied to the host at once."""
+    """Return the outcome of a round's turns, copied to the host in one transfer."""
     turns = [result for result in results if result.rows is not None]
     changed_trees = [changed for result in turns for changed in result.changed_trees]
     rows = tree.concatenate_trees([result.rows for result in turns])
@@ -598,7 +598,7 @@ def _summarize_turns(results: list[_TurnResult], state: State, keep_loads: bool)
 
 
 def _finite_clients(participation: Participation) -> Tensor:
-    """Return which clients brought back finite numbers alone, `[clients]`.
+    """Flag clients that brought back finite numbers alone, `[clients]`.
 
     A sum shows every infinity and nan in one pass. A model that is not finite shows in the loss by
     which it was evaluated.
@@ -614,7 +614,7 @@ def _finite_clients(participation: Participation) -> Tensor:
 
 
 def _are_finite(trees: list[Tree]) -> Tensor:
-    """Return whether all floating-point leaves are finite, a bool on their device."""
+    """Check that all floating-point leaves are finite, as a bool on their device."""
     flags = []
     for part in trees:
         for leaf in tree.leaves(part):

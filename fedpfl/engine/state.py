@@ -113,7 +113,7 @@ def make_initial_state(
             "process has its own alone; leave out state.sharded=true"
         )
 
-    # ---- What the method begins with
+    # ---- The method's initial trees
     params = tree.to(net.params, device)
     buffers = tree.to(net.buffers, device)
     with track_global_draws(method, (seed, "init", "process")):
@@ -127,11 +127,11 @@ def make_initial_state(
     local_buffers = {role: buffers for role, place in placements.items() if place == "local"}
     server_buffers = {role: buffers for role, place in placements.items() if place == "aggregate"}
 
-    # ---- What the engine knows of each client
+    # ---- The engine's facts of each client
     facts = {name: torch.tensor(False, device=device) for name in STORED}
     stopping_state = {}
     if stopping:
-        # The first participation stops nobody.
+        # The first participation stops no client.
         last = torch.full((clients,), torch.finfo(torch.float32).max, device=device)
         stopping_state = {"last": last, "stopped": last < 0}
     return State(

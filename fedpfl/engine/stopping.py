@@ -18,13 +18,13 @@ from fedpfl.ground.ranges import Between
 
 @dataclass(frozen=True)
 class Stopping(Checked):
-    """Stop a client whose loss has risen since its last participation.
+    """Stop a client if its loss has risen since its last participation.
 
     The loss is L = lam L_train + (1 - lam) L_test. L_train is the mean over the samples of all
     epochs while training. L_test is that of the trained model on the test split in evaluation mode,
     as in the paper, or on the validation split if the run has one. A client without such samples
     has L_train alone. Its last upload still counts, and each participation sends one bit more. The
-    run ends when nobody is left.
+    run ends with its last client.
     """
 
     early: bool = False

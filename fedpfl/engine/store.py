@@ -28,8 +28,8 @@ class Store(Checked):
     Attributes:
         device: auto (with the model), cpu (host memory) or disk (files mapped into memory, in the
             run directory). The files have no names: they are gone, and their room is free again,
-            when the process ends in whatever way.
-        sharded: Each of several processes stores the states of its own clients alone.
+            when the process ends.
+        sharded: Each of several processes stores its clients' states alone.
     """
 
     device: Literal["auto", "cpu", "disk"] = "auto"
@@ -86,7 +86,7 @@ class RowStorage:
     Attributes:
         folder: Of a store on disk.
         is_stored_here: Which clients' rows this process stores, if they are sharded; it has the
-            initial rows of others.
+            initial rows of all clients.
     """
 
     store: Store = field(default_factory=Store)
@@ -96,7 +96,7 @@ class RowStorage:
 
 @dataclass(frozen=True, eq=False)
 class _Block:
-    """Hold stacked rows, of which the leading ones belong to `clients`."""
+    """Hold stacked rows; the leading ones belong to `clients`."""
 
     clients: list[int]
     size: int
@@ -104,7 +104,7 @@ class _Block:
 
 
 class Rows:
-    """Hold every client's `{"client": state, "buffers": statistics, "facts": what the engine knows}`.
+    """Hold every client's `{"client": state, "buffers": statistics, "facts": FACTS}`.
 
     A client that has never written a row has the initial one. Written rows stand in stacked blocks
     in the order of their first writing, each block an eighth of those before it: none is ever
@@ -163,7 +163,7 @@ class Rows:
         return [*blocks, self.initial, {"client": self._varied_entries}]
 
     def is_initial(self, client: int) -> bool:
-        """Return whether a client has the initial state that all clients have in common."""
+        """Check whether a client has the initial state that all clients have in common."""
         return client not in self._position_of_client and not self._varied_entries
 
     def take(self, part: str, clients: int | Sequence[int]) -> dict[str, Tree]:
@@ -191,7 +191,7 @@ class Rows:
             if client not in self._position_of_client:
                 self._add_row(client)
             for part, stacked in rows.items():
-                # In the order of the stored row, whatever order the given one has.
+                # In the order of the stored row, which may differ from the given one.
                 row = self._row(part, client)
                 targets += tree.leaves(row)
                 values += tree.leaves(tree.map(lambda _, leaf, at=position: leaf[at], row, stacked))
@@ -200,7 +200,7 @@ class Rows:
             torch._foreach_copy_(targets, values)
 
     def saved(self) -> list[dict[str, Any]]:
-        """Return the written rows as `load_` takes them: blocks, whose clients are `who`."""
+        """Return the written rows as `load_` takes them: blocks, with their clients as `who`."""
         return [
             {"who": torch.tensor(block.clients), **tree.take(block.rows, slice(len(block.clients)))}
             for block in self._blocks

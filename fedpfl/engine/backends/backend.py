@@ -29,7 +29,7 @@ from fedpfl.models import Net
 
 @dataclass(frozen=True)
 class Engine(Checked):
-    """Say how the arithmetic is done; never what is computed, beyond rounding.
+    """Choose how arithmetic is done; results differ by rounding alone.
 
     Attributes:
         backend: loop (one client after another in worker threads), batched (the cohort as one
@@ -38,7 +38,7 @@ class Engine(Checked):
             share under torchrun.
         precision: fp32, tf32 (CUDA only) or bf16 (autocast).
         graphs: Replay the batched backend's steps as CUDA graphs; without effect elsewhere.
-        width: Clients that the batched backend trains at once; 0 is all that there are to train.
+        width: Clients that the batched backend trains at once; 0: all.
         shortcuts: Repeat steps by scripts, train sub-models at their true size, compute features of
             frozen layers once, and evaluate clients with one model together.
     """
@@ -63,7 +63,7 @@ def reproducible_arithmetic(device: torch.device, precision: str) -> Iterator[No
     cudnn = torch.backends.cudnn
     # The older `allow_tf32` cannot be read where a process has set these.
     fp32_precision = "tf32" if precision == "tf32" else "ieee"
-    # PyTorch lets convolutions use tf32 unless it is told otherwise.
+    # PyTorch lets convolutions use tf32 by default.
     flags: list[tuple[Any, str, Any]] = [
         (cudnn.conv, "fp32_precision", fp32_precision),  # type: ignore[attr-defined]
         (cudnn.rnn, "fp32_precision", fp32_precision),
@@ -99,9 +99,8 @@ class Backend(ABC):
     def run(self, calls: Sequence[Call]) -> list[Answer]:
         """Answer calls of one run or of several; an error is its call's own answer.
 
-        Where a method draws from the generators of the process, whose order is not fixed when calls
-        run side by side, they are answered again, and from then on one after another
-        (`track_global_draws`).
+        A method that draws from the generators of the process makes the order of calls matter: they
+        are answered again, and one by one from then on (`track_global_draws`).
         """
 
     def select_local_state(self, state: State) -> State:
@@ -113,7 +112,7 @@ class Backend(ABC):
         return state
 
     def try_participation(self, call: TrainCall) -> Participation:
-        """Answer a call of training whose form alone matters."""
+        """Answer a call of training for the form of its answer."""
         return self.run_one(call)
 
     def evaluate_splits(self, call: EvalCall) -> dict[str, Counts]:
@@ -139,8 +138,8 @@ class Backend(ABC):
             "buffers": state.server_buffers,
             "rows": dict(enumerate(state.rows.trees)),
         }
-        # Hooks get the state itself, not a copy: what they change in place would be the next
-        # round's.
+        # Hooks get the state itself, not a copy: a change in place would
+        # reach the next round.
         old_versions = tensor_versions(shown_trees)
         answer = self.run([call])[0]
         if isinstance(answer, Exception):

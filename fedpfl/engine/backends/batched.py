@@ -76,7 +76,7 @@ class BatchedBackend(Backend):
         room = torch.cuda.get_device_properties(device).total_memory / 4 if graphs else math.inf
         self._programs = ProgramCache(net, self._autocast, graphs, room)
         self._ready = graphs.ready if graphs else nullcontext
-        # Where somebody draws from the process's generators, calls run one after another.
+        # Calls run one by one if a method or network draws from the process's generators.
         self._runs_calls_alone = bool(net.traits.draws)
 
     def run(self, calls: Sequence[Call]) -> list[Answer]:
@@ -111,7 +111,7 @@ class BatchedBackend(Backend):
         try:
             return self._run_slices(calls)
         except torch.OutOfMemoryError as error:
-            failed = error.with_traceback(None)  # whose frames hold the memory that is missed
+            failed = error.with_traceback(None)  # frames hold the missing memory
             has_forgotten = may_forget and self._programs.forget()
             should_repeat = has_forgotten or self._halve_width(calls)
         except (Exception, SystemExit) as error:

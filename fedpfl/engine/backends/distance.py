@@ -14,12 +14,12 @@ from fedpfl.ground.tree import Tree
 
 
 def answer_distance(answer: Any, reference: Any) -> float:
-    """Return how far two answers to a call lie apart: 0 if equal, about 1 if one did not train.
+    """Measure the distance of two answers: 0 if equal, about 1 if one did not train.
 
     Uploads and states are compared by their distance, in shares of the spread of the reference's
-    clients; losses by their relative difference. What is not finite must be so in both.
+    clients; losses by their relative difference. Values that are not finite must be so in both.
     """
-    # ---- Step 1: what is compared.
+    # ---- Step 1: losses and trees to compare
     losses = [(answer.loss, reference.loss)]
     trees: list[tuple[Tree, Tree]] = []
     if isinstance(reference, Participation):

@@ -66,7 +66,7 @@ class CaptureAttempts:
     """Capture steps, until one cannot be captured.
 
     Args:
-        capture: As of `ProgramCache`.
+        capture: See `ProgramCache`.
     """
 
     def __init__(self, capture: Capture):
@@ -77,7 +77,7 @@ class CaptureAttempts:
         """Capture a step; return None from the first failure on.
 
         Raises:
-            torch.OutOfMemoryError: There is no room; with fewer clients at once there may be.
+            torch.OutOfMemoryError: There is no room; fewer clients may fit.
         """
         if self.has_failed:
             return None
@@ -98,7 +98,7 @@ class CaptureAttempts:
 
 def _find_memory_error(error: BaseException) -> torch.OutOfMemoryError | None:
     """Return the lack of memory that an error came of, or None."""
-    # The end of a capture raises an error of its own over that of the step.
+    # The end of a capture raises a second error over that of the step.
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, torch.OutOfMemoryError):
@@ -108,7 +108,7 @@ def _find_memory_error(error: BaseException) -> torch.OutOfMemoryError | None:
 
 
 def captured_width(rows: int) -> int:
-    """Return how many rows a captured step of `rows` takes: 1, 2, 3, 4, 6, 8, 12, 16, ...
+    """Round rows up to the width of a captured step: 1, 2, 3, 4, 6, 8, 12, 16, ...
 
     So few are captured.
     """

@@ -4,8 +4,8 @@
 
 Every job is a thread with its own state and run directory. Where it calls its backend it waits;
 once all jobs wait, their calls are answered together by one backend per model, data shape and
-engine. Only one job moves at a time: what they do between calls is little, and neither Hydra nor
-W&B expects company.
+engine. Only one job moves at a time: jobs do little between calls, and neither Hydra nor W&B
+expects company.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ class LockstepStage:
         self._shared: dict[Hashable, Any] = {}
 
     def share(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return what the first job made that gave this key."""
+        """Return the value that the first job with this key made."""
         if key not in self._shared:
             self._shared[key] = make()
         return self._shared[key]
 
     def play(self, jobs: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Run all jobs; return their results, in order. What a job raises is its result.
+        """Run all jobs; return their results, in order. The error of a job is its result.
 
         An interrupt of the main thread is raised in every job, and again here when they have ended.
         """
@@ -82,7 +82,7 @@ class LockstepStage:
                         threads[-1].start()
                     waiting = waiting[free:]
                 elif self._requests:
-                    # Nobody else moves meanwhile.
+                    # All jobs wait meanwhile.
                     self._running_requests = self._requests
                     self._requests = []
                     self._run_requests(self._running_requests)

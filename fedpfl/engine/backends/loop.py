@@ -69,15 +69,15 @@ class LoopBackend(Backend):
         has_generator_per_client = (
             traits.draws <= {"torch"} and not traits.recomputes and device.type == "cpu"
         )
-        # Where somebody draws from the process's generators, the one client that is computed holds
-        # this lock.
+        # If a method or network draws from the process's generators, the client that is
+        # computed holds this lock.
         self._client_lock: threading.Lock | None = None
         if traits.draws and not has_generator_per_client:
             self._client_lock = threading.Lock()
 
     @cached_property
     def _has_equal_rows(self) -> bool:
-        """Return whether evaluation of several clients together changes no bit on this CPU."""
+        """Check whether evaluation of several clients together changes no bit on this CPU."""
         return self._device.type != "cpu" or has_equal_rows(self.net)
 
     def run(self, calls: Sequence[Call]) -> list[Answer]:
@@ -108,7 +108,7 @@ class LoopBackend(Backend):
         for task in sorted(tasks, key=lambda task: -task.work):
             task.pending.futures[task.key] = self._pool.submit(task.run)
 
-        # ---- Step 2: results are stacked; an error is the answer of its own call.
+        # ---- Step 2: results are stacked; an error answers its call.
         try:
             return [pending.wait() for pending in pending_calls]
         except BaseException:  # Ctrl-C: all end within a step
@@ -117,7 +117,7 @@ class LoopBackend(Backend):
             raise
 
     def _list_tasks(self, pending: _PendingCall) -> list[_Task]:
-        """Return what the pool is given for a call: its clients, and passes of several."""
+        """List the tasks of a call for the pool: clients, and passes of several clients."""
         run_client = self._run_client if self._client_lock is None else self._run_client_alone
         call = pending.call
         tasks: list[_Task] = []
@@ -158,7 +158,7 @@ class LoopBackend(Backend):
         return self._local.net
 
     def _run_client(self, call: Call, client: int, stop: threading.Event) -> Any:
-        """Take one client through a call, each of its jobs at once."""
+        """Take one client through a call, and do each of its jobs."""
         net = self._thread_net()
         net.generator = None
         if net.traits.draws and self._client_lock is None:
@@ -212,7 +212,7 @@ class _PendingCall:
     Attributes:
         call: The call.
         shared: Those clients that are evaluated by one model.
-        separate_clients: The others.
+        separate_clients: The remaining clients.
         passes: Of `shared`.
         stop: Once it is set, clients end within a step, or are not begun.
         futures: By client, and by `pass_key`.
@@ -286,5 +286,5 @@ def keep_freed_memory() -> None:
     trim_threshold, top_pad, mmap_threshold = -1, -2, -3  # malloc.h
     libc.mallopt(trim_threshold, 2**31 - 1)
     libc.mallopt(mmap_threshold, 2**31 - 1)
-    # A thread's heap, which glibc would otherwise give back as a whole.
+    # A thread's heap, which glibc would give back as a whole.
     libc.mallopt(top_pad, 64 * 2**20)

@@ -43,7 +43,7 @@ _ClientStates = tuple[dict[str, Tree], dict[str, Tree], dict[str, Tree]]
 """Buffers, client states, and servers where they differ, stacked."""
 
 _Gradients = tuple[list[Tensor], Tensor, dict[str, Tree], dict[str, Tree], Tree]
-"""Gradients, losses, new buffers, client states, and what losses left beside them."""
+"""Gradients, losses, new buffers, client states, and records of losses."""
 
 
 class ProgramCache:
@@ -54,8 +54,8 @@ class ProgramCache:
     Args:
         net: The network.
         autocast: Makes the context of the engine's precision.
-        capture: Makes something that replays what a call did, from the same memory; None runs every
-            step eagerly. Where it fails, steps run eagerly from then on, in the same shapes, so
+        capture: Records a call, and returns a function that replays it in the same memory; None
+            runs every step eagerly. Where it fails, steps run eagerly from then on, in the same shapes, so
             that no bit of a result depends on it.
         room: Bytes of memory of their own that programs may keep for the next round.
     """
@@ -76,7 +76,7 @@ class ProgramCache:
         self._programs: list[tuple[Any, Program]] = []  # with their keys, the latest first
 
     def run(self, job: TrainJob) -> TrainResult:
-        """Take all steps of a job, whose rows are sorted, the longest first."""
+        """Take all steps of a job; its rows are sorted, the longest first."""
         if self._capture is None:
             return Program(self._net, self._autocast, job).run(job)
 
@@ -115,10 +115,10 @@ class ProgramCache:
 
 @dataclass(frozen=True)
 class _StepKind:
-    """Say what all steps of a phase on the same rows have in common.
+    """Describe the steps of a phase on the same rows.
 
     Attributes:
-        slot: The phase whose inputs and graphs are used, by position.
+        slot: Position of the phase that owns the inputs and graphs.
         phase: The phase, with masks in the program's memory.
         trainable: The leaves that it trains.
         local: The optimizer's settings in it.
@@ -135,7 +135,7 @@ class _StepKind:
 
 
 class Program:
-    """Take the steps of jobs of one kind and width, in memory of its own."""
+    """Take the steps of jobs of one kind and width, in private memory."""
 
     def __init__(
         self,
@@ -144,13 +144,13 @@ class Program:
         job: TrainJob,
         capture: AttemptedCapture | None = None,
     ):
-        # ---- Step 1: the job in memory of its own, and its phases.
+        # ---- Step 1: the job in private memory, and its phases.
         self._net = net
         self._autocast = autocast
         self._capture = capture
         self._job = _with_own_memory(job, is_captured=capture is not None)
         self._phases = [phase for phase, _ in with_epoch_numbers(job.plan.phases)]
-        self._slots = list(range(len(self._phases)))  # of the phase whose graphs each phase uses
+        self._slots = list(range(len(self._phases)))  # the phase that owns each phase's graphs
         if capture:
             structures = [phase_structure(phase)._replace(epochs=1) for phase in self._phases]
             self._slots = [structures.index(structure) for structure in structures]
@@ -158,7 +158,7 @@ class Program:
                 phase._replace(mask=tree.map(_clone_tensor, phase.mask)) for phase in self._phases
             ]
 
-        # ---- Step 2: what is summed and read, in memory that stays where it is.
+        # ---- Step 2: sums and inputs, in memory that stays in place.
         self._moments = initial_moments(job.plan, self._job.start, stacked=True)
         device = tree.leaves(self._job.start)[0].device
         row_count = len(job.rows)
@@ -195,7 +195,7 @@ class Program:
         return sum(map(tree.nbytes, trees))
 
     def _sums(self) -> list[Tensor]:
-        """Return what is summed over steps, by row."""
+        """Return the sums over steps, by row."""
         return [self._loss_sum, self._step_count, self._sample_loss_sum, self._sample_count]
 
     def load(self, job: TrainJob) -> None:
@@ -215,13 +215,13 @@ class Program:
         torch._foreach_zero_([*tree.leaves(self._moments), *self._sums()])
 
     def run(self, job: TrainJob) -> TrainResult:
-        """Take all steps; what is returned is the program's own memory."""
+        """Take all steps; the result lies in the program's memory."""
         # ---- Step 1: the round's learning rates, and rows for which a phase has nothing to train
         if job.plan.local.has_schedule:
             self._rates.copy_(tree.send(torch.tensor(job.rates), self._rates.device))
         phases = list(with_epoch_numbers(job.plan.phases))
         idle_rows = _find_idle_rows([phase for phase, _ in phases], len(job.rows))
-        # All at once, as a GPU is waited for.
+        # In one transfer, as it waits for the GPU.
         idle_summaries = tree.fetch(
             {number: torch.stack([flags.all(), flags.any()]) for number, flags in idle_rows.items()}
         )
@@ -287,7 +287,7 @@ class Program:
             }
 
         # ---- Step 2: the steps. A captured one may be wider than the rows that have a step left;
-        # it runs over the others, whose memory is put back afterwards.
+        # it runs over finished rows too, and their memory is put back afterwards.
         finished: list[tuple[Tensor, Tensor]] = []
         rows_before = len(job.rows)
         steps = zip(*[tree.send(part, device) for part in planned], strict=True)
@@ -324,7 +324,7 @@ class Program:
                 noise.copy_(draws.protection.draw_noise(noise, job.rows[row].client, (*key, i)))
 
     def _take_records(self) -> list[Tree]:
-        """Return what losses left beside the loss, per row, without the padding."""
+        """Return the records of losses, per row, without the padding."""
         steps = self._step_records
         self._step_records = []
         counts = tree.fetch({step: weight.sum(1) for step, (_, weight) in enumerate(steps)})
@@ -469,7 +469,7 @@ class Program:
     def _add_record(
         self, slot: int, record: Tree, weight: Tensor, is_active: Tensor | None
     ) -> None:
-        """Keep what a step's losses left beside the loss, with the weights of their samples."""
+        """Keep the records of a step's losses, with the weights of their samples."""
         self._slots_with_records.add(slot)
         if is_active is not None:
             weight = weight * is_active[:, None]
@@ -524,8 +524,8 @@ class Program:
         """Return one client's gradient at the leaves `indices`, and what comes with it.
 
         Returns:
-            Gradient, loss, new buffers, the client's state by `Phase.after_gradient`, and what the
-            loss left beside it.
+            Gradient, loss, new buffers, the client's state by `Phase.after_gradient`, and the
+            record of the loss.
         """
         # ---- Step 1: the loss as a function of the leaves that train
         like = self._job.start
@@ -542,7 +542,7 @@ class Program:
                 loss, record = loss
             return loss, (bound.buffers, record)
 
-        # ---- Step 2: its gradient, and what the method makes of it
+        # ---- Step 2: its gradient, and the method's use of it
         grads, (loss, (new_buffers, record)) = grad_and_value(compute_loss, has_aux=True)(
             trainable_leaves
         )
@@ -591,7 +591,7 @@ class Program:
 
 
 def _find_idle_rows(phases: list[Phase], row_count: int) -> dict[int, Tensor]:
-    """Return which rows have nothing to train, by position of phases that some skip."""
+    """Find the rows without anything to train, by position of phases that some rows skip."""
     idle_rows: dict[int, Tensor] = {}
     for number, phase in enumerate(phases):
         flags = clients_without_trainable_entries(phase, row_count)
@@ -601,7 +601,7 @@ def _find_idle_rows(phases: list[Phase], row_count: int) -> dict[int, Tensor]:
 
 
 def _with_own_memory(job: TrainJob, is_captured: bool) -> TrainJob:
-    """Return a job whose trees the steps may write to.
+    """Copy the trees of a job that steps write to.
 
     Graphs read everything from where it was at first, so their trees are all copies.
     """

@@ -2,7 +2,7 @@
 
 Every process plays the same rounds. Where the engine calls its backend, the clients are dealt to
 the processes, each answers for its own, and all answers go to all processes, so that each goes on
-with the same state. What a client's answer is does not depend on who gives it: on the loop backend
+with the same state. A client's answer does not depend on the process that gives it: on the loop backend
 the run is that of one process, bit for bit.
 
 Forms of answers and errors travel through gloo. A process that dies closes its connections, which
@@ -41,13 +41,13 @@ from fedpfl.methods import Method
 T = TypeVar("T")
 
 PATIENCE = timedelta(hours=2)  # for processes that still train
-PRECEDENCE = 2.0  # seconds that process 0 has to tell what is wrong before others do
+PRECEDENCE = 2.0  # seconds in which process 0 alone may report an error
 
 _store: list[dist.Store] = []
 
 
 def is_launched_by_torchrun() -> bool:
-    """Return whether torchrun has started this process and others; a RANK without it means nothing."""
+    """Check whether torchrun started several processes; a RANK without it means nothing."""
     return "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ["WORLD_SIZE"]) > 1
 
 
@@ -68,7 +68,7 @@ def available_cores() -> int:
 
 
 def is_main_process() -> bool:
-    """Return whether this is the process that writes: process 0, or the only one."""
+    """Check whether this is the process that writes: process 0, or the only one."""
     return not dist.is_initialized() or dist.get_rank() == 0
 
 
@@ -87,13 +87,13 @@ def join_process_group() -> None:
 
 
 def leave_process_group() -> None:
-    """Leave the others, after a run that went well."""
+    """Leave the process group after a run without errors."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def should_report_error() -> bool:
-    """Return whether this process reports what went wrong, as one process does.
+    """Check whether this process, alone of all, reports an error.
 
     It is process 0 if it has something to report. Nothing interrupts a process that has asked.
     """
@@ -126,12 +126,12 @@ def require_same_facts(**facts: Any) -> None:
 
 
 def is_stored_here(client: int) -> bool:
-    """Return whether a client's state is stored here, where states are sharded."""
+    """Check whether a client's state is stored here, if states are sharded."""
     return not dist.is_initialized() or client % dist.get_world_size() == dist.get_rank()
 
 
 def broadcast_value(value: T, source: int = 0) -> T:
-    """Return one process's value in all; those of the others are not looked at.
+    """Return one process's value in all processes; their own values are ignored.
 
     Args:
         value: A tree of CPU tensors and plain values.
@@ -213,7 +213,7 @@ def find_blamed_hook(error: BaseException, method: type[Method]) -> tuple[str, s
 
 
 class DistributedBackend(Backend):
-    """Have every process answer for some clients of a call, and hear of the others."""
+    """Have every process answer for some clients of a call, and exchange the answers."""
 
     def __init__(self, backend: Backend, device: torch.device):
         self._backend = backend

@@ -30,7 +30,7 @@ BACKENDS: dict[str, type[LoopBackend] | type[BatchedBackend]] = {
 def find_device(name: str) -> torch.device:
     """Find the device of this name: `auto` is CUDA if there is one, else the CPU.
 
-    Under torchrun, `auto` and `cuda` give each process of a machine a GPU of its own.
+    Under torchrun, `auto` and `cuda` give each process of a machine its own GPU.
 
     Raises:
         FedpflError: There is no such device.
@@ -70,7 +70,7 @@ def require_supported(engine: Engine, on: torch.device) -> None:
 
 
 def slowness_notices(engine: Engine, on: torch.device) -> list[str]:
-    """Name each setting that is slower than another one on this device."""
+    """Name each setting that is slow on this device."""
     lines = []
     if on.type == "cpu" and engine.backend == "batched":
         lines.append(
@@ -192,7 +192,7 @@ class FallbackBackend(Backend):
             return answers
         log.warning("engine: loop is taken, as %s fails: %s", self.name, error_text(errors[0]))
         for error in errors:
-            error.with_traceback(None)  # whose frames hold the failed backend's memory
+            error.with_traceback(None)  # frames hold the failed backend's memory
         self.leave_out_batched()
         return self._backend.run(calls)
 

@@ -30,7 +30,7 @@ from fedpfl.methods import Phase
 from fedpfl.models import Net
 
 MOST_PLANNED = 4096
-"""Samples that are dealt to steps at once, if an epoch has no more."""
+"""Most samples that are dealt to steps together, unless an epoch has more."""
 
 
 class ClientTraining:
@@ -116,7 +116,7 @@ class ClientTraining:
             self._take_steps(step, epochs)
 
     def make_result(self) -> TrainResult:
-        """Return what the phases have made of the client."""
+        """Return the client's trees after all phases."""
         state = self._state
         sums = state.sums
         loss = sums["loss"] / max(1, self._step_count)
@@ -172,7 +172,7 @@ class ClientTraining:
             self._state = scripted.restore_state(self._state)
 
     def _plan_steps(self, step: PureStep, epochs: range) -> Iterator[StepPlan]:
-        """Yield the client's steps, those of as many epochs as may be held at once."""
+        """Yield the client's steps, those of a few epochs at a time."""
         ((federation, client),) = self._job.rows
         (draws,) = self._job.draws
         samples = max(1, len(federation.train[client]))
@@ -191,8 +191,7 @@ class ClientTraining:
 
     def _list_minibatches(self, plan: StepPlan) -> list[list[Tensor]]:
         """List each step's minibatch: rows of its batches, then numbers of their samples."""
-        # Padding is -1. All sizes at once, as each reading of a tensor costs more than a small
-        # step.
+        # Padding is -1. All sizes in one call: reading a tensor costs more than a small step.
         sizes = (plan.positions >= 0).sum(-1).tolist()
         device = self._data.y.device
         parts = [tree.send(plan.positions, device)]

@@ -20,7 +20,7 @@ from fedpfl.methods import FACTS
 
 
 class OneClient:
-    """Apply hooks to a single client, whose trees are as hooks see them.
+    """Apply hooks to a single client, with trees as hooks see them.
 
     Attributes:
         clients: The client's number, in a list.
@@ -47,7 +47,7 @@ class OneClient:
         Args:
             hook: Takes a client's number, its trees, and its entry of `records` if given.
             trees: The client's.
-            records: What a client's losses left, one entry per client.
+            records: Those of the losses, one entry per client.
         """
         client = self.clients[0]
         return tree.mark_real(hook(client, *trees, *(records or ())))
@@ -58,7 +58,7 @@ class OneClient:
 
 
 class ManyClients(OneClient):
-    """Apply hooks to several clients, whose trees are stacked, `[clients, ...]`."""
+    """Apply hooks to several clients, with stacked trees, `[clients, ...]`."""
 
     def __init__(self, clients: list[int]):
         super().__init__(clients[0])
@@ -78,7 +78,7 @@ class ManyClients(OneClient):
         return apply_overlay(call.state.client(self.clients), overlay)
 
     def each(self, hook: Callable[..., Any], *trees: Any) -> Any:
-        """Apply a pure hook to all clients at once."""
+        """Apply a pure hook to all clients together."""
         return vmap_clients(hook, *trees, count=len(self.clients))
 
     def one_by_one(
@@ -123,7 +123,7 @@ def _unique_masks(plan: TrainPlan) -> dict[int, Tree]:
 
 
 def apply_overlay(client: dict[str, Tree], overlay: dict[str, Tree]) -> dict[str, Tree]:
-    """Return a state with what was found out laid over it.
+    """Return a state with an overlay.
 
     Of the FACTS the statistics alone may be replaced.
 

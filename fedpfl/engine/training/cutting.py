@@ -1,7 +1,7 @@
 """Training of sub-models at their true size: cut out before, put back afterwards.
 
-A neuron whose entries are all zero and never move has no part in a network, so that the network
-without it computes the same but for rounding, in less time. Nothing is asked of methods: which
+A neuron with entries that are zero and never move has no part in a network: the network without it
+computes the same but for rounding, in less time. Nothing is asked of methods: which
 neurons these are shows in the masks of their phases and in the tree that training starts from.
 """
 
@@ -24,7 +24,7 @@ from fedpfl.models.subnetwork import PartBound, Subnetwork, find_subnetwork
 
 ROLE = "main"
 LEAST_EVALUATED = 100_000
-"""Entries from which on a network is cut for evaluation: to see what it lacks takes time, too."""
+"""Fewest entries of a network that is cut for evaluation: finding zero neurons takes time too."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class CutJob:
         return masks
 
     def _decay_statistics(self, role: str, after: Tree) -> Tree:
-        """Return buffers as training leaves those of neurons that give zeros."""
+        """Return running statistics, decayed as if dropped neurons had output zero."""
         decayed = dict(self.full.buffers[role])
         for name, before in self.full.buffers[role].items():
             layer_name, _, kind = name.rpartition(".")
@@ -101,7 +101,7 @@ class CutJob:
 
 
 def cut_job(net: Net, job: TrainJob) -> CutJob | None:
-    """Return training of the neurons that have part in it, if not all have."""
+    """Return the job cut to active neurons; None if all are active."""
     phases = [phase for phase, _ in with_epoch_numbers(job.plan.phases)]
     if (
         not all(map(_may_be_cut, phases))
@@ -144,7 +144,7 @@ def bind_for_evaluation(net: Net, params: Tree, buffers: dict[str, Tree]) -> Bou
 
     Args:
         net: The network.
-        params: What is evaluated: a model, or a dict of a model and what its prediction takes.
+        params: A model, or a dict of a model and further inputs of its prediction.
         buffers: The model's, by role.
     """
     bound = net.bind(buffers)
@@ -164,12 +164,12 @@ def bind_for_evaluation(net: Net, params: Tree, buffers: dict[str, Tree]) -> Bou
 
 
 def _has_plain_calls(net: Net) -> bool:
-    """Return whether the network draws nothing, and is called once a step."""
+    """Check that the network draws nothing, and is called once a step."""
     return not net.traits.draws and not net.traits.recomputes
 
 
 def _may_be_cut(phase: Phase) -> bool:
-    """Return whether steps of a phase are the engine's, and some masks are element-wise."""
+    """Check that the engine makes a phase's steps, and some masks are element-wise."""
     if phase.step or phase.after_gradient or phase.mask is None:
         return False
     return any(isinstance(leaf, Tensor) for leaf in tree.leaves(phase.mask))

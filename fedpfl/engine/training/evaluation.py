@@ -1,8 +1,8 @@
 """Models on their clients' samples: one client's alone, or those of many in one forward pass.
 
 A client's counts are the same either way, bit for bit on a CPU. Products of few rows, and the last
-rows of others, round in another way, so all have a multiple of `ROW_BLOCK` rows; where that is not
-enough, `has_equal_rows` says so. A network for which other samples of a pass matter sees each
+rows of larger ones, round in another way, so all have a multiple of `ROW_BLOCK` rows; where that is
+not enough, `has_equal_rows` says so. A network for which other samples of a pass matter sees each
 client's alone, as they are.
 """
 
@@ -31,13 +31,13 @@ from fedpfl.methods import LONGEST_CHUNK, Batch, Data
 from fedpfl.models import Net
 
 ROW_BLOCK = 16
-"""Rows that matrix products with AVX-512 take at once."""
+"""Rows that matrix products with AVX-512 take together."""
 
 Autocast = Callable[[], AbstractContextManager]
 
 
 class Model(NamedTuple):
-    """Hold a model by which clients are evaluated: its tree, and its buffers by role."""
+    """Hold a model to evaluate: its tree, and its buffers by role."""
 
     params: Tree
     buffers: dict[str, Tree]
@@ -71,7 +71,7 @@ class ForwardPass(NamedTuple):
 
     @property
     def client_sizes(self) -> list[int]:
-        """Return how many samples each client has."""
+        """Return the number of samples of each client."""
         # `len` of a tensor takes five times as long, which counts where clients are thousands.
         return [indices.numel() for indices in self.samples]
 
@@ -142,7 +142,7 @@ def evaluate_clients(
     autocast: Autocast,
     shortcuts: Shortcuts,
 ) -> Counts:
-    """Evaluate the network with one model on the samples of several clients at once.
+    """Evaluate the network with one model on the samples of several clients.
 
     Args:
         net: The network.
@@ -205,7 +205,7 @@ def with_full_blocks(indices: Tensor) -> Tensor:
 
 
 def has_equal_rows(net: Net) -> bool:
-    """Return whether a sample's outputs on this CPU are the same beside any others.
+    """Check whether a sample's outputs on this CPU depend on its neighbours.
 
     Their last bits are not where MKL multiplies without AVX-512.
     """
@@ -215,7 +215,7 @@ def has_equal_rows(net: Net) -> bool:
 
 @cache
 def _multiplies_rows_alike(outputs: int, inputs: int) -> bool:
-    """Return whether a row of a product is the same beside any others.
+    """Check whether a row of a product is the same beside any rows.
 
     Args:
         outputs: Rows of the weight.

@@ -1,8 +1,8 @@
-"""What a body that is frozen for good makes of samples: computed once a run.
+"""Features of a body that is frozen for good, computed once a run.
 
-With `adapter=head` a network's trees are its head's, so that whatever a method trains or evaluates
-reads the same features of a sample. They are computed for all samples of a client's split at once,
-by which neither the order of calls nor the number of workers has a part in their bits.
+With `adapter=head` a network's trees are its head's, so that all training and evaluation reads the
+same features of a sample. They are computed for all samples of a client's split together, so that
+neither the order of calls nor the number of workers changes a bit.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class FeatureStore:
 
 
 def make_feature_store(net: Net, device: torch.device) -> FeatureStore | None:
-    """Return a store for a network whose body is frozen for good, None for others."""
+    """Return a store for a network with a body that is frozen for good, else None."""
     if device.type != "cpu" or not net.frozen or tree.leaves(net.buffers):
         return None
     return FeatureStore() if is_of_head(net, list(net.params)) else None

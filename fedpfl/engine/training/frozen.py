@@ -1,4 +1,4 @@
-"""Phases in which the head alone trains: what the body makes of a sample is computed once.
+"""Phases that train the head alone: the body's output for a sample is computed once.
 
 A step then is the head's. Nothing is asked of methods: which entries hold still shows in a phase's
 mask, and which samples a loss looks at in the minibatch. A call that asks for anything else is
@@ -19,7 +19,7 @@ from fedpfl.methods import Batch, Data
 from fedpfl.models import Bound, Net
 
 ROLE = "main"
-"""Whose BatchNorm statistics a body uses: the network's as it is trained, no other copy's."""
+"""The role of the trained network's BatchNorm statistics, which a body uses."""
 
 
 class FrozenBody:
@@ -27,10 +27,10 @@ class FrozenBody:
 
     Args:
         net: The network.
-        params: The trained tree, of which the body's leaves hold still.
+        params: The trained tree; the body's leaves hold still.
         buffers: Those that the phase begins with, by role.
         data: All samples of the client.
-        features: What the head reads of these, if that is there.
+        features: The head's inputs of these samples, if known.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class FrozenBody:
         return FrozenBound(bound, self, batch)
 
     def find_inputs(self, bound: Bound, batch: Batch, params: Tree, role: str) -> Tensor | None:
-        """Return what the head reads of a minibatch, None where the body is needed."""
+        """Return the head's inputs of a minibatch, None where the body is needed."""
         if bound.buffers.get(role):
             is_still = bound.buffers is self._buffers and not bound.training
             if role != ROLE or not is_still:
@@ -71,7 +71,7 @@ class FrozenBody:
         return None if features is None else features[batch.indices]
 
     def compute_features(self, bound: Bound) -> Tensor | None:
-        """Return what the head reads of all samples.
+        """Return the head's inputs of all samples.
 
         None where the head is not the last layer.
         """
@@ -80,7 +80,7 @@ class FrozenBody:
         return self._features[bound.training]
 
     def apply_head(self, params: Tree, inputs: Tensor) -> Tensor:
-        """Return the logits of what the head reads, float32."""
+        """Return the logits of the head's inputs, float32."""
         head_params = {}
         for name, leaf in params.items():
             if name.startswith(self._prefix):
@@ -128,7 +128,7 @@ class FrozenBound(Bound):
         return answer
 
     def _find_inputs(self, params: Tree, x: Tensor, role: str) -> Tensor | None:
-        """Return what the head reads of the minibatch, None for anything else."""
+        """Return the head's inputs of the minibatch, None for any other samples."""
         if x is not self._batch.x:
             return None
         return self._frozen_body.find_inputs(self, self._batch, params, role)
@@ -155,7 +155,7 @@ def find_frozen_body(
 
 
 def is_of_head(net: Net, moving_names: Sequence[str]) -> bool:
-    """Return whether some parameters are the head's alone, and a sample looks always alike."""
+    """Check that the head has these parameters, and a sample looks always alike."""
     # What draws or mixes samples makes something else of a sample each time.
     if net.parts.unclear or not net.traits.trusted or net.traits.draws or not moving_names:
         return False

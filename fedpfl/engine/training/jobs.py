@@ -49,7 +49,7 @@ class EvalJob:
     def random(self) -> list[Tensor]:
         """Return each row's numbers for its samples, `[samples, Method.randoms]`.
 
-        There are none where the method does not look at them.
+        Methods that do not look at them have 0 numbers.
         """
         count = self.method.randoms if self.has_own_predict else 0
         numbers = []
@@ -59,7 +59,7 @@ class EvalJob:
         return numbers
 
     def kind(self) -> tuple[Any, ...]:
-        """Return what jobs of one program share: samples, predictions and form of trees."""
+        """Return the key of jobs that share a program: samples, predictions and form of trees."""
         return (
             self.method if self.has_own_predict else None,
             self.split,
@@ -102,17 +102,17 @@ class TrainJob:
 
     @property
     def randoms(self) -> int:
-        """Return how many numbers each sample is given: none where nobody looks at them."""
+        """Return the count of random numbers of each sample: 0 where the loss ignores them."""
         return 0 if self.is_plain else self.method.randoms
 
     @property
     def wants_records(self) -> bool:
-        """Return whether anybody asks for what the losses keep of all steps."""
+        """Check whether the method asks for the records of all steps."""
         return not self.plan.tuned and type(self.method).after_training is not Method.after_training
 
     @property
     def is_plain(self) -> bool:
-        """Return whether the loss looks at the trained tree alone, whatever the method."""
+        """Check whether the loss looks at the trained tree alone."""
         method = type(self.method)
         if method.loss is not Method.loss or method.predict is not Method.predict:
             return False
@@ -121,7 +121,7 @@ class TrainJob:
         )
 
     def kind(self) -> tuple[Any, ...]:
-        """Return what jobs of one program share: samples, loss, steps and form of trees."""
+        """Return the key of jobs that share a program: samples, loss, steps and form of trees."""
         # The method tells its phases' functions apart.
         phases = [
             phase_structure(phase._replace(loss=None, step=None, after_gradient=None))
@@ -130,7 +130,7 @@ class TrainJob:
         local = self.plan.local
         if local.has_schedule:  # runs of one program may be in different rounds
             local = replace(local, lr=1.0)
-        # What is Ragged in a client's state has a length of its own.
+        # Ragged entries of client states differ in length.
         client = {} if self.is_plain else self.client
         return (
             None if self.is_plain else self.method,
@@ -284,7 +284,7 @@ def divide_rows(stacked: Tree, counts: list[int]) -> list[Tree]:
 
 
 def _sample_key(rows: list[ClientRow]) -> tuple[Any, ...]:
-    """Return what decides how samples look and what they are called."""
+    """Return the key of samples that look and are numbered alike."""
     federation = rows[0].federation
     return id(federation.x), id(federation.y), federation.mean, federation.std, federation.augment
 

@@ -17,13 +17,13 @@ Beta = Annotated[float, AtLeast(0), Below(1)]
 
 @dataclass(frozen=True)
 class Local(Checked):
-    """Say how clients train: by an optimizer of torch.optim, without dampening.
+    """Hold the settings of an optimizer of torch.optim, without dampening.
 
     Its state is new in each stream of a turn.
 
     Attributes:
         epochs: Passes over a client's samples; None if `steps` are given.
-        lr: In the first round; `for_round` gives it in another one.
+        lr: In the first round; `for_round` gives it for later rounds.
         momentum: Of sgd, as is `nesterov`.
         clip: Norm to which a client's gradient is scaled down, before weight decay; 0: never.
         steps: Minibatches that take the place of one epoch; None if `epochs` are given.
@@ -64,7 +64,7 @@ class Local(Checked):
 
     @property
     def amount(self) -> int:
-        """Return how many epochs a participation trains, or steps in their place."""
+        """Return the epochs of a participation, or the steps in their place."""
         return self.epochs or self.steps or 0
 
     def with_amount(self, amount: int) -> Local:
@@ -82,7 +82,7 @@ class Local(Checked):
 
     @property
     def is_plain(self) -> bool:
-        """Whether this is what a `Phase.step` takes the place of: SGD at one learning rate."""
+        """Whether this is SGD at one learning rate, which `Phase.step` replaces."""
         return self.optimizer == "sgd" and not self.has_schedule
 
     def for_round(self, number: int, rounds: int) -> Local:

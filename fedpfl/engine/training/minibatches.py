@@ -14,7 +14,7 @@ from fedpfl.privacy import Steps
 
 
 class StepPlan(NamedTuple):
-    """Hold what the steps of one client take, in order.
+    """Plan the samples of one client's steps, in order.
 
     Attributes:
         positions: Of samples in its training data, `[steps, Phase.batches, batch]`; -1 behind those
@@ -98,12 +98,12 @@ def plan_steps(  # noqa: PLR0913 - what one step needs
 
 
 def _minibatches_per_epoch(samples: int, batch_size: int) -> int:
-    """Return how many minibatches an epoch has; a lone last sample makes none."""
+    """Count the minibatches of an epoch; a lone last sample makes none."""
     return samples // batch_size + (samples % batch_size > 1)
 
 
 def find_poisson_steps(batch_size: int, samples: int, fixed: int | None = None) -> Steps:
-    """Return how a client of so many samples steps through an epoch of Poisson minibatches.
+    """Plan a client's steps through an epoch of Poisson minibatches.
 
     There are as many steps as without protection, and `batch_size` samples in each on average.
     """
@@ -142,7 +142,7 @@ def _draw_steps(
         rows = steps.number * samples
         numbers = [draws.random(client, stream, epoch, rows, count, what) for epoch in epochs]
         by_sample = torch.cat(numbers).view(len(minibatches), samples, count)
-        # Padding is -1, and takes anybody's.
+        # Padding is -1, and takes those of sample 0.
         members = positions[:, 0].clamp(min=0)
         indices = members[:, :, None].expand(-1, -1, count)
         return by_sample.gather(1, indices)[:, None]
@@ -157,7 +157,7 @@ def _draw_steps(
 def count_samples(
     phase: Phase, epochs: range, batch_size: int, samples: int, fixed: int | None = None
 ) -> int:
-    """Return how many samples `plan_steps` deals, each as often as it is dealt.
+    """Count the samples that `plan_steps` deals, each as often as it is dealt.
 
     Args:
         phase: Of training.

@@ -106,9 +106,9 @@ def trainable_share(net: Net, phase: Phase, start: Tree, federation: Federation)
 
 
 def _uses_of_leaf(uses: dict[str, int], name: str) -> int:
-    """Return how often a sample uses a leaf, 0 if it is no weight."""
+    """Count the uses of a leaf by a sample, 0 if it is no weight."""
     for weight, count in uses.items():
-        # A trained tree may hold several models, each under a name of its own.
+        # A trained tree may hold several models, each under its own name.
         if f".{name}".endswith(f".{weight}"):
             return count
     return 0
@@ -123,7 +123,7 @@ def _count_uses(net: Net, federation: Federation) -> dict[str, int]:
     uses: dict[str, int] = {}
 
     def count(prefix: str, layer: nn.Module, _: Any, output: Any) -> None:
-        if not isinstance(output, Tensor):  # as of a layer that answers with its states, too
+        if not isinstance(output, Tensor):  # a recurrent layer also returns its states
             return
         is_convolution = isinstance(layer, nn.modules.conv._ConvNd)
         channels = output.shape[1] if is_convolution else output.shape[-1]
@@ -153,7 +153,7 @@ def _without_draws(net: Net) -> Iterator[None]:
         with restored_process():
             yield
         return
-    # The process's generators are shared by threads, of which each has one for its client.
+    # Threads share the process's generators, and each has one for its client.
     state = generator.get_state()
     try:
         yield
@@ -170,9 +170,9 @@ class _Step:
     phase: Phase
 
     def flops_per_sample(self) -> float:
-        """Return the FLOPs of a step per sample, whatever element-wise masks there are.
+        """Return the FLOPs of a step per sample, without regard to element-wise masks.
 
-        Counted once for all clients, on a step with samples of zeros whose result is dropped.
+        Counted once for all clients, on a step with samples of zeros; its result is dropped.
         """
         kind = self._kind()
         counts = _step_flops_of_net.setdefault(self.net.net, [])
@@ -184,7 +184,7 @@ class _Step:
         return flops
 
     def _kind(self) -> tuple[Any, ...]:
-        """Return what the FLOPs of a step depend on."""
+        """Return the key of steps with equal FLOPs."""
         phase = self.phase
         functions = [
             getattr(function, "__qualname__", repr(function))

@@ -59,15 +59,15 @@ def run_participation(
     call = with_first_checks(call, net)
     hooks = _TrainingHooks(call, clients, net, autocast)
 
-    # ---- Step 1: clients prepare, and the server sends them what they start from.
+    # ---- Step 1: clients prepare, and the server sends them their start.
     client = hooks.prepare_clients()
-    facts = tree.select(client, FACTS)  # stay as they are, whatever hooks return
+    facts = tree.select(client, FACTS)  # no hook changes them
     buffers = facts["statistics"]
     before = _empty_counts(facts["number"])
     start, down = clients.each(hooks.receive, client)
     metrics = clients.each(hooks.metrics, client)
 
-    # ---- Step 2: they are evaluated as they come. In a survey nobody is.
+    # ---- Step 2: they are evaluated as they come. In a survey none is.
     if call.survey is None:
         before = yield hooks.make_eval_job(clients.each(hooks.evaluated, client, start), buffers)
 
@@ -145,7 +145,7 @@ def run_evaluation(call: EvalCall, clients: OneClient, net: Net, autocast: Autoc
     if call.federation.validation:
         counts["validation"] = yield replace(job, split="validation")
 
-    # ---- Step 4: and on the test samples of others
+    # ---- Step 4: and on the test samples of all clients
     if call.common_federation:
         columns = []
         for other in range(call.common_federation.clients):
@@ -211,7 +211,7 @@ class _TrainingHooks:
         return {**clients.each(partial(self._method.prepare, self._server), client), **facts}
 
     def sample(self, client_id: int) -> dict[str, Tree]:
-        """Return what the server draws for a client."""
+        """Return the server's draws for a client."""
         device = self._call.federation.x.device
         drawn = self._method.sample(
             self._server,
@@ -222,7 +222,7 @@ class _TrainingHooks:
     def before_training(
         self, client_id: int, client: dict[str, Tree], buffers: dict[str, Tree]
     ) -> dict[str, Tree]:
-        """Return what a client finds out from its data before training."""
+        """Call `before_training`, which looks at a client's data."""
         bound = self._net.bind(buffers, training=True)
         with self._autocast(), self._meters[client_id]:
             return self._method.before_training(
@@ -230,7 +230,7 @@ class _TrainingHooks:
             )
 
     def receive(self, client: dict[str, Tree]) -> tuple[Tree, Traffic]:
-        """Return the tree that a client trains, and the traffic of what it was sent."""
+        """Return the tree that a client trains, and the traffic of its download."""
         sent = self._method.download(self._server, client)
         received = tree.unmask_received(sent)
         return self._method.start(received, client), traffic.count_traffic(sent)
@@ -238,7 +238,7 @@ class _TrainingHooks:
     # ---- training
 
     def make_plan(self, client: dict[str, Tree], start: Tree) -> TrainPlan:
-        """Return the plan of training; without any phase in a survey in which nobody trains."""
+        """Return the plan of training; a survey without training has no phase."""
         call = self._call
         if call.survey is None or call.survey.trains:
             make_plan = partial(make_training_plan, self._method, call.local, self._server)
@@ -312,7 +312,7 @@ class _TrainingHooks:
         params: Tree,
         records: Tree,
     ) -> dict[str, Tree]:
-        """Return what a client finds out from its trained model."""
+        """Call `after_training`, which looks at a client's trained model."""
         bound = self._net.bind(buffers)
         with self._meters[client_id]:
             return self._method.after_training(
@@ -384,12 +384,12 @@ def _overlay_before_evaluation(
     net: Net,
     autocast: Autocast,
 ) -> dict[str, Tree]:
-    """Return what clients find out from their training data before they are evaluated."""
+    """Call `before_evaluation`, which looks at clients' training data."""
     batch_size = 32
     if call.before_evaluation:
         batch_size = call.before_evaluation.local.batch_size
 
-    # The name of the hook, by which errors tell where answers differ in form.
+    # Errors name this function, so it is called as the hook is.
     def before_evaluation(
         client_id: int, client: dict[str, Tree], buffers: dict[str, Tree]
     ) -> dict[str, Tree]:

@@ -20,7 +20,7 @@ Objective = Callable[[list[Tensor], Batch], Any]
 
 
 def require_protectable(method: Method, plan: TrainPlan) -> None:
-    """Raise FedpflError for a plan whose steps see more than gradients of single samples."""
+    """Raise FedpflError for a plan with steps that see more than gradients of single samples."""
     opening = f"privacy=sample and {type(method).__name__}:"
     for phase in plan.phases:
         if phase.step:
@@ -42,7 +42,7 @@ def sum_clipped_gradients(
 
     Args:
         objective: The loss of a minibatch; it is asked for one sample at a time.
-        leaves: What is differentiated by.
+        leaves: Differentiate the loss by these.
         masks: By leaf, boolean; only entries under them count and are in the sum.
         batch: The samples, those of weight 0 apart.
         clip: The longest gradient, by its L2 norm over all leaves; perhaps infinite.
@@ -63,7 +63,7 @@ def sum_clipped_gradients(
         if mask is not None:
             gradients[i] = torch.where(mask, gradients[i], 0.0)
 
-    # ---- One factor a sample; what is not finite has no length, and must not reach the sum.
+    # ---- One factor a sample; a gradient that is not finite must not reach the sum.
     squares = [tree.as_matrix(gradient).square().sum(1) for gradient in gradients]
     norms = torch.stack(squares).sum(0).sqrt()
     is_counted = norms.isfinite() & (weight > 0)
@@ -92,7 +92,7 @@ def _as_plain_loss(objective: Objective) -> Objective:
 
 @contextmanager
 def explaining_failure() -> Iterator[None]:
-    """Raise FedpflError for a network or loss of which there are no gradients by sample."""
+    """Raise FedpflError for a network or loss without gradients by sample."""
     try:
         yield
     except RuntimeError as error:

@@ -52,10 +52,10 @@ class ScriptedSteps:
     def take_steps(
         self, minibatches: Sequence[Sequence[Tensor]], stop: threading.Event
     ) -> list[Tree]:
-        """Take a step on each minibatch; return what the losses keep.
+        """Take a step on each minibatch; return the records of losses.
 
         Args:
-            minibatches: As of PureStep.
+            minibatches: See PureStep.
             stop: Once it is set, no step is begun.
         """
         records: list[Tree] = []
@@ -89,11 +89,11 @@ class ScriptedSteps:
     def _take_step(
         self, tensors: Sequence[Tensor], minibatch: Sequence[Tensor], rate: float
     ) -> Tree:
-        """Take a step in place; return what the loss keeps of it.
+        """Take a step in place; return the record of the loss.
 
         Args:
             tensors: The leaves of a StepState.
-            minibatch: As of PureStep.
+            minibatch: See PureStep.
             rate: The learning rate.
         """
         state: StepState = tree.rebuild(self._state, tensors)
@@ -158,7 +158,7 @@ def make_scripted_steps(
 
 
 def _looks_at_tensors_alone(step: PureStep) -> bool:
-    """Return whether nothing but tensors decides a phase's steps."""
+    """Check that tensors alone decide a phase's steps."""
     job = step.job
     traits = step.net.traits
     # A user's network may look at anything.
@@ -191,14 +191,14 @@ def _list_hooks(job: TrainJob, phase: Phase) -> list[Callable[..., Any]]:
 
 
 def _is_known_hook(hook: Callable[..., Any], method: Method) -> bool:
-    """Return whether a hook is a method's function itself, and not a check of it."""
+    """Check that a hook is a method's function itself, and no wrapper."""
     if inspect.ismethod(hook):
         return hook.__self__ is method
     return inspect.isfunction(hook) and getattr(type(method), hook.__name__, None) is hook
 
 
 def overwrite(target: Tree, source: Tree) -> None:
-    """Copy a tree's values into another tree, of which they may be parts."""
+    """Copy a tree's values into a second tree, which may share their memory."""
     storages = {leaf.untyped_storage().data_ptr() for leaf in tree.leaves(target)}
 
     def separate(target_leaf: Tensor, source_leaf: Tensor) -> Tensor:
@@ -209,5 +209,5 @@ def overwrite(target: Tree, source: Tree) -> None:
         if source_leaf is not target_leaf:
             target_leaf.copy_(source_leaf)
 
-    # What is part of another leaf must be read before that one changes.
+    # A part of a leaf must be read before the leaf changes.
     tree.map(copy_values, target, tree.map(separate, target, source))

@@ -40,7 +40,7 @@ ODD_RATE = 0.01234567890123
 Step = Callable[[Sequence[Tensor], Sequence[Tensor], float], Tree]
 """A step changes its tensors in place: `step(tensors, minibatch, learning rate)`.
 
-A minibatch is tensors with a row for each sample, such as their numbers. It returns what it keeps.
+A minibatch is tensors with a row for each sample, such as their numbers. It returns a record.
 """
 
 
@@ -59,8 +59,8 @@ class Script(NamedTuple):
         self, minibatches: list[Sequence[Tensor]], rate: float, tensors: Sequence[Tensor]
     ) -> list[Tree]:
         """Take a step on each minibatch; return their records, if any."""
-        # TorchScript's optimizer takes a layer's product apart from its sum, which rounds
-        # otherwise.
+        # TorchScript's optimizer splits a layer's product from its sum, which rounds
+        # differently.
         with torch.no_grad(), torch.jit.optimized_execution(False):
             leaves_of_steps = self.run(minibatches, rate, tensors)
         return [tree.rebuild(self.record, leaves) for leaves in leaves_of_steps]
@@ -84,7 +84,7 @@ class StepScripts:
 
     def number_kind(self, kind: Hashable) -> int:
         """Return a number for a kind, which is quicker to look up."""
-        # Threads ask at the same time: a number that was drawn is nobody else's.
+        # Threads ask at the same time: each drawn number is unique.
         return self._numbers.setdefault(kind, next(self._next_number))
 
     def take_steps(
@@ -172,7 +172,7 @@ def write_script(
 def repeats_step(
     script: Script, step: Step, tensors: Sequence[Tensor], minibatch: Sequence[Tensor]
 ) -> bool:
-    """Return whether a script does what a step does, to the bit.
+    """Check whether a script repeats a step to the bit.
 
     Args:
         script: Of `write_script`.
@@ -185,7 +185,7 @@ def repeats_step(
     results = _copy_tensors(tensors)
     scripted = _copy_tensors(tensors)
     try:
-        for _ in range(2):  # the second one starts from what the first one has changed
+        for _ in range(2):  # the second step starts from the result of the first
             record = step(results, minibatch, rate)
             scripted_records = script.take_steps([minibatch], rate, scripted)
             leaves = [leaf for one in scripted_records for leaf in tree.leaves(one)]
@@ -202,7 +202,7 @@ def repeats_step(
 
 
 def _sizes_of_parts(minibatch: Sequence[Tensor]) -> tuple[int, ...]:
-    """Return how many samples each tensor of a minibatch is about."""
+    """Return the number of samples of each tensor of a minibatch."""
     return tuple([part.shape[0] for part in minibatch])
 
 
@@ -230,7 +230,7 @@ def _copy_tensors(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _are_equal(leaves: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
-    """Return whether tensors are equal to the bit."""
+    """Check whether tensors are equal to the bit."""
     if len(leaves) != len(expected):
         return False
     pairs = zip(leaves, expected, strict=True)
@@ -245,7 +245,7 @@ class _Recording(TorchDispatchMode):
     """Write down all operations of this thread, in TorchScript.
 
     Args:
-        tensors: What they read and change.
+        tensors: Those that operations read and change.
         minibatch: Of the step, with odd numbers of samples.
     """
 
@@ -274,7 +274,7 @@ class _Recording(TorchDispatchMode):
         return result
 
     def write_script(self, record: Tree) -> Script:
-        """Return the script of what was recorded, of a step that keeps `record`."""
+        """Return the script of the recorded operations, of a step that keeps `record`."""
         # ---- Step 1: the tensors by name, and how many samples there are
         lines = [
             "def steps(minibatches: List[List[Tensor]], rate: float, tensors: List[Tensor])"
@@ -288,7 +288,7 @@ class _Recording(TorchDispatchMode):
             lines.append(f"        part{position} = minibatch[{position}]")
             lines.append(f"        count{part.shape[0]} = part{position}.size(0)")
 
-        # ---- Step 2: the operations, and what a step keeps
+        # ---- Step 2: the operations, and the step's record
         results = [self._name_tensor(leaf) for leaf in tree.leaves(record)]
         lines += [f"        {line}" for line in self._lines]
         if results:
@@ -344,7 +344,7 @@ class _Recording(TorchDispatchMode):
             texts.append(f"{key}={self._write_value(value, declared[key])}")
         names = [f"v{len(self._lines)}_{position}" for position in range(len(results))]
         for leaf, new_name in zip(results, names, strict=True):
-            # What was changed in place keeps its name.
+            # A tensor that was changed in place keeps its name.
             if leaf is not None:
                 self._names.setdefault(id(leaf), new_name)
         self._lines.append(f"{', '.join(names)} = torch.ops.aten.{name}({', '.join(texts)})")

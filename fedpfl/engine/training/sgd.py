@@ -1,4 +1,4 @@
-"""One step of an optimizer, and what it keeps from step to step."""
+"""One step of an optimizer, and its state."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def clip_gradients(
         grads: By leaf.
         masks: Only entries under them count for the norm.
         limit: Of the norm over all leaves.
-        stacked: Whether axis 0 of every tensor is the client; each has a norm of its own then.
+        stacked: Whether axis 0 of every tensor is the client; each has its own norm then.
     """
     squares = []
     for grad, mask in zip(grads, masks, strict=True):
@@ -124,7 +124,7 @@ def optimizer_step_(
     stacked: bool = False,
     rates: Tensor | None = None,
 ) -> None:
-    """Make one step of the optimizer in place. Entries whose mask is False do not move.
+    """Make one step of the optimizer in place. Entries with a mask of False do not move.
 
     Args:
         params: Leaves to train.

@@ -34,7 +34,7 @@ def normalize_samples(federation: Federation, samples: Tensor) -> Tensor:
 def make_shard(federation: Federation, client: int, batch_size: int, draws: Draws) -> Shard:
     """Return a client's training data with its batch orders, and its validation data.
 
-    Both are gathered when they are looked at, which nobody may where samples are protected.
+    Both are gathered at first sight, which raises where samples are protected.
     """
     if draws.protection:
         return Shard(_refuse_samples, batch_size, _refuse_samples, _refuse_samples)
@@ -51,7 +51,7 @@ def make_shard(federation: Federation, client: int, batch_size: int, draws: Draw
 
 
 def _refuse_samples(*_: object) -> NoReturn:
-    """Raise FedpflError, as what is found out from samples would leave them without noise."""
+    """Raise FedpflError, as findings from samples would leave without noise."""
     raise FedpflError(
         "privacy=sample: the method looks at samples outside its training steps (before_training,"
         " after_training or before_evaluation), and what it finds there leaves without noise; choose"

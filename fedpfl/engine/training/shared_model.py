@@ -112,7 +112,7 @@ class SharedModel:
         answer = self._collect_counts(counts_of_passes)
         if other_answer is not None:
             answer = concatenate_rows([answer, other_answer])
-        # Behind each other are these clients and the others, each in the order of the call.
+        # These clients come first, then the rest, each in the order of the call.
         positions = {client: row for row, client in enumerate([*self.clients, *self.other_clients])}
         return tree.take(
             answer,
@@ -136,7 +136,7 @@ class SharedModel:
 def find_shared_model(call: Call, net: Net) -> SharedModel | None:
     """Return the model that most clients of a call have in common, if any.
 
-    Where it cannot be found out, there is none: what is wrong shows in a client's own evaluation.
+    An error here means None: it shows in a client's own evaluation.
     """
     if not isinstance(call, EvalCall) or not _has_plain_evaluation(call, net):
         return None
@@ -159,7 +159,7 @@ def find_shared_model(call: Call, net: Net) -> SharedModel | None:
 
 
 def _has_plain_evaluation(call: EvalCall, net: Net) -> bool:
-    """Return whether a client's counts follow from its model and samples alone.
+    """Check that a client's counts follow from its model and samples alone.
 
     So they do where no hook but `personal` has a part in them, and the network takes each sample
     by itself, draws nothing and keeps its buffers.
@@ -183,7 +183,7 @@ def _has_plain_evaluation(call: EvalCall, net: Net) -> bool:
 
 
 def _looks_at_client(method: Method, server: Tree) -> bool:
-    """Return whether `personal` looks at the client's state."""
+    """Check whether `personal` looks at the client's state."""
     try:
         params = method.personal(server, _Hidden())  # type: ignore[arg-type]
     except (Exception, _LookedAt):
@@ -200,7 +200,7 @@ def _refuse_look(*_: Any) -> NoReturn:
 
 
 class _Hidden:
-    """Stand for a client's state that nobody may look at: any use of it raises `_LookedAt`."""
+    """Stand for a client's state; any use of it raises `_LookedAt`."""
 
     __getattribute__ = __getitem__ = __contains__ = _refuse_look
     __iter__ = __len__ = __bool__ = __eq__ = __or__ = __ror__ = _refuse_look

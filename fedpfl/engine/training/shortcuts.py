@@ -17,7 +17,7 @@ from fedpfl.models import Net
 
 @dataclass(frozen=True)
 class Shortcuts:
-    """Hold what shortcuts keep from one call to the next.
+    """Hold the memory of shortcuts between calls.
 
     Attributes:
         scripts: Repeat frequent steps; None where Python keeps up.

@@ -1,4 +1,4 @@
-"""A training step of one client: gradient, what the method makes of it, and the update."""
+"""A training step of one client: gradient, the method's use of it, and the update."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class PureStep:
         local: The optimizer's settings.
         autocast: Enters the precision of losses.
         body: The frozen body, if the head alone moves.
-        noise_key: The phase, by which noise is drawn where samples are protected.
+        noise_key: Names the phase in draws of noise where samples are protected.
     """
 
     net: Net
@@ -77,7 +77,7 @@ class PureStep:
     def __call__(
         self, state: StepState, minibatch: Sequence[Tensor], number: int = 0
     ) -> tuple[StepState, Tree]:
-        """Return the state after a step, and what the loss keeps of it.
+        """Return the state after a step, and the record of the loss.
 
         Moments and sums change in place, and so do parameters unless the phase has its own step.
 
@@ -109,7 +109,7 @@ class PureStep:
                 grads = self.net.differentiate_loss(loss, moving)
                 loss, record = loss.detach(), tree.map(Tensor.detach, record)
 
-            # ---- Step 3: what the method makes of it, and the update
+            # ---- Step 3: the method's use of it, and the update
             with torch.no_grad():
                 client = self._show_gradient(state, batch, loss, grads, record)
                 masks = [state.masks.get(i) for i in self.trainable.indices]
@@ -139,7 +139,7 @@ class PureStep:
         return batches
 
     def _compute_loss(self, state: StepState, bound: Bound, batch: Batch) -> tuple[Tensor, Tree]:
-        """Compute the loss, and what it leaves beside it."""
+        """Compute the loss and its record."""
         objective = self.phase.loss or self.job.plan.loss
         if state.surroundings:
             objective = embed_objective(objective, state.surroundings)
@@ -174,7 +174,7 @@ class PureStep:
         batch = tuple(batches) if len(batches) > 1 else batches[0]
         with torch.no_grad(), self.autocast():
             params, loss = self.phase.step(state.server, state.client, bound, state.params, batch)
-            # Steps of SGD would move what the parameters share with the states.
+            # Steps of SGD would move states that share memory with the parameters.
             params = tree.copy_shared(params, {"server": state.server, "client": state.client})
         return params, loss.detach()
 

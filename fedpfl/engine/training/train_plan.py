@@ -20,7 +20,7 @@ from fedpfl.models import Bound, Parts
 
 @dataclass(frozen=True)
 class TrainPlan:
-    """Say what local training minimizes, in which phases, and how.
+    """Plan local training: its loss, phases and settings.
 
     Attributes:
         loss: Of phases that have none of their own.
@@ -50,7 +50,7 @@ def make_training_plan(
 
 
 class FineTuning(NamedTuple):
-    """Say how evaluated models are fine-tuned: all their entries, or the head alone (`part`)."""
+    """Hold settings of fine-tuning: of all entries, or the head alone (`part`)."""
 
     local: Local
     draws: Draws
@@ -103,7 +103,7 @@ def group_by_stream(phases: list[Phase]) -> dict[str, list[Phase]]:
 
 
 def streams_with_differing_masks(phases: list[Phase]) -> set[str]:
-    """Return the streams whose phases have different masks, so that optimizer states meet."""
+    """Return the streams of phases with different masks, where optimizer states meet."""
     streams = set()
     for stream, members in group_by_stream(phases).items():
         if any(phase.mask is not members[0].mask for phase in members):
@@ -113,7 +113,7 @@ def streams_with_differing_masks(phases: list[Phase]) -> set[str]:
 
 @dataclass(frozen=True)
 class TrainableLeaves:
-    """Hold which leaves of a trained tree a phase differentiates, and their element-wise masks.
+    """Hold the leaves that a phase differentiates, and their element-wise masks.
 
     Attributes:
         indices: The leaves, by position.
@@ -138,7 +138,7 @@ def find_trainable_leaves(phase: Phase, trained: Tree) -> TrainableLeaves:
 
 
 def clients_without_trainable_entries(phase: Phase, rows: int | None = None) -> Tensor | None:
-    """Return which clients have no trainable entry in a phase; None if all have.
+    """Flag clients without a trainable entry in a phase; None if all have one.
 
     Args:
         phase: Of training.

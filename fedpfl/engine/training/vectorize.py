@@ -1,4 +1,4 @@
-"""Apply a hook of one client to many clients at once."""
+"""Apply a hook of one client to many clients together."""
 
 from __future__ import annotations
 
