@@ -139,6 +139,7 @@ def _deal_samples(plan: Plan, samples: datasets.Samples) -> tuple[partition.Part
     settings = plan.settings
     partition_options = read_partition_options(plan.config)
     seed = partition_options.pop("seed", None)
+    partition_options.pop("together", None)  # the samples know it
     if seed is None:
         seed = settings.seed
     name = plan.config["partition"]["name"]

@@ -60,9 +60,10 @@ def read_dataset_options(config: Mapping[str, Any]) -> dict[str, Any]:
         (datasets.load_samples, reader),
         config["dataset"],
         "dataset",
-        provided_elsewhere=("data_dir", "options", "source", "task"),
+        provided_elsewhere=("data_dir", "options", "source", "task", "together"),
     )
-    return {**options, "task": config["task"]}
+    together = config["partition"].get("together")
+    return {**options, "task": config["task"], "together": together}
 
 
 OPTION_READERS = {

@@ -96,9 +96,15 @@ class Settings(Checked):
 
 @dataclass(frozen=True)
 class PartitionOptions:
-    """Hold what all partitions may have: a seed in place of the run's; see docs/data.md."""
+    """Hold the options of all partitions; see docs/data.md.
+
+    Attributes:
+        seed: In place of the run's.
+        together: The column whose equal values stay with one client, and in one of its splits.
+    """
 
     seed: Seed | None = None
+    together: str | None = None
 
 
 @dataclass(frozen=True)

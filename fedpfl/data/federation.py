@@ -348,7 +348,9 @@ def build_federation(
     _require_fit(samples, partition, validation, augment)
 
     # ---- Step 1: hold validation samples out.
-    train_indices, validation_indices = _hold_out_validation(partition.train, validation, seed)
+    train_indices, validation_indices = _hold_out_validation(
+        partition.train, validation, seed, samples.units
+    )
     train = _to_tensors(train_indices)
 
     # ---- Step 2: scale by the training samples of participants, so that nothing leaks.
@@ -486,9 +488,9 @@ def _find_groups(samples: Samples, partition: Partition, client: int) -> list[in
 
 
 def _hold_out_validation(
-    train: Sequence[np.ndarray], share: float, seed: int
+    train: Sequence[np.ndarray], share: float, seed: int, units: Tensor | None
 ) -> tuple[Sequence[np.ndarray], Sequence[np.ndarray]]:
-    """Split each client's samples into training and validation samples, in their order.
+    """Split each client's samples, or units, into training and validation, in their order.
 
     Without a share there is no validation split.
     """
@@ -498,9 +500,12 @@ def _hold_out_validation(
     train_splits = []
     validation_splits = []
     for indices in train:
-        is_validation = np.zeros(len(indices), bool)
+        numbers = np.arange(len(indices))
+        if units is not None:  # samples of a unit, such as a patient, are held out together
+            _, numbers = np.unique(units[indices].numpy(), return_inverse=True)
+        count = int(numbers.max()) + 1
         # Flags, so that both splits keep the partition's order.
-        is_validation[rng.permutation(len(indices))[: int(share * len(indices))]] = True
+        is_validation = np.isin(numbers, rng.permutation(count)[: int(share * count)])
         train_splits.append(indices[~is_validation])
         validation_splits.append(indices[is_validation])
     return train_splits, validation_splits

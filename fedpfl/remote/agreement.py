@@ -20,11 +20,11 @@ from torch import Tensor
 
 from fedpfl.data import Federation, fingerprint
 from fedpfl.data.datasets import Raw, Samples
-from fedpfl.data.datasets.shared.parts import require_one_spelling
+from fedpfl.data.datasets.shared.parts import Part
 from fedpfl.data.datasets.shared.samples import MAX_CLASSES, check_samples
 from fedpfl.data.datasets.shared.sums import FLOAT_BITS, ChannelSums
-from fedpfl.data.datasets.shared.tables import name_features
-from fedpfl.data.datasets.sites import Columns, Site
+from fedpfl.data.datasets.shared.tables import Columns, name_features
+from fedpfl.data.datasets.shared.texts import require_alike, require_one_spelling, sort_texts
 from fedpfl.ground.errors import FedpflError
 from fedpfl.remote.messages import (
     Label,
@@ -46,8 +46,6 @@ EXAMPLE_SAMPLES = 64
 EXAMPLE_TOKENS = 100
 
 SampleCount = Annotated[Whole, Field(ge=1, le=MAX_SAMPLES)]
-LabelNumber = Annotated[Whole, Field(gt=-(2**63), lt=2**63)]
-Labels = tuple[LabelNumber, ...] | tuple[Label, ...]
 Scale = tuple[Number, ...]
 
 
@@ -63,7 +61,7 @@ class SiteForm(Message):
     Attributes:
         dtype: Of the samples, as numpy calls it.
         shape: Of one sample; of a table its number of features, once all categories are known.
-        labels: The values of labels, sorted: whole numbers or texts.
+        labels: The values of labels, sorted.
         columns: Of a table; None of anything else.
     """
 
@@ -73,13 +71,13 @@ class SiteForm(Message):
     shape: Annotated[
         tuple[Annotated[Whole, Field(ge=1, le=MAX_INPUT)], ...], Field(max_length=MAX_AXES)
     ]
-    labels: Annotated[Labels, Field(min_length=1, max_length=MAX_CLASSES)]
+    labels: Annotated[tuple[Label, ...], Field(min_length=1, max_length=MAX_CLASSES)]
     columns: Columns | None = None
 
     @model_validator(mode="after")
     def _check(self) -> SiteForm:
         _require(prod(self.shape) <= MAX_INPUT, f"more than {MAX_INPUT:,} entries")
-        _require([*self.labels] == sorted({*self.labels}), "labels that are not in order")
+        _require([*self.labels] == sort_texts(self.labels), "labels that are not in order")
         if self.columns:
             names, levels = self.columns
             texts_are_distinct = [
@@ -191,7 +189,7 @@ class Agreement(Message):
             group_names=self.names,
             test_from=sum(self.test_from) or None,
             class_names=tuple(map(str, self.form.labels)),
-            feature_names=name_features(*self.form.columns) if self.form.columns else (),
+            feature_names=name_features(self.form.columns) if self.form.columns else (),
             are_elsewhere=True,
         )
 
@@ -215,11 +213,11 @@ class Agreement(Message):
             normalize=options.get("normalize", True),
         )
 
-    def number_labels(self, site: Site) -> np.ndarray:
+    def number_labels(self, site: Part) -> np.ndarray:
         """Return a site's labels as classes. Raises FedpflError for one that is not agreed on."""
         number_by_value = {value: number for number, value in enumerate(self.form.labels)}
         try:
-            classes = [number_by_value[value] for value in site.labels.tolist()]
+            classes = [number_by_value[value] for value in site.y.tolist()]
         except KeyError as value:
             raise FedpflError(
                 f"site {site.name} has label {value}, which it had not before"
@@ -246,17 +244,17 @@ class Agreement(Message):
         return find_difference(facts, agreed_site)
 
 
-def describe_site(site: Site, name: str, columns: Columns | None) -> SiteFacts:
+def describe_site(site: Part, name: str, columns: Columns | None) -> SiteFacts:
     """Return the facts that a site tells. Raises FedpflError for what no site can tell."""
     form = {
         "dtype": str(site.x.dtype),
         "shape": () if columns else site.x.shape[1:],
-        "labels": np.unique(site.labels).tolist(),
+        "labels": sort_texts(np.unique(site.y).tolist()),
         "columns": columns,
     }
     facts = {
         "name": name,
-        "samples": len(site.labels),
+        "samples": len(site.y),
         "test_from": site.test_from,
         "form": form,
     }
@@ -283,13 +281,8 @@ def _describe_form(site: SiteFacts) -> dict[str, str]:
     form = site.form
     return {
         "samples are": "tables" if form.columns else f"{form.dtype} {list(form.shape)}",
-        "labels are": "texts" if _are_texts(form.labels) else "numbers",
         "test part": "of its own" if site.test_from else "none",
     }
-
-
-def _are_texts(labels: tuple[Any, ...]) -> bool:
-    return isinstance(labels[0], str)
 
 
 def agree_on_sites(sites: Sequence[SiteFacts]) -> Agreement:
@@ -302,9 +295,10 @@ def agree_on_sites(sites: Sequence[SiteFacts]) -> Agreement:
     # Sorted by name, so that the order in which nodes came does not matter.
     sites = sorted(sites, key=lambda site: site.name)
     form = sites[0].form
-    values = sorted({value for site in sites for value in site.form.labels})
-    if _are_texts(form.labels):
-        require_one_spelling({site.name: map(str, site.form.labels) for site in sites}, "label")
+    values = sort_texts(value for site in sites for value in site.form.labels)
+    labels_by_site = {site.name: site.form.labels for site in sites}
+    require_one_spelling(labels_by_site, "label")
+    require_alike(labels_by_site)
 
     # ---- Step 2: categories of a table are the union, too, and a feature each.
     columns = form.columns

@@ -22,8 +22,8 @@ from fedpfl.config.group_options import read_options
 from fedpfl.config.plan import Plan
 from fedpfl.config.run import Run, build_run
 from fedpfl.data.datasets.shared.sums import ChannelSums, scale_channels, sum_channels
-from fedpfl.data.datasets.shared.tables import label_columns
-from fedpfl.data.datasets.sites import SiteOptions, read_site, read_table_columns, site_name
+from fedpfl.data.datasets.shared.parts import ReadOptions, label_columns
+from fedpfl.data.datasets.sites import read_site, read_table_columns, site_name
 from fedpfl.ground import files
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.terminal import print_notice
@@ -282,7 +282,7 @@ class SiteNode:
         dataset = read_options(plan.config, "dataset")
         self._plan = plan
         self._path = path
-        self._options = SiteOptions(
+        self._options = ReadOptions(
             labels=label_columns(dataset["label"]),
             categories=tuple(dataset["categories"]),
             size=dataset["size"],

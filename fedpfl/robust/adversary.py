@@ -53,6 +53,8 @@ def make_adversary(attack: Attack, federations: Sequence[Federation], seed: int)
     poisoned = participants
     triggered: tuple[Federation, ...] = ()
     if isinstance(attack, DataAttack):
+        attack.check_federation(participants)
+        attack = attack.find_classes(participants)
         poisoned, triggered = poison_federations(attack, federations, attackers, seed)
     return Adversary(
         attack=attack,

@@ -6,13 +6,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedpfl.data import Federation
+from fedpfl.data.datasets.shared.texts import find_class
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.ranges import Above, AtLeast, AtMost
 from fedpfl.ground.tasks import require_classification
@@ -40,6 +41,27 @@ class DataAttack(Attack, ABC):
             federation.task, "an attack on data", "it is about classes; attack uploads"
         )
 
+    def find_classes(self, federation: Federation) -> Self:
+        """Return the attack with the numbers of the classes that its settings name.
+
+        Raises:
+            FedpflError: There is no such class.
+        """
+        numbers = {}
+        for key in ("source", "target"):
+            label = getattr(self, key, None)
+            if label is not None:
+                names = federation.class_names
+                numbers[key] = find_class(names, federation.classes, label, f"attack.{key}")
+        return replace(self, **numbers)
+
+    def describe_classes(self, federation: Federation) -> str:
+        """Describe the classes of the attack by their names, "" where they are numbers alone."""
+        names = federation.class_names
+        numbers = [getattr(self, key, None) for key in ("source", "target")]
+        texts = [f"class {names[number]}" for number in numbers if names and number is not None]
+        return f" ({' becomes '.join(texts)}, of {', '.join(names[:10])})" if texts else ""
+
     @abstractmethod
     def alter_labels(self, y: Tensor, classes: int) -> Tensor:
         """Return what an attacker makes of labels `[samples]` of so many classes."""
@@ -59,8 +81,8 @@ class DataAttack(Attack, ABC):
 class LabelFlip(DataAttack):
     """Flip labels: each class to the next, or `source` to `target`."""
 
-    source: Annotated[int, AtLeast(0)] | None = None
-    target: Annotated[int, AtLeast(0)] | None = None
+    source: Annotated[int, AtLeast(0)] | str | None = None
+    target: Annotated[int, AtLeast(0)] | str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -69,17 +91,11 @@ class LabelFlip(DataAttack):
         differ = self.source is None or self.source != self.target
         self.check(differ, "target", "another class than source")
 
-    def check_federation(self, federation: Federation) -> None:
-        """Raise FedpflError for classes that are not there."""
-        super().check_federation(federation)
-        for key in ("source", "target"):
-            _require_class(federation, key, getattr(self, key))
-
     def alter_labels(self, y: Tensor, classes: int) -> Tensor:
         """See DataAttack."""
         if self.source is None or self.target is None:
             return (y + 1) % classes
-        return torch.where(y == self.source, self.target, y)
+        return torch.where(y == self.source, int(self.target), y)
 
 
 @dataclass(frozen=True)
@@ -88,7 +104,7 @@ class Backdoor(DataAttack):
 
     poisoned: Annotated[float, Above(0), AtMost(1)] = 0.5
     pattern: Literal["patch", "blended", "sine"] = "patch"
-    target: Annotated[int, AtLeast(0)] = 0
+    target: Annotated[int, AtLeast(0)] | str = 0
     size: Annotated[int, AtLeast(1)] = 3
     opacity: Annotated[float, Above(0), AtMost(1)] | None = None
     parts: Annotated[int, AtLeast(1)] = 1  # type: ignore[misc]
@@ -102,7 +118,6 @@ class Backdoor(DataAttack):
                 f"an attack's pattern is for images, and data set {federation.name} has"
                 f" {shape.kind}; choose attack=label_flip or one on uploads"
             )
-        _require_class(federation, "target", self.target)
         pixels = shape[-2] * shape[-1]
         if self.pattern == "patch":
             if self.size > min(shape[-2:]):
@@ -119,7 +134,7 @@ class Backdoor(DataAttack):
 
     def alter_labels(self, y: Tensor, classes: int) -> Tensor:
         """See DataAttack."""
-        return torch.full_like(y, self.target)
+        return torch.full_like(y, int(self.target))
 
     def alter_samples(self, x: Tensor, seed: int, part: int | None = None) -> Tensor:
         """See DataAttack."""
@@ -177,15 +192,6 @@ class Paint(NamedTuple):
         )
 
 
-def _require_class(federation: Federation, key: str, label: int | None) -> None:
-    """Raise FedpflError for a class that the data set does not have."""
-    if label is not None and label >= federation.classes:
-        raise FedpflError(
-            f"attack.{key} must be below {federation.classes}, the classes of data set"
-            f" {federation.name}, got {label}"
-        )
-
-
 class HostileData(NamedTuple):
     """Hold the samples of an attack, which share one store of images.
 
@@ -212,7 +218,6 @@ def poison_federations(
     """
     participants = federations[0]
     # Backends join jobs whose images are one tensor, so all of these lie in one.
-    attack.check_federation(participants)
     pool = _SamplePool(attack, participants, seed)
 
     # ---- Step 1: what attackers train on.

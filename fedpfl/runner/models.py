@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fedpfl import engine
 from fedpfl.config.run import Run
 from fedpfl.data import Federation
-from fedpfl.data.datasets.shared.values import to_array
+from fedpfl.data.datasets.shared.texts import to_array
 from fedpfl.engine.backends.backend import reproducible_arithmetic
 from fedpfl.engine.calls import EvalCall, with_before_turn
 from fedpfl.engine.keys import generator, track_global_draws

@@ -437,7 +437,8 @@ def test_config_files():
             for key, p in list(inspect.signature(DATA_SETS[name]).parameters.items())[1:]
         }
         options.pop("path", None)
-        options.pop("task", None)  # a key of the run's
+        options.pop("task", None)  # keys of the run and of the partition
+        options.pop("together", None)
         own = {key: value for key, value in list(values.items())[6:] if key != "normalize"}
         assert list(values)[:6] == ["name", "mean", "std", "classes", "path", "download"]
         assert own == options

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from fedpfl.data.datasets.shared.archive import read_archive
+from fedpfl.data.datasets.shared.parts import ReadOptions
 from fedpfl.data.datasets.shared.samples import (
     MAX_CLASSES,
     Raw,
@@ -27,7 +28,7 @@ from fedpfl.data.datasets.shared.samples import (
 from fedpfl.data.datasets.shared.source import AbsentFiles, Source, error_line
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.ranges import Above, Between
-from fedpfl.ground.tasks import CLASSIFICATION, TASKS, Task
+from fedpfl.ground.tasks import CLASSIFICATION, TASKS
 
 log = logging.getLogger(__name__)
 
@@ -51,11 +52,12 @@ def load_samples(  # noqa: PLR0913 - its arguments are keys of the configuration
     mean: Sequence[float] | None = None,
     std: Sequence[Annotated[float, Above(0)]] | None = None,
     classes: Annotated[int, Between(1, MAX_CLASSES)] | None = None,
-    only: tuple[Annotated[int, Between(0, MAX_CLASSES - 1)], ...] | None = None,
+    only: tuple[Annotated[int, Between(0, MAX_CLASSES - 1)] | str, ...] | None = None,
     path: Path | None = None,
     download: bool = True,
     normalize: bool = True,
     task: str = CLASSIFICATION.name,
+    together: str | None = None,
     **options: Any,
 ) -> Samples:
     """Load a data set by name, or from an .npz archive at `path`.
@@ -66,11 +68,13 @@ def load_samples(  # noqa: PLR0913 - its arguments are keys of the configuration
         mean: Per channel; None: of the training samples.
         std: Per channel; None: of the training samples.
         classes: Number of classes; None: the largest label plus one.
-        only: Labels of the samples to keep, which are numbered anew in this order.
+        only: Classes to keep, by name or number, which are numbered anew in this order.
         path: An archive that takes the place of the data set's files; of `sites`, their folder.
         download: Whether absent files may be downloaded.
         normalize: Whether samples are scaled; otherwise images are only divided by 255.
         task: What the labels are for, one of `ground.tasks.TASKS`; a key of the run.
+        together: The column, array or `groups` whose equal values are kept together; a key of the
+            partition.
         options: The data set's options, which an archive has no use for.
 
     Raises:
@@ -80,9 +84,17 @@ def load_samples(  # noqa: PLR0913 - its arguments are keys of the configuration
     # ---- Step 1: read an archive in its place, or the original files.
     source = Source(name, Path(data_dir).expanduser(), download)
     try:
-        raw, origin = _read_source(source, path, TASKS[task], options)
+        raw, origin = _read_source(
+            source, path, ReadOptions(together=together, task=TASKS[task]), options
+        )
 
         # ---- Step 2: check the form.
+        if together and raw.units is None:
+            if together != "groups" or raw.groups is None:
+                raise FedpflError(
+                    f"partition.together={together}: data set {name} has no such column; leave it out"
+                )
+            raw = raw._replace(units=raw.groups)
         samples = check_samples(
             name=name,
             raw=raw,
@@ -107,25 +119,30 @@ def load_samples(  # noqa: PLR0913 - its arguments are keys of the configuration
         ) from error
 
 
-SHARED_KEYS = frozenset(inspect.signature(load_samples).parameters) - {"path", "task", "options"}
+SHARED_KEYS = frozenset(inspect.signature(load_samples).parameters) - {
+    "path",
+    "task",
+    "together",
+    "options",
+}
 """Keys of every data set, which its reader is not given."""
 
 
 def _read_source(
-    source: Source, path: Path | None, task: Task, options: dict[str, Any]
+    source: Source, path: Path | None, read_options: ReadOptions, options: dict[str, Any]
 ) -> tuple[Raw, Path | None]:
     """Read a data set's files, or the archive in their place, and return their path."""
     reader = DATA_SETS[source.name]
     parameters = inspect.signature(reader).parameters
-    if "task" in parameters:
-        options = {**options, "task": task}
+    for key in parameters.keys() & {"task", "together"}:
+        options = {**options, key: getattr(read_options, key)}
     # A reader that takes a path looks there itself.
     if "path" in parameters:
         return reader(source, path=path, **options), path
     archive = _find_archive(source, path)
     if archive is None:
         return reader(source, **options), source.folder
-    raw = read_archive(archive, getattr(reader, "md5", ()))
+    raw = read_archive(archive, getattr(reader, "md5", ()), read_options)
     _refuse_options(options, reader, archive)
     return raw, archive
 

@@ -8,20 +8,20 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from fedpfl.data.datasets.shared import arrow
 from fedpfl.data.datasets.shared.hub import Split, count_test_rows, open_splits
-from fedpfl.data.datasets.shared.images import Side
-from fedpfl.data.datasets.shared.parts import join_labels, require_one_spelling
-from fedpfl.data.datasets.shared.samples import Raw, number_groups
-from fedpfl.data.datasets.shared.source import Source
-from fedpfl.data.datasets.shared.words import encode_words, number_words, split_words
+from fedpfl.data.datasets.shared.images import Side, read_own_images
+from fedpfl.data.datasets.shared.parts import Part, ReadOptions, join_parts, label_columns
+from fedpfl.data.datasets.shared.samples import Raw
+from fedpfl.data.datasets.shared.source import Source, error_line
+from fedpfl.data.datasets.shared.tables import check_frame
+from fedpfl.data.datasets.shared.texts import require_values, to_texts
+from fedpfl.data.datasets.shared.words import encode_texts
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.ranges import AtLeast
 from fedpfl.ground.tasks import CLASSIFICATION, Task
 
 VOCABULARY = 20_000
 LENGTH = 64
-INPUT_KINDS = ("images", "texts", "numbers", "arrays")
 
 
 def hf(  # noqa: PLR0913 - its arguments are keys of the configuration
@@ -37,6 +37,7 @@ def hf(  # noqa: PLR0913 - its arguments are keys of the configuration
     vocabulary: Annotated[int, AtLeast(3)] = VOCABULARY,
     length: Annotated[int, AtLeast(1)] = LENGTH,
     task: Task = CLASSIFICATION,
+    together: str | None = None,
 ) -> Raw:
     """Read columns of a data set as inputs, labels and clients.
 
@@ -51,7 +52,8 @@ def hf(  # noqa: PLR0913 - its arguments are keys of the configuration
         size: Pixels each way to which images are scaled; None: as they are.
         vocabulary: Ids of texts, as in `ag_news`; words are counted in the training part.
         length: Words of a text.
-        task: Classification.
+        task: What the labels are for.
+        together: The column whose equal values are kept together.
 
     Returns:
         The samples; groups are the values of column `by`. Grey images have one channel if all are
@@ -60,46 +62,59 @@ def hf(  # noqa: PLR0913 - its arguments are keys of the configuration
     Raises:
         FedpflError: The data set cannot be opened, or a column is absent or does not fit.
     """
-    if task.name != CLASSIFICATION.name:  # labels are numbered anew, which targets must not be
-        raise FedpflError(f"dataset=hf reads classes, not what task={task.name} asks for; use npz")
-
-    # ---- Step 1: the columns.
+    # ---- Step 1: the columns, the same in all splits.
     splits = open_splits(path, split, subset, source.download)
-    inputs = _list_inputs(splits[0], input)
-    label = arrow.require_column(splits[0], "label", label)
-    if label in inputs:
-        raise FedpflError(f"dataset.input and dataset.label both name {label!r}; leave out one")
-    _require_equal_columns(splits, "input", inputs)
-    _require_equal_columns(splits, "label", [label])
+    inputs = list(label_columns(input))
+    others = [name for name in (label, by, together) if name]
+    if not inputs or not label or len({*inputs, *others}) < len(inputs) + len(others):
+        columns = ", ".join(splits[0].data.column_names[:12])
+        raise FedpflError(
+            "dataset.input, dataset.label, dataset.by and partition.together must name different "
+            f"columns; {splits[0].origin} has {columns}"
+        )
+    _require_equal_columns(splits, [*inputs, *others])
+    kind = _find_common_kind(splits[0], inputs)
 
-    # ---- Step 2: inputs, by what their columns hold.
-    kind = _input_kind(splits[0], inputs)
-    _refuse_other_options(kind, size, vocabulary, length)
-    if kind == "images":
-        x = _stack_images(splits, inputs[0], size)
-    elif kind == "texts":
-        x = _number_texts(splits, inputs, vocabulary, length)
-    elif kind == "numbers":
-        x = np.concatenate([arrow.read_number_columns(part, inputs) for part in splits])
+    # ---- Step 2: a part for each split: a table of numbers, or arrays.
+    columns = [*inputs, *others] if kind == "numbers" else others
+    tables = [_read_table(split, columns) for split in splits]
+    if kind == "numbers":
+        options = ReadOptions((label,), by=by, together=together, task=task)
+        parts = [Part(split.origin, table=own) for split, own in zip(splits, tables, strict=True)]
     else:
-        x = _join_arrays(splits, inputs[0])
+        if kind == "images":
+            x = _read_images(splits, inputs[0], size)
+        elif kind == "texts":
+            x = _read_texts(splits, inputs, vocabulary, length)
+        else:
+            x = [_read_arrays(split, inputs[0]) for split in splits]
+        options = ReadOptions(task=task)
+        parts = []
+        for split, own_x, table in zip(splits, x, tables, strict=True):
+            arrays = {name: table[name].to_numpy() for name in others}
+            parts.append(
+                Part(
+                    split.origin,
+                    own_x,
+                    arrays[label],
+                    groups=arrays.get(by),
+                    units=arrays.get(together),
+                )
+            )
 
-    # ---- Step 3: labels, clients and where the test part begins.
-    y, class_names = _number_labels(splits, label)
-    feature_names = tuple(inputs) if kind == "numbers" else ()
-    raw = Raw(x, y, class_names=class_names, feature_names=feature_names)
-    if by is not None:
-        groups, group_names = number_groups(_read_client_column(splits, by))
-        raw = raw._replace(groups=groups, group_names=group_names)
-    if test_rows := count_test_rows(splits):
-        raw = raw._replace(test_from=len(y) - test_rows)
-    return raw
+    # ---- Step 3: all splits together.
+    raw = join_parts(parts, options, getattr(splits[0].data.features[label], "names", ()))
+    test_rows = count_test_rows(splits)
+    return raw._replace(test_from=len(raw.y) - test_rows) if test_rows else raw
 
 
 def count_clients(options: Mapping[str, Any]) -> int:
-    """Return how many clients column `by` of a configured data set tells apart."""
-    clients = _read_client_column(_open_configured(options), options["by"])
-    return len(np.unique(clients))
+    """Count the clients that column `by` of a configured data set tells apart."""
+    by = options["by"]
+    splits = _open_configured(options)
+    _require_equal_columns(splits, [by])
+    texts = [to_texts(_read_table(split, [by])[by], split.origin) for split in splits]
+    return len(np.unique(np.concatenate(texts)))
 
 
 def has_test_part(options: Mapping[str, Any]) -> bool:
@@ -117,23 +132,18 @@ def _open_configured(options: Mapping[str, Any]) -> list[Split]:
     )
 
 
-# ---- columns
+# ---- Columns
 
 
-def _list_inputs(split: Split, inputs: str | Sequence[str] | None) -> list[str]:
-    """Return the columns of inputs. Raises FedpflError where there is none, or one twice."""
-    if inputs is None or isinstance(inputs, str):
-        return [arrow.require_column(split, "input", inputs)]
-    if not inputs or len(set(inputs)) < len(inputs):
-        raise FedpflError(f"dataset.input must be columns, each once, got {list(inputs)}")
-    return list(inputs)
-
-
-def _require_equal_columns(splits: Sequence[Split], key: str, columns: Sequence[str]) -> None:
+def _require_equal_columns(splits: Sequence[Split], columns: Sequence[str]) -> None:
     """Raise FedpflError where a split lacks a column, or has another type of it."""
     for split in splits:
         for column in columns:
-            arrow.require_column(split, key, column)
+            if column not in split.data.features:
+                raise FedpflError(
+                    f"{split.origin} has no column {column!r}; it has "
+                    f"{', '.join(split.data.column_names[:12])}"
+                )
             if split.data.features[column] != splits[0].data.features[column]:
                 raise FedpflError(
                     f"{split.origin}: column {column!r} is of another type than in split "
@@ -141,152 +151,96 @@ def _require_equal_columns(splits: Sequence[Split], key: str, columns: Sequence[
                 )
 
 
-def _input_kind(split: Split, inputs: Sequence[str]) -> str:
-    """Return what all input columns hold. Raises FedpflError where they differ, or do not fit."""
-    kinds = {name: arrow.column_kind(split, name) for name in inputs}
-    for name, kind in kinds.items():
-        if kind not in INPUT_KINDS:
-            raise FedpflError(
-                f"{split.origin}: column {name!r} holds {kind}, and an input is images, texts, "
-                "numbers or arrays of numbers; choose another, or convert it"
-            )
-        if kind != kinds[inputs[0]]:
-            raise FedpflError(
-                f"{split.origin}: column {inputs[0]!r} holds {kinds[inputs[0]]}, and {name!r} "
-                f"holds {kind}; dataset.input must name columns of one kind"
-            )
-    kind = kinds[inputs[0]]
-    if len(inputs) > 1 and kind in ("images", "arrays"):
+def _find_common_kind(split: Split, inputs: Sequence[str]) -> str:
+    """Tell whether inputs are images, texts, numbers or arrays. Raises FedpflError."""
+    import pyarrow as pa
+
+    kinds: dict[str, str] = {}
+    for name in inputs:
+        arrow_type = split.data.features.arrow_schema.field(name).type
+        if type(split.data.features[name]).__name__ in ("Image", "ClassLabel"):
+            kinds[name] = type(split.data.features[name]).__name__.lower() + "s"
+        elif pa.types.is_string(arrow_type) or pa.types.is_large_string(arrow_type):
+            kinds[name] = "texts"
+        elif pa.types.is_nested(arrow_type) or isinstance(arrow_type, pa.BaseExtensionType):
+            kinds[name] = "arrays"
+        else:
+            is_number = pa.types.is_primitive(arrow_type) and not pa.types.is_temporal(arrow_type)
+            kinds[name] = "numbers" if is_number else str(arrow_type)
+    (kind, *more) = {*kinds.values()}
+    is_single = kind in ("images", "arrays") and len(inputs) == 1
+    if more or not (is_single or kind in ("texts", "numbers")):
+        held = ", ".join(f"{name!r} holds {own}" for name, own in kinds.items())
         raise FedpflError(
-            f"{split.origin}: {inputs[0]!r} and {inputs[1]!r} hold {kind}; dataset.input takes "
-            "one column of them"
+            f"{split.origin}: {held}; dataset.input takes one column of images or arrays, or "
+            "columns of numbers or of texts"
         )
     return kind
 
 
-def _refuse_other_options(kind: str, size: int | None, vocabulary: int, length: int) -> None:
-    """Raise FedpflError for an option that inputs of this kind have no use for."""
-    options = (
-        ("size", "images", size is not None),
-        ("vocabulary", "texts", vocabulary != VOCABULARY),
-        ("length", "texts", length != LENGTH),
-    )
-    for key, its_kind, is_set in options:
-        if is_set and kind != its_kind:
-            raise FedpflError(
-                f"dataset.{key} is for {its_kind}, and dataset.input names {kind}; leave it out"
-            )
+def _read_table(split: Split, columns: Sequence[str]) -> Any:
+    """Return columns as a data frame, classes by their names."""
+    table = split.data.select_columns(list(columns)).to_pandas()
+    for name in columns:
+        names = getattr(split.data.features[name], "names", None)
+        if names:
+            table[name] = [names[code] if code >= 0 else None for code in table[name]]
+    return check_frame(table, split.origin)
 
 
-# ---- inputs
+def _read_images(splits: Sequence[Split], column: str, size: int | None) -> list[np.ndarray]:
+    """Return the images of each split."""
+    import datasets
 
-
-def _stack_images(splits: Sequence[Split], column: str, size: int | None) -> np.ndarray:
-    """Return images as uint8 `[samples, channels, height, width]`."""
-    images: list[np.ndarray] = []
+    files: list[Any] = []
+    origins: list[str] = []
     for split in splits:
-        images_of_split = arrow.read_images(split, column, size)
-        images += images_of_split
-        height, width = images[0].shape[:2]
-        for row, image in enumerate(images_of_split):
-            if image.shape[:2] != (height, width):
-                raise FedpflError(
-                    f"{split.origin}: column {column!r} has an image of {image.shape[1]} x "
-                    f"{image.shape[0]} pixels in row {row}, and the first one is {width} x "
-                    f"{height}; set dataset.size=... to scale all"
-                )
-    # A single colour image makes all of three channels, as a network takes one number of them.
-    channels = max(3 if image.ndim == 3 else 1 for image in images)
-    pixels = np.empty((len(images), channels, height, width), np.uint8)
-    for target, image in zip(pixels, images, strict=True):
-        target[:] = image.transpose(2, 0, 1) if image.ndim == 3 else image
-    return pixels
+        raw = split.data.select_columns([column]).cast_column(column, datasets.Image(decode=False))
+        for row, image in enumerate(raw[column], 1):
+            origins.append(f"{split.origin}: column {column!r}, row {row}")
+            if image is None:
+                raise FedpflError(f"{origins[-1]}: it has no value; leave the row out")
+            files.append(image["bytes"] or Path(image["path"]))
+    return _split_rows(read_own_images(files, origins, size, is_coloured=False), splits)
 
 
-def _number_texts(
+def _read_texts(
     splits: Sequence[Split], columns: Sequence[str], vocabulary: int, length: int
-) -> np.ndarray:
-    """Return texts as ids of words that are frequent in the training part."""
-    texts = []
+) -> list[np.ndarray]:
+    """Return the numbered words of each split, those of several columns one after another."""
+    texts: list[str] = []
     for split in splits:
-        texts += [split_words(text) for text in arrow.read_text_column(split, columns)]
+        table = _read_table(split, columns)
+        for name in columns:
+            require_values(
+                table[name].isna().to_numpy(), f"{split.origin}: column {name!r}", "row", 1
+            )
+        texts += table[list(columns)].agg(" ".join, axis=1).tolist()
     # Words of the test part alone are unknown, as those of any later text.
-    training_texts = texts[: len(texts) - count_test_rows(splits)]
-    return encode_words(texts, number_words(training_texts, vocabulary), length)
+    training_texts = len(texts) - count_test_rows(splits)
+    words = encode_texts(texts, training_texts, vocabulary, length, splits[0].origin)
+    return _split_rows(words, splits)
 
 
-def _join_arrays(splits: Sequence[Split], column: str) -> np.ndarray:
-    """Return a column of arrays of all splits."""
-    parts = [arrow.read_arrays(split, column) for split in splits]
-    for split, part in zip(splits, parts, strict=True):
-        if part.shape[1:] != parts[0].shape[1:]:
-            raise FedpflError(
-                f"{split.origin}: column {column!r} has arrays {list(part.shape[1:])}, and split "
-                f"{splits[0].name} has {list(parts[0].shape[1:])}; save them in one shape"
-            )
-    return np.concatenate(parts)
-
-
-# ---- labels and clients
-
-
-def _number_labels(splits: Sequence[Split], column: str) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return labels from 0 on, and names unless these are the same numbers."""
-    labels = _join_classes(splits, "label", column)
-    # Only labels that occur, in their order.
-    values, codes = np.unique(labels, return_inverse=True)
-    names = [str(value) for value in values.tolist()]
-    if arrow.column_kind(splits[0], column) == "classes":
-        all_names = splits[0].data.features[column].names
-        names = [all_names[value] for value in values]
-    # Numbers alone are no names: they would make another fingerprint of the same samples.
-    is_numbered = names == [str(number) for number in range(len(names))]
-    return codes.astype(np.int64), () if is_numbered else tuple(names)
-
-
-def _read_client_column(splits: Sequence[Split], column: str) -> np.ndarray:
-    """Return whose each sample is: names or numbers."""
-    _require_equal_columns(splits, "by", [column])
-    clients = _join_classes(splits, "by", column)
-    if arrow.column_kind(splits[0], column) == "classes":
-        return np.array(splits[0].data.features[column].names, dtype=np.str_)[clients]
-    return clients
-
-
-def _join_classes(splits: Sequence[Split], key: str, column: str) -> np.ndarray:
-    """Return a column of classes, whole numbers or texts of all splits."""
-    kind = arrow.column_kind(splits[0], column)
-    if kind not in ("classes", "numbers", "texts"):
+def _read_arrays(split: Split, column: str) -> np.ndarray:
+    """Return a column of nested lists or arrays of one shape, `[samples, ...]`."""
+    arrow_type = split.data.features.arrow_schema.field(column).type
+    while hasattr(arrow_type, "storage_type") or hasattr(arrow_type, "value_type"):
+        arrow_type = getattr(arrow_type, "storage_type", None) or arrow_type.value_type
+    numpy_type = np.dtype(arrow_type.to_pandas_dtype())
+    if numpy_type.kind not in "biuf":
+        raise FedpflError(f"{split.origin}: column {column!r} holds lists of {arrow_type}")
+    data = split.data.select_columns([column]).with_format("numpy", dtype=numpy_type)
+    try:
+        values = np.asarray(data[:][column], numpy_type)
+    except (ValueError, TypeError) as error:
         raise FedpflError(
-            f"{splits[0].origin}: column {column!r} holds {kind}, and dataset.{key} names a column "
-            "of classes, whole numbers or texts; choose another, or convert it"
-        )
-    classes = [_read_classes(split, column, kind) for split in splits]
-    if kind == "texts":
-        texts_by_split = {
-            split.origin: np.unique(values).tolist()
-            for split, values in zip(splits, classes, strict=True)
-        }
-        require_one_spelling(texts_by_split, f"dataset.{key}")
-    return join_labels(classes)
+            f"{split.origin}: column {column!r} holds no arrays of numbers of one shape: "
+            f"{error_line(error)}; mend or leave out such rows"
+        ) from None
+    return values.astype(np.float32) if values.dtype.kind == "b" else values
 
 
-def _read_classes(split: Split, column: str, kind: str) -> np.ndarray:
-    """Return classes of a split. Raises FedpflError for a row that has none."""
-    values = arrow.read_values(split, column)
-    if values.dtype.kind == "f":
-        is_whole = np.isfinite(values) & (values == values.round())
-        if not is_whole.all():
-            row = int(is_whole.argmin())
-            raise FedpflError(
-                f"{split.origin}: column {column!r} is {values[row]} in row {row}, which is no "
-                "whole number; convert the column, or leave the row out"
-            )
-        return values.astype(np.int64)
-    if kind == "classes" and (values < 0).any():
-        row = int((values < 0).argmax())
-        raise FedpflError(
-            f"{split.origin}: column {column!r} has no class in row {row} (-1); choose other "
-            "splits with dataset.split=[...], or leave the row out"
-        )
-    return values
+def _split_rows(x: np.ndarray, splits: Sequence[Split]) -> list[np.ndarray]:
+    """Return the rows of each split."""
+    return np.split(x, np.cumsum([len(split.data) for split in splits])[:-1])

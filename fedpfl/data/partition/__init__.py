@@ -20,6 +20,7 @@ from fedpfl.data.partition.flower import flower
 from fedpfl.data.partition.parts import fixed_dirichlet, groups, shuffled_shards
 from fedpfl.data.partition.sizes import extended_dirichlet, quantity
 from fedpfl.data.partition.skew import dirichlet, iid, published, shards
+from fedpfl.data.partition.together import deal_units, require_units_apart
 from fedpfl.ground.errors import FedpflError
 
 __all__ = [
@@ -93,7 +94,12 @@ def deal_samples(
         raise FedpflError(
             f"clients must be at most the number of samples, {len(samples.y)}, got {clients}"
         )
-    partition = call_scheme(scheme, samples, clients, seed, **options)
+
+    def deal(some_samples: Samples) -> Partition:
+        return call_scheme(scheme, some_samples, clients, seed, **options)
+
+    is_by_unit = samples.units is not None and scheme is not file
+    partition = deal_units(deal, samples) if is_by_unit else deal(samples)
     if scheme is file:
         choice = "partition.path"
     else:
@@ -106,6 +112,8 @@ def deal_samples(
         choice,
         options.get("path"),
     )
+    if samples.units is not None:
+        require_units_apart(partition, samples.units.numpy())
     return partition
 
 

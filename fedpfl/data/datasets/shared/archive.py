@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
+from typing import Any
 
 from fedpfl.data import npz
-from fedpfl.data.datasets.shared.samples import Raw, merge_parts, number_groups
+from fedpfl.data.datasets.shared.parts import Part, ReadOptions, join_parts
+from fedpfl.data.datasets.shared.samples import Raw, merge_parts
 from fedpfl.data.datasets.shared.source import (
     MAX_MESSAGE,
     Source,
@@ -18,60 +20,81 @@ from fedpfl.data.datasets.shared.source import (
 )
 from fedpfl.ground.errors import FedpflError
 
+PLAIN = ReadOptions()
 
-def read_archive(path: Path, medmnist_md5: tuple[str, ...] = ()) -> Raw:
+
+def read_archive(
+    path: Path, medmnist_md5: tuple[str, ...] = (), options: ReadOptions = PLAIN
+) -> Raw:
     """Read an .npz archive of a user's arrays, or of MedMNIST's.
 
-    A user's has `x` and `y`, perhaps `groups` and `test_from`. MedMNIST's parts train, val and test
-    are joined in this order.
+    MedMNIST's parts train, val and test are joined in this order.
 
     Args:
         path: The archive.
         medmnist_md5: The md5 of a file in MedMNIST's form.
+        options: How a user's arrays are read.
     """
+    with _open_arrays(path, medmnist_md5) as arrays:
+        if "train_images" not in arrays or "x" in arrays:
+            return join_parts([_make_part(path, arrays, options)], options)
+        if medmnist_md5:
+            check_md5(path, medmnist_md5)
+        parts = ("train", "val", "test")
+        return merge_parts(
+            *((arrays[f"{part}_images"], arrays[f"{part}_labels"]) for part in parts)
+        )
 
-    # ---- Step 1: what to say of a file that is no such archive.
+
+def read_archive_part(path: Path, options: ReadOptions) -> Part:
+    """Read an archive of `x` and `y`, perhaps `groups`, `test_from` and what is kept together."""
+    with _open_arrays(path) as arrays:
+        return _make_part(path, arrays, options)
+
+
+@contextmanager
+def _open_arrays(path: Path, medmnist_md5: tuple[str, ...] = ()) -> Iterator[Mapping[str, Any]]:
+    """Open an archive; what is wrong with it is one line."""
+
     def archive_error(_: Path | str, reason: str) -> FedpflError:
         if medmnist_md5:
             check_md5(path, medmnist_md5)
         if reason.startswith("Object arrays"):
             reason = "an array has Python objects in it, where numbers belong"
-        problem = f"{path} cannot be read as an .npz archive of plain arrays ({reason})"
-        if path.suffix == ".npz":
-            return FedpflError(f"{problem}; save it with np.savez(path, x=x, y=y)")
         return FedpflError(
-            f"{problem}; read it in Python and save its arrays: "
-            f"np.savez('{path.stem}.npz', x=x, y=y), y integers [samples], "
-            "x uint8 images or float32 [samples, features]"
+            f"{path} cannot be read as an .npz archive of plain arrays ({reason}); save it with "
+            "np.savez(path, x=x, y=y), y integers or texts [samples], x uint8 images or float32 "
+            "[samples, features]"
         )
 
-    # ---- Step 2: MedMNIST's parts, or the user's arrays.
     with explain_read_errors(path, archive_error), npz.open_archive(path) as arrays:
-        if "train_images" in arrays and "x" not in arrays:
-            if medmnist_md5:
-                check_md5(path, medmnist_md5)
-            parts = ("train", "val", "test")
-            return merge_parts(
-                *((arrays[f"{part}_images"], arrays[f"{part}_labels"]) for part in parts)
+        yield arrays
+
+
+def _make_part(path: Path, arrays: Mapping[str, Any], options: ReadOptions) -> Part:
+    """Return the arrays that a part consists of. Raises FedpflError for one that is absent."""
+    keys = ("x", "y", *((options.together,) if options.together else ()))
+    for key in keys:
+        if key not in arrays:
+            raise FedpflError(
+                f"{path} has no array {key!r}, only "
+                f"{', '.join(arrays)[:MAX_MESSAGE] or 'no named arrays'}; save it with "
+                "np.savez(path, x=x, y=y), x uint8 [samples, channels, height, width], y "
+                "integers [samples]"
             )
-        for key in ("x", "y"):
-            if key not in arrays:
-                raise FedpflError(
-                    f"{path} has no array {key!r}, only "
-                    f"{', '.join(arrays)[:MAX_MESSAGE] or 'no named arrays'}; save it with "
-                    "np.savez(path, x=x, y=y), x uint8 [samples, channels, height, width], y "
-                    "integers [samples]"
-                )
-        groups: np.ndarray | None = None
-        names: tuple[str, ...] = ()
-        if "groups" in arrays:
-            values = arrays["groups"]
-            try:
-                groups, names = number_groups(values)
-            except ValueError as error:
-                raise FedpflError(f"{path}: {error}") from None
-        test_from = arrays["test_from"].tolist() if "test_from" in arrays else None
-        return Raw(arrays["x"], arrays["y"], groups, names, test_from)
+    for key in {*keys, "groups"} & {*arrays} - {"x"}:
+        if len(arrays["x"]) != len(arrays[key]):
+            raise FedpflError(
+                f"{path}: x has {len(arrays['x'])} samples but {key} has {len(arrays[key])}"
+            )
+    return Part(
+        str(path),
+        arrays["x"],
+        arrays["y"],
+        groups=arrays.get("groups"),
+        units=arrays[options.together] if options.together else None,
+        test_from=arrays["test_from"].tolist() if "test_from" in arrays else None,
+    )
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import logging
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -87,10 +85,12 @@ def open_splits(
         loaded = _open_name(str(path), subset, download)
 
     # ---- Step 2: its splits
-    if not isinstance(loaded, Mapping):
-        splits = [_only_split(loaded, str(path), names)]
-    else:
+    if isinstance(loaded, Mapping):
         splits = _choose_splits(loaded, str(path), names)
+    elif names in (None, str(loaded.split)):
+        splits = [Split("", str(path), loaded)]
+    else:
+        raise FedpflError(f"dataset.split={names}: {path} is one Dataset; leave dataset.split out")
     for split in splits:
         if not len(split.data):
             raise FedpflError(f"{split.origin} has no row; choose others with dataset.split=[...]")
@@ -114,21 +114,10 @@ def _open_folder(folder: Path) -> Any:
     datasets = import_datasets()
     try:
         return datasets.load_from_disk(str(folder))
-    except FileNotFoundError:
-        raise FedpflError(
-            f"dataset.path={folder} is no folder that save_to_disk has written; "
-            "write one in Python: dataset.save_to_disk(folder)"
-        ) from None
     except Exception as error:  # pyarrow's, json's, and others of a damaged file
-        # The library saves a split without rows, but cannot read it.
-        for state_file in sorted(folder.glob("**/state.json")):
-            if '"_data_files": []' in state_file.read_text(errors="replace"):
-                raise FedpflError(
-                    f"{state_file.parent} has no row, and so {folder} cannot be read; save it "
-                    "again without this split, or give the folder of another"
-                ) from None
         raise FedpflError(
-            f"dataset.path={folder} cannot be read: {error_line(error)}; save it again"
+            f"dataset.path={folder} cannot be read as a folder of save_to_disk: {error_line(error)}; "
+            "write one in Python: dataset.save_to_disk(folder)"
         ) from None
 
 
@@ -162,34 +151,12 @@ def _open_name(name: str, subset: str | None, download: bool) -> Any:
 def _load_from_hub(name: str, subset: str | None) -> tuple[Any, str]:
     """Return a data set of the hub; or None, and why."""
     try:
-        with _quiet_retries():
-            return import_datasets().load_dataset(name, subset), ""
+        return import_datasets().load_dataset(name, subset), ""
     except Exception as error:  # dozens of kinds of several libraries
         return None, error_line(error)
 
 
-@contextmanager
-def _quiet_retries() -> Iterator[None]:
-    """Within the context, the hub's library does not tell of each attempt."""
-    logger = logging.getLogger("huggingface_hub")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-
-
 # ---- Which splits
-
-
-def _only_split(data: Any, path: str, names: str | Sequence[str] | None) -> Split:
-    """Return a data set that has no splits as one."""
-    name = str(data.split or "")
-    if names and names != name and list(names) != [name]:
-        is_called = f"it is split {name} alone" if name else "it has no splits"
-        raise FedpflError(f"dataset.split={_list_text(names)}: {path} is one Dataset, {is_called}")
-    return Split("", path, data)
 
 
 def _choose_splits(
@@ -207,7 +174,3 @@ def _choose_splits(
     # Stable: training splits keep the order in which they are named.
     split_names.sort(key=lambda name: name == TEST)
     return [Split(name, f"{path}, split {name}", loaded[name]) for name in split_names]
-
-
-def _list_text(names: str | Sequence[str]) -> str:
-    return names if isinstance(names, str) else f"[{','.join(names)}]"

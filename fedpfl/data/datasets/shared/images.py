@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Sequence
+import io
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +14,7 @@ import numpy as np
 from fedpfl.data.datasets.shared.samples import Raw, number_groups
 from fedpfl.data.datasets.shared.source import (
     Source,
+    error_line,
     explain_read_errors,
     not_as_published,
     read_cached,
@@ -22,6 +24,8 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.ranges import AtLeast
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
+OWN_SUFFIXES = (*IMAGE_SUFFIXES, ".webp", ".tif", ".tiff", ".bmp")
+GREY_MODES = ("1", "L", "LA")
 DEEP_MODES = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")
 """Pillow's modes of images that have more than 8 bits a pixel, such as many X-rays."""
 Side = Annotated[int, AtLeast(1)]  # pixels each way, of all images
@@ -59,36 +63,88 @@ def read_domains(source: Source, root: Path, sizes: dict[str, int], size: int) -
     )
 
 
-def read_images(
-    paths: Sequence[Path],
-    size: int,
-    make_error: Callable[[Path | str, str], FedpflError] = not_as_published,
-) -> np.ndarray:
-    """Read images as uint8 `[images, 3, size, size]`, stretched to a square.
-
-    Args:
-        paths: The files.
-        size: Pixels each way.
-        make_error: Makes the error of a file that cannot be read, from its path and the reason.
-    """
+def read_images(paths: Sequence[Path], size: int) -> np.ndarray:
+    """Read published images as uint8 `[images, 3, size, size]`, stretched to a square."""
     from PIL import Image
 
     def read_image(path: Path) -> np.ndarray:
-        with explain_read_errors(path, make_error):
+        with explain_read_errors(path, not_as_published):
             with Image.open(path) as image:
                 image.verify()  # a PNG's checksums, which are not all looked at otherwise
             with Image.open(path) as image:
                 refuse_deep_image(image)
-                colours = image.convert("RGB")
-                if colours.size != (size, size):
-                    colours = colours.resize((size, size), Image.Resampling.BILINEAR)
-                return np.asarray(colours).transpose(2, 0, 1)
+                return _to_pixels(image, "RGB", size).transpose(2, 0, 1)
 
     pixels = np.empty((len(paths), 3, size, size), np.uint8)
     with ThreadPoolExecutor() as pool:
         for position, image in enumerate(pool.map(read_image, paths)):
             pixels[position] = image
     return pixels
+
+
+def read_own_images(
+    files: Sequence[Path | bytes], origins: Sequence[str], size: int | None, is_coloured: bool
+) -> np.ndarray:
+    """Read images as viewers show them, uint8 `[images, channels, height, width]`.
+
+    They are turned as EXIF says, and what is transparent lies on white.
+
+    Args:
+        files: Files, or their content.
+        origins: What messages call each.
+        size: Pixels each way to which they are stretched; None: as they are.
+        is_coloured: Whether grey images have three channels, too; else one if all are grey.
+
+    Raises:
+        FedpflError: One cannot be read, or is of another size than the first.
+    """
+    from PIL import Image, ImageOps
+
+    def read_image(file: Path | bytes, origin: str) -> np.ndarray:
+        try:
+            content = file if isinstance(file, bytes) else file.read_bytes()
+            with Image.open(io.BytesIO(content)) as image:
+                image.verify()
+            with Image.open(io.BytesIO(content)) as image:
+                refuse_deep_image(image)
+                mode = "L" if image.mode in GREY_MODES and not is_coloured else "RGB"
+                shown = ImageOps.exif_transpose(image)
+                if shown.has_transparency_data:
+                    white = Image.new("RGBA", shown.size, "white")
+                    shown = Image.alpha_composite(white, shown.convert("RGBA"))
+                return _to_pixels(shown, mode, size)
+        except Exception as error:  # Pillow raises a dozen kinds
+            reason = error_line(error)
+        raise FedpflError(
+            f"{origin} cannot be read as an image: {reason}; convert it, or leave it out"
+        )
+
+    # Pillow decodes without Python's lock.
+    with ThreadPoolExecutor() as pool:
+        images = list(pool.map(read_image, files, origins))
+    height, width = images[0].shape[:2]
+    for image, origin in zip(images, origins, strict=True):
+        if image.shape[:2] != (height, width):
+            raise FedpflError(
+                f"{origin} has {image.shape[1]} x {image.shape[0]} pixels, and the first image "
+                f"{width} x {height}; set dataset.size=... to scale all"
+            )
+    # A single colour image makes all of three channels, as a network takes one number of them.
+    channels = max(image.ndim for image in images) * 2 - 3
+    pixels = np.empty((len(images), channels, height, width), np.uint8)
+    for target, image in zip(pixels, images, strict=True):
+        target[:] = image.transpose(2, 0, 1) if image.ndim == 3 else image
+    return pixels
+
+
+def _to_pixels(image: Any, mode: str, size: int | None) -> np.ndarray:
+    """Return an image's pixels, stretched to a square."""
+    from PIL import Image
+
+    converted = image.convert(mode)
+    if size is not None and converted.size != (size, size):
+        converted = converted.resize((size, size), Image.Resampling.BILINEAR)
+    return np.asarray(converted)
 
 
 def refuse_deep_image(image: Any) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedpfl.data.datasets.shared.sums import scale_channels, sum_channels
-from fedpfl.data.datasets.shared.values import require_unmasked
+from fedpfl.data.datasets.shared.texts import find_class, require_unmasked
 from fedpfl.data.fingerprint import FINGERPRINTED_IF_SET
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tasks import (
@@ -53,6 +53,7 @@ class Samples:
         class_names: The names of the classes or labels, empty where they are numbers alone.
         are_elsewhere: Whether all samples are at nodes, and x and y have their form alone.
         feature_names: What the features of a table are called; empty of anything else.
+        units: int64 `[samples]`; samples of one unit, such as a patient, stay together.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Samples:
     class_names: tuple[str, ...] = field(default=(), metadata=FINGERPRINTED_IF_SET)
     are_elsewhere: bool = field(default=False, metadata=FINGERPRINTED_IF_SET)
     feature_names: tuple[str, ...] = field(default=(), metadata=FINGERPRINTED_IF_SET)
+    units: Tensor | None = field(default=None, metadata=FINGERPRINTED_IF_SET)
 
 
 class Raw(NamedTuple):
@@ -79,6 +81,7 @@ class Raw(NamedTuple):
     test_from: int | None = None
     class_names: tuple[str, ...] = ()
     feature_names: tuple[str, ...] = ()
+    units: np.ndarray | None = None  # whole numbers
 
 
 def merge_parts(*parts: tuple[np.ndarray, np.ndarray]) -> Raw:
@@ -146,6 +149,7 @@ def check_samples(  # noqa: PLR0913 - its arguments are those of `load_samples`
         require_unmasked(array, f"{origin}: {part}")
     try:
         x = torch.from_numpy(np.ascontiguousarray(_check_inputs(raw.x)))
+        raw = _name_classes(raw, task, classes)
         y, classes = _check_labels(raw, task, classes)
         groups = _check_groups(raw)
         _check_names(raw, y)
@@ -171,25 +175,32 @@ def check_samples(  # noqa: PLR0913 - its arguments are those of `load_samples`
         test_from=raw.test_from,
         class_names=raw.class_names,
         feature_names=raw.feature_names,
+        units=None if raw.units is None else torch.from_numpy(raw.units.astype(np.int64)),
     )
 
 
-def select_classes(samples: Samples, labels: Sequence[int]) -> Samples:
-    """Return the samples of some classes, numbered anew in the order of `labels`.
+def select_classes(samples: Samples, labels: Sequence[int | str]) -> Samples:
+    """Select the samples of some classes, and number these anew in the order of `labels`.
 
     Raises:
-        FedpflError: If a label is given twice or no sample has it, or labels are no classes.
+        FedpflError: A label is given twice or no sample has it, or labels are no classes.
     """
     # ---- Step 1: new labels, -1 for classes that are left out.
     require_classification(find_task(samples.y), "dataset.only", "it keeps classes")
-    if not labels or len(set(labels)) < len(labels):
+    names = samples.class_names
+    kept = [find_class(names, samples.classes, label, "dataset.only") for label in labels]
+    if not kept or len(set(kept)) < len(kept):
         raise FedpflError(f"dataset.only must be labels, each once, got {list(labels)}")
-    new_labels = torch.full((MAX_CLASSES,), -1)
-    new_labels[list(labels)] = torch.arange(len(labels))
+    new_labels = torch.full((samples.classes,), -1)
+    new_labels[kept] = torch.arange(len(kept))
     y = new_labels[samples.y]
     for new_label, label in enumerate(labels):
         if not (y == new_label).any():
             raise FedpflError(f"dataset.only: {samples.name} has no sample of label {label}")
+    # Classes without names keep their numbers as names, so that 5 goes on being 5.
+    new_names = tuple(names[label] if names else str(label) for label in kept)
+    if not names and kept == list(range(len(kept))):
+        new_names = ()
 
     # ---- Step 2: what is kept, and where the test part begins in it.
     selected = y >= 0
@@ -204,8 +215,9 @@ def select_classes(samples: Samples, labels: Sequence[int]) -> Samples:
         y=y[selected],
         classes=len(labels),
         groups=None if samples.groups is None else samples.groups[selected],
+        units=None if samples.units is None else samples.units[selected],
         test_from=test_from,
-        class_names=tuple(samples.class_names[label] for label in labels if samples.class_names),
+        class_names=new_names,
     )
 
 
@@ -358,14 +370,14 @@ def convert_labels(y: np.ndarray, task: Task) -> np.ndarray:
     """
     is_column = y.ndim == 2 and y.shape[1] == 1
     flat = y[:, 0] if is_column and task is not MULTILABEL else y
-    problem = f"y must be {task.labels}, got {y.dtype} {list(y.shape)}"
+    problem = f"y must be {task.labels}, got {y.dtype} {list(y.shape)}; convert the labels, or set task=..."
     if task is CLASSIFICATION:
         if flat.ndim == 1 and flat.dtype.kind in "iu":
             return flat
-        raise ValueError(f"{problem}; {_suggest_task(y)}")
+        raise ValueError(problem)
     if task is REGRESSION:
         if flat.ndim != 1 or flat.dtype.kind not in "iuf":
-            raise ValueError(f"{problem}; {_suggest_task(y)}")
+            raise ValueError(problem)
         exact = flat
         with np.errstate(over="ignore"):  # what is too large becomes infinite
             flat = flat.astype(np.float32)
@@ -375,24 +387,23 @@ def convert_labels(y: np.ndarray, task: Task) -> np.ndarray:
             raise ValueError(f"y {problem}")
         return flat
     if y.ndim != 2 or not y.shape[1] or y.dtype.kind not in "biuf":
-        raise ValueError(f"{problem}; {_suggest_task(y)}")
+        raise ValueError(problem)
     others = y[(y != 0) & (y != 1)]
     if len(others):
         raise ValueError(f"y must be {task.labels}, found {others[0]}; convert the labels")
     return y.astype(bool)
 
 
-def _suggest_task(y: np.ndarray) -> str:
-    """Say which task labels of this form are for, if they are for any."""
-    width = y.shape[1] if y.ndim == 2 else 1
-    is_vector = y.ndim == 1 or (y.ndim == 2 and width == 1)
-    if is_vector and y.dtype.kind in "iu":
-        return "these are for task=classification"
-    if is_vector and y.dtype.kind == "f":
-        return "convert the labels, or set task=regression"
-    if y.ndim == 2 and y.dtype.kind in "biuf" and len(y) and np.isin(y, (0, 1)).all():
-        return "convert the labels, or set task=multilabel"
-    return "convert the labels"
+def _name_classes(raw: Raw, task: Task, classes: int | None) -> Raw:
+    """Return numbers of classes and their names, where labels are whole numbers with gaps."""
+    y = raw.y
+    is_numbered = task is not CLASSIFICATION or classes is not None or raw.class_names
+    if is_numbered or y.ndim != 1 or y.dtype.kind not in "iu" or not len(y) or y.min() < 0:
+        return raw
+    values, codes = np.unique(y, return_inverse=True)
+    if len(values) == 1 or values[-1] == len(values) - 1:
+        return raw
+    return raw._replace(y=codes, class_names=tuple(map(str, values.tolist())))
 
 
 def _check_classes(y: np.ndarray) -> np.ndarray:
@@ -414,18 +425,9 @@ def _count_classes(y: np.ndarray, classes: int | None) -> int:
                 f"found label {y.max()}, but dataset.classes={classes} allows 0..{classes - 1}"
             )
         return classes
-    present = np.unique(y)
-    classes = int(present[-1]) + 1
-    if classes == 1:
+    if y.min() == y.max():
         raise ValueError("all samples have one label; there must be two classes at least")
-    if len(present) != classes:
-        absent = int(np.flatnonzero(present != np.arange(len(present)))[0])
-        raise ValueError(
-            f"labels must be 0..C-1, but no sample has label {absent} and the largest is "
-            f"{present[-1]}; "
-            "number the classes from 0, or set dataset.classes if a class is empty on purpose"
-        )
-    return classes
+    return int(y.max()) + 1
 
 
 def _check_groups(raw: Raw) -> Tensor | None:

@@ -1,273 +1,263 @@
-"""Tables of features: columns of numbers as they are, others one-hot, and one of labels."""
+"""Tables of features: columns of numbers as they are, categories one-hot, and the other columns."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from fedpfl.data.datasets.shared.parts import require_one_spelling
-from fedpfl.data.datasets.shared.samples import convert_labels, explain_rounding
-from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.tasks import CLASSIFICATION, MULTILABEL, Task
+from fedpfl.data.datasets.shared.parts import Part, ReadOptions, texts_by_holder
+from fedpfl.data.datasets.shared.samples import explain_rounding
+from fedpfl.data.datasets.shared.texts import (
+    NUMBERS,
+    require_one_spelling,
+    require_values,
+    to_texts,
+)
+from fedpfl.ground.errors import FedpflError, missing_extra
+from fedpfl.ground.tasks import CLASSIFICATION, MULTILABEL
 
 if TYPE_CHECKING:
     import pandas as pd
 
+TABLE_SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet", ".xlsx")
 NAMES_SHOWN = 5
 NAMELESS_COLUMN = re.compile(r"\s*|Unnamed: \d+|__index_level_\d+__")
 """What pandas and pyarrow call columns without a name."""
-WHOLE_FLOAT = re.compile(r"[+-]?\d+\.0+")
+CAUSES = (
+    (r"[+-]?\d[\d.]*,\d+", "it may have a decimal comma; write a point"),
+    (r"\d{1,4}([-./])\d{1,2}\1\d{1,4}([ T].*)?", "it may be a date; make it a number of days"),
+    (r"\d{1,2}:\d{2}(:\d{2})?", "it may be a time; make it a number of minutes"),
+    (
+        r"(?i)nan?|n/a|none|null|missing|unknown|[?.\-]+",
+        "it may stand for a missing value; fill it in",
+    ),
+    (r"[+-]?[\d.]+\s*[^\d\s]+", "it may have a unit; write the number alone"),
+)
+"""Likely causes of a cell that is no number, by its form."""
 
 
-@dataclass(frozen=True)
-class Table:
-    """A table with a sample a row.
-
-    Attributes:
-        origin: What messages call it, such as its file.
-        frame: Its columns.
-    """
-
-    origin: str
-    frame: pd.DataFrame
-
-
-@dataclass(frozen=True)
-class EncodedTables:
-    """Tables as numbers.
+class Columns(NamedTuple):
+    """Columns that the tables of all sites have in common.
 
     Attributes:
-        features: What each feature is called: a column, or `column=value` of a category.
-        parts: Float32 `[samples, features]` and labels of each table: integers or texts
-            `[samples]`, or in the form of another task.
-    """
-
-    features: tuple[str, ...]
-    parts: list[tuple[np.ndarray, np.ndarray]]
-
-
-def encode_tables(
-    tables: Sequence[Table],
-    labels: Sequence[str],
-    categories: Sequence[str],
-    task: Task = CLASSIFICATION,
-) -> EncodedTables:
-    """Return features and labels of tables that have the same columns.
-
-    Args:
-        tables: In whatever order of their columns; those of the first one rule.
-        labels: The columns of the labels: one, or of task=multilabel one per label.
-        categories: Columns that become one feature per value, the same ones in all tables.
-        task: What the labels are for.
-
-    Raises:
-        FedpflError: A column is absent, has no value in a row, or is no number.
-    """
-    # ---- Step 1: the same columns everywhere, and labels among them.
-    columns = list(tables[0].frame.columns)
-    if not labels:
-        examples = ", ".join(map(str, columns[:NAMES_SHOWN]))
-        raise FedpflError(f"dataset.label must name the column of the labels, such as {examples}")
-    for table in tables:
-        _require_columns(table, labels, categories)
-        if set(table.frame.columns) != set(columns):
-            raise FedpflError(
-                f"{table.origin} differs in its columns from {Path(tables[0].origin).name}: "
-                f"{_describe_difference(table.frame.columns, columns)}"
-            )
-    if len(labels) > 1 and task is not MULTILABEL:
-        raise FedpflError(
-            f"dataset.label names {len(labels)} columns, which task={task.name} has no use for; "
-            "name one, or set task=multilabel"
-        )
-
-    # ---- Step 2: features in the order of the first table's columns, levels of all tables
-    # together.
-    names = [name for name in columns if name not in labels]
-    levels: dict[str, list[str]] = {}
-    for name in names:
-        if name in categories:
-            levels_by_table = {table.origin: find_levels([table], name) for table in tables}
-            require_one_spelling(levels_by_table, f"{name} =")
-            levels[name] = find_levels(tables, name)
-    encoded = []
-
-    # ---- Step 3: numbers of each table.
-    for table in tables:
-        features: list[np.ndarray] = []
-        for name in names:
-            features += _feature_columns(table, name, levels.get(name))
-        if not features:
-            raise FedpflError(
-                f"{table.origin} has no column besides dataset.label={', '.join(labels)}"
-            )
-        if task is CLASSIFICATION:
-            y = _label_column(table, labels[0])
-        else:
-            y = _label_numbers(table, labels, task)
-        encoded.append((np.stack(features, 1).astype(np.float32), y))
-    return EncodedTables(name_features(names, levels), encoded)
-
-
-def name_features(columns: Sequence[str], levels: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-    """Return what features are called, in their order.
-
-    As `pandas.get_dummies(frame, prefix_sep="=")` calls them.
-
-    Args:
-        columns: Those that are no labels.
+        names: Of the features, in their order.
         levels: The values of each category.
     """
-    features: list[str] = []
-    for name in columns:
-        if name in levels:
-            features += [f"{name}={level}" for level in levels[name]]
+
+    names: list[str]
+    levels: dict[str, list[str]]
+
+
+# ---- Reading
+
+
+def read_table(path: Path, text_columns: Sequence[str]) -> pd.DataFrame:
+    """Read a table file.
+
+    Args:
+        path: The file, which ends in one of TABLE_SUFFIXES.
+        text_columns: Columns whose cells stay as they stand, so that 01 is not 1.
+
+    Raises:
+        FedpflError: It is no table, has no row, or two columns have one name.
+    """
+    import pandas as pd
+
+    # An empty cell alone is missing: None or NA may be a class or a country.
+    options = {"keep_default_na": False, "na_values": [""]}
+    if ".tsv" in path.suffixes:
+        options["sep"] = "\t"
+    read = pd.read_excel if path.suffix == ".xlsx" else pd.read_csv
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)  # a row of too many cells
+            if path.suffix == ".parquet":
+                table = pd.read_parquet(path)
+            else:
+                if read is pd.read_csv:
+                    options["index_col"] = False  # or a longer row would name itself
+                table = read(path, dtype=dict.fromkeys(text_columns, str), **options)
+                # pandas renames a column that comes twice.
+                header = read(path, header=None, nrows=1, dtype=str, **options)
+                table.columns = header.iloc[0].fillna("")
+    except ImportError:
+        extra = "excel" if path.suffix == ".xlsx" else "parquet"
+        raise missing_extra(f"{path} needs a package that is not installed", extra) from None
+    except pd.errors.ParserWarning:
+        raise FedpflError(f"{path}: a row has more cells than the header has names") from None
+    except (ValueError, OSError, KeyError) as error:  # pandas' and pyarrow's errors are ValueErrors
+        reason = " ".join(str(error).split())
+        raise FedpflError(f"{path} cannot be read as a table: {reason}") from None
+    return check_frame(table, str(path))
+
+
+def check_frame(frame: pd.DataFrame, origin: str) -> pd.DataFrame:
+    """Return a data frame whose objects that are numbers are numbers.
+
+    Raises:
+        FedpflError: It has no row, or two columns have one name, or one has no name.
+    """
+    import pandas as pd
+
+    if frame.empty:
+        raise FedpflError(f"{origin} has no row; there must be at least one sample")
+    if not frame.columns.is_unique:
+        repeated = frame.columns[frame.columns.duplicated()][0]
+        raise FedpflError(f"{origin} has column {repeated!r} twice; rename or leave out one")
+    for number, name in enumerate(frame.columns, 1):
+        # Without a name pandas and R write the numbers of rows, which may tell the labels of a
+        # sorted table.
+        if NAMELESS_COLUMN.fullmatch(str(name)):
+            raise FedpflError(
+                f"{origin}: column {number} has no name, as where rows are numbered; name it, "
+                "or leave it out (pandas: to_csv(..., index=False))"
+            )
+    are_numbers = [
+        name
+        for name, column in frame.items()
+        if column.dtype == object and pd.api.types.infer_dtype(column) in NUMBERS
+    ]
+    return frame.astype({name: frame[name].infer_objects().dtype for name in are_numbers})
+
+
+# ---- Encoding
+
+
+def find_columns(parts: Sequence[Part], options: ReadOptions) -> Columns:
+    """Find the features of tables, and the values of categories in all of them together.
+
+    Raises:
+        FedpflError: Tables differ in their columns, or a column is absent.
+    """
+    # ---- Step 1: the same columns everywhere.
+    columns = list(parts[0].table.columns)
+    if not options.labels:
+        examples = ", ".join(map(str, columns[:NAMES_SHOWN]))
+        raise FedpflError(f"dataset.label must name the column of the labels, such as {examples}")
+    if len(options.labels) > 1 and options.task is not MULTILABEL:
+        raise FedpflError(
+            f"dataset.label names {len(options.labels)} columns, which task={options.task.name} has "
+            "no use for; name one, or set task=multilabel"
+        )
+    for part in parts:
+        for key, names in options.named_columns.items():
+            for name in names:
+                require_column(part, key, name)
+        if difference := _describe_difference(part.table.columns, columns):
+            raise FedpflError(
+                f"{part.origin} differs in its columns from {Path(parts[0].origin).name}: {difference}"
+            )
+
+    # ---- Step 2: features in the order of the first table.
+    others = {*options.labels, options.by, options.together}
+    features = [str(name) for name in columns if name not in others]
+    if not features:
+        raise FedpflError(
+            f"{parts[0].origin} has no column besides dataset.label={', '.join(options.labels)}"
+        )
+    levels = {}
+    for name in options.categories:
+        texts = [to_texts(part.table[name], f"{part.origin}: column {name!r}") for part in parts]
+        require_one_spelling(texts_by_holder(parts, texts), f"{name} =")
+        levels[name] = sorted({text for some in texts for text in some.tolist()})
+    return Columns(features, levels)
+
+
+def encode_table(part: Part, columns: Columns, options: ReadOptions) -> Part:
+    """Return a part with the features and labels of its table.
+
+    Raises:
+        FedpflError: A cell has no value, or is no number.
+    """
+    # ---- Step 1: numbers as they are, and a feature for each value of a category.
+    table = part.table.rename(columns=str)
+    features: list[np.ndarray] = []
+    for name in columns.names:
+        origin = f"{part.origin}: column {name!r}"
+        if name in columns.levels:
+            texts = to_texts(table[name], origin)
+            if unknown := {*texts.tolist()} - {*columns.levels[name]}:
+                raise FedpflError(f"{origin} has {min(unknown)!r}, which no other site has")
+            features += [texts == level for level in columns.levels[name]]
         else:
-            features.append(str(name))
+            features.append(_read_numbers(table[name], origin))
+
+    # ---- Step 2: labels, by the task.
+    if options.task is CLASSIFICATION:
+        labels = table[options.labels[0]].to_numpy()
+    else:
+        numbers = [
+            _read_numbers(table[name], f"{part.origin}: column {name!r}") for name in options.labels
+        ]
+        labels = np.stack(numbers, 1)
+    return replace(part, table=None, x=np.stack(features, 1).astype(np.float32), y=labels)
+
+
+def name_features(columns: Columns) -> tuple[str, ...]:
+    """Name features as `pandas.get_dummies(frame, prefix_sep="=")` does, in their order."""
+    features: list[str] = []
+    for name in columns.names:
+        levels = columns.levels.get(name)
+        features += [name] if levels is None else [f"{name}={level}" for level in levels]
     return tuple(features)
 
 
-def label_columns(label: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Return the columns that `dataset.label` names."""
-    if isinstance(label, str):
-        return (label,)
-    return tuple(label or ())
-
-
-def _require_columns(table: Table, labels: Sequence[str], categories: Sequence[str]) -> None:
-    """Raise FedpflError where a column is absent or has no name.
-
-    Without a name pandas and R write the numbers of rows, which may tell the labels of a sorted
-    table.
-    """
-    for number, name in enumerate(table.frame.columns, 1):
-        if NAMELESS_COLUMN.fullmatch(str(name)):
-            raise FedpflError(
-                f"{table.origin}: column {number} has no name, as where rows are numbered; name it, "
-                "or leave it out (pandas: to_csv(..., index=False))"
-            )
-    for key, names in (("label", labels), ("categories", categories)):
-        for name in names:
-            if name not in table.frame.columns:
-                column_text = ", ".join(map(str, table.frame.columns[:NAMES_SHOWN]))
-                raise FedpflError(
-                    f"{table.origin} has no column {name!r}, which dataset.{key} names; it has "
-                    f"{column_text}"
-                )
+def require_column(part: Part, key: str, name: str) -> None:
+    """Raise FedpflError where a table lacks a column that the configuration names."""
+    if name not in part.table.columns:
+        column_text = ", ".join(map(str, part.table.columns[:NAMES_SHOWN]))
+        raise FedpflError(
+            f"{part.origin} has no column {name!r}, which {key} names; it has {column_text}"
+        )
 
 
 def _describe_difference(columns: Iterable[str], expected: Iterable[str]) -> str:
-    """Say which columns are absent, and which are more."""
-    found_columns = list(columns)
-    expected_columns = list(expected)
-    absent = [str(name) for name in expected_columns if name not in found_columns]
-    additional = [str(name) for name in found_columns if name not in expected_columns]
-    parts = [
-        f"{word} {', '.join(names[:NAMES_SHOWN])}"
-        for word, names in (("it lacks", absent), ("it has also", additional))
-        if names
-    ]
-    return " and ".join(parts)
+    """Name the columns that are absent, and those that are more."""
+    texts = []
+    for word, some, others in (("lacks", expected, columns), ("has also", columns, expected)):
+        names = [str(name) for name in some if name not in list(others)]
+        if names:
+            texts.append(f"it {word} {', '.join(names[:NAMES_SHOWN])}")
+    return " and ".join(texts)
 
 
-def find_levels(tables: Sequence[Table], name: str) -> list[str]:
-    """Return the values that a category takes at any site, sorted."""
-    levels = set[str]()
-    for table in tables:
-        levels |= {_category_text(value) for value in table.frame[name].dropna().unique()}
-    return sorted(levels)
+def _read_numbers(column: pd.Series, origin: str) -> np.ndarray:
+    """Read a column of numbers.
 
-
-def _category_text(value: Any) -> str:
-    """Return a category as text: 2 and 2.0 are one, whichever a site's table holds."""
-    # pandas makes floats of whole numbers where a cell of the column is empty.
-    text = str(value)
-    return text.partition(".")[0] if WHOLE_FLOAT.fullmatch(text) else text
-
-
-def _feature_columns(table: Table, name: str, levels: list[str] | None) -> list[np.ndarray]:
-    """Return a column as features: as it is if it holds numbers, one-hot if it is a category."""
-    column = table.frame[name]
-    _refuse_missing(table.origin, column, name)
-    if levels is not None:
-        texts = column.map(_category_text).to_numpy()
-        return [(texts == level).astype(np.float32) for level in levels]
+    Raises:
+        FedpflError: A cell has no value, is no number, or is not finite as float32.
+    """
+    require_values(column.isna().to_numpy(), origin, "row", 1)
     if column.dtype.kind not in "biuf":
-        raise FedpflError(
-            f"{table.origin}: column {name!r} holds {_quote_text(column)}, no number; "
-            f"name it in dataset.categories=[{name}], or leave it out"
-        )
+        raise FedpflError(f"{origin} holds {_explain_text(column)}")
     values = column.to_numpy(np.float64)
     with np.errstate(over="ignore"):  # what is too large becomes infinite
-        infinite = ~np.isfinite(values.astype(np.float32))
-    if infinite.any():
-        raise FedpflError(
-            f"{table.origin}: column {name!r} is not finite in row {_row_number(infinite)}"
-        )
+        is_finite = np.isfinite(values.astype(np.float32))
+    if not is_finite.all():
+        raise FedpflError(f"{origin} is not finite in row {int(is_finite.argmin()) + 1}")
     if problem := explain_rounding(values):
-        raise FedpflError(f"{table.origin}: column {name!r} {problem}")
-    return [values]
+        raise FedpflError(f"{origin} {problem}")
+    return values
 
 
-def _label_numbers(table: Table, labels: Sequence[str], task: Task) -> np.ndarray:
-    """Return labels of a task without classes, from columns of numbers."""
-    for name in labels:
-        column = table.frame[name]
-        _refuse_missing(table.origin, column, name)
-        if column.dtype.kind not in "biuf":
-            raise FedpflError(
-                f"{table.origin}: column {name!r} holds {_quote_text(column)}, and labels of "
-                f"task={task.name} are numbers"
-            )
-    values = table.frame[list(labels)].to_numpy(np.float64)
-    try:
-        return convert_labels(values, task)
-    except ValueError as error:
-        raise FedpflError(f"{table.origin}: {', '.join(labels)}: {error}") from None
-
-
-def _label_column(table: Table, label: str) -> np.ndarray:
-    """Return the labels, integers or texts."""
-    column = table.frame[label]
-    _refuse_missing(table.origin, column, label)
-    if column.dtype.kind == "f":
-        values = column.to_numpy()
-        # Whole numbers from 2^53 on are not all floats, so that two classes might be one.
-        is_class = (values == values.round()) & (np.abs(values) < 2**53)
-        if not is_class.all():
-            row = _row_number(~is_class)
-            raise FedpflError(
-                f"{table.origin}: label {values[row - 1]} in row {row} is no class; "
-                "labels are whole numbers or texts, or floats with task=regression"
-            )
-        return values.astype(np.int64)
-    return column.to_numpy() if column.dtype.kind in "iu" else column.map(str).to_numpy(np.str_)
-
-
-def _quote_text(column: pd.Series) -> str:
-    """Quote the first cell that is no number, with its row."""
+def _explain_text(column: pd.Series) -> str:
+    """Quote the first cell that is no number, and say the likely cause."""
     import pandas as pd
 
     # One such cell makes texts of all. Where each could be a number, the first one is quoted.
     is_text = pd.to_numeric(column, errors="coerce").isna().to_numpy()
     index = int(is_text.argmax())
-    return f"{str(column.iloc[index])[:40]!r} in row {index + 1}"
-
-
-def _refuse_missing(origin: str, column: pd.Series, name: str) -> None:
-    missing = column.isna().to_numpy()
-    if missing.any():
-        raise FedpflError(
-            f"{origin}: column {name!r} has no value in row {_row_number(missing)}; "
-            "fill it in, or leave the row out"
-        )
-
-
-def _row_number(faulty: np.ndarray) -> int:
-    """Return the first faulty row, counted from 1 below the header."""
-    return int(np.flatnonzero(faulty)[0]) + 1
+    cell = str(column.iloc[index])
+    quoted = f"{cell[:40]!r} in row {index + 1}, no number"
+    for form, cause in CAUSES:
+        if re.fullmatch(form, cell.strip()):
+            return f"{quoted}: {cause}, or leave the column out"
+    if column.nunique() > len(column) / 2:
+        return f"{quoted}, and nearly each row has another value; leave the column out"
+    return f"{quoted}; name it in dataset.categories=[{column.name}], or leave it out"

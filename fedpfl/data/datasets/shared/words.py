@@ -2,20 +2,58 @@
 
 from __future__ import annotations
 
+import logging
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-WORD = re.compile(r"[a-z0-9]+")
+from fedpfl.ground.errors import FedpflError
+
+log = logging.getLogger(__name__)
+
+ENGLISH_WORD = re.compile(r"[a-z0-9]+")
+# Scripts without spaces between words, and emoji, give a word for each character.
+SINGLE = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
+MARKS = (
+    "\u0300-\u036f\u0900-\u0963\u0966-\u0dff"  # accents, and Indian scripts with their vowel signs
+)
+ANY_WORD = re.compile(
+    rf"[{SINGLE}\u2600-\u27bf\U0001f000-\U0001faff\U00020000-\U0003ffff]|(?:[^\W_{SINGLE}]|[{MARKS}])+"
+)
 PAD = 0
 UNKNOWN = 1
 
 
 def split_words(text: str) -> list[str]:
-    """Return the words of a text, in order: runs of letters a-z and digits, in lower case."""
-    return WORD.findall(text.lower())
+    """List the words of an English text: runs of letters a-z and digits, in lower case."""
+    return ENGLISH_WORD.findall(text.lower())
+
+
+def encode_texts(
+    texts: Sequence[str], training_texts: int, vocabulary: int, length: int, origin: str
+) -> np.ndarray:
+    """Number the words of texts in any language, int32 `[texts, length]`.
+
+    Args:
+        texts: The training part first.
+        training_texts: Number of texts in which words are counted.
+        vocabulary: As of `number_words`.
+        length: As of `encode_words`.
+        origin: The texts' name in messages.
+
+    Raises:
+        FedpflError: No text has a word.
+    """
+    words = [ANY_WORD.findall(unicodedata.normalize("NFC", text).lower()) for text in texts]
+    empty = sum(not own for own in words)
+    if empty == len(texts):
+        raise FedpflError(f"{origin}: no text has a word; choose another column")
+    if empty:
+        log.warning("%s: %d of %d texts have no word", origin, empty, len(texts))
+    return encode_words(words, number_words(words[:training_texts], vocabulary), length)
 
 
 def number_words(texts: Iterable[Sequence[str]], vocabulary: int) -> dict[str, int]:

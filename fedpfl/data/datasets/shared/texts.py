@@ -1,0 +1,217 @@
+"""One rule for what users write: labels, categories, groups and clients are texts as they stand."""
+
+from __future__ import annotations
+
+import logging
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from fedpfl.ground.errors import FedpflError, choices_text, error_text
+
+log = logging.getLogger(__name__)
+
+NUMBERS = ("integer", "floating", "mixed-integer-float", "boolean")
+"""Pandas' names of objects that are numbers."""
+WHOLE_FLOAT = re.compile(r"([+-]?\d+)\.0+")
+SPLIT_NAMES = {"train", "training", "test", "testing", "val", "valid", "validation", "dev"}
+"""Names of parts of a data set, which no client has."""
+
+
+def to_array(values: Any, origin: str) -> np.ndarray:
+    """Convert values to an array, without a copy if they are one.
+
+    Raises:
+        FedpflError: Values are missing, or are neither numbers nor texts.
+    """
+    if isinstance(values, Tensor):
+        try:
+            return values.detach().cpu().numpy()
+        except Exception as error:  # as many kinds as there are kinds of tensors
+            raise FedpflError(
+                f"{origin} is a tensor that NumPy cannot hold ({error_text(error)[:160]}); give a "
+                "dense one of float32 or integers"
+            ) from None
+    require_unmasked(values, origin)
+    try:
+        array = np.asarray(values)
+        if array.dtype.kind == "U" and not isinstance(values, np.ndarray):
+            array = np.asarray(values, dtype=object)  # numbers among texts are texts already
+    except ValueError:
+        raise FedpflError(f"{origin} must have samples of one shape") from None
+    if array.dtype == object and array.ndim:
+        return _convert_objects(array, origin)
+    return array
+
+
+def require_unmasked(values: Any, origin: str) -> None:
+    """Raise FedpflError for a masked array with hidden values, which NumPy would show."""
+    if isinstance(values, np.ma.MaskedArray):
+        require_values(np.ma.getmaskarray(values), origin)
+
+
+def require_values(
+    is_missing: np.ndarray, origin: str, noun: str = "sample", first: int = 0
+) -> None:
+    """Raise FedpflError for the first missing value of an array."""
+    if is_missing.any():
+        position = int(np.argwhere(is_missing)[0][0]) + first
+        raise FedpflError(
+            f"{origin} has no value in {noun} {position}; fill it in, or leave the {noun} out"
+        )
+
+
+def _convert_objects(array: np.ndarray, origin: str) -> np.ndarray:
+    """Convert Python's objects to an array of numbers or of texts."""
+    import pandas as pd
+
+    require_values(pd.isna(array), origin)
+    items = array.ravel().tolist()
+    kind = pd.api.types.infer_dtype(items)
+    if kind in NUMBERS:
+        return np.array(array.tolist())
+    for item in items:
+        if hasattr(item, "__len__") and not isinstance(item, str | bytes):
+            raise FedpflError(
+                f"{origin} holds objects of {type(item).__name__}; give numbers or texts"
+            )
+    if kind.startswith("mixed") and any(isinstance(item, str) for item in items):
+        number = next(item for item in items if not isinstance(item, str))
+        raise FedpflError(
+            f"{origin} mixes texts with other values, such as {number!r}; make all of them texts"
+        )
+    return np.array([str(item) for item in items], dtype=np.str_).reshape(array.shape)
+
+
+def to_texts(values: Any, origin: str) -> np.ndarray:
+    """Convert labels, categories or groups to texts in one spelling.
+
+    Letters are composed (NFC), spaces around a text and repeated ones are left out, and 2.0 is 2.
+    The log tells if that changes a text.
+
+    Raises:
+        FedpflError: A value is missing, or is neither number nor text.
+    """
+    import pandas as pd
+
+    array = values.to_numpy() if isinstance(values, pd.Series) else values
+    require_values(np.asarray(pd.isna(array)), origin, "row", 1)
+    written, codes = np.unique(to_array(array, origin), return_inverse=True)
+    texts = np.array([clean_text(str(text)) for text in written.astype(np.str_)], dtype=np.str_)
+    require_values((texts == "")[codes], origin, "row", 1)
+    changed = [
+        text for text in written.tolist() if isinstance(text, str) and text != clean_text(text)
+    ]
+    if changed:
+        log.warning(
+            "%s: texts are read with single spaces, composed letters and without .0, such as %r",
+            origin,
+            changed[0],
+        )
+    return texts[codes]
+
+
+def clean_text(text: str) -> str:
+    """Compose letters, and leave out spaces around a text, repeated spaces, and .0 of a number."""
+    text = " ".join(unicodedata.normalize("NFC", text).split())
+    match = WHOLE_FLOAT.fullmatch(text)
+    return match[1] if match else text
+
+
+def sort_texts(texts: Iterable[str]) -> list[str]:
+    """Sort different texts: by number if all are whole numbers, else by alphabet."""
+    distinct = sorted({*texts})
+    if all(text.lstrip("+-").isdecimal() for text in distinct):
+        distinct.sort(key=int)
+    return distinct
+
+
+def number_texts(texts: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Number texts 0, 1, ... in the order of `sort_texts`, and return the numbers and the names."""
+    distinct, codes = np.unique(texts, return_inverse=True)
+    names = sort_texts(distinct.tolist())
+    number_by_text = {name: number for number, name in enumerate(names)}
+    numbers = np.array([number_by_text[text] for text in distinct.tolist()], np.int64)
+    return numbers[codes], tuple(names)
+
+
+def require_one_spelling(texts_by_part: Mapping[str, Iterable[str]], noun: str) -> None:
+    """Raise FedpflError for two texts that differ in case alone, or in leading zeros.
+
+    10 and 010 in one part are two codes; 1 in one part and 01 in another one are not.
+
+    Args:
+        texts_by_part: The texts of each site, client or split, by its name in messages.
+        noun: The name of a text in messages.
+    """
+    parts_by_text: dict[str, list[str]] = {}
+    for origin, texts in texts_by_part.items():
+        for text in dict.fromkeys(texts):
+            parts_by_text.setdefault(text, []).append(origin)
+    by_letters: dict[str, str] = {}
+    by_digits: dict[str, str] = {}
+    for text, origins in parts_by_text.items():
+        other = by_letters.setdefault(unicodedata.normalize("NFKC", text).casefold(), text)
+        if other == text and text.isdecimal():
+            other = by_digits.setdefault(text.lstrip("0"), text)
+            if {*origins} & {*parts_by_text[other]}:
+                other = text
+        if other != text:
+            place = Path(parts_by_text[other][0]).name
+            raise FedpflError(
+                f"{origins[0]}: {noun} {text!r} is {other!r} at {place}; write it alike, or rename one"
+            )
+
+
+def require_alike(texts_by_part: Mapping[str, Iterable[str]]) -> None:
+    """Raise FedpflError where one part has numbers for labels, and another one has texts."""
+    kinds: dict[bool, str] = {}
+    for origin, texts in texts_by_part.items():
+        are_numbers = {text.lstrip("+-").isdecimal() for text in texts}
+        if len(are_numbers) == 1:
+            kinds.setdefault(are_numbers.pop(), origin)
+    if len(kinds) == 2:
+        raise FedpflError(
+            f"{kinds[False]}: labels are texts, and those of {Path(kinds[True]).name} are numbers; "
+            "write them alike"
+        )
+
+
+def require_clients(names: Sequence[str], origin: str) -> None:
+    """Raise FedpflError for clients that are parts of a data set, such as train and test."""
+    parts = [name for name in names if name.lower() in SPLIT_NAMES]
+    if parts and len(parts) == len(names):
+        raise FedpflError(
+            f"{origin} has {' and '.join(parts)}, which are parts of a data set and no sites or "
+            "clients; give the samples of all clients with test_from, or one entry per client"
+        )
+
+
+def find_class(names: Sequence[str], classes: int, value: int | str, key: str) -> int:
+    """Find the class that a user names: by its name, or by its number if classes have none.
+
+    Where names are no numbers, a number is a place among them.
+
+    Args:
+        names: Of the classes, () where they are numbers alone.
+        classes: Number of classes.
+        value: The class.
+        key: The configuration key, for messages.
+
+    Raises:
+        FedpflError: There is no such class.
+    """
+    text = clean_text(str(value))
+    if text in names:
+        return names.index(text)
+    is_place = isinstance(value, int) and 0 <= value < classes
+    if is_place and not any(name.isdecimal() for name in names):
+        return int(value)
+    if names:
+        raise FedpflError(f"{key} must be {choices_text(names, text)}")
+    raise FedpflError(f"{key} must be below {classes}, the number of classes, got {value}")
