@@ -47,7 +47,7 @@ def _byte_pieces(value: Any) -> Iterator[Any]:
         left_out = {
             field.name
             for field in fields(value)
-            if field.metadata == FINGERPRINTED_IF_SET and not getattr(value, field.name)
+            if field.metadata == FINGERPRINTED_IF_SET and not _is_set(getattr(value, field.name))
         }
         yield from _byte_pieces({k: v for k, v in vars(value).items() if k not in left_out})
     elif isinstance(value, Mapping):
@@ -66,3 +66,7 @@ def _byte_pieces(value: Any) -> Iterator[Any]:
         else:
             text = str(value)
         yield f"{type(value).__name__}{len(text)}:{text}".encode()
+
+
+def _is_set(value: Any) -> bool:
+    return isinstance(value, Tensor) or bool(value)

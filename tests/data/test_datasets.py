@@ -378,14 +378,14 @@ def test_a_file_of_another_kind_is_told_what_to_do(tmp_path):
     (tmp_path / "x.csv").write_bytes(b"a,b\n1,2\n")
     message = one_line(lambda: load_samples("npz", tmp_path, path=tmp_path / "x.csv"))
     assert "x.csv cannot be read as an .npz archive of plain arrays (it is no zip archi" in message
-    assert "read it in Python and save its arrays: np.savez('x.npz', x=x, y=y), y int" in message
+    assert "save it with np.savez(path, x=x, y=y), y integers or texts [samples]" in message
 
 
 OPTIONS = """
 classes=2 => found label 2, but dataset.classes=2 allows 0..1
 mean=[0.5], std=[0.5] * 3 => dataset.mean has 1 entries, but the samples have 3 channels
 mean=[0.5] * 3, std=[0.5] * 2 => dataset.std has 2 entries, but the samples have 3 channels
-only=(0, 7) => dataset.only: npz has no sample of label 7
+only=(0, 7) => dataset.only must be below 3, the number of classes, got 7
 only=(0, 0) => dataset.only must be labels, each once, got [0, 0]
 path="nowhere.npz" => dataset.path=nowhere.npz is not a file
 path=None => dataset=npz needs dataset.path=FILE.npz

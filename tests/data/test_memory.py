@@ -127,9 +127,13 @@ WRONG = {
     "ragged": (([[1], [1, 2]], [0, 1]), {}, "data: x must have samples of one shape"),
     "groups twice": ({"a": (X, Y, Y)}, {}, "data['a'] has groups, and is one client"),
     "other shape": ({"a": (X, Y), "b": (X[:, 1:], Y)}, {}, "data['b']: samples are float32 [3]"),
-    "other labels": ({"a": (X, Y), "b": (X, Y.astype(str))}, {}, "data['b']: labels are texts"),
-    "frame and array": ({"a": (X, Y), "b": FRAME}, {}, "data has data frames and arrays"),
-    "label of arrays": ((X, Y), {"label": "y"}, "dataset.label is for data frames"),
+    "other labels": (
+        {"a": (X, Y), "b": (X, np.where(Y, "u", "v"))},
+        {},
+        "data['b']: labels are texts",
+    ),
+    "frame and array": ({"a": (X, Y), "b": FRAME}, {}, "tables and arrays; give all clients one"),
+    "label of arrays": ((X, Y), {"label": "y"}, "dataset.label is for tables, and data is none"),
     "absent label": (FRAME, {"label": "z"}, "data has no column 'z', which dataset.label names"),
     "two data sets": ((X, Y), {"": "digits"}, "dataset=digits and data=... are two"),
     "a bad item": (Pairs([X[0], X[:2]], [0, 1]), {}, "data cannot be read as a torch Dataset"),
@@ -142,7 +146,7 @@ WRONG = {
     "hidden labels": ((X, np.ma.masked_equal(Y, 1)), {}, "data: y has no value in sample 1"),
     "no label": ((X, ["u", None, *"vw" * 19]), {}, "data: y has no value in sample 1"),
     "nobody's": ((X, Y, [*"uvw", np.nan, *"xy" * 18]), {}, "groups has no value in sample 3"),
-    "no number": ((X, Y, np.where(Y, 1.0, np.nan)), {}, "data: sample 0 belongs to no group"),
+    "no number": ((X, Y, np.where(Y, 1.0, np.nan)), {}, "data: groups has no value in row 1"),
     "lists": (FRAME.assign(b=[[1], [2]]), {"label": "y"}, "column 'b' holds more than one value"),
 }
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from fedpfl.data.datasets.shared.parts import Part, ReadOptions, join_parts, label_columns
-from fedpfl.data.datasets.shared.samples import Raw
+from fedpfl.data.datasets.shared.samples import Raw, to_finite_floats
 from fedpfl.data.datasets.shared.source import Source
 from fedpfl.data.datasets.shared.tables import check_frame
 from fedpfl.data.datasets.shared.texts import clean_text, require_clients, to_array, to_texts
@@ -157,7 +157,13 @@ def _read_part(value: Any, origin: str) -> Part:
     groups = arrays.get("groups")
     if groups is not None and groups.ndim != 1:
         raise FedpflError(f"{origin}: groups must be [samples], got {list(groups.shape)}")
-    return Part(origin, arrays["x"], arrays["y"], groups=groups)
+    x = arrays["x"]
+    if x.dtype.kind == "f":
+        try:
+            x = to_finite_floats(x)  # equal samples of other types have one digest
+        except ValueError as error:
+            raise FedpflError(f"{origin}: {error}") from None
+    return Part(origin, x, arrays["y"], groups=groups)
 
 
 def _read_dataset(dataset: Any, origin: str) -> tuple[Any, Any]:

@@ -292,7 +292,7 @@ def _number_clients(parts: Sequence[Part]) -> tuple[np.ndarray | None, tuple[str
     if any(part.groups is None for part in parts):
         return None, ()
     texts = [to_texts(part.groups, f"{part.origin}: groups") for part in parts]
-    distinct = [np.unique(own) for own in texts]
+    distinct = [np.unique(own).tolist() for own in texts]
     origins = [part.origin for part in parts]
     require_one_spelling(dict(zip(origins, distinct, strict=True)), "client")
     return number_texts(np.concatenate(texts))

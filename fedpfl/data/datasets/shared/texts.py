@@ -209,9 +209,9 @@ def find_class(names: Sequence[str], classes: int, value: int | str, key: str) -
     text = clean_text(str(value))
     if text in names:
         return names.index(text)
-    is_place = isinstance(value, int) and 0 <= value < classes
-    if is_place and not any(name.isdecimal() for name in names):
-        return int(value)
+    are_texts = not any(name.isdecimal() for name in names)
+    if are_texts and text.isdecimal() and int(text) < classes:
+        return int(text)
     if names:
         raise FedpflError(f"{key} must be {choices_text(names, text)}")
     raise FedpflError(f"{key} must be below {classes}, the number of classes, got {value}")

@@ -1,0 +1,379 @@
+"""Own data by every door: names, spelling, pictures, texts, parts and advice, as users write them."""
+
+import unicodedata
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+
+from fedpfl.config.dealing import deal_data, share_nothing
+from fedpfl.config.plan import check_config
+from fedpfl.data import datasets
+from fedpfl.data.datasets import memory
+from fedpfl.data.datasets.shared.texts import find_class
+from fedpfl.data.datasets.shared.words import encode_texts
+from tests.command import compose_once, format_override
+from tests.data.promises import build, one_line
+
+ROWS = 12
+NUMBERS = np.random.default_rng(0).normal(size=ROWS)
+
+
+def load_frames(frames: dict, **options):
+    held = memory.hold_data(frames if len(frames) > 1 else frames["a"])
+    return datasets.load_samples("memory", Path("unused"), digest=held.digest, **options)
+
+
+def load_files(frames: dict, folder: Path, suffix: str = ".csv", **options):
+    folder.mkdir(exist_ok=True)
+    for name, frame in frames.items():
+        file = folder / f"{name}{suffix}"
+        if suffix == ".xlsx":
+            frame.to_excel(file, index=False)
+        elif suffix == ".parquet":
+            frame.to_parquet(file, index=False)
+        else:
+            frame.to_csv(file, index=False, sep="\t" if ".tsv" in suffix else ",")
+    return datasets.load_samples("sites", Path("unused"), path=folder, **options)
+
+
+def make_frame(**columns) -> pd.DataFrame:
+    frame = pd.DataFrame({"a": NUMBERS})
+    for name, values in columns.items():
+        frame[name] = [values[row % len(values)] for row in range(ROWS)]
+    return frame
+
+
+# ---- A class is its name
+
+
+@pytest.mark.parametrize("door", ["csv", "archive", "folder", "memory", "frame"])
+@pytest.mark.parametrize(
+    ("labels", "names"),
+    [
+        (["1", "2", "3", "4"], ("1", "2", "3", "4")),
+        ([str(k) for k in range(12)], tuple(map(str, range(12)))),
+        (["10", "5", "7"], ("5", "7", "10")),
+    ],
+)
+def test_only_keeps_the_classes_that_it_names(door, labels, names, tmp_path):
+    x, y = np.zeros((ROWS, 1)), [labels[row % len(labels)] for row in range(ROWS)]
+    if door == "memory":
+        load = lambda **o: load_frames({"a": (x, np.array([int(v) for v in y]))}, **o)  # noqa: E731
+    elif door == "frame":
+        load = lambda **o: load_frames({"a": make_frame(y=labels)}, label="y", **o)  # noqa: E731
+    else:
+        for name in "ab":
+            if door == "csv":
+                make_frame(y=labels).to_csv(tmp_path / f"{name}.csv", index=False)
+            elif door == "archive":
+                np.savez(tmp_path / f"{name}.npz", x=x, y=np.array(y, dtype=int))
+            else:
+                for label in labels:
+                    (tmp_path / name / label).mkdir(parents=True)
+                    Image.new("L", (4, 4)).save(tmp_path / name / label / "1.png")
+        options = {"label": "y"} if door == "csv" else {}
+        load = lambda **o: datasets.load_samples(  # noqa: E731
+            "sites", Path("unused"), path=tmp_path, **options, **o
+        )
+    everything = load()
+    assert (everything.class_names or tuple(map(str, range(everything.classes)))) == names
+    kept = load(only=(int(names[1]), names[2]))
+    assert kept.class_names == names[1:3]
+    assert f"got '{99}'" in one_line(lambda: load(only=(99,))) or door == "memory"
+
+
+def test_only_of_numbered_classes_keeps_their_numbers_as_names():
+    digits = datasets.load_samples("digits", Path("unused"), only=(3, 5, 7))
+    assert digits.class_names == ("3", "5", "7")
+    assert find_class(digits.class_names, 3, 5, "attack.target") == 1
+    assert datasets.load_samples("digits", Path("unused"), only=(0, 1)).class_names == ()
+
+
+def test_an_attack_names_classes(tmp_path):
+    for name in "ab":
+        make_frame(y=["1", "2", "3", "4"]).to_csv(tmp_path / f"{name}.csv", index=False)
+    words = ["dataset=sites", format_override("dataset.path", tmp_path), "dataset.label=y"]
+    words += ["model=mlp", "method=fedavg", "attack=label_flip", "attack.clients=[0]"]
+    run = build(*words, "attack.source=1", "attack.target=2")
+    assert (run.adversary.attack.source, run.adversary.attack.target) == (0, 1)
+    assert "attack.source must be one of 1, 2, 3, 4, got '0'" in one_line(
+        lambda: build(*words, "attack.source=0", "attack.target=2")
+    )
+
+
+def test_a_place_is_taken_where_names_are_no_numbers():
+    assert find_class(("cat", "dog"), 2, 1, "key") == 1
+    assert find_class(("cat", "dog"), 2, "cat", "key") == 0
+    assert "below 3" in one_line(lambda: find_class((), 3, 3, "key"))
+
+
+# ---- One spelling
+
+
+NFD = unicodedata.normalize("NFD", "bénigne")
+
+
+@pytest.mark.parametrize(
+    ("written", "names"),
+    [
+        ([["bénigne", "x"], [NFD, "x"]], ("bénigne", "x")),
+        ([["a", "b "], ["a", " b"]], ("a", "b")),
+        ([["heart  attack", "none"], ["heart attack", "none"]], ("heart attack", "none")),
+        ([["10", "010", "020"], ["10", "010", "020"]], ("010", "10", "020")),
+        ([["None", "NA"], ["None", "NA"]], ("NA", "None")),
+        ([["no", "yes"], ["No", "yes"]], "'No' is 'no' at a"),
+        ([["01", "02"], ["1", "2"]], "'1' is '01' at a"),
+        ([["no", "yes"], ["0", "1"]], "labels are texts, and those of"),
+        ([["Straße", "x"], ["STRASSE", "x"]], "'STRASSE' is 'Straße' at"),
+    ],
+)
+@pytest.mark.parametrize("door", ["files", "frames", "by"])
+def test_labels_have_one_spelling(door, written, names, tmp_path):
+    frames = {name: make_frame(y=own) for name, own in zip("ab", written, strict=True)}
+
+    def load():
+        if door == "files":
+            return load_files(frames, tmp_path, label="y")
+        if door == "frames":
+            return load_frames(frames, label="y")
+        one = pd.concat([frame.assign(site=name) for name, frame in frames.items()])
+        return load_frames({"a": one}, label="y", by="site")
+
+    if isinstance(names, tuple):
+        assert load().class_names == names
+    else:
+        assert names.replace(" at a", "") in one_line(load)
+
+
+@pytest.mark.parametrize("values", [["B", "b"], ["north", "North "], ["Ä", "ä"]])
+def test_clients_and_categories_have_one_spelling(values, tmp_path):
+    frame = make_frame(site=values, y=["u", "v", "w"])
+    assert "write it alike" in one_line(lambda: load_frames({"a": frame}, label="y", by="site"))
+    assert "write it alike" in one_line(
+        lambda: load_frames({"a": frame}, label="y", categories=("site",))
+    )
+    groups = np.array(values * (ROWS // 2))
+    np.savez(tmp_path / "own.npz", x=np.zeros((ROWS, 2)), y=np.arange(ROWS) % 2, groups=groups)
+    assert "write it alike" in one_line(
+        lambda: datasets.load_samples("npz", tmp_path, path=tmp_path / "own.npz")
+    )
+
+
+@pytest.mark.parametrize("groups", [[1, "1"], ["a", 2], [1.5, "x"]])
+def test_numbers_among_texts_are_refused(groups):
+    values = groups * (ROWS // 2)
+    for data in ((NUMBERS[:, None], [0, 1] * (ROWS // 2), values), (NUMBERS[:, None], values)):
+        assert "mixes texts with other values" in one_line(lambda data=data: memory.hold_data(data))
+    frame = make_frame(site=groups, y=["u", "v", "w"])
+    assert "mixes texts" in one_line(lambda: load_frames({"a": frame}, label="y", by="site"))
+
+
+# ---- Pictures are what viewers show
+
+
+def top_heavy(mode: str) -> Image.Image:
+    pixels = np.full((8, 8, 4), 255, np.uint8)
+    pixels[:4, :, :3] = 0
+    return Image.fromarray(pixels).convert(mode)
+
+
+@pytest.mark.parametrize("suffix", ["png", "webp", "tiff", "bmp", "jpg"])
+def test_pictures_of_all_kinds_are_read(suffix, tmp_path):
+    for label in ("u", "v"):
+        (tmp_path / "a" / label).mkdir(parents=True)
+        top_heavy("RGB").save(tmp_path / "a" / label / f"1.{suffix}")
+    samples = datasets.load_samples("sites", Path("unused"), path=tmp_path, size=8)
+    assert samples.x[0, :, :3].max() < 60
+    assert samples.x[0, :, 5:].min() > 200
+
+
+@pytest.mark.parametrize("door", ["sites", "hf"])
+@pytest.mark.parametrize("kind", ["turned", "mirrored", "transparent", "palette", "grey"])
+def test_pictures_are_turned_and_lie_on_white(door, kind, tmp_path):
+    image, orientation = top_heavy("RGB"), 1
+    if kind in ("turned", "mirrored"):
+        orientation = {"turned": 3, "mirrored": 4}[kind]
+        image = image.rotate(180) if kind == "turned" else image.transpose(1)
+    elif kind != "grey":
+        image = Image.new("RGBA", (8, 8), (0, 0, 0, 0))
+        image.paste((0, 0, 0, 255), (0, 0, 8, 4))
+        image = image.quantize(4) if kind == "palette" else image
+    else:
+        image = Image.new("LA", (8, 8), (0, 0))
+        image.paste((0, 255), (0, 0, 8, 4))
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    files = []
+    for label in ("u", "v"):
+        (tmp_path / "s" / "a" / label).mkdir(parents=True)
+        files.append(tmp_path / "s" / "a" / label / "1.png")
+        image.save(files[-1], exif=exif)
+    if door == "sites":
+        samples = datasets.load_samples("sites", Path("unused"), path=tmp_path / "s", size=8)
+    else:
+        library = pytest.importorskip("datasets")
+        library.disable_progress_bars()
+        made = library.Dataset.from_dict({"x": list(map(str, files)), "y": ["u", "v"]})
+        made.cast_column("x", library.Image()).save_to_disk(tmp_path / "d")
+        options = {"path": tmp_path / "d", "input": "x", "label": "y"}
+        samples = datasets.load_samples("hf", Path("unused"), **options)
+    assert samples.x[0, :, :4].max() == 0
+    assert samples.x[0, :, 4:].min() == 255
+
+
+# ---- Texts in any language
+
+
+@pytest.mark.parametrize(
+    ("good", "bad"),
+    [("很好看", "很难看"), ("хорошо", "плохо"), ("été", "ete"), ("👍", "👎"), ("अच्छा", "बुरा")],
+)
+def test_texts_of_any_script_are_told_apart(good, bad):
+    ids = encode_texts([good, bad, good], 3, 100, 8, "d")
+    assert ids[0].tolist() == ids[2].tolist() != ids[1].tolist()
+    assert (ids > 1).any(1).all()
+
+
+def test_texts_without_a_word_are_counted(caplog):
+    encode_texts(["word", "...", " "], 3, 100, 8, "d")
+    assert "d: 2 of 3 texts have no word" in caplog.text
+    assert "no text has a word" in one_line(lambda: encode_texts(["!", "?"], 2, 100, 8, "d"))
+    assert encode_texts(["Don't stop-2"], 1, 100, 4, "d").tolist() == [[3, 5, 4, 2]]
+
+
+# ---- What comes in the wrong container
+
+
+class Jittered(torch.utils.data.Dataset):
+    def __init__(self, kind):
+        self.kind = kind
+
+    def __len__(self):
+        return 60
+
+    def __getitem__(self, index):
+        x = np.arange(4.0) + index
+        if self.kind == "noise":
+            x = x + np.random.randn()
+        elif self.kind == "flip":
+            x = x[::-1].copy() if torch.rand(()) < 0.5 else x
+        elif self.kind == "erasing" and np.random.rand() < 0.2:
+            x = 0 * x
+        return x, index % 2
+
+
+@pytest.mark.parametrize("kind", ["noise", "flip", "erasing"])
+def test_random_transforms_are_refused(kind):
+    memory.hold_data(Jittered("none"))
+    assert "transform is random" in one_line(lambda: memory.hold_data(Jittered(kind)))
+
+
+@pytest.mark.parametrize("names", [("train", "test"), ("Train", "val"), ("training", "testing")])
+def test_parts_of_a_data_set_are_no_clients(names, tmp_path):
+    frames = {name: make_frame(y=["u", "v"]) for name in names}
+    for load in (lambda: memory.hold_data(frames), lambda: load_files(frames, tmp_path, label="y")):
+        assert "parts of a data set and no sites or clients" in one_line(load)
+
+
+# ---- Rows of a patient stay together
+
+
+def make_patients(folder: Path, rows: int = 240, patients: int = 40) -> Path:
+    rng = np.random.default_rng(0)
+    patient = np.arange(rows) % patients
+    arrays = {"x": rng.normal(size=(rows, 3)), "y": rng.integers(0, 3, rows), "patient": patient}
+    np.savez(folder / "own.npz", **arrays, groups=patient % 4)
+    return folder / "own.npz"
+
+
+PARTITIONS = """
+iid validation=0.3
+iid partition.samples_per_client=6
+dirichlet partition.alpha=0.5
+quantity partition.min_samples=2
+extended_dirichlet partition.min_samples=1 partition.classes_per_client=2
+shards partition.classes_per_client=2
+shuffled_shards partition.classes_per_client=3 partition.test_fraction=0.3
+fixed_dirichlet partition.train_samples=4 partition.test_samples=2 partition.alpha=100
+groups validation=0.3
+"""
+
+
+@pytest.mark.parametrize("case", PARTITIONS.strip().splitlines())
+def test_rows_of_a_patient_are_never_apart(case, tmp_path):
+    scheme, *options = case.split()
+    words = ["dataset=npz", format_override("dataset.path", make_patients(tmp_path))]
+    words += ["clients=4", "model=mlp", "method=fedavg", f"partition={scheme}", *options]
+    patient = np.load(tmp_path / "own.npz")["patient"]
+
+    def find_leaks(*more: str) -> int:
+        dealt = deal_data(check_config(compose_once(*words, *more)), share_nothing).federation
+        train = {*patient[torch.cat(dealt.train)].tolist()}
+        judged = torch.cat([*dealt.test, *dealt.validation])
+        clients = [{*patient[own].tolist()} for own in dealt.train]
+        apart = sum(map(len, clients)) - len(train) if scheme != "fixed_dirichlet" else 0
+        return len(train & {*patient[judged].tolist()}) + apart
+
+    assert find_leaks() > 0
+    assert find_leaks("partition.together=patient") == 0
+
+
+def test_what_cannot_be_kept_together_is_one_line(tmp_path):
+    make_patients(tmp_path)
+    own = {"name": "npz", "data_dir": tmp_path, "path": tmp_path / "own.npz"}
+    assert "no array 'ward'" in one_line(lambda: datasets.load_samples(**own, together="ward"))
+    told = one_line(lambda: datasets.load_samples("digits", tmp_path, together="patient"))
+    assert "partition.together=patient: data set digits has no such column" in told
+    frame = make_frame(y=["u", "v"], patient=["p", "q", "r"])
+    samples = load_files({"a": frame, "b": frame}, tmp_path / "own", label="y", together="patient")
+    assert samples.units.tolist() == [0, 1, 2] * 8
+    assert samples.x.shape == (24, 1)
+
+
+# ---- Advice quotes the cell
+
+
+@pytest.mark.parametrize(
+    ("cell", "cause"),
+    [
+        ("2020-01-31", "it may be a date"),
+        ("31.12.1999", "it may be a date"),
+        ("1,5", "it may have a decimal comma"),
+        ("NA", "it may stand for a missing value"),
+        ("?", "it may stand for a missing value"),
+        ("5 mg", "it may have a unit"),
+        ("12:30", "it may be a time"),
+        ("north", "dataset.categories=[b]"),
+    ],
+)
+def test_advice_quotes_the_cell_and_names_a_cause(cell, cause, tmp_path):
+    frames = {name: make_frame(b=["1", cell, "2"], y=["u", "v"]) for name in "ab"}
+    told = one_line(lambda: load_files(frames, tmp_path, label="y"))
+    assert f"a.csv: column 'b' holds {cell!r} in row 2, no number" in told
+    assert cause in told
+    assert ("categories" in told) == (cell == "north")
+
+
+def test_a_column_of_names_is_not_called_a_category(tmp_path):
+    frames = {n: make_frame(b=[f"Ann {k}" for k in range(ROWS)], y=["u", "v"]) for n in "ab"}
+    assert "nearly each row has another value" in one_line(
+        lambda: load_files(frames, tmp_path, label="y")
+    )
+
+
+# ---- Files of other programs
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".csv.gz", ".tsv", ".xlsx", ".parquet"])
+def test_tables_of_all_kinds_are_one(suffix, tmp_path):
+    pytest.importorskip({".xlsx": "openpyxl", ".parquet": "pyarrow"}.get(suffix, "pandas"))
+    frames = {name: make_frame(ward=["01", "2"], y=["010", "NA"]) for name in "ab"}
+    samples = load_files(frames, tmp_path, suffix, label="y", categories=("ward",))
+    assert samples.group_names == ("a", "b")
+    assert samples.class_names == ("010", "NA")
+    assert samples.feature_names == ("a", "ward=01", "ward=2")
+    np.testing.assert_array_equal(samples.x[:ROWS, 0], NUMBERS.astype(np.float32))
