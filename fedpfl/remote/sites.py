@@ -21,8 +21,8 @@ from fedpfl.config.dealing import Share
 from fedpfl.config.group_options import read_options
 from fedpfl.config.plan import Plan
 from fedpfl.config.run import Run, build_run
-from fedpfl.data.datasets.shared.sums import ChannelSums, scale_channels, sum_channels
 from fedpfl.data.datasets.shared.parts import ReadOptions, label_columns
+from fedpfl.data.datasets.shared.sums import ChannelSums, scale_channels, sum_channels
 from fedpfl.data.datasets.sites import read_site, read_table_columns, site_name
 from fedpfl.ground import files
 from fedpfl.ground.errors import FedpflError

@@ -213,7 +213,7 @@ def rename_column(path: Path) -> None:
 DIFFERENCES = {
     "shape": ({"x": np.zeros((38, 6), np.float32)}, r"chur: samples are float32 \[6\]"),
     "type": ({"x": np.zeros((38, 5), np.int64)}, r"chur: samples are int64 \[5\]"),
-    "texts": ({"y": np.array(["a", "b"] * 19)}, "chur: labels are texts"),
+    "texts": ({"y": np.array(["a", "b"] * 19)}, "labels are texts, and those of"),
     "test part": ({"test_from": 9}, "chur.npz has a test part of its own; set part"),
     "columns": (rename_column, "chur.* differ in columns age, years"),
 }
@@ -283,7 +283,7 @@ def test_words_without_a_number_of_sites():
 
 
 def honest_facts() -> dict:
-    form = {"dtype": "float32", "shape": [5], "labels": [0, 1], "columns": None}
+    form = {"dtype": "float32", "shape": [5], "labels": ["0", "1"], "columns": None}
     return {"name": "chur", "samples": 38, "test_from": None, "form": form}
 
 
@@ -302,12 +302,11 @@ HOSTILE_FACTS = {
     "a name of controls": {**honest_facts(), "name": "\x1b[2Jchur"},
     "no name": {**honest_facts(), "name": " "},
     "a long name": {**honest_facts(), "name": "c" * 10**5},
-    "a million classes": change_form(labels=list(range(10**6))),
-    "a label twice": change_form(labels=[0, 0]),
+    "a million classes": change_form(labels=[*map(str, range(10**6))]),
+    "a label twice": change_form(labels=["0", "0"]),
     "no label": change_form(labels=[]),
     "mixed labels": change_form(labels=[0, "a"]),
     "labels of controls": change_form(labels=["\x07", "a"]),
-    "vast labels": change_form(labels=[0, 2**70]),
     "a vast shape": change_form(shape=[10**6, 10**6]),
     "many axes": change_form(shape=[1] * 1000),
     "a negative shape": change_form(shape=[-5]),
@@ -385,10 +384,10 @@ HOSTILE_AGREEMENTS = {
     "no scale": ({"std": [0.0] * 5}, "std that are no deviations"),
     "nan": ({"mean": [float("nan")] * 5}, "mean.0: Input should be a finite number"),
     "another form": (
-        {"form": change_form(shape=[6], labels=[0, 1, 2])["form"]},
+        {"form": change_form(shape=[6], labels=["0", "1", "2"])["form"]},
         r"davos: samples are float32 \[5\], and davos: float32 \[6\]",
     ),
-    "fewer labels": ({"form": honest_facts()["form"]}, "site davos has label 2"),
+    "fewer labels": ({"form": honest_facts()["form"]}, "site davos has label '2'"),
 }
 
 
