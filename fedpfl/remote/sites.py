@@ -66,6 +66,10 @@ def require_sites_partition(plan: Plan) -> None:
         raise FedpflError(
             "shift lays anew what clients hold, and these hold it at their nodes; leave it out"
         )
+    if plan.config["partition"].get("together"):
+        raise FedpflError(
+            "partition.together: nodes split the samples of their sites one by one; leave it out"
+        )
     if plan.config["dataset"]["only"] is not None:
         raise FedpflError(
             "dataset.only: nodes keep all samples of their sites; leave out labels there"

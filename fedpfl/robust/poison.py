@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -47,7 +47,7 @@ class DataAttack(Attack, ABC):
         Raises:
             FedpflError: There is no such class.
         """
-        numbers = {}
+        numbers: dict[str, Any] = {}
         for key in ("source", "target"):
             label = getattr(self, key, None)
             if label is not None:
@@ -95,7 +95,7 @@ class LabelFlip(DataAttack):
         """See DataAttack."""
         if self.source is None or self.target is None:
             return (y + 1) % classes
-        return torch.where(y == self.source, int(self.target), y)
+        return torch.where(y == int(self.source), int(self.target), y)
 
 
 @dataclass(frozen=True)

@@ -65,42 +65,35 @@ def hf(  # noqa: PLR0913 - its arguments are keys of the configuration
     # ---- Step 1: the columns, the same in all splits.
     splits = open_splits(path, split, subset, source.download)
     inputs = list(label_columns(input))
-    others = [name for name in (label, by, together) if name]
+    others = [name for name in (label, by, together) if name is not None]
     if not inputs or not label or len({*inputs, *others}) < len(inputs) + len(others):
-        columns = ", ".join(splits[0].data.column_names[:12])
         raise FedpflError(
             "dataset.input, dataset.label, dataset.by and partition.together must name different "
-            f"columns; {splits[0].origin} has {columns}"
+            f"columns; {splits[0].origin} has {', '.join(splits[0].data.column_names[:12])}"
         )
     _require_equal_columns(splits, [*inputs, *others])
     kind = _find_common_kind(splits[0], inputs)
 
     # ---- Step 2: a part for each split: a table of numbers, or arrays.
     columns = [*inputs, *others] if kind == "numbers" else others
-    tables = [_read_table(split, columns) for split in splits]
+    tables = [_read_table(one, columns) for one in splits]
     if kind == "numbers":
         options = ReadOptions((label,), by=by, together=together, task=task)
-        parts = [Part(split.origin, table=own) for split, own in zip(splits, tables, strict=True)]
+        parts = [Part(one.origin, table=own) for one, own in zip(splits, tables, strict=True)]
     else:
         if kind == "images":
             x = _read_images(splits, inputs[0], size)
         elif kind == "texts":
             x = _read_texts(splits, inputs, vocabulary, length)
         else:
-            x = [_read_arrays(split, inputs[0]) for split in splits]
+            x = [_read_arrays(one, inputs[0]) for one in splits]
         options = ReadOptions(task=task)
         parts = []
-        for split, own_x, table in zip(splits, x, tables, strict=True):
+        for one, own_x, table in zip(splits, x, tables, strict=True):
             arrays = {name: table[name].to_numpy() for name in others}
-            parts.append(
-                Part(
-                    split.origin,
-                    own_x,
-                    arrays[label],
-                    groups=arrays.get(by),
-                    units=arrays.get(together),
-                )
-            )
+            groups = arrays[by] if by else None
+            units = arrays[together] if together else None
+            parts.append(Part(one.origin, own_x, arrays[label], groups=groups, units=units))
 
     # ---- Step 3: all splits together.
     raw = join_parts(parts, options, getattr(splits[0].data.features[label], "names", ()))

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
@@ -24,9 +24,6 @@ from fedpfl.data.datasets.shared.texts import (
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tasks import CLASSIFICATION, MULTILABEL, Task
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 @dataclass(frozen=True, eq=False)
 class Part:
@@ -36,7 +33,7 @@ class Part:
         origin: Its name in messages, such as its file.
         x: Inputs `[samples, ...]`; empty before a table is encoded.
         y: Labels, `[samples]` or `[samples, labels]`.
-        table: A table with a sample a row, before it is encoded.
+        table: A data frame with a sample a row, before it is encoded; None of arrays.
         name: Of the client, "" where the part is not one.
         groups: A value for each sample that names its client.
         units: A value for each sample; samples with one value are kept together.
@@ -44,9 +41,9 @@ class Part:
     """
 
     origin: str
-    x: np.ndarray | None = None
-    y: np.ndarray | None = None
-    table: pd.DataFrame | None = None
+    x: np.ndarray = field(default_factory=lambda: np.empty(0))
+    y: np.ndarray = field(default_factory=lambda: np.empty(0))
+    table: Any = None
     name: str = ""
     groups: np.ndarray | None = None
     units: np.ndarray | None = None
@@ -121,7 +118,7 @@ def join_parts(parts: Sequence[Part], options: ReadOptions, class_order: Sequenc
         texts = [to_texts(part.units, f"{part.origin}: {options.together}") for part in parts]
         units, _ = number_texts(np.concatenate(texts))
     raw = Raw(
-        np.concatenate([part.x for part in parts if part.x is not None]),
+        np.concatenate([part.x for part in parts]),
         labels,
         groups,
         group_names,
