@@ -130,10 +130,12 @@ def join_parts(parts: Sequence[Part], options: ReadOptions, class_order: Sequenc
     # ---- Step 3: test parts behind all training parts.
     if parts[0].test_from is None:
         return raw
-    is_test = np.concatenate([np.arange(len(part.x)) >= part.test_from for part in parts])
+    is_test = np.concatenate([np.arange(len(part.x)) >= (part.test_from or 0) for part in parts])
     order = np.argsort(is_test, kind="stable")
     arrays = {"x": raw.x, "y": raw.y, "groups": groups, "units": units}
-    sorted_arrays = {key: array[order] for key, array in arrays.items() if array is not None}
+    sorted_arrays: dict[str, Any] = {
+        key: array[order] for key, array in arrays.items() if array is not None
+    }
     return raw._replace(**sorted_arrays, test_from=int((~is_test).sum()))
 
 
@@ -165,12 +167,12 @@ def _encode_tables(
     if any(part.table is None for part in parts):
         raise FedpflError(f"{parts[0].origin}: tables and arrays; give all clients one of them")
     keys = {"groups": ("dataset.by", options.by), "units": ("partition.together", options.together)}
-    for field, (key, name) in keys.items():
+    for attribute, (key, name) in keys.items():
         if name is None:
             continue
         for part in parts:
             require_column(part, key, name)
-        parts = [replace(part, **{field: part.table[name].to_numpy()}) for part in parts]
+        parts = [replace(part, **{attribute: part.table[name].to_numpy()}) for part in parts]
     columns = find_columns(parts, options)
     return [encode_table(part, columns, options) for part in parts], name_features(columns)
 
