@@ -38,7 +38,7 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.terminal import print_notice
 from fedpfl.ground.words import check_words
 from fedpfl.remote import app, sites
-from fedpfl.remote.node import NodePolicy
+from fedpfl.remote.node import NodePolicy, make_run_node
 from fedpfl.remote.server import InProcessGrid
 from fedpfl.runner.faults import find_exit_status
 
@@ -65,7 +65,7 @@ def play_federation(words: Sequence[str]) -> Path:
         count = min(settings.nodes, run.settings.clients)
         for number in range(count):
             clients = range(number, run.settings.clients, count)
-            nodes.append(app.make_run_node(run, clients, folder / f"node{number}", policy))
+            nodes.append(make_run_node(run, clients, folder / f"node{number}", policy))
     return app.run_server(InProcessGrid(dict(enumerate(nodes))), server_words)
 
 

@@ -335,33 +335,20 @@ def _list_levels(site: SiteFacts, name: str) -> list[str]:
 
 
 def make_example_federation(federation: Federation) -> Federation:
-    """Return a small federation of made-up samples, by which the form of answers is known."""
-    # ---- Step 1: samples of the agreed form.
+    """Return a small federation of made-up samples, to try a method and the form of its answers."""
     # Zeros would hide what a method does with numbers, and real samples are not here.
     generator = torch.Generator().manual_seed(0)
     count = 3 * EXAMPLE_SAMPLES
-    size = [count, *federation.shape]
-    if federation.x.dtype == torch.uint8:
-        x = torch.randint(0, 256, size, generator=generator).to(torch.uint8)
-    elif federation.x.dtype == torch.int32:
-        x = torch.randint(0, EXAMPLE_TOKENS, size, generator=generator).to(torch.int32)
-    else:
-        x = torch.randn(size, generator=generator)
+    x = torch.randint(0, EXAMPLE_TOKENS, (count, *federation.shape), generator=generator)
     y = torch.randint(0, federation.classes, (count,), generator=generator)
-
-    # ---- Step 2: every client has the same few, and none of them in two of its parts.
-    def shorten(splits: tuple[Tensor, ...], start: int) -> tuple[Tensor, ...]:
-        indices = torch.arange(start, start + EXAMPLE_SAMPLES)
-        return tuple(indices[: len(samples)] for samples in splits)
-
-    return replace(
-        federation,
-        x=x.to(federation.x.device),
-        y=y.to(federation.y.device),
-        train=shorten(federation.train, 0),
-        test=shorten(federation.test, EXAMPLE_SAMPLES),
-        validation=shorten(federation.validation, 2 * EXAMPLE_SAMPLES),
-    )
+    changes: dict[str, Any] = {"x": x.to(federation.x), "y": y.to(federation.y)}
+    # Each client has the same few, and none of them in two of its parts.
+    for part, indices in zip(
+        ("train", "test", "validation"), torch.arange(count).split(EXAMPLE_SAMPLES), strict=True
+    ):
+        splits = getattr(federation, part)
+        changes[part] = tuple(indices[: len(samples)] for samples in splits)
+    return replace(federation, **changes)
 
 
 class SiteSums(Message):

@@ -26,14 +26,12 @@ from fedpfl.methods import SEES
 from fedpfl.record.callbacks import Callback
 from fedpfl.remote import sites
 from fedpfl.remote.agreement import Agreement, make_example_federation
-from fedpfl.remote.budget import make_budget, require_promise
+from fedpfl.remote.budget import require_promise
 from fedpfl.remote.keys import make_run_key
 from fedpfl.remote.messages import plain_values
-from fedpfl.remote.node import PLAIN_POLICY, Node, NodePolicy, NodeSettings
+from fedpfl.remote.node import PLAIN_POLICY, Node, NodePolicy, make_run_node
 from fedpfl.remote.releases import ReleaseRecord
-from fedpfl.remote.schedule import make_schedule
 from fedpfl.remote.server import FederateSettings, Grid, NotSentError, RemoteBackend
-from fedpfl.remote.sites import SiteNode
 from fedpfl.runner import session
 from fedpfl.runner.faults import user_errors
 from fedpfl.runner.method_trial import try_method_of_nodes
@@ -124,15 +122,6 @@ def require_playable(plan: Plan) -> None:
         sites.require_sites_partition(plan)
 
 
-def find_disclosure(run: Run, settings: FederateSettings) -> str:
-    """Return which states leave clients beside what is sent, "" if none do."""
-    if not settings.share_states:
-        return ""
-    _, client_state = run.method.init(run.net.params, run.net.parts)
-    entries = ", ".join(client_state) or "nothing"
-    return f"federate.share_states: clients' states ({entries}) leave them in every round"
-
-
 @contextlib.contextmanager
 def _explain_needs(settings: FederateSettings) -> Iterator[None]:
     """Say of a method that reads what does not travel how it can be played."""
@@ -195,6 +184,11 @@ def _make_remote_backend(
         with _explain_needs(settings):
             raise NotSentError("its server looks at clients' states")
 
+    disclosure = ""
+    if settings.share_states:
+        entries = ", ".join(run.method.init(run.net.params, run.net.parts)[1]) or "nothing"
+        disclosure = f"federate.share_states: clients' states ({entries}) leave them in every round"
+
     # ---- Step 2: the backend, which knows every client's initial state.
     initial_state = engine.make_initial_state(
         method=run.method,
@@ -212,7 +206,7 @@ def _make_remote_backend(
         compatibility_key=make_run_key(run),
         initial_state=initial_state,
         settings=settings,
-        disclosure=find_disclosure(run, settings),
+        disclosure=disclosure,
     )
     if agreement:
         backend.agreement = plain_values(agreement)
@@ -265,32 +259,6 @@ def make_node(
     return make_run_node(run, clients, folder, policy)
 
 
-def make_run_node(run: Run, clients: Sequence[int], folder: Path, policy: NodePolicy) -> Node:
-    """Return the node of some clients of a run; other arguments are as of `make_node`."""
-    # Each run has a folder, so that no state meets another run's.
-    key = make_run_key(run)
-    run_folder = folder / "-".join(key.values())
-    backend = engine.make_backend(run.engine, run.net, run.device)
-    return Node(
-        schedule=make_schedule(run, backend),
-        compatibility_key=key,
-        settings=NodeSettings(clients, run_folder, policy),
-        budget=make_budget(run, run_folder, policy.epsilon),
-    )
-
-
-def make_site_node(
-    words: Sequence[str], path: Path, name: str, folder: Path | None, policy: NodePolicy
-) -> SiteNode:
-    """Return the node that has a site; arguments are as of SiteNode.
-
-    Raises:
-        FedpflError: for a configuration that is refused, or a site that cannot be read.
-    """
-    _, cfg = compose_federation(words)
-    return SiteNode(check_config(cfg), path, name, folder, policy)
-
-
 class WireLog(Callback):
     """Write `wire.csv`: the bytes of each round, and what the server knows of nodes' sites.
 
@@ -318,16 +286,15 @@ class WireLog(Callback):
 
     def on_round(self, round: Any) -> None:
         """Add the row of a round."""
-        totals: dict[str, float] = dict.fromkeys(WIRE_COLUMNS, 0)
-        totals["round"] = round.row["round"]
-        totals["counted_down"] = round.row["bits_down"] / 8
-        totals["counted_up"] = round.row["bits_up"] / 8
-        totals["answers"] = round.row["participants"]
-        for message in self.backend.answered_messages:
-            column = "bytes" if message.kind == "train" else "judged"
-            totals[f"{column}_down"] += message.bytes_down
-            totals[f"{column}_up"] += message.bytes_up
-        self.backend.answered_messages.clear()
+        totals: dict[str, float] = {
+            **dict.fromkeys(WIRE_COLUMNS, 0),
+            "round": round.row["round"],
+            "counted_down": round.row["bits_down"] / 8,
+            "counted_up": round.row["bits_up"] / 8,
+            "answers": round.row["participants"],
+            **self.backend.wire_bytes,
+        }
+        self.backend.wire_bytes.clear()
         self._lines.append(",".join(f"{totals[name]:.0f}" for name in WIRE_COLUMNS))
         self._write_lines()
 

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
+from fedpfl.config.plan import check_config
 from fedpfl.ground.errors import FedpflError, missing_extra
 from fedpfl.ground.terminal import print_notice
 from fedpfl.remote import app, wire
@@ -56,25 +57,21 @@ class FlowerGrid(Grid):
             Message(_make_record(message), node, MESSAGE_TYPE, ttl=timeout)
             for node, message in messages
         ]
-        # Of a message that Flower does not take there is no id, or there are none at all.
+        # A message that Flower does not take has no id.
         ids = [*self._grid.push_messages(requests)] if requests else []
-        position_by_id = {name: position for position, name in enumerate(ids) if name}
+        waiting = {name: position for position, name in enumerate(ids) if name}
+        unanswered = {*range(len(requests))}
         deadline = time.monotonic() + timeout
-        while position_by_id:
-            for reply in self._grid.pull_messages([*position_by_id]):
-                position = position_by_id.pop(reply.metadata.reply_to_message_id, None)
+        while waiting and time.monotonic() <= deadline:
+            for reply in self._grid.pull_messages([*waiting]):
+                position = waiting.pop(reply.metadata.reply_to_message_id, None)
                 if position is not None:
+                    unanswered.remove(position)
                     yield position, _read_reply(reply)
-            if time.monotonic() > deadline:
-                break
-            if position_by_id:
+            if waiting:
                 time.sleep(PULL_SECONDS)
-        answered = {
-            position for position, name in enumerate(ids) if name and name not in position_by_id
-        }
-        for position in range(len(requests)):
-            if position not in answered:
-                yield position, None
+        for position in unanswered:
+            yield position, None
 
 
 def _make_record(message: bytes) -> RecordDict:
@@ -149,7 +146,8 @@ def _load_node(words: str, node_config: tuple[tuple[str, Any], ...]) -> Node | S
     if "data" in values:
         path = Path(str(values["data"]))
         name = str(values.get("name", ""))
-        return app.make_site_node(run_words, path, name, folder, policy)
+        _, cfg = app.compose_federation(run_words)
+        return SiteNode(check_config(cfg), path, name, folder, policy)
     clients = str(values.get("clients", ""))
     return app.make_node(
         words=run_words,

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import torch
 
-from fedpfl.engine import State, make_initial_state
+from fedpfl.config.run import Run
+from fedpfl.engine import State, make_backend, make_initial_state
 from fedpfl.engine.calls import Call, EvalCall, Participation
 from fedpfl.engine.store import Rows
 from fedpfl.ground import files, tree
@@ -20,7 +21,8 @@ from fedpfl.ground.tree import Known, Tree
 from fedpfl.methods import Method
 from fedpfl.record import checkpoint
 from fedpfl.remote import trust, wire
-from fedpfl.remote.budget import SampleBudget, digest_question
+from fedpfl.remote.budget import SampleBudget, digest_question, make_budget
+from fedpfl.remote.keys import make_run_key
 from fedpfl.remote.messages import (
     MAX_FAULT,
     Fault,
@@ -32,7 +34,7 @@ from fedpfl.remote.messages import (
     read_message,
     require_same_key,
 )
-from fedpfl.remote.schedule import Schedule, describe_call
+from fedpfl.remote.schedule import Schedule, describe_call, make_schedule
 from fedpfl.remote.server import NotSentError
 
 # A server that goes on from its last checkpoint asks for a round again.
@@ -275,6 +277,26 @@ class Node:
 
         vars(method)["download"] = download
         return method, _select_paths(self._initial_state.server, entries)
+
+
+def make_run_node(run: Run, clients: Collection[int], folder: Path, policy: NodePolicy) -> Node:
+    """Return the node of some clients of a run. Raises FedpflError.
+
+    Args:
+        run: As the node has built it.
+        clients: Their numbers.
+        folder: Of the node; each run has one in it, so that no state meets another run's.
+        policy: What the node allows.
+    """
+    key = make_run_key(run)
+    run_folder = folder / "-".join(key.values())
+    backend = make_backend(run.engine, run.net, run.device)
+    return Node(
+        schedule=make_schedule(run, backend),
+        compatibility_key=key,
+        settings=NodeSettings(clients, run_folder, policy),
+        budget=make_budget(run, run_folder, policy.epsilon),
+    )
 
 
 def answer_or_fault(answer_request: Callable[[bytes], bytes], message: bytes) -> bytes:

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -116,16 +116,6 @@ class InProcessGrid(Grid):
         return [self.node_by_id[node].answer_message(message) for node, message in messages]
 
 
-class AnsweredMessage(NamedTuple):
-    """Hold the size on the wire, in bytes, of one message and its answer."""
-
-    round_number: int
-    kind: str
-    client: int
-    bytes_down: int
-    bytes_up: int
-
-
 class RemoteBackend(Backend):
     """Ask clients at their nodes, and go on with those that answer.
 
@@ -166,7 +156,7 @@ class RemoteBackend(Backend):
         self.engine = engine
         self.shares_states = bool(disclosure)
         self.keeps_states_at_nodes = not disclosure
-        self.answered_messages: list[AnsweredMessage] = []
+        self.wire_bytes: Counter[str] = Counter()  # of answered messages, by column of wire.csv
         self._grid = grid
         self._compatibility_key = dict(compatibility_key)
         self._settings = settings
@@ -366,14 +356,9 @@ class RemoteBackend(Backend):
                 self._release_node(node)
                 continue
             assert isinstance(reply, bytes)
-            message = AnsweredMessage(
-                round_number=call.draws.round,
-                kind=_call_kind(call),
-                client=client,
-                bytes_down=len(request),
-                bytes_up=len(reply),
-            )
-            self.answered_messages.append(message)
+            column = "bytes" if isinstance(call, TrainCall) else "judged"
+            self.wire_bytes[f"{column}_down"] += len(request)
+            self.wire_bytes[f"{column}_up"] += len(reply)
         return answers, faults
 
     def _release_node(self, node: int) -> None:
@@ -489,7 +474,7 @@ class RemoteBackend(Backend):
 
     def _expected_form(self, call: Call) -> str:
         """Return the form that answers to a call of this kind must have."""
-        kind = f"{_call_kind(call)} {describe_call(call).get('turn')}"
+        kind = f"{type(call).__name__} {describe_call(call).get('turn')}"
         if kind not in self._answer_forms:
             self._answer_forms[kind] = str(tree.specs(self._make_example(call)))
         return self._answer_forms[kind]
@@ -525,10 +510,6 @@ def check_reply(fields: Mapping[str, Any], key: Mapping[str, str]) -> None:
 
 def _fill_with_nan(leaf: Tensor) -> Tensor:
     return torch.full_like(leaf, torch.nan if leaf.is_floating_point() else 0)
-
-
-def _call_kind(call: Call) -> str:
-    return "train" if isinstance(call, TrainCall) else "judge"
 
 
 def _replace_known_by_paths(sent: Tree, path_of_leaf: Mapping[int, str]) -> Tree:

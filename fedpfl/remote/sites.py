@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from fedpfl import engine
 from fedpfl.config.dealing import Share
 from fedpfl.config.group_options import read_options
 from fedpfl.config.plan import Plan
@@ -31,8 +30,8 @@ from fedpfl.privacy import SamplePrivacy
 from fedpfl.remote import agreement as agreements
 from fedpfl.remote import wire
 from fedpfl.remote.agreement import Agreement, SiteFacts, SiteReply, SiteSums
-from fedpfl.remote.budget import make_budget, require_promise
-from fedpfl.remote.keys import make_plan_key, make_run_key
+from fedpfl.remote.budget import require_promise
+from fedpfl.remote.keys import make_plan_key
 from fedpfl.remote.messages import (
     AnyMessage,
     SiteRequest,
@@ -40,8 +39,7 @@ from fedpfl.remote.messages import (
     read_message,
     require_same_key,
 )
-from fedpfl.remote.node import Node, NodePolicy, NodeSettings, answer_or_fault
-from fedpfl.remote.schedule import make_schedule
+from fedpfl.remote.node import Node, NodePolicy, answer_or_fault, make_run_node
 from fedpfl.remote.server import FederateSettings, Grid, check_reply, require_reply
 
 MAX_MESSAGE = 2**22
@@ -210,7 +208,11 @@ def _collect_sites(
             _require_same_form(site, [*site_by_node.values()])
             site_by_node[node] = site
         if len(site_by_node) < clients and time.monotonic() > deadline:
-            raise FedpflError(_describe_absence(site_by_node, left_out, clients, timeout))
+            names = ", ".join(sorted(site.name for site in site_by_node.values())) or "none"
+            raise FedpflError(
+                f"{len(site_by_node)} of {clients} sites came within {timeout:g} seconds ({names});"
+                " start the others' nodes, and give the same command again"
+            )
         if not new_nodes:
             time.sleep(min(POLL_SECONDS, timeout))
 
@@ -231,16 +233,6 @@ def _require_same_form(site: SiteFacts, earlier_sites: list[SiteFacts]) -> None:
     difference = agreements.find_difference(site, earlier_sites[0]) if earlier_sites else ""
     if difference:
         raise FedpflError(f"{difference}; all sites are to be of one form")
-
-
-def _describe_absence(
-    site_by_node: Mapping[int, SiteFacts], left_out: set[int], clients: int, timeout: float
-) -> str:
-    names = ", ".join(sorted(site.name for site in site_by_node.values())) or "none"
-    text = f"{len(site_by_node)} of {clients} sites came within {timeout:g} seconds ({names})"
-    if left_out:
-        text += f", {len(left_out)} nodes were left out"
-    return f"{text}; start the others' nodes, and give the same command again"
 
 
 def _open_reply(
@@ -265,14 +257,14 @@ class SiteNode:
         plan: The configuration.
         path: The site, anything that a folder of sites may have.
         name: What it is called; "" for the file's or folder's name.
-        folder: Where its client's states are stored; in memory if None.
+        folder: Where its client's states are stored, in a folder for each run.
         policy: What the node allows.
 
     Raises:
         FedpflError: It cannot be read, or the run promises less than the node asks for.
     """
 
-    def __init__(self, plan: Plan, path: Path, name: str, folder: Path | None, policy: NodePolicy):
+    def __init__(self, plan: Plan, path: Path, name: str, folder: Path, policy: NodePolicy):
         # ---- Step 1: is the run one of sites, and does it promise enough?
         if not are_samples_at_nodes(plan.config):
             raise FedpflError(
@@ -324,7 +316,9 @@ class SiteNode:
             return wire.pack_message(plain_values(sums), {})
         # Another agreement is another federation, whose states lie in another folder.
         if agreement.digest not in self._node_by_digest:
-            self._node_by_digest = {agreement.digest: self._make_node(agreement)}
+            run, client = self._build_run(agreement)
+            node = make_run_node(run, [client], self._folder, self._policy)
+            self._node_by_digest = {agreement.digest: node}
         return self._node_by_digest[agreement.digest].answer_message(message)
 
     def _sum_samples(self, agreement: Agreement) -> tuple[ChannelSums, ...]:
@@ -333,19 +327,6 @@ class SiteNode:
         run, client = self._build_run(_with_plain_scale(self._plan, agreement))
         federation = run.federation
         return tuple(sum_channels(federation.x, federation.train[client]))
-
-    def _make_node(self, agreement: Agreement) -> Node:
-        """Return the node of the run that has been agreed on."""
-        run, client = self._build_run(agreement)
-        key = make_run_key(run)
-        folder = self._folder and self._folder / "-".join(key.values())
-        backend = engine.make_backend(run.engine, run.net, run.device)
-        return Node(
-            schedule=make_schedule(run, backend),
-            compatibility_key=key,
-            settings=NodeSettings([client], folder, self._policy),
-            budget=make_budget(run, folder, self._policy.epsilon),
-        )
 
     def _build_run(self, agreement: Agreement) -> tuple[Run, int]:
         """Return the run with this site's samples alone, and which client it is."""

@@ -29,7 +29,6 @@ from fedpfl.ground.tree import Agreed, Known, Masked, Tree
 RECORD_TYPES: dict[str, Any] = {
     kind.__name__: kind for kind in (Counts, Participation, Traffic, Masked, Agreed)
 }
-SELECTION_TYPES: dict[str, Any] = {kind.__name__: kind for kind in (Masked, Agreed)}
 HEADER_LENGTH = struct.Struct("<Q")
 MAX_AXES = 16
 INDEX_BITS = 32  # of one listed position; a bitmask costs one bit for every entry
@@ -269,7 +268,7 @@ def _decode_selection(arguments: list[Any], tensors: dict[str, Tensor]) -> Tree:
         leaf[mask] = selected_entries
         leaves.append(leaf)
         masks.append(mask)
-    return SELECTION_TYPES[type_name](tree.rebuild(shapes, leaves), tree.rebuild(shapes, masks))
+    return RECORD_TYPES[type_name](tree.rebuild(shapes, leaves), tree.rebuild(shapes, masks))
 
 
 def _decode_positions(kind: str, name: str, total: int, tensors: dict[str, Tensor]) -> Tensor:

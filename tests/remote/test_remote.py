@@ -243,5 +243,4 @@ def test_nothing_travels_but_what_is_sent():
     assert len(grid.exchanges) > 10
     for message in [*grid.requests, *grid.replies]:
         assert not heads & {leaf.shape for leaf in tree.leaves(wire.unpack_message(message)[1])}
-    counted = 3 * 549 * 4
-    assert all(message.bytes_up < counted for message in played.remote.answered_messages)
+    assert max(map(len, grid.replies)) < 3 * 549 * 4
