@@ -340,7 +340,7 @@ def test_a_configuration_that_cannot_be_resolved_is_one_line() -> None:
 UNHAD = """
 partition=iid partition.samples_per_client=0 => partition.samples_per_client must be 1 or more, or null, got 0
 dataset.classes=0 => dataset.classes must be between 1 and 65536, or null, got 0
-local.epochs=0.5 => count minibatches: local.epochs=null local.steps=
+local.epochs=0.5 => local.epochs must be a whole number or null, got 0.5
 local.steps=20 => local.steps must be null beside local.epochs=5; set local.epochs=null, got 20
 local.decay=linear => local.decay must be a number or cosine, got 'linear'
 method=per_fedavg local.decay=cosine => local.decay=cosine has no part in method=per_fedavg
@@ -414,7 +414,7 @@ method | mu: 0.1 | method=mine => method.name must be one of
 method |  | method=mine => method.name must be one of
 system | speed: 0.1 | system=mine => system.name must be one of
 local | lr: 0.1 | local=mine => local is a group of keys; set one of them, local.KEY=...
-experiment | local: {lr: 0.1} | experiment=mine => experiment: its file must begin with the line # @package _global_
+experiment | local: {lr: 0.1} | experiment=mine => experiment is not a key here; known keys
 experiment | # @package _global_;;defaults: [/method: fedprox] | experiment=mine => To override a value use 'override method: fedprox'
 experiment | # \xe4 | experiment=mine => 'utf-8' codec can't decode
 """

@@ -74,7 +74,7 @@ def words_of(archives, task):
 ABOUT_CLASSES = """
 method=fedproto => method=fedproto is for task=classification, not regression: it
 method=heterofl => it masks classes; use method.masked=false
-method=fedavg partition=dirichlet => it deals samples by class; use partition=iid
+method=fedavg partition=dirichlet => it is about classes; choose another
 method=fedavg eval.classes=own => eval.classes=own is for task=classification
 method=fedavg metrics=[f1,ece] => metrics=[f1,ece] is for task=classification
 """

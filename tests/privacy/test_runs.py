@@ -35,8 +35,8 @@ NOISED = ("method=fedper", "privacy.noise=2", "privacy.clip=0.05")
 OWN = (*NOISED, "privacy.quantile=0.5", "privacy.count_noise=2")
 SAMPLES = (*SMALL, "method=fedper", "privacy=sample")
 LINES = """
-method=fedobp method.q=0.9 | its server would see what clients keep, not a mean of uploads
-method=fedproto | its server would see each client's upload, not a mean of uploads
+method=fedobp method.q=0.9 | its server sees client states, and only a mean of uploads
+method=fedproto | its server sees each upload, and only a mean of uploads
 method=pfedfda | nobody knows what an upload without training would be
 method=local_only | send nothing up
 privacy.epsilon=null | privacy.epsilon must be given, or else noise
@@ -51,7 +51,7 @@ privacy.epsilon=101 | privacy.epsilon must be above 0 and at most 100
 privacy.epsilon=null privacy.noise=0.01 | protects nobody
 clients=40 unseen=0.5 privacy.delta=0.05 | privacy.delta must be below 1 / clients, here 0.05
 clients=1 privacy.delta=1e-5 | one has nobody to be hidden among
-stopping.early=true | stopping.early would tell the server
+stopping.early=true | use stopping.early=false
 system=simulated | use system=none
 validation=0.2 | use validation=0
 model=resnet8 model.norm=batch | method.statistics=local
@@ -63,7 +63,7 @@ privacy.noise=null | privacy.epsilon must be given, or else noise
 privacy.noise=null privacy.epsilon=1e-9 privacy.delta=1e-9 | out of reach by any noise
 privacy.delta=0.05 | privacy.delta must be below 1 / samples
 stopping.early=true | privacy=sample: stopping.early would tell
-system=simulated | privacy=sample keeps no account of clients that drop out
+system=simulated | privacy=sample accounts for uploads alone; use system=none
 validation=0.2 | use validation=0
 unseen=0.4 eval.finetune_epochs=1 | no account of newcomers that are fine-tuned
 """

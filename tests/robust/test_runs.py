@@ -35,7 +35,7 @@ attack=label_flip +attack.pattern=patch | attack.pattern is not a key here
 attack=backdoor attack.target=10 | attack.target must be below 10
 attack=backdoor attack.size=29 | attack.size must be at most 28
 attack=backdoor attack.parts=10 | attack.parts must be at most 9, the pixels of the pattern
-attack=backdoor eval.common=true | only honest clients are evaluated
+attack=backdoor eval.common=true | honest clients alone
 attack=sign_flip method=fedmp | send up more than numbers that can be averaged; choose attack=label_flip
 attack=sign_flip method=fedamp | nobody knows what an upload without training would be; choose
 defence=krum method=fedfomo | the server of method=fedfomo looks at
@@ -44,7 +44,7 @@ defence=trimmed_mean defence.f=4 | needs 9 uploads in every round, and a cohort 
 defence=bulyan defence.f=2 | needs 11 uploads in every round, and a cohort is 7 clients
 defence=median method=local_only | send nothing up
 defence=norm_bound method=pfedfda | nobody knows what an upload without training would be; use defence=mean
-defence=median method=fedproto | takes the place of a mean of uploads, and the server of method=fedproto looks at each upload
+defence=median method=fedproto | replaces a mean of uploads, and the server of method=fedproto sees more
 defence=krum system=simulated | needs 5 uploads in every round, and by system=simulated a round may have fewer
 defence=trimmed_mean stopping.early=true validation=0.2 | by stopping.early a round may have fewer
 defence=median privacy=client privacy.noise=1 | privacy=client accounts for a mean of uploads alone

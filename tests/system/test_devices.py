@@ -91,7 +91,7 @@ system.over=0.5 | over must be 1 or more
 system.dropout=1 | dropout must be at least 0 and below 1
 system.stragglers=30 | stragglers must be between 0 and 1
 system.least=0 | least must be 1 or more
-system.stragglers=0.2 system.least=5 | least must be below what others train, 5, got 5
+system.stragglers=0.2 system.least=5 | least must be below local training, 5
 system.profile=own.csv system.speed=1e9 | speed must be null beside system.profile=own.csv
 """
 
