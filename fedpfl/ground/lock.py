@@ -15,10 +15,6 @@ try:
 except ImportError:  # reports can be read where runs cannot be run
     fcntl = None  # type: ignore[assignment]
 
-# A POSIX lock does not exclude a second opening by the same process, and is lost when that one
-# closes its file. So the process remembers which folders it holds.
-_folders_of_this_process: set[Path] = set()
-
 
 def acquire_lock(folder: Path) -> int:
     """Open and lock a folder's `run.lock`, and return its file descriptor.
@@ -26,26 +22,17 @@ def acquire_lock(folder: Path) -> int:
     Raises:
         FedpflError: If a process holds it, be it this one.
     """
-    if folder.resolve() in _folders_of_this_process:
-        raise _busy_error(folder, str(os.getpid()))
-    lock = os.open(
-        folder / "run.lock",
-        os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW,
-        0o644,
-    )
+    lock = os.open(folder / "run.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     # None, on cluster file systems without locks: better to run unguarded than not at all.
-    if _try_lock(lock) is False:
+    if _try_lock(lock) is False or not is_current_lock(lock, folder):
         holder = os.read(lock, 32).decode(errors="replace").strip()
         os.close(lock)
-        raise _busy_error(folder, holder or "unknown")
-    if not is_current_lock(lock, folder):  # its last holder has just removed the file
-        os.close(lock)
-        raise _busy_error(folder, "unknown")
-    _folders_of_this_process.add(folder.resolve())
-    with contextlib.suppress(OSError):
-        os.ftruncate(lock, 0)
-        # For the message to whoever comes second; the lock holds without it.
-        os.write(lock, f"{os.getpid()}\n".encode())
+        raise FedpflError(
+            f"run directory {folder} is in use by process {holder or 'unknown'}; wait for it, or"
+            " choose another with hydra.run.dir=..."
+        )
+    os.ftruncate(lock, 0)
+    os.write(lock, f"{os.getpid()}\n".encode())
     return lock
 
 
@@ -55,18 +42,9 @@ def is_current_lock(lock: int, folder: Path) -> bool:
     If it is not, another process may hold a newer one.
     """
     try:
-        return os.path.samestat(
-            os.fstat(lock),
-            (folder / "run.lock").lstat(),
-        )
+        return os.path.samestat(os.fstat(lock), (folder / "run.lock").lstat())
     except FileNotFoundError:
         return False
-
-
-def release_lock(lock: int, folder: Path) -> None:
-    """Release the `run.lock` of a resolved folder."""
-    os.close(lock)
-    _folders_of_this_process.discard(folder)
 
 
 @contextlib.contextmanager
@@ -77,11 +55,8 @@ def hold_lock(folder: Path) -> Iterator[bool | None]:
         True if it is held, False if a living process holds it, and None where no lock can tell:
         without a `run.lock`, or on a file system without locks.
     """
-    if folder.resolve() in _folders_of_this_process:
-        yield False
-        return
     try:
-        # Not created: whoever reads a folder leaves nothing in it.
+        # Not created: a reader leaves nothing in a folder.
         lock = os.open(folder / "run.lock", os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
     except (OSError, AttributeError):  # a system without these flags has no such locks
         yield None
@@ -97,7 +72,6 @@ def open_alone(path: Path) -> Iterator[int]:
     """Open a private file to read and append, one process after another."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
     try:
-        # Unlike a POSIX lock it excludes other openings of the same process, too.
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield descriptor
     finally:
@@ -109,7 +83,8 @@ def _try_lock(lock: int) -> bool | None:
     try:
         if not stat.S_ISREG(os.fstat(lock).st_mode):
             return None
-        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Unlike a POSIX lock it excludes other openings of the same process, too.
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         return False
     except (OSError, AttributeError):
@@ -143,8 +118,3 @@ def run_status(written_status: str, is_held: bool | None, is_quiet: bool = True)
     if is_held is None and not is_quiet:
         return "running"
     return "interrupted"
-
-
-def _busy_error(folder: Path, pid: str) -> FedpflError:
-    advice = "wait for it, or choose another with hydra.run.dir=..."
-    return FedpflError(f"run directory {folder} is in use by process {pid}; {advice}")

@@ -91,7 +91,6 @@ class RunDirectory:
         """Lines for the user: what has changed since the run began."""
         self._identity = identity
         self._lock: int | None = lock_handle
-        self._locked_path = path.resolve()
         self._rounds_file: int | None = None  # open file of rounds.csv
         self._columns: tuple[str, ...] | None = None
         self._summary: dict[str, Any] = {}
@@ -357,7 +356,7 @@ class RunDirectory:
         if self._lock is not None:
             if self._rounds_file is not None:
                 os.close(self._rounds_file)
-            lock.release_lock(self._lock, self._locked_path)
+            os.close(self._lock)
             self._lock = None
 
     def __enter__(self) -> Self:

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import logging
+import os
 import re
 import shutil
 import tempfile
@@ -276,7 +277,7 @@ def send_to_loggers(run: Trained, logger: Mapping[str, Any]) -> int:
                 with contextlib.suppress(Exception):
                     mirror.on_end("failed", {})  # does nothing where it has ended
     finally:
-        lock.release_lock(lock_handle, run.path.resolve())
+        os.close(lock_handle)
     return rounds_done
 
 
