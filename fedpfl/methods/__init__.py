@@ -1,6 +1,6 @@
 """Federated methods: a file per name of the registry, which defines one class.
 
-What they share lies in shared/.
+Shared code lies in shared/.
 """
 
 import importlib
@@ -37,7 +37,7 @@ __all__ = [
 
 
 def _import_method(name: str) -> type[Method]:
-    """Return the one method that a file defines; those that it imports are others' files."""
+    """Return the one method that a file defines; imported ones belong to other files."""
     module = importlib.import_module(f"{__name__}.{name}")
     classes = [value for value in vars(module).values() if inspect.isclass(value)]
     (method,) = (

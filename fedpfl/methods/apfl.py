@@ -35,7 +35,7 @@ class APFL(Method):
     statistics.
     alpha_lr: step size of alpha; the configuration gives the models' own.
     alpha_decay: pull of alpha to 0, in the authors' code only.
-    cold_start: the alpha by which a client is evaluated until its first step: the `initial` one,
+    cold_start: the alpha that a client is evaluated with until its first step: the `initial` one,
         with the initial v, as in the references, or 0, which is the `global` model. Training starts
         with the initial alpha and v either way.
 
@@ -100,7 +100,7 @@ class APFL(Method):
         )
         slope = torch.stack(tree.leaves(products)).sum()  # <v - w, gradient>
         next_alpha = alpha - self.alpha_lr * (slope + self.alpha_decay * alpha)
-        # Leaves of float64 among others of float32 would make it one of float64.
+        # One float64 leaf among float32 leaves would make it one of float64.
         return {"next": next_alpha.clamp(0, 1).to(alpha)}
 
     def start(self, received, client):
@@ -134,7 +134,7 @@ class APFL(Method):
         return params["w"], {"v": params["v"], "alpha": client["alpha"]}
 
     def evaluated(self, server, client, params):
-        """Return both models and the weight by which they are mixed."""
+        """Return both models and their mixing weight."""
         alpha = client["alpha"]
         if self.cold_start == "global":
             # A private model without a step knows nothing of the client; alpha = 0 leaves w.

@@ -29,7 +29,7 @@ class APPLE(Method):
         decay pulls p_i to where the round began. Cross-silo: the paper has all clients take part
         (participation=1), and each receives K - 1 models; cores of clients that are not drawn are
         mixed as they are. The official limit on downloads is not offered. All cores begin as the
-        network's initial model, those of the official code as different ones, whose mean is a
+        network's initial model, those of the official code as different ones, with a mean that is a
         shrunken network. v_i moves by p_ii^2 of a step: tune local.lr. Clients are evaluated by v_i
         with the latest cores, newcomers by p0. PFLlib uploads v_i in place of w_i, a client sees
         the cores of those that trained before it in the same round, <g, w_j> is a mean of means,

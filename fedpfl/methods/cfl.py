@@ -16,10 +16,10 @@ from fedpfl.methods.shared.method import Method
 class CFL(Method):
     """CFL (Sattler, Mueller and Samek, IEEE TNNLS 2021, arXiv:1910.01991).
 
-    Recursive bipartition of the clients. All clients begin in one cluster c, whose model th_c they
+    Recursive bipartition of the clients. All clients begin in one cluster c; its model th_c they
     train by FedAvg among themselves; d_i = th_i - th_c. Where |sum_i a_i d_i| < eps1 (a_i:
-    shares of samples) but max_i |d_i| > eps2, c splits: into the two groups whose largest
-    cosine between members of different ones, alpha_cross, is least, provided that gamma <
+    shares of samples) but max_i |d_i| > eps2, c splits: into the two groups that minimise the largest
+    cosine between members of different ones, alpha_cross, provided that gamma <
     sqrt((1 - alpha_cross) / 2). That is single linkage. Both groups begin with th_c, to which
     their own mean of d_i is added in the same round.
 
@@ -36,7 +36,7 @@ class CFL(Method):
     different models mean nothing. The official code uses updates again of clients that were not
     drawn, FL-bench splits those by ties. In the official code, FL-bench and the baseline of kNN-Per
     the second split takes places within a cluster for numbers of clients, so that some belong to
-    two clusters and others to none; means are uniform; the official notebook judges each client by
+    two clusters and some to none; means are uniform; the official notebook judges each client by
     the best of its clusters' ancestors on its evaluation split. None of this is here. A newcomer is
     judged by the model as it was before the first split, the root of the paper's tree of models.
     BatchNorm statistics stay with the client, as in the official code, or (statistics=aggregate)
@@ -53,7 +53,7 @@ class CFL(Method):
     server_sees = "each upload"
 
     def init(self, params, parts):
-        """Put all clients into cluster 0, and newcomers into one behind the others.
+        """Put all clients into cluster 0, and newcomers into one after the last.
 
         Newcomers stand last in `cluster_of`.
         """
@@ -131,7 +131,7 @@ class CFL(Method):
         return server, clients
 
     def _leaving_members(self, parent: Tree, models: Tree, weight: Tensor) -> Tensor:
-        """Return which members of a cluster leave it, `[members]`.
+        """Return the members that leave a cluster, bool `[members]`.
 
         None does where the cluster does not split.
         """
@@ -165,12 +165,12 @@ class CFL(Method):
         return leaves if self.gamma < bound else nobody
 
     def metrics(self, server, client):
-        """Return how many clusters there are."""
+        """Return the number of clusters."""
         return {"clusters": server["count"].float()}
 
 
 def bipartition_clients(cosines: Tensor, linkage: str) -> Tensor:
-    """Return which rows of `cosines` `[n, n]` are in the second of two groups.
+    """Split the rows of `cosines` `[n, n]` into two groups; True: the second.
 
     The answer is bool `[n]`; row 0 is in the first group.
     """

@@ -24,8 +24,8 @@ class FedALA(Method):
     top ones, theta_i being its last model. Before, with all else fixed, A is learned on a part of
     its data, minibatch by minibatch: A <- clip(A - eta G (theta_g - theta_i), 0, 1), G the gradient
     at the merged model. The first time this goes on until the loss of an epoch's last minibatch
-    settles; later for one epoch. A is kept. Clients are evaluated by such a model too; what A
-    becomes for that is forgotten.
+    settles; later for one epoch. A is kept. Clients are evaluated by such a model too; this
+    change of A is forgotten.
 
     layers: how many are treated, counted from the output (the paper's p). share: of the training
     samples; a random part

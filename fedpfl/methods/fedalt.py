@@ -1,4 +1,4 @@
-"""FedALT: each client's own low-rank pair, mixed by the input with the mean of the others'."""
+"""FedALT: each client's own low-rank pair, mixed by the input with the mean of all other pairs."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -12,7 +12,7 @@ from fedpfl.methods.shared.by_name import train_all_but
 from fedpfl.methods.shared.method import Phase
 from fedpfl.methods.shared.pool import ModelPool
 
-CHUNK = 16  # clients whose pairs the server reads at once
+CHUNK = 16  # clients that the server reads pairs of together
 OWN_PAIR = (".lora_A", ".lora_B")  # A_k, B_k
 REST_PAIR = (".lora_A1", ".lora_B1")  # RA_k, RB_k
 
@@ -56,11 +56,11 @@ class FedALT(ModelPool):
         return server, {"model": tree.drop(params, rest_names)}
 
     def before_turn(self, server, clients, read_states, generator):
-        """Return the others' mean pairs, and whether there is anybody else."""
+        """Return the mean pairs of all other clients; False if there are none."""
         numbers = clients["number"]
         pool = server["pool"].nonzero()[:, 0].tolist()
 
-        # ---- Sum A_k and B_k over all others, in float64: the order of the sums hardly matters.
+        # ---- Sum A_k and B_k over all other clients, in float64: the order of the sums hardly matters.
         own_pairs = _own_pair(clients["model"])
         total = tree.map(
             lambda leaf: torch.zeros_like(leaf, dtype=torch.float64),
@@ -87,7 +87,7 @@ class FedALT(ModelPool):
         return {"rest": rest_pair, "others": count > 0}
 
     def sample(self, server, generator):
-        """Draw the A of a client that has none of its own."""
+        """Draw the A of a client that has none yet."""
 
         def draw(leaf: Tensor) -> Tensor:
             # As torch initialises a layer: within 1 / sqrt(inputs).
@@ -132,7 +132,7 @@ class FedALT(ModelPool):
         return {**server, **pool}, clients
 
     def personal(self, server, client):
-        """Return the whole mixture, with the others' latest uploads."""
+        """Return the whole mixture, with the latest uploads of other clients."""
         return self._begin(server, client)
 
     def finetuning(self, params, parts, epochs):

@@ -11,7 +11,7 @@ from fedpfl.ground.ranges import Above, AtLeast, Between
 from fedpfl.ground.tree import Agreed, Tree
 from fedpfl.methods.shared.pool import ModelPool
 
-CHUNK = 16  # models that the server compares with the cohort's at once
+CHUNK = 16  # models that the server compares with the cohort's together
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,14 @@ class FedAMP(ModelPool):
         clients, so that no xi is negative.
     pull: lam / alpha, the strength of the proximal term; with 0 and start_from=own it is
     Local-Only.
-    start_from: what training starts from, w_i (`own`) or u_i (`cloud`). pool: whose models are
+    start_from: the start of training, w_i (`own`) or u_i (`cloud`). pool: the models that are
         mixed, of `all` that have trained, or of those of the `last_round`, as in PFLlib.
 
     The paper's alpha falls over the rounds, in its analysis; here it is constant, as in PFLlib.
     There is no code by the authors, and its settings are not at hand; the defaults are ours: set
     sigma by the distances that there are (the column others_share, the share of others in u_i, is
     near 0 where it is too small). In PFLlib since March 2023 the penalty is built from detached
-    tensors and has no gradient: it is Local-Only, whatever its options say; from January 2022 until
+    tensors and has no gradient: it is Local-Only, under all options; from January 2022 until
     then, u_i had the last u_i in the place of w_i. Its sigma = alpha = 1 makes xi_ii negative among
     models that are alike. Fling's port is as the paper. Clients are evaluated by w_i, never by u_i.
     BatchNorm statistics stay with the client.
@@ -58,14 +58,14 @@ class FedAMP(ModelPool):
     pool: Literal["all", "last_round"] = "all"
 
     def before_turn(self, server, clients, read_states, generator):
-        """Return the clients' cloud models, and the share of others in them."""
+        """Return the clients' cloud models, and the share of other models in them."""
         if generator is None:  # clients are evaluated by their own models
             return {}
         models = clients["model"]
         numbers = clients["number"]
         pool = server["pool"].nonzero()[:, 0].tolist()
 
-        # ---- Attention: the weighted sum of the others' models, and of their weights.
+        # ---- Attention: the weighted sum of all other models, and of their weights.
         weighted_sum = tree.map(
             lambda leaf: torch.zeros_like(leaf, dtype=torch.float64),
             models,
@@ -85,7 +85,7 @@ class FedAMP(ModelPool):
 
         # ---- The cloud model u_i = xi_ii w_i + sum_j xi_ij w_j.
         if self.variant == "fedamp":
-            # alpha / sigma, of which `share` is the most that all others can have.
+            # alpha / sigma, with at most `share` for all other models.
             scale = torch.full_like(total, self.share / max(1, len(server["pool"]) - 1))
         else:
             scale = torch.where(total > 0, self.share / total, 0.0)
@@ -103,7 +103,7 @@ class FedAMP(ModelPool):
         }
 
     def _attention(self, models: Tree, pool_models: Tree) -> Tensor:
-        """Return how much each model attends to each of the pool, from 0 to 1.
+        """Compute how much each model attends to each of the pool, from 0 to 1.
 
         `[cohort, pool]`, in float64.
         """
@@ -158,5 +158,5 @@ class FedAMP(ModelPool):
         return params, {"model": params}
 
     def metrics(self, server, client):
-        """Return the share of others in the cloud model."""
+        """Return the share of other models in the cloud model."""
         return {"others_share": client["others_share"]}

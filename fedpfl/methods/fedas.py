@@ -27,7 +27,7 @@ class FedAS(Method):
         schedule of local.lr (but takes local.optimizer and local.clip; the codes have plain SGD).
         Its batches are of local.batch_size, drawn anew; in the official code of 16, in a fixed
         order.
-    first: to what a client that was never sampled aligns: to nothing (`skip`), to the features of
+    first: the target of a client that was never sampled: nothing (`skip`), the features of
         the untrained model (`init`: the official code and PFLlib), or to those of the received one
         (`global`: FL-bench).
     align: each of the `samples` to P_c (official code, PFLlib), or the batch's class `means`
@@ -81,7 +81,7 @@ class FedAS(Method):
     def phases(self, server, client, params, epochs):
         """Align the body, then train everything."""
         body = train_only(params, server)
-        # Otherwise `before_training` has made prototypes for newcomers too.
+        # Else `before_training` has made prototypes for newcomers too.
         if self.first == "skip":
             # A client without a last model has nothing to align to: nothing of it moves.
             for name, is_body in body.items():

@@ -1,4 +1,4 @@
-"""FedCAC: critical entries are averaged over clients whose critical entries are alike."""
+"""FedCAC: critical entries are averaged over clients with similar critical entries."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -20,9 +20,9 @@ class FedCAC(Method):
     are critical: the mask m_i of the client, which goes up with the whole model, a bit per entry.
     O_ij = 1 - |m_i - m_j| / (2 |m_i|) says how alike two clients are (0 where m_i is empty). In
     round t client i collaborates with those j for whom O_ij reaches O_avg + t / beta (O_max -
-    O_avg), mean and maximum over all ordered pairs; after round beta, with nobody, unless all
+    O_avg), mean and maximum over all ordered pairs; after round beta, with no client, unless all
     overlaps are equal. Its next critical entries are the plain mean over itself and its
-    collaborators, the others come from the server's mean by samples. With a part of the clients in
+    collaborators, the rest come from the server's mean by samples. With a part of the clients in
     a round, the pairs are those of its cohort, and a client that returns takes the latest mean
     where it is not critical. A client is evaluated by its model right after local training; one
     that was never sampled, by the initial model.
@@ -64,7 +64,7 @@ class FedCAC(Method):
         return params
 
     def download(self, server, client):
-        """Return everything; to a client without collaborators, what was not critical."""
+        """Return everything; without collaborators, the entries that were not critical."""
         # Both sides have the mask from the last upload, so that none travels.
         return Agreed(
             server["model"],
@@ -88,14 +88,14 @@ class FedCAC(Method):
         return {**client["model"], **shared}
 
     def finish(self, server, client, start, params):
-        """Return the shared tensors and what is critical in them."""
+        """Return the shared tensors and their critical entries."""
         mask = self._critical_mask(client, start, params)
         shared = tree.select(params, mask)
         upload = {"model": shared, "mask": mask}
         return upload, {**client, "model": params, "own": shared, "mask": mask}
 
     def _critical_mask(self, client, start, params):
-        """Return which entries of each shared tensor have the highest scores."""
+        """Select the entries of each shared tensor with the highest scores."""
         names = client["mask"]
         before = tree.select(start, names)
         after = tree.select(params, names)
@@ -106,7 +106,7 @@ class FedCAC(Method):
         )
 
     def _scores(self, client: dict[str, Tree], start: Tree, params: Tree) -> Tree:
-        """Return how critical each entry is: |(theta - theta_start) theta|."""
+        """Score each entry: |(theta - theta_start) theta|."""
         return tree.map(
             lambda before, after: ((after - before) * after).abs(),
             start,
@@ -124,7 +124,7 @@ class FedCAC(Method):
         members = collaborates.sum(1)
 
         # ---- The server's mean by samples, and each client's plain mean over its members.
-        # No row is empty: a client is always a member of its own group.
+        # No row is empty: a client always belongs to its group.
         shares = collaborates / members.unsqueeze(1)
         means = tree.stack([tree.mean(models, share) for share in shares])
         server = {"model": tree.mean(models, weight), "round": played}

@@ -14,7 +14,7 @@ from fedpfl.methods.shared.layers import init_linear, seeded_generator
 from fedpfl.methods.shared.method import Method, Phase
 
 KERNEL_WIDTHS = (10, 15, 20, 50)
-BANK = 256  # rows of numbers of which two make a sample's noise
+BANK = 256  # rows of numbers; two make a sample's noise
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class FedCP(Method):
     lam: Annotated[float, AtLeast(0)] = 5.0
     policy_noise: Literal["train", "off"] = "train"
 
-    randoms: ClassVar[int] = 2  # by which a sample chooses its noise
+    randoms: ClassVar[int] = 2  # a sample chooses its noise by these
 
     def init(self, params, parts):
         """Begin with the network's head on both sides."""
@@ -65,7 +65,7 @@ class FedCP(Method):
         return server, {"head": head}
 
     def sample(self, server, generator):
-        """Draw a bank of uniform numbers, of which samples take theirs."""
+        """Draw a bank of uniform numbers for the samples."""
         if self.policy_noise == "off":
             return {}
         d = tree.leaves(server["head"])[0].shape[1]
@@ -136,7 +136,7 @@ class FedCP(Method):
         return {**params, "head": mean_head}, {"head": params["head"]}
 
     def evaluated(self, server, client, params):
-        """Return the global head beside what is trained."""
+        """Add the global head to the trained entries."""
         return {**params, "shared": server["head"]}
 
     def predict(self, net, params, batch):
@@ -164,7 +164,7 @@ def _mixed_logits(
     Args:
         h: features `[batch, features]`.
         params: the policy and the personal head.
-        context: the head whose row sum stands for the client.
+        context: the head; its row sum stands for the client.
         shared: the global head.
         noise: added to the difference of each pair.
     """

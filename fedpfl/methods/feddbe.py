@@ -1,4 +1,4 @@
-"""FedDBE: FedAvg whose clients keep their representations' bias (Domain Bias Eliminator)."""
+"""FedDBE: FedAvg with clients that keep their representations' bias (Domain Bias Eliminator)."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -19,7 +19,7 @@ class FedDBE(Method):
     from 0, a client's own, moves beside the model by plain SGD and never leaves; s <- (1 - rho) s +
     rho (the batch's mean z), from 0 in each participation, earlier batches' part given. A client is
     evaluated by head(z + u_i) of the latest model. Before round 1 all clients train once, without
-    u_i and zbar, for nothing but s, whose mean by samples zbar is.
+    u_i and zbar, for nothing but s; zbar is its mean by samples.
 
     kappa, rho: `kl_weight` and `momentum` of the code's run on FashionMNIST with the four-layer
         CNN. PFLlib's default kappa = 0 leaves zbar out, as rho = 0 does: tables made so are of u_i
@@ -56,7 +56,7 @@ class FedDBE(Method):
         """Average the means by samples: zbar."""
         survey = uploads["found"].values
         samples = survey["samples"]
-        # Where nobody made a step all shares are 0, and so is zbar.
+        # If no client made a step, all shares are 0, and so is zbar.
         shares = samples / samples.sum().clamp(min=1)
         zbar = tree.mean(survey["mean"], shares)
         clients = {**clients, "mean": tree.repeat(zbar, len(samples))}
@@ -159,7 +159,7 @@ class FedDBE(Method):
 
 
 def _shift_logits(model, u):
-    """Return what u adds to a linear head's logits, `[classes]`."""
+    """Return the term that u adds to a linear head's logits, `[classes]`."""
     return sum((model[name] * vector).sum(1) for name, vector in u.items())
 
 

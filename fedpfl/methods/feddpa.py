@@ -21,13 +21,13 @@ class FedDPA(PersonalByMask):
 
     Its noise is `privacy=client`. A client scores the entries of its last model by the mean squared
     gradient of log p over its samples, rescaled to [0, 1] within each tensor. Entries above the
-    threshold come from that model, the others from the global one.
+    threshold come from that model, the rest from the global one.
 
     threshold: of the rescaled score (`rule=value`, as in the paper) or the quantile that lies below
         it in each tensor (`rule=quantile`, as in FedOBP's comparison: 0.4 keeps 60 % of every
         tensor, where `value` keeps very few).
     train: `two_phase` (the paper): the personal entries under a pull to the global model, then the
-        shared ones, whose distance from it is held near `clip` (take privacy.clip: a sum over
+        shared ones, with a distance from it near `clip` (take privacy.clip: a sum over
         tensors is no less than the norm that is cut off there); `joint` (FedOBP's comparison):
         plain local training.
     lam1, lam2: weights of the two regularisers; both act on distances summed over tensors, not
@@ -103,7 +103,7 @@ class FedDPA(PersonalByMask):
 
 def _summed_distance(params: Tree, server: Tree) -> Tensor:
     """Sum |params - server| over tensors; where the two are equal its gradient is zero."""
-    # No root of a sum of squares, whose gradient at 0 is nan.
+    # No root of a sum of squares: its gradient at 0 is nan.
     norms = tree.map(
         lambda local, shared: torch.linalg.vector_norm(local - shared),
         params,

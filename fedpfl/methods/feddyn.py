@@ -1,4 +1,4 @@
-"""FedDyn: linear and quadratic terms by which clients' optima come to agree with the server's."""
+"""FedDyn: linear and quadratic terms move clients' optima to the server's."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -21,7 +21,7 @@ class FedDyn(Method):
     alone.
 
     alpha: 0.1, 0.01 and 0.001 in the paper. local.lr * alpha below 2, or steps diverge.
-    judge: by which model clients are evaluated: th (`cloud`, Algorithm 1's), the mean of the last
+    judge: the model to evaluate clients with: th (`cloud`, Algorithm 1's), the mean of the last
         `cohort`'s models, or of `all` clients' last ones, initial before the first, which the
         authors' code plots. Fine-tuning starts there.
 
@@ -90,10 +90,10 @@ class FedDyn(Method):
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
         """Set th <- mean(th_i) + M, M being the mean of all clients' duals."""
-        # Algorithm 1 divides by the cohort's size, whatever the clients' numbers of samples.
+        # Algorithm 1 divides by the cohort's size, not by the clients' numbers of samples.
         uniform = torch.full_like(weight, 1 / len(weight))
         mean = tree.mean(uploads, uniform)
-        # What the cohort's mean moved, a mean over ALL clients moves by this part.
+        # If the cohort's mean moved by a step, a mean over ALL clients moves by this part.
         part = len(weight) / server["clients"]
 
         def move_mean(total_mean, before, after):

@@ -32,7 +32,7 @@ class FedFomo(ModelPool):
     round, to 0.
 
     V_i are the samples that `validation` holds out of the client's training samples, fixed for the
-    run (the paper: validation=0.2); nobody trains on them, and what a run then says of its
+    run (the paper: validation=0.2); no client trains on them, and a run's report of its
     validation samples is too good, as they chose the weights. A client without any keeps its own
     model.
     candidates: M. The paper's 5 (and 10) count the own model. explore, decay: eps_0, and its fall
@@ -40,15 +40,15 @@ class FedFomo(ModelPool):
     fallback: the start where no w_n is positive: th_i^old (`baseline`, as the paper and its code:
         the last training is undone) or th_i (`keep`, as FL-bench and PFLlib). candidates=0 with
         `keep` is Local-Only.
-    pool: whose models are offered, of those of the `last_round` (the official code) or of `all`
+    pool: the models that are offered, those of the `last_round` (the official code) or of `all`
     that ever trained.
 
-    A client is evaluated by th_i, as in PFLlib and FL-bench; the paper's mixed model is what the
+    A client is evaluated by th_i, as in PFLlib and FL-bench; the paper's mixed model is the one that the
     cohort's columns from before training tell of. A client that never trained has the initial
     model, and is sent no other. In FL-bench the baseline is th_i in place of th_i^old, so that the
     own weight is always 0, and V_i is drawn anew whenever a client is loaded; PFLlib never
     explores. The official code also offers averages of groups, measures distances by the L1 norm
-    unless told otherwise, and adds scaled weights to P. BatchNorm statistics are mixed with the
+    by default, and adds scaled weights to P. BatchNorm statistics are mixed with the
     models.
     """
 
@@ -182,7 +182,7 @@ class FedFomo(ModelPool):
         return client["begun"]["model"]
 
     def finish(self, server, client, start, params):
-        """Send the model up, and the weights; keep it and what it started from."""
+        """Send up the model and the weights; keep it and its start."""
         upload = {
             "model": params,
             "statistics": client["statistics"]["main"],
@@ -191,6 +191,6 @@ class FedFomo(ModelPool):
         return upload, {"model": params, "old": client["begun"], "affinity": client["affinity"]}
 
     def metrics(self, server, client):
-        """Return the share of the client's own model in what it starts from."""
+        """Return the share of the client's model in its start."""
         positive = client["gains"].clamp(min=0)
         return {"own_share": torch.where(positive.any(), positive[0] / positive.sum(), 0.0)}

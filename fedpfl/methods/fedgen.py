@@ -57,14 +57,14 @@ class FedGen(Method):
 
     @property
     def randoms(self) -> int:
-        """Return how many numbers a sample needs.
+        """Return the number of random numbers that a sample needs.
 
         They are noise for its own label and for another label, which the last number draws.
         """
         return 2 * self.noise + 1
 
     def init(self, params, parts):
-        """Draw the generator; nobody has told of labels yet."""
+        """Draw the generator; no label count has arrived yet."""
         parts.require_linear_end()
         head_weight = params[parts.head_weight]
         # From the run's seed alone, apart from all that rounds draw.
@@ -97,7 +97,7 @@ class FedGen(Method):
         return {**received["body"], **received["head"]}
 
     def loss(self, server, client, net, params, batch):
-        """Add what the generator teaches to the cross-entropy.
+        """Add the generator's terms to the cross-entropy.
 
         Before the generator is taught itself, this counts with a weight of 0.
         """
@@ -147,7 +147,7 @@ class FedGen(Method):
         mean = tree.mean(uploads["model"], weight)
         counts = uploads["counts"]
 
-        # ---- Teach G: each step of Adam on labels and noise of its own.
+        # ---- Teach G: each step of Adam on fresh labels and noise.
         heads = tree.select(uploads["model"], server["head"])
         cohort_labels = (counts.sum(0) > 0).float()
         lr = self.lr * self.decay ** server["rounds"]

@@ -16,5 +16,5 @@ class FedMP(PrunedSubmodel):
     """FedMP (Jiang et al., IEEE TMC 2023): prune once, by neurons' L1 norms."""
 
     def _scores(self, model: Tree, gradients: Tree) -> Tree:
-        """Return |w|, whose sum over a neuron's weights is their L1 norm."""
+        """Return |w|: summed over a neuron's weights it is their L1 norm."""
         return tree.map(torch.abs, model)

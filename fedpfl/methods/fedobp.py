@@ -21,7 +21,7 @@ class FedOBP(PersonalByMask):
     1. scores each entry of theta_i, its last trained model, against the global model theta_g
        (eq. 19),
     2. takes the q-quantile of all scores (eq. 7),
-    3. masks the entries above it (eq. 8): these it takes from theta_i, the others from theta_g
+    3. masks the entries above it (eq. 8): these it takes from theta_i, the rest from theta_g
        (eq. 9),
     4. trains all of them,
     5. uploads all of them, and the server takes the mean.
@@ -69,11 +69,11 @@ class FedOBP(PersonalByMask):
     def init(self, params, parts):
         """Let theta_g and theta_i start equal.
 
-        Of theta_i only what is scored is kept, beside scores that come from training.
+        Of theta_i only scored entries are kept, beside scores that come from training.
         """
         theta_i = tree.select(params, parts.head) if self.classifier_only else params
         client = {"model": theta_i}
-        # obp scores follow from the two models at any time; the others are found in training.
+        # obp scores follow from the two models at any time; other scores come from training.
         if not self.score.startswith("obp"):
             client["score"] = tree.full_like(theta_i, 0.0)
         if self.ema > 0:
@@ -137,7 +137,7 @@ class FedOBP(PersonalByMask):
         return {"whole": tree.drop(server, mask), "shared": shared}
 
     def start(self, received, client):
-        """Return the personal entries of theta_i among the others of theta_g (eq. 9)."""
+        """Return the personal entries of theta_i within those of theta_g (eq. 9)."""
         theta_g = {**received["whole"], **received["shared"]}
         return super().start(theta_g, client)
 

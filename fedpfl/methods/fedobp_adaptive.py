@@ -34,7 +34,7 @@ class FedOBPAdaptive(FedOBP):
     So val_accuracy is too good to compare or to tune by. masks.json and mask() show the q of the
     last participation.
 
-    q: the list, ascending. All else as FedOBP; of what it lacks a client knows no score, so with
+    q: the list, ascending. All else as FedOBP; a client has no score of entries that it lacks, so with
         the obp scores there is neither `ema` nor norm=layer.
     """
 
@@ -69,7 +69,7 @@ class FedOBPAdaptive(FedOBP):
     def _choice(
         self, server: Tree, client: dict[str, Tree], net: Bound, shard: Shard
     ) -> dict[str, Tree]:
-        """Return the q whose model has most hits on the validation samples."""
+        """Return the q with most hits on the validation samples."""
         score = self._score(server, client)
         results = []
         for q in self.q:
@@ -109,7 +109,7 @@ class FedOBPAdaptive(FedOBP):
         return {"mask": mask, "withheld": withheld}
 
     def download(self, server, client):
-        """Return what any q shares."""
+        """Return the entries that any q shares."""
         return super().download(server, {**client, "mask": client["withheld"]})
 
     def finish(self, server, client, start, params):

@@ -25,10 +25,10 @@ class FedPAC(PersonalByName):
     A client trains its head alone, then the body under it on CE + lam * mean squared distance of
     the features from
     the prototypes of their classes: the global ones, or, for a class without one, the client's own
-    before training. In the first round there are none, and nothing is aligned. The server averages
+    before training. The first round has none, and nothing is aligned. The server averages
     bodies, averages prototypes by class counts, and gives each client of the cohort the mixture of
-    the cohort's heads whose estimated error (bias from the class means H and p, plus variance v) is
-    least.
+    the cohort's heads with the least estimated error (bias from the class means H and p, plus
+    variance v).
 
     lam: weight of the alignment. head_epochs: of the head alone; body_epochs: of the body; None:
     local.epochs.
@@ -62,7 +62,7 @@ class FedPAC(PersonalByName):
         return {"body": body, "prototypes": prototypes}, client
 
     def before_training(self, server, client, net, shard):
-        """Return class means under the received body, and what they say of a head's error."""
+        """Return class means under the received body, and their terms of a head's error."""
         # ---- Class means under the received body.
         y = shard.data.y
         z = shard.features(net.still(), {**server["body"], **client["head"]}).double()
@@ -87,7 +87,7 @@ class FedPAC(PersonalByName):
         return tree.map(Tensor.float, statistics)
 
     def download(self, server, client):
-        """Return body, head, and the prototypes that there are."""
+        """Return body, head, and the existing prototypes."""
         mean = server["prototypes"]["mean"]
         mask = server["prototypes"]["seen"][:, None].expand_as(mean)
         return {
@@ -122,7 +122,7 @@ class FedPAC(PersonalByName):
             has_prototype[:, None], server["prototypes"]["mean"], client["own"]
         )
         distance = batch.mean((z - prototypes[batch.y]).square().mean(1))
-        # In the first round there are none, and nothing is aligned.
+        # The first round has none, and nothing is aligned.
         return loss + self.lam * torch.where(has_prototype.any(), distance, 0.0)
 
     def after_training(self, server, client, net, params, shard, aux):

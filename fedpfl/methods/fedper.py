@@ -14,7 +14,7 @@ class FedPer(PersonalByName):
 
     layers: number of personal layers, counted from the output (the paper's K_P); 0 is FedAvg, all
         of them Local-Only.
-    head_init: what a client that was never sampled has there: the `initial` head (the paper:
+    head_init: the head of a client that was never sampled: the `initial` head (the paper:
         personal layers never leave a client) or the `server_average` of uploaded ones (FL-bench;
         the personal layers then travel too).
     """

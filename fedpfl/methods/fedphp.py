@@ -63,7 +63,7 @@ class FedPHP(Method):
         return {"w": self.statistics or "aggregate", "q": "local"}
 
     def before_training(self, server, client, net, shard):
-        """Return the teacher's statistics, and those by which the client is evaluated."""
+        """Return the teacher's statistics, and those of the client's evaluation."""
         evaluation = self.before_evaluation(server, client, net, shard)
         # q's own, which `evaluation` replaces for a client without a private model.
         return {"teacher": net.buffers["q"], **evaluation}

@@ -18,17 +18,17 @@ from fedpfl.methods.shared.method import Phase
 class FedProto(LocalOnly):
     """FedProto (Tan et al., AAAI 2022, arXiv:2105.00243).
 
-    Each client trains a whole model of its own on CE + lam * mean over samples and features of (z -
+    Each client trains its whole private model on CE + lam * mean over samples and features of (z -
     P_y)^2, where z is the head's input and P_c the global prototype of class c; a class without one
     pulls nothing, but its samples count. It sends the mean z of each of its classes; the server
-    averages these by class. In the first round there are no prototypes. A class that nobody in a
+    averages these by class. In the first round there are no prototypes. A class that no client of a
     cohort has keeps its prototype; the public codes drop it.
 
     lam: as in every public code of squares averaged over samples and features. The paper's is on
         distances between prototypes; on sums of squares it would be as many times weaker as there
         are features.
     prototypes: of features met in the `last_epoch` of training (official code) or in `all_epochs`
-        (PFLlib, FL-bench), or by the `final` model in a pass of its own.
+        (PFLlib, FL-bench), or by the `final` model in a separate pass.
     weights: `uniform` over the clients that have the class (all codes) or by class `counts` (the
     paper).
     judge: by the `nearest` prototype of all (PFLlib), by the `nearest_own` one among the classes
@@ -52,18 +52,18 @@ class FedProto(LocalOnly):
         return {"mean": mean, "seen": has_prototype}, client
 
     def before_training(self, server, client, net, shard):
-        """Return which classes the client has."""
+        """Return a bool for each class: the client has it."""
         if self.judge != "nearest_own":
             return {}
         counts = torch.bincount(shard.data.y, minlength=len(server["seen"]))
         return {"own": counts > 0}
 
     def before_evaluation(self, server, client, net, shard):
-        """Return which classes the client has."""
+        """Return a bool for each class: the client has it."""
         return self.before_training(server, client, net, shard)
 
     def download(self, server, client):
-        """Return the prototypes that there are."""
+        """Return the existing prototypes."""
         mean = server["mean"]
         mask = server["seen"][:, None].expand_as(mean)
         return Masked({"mean": mean}, {"mean": mask})
@@ -108,7 +108,7 @@ class FedProto(LocalOnly):
         if self.weights == "counts":
             counts = torch.bincount(labels, minlength=classes)
         else:
-            # Every class counts once, whatever its samples.
+            # Every class counts once, however many samples it has.
             counts = torch.bincount(
                 torch.arange(classes, device=y.device),
                 minlength=classes,
@@ -135,7 +135,7 @@ class FedProto(LocalOnly):
         shares = counts / counts.sum(0).clamp(min=1)
         mean = (shares[:, :, None] * uploads.values["mean"]).sum(0)
         is_new = is_present.any(0)
-        # A class that nobody in the cohort has keeps its prototype.
+        # A class that is absent from the cohort keeps its prototype.
         server = {
             "mean": torch.where(is_new[:, None], mean, server["mean"]),
             "seen": is_new | server["seen"],
@@ -162,7 +162,7 @@ class FedProto(LocalOnly):
         # -|z - P_c|^2, but for |z|^2, which is the same for all classes
         nearness = F.linear(z.double(), 2 * mean, -mean.square().sum(1)).float()
         farthest = torch.where(has_prototype, nearness, torch.inf).amin(1, keepdim=True)
-        # Not -inf, of which a cross-entropy would be infinite.
+        # Not -inf: its cross-entropy would be infinite.
         nearness = torch.where(has_prototype, nearness, farthest - 1)
         return torch.where(
             has_prototype.any(), nearness, logits

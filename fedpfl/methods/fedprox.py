@@ -1,4 +1,4 @@
-"""FedProx: FedAvg whose clients are held back."""
+"""FedProx: FedAvg with a proximal term that holds clients back."""
 
 from dataclasses import dataclass
 from typing import Annotated

@@ -17,7 +17,7 @@ class FedPURIN(FedCAC):
     """FedPURIN (Xie, He and Shi 2025, arXiv:2510.16065): FedCAC with sparse uploads theta_i m_i.
 
     Means include the zeros: an entry that is critical for c of K clients shrinks to c / K of their
-    mean for everybody else, and to zero if it is for nobody. What comes down is sparse too: the
+    mean for all other clients, and to zero if it is for none. The download is sparse too: the
     reply's entries that are not zero. Defaults of the paper's main table (beta for FMNIST and
     CIFAR10). The authors' code keeps gradients in half precision, which enlarges the cut-off and
     what it saves; here float32.
@@ -26,7 +26,7 @@ class FedPURIN(FedCAC):
     score: s = |g theta|, theta after training, g = the last minibatch's `gradient` or the `delta`
     theta - theta_start.
     hessian: s = |-g theta + (g theta)^2 / 2|.
-    include_norm: score and share weights and biases of BatchNorm; otherwise they never leave the
+    include_norm: score and share weights and biases of BatchNorm; else they never leave the
     client.
     judge: the model evaluated after training: `sparse` theta m (the authors' code, so their tables)
     or `dense` theta.
@@ -90,7 +90,7 @@ class FedPURIN(FedCAC):
         return {"model": critical}, {**client, "model": self._judged(params, upload["mask"])}
 
     def evaluated(self, server, client, params):
-        """Return the trained model, or what is critical of it.
+        """Return the trained model, or its critical entries.
 
         Before training all scores are zero and all stays.
         """

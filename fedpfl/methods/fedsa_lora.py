@@ -19,7 +19,7 @@ class FedSALoRA(PersonalByName):
     head: `personal`, as in the authors' GLUE configuration, or `averaged`, which compares with
         FFA-LoRA and FedAvg; the paper's description names B alone.
 
-    In the authors' published configuration all clients share one model object, whose B and head
+    In the authors' published configuration all clients share one model object; its B and head
     the server's values never overwrite: each begins with those that the last one trained, and all
     are judged by the same. That is not offered. Their uploads are weighted alike,
     here by samples. Their rsLoRA is `adapter.alpha` times the root of `adapter.rank`.

@@ -24,28 +24,28 @@ class FedSelect(PersonalByMask):
 
     A client has a mask m of personal entries, at first empty. Each local epoch is two passes over
     the data, one that moves the personal entries and one that moves the shared ones. Then, in every
-    tensor whose personal share is below alpha, the share p of the shared entries that moved most
+    tensor with a personal share below alpha, the share p of the shared entries that moved most
     becomes personal. The server averages entry by entry over those who shared it, by the masks from
     before and with equal weights; an entry that has just become personal starts from this average.
     A client is evaluated by its model right after local training; one that was never sampled, by
     the initial model.
 
-    p: share of a tensor's shared entries that become personal at once (the official code's
+    p: share of a tensor's shared entries that become personal together (the official code's
     default).
     alpha: personal share from which on a tensor's mask stays as it is. The paper's best for CIFAR10
         and OfficeHome; 0.5 for CIFAR10-C and Mini-ImageNet; the official code's default is 0.8.
     delta: how far an entry moved: since the start of the `round` (the paper), or, in each
         `every`-th participation but the first alone, since the last `window` began (the official
-        code, whose clients all take part in all rounds; the first window begins with the initial
+        code; its clients all take part in all rounds; the first window begins with the initial
         model).
-    clamp: never select beyond alpha; otherwise the last selection overshoots it.
+    clamp: never select beyond alpha; else the last selection overshoots it.
     strict: select where the share is below alpha (the paper), else also where it equals alpha (the
     official code).
     scope: entries are ranked within each `tensor` (the official code) or `all` together, with one
         share (Algorithm 3 of the paper). Of either only the weights of linear, convolutional and normalising layers can be
         personal, biases never.
     personalise: which entries of those: the ones that moved `most`, `least`, or `random` ones; or
-        else a layer, by number from the input or by name, all of which is personal from the first
+        else a layer, by number from the input or by name, which is all personal from the first
         round on (ablations).
     lr_v, lr_u: step sizes for personal and shared entries; None: that of `local`.
     BatchNorm statistics stay with the client.
@@ -206,7 +206,7 @@ class FedSelect(PersonalByMask):
         )
 
     def _scores(self, before, after, client):
-        """Return the scores of which the largest are selected."""
+        """Return the scores; the largest are selected."""
         if self.personalise == "random":
             return tree.select(client["chance"], after)
         distance = tree.map(
@@ -230,9 +230,9 @@ class FedSelect(PersonalByMask):
     def _add_largest(self, mask: Tensor, scores: Tensor) -> Tensor:
         """Add to `mask` the largest `scores` outside it.
 
-        It is the official number of them, whatever ties there are.
+        Their number is the official one, also with ties.
         """
-        # ---- How many: the share p of what is shared, below a personal share of alpha.
+        # ---- How many: the share p of the shared entries, below a personal share of alpha.
         size = mask.numel()
         personal_count = mask.sum()
         shared_count = size - personal_count
@@ -257,7 +257,7 @@ class FedSelect(PersonalByMask):
 
 
 def _shared_mask(like: Tree, mask: Tree) -> Tree:
-    """Return which entries of `like` are shared.
+    """Return a bool for each entry of `like`: it is shared.
 
     They are those outside the mask, and all of a tensor without one.
     """

@@ -17,7 +17,7 @@ class FedSPU(RandomSubmodel):
     model works along, frozen.
 
     Departures from the public code: averages are over samples and by entry (there, clients of full
-    width overwrite the others); columns behind the flattening follow their channels.
+    width overwrite the rest); columns behind the flattening follow their channels.
     """
 
     def start(self, received, client):

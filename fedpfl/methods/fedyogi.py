@@ -9,7 +9,7 @@ from fedpfl.methods.fedadam import FedAdam
 class FedYogi(FedAdam):
     """FedYogi: FedAdam, but for v (Reddi et al., ICLR 2021, arXiv:2003.00295).
 
-    v <- v - (1 - beta2) D^2 sign(v - D^2) changes by D^2 whatever v is, so v forgets a large change
+    v <- v - (1 - beta2) D^2 sign(v - D^2) changes by D^2 for any v, so v forgets a large change
     less quickly.
     """
 

@@ -13,13 +13,13 @@ from fedpfl.methods.shared.method import Method, Phase
 class FFALoRA(Method):
     """FFA-LoRA (Sun et al., ICLR 2024, arXiv:2403.12313): of each low-rank pair A never moves.
 
-    With `adapter=lora` an adapted layer is y = W0 x + (alpha / r) B A0 x. A0 is what A was drawn
-    as, the same for all, who have it from the beginning. Clients train B, and the server averages:
+    With `adapter=lora` an adapted layer is y = W0 x + (alpha / r) B A0 x. A0 is A as it was
+    drawn, the same for all, who have it from the beginning. Clients train B, and the server averages:
     sum a_i (B_i A0) = (sum a_i B_i) A0, so the average of the adapted weights is exact, which it is
     not where both factors are averaged. One model for all; `eval.finetune_epochs` moves what
     training does.
 
-    head: `averaged`, as in FedSA-LoRA's comparison, or `frozen` as it began. What the paper does
+    head: `averaged`, as in FedSA-LoRA's comparison, or `frozen` as it began. The choice of the paper
         with it could not be checked.
     """
 

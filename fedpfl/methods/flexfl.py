@@ -1,4 +1,4 @@
-"""FlexFL: levels of sub-models whose layers are cut by how often their neurons are silent."""
+"""FlexFL: levels of sub-models, cut by how often neurons are silent."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class FlexFL(PartialModel):
     """FlexFL (Chen et al., IEEE TCAD 2024, arXiv:2407.12729).
 
     Each round the server draws a level for each client, and sends the first neurons of each hidden
-    layer that belong to it; a device that cannot hold so many cuts what it receives down to the
+    layer that belong to it; a device that cannot hold so many cuts its download to the
     largest level that it can. Means are by samples and entry.
 
     levels: shares q of the network's scalars, ascending. A level has the share clip(100 s_l /
@@ -41,7 +41,7 @@ class FlexFL(PartialModel):
         alone. Clients are evaluated with the network that they trained last, before that with the
         part of the initial model that their device can hold. Two things of the authors' are not
         here: the two levels between the three, which devices may cut down to but no one is sent,
-        and the fluctuation of what a device can hold.
+        and the fluctuation of a device's capacity.
     """
 
     mixes_samples = ""
@@ -78,7 +78,7 @@ class FlexFL(PartialModel):
         self.check(sum(self.devices) > 0, "devices", "0 or more, and not all 0")
 
     def init(self, params, parts):
-        """Add each level's neurons, what the client's device can hold, and its model's level."""
+        """Add each level's neurons, the capacity of the client's device, and its model's level."""
         server, client = super().init(params, parts)
         plan = server["plan"]
         wiring = parts.wiring
@@ -105,7 +105,7 @@ class FlexFL(PartialModel):
         if self.assign == "random":
             device = torch.multinomial(shares, clients, replacement=True, generator=generator)
         else:
-            # In order: client i of K has the level in whose stretch of the shares i / K lies.
+            # In order: client i of K has the level with i / K in its stretch of the shares.
             boundaries = (shares / shares.sum()).cumsum(0)[:-1]
             position = torch.arange(clients, dtype=torch.float64) / clients
             device = (boundaries <= position[:, None] + neurons.SLACK).sum(1)
@@ -159,7 +159,7 @@ class FlexFL(PartialModel):
                 )
                 teacher = (lower_logits / self.temperature).softmax(1)
             divergence = F.kl_div(student, teacher, reduction="none").mean(1)
-            # gamma / k for the levels below the client's own k, 0 for the others
+            # gamma / k for the levels below the client's k, else 0
             weight = torch.where(
                 lower < level,
                 self.gamma / level.clamp(min=1),

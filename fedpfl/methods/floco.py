@@ -34,7 +34,7 @@ class Floco(Method):
     of the rounds.
     rho: radius of a client's region. stay_inside: alpha is projected back on the simplex, which
     beta_i + r u may leave. V_1 is the network's own head, where the official code redraws it too;
-    the others are Xavier normal, as there. Fewer clients than endpoints leave the missing
+    the rest are Xavier normal, as there. Fewer clients than endpoints leave the missing
     components zero. Signs of components: the loading of largest magnitude is positive.
     """
 

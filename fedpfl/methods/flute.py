@@ -44,7 +44,7 @@ class FLUTE(PersonalByName):
     needs_classes = "it looks at which classes a client has"
 
     def _personal(self, parts):
-        """Return the head's entries, of which the first is its weight."""
+        """Return the head's entries, its weight first."""
         _ = parts.head_weight  # raises for a head that has none
         return parts.head
 

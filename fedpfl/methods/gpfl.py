@@ -13,7 +13,7 @@ from fedpfl.ground.tree import Tree
 from fedpfl.methods.shared.by_name import train_all_but
 from fedpfl.methods.shared.method import Method, Phase
 
-TINY = torch.finfo(torch.float32).tiny  # below a root, whose slope at 0 is infinite
+TINY = torch.finfo(torch.float32).tiny  # below a root: its slope at 0 is infinite
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class GPFL(Method):
 
     Server: body f, class embeddings E [classes, features], and a conditional valve V. V(z; u) =
     ReLU(z (gamma + 1) + beta), gamma and beta being LayerNorm(ReLU(A u + c)) of a condition u, each
-    with A and c of its own. Conditions are the mean g of the received E, and p_i, its mean by the
+    with separate A and c. Conditions are the mean g of the received E, and p_i, its mean by the
     frequencies of the client's labels; they and the received E are constants in training. A client
     trains all, and its own head h_i, on z_G = V(f(x); g) and z_P = V(f(x); p_i): CE(h_i(z_P), y) +
     CE(cos(z_G, E), y) + lam * distance of z_G to the received E_y + mu/2 |(E, V)|^2. f, E and V are

@@ -16,5 +16,5 @@ class Hermes(PrunedSubmodel):
     """Hermes (Li et al., MobiCom 2021): prune once, by neurons' L2 norms."""
 
     def _scores(self, model: Tree, gradients: Tree) -> Tree:
-        """Return w^2, whose sum over a neuron's weights ranks as their L2 norm."""
+        """Return w^2: summed over a neuron's weights it ranks as their L2 norm."""
         return tree.map(torch.square, model)

@@ -24,11 +24,11 @@ class HeteroFL(Submodel):
     A client of width r trains the first ceil(r M) of the M neurons of each hidden layer; the server
     averages each entry over the clients that trained it.
 
-    scaler: what a convolution with hidden outputs gives is divided by r in training (not in
+    scaler: the output of a convolution with hidden outputs is divided by r in training (not in
     evaluation), before
         normalisation: here its weight and bias are. Under BatchNorm, as in the paper's networks,
         this amounts to a smaller eps. Without normalisation a narrow network is then evaluated
-        otherwise than it was trained, which the paper never does; hence off by default.
+        unlike in training, which the paper never does; hence off by default.
     masked: logits of classes that the client's training data lack are 0 in its loss and in every
         evaluation, and its rows of the head for these classes are not averaged. The server is told
         the classes, a bit each.
@@ -38,7 +38,7 @@ class HeteroFL(Submodel):
     Static BatchNorm: training uses statistics of the batch. In evaluation, the client's own running
     ones of its neurons take their place, collected without the scaler, as evaluation is; the paper
     passes all clients' data through the global model, but only to evaluate that model alone. The
-    paper clips gradients: `local.clip=1`. Clients are evaluated with what they trained last, before
+    paper clips gradients: `local.clip=1`. Clients are evaluated with their last trained model, before
     that with the initial model's part for their width.
     """
 
@@ -139,7 +139,7 @@ class HeteroFL(Submodel):
         return super().aggregate(server, clients, net, {"model": uploaded}, weight, generator)
 
     def evaluated(self, server, client, params):
-        """Add the client's classes, by which logits are masked."""
+        """Add the client's classes, which mask logits."""
         if not self.masked:
             return params
         return {"model": params, "labels": client["labels"]}

@@ -1,4 +1,4 @@
-"""IFCA: several models, of which each client trains and takes the one that fits its data best."""
+"""IFCA: several models; each client trains the one that fits its data best."""
 
 import math
 from dataclasses import dataclass
@@ -22,13 +22,13 @@ class IFCA(Method):
     The server holds k models th_1..th_k. A client of the cohort receives all, takes the one of
     least mean cross-entropy on its training samples (s_i; of equals the first), trains it, and
     sends it up with s_i. The server sets th_j to the mean over the clients with s_i = j, by
-    samples; a model that nobody took stays. For evaluation every client takes a model in the same
+    samples; a model that no client took stays. For evaluation every client takes a model in the same
     way, by its training samples. With one cluster it is FedAvg.
 
     clusters: k. layers: how many, counted from the output, clusters have of their own; those below
         are averaged over the whole cohort (the paper's weight sharing). None: all. th_1 has the
         network's initial values. The other models begin with the same numbers, shuffled within each
-        tensor: what the initialiser would draw, whatever it is. The official CIFAR10 code redraws
+        tensor: the initialiser's own draws. The official CIFAR10 code redraws
         until each model attracts many clients; without that one model may win all clients (the
         columns cluster_<j> have the shares).
 
@@ -108,13 +108,13 @@ class IFCA(Method):
         return upload, client
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
-        """Average each cluster's models, and over all clients what is shared."""
+        """Average each cluster's models, and the shared entries over all clients."""
         models = []
         statistics = []
         for cluster, is_member in enumerate(uploads["member"].T):
             model = tree.take(server["models"], cluster)
             model_statistics = tree.take(server["statistics"], cluster)
-            # ---- th_j: the mean over the clients with s_i = j. A model that nobody took stays.
+            # ---- th_j: the mean over the clients with s_i = j. A model that no client took stays.
             rows = is_member.nonzero()[:, 0]
             if len(rows):
                 # Over everybody the weights are as they are: dividing by their sum would round.

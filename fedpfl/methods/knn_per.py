@@ -15,7 +15,7 @@ from fedpfl.methods.shared.method import Method, Phase
 from fedpfl.models import Bound
 
 LAM_GRID = tuple(step / 10 for step in range(11))
-TINY = torch.finfo(torch.float32).tiny  # a probability whose logarithm is finite
+TINY = torch.finfo(torch.float32).tiny  # a probability with a finite logarithm
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class KNNPer(Method):
             is_sample,
             logits.shape[1],
         )
-        lam = torch.where(is_sample.any(), params["lam"], 0.0)  # without samples nobody votes
+        lam = torch.where(is_sample.any(), params["lam"], 0.0)  # without samples there is no vote
         return self._mix_votes(logits, votes, lam)
 
     def _neighbour_votes(self, z: Tensor, memory: Tree, is_sample: Tensor, classes: int) -> Tensor:

@@ -12,8 +12,8 @@ from fedpfl.methods.shared.method import Method
 
 @dataclass(frozen=True)
 class Moon(Method):
-    """MOON (Li, He and Song, CVPR 2021, arXiv:2103.16257): FedAvg whose clients add mu l(x) to
-    their loss.
+    """MOON (Li, He and Song, CVPR 2021, arXiv:2103.16257): FedAvg with mu l(x) added to
+    the loss.
 
     l(x) = -log(exp(s_g) / (exp(s_g) + exp(s_p))), s_g = cos(z, z_g) / tau, s_p = cos(z, z_p) / tau:
     z is the head's input in the model that trains, z_g in the model received, z_p in the one that
@@ -21,11 +21,11 @@ class Moon(Method):
     own. A client that never uploaded has no second term.
 
     mu: weight; the paper's best is 5 on CIFAR10, 1 on CIFAR100 and Tiny-ImageNet. tau: temperature.
-    In the paper z is what a projection makes of the features, on the way to the head: model=cnn4
+    In the paper z is a projection of the features, on the way to the head: model=cnn4
     model.projection=256, which FedAvg beside it must have too. FL-bench and PFLlib have none.
 
     The authors' code agrees while all clients join; with fewer, it contrasts a client's first round
-    with a network of its own random values. PFLlib has mu = 0, which is FedAvg, and tau = 1; it
+    with a network of fresh random values. PFLlib has mu = 0, which is FedAvg, and tau = 1; it
     contrasts first rounds with the initial model and keeps references in training mode, so that the
     global model's BatchNorm statistics move from client to client. So does FL-bench, which in
     parallel mode stores last models under wrong clients too. A pool of several last models is not

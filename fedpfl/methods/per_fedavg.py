@@ -20,14 +20,14 @@ class PerFedAvg(Method):
 
     A step takes as many minibatches as it needs: u = w - inner_lr g(w; D), h = g(u; D') and w <- w
     - outer_lr d, where `fo`: d = h, `hf`: d = h - inner_lr (g(w + delta h; D'') - g(w - delta h;
-    D'')) / (2 delta), a Hessian-vector product. What is left of an epoch is skipped, so a client
+    D'')) / (2 delta), a Hessian-vector product. The rest of an epoch is skipped, so a client
     with fewer than 2 (`hf`: 3) minibatches does not train. All steps
     are plain: local.lr and local.momentum have no part in them, nor has local.weight_decay, except
     in fine-tuning. The mean is uniform. BatchNorm statistics move by D' at u alone.
 
     The result is the model AFTER adaptation, for all clients alike: with eval.finetune_epochs, the
     `after` columns, from plain gradient steps of size inner_lr; `before` is the meta-model, which
-    is nobody's result. The paper adapts
+    is no client's result. The paper adapts
     by one step: with adapt_steps=1 `before` is that. A round's own columns evaluate the meta-model,
     before and after its training.
 

@@ -32,8 +32,8 @@ class PFedFDA(Method):
     classes, so the best
     head is linear discriminant analysis: W = Sigma^-1 mu, bias = -mu Sigma^-1 mu / 2 + log prior.
     Clients train the body under the global head with their own prior, estimate mu and Sigma from
-    the features seen on the way, and mix them with the global ones by the two weights beta whose
-    cross-validated loss is least. They are evaluated, whether sampled or not, by such a head fitted
+    the features seen on the way, and mix them with the global ones by the two weights beta with the least
+    cross-validated loss. They are evaluated, whether sampled or not, by such a head fitted
     to the features of their training data.
 
     eps: shrinkage of Sigma towards a multiple of the identity, and added to the prior.
@@ -179,9 +179,9 @@ class PFedFDA(Method):
 
         Args:
             samples: the client's Features.
-            server: what the server knows.
+            server: the server state.
             beta: the weights where the search fails.
-            min_samples: samples that a class needs for a mean of its own.
+            min_samples: samples that a class needs for a separate mean.
         """
         # ---- Linear algebra is in float64.
         samples = samples._replace(z=samples.z.double(), prior=samples.prior.double())
@@ -227,7 +227,7 @@ class PFedFDA(Method):
         return beta if best is None else best.expand(2)
 
     def _prepare_trial(self, samples, is_validation, shared):
-        """Return one fold of the cross-validation: statistics from the others, its own samples."""
+        """Return one fold of the cross-validation: statistics of the other folds, and its samples."""
         z, y, prior = samples
         global_mean, global_cov = shared
         local_mean, local_cov = self._local_statistics(

@@ -22,13 +22,13 @@ class PFedHN(Method):
     h: a linear map of the embedding v_i and `depth` more, with ReLU between, then one to the
     entries of each tensor. A client trains theta_i and sends g = theta_i - theta~_i. The product of
     g with h's Jacobian is the gradient of phi and of the v_i; its norm is cut at `clip`, and
-    torch's SGD makes a step. The paper writes g with the other sign, by which its rule would
+    torch's SGD makes a step. The paper writes g with the other sign, so that its rule would
     ascend; the code does as here. No client weighs more than another.
 
     variant: `pc` leaves the classifier out of h: it begins as the network's own and never leaves a
         client (the code has lr=0.05 there). FL-bench's h makes a classifier all the same, which
         weight decay moves.
-    order: `parallel`, one step with the mean gradient of a cohort whose models come from the same
+    order: `parallel`, one step with the mean gradient of a cohort, all from the same
         phi, or `sequential`, a step after each client, the next one's model from the new phi
         (FL-bench; the paper trains one at a time).
     embedding: size of v_i; None: 1 + clients / 4. embedding_lr: None: lr. clip: 0: never. hidden:
@@ -37,7 +37,7 @@ class PFedHN(Method):
         by old momentum and weight decay, as in both codes. h's output has torch's initial scale,
         not a network's, so first rounds are slow. The server keeps 1 + hidden numbers for each of
         the model's, and as many momenta. Newcomers have the mean embedding; the paper would
-        optimise theirs. It takes 5,000 steps of one client: give it more rounds than others.
+        optimise theirs. It takes 5,000 steps of one client: give it more rounds than other methods.
     """
 
     variant: Literal["full", "pc"] = "full"
@@ -93,13 +93,13 @@ class PFedHN(Method):
         return {"learned": learned, "momentum": momentum}, {"head": private}
 
     def turns(self, played, cohort, clients, generator):
-        """Train one client after another, or the whole cohort at once."""
+        """Train one client after another, or the whole cohort together."""
         if self.order == "sequential":
             return [Turn([client]) for client in cohort]
         return [Turn(cohort)]
 
     def download(self, server, client):
-        """Return what the hypernetwork makes for the client; newcomers have the mean embedding."""
+        """Return the hypernetwork's model of the client; newcomers have the mean embedding."""
         embeddings = server["learned"]["v"]
         # A newcomer's number lies behind all embeddings; its row is replaced below.
         number = client["number"].clamp(max=len(embeddings) - 1)

@@ -23,7 +23,7 @@ class PFedMe(Method):
 
     Steps are these and nothing else: of `local`, lr, momentum and weight_decay matter to
     fine-tuning only. The paper trains all clients and averages some; here those that are sampled
-    train, and the others' models age. The inner problem is solved by a fixed number of steps, not
+    train, and models of other clients age. The inner problem is solved by a fixed number of steps, not
     to an accuracy. BatchNorm statistics are th's, move with every inner step, and are averaged at
     the server. Right before training a client is evaluated by w, where th starts.
 

@@ -13,7 +13,7 @@ from fedpfl.methods.shared.method import Method
 
 @dataclass(frozen=True)
 class PFedSD(Method):
-    """pFedSD (Jin et al., IEEE TPDS 2023): FedAvg whose clients are taught by v_i, their last
+    """pFedSD (Jin et al., IEEE TPDS 2023): FedAvg with a teacher v_i for each client, its last
     trained model.
 
     Each step minimises CE(theta) + lam tau^2 KL(softmax(v_i(x) / tau) || softmax(theta(x) / tau));

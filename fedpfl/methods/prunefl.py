@@ -24,5 +24,5 @@ class PruneFL(PrunedSubmodel):
     ranking_epochs: Annotated[int, AtLeast(1)] = 1  # none would have no gradients
 
     def _scores(self, model: Tree, gradients: Tree) -> Tree:
-        """Return g^2, whose sum over a neuron's weights ranks as their L2 norm."""
+        """Return g^2: summed over a neuron's weights it ranks as their L2 norm."""
         return tree.map(torch.square, gradients)

@@ -20,7 +20,7 @@ class PSPFL(PersonalByMask):
     entry moved in the client's last local training.
 
     Entries that moved further than the q-quantile of all entries are personal and start from the
-    client's last model, the others from the global one. A client that never trained has no personal
+    client's last model, the rest from the global one. A client that never trained has no personal
     entries. A client is evaluated by its model right after local training; one that was never
     sampled, by the global model. BatchNorm statistics stay with the client.
 
@@ -58,7 +58,7 @@ class PSPFL(PersonalByMask):
         return upload, {"model": params, "score": score}
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
-        """Average what came, entry by entry; what nobody sent stays."""
+        """Average the uploads entry by entry; entries without an upload stay."""
         if self.upload == "all":
             return tree.mean(uploads, weight), clients
         return tree.masked_mean(server, uploads.values, uploads.mask, weight), clients

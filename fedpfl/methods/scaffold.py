@@ -56,7 +56,7 @@ class Scaffold(Method):
         return [Phase(epochs, after_gradient=self._add_gradient)]
 
     def loss(self, server, client, net, params, batch):
-        """Return cross-entropy and a linear term whose gradient is c - c_i."""
+        """Return cross-entropy and a linear term with the gradient c - c_i."""
 
         def linear_term(y: Tensor, c: Tensor, c_i: Tensor) -> Tensor:
             return ((c - c_i) * y).sum()
@@ -73,7 +73,7 @@ class Scaffold(Method):
     @staticmethod
     def _add_gradient(server, client, params, grads, batch, loss, aux):
         """Add up the raw gradients, which are without the correction."""
-        # The loss had the term c - c_i, so g is what is left without it.
+        # The loss had the term c - c_i, so g is the rest without it.
         raw = tree.map(
             lambda g, c, c_i: g - (c - c_i),
             grads,

@@ -123,7 +123,7 @@ def _rank_axis(name: str, leaf: Tensor) -> int:
 
 
 def stack_pairs(a: Tensor, b: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Stack clients' pairs to one whose product is the weighted sum of theirs.
+    """Stack clients' pairs to one; its product is their weighted sum.
 
     It is float64. a: `[clients, chosen, rank, inputs]`, b: `[clients, chosen, rows, rank]`, or a convolution's.
     """
@@ -140,7 +140,7 @@ def stack_pairs(a: Tensor, b: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 def compress_pair(a: Tensor, b: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """Return factors of the nearest matrix of a rank to b a, float32: A_g = V', B_g = U S."""
-    # b a = q (left right^T) p^T, of which only the middle, which is small, needs an SVD.
+    # b a = q (left right^T) p^T, and only the small middle needs an SVD.
     q, left = torch.linalg.qr(b)
     p, right = torch.linalg.qr(a.mT)
     # All singular values go into B_g, so that A_g has orthonormal rows.

@@ -1,4 +1,4 @@
-"""SeqFedEDT: a model goes from client to client; each puts back some entries of its own."""
+"""SeqFedEDT: a model goes from client to client; each puts back some personal entries."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -25,10 +25,10 @@ class SeqFedEDT(PersonalByMask):
     element.
 
     The cohort takes turns. A client compares the model w that it receives with its own last model
-    theta_i, takes the entries whose score lies above the q-quantile from theta_i and the others
+    theta_i, takes the entries with a score above the q-quantile from theta_i and the rest
     from w, trains all of them, keeps the result as theta_i and passes it on. theta_i is at first
     the initial model. A client is evaluated by theta_i with its own BatchNorm statistics; one that
-    was never sampled, by the travelling model. What is passed on holds the last client's personal
+    was never sampled, by the travelling model. The passed model holds the last client's personal
     entries too, as in the official code.
 
     score: `squared` = (w - theta_i)^2 (the official code), `difference` = |w - theta_i|, which
@@ -53,7 +53,7 @@ class SeqFedEDT(PersonalByMask):
     def init(self, params, parts):
         """Give the server the travelling model w, the client theta_i in two parts.
 
-        These are the entries that are scored, and the others.
+        These are the scored entries, and the rest.
         """
         names = parts.head if self.classifier_only else params
         scored = tree.select(params, names)

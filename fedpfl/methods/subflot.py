@@ -25,7 +25,7 @@ class SubFLOT(PartialModel):
     matched by the Euclidean distance of their weights and bias. otp (extraction): the client starts
     from W~ = alpha ALIGN(global -> H) + (1 - alpha) H. sar (training): SGD on the cross-entropy +
     lam rho |W - W~|^2. ota (aggregation): entry by entry the mean, by samples, of ALIGN(W ->
-    global) over the clients whose neurons reach it; entries that none reaches keep their values.
+    global) over the clients with neurons that reach it; unreached entries keep their values.
 
     The paper has no public code. Our choices are the matching one to one, the bias among a neuron's
     features, that layers of one residual stream are matched at the first that writes to it, what
@@ -44,10 +44,10 @@ class SubFLOT(PartialModel):
         network is kept at their positions of a full-sized one.
     otp, sar, ota: False leaves a part out (the paper's ablation).
     positions: what takes the place of a transport that is left out: the client's `own` positions,
-        or the `first` ones of every layer, as if nobody remembered which neurons the client has;
+        or the `first` ones of every layer, as if the client's neurons were forgotten;
         how the paper's ablation does it is not known. Steps need 2 lr lam rho < 1. BatchNorm
         statistics stay with the client's neurons and are not transported; the global model, which
-        is never evaluated, has none. Clients are evaluated with what they trained last, before the
+        is never evaluated, has none. Clients are evaluated with their last trained model, before the
         first time with the initial model.
     """
 
@@ -142,7 +142,7 @@ class SubFLOT(PartialModel):
         return neurons.append_always_active(client["own"])
 
     def download(self, server, client):
-        """Send W~, of which only the entries between the client's neurons travel."""
+        """Send the entries of W~ between the client's neurons."""
         return Agreed(client["received"], client["mask"])
 
     def loss(self, server, client, net, params, batch):
@@ -177,7 +177,7 @@ class SubFLOT(PartialModel):
             aligned_models.append(aligned)
             covered_masks.append(covered)
 
-        # ---- Entry by entry the mean over the clients whose neurons reach it.
+        # ---- Entry by entry the mean over the clients with neurons that reach it.
         stacked_models = tree.stack(aligned_models)
         stacked_masks = tree.stack(covered_masks)
         mean = tree.masked_mean(model, stacked_models, stacked_masks, weight)

@@ -1,4 +1,4 @@
-"""What a method sees of a client's data: minibatches, and all of its training samples."""
+"""A client's data as a method sees them: minibatches, and all training samples."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Batch(NamedTuple):
     def split(self, size: int = LONGEST_CHUNK) -> Iterator[Batch]:
         """Give all samples in order, in batches of bounded size."""
         present = {name: field for name, field in self._asdict().items() if field is not None}
-        # No samples are one empty batch, so that whoever adds up batches has something to add.
+        # No samples are one empty batch, so that sums over batches have a term.
         for start in range(0, max(1, len(self.x)), size):
             chunk = slice(start, start + size)
             chunks = {name: field[chunk] for name, field in present.items()}
@@ -109,7 +109,7 @@ class Batch(NamedTuple):
         return self.sum(self.losses(outputs))
 
     def find_hits(self, outputs: Tensor) -> Tensor:
-        """Return whether the likeliest class is the sample's, `[batch]`; False in other tasks."""
+        """Compare the likeliest class with the sample's, bool `[batch]`; False in other tasks."""
         if find_task(self.y) is CLASSIFICATION:
             return outputs.argmax(1) == self.y
         return torch.zeros(

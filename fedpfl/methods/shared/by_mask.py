@@ -1,4 +1,4 @@
-"""Methods whose clients take some entries from their own model, chosen one by one."""
+"""Methods with personal entries, chosen one by one."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -19,7 +19,7 @@ class PersonalByMask(Method):
     """The name of the model, in the client's state, that they come from."""
 
     def start(self, received, client):
-        """Return the personal entries of the client's model among the others of the server's."""
+        """Return the personal entries of the client's model within those of the server's."""
         mask = client["mask"]
         received_part = tree.select(received, mask)
         mixture = tree.where(mask, client[self._key], received_part)

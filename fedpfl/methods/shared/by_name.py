@@ -1,4 +1,4 @@
-"""Methods whose clients keep some entries of the model, chosen by name, to themselves."""
+"""Methods with personal entries, chosen by name."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class PersonalByName(Method):
     def start(self, received, client):
         """Return the latest shared entries beside the client's personal ones."""
         model = {**received, **client[self._key]}
-        # FL-bench's cold start: until its first participation a client has what was averaged.
+        # FL-bench's cold start: until its first participation a client has the averaged entries.
         if self._averages_all:
             model = tree.where(client["participated"], model, received)
         return model

@@ -48,7 +48,7 @@ def mask_overlaps(masks: Tree) -> Tensor:
 
 
 def collaboration_mask(overlap: Tensor, played: int, beta: int) -> Tensor:
-    """Return whether client i averages over client j too, bool `[clients, clients]`.
+    """Return a bool `[clients, clients]`: client i averages over client j too.
 
     A client always averages over itself. The threshold is counted down from the maximum, O_max -
     (1 - t / beta) (O_max - O_avg): exactly O_max at t = beta and where all overlaps are equal.

@@ -1,4 +1,4 @@
-"""A generator of features, and the step of Adam by which a server trains it.
+"""A generator of features, and the server's step of Adam that trains it.
 
 Source: Zhu, Hong and Zhou, FedGen, arXiv:2105.10056.
 """
@@ -32,7 +32,7 @@ def init_generator(
         generator: draws the initial values.
 
     Returns:
-        learned: what is trained. moved: the statistics of batch normalisation.
+        learned: the trained entries. moved: the statistics of batch normalisation.
     """
     classes, features = head_weight.shape
     first_layer = init_linear(noise + classes, hidden, generator)
@@ -95,7 +95,7 @@ def _output_layer(learned: Tree, normalised: Tensor) -> Tensor:
 def draw_labels(shares: Tensor, random: Tensor) -> Tensor:
     """Return a label for each uniform number.
 
-    shares: how often labels are drawn, `[classes]`, of whatever sum.
+    shares: how often labels are drawn, `[classes]`, of any sum.
     """
     # The inverse of the cumulative distribution; rounding could lead past the last class.
     thresholds = shares.cumsum(0)

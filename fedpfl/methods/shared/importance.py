@@ -83,7 +83,7 @@ def personal_count(q: float, n: int) -> int:
 
 
 def mask_above_quantile(scores: Tree, q: float, norm: str = "none") -> Tree:
-    """Select the entries whose score lies strictly above the q-quantile of all (eqs. 7 and 8).
+    """Select the entries with a score strictly above the q-quantile of all (eqs. 7 and 8).
 
     An order statistic gives the mask of an interpolated quantile, exactly and for any number of
     entries.

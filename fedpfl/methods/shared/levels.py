@@ -23,7 +23,7 @@ def level_neuron_counts(
     tolerance: float,
     rounding: Rounding,
 ) -> Tensor:
-    """Return how many neurons of each group a level has, int64 `[groups]`.
+    """Count the neurons of each group in a level, int64 `[groups]`.
 
     The share of group l is clip(100 worth_l / gamma, 0.01, 1), with the smallest whole gamma that
     leaves `level` of all scalars within `tolerance`, or else with the gamma that comes nearest.
@@ -63,7 +63,7 @@ def level_neuron_counts(
 
 
 def group_worths(params: Tree, wiring: Wiring, apoz: tuple[float, ...]) -> list[float]:
-    """Return how much each group counts, 1 - APoZ_l log P_l / log max P.
+    """Weigh each group by 1 - APoZ_l log P_l / log max P.
 
     P_l is the number of scalars in the group's layers.
 
@@ -80,7 +80,7 @@ def group_worths(params: Tree, wiring: Wiring, apoz: tuple[float, ...]) -> list[
         raise FedpflError(
             f"method.apoz has {len(apoz)} numbers for {len(groups)} groups of neurons"
         )
-    # ---- P_l: the scalars whose outputs are the group's neurons.
+    # ---- P_l: the scalars with the group's neurons as outputs.
     scalars = dict.fromkeys(groups, 0)
     for name, leaf in params.items():
         output_axis = wiring.axes[name][0]

@@ -1,6 +1,6 @@
 """The contract of a federated method: hooks in the order of a round, with FedAvg's answers.
 
-Arguments come in one order: the server's side (`server`, or what is `received` of it), the client's
+Arguments come in one order: the server's side (`server`, or the part that is `received`), the client's
 (`client`, `clients`), the net, trees (`params`, `start`, `uploads`), data (`batch`, `shard`,
 `aux`), and then the rest.
 """
@@ -32,18 +32,18 @@ class Phase(NamedTuple):
             stand for a whole subtree) and of element-wise bool tensors. What does not move is
             exempt from momentum and weight decay too. A phase in which nothing of a client moves is
             left out, its losses and statistics included.
-        stream: phases of one stream continue each other, whatever lies between them: epochs count
+        stream: phases of one stream continue each other, across other phases between them: epochs count
             up, minibatch order being a pure function of (seed, round, client, stream, epoch), and
             the optimiser's moments go on. Another stream begins with initial moments.
         loss: takes the place of `Method.loss`. Either may answer `(loss, tree of [batch, ...])`:
-            what is beside the loss is kept for `after_gradient` and, over all steps, for
+            the tree is kept for `after_gradient` and, over all steps, for
             `Method.after_training`.
         step: `step(server, client, net, params, batch) -> params, loss` takes the place of an SGD
             step on a loss; gradients by `net.gradient`.
         after_gradient: `after_gradient(server, client, params, grads, batch, loss, aux) -> client`,
             before the step is made; aux is {} where the loss left nothing.
         batches: minibatches that a step takes; with more than one `step` is given a tuple of so
-            many, and what is left of an epoch is skipped.
+            many, and the rest of an epoch is skipped.
         sgd: values that take the place of those of `local`, such as `{"lr": 0.1, "momentum": 0.0}`.
     """
 
@@ -97,14 +97,14 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True)
 class Method(Checked):
-    """Answer what the engine asks in a round: hyperparameters are fields, questions are hooks.
+    """Answer the engine's questions in a round: hyperparameters are fields, questions are hooks.
 
     Hooks are pure functions of ONE client. Nothing is stored on self, no hook changes its
     arguments, and no control flow depends on tensor values, as the engine vectorises the hooks over
     clients. Some hooks say that they are called client by client on every backend; these may
     branch, optimise and solve. Hooks are annotated here, and nowhere else.
 
-    Trees: `server` is what the server knows; `client` is a client's state, wherever it is stored
+    Trees: `server` is the server state; `client` is a client's state, wherever it is stored
     (always a dict, of equal structure, shapes and dtypes from `init` on; entries that hooks lay
     over it beside those live for one round); `params` is what local training moves. The engine lays
     FACTS over a client's state: the bools `participated` (in an earlier round), `trained` (has made
@@ -175,7 +175,7 @@ class Method(Checked):
 
     @property
     def randoms(self) -> int:
-        """Return how many uniform numbers each sample is given, in `batch.random`."""
+        """Return the number of uniform numbers in `batch.random` for each sample."""
         return 0
 
     def __init_subclass__(cls) -> None:
@@ -199,7 +199,7 @@ class Method(Checked):
                 continue
             if not hasattr(Method, name):
                 if name in vars(cls).get("__annotations__", ()):
-                    continue  # a field whose default is a function
+                    continue  # a field with a function as default
                 raise FedpflError(
                     f"{cls.__name__}.{name} is no hook of a method{did_you_mean(name, hook_names())}; "
                     "what is not begins with _"
@@ -214,13 +214,13 @@ class Method(Checked):
     def init(self, params: Tree, parts: Parts) -> tuple[Tree, dict[str, Tree]]:
         """Return the server's and one client's state, from the common initial parameters.
 
-        Only here a method sees which entries are head, body or normalisation, and keeps what it
+        Only here a method sees which entries are head, body or normalisation, and keeps the part it
         needs as keys.
         """
         return params, {}
 
     def init_clients(self, clients: int, generator: Generator) -> dict[str, Tree]:
-        """Return how clients differ from the beginning, stacked `[clients, ...]`.
+        """Return initial entries that differ by client, stacked `[clients, ...]`.
 
         It is laid over the client state of `init`.
         """
@@ -238,7 +238,7 @@ class Method(Checked):
     def turns(
         self, played: int, cohort: list[int], clients: int, generator: Generator
     ) -> list[Turn]:
-        """Return who trains in the round after `played` rounds: one turn after another."""
+        """Plan the turns of the round after `played` rounds, one after another."""
         return [Turn(cohort)]
 
     def before_turn(
@@ -248,7 +248,7 @@ class Method(Checked):
         read_states: Callable[[Sequence[int]], dict[str, Tree]],
         generator: Generator | None,
     ) -> dict[str, Tree]:
-        """Return what the server finds out for a turn's clients, stacked `[cohort, ...]`.
+        """Return entries that the server computes for a turn's clients, stacked `[cohort, ...]`.
 
         It is laid over their states. The hook is also asked before all clients are evaluated,
         newcomers apart, and may branch on values. `statistics` are those that the clients begin
@@ -256,23 +256,23 @@ class Method(Checked):
         that they end with.
 
         Args:
-            server: what the server knows.
+            server: the server state.
             clients: the states of the turn's clients, stacked.
             read_states: gives the present states of any clients that take part, stacked, by their
                 numbers.
-            generator: the same for whatever cohort; to be drawn from for all clients. None before
+            generator: the same for any cohort; to be drawn from for all clients. None before
                 an evaluation.
         """
         return {}
 
     def sample(self, server: Tree, generator: Generator) -> dict[str, Tree]:
-        """Return what the server draws for one client and round, laid over its state."""
+        """Draw the server's random entries for one client and round, laid over its state."""
         return {}
 
     def before_training(
         self, server: Tree, client: dict[str, Tree], net: Bound, shard: Shard
     ) -> dict[str, Tree]:
-        """Return what the client finds out from its training data, laid over its state.
+        """Compute entries from the client's training data, laid over its state.
 
         It has one form for all clients; where the first axis differs from client to client mark it
         `tree.Ragged`. Called client by client. The net is in training mode (`net.still()` is not);
@@ -288,7 +288,7 @@ class Method(Checked):
         return client
 
     def download(self, server: Tree, client: dict[str, Tree]) -> Tree:
-        """Return what travels down.
+        """Return the download.
 
         It is `tree.Masked` or `tree.Agreed` where only some entries travel. What a client has
         without being sent it stands beside as `tree.Known`, which is not counted.
@@ -305,7 +305,7 @@ class Method(Checked):
     def phases(
         self, server: Tree, client: dict[str, Tree], params: Tree, epochs: int
     ) -> list[Phase]:
-        """Return which entries move when.
+        """Plan the phases of local training.
 
         The number of phases and their epochs are the same for all clients.
         """
@@ -314,7 +314,7 @@ class Method(Checked):
     def loss(
         self, server: Tree, client: dict[str, Tree], net: Bound, params: Tree, batch: Batch
     ) -> Any:
-        """Return what local training minimises on a batch.
+        """Return the loss that local training minimises on a batch.
 
         Of several models add the losses: their gradients do not mix. Or return `(loss, tree of
         [batch, ...])`, as `Phase.loss`.
@@ -330,15 +330,15 @@ class Method(Checked):
         shard: Shard,
         aux: Tree,
     ) -> dict[str, Tree]:
-        """Return what the client finds out with the trained `params`, laid over its state.
+        """Compute entries with the trained `params`, laid over the client's state.
 
-        Called client by client, the net in evaluation mode. aux: what the losses left beside them,
+        Called client by client, the net in evaluation mode. aux: the trees beside the losses,
         of all steps in turn; {} if there was nothing.
         """
         return {}
 
     def updated_buffers(self, server: Tree, client: dict[str, Tree]) -> dict[str, Tree]:
-        """Return which statistics moved, as trees of bools for roles where not all do.
+        """Return trees of bools for roles with statistics that do not all move.
 
         Only these are averaged over.
         """
@@ -347,10 +347,10 @@ class Method(Checked):
     def finish(
         self, server: Tree, client: dict[str, Tree], start: Tree, params: Tree
     ) -> tuple[Tree, dict[str, Tree]]:
-        """Return what goes up after training, and the client's new state.
+        """Return the upload after training, and the client's new state.
 
         Entries of the state that are not `init`'s are dropped. start: what training started from.
-        params: what it ended with.
+        params: the trained ones.
         """
         return params, client
 
@@ -366,7 +366,7 @@ class Method(Checked):
         """Return the new states of the server and of the turn's clients.
 
         Args:
-            server: what the server knows.
+            server: the server state.
             clients: the clients' states, stacked `[cohort, ...]`.
             net: in evaluation mode, with the server's statistics from before the turn.
             uploads: what came up, stacked `[cohort, ...]`.
@@ -388,16 +388,16 @@ class Method(Checked):
     def before_evaluation(
         self, server: Tree, client: dict[str, Tree], net: Bound, shard: Shard
     ) -> dict[str, Tree]:
-        """Return what the client finds out before `personal`, like `before_training`.
+        """Compute entries before `personal`, like `before_training`.
 
         It is part of the method, no fine-tuning.
         """
         return {}
 
     def personal(self, server: Tree, client: dict[str, Tree]) -> Tree:
-        """Return the model by which a client is evaluated between rounds.
+        """Return the model to evaluate a client with between rounds.
 
-        By default it is what the client would start from.
+        By default the client's start of training.
         """
         client = self.prepare(server, client)
         start = self._begin(server, client)  # nothing is counted as traffic here
@@ -425,14 +425,14 @@ class Method(Checked):
         return {}
 
     def masks(self, server: Tree, client: dict[str, Tree]) -> Tree:
-        """Return which entries are a client's own between rounds, a bool for each.
+        """Return a bool for each entry: it is personal between rounds.
 
         They are for masks.json; {} without masks. Called client by client, once a run has ended.
         """
         return {}
 
     def _begin(self, server: Tree, client: dict[str, Tree]) -> Tree:
-        """Return what `start` makes of what `download` sends."""
+        """Return `start` of the download."""
         received = tree.unmask_received(self.download(server, client))
         return self.start(received, client)
 
@@ -471,7 +471,7 @@ def _hook_argument_names() -> set[str]:
 def argument_order_fault(
     function: Callable[..., Any], like: Callable[..., Any] | Sequence[str]
 ) -> str:
-    """Say what to change in a function that takes the contract's arguments in another order.
+    """Describe the fix of a function that takes the contract's arguments in another order.
 
     Names that the contract does not have are free, and so are `*args`.
 
@@ -490,7 +490,7 @@ def argument_order_fault(
     if kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
         return ""
 
-    # ---- Others must have the contract's names at the contract's places.
+    # ---- Other functions must have the contract's names at the contract's places.
     is_misordered = any(
         name != expected_name and name in _hook_argument_names()
         for name, expected_name in zip(actual, expected, strict=False)

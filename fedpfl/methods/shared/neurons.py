@@ -1,7 +1,7 @@
 """Sub-models: which entries of a network lie between chosen neurons, as tensors for method states.
 
 A *plan* is made once from a network's wiring. Neurons of all hidden groups are numbered through;
-one more number, the last, stands for what is always active (input channels, classes). `active` is a
+one more number, the last, stands for everything always active (input channels, classes). `active` is a
 bool vector `[neurons + 1]`.
 """
 
@@ -33,7 +33,7 @@ def build_plan(params: Tree, parts: Parts) -> Tree:
         buffers: of each buffer, neuron numbers along axis 0.
 
     Raises:
-        FedpflError: for networks whose wiring is not known, or that have no hidden neurons.
+        FedpflError: for networks of unknown wiring, or that have no hidden neurons.
     """
     wiring = _require_wiring(parts)
     device = tree.leaves(params)[0].device
@@ -97,7 +97,7 @@ def _require_wiring(parts: Parts) -> Wiring:
 
 
 def neuron_counts(plan: Tree, share: Tensor, rounding: Rounding = "floor") -> Tensor:
-    """Return how many neurons of each neuron's group a sub-model has, `[neurons]`.
+    """Count, for each neuron, the neurons of its group in a sub-model, `[neurons]`.
 
     share: the share of each group, 0-dimensional float64.
     """
@@ -154,12 +154,12 @@ def top_neurons(plan: Tree, share: Tensor, score: Tensor, rounding: Rounding = "
 
 
 def entry_masks(plan: Tree, active: Tensor, params: Tree) -> Tree:
-    """Return which entries of `params` lie between active neurons, as bools of its form."""
+    """Select the entries of `params` between active neurons, as bools of its form."""
 
     def mask_entries(name: str, leaf: Tensor) -> Tensor:
         mask = active[plan["rows"][name]]
         if leaf.dim() > 1:
-            # A weight lies between two neurons, both of which must be active.
+            # A weight lies between two neurons; both must be active.
             mask = mask.unsqueeze(1) & active[plan["columns"][name]]
         trailing_axes = [1] * (leaf.dim() - mask.dim())  # a convolution's kernel
         return mask.view(mask.shape + tuple(trailing_axes)).expand(leaf.shape)
@@ -168,7 +168,7 @@ def entry_masks(plan: Tree, active: Tensor, params: Tree) -> Tree:
 
 
 def statistics_masks(plan: Tree, active: Tensor) -> Tree:
-    """Return which BatchNorm statistics belong to active neurons (counters: always)."""
+    """Select the BatchNorm statistics of active neurons (counters: always)."""
     return {name: active[numbers] for name, numbers in plan["buffers"].items()}
 
 
@@ -191,6 +191,6 @@ def sum_incoming(plan: Tree, values: Tree) -> Tensor:
 
 
 def append_always_active(is_active: Tensor) -> Tensor:
-    """Append the entry for what is always active to bools `[neurons]`."""
+    """Append the entry that is always active to bools `[neurons]`."""
     always = torch.ones_like(is_active[:1])
     return torch.cat([is_active, always])

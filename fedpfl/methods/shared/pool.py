@@ -1,4 +1,4 @@
-"""Clients with models of their own, which the server offers to others."""
+"""Private models, which the server offers to other clients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedpfl.models import Bound
 class ModelPool(Method):
     """Keep a model and its BatchNorm statistics on each client; nothing is averaged.
 
-    The server notes whose models there are, in `pool` `[clients]`, and the rounds that it has
+    The server notes the clients with models, in `pool` `[clients]`, and the rounds that it has
     played. A method's field `pool` says whether these are models of the last round alone.
     """
 
@@ -29,7 +29,7 @@ class ModelPool(Method):
         return {"main": "local"}
 
     def init(self, params, parts):
-        """Begin with nobody's model at the server."""
+        """Begin without models at the server."""
         device = tree.leaves(params)[0].device
         server = {
             "pool": torch.zeros(parts.clients, dtype=torch.bool, device=device),
@@ -38,7 +38,7 @@ class ModelPool(Method):
         return server, {"model": params}
 
     def aggregate(self, server, clients, net, uploads, weight, generator):
-        """Note whose models there are: all so far, or those of this round."""
+        """Note the clients with models: all so far, or those of this round."""
         if self.pool == "all":
             pool = server["pool"].clone()
         else:
@@ -79,10 +79,10 @@ def choose_candidates(
     rate: float,
     generator: torch.Generator,
 ) -> list[int]:
-    """Return up to `count` clients whose models a client is offered, by FedFomo's rule.
+    """Choose up to `count` models to offer to a client, by FedFomo's rule.
 
     Args:
-        pool: whose models there are, `[clients]`.
+        pool: the clients with models, `[clients]`.
         affinity: how much the client gained from each, `[clients]`.
         number: of the client itself, which is not among them.
         count: the most clients.
@@ -101,7 +101,7 @@ def choose_candidates(
             eligible = available
         else:
             eligible = available & (affinity == affinity[available].max())
-        # ---- By lot among those eligible; lots of others are below all of theirs.
+        # ---- By lot among those eligible; all other lots are lower.
         candidate = int(torch.where(eligible, lots, -1.0).argmax())
         candidates.append(candidate)
         available[candidate] = False

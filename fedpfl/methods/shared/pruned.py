@@ -26,7 +26,7 @@ class PrunedSubmodel(Submodel, ABC):
     ranking_epochs, ranking_lr: plain SGD on a copy of the received model, which is then thrown
         away; this copy ranks the neurons (in PruneFL the gradients on the way do). 0 epochs: the
         received model itself does.
-    first: what a client ranks and begins with: the `initial` model, as in that comparison, or the
+    first: the model that a client ranks and begins with: `initial`, as in that comparison, or the
         `current` global one.
     """
 
@@ -36,7 +36,7 @@ class PrunedSubmodel(Submodel, ABC):
 
     @abstractmethod
     def _scores(self, model: Tree, gradients: Tree) -> Tree:
-        """Return how much each entry counts.
+        """Weigh each entry.
 
         Args:
             model: the copy trained for ranking.
@@ -69,7 +69,7 @@ class PrunedSubmodel(Submodel, ABC):
                 )
                 total = tree.map(torch.add, total, grads)
 
-        # ---- Keep the neurons whose incoming weights count most.
+        # ---- Keep the neurons with the largest incoming weights.
         score = neurons.sum_incoming(
             server["plan"],
             self._scores(copy, total),

@@ -12,7 +12,7 @@ MIN_SCALE = 1e-4  # of those tried for z
 MAX_SCALE = 1.0
 SCALE_COUNT = 1000
 MIN_DISTANCE = 1e-4  # distances below this count as this
-PAIRS_AT_ONCE = 2**21  # distances worked out at once, which bounds the memory
+PAIRS_AT_ONCE = 2**21  # distances computed together, which bounds the memory
 
 
 def params_at(params: Tree, alpha: Tensor) -> Tree:
@@ -86,7 +86,7 @@ def project_to_simplex(points: Tensor, total: Tensor | float = 1.0) -> Tensor:
     # A common shift does not change the projection, but for its rounding.
     points = points - points.amax(-1, keepdim=True)
     descending = points.sort(-1, descending=True).values
-    # The k largest coordinates stay positive, the others become 0; all shift by one threshold.
+    # The k largest coordinates stay positive, the rest become 0; all shift by one threshold.
     excess = descending.cumsum(-1) - total
     ranks = torch.arange(1, points.shape[-1] + 1, device=points.device)
     support = (descending - excess / ranks > 0).sum(-1, keepdim=True)

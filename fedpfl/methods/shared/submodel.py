@@ -26,11 +26,11 @@ FIVE_WIDTHS = (0.2, 0.4, 0.6, 0.8, 1.0)  # of FedSPU's capability clusters
 class PartialModel(Method, ABC):
     """A client trains the part of the global model that lies between its active neurons.
 
-    A sub-model is kept at full size: what is not active is zero or frozen, and never moves. A
-    neuron whose weights, bias and normalisation are all zero gives zero, so this computes what the
-    small dense network would, except under GroupNorm or LayerNorm, whose statistics run over
+    A sub-model is kept at full size: inactive entries are zero or frozen, and never move. A
+    neuron with zero weights, bias and normalisation gives zero, so this computes the same as the
+    small dense network, except under GroupNorm or LayerNorm: their statistics run over
     neurons; where it does, the engine may train the small one. The server averages each entry over
-    the clients that trained it; what nobody trained keeps its value. BatchNorm statistics stay with
+    the clients that trained it; entries without training keep their value. BatchNorm statistics stay with
     the clients, and only those of active neurons move.
     """
 
@@ -163,7 +163,7 @@ class RandomSubmodel(Submodel, ABC):
         return received["model"]
 
     def personal(self, server, client):
-        """Return what the client trained last; before that, the whole initial model."""
+        """Return the client's last trained model; before that, the whole initial one."""
         return client["model"]
 
 

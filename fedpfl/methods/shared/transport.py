@@ -21,9 +21,9 @@ MatchingMode = Literal["one", "balanced"]
 
 
 def writing_weights(params: Tree, parts: Parts) -> Tensor:
-    """Return each group's weight, by which its neurons are compared, as positions in `params`.
+    """Return the weight that compares each group's neurons, as positions in `params`.
 
-    It is the first weight whose output they are.
+    It is the first weight with the neurons as output.
     """
     device = tree.leaves(params)[0].device
     names = list(params)
@@ -118,9 +118,9 @@ def _neuron_features(
     """Return the weights and bias of each neuron as a row, of both networks.
 
     Args:
-        source: the network whose neurons move.
+        source: the network with the moving neurons.
         target: the other one.
-        name: the weight whose output the neurons are.
+        name: the weight with the neurons as output.
         axis: the axis along which they lie.
         input_move: the move along the other axis; None: its neurons are always active.
     """
@@ -140,7 +140,7 @@ def _neuron_features(
 
 
 def move_neurons(leaf: Tensor, axis: int, move: Tensor) -> Tensor:
-    """Move the neurons along an axis, each of which is a block of entries."""
+    """Move the neurons along an axis; each is a block of entries."""
     blocks = leaf.unflatten(axis, (len(move), -1))
     share, origin = move.max(0)
     is_whole = share == 1
@@ -155,7 +155,7 @@ def move_neurons(leaf: Tensor, axis: int, move: Tensor) -> Tensor:
 
 
 def reached_entries(move: Tensor, size: int) -> Tensor:
-    """Return which of `size` entries along an axis belong to covered target neurons."""
+    """Select the entries, of `size` along an axis, of covered target neurons."""
     is_covered = move.sum(0) > 0
     return is_covered.repeat_interleave(size // move.shape[1])
 
@@ -163,7 +163,7 @@ def reached_entries(move: Tensor, size: int) -> Tensor:
 def match_neurons(cost: Tensor, mode: MatchingMode) -> Tensor:
     """Return the move of least cost `[source, target]`.
 
-    one: each neuron of the smaller side has one partner, the others of the larger side have none.
+    one: each neuron of the smaller side has one partner, the rest of the larger side none.
     balanced: all source neurons give as much, all target neurons get as much; then columns are
         divided by their sums.
     """
