@@ -1,10 +1,8 @@
-"""Optuna's part of a search: its database, and its distributions."""
+"""Open Optuna's database and translate Hydra's sweeps into its distributions."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,14 +27,19 @@ def import_optuna() -> Any:
 
 
 def open_storage(folder: Path) -> Any:
-    """Return the trials stored below a folder. Raises FedpflError where the file is damaged."""
+    """Return the trials stored below a folder. Raises FedpflError if the file is damaged."""
+    folder.mkdir(parents=True, exist_ok=True)
+    timeout_seconds = 120  # for jobs side by side
     with explain_database_errors(folder):
-        return _create_storage(folder)
+        return import_optuna().storages.RDBStorage(
+            f"sqlite:///{(folder / DATABASE).resolve()}",
+            engine_kwargs={"connect_args": {"timeout": timeout_seconds}},
+        )
 
 
 @contextlib.contextmanager
 def explain_database_errors(folder: Path) -> Iterator[None]:
-    """Raise FedpflError for whatever SQLite, SQLAlchemy and Optuna say of a damaged file."""
+    """Raise FedpflError for errors of a damaged database."""
     try:
         yield
     except FedpflError:
@@ -49,35 +52,14 @@ def explain_database_errors(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _create_storage(folder: Path) -> Any:
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / DATABASE
-    if not path.exists():
-        # Two searches may begin at once: the file is made under another name, and linked whole.
-        with tempfile.TemporaryDirectory(dir=folder) as temporary_folder:
-            new_path = Path(temporary_folder) / path.name
-            _connect(new_path).engine.dispose()
-            with contextlib.suppress(FileExistsError):
-                os.link(new_path, path)
-    return _connect(path)
-
-
-def _connect(path: Path) -> Any:
-    timeout_seconds = 120  # for jobs side by side
-    return import_optuna().storages.RDBStorage(
-        f"sqlite:///{path.resolve()}",
-        engine_kwargs={"connect_args": {"timeout": timeout_seconds}},
-    )
-
-
 def parse_distribution(override: Override) -> Any:
-    """Return what Optuna draws from for a sweep in Hydra's words.
+    """Return Optuna's distribution for a sweep in Hydra's words.
 
     `a,b` and `choice(a, b)` are a choice, `range(1, 9, 2)` whole numbers, `interval(0.1, 1)` any,
     and `tag(log, interval(...))` uniform in the logarithm.
 
     Raises:
-        FedpflError: for what is none of these.
+        FedpflError: for another sweep.
     """
     # ---- choice(a, b)
     distributions = import_optuna().distributions
@@ -88,27 +70,16 @@ def parse_distribution(override: Override) -> Any:
 
     # ---- range(start, stop, step)
     if isinstance(sweep, RangeSweep):
-        is_whole = all(
-            number is not None and float(number).is_integer()
-            for number in (sweep.start, sweep.stop, sweep.step)
-        )
-        if not is_whole:
+        numbers = [number for number in (sweep.start, sweep.stop, sweep.step) if number is not None]
+        if len(numbers) < 3 or not all(float(number).is_integer() for number in numbers):
             raise FedpflError(
                 f"{override.input_line}: ranges are of whole numbers; use interval(...) or "
                 "choice(...)"
             )
-        start = sweep.start
-        stop = sweep.stop
-        step = sweep.step
-        assert start is not None
-        assert stop is not None
-        # Optuna's upper end is a value of its own; Hydra's is not.
+        start, stop, step = map(int, numbers)
+        # Optuna's upper end is a value; Hydra's is not.
         largest = start + (stop - 1 - start) // step * step
-        return distributions.IntDistribution(
-            int(start),
-            int(largest),
-            step=int(step),
-        )
+        return distributions.IntDistribution(start, largest, step=step)
 
     # ---- interval(start, end)
     if isinstance(sweep, IntervalSweep) and sweep.start is not None and sweep.end is not None:

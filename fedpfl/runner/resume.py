@@ -328,22 +328,17 @@ def load_shorter_run(run: Run) -> dict[str, Any] | None:
     summary, checkpoint = run_files.read_finished_run(path)
     rounds_done = checkpoint["round"]
 
-    # ---- What goes by the number of rounds would have been another run
-    if run.local.decay == "cosine":
-        raise FedpflError(
-            "extend is not for local.decay=cosine, whose learning rates depend on rounds; "
-            "run it anew"
-        )
-    if run.privacy and run.privacy.epsilon is not None:
-        raise FedpflError(
-            "extend is not for privacy.epsilon, which sets the noise by the number of rounds; "
-            "run it anew"
-        )
-    if _depends_on_rounds(run, rounds_done):
-        raise FedpflError(
-            f"extend is not for method={run.config['method']['name']}, which goes by the number "
-            "of rounds; run it anew"
-        )
+    # ---- Settings that depend on the number of rounds would have made another run
+    obstacles = {
+        "local.decay=cosine, whose learning rates depend": run.local.decay == "cosine",
+        "privacy.epsilon, whose noise depends": run.privacy and run.privacy.epsilon is not None,
+        f"method={run.config['method']['name']}, which depends": _depends_on_rounds(
+            run, rounds_done
+        ),
+    }
+    for setting, is_obstacle in obstacles.items():
+        if is_obstacle:
+            raise FedpflError(f"extend is not for {setting} on the number of rounds; run it anew")
 
     # ---- The same settings, seed and data
     shorter_config = {**run.config, "rounds": rounds_done}

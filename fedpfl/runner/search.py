@@ -38,13 +38,13 @@ class SearchResult:
     """Hold a search's outcome.
 
     Attributes:
-        overrides: the words that were chosen.
+        overrides: the chosen words.
         value: their validation score, such as the accuracy in percent.
-        trials: number of trials by what became of them.
-        rounds: played by all of them.
+        trials: number of trials by outcome.
+        rounds: rounds of all trials together.
         study: Optuna's, for figures.
-        space: its distributions by key.
-        task: whose score it searched by.
+        space: distributions by key.
+        task: of the score.
     """
 
     overrides: tuple[str, ...]
@@ -57,20 +57,20 @@ class SearchResult:
 
 
 search_results: list[SearchResult] = []
-"""What the searches of this process found, in order."""
+"""Results of the searches of this process, in order."""
 
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """Say how a search proposes.
+    """Hold the settings of a search.
 
     Attributes:
-        trials: how many proposals there are.
-        batch: how many are made before the study is told what became of them.
-        startup: proposals at random, before which nothing is given up either.
-        warmup: rounds before which nothing is given up.
+        trials: number of proposals.
+        batch: proposals that are made before the study learns their results.
+        startup: random proposals, during which no trial is pruned.
+        warmup: rounds before which no trial is pruned.
         seed: of the proposals.
-        task: whose score is searched by.
+        task: of the score.
     """
 
     trials: int
@@ -82,14 +82,14 @@ class SearchSettings:
 
 
 class Search:
-    """One study: proposals in batches, whose jobs somebody else runs.
+    """Propose trials of one study in batches.
 
     Args:
         folder: where the trials are stored.
         name: of the study, the same for the same search.
         space: distributions by key.
-        configured_values: what the configuration has, tried first where the space holds it.
-        settings: how it proposes.
+        configured_values: values of the configuration, tried first if the space has them.
+        settings: of the search.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Search:
 
     @property
     def task(self) -> Task:
-        """Return the task whose score is searched by."""
+        """Return the task of the score."""
         return self._settings.task
 
     def _open_study(self) -> Any:
@@ -147,47 +147,43 @@ class Search:
         """Run the trials that are missing, and return the best.
 
         Args:
-            run_jobs: of numbers and words of jobs, returns what became of them, in order.
+            run_jobs: runs jobs, given by numbers and words; returns their results in order.
             tell: called with a line about each trial that has ended.
         """
         start_time = time.monotonic()
         told_count = 0
-        while True:
-            batch = self._next_batch()
-            if not batch:
-                return self._find_best()
-
+        while batch := self._next_batch():
             # ---- Step 1: run the jobs of the batch; equal proposals are one run.
-            jobs = [(trial.number, self.to_overrides(trial.params)) for trial in batch]
-            distinct_jobs: dict[tuple[str, ...], tuple[int, list[str]]] = {}
-            for number, trial_words in jobs:
-                distinct_jobs.setdefault(tuple(trial_words), (number, trial_words))
-            ordered_jobs = sorted(distinct_jobs.values())
-            job_results = run_jobs(ordered_jobs)
+            words = [tuple(self.to_overrides(trial.params)) for trial in batch]
+            numbers: dict[tuple[str, ...], int] = {}
+            for trial, trial_words in zip(batch, words, strict=True):
+                numbers.setdefault(trial_words, trial.number)
+            jobs = sorted((number, list(trial_words)) for trial_words, number in numbers.items())
             results = {
                 tuple(trial_words): result
-                for (_, trial_words), result in zip(ordered_jobs, job_results, strict=True)
+                for (_, trial_words), result in zip(jobs, run_jobs(jobs), strict=True)
             }
 
-            # ---- Step 2: tell the study, and whoever watches, what became of them.
-            seconds = time.monotonic() - start_time
+            # ---- Step 2: store and report the results.
             told_count += len(batch)
-            for trial, (_, trial_words) in zip(batch, jobs, strict=True):
-                result = results[tuple(trial_words)]
+            seconds = (time.monotonic() - start_time) / told_count
+            for trial, trial_words in zip(batch, words, strict=True):
+                result = results[trial_words]
                 self._store_result(trial, result)
-                ended_count = self._count_ended()
                 outcome: str = result.lost
                 if result.value is not None:
-                    outcome = f"validation {self._settings.task.describe_score(result.value)}"
+                    outcome = f"validation {self.task.describe_score(result.value)}"
+                ended_count = len(self._ended_trials())
                 eta = ""
-                trials_left = self._settings.trials - ended_count
-                if trials_left > 0:
-                    eta = f", ETA {format_duration(trials_left * seconds / told_count)}"
+                if ended_count < self._settings.trials:
+                    trials_left = self._settings.trials - ended_count
+                    eta = f", ETA {format_duration(trials_left * seconds)}"
                 progress_text = f"{ended_count}/{self._settings.trials}{eta}"
                 tell(f"trial {progress_text}  {' '.join(trial_words)}: {outcome}")
+        return self._find_best()
 
     def _store_result(self, trial: Any, result: TrialResult) -> None:
-        """Tell the study what became of a trial."""
+        """Store the result of a trial in the study."""
         optuna = import_optuna()
         stored = optuna.trial.Trial(self.study, trial._trial_id)
         stored.set_user_attr("rounds", result.rounds)
@@ -205,15 +201,13 @@ class Search:
         else:
             self.study.tell(trial.number, result.value)
 
-    def _count_ended(self) -> int:
-        """Return how many trials have ended, without those that were left half drawn."""
-        failed = import_optuna().trial.TrialState.FAIL
-        return sum(
-            trial.state.is_finished() and trial.state != failed for trial in self.study.trials
-        )
+    def _ended_trials(self) -> list[Any]:
+        """Return the trials that have ended, without those that were killed half drawn."""
+        states = import_optuna().trial.TrialState
+        return self.study.get_trials(states=(states.COMPLETE, states.PRUNED))
 
     def _next_batch(self) -> list[Any]:
-        """Return the next batch's trials: those that a killed process left first."""
+        """Return the next batch of trials, first those that a killed process left."""
         states = import_optuna().trial.TrialState
         for trial in self.study.trials:
             if trial.state == states.RUNNING and trial.params.keys() != self._space.keys():
@@ -235,7 +229,7 @@ class Search:
         return batch
 
     def _make_sampler(self, position: int) -> Any:
-        """Return a sampler whose random numbers are a function of the seed and the proposal."""
+        """Return a sampler seeded by the search's seed and the proposal's number."""
         key = f"{self._settings.seed} {position}"
         digest = hashlib.blake2b(key.encode(), digest_size=4).digest()
         return import_optuna().samplers.TPESampler(
@@ -256,21 +250,14 @@ class Search:
         return trial_words
 
     def _find_best(self) -> SearchResult:
-        """Return the first of the best trials. Raises FedpflError where none came to its end."""
-        # ---- Step 1: the trials of this search that have ended.
-        states = import_optuna().trial.TrialState
-        ended_trials = [
-            trial for trial in self.study.trials if trial.state in (states.COMPLETE, states.PRUNED)
-        ]
+        """Return the first of the best trials. Raises FedpflError if none finished."""
         # An earlier search may have been longer.
-        trials = ended_trials[: self._settings.trials]
-        complete_trials = [trial for trial in trials if trial.state == states.COMPLETE]
+        trials = self._ended_trials()[: self._settings.trials]
+        complete = import_optuna().trial.TrialState.COMPLETE
+        complete_trials = [trial for trial in trials if trial.state == complete]
         if not complete_trials:
-            raise FedpflError(
-                f"none of {len(trials)} trials came to its end; look at their run.log"
-            )
+            raise FedpflError(f"none of {len(trials)} trials finished; look at their run.log")
 
-        # ---- Step 2: the best of those that came to their end.
         sign = 1 if self._settings.task.is_higher_better else -1
         best = max(complete_trials, key=lambda trial: (sign * trial.value, -trial.number))
         # Equal proposals are one run.
@@ -291,24 +278,20 @@ class Search:
 
 def _match_value(distribution: Any, value: Any) -> Any:
     """Return the value as the distribution holds it, None if it does not."""
-    number = _to_number(value)
-    for choice in getattr(distribution, "choices", ()):
-        is_same_number = number is not None and number == _to_number(choice)
-        if str(value) == choice or is_same_number:
-            return choice
-    low = getattr(distribution, "low", None)
-    high = getattr(distribution, "high", None)
+    choices = getattr(distribution, "choices", None)
+    if choices:
+        texts = {str(value), _number_text(value)}
+        return next((choice for choice in choices if {choice, _number_text(choice)} & texts), None)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if low is None or high is None or not is_number or not low <= value <= high:
+    if not is_number or not distribution.low <= value <= distribution.high:
         return None
-    step = getattr(distribution, "step", None)
-    if step and (value - low) % step:
-        return None
-    return value
+    step = distribution.step
+    return None if step and (value - distribution.low) % step else value
 
 
-def _to_number(value: Any) -> float | None:
+def _number_text(value: Any) -> str:
+    """Return one text for equal numbers, such as 0.10 and 0.1; of others the text itself."""
     try:
-        return float(value)
+        return str(float(value))
     except (TypeError, ValueError):
-        return None
+        return str(value)

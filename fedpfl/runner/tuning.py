@@ -6,7 +6,7 @@ import shlex
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import pandas as pd
 from omegaconf import DictConfig
@@ -77,13 +77,11 @@ class TunedMethod(NamedTuple):
     final_runs: list[Path]
 
 
-class RunCommand(Protocol):
-    """Run a command line of fedpfl.train."""
+RunCommand = Callable[..., None]
+"""Run a command line of fedpfl.train, given options, words and `accepted_status` beside 0.
 
-    def __call__(
-        self, options: Sequence[str], run_words: Sequence[str], accepted_status: int = 0
-    ) -> None:
-        """Return only where the exit status is 0 or `accepted_status`."""
+It returns only with one of these exit statuses.
+"""
 
 
 def tune_methods(request: TuningRequest, run_command: RunCommand) -> Table:
@@ -141,17 +139,16 @@ def _make_notes(request: TuningRequest, records: Sequence[dict[str, Any]], task:
         f"{task.score_word} is given up."
     ]
     for record in records:
+        method = record["method"]
         lost_count = request.seeds - record["seeds"]
         if lost_count:
             notes.append(
-                f"{record['method']}: {lost_count} of the final runs diverged, so its test cells "
-                "stay empty."
+                f"{method}: {lost_count} of the final runs diverged, so its test cells stay empty."
             )
-    for record in records:
         if record["at_end"]:
             notes.append(
-                f"{record['method']}: {record['at_end']}: at the end of what was searched; better "
-                "values may lie beyond."
+                f"{method}: {record['at_end']}: at the end of what was searched; better values may "
+                "lie beyond."
             )
     return notes
 

@@ -195,7 +195,7 @@ def test_a_search_is_drawn_and_later_figures_keep_their_style(whole, tmp_path):
 
 
 def test_where_none_comes_to_its_end_it_says_so(tmp_path):
-    with pytest.raises(FedpflError, match="none of 2 trials came to its end"):
+    with pytest.raises(FedpflError, match="none of 2 trials finished"):
         search(tmp_path, count=2).run(playing(lambda number: None), str)
 
 
