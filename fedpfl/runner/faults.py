@@ -1,8 +1,7 @@
-"""How a run goes wrong: kinds of errors, their exit statuses, and what a user can do about them."""
+"""Kinds of errors of a run, their exit statuses, and advice for users."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,18 +19,8 @@ MEMORY_SIGNS = (
     "out of memory",
     "Storage size calculation overflowed",
 )
-"""What PyTorch says where memory runs out, by several kinds of errors."""
+"""Parts of PyTorch's messages when memory runs out."""
 THREAD_SIGN = "can't start new thread"
-MEMORY_ADVICE = {
-    "fedpfl/data/": ("the data set", "take a smaller one, or fewer samples of it"),
-    "fedpfl/models/": ("the network", "make the model smaller"),
-    "fedpfl/engine/store.py": ("the clients' states", "set state.device=disk"),
-    "fedpfl/engine/": (
-        "a cohort in training",
-        "make the model, its cohort or local.batch_size smaller",
-    ),
-}
-"""What is too large where memory is asked for in these files, and what to do."""
 
 
 class Diverged(FedpflError):
@@ -39,15 +28,15 @@ class Diverged(FedpflError):
 
 
 class TrialPruned(FedpflError):
-    """A search for hyperparameters has no more use for the run."""
+    """A search for hyperparameters has pruned the run."""
 
 
 EXIT_STATUS: dict[type[Exception], int] = {MethodError: 1, Diverged: 3}
-"""The exit status by the kind of error; 2 for the others."""
+"""Exit status by kind of error; 2 for all other kinds."""
 
 
 def find_exit_status(error: Exception) -> int:
-    """Return the exit status of a command that an error has ended."""
+    """Return the exit status of a command after an error."""
     statuses = (status for kind, status in EXIT_STATUS.items() if isinstance(error, kind))
     return next(statuses, 2)
 
@@ -78,7 +67,7 @@ def user_errors(cfg: DictConfig, path: Path, keep_traceback: bool = False) -> It
 
 
 def _explain_shortage(error: BaseException, cfg: DictConfig) -> FedpflError | None:
-    """Say what was too large for memory, or that threads ran out; None otherwise."""
+    """Explain that memory or threads ran out; None for another error."""
     text = error_text(error)
     if THREAD_SIGN in text:
         return FedpflError(
@@ -88,25 +77,16 @@ def _explain_shortage(error: BaseException, cfg: DictConfig) -> FedpflError | No
     if not isinstance(error, MemoryError) and not any(sign in text for sign in MEMORY_SIGNS):
         return None
     text = text.rpartition("DefaultCPUAllocator: ")[2]
-    part, advice = _find_memory_advice(error)
     hook, _ = _find_failed_hook(error, cfg)
-    if hook:
-        part = f"what {hook} makes"
-    return FedpflError(f"not enough memory for {part} ({text}); {advice}")
-
-
-def _find_memory_advice(error: BaseException) -> tuple[str, str]:
-    """Return what was too large, by our innermost file, and what to do."""
-    # From the innermost frame on: the first that is ours asked for the memory.
-    for file, _, _ in reversed(ranks.error_frames(error)):
-        for folder, advice in MEMORY_ADVICE.items():
-            if folder in file.replace(os.sep, "/"):
-                return advice
-    return MEMORY_ADVICE["fedpfl/engine/"]
+    part = f" for the result of {hook}" if hook else ""
+    return FedpflError(
+        f"not enough memory{part} ({text}); make the model, the data set, the cohort or "
+        "local.batch_size smaller, or set state.device=disk"
+    )
 
 
 def _find_failed_hook(error: BaseException, cfg: DictConfig) -> tuple[str, str]:
-    """Return the hook that raised and its line; "" if it was not the method."""
+    """Return the hook that raised and its line; "" if no hook did."""
     method_name = OmegaConf.select(cfg, "method.name")
     if method_name not in METHODS:
         return "", ""
@@ -116,7 +96,7 @@ def _find_failed_hook(error: BaseException, cfg: DictConfig) -> tuple[str, str]:
 def _explain_method_error(
     error: BaseException, cfg: DictConfig, log: Path, started: float
 ) -> FedpflError | None:
-    """Say what the method's own code did; None for a bug of the program.
+    """Explain an error of the method's own code; None for a bug of the program.
 
     Args:
         error: what was raised.

@@ -68,7 +68,7 @@ def test_a_run_in_a_hurry_has_a_name_of_ones_choice(tmp_path):
 REFUSED = f"""
 extend=absent => absent holds no finished run; give the directory of one
 extend=r3 local.lr=0.1 => {OTHER}, seed 42 and fewer rounds than 6
-extend=r3 method=fedphp => not for method=fedphp, which goes by the number of rounds
+extend=r3 method=fedphp => not for method=fedphp, which depends on the number of rounds
 extend=other => on other data
 """
 
