@@ -157,7 +157,10 @@ def test_what_the_machine_lacks_is_one_line(tmp_path: Path) -> None:
     memory = mock.patch.dict(METHODS, fedavg=Greedy)
     threads = mock.patch("threading.Thread.start", refuse)
     for patch, says in (
-        (memory, "not enough memory for the result of Greedy.start (MemoryError); make the model, "),
+        (
+            memory,
+            "not enough memory for the result of Greedy.start (MemoryError); make the model, ",
+        ),
         (threads, "the system lets this process start no more threads; set engine.wo"),
     ):
         with patch:
