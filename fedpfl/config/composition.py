@@ -29,25 +29,6 @@ class CachingLoader(ConfigLoaderImpl):
     def __init__(self, loader: ConfigLoader):
         super().__init__(loader.get_search_path())
         self._composed: dict[tuple[Any, ...], DictConfig] = {}
-        self._jobs_ahead: dict[tuple[str, ...], DictConfig] = {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what a worker is sent, which composes its jobs itself."""
-        return {**self.__dict__, "_jobs_ahead": {}}
-
-    def load_sweep_config(
-        self, master_config: DictConfig, sweep_overrides: list[str]
-    ) -> DictConfig:
-        """Return the configuration of a job. Raises what Hydra does."""
-        # A sweep composes each job to check it, and its launcher again to run it.
-        key = (os.getcwd(), *sweep_overrides)
-        config = self._jobs_ahead.pop(key, None)
-        if config is None:
-            config = super().load_sweep_config(master_config, sweep_overrides)
-            # A copy: Hydra closes the configuration of a job that it runs, and an equal job needs
-            # one of its own.
-            self._jobs_ahead[key] = copy.deepcopy(config)
-        return config
 
     def load_configuration(
         self,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+import json
+from collections.abc import Callable, Collection, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -77,32 +78,26 @@ def _find_default_factories(value: Any) -> dict[str, Callable[[], Any]]:
 
 
 def _is_representable(default: Any, annotation: Any) -> bool:
-    """Tell whether a configuration can hold a default, and gives it back."""
+    """Return whether a configuration can hold a default, and gives it back."""
     try:
         config_value = _to_config_value(default)
-    except TypeError:
-        return False
-    if not isinstance(default, Enum | Path):
-        return True
-    # A configuration holds the text; the annotation has to say what it stands for.
-    try:
-        return type(cast_value(config_value, annotation, "")) is type(default)
-    except ValueError:
+        # A configuration holds the text of these; the annotation has to turn it back.
+        is_text = isinstance(default, Enum | Path)
+        return not is_text or type(cast_value(config_value, annotation, "")) is type(default)
+    except (TypeError, ValueError):
         return False
 
 
 def _to_config_value(default: Any) -> Any:
-    """Return a default as a configuration holds it; raise TypeError where none can."""
-    if isinstance(default, Enum):
-        return default.name
-    if isinstance(default, Path):
-        return str(default)
-    if isinstance(default, np.generic):
-        return _to_config_value(default.item())  # OmegaConf knows Python's numbers alone
-    if isinstance(default, list | tuple):
-        return [_to_config_value(item) for item in default]
-    if isinstance(default, Mapping):
-        return {key: _to_config_value(item) for key, item in default.items()}
-    if default is None or isinstance(default, bool | int | float | str):
-        return default
-    raise TypeError(f"no configuration holds {default!r}")
+    """Return a default as a configuration holds it; raise TypeError if none can."""
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, Enum):
+            return value.name
+        if isinstance(value, np.generic):
+            return value.item()
+        if isinstance(value, Path):
+            return str(value)
+        raise TypeError(f"no configuration holds {value!r}")
+
+    return json.loads(json.dumps(default, default=convert))

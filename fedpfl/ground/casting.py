@@ -65,7 +65,7 @@ class Checked:
 def schema_annotations(schema: Any) -> dict[str, Any]:
     """Return the annotations of a dataclass's fields or of a callable's arguments.
 
-    One that cannot be evaluated, as of a class that is imported for type checkers alone, is Any.
+    One that cannot be evaluated, such as a class imported for type checkers alone, is Any.
     """
     if inspect.isclass(schema) and is_dataclass(schema):
         annotations = _evaluate_annotations(schema)
