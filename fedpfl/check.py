@@ -1,15 +1,14 @@
 """Check what is yours: `fedpfl check mine.py` tries each choice of a file on its promises.
 
-Exit status: 0 all is kept, 1 something is not, 2 the command or the file is to be mended.
+Exit status: 0 all is kept, 1 something is not, 2 the command or the file must be fixed.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +18,16 @@ from fedpfl.config import plugins
 from fedpfl.config.plugins import PLUGIN_KINDS
 from fedpfl.ground.errors import FedpflError, did_you_mean, escape_controls, shorten_values
 from fedpfl.ground.terminal import Parser, outlive_readers, print_notice
-from fedpfl.testing.promises import Untriable
+from fedpfl.testing.elsewhere import OtherProcess
+from fedpfl.testing.promises import Untriable, audit
 from fedpfl.testing.trials import (
-    KIND_TITLES,
     PROMISES_BY_KIND,
     REGISTRIES,
-    Choice,
-    Command,
-    OtherProcess,
-    audit_trial,
-    choice_names,
-    digest_of_trial,
-    make_trials,
+    Subject,
+    list_names,
+    make_judge,
+    make_trial,
+    read_subjects,
 )
 
 
@@ -39,19 +36,17 @@ def main(arguments: list[str] | None = None) -> int:
     options = _make_parser().parse_intermixed_args(arguments)
     threads = torch.get_num_threads()
     try:
-        command = read_command(options.what, options.values)
-        trials = make_trials(
-            command,
-            OtherProcess([options.what, *options.values]),
-        )
-        if options.digests:
-            digests = {str(choice): digest_of_trial(trial) for choice, trial in trials.items()}
-            print(json.dumps(digests))
-            return 0
-        statuses = [
-            _print_verdicts(choice, trial, options.quick) for choice, trial in trials.items()
+        subjects = find_subjects(options.what, options.values)
+        files = [options.what] if _is_file(options.what) else []
+        other_process = OtherProcess(files, {str(subject): subject for subject in subjects})
+        # Wrong options of any are told before the first is tried.
+        trials = [
+            make_trial(subject, partial(other_process.ask, str(subject))) for subject in subjects
         ]
-        return max(statuses)
+        return max(
+            _print_verdicts(subject, trial, options.quick)
+            for subject, trial in zip(subjects, trials, strict=True)
+        )
     except FedpflError as error:
         print_notice(error)
         return 2
@@ -60,21 +55,20 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _make_parser() -> Parser:
-    # ---- Step 1: what the command is for.
+    # ---- Step 1: its purpose.
     parser = Parser(
         prog="fedpfl check",
         description=(
-            "Try methods, models, data sets and partitions, your own or built-in ones, for what"
-            " they must keep to. A line for each promise: ok, or what is wrong, by how much, and"
-            " what to do."
+            "Try methods, models, data sets and partitions, your own or built-in ones, on their"
+            " promises. A line for each promise: ok, or the fault, by how much, and how to fix it."
         ),
         epilog=(
             "Examples: fedpfl check mine.py; fedpfl check mine.py partition=equal dataset=stripes;"
-            " fedpfl check dataset=npz path=mine.npz"
+            " fedpfl check dataset=npz dataset.path=mine.npz"
         ),
     )
 
-    # ---- Step 2: what it takes.
+    # ---- Step 2: its arguments.
     parser.add_argument(
         "what",
         help=(
@@ -87,68 +81,55 @@ def _make_parser() -> Parser:
         nargs="*",
         metavar="KEY=VALUE",
         help=(
-            "options in place of the defaults; method=NAME, model=NAME, dataset=NAME or"
-            " partition=NAME try this alone"
+            "settings as `fedpfl.train` takes them, such as method.mu=0.1; method=NAME, model=NAME,"
+            " dataset=NAME or partition=NAME try this alone"
         ),
     )
     parser.add_argument(
         "--quick", action="store_true", help="on one of the backends, and in this process alone"
     )
-    # The other process of a check is this command; it prints what the first one compares.
-    parser.add_argument("--digests", action="store_true", help=argparse.SUPPRESS)
     return parser
 
 
-# ---- what is tried
+# ---- subjects of the words
 
 
-def read_command(target: str, values: Sequence[str]) -> Command:
-    """Return the choices and settings of the command, plugins loaded. Raises FedpflError.
+def find_subjects(target: str, words: Sequence[str]) -> list[Subject]:
+    """Find what to try, and load its plugin.
 
     Args:
-        target: a file or a name.
-        values: words KEY=VALUE, of which some choose.
+        target: A file or a name.
+        words: KEY=VALUE, to choose or to set.
+
+    Raises:
+        FedpflError: For words that name nothing, or cannot be composed.
     """
-    # ---- Step 1: words that choose, and words that set.
-    choices_by_name: list[Choice] = []
-    settings: list[str] = []
-    for word in values:
-        key, sign, text = word.partition("=")
-        if not sign:
-            raise FedpflError(f"{word} is not KEY=VALUE")
-        if key in REGISTRIES:
-            choices_by_name.append(Choice(key, text))
-        else:
-            settings.append(word)
-
-    # ---- Step 2: a file's choices, or the one that is named first.
+    if unfit := next((word for word in words if "=" not in word), None):
+        raise FedpflError(f"{unfit} is not KEY=VALUE")
     plugins.load_plugins([])  # forgets those of an earlier check in this process
-    if target.endswith(".npz"):
-        raise FedpflError(
-            f"{target} is a data set's archive: fedpfl check dataset=npz path={target}"
-        )
-    choices_of_file: list[Choice] = []
+    pairs = [tuple(word.split("=", 1)) for word in words]
+    named = [(key, name) for key, name in pairs if key in REGISTRIES]
+    settings = [f"{key}={text}" for key, text in pairs if key not in REGISTRIES]
+    added: list[tuple[str, str]] = []
     if _is_file(target):
-        choices_of_file = _load_plugin(target)
+        added = _load_plugin(target)
     else:
-        choices_by_name.insert(0, _find_choice(target))
-    for choice in choices_by_name:
-        names = choice_names(choice.kind)
-        if choice.name not in names:
-            raise FedpflError(f"{choice} is no choice{did_you_mean(choice.name, names)}")
-    choices = choices_by_name or choices_of_file
-    return Command(choices, settings, by_name=bool(choices_by_name))
+        named.insert(0, _find_choice(target))
+    for kind, name in named:
+        names = list_names(kind)
+        if name not in names:
+            raise FedpflError(f"{kind}={name} is no choice{did_you_mean(name, names)}")
+    return read_subjects(named or added, settings)
 
 
-def _load_plugin(file: str) -> list[Choice]:
-    """Return the choices that a file adds. Raises FedpflError where it adds none."""
-    names_before = {group: {*kind.registry} for group, kind in REGISTRIES.items()}
+def _load_plugin(file: str) -> list[tuple[str, str]]:
+    """Load a file and list the choices that it adds. Raises FedpflError where it adds none."""
     plugins.load_plugins([file])
     choices = [
-        Choice(group, name)
-        for group, kind in REGISTRIES.items()
-        for name in kind.registry
-        if name not in names_before[group]
+        (kind, name)
+        for kind in REGISTRIES
+        for name in REGISTRIES[kind].registry
+        if plugins.is_from_plugin(kind, name)
     ]
     if not choices:
         raise FedpflError(
@@ -166,42 +147,40 @@ def _is_file(word: str) -> bool:
     return word.endswith(".py") or os.sep in word or (Path(word).is_file() and not _kinds_of(word))
 
 
-def _find_choice(word: str) -> Choice:
-    """Return the choice of a name, or of `kind=name`. Raises FedpflError."""
+def _find_choice(word: str) -> tuple[str, str]:
+    """Find the choice of a name, or of `kind=name`. Raises FedpflError."""
     kind, sign, name = word.partition("=")
     if sign and kind in REGISTRIES:
-        return Choice(kind, name)
+        return kind, name
     kinds = _kinds_of(word)
     if not kinds:
-        names = {name for group in REGISTRIES for name in choice_names(group)}
+        names = {name for group in REGISTRIES for name in list_names(group)}
         raise FedpflError(
             f"{word} is no file, and no method, model, data set or"
             f" partition{did_you_mean(word, names)}"
         )
     if len(kinds) > 1:
-        titles = " and ".join(KIND_TITLES[group] for group in kinds)
         words_to_write = " or ".join(f"{group}={word}" for group in kinds)
-        raise FedpflError(f"{word} is {titles}; write {words_to_write}")
-    return Choice(kinds[0], word)
+        raise FedpflError(f"{word} is of several kinds; write {words_to_write}")
+    return kinds[0], word
 
 
 def _kinds_of(name: str) -> list[str]:
-    return [group for group in REGISTRIES if name in choice_names(group)]
+    return [group for group in REGISTRIES if name in list_names(group)]
 
 
 # ---- verdicts
 
 
-def _print_verdicts(choice: Choice, trial: Any, quick: bool) -> int:
-    """Print what is kept and what not; return the exit status."""
+def _print_verdicts(subject: Subject, trial: Any, quick: bool) -> int:
+    """Print the verdict on each promise; return the exit status."""
     # ---- A line for each promise, as soon as it has been tried.
-    print(choice)
+    print(subject)
     broken_count = 0
-    promises = [
-        promise for promise in PROMISES_BY_KIND[choice.kind] if not (quick and promise.slow)
-    ]
+    promises = PROMISES_BY_KIND[subject.kind]
+    judge = make_judge(subject.kind, trial)
     try:
-        for promise, faults, mend in audit_trial(choice, trial, quick):
+        for promise, faults, advice in audit(trial, promises, quick, judge):
             word = "ok"
             if faults:
                 word = "WRONG" if promise.binding else "note"
@@ -209,17 +188,17 @@ def _print_verdicts(choice: Choice, trial: Any, quick: bool) -> int:
             print(f"  {word:6}{promise.title}", flush=True)
             for fault in faults:
                 print(f"        {escape_controls(shorten_values(fault))}")
-            if mend:
-                print(f"        {mend}")
+            if advice:
+                print(f"        {advice}")
             if faults and promise.binding:
                 broken_count += 1
     except Untriable as error:
-        print_notice(f"{choice}: {error}")
+        print_notice(f"{subject}: {error}")
         return 2
 
     # ---- And one for all.
     if broken_count:
-        print(f"  {broken_count} of {len(promises)} not kept")
+        print(f"  {broken_count} not kept")
         return 1
     print("  all is kept")
     return 0

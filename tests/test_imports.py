@@ -18,7 +18,7 @@ FILES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__in
 
 ROOMS = (
     *("ground", "data models privacy system", "methods robust", "engine", "record", "report"),
-    *("config", "runner testing", "remote papers", "commands"),
+    *("config", "testing", "runner", "remote papers", "commands"),
 )
 RANK = {room: rank for rank, rooms in enumerate(ROOMS) for room in rooms.split()}
 """Rooms from the ground up; the commands are the modules of fedpfl/ itself, and report's."""

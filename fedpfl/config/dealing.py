@@ -14,12 +14,8 @@ from fedpfl import data
 from fedpfl.config.group_options import read_dataset_options, read_partition_options
 from fedpfl.config.plan import Plan
 from fedpfl.config.schema import Settings
-from fedpfl.config.twins import import_twin, twin_chosen
 from fedpfl.data import Federation, ShiftedClients, datasets, partition
-from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.origin import is_of_package
 from fedpfl.ground.seeding import seeded_by_key
-from fedpfl.ground.torch_defaults import torch_defaults
 
 DEALING_KEYS = (
     *(
@@ -35,8 +31,6 @@ DEALING_KEYS = (
     *("augment", "shift", "eval"),
 )
 """Keys and groups that decide what clients hold, beside the seed."""
-REREAD_BYTES = 64 * 2**20
-"""Samples of plugins of up to so many bytes are read twice, as nothing else tells of a draw."""
 Share = Callable[[Hashable, Callable[[], Any]], Any]
 """`share(key, make)` returns what runs of one process may have in common."""
 
@@ -75,8 +69,6 @@ def deal_data(plan: Plan, share: Share) -> DealtData:
     def load() -> tuple[datasets.Samples, Tensor, str]:
         samples = _read_samples(settings, dataset_options)
         digest = data.fingerprint(samples)
-        if samples.x.nbytes <= REREAD_BYTES:
-            _require_repeatable(settings, dataset_options, digest)
         on_device = replace(samples, x=samples.x.to(plan.device))
         # Runs that share samples train together, for which their labels must be the same tensor.
         return on_device, samples.y.to(plan.device), digest
@@ -115,23 +107,9 @@ def deal_data(plan: Plan, share: Share) -> DealtData:
 
 
 def _read_samples(settings: Settings, options: dict[str, Any]) -> datasets.Samples:
-    # A reader of a user's may draw, and set what it likes of torch.
-    with seeded_by_key("dataset"), torch_defaults():
+    # User readers may draw random numbers.
+    with seeded_by_key("dataset"):
         return datasets.load_samples(data_dir=Path(settings.data_dir), **options)
-
-
-def _require_repeatable(settings: Settings, options: dict[str, Any], digest: str) -> None:
-    """Raise FedpflError where a plugin's reader gives other samples the second time."""
-    name = options["name"]
-    if is_of_package(datasets.DATA_SETS[name]):
-        return
-    with twin_chosen("DATASETS", name):
-        digest_again = data.fingerprint(_read_samples(settings, options))
-    if digest_again != digest:
-        raise FedpflError(
-            f"dataset={name} gives other samples when it is read again; give its generators a fixed"
-            " seed, and sort the names of files and what sets hold"
-        )
 
 
 def _deal_samples(plan: Plan, samples: datasets.Samples) -> tuple[partition.Partition, int]:
@@ -142,29 +120,15 @@ def _deal_samples(plan: Plan, samples: datasets.Samples) -> tuple[partition.Part
     partition_options.pop("together", None)  # the samples know it
     if seed is None:
         seed = settings.seed
-    name = plan.config["partition"]["name"]
-    scheme = partition.SCHEMES[name]
-
-    def deal_by(scheme: Callable[..., partition.Partition]) -> partition.Partition:
-        # So may a partition.
-        with seeded_by_key("partition", seed), torch_defaults():
-            return partition.deal_samples(
-                scheme,
-                samples,
-                settings.clients,
-                seed,
-                **partition_options,
-            )
-
-    split = deal_by(scheme)
-    # A split that is no function of the seed: equal commands would be unequal experiments.
-    if not is_of_package(scheme):
-        split_again = deal_by(import_twin("PARTITIONS", name))
-        if data.fingerprint(split) != data.fingerprint(split_again):
-            raise FedpflError(
-                f"partition={name} deals otherwise when it is asked again; draw from"
-                " np.random.default_rng(seed), keep nothing between calls, and sort what sets hold"
-            )
+    # User partitions may draw random numbers.
+    with seeded_by_key("partition", seed):
+        split = partition.deal_samples(
+            partition.SCHEMES[plan.config["partition"]["name"]],
+            samples,
+            settings.clients,
+            seed,
+            **partition_options,
+        )
     return data.thin_classes(split, samples.y.numpy(), plan.shift, seed), seed
 
 

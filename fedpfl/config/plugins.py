@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import importlib
 import inspect
@@ -10,9 +9,9 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import CodeType, MappingProxyType, ModuleType
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from hydra.core.config_store import ConfigStore
@@ -25,7 +24,6 @@ from fedpfl.data import datasets, partition
 from fedpfl.ground.checks import refuse_single_text
 from fedpfl.ground.errors import FedpflError, error_text
 from fedpfl.ground.seeding import seeded_by_key
-from fedpfl.ground.torch_defaults import torch_defaults
 from fedpfl.methods import METHODS, Method
 from fedpfl.models import MODELS
 from fedpfl.record.callbacks import Callback
@@ -224,53 +222,19 @@ def _import_module(file: Path) -> ModuleType:
     return _loaded_files[file].module
 
 
-def find_plugin(kind_name: str, name: str) -> LoadedPlugin | None:
-    """Return the plugin that has added a choice, None without one."""
-    choice = PLUGIN_KINDS[kind_name].registry[name]
-    for plugin in _loaded_files.values():
-        dictionary = getattr(plugin.module, kind_name, None)
-        if isinstance(dictionary, Mapping) and dictionary.get(name) is choice:
-            return plugin
-    return None
+def is_from_plugin(group: str, name: str) -> bool:
+    """Return whether a loaded file has added a choice."""
+    return any(kind.group == group and name == added_name for kind, added_name in _added_choices)
 
 
-def compile_plainly(text: bytes | ast.Module, path: str) -> CodeType:
-    """Compile the text of a file, or what it was parsed to."""
-    return compile(text, path, "exec", dont_inherit=True)
-
-
-def execute_file(
-    file: Path,
-    name: str,
-    text: bytes,
-    compile_text: Callable[[bytes, str], CodeType] = compile_plainly,
-    names: Mapping[str, Any] = MappingProxyType({}),
-) -> ModuleType:
-    """Run a file as a module.
-
-    Args:
-        file: where it stands.
-        name: the module's.
-        text: the file's.
-        compile_text: takes the text and the file's path.
-        names: what the file finds beside Python's own names.
-
-    Raises:
-        FedpflError: where it fails, or sets something of torch for the whole process.
-    """
+def execute_file(file: Path, name: str, text: bytes) -> ModuleType:
+    """Run the text of a file as a module of this name. Raises FedpflError where it fails."""
     module = sys.modules[name] = ModuleType(name)  # dataclasses and pickles look there
     module.__file__ = str(file)
-    vars(module).update(names)
     try:
-        # What a file draws while it is imported is the same in each process.
-        with seeded_by_key("plugins"), torch_defaults() as list_changes:
-            exec(compile_text(text, str(file)), vars(module))
-            changes = list_changes()
-        if changes:
-            raise FedpflError(
-                f"it sets {' and '.join(changes)} for the whole process; leave that out: of a run"
-                " `device` and `engine.precision` say where and how numbers are computed"
-            )
+        # Draws of its import are the same in each process.
+        with seeded_by_key("plugins"):
+            exec(compile(text, str(file), "exec", dont_inherit=True), vars(module))
     except (Exception, SystemExit) as error:
         # A half-run import would be found by the next try, and tell of another fault.
         forget_modules([name, *find_local_imports(file, text)])

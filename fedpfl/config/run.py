@@ -8,13 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedpfl import engine
+from fedpfl import engine, models
 from fedpfl.config import origin
 from fedpfl.config.dealing import DealtData, Share, deal_data, share_nothing
 from fedpfl.config.group_options import read_adapter_options, read_model_options
 from fedpfl.config.origin import WeightsOrigin
 from fedpfl.config.plan import Plan
-from fedpfl.config.twins import build_repeatable_network
 from fedpfl.data import Federation, ShiftedClients
 from fedpfl.data.fingerprint import fingerprint_sequence
 from fedpfl.engine import Clock
@@ -222,7 +221,7 @@ def _digest_data(
 def _build_net(plan: Plan, federation: Federation, model_options: Mapping[str, Any]) -> Net:
     """Build the network, and tell it of clients and rounds."""
     adapter = ADAPTERS[plan.config["adapter"]["name"]]
-    net = build_repeatable_network(
+    net = models.build_network(
         plan.config["model"]["name"],
         federation.shape,
         federation.classes,

@@ -17,7 +17,6 @@ from fedpfl.engine.clock import Clock, play_timed_round
 from fedpfl.engine.hostile import check_upload_form
 from fedpfl.engine.keys import draw_cohorts, draw_secret_cohorts, find_global_draws
 from fedpfl.engine.masks import compare_masks
-from fedpfl.engine.plugin_trial import PluginTrial
 from fedpfl.engine.protect import make_privacy_state, untrained_upload
 from fedpfl.engine.round import Outcome, RoundSetup, play_round
 from fedpfl.engine.sampling import ClientSteps, SamplingRehearsal
@@ -38,7 +37,6 @@ __all__ = [
     "FineTuning",
     "Local",
     "Outcome",
-    "PluginTrial",
     "RoundSetup",
     "SamplingRehearsal",
     "State",

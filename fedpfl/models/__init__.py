@@ -2,7 +2,7 @@
 
 from fedpfl.models.adapter import ADAPTERS
 from fedpfl.models.net import Bound, Net
-from fedpfl.models.registry import MODELS, build_network, require_equal_twin
+from fedpfl.models.registry import MODELS, build_network, make_module
 from fedpfl.models.split import Parts, find_parts
 from fedpfl.models.squares import squared_gradients
 from fedpfl.models.wiring import Axis, Wiring, trace_wiring
@@ -17,7 +17,7 @@ __all__ = [
     "Wiring",
     "build_network",
     "find_parts",
-    "require_equal_twin",
+    "make_module",
     "squared_gradients",
     "trace_wiring",
 ]

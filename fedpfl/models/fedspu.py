@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from fedpfl.models.narrow import NarrowableConv2d
 from fedpfl.models.norm import BatchNorm2d
 from fedpfl.models.pool import max_pool
-from fedpfl.models.shapes import UnfitSamples, image
+from fedpfl.models.shapes import image
 
 
 class FedSPU(nn.Module):
@@ -34,7 +34,7 @@ class FedSPU(nn.Module):
         for _ in widths:
             sides = [((side + 2 * padding - size) // stride + 1) // 2 for side in sides]
         if min(sides) < 1:
-            raise UnfitSamples(
+            raise ValueError(
                 f"nothing is left of images of {shape[1]}x{shape[2]} pixels after two poolings"
             )
         self.conv1 = NarrowableConv2d(channels, widths[0], size, stride, padding)

@@ -4,15 +4,13 @@ forward pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
-from torch.utils.checkpoint import CheckpointFunction
 
 from fedpfl.models.wiring import NORMALISATION
 
@@ -38,26 +36,19 @@ def trace_layers(module: nn.Module, x: Tensor, classes: int) -> Trace:
     class.
     """
     outputs, logits = _record_outputs(module, x)
-    order = _influencing([logits], outputs)
-    candidates = [
-        name for name in order if not isinstance(module.get_submodule(name), NORMALISATION)
-    ]
-    ends: list[str] = []
-    while candidates:
-        # Outputs stand in the order of their calls, so no later layer reads what the last one
-        # gives.
-        ends.append(name := candidates[-1])
-        earlier_outputs = {candidate: outputs[candidate] for candidate in candidates[:-1]}
-        read_by_end = _influencing(outputs[name], earlier_outputs)
-        candidates = [candidate for candidate in earlier_outputs if candidate not in read_by_end]
-
-    if not ends:
+    order = _list_sources([logits], outputs)
+    layers = [name for name in order if not isinstance(module.get_submodule(name), NORMALISATION)]
+    if not layers:
         return Trace(order, "", "no layer's output leads to the logits")
-    if len(ends) > 1:
-        return Trace(order, "", f"{' and '.join(ends[:3])} end in the logits alike")
-    if not _answers_classes(outputs[ends[0]][-1], classes):
-        return Trace(order, "", f"{ends[0]} is the last layer and has no output for each class")
-    return Trace(order, ends[0], "")
+
+    # Outputs stand in the order of their calls, so no layer reads the last one's.
+    *earlier_layers, head = layers
+    read_by_head = _list_sources(outputs[head], {name: outputs[name] for name in earlier_layers})
+    if ends := [name for name in earlier_layers if name not in read_by_head]:
+        return Trace(order, "", f"{head} and {ends[-1]} end in the logits alike")
+    if not _answers_classes(outputs[head][-1], classes):
+        return Trace(order, "", f"{head} is the last layer and has no output for each class")
+    return Trace(order, head, "")
 
 
 def ends_in_linear(module: nn.Module, head: str, x: Tensor) -> bool:
@@ -112,11 +103,12 @@ def check_head(module: nn.Module, name: str) -> None:
 
 
 def _record_outputs(module: nn.Module, x: Tensor) -> tuple[dict[str, list[Tensor]], Tensor]:
-    """Return the outputs of each layer with parameters in a forward pass, and the logits."""
+    """Return the outputs of each layer with parameters in evaluation, and the logits.
+
+    The module is changed: its layers get hooks.
+    """
     outputs: dict[str, list[Tensor]] = {}
 
-    # ---- Hooks that keep each output, at the end of the list: an output stands where its layer is
-    # called last.
     def record(name: str) -> Callable[..., Any]:
         def hook(layer: nn.Module, inputs: Any, output: Any) -> Any:
             if not isinstance(output, Tensor) or not output.is_floating_point():
@@ -124,42 +116,17 @@ def _record_outputs(module: nn.Module, x: Tensor) -> tuple[dict[str, list[Tensor
             if not output.requires_grad:  # of a frozen layer: a point of the graph all the same
                 with torch.enable_grad():
                     output = output.detach().requires_grad_() * 1
-            outputs[name] = [
-                *outputs.pop(name, []),
-                output,
-            ]  # at the end, in the order of the last calls
+            # At the end: an output stands where its layer is called last.
+            outputs[name] = [*outputs.pop(name, []), output]
             return output
 
         return hook
 
-    hooks = [layer.register_forward_hook(record(name)) for name, layer in _layers(module).items()]
-
-    # ---- A forward pass in evaluation mode, with a graph though nobody asked for one.
-    was_training = module.training
-    try:
-        module.eval()
-        with torch.enable_grad(), _keeping_activations():
-            logits = module(x)
-    finally:
-        module.train(was_training)
-        for hook in hooks:
-            hook.remove()
+    for name, layer in _layers(module).items():
+        layer.register_forward_hook(record(name))
+    with torch.enable_grad():
+        logits = module.eval()(x)
     return outputs, logits
-
-
-@contextmanager
-def _keeping_activations() -> Iterator[None]:
-    """Call reentrant checkpoints as plain functions, as they show no graph of what is inside."""
-
-    def call_plainly(function: Callable[..., Any], _: bool, *inputs: Any) -> Any:
-        return function(*inputs)
-
-    CheckpointFunction.apply = staticmethod(call_plainly)  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        # What it inherits is there again.
-        delattr(CheckpointFunction, "apply")
 
 
 def _layers(module: nn.Module) -> dict[str, nn.Module]:
@@ -179,7 +146,7 @@ def _layers(module: nn.Module) -> dict[str, nn.Module]:
     return layers
 
 
-def _influencing(targets: list[Tensor], outputs: dict[str, list[Tensor]]) -> list[str]:
+def _list_sources(targets: list[Tensor], outputs: dict[str, list[Tensor]]) -> list[str]:
     """Return the names of the layers by whose outputs the targets change."""
     names = [name for name, layer_outputs in outputs.items() for _ in layer_outputs]
     sources = [output for layer_outputs in outputs.values() for output in layer_outputs]

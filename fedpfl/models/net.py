@@ -131,6 +131,10 @@ class Net:
         """Return a copy of the module with values of its own, as it was made."""
         return copy.deepcopy(self._uncalled)
 
+    def with_module(self, module: nn.Module) -> Net:
+        """Return a Net of another module of the same form."""
+        return self._rebuild(module, **self._facts)
+
     def to(self, device: torch.device) -> Net:
         """Move what is fixed to a device, and return the Net."""
         for leaf in self._list_fixed(self.module):

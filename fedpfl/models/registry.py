@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,6 @@ from fedpfl.ground import memory
 from fedpfl.ground.errors import FedpflError, error_text
 from fedpfl.ground.origin import is_of_package
 from fedpfl.ground.seeding import seeded_process
-from fedpfl.ground.torch_defaults import torch_defaults
 from fedpfl.models.adapter import none, require_additions
 from fedpfl.models.cnn4 import CNN4
 from fedpfl.models.fedspu import fedspu_cifar10, fedspu_emnist, fedspu_speech
@@ -29,7 +28,7 @@ from fedpfl.models.mlp import MLP
 from fedpfl.models.net import Net, find_aliases
 from fedpfl.models.norm import leave_padding_out
 from fedpfl.models.resnet import resnet8, resnet10, resnet18
-from fedpfl.models.shapes import UnfitSamples, sample_kind
+from fedpfl.models.shapes import sample_kind
 from fedpfl.models.split import Parts, find_parts
 from fedpfl.models.text import Text
 from fedpfl.models.traits import (
@@ -38,8 +37,6 @@ from fedpfl.models.traits import (
     copy_network,
     made_up_samples,
     observe,
-    require_equal_builds,
-    require_true_copy,
 )
 from fedpfl.models.transformer import Transformer
 from fedpfl.models.vit import timm, vit, vit_base, vit_small, vit_tiny
@@ -89,7 +86,7 @@ def build_network(
     """Build a network with initial values drawn from `seed`.
 
     The generators of the process are seeded while it is built, torch's as the published runs seeded
-    it, and restored afterwards, as is what the network sets of torch.
+    it, and restored afterwards.
 
     Args:
         name: One of MODELS.
@@ -105,24 +102,18 @@ def build_network(
 
     Raises:
         FedpflError: For samples that the network cannot take, weights of another one, sizes that no
-            memory holds, and for side effects of calls that no run could keep apart between
-            clients.
+            memory holds, and mistakes in its code.
     """
-    make_module = partial(MODELS[name], shape, classes, **options)
-    # Networks of this package are known to do nothing else; a user's is observed.
+    # Tests prove this package's networks free of side effects; a user's is observed.
     is_trusted = is_of_package(MODELS[name]) and name != "timm"
-    with torch_defaults(), _explain_errors(name, shape, classes, options):
+    with _explain_errors(name, options):
         # ---- Step 1: the network, with initial values.
-        with seeded_process(seed):
-            _check_size(make_module)
+        if is_of_package(MODELS[name]):
+            _check_size(partial(MODELS[name], shape, classes, **options))
+        module = _make_module(name, shape, classes, seed, options)
+        _check_logits(module, shape, classes)
         facts: dict[str, Any] = {"seed": seed, "sample": shape, "classes": classes}
-        if is_trusted:
-            with seeded_process(seed):
-                module = _make_module(make_module, shape)
-            leave_padding_out(module)
-            _check_logits(module, shape, classes)
-        else:
-            module = _make_foreign_module(make_module, shape, classes, seed)
+        if not is_trusted:
             facts |= _trace_head(name, module, shape, classes)
 
         # ---- Step 2: its head, weights from elsewhere and adapters.
@@ -135,67 +126,31 @@ def build_network(
             if not is_trusted:
                 require_additions(copy_network(module), made_up_samples(shape, 3))
 
-        # ---- Step 3: what calls of it do beside computing logits.
+        # ---- Step 3: side effects of its calls.
         if is_trusted:
-            traits = Traits()
-        else:
-            traits = observe(module, shape)
-            head_layer = find_parts(module, **facts).head_name
-            with seeded_process(seed):
-                facts["is_linear_end"] = ends_in_linear(
-                    copy_network(module), head_layer, made_up_samples(shape, 2)
-                )
+            return Net(module, Traits(), name, **facts)
+        traits = observe(module, shape)
+        head_layer = find_parts(module, **facts).head_name
+        with seeded_process(seed):
+            facts["is_linear_end"] = ends_in_linear(
+                copy_network(module), head_layer, made_up_samples(shape, 2)
+            )
         return Net(module, traits, name, **facts)
 
 
-def require_equal_twin(
-    name: str,
-    twin: Callable[..., nn.Module],
-    shape: tuple[int, ...],
-    classes: int,
-    seed: int,
-    **options: Any,
-) -> None:
-    """Raise FedpflError where a network is another one once its code is imported anew.
-
-    Args:
-        name: One of MODELS.
-        twin: Makes the network by the code that was imported anew.
-        shape: Of the samples.
-        classes: Number of classes.
-        seed: Of the initial values.
-        options: The model's options.
-    """
-    if twin is MODELS[name]:
-        return
-    modules = []
-    with torch_defaults(), _explain_errors(name, shape, classes, options):
-        for make in (MODELS[name], twin):
-            with seeded_process(seed):
-                modules.append(_make_module(partial(make, shape, classes, **options), shape))
-        try:
-            require_equal_builds(modules[0], modules[1])
-            require_true_copy(modules[0], modules[1], shape)
-        except ValueError:
-            raise ValueError(
-                "it is another network where its file is imported anew, as by a run that is "
-                "resumed: keep nothing in the module or on the class between calls, seed what is "
-                "drawn at the import, and sort what sets hold"
-            ) from None
+def make_module(
+    name: str, shape: tuple[int, ...], classes: int, seed: int, **options: Any
+) -> nn.Module:
+    """Make the module of `build_network` alone, without weights or an adapter."""
+    with _explain_errors(name, options):
+        return _make_module(name, shape, classes, seed, options)
 
 
 @contextmanager
-def _explain_errors(
-    name: str, shape: tuple[int, ...], classes: int, options: Mapping[str, Any]
-) -> Iterator[None]:
-    """Turn what a network's code raises into a line that names the model."""
+def _explain_errors(name: str, options: Mapping[str, Any]) -> Iterator[None]:
+    """Turn errors of a network's code into a line that names the model."""
     try:
         yield
-    except UnfitSamples as error:
-        fitting_names = ", ".join(_fitting_models(shape, classes)) or "none"
-        raise FedpflError(
-            f"model={name}: {error}; models that take these: {fitting_names}"
-        ) from None
     except MemoryError as error:
         keys = " or ".join(
             f"model.{key}" for key, value in options.items() if not isinstance(value, str)
@@ -209,22 +164,6 @@ def _explain_errors(
         raise FedpflError(
             f"model={name}: {error_text(error, with_class=not isinstance(error, ValueError))[:300]}"
         ) from error
-
-
-def _make_foreign_module(
-    make_module: Callable[[], nn.Module], shape: tuple[int, ...], classes: int, seed: int
-) -> nn.Module:
-    """Make a user's or timm's network; check that it can be made again and copied."""
-    with seeded_process(seed):
-        module = _make_module(make_module, shape)
-    with seeded_process(seed):
-        # Copies are what workers compute with, and a second build tells whether copies are true.
-        second_build = _make_module(make_module, shape)
-    require_equal_builds(module, second_build)
-    leave_padding_out(module)
-    _check_logits(module, shape, classes)
-    require_true_copy(module, second_build, shape)
-    return module
 
 
 def _load_values(
@@ -242,23 +181,27 @@ def _load_values(
         adapter(module, parts.head_layer, seed)
 
 
-def _make_module(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> nn.Module:
+def _make_module(
+    name: str, shape: tuple[int, ...], classes: int, seed: int, options: Mapping[str, Any]
+) -> nn.Module:
     """Return a new network; lazy layers are called once, which gives them sizes and values."""
-    module = make()
-    if not isinstance(module, nn.Module):
-        raise ValueError(
-            f"must be made by a class or function that returns a torch.nn.Module, got {module!r}"
-        )
-    wrapper = WRAPPERS.get(type(module).__name__)
-    if wrapper:
-        raise ValueError(f"must be the network itself, without {wrapper}; the engine runs it")
-    # In whatever mode its layers were made: calls set a mode only where it changes.
-    if module.train() is not module:
-        raise ValueError("its train(mode) does not return self, as torch.nn.Module's does")
-    if any(map(is_lazy, (*module.parameters(), *module.buffers()))):
-        with torch.no_grad():
-            module.eval()(_zero_samples(shape))
-        module.train()
+    with seeded_process(seed):
+        module = MODELS[name](shape, classes, **options)
+        if not isinstance(module, nn.Module):
+            raise ValueError(
+                f"must be made by a class or function that returns a torch.nn.Module, got {module!r}"
+            )
+        wrapper = WRAPPERS.get(type(module).__name__)
+        if wrapper:
+            raise ValueError(f"must be the network itself, without {wrapper}; the engine runs it")
+        # In whatever mode its layers were made: calls set a mode only where it changes.
+        if module.train() is not module:
+            raise ValueError("its train(mode) does not return self, as torch.nn.Module's does")
+        if any(map(is_lazy, (*module.parameters(), *module.buffers()))):
+            with torch.no_grad():
+                module.eval()(_zero_samples(shape))
+            module.train()
+    leave_padding_out(module)
     return module
 
 
@@ -348,15 +291,3 @@ def _zero_samples(shape: tuple[int, ...]) -> Tensor:
     """Return two samples of zeros."""
     dtype = torch.int32 if sample_kind(shape) == "token ids" else torch.float32
     return torch.zeros((2, *shape), dtype=dtype)
-
-
-def _fitting_models(shape: tuple[int, ...], classes: int) -> list[str]:
-    """Return the names of the models that take such samples."""
-    names = []
-    for name, network in MODELS.items():
-        if name == "timm":  # which takes what one of its hundreds takes
-            continue
-        with suppress(Exception), torch.device("meta"), _SkipFilling():
-            network(shape, classes)
-            names.append(name)
-    return names

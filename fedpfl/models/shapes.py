@@ -1,4 +1,4 @@
-"""Check the shape of samples for networks. Each function raises UnfitSamples for others.
+"""Check the shape of samples for networks. Each function raises ValueError for others.
 
 The shape of a federation's samples also says whether they are images, signals or token ids, and of
 which data set.
@@ -9,15 +9,11 @@ from __future__ import annotations
 import math
 
 
-class UnfitSamples(ValueError):
-    """Samples that a network does not take."""
-
-
 def image(shape: tuple[int, ...], minimum: int = 1) -> tuple[int, int, int]:
     """Return channels, height, width of images of at least `minimum` pixels each way."""
     channels, height, width = _require_axes(shape, "images [channels, height, width]", 3)
     if min(height, width) < minimum:
-        raise UnfitSamples(
+        raise ValueError(
             f"images must be at least {minimum}x{minimum} pixels, got {height}x{width}"
         )
     return channels, height, width
@@ -27,7 +23,7 @@ def signal(shape: tuple[int, ...], minimum: int = 1) -> tuple[int, int]:
     """Return channels and length of signals of at least `minimum` points."""
     channels, length = _require_axes(shape, "signals [channels, length]", 2)
     if length < minimum:
-        raise UnfitSamples(f"signals must be at least {minimum} points long, got {length}")
+        raise ValueError(f"signals must be at least {minimum} points long, got {length}")
     return channels, length
 
 
@@ -58,7 +54,7 @@ def _require_axes(shape: tuple[int, ...], expected: str, axes: int) -> tuple[int
     return shape
 
 
-def _unfit_error(expected: str, shape: tuple[int, ...]) -> UnfitSamples:
+def _unfit_error(expected: str, shape: tuple[int, ...]) -> ValueError:
     name = getattr(shape, "data_set", "")
     origin = f" (data set {name})" if name else ""
     advice = ""
@@ -66,6 +62,6 @@ def _unfit_error(expected: str, shape: tuple[int, ...]) -> UnfitSamples:
         advice = "; integers are token ids, save a table of features as floats"
     elif sample_kind(shape) == "signals" and len(shape) == 2 and expected.startswith("images"):
         advice = "; of grey images save x[:, None], whose second axis is the channel"
-    return UnfitSamples(
+    return ValueError(
         f"takes {expected}, got {sample_kind(shape)} of shape {list(shape)}{origin}{advice}"
     )

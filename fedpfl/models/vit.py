@@ -10,7 +10,7 @@ from fedpfl.ground.errors import missing_extra
 from fedpfl.ground.ranges import AtLeast
 from fedpfl.ground.vision import load_torchvision
 from fedpfl.models.attention import ForTorchvision
-from fedpfl.models.shapes import UnfitSamples, image
+from fedpfl.models.shapes import image
 
 Count = Annotated[int, AtLeast(1)]
 
@@ -31,7 +31,7 @@ def vit(
     """
     channels, height, side = image(shape, patch)
     if height != side or side % patch:
-        raise UnfitSamples(
+        raise ValueError(
             f"images must be square, {patch} (model.patch) a divisor of their sides, got "
             f"{height}x{side}"
         )

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from fedpfl.ground.errors import as_exception, error_text
-from fedpfl.ground.torch_defaults import torch_defaults
 
 
 @dataclass(frozen=True)
@@ -129,8 +128,7 @@ class Callbacks(Callback):
         while self._callbacks:
             callback = self._callbacks.pop()
             try:
-                with torch_defaults():
-                    callback.on_end(status, summary)
+                callback.on_end(status, summary)
             except (Exception, SystemExit) as error:
                 self._note_failure(callback, error)
             # Ctrl-C must not keep the rest from being ended.
@@ -165,9 +163,7 @@ class Callbacks(Callback):
         # A copy, as one that fails is removed on the way.
         for callback in list(self._callbacks):
             try:
-                # Torch settings that it changes would change the run.
-                with torch_defaults():
-                    call(callback)
+                call(callback)
             except (Exception, SystemExit) as error:
                 # A callback that notes something may have been skipped meanwhile.
                 if callback in self._callbacks:

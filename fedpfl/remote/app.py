@@ -34,7 +34,7 @@ from fedpfl.remote.releases import ReleaseRecord
 from fedpfl.remote.server import FederateSettings, Grid, NotSentError, RemoteBackend
 from fedpfl.runner import session
 from fedpfl.runner.faults import user_errors
-from fedpfl.runner.method_trial import try_method_of_nodes
+from fedpfl.testing.run_trial import try_plugins
 
 SETTINGS_PREFIX = "federate."
 RUN_DIRECTORY = "outputs/federated/${fedpfl.run_subdir:}"
@@ -179,7 +179,7 @@ def _make_remote_backend(
     # Where samples are at nodes, the server has none to try a method with.
     if agreement:
         example_run = replace(run, federation=make_example_federation(run.federation))
-    try_method_of_nodes(example_run)
+    try_plugins(run, has_samples=agreement is None)
     if run.method.server_sees == SEES[-1] and not settings.share_states:
         with _explain_needs(settings):
             raise NotSentError("its server looks at clients' states")

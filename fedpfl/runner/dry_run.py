@@ -24,8 +24,8 @@ from fedpfl.record.run_files import read_checkpoint
 from fedpfl.runner import header, loop, resume
 from fedpfl.runner.everyone import ClientTable
 from fedpfl.runner.faults import user_errors
-from fedpfl.runner.method_trial import try_plugin_method
 from fedpfl.runner.needs import ResourceNeeds, estimate_needs, format_mib
+from fedpfl.testing.run_trial import try_plugins
 
 SWEEP_OPTIONS = ("-m", "--multirun")
 FINISHED = "finished, nothing is left to do"
@@ -165,7 +165,7 @@ def _rehearse_run(cfg: DictConfig, plan: Plan, path: Path, cache: RunCache) -> R
     needs = estimate_needs(run)
     state = resume.restore_state(run, {}, None)
     backend = engine.choose_backend(run.engine, run.net, run.device)
-    try_plugin_method(run, backend, state)
+    try_plugins(run, backend, state.round)
     outlook = header.RunOutlook(
         path=path,
         sample_counts=ClientTable(run).sample_counts,

@@ -36,7 +36,6 @@ from fedpfl.engine.backends import ranks
 from fedpfl.engine.backends.selection import find_device
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.files import remove_empty_folders
-from fedpfl.ground.torch_defaults import torch_defaults
 from fedpfl.ground.words import check_words
 from fedpfl.record import console, eta
 from fedpfl.record.callbacks import Callback
@@ -285,7 +284,7 @@ def _play(request: RunRequest, is_quiet: bool, callbacks: Sequence[Callback]) ->
     # Closing takes no turn: an abandoned run may be closed by any thread, in the middle of another's.
     with contextlib.closing(_play_session(request, is_quiet, callbacks)) as session_rounds:
         while True:
-            with _process_lock, torch_defaults():
+            with _process_lock:
                 round = next(session_rounds, None)
             if round is None:
                 return
@@ -435,7 +434,6 @@ class Trained(Models):
         return run.in_round(max(1, self.round)) if run.shifted else run
 
     @cached_property
-    @torch_defaults()
     def _dealt_run(self) -> Run:
         """Build the run's data, network and method, on the device that `load` was given."""
         config = self._adapt_config()
@@ -483,7 +481,6 @@ class Trained(Models):
         return config
 
     @cached_property
-    @torch_defaults()
     def _state(self) -> engine.State:
         file = self.path / "state.pt"
         if not file.exists():

@@ -26,7 +26,6 @@ from fedpfl.engine.training.participation import OneClient, run_evaluation
 from fedpfl.engine.training.shard import normalize_samples
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError, error_text
-from fedpfl.ground.torch_defaults import torch_defaults
 from fedpfl.methods import Batch
 from fedpfl.models.net import Bound
 from fedpfl.runner.deploy import InputScaling, InputScalingHook, PersonalNetwork, PersonalRule
@@ -231,7 +230,6 @@ class Models(ABC):
         )
         key = call.draws.hook_key(number)
         with (
-            torch_defaults(),
             reproducible_arithmetic(run.device, run.engine.precision),
             track_global_draws(run.method, key, run.net.traits.draws),
         ):
@@ -276,7 +274,6 @@ class Models(ABC):
         return federation, state, number
 
     @cached_property
-    @torch_defaults()
     def _newcomers(self) -> engine.State:
         return make_newcomer_state(self._run, self._state)
 

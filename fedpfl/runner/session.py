@@ -28,9 +28,9 @@ from fedpfl.runner.attendance import find_trained_clients
 from fedpfl.runner.everyone import ClientTable
 from fedpfl.runner.faults import Diverged, TrialPruned
 from fedpfl.runner.loop import Round, train_rounds
-from fedpfl.runner.method_trial import try_plugin_method
 from fedpfl.runner.needs import ResourceNeeds, estimate_needs
 from fedpfl.runner.trials import SearchTrial, replay_evaluations
+from fedpfl.testing.run_trial import try_plugins
 
 RECORDED_ENGINE_KEYS = ("backend", "graphs", "width")
 """Keys of the engine that engine=auto finds out."""
@@ -347,7 +347,7 @@ def _make_backend(
         backend: engine.Backend = lockstep.LockstepBackend(stage, stage.share(key, make))
     else:
         backend = make()
-    try_plugin_method(run, backend, progress.state)
+    try_plugins(run, backend, progress.state.round)
     return backend
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import tempfile
-import tracemalloc
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import cached_property
@@ -24,11 +22,9 @@ from fedpfl.data.partition import Partition
 from fedpfl.ground.errors import FedpflError, error_text
 from fedpfl.ground.seeding import seeded_by_key
 from fedpfl.ground.tasks import CLASSIFICATION, find_task
-from fedpfl.testing.promises import Promise, Unkept, Untriable, promise_in
-from fedpfl.testing.surroundings import find_influence
+from fedpfl.testing.promises import Promise, Unkept, Untriable, promise_in, repeats_elsewhere
 
 FIELDS = ("x", "y", "groups", "group_names", "test_from", "classes", "mean", "std")
-SLACK = 16 * 2**20  # bytes that any reader may keep beside its samples
 MOSTLY = 0.5  # share of the test part from which on a leak is no coincidence
 CHUNK = 2**12  # samples that are looked at together
 
@@ -40,7 +36,7 @@ class DatasetTrial:
         name: The data set's name.
         data_dir: Where its files are looked for.
         options: What `datasets.load_samples` is given besides.
-        read_elsewhere: Answers with the `digest` of another process.
+        ask_elsewhere: Returns the digests of another process.
     """
 
     def __init__(
@@ -48,11 +44,11 @@ class DatasetTrial:
         name: str,
         data_dir: Path,
         options: Mapping[str, Any],
-        read_elsewhere: Callable[[], str] | None = None,
+        ask_elsewhere: Callable[[], dict[str, str]] | None = None,
     ):
         self.name = name
         self.data_dir = data_dir.expanduser().absolute()
-        self.read_elsewhere = read_elsewhere
+        self.ask_elsewhere = ask_elsewhere
         self.options = {**options}
         if path := options.get("path"):
             self.options["path"] = Path(path).expanduser().absolute()
@@ -102,9 +98,9 @@ class DatasetTrial:
         """Return the digest of the first load as it was then."""
         return fingerprint(self.samples)
 
-    def digest(self) -> str:
-        """Return what tells its samples from others."""
-        return self.first_digest
+    def digests(self, is_elsewhere: bool = False) -> dict[str, str]:
+        """Return the digest of its samples, there of a second reading."""
+        return {"samples": fingerprint(self.load()) if is_elsewhere else self.first_digest}
 
     def find_difference(self, samples: Samples) -> str:
         """Return how another reading differs from the first; "" if it does not."""
@@ -160,38 +156,11 @@ def draws_nothing_global(trial: DatasetTrial) -> None:
         raise Unkept(f"draws from the generators of the process, or seeds them: {', '.join(names)}")
 
 
-@promise(
-    "does not depend on the working directory, the order of listings, the locale or threads", SORTED
-)
-def ignores_surroundings(trial: DatasetTrial) -> None:
-    """Runs go on elsewhere, and are compared with runs of other machines."""
-
-    def compare_anew() -> str:
-        try:
-            return trial.find_difference(trial.load(cached=False))
-        except (Unkept, Untriable) as error:
-            return str(error)
-
-    if fault := find_influence(compare_anew):
-        raise Unkept(fault)
-
-
-@promise(
+promise(
     "is the same in another process",
     f"hash() and sets differ between processes; {SORTED}",
     slow=True,
-)
-def repeats_in_another_process(trial: DatasetTrial) -> None:
-    """A run that goes on reads its data in another process than it began in."""
-    if trial.read_elsewhere is None:
-        raise Untriable("another process needs the name of the choice and its plugin file")
-    digest = trial.read_elsewhere()
-    if not digest:
-        raise Unkept("another process fails to read it")
-    if digest != trial.first_digest:
-        raise Unkept(
-            f"another process reads other samples ({digest[:8]}, here {trial.first_digest[:8]})"
-        )
+)(repeats_elsewhere)
 
 
 @promise(
@@ -279,28 +248,6 @@ def has_all_classes(trial: DatasetTrial) -> None:
             f"{len(missing)} of {samples.classes} classes are in the test part alone:"
             f" {_shorten(missing)}"
         )
-
-
-@promise(
-    "keeps no more memory than its samples take",
-    "copy what is cut out of a larger array, and keep nothing in the module",
-    binding=False,
-)
-def keeps_its_memory(trial: DatasetTrial) -> None:
-    """A slice keeps the whole array alive."""
-    if tracemalloc.is_tracing():
-        return  # somebody else measures
-    tracemalloc.start()
-    try:
-        samples = trial.load()
-        gc.collect()
-        # What nobody refers to any more is not kept.
-        memory, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    size = samples.x.nbytes + samples.y.nbytes
-    if memory > 2 * size + SLACK:
-        raise Unkept(f"keeps {memory / 2**20:.0f} MiB for samples of {size / 2**20:.0f} MiB")
 
 
 # ---- comparisons

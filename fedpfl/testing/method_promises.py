@@ -22,6 +22,7 @@ from fedpfl.engine import (
     make_initial_state,
     play_round,
 )
+from fedpfl.engine.backends.distance import answer_distance
 from fedpfl.engine.backends.ranks import find_blamed_hook
 from fedpfl.engine.calls import EvalCall, TrainCall, with_before_turn
 from fedpfl.engine.keys import Draws, find_global_draws, generator
@@ -33,7 +34,13 @@ from fedpfl.ground import tree
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import FACTS, SEES, Method, Turn
 from fedpfl.models import Net
-from fedpfl.testing.promises import Promise, Unkept, describe_error, promise_in
+from fedpfl.testing.promises import (
+    Promise,
+    Unkept,
+    describe_error,
+    promise_in,
+    repeats_elsewhere,
+)
 from fedpfl.testing.toy import (
     AGREE,
     BACKENDS,
@@ -41,10 +48,9 @@ from fedpfl.testing.toy import (
     CPU,
     EVERYONE,
     LOCAL,
-    NUDGES,
     TEST,
+    ConstantDraws,
     MethodTrial,
-    NudgedTrial,
     PlaySettings,
     as_engine,
     flatten,
@@ -59,6 +65,8 @@ from fedpfl.testing.toy import (
 METHOD_PROMISES: list[Promise] = []
 promise = promise_in(METHOD_PROMISES)
 
+PADDING_TOLERANCE = 1e-3
+"""The largest distance of a client beside others, in shares of how far clients lie apart."""
 STATEFUL = (
     "perhaps something outlives a hook's call: a list, a counter or a cache on the class or in the"
     " module; keep it in the client's state. Or something draws from a generator of its own that"
@@ -66,14 +74,9 @@ STATEFUL = (
 )
 PADDED = (
     "perhaps `loss`, `predict` or a Phase's function mixes the samples of a batch: short batches"
-    " are padded on the batched backend, so use batch.mean, batch.sum and batch.loss"
-)
-AMPLIFIED = (
-    "perhaps rounding alone: on samples that are 2e-7 of themselves larger the loop backend differs"
-    " from itself as much. What divides by small gradients (a step or server of the method's own"
-    " with Adam) amplifies it, and so does a cut at a threshold. Try plain SGD, or no cut, in its"
-    " place: backends then agree, unless short batches are averaged otherwise than by batch.mean,"
-    " batch.sum and batch.loss"
+    " are padded on the batched backend, so use batch.mean, batch.sum and batch.loss. Or rounding"
+    " is amplified, by division by small gradients (Adam of the method's own) or a cut at a"
+    " threshold: with plain SGD, or no cut, backends then agree"
 )
 
 
@@ -151,13 +154,13 @@ def runs_repeat(trial: MethodTrial, engine: str) -> None:
             {"state": expected_state, "loss": expected.loss, "after": expected.after},
         )
 
-    # A run that is resumed goes on in a process that knows nothing of its first rounds.
-    if trial.twin:
-        setup = RoundSetup(backend, trial.twin, federation, LOCAL, 0)
-        state = copy.deepcopy(trial.result(engine, 0)[0])
-        state, _ = play_round(setup, state, COHORTS[1])
-        expected_state, _ = trial.result(engine, 1)
-        require_equal("round 2, resumed in another process", state, expected_state)
+
+promise(
+    "two rounds are the same in another process, where clients take turns",
+    STATEFUL,
+    slow=True,
+    for_runs="always",
+)(repeats_elsewhere)
 
 
 @promise(
@@ -226,6 +229,23 @@ def backends_agree_in_evaluation(trial: MethodTrial) -> None:
         require_close(f"{label}, test loss", loop.loss, batched.loss, 1e-4, 1e-4)
         if loop.total.tolist() != list(TEST):
             raise Unkept(f"{label}: {loop.total.tolist()} test samples instead of {list(TEST)}")
+
+
+@promise(
+    "a client beside others is one alone, on the batched backend",
+    "use batch.loss, batch.mean and batch.sum in place of torch's, as shorter minibatches are padded",
+    for_runs="batched",
+)
+def ignores_padding(trial: MethodTrial) -> None:
+    """Alone a client's minibatch is not padded. Draws are constants, as they differ by cohort."""
+    cohort = COHORTS[0]
+    state = trial.play_cohorts("loop")[0][0]
+    with ConstantDraws():
+        together = trial.train_part("batched", state, cohort, cohort)
+        alone = [trial.train_part("batched", state, [client], cohort) for client in cohort]
+    distance = answer_distance(together, tree.concatenate_trees(alone))
+    if distance > PADDING_TOLERANCE:
+        raise Unkept(f"a client trains or answers otherwise beside others, by {distance:.2g}")
 
 
 @promise("how many clients train at once does not matter (engine.width)", STATEFUL)
@@ -714,23 +734,9 @@ class MethodAdvice:
 
     def advise(self, promise: Promise) -> str:
         """Return what mends a broken promise, or "" if that has been said."""
-        if promise.mend not in (PADDED, STATEFUL):
-            return promise.mend
+        if promise.advice not in (PADDED, STATEFUL):
+            return promise.advice
         if self._has_advised_on_numbers:
             return ""
         self._has_advised_on_numbers = True
-        if promise.mend is PADDED and _amplifies_rounding(self._method, promise):
-            return AMPLIFIED
-        return promise.mend
-
-
-def _amplifies_rounding(method: Method, promise: Promise) -> bool:
-    """Return whether backends would not agree either if rounding alone made them differ."""
-    for nudge in NUDGES:
-        try:
-            promise.check(NudgedTrial(method, nudge))
-        except Unkept:
-            return True
-        except (Exception, SystemExit):
-            continue
-    return False
+        return promise.advice

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache, cached_property
 
 import torch
@@ -32,15 +33,13 @@ from fedpfl.ground.tree import Tree
 from fedpfl.methods import Method
 from fedpfl.models import Net
 from fedpfl.models.shapes import sample_kind
+from fedpfl.models.traits import made_up_samples
 from fedpfl.models.vectorized import find_obstacle
-from fedpfl.testing.promises import Promise, Unkept, promise_in
-from fedpfl.testing.toy import CPU, require_close, require_equal
+from fedpfl.testing.promises import Promise, Unkept, promise_in, repeats_elsewhere
+from fedpfl.testing.toy import CPU, digest_leaves, require_close, require_equal
 
 CLASSES = 5
 LOCAL = Local(epochs=1, batch_size=8, lr=0.02, momentum=0.5)
-TRAIN = (21, 7, 12, 3)  # samples of each client: the last minibatches are short
-TEST = (6, 2, 3, 0)
-COHORT = [0, 1, 2, 3]
 LOOP = Engine("loop", workers=2)
 
 
@@ -66,15 +65,35 @@ NETWORK_PROMISES: list[Promise] = []
 network_promise = promise_in(NETWORK_PROMISES)
 
 
-class NetworkTrial:
-    """A network on a tiny federation of samples that it takes.
+@dataclass(frozen=True)
+class Samples:
+    """Numbers of samples on which a network is tried.
 
-    States that several promises look at are computed once.
+    Attributes:
+        train: Of each client: the last minibatches are short.
+        test: Of each client.
+        classes: Of all samples.
+    """
+
+    train: tuple[int, ...] = (21, 7, 12, 3)
+    test: tuple[int, ...] = (6, 2, 3, 0)
+    classes: int = CLASSES
+
+
+USUAL_SAMPLES = Samples()
+
+
+class NetworkTrial:
+    """A network on a tiny federation of samples that it takes; states are computed once.
 
     Args:
         build: `build(shape, classes, seed)` returns the network.
-        method: one that averages whole models.
-        shape: of a sample; None: the first of SHAPES that the network takes.
+        method: One that averages whole models.
+        shape: Of a sample; None: the first of SHAPES that the network takes.
+        samples: How many there are.
+        make: `make(shape, classes, seed)` returns the module alone, as its author makes it.
+        net: The network, if it is built already.
+        ask_elsewhere: Returns the digests of another process.
     """
 
     def __init__(
@@ -82,42 +101,65 @@ class NetworkTrial:
         build: Callable[[tuple[int, ...], int, int], Net],
         method: Method,
         shape: tuple[int, ...] | None = None,
+        *,
+        samples: Samples = USUAL_SAMPLES,
+        make: Callable[[tuple[int, ...], int, int], nn.Module] | None = None,
+        net: Net | None = None,
+        ask_elsewhere: Callable[[], dict[str, str]] | None = None,
     ):
         self._build = build
+        self._make = make
+        self._built_net = net
         self.method = method
+        self.samples = samples
+        self.ask_elsewhere = ask_elsewhere
+        self.clients = list(range(len(samples.train)))
         self._shapes = SHAPES if shape is None else [shape]
 
     def build(self, seed: int = 1) -> Net:
         """Return the network of a seed. Raises FedpflError."""
-        return self._build(self.shape, CLASSES, seed)
+        return self._build(self.shape, self.samples.classes, seed)
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
         """Return the shape of the samples. Raises FedpflError where the network takes none."""
+        if len(self._shapes) == 1:
+            return self._shapes[0]
         errors: list[FedpflError] = []
         for shape in self._shapes:
             try:
-                self._build(shape, CLASSES, 1)
+                self._build(shape, self.samples.classes, 1)
             except FedpflError as error:
                 errors.append(error)
             else:
                 return shape
-        # What torch raises is about the shape; a line of ours is about the network.
+        # Torch's errors are about the shape; a line of ours is about the network.
         raise next((error for error in errors if "Error: " not in str(error)), errors[0])
 
     @cached_property
+    def plain_module(self) -> nn.Module:
+        """Return the module as plain PyTorch would train it, from a build of its own."""
+        if self._make is None:
+            return self.net.copy_module()
+        return self._make(self.shape, self.samples.classes, 1)
+
+    @cached_property
     def net(self) -> Net:
-        """Return the network of seed 1."""
-        return self.build()
+        """Return the network of seed 1, or the one that is given with that seed's values."""
+        if self._built_net is None:
+            return self.build()
+        module = self._built_net.copy_module().to(CPU)
+        copy_values(_read_values(self.plain_module), module)
+        return self._built_net.with_module(module)
 
     @cached_property
     def federation(self) -> Federation:
-        """Return clients of unequal sizes with made-up samples."""
-        return make_federation(self.shape)
+        """Return clients of unequal sizes with random samples."""
+        return make_federation(self.shape, self.samples)
 
     def begin(self) -> State:
         """Return a state before the first round."""
-        return make_initial_state(self.method, self.net, len(COHORT), CPU)
+        return make_initial_state(self.method, self.net, len(self.clients), CPU)
 
     def play(
         self, engine: Engine, rounds: int, state: State | None = None, net: Net | None = None
@@ -135,28 +177,47 @@ class NetworkTrial:
         state = copy.deepcopy(state) if state else self.begin()
         outcomes = []
         for _ in range(rounds):
-            state, outcome = play_round(setup, state, COHORT)
+            state, outcome = play_round(setup, state, self.clients)
             outcomes.append(outcome)
         return state, outcomes
 
     @cached_property
+    def first_round(self) -> tuple[State, Outcome]:
+        """Return the state after a round on the loop backend, and its outcome; never changed."""
+        state, (outcome,) = self.play_rounds(LOOP, 1)
+        return state, outcome
+
+    @property
     def after_one_round(self) -> State:
-        """Return the state after a round on the loop backend; nobody may change it."""
-        return self.play(LOOP, 1)
+        """Return the state after that round."""
+        return self.first_round[0]
 
     @property
     def values_after_one_round(self) -> Tree:
-        """Return the network's values after that round, what is frozen among them."""
+        """Return the network's values after that round, frozen ones among them."""
         state = self.after_one_round
         return {**self.net.fixed, **state.server, **state.server_buffers.get("main", {})}
 
+    def digests(self, is_elsewhere: bool = False) -> dict[str, str]:
+        """Return digests of one round by name.
+
+        Args:
+            is_elsewhere: Whether the network is first called on other samples, so that memories
+                of its calls show.
+        """
+        if is_elsewhere and self._make is not None:
+            stray_module = self._make(self.shape, self.samples.classes, 2)
+            stray_module(made_up_samples(self.shape, 3))
+        state, outcome = self.first_round
+        return digest_leaves({"values": state, "loss": outcome.loss, "evaluation": outcome.after})
+
 
 @cache
-def make_federation(shape: tuple[int, ...]) -> Federation:
-    """Return clients of unequal sizes whose samples, numbers or token ids, tell their classes."""
+def make_federation(shape: tuple[int, ...], samples: Samples = USUAL_SAMPLES) -> Federation:
+    """Make clients of unequal sizes whose samples, numbers or token ids, tell their classes."""
     generator = torch.Generator().manual_seed(5)
-    total = sum(TRAIN) + sum(TEST)
-    y = torch.randint(CLASSES, (total,), generator=generator)
+    total = sum(samples.train) + sum(samples.test)
+    y = torch.randint(samples.classes, (total,), generator=generator)
     if sample_kind(shape) == "token ids":
         x = torch.randint(
             2,
@@ -165,26 +226,25 @@ def make_federation(shape: tuple[int, ...]) -> Federation:
             dtype=torch.int32,
         )
     else:
-        patterns = torch.randn((CLASSES, *shape), generator=generator)
+        patterns = torch.randn((samples.classes, *shape), generator=generator)
         x = patterns[y] + 0.5 * torch.randn((total, *shape), generator=generator)
-    indices = torch.arange(total).split([*TRAIN, *TEST])
+    indices = torch.arange(total).split([*samples.train, *samples.test])
+    clients = len(samples.train)
     return Federation(
         "made up",
         x,
         y,
-        CLASSES,
+        samples.classes,
         (),
         (),
-        train=indices[: len(TRAIN)],
-        test=indices[len(TRAIN) :],
+        train=indices[:clients],
+        test=indices[clients:],
     )
 
 
-@network_promise(
-    "it answers samples with logits, and its calls leave nothing behind but in buffers", ""
-)
+@network_promise("it answers samples with logits, and can be trained", "")
 def can_be_built(trial: NetworkTrial) -> None:
-    """What no run could keep apart between clients is refused."""
+    """It is refused where a run could not keep clients apart."""
     try:
         _ = trial.net
     except FedpflError as error:
@@ -203,55 +263,70 @@ def is_built_from_seed(trial: NetworkTrial) -> None:
 
 
 @network_promise(
-    "loop equals a plain PyTorch loop step for step",
-    "perhaps a step depends on more than parameters, buffers and samples: on an attribute, a clock"
-    " or a file",
+    "a round on loop equals a plain PyTorch loop",
+    "perhaps a step depends on more than parameters, buffers and samples: on an attribute, a list,"
+    " a hook of __init__, a clock or a file. Keep such values in buffers (register_buffer) of a"
+    " fixed form, and read parameters from their layers",
+    for_runs="always",
 )
 def equals_plain_loop(trial: NetworkTrial) -> None:
-    """Local training, dropout's numbers included, gives the values of torch's own SGD."""
-    state, (outcome,) = trial.play_rounds(LOOP, 1, trial.begin())
-    models = []
-    for client in COHORT:
-        params, buffers, loss = train_plainly(trial, client)
+    """Training and evaluation give the values of torch's own SGD, dropout's draws included."""
+    # ---- Step 1: the engine's round.
+    state, outcome = trial.first_round
+    module = trial.plain_module
+    initial_values = {name: leaf.clone() for name, leaf in _read_values(module).items()}
+
+    # ---- Step 2: each client in plain PyTorch, the last one first.
+    models: dict[int, Tree] = {}
+    for client in reversed(trial.clients):
+        copy_values(initial_values, module)
+        models[client], loss, counts = train_plainly(trial, module, client)
         label = f"training loss of client {client}"
         require_close(label, loss, outcome.loss[client], atol=1e-5, rtol=1e-4)
-        models.append({"params": params, "buffers": buffers})
-    weights = torch.tensor(TRAIN) / sum(TRAIN)
+        label = f"evaluation of client {client} after training"
+        engine_counts = {name: getattr(outcome.after, name)[client] for name in counts}
+        require_close(label, counts, engine_counts, atol=1e-4, rtol=1e-3)
+
+    # ---- Step 3: the average of their models.
+    sizes = trial.samples.train
+    weights = torch.tensor(sizes) / sum(sizes)
 
     def average(leaves: list[Tensor]) -> Tensor:
         if not leaves[0].is_floating_point():
             return torch.stack(leaves).amax(0)
         return sum(weight * leaf for weight, leaf in zip(weights, leaves, strict=True))
 
-    average_model = tree.combine(average, models)
-    require_close("the averaged model", average_model["params"], state.server, 1e-5, 1e-4)
-    if average_model["buffers"]:
+    model = tree.combine(average, [models[client] for client in trial.clients])
+    require_close("the averaged model", model["params"], state.server, 1e-5, 1e-4)
+    if model["buffers"]:
         server_buffers = state.server_buffers["main"]
-        require_close("the averaged buffers", average_model["buffers"], server_buffers, 1e-5, 1e-4)
+        require_close("the averaged buffers", model["buffers"], server_buffers, 1e-5, 1e-4)
 
 
-def train_plainly(trial: NetworkTrial, client: int) -> tuple[Tree, Tree, Tensor]:
-    """Train one client in plain PyTorch. Returns its parameters, buffers and mean loss."""
-    net = trial.net
+def train_plainly(trial: NetworkTrial, module: nn.Module, client: int) -> tuple[Tree, Tensor, Tree]:
+    """Train a module on one client's samples in plain PyTorch.
+
+    Returns:
+        Its parameters and buffers, the mean loss, and its counts on test samples.
+    """
+    # ---- Step 1: torch's own optimizer.
     federation = trial.federation
     draws = Draws(0, "train", 1)
-
-    # ---- Step 1: torch's own optimizer on a copy of the module.
-    module = net.copy_module()
-    parameters = [leaf for leaf in module.parameters() if leaf.requires_grad]
     optimizer = torch.optim.SGD(
-        parameters,
+        [leaf for leaf in module.parameters() if leaf.requires_grad],
         lr=LOCAL.lr,
         momentum=LOCAL.momentum,
     )
     shard = make_shard(federation, client, LOCAL.batch_size, draws)
-    (phase,) = trial.method.phases({}, {}, net.params, 1)
+    (phase,) = trial.method.phases({}, {}, trial.net.params, 1)
     losses = []
 
-    # ---- Step 2: an epoch, with the draws that the engine gives to the client.
+    # ---- Step 2: an epoch between two evaluations, by the client's draws from the engine.
     with seeded_by_key(*draws.hook_key(client)):
-        # A client is evaluated before it trains, which moves no buffer, but may draw.
-        evaluate_plainly(copy.deepcopy(module), federation, client)
+        # The evaluation before may draw, and is of a copy, as it moves no buffer.
+        stray_module = trial.net.copy_module()
+        copy_values(_read_values(module), stray_module)
+        evaluate_plainly(stray_module, federation, client)
         module.train()
         for batch in shard.batches(phase.stream, 0):
             optimizer.zero_grad()
@@ -259,10 +334,33 @@ def train_plainly(trial: NetworkTrial, client: int) -> tuple[Tree, Tree, Tensor]
             loss.backward()
             optimizer.step()
             losses.append(loss.detach())
-    values = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    params = {name: values[name].detach() for name in net.params}
-    buffers = {name: values[name].detach() for name in net.buffers}
-    return params, buffers, torch.stack(losses).mean()
+        values = {name: leaf.clone() for name, leaf in _read_values(module).items()}
+        counts = evaluate_plainly(module, federation, client)
+    params = tree.select(values, trial.net.params)
+    buffers = tree.select(values, trial.net.buffers)
+    return {"params": params, "buffers": buffers}, torch.stack(losses).mean(), counts
+
+
+def _read_values(module: nn.Module) -> Tree:
+    """Return the parameters and buffers of a module, detached."""
+    named = (*module.named_parameters(), *module.named_buffers())
+    return {name: leaf.detach() for name, leaf in named}
+
+
+def copy_values(values: Tree, module: nn.Module) -> None:
+    """Copy values into a module of the same form. Raises Unkept for one of another form."""
+    targets = _read_values(module)
+    changed = [name for name in {**values, **targets} if not _has_form(values, targets, name)]
+    if changed:
+        raise Unkept(f"{changed[0]} comes, goes or changes its form; make it in __init__")
+    for name, leaf in targets.items():
+        leaf.copy_(values[name])
+
+
+def _has_form(values: Tree, targets: Tree, name: str) -> bool:
+    if name not in values or name not in targets:
+        return False
+    return values[name].shape == targets[name].shape and values[name].dtype == targets[name].dtype
 
 
 def evaluate_plainly(module: nn.Module, federation: Federation, client: int) -> Tree:
@@ -282,32 +380,39 @@ def evaluate_plainly(module: nn.Module, federation: Federation, client: int) -> 
 )
 def evaluates_as_plain_loop(trial: NetworkTrial) -> None:
     """On its own test samples, be they two or none."""
-    state = trial.after_one_round
     net = trial.net
-    call = EvalCall(trial.method, trial.federation, state, COHORT)
+    call = EvalCall(trial.method, trial.federation, trial.after_one_round, trial.clients)
     counts = make_backend(LOOP, net, CPU).evaluate(call)
-    values = trial.values_after_one_round
-    for client in COHORT:
+    for client in trial.clients:
         module = net.copy_module()
-        for name, leaf in (*module.named_parameters(), *module.named_buffers()):
-            leaf.data.copy_(values[name])
+        copy_values(trial.values_after_one_round, module)
         with seeded_by_key(*call.draws.hook_key(client)):
             expected = evaluate_plainly(module, trial.federation, client)
-        client_counts = {"correct": counts.correct[client], "loss": counts.loss[client]}
+        client_counts = {name: getattr(counts, name)[client] for name in expected}
         require_close(f"client {client}", client_counts, expected, atol=1e-5, rtol=1e-4)
+
+
+network_promise(
+    "its first round is the same in another process",
+    "draw from torch's, NumPy's or Python's global generator, keep nothing in the module or on the"
+    " class between calls, and sort the members of sets",
+    slow=True,
+    for_runs="always",
+)(repeats_elsewhere)
 
 
 @network_promise(
     "batched equals loop on clients of unequal sizes",
     "the network runs on engine=loop, which engine=auto takes for it",
     binding=False,
+    for_runs="batched",
 )
 def batched_equals_loop(trial: NetworkTrial) -> None:
     """Or the batched backend refuses the network before the first round."""
     if obstacle := find_obstacle(trial.net):
         raise Unkept(f"engine=batched cannot vectorise it over clients ({obstacle})")
     if trial.net.traits.draws:
-        return  # both draw other numbers; `find_obstacle` has compared them without
+        return  # other numbers on each backend
     state = trial.play(Engine("batched"), 1)
     loop_state = trial.after_one_round
     require_close("server", state.server, loop_state.server, 2e-5, 1e-3)
@@ -334,7 +439,7 @@ def evaluation_repeats(trial: NetworkTrial) -> None:
     state = trial.after_one_round
     state_before = copy.deepcopy(state)
     backend = make_backend(LOOP, trial.net, CPU)
-    call = EvalCall(trial.method, trial.federation, state, COHORT)
+    call = EvalCall(trial.method, trial.federation, state, trial.clients)
     counts = backend.evaluate(call)
     require_equal("evaluated again", counts, backend.evaluate(call))
     require_equal("the state", state, state_before)
@@ -402,8 +507,8 @@ def counts_parameters_once(trial: NetworkTrial) -> None:
     parameters = [leaf for leaf in net.module.parameters() if leaf.requires_grad]
     # Integer buffers, such as BatchNorm's count of batches, do not travel.
     statistics = [leaf for leaf in tree.leaves(net.buffers) if leaf.is_floating_point()]
-    expected = len(COHORT) * sum(leaf.numel() for leaf in [*parameters, *statistics])
-    _, (outcome,) = trial.play_rounds(LOOP, 1)
+    expected = len(trial.clients) * sum(leaf.numel() for leaf in [*parameters, *statistics])
+    _, outcome = trial.first_round
     if outcome.traffic.values_down != expected:
         raise Unkept(
             f"{outcome.traffic.values_down:,} values were sent down, expected {expected:,}"

@@ -19,8 +19,7 @@ from fedpfl.data.fingerprint import fingerprint
 from fedpfl.data.partition import Partition
 from fedpfl.ground.errors import FedpflError, error_text, original_error
 from fedpfl.ground.seeding import seeded_by_key
-from fedpfl.testing.promises import Promise, Unkept, Untriable, promise_in
-from fedpfl.testing.surroundings import find_influence
+from fedpfl.testing.promises import Promise, Unkept, Untriable, promise_in, repeats_elsewhere
 
 SIZES = (10, 2, 40)  # numbers of clients
 SEEDS = (0, 1, 2)
@@ -65,7 +64,7 @@ class PartitionTrial:
         options: The scheme's options.
         clients: The number of clients, None: several.
         read_samples: Answers with the samples to deal, in place of made ones.
-        read_elsewhere: Answers with the `digest` of another process.
+        ask_elsewhere: Returns the digests of another process.
     """
 
     def __init__(
@@ -74,10 +73,10 @@ class PartitionTrial:
         options: Mapping[str, Any],
         clients: int | None = None,
         read_samples: Callable[[], Samples] = make_samples,
-        read_elsewhere: Callable[[], str] | None = None,
+        ask_elsewhere: Callable[[], dict[str, str]] | None = None,
     ):
         self.scheme = scheme
-        self.read_elsewhere = read_elsewhere
+        self.ask_elsewhere = ask_elsewhere
         self._read_samples = read_samples
         self.sizes = SIZES if clients is None else (clients,)
         self.options = {**options}
@@ -172,9 +171,9 @@ class PartitionTrial:
 
         return call_watched
 
-    def digest(self) -> str:
+    def digests(self, is_elsewhere: bool = False) -> dict[str, str]:
         """Return the digest of its answer to the default number of clients."""
-        return digest_of_partition(self.partitions[self.default_size])
+        return {"split": fingerprint(self.partitions[self.default_size])}
 
 
 PARTITION_PROMISES: list[Promise] = []
@@ -269,76 +268,11 @@ def shares_nothing(trial: PartitionTrial) -> None:
             )
 
 
-@promise(
-    "deals few samples and odd ones too, or says in one line why not",
-    "raise fedpfl.ground.errors.FedpflError",
-)
-def refuses_in_one_line(trial: PartitionTrial) -> None:
-    """A sample for each client, one class alone, no groups and no test part."""
-    # ---- Step 1: samples that leave little to deal.
-    few_ungrouped = make_samples(FEW, 3, has_groups_and_test=False)
-    cases = {
-        f"{FEW} clients of {FEW} samples": (make_samples(FEW, 3), FEW),
-        f"{FEW // 2} clients of {FEW} samples without groups": (few_ungrouped, FEW // 2),
-        "10 clients of one class": (make_samples(1000, 1), 10),
-        "10 clients of samples without groups or test part": (
-            make_samples(has_groups_and_test=False),
-            10,
-        ),
-        "1 client": (make_samples(), 1),
-    }
-
-    # ---- Step 2: each is dealt, or refused in one line.
-    for label, (samples, clients) in cases.items():
-        try:
-            with seeded_by_key("partition"):
-                partition.deal_samples(
-                    trial.scheme,
-                    samples,
-                    clients,
-                    SEEDS[0],
-                    **trial.options,
-                )
-        except FedpflError as refusal:
-            # So `call_scheme` words what is the scheme's fault; any other refusal will do.
-            if "mend its code" in str(refusal):
-                raise Unkept(f"{label}: {refusal}") from None
-        except (Exception, SystemExit) as error:
-            raise Unkept(f"{label}: it {describe_failure(error)}") from error
-
-
-@promise(
-    "does not depend on the working directory, the order of listings, the locale or threads",
-    "use whole paths, and sort what folders list",
-)
-def ignores_surroundings(trial: PartitionTrial) -> None:
-    """Runs go on elsewhere, and are compared with runs of other machines."""
-
-    def compare_anew() -> str:
-        try:
-            clients = trial.default_size
-            return compare(trial.partitions[clients], trial.deal(clients))
-        except (Unkept, FedpflError) as error:
-            return str(error)
-
-    if fault := find_influence(compare_anew):
-        raise Unkept(fault)
-
-
-@promise(
+promise(
     "deals the same in another process",
     "hash() and sets differ between processes; sort what they list",
     slow=True,
-)
-def repeats_in_another_process(trial: PartitionTrial) -> None:
-    """A run that goes on deals in another process than it began in."""
-    if trial.read_elsewhere is None:
-        raise Untriable("another process needs the name of the choice and its plugin file")
-    digest = trial.read_elsewhere()
-    if not digest:
-        raise Unkept("another process fails to deal")
-    if digest != trial.digest():
-        raise Unkept(f"another process deals otherwise to {trial.default_size} clients")
+)(repeats_elsewhere)
 
 
 # ---- comparisons
@@ -356,16 +290,6 @@ def compare(earlier: Partition, later: Partition) -> str:
             if not np.array_equal(indices, later_indices):
                 return f"client {client} has other {name} samples, or in another order"
     return ""
-
-
-def digest_of_partition(parts: Partition) -> str:
-    """Return a digest of who holds which samples, in which order."""
-
-    def to_tensors(name: str) -> list[torch.Tensor]:
-        # Indices of another integer type are the same partition.
-        return [torch.from_numpy(indices.astype(np.int64)) for indices in getattr(parts, name)]
-
-    return fingerprint(to_tensors("train"), to_tensors("test"), to_tensors("validation"))
 
 
 def describe_failure(error: BaseException) -> str:

@@ -1,13 +1,13 @@
-"""Promises of a user's code, each a function that tries it and raises Unkept where it is broken.
+"""Promises of a user's code: functions that try it, and raise Unkept where it breaks them.
 
-A list of promises and something to try them on is all that `fedpfl check` needs.
+A run asks the few promises that are marked for runs; `fedpfl check` and pytest ask all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from fedpfl.ground.errors import FedpflError, MethodError, error_text, original_error
 
@@ -17,49 +17,46 @@ class Unkept(AssertionError):
 
 
 class Untriable(FedpflError):
-    """Nothing can be said of any promise before the user has mended this: files are absent, say."""
+    """No promise can be tried until the user fixes something: files are absent, say."""
 
 
 class Promise(NamedTuple):
-    """Hold a promise, how it is tried, and what mends code that breaks it.
+    """Hold a promise, its check, and advice for code that breaks it.
 
     Attributes:
         title: The promise in words, as the command prints it.
-        mend: What mends code that does not keep it.
+        advice: How to fix code that does not keep it.
         check: `check(trial)`, or `check(trial, engine)` for each of `engines`.
         engines: The backends that it is tried on, if it depends on them.
-        binding: Whether it must be kept; what breaks another is only noted.
+        binding: Whether it must be kept; a broken one that need not be is only noted.
         slow: Whether a quick look leaves it out.
+        for_runs: Whether a run of a plugin asks it before its first round: "batched" where the
+            batched backend may be taken.
     """
 
     title: str
-    mend: str
+    advice: str
     check: Callable[..., None]
     engines: tuple[str, ...] = ()
     binding: bool = True
     slow: bool = False
+    for_runs: Literal["", "always", "batched"] = ""
 
 
 class Verdict(NamedTuple):
-    """Hold what came of a promise: the faults, and what mends them; both empty where it is kept."""
+    """Hold the faults found in a promise, and advice; both are empty where it is kept."""
 
     promise: Promise
     faults: list[str]
-    mend: str
+    advice: str
 
 
 def promise_in(promises: list[Promise]) -> Callable[..., Callable[[Any], Any]]:
-    """Return a decorator `promise(title, mend, ...)` that appends its function to the list."""
+    """Make a decorator `promise(title, advice, ...)` that appends its function to the list."""
 
-    def promise(
-        title: str,
-        mend: str,
-        engines: tuple[str, ...] = (),
-        binding: bool = True,
-        slow: bool = False,
-    ) -> Callable[[Any], Any]:
+    def promise(title: str, advice: str, **options: Any) -> Callable[[Any], Any]:
         def register(check: Callable[..., None]) -> Callable[..., None]:
-            promises.append(Promise(title, mend, check, engines, binding, slow))
+            promises.append(Promise(title, advice, check, **options))
             return check
 
         return register
@@ -67,8 +64,21 @@ def promise_in(promises: list[Promise]) -> Callable[..., Callable[[Any], Any]]:
     return promise
 
 
+def repeats_elsewhere(trial: Any) -> None:
+    """Compare a trial's digests with those of another process, which asks in another order."""
+    if trial.ask_elsewhere is None:
+        raise Untriable("another process needs the name of the choice and its plugin file")
+    there = trial.ask_elsewhere()
+    if "error" in there:
+        raise Unkept(f"another process fails: {there['error']}")
+    here = trial.digests()
+    names = [name for name in here if here[name] != there.get(name)]
+    if names:
+        raise Unkept(f"another process has other {names[0]}")
+
+
 def describe_error(error: BaseException) -> str:
-    """Say what was raised, in one line."""
+    """Describe an error in one line."""
     return f"raised {error_text(original_error(error), with_class=True)}"
 
 
@@ -77,11 +87,11 @@ class Judge(NamedTuple):
 
     Attributes:
         describe_error: Returns words for an error that was raised.
-        advise: Returns what mends a promise that was tried to its end and not kept.
+        advise: Returns advice for a promise that was tried to its end and not kept.
     """
 
     describe_error: Callable[[BaseException], str] = describe_error
-    advise: Callable[[Promise], str] = attrgetter("mend")
+    advise: Callable[[Promise], str] = attrgetter("advice")
 
 
 def audit(
@@ -91,12 +101,12 @@ def audit(
 
     Args:
         trial: What the promises are tried on.
-        promises: The promises, of which the first is about the form of answers.
+        promises: The promises; the first is about the form of answers.
         quick: Whether to leave out slow promises and all engines but one.
         judge: How faults are put into words.
 
     Raises:
-        Untriable: Nothing can be said of any promise, as files are absent.
+        Untriable: No promise can be tried, as files are absent.
     """
     for promise in promises:
         if quick and promise.slow:
@@ -109,7 +119,7 @@ def audit(
             judge or Judge(),
         )
         if is_first and verdict.faults:
-            yield verdict._replace(mend="the rest is tried once this is mended")
+            yield verdict._replace(advice="the rest is tried once this is fixed")
             return
         yield verdict
 
@@ -127,7 +137,7 @@ def try_promise(trial: Any, promise: Promise, quick: bool, judge: Judge) -> Verd
             faults[engine] = fault
         is_tried_to_end |= is_unkept
 
-    # What all engines say alike is said once, without their names.
+    # A fault that all engines share is told once, without their names.
     if len(faults) == len(engines) and len(set(faults.values())) == 1:
         lines = list(faults.values())[:1]
     else:

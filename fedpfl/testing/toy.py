@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import hashlib
 import math
+import threading
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedpfl.data.federation import Federation
 from fedpfl.engine import (
@@ -31,9 +35,10 @@ from fedpfl.engine import (
     pick_cohort,
     play_round,
 )
-from fedpfl.engine.calls import Counts, EvalCall, Participation, TrainCall, with_before_turn
-from fedpfl.engine.keys import Draws
-from fedpfl.engine.training.participation import OneClient
+from fedpfl.engine.backends.loop import LoopBackend
+from fedpfl.engine.calls import Call, Counts, EvalCall, Participation, TrainCall, with_before_turn
+from fedpfl.engine.keys import Draws, find_global_draws
+from fedpfl.engine.training.participation import OneClient, run_participation
 from fedpfl.engine.training.shard import make_shard
 from fedpfl.ground import tree
 from fedpfl.ground.tree import Tree
@@ -170,10 +175,23 @@ def play_rounds(
     federation: Federation,
     cohorts: list[list[int]],
     settings: PlaySettings = PlaySettings(),
+    backend: Backend | None = None,
 ) -> tuple[list[State], list[Outcome]]:
-    """Return copies of the states before round 1 and after every round, and the outcomes."""
+    """Play rounds of these cohorts.
+
+    Args:
+        method: To be played.
+        net: Its network.
+        federation: Its clients.
+        cohorts: One for each round.
+        settings: How clients train.
+        backend: None: that of `settings.engine`.
+
+    Returns:
+        Copies of the states before round 1 and after every round, and the outcomes.
+    """
     # ---- Step 1: the state before round 1.
-    backend = make_backend(as_engine(settings.engine), net, CPU)
+    backend = backend or make_backend(as_engine(settings.engine), net, CPU)
     state = make_initial_state(
         method,
         net,
@@ -221,26 +239,104 @@ def participate(
     return make_backend(as_engine(settings.engine), net, CPU).run_one(with_before_turn(call))
 
 
-NUDGES = (2e-7, 4e-7, 6e-7)
-"""By how much of themselves samples are changed: as sums in another order are."""
+class ConstantDraws(TorchDispatchMode):
+    """Make every random operation of torch in this thread return a constant."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return output
+        if func.overloadpacket.__name__ == "randperm":
+            # The order in which padding, which comes last, changes the first rows.
+            return output.sort(descending=True).values
+        if isinstance(output, Tensor):
+            output.fill_(0.5 if output.is_floating_point() else 0)
+        return output
+
+
+class TurnsBackend(LoopBackend):
+    """Take clients through training in turns, a job each, as threads may.
+
+    So memories of one client's hooks meet those of the next.
+    """
+
+    def run(self, calls: Sequence[Call]) -> list[Any]:
+        """See Backend; errors of training are raised."""
+        if not all(isinstance(call, TrainCall) for call in calls):
+            return super().run(calls)
+        return [self._train_in_turns(call) for call in calls if isinstance(call, TrainCall)]
+
+    def _train_in_turns(self, call: TrainCall) -> Any:
+        nets = {client: self.net.copy() for client in call.clients}
+        jobs = {
+            client: run_participation(call, OneClient(client), net, self._autocast)
+            for client, net in nets.items()
+        }
+        replies: dict[int, Any] = dict.fromkeys(call.clients)
+        results: dict[int, Any] = {}
+        while len(results) < len(jobs):
+            for client in [client for client in call.clients if client not in results]:
+                try:
+                    job = jobs[client].send(replies[client])
+                except StopIteration as ending:
+                    results[client] = ending.value
+                    continue
+                replies[client] = self._do_job(nets[client], job, threading.Event())
+        return tree.stack([results[client] for client in call.clients])
 
 
 class MethodTrial:
     """A method on the tiny federation; runs that several promises look at are played once.
 
     Args:
-        method: that is tried.
-        pairs: low-rank ones in each layer of a network that is frozen else, which a method may also
+        method: To be tried.
+        pairs: Low-rank ones in each layer of an otherwise frozen network, which a method may also
             want itself.
-        twin: the same method, of code that was imported anew; None where it cannot be.
+        ask_elsewhere: Returns the digests of another process.
     """
 
-    def __init__(self, method: Method, pairs: int = 0, twin: Method | None = None):
+    def __init__(
+        self,
+        method: Method,
+        pairs: int = 0,
+        ask_elsewhere: Callable[[], dict[str, str]] | None = None,
+    ):
         self.method = method
-        self.twin = twin
+        self.ask_elsewhere = ask_elsewhere
         self._pairs = pairs or method.pairs
         self._runs: dict[tuple[str, bool], tuple[list[State], list[Outcome]]] = {}
         self._participations: dict[str, Participation] = {}
+
+    def digests(self, is_elsewhere: bool = False) -> dict[str, str]:
+        """Return digests of two rounds and their evaluations by name.
+
+        Args:
+            is_elsewhere: Whether hooks are first asked about another model, and clients train in
+                turns, so that memories of hooks show.
+        """
+        method = self.method
+        net = self.net()
+        backend = make_backend(LOOP, net, CPU)
+        train_backend = backend
+        if is_elsewhere:
+            stray_net = tiny(seed=2, pairs=self._pairs)
+            stray_states, _ = play_rounds(method, stray_net, tiny_federation(), COHORTS[1:])
+            backend.evaluate(EvalCall(method, tiny_federation(), stray_states[-1], EVERYONE))
+            # In turns, global draws would come in another order.
+            if not find_global_draws(method):
+                train_backend = TurnsBackend(net, CPU, LOOP)
+
+        # Before the first round, too: a memory of later ones would be the same.
+        evaluations = []
+        states: list[State] = []
+        for count in (0, len(COHORTS)):
+            states, outcomes = play_rounds(
+                method, net, tiny_federation(), COHORTS[:count], backend=train_backend
+            )
+            call = EvalCall(method, tiny_federation(), states[-1], EVERYONE)
+            evaluations.append(backend.evaluate(call).loss)
+        losses = [outcome.loss for outcome in outcomes]
+        return digest_leaves({"evaluation": evaluations, "state": states, "loss": losses})
 
     def net(self, norm: bool = False) -> Net:
         """Return the network that it is tried on."""
@@ -335,26 +431,6 @@ class MethodTrial:
         return method.prepare(state.server, client | tree.mark_real(extra_entries))
 
 
-class NudgedTrial(MethodTrial):
-    """A method where rounding alone tells both backends apart.
-
-    The other one is loop, too, on samples that are larger by a share `nudge` of themselves.
-    """
-
-    def __init__(self, method: Method, nudge: float):
-        super().__init__(method)
-        self._nudge = nudge
-
-    def _set_up(self, engine: Engine | str, norm: bool = False) -> tuple[Backend, Federation]:
-        backend, federation = super()._set_up("loop", norm)
-        if engine == "loop":
-            return backend, federation
-        assert federation.std
-        # Scaling divides by std: a smaller one makes samples larger.
-        std = tuple(deviation / (1 + self._nudge) for deviation in federation.std)
-        return backend, dataclasses.replace(federation, std=std)
-
-
 # ---- comparisons
 
 
@@ -378,6 +454,19 @@ def flatten(tree: Any, path: str = "") -> dict[str, Tensor]:
     for key, part in tree.items():
         leaves.update(flatten(part, f"{path}/{key}"))
     return leaves
+
+
+def digest_leaves(values: Any) -> dict[str, str]:
+    """Return digests of all leaves of trees and states by path, to the last bit."""
+    leaves = flatten(values)
+    return {
+        path.strip("/").replace("/", "."): hashlib.blake2b(
+            f"{leaf.dtype}{list(leaf.shape)}".encode()
+            + leaf.detach().contiguous().numpy().tobytes(),
+            digest_size=8,
+        ).hexdigest()
+        for path, leaf in leaves.items()
+    }
 
 
 def differing(a: Any, b: Any) -> list[str]:

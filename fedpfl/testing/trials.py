@@ -1,37 +1,34 @@
-"""Make what tries a method, network, data set or partition, from its name and options."""
+"""Make a trial of a method, network, data set or partition from words of the command line."""
 
 from __future__ import annotations
 
-import contextlib
-import inspect
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
-
+from fedpfl import models
 from fedpfl.config import group_options, overrides
 from fedpfl.config.choices import list_choices
 from fedpfl.config.messages import format_error
 from fedpfl.config.plugins import PLUGIN_KINDS
 from fedpfl.config.resolution import resolve_config
 from fedpfl.config.schema import ModelOptions
-from fedpfl.config.twins import build_repeatable_network, import_twin
-from fedpfl.data import datasets, partition
-from fedpfl.ground.checks import VARIADIC, build_dataclass, require_known_keys, without_name
+from fedpfl.data import partition
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS
+from fedpfl.models import Net
 from fedpfl.testing.dataset_promises import DATASET_PROMISES, DatasetTrial, describe_reading_error
 from fedpfl.testing.method_promises import METHOD_PROMISES, MethodAdvice
-from fedpfl.testing.network_promises import NETWORK_PROMISES, NetworkTrial
+from fedpfl.testing.network_promises import (
+    NETWORK_PROMISES,
+    USUAL_SAMPLES,
+    NetworkTrial,
+    Samples,
+)
 from fedpfl.testing.partition_promises import PARTITION_PROMISES, PartitionTrial, make_samples
-from fedpfl.testing.promises import Judge, Promise, Verdict, audit
+from fedpfl.testing.promises import Judge, Promise
 from fedpfl.testing.toy import MethodTrial
 
 PROMISES_BY_KIND: dict[str, list[Promise]] = {
@@ -41,219 +38,104 @@ PROMISES_BY_KIND: dict[str, list[Promise]] = {
     "partition": PARTITION_PROMISES,
 }
 REGISTRIES = {kind.group: kind for kind in PLUGIN_KINDS.values()}
-SHARED_OPTIONS: dict[str, tuple[Callable[..., Any], ...]] = {
-    "model": (ModelOptions,),
-    "dataset": (datasets.load_samples,),
-}
-"""What takes options beside the choice itself."""
-TRIAL_KEYS = {"model": ("shape",), "dataset": ("data_dir",), "partition": ("clients",)}
-"""Keys that are no options of the choice, but of the trial."""
-FIXED_KEYS = {
-    "method": (),
-    "model": (),
-    "dataset": ("name", "data_dir", "options"),
-    "partition": ("seed",),
-}
-KIND_TITLES = {
-    "method": "a method",
-    "model": "a model",
-    "dataset": "a data set",
-    "partition": "a partition",
-}
+TRIAL_KEYS = ("shape", "clients", "data_dir")
+"""Keys of trials, which are of no kind."""
+
+AskElsewhere = Callable[[], dict[str, str]]
 
 
-class Choice(NamedTuple):
-    """Name a method, network, data set or partition that is tried."""
+@dataclass(frozen=True)
+class Subject:
+    """Name a method, network, data set or partition to be tried, with its configuration.
+
+    Attributes:
+        kind: A key of REGISTRIES.
+        name: The choice's.
+        config: The configuration that `train` would have with it.
+        shape: Of samples for a network; None: the first that it takes.
+        samples: How many of them a network is tried on.
+        clients: For a partition; None: several numbers.
+        has_dataset: Whether a partition deals the data set of `config`, and no made-up samples.
+    """
 
     kind: str
     name: str
+    config: Mapping[str, Any] = field(default_factory=dict, hash=False, repr=False)
+    shape: tuple[int, ...] | None = None
+    samples: Samples = USUAL_SAMPLES
+    clients: int | None = None
+    has_dataset: bool = False
 
     def __str__(self) -> str:
         return f"{self.kind}={self.name}"
 
 
-class Command(NamedTuple):
-    """Hold what the words of the command ask for.
-
-    Attributes:
-        choices: that are tried.
-        settings: their options, as words.
-        by_name: whether they are named one by one, and not all that a file has.
-    """
-
-    choices: list[Choice]
-    settings: list[str]
-    by_name: bool
+def list_names(kind: str) -> set[str]:
+    """List all names of a kind: those of YAML files, and those that plugins add."""
+    return {*list_choices(kind), *REGISTRIES[kind].registry}
 
 
-def choice_names(group: str) -> set[str]:
-    """Return all names of a kind: those of files of values, and those that plugins add."""
-    return {*list_choices(group), *REGISTRIES[group].registry}
+# ---- from words to subjects
 
 
-# ---- with which options
-
-
-def make_trials(command: Command, elsewhere: OtherProcess) -> dict[Choice, Any]:
-    """Return what tries each choice, by the command's settings. Raises FedpflError."""
-    values = _share_settings(command)
-    trials: dict[Choice, Any] = {}
-    data_sets: list[DatasetTrial] = []
-    # Partitions come last: they deal the data set that is named beside them.
-    for choice in sorted(command.choices, key=lambda choice: choice.kind == "partition"):
-        with _prefix_errors(choice):
-            trial = make_trial(choice, values[choice], elsewhere, data_sets)
-        trials[choice] = trial
-        if isinstance(trial, DatasetTrial) and command.by_name:
-            data_sets.append(trial)
-    return {choice: trials[choice] for choice in command.choices}
-
-
-def make_trial(
-    choice: Choice,
-    values: dict[str, str],
-    elsewhere: OtherProcess,
-    data_sets: Sequence[DatasetTrial],
-) -> Any:
-    """Return the trial of a choice. Raises FedpflError.
+def read_subjects(choices: Sequence[tuple[str, str]], settings: Sequence[str]) -> list[Subject]:
+    """Compose the configuration of each choice, as `train` would.
 
     Args:
-        choice: that is tried.
-        values: text by key, of its options and of its trial.
-        elsewhere: reads or deals the same in another process.
-        data_sets: the first of them is what a partition deals; else it deals made samples.
-    """
-    # ---- Step 1: keys of the trial, then options of the choice.
-    clients = values.pop("clients", None)
-    data_dir = values.pop("data_dir", None)
-    shape = values.pop("shape", None)
-    config = _compose_choice(choice, values)
-    group = config[choice.kind]
-    read_elsewhere = partial(elsewhere.digest, choice)
-
-    # ---- Step 2: the trial of its kind.
-    if choice.kind == "method":
-        options = without_name(group)
-        twin_class = import_twin("METHODS", group["name"])
-        return MethodTrial(
-            build_dataclass(METHODS[group["name"]], options, ""),
-            twin=build_dataclass(twin_class, options, ""),
-        )
-    options = {**group_options.read_options(config, choice.kind)}
-    if choice.kind == "model":
-        # These are about weights that a run starts from.
-        options.pop("name", None)
-        options.pop("overlap", None)
-        build = partial(build_repeatable_network, group["name"], **options)
-        return NetworkTrial(build, METHODS["fedavg"](), _parse_shape(shape))
-    if choice.kind == "dataset":
-        name = options.pop("name")
-        return DatasetTrial(
-            name,
-            Path(data_dir or config["data_dir"]),
-            options,
-            read_elsewhere,
-        )
-    options.pop("seed", None)
-    read_samples = partial(getattr, data_sets[0], "samples") if data_sets else make_samples
-    return PartitionTrial(
-        scheme=partition.SCHEMES[group["name"]],
-        options=options,
-        clients=_parse_clients(clients),
-        read_samples=read_samples,
-        read_elsewhere=read_elsewhere,
-    )
-
-
-@contextlib.contextmanager
-def _prefix_errors(choice: Choice) -> Iterator[None]:
-    """Name the choice in errors, and its keys as the command does."""
-    try:
-        yield
-    except FedpflError as error:
-        # The command's words have keys without their kind, as `q=2` has.
-        raise FedpflError(f"{choice}: {str(error).replace(f'{choice.kind}.', '')}") from None
-
-
-def _share_settings(command: Command) -> dict[Choice, dict[str, str]]:
-    """Return each choice's settings; one without a kind is for all that take it.
+        choices: Kinds and names.
+        settings: Words such as `method.mu=0.1`, `clients=7`.
 
     Raises:
-        FedpflError: for a key that no choice takes.
+        FedpflError: For words that cannot be composed.
     """
-    values: dict[Choice, dict[str, str]] = {choice: {} for choice in command.choices}
-    keys = {choice: _list_keys(choice) for choice in command.choices}
-    for word in command.settings:
-        key, _, text = word.partition("=")
-        kind, _, key_of_kind = key.partition(".")
-        candidates = command.choices
-        # `method.q=...` is for the method alone, `q=...` for whatever has a q.
-        if kind in REGISTRIES and key_of_kind:
-            key = key_of_kind
-            candidates = [choice for choice in command.choices if choice.kind == kind]
-        takers = [choice for choice in candidates if key in keys[choice]]
-        if not takers:
-            key_names = dict.fromkeys(name for choice in candidates for name in keys[choice])
-            _refuse_key(key, list(key_names), candidates)
-        for choice in takers:
-            values[choice][key] = text
-    return values
-
-
-def _refuse_key(key: str, key_names: list[str], choices: list[Choice]) -> NoReturn:
-    """Raise FedpflError for a key that is none of these names."""
-    choice_text = f"{choices[0]}: " if len(choices) == 1 else ""
-    try:
-        require_known_keys({key: ""}, key_names, "")
-    except FedpflError as error:
-        raise FedpflError(f"{choice_text}{error}") from None
-    raise AssertionError(key)
-
-
-def _list_keys(choice: Choice) -> list[str]:
-    """Return the keys of a choice, of what surrounds its kind, and of its trial."""
-    kind = REGISTRIES[choice.kind]
-    target = kind.registry.get(choice.name)
-    if not target:
-        # A YAML file may have another name than the class that it configures.
-        target = kind.registry[_compose_choice(choice, {})[choice.kind]["name"]]
-    fixed_keys = {*kind.supplied, *FIXED_KEYS[choice.kind]}
-    keys: list[str] = []
-    for part in (target, *SHARED_OPTIONS.get(choice.kind, ())):
-        for name, parameter in inspect.signature(part).parameters.items():
-            if name not in fixed_keys and parameter.kind not in VARIADIC:
-                keys.append(name)
-    keys += TRIAL_KEYS.get(choice.kind, ())
-    return list(dict.fromkeys(keys))
-
-
-def _compose_choice(choice: Choice, values: Mapping[str, str]) -> dict[str, Any]:
-    """Return the configuration in which `train` would have the choice and these values.
-
-    Raises:
-        FedpflError: for values that cannot be read, or not be composed.
-    """
-    for key, text in values.items():
-        try:
-            parsed = OverridesParser.create().parse_override(f"{key}={text}")
-        except HydraException:
-            raise FedpflError(
-                f"{key}={text} cannot be read; quote what is no number or word"
-            ) from None
-        if parsed.is_sweep_override():
-            raise FedpflError(
-                f"{key}={text} is several values; give it one, or a list as {key}=[a,b]"
+    values = dict(word.split("=", 1) for word in settings if "=" in word)
+    names = dict(choices)
+    has_dataset = {"dataset", "partition"} <= names.keys() and len(choices) == len(names)
+    subjects = []
+    for kind, name in choices:
+        words = [f"{kind}={name}"]
+        if kind == "partition" and has_dataset:
+            words.append(f"dataset={names['dataset']}")
+        groups = {word.partition("=")[0] for word in words}
+        for key, text in values.items():
+            group = key.partition(".")[0]
+            if group in groups or (group not in REGISTRIES and key != "shape"):
+                words.append(f"{key}={text}")
+        subjects.append(
+            Subject(
+                kind=kind,
+                name=name,
+                config=_compose_config(f"{kind}={name}", words),
+                shape=_parse_shape(values.get("shape")),
+                clients=_parse_clients(values.get("clients")),
+                has_dataset=has_dataset,
             )
-    # ++: an option may be absent from the YAML file, whose default then holds.
-    value_words = [f"++{choice.kind}.{key}={text}" for key, text in values.items()]
+        )
+    _require_taken(values, {kind for kind, _ in choices})
+    return subjects
+
+
+def _require_taken(values: Mapping[str, str], kinds: set[str]) -> None:
+    """Raise FedpflError for settings of a kind that is not tried."""
+    for key in values:
+        group = key.partition(".")[0]
+        if group in REGISTRIES and group not in kinds:
+            raise FedpflError(f"{key}: no {group} is tried here; name it by {group}=NAME")
+
+
+def _compose_config(choice: str, words: Sequence[str]) -> dict[str, Any]:
+    if swept := next(filter(overrides.is_sweep, words), None):
+        raise FedpflError(f"{swept} is several values; give it one, or a list as [a,b]")
     try:
-        return resolve_config(overrides.compose_config([str(choice), *value_words]))
+        return resolve_config(overrides.compose_config(words))
     except overrides.HYDRA_ERRORS as error:
-        raise FedpflError(format_error(error)) from None
+        raise FedpflError(f"{choice}: {format_error(error)}") from None
+    except FedpflError as error:
+        raise FedpflError(f"{choice}: {error}") from None
 
 
 def _parse_shape(text: str | None) -> tuple[int, ...] | None:
-    """Return the shape of a sample as [3,32,32] says it. Raises FedpflError."""
+    """Parse the shape of a sample, [3,32,32]. Raises FedpflError."""
     if text is None:
         return None
     sizes = text.strip("[]() ").split(",")
@@ -263,7 +145,7 @@ def _parse_shape(text: str | None) -> tuple[int, ...] | None:
 
 
 def _parse_clients(text: str | None) -> int | None:
-    """Return a number of clients. Raises FedpflError."""
+    """Parse a number of clients. Raises FedpflError."""
     if text is None:
         return None
     if not (text.isdecimal() and int(text)):
@@ -271,55 +153,76 @@ def _parse_clients(text: str | None) -> int | None:
     return int(text)
 
 
-# ---- another process
+# ---- from subjects to trials
 
 
-class OtherProcess:
-    """The same command in another process, which hashes otherwise; one answers for all choices."""
-
-    def __init__(self, check_words: Sequence[str]):
-        self._check_words = check_words
-
-    def digest(self, choice: Choice) -> str:
-        """Return the digest of a choice as it is there, "" where it fails."""
-        return self._digests.get(str(choice), "")
-
-    @cached_property
-    def _digests(self) -> dict[str, str]:
-        seed = os.environ.get("PYTHONHASHSEED", "")
-        # Never the seed of this process, nor 0, which turns hashing by chance off.
-        other_seed = 1 + int(seed) % 1000 if seed.isdecimal() else 1
-        environment = {**os.environ, "PYTHONHASHSEED": str(other_seed)}
-        command = [sys.executable, "-m", "fedpfl.check", "--digests", "--", *self._check_words]
-        result = subprocess.run(command, env=environment, capture_output=True, text=True)
-        lines = result.stdout.splitlines()
-        # A plugin may print, too; the digests are in the last line.
-        with contextlib.suppress(ValueError):
-            return json.loads(lines[-1]) if lines else {}
-        return {}
+def make_trial(subject: Subject, ask_elsewhere: AskElsewhere | None = None) -> Any:
+    """Make the trial of a subject. Raises FedpflError for wrong options."""
+    try:
+        return _make_trial(subject, ask_elsewhere)
+    except FedpflError as error:
+        raise FedpflError(f"{subject}: {error}") from None
 
 
-def digest_of_trial(trial: Any) -> str:
-    """Return the digest of a trial's answer; "" where it has none, or fails."""
-    with contextlib.suppress(Exception, SystemExit):
-        return trial.digest() if hasattr(trial, "digest") else ""
-    return ""
+def _make_trial(subject: Subject, ask_elsewhere: AskElsewhere | None) -> Any:
+    config = subject.config
+    if subject.kind == "method":
+        method = group_options.build_choice(config, "method", METHODS)
+        return MethodTrial(method, ask_elsewhere=ask_elsewhere)
+    if subject.kind == "model":
+        return make_network_trial(subject, ask_elsewhere)
+    if subject.kind == "dataset":
+        return make_dataset_trial(config, ask_elsewhere)
+    options = group_options.read_partition_options(config)
+    options.pop("seed", None)
+    data_set = make_dataset_trial(config) if subject.has_dataset else None
+    return PartitionTrial(
+        scheme=partition.SCHEMES[config["partition"]["name"]],
+        options=options,
+        clients=subject.clients,
+        read_samples=partial(getattr, data_set, "samples") if data_set else make_samples,
+        ask_elsewhere=ask_elsewhere,
+    )
 
 
-# ---- verdicts
+def make_dataset_trial(
+    config: Mapping[str, Any], ask_elsewhere: AskElsewhere | None = None
+) -> DatasetTrial:
+    """Make the trial of a configuration's data set. Raises FedpflError for wrong options."""
+    options = group_options.read_dataset_options(config)
+    name = options.pop("name")
+    return DatasetTrial(name, Path(config["data_dir"]), options, ask_elsewhere)
+
+
+def make_network_trial(
+    subject: Subject, ask_elsewhere: AskElsewhere | None = None, net: Net | None = None
+) -> NetworkTrial:
+    """Make the trial of a network. Raises FedpflError for wrong options.
+
+    Args:
+        subject: The network's.
+        ask_elsewhere: Returns the digests of another process.
+        net: The network, if it is built already.
+    """
+    name = subject.config["model"]["name"]
+    options = group_options.read_model_options(subject.config)
+    own_options = {key: value for key, value in options.items() if key not in vars(ModelOptions())}
+    return NetworkTrial(
+        partial(models.build_network, name, head=options["head"], **own_options),
+        METHODS["fedavg"](),
+        subject.shape,
+        make=partial(models.make_module, name, **own_options),
+        samples=subject.samples,
+        net=net,
+        ask_elsewhere=ask_elsewhere,
+    )
 
 
 def make_judge(kind: str, trial: Any) -> Judge:
-    """Return how errors of this kind of trial are described and mended."""
+    """Return how errors of this kind of trial are described and fixed."""
     if kind == "method":
         advice = MethodAdvice(trial.method)
         return Judge(advice.describe_error, advice.advise)
     if kind == "dataset":
         return Judge(describe_reading_error)
     return Judge()
-
-
-def audit_trial(choice: Choice, trial: Any, quick: bool) -> Iterator[Verdict]:
-    """Yield the verdict on each promise of the choice's kind."""
-    promises = PROMISES_BY_KIND[choice.kind]
-    yield from audit(trial, promises, quick, make_judge(choice.kind, trial))

@@ -29,11 +29,6 @@ class Mine(FedAvg):
 
 
 METHOD_FAULTS = r"""
-== remembers the first model | runs_repeat | round 2, resumed in another process: server.
-    def aggregate(self, server, clients, net, uploads, weight, generator):
-        CALLS.append(server["fc.bias"])
-        new, clients = super().aggregate(server, clients, net, uploads, weight, generator)
-        return tree.map(lambda leaf: leaf + 0.1 * CALLS[0].sum(), new), clients
 == counts calls | clients_are_apart order_does_not_matter runs_repeat workers_do_not_matter | something outlives a hook's call
     def finish(self, server, client, start, end):
         CALLS.append(1)
@@ -49,7 +44,7 @@ METHOD_FAULTS = r"""
     def personal(self, server, client):
         CALLS.append(1)
         return {name: leaf + 1e-3 * len(CALLS) for name, leaf in server.items()}
-== averages over padding | backends_agree backends_agree_with_norm width_does_not_matter | use batch.mean
+== averages over padding | backends_agree backends_agree_with_norm ignores_padding width_does_not_matter | use batch.mean
     def loss(self, server, client, net, params, batch):
         return batch.losses(net(params, batch.x)).mean()
 == predicts by the batch | backends_agree_in_evaluation | evaluated, test loss: up to 0.
@@ -81,13 +76,6 @@ METHOD_FAULTS = r"""
 == asks for values | keeps_form | calls one_hot, which looks at the values of a tensor, but it is asked about many clients at once: write
     def loss(self, server, client, net, params, batch):
         return batch.loss(net(params, batch.x)) + F.one_hot(batch.y, 5).sum()
-== divides by small gradients | backends_agree_with_norm | perhaps rounding alone: on samples that are 2e-7 of themselves larger the loop
-    own_steps = True
-    def phases(self, server, client, params, epochs):
-        return [Phase(epochs, step=self._step)]
-    def _step(self, server, client, net, params, batch):
-        grads, loss = net.gradient(lambda *now: self.loss(server, client, *now), params, batch)
-        return tree.map(lambda own, grad: own - 1e-3 * grad / (grad.abs() + 1e-8), params, grads), loss
 == looks at single uploads | sees_what_it_says | server_sees is 'mean of uploads', and aggregate goes by each upload
     server_sees = "mean of uploads"
     def aggregate(self, server, clients, net, uploads, weight, generator):
@@ -95,7 +83,7 @@ METHOD_FAULTS = r"""
 """
 """Name | what is broken | what is said of it, and the hooks."""
 BREAK_MORE = {
-    *("counts calls", "counts evaluations", "draws at evaluation", "divides by small gradients"),
+    *("counts calls", "counts evaluations", "draws at evaluation"),
     *("averages over padding", "predicts by the batch"),
 }
 """Faults that break other promises too."""
@@ -108,7 +96,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from fedpfl.data.datasets import Raw
-from fedpfl.data.datasets.shared.source import read_cached
 from fedpfl.data.partition import Partition
 from fedpfl.ground.errors import FedpflError
 START = os.getcwd()
@@ -132,20 +119,6 @@ def share(train, clients):
     train[-1] = np.append(train[-1], train[0][: 3 * (clients > 1)])
 
 KEPT, CALLS = made(), []
-FOLDER = Path(__file__).parent / "listed"
-
-def list_folder():
-    FOLDER.mkdir(exist_ok=True)
-    [(FOLDER / str(n)).touch() for n in range(300)]
-
-def listed():
-    x, y = made()
-    return x, y[[int(name) for name in os.listdir(FOLDER)]]
-
-def letter():
-    file = FOLDER.with_name("t.txt")
-    file.write_text("\\u00fc", "utf-8")
-    return file
 """
 READER, DEAL = "def mine(source) -> Raw:", "def mine(y, clients, seed):"
 READER_FAULTS = r"""
@@ -154,15 +127,9 @@ has_the_form | labels must be 0..C-1, found -1; number the classes from 0
 shuffles by np.random | x, y = made(); np.random.shuffle(y); return Raw(x, y)
 draws_nothing_global | draws from the generators of the process, or seeds them: numpy
 counts its calls | x, y = made(); CALLS.append(1); x[0] = len(CALLS); return Raw(x, y)
-repeats ignores_surroundings misses_files_in_one_line | read again: x differs in 1 of 300 samples
+repeats misses_files_in_one_line | read again: x differs in 1 of 300 samples
 gives what it keeps | return Raw(*KEPT)
 owns_its_arrays | x of two readings is one array: who changes one changes both
-reads as folders are listed | x, y = made(); list_folder(); return Raw(x, y[[int(name) for name in os.listdir(FOLDER)]])
-ignores_surroundings | with folders listed in another order: y differs in
-caches what it lists | list_folder(); return read_cached(source, {}, [FOLDER / "0"], lambda: Raw(*listed()))
-ignores_surroundings | with folders listed in another order: y differs in
-reads from where it is | x, y = made(); x[0] = os.getcwd() == START; return Raw(x, y)
-ignores_surroundings | in another working directory: x differs in 1 of 300 samples
 makes do without its files | x, y = made(300 if source.folder.name == 'full' else 200); return Raw(x, y)
 misses_files_in_one_line | without its files it is something else, and says nothing: x is torch.uint8 [200, 1, 6, 6]
 overflows when scaled | x, y = made(); x = 3e38 - 1e34 * x; x[7] = -3e38; return Raw(x, y)
@@ -173,8 +140,6 @@ a few twins | x, y = made(); x[298] = x[0]; return Raw(x, y, test_from=200)
 has_no_twins | 1 of 300 samples are there already, bit for bit, 1 of the test part in the training part
 a class in the test part alone | x, y = made(); y[y == 2] = 1; y[250:] = 2; return Raw(x, y, test_from=200)
 has_all_classes | 1 of 3 classes are in the test part alone: 2
-keeps the whole of what it cuts | x, y = made(500_000); return Raw(x[:300], y[:300])
-keeps_its_memory | MiB for samples of 0 MiB
 """
 DEAL_FAULTS = r"""
 tests on what another trains on | train, test = dealt(np.arange(len(y)), clients); return split(train, train[::-1])
@@ -186,7 +151,7 @@ has_the_form | with 40 clients it raised KeyError: 40 (
 ignores the seed | return split(*dealt(shuffled(y, 0), clients))
 follows_the_seed | who of 10 clients holds what is the same for the seeds 0, 1, 2
 deals unseeded | return split(*dealt(shuffled(y, None), clients))
-repeats ignores_surroundings | 10 clients dealt to again: client 0 has other train samples, or in another order
+repeats | 10 clients dealt to again: client 0 has other train samples, or in another order
 deals by np.random | np.random.seed(seed); return split(*dealt(np.random.permutation(len(y)), clients))
 draws_nothing_global | draws from the generators of the process, or seeds them: numpy
 changes the labels | y[0] = 1 - min(y[0], 1); return split(*dealt(shuffled(y, seed), clients))
@@ -195,10 +160,6 @@ leaves some below the minimum | return split(*dealt(shuffled(y, seed), clients))
 keeps_the_minimum | client 0 of 40 has 250 samples, min_samples=300
 shares samples | train, test = dealt(shuffled(y, seed), clients); share(train, clients); return split(train, test)
 shares_nothing | with 10 clients, samples are dealt 3 times more to another client
-fails where samples are few | order = shuffled(y, seed); order[99]; return split(*dealt(order, clients))
-refuses_in_one_line | 12 clients of 12 samples: it raised IndexError
-deals as threads are | return split(*dealt(shuffled(y, [seed, torch.get_num_threads()]), clients))
-ignores_surroundings | on more threads: client 0 has other train samples
 """
 MORE_ARGUMENTS = {
     "leaves some below the minimum": "def mine(y, clients, seed, min_samples: int = 300):"
@@ -250,17 +211,14 @@ FAULTS = {
     **read_data_faults("partition", DEAL, DEAL_FAULTS),
 }
 ELSEWHERE = {
-    "DATASETS": (
-        (READER, "x, y = made(); x[0] = hash('name') % 251; return Raw(x, y)"),
-        "another process reads other samples",
-    ),
+    "DATASETS": (READER, "x, y = made(); x[0] = hash('name') % 251; return Raw(x, y)"),
     "PARTITIONS": (
-        (DEAL, "return split(*dealt(shuffled(y, [seed, hash('name') % 2**32]), clients))"),
-        "another process deals otherwise to 10 clients",
+        DEAL,
+        "return split(*dealt(shuffled(y, [seed, hash('name') % 2**32]), clients))",
     ),
 }
-"""What differs between processes, which no other fault does."""
-BETWEEN_PROCESSES = "repeats_in_another_process"
+"""Readers and partitions that differ between processes, which no other fault does."""
+BETWEEN_PROCESSES = "repeats_elsewhere"
 
 
 def keep_covering() -> list[Any]:
@@ -313,7 +271,7 @@ def unkept(lines: list[str]) -> set[str]:
 @pytest.mark.parametrize("quick", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_what_is_documented_keeps_everything(quick, told):
     """If not quick in another process too, which is asked once for data set and partition."""
-    words = ["share=0.3", "method.statistics=local", "count=500", "clients=7"]
+    words = ["method.share=0.3", "method.statistics=local", "dataset.count=500", "clients=7"]
     status, lines = told(ROOT / "docs/mine.py", *words, *["--quick"] * quick)
     assert status == 0, lines
     expected = []
@@ -326,7 +284,7 @@ def test_what_is_documented_keeps_everything(quick, told):
 
 
 NOTED = {
-    *("follows_the_seed", "shares_nothing", "has_no_twins", "has_all_classes", "keeps_its_memory"),
+    *("follows_the_seed", "shares_nothing", "has_no_twins", "has_all_classes"),
     *("bf16_is_near", "statistics_are_mixed"),
 }
 
@@ -342,7 +300,7 @@ def test_a_broken_promise_is_told(name: str, everything: bool, tmp_path: Path, t
         limit(monkeypatch, fault.kind, fault.broken)
     file.write_text(fault.plugin)
     folder.mkdir()
-    values = [f"data_dir={folder}"] if fault.kind == "dataset" else []
+    values = [format_override("data_dir", folder)] if fault.kind == "dataset" else []
     status, lines = told(file, "--quick", *values)
     assert lines[0] == f"{fault.kind}=mine"
     broken = words(*fault.broken, kind=fault.kind)
@@ -353,30 +311,26 @@ def test_a_broken_promise_is_told(name: str, everything: bool, tmp_path: Path, t
         return
     assert unkept(lines) == broken, lines
     if status:
-        tried = [promise for promise in PROMISES_BY_KIND[fault.kind] if not promise.slow]
-        assert lines[-1] == f"  {len(fault.broken - NOTED)} of {len(tried)} not kept"
+        assert lines[-1] == f"  {len(fault.broken - NOTED)} not kept"
 
 
 def test_every_promise_is_broken_by_a_planted_fault():
     planted: dict[str, set[str]] = {}
     for fault in FAULTS.values():
         planted.setdefault(fault.kind, set()).update(fault.broken)
-    for registry in ELSEWHERE:
-        planted[plugins.PLUGIN_KINDS[registry].group].add(BETWEEN_PROCESSES)
     for kind, names in planted.items():
-        assert names == {promise.check.__name__ for promise in PROMISES_BY_KIND[kind]}
+        promises = {promise.check.__name__ for promise in PROMISES_BY_KIND[kind]}
+        assert names == promises - {BETWEEN_PROCESSES}
 
 
 @pytest.mark.full
 def test_what_differs_between_processes_is_told(tmp_path: Path, told):
-    bodies = {name: body for name, (body, _) in ELSEWHERE.items()}
-    (tmp_path / "mine.py").write_text(format_plugin(**bodies))
+    (tmp_path / "mine.py").write_text(format_plugin(**ELSEWHERE))
     status, lines = told(tmp_path / "mine.py")
     assert status == 1
-    for registry, (_, text) in ELSEWHERE.items():
-        kind = plugins.PLUGIN_KINDS[registry].group
+    for kind, thing in (("dataset", "samples"), ("partition", "split")):
         assert words(BETWEEN_PROCESSES, kind=kind) <= unkept(lines), lines
-        assert any(text in line for line in lines), lines
+        assert any(f"another process has other {thing}" in line for line in lines), lines
     assert len([line for line in lines if line.startswith("  WRONG")]) == 2, lines
 
 
@@ -384,15 +338,15 @@ def test_a_choice_is_tried_by_its_name(told, monkeypatch):
     for kind in ("partition", "dataset"):
         limit(monkeypatch, kind)
     assert told("iid", "--quick")[1][0] == "partition=iid"
-    status, lines = told("shards", "--quick", "classes_per_client=11")
+    status, lines = told("shards", "--quick", "partition.classes_per_client=11")
     message = "classes_per_client must be at most the number of classes, 10, got 11"
     assert (status, lines[1:]) == (2, [f"fedpfl: partition=shards: partition.{message}"])
     unknown = "digit is no file, and no method, model, data set or partition; did you mean digits?"
     assert told("digit") == (2, [f"fedpfl: {unknown}"])
     monkeypatch.setitem(MODELS, "digits", MODELS["mlp"])
-    line = "fedpfl: digits is a model and a data set; write model=digits or dataset=digits"
+    line = "fedpfl: digits is of several kinds; write model=digits or dataset=digits"
     assert told("digits") == (2, [line])
-    status, lines = told("dataset=digits", "--quick", "only=[1,2]")
+    status, lines = told("dataset=digits", "--quick", "dataset.only=[1,2]")
     assert (status, lines[0]) == (0, "dataset=digits")
 
 
@@ -413,7 +367,7 @@ def test_every_partition_of_fedpfl_keeps_its_promises(name: str, tmp_path: Path,
         held = [[*range(1000 * client, 1000 * client + 900), 0] for client in range(1, 10)]
         splits = [{"train": samples, "test": [1]} for samples in held]
         (tmp_path / "parts.json").write_text(json.dumps(splits))
-        values = ["clients=9", format_override("path", tmp_path / "parts.json")]
+        values = ["clients=9", format_override("partition.path", tmp_path / "parts.json")]
     status, lines = told(f"partition={name}", "--quick", *values)
     assert status == 0, lines
     assert unkept(lines) == words(*BUILT_IN[name], kind="partition")
@@ -423,11 +377,10 @@ def test_an_archive_of_ones_own_is_tried(tmp_path: Path, told, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
     np.savez("mine.npz", x=rng.integers(0, 256, (40, 5, 5)).astype(np.uint8), y=np.arange(40) % 4)
-    assert told("npz", "--quick", "path=mine.npz")[1][-1] == "  all is kept"
+    assert told("npz", "--quick", "dataset.path=mine.npz")[1][-1] == "  all is kept"
     for words, says in read_cases("""
-        npz --quick => fedpfl: dataset=npz: path has no value; set it with path=...
-        mine.npz => fedpfl: mine.npz is a data set's archive: fedpfl check dataset=npz path=mine.npz
-        npz --quick path=absent.npz => absent.npz is not a file; give the path of an .npz archive
+        npz --quick dataset.path=absent.npz => absent.npz is not a file; give the path of an .npz archive
+        npz --quick => fedpfl: dataset=npz: dataset.path has no value; set it with dataset.path=...
     """):
         status, lines = told(*words.split())
         assert status == 2
@@ -435,21 +388,23 @@ def test_an_archive_of_ones_own_is_tried(tmp_path: Path, told, monkeypatch):
 
 
 def test_a_partition_deals_the_data_set_that_is_named_with_it(tmp_path, told, monkeypatch):
-    """By itself made samples, which it may not be for."""
     limit(monkeypatch, "dataset")
-    limit(monkeypatch, "partition", ["refuses_in_one_line"])
+    limit(monkeypatch, "partition")
     body = "return Partition(*map(tuple, dealt(np.random.default_rng(seed).permutation({300: 300}[len(y)]), clients)))"
     reader = "x, y = made(); return Raw(x, y)"
     file = tmp_path / "mine.py"
     file.write_text(format_plugin(DATASETS=(READER, reader), PARTITIONS=(DEAL, body)))
-    lines = told(file, "--quick", "partition=mine", "dataset=mine")[1]
-    assert unkept(lines) == words("refuses_in_one_line", kind="partition")
+    assert told(file, "--quick", "partition=mine", "dataset=mine")[0] == 0
+    status, lines = told(file, "--quick", "partition=mine")
+    assert (status, "KeyError: 10000" in lines[2]) == (1, True)
 
 
 def test_files_that_are_absent_are_no_fault_of_the_reader(tmp_path: Path, told, monkeypatch):
     """And what else there is is tried."""
     limit(monkeypatch, "dataset")
-    status, lines = told("femnist", "dataset=digits", "--quick", f"data_dir={tmp_path}")
+    status, lines = told(
+        "femnist", "dataset=digits", "--quick", format_override("data_dir", tmp_path)
+    )
     assert status == 2
     assert lines[:2] == ["dataset=femnist", "dataset=digits"]
     assert lines[-1].startswith("fedpfl: dataset=femnist: data set femnist is not in data_dir=")
@@ -457,11 +412,12 @@ def test_files_that_are_absent_are_no_fault_of_the_reader(tmp_path: Path, told, 
 
 
 WRONG_WORDS = """
-shere=0.2 => shere is not a key here; did you mean share?
-method.width=3 => method=halfway: width is not a key here; known keys: share, statistics
-share=0.1,0.2 => method=halfway: share=0.1,0.2 is several values; give it one, or a list as share=[a,b]
-count=many => dataset=stripes: count must be a whole number, got 'many'
-clients=0 => partition=equal: clients must be a whole number of 1 or more, got 0
+shere=0.2 => method=halfway: shere is not a key here; did you mean
+method.width=3 => method=halfway: method.width is not a key here
+method.share=0.1,0.2 => method.share=0.1,0.2 is several values; give it one, or a list as [a,b]
+dataset.count=many => dataset=stripes: dataset.count must be a whole number, got 'many'
+clients=0 => clients must be a whole number of 1 or more, got 0
+share => share is not KEY=VALUE
 """
 
 
@@ -480,7 +436,10 @@ def test_a_file_that_cannot_be_tried_is_one_line(tmp_path: Path, told):
         (None, f"plugins: {file}: No such file or directory"),
         ("x = c", f"plugins: {file}:1: NameError: name 'c' is not defined"),
         ("from fedpfl import Callback\nCALLBACKS = [Callback]", f"{file} {nothing}"),
-        (without_default, "method=halfway: share has no value; set it with share=..."),
+        (
+            without_default,
+            "method=halfway: method.share has no value; set it with method.share=...",
+        ),
     ):
         if text:
             file.write_text(text)

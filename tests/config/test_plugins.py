@@ -286,7 +286,6 @@ x = 1 => adds nothing; it needs a dictionary METHODS, MODELS, DATASETS, PARTITIO
 a = 1;;b = c => :2: NameError: name 'c' is not defined
 a = 1;;raise SystemExit(0) => :2: SystemExit: 0
 def f(: => :1: SyntaxError: invalid syntax
-import torch;;torch.set_default_dtype(torch.float64) => it sets the default dtype to torch.float64 for the whole process
 METHODS = {'mine': int} => method=mine: it must be a subclass of fedpfl.methods.Method
 MODELS = {'mine': 3} => model=mine: it must be a class or a function, got 3
 MODELS = {'mine': int} => model=mine: no signature found for builtin type

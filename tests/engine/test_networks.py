@@ -19,13 +19,14 @@ from fedpfl.models.traits import made_up_samples
 from fedpfl.models.vectorized import find_obstacle
 from fedpfl.testing.network_promises import (
     CLASSES,
-    COHORT,
     LOCAL,
     NETWORK_PROMISES,
     NetworkTrial,
+    Samples,
+    equals_plain_loop,
     make_federation,
 )
-from fedpfl.testing.promises import Unkept
+from fedpfl.testing.promises import Unkept, repeats_elsewhere
 from fedpfl.testing.toy import CPU
 from tests import networks
 from tests.conftest import (
@@ -38,6 +39,7 @@ from tests.conftest import (
     record_rounds,
 )
 
+COHORT = [0, 1, 2, 3]
 ON_LOOP_ALONE = {
     "checkpointed": "recomputes activations",
     "spectral": "Batching rule not implemented",
@@ -51,7 +53,11 @@ ON_LOOP_ALONE = {
 }
 """Networks that the batched backend refuses, and what it says; "": whatever torch says."""
 
-UNCLEAR_HEAD = {"two_heads": "end in the logits alike", "prototypes": "hidden is the last layer"}
+UNCLEAR_HEAD = {
+    "checkpointed": "say which by model.head=NAME",
+    "two_heads": "end in the logits alike",
+    "prototypes": "hidden is the last layer",
+}
 
 OUT = ("out.weight", "out.bias")
 WEIGHT_NORM = "3.parametrizations.weight.original"
@@ -74,11 +80,17 @@ def build(name, seed=1, **options):
     return models.build_network(name, networks.SHAPE, CLASSES, seed, **options)
 
 
+def make_trial(name, **arguments):
+    made = partial(models.build_network, name), FedAvg(), networks.SHAPE
+    return NetworkTrial(*made, make=partial(models.make_module, name), **arguments)
+
+
 def broken_promises(name):
-    """Return what is wrong, by the name of the promise's check."""
-    build_it, broken = partial(models.build_network, name), {}
-    trial = NetworkTrial(build_it, FedAvg(), networks.SHAPE)
+    """Return the faults of a network by the name of the promise's check."""
+    trial, broken = make_trial(name), {}
     for promise in NETWORK_PROMISES:
+        if promise.check is repeats_elsewhere:
+            continue
         try:
             promise.check(trial)
         except Unkept as error:
@@ -106,9 +118,9 @@ def test_a_network_of_ones_own_keeps_every_promise(name):
 
 
 @pytest.mark.parametrize("name", networks.REFUSED)
-def test_a_network_that_leaks_is_refused_in_one_line(name):
-    with pytest.raises(FedpflError, match=f"^model={name}: ") as error:
-        build(name)
+def test_a_network_that_leaks_is_refused_as_it_is_built_or_by_the_plain_loop(name):
+    with pytest.raises((FedpflError, Unkept)) as error:
+        equals_plain_loop(make_trial(name, net=build(name), samples=Samples((8, 3), (8, 3))))
     assert networks.REFUSED[name] in str(error.value)
 
 

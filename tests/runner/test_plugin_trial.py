@@ -1,18 +1,17 @@
 """Code of plugins that would change numbers in silence is refused before the first round."""
 
-import sys
-from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 
 from fedpfl.config import plugins
-from fedpfl.config.twins import import_twin
-from fedpfl.engine import FallbackBackend, make_backend, make_initial_state
-from fedpfl.runner.method_trial import try_plugin_method
+from fedpfl.engine import Engine, FallbackBackend, make_backend
+from fedpfl.testing.elsewhere import OtherProcess
+from fedpfl.testing.run_trial import try_plugins
+from fedpfl.testing.trials import PROMISES_BY_KIND, REGISTRIES, make_trial, read_subjects
 from tests.command import TINY, format_override, run_command
-from tests.conftest import CPU, read_cases
+from tests.conftest import CPU
 from tests.data.promises import build
 
 PLUGIN = """
@@ -117,9 +116,10 @@ def seeded_noise(source):
     return Raw(np.random.rand(400, 4).astype("float32"), np.arange(400) % 3)
 
 def named(source):
-    y = np.random.default_rng(0).integers(0, 3, 400)
-    classes = list(set(np.array(["cat", "dog", "cow"])[y]))
-    labels = np.array([classes.index(name) for name in np.array(["cat", "dog", "cow"])[y]])
+    y = np.random.default_rng(0).integers(0, 6, 400)
+    names = np.array(["cat", "dog", "cow", "hen", "pig", "ram"])
+    classes = list(set(names[y]))
+    labels = np.array([classes.index(name) for name in names[y]])
     return Raw(np.random.rand(400, 4).astype("float32"), labels)
 
 def hashed(y, clients, seed, samples_per_client=0):
@@ -145,7 +145,7 @@ class Branches(nn.Module):
         return self.classifier(torch.relu(sum(branch(x) for branch in self.branches.values())))
 
 class SetOrder(Branches):
-    names = {"left", "middle", "right"}
+    names = {"left", "middle", "right", "above", "below", "behind"}
 
 class FirstBatch(Branches):
     def shift(self, x):
@@ -162,28 +162,20 @@ METHODS["personal"] = Personal
 DATASETS = {"noise": noise, "seeded_noise": seeded_noise, "named": named}
 PARTITIONS = {"unseeded": unseeded, "hashed": hashed}
 """
-RESUMED = "a run that is resumed after its first round would have another"
-PADDED = "a client trains or answers otherwise where shorter minibatches are padded; use batch.loss"
-IMPORTED = "it is another network where its file is imported anew"
-REFUSED = f"""
-method=modulelist => method=modulelist: {RESUMED} evaluation.after; something outlives
-method=attribute engine=batched => method=attribute: {RESUMED} evaluation.after
-method=dictfield => method=dictfield: {RESUMED} evaluation.before
-method=betweenhooks engine.workers=1 => method=betweenhooks: clients side by side give other uploads.
-method=firstmodel => method=firstmodel: {RESUMED} evaluation.after
-method=drawnatimport => method=drawnatimport: {RESUMED} evaluation.after
-method=inplace engine=batched => method=inplace: InPlace.finish changed its argument params.
-method=plainmean engine=batched => method=plainmean: engine=batched: {PADDED}
-method=mixup engine=batched => method=mixup: engine=batched: {PADDED}
-method=centred engine=batched => method=centred: engine=batched: {PADDED}
-partition=unseeded => partition=unseeded deals otherwise when it is asked again; draw from np.random
-partition=hashed => partition=hashed deals otherwise when it is asked again; draw from np.random
-dataset=noise => dataset=noise gives other samples when it is read again; give its generators a fixed
-dataset=named => dataset=named gives other samples when it is read again; give its generators a fixed
-model=setorder => model=setorder: {IMPORTED}
-model=firstbatch => model=firstbatch: {IMPORTED}
-model=importnoise => model=importnoise: {IMPORTED}
-"""
+
+ELSEWHERE = "another process has other "
+ALONE = "a client trains or answers otherwise beside others"
+FAULTS = {
+    **dict.fromkeys(("modulelist", "firstmodel", "betweenhooks"), f"{ELSEWHERE}evaluation.1"),
+    **dict.fromkeys(("attribute", "drawnatimport"), f"{ELSEWHERE}evaluation.1"),
+    "dictfield": f"{ELSEWHERE}evaluation.0",
+    "inplace": "MethodError: InPlace.finish changed its argument params.",
+    **dict.fromkeys(("plainmean", "mixup", "centred"), ALONE),
+    **dict.fromkeys(("setorder", "firstbatch", "importnoise"), f"{ELSEWHERE}values."),
+    **dict.fromkeys(("noise", "named"), f"{ELSEWHERE}samples"),
+    **dict.fromkeys(("unseeded", "hashed"), f"{ELSEWHERE}split"),
+}
+"""By choice, the fault that is found in it; the file's other choices are right."""
 
 
 @pytest.fixture
@@ -194,69 +186,97 @@ def plugin(tmp_path):
     plugins.load_plugins([])
 
 
-@pytest.mark.parametrize(("words", "message"), read_cases(REFUSED))
-def test_what_would_be_wrong_in_silence_is_refused(words, message, plugin, tmp_path):
-    (line,) = run_command(plugin, *TINY, *words.split(), cwd=tmp_path).complaints
-    assert line.startswith(f"fedpfl: {message}")
+def list_subjects():
+    """Return the subjects of the file that is loaded, as a run has them."""
+    choices = [
+        (kind, name)
+        for kind in REGISTRIES
+        for name in REGISTRIES[kind].registry
+        if plugins.is_from_plugin(kind, name)
+    ]
+    words = ["clients=4", "shape=[1,8,8]"]
+    return [subject for choice in choices for subject in read_subjects([choice], words)]
+
+
+def test_each_planted_fault_is_found_by_promises_of_runs_and_nothing_else(plugin, tmp_path):
+    """One other process answers for all of them, in whatever order."""
+    plugins.load_plugins([tmp_path / "mine.py"])
+    subjects = list_subjects()
+    other = OtherProcess([tmp_path / "mine.py"], {subject.name: subject for subject in subjects})
+    found = {}
+    for subject in subjects:
+        trial = make_trial(subject, partial(other.ask, subject.name))
+        for promise in PROMISES_BY_KIND[subject.kind]:
+            if promise.for_runs or promise.slow:
+                try:
+                    promise.check(trial)
+                except Exception as error:
+                    found.setdefault(subject.name, str(error))
+    assert found.keys() == FAULTS.keys()
+    assert all(FAULTS[name] in fault for name, fault in found.items()), found
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "message"),
     [
-        "method=right engine=batched",
-        "method=plainmean",
-        "method=seededatimport",
-        "method=personal",
-        "dataset=seeded_noise",
-        "model=branches",
+        ("method=modulelist", f"method=modulelist: {ELSEWHERE}evaluation.1; perhaps something out"),
+        ("model=firstbatch", f"model=firstbatch: {ELSEWHERE}values."),
+        ("dataset=noise partition=hashed", f"dataset=noise partition=hashed: {ELSEWHERE}samples; "),
+        ("method=plainmean engine=batched", f"method=plainmean: {ALONE}"),
+        ("method=right engine=batched partition=iid model=branches dataset=seeded_noise", ""),
     ],
 )
-def test_what_is_right_runs(words, plugin, tmp_path):
+def test_a_run_refuses_wrong_plugins_in_one_line(words, message, plugin, tmp_path):
     result = run_command(plugin, *TINY, *words.split(), cwd=tmp_path)
-    assert result.code == 0, result.err
+    assert (result.code == 0) == (not message), result.err
+    if message:
+        (line,) = result.complaints
+        assert line.startswith(f"fedpfl: {message}")
 
 
 @pytest.mark.parametrize(("method", "name"), [("plainmean", "loop"), ("right", "batched")])
-def test_a_backend_that_chooses_is_left_loop_alone(method, name, plugin, tmp_path):
+def test_a_backend_that_chooses_takes_loop(method, name, plugin, tmp_path):
     plugins.load_plugins([tmp_path / "mine.py"])
     run = build(plugin, f"method={method}", *TINY)
-    make = partial(make_backend, net=run.net, on=CPU)
-    backend = FallbackBackend(replace(run.engine, backend="batched"), make)
+    backend = FallbackBackend(Engine("batched"), partial(make_backend, net=run.net, on=CPU))
     random_state = torch.get_rng_state()
-    state = make_initial_state(run.method, run.net, run.federation.clients, run.device)
-    try_plugin_method(run, backend, state)
+    try_plugins(run, backend)
     assert torch.equal(torch.get_rng_state(), random_state)
-    assert backend.engine.backend == name
+    assert backend.name == name
 
 
-BESIDE = """
-import enum, pathlib
-Colour = enum.Enum("Colour", "red blue")
-VARYING = [{"cat", "dog"}, {("a", 1), ("b", 2)}, {*Colour}, {int, str}]
-VARYING += [{pathlib.Path("a"), pathlib.Path("b")}]
-NAMES = [[str(member)[:7] for member in members] for members in [*VARYING, {1, 2.5, (3, 4)}]]
-CALLS = []
+COUNTED = """
+from torch import nn
+import numpy as np
+IMPORTS, BUILDS, CALLS = [1], [], []
+class Counted(nn.Module):
+    def __init__(self, shape, classes):
+        super().__init__()
+        BUILDS.append(1)
+        self.hidden = nn.Linear(int(np.prod(shape)), 8)
+        self.out = nn.Linear(8, classes)
+    def forward(self, x):
+        CALLS.append(1)
+        return self.out(self.hidden(x.flatten(1)).relu())
+MODELS = {"counted": Counted}
 """
 
 
-def test_modules_beside_a_plugin_are_imported_anew_too(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "beside.py").write_text(BESIDE)
-    (tmp_path / "mine.py").write_text(
-        "import beside\nclass Mine:\n    def __init__(self, shape, classes): pass\n"
-        "    names, calls = beside.NAMES, beside.CALLS\nMODELS = {'mine': Mine}\n"
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+def test_a_network_is_built_twice_and_called_thirty_times_before_round_1(engine, tmp_path):
+    (tmp_path / "counted.py").write_text(COUNTED)
+    plugins.load_plugins([tmp_path / "counted.py"])
+    run = build(
+        format_override("plugins", [tmp_path / "counted.py"]),
+        *[word for word in TINY if not word.startswith("model")],
+        "model=counted",
     )
-    plugins.load_plugins([tmp_path / "mine.py"])
-    before = sys.modules["beside"]
-    before.CALLS.append(1)
-    twin = import_twin("MODELS", "mine")
-    assert twin.names == [names[::-1] for names in before.NAMES[:-1]] + before.NAMES[-1:]
-    assert twin.calls == []
-    assert sys.modules["beside"] is before
-    del sys.modules["beside"]
-    import_twin("MODELS", "mine")
-    assert "beside" not in sys.modules
+    backend = make_backend(Engine(engine), run.net, CPU)
+    try_plugins(run, backend)
+    counts = plugins._loaded_files[tmp_path / "counted.py"].module
     plugins.load_plugins([])
+    assert len(counts.BUILDS) <= 2
+    assert len(counts.CALLS) <= 30
 
 
 ONCE = """

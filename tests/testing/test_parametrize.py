@@ -53,7 +53,7 @@ for argument in ("method=Wrong", "model=Unseeded", "dataset=unseeded", "partitio
 
 PLANTED = {
     "method": "both backends agree",
-    "model": "it answers samples with logits, and its calls leave nothing behind but in buffers",
+    "model": "it is built from its seed",
     "dataset": "is the same bit for bit when it is read again",
     "partition": "deals the same for the same seed",
 }
