@@ -31,13 +31,13 @@ from fedpfl.record.columns import METRICS
 from fedpfl.report import cleaning, listing, outcomes
 from fedpfl.report.compare import MIN_PAIRS, compare_groups, find_sides
 from fedpfl.report.fairness import fairness_table
-from fedpfl.report.figures import accuracy_figure, comparison_figure
+from fedpfl.report.figures import accuracy_figure
 from fedpfl.report.filters import is_filter
 from fedpfl.report.grouping import common_task, group_by, groups, task_metric
 from fedpfl.report.load import inspect_directories, no_runs_error, print_to_stderr, runs
 from fedpfl.report.page.data import AXIS_TITLES
 from fedpfl.report.ranking import draw_rank_diagram, rank_tables
-from fedpfl.report.reach import reach_figure, reach_table
+from fedpfl.report.reach import reach_table
 from fedpfl.report.render import FORMATS, render, terminal_width
 from fedpfl.report.run import STATUSES, Run
 from fedpfl.report.table import Table
@@ -457,7 +457,7 @@ def _compare_sides(options: Namespace) -> None:
     a, b = find_sides(options.roots, options.where, options.trials)
     _print_tables(compare_groups(a, b, options.test, options.select), options)
     if options.out:
-        _report_files(comparison_figure(a, b, options.metric, options.out))
+        _report_files(accuracy_figure([*a.runs, *b.runs], options.out, options.metric))
 
 
 @_command(
@@ -485,7 +485,7 @@ def _show_reach(options: Namespace) -> None:
     shown_runs = _find_runs(options)
     _show_table("reach", reach_table(shown_runs, options.at), options)
     path = _output_folder(options, "figures") / "reach"
-    _report_files(reach_figure(shown_runs, path, options.at))
+    _report_files(accuracy_figure(shown_runs, path, level=options.at))
 
 
 @_command(

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from fedpfl.ground.dotted import flatten_keys
-from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.errors import FedpflError, pluralize
 from fedpfl.ground.identity import result_config
 from fedpfl.record.columns import COMMON_SCOPE, METRICS, column_names, validation_column
 from fedpfl.report.fairness import (
@@ -103,37 +103,20 @@ def find_sides(
     Raises:
         FedpflError: there are fewer, or more.
     """
-    # ---- Step 1: how many configurations a path may hold.
-    if len(paths) > 2:
-        raise FedpflError(
-            f"compare takes two paths, or one that holds two configurations; these are {len(paths)}"
-        )
     expected_count = 1 if len(paths) == 2 else 2
     sides = []
-
-    # ---- Step 2: those below each path, with advice where there are others.
     for path in paths:
         configurations = groups(runs(path, where=where, trials=trials))
-        if not configurations:
-            raise FedpflError(
-                f"no readable run below {path}; name a run directory or the folder of a "
-                "configuration"
-            )
-        if len(configurations) < expected_count:
-            raise FedpflError(
-                f"{path} holds one configuration alone, {configurations[0].title}; name two "
-                "paths, or another one"
-            )
-        if len(configurations) > expected_count:
+        if len(configurations) != expected_count:
             titles = [f"{group.title} ({_common_folder(group.runs)})" for group in configurations]
-            advice = "name two of them, or choose two by filters"
-            if expected_count == 1:
-                advice = "name one of them"
             raise FedpflError(
-                f"{path} holds {len(configurations)} configurations, {advice}: "
-                f"{join_few(titles, '; ')}"
+                f"{path} holds {pluralize(len(titles), 'configuration')} in readable runs where "
+                f"compare takes {expected_count}; name run directories, or choose by filters"
+                f"{': ' if titles else ''}{join_few(titles, '; ')}"
             )
         sides += configurations
+    if len(sides) != 2:
+        raise FedpflError("compare takes two paths, or one that holds two configurations")
     return sides[0], sides[1]
 
 

@@ -16,7 +16,6 @@ from fedpfl.ground import drawing
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.files import atomic_output
 from fedpfl.record.columns import METRICS
-from fedpfl.report.compare import relabel_sides
 from fedpfl.report.grouping import Group, common_task, group_by, groups, task_metric
 from fedpfl.report.page.data import AXIS_TITLES, mean_by_round, spent_at_rounds, spent_by_round
 from fedpfl.report.run import Run
@@ -71,20 +70,20 @@ def accuracy_figure(
     label: Callable[[Group], str] = lambda group: group.method,
     along: str = "round",
     interval: bool = False,
+    level: float | None = None,
 ) -> list[Path]:
     """Draw the accuracy of all clients over rounds, a panel per data set and partition.
 
-    One line per configuration: the mean over seeds, a band of one sample standard deviation. Thin
-    lines: the running mean of the cohort's pooled accuracy before local training, which is known in
-    every round.
+    One line per configuration: the mean over seeds, a band of one sample standard deviation.
 
     Args:
         runs: the runs.
-        path: without suffix.
+        path: with a suffix or, for PNG and PDF, without.
         metric: of CURVES; `accuracy` means the score of the runs' task.
         label: the name of a line.
         along: of AXIS_TITLES.
         interval: whether bands are 95 % confidence intervals of the means.
+        level: where a horizontal line stands.
 
     Returns:
         The files written.
@@ -92,60 +91,20 @@ def accuracy_figure(
     Raises:
         FedpflError: no run has the metric.
     """
-    # ---- Step 1: what is drawn.
     shown_groups = groups(runs)
     metric = task_metric(metric, common_task(group.runs[0] for group in shown_groups))
     _require_curves(shown_groups, metric, along)
     style_numbers = number_styles(shown_groups, label)
-    windows = {
-        id(group): max(1, group.reported_runs[0].rounds_planned // 20) for group in shown_groups
-    }
-    has_thin_lines = metric in ("accuracy", "accuracy_pooled")
 
-    # ---- Step 2: a panel.
     def draw(ax: Axes, members: list[Group]) -> None:
-        # ---- Curves of evaluations.
         for group in members:
             name = label(group)
             draw_line(ax, group, metric, name, style_numbers[name], along, interval)
-        evaluation_counts = [
-            len(run.evaluations) for group in members for run in group.reported_runs
-        ]
-        if max(evaluation_counts) > 2:
-            # Limits from the evaluations alone: the first rounds of a cohort would squeeze the
-            # rest.
-            ax.set_ylim(ax.get_ylim())
-        # After the limits: thin lines may leave the panel, but not widen it.
-        if has_thin_lines:
-            for group in members:
-                color = line_style(style_numbers[label(group)])["color"]
-                _draw_thin_line(ax, group, windows[id(group)], along, color)
+        if level is not None:
+            ax.axhline(level, color="0.5", linewidth=0.7)
         ax.set(xlabel=AXIS_TITLES[along], ylabel=_axis_title(metric), xlim=(0, None))
 
-    # ---- Step 3: the figure.
-    note = ""
-    if has_thin_lines:
-        note = "thin: cohort before training"
-        if max(windows.values()) > 1:
-            note += f", mean of {max(windows.values())} rounds"
-    return draw_panels(groups_by_setting(shown_groups), path, draw, note)
-
-
-def comparison_figure(a: Group, b: Group, metric: str, path: Path) -> list[Path]:
-    """Draw both curves of a metric. path: ends in .png or .pdf."""
-    a, b = relabel_sides(a, b)
-    settings = list(groups_by_setting([a, b]))
-    is_same_setting = len(settings) == 1
-    style_numbers = number_styles([a, b], lambda group: group.title)
-
-    def draw(ax: Axes, letters: str) -> None:
-        for letter, group in zip(letters, (a, b), strict=True):
-            name = group.method if is_same_setting else group.title
-            draw_line(ax, group, metric, f"{letter}: {name}", style_numbers[group.title])
-        ax.set(xlabel="round", ylabel=_axis_title(metric), xlim=(0, None))
-
-    heading = settings[0] if is_same_setting else ""
-    return draw_panels({heading: "AB"}, path, draw)
+    return draw_panels(groups_by_setting(shown_groups), path, draw)
 
 
 def groups_by_setting(shown_groups: Iterable[Group]) -> dict[str, list[Group]]:
@@ -292,13 +251,6 @@ def _require_curves(shown_groups: Sequence[Group], metric: str, along: str) -> N
         return
     if all(spent_by_round(group)[along].isna().all() for group in shown_groups):
         raise FedpflError(f"no run here tells {AXIS_TITLES[along]}; choose another --over")
-
-
-def _draw_thin_line(ax: Axes, group: Group, window: int, along: str, color: str) -> None:
-    """Draw the running mean of the cohort's accuracy before local training."""
-    curve = running_mean(mean_by_round(group, "cohort_before")["mean"], window)
-    positions = _positions(group, curve, along)
-    ax.plot(positions, curve, color=color, linewidth=THIN_LINE_WIDTH, alpha=0.45, zorder=1)
 
 
 def _positions(group: Group, curve: pd.DataFrame | pd.Series, along: str) -> pd.Index:

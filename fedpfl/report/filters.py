@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedpfl.ground import dotted
 from fedpfl.ground.errors import FedpflError, did_you_mean
 from fedpfl.ground.identity import OPTIONS_OFF
-from fedpfl.report.text import clip_text, letters_and_digits
+from fedpfl.report.text import clip_text, join_few, letters_and_digits
 
 _FILTER = re.compile(r"[A-Za-z_]\w*(\.\w+)*=")
-_NUMBER = re.compile(r"[-+.\deE]+")
-_MAX_LISTED_VALUES = 12  # in an error message
 
 
 def is_filter(word: str) -> bool:
@@ -58,15 +56,15 @@ def apply_filters(
         # Names of choices may be written as in tables: LG-FedAvg is lg_fedavg.
         normalize = letters_and_digits if is_group else _normalize_value
         accepted_texts = [
-            _accepted_texts(key, value, names, normalize)
+            {normalize(text) for text in (_yaml_text(value), names.get(key, "")) if text}
             for value, names in zip(values, titles, strict=True)
         ]
         # Each word must be somebody's: a misspelt one would silently choose less.
         for word in words:
             if not any(normalize(word) in texts for texts in accepted_texts):
-                raise FedpflError(
-                    f"{key}={word}: no such run here; there are: {_list_values(values, word)}"
-                )
+                there_are = sorted({clip_text(_yaml_text(value), 40) for value in values} - {""})
+                listed = f"{join_few(there_are)}{did_you_mean(word, there_are)}"
+                raise FedpflError(f"{key}={word}: no such run here; there are: {listed}")
         wanted_texts = {normalize(word) for word in words}
         passes = [
             passed and bool(texts & wanted_texts)
@@ -82,18 +80,6 @@ def value_when_off(key: str) -> Any:
     return dotted.get_dotted(OPTIONS_OFF, key, ...)
 
 
-def _accepted_texts(
-    key: str, value: Any, titles: Mapping[str, str], normalize: Callable[[str], str]
-) -> set[str]:
-    """Return the normalized words that a configuration's value answers to."""
-    if value is ...:
-        return set()
-    texts = {normalize(_yaml_text(value))}
-    if key in titles:
-        texts.add(normalize(titles[key]))
-    return texts
-
-
 def _values_of_key(configs: Sequence[Mapping[str, Any]], key: str) -> list[Any]:
     """Return the key's value in each configuration, ... where there is none.
 
@@ -102,22 +88,15 @@ def _values_of_key(configs: Sequence[Mapping[str, Any]], key: str) -> list[Any]:
     """
     values = [_value_of_key(config, key) for config in configs]
     if all(value is ... for value in values):
-        raise FedpflError(f"{key}: no run here has such a key{_suggest_key(key, configs)}")
+        keys = [name for config in configs for name, _ in dotted.flatten_keys(config)]
+        endings = [name for name in keys if name.rpartition(".")[2] == key]
+        hint = f"; did you mean {endings[0]}?" if endings else did_you_mean(key, keys)
+        raise FedpflError(f"{key}: no run here has such a key{hint}")
     groups = [value for value in values if isinstance(value, Mapping)]
     if groups:
         keys = ", ".join(f"{key}.{name}" for name in groups[0])
         raise FedpflError(f"{key} is a group; name a key of it: {keys}")
     return values
-
-
-def _list_values(values: Iterable[Any], word: str) -> str:
-    """List the values that there are, and say which was probably meant."""
-    texts = sorted({_yaml_text(value) for value in values if value is not ...})
-    listed = ", ".join(clip_text(text, 40) for text in texts[:_MAX_LISTED_VALUES])
-    if len(texts) > _MAX_LISTED_VALUES:
-        listed += ", ..."
-    suggestion = "" if _NUMBER.fullmatch(word) else did_you_mean(word, texts)
-    return listed + suggestion
 
 
 def _value_of_key(config: Mapping[str, Any], key: str) -> Any:
@@ -133,6 +112,8 @@ def _value_of_key(config: Mapping[str, Any], key: str) -> Any:
 
 def _yaml_text(value: Any) -> str:
     """Return the value as YAML writes it."""
+    if value is ...:
+        return ""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list):
@@ -148,16 +129,3 @@ def _normalize_value(text: str) -> str:
     with contextlib.suppress(ValueError):
         return repr(float(text))
     return "null" if text == "None" else text.lower()
-
-
-def _suggest_key(key: str, configs: Iterable[Mapping[str, Any]]) -> str:
-    """Return which key was probably meant by an unknown one."""
-    known_keys = dict.fromkeys(
-        dotted_key.removesuffix(".name")
-        for config in configs
-        for dotted_key, _ in dotted.flatten_keys(config)
-    )
-    matches = [known_key for known_key in known_keys if known_key.rpartition(".")[2] == key]
-    if matches:
-        return f"; did you mean {' or '.join(matches[:3])}?"
-    return did_you_mean(key, known_keys)

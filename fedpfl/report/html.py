@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import json
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from importlib import resources
@@ -16,17 +16,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-import pandas as pd
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 from plotly.io import templates
 from plotly.utils import PlotlyJSONEncoder
 
 from fedpfl.ground.files import atomic_output
-from fedpfl.ground.tasks import CLASSIFICATION, Task
-from fedpfl.record.columns import METRICS
+from fedpfl.ground.tasks import CLASSIFICATION
 from fedpfl.report.fairness import compare_with_baselines, comparisons_table
-from fedpfl.report.grouping import Group, common_task, groups, task_metric
+from fedpfl.report.grouping import common_task, groups, task_metric
 from fedpfl.report.listing import entries_table, list_entries
 from fedpfl.report.load import (
     Directory,
@@ -37,9 +35,9 @@ from fedpfl.report.load import (
 )
 from fedpfl.report.page.drawing import draw_charts
 from fedpfl.report.render import render_html
-from fedpfl.report.run import STATUSES, Run
-from fedpfl.report.table import Column, Table, format_number
-from fedpfl.report.tables import accuracy_table, selection_note
+from fedpfl.report.run import Run
+from fedpfl.report.table import Column, Table
+from fedpfl.report.tables import accuracy_table
 from fedpfl.report.text import clip_text, one_line
 
 SETUP = (
@@ -64,10 +62,7 @@ COST_COLUMNS = (
 INDEX_COLUMNS = {
     "experiment": Column("experiment"),
     "runs": Column("runs", "whole"),
-    **{status: Column(status, "whole") for status in STATUSES},
     "configurations": Column("configurations", "whole"),
-    "seeds": Column("seeds", "whole"),
-    "best": Column("best mean accuracy by data set and partition", "long"),
 }
 
 
@@ -124,11 +119,15 @@ def write_pages(
             accuracy = table(shown_runs, select, every)
             page = _experiment_page(experiment._replace(directories=shown), shown_runs, accuracy)
             pages[experiment.name] = page
-            records.append(_index_record(experiment.name, groups(shown_runs), accuracy.frame))
+            counts = {"runs": len(shown_runs), "configurations": len(accuracy.frame)}
+            records.append({"experiment": experiment.name} | counts)
     if not pages:
         raise no_runs_error(roots)
     if len(pages) > 1:
-        pages["index"] = _index_page(records, select)
+        table_of_pages = Table.of(records, INDEX_COLUMNS, title="Experiments")
+        for row in table_of_pages.rows:
+            row[0].link = f"./{quote(str(row[0].value))}.html"
+        pages["index"] = single_table_page(table_of_pages)
 
     # ---- Step 2: write them.
     script = resources.files("plotly").joinpath("package_data", "plotly.min.js")
@@ -211,47 +210,6 @@ def _experiment_page(experiment: Experiment, shown_runs: Sequence[Run], accuracy
         footer=f"{experiment.base}; last written {newest:%Y-%m-%d %H:%M} UTC",
         data=Markup(data),
         plotly=plotly_file_name(),
-    )
-
-
-def _index_record(
-    name: str, shown_groups: Sequence[Group], accuracy: pd.DataFrame
-) -> dict[str, Any]:
-    all_runs = [run for group in shown_groups for run in group.runs]
-    status_counts = Counter(run.status for run in all_runs)
-    return {
-        "experiment": name,
-        "runs": len(all_runs),
-        **{status: status_counts[status] or None for status in STATUSES},
-        "configurations": len(shown_groups),
-        "seeds": len({run.seed for run in all_runs}),
-        "best": _describe_best(accuracy, common_task(all_runs)),
-    }
-
-
-def _index_page(records: Sequence[dict[str, Any]], select: str) -> str:
-    """Return a page that names all experiments and links to theirs."""
-    table = Table.of(records, INDEX_COLUMNS, title="experiments")
-    for row in table.rows:
-        row[0].link = f"./{quote(str(row[0].value))}.html"
-    notes = selection_note(select)
-    if select == "validation":
-        notes = ("Rounds were chosen by validation accuracy.",)
-    return _render_template("index.html", title="Experiments", table=table, notes=notes)
-
-
-def _describe_best(frame: pd.DataFrame, task: Task) -> str:
-    """Name the best configuration of each data set and partition, finished ones first."""
-    judged = frame[frame[task.score].notna()]
-    judged = judged.assign(finished=judged["status"].astype(str).str.contains("finished"))
-    ascending = [False, not task.is_higher_better]
-    ordered = judged.sort_values(["finished", task.score], ascending=ascending)
-    best = ordered.drop_duplicates(["dataset", "partition"])
-    kind = METRICS[task.score].kind
-    return "; ".join(
-        f"{row['dataset']}, {row['partition']}: {row['method']} "
-        f"{format_number(kind, row[task.score])}"
-        for row in best.sort_index().to_dict("records")
     )
 
 

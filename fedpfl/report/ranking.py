@@ -19,8 +19,7 @@ from fedpfl.report.fairness import BASELINES, label_and_column
 from fedpfl.report.grouping import Group, common_task, groups, task_metric
 from fedpfl.report.run import Run
 from fedpfl.report.table import Cell, Column, Table, format_number, mean_and_std
-from fedpfl.report.tables import attendance_notes, describe_seeds, judged_rows
-from fedpfl.report.text import join_few
+from fedpfl.report.tables import attendance_notes, describe_seeds, judged_rows, title_note
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -142,10 +141,7 @@ def rank_tables(
 
     # ---- Step 2: ranks, without what has gaps.
     accuracy, gap_notes = drop_gaps(accuracies)
-    try:
-        result = rank_methods(accuracy, is_lowest_best=METRICS[metric].best == "min")
-    except FedpflError as error:
-        raise FedpflError(". ".join((str(error), *gap_notes)).rstrip(".")) from None
+    result = rank_methods(accuracy, is_lowest_best=METRICS[metric].best == "min")
     groups_by_title = {}
     seeds = {}
     for (block, label), (group, group_seeds) in ranked_groups.items():
@@ -154,9 +150,13 @@ def rank_tables(
             seeds[f"{label} on {block}"] = group_seeds
 
     # ---- Step 3: the tables.
+    titled = groups_by_title.items()
+    deviating = [f"{title} ({', '.join(g.deviations)})" for title, g in titled if g.deviations]
+    unfinished = [f"{title} ({g.status})" for title, g in titled if not g.is_complete]
     notes = (
         *gap_notes,
-        *_status_notes(groups_by_title),
+        *title_note("Not configured as most of their block", deviating),
+        *title_note("Not simply finished", unfinished),
         *attendance_notes(groups_by_title.values()),
         *_power_notes(*accuracy.shape),
     )
@@ -187,12 +187,8 @@ def drop_gaps(accuracies: Mapping[str, Mapping[str, float]]) -> tuple[pd.DataFra
         axis, name = max(candidates, key=gap_share)
         frame = frame.drop(name, axis=axis)
         dropped[axis].append(name)
-    notes = []
-    for axis, noun in ((1, "the methods"), (0, "the blocks")):
-        if dropped[axis]:
-            names = join_few(dropped[axis], "; ")
-            notes.append(f"Left out, as runs are missing: {noun} {names}.")
-    return frame, notes
+    notes = title_note("Left out, as runs are missing: methods", dropped[1])
+    return frame, notes + title_note("Left out, as runs are missing: blocks", dropped[0])
 
 
 def draw_rank_diagram(result: MethodRanks, path: Path) -> list[Path]:
@@ -308,22 +304,6 @@ def _make_caption(
         f"Friedman's test, corrected for ties: chi-square {result.statistic:.2f} with "
         f"{len(methods) - 1} degrees of freedom, p {format_number('p', result.p)}."
     )
-
-
-def _status_notes(groups_by_title: Mapping[str, Group]) -> list[str]:
-    """Name configurations that differ from the rest of their block, or are not finished."""
-    notes = []
-    texts = [
-        f"{title} ({', '.join(g.deviations)})"
-        for title, g in groups_by_title.items()
-        if g.deviations
-    ]
-    if texts:
-        notes.append(f"Not configured as most of their block: {join_few(texts)}.")
-    texts = [f"{title} ({g.status})" for title, g in groups_by_title.items() if not g.is_complete]
-    if texts:
-        notes.append(f"Not simply finished: {join_few(texts)}.")
-    return notes
 
 
 def _power_notes(block_count: int, method_count: int) -> list[str]:

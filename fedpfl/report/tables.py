@@ -400,11 +400,11 @@ def empty_cell_notes(
                 without_accuracy.append(f"{group.title} ({place})")
     return (
         *attendance_notes(shown_groups),
-        *_note(
+        *title_note(
             "Empty, as no samples are held out to choose a round by (validation=0.1 does)",
             without_validation,
         ),
-        *_note(
+        *title_note(
             "Empty, as a model was not finite, a client did not answer or none has test samples",
             without_accuracy,
         ),
@@ -424,8 +424,8 @@ def attendance_notes(shown_groups: Iterable[Group]) -> list[str]:
                     f"{group.title} (seed {run.seed}: {run.low_attendance_note})"
                 )
     return [
-        *_note("No accuracy, as no client has made a step", untrained),
-        *_note("Almost nobody trained", almost_untrained),
+        *title_note("No accuracy, as no client has made a step", untrained),
+        *title_note("Almost nobody trained", almost_untrained),
     ]
 
 
@@ -471,7 +471,7 @@ def _accuracy_notes(shown_groups: Sequence[Group], select: str, every: int) -> t
     return (
         *selection_note(select),
         *empty_cell_notes(shown_groups, select, every),
-        *_note("No evaluation to judge yet", not_evaluated),
+        *title_note("No evaluation to judge yet", not_evaluated),
         *shared_settings_note(shown_groups),
         *_summary_notes(shown_groups),
     )
@@ -494,15 +494,16 @@ def _summary_notes(shown_groups: Sequence[Group]) -> list[str]:
         codes = [run.summary.get("code") for run in group.reported_runs]
         if len({json.dumps(code, sort_keys=True) for run in codes for code in run or ()}) > 1:
             changed.append(group.title)
-    notes += _note("The method's code was changed between or within the runs of", changed)
+    notes += title_note("The method's code was changed between or within the runs of", changed)
     for key, form in _SUMMARY_NOTES.items():
         for (of_key, text), members in titles.items():
             if of_key == key:
-                notes += _note(form.format(text), members)
+                notes += title_note(form.format(text), members)
     return notes
 
 
-def _note(text: str, titles: Sequence[str]) -> list[str]:
+def title_note(text: str, titles: Sequence[str]) -> list[str]:
+    """Say a text of some rows, nothing of none."""
     return [f"{text}: {join_few(titles)}."] if titles else []
 
 

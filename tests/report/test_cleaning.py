@@ -164,24 +164,6 @@ def test_a_runs_files_are_known() -> None:
     assert {*rundir._RUN_FILES, "run.lock"} <= set(cleaning.RUN_FILES)
 
 
-def test_links_are_not_followed(tmp_path: Path) -> None:
-    outside = run(tmp_path / "outside" / "seed0")
-    root = tmp_path / "outputs"
-    path = run(root / "mine" / "seed0")
-    (path / "wandb").mkdir()
-    (path / "wandb" / "latest-run").symlink_to(outside)
-    (path / "tensorboard").mkdir()
-    (path / "tensorboard" / "events.out.tfevents.1.vm.2.0").touch()
-    (root / "folder").symlink_to(tmp_path / "outside")
-    (root / "mine" / "seed1").symlink_to(outside)
-    (path / ".state.pt.tmp").touch()
-    age(path, HOUR)
-    before = snapshot(outside)
-    assert clean(root, "--yes", *ALL) == 0
-    assert snapshot(outside) == before
-    assert sorted(path.name for path in root.rglob("*")) == ["folder", "mine", "seed1"]
-
-
 def test_empty_parents_go_up_to_the_root(tmp_path: Path) -> None:
     root = tmp_path / "outputs"
     run(root / "fmnist" / "fedavg" / "k1" / "seed0")

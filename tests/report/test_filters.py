@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from fedpfl.report import runs
-from fedpfl.report.__main__ import COMMANDS, main
 from fedpfl.report.filters import apply_filters, is_filter
 from tests.conftest import read_cases
 from tests.data.promises import one_line
@@ -152,17 +151,3 @@ def test_one_dead_run_has_one_state_everywhere(root: Path, capsys: pytest.Captur
     out, err = read_output(capsys, "clean", root, "--status", "interrupted,broken", code=2)
     assert "interrupted 2/4  " in out
     assert f"left {root / 'broken' / 'b'}, broken: nothing says that fedpfl wrote it" in err
-
-
-def test_help(capsys: pytest.CaptureFixture) -> None:
-    with pytest.raises(SystemExit):
-        main(["--help"])
-    listed = capsys.readouterr().out.splitlines()
-    for command in filter(None, COMMANDS):
-        with pytest.raises(SystemExit):
-            main([command, "--help"])
-        text = capsys.readouterr().out
-        assert f"Example: python -m fedpfl.report {command} " in text
-        assert "partition.alpha=0.1" in text
-        (line,) = [line for line in listed if line.startswith(f"  {command} ")]
-        assert 20 < len(line) <= 80

@@ -187,15 +187,6 @@ def test_what_a_line_says(tmp_path: Path) -> None:
     assert [cell.text(column) for cell, column in cells] == [*line.split("|"), str(place)]
 
 
-def test_the_experiment_is_where_runs_put_themselves(tmp_path):
-    """The folder of a run that is of none is its data set's."""
-    places = "table3/fedavg/k/seed0 fmnist/fedavg/k/seed0 table3/fedavg/k/mine t/fedper/k/seed0"
-    for number, place in enumerate(places.split()):
-        write_run(tmp_path / str(number) / place)
-        (entry,) = look(tmp_path / str(number))
-        assert entry.record["experiment"] == (None if number else "table3")
-
-
 @pytest.fixture
 def several(tmp_path: Path) -> Path:
     obp = {"name": "fedobp", "q": 0.99993, "norm": "global", "score": "obp"}

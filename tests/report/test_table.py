@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fedpfl.ground.errors import FedpflError
 from fedpfl.report.render import FORMATS, render, render_html
@@ -120,26 +118,6 @@ def test_a_narrow_terminal_leaves_out_what_matters_least_first() -> None:
         assert told[: len(start)] == (start if gone else "")
     for form in FORMATS:  # files and pipes
         assert "Left out" not in render(table, form)
-
-
-texts = st.text("ab cd-e", max_size=30)
-# Short, or the columns part into blocks
-short_words = st.lists(st.text("abcd-e", max_size=8), max_size=4).map(" ".join)
-
-
-@settings(max_examples=25)
-@given(
-    st.lists(st.tuples(texts, short_words, st.integers(0, 10**6)), min_size=1, max_size=8),
-    st.integers(36, 90),
-)
-def test_folding_keeps_every_word_and_the_width(rows, width):
-    columns = (Column("first"), Column("second"), Column("number", "whole"))
-    table = Table("", columns, [[*map(Cell, row)] for row in rows], pd.DataFrame())
-    lines = render(table, "terminal", width).splitlines()
-    assert max(map(len, lines)) <= width
-    told = "".join(f"{one}{other}{count}" for one, other, count in rows).replace(" ", "")
-    start = next(at for at, line in enumerate(lines) if "─" in line)
-    assert sorted("".join(lines[start + 1 :]).replace(" ", "")) == sorted(told)
 
 
 def test_markdown() -> None:
