@@ -366,7 +366,7 @@ def _show_papers(options: Namespace) -> None:
     if options.caption and len(names) != 1:
         raise FedpflError("--caption is of one table; ask for one alone")
 
-    # ---- Step 2: the rule by which runs are judged.
+    # ---- Step 2: the rule that judges runs.
     rule = None
     if options.select != AS_PUBLISHED:
         rule = Selection(options.accuracy, options.select, options.every or 100)
@@ -499,7 +499,7 @@ def _clean_directories(options: Namespace) -> int:
     return cleaning.clean_runs(directories, options.status, options.yes, options.roots)
 
 
-# ---- what they share
+# ---- shared functions
 
 
 def _find_runs(options: Namespace) -> list[Run]:

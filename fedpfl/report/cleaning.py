@@ -117,7 +117,7 @@ def _explain_staying(directory: Directory, is_named: bool) -> str:
 
 
 def _is_of_run(path: Path) -> bool:
-    """Return whether a run wrote a file or folder; links may lead to anything."""
+    """True if a run wrote a file or folder; links may lead to anything."""
     is_temporary = (
         path.name.startswith(".") and path.name.removeprefix(".").split(".tmp")[0] in RUN_FILES
     )

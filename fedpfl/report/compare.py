@@ -212,7 +212,7 @@ def _compare_settings(a: Group, b: Group) -> Table:
 
 
 def _differing_values(left: Sequence[Any], right: Sequence[Any]) -> Iterable[tuple[str, str, str]]:
-    """Yield each dotted key but the seed whose values differ, with the values of both sides."""
+    """Yield each dotted key but the seed that differs, with the values of both sides."""
     sides = [[dict(flatten_keys(values)) for values in side] for side in (left, right)]
     for key in dict.fromkeys(key for side in sides for values in side for key in values):
         by_text = []
@@ -279,7 +279,7 @@ def _values_by_seed(name: str, group: Group, select: str) -> dict[int, float]:
 
 
 def _pair_numbers(name: str, a: dict[int, float], b: dict[int, float], test: str) -> dict[str, Any]:
-    """Return means, differences and p value; nan if there is none."""
+    """Return means, differences and p value; nan if unknown."""
     record: dict[str, Any] = {"section": "final", "what": name}
     for side, values in (("a", a), ("b", b)):
         record[side], record[f"{side}_seed_std"] = mean_and_std([*values.values()])
@@ -359,7 +359,7 @@ def _compare_clients(a: Group, b: Group) -> tuple[Table, list[str]]:
 
 
 def _run_notes(a: Group, b: Group, select: str) -> list[str]:
-    """Say how the runs of both sides differ beside their settings."""
+    """List differences of the runs beside their settings."""
     # ---- Step 1: status, attendance and rounds of each side.
     notes = []
     judged_rounds = []

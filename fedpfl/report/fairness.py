@@ -79,7 +79,7 @@ class BaselineComparison:
 
 
 def count_changes(changes: pd.Series) -> tuple[int, int, int]:
-    """Return how many clients lose, keep and gain accuracy."""
+    """Count the clients that lose, keep and gain accuracy."""
     # Accuracies are ratios of counts: what differs, differs by far more than rounding.
     losing = int((changes < -1e-9).sum())
     gaining = int((changes > 1e-9).sum())
@@ -116,7 +116,7 @@ def label_and_column(group: Group, column: str = "accuracy") -> tuple[str, str]:
 
 
 def samples_by_client(clients: pd.DataFrame) -> pd.DataFrame:
-    """Return how many samples of each class and split the clients have."""
+    """Return the clients' sample counts of each class and split."""
     split_columns = {"client", "train", "validation", "test"}
     return clients[
         sorted(name for name in clients if name in split_columns or name.startswith("label_"))
@@ -124,7 +124,7 @@ def samples_by_client(clients: pd.DataFrame) -> pd.DataFrame:
 
 
 def have_same_split(left: Run, right: Run) -> bool:
-    """Return whether both gave the same samples to the same clients, as far as recorded.
+    """True if both gave the same samples to the same clients, as far as recorded.
 
     Raises:
         FedpflError: a clients.csv cannot be read.
@@ -142,7 +142,7 @@ def compare_with_baselines(
     """Compare every configuration with the baselines among them.
 
     Returns:
-        The comparisons, and what a reader must know, a line each.
+        The comparisons, and notes for the reader.
     """
     # ---- Step 1: every run's accuracy by client.
     accuracies: dict[Run, pd.Series] = {}
@@ -178,7 +178,7 @@ def _add_baseline(
     accuracies: dict[Run, pd.Series],
     titles_by_note: dict[str, list[str]],
 ) -> None:
-    """Add to a comparison the baseline whose configuration differs least."""
+    """Add the baseline of the nearest configuration to a comparison."""
     group = comparison.group
     candidates = []
     for baseline in baselines:
@@ -312,14 +312,14 @@ def _make_record(comparison: BaselineComparison) -> dict[str, Any]:
     for name in BASELINES:
         pairs = comparison.pairs.get(name, {})
         harms = [measure_harm(both["accuracy"] - both["baseline"]) for both in pairs.values()]
-        # A seed in which nobody loses has no loss to average.
+        # A seed without a losing client has no loss to average.
         losses = [harm.loss for harm in harms if harm.harmed]
         record |= seed_statistics(f"harmed_{name}", [harm.harmed for harm in harms])
         record |= seed_statistics(f"loss_{name}", losses)
         record |= seed_statistics(f"change_{name}", [harm.change for harm in harms])
         record[f"seed_list_{name}"] = " ".join(str(run.seed) for run in pairs)
 
-    # ---- Step 3: of which rounds and seeds.
+    # ---- Step 3: rounds and seeds.
     record["round"] = format_range(_evaluated_rounds(comparison.accuracies)) or None
     record["seeds"] = len(comparison.accuracies)
     record["seed_list"] = " ".join(str(run.seed) for run in comparison.accuracies)

@@ -132,7 +132,7 @@ def draw_line(
         along: of AXIS_TITLES.
         interval: whether the band is the mean's 95 % confidence interval.
     """
-    # ---- Step 1: the curve, its label, and a note where hardly anybody took part.
+    # ---- Step 1: the curve, its label, and a note where few clients took part.
     curve = mean_by_round(group, metric)
     style = line_style(line_number)
     curve.index = _positions(group, curve, along)
@@ -254,7 +254,7 @@ def _require_curves(shown_groups: Sequence[Group], metric: str, along: str) -> N
 
 
 def _positions(group: Group, curve: pd.DataFrame | pd.Series, along: str) -> pd.Index:
-    """Return what was spent up to each round, as the page counts it."""
+    """Return the amounts spent up to each round, as the page counts them."""
     rounds = curve.index.to_numpy(float)
     return pd.Index(spent_at_rounds(spent_by_round(group), along, rounds))
 

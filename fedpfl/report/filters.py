@@ -16,7 +16,7 @@ _FILTER = re.compile(r"[A-Za-z_]\w*(\.\w+)*=")
 
 
 def is_filter(word: str) -> bool:
-    """Return whether a word is `key=value` rather than a path.
+    """True if a word is `key=value` rather than a path.
 
     A folder of such a name is written `./key=value`.
     """
@@ -28,7 +28,7 @@ def apply_filters(
     filters: Sequence[str],
     titles: Sequence[Mapping[str, str]],
 ) -> list[bool]:
-    """Return which configurations pass all filters; filters of one key are alternatives.
+    """Mark configurations that pass all filters; filters of one key are alternatives.
 
     Args:
         configs: the configurations.
@@ -59,7 +59,7 @@ def apply_filters(
             {normalize(text) for text in (_yaml_text(value), names.get(key, "")) if text}
             for value, names in zip(values, titles, strict=True)
         ]
-        # Each word must be somebody's: a misspelt one would silently choose less.
+        # Each word must match a run: a misspelt one would silently choose less.
         for word in words:
             if not any(normalize(word) in texts for texts in accepted_texts):
                 there_are = sorted({clip_text(_yaml_text(value), 40) for value in values} - {""})
@@ -81,7 +81,7 @@ def value_when_off(key: str) -> Any:
 
 
 def _values_of_key(configs: Sequence[Mapping[str, Any]], key: str) -> list[Any]:
-    """Return the key's value in each configuration, ... where there is none.
+    """Return the key's value in each configuration, ... if it is absent.
 
     Raises:
         FedpflError: no configuration has the key, or it is a group without a name.
@@ -100,7 +100,7 @@ def _values_of_key(configs: Sequence[Mapping[str, Any]], key: str) -> list[Any]:
 
 
 def _value_of_key(config: Mapping[str, Any], key: str) -> Any:
-    """Return the value of a dotted key, of a group its name; ... where there is none."""
+    """Return the value of a dotted key, of a group its name; ... if it is absent."""
     value = dotted.get_dotted(config, key, ...)
     if value is ...:
         off_value = value_when_off(key)

@@ -25,7 +25,7 @@ def common_task(runs: Iterable[Run]) -> Task:
     """Return the task of all runs; classification without any.
 
     Raises:
-        FedpflError: they are of several tasks, whose scores do not stand side by side.
+        FedpflError: they are of several tasks, and scores of these are not comparable.
     """
     tasks = {run.task.name: run.task for run in runs} or {CLASSIFICATION.name: CLASSIFICATION}
     if len(tasks) > 1:
@@ -80,7 +80,7 @@ class Group:
 
     @property
     def task(self) -> Task:
-        """Return what its labels are for."""
+        """Return the task of its labels."""
         return self.runs[0].task
 
     @property
@@ -92,7 +92,7 @@ class Group:
 
     @property
     def is_complete(self) -> bool:
-        """Return whether the reported runs are finished and have all planned rounds."""
+        """True if the reported runs are finished and have all planned rounds."""
         return all(
             run.status == "finished" and run.rounds_done >= run.rounds_planned
             for run in self.reported_runs
@@ -116,7 +116,7 @@ class Group:
 def groups(runs: Iterable[Run]) -> list[Group]:
     """Group the seeds of each configuration, ordered by data set, partition and method.
 
-    A label names only what distinguishes it from others here: `FedOBP (q=0.98)` where there is
+    A label names only settings that distinguish it here: `FedOBP (q=0.98)` where there is
     another q, settings of the method that differ between its configurations, and other settings
     that are not as in most of its data set and partition: `FedAvg (clients=30)` (see
     `shared_settings_note`).
@@ -158,7 +158,7 @@ def groups(runs: Iterable[Run]) -> list[Group]:
 
 
 def shared_settings_note(shown_groups: Sequence[Group]) -> tuple[str, ...]:
-    """Say which differing settings the rows have whose labels do not name them.
+    """Name the differing settings that the labels of rows leave out.
 
     Returns:
         One line, or none.
@@ -219,7 +219,7 @@ def group_by(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, lis
 def _split_by_data(runs: Sequence[Run]) -> Iterable[list[Run]]:
     """Split the runs of one configuration by the data that they read.
 
-    A run that has not recorded them belongs to the only data that there are.
+    A run that has not recorded them belongs to the data of the rest, if these agree.
     """
     fingerprints = {run.fingerprint for run in runs} - {""}
     only_fingerprint = min(fingerprints) if len(fingerprints) == 1 else ""
@@ -252,7 +252,7 @@ def _unique_labels(
     def label_of(index: int) -> str:
         return labels.add_in_brackets(names[index], setting_texts(index))
 
-    # ---- Step 2: what is as in most may still be what distinguishes two.
+    # ---- Step 2: a common setting may still distinguish two.
     labels_so_far = [label_of(index) for index in range(len(names))]
     for indices in _indices_of_repeated(labels_so_far):
         for key in _differing_keys([settings[index] for index in indices]):
@@ -267,7 +267,7 @@ def _unique_labels(
 
 
 def _settings(runs: Sequence[Run]) -> dict[str, Any]:
-    """Return what distinguishes a configuration, by dotted key."""
+    """Return the settings that distinguish a configuration, by dotted key."""
     settings = dict(flatten_keys(result_config(runs[0].config)))
     fingerprint = next((run.fingerprint for run in runs if run.fingerprint), "")
     if fingerprint:
@@ -284,7 +284,7 @@ def _setting_text(key: str, settings: dict[str, Any], keys: Sequence[str]) -> st
 
 
 def _is_in_titles(key: str) -> bool:
-    """Return whether labels of data sets, partitions and methods name a key's value."""
+    """True if labels of data sets, partitions and methods name a key's value."""
     group, _, name = key.partition(".")
     if group == "partition":
         return name not in labels.SPLIT_DETAILS
@@ -325,13 +325,13 @@ def _minority_keys(settings: Sequence[dict[str, Any]]) -> list[list[str]]:
 
 
 def _is_implied(key: str, keys: Sequence[str]) -> bool:
-    """Return whether the group's name says it too, as privacy=none has no privacy.clip."""
+    """True if the group's name implies it, as privacy=none has no privacy.clip."""
     name_key = f"{key.partition('.')[0]}.name"
     return key != name_key and name_key in keys
 
 
 def _is_group_off(key: str, values: dict[str, Any], settings: Sequence[dict[str, Any]]) -> bool:
-    """Return whether a configuration has nothing of a group in which others make a choice."""
+    """True if a configuration has nothing of a group that another one sets."""
     name_key = f"{key.partition('.')[0]}.name"
     is_chosen = any(name_key in candidate for candidate in settings)
     return key != name_key and is_chosen and name_key not in values

@@ -140,7 +140,7 @@ def write_pages(
 
 
 def find_experiments(directories: Sequence[Directory]) -> Iterator[Experiment]:
-    """Yield run directories by experiment, each with a file name of its own.
+    """Yield run directories by experiment, each with a unique file name.
 
     An experiment is the folder of `<method>/<key>/seed<k>`, else the one that holds a run.
     """

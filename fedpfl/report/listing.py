@@ -58,7 +58,7 @@ class Entry(NamedTuple):
     order: int = 0
 
     def value(self, key: str) -> Any:
-        """Return the value it is sorted by, None if there is none."""
+        """Return the value it is sorted by, None if unknown."""
         task = self.directory.run.task if self.directory.run else CLASSIFICATION
         keys = {"accuracy": task.score, "fine-tuned": f"ft_{task.score}"}
         value = self.record.get(keys.get(key, key))
@@ -174,7 +174,7 @@ def _make_record(directory: Directory, label: str) -> dict[str, Any]:
         "bits": bits / participants if participants else math.nan,
     }
 
-    # ---- Step 3: the record, which JSON shows too: None for whatever is missing.
+    # ---- Step 3: the record, which JSON shows too: None for missing values.
     modified = datetime.fromtimestamp(directory.modified_at).astimezone()
     search_fields = {"search": directory.search_name} if directory.search_name else {}
     return {

@@ -25,7 +25,7 @@ _RUN_FILES = frozenset({"config.yaml", "rounds.csv", "summary.json", "state.pt",
 
 @dataclass(frozen=True, eq=False)
 class Directory:
-    """One run directory, whatever is wrong in it.
+    """One run directory, readable or broken.
 
     Attributes:
         path: the directory.
@@ -68,7 +68,7 @@ class Directory:
 
     @property
     def is_stale(self) -> bool:
-        """Return whether it has not changed for so long that nobody can be writing it."""
+        """True if it has not changed for so long that no process can be writing it."""
         if self.run:
             return self.run.is_stale
         return time.time() - self.modified_at > STALE_SECONDS

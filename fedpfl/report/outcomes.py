@@ -35,7 +35,7 @@ SHARES = np.linspace(0, 100, 101)
 def clients_figure(runs: Iterable[Run], path: Path) -> list[Path]:
     """Draw the clients' accuracies from the worst to the best, a line per method.
 
-    Lines are means over seeds, each of which is sorted first.
+    Clients are sorted within each seed; lines are means over seeds.
 
     Args:
         runs: the runs.
@@ -211,7 +211,7 @@ def _draw_point(
         half_width = confidence_half_width(std, len(of_axis)) if interval else std
         means.append(mean)
         bars.append(0.0 if math.isnan(half_width) else half_width)
-    # A method that was not judged, or whose traffic nobody recorded, has no point.
+    # A method without a judged run or without recorded traffic has no point.
     if any(map(math.isnan, means)):
         return
     # No line joins the points of different methods.

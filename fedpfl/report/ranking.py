@@ -165,13 +165,13 @@ def rank_tables(
 
 
 def drop_gaps(accuracies: Mapping[str, Mapping[str, float]]) -> tuple[pd.DataFrame, list[str]]:
-    """Drop methods or blocks with the largest share of gaps until there is none.
+    """Drop methods or blocks with the largest share of gaps until none is left.
 
     Args:
         accuracies: by block and method.
 
     Returns:
-        A table `[blocks, methods]`, and notes on what was left out.
+        A table `[blocks, methods]`, and notes on dropped methods and blocks.
     """
     frame = pd.DataFrame.from_dict(accuracies, orient="index").sort_index()
     dropped: dict[int, list[str]] = {0: [], 1: []}

@@ -1,4 +1,4 @@
-"""What it takes until a method reaches an accuracy: `python -m fedpfl.report reach --at 60`."""
+"""Cost until a method reaches an accuracy: `python -m fedpfl.report reach --at 60`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read files of a run directory; whatever is wrong with one is told in a line.
+"""Read files of a run directory; a damaged one is an error of one line.
 
 `summary` is the content of summary.json, which has the other files' digests.
 """
@@ -48,9 +48,9 @@ def read_summary(folder: Path) -> dict[str, Any]:
 
 
 def read_json_object(folder: Path, name: str, summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Read a JSON object, {} where there is none."""
+    """Read a JSON object, {} if the file is absent."""
     if not os.path.lexists(folder / name):
-        # Absent though the summary has its digest: somebody removed it.
+        # The summary may have the digest of a file that was removed since.
         digests.check_content(folder, summary, name, None)
         return {}
     with _open_text(folder, name, summary) as text:
@@ -84,9 +84,9 @@ def describe_error(error: Exception) -> str:
 def _open_text(folder: Path, name: str, summary: Mapping[str, Any]) -> Iterator[str]:
     """Yield a regular file's text.
 
-    What is wrong with it, or found to be while the caller parses it, becomes one line.
+    Errors of reading it, and of parsing it by the caller, become one line.
     """
-    # A pipe that nobody writes must not be waited for.
+    # A pipe without a writer must not be waited for.
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)
     try:
         with open(os.open(folder / name, flags), "rb") as file:

@@ -90,7 +90,7 @@ class Run:
         partition: the partition's name for people, and under which attack, defence and shift.
         q: the quantile of element-wise methods.
         cohort: planned clients per round.
-        identity: hash of what the run computes, the same for all seeds.
+        identity: hash of the run's configuration, the same for all seeds.
         fingerprint: hash of the data that it read; empty before it has recorded that.
     """
 
@@ -112,7 +112,7 @@ class Run:
 
     @property
     def task(self) -> Task:
-        """Return what its labels are for."""
+        """Return the task of its labels."""
         return configured_task(self.config)
 
     @cached_property
@@ -235,7 +235,7 @@ class Run:
 
     @cached_property
     def masks(self) -> dict[str, MaskOverlap]:
-        """Return the overlap of clients' final masks, by tensor; {} where there are none.
+        """Return the overlap of clients' final masks, by tensor; {} without masks.
 
         Raises:
             FedpflError: masks.json is damaged.
@@ -265,7 +265,7 @@ class Run:
 
     @property
     def is_stale(self) -> bool:
-        """Return whether it has not changed for so long that nobody can be writing it."""
+        """True if it has not changed for so long that no process can be writing it."""
         # A round may take long; three of the last one are given.
         seconds = []
         for frame, key in ((self.rounds, "seconds"), (self.evaluations, "eval_seconds")):
@@ -303,20 +303,20 @@ class Run:
 
     @cached_property
     def participants(self) -> pd.Series:
-        """Return how many clients took part in each round, as planned where not recorded."""
+        """Return the participants of each round, as planned where not recorded."""
         recorded = self.rounds.reindex(columns=["participants"])["participants"]
         return recorded.astype(float).fillna(float(self.cohort))
 
     @cached_property
     def is_untrained(self) -> bool:
-        """Return whether no client has made a step, so that the method has no accuracy."""
+        """True if no client has made a step, so that the method has no accuracy."""
         if self.summary_number("trained") == 0:
             return True
         return self.rounds_done > 0 and self.participants.sum() == 0
 
     @cached_property
     def low_attendance_note(self) -> str:
-        """Say how few clients made a step, if at most a tenth did."""
+        """Count the clients that made a step, if these are at most a tenth."""
         if self.is_untrained:
             return "no client has made a step"
         trained = self.summary_number("trained")
@@ -359,7 +359,7 @@ class Run:
     def spent_until(
         self, quantity: str, row: Mapping[str, Any] | pd.Series, percent: str = ""
     ) -> float:
-        """Return what was spent up to a row, nan if not recorded.
+        """Return the amount spent up to a row, nan if not recorded.
 
         Args:
             quantity: of SPENDINGS; gigabytes are 10^9 bytes, both ways, all clients together.
@@ -412,11 +412,11 @@ class Run:
         return float(self.rounds["seconds"].median()) if "seconds" in self.rounds else math.nan
 
     def config_value(self, key: str) -> Any:
-        """Return the configuration's value of a dotted key, None where there is none."""
+        """Return the configuration's value of a dotted key, None if absent."""
         return dotted.get_dotted(self.config, key)
 
     def summary_number(self, key: str) -> float:
-        """Return a number of summary.json, nan where there is none."""
+        """Return a number of summary.json, nan if absent."""
         value = self.summary.get(key)
         # JSON has whole numbers of any length, which no float could hold.
         if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300:
@@ -430,7 +430,7 @@ class Run:
         return environment if isinstance(environment, dict) else {}
 
     def _is_absent(self, name: str) -> bool:
-        """Return whether a file is not there, which the summary must agree with."""
+        """True if a file is absent; raises FedpflError if the summary has its digest."""
         if os.path.lexists(self.path / name):
             return False
         digests.check_content(self.path, self.summary, name, None)

@@ -46,7 +46,7 @@ class Column:
 
     @property
     def numeric(self) -> bool:
-        """Return whether it is aligned to the right and sorted by number."""
+        """True if it is aligned to the right and sorted by number."""
         return self.kind not in ("text", "long")
 
 
@@ -107,7 +107,7 @@ class Table:
         rows: a cell per column.
         frame: the exact numbers, for CSV.
         caption: a description of the numbers.
-        notes: what a reader must know besides the caption, one line each.
+        notes: lines for the reader besides the caption.
         by: how many of the first columns divide the rows into blocks.
         below: the meaning of the second lines of cells.
         commands: commands that fill empty cells.
@@ -165,7 +165,7 @@ class Table:
         """Return the indices of columns that are not empty, and the text of all cells.
 
         Args:
-            form: the format whose styles mark the best cells.
+            form: the format; its styles mark the best cells.
             escape: makes text harmless in that format.
         """
         styles = {"": "{}"} | _MARK_STYLES[form]

@@ -1,4 +1,4 @@
-"""The table of all runs, and the evaluation by which a run is judged."""
+"""The table of all runs, and the evaluation that a run is judged by."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def accuracy_table(
             data and exists to match the published rule.
         every: with `best-checkpoint`, look at the evaluations after multiples of this many rounds
             only (published: 100).
-        beside: returns what is published.
+        beside: returns the published values.
         chosen: of COLUMNS, in this order; by default DEFAULT_COLUMNS, with the task's score in
             place of the accuracy.
         interval: whether cells show 95 % confidence intervals rather than deviations over seeds.
@@ -245,7 +245,7 @@ def _default_columns(task: Task) -> dict[str, int]:
     columns = {}
     for key, spare in DEFAULT_COLUMNS.items():
         name = task_metric(key, task)
-        # Points are percent, and what is better is less in a regression.
+        # Points are percent, and a regression's error is better if it is less.
         is_of_points = name == "gap" and not task.unit
         if name in COLUMNS and COLUMNS[name].group != "published" and not is_of_points:
             columns[name] = spare
@@ -279,7 +279,7 @@ def _available_columns(
 
 
 def _has_any(records: Sequence[Mapping[str, Any]], key: str) -> bool:
-    """Return whether a record has a value that is not nan."""
+    """True if a record has a value that is not nan."""
     # Only nan differs from itself; texts do not.
     return any(record[key] == record[key] for record in records)
 
@@ -315,7 +315,7 @@ def judged_rows(
         select: as in `accuracy_table`.
         every: as in `accuracy_table`.
         by: with `best-checkpoint`, the column that is best in the row; a cohort's column is known
-            in every round, others where all were evaluated. `accuracy` means the task's score.
+            in every round, any other after evaluations. `accuracy` means the task's score.
 
     Returns:
         A row of each run that has one. With `validation`, none of any run where one has no
@@ -412,7 +412,7 @@ def empty_cell_notes(
 
 
 def attendance_notes(shown_groups: Iterable[Group]) -> list[str]:
-    """Say in which runs nobody or almost nobody trained."""
+    """Name runs without training clients, or with very few."""
     untrained = []
     almost_untrained = []
     for group in shown_groups:
@@ -483,7 +483,7 @@ def _lacks_validation(group: Group, select: str) -> bool:
 
 
 def _summary_notes(shown_groups: Sequence[Group]) -> list[str]:
-    """Say from summaries who is protected, who attacks, how networks began, whose code changed."""
+    """Give notes of summaries: privacy, attack, initial weights, changed code."""
     notes = []
     titles: dict[tuple[str, str], list[str]] = defaultdict(list)
     changed = []
@@ -515,7 +515,7 @@ def _make_record(
     published_value: tuple[float, float],
 ) -> dict[str, Any]:
     """Return a row's values by column."""
-    # ---- Step 1: the rounds by which its seeds are judged.
+    # ---- Step 1: the rounds that judge its seeds.
     # Seeds without an evaluation yet say nothing, unless there is no other.
     rows = judged_rows(group, select, every)
     if not rows:
@@ -567,7 +567,7 @@ def _add_intervals(record: dict[str, Any]) -> dict[str, Any]:
     """Return a record with a half-width beside each deviation over its seeds."""
     half_widths = {}
     for key, std in record.items():
-        # A published deviation is over seeds that nobody names.
+        # Papers do not name the seeds of a deviation.
         if key.endswith("_seed_std") and not key.startswith("published"):
             name = key.removesuffix("std") + "ci95"
             half_widths[name] = confidence_half_width(std, record["seeds"])
@@ -575,7 +575,7 @@ def _add_intervals(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _describe_epochs(shown_groups: Iterable[Group]) -> str:
-    """Say how long models were fine-tuned: `5 local epochs more`."""
+    """Describe the length of fine-tuning: `5 local epochs more`."""
     all_runs = [run for group in shown_groups for run in group.reported_runs]
     epochs = {run.config_value("eval.finetune_epochs") or 0 for run in all_runs} - {0}
     return f"{format_range(epochs)} local epoch{'s' if epochs != {1} else ''} more"

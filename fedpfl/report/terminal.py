@@ -26,7 +26,7 @@ def render_terminal(table: Table, width: int | None) -> str:
     filled_indices, texts = table.texts("terminal", one_line)
     shown = [index for index in filled_indices if index >= table.by]
     while _needed_width(table, texts, shown) > (width or _WIDE):
-        # Of equals the last, as the first columns say what a row is.
+        # Of equals the last, as the first columns name a row.
         most_spared = max(shown, key=lambda index: (table.columns[index].spare, index))
         if not table.columns[most_spared].spare:
             break

@@ -1,1 +1,1 @@
-"""What the HTML page is made of: `data` is what its charts draw, beside it its style and script."""
+"""Parts of the HTML page: numbers, charts, templates, style and script."""

@@ -33,7 +33,7 @@ def read_clients(shown_groups: Iterable[Group], note: Callable[[str], None]) -> 
 
     Args:
         shown_groups: the configurations.
-        note: called with a line about each run whose clients cannot be read.
+        note: called with a line about each run with unreadable clients.
     """
     frames = [pd.DataFrame(columns=["setting", "method", "seed", "name", "train"])]
     for group in shown_groups:
@@ -60,7 +60,7 @@ def label_clients(run: Run, numbers: Iterable[float]) -> list[str]:
 
 def mean_by_round(group: Group, column: str) -> pd.DataFrame:
     """Return mean, std and count of seeds by round, of rounds that all seeds have."""
-    # A seed whose model was not finite has no number: a mean of the rest would flatter.
+    # A seed with a model that was not finite has no number: a mean of the rest would flatter.
     parts = []
     for run in group.reported_runs:
         part = run.rounds.reindex(columns=["round", column])
@@ -123,7 +123,7 @@ def spent_by_round(group: Group) -> pd.DataFrame:
 def _count_since_shift(run: Run) -> pd.Series:
     """Return by row the rounds since the last shift, nan before it.
 
-    The round after which clients shift is 0: it is still judged by what they held.
+    The round after which clients shift is 0: it is still judged by their former samples.
     """
     rounds = run.rounds["round"]
     shift_rounds = rounds - run.rounds.get("since_shift", default=math.nan)

@@ -47,7 +47,7 @@ Charts = Iterator[Chart]
 
 @dataclass(frozen=True)
 class Content:
-    """Hold what the charts of a page draw.
+    """Hold the content of a page's charts.
 
     Attributes:
         ranked: the configurations of each setting, the best score first.
