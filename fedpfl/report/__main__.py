@@ -6,7 +6,6 @@ See `--help`.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import re
@@ -238,12 +237,6 @@ def _show_runs(options: Namespace) -> None:
 )
 def _show_tables(options: Namespace) -> None:
     shown_runs = _find_runs(options)
-    if options.fairness and options.select != "last":
-        raise FedpflError(
-            "--fairness is of the last evaluation, which clients.csv holds; leave out --select"
-        )
-    if options.caption and (options.fairness or options.reference):
-        raise FedpflError("--caption is of one table; ask for one alone")
     table = accuracy_table(
         shown_runs,
         select=options.select,
@@ -284,14 +277,13 @@ def _draw_figures(options: Namespace, shown_runs: list[Run], kinds: Sequence[str
     # ---- Step 1: what draws each kind.
     folder = _output_folder(options, "figures")
     select = options.select, options.every or 1
+    traffic_options = {"select": select[0], "every": select[1], "interval": options.interval}
     drawers: dict[str, Callable[[list[Run], Path], list[Path]]] = {
         "curves": partial(_draw_curves, options),
         "clients": outcomes.clients_figure,
         "gains": outcomes.gains_figure,
         "fairness": partial(outcomes.fairness_figure, interval=options.interval),
-        "traffic": lambda members, path: outcomes.traffic_figure(
-            members, path, *select, options.interval
-        ),
+        "traffic": partial(outcomes.traffic_figure, **traffic_options),
     }
 
     # ---- Step 2: a file of each kind for each data set, partition and task.
@@ -319,14 +311,9 @@ def _draw_figures(options: Namespace, shown_runs: list[Run], kinds: Sequence[str
 def _name_setting(run: Run) -> str:
     """Return a file name for the figures of a run's data set, partition and task."""
     task = "" if run.task == CLASSIFICATION else f" {run.task.name}"
-    text = f"{run.dataset}_{run.partition}{task}"
     # Lower case: some file systems take names of other case for the same.
-    name = re.sub(r"[^a-z0-9.]+", "_", text.lower()).strip("_")
-    if len(name) <= 100:
-        return name
-    # Cut names may be equal; their digests are not.
-    digest = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
-    return f"{name[:90]}_{digest}"
+    text = f"{run.dataset}_{run.partition}{task}".lower()
+    return re.sub(r"[^a-z0-9.]+", "_", text).strip("_")[:100]
 
 
 def _draw_curves(options: Namespace, members: list[Run], path: Path) -> list[Path]:
@@ -363,8 +350,6 @@ def _show_papers(options: Namespace) -> None:
         raise FedpflError(
             f"{absent[0]} is neither a folder nor a table or figure; there are {', '.join(NAMES)}"
         )
-    if options.caption and len(names) != 1:
-        raise FedpflError("--caption is of one table; ask for one alone")
 
     # ---- Step 2: the rule that judges runs.
     rule = None

@@ -24,12 +24,7 @@ from fedpfl.report.text import (
 
 _MAX_SPARE_IN_PRINT = 3
 """The greatest `spare` of columns that a printed page has room for."""
-_COLUMN_POINTS = 245
-_PAGE_POINTS = 500
-"""Widths of a column, and of both, on a page of two columns."""
-_LETTER_POINTS = 4.8
-_GAP_POINTS = 12.0
-_LATEX_MARKUP = re.compile(r"\$\^\\\w+\$|\\[a-z]+\{|[\\{}$]")
+_MAX_COLUMNS_OF_HALF_PAGE = 5
 _MINUS = re.compile(r"(?<!\S)-(?=\d)")
 FORMATS = {"terminal": ".txt", "markdown": ".md", "csv": ".csv", "latex": ".tex"}
 """The formats, each with its files' suffix."""
@@ -143,27 +138,16 @@ def _render_markdown(table: Table) -> str:
 def _render_latex(table: Table) -> str:
     r"""Return LaTeX that needs `\usepackage{booktabs}`.
 
-    A page has no room for the columns that a narrow terminal leaves out first.
+    A page has no room for the columns that a narrow terminal leaves out first. Many columns span
+    both halves of a page.
     """
     # ---- Step 1: the columns for which a page has room.
     filled_indices, texts = table.texts("latex", _escape_latex_number)
     indices = [index for index in filled_indices if index >= table.by]
-    widths = {}
-    for index in indices:
-        cells = [table.columns[index].heading, *(row[index] for row in texts)]
-        widths[index] = _GAP_POINTS + _LETTER_POINTS * max(
-            len(_LATEX_MARKUP.sub("", cell)) for cell in cells
-        )
-    left_out = []
-    # A smaller type fits both columns of a page.
-    while indices:
-        most_spared = max(indices, key=lambda index: (table.columns[index].spare, index))
-        is_too_wide = sum(widths[index] for index in indices) * 0.8 > _PAGE_POINTS
-        if table.columns[most_spared].spare <= (0 if is_too_wide else _MAX_SPARE_IN_PRINT):
-            break
-        indices.remove(most_spared)
-        left_out.append(table.columns[most_spared].name)
-    is_wide = sum(widths[index] for index in indices) > _COLUMN_POINTS
+    spared = [index for index in indices if table.columns[index].spare > _MAX_SPARE_IN_PRINT]
+    indices = [index for index in indices if index not in spared]
+    left_out = [table.columns[index].name for index in spared]
+    is_wide = len(indices) > _MAX_COLUMNS_OF_HALF_PAGE
 
     # ---- Step 2: comments, caption and headings.
     environment = "table*" if is_wide else "table"

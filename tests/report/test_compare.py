@@ -218,11 +218,10 @@ def test_other_tasks_are_named(tmp_path: Path) -> None:
 def test_mistakes_are_one_line(ab, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     a, b = map(str, ab)
-    both = f"FedAvg on FMNIST, Dir(0.1) ({a}); FedOBP on FMNIST, Dir(0.1) ({b})"
-    several = f"{tmp_path} holds 2 configurations, name one of them: {both}"
+    several = f"{tmp_path} holds 2 configurations in readable runs where compare takes 1"
     for words, message in (
         ([str(tmp_path), b], several),
-        ([a, str(tmp_path / "empty")], "no readable run below"),
+        ([a, str(tmp_path / "empty")], "holds 0 configurations in readable runs"),
         ([a, "nowhere"], "no such directory: nowhere"),
         ([a, f"{a}/seed1"], "hold the same runs"),
         ([a, b, "--out", "curve.svg"], "--out curve.svg: must end in .png or .pdf"),

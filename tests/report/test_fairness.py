@@ -16,7 +16,7 @@ from fedpfl.report.load import runs
 from fedpfl.report.table import Table
 from fedpfl.report.tables import accuracy_table
 from tests.report.test_html import Page
-from tests.report.test_report import amend, read_output, read_refusal, row_of, write_run
+from tests.report.test_report import amend, read_output, row_of, write_run
 
 FEDPER, LOCAL = {"name": "fedper"}, {"name": "local_only"}
 PERSONAL = [40.0, 40, 67, 81, 92, 10, 20, 30, 40, 80]
@@ -138,9 +138,6 @@ def test_the_command(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main(["tables", str(root), "--fairness", "--out", str(tmp_path / "out")]) == 0
     written = {path.name for path in (tmp_path / "out").iterdir()}
     assert {"fairness.csv", "fairness.md", "fairness.tex"} < written
-    line = read_refusal(capsys, "tables", root, "--fairness", "--select", "best-checkpoint")
-    told = "--fairness is of the last evaluation, which clients.csv holds; leave out --select"
-    assert line == told
     err = read_output(capsys, "tables", root, "method=fedper", "--fairness", code=2)[1]
     assert err.count("\n") == 1
 

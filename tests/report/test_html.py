@@ -319,10 +319,8 @@ def test_several_experiments_and_an_index(root: Path) -> None:
         (policy,) = [attrs["content"] or "" for _, attrs in page.elements if "http-equiv" in attrs]
         assert re.match(f"default-src 'none'; {scripts}", policy)
     page = pages[-1]
-    heads = ["experiment", "runs", "finished", "running", "configurations", "seeds"]
-    assert page.cells["experiments"][0] == [*heads, "best mean accuracy by data set and partition"]
-    cells = ["a", "4", "3", "1", "3", "2", "FMNIST, Dir(0.1): FedOBP 95.00"]
-    assert page.row("experiments", "a") == cells
+    assert page.cells["experiments"][0] == ["experiment", "runs", "configurations"]
+    assert page.row("experiments", "a") == ["a", "4", "3"]
     links = {attrs["href"] for tag, attrs in page.elements if tag == "a"}
     assert links == {"./a.html", "./b.html", "./index-2.html"}
 
