@@ -210,7 +210,7 @@ class CountedTask:
         _append_line(events, f"{hydra.job.num} {start_time}")
         run_directory = Path(hydra.runtime.output_dir)
         if cfg.get("restart") or not _is_finished(run_directory):
-            position = eta.describe_job_start(
+            position = eta.describe_sweep(
                 events.read_text(), self._job_count, start_time, hydra.job.num + 1
             )
             _print_progress(position, console.run_label.get())
@@ -244,7 +244,7 @@ class CountedTask:
             idle_text: Stands instead of the duration where the job had nothing to do.
         """
         from fedpfl.record.console import run_label
-        from fedpfl.record.eta import describe_sweep_progress, format_duration
+        from fedpfl.record.eta import describe_sweep, format_duration
 
         # A run that was finished before, or failed at once, has no new row.
         rounds_file = run_directory / "rounds.csv"
@@ -252,9 +252,7 @@ class CountedTask:
         seconds = time.time() - start_time
         try:
             _append_line(events, f"{job_number} {start_time} {seconds if has_played else 0}")
-            position = describe_sweep_progress(
-                events.read_text(), self._job_count, start_time + seconds
-            )
+            position = describe_sweep(events.read_text(), self._job_count, start_time + seconds)
         except FileNotFoundError:
             # The process that began the sweep has ended; a cluster's jobs go on without it.
             return

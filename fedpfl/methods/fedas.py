@@ -28,7 +28,7 @@ class FedAS(Method):
         Its batches are of local.batch_size, drawn anew; in the official code of 16, in a fixed
         order.
     first: the target of a client that was never sampled: nothing (`skip`), the features of
-        the untrained model (`init`: the official code and PFLlib), or to those of the received one
+        the untrained model (`init`: the official code and PFLlib), or those of the received one
         (`global`: FL-bench).
     align: each of the `samples` to P_c (official code, PFLlib), or the batch's class `means`
     (FL-bench).

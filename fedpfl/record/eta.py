@@ -68,8 +68,8 @@ class RemainingTime:
         return -(-self._rounds // period) - rounds_done // period
 
 
-def describe_sweep_progress(events: str, jobs: int, now: float) -> str:
-    """Return such as `3/8 done, ETA 0:12:30`, or without ETA where it is unknown.
+def describe_sweep(events: str, jobs: int, now: float, number: int = 0) -> str:
+    """Return such as `3/8 done, ETA 0:12:30`, or `run 2 of 8, elapsed 0:01:00, ETA 0:12:30`.
 
     The remaining jobs are taken to need as long as those that ended, as many in parallel as now.
 
@@ -78,34 +78,9 @@ def describe_sweep_progress(events: str, jobs: int, now: float) -> str:
             seconds that it took, 0 where it had nothing to do.
         jobs: the number of all jobs.
         now: the time.
+        number: of the job that begins; 0 if one has ended.
     """
-    job_seconds, start_times = _parse_events(events)
-    progress = f"{len(job_seconds)}/{jobs} done"
-    if len(job_seconds) == jobs:
-        return f"{progress} in {format_duration(now - min(start_times.values()))}"
-    seconds = _seconds_left(events, jobs, now, free=1)
-    return f"{progress}, ETA {format_duration(seconds)}" if seconds else progress
-
-
-def describe_job_start(events: str, jobs: int, now: float, number: int) -> str:
-    """Return such as `run 2 of 8, elapsed 0:01:00, ETA 0:12:30`.
-
-    Arguments are those of `describe_sweep_progress`, and the number of the run that begins.
-    """
-    _, start_times = _parse_events(events)
-    elapsed = format_duration(now - min(start_times.values()))
-    text = f"run {number} of {jobs}, elapsed {elapsed}"
-    seconds = _seconds_left(events, jobs, now)
-    return f"{text}, ETA {format_duration(seconds)}" if seconds else text
-
-
-def format_duration(seconds: float) -> str:
-    """Write seconds as `1:02:03`, after a day as `1 day, 1:02:03`."""
-    return str(timedelta(seconds=round(max(0.0, seconds))))
-
-
-def _parse_events(events: str) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the seconds of the jobs that ended, and when each began, by number."""
+    # ---- Step 1: the seconds of the jobs that ended, and when each began.
     job_seconds = {}
     start_times = {}
     for line in events.splitlines():
@@ -113,24 +88,27 @@ def _parse_events(events: str) -> tuple[dict[str, float], dict[str, float]]:
         start_times[job] = float(start_time)
         if seconds:
             job_seconds[job] = float(seconds[-1])
-    return job_seconds, start_times
 
-
-def _seconds_left(events: str, jobs: int, now: float, free: int = 0) -> float:
-    """Return how long the rest of a sweep may take, 0 if no job has ended.
-
-    Args:
-        events: see `describe_sweep_progress`.
-        jobs: the number of all jobs.
-        now: the time.
-        free: jobs that may begin beside those that are running.
-    """
-    job_seconds, start_times = _parse_events(events)
+    # ---- Step 2: the seconds left, at least as many as the slowest running job needs.
     mean_seconds = fmean(list(filter(None, job_seconds.values())) or [0.0])
     running = [start_times[job] for job in start_times.keys() - job_seconds.keys()]
     remaining = [max(0.0, mean_seconds - (now - start_time)) for start_time in running]
     waiting_count = jobs - len(start_times)
-    side_by_side = len(running) + (free if waiting_count else 0)
+    # The next job takes the place of one that has ended.
+    side_by_side = len(running) + (waiting_count > 0 and not number)
     total = sum(remaining) + mean_seconds * waiting_count
-    # At least as long as the slowest that runs.
-    return max([total / max(1, side_by_side), *remaining])
+    seconds_left = max([total / max(1, side_by_side), *remaining])
+
+    # ---- Step 3: all of it in words.
+    elapsed = format_duration(now - min(start_times.values()))
+    if len(job_seconds) == jobs:
+        return f"{jobs}/{jobs} done in {elapsed}"
+    text = f"{len(job_seconds)}/{jobs} done"
+    if number:
+        text = f"run {number} of {jobs}, elapsed {elapsed}"
+    return f"{text}, ETA {format_duration(seconds_left)}" if seconds_left else text
+
+
+def format_duration(seconds: float) -> str:
+    """Write seconds as `1:02:03`, after a day as `1 day, 1:02:03`."""
+    return str(timedelta(seconds=round(max(0.0, seconds))))

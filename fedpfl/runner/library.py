@@ -163,7 +163,7 @@ def sweep(
         start_time = time.monotonic()
         events += f"{number} {start_time}\n"
         if progress:
-            start_text = eta.describe_job_start(events, len(jobs), start_time, number)
+            start_text = eta.describe_sweep(events, len(jobs), start_time, number)
             _tell_sweep(f"{start_text}  {name}")
 
         # ---- Step 2: play it. One that diverged stays in the table, and others go on.

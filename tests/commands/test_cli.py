@@ -420,9 +420,9 @@ PROGRESS = """
 def test_how_far_a_sweep_is_and_which_run_begins() -> None:
     for events, now, told in read_cases(PROGRESS):
         lines = events.replace(";", "\n") + "\n"
-        assert eta.describe_sweep_progress(lines, 4, float(now)) == told
-    assert eta.describe_job_start("0 5\n", 4, 5, 1) == "run 1 of 4, elapsed 0:00:00"
-    told = eta.describe_job_start("0 5\n0 5 60\n1 65\n", 4, 65, 2)
+        assert eta.describe_sweep(lines, 4, float(now)) == told
+    assert eta.describe_sweep("0 5\n", 4, 5, 1) == "run 1 of 4, elapsed 0:00:00"
+    told = eta.describe_sweep("0 5\n0 5 60\n1 65\n", 4, 65, 2)
     assert told == "run 2 of 4, elapsed 0:01:00, ETA 0:03:00"
 
 
