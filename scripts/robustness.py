@@ -24,15 +24,10 @@ COLUMNS = (
     "status",
 )
 PARTITION = "Dir(0.1), "
-<<<<<<< HEAD
 ATTACKS = ("backdoor", "replacement")
 SHOWN = ("Local-Only", "FedAvg", "FedPer", "FedRep", "Ditto", "kNN-Per", "FedOBP")
 """Methods of the page; the file has more, and more attacks."""
 DEFENDED = ("FedAvg, multi_krum", "FedPer, median", "FedRep, multi_krum")
-=======
-ATTACKS = ("backdoor", "replacement", "label_flip", "lie")
-SHOWN_METHODS = ("FedAvg", "FedPer", "Ditto", "FedALA")
->>>>>>> b6bc5cd9 (Docs of federation, privacy, robustness and devices: a third of the words, tables as files)
 SHIFTS = {"permutation": "label_permutation", "rotation": "rotation=360.0, at=[20]"}
 DRIFT_COLUMNS = ("before_shift", "accuracy", "accuracy_worst10", "recovery")
 
@@ -73,7 +68,6 @@ def join_rows(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-<<<<<<< HEAD
 def make_attack_tables(rows: Rows) -> str:
     """Return accuracy and attack success by attack, under the mean and under defences."""
     conditions = ["backdoor 0 %", *(f"{attack} 20 %" for attack in ATTACKS)]
@@ -85,17 +79,6 @@ def make_attack_tables(rows: Rows) -> str:
         defended = [rows.get((method, f"{name}, {defence}")) for name in conditions[1:]]
         cells.append([f"{method}, `{defence}`", "", *map(format_attack, defended)])
     return join_rows(["method", "no attack", *(f"`{attack}`" for attack in ATTACKS)], cells)
-=======
-def make_attack_table(rows: Rows) -> str:
-    """Return accuracy and attack success of a few methods; the file has all."""
-    conditions = ["backdoor 0 %", *(f"{attack} 20 %" for attack in ATTACKS)]
-    conditions.append("backdoor 20 %, median")
-    cells = []
-    for method in SHOWN_METHODS:
-        cells.append([method, *(format_attack(rows.get((method, name))) for name in conditions)])
-    headings = ["method", "nobody", *(f"`{attack}`" for attack in ATTACKS), "`backdoor`, `median`"]
-    return join_rows(headings, cells)
->>>>>>> b6bc5cd9 (Docs of federation, privacy, robustness and devices: a third of the words, tables as files)
 
 
 def make_shift_table(rows: Rows) -> str:
@@ -124,7 +107,7 @@ def replace_table(page: str, text: str) -> str:
     return f"{before}{begin}\n\n{text}\n\n{END}{after_mark.split(END, 1)[1]}"
 
 
-TABLES = {"robustness.md": make_attack_table, "shift.md": make_shift_table}
+TABLES = {"robustness.md": make_attack_tables, "shift.md": make_shift_table}
 """By page of docs/."""
 
 
