@@ -2,7 +2,7 @@
 
     python -m fedpfl.board suite=small                       # conf/board/small.yaml; writes outputs/board/small/
     python -m fedpfl.board suite=small method=fedavg,fedper,local_only trials=4 seeds=2
-    python -m fedpfl.board verify 3d2c suite=small           # the row whose configuration begins so: equal or not?
+    python -m fedpfl.board verify 3d2c suite=small           # run a row again and compare it
 
 Each method is tuned as `python -m fedpfl.tune` does: the same number of trials, chosen by
 validation samples, then fresh seeds. Other words are those of fedpfl.train, for all runs, launchers
@@ -115,7 +115,7 @@ CAPTION = (
 
 
 class BoardCommand(NamedTuple):
-    """Hold what a command line asks for.
+    """Hold a command line of the board.
 
     Attributes:
         suite: The suite's content.
@@ -134,7 +134,7 @@ def read_command_line(arguments: Sequence[str]) -> BoardCommand:
     # The last of two words for one key counts, as with Hydra.
     values = {key: value for key, _, value in (word.partition("=") for word in arguments)}
 
-    # ---- The suite, with what the command line replaces of it
+    # ---- The suite, with the command line's replacements
     suite_names = sorted(path.stem for path in SUITES.glob("*.yaml"))
     suite_name = values.pop("suite", "")
     if suite_name not in suite_names:
@@ -282,7 +282,7 @@ def make_board(
     # The best of each setting first, empty ones last.
     records.sort(key=lambda row: (row["setting"], -np.nan_to_num(row["accuracy"], nan=-1.0)))
 
-    # ---- Notes: what is missing, and why
+    # ---- Notes on missing numbers
     notes += failures
     notes += [*_diverged_notes(final_runs, finished_runs), *fairness_notes]
     notes += [note for note in accuracies.notes if note.startswith(("Empty", "Attack"))]
@@ -383,7 +383,7 @@ def verify_row(identity_prefix: str, command: BoardCommand) -> int:
     need the runs of their rows too.
 
     Raises:
-        FedpflError: if there is no such row, or it is none of the suite.
+        FedpflError: if no such row exists, or the suite makes another.
     """
     # ---- Find the row
     path = command.folder / "board.csv"
@@ -451,7 +451,7 @@ def compose_row(row: Mapping[str, str], command: BoardCommand) -> list[str]:
     """Return the words of a row's runs as the suite composes them.
 
     Raises:
-        FedpflError: if the row is none of the suite.
+        FedpflError: if the suite makes another row.
     """
     # ---- Step 1: the words of the suite.
     setting = row["setting"].partition(": ")[0]

@@ -115,7 +115,7 @@ def _send_records(run_paths: Sequence[Path], logger_words: Sequence[str]) -> int
         )
     status = 0
     for path in run_paths:
-        # A run that cannot be sent keeps none of the others back.
+        # A run that cannot be sent holds up no other.
         try:
             print(f"logged {send_to_loggers(load(path), loggers)} rounds of {path}")
         except FedpflError as error:

@@ -47,7 +47,7 @@ class Attendance:
     """Count participations that made a step, and warn once if almost none did.
 
     Args:
-        run: what is played.
+        run: the built run.
         state: what server and clients hold before the first round that is counted.
     """
 
@@ -60,7 +60,7 @@ class Attendance:
 
     @property
     def has_steps(self) -> bool:
-        """Return whether any client has made a step yet."""
+        """Tell if any client has made a step."""
         return bool(self._trained_clients)
 
     def count_round(

@@ -17,7 +17,7 @@ def count_submodel_costs(
     """Return a row for each sub-model and one for the full network, the widest last.
 
     Args:
-        method: whose widths.
+        method: with the widths.
         net: the full network.
         shape: of a sample.
 

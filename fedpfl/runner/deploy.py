@@ -1,4 +1,4 @@
-"""Personal models as modules that stand alone: they take samples as a data set holds them."""
+"""Personal models as standalone modules, for samples as a data set holds them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class InputScaling(nn.Module):
     """Scale samples as training did; pixels and features become float32, token ids stay.
 
     Args:
-        federation: What the network was trained on.
+        federation: data that the network was trained on.
     """
 
     mean: Tensor
@@ -33,7 +33,7 @@ class InputScaling(nn.Module):
             self.register_buffer(name, constants, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what the network takes, `[samples, ...]`."""
+        """Scale samples `[samples, ...]`."""
         if not self.is_scaled:
             return x
         values = x.to(torch.float32)
@@ -73,7 +73,7 @@ class PersonalRule(nn.Module):
 
     Args:
         scaling: Of the input.
-        method: Whose `predict` it is.
+        method: with the `predict`.
         net: The network.
         params: The client's evaluated model.
         statistics: Of BatchNorm, by the model's role.

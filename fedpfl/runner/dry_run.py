@@ -44,13 +44,13 @@ class RunCache(dict[Any, Any]):
 
 
 def print_dry_run(arguments: Sequence[str]) -> None:
-    """Print what a command line would run.
+    """Print the runs of a command line.
 
     Args:
         arguments: of `fedpfl.train`, options first, plugins loaded.
 
     Raises:
-        FedpflError: for what the command itself would refuse.
+        FedpflError: for mistakes that the command itself would refuse.
     """
     options = [argument for argument in arguments if argument.startswith("-")]
     other_options = [option for option in options if option not in SWEEP_OPTIONS]
@@ -68,7 +68,7 @@ def print_dry_run(arguments: Sequence[str]) -> None:
 
 
 def _print_runs(settings: Sequence[str], is_sweep: bool) -> None:
-    """Print what a run, a sweep or a search of these settings comes to."""
+    """Print a run, a sweep or a search of these settings."""
     # The runs of a sweep are composed one by one.
     fixed_settings = [setting for setting in settings if not overrides.is_sweep(setting)]
     common = overrides.compose_config(fixed_settings)

@@ -53,13 +53,12 @@ def evaluate_clients(
     """Evaluate every client. Raises Diverged where a personal model is not finite.
 
     Args:
-        run: what is played.
+        run: the built run.
         backend: what computes the clients.
         state: what server and clients hold after the round.
         is_sent_nothing: whether the server sends nothing, so that a newcomer's model is the one
             that all began with.
-        is_last: whether this is the run's last round, after which it fine-tunes whatever
-            `eval.finetune_every` says.
+        is_last: whether this is the run's last round, which always fine-tunes.
     """
     tunings: list[engine.FineTuning | None] = [None]
     if run.eval.finetune_epochs and (state.round % run.eval.finetune_every == 0 or is_last):
@@ -118,8 +117,8 @@ def _evaluate_federation(
     """Add the evaluation of one federation's honest clients.
 
     Args:
-        evaluation: what is added to.
-        run: what is played.
+        evaluation: result so far, which is extended.
+        run: the built run.
         backend: what computes the clients.
         federation: those who take part, or newcomers.
         state: what server and these clients hold.
@@ -178,7 +177,7 @@ def _evaluate_federation(
 
 
 def _list_diverged(call: EvalCall, counts: Iterable[Counts]) -> list[str]:
-    """Return how messages call the clients whose models are not finite."""
+    """Return labels of the clients with models that are not finite."""
     positions = [position for part in counts for position in non_finite_clients(part)]
     return [call.federation.client_label(call.clients[position]) for position in positions]
 
@@ -222,7 +221,7 @@ def _add_success(
 
 
 def _find_triggered(run: Run, federation: Federation) -> Federation | None:
-    """Return a federation's samples by which an attack's success is measured, if any."""
+    """Return the federation of samples with the attack's trigger, if any."""
     if not run.adversary or not run.adversary.triggered:
         return None
     return run.adversary.triggered[0 if federation is run.federation else 1]
@@ -304,5 +303,5 @@ def make_newcomer_state(run: Run, state: engine.State) -> engine.State:
 
 
 def make_adaptation(run: Run, state: engine.State) -> engine.FineTuning:
-    """Return how methods look at training data in `before_evaluation`."""
+    """Return the settings with which methods read training data in `before_evaluation`."""
     return engine.FineTuning(run.local, run.make_draws("adapt", state.round))

@@ -37,7 +37,7 @@ def _list_federations(run: Run) -> list[Federation]:
 
 
 class ClientTable:
-    """Write what is measured of each client, and which samples it holds.
+    """Make rows of measured values and sample counts of each client.
 
     Attributes:
         label_counts: samples by label, `[clients, classes]`, in the order of the partition; without
@@ -69,8 +69,8 @@ class ClientTable:
 
     @cached_property
     def partition_record(self) -> PartitionRecord:
-        """Return who holds which samples."""
-        # ---- Step 1: the indices of each split that there is, newcomers' too.
+        """Return the samples of each client."""
+        # ---- Step 1: indices of each split, with newcomers.
         run = self._run
         indices = {
             split: [

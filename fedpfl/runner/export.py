@@ -180,7 +180,7 @@ def write_models(
     Beside them stand `card.md` and `config.yaml`.
 
     Args:
-        run: Whose models they are.
+        run: with the models.
         out: The folder.
         format_name: One of `WRITERS`.
         clients: Their numbers or names; None: all of them.
@@ -193,7 +193,7 @@ def write_models(
         FedpflError: The folder exists or cannot be written, there is no such client, or a model
             cannot be written in this format.
     """
-    # ---- Step 1: what is written, and the card
+    # ---- Step 1: names of files, and the card
     if out.exists() and not (out.is_dir() and next(out.iterdir(), None) is None):
         raise FedpflError(f"{out} exists; name a new folder")
     numbers = [*range(len(run))] if clients is None else [run.client_number(c) for c in clients]
@@ -220,7 +220,7 @@ def write_models(
 
 
 def _file_stem(run: Trained, number: int) -> str:
-    """Return what a client's file is called: by its name where that can be one."""
+    """Return the name of a client's file: its own name if it is plain and unique."""
     name = run.client_names.get(number, "")
     is_plain = re.fullmatch(r"[\w][\w .-]{0,99}", name) is not None
     is_alone = [*map(str.casefold, run.client_names.values())].count(name.casefold()) == 1
@@ -260,7 +260,7 @@ def send_to_loggers(run: Trained, logger: Mapping[str, Any]) -> int:
         start_round=rounds_done,
     )
 
-    # ---- Step 2: each logger takes what it lacks, while nobody else writes the run.
+    # ---- Step 2: each logger takes the rounds that it lacks, while the run is locked.
     with files.explain_write_errors(run.path):
         lock_handle = lock.acquire_lock(run.path)
     try:

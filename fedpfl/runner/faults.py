@@ -99,7 +99,7 @@ def _explain_method_error(
     """Explain an error of the method's own code; None for a bug of the program.
 
     Args:
-        error: what was raised.
+        error: the raised error.
         cfg: configuration of the run.
         log: file that has the traceback if this run wrote to it.
         started: time since which the run may have written to it.

@@ -144,7 +144,7 @@ def make_run_info(
         backend_name: of the backend that computes the clients, None if none is recorded.
         fields: other fields of RunInfo.
     """
-    # ---- Step 1: names by which services group and search.
+    # ---- Step 1: names for grouping and searching in services.
     method_name = config["method"]["name"]
     method_title = method_name
     if method_name in METHODS:

@@ -94,7 +94,7 @@ def run(
         keys: the same as words, `rounds=5` for `"rounds=5"`; a mapping's keys are joined by dots.
 
     Raises:
-        FedpflError: in one line, for what the command line refuses.
+        FedpflError: in one line, for mistakes that the command line refuses.
     """
     request = _read_request(settings, keys, directory, callbacks, data)
     for _ in _play(request, is_quiet=not progress, callbacks=callbacks):
@@ -129,7 +129,7 @@ def sweep(
     callbacks: Sequence[Callback] = (),
     **keys: Any,
 ) -> tuple[list[Trained], pd.DataFrame]:
-    """Train all combinations of what is swept over, one after another.
+    """Train all combinations of the swept values, one after another.
 
     `sweep(method=["fedobp", "ditto"], rounds=5)`: finished runs are loaded, the command line's too;
     an interrupted sweep goes on.
@@ -143,13 +143,11 @@ def sweep(
         keys: as in `run`, but of a list each run has one value; all of them have all `plugins`.
 
     Returns:
-        The runs as `load` does, and a table with a row for each: its values of what is swept over,
-        its status, and its row of rounds.csv at the last evaluation, of which there is nothing
-        where it diverged.
+        The runs as `load` does, and a table with a row for each: its swept values, its status, and
+        its row of rounds.csv at the last evaluation, empty for runs that diverged.
 
     Raises:
-        FedpflError: before the first run for what is wrong with any, after the last for those that
-            failed.
+        FedpflError: before the first run for a mistake in any, after the last for failed runs.
     """
     jobs = _read_jobs(settings, keys, directory, callbacks, data)
     failures: list[str] = []
@@ -166,7 +164,7 @@ def sweep(
             start_text = eta.describe_sweep(events, len(jobs), start_time, number)
             _tell_sweep(f"{start_text}  {name}")
 
-        # ---- Step 2: play it. One that diverged stays in the table, and others go on.
+        # ---- Step 2: play it. A run that diverged stays in the table.
         try:
             with contextlib.suppress(Diverged):
                 for _ in _play(request, is_quiet=not progress, callbacks=callbacks):
@@ -206,7 +204,7 @@ def _read_jobs(
     callbacks: Sequence[Callback],
     data: Any,
 ) -> list[tuple[RunRequest, dict[str, Any]]]:
-    """Return each run of a sweep, and its values of what is swept over. Raises as `sweep`."""
+    """Return each run of a sweep and its swept values. Raises as `sweep`."""
     # ---- Step 1: the words of each run, as a sweep of the command line expands them.
     register_resolver()
     held_data = None if data is None else hold_data(data)
@@ -302,13 +300,13 @@ def _play_session(
         with user_errors(cfg, path):
             yield from play_session(cfg, path, experiment, is_quiet, callbacks)
     finally:
-        torch.set_num_threads(threads)  # an engine takes 1 and brings threads of its own
+        torch.set_num_threads(threads)  # an engine sets 1 and starts its threads
         package_log.setLevel(log_level)
         remove_empty_folders(path)
 
 
 def _load_result(request: RunRequest) -> Trained:
-    """Load what was just trained, with the plugins that its user named."""
+    """Load the finished run, with the plugins that its user named."""
     plugin_files = request.cfg.get("plugins") or ()
     return load(request.path, plugins=list(plugin_files), data=request.held_data)
 
@@ -328,9 +326,8 @@ def load(
         directory: of the run.
         device: where predictions are computed.
         data_dir: where the data are, if not where the run found them.
-        plugins: files of the run's method, network and data, where they are none of fedpfl's; no
-            other code is run.
-        data: the samples of a run whose samples were in memory, as in `run`.
+        plugins: files of the run's own method, network and data; no other code is run.
+        data: the samples of a run with samples in memory, as in `run`.
 
     Raises:
         FedpflError: in one line, where there is no run in it, or a file is damaged.
@@ -519,9 +516,9 @@ def _compose(
 
 
 def _add_data_words(run_words: list[str], held_data: HeldData) -> list[str]:
-    """Return the words of a run whose samples are in memory.
+    """Return the words of a run with samples in memory.
 
-    Where the samples are from several clients, these are its clients, unless words say otherwise.
+    Samples from several clients are split by these clients, unless words set a partition.
     """
     read_value = partial(overrides.read_text_value, run_words)
     if dataset := read_value("dataset"):
@@ -540,7 +537,7 @@ def _add_data_words(run_words: list[str], held_data: HeldData) -> list[str]:
 def _read_words(
     settings: Sequence[Any], keys: Mapping[str, Any], lists_are_sweeps: bool = False
 ) -> list[str]:
-    """Return what the command line would be given, and load the plugins that it names.
+    """Return the words of the command line, and load the plugins that they name.
 
     Args:
         settings: words.

@@ -38,7 +38,7 @@ class Round(Models):
     """A finished round. Its models can be asked for until the next round begins.
 
     Attributes:
-        run: what is played.
+        run: the built run.
         state: what server and clients hold after the round.
         row: the row of rounds.csv; None where nothing was measured.
         clients: scores by column and client; {} unless all were evaluated.
@@ -60,7 +60,7 @@ class Round(Models):
 
     @property
     def is_evaluated(self) -> bool:
-        """Return whether all clients were evaluated after this round."""
+        """Tell if all clients were evaluated after this round."""
         return bool(self.clients)
 
     @property
@@ -87,7 +87,7 @@ def train_rounds(
     """Yield one Round per remaining round. Takes ownership of `state`.
 
     Args:
-        run: what is played.
+        run: the built run.
         backend: what computes the clients.
         state: what server and clients hold before the first of these rounds.
         on_evaluation: called with the number of a round before all clients are evaluated.
@@ -103,7 +103,7 @@ def train_rounds(
     has_warned_impure = False
     cohort = _pick_cohort(run, state, drawn_cohorts)
     while cohort is not None:
-        # ---- Step 1: train the cohort, on what it holds in this round.
+        # ---- Step 1: train the cohort on its samples of this round.
         run = run.in_round(state.round + 1)
         start_time = time.monotonic()
         state, outcome, clock_columns = _train_cohort(run, backend, state, cohort)
@@ -113,11 +113,11 @@ def train_rounds(
         if not attendance.has_steps:
             row |= dict.fromkeys(name for name in MODEL_COLUMNS if name in row)
         row["seconds"] = time.monotonic() - start_time
-        # Before the evaluation: whether the round is the last one decides what is evaluated.
+        # Before the evaluation, which is complete after the last round.
         cohort = _pick_cohort(run, state, drawn_cohorts)
         is_last = cohort is None
 
-        # ---- Step 2: evaluate everyone. What nobody has trained is no result of the method's.
+        # ---- Step 2: evaluate everyone, once any client has trained.
         evaluation = Evaluation({}, {}, [], [])
         if (state.round % run.eval.every == 0 or is_last) and attendance.has_steps:
             on_evaluation(state.round)
@@ -150,7 +150,7 @@ def _evaluate_everyone(
 ) -> Evaluation:
     """Evaluate all clients after a round, and take the time."""
     start_time = time.monotonic()
-    # Local-Only, say: what nobody was sent, no newcomer has.
+    # Local-Only, for example: newcomers receive nothing, too.
     is_sent_nothing = bool(outcome.cohort) and not outcome.traffic.values_down
     evaluation = evaluate_clients(run, backend, state, is_sent_nothing, is_last)
     seconds = time.monotonic() - start_time
@@ -220,12 +220,12 @@ def _pick_cohort(
     if drawn_cohort is None:
         return None
     cohort = engine.pick_cohort(state, drawn_cohort, run.settings.seed)
-    # Poisson sampling may draw nobody, and the run goes on; early stopping may leave nobody.
+    # An empty Poisson cohort is a round; early stopping that leaves no client ends the run.
     return cohort if cohort or run.is_poisson_sampled else None
 
 
 def _find_remedy(run: Run) -> str:
-    """Return what a user can do whose training diverged."""
+    """Return advice for a run that diverged."""
     if run.adversary and run.adversary.attackers and not run.defence:
         return "the attack may be the reason; lower its strength or local.lr, or choose a defence"
     return "lower local.lr"
@@ -233,7 +233,7 @@ def _find_remedy(run: Run) -> str:
 
 def _measure_training(run: Run, state: engine.State, outcome: engine.Outcome) -> dict[str, Any]:
     """Return the columns that each round has. Raises Diverged where numbers are not finite."""
-    # ---- One client's numbers make all others' useless from the next round on.
+    # ---- One client's numbers would spoil every client's from the next round on.
     if not bool(outcome.finite.all()):
         index = outcome.cohort[int((~outcome.finite).nonzero()[0])]
         client = run.federation.partition_number(index)
@@ -253,7 +253,7 @@ def _measure_training(run: Run, state: engine.State, outcome: engine.Outcome) ->
     }
     if run.adversary:
         is_honest = [client in run.adversary.honest for client in outcome.cohort]
-        # An attacker's scores are what the attack makes of them.
+        # The attack decides an attacker's scores.
         rows = tree.take(rows, torch.tensor(is_honest, dtype=torch.bool))
     if run.task is CLASSIFICATION:
         cohort_scores = {

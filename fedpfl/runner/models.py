@@ -37,7 +37,7 @@ class Models(ABC):
     """Answer with the models that are in a run's state.
 
     A client is given by its number in the partition or, where clients have names, by its name.
-    Raises FedpflError, in one line, for a client that there is not.
+    Raises FedpflError, in one line, for an unknown client.
     """
 
     @property
@@ -69,7 +69,7 @@ class Models(ABC):
         return _copy_to_cpu(values)
 
     def mask(self, client: int | str) -> dict[str, Tensor]:
-        """Return which entries are a client's own, as bool tensors by names of parameters."""
+        """Return masks of a client's personal entries by names of parameters."""
         run = self._run
         _, state, number = self._locate(client)
         masks = run.method.masks(state.server, state.client(number))
@@ -217,7 +217,7 @@ class Models(ABC):
 
     @contextmanager
     def _as_judged(self, client: int | str) -> Iterator[EvalJob]:
-        """Give what the engine evaluates of a client: its personal model, and its statistics.
+        """Yield the personal model and statistics that the engine evaluates.
 
         What the network draws within comes from where it comes from when the loop backend evaluates
         the client.
@@ -238,12 +238,12 @@ class Models(ABC):
             yield job
 
     def _evaluated_job(self, client: int | str) -> EvalJob:
-        """Return what the engine evaluates of a client."""
+        """Return the job by which the engine evaluates a client."""
         with self._as_judged(client) as job:
             return job
 
     def _role(self, job: EvalJob) -> str:
-        """Return whose statistics the method predicts with."""
+        """Return the role of the statistics that the method predicts with."""
         # A method says nowhere which role it predicts with; a call of it does.
         roles: list[str] = []
 
@@ -313,7 +313,7 @@ def _order_features(frame: Any, features: tuple[str, ...]) -> np.ndarray:
 
 
 def _copy_to_cpu(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return copies on the CPU, of which each has its own memory."""
+    """Copy tensors to the CPU, each with its own memory."""
     return {
         name: leaf.detach().cpu().clone(memory_format=torch.contiguous_format)
         for name, leaf in values.items()
@@ -321,7 +321,7 @@ def _copy_to_cpu(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _require_form(samples: Any, federation: Federation) -> Tensor:
-    """Return samples as a tensor. Raises FedpflError for others than the data set has."""
+    """Return samples as a tensor. Raises FedpflError for another form than the data set's."""
     array = to_array(samples, "the array of samples")
     if not hasattr(samples, "dtype") and array.dtype == np.float64:  # Python's own numbers
         array = array.astype(np.float32)

@@ -18,7 +18,7 @@ def measure_recovery(
     """Return the columns of an evaluation that follow the last shift; empty before the first.
 
     Args:
-        run: what is played.
+        run: the built run.
         round_number: of the round that was evaluated.
         evaluation: of all clients after it.
         previous_row: of the evaluation before it, None without any.

@@ -1,7 +1,7 @@
-"""Where a run begins, and what it saves to go on from.
+"""Save a run's progress and restore it.
 
 It begins from the start, from its last checkpoint, or from a shorter run. A run's processes
-(torchrun) share it: process 0 has the directory, the others hear from it.
+(torchrun) share it: process 0 has the directory and tells the rest.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def digest_code(run: Plan) -> dict[str, str]:
 
 
 def is_finished(directory: RunDirectory | NullRunDirectory) -> bool:
-    """Return whether the run is finished already."""
+    """Tell if the run is already finished."""
     return ranks.broadcast_value(directory.status) == "finished"
 
 
@@ -78,7 +78,7 @@ def add_secret(run: Run, progress: Progress, draws_at_nodes: bool = False) -> Ru
     """Return a private run with the secret of its noise and cohorts.
 
     Args:
-        run: what is played.
+        run: the built run.
         progress: has the directory in which the secret is kept.
         draws_at_nodes: whether clients are at nodes, where those draw that hide their samples.
 
@@ -88,7 +88,7 @@ def add_secret(run: Run, progress: Progress, draws_at_nodes: bool = False) -> Ru
     if not run.account:
         return run
     if run.sample_account and draws_at_nodes:
-        # Here nothing is drawn but an example, by which the form of answers is known.
+        # The server only draws an example, for the form of answers.
         return replace(run, secret=Secret.of_seed(run.settings.seed))
 
     def read_key() -> bytes:
@@ -101,8 +101,8 @@ def make_secret(run: Run, read_key: Callable[[], bytes]) -> Secret:
     """Return the secret that a private run draws from.
 
     Args:
-        run: what is played.
-        read_key: returns the key that nobody else has; asked only where something is promised.
+        run: the built run.
+        read_key: returns the run's secret key; called only for a promise with noise.
     """
     assert run.privacy
     assert run.account
@@ -112,8 +112,8 @@ def make_secret(run: Run, read_key: Callable[[], bytes]) -> Secret:
         secret = Secret.of_seed(run.settings.seed)
     else:
         secret = Secret(read_key())
-    # Equal noise in two runs would cancel in their difference, so each run has noise of its own
-    # even where the key is the same.
+    # Equal noise in two runs would cancel in their difference, so noise differs even between runs
+    # with the same key.
     code = sorted(digest_code(run).items())
     run_key = (run.identity, run.settings.seed, run.fingerprint, code)
     return secret.bind_to(run_key)
@@ -131,15 +131,15 @@ def restore_state(
     """Return the state that a checkpoint holds, or a fresh one for {}. Empties `checkpoint`.
 
     Args:
-        run: what is played.
+        run: the built run.
         checkpoint: what `Progress.save` wrote, {} before the first round.
         path: the run directory, None where nothing is stored on disk.
-        keep_local: returns of a fresh state what is kept in this process.
+        keep_local: returns the part of a fresh state that this process keeps.
 
     Raises:
         FedpflError: for a checkpoint of another version or form.
     """
-    # ---- Step 1: a fresh state, whose rows the checkpoint overwrites.
+    # ---- Step 1: a fresh state. The checkpoint overwrites its rows.
     file = (path or Path()) / "state.pt"
     storage = RowStorage(
         store=run.state,
@@ -181,10 +181,10 @@ def restore_state(
 
 @dataclass
 class Progress:
-    """Keep how far a run is, and save it.
+    """Track and save the progress of a run.
 
     Attributes:
-        run: what is played.
+        run: the built run.
         directory: its run directory; a stand-in in processes beside the first.
         started: when this process began with it, by the monotonic clock.
         state: what server and clients hold after the last finished round.
@@ -212,12 +212,12 @@ class Progress:
         started: float,
         keep_local: KeepLocal | None = None,
     ) -> Progress:
-        """Return how far the directory's run is. Raises FedpflError for a damaged checkpoint.
+        """Restore the progress of a directory's run. Raises FedpflError for a damaged checkpoint.
 
         Args:
-            run: what is played.
+            run: the built run.
             directory: its run directory.
-            shorter_run: checkpoint that a run without one of its own goes on from.
+            shorter_run: checkpoint that a run without a checkpoint continues.
             started: when this process began with it.
             keep_local: as in `restore_state`.
         """
@@ -357,7 +357,7 @@ def load_shorter_run(run: Run) -> dict[str, Any] | None:
 
 
 def _depends_on_rounds(run: Run, shorter_rounds: int) -> bool:
-    """Return whether the method's initial state differs with the number of rounds."""
+    """Compare the method's initial states for both numbers of rounds."""
 
     def initial_leaves(rounds_planned: int) -> list[Tensor]:
         parts = replace(run.net.parts, rounds=rounds_planned)

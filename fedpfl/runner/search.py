@@ -1,8 +1,8 @@
 """A search for hyperparameters with Optuna, by the validation score alone (`hydra/sweeper=optuna`).
 
-A study is a function of its configuration, seed and search space: killed anywhere, the same command
-ends in the same trials. So each proposal has random numbers of its own, and the study is told of
-trials only when a whole batch has ended.
+A study is a function of its configuration, seed and search space: after a kill, the same command
+ends in the same trials. Therefore each proposal has its own seed, and the study learns results only
+after a whole batch has ended.
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ class Search:
         for key in self._space:
             value = params[key]
             if isinstance(value, float):
-                # As a user would type it, so that the run is found again by what is printed.
+                # As a user would type it: the printed words find the run again.
                 trial_words.append(f"{key}={value:.4g}")
             else:
                 trial_words.append(requote_word(f"{key}={value}"))
@@ -290,7 +290,7 @@ def _match_value(distribution: Any, value: Any) -> Any:
 
 
 def _number_text(value: Any) -> str:
-    """Return one text for equal numbers, such as 0.10 and 0.1; of others the text itself."""
+    """Return one text for equal numbers, such as 0.10 and 0.1; other values as text."""
     try:
         return str(float(value))
     except (TypeError, ValueError):

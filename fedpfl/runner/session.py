@@ -38,11 +38,11 @@ RECORDED_ENGINE_KEYS = ("backend", "graphs", "width")
 
 @dataclass(frozen=True)
 class RemoteClients:
-    """Tell how clients are reached that are not in this process.
+    """Reach clients that are in other processes.
 
     Attributes:
         make_backend: makes the backend that asks them.
-        share: as of `build_run`; where they have the samples, it gives the form of these.
+        share: as of `build_run`; if the samples are at nodes, it gives their form.
     """
 
     make_backend: Callable[[Run], engine.Backend]
@@ -73,7 +73,7 @@ def play_session(
         remote: how clients are reached that are not in this process.
 
     Raises:
-        FedpflError: for what is wrong with the configuration, the directory or the training.
+        FedpflError: for a mistake in the configuration, the directory or the training.
     """
     started = time.monotonic()
     stage = lockstep.current_stage.get()
@@ -128,10 +128,10 @@ def _report_finished_run(
 
 @dataclass(frozen=True, eq=False)
 class _Session:
-    """Hold what a run is played with.
+    """Play a run with its directory, backend and search.
 
     Attributes:
-        run: what is played.
+        run: the built run.
         path: its run directory.
         progress: how far it has come.
         backend: what computes the clients.
@@ -147,7 +147,7 @@ class _Session:
     trial: SearchTrial | None
 
     def describe_run(self, draws_partition: bool) -> None:
-        """Write into the directory what is known of the run before its first round."""
+        """Write the facts of the run into its directory before the first round."""
         directory = self.progress.directory
         search_facts = {"search": self.trial.study_name} if self.trial else {}
         run_facts = header.make_summary_facts(self.run)
@@ -155,7 +155,7 @@ class _Session:
             run_facts["states"] = STATES_AT_NODES
         directory.write_summary(status="running", **run_facts, **search_facts)
         directory.write_partition(self.client_table.partition_record)
-        # Loggers and callbacks may show the picture from the beginning; nobody else waits for it.
+        # Loggers and callbacks may show the picture from the beginning.
         if draws_partition:
             directory.draw_partition(self.client_table.partition_record)
 
@@ -195,7 +195,7 @@ class _Session:
         """Play the rounds; write, show and save each, and yield it."""
         progress = self.progress
         trial = self.trial
-        # The search compares a resumed trial by what it had reached, too.
+        # The search also judges the rounds that a resumed trial has played.
         if trial:
             is_hopeless = replay_evaluations(self.path, trial.should_prune, is_finished=False)
             if is_hopeless or trial.should_prune(progress.state.round, None):
@@ -222,12 +222,12 @@ def _record_round(
     client_table: ClientTable,
     engine_record: Mapping[str, Any],
 ) -> None:
-    """Write what was measured in a round to the run directory."""
+    """Write the measurements of a round to the run directory."""
     directory = progress.directory
     if played_round.is_evaluated:
         columns = {**played_round.clients, **_spent_privacy(played_round)}
         directory.write_clients(client_table.make_rows(columns))
-    elif played_round.is_last:  # nobody has made a step
+    elif played_round.is_last:  # no client has made a step
         directory.write_clients(client_table.make_rows({progress.run.task.score: {}}))
     if played_round.matrix:
         directory.write_clients(client_table.make_matrix_rows(played_round.matrix), "common.csv")
@@ -253,7 +253,7 @@ def _spent_privacy(played_round: Round) -> dict[str, dict[int, float]]:
 def _report_ending(
     progress: resume.Progress, callbacks: Callbacks, client_table: ClientTable
 ) -> Iterator[None]:
-    """Report that a run finished, diverged, was given up or was left; others report failures."""
+    """Report that a run finished, diverged, was pruned or was left."""
     run = progress.run
     directory = progress.directory
     try:
@@ -310,13 +310,13 @@ def _make_backend(
     In a lockstep sweep, all runs with the same network and engine share one.
 
     Args:
-        run: what is played.
+        run: the built run.
         stage: of the lockstep sweep, None without any.
         progress: has the `_engine_record` of the part of the run that is done. On the same type of
             device the rest goes on by it, so that results are bit for bit the same.
 
     Raises:
-        FedpflError: for a plugin's method whose numbers would be wrong.
+        FedpflError: for a plugin's method with wrong numbers.
     """
     # ---- The choice before an interruption holds on the same type of device.
     recorded_engine = progress.recorded_engine

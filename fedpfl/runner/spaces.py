@@ -50,7 +50,7 @@ def make_search_space(method: str, user_words: Sequence[str]) -> list[str]:
 
 
 def keep_within_limits(method: str, search_words: Sequence[str]) -> list[str]:
-    """Return words of a search without values that make the method another one.
+    """Return words of a search without values that turn the method into another.
 
     Values that are left out are printed.
 
@@ -85,7 +85,7 @@ def keep_within_limits(method: str, search_words: Sequence[str]) -> list[str]:
 
 
 def find_edge_values(chosen_words: Sequence[str], distributions: Mapping[str, Any]) -> list[str]:
-    """Return the chosen words whose value is at an end of its search space.
+    """Return the chosen words with a value at an end of the search space.
 
     Args:
         chosen_words: result of the search.
@@ -101,7 +101,7 @@ def find_edge_values(chosen_words: Sequence[str], distributions: Mapping[str, An
 
 
 def _is_at_edge(text: str, distribution: Any) -> bool:
-    """Return whether a number is the first or last choice, or within 5 % of an interval's end."""
+    """Tell if a number is the first or last choice, or within 5 % of an interval's end."""
     choices = getattr(distribution, "choices", None)
     try:
         numbers = list(map(float, choices or (distribution.low, distribution.high)))
@@ -139,7 +139,7 @@ def _read_space(name: str, user_words: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def _is_left_open(key: str, user_values: Mapping[str, str]) -> bool:
-    """Return whether a key's group was not chosen, or leaves it without a value."""
+    """Tell if a key's group was not chosen, or leaves it without a value."""
     group, _, name = key.partition(".")
     if group not in user_values:
         return True
@@ -176,7 +176,7 @@ def _find_bounds(search_words: Sequence[str], limits: str) -> dict[str, float]:
 
 
 def _is_within(limit: str, value: float, bounds: Mapping[str, float]) -> bool:
-    """Return whether a value is within a limit such as `above 0, below layers`."""
+    """Compare a value with a limit such as `above 0, below layers`."""
     parts = [part.rpartition(" ") for part in limit.split(", ")]
     return all(
         COMPARISONS[comparison](value, bounds[name] if name in bounds else float(name))

@@ -1,4 +1,4 @@
-"""Trials of a search: what one came to, and whether to give it up."""
+"""Read the results of a search's trials, and prune them."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ Outcome = Literal["", "given up", "diverged", "untrained"]
 """Why a trial has no validation score, "" where it has one."""
 
 
-# ---- what a trial's numbers come from
+# ---- Origin of a trial's numbers
 
 
 class TrialOrigin(NamedTuple):
-    """What a run's numbers come from, as its summary says it.
+    """Data and code that a run's numbers come from.
 
     Attributes:
         data: fingerprint of samples, split and initial weights.
@@ -77,15 +77,15 @@ def name_study(identity: str, seed: int, space_words: Sequence[str], origin: Tri
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-# ---- what a trial came to
+# ---- Results of trials
 
 
 @dataclass(frozen=True)
 class TrialResult:
-    """Hold what became of a trial.
+    """Hold the result of a trial.
 
     Attributes:
-        value: its validation score, None where `lost` says why there is none.
+        value: its validation score, None if `lost` gives a reason.
         rounds: that it played.
         directory: of its run.
         lost: why it has no validation score.
@@ -139,7 +139,7 @@ def _read_evaluations(folder: Path) -> tuple[Task, list[dict[str, float | None]]
 
 
 def _is_untrained(folder: Path) -> bool:
-    """Return whether no client of a finished run has made a step."""
+    """Tell if no client of a finished run has made a step."""
     summary = folder / "summary.json"
     return summary.is_file() and json.loads(summary.read_text(encoding="utf-8")).get("trained") == 0
 
@@ -185,7 +185,7 @@ def find_trial(sweeper: Mapping[str, Any], number: int) -> SearchTrial | None:
 
 
 def make_should_prune(sweeper: Mapping[str, Any], number: int) -> ShouldPrune:
-    """Return what tells a job of a search, after an evaluation, whether to give up.
+    """Return the function that judges a job of a search after each evaluation.
 
     Args:
         sweeper: the configuration of Hydra's sweeper.
@@ -229,13 +229,12 @@ def make_should_prune(sweeper: Mapping[str, Any], number: int) -> ShouldPrune:
 def replay_evaluations(folder: Path, should_prune: ShouldPrune, is_finished: bool) -> bool:
     """Tell a search of a run directory's evaluations; return whether it gives the run up.
 
-    So what becomes of a trial, and what others are compared with, does not depend on which runs
-    there are already.
+    Thus the results of trials do not depend on the runs that already exist.
 
     Args:
         folder: the run directory.
         should_prune: what `make_should_prune` returns.
-        is_finished: whether the run is finished; nobody is asked after the last round.
+        is_finished: whether the run is finished; its last round is not judged.
     """
     if not (folder / "rounds.csv").is_file():
         return False

@@ -162,7 +162,7 @@ def split_words_by_method(request: TuningRequest) -> dict[str, list[str]]:
     if not any(word.lstrip("+").startswith("validation=") for word in shared_words):
         shared_words.append("validation=0.1")
 
-    # ---- The keys of each method, whatever is chosen for it.
+    # ---- The keys of each method.
     composed_words = [
         word
         for word in shared_words
@@ -173,7 +173,7 @@ def split_words_by_method(request: TuningRequest) -> dict[str, list[str]]:
         for method in request.methods
     }
 
-    # ---- Leave out keys that this method lacks and another one has.
+    # ---- Leave out keys that only another method has.
     keys_of_any = set[str]().union(*keys.values())
     words_by_method: dict[str, list[str]] = {}
     for method in request.methods:
@@ -217,7 +217,7 @@ def _tune_method(
     """Search for one method's values and run them with fresh seeds.
 
     Args:
-        request: what is to be tuned.
+        request: methods, budget and words.
         method: name of the method.
         user_words: of the command line, for this method.
         search_words: those of its search.
