@@ -17,7 +17,7 @@ from fedpfl.data.datasets.shared.samples import mean_and_std
 from fedpfl.data.heterogeneity import Heterogeneity, gini_coefficient, measure_heterogeneity
 from fedpfl.data.partition import Partition
 from fedpfl.ground.errors import FedpflError, choices_text
-from fedpfl.ground.tasks import CLASSIFICATION, MULTILABEL, Task, find_task
+from fedpfl.ground.tasks import CLASSIFICATION, REGRESSION, Task, find_task
 
 # Streams of random numbers beside the partition's, which has the seed alone.
 VALIDATION_STREAM = 1
@@ -120,18 +120,12 @@ class Federation:
     @cached_property
     def train_sizes(self) -> Tensor:
         """Count training samples per client, int64 `[clients]`, on the CPU."""
-        return torch.tensor(
-            [len(indices) for indices in self.train],
-            dtype=torch.int64,
-        )
+        return _count_samples(self.train)
 
     @cached_property
     def test_sizes(self) -> Tensor:
         """Count test samples per client, int64 `[clients]`, on the CPU."""
-        return torch.tensor(
-            [len(indices) for indices in self.test],
-            dtype=torch.int64,
-        )
+        return _count_samples(self.test)
 
     def count_untrainable(self, batch_size: int, batches_per_step: int = 1) -> int:
         """Count the clients with too few training samples for a single step.
@@ -156,19 +150,14 @@ class Federation:
 
     @cached_property
     def _label_counts(self) -> Tensor:
+        if self.is_elsewhere or self.task is REGRESSION:
+            return torch.zeros((self.clients, 0), dtype=torch.int64)
         labels = self.y.cpu()
-        splits_by_client = zip(*filter(len, (self.train, self.validation, self.test)), strict=True)
         counts = []
-        for splits in splits_by_client:
-            client_labels = labels[torch.cat(splits)]
-            if self.is_elsewhere:
-                counts.append(torch.zeros(0, dtype=torch.int64))
-            elif self.task is CLASSIFICATION:
-                counts.append(torch.bincount(client_labels, minlength=self.classes))
-            elif self.task is MULTILABEL:
-                counts.append(client_labels.sum(0))
-            else:
-                counts.append(torch.zeros(0, dtype=torch.int64))
+        for splits in zip(*filter(len, (self.train, self.validation, self.test)), strict=True):
+            own = labels[torch.cat(splits)]
+            is_single = self.task is CLASSIFICATION
+            counts.append(torch.bincount(own, minlength=self.classes) if is_single else own.sum(0))
         return torch.stack(counts)
 
     @property
@@ -179,8 +168,7 @@ class Federation:
     def sample_counts(self) -> Tensor:
         """Count all samples per client, int64 `[clients]`, on the CPU."""
         splits = filter(len, (self.train, self.validation, self.test))
-        sizes = [torch.tensor([*map(len, split)], dtype=torch.int64) for split in splits]
-        return torch.stack(sizes).sum(0)
+        return torch.stack([_count_samples(split) for split in splits]).sum(0)
 
     @cached_property
     def heterogeneity(self) -> Heterogeneity:
@@ -431,44 +419,34 @@ def find_clients_of_groups(
     """
     # ---- Step 1: the groups of each client, by name.
     group_names = samples.group_names
-    if samples.groups is not None and not group_names:
-        group_names = tuple(map(str, range(int(samples.groups.max()) + 1)))
-    groups_by_client = []
-    for client in range(len(partition.train)):
-        groups = _find_groups(samples, partition, client)
-        groups_by_client.append({group_names[group] for group in groups})
     if not group_names and not partition.client_names:
         raise FedpflError(
             f"unseen_groups names groups of samples, and data set {samples.name} has none; "
             "use unseen=0.2 for a share of the clients"
         )
+    splits = [*filter(len, (partition.train, partition.test, partition.validation))]
+    groups_by_client: list[set[str]] = []
+    for parts in zip(*splits, strict=True):
+        indices = torch.from_numpy(np.concatenate(parts))
+        groups = [] if samples.groups is None else samples.groups.cpu()[indices].unique().tolist()
+        groups_by_client.append({group_names[group] for group in groups})
 
     # ---- Step 2: who holds what is named, and nothing else.
     clients = set()
     for name in names:
-        named_clients = [client for client, groups in enumerate(groups_by_client) if name in groups]
-        if name in partition.client_names:
-            named_clients.append(partition.client_names.index(name))
-        elif name not in group_names:
+        if name not in group_names and name not in partition.client_names:
             known_names = dict.fromkeys([*group_names, *partition.client_names])
-            choices = choices_text(known_names, name)
-            raise FedpflError(f"unseen_groups must be {choices}")
-        if not named_clients:
+            raise FedpflError(f"unseen_groups must be {choices_text(known_names, name)}")
+        named = [client for client, groups in enumerate(groups_by_client) if name in groups]
+        if name in partition.client_names:
+            named.append(partition.client_names.index(name))
+        if not named:
             raise FedpflError(f"unseen_groups: no client holds samples of {name}; leave it out")
-        clients.update(named_clients)
-    return _require_apart(clients, groups_by_client, names, partition.client_names)
-
-
-def _require_apart(
-    clients: set[int],
-    groups_by_client: Sequence[set[str]],
-    names: Sequence[str],
-    client_names: Sequence[str],
-) -> list[int]:
-    """Return clients in order. Raises FedpflError where others hold these samples, or are none."""
+        clients.update(named)
     for client in sorted(clients):
         further_groups = sorted(groups_by_client[client] - {*names})
-        if further_groups and not (client_names and client_names[client] in names):
+        is_named = partition.client_names and partition.client_names[client] in names
+        if further_groups and not is_named:
             raise FedpflError(
                 f"unseen_groups: client {client} holds samples of {further_groups[0]} too; "
                 "partition=groups makes clients of one group each"
@@ -476,15 +454,6 @@ def _require_apart(
     if len(clients) == len(groups_by_client):
         raise FedpflError("unseen_groups leaves nobody to take part; name fewer groups")
     return sorted(clients)
-
-
-def _find_groups(samples: Samples, partition: Partition, client: int) -> list[int]:
-    """Return the groups of a client's samples; [] where the data set has none."""
-    if samples.groups is None:
-        return []
-    splits = filter(len, (partition.train, partition.test, partition.validation))
-    indices = np.concatenate([split[client] for split in splits])
-    return samples.groups.cpu()[torch.from_numpy(indices)].unique().tolist()
 
 
 def _hold_out_validation(
@@ -509,6 +478,11 @@ def _hold_out_validation(
         train_splits.append(indices[~is_validation])
         validation_splits.append(indices[is_validation])
     return train_splits, validation_splits
+
+
+def _count_samples(splits: Sequence[Tensor]) -> Tensor:
+    """Count the samples of each client, int64 `[clients]`."""
+    return torch.tensor([*map(len, splits)], dtype=torch.int64)
 
 
 def _to_tensors(splits: Sequence[np.ndarray]) -> tuple[Tensor, ...]:

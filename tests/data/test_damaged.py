@@ -431,7 +431,7 @@ WRONG_RAWS = {
     "y has no value in sample 2": Raw(X, np.ma.masked_equal(Y, 2)),
     "groups has no value in sample 1": Raw(X, Y, np.ma.masked_equal(Y, 1), tuple("abc")),
     "label 2 has no name; class_names has 1, from label 0": Raw(X, Y, class_names=("a",)),
-    "feature_names must be 6, one for each feature of x, got 1": Raw(X, Y, feature_names=("a",)),
+    "feature_names must be 6, got 1": Raw(X, Y, feature_names=("a",)),
 }
 
 

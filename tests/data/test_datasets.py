@@ -156,7 +156,7 @@ def test_a_wrong_download_is_not_kept(tmp_path, idx_files, monkeypatch):
     mirror = write(tmp_path / "mirror", dict.fromkeys(files, b"a login page")).as_uri() + "/"
     monkeypatch.setattr(mnist, "URLS", (mirror,))
     message = one_line(lambda: load_samples("mnist", tmp_path / "data"))
-    assert f"gave another file: md5 is {md5(b'a login page')}" in message
+    assert "gave another file" in message
     assert list((tmp_path / "data/MNIST/raw").iterdir()) == []
 
 
@@ -382,7 +382,7 @@ def test_a_file_of_another_kind_is_told_what_to_do(tmp_path):
 
 
 OPTIONS = """
-classes=2 => found label 2, but dataset.classes=2 allows 0..1
+classes=2 => labels must be from 0 to 1, found 0 to 2
 mean=[0.5], std=[0.5] * 3 => dataset.mean has 1 entries, but the samples have 3 channels
 mean=[0.5] * 3, std=[0.5] * 2 => dataset.std has 2 entries, but the samples have 3 channels
 only=(0, 7) => dataset.only must be below 3, the number of classes, got 7

@@ -193,13 +193,13 @@ no split | FLOATS | {**X, "split": "train"} | d is one Dataset; leave dataset.sp
 mixed | {**FLOATS, "t": list("abc")} | {"input": ("x", "t")} | 'x' holds numbers, 't' holds texts; dataset.input takes
 texts of arrays | nested(["a"], ["b"]) | X | column 'x' holds lists of string
 null | {**FLOATS, "x": [1.0, None, 3.0]} | X | 'x' has no value in row 2;
-too large | {**FLOATS, "x": [1e+300, 2, 3]} | X | 'x' is not finite in row 1
+too large | {**FLOATS, "x": [1e+300, 2, 3]} | X | 'x' is not finite, or not as float32, in row 1
 alike as float32 | {**FLOATS, "x": [1e12, 1e12 + 1, 1e12 + 2]} | X | column 'x' holds numbers up to 1e+12
 two spellings | {**FLOATS, "who": ["a", "B ", "b"]} | {**X, "by": "who"} | client 'b' is 'B' at d; write it alike
 half | {**FLOATS, "label": [0, 0.5, 1]} | X | label 0.5 is no class
 array label | {"x": [1.0, 2.0], "label": [[0], [1]]} | X | label holds objects of ndarray
 ragged | nested([1.0, 2.0], [1.0]) | X | 'x' holds no arrays of numbers of one shape
-nested null | nested([1.0, 2.0], [1.0, None]) | X | not finite (or not as float32), first in sample 1
+nested null | nested([1.0, 2.0], [1.0, None]) | X | x is not finite, or not as float32, in row 2
 two arrays | {**nested([1.0], [2.0]), "z": [[1.0], [2.0]]} | {"input": ("x", "z")} | dataset.input takes one column of images or arrays
 subset | FLOATS | {**X, "subset": "b"} | dataset.subset is for a name on the hub
 another split | TWO | {**X, "split": "trian"} | dataset.split must be one of train, test, got 'trian'; did you mean train?

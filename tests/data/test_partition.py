@@ -294,7 +294,7 @@ SO_MANY = f"as {OWN} deals to so many, got 2"
         (((ONE, ONE), (NONE, ONE + 9)), f"{OWN}: client 1 has sample 12, and the data set has 12"),
         (((ONE, NONE), (NONE, NONE)), f"{OWN}: client 1 has no training samples; leave it out"),
         (((ONE, [1]), (NONE, NONE)), f"{OWN}: client 1 has train samples that are no array of"),
-        (((ONE, ONE // 2), (NONE, NONE)), f"{OWN}: client 1 has a train sample twice; mend its"),
+        (((ONE, ONE // 2), (NONE, NONE)), f"{OWN}: client 1 has a train sample twice"),
         (((ONE, ONE + 4), (ONE + 7,) * 2), f"{OWN}: sample 7 is for training and for testing or"),
     ],
 )
@@ -479,7 +479,7 @@ def test_a_group_whose_own_split_leaves_no_training_samples_is_named():
     persons = {"groups": np.repeat(range(5), 400), "group_names": tuple("abcde")}
     given = {"test_fraction": None, "test_from": 1_000}
     told = one_line(lambda: configured("groups", given | persons))
-    assert "partition=groups: group d leaves client 6 no training samples, as the data" in told
+    assert "partition=groups: group d (1) leaves client 6 no training samples, as the data" in told
 
 
 # Anything that can be typed

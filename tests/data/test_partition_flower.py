@@ -72,15 +72,11 @@ def test_each_client_has_the_librarys_rows(case, values, seed):
 
 FAULTS = """
 class | Dirichlet | {} | 5 | partition.partitioner must be one of ContinuousPartitioner,
-columns | VerticalEvenPartitioner | {} | 5 | deals columns, and clients here hold samples
-argument | DirichletPartitioner | {"alhpa": 1} | 5 | partition.arguments.alhpa is no argument of DirichletPartitioner, which has partition_
-seed | DirichletPartitioner | {"seed": 1} | 5 | arguments.seed is partition.seed here; set
-clients | IidPartitioner | {"num_partitions": 3} | 5 | arguments.num_partitions is clients
-others | NaturalIdPartitioner | {} | 7 | clients must be 5, as partition=flower with Natural
+argument | DirichletPartitioner | {"alhpa": 1} | 5 | partition.arguments.alhpa cannot be set for DirichletPartitioner; it takes
+seed | DirichletPartitioner | {"seed": 1} | 5 | partition.arguments.seed cannot be set
 value | DirichletPartitioner | {"alpha": -1} | 5 | DirichletPartitioner refuses partition.arguments for 5 clients: ValueError: Alpha values
-no sample | DirichletPartitioner | {"alpha": 0.01, "min_partition_size": 0} | 40 | of 40 no sample; lower clients
-empty | ExponentialPartitioner | {} | 9 | ExponentialPartitioner refuses
-no groups | NaturalIdPartitioner | {} | 5 | deals by groups, and the samples of this data set have
+no sample | DirichletPartitioner | {"alpha": 0.01, "min_partition_size": 0} | 40 | of 40 clients no sample; lower clients
+no groups | NaturalIdPartitioner | {} | 5 | NaturalIdPartitioner refuses
 """
 """Name | partitioner | arguments | clients | what is said."""
 

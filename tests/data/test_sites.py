@@ -162,7 +162,7 @@ no label given | two_tables(f) | {"categories": ("ward",)} | dataset.label must 
 another column | two_tables(f, blood=[1, 2, 3, 4]) | TABLE | b.csv differs in its columns from a.csv: it has also blood
 a value is missing | two_tables(f, dose=[1, None, 2, 3]) | TABLE | b.csv: column 'dose' has no value in row 2
 a text among numbers | two_tables(f, dose=[1, 2, "?", 3]) | TABLE | b.csv: column 'dose' holds '?' in row 3, no number
-too large for float32 | two_tables(f, dose=[1, 2, 1e+300, 3]) | TABLE | b.csv: column 'dose' is not finite in row 3
+too large for float32 | two_tables(f, dose=[1, 2, 1e+300, 3]) | TABLE | b.csv: column 'dose' is not finite, or not as float32, in row 3
 alike as float32 | two_tables(f, dose=[10**12 + k for k in range(4)]) | TABLE | b.csv: column 'dose' holds numbers up to 1e+12 with
 empty table | (f / "a.csv").write_text("age,sick\\n") | TABLE | a.csv has no row
 table options | two_archives(f) | {"label": "sick"} | dataset.label is for tables, and a.npz is none

@@ -185,65 +185,49 @@ def check_partition(
         choice: The user's choice of the scheme, such as `partition=iid`.
         path: The file that the partition is from, if any.
     """
-    # ---- Step 1: an answer for each client.
+    # ---- Step 1: an answer and, if any has one, a name for each client.
     splits: dict[str, Any] = {name: getattr(partition, name, None) for name in SPLITS}
     if not all(isinstance(split, tuple | list) for split in splits.values()):
         raise FedpflError(
             f"{choice} must answer with a fedpfl.data.partition.Partition, "
             f"got {type(partition).__name__}"
         )
-    required_splits = [split for name, split in splits.items() if split or name != "validation"]
-    other_counts = {len(split) for split in required_splits} - {clients}
-    if other_counts:
+    answers = {**splits, "client_names": partition.client_names}
+    counts = [len(answers[name]) for name in answers if answers[name] or name in SPLITS[:2]]
+    if other_counts := {*counts} - {clients}:
         raise FedpflError(
             f"clients must be {min(other_counts)}, as {path or choice} deals to so many, "
             f"got {clients}"
         )
+    for name, times in Counter(partition.client_names).items():
+        if not isinstance(name, str) or not name.isprintable() or not name.strip() or times > 1:
+            raise FedpflError(
+                f"{choice} calls {times} clients {name!r}; names are different printable texts"
+            )
 
-    # ---- Step 2: a name for each client, or for none.
-    _check_names(partition.client_names, clients, choice)
-
-    # ---- Step 3: the indices of each client.
+    # ---- Step 2: the indices of each client.
     origin = f" of {path}" if path else ""
-    advice = "mend the file" if path else "mend its code"
     splits_of_sample = np.zeros(samples, np.int8)  # a bit for each split that has it
     for bit, name in enumerate(SPLITS):
         for client, indices in enumerate(splits[name]):
-            holder = f"{choice}: client {client}{origin}"
-            _check_client(indices, name, samples, holder, advice)
+            _check_client(indices, name, samples, f"{choice}: client {client}{origin}")
             if len(indices):
                 splits_of_sample[indices] |= 1 << bit
 
-    # ---- Step 4: no sample for training and for testing or validation too.
-    is_train = splits_of_sample & 1 > 0
-    is_shared = is_train & (splits_of_sample > 1)
+    # ---- Step 3: no sample for training and for testing or validation too.
+    is_shared = (splits_of_sample & 1 > 0) & (splits_of_sample > 1)
     if is_shared.any():
         raise FedpflError(
             f"{choice}: sample {is_shared.argmax()}{origin} is for training and for testing or "
-            f"validation too; {advice}"
+            "validation too; deal it to one of them"
         )
 
 
-def _check_names(names: Sequence[Any], clients: int, choice: str) -> None:
-    """Raise FedpflError for names that are equal or cannot be shown in a line."""
-    if names and len(names) != clients:
-        raise FedpflError(f"{choice} gives {len(names)} names to {clients} clients; mend its code")
-    for name, times in Counter(names).items():
-        if not isinstance(name, str) or not name.isprintable() or not name.strip():
-            raise FedpflError(
-                f"{choice} calls a client {name!r}; a name is to be text of printable characters"
-            )
-        if times > 1:
-            raise FedpflError(f"{choice} calls {times} clients {name!r}; give each its own name")
-
-
-def _check_client(indices: Any, split_name: str, samples: int, holder: str, advice: str) -> None:
+def _check_client(indices: Any, split_name: str, samples: int, holder: str) -> None:
     """Raise FedpflError for a client's split that is no array of different samples."""
     is_array = isinstance(indices, np.ndarray) and indices.ndim == 1
     if not is_array or (indices.size and indices.dtype.kind not in "iu"):
-        raise FedpflError(
-            f"{holder} has {split_name} samples that are no array of whole numbers; {advice}"
-        )
+        raise FedpflError(f"{holder} has {split_name} samples that are no array of whole numbers")
     if not indices.size:
         if split_name == "train":
             raise FedpflError(f"{holder} has no training samples; leave it out")
@@ -255,4 +239,4 @@ def _check_client(indices: Any, split_name: str, samples: int, holder: str, advi
             "it was made for another one"
         )
     if len(np.unique(indices)) < len(indices):
-        raise FedpflError(f"{holder} has a {split_name} sample twice; {advice}")
+        raise FedpflError(f"{holder} has a {split_name} sample twice")

@@ -3,31 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedpfl.data import npz
+from fedpfl.data.datasets.shared.texts import SPLIT_NAMES
 from fedpfl.data.partition.common import SPLITS, Fraction, Indices, Partition, split_clients
 from fedpfl.ground.errors import FedpflError, error_text
-
-# Keys of one client's splits; clients of such names would be ambiguous.
-SPLIT_NAMES = {*SPLITS, "val", "valid", "training", "testing"}
-
-
-@dataclass(frozen=True)
-class StoredClients:
-    """Hold what a file says of the clients.
-
-    Attributes:
-        holdings: Indices per client of all its samples, which are not split yet; or by split.
-        names: The clients' names; empty where they are numbers.
-    """
-
-    holdings: list[Indices] | dict[str, list[Indices]]
-    names: tuple[str, ...] = ()
 
 
 def file(
@@ -42,26 +27,7 @@ def file(
     Raises:
         FedpflError: If the file is absent or is no such file.
     """
-    stored = _read_file(Path(path).expanduser())
-    if isinstance(stored.holdings, list):
-        partition = split_clients(
-            stored.holdings,
-            test_fraction,
-            np.random.default_rng(seed),
-        )
-        return replace(partition, client_names=stored.names)
-    splits = {name: tuple(stored.holdings.get(name, ())) for name in SPLITS}
-    has_validation = any(map(len, splits["validation"]))
-    return Partition(
-        train=splits["train"],
-        test=splits["test"],
-        validation=splits["validation"] if has_validation else (),
-        client_names=stored.names,
-    )
-
-
-def _read_file(path: Path) -> StoredClients:
-    """Read a file of either form."""
+    path = Path(path).expanduser()
     if not path.is_file():
         raise FedpflError(f"partition.path: there is no file {path}; check the path")
     if path.suffix not in (".npz", ".json"):
@@ -70,44 +36,39 @@ def _read_file(path: Path) -> StoredClients:
             "is not read: docs/data.md has the line that writes one as JSON"
         )
     try:
-        return _read_npz(path) if path.suffix == ".npz" else _read_json(path)
+        holdings, names = _read_npz(path) if path.suffix == ".npz" else _read_json(path)
     except Exception as error:  # zipfile, numpy and json raise a dozen kinds
         reason = error_text(error, with_class=True)
         raise FedpflError(
             f"partition.path: {path} cannot be read as a partition ({reason}); see docs/data.md"
         ) from None
+    if isinstance(holdings, list):
+        partition = split_clients(holdings, test_fraction, np.random.default_rng(seed))
+        return replace(partition, client_names=names)
+    train, test, validation = (tuple(holdings.get(name, ())) for name in SPLITS)
+    if not any(map(len, validation)):
+        validation = ()
+    return Partition(train, test, validation=validation, client_names=names)
 
 
-def _read_npz(path: Path) -> StoredClients:
+def _read_npz(path: Path) -> tuple[dict[str, list[Indices]], tuple[str, ...]]:
     """Read the joined indices and the offsets of each split, as runs write them."""
-    names: tuple[str, ...] = ()
     with npz.open_archive(path) as arrays:
-        if "client_names" in arrays:
-            names = tuple(map(str, arrays["client_names"].tolist()))
+        names = tuple(map(str, arrays["client_names"])) if "client_names" in arrays else ()
         splits = {}
         for name in SPLITS:
             if name != "validation" or f"{name}_indices" in arrays:
+                indices = arrays[f"{name}_indices"]
                 offsets = arrays[f"{name}_offsets"]
-                splits[name] = _split_at_offsets(arrays[f"{name}_indices"], offsets)
-    if len({len(clients) for clients in splits.values()}) > 1:
-        raise ValueError("its splits have other numbers of clients")
-    return StoredClients(splits, names)
+                if offsets[0] != 0 or offsets[-1] != len(indices) or (np.diff(offsets) < 0).any():
+                    raise ValueError("its offsets do not cut its indices into parts")
+                splits[name] = np.split(indices, offsets[1:-1])
+    return splits, names
 
 
-def _split_at_offsets(indices: np.ndarray, offsets: np.ndarray) -> list[Indices]:
-    if (
-        indices.ndim != 1
-        or offsets.ndim != 1
-        or {indices.dtype, offsets.dtype} != {np.dtype(np.int64)}
-        or offsets[0] != 0
-        or offsets[-1] != len(indices)
-        or (np.diff(offsets) < 0).any()
-    ):
-        raise ValueError("its offsets do not cut its indices into parts")
-    return np.split(indices, offsets[1:-1])
-
-
-def _read_json(path: Path) -> StoredClients:
+def _read_json(
+    path: Path,
+) -> tuple[list[Indices] | dict[str, list[Indices]], tuple[str, ...]]:
     """Read one entry per client, sorted by number or else named by its key."""
     # ---- Step 1: an entry per client, in a list or under their numbers or names.
     entries = json.loads(path.read_bytes())
@@ -117,10 +78,7 @@ def _read_json(path: Path) -> StoredClients:
     if isinstance(entries, dict):
         # A file with the layers the wrong way round would make clients of splits.
         if SPLIT_NAMES & {key.lower() for key in entries}:
-            raise ValueError(
-                "train, test and val are of a client, but stand where clients do; "
-                "give a list of clients"
-            )
+            raise ValueError("train, test and val are of a client; give a list of clients")
         are_numbers = all(key.isdecimal() for key in entries)
         keys = sorted(entries, key=int) if are_numbers else list(entries)
         names = () if are_numbers else tuple(keys)
@@ -128,12 +86,9 @@ def _read_json(path: Path) -> StoredClients:
     if not isinstance(entries, list) or not entries:
         raise ValueError("it has no entry per client")
 
-    # ---- Step 2: lists of all samples, which are split here.
+    # ---- Step 2: lists of all samples, which are split here, or splits as the file has them.
     if all(isinstance(entry, list) for entry in entries):
-        holdings = [_check_indices(entry, client) for client, entry in enumerate(entries)]
-        return StoredClients(holdings, names)
-
-    # ---- Step 3: splits as the file has them.
+        return [_check_indices(entry, client) for client, entry in enumerate(entries)], names
     splits: dict[str, list[Indices]] = {name: [] for name in SPLITS}
     for client, entry in enumerate(entries):
         items = entry.items() if isinstance(entry, dict) else ()
@@ -144,7 +99,7 @@ def _read_json(path: Path) -> StoredClients:
             )
         for name in SPLITS:
             splits[name].append(_check_indices(client_splits.get(name, []), client))
-    return StoredClients(splits, names)
+    return splits, names
 
 
 def _check_indices(values: Any, client: int) -> Indices:

@@ -46,79 +46,50 @@ def groups(
         FedpflError: If the data set has no groups, clients are more and no multiple of them, a
     group has too few samples, or there is no test part.
     """
-    _require_groups_and_test_part(groups, test_fraction, test_from)
-    assert groups is not None
-    rng = np.random.default_rng(seed)
-
-    # ---- Step 1: cut each group into equal parts, one per client.
-    chosen_groups = _choose_groups(groups, clients, min_samples, rng)
-    parts_per_group = clients // len(chosen_groups)
-    min_part_size = samples_per_client or 1
-    clients_indices: list[Indices] = []
-    client_groups: list[str] = []
-    client_names: list[str] = []
-    for number, indices in chosen_groups:
-        name = group_names[number] if group_names else str(number)
-        parts = np.array_split(rng.permutation(indices), parts_per_group)
-        if len(parts[-1]) < min_part_size:
-            raise FedpflError(
-                f"partition=groups: group {name} has {len(indices)} samples, too few for "
-                f"{parts_per_group} clients of {min_part_size}; lower clients or "
-                "partition.samples_per_client, or raise partition.min_samples"
-            )
-        clients_indices += [part[:samples_per_client] for part in parts]
-        client_groups += [name] * parts_per_group
-        client_names += _name_parts(name, parts_per_group)
-
-    # ---- Step 2: split each client's samples at random, or as the data set has them.
-    names = tuple(client_names) if group_names else ()
-    if test_fraction is not None:
-        return replace(split_clients(clients_indices, test_fraction, rng), client_names=names)
-    assert test_from is not None
-    train, test = _split_at(clients_indices, test_from, client_groups)
-    return Partition(train, test, client_names=names)
-
-
-def _require_groups_and_test_part(
-    groups: np.ndarray | None, test_fraction: float | None, test_from: int | None
-) -> None:
-    """Raise FedpflError for a data set without groups, or without the asked test part."""
     if groups is None:
         raise FedpflError(
-            "partition=groups needs a data set whose samples are from several domains or persons "
-            "(digit5, har, office_home, pacs, femnist, shakespeare, speech_commands, cifar10_c, "
-            "or your archive with an array groups)"
+            "partition=groups needs a data set whose samples are from several domains or persons, "
+            "or your archive with an array groups"
         )
     if test_fraction is None and test_from is None:
         raise FedpflError(
             "partition.test_fraction=null tests clients on the data set's original test part, and "
             "this one has none; set partition.test_fraction=0.25 to split each client's samples"
         )
+    rng = np.random.default_rng(seed)
 
+    # ---- Step 1: cut each group into equal parts, one per client.
+    chosen_groups = _choose_groups(groups, clients, min_samples, rng)
+    parts_per_group = clients // len(chosen_groups)
+    clients_indices: list[Indices] = []
+    client_names: list[str] = []
+    for number, indices in chosen_groups:
+        name = group_names[number] if group_names else str(number)
+        parts = np.array_split(rng.permutation(indices), parts_per_group)
+        if len(parts[-1]) < (samples_per_client or 1):
+            raise FedpflError(
+                f"partition=groups: group {name} has {len(indices)} samples, too few for "
+                f"{parts_per_group} clients of {samples_per_client or 1}; lower clients or "
+                "partition.samples_per_client, or raise partition.min_samples"
+            )
+        clients_indices += [part[:samples_per_client] for part in parts]
+        numbered = [f"{name} ({part})" for part in range(1, parts_per_group + 1)]
+        client_names += [name] if parts_per_group == 1 else numbered
 
-def _split_at(
-    clients_indices: Sequence[Indices], test_from: int, client_groups: Sequence[str]
-) -> tuple[tuple[Indices, ...], tuple[Indices, ...]]:
-    """Split clients' samples as the data set has them, into training and test samples.
-
-    Raises:
-        FedpflError: If a client has no training samples.
-    """
-    train = [indices[indices < test_from].astype(np.int64) for indices in clients_indices]
-    test = [indices[indices >= test_from].astype(np.int64) for indices in clients_indices]
+    # ---- Step 2: split each client's samples at random, or as the data set has them.
+    names = tuple(client_names) if group_names else ()
+    if test_fraction is not None:
+        return replace(split_clients(clients_indices, test_fraction, rng), client_names=names)
+    train = tuple(own[own < test_from].astype(np.int64) for own in clients_indices)
+    test = tuple(own[own >= test_from].astype(np.int64) for own in clients_indices)
     for client, indices in enumerate(train):
         if not len(indices):
             raise FedpflError(
-                f"partition=groups: group {client_groups[client]} leaves client {client} no "
+                f"partition=groups: group {client_names[client]} leaves client {client} no "
                 "training samples, as the data set's own split has it; set "
                 "partition.test_fraction=0.25 to split anew"
             )
-    return tuple(train), tuple(test)
-
-
-def _name_parts(group: str, parts: int) -> list[str]:
-    """Return the names of clients that are parts of a group: `art`, or `art (1)`, `art (2)`."""
-    return [group] if parts == 1 else [f"{group} ({part})" for part in range(1, parts + 1)]
+    return Partition(train, test, client_names=names)
 
 
 def _choose_groups(

@@ -102,18 +102,7 @@ def merge_parts(*parts: tuple[np.ndarray, np.ndarray]) -> Raw:
 
 
 def number_groups(values: Sequence | np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Number any values 0, 1, ... in their order; return the numbers and the groups' names.
-
-    Raises:
-        ValueError: A sample has no value.
-    """
-    values = np.asarray(values)
-    is_missing = np.zeros(len(values), bool)
-    if values.dtype.kind in "fcmM":
-        is_missing = np.isnan(values) if values.dtype.kind in "fc" else np.isnat(values)
-    if is_missing.any():
-        sample = int(np.flatnonzero(is_missing)[0])
-        raise ValueError(f"sample {sample} belongs to no group; fill in its group, or leave it out")
+    """Number any values 0, 1, ... in their order; return the numbers and the groups' names."""
     names, numbers = np.unique(values, return_inverse=True)
     return numbers.astype(np.int64), tuple(map(str, names.tolist()))
 
@@ -228,104 +217,66 @@ def _check_names(raw: Raw, y: np.ndarray) -> None:
     """Require a name for each class and feature, if there are any."""
     for class_name in raw.class_names:
         if not class_name.isprintable():
-            raise ValueError(
-                f"a label is {class_name!r}; texts of labels must be printable, on one line"
-            )
+            raise ValueError(f"a label is {class_name!r}; labels must be printable, on one line")
     named = len(raw.class_names)
     if named and y.dtype.kind in "iu" and y.max() >= named:
         raise ValueError(f"label {y.max()} has no name; class_names has {named}, from label 0 on")
-    features = raw.x.shape[1] if raw.x.ndim > 1 else 0
-    if raw.feature_names and len(raw.feature_names) != features:
-        raise ValueError(
-            f"feature_names must be {features}, one for each feature of x, got "
-            f"{len(raw.feature_names)}"
-        )
+    if raw.feature_names and len(raw.feature_names) != raw.x.shape[1]:
+        raise ValueError(f"feature_names must be {raw.x.shape[1]}, got {len(raw.feature_names)}")
 
 
 def _check_inputs(x: np.ndarray) -> np.ndarray:
     """Return images, signals or token ids in the form of `Samples`."""
-    # ---- Step 1: floats are signals or features.
-    if not x.ndim:
-        raise ValueError(f"x must be one entry per sample, got {x.dtype} []; see docs/data.md")
-    if x.dtype.kind == "f":
-        if x.ndim < 2 or 0 in x.shape[1:]:
-            raise ValueError(
-                f"signals must be [samples, channels or features, ...], got {list(x.shape)}"
-            )
+    is_filled = 0 not in x.shape[1:]
+    if x.dtype.kind == "f" and x.ndim > 1 and is_filled:
         return _channels_first(to_finite_floats(x))
-
-    # ---- Step 2: whole numbers [samples, length] are token ids.
-    if x.dtype != np.uint8 and x.dtype.kind in "iu" and x.ndim == 2 and x.shape[1]:
-        worst = min(
-            int(x.min(initial=0)),
-            2**31 - 1 - int(x.max(initial=0)),
-        )
-        if worst < 0:
+    if x.dtype != np.uint8 and x.dtype.kind in "iu" and x.ndim == 2 and is_filled:
+        if len(x) and not 0 <= x.min() <= x.max() < 2**31:
             raise ValueError(
-                "integers [samples, length] are token ids and must be from 0 to 2147483647, "
-                f"found {x.min()} to "
-                f"{x.max()}; save a table of features as floats"
+                "integers [samples, length] are token ids and must be from 0 to 2147483647, found "
+                f"{x.min()} to {x.max()}; save a table of features as floats"
             )
         return x.astype(np.int32)
-
-    # ---- Step 3: bytes are pixels.
-    if x.dtype != np.uint8:
-        raise ValueError(
-            f"x must be uint8 (pixels 0..255), got {x.dtype} {list(x.shape)}; convert it, or "
-            "give signals "
-            "as floats, token ids as int32 [samples, length]"
-        )
-    if x.ndim == 3:
-        x = x[:, None]
-    if x.ndim != 4 or 0 in x.shape[1:]:
-        raise ValueError(
-            "x must be [samples, channels, height, width], or without channels, or with channels "
-            "last; "
-            "got shape "
-            f"{list(x.shape)}{'; save a table of features as floats' if x.ndim == 2 else ''}"
-        )
-    return _channels_first(x)
+    if x.dtype == np.uint8 and x.ndim in (3, 4) and is_filled:
+        return _channels_first(x[:, None] if x.ndim == 3 else x)
+    raise ValueError(
+        "x must be uint8 (pixels 0..255) [samples, channels, height, width], also without channels "
+        "or with channels last, floats [samples, channels or features, ...], or token ids int32 "
+        f"[samples, length]; got {x.dtype} {list(x.shape)}"
+    )
 
 
-def to_finite_floats(x: np.ndarray) -> np.ndarray:
-    """Return floats as float32.
+def to_finite_floats(x: np.ndarray, names: Sequence[str] = ()) -> np.ndarray:
+    """Convert floats to float32.
+
+    Args:
+        x: `[samples, ...]`.
+        names: Of the features of a table.
 
     Raises:
-        ValueError: A sample is not finite, or float32 does not tell samples apart by a feature.
+        ValueError: A value is not finite, or float32 does not tell samples apart by a feature.
     """
     exact = x
     with np.errstate(over="ignore"):  # what is too large becomes infinite
         x = x.astype(np.float32, copy=False)
-    is_finite = np.isfinite(x)
-    if not is_finite.all():
-        sample = int(np.flatnonzero(~is_finite.reshape(len(x), -1).all(1))[0])
-        raise ValueError(
-            f"x holds values that are not finite (or not as float32), first in sample {sample}; "
-            "mend or leave out those samples"
-        )
-    if x.ndim == 2:
-        for feature, values in enumerate(exact.T):
-            if problem := explain_rounding(values):
-                raise ValueError(f"x[:, {feature}] {problem}")
-    return x
-
-
-def explain_rounding(values: np.ndarray) -> str:
-    """Say what float32 loses of numbers `[samples]`, "" where that is little."""
-    if values.dtype == np.float32 or not len(values):
-        return ""
-    exact = values.astype(np.float64)
-    largest = np.abs(exact).max()
-    deviation = exact.std()
-    rounding = np.abs(exact.astype(np.float32) - exact).max()
+    if not np.isfinite(x).all():
+        row, *place = np.argwhere(~np.isfinite(x))[0].tolist()
+        what = f"column {names[place[0]]!r}" if names else "x"
+        raise ValueError(f"{what} is not finite, or not as float32, in row {row + 1}")
+    if x.ndim != 2 or exact.dtype == np.float32 or not len(x):
+        return x
+    deviation = exact.std(0, dtype=np.float64)
     # Equal numbers that were computed in two ways differ in their last bits.
-    is_constant = deviation <= LAST_BITS * largest
-    if is_constant or rounding <= MOST_ROUNDING * deviation:
-        return ""
-    return (
-        f"holds numbers up to {largest:g} with a standard deviation of {deviation:.2g}, which "
-        f"float32 rounds by up to {rounding:.2g}; subtract a constant from all of them"
-    )
+    is_constant = deviation <= LAST_BITS * np.abs(exact).max(0)
+    is_lost = np.abs(x - exact.astype(np.float64)).max(0) > MOST_ROUNDING * deviation
+    if (is_lost & ~is_constant).any():
+        feature = int((is_lost & ~is_constant).argmax())
+        what = f"column {names[feature]!r}" if names else f"x[:, {feature}]"
+        raise ValueError(
+            f"{what} holds numbers up to {np.abs(exact[:, feature]).max():g} with a standard "
+            f"deviation of {deviation[feature]:.2g}, which float32 rounds away; subtract a constant"
+        )
+    return x
 
 
 def _channels_first(x: np.ndarray) -> np.ndarray:
@@ -351,8 +302,7 @@ def _check_labels(raw: Raw, task: Task, classes: int | None) -> tuple[np.ndarray
     if not len(y):
         raise ValueError("there are no samples; x and y must hold at least one")
     if task is CLASSIFICATION:
-        y = _check_classes(y)
-        return y, _count_classes(y, classes)
+        return y.astype(np.int64), _count_classes(y, classes)
     outputs = y.shape[1] if task is MULTILABEL else 1
     if classes not in (None, outputs):
         raise ValueError(
@@ -378,14 +328,7 @@ def convert_labels(y: np.ndarray, task: Task) -> np.ndarray:
     if task is REGRESSION:
         if flat.ndim != 1 or flat.dtype.kind not in "iuf":
             raise ValueError(problem)
-        exact = flat
-        with np.errstate(over="ignore"):  # what is too large becomes infinite
-            flat = flat.astype(np.float32)
-        if not np.isfinite(flat).all():
-            raise ValueError("y holds values that are not finite (or not as float32)")
-        if problem := explain_rounding(exact):
-            raise ValueError(f"y {problem}")
-        return flat
+        return to_finite_floats(flat[:, None].astype(np.float64), ["y"])[:, 0]
     if y.ndim != 2 or not y.shape[1] or y.dtype.kind not in "biuf":
         raise ValueError(problem)
     others = y[(y != 0) & (y != 1)]
@@ -406,28 +349,17 @@ def _name_classes(raw: Raw, task: Task, classes: int | None) -> Raw:
     return raw._replace(y=codes, class_names=tuple(map(str, values.tolist())))
 
 
-def _check_classes(y: np.ndarray) -> np.ndarray:
-    """Return classes as int64 `[samples]`."""
-    if y.min() < 0:
-        raise ValueError(f"labels must be 0..C-1, found {y.min()}; number the classes from 0")
-    if y.max() >= MAX_CLASSES:
-        raise ValueError(
-            f"labels must be below {MAX_CLASSES:,}, found {y.max()}; number the classes from 0"
-        )
-    return y.astype(np.int64)
-
-
 def _count_classes(y: np.ndarray, classes: int | None) -> int:
     """Return the number of classes; if not given, the largest label plus one."""
-    if classes is not None:
-        if y.max() >= classes:
-            raise ValueError(
-                f"found label {y.max()}, but dataset.classes={classes} allows 0..{classes - 1}"
-            )
-        return classes
-    if y.min() == y.max():
+    limit = classes or MAX_CLASSES
+    if y.min() < 0 or y.max() >= limit:
+        raise ValueError(
+            f"labels must be from 0 to {limit - 1}, found {y.min()} to {y.max()}; number the "
+            "classes from 0, or set dataset.classes"
+        )
+    if classes is None and y.min() == y.max():
         raise ValueError("all samples have one label; there must be two classes at least")
-    return int(y.max()) + 1
+    return classes or int(y.max()) + 1
 
 
 def _check_groups(raw: Raw) -> Tensor | None:
@@ -435,14 +367,11 @@ def _check_groups(raw: Raw) -> Tensor | None:
     groups = raw.groups
     if groups is None:
         return None
-    if groups.shape != (len(raw.x),) or groups.dtype.kind not in "iu":
+    is_right = groups.shape == (len(raw.x),) and groups.dtype.kind in "iu"
+    if not is_right or groups.min() < 0 or groups.max() >= len(raw.group_names):
         raise ValueError(
-            f"groups must be integers [samples], got {groups.dtype} {list(groups.shape)}; number "
-            "them from 0"
-        )
-    if groups.min() < 0 or groups.max() >= len(raw.group_names):
-        raise ValueError(
-            f"groups must be from 0 to {len(raw.group_names) - 1}, the number of names less one"
+            f"groups must be integers [samples], from 0 to {len(raw.group_names) - 1}, a number for "
+            f"each name, got {groups.dtype} {list(groups.shape)}"
         )
     return torch.from_numpy(groups.astype(np.int64))
 

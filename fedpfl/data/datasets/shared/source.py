@@ -7,7 +7,6 @@ import hashlib
 import logging
 import os
 import shutil
-import stat
 import tempfile
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -93,15 +92,14 @@ def fetch_file(
             f"data set {source.name} is not in data_dir={source.folder}; a run would download "
             f"{', '.join(urls)}"
         )
-    reasons = []
     for url in urls:
         try:
             _download_file(url, path, md5)
             return path
         # URLError, timeouts and a read-only folder are OSErrors.
         except (OSError, HTTPException) as error:
-            reasons.append(error_line(error))
-    reason = f"{relative} is absent and its download failed: {'; '.join(reasons)}"
+            reason = error_line(error)
+    reason = f"{relative} is absent and its download failed: {reason}"
     raise absent_error(source, reason, place or relative)
 
 
@@ -163,18 +161,14 @@ def unpacked_folder(
     with tempfile.TemporaryDirectory(dir=source.folder if writable else None) as scratch:
         unpacked = Path(scratch) / target.name
         with explain_read_errors(path):
-            destination = unpacked if flat else Path(scratch)
             tar_filter: Literal["data"] | None = None if path.suffix == ".zip" else "data"
-            shutil.unpack_archive(path, destination, filter=tar_filter)
+            shutil.unpack_archive(path, unpacked if flat else scratch, filter=tar_filter)
         if not unpacked.is_dir():
             raise corrupt_error(path, f"it holds no folder {target.name}")
-        if not writable:
-            yield unpacked
-            return
-        if not target.is_dir():  # else another process was first
+        if writable and not target.is_dir():  # else another process was first
             target.parent.mkdir(parents=True, exist_ok=True)
             os.replace(unpacked, target)
-    yield target
+        yield target if writable else unpacked
 
 
 def _download_file(url: str, path: Path, md5: tuple[str, ...]) -> None:
@@ -186,21 +180,18 @@ def _download_file(url: str, path: Path, md5: tuple[str, ...]) -> None:
         with atomic_write(path) as temporary:
             with temporary.open("wb") as file:
                 shutil.copyfileobj(response, file)
-            if mismatch := _describe_md5_mismatch(temporary, md5):
-                raise OSError(f"{url} gave another file: {mismatch}")
+            try:
+                check_md5(temporary, md5)
+            except FedpflError as error:
+                raise OSError(f"{url} gave another file ({error})") from None
 
 
 def check_md5(path: Path, md5: tuple[str, ...]) -> None:
     """Raise FedpflError with both sums if the file is another one."""
-    if mismatch := _describe_md5_mismatch(path, md5):
-        raise corrupt_error(path, mismatch)
-
-
-def _describe_md5_mismatch(path: Path, md5: tuple[str, ...]) -> str:
-    """Return the actual and the expected md5, "" where they are the same."""
     with path.open("rb") as file:
         actual = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-    return "" if actual in md5 else f"md5 is {actual}, expected {' or '.join(md5)}"
+    if actual not in md5:
+        raise corrupt_error(path, f"md5 is {actual}, expected {' or '.join(md5)}")
 
 
 # ---- The cache
@@ -235,52 +226,35 @@ def read_cached(
     Raises:
         FedpflError: If an input is absent or no regular file, such as a pipe.
     """
-    # ---- Step 1: where nothing can be kept, it is made.
     inputs = sorted(inputs)
     is_below_data_dir = all(path.is_relative_to(source.folder) for path in inputs)
     if _ignores_cache.get() or not is_below_data_dir:  # unpacked to a temporary folder
         return make()
-
-    # ---- Step 2: what was kept earlier.
-    key = _cache_key(source, options, inputs)
-    path = source.folder / "cache" / f"{source.name}-{key}.npz"
+    path = source.folder / "cache" / f"{source.name}-{_make_cache_key(source, options, inputs)}.npz"
     if path.is_file():
         try:
             return _read_cache(path)
         except Exception:  # whatever is wrong with it, it can be made again
             log.warning("%s cannot be read and is made again", path)
-
-    # ---- Step 3: make it, and keep it where that is possible.
     log.info("reading %s, which takes a while the first time", source.name)
     raw = make()
-    if _writes_nothing.get():
-        return raw
-    try:
-        _write_cache(raw, path)
-    except OSError as error:
-        log.warning(
-            "%s is read anew at each start: cannot write to %s (%s)",
-            source.name,
-            path.parent,
-            error_line(error),
-        )
+    if not _writes_nothing.get():
+        try:
+            _write_cache(raw, path)
+        except OSError as error:
+            reason = error_line(error)
+            log.warning("%s is read anew at each start: %s (%s)", source.name, path.parent, reason)
     return raw
 
 
-def _cache_key(source: Source, options: Mapping[str, Any], inputs: list[Path]) -> str:
+def _make_cache_key(source: Source, options: Mapping[str, Any], inputs: list[Path]) -> str:
     """Hash the options, and name, size and time of each input."""
-    digest = hashlib.blake2b(
-        # 1: the version of the form in which it is kept.
-        repr((1, sorted(options.items()))).encode(),
-        digest_size=6,
-    )
+    # 1: the version of the form in which it is kept.
+    digest = hashlib.blake2b(repr((1, sorted(options.items()))).encode(), digest_size=6)
     for path in inputs:
-        try:
-            facts = path.stat()
-        except OSError:
-            raise not_as_published(path, "it is missing") from None
-        if not stat.S_ISREG(facts.st_mode):
-            raise not_as_published(path, "it is no regular file")
+        if not path.is_file():  # a pipe would be waited for
+            raise not_as_published(path, "it is missing, or no regular file")
+        facts = path.stat()
         relative = path.relative_to(source.folder)
         digest.update(f"{relative} {facts.st_size} {facts.st_mtime_ns}\n".encode())
     return digest.hexdigest()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from fedpfl.data.datasets.shared.parts import Part, ReadOptions, texts_by_holder
-from fedpfl.data.datasets.shared.samples import explain_rounding
+from fedpfl.data.datasets.shared.samples import to_finite_floats
 from fedpfl.data.datasets.shared.texts import (
     NUMBERS,
     require_one_spelling,
@@ -196,7 +196,11 @@ def encode_table(part: Part, columns: Columns, options: ReadOptions) -> Part:
             _read_numbers(table[name], f"{part.origin}: column {name!r}") for name in options.labels
         ]
         labels = np.stack(numbers, 1)
-    return replace(part, table=None, x=np.stack(features, 1).astype(np.float32), y=labels)
+    try:
+        x = to_finite_floats(np.stack(features, 1).astype(np.float64), name_features(columns))
+    except ValueError as error:
+        raise FedpflError(f"{part.origin}: {error}") from None
+    return replace(part, table=None, x=x, y=labels)
 
 
 def name_features(columns: Columns) -> tuple[str, ...]:
@@ -231,19 +235,12 @@ def _read_numbers(column: pd.Series, origin: str) -> np.ndarray:
     """Read a column of numbers.
 
     Raises:
-        FedpflError: A cell has no value, is no number, or is not finite as float32.
+        FedpflError: A cell has no value, or is no number.
     """
     require_values(column.isna().to_numpy(), origin, "row", 1)
     if column.dtype.kind not in "biuf":
         raise FedpflError(f"{origin} holds {_explain_text(column)}")
-    values = column.to_numpy(np.float64)
-    with np.errstate(over="ignore"):  # what is too large becomes infinite
-        is_finite = np.isfinite(values.astype(np.float32))
-    if not is_finite.all():
-        raise FedpflError(f"{origin} is not finite in row {int(is_finite.argmin()) + 1}")
-    if problem := explain_rounding(values):
-        raise FedpflError(f"{origin} {problem}")
-    return values
+    return column.to_numpy(np.float64)
 
 
 def _explain_text(column: pd.Series) -> str:
