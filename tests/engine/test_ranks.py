@@ -299,11 +299,12 @@ def torchrun(
     *arguments: str,
     cwd: Path,
     script: str | None = None,
+    options: Sequence[str] = (),
 ) -> subprocess.Popen[str]:
     """`torchrun -m fedpfl.train`, or a script that ends in it."""
     what = [written(script, cwd)] if script else ["-m", "fedpfl.train"]
     command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={count}"]
-    command += [*what, *keep_last_words(*arguments)]
+    command += [*options, *what, *keep_last_words(*arguments)]
     return subprocess.Popen(
         command, cwd=cwd, env=_environment(), preexec_fn=_heed_interrupts, **PIPES
     )

@@ -327,7 +327,7 @@ def _select_clients(call: Call, positions: list[int]) -> Call:
 
 
 def _without_rows(leaf: Tensor) -> Tensor:
-    return leaf.new_empty((0, *leaf.shape[1:]), device="cpu")
+    return leaf.new_empty((0, *leaf.shape[1:]), device="meta")
 
 
 @contextlib.contextmanager
