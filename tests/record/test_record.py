@@ -143,6 +143,29 @@ def test_tables_of_a_checkpoint_are_written_again(tmp_path):
     assert {*names, "config.yaml", "state.pt"} == directory.summary["files"].keys()
 
 
+def test_a_checkpoint_of_another_run_is_refused(tmp_path):
+    for name in ("one", "other"):
+        with opened(tmp_path / name, identity=name) as directory:
+            directory.row({"round": 1})
+            directory.checkpoint({"round": 1})
+    (tmp_path / "other/state.pt").replace(tmp_path / "one/state.pt")
+    with (
+        opened(tmp_path / "one", identity="one") as directory,
+        pytest.raises(FedpflError, match="belongs to a different run"),
+    ):
+        directory.restore()
+
+
+def test_a_finished_run_keeps_no_secret(tmp_path):
+    """Nor does one that was killed before it had removed it."""
+    for _ in range(2):
+        with opened(tmp_path) as directory:
+            directory.write_summary(status="finished")
+            (tmp_path / "privacy.key").write_bytes(b"left")
+        opened(tmp_path).close()
+        assert not (tmp_path / "privacy.key").exists()
+
+
 def test_a_view_is_saved_without_what_lies_behind_it(tmp_path):
     clients = torch.randn(1000, 1000)
     with opened(tmp_path) as directory:
