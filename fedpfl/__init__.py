@@ -21,7 +21,7 @@ if (
     raise ModuleNotFoundError(
         f"{sys.executable} lacks packages that fedpfl needs; in a clone give `make setup`, then use"
         " .venv/bin/python",
-        name=__name__,  # by which `python -m` makes one line of it
+        name=__name__,  # `python -m` then prints one line
     )
 
 

@@ -1,4 +1,4 @@
-"""The command `fedpfl`: `fedpfl train ...` is `python -m fedpfl.train ...`, and so are the others."""
+"""The command `fedpfl`: `fedpfl train ...` is `python -m fedpfl.train ...`, and so on."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def job(cfg: DictConfig) -> str | None:
         else:
             trial = trials.find_trial(hydra_cfg.sweeper, hydra_cfg.job.num)
 
-        # ---- Step 2: play the run, whose rounds a command does not look at.
+        # ---- Step 2: play the run.
         with user_errors(cfg, path, keep_traceback=bool(_wants_tracebacks)):
             require_run_directory(cfg, path)
             experiment = hydra_cfg.runtime.choices.get("experiment")

@@ -1,4 +1,4 @@
-"""Tune methods on equal terms, and judge what was chosen by fresh seeds.
+"""Tune methods on equal terms, and judge the chosen values by fresh seeds.
 
     python -m fedpfl.tune method=fedobp,fedper dataset=digits trials=20 seeds=5
 
@@ -38,7 +38,7 @@ DEFAULT_COUNTS = {"trials": 20, "seeds": 5}
 
 def parse_request(arguments: Sequence[str]) -> TuningRequest:
     """Read the command line. Raises FedpflError."""
-    # ---- Step 1: the words of this command; all others are fedpfl.train's.
+    # ---- Step 1: the words of this command; the rest are fedpfl.train's.
     counts = dict(DEFAULT_COUNTS)
     methods: list[str] = []
     folder = Path("outputs/tune")
@@ -119,7 +119,7 @@ def main() -> None:
         )
         request = parse_request(checked_arguments)
 
-        # ---- Step 2: search, and run what was chosen.
+        # ---- Step 2: search, and run the chosen values.
         with overrides.composing_once():
             table = tune_methods(request, run_or_exit)
 

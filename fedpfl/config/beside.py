@@ -58,7 +58,7 @@ def _list_parents(name: str) -> list[str]:
 
 
 def _find_path(name: str) -> Path | None:
-    """Return the file of a module, be it imported yet or not; None without one."""
+    """Return the file of a module, imported or not; None without one."""
     if name in sys.modules:
         path = getattr(sys.modules[name], "__file__", None)
         return Path(path).resolve() if path else None
@@ -73,9 +73,9 @@ def _find_path(name: str) -> Path | None:
 
 
 def _is_in_folder(path: Path, folder: Path) -> bool:
-    """Return whether a module lies in a plugin's folder and is nobody else's.
+    """Return True if a module lies in a plugin's folder and belongs to the plugin.
 
-    What is installed there, and fedpfl itself, are no part of the plugin.
+    Installed packages, and fedpfl itself, do not.
     """
     if not path.is_relative_to(folder.resolve()):
         return False

@@ -1,4 +1,4 @@
-"""What a configuration group has to choose from, in folders too."""
+"""The choices of configuration groups, in folders too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Composition of many configurations: what the same choices of groups give is composed once."""
+"""Composition of many configurations: each combination of group choices is composed once."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class CachingLoader(ConfigLoaderImpl):
         key = (config_name, run_mode, os.getcwd(), *choices)
         if key not in self._composed:
             self._composed[key] = compose_words(choices)
-        # Values are written into the copy; what is remembered has to stay as it was composed.
+        # Values are written into the copy, not into the cached configuration.
         config = copy.deepcopy(self._composed[key])
 
         # ---- Step 3: values, and what Hydra notes of all words
@@ -65,7 +65,7 @@ class CachingLoader(ConfigLoaderImpl):
             self._apply_overrides_to_config(values, config)
         except OmegaConfBaseException as error:
             raise ConfigCompositionException() from error
-        # What is remembered notes the choices alone; these two are of all words.
+        # The cached configuration notes the choices alone; these two are of all words.
         job = config.hydra.job
         app_words = [override for override in parsed if not override.is_hydra_override()]
         config.hydra.overrides.task = [override.input_line for override in app_words]
@@ -78,7 +78,7 @@ class CachingLoader(ConfigLoaderImpl):
         return config
 
     def _sets_value(self, override: Override) -> bool:
-        """Return whether a word sets a key of the program's, and chooses no group."""
+        """Return True if a word sets a key of the program and chooses no group."""
         if override.is_hydra_override():
             return False
         is_group = self.repository.group_exists(override.key_or_group)

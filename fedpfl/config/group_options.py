@@ -1,4 +1,4 @@
-"""What a configuration group chooses, and the checked keys that go with it."""
+"""The choices of configuration groups with their checked keys."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedpfl.models import ADAPTERS, MODELS
 
 
 def build_choice(config: Mapping[str, Any], group: str, choices: Mapping[str, Any]) -> Any:
-    """Return what a configuration group chooses, made with the group's other keys."""
+    """Build the choice of a configuration group from the group's other keys."""
     values = config[group]
     schema = look_up_choice(group, values, choices)
     options = without_name(values)
@@ -54,7 +54,7 @@ def read_partition_options(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_dataset_options(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is to be loaded."""
+    """Return the data set's options."""
     reader = look_up_choice("dataset", config["dataset"], datasets.DATA_SETS)
     options = checked_arguments(
         (datasets.load_samples, reader),

@@ -140,7 +140,7 @@ def _to_table_value(override: Override) -> Any:
 
 
 def _compose_with_experiment(run_words: Sequence[str]) -> tuple[DictConfig, list[str]]:
-    """Return the configuration without sweeps, and what the experiment sets for its jobs."""
+    """Return the configuration without sweeps, and the experiment's words for its jobs."""
     user_keys = {override.key_or_group for override in _parse_words(run_words)}
     cfg = compose_config([word for word in run_words if not is_sweep(word)])
     experiment_params = cfg.hydra.sweeper.params or {}
@@ -159,7 +159,7 @@ def format_words(key: str, value: Any, lists_are_sweeps: bool = False) -> Iterat
     Args:
         key: with dots.
         value: of any type.
-        lists_are_sweeps: whether several values are a sweep's, of which a run has one, and no list.
+        lists_are_sweeps: whether several values are a sweep and not a list.
     """
     if isinstance(value, Mapping):
         for name, inner in value.items():
@@ -197,7 +197,7 @@ def requote_word(word: str) -> str:
 
 
 def quote_word(key: str, value: str) -> str:
-    """Return `"key='value'"`: a text as a shell hands it to Hydra, whatever is in it."""
+    """Return `"key='value'"`: any text as a shell hands it to Hydra."""
     word = f"{key}={_format_value(value)}"
     return shlex.quote(word) if set("'\"$`\\!") & set(value) else f'"{word}"'
 
@@ -321,7 +321,7 @@ def read_text_value(run_words: Iterable[str], key: str) -> str:
 
 
 def is_sweep(word: str) -> bool:
-    """Return whether a word gives its key several values."""
+    """Return True if a word gives its key several values."""
     override = _parse_word(word)
     return override is not None and override.is_sweep_override()
 
@@ -343,13 +343,13 @@ def find_config_dirs(run_words: Iterable[str]) -> list[Path]:
 
 
 def is_hydra_setting(word: str) -> bool:
-    """Return whether a word is about how Hydra runs, not about a run."""
+    """Return True if a word sets a key of Hydra and not of a run."""
     return word.startswith("hydra") and not word.startswith(f"{SEARCHPATH}=")
 
 
 def find_dropped_sweeps(hydra_cfg: HydraConf) -> list[str]:
     """Return the keys that the configuration sweeps over, and one run does not set."""
-    # As they are, whatever they interpolate.
+    # Interpolations stay as they are.
     run_words: Any = OmegaConf.to_container(hydra_cfg.overrides.task)
     user_keys = {override.key_or_group for override in _parse_words(run_words)}
     return [str(key) for key in hydra_cfg.sweeper.get("params") or {} if key not in user_keys]

@@ -68,7 +68,7 @@ class Plan:
 
     @property
     def task(self) -> Task:
-        """Return what labels are for."""
+        """Return the task of the labels."""
         return TASKS[self.settings.task]
 
 
@@ -86,11 +86,11 @@ def _make_plan(config: dict[str, Any]) -> Plan:
     require_known_keys(config, (*SETTINGS, *GROUPS), "")
     settings = build_dataclass(Settings, {key: config[key] for key in SETTINGS}, "")
     config["plugins"] = plugins.load_plugins(settings.plugins)
-    # These are for this command, not for whoever repeats the run by its configuration.
+    # These are for this command, not for a later run of the same configuration.
     config["restart"] = False
     config["extend"] = ""
 
-    # ---- Step 2: groups that hold the same keys whatever is chosen.
+    # ---- Step 2: groups with fixed keys.
     parts = {
         group: build_dataclass(schema, config[group], group) for group, schema in SCHEMAS.items()
     }
@@ -164,7 +164,7 @@ def _list_exclusions(plan: Plan) -> list[tuple[bool, str]]:
 
 
 def _list_exclusions_of_defence(plan: Plan) -> list[tuple[bool, str]]:
-    """Return what excludes a defence: if it is chosen, and the message."""
+    """Return choices that exclude the defence: if they are chosen, and the message."""
     defence = plan.defence
     if defence is None:
         return []
@@ -181,7 +181,7 @@ def _list_exclusions_of_defence(plan: Plan) -> list[tuple[bool, str]]:
             f" method={plan.config['method']['name']} sees more; use defence=mean",
         ),
         (
-            # Noise is made for what an upload moves in a mean; a robust rule may move by more.
+            # The noise suffices for a mean; one upload may move a robust aggregate by more.
             isinstance(plan.privacy, Privacy),
             f"{choice}: privacy=client accounts for a mean of uploads alone; use defence=mean",
         ),

@@ -35,8 +35,8 @@ def read_defaults(
 ) -> dict[str, Any]:
     """Return the defaults of the keys that a class or function has.
 
-    An argument whose default no configuration can hold, such as a class or a function, is no key
-    and keeps its default.
+    An argument is no key and keeps its default if a configuration cannot hold the default, such as
+    a class or a function.
 
     Args:
         value: The class or function.
@@ -52,7 +52,7 @@ def read_defaults(
     for key, parameter in inspect.signature(value).parameters.items():
         if key in supplied or parameter.kind in VARIADIC:
             continue
-        # The group's key of that name is somebody else's: this argument would never be set.
+        # The group uses the key of that name itself: this argument would never be set.
         if key in reserved:
             raise FedpflError(f"its argument {key} is a key that every choice has; rename it")
         # A dataclass shows what makes a default, not the default.
@@ -67,7 +67,7 @@ def read_defaults(
 
 
 def _find_default_factories(value: Any) -> dict[str, Callable[[], Any]]:
-    """Return what makes the defaults of a dataclass's fields, where something does."""
+    """Return the default factories of a dataclass's fields."""
     if not (inspect.isclass(value) and dataclasses.is_dataclass(value)):
         return {}
     return {
@@ -78,7 +78,7 @@ def _find_default_factories(value: Any) -> dict[str, Callable[[], Any]]:
 
 
 def _is_representable(default: Any, annotation: Any) -> bool:
-    """Return whether a configuration can hold a default, and gives it back."""
+    """Return True if a configuration can hold a default and gives it back."""
     try:
         config_value = _to_config_value(default)
         # A configuration holds the text of these; the annotation has to turn it back.

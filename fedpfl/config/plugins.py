@@ -1,4 +1,4 @@
-"""Plugins: a user's Python files, whose methods, networks and data become choices."""
+"""Plugins: methods, networks and data in a user's Python files become choices."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Kind(NamedTuple):
 
     Attributes:
         group: the configuration group that chooses it.
-        registry: the names that there are.
+        registry: the existing names.
         leading: arguments that fedpfl gives by position, the first ones.
         supplied: arguments that fedpfl gives, which are no keys.
         common: keys that every choice of the group has beside its own.
@@ -151,7 +151,7 @@ def _forget_changed_files(paths: Sequence[Path]) -> None:
 
 
 def _add_choices(file: Path, module: ModuleType) -> None:
-    """Make what a module has choices. Raises FedpflError where it has none of its own."""
+    """Register the choices of a module. Raises FedpflError if it has none."""
     choices = {name: getattr(module, name, None) or {} for name in PLUGIN_KINDS}
     if not any(choices.values()) and not getattr(module, "CALLBACKS", ()):
         raise FedpflError(
@@ -223,7 +223,7 @@ def _import_module(file: Path) -> ModuleType:
 
 
 def is_from_plugin(group: str, name: str) -> bool:
-    """Return whether a loaded file has added a choice."""
+    """Return True if a loaded file has added the choice."""
     return any(kind.group == group and name == added_name for kind, added_name in _added_choices)
 
 

@@ -21,7 +21,7 @@ def resolve_config(cfg: DictConfig) -> dict[str, Any]:
     """Return the configuration as plain values, its optional groups written into the method.
 
     Raises:
-        FedpflError: for missing values, and for a group that chooses what the method does not have.
+        FedpflError: for missing values, and for a hyperparameter that the method does not have.
     """
     # ---- Step 1: resolve interpolations.
     try:
@@ -80,7 +80,7 @@ def _resolve_values(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _is_missing(value: Any) -> bool:
-    """Return whether a value, or one of a list, has still to be set."""
+    """Return True if a value, or one in a list, has still to be set."""
     return value == MISSING or (isinstance(value, list) and MISSING in value)
 
 
@@ -91,7 +91,7 @@ def _missing_value_error(key: str) -> FedpflError:
 def escape_interpolations(config: Mapping[str, Any]) -> DictConfig:
     """Return a configuration of these very values.
 
-    Interpolations of a file of somebody else's are text.
+    Interpolations in the values are plain text.
     """
 
     def escape(value: Any) -> Any:

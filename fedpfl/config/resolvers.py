@@ -23,7 +23,7 @@ def look_up_value(key: str, *, _root_: DictConfig, _parent_: DictConfig) -> Any:
     """Return the value of `key` for the run's data set and Dirichlet alpha.
 
     It is taken from `table` (data sets to alphas to values) beside the key, or else from
-    `otherwise`; `title` is what errors call the table. Raises FedpflError where neither has a
+    `otherwise`; errors call the table by `title`. Raises FedpflError where neither has a
     value.
     """
     group_values: Any = OmegaConf.to_container(_parent_)
@@ -52,7 +52,7 @@ def look_up_value(key: str, *, _root_: DictConfig, _parent_: DictConfig) -> Any:
 
 
 def count_sites(*, _root_: DictConfig) -> int:
-    """Return how many sites dataset.path holds. Raises FedpflError."""
+    """Count the sites in dataset.path. Raises FedpflError."""
     # Data sets load torch, which a command that only composes does not wait for.
     from fedpfl.data.datasets.sites import list_sites
 
@@ -80,7 +80,7 @@ def _sites_folder(config: DictConfig) -> Path:
 
 
 def count_hf_clients(*, _root_: DictConfig) -> int:
-    """Return how many clients the column dataset.by tells apart; without one the usual number."""
+    """Count the clients in the column dataset.by; without a column return the default."""
     from fedpfl.data.datasets.hf import count_clients
 
     dataset = OmegaConf.select(_root_, "dataset")

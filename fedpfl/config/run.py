@@ -72,25 +72,24 @@ class Run(Plan):
             self,
             federation=federation,
             newcomers=newcomers,
-            # Who attacks is drawn by the seed alone, so it stays; what they poison is the new
-            # world's.
+            # The seed alone decides the attackers; they poison the samples of the new world.
             adversary=_make_adversary(self, federation, newcomers),
             world=world,
         )
 
     @property
     def client_account(self) -> Account | None:
-        """Return the account of a run that hides clients, None for others."""
+        """Return the account of a run that hides clients, None for any other run."""
         return self.account if isinstance(self.account, Account) else None
 
     @property
     def sample_account(self) -> SampleAccount | None:
-        """Return the account of a run that hides samples, None for others."""
+        """Return the account of a run that hides samples, None for any other run."""
         return self.account if isinstance(self.account, SampleAccount) else None
 
     @property
     def sample_protection(self) -> SampleProtection | None:
-        """Return how clients hide their samples, None where they do not."""
+        """Return the protection of clients' samples, None without any."""
         account = self.sample_account
         if account is None:
             return None
@@ -114,12 +113,12 @@ class Run(Plan):
 
     @property
     def is_poisson_sampled(self) -> bool:
-        """Return whether each client is drawn for itself."""
+        """Return True if each client is drawn independently."""
         return self.privacy is not None and self.privacy.sampling == "poisson"
 
     @property
     def cohort(self) -> int:
-        """Return how many clients a round is meant for."""
+        """Return the nominal size of a cohort."""
         settings = self.settings
         cohorts = engine.draw_cohorts(
             settings.seed, self.federation.clients, settings.participation, 1
@@ -196,7 +195,7 @@ def build_run(plan: Plan, share: Share = share_nothing) -> Run:
 def _digest_data(
     dealt_data: DealtData, weight_values: Any, net: Net, clock: Clock | None
 ) -> tuple[str, str]:
-    """Return a digest of what was read, and one of who holds which of it.
+    """Return a digest of the data read, and one of their split among clients.
 
     The first is the same for all seeds.
 
@@ -268,7 +267,7 @@ def _require_fit_of_uploads(plan: Plan, federation: Federation, net: Net) -> Non
         return
 
     # ---- Step 2: nothing may come past the defence.
-    # Averaged statistics pass every rule by, and attackers send what they like.
+    # Averaged statistics bypass every rule, and attackers can send any.
     if net.buffers and "aggregate" in method.buffers().values():
         raise FedpflError(
             "defence: the server would average BatchNorm statistics as they are; use"
@@ -295,7 +294,7 @@ def _make_clock(plan: Plan, federation: Federation) -> Clock | None:
         return None
     seed = plan.settings.seed
     clients = federation.clients
-    # Devices go by the number in the partition, which a client keeps when others are set apart.
+    # Index devices by partition number, which splitting off newcomers does not change.
     partition_numbers = [federation.partition_number(client) for client in range(clients)]
     devices = draw_devices(
         plan.system,
@@ -310,7 +309,7 @@ def _make_clock(plan: Plan, federation: Federation) -> Clock | None:
 def _make_adversary(
     plan: Plan, federation: Federation, newcomers: Federation | None
 ) -> Adversary | None:
-    """Draw the attackers, and poison what they have. Raises FedpflError."""
+    """Draw the attackers, and poison their samples. Raises FedpflError."""
     if plan.attack is None:
         return None
     federations = [federation]
@@ -329,7 +328,7 @@ def _require_drawn_attacker(run: Run) -> None:
         is_drawn = not {*adversary.attackers}.isdisjoint(cohort)
         if is_drawn and adversary.attack.is_active(round_number):
             return
-    # An attack that nobody carries out would be reported as one that was borne.
+    # An attack without attackers would be reported as survived.
     raise FedpflError(
         f"attack: none of its {len(adversary.attackers)} clients is drawn in a round of the attack,"
         f" from attack.from_round={adversary.attack.from_round} to rounds={run.settings.rounds};"
@@ -338,7 +337,7 @@ def _require_drawn_attacker(run: Run) -> None:
 
 
 def _make_account(plan: Plan, federation: Federation, net: Net) -> Account | SampleAccount | None:
-    """Return the account of a private run, None for others.
+    """Return the account of a private run, None without privacy.
 
     Raises:
         FedpflError: for a network or a method that it cannot answer for.
@@ -362,7 +361,7 @@ def _make_account(plan: Plan, federation: Federation, net: Net) -> Account | Sam
             [*map(tuple, cohorts)],
         )
 
-    # ---- Step 2: a run that hides clients must upload nothing beside what is clipped.
+    # ---- Step 2: a run that hides clients may upload clipped entries alone.
     if net.buffers and "aggregate" in method.buffers().values():
         raise FedpflError(
             "privacy=client: the server would average BatchNorm statistics as they are; use"
@@ -405,7 +404,7 @@ def _make_sample_account(
         )
 
     # ---- Step 2: rehearse training.
-    # What is refused is so before anything is written, and phases are as clients will have them.
+    # Refusals come before anything is written; phases are those of the clients.
     rehearsal = engine.SamplingRehearsal(plan.method, net, federation, privacy.clip_length)
     training = rehearsal.plan_training(plan.local)
     tuning: engine.ClientSteps = tuple(() for _ in training)
@@ -413,7 +412,7 @@ def _make_sample_account(
 
     # ---- Step 3: rehearse fine-tuning, and tell in which rounds it is.
     if plan.eval.finetune_epochs:
-        # They are a federation apart, whose steps nobody counts.
+        # They are a separate federation, and their steps are not counted.
         if settings.newcomers:
             raise FedpflError(
                 "privacy=sample keeps no account of newcomers that are fine-tuned; use unseen=0 or"

@@ -66,7 +66,7 @@ def _resolve_subdir(*, _root_: DictConfig, _node_: Node) -> str:
     try:
         config = check_config(_root_).config
     except Exception:
-        return INVALID  # the run itself tells what is wrong, and nothing is written before that
+        return INVALID  # the run reports the fault before it writes anything
     finally:
         _IS_RESOLVING.reset(token)
     folder = run_subdir(config, choices.get("experiment"), choices.get("debug"))

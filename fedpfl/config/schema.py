@@ -35,24 +35,24 @@ class Eval(Checked):
         self.check(multiple or not self.finetune_epochs, "finetune_every", allowed)
 
     def should_finetune(self, round_number: int, rounds: int) -> bool:
-        """Return whether models are fine-tuned after a round, as after the last one."""
+        """Return True if models are fine-tuned after a round; they are after the last."""
         is_due = round_number % self.finetune_every == 0 or round_number == rounds
         return bool(self.finetune_epochs) and is_due
 
     def finetuning_local(self, local: Local) -> Local:
-        """Return how models are fine-tuned where clients train as `local` says."""
+        """Return the local training of fine-tuning, given that of clients."""
         return replace(local, epochs=self.finetune_epochs, steps=None)
 
 
 @dataclass(frozen=True)
 class Checkpoint(Checked):
-    """Say how often the state is saved, and whether it is kept; see conf/train.yaml."""
+    """Set how often the state is saved and if it is kept; see conf/train.yaml."""
 
     seconds: Annotated[float, AtLeast(0)]
     keep: bool = True
 
     def is_due(self, since: float, cost: float) -> bool:
-        """Return whether to save, so many seconds after the last time, which took `cost` seconds.
+        """Return True if it is time to save, given the seconds since the last time and its cost.
 
         At most a twentieth of a run's time goes into checkpoints, unless one after every round is
         asked for.
@@ -89,7 +89,7 @@ class Settings(Checked):
 
     @property
     def newcomers(self) -> int:
-        """Return how many of the clients never take part."""
+        """Return the number of clients that never take part."""
         # 0.29 * 100 is 28.999999999999996: without rounding, a client would be missing.
         return int(round(self.unseen * self.clients, 9))
 
@@ -100,7 +100,7 @@ class PartitionOptions:
 
     Attributes:
         seed: In place of the run's.
-        together: The column whose equal values stay with one client, and in one of its splits.
+        together: The column; rows with equal values stay with one client, and in one of its splits.
     """
 
     seed: Seed | None = None
@@ -109,7 +109,7 @@ class PartitionOptions:
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """Hold what any network may start from; see docs/run.md."""
+    """Hold the options that all networks share; see docs/run.md."""
 
     weights: Path | None = None
     head: str | None = None

@@ -1,4 +1,4 @@
-"""What is checked of a whole sweep before its first run."""
+"""Checks of a whole sweep before its first run."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _describe_sources(cfg: DictConfig) -> str:
 
 
 def _find_fault(cfg: DictConfig) -> str:
-    """Return what is wrong with a run, "" for nothing."""
+    """Return the fault of a run's configuration, "" without one."""
     try:
         build_run(check_config(cfg))
     except FedpflError as error:

@@ -51,7 +51,7 @@ class Checked:
     """Check a dataclass's values against its annotations when it is made."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for the first field whose value does not fit."""
+        """Raise ValueError for the first value that does not fit."""
         for name, hint in schema_annotations(type(self)).items():  # type: ignore[arg-type]
             cast_value(getattr(self, name), hint, name)
 
@@ -80,7 +80,7 @@ def schema_annotations(schema: Any) -> dict[str, Any]:
 
 
 def _find_function(schema: Any) -> Any:
-    """Return the function whose annotations are those of a callable's arguments."""
+    """Return the function that annotates a callable's arguments."""
     while isinstance(schema, partial):
         schema = schema.func
     if inspect.isclass(schema):
@@ -94,7 +94,7 @@ def _evaluate_annotations(owner: Any) -> dict[str, Any]:
         return get_type_hints(owner, include_extras=True)
     except UNEVALUABLE:
         pass
-    # One by one: a single annotation that names nothing takes all others with it.
+    # One by one: a single unknown name makes the evaluation of all fail.
     hints: dict[str, Any] = {}
     parts = reversed(owner.__mro__) if inspect.isclass(owner) else [inspect.unwrap(owner)]
     for part in parts:
@@ -127,7 +127,7 @@ def cast_value(value: Any, hint: Any, name: str) -> Any:
 
 @cache
 def _make_adapter(hint: Any) -> TypeAdapter[Any]:
-    """Return what checks values of an annotation; anything passes where pydantic knows none."""
+    """Return pydantic's adapter of an annotation; one for Any if pydantic cannot read it."""
     try:
         return TypeAdapter(_make_strict(hint), config=ConfigDict(arbitrary_types_allowed=True))
     except (PydanticUserError, SchemaError):
@@ -156,9 +156,9 @@ def _make_strict(hint: Any) -> Any:
 
 
 def _suggest_value(value: Any, hint: Any) -> str:
-    """Return `; did you mean 10?` for 10.0, `[x]` for x and a similar name, "" otherwise."""
+    """Return `; did you mean 10?` for 10.0, `[x]` for x and a similar name, else ""."""
     candidates: dict[str, Any] = {f"[{value}]": [value]}
-    # Up to 2**53 every whole number is a float; beyond, the suggestion might be another one.
+    # Up to 2**53 every whole number is a float; beyond, the suggestion might differ from the value.
     if isinstance(value, float) and 1 <= value < 2**53 and value % 1 == 0:
         candidates = {f"{int(value)}": int(value), **candidates}
     for text, candidate in candidates.items():

@@ -15,7 +15,7 @@ LONG_VALUE = re.compile(r"(?<!\w)'[^']{120,}'(?!\w)|\[[^]]{120,}]|{[^}]{120,}}|[
 class FedpflError(Exception):
     """An error that the user can correct.
 
-    The message is one line: what is wrong, where, and what to do.
+    The message is one line: the fault, its place, and the remedy.
     """
 
     def __init__(self, message: str):

@@ -55,7 +55,7 @@ def explain_write_errors(path: Path, option: str = "hydra.run.dir=...") -> Itera
 
     Args:
         path: The file or folder that is written.
-        option: The option by which the user chooses another.
+        option: The option that chooses another file.
     """
     try:
         yield
@@ -66,7 +66,7 @@ def explain_write_errors(path: Path, option: str = "hydra.run.dir=...") -> Itera
 
 def temporary_path(path: Path) -> Path:
     """Return the name under which a run's file is written until it is complete."""
-    # One name, not one per process: what a killed run left is written over by the next.
+    # One name, not one per process: the next run writes over the file of a killed one.
     return path.with_name(f".{path.name}.tmp")
 
 
@@ -109,7 +109,7 @@ def atomic_output(path: Path) -> Iterator[Path]:
 
 
 def open_without_link(path: str, flags: int) -> int:
-    """Open a file unless a link stands in its place; an opener as of `open`."""
+    """Open a file unless a link stands in its place; an opener for `open`."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
@@ -121,8 +121,8 @@ def durable_write(
 
     Args:
         path: The file to write.
-        guard: As of `atomic_write`.
-        opener: As of `open`.
+        guard: See `atomic_write`.
+        opener: See `open`.
 
     Raises:
         FedpflError: If the file system refuses.

@@ -104,12 +104,12 @@ def result_config(config: Mapping[str, Any]) -> dict[str, Any]:
 def describe_differences(
     stored_config: Mapping[str, Any], new_config: Mapping[str, Any], limit: int = 6
 ) -> str:
-    """Return how two configurations differ: `rounds 2 there, 3 here`.
+    """Describe the differences of two configurations: `rounds 2 there, 3 here`.
 
     Args:
         stored_config: The resolved configuration of the run that is "there".
         new_config: The resolved configuration "here".
-        limit: How many differences are written out; of others the number is given.
+        limit: How many differences are written out; the rest are counted.
     """
     stored = _flat_result_config(stored_config)
     new = _flat_result_config(new_config)

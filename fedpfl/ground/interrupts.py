@@ -147,7 +147,7 @@ def _restore_handlers(handlers: Mapping[signal.Signals, Any]) -> None:
 
 
 def _decisive_signal() -> signal.Signals | None:
-    """Return the signal whose exit status counts, None if none came."""
+    """Return the signal that decides the exit status, None if none came."""
     order = [*EXIT_STATUS]
     return max(map(signal.Signals, _received_signals), key=order.index, default=None)
 
@@ -156,6 +156,6 @@ def exit_interrupted(error: KeyboardInterrupt, notify: Callable[[str], None]) ->
     """Say that the command was interrupted, and end the process."""
     ignore_signals()  # threads are ending
     if not str(error) and (number := _decisive_signal()):
-        error = Interrupt(number)  # a library has raised it again as an error of its own
+        error = Interrupt(number)  # a library has raised its own error instead
     notify(f"{str(error) or 'interrupted'}; {RESUME_ADVICE}")
     sys.exit(getattr(error, "status", EXIT_STATUS[signal.SIGINT]))

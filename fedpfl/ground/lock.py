@@ -20,7 +20,7 @@ def acquire_lock(folder: Path) -> int:
     """Open and lock a folder's `run.lock`, and return its file descriptor.
 
     Raises:
-        FedpflError: If a process holds it, be it this one.
+        FedpflError: If a process holds it, this one included.
     """
     lock = os.open(folder / "run.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     # None, on cluster file systems without locks: better to run unguarded than not at all.
@@ -37,7 +37,7 @@ def acquire_lock(folder: Path) -> int:
 
 
 def is_current_lock(lock: int, folder: Path) -> bool:
-    """Return whether the open file is still the folder's `run.lock`.
+    """Return True if the open file is still the folder's `run.lock`.
 
     If it is not, another process may hold a newer one.
     """
@@ -93,7 +93,7 @@ def _try_lock(lock: int) -> bool | None:
 
 
 def is_held_by_process(folder: Path) -> bool | None:
-    """Return whether a living process holds the run directory, or None if that is unknown."""
+    """Return True if a living process holds the run directory, None if unknown."""
     with hold_lock(folder) as is_acquired:
         if is_acquired is None:
             return None
@@ -106,7 +106,7 @@ def run_status(written_status: str, is_held: bool | None, is_quiet: bool = True)
     Args:
         written_status: The status in summary.json.
         is_held: Whether a living process writes the run, None where that is unknown.
-        is_quiet: Whether the files have not changed for long; decides where `is_held` is None.
+        is_quiet: Whether the files have not changed for long; decides if `is_held` is None.
     """
     if written_status == "finished":
         return written_status

@@ -34,7 +34,7 @@ def device_memory(device: torch.device) -> tuple[float, float]:
 
 
 def require_memory(size: int, description: str) -> None:
-    """Raise MemoryError if the machine has fewer than `size` bytes for what is described."""
+    """Raise MemoryError if the machine has fewer than `size` bytes for the described use."""
     total = total_memory()
     if size > total:
         needed_gib = f"{size / 2**30:,.1f} GiB"

@@ -1,8 +1,8 @@
-"""Whose code something is: this package's, which is tested, or a user's, which is tried."""
+"""Tell code of this package from a user's."""
 
 from typing import Any
 
 
 def is_of_package(value: Any) -> bool:
-    """Tell whether a class or function is this package's own, and no plugin's."""
+    """Return True if a class or function is part of this package."""
     return value.__module__.startswith("fedpfl.")

@@ -31,7 +31,7 @@ class Range:
         return all(COMPARISONS[relation](value, limit) for relation, limit in self.limits)
 
     def require_value(self, value: float) -> float:
-        """Return a value of the range. Raises ValueError for others."""
+        """Return the value if the range holds it. Raises ValueError if not."""
         if value not in self:
             raise ValueError(str(self))
         return value

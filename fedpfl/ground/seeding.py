@@ -33,11 +33,11 @@ def seeded_process(number: int) -> Iterator[Callable[[], list[str]]]:
     """Seed the generators of the process by `number`, and restore their states afterwards.
 
     Yields:
-        A function that names the libraries whose generators have been drawn from: torch, numpy,
+        A function that names the libraries with used generators: torch, numpy,
         random.
     """
     with restored_process() as read_states:
-        # Whatever moves a generator from these states shows in `drawn_from`.
+        # `drawn_from` compares the generators with these states.
         for generator in _list_torch_generators():
             generator.manual_seed(number)
         np.random.seed(number % 2**32)
@@ -71,7 +71,7 @@ def restored_process() -> Iterator[Callable[[], dict[str, Any]]]:
     try:
         yield read_states
     finally:
-        # What was drawn meanwhile is nobody else's matter.
+        # Draws inside the context do not affect code outside.
         for generator, state in zip(torch_generators, states_before["torch"], strict=True):
             generator.set_state(torch.from_numpy(state))
         np.random.set_state(states_before["numpy"])

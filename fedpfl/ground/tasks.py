@@ -1,4 +1,4 @@
-"""Tasks: what labels are, by which score models are judged, and which end of it is better.
+"""Tasks: the meaning of labels, the score of models, and its better end.
 
 The form of the labels says the task inside the engine, so that no call is told of it.
 """
@@ -22,11 +22,11 @@ class Task:
     Attributes:
         name: The value of the key `task`.
         labels: The form of its labels, for messages.
-        score: The statistic by which models are judged, as columns have it.
+        score: The statistic that models are judged by, as in columns.
         score_word: The score in a sentence.
         unit: Of the score: %, or nothing where it is in units of the labels.
         is_higher_better: Which end of the score is the better one.
-        measures: What is counted of a client's predictions beside the loss.
+        measures: The counts of a client's predictions beside the loss.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Task:
     measures: tuple[str, ...] = ()
 
     def is_better(self, score: float | None, other: float | None) -> bool:
-        """Return whether a score beats another; None and nan are worse than any number."""
+        """Return True if a score beats the second; None and nan are worse than any number."""
         if score is None or score != score:
             return False
         if other is None or other != other:

@@ -43,16 +43,16 @@ class Parser(argparse.ArgumentParser):
         return super().parse_intermixed_args(arguments, namespace)
 
     def error(self, message: str) -> NoReturn:
-        """Print what is wrong, and exit with status 2."""
+        """Print the message, and exit with status 2."""
         print_notice(f"{message}; {self.prog} --help tells what it takes")
         sys.exit(2)
 
 
 class _LossyStream(io.FileIO):
-    """A standard stream that drops what is written after its reader has left (`| head`)."""
+    """A standard stream that drops output after its reader has left (`| head`)."""
 
     def write(self, data: Any, /) -> int:
-        """Write, or drop the data once nobody reads."""
+        """Write, or drop the data if the reader has left."""
         try:
             return super().write(data)
         except BrokenPipeError:
@@ -63,7 +63,7 @@ class _LossyStream(io.FileIO):
 
 
 def outlive_readers() -> None:
-    """Let a command run to its end although nobody reads its output any more."""
+    """Let a command run to its end after the reader of its output has left."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         buffer = getattr(stream, "buffer", None)

@@ -30,7 +30,7 @@ def count_traffic(payload: Tree) -> Traffic:
 
     Of `Masked` and `Agreed` only the selected entries travel, of `Known` none. Flags (bool tensors)
     are bits alone, no values. The positions of a `Masked` tree cost the cheapest of a list of the
-    selected entries, a list of the others (32 bits an index) and a bitmap (one bit an entry).
+    selected entries, a list of the remaining ones (32 bits an index) and a bitmap (one bit an entry).
     """
     # What masks select is counted by tensors, so that counts stay on the device until the round's
     # numbers are fetched; all else by Python, which is quicker.

@@ -1,4 +1,4 @@
-"""Trees of tensors: nested dicts and named tuples whose leaves are tensors.
+"""Trees of tensors: nested dicts and named tuples with tensors as leaves.
 
 All operations on them are here. A *stacked* tree holds one entry per client on axis 0 of every
 leaf, `[clients, ...]`.
@@ -19,7 +19,7 @@ Tree = Any
 
 
 class Masked(NamedTuple):
-    """A tree of which only the entries travel that `mask` selects.
+    """A tree that sends only the entries selected by `mask`.
 
     Attributes:
         values: The tree.
@@ -31,7 +31,7 @@ class Masked(NamedTuple):
 
 
 class Agreed(NamedTuple):
-    """A `Masked` tree whose mask both sides know already: the positions need not travel."""
+    """A `Masked` tree with a mask known to both sides: positions need not travel."""
 
     values: Tree
     mask: Tree
@@ -47,10 +47,10 @@ class Known(NamedTuple):
 
 
 class Ragged(NamedTuple):
-    """What a client finds out, where the length of the first axis differs between clients.
+    """A client's findings if the length of the first axis differs between clients.
 
     Attributes:
-        values: A tree whose leaves have the same first axis. Hooks read it padded with zeros to the
+        values: A tree of leaves with the same first axis. Hooks read it padded with zeros to the
             longest client, `[longest, ...]`.
         real: Bool `[longest]`, the rows that are no padding. A hook that returns Ragged leaves it
             out.
@@ -341,7 +341,7 @@ def take(stacked: Tree, index: int | slice | Tensor) -> Tree:
 
 
 def put_(stacked: Tree, index: int | slice | Tensor, rows: Tree) -> None:
-    """Write `rows` into rows `index` of all leaves, in place, whatever device they are on."""
+    """Write `rows` into rows `index` of all leaves, in place, on any device."""
     index_on = _index_by_device(index)
 
     def write_row(leaf: Tensor, row: Tensor) -> None:
@@ -363,7 +363,7 @@ def squared_distance(a: Tree, b: Tree) -> Tensor:
 
 
 def masked_mean(fallback: Tree, values: Tree, mask: Tree, weight: Tensor) -> Tree:
-    """Return each entry's weighted mean over the clients whose `mask` holds.
+    """Return each entry's weighted mean over the clients with `mask` set.
 
     Where all masks hold and the weights sum to 1 it is `mean`, bit for bit.
 
@@ -380,7 +380,7 @@ def masked_mean(fallback: Tree, values: Tree, mask: Tree, weight: Tensor) -> Tre
             torch.where(is_selected, share, 0.0)
             for is_selected, share in zip(selected, shares, strict=True)
         )
-        # Shares of all clients count as 1 exactly, whatever rounding makes of their sum.
+        # Shares of all clients count as 1 exactly, although their sum is rounded.
         share_sum = torch.where(selected.all(0), 1.0, share_sum)
         total = torch.zeros_like(rows[0])
         for row, is_selected, share in zip(rows, selected, shares, strict=True):
@@ -399,7 +399,7 @@ def mean(stacked: Tree, weight: Tensor) -> Tree:
     """Return the weighted mean over axis 0, for `weight` `[clients]` that sums to 1.
 
     Rows are added in their order and element by element, so that equal uploads give equal bits
-    whatever the number of threads.
+    for any number of threads.
     """
     total: list[Tensor] = []
     clients = zip(*(leaf.unbind() for leaf in leaves(stacked)), strict=True)
@@ -416,7 +416,7 @@ def average_statistics(stacked: Tree, weight: Tensor) -> Tree:
     """Return the `mean` of floats and the maximum of integers, which are counters."""
 
     def average(leaf: Tensor) -> Tensor:
-        # BatchNorm counts its batches in an integer, of which a mean would be no integer.
+        # BatchNorm counts its batches in an integer; a mean would be no integer.
         return mean(leaf, weight) if leaf.is_floating_point() else leaf.amax(0)
 
     return map(average, stacked)
