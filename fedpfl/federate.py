@@ -6,14 +6,14 @@ Words are those of fedpfl.train, and
   federate.nodes=4            nodes that hold the clients' data and states
   federate.timeout=600        seconds for the answers to a round
   federate.minimum=1          answers without which a round is given up
-  federate.share_states=true  for methods that need more than what is sent
+  federate.share_states=true  for methods that need more than is sent
 
 Server and nodes are in this process, and exchange the messages that Flower carries between machines.
 With dataset=sites dataset.path=FOLDER each site has a node, and the server no data. `<run
 directory>.nodes` has the nodes' states. The same command goes on where it was stopped. `fedpfl export
 --flower` writes the app for a SuperLink of your own.
 
-Exit status: as of fedpfl.train.
+Exit status: see fedpfl.train.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Differential privacy: of clients among others, and of samples at their client."""
+"""Differential privacy of clients in a federation, and of samples at their client."""
 
 from fedpfl.privacy.accounting import Account
 from fedpfl.privacy.mechanism import UpdateNorms, clip_uploads, draw_noise

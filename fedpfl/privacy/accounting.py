@@ -38,7 +38,7 @@ class Account:
     """Account for `rounds` in which about `cohort` of `clients` take part.
 
     A client's update is at most `clip` long. Under `sampling=fixed` neighbours are federations in
-    which one client is replaced by another, whose updates differ by up to 2 clip (cohorts are drawn
+    which one client is replaced, so that updates differ by up to 2 clip (cohorts are drawn
     without replacement: Wang, Balle and Kasiviswanathan, AISTATS 2019); under `poisson` those with
     one client more or less, and it is clip. The count of short updates behind an adaptive clip
     counts each as 1/2 or -1/2, so that it differs by 1 or by 1/2 (Andrew et al., NeurIPS 2021,
@@ -106,14 +106,14 @@ class Account:
         return self.privacy.count_noise or self.cohort / 20
 
     def epsilon(self, rounds: int) -> float | None:
-        """Return what so many rounds give away, None without noise, when it is without bound."""
+        """Return the epsilon of so many rounds; None without noise, as it has no bound."""
         if not self.noise:
             return None
         event = self._round_event(self.noise)
         return float(self._make_accountant().compose(event, rounds).get_epsilon(self.delta))
 
     def check(self) -> None:
-        """Raise FedpflError for noise by which no epsilon is reached that protects anybody."""
+        """Raise FedpflError for noise with an epsilon that protects no client."""
         epsilon = self.epsilon(self.rounds)
         if epsilon is None or epsilon <= MOST_EPSILON:
             return
@@ -152,7 +152,7 @@ class Account:
         return dp.PoissonSampledDpEvent(self.cohort / self.clients, together)
 
     def sentence(self) -> str:
-        """Say in one sentence what is protected, against whom, and under which adjacency."""
+        """Describe the guarantee in one sentence: data, adversary and adjacency."""
         privacy = self.privacy
         if not self.noise:
             return "no guarantee: updates are clipped, and there is no noise"

@@ -45,8 +45,7 @@ def clip_uploads(
 
     # ---- The factor on each: clip / length where it is longer, and `scale`.
     limit = clip.double().to(norms.device).expand_as(norms)
-    # What is not finite has no length; it must not reach the mean, where it would tell on its
-    # client.
+    # An update that is not finite has no length; in the mean it would reveal its client.
     is_finite = norms.isfinite()
     factors = torch.where(is_finite, scale * (limit / norms).clamp(max=1.0), 0.0)
     is_short = norms <= limit
@@ -69,7 +68,7 @@ def draw_noise(like: Tree, deviation: float, secret: Secret, number: int) -> Tre
     """Draw independent Gaussian numbers in the form of `like`.
 
     Args:
-        like: The tree whose form the noise has.
+        like: The tree that gives the form of the noise.
         deviation: The standard deviation.
         secret: The source of random numbers.
         number: The round's number.

@@ -25,7 +25,7 @@ CALIBRATION_STEPS = 10
 
 
 class Steps(NamedTuple):
-    """Count steps whose minibatches have each of a client's samples by one chance.
+    """Count steps with minibatches that have each sample by one chance.
 
     Attributes:
         rate: The chance.
@@ -38,12 +38,12 @@ class Steps(NamedTuple):
 
 @dataclass(frozen=True)
 class SampleProtection:
-    """Say how clients protect their samples in a step, and what they draw from.
+    """Hold the protection of samples in a step, and its source of random numbers.
 
     Attributes:
         clip: The longest gradient of a sample, perhaps infinite.
         noises: Of each client, in lengths of clip.
-        secret: None where nothing may be drawn any more, as of a run that has ended.
+        secret: None where no number may be drawn any more, as after the end of a run.
     """
 
     clip: float
@@ -61,7 +61,7 @@ class SampleProtection:
 
     def draw_noise(self, like: Tensor, client: int, purpose: tuple[int | str, ...]) -> Tensor:
         """Return the noise on one client's sum of clipped gradients, in the form of `like`."""
-        # The account is of a fraction of clip, whatever a step's minibatch has come to.
+        # The account is of a fraction of clip, for a minibatch of any size.
         deviation = self.noises[client]
         if not deviation:
             return torch.zeros_like(like)
@@ -70,7 +70,7 @@ class SampleProtection:
         return tree.send(noise.to(like.dtype).view(like.shape), like.device)
 
     def _bind_secret(self, purpose: tuple[int | str, ...]) -> Secret:
-        """Return the secret of a purpose. Raises FedpflError where there is none."""
+        """Return the secret of a purpose. Raises FedpflError after the end of a run."""
         # Noise of another secret would be one of another run, and give away more.
         if self.secret is None:
             raise FedpflError(
@@ -142,7 +142,7 @@ class SampleAccount:
 
     def sum_steps(self, client: int, participations: int, tunings: int) -> tuple[Steps, ...]:
         """Return the steps of so many participations and fine-tunings of a client, by rate."""
-        # Steps of one rate are accounted for together, whatever they are for.
+        # Steps of one rate are accounted for together, for any purpose.
         counts: dict[float, int] = {}
         for times, planned in (
             (participations, self.training[client]),
@@ -153,7 +153,7 @@ class SampleAccount:
         return tuple(Steps(rate, count) for rate, count in counts.items() if count)
 
     def client_epsilon(self, client: int, rounds: int) -> float:
-        """Return what a client has given away after so many rounds; infinity without noise."""
+        """Return a client's epsilon after so many rounds; infinity without noise."""
         steps = self.count_steps(client, rounds)
         return self.price_steps(client, steps)
 
@@ -168,7 +168,7 @@ class SampleAccount:
         return largest if math.isfinite(largest) else None
 
     def check(self) -> None:
-        """Raise FedpflError for a guarantee that is none."""
+        """Raise FedpflError for an epsilon or delta that protects nothing."""
         self.check_delta()
         rounds = len(self.cohorts)
         epsilon = self.epsilon(rounds)
@@ -180,7 +180,7 @@ class SampleAccount:
             )
 
     def check_delta(self) -> None:
-        """Raise FedpflError for a delta by which a sample may be given away whole."""
+        """Raise FedpflError for a delta that lets a whole sample leak."""
         most_samples = max(self.sizes)
         if self.common_delta * most_samples >= 1:
             raise FedpflError(
@@ -189,7 +189,7 @@ class SampleAccount:
             )
 
     def sentence(self) -> str:
-        """Say in one sentence what is protected, against whom, and under which adjacency."""
+        """Describe the guarantee in one sentence: data, adversary and adjacency."""
         if not self.noise:
             return "no guarantee: gradients of samples are clipped, and there is no noise"
         if self.privacy.seed is not None:

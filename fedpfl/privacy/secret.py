@@ -1,4 +1,4 @@
-"""Random numbers of a private run, which nobody can foresee who does not know its key."""
+"""Random numbers of a private run, which follow from its secret key."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-CHUNK = 2**20  # numbers that are drawn at once, so that memory stays small
+CHUNK = 2**20  # numbers that are drawn together, so that memory stays small
 
 
 @dataclass(frozen=True)
@@ -22,12 +22,12 @@ class Secret:
 
     @classmethod
     def of_seed(cls, seed: int) -> Secret:
-        """Return the secret that anybody can make who knows `seed`."""
+        """Return the secret that follows from a known seed."""
         digest = hashlib.blake2b(f"privacy.seed {seed}".encode(), digest_size=32)
         return cls(digest.digest())
 
     def bind_to(self, context: object) -> Secret:
-        """Return a secret of its own for each context (plain values), made from this one."""
+        """Return a separate secret for each context (plain values), made from this one."""
         return Secret(self._hash("bound to", context))
 
     def draw_uniform(self, count: int, *purpose: int | str) -> np.ndarray:

@@ -20,10 +20,10 @@ MOST_NOISE = 1e4
 
 @dataclass(frozen=True)
 class Guarantee(Checked):
-    """Hold what every private run is set by.
+    """Hold the settings of every private run.
 
     Attributes:
-        hides: What nobody is to tell, which is also the choice's name.
+        hides: The protected unit, which is also the choice's name.
     """
 
     hides: ClassVar[str]
@@ -51,7 +51,7 @@ class Guarantee(Checked):
 
 @dataclass(frozen=True)
 class SamplePrivacy(Guarantee):
-    """Say how a client hides any one of its samples; see conf/privacy/sample.yaml."""
+    """Hide any one sample of a client; see conf/privacy/sample.yaml."""
 
     hides: ClassVar[str] = "sample"
     # Cohorts are as in other runs, and known to all: no privacy is gained by who takes part.
@@ -60,7 +60,7 @@ class SamplePrivacy(Guarantee):
 
 @dataclass(frozen=True)
 class Privacy(Guarantee):
-    """Say how a run hides whether a client takes part; see conf/privacy/client.yaml."""
+    """Hide the participation of a client; see conf/privacy/client.yaml."""
 
     hides: ClassVar[str] = "client"
 

@@ -89,7 +89,7 @@ class SiteForm(Message):
 
 
 class SiteFacts(Message):
-    """What a site tells of itself.
+    """The facts that a site tells.
 
     Attributes:
         name: Of the site.
@@ -117,7 +117,7 @@ class SiteReply(Message):
 
 
 class Agreement(Message):
-    """What a federation of sites has agreed on, in the order of the sites' names.
+    """The facts that all sites agree on, in the order of the sites' names.
 
     Attributes:
         names: Of the sites.
@@ -175,7 +175,7 @@ class Agreement(Message):
             device: Where they are.
 
         Raises:
-            FedpflError: The configuration does not fit what is agreed on.
+            FedpflError: The configuration does not fit the agreement.
         """
         # One sample stands for all: a site that claims millions costs the server nothing.
         zeros = np.zeros((1, *self.form.shape), self.form.dtype)
@@ -262,7 +262,7 @@ def describe_site(site: Part, name: str, columns: Columns | None) -> SiteFacts:
 
 
 def find_difference(site: SiteFacts, reference: SiteFacts) -> str:
-    """Return a site's difference from another one, with both names; "" for none."""
+    """Return a site's difference from a reference, with both names; "" without any."""
     for kind, own in _describe_form(site).items():
         other = _describe_form(reference)[kind]
         if own != other:
@@ -286,7 +286,7 @@ def _describe_form(site: SiteFacts) -> dict[str, str]:
 
 
 def agree_on_sites(sites: Sequence[SiteFacts]) -> Agreement:
-    """Return what sites have in common: the union of labels, and the first one's columns.
+    """Unite the facts of sites: the union of labels, and the first one's columns.
 
     Raises:
         FedpflError: It is too much, or a text is written in two ways.
@@ -336,7 +336,7 @@ def _list_levels(site: SiteFacts, name: str) -> list[str]:
 
 def make_example_federation(federation: Federation) -> Federation:
     """Return a small federation of made-up samples, to try a method and the form of its answers."""
-    # Zeros would hide what a method does with numbers, and real samples are not here.
+    # Zeros would hide the effects of a method, and real samples are not here.
     generator = torch.Generator().manual_seed(0)
     count = 3 * EXAMPLE_SAMPLES
     x = torch.randint(0, EXAMPLE_TOKENS, (count, *federation.shape), generator=generator)

@@ -76,7 +76,7 @@ def compose_federation(words: Sequence[str]) -> tuple[FederateSettings, Any]:
         except yaml.YAMLError:
             raise FedpflError(f"{word}: its value cannot be read") from None
 
-    # ---- Step 2: keys whose usual values fit no federation, unless the user has set them.
+    # ---- Step 2: keys with defaults that fit no federation, unless the user has set them.
     user_keys = {word.partition("=")[0] for word in run_words}
     if "dataset=sites" in run_words and "dataset.path" not in user_keys:
         if "clients" not in user_keys:
@@ -174,7 +174,7 @@ def _make_remote_backend(
     run: Run, grid: Grid, settings: FederateSettings, agreement: Agreement | None
 ) -> RemoteBackend:
     """Return the backend that asks nodes. Raises FedpflError for what may not leave them."""
-    # ---- Step 1: is the method right, and may it see what it needs?
+    # ---- Step 1: is the method right, and may it see all that it needs?
     example_run = run
     # Where samples are at nodes, the server has none to try a method with.
     if agreement:
@@ -232,7 +232,7 @@ def make_node(
         node_count: How many nodes there are.
         folder: Where clients' states are stored, in a folder for each run.
         data_dir: Where the data are; "" for where the words say.
-        policy: What the node allows, whatever the words say.
+        policy: The permissions of the node; the words cannot change them.
 
     Raises:
         FedpflError: for a configuration that is refused, or a client that does not exist.
@@ -260,12 +260,12 @@ def make_node(
 
 
 class WireLog(Callback):
-    """Write `wire.csv`: the bytes of each round, and what the server knows of nodes' sites.
+    """Write `wire.csv`: the bytes of each round, and the agreement of nodes' sites.
 
     A row has the bytes that are counted, those of all messages, and those of evaluations.
 
     Attributes:
-        backend: Whose messages are counted; set before the run begins.
+        backend: The backend with the counted messages; set before the run begins.
     """
 
     backend: RemoteBackend

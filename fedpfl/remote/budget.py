@@ -61,7 +61,7 @@ class SampleBudget:
         run: As the node has built it.
         account: Of the run.
         folder: Where key and ledgers lie, beside the states of this run's clients.
-        limit: The most epsilon of all runs whose folders lie beside it; None for any.
+        limit: The most epsilon of all runs with folders beside it; None: any.
     """
 
     def __init__(self, run: Run, account: SampleAccount, folder: Path, limit: float | None):
@@ -120,9 +120,9 @@ class SampleBudget:
         """Enter a question into a client's ledger, unless it stands there.
 
         Raises:
-            FedpflError: Another one was answered in its place, or the site allows no more.
+            FedpflError: A different one was answered in its place, or the site allows no more.
         """
-        # ---- Step 1: the same question costs nothing, another one has no noise.
+        # ---- Step 1: the same question costs nothing, and a different one has no noise.
         path = self._folder / f"client{client}" / LEDGER_FILE
         entries = read_ledger(path)
         for earlier in entries:
@@ -201,7 +201,7 @@ class SampleBudget:
 
 
 def _describe_kind(call: Call) -> tuple[str, int]:
-    """Return how a ledger calls a question, and its round."""
+    """Return the kind and the round of a question in a ledger."""
     if isinstance(call, TrainCall):
         trains = call.survey is None or call.survey.trains
         return TRAINING if trains else SURVEY, call.state.round + 1

@@ -80,7 +80,7 @@ def _make_record(message: bytes) -> RecordDict:
 
 
 def _read_reply(reply: Any) -> bytes | str:
-    """Return the bytes of a reply, or what is wrong as a text."""
+    """Return the bytes of a reply, or the error as a text."""
     if reply.has_error():
         return " ".join(str(reply.error.reason).split()) or f"error {reply.error.code}"
     try:
@@ -161,7 +161,7 @@ def _load_node(words: str, node_config: tuple[tuple[str, Any], ...]) -> Node | S
 
 
 def _read_policy(values: Mapping[str, Any]) -> NodePolicy:
-    """Return what a node's configuration allows. Raises FedpflError."""
+    """Read the permissions in a node's configuration. Raises FedpflError."""
     epsilon = values.get("epsilon")
     try:
         limit = None if epsilon is None else float(epsilon)

@@ -39,7 +39,7 @@ class Message(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-# ---- What the server asks
+# ---- From the server
 
 
 class Question(Message):
@@ -90,7 +90,7 @@ class SiteRequest(Message):
     sums: Flag = False
 
 
-# ---- What a node answers
+# ---- From a node
 
 
 class Reply(Message):

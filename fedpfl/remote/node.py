@@ -1,4 +1,4 @@
-"""Run a node's side of a federation: it trains its clients, whose data and states stay here."""
+"""Run a node's side of a federation: it trains its clients and keeps their data and states."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ STORED_ROUNDS = 2
 
 @dataclass(frozen=True)
 class NodePolicy:
-    """Hold what a node decides by itself, whatever a server says.
+    """Hold the permissions of a node, which no server can change.
 
     Attributes:
         share_states: Whether clients' states may leave the node.
@@ -60,12 +60,12 @@ PLAIN_POLICY = NodePolicy()
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """Hold what a node is made of beside the run.
+    """Hold the settings of a node beside the run.
 
     Attributes:
         clients: The clients that it holds.
         folder: Where their states are stored; in memory if None.
-        policy: What it allows.
+        policy: Its permissions.
     """
 
     clients: Collection[int]
@@ -77,7 +77,7 @@ class Node:
     """Answer the server's messages for some clients of a federation.
 
     Args:
-        schedule: What the run asks of its clients; other questions are refused.
+        schedule: The calls of the run; other questions are refused.
         compatibility_key: Configuration, data and version, as the server must have them.
         settings: The node's own.
         budget: The account of its clients' samples; None where the run promises them nothing.
@@ -162,7 +162,7 @@ class Node:
     def _run_client(
         self, question: Question, call: Call, trees: dict[str, Tree], message: bytes
     ) -> Tree:
-        """Train or evaluate one client, and return what it sends back.
+        """Train or evaluate one client, and return its answer.
 
         Args:
             question: The values of the message.
@@ -265,7 +265,7 @@ class Node:
                 if leaf.mask is None:
                     entries[path] = leaf.value
                 elif leaf.value.is_floating_point():
-                    # A method that reads what was not sent fails by nan.
+                    # A method that reads unsent entries fails by nan.
                     entries[path] = torch.where(leaf.mask, leaf.value, torch.nan)
             sent = _replace_paths_by_known(sent, initial_entries)
         method = copy.copy(self._method)
@@ -286,7 +286,7 @@ def make_run_node(run: Run, clients: Collection[int], folder: Path, policy: Node
         run: As the node has built it.
         clients: Their numbers.
         folder: Of the node; each run has one in it, so that no state meets another run's.
-        policy: What the node allows.
+        policy: The permissions of the node.
     """
     key = make_run_key(run)
     run_folder = folder / "-".join(key.values())
@@ -374,7 +374,7 @@ def _naming_missing_entries(method: Method) -> Iterator[None]:
 
 
 def _replace_paths_by_known(sent: Tree, initial_entries: Mapping[str, Tree]) -> Tree:
-    """Return what was sent, each path of a Known tree replaced by that initial entry."""
+    """Replace the paths of Known trees by the initial entries."""
     if isinstance(sent, Known):
         return Known(tree.map(initial_entries.__getitem__, sent.values))
     if type(sent) is dict:
@@ -389,7 +389,7 @@ def _select_paths(server: Tree, entries: Mapping[str, Tree], path: str = "") -> 
     selected = {}
     for name, part in server.items():
         subtree = _select_paths(part, entries, f"{path}.{name}" if path else name)
-        # What was empty from the beginning stays, as hooks expect it.
+        # Trees that are empty from the beginning stay, as hooks expect them.
         if tree.leaves(subtree) or not tree.leaves(part):
             selected[name] = subtree
     return selected

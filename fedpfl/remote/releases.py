@@ -1,7 +1,7 @@
-"""Keep which answers the noise of a round has been added to, so that it is added to no others.
+"""Remember the answers that a round's noise was added to.
 
-A server that was stopped plays a round again whose model nodes may have seen. With other answers
-and the same noise the difference of both models would be without any.
+A stopped server plays a round again after nodes may have seen its model. With other answers and the
+same noise, the difference of both models would have no noise.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ReleaseRecord:
         """Return the answers that a round's noise is for; first all, which are noted.
 
         Raises:
-            FedpflError: An answer of before is missing, or another one.
+            FedpflError: An answer is missing, or differs from the earlier one.
         """
         digests = {
             str(client): files.content_digest(wire.pack_message({}, answer.uploads))
@@ -75,5 +75,5 @@ class ReleaseRecord:
 
     @property
     def _key_digest(self) -> str:
-        """Return the digest of the run's key, which is another one when it begins anew."""
+        """Return the digest of the run's key, which is new when the run begins anew."""
         return str(json.loads(self._summary_file.read_text())["secret"])

@@ -1,4 +1,4 @@
-"""What a run asks of each client in each round: the server asks it, and a node expects it."""
+"""The calls of a run for each client and round, as a node expects them."""
 
 from __future__ import annotations
 
@@ -82,12 +82,12 @@ class Schedule:
 
     @property
     def stops_early(self) -> bool:
-        """Return whether clients may stop, so that cohorts follow from their losses."""
+        """Early stopping makes cohorts depend on clients' losses."""
         return self.setup.stopping is not None and self.setup.stopping.early
 
 
 def make_schedule(run: Run, backend: Backend) -> Schedule:
-    """Return what a run asks of its clients.
+    """List the calls of a run by client and round.
 
     Args:
         run: As a node has built it.
@@ -101,7 +101,7 @@ def make_schedule(run: Run, backend: Backend) -> Schedule:
         seed=run.settings.seed,
         stopping=run.stopping,
     )
-    # The server of privacy=client draws cohorts in secret; early stopping makes others.
+    # The server of privacy=client draws cohorts in secret; early stopping changes them.
     cohorts = None
     if run.client_account is None and not run.stopping.early:
         cohorts = tuple(map(tuple, run.draw_cohorts()))
@@ -109,7 +109,7 @@ def make_schedule(run: Run, backend: Backend) -> Schedule:
 
 
 def describe_call(call: Call) -> dict[str, Any]:
-    """Return what a call asks of each client, in plain values."""
+    """Describe a call to one client in plain values."""
     if isinstance(call, TrainCall):
         return {
             "local": _describe_local(call.local),

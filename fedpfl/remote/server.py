@@ -52,7 +52,7 @@ class FederateSettings(Checked):
 
     Attributes:
         share_states: Whether clients' states may go to the server, and all that the server holds
-            to clients, for methods that need more than what is sent.
+            to clients, for methods that need more than is sent.
         timeout: Seconds for the answers to a round, and for nodes to come in the beginning.
         minimum: Answers without which a round is given up.
         nodes: How many nodes are started on this machine.
@@ -85,7 +85,7 @@ class Grid(ABC):
     ) -> list[bytes | str | None]:
         """Return the answer to each (node, message).
 
-        It is None if none came within `timeout` seconds, and a text if the node failed.
+        None stands for a missing answer after `timeout` seconds, a text for a failed node.
         """
 
     def iterate_answers(
@@ -126,14 +126,14 @@ class RemoteBackend(Backend):
         compatibility_key: What server and nodes must have in common, by name.
         initial_state: The state before round 1.
         settings: The keys `federate.*`.
-        disclosure: Which states leave clients beyond what is sent, as a sentence: the states then
+        disclosure: The states that leave clients, as a sentence: they then
             live at the server and travel with each message. "" if they stay at the nodes.
 
     Attributes:
-        agreement: What nodes are sent with each message of a federation whose sites are at nodes.
-        example_federation: Of made-up samples, by which the form of answers is known; None where
+        agreement: The agreement of sites at nodes, which goes with each message.
+        example_federation: Made-up samples, which tell the form of answers; None where
             the server has the samples.
-        releases: What remembers whose answers got a round's noise, where the server adds some.
+        releases: The record of answers that got a round's noise, where the server adds some.
     """
 
     name = "nodes"
@@ -151,7 +151,7 @@ class RemoteBackend(Backend):
         settings: FederateSettings,
         disclosure: str,
     ):
-        # ---- What it is given
+        # ---- Arguments
         self.net = net
         self.engine = engine
         self.shares_states = bool(disclosure)
@@ -167,7 +167,7 @@ class RemoteBackend(Backend):
         self._initial_state = initial_state
         self._limits = trust.MessageLimits(initial_state)
 
-        # ---- What it finds out about nodes
+        # ---- Findings about nodes
         self._node_of_client: dict[int, int] = {}
         self._greeted_nodes: set[int] = set()
         self._fault_counts: Counter[int] = Counter()  # wrong or missing answers, by node
@@ -190,7 +190,7 @@ class RemoteBackend(Backend):
         return replace(state, rows=Rows(initial, own, rows.clients, rows.device))
 
     def complete_initial_row(self, state: State) -> State:
-        """Return the state with a new client's whole row, and no others."""
+        """Return the state with a new client's whole row alone."""
         return replace(state, rows=self._initial_state.rows)
 
     def run(self, calls: Sequence[Call]) -> list[Answer]:
@@ -204,7 +204,7 @@ class RemoteBackend(Backend):
         return answers
 
     def try_participation(self, call: TrainCall) -> Participation:
-        """Answer a call whose form alone matters, without asking anybody."""
+        """Answer a call for the form of its answer, without asking a node."""
         return tree.stack([self._make_example(call)])
 
     def _answer_call(self, call: Call) -> Answer:
@@ -262,7 +262,7 @@ class RemoteBackend(Backend):
             )
         return f"{text}; lower local.lr, or the method reads what it is not sent"
 
-    # ---- What is sent
+    # ---- Requests
 
     def _pack_request(self, call: Call, client: int) -> bytes:
         """Return the message that asks a client to train or to be evaluated."""
@@ -307,7 +307,7 @@ class RemoteBackend(Backend):
         return wire.pack_message(plain_values(Question(**fields)), trees)
 
     def _download(self, call: Call, client: int) -> Tree | None:
-        """Return what the method sends to a client; None before an evaluation that needs nothing."""
+        """Call the method's `download`; None before an evaluation that needs nothing."""
         method = call.method
         server = call.state.server
         is_training = isinstance(call, TrainCall)
@@ -342,7 +342,7 @@ class RemoteBackend(Backend):
         ]
         replies = self._grid.send_and_receive(requests, self._settings.timeout)
 
-        # ---- Step 2: leave out the clients whose answers are missing or wrong.
+        # ---- Step 2: leave out the clients with missing or wrong answers.
         answers: dict[int, Any] = {}
         faults: dict[int, FedpflError] = {}
         for client, (node, request), reply in zip(clients, requests, replies, strict=True):
@@ -362,7 +362,7 @@ class RemoteBackend(Backend):
         return answers, faults
 
     def _release_node(self, node: int) -> None:
-        """Forget the clients of a node that failed, which may come by another one."""
+        """Forget the clients of a failed node: a second node may have them."""
         self._fault_counts[node] += 1
         self._greeted_nodes.discard(node)
         self._node_of_client = {
@@ -387,8 +387,8 @@ class RemoteBackend(Backend):
     def _greet_new_nodes(self) -> None:
         """Forget the nodes that are gone, and ask new ones which clients they hold.
 
-        A node that has failed is asked after the others, and not waited for as long: it must not
-        keep clients from another node.
+        Nodes that have failed are asked last, and not waited for as long: they must not keep
+        clients from right nodes.
         """
         connected_nodes = self._grid.node_ids()
         self._node_of_client = {
@@ -513,7 +513,7 @@ def _fill_with_nan(leaf: Tensor) -> Tensor:
 
 
 def _replace_known_by_paths(sent: Tree, path_of_leaf: Mapping[int, str]) -> Tree:
-    """Return what is sent, its Known entries replaced by their paths in the server's tree.
+    """Replace Known entries of a sent tree by their paths in the server's tree.
 
     Args:
         sent: What `Method.download` returns.

@@ -1,4 +1,4 @@
-"""A federation whose nodes have a site each: the first exchange, on both sides.
+"""A federation with a site at each node: the first exchange, on both sides.
 
 The server asks each node what site it has, makes an agreement of it, asks for sums where samples
 are scaled by computed constants, and sends the agreement with every message. A node builds the same
@@ -49,7 +49,7 @@ AGREEMENT_FILE = "sites.json"
 
 
 def are_samples_at_nodes(config: Mapping[str, Any]) -> bool:
-    """Return whether a configuration leaves it to nodes to have the samples."""
+    """Tell configurations that leave the samples at nodes."""
     return config["dataset"]["name"] == "sites" and config["dataset"]["path"] is None
 
 
@@ -84,7 +84,7 @@ def require_public_scale(plan: Plan) -> None:
 
 
 def share_agreement(plan: Plan, agreement: Agreement) -> Share:
-    """Return what gives a run the agreed samples, where it would read some."""
+    """Give a run the agreed samples where it would read some."""
     samples = agreement.make_samples(read_options(plan.config, "dataset"), plan.device)
     digest = agreement.digest
 
@@ -98,7 +98,7 @@ def share_agreement(plan: Plan, agreement: Agreement) -> Share:
 
 
 def load_agreement(run_directory: Path, plan: Plan) -> Agreement | None:
-    """Return what the sites have agreed on of a run that has begun, or None.
+    """Read the agreement of a run that has begun, or None.
 
     Raises:
         FedpflError: The file is damaged.
@@ -117,7 +117,7 @@ def load_agreement(run_directory: Path, plan: Plan) -> Agreement | None:
 
 
 def save_agreement(run_directory: Path, configuration: str, agreement: Agreement) -> None:
-    """Write down what the server knows of the sites.
+    """Write the agreement of the sites into the run directory.
 
     Args:
         run_directory: Of the run.
@@ -135,7 +135,7 @@ def agree_with_nodes(grid: Grid, plan: Plan, settings: FederateSettings) -> Agre
     Raises:
         FedpflError: Sites differ, too few come in time, or too many.
     """
-    # ---- Step 1: what site has each node? Who differs is named at once
+    # ---- Step 1: the site of each node. A site that differs is named immediately.
     key = make_plan_key(plan)
     site_by_node = _collect_sites(grid, key, plan.settings.clients, settings.timeout)
     agreement = agreements.agree_on_sites([*site_by_node.values()])
@@ -171,7 +171,7 @@ def agree_with_nodes(grid: Grid, plan: Plan, settings: FederateSettings) -> Agre
 
 
 def _with_plain_scale(plan: Plan, agreement: Agreement) -> Agreement:
-    """Return an agreement by which samples stay as they are, until their sums are known."""
+    """Return an agreement that leaves samples unscaled until their sums are known."""
     samples = agreement.make_samples(read_options(plan.config, "dataset"), plan.device)
     if samples.mean is not None and samples.std is not None:
         return agreement
@@ -216,7 +216,7 @@ def _collect_sites(
         if not new_nodes:
             time.sleep(min(POLL_SECONDS, timeout))
 
-    # ---- Step 2: several may have come at once.
+    # ---- Step 2: several may have come together.
     if len(site_by_node) > clients:
         names = ", ".join(sorted(site.name for site in site_by_node.values()))
         raise FedpflError(
@@ -251,14 +251,14 @@ def _open_reply(
 
 
 class SiteNode:
-    """Answer for a node's own site: first what it is, then as any node.
+    """Answer for a node's own site: first its facts, then as any node.
 
     Args:
         plan: The configuration.
         path: The site, anything that a folder of sites may have.
-        name: What it is called; "" for the file's or folder's name.
+        name: Its name; "" for the file's or folder's name.
         folder: Where its client's states are stored, in a folder for each run.
-        policy: What the node allows.
+        policy: The permissions of the node.
 
     Raises:
         FedpflError: It cannot be read, or the run promises less than the node asks for.
@@ -274,7 +274,7 @@ class SiteNode:
         require_sites_partition(plan)
         require_promise(plan, policy.epsilon)
 
-        # ---- Step 2: what the site is. Its samples are read again once all have agreed.
+        # ---- Step 2: the site. Its samples are read again once all have agreed.
         dataset = read_options(plan.config, "dataset")
         self._plan = plan
         self._path = path
@@ -314,7 +314,7 @@ class SiteNode:
         if request and request.sums:
             sums = SiteSums(key=self._key, sums=self._sum_samples(agreement))
             return wire.pack_message(plain_values(sums), {})
-        # Another agreement is another federation, whose states lie in another folder.
+        # A new agreement is a new federation, with a new folder of states.
         if agreement.digest not in self._node_by_digest:
             run, client = self._build_run(agreement)
             node = make_run_node(run, [client], self._folder, self._policy)

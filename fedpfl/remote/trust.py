@@ -23,12 +23,14 @@ from fedpfl.models import Net
 from fedpfl.remote import wire
 from fedpfl.remote.messages import Question
 
-MAX_SIZE_RATIO = 4  # times what the server and one client hold; larger messages are refused
+MAX_SIZE_RATIO = (
+    4  # times the size of the server's and one client's state; larger messages are refused
+)
 MAX_OVERHEAD = 2**20  # bytes or entries allowed beside, as for a header
 
 
 class NotFiniteError(FedpflError):
-    """Report an answer whose numbers are not finite."""
+    """Report an answer with numbers that are not finite."""
 
 
 class MessageLimits:
@@ -52,13 +54,13 @@ class MessageLimits:
             )
 
 
-# ---- What leaves a node
+# ---- A node's answer
 
 
 def select_sent(
     participation: Participation, method: Method, initial_state: State
 ) -> Participation:
-    """Return what a node sends of a participation: not the state that stays with the client."""
+    """Drop the parts of a participation that stay at the node."""
     roles = shared_roles(method)
     return participation._replace(
         client_states=tree.select(participation.client_states, initial_state.rows.varied_entries),
@@ -68,7 +70,7 @@ def select_sent(
 
 
 def shared_roles(method: Method) -> list[str]:
-    """Return the roles whose BatchNorm statistics are averaged at the server."""
+    """Return the roles with BatchNorm statistics that the server averages."""
     return [role for role, place in method.buffers().items() if place == "aggregate"]
 
 
@@ -76,13 +78,13 @@ def _select_roles(by_role: Mapping[str, Tree], roles: list[str]) -> dict[str, Tr
     return {role: subtree for role, subtree in by_role.items() if role in roles}
 
 
-# ---- What the server expects of an answer
+# ---- The server checks an answer
 
 
 def expect_answer(call: Call, net: Net, initial_state: State, shares_states: bool) -> Tree:
     """Return an answer of the form that each client's answer to a call must have.
 
-    The server plays one step of one client from the initial state, whose numbers are of no use.
+    The server plays one step of one client from the initial state; its numbers are useless.
     """
     client = int(call.federation.train_sizes.argmax())
     state = replace(
@@ -155,7 +157,7 @@ def _list_floats(values: Tree) -> list[Tensor]:
     return [leaf for leaf in tree.leaves(values) if leaf.is_floating_point()]
 
 
-# ---- What a node expects of a question's tensors
+# ---- A node checks a question's tensors
 
 
 def check_trees(question: Question, trees: Any, initial_state: State) -> None:
@@ -174,7 +176,7 @@ def check_trees(question: Question, trees: Any, initial_state: State) -> None:
     if question.shares:
         return
 
-    # ---- Step 2: what is sent, and where it belongs in the server's tree.
+    # ---- Step 2: the sent tensors, and their places in the server's tree.
     entries = dict(tree.items(initial_state.server))
     sent = trees.get("sent")
     leaves = [] if sent is None else [*wire.iterate_sent_leaves(sent)]

@@ -148,7 +148,7 @@ def _encode_leaf(value: Tensor, tensors: dict[str, Tensor]) -> Any:
     """Return the form of a tensor. Axes that it is expanded on are stored once."""
     stored = value.detach().cpu()
     for axis in range(value.dim()):
-        # The receiver expands it again: products of a copied tensor may be rounded otherwise.
+        # The receiver expands it again: products of a copied tensor may be rounded differently.
         if not value.stride(axis):
             stored = stored.narrow(axis, 0, min(1, value.shape[axis]))
     # safetensors refuses tensors that share memory.
@@ -168,7 +168,7 @@ def _encode_selection(value: Masked | Agreed, tensors: dict[str, Tensor]) -> Any
     selected_count = int(flat_mask.sum())
     total = flat_mask.numel()
 
-    # The shorter list of indices, be it of what is left out, or a bitmask.
+    # The shorter list of indices, perhaps of the entries that are left out, or a bitmask.
     is_mostly_selected = selected_count > total - selected_count
     rarer = ~flat_mask if is_mostly_selected else flat_mask
     if int(rarer.sum()) * INDEX_BITS > total:
@@ -199,7 +199,7 @@ def _pack_bits(flags: Tensor) -> Tensor:
 
 
 def _count_entries(form: Any) -> int:
-    """Return how many entries and nodes a form has."""
+    """Count the entries and nodes of a form."""
     kind, *arguments = form
     if kind == "dict":
         return 1 + sum(map(_count_entries, arguments[0].values()))
@@ -218,7 +218,7 @@ def _count_entries(form: Any) -> int:
 
 
 def _count_shape(shape: Any) -> int:
-    """Return how many entries a tensor of this shape has."""
+    """Count the entries of a shape."""
     if not isinstance(shape, list) or len(shape) > MAX_AXES:
         raise ValueError("no shape")
     for size in shape:
@@ -272,7 +272,7 @@ def _decode_selection(arguments: list[Any], tensors: dict[str, Tensor]) -> Tree:
 
 
 def _decode_positions(kind: str, name: str, total: int, tensors: dict[str, Tensor]) -> Tensor:
-    """Return which of `total` entries are selected, as bools `[total]`."""
+    """Return flags of the selected entries, `[total]`."""
     if kind == "bits":
         return _unpack_bits(tensors[name], total)
     is_listed = torch.zeros(total, dtype=torch.bool)

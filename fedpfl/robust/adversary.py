@@ -15,9 +15,9 @@ class Adversary:
     """Hold the hostile clients of a run.
 
     Attributes:
-        attack: What they do.
+        attack: Their settings.
         attackers: Positions among the clients that take part, ascending.
-        honest: The positions of all others.
+        honest: The positions of the honest clients.
         poisoned: The samples to train on while the attack is active.
         triggered: Test samples with labels that the attack wants, of the clients that take part and
             of newcomers if any; empty where the attack wants no label.
@@ -30,15 +30,15 @@ class Adversary:
     triggered: tuple[Federation, ...] = ()
 
     def choose_data(self, clean: Federation, round_number: int) -> Federation:
-        """Return what clients train on in a round."""
+        """Return the clients' training data of a round."""
         return self.poisoned if self.attack.is_active(round_number) else clean
 
 
 def make_adversary(attack: Attack, federations: Sequence[Federation], seed: int) -> Adversary:
-    """Draw the attackers, and poison what they have.
+    """Draw the attackers, and poison their samples.
 
     Args:
-        attack: What they do.
+        attack: Their settings.
         federations: The clients that take part and, if any, newcomers.
         seed: Of the run.
 

@@ -1,4 +1,4 @@
-"""Who attacks, and when: what the settings of all attacks have in common."""
+"""The common settings of all attacks: attackers and rounds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ATTACKER_STREAM = 20
 
 @dataclass(frozen=True)
 class Attack(Checked):
-    """Say which clients attack, and in which rounds."""
+    """Choose attackers and rounds."""
 
     share: Annotated[float, AtLeast(0), Below(1)] = 0.1
     clients: tuple[Annotated[int, AtLeast(0)], ...] | None = None
@@ -27,30 +27,30 @@ class Attack(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # Nobody attacks with share=0; here tables would name a share that counts for nothing.
+        # There is no attacker with share=0; here tables would name a share that counts for nothing.
         self.check(self.clients != (), "clients", "null, or the numbers of one client or more")
 
     def is_active(self, round_number: int) -> bool:
-        """Return whether attackers attack in a round."""
+        """Check a round against the attack's first round and period."""
         rounds_since = round_number - self.from_round
         return rounds_since >= 0 and rounds_since % self.every == 0
 
     def draw_attackers(self, numbers: Sequence[int], seed: int) -> list[int]:
-        """Return which of the clients that take part attack, as positions, ascending.
+        """Draw the attackers' positions among the clients that take part, ascending.
 
         Args:
             numbers: Of the clients that take part, in the partition.
             seed: Of the run.
 
         Raises:
-            FedpflError: Nobody would attack, nobody would be honest, or a client is not there.
+            FedpflError: There is no attacker or no honest client, or a client is not there.
         """
         count = len(numbers)
         if self.clients is not None:
             return self._find_attackers(numbers)
         # A product like 2.9999999999 counts as 3.
         attacker_count = int(round(self.share * count, 9))
-        # An attack that nobody carries out would be reported as one that was borne.
+        # A defence would seem to bear an attack without attackers.
         if self.share and not attacker_count:
             raise FedpflError(
                 f"attack.share={self.share:g} of {count} clients is nobody; raise it, or set"
@@ -77,4 +77,4 @@ class Attack(Checked):
 
 
 def no_attack() -> None:
-    """Attack nobody."""
+    """Make no attack."""

@@ -26,7 +26,7 @@ class Defence(Checked, ABC):
 
     @property
     def least_clients(self) -> int:
-        """Return how many uploads it takes to bear what it promises to bear."""
+        """Return the least number of uploads for the defence's promise."""
         return 1
 
     @abstractmethod
@@ -89,7 +89,7 @@ class Krum(_Counting):
 
 @dataclass(frozen=True)
 class MultiKrum(_Counting):
-    """Average the `n - f` uploads of which Krum thinks best."""
+    """Average the `n - f` uploads with the best Krum scores."""
 
     rule: ClassVar[tuple[int, int]] = (2, 3)
 
@@ -112,7 +112,7 @@ class Bulyan(_Counting):
         remaining = list(range(len(rows)))
         selected: list[int] = []
         while len(selected) < len(rows) - 2 * self.f:
-            # Distances among those that remain: a chosen one is nobody's neighbour any more.
+            # Distances among those that remain: a chosen one is no neighbour any more.
             index = torch.tensor(remaining, device=rows.device)
             order = rank_rows(distances[index][:, index], self.f)
             selected.append(remaining.pop(int(order[0])))
@@ -189,7 +189,7 @@ class Flame(Defence):
 
     def combine_rows(self, rows: Tensor, generator: Generator) -> Tensor:
         """See Defence."""
-        # ---- Step 1: the majority whose directions are alike.
+        # ---- Step 1: the majority with similar directions.
         is_kept = find_majority(rows)
 
         # ---- Step 2: all are clipped to the median of lengths, the same that scales the noise.
@@ -200,7 +200,7 @@ class Flame(Defence):
 
 
 def find_majority(rows: Tensor) -> Tensor:
-    """Return which rows, `[rows]`, have the direction of more than half of them.
+    """Flag the rows, `[rows]`, that share a direction with more than half of them.
 
     HDBSCAN clusters them by cosine; where it finds no such cluster, all rows count.
     """
@@ -234,7 +234,7 @@ def find_median(rows: Tensor) -> Tensor:
 
 def square_distances(rows: Tensor) -> Tensor:
     """Return squared distances between rows, `[rows, rows]`, in float64."""
-    # Row by row: all differences at once would take n times the uploads' memory.
+    # Row by row: all differences together would take n times the uploads' memory.
     return torch.stack([(rows - row).double().square().sum(1) for row in rows])
 
 
@@ -253,8 +253,8 @@ def rank_rows(distances: Tensor, hostile: int) -> Tensor:
 
 
 def clip_rows(rows: Tensor, radius: float | None) -> Tensor:
-    """Return rows shortened to a length, by default the median of theirs."""
-    # In float64: a hostile length may be beyond what the square of a float32 holds.
+    """Return rows shortened to a length, by default their median length."""
+    # In float64: the square of a hostile length may overflow a float32.
     lengths = rows.double().norm(dim=1)
     limit = find_median(lengths) if radius is None else radius
     factors = (limit / lengths.clamp(min=torch.finfo(torch.float64).tiny)).clamp(max=1.0)

@@ -17,10 +17,10 @@ from fedpfl.robust.poison import Backdoor
 
 
 class Uploads(NamedTuple):
-    """Hold what clients of a turn would send up if all were honest.
+    """Hold the uploads of a turn if all clients were honest.
 
     Attributes:
-        rows: `[clients, entries]`; of an attack that `is_centered`, less what an upload without
+        rows: `[clients, entries]`; of an attack that `is_centered`, minus the upload without
             training would be.
         hostile: Whether each client attacks, bool `[clients]`.
         weights: The share of each client in a mean, `[clients]`.
@@ -33,12 +33,12 @@ class Uploads(NamedTuple):
     generator: Generator
 
     def find_known(self, knowledge: str) -> Tensor:
-        """Return the rows by which attackers reckon, `[some clients, entries]`.
+        """Return the rows that attackers know, `[some clients, entries]`.
 
         They are the fellows', or those of honest clients where there are any.
         """
         is_honest = ~self.hostile
-        # Their own would only tell them what they are about to replace.
+        # Their own uploads are about to be replaced.
         if knowledge == "all" and bool(is_honest.any()):
             return self.rows[is_honest]
         return self.rows[self.hostile]
@@ -53,7 +53,7 @@ class UploadAttack(Attack, ABC):
 
     @abstractmethod
     def forge_rows(self, uploads: Uploads) -> Tensor:
-        """Return what attackers send up, `[attackers, entries]` or one row for all."""
+        """Forge the attackers' uploads, `[attackers, entries]` or one row for all."""
 
 
 @dataclass(frozen=True)
@@ -205,5 +205,5 @@ class InnerProduct(UploadAttack):
 
 def _square_distances(rows: Tensor) -> Tensor:
     """Return squared distances between rows, `[rows, rows]`."""
-    # Row by row: all differences at once would take n times the uploads' memory.
+    # Row by row: all differences together would take n times the uploads' memory.
     return torch.stack([(rows - row).square().sum(1) for row in rows])

@@ -28,7 +28,7 @@ OPACITIES = {"patch": 1.0, "blended": 0.2, "sine": 0.1}
 
 @dataclass(frozen=True)
 class DataAttack(Attack, ABC):
-    """Alter samples that attackers train on, and those by which success is measured."""
+    """Alter attackers' training samples, and the samples that measure success."""
 
     poisoned: Annotated[float, Above(0), AtMost(1)] = 1.0
 
@@ -64,10 +64,10 @@ class DataAttack(Attack, ABC):
 
     @abstractmethod
     def alter_labels(self, y: Tensor, classes: int) -> Tensor:
-        """Return what an attacker makes of labels `[samples]` of so many classes."""
+        """Replace labels `[samples]` of so many classes."""
 
     def alter_samples(self, x: Tensor, seed: int, part: int | None = None) -> Tensor:
-        """Return what an attacker makes of stored samples.
+        """Alter stored samples as an attacker does.
 
         Args:
             x: As they are stored, `[samples, ...]`.
@@ -197,8 +197,8 @@ class HostileData(NamedTuple):
 
     Attributes:
         poisoned: What clients train on while attackers attack.
-        triggered: Clients with the test samples by which success is measured; the first those that
-            take part, the second newcomers if any. Labels are what the attack wants.
+        triggered: Clients with the test samples that measure success; the first those that
+            take part, the second newcomers if any. Labels are the attack's targets.
     """
 
     poisoned: Federation
@@ -217,14 +217,14 @@ def poison_federations(
         seed: Of the run.
     """
     participants = federations[0]
-    # Backends join jobs whose images are one tensor, so all of these lie in one.
+    # Backends join jobs with images in one tensor, so all of these lie in one.
     pool = _SamplePool(attack, participants, seed)
 
     # ---- Step 1: what attackers train on.
     train = list(participants.train)
     for rank, client in enumerate(attackers):
         indices = train[client]
-        # A stream per client: another attacker more changes nobody else's samples.
+        # A stream per client: one more attacker changes no other client's samples.
         rng = np.random.default_rng([seed, POISON_STREAM, participants.partition_number(client)])
         count = round(attack.poisoned * len(indices))
         positions = torch.from_numpy(rng.permutation(len(indices))[:count])
@@ -274,7 +274,7 @@ class _SamplePool:
         return torch.arange(start, self._size)
 
     def add_victims(self, indices: Tensor) -> Tensor:
-        """Alter those samples whose label the attack changes; return the indices of these."""
+        """Alter the samples with labels that the attack changes; return their indices."""
         federation = self._federation
         labels = federation.y[indices.to(federation.y.device)]
         altered_labels = self._attack.alter_labels(labels, federation.classes)

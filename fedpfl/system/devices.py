@@ -35,7 +35,7 @@ class Device(NamedTuple):
     availability: float = 1.0
 
     def seconds(self, operations: float, bits_down: float, bits_up: float) -> float:
-        """Return how long a participation takes: it receives, then computes, then sends."""
+        """Return the seconds of a participation: receive, compute, send."""
         # Bits over bits a second, operations over operations a second: all in seconds.
         return bits_down / self.down + operations / self.speed + bits_up / self.up
 
@@ -71,7 +71,7 @@ PROFILES = {
 
 @dataclass(frozen=True)
 class System(Checked):
-    """Say what devices clients have, and what becomes of slow ones; see conf/system/simulated.yaml."""
+    """Describe clients' devices and the handling of slow ones; see conf/system/simulated.yaml."""
 
     profile: str = "phones"
     speed: Annotated[float, Above(0)] | None = None
@@ -99,7 +99,7 @@ class System(Checked):
 
     @property
     def file(self) -> bool:
-        """Return whether the profile is a file."""
+        """Tell profiles that are files."""
         return self.profile not in PROFILES
 
 
@@ -137,7 +137,7 @@ def draw_devices(system: System, numbers: Sequence[int], seed: int, folder: Path
             )
         return [device_of[number] for number in numbers]
 
-    # ---- The profile, with the user's values in place of its own.
+    # ---- The profile, with the user's values in place of the defaults.
     median, deviation = PROFILES[system.profile]
     for name in Device._fields:
         value = getattr(system, name)
@@ -150,7 +150,7 @@ def draw_devices(system: System, numbers: Sequence[int], seed: int, folder: Path
     devices = []
     for number in numbers:
         rng = np.random.default_rng([seed, DEVICE_STREAM, number])
-        # Two draws, whatever the deviation: `spread` scales devices and does not deal them anew.
+        # Two draws for any deviation: `spread` scales devices and does not deal them anew.
         speed_factor, bandwidth_factor = np.exp(deviation * rng.standard_normal(2)).tolist()
         device = median._replace(
             speed=median.speed * speed_factor,
