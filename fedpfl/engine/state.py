@@ -119,7 +119,7 @@ def make_initial_state(
     with track_global_draws(method, (seed, "init", "process")):
         parts = net.parts if net.parts.clients else replace(net.parts, clients=clients)
         server, client = with_hook_checks(method).init(params, parts)
-        method = with_hook_checks(method, net, client)
+        method = with_hook_checks(method, client)
         varied_entries = method.init_clients(clients, generator(seed, "endow"))
 
     # ---- Statistics by model role, and where they live

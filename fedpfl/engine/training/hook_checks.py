@@ -26,7 +26,6 @@ from fedpfl.engine.training.hook_rules import (
 from fedpfl.ground.errors import MethodError
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Method, Phase
-from fedpfl.models import Net
 
 VMAP_ERRORS = (
     "vmap: It looks like",
@@ -49,7 +48,6 @@ VMAP_ADVICE = (
 
 def with_hook_checks(
     method: Method,
-    net: Net | None = None,
     client: dict[str, Tree] | None = None,
     classes: int = 0,
 ) -> Method:
@@ -59,12 +57,11 @@ def with_hook_checks(
 
     Args:
         method: Is copied.
-        net: What answers are compared with, as are the next two; as far as it is known.
-        client: A client's initial state.
-        classes: How many there are.
+        client: A client's initial state, if it is known.
+        classes: The number of classes, if it is known.
     """
     checked_method = copy.copy(method)
-    expected = Expected(method, net, client, classes)
+    expected = Expected(method, client, classes)
     for hook_name, rule in HOOK_RULES.items():
         vars(checked_method)[hook_name] = CheckedHook(
             hook=getattr(method, hook_name),
@@ -110,13 +107,9 @@ class CheckedHook:
             if isinstance(argument, dict | Tensor)
         }
         old_versions = tensor_versions(trees)
-        answer = self._call_hook(arguments, trees)
+        answer = self._call_hook(arguments)
         require_unchanged(trees, old_versions, self.name)
-        try:
-            fault = next(self.rule.faults(answer, self.expected, *arguments), "")
-        except RecursionError:
-            fault = "a tree that contains itself"
-        if fault:
+        if fault := next(self.rule.faults(answer, self.expected, *arguments), ""):
             raise MethodError(
                 f"{self.name} returned {fault}; it must return {self.rule.must} "
                 "(docs/design.md#a-method)"
@@ -125,8 +118,8 @@ class CheckedHook:
             return [self._with_checked_functions(phase) for phase in answer]
         return answer
 
-    def _call_hook(self, arguments: tuple[Any, ...], trees: dict[str, Any]) -> Any:
-        """Return the hook's answer, its errors explained where they are known."""
+    def _call_hook(self, arguments: tuple[Any, ...]) -> Any:
+        """Return the hook's answer; explain errors of vectorisation."""
         try:
             return self.hook(*arguments)
         except RuntimeError as error:
@@ -135,25 +128,6 @@ class CheckedHook:
                 raise
             frame = traceback.extract_tb(error.__traceback__)[-1]
             raise MethodError(f"{self.name} {advice} ({frame.filename}:{frame.lineno})") from error
-        except KeyError as error:
-            advice = self._advice_for_missing_entry()
-            params = trees.get("params")
-            if not advice or not isinstance(params, dict):
-                raise
-            raise MethodError(
-                f"{self.name} looks for {error} in the tree that is trained, which has "
-                f"{', '.join(params)}: {advice}"
-            ) from error
-
-    def _advice_for_missing_entry(self) -> str:
-        """Return what to override where FedAvg's hooks meet another tree, or ""."""
-        is_default = self.expected.default
-        hook_name = self.name.rpartition(".")[2]
-        if hook_name == "loss" and is_default("loss"):
-            return "override `loss`, as FedAvg's asks `predict` of all that is trained"
-        if hook_name == "predict" and is_default("evaluated"):
-            return "override `evaluated`, which returns the part of it that `predict` takes"
-        return ""
 
     def _with_checked_functions(self, phase: Phase) -> Phase:
         """Return a phase whose own functions are checked in the same way."""

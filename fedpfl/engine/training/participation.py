@@ -164,7 +164,7 @@ def with_first_checks(call: AnyCall, net: Net) -> AnyCall:
     if state.round > _first_round_of_kind.setdefault(kind, state.round):
         return call
     initial_client = state.rows.initial["client"]
-    checked_method = with_hook_checks(method, net, initial_client, call.federation.classes)
+    checked_method = with_hook_checks(method, initial_client, call.federation.classes)
     return replace(call, method=checked_method)
 
 
