@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from fedpfl.data import build_federation, datasets
+from fedpfl.data import datasets
 from fedpfl.data.datasets import Samples
 from fedpfl.data.datasets.shared.source import AbsentFiles, without_cache
 from fedpfl.data.fingerprint import fingerprint
-from fedpfl.data.partition import Partition
 from fedpfl.ground.errors import FedpflError, error_text
 from fedpfl.ground.seeding import seeded_by_key
 from fedpfl.ground.tasks import CLASSIFICATION, find_task
@@ -67,20 +64,6 @@ class DatasetTrial:
             raise Untriable(str(error)) from None
         except FedpflError as error:
             raise Unkept(str(error)) from None
-
-    def find_global_generators(self) -> list[str]:
-        """Load it, and return the names of the generators that it draws from or seeds."""
-        with seeded_by_key("dataset") as list_drawn:
-            datasets.load_samples(self.name, self.data_dir, **self.options)
-            return list_drawn()
-
-    def load_without_files(self) -> Samples | FedpflError:
-        """Return what it answers where `data_dir` is an empty folder and nothing is downloaded."""
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                return self._load(Path(folder), download=False)
-            except FedpflError as error:
-                return error
 
     def _load(self, data_dir: Path, **extra_options: Any) -> Samples:
         # What it draws from the process's generators is the same each time: a promise of its own
@@ -135,64 +118,11 @@ def repeats(trial: DatasetTrial) -> None:
         raise Unkept(f"read again: {fault}")
 
 
-@promise("stays as it was read", "return arrays that nothing else holds, such as `x.copy()`")
-def owns_its_arrays(trial: DatasetTrial) -> None:
-    """An array that a reader keeps could change for a later run."""
-    # A reading that shares memory with the first one could have changed it.
-    second_reading = trial.load()
-    if fingerprint(trial.samples) != trial.first_digest:
-        raise Unkept("what was read first changes when it is read again")
-    for field in ("x", "y", "groups"):
-        array = getattr(trial.samples, field)
-        second_array = getattr(second_reading, field)
-        if array is not None and _overlap(array, second_array):
-            raise Unkept(f"{field} of two readings is one array: who changes one changes both")
-
-
-@promise("draws from no generator of the process", OWN_GENERATOR)
-def draws_nothing_global(trial: DatasetTrial) -> None:
-    """Neither torch's, nor NumPy's, nor Python's is drawn from or seeded."""
-    if names := trial.find_global_generators():
-        raise Unkept(f"draws from the generators of the process, or seeds them: {', '.join(names)}")
-
-
 promise(
     "is the same in another process",
     f"hash() and sets differ between processes; {SORTED}",
     slow=True,
 )(repeats_elsewhere)
-
-
-@promise(
-    "an empty data_dir is one line, or all the same",
-    "raise fedpfl.ground.errors.FedpflError with what is absent and where to put it",
-)
-def misses_files_in_one_line(trial: DatasetTrial) -> None:
-    """No reader makes do with a part of its files."""
-    answer = trial.load_without_files()
-    if isinstance(answer, Samples) and (fault := trial.find_difference(answer)):
-        raise Unkept(f"without its files it is something else, and says nothing: {fault}")
-
-
-@promise(
-    "is finite once it is scaled", "leave out what is out of all proportion, or set mean and std"
-)
-def scales_to_finite_numbers(trial: DatasetTrial) -> None:
-    """Constants are finite, and so is what the network sees."""
-    samples = trial.samples
-    one_client = Partition((np.arange(len(samples.y)),), (np.arange(0),))
-    # Constants are those of training samples, so one client trains on all.
-    federation = build_federation(samples, one_client)
-    for name, values in (("mean", federation.mean), ("std", federation.std)):
-        if not torch.tensor(values).isfinite().all():
-            raise Unkept(f"{name} is {values}")
-    for start in range(0, len(samples.y), CHUNK):
-        # In parts: scaling turns what may be bytes into floats.
-        scaled = federation.normalize(samples.x[start : start + CHUNK])
-        is_finite = scaled.flatten(1).isfinite().all(1)
-        if not is_finite.all():
-            sample = start + int((~is_finite).nonzero()[0])
-            raise Unkept(f"sample {sample} is not finite once it is scaled")
 
 
 @promise(
@@ -209,24 +139,6 @@ def tests_on_other_samples(trial: DatasetTrial) -> None:
     test_size = len(samples.y) - samples.test_from
     if twins > MOSTLY * test_size:
         raise Unkept(f"{twins} of {test_size} test samples are training samples too")
-
-
-@promise(
-    "no sample comes twice",
-    "where that is not how it was published, leave twins out",
-    binding=False,
-)
-def has_no_twins(trial: DatasetTrial) -> None:
-    """A twin can be trained on by whoever is tested on the other."""
-    samples = trial.samples
-    rows = hash_rows(samples.x)
-    twins = len(rows) - len(set(rows))
-    if not twins:
-        return
-    leak_text = ""
-    if samples.test_from is not None:
-        leak_text = f", {count_leaks(samples)} of the test part in the training part"
-    raise Unkept(f"{twins} of {len(rows)} samples are there already, bit for bit{leak_text}")
 
 
 @promise(
@@ -284,15 +196,6 @@ def count_leaks(samples: Samples) -> int:
 def describe_reading_error(error: BaseException) -> str:
     """Say what a reader raised that no run turns into one line."""
     return f"its reader raised {error_text(error, with_class=True)}, which ends the program"
-
-
-def _overlap(a: Tensor, b: Tensor) -> bool:
-    """Return whether two tensors share memory."""
-    if not a.nbytes or not b.nbytes:
-        return False
-    a_start = a.data_ptr()
-    b_start = b.data_ptr()
-    return a_start < b_start + b.nbytes and b_start < a_start + a.nbytes
 
 
 def _describe(value: Any) -> str:

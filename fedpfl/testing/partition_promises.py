@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cached_property, wraps
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ SAMPLES = 10_000
 CLASSES = 10
 GROUPS = 5
 TESTS = 2_000
-FEW = 12  # samples that are not enough for what most partitions do
 SPLITS = ("train", "test", "validation")
 
 
@@ -82,8 +80,6 @@ class PartitionTrial:
         self.options = {**options}
         if path := options.get("path"):
             self.options["path"] = Path(path).expanduser().absolute()
-        self.argument_fault = ""  # what the scheme has changed of its arguments
-        self.global_generators: list[str] = []  # of the process, that it has drawn from
 
     @cached_property
     def samples(self) -> Samples:
@@ -121,11 +117,8 @@ class PartitionTrial:
             FedpflError: for what it refuses.
             Unkept: for what is wrong with its answer.
         """
-        with seeded_by_key("partition") as list_drawn:
+        with seeded_by_key("partition", seed):
             parts = self._call_scheme(clients, seed)
-            for name in list_drawn():
-                if name not in self.global_generators:
-                    self.global_generators.append(name)
         splits = [getattr(parts, name, None) for name in SPLITS]
         lengths = {len(split) for split in splits if split}
         label = f"with {clients} clients"
@@ -141,35 +134,11 @@ class PartitionTrial:
 
     def _call_scheme(self, clients: int, seed: int) -> Partition:
         try:
-            return partition.call_scheme(
-                self._watched_scheme, self.samples, clients, seed, **self.options
-            )
+            return partition.call_scheme(self.scheme, self.samples, clients, seed, **self.options)
         except (FedpflError, Unkept):
             raise
         except (Exception, SystemExit) as error:
             raise Unkept(f"with {clients} clients it {describe_failure(error)}") from error
-
-    @property
-    def _watched_scheme(self) -> Callable[..., Partition]:
-        """Return the scheme as one that notices which arguments it changes."""
-
-        @wraps(self.scheme)
-        def call_watched(y: np.ndarray, *arguments: Any, **options: Any) -> Partition:
-            arrays: dict[str, np.ndarray] = {"labels": y}
-            groups = options.get("groups")
-            if groups is not None:
-                arrays["groups"] = groups
-            copies = {name: array.copy() for name, array in arrays.items()}
-            parts = self.scheme(y, *arguments, **options)
-            for name, values in copies.items():
-                if not np.array_equal(arrays[name], values):
-                    count = np.count_nonzero(arrays[name] != values)
-                    self.argument_fault = (
-                        f"changes {count} of the {len(values)} {name} that it is given"
-                    )
-            return parts
-
-        return call_watched
 
     def digests(self, is_elsewhere: bool = False) -> dict[str, str]:
         """Return the digest of its answer to the default number of clients."""
@@ -219,39 +188,6 @@ def follows_the_seed(trial: PartitionTrial) -> None:
             )
 
 
-@promise("draws from no generator of the process", OWN_GENERATOR)
-def draws_nothing_global(trial: PartitionTrial) -> None:
-    """Neither torch's, nor NumPy's, nor Python's is drawn from or seeded."""
-    assert trial.partitions
-    if trial.global_generators:
-        names = ", ".join(trial.global_generators)
-        raise Unkept(f"draws from the generators of the process, or seeds them: {names}")
-
-
-@promise("changes nothing that it is given", "work on copies: `y = y.copy()`")
-def leaves_its_arguments(trial: PartitionTrial) -> None:
-    """Labels and groups are the data set's."""
-    assert trial.partitions
-    if trial.argument_fault:
-        raise Unkept(trial.argument_fault)
-
-
-@promise("nobody has fewer samples than min_samples", "fill up who has fewer, or raise FedpflError")
-def keeps_the_minimum(trial: PartitionTrial) -> None:
-    """Where the partition has such an option, of training and test samples together."""
-    option = inspect.signature(trial.scheme).parameters.get("min_samples")
-    if option is None or trial.options.get("samples_per_client") is not None:
-        return
-    min_samples = trial.options.get("min_samples", option.default)
-    for clients, parts in trial.partitions.items():
-        for client, splits in enumerate(_list_holdings(parts)):
-            count = sum(len(split) for split in splits)
-            if count < min_samples:
-                raise Unkept(
-                    f"client {client} of {clients} has {count} samples, min_samples={min_samples}"
-                )
-
-
 @promise(
     "a sample goes to one client at most",
     "where clients are to share samples all is well, if the docstring says so",
@@ -270,7 +206,7 @@ def shares_nothing(trial: PartitionTrial) -> None:
 
 promise(
     "deals the same in another process",
-    "hash() and sets differ between processes; sort what they list",
+    f"hash() and sets differ between processes; sort what they list. Or {OWN_GENERATOR}",
     slow=True,
 )(repeats_elsewhere)
 

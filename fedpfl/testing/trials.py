@@ -14,7 +14,7 @@ from fedpfl.config.choices import list_choices
 from fedpfl.config.messages import format_error
 from fedpfl.config.plugins import PLUGIN_KINDS
 from fedpfl.config.resolution import resolve_config
-from fedpfl.config.schema import ModelOptions
+from fedpfl.config.schema import ModelOptions, PartitionOptions
 from fedpfl.data import partition
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS
@@ -174,7 +174,8 @@ def _make_trial(subject: Subject, ask_elsewhere: AskElsewhere | None) -> Any:
     if subject.kind == "dataset":
         return make_dataset_trial(config, ask_elsewhere)
     options = group_options.read_partition_options(config)
-    options.pop("seed", None)
+    for key in vars(PartitionOptions()):
+        options.pop(key, None)
     data_set = make_dataset_trial(config) if subject.has_dataset else None
     return PartitionTrial(
         scheme=partition.SCHEMES[config["partition"]["name"]],

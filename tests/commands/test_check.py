@@ -29,7 +29,7 @@ class Mine(FedAvg):
 
 
 METHOD_FAULTS = r"""
-== counts calls | clients_are_apart order_does_not_matter runs_repeat workers_do_not_matter | something outlives a hook's call
+== counts calls | clients_are_apart runs_repeat workers_do_not_matter | something outlives a hook's call
     def finish(self, server, client, start, end):
         CALLS.append(1)
         return {name: leaf + 1e-3 * len(CALLS) for name, leaf in end.items()}, client
@@ -76,10 +76,6 @@ METHOD_FAULTS = r"""
 == asks for values | keeps_form | calls one_hot, which looks at the values of a tensor, but it is asked about many clients at once: write
     def loss(self, server, client, net, params, batch):
         return batch.loss(net(params, batch.x)) + F.one_hot(batch.y, 5).sum()
-== looks at single uploads | sees_what_it_says | server_sees is 'mean of uploads', and aggregate goes by each upload
-    server_sees = "mean of uploads"
-    def aggregate(self, server, clients, net, uploads, weight, generator):
-        return tree.map(lambda leaf: leaf.median(0).values, uploads), clients
 """
 """Name | what is broken | what is said of it, and the hooks."""
 BREAK_MORE = {
@@ -124,20 +120,10 @@ READER, DEAL = "def mine(source) -> Raw:", "def mine(y, clients, seed):"
 READER_FAULTS = r"""
 labels out of range | x, y = made(); return Raw(x, y - 1)
 has_the_form | labels must be 0..C-1, found -1; number the classes from 0
-shuffles by np.random | x, y = made(); np.random.shuffle(y); return Raw(x, y)
-draws_nothing_global | draws from the generators of the process, or seeds them: numpy
 counts its calls | x, y = made(); CALLS.append(1); x[0] = len(CALLS); return Raw(x, y)
-repeats misses_files_in_one_line | read again: x differs in 1 of 300 samples
-gives what it keeps | return Raw(*KEPT)
-owns_its_arrays | x of two readings is one array: who changes one changes both
-makes do without its files | x, y = made(300 if source.folder.name == 'full' else 200); return Raw(x, y)
-misses_files_in_one_line | without its files it is something else, and says nothing: x is torch.uint8 [200, 1, 6, 6]
-overflows when scaled | x, y = made(); x = 3e38 - 1e34 * x; x[7] = -3e38; return Raw(x, y)
-scales_to_finite_numbers | sample 7 is not finite once it is scaled
+repeats | read again: x differs in 1 of 300 samples
 tests on what it trains on | x, y = made(); return Raw(np.concatenate([x, x]), np.concatenate([y, y]), test_from=300)
-tests_on_other_samples has_no_twins | 300 of 300 test samples are training samples too
-a few twins | x, y = made(); x[298] = x[0]; return Raw(x, y, test_from=200)
-has_no_twins | 1 of 300 samples are there already, bit for bit, 1 of the test part in the training part
+tests_on_other_samples | 300 of 300 test samples are training samples too
 a class in the test part alone | x, y = made(); y[y == 2] = 1; y[250:] = 2; return Raw(x, y, test_from=200)
 has_all_classes | 1 of 3 classes are in the test part alone: 2
 """
@@ -152,18 +138,9 @@ ignores the seed | return split(*dealt(shuffled(y, 0), clients))
 follows_the_seed | who of 10 clients holds what is the same for the seeds 0, 1, 2
 deals unseeded | return split(*dealt(shuffled(y, None), clients))
 repeats | 10 clients dealt to again: client 0 has other train samples, or in another order
-deals by np.random | np.random.seed(seed); return split(*dealt(np.random.permutation(len(y)), clients))
-draws_nothing_global | draws from the generators of the process, or seeds them: numpy
-changes the labels | y[0] = 1 - min(y[0], 1); return split(*dealt(shuffled(y, seed), clients))
-leaves_its_arguments | changes 1 of the 10000 labels that it is given
-leaves some below the minimum | return split(*dealt(shuffled(y, seed), clients))
-keeps_the_minimum | client 0 of 40 has 250 samples, min_samples=300
 shares samples | train, test = dealt(shuffled(y, seed), clients); share(train, clients); return split(train, test)
 shares_nothing | with 10 clients, samples are dealt 3 times more to another client
 """
-MORE_ARGUMENTS = {
-    "leaves some below the minimum": "def mine(y, clients, seed, min_samples: int = 300):"
-}
 
 
 @dataclass(frozen=True)
@@ -190,8 +167,7 @@ def read_data_faults(kind: str, head: str, text: str) -> dict[str, Fault]:
     """Read two lines a fault: its name and code, then what it breaks and what is said of it."""
     rows, found = iter(read_cases(text, " | ")), {}
     for (name, body), (broken, says) in zip(rows, rows, strict=True):
-        function = (MORE_ARGUMENTS.get(name, head), body)
-        plugin = format_plugin(**{f"{kind.upper()}S": function})
+        plugin = format_plugin(**{f"{kind.upper()}S": (head, body)})
         found[name] = Fault(kind, plugin, {*broken.split()}, says)
     return found
 
@@ -284,7 +260,7 @@ def test_what_is_documented_keeps_everything(quick, told):
 
 
 NOTED = {
-    *("follows_the_seed", "shares_nothing", "has_no_twins", "has_all_classes"),
+    *("follows_the_seed", "shares_nothing", "has_all_classes"),
     *("bf16_is_near", "statistics_are_mixed"),
 }
 

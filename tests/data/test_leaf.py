@@ -88,8 +88,7 @@ def test_both_parts(tmp_path, name):
         letters = first["user_data"]["HAMLET_HAMLET"]["y"]
         assert [shakespeare.LETTERS[place] for place in got.y[:6]] == letters
         assert (got.mean, got.std) == ((), ())
-    twins = ("has_no_twins",) if name == "shakespeare" else ()
-    assert_promises(name, tmp_path, "has_all_classes", *twins, classes=classes)
+    assert_promises(name, tmp_path, "has_all_classes", classes=classes)
 
 
 def test_all_data_have_no_test_part(tmp_path):
