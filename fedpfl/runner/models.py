@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -25,7 +24,7 @@ from fedpfl.engine.training.jobs import EvalJob
 from fedpfl.engine.training.participation import OneClient, run_evaluation
 from fedpfl.engine.training.shard import normalize_samples
 from fedpfl.ground import tree
-from fedpfl.ground.errors import FedpflError, error_text
+from fedpfl.ground.errors import FedpflError, choices_text, error_text
 from fedpfl.methods import Batch
 from fedpfl.models.net import Bound
 from fedpfl.runner.deploy import InputScaling, InputScalingHook, PersonalNetwork, PersonalRule
@@ -173,32 +172,23 @@ class Models(ABC):
 
     def client_number(self, client: int | str) -> int:
         """Return the number of a client in the partition, by its number or its name."""
-        clients = self._run.settings.clients
-        if isinstance(client, str):
-            return self._find_name(client)
-        try:
-            number = operator.index(client)
-        except TypeError:
-            number = -1
-        if not 0 <= number < clients:
-            raise FedpflError(
-                f"client must be a whole number from 0 to {clients - 1}, got {client!r}"
-            )
-        return number
-
-    def _find_name(self, name: str) -> int:
-        """Return the number of the client of this name. Raises FedpflError."""
         names = [
             federation.client_names[index]
             for federation, index in locate_clients(self._run)
             if federation.client_names
         ]
-        if not names:
-            raise FedpflError(f"clients have no names here, only numbers; got {name!r}")
-        if name not in names:
-            similar = difflib.get_close_matches(name, names, n=3) or names[:3]
-            raise FedpflError(f"no client is called {name!r}; there are {', '.join(similar)}, ...")
-        return names.index(name)
+        if client in names:
+            return names.index(client)
+        if isinstance(client, str):
+            if not names:
+                raise FedpflError(f"clients have no names here, only numbers; got {client!r}")
+            raise FedpflError(f"client: {choices_text(names, client)}")
+        clients = self._run.settings.clients
+        if not hasattr(client, "__index__") or not 0 <= client < clients:
+            raise FedpflError(
+                f"client must be a whole number from 0 to {clients - 1}, got {client!r}"
+            )
+        return operator.index(client)
 
     def _make_network(self) -> nn.Module:
         """Return a copy of the network before round 1; it takes scaled samples."""

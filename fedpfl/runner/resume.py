@@ -160,8 +160,6 @@ def restore_state(
         state = keep_local(state)
 
     # ---- Step 2: client states, block by block.
-    if checkpoint and "rows" not in checkpoint:
-        raise damaged_error(file, "is of an older version")
     blocks = ranks.broadcast_each(checkpoint.pop("rows", []))
     for block in blocks:
         one_client = tree.take(tree.drop(block, ["who"]), 0)

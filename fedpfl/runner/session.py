@@ -90,7 +90,10 @@ def play_session(
 
     with resume.open_directory(run, path) as directory:
         if resume.is_finished(directory):
-            _report_finished_run(directory, path, quiet, trial)
+            if ranks.is_main_process():
+                header.report_finished(directory, quiet)
+            if trial and replay_evaluations(path, trial.should_prune, is_finished=True):
+                raise TrialPruned("given up")
             return
 
         if remote_backend is None:
@@ -114,16 +117,6 @@ def play_session(
         run_callbacks = session.start_callbacks(experiment, needs, quiet, callbacks)
         with run_callbacks, _report_ending(progress, run_callbacks, session.client_table):
             yield from session.play_rounds(run_callbacks)
-
-
-def _report_finished_run(
-    directory: Any, path: Path, quiet: bool, trial: SearchTrial | None
-) -> None:
-    """Tell the user, and a search, of a run that is finished. Raises TrialPruned."""
-    if ranks.is_main_process():
-        header.report_finished(directory, quiet)
-    if trial and replay_evaluations(path, trial.should_prune, is_finished=True):
-        raise TrialPruned("given up")
 
 
 @dataclass(frozen=True, eq=False)
@@ -278,13 +271,11 @@ def _report_ending(
 
     # ---- The run is finished
     directory.draw_partition(client_table.partition_record)
-    trained_count = len(find_trained_clients(progress.state))
     masks = None
     if directory.summary.get("states") != STATES_AT_NODES:
         masks = engine.compare_masks(run.method, progress.state)
     if masks:
-        federation = run.federation
-        clients = masks["clients"]
+        federation, clients = run.federation, masks["clients"]
         masks = {**masks, "clients": [federation.partition_number(client) for client in clients]}
         if clients and federation.client_names:
             masks["names"] = [federation.client_names[client] for client in clients]
@@ -295,7 +286,7 @@ def _report_ending(
         last=progress.last_row,
         hours=progress.seconds / 3600,
         rounds_played=progress.state.round,
-        trained=trained_count,
+        trained=len(find_trained_clients(progress.state)),
     )
     if not run.checkpoint.keep:
         directory.drop_checkpoint()

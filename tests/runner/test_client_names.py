@@ -55,7 +55,7 @@ def test_python_takes_a_name_for_a_number(trained):
     accuracy = 100 * (trained.predict("zürich", x).argmax(1) == y).double().mean()
     assert trained.clients.loc["zürich", "accuracy"] == pytest.approx(float(accuracy))
     assert trained.personal("hospital 07").keys() == trained.personal(2).keys()
-    with pytest.raises(fedpfl.FedpflError, match=r"no client is called 'hospital 7'.*hospital 07"):
+    with pytest.raises(fedpfl.FedpflError, match=r"client: one of .*got 'hospital 7'.*hospital 07"):
         trained.personal("hospital 7")
 
 
