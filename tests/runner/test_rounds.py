@@ -228,5 +228,5 @@ def test_a_plugins_fault_is_one_line(tmp_path):
     assert result.code == 2, result
     (line,) = result.err.splitlines()
     assert line.startswith("fedpfl: plugins: ")
-    assert "CALLBACKS: Best() raised ZeroDivisionError: division by zero" in line
+    assert "CALLBACKS: ZeroDivisionError: division by zero" in line
     assert not (tmp_path / "outputs").exists()
