@@ -47,9 +47,9 @@ class DealtData:
     Attributes:
         federation: the clients that take part.
         newcomers: those that never do, None without any.
-        shifted: what they hold in each world, None where nothing is laid over.
-        splits: who holds which samples, for the fingerprint.
-        samples_digest: of what was read.
+        shifted: the federations of shifted worlds, None without a shift.
+        splits: the samples of each client, for the fingerprint.
+        samples_digest: of the data set.
         notes: lines for the user.
     """
 
@@ -113,7 +113,7 @@ def _read_samples(settings: Settings, options: dict[str, Any]) -> datasets.Sampl
 
 
 def _deal_samples(plan: Plan, samples: datasets.Samples) -> tuple[partition.Partition, int]:
-    """Return who holds which samples, and the seed that it was drawn from."""
+    """Deal samples to clients, and return the seed of the draw."""
     settings = plan.settings
     partition_options = read_partition_options(plan.config)
     seed = partition_options.pop("seed", None)
@@ -135,7 +135,7 @@ def _deal_samples(plan: Plan, samples: datasets.Samples) -> tuple[partition.Part
 def _shift_clients(
     plan: Plan, everyone: Federation, newcomers: Collection[int], seed: int, share: Share
 ) -> ShiftedClients | None:
-    """Return what clients hold in each world, None where nothing is laid over.
+    """Make the federations of shifted worlds, None without a shift.
 
     Raises:
         FedpflError: for a shift that these samples cannot have.

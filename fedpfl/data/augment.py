@@ -80,7 +80,7 @@ class Augment(Checked):
 
 
 def find_outside(position: Tensor, size: int) -> Tensor:
-    """Return which positions lie outside of 0 to `size - 1`."""
+    """Mark the positions outside of 0 to `size - 1`."""
     return (position < 0) | (position >= size)
 
 

@@ -28,7 +28,7 @@ class Shape(tuple[int, ...]):
     """The shape of one sample.
 
     Attributes:
-        kind: "images", "signals" or "token ids", as networks differ in what they take.
+        kind: "images", "signals" or "token ids", as each network takes one kind.
         data_set: The name of the data set.
     """
 
@@ -144,7 +144,7 @@ class Federation:
         """Count samples per client and class, int64 `[clients, classes]`, on the CPU.
 
         Of several labels those with a label are counted; in a regression, or where samples are at
-        nodes, there are none to count.
+        nodes, the result has no columns.
         """
         return self._label_counts.clone()
 
@@ -162,7 +162,7 @@ class Federation:
 
     @property
     def task(self) -> Task:
-        """Return what the labels are for."""
+        """Return the purpose of the labels."""
         return find_task(self.y)
 
     def sample_counts(self) -> Tensor:
@@ -172,7 +172,7 @@ class Federation:
 
     @cached_property
     def heterogeneity(self) -> Heterogeneity:
-        """Return how much the clients differ in their labels and sizes."""
+        """Measure the clients' differences in labels and sizes."""
         if self.task is CLASSIFICATION and not self.is_elsewhere:
             return measure_heterogeneity(self._label_counts.numpy())
         sizes = self.sample_counts()
@@ -183,7 +183,7 @@ class Federation:
         return self.partition_numbers[client] if self.partition_numbers else client
 
     def client_label(self, client: int) -> str:
-        """Return how messages call a client: its number in the partition, and its name if any."""
+        """Name a client in messages: its number in the partition, and its name if any."""
         number = self.partition_number(client)
         return f"{number} ({self.client_names[client]})" if self.client_names else str(number)
 
@@ -207,7 +207,7 @@ class Federation:
         )
 
     def with_samples_of(self, client: int, positions: Tensor, x: Tensor, y: Tensor) -> Federation:
-        """Return the federation as the node of one client has it: the others have no samples.
+        """Return the federation of one client's node, where no other client has samples.
 
         Args:
             client: The client.
@@ -288,7 +288,7 @@ class Federation:
 
     @property
     def augment_numbers(self) -> int:
-        """Return how many random numbers augment one sample; 0 without augmentation."""
+        """Count the random numbers that augment one sample; 0 without augmentation."""
         return Augment.NUMBERS if self.augment else 0
 
     def apply_augmentation(self, x: Tensor, views: Tensor) -> Tensor:
@@ -376,7 +376,7 @@ def build_federation(
 def _require_fit(
     samples: Samples, partition: Partition, validation: float, augment: Augment | None
 ) -> None:
-    """Raise FedpflError for two validation splits, or augmentation of what is no image."""
+    """Raise FedpflError for two validation splits, or augmentation of other samples than images."""
     if validation and partition.validation:
         raise FedpflError(
             f"validation must be 0, as the partition holds samples out itself, got {validation}; "
@@ -389,7 +389,7 @@ def _require_fit(
 
 
 def find_absent_classes(labels: Tensor, classes: int, train: Sequence[Tensor]) -> Tensor:
-    """Return which classes each client lacks in training, bool `[clients, classes]`.
+    """Mark the classes that each client lacks in training, bool `[clients, classes]`.
 
     A client without training samples lacks none, as nothing is known of it.
 
@@ -431,7 +431,7 @@ def find_clients_of_groups(
         groups = [] if samples.groups is None else samples.groups.cpu()[indices].unique().tolist()
         groups_by_client.append({group_names[group] for group in groups})
 
-    # ---- Step 2: who holds what is named, and nothing else.
+    # ---- Step 2: clients that hold the named groups alone.
     clients = set()
     for name in names:
         if name not in group_names and name not in partition.client_names:

@@ -42,7 +42,7 @@ def _byte_pieces(value: Any) -> Iterator[Any]:
         if value.numel():
             yield value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
 
-    # ---- What holds others, with their number or their names.
+    # ---- Containers, with the number or the names of their values.
     elif is_dataclass(value):
         left_out = {
             field.name

@@ -21,7 +21,7 @@ class Heterogeneity:
     size_gini: float
 
     def __str__(self) -> str:
-        """Return what is known in words."""
+        """Describe the measures in words."""
         if self.label_skew is None:
             return f"size Gini {self.size_gini:.2f}"
         return f"label skew {self.label_skew:.2f}, size Gini {self.size_gini:.2f}"

@@ -36,7 +36,7 @@ Rounds = tuple[Annotated[int, AtLeast(1)], ...]
 
 @dataclass(frozen=True)
 class Shift(Checked):
-    """Say how clients' samples differ from the data set's, and when that changes.
+    """Set how clients' samples differ from the data set's, and from which round.
 
     Amounts of image shifts are for level 1; clients' levels are from 0 to below 1.
     """
@@ -50,9 +50,9 @@ class Shift(Checked):
     contrast: Annotated[float, Between(0, 1)] = 0.0
     """Share of the deviations from the channel's mean that is lost."""
     colour: Annotated[float, Between(0, 360)] = 0.0
-    """Degrees by which colours turn about the grey axis."""
+    """Degrees of the turn of colours about the grey axis."""
     label_permutation: bool = False
-    """Call classes otherwise; clusters agree on none, as far as there are classes enough."""
+    """Permute the names of classes; clusters agree on none, if classes are enough."""
     label_noise: Annotated[float, AtLeast(0), Below(1)] = 0.0
     """Share of the training labels that are wrong."""
     label_noise_kind: Literal["symmetric", "pair"] = "symmetric"
@@ -125,7 +125,7 @@ class Shift(Checked):
         if self.recover:
             sentences.append("the last time as in the beginning")
 
-        # ---- Step 2: what is the same in all worlds.
+        # ---- Step 2: parts that are the same in all worlds.
         if self.label_noise:
             kind = self.label_noise_kind
             sentences.append(f"{self.label_noise:.0%} of training labels wrong ({kind})")
@@ -159,7 +159,7 @@ def draw_levels(shift: Shift, clients: int, seed: int, world: int) -> np.ndarray
 def draw_permutations(
     shift: Shift, clients: int, classes: int, seed: int, world: int
 ) -> np.ndarray:
-    """Return what each client calls each class, int64 `[clients, classes]`.
+    """Draw each client's names of the classes, int64 `[clients, classes]`.
 
     Rows of a random Latin square, so that so many clusters as there are classes agree on none.
     """
@@ -183,7 +183,7 @@ def _deal_units(shift: Shift, clients: int, seed: int, world: int) -> np.ndarray
 
 
 def _drawn_world(shift: Shift, world: int) -> int:
-    """Return the world whose draws of shifts hold."""
+    """Return the world with the draws of shifts that hold."""
     return world if shift.drift == "draw" else 0
 
 
@@ -265,7 +265,7 @@ def _make_colour_turn(angle: float) -> np.ndarray:
 def flip_labels(
     labels: np.ndarray, shift: Shift, classes: int, generator: np.random.Generator
 ) -> np.ndarray:
-    """Return labels, int64 `[samples]`, of which a share is wrong."""
+    """Return labels, int64 `[samples]`, with a share of wrong ones."""
     count = len(labels)
     is_wrong = generator.random(count) < shift.label_noise
     steps = np.ones(count, np.int64)
@@ -277,7 +277,7 @@ def flip_labels(
 
 
 def thin_classes(partition: Partition, labels: np.ndarray, shift: Shift, seed: int) -> Partition:
-    """Return a partition whose training samples have a long tail: class c keeps f^(-c / last).
+    """Thin training samples to a long tail: class c keeps f^(-c / last).
 
     Raises:
         FedpflError: A client is left without training samples.
@@ -337,9 +337,9 @@ class ClientShift:
     Attributes:
         shift: The amounts.
         level: The client's share of the amounts of image shifts.
-        class_names: What it calls each class, int64 `[classes]`; the classes' numbers without a
+        class_names: Its names of the classes, int64 `[classes]`; the classes' numbers without a
             permutation.
-        key: What is drawn for it alone: the seed and its number.
+        key: The seed and its number, for its draws.
     """
 
     shift: Shift
@@ -369,7 +369,7 @@ class ClientShift:
 def draw_client_shifts(
     shift: Shift, federation: Federation, seed: int, world: int
 ) -> list[ClientShift]:
-    """Return what becomes of each client's samples in a world."""
+    """Draw the shift of each client in a world."""
     clients = federation.clients
     levels = np.zeros(clients)
     if shift.image_shifts:
@@ -391,13 +391,13 @@ def draw_client_shifts(
 
 
 class ShiftedClients:
-    """Give what clients hold in each world; that of the last question stays in memory.
+    """Make the federation of a world, and keep the last one in memory.
 
     Args:
         everyone: All clients of the partition, as the data set has their samples.
         newcomers: Clients that never take part.
-        shift: What is laid over.
-        seed: What it is drawn from.
+        shift: The amounts.
+        seed: The seed of the draws.
     """
 
     def __init__(self, everyone: Federation, newcomers: Collection[int], shift: Shift, seed: int):
@@ -421,12 +421,12 @@ class ShiftedClients:
 def shift_federation(federation: Federation, shift: Shift, seed: int, world: int) -> Federation:
     """Return a federation with the samples of a world.
 
-    Each client's are in rows of their own, whoever shares them in the data set.
+    Clients share no rows, even if they share samples in the data set.
 
     Args:
         federation: All clients of the partition, as the data set has their samples.
-        shift: What is laid over.
-        seed: What it is drawn from.
+        shift: The amounts.
+        seed: The seed of the draws.
         world: Its number.
     """
     client_shifts = draw_client_shifts(shift, federation, seed, world)

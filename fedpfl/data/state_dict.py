@@ -28,7 +28,7 @@ class Weights:
         path: Their file or run.
         samples_digest: Digest of the run's data set; "" for a file.
         trained_on: Training samples of the run, as indices in its data set.
-        caveat: What the run's own tables say of its initial weights.
+        caveat: The run's note on its own initial weights.
     """
 
     values: dict[str, Tensor]
@@ -69,7 +69,7 @@ def read_weights(path: Path) -> Weights:
             return Weights(safetensors.load_file(path), str(path))
         _require_checksums(path)
         values: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch's unpickler raises whatever it meets
+    except Exception as error:  # torch's unpickler raises many kinds
         raise FedpflError(f"model.weights: {path} cannot be read ({_reason(error)})") from None
 
     # ---- Step 3: they must be tensors by name.

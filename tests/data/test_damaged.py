@@ -399,7 +399,7 @@ def test_what_the_system_refuses_is_not_called_corrupt(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "open", refuse)
     said = read_own(path)
-    assert said == f"{path} cannot be read: Permission denied; mend that and start again"
+    assert said == f"{path} cannot be read: Permission denied; fix that and start again"
 
 
 # Readers
@@ -422,7 +422,7 @@ def test_mistakes_of_a_readers_author(tmp_path, monkeypatch, message):
     said = attempt(lambda: load_samples("mine", tmp_path))
     assert said.startswith(f"data set mine in {tmp_path} cannot be read: ")
     assert message in said
-    assert "mend its reader read_mine (hydra.verbose=true tells where it failed)" in said
+    assert "fix its reader read_mine (hydra.verbose=true tells where it failed)" in said
 
 
 X, Y = np.zeros((4, 6), np.float32), np.array([0, 1, 2, 1])

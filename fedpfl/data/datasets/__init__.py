@@ -1,8 +1,8 @@
 """Data sets: each file has the function that reads one and bears its name; shared/ has helpers.
 
 A named data set is looked up as `<data_dir>/<name>.npz` first, then as its original files, then
-downloaded where it has a lasting address. Nothing is written below `data_dir` but what is
-downloaded or unpacked, and `cache`, which keeps what is slow to read; so `data_dir` may be
+downloaded where it has a lasting address. Nothing is written below `data_dir` but
+downloads, unpacked archives and `cache`, for data sets that are slow to read; so `data_dir` may be
 read-only where the files are present.
 """
 
@@ -71,9 +71,9 @@ def load_samples(  # noqa: PLR0913 - its arguments are keys of the configuration
         only: Classes to keep, by name or number, which are numbered anew in this order.
         path: An archive that takes the place of the data set's files; of `sites`, their folder.
         download: Whether absent files may be downloaded.
-        normalize: Whether samples are scaled; otherwise images are only divided by 255.
-        task: What the labels are for, one of `ground.tasks.TASKS`; a key of the run.
-        together: The column, array or `groups` whose equal values are kept together; a key of the
+        normalize: Whether samples are scaled; if not, images are only divided by 255.
+        task: The purpose of the labels, one of `ground.tasks.TASKS`; a key of the run.
+        together: The column, array or `groups` with equal values for samples that stay together; a key of the
             partition.
         options: The data set's options, which an archive has no use for.
 
@@ -114,7 +114,7 @@ def load_samples(  # noqa: PLR0913 - its arguments are keys of the configuration
         reader_name = getattr(reader, "__qualname__", reader)
         raise FedpflError(
             f"data set {name} in {data_dir} cannot be read: {error_line(error)}; put good copies "
-            f"of its files there, or mend its reader {reader_name} "
+            f"of its files there, or fix its reader {reader_name} "
             "(hydra.verbose=true tells where it failed)"
         ) from error
 

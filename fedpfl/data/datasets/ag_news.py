@@ -30,7 +30,7 @@ def ag_news(
 
     Words are runs of letters a-z and digits of the lower-case text. The `vocabulary` - 2 most
     frequent of the training part (of equals the first by alphabet) have ids from 2 on, the most
-    frequent first; 1 is any other word, 0 fills up. What is longer than `length` words is cut.
+    frequent first; 1 is any other word, 0 fills up. Texts longer than `length` words are cut.
     """
     paths = {
         part: fetch_file(

@@ -99,7 +99,7 @@ def digit5(source: Source, size: Side = 32) -> Raw:
 def _read_arrays(path: Path) -> dict[str, np.ndarray]:
     """Read the arrays of a file by name.
 
-    SVHN's sample axis becomes the first one, and USPS's cells become arrays of the others' names.
+    SVHN's sample axis becomes the first one, and USPS's cells become arrays with the usual names.
     """
     from scipy.io import loadmat
 

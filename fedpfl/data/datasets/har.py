@@ -71,7 +71,7 @@ def _read_tables(root: Path, names: list[str]) -> Raw:
             )
         persons.append(subject.astype(np.int64))
 
-    # ---- Step 2: persons numbered through; the test part has others than the training part.
+    # ---- Step 2: persons numbered through; the two parts have different persons.
     groups, people = number_groups(np.concatenate(persons))
     return Raw(
         np.concatenate(x),

@@ -52,8 +52,8 @@ def hf(  # noqa: PLR0913 - its arguments are keys of the configuration
         size: Pixels each way to which images are scaled; None: as they are.
         vocabulary: Ids of texts, as in `ag_news`; words are counted in the training part.
         length: Words of a text.
-        task: What the labels are for.
-        together: The column whose equal values are kept together.
+        task: The purpose of the labels.
+        together: The column with equal values for samples that stay together.
 
     Returns:
         The samples; groups are the values of column `by`. Grey images have one channel if all are
@@ -111,7 +111,7 @@ def count_clients(options: Mapping[str, Any]) -> int:
 
 
 def has_test_part(options: Mapping[str, Any]) -> bool:
-    """Tell whether a configured data set has a test split beside others."""
+    """Tell whether a configured data set has a test split beside a training split."""
     return count_test_rows(_open_configured(options)) > 0
 
 
@@ -229,7 +229,7 @@ def _read_arrays(split: Split, column: str) -> np.ndarray:
     except (ValueError, TypeError) as error:
         raise FedpflError(
             f"{split.origin}: column {column!r} holds no arrays of numbers of one shape: "
-            f"{error_line(error)}; mend or leave out such rows"
+            f"{error_line(error)}; fix or leave out such rows"
         ) from None
     return values.astype(np.float32) if values.dtype.kind == "b" else values
 

@@ -83,7 +83,7 @@ def hold_data(data: Any) -> HeldData:
         parts = (_read_part(data, "data"),)
     names = tuple(part.name for part in parts if part.name)
     digest = fingerprint(names, [_list_fingerprinted(part) for part in parts])
-    # Equal samples are held once, by whoever gave them first.
+    # Equal samples are held once, by the program that gave them first.
     return _data_by_digest.setdefault(digest, HeldData(parts, digest))
 
 
@@ -105,8 +105,8 @@ def memory(
         label: The column of a table that holds the labels; of task=multilabel one per label.
         categories: Columns of a table that are no numbers: each becomes one feature per value.
         by: The column of a table that says which client a sample is of.
-        task: What the labels are for.
-        together: The column of a table whose equal values are kept together.
+        task: The purpose of the labels.
+        together: The column of a table with equal values for samples that stay together.
 
     Raises:
         FedpflError: No program holds them, or they are not of one form.
@@ -127,8 +127,8 @@ def memory(
 
 
 def _read_part(value: Any, origin: str) -> Part:
-    """Return the samples of one client, or of all. Raises FedpflError for what is none."""
-    # ---- Step 1: a data frame, known by what it can do: pandas need not be installed.
+    """Return the samples of one client, or of all. Raises FedpflError for another form."""
+    # ---- Step 1: a data frame, recognised by its methods.
     if hasattr(value, "columns") and hasattr(value, "iloc"):
         for name, column in value.items():
             if column.dtype == object and not all(isinstance(cell, Hashable) for cell in column):
@@ -167,7 +167,7 @@ def _read_part(value: Any, origin: str) -> Part:
 
 
 def _read_dataset(dataset: Any, origin: str) -> tuple[Any, Any]:
-    """Return inputs and labels of a torch Dataset, whose items are read once."""
+    """Return inputs and labels of a torch Dataset. Each item is read once."""
     try:
         items = [dataset[index] for index in range(len(dataset))]
         if items and isinstance(items[0], Mapping):  # its keys would be the pair
@@ -179,7 +179,7 @@ def _read_dataset(dataset: Any, origin: str) -> tuple[Any, Any]:
         x, y = np.stack(inputs), np.asarray(labels)
     except FedpflError:
         raise
-    except Exception as error:  # whatever a user's code raises
+    except Exception as error:  # a user's code may raise anything
         raise FedpflError(
             f"{origin} cannot be read as a torch Dataset of pairs (input, label) of one shape: "
             f"{type(error).__name__}: {error}".splitlines()[0]

@@ -1,4 +1,4 @@
-"""LEAF's Shakespeare (Caldas et al. 2018, arXiv:1812.01097): the next letter in what the roles of
+"""LEAF's Shakespeare (Caldas et al. 2018, arXiv:1812.01097): the next letter in the lines of the roles of
 the plays say.
 """
 

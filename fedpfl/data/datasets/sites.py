@@ -47,15 +47,15 @@ def sites(
         label: The column of a table that holds the labels; of task=multilabel one per label.
         categories: Columns of a table that are no numbers: each becomes one feature per value.
         size: Pixels each way to which images are scaled.
-        task: What the labels are for.
-        together: The column, or array, whose equal values are kept together.
+        task: The purpose of the labels.
+        together: The column, or array, with equal values for samples that stay together.
 
     Returns:
         The samples of all sites, in the order of their names; groups are the sites, classes the
         union of all labels, sorted. Test parts, if sites have them, come after all training parts.
 
     Raises:
-        FedpflError: A site cannot be read, or differs from the others.
+        FedpflError: A site cannot be read, or two sites differ.
     """
     if path is None:
         raise FedpflError("dataset=sites needs dataset.path=FOLDER, in which every entry is a site")
@@ -77,7 +77,7 @@ def read_site(path: Path, options: ReadOptions, columns: Columns | None = None) 
     Args:
         path: Any entry that a folder of sites may have.
         options: Those of the data set.
-        columns: What the tables of all sites have in common; None: what this one has.
+        columns: Those of all sites; None: those of this one.
 
     Raises:
         FedpflError: It is no site, or cannot be read.
@@ -126,7 +126,7 @@ def list_sites(folder: Path) -> list[Path]:
 
 
 def site_name(entry: Path) -> str:
-    """Return what a site is called: a folder's name, or a file's without its ending."""
+    """Name a site: by its folder, or by its file without the ending."""
     name = entry.name
     if not entry.is_dir():
         name = entry.name.removesuffix(".gz")
@@ -135,9 +135,9 @@ def site_name(entry: Path) -> str:
 
 
 def have_test_parts(folder: Path) -> bool:
-    """Tell whether sites come with a test part of their own, as archives may.
+    """Tell whether sites have test parts, as archives may.
 
-    Only an archive's table of contents is read; what is wrong with it is told by reading it.
+    Only an archive's table of contents is read.
     """
     first_site = list_sites(folder)[0]
     try:

@@ -31,12 +31,12 @@ def tiny_imagenet(source: Source, size: Side = 64) -> Raw:
     with unpacked_folder(
         source, "tiny-imagenet-200", "tiny-imagenet-200.zip", (MD5,), URLS
     ) as root:
-        # ---- Step 1: training images, whose folders are the classes.
+        # ---- Step 1: training images in a folder per class.
         train = sorted(root.glob("train/*/images/*.JPEG"))
         require_count(root / "train", "images", len(train), SIZES[0])
         labels, names = number_groups([path.parts[-3] for path in train])
 
-        # ---- Step 2: validation images, whose classes stand in a list.
+        # ---- Step 2: validation images, with a list of classes.
         notes = root / "val/val_annotations.txt"
         class_of_image: dict[str, str] = {}
         for row in read_table(notes, "\t"):

@@ -3,7 +3,7 @@
 Each scheme is a pure function of labels, number of clients and seed. Schemes return disjoint sets
 of indices (but for fixed_dirichlet and files, whose clients may share samples), at least one
 training sample per client, and the client's own test split: of a client's n shuffled samples the
-first `int(test_fraction * n)`, or samples of the data set's original test part, or what a file
+first `int(test_fraction * n)`, or samples of the data set's original test part, or as a file
 says.
 """
 
@@ -128,7 +128,7 @@ def call_scheme(
         "test_from": samples.test_from,
     }
     parameters = inspect.signature(scheme).parameters
-    # A scheme is given what it has an argument for.
+    # A scheme is given the facts that it has arguments for.
     facts = {key: value for key, value in optional_facts.items() if key in parameters}
     return scheme(
         samples.y.numpy().copy(),

@@ -30,7 +30,7 @@ class Partition:
         attempts: Draws that the published scheme needed.
         validation: Each client's validation samples, where a file holds samples out; else empty.
         notes: Lines for the user about the partition.
-        client_names: The clients' names, where they are somebody, such as a site or a writer.
+        client_names: The clients' names, such as those of sites or writers.
     """
 
     train: tuple[Indices, ...]
@@ -66,7 +66,7 @@ def trim_shards(shards: list[Indices], samples: int, client: int, key: str) -> l
             f"client {client}; lower it, or lower clients"
         )
     new_sizes = np.zeros_like(sizes)
-    # From the smallest shard on: the others make up for what it lacks.
+    # From the smallest shard on: larger ones make up for a small one.
     for position, shard in enumerate(np.argsort(sizes, kind="stable")):
         shards_left = len(shards) - position
         equal_part = -(-(samples - new_sizes.sum()) // shards_left)  # rounded up
@@ -114,7 +114,7 @@ def deal_shards(
 def deal_by_proportions(
     y: np.ndarray, sizes: Sequence[int], alpha: float, rng: np.random.Generator
 ) -> list[Indices]:
-    """Deal each client so many samples by class proportions ~ Dir(alpha) of its own.
+    """Deal each client so many samples by its class proportions ~ Dir(alpha).
 
     The proportions are restricted to the classes that have samples left.
     """
@@ -179,7 +179,7 @@ def check_partition(
     """Raise FedpflError for a malformed partition, or one that tests on training samples.
 
     Args:
-        partition: A scheme's answer, of whatever type.
+        partition: A scheme's answer, of any type.
         clients: Number of clients.
         samples: Number of samples of the data set.
         choice: The user's choice of the scheme, such as `partition=iid`.

@@ -43,13 +43,13 @@ def flower(
         groups: The group of each sample.
         group_names: Their names.
         partitioner: A class of `flwr_datasets.partitioner`.
-        arguments: What it is made with; None stands for what is not given.
+        arguments: Arguments of the class; those that are None are left out.
         test_fraction: Share of each client's samples for testing.
 
     Raises:
         FedpflError: There is no such class or argument, or it refuses these data.
     """
-    # ---- Step 1: what the partitioner is told.
+    # ---- Step 1: the partitioner's arguments.
     partitioner_class = _find_partitioner(partitioner)
     settings = {key: value for key, value in (arguments or {}).items() if value is not None}
     parameters = inspect.signature(partitioner_class).parameters
@@ -80,7 +80,7 @@ def flower(
             for client in range(instance.num_partitions):
                 rows = list(instance.load_partition(client)[INDEX])
                 holdings.append(np.array(rows, dtype=np.int64))
-        except Exception as error:  # whatever the library raises for these arguments
+        except Exception as error:  # the library raises many kinds
             raise FedpflError(
                 f"partition=flower: {partitioner} refuses partition.arguments for {clients} "
                 f"clients: {error_text(error, with_class=True)}"
@@ -109,7 +109,7 @@ def _find_partitioner(name: str) -> Callable[..., Any]:
         raise missing_extra(
             "partition=flower needs a package that is not installed", "flwr-datasets"
         ) from None
-    # What is left out is the base class, what takes a function, and what deals columns.
+    # Left out are the base class, one that takes a function, and those that deal columns.
     usable_names = [
         class_name
         for class_name in partitioner.__all__
@@ -121,7 +121,7 @@ def _find_partitioner(name: str) -> Callable[..., Any]:
 
 
 def _make_table(y: np.ndarray, groups: np.ndarray | None) -> Any:
-    """Return what a partitioner deals: a row per sample."""
+    """Make the partitioner's data set, a row per sample."""
     import datasets
 
     columns = {LABEL: y, INDEX: np.arange(len(y))}

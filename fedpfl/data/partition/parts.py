@@ -37,7 +37,7 @@ def groups(
     """Make natural clients: each is one group, or an equal random part of one.
 
     A group is a domain, a person or a role. `groups` and `group_names` are the data set's. Groups
-    of fewer than `min_samples` are left out; the others come in order, clients / groups clients
+    of fewer than `min_samples` are left out; the rest come in order, clients / groups clients
     each, or as many as there are clients, drawn at random. With `samples_per_client` each client
     keeps that many. test_fraction None: a client is tested on its samples of the original test
     part.
@@ -101,7 +101,7 @@ def _choose_groups(
     clients.
 
     Raises:
-        FedpflError: If there are none, or clients are more and no multiple of them.
+        FedpflError: No group is left, or clients are more and no multiple of them.
     """
     large_groups = [
         (number, indices)

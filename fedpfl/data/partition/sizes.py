@@ -110,7 +110,7 @@ def extended_dirichlet(
         )
     client_classes = deal_classes(len(pools), clients, classes_per_client, rng)
 
-    # ---- Step 2: shares of these classes, until nobody has too few samples
+    # ---- Step 2: shares of these classes, until all clients have enough samples
     for attempt in range(1, max_attempts + 1):
         holdings = _cut_over_holders(pools, client_classes, alpha, rng)
         if min(map(len, holdings)) >= min_samples:
@@ -128,7 +128,7 @@ def _cut_over_holders(
     alpha: float,
     rng: np.random.Generator,
 ) -> list[Indices]:
-    """Cut each class that somebody holds by Dir(alpha) over its holders."""
+    """Cut each class by Dir(alpha) over its holders, if it has any."""
     pieces: list[list[Indices]] = [[] for _ in client_classes]
     for label, pool in enumerate(pools):
         holders = [client for client, labels in enumerate(client_classes) if label in labels]

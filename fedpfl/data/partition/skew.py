@@ -70,7 +70,7 @@ def _describe_repair(
     """Return a note on filled-up clients, if they are a tenth or more."""
     filled = sum(size < min_samples for size in sizes_drawn)
     clients = len(sizes_drawn)
-    # A few clients filled up leave the skew what it is called.
+    # A few clients filled up change the skew little.
     if filled * 10 < clients:
         return ()
     samples_moved = sum(
@@ -152,9 +152,9 @@ def shards(
     """Make the pathological split: each client holds a shard of `classes_per_client` classes.
 
     In order, each client takes the classes dealt least often so far, ties at random; so two classes
-    differ by at most one shard, whatever clients * classes_per_client. Then each class is cut into
+    differ by at most one shard, for any clients * classes_per_client. Then each class is cut into
     equal shards (McMahan et al. 2017 cut the sorted labels, where a client's shards may coincide in
-    class; here they never do). A class dealt to nobody, which happens if clients *
+    class; here they never do). A class without a client, which happens if clients *
     classes_per_client < classes, is left out. With `samples_per_client` each client keeps that
     many, as evenly over its shards as they allow.
 
@@ -204,7 +204,7 @@ def _cut_classes(
     for indices in classes:
         rng.shuffle(indices)
         proportions = rng.dirichlet(np.full(clients, alpha))
-        # The legacy generator underflows for tiny alpha, whose limit is one client.
+        # The legacy generator underflows for tiny alpha; its limit is one client.
         if not np.isfinite(proportions).all():
             proportions = np.eye(clients)[rng.choice(clients)]
         cuts = (np.cumsum(proportions) * len(indices)).astype(int)[:-1]

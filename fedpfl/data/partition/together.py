@@ -43,7 +43,7 @@ def deal_units(deal: Callable[[Samples], Partition], samples: Samples) -> Partit
         _require_one(samples.groups, rows_by_unit, "two groups")
     groups = None if samples.groups is None else samples.groups[standing]
 
-    # ---- Step 3: what is dealt are units, of which all samples are taken.
+    # ---- Step 3: deal units, and take all samples of each.
     split = deal(
         replace(
             samples,
@@ -82,10 +82,10 @@ def require_units_apart(partition: Partition, units: np.ndarray) -> None:
 
 
 def _require_one(values: torch.Tensor, rows_by_unit: Sequence[Indices], described: str) -> None:
-    """Raise FedpflError for a unit whose samples differ in a value."""
+    """Raise FedpflError where samples of one unit differ in a value."""
     for rows in rows_by_unit:
         if (values[rows] != values[rows[0]]).any():
             raise FedpflError(
                 f"partition.together: samples {rows[0]} and {rows[-1]} are of one unit, and in "
-                f"{described}; leave partition.together out, or mend the data"
+                f"{described}; leave partition.together out, or fix the data"
             )

@@ -47,14 +47,14 @@ def read_archive(
 
 
 def read_archive_part(path: Path, options: ReadOptions) -> Part:
-    """Read an archive of `x` and `y`, perhaps `groups`, `test_from` and what is kept together."""
+    """Read an archive of `x` and `y`, perhaps `groups`, `test_from` and units."""
     with _open_arrays(path) as arrays:
         return _make_part(path, arrays, options)
 
 
 @contextmanager
 def _open_arrays(path: Path, medmnist_md5: tuple[str, ...] = ()) -> Iterator[Mapping[str, Any]]:
-    """Open an archive; what is wrong with it is one line."""
+    """Open an archive. Raises FedpflError for a damaged one."""
 
     def archive_error(_: Path | str, reason: str) -> FedpflError:
         if medmnist_md5:

@@ -35,7 +35,7 @@ class Split:
 
 def import_without_draws(name: str) -> Any:
     """Import a module. Raises ImportError where it is absent."""
-    # What the library imports draws from Python's generator, which is the run's.
+    # The library's imports draw from Python's generator, which is the run's.
     state = random.getstate()
     try:
         return importlib.import_module(name)
@@ -73,7 +73,7 @@ def open_splits(
             "dataset=hf needs dataset.path=FOLDER, written by save_to_disk, or a name on the hub"
         )
 
-    # ---- Step 1: the folder or, where there is none, the name on the hub
+    # ---- Step 1: the folder, or else the name on the hub
     folder = Path(path).expanduser()
     if folder.exists():
         if subset:
@@ -98,7 +98,7 @@ def open_splits(
 
 
 def count_test_rows(splits: Sequence[Split]) -> int:
-    """Return how many rows the test part has.
+    """Count the rows of the test part.
 
     A split that stands alone is no test part.
     """
@@ -114,7 +114,7 @@ def _open_folder(folder: Path) -> Any:
     datasets = import_datasets()
     try:
         return datasets.load_from_disk(str(folder))
-    except Exception as error:  # pyarrow's, json's, and others of a damaged file
+    except Exception as error:  # a damaged file raises pyarrow's errors, json's and more
         raise FedpflError(
             f"dataset.path={folder} cannot be read as a folder of save_to_disk: {error_line(error)}; "
             "write one in Python: dataset.save_to_disk(folder)"

@@ -70,7 +70,7 @@ def read_images(paths: Sequence[Path], size: int) -> np.ndarray:
     def read_image(path: Path) -> np.ndarray:
         with explain_read_errors(path, not_as_published):
             with Image.open(path) as image:
-                image.verify()  # a PNG's checksums, which are not all looked at otherwise
+                image.verify()  # a PNG's checksums, which opening does not compare
             with Image.open(path) as image:
                 refuse_deep_image(image)
                 return _to_pixels(image, "RGB", size).transpose(2, 0, 1)
@@ -87,7 +87,7 @@ def read_own_images(
 ) -> np.ndarray:
     """Read images as viewers show them, uint8 `[images, channels, height, width]`.
 
-    They are turned as EXIF says, and what is transparent lies on white.
+    EXIF rotation is applied, and transparent pixels are composed on white.
 
     Args:
         files: Files, or their content.

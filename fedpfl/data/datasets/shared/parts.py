@@ -1,6 +1,6 @@
 """Parts of own data, one for each site, client or split: the one place that joins them.
 
-Whatever door they come by, classes, clients, and what is kept together are decided here.
+Classes, clients and units of all kinds of own data are decided here.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class ReadOptions:
         labels: The columns of labels.
         categories: The columns that become one feature per value.
         by: The column that names the client of a sample.
-        together: The column whose equal values stay with one client, and in one of its splits.
+        together: The column with equal values for samples that stay in one split of one client.
         size: Pixels each way of images.
         task: The purpose of the labels.
     """

@@ -52,7 +52,7 @@ class Samples:
         test_from: The first sample of the original test part, if there is one.
         class_names: The names of the classes or labels, empty where they are numbers alone.
         are_elsewhere: Whether all samples are at nodes, and x and y have their form alone.
-        feature_names: What the features of a table are called; empty of anything else.
+        feature_names: Names of a table's features; empty of arrays.
         units: int64 `[samples]`; samples of one unit, such as a patient, stay together.
     """
 
@@ -72,7 +72,7 @@ class Samples:
 
 
 class Raw(NamedTuple):
-    """A reader's result, not yet checked; its fields are as of Samples."""
+    """A reader's result, not yet checked; with the fields of Samples."""
 
     x: np.ndarray
     y: np.ndarray
@@ -85,7 +85,7 @@ class Raw(NamedTuple):
 
 
 def merge_parts(*parts: tuple[np.ndarray, np.ndarray]) -> Raw:
-    """Join original parts (x, y), the last of which is the test part.
+    """Join original parts (x, y); the last one is the test part.
 
     Raises:
         ValueError: If x and y of a part have different lengths.
@@ -118,17 +118,17 @@ def check_samples(  # noqa: PLR0913 - its arguments are those of `load_samples`
     normalize: bool,
     task: Task = CLASSIFICATION,
 ) -> Samples:
-    """Check what a reader returned, and bring it into its final form.
+    """Check a reader's result, and bring it into its final form.
 
     Args:
         name: Of the data set.
         raw: The reader's result.
         origin: The file or folder it is from, for errors.
-        mean: As of `load_samples`.
-        std: As of `load_samples`.
-        classes: As of `load_samples`.
-        normalize: As of `load_samples`.
-        task: What the labels are for.
+        mean: See `load_samples`.
+        std: See `load_samples`.
+        classes: See `load_samples`.
+        normalize: See `load_samples`.
+        task: The purpose of the labels.
 
     Raises:
         FedpflError: If the samples have another form, or the constants do not fit them.
@@ -191,7 +191,7 @@ def select_classes(samples: Samples, labels: Sequence[int | str]) -> Samples:
     if not names and kept == list(range(len(kept))):
         new_names = ()
 
-    # ---- Step 2: what is kept, and where the test part begins in it.
+    # ---- Step 2: the samples to keep, and the beginning of their test part.
     selected = y >= 0
     test_from = samples.test_from
     if test_from is not None:
@@ -257,7 +257,7 @@ def to_finite_floats(x: np.ndarray, names: Sequence[str] = ()) -> np.ndarray:
         ValueError: A value is not finite, or float32 does not tell samples apart by a feature.
     """
     exact = x
-    with np.errstate(over="ignore"):  # what is too large becomes infinite
+    with np.errstate(over="ignore"):  # too large a value becomes infinite
         x = x.astype(np.float32, copy=False)
     if not np.isfinite(x).all():
         row, *place = np.argwhere(~np.isfinite(x))[0].tolist()

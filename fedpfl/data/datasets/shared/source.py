@@ -1,4 +1,4 @@
-"""Find and download the files of data sets, cache what is slow to read, explain errors."""
+"""Find and download the files of data sets, cache slow ones, explain errors."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def without_writing() -> Iterator[None]:
 
 
 def writes_nothing() -> bool:
-    """Tell whether nothing may be downloaded or written at present."""
+    """Tell whether downloading and writing are off at present."""
     return _writes_nothing.get()
 
 
@@ -108,7 +108,7 @@ def find_folder(source: Source, place: str, *relatives: str) -> Path:
 
     Args:
         source: The data set.
-        place: What the user is to put there.
+        place: The files that the user is to put there.
         relatives: Paths below `data_dir`, in order.
 
     Raises:
@@ -219,7 +219,7 @@ def read_cached(
 
     Args:
         source: The data set.
-        options: What the result depends on beside the inputs.
+        options: Further values that decide the result.
         inputs: The files that `make` reads.
         make: Reads the data set.
 
@@ -234,7 +234,7 @@ def read_cached(
     if path.is_file():
         try:
             return _read_cache(path)
-        except Exception:  # whatever is wrong with it, it can be made again
+        except Exception:  # a damaged cache can be made again
             log.warning("%s cannot be read and is made again", path)
     log.info("reading %s, which takes a while the first time", source.name)
     raw = make()
@@ -330,7 +330,7 @@ def explain_read_errors(
         # An errno other than EINVAL is the system's fault, not the file's.
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise FedpflError(
-                f"{path} cannot be read: {error_line(error)}; mend that and start again"
+                f"{path} cannot be read: {error_line(error)}; fix that and start again"
             ) from error
         raise make_error(path, error_line(error)) from error
 

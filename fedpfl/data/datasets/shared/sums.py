@@ -1,7 +1,6 @@
 """Exact sums per channel, from which samples are scaled.
 
-Whoever adds them, in whatever order and on whatever machine, has the same mean and deviation: so do
-sites that tell their sums alone.
+In any order and on any machine they give the same mean and deviation, also from the sums of sites.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ LEVEL_BITS = 36
 
 
 class ChannelSums(NamedTuple):
-    """Hold what a channel's values add up to, exactly.
+    """Hold the exact sums of a channel's values and squares.
 
     Attributes:
         values: Sum of the values, in units of 1 for pixels, of 2^-149 for floats.
@@ -43,7 +42,7 @@ class ChannelSums(NamedTuple):
 
         Args:
             count: How many values there are.
-            is_image: Whether they are pixels, whose mean and deviation are of x / 255.
+            is_image: Whether they are pixels, scaled as x / 255.
         """
         # Whole numbers of any length until here; one division rounds, on every machine alike.
         denominator = count * (255 if is_image else 2**FLOAT_BITS)
@@ -91,7 +90,7 @@ def _sum_exactly(values: np.ndarray, bits: int) -> int:
     """Return the exact sum of at most CHUNK whole numbers of 2^-bits, in this unit."""
     total = 0
     while len(values):
-        # ---- The upper bits of all values are integers, whose sum is exact in any order
+        # ---- The upper bits of all values are integers, with an exact sum in any order
         _, exponent = np.frexp(np.abs(values).max())
         # 36 bits and the 16 of at most 2^16 summands stay below the 53 of a double.
         shift = max(int(exponent) - LEVEL_BITS, -bits)

@@ -62,7 +62,7 @@ def read_table(path: Path, text_columns: Sequence[str]) -> pd.DataFrame:
 
     Args:
         path: The file, which ends in one of TABLE_SUFFIXES.
-        text_columns: Columns whose cells stay as they stand, so that 01 is not 1.
+        text_columns: Columns of texts, so that 01 is not 1.
 
     Raises:
         FedpflError: It is no table, has no row, or two columns have one name.
@@ -98,7 +98,7 @@ def read_table(path: Path, text_columns: Sequence[str]) -> pd.DataFrame:
 
 
 def check_frame(frame: pd.DataFrame, origin: str) -> pd.DataFrame:
-    """Return a data frame whose objects that are numbers are numbers.
+    """Check a data frame, and convert objects that are numbers.
 
     Raises:
         FedpflError: It has no row, or two columns have one name, or one has no name.

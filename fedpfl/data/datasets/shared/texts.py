@@ -143,7 +143,7 @@ def number_texts(texts: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
 def require_one_spelling(texts_by_part: Mapping[str, Iterable[str]], noun: str) -> None:
     """Raise FedpflError for two texts that differ in case alone, or in leading zeros.
 
-    10 and 010 in one part are two codes; 1 in one part and 01 in another one are not.
+    10 and 010 in one part are two codes; 1 at one site and 01 at a second are one.
 
     Args:
         texts_by_part: The texts of each site, client or split, by its name in messages.
@@ -169,7 +169,7 @@ def require_one_spelling(texts_by_part: Mapping[str, Iterable[str]], noun: str) 
 
 
 def require_alike(texts_by_part: Mapping[str, Iterable[str]]) -> None:
-    """Raise FedpflError where one part has numbers for labels, and another one has texts."""
+    """Raise FedpflError where labels are numbers in one part, and texts in a second."""
     kinds: dict[bool, str] = {}
     for origin, texts in texts_by_part.items():
         are_numbers = {text.lstrip("+-").isdecimal() for text in texts}

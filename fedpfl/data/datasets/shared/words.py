@@ -40,8 +40,8 @@ def encode_texts(
     Args:
         texts: The training part first.
         training_texts: Number of texts in which words are counted.
-        vocabulary: As of `number_words`.
-        length: As of `encode_words`.
+        vocabulary: See `number_words`.
+        length: See `encode_words`.
         origin: The texts' name in messages.
 
     Raises:
