@@ -50,7 +50,7 @@ CURVE_CAPTION = (
 def curve_table(
     runs: Iterable[Run], reference: Path, spans: Sequence[tuple[int, int]] = ((1, 20), (21, 100))
 ) -> Table:
-    """Return how far each run's per-round accuracy is from a published curve, in points.
+    """Return each run's distance from a published per-round curve, in points.
 
     Args:
         runs: Any; those without a published curve have no row.
@@ -135,7 +135,7 @@ def draw_curves(runs: Iterable[Run], reference: Path, path: Path) -> list[Path]:
             if name is None or name in drawn_names:
                 continue
             drawn_names.add(name)
-            # A published curve may be longer, and would squeeze the others.
+            # A published curve may be longer, and would squeeze our curves.
             is_shown = (published_curves["method"] == name) & (
                 published_curves["round"] <= last_round
             )

@@ -98,12 +98,12 @@ def keep_nearest(groups: Sequence[Group], key: Callable[[Group], Any]) -> tuple[
     Of several that fit it is the finished one of most rounds, as in tables.
 
     Args:
-        groups: What the figure is about.
+        groups: Of the figure.
         key: Names a group's bar or point.
     """
     nearest_groups: dict[Any, Group] = {}
     for group in sorted(groups, key=lambda group: closeness_to_paper(group, {})):
-        # The nearest come last, and take the place of others.
+        # The nearest come last, and replace earlier ones.
         nearest_groups[key(group)] = group
     kept_groups = [group for group in groups if group is nearest_groups[key(group)]]
     notes = []
@@ -186,7 +186,7 @@ def paint_accuracy_over(
             groups, lambda group: (panel(group), quantity(group.runs[0]), *lines(group))
         )
 
-        # ---- Step 2: a panel, whose groups are points of lines.
+        # ---- Step 2: a panel with groups as points of lines.
         def draw_panel(ax: Axes, members: list[Group]) -> None:
             placed_groups = []
             for group in members:

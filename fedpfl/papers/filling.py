@@ -1,7 +1,7 @@
 """Fill a paper's table from runs: `python -m fedpfl.report paper fedobp/table3 fedselect/table1`.
 
-Every cell shows the own value above the published one and their difference; what is missing is
-listed with the command that fills it.
+Every cell shows the own value above the published one and their difference; missing cells
+are listed with the commands that fill them.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ ACCURACY_TEXTS = {
 
 @dataclass
 class FilledCells:
-    """Hold what runs say of a layout's cells.
+    """Cells of a layout, filled from runs.
 
     Attributes:
         layout: The table.
-        rule: Which accuracy of which evaluation is shown.
+        rule: The accuracy and evaluation that are shown.
         part_groups: The group that fills each part.
         part_values: Numbers of parts.
         cell_values: Numbers of cells: means over their parts.
@@ -83,7 +83,7 @@ class FilledCells:
 
     @property
     def parts_without_number(self) -> set[CellPart]:
-        """The parts whose runs hold no number where they are judged."""
+        """The parts with runs that hold no number where they are judged."""
         return {part for part, group in self.part_groups.items() if self.empty_notes([group])}
 
     def empty_notes(self, groups: Sequence[Group]) -> tuple[str, ...]:
@@ -125,7 +125,7 @@ def fill_table(
     whole_layout = TABLES[name]
     assert isinstance(whole_layout, Layout)
     run_datasets = {group.runs[0].dataset_name: None for group in groups}
-    # Runs on none of the papers' data sets: the table is made of theirs, without published numbers.
+    # Runs on none of the papers' data sets: the table has their columns, without published numbers.
     has_other_datasets = run_datasets and not run_datasets.keys() & paper_datasets()
     layout = whole_layout
     if only or has_other_datasets:
@@ -193,10 +193,10 @@ def _fill_cells(layout: Layout, groups: Sequence[Group], rule: Selection) -> Fil
 
 
 def _measure_group(group: Group, measure: Measure, rule: Selection) -> SeedValues:
-    """Return what a cell shows of a group, by seed."""
+    """Return a cell's values of a group, by seed."""
     rows = judged_rows(group, rule.select, rule.every, rule.by)
     values = {run.seed: measure(run, row, rule) for run, row in rows.items()}
-    # Where a seed lacks the value, a mean of the others would not be the group's.
+    # Where a seed lacks the value, a mean without it would not be the group's.
     if any(map(math.isnan, values.values())):
         return {}
     return values
@@ -208,11 +208,11 @@ def _mean_over_parts(parts: Sequence[SeedValues]) -> SeedValues:
     return {seed: math.fsum(part[seed] for part in parts) / len(parts) for seed in common_seeds}
 
 
-# ---- What a cell shows
+# ---- Cells
 
 
 def _published_value(filled: FilledCells, index: CellIndex) -> tuple[float, float]:
-    """Return the published number of a cell and its deviation, nan where there is none."""
+    """Return the published number of a cell and its deviation, nan without one."""
     i, j = index
     entry = published.lookup(filled.layout.published_key(i, j))
     return (entry.value, entry.std) if entry else (math.nan, math.nan)
@@ -274,7 +274,7 @@ def _mark_best(filled: FilledCells, cells: Mapping[CellIndex, Cell]) -> None:
 
 
 def _is_finished(filled: FilledCells, index: CellIndex) -> bool:
-    """Return whether a cell has groups, and all of these are finished."""
+    """Return True if a cell has groups, and all of these are finished."""
     groups = [group for part, group in filled.shown_groups.items() if part[:2] == index]
     return bool(groups) and all(group.reported_runs[0].status == "finished" for group in groups)
 
@@ -283,7 +283,7 @@ def _is_finished(filled: FilledCells, index: CellIndex) -> bool:
 
 
 def _notes(filled: FilledCells) -> Iterator[str]:
-    """Yield what a reader must know beside the caption."""
+    """Yield the notes below the caption."""
     layout = filled.layout
     rule = filled.rule
 
@@ -305,7 +305,7 @@ def _notes(filled: FilledCells) -> Iterator[str]:
         progress = join_few(dict.fromkeys(filled.unfinished.values()))
         yield f"° not all planned rounds: the last evaluation that there is ({progress})."
 
-    # ---- Step 3: what the table itself has to say.
+    # ---- Step 3: the table's own notes.
     if layout.note:
         yield layout.note
     omitted: dict[str, list[str]] = {}
@@ -409,7 +409,7 @@ def _compare_with_last_row(filled: FilledCells, test: str) -> tuple[set[CellInde
 
 
 def _caption(filled: FilledCells) -> str:
-    """Return what the table shows."""
+    """Return the caption."""
     layout = filled.layout
     rule = filled.rule
     if layout.rows[0].kind != "percent":
@@ -481,7 +481,7 @@ def _commands_that_fill(
         for experiment, *values_of_keys in frame[[*keys]].values:
             command = [f"python -m fedpfl.train experiment={experiment}"]
             for key, values in zip(keys[1:], values_of_keys, strict=True):
-                # What the experiment sweeps over by itself need not be said.
+                # The experiment's own sweep need not be typed.
                 if {*values} != swept_values.get((experiment, key)):
                     command.append(f"{key}={','.join(values)}")
             commands.append(" ".join(command))

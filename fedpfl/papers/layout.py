@@ -18,13 +18,13 @@ from fedpfl.report.table import Table
 
 
 class Selection(NamedTuple):
-    """Say which accuracy of which evaluation a cell shows.
+    """Select the accuracy and the evaluation that a cell shows.
 
     Attributes:
         accuracy: A column of rounds.csv.
         select: Which round, as in `accuracy_table`.
-        every: Of which rounds the best is taken: each so many.
-        published: Whether it is the paper's own rule, by which other numbers are counted too.
+        every: The best is taken of each so many rounds.
+        published: Whether it is the paper's own rule; other numbers are then counted by it too.
     """
 
     accuracy: str = "accuracy"
@@ -46,10 +46,10 @@ PLAIN_SETUP: dict[str, Any] = {
     "system.dropout": 0.0,
     "system.stragglers": 0.0,
 }
-"""What no paper's runs have otherwise: notes name runs that do, and plain ones go before them."""
+"""Values of all papers' runs: notes name runs that differ, and plain ones go before them."""
 
 Measure = Callable[[Run, pd.Series, Selection], float]
-"""What a cell shows of a run and its judged row of rounds.csv."""
+"""Takes a run, its judged row of rounds.csv and the rule; returns a cell's number."""
 
 
 def measure_accuracy(run: Run, row: pd.Series, rule: Selection) -> float:
@@ -58,7 +58,7 @@ def measure_accuracy(run: Run, row: pd.Series, rule: Selection) -> float:
 
 
 def measure_untrained(run: Run, row: pd.Series, rule: Selection) -> float:
-    """Return the averaged model's accuracy, where others are judged right after training."""
+    """Return the averaged model's accuracy, where other methods are judged right after training."""
     is_after_training = rule.accuracy.startswith("cohort_")
     # A cohort's accuracies are pooled, so this is too.
     column = "accuracy_pooled" if is_after_training else rule.accuracy
@@ -77,7 +77,7 @@ def measure_fine_tuned(run: Run, row: pd.Series, rule: Selection) -> float:
 
 
 def has_config(run: Run, config: Mapping[str, Any]) -> bool:
-    """Return whether a run has these values. An absent key counts as false.
+    """Return True if a run has these values. An absent key counts as false.
 
     Args:
         run: Any run.
@@ -174,11 +174,11 @@ class Layout:
         rows: From top to bottom.
         columns: From left to right.
         rule: The paper's own.
-        about: What is known of the rule.
-        setup: What the published runs share, by dotted key; perhaps by run.
+        about: Remark on the rule.
+        setup: Of all published runs, by dotted key; perhaps by run.
         metric: Of the published numbers.
         note: More to say below the table.
-        is_whole_sweep: Whether its experiments run exactly what the table shows.
+        is_whole_sweep: Whether its experiments run the table's cells and no more.
     """
 
     title: str
@@ -210,11 +210,11 @@ class Layout:
         return config
 
     def overrides_of(self, i: int, j: int, alpha: float | None) -> dict[str, str]:
-        """Return the overrides that run what a cell shows at an alpha."""
+        """Return the overrides of a cell's runs at an alpha."""
         row = self.rows[i]
         column = self.columns[j]
         overrides = {"experiment": row.experiment.format(column.experiment)}
-        # A row with overrides of its own, as of a `paper` group, has its method in these.
+        # Overrides of a row, such as a `paper` group, name its method.
         if row.overrides:
             overrides |= row.overrides
         else:
@@ -233,7 +233,7 @@ class Layout:
         return {**PLAIN_SETUP, **shared, **self.columns[j].setup}
 
     def fits(self, run: Run, i: int, j: int, alpha: float | None) -> bool:
-        """Return whether a run may fill a cell, or its part at an alpha."""
+        """Return True if a run may fill a cell, or its part at an alpha."""
         row = self.rows[i]
         column = self.columns[j]
         if row.omission or column.omission:
@@ -287,12 +287,12 @@ def format_value(value: Any) -> str:
 
 
 def number_row_fields(published_name: str, metric: str) -> dict[str, Any]:
-    """Return what rows share whose numbers are no accuracies, several to a method."""
+    """Return the shared fields of rows without accuracies, several to a method."""
     return {"published_name": published_name, "metric": metric, "kind": "decimal"}
 
 
 def closeness_to_paper(group: Group, setup: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return a sort key: the larger, the nearer a configuration is to what the table means."""
+    """Return a sort key: the larger, the nearer a configuration is to the table's."""
     run = group.runs[0]
     differences = published.setup_differences(run, setup)
     different_keys = [key for key, *_ in differences if key != "rounds"]
@@ -310,7 +310,7 @@ def closeness_to_paper(group: Group, setup: Mapping[str, Any]) -> tuple[Any, ...
 
 
 class Listing(NamedTuple):
-    """Declare a table of the runs that there are.
+    """Declare a table of existing runs.
 
     Attributes:
         choose: Returns the groups that it shows.

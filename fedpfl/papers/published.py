@@ -22,7 +22,7 @@ class Published(NamedTuple):
         value: An accuracy in percent, or what its metric says.
         std: Its standard deviation, nan where unknown.
         source: Paper and table.
-        note: What is known of how it was made, "" for nothing.
+        note: On how it was made, "" for none.
     """
 
     value: float
@@ -36,7 +36,7 @@ Key = tuple[str, str, str, str, str]
 
 
 def lookup(key: Key) -> Published | None:
-    """Return a published number, None if there is none.
+    """Return a published number, or None.
 
     The data set may be a name of the configuration, the method in any spelling.
     """

@@ -31,7 +31,7 @@ def make_tables_and_figures(
         groups: Runs that differ by seed alone.
         out: The folder of figures.
         rule: None for each table's own.
-        names: Of NAMES; by default all of which there are runs.
+        names: Of NAMES; by default all with runs.
         only: `tables` or `figures`.
         datasets: Only these columns.
         test: Of `compare.MIN_PAIRS`.
@@ -67,7 +67,7 @@ def _first_rule(paper: str) -> Selection:
 
 
 def _has_runs(name: str, groups: Sequence[Group]) -> bool:
-    """Return whether runs on the paper's data sets fill something of a table or figure."""
+    """Return True if runs on the paper's data sets fill a part."""
     datasets = paper_datasets(name.partition("/")[0])
     fitting_groups = [group for group in groups if group.runs[0].dataset_name in datasets]
     if not fitting_groups:

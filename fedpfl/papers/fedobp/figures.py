@@ -58,7 +58,7 @@ SCORE_LABELS = {
 
 
 def _has_paper_score(run: Run) -> bool:
-    """Return whether a run is FedOBP by one of the three scores, over all entries."""
+    """Return True for FedOBP by one of the three scores, over all entries."""
     config = run.config["method"]
     score = config.get("score", "obp")
     norm = config.get("norm", "global")
@@ -68,9 +68,9 @@ def _has_paper_score(run: Run) -> bool:
 
 
 def _has_published_score(run: Run) -> bool:
-    """Return whether a run is FedOBP as in the public files.
+    """Return True if a run is FedOBP as in the public files.
 
-    There the earlier score has a moving average on some data sets; the others are taken per tensor
+    There the earlier score has a moving average on some data sets; the other scores are taken per tensor
     of scores by layer.
     """
     score = run.config_value("method.score")
@@ -83,7 +83,7 @@ def _has_published_score(run: Run) -> bool:
 
 
 def _is_paper_method(run: Run) -> bool:
-    """Return whether a run is the paper's FedOBP, at any q, or another method."""
+    """Return True if a run is the paper's FedOBP, at any q, or another method."""
     if run.method_name != "fedobp":
         return True
     config = run.config["method"]
@@ -93,7 +93,7 @@ def _is_paper_method(run: Run) -> bool:
 
 
 def _has_paper_quantile(run: Run) -> bool:
-    """Return whether a run has Table II's q, where that has one."""
+    """Return True if a run has Table II's q, where that has one."""
     entry = published_number(run, QUANTILE)
     # Methods other than FedOBP have no q, and take part in the comparison as they are.
     return entry is None or run.q in (None, entry.value)
@@ -119,7 +119,7 @@ def _choose_over_quantile(fits: Callable[[Run], bool]) -> ChooseGroups:
 
 
 def _is_table5_run(run: Run) -> bool:
-    """Return whether a run is one of Table V's without a moving average.
+    """Return True if a run is one of Table V's without a moving average.
 
     It has the public files' q, where these have one.
     """
@@ -149,7 +149,7 @@ def _length_and_plainness(group: Group) -> tuple[int, bool]:
     return group.reported_runs[0].rounds_planned, not _momentum_label(group.runs[0])
 
 
-# ---- What a line is called
+# ---- Names of lines
 
 
 def _score_label(run: Run) -> str:
@@ -162,7 +162,7 @@ def _score_label(run: Run) -> str:
 
 
 def _momentum_label(run: Run) -> str:
-    """Return the text by which no line has runs with and without momentum."""
+    """Return a text that keeps runs with momentum apart."""
     momentum = run.config_value("local.momentum")
     return f", momentum {momentum:g}" if momentum else ""
 
@@ -321,7 +321,7 @@ def _paint_downlink(groups: list[Group], path: Path, rule: Selection) -> list[Pa
                 if _method_and_momentum(group) == (method, momentum)
             )
             if points:
-                # Others have no q along which a line could run.
+                # Other methods have no q for a line to run along.
                 style = {} if method == "fedobp" else {"linestyle": "none"}
                 draw_points(
                     ax,

@@ -42,9 +42,9 @@ SETUP: dict[str, Any] = {
 FAULTY_DATASETS = ("organamnist", "organcmnist")
 """Data sets that the files have with the faulty normalisation alone."""
 FIXED_KEYS = {"score": "obp_as_published", "scope": "all", "cold_start": "paper"}
-"""FedOBP's keys of which all files have one value."""
+"""FedOBP's keys with one value in all files."""
 VARIED_KEYS = {"ema": 0.0, "norm": "global", "classifier_only": False}
-"""Others of FedOBP's keys, with their values where a run does not have them."""
+"""Varied keys of FedOBP, with their values where a run does not have them."""
 PAST_WEIGHTS = {"cifar10": 0.5, "cifar100": 0.5}
 """FedOBP's `ema` in the files of Figure 4; the other data sets have no moving average there."""
 LOG_COLUMNS = ROW_COLUMNS | {
@@ -79,7 +79,7 @@ class Log(NamedTuple):
         norm: FedOBP's.
         classifier_only: FedOBP's.
         accuracy: Pooled accuracies in percent by round, before and after fine-tuning, nan where
-            there is none.
+            absent.
     """
 
     files: str
@@ -151,7 +151,7 @@ def find_log(run: Run, any_q: bool = False) -> Log | None:
 
 
 def _is_scaled_as_files(run: Run) -> bool:
-    """Return whether a run's images are scaled as in the files: two data sets' wrongly."""
+    """Return True if a run's images are scaled as in the files: two data sets' wrongly."""
     return (run.dataset_name in FAULTY_DATASETS) == run.dataset.endswith("as published")
 
 
@@ -199,7 +199,7 @@ def _runs_with_logs(groups: Sequence[Group]) -> Iterator[tuple[Group, Run, Log]]
 
 
 def log_table(groups: Sequence[Group]) -> Table:
-    """Return how far runs are from the public files, at the rounds of both."""
+    """Return the runs' distances from the public files, at common rounds."""
     records = []
     for group, run, log in _runs_with_logs(groups):
         evaluations = run.evaluations.set_index("round")

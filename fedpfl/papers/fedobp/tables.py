@@ -74,8 +74,7 @@ def published_beside(groups: Sequence[Group], everywhere: bool = False) -> Publi
 
     Args:
         groups: The configurations.
-        everywhere: Whether also those are set beside a number whose set-up is not the published
-            one.
+        everywhere: Whether configurations with another set-up have a number, too.
     """
     values: list[tuple[float, float]] = []
     comparisons = []
@@ -83,8 +82,7 @@ def published_beside(groups: Sequence[Group], everywhere: bool = False) -> Publi
         run = group.runs[0]
         setup = setup_of(run)
         entry = None
-        # A published number stands beside runs of its set-up; beside others only on demand, with a
-        # note.
+        # A published number stands beside runs of its set-up; beside other runs on demand, with a note.
         if everywhere or not setup_differences(run, setup):
             entry = published_number(run)
         if entry is None:
@@ -135,7 +133,7 @@ def published_setting(run: Run) -> str:
     return f"Dir({alpha:g})" if isinstance(alpha, int | float) else ""
 
 
-# ---- What a cell shows
+# ---- Measures of cells
 
 
 def measure_quantile(run: Run, row: pd.Series, rule: Selection) -> float:
@@ -156,7 +154,7 @@ def measure_personal_entries(run: Run, row: pd.Series, rule: Selection) -> float
 
 
 def is_paper_fedobp(run: Run, **config: Any) -> bool:
-    """Return whether a run is the paper's FedOBP, but for some keys of `method`.
+    """Return True if a run is the paper's FedOBP, but for some keys of `method`.
 
     Args:
         run: Any run.
@@ -177,19 +175,19 @@ def is_paper_fedobp(run: Run, **config: Any) -> bool:
 
 
 def _is_paper_method(run: Run) -> bool:
-    """Return whether a run is FedOBP with one norm for all scores, or another method."""
+    """Return True for another method, or FedOBP with one norm for all scores."""
     if run.method_name != "fedobp":
         return True
     return is_paper_fedobp(run) and run.config["method"].get("norm") in ("none", "global")
 
 
 def _is_table5_cls(run: Run) -> bool:
-    """Return whether a run is what Table V shows as CLS.
+    """Return True if a run is what Table V shows as CLS.
 
     On the smaller data sets these are runs without CLS, with a moving average.
     """
     config: dict[str, Any] = {"classifier_only": True}
-    # So the authors' logs have it, whatever the table calls them.
+    # So the authors' logs have it, though the table calls them CLS.
     if run.dataset_name in SMALL_DATASETS:
         config = {"ema": 0.5}
     return is_paper_fedobp(run, score="obp_as_published", norm="global", **config)
@@ -369,7 +367,7 @@ def nearest_of_each_method(groups: Sequence[Group], **setup: Any) -> list[Group]
     nearest: dict[tuple[str, str, str], Group] = {}
     for group in by_closeness:
         if _is_paper_method(group.runs[0]):
-            # The nearest come last, and take the place of others.
+            # The nearest come last, and replace earlier ones.
             nearest[group.dataset, group.partition, group.runs[0].method_name] = group
     return list(nearest.values())
 
@@ -379,7 +377,7 @@ def _choose_without_momentum(groups: Sequence[Group]) -> list[Group]:
 
 
 def _make_accuracy_table(groups: Sequence[Group], rule: Selection) -> Table:
-    """Return accuracies and costs, as of any runs."""
+    """Return accuracies and costs."""
     members = [run for group in groups for run in group.runs]
     return accuracy_table(
         members, rule.select, rule.every, partial(published_beside, everywhere=True)
@@ -387,7 +385,7 @@ def _make_accuracy_table(groups: Sequence[Group], rule: Selection) -> Table:
 
 
 def _make_log_table(groups: Sequence[Group], rule: Selection) -> Table:
-    """Return runs beside the public files, with what is known of the code behind these."""
+    """Return runs beside the public files, with notes on the code behind these."""
     comparisons: list[tuple[Group, dict[str, Any], str]] = []
     for group in groups:
         entry = published_number(group.runs[0])

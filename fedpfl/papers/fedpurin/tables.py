@@ -65,7 +65,7 @@ def measure_mebibytes(
         bits = 32 * rounds[f"values_{direction}"]
     else:
         bits = rounds[f"bits_{direction}"]
-    # Per client that takes part, whatever the cohorts' sizes.
+    # Per client that takes part, independent of cohort sizes.
     participants = run.participants[rounds.index].sum()
     return float(bits.sum() / participants / BITS_PER_MEBIBYTE)
 
@@ -231,7 +231,7 @@ def _choose_over(key: str) -> ChooseGroups:
     has the exact one.
     """
     config = {**_variant("delta", False), "method.include_norm": False, "method.tau": 0.5}
-    # The key that is varied may have any value; all others are the default's.
+    # The key that is varied may have any value; all other keys have the default's.
     del config[key]
 
     def fits(run: Run) -> bool:

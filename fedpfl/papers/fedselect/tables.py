@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 BEST_ALPHA = {"cifar10_c": 0.5, "mini_imagenet": 0.5, "": 0.3}
-"""The limits of the personal share that Table 1's numbers are of, by data set (empty: others)."""
+"""Limits of the personal share in Table 1, by data set (empty: any other)."""
 LAYERS = {"A": 0, "B": 5, "C": 10, "D": 15}
 MOST_CONFIG = {"method.personalise": "most", "method.layer": (None,)}
 """What moves most becomes personal."""
@@ -55,7 +55,7 @@ JUDGED_COLUMNS = {
     "fedavg": {"FedAvg": "accuracy_pooled", "FedAvg+FT": "ft_accuracy_pooled"},
     "fedbabu": {"FedBABU": "ft_accuracy_pooled"},
 }
-"""Methods that the paper does not judge right after local training, as it does the others.
+"""Methods that the paper does not judge right after local training, unlike the rest.
 
 As right after training, accuracies are pooled.
 """
@@ -188,7 +188,7 @@ def _has_personal_share(group: Group) -> bool:
 
 
 def _is_most_moved(run: Run) -> bool:
-    """Return whether what moves most becomes personal."""
+    """Return True if what moves most becomes personal."""
     return (
         run.config_value("method.personalise") in (None, "most")
         and run.config_value("method.layer") is None
@@ -309,7 +309,7 @@ def _overlap_points(group: Group, tensors: list[str], by_chance: bool = False) -
             if name not in masks:
                 continue
             overlaps = masks[name].overlaps(by_chance)
-            # Pairs of empty masks have no overlap; a tensor of which all are so has no point.
+            # Pairs of empty masks have no overlap; a tensor with empty pairs alone has no point.
             if not np.isnan(overlaps).all():
                 seed_means.append(float(np.nanmean(overlaps)))
         if seed_means:

@@ -33,11 +33,11 @@ ALPHAS = (0.1, 0.5, 1.0)
 BYTES_PER_VALUE = 4
 
 
-# ---- What a cell shows
+# ---- Measures of cells
 
 
 def _is_before_few_clients(run: Run) -> pd.Series:
-    """Return which rounds come before the first with fewer clients than a cohort."""
+    """Mark the rounds before the first with fewer clients than a cohort."""
     # Once too few, all later rounds are out, though a cohort may be full again.
     return (run.participants >= run.cohort).cummin()
 
@@ -71,7 +71,7 @@ def measure_active_rounds(run: Run, row: pd.Series, rule: Selection) -> float:
     full_rounds = int(_is_before_few_clients(run).sum())
     if full_rounds < len(run.rounds):
         return float(run.rounds["round"].iloc[full_rounds])
-    # A run that ended early has stopped everybody: its next round would have had nobody.
+    # A run that ended early has stopped everybody: its next round would have been empty.
     has_stopped_everybody = run.status == "finished" and run.rounds_done < run.rounds_planned
     return float(run.rounds_done + has_stopped_everybody)
 
