@@ -17,8 +17,8 @@ def start_from(module: nn.Module, values: Mapping[str, Tensor], head: tuple[str,
 
     A ResNet also takes torchvision's of the same depth.
 
-    A vision transformer also takes torchvision's, timm's and those of Hugging Face's transformers;
-    of another size of images the embeddings of places are interpolated. Where the classifier
+    So does a vision transformer; for another size of images its embeddings of places are
+    interpolated. Where the classifier
     (`head`, full names) has other shapes there, or there is none, the network's own stays as it was
     drawn. Raises ValueError, and changes nothing then, if anything else differs.
     """
@@ -26,7 +26,7 @@ def start_from(module: nn.Module, values: Mapping[str, Tensor], head: tuple[str,
     if isinstance(module, ResNet):
         values = _translate_resnet(values)
     else:
-        values = _translate_transformer(module, values)
+        values = _translate_transformer(values)
     current = module.state_dict()
     for name in values.keys() & current.keys():
         if name.endswith(POSITIONS) and values[name].shape != current[name].shape:
@@ -80,73 +80,16 @@ def _translate_resnet(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return ours
 
 
-POSITIONS = ("pos_embedding", "pos_embed")
-DIALECTS = [
-    [  # torchvision's; attention here is `Attention`
-        (r"\.in_proj_(weight|bias)$", r".qkv.\1"),
-        (r"\.out_proj\.", ".proj."),
-    ],
-    [  # timm's
-        (r"^cls_token$", "class_token"),
-        (r"^pos_embed$", "encoder.pos_embedding"),
-        (r"^patch_embed\.proj\.", "conv_proj."),
-        (r"^norm\.", "encoder.ln."),
-        (r"^head\.", "heads.head."),
-        (r"^blocks\.(\d+)\.", r"encoder.layers.encoder_layer_\1."),
-        (r"\.norm([12])\.", r".ln_\1."),
-        (r"\.attn\.", ".self_attention."),
-        (r"\.mlp\.fc1\.", ".mlp.0."),
-        (r"\.mlp\.fc2\.", ".mlp.3."),
-    ],
-    [  # Hugging Face's transformers'
-        (r"^vit\.", ""),
-        (r"^embeddings\.cls_token$", "class_token"),
-        (r"^embeddings\.position_embeddings$", "encoder.pos_embedding"),
-        (r"^embeddings\.patch_embeddings\.projection\.", "conv_proj."),
-        (r"^layernorm\.", "encoder.ln."),
-        (r"^classifier\.", "heads.head."),
-        (r"^encoder\.layer\.(\d+)\.", r"encoder.layers.encoder_layer_\1."),
-        (r"\.layernorm_before\.", ".ln_1."),
-        (r"\.layernorm_after\.", ".ln_2."),
-        (r"\.attention\.output\.dense\.", ".self_attention.proj."),
-        (r"\.attention\.attention\.", ".self_attention."),
-        (r"\.intermediate\.dense\.", ".mlp.0."),
-        (r"\.output\.dense\.", ".mlp.3."),
-    ],
-]
-"""Translations of a vision transformer's names into ours: torchvision's, but for attention."""
+POSITIONS = "pos_embedding"
 
 
-def _translate_transformer(module: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a state_dict of torchvision's ViT under the names of ours.
-
-    It is translated from the dialect that gives most of the network's names.
-    """
-    network_names = set(module.state_dict())
-    if "encoder.pos_embedding" not in network_names:
-        return dict(values)
-    best = dict(values)
-    for dialect in DIALECTS:
-        translation = {_translate_name(name, dialect): value for name, value in values.items()}
-
-        # ---- Queries, keys and values are one linear map in ours.
-        query_names = [name for name in translation if ".self_attention.query." in name]
-        for name in query_names:
-            query = translation.pop(name)
-            key = translation.pop(name.replace("query", "key"))
-            value = translation.pop(name.replace("query", "value"))
-            translation[name.replace("query", "qkv")] = torch.cat([query, key, value])
-
-        if len(network_names & translation.keys()) > len(network_names & best.keys()):
-            best = translation
-    return best
-
-
-def _translate_name(name: str, dialect: list[tuple[str, str]]) -> str:
-    """Apply a dialect's replacements to a name, in turn."""
-    for pattern, replacement in dialect:
-        name = re.sub(pattern, replacement, name)
-    return name
+def _translate_transformer(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Translate names of torchvision's attention into those of `Attention`; other names stay."""
+    ours = {}
+    for name, value in values.items():
+        name = re.sub(r"\.in_proj_(weight|bias)$", r".qkv.\1", name)
+        ours[name.replace(".out_proj.", ".proj.")] = value
+    return ours
 
 
 def _resize_positions(positions: Tensor, shape: torch.Size) -> Tensor:

@@ -227,44 +227,15 @@ def test_attention_is_torchvisions_and_vectorises_without_a_warning():
         assert_close(tree.take(slopes, row), alone, atol=2e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("dialect", ["torchvision", "timm", "transformers"])
-def test_a_vision_transformer_starts_from_the_files_of_others(dialect):
+def test_a_vision_transformer_starts_from_torchvisions_files():
     net, _ = built("vit")
-    if dialect == "torchvision":
-        values = theirs(net).state_dict()
-    else:
-        values = {_in(dialect, name): value for name, value in net.params.items()}
-        for name in [name for name in values if dialect == "transformers" and ".qkv." in name]:
-            parts = zip(("query", "key", "value"), values.pop(name).chunk(3), strict=True)
-            values |= {name.replace("qkv", part): own for part, own in parts}
+    values = theirs(net).state_dict()
     again = models.build_network("vit", (3, 16, 16), 5, 1, weights=values, **VIT)
     assert_same(again.params, net.params)
     larger = models.build_network("vit", (3, 24, 24), 7, 1, weights=values, **VIT)
     assert larger.params["encoder.pos_embedding"].shape == (1, 37, 16)
     other = {n: net.params[n] for n in ("encoder.pos_embedding", *net.parts.head)}
     assert_same({**larger.params, **other}, net.params)
-
-
-def _in(dialect, name):
-    """The name elsewhere, by reading the patterns backwards."""
-    places = {
-        "timm": {
-            "class_token": "cls_token", "encoder.pos_embedding": "pos_embed", "conv_proj.": "patch_embed.proj.",
-            "encoder.ln.": "norm.", "heads.head.": "head.", "encoder.layers.encoder_layer_": "blocks.",
-            ".ln_": ".norm", ".self_attention.": ".attn.", ".mlp.0.": ".mlp.fc1.", ".mlp.3.": ".mlp.fc2.",
-        },
-        "transformers": {
-            "class_token": "vit.embeddings.cls_token", "encoder.pos_embedding": "vit.embeddings.position_embeddings",
-            "conv_proj.": "vit.embeddings.patch_embeddings.projection.", "encoder.ln.": "vit.layernorm.",
-            "heads.head.": "classifier.", "encoder.layers.encoder_layer_": "vit.encoder.layer.",
-            ".ln_1.": ".layernorm_before.", ".ln_2.": ".layernorm_after.",
-            ".self_attention.proj.": ".attention.output.dense.", ".self_attention.": ".attention.attention.",
-            ".mlp.0.": ".intermediate.dense.", ".mlp.3.": ".output.dense.",
-        },
-    }  # fmt: skip
-    for ours, others in places[dialect].items():
-        name = name.replace(ours, others)
-    return name
 
 
 # Networks that start from a file
