@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import csv
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedpfl.ground.casting import Checked
-from fedpfl.ground.errors import FedpflError, choices_text, error_text
+from fedpfl.ground.errors import FedpflError, error_text
 from fedpfl.ground.ranges import Above, AtLeast, AtMost, Below, Between
 
 DEVICE_STREAM = 3  # numbers of the streams of random numbers
@@ -161,64 +161,42 @@ def draw_devices(system: System, numbers: Sequence[int], seed: int, folder: Path
     return devices
 
 
+class _DeviceRow(BaseModel):
+    """A row of a file of devices."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    client: int = Field(ge=0)
+    speed: float = Field(gt=0)
+    down: float = Field(gt=0)
+    up: float = Field(gt=0)
+    availability: float = Field(1.0, gt=0, le=1)
+
+
 def read_devices(path: Path) -> dict[int, Device]:
     """Read a CSV file of devices, by client.
 
     Its columns are client, speed, down, up and perhaps availability. Raises FedpflError about the
     first row that is wrong.
     """
+    devices: dict[int, Device] = {}
     try:
         # Spreadsheets put a byte order mark before the first column's name.
         with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = csv.DictReader(file)
-            _require_columns(rows.fieldnames or (), path)
-            devices: dict[int, Device] = {}
-            for row in rows:
-                location = f"system.profile: {path}, line {rows.line_num}"
-                client, device = _parse_row(row, location)
+            for number, cells in enumerate(csv.DictReader(file), start=2):
+                place = f"system.profile: {path}, line {number}"
+                row = _DeviceRow.model_validate(cells).model_dump()
+                client = row.pop("client")
                 if client in devices:
-                    raise FedpflError(f"{location}: client {client} is there twice")
-                devices[client] = device
-            return devices
+                    raise FedpflError(f"{place}: client {client} is there twice")
+                devices[client] = Device(**row)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        name = ".".join(map(str, problem["loc"]))
+        raise FedpflError(f"{place}: {name}: {problem['msg']}, got {problem['input']!r}") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise FedpflError(f"system.profile: {path} cannot be read: {error_text(error)}") from None
-
-
-def _require_columns(columns: Sequence[str], path: Path) -> None:
-    """Raise FedpflError for a column that is absent or unknown."""
-    for name in ("client", *Device._fields[:3]):
-        if name not in columns:
-            raise FedpflError(
-                f"system.profile: {path} lacks the column {name}; its first line names columns"
-            )
-    for name in columns:
-        if name not in ("client", *Device._fields):
-            choices = choices_text(("client", *Device._fields), name)
-            raise FedpflError(f"system.profile: {path} has a column that must be {choices}")
-
-
-def _parse_row(row: dict[str, str | None], location: str) -> tuple[int, Device]:
-    """Return a row's client and device. Raises FedpflError."""
-    # DictReader has None where a row has too many or too few cells.
-    if None in row or None in row.values():
-        raise FedpflError(f"{location}: must have as many cells as the first line has")
-    values = {}
-    for name, text in row.items():
-        try:
-            value = float(text or "")
-        except ValueError:
-            value = math.nan
-        upper_limit = 1 if name == "availability" else math.inf
-        if name == "client":
-            is_valid = value >= 0 and value.is_integer()
-            rule = "a whole number, 0 or more"
-        else:
-            is_valid = 0 < value <= upper_limit and math.isfinite(value)
-            rule = "above 0 and at most 1" if upper_limit == 1 else "above 0"
-        if not is_valid:
-            raise FedpflError(f"{location}: {name} must be {rule}, got {text!r}")
-        values[name] = value
-    return int(values.pop("client")), Device(**values)
+    return devices
 
 
 def draw_stragglers(system: System, clients: int, amount: int, seed: int) -> dict[int, int]:

@@ -61,15 +61,16 @@ HEAD = "client,speed,down,up\n"
     ("text", "told"),
     [
         (None, "cannot be read: No such file"),
-        ("client,speed,up\n0,1,1\n", "lacks the column down"),
-        ("client,speed,down,up,avail\n0,1,1,1,1\n", "has a column that must .*, got 'avail'"),
+        ("client,speed,up\n0,1,1\n", "line 2: down: Field required"),
+        ("client,speed,down,up,avail\n0,1,1,1,1\n", "avail: Extra inputs are not permitted"),
         (HEAD + "0,1,1,1\n", "has no row for client 1; add it"),
-        (HEAD + "0,1,1,1\n1,0,1,1\n", "line 3: speed must be above 0, got '0'"),
-        (HEAD + "0,inf,1,1\n", "line 2: speed must be above 0, got 'inf'"),
-        (HEAD + "0.5,1,1,1\n", "line 2: client must be a whole number, 0 or more, got '0.5'"),
+        (HEAD + "0,1,1,1\n1,0,1,1\n", "line 3: speed: .* greater than 0, got '0'"),
+        (HEAD + "0,inf,1,1\n", "line 2: speed: .* finite number, got 'inf'"),
+        (HEAD + "0.5,1,1,1\n", "line 2: client: .* integer, .*got '0.5'"),
         (HEAD + "0,1,1,1\n0,1,1,1\n", "line 3: client 0 is there twice"),
-        (HEAD + "0,1,1\n", "line 2: must have as many cells as the first line has"),
-        (f"{HEAD[:-1]},availability\n0,1,1,1,1.5\n", "must be above 0 and at most 1, got '1.5'"),
+        (HEAD + "0,1,1\n", "line 2: up: .* number, got None"),
+        (HEAD + "0,1,1,1,1\n", "line 2: None: "),
+        (f"{HEAD[:-1]},availability\n0,1,1,1,1.5\n", "availability: .*, got '1.5'"),
     ],
 )
 def test_a_wrong_file_is_one_line(tmp_path, text, told):
