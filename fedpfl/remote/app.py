@@ -15,7 +15,7 @@ from fedpfl.config import overrides, plugins
 from fedpfl.config.dealing import Share, share_nothing
 from fedpfl.config.messages import format_error
 from fedpfl.config.plan import Plan, check_config
-from fedpfl.config.run import Run, build_run
+from fedpfl.config.run import Run
 from fedpfl.config.run_location import register_resolver
 from fedpfl.engine.store import RowStorage
 from fedpfl.ground import files
@@ -26,10 +26,8 @@ from fedpfl.methods import SEES
 from fedpfl.record.callbacks import Callback
 from fedpfl.remote import sites
 from fedpfl.remote.agreement import Agreement, make_example_federation
-from fedpfl.remote.budget import require_promise
 from fedpfl.remote.keys import make_run_key
 from fedpfl.remote.messages import plain_values
-from fedpfl.remote.node import PLAIN_POLICY, Node, NodePolicy, make_run_node
 from fedpfl.remote.releases import ReleaseRecord
 from fedpfl.remote.server import FederateSettings, Grid, NotSentError, RemoteBackend
 from fedpfl.runner import session
@@ -212,51 +210,6 @@ def _make_remote_backend(
         backend.agreement = plain_values(agreement)
         backend.example_federation = example_run.federation
     return backend
-
-
-def make_node(
-    words: Sequence[str],
-    clients: Sequence[int] | None,
-    node_number: int,
-    node_count: int,
-    folder: Path,
-    data_dir: str,
-    policy: NodePolicy = PLAIN_POLICY,
-) -> Node:
-    """Return the node that holds some clients.
-
-    Args:
-        words: The command line of the federation.
-        clients: Which clients; None for every `node_count`-th from `node_number` on.
-        node_number: The node's number, from 0.
-        node_count: How many nodes there are.
-        folder: Where clients' states are stored, in a folder for each run.
-        data_dir: Where the data are; "" for where the words say.
-        policy: The permissions of the node; the words cannot change them.
-
-    Raises:
-        FedpflError: for a configuration that is refused, or a client that does not exist.
-    """
-    # ---- Step 1: the server's words, with this machine's folder of data.
-    node_words = [*words, f"data_dir={data_dir}"] if data_dir else [*words]
-    _, cfg = compose_federation(node_words)
-    plan = check_config(cfg)
-    if sites.are_samples_at_nodes(plan.config):
-        raise FedpflError(
-            "each node of this federation brings its site, and this one has none; start it with "
-            'data="FOLDER" in its --node-config'
-        )
-    require_promise(plan, policy.epsilon)
-
-    # ---- Step 2: which clients are here?
-    run = build_run(plan)
-    client_count = run.federation.clients
-    if clients is None:
-        clients = range(node_number, client_count, node_count)
-    for client in clients:
-        if not 0 <= client < client_count:
-            raise FedpflError(f"there is no client {client}: the federation has {client_count}")
-    return make_run_node(run, clients, folder, policy)
 
 
 class WireLog(Callback):

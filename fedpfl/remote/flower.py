@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -14,7 +14,7 @@ from fedpfl.ground.errors import FedpflError, missing_extra
 from fedpfl.ground.terminal import print_notice
 from fedpfl.remote import app, wire
 from fedpfl.remote.messages import MAX_FAULT, Fault, plain_values
-from fedpfl.remote.node import Node, NodePolicy
+from fedpfl.remote.node import NodePolicy
 from fedpfl.remote.server import Grid
 from fedpfl.remote.sites import SiteNode
 
@@ -46,13 +46,6 @@ class FlowerGrid(Grid):
         self, messages: Sequence[tuple[int, bytes]], timeout: float
     ) -> list[bytes | str | None]:
         """Return the answer to each (node, message); see Grid."""
-        answer_by_position = dict(self.iterate_answers(messages, timeout))
-        return [answer_by_position[position] for position in range(len(messages))]
-
-    def iterate_answers(
-        self, messages: Sequence[tuple[int, bytes]], timeout: float
-    ) -> Iterator[tuple[int, bytes | str | None]]:
-        """Yield the position of each (node, message) and its answer, as answers come."""
         requests = [
             Message(_make_record(message), node, MESSAGE_TYPE, ttl=timeout)
             for node, message in messages
@@ -60,18 +53,16 @@ class FlowerGrid(Grid):
         # A message that Flower does not take has no id.
         ids = [*self._grid.push_messages(requests)] if requests else []
         waiting = {name: position for position, name in enumerate(ids) if name}
-        unanswered = {*range(len(requests))}
+        answers: list[bytes | str | None] = [None] * len(requests)
         deadline = time.monotonic() + timeout
         while waiting and time.monotonic() <= deadline:
             for reply in self._grid.pull_messages([*waiting]):
                 position = waiting.pop(reply.metadata.reply_to_message_id, None)
                 if position is not None:
-                    unanswered.remove(position)
-                    yield position, _read_reply(reply)
+                    answers[position] = _read_reply(reply)
             if waiting:
                 time.sleep(PULL_SECONDS)
-        for position in unanswered:
-            yield position, None
+        return answers
 
 
 def _make_record(message: bytes) -> RecordDict:
@@ -114,9 +105,8 @@ def client() -> ClientApp:
     """Return the app that answers at a node.
 
     A node's configuration names its site (`data`, and `name` unless that is the file's or folder's),
-    or its clients among data that all nodes have (`clients="0,3"`, or `partition-id` of
-    `num-partitions`, and where the data are, `data-dir`); where states are kept (`state`), whether
-    they may leave it (`share-states`), and how much epsilon its samples may give away (`epsilon`).
+    where states are kept (`state`), whether they may leave the node (`share-states`), and how much
+    epsilon its samples may give away (`epsilon`).
     """
     client_app = ClientApp()
 
@@ -137,27 +127,16 @@ def client() -> ClientApp:
 
 
 @cache
-def _load_node(words: str, node_config: tuple[tuple[str, Any], ...]) -> Node | SiteNode:
-    """Return the node, which a process makes once."""
+def _load_node(words: str, node_config: tuple[tuple[str, Any], ...]) -> SiteNode:
+    """Return the node, which a process makes once. Raises FedpflError."""
     values = dict(node_config)
-    run_words = shlex.split(words)
+    if "data" not in values:
+        raise FedpflError('this node has no site; start it with data="FOLDER" in its --node-config')
+    _, cfg = app.compose_federation(shlex.split(words))
+    path = Path(str(values["data"]))
     folder = Path(str(values.get("state", "federated")))
-    policy = _read_policy(values)
-    if "data" in values:
-        path = Path(str(values["data"]))
-        name = str(values.get("name", ""))
-        _, cfg = app.compose_federation(run_words)
-        return SiteNode(check_config(cfg), path, name, folder, policy)
-    clients = str(values.get("clients", ""))
-    return app.make_node(
-        words=run_words,
-        clients=[int(client) for client in clients.split(",")] if clients else None,
-        node_number=int(values.get("partition-id", 0)),
-        node_count=int(values.get("num-partitions", 1)),
-        folder=folder,
-        data_dir=str(values.get("data-dir", "")),
-        policy=policy,
-    )
+    name = str(values.get("name", ""))
+    return SiteNode(check_config(cfg), path, name, folder, _read_policy(values))
 
 
 def _read_policy(values: Mapping[str, Any]) -> NodePolicy:

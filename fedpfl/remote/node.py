@@ -21,7 +21,7 @@ from fedpfl.ground.tree import Known, Tree
 from fedpfl.methods import Method
 from fedpfl.record import checkpoint
 from fedpfl.remote import trust, wire
-from fedpfl.remote.budget import SampleBudget, digest_question, make_budget
+from fedpfl.remote.budget import SampleBudget, digest_question, make_budget, require_promise
 from fedpfl.remote.keys import make_run_key
 from fedpfl.remote.messages import (
     MAX_FAULT,
@@ -288,6 +288,7 @@ def make_run_node(run: Run, clients: Collection[int], folder: Path, policy: Node
         folder: Of the node; each run has one in it, so that no state meets another run's.
         policy: The permissions of the node.
     """
+    require_promise(run, policy.epsilon)
     key = make_run_key(run)
     run_folder = folder / "-".join(key.values())
     backend = make_backend(run.engine, run.net, run.device)

@@ -7,7 +7,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -87,12 +87,6 @@ class Grid(ABC):
 
         None stands for a missing answer after `timeout` seconds, a text for a failed node.
         """
-
-    def iterate_answers(
-        self, messages: Sequence[tuple[int, bytes]], timeout: float
-    ) -> Iterator[tuple[int, bytes | str | None]]:
-        """Yield the position of each (node, message) and its answer, as answers come."""
-        yield from enumerate(self.send_and_receive(messages, timeout))
 
 
 class InProcessGrid(Grid):

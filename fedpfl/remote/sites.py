@@ -196,8 +196,8 @@ def _collect_sites(
     while len(site_by_node) < clients:
         new_nodes = [node for node in grid.node_ids() if node not in {*site_by_node} | left_out]
         seconds = max(POLL_SECONDS, deadline - time.monotonic())
-        for position, reply in grid.iterate_answers([(n, message) for n in new_nodes], seconds):
-            node = new_nodes[position]
+        replies = grid.send_and_receive([(node, message) for node in new_nodes], seconds)
+        for node, reply in zip(new_nodes, replies, strict=True):
             try:
                 site = _open_reply(SiteReply, reply, key, timeout).site
             except FedpflError as fault:

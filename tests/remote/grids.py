@@ -4,15 +4,19 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from fedpfl.config.plan import check_config
+from fedpfl.config.run import build_run
 from fedpfl.remote import app
-from fedpfl.remote.node import PLAIN_POLICY, Node, NodePolicy
+from fedpfl.remote.node import PLAIN_POLICY, Node, NodePolicy, make_run_node
 from fedpfl.remote.server import InProcessGrid
 
 
 def make_nodes(words: list[str], policy: NodePolicy = PLAIN_POLICY) -> dict[int, Node]:
     """Make two nodes in memory, each with a half of the clients."""
+    run = build_run(check_config(app.compose_federation(words)[1]))
+    clients = range(run.federation.clients)
     return {
-        number: app.make_node(words, None, number, 2, Path(f"node{number}"), "", policy)
+        number: make_run_node(run, clients[number::2], Path(f"node{number}"), policy)
         for number in range(2)
     }
 

@@ -120,7 +120,7 @@ def test_a_plugins_method_is_tried_before_nodes_are_asked(method, said, plugin, 
 def test_a_node_of_other_data(here, caplog):
     words = ["method=fedavg", *WORDS, "rounds=1", "participation=1"]
     there = make_nodes(words)
-    there[1] = app.make_node([*words, "partition.alpha=0.7"], None, 1, 2, Path("other"), "")
+    there[1] = make_nodes([*words, "partition.alpha=0.7"])[1]
     app.run_server(InProcessGrid(there), words)
     (path,) = here.glob("outputs/federated/**/run.log")
     log = path.read_text()
