@@ -30,7 +30,7 @@ from fedpfl.runner.trials import (
 )
 
 if TYPE_CHECKING:
-    import optuna
+    pass
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,6 @@ class SearchResult:
         value: their validation score, such as the accuracy in percent.
         trials: number of trials by outcome.
         rounds: rounds of all trials together.
-        study: Optuna's, for figures.
         space: distributions by key.
         task: of the score.
     """
@@ -51,7 +50,6 @@ class SearchResult:
     value: float
     trials: Mapping[str, int]
     rounds: int
-    study: optuna.Study = field(repr=False)
     space: Mapping[str, Any] = field(default_factory=dict)
     task: Task = CLASSIFICATION
 
@@ -270,7 +268,6 @@ class Search:
                 "given up": len(trials) - len(complete_trials),
             },
             rounds=sum(rounds.values()),
-            study=self.study,
             space=self._space,
             task=self._settings.task,
         )

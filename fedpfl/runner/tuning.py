@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +12,6 @@ from omegaconf import DictConfig
 
 from fedpfl.config import overrides
 from fedpfl.config.plan import check_config
-from fedpfl.ground import drawing
 from fedpfl.ground.errors import FedpflError, pluralize
 from fedpfl.ground.tasks import Task
 from fedpfl.ground.terminal import print_notice
@@ -25,7 +23,7 @@ from fedpfl.report.tables import best_round
 from fedpfl.runner import resume
 from fedpfl.runner.faults import EXIT_STATUS, Diverged
 from fedpfl.runner.optuna_study import parse_example
-from fedpfl.runner.search import SearchResult, search_results
+from fedpfl.runner.search import search_results
 from fedpfl.runner.spaces import (
     find_edge_values,
     keep_within_limits,
@@ -228,7 +226,6 @@ def _tune_method(
     search_options += _sweep_dir_words(request.folder / "trials")
     run_command(search_options, search_words)
     result = search_results[-1]
-    draw_search(result, request.folder, method)
 
     # ---- Step 2: the final runs.
     final_words = join_final_words(method, user_words, result.overrides)
@@ -333,34 +330,3 @@ def _read_test_results(
         mean, std = mean_and_std(scores)
         results |= {name: mean, f"{name}_seed_std": std}
     return results
-
-
-def draw_search(result: SearchResult, folder: Path, method: str) -> None:
-    """Draw history and importances of a search as `<method>_history.png`, `_importance.png`."""
-    mpl = drawing.load_matplotlib()
-    # Without a window system.
-    mpl.use("agg")
-    import optuna
-    from matplotlib import pyplot as plt
-    from optuna.visualization import matplotlib as figures
-
-    unit = " (%)" if result.task.unit else ""
-    target_name = f"validation {result.task.score_word}{unit}"
-    drawings: dict[str, Callable[[], Any]] = {
-        "history": lambda: figures.plot_optimization_history(result.study, target_name=target_name)
-    }
-    values = {
-        trial.value
-        for trial in result.study.trials
-        if trial.state == optuna.trial.TrialState.COMPLETE
-    }
-    if len(values) > 1:
-        drawings["importance"] = lambda: figures.plot_param_importances(result.study)
-    for name, draw in drawings.items():
-        # Optuna chooses a style for the whole process.
-        with mpl.rc_context(), warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            draw()
-            plt.tight_layout()
-            plt.savefig(folder / f"{method}_{name}.png", dpi=150)
-            plt.close("all")

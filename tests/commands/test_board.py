@@ -14,7 +14,6 @@ from fedpfl import board, tune
 from fedpfl.config import overrides
 from fedpfl.ground.errors import FedpflError
 from fedpfl.report.load import runs
-from fedpfl.runner import tuning
 from fedpfl.runner.search import SearchResult, search_results
 from tests.command import format_override
 from tests.conftest import ROOT, keep_quick, read_cases
@@ -43,7 +42,7 @@ def call(folder: Path, *words: str) -> int:
 def skip_search(options, words, **more):
     """Find without a search what `tests/runner/test_tune.py` has searched for; play final runs."""
     if "hydra/sweeper=optuna" in options:
-        chosen = SearchResult(("local.lr=0.05",), 50.0, {"finished": 1, "given up": 0}, 1, None)
+        chosen = SearchResult(("local.lr=0.05",), 50.0, {"finished": 1, "given up": 0}, 1)
         return search_results.append(chosen)
     return tune.run_or_exit(options, words, **more)
 
@@ -51,7 +50,7 @@ def skip_search(options, words, **more):
 def boarded(folder, methods, settings, play):
     suite = {**SUITE, "settings": {name: SUITE["settings"][name] for name in settings}}
     (folder / "tiny.yaml").write_text(yaml.safe_dump(suite))
-    with mock.patch.object(board, "run_or_exit", play), mock.patch.object(tuning, "draw_search"):
+    with mock.patch.object(board, "run_or_exit", play):
         status = call(folder, f"method={','.join(methods)}", *MADE_WITH)
     return folder, status, pd.read_csv(folder / "out" / "board.csv", dtype={"identity": str})
 

@@ -6,7 +6,6 @@ import itertools
 from pathlib import Path
 from unittest import mock
 
-import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
@@ -186,14 +185,6 @@ def test_of_a_longer_search_before_only_the_first_trials_count(tmp_path):
     assert again.trials == short.trials
 
 
-def test_a_search_is_drawn_and_later_figures_keep_their_style(whole, tmp_path):
-    style = mpl.rcParams["axes.facecolor"]
-    tuning.draw_search(whole(3)[1], tmp_path, "fedprox")
-    names = {path.name for path in tmp_path.glob("*.png")}
-    assert names == {"fedprox_history.png", "fedprox_importance.png"}
-    assert mpl.rcParams["axes.facecolor"] == style
-
-
 def test_where_none_comes_to_its_end_it_says_so(tmp_path):
     with pytest.raises(FedpflError, match="none of 2 trials finished"):
         search(tmp_path, count=2).run(playing(lambda number: None), str)
@@ -258,8 +249,7 @@ def tuned(folder, *words):
     argv = [format_override("dataset.path", folder / "mine.npz"), *words]
     more = "dataset=npz partition=iid model=mlp model.hidden=[8] clients=6 rounds=3"
     more += " participation=1 local.epochs=2 local.batch_size=4 eval.every=1"
-    with mock.patch.object(tuning, "draw_search"):
-        return run(folder / "tuned", *argv, *more.split())
+    return run(folder / "tuned", *argv, *more.split())
 
 
 def run(folder, *words):
@@ -301,7 +291,7 @@ def test_what_diverges_at_once_is_a_trial_and_leaves_test_cells_empty(data):
     assert "fedpfl: trial 2/4" in text
     assert text.count("  local.lr=1e+30: diverged\n") == 4 - row["finished"]
     assert "fedavg: local.lr=0.05: at the end of what was searched; better values may" in text
-    bad = SearchResult(("local.lr=1e30",), 50.0, {"finished": 4, "given up": 0}, 12, mock.Mock())
+    bad = SearchResult(("local.lr=1e30",), 50.0, {"finished": 4, "given up": 0}, 12)
     with mock.patch.object(Search, "_find_best", return_value=bad):
         code, text = tuned(data, *words)
     assert code == 0, text
