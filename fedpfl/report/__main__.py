@@ -36,7 +36,6 @@ from fedpfl.report.grouping import common_task, group_by, groups, task_metric
 from fedpfl.report.load import inspect_directories, no_runs_error, print_to_stderr, runs
 from fedpfl.report.page.data import AXIS_TITLES
 from fedpfl.report.ranking import draw_rank_diagram, rank_tables
-from fedpfl.report.reach import reach_table
 from fedpfl.report.render import FORMATS, render, terminal_width
 from fedpfl.report.run import STATUSES, Run
 from fedpfl.report.table import Table
@@ -122,16 +121,13 @@ OPTIONS = {
         MIN_PAIRS, "", "mark differences from the last line, paired over seeds"
     ),
     "compare --test": _choose([*MIN_PAIRS, "none"], "t", "paired over seeds; default: t"),
-    "--at": _take("the accuracy in percent; default: 90", type=float, default=90.0),
     "ls --status": _list(f"only these: {', '.join(STATUSES)}"),
     "clean --status": _list(_CLEAN_HELP),
     "--sort": _choose(listing.SORTS, "run", "default: run, as in tables"),
-    "--reverse": _switch("the other way round"),
     "--yes": _switch("do not ask"),
     "--out": _take(
         "default of figures: ROOT/figures, of pages: ROOT/report", type=Path, metavar="DIR"
     ),
-    "compare --out": _take("curves: .png or .pdf", type=Path, metavar="FILE"),
     "--trials": _switch("also trials of searches"),
 }
 
@@ -414,7 +410,7 @@ def _write_html(options: Namespace) -> None:
     "List runs, one line each: status, what, accuracy, cost, age and path. Without filters also "
     "broken ones.",
     "ls method=fedobp dataset=digits --status running,interrupted --sort accuracy",
-    "--status --sort --reverse --format",
+    "--status --sort --format",
 )
 def _list_runs(options: Namespace) -> None:
     directories = inspect_directories(options.roots, options.where, options.trials)
@@ -422,7 +418,7 @@ def _list_runs(options: Namespace) -> None:
     if not entries:
         raise no_runs_error(options.roots)
     entries = listing.select_statuses(entries, options.status)
-    entries = listing.sort_entries(entries, options.sort, options.reverse)
+    entries = listing.sort_entries(entries, options.sort)
     if options.format == "json":
         text = json.dumps([entry.record for entry in entries], indent=2) + "\n"
     else:
@@ -434,15 +430,11 @@ def _list_runs(options: Namespace) -> None:
     "compare",
     "Compare two configurations: settings, final numbers over seeds, clients.",
     "compare outputs/demo method=fedavg,fedobp --test wilcoxon",
-    "--test --select --metric --format --out",
+    "--test --select --format",
 )
 def _compare_sides(options: Namespace) -> None:
-    if options.out and options.out.suffix not in (".png", ".pdf"):
-        raise FedpflError(f"--out {options.out}: must end in .png or .pdf")
     a, b = find_sides(options.roots, options.where, options.trials)
     _print_tables(compare_groups(a, b, options.test, options.select), options)
-    if options.out:
-        _report_files(accuracy_figure([*a.runs, *b.runs], options.out, options.metric))
 
 
 @_command(
@@ -458,19 +450,6 @@ def _rank_runs(options: Namespace) -> None:
     )
     _print_tables(tables, options)
     _report_files(draw_rank_diagram(result, _output_folder(options, "figures") / "ranks"))
-
-
-@_command(
-    "reach",
-    "Tell what it takes until a method reaches an accuracy: rounds, gigabytes, hours.",
-    "reach outputs/demo --at 90",
-    "--at --format --pm --caption --out",
-)
-def _show_reach(options: Namespace) -> None:
-    shown_runs = _find_runs(options)
-    _show_table("reach", reach_table(shown_runs, options.at), options)
-    path = _output_folder(options, "figures") / "reach"
-    _report_files(accuracy_figure(shown_runs, path, level=options.at))
 
 
 @_command(

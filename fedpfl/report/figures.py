@@ -70,7 +70,6 @@ def accuracy_figure(
     label: Callable[[Group], str] = lambda group: group.method,
     along: str = "round",
     interval: bool = False,
-    level: float | None = None,
 ) -> list[Path]:
     """Draw the accuracy of all clients over rounds, a panel per data set and partition.
 
@@ -83,7 +82,6 @@ def accuracy_figure(
         label: the name of a line.
         along: of AXIS_TITLES.
         interval: whether bands are 95 % confidence intervals of the means.
-        level: where a horizontal line stands.
 
     Returns:
         The files written.
@@ -100,8 +98,6 @@ def accuracy_figure(
         for group in members:
             name = label(group)
             draw_line(ax, group, metric, name, style_numbers[name], along, interval)
-        if level is not None:
-            ax.axhline(level, color="0.5", linewidth=0.7)
         ax.set(xlabel=AXIS_TITLES[along], ylabel=_axis_title(metric), xlim=(0, None))
 
     return draw_panels(groups_by_setting(shown_groups), path, draw)

@@ -99,15 +99,12 @@ def select_statuses(entries: Sequence[Entry], statuses: Sequence[str] = ()) -> l
     return [entry for entry in entries if not statuses or entry.directory.status in statuses]
 
 
-def sort_entries(entries: Iterable[Entry], key: str = "run", reverse: bool = False) -> list[Entry]:
-    """Sort by one of SORTS; an entry without a value comes last in either direction."""
+def sort_entries(entries: Iterable[Entry], key: str = "run") -> list[Entry]:
+    """Sort by one of SORTS; an entry without a value comes last."""
     in_table_order = sorted(entries, key=lambda entry: entry.order)
     with_value = [entry for entry in in_table_order if entry.value(key) is not None]
-    without_value = [entry for entry in in_table_order if entry.value(key) is None]
-    # Not by reversing the list, which would put what has no value first.
-    is_descending = (key in _LARGEST_FIRST) != reverse
-    with_value.sort(key=lambda entry: entry.value(key), reverse=is_descending)
-    return with_value + without_value
+    with_value.sort(key=lambda entry: entry.value(key), reverse=key in _LARGEST_FIRST)
+    return with_value + [entry for entry in in_table_order if entry.value(key) is None]
 
 
 def entries_table(entries: Sequence[Entry], is_dated: bool = True) -> Table:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from fedpfl.report.__main__ import main
 from fedpfl.report.compare import compare_groups, find_sides, paired_test
 from fedpfl.report.render import render
 from fedpfl.report.table import Table
@@ -224,13 +223,5 @@ def test_mistakes_are_one_line(ab, tmp_path, capsys):
         ([a, str(tmp_path / "empty")], "holds 0 configurations in readable runs"),
         ([a, "nowhere"], "no such directory: nowhere"),
         ([a, f"{a}/seed1"], "hold the same runs"),
-        ([a, b, "--out", "curve.svg"], "--out curve.svg: must end in .png or .pdf"),
     ):
         assert message in read_refusal(capsys, "compare", *words)
-
-
-def test_the_figure(ab, tmp_path, capsys):
-    target = tmp_path / "figures" / "curve.png"
-    assert main(["compare", *map(str, ab), "--out", str(target), "--metric", "loss"]) == 0
-    assert f"wrote {target}" in capsys.readouterr().err
-    assert [path.name for path in target.parent.iterdir()] == [target.name]

@@ -219,7 +219,6 @@ CHOICES = """
 method=FedOBP => obp layer
 method=fedobp,fedavg dataset=mnist => mnist
 dataset=FMNIST --status finished => avg1 obp layer
---sort accuracy --reverse --status finished => avg1 obp layer mnist
 """
 
 

@@ -15,7 +15,7 @@ from fedpfl.report.load import runs
 from fedpfl.report.page import drawing
 from fedpfl.report.tables import accuracy_table
 from tests.report.test_fairness import FEDPER, PERSONAL, run, write_three
-from tests.report.test_report import read_csv, read_output, read_refusal, write_run
+from tests.report.test_report import read_output, read_refusal, write_run
 
 
 @pytest.fixture
@@ -94,15 +94,6 @@ def test_what_cannot_be_drawn_is_said(root, capsys):
     kinds = ("accuracy", "clients", "fairness", "traffic")
     names = {path.stem for path in (root / "out").iterdir()}
     assert names == {f"{kind}_fmnist_dir_0.1" for kind in kinds}
-
-
-def test_reach_says_what_an_accuracy_takes(root, tmp_path, capsys):
-    """80 % are reached after two rounds, of which the first sends all down."""
-    assert main(["reach", str(root), "--at", "80", "--format", "csv", "--out", str(tmp_path)]) == 0
-    row = read_csv((tmp_path / "reach.csv").read_text())[0]
-    assert float(row["rounds"]) == 2
-    assert float(row["gb"]) == pytest.approx(4 * (16_000 + 20_000) / 1e9)
-    assert {path.suffix for path in tmp_path.glob("reach.*")} == {".csv", ".png", ".pdf"}
 
 
 # ---- one look everywhere

@@ -55,7 +55,6 @@ WITHOUT_TRIALS = {
     "ls": ("--format", "json"),
     "compare": ("partition.alpha=0.1", "method=fedavg,fedprox"),
     "ranks": (),
-    "reach": ("--at", "10"),
     "clean": ("--status", "interrupted"),
 }
 
