@@ -13,6 +13,7 @@ from fedpfl.report.__main__ import main
 from fedpfl.report.grouping import groups
 from fedpfl.report.load import runs
 from fedpfl.report.page import drawing
+from fedpfl.report.render import render
 from fedpfl.report.tables import accuracy_table
 from tests.report.test_fairness import FEDPER, PERSONAL, run, write_three
 from tests.report.test_report import read_output, read_refusal, write_run
@@ -83,6 +84,7 @@ def test_an_interval_is_students(root, monkeypatch):
     assert rows.loc["Ditto", "accuracy_seed_std"] == pytest.approx(math.sqrt(50))
     assert math.isnan(rows.loc["Local-Only", "accuracy_seed_ci95"])
     assert "95 % confidence interval" in table.caption
+    assert f"[{half:.1f}" in render(table, "markdown").replace("\\", "")  # no deviation's brackets
 
 
 def test_what_cannot_be_drawn_is_said(root, capsys):

@@ -264,6 +264,8 @@ def test_chosen_columns_in_their_order(root: Path) -> None:
     assert lines[0].endswith("| method | fine-tuned pooled | before loss | bits up | before mean |")
     assert lines[3].endswith("| FedOBP | **98.00(1.41)** | 0.5 | 32k | **95.00(1.41)** |")
     assert "worst" not in lines[5]
+    settings = accuracy_table(runs(root), chosen=["local.lr", "accuracy"])
+    assert row_of(settings, "FedOBP")["local.lr"] == "0.01"  # keys of the configuration too
     with pytest.raises(FedpflError, match=r"no such column: .*'acuracy'; did you mean accuracy\?"):
         accuracy_table(runs(root), chosen=["acuracy"])
 

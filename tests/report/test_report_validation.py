@@ -136,6 +136,7 @@ def test_newcomers_are_no_clients_of_figures(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run")
     run = read_run(write_clients(path, [50.0, 60.0, 70.0, float("nan")], unseen={1, 3}))
     assert run.participating_clients["client"].tolist() == [0, 2]
+    assert {str(run.clients[name].dtype) for name in ("client", "train", "test")} == {"int64"}
     assert len(run.clients) == 4
     write_clients(run.path, [50.0, 60.0, 70.0, 80.0])
     assert len(read_run(run.path).participating_clients) == 4
