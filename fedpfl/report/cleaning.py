@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from fedpfl.ground.errors import FedpflError, pluralize
 from fedpfl.ground.lock import hold_lock
@@ -70,7 +71,7 @@ def clean_runs(
         return 0
 
     # ---- Step 2: show them and ask.
-    records = []
+    records: list[dict[str, Any]] = []
     for directory in removable:
         files = [path for path in directory.path.rglob("*") if path.is_file()]
         size = sum(path.lstat().st_size for path in files)

@@ -220,7 +220,8 @@ def _differing_values(left: Sequence[Any], right: Sequence[Any]) -> Iterable[tup
             values = [one.get(key, "(not set)") for one in side]
             by_text.append({canonical_text(value): value for value in values})
         if key != "seed" and by_text[0].keys() != by_text[1].keys():
-            yield key, *(" / ".join(map(str, values.values())) for values in by_text)
+            a_text, b_text = (" / ".join(map(str, one.values())) for one in by_text)
+            yield key, a_text, b_text
 
 
 def _compare_numbers(a: Group, b: Group, test: str, select: str) -> Table:
@@ -229,10 +230,11 @@ def _compare_numbers(a: Group, b: Group, test: str, select: str) -> Table:
     records = []
     for heading, names in FINAL.items():
         for name in names:
-            sides = [_values_by_seed(name, group, select) for group in (a, b)]
-            if not any(sides):
+            a_values = _values_by_seed(name, a, select)
+            b_values = _values_by_seed(name, b, select)
+            if not a_values and not b_values:
                 continue
-            record = _pair_numbers(name, *sides, test if heading != COST else "")
+            record = _pair_numbers(name, a_values, b_values, test if heading != COST else "")
             records.append(record)
             metric = METRICS.get(name)
             is_percent = metric is not None and metric.kind == "percent"

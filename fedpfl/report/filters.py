@@ -89,9 +89,9 @@ def _values_of_key(configs: Sequence[Mapping[str, Any]], key: str) -> list[Any]:
     values = [_value_of_key(config, key) for config in configs]
     if all(value is ... for value in values):
         pairs = [pair for config in configs for pair in dotted.flatten_keys(config)]
-        keys = [name.removesuffix(".name") for name, _ in pairs]
-        endings = [name for name in keys if name.rpartition(".")[2] == key]
-        hint = f"; did you mean {endings[0]}?" if endings else did_you_mean(key, keys)
+        known_keys = [name.removesuffix(".name") for name, _ in pairs]
+        endings = [name for name in known_keys if name.rpartition(".")[2] == key]
+        hint = f"; did you mean {endings[0]}?" if endings else did_you_mean(key, known_keys)
         raise FedpflError(f"{key}: no run here has such a key{hint}")
     groups = [value for value in values if isinstance(value, Mapping)]
     if groups:
