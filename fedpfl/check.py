@@ -1,4 +1,4 @@
-"""Check what is yours: `fedpfl check mine.py` tries each choice of a file on its promises.
+"""Check your code: `fedpfl check mine.py` tries each choice of a file on its promises.
 
 Exit status: 0 all is kept, 1 something is not, 2 the command or the file must be fixed.
 """
@@ -95,7 +95,7 @@ def _make_parser() -> Parser:
 
 
 def find_subjects(target: str, words: Sequence[str]) -> list[Subject]:
-    """Find what to try, and load its plugin.
+    """Find the subjects of a command, and load its plugin.
 
     Args:
         target: A file or a name.
@@ -143,7 +143,7 @@ def _is_file(word: str) -> bool:
     kind = word.partition("=")[0]
     if kind in REGISTRIES and "=" in word:
         return False
-    # A file named like a choice, say `fedper`, is not what was meant.
+    # A file named like a choice, say `fedper`, was not meant.
     return word.endswith(".py") or os.sep in word or (Path(word).is_file() and not _kinds_of(word))
 
 

@@ -46,7 +46,7 @@ class LowRank:
         raise NotImplementedError
 
     def addition(self, x: Tensor) -> Tensor:
-        """Return what is added to the layer's output for an input."""
+        """Compute the addition to the layer's output for an input."""
         # The first pair has no number, so that a network with one keeps its names.
         suffixes = [str(pair or "") for pair in range(self.pairs)]
         images = [
@@ -248,7 +248,7 @@ def _layer_roles(module: nn.Module, head: str) -> Iterator[tuple[str, tuple[str,
 
 
 def _is_plain(layer: nn.Module) -> bool:
-    """Return whether a layer is a product with its weight, and nothing else."""
+    """Check whether a layer is a product with its weight, and nothing else."""
     return (
         isinstance(layer, nn.Linear | nn.Conv2d)
         and not has_users_forward(layer)

@@ -14,7 +14,7 @@ class Attention(nn.Module):
     Queries, keys and values come from one linear map.
 
     PyTorch's fused kernels have no rule for vmap and would be called client by client;
-    nn.MultiheadAttention uses them too, whose initial values these are.
+    Initial values are those of nn.MultiheadAttention, which uses them too.
     """
 
     def __init__(self, width: int, heads: int):

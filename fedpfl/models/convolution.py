@@ -1,4 +1,4 @@
-"""Convolutions whose weights lie in memory as a GPU multiplies them fastest."""
+"""Convolutions with weights in the memory format that is fastest on a GPU."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Conv2d(nn.Conv2d):
 
 
 def prefers_channels_last(x: Tensor, weight: Tensor) -> bool:
-    """Return whether a convolution of images `x` is faster with channels last."""
+    """Check whether a convolution of images `x` is faster with channels last."""
     # A round of cnn4 on an H200 takes three quarters of the time in bf16, but longer in fp32 and
     # half as long again in tf32.
     is_half = x.device.type == "cuda" and torch.is_autocast_enabled("cuda")
@@ -32,7 +32,7 @@ def prefers_channels_last(x: Tensor, weight: Tensor) -> bool:
 
 
 class _ChannelsLast(torch.autograd.Function):
-    """Return equal weights `[out, in, rows, columns]` whose input channels are neighbours.
+    """Return equal weights `[out, in, rows, columns]` with neighbouring input channels.
 
     PyTorch then convolves with channels last, forwards and backwards.
     """

@@ -52,12 +52,12 @@ def trace_layers(module: nn.Module, x: Tensor, classes: int) -> Trace:
 
 
 def ends_in_linear(module: nn.Module, head: str, x: Tensor) -> bool:
-    """Return whether logits are W z + b of a linear head alone.
+    """Check whether logits are W z + b of a linear head alone.
 
     What all classes of a sample have in common does not count, as a softmax does not see it.
 
     Args:
-        module: The network, whose values are changed.
+        module: The network; its values are changed.
         head: The name of its head.
         x: Samples `[batch, ...]`.
     """
@@ -65,8 +65,8 @@ def ends_in_linear(module: nn.Module, head: str, x: Tensor) -> bool:
     if not isinstance(layer, nn.Linear) or parametrize.is_parametrized(layer):
         return False
 
-    # ---- What a factor, an offset or a map behind the head is at first, may be 1 or 0, and is moved
-    # for each class otherwise. Layers answer about as much as before, however many there are.
+    # ---- A factor, an offset or a map behind the head may be 1 or 0 at first, and is moved
+    # for each class by another amount. The scale of layers' answers stays.
     with torch.no_grad():
         for leaf in [*module.parameters(), *module.buffers()]:
             if leaf.is_floating_point() and leaf.dim() > 1:
@@ -139,7 +139,7 @@ def _layers(module: nn.Module) -> dict[str, nn.Module]:
             layers[name] = layer
             continue
         has_parameters = any(True for _ in layer.parameters(recurse=False))
-        # A module with layers inside is none itself, though it may have a parameter.
+        # A module with layers inside is no layer, though it may have a parameter.
         inner = any(True for child in layer.children() for _ in child.parameters())
         if has_parameters and not inner:
             layers[name] = layer
@@ -147,7 +147,7 @@ def _layers(module: nn.Module) -> dict[str, nn.Module]:
 
 
 def _list_sources(targets: list[Tensor], outputs: dict[str, list[Tensor]]) -> list[str]:
-    """Return the names of the layers by whose outputs the targets change."""
+    """List the layers with outputs that change the targets."""
     names = [name for name, layer_outputs in outputs.items() for _ in layer_outputs]
     sources = [output for layer_outputs in outputs.values() for output in layer_outputs]
     influencing: dict[str, None] = {}
@@ -166,5 +166,5 @@ def _list_sources(targets: list[Tensor], outputs: dict[str, list[Tensor]]) -> li
 
 
 def _answers_classes(output: Tensor, classes: int) -> bool:
-    """Return whether an output has an entry for each class: along its last axis, or as channels."""
+    """Check whether an output has an entry for each class: along its last axis, or as channels."""
     return output.dim() > 1 and classes in (output.shape[-1], output.shape[1])

@@ -40,7 +40,7 @@ class NarrowableConv2d(nn.Conv2d):
 
 
 def _takes_product(x: Tensor) -> bool:
-    """Return whether values are plain ones on a CPU, in full precision."""
+    """Check whether values are plain ones on a CPU, in full precision."""
     if torch._C._functorch.is_functorch_wrapped_tensor(x):
         return False
     return x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
@@ -70,7 +70,7 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         x, weight, columns = ctx.saved_tensors
-        # The gradient of a gradient sees what the columns were made of.
+        # The gradient of a gradient sees the source of the columns.
         if torch.is_grad_enabled():
             return _differentiate_twice(ctx, grad, x, weight)
 
@@ -117,7 +117,7 @@ def _differentiate_twice(ctx: Any, grad: Tensor, x: Tensor, weight: Tensor) -> t
 
 
 def _view_windows(x: Tensor, geometry: Geometry) -> Tensor:
-    """Return what each output reads, `[channels, *kernel, batch, rows, columns]`."""
+    """Gather the inputs of each output, `[channels, *kernel, batch, rows, columns]`."""
     height, width = geometry.kernel
     row_step, column_step = geometry.stride
     if any(geometry.padding):

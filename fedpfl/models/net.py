@@ -46,8 +46,8 @@ class Net:
     def __init__(
         self, module: nn.Module, traits: Traits | None = None, name: str = "", **facts: Any
     ):
-        # ---- Step 1: what trains, what is frozen, and buffers, with which a parameter counts that
-        # calls move.
+        # ---- Step 1: trained values, frozen ones, and buffers; parameters that calls move count as
+        # buffers.
         self.module = module
         self.traits = traits or Traits()
         self.name = name
@@ -85,7 +85,7 @@ class Net:
         no copies.
         """
         self.generator: torch.Generator | None = None
-        """What the network draws from; None: the process's generator."""
+        """The generator of the network's draws; None: the process's."""
 
     @property
     def head(self) -> nn.Module:
@@ -104,7 +104,7 @@ class Net:
 
     @property
     def fixed(self) -> Tree:
-        """Return what is one for all clients: frozen parameters and constant buffers."""
+        """Return frozen parameters and constant buffers, which all clients share."""
         return {**self.frozen, **self.constants}
 
     def require_constants(self) -> None:
@@ -123,12 +123,12 @@ class Net:
 
     def copy(self) -> Net:
         """Return an independent Net for another thread."""
-        # What is fixed may be large: copies share it, as nobody writes to it.
+        # Fixed values may be large: copies share them, as no call writes to them.
         fixed = {id(leaf): leaf for leaf in self._list_fixed(self.module)}
         return self._rebuild(copy.deepcopy(self._uncalled, fixed), **self._facts)
 
     def copy_module(self) -> nn.Module:
-        """Return a copy of the module with values of its own, as it was made."""
+        """Return a copy of the module and its values, as it was made."""
         return copy.deepcopy(self._uncalled)
 
     def with_module(self, module: nn.Module) -> Net:
@@ -136,7 +136,7 @@ class Net:
         return self._rebuild(module, **self._facts)
 
     def to(self, device: torch.device) -> Net:
-        """Move what is fixed to a device, and return the Net."""
+        """Move fixed values to a device, and return the Net."""
         for leaf in self._list_fixed(self.module):
             leaf.data = leaf.data.to(device)
         return self._rebuild(self.module, **self._facts)
@@ -358,7 +358,7 @@ class Bound:
             logits, inputs = self.still().features(params, stand_in, role)
             return logits[:0], inputs[:0]
         head_inputs: list[Tensor] = []
-        # A hook reads the head's input whatever the network's forward does before it.
+        # A hook reads the head's input, after all that forward does before it.
         hook = self.net.head.register_forward_pre_hook(
             lambda _, inputs: head_inputs.append(inputs[0])
         )
@@ -386,7 +386,7 @@ class Bound:
         """Return float32 logits `[batch, classes]` of the network with `params`; `role` picks a
         model's buffers.
         """
-        # Many networks cannot be called on no samples, and others would move statistics to nan.
+        # Many networks cannot be called on no samples, or would move statistics to nan.
         # Not `len`, which an exporter takes for a constant.
         net = self.net
         if x.shape[0] == 0:
@@ -402,7 +402,7 @@ class Bound:
         if buffers and (self.training or traits.moves_in_evaluation):
             # The module changes them in place, which must never be the caller's.
             buffers = tree.map(lambda leaf: leaf.clone(), buffers)
-        # Others call the network on the same samples.
+        # Later calls get the same samples.
         if traits.changes_input:
             x = x.clone()
 

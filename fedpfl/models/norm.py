@@ -15,7 +15,7 @@ else:
 
 
 class PaddedNorm(_Base):
-    """Batch normalisation whose statistics leave out rows of weight 0.
+    """Batch normalisation with statistics that leave out rows of weight 0.
 
     `sample_weight` is `[batch]`. The batched backend pads partial batches; without this a padded
     row would move mean and variance.
@@ -44,7 +44,7 @@ class PaddedNorm(_Base):
         centred = x - mean.view(per_channel)
         variance = (centred.square() * weight).sum(axes) / count
 
-        # ---- running statistics, of which there are none without track_running_stats
+        # ---- running statistics, which are absent without track_running_stats
         if self.training and self.running_mean is not None:
             assert self.running_var is not None
             assert self.num_batches_tracked is not None

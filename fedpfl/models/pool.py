@@ -22,7 +22,7 @@ def max_pool(x: Tensor, size: int) -> Tensor:
     """
     if not isinstance(x, Tensor):  # a tracer's proxy
         return F.max_pool2d(x, size)
-    # Under vmap: the function has a rule of its own.
+    # Under vmap: the function has its own rule.
     if torch._C._functorch.is_functorch_wrapped_tensor(x):
         return _MaxPool.apply(x, size)[0]
     # Two passes along an axis each are faster than the kernel that keeps positions.

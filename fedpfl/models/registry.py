@@ -101,7 +101,7 @@ def build_network(
         options: The model's options.
 
     Raises:
-        FedpflError: For samples that the network cannot take, weights of another one, sizes that no
+        FedpflError: For samples that the network cannot take, weights of another network, sizes that no
             memory holds, and mistakes in its code.
     """
     # Tests prove this package's networks free of side effects; a user's is observed.

@@ -1,4 +1,4 @@
-"""Check the shape of samples for networks. Each function raises ValueError for others.
+"""Check the shape of samples for networks. Each function raises ValueError for unfit ones.
 
 The shape of a federation's samples also says whether they are images, signals or token ids, and of
 which data set.
@@ -37,14 +37,14 @@ def tokens(shape: tuple[int, ...]) -> int:
 
 
 def numbers(shape: tuple[int, ...]) -> int:
-    """Count how many numbers samples of any shape consist of; token ids are none."""
+    """Count the numbers of a sample of any shape; token ids are refused."""
     if sample_kind(shape) == "token ids":
         raise _unfit_error("images, signals or features", shape)
     return math.prod(shape)
 
 
 def sample_kind(shape: tuple[int, ...]) -> str:
-    """Return what it is the shape of; "samples" if it does not say."""
+    """Return the kind of samples; "samples" if the shape does not say."""
     return getattr(shape, "kind", "samples")
 
 

@@ -22,7 +22,7 @@ def _refuse_wiring() -> Wiring:
 
 @dataclass(frozen=True)
 class Parts:
-    """Parameter names of a network, by role; those that are frozen are none.
+    """Parameter names of a network, by role, without frozen ones.
 
     layers: from input to output; a layer is a convolution, linear map or embedding with the
     normalisation behind it.
@@ -30,9 +30,9 @@ class Parts:
     head_name: the layer that answers the classes. linear_weight: its weight, where it is a linear
     layer. is_linear_end: whether the logits are W z + b of that layer, with nothing behind it.
     unclear: why it is not known which layer that is, as a line for the user; "" where it is known.
-    seed: what the initial values were drawn from, for methods that need more of them.
-    sample: the shape of a sample; () where nobody has said it. clients: of the federation,
-        newcomers apart; rounds: of the whole run; 0 where nobody has said them. statistics:
+    seed: of the initial values, for methods that need more of them.
+    sample: the shape of a sample; () where it is unknown. clients: of the federation,
+        newcomers apart; rounds: of the whole run; 0 where they are unknown. statistics:
         BatchNorm's running ones, as every model has them at first; {} for networks without.
     pairs: how many low-rank ones an adapted layer has (adapter=lora); 0 without.
     """
@@ -56,7 +56,7 @@ class Parts:
 
     @property
     def wiring(self) -> Wiring:
-        """Return which hidden neurons each entry belongs to, traced when first asked for.
+        """Return the hidden neurons of each entry, traced when first asked for.
 
         Raises:
             ValueError: The network's wiring cannot be traced.
@@ -102,7 +102,7 @@ class Parts:
         return self.linear_weight
 
     def require_linear_end(self) -> None:
-        """Refuse a network whose logits are not W z + b of its head.
+        """Refuse a network if its logits are not W z + b of its head.
 
         Raises:
             FedpflError: They are computed in another way.
@@ -136,7 +136,7 @@ def find_parts(
         head_layer: The layer that answers the classes; by default the last linear one.
         order: Layers from input to output; by default, and before these, in the order in which
             they were declared.
-        aliases: Further names of shared parameters, whose first names alone are entries.
+        aliases: Further names of shared parameters; their first names alone are entries.
         facts: `unclear`, `classes`, `seed` and what follows it in Parts.
     """
     aliases = aliases or {}
@@ -213,7 +213,7 @@ def _group_by_layer(
             groups.last_width = child.out_features
         if not names:
             continue
-        # A parametrised layer keeps what it trains in a module below it.
+        # A parametrised layer keeps its trained values in a module below it.
         is_continuation = isinstance(child, NORMALISATION) or ".parametrizations." in f"{prefix}."
         if groups.layers and is_continuation:
             groups.layers[-1].extend(names)
@@ -227,7 +227,7 @@ def _group_by_layer(
 
 
 def _position(layer: str, order: Sequence[str]) -> int:
-    """Return a layer's place in the order; what a parametrised layer trains stands with it."""
+    """Return a layer's place in the order; values of a parametrised layer stand with it."""
     layer = layer.partition(".parametrizations")[0]
     # Layers that a forward pass does not show come first, so that none of them is the head.
     return order.index(layer) if layer in order else -1

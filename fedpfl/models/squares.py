@@ -12,7 +12,7 @@ from fedpfl.ground import tree
 from fedpfl.ground.tree import Tree
 from fedpfl.models.net import Bound
 
-SAMPLES_PER_CHUNK = 32  # whose gradients are in memory at once
+SAMPLES_PER_CHUNK = 32  # their gradients are in memory together
 
 Taps = dict[str, tuple[nn.Module, Tensor]]  # layers, and zeros of their output's shape
 
@@ -44,7 +44,7 @@ def squared_gradients(
     if not len(x):  # not every network can be asked what its layers make of no samples
         return tree.full_like(params, 0.0)
 
-    # ---- Step 1: layers whose outputs are differentiated, and all other parameters.
+    # ---- Step 1: layers with differentiated outputs, and all other parameters.
     taps = _tappable_layers(net, loss, params, x, y)
     layers = {name: module for name, (module, _) in taps.items()}
     offsets = {name: zeros for name, (_, zeros) in taps.items()}
@@ -61,7 +61,7 @@ def squared_gradients(
         differentiate = grad(objective, argnums=(0, 1), has_aux=True)
         return differentiate(other_params, offsets)
 
-    # ---- Step 2: squares, chunk by chunk, so that few gradients are in memory at once.
+    # ---- Step 2: squares, chunk by chunk, so that few gradients are in memory together.
     total = tree.full_like(params, 0.0)
     chunks = zip(
         x.split(SAMPLES_PER_CHUNK),
@@ -115,7 +115,7 @@ def _tappable_layers(
 
 
 def _is_plain_conv(module: nn.Module) -> bool:
-    """Return whether a layer is a convolution that F.unfold can spell out."""
+    """Check whether a layer is a convolution that F.unfold can spell out."""
     return (
         type(module) is nn.Conv2d
         and module.groups == 1

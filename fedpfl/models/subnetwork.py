@@ -33,7 +33,7 @@ class Subnetwork:
         return part
 
     def embed_tree(self, values: Tree, surroundings: Tree) -> Tree:
-        """Return the tree of which `values` are the part, with its `surroundings`."""
+        """Return the whole tree of a part's `values` and its `surroundings`."""
         embedded = {}
         for name, leaf in values.items():
             entries = self.entries[name].flatten()
@@ -43,7 +43,7 @@ class Subnetwork:
         return embedded
 
     def covers_tree(self, values: Tree, part: Tree) -> bool:
-        """Return whether parameters are zero outside of their `part`."""
+        """Check whether parameters are zero outside of their `part`."""
         # A NaN is no zero, and counts.
         counts = [leaf.count_nonzero() for leaf in values.values()]
         part_counts = [leaf.count_nonzero() for leaf in part.values()]
@@ -51,7 +51,7 @@ class Subnetwork:
 
 
 class PartBound(Bound):
-    """Compute on a part what is zero outside of it, for trees of full size.
+    """Compute on a part, for trees of full size that are zero outside of it.
 
     Args:
         bound: With the buffers of the part.
@@ -85,7 +85,7 @@ class PartBound(Bound):
 
     def features(self, params: Tree, x: Tensor, role: str = "main") -> tuple[Tensor, Tensor]:
         """Return logits and the head's input, at full size; see Bound."""
-        # Of absent neurons a loss may read what an activation makes of zero.
+        # A loss may read an activation's answer to zero of absent neurons.
         bound = self.net.bind(self.buffers, self.training, self.weight)
         answer = bound.features(params, x, role)
         self.buffers = bound.buffers
@@ -131,7 +131,7 @@ def _embed_roles(
 def find_subnetwork(net: Net, values: Tree, trainable: Tree) -> Subnetwork | None:
     """Return the neurons that have part in a model, if they are not all.
 
-    The others have nothing but zeros before and behind them, which never move.
+    All other neurons have only zeros before and behind them, which never move.
 
     Args:
         net: The network.
@@ -173,7 +173,7 @@ def find_subnetwork(net: Net, values: Tree, trainable: Tree) -> Subnetwork | Non
 
 
 def _find_live_neurons(wiring: Wiring, values: Tree, trainable: Tree) -> dict[str, Tensor]:
-    """Return which neurons have an entry, bool `[neurons]` by group, at least one each."""
+    """Mark the neurons that have an entry, bool `[neurons]` by group, at least one each."""
     neurons: dict[str, Tensor] = {}
     for name, leaf in values.items():
         entries = _find_live_entries(leaf, trainable[name])
@@ -188,14 +188,14 @@ def _find_live_neurons(wiring: Wiring, values: Tree, trainable: Tree) -> dict[st
                 has_entry |= neurons[axis.group]
             neurons[axis.group] = has_entry
 
-    # A layer of no neurons is none.
+    # A layer needs a neuron.
     for remaining in neurons.values():
         remaining[0] |= ~remaining.any()
     return neurons
 
 
 def _find_live_entries(leaf: Tensor, trainable: Tensor | bool) -> Tensor:
-    """Return which entries of a leaf move, or are not zero."""
+    """Mark the entries of a leaf that move, or are not zero."""
     is_filled = leaf != 0
     if trainable is True:
         return torch.ones_like(is_filled)
@@ -203,7 +203,7 @@ def _find_live_entries(leaf: Tensor, trainable: Tensor | bool) -> Tensor:
 
 
 def _has_full_axes(entries: Tensor) -> bool:
-    """Return whether each row and each column has an entry."""
+    """Check whether each row and each column has an entry."""
     by_row = entries.flatten(1)
     by_column = entries.transpose(0, 1).flatten(1)
     return bool(by_row.any(1).all()) and bool(by_column.any(1).all())

@@ -142,7 +142,7 @@ def _find_activation(logits: Tensor) -> str:
     sums = logits.float().sum(1)
     if torch.allclose(sums, torch.ones_like(sums), atol=1e-3):
         return "softmax"
-    # A constant answer is none of an activation.
+    # A constant answer does not come from an activation.
     return "" if torch.equal(logits, logits[:1].expand_as(logits)) else "sigmoid"
 
 
@@ -157,7 +157,7 @@ def copy_network(module: nn.Module) -> nn.Module:
 
 
 def _recomputes(module: nn.Module, x: Tensor, observed: _Observation) -> bool:
-    """Return whether the backward pass reads parameters again.
+    """Check whether the backward pass reads parameters again.
 
     It then gives other gradients with other parameters in their place.
     """
@@ -192,19 +192,19 @@ def _backward(logits: Tensor) -> None:
         raise ValueError(
             "its logits have no gradient: forward must not detach them, or run under torch.no_grad"
         )
-    # A function of all logits whose gradient is zero in none of them.
+    # A function of all logits with gradients that are zero nowhere.
     logits.float().logsumexp(1).sum().backward()
 
 
 def differs(before: Tensor, after: Tensor | None) -> bool:
-    """Return whether a tensor has another form or other values than before."""
+    """Check whether a tensor has another form or other values than before."""
     if after is None or before.shape != after.shape or before.dtype != after.dtype:
         return True
     return not torch.equal(before.nan_to_num(), after.detach().nan_to_num())
 
 
 def _crosses_samples(module: nn.Module, x: Tensor, logits: Tensor) -> bool:
-    """Return whether two samples have other logits alone than beside a third, in evaluation."""
+    """Check whether two samples have other logits alone than beside a third, in evaluation."""
     network = copy_network(module).eval()
     with seeded_process(SEED), torch.no_grad():
         alone = network(x[:2].clone())

@@ -19,7 +19,7 @@ class Transformer(nn.Module):
 
     Ids from `vocabulary` on share the last row.
     pool: mean over the words of a text, in which 0 is padding that takes no part, as in AG News; or
-        the `last` token, of texts in which 0 is a letter like others, as in Shakespeare.
+        the `last` token, of texts in which 0 is a letter like any, as in Shakespeare.
     """
 
     def __init__(

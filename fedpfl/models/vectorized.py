@@ -39,7 +39,7 @@ def find_obstacle(net: Net) -> str:
 
 
 def mixes_samples(net: Net) -> bool:
-    """Return whether logits depend on the samples that are trained on beside them."""
+    """Check whether logits depend on the samples that are trained on beside them."""
     if net.traits.trusted or not net.parts.sample:
         return bool(net.norms)
     return _reads_others(net, weight=None)
@@ -55,14 +55,14 @@ def require_vectorized(net: Net) -> None:
 
 
 def _weigh_padding() -> Tensor:
-    """Return the weights of a minibatch whose second half is padding."""
+    """Return the weights of a minibatch; its second half is padding."""
     weight = torch.ones(ROWS)
     weight[ROWS // 2 :] = 0
     return weight
 
 
 def _differentiate_together(net: Net) -> None:
-    """Take the gradients of two clients at once, and their logits in evaluation."""
+    """Take the gradients of two clients together, in training and evaluation."""
     params, buffers = (
         tree.map(lambda leaf: torch.stack([leaf, leaf]), values)
         for values in (net.params, net.buffers)
@@ -81,7 +81,7 @@ def _differentiate_together(net: Net) -> None:
 
 
 def _reads_others(net: Net, weight: Tensor | None) -> bool:
-    """Return whether logits or buffers of training change with half of the samples.
+    """Check whether logits or buffers of training change with half of the samples.
 
     Args:
         net: The network.

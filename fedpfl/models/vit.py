@@ -76,7 +76,7 @@ def timm(shape: tuple[int, ...], classes: int, arch: str = "vit_small_patch16_22
     except ImportError:
         raise missing_extra("model=timm needs the package timm", "timm") from None
     channels, height, side = image(shape)
-    set_fused_attn(False)  # whose kernels vmap has no rule for
+    set_fused_attn(False)  # vmap has no rule for its kernels
     options: dict[str, Any] = {"num_classes": classes, "in_chans": channels}
     if not library.is_model(arch):
         near = ", ".join(library.list_models(f"*{arch}*")[:3]) or "see timm.list_models()"

@@ -42,7 +42,7 @@ class Wiring:
     makes it; layers that write to one residual stream share it.
     axes: of each parameter and buffer, for each leading axis. None: input channels, tokens,
     classes, always active. Axes beyond these (kernels) have no neurons.
-    is_separable: whether a neuron gives the same whatever others there are: no layer takes
+    is_separable: whether a neuron's answer does not depend on its neighbours: no layer takes
     statistics over neurons, and nothing reads how many there are.
     """
 
@@ -66,7 +66,7 @@ def trace_wiring(module: nn.Module) -> Wiring:
     if len(names) != len(dict(module.named_parameters())):
         raise ValueError("parameters that two layers share have no wiring")
     wiring = _trace_mode(module, training=True)
-    # Its forward may be another one in evaluation.
+    # Its forward may differ in evaluation.
     try:
         evaluated_wiring = _trace_mode(module, training=False)
     except ValueError:
@@ -82,7 +82,7 @@ def _trace_mode(module: nn.Module, training: bool) -> Wiring:
     try:
         with _LOCK:
             graph = _Tracer().trace(module)
-    except Exception as error:  # whatever a network's own code makes of what has no values
+    except Exception as error:  # any error of a network's own code on tensors without values
         raise ValueError(f"the network cannot be traced: {error}") from None
     finally:
         module.train(was_training)
@@ -102,7 +102,7 @@ def _trace_mode(module: nn.Module, training: bool) -> Wiring:
 
 
 def _has_hooks(layer: nn.Module) -> bool:
-    """Return whether something else is called beside a layer, which no trace shows."""
+    """Check whether something else is called beside a layer, which no trace shows."""
     return bool(layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks)
 
 
@@ -110,8 +110,8 @@ _LOCK = threading.Lock()
 
 
 class _Tracer(fx.Tracer):
-    """Layers are leaves, ours too. A trace patches nn.Module for all threads: the calls of others
-    pass through. A layer is none where a class of a user's computes something else in its place.
+    """Layers are leaves, this package's too. A trace patches nn.Module for all threads, so that calls
+    of other threads pass through. A user's class that computes something else is no leaf.
     """
 
     def __init__(self) -> None:
@@ -119,7 +119,7 @@ class _Tracer(fx.Tracer):
         self._thread = threading.get_ident()
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Return whether it is a layer of torch or of ours."""
+        """Check whether it is a layer of torch or this package."""
         is_ours = isinstance(m, (*NORMALISATION, LSTMLayer, nn.Conv2d)) and not has_users_forward(m)
         return is_ours or super().is_leaf_module(m, module_qualified_name)
 
@@ -137,7 +137,7 @@ class _Tracer(fx.Tracer):
 
 
 def has_users_forward(layer: nn.Module) -> bool:
-    """Return whether a class of a user's says how a layer computes."""
+    """Check whether a class of a user's says how a layer computes."""
     for kind in type(layer).__mro__:
         if kind.__module__.startswith(("torch.", "fedpfl.")):
             return False
@@ -148,7 +148,7 @@ def has_users_forward(layer: nn.Module) -> bool:
 
 @dataclass(frozen=True)
 class _Flow:
-    """What a value carries: neurons of `group` along axis `at` (from the end if negative) of
+    """The flow of a value: neurons of `group` along axis `at` (from the end if negative) of
     `rank`, where known.
 
     group None: no neurons (inputs, sizes). flat: several entries per neuron, one neuron after the
@@ -198,8 +198,8 @@ class _Walk:
         return None if group in self.classes else Axis(group, axis.block)
 
     def visit(self, node: fx.Node) -> None:
-        """Find what the node's value carries."""
-        # ---- Step 1: what its inputs carry, and what it is called.
+        """Find the flow of the node's value."""
+        # ---- Step 1: the flows of its inputs, and its name.
         input_flows = [self.flows[inner] for inner in node.all_input_nodes]
         name = (
             node.target
@@ -236,7 +236,7 @@ class _Walk:
             self.classes.add(self.find(group))
 
     def layer(self, name: str, layer: nn.Module, node: fx.Node, input_flows: list[_Flow]) -> _Flow:
-        """Return what a module that is a leaf gives."""
+        """Compute the flow behind a module that is a leaf."""
         tensors: dict[str, Tensor] = {f"{name}.{key}": p for key, p in layer.named_parameters()}
         tensors |= {f"{name}.{key}": b for key, b in layer.named_buffers()}
         # Entries of a layer that is called twice would belong to two groups.
@@ -280,7 +280,7 @@ class _Walk:
         )
 
     def sequence_layer(self, name: str, layer: nn.Embedding | LSTMLayer, flow: _Flow) -> _Flow:
-        """Return what a layer gives that reads tokens, or a sequence of vectors."""
+        """Compute the flow behind a layer that reads tokens, or a sequence of vectors."""
         if isinstance(layer, nn.Embedding):
             if flow.group is not None:
                 raise ValueError("takes token ids, not neurons")
@@ -345,10 +345,10 @@ class _Walk:
         input_flows: list[_Flow],
         settings: Mapping[str, Any] | None = None,
     ) -> _Flow:
-        """Return what a function, a method, or (then with settings) a layer without parameters
+        """Compute the flow behind a function, a method, or (then with settings) a layer without parameters
         gives.
         """
-        # ---- Step 1: the operation's name and options, and the value whose neurons it works on.
+        # ---- Step 1: the operation's name and options, and the value that it works on.
         kind = name.replace("_", "").lower()
         arguments = node.args[1:]
         options = {**node.kwargs, **(settings or {})}
@@ -464,7 +464,7 @@ class _Walk:
 
 
 def _reads_batch_size(kind: str, node: fx.Node) -> bool:
-    """Return whether a node reads of a shape the number of samples alone."""
+    """Check whether a node reads of a shape the number of samples alone."""
     if kind == "dim":
         return True
     if kind == "size":

@@ -66,14 +66,13 @@ class DatasetTrial:
             raise Unkept(str(error)) from None
 
     def _load(self, data_dir: Path, **extra_options: Any) -> Samples:
-        # What it draws from the process's generators is the same each time: a promise of its own
-        # tells of that.
+        # Draws from the process's generators are the same each time, as in a run.
         with seeded_by_key("dataset"):
             return datasets.load_samples(self.name, data_dir, **{**self.options, **extra_options})
 
     @cached_property
     def samples(self) -> Samples:
-        """Return what it was loaded as first."""
+        """Return the first reading."""
         return self.load()
 
     @cached_property
@@ -86,7 +85,7 @@ class DatasetTrial:
         return {"samples": fingerprint(self.load()) if is_elsewhere else self.first_digest}
 
     def find_difference(self, samples: Samples) -> str:
-        """Return how another reading differs from the first; "" if it does not."""
+        """Describe the difference of another reading from the first; "" if there is none."""
         if fault := compare(self.samples, samples):
             return fault
         # Where both are one array, only the digest remembers.
@@ -113,7 +112,7 @@ def has_the_form(trial: DatasetTrial) -> None:
 
 @promise("is the same bit for bit when it is read again", f"{OWN_GENERATOR}; {SORTED}")
 def repeats(trial: DatasetTrial) -> None:
-    """Neither unseeded generators nor what an earlier reading left behind play a part."""
+    """Neither unseeded generators nor traces of an earlier reading play a part."""
     if fault := trial.find_difference(trial.load(cached=False)):
         raise Unkept(f"read again: {fault}")
 
@@ -166,7 +165,7 @@ def has_all_classes(trial: DatasetTrial) -> None:
 
 
 def compare(earlier: Samples, later: Samples) -> str:
-    """Return the first thing in which two readings differ; "" if there is none."""
+    """Describe the first difference of two readings; "" without one."""
     for field in FIELDS:
         a = getattr(earlier, field)
         b = getattr(later, field)
@@ -187,14 +186,14 @@ def hash_rows(x: Tensor) -> list[bytes]:
 
 
 def count_leaks(samples: Samples) -> int:
-    """Return how many samples of the test part are in the training part too."""
+    """Count the samples of the test part that are in the training part too."""
     rows = hash_rows(samples.x)
     training = set(rows[: samples.test_from])
     return sum(row in training for row in rows[samples.test_from :])
 
 
 def describe_reading_error(error: BaseException) -> str:
-    """Say what a reader raised that no run turns into one line."""
+    """Describe an error of a reader that no run turns into one line."""
     return f"its reader raised {error_text(error, with_class=True)}, which ends the program"
 
 

@@ -1,4 +1,4 @@
-"""Another process, for digests: it hashes texts otherwise, and asks plugins in another order."""
+"""Another process, for digests: it hashes texts differently, and asks plugins in another order."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class OtherProcess:
 
     Args:
         plugin_files: The plugins.
-        subjects: By name, what `make_trial` takes, or has a `make_trial` of its own.
+        subjects: By name, arguments of or objects with their own `make_trial`.
     """
 
     def __init__(self, plugin_files: Sequence[str], subjects: Mapping[str, Any]):
         self._request = {"plugins": [*map(str, plugin_files)], "subjects": dict(subjects)}
 
     def ask(self, name: str) -> dict[str, str]:
-        """Return a subject's digests by name; `error` says why there are none."""
+        """Return a subject's digests by name; `error` has the reason where they are absent."""
         return self._answers.get(name) or {"error": "it has no answer"}
 
     @cached_property

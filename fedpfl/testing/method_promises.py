@@ -66,11 +66,11 @@ METHOD_PROMISES: list[Promise] = []
 promise = promise_in(METHOD_PROMISES)
 
 PADDING_TOLERANCE = 1e-3
-"""The largest distance of a client beside others, in shares of how far clients lie apart."""
+"""The largest distance of a client beside others, in shares of the clients' spread."""
 STATEFUL = (
     "perhaps something outlives a hook's call: a list, a counter or a cache on the class or in the"
-    " module; keep it in the client's state. Or something draws from a generator of its own that"
-    " nobody seeds"
+    " module; keep it in the client's state. Or something draws from an unseeded"
+    " generator"
 )
 PADDED = (
     "perhaps `loss`, `predict` or a Phase's function mixes the samples of a batch: short batches"
@@ -104,7 +104,7 @@ def is_frozen(trial: MethodTrial) -> None:
     trial.play_cohorts("loop")
     fields = dataclasses.fields(method)
     extra_names = sorted(vars(method).keys() - {field.name for field in fields})
-    # A dataclass sets its fields alone; whatever else is there a hook has stored.
+    # A dataclass sets its fields alone; a hook has stored the rest.
     if extra_names:
         raise Unkept(f"`self.{extra_names[0]}` was set")
     values = {field.name: getattr(method, field.name) for field in fields if field.init}
@@ -123,7 +123,7 @@ def is_frozen(trial: MethodTrial) -> None:
 )
 def draws_from_what_is_given(trial: MethodTrial, engine: str) -> None:
     """Neither torch's, nor NumPy's, nor Python's."""
-    # Training draws in some hooks, evaluation in others.
+    # Training and evaluation draw in different hooks.
     final_state = trial.play_cohorts(engine)[0][-1]
     make_backend(as_engine(engine), trial.net(), CPU).evaluate(
         EvalCall(trial.method, tiny_federation(), final_state, EVERYONE)
@@ -250,8 +250,8 @@ def ignores_padding(trial: MethodTrial) -> None:
 
 @promise("how many clients train at once does not matter (engine.width)", STATEFUL)
 def width_does_not_matter(trial: MethodTrial) -> None:
-    """Slices of the cohort give what the whole does, within rounding."""
-    # Slices of one client, and slices of which the last is shorter.
+    """Slices of the cohort give the answers of the whole, within rounding."""
+    # Slices of one client, and slices with a shorter last one.
     for width in (1, 3):
         sliced = trial.replay_round(Engine("batched", width=width), 1, of="batched")
         require_rounds_agree(
@@ -395,7 +395,7 @@ def bf16_is_near(trial: MethodTrial, engine: str) -> None:
 def personal_model(
     method: Method, net: Net, state: State, client: int, autocast: Autocast = nullcontext
 ) -> Tree:
-    """Return the model by which a client is evaluated."""
+    """Return a client's model in evaluation."""
     call = with_before_turn(EvalCall(method, tiny_federation(), state, [client]))
     # The first job of an evaluation has the personal models.
     job = next(run_evaluation(call, OneClient(client), net, autocast))
@@ -433,7 +433,7 @@ def poison_unsent(
 ) -> Tree:
     """Return the server's state with nan in every float that the client was not sent.
 
-    A client knows from the beginning what is still as `init` made it.
+    A client knows entries that are still as `init` made them.
     """
 
     def poison(leaf: Tensor, initial_leaf: Tensor, is_sent: Tensor) -> Tensor:
@@ -446,7 +446,7 @@ def poison_unsent(
 
 
 class StepArguments(NamedTuple):
-    """Hold what a Phase's functions are given beside the batch, in their order."""
+    """Hold the arguments of a Phase's functions beside the batch, in their order."""
 
     server: Tree
     client: dict[str, Tree]
@@ -455,7 +455,7 @@ class StepArguments(NamedTuple):
 
 
 def call_hook(hook: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a hook as it is; tests have others, which look at its answer."""
+    """Call a hook; tests replace this function, to look at its answer."""
     return hook(*arguments)
 
 
@@ -479,7 +479,7 @@ def take_first_step(
     if len(batches) < phase.batches:
         return {}, {}, client
 
-    # ---- A phase has a step of its own, or a loss and perhaps a hook after its gradient.
+    # ---- A phase has its own step, or a loss and perhaps a hook after its gradient.
     batch = batches[0]
     if phase.step:
         step_batches = batches if phase.batches > 1 else batch
@@ -525,14 +525,14 @@ class MethodAdvice:
         self._has_advised_on_numbers = False
 
     def describe_error(self, error: BaseException) -> str:
-        """Return what was raised, in which hook and in which line of the method's file."""
+        """Describe an error, with its hook and the line of the method's file."""
         method_class = type(self._method)
         hook, line = find_blamed_hook(error, method_class) or (method_class.__name__, "")
         line_text = f" ({line})" if line else ""
         return f"{hook} {describe_error(error)}{line_text}"
 
     def advise(self, promise: Promise) -> str:
-        """Return what mends a broken promise, or "" if that has been said."""
+        """Return advice for a broken promise, or "" if it has been given."""
         if promise.advice not in (PADDED, STATEFUL):
             return promise.advice
         if self._has_advised_on_numbers:

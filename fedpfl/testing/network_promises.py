@@ -123,7 +123,7 @@ class NetworkTrial:
 
     @cached_property
     def plain_module(self) -> nn.Module:
-        """Return the module as plain PyTorch would train it, from a build of its own."""
+        """Return the module for plain PyTorch, from a separate build."""
         if self._make is None:
             return self.net.copy_module()
         return self._make(self.shape, self.samples.classes, 1)
@@ -158,7 +158,7 @@ class NetworkTrial:
         """Return the state after so many more rounds of all clients, and their outcomes."""
         backend = make_backend(engine, net or self.net, CPU)
         setup = RoundSetup(backend, self.method, self.federation, LOCAL, 0)
-        # Rounds move the store's rows in place, and others begin with the same state.
+        # Rounds move the store's rows in place, and later ones begin with the same state.
         state = copy.deepcopy(state) if state else self.begin()
         outcomes = []
         for _ in range(rounds):
@@ -199,7 +199,7 @@ class NetworkTrial:
 
 @cache
 def make_federation(shape: tuple[int, ...], samples: Samples = USUAL_SAMPLES) -> Federation:
-    """Make clients of unequal sizes whose samples, numbers or token ids, tell their classes."""
+    """Make clients of unequal sizes; their samples, numbers or token ids, tell their classes."""
     generator = torch.Generator().manual_seed(5)
     total = sum(samples.train) + sum(samples.test)
     y = torch.randint(samples.classes, (total,), generator=generator)

@@ -114,8 +114,8 @@ class PartitionTrial:
         """Deal anew.
 
         Raises:
-            FedpflError: for what it refuses.
-            Unkept: for what is wrong with its answer.
+            FedpflError: The scheme refuses.
+            Unkept: Its answer is wrong.
         """
         with seeded_by_key("partition", seed):
             parts = self._call_scheme(clients, seed)
@@ -155,7 +155,7 @@ OWN_GENERATOR = "draw from a generator of the seed alone: np.random.default_rng(
     "deals each client whole numbers of samples, none twice and none both to train and to test", ""
 )
 def has_the_form(trial: PartitionTrial) -> None:
-    """Nobody is tested on what anybody trains on, and everybody has a training sample."""
+    """No client is tested on a training sample, and each has a training sample."""
     assert trial.partitions
 
 
@@ -164,13 +164,13 @@ def repeats(trial: PartitionTrial) -> None:
     """For each number of clients, in the same order too."""
     for clients, parts in trial.partitions.items():
         for _ in range(2):
-            # Twice: what the first call leaves behind would show in the second.
+            # Twice: traces of the first call would show in the second.
             if fault := compare(parts, trial.deal(clients)):
                 raise Unkept(f"{clients} clients dealt to again: {fault}")
 
 
 @promise(
-    "deals otherwise for another seed",
+    "deals differently for another seed",
     "where the data alone decide who holds what, all is well; else draw from"
     " np.random.default_rng(seed)",
     binding=False,
@@ -215,7 +215,7 @@ promise(
 
 
 def compare(earlier: Partition, later: Partition) -> str:
-    """Return the first split in which two answers differ; "" if there is none."""
+    """Find the first split in which two answers differ; "" without one."""
     for name in SPLITS:
         pairs = zip(
             getattr(earlier, name),
@@ -229,14 +229,14 @@ def compare(earlier: Partition, later: Partition) -> str:
 
 
 def describe_failure(error: BaseException) -> str:
-    """Say what was raised, and in which line of which file."""
+    """Describe an error, with its file and line."""
     frames = traceback.extract_tb(original_error(error).__traceback__)
     line_text = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     return f"raised {error_text(original_error(error), with_class=True)}{line_text}"
 
 
 def _list_holdings(parts: Partition) -> list[list[list[int]]]:
-    """Return each client's sorted samples of each split that there is."""
+    """List each client's sorted samples of each split."""
     holdings: list[list[list[int]]] = [[] for _ in parts.train]
     for name in SPLITS:
         split = getattr(parts, name)

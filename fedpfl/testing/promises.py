@@ -83,7 +83,7 @@ def describe_error(error: BaseException) -> str:
 
 
 class Judge(NamedTuple):
-    """Hold how a kind of trial puts its faults into words.
+    """Hold the words for faults of a kind of trial.
 
     Attributes:
         describe_error: Returns words for an error that was raised.
@@ -100,7 +100,7 @@ def audit(
     """Try each promise and yield its verdict; stop after the first if it is broken.
 
     Args:
-        trial: What the promises are tried on.
+        trial: The trial.
         promises: The promises; the first is about the form of answers.
         quick: Whether to leave out slow promises and all engines but one.
         judge: How faults are put into words.

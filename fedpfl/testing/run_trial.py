@@ -105,7 +105,7 @@ def try_plugins(
         has_samples: Whether the samples are here, and not at nodes.
 
     Raises:
-        FedpflError: For code whose numbers would be wrong.
+        FedpflError: The numbers of a plugin's code would be wrong.
     """
     if round_number:
         return

@@ -91,7 +91,7 @@ def tiny(norm: bool = False, seed: int = 1, pairs: int = 0) -> Net:
         seed: of its initial values.
         pairs: low-rank ones in each layer but the head, if any.
     """
-    # A module draws from the generator of the process, which others go on to use.
+    # A module draws from the generator of the process, which stays as it was.
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         module = Tiny(norm)
@@ -161,7 +161,7 @@ def as_engine(name: Engine | str) -> Engine:
 
 @dataclasses.dataclass(frozen=True)
 class PlaySettings:
-    """Hold how clients train in a trial."""
+    """Hold the settings of training in a trial."""
 
     engine: Engine | str = LOOP
     local: Local = LOCAL
@@ -233,7 +233,7 @@ def participate(
     cohort: list[int],
     settings: PlaySettings = PlaySettings(),
 ) -> Participation:
-    """Return what clients bring back from the next round; `state` is left as it is."""
+    """Play the clients' part of the next round; `state` stays as it is."""
     draws = Draws(settings.seed, "train", state.round + 1)
     call = TrainCall(method, federation, state, cohort, settings.local, draws)
     return make_backend(as_engine(settings.engine), net, CPU).run_one(with_before_turn(call))
@@ -290,7 +290,7 @@ class MethodTrial:
 
     Args:
         method: To be tried.
-        pairs: Low-rank ones in each layer of an otherwise frozen network, which a method may also
+        pairs: Low-rank ones in each layer of a network with a frozen rest, which a method may also
             want itself.
         ask_elsewhere: Returns the digests of another process.
     """
@@ -504,7 +504,7 @@ def _is_near(a: Tensor, b: Tensor, atol: float, rtol: float) -> bool:
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
     if a.is_floating_point():
-        # A nan in the same place is agreement: that it is none is a promise of its own.
+        # A nan in the same place is agreement; another promise refuses it.
         return torch.allclose(a, b, rtol, atol, equal_nan=True)
     return torch.equal(a, b)
 

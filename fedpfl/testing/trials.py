@@ -220,7 +220,7 @@ def make_network_trial(
 
 
 def make_judge(kind: str, trial: Any) -> Judge:
-    """Return how errors of this kind of trial are described and fixed."""
+    """Return the words for errors of this kind of trial."""
     if kind == "method":
         advice = MethodAdvice(trial.method)
         return Judge(advice.describe_error, advice.advise)

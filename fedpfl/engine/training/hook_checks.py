@@ -1,4 +1,4 @@
-"""Checks of what a method's hooks return, when a process first calls them."""
+"""Checks of the answers of a method's hooks, when a process first calls them."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def with_hook_checks(
 
 
 def vmap_advice(error: BaseException) -> str:
-    """Return what to do about a vectorized hook that looked at values, or ""."""
+    """Return advice about a vectorised hook that looked at values, or ""."""
     is_vmap_error = any(sign in str(error) for sign in VMAP_ERRORS)
     if not isinstance(error, RuntimeError) or not is_vmap_error:
         return ""

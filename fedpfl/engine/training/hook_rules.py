@@ -1,4 +1,4 @@
-"""Rules for answers of a method's hooks whose mistakes would change numbers in silence."""
+"""Rules for answers of hooks, where mistakes would change numbers in silence."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Faults = Iterator[str]
 
 @dataclass
 class Expected:
-    """Hold what answers are compared with, as far as it is known.
+    """Hold the references of checks, as far as they are known.
 
     Attributes:
         method: The method.
@@ -35,12 +35,12 @@ class Expected:
     checked: set[str] = field(default_factory=set)
 
     def default(self, hook: str) -> bool:
-        """Return whether a hook is FedAvg's."""
+        """Check whether a hook is FedAvg's."""
         return getattr(type(self.method), hook) is getattr(Method, hook)
 
 
 class HookRule(NamedTuple):
-    """Say what a hook must return.
+    """State a hook's right answer.
 
     Attributes:
         must: For the message.
