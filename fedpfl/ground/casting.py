@@ -44,7 +44,9 @@ TYPE_NAMES = {
 UNEVALUABLE = (NameError, AttributeError, TypeError, SyntaxError)
 """What an annotation raises that names nothing, or nothing that can be an annotation."""
 STRICT_TYPES = {int: StrictInt, float: StrictFloat, bool: StrictBool, str: StrictStr}
-PLURAL_TYPE_NAMES = {int: "whole numbers", float: "numbers", str: "texts", Path: "paths"}
+PLURAL_NAMES = {
+    name: f"{name.removeprefix('a ')}s" for name in map(TYPE_NAMES.get, (int, float, str, Path))
+}
 
 
 class Checked:
@@ -192,13 +194,6 @@ def _combined_range(arguments: tuple[Any, ...]) -> Range:
     return sum((note for note in arguments if isinstance(note, Range)), Range(()))
 
 
-def _join_alternatives(phrases: list[str]) -> str:
-    """Join phrases by "or", with a comma before it if a phrase is compound."""
-    is_compound = any(" and " in phrase or " or " in phrase for phrase in phrases)
-    separator = ", or " if is_compound else " or "
-    return separator.join(phrases)
-
-
 def describe_annotation(hint: Any) -> str:
     """Return in words which values an annotation takes, without their range."""
     origin = get_origin(hint)
@@ -214,25 +209,11 @@ def describe_annotation(hint: Any) -> str:
             return f"one of {', '.join(map(str, arguments))}"
         return str(arguments[0])
     if (origin or hint) in LIST_TYPES:
-        return _describe_list(origin, arguments)
+        item = describe_annotation(arguments[0]) if arguments else "a value"
+        return f"a list of {PLURAL_NAMES.get(item, f'values, each {item}')}"
     if _is_enum(hint):
         return f"one of {', '.join(hint.__members__)}"
     return TYPE_NAMES.get(hint, str(hint))
-
-
-def _describe_list(origin: Any, arguments: tuple[Any, ...]) -> str:
-    """Return in words which lists an annotation takes."""
-    if not arguments:
-        return "a list"
-    count = ""
-    if origin is tuple and arguments[-1] is not ...:
-        count = f"{len(arguments)} "
-    item = arguments[0]
-    while get_origin(item) is Annotated:
-        item = get_args(item)[0]
-    if item in PLURAL_TYPE_NAMES:
-        return f"a list of {count}{PLURAL_TYPE_NAMES[item]}"
-    return f"a list of {count}values, each {describe_annotation(item)}"
 
 
 def describe_limits(hint: Any) -> str:
@@ -246,8 +227,7 @@ def describe_limits(hint: Any) -> str:
     if origin in LIST_TYPES:
         return describe_limits(arguments[0])
     if origin in UNION_TYPES:
-        limits = list(dict.fromkeys(filter(None, map(describe_limits, arguments))))
+        limits = dict.fromkeys(filter(None, map(describe_limits, arguments)))
         if limits:
-            null = [describe_annotation(option) for option in arguments if option is type(None)]
-            return _join_alternatives([*limits, *null])
+            return ", or ".join([*limits, *["null"] * (type(None) in arguments)])
     return ""

@@ -262,7 +262,7 @@ tries: 1.5 => a whole number or null
 levels: 1, [0.5, 1] => at least 0 and below 1
 levels: "abc" => a number or a list of numbers
 ends: [0, 1] => a positive number
-ends: [1] => a list of 2 numbers
+ends: [1] => a list of numbers
 share: math.inf => a finite number, got inf
 share: 3.5e38 => within 1.2e-38 and 3.4e+38 in size, as float32 is, got 3.5e+38
 share: 2**64 => a whole number of at most 64 bits, got 18446744073709551616
@@ -347,7 +347,7 @@ method=per_fedavg local.decay=cosine => local.decay=cosine has no part in method
 method=pfedme local.optimizer=adam => local.optimizer=adam has no part in method=pfedme, which makes its own steps;
 dataset=digits +dataset.size=3 => dataset.size is not a key here; known keys: name, mean, std
 dataset=cifar10_c dataset.corruptions=fog => dataset.corruptions must be a list of texts or null, got 'fog'
-dataset.std=[0] => dataset.std must be a positive number or null, got [0]
+dataset.std=[0] => dataset.std must be a positive number, or null, got [0]
 dataset=ag_news dataset.vocabulary=2 => dataset.vocabulary must be 3 or more, got 2
 dataset=ag_news dataset.length=0 => dataset.length must be 1 or more, got 0
 dataset=cifar10_c dataset.severity=6 => dataset.severity must be between 1 and 5, or null, got 6
