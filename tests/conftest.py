@@ -43,8 +43,9 @@ from fedpfl.engine import (
     play_round,
 )
 from fedpfl.engine.calls import EvalCall, Participation, with_before_turn
+from fedpfl.engine.training.clients import OneClient
 from fedpfl.engine.training.jobs import EvalJob
-from fedpfl.engine.training.participation import OneClient, run_evaluation
+from fedpfl.engine.training.participation import run_evaluation
 from fedpfl.ground import tree
 from fedpfl.ground.files import atomic_output
 from fedpfl.methods import METHODS, Method

@@ -13,10 +13,11 @@ from fedpfl.engine.backends.loop import LoopBackend
 from fedpfl.engine.calls import EvalCall, TrainCall, with_before_turn
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.state import make_initial_state
+from fedpfl.engine.training.clients import OneClient
 from fedpfl.engine.training.jobs import TrainJob
 from fedpfl.engine.training.local import Local
 from fedpfl.engine.training.minibatches import find_poisson_steps
-from fedpfl.engine.training.participation import OneClient, run_evaluation, run_participation
+from fedpfl.engine.training.participation import run_evaluation, run_participation
 from fedpfl.engine.training.train_plan import FineTuning, with_epoch_numbers
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import Method

@@ -20,8 +20,9 @@ from fedpfl.data.datasets.shared.texts import to_array
 from fedpfl.engine.backends.backend import reproducible_arithmetic
 from fedpfl.engine.calls import EvalCall, with_before_turn
 from fedpfl.engine.keys import generator, track_global_draws
+from fedpfl.engine.training.clients import OneClient
 from fedpfl.engine.training.jobs import EvalJob
-from fedpfl.engine.training.participation import OneClient, run_evaluation
+from fedpfl.engine.training.participation import run_evaluation
 from fedpfl.engine.training.shard import normalize_samples
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError, choices_text, error_text

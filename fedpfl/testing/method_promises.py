@@ -26,8 +26,9 @@ from fedpfl.engine.backends.distance import answer_distance
 from fedpfl.engine.backends.ranks import find_blamed_hook
 from fedpfl.engine.calls import EvalCall, TrainCall, with_before_turn
 from fedpfl.engine.keys import Draws, find_global_draws
+from fedpfl.engine.training.clients import OneClient
 from fedpfl.engine.training.jobs import EvalJob
-from fedpfl.engine.training.participation import Autocast, OneClient, run_evaluation
+from fedpfl.engine.training.participation import Autocast, run_evaluation
 from fedpfl.engine.training.shard import make_shard
 from fedpfl.engine.training.train_plan import with_epoch_numbers
 from fedpfl.ground import tree

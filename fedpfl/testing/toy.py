@@ -38,7 +38,8 @@ from fedpfl.engine import (
 from fedpfl.engine.backends.loop import LoopBackend
 from fedpfl.engine.calls import Call, Counts, EvalCall, Participation, TrainCall, with_before_turn
 from fedpfl.engine.keys import Draws, find_global_draws
-from fedpfl.engine.training.participation import OneClient, run_participation
+from fedpfl.engine.training.clients import OneClient
+from fedpfl.engine.training.participation import run_participation
 from fedpfl.engine.training.shard import make_shard
 from fedpfl.ground import tree
 from fedpfl.ground.tree import Tree

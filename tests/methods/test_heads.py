@@ -11,7 +11,7 @@ import torch
 from fedpfl import models
 from fedpfl.engine import make_initial_state
 from fedpfl.engine.keys import Draws
-from fedpfl.engine.training.participation import OneClient
+from fedpfl.engine.training.clients import OneClient
 from fedpfl.engine.training.shard import make_shard
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError

@@ -27,6 +27,7 @@ from fedpfl.engine.backends.programs import ProgramCache
 from fedpfl.engine.calls import Answer, Call, Counts, TrainCall
 from fedpfl.engine.keys import track_global_draws
 from fedpfl.engine.measures import compute_measures
+from fedpfl.engine.training.clients import ManyClients
 from fedpfl.engine.training.jobs import (
     ClientRow,
     EvalJob,
@@ -38,7 +39,7 @@ from fedpfl.engine.training.jobs import (
     run_by_kind,
     split_result,
 )
-from fedpfl.engine.training.participation import ManyClients, run_evaluation, run_participation
+from fedpfl.engine.training.participation import run_evaluation, run_participation
 from fedpfl.engine.training.shared_model import SharedModel, find_shared_model
 from fedpfl.engine.training.shortcuts import Shortcuts
 from fedpfl.engine.training.vectorize import vmap_clients

@@ -24,10 +24,11 @@ from fedpfl.engine.backends.ranks import available_cores
 from fedpfl.engine.calls import Answer, Call, Counts, TrainCall, estimate_work
 from fedpfl.engine.keys import generator, track_global_draws
 from fedpfl.engine.training.client_training import ClientTraining
+from fedpfl.engine.training.clients import OneClient
 from fedpfl.engine.training.cutting import cut_job
 from fedpfl.engine.training.evaluation import ForwardPass, evaluate_client, has_equal_rows
 from fedpfl.engine.training.jobs import EvalJob, TrainJob, TrainResult
-from fedpfl.engine.training.participation import OneClient, run_evaluation, run_participation
+from fedpfl.engine.training.participation import run_evaluation, run_participation
 from fedpfl.engine.training.shared_model import SharedModel, find_shared_model
 from fedpfl.engine.training.shortcuts import Shortcuts, make_shortcuts
 from fedpfl.engine.training.train_plan import clients_without_trainable_entries, with_epoch_numbers

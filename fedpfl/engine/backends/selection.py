@@ -160,32 +160,24 @@ class FallbackBackend(Backend):
 
     def __init__(self, engine: Engine, make: Callable[[Engine], Backend]):
         self._make_loop = partial(make, replace(engine, backend="loop", graphs=False))
-        self._backend = make(engine)
         self._is_settled = False
+        self._use(make(engine))
 
-    @property
-    def name(self) -> str:  # type: ignore[override]
-        """Return the name of the backend that computes."""
-        return self._backend.name
-
-    @property
-    def engine(self) -> Engine:  # type: ignore[override]
-        """Return the settings of the backend that computes."""
-        return self._backend.engine
-
-    @property
-    def net(self) -> Net:  # type: ignore[override]
-        """Return the network."""
-        return self._backend.net
+    def _use(self, backend: Backend) -> None:
+        self._backend = backend
+        self.name = backend.name
+        self.net = backend.net
+        self.engine = backend.engine
 
     def leave_out_batched(self) -> None:
         """Compute by loop from now on."""
         self._is_settled = True
-        self._backend = self._make_loop()
+        self._use(self._make_loop())
 
     def run(self, calls: Sequence[Call]) -> list[Answer]:
         """See Backend."""
         answers = self._backend.run(calls)
+        self.engine = self._backend.engine  # it may have narrowed its width
         errors = [answer for answer in answers if isinstance(answer, Exception)]
         if self._is_settled or not errors:
             self._is_settled |= any(map(_trains_clients, calls))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedpfl.engine.calls import AnyCall, Counts, EvalCall, Participation, TrainCall
-from fedpfl.engine.training.clients import ManyClients, OneClient, apply_overlay
+from fedpfl.engine.training.clients import OneClient, apply_overlay
 from fedpfl.engine.training.hook_checks import with_hook_checks
 from fedpfl.engine.training.jobs import ClientRow, EvalJob, TrainJob, TrainResult
 from fedpfl.engine.training.operations import FlopMeter, count_training_flops
@@ -33,16 +33,6 @@ from fedpfl.ground.traffic import Traffic
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import FACTS
 from fedpfl.models import Net
-
-__all__ = [
-    "Autocast",
-    "ManyClients",
-    "OneClient",
-    "apply_overlay",
-    "run_evaluation",
-    "run_participation",
-    "with_first_checks",
-]
 
 Autocast = Callable[[], AbstractContextManager]
 TrainJobs = Generator[TrainJob | EvalJob, Any, Participation]

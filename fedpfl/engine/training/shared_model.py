@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NoReturn
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -32,13 +31,9 @@ from fedpfl.ground import tree
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import LONGEST_CHUNK, Method
 from fedpfl.models import Net
-from fedpfl.models.vectorized import find_obstacle
 
 DEVICE_PASS = 2_048
 """Samples of a forward pass of several clients on a GPU."""
-
-_obstacles: WeakKeyDictionary[Net, str] = WeakKeyDictionary()
-"""By network, why clients' samples cannot go through it together; "" where they can."""
 
 
 @dataclass(frozen=True)
@@ -168,18 +163,8 @@ def _has_plain_evaluation(call: EvalCall, net: Net) -> bool:
     is_method_plain = (
         method.predict is Method.predict and method.before_evaluation is Method.before_evaluation
     )
-    if call.tuning or call.overlay or not is_method_plain:
-        return False
-    traits = net.traits
-    if traits.trusted:
-        return True
-    if traits.draws or traits.moves_in_evaluation or traits.crosses_samples:
-        return False
-    if not net.parts.sample:
-        return False
-    if net not in _obstacles:
-        _obstacles[net] = find_obstacle(net)
-    return not _obstacles[net]
+    # A user's network may look at anything.
+    return is_method_plain and not call.tuning and not call.overlay and net.traits.trusted
 
 
 def _looks_at_client(method: Method, server: Tree) -> bool:
