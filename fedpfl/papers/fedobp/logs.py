@@ -104,20 +104,11 @@ def _read_log(row: dict[str, str]) -> Log:
     """Return one row of logs.csv."""
     accuracy = {}
     for round_number in ROUNDS:
-        before = float(row[f"before_{round_number}"] or "nan")
-        after = float(row[f"after_{round_number}"] or "nan")
-        accuracy[round_number] = (before, after)
-    return Log(
-        files=row["files"],
-        method=row["method"],
-        dataset=row["dataset"],
-        setting=row["setting"],
-        q=float(row["q"] or "nan"),
-        ema=float(row["ema"] or "nan"),
-        norm=row["norm"],
-        classifier_only=row["classifier_only"] == "true",
-        accuracy=accuracy,
-    )
+        before, after = row.pop(f"before_{round_number}"), row.pop(f"after_{round_number}")
+        accuracy[round_number] = (float(before or "nan"), float(after or "nan"))
+    numbers = {key: float(row[key] or "nan") for key in ("q", "ema")}
+    values: dict[str, Any] = {**row, **numbers, "classifier_only": row["classifier_only"] == "true"}
+    return Log(**values, accuracy=accuracy)
 
 
 def find_log(run: Run, any_q: bool = False) -> Log | None:
@@ -229,12 +220,10 @@ def log_figure(groups: list[Group], path: Path, rule: Selection) -> list[Path]:
 
     Own runs are lines, the files' numbers open marks.
     """
-    # ---- A panel for each setting and half; the second only where runs were fine-tuned
-    is_fine_tuned = any(
-        ACCURACY_COLUMNS["after"] in run.rounds for group in groups for run in group.reported_runs
-    )
+    # ---- Step 1: a panel for each setting and half; the second only if runs were fine-tuned.
     moments = {"before fine-tuning": "before"}
-    if is_fine_tuned:
+    reported_runs = [run for group in groups for run in group.reported_runs]
+    if any(ACCURACY_COLUMNS["after"] in run.rounds for run in reported_runs):
         moments["fine-tuned"] = "after"
     panel_keys = {
         f"{setting}\n{title}": (setting, moment)
@@ -243,37 +232,19 @@ def log_figure(groups: list[Group], path: Path, rule: Selection) -> list[Path]:
     }
     style_numbers = number_styles(groups)
 
-    # ---- Lines of own runs, open marks for the files
+    # ---- Step 2: lines of own runs, open marks for the files in the same colour.
     def draw_panel(ax: Axes, panel_key: tuple[str, str]) -> None:
         setting, moment = panel_key
         column = ACCURACY_COLUMNS[moment]
         for group, run, log in _runs_with_logs(groups_by_setting(groups)[setting]):
-            # ---- Step 1: the own run.
-            style = line_style(style_numbers[group.method])
-            evaluations = run.evaluations.set_index("round")
+            style: Any = line_style(style_numbers[group.method])
             # `reindex`: a run that was not fine-tuned lacks the column, and is drawn without it.
-            own_values = evaluations.reindex(columns=[column])[column].dropna()
-            ax.plot(
-                own_values.index,
-                own_values,
-                label=legible_text(group.method),
-                **style,
-            )
-
-            # ---- Step 2: the public file, in the same colour.
+            evaluations = run.evaluations.set_index("round").reindex(columns=[column])
+            own_values = evaluations[column].dropna()
+            ax.plot(own_values.index, own_values, label=legible_text(group.method), **style)
             logged_values = [accuracies[moment == "after"] for accuracies in log.accuracy.values()]
-            open_marks: Any = style | {
-                "linestyle": "none",
-                "markerfacecolor": "white",
-                "markersize": 7,
-            }
-            label = "authors' public file (open)"
-            ax.plot(
-                [*log.accuracy],
-                logged_values,
-                label=label,
-                **open_marks,
-            )
+            style |= {"linestyle": "none", "markerfacecolor": "white", "markersize": 7}
+            ax.plot([*log.accuracy], logged_values, label="authors' public file (open)", **style)
         ax.set(xlabel="round", ylabel="pooled accuracy (%)", xlim=(0, None))
 
     return draw_panels(panel_keys, path, draw_panel)
