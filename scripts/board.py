@@ -21,8 +21,10 @@ DOCS = Path(__file__).parents[1] / "docs"
 PAGE = DOCS / "board.md"
 ROWS_FILE = DOCS / "results" / "board_small.csv"
 SHOWN_ROWS = 5
-SHOWN_COLUMNS = ("setting", "rank", "method", "accuracy", "ft_accuracy", "unseen_accuracy")
-SHOWN_COLUMNS += ("harmed_fedavg", "bits_up", "sim_seconds")
+SHOWN_COLUMNS = (
+    *("setting", "rank", "method", "accuracy", "ft_accuracy", "unseen_accuracy"),
+    *("harmed_fedavg", "bits_up", "sim_seconds"),
+)
 BEGIN, END = "<!-- made by scripts/board.py -->", "<!-- to here -->"
 
 

@@ -273,6 +273,7 @@ def test_what_is_found_is_run_with_fresh_seeds_and_judged_at_its_best_validation
     assert [line[:15] for line in told[5:]] == ["sweep: run 1 of", "sweep: 1/1 done"]
     row = pd.read_csv(folder / "tuned.csv").set_index("method").loc["fedprox"]
     (path,) = (folder / "final").rglob("fedprox/*/*/rounds.csv")
+    assert path.parent.name == "seed43", "no seed that a trial has had"
     best = best_round(pd.read_csv(path), "val_accuracy")
     assert row["accuracy"] == pytest.approx(best["accuracy"])
     assert row["rounds"] <= 9
