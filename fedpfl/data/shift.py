@@ -330,66 +330,6 @@ def require_fit_of_shift(shift: Shift, federation: Federation) -> None:
         )
 
 
-@dataclass(frozen=True, eq=False)
-class ClientShift:
-    """Shift the samples of one client in one world.
-
-    Attributes:
-        shift: The amounts.
-        level: The client's share of the amounts of image shifts.
-        class_names: Its names of the classes, int64 `[classes]`; the classes' numbers without a
-            permutation.
-        key: The seed and its number, for its draws.
-    """
-
-    shift: Shift
-    level: float
-    class_names: np.ndarray
-    key: tuple[int, int]
-
-    def shift_samples(self, split: str, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return samples and labels of a split as the client has them, on the CPU."""
-        seed, client = self.key
-        labels = y
-        if split == "train" and self.shift.label_noise:
-            # Without the world: labels that are wrong once are wrong in all.
-            generator = _make_generator(seed, "labels", client)
-            classes = len(self.class_names)
-            labels = torch.from_numpy(flip_labels(y.numpy(), self.shift, classes, generator))
-        if split == "test" and self.shift.test == "before":
-            return x, labels
-        if self.shift.label_permutation:
-            labels = torch.from_numpy(self.class_names)[labels]
-        if self.level:
-            generator = _make_generator(seed, "pixels", client, split)
-            x = torch.from_numpy(shift_images(x.numpy(), self.shift, self.level, generator))
-        return x, labels
-
-
-def draw_client_shifts(
-    shift: Shift, federation: Federation, seed: int, world: int
-) -> list[ClientShift]:
-    """Draw the shift of each client in a world."""
-    clients = federation.clients
-    levels = np.zeros(clients)
-    if shift.image_shifts:
-        levels = draw_levels(shift, clients, seed, world)
-    class_names = np.tile(np.arange(federation.classes), (clients, 1))
-    if shift.label_permutation:
-        class_names = draw_permutations(shift, clients, federation.classes, seed, world)
-    client_shifts = []
-    for client in range(clients):
-        client_shifts.append(
-            ClientShift(
-                shift=shift,
-                level=float(levels[client]),
-                class_names=class_names[client],
-                key=(seed, client),
-            )
-        )
-    return client_shifts
-
-
 class ShiftedClients:
     """Make the federation of a world, and keep the last one in memory.
 
@@ -418,6 +358,21 @@ class ShiftedClients:
         return self._federations
 
 
+def _shift_labels(
+    shift: Shift, y: Tensor, class_names: np.ndarray, split: str, key: tuple[int, int]
+) -> Tensor:
+    """Return labels of a client's split: wrong ones in training, then by its names of classes."""
+    labels = y
+    if split == "train" and shift.label_noise:
+        # Without the world: labels that are wrong once are wrong in all.
+        seed, client = key
+        generator = _make_generator(seed, "labels", client)
+        labels = torch.from_numpy(flip_labels(y.numpy(), shift, len(class_names), generator))
+    if split == "test" and shift.test == "before":
+        return labels
+    return torch.from_numpy(class_names)[labels] if shift.label_permutation else labels
+
+
 def shift_federation(federation: Federation, shift: Shift, seed: int, world: int) -> Federation:
     """Return a federation with the samples of a world.
 
@@ -429,7 +384,13 @@ def shift_federation(federation: Federation, shift: Shift, seed: int, world: int
         seed: The seed of the draws.
         world: Its number.
     """
-    client_shifts = draw_client_shifts(shift, federation, seed, world)
+    clients = federation.clients
+    levels = np.zeros(clients)
+    if shift.image_shifts:
+        levels = draw_levels(shift, clients, seed, world)
+    class_names = np.tile(np.arange(federation.classes), (clients, 1))
+    if shift.label_permutation:
+        class_names = draw_permutations(shift, clients, federation.classes, seed, world)
     x = federation.x.cpu()
     y = federation.y.cpu()
 
@@ -438,16 +399,17 @@ def shift_federation(federation: Federation, shift: Shift, seed: int, world: int
     shifted_y = []
     splits: dict[str, list[Tensor]] = {"train": [], "validation": [], "test": []}
     start = 0
-    for client, client_shift in enumerate(client_shifts):
+    for client in range(clients):
         for split, shifted_indices in splits.items():
             if not getattr(federation, split):
                 continue
             indices = getattr(federation, split)[client]
-            images, labels = client_shift.shift_samples(
-                split,
-                x[indices],
-                y[indices],
-            )
+            labels = _shift_labels(shift, y[indices], class_names[client], split, (seed, client))
+            images = x[indices]
+            if levels[client] and not (split == "test" and shift.test == "before"):
+                generator = _make_generator(seed, "pixels", client, split)
+                level = float(levels[client])
+                images = torch.from_numpy(shift_images(images.numpy(), shift, level, generator))
             shifted_x.append(images)
             shifted_y.append(labels)
             shifted_indices.append(torch.arange(start, start + len(indices)))

@@ -371,65 +371,22 @@ def test_images_and_labels_of_other_numbers(tmp_path, monkeypatch):
     assert "part 1 of 2 has 6 samples, but 5 labels" in attempt(lambda: whole.read(tmp_path))
 
 
-# Files that are none
-
-
-@pytest.mark.parametrize(
-    "name", [*("npz", "idx", "png", "wav", "text", "json", "partition", "weights")]
-)
-def test_pipes_are_not_waited_for(tmp_path, monkeypatch, name):
-    world = WORLDS[name](monkeypatch)
-    write(tmp_path, world.files)
-    for victim in world.victims:
-        data = (tmp_path / victim).read_bytes()
-        (tmp_path / victim).unlink()
-        os.mkfifo(tmp_path / victim)
-        said = attempt(lambda: world.read(tmp_path))
-        assert isinstance(said, str)
-        assert Path(victim).name in said or str(tmp_path) in said
-        (tmp_path / victim).unlink()
-        (tmp_path / victim).write_bytes(data)
-
-
-def test_what_the_system_refuses_is_not_called_corrupt(tmp_path, monkeypatch):
-    path = archive(tmp_path / "own.npz")
-
-    def refuse(self, *args):
-        raise PermissionError(13, "Permission denied", str(self))
-
-    monkeypatch.setattr(Path, "open", refuse)
-    said = read_own(path)
-    assert said == f"{path} cannot be read: Permission denied; fix that and start again"
-
-
 # Readers
 
 
-MISTAKES = {
-    "KeyError: 'arr_0'": KeyError("arr_0"),
-    "TypeError: ": TypeError("a\nb"),
-    "MemoryError; put good copies": MemoryError(),
-}
-
-
-@pytest.mark.parametrize("message", MISTAKES)
-def test_mistakes_of_a_readers_author(tmp_path, monkeypatch, message):
+def test_a_mistake_of_a_readers_author_is_one_line(tmp_path, monkeypatch):
     def read_mine(source):
-        raise MISTAKES[message]
+        raise KeyError("arr_0")
 
     monkeypatch.setattr(read_mine, "__qualname__", "read_mine")
     monkeypatch.setitem(DATA_SETS, "mine", read_mine)
     said = attempt(lambda: load_samples("mine", tmp_path))
-    assert said.startswith(f"data set mine in {tmp_path} cannot be read: ")
-    assert message in said
+    assert said.startswith(f"data set mine in {tmp_path} cannot be read: KeyError: 'arr_0'")
     assert "fix its reader read_mine (hydra.verbose=true tells where it failed)" in said
 
 
 X, Y = np.zeros((4, 6), np.float32), np.array([0, 1, 2, 1])
 WRONG_RAWS = {
-    "x has no value in sample 0": Raw(np.ma.masked_equal(X, 0), Y),
-    "y has no value in sample 2": Raw(X, np.ma.masked_equal(Y, 2)),
-    "groups has no value in sample 1": Raw(X, Y, np.ma.masked_equal(Y, 1), tuple("abc")),
     "label 2 has no name; class_names has 1, from label 0": Raw(X, Y, class_names=("a",)),
     "feature_names must be 6, got 1": Raw(X, Y, feature_names=("a",)),
 }

@@ -206,7 +206,7 @@ another split | TWO | {**X, "split": "trian"} | dataset.split must be one of tra
 a split twice | TWO | {**X, "split": ("train", "train")} | dataset.split has train twice
 another type | {**TWO, "test": {**PART, "x": ["a", "b"]}} | X | split test: column 'x' is of another type than in split train
 no column in a split | {**TWO, "test": {"label": [0]}} | X | split test has no column 'x'
-arrays | {"train": nested([1.0], [2.0]), "test": nested([1.0, 2.0])} | X | split test: samples are float32 [2], and those of
+arrays | {"train": nested([1.0], [2.0]), "test": nested([1.0, 2.0])} | X | split test: samples are float32 [2], and d, split train: samples
 no class | {**NAMED, "test": {**PART, "label": [1, -1]}} | X | split test: label has no value in row 2
 """
 """Name | columns, or those of splits | options | what is said."""

@@ -245,8 +245,6 @@ def find_newcomers(names, partition=APART, groups=GROUPS, group_names=NAMES):
 
 def test_groups_never_take_part_by_name():
     assert find_newcomers(["sketch", "art"]) == [0, 2]
-    unnamed = replace(APART, client_names=())
-    assert find_newcomers(["1"], unnamed, group_names=()) == [1]
     assert find_newcomers(["photo"], groups=None, group_names=()) == [1]  # by the clients' names
     # Others than who has the group's name may hold its samples.
     art, photo, _ = APART.train

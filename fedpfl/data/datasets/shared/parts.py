@@ -200,25 +200,22 @@ def _check_part(part: Part, task: Task) -> Part:
 
 def _require_equal_forms(parts: Sequence[Part]) -> None:
     """Raise FedpflError where parts differ in form, or only some have a test part."""
-    first = parts[0]
-    other = Path(first.origin).name
     for part in parts[1:]:
-        forms = [f"{one.x.dtype} {list(one.x.shape[1:])}" for one in (part, first)]
-        if forms[0] != forms[1]:
-            raise FedpflError(
-                f"{part.origin}: samples are {forms[0]}, and those of {other} are {forms[1]}"
-            )
-        if part.y.shape[1:] != first.y.shape[1:]:
-            raise FedpflError(
-                f"{part.origin}: labels are {list(part.y.shape[1:])} a sample, and those of {other} "
-                f"are {list(first.y.shape[1:])}"
-            )
-        if (part.test_from is None) != (first.test_from is None):
-            without, with_part = (part, first) if part.test_from is None else (first, part)
-            raise FedpflError(
-                f"{without.origin} has no test_from, and {Path(with_part.origin).name} has one; all "
-                "sites are to have a test part, or none"
-            )
+        for own, expected in zip(_describe_form(part), _describe_form(parts[0]), strict=True):
+            if own != expected:
+                raise FedpflError(
+                    f"{part.origin}: {own}, and {Path(parts[0].origin).name}: {expected}; give all "
+                    "one form"
+                )
+
+
+def _describe_form(part: Part) -> tuple[str, str, str]:
+    """Describe the form of a part's inputs, labels and test part."""
+    return (
+        f"samples are {part.x.dtype} {list(part.x.shape[1:])}",
+        f"labels are {list(part.y.shape[1:])} a sample" if part.y.ndim > 1 else "a label a sample",
+        "it has no test_from" if part.test_from is None else "it has a test_from",
+    )
 
 
 def _number_labels(

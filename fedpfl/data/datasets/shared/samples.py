@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedpfl.data.datasets.shared.sums import scale_channels, sum_channels
-from fedpfl.data.datasets.shared.texts import find_class, require_unmasked
+from fedpfl.data.datasets.shared.texts import find_class
 from fedpfl.data.fingerprint import FINGERPRINTED_IF_SET
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tasks import (
@@ -134,8 +134,6 @@ def check_samples(  # noqa: PLR0913 - its arguments are those of `load_samples`
         FedpflError: If the samples have another form, or the constants do not fit them.
     """
     # ---- Step 1: samples, labels and groups in their final form.
-    for part, array in (("x", raw.x), ("y", raw.y), ("groups", raw.groups)):
-        require_unmasked(array, f"{origin}: {part}")
     try:
         x = torch.from_numpy(np.ascontiguousarray(_check_inputs(raw.x)))
         raw = _name_classes(raw, task, classes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import logging
 import os
@@ -327,11 +326,6 @@ def explain_read_errors(
     except FedpflError:
         raise
     except Exception as error:
-        # An errno other than EINVAL is the system's fault, not the file's.
-        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
-            raise FedpflError(
-                f"{path} cannot be read: {error_line(error)}; fix that and start again"
-            ) from error
         raise make_error(path, error_line(error)) from error
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -149,9 +149,11 @@ def find_columns(parts: Sequence[Part], options: ReadOptions) -> Columns:
         for key, names in options.named_columns.items():
             for name in names:
                 require_column(part, key, name)
-        if difference := _describe_difference(part.table.columns, columns):
+        difference = {*map(str, part.table.columns)} ^ {*map(str, columns)}
+        if difference:
+            names = ", ".join(sorted(difference)[:NAMES_SHOWN])
             raise FedpflError(
-                f"{part.origin} differs in its columns from {Path(parts[0].origin).name}: {difference}"
+                f"{part.origin} differs from {Path(parts[0].origin).name} in columns {names}"
             )
 
     # ---- Step 2: features in the order of the first table.
@@ -219,16 +221,6 @@ def require_column(part: Part, key: str, name: str) -> None:
         raise FedpflError(
             f"{part.origin} has no column {name!r}, which {key} names; it has {column_text}"
         )
-
-
-def _describe_difference(columns: Iterable[str], expected: Iterable[str]) -> str:
-    """Name the columns that are absent, and those that are more."""
-    texts = []
-    for word, some, others in (("lacks", expected, columns), ("has also", columns, expected)):
-        names = [str(name) for name in some if name not in list(others)]
-        if names:
-            texts.append(f"it {word} {', '.join(names[:NAMES_SHOWN])}")
-    return " and ".join(texts)
 
 
 def _read_numbers(column: pd.Series, origin: str) -> np.ndarray:

@@ -37,7 +37,8 @@ def to_array(values: Any, origin: str) -> np.ndarray:
                 f"{origin} is a tensor that NumPy cannot hold ({error_text(error)[:160]}); give a "
                 "dense one of float32 or integers"
             ) from None
-    require_unmasked(values, origin)
+    if isinstance(values, np.ma.MaskedArray):  # NumPy would show hidden values
+        require_values(np.ma.getmaskarray(values), origin)
     try:
         array = np.asarray(values)
         if array.dtype.kind == "U" and not isinstance(values, np.ndarray):
@@ -47,12 +48,6 @@ def to_array(values: Any, origin: str) -> np.ndarray:
     if array.dtype == object and array.ndim:
         return _convert_objects(array, origin)
     return array
-
-
-def require_unmasked(values: Any, origin: str) -> None:
-    """Raise FedpflError for a masked array with hidden values, which NumPy would show."""
-    if isinstance(values, np.ma.MaskedArray):
-        require_values(np.ma.getmaskarray(values), origin)
 
 
 def require_values(
