@@ -226,6 +226,7 @@ def _differing_values(left: Sequence[Any], right: Sequence[Any]) -> Iterable[tup
 
 def _compare_numbers(a: Group, b: Group, test: str, select: str) -> Table:
     """Make the table of all numbers at the end that a side has."""
+    # ---- Step 1: a row and a record per metric.
     rows = []
     records = []
     for heading, names in FINAL.items():
@@ -257,6 +258,8 @@ def _compare_numbers(a: Group, b: Group, test: str, select: str) -> Table:
                     Cell(record["p"]),
                 ]
             )
+
+    # ---- Step 2: the table.
     columns = (
         Column(""),
         Column(""),

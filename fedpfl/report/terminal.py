@@ -24,13 +24,8 @@ def render_terminal(table: Table, width: int | None) -> str:
 
     # ---- Step 1: the columns for which the window has room.
     filled_indices, texts = table.texts("terminal", one_line)
-    shown = [index for index in filled_indices if index >= table.by]
-    while _needed_width(table, texts, shown) > (width or _WIDE):
-        # Of equals the last, as the first columns name a row.
-        most_spared = max(shown, key=lambda index: (table.columns[index].spare, index))
-        if not table.columns[most_spared].spare:
-            break
-        shown.remove(most_spared)
+    candidates = [index for index in filled_indices if index >= table.by]
+    shown = _choose_columns(table, texts, candidates, width or _WIDE)
 
     # ---- Step 2: a table for each block of rows.
     output = io.StringIO()
@@ -60,11 +55,7 @@ def render_terminal(table: Table, width: int | None) -> str:
     # ---- Step 3: the text below.
     lines = [line.rstrip() for line in output.getvalue().splitlines()]
     prose = table.prose("terminal", shown)
-    left_out = [
-        table.columns[index].name
-        for index in filled_indices
-        if index >= table.by and index not in shown
-    ]
+    left_out = [table.columns[index].name for index in candidates if index not in shown]
     if left_out:
         prose.append(
             f"Left out of {width} columns: {', '.join(left_out)}. A wider window has them."
@@ -74,6 +65,20 @@ def render_terminal(table: Table, width: int | None) -> str:
     if table.commands:
         lines += ["Missing cells are filled by:", *(f"  {command}" for command in table.commands)]
     return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _choose_columns(
+    table: Table, texts: list[list[str]], candidates: list[int], width: int
+) -> list[int]:
+    """Return the columns for which there is room, without those that are spared first."""
+    shown = list(candidates)
+    while _needed_width(table, texts, shown) > width:
+        # Of equals the last, as the first columns name a row.
+        most_spared = max(shown, key=lambda index: (table.columns[index].spare, index))
+        if not table.columns[most_spared].spare:
+            break
+        shown.remove(most_spared)
+    return shown
 
 
 def _needed_width(table: Table, texts: list[list[str]], indices: list[int]) -> int:
