@@ -228,6 +228,11 @@ def test_picture_of_any_size(tmp_path, clients, classes):
     assert np.ptp(pixels[..., :3], axis=2).max() < 0.02
 
 
+def test_names_in_a_picture_are_no_formulas(tmp_path):
+    draw_partition(np.eye(2), tmp_path / "p.png", "two", [r"$\frac$", "long" * 9], ["$x", "y$"])
+    assert (tmp_path / "p.png").stat().st_size > 0
+
+
 def test_environment_is_plain_and_names_no_host():
     import platform
 

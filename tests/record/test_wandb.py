@@ -208,10 +208,12 @@ def test_overview_by_hand():
     judged = {"accuracy": 60.0, "accuracy_pooled": 61.0, "accuracy_worst10": 9.0}
     rows = ({"seconds": 4.0, **judged, **layers}, {"seconds": 1.0, "accuracy": None})
     rows += ({"seconds": 2.0, **judged, "ft_accuracy": 70.0},)
+    rows[2].update(unseen_ft_accuracy=40.0, val_accuracy=50.0)
     for number, (down, up) in enumerate(((8e9, 0), (16e9, 8e9), (0, 16e9))):
         overview.add({"round": number + 1, **rows[number], "bits_down": down, "bits_up": up})
     assert overview.traffic_gb == 6.0
     wanted = {f"last_{name}": value for name, value in judged.items()}
+    wanted |= {"last_unseen_ft_accuracy": 40.0, "last_val_accuracy": 50.0}
     wanted |= {"last_ft_accuracy": 70.0, "best_accuracy": 60.0, "best_round": 1}
     wanted |= {"personal_entries": 7.5, "seconds_per_round": 2.0}
     wanted |= {"bits_down_per_client": 4e9, "bits_up_per_client": 4e9}
