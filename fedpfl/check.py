@@ -25,7 +25,6 @@ from fedpfl.testing.trials import (
     REGISTRIES,
     Subject,
     list_names,
-    make_judge,
     make_trial,
     read_subjects,
 )
@@ -178,9 +177,8 @@ def _print_verdicts(subject: Subject, trial: Any, quick: bool) -> int:
     print(subject)
     broken_count = 0
     promises = PROMISES_BY_KIND[subject.kind]
-    judge = make_judge(subject.kind, trial)
     try:
-        for promise, faults, advice in audit(trial, promises, quick, judge):
+        for promise, faults, advice in audit(trial, promises, quick):
             word = "ok"
             if faults:
                 word = "WRONG" if promise.binding else "note"

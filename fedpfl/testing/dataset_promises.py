@@ -16,7 +16,7 @@ from fedpfl.data import datasets
 from fedpfl.data.datasets import Samples
 from fedpfl.data.datasets.shared.source import AbsentFiles, without_cache
 from fedpfl.data.fingerprint import fingerprint
-from fedpfl.ground.errors import FedpflError, error_text
+from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.seeding import seeded_by_key
 from fedpfl.ground.tasks import CLASSIFICATION, find_task
 from fedpfl.testing.promises import Promise, Unkept, Untriable, promise_in, repeats_elsewhere
@@ -190,11 +190,6 @@ def count_leaks(samples: Samples) -> int:
     rows = hash_rows(samples.x)
     training = set(rows[: samples.test_from])
     return sum(row in training for row in rows[samples.test_from :])
-
-
-def describe_reading_error(error: BaseException) -> str:
-    """Describe an error of a reader that no run turns into one line."""
-    return f"its reader raised {error_text(error, with_class=True)}, which ends the program"
 
 
 def _describe(value: Any) -> str:

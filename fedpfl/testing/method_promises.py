@@ -23,7 +23,6 @@ from fedpfl.engine import (
     play_round,
 )
 from fedpfl.engine.backends.distance import answer_distance
-from fedpfl.engine.backends.ranks import find_blamed_hook
 from fedpfl.engine.calls import EvalCall, TrainCall, with_before_turn
 from fedpfl.engine.keys import Draws, find_global_draws
 from fedpfl.engine.training.clients import OneClient
@@ -38,7 +37,6 @@ from fedpfl.models import Net
 from fedpfl.testing.promises import (
     Promise,
     Unkept,
-    describe_error,
     promise_in,
     repeats_elsewhere,
 )
@@ -509,34 +507,3 @@ def take_first_step(
             aux,
         )
     return loss, aux, client
-
-
-# ---- words for faults
-
-
-class MethodAdvice:
-    """Describe a method's errors and say what mends its broken promises.
-
-    Faults in promises about numbers follow from each other, so the first of them alone is told how
-    to be mended.
-    """
-
-    def __init__(self, method: Method):
-        self._method = method
-        self._has_advised_on_numbers = False
-
-    def describe_error(self, error: BaseException) -> str:
-        """Describe an error, with its hook and the line of the method's file."""
-        method_class = type(self._method)
-        hook, line = find_blamed_hook(error, method_class) or (method_class.__name__, "")
-        line_text = f" ({line})" if line else ""
-        return f"{hook} {describe_error(error)}{line_text}"
-
-    def advise(self, promise: Promise) -> str:
-        """Return advice for a broken promise, or "" if it has been given."""
-        if promise.advice not in (PADDED, STATEFUL):
-            return promise.advice
-        if self._has_advised_on_numbers:
-            return ""
-        self._has_advised_on_numbers = True
-        return promise.advice

@@ -25,7 +25,6 @@ from fedpfl.testing.trials import (
     PROMISES_BY_KIND,
     TRIAL_KEYS,
     list_names,
-    make_judge,
     make_trial,
     read_subjects,
 )
@@ -103,12 +102,11 @@ class PromiseCheck:
 
     def _try_promise(self) -> Verdict:
         trial = self._make_trial()
-        judge = make_judge(self._kind, trial)
         first = PROMISES_BY_KIND[self._kind][0]
         # No other promise means anything before the first one is kept.
-        if self.promise is not first and try_promise(trial, first, False, judge).faults:
+        if self.promise is not first and try_promise(trial, first).faults:
             raise Untriable("tried once the first promise is kept")
-        return try_promise(trial, self.promise, False, judge)
+        return try_promise(trial, self.promise)
 
 
 def _make_trial(

@@ -6,7 +6,6 @@ A run asks the few promises that are marked for runs; `fedpfl check` and pytest 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 from fedpfl.ground.errors import FedpflError, MethodError, error_text, original_error
@@ -82,28 +81,13 @@ def describe_error(error: BaseException) -> str:
     return f"raised {error_text(original_error(error), with_class=True)}"
 
 
-class Judge(NamedTuple):
-    """Hold the words for faults of a kind of trial.
-
-    Attributes:
-        describe_error: Returns words for an error that was raised.
-        advise: Returns advice for a promise that was tried to its end and not kept.
-    """
-
-    describe_error: Callable[[BaseException], str] = describe_error
-    advise: Callable[[Promise], str] = attrgetter("advice")
-
-
-def audit(
-    trial: Any, promises: list[Promise], quick: bool = False, judge: Judge | None = None
-) -> Iterator[Verdict]:
+def audit(trial: Any, promises: list[Promise], quick: bool = False) -> Iterator[Verdict]:
     """Try each promise and yield its verdict; stop after the first if it is broken.
 
     Args:
         trial: The trial.
         promises: The promises; the first is about the form of answers.
         quick: Whether to leave out slow promises and all engines but one.
-        judge: How faults are put into words.
 
     Raises:
         Untriable: No promise can be tried, as files are absent.
@@ -112,19 +96,14 @@ def audit(
         if quick and promise.slow:
             continue
         is_first = promise is promises[0]
-        verdict = try_promise(
-            trial,
-            promise,
-            quick and not is_first,
-            judge or Judge(),
-        )
+        verdict = try_promise(trial, promise, quick and not is_first)
         if is_first and verdict.faults:
             yield verdict._replace(advice="the rest is tried once this is fixed")
             return
         yield verdict
 
 
-def try_promise(trial: Any, promise: Promise, quick: bool, judge: Judge) -> Verdict:
+def try_promise(trial: Any, promise: Promise, quick: bool = False) -> Verdict:
     """Try one promise on its engines, the last alone if quick. Raises Untriable."""
     engines = promise.engines or ("",)
     if quick:
@@ -132,7 +111,7 @@ def try_promise(trial: Any, promise: Promise, quick: bool, judge: Judge) -> Verd
     faults: dict[str, str] = {}
     is_tried_to_end = False
     for engine in engines:
-        fault, is_unkept = _try_on_engine(trial, promise, engine, judge)
+        fault, is_unkept = _try_on_engine(trial, promise, engine)
         if fault:
             faults[engine] = fault
         is_tried_to_end |= is_unkept
@@ -142,11 +121,11 @@ def try_promise(trial: Any, promise: Promise, quick: bool, judge: Judge) -> Verd
         lines = list(faults.values())[:1]
     else:
         lines = [f"{engine}: {fault}" for engine, fault in faults.items()]
-    advice = judge.advise(promise) if is_tried_to_end else ""
+    advice = promise.advice if is_tried_to_end else ""
     return Verdict(promise, lines, advice and f"-> {advice}")
 
 
-def _try_on_engine(trial: Any, promise: Promise, engine: str, judge: Judge) -> tuple[str, bool]:
+def _try_on_engine(trial: Any, promise: Promise, engine: str) -> tuple[str, bool]:
     """Return the fault, "" for none, and whether the promise was tried to its end."""
     try:
         if engine:
@@ -158,5 +137,6 @@ def _try_on_engine(trial: Any, promise: Promise, engine: str, judge: Judge) -> t
     except (Unkept, MethodError) as fault:
         return str(fault), isinstance(fault, Unkept)
     except (Exception, SystemExit) as error:
-        return judge.describe_error(error), False
+        describe = getattr(trial, "describe_error", describe_error)
+        return describe(error), False
     return "", False

@@ -36,6 +36,7 @@ from fedpfl.engine import (
     play_round,
 )
 from fedpfl.engine.backends.loop import LoopBackend
+from fedpfl.engine.backends.ranks import find_blamed_hook
 from fedpfl.engine.calls import Call, Counts, EvalCall, Participation, TrainCall, with_before_turn
 from fedpfl.engine.keys import Draws, find_global_draws
 from fedpfl.engine.training.clients import OneClient
@@ -46,7 +47,7 @@ from fedpfl.ground.tree import Tree
 from fedpfl.methods import Method
 from fedpfl.models import ADAPTERS, Net
 from fedpfl.models.norm import BatchNorm2d
-from fedpfl.testing.promises import Unkept
+from fedpfl.testing.promises import Unkept, describe_error
 
 CPU = torch.device("cpu")
 CLASSES = 5
@@ -307,6 +308,13 @@ class MethodTrial:
         self._pairs = pairs or method.pairs
         self._runs: dict[tuple[str, bool], tuple[list[State], list[Outcome]]] = {}
         self._participations: dict[str, Participation] = {}
+
+    def describe_error(self, error: BaseException) -> str:
+        """Describe an error, with its hook and the line of the method's file."""
+        method_class = type(self.method)
+        hook, line = find_blamed_hook(error, method_class) or (method_class.__name__, "")
+        line_text = f" ({line})" if line else ""
+        return f"{hook} {describe_error(error)}{line_text}"
 
     def digests(self, is_elsewhere: bool = False) -> dict[str, str]:
         """Return digests of two rounds and their evaluations by name.

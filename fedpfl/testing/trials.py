@@ -19,8 +19,8 @@ from fedpfl.data import partition
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS
 from fedpfl.models import Net
-from fedpfl.testing.dataset_promises import DATASET_PROMISES, DatasetTrial, describe_reading_error
-from fedpfl.testing.method_promises import METHOD_PROMISES, MethodAdvice
+from fedpfl.testing.dataset_promises import DATASET_PROMISES, DatasetTrial
+from fedpfl.testing.method_promises import METHOD_PROMISES
 from fedpfl.testing.network_promises import (
     NETWORK_PROMISES,
     USUAL_SAMPLES,
@@ -28,7 +28,7 @@ from fedpfl.testing.network_promises import (
     Samples,
 )
 from fedpfl.testing.partition_promises import PARTITION_PROMISES, PartitionTrial, make_samples
-from fedpfl.testing.promises import Judge, Promise
+from fedpfl.testing.promises import Promise
 from fedpfl.testing.toy import MethodTrial
 
 PROMISES_BY_KIND: dict[str, list[Promise]] = {
@@ -217,13 +217,3 @@ def make_network_trial(
         net=net,
         ask_elsewhere=ask_elsewhere,
     )
-
-
-def make_judge(kind: str, trial: Any) -> Judge:
-    """Return the words for errors of this kind of trial."""
-    if kind == "method":
-        advice = MethodAdvice(trial.method)
-        return Judge(advice.describe_error, advice.advise)
-    if kind == "dataset":
-        return Judge(describe_reading_error)
-    return Judge()

@@ -119,7 +119,7 @@ KEPT, CALLS = made(), []
 READER, DEAL = "def mine(source) -> Raw:", "def mine(y, clients, seed):"
 READER_FAULTS = r"""
 labels out of range | x, y = made(); return Raw(x, y - 1)
-has_the_form | labels must be 0..C-1, found -1; number the classes from 0
+has_the_form | number the classes from 0
 counts its calls | x, y = made(); CALLS.append(1); x[0] = len(CALLS); return Raw(x, y)
 repeats | read again: x differs in 1 of 300 samples
 tests on what it trains on | x, y = made(); return Raw(np.concatenate([x, x]), np.concatenate([y, y]), test_from=300)

@@ -9,15 +9,15 @@ import pytest
 from fedpfl.config.plan import check_config
 from fedpfl.config.run import Run, build_run
 from fedpfl.ground.errors import FedpflError
-from fedpfl.testing.dataset_promises import DATASET_PROMISES, DatasetTrial, describe_reading_error
-from fedpfl.testing.promises import Judge, audit
+from fedpfl.testing.dataset_promises import DATASET_PROMISES, DatasetTrial
+from fedpfl.testing.promises import audit
 from tests.command import compose_once
 
 
 def assert_promises(name: str, folder: Path, *noted: str, **options: Any) -> None:
     """All is kept but what is noted, by the names of the functions that try it."""
     trial = DatasetTrial(name, folder, options)
-    verdicts = audit(trial, DATASET_PROMISES, quick=True, judge=Judge(describe_reading_error))
+    verdicts = audit(trial, DATASET_PROMISES, quick=True)
     faults = {
         verdict.promise.check.__name__: verdict.faults for verdict in verdicts if verdict.faults
     }
