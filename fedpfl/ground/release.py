@@ -24,20 +24,12 @@ def require_readable(folder: Path, summary: Mapping[str, Any]) -> None:
     Raises:
         FedpflError: An earlier release wrote it, or its version is no version.
     """
-    for version in _writing_releases(summary):
-        numbers = re.match(r"(\d+)\.(\d+)", version)
-        if numbers and (int(numbers[1]), int(numbers[2])) >= OLDEST_READABLE:
+    records = [*(summary.get("code") or []), summary.get("environment")]
+    for version in (record.get("fedpfl") for record in records if isinstance(record, Mapping)):
+        numbers = re.match(r"(\d+)\.(\d+)", str(version))
+        if version is None or (numbers and tuple(map(int, numbers.groups())) >= OLDEST_READABLE):
             continue
         raise FedpflError(
             f"{folder}: fedpfl {version} wrote this run, and fedpfl {__version__} does not read it;"
             f" use fedpfl {version}, or run it anew with restart=true"
         )
-
-
-def _writing_releases(summary: Mapping[str, Any]) -> list[str]:
-    """Return the versions of fedpfl that a summary names."""
-    records = summary.get("code")
-    candidates = [*records] if isinstance(records, list) else []
-    candidates.append(summary.get("environment"))
-    releases = [record.get("fedpfl") for record in candidates if isinstance(record, Mapping)]
-    return [str(release) for release in releases if release is not None]
