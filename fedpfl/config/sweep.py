@@ -31,7 +31,6 @@ def preload_datasets(configs: Iterable[DictConfig]) -> None:
     Raises:
         FedpflError: for data that are not there.
     """
-    loaded = set()
     checked = set()
     for cfg in configs:
         try:
@@ -44,10 +43,7 @@ def preload_datasets(configs: Iterable[DictConfig]) -> None:
         except (FedpflError, OmegaConfBaseException):
             continue
         checked.add(sources)
-        key = config["data_dir"], repr(dataset_options)
-        if key not in loaded:
-            datasets.load_samples(data_dir=Path(config["data_dir"]), **dataset_options)
-        loaded.add(key)
+        datasets.load_samples(data_dir=Path(config["data_dir"]), **dataset_options)
 
 
 def _describe_sources(cfg: DictConfig) -> str:

@@ -50,6 +50,7 @@ lamda=1 method=ditto => lamda is not a key here; did you mean method.lam?
 method=xyz => method must be one of apfl, apple, cfl, ditto,
 hydra/launcher=foo => hydra/launcher must be one of basic, joblib, lockstep, got 'foo'
 # what was probably meant
+alpha=0.5 => alpha is not a key here; did you mean partition.alpha?
 hydra.run.dri=x => hydra.run.dri is not a key here; did you mean hydra.run.dir?
 +experiment=demo => Multiple values for experiment. To override a value use 'override experiment: demo'
 # wrong types
