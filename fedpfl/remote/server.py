@@ -392,7 +392,6 @@ class RemoteBackend(Backend):
         timeout = self._settings.timeout
         self._greet([node for node in new_nodes if not self._fault_counts[node]], timeout)
         failed_nodes = [node for node in new_nodes if self._fault_counts[node]]
-        failed_nodes.sort(key=self._fault_counts.__getitem__)
         self._greet(failed_nodes, min(HELLO_SECONDS, timeout))
 
     def _greet(self, nodes: Sequence[int], timeout: float) -> None:

@@ -107,6 +107,7 @@ def test_a_run_says_what_each_clients_samples_give_away(tmp_path):
     assert "clipped_share" not in found[0]
     assert found[-1]["ft_accuracy"]
     clients = read_table(tmp_path / "run/clients.csv")
+    assert not [name for name in clients[0] if name.startswith("label_")]
     epsilons = [float(row["epsilon"]) for row in clients]
     assert max(epsilons) == float(found[-1]["epsilon"])
     assert all(4.9 < epsilon <= 5 for epsilon in epsilons)  # all are fine-tuned in the end
