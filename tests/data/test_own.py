@@ -11,7 +11,7 @@ from PIL import Image
 
 from fedpfl.config.dealing import deal_data, share_nothing
 from fedpfl.config.plan import check_config
-from fedpfl.data import datasets
+from fedpfl.data import datasets, partition
 from fedpfl.data.datasets import memory
 from fedpfl.data.datasets.shared.texts import find_class
 from fedpfl.data.datasets.shared.words import encode_texts
@@ -284,7 +284,7 @@ def test_parts_of_a_data_set_are_no_clients(names, tmp_path):
 
 def make_patients(folder: Path, rows: int = 240, patients: int = 40) -> Path:
     rng = np.random.default_rng(0)
-    patient = np.arange(rows) % patients
+    patient = rng.permutation(np.arange(rows) % patients)
     arrays = {"x": rng.normal(size=(rows, 3)), "y": rng.integers(0, 3, rows), "patient": patient}
     np.savez(folder / "own.npz", **arrays, groups=patient % 4)
     return folder / "own.npz"
@@ -320,6 +320,15 @@ def test_rows_of_a_patient_are_never_apart(case, tmp_path):
 
     assert find_leaks() > 0
     assert find_leaks("partition.together=patient") == 0
+
+
+def test_patients_are_dealt_by_their_labels(tmp_path):
+    patient = np.random.default_rng(1).permutation(np.arange(120) % 30)
+    np.savez(tmp_path / "own.npz", x=np.zeros((120, 2)), y=patient % 3, patient=patient)
+    own = {"name": "npz", "data_dir": tmp_path, "path": tmp_path / "own.npz"}
+    samples = datasets.load_samples(**own, together="patient")
+    dealt = partition.deal_samples(partition.shards, samples, 3, 0, classes_per_client=1)
+    assert [len(samples.y[rows].unique()) for rows in dealt.train] == [1, 1, 1]
 
 
 def test_what_cannot_be_kept_together_is_one_line(tmp_path):
