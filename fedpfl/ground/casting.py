@@ -45,7 +45,7 @@ UNEVALUABLE = (NameError, AttributeError, TypeError, SyntaxError)
 """What an annotation raises that names nothing, or nothing that can be an annotation."""
 STRICT_TYPES = {int: StrictInt, float: StrictFloat, bool: StrictBool, str: StrictStr}
 PLURAL_NAMES = {
-    name: f"{name.removeprefix('a ')}s" for name in map(TYPE_NAMES.get, (int, float, str, Path))
+    TYPE_NAMES[kind]: f"{TYPE_NAMES[kind].removeprefix('a ')}s" for kind in (int, float, str, Path)
 }
 
 
