@@ -167,7 +167,6 @@ class RemoteBackend(Backend):
         self._fault_counts: Counter[int] = Counter()  # wrong or missing answers, by node
         self._seen_clients: set[int] = set()  # clients that had a node at some time
         self._answer_forms: dict[str, str] = {}
-        self._largest_entries: dict[int, float] = {}  # of the last round's uploads, by client
 
     def select_local_state(self, state: State) -> State:
         """Return a state before round 1 without what stays at the nodes."""
@@ -223,7 +222,11 @@ class RemoteBackend(Backend):
                     # The engine decides: a fine-tuning that diverges does not end a run.
                     blank = tree.map(_fill_with_nan, self._make_example(call))
                     return tree.stack([blank for _ in call.clients])
-                raise Diverged(self._describe_divergence(call))
+                raise Diverged(
+                    f"training diverged: after round {call.state.round} no client's numbers are"
+                    " finite; lower local.lr, choose a defence, or the method reads what it is"
+                    " not sent"
+                )
             raise FedpflError(
                 f"{len(answers)} of {len(call.clients)} clients answered after round "
                 f"{call.state.round}, and federate.minimum={minimum}; bring nodes back, and give "
@@ -235,26 +238,11 @@ class RemoteBackend(Backend):
             if self.releases:
                 # In a private run, those that the round's noise was drawn for.
                 answers = self.releases.select_answers(call.state.round + 1, answers)
-            self._largest_entries = {
-                client: trust.find_largest_entry(answer.uploads)
-                for client, answer in answers.items()
-            }
             participations = [answers[client] for client in call.clients if client in answers]
             return tree.to(tree.stack(participations), call.state.rows.device)
         # An evaluation has a row for each client: without an answer it has no test samples.
         no_counts = tree.map(torch.zeros_like, next(iter(answers.values())))
         return tree.stack([answers.get(client, no_counts) for client in call.clients])
-
-    def _describe_divergence(self, call: Call) -> str:
-        """Say that training diverged, and which client sent the largest numbers before."""
-        text = f"training diverged: after round {call.state.round} no client's numbers are finite"
-        if self._largest_entries:
-            suspect = max(self._largest_entries, key=lambda client: self._largest_entries[client])
-            text += (
-                f"; client {suspect} (node {self._node_of_client.get(suspect)}) had sent the"
-                f" largest number, {self._largest_entries[suspect]:.3g}"
-            )
-        return f"{text}; lower local.lr, or the method reads what it is not sent"
 
     # ---- Requests
 

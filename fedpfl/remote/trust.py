@@ -147,12 +147,6 @@ def check_counts(counts: Counts, samples: int, moment: str) -> None:
         raise FedpflError(f"a negative loss {moment}")
 
 
-def find_largest_entry(uploads: Tree) -> float:
-    """Return the largest absolute value that a client sends."""
-    sizes = [float(leaf.abs().max()) for leaf in _list_floats(uploads) if leaf.numel()]
-    return max(sizes, default=0.0)
-
-
 def _list_floats(values: Tree) -> list[Tensor]:
     return [leaf for leaf in tree.leaves(values) if leaf.is_floating_point()]
 
