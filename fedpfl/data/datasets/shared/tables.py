@@ -151,9 +151,9 @@ def find_columns(parts: Sequence[Part], options: ReadOptions) -> Columns:
                 require_column(part, key, name)
         difference = {*map(str, part.table.columns)} ^ {*map(str, columns)}
         if difference:
-            names = ", ".join(sorted(difference)[:NAMES_SHOWN])
             raise FedpflError(
-                f"{part.origin} differs from {Path(parts[0].origin).name} in columns {names}"
+                f"{part.origin} differs from {Path(parts[0].origin).name} in columns "
+                f"{', '.join(sorted(difference)[:NAMES_SHOWN])}"
             )
 
     # ---- Step 2: features in the order of the first table.
