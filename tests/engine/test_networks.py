@@ -100,7 +100,7 @@ def broken_promises(name):
 
 QUICK = {
     *("counter_assigned", "noisy_by_numpy", "tied", "frozen_average"),
-    *("batchnorm_without_statistics", "made_still"),
+    *("batchnorm_without_statistics", "made_still", "batch_norm_by_hand"),
 }
 """One network of each kind: what moves beside parameters, draws, sharing, refusals."""
 
