@@ -12,11 +12,8 @@ from tests.command import (
     read_checkpoint,
     read_summary,
     read_table,
-    run_command,
-    wait_for,
 )
 from tests.conftest import assert_same, keep_quick, read_cases
-from tests.engine.test_ranks import torchrun
 from tests.record.test_damage import interrupt
 
 SMALL = (
@@ -155,29 +152,11 @@ def test_before_its_first_round_an_attack_is_none_and_a_stopped_run_goes_on(atta
     assert_same(*map(read_models, (tmp_path / "run", attacked)))
 
 
-@pytest.mark.full
-def test_in_lockstep_and_on_two_processes_it_is_the_run_alone(attacked, tmp_path):
-    sweep = ("-m", "hydra/launcher=lockstep", "seed=42,43", "hydra.sweep.dir=.")
-    words = (*SMALL, *ATTACKED, *sweep, "hydra.sweep.subdir=${seed}")
-    assert run_command(*words, cwd=tmp_path).code == 0
-    result = wait_for(torchrun(2, *SMALL, *ATTACKED, "hydra.run.dir=run", cwd=tmp_path))
-    assert result.code == 0, result.err
-    alone, same, other, parallel = (
-        read_table(folder / "rounds.csv")
-        for folder in (attacked, tmp_path / "42", tmp_path / "43", tmp_path / "run")
-    )
-    assert alone == same == parallel != other
-
-
 COMBINATIONS = """
 method=fedavg attack=backdoor attack.share=0.2 unseen=0.2 validation=0.2 eval.finetune_epochs=1 defence=median => unseen_ft_asr
 method=fedavg attack=lie attack.share=0.3 privacy=client privacy.noise=2 privacy.seed=1 => epsilon
 method=fedavg attack=sign_flip attack.share=0.2 system=simulated system.dropout=0.3 defence=geometric_median => sim_seconds
-method=ffa_lora adapter=lora adapter.layers=[linear] attack=backdoor attack.share=0.2 defence=multi_krum => asr
-method=fedbn model=resnet8 model.norm=batch attack=min_max attack.share=0.2 defence=krum rounds=1 => accuracy
-method=scaffold attack=ipm attack.share=0.2 defence=centered_clipping => accuracy
 method=fedproto attack=backdoor attack.share=0.2 attack.parts=2 eval.classes=own => asr_pooled
-method=fedavg attack=backdoor attack.share=0.2 attack.pattern=sine augment=flip_rotate_crop defence=bulyan => asr
 """
 """Words => a column that has a number in the last row."""
 
