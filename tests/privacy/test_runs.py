@@ -62,7 +62,7 @@ model=resnet8 model.norm=batch | statistics of samples in buffers
 privacy.noise=null | privacy.epsilon must be given, or else noise
 privacy.noise=null privacy.epsilon=1e-9 privacy.delta=1e-9 | out of reach by any noise
 privacy.delta=0.05 | privacy.delta must be below 1 / samples
-stopping.early=true | privacy=sample: stopping.early would tell
+stopping.early=true | privacy=sample accounts for uploads alone; use stopping.early=false
 system=simulated | privacy=sample accounts for uploads alone; use system=none
 validation=0.2 | use validation=0
 unseen=0.4 eval.finetune_epochs=1 | no account of newcomers that are fine-tuned

@@ -35,15 +35,15 @@ attack=backdoor attack.parts=10 | attack.parts must be at most 9, the pixels of 
 attack=backdoor eval.common=true | honest clients alone
 attack=sign_flip method=fedmp | send up more than numbers that can be averaged; choose attack=label_flip
 attack=sign_flip method=fedamp | nobody knows what an upload without training would be; choose
-defence=krum method=fedfomo | the server of method=fedfomo looks at
+defence=krum method=fedfomo | the server of method=fedfomo sees more
 defence=trimmed_mean defence.f=-1 | defence.f must be 0 or more
 defence=trimmed_mean defence.f=4 | needs 9 uploads in every round, and a cohort is 7 clients
 defence=bulyan defence.f=2 | needs 11 uploads in every round, and a cohort is 7 clients
 defence=median method=local_only | send nothing up
 defence=norm_bound method=pfedfda | nobody knows what an upload without training would be; use defence=mean
 defence=median method=fedproto | replaces a mean of uploads, and the server of method=fedproto sees more
-defence=krum system=simulated | needs 5 uploads in every round, and by system=simulated a round may have fewer
-defence=trimmed_mean stopping.early=true validation=0.2 | by stopping.early a round may have fewer
+defence=krum system=simulated | needs 5 uploads in every round, and a round with system=simulated or stopping.early may have fewer
+defence=trimmed_mean stopping.early=true validation=0.2 | a round with system=simulated or stopping.early may have fewer
 defence=median privacy=client privacy.noise=1 | privacy=client accounts for a mean of uploads alone
 defence=median model=resnet8 model.norm=batch | method.statistics=local
 """
