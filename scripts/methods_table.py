@@ -43,7 +43,7 @@ TITLES = (
     "server sees",
     "outside oracle",
 )
-SHOWN = ("source", "personal part", "server sees")
+SHOWN = ("personal part", "server sees")
 """Columns of the page's table, beside the method."""
 CITATION = re.compile(r"\(([A-Z][^()]*?\b(?:19|20)\d\d[^()]*)\)")
 """A source in brackets, with its year."""
