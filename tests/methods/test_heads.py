@@ -43,7 +43,6 @@ from tests.conftest import (
     assert_close,
     assert_same,
     find_eval_job,
-    hold_out_quarter,
     record_rounds,
     record_states,
 )
@@ -172,16 +171,6 @@ def test_knn_per_as_many_samples_are_laid_by_as_there_is_room(net, federation):
         assert capacity > 40 or rows != [0, 1, 2, 3, 4]
 
 
-def test_knn_per_only_who_tunes_lam_looks_at_held_out_samples(net, federation):
-    assert KNNPer(lam=None).validates
-    assert not KNNPer().validates
-    held = hold_out_quarter(federation)
-    state = record_states(FedAvg(), net, held, COHORTS[:1])[-1]
-    tuned, untuned = (laid_by(KNNPer(lam=None), net, own, 0, state) for own in (held, federation))
-    assert float(tuned["lam"]) > 0
-    assert float(untuned["lam"]) == 0  # nothing to judge by
-
-
 def problem(samples=60, seed=0):
     """Features of unlike classes, and global statistics."""
     mean, factor = draw(CLASSES, 12, seed=seed), draw(12, 12, seed=seed)
@@ -189,13 +178,6 @@ def problem(samples=60, seed=0):
     y = torch.arange(samples) % 3
     z = draw(CLASSES, 12, seed=seed + 1)[y] + 0.7 * draw(samples, 12, seed=seed + 2)
     return z, y, torch.full((CLASSES,), 1 / CLASSES).double(), mean, cov
-
-
-def test_pfedfda_without_a_class_of_enough_samples_beta_is_zero():
-    z, _, prior, mean, cov = problem(samples=4)
-    samples = Features(z, torch.tensor([0, 0, 1, 2]), prior)
-    found = PFedFDA(folds=3)._search_beta(samples, (mean, cov), torch.full((2,), 0.7))
-    assert found.tolist() == [0, 0]
 
 
 def test_pfedfda_where_the_search_fails_the_last_beta_stays():
@@ -214,7 +196,6 @@ def test_pfedfda_a_covariance_without_regularisation_is_made_positive_definite()
 
 
 def draw_point(method, beta, random, projected=True):
-    """The alpha of one step."""
     batch = Batch(torch.empty(0), torch.empty(0), random=random[None])
     client = {"beta": torch.tensor(beta), "projected": torch.tensor(projected)}
     return method._point(batch, client)
@@ -262,7 +243,6 @@ U = torch.tensor([2.0] + [0.0] * 11)
 
 
 def aggregated(method, changes, numbers=(0, 1, 2, 3), clients=4, weight=None):
-    """The server's state after one round with these updates of a model of zeros."""
     net = tiny()
     zeros = tree.full_like(net.params, 0.0)
     server = make_initial_state(method, net, clients, CPU).server
@@ -339,9 +319,7 @@ def test_fedfomo_candidates_are_those_of_largest_affinity_or_any():
 
 
 def test_fedfomo_exploration_ends(net):
-    """After six rounds of 0.3 - 0.05 t; the numbers that a client is sent do not depend on its
-    cohort.
-    """
+    """After six rounds of 0.3 - 0.05 t."""
     method, seen = FedFomo(candidates=1, explore=1.0, decay=0.5), []
     for played, wanted in ((0, False), (2, True)):
         server = {"pool": torch.ones(10, dtype=torch.bool), "played": torch.tensor(played)}
@@ -356,24 +334,6 @@ def test_fedfomo_exploration_ends(net):
             seen.append(dict(zip(cohort, found["sent"]["number"][:, 0].tolist(), strict=True)))
         assert seen[-1] == {i: seen[-2][i] for i in (3, 0)}
         assert (set(seen[-2].values()) == {7}) == wanted
-
-
-@pytest.mark.parametrize("fallback", ["baseline", "keep"])
-def test_fedfomo_where_no_candidate_helps_a_client_falls_back(fallback, net, federation):
-    """To where its last training began, or to what it has; weights below 0 are told as they are."""
-    held, method = hold_out_quarter(federation), FedFomo(candidates=2, fallback=fallback)
-    state = record_states(method, net, held, [[0, 2, 4]])[-1]
-    client = state.client(2)
-    old = client["old"]["model"]
-    worse = tree.map(lambda leaf: -3 * leaf, old)
-    numbers = torch.tensor([1, 3])
-    candidates = {"model": tree.stack([worse, old]), "statistics": {}, "number": numbers}
-    client |= {"model": worse, "sent": candidates, "there": torch.ones(2, dtype=torch.bool)}
-    shard = make_shard(held, 2, 32, Draws(0, "train", 9))
-    found = method.before_training(state.server, client, net.bind({"main": {}}, True), shard)
-    assert_same(found["begun"]["model"], old if fallback == "baseline" else worse)
-    assert found["gains"][2] == 0
-    assert found["affinity"][1] < 0
 
 
 def test_ifca_models_begin_with_the_same_numbers_in_another_order(net):
