@@ -368,7 +368,7 @@ def test_without_torchmetrics_there_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torchmetrics", None)
     monkeypatch.setitem(sys.modules, "torchmetrics.functional", None)
     with pytest.raises(
-        FedpflError, match=r"^metrics needs torchmetrics, .*pip install 'fedpfl\[metrics\]'$"
+        FedpflError, match=r"^metrics needs torchmetrics, .*pip install .*\[metrics\]"
     ):
         fedpfl.run(*SMALL, "metrics=[f1]", directory=tmp_path / "run", progress=False)
     measures.import_torchmetrics.cache_clear()

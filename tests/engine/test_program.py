@@ -8,7 +8,6 @@ round, the stand-in does not see either.
 
 import gc
 import itertools
-import logging
 import os
 import shutil
 import subprocess
@@ -142,20 +141,6 @@ def test_programs_are_kept_as_far_as_there_is_room(federation):
     assert kept == [[2], [3, 2], [4, 3, 2], [5, 4, 3, 2], [6, 5, 4, 3], [7, 6, 5]]
     assert runner._programs.forget()
     assert not runner._programs.forget()
-
-
-def test_a_capture_that_fails_changes_no_bit_and_is_one_line(federation, caplog):
-    def fails(step):
-        raise RuntimeError("operation not permitted\nwhen stream is capturing")
-
-    with caplog.at_level(logging.WARNING):
-        eager = played(FedOBP(q=0.9), federation, fails)
-    assert_same(eager, played(FedOBP(q=0.9), federation, Capture()))
-    (line,) = [entry.getMessage() for entry in caplog.records]
-    assert line == (
-        "engine.graphs: a step could not be captured, so steps run eagerly from here on "
-        "(operation not permitted when stream is capturing)"
-    )
 
 
 @pytest.mark.parametrize("hidden", [False, True], ids=["plain", "under another error"])

@@ -574,7 +574,7 @@ must be 0 or more, got | (-1, 1, 1) | flexfl.devices
 must be a positive number | 0.0 | fedadam.lr fedavgm.lr fedyogi.lr fedadam.tau fedyogi.tau moon.tau pfedsd.tau
 must be a positive number | 0.0 | fedmp.ranking_lr hermes.ranking_lr prunefl.ranking_lr per_fedavg.delta
 must be a positive number | 0.0 | flexfl.temperature pfedme.inner_lr pfedme.outer_lr scaffold.server_lr
-must be a positive number or null | 0.0 | fedpac.head_lr fedselect.lr_v fedselect.lr_u
+must be a positive number, or null | 0.0 | fedpac.head_lr fedselect.lr_v fedselect.lr_u
 must be 1 or more | 0 | fedala.window fedala.max_epochs fedcac.beta fedselect.every floco.endpoints
 must be 1 or more | 0 | pfedme.inner_steps prunefl.ranking_epochs
 must be 1 or more, or null | 0 | floco_plus.pers_epochs
