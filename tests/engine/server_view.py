@@ -30,6 +30,7 @@ def find_server_view(trial: MethodTrial) -> tuple[str, str]:
 
 
 def _find_hook_that_reads_states(trial: MethodTrial) -> str:
+    """Return the server's hook that answers otherwise where clients' states are spoilt, or ""."""
     method = trial.method
     cohort = COHORTS[1]
     state = trial.play_cohorts("loop")[0][1]
@@ -82,6 +83,7 @@ def _find_hook_that_reads_states(trial: MethodTrial) -> str:
 
 
 def _find_hook_that_reads_uploads(trial: MethodTrial) -> str:
+    """Return the server's hook that goes by more than a mean of uploads, or ""."""
     # ---- Step 1: turns that are not the cohort at once.
     for round_index, cohort in enumerate(COHORTS):
         turns_generator = generator(0, "turns", round_index + 1)
@@ -113,6 +115,7 @@ def _find_hook_that_reads_uploads(trial: MethodTrial) -> str:
 
 
 def _second_aggregation(trial: MethodTrial) -> tuple[Callable[..., Any], dict[str, Tree], Tree]:
+    """Return the second round's `aggregate` at equal weights, and its states and uploads."""
     cohort = COHORTS[1]
     state = trial.play_cohorts("loop")[0][1]
     participation = trial.train_second_cohort("loop")
@@ -140,6 +143,7 @@ def _second_aggregation(trial: MethodTrial) -> tuple[Callable[..., Any], dict[st
 
 
 def _spoil(clients: dict[str, Tree], public_entries: set[str]) -> dict[str, Tree]:
+    """Return states with nan and other wrong values in all entries but the public ones."""
 
     def spoil(leaf: Tensor) -> Tensor:
         # Bools and whole numbers have no nan.
@@ -152,6 +156,7 @@ def _spoil(clients: dict[str, Tree], public_entries: set[str]) -> dict[str, Tree
 
 
 def _answers_alike(expected: Any, hook: Callable[..., Any], *arguments: Any) -> bool:
+    """Return whether a hook answers as expected, but for rounding."""
     try:
         return _is_near(expected, hook(*arguments))
     except Exception:  # whatever wrong values lead to

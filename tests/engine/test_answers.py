@@ -53,6 +53,7 @@ def forgotten_plugins():
 
 
 def play_everything(method, backend):
+    """A round and evaluations: every hook is asked."""
     net = tiny()
     state = make_initial_state(method, net, 3, CPU)
     state, _ = next_round(method, net, FEDERATION, state, COHORT, engine=backend, local=SHORT)
@@ -136,6 +137,7 @@ def make_function(arguments, expression):
 
 
 def make_hook(hook, expression):
+    """Return a hook that answers so, given the arguments of the contract."""
     return make_function(inspect.signature(getattr(FedAvg, hook)).parameters, expression)
 
 
@@ -336,6 +338,7 @@ def test_a_choice_that_is_slow_here_is_told_before_the_first_round(tmp_path):
 
 
 def rows_of(shard):
+    """A client's own samples."""
     return {"x": shard.data.x.flatten(1), "y": shard.data.y}
 
 

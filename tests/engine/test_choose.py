@@ -16,6 +16,8 @@ from tests.engine.test_program import play_on
 
 
 class Failing(Backend):
+    """A batched backend that fails from its n-th run on."""
+
     name = "batched"
 
     def __init__(self, engine, net, run):
@@ -95,6 +97,8 @@ def test_what_was_recorded_is_taken_without_being_tried(net):
 
 
 class Small(type(make_backend(Engine("batched"), tiny(), CPU))):
+    """A GPU with room for four clients."""
+
     def _follow(self, slices):
         if sum(len(own.clients) for own in slices) > 4:
             raise torch.OutOfMemoryError("CUDA out of memory")

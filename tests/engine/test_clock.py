@@ -60,6 +60,7 @@ def seen(client, local=LOCAL):
 def a_round(
     method, clock=None, cohort=COHORTS[0], size=5, engine="loop", local=LOCAL, paces=None, rounds=1
 ):
+    """What `timed`, or without a clock `play`, gives of the last round."""
     backend, net = make_backend(as_engine(engine), tiny(), CPU), tiny()
     state = make_initial_state(method, net, FEDERATION.clients, CPU)
     for _ in range(rounds):
@@ -72,7 +73,9 @@ def a_round(
 
 
 def test_frozen_layers_take_no_gradients():
-    """FedRep's epochs on the head take the forward pass and the gradient of the head."""
+    """FedRep's epochs on the head take the forward pass and the gradient of the head; those on the
+    body the rest.
+    """
     method = FedRep(head_epochs=2, body_epochs=1)
     *_, told = a_round(method, Clock(System(), EQUAL, {}), [2])
     forward = sum(FORWARD.values())
@@ -85,9 +88,12 @@ def test_frozen_layers_take_no_gradients():
 
 
 def test_sub_models_take_the_operations_of_their_width():
-    """As many as a dense network of the width."""
+    """As many as a dense network of the width; FedSPU's pass through what is frozen, and make
+    gradients of a part.
+    """
 
     def dense(width):
+        """Return a forward pass's: 3 x 3 weights at 36 places, pooled to 9 places, and the head."""
         channels, hidden = (max(1, int(size * width + 1e-9)) for size in (4, 12))
         return 2 * (36 * 9 * channels + 9 * channels * hidden + hidden * CLASSES)
 
@@ -180,7 +186,9 @@ def _seconds(device, client, epochs):
 
 
 def test_late_clients_are_taken_with_what_they_have_done():
-    """One that has time for half of its epochs trains as one that has half as many to train."""
+    """One that has time for half of its epochs trains as one that has half as many to train; so do
+    stragglers.
+    """
     deadline = _seconds(EQUAL[0], 2, 1.5)  # of 65 samples; of the others only 4 has more
     clock = Clock(System(deadline=deadline, late="partial"), EQUAL, {})
     state, outcome, told = a_round(FedAvg(), clock, [0, 2, 3])
@@ -213,13 +221,16 @@ def test_the_held_out_loss_is_that_of_validation_samples_where_there_are_any(bac
 
 
 def out(state, *clients: int):
+    """A copy of the state in which these clients have stopped."""
     flags = torch.zeros(10, dtype=torch.bool)
     flags[list(clients)] = True
     return dataclasses.replace(state, stopping={**state.stopping, "stopped": flags})
 
 
 def test_others_take_the_place_of_those_who_have_stopped(net):
-    """Also where those who were planned have not."""
+    """Also where those who were planned have not: all who are left are drawn from, by seed and
+    round alone.
+    """
     state = make_initial_state(FedAvg(), net, 10, CPU, stopping=True)
     for gone in ([0, 1], [0, 1, 2, 3, 4, 5], EVERYONE[:-1], EVERYONE):
         drawn = pick_cohort(out(state, *gone), [5, 6, 7], 1)

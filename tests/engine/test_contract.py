@@ -88,6 +88,8 @@ SEES_LATER = {"cfl": "each upload", "fedgen": "each upload", "fedcac": "client s
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class NamedTrial:
+    """Hold a method's name in the registry beside the trial on which it is asked."""
+
     name: str
     trial: MethodTrial
 
@@ -120,6 +122,7 @@ def house_promise(
 
 
 def is_exempt(promise: Promise, name: str, method: Method) -> bool:
+    """Tell whether a promise is of plugins alone, or the method's nature takes it out of one."""
     if promise.for_runs:
         return True
     if promise.check is contract.bf16_is_near:
@@ -128,6 +131,7 @@ def is_exempt(promise: Promise, name: str, method: Method) -> bool:
 
 
 def engines_of(promise: Promise, turn: int | None, low_precision: bool) -> tuple[str | None, ...]:
+    """Return the engines to ask on: the one whose turn it is, or where `turn` is None all of them."""
     if not promise.engines:
         return (None,)
     if turn is not None:
@@ -159,6 +163,7 @@ def has_own_evaluation(name: str) -> bool:
 
 
 def is_left_out(promise: Promise, name: str) -> bool:
+    """Tell whether `make test` does not ask a promise of a method."""
     if promise.check.__name__ not in ROUNDS_AGAIN:
         return False
     if promise.check is contract.backends_agree_in_evaluation and has_own_evaluation(name):
@@ -186,6 +191,7 @@ def ask_promises(
     low_precision: bool = False,
     promises: Sequence[Promise] = (),
 ) -> None:
+    """Ask these promises; none: all, of which HOUSE_PROMISES is complete once this file is read."""
     for position, promise in enumerate(promises or (*METHOD_PROMISES, *HOUSE_PROMISES)):
         if is_exempt(promise, named.name, named.method):
             continue
@@ -286,6 +292,7 @@ def fedavg_states(engine: str, pairs: int) -> list[Any]:
 
 
 def other_calls(named: NamedTrial, engine: str) -> list[TrainCall | EvalCall]:
+    """Return calls of the method, of another seed's run and of FedAvg's, to train and to evaluate."""
     method, tuning = named.method, FineTuning(LOCAL, Draws(0, "finetune", 2))
     runs = [
         (method, tiny_federation(), [0, 2, 5]),
@@ -380,7 +387,9 @@ def drops_out_without_a_trace(named: NamedTrial) -> None:
 
 @house_promise("clients that stop early are not drawn again", *BACKENDS)
 def stops_clients_early(named: NamedTrial, engine: str) -> None:
-    """A round is as it is without."""
+    """A round is as it is without; each participation sends a bit more; the run ends when nobody is
+    left.
+    """
     method, net = named.method, named.trial.net()
     state = make_initial_state(method, net, len(EVERYONE), CPU, stopping=True)
     state.stopping["last"].fill_(-1.0)  # so that every loss is a rise
@@ -408,7 +417,9 @@ def stops_clients_early(named: NamedTrial, engine: str) -> None:
 
 @house_promise("the cohort is evaluated by what it starts from and ends with", *BACKENDS)
 def evaluates_the_cohort_before_and_after(named: NamedTrial, engine: str) -> None:
-    """`before` is what evaluation said of these clients."""
+    """`before` is what evaluation said of these clients; of `trained` models `after` is what it
+    will say.
+    """
     method, judged = named.method, EXPECTED[named.name].judged_by(named.method)
     runner = make_backend(Engine(engine), named.trial.net(), CPU)
     states, outcomes = named.trial.play_cohorts(engine)
@@ -427,6 +438,7 @@ def evaluates_the_cohort_before_and_after(named: NamedTrial, engine: str) -> Non
 
 
 def name_in(net: Net, path: str) -> str | None:
+    """Return which parameter of the network stands at a path of a tree."""
     return next((name for name in net.params if path == name or path.endswith(f".{name}")), None)
 
 

@@ -285,7 +285,9 @@ def by_sklearn(logits, y):
 
 
 def test_what_everybody_is_judged_by_on_everybodys_samples():
-    """Two models on three clients, of whom one has no test samples."""
+    """Two models on three clients, of whom one has no test samples; a model that is not finite has
+    no accuracy.
+    """
     correct, total = torch.tensor([[1, 0, 3], [2, 0, 0]]), torch.tensor([[2, 0, 6]] * 2)
     matrix, whole = cross_client_accuracy(Counts(correct, torch.zeros(2, 3), total))
     assert torch.equal(matrix.nan_to_num(-1), torch.tensor([[50.0, -1, 50], [100, -1, 0]]).double())
@@ -333,7 +335,9 @@ SMALL = (*TINY, "validation=0.25")
 
 @needed
 def test_a_run_writes_what_it_is_asked_for(tmp_path):
-    """Of FedAvg every model is the server's, so all columns of the matrix are alike."""
+    """Of FedAvg every model is the server's, so all columns of the matrix are alike; FedPer has
+    none at the server.
+    """
     asked = ("eval.common=true", "metrics=[ece,f1]", "unseen=0.25", "method=fedavg")
     tuned = ("eval.finetune_epochs=1", "eval.finetune_every=2")
     run = fedpfl.run(*SMALL, *asked, *tuned, directory=tmp_path / "a", progress=False)

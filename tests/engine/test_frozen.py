@@ -9,7 +9,8 @@ from unittest import mock
 
 import pytest
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from fedpfl.data.augment import Augment
 from fedpfl.engine import (
@@ -27,6 +28,7 @@ from fedpfl.engine.training.shared_model import find_shared_model
 from fedpfl.ground import tree
 from fedpfl.methods import METHODS, FedAvg, Phase
 from fedpfl.models import ADAPTERS, Net, build_network
+from fedpfl.models.narrow import NarrowableConv2d
 from fedpfl.models.subnetwork import find_subnetwork
 from tests.conftest import (
     CPU,
@@ -171,12 +173,14 @@ COHORT = [1, 3, 6]
 
 @pytest.fixture(scope="module")
 def various():
+    """Clients of very different sizes, with validation samples and classes that do not count."""
     federation = hold_out_quarter(make_federation(tuple(8 + size % 9 for size in SIZES), SIZES))
     excluded = torch.arange(federation.classes) == torch.arange(len(SIZES))[:, None] % 4
     return replace(federation, excluded_classes=excluded)
 
 
 def play_once(method, net, federation, engine="loop"):
+    """Return a backend, and the state after a round of COHORT."""
     backend = make_backend(as_engine(engine), net, CPU)
     state = make_initial_state(method, net, federation.clients, CPU)
     setup = RoundSetup(backend, method, federation, LOCAL, 0)
@@ -184,6 +188,7 @@ def play_once(method, net, federation, engine="loop"):
 
 
 def evaluate_alone(backend, call):
+    """Return the numbers of the call's clients, each evaluated alone."""
     alone = [backend.evaluate(replace(call, clients=[client])) for client in call.clients]
     return tree.map(lambda *leaves: torch.cat(leaves), *alone)
 
@@ -294,6 +299,7 @@ def small_networks_are_cut(monkeypatch):
 
 
 def play_submodels(method, net, federation, shortcuts=True):
+    """Return the last state, all outcomes, and what evaluation says, of a few rounds."""
     engine = Engine("loop", shortcuts=shortcuts)
     states, outcomes = record_rounds(method, net, federation, COHORTS, engine=engine)
     judged = evaluate(method, net, federation, states[-1], engine=engine)
@@ -323,6 +329,8 @@ def test_a_submodel_is_what_zeros_around_it_would_make(name, values, federation)
 
 
 class Reader(nn.Module):
+    """Two linear layers, with something between them."""
+
     def __init__(self, between, norm):
         super().__init__()
         self.fc = nn.Linear(8, 8)
@@ -340,6 +348,7 @@ def divide_in_evaluation(net, x, hidden):
 
 
 def hook_layer():
+    """Return a layer beside which something else is called."""
     layer = nn.Identity()
     layer.register_forward_hook(lambda layer, inputs, output: output / output.shape[1])
     return layer
@@ -373,3 +382,28 @@ def test_only_networks_of_separate_neurons_are_cut(name):
     moving = {**still, "fc.bias": torch.ones(8, dtype=torch.bool)}
     assert find_subnetwork(net, zeroed, moving) is None
     assert find_subnetwork(net, net.params, still) is None
+
+
+@pytest.mark.parametrize(("stride", "padding", "bias"), [(1, 0, True), (2, 1, False)])
+def test_a_product_of_few_channels_is_the_convolution(stride, padding, bias):
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        values = torch.randn(*shape, generator=generator, dtype=torch.float64)
+        return values.requires_grad_()
+
+    layer = NarrowableConv2d(6, 16, (3, 2), stride, padding, bias=bias)
+    x, weight, shift = draw(5, 2, 7, 6), draw(3, 2, 3, 2), draw(3) if bias else None
+    layer._parameters.update(weight=weight, bias=shift)
+    inputs = [leaf for leaf in (x, weight, shift) if leaf is not None]
+
+    def differentiate(outputs: Tensor) -> list[Tensor]:
+        """Return the outputs, their gradient, and the gradient of its square."""
+        grads = torch.autograd.grad(outputs.square().sum(), inputs, create_graph=True)
+        second = torch.autograd.grad(sum(grad.square().sum() for grad in grads), inputs)
+        first = torch.autograd.grad(layer(x).square().sum(), inputs)
+        return [outputs, *first, *grads, *second]
+
+    expected = F.conv2d(x, weight, shift, stride, padding)
+    assert layer(x).grad_fn.name() == "_ProductBackward"
+    torch.testing.assert_close(differentiate(layer(x)), differentiate(expected))

@@ -32,6 +32,7 @@ from tests.conftest import (
     differing,
     evaluate,
     hold_out_quarter,
+    next_round,
     participate,
     record_rounds,
     record_states,
@@ -66,7 +67,9 @@ class Distilling(FedAvg):
 
 
 def test_the_server_has_a_still_network_and_numbers_of_the_round(backend, federation):
-    """Statistics are the averaged ones from before the turn."""
+    """Statistics are the averaged ones from before the turn; numbers go on from turn to turn, and
+    change by round.
+    """
     net, method = tiny(norm=True), Distilling()
     states = record_states(method, net, federation, [[0, 4], [2]], engine=backend)
     (training, buffers, first, logits), (_, moved, second, _), (_, last, third, _) = method.seen
@@ -112,6 +115,8 @@ def test_fine_tuning_starts_from_the_adapted_model(backend, net, federation):
 
 @dataclass(frozen=True)
 class Noting(FedAvg):
+    """Adds up at the gradient, step by step, the labels that its loss keeps."""
+
     both: bool = True
 
     def init(self, params, parts):
@@ -153,7 +158,9 @@ class Shaken(FedAvg):
 
 
 def test_each_sample_has_numbers_and_a_place(net, federation, monkeypatch):
-    """In training and fine-tuning alike on both backends."""
+    """In training and fine-tuning alike on both backends; in evaluation a function of (seed, round,
+    client, split), also of several passes.
+    """
     monkeypatch.setattr(planning, "CHUNK", 8)
     held = dataclasses.replace(hold_out_quarter(federation), augment=Augment(flip=True))
     state = make_initial_state(Shaken(), net, 10, CPU)
@@ -296,6 +303,24 @@ def test_every_hook_is_told_whom_it_is_about(backend, net, federation):
     known = late.client([0, 2])
     assert (known["number"].tolist(), known["newcomer"].tolist()) == ([10, 12], [True, True])
     assert float(Counting().personal(late.server, late.client(1))["fc.bias"][0]) == -11
+
+
+def test_what_the_server_draws_before_a_turn_is_the_same_for_whatever_cohort(
+    backend, net, federation
+):
+    drawn = []
+
+    @dataclass(frozen=True)
+    class Drawing(FedAvg):
+        def before_turn(self, server, clients, others, generator):
+            drawn.append(torch.rand(3, generator=generator))
+            return {}
+
+    state = make_initial_state(Drawing(), net, 10, CPU)
+    for seed, cohort in ((0, [1, 2]), (0, [4]), (1, [1, 2])):
+        next_round(Drawing(), net, federation, state, cohort, engine=backend, seed=seed)
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
 
 
 def test_statistics_of_another_form_are_refused(backend, federation):

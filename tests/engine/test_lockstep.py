@@ -154,6 +154,7 @@ METHODS += [Ditto(lam=lam) for lam in (0.3, 0.3, 2.0)]
 
 @pytest.fixture(scope="module")
 def federations():
+    """One data set dealt out in as many ways as there are runs."""
     first = make_federation()
     return [
         replace(
@@ -166,6 +167,7 @@ def federations():
 
 
 def trainings(methods, federations, net):
+    """Return a call of each run after one round, of its own seed."""
     calls = []
     for seed, method in enumerate(methods):
         federation, draws = federations[seed], Draws(seed, "train", 2 + seed)
@@ -175,6 +177,7 @@ def trainings(methods, federations, net):
 
 
 def compare(calls, **settings):
+    """Run the calls together; each is what it is alone."""
     net = tiny()
     together = make_backend(Engine("batched", **settings), net, CPU).run(calls)
     alone = make_backend(Engine("batched"), net, CPU)
@@ -184,6 +187,7 @@ def compare(calls, **settings):
 
 
 def programs(monkeypatch):
+    """The number of rows of every training program run from here on."""
     seen, real = [], ProgramCache.run
 
     def counted(self, job):
@@ -212,6 +216,8 @@ def test_plain_methods_train_as_one_program_and_others_with_their_equals(
 
 @dataclass(frozen=True)
 class Broken(FedAvg):
+    """Fails at its first batch."""
+
     def loss(self, server, client, net, params, batch):
         raise ZeroDivisionError("broken")
 

@@ -68,6 +68,7 @@ def worlds():
 
 
 def rounds(method, net, world, watched):
+    """States after each round, and what was judged; `watched`: also newcomers, before every round."""
     (federation, unseen), net = world, net.with_facts(clients=len(world[0].train))
     runner = make_backend(Engine("loop"), net, CPU)
     now, states, judged = make_initial_state(method, net, federation.clients, CPU), [], []

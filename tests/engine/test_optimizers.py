@@ -67,6 +67,7 @@ def local_of(kind: str, **more) -> Local:
 
 
 def problem(steps=6):
+    """Return a tree, and the gradients of its leaves in so many steps."""
     generator = torch.Generator().manual_seed(0)
     start, *gradients = (
         [torch.randn(shape, generator=generator) for shape in ((4, 3), (5,), (2, 2, 2))]
@@ -181,6 +182,7 @@ def test_a_stream_has_an_optimiser_of_its_own(kind, net, federation):
 
 
 def scheduled(method, federation, net, local, engine="batched", capture=None):
+    """Return the states after two of four rounds of a schedule."""
     runner = make_backend(as_engine(engine), net, CPU)
     if engine == "batched":
         runner._programs._capture = capture
@@ -261,7 +263,9 @@ def test_steps_run_on_from_pass_to_pass_and_from_phase_to_phase(together):
 
 
 def test_all_clients_take_so_many_steps(backend, net, federation):
-    """By the mean loss over steps."""
+    """By the mean loss over steps: the gradient of the losses' sum is constant, so each step moves
+    as far.
+    """
 
     def count(server, client, *seen):
         return {**client, "taken": client["taken"] + 1}

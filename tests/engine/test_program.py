@@ -34,6 +34,7 @@ from tests.conftest import (
     ROOT,
     assert_close,
     assert_same,
+    evaluate,
     every_method,
     keep_quick,
     make_federation,
@@ -72,6 +73,7 @@ class Counted(Capture):
 
 
 def play_on(runner, method, federation, cohorts=COHORTS, local=LOCAL):
+    """Return what the server and the clients have after each round on this backend."""
     states, state = [], make_initial_state(method, runner.net, federation.clients, CPU)
     for cohort in cohorts:
         state, _ = play_round(RoundSetup(runner, method, federation, local, 0), state, cohort)
@@ -119,7 +121,9 @@ def test_captured_steps_are_the_eager_ones_bit_for_bit(name, values, federation,
 
 @pytest.mark.parametrize("method", keep_quick([FedAvg(), Ditto(lam=0.3), FedPer()]))
 def test_rows_are_rounded_up_to_a_width_and_no_bit_of_a_client_that_has_ended_moves(method):
-    """Seven clients that all end at another step."""
+    """Seven clients that all end at another step: one capture per width and kind of phase, not per
+    number of rows.
+    """
     federation, capture = make_federation(tuple(range(16, 128, 16)), (2,) * 7), Capture()
     local = Local(epochs=2, batch_size=16, lr=0.05, momentum=0.7, weight_decay=1e-4)
     captured, eager = (
@@ -185,7 +189,9 @@ def test_a_dropped_cache_leaves_no_program_behind(federation):
 @pytest.mark.parametrize("method", [FedAvg(), FedOBP(q=0.9), Ditto(lam=0.3), FedSelect(p=0.5)])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_cuda_graphs_replay_the_eager_steps(method, precision, federation):
-    """Bit for bit in the same shapes, which a failed capture keeps."""
+    """Bit for bit in the same shapes, which a failed capture keeps; near to steps of just the rows
+    that take them.
+    """
     gpu, ends = torch.device("cuda"), []
     for graphs, failed in ((True, False), (True, True), (False, False)):
         net = tiny(norm=True)
@@ -229,6 +235,7 @@ NARROW = {
 
 @pytest.fixture
 def made(monkeypatch):
+    """Whether scripts do what steps do, for each size that was tried."""
     made = []
 
     def try_and_note(*arguments):
@@ -280,10 +287,29 @@ def test_scripts_train_to_the_same_bits(method, settings, network, made, monkeyp
     assert all(made)
 
 
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("method", ["fedavg", "fedobp", "fedper", "scaffold", "apfl", "pfedme"])
+def test_shortcuts_change_no_bit(method, norm, monkeypatch):
+    """Scripts and shared evaluation; frozen bodies and sub-models round (`test_frozen.py`)."""
+    values = {"q": 0.9} if method == "fedobp" else {}
+    monkeypatch.setattr(scripts, "STEPS_BEFORE", 0)
+    net, results = tiny(norm), []
+    for shortcuts in (True, False):
+        engine = Engine("loop", workers=2, shortcuts=shortcuts)
+        states, outcomes = record_rounds(
+            METHODS[method](**values), net, SMALL, PAIRS, engine=engine
+        )
+        counts = evaluate(METHODS[method](**values), net, SMALL, states[-1], engine=engine)
+        results.append([states[-1].server, states[-1].clients, outcomes[-1].after, counts])
+    assert_same(*results)
+
+
 loss_scales = itertools.count(1)
 
 
 class Restless(METHODS["fedavg"]):
+    """A user's method, whose losses look at something beside trees and batches."""
+
     def loss(self, server, client, net, params, batch):
         return next(loss_scales) * super().loss(server, client, net, params, batch)
 
@@ -326,6 +352,7 @@ def plain_step(tensors, minibatch, rate):
 
 
 def changed_by(change):
+    """A step that does something more."""
 
     def step(tensors, minibatch, rate):
         plain_step(tensors, minibatch, rate)

@@ -176,6 +176,7 @@ def start_rank(
 
 
 def processes(count: int, script: str, *arguments: str, cwd: Path) -> list[Result]:
+    """The script in so many processes."""
     port = find_port()
     started = [start_rank(rank, count, port, script, *arguments, cwd=cwd) for rank in range(count)]
     return [wait_for(process) for process in started]
@@ -204,6 +205,7 @@ def played(names: list[str], engine: str = "loop") -> dict[str, torch.Tensor]:
 
 
 def storing(names: Iterable[str]) -> list[str]:
+    """The methods that do not read other clients' states, which sharded ones cannot be."""
     return [name for name in names if METHODS[name].before_turn is Method.before_turn]
 
 
@@ -236,6 +238,7 @@ torch.save(play_part(sys.argv[2], sys.argv[3:]), sys.argv[1])
 def together(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Callable[..., list[dict[str, dict[str, torch.Tensor]]]]:
+    """What each of so many processes has seen; this one is process 0."""
 
     @cache
     def see(count: int, engine: str, *names: str) -> list[dict[str, dict[str, torch.Tensor]]]:
@@ -309,6 +312,7 @@ def torchrun(
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run directory of one process."""
     place = tmp_path_factory.mktemp("alone")
     assert run_command(*RUN, cwd=place).code == 0
     return place / "run"
@@ -355,7 +359,9 @@ KILLS = {
 
 
 def killed(rank: int, moment: str, cwd: Path) -> Result:
-    """Two processes of which one kills itself at a moment."""
+    """Two processes of which one kills itself at a moment; process 0 takes long for its second
+    checkpoint.
+    """
     slow = "import time\nrundir.NullRunDirectory.checkpoint = lambda *_: None\n"
     if rank == 0:
         how = KILLS[moment].format("torch", "'save'", "torn")
@@ -371,6 +377,7 @@ def killed(rank: int, moment: str, cwd: Path) -> Result:
 
 
 def go_on(count: int, cwd: Path, alone: Path) -> Result:
+    """Go on in so many processes, and end as one process alone."""
     if count == 1:
         resumed = run_command(*RUN, cwd=cwd)
     else:

@@ -133,7 +133,9 @@ LARGE = (*TINY_TASK, "rounds=4", "quantile.q=0.9", *NETWORK)
 
 
 def test_what_a_run_will_take_is_told(tmp_path):
-    """Local training keeps a model per client, of 4 bytes an entry, and none at the server."""
+    """Local training keeps a model per client, of 4 bytes an entry, and none at the server; one
+    more is the initial.
+    """
     own = ("method=local_only", "rounds=2", "clients=8", "participation=0.25")
     told = play_run(tmp_path, *TINY_TASK, *NETWORK, *own)
     cohort = {client for drawn in draw_cohorts(42, 8, 0.25, 2) for client in drawn}

@@ -144,22 +144,27 @@ INITIAL_HEAD: Mapping[str, Mapping[str, Any]] = {"initial head": {}}
 
 
 def whole_at(clients: Any = "ragged", **values: Any) -> Limit:
+    """Return where a method whose clients train parts of the network trains all of it."""
     return Limit(values, LOCAL_STATISTICS, server_model, "cohort", clients=clients)
 
 
 def server_at(other: Method, model: ModelPlace | None = server_model, **values: Any) -> Limit:
+    """Return where clients of one size make the server's model another method's."""
     return Limit(values, other, model, "nobody", clients="equal")
 
 
 def alone_at(other: Method, **values: Any) -> Limit:
+    """Return where the only client of a federation has another method's model."""
     return Limit(values, other, None, clients="single")
 
 
 def nearly(limit: Limit) -> Limit:
+    """Return the same where the batched backend rounds otherwise."""
     return replace(limit, batched_atol=1e-6)
 
 
 def own_models(**values: Any) -> Expect:
+    """Return what is expected of a method whose clients are evaluated by models of their own."""
     kept: dict[str, Any] = {"statistics": "client", "judged": "trained", "first_time": INITIAL}
     return Expect(**{**kept, **values})
 

@@ -33,6 +33,7 @@ from fedpfl.methods import (
     Method,
 )
 from fedpfl.methods.shared import importance
+from fedpfl.methods.shared.critical import select_highest
 from fedpfl.papers.fedobp.tables import is_paper_fedobp
 from fedpfl.report.load import read_started_run
 from fedpfl.report.run import MaskOverlap
@@ -76,12 +77,38 @@ def test_fedobp_adaptive_is_not_the_papers(tmp_path):
 def test_feddpa_personal_is_the_mean_number_of_personal_entries_in_the_cohort(
     backend, net, federation
 ):
-    """By the quantile 0.4 a tensor of n has n - 1 - floor(0.4 (n - 1)) of them."""
+    """By the quantile 0.4 a tensor of n has n - 1 - floor(0.4 (n - 1)) of them; who never trained
+    has none.
+    """
     count = sum(leaf.numel() - 1 - int(0.4 * (leaf.numel() - 1)) for leaf in net.params.values())
     method, cohorts = FedDPA(rule="quantile", train="joint"), [[0, 2], [0, 2], [0, 2, 4, 6]]
     _, outcomes = record_rounds(method, net, federation, cohorts, engine=backend)
     told = [outcome.metrics for outcome in outcomes]
     assert told == [{"personal": value} for value in (0, count, count / 2)]
+
+
+SCORES = [0.0, 1e-11, 3e-11, 2.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("scores", "tau", "cutoff", "wanted"),
+    [
+        (SCORES, 0.5, 1e-10, [3, 5]),
+        (SCORES, 0.5, -1, [2, 3, 5]),
+        (SCORES, 0.5, 0.0, [2, 3, 5]),
+        (SCORES, 0.9, 0.0, [1, 2, 3, 5]),
+        (SCORES, 0.3, 1e-10, [3]),
+        (SCORES[:3], 0.4, 1e-10, [2]),  # there are no others
+        ([1.0, 2.0, 2.0, 2.0], 0.25, 1e-10, [1, 2, 3]),
+        ([0.0] * 6, 0.5, 1e-10, [0, 1, 2, 3, 4, 5]),
+        ([0.0] * 6, 0.5, -1.0, [0, 1, 2, 3, 4, 5]),
+    ],
+)
+def test_fedpurin_scores_up_to_the_cutoff_are_not_critical_as_long_as_there_are_others(
+    scores, tau, cutoff, wanted
+):
+    """Of equal scores all are; without scores a tensor stays intact."""
+    assert select_highest(torch.tensor(scores), tau, cutoff).nonzero().flatten().tolist() == wanted
 
 
 def test_fedpurin_critical_entries_go_up_and_what_is_not_zero_comes_down(backend, net):

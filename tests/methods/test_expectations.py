@@ -44,12 +44,14 @@ def case_id(name: str, values: Any) -> str:
 def play_two_rounds(
     method: Method, pairs: int, clients: str, engine: str
 ) -> tuple[list[State], list[Outcome]]:
+    """Return states and outcomes of two rounds with BatchNorm, which nobody changes."""
     federation, cohorts = FEDERATIONS[clients]
     return record_rounds(method, tiny(norm=True, pairs=pairs), federation, cohorts, engine=engine)
 
 
 @cache
 def evaluate_all(method: Method, pairs: int, clients: str, engine: str, played: int) -> Counts:
+    """Evaluate every client after so many of these rounds."""
     federation, _ = FEDERATIONS[clients]
     state = play_two_rounds(method, pairs, clients, engine)[0][played]
     runner = make_backend(as_engine(engine), tiny(norm=True, pairs=pairs), CPU)
@@ -57,6 +59,7 @@ def evaluate_all(method: Method, pairs: int, clients: str, engine: str, played: 
 
 
 def main_statistics(method: Method, state: State) -> Any:
+    """Return BatchNorm statistics of the model that is shared, at the server or with the clients."""
     role = next(iter(method.buffers()))
     return state.server_buffers.get(role) or state.client_buffers[role]
 
@@ -107,7 +110,9 @@ def test_at_its_limit_a_method_is_another(name: str, limit: Limit, backend: str)
 
 @pytest.mark.parametrize("name", METHODS)
 def test_statistics_stay_at_the_server_or_with_the_client(name):
-    """At a client they are those of its own training alone."""
+    """At a client they are those of its own training alone; at the server they move with every
+    round.
+    """
     method, expected = build_method(name), EXPECTED[name].statistics
     place_of = dict.fromkeys(method.buffers(), expected) if isinstance(expected, str) else expected
     net = MethodTrial(method).net(norm=True)

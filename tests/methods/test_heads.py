@@ -32,19 +32,25 @@ from fedpfl.methods import (
     KNNPer,
     PFedFDA,
 )
-from fedpfl.methods.fedpac import minimal_shares
+from fedpfl.methods.fedpac import minimal_shares, mixture_shares
+from fedpfl.methods.flute import collapse_distance
 from fedpfl.methods.pfedfda import Features
+from fedpfl.methods.shared import features
 from fedpfl.methods.shared.gaussian import pack_symmetric
 from fedpfl.methods.shared.pool import choose_candidates
+from fedpfl.methods.shared.simplex import client_centres
 from fedpfl.testing.toy import CLASSES, CPU, differing, tiny
 from tests.conftest import (
     COHORTS,
     HEAD,
     assert_close,
     assert_same,
+    find_eval_job,
+    hold_out_quarter,
     record_rounds,
     record_states,
 )
+from tests.methods.reference.heads import objective
 
 
 @pytest.mark.parametrize(
@@ -63,6 +69,11 @@ def test_fedas_bodies_count_by_fisher_and_without_one_by_samples(fisher, shares)
     assert_close(server["w"], torch.tensor(shares))
 
 
+def test_fedgen_labels_are_drawn_from_those_that_there_are():
+    random = torch.tensor([0.0, 1 - 2**-24])
+    assert features.draw_labels(torch.tensor([0.0, 1, 0]), random).tolist() == [1, 1]
+
+
 def draw(*shape, seed=0):
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
@@ -77,6 +88,20 @@ def test_fedpac_the_least_shares_meet_the_optimality_conditions(seed, count, wid
     assert (shares >= 0).all()
     assert float(shares.sum()) == pytest.approx(1, abs=1e-12)
     assert (slope >= value * (1 - 1e-6)).all()  # nothing to gain anywhere
+
+
+def test_fedpac_without_any_error_heads_are_shared_alike():
+    shares = mixture_shares(torch.zeros(4, CLASSES, 12).double(), torch.zeros(4).double())
+    assert_close(shares, torch.full((4, 4), 0.25).double())
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_fedpac_diverged_statistics_raise_nothing_here(value):
+    """Whoever plays the round says which client diverged."""
+    for place in (0, 1):
+        statistics = [draw(3, CLASSES, 12), draw(3, seed=1).abs()]
+        statistics[place].view(-1)[-1] = value
+        assert_close(mixture_shares(*statistics).sum(1), torch.ones(3).double(), atol=1e-12)
 
 
 def test_fedpac_a_class_that_nobody_has_loses_its_prototype_or_keeps_it(net, federation):
@@ -134,6 +159,16 @@ def test_flute_as_published_the_body_never_moves(backend, net, federation):
     assert differing(state.clients["head"]["classifier.weight"][2], net.params["classifier.weight"])
 
 
+def test_flute_a_zero_weight_and_a_perfect_one_have_finite_gradients():
+    """A simplex equiangular tight frame, scaled and turned, is perfect."""
+    turn, _ = torch.linalg.qr(draw(12, CLASSES).float())
+    frame = 2.7 * (torch.eye(CLASSES) - 1 / CLASSES) @ turn.T
+    for weight in (torch.zeros(CLASSES, 12), frame):
+        weight = weight.requires_grad_()
+        collapse_distance(weight, torch.ones(CLASSES, dtype=torch.bool)).backward()
+        assert weight.grad.isfinite().all()
+
+
 def test_gpfl_published_sizes_and_what_is_drawn():
     built = models.build_network("cnn4", (3, 32, 32), 10, 0)
     server = GPFL().init(built.params, built.parts)[0]
@@ -170,6 +205,16 @@ def test_knn_per_as_many_samples_are_laid_by_as_there_is_room(net, federation):
         assert capacity > 40 or rows != [0, 1, 2, 3, 4]
 
 
+def test_knn_per_only_who_tunes_lam_looks_at_held_out_samples(net, federation):
+    assert KNNPer(lam=None).validates
+    assert not KNNPer().validates
+    held = hold_out_quarter(federation)
+    state = record_states(FedAvg(), net, held, COHORTS[:1])[-1]
+    tuned, untuned = (laid_by(KNNPer(lam=None), net, own, 0, state) for own in (held, federation))
+    assert float(tuned["lam"]) > 0
+    assert float(untuned["lam"]) == 0  # nothing to judge by
+
+
 def problem(samples=60, seed=0):
     """Features of unlike classes, and global statistics."""
     mean, factor = draw(CLASSES, 12, seed=seed), draw(12, 12, seed=seed)
@@ -177,6 +222,31 @@ def problem(samples=60, seed=0):
     y = torch.arange(samples) % 3
     z = draw(CLASSES, 12, seed=seed + 1)[y] + 0.7 * draw(samples, 12, seed=seed + 2)
     return z, y, torch.full((CLASSES,), 1 / CLASSES).double(), mean, cov
+
+
+@pytest.mark.parametrize(("seed", "single"), [(0, False), (2, True)])
+def test_pfedfda_beta_is_better_than_a_half_and_than_its_neighbours(seed, single):
+    z, y, prior, mean, cov = problem(seed=seed)
+    zeros, samples = torch.zeros(2, dtype=torch.float64), Features(z, y, prior)
+    beta = PFedFDA(single_beta=single)._search_beta(samples, (mean, cov), zeros)
+    value = objective(z, y, prior, mean, cov, 2)
+    least = value(beta)
+    assert ((beta >= 0) & (beta <= 1)).all()
+    assert not single or beta[0] == beta[1]
+    assert least < value(torch.full((2,), 0.5, dtype=torch.float64))
+    steps = [(0.02, 0.02), (-0.02, -0.02)]
+    if not single:
+        steps = [(0.02, 0.0), (-0.02, 0.0), (0.0, 0.02), (0.0, -0.02)]
+    for step in steps:
+        near = (beta + torch.tensor(step, dtype=torch.float64)).clamp(0, 1)
+        assert value(near) >= least - 1e-6 * least.abs()
+
+
+def test_pfedfda_without_a_class_of_enough_samples_beta_is_zero():
+    z, _, prior, mean, cov = problem(samples=4)
+    samples = Features(z, torch.tensor([0, 0, 1, 2]), prior)
+    found = PFedFDA(folds=3)._search_beta(samples, (mean, cov), torch.full((2,), 0.7))
+    assert found.tolist() == [0, 0]
 
 
 def test_pfedfda_where_the_search_fails_the_last_beta_stays():
@@ -195,6 +265,7 @@ def test_pfedfda_a_covariance_without_regularisation_is_made_positive_definite()
 
 
 def draw_point(method, beta, random, projected=True):
+    """The alpha of one step."""
     batch = Batch(torch.empty(0), torch.empty(0), random=random[None])
     client = {"beta": torch.tensor(beta), "projected": torch.tensor(projected)}
     return method._point(batch, client)
@@ -228,6 +299,20 @@ def test_floco_points_may_stay_inside_the_simplex():
     assert_close(near.sum(1), torch.ones(50), atol=1e-6)
 
 
+def test_floco_numbers_at_the_ends_of_their_range_give_points():
+    for value in (0.0, 1 - 2**-24, 0.5):
+        for projected in (False, True):
+            numbers = torch.full((4,), value)
+            alpha = draw_point(Floco(endpoints=3), [1 / 3] * 3, numbers, projected)
+            assert alpha.isfinite().all(), (value, projected)
+
+
+def test_floco_fewer_clients_than_endpoints():
+    beta = client_centres(draw(2, 30), 5)
+    assert_close(beta.sum(1), torch.ones(2, dtype=torch.float64), atol=1e-9)
+    assert not torch.equal(beta[0], beta[1])
+
+
 def test_floco_numbers_that_are_not_finite_are_one_line(net, federation):
     method = Floco(endpoints=3, tau=1)
     state = make_initial_state(method, net, 10, CPU)
@@ -242,6 +327,7 @@ U = torch.tensor([2.0] + [0.0] * 11)
 
 
 def aggregated(method, changes, numbers=(0, 1, 2, 3), clients=4, weight=None):
+    """The server's state after one round with these updates of a model of zeros."""
     net = tiny()
     zeros = tree.full_like(net.params, 0.0)
     server = make_initial_state(method, net, clients, CPU).server
@@ -318,7 +404,9 @@ def test_fedfomo_candidates_are_those_of_largest_affinity_or_any():
 
 
 def test_fedfomo_exploration_ends(net):
-    """After six rounds of 0.3 - 0.05 t."""
+    """After six rounds of 0.3 - 0.05 t; the numbers that a client is sent do not depend on its
+    cohort.
+    """
     method, seen = FedFomo(candidates=1, explore=1.0, decay=0.5), []
     for played, wanted in ((0, False), (2, True)):
         server = {"pool": torch.ones(10, dtype=torch.bool), "played": torch.tensor(played)}
@@ -335,6 +423,24 @@ def test_fedfomo_exploration_ends(net):
         assert (set(seen[-2].values()) == {7}) == wanted
 
 
+@pytest.mark.parametrize("fallback", ["baseline", "keep"])
+def test_fedfomo_where_no_candidate_helps_a_client_falls_back(fallback, net, federation):
+    """To where its last training began, or to what it has; weights below 0 are told as they are."""
+    held, method = hold_out_quarter(federation), FedFomo(candidates=2, fallback=fallback)
+    state = record_states(method, net, held, [[0, 2, 4]])[-1]
+    client = state.client(2)
+    old = client["old"]["model"]
+    worse = tree.map(lambda leaf: -3 * leaf, old)
+    numbers = torch.tensor([1, 3])
+    candidates = {"model": tree.stack([worse, old]), "statistics": {}, "number": numbers}
+    client |= {"model": worse, "sent": candidates, "there": torch.ones(2, dtype=torch.bool)}
+    shard = make_shard(held, 2, 32, Draws(0, "train", 9))
+    found = method.before_training(state.server, client, net.bind({"main": {}}, True), shard)
+    assert_same(found["begun"]["model"], old if fallback == "baseline" else worse)
+    assert found["gains"][2] == 0
+    assert found["affinity"][1] < 0
+
+
 def test_ifca_models_begin_with_the_same_numbers_in_another_order(net):
     models = make_initial_state(IFCA(clusters=3), net, 10, CPU).server["models"]
     assert_same(tree.take(models, 0), net.params)
@@ -346,3 +452,24 @@ def test_ifca_models_begin_with_the_same_numbers_in_another_order(net):
         assert name in net.params
     more = make_initial_state(IFCA(clusters=4), net, 10, CPU).server["models"]
     assert_same(more["fc.weight"][:3], models["fc.weight"])
+
+
+def test_ifca_a_model_without_a_finite_loss_is_nobodys(net, federation):
+    state = make_initial_state(IFCA(clusters=3), net, 10, CPU)
+    for broken in (0, 1):
+        state.server["models"]["fc.bias"][broken] = torch.nan
+    job = find_eval_job(IFCA(clusters=3), net, federation, state, 0)
+    assert_same(job.params, tree.take(state.server["models"], 2))
+
+
+def test_ifca_a_model_is_judged_by_its_own_statistics(federation):
+    """Of equal models that whose statistics fit is taken."""
+    method, net = IFCA(), tiny(norm=True)
+    trained = record_states(IFCA(clusters=1), net, federation, [[0, 2, 4]])[-1].server
+    for fits in (0, 1):
+        state = make_initial_state(method, net, 10, CPU)
+        state.server["models"] = tree.repeat(tree.take(trained["models"], 0), 2)
+        wrong = state.server["statistics"]["norm.running_var"]
+        wrong[1 - fits] = 1e6
+        job = find_eval_job(method, net, federation, state, 4)
+        assert_same(job.buffers["main"], tree.take(state.server["statistics"], fits))

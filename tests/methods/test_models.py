@@ -1,6 +1,7 @@
 """Methods whose clients train the network as it is, at the ends of their ranges."""
 
 import dataclasses
+import math
 from dataclasses import replace
 
 import pytest
@@ -10,10 +11,12 @@ from fedpfl import models
 from fedpfl.engine import FineTuning, Local, make_backend, make_initial_state
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
+from fedpfl.engine.training.shard import make_shard
 from fedpfl.ground import tree
 from fedpfl.ground.traffic import count_traffic
 from fedpfl.methods import (
     APFL,
+    FedALA,
     FedAvg,
     FedBABU,
     FedBN,
@@ -28,6 +31,7 @@ from fedpfl.methods import (
     PFedMe,
     Scaffold,
 )
+from fedpfl.methods.sdflora import compress_pair, stack_pairs
 from fedpfl.testing.toy import CPU, LOCAL, LOOP, differing
 from tests.conftest import (
     COHORTS,
@@ -65,6 +69,39 @@ def test_apfl_alpha_stays_between_0_and_1_and_is_told_as_it_was(backend, net, fe
         assert outcome.metrics == {"alpha": pytest.approx(mean)}
     alphas = torch.stack([state.clients["alpha"] for state in states])
     assert (alphas.min(), alphas.max()) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("losses", "threshold", "wanted"),
+    [
+        ([0.0, 0.0, 0.3, 0.12, 0.12], 0.1, 4),  # deviations 0 (too early), 0.15, 0.09
+        ([0.0, 0.0, 0.5, 0.5, 0.5], 0.25, 4),  # 0.25 is not below
+        ([0.0, 0.3, 0.3, 0.3, 0.3], 0.1, 3),
+        ([0.0, 9.0, 0.0, 9.0, 0.0], 0.1, 5),  # never
+        ([0.0, math.inf, 0.0, 0.0, 0.0], 0.1, 2),  # training says that it diverged
+        ([math.nan] * 5, 0.1, 1),
+    ],
+)
+def test_fedala_settles_when_the_standard_deviation_of_the_last_losses_is_below_the_threshold(
+    losses, threshold, wanted, net, federation
+):
+    """That of the last `window` losses themselves, over their number (arXiv:2212.01197 and its
+    code). Of an epoch's two minibatches the last one counts.
+    """
+    given_losses, made = iter(losses), []
+
+    class Told(FedALA):
+        def _objective(self, server, client, net, batch):
+            made.append(len(batch.y))
+            last = len(made) == 2
+            return lambda top: 0 * tree.ravel(top).sum() + (next(given_losses) if last else 100.0)
+
+    state = record_states(FedALA(), net, federation, COHORTS[:1])[-1]
+    method = Told(threshold=threshold, window=2, max_epochs=5)
+    shard = make_shard(federation, 2, LOCAL.batch_size, Draws(0, "train", 9))
+    method.before_training(state.server, state.client(2), net.bind({"main": {}}, True), shard)
+    assert made == [32, 20]  # of 80 % of 65
+    assert len(losses) - len(list(given_losses)) == wanted
 
 
 @pytest.mark.parametrize(
@@ -173,3 +210,27 @@ def test_fedbn_goes_by_type_and_leaves_group_normalisation_shared():
         net = models.build_network("resnet8", (1, 28, 28), 10, 0, norm=norm)
         assert len(FedBN()._personal(net.parts)) == count
         assert net.parts.normalisation
+
+
+def test_a_stack_is_compressed_to_the_nearest_of_its_rank():
+    g = torch.Generator().manual_seed(0)
+    a, b = torch.randn(3, 2, 2, 9, generator=g), torch.randn(3, 2, 7, 2, generator=g)
+    weight = torch.tensor([0.5, 0.2, 0.3])
+    whole = (weight.view(-1, 1, 1, 1) * (b @ a)).sum(0)
+    for rank in (2, 6):
+        low, up = compress_pair(*stack_pairs(a, b, weight), rank)
+        assert (low.shape, up.shape) == ((2, rank, 9), (2, 7, rank))
+        u, s, v = torch.linalg.svd(whole, full_matrices=False)
+        nearest = (u[..., :rank] * s[:, None, :rank]) @ v[:, :rank]
+        assert_close({"": up @ low}, {"": nearest}, atol=1e-5)
+        assert_close({"": low @ low.mT}, {"": torch.eye(rank).expand(2, rank, rank)}, atol=1e-5)
+    assert_close({"": up @ low}, {"": whole}, atol=1e-5)  # rank 6 holds all
+    images = a[:, 0].reshape(3, 2, 1, 3, 3), b[:, 0].reshape(3, 7, 2, 1, 1)
+    assert_close(
+        {"": torch.cat(compress_pair(*stack_pairs(*images, weight), 6)[:1])},
+        {"": low[:1]},
+        atol=1e-5,
+    )
+    low, up = compress_pair(*stack_pairs(a, 0 * b, weight), 2)  # of what nobody has trained
+    assert not up.any()
+    assert (low.square().sum(-1) > 0.9).all()  # and B has a gradient still

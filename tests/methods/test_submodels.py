@@ -1,12 +1,15 @@
 """Methods with sub-models: neurons, published sizes, costs of transport, what travels."""
 
+import math
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from scipy.optimize import linprog
+from torch import Tensor, nn
 from torch.func import grad_and_value
 
 from fedpfl import models
@@ -116,7 +119,9 @@ def test_sizes_come_in_blocks_or_at_random(method, entry, wanted, net):
 
 
 def test_ordered_dropout_draws_among_the_widths_a_client_can_hold(backend, net, federation):
-    """Entries beyond a step's width have no gradient."""
+    """Entries beyond a step's width have no gradient: with one step, those that moved tell the
+    width.
+    """
     method, widest, seen = FjORD(ordered=True), {}, {}
     state = make_initial_state(method, net, 10, CPU)
     values = {"engine": backend, "local": PLAIN}
@@ -135,7 +140,9 @@ def test_ordered_dropout_draws_among_the_widths_a_client_can_hold(backend, net, 
 
 
 def test_distillation_is_the_formula(net, federation):
-    """The widest model's soft labels are constants (arXiv:2102.13451)."""
+    """The widest model's soft labels are constants (arXiv:2102.13451): all of its gradient is that
+    of its own cross-entropy, in the entries that the drawn width lacks.
+    """
     method, half = FjORD(widths=(0.5, 1.0), ordered=True, distill=0.25), torch.tensor(0.5).double()
     state = make_initial_state(method, net, 2, CPU)
     server, client = state.server, method.prepare(state.server, state.client(1))
@@ -171,7 +178,9 @@ def test_distillation_is_the_formula(net, federation):
 def test_the_trained_share_is_the_mean_over_the_cohort_of_the_sub_models_entries(
     method, net, federation
 ):
-    """Of widths 1/4, 1/2 and 1 Tiny has 1, 2, 4 channels and 3, 6, 12 units."""
+    """Of widths 1/4, 1/2 and 1 Tiny has 1, 2, 4 channels and 3, 6, 12 units: 60, 169 and 549
+    scalars.
+    """
     cohort = [0, 4, 8, 1]
     _, outcomes = record_rounds(method(widths=(0.25, 0.5, 1.0)), net, federation, [cohort] * 2)
     for outcome in outcomes:
@@ -197,6 +206,21 @@ def shares(net, **values):
         masks = neurons.entry_masks(server["plan"], active, net.params)
         counts.append(sum(int(mask.sum()) for mask in masks.values()) / tree.size(net.params))
     return counts, server["levels"]
+
+
+def test_flexfl_an_embedding_is_a_layer_of_its_group():
+    """Shares of 100 s / gamma of 32 and 32 neurons by hand; s = 1 where there is no ReLU behind."""
+    net = models.build_network("text", (5,), 4, 0)
+    largest = math.log(20_000 * 32)
+    worth = (1.0, 1 - 0.9 * math.log(33 * 32) / largest)
+    assert shares(net)[1].equal(shares(net, apoz=(0.0, 0.0))[1])
+    for target, level in zip((0.25, 0.5), shares(net, apoz=(0.0, 0.9))[1], strict=False):
+        for gamma in range(1, 1000):
+            a, b = (max(1, int(min(1, 100 * own / gamma) * 32 + 1e-9)) for own in worth)
+            if abs(20_000 * a + (a + 1) * b + 4 * b + 4 - target * 641_188) <= 0.05 * 641_188:
+                break
+        assert [int(part.sum()) for part in level[:-1].split([32, 32])] == [a, b]
+    assert a != b
 
 
 def test_flexfl_a_device_cuts_down_what_it_cannot_hold(backend, net, federation):
@@ -242,6 +266,28 @@ def test_subflot_neurons_are_found_again_in_streams_and_embeddings(name, shape, 
         assert torch.equal(leaf[mask], full[mask])
         assert not leaf[~mask].any()
     assert sum(int(mask.sum()) for mask in tree.leaves(covered)) == tree.size(small)
+
+
+def costs(sources: int, targets: int) -> Tensor:
+    return torch.rand(sources, targets, generator=torch.Generator().manual_seed(0)).double()
+
+
+@pytest.mark.parametrize(
+    ("sources", "targets"), [(5, 5), (8, 4), (4, 8), (8, 6), (1, 7), (7, 1), (11, 13)]
+)
+def test_subflot_transport_costs_least(sources, targets):
+    """Against a linear program between uniform marginals; by assignment of copies and by linear
+    program alike.
+    """
+    cost = costs(sources, targets).numpy()
+    amounts = transport.solve_transport(costs(sources, targets)).numpy()
+    whole = math.lcm(sources, targets)
+    assert amounts.sum(1).tolist() == [whole // sources] * sources
+    assert amounts.sum(0).tolist() == [whole // targets] * targets
+    given = [np.kron(np.eye(sources), np.ones(targets)), np.kron(np.ones(sources), np.eye(targets))]
+    shares = np.repeat([1 / sources, 1 / targets], [sources, targets])
+    best = linprog(cost.ravel(), A_eq=np.concatenate(given), b_eq=shares)
+    assert (amounts * cost).sum() / whole == pytest.approx(best.fun, abs=1e-9)
 
 
 @pytest.mark.parametrize("initial", ["random", "prefix"])
