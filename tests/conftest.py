@@ -112,11 +112,17 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {},
         {"eps1": 9.0, "eps2": 0.0, "warmup": 0, "linkage": "complete", "statistics": "aggregate"},
     ],
-    "ditto": [{}, {"personal_epochs": 3, "cold_start": "global"}],
+    "ditto": [
+        {},
+        {"lam": 0.3, "personal_epochs": 1},
+        {"personal_epochs": 3, "cold_start": "global"},
+    ],
     "fedobp": [
         {"q": 0.9},
-        {"q": 0.9, "score": "obp_as_published", "norm": "layer", "ema": 0.3},
+        {"q": 0.5, "norm": "layer"},
+        {"q": 0.9, "score": "obp_as_published", "ema": 0.3},
         {"q": 0.8, "score": "gradient", "scope": "tensor"},
+        {"q": 0.9, "score": "fisher", "norm": "none", "ema": 0.5},
         {"q": 0.7, "score": "fisher_batch", "classifier_only": True, "cold_start": "global"},
     ],
     "fedobp_adaptive": [
@@ -126,6 +132,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "fedas": [
         {},
         {"first": "init", "align": "means", "judge": "received"},
+        {"first": "global", "weights": "samples"},
     ],
     "fedalt": [{}, {"first": "own"}],
     "fedavg": [{}, {"statistics": "local"}],
@@ -141,8 +148,12 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "feddpa": [{}, {"rule": "quantile", "train": "joint"}],
     "fedcac": [{}, {"tau": 0.1, "beta": 1}],
     "fedpac": [{}, {"lam": 0.3, "body_epochs": 1, "combine": False, "keep_prototypes": True}],
-    "fedproto": [{}, {"weights": "counts", "judge": "nearest_own"}],
-    "fedper": [{}, {"layers": 2, "head_init": "server_average", "statistics": "local"}],
+    "fedproto": [
+        {},
+        {"weights": "counts", "judge": "nearest_own"},
+        {"prototypes": "final", "judge": "head"},
+    ],
+    "fedper": [{}, {"layers": 2}, {"head_init": "server_average", "statistics": "local"}],
     "feddbe": [{"bias_lr": 0.05}, {"rho": 0.3, "kappa": 5.0, "mean": "data"}],
     "feddyn": [{"alpha": 0.3}],
     "fedphp": [{"participation": 0.5}, {"transfer": "mmd", "lam": 0.5, "momentum": 0.5}],
@@ -154,17 +165,23 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "fedselect": [
         {"p": 0.5},
         {"delta": "window", "every": 1, "scope": "all", "clamp": True, "lr_v": 0.02},
+        {"personalise": "random", "strict": False},
         {"personalise": "fc"},
     ],
     # With the gradient too few for a bias under BatchNorm, whose gradient is rounding
     "fedpurin": [
         {"tau": 0.2},
         {"beta": 1, "score": "delta", "hessian": True, "judge": "dense"},
+        {"tau": 0.2, "include_norm": True, "cutoff": -1.0},
     ],
     "ifca": [{}, {"clusters": 3, "layers": 1}],
     "flute": [{}, {"rep_epochs": 2, "l3": 0.0}],
-    "knn_per": [{"k": 3}, {"lam": None, "scale": 0.1}],
-    "lg_fedavg": [{}, {"variant": "as_published", "personal_init": "server_average"}],
+    "knn_per": [{"k": 3}, {"lam": None, "scale": 0.1}, {"distance": "euclidean", "mix": "logits"}],
+    "lg_fedavg": [
+        {},
+        {"layers": 2},
+        {"variant": "as_published", "personal_init": "server_average"},
+    ],
     "moon": [{}, {"mu": 5.0, "tau": 0.2}],
     "pfedfda": [{}, {"variant": "as_published"}],
     "per_fedavg": [{"outer_lr": 0.05}, {"version": "hf", "outer_lr": 0.05, "adapt_steps": 2}],

@@ -5,6 +5,7 @@ line.
 import inspect
 import random
 import re
+from collections import deque
 
 import numpy as np
 import torch
@@ -65,6 +66,14 @@ class BatchNormByHand(Plain):
         return torch.tanh((hidden - hidden.mean(0)) / (hidden.std(0) + 0.1))
 
 
+class DetachedCentre(Plain):
+    """Looks across the batch by values that carry no gradient."""
+
+    def features(self, x):
+        hidden = self.hidden(x.flatten(1))
+        return torch.tanh(hidden - hidden.detach().mean(0))
+
+
 # ---- buffers and other state
 
 
@@ -101,6 +110,26 @@ class AverageWithGraph(Plain):
         return torch.tanh(hidden - self.mean.detach())
 
 
+class SlowAverage(Plain):
+    """A running mean that hardly moves in a step."""
+
+    def add_parts(self):
+        self.register_buffer("mean", torch.ones(()))
+
+    def forward(self, x):
+        if self.training:
+            self.mean = 0.999 * self.mean + 0.001 * x.mean().detach()
+        return super().forward(x) * self.mean
+
+
+class CountsInEvaluation(CounterInPlace):
+    """Its counter moves in evaluation too."""
+
+    def features(self, x):
+        self.steps += 1
+        return Plain.features(self, x) * torch.clamp(self.steps / 5, max=1)
+
+
 class NotPersistent(Plain):
     """A buffer that is in no state_dict."""
 
@@ -124,6 +153,18 @@ class FrozenAverage(Plain):
         return torch.tanh(hidden - self.average)
 
 
+class QueueInList(Plain):
+    """A memory of features in a list, as of contrastive learning."""
+
+    def add_parts(self):
+        self.memory = deque(maxlen=3)
+
+    def features(self, x):
+        features = super().features(x)
+        self.memory.append(features.detach().mean(0))
+        return features - torch.stack(list(self.memory)).mean(0)
+
+
 class GrowingBuffer(Plain):
     def add_parts(self):
         self.register_buffer("seen", torch.zeros(1))
@@ -133,12 +174,34 @@ class GrowingBuffer(Plain):
         return super().features(x)
 
 
+class LateBuffer(Plain):
+    def add_parts(self):
+        self.register_buffer("mean", None)
+
+    def features(self, x):
+        features = super().features(x)
+        if self.mean is None:
+            self.mean = features.detach().mean(0)
+        return features - self.mean
+
+
 class ClampsWeights(Plain):
     """A constraint on the weights, by hand, in forward."""
 
     def features(self, x):
         self.hidden.weight.data.clamp_(-0.05, 0.05)
         return super().features(x)
+
+
+class GeneratorInAttribute(Plain):
+    """Draws from a generator of its own."""
+
+    def add_parts(self):
+        self.noise = torch.Generator().manual_seed(3)
+
+    def features(self, x):
+        features = super().features(x)
+        return features + 0.1 * torch.randn(features.shape, generator=self.noise)
 
 
 class HookByClosure(Plain):
@@ -154,6 +217,28 @@ class HookByClosure(Plain):
 
     def features(self, x):
         return super().features(x) + self.left.mean()
+
+
+class HookByMethod(Plain):
+    """The same by a bound method, which is copied with the network."""
+
+    def add_parts(self):
+        self.left = torch.zeros(())
+        self.hidden.register_forward_hook(self.leave)
+
+    def leave(self, layer, x, output):
+        self.left = output.detach()
+
+    def features(self, x):
+        return super().features(x) + 0.1 * self.left
+
+
+class LateParameter(Plain):
+    def features(self, x):
+        features = super().features(x)
+        if not hasattr(self, "scale"):
+            self.scale = nn.Parameter(torch.ones(features.shape[1]))
+        return features * self.scale
 
 
 class ParameterLists(nn.Module):
@@ -201,6 +286,13 @@ def parallel(shape, classes):
     return nn.DataParallel(Plain(shape, classes))
 
 
+class GradientHook(Plain):
+    """Holds weights still by a hook on their gradient."""
+
+    def add_parts(self):
+        self.hidden.weight.register_hook(torch.zeros_like)
+
+
 class ListedWeights(Plain):
     """Reads a weight from a list of its own."""
 
@@ -216,6 +308,15 @@ class Softmaxed(Plain):
 
     def forward(self, x):
         return super().forward(x).softmax(-1)
+
+
+class DrawsAtFirstCall(Plain):
+    """Each worker's copy would have numbers of its own."""
+
+    def features(self, x):
+        if not hasattr(self, "offset"):
+            self.offset = torch.randn(WIDTH)
+        return super().features(x) + self.offset
 
 
 # ---- recomputation
@@ -239,6 +340,13 @@ class Dropped(Plain):
         return self.drop(super().features(x))
 
 
+class DropoutAlways(Plain):
+    """Monte-Carlo dropout: in evaluation too."""
+
+    def features(self, x):
+        return nn.functional.dropout(super().features(x), 0.3)
+
+
 class NoisyByNumpy(Plain):
     def features(self, x):
         features = super().features(x)
@@ -247,6 +355,13 @@ class NoisyByNumpy(Plain):
 
 
 # ---- values and layers
+
+
+class ViewsBatch(Plain):
+    """Reads the batch size, as a reshape of no samples cannot."""
+
+    def features(self, x):
+        return torch.tanh(self.hidden(x.view(x.size(0), -1)))
 
 
 class ScaledByBatch(Plain):
@@ -280,6 +395,23 @@ class Recurrent(nn.Module):
 
 def lazy(shape, classes):
     return nn.Sequential(nn.Flatten(), nn.LazyLinear(WIDTH), nn.Tanh(), nn.LazyLinear(classes))
+
+
+class NumpyInit(Plain):
+    def __init__(self, shape, classes):
+        super().__init__(shape, classes)
+        weight = np.random.randn(WIDTH, inputs(shape)) * 0.03
+        self.hidden.weight = nn.Parameter(torch.tensor(weight, dtype=torch.float32))
+
+
+class UnseededInit(Plain):
+    """Draws from a generator that nobody can seed."""
+
+    def add_parts(self):
+        self.scale = float(np.random.default_rng().uniform(0.2, 3))
+
+    def features(self, x):
+        return super().features(x) * self.scale
 
 
 class Tied(nn.Module):
@@ -372,6 +504,17 @@ class Temperature(Plain):
         return super().forward(x) * self.temperature.exp()
 
 
+class TwoTypes(Temperature):
+    """Offsets of float64 behind parameters of float32, one of these without axes."""
+
+    def __init__(self, shape, classes):
+        super().__init__(shape, classes)
+        self.offsets = nn.ParameterList([torch.zeros(classes, dtype=torch.float64)])
+
+    def forward(self, x):
+        return (super().forward(x) + self.offsets[0]).float()
+
+
 class CosineHead(Plain):
     """A head that is a linear layer by its class alone."""
 
@@ -455,6 +598,14 @@ class CausalMask(nn.Module):
         return self.out((shares @ v).mean(1))
 
 
+class FillsBuffer(Plain):
+    """A tensor of float32 that is filled with what a layer answers."""
+
+    def features(self, x):
+        filled = torch.zeros(len(x), WIDTH)
+        return filled.index_put((torch.arange(len(x)),), super().features(x))
+
+
 class StartsLater(Plain):
     """An average that begins with the third call."""
 
@@ -462,12 +613,20 @@ class StartsLater(Plain):
         self.register_buffer("calls", torch.zeros(()))
         self.register_buffer("average", torch.zeros(()))
 
+    def move(self, mean):
+        self.average = 0.9 * self.average + 0.1 * mean
+
     def features(self, x):
         if self.training:
             self.calls += 1
             if self.calls > 2:
-                self.average = 0.9 * self.average + 0.1 * x.mean()
+                self.move(x.mean())
         return super().features(x) + self.average
+
+
+class StartsLaterByData(StartsLater):
+    def move(self, mean):
+        self.average.data += 1  # which torch does not count as a change
 
 
 class WritesItsValue(StartsLater):
@@ -488,24 +647,42 @@ class TupleOutput(Plain):
         return super().forward(x), x
 
 
+class SparseEmbedding(Plain):
+    """Looks its features up, by a layer whose gradient is sparse."""
+
+    def add_parts(self):
+        self.rows = nn.Embedding(2, WIDTH, sparse=True)
+
+    def features(self, x):
+        return super().features(x) + self.rows((x.flatten(1)[:, 0] > 0).long())
+
+
 class NoGradient(Plain):
     def forward(self, x):
         return super().forward(x).detach()
 
 
 REFUSED = {
+    "draws_at_first_call": "training loss of client",
+    "queue_in_list": "training loss of client",
     "growing_buffer": "seen comes, goes or changes its form",
+    "late_buffer": "training loss of client",
     "hook_by_closure": "training loss of client",
+    "late_parameter": "model=late_parameter: ",
     "clamps_weights": "forward changes hidden.weight, which is trained, by hand",
+    "generator_in_attribute": "training loss of client",
+    "unseeded_init": "training loss of client",
     "tuple_output": "answers with a tuple; forward must return the logits",
+    "sparse_embedding": "model=sparse_embedding: ",
     "no_gradient": "its logits have no gradient",
     "listed_weights": "evaluation of client",
+    "gradient_hook": "evaluation of client",
     "parallel": "must be the network itself, without DataParallel",
     "trains_without_self": "its train(mode) does not return self",
 }
 """Networks that are refused before the first round, and what the line says of them."""
 
-REFUSED_LATER = ("starts_later",)
+REFUSED_LATER = ("starts_later", "starts_later_by_data")
 """Networks that are refused while they train."""
 
 

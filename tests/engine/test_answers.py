@@ -15,9 +15,11 @@ from fedpfl.engine import (
     Engine,
     FineTuning,
     compare_masks,
+    make_backend,
     make_initial_state,
 )
 from fedpfl.engine.backends import selection as select
+from fedpfl.engine.calls import EvalCall, TrainCall
 from fedpfl.engine.evaluate import non_finite_clients, scores_per_client
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.training import hook_rules
@@ -26,20 +28,23 @@ from fedpfl.ground.errors import FedpflError, MethodError
 from fedpfl.methods import METHODS, FedAvg, LocalOnly, Phase, Turn
 from fedpfl.runner.faults import user_errors
 from fedpfl.testing import toy
-from fedpfl.testing.toy import AGREE, require_rounds_agree, tiny_federation
+from fedpfl.testing.toy import AGREE, EVERYONE, TEST, TRAIN, require_rounds_agree, tiny_federation
 from tests.command import TINY, read_summary, read_table, run_command
 from tests.conftest import (
     BACKENDS,
     CPU,
     LOCAL,
     assert_close,
+    assert_same,
     evaluate,
+    keep_quick,
     make_federation,
     next_round,
     read_cases,
     record_rounds,
     tiny,
 )
+from tests.engine.test_program import Capture, played
 
 COHORT = [0, 1, 2]
 FEDERATION = make_federation((20, 7, 12), (5, 3, 1))
@@ -414,6 +419,41 @@ def test_ragged_findings_are_on_the_batched_backend_what_they_are_one_by_one(wid
     assert known["kept"] == federation.y[own][order[:-1]].sum()
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_runs_whose_longest_client_differs_go_side_by_side(backend):
+    """Fewer of the same images, so that the other run's padding is another."""
+    method, net, other = Remembering(), tiny(), make_federation(TRAIN, TEST, seed=2)
+    same = {name: getattr(tiny_federation(), name) for name in "xy"}
+    other = replace(other, **same, train=tuple(own[:30] for own in other.train))
+    runner = make_backend(Engine(backend), net, CPU)
+    calls = []
+    tuning = FineTuning(SHORT, Draws(0, "finetune", 1))
+    for seed, federation in enumerate((tiny_federation(), other)):
+        state = make_initial_state(method, net, len(TRAIN), CPU)
+        draws = Draws(seed, "train", 1)
+        calls.append(TrainCall(method, federation, state, toy.COHORTS[1], SHORT, draws))
+        calls.append(EvalCall(method, federation, state, EVERYONE, tuning))
+    for together, call in zip(runner.run(calls), calls, strict=True):
+        assert not isinstance(together, Exception), together
+        assert_close(together, runner.run([call])[0], atol=2e-5, rtol=1e-4)
+
+
+@dataclass(frozen=True)
+class Plain(Remembering):
+    """Keeps nothing of its steps, so that they may be captured."""
+
+    def loss(self, server, client, net, params, batch):
+        return super().loss(server, client, net, params, batch)[0]
+
+
+def test_captured_steps_are_not_taken_for_another_padding():
+    cohorts = [[4, 0, 2, 3], [0, 2, 3, 5], [4, 0, 2, 3]]  # 65, 40 and 65 samples at most
+    captured, eager = (
+        played(Plain(), tiny_federation(), how, cohorts, local=SHORT) for how in (Capture(), None)
+    )
+    assert_same(captured, eager)
+
+
 FORMS = "answer all alike, and where their first axis differs by tree.Ragged(values)"
 UNMARKED = """
 before_training | {"own": {"x": shard.data.x}} | own.x is torch.float32 [20, 1, 8, 8] for client 0
@@ -440,3 +480,25 @@ def test_other_shapes_are_told_where_they_would_be_padded(hook, answer, word):
     assert str(told.value).startswith(f"{hook} answers with other forms: ")
     assert word in str(told.value)
     assert FORMS in str(told.value)
+
+
+WRONGLY_RAGGED = """
+finish | (params, {**client, "own": client["seen"]}) | another form than init's, own was torch.float32 [3] and is missing
+"""
+"""Hook | its answer, given the arguments of the contract | what is said."""
+
+
+class Seeing(FedAvg):
+    def init(self, params, parts):
+        return params, {"own": torch.zeros(3)}
+
+    def before_training(self, server, client, net, shard):
+        return {"seen": tree.Ragged(shard.data.y)}
+
+
+@pytest.mark.parametrize("backend", keep_quick(BACKENDS[::-1]))
+@pytest.mark.parametrize(("hook", "answer", "word"), read_cases(WRONGLY_RAGGED, " | "))
+def test_what_is_ragged_where_it_may_not_be_is_told(hook, answer, word, backend):
+    with pytest.raises(MethodError) as told:
+        play_everything(make_wrong(Seeing, **{hook: make_hook(hook, answer)}), backend)
+    assert word in str(told.value)

@@ -203,7 +203,47 @@ def test_late_clients_are_taken_with_what_they_have_done():
     assert dropped[1].cohort == [0, 3]
 
 
+def test_clients_of_several_paces_keep_their_places():
+    """They train in groups of one pace, here the first with the last."""
+    cohort, short = [0, 2, 3, 4], dataclasses.replace(LOCAL, epochs=1)
+    paces = {2: short, 3: short}
+    together = a_round(FedAvg(), None, cohort, paces=paces)[1]
+    for place, client in enumerate(cohort):
+        alone = a_round(FedAvg(), None, [client], paces=paces)[1]
+        assert_same(together.loss[place], alone.loss[0])
+        assert_same(together.after.loss[place], alone.after.loss[0])
+
+
+def test_steps_are_cut_too():
+    local = dataclasses.replace(LOCAL, epochs=None, steps=20)
+    whole = 3 * sum(FORWARD.values()) - FORWARD["conv"]
+    samples = count_samples(Phase(1), range(1), 32, 90, 13)  # 32, 32 and 26 of 90 in turn
+    deadline = BITS / 1e5 + samples * whole / 1e6 + BITS / 1e4
+    state, *_, told = a_round(
+        FedAvg(), Clock(System(deadline=deadline, late="partial"), EQUAL, {}), [4], local=local
+    )
+    short = {4: dataclasses.replace(local, steps=12)}  # of tenths the last that fits
+    assert_same(
+        state_trees(state), state_trees(a_round(FedAvg(), None, [4], local=local, paces=short)[0])
+    )
+    assert told["late"] == 1
+
+
+def test_a_round_that_nobody_ends_is_empty():
+    system = System(profile="uniform", deadline=1e-3)
+    state, outcome, told = a_round(METHODS["fedobp"](q=0.9), Clock(system, EQUAL, {}), COHORTS[0])
+    fresh = make_initial_state(METHODS["fedobp"](q=0.9), tiny(), FEDERATION.clients, CPU)
+    assert_same(state_trees(state), state_trees(fresh))
+    assert (state.round, outcome.cohort, len(outcome.loss)) == (1, [], 0)
+    assert told == {"sim_seconds": 1e-3, "dropped": 5, "late": 5}
+    assert {*outcome.metrics.values()} == {None}
+    assert outcome.traffic.values_up == 5 * 549
+
+
 # Early stopping of single clients
+
+
+PLAIN = dataclasses.replace(LOCAL, momentum=0.0, weight_decay=0.0)
 
 
 def stopped(state) -> list[int]:
@@ -218,6 +258,20 @@ def test_the_held_out_loss_is_that_of_validation_samples_where_there_are_any(bac
     call = EvalCall(method, federation, states[1], COHORTS[0])
     counts = make_backend(as_engine(backend), net, CPU).evaluate_splits(call)["validation"]
     assert_close(states[1].stopping["last"][COHORTS[0]], counts.loss / counts.total.clamp(min=1))
+
+
+def test_a_constant_loss_never_stops(backend, net, federation):
+    """Of models that do not move, one client a round: the mean of one upload is that upload to the
+    last bit.
+    """
+    planned = [[0], [9], [0], [6], [0], [6]]
+    local, stopping = dataclasses.replace(PLAIN, lr=1e-30), Stopping(early=True, lam=0.0)
+    states = record_states(
+        FedAvg(), net, federation, planned, engine=backend, local=local, stopping=stopping
+    )
+    assert len(states) == 7
+    assert stopped(states[-1]) == []
+    assert (states[-1].stopping["last"] < 10).nonzero().flatten().tolist() == [0, 6, 9]
 
 
 def out(state, *clients: int):

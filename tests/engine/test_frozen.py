@@ -26,7 +26,8 @@ from fedpfl.engine.keys import Draws
 from fedpfl.engine.training import cutting, features
 from fedpfl.engine.training.shared_model import find_shared_model
 from fedpfl.ground import tree
-from fedpfl.methods import METHODS, FedAvg, Phase
+from fedpfl.methods import LONGEST_CHUNK, METHODS, FedAvg, Phase
+from fedpfl.methods.shared import neurons
 from fedpfl.models import ADAPTERS, Net, build_network
 from fedpfl.models.narrow import NarrowableConv2d
 from fedpfl.models.subnetwork import find_subnetwork
@@ -155,12 +156,37 @@ def test_each_sample_goes_through_the_body_once(name, model, federation):
     assert count < plain_count / 2
 
 
+def test_the_number_of_workers_changes_no_bit(federation):
+    net, method = make_net(), METHODS["ditto"]()
+    expected, _ = play(method, net, federation, workers=1)
+    assert_same(play(method, net, federation, workers=3)[0], expected)
+
+
+def test_augmented_samples_are_computed_anew_and_test_samples_once(federation):
+    augmented = replace(federation, augment=Augment(flip=True))
+    result, count = play(FedAvg(), make_net(), augmented)
+    expected, plain_count = play(FedAvg(), make_net(), augmented, shortcuts=False)
+    evaluated = [client for cohort in COHORTS for client in cohort]
+    again = 2 * sum(len(federation.test[client]) for client in evaluated)
+    assert_close(result, expected)
+    assert plain_count / 2 < count <= plain_count - again
+
+
 @pytest.mark.parametrize(
     ("model", "adapter"), [("resnet8", "head"), ("vit", "lora"), ("mlp", "none")]
 )
 def test_a_body_that_moves_or_keeps_statistics_has_no_store(model, adapter):
     net = build_network(model, (3, 32, 32), 5, 0, adapter=ADAPTERS[adapter])
     assert features.make_feature_store(net, CPU) is None
+
+
+def test_other_samples_have_other_features(federation):
+    store, net = features.FeatureStore(), make_net()
+    brighter = replace(federation, x=torch.full_like(federation.x, 200))
+    splits = [features.ClientSplit(data, "train", 0) for data in (federation, brighter)]
+    first, second = (store.find_features(net, split) for split in splits)
+    assert not torch.equal(first, second)
+    assert torch.equal(store.find_features(net, splits[0]), first)
 
 
 # Clients that have one model in common
@@ -228,6 +254,22 @@ def test_statistics_that_stay_at_clients_keep_those_apart_that_took_part(various
     assert shared is not None
     assert shared.other_clients == COHORT
     assert_same(evaluate_alone(backend, call), backend.evaluate(call))
+
+
+def test_many_clients_on_the_batched_backend_have_loops_numbers(net):
+    federation = make_federation((4,) * 300, tuple(number % 7 for number in range(300)))
+    backend, state = play_once(METHODS["fedper"](), net, federation)
+    call = EvalCall(METHODS["fedper"](), federation, state, list(range(300)))
+    batched = make_backend(as_engine("batched"), net, CPU)
+    assert_close(batched.evaluate(call), backend.evaluate(call))
+
+
+def test_passes_hold_all_samples_once_and_few_at_a_time(net, various):
+    call = EvalCall(FedAvg(), various, make_initial_state(FedAvg(), net, 13, CPU), CLIENTS)
+    passes = [one for one in find_shared_model(call, net).passes if one.split == "test"]
+    assert [client for one in passes for client in one.clients] == CLIENTS
+    for one in passes:
+        assert len(one.clients) == 1 or sum(map(len, one.samples)) <= LONGEST_CHUNK
 
 
 class _Curious(FedAvg):
@@ -326,6 +368,59 @@ def test_a_submodel_is_what_zeros_around_it_would_make(name, values, federation)
     for outcome, whole_outcome in zip(outcomes, whole_outcomes, strict=True):
         assert_close(outcome.loss, whole_outcome.loss)
         assert outcome.traffic == whole_outcome.traffic
+
+
+@dataclass(frozen=True)
+class Unruly(Curious):
+    """Train a few neurons of a model with zeros around them, and look at more than that.
+
+    The loss pulls towards the whole server's answers and the states' values, reads features, and
+    every statistic moves.
+    """
+
+    def init(self, params, parts):
+        return {"model": params, "plan": neurons.build_plan(params, parts)}, {}
+
+    def _mask(self, server):
+        share = torch.tensor(0.25, dtype=torch.float64)
+        active = neurons.prefix_neurons(server["plan"], share)
+        return neurons.entry_masks(server["plan"], active, server["model"])
+
+    def start(self, received, client):
+        return tree.apply_mask(received["model"], self._mask(received))
+
+    def phases(self, server, client, params, epochs):
+        mask = self._mask(server)
+        weights = {name: leaf if "weight" in name else False for name, leaf in mask.items()}
+        return [Phase(epochs, mask), Phase(1, weights, sgd={"lr": 0.02})]
+
+    def loss(self, server, client, net, params, batch):
+        teacher = net.aside(server["model"], batch.x).detach()
+        still = net.still()(params, batch.x)
+        _, features = net.features(params, batch.x)
+        pull = tree.squared_distance(params, server["model"])
+        distance = (net(params, batch.x) - teacher).square().mean()
+        shape = features.square().mean() / features.shape[1]
+        return batch.loss(still) + distance + shape + 1e-3 * pull
+
+    def aggregate(self, server, clients, net, uploads, weight, generator):
+        new, _ = super().aggregate(server, clients, net, uploads, weight, generator)
+        model = tree.where(self._mask(server), new["model"], server["model"])
+        return {**server, "model": model}, clients
+
+
+@pytest.mark.parametrize("momentum", [0.3, None])
+def test_a_loss_of_a_submodel_may_look_at_all_of_the_network(momentum, federation):
+    net = tiny(norm=True)
+    net.module.norm.momentum = momentum
+    result, _, states, widths = play_and_find_widths(Unruly(), net, federation)
+    whole, _, whole_states = play_submodels(Unruly(), net, federation, shortcuts=False)
+    assert {3, 12} <= widths
+    assert_close(result, whole, atol=2e-5, rtol=1e-4)
+    # Absent neurons have statistics too, and these move.
+    statistics = states[-1].client(0)["statistics"]["main"]
+    assert statistics["norm.running_var"][-1] != 1
+    assert_close(statistics, whole_states[-1].client(0)["statistics"]["main"])
 
 
 class Reader(nn.Module):

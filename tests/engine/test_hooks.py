@@ -11,19 +11,21 @@ import torch
 from torch import Tensor
 
 from fedpfl.data.augment import Augment
-from fedpfl.engine import FineTuning, make_backend, make_initial_state
+from fedpfl.engine import FineTuning, Local, make_backend, make_initial_state
 from fedpfl.engine.backends import planning
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws, generator
 from fedpfl.engine.store import RowStorage
+from fedpfl.engine.training.sgd import clip_gradients
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError, MethodError
-from fedpfl.methods import Batch, FedALA, FedAMP, FedAvg, Phase, Turn
+from fedpfl.methods import Batch, FedALA, FedAvg, Phase, Turn
 from tests.conftest import (
     BACKENDS,
     CLASSES,
     COHORTS,
     CPU,
+    HEAD,
     LOCAL,
     as_engine,
     assert_close,
@@ -144,6 +146,59 @@ def test_what_the_loss_leaves_reaches_the_look_at_the_gradient(backend, net, fed
         parts = minibatches(federation, client)
         labels = sum(int((1 + federation.y[part]).sum()) for part in parts)
         assert (kept[client], nothing[client]) == (labels, len(parts) / 2)
+
+
+@dataclass(frozen=True)
+class Keeping(FedAvg):
+    """Trains the body alone, and keeps the model and the gradient that it is shown, as they are."""
+
+    def init(self, params, parts):
+        zeros = tree.map(torch.zeros_like, params)
+        return params, {"model": zeros, "gradient": zeros}
+
+    def phases(self, server, client, params, epochs):
+        mask = {name: name not in HEAD for name in params}
+        return [Phase(epochs, mask, after_gradient=self._keep)]
+
+    def _keep(self, server, client, params, grads, batch, loss, kept):
+        return {**client, "model": params, "gradient": grads}
+
+
+def test_the_look_at_the_gradient_is_ahead_of_the_step_and_of_what_holds_still_it_is_zero(
+    backend, net, federation
+):
+    one_step = Local(None, 16, 0.05, steps=1)
+    part = take_part(Keeping(), net, federation, backend, [0, 2, 5], local=one_step)
+    for row in range(3):
+        seen, uploaded = tree.take(part.client_states, row), tree.take(part.uploads, row)
+        assert_same(seen["model"], net.params)
+        assert_close(uploaded, tree.map(lambda p, g: p - 0.05 * g, seen["model"], seen["gradient"]))
+        for name, leaf in seen["gradient"].items():
+            assert bool((leaf == 0).all()) == (name in HEAD)
+
+
+@dataclass(frozen=True)
+class Returning(FedAvg):
+    """Goes back to a model of the states where it is told so, and trains on from there."""
+
+    goes_back: bool
+
+    def init(self, params, parts):
+        return params, {"model": params}
+
+    def phases(self, server, client, params, epochs):
+        training = Phase(1, stream="training")
+        return [Phase(1, step=self._return), training] if self.goes_back else [training]
+
+    def _return(self, server, client, net, params, batch):
+        return client["model"], batch.loss(net(params, batch.x))
+
+
+def test_a_step_may_go_back_to_a_model_of_the_states(backend, net, federation):
+    back, never = (
+        take_part(Returning(goes_back), net, federation, backend) for goes_back in (True, False)
+    )
+    assert_close(back.uploads, never.uploads)
 
 
 @dataclass(frozen=True)
@@ -269,6 +324,14 @@ def test_clipping_is_torchs(backend, net, federation):
         assert_close(client_row(part.uploads, client), expected, atol=1e-6)
 
 
+def test_small_gradients_and_held_entries_are_not_clipped():
+    grads, mask = [torch.tensor([3.0, 4.0]), torch.tensor([100.0])], [None, torch.tensor([False])]
+    assert_close(clip_gradients(grads, mask, 10.0, False)[0], torch.tensor([3.0, 4.0]))
+    assert_close(clip_gradients(grads, mask, 1.0, False)[0], torch.tensor([0.6, 0.8]))
+    rows = clip_gradients([torch.tensor([[3.0, 4.0], [0.3, 0.4]])], [None], 1.0, True)
+    assert_close(rows[0], torch.tensor([[0.6, 0.8], [0.3, 0.4]]))
+
+
 # What clients are told, and what the server finds out before a turn
 
 
@@ -305,6 +368,57 @@ def test_every_hook_is_told_whom_it_is_about(backend, net, federation):
     assert float(Counting().personal(late.server, late.client(1))["fc.bias"][0]) == -11
 
 
+@dataclass(frozen=True)
+class Neighbours(FedAvg):
+    """Each trains its own model, from the mean of it and that of the client after it, statistics
+    included.
+    """
+
+    def init(self, params, parts):
+        return {}, {"model": params}
+
+    def buffers(self):
+        return {"main": "local"}
+
+    def before_turn(self, server, clients, others, generator):
+        after = others([(int(number) + 1) % 10 for number in clients["number"]])
+        pairs = ((own["model"], own["statistics"]) for own in (clients, after))
+        mixed = [halfway(*pair) for pair in zip(*pairs, strict=True)]
+        return {"mixed": mixed[0], "statistics": mixed[1]}
+
+    def download(self, server, client):
+        return client["mixed"]
+
+    def finish(self, server, client, start, end):
+        return {}, {"model": end}
+
+    def aggregate(self, server, clients, *rest):
+        return server, clients
+
+
+def halfway(a, b):
+    return tree.map(lambda one, other: (one + other) / 2 if one.is_floating_point() else one, a, b)
+
+
+def test_the_server_is_asked_before_all_are_judged_too_and_of_newcomers(backend, federation):
+    net, world = tiny(norm=True), federation.select_clients([0, 2, 4])
+    state = record_rounds(Neighbours(), net, federation, COHORTS[:1], engine=backend)[0][-1]
+    plain = make_initial_state(FedAvg(), net, 10, CPU)
+    rows = make_initial_state(Neighbours(), net, 3, CPU).rows
+    late = replace(state, rows=rows, members=state.rows)
+    tuning = FineTuning(LOCAL, Draws(0, "finetune", 1))
+    for own, who, tuned in ((state, federation, None), (late, world, None), (late, world, tuning)):
+        judged = evaluate(Neighbours(), net, who, own, backend, tuning=tuned)
+        for number in range(who.clients):
+            mine = own.client(number)
+            after = state.client((int(mine["number"]) + 1) % 10)
+            params = halfway(mine["model"], after["model"])
+            statistics = halfway(mine["statistics"], after["statistics"])
+            one = replace(plain, server=params, server_buffers=statistics)
+            alone = evaluate(FedAvg(), net, who, one, backend, [number], tuning=tuned)
+            assert_close(tree.take(judged, number), tree.take(alone, 0), atol=2e-5, rtol=1e-4)
+
+
 def test_what_the_server_draws_before_a_turn_is_the_same_for_whatever_cohort(
     backend, net, federation
 ):
@@ -337,9 +451,9 @@ def test_statistics_of_another_form_are_refused(backend, federation):
 
 def test_where_processes_store_their_own_clients_nobody_can_read_others(net):
     storage = RowStorage(is_stored_here=lambda client: True)
-    told = r"FedAMP reads other clients' states .*; leave out state.sharded=true"
+    told = r"Neighbours reads other clients' states .*; leave out state.sharded=true"
     with pytest.raises(FedpflError, match=told):
-        make_initial_state(FedAMP(), net, 10, CPU, storage)
+        make_initial_state(Neighbours(), net, 10, CPU, storage)
 
 
 # Turns and phases without training

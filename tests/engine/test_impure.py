@@ -25,6 +25,7 @@ from fedpfl.engine import (
 from fedpfl.engine.calls import EvalCall, TrainCall
 from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
+from fedpfl.ground.seeding import seeded_by_key
 from fedpfl.methods import METHODS, FedAvg
 from tests.command import TINY, read_table, run_command
 from tests.conftest import BACKENDS, CPU, LOCAL, assert_same, keep_quick, make_federation, tiny
@@ -64,7 +65,35 @@ class Averaging(FedAvg):
         return moved(server, random.random()), clients
 
 
-DRAW = {Starting: "torch", Looking: "numpy", Averaging: "random", Losing: "torch"}
+class Turning(FedAvg):
+    def turns(self, played, cohort, clients, generator):
+        return super().turns(played, sorted(random.sample(range(clients), 3)), clients, generator)
+
+
+class Beginning(FedAvg):
+    def init(self, params, parts):
+        return params, {"own": tree.map(torch.randn_like, params)}
+
+    def start(self, received, client):
+        return moved(received, client["own"]["fc.bias"].sum())
+
+
+class Later(Starting):
+    """Draws from the second round on."""
+
+    def turns(self, played, cohort, clients, generator):
+        _PLAYED[0] = played
+        return super().turns(played, cohort, clients, generator)
+
+    def start(self, received, client):
+        return super().start(received, client) if _PLAYED[0] else received
+
+
+_PLAYED = [0]
+DRAW = {
+    **{Starting: "torch", Looking: "numpy", Averaging: "random", Later: "torch"},
+    **{Turning: "random", Beginning: "torch", Losing: "torch"},
+}
 
 
 def rounds(method, backend, workers=2, again=False):
@@ -89,7 +118,7 @@ def rounds(method, backend, workers=2, again=False):
 
 @pytest.mark.parametrize(
     ("kind", "backend"),
-    keep_quick([(kind, BACKENDS[number % 2]) for number, kind in enumerate(DRAW)], 3),
+    keep_quick([(kind, BACKENDS[number % 2]) for number, kind in enumerate(DRAW)], 6),
 )
 def test_it_goes_on_bit_for_bit_with_any_number_of_workers(kind, backend):
     method = kind()
@@ -122,6 +151,36 @@ def test_what_it_draws_does_not_depend_on_the_runs_beside_it(backend):
     if backend == "loop":
         alone = make_backend(Engine("loop"), net, CPU).run([replace(calls[0], clients=[2])])[0]
         assert torch.equal(alone.loss[0], together[0].loss[2])
+
+
+class Telling(FedAvg):
+    def finish(self, server, client, start, end):
+        return {"drawn": torch.rand(())}, client
+
+
+def test_each_client_round_and_seed_draws_numbers_of_its_own(backend):
+    net, method = tiny(), Telling()
+    state = make_initial_state(method, net, 5, CPU)
+    call = TrainCall(method, FEDERATION, state, [0, 1, 2], SHORT, Draws(0, "train", 1))
+    others = [replace(call, draws=Draws(0, "train", 2)), replace(call, draws=Draws(1, "train", 1))]
+    parts = make_backend(Engine(backend), net, CPU).run([call, *others])
+    assert len(torch.cat([part.uploads["drawn"] for part in parts]).unique()) == 9
+
+
+def test_seeds_end_with_what_they_are_for():
+    def draw():
+        return float(torch.rand(())), float(np.random.rand()), random.random()
+
+    expected = []
+    for is_between in (False, True):
+        torch.manual_seed(1), np.random.seed(1), random.seed(1)
+        if is_between:
+            with seeded_by_key(1, "a") as drawn:
+                assert drawn() == []
+                draw()
+                assert drawn() == ["torch", "numpy", "random"]
+        expected.append(draw())
+    assert expected[0] == expected[1]
 
 
 def test_a_run_tells_once_in_one_line(tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, replace
 
 import pytest
+import torch
 
 from fedpfl.engine import Engine, make_backend
 from fedpfl.engine.backends import lockstep
@@ -15,7 +16,8 @@ from fedpfl.engine.backends.lockstep import LockstepBackend, LockstepStage
 from fedpfl.engine.backends.programs import ProgramCache
 from fedpfl.engine.calls import TrainCall
 from fedpfl.engine.keys import Draws
-from fedpfl.methods import Ditto, FedAvg, FedOBP, FedPer, LocalOnly
+from fedpfl.engine.training.jobs import phase_structure
+from fedpfl.methods import Ditto, FedAvg, FedOBP, FedPer, LocalOnly, Phase
 from tests.command import TINY, read_checkpoint, read_summary, read_table, run_command
 from tests.conftest import (
     BACKENDS,
@@ -76,6 +78,18 @@ def test_only_one_job_moves_at_a_time():
 
     stage.play([busy] * 5)
     assert max(most) == 1
+
+
+def test_what_a_job_raises_is_its_result():
+    stage, echo = LockstepStage(4), Echo()
+
+    def fails():
+        LockstepBackend(stage, echo).run([7])
+        raise ValueError("no")
+
+    good, bad = stage.play([make_job(echo, [1, 2]), fails])
+    assert good == [1, 2]
+    assert isinstance(bad, ValueError)
 
 
 @pytest.mark.parametrize("given", [0, 1, 2])
@@ -214,6 +228,13 @@ def test_plain_methods_train_as_one_program_and_others_with_their_equals(
     assert seen[:6] == [plain, other_rate, other_data, scheduled, two_equal_dittos, ditto]
 
 
+def test_programs_keep_to_the_width(federations, net, monkeypatch):
+    calls = trainings(METHODS[:3], federations, net)
+    seen = programs(monkeypatch)
+    compare(calls, width=3)
+    assert seen[:6] == [3, 2] * 3
+
+
 @dataclass(frozen=True)
 class Broken(FedAvg):
     """Fails at its first batch."""
@@ -233,3 +254,10 @@ def test_a_run_that_fails_takes_nobody_down(backend, federations, net):
         assert_close(answers[k], runner.run([calls[k]])[0], atol=2e-5, rtol=1e-4)
     with pytest.raises(ZeroDivisionError, match="broken"):
         runner.run_one(calls[1])
+
+
+def test_phases_are_alike_but_for_the_values_of_masks_by_entry():
+    few, many = (Phase(1, {"a": torch.tensor([flag, True]), "b": False}) for flag in (False, True))
+    body, head = Phase(1, {"a": True, "b": False}), Phase(1, {"a": False, "b": True})
+    assert phase_structure(few) == phase_structure(many)
+    assert phase_structure(few) != phase_structure(body) != phase_structure(head)

@@ -6,13 +6,17 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from fedpfl import models
 from fedpfl.engine import Engine, RoundSetup, make_backend, make_initial_state, play_round
 from fedpfl.engine.sampling import require_protectable_network
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS, Batch, FedAvg
+from fedpfl.models import Net
+from fedpfl.models.heads import ends_in_linear
 from fedpfl.models.traits import made_up_samples
+from fedpfl.models.vectorized import find_obstacle
 from fedpfl.testing.network_promises import (
     CLASSES,
     LOCAL,
@@ -40,9 +44,11 @@ ON_LOOP_ALONE = {
     "checkpointed": "recomputes activations",
     "spectral": "Batching rule not implemented",
     "batch_norm_by_hand": "other samples of a minibatch",
+    "detached_centre": "other samples of a minibatch",
     "batchnorm_without_statistics": "other samples of a batch in evaluation",
     "scaled_by_batch": "",
     "average_with_graph": "other samples of a minibatch",
+    "slow_average": "other samples of a minibatch",
     "frozen_average": "",
 }
 """Networks that the batched backend refuses, and what it says; "": whatever torch says."""
@@ -121,6 +127,7 @@ def test_a_network_that_leaks_is_refused_as_it_is_built_or_by_the_plain_loop(nam
 REFUSED_RUNS = r"""
 checkpointed | feddpa | loop | it recomputes activations
 starts_later | fedavg | loop | forward changes the buffer average, but
+starts_later_by_data | fedavg | loop | forward changes the buffer average, but
 """
 """Network | method | engine | what the line says."""
 NOT_VECTORISED = [
@@ -178,6 +185,12 @@ def test_what_is_not_the_head_alone_is_refused_by_methods_that_compute_logits_wi
     torch.testing.assert_close(objective(head), expected)
 
 
+def test_a_head_behind_many_layers_is_linear():
+    layers = [layer for _ in range(100) for layer in (nn.Linear(400, 400), nn.ReLU())]
+    deep = nn.Sequential(*layers, nn.Linear(400, CLASSES))
+    assert ends_in_linear(deep, "200", torch.randn(2, 400))
+
+
 @pytest.mark.parametrize("name", ["tied", "not_persistent", "tied_head", "counter_assigned"])
 def test_values_of_a_run_are_where_another_begins(name):
     """They hold what layers share once, and buffers that a state_dict leaves out."""
@@ -217,6 +230,13 @@ def test_every_method_takes_a_convolution_as_head_or_says_that_it_does_not(metho
         assert re.search("linear|wiring", str(error))  # noqa: PT017
 
 
+@pytest.mark.parametrize("method", ["apfl", "apple", "fedas"])
+def test_parameters_of_two_types_stay_of_theirs(method):
+    """These weigh models by sums over all parameters."""
+    net = Net(networks.TwoTypes(networks.SHAPE, CLASSES))
+    record_rounds(METHODS[method](), net, make_federation(networks.SHAPE), [COHORT], local=LOCAL)
+
+
 @pytest.mark.parametrize(
     ("name", "engine"), [("dropped", "loop"), ("noisy_by_numpy", "loop"), ("dropped", "batched")]
 )
@@ -229,3 +249,9 @@ def test_counting_operations_draws_nothing(name, engine):
         state = make_initial_state(FedAvg(), net, len(COHORT), CPU)
         states.append(play_round(setup, state, COHORT, local_by_client)[0].server)
     assert_same(*states)
+
+
+def test_networks_of_this_package_are_not_tried_before_a_run():
+    assert build("mlp").traits.trusted
+    assert not build("plain").traits.trusted
+    assert not find_obstacle(build("plain"))

@@ -44,7 +44,7 @@ from tests.conftest import (
     record_states,
     tiny,
 )
-from tests.engine.test_program import Capture
+from tests.engine.test_program import Capture, played
 
 KINDS = {
     "nesterov": (SGD, {"momentum": 0.7, "weight_decay": 1e-2, "nesterov": True}),
@@ -181,6 +181,15 @@ def test_a_stream_has_an_optimiser_of_its_own(kind, net, federation):
         assert_close(dict(states[-1].server), expected, **near)
 
 
+def test_captured_steps_know_their_stream(federation):
+    """Phases of one form in two streams have graphs of their own, and all moments are at rest in
+    the next round.
+    """
+    captured = played(Streams(), federation, capture := Capture())
+    assert_same(captured, played(Streams(), federation, None))
+    assert capture.replayed
+
+
 def scheduled(method, federation, net, local, engine="batched", capture=None):
     """Return the states after two of four rounds of a schedule."""
     runner = make_backend(as_engine(engine), net, CPU)
@@ -260,6 +269,11 @@ def test_steps_run_on_from_pass_to_pass_and_from_phase_to_phase(together):
     whole = positions(37, phase := Phase(1, batches=together), range(9), None)
     parts = [positions(37, phase, own, 3) for own in (range(2), range(2, 3), range(3, 4))]
     assert_same(torch.cat(parts), whole[:12])
+
+
+def test_a_client_without_a_whole_step_takes_none():
+    assert len(positions(1, Phase(1), range(2), 5)) == 0
+    assert len(positions(9, Phase(1, batches=3), range(2), 5)) == 0
 
 
 def test_all_clients_take_so_many_steps(backend, net, federation):

@@ -6,6 +6,7 @@ from the memory it was captured with. What a graph would not see, such as a tens
 round, the stand-in does not see either.
 """
 
+import dataclasses
 import gc
 import itertools
 import os
@@ -25,6 +26,7 @@ from fedpfl.engine import Engine, Local, RoundSetup, make_backend, make_initial_
 from fedpfl.engine.backends.programs import Program, ProgramCache
 from fedpfl.engine.keys import generator
 from fedpfl.engine.training import scripts
+from fedpfl.engine.training.scripted_steps import overwrite
 from fedpfl.ground import tree
 from fedpfl.methods import METHODS, Ditto, FedAvg, FedOBP, FedPer, FedSelect
 from tests.conftest import (
@@ -185,6 +187,13 @@ def test_a_dropped_cache_leaves_no_program_behind(federation):
         gc.enable()
 
 
+def test_memory_of_a_later_phase_leaves_the_graphs_of_another(federation):
+    """Phases that come again, in later epochs and rounds, are captured once."""
+    capture, local = Capture(), dataclasses.replace(LOCAL, epochs=3)
+    played(FedSelect(p=0.5), federation, capture, COHORTS[:1] * 3, local=local)
+    assert capture.captured == 4  # two kinds of phase; discarded graphs would be captured anew
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize("method", [FedAvg(), FedOBP(q=0.9), Ditto(lam=0.3), FedSelect(p=0.5)])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -339,6 +348,15 @@ def test_runs_that_share_a_backend_have_scripts_of_their_own(monkeypatch):
     monkeypatch.setattr(scripts, "STEPS_BEFORE", 10**9)
     for states, run in zip(together, runs, strict=True):
         assert_same(states, play(make_loop(), *run))
+
+
+def test_a_tree_takes_values_that_are_parts_of_itself():
+    old = {"one": torch.zeros(2), "other": torch.ones(2), "third": torch.full((2,), 2.0)}
+    leaves = dict(old)
+    overwrite(old, {"one": old["other"], "other": old["one"][:], "third": old["third"] + 1})
+    expected = {"one": torch.ones(2), "other": torch.zeros(2), "third": torch.full((2,), 3.0)}
+    assert_same(old, expected)
+    assert all(old[name] is leaf for name, leaf in leaves.items())
 
 
 def plain_step(tensors, minibatch, rate):

@@ -472,6 +472,23 @@ def test_what_fails_in_one_process_is_told_once_and_in_the_log(script, code, lin
     assert script is ROUNDS or "in another process:\nTraceback" in log
 
 
+def test_an_error_that_cannot_travel_is_told_by_its_name_and_place():
+    class Local(Exception):
+        pass
+
+    def fails():
+        raise Local("no such luck")
+
+    try:
+        fails()
+    except Local as error:
+        shown = ranks._picklable_error(error)
+    assert (type(shown), str(shown)) == (RuntimeError, "Local: no such luck")
+    file, name, _ = ranks.error_frames(shown)[-1]
+    assert (file, name.rpartition(".")[2]) == (__file__, "fails")
+    assert "Local: no such luck" in shown.__notes__[0]
+
+
 ALONE = """
 import os
 from fedpfl import train

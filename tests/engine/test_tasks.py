@@ -20,6 +20,7 @@ from fedpfl.record.columns import round_columns
 from fedpfl.report import html, listing
 from fedpfl.report.__main__ import main as report
 from fedpfl.report.load import inspect_directories, runs
+from fedpfl.report.ranking import rank_methods
 from fedpfl.report.render import render
 from fedpfl.report.tables import accuracy_table
 from fedpfl.runner import trials
@@ -111,6 +112,22 @@ def test_labels_of_another_form_are_refused(tmp_path, task, y, reason):
     np.savez(tmp_path / "own.npz", x=np.zeros((4, 2), np.float32), y=y)
     path = tmp_path / "own.npz"
     assert reason in one_line(lambda: load_samples("npz", tmp_path, path=path, task=task))
+
+
+@pytest.mark.parametrize("kind", [bool, np.uint8, np.float64])
+def test_labels_come_in_one_form_whatever_the_file_has(tmp_path, kind):
+    def load(y, task):
+        np.savez(tmp_path / "own.npz", x=np.zeros((4, 2), np.float32), y=y.astype(kind))
+        return load_samples("npz", tmp_path, path=tmp_path / "own.npz", task=task)
+
+    wanted = np.eye(4)[:, :3]
+    got = load(wanted, "multilabel")
+    assert (got.y.dtype, got.classes, find_task(got.y)) == (torch.bool, 3, MULTILABEL)
+    assert np.array_equal(got.y, wanted)
+    if kind is not bool:
+        got = load(np.arange(4)[:, None], "regression")
+        assert (got.y.dtype, got.classes, find_task(got.y)) == (torch.float32, 1, REGRESSION)
+        assert got.y.tolist() == [0, 1, 2, 3]
 
 
 def test_sites_are_tables_of_numbers_or_of_several_labels(tmp_path):
@@ -260,3 +277,10 @@ def test_runs_of_several_tasks_have_figures_of_their_own(finished, tmp_path):
     assert report(["figures", str(finished), "--kind", "curves", "--out", str(tmp_path)]) == 0
     words = [path.stem.split("_") for path in tmp_path.iterdir()]
     assert {(own[0], own[-1]) for own in words} == {(task.score, task.name) for task in OTHERS}
+
+
+def test_the_least_error_has_the_first_rank():
+    errors = pd.DataFrame({"a": [1.0, 2.0], "b": [2.0, 3.0], "c": [3.0, 4.0]}, index=["x", "y"])
+    ranks = rank_methods(errors, is_lowest_best=True)
+    assert ranks.ranks.loc["x"].to_dict() == {"a": 1.0, "b": 2.0, "c": 3.0}
+    assert ranks.pairs.iloc[0][["a", "b", "a_better"]].tolist() == ["a", "b", 2]

@@ -18,7 +18,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from fedpfl import engine
+from fedpfl import engine, models
 from fedpfl.config.plan import check_config
 from fedpfl.config.run import build_run
 from fedpfl.engine import masks
@@ -33,7 +33,7 @@ from fedpfl.methods import (
     Method,
 )
 from fedpfl.methods.shared import importance
-from fedpfl.methods.shared.critical import select_highest
+from fedpfl.methods.shared.critical import collaboration_mask, mask_overlaps, select_highest
 from fedpfl.papers.fedobp.tables import is_paper_fedobp
 from fedpfl.report.load import read_started_run
 from fedpfl.report.run import MaskOverlap
@@ -74,6 +74,15 @@ def test_fedobp_adaptive_is_not_the_papers(tmp_path):
     assert other.q is None
 
 
+def test_feddpa_a_tensor_of_equal_scores_is_shared(net, federation):
+    method = FedDPA()
+    state = record_states(method, net, federation, [[2]])[-1]
+    client = state.client(2)
+    equal = {**client["score"], "fc.bias": torch.full((12,), 0.3)}
+    mask = method.prepare(state.server, {**client, "score": equal})["mask"]
+    assert not mask["fc.bias"].any()
+
+
 def test_feddpa_personal_is_the_mean_number_of_personal_entries_in_the_cohort(
     backend, net, federation
 ):
@@ -111,6 +120,19 @@ def test_fedpurin_scores_up_to_the_cutoff_are_not_critical_as_long_as_there_are_
     assert select_highest(torch.tensor(scores), tau, cutoff).nonzero().flatten().tolist() == wanted
 
 
+def test_fedpurin_an_empty_mask_overlaps_with_nobody():
+    found = mask_overlaps({"a": torch.tensor([[False, False], [True, False], [True, True]])})
+    assert found.tolist() == [[0, 0, 0], [0.5, 1, 0.5], [0.5, 0.75, 1]]
+    assert collaboration_mask(found, 3, 10).diagonal().all()  # but each collaborates with itself
+
+
+@pytest.mark.parametrize("value", [0.7, 1 / 3, 0.1, 1.0, 0.0])
+def test_fedpurin_equal_overlaps_let_everybody_collaborate_in_every_round(value):
+    overlap = torch.full((7, 7), value, dtype=torch.float64).fill_diagonal_(1.0)
+    for t in (1, 3, 10, 11, 1000):
+        assert collaboration_mask(overlap, t, 10).all()
+
+
 def test_fedpurin_critical_entries_go_up_and_what_is_not_zero_comes_down(backend, net):
     """Of four clients of one size, whose plain mean is the mean by samples."""
     method, size, half = FedPURIN(beta=2), tree.size(net.params), 2 + 18 + 6 + 216 + 2 + 30
@@ -137,6 +159,16 @@ def test_fedpurin_critical_entries_go_up_and_what_is_not_zero_comes_down(backend
 
 
 WEIGHTS = ("conv.weight", "fc.weight", "classifier.weight")
+
+
+@pytest.mark.parametrize(("size", "new"), [(5, 3), (7, 3), (9, 5), (11, 5)])
+def test_fedselect_half_an_entry_is_rounded_as_the_official_code_rounds(size, new):
+    """Of n entries n - round((1 - p) n) become personal: of 5 with p = 1/2 all but 2 (2.5, to the
+    even number).
+    """
+    empty, scores = torch.zeros(size, dtype=torch.bool), torch.arange(float(size))
+    mask = FedSelect(p=0.5, alpha=1.0)._add_largest(empty, scores)
+    assert mask.tolist() == [False] * (size - new) + [True] * new
 
 
 @pytest.mark.parametrize(
@@ -179,6 +211,16 @@ def test_fedselect_a_whole_layer_is_personal_from_the_first_round_on(
     for same in (name, f"{name}.weight"):
         named = replace(method, personalise=same)
         assert_same(named.init(net.params, net.parts), method.init(net.params, net.parts))
+
+
+def test_fedselect_a_layer_is_a_weight_with_the_normalisation_behind_it():
+    """Of ResNet-18 the first convolution of each width."""
+    net = models.build_network("resnet18", (3, 32, 32), 10, 0)
+    for number, channels in ((0, 64), (5, 128), (10, 256), (15, 512)):
+        mask = FedSelect(personalise=number).init(net.params, net.parts)[1]["mask"]
+        weight, scale, shift = mask.values()
+        assert weight.dim() == 4
+        assert len(weight) == len(scale) == len(shift) == channels
 
 
 # Scores, norms and the exact quantile rule, against exact arithmetic and numpy.
@@ -246,6 +288,15 @@ def test_mask_equals_interpolated_quantile_then_greater(values, q):
     )
 
 
+def test_both_ways_of_selecting_agree_with_sorting():
+    """The few largest are found by topk, the others by kthvalue."""
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.rand(1001, generator=generator).round(decimals=2)  # with ties
+    ordered = scores.sort().values
+    for place in range(0, 1001, 7):
+        assert importance.order_statistic(scores, place / 1000) == ordered[place]
+
+
 def test_norms_on_two_tensors():
     """Scores [0, 1, 2] and [0, 10, 20] at q = 0.5."""
     scores = {"a": torch.tensor([0.0, 1, 2]), "b": torch.tensor([0.0, 10, 20])}
@@ -254,6 +305,20 @@ def test_norms_on_two_tensors():
     assert_same(importance.mask_above_quantile(scores, 0.5, "global"), raw)
     layer = {"a": torch.tensor([False, False, True]), "b": torch.tensor([False, False, True])}
     assert_same(importance.mask_above_quantile(scores, 0.5, "layer"), layer)
+
+
+def test_global_norm_gives_the_raw_mask_even_where_rounding_would_merge_scores():
+    scores = {"a": torch.tensor([1e-12, 2e-12, 3e-12, 1.0]), "b": torch.rand(50) * 1e-9 + 0.5}
+    for q in np.linspace(0, 1, 40):
+        none, whole = (
+            importance.mask_above_quantile(scores, float(q), norm) for norm in ("none", "global")
+        )
+        assert_same(none, whole)
+
+
+def test_constant_scores_are_zero_not_nan():
+    scores = {"one": torch.tensor([3.0]), "many": torch.full((4,), 3.0)}
+    assert_same(importance.rescale_scores(scores), {"one": torch.zeros(1), "many": torch.zeros(4)})
 
 
 # masks.json

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from fedpfl import models
 from fedpfl.engine import FineTuning, Local, make_backend, make_initial_state
@@ -36,6 +37,7 @@ from fedpfl.testing.toy import CPU, LOCAL, LOOP, differing
 from tests.conftest import (
     COHORTS,
     HEAD,
+    PLAIN,
     assert_close,
     assert_same,
     client_row,
@@ -48,6 +50,29 @@ from tests.conftest import (
 )
 from tests.methods.reference import masks
 from tests.methods.reference.conftest import describe_setting
+
+UNSEEN = 7  # until round 3
+
+
+def test_fine_tuning_the_old_global_model_gives_the_new_one(net, federation):
+    """If the cohort is that client alone and the batch order is the round's."""
+    states = record_states(FedAvg(), net, federation, [[1], [2]])
+    for t, client in ((0, 1), (1, 2)):
+        tuned, other = (
+            evaluate(FedAvg(), net, federation, states[t], clients=[client], tuning=tuning)
+            for purpose in ("train", "finetune")
+            for tuning in [FineTuning(LOCAL, Draws(0, purpose, t + 1))]
+        )
+        new = evaluate(FedAvg(), net, federation, states[t + 1], clients=[client])
+        assert_same(tuned, new)
+        assert differing(other, new)
+
+
+@pytest.mark.parametrize("score", ["gradient", "fisher", "fisher_batch"])
+def test_scores_of_training_make_nothing_personal_before_it(score, backend, net, federation):
+    method = FedOBP(q=0.5, score=score)
+    state = record_states(method, net, federation, COHORTS[:2], engine=backend)[-1]
+    assert_same(method.personal(state.server, state.client(UNSEEN)), state.server)
 
 
 @pytest.mark.parametrize(("score", "size"), [("fisher", 1), ("fisher_batch", 300)])
@@ -123,6 +148,23 @@ def test_fine_tuning_is_plain_descent(method, sgd, backend, net, federation):
     )
     assert_same(tuned, descended)
     assert differing(tuned.loss, untuned.loss)
+
+
+def test_pfedme_the_loss_of_training_is_that_of_the_model_a_minibatch_begins_with(
+    backend, net, federation
+):
+    """Of one full batch: the received model's, not that of the inner steps after it."""
+    _, (outcome,) = record_rounds(
+        PFedMe(inner_lr=0.1), net, federation, [[0, 2]], engine=backend, local=PLAIN
+    )
+    for client, loss in zip((0, 2), outcome.loss, strict=True):
+        own = federation.train[client]
+        logits = net.bind({})(net.params, federation.normalize(federation.x[own]))
+        assert_close(loss.float(), F.cross_entropy(logits, federation.y[own]), atol=1e-5)
+
+
+def test_pfedme_without_a_pull_no_step_is_too_long():
+    assert PFedMe(lam=0.0, inner_lr=5.0, outer_lr=5.0).inner_lr == 5.0
 
 
 def test_pfedhn_a_newcomer_has_the_mean_embedding(net):

@@ -31,7 +31,7 @@ from fedpfl.methods import (
 )
 from fedpfl.methods.shared import neurons, transport
 from fedpfl.methods.shared.neurons import entry_masks, prefix_neurons
-from fedpfl.testing.toy import CPU
+from fedpfl.testing.toy import CPU, tiny
 from tests.conftest import (
     COHORTS,
     PLAIN,
@@ -43,9 +43,31 @@ from tests.conftest import (
     record_rounds,
 )
 
+NET = tiny(norm=True)  # conv 4, norm 4, fc 12 over 4 x 9, classifier 5
+PLAN = neurons.build_plan(NET.params, NET.parts)
+
 
 def share(value: float) -> torch.Tensor:
     return torch.tensor(value, dtype=torch.float64)
+
+
+def chosen(active: torch.Tensor) -> tuple[list[int], list[int]]:
+    """Numbers of the active neurons of conv and of fc."""
+    assert active[-1]
+    return active[:4].nonzero().flatten().tolist(), active[4:16].nonzero().flatten().tolist()
+
+
+@pytest.mark.parametrize(
+    ("width", "rounding", "expected"),
+    [
+        *((1.0, "floor", [4, 12]), (0.6, "floor", [2, 7]), (0.6, "ceil", [3, 8])),
+        *((0.6, "round", [2, 7]), (0.625, "round", [3, 8]), (0.25, "floor", [1, 3])),
+        *((0.2, "floor", [1, 2]), (0.01, "ceil", [1, 1]), (0.25, "ceil", [1, 3])),  # one at least
+    ],
+)
+def test_kept(width, rounding, expected):
+    kept = neurons.neuron_counts(PLAN, share(width), rounding)
+    assert [own.unique().tolist() for own in kept.split([4, 12])] == [[own] for own in expected]
 
 
 def test_exact_shares_are_not_rounded_away():
@@ -54,6 +76,14 @@ def test_exact_shares_are_not_rounded_away():
         for rounding in ("floor", "ceil", "round"):
             kept = neurons.neuron_counts(plan, share(hundredths / 100), rounding)
             assert kept.unique().tolist() == [hundredths]
+
+
+def test_top_takes_the_highest_of_each_group_and_of_equals_the_first():
+    score = torch.tensor([1.0, 5.0, 5.0, -2.0, *torch.arange(12).tolist()])
+    assert chosen(neurons.top_neurons(PLAN, share(0.25), score)) == ([1], [9, 10, 11])
+    assert chosen(neurons.top_neurons(PLAN, share(0.5), score)) == ([1, 2], [6, 7, 8, 9, 10, 11])
+    equal = chosen(neurons.top_neurons(PLAN, share(0.5), torch.zeros(16)))
+    assert equal == ([0, 1], [0, 1, 2, 3, 4, 5])
 
 
 @pytest.mark.parametrize(
@@ -223,6 +253,12 @@ def test_flexfl_an_embedding_is_a_layer_of_its_group():
     assert a != b
 
 
+def test_flexfl_as_far_from_the_target_as_the_tolerance_is_within_it():
+    """Half of Tiny's 4 channels and 12 units makes 169 scalars, the next smaller shares make 90."""
+    values = {"levels": (60 / 549, 1.0), "devices": (1, 1), "tolerance": 169 / 549 - 60 / 549}
+    assert chosen(shares(tiny(), **values)[1][0]) == ([0, 1], [0, 1, 2, 3, 4, 5])
+
+
 def test_flexfl_a_device_cuts_down_what_it_cannot_hold(backend, net, federation):
     states, outcomes = record_rounds(FlexFL(), net, federation, engine=backend)
     size = [round(share * tree.size(net.params)) for share in shares(net)[0]]
@@ -288,6 +324,17 @@ def test_subflot_transport_costs_least(sources, targets):
     shares = np.repeat([1 / sources, 1 / targets], [sources, targets])
     best = linprog(cost.ravel(), A_eq=np.concatenate(given), b_eq=shares)
     assert (amounts * cost).sum() / whole == pytest.approx(best.fun, abs=1e-9)
+
+
+@pytest.mark.parametrize("mode", ["one", "balanced"])
+@pytest.mark.parametrize(("sources", "targets"), [(4, 4), (7, 5), (5, 7)])
+def test_subflot_without_distances_there_is_a_move(mode, sources, targets):
+    for bad in (math.nan, math.inf):
+        cost = costs(sources, targets)
+        cost[2, 1] = bad
+        move = transport.match_neurons(cost, mode)
+        arrived = min(sources, targets) if mode == "one" else targets
+        assert float(move.sum()) == pytest.approx(arrived)
 
 
 @pytest.mark.parametrize("initial", ["random", "prefix"])

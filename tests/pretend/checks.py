@@ -43,7 +43,7 @@ from tests.conftest import (
     make_federation,
     tiny,
 )
-from tests.pretend import Graph, seen
+from tests.pretend import Graph, Refused, seen
 
 GPU, OTHER = torch.device("cuda:0"), torch.device("cuda:1")
 EVERYONE = list(range(10))
@@ -297,6 +297,47 @@ def test_indices_are_sent_without_a_wait_and_small_tensors_fetched_with_one():
     found = tree.fetch({**taken, "here": index})
     assert sum(seen.waits.values()) == 1
     assert_same(found, {**tree.take(values, index), "here": index})
+
+
+def test_the_pretended_gpu_refuses_what_a_gpu_refuses():
+    here, there = torch.ones(3, device=GPU), torch.ones(3, device=OTHER)
+    for other in (there, torch.ones(3)):
+        with pytest.raises(Refused, match="Expected all tensors to be on the same device"):
+            here + other
+    assert float((here + torch.tensor(1.0)).sum()) == 6
+    assert seen.waits == {"elsewhere: _local_scalar_dense": 1}
+    with pytest.raises(TypeError, match="can't convert cuda:0 device type tensor to numpy"):
+        here.numpy()
+
+
+def captured(step, warm=True):
+    stream, graph = torch.cuda.Stream(GPU), torch.cuda.CUDAGraph()
+    if warm:
+        with torch.cuda.stream(stream):
+            step()
+    with torch.cuda.graph(graph, stream=stream):
+        step()
+    return graph
+
+
+def test_the_pretended_gpu_replays_what_was_captured():
+    here, kept = torch.ones(3, device=GPU), []
+    graph = captured(lambda: here.mul_(2))
+    assert here.tolist() == [2, 2, 2]  # by the warm-up; a capture runs nothing
+    graph.replay()
+    assert here.tolist() == [4, 4, 4]
+    with pytest.raises(Refused, match="nothing has run on this stream"):
+        captured(lambda: here.mul_(2), warm=False)
+    wait = lambda: torch.cuda.is_current_stream_capturing() and float(here.sum())  # noqa: E731
+    with pytest.raises(Refused, match="previous error during capture"):
+        captured(lambda: wait() or here.mul_(2))
+    with pytest.raises(Refused, match="held after it"):
+        captured(lambda: kept.append(here * 2)).replay()
+    other = [torch.ones(3, device=GPU)]
+    graph = captured(lambda: here.add_(other[0]))
+    other.clear()
+    with pytest.raises(Refused, match="reads memory that is free"):
+        graph.replay()
 
 
 @pytest.mark.full
