@@ -30,6 +30,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedpfl.config import resolvers  # noqa: F401 - which the defaults of train.yaml ask for
+from fedpfl.config.choices import NESTED_GROUPS, list_choices
 from fedpfl.config.composition import SEARCHPATH, CachingLoader
 from fedpfl.ground.checks import refuse_single_text
 from fedpfl.ground.errors import FedpflError
@@ -218,10 +219,24 @@ def print_completion(request: str, line: str) -> None:
         request: `install=bash` asks for a script, `query=bash` for completions of `line`.
         line: The text typed so far.
     """
+    group, equals, prefix = line.rpartition(" ")[2].partition("=")
+    if equals and group in NESTED_GROUPS and request.startswith("query="):
+        # Hydra offers no choices in folders.
+        names = [name for name in list_choices(group) if name.startswith(prefix)]
+        print(*(f"{group}={name}" for name in names))
+        return
     os.environ["COMP_LINE"] = line
+    answer = io.StringIO()
     # A message would be printed into the line that is being typed.
-    with _hydra() as hydra, contextlib.redirect_stderr(io.StringIO()):
+    with (
+        contextlib.redirect_stdout(answer),
+        contextlib.redirect_stderr(io.StringIO()),
+        _hydra() as hydra,
+    ):
         hydra.shell_completion("train", [request])
+    # Hydra's script for bash splits the program's path at a space, and then offers nothing.
+    script = answer.getvalue().replace("=($(command -v $helper))", '=("$(command -v $helper)")')
+    print(script, end="")
 
 
 def move_options_first(arguments: Iterable[str]) -> list[str]:

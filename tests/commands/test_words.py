@@ -46,9 +46,7 @@ train seed 3 => 'seed' cannot be read as key=value; write KEY=VALUE
 federate seed => 'seed' cannot be read as key=value; write KEY=VALUE
 board small => suite: one of
 tune method=fedavg hydra.mode=RUN => hydra.mode=RUN: tune sweeps by itself
-board verify x suite=small rounds=3 => rounds=3: verify runs the words of the row itself
 export --flower d --data-dir x method=fedavg => --data-dir is for a run's models
-export a logger=tensorboard plugins=[x] => plugins=[x] is for a run's models
 # texts
 train name=ü => a text is quoted: "name='ü'"
 train name=a,b => one text is quoted: "name='a,b'"

@@ -81,11 +81,11 @@ def test_names_come_back_with_a_partition_file(trained, tmp_path):
 def test_names_must_tell_clients_apart():
     indices = (np.array([0]), np.array([1]))
     for names, line in {
-        ("a",): "gives 1 names to 2 clients",
+        ("a",): "clients must be 1",
         ("a", "a"): "calls 2 clients 'a'",
-        ("a", "b\n"): r"calls a client 'b\\n'",
-        ("a", " "): "calls a client ' '",
-        ("a", 3): "calls a client 3",
+        ("a", "b\n"): r"calls 1 clients 'b\\n'",
+        ("a", " "): "calls 1 clients ' '",
+        ("a", 3): "calls 1 clients 3",
     }.items():
         partition = Partition(indices, (np.array([2]), np.array([3])), client_names=names)
         with pytest.raises(fedpfl.FedpflError, match=line):
