@@ -85,7 +85,7 @@ def format_help(run_words: Sequence[str]) -> str:
 
 
 def _read_comments(file: Path) -> dict[str, str]:
-    """Return the comment behind each key by the key's path, that of the file's head by ""."""
+    """Return the comment behind each key, by the key's path."""
     lines = file.read_text(encoding="utf-8").splitlines()
     comments: dict[str, str] = {}
     if lines[0].startswith("# "):

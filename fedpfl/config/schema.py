@@ -52,7 +52,7 @@ class Checkpoint(Checked):
     keep: bool = True
 
     def is_due(self, since: float, cost: float) -> bool:
-        """Return True if it is time to save, given the seconds since the last time and its cost.
+        """Return True if it is time to save.
 
         At most a twentieth of a run's time goes into checkpoints, unless one after every round is
         asked for.

@@ -158,7 +158,7 @@ def _make_strict(hint: Any) -> Any:
 
 
 def _suggest_value(value: Any, hint: Any) -> str:
-    """Return `; did you mean 10?` for 10.0, `[x]` for x and a similar name, else ""."""
+    """Return a suggestion: 10 for 10.0, [x] for x, a similar name, else ""."""
     candidates: dict[str, Any] = {f"[{value}]": [value]}
     # Up to 2**53 every whole number is a float; beyond, the suggestion might differ from the value.
     if isinstance(value, float) and abs(value) < 2**53 and value % 1 == 0:

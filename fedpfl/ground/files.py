@@ -188,7 +188,7 @@ def irregular_error(path: Path) -> FedpflError:
 
 
 def remove_empty_folders(path: Path) -> None:
-    """Remove a folder and its parents below the working directory as far as they are empty."""
+    """Remove a folder and its empty parents below the working directory."""
     with contextlib.suppress(OSError):
         for folder in (path.absolute(), *path.absolute().parents):
             if folder == Path.cwd():

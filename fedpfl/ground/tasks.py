@@ -38,7 +38,7 @@ class Task:
     measures: tuple[str, ...] = ()
 
     def is_better(self, score: float | None, other: float | None) -> bool:
-        """Return True if a score beats the second; None and nan are worse than any number."""
+        """Return True if a score beats the second. None and nan lose to any number."""
         if score is None or score != score:
             return False
         if other is None or other != other:

@@ -234,7 +234,7 @@ def describe_result(summary: Mapping[str, Any]) -> str:
 
 
 def untrained_note(summary: Mapping[str, Any]) -> str:
-    """Return a note if no client of a finished run has made a step, else an empty text."""
+    """Return a note if no client of a finished run has trained."""
     if summary.get("trained") == 0:
         return "no client has made a step, so there is no accuracy"
     return ""

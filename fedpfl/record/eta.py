@@ -61,7 +61,7 @@ class RemainingTime:
         )
 
     def _count_evaluations(self, period: int, rounds_done: int) -> int:
-        """Count the multiples of a period after a round, and the last round; none for 0."""
+        """Count the evaluations that a period leaves after a round."""
         if not period or rounds_done >= self._rounds:
             return 0
         # Rounded up: the last round is evaluated even if it is no multiple.
@@ -69,7 +69,7 @@ class RemainingTime:
 
 
 def describe_sweep(events: str, jobs: int, now: float, number: int = 0) -> str:
-    """Return such as `3/8 done, ETA 0:12:30`, or `run 2 of 8, elapsed 0:01:00, ETA 0:12:30`.
+    """Describe a sweep's progress: `3/8 done, ETA 0:12:30`, or with the elapsed time.
 
     The remaining jobs are taken to need as long as those that ended, as many in parallel as now.
 

@@ -207,7 +207,7 @@ def choose_mode(mode: str) -> str:
 
 
 def is_logged_in() -> bool:
-    """Look for a key of W&B in the environment, and in the netrc file for its server."""
+    """Look for a W&B key in the environment and the netrc file."""
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
     import wandb

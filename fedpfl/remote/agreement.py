@@ -335,7 +335,7 @@ def _list_levels(site: SiteFacts, name: str) -> list[str]:
 
 
 def make_example_federation(federation: Federation) -> Federation:
-    """Return a small federation of made-up samples, to try a method and the form of its answers."""
+    """Return a small federation of made-up samples, for the form of answers."""
     # Zeros would hide the effects of a method, and real samples are not here.
     generator = torch.Generator().manual_seed(0)
     count = 3 * EXAMPLE_SAMPLES

@@ -333,7 +333,7 @@ class ClientStore:
         return checkpoint.load_checkpoint(path)["row"]
 
     def save(self, client: int, round_number: int, row: dict[str, Tree]) -> None:
-        """Store a client's row after a round, and keep that of the round before it alone."""
+        """Store a client's row after a round, beside the previous round's."""
         if self._folder is None:
             self._memory[client, round_number] = row
         else:

@@ -68,7 +68,7 @@ class Directory:
 
     @property
     def is_stale(self) -> bool:
-        """True if it has not changed for so long that no process can be writing it."""
+        """True if it is too old to be still written."""
         if self.run:
             return self.run.is_stale
         return time.time() - self.modified_at > STALE_SECONDS

@@ -265,7 +265,7 @@ class Run:
 
     @property
     def is_stale(self) -> bool:
-        """True if it has not changed for so long that no process can be writing it."""
+        """True if it is too old to be still written."""
         # A round may take long; three of the last one are given.
         seconds = []
         for frame, key in ((self.rounds, "seconds"), (self.evaluations, "eval_seconds")):

@@ -97,7 +97,7 @@ class Attendance:
         )
 
     def make_warnings(self, is_last: bool) -> list[str]:
-        """Return one line, once, if at most a tenth of the planned participations made a step."""
+        """Return one line, once, if few planned participations made a step."""
         is_due = self._rounds >= PATIENCE or is_last
         counts = dict(self._counts)
         planned = counts.pop("planned", 0)

@@ -141,7 +141,7 @@ def _read_baseline(run: Trained, baseline: Trained) -> dict[int, float]:
 
 
 def _format_cell(value: Any) -> str:
-    """Return text of a table's cell that ends no cell and is read as no HTML or emphasis."""
+    """Escape a text for a cell of a Markdown table."""
     if isinstance(value, float):
         return "" if math.isnan(value) else f"{value:.4g}"
     text = str(value)

@@ -101,7 +101,7 @@ def find_edge_values(chosen_words: Sequence[str], distributions: Mapping[str, An
 
 
 def _is_at_edge(text: str, distribution: Any) -> bool:
-    """Tell if a number is the first or last choice, or within 5 % of an interval's end."""
+    """Tell if a number is at an end of its search space."""
     choices = getattr(distribution, "choices", None)
     try:
         numbers = list(map(float, choices or (distribution.low, distribution.high)))

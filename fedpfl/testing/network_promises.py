@@ -130,7 +130,7 @@ class NetworkTrial:
 
     @cached_property
     def net(self) -> Net:
-        """Return the network of seed 1, or the one that is given with that seed's values."""
+        """Return the given network, or a new one, with the values of seed 1."""
         if self._built_net is None:
             return self.build()
         module = self._built_net.copy_module().to(CPU)

@@ -43,7 +43,7 @@ class Promise(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """Hold the faults found in a promise, and advice; both are empty where it is kept."""
+    """Faults found in a promise, and advice; empty if it is kept."""
 
     promise: Promise
     faults: list[str]

@@ -129,7 +129,7 @@ def _leave_out_batched(run: Run, backend: Backend | None, fault: str) -> None:
 
 
 def _find_fault(run: Run, title: str, trial: Any, promise: Promise) -> str:
-    """Return the fault of a promise, "" for none; a process tries the same code once."""
+    """Return the fault of a promise, "" for none; results are cached by code."""
     groups = [run.config[kind] for kind in REGISTRIES]
     files = plugins.digest_plugins(run.config["plugins"])
     key = repr((title, promise.title, groups, run.config["adapter"], files))

@@ -149,7 +149,7 @@ def _resumed_width(engine: Engine, recorded_engine: Mapping[str, Any]) -> int:
 
 
 class FallbackBackend(Backend):
-    """Compute by one engine, or by loop if that engine fails before it has trained a cohort.
+    """Compute by one engine, or by loop if its first cohort fails.
 
     Later errors end the run, so that no run is computed in two ways.
 

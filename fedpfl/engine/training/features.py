@@ -70,7 +70,7 @@ class FeatureStore:
         return FrozenBody(net, net.params, {}, data, features)
 
     def find_features(self, net: Net, split: ClientSplit) -> Tensor | None:
-        """Find the features of a split, computed the first time; None if the body has none."""
+        """Find or compute the features of a split; None if the body has none."""
         with self._lock:
             known_features = self._features.setdefault(split.federation, {})
         key = split.name, split.client
@@ -81,7 +81,7 @@ class FeatureStore:
 
 
 def make_feature_store(net: Net, device: torch.device) -> FeatureStore | None:
-    """Return a store for a network with a body that is frozen for good, else None."""
+    """Return a store for a permanently frozen body, else None."""
     if device.type != "cpu" or not net.frozen or tree.leaves(net.buffers):
         return None
     return FeatureStore() if is_of_head(net, list(net.params)) else None

@@ -143,7 +143,7 @@ def _check_phases(value: Any, expected: Expected, *arguments: Any) -> Faults:
 
 
 def _check_gradient(value: Any, params: Tree) -> Faults:
-    """Yield a fault where training would have no gradient, which is zero on the batched backend."""
+    """Yield a fault for training without a gradient, silent on the batched backend."""
     is_asked = any(leaf.requires_grad for leaf in tree.leaves(params))
     if torch.is_grad_enabled() and is_asked and not value.requires_grad:
         yield "a value without gradient (is it detached, or computed under torch.no_grad?)"

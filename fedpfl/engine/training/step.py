@@ -52,7 +52,7 @@ class StepState(NamedTuple):
 
 @dataclass(frozen=True)
 class PureStep:
-    """Take a step of a phase, a function of tensors alone unless a user's code looks elsewhere.
+    """Take a step of a phase, as a function of tensors.
 
     Attributes:
         net: The network.

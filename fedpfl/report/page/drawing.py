@@ -35,7 +35,7 @@ Trace = dict[str, Any]
 
 
 class Chart(NamedTuple):
-    """A figure as plotly reads it, and the choices that show it by the words of their menus."""
+    """A plotly figure, and the choices in the menus that show it."""
 
     choice: dict[str, str]
     data: list[Trace]
@@ -73,7 +73,7 @@ class Content:
         return f"{self.task.score_word} (%)" if self.task.unit else self.task.score_word
 
     def style(self, group: Group, place: int = 0) -> Trace:
-        """Return a trace with a method's name, and its colour, dash and symbol in all figures."""
+        """Return a trace with a method's name, colour, dash and symbol."""
         number = self.style_numbers[group.method]
         color = COLORS[number % len(COLORS)]
         return {

@@ -112,7 +112,7 @@ def to_texts(values: Any, origin: str) -> np.ndarray:
 
 
 def clean_text(text: str) -> str:
-    """Compose letters, and leave out spaces around a text, repeated spaces, and .0 of a number."""
+    """Compose letters, and strip outer spaces, repeated spaces and a number's .0."""
     text = " ".join(unicodedata.normalize("NFC", text).split())
     match = WHOLE_FLOAT.fullmatch(text)
     return match[1] if match else text
@@ -178,7 +178,7 @@ def require_alike(texts_by_part: Mapping[str, Iterable[str]]) -> None:
 
 
 def require_clients(names: Sequence[str], origin: str) -> None:
-    """Raise FedpflError for clients that are parts of a data set, such as train and test."""
+    """Refuse clients that are parts of a data set: train and test."""
     parts = [name for name in names if name.lower() in SPLIT_NAMES]
     if parts and len(parts) == len(names):
         raise FedpflError(
