@@ -345,9 +345,7 @@ class _Walk:
         input_flows: list[_Flow],
         settings: Mapping[str, Any] | None = None,
     ) -> _Flow:
-        """Compute the flow behind a function, a method or a layer without parameters.
-        gives.
-        """
+        """Compute the flow behind a function, a method or a layer without parameters."""
         # ---- Step 1: the operation's name and options, and the value that it works on.
         kind = name.replace("_", "").lower()
         arguments = node.args[1:]
