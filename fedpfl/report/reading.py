@@ -31,6 +31,9 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 def read_config(folder: Path, summary: Mapping[str, Any]) -> dict[str, Any]:
     """Read config.yaml. Raises FedpflError, as all functions here."""
     with _open_text(folder, "config.yaml", summary) as text:
+        # A few aliases of aliases are billions of values; no run writes any.
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, _Loader)):
+            raise ValueError("it holds aliases, which no run writes")
         return _require_mapping(yaml.load(text, _Loader))
 
 

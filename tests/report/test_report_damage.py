@@ -131,7 +131,10 @@ def become(path: Path, make: Callable[[Path], Any]) -> None:
     make(path)
 
 
+# Twelve lines of aliases that are billions of values
+BOMB = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12))
 HOSTILE = r"""
+an alias bomb | (run / "config.yaml").open("a").write(f"a0: &a0 [x, x]\n{BOMB}")
 a pipe for rows | become(run / "rounds.csv", os.mkfifo)
 deep YAML | (run / "config.yaml").write_text("a: " + "[" * 5000 + "]" * 5000)
 a huge number | (run / "summary.json").write_text('{"status": "finished", "cohort": 1e999}')
