@@ -14,23 +14,14 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedpfl.config.overrides import requote_word
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tasks import CLASSIFICATION, Task
 from fedpfl.record.eta import format_duration
-from fedpfl.runner.optuna_study import (
-    explain_database_errors,
-    import_optuna,
-    open_storage,
-)
-from fedpfl.runner.trials import (
-    TrialResult,
-)
-
-if TYPE_CHECKING:
-    pass
+from fedpfl.runner.optuna_study import explain_database_errors, import_optuna, open_storage
+from fedpfl.runner.trials import TrialResult
 
 
 @dataclass(frozen=True)
@@ -104,9 +95,9 @@ class Search:
         self._settings = settings
         self._first_proposal: dict[str, Any] = {}
         for key, value in configured_values.items():
-            matched = _match_value(space[key], value)
-            if matched is not None:
-                self._first_proposal[key] = matched
+            matching_value = _match_value(space[key], value)
+            if matching_value is not None:
+                self._first_proposal[key] = matching_value
         with explain_database_errors(folder):
             self.study = self._open_study()
             len(self.study.trials)  # reads all that is stored
@@ -152,32 +143,25 @@ class Search:
         told_count = 0
         while batch := self._next_batch():
             # ---- Step 1: run the jobs of the batch; equal proposals are one run.
-            words = [tuple(self.to_overrides(trial.params)) for trial in batch]
             numbers: dict[tuple[str, ...], int] = {}
-            for trial, trial_words in zip(batch, words, strict=True):
-                numbers.setdefault(trial_words, trial.number)
-            jobs = sorted((number, list(trial_words)) for trial_words, number in numbers.items())
-            results = {
-                tuple(trial_words): result
-                for (_, trial_words), result in zip(jobs, run_jobs(jobs), strict=True)
-            }
+            for trial in batch:
+                numbers.setdefault(self.to_overrides(trial.params), trial.number)
+            job_results = run_jobs([(number, [*words]) for words, number in numbers.items()])
+            results = dict(zip(numbers, job_results, strict=True))
 
             # ---- Step 2: store and report the results.
             told_count += len(batch)
-            seconds = (time.monotonic() - start_time) / told_count
-            for trial, trial_words in zip(batch, words, strict=True):
-                result = results[trial_words]
+            seconds_of_trial = (time.monotonic() - start_time) / told_count
+            for trial in batch:
+                words = self.to_overrides(trial.params)
+                result = results[words]
                 self._store_result(trial, result)
-                outcome: str = result.lost
-                if result.value is not None:
-                    outcome = f"validation {self.task.describe_score(result.value)}"
+                outcome = result.lost or f"validation {self.task.describe_score(result.value or 0)}"
                 ended_count = len(self._ended_trials())
-                eta = ""
-                if ended_count < self._settings.trials:
-                    trials_left = self._settings.trials - ended_count
-                    eta = f", ETA {format_duration(trials_left * seconds)}"
-                progress_text = f"{ended_count}/{self._settings.trials}{eta}"
-                tell(f"trial {progress_text}  {' '.join(trial_words)}: {outcome}")
+                left_count = self._settings.trials - ended_count
+                eta = f", ETA {format_duration(left_count * seconds_of_trial)}"
+                progress = f"{ended_count}/{self._settings.trials}{eta if left_count else ''}"
+                tell(f"trial {progress}  {' '.join(words)}: {outcome}")
         return self._find_best()
 
     def _store_result(self, trial: Any, result: TrialResult) -> None:
@@ -186,18 +170,15 @@ class Search:
         stored = optuna.trial.Trial(self.study, trial._trial_id)
         stored.set_user_attr("rounds", result.rounds)
         # Relative, as the folder may be moved.
-        directory = os.path.relpath(
-            Path(result.directory).resolve(),
-            self._folder,
-        )
+        directory = os.path.relpath(Path(result.directory).resolve(), self._folder)
         stored.set_user_attr("directory", directory)
-        if result.value is None and not self.study.trials[trial.number].intermediate_values:
-            # It diverged before it was judged.
-            stored.report(0.0 if self._settings.task.is_higher_better else math.inf, 0)
-        if result.value is None:
-            self.study.tell(trial.number, state=optuna.trial.TrialState.PRUNED)
-        else:
+        if result.value is not None:
             self.study.tell(trial.number, result.value)
+            return
+        if not self.study.trials[trial.number].intermediate_values:
+            # It diverged before it was judged.
+            stored.report(0.0 if self.task.is_higher_better else math.inf, 0)
+        self.study.tell(trial.number, state=optuna.trial.TrialState.PRUNED)
 
     def _ended_trials(self) -> list[Any]:
         """Return the trials that have ended, without those that were killed half drawn."""
@@ -207,20 +188,20 @@ class Search:
     def _next_batch(self) -> list[Any]:
         """Return the next batch of trials, first those that a killed process left."""
         states = import_optuna().trial.TrialState
-        for trial in self.study.trials:
-            if trial.state == states.RUNNING and trial.params.keys() != self._space.keys():
-                self.study.tell(trial.number, state=states.FAIL)  # killed while it was drawn
-        trials = [trial for trial in self.study.trials if trial.state != states.FAIL]
-        batch = [trial for trial in trials if trial.state == states.RUNNING]
-        count = sum(trial.state != states.WAITING for trial in trials)
+        batch = []
+        for trial in self.study.get_trials(states=(states.RUNNING,)):
+            if trial.params.keys() == self._space.keys():
+                batch.append(trial)
+            else:  # killed while it was drawn
+                self.study.tell(trial.number, state=states.FAIL)
+        count = len(batch) + len(self._ended_trials())
         # A batch that was broken off while it was told is not filled up: its proposals would know
         # more than they may.
         while count < self._settings.trials and (not batch or count % self._settings.batch):
             self.study.sampler = self._make_sampler(count)
-            if count == 0 and self._first_proposal:
-                is_waiting = any(trial.state == states.WAITING for trial in self.study.trials)
-                if not is_waiting:
-                    self.study.enqueue_trial(self._first_proposal)
+            is_waiting = bool(self.study.get_trials(states=(states.WAITING,)))
+            if count == 0 and self._first_proposal and not is_waiting:
+                self.study.enqueue_trial(self._first_proposal)
             number = self.study.ask(dict(self._space)).number
             batch.append(self.study.trials[number])
             count += 1
@@ -234,18 +215,15 @@ class Search:
             seed=int.from_bytes(digest), n_startup_trials=self._settings.startup
         )
 
-    def to_overrides(self, params: Mapping[str, Any]) -> list[str]:
-        """Return proposed values as words of the command line."""
+    def to_overrides(self, params: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return proposed values as words of the command line, in the order of the space."""
         trial_words = []
-        # In the order of the space: equal proposals are equal words.
         for key in self._space:
             value = params[key]
-            if isinstance(value, float):
-                # As a user would type it: the printed words find the run again.
-                trial_words.append(f"{key}={value:.4g}")
-            else:
-                trial_words.append(requote_word(f"{key}={value}"))
-        return trial_words
+            # As a user would type it: the printed words find the run again.
+            text = f"{value:.4g}" if isinstance(value, float) else str(value)
+            trial_words.append(requote_word(f"{key}={text}"))
+        return tuple(trial_words)
 
     def _find_best(self) -> SearchResult:
         """Return the first of the best trials. Raises FedpflError if none finished."""
@@ -261,7 +239,7 @@ class Search:
         # Equal proposals are one run.
         rounds = {trial.user_attrs["directory"]: trial.user_attrs["rounds"] for trial in trials}
         return SearchResult(
-            overrides=tuple(self.to_overrides(best.params)),
+            overrides=self.to_overrides(best.params),
             value=best.value,
             trials={
                 "finished": len(complete_trials),
@@ -277,8 +255,8 @@ def _match_value(distribution: Any, value: Any) -> Any:
     """Return the value as the distribution holds it, None if it does not."""
     choices = getattr(distribution, "choices", None)
     if choices:
-        texts = {str(value), _number_text(value)}
-        return next((choice for choice in choices if {choice, _number_text(choice)} & texts), None)
+        equal_choices = (choice for choice in choices if _to_text(choice) == _to_text(value))
+        return next(equal_choices, None)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not distribution.low <= value <= distribution.high:
         return None
@@ -286,7 +264,7 @@ def _match_value(distribution: Any, value: Any) -> Any:
     return None if step and (value - distribution.low) % step else value
 
 
-def _number_text(value: Any) -> str:
+def _to_text(value: Any) -> str:
     """Return one text for equal numbers, such as 0.10 and 0.1; other values as text."""
     try:
         return str(float(value))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
+from omegaconf import DictConfig
 
 from fedpfl.config import overrides
 from fedpfl.config.plan import check_config
@@ -18,7 +19,6 @@ from fedpfl.ground.ranges import COMPARISONS
 from fedpfl.ground.terminal import print_notice
 
 SPACES_FILE = Path(overrides.CONF) / "tune.yaml"
-EPOCHS_KEY = "local.epochs"
 EDGE_SHARE = 0.05
 """Share of an interval that counts as its edge, at either end."""
 
@@ -34,8 +34,7 @@ def make_search_space(method: str, user_words: Sequence[str]) -> list[str]:
     """
     user_values = {}
     for word in user_words:
-        key, _, value = word.partition("=")
-        user_values[key.lstrip("+")] = value
+        user_values[override_key(word).lstrip("+")] = word.partition("=")[2]
     # The method's own values replace those that all methods have.
     space = {**_read_space("all", user_words), **_read_space(method, user_words)}
     space.pop(LIMITS, None)
@@ -49,70 +48,89 @@ def make_search_space(method: str, user_words: Sequence[str]) -> list[str]:
     return search_words
 
 
-def keep_within_limits(method: str, search_words: Sequence[str]) -> list[str]:
+def keep_within_limits(method: str, search_words: Sequence[str], cfg: DictConfig) -> list[str]:
     """Return words of a search without values that turn the method into another.
 
     Values that are left out are printed.
 
+    Args:
+        method: its name.
+        search_words: of the search.
+        cfg: configuration of a trial, which says how many layers and local epochs there are.
+
     Raises:
         FedpflError: if no value is left.
     """
-    limits = _read_space(method, search_words).get(LIMITS, {})
-    bounds: dict[str, float] = {}
+    limits = _read_space(method, search_words).get(LIMITS)
+    if not limits:
+        return list(search_words)
+    plan = check_config(cfg)
+    layers = len(build_run(plan).net.parts.layers)
+    # Runs that count steps have no epochs to be limited by.
+    bounds = {"layers": layers, "epochs": plan.local.epochs or math.inf}
     kept_words = []
     for word in search_words:
         key = override_key(word)
-        values = overrides.split_values(word)
-        if key not in limits or not overrides.is_sweep(word) or not values:
-            kept_words.append(word)
-            continue
-        bounds = bounds or _find_bounds(search_words, " ".join(limits.values()))
-        allowed_values = [
-            value for value in values if _is_within(limits[key], float(value), bounds)
-        ]
-        bounds_text = ", ".join(
-            f"{name}={bound:g}" for name, bound in bounds.items() if name in limits[key]
-        )
-        rule = f"method={method} is itself only with {key} {limits[key]} (here {bounds_text})"
-        if not allowed_values:
-            raise FedpflError(f"{word}: {rule}; give it other values, or raise local.epochs")
-        if allowed_values != values:
-            dropped_values = ", ".join(value for value in values if value not in allowed_values)
-            print_notice(f"{key}={dropped_values} is not searched: {rule}")
-            word = f"{key}=choice({','.join(allowed_values)})"
+        if key in limits and overrides.is_sweep(word):
+            word = _keep_values(word, limits[key], bounds, method)
         kept_words.append(word)
     return kept_words
 
 
-def find_edge_values(chosen_words: Sequence[str], distributions: Mapping[str, Any]) -> list[str]:
-    """Return the chosen words with a value at an end of the search space.
+def _keep_values(word: str, limit: str, bounds: Mapping[str, float], method: str) -> str:
+    """Return a swept word with the values that its limit allows. Raises FedpflError for none."""
+    key = override_key(word)
+    values = overrides.split_values(word)
+    allowed_values = [value for value in values if _is_within(limit, float(value), bounds)]
+    dropped_values = [value for value in values if value not in allowed_values]
+    if not dropped_values:
+        return word
+    bounds_text = ", ".join(f"{name}={bound:g}" for name, bound in bounds.items() if name in limit)
+    rule = f"method={method} is itself only with {key} {limit} (here {bounds_text})"
+    if not allowed_values:
+        raise FedpflError(f"{word}: {rule}; give it other values, or raise local.epochs")
+    print_notice(f"{key}={', '.join(dropped_values)} is not searched: {rule}")
+    return f"{key}=choice({','.join(allowed_values)})"
+
+
+def _is_within(limit: str, value: float, bounds: Mapping[str, float]) -> bool:
+    """Compare a value with a limit such as `above 0, below layers`."""
+    for part in limit.split(", "):
+        comparison, _, name = part.rpartition(" ")
+        bound = bounds[name] if name in bounds else float(name)
+        if not COMPARISONS[comparison](value, bound):
+            return False
+    return True
+
+
+def find_edge_values(chosen_words: Sequence[str], space: Mapping[str, Any]) -> list[str]:
+    """Return the chosen words with a number at an end of its search space.
 
     Args:
         chosen_words: result of the search.
-        distributions: Optuna's, by key.
+        space: Optuna's distributions by key.
     """
     edge_words = []
     for word in chosen_words:
         key, _, text = word.partition("=")
-        distribution = distributions.get(key)
-        if distribution is not None and _is_at_edge(text, distribution):
+        if key in space and _is_at_edge(text, space[key]):
             edge_words.append(word)
     return edge_words
 
 
 def _is_at_edge(text: str, distribution: Any) -> bool:
     """Tell if a number is at an end of its search space."""
-    choices = getattr(distribution, "choices", None)
+    values = getattr(distribution, "choices", None) or (distribution.low, distribution.high)
     try:
-        numbers = list(map(float, choices or (distribution.low, distribution.high)))
+        numbers = [float(value) for value in (text, *values)]
     except ValueError:  # names have no end
         return False
-    is_logarithmic = getattr(distribution, "log", False)
-    scale: Callable[[float], float] = math.log if is_logarithmic else float
-    low, high, value = (scale(number) for number in (min(numbers), max(numbers), float(text)))
-    # Between two steps there is nothing: only the last one is an edge.
-    is_stepped = choices or getattr(distribution, "step", None)
-    margin = 0 if is_stepped else EDGE_SHARE * (high - low)
+    if getattr(distribution, "log", False):
+        numbers = [math.log(number) for number in numbers]
+    value, *ends = numbers
+    low, high = min(ends), max(ends)
+    is_interval = getattr(distribution, "step", 1) is None
+    margin = EDGE_SHARE * (high - low) if is_interval else 0
     return low < high and not low + margin < value < high - margin
 
 
@@ -145,40 +163,3 @@ def _is_left_open(key: str, user_values: Mapping[str, str]) -> bool:
         return True
     path = SPACES_FILE.parent / group / f"{user_values[group]}.yaml"
     return path.is_file() and yaml.safe_load(path.read_text()).get(name) == "???"
-
-
-def _find_bounds(search_words: Sequence[str], limits: str) -> dict[str, float]:
-    """Return the smallest numbers of `layers` and of local `epochs` in a search.
-
-    Args:
-        search_words: of the search.
-        limits: texts that may name them.
-    """
-    swept_words = list(filter(overrides.is_sweep, search_words))
-    fixed_words = [
-        word
-        for word in search_words
-        if not (word in swept_words or overrides.is_hydra_setting(word))
-    ]
-    swept_values = {override_key(word): overrides.split_values(word) for word in swept_words}
-    model_words = [[f"model={name}"] for name in swept_values.get("model", [])] or [[]]
-    plans = [
-        check_config(overrides.compose_config([*fixed_words, *model_word]))
-        for model_word in model_words
-    ]
-    # Runs that count steps have no epochs to be limited by.
-    epochs = [plan.local.epochs or math.inf for plan in plans]
-    epochs += map(float, swept_values.get(EPOCHS_KEY, []))
-    layers = [math.inf]
-    if "layers" in limits:
-        layers = [len(build_run(plan).net.parts.layers) for plan in plans]
-    return {"layers": min(layers), "epochs": min(epochs)}
-
-
-def _is_within(limit: str, value: float, bounds: Mapping[str, float]) -> bool:
-    """Compare a value with a limit such as `above 0, below layers`."""
-    parts = [part.rpartition(" ") for part in limit.split(", ")]
-    return all(
-        COMPARISONS[comparison](value, bounds[name] if name in bounds else float(name))
-        for comparison, _, name in parts
-    )

@@ -119,10 +119,10 @@ def search_methods(request: TuningRequest, run_command: RunCommand) -> list[Tune
     searches = {}
     for method, user_words in method_words.items():
         space_words = make_search_space(method, user_words)
-        check_words(method, [*user_words, *space_words])
+        cfg = check_words(method, [*user_words, *space_words])
         # Fine-tuned columns choose nothing.
         search_words = [f"method={method}", *user_words, *space_words, "eval.finetune_epochs=0"]
-        searches[method] = keep_within_limits(method, search_words)
+        searches[method] = keep_within_limits(method, search_words, cfg)
     return [
         _tune_method(request, method, method_words[method], search_words, run_command)
         for method, search_words in searches.items()
@@ -234,8 +234,14 @@ def _tune_method(
         f"method={method}: {pluralize(request.seeds, 'fresh seed')} of {' '.join(result.overrides)}"
     )
 
+    # Finished runs of other code are run again.
     final_folder = request.folder / "final"
-    _play_final_runs(final_folder, final_words, seeds, run_command)
+    paths = locate_final_runs(final_folder, final_words, seeds)
+    code = resume.digest_code(check_config(overrides.compose_single_run(final_words)))
+    started_paths = [path for path in paths if (path / "summary.json").is_file()]
+    is_outdated = any(reading.read_summary(path).get("code") != [code] for path in started_paths)
+    restart_words = ["restart=true"] if is_outdated else []
+    play_seeds(final_folder, [*final_words, *restart_words], seeds, run_command)
 
     # ---- Step 3: their results, and the command that repeats them.
     edge_values = find_edge_values(result.overrides, result.space)
@@ -271,25 +277,13 @@ def choose_seeds(final_words: Sequence[str], count: int) -> list[int]:
     return [first_seed + number for number in range(count)]
 
 
-def _play_final_runs(
-    folder: Path, final_words: Sequence[str], seeds: Sequence[int], run_command: RunCommand
+def play_seeds(
+    folder: Path, run_words: Sequence[str], seeds: Sequence[int], run_command: RunCommand
 ) -> None:
-    """Run words with each seed; finished runs of other code are run again."""
-    code = resume.digest_code(check_config(overrides.compose_single_run(final_words)))
-    summaries = [
-        reading.read_summary(path)
-        for path in locate_final_runs(folder, final_words, seeds)
-        if (path / "summary.json").is_file()
-    ]
-    is_outdated = any(summary.get("code", [code]) != [code] for summary in summaries)
+    """Run words with each seed, below a folder. A run may diverge."""
     run_command(
         ["-m", *_sweep_dir_words(folder)],
-        [
-            *final_words,
-            f"seed=choice({','.join(map(str, seeds))})",
-            "hydra.sweeper.table=false",
-            *["restart=true"] * is_outdated,
-        ],
+        [*run_words, f"seed=choice({','.join(map(str, seeds))})", "hydra.sweeper.table=false"],
         accepted_status=EXIT_STATUS[Diverged],
     )
 

@@ -192,9 +192,9 @@ def test_a_file_that_is_no_board_is_one_line(tmp_path):
     path = tmp_path / "board.csv"
     with pytest.raises(FedpflError, match=r"cannot be read as a board: .*; make it with"):
         board.read_rows(path)
-    for text, told in (("\0\xff", "cannot be read as a board"), ("a,b\n1,2\n", "has no column")):
+    for text in ("\0\xff", "a,b\n1,2\n"):
         path.write_bytes(text.encode("latin1"))
-        with pytest.raises(FedpflError, match=told):
+        with pytest.raises(FedpflError, match="cannot be read as a board"):
             board.read_rows(path)
 
 

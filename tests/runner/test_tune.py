@@ -371,7 +371,6 @@ def test_every_space_is_of_its_method(name):
 
 LIMITED = """
 fedper | model=mlp method.layers=choice(0,1,2,3,4) | choice(1,2) | 0, 3, 4 | above 0, below layers (here layers=3)
-fedper | model=cnn4,mlp method.layers=range(1,4) | choice(1,2) | 3 | above 0, below layers (here layers=3)
 fedala | model=mlp method.layers=choice(0,1,2,3,4) | choice(1,2,3) | 0, 4 | above 0, at most layers (here layers=3)
 fedrep | model=mlp local.epochs=4 method.body_epochs=choice(0,2,4) | choice(2) | 0, 4 | above 0, below epochs (here epochs=4)
 fedrep | local.epochs=3,9 method.body_epochs=choice(2,4) | choice(2) | 4 | above 0, below epochs (here epochs=3)
@@ -385,7 +384,9 @@ def test_what_makes_the_method_another_one_is_not_searched(capsys):
     for method, words, left, *lost in read_cases(LIMITED, " | "):
         searched = [f"method={method}", "clients=4", *words.split()]
         key = searched[-1].partition("=")[0]
-        assert spaces.keep_within_limits(method, searched) == [*searched[:-1], f"{key}={left}"]
+        cfg = tuning.check_words(method, searched[:-1])
+        kept = spaces.keep_within_limits(method, searched, cfg)
+        assert kept == [*searched[:-1], f"{key}={left}"]
         told = capsys.readouterr().err
         if lost:
             rule = f"method={method} is itself only with {key} {lost[1]}"
@@ -394,7 +395,7 @@ def test_what_makes_the_method_another_one_is_not_searched(capsys):
     never = ["method=fedper", "model=mlp", "clients=4", "method.layers=3,4"]
     message = r"=3,4: method=fedper is itself only with method\.layers above 0, below layers"
     with pytest.raises(FedpflError, match=message):
-        spaces.keep_within_limits("fedper", never)
+        spaces.keep_within_limits("fedper", never, tuning.check_words("fedper", never[:-1]))
 
 
 EDGES = """
