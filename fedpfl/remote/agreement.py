@@ -7,11 +7,11 @@ leaves it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from math import prod
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import torch
@@ -80,33 +80,40 @@ class SiteForm(Message):
         _require([*self.labels] == sort_texts(self.labels), "labels that are not in order")
         if self.columns:
             names, levels = self.columns
-            texts_are_distinct = [
-                len({*texts}) == len(texts) for texts in (names, *levels.values())
-            ]
-            _require(all(texts_are_distinct), "a column or category that stands twice")
+            for texts in (names, *levels.values()):
+                _require(len({*texts}) == len(texts), "a column or category that stands twice")
             _require(bool(names) and levels.keys() <= {*names}, "categories that are no columns")
         return self
 
 
-class SiteFacts(Message):
-    """The facts that a site tells.
+class SiteEntry(Message):
+    """Name a site and its parts.
 
     Attributes:
         name: Of the site.
         samples: Their number.
         test_from: Where its test part begins; None where it has none.
-        form: Of its samples.
     """
 
     name: Name
     samples: SampleCount
     test_from: SampleCount | None = None
-    form: SiteForm
 
     @model_validator(mode="after")
-    def _check(self) -> SiteFacts:
+    def _check(self) -> Self:
         _require((self.test_from or 0) < self.samples, "a test part beyond the samples")
         return self
+
+
+class SiteFacts(SiteEntry):
+    """The facts that a site tells."""
+
+    form: SiteForm
+
+    @property
+    def entry(self) -> SiteEntry:
+        """Return the facts without the form."""
+        return SiteEntry(name=self.name, samples=self.samples, test_from=self.test_from)
 
 
 class SiteReply(Message):
@@ -117,53 +124,46 @@ class SiteReply(Message):
 
 
 class Agreement(Message):
-    """The facts that all sites agree on, in the order of the sites' names.
+    """The facts that all sites agree on.
 
     Attributes:
-        names: Of the sites.
-        samples: The number of each site's.
-        test_from: Where each test part begins; empty where sites have none.
+        sites: In the order of their names.
         form: Of all samples.
         mean: Per channel, where it is computed; empty before, and where the configuration has it.
         std: As mean.
     """
 
-    names: Annotated[tuple[Name, ...], Field(min_length=1, max_length=MAX_SITES)]
-    samples: tuple[SampleCount, ...]
-    test_from: tuple[SampleCount, ...] = ()
+    sites: Annotated[tuple[SiteEntry, ...], Field(min_length=1, max_length=MAX_SITES)]
     form: SiteForm
     mean: Scale = ()
     std: Scale = ()
 
     @model_validator(mode="after")
     def _check(self) -> Agreement:
-        sites = len(self.names)
-        _require([*self.names] == sorted({*self.names}), "sites that are not in order")
-        _require(len(self.samples) == sites, "sizes of other sites")
-        _require(len(self.test_from) in (0, sites), "test parts of other sites")
-        parts = zip(self.test_from, self.samples, strict=False)
-        _require(all(start < count for start, count in parts), "a test part beyond the samples")
+        _require(self.names == sorted({*self.names}), "sites that are not in order")
+        have_tests = {site.test_from is not None for site in self.sites}
+        _require(len(have_tests) == 1, "test parts of some sites")
         _require(len(self.mean) == len(self.std), "another number of std than of mean")
         _require(all(value > 0 for value in self.std), "std that are no deviations")
         return self
 
     @property
+    def names(self) -> list[str]:
+        """Return the names of the sites."""
+        return [site.name for site in self.sites]
+
+    @property
     def digest(self) -> str:
         """Hash all that is agreed on."""
-        return fingerprint(json.dumps(plain_values(self), sort_keys=True))
-
-    def find_positions(self, client: int) -> Tensor:
-        """Return the positions of a site's samples, int64 `[samples]`, ascending."""
-        return (self.groups == client).nonzero()[:, 0]
+        return fingerprint(self.model_dump_json())
 
     @property
     def groups(self) -> Tensor:
         """Return each sample's site, int64 `[samples]`: training parts first, then test parts."""
-        sizes = torch.tensor(self.samples)
-        numbers = torch.arange(len(self.names))
-        if not self.test_from:
-            return numbers.repeat_interleave(sizes)
-        train_sizes = torch.tensor(self.test_from)
+        numbers = torch.arange(len(self.sites))
+        ends = [site.test_from or site.samples for site in self.sites]
+        train_sizes = torch.tensor(ends)
+        sizes = torch.tensor([site.samples for site in self.sites])
         parts = [numbers.repeat_interleave(part) for part in (train_sizes, sizes - train_sizes)]
         return torch.cat(parts)
 
@@ -180,15 +180,15 @@ class Agreement(Message):
         # One sample stands for all: a site that claims millions costs the server nothing.
         zeros = np.zeros((1, *self.form.shape), self.form.dtype)
         samples = self.check_samples(zeros, np.zeros(1, np.int64), options, "the sites")
-        total = sum(self.samples)
+        total = sum(site.samples for site in self.sites)
         return replace(
             samples,
             x=samples.x.to(device).expand(total, *samples.x.shape[1:]),
             y=samples.y.expand(total),
             groups=self.groups,
-            group_names=self.names,
-            test_from=sum(self.test_from) or None,
-            class_names=tuple(map(str, self.form.labels)),
+            group_names=tuple(self.names),
+            test_from=sum(site.test_from or 0 for site in self.sites) or None,
+            class_names=self.form.labels,
             feature_names=name_features(self.form.columns) if self.form.columns else (),
             are_elsewhere=True,
         )
@@ -228,20 +228,13 @@ class Agreement(Message):
         """Return a site's difference from the agreed facts, "" for none."""
         if facts.name not in self.names:
             return f"{facts.name} is no site of this federation: {', '.join(self.names)}"
-        client = self.names.index(facts.name)
-        shape = () if self.form.columns else self.form.shape
-        agreed_site = SiteFacts(
-            name=facts.name,
-            samples=self.samples[client],
-            test_from=self.test_from[client] if self.test_from else None,
-            form=self.form.model_copy(update={"shape": shape}),
-        )
-        if (agreed_site.samples, agreed_site.test_from) != (facts.samples, facts.test_from):
+        agreed = self.sites[self.names.index(facts.name)]
+        if agreed != facts.entry:
             return (
                 f"{facts.name} has {facts.samples} samples, a test part from {facts.test_from}, "
-                f"and had {agreed_site.samples}, from {agreed_site.test_from}, as it began"
+                f"and had {agreed.samples}, from {agreed.test_from}, as it began"
             )
-        return find_difference(facts, agreed_site)
+        return find_difference(facts, SiteFacts(**dict(agreed), form=self.form))
 
 
 def describe_site(site: Part, name: str, columns: Columns | None) -> SiteFacts:
@@ -252,37 +245,30 @@ def describe_site(site: Part, name: str, columns: Columns | None) -> SiteFacts:
         "labels": sort_texts(np.unique(site.y).tolist()),
         "columns": columns,
     }
-    facts = {
-        "name": name,
-        "samples": len(site.y),
-        "test_from": site.test_from,
-        "form": form,
-    }
+    facts = {"name": name, "samples": len(site.y), "test_from": site.test_from, "form": form}
     return read_message(SiteFacts, facts)
 
 
 def find_difference(site: SiteFacts, reference: SiteFacts) -> str:
     """Return a site's difference from a reference, with both names; "" without any."""
-    for kind, own in _describe_form(site).items():
-        other = _describe_form(reference)[kind]
-        if own != other:
-            return f"{site.name}: {kind} {own}, and {reference.name}: {other}"
-    columns = [form.columns.names for form in (site.form, reference.form) if form.columns]
-    if columns and {*columns[0]} != {*columns[1]}:
-        differing = ", ".join(sorted({*columns[0]} ^ {*columns[1]}))
-        return f"{site.name} and {reference.name} differ in columns {differing}"
+    own = _describe_form(site)
+    other = _describe_form(reference)
+    if own != other:
+        return f"{site.name}: samples are {own}, and {reference.name}: {other}"
+    if site.form.columns and reference.form.columns:
+        differing = {*site.form.columns.names} ^ {*reference.form.columns.names}
+        if differing:
+            columns = ", ".join(sorted(differing))
+            return f"{site.name} and {reference.name} differ in columns {columns}"
     return ""
 
 
-def _describe_form(site: SiteFacts) -> dict[str, str]:
-    """Return in words what all sites must have in common."""
-    # Of tables columns are compared, as shapes differ until all categories are known; of labels
-    # only the kind, as `agree_on_sites` unites them.
+def _describe_form(site: SiteFacts) -> str:
+    """Return in words what all sites must have in common; `agree_on_sites` unites labels."""
     form = site.form
-    return {
-        "samples are": "tables" if form.columns else f"{form.dtype} {list(form.shape)}",
-        "test part": "of its own" if site.test_from else "none",
-    }
+    # The shape of a table is known once all categories are.
+    kind = "tables" if form.columns else f"{form.dtype} {list(form.shape)}"
+    return kind if site.test_from is None else f"{kind} with a test part"
 
 
 def agree_on_sites(sites: Sequence[SiteFacts]) -> Agreement:
@@ -301,22 +287,21 @@ def agree_on_sites(sites: Sequence[SiteFacts]) -> Agreement:
     require_alike(labels_by_site)
 
     # ---- Step 2: categories of a table are the union, too, and a feature each.
-    columns = form.columns
     changes: dict[str, Any] = {"labels": values}
-    if columns:
-        levels = {}
-        for name in columns.levels:
-            levels_by_site = {site.name: _list_levels(site, name) for site in sites}
-            require_one_spelling(levels_by_site, f"{name} =")
-            levels[name] = sorted({text for texts in levels_by_site.values() for text in texts})
-        features = sum(len(levels.get(name, [name])) for name in columns.names)
-        changes |= {"columns": (columns.names, levels), "shape": [features]}
+    tables = {site.name: site.form.columns for site in sites if site.form.columns}
+    if form.columns:
+        names = form.columns.names
+        levels: dict[str, list[str]] = {}
+        for column in form.columns.levels:
+            levels_by_site = {site: table.levels.get(column, []) for site, table in tables.items()}
+            require_one_spelling(levels_by_site, f"{column} =")
+            levels[column] = sorted({*chain(*levels_by_site.values())})
+        features = sum(len(levels.get(name, [name])) for name in names)
+        changes |= {"columns": (names, levels), "shape": [features]}
 
     # ---- Step 3: what all have agreed on.
     facts = {
-        "names": [site.name for site in sites],
-        "samples": [site.samples for site in sites],
-        "test_from": [site.test_from for site in sites if site.test_from is not None],
+        "sites": [site.entry for site in sites],
         "form": {**plain_values(form), **changes},
     }
     agreement = read_message(Agreement, facts)
@@ -328,10 +313,6 @@ def agree_on_sites(sites: Sequence[SiteFacts]) -> Agreement:
             "the most; number the labels"
         )
     return agreement
-
-
-def _list_levels(site: SiteFacts, name: str) -> list[str]:
-    return site.form.columns.levels.get(name, []) if site.form.columns else []
 
 
 def make_example_federation(federation: Federation) -> Federation:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +25,11 @@ from fedpfl.methods import SEES
 from fedpfl.record.callbacks import Callback
 from fedpfl.remote import sites
 from fedpfl.remote.agreement import Agreement, make_example_federation
+from fedpfl.remote.download import NotSentError
 from fedpfl.remote.keys import make_run_key
 from fedpfl.remote.messages import plain_values
 from fedpfl.remote.releases import ReleaseRecord
-from fedpfl.remote.server import FederateSettings, Grid, NotSentError, RemoteBackend
+from fedpfl.remote.server import FederateSettings, Grid, RemoteBackend
 from fedpfl.runner import session
 from fedpfl.runner.faults import user_errors
 from fedpfl.testing.run_trial import try_plugins
@@ -62,12 +62,10 @@ def compose_federation(words: Sequence[str]) -> tuple[FederateSettings, Any]:
     """
     register_resolver()
     # ---- Step 1: settings of the federation are not the run's, and are no part of its identity.
+    own_words = [word for word in words if word.startswith(SETTINGS_PREFIX)]
+    run_words = [word for word in words if not word.startswith(SETTINGS_PREFIX)]
     settings: dict[str, Any] = {}
-    run_words: list[str] = []
-    for word in words:
-        if not word.startswith(SETTINGS_PREFIX):
-            run_words.append(word)
-            continue
+    for word in own_words:
         key, _, text = word.removeprefix(SETTINGS_PREFIX).partition("=")
         try:
             settings[key] = yaml.safe_load(text)
@@ -76,15 +74,14 @@ def compose_federation(words: Sequence[str]) -> tuple[FederateSettings, Any]:
 
     # ---- Step 2: keys with defaults that fit no federation, unless the user has set them.
     user_keys = {word.partition("=")[0] for word in run_words}
+    defaults = dict(DEFAULT_OVERRIDES)
     if "dataset=sites" in run_words and "dataset.path" not in user_keys:
+        defaults["dataset.path"] = "null"
         if "clients" not in user_keys:
             raise FedpflError(
                 "each node brings its site, so that clients must say how many there are: clients=3"
             )
-        run_words.append("dataset.path=null")
-    for key, value in DEFAULT_OVERRIDES.items():
-        if key not in user_keys:
-            run_words.append(f"{key}={value}")
+    run_words += [f"{key}={value}" for key, value in defaults.items() if key not in user_keys]
 
     # ---- Step 3: Hydra composes the run.
     try:
@@ -98,24 +95,19 @@ def compose_federation(words: Sequence[str]) -> tuple[FederateSettings, Any]:
 def require_playable(plan: Plan) -> None:
     """Raise FedpflError for a run that no federation can play."""
     settings = plan.settings
-    if settings.newcomers or settings.unseen_groups:
-        raise FedpflError("a federation has no newcomers; set unseen=0 and unseen_groups=[]")
-    if plan.system:
-        raise FedpflError(
-            "a federation's time is real, and clients are late by themselves; set system=none"
-        )
+    tells_more = bool(settings.metrics) or plan.eval.common
+    refusals = {
+        "no newcomers; set unseen=0 and unseen_groups=[]": settings.newcomers
+        or settings.unseen_groups,
+        "real time, in which clients are late by themselves; set system=none": plan.system,
+        "clients that tell accuracies alone; leave out metrics and eval.common": tells_more,
+        "nodes that play their clients' part honestly; set attack=none": plan.attack,
+        "nodes that hold what they hold; leave out shift.at": plan.shift.at,
+    }
+    for problem, is_there in refusals.items():
+        if is_there:
+            raise FedpflError(f"a federation has {problem}")
     require_classification(plan.task, "a federation", "its clients tell accuracies alone")
-    if settings.metrics or plan.eval.common:
-        raise FedpflError(
-            "the clients of a federation tell accuracies alone; leave out metrics and eval.common"
-        )
-    if plan.attack:
-        raise FedpflError(
-            "nodes play their clients' part honestly, and nobody tells who would attack; set"
-            " attack=none"
-        )
-    if plan.shift.at:
-        raise FedpflError("a federation's nodes hold what they hold; leave out shift.at")
     if sites.are_samples_at_nodes(plan.config):
         sites.require_sites_partition(plan)
 
@@ -173,19 +165,9 @@ def _make_remote_backend(
 ) -> RemoteBackend:
     """Return the backend that asks nodes. Raises FedpflError for what may not leave them."""
     # ---- Step 1: is the method right, and may it see all that it needs?
-    example_run = run
-    # Where samples are at nodes, the server has none to try a method with.
-    if agreement:
-        example_run = replace(run, federation=make_example_federation(run.federation))
     try_plugins(run, has_samples=agreement is None)
     if run.method.server_sees == SEES[-1] and not settings.share_states:
-        with _explain_needs(settings):
-            raise NotSentError("its server looks at clients' states")
-
-    disclosure = ""
-    if settings.share_states:
-        entries = ", ".join(run.method.init(run.net.params, run.net.parts)[1]) or "nothing"
-        disclosure = f"federate.share_states: clients' states ({entries}) leave them in every round"
+        raise NotSentError("its server looks at clients' states")
 
     # ---- Step 2: the backend, which knows every client's initial state.
     initial_state = engine.make_initial_state(
@@ -204,11 +186,11 @@ def _make_remote_backend(
         compatibility_key=make_run_key(run),
         initial_state=initial_state,
         settings=settings,
-        disclosure=disclosure,
     )
     if agreement:
         backend.agreement = plain_values(agreement)
-        backend.example_federation = example_run.federation
+        # The server has no samples to try a method with.
+        backend.example_federation = make_example_federation(run.federation)
     return backend
 
 
@@ -231,24 +213,19 @@ class WireLog(Callback):
         """Begin the file, or keep the rows of the rounds that are done."""
         if self._agreement:
             sites.save_agreement(self._path.parent, run.identity, self._agreement)
+        lines = (files.read_if_exists(self._path) or b"").decode().splitlines()
         # A server that was killed may have written rounds after its last checkpoint.
-        lines = (files.read_if_exists(self._path) or b"").decode().splitlines()[1:]
-        self._lines = [",".join(WIRE_COLUMNS)]
-        self._lines += [line for line in lines if int(line.partition(",")[0]) <= run.start_round]
+        self._lines = [",".join(WIRE_COLUMNS), *lines[1 : run.start_round + 1]]
         self._write_lines()
 
     def on_round(self, round: Any) -> None:
         """Add the row of a round."""
-        totals: dict[str, float] = {
-            **dict.fromkeys(WIRE_COLUMNS, 0),
-            "round": round.row["round"],
-            "counted_down": round.row["bits_down"] / 8,
-            "counted_up": round.row["bits_up"] / 8,
-            "answers": round.row["participants"],
-            **self.backend.wire_bytes,
-        }
+        row = round.row
+        counted = {"counted_down": row["bits_down"] / 8, "counted_up": row["bits_up"] / 8}
+        numbers = {"round": row["round"], "answers": row["participants"]}
+        totals: dict[str, float] = {**numbers, **counted, **self.backend.wire_bytes}
         self.backend.wire_bytes.clear()
-        self._lines.append(",".join(f"{totals[name]:.0f}" for name in WIRE_COLUMNS))
+        self._lines.append(",".join(f"{totals.get(name, 0):.0f}" for name in WIRE_COLUMNS))
         self._write_lines()
 
     def _write_lines(self) -> None:

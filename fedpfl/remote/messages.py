@@ -30,7 +30,6 @@ Name = Annotated[Label, Field(max_length=MAX_TEXT)]
 Number = Annotated[float, Strict(), Field(allow_inf_nan=False)]
 Round = Annotated[Whole, Field(ge=0, lt=2**31)]
 Client = Annotated[Whole, Field(ge=0, lt=MAX_CLIENTS)]
-Paths = Annotated[tuple[Text, ...], Field(max_length=MAX_PATHS)]
 
 
 class Message(BaseModel):
@@ -54,7 +53,6 @@ class Question(Message):
         shares: Whether the client's state travels.
         participated: Whether the client has taken part.
         initial: Server entries that are as before round 1.
-        places: The server entry of each tensor that is sent, where it is one.
     """
 
     key: dict[str, Any]
@@ -64,8 +62,7 @@ class Question(Message):
     asks: dict[str, Any]
     shares: Flag
     participated: Flag = False
-    initial: Paths = ()
-    places: Annotated[tuple[Text | None, ...], Field(max_length=MAX_PATHS)] = ()
+    initial: Annotated[tuple[Text, ...], Field(max_length=MAX_PATHS)] = ()
 
 
 class Greeting(Message):

@@ -17,11 +17,12 @@ from fedpfl.engine.calls import Call, EvalCall, Participation
 from fedpfl.engine.store import Rows
 from fedpfl.ground import files, tree
 from fedpfl.ground.errors import FedpflError, error_text
-from fedpfl.ground.tree import Known, Tree
+from fedpfl.ground.tree import Tree
 from fedpfl.methods import Method
 from fedpfl.record import checkpoint
-from fedpfl.remote import trust, wire
+from fedpfl.remote import download, trust, wire
 from fedpfl.remote.budget import SampleBudget, digest_question, make_budget, require_promise
+from fedpfl.remote.download import NotSentError
 from fedpfl.remote.keys import make_run_key
 from fedpfl.remote.messages import (
     MAX_FAULT,
@@ -35,7 +36,6 @@ from fedpfl.remote.messages import (
     require_same_key,
 )
 from fedpfl.remote.schedule import Schedule, describe_call, make_schedule
-from fedpfl.remote.server import NotSentError
 
 # A server that goes on from its last checkpoint asks for a round again.
 STORED_ROUNDS = 2
@@ -58,28 +58,15 @@ class NodePolicy:
 PLAIN_POLICY = NodePolicy()
 
 
-@dataclass(frozen=True)
-class NodeSettings:
-    """Hold the settings of a node beside the run.
-
-    Attributes:
-        clients: The clients that it holds.
-        folder: Where their states are stored; in memory if None.
-        policy: Its permissions.
-    """
-
-    clients: Collection[int]
-    folder: Path | None = None
-    policy: NodePolicy = PLAIN_POLICY
-
-
 class Node:
     """Answer the server's messages for some clients of a federation.
 
     Args:
         schedule: The calls of the run; other questions are refused.
         compatibility_key: Configuration, data and version, as the server must have them.
-        settings: The node's own.
+        clients: The clients that it holds.
+        folder: Where their states are stored.
+        policy: Its permissions.
         budget: The account of its clients' samples; None where the run promises them nothing.
     """
 
@@ -87,7 +74,9 @@ class Node:
         self,
         schedule: Schedule,
         compatibility_key: Mapping[str, str],
-        settings: NodeSettings,
+        clients: Collection[int],
+        folder: Path,
+        policy: NodePolicy = PLAIN_POLICY,
         budget: SampleBudget | None = None,
     ):
         setup = schedule.setup
@@ -95,10 +84,10 @@ class Node:
         self._backend = setup.backend
         self._method = setup.method
         self._compatibility_key = dict(compatibility_key)
-        self._clients = sorted(settings.clients)
-        self._policy = settings.policy
+        self._clients = sorted(clients)
+        self._policy = policy
         self._budget = budget
-        self._store = ClientStore(settings.folder)
+        self._store = ClientStore(folder)
         self._initial_state = make_initial_state(
             method=setup.method,
             net=setup.backend.net,
@@ -107,7 +96,7 @@ class Node:
             seed=setup.seed,
             stopping=schedule.stops_early,
         )
-        self._limits = trust.MessageLimits(self._initial_state)
+        self._limits = trust.MessageLimits.of_state(self._initial_state)
 
     def answer_message(self, message: bytes) -> bytes:
         """Return the answer to a message; a failure is an answer, too."""
@@ -116,8 +105,7 @@ class Node:
     def _answer_request(self, message: bytes) -> bytes:
         """Return the answer to a message. Raises FedpflError."""
         # ---- Step 1: no message is unpacked that is larger than any of this run.
-        self._limits.check_length(message)
-        fields, trees = wire.unpack_message(message, self._limits.entries)
+        fields, trees = self._limits.unpack_message(message)
         require_same_key(fields.get("key"), self._compatibility_key, "the server", "this node")
         if "hello" in fields:
             read_message(Greeting, fields)
@@ -174,24 +162,24 @@ class Node:
         client = question.client
         if question.shares:
             row = trees["row"]
-            method = self._method
-            server = trees["server"]
         else:
             row = self._load_row(client, question.round, question.participated)
-            method, server = self._restrict_to_sent(question, trees.get("sent"))
-        initial_rows = self._initial_state.rows
-        rows = Rows(initial_rows.initial, {}, initial_rows.clients, initial_rows.device)
+        initial = self._initial_state
+        rows = Rows(initial.rows.initial, {}, initial.rows.clients, initial.rows.device)
         rows.put_([client], tree.repeat(row, 1))
+        server = trees["server"] if question.shares else initial.server
+        overlay = tree.repeat(trees.get("laid", {}), 1)
         state = State(question.round, server, rows, trees["shared"], {})
+        call = replace(call, state=state, overlay=overlay)
+        if not question.shares:
+            call = self._restrict_to_sent(call, question, trees.get("sent"))
 
         # ---- Step 2: the same participation or evaluation as on any backend.
-        overlay = tree.repeat(trees.get("laid", {}), 1)
-        call = replace(call, method=method, state=state, overlay=overlay)
         if self._budget:
             # The state here decides about the answer, too.
             digest = digest_question(message, wire.pack_message({}, row))
             call = self._budget.protect_call(call, client, digest)
-        with _naming_missing_entries(method):
+        with _naming_missing_entries(self._method):
             stacked = self._backend.run_one(call)
         answer = tree.take(stacked, 0)
 
@@ -247,36 +235,30 @@ class Node:
         }
         self._store.save(client, round_number, new_row)
 
-    def _restrict_to_sent(
-        self, question: Question, sent: Tree | None
-    ) -> tuple[Method, dict[str, Tree]]:
-        """Return the method and the server's tree as far as the node has been told.
+    def _restrict_to_sent(self, call: Call, question: Question, sent: Tree | None) -> Call:
+        """Return a call about as much of the server's tree as the node has been told.
 
         The method's `download` returns the tensors that were sent. The tree has these and the
         entries that are as before round 1.
         """
-        initial_entries = dict(tree.items(self._initial_state.server))
-        entries = {path: initial_entries[path] for path in question.initial}
+        initial_server = self._initial_state.server
+        initial_entries = dict(tree.items(initial_server))
+        unchanged = {path: initial_entries[path] for path in question.initial}
+        entries: dict[str, Tree] = {}
         if sent is not None:
-            sent_leaves = wire.iterate_sent_leaves(sent)
-            for leaf, path in zip(sent_leaves, question.places, strict=True):
-                if path is None or path in entries:
-                    continue
-                if leaf.mask is None:
-                    entries[path] = leaf.value
-                elif leaf.value.is_floating_point():
-                    # A method that reads unsent entries fails by nan.
-                    entries[path] = torch.where(leaf.mask, leaf.value, torch.nan)
-            sent = _replace_paths_by_known(sent, initial_entries)
+            own = download.call_download(call, question.client)
+            sent = download.complete_download(sent, own)
+            entries = download.find_sent_entries(sent, own, initial_server)
+        server = download.select_paths(initial_server, {**entries, **unchanged})
         method = copy.copy(self._method)
 
-        def download(server: Tree, client: dict[str, Tree]) -> Tree:
+        def return_sent(server: Tree, client: dict[str, Tree]) -> Tree:
             if sent is None:
                 raise KeyError("download")
             return sent
 
-        vars(method)["download"] = download
-        return method, _select_paths(self._initial_state.server, entries)
+        vars(method)["download"] = return_sent
+        return replace(call, method=method, state=replace(call.state, server=server))
 
 
 def make_run_node(run: Run, clients: Collection[int], folder: Path, policy: NodePolicy) -> Node:
@@ -295,7 +277,9 @@ def make_run_node(run: Run, clients: Collection[int], folder: Path, policy: Node
     return Node(
         schedule=make_schedule(run, backend),
         compatibility_key=key,
-        settings=NodeSettings(clients, run_folder, policy),
+        clients=clients,
+        folder=run_folder,
+        policy=policy,
         budget=make_budget(run, run_folder, policy.epsilon),
     )
 
@@ -313,53 +297,43 @@ def answer_or_fault(answer_request: Callable[[bytes], bytes], message: bytes) ->
 
 
 class ClientStore:
-    """Store the last states of clients, after each round that they took part in.
+    """Store the last states of clients as `client<k>/round<n>.pt`, one for each round they trained in.
 
-    With a folder they are checkpoints `client<k>/round<n>.pt` in it, else they stay in memory.
+    Args:
+        folder: Where they lie.
     """
 
-    def __init__(self, folder: Path | None):
+    def __init__(self, folder: Path):
         self._folder = folder
-        self._memory: dict[tuple[int, int], dict[str, Tree]] = {}
 
     def load_last(self, client: int, round_number: int) -> dict[str, Tree] | None:
         """Return a client's row after its last round up to `round_number`, None without one."""
         earlier_rounds = [stored for stored in self._list_rounds(client) if stored <= round_number]
         if not earlier_rounds:
             return None
-        if self._folder is None:
-            return self._memory[client, earlier_rounds[-1]]
         path = self._checkpoint_path(client, earlier_rounds[-1])
         return checkpoint.load_checkpoint(path)["row"]
 
     def save(self, client: int, round_number: int, row: dict[str, Tree]) -> None:
         """Store a client's row after a round, beside the previous round's."""
-        if self._folder is None:
-            self._memory[client, round_number] = row
-        else:
-            path = self._checkpoint_path(client, round_number)
-            with files.explain_write_errors(path):
-                path.parent.mkdir(parents=True, exist_ok=True)
-            payload = {"round": round_number, "row": tree.to(row, "cpu")}
-            with files.durable_write(path, lambda: None) as file:
-                checkpoint.save_checkpoint(checkpoint.to_plain_values(payload), file)
+        path = self._checkpoint_path(client, round_number)
+        with files.explain_write_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        payload = {"round": round_number, "row": tree.to(row, "cpu")}
+        with files.durable_write(path, lambda: None) as file:
+            checkpoint.save_checkpoint(checkpoint.to_plain_values(payload), file)
         stored_rounds = self._list_rounds(client)
         kept = [stored for stored in stored_rounds if stored <= round_number][-STORED_ROUNDS:]
         for stored in {*stored_rounds} - {*kept}:
-            self._memory.pop((client, stored), None)
-            if self._folder is not None:
-                self._checkpoint_path(client, stored).unlink(missing_ok=True)
+            self._checkpoint_path(client, stored).unlink(missing_ok=True)
 
     def _list_rounds(self, client: int) -> list[int]:
         """Return the rounds after which a client's state is stored, ascending."""
-        if self._folder is None:
-            return sorted(stored for owner, stored in self._memory if owner == client)
-        checkpoints = self._checkpoint_path(client, 0).parent.glob("round*.pt")
-        numbers = (path.stem.removeprefix("round") for path in checkpoints)
+        paths = self._checkpoint_path(client, 0).parent.glob("round*.pt")
+        numbers = [path.stem.removeprefix("round") for path in paths]
         return sorted(int(number) for number in numbers if number.isdigit())
 
     def _checkpoint_path(self, client: int, round_number: int) -> Path:
-        assert self._folder is not None
         return self._folder / f"client{client}" / f"round{round_number}.pt"
 
 
@@ -372,25 +346,3 @@ def _naming_missing_entries(method: Method) -> Iterator[None]:
         raise NotSentError(
             f"a hook of {type(method).__name__} asks for {entry}, which is not sent"
         ) from entry
-
-
-def _replace_paths_by_known(sent: Tree, initial_entries: Mapping[str, Tree]) -> Tree:
-    """Replace the paths of Known trees by the initial entries."""
-    if isinstance(sent, Known):
-        return Known(tree.map(initial_entries.__getitem__, sent.values))
-    if type(sent) is dict:
-        return {name: _replace_paths_by_known(part, initial_entries) for name, part in sent.items()}
-    return sent
-
-
-def _select_paths(server: Tree, entries: Mapping[str, Tree], path: str = "") -> Tree:
-    """Return the server's tree with the given entries alone, without subtrees that have none."""
-    if not isinstance(server, dict):
-        return entries.get(path, {})
-    selected = {}
-    for name, part in server.items():
-        subtree = _select_paths(part, entries, f"{path}.{name}" if path else name)
-        # Trees that are empty from the beginning stay, as hooks expect them.
-        if tree.leaves(subtree) or not tree.leaves(part):
-            selected[name] = subtree
-    return selected

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -22,9 +21,10 @@ from fedpfl.ground import tree
 from fedpfl.ground.casting import Checked
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.ranges import Above, AtLeast
-from fedpfl.ground.tree import Known, Tree
+from fedpfl.ground.tree import Tree
 from fedpfl.models import Net
 from fedpfl.remote import trust, wire
+from fedpfl.remote.download import NotSentError, call_download, drop_known
 from fedpfl.remote.messages import (
     Fault,
     Greeting,
@@ -62,10 +62,6 @@ class FederateSettings(Checked):
     timeout: Annotated[float, Above(0)] = 600.0
     minimum: Annotated[int, AtLeast(1)] = 1
     nodes: Annotated[int, AtLeast(1)] = 4
-
-
-class NotSentError(FedpflError):
-    """Refuse a method that reads entries which do not travel."""
 
 
 class NoAnswerError(FedpflError):
@@ -120,8 +116,6 @@ class RemoteBackend(Backend):
         compatibility_key: What server and nodes must have in common, by name.
         initial_state: The state before round 1.
         settings: The keys `federate.*`.
-        disclosure: The states that leave clients, as a sentence: they then
-            live at the server and travel with each message. "" if they stay at the nodes.
 
     Attributes:
         agreement: The agreement of sites at nodes, which goes with each message.
@@ -143,29 +137,27 @@ class RemoteBackend(Backend):
         compatibility_key: Mapping[str, str],
         initial_state: State,
         settings: FederateSettings,
-        disclosure: str,
     ):
         # ---- Arguments
         self.net = net
         self.engine = engine
-        self.shares_states = bool(disclosure)
-        self.keeps_states_at_nodes = not disclosure
+        self.shares_states = settings.share_states
+        self.keeps_states_at_nodes = not settings.share_states
         self.wire_bytes: Counter[str] = Counter()  # of answered messages, by column of wire.csv
         self._grid = grid
         self._compatibility_key = dict(compatibility_key)
         self._settings = settings
-        self._disclosure = disclosure
         self._initial_server = {
             path: leaf.clone() for path, leaf in tree.items(initial_state.server)
         }
         self._initial_state = initial_state
-        self._limits = trust.MessageLimits(initial_state)
+        self._limits = trust.MessageLimits.of_state(initial_state)
 
         # ---- Findings about nodes
         self._node_of_client: dict[int, int] = {}
         self._greeted_nodes: set[int] = set()
-        self._fault_counts: Counter[int] = Counter()  # wrong or missing answers, by node
-        self._seen_clients: set[int] = set()  # clients that had a node at some time
+        self._failed_nodes: set[int] = set()  # with a wrong or missing answer at some time
+        self._seen_clients: set[int] = set()  # with a node at some time
         self._answer_forms: dict[str, str] = {}
 
     def select_local_state(self, state: State) -> State:
@@ -207,10 +199,9 @@ class RemoteBackend(Backend):
             FedpflError: if fewer clients have answered than `federate.minimum`.
         """
         # ---- Step 1: ask the nodes. The log is not open before the first call.
-        if self._disclosure:
-            log.warning(self._disclosure)
-            self._disclosure = ""
-
+        if self.shares_states and not self._greeted_nodes:
+            entries = ", ".join(self._initial_state.rows.initial["client"]) or "nothing"
+            log.warning("clients' states (%s) leave them in every round", entries)
         answers, faults = self._collect_answers(call)
 
         # ---- Step 2: too few answers are no round.
@@ -269,45 +260,19 @@ class RemoteBackend(Backend):
             trees["laid"] = tree.take(call.overlay or {}, call.clients.index(client))
             return wire.pack_message(plain_values(Question(**fields)), trees)
 
-        # ---- Else: what `download` sends, and where the node finds the rest of the server's tree.
+        # ---- Else: what `download` sends, and which of the server's entries are as in the beginning.
         if call.overlay:
             raise NotSentError(f"{type(call.method).__name__}.before_turn reads clients' states")
-        server_entries = dict(tree.items(state.server))
-        fields["initial"] = [
-            path
-            for path, leaf in server_entries.items()
-            if torch.equal(leaf, self._initial_server[path])
-        ]
-        sent = self._download(call, client)
+        initial_ids = set()
+        fields["initial"] = []
+        for path, leaf in tree.items(state.server):
+            if torch.equal(leaf, self._initial_server[path]):
+                fields["initial"].append(path)
+                initial_ids.add(id(leaf))
+        sent = call_download(call, client)
         if sent is not None:
-            path_of_leaf = {id(leaf): path for path, leaf in server_entries.items()}
-            fields["places"] = [
-                path_of_leaf.get(id(leaf.value)) for leaf in wire.iterate_sent_leaves(sent)
-            ]
-            path_of_initial_leaf = {id(server_entries[path]): path for path in fields["initial"]}
-            trees["sent"] = _replace_known_by_paths(sent, path_of_initial_leaf)
+            trees["sent"] = drop_known(sent, initial_ids)
         return wire.pack_message(plain_values(Question(**fields)), trees)
-
-    def _download(self, call: Call, client: int) -> Tree | None:
-        """Call the method's `download`; None before an evaluation that needs nothing."""
-        method = call.method
-        server = call.state.server
-        is_training = isinstance(call, TrainCall)
-        client_state = call.state.client(client)
-        if is_training:
-            sampled = method.sample(server, call.draws.server(client))
-            client_state |= tree.to(sampled, call.state.rows.device)
-        # `prepare` may read entries that are at the node; `download` may do without its answer.
-        with contextlib.suppress(KeyError):
-            client_state = method.prepare(server, client_state)
-        try:
-            return method.download(server, client_state)
-        except KeyError as entry:
-            if not is_training:
-                return None
-            raise NotSentError(
-                f"{type(method).__name__}.download asks for {entry} of a client's state"
-            ) from None
 
     # ---- Who is asked, and what comes back
 
@@ -325,31 +290,31 @@ class RemoteBackend(Backend):
         replies = self._grid.send_and_receive(requests, self._settings.timeout)
 
         # ---- Step 2: leave out the clients with missing or wrong answers.
+        column = "bytes" if isinstance(call, TrainCall) else "judged"
         answers: dict[int, Any] = {}
         faults: dict[int, FedpflError] = {}
         for client, (node, request), reply in zip(clients, requests, replies, strict=True):
             try:
-                answers[client] = self._check_answer(call, client, reply)
+                message = require_reply(reply, self._settings.timeout)
+                answers[client] = self._check_answer(call, client, message)
             except NotSentError:
                 raise
             except FedpflError as fault:
                 self._warn_left_out(call, f"node {node}, client {label_client(client)}: {fault}")
                 faults[client] = fault
-                self._release_node(node)
+                # A second node may have its clients.
+                self._failed_nodes.add(node)
+                self._greeted_nodes.discard(node)
+                self._keep_nodes({*self._node_of_client.values()} - {node})
                 continue
-            assert isinstance(reply, bytes)
-            column = "bytes" if isinstance(call, TrainCall) else "judged"
             self.wire_bytes[f"{column}_down"] += len(request)
-            self.wire_bytes[f"{column}_up"] += len(reply)
+            self.wire_bytes[f"{column}_up"] += len(message)
         return answers, faults
 
-    def _release_node(self, node: int) -> None:
-        """Forget the clients of a failed node: a second node may have them."""
-        self._fault_counts[node] += 1
-        self._greeted_nodes.discard(node)
-        self._node_of_client = {
-            client: other for client, other in self._node_of_client.items() if other != node
-        }
+    def _keep_nodes(self, nodes: Collection[int]) -> None:
+        """Forget the clients of all other nodes."""
+        node_of_client = self._node_of_client.items()
+        self._node_of_client = {client: node for client, node in node_of_client if node in nodes}
 
     def _warn_left_out(self, call: Call, fault: str) -> None:
         """Log that a call goes on without a client, and why."""
@@ -367,20 +332,15 @@ class RemoteBackend(Backend):
             time.sleep(min(NODE_POLL_SECONDS, self._settings.timeout))
 
     def _greet_new_nodes(self) -> None:
-        """Forget the nodes that are gone, and ask new ones which clients they hold.
-
-        Nodes that have failed are asked last, and not waited for as long: they must not keep
-        clients from right nodes.
-        """
+        """Forget the nodes that are gone, and ask new ones which clients they hold."""
         connected_nodes = self._grid.node_ids()
-        self._node_of_client = {
-            client: node for client, node in self._node_of_client.items() if node in connected_nodes
-        }
-        new_nodes = [node for node in connected_nodes if node not in self._greeted_nodes]
-        timeout = self._settings.timeout
-        self._greet([node for node in new_nodes if not self._fault_counts[node]], timeout)
-        failed_nodes = [node for node in new_nodes if self._fault_counts[node]]
-        self._greet(failed_nodes, min(HELLO_SECONDS, timeout))
+        self._keep_nodes(connected_nodes)
+        new_nodes = {*connected_nodes} - self._greeted_nodes
+        self._greet(sorted(new_nodes - self._failed_nodes), self._settings.timeout)
+        # Nodes that have failed come last, and are not waited for as long: they must not keep
+        # clients from right nodes.
+        timeout = min(HELLO_SECONDS, self._settings.timeout)
+        self._greet(sorted(new_nodes & self._failed_nodes), timeout)
 
     def _greet(self, nodes: Sequence[int], timeout: float) -> None:
         """Ask nodes which clients they hold."""
@@ -389,12 +349,12 @@ class RemoteBackend(Backend):
         replies = self._grid.send_and_receive([(node, message) for node in nodes], timeout)
         for node, reply in zip(nodes, replies, strict=True):
             try:
-                fields, _ = self._open_answer(reply)
+                fields, _ = self._open_message(require_reply(reply, timeout))
                 self._assign_clients(node, read_message(Holdings, fields).clients)
             except NoAnswerError as fault:
-                if not self._fault_counts[node]:
+                if node not in self._failed_nodes:
                     log.warning("node %s is left out: %s", node, fault)
-                self._fault_counts[node] += 1
+                self._failed_nodes.add(node)
             except FedpflError as fault:
                 self._greeted_nodes.add(node)
                 log.warning("node %s is left out: %s", node, fault)
@@ -408,46 +368,39 @@ class RemoteBackend(Backend):
         clients = self._initial_state.rows.clients
         if any(client >= clients for client in claimed):
             raise FedpflError(f"it names clients that are not 0 to {clients - 1}")
-        taken = [client for client in claimed if self._node_of_client.get(client, node) != node]
-        for client in taken:
-            log.warning(
-                "node %s is left out for client %s: node %s has it",
-                node,
-                client,
-                self._node_of_client[client],
-            )
-        self._node_of_client |= dict.fromkeys({*claimed} - {*taken}, node)
-        if not taken:  # else it is asked again, as the other may go
-            self._greeted_nodes.add(node)
+        # A node with a client that is taken is asked again, as the other may go.
+        self._greeted_nodes.add(node)
+        for client in claimed:
+            holder = self._node_of_client.setdefault(client, node)
+            if holder != node:
+                log.warning(
+                    "node %s is left out for client %s: node %s has it", node, client, holder
+                )
+                self._greeted_nodes.discard(node)
 
-    def _open_answer(self, reply: bytes | str | None) -> tuple[dict[str, Any], Tree]:
-        """Return the fields and trees of an answer. Raises FedpflError."""
-        message = require_reply(reply, self._settings.timeout)
-        self._limits.check_length(message)
-        fields, trees = wire.unpack_message(message, self._limits.entries)
+    def _open_message(self, message: bytes) -> tuple[dict[str, Any], Tree]:
+        """Return the fields and trees of a node's message. Raises FedpflError."""
+        fields, trees = self._limits.unpack_message(message)
         check_reply(fields, self._compatibility_key)
         return fields, trees
 
-    def _check_answer(self, call: Call, client: int, reply: bytes | str | None) -> Tree:
+    def _check_answer(self, call: Call, client: int, message: bytes) -> Tree:
         """Return a client's answer to a call: a Participation, or Counts by split.
 
         Raises:
             FedpflError: It answers another question, has another form or is not finite.
         """
-        fields, answer = self._open_answer(reply)
+        fields, answer = self._open_message(message)
         answered = read_message(Reply, fields)
         if (answered.client, answered.asks) != (client, describe_call(call)):
             raise FedpflError("an answer to another question")
         if not isinstance(answer, Participation if isinstance(call, TrainCall) else dict):
             raise FedpflError("an answer of another kind")
-
         if str(tree.specs(answer)) != self._expected_form(call):
             raise FedpflError("an answer of another form than the method has")
         if isinstance(call, TrainCall):
-            assert isinstance(answer, Participation)
             trust.check_participation(answer, call, client)
         else:
-            assert isinstance(answer, dict)
             for split, counts in answer.items():
                 samples = len(getattr(call.federation, split)[client])
                 trust.check_counts(counts, samples, f"in the {split} split")
@@ -491,26 +444,3 @@ def check_reply(fields: Mapping[str, Any], key: Mapping[str, str]) -> None:
 
 def _fill_with_nan(leaf: Tensor) -> Tensor:
     return torch.full_like(leaf, torch.nan if leaf.is_floating_point() else 0)
-
-
-def _replace_known_by_paths(sent: Tree, path_of_leaf: Mapping[int, str]) -> Tree:
-    """Replace Known entries of a sent tree by their paths in the server's tree.
-
-    Args:
-        sent: What `Method.download` returns.
-        path_of_leaf: Paths by the id of each server entry that is as in the beginning.
-
-    Raises:
-        NotSentError: if a client does not have a Known entry.
-    """
-    if isinstance(sent, Known):
-        for name, leaf in tree.items(sent.values):
-            if id(leaf) not in path_of_leaf:
-                raise NotSentError(
-                    f"download counts on a client's knowing {name}, which is not as it was in the "
-                    "beginning"
-                )
-        return Known(tree.map(lambda leaf: path_of_leaf[id(leaf)], sent.values))
-    if type(sent) is dict:
-        return {name: _replace_known_by_paths(part, path_of_leaf) for name, part in sent.items()}
-    return sent

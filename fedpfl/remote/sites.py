@@ -7,7 +7,6 @@ run from it, with its own samples in their place.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import BaseModel, ValidationError
 
 from fedpfl.config.dealing import Share
 from fedpfl.config.group_options import read_options
@@ -41,9 +41,10 @@ from fedpfl.remote.messages import (
 )
 from fedpfl.remote.node import Node, NodePolicy, answer_or_fault, make_run_node
 from fedpfl.remote.server import FederateSettings, Grid, check_reply, require_reply
+from fedpfl.remote.trust import MessageLimits
 
-MAX_MESSAGE = 2**22
-"""Bytes of a message of the first exchange."""
+LIMITS = MessageLimits(message_bytes=2**22, entries=0)
+"""Of a message of the first exchange, which has no tensors."""
 POLL_SECONDS = 0.5
 AGREEMENT_FILE = "sites.json"
 
@@ -55,23 +56,16 @@ def are_samples_at_nodes(config: Mapping[str, Any]) -> bool:
 
 def require_sites_partition(plan: Plan) -> None:
     """Raise FedpflError for choices that need all sites in one place."""
-    scheme = plan.config["partition"]["name"]
-    if scheme != "groups":
-        raise FedpflError(
-            f"partition={scheme} deals samples to clients, and these are at their nodes; leave it out"
-        )
-    if plan.shift:
-        raise FedpflError(
-            "shift lays anew what clients hold, and these hold it at their nodes; leave it out"
-        )
-    if plan.config["partition"].get("together"):
-        raise FedpflError(
-            "partition.together: nodes split the samples of their sites one by one; leave it out"
-        )
-    if plan.config["dataset"]["only"] is not None:
-        raise FedpflError(
-            "dataset.only: nodes keep all samples of their sites; leave out labels there"
-        )
+    partition = plan.config["partition"]
+    refusals = {
+        f"partition={partition['name']} deals samples to clients": partition["name"] != "groups",
+        "shift lays anew what clients hold": plan.shift,
+        "partition.together splits samples by groups": partition.get("together"),
+        "dataset.only leaves out labels": plan.config["dataset"]["only"] is not None,
+    }
+    for choice, is_made in refusals.items():
+        if is_made:
+            raise FedpflError(f"{choice}, and samples are at their nodes; leave it out")
 
 
 def require_public_scale(plan: Plan) -> None:
@@ -97,6 +91,13 @@ def share_agreement(plan: Plan, agreement: Agreement) -> Share:
 # ---- The server
 
 
+class StoredAgreement(BaseModel):
+    """The agreement of a run that has begun."""
+
+    configuration: str
+    agreement: Agreement
+
+
 def load_agreement(run_directory: Path, plan: Plan) -> Agreement | None:
     """Read the agreement of a run that has begun, or None.
 
@@ -108,25 +109,17 @@ def load_agreement(run_directory: Path, plan: Plan) -> Agreement | None:
     if content is None or plan.settings.restart:
         return None
     try:
-        stored = json.loads(content)
-        if stored["configuration"] != plan.identity:
-            return None
-        return read_message(Agreement, stored["agreement"])
-    except (ValueError, KeyError, TypeError, FedpflError):
-        raise FedpflError(f"{path} is damaged; restart=true begins the run anew") from None
+        stored = StoredAgreement.model_validate_json(content)
+    except ValidationError:
+        raise files.damaged_error(path) from None
+    return stored.agreement if stored.configuration == plan.identity else None
 
 
 def save_agreement(run_directory: Path, configuration: str, agreement: Agreement) -> None:
-    """Write the agreement of the sites into the run directory.
-
-    Args:
-        run_directory: Of the run.
-        configuration: Its identity.
-        agreement: Of its sites.
-    """
-    content = {"configuration": configuration, "agreement": plain_values(agreement)}
+    """Write the agreement of the sites, and the identity of the configuration that it is for."""
+    stored = StoredAgreement(configuration=configuration, agreement=agreement)
     with files.durable_write(run_directory / AGREEMENT_FILE, lambda: None) as file:
-        file.write(f"{json.dumps(content, indent=1)}\n".encode())
+        file.write(f"{stored.model_dump_json(indent=1)}\n".encode())
 
 
 def agree_with_nodes(grid: Grid, plan: Plan, settings: FederateSettings) -> Agreement:
@@ -139,34 +132,33 @@ def agree_with_nodes(grid: Grid, plan: Plan, settings: FederateSettings) -> Agre
     key = make_plan_key(plan)
     site_by_node = _collect_sites(grid, key, plan.settings.clients, settings.timeout)
     agreement = agreements.agree_on_sites([*site_by_node.values()])
-
-    # ---- Step 2: the sums of their training samples, if they are scaled by them. How many values
-    # these are follows from the split, which both sides make of the sizes of all sites.
-    run = build_run(plan, share_agreement(plan, _with_plain_scale(plan, agreement)))
-    samples = agreement.make_samples(read_options(plan.config, "dataset"), plan.device)
-    if samples.mean is not None and samples.std is not None:
+    unscaled = _with_plain_scale(plan, agreement)
+    if unscaled is agreement:
         return agreement
+
+    # ---- Step 2: the sums of their training samples. How many values these are follows from the
+    # split, which both sides make of the sizes of all sites.
     require_public_scale(plan)
-    train_sizes = run.federation.train_sizes.tolist()
-    is_image = samples.x.dtype == torch.uint8
-    values_per_sample = samples.x[0, 0].numel()
+    federation = build_run(plan, share_agreement(plan, unscaled)).federation
+    is_image = federation.x.dtype == torch.uint8
+    values_per_sample = federation.x[0, 0].numel()
+    train_sizes = federation.train_sizes.tolist()
     request = SiteRequest(key=key, sums=True, agreement=plain_values(agreement))
     message = wire.pack_message(plain_values(request), {})
-    sums: list[ChannelSums] = []
     nodes = [*site_by_node]
     replies = grid.send_and_receive([(node, message) for node in nodes], settings.timeout)
+    totals = [ChannelSums(0, 0)] * federation.x.shape[1]
     # Without the sums of one site there is no scale, so that a fault here ends the beginning.
     for node, reply in zip(nodes, replies, strict=True):
         name = site_by_node[node].name
         count = train_sizes[agreement.names.index(name)] * values_per_sample
         try:
             answer = _open_reply(SiteSums, reply, key, settings.timeout)
-            site_sums = answer.check(samples.x.shape[1], count, is_image)
+            sums = answer.check(len(totals), count, is_image)
         except FedpflError as fault:
             raise FedpflError(f"{name} (node {node}): {fault}") from None
-        sums = [total.add_sums(channel) for total, channel in zip(sums, site_sums, strict=False)]
-        sums = sums or site_sums
-    mean, std = scale_channels(sums, sum(train_sizes) * values_per_sample, is_image)
+        totals = [total.add_sums(own) for total, own in zip(totals, sums, strict=True)]
+    mean, std = scale_channels(totals, sum(train_sizes) * values_per_sample, is_image)
     return agreement.model_copy(update={"mean": mean, "std": std})
 
 
@@ -187,13 +179,12 @@ def _collect_sites(
     Raises:
         FedpflError: Sites differ, too few come in time, or too many.
     """
-    # ---- Step 1: ask each node that comes, until there are enough.
     site_by_node: dict[int, SiteFacts] = {}
     left_out: set[int] = set()
     deadline = time.monotonic() + timeout
     request = SiteRequest(key=dict(key), describe=True)
     message = wire.pack_message(plain_values(request), {})
-    while len(site_by_node) < clients:
+    while len(site_by_node) < clients and time.monotonic() <= deadline:
         new_nodes = [node for node in grid.node_ids() if node not in {*site_by_node} | left_out]
         seconds = max(POLL_SECONDS, deadline - time.monotonic())
         replies = grid.send_and_receive([(node, message) for node in new_nodes], seconds)
@@ -207,21 +198,15 @@ def _collect_sites(
                 continue
             _require_same_form(site, [*site_by_node.values()])
             site_by_node[node] = site
-        if len(site_by_node) < clients and time.monotonic() > deadline:
-            names = ", ".join(sorted(site.name for site in site_by_node.values())) or "none"
-            raise FedpflError(
-                f"{len(site_by_node)} of {clients} sites came within {timeout:g} seconds ({names});"
-                " start the others' nodes, and give the same command again"
-            )
         if not new_nodes:
             time.sleep(min(POLL_SECONDS, timeout))
-
-    # ---- Step 2: several may have come together.
-    if len(site_by_node) > clients:
-        names = ", ".join(sorted(site.name for site in site_by_node.values()))
+    # Too many may have come together.
+    if len(site_by_node) != clients:
+        names = ", ".join(sorted(site.name for site in site_by_node.values())) or "none"
         raise FedpflError(
-            f"{len(site_by_node)} sites came, and clients={clients}: {names}; set "
-            f"clients={len(site_by_node)}, or end the nodes that are too many"
+            f"{len(site_by_node)} sites came within {timeout:g} seconds ({names}), and"
+            f" clients={clients}; start or end nodes, or set clients={len(site_by_node)}, and give"
+            " the same command again"
         )
     return site_by_node
 
@@ -239,10 +224,7 @@ def _open_reply(
     kind: type[AnyMessage], reply: bytes | str | None, key: Mapping[str, str], timeout: float
 ) -> AnyMessage:
     """Return the values of an answer. Raises FedpflError."""
-    message = require_reply(reply, timeout)
-    if len(message) > MAX_MESSAGE:
-        raise FedpflError(f"a message of {len(message):,} bytes, {MAX_MESSAGE:,} are the most")
-    fields = wire.unpack_fields(message)
+    fields, _ = LIMITS.unpack_message(require_reply(reply, timeout))
     check_reply(fields, key)
     return read_message(kind, fields)
 
@@ -343,7 +325,7 @@ class SiteNode:
             raise FedpflError(f"{self._path} has other categories than it had before")
         federation = run.federation.with_samples_of(
             client,
-            agreement.find_positions(client),
+            (agreement.groups == client).nonzero()[:, 0],
             samples.x.to(run.device),
             samples.y.to(run.device),
         )

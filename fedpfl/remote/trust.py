@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from fedpfl.engine import Engine, Local, State, make_backend
 from fedpfl.engine.calls import Call, Counts, Participation, TrainCall
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.tree import Known, Tree
+from fedpfl.ground.tree import Tree
 from fedpfl.methods import Method
 from fedpfl.models import Net
 from fedpfl.remote import wire
@@ -33,25 +33,33 @@ class NotFiniteError(FedpflError):
     """Report an answer with numbers that are not finite."""
 
 
-class MessageLimits:
-    """How large a message may be, by the state that a run begins with.
+class MessageLimits(NamedTuple):
+    """Say how large a message may be.
 
     Attributes:
         message_bytes: Of the whole message.
         entries: Of all its tensors, after they are expanded.
     """
 
-    def __init__(self, initial_state: State):
-        trees = (initial_state.server, initial_state.rows.initial, initial_state.server_buffers)
-        self.message_bytes = MAX_OVERHEAD + MAX_SIZE_RATIO * sum(map(tree.nbytes, trees))
-        self.entries = MAX_OVERHEAD + MAX_SIZE_RATIO * sum(map(tree.size, trees))
+    message_bytes: int
+    entries: int
 
-    def check_length(self, message: bytes) -> None:
-        """Raise FedpflError for a message that is too large."""
+    @classmethod
+    def of_state(cls, initial_state: State) -> MessageLimits:
+        """Return the limits of a run, by the state that it begins with."""
+        trees = (initial_state.server, initial_state.rows.initial, initial_state.server_buffers)
+        return cls(
+            message_bytes=MAX_OVERHEAD + MAX_SIZE_RATIO * sum(map(tree.nbytes, trees)),
+            entries=MAX_OVERHEAD + MAX_SIZE_RATIO * sum(map(tree.size, trees)),
+        )
+
+    def unpack_message(self, message: bytes) -> tuple[dict[str, Any], Tree]:
+        """Return the values and the tree of a message. Raises FedpflError if it is too large."""
         if len(message) > self.message_bytes:
             raise FedpflError(
                 f"a message of {len(message):,} bytes, where {self.message_bytes:,} are the most"
             )
+        return wire.unpack_message(message, self.entries)
 
 
 # ---- A node's answer
@@ -97,12 +105,9 @@ def expect_answer(call: Call, net: Net, initial_state: State, shares_states: boo
     example: Any = replace(call, state=state, clients=[client], overlay=overlay)
     if isinstance(call, TrainCall):
         example = replace(example, local=_one_step(call.local))
-    else:
-        tuned = {"tuning": call.tuning, "before_evaluation": call.before_evaluation}
-        for name, tuning in tuned.items():
-            if tuning:
-                short = tuning._replace(local=_one_step(tuning.local))
-                example = replace(example, **{name: short})
+    elif call.tuning:
+        tuning = call.tuning._replace(local=_one_step(call.tuning.local))
+        example = replace(example, tuning=tuning)
     backend = make_backend(Engine("loop", workers=1), net.copy(), initial_state.rows.device)
     answer = tree.take(backend.run_one(example), 0)
     if isinstance(call, TrainCall) and not shares_states:
@@ -121,11 +126,10 @@ def check_participation(answer: Participation, call: TrainCall, client: int) -> 
     if not all(leaf.isfinite().all() for leaf in _list_floats(answer)):
         raise NotFiniteError("numbers that are not finite")
     samples = int(call.federation.test_sizes[client])
-    for name in ("before", "after"):
-        counts = getattr(answer, name)
-        is_unasked = call.survey is not None and not int(counts.total)
-        if not is_unasked:
-            check_counts(counts, samples, f"{name} training")
+    for moment, counts in (("before", answer.before), ("after", answer.after)):
+        # A survey evaluates nobody.
+        if call.survey is None or int(counts.total):
+            check_counts(counts, samples, f"{moment} training")
     traffic = torch.stack([*answer.down, *answer.up]).double()
     max_traffic = MAX_SIZE_RATIO * 64 * (MAX_OVERHEAD + tree.size(call.state.server))
     is_possible = (traffic >= 0).all() and (traffic <= max_traffic).all()
@@ -156,7 +160,7 @@ def _list_floats(values: Tree) -> list[Tensor]:
 
 def check_trees(question: Question, trees: Any, initial_state: State) -> None:
     """Raise FedpflError for tensors that no server of this run sends."""
-    # ---- Step 1: the parts, each of the run's form but for the lengths of axes.
+    # Each part has the run's form but for the lengths of axes.
     if not isinstance(trees, dict):
         raise FedpflError("a message without the parts of a question")
     rows = initial_state.rows
@@ -167,22 +171,8 @@ def check_trees(question: Question, trees: Any, initial_state: State) -> None:
     for name, expected in forms.items():
         if _read_form(trees.get(name, {})) != _read_form(expected):
             raise FedpflError(f"a message whose part {name} has another form")
-    if question.shares:
-        return
-
-    # ---- Step 2: the sent tensors, and their places in the server's tree.
-    entries = dict(tree.items(initial_state.server))
-    sent = trees.get("sent")
-    leaves = [] if sent is None else [*wire.iterate_sent_leaves(sent)]
-    known_paths = [] if sent is None else _list_known_paths(sent)
-    named_paths = {*question.initial, *filter(None, question.places)}
-    if not named_paths <= entries.keys() or not {*known_paths} <= {*question.initial}:
+    if not {*question.initial} <= {path for path, _ in tree.items(initial_state.server)}:
         raise FedpflError("a message that names entries which the server does not have")
-    if len(leaves) != len(question.places):
-        raise FedpflError("a message that names other entries than it sends")
-    for leaf, path in zip(leaves, question.places, strict=True):
-        if path is not None and _read_form(leaf.value) != _read_form(entries[path]):
-            raise FedpflError(f"a message whose {path} has another form")
 
 
 def _read_form(values: Any) -> dict[str, tuple[torch.dtype, int]] | None:
@@ -191,11 +181,3 @@ def _read_form(values: Any) -> dict[str, tuple[torch.dtype, int]] | None:
         return {path: (dtype, len(shape)) for path, (dtype, shape) in tree.specs(values).items()}
     except (AttributeError, TypeError):
         return None
-
-
-def _list_known_paths(sent: Tree) -> list[Any]:
-    if isinstance(sent, Known):
-        return [str(path) for path in tree.leaves(sent.values)]
-    if not isinstance(sent, dict):
-        return []
-    return [path for part in sent.values() for path in _list_known_paths(part)]

@@ -1,8 +1,7 @@
 """Encode messages between server and nodes as bytes: a JSON header, then safetensors.
 
 Nothing in a message is executed. Of `Masked` and `Agreed` trees only the selected entries are
-written, with their positions; bool tensors are packed to bits; bf16 travels as it is in memory. The
-leaves of `Known` trees are texts: the paths of server entries that the client already has.
+written, with their positions; bool tensors are packed to bits; bf16 travels as it is in memory.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ import json
 import math
 import struct
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
+from pydantic import Field, Strict, TypeAdapter
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -24,28 +23,16 @@ from fedpfl.engine.calls import Counts, Participation
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.traffic import Traffic
-from fedpfl.ground.tree import Agreed, Known, Masked, Tree
+from fedpfl.ground.tree import Agreed, Masked, Tree
 
 RECORD_TYPES: dict[str, Any] = {
     kind.__name__: kind for kind in (Counts, Participation, Traffic, Masked, Agreed)
 }
 HEADER_LENGTH = struct.Struct("<Q")
 MAX_AXES = 16
+_Size = Annotated[int, Strict(), Field(ge=0, lt=2**31)]
+_SHAPE: TypeAdapter[list[int]] = TypeAdapter(Annotated[list[_Size], Field(max_length=MAX_AXES)])
 INDEX_BITS = 32  # of one listed position; a bitmask costs one bit for every entry
-
-
-class SentLeaf(NamedTuple):
-    """Describe one tensor that is sent.
-
-    Attributes:
-        path: Dotted path in the tree.
-        value: The whole tensor.
-        mask: Which entries are sent; None if all are.
-    """
-
-    path: str
-    value: Tensor
-    mask: Tensor | None
 
 
 def pack_message(fields: Mapping[str, Any], trees: Tree, whole: bool = False) -> bytes:
@@ -53,7 +40,7 @@ def pack_message(fields: Mapping[str, Any], trees: Tree, whole: bool = False) ->
 
     Args:
         fields: Values that JSON can hold.
-        trees: Tensors, also in Masked, Agreed or Known trees.
+        trees: Tensors, also in Masked or Agreed trees.
         whole: Whether entries outside a mask travel too.
     """
     tensors: dict[str, Tensor] = {}
@@ -74,11 +61,9 @@ def unpack_message(message: bytes, max_entries: int | None = None) -> tuple[dict
     """
     with _explain_damage():
         header, tensors_start = _read_header(message)
-        # The form tells the size before anything is expanded.
-        if max_entries is not None and _count_entries(header["form"]) > max_entries:
-            raise FedpflError(f"a message of more than {max_entries:,} entries")
         tensors = load(message[tensors_start:])
-        return dict(header["about"]), _decode(header["form"], tensors)
+        decoder = _Decoder(tensors, math.inf if max_entries is None else max_entries)
+        return dict(header["about"]), decoder.decode(header["form"])
 
 
 def unpack_fields(message: bytes) -> dict[str, Any]:
@@ -100,30 +85,10 @@ def _explain_damage() -> Iterator[None]:
     """Turn all that decoding a damaged message raises into a FedpflError."""
     try:
         yield
-    except (
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        OverflowError,
-        RuntimeError,
-        struct.error,
-        SafetensorError,
-    ) as error:
+    except FedpflError:
+        raise
+    except Exception as error:
         raise FedpflError(f"a message that is cut or damaged ({type(error).__name__})") from None
-
-
-def iterate_sent_leaves(sent: Tree, prefix: str = "") -> Iterator[SentLeaf]:
-    """Yield the tensors that `Method.download` sends; those of `Known` trees do not travel."""
-    if isinstance(sent, Masked | Agreed):
-        entries = tree.items(sent.values, prefix)
-        for (path, leaf), mask in zip(entries, tree.leaves(sent.mask), strict=True):
-            yield SentLeaf(path, leaf, mask)
-    elif isinstance(sent, dict):
-        for name, subtree in sent.items():
-            yield from iterate_sent_leaves(subtree, f"{prefix}.{name}" if prefix else name)
-    elif not isinstance(sent, Known):
-        yield SentLeaf(prefix, sent, None)
 
 
 # ---- Encoding: a form in plain values, and the tensors that it names
@@ -133,8 +98,6 @@ def _encode(value: Tree, tensors: dict[str, Tensor], whole: bool = False) -> Any
     """Return the form of a tree in plain values, and add its tensors to `tensors`."""
     if isinstance(value, Masked | Agreed) and not whole:
         return _encode_selection(value, tensors)
-    if isinstance(value, Known):
-        return ["known", value.values]
     if isinstance(value, tuple):
         fields = value._asdict()  # type: ignore[attr-defined]
         forms = {name: _encode(field, tensors, whole) for name, field in fields.items()}
@@ -198,91 +161,79 @@ def _pack_bits(flags: Tensor) -> Tensor:
 # ---- Decoding: the tree again, from a form and the tensors that it names
 
 
-def _count_entries(form: Any) -> int:
-    """Count the entries and nodes of a form."""
-    kind, *arguments = form
-    if kind == "dict":
-        return 1 + sum(map(_count_entries, arguments[0].values()))
-    if kind == "record":
-        return 1 + sum(map(_count_entries, arguments[1].values()))
-    if kind == "leaf":
-        return _count_shape(arguments[1])
-    if kind == "bits":
-        return _count_shape(arguments[1]) + _count_shape(arguments[2])
-    if kind == "known":
-        return len(tree.leaves(arguments[0]))
-    if kind == "selected":
-        selected = sum(map(_count_entries, arguments[3]))
-        return selected + 2 * sum(map(_count_shape, tree.leaves(arguments[1])))
-    raise ValueError(kind)
+class _Decoder:
+    """Rebuild a tree from its form.
 
+    Args:
+        tensors: The tensors of the message.
+        max_entries: The most entries of the rebuilt tensors, counted before each is made.
+    """
 
-def _count_shape(shape: Any) -> int:
-    """Count the entries of a shape."""
-    if not isinstance(shape, list) or len(shape) > MAX_AXES:
-        raise ValueError("no shape")
-    for size in shape:
-        if type(size) is not int or not 0 <= size < 2**31:
-            raise ValueError("no size")
-    return math.prod(shape)
+    def __init__(self, tensors: Mapping[str, Tensor], max_entries: float):
+        self._tensors = tensors
+        self._entries_left = max_entries
 
+    def decode(self, form: Any) -> Tree:
+        """Return the tree that `_encode` gave this form."""
+        kind, *arguments = form
+        if kind == "dict":
+            return {name: self.decode(part) for name, part in arguments[0].items()}
+        if kind == "record":
+            fields = {name: self.decode(field) for name, field in arguments[1].items()}
+            return RECORD_TYPES[arguments[0]](**fields)
+        if kind == "leaf":
+            name, shape = arguments
+            self._spend(shape)
+            return self._tensors[name].expand(shape)
+        if kind == "bits":
+            name, stored_shape, shape = arguments
+            flags = self._unpack_bits(name, self._spend(stored_shape))
+            self._spend(shape)
+            return flags.view(stored_shape).expand(shape)
+        if kind == "selected":
+            return self._decode_selection(*arguments)
+        raise ValueError(kind)
 
-def _decode(form: Any, tensors: dict[str, Tensor]) -> Tree:
-    """Return the tree that `_encode` gave this form."""
-    kind, *arguments = form
-    if kind == "dict":
-        return {name: _decode(part, tensors) for name, part in arguments[0].items()}
-    if kind == "record":
-        type_name, forms = arguments
-        fields = {name: _decode(field, tensors) for name, field in forms.items()}
-        return RECORD_TYPES[type_name](**fields)
-    if kind == "leaf":
-        name, shape = arguments
-        return tensors[name].expand(shape)
-    if kind == "bits":
-        name, stored_shape, shape = arguments
-        flags = _unpack_bits(tensors[name], math.prod(stored_shape))
-        return flags.view(stored_shape).expand(shape)
-    if kind == "known":
-        return Known(arguments[0])
-    if kind == "selected":
-        return _decode_selection(arguments, tensors)
-    raise ValueError(kind)
+    def _decode_selection(
+        self, type_name: str, shapes: Tree, positions: list[str], selected_forms: list[Any]
+    ) -> Tree:
+        """Return a Masked or Agreed tree with the selected entries, and zeros around them."""
+        leaf_shapes = tree.leaves(shapes)
+        leaf_sizes = [self._spend(shape) for shape in leaf_shapes]
+        flat_masks = self._decode_positions(*positions, sum(leaf_sizes)).split(leaf_sizes)
+        leaves: list[Tensor] = []
+        masks: list[Tensor] = []
+        for form, flat, shape in zip(selected_forms, flat_masks, leaf_shapes, strict=True):
+            selected_entries = self.decode(form)
+            mask = flat.view(shape)
+            leaf = selected_entries.new_zeros(shape)
+            leaf[mask] = selected_entries
+            leaves.append(leaf)
+            masks.append(mask)
+        return RECORD_TYPES[type_name](tree.rebuild(shapes, leaves), tree.rebuild(shapes, masks))
 
+    def _decode_positions(self, kind: str, name: str, total: int) -> Tensor:
+        """Return flags of the selected entries, `[total]`."""
+        if kind == "bits":
+            return self._unpack_bits(name, total)
+        is_listed = torch.zeros(total, dtype=torch.bool)
+        is_listed[self._tensors[name].long()] = True
+        return {"these": is_listed, "all but": ~is_listed}[kind]
 
-def _decode_selection(arguments: list[Any], tensors: dict[str, Tensor]) -> Tree:
-    """Return a Masked or Agreed tree with the selected entries, and zeros around them."""
-    type_name, shapes, (positions_kind, positions_name), selected_forms = arguments
-    leaf_shapes = tree.leaves(shapes)
-    leaf_sizes = [math.prod(shape) for shape in leaf_shapes]
-    flat_mask = _decode_positions(positions_kind, positions_name, sum(leaf_sizes), tensors)
-    flat_masks = flat_mask.split(leaf_sizes)
-    leaves: list[Tensor] = []
-    masks: list[Tensor] = []
-    for form, flat, shape in zip(selected_forms, flat_masks, leaf_shapes, strict=True):
-        selected_entries = _decode(form, tensors)
-        mask = flat.view(shape)
-        if selected_entries.shape != (int(mask.sum()),):
-            raise ValueError("another number of entries")
-        leaf = selected_entries.new_zeros(shape)
-        leaf[mask] = selected_entries
-        leaves.append(leaf)
-        masks.append(mask)
-    return RECORD_TYPES[type_name](tree.rebuild(shapes, leaves), tree.rebuild(shapes, masks))
+    def _unpack_bits(self, name: str, count: int) -> Tensor:
+        """Return the `count` bools that `_pack_bits` packed."""
+        packed_bits = self._tensors[name]
+        bits = packed_bits[:, None] >> torch.arange(8, dtype=torch.uint8) & 1
+        flags = bits.bool().flatten()[:count]
+        if len(flags) != count:
+            raise ValueError("another number of bits")
+        return flags
 
-
-def _decode_positions(kind: str, name: str, total: int, tensors: dict[str, Tensor]) -> Tensor:
-    """Return flags of the selected entries, `[total]`."""
-    if kind == "bits":
-        return _unpack_bits(tensors[name], total)
-    is_listed = torch.zeros(total, dtype=torch.bool)
-    is_listed[tensors[name].long()] = True
-    return {"these": is_listed, "all but": ~is_listed}[kind]
-
-
-def _unpack_bits(packed_bits: Tensor, count: int) -> Tensor:
-    """Return the `count` bools that `_pack_bits` packed."""
-    if packed_bits.dtype != torch.uint8 or len(packed_bits) != math.ceil(count / 8):
-        raise ValueError("another number of bits")
-    bits = packed_bits[:, None] >> torch.arange(8, dtype=torch.uint8) & 1
-    return bits.bool().flatten()[:count]
+    def _spend(self, shape: Any) -> int:
+        """Return the number of entries of a shape. Raises FedpflError where these are too many."""
+        sizes = _SHAPE.validate_python(shape)
+        count = math.prod(sizes)
+        self._entries_left -= count
+        if self._entries_left < 0:
+            raise FedpflError("a message of more entries than any of this run")
+        return count

@@ -78,16 +78,16 @@ def test_the_command_as_in_one_place(number, here):
 
 REFUSED = r"""
 unseen=0.25 => a federation has no newcomers; set unseen=0
-eval.common=true => leave out metrics and eval.common
-system=simulated => time is real, .* set system=none
-shift=rotation shift.at=[2] => nodes hold what they hold; leave out shift\.at
+eval.common=true => tell accuracies alone; leave out metrics and eval.common
+system=simulated => real time, .* set system=none
+shift=rotation shift.at=[2] => nodes that hold what they hold; leave out shift\.at
 federate.minimum=0 => federate.minimum must be 1 or more, got 0
 federate.minimun=1 => federate.minimun
-attack=lie attack.share=0.5 => nobody tells who would attack; set attack=none
+attack=lie attack.share=0.5 => nodes that play .* honestly; set attack=none
 method=fedavg,fedper => is a sweep, and this is one run
 SITES shift.label_noise=0.1 => shift lays anew what clients hold
 SITES partition=iid => partition=iid deals samples to clients
-SITES dataset.only=[0,1] => dataset.only: nodes keep all samples
+SITES dataset.only=[0,1] => dataset.only leaves out labels, and samples are at their nodes
 """
 
 

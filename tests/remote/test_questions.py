@@ -207,11 +207,10 @@ def test_a_node_answers_one_set_of_sites(here):
         exchange for exchange in grid.exchanges if b'"draws"' in exchange[1]
     )
     fields, trees = wire.unpack_message(message)
-    sizes = list(fields["agreement"]["samples"])
-    names = fields["agreement"]["names"]
-    own = names.index(grid.node_by_id[number]._facts.name)
-    sizes[own - 1] += 1
-    forged = {**fields, "agreement": {**fields["agreement"], "samples": sizes}}
+    own = grid.node_by_id[number]._facts.name
+    sites = [dict(site) for site in fields["agreement"]["sites"]]
+    next(site for site in sites if site["name"] != own)["samples"] += 1
+    forged = {**fields, "agreement": {**fields["agreement"], "sites": sites}}
     node = make_site_nodes(words)[number]
     assert node.answer_message(message) == answer
     fault = wire.unpack_message(node.answer_message(wire.pack_message(forged, trees)))[0]["fault"]

@@ -3,9 +3,11 @@ left out by name.
 """
 
 import copy
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -26,9 +28,10 @@ from fedpfl.ground.tree import Masked
 from fedpfl.methods import METHODS, SEES, FedAvg, Method
 from fedpfl.record import checkpoint
 from fedpfl.remote import wire
-from fedpfl.remote.node import Node, NodePolicy, NodeSettings
+from fedpfl.remote.download import NotSentError
+from fedpfl.remote.node import Node, NodePolicy
 from fedpfl.remote.schedule import Schedule
-from fedpfl.remote.server import FederateSettings, InProcessGrid, NotSentError, RemoteBackend
+from fedpfl.remote.server import FederateSettings, InProcessGrid, RemoteBackend
 from fedpfl.testing.toy import tiny_federation
 from tests.conftest import CPU, LOCAL, SETTINGS, assert_same, every_method, tiny
 from tests.remote.grids import Overheard
@@ -38,6 +41,7 @@ ONE = replace(LOCAL, epochs=None, steps=1)
 LOOP = Engine("loop", workers=1)
 COHORTS = ((0, 2, 3), (0, 2, 5))
 ALL = [0, 2, 3, 4, 5]
+FOLDER = tempfile.TemporaryDirectory(prefix="nodes")
 
 MORE = [
     *("apple", "feddbe", "fedgen", "fedproto", "fedrolex", "flexfl", "random_dropout", "seqfededt"),
@@ -58,8 +62,8 @@ class Played:
         self.net, self.federation = tiny(norm=True, pairs=method.pairs), tiny_federation()
         made = {number: self.node(range(number, 6, nodes)) for number in range(nodes)}
         self.grid = InProcessGrid(made)
-        own, leaves = FederateSettings(timeout=0.01, **own), "all of it" * shares
-        self.remote = RemoteBackend(self.net, LOOP, self.grid, KEY, self.first(), own, leaves)
+        own = FederateSettings(timeout=0.01, share_states=shares, **own)
+        self.remote = RemoteBackend(self.net, LOOP, self.grid, KEY, self.first(), own)
         self.state = self.remote.select_local_state(self.first())
 
     def first(self):
@@ -68,7 +72,8 @@ class Played:
     def node(self, clients, folder=None, key=KEY) -> Node:
         backend = make_backend(LOOP, tiny(norm=True, pairs=self.method.pairs), CPU)
         schedule = Schedule(RoundSetup(backend, self.method, self.federation, ONE, 0), rounds=9)
-        return Node(schedule, key, NodeSettings(clients, folder, NodePolicy(self.shares)))
+        folder = folder or Path(tempfile.mkdtemp(dir=FOLDER.name))
+        return Node(schedule, key, clients, folder, NodePolicy(self.shares))
 
     def round(self, cohort):
         setup = RoundSetup(self.remote, self.method, self.federation, ONE, 0)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fedpfl.ground import traffic, tree
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.tree import Agreed, Known, Masked
+from fedpfl.ground.tree import Agreed, Masked
 from fedpfl.remote import wire
 
 
@@ -67,13 +67,6 @@ def test_what_travels_costs_what_is_counted(share: float):
     nothing = wire.pack_message({}, Masked(*(tree.map(empty, part) for part in masked)))
     counted = int(traffic.count_traffic(masked).bits) / 8
     assert -16 <= len(wire.pack_message({}, masked)) - len(nothing) - counted < 250
-
-
-def test_known_trees_travel_as_names():
-    sent = {"a": torch.ones(3), "b": Known({"c": "x.y"})}
-    found = wire.unpack_message(wire.pack_message({}, sent))[1]
-    assert found["b"] == Known({"c": "x.y"})
-    assert [own.path for own in wire.iterate_sent_leaves(found)] == ["a"]
 
 
 @pytest.mark.parametrize(
