@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import compress
 
 import torch
 
@@ -24,23 +25,27 @@ MODEL_COLUMNS = (
 """Columns that stay empty until a client has made a step."""
 
 
+REASONS = {
+    "late": "came late (system.deadline)",
+    "lost": "were lost (system.availability, system.dropout)",
+    "idle": "had no step to make (partition.min_samples)",
+}
+"""Why a planned participation makes no step."""
+
+
 def find_trained_clients(state: engine.State) -> set[int]:
     """Return the indices of clients that have made a step."""
     rows = state.rows
-    flags: list[bool] = []
+    trained: list[int] = []
     if rows.stored_clients:
         flags = rows.take("facts", rows.stored_clients)["trained"].tolist()
-    local_clients = [
-        client
-        for client, has_trained in zip(rows.stored_clients, flags, strict=True)
-        if has_trained
-    ]
+        trained = [*compress(rows.stored_clients, flags)]
     if not rows.is_stored_here:
-        return set(local_clients)
+        return set(trained)
     # Each process knows its own clients alone where states are sharded.
-    clients_of_processes = ranks.gather_to_main([torch.tensor(local_clients, dtype=torch.int64)])
-    by_process = ranks.broadcast_value(dict(enumerate(clients_of_processes)))
-    return {client for clients in by_process.values() for client in clients.tolist()}
+    parts = ranks.gather_to_main([torch.tensor(trained, dtype=torch.int64)])
+    by_process = ranks.broadcast_value(dict(enumerate(parts)))
+    return set(torch.cat([*by_process.values()]).tolist())
 
 
 class Attendance:
@@ -53,15 +58,11 @@ class Attendance:
 
     def __init__(self, run: Run, state: engine.State):
         self._run = run
-        self._trained_clients = find_trained_clients(state)
         self._rounds = 0
         self._counts: Counter[str] = Counter()
         self._has_warned = False
-
-    @property
-    def has_steps(self) -> bool:
-        """Tell if any client has made a step."""
-        return bool(self._trained_clients)
+        self.has_steps = bool(find_trained_clients(state))
+        """Whether any client has made a step."""
 
     def count_round(
         self, outcome: engine.Outcome, cohort_size: int, clock_columns: dict[str, int]
@@ -73,41 +74,29 @@ class Attendance:
             cohort_size: clients drawn for it.
             clock_columns: its columns of simulated time, {} without any.
         """
-        trained = [
-            client
-            for client, has_trained in zip(outcome.cohort, outcome.trained.tolist(), strict=True)
-            if has_trained
-        ]
-        self._trained_clients.update(trained)
-        self._rounds += 1
+        trained_count = int(outcome.trained.sum())
+        self.has_steps |= trained_count > 0
         planned = self._run.cohort
         if self._run.stopping.early:  # which shrinks the cohort
             planned = min(planned, cohort_size)
+        # Late clients are among those that are dropped.
         late = clock_columns.get("late", 0)
-        self._counts.update(
-            {
-                "planned": planned,
-                "trained": len(trained),
-                "came late (system.deadline)": late,
-                # Late clients are among those that are lost.
-                "were lost (system.availability, system.dropout)": clock_columns.get("dropped", 0)
-                - late,
-                "had no step to make (partition.min_samples)": len(outcome.cohort) - len(trained),
-            }
-        )
+        lost = clock_columns.get("dropped", 0) - late
+        idle = len(outcome.cohort) - trained_count
+        self._rounds += 1
+        self._counts.update(planned=planned, trained=trained_count, late=late, lost=lost, idle=idle)
 
     def make_warnings(self, is_last: bool) -> list[str]:
         """Return one line, once, if few planned participations made a step."""
+        counts = self._counts
         is_due = self._rounds >= PATIENCE or is_last
-        counts = dict(self._counts)
-        planned = counts.pop("planned", 0)
-        trained = counts.pop("trained", 0)
-        if self._has_warned or not is_due or trained > ALMOST_NOBODY_SHARE * planned:
+        is_rare = counts["trained"] <= ALMOST_NOBODY_SHARE * counts["planned"]
+        if self._has_warned or not (is_due and is_rare):
             return []
         self._has_warned = True
-        reasons = [f"{count} {reason}" for reason, count in counts.items() if count]
+        reasons = [f"{counts[key]} {reason}" for key, reason in REASONS.items() if counts[key]]
         text = (
-            f"almost nobody trains: {trained} of {planned} planned participations made a step in "
-            f"{pluralize(self._rounds, 'round')}"
+            f"almost nobody trains: {counts['trained']} of {counts['planned']} planned "
+            f"participations made a step in {pluralize(self._rounds, 'round')}"
         )
         return [": ".join(filter(None, (text, ", ".join(reasons))))]

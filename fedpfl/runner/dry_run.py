@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,19 +16,16 @@ from fedpfl.config import overrides
 from fedpfl.config.choices import GROUPS
 from fedpfl.config.messages import format_error
 from fedpfl.config.plan import Plan, check_config
-from fedpfl.config.run import Run, build_run
+from fedpfl.config.run import build_run
 from fedpfl.data.datasets.shared import source
 from fedpfl.ground.errors import FedpflError, pluralize
 from fedpfl.privacy import Secret
-from fedpfl.record.run_files import read_checkpoint
 from fedpfl.runner import header, loop, resume
-from fedpfl.runner.everyone import ClientTable
 from fedpfl.runner.faults import user_errors
-from fedpfl.runner.needs import ResourceNeeds, estimate_needs, format_mib
+from fedpfl.runner.needs import estimate_needs
 from fedpfl.testing.run_trial import try_plugins
 
 SWEEP_OPTIONS = ("-m", "--multirun")
-FINISHED = "finished, nothing is left to do"
 SHOWN_GROUPS = ("paper", "experiment", "debug", *GROUPS)
 SHOWN_SETTINGS = ("seed", "rounds", "clients", "participation", "validation", "unseen")
 
@@ -67,24 +64,22 @@ def print_dry_run(arguments: Sequence[str]) -> None:
     print("dry run     nothing was trained or written")
 
 
-def _print_runs(settings: Sequence[str], is_sweep: bool) -> None:
-    """Print a run, a sweep or a search of these settings."""
+def _print_runs(run_words: Sequence[str], is_sweep: bool) -> None:
+    """Print a run, a sweep or a search of these words."""
     # The runs of a sweep are composed one by one.
-    fixed_settings = [setting for setting in settings if not overrides.is_sweep(setting)]
-    common = overrides.compose_config(fixed_settings)
+    common = overrides.compose_config([word for word in run_words if not overrides.is_sweep(word)])
     if not is_sweep and common.hydra.mode != RunMode.MULTIRUN:
-        cfg = overrides.compose_single_run(settings)
-        _rehearse_run(cfg, check_config(cfg), Path(cfg.hydra.run.dir), RunCache())
+        cfg = overrides.compose_single_run(run_words)
+        _rehearse_run(cfg, Path(cfg.hydra.run.dir), RunCache())
     elif "optuna" in str(common.hydra.sweeper.get("_target_")).lower():
-        path = Path(common.hydra.sweep.dir, "(a trial)")
-        _rehearse_run(common, check_config(common), path, RunCache())
+        _rehearse_run(common, Path(common.hydra.sweep.dir, "(a trial)"), RunCache())
         print(f"search      {pluralize(int(common.hydra.sweeper.trials), 'trial')}")
     else:
-        _print_sweep(overrides.expand_sweep(settings))
+        _print_sweep(overrides.expand_sweep(run_words))
 
 
 def _print_sweep(jobs: Sequence[tuple[list[str], Mapping[str, Any]]]) -> None:
-    """Print a sweep's first run in full, a line for each run, and totals.
+    """Print a sweep's first run in full, and a line for each run.
 
     Args:
         jobs: words, and values of the swept keys, of each run.
@@ -93,41 +88,35 @@ def _print_sweep(jobs: Sequence[tuple[list[str], Mapping[str, Any]]]) -> None:
         FedpflError: for runs that would be refused, after all are printed.
     """
     cache = RunCache()
-    needs: list[ResourceNeeds] = []
-    finished_count = 0
+    statuses: Counter[str] = Counter()
+    absences: dict[str, None] = {}
     refusals: list[str] = []
-    downloads: dict[str, None] = {}
-    for number, (settings, swept_values) in enumerate(jobs, 1):
+    for number, (run_words, swept_values) in enumerate(jobs, 1):
         values_text = " ".join(f"{key}={value}" for key, value in swept_values.items())
         title = f"run {number} of {len(jobs)}  {values_text}"
         try:
-            cfg = overrides.compose_single_run(settings)
+            cfg = overrides.compose_single_run(run_words)
             path = Path(cfg.hydra.sweep.dir, cfg.hydra.sweep.subdir)
-            plan = check_config(cfg)
-            status = _describe_directory(path, plan)
-            if needs:
-                needs.append(estimate_needs(build_run(plan, cache.share)))
+            if statuses:
+                plan = check_config(cfg)
+                status = _describe_directory(path, plan)
+                build_run(plan, cache.share)
             else:
-                needs.append(_rehearse_run(cfg, plan, path, cache))
+                status = _rehearse_run(cfg, path, cache)
+            statuses[status] += 1
         except source.WouldDownload as absence:
-            downloads[str(absence)] = None
-            print(f"{title}: its data would be downloaded")
-            continue
+            absences[str(absence)] = None
+            status = "its data would be downloaded"
         except FedpflError as error:
+            status = f"refused: {error}"
             refusals.append(f"{title}: {error}")
-            print(f"{title}: refused: {error}")
-            continue
-        finished_count += status == FINISHED
         print(f"{title}: {status}")
 
     # ---- All runs together
-    for download in downloads:
-        print(f"data        {download}")
-    print(f"sweep       {pluralize(len(jobs), 'run')}, {finished_count} of them finished")
-    print(
-        f"memory      client states up to {format_mib(max((n.states for n in needs), default=0))} "
-        f"MiB a run; checkpoints up to {format_mib(sum(n.checkpoint for n in needs))} MiB in all"
-    )
+    for absence_text in absences:
+        print(f"data        {absence_text}")
+    counts = "".join(f", {count} {status}" for status, count in statuses.items())
+    print(f"sweep       {pluralize(len(jobs), 'run')}{counts}")
     if refusals:
         raise FedpflError(
             f"{len(refusals)} of {pluralize(len(jobs), 'run')} would be refused: {refusals[0]}"
@@ -137,78 +126,54 @@ def _print_sweep(jobs: Sequence[tuple[list[str], Mapping[str, Any]]]) -> None:
 def _print_composition(cfg: DictConfig) -> None:
     """Print the choices and the most important values."""
     choices = cfg.hydra.runtime.choices
-    chosen_groups = [
-        f"{group}={choices[group]}"
-        for group in SHOWN_GROUPS
-        if choices.get(group) not in (None, "null")
-    ]
-    settings = [f"{key}={cfg[key]}" for key in SHOWN_SETTINGS]
-    print(f"composition {' '.join(chosen_groups)}")
-    print(f"settings    {' '.join(settings)}")
+    chosen_groups = [group for group in SHOWN_GROUPS if choices.get(group) not in (None, "null")]
+    print("composition", *[f"{group}={choices[group]}" for group in chosen_groups])
+    print("settings   ", *[f"{key}={cfg[key]}" for key in SHOWN_SETTINGS])
     for group in ("local", "eval"):
         values = [f"{key}={value}" for key, value in cfg[group].items() if value is not None]
-        print(f"{group:12}{' '.join(values)}")
+        print(f"{group:11}", *values)
 
 
-def _rehearse_run(cfg: DictConfig, plan: Plan, path: Path, cache: RunCache) -> ResourceNeeds:
+def _rehearse_run(cfg: DictConfig, path: Path, cache: RunCache) -> str:
     """Build a run, play its first round in memory, and print both. Raises FedpflError.
 
     Args:
         cfg: its configuration.
-        plan: the same, checked.
         path: its run directory, which need not exist.
         cache: shared by the runs of the command.
+
+    Returns:
+        Its status.
     """
+    # ---- Step 1: what the run is made of.
     _print_composition(cfg)
+    plan = check_config(cfg)
     status = _describe_directory(path, plan)
     run = build_run(plan, cache.share)
     needs = estimate_needs(run)
     state = resume.restore_state(run, {}, None)
     backend = engine.choose_backend(run.engine, run.net, run.device)
     try_plugins(run, backend, state.round)
-    outlook = header.RunOutlook(
-        path=path,
-        sample_counts=ClientTable(run).sample_counts,
-        backend_name=backend.name,
-        state=state,
-        needs=needs,
-    )
-    print(*header.format_header(run, outlook), sep="\n")
-    print(f"split       {_describe_split(run)}; data_dir={run.settings.data_dir}")
+    print(*header.format_header(run, path, backend.name, needs), sep="\n")
+    print(f"data_dir    {run.settings.data_dir}")
     print(f"status      {status}")
     for note in header.list_notes(run):
         print(note)
-    with user_errors(cfg, path):
-        print(f"time        {_time_round(run, backend, state)}")
-    return needs
 
-
-def _time_round(run: Run, backend: engine.Backend, state: engine.State) -> str:
-    """Play the first round and an evaluation of all clients; return their seconds as text."""
-    every_round = replace(run.eval, every=1, finetune_every=1)
+    # ---- Step 2: its first round, and an evaluation of all clients.
     secret = Secret.of_seed(run.settings.seed)  # of no run that is kept
-    tried_run = replace(run, eval=every_round, secret=secret if run.account else None)
-    played_round = next(loop.train_rounds(tried_run, backend, state))
-    seconds = played_round.row["seconds"]
-    text = f"round 1 took {seconds:.2f} s"
-    evaluation_seconds = played_round.row.get("eval_seconds")
-    if evaluation_seconds is not None:
-        text += f", an evaluation of all clients {evaluation_seconds:.2f} s"
-    evaluations = math.ceil(run.settings.rounds / run.eval.every)
-    rounds_text = pluralize(run.settings.rounds, "round")
-    return f"{text}; {rounds_text} with {pluralize(evaluations, 'evaluation')} in all"
-
-
-def _describe_split(run: Run) -> str:
-    """Count the samples of each split."""
-    federations = [run.federation]
-    if run.newcomers:
-        federations.append(run.newcomers)
-    sizes = {
-        split: sum(len(part) for federation in federations for part in getattr(federation, split))
-        for split in ("train", "test", "validation")
-    }
-    return ", ".join(f"{size:,} {split}" for split, size in sizes.items() if size) + " samples"
+    tried_run = replace(
+        run,
+        eval=replace(run.eval, every=1, finetune_every=1),
+        secret=secret if run.account else None,
+    )
+    with user_errors(cfg, path):
+        row = next(loop.train_rounds(tried_run, backend, state)).row
+    text = f"round 1 took {row['seconds']:.2f} s"
+    if row.get("eval_seconds") is not None:
+        text += f", an evaluation of all clients {row['eval_seconds']:.2f} s"
+    print(f"time        {text}")
+    return status
 
 
 def _describe_directory(path: Path, plan: Plan) -> str:
@@ -223,10 +188,4 @@ def _describe_directory(path: Path, plan: Plan) -> str:
         raise FedpflError(
             f"run directory {path} holds a different run; choose another with hydra.run.dir=..."
         )
-    if contents.status == "finished":
-        return FINISHED
-    # A run goes on from its checkpoint, which may be of an earlier round than its last row.
-    checkpoint_round = 0
-    if run and (path / "state.pt").is_file():
-        checkpoint_round = read_checkpoint(path, run.summary)["round"]
-    return f"{contents.status} after round {checkpoint_round}, from where it goes on"
+    return contents.status_text

@@ -17,23 +17,16 @@ from fedpfl.record.rundir import PartitionRecord
 
 def locate_clients(run: Run) -> list[tuple[Federation, int]]:
     """Return each client's federation and its index there, in the order of the partition."""
-    clients = [
-        (federation, index)
-        for federation in _list_federations(run)
-        for index in range(federation.clients)
-    ]
-
-    def partition_number(client: tuple[Federation, int]) -> int:
-        federation, index = client
-        return federation.partition_number(index)
-
-    return sorted(clients, key=partition_number)
+    clients = {}
+    for federation in list_federations(run):
+        for index in range(federation.clients):
+            clients[federation.partition_number(index)] = (federation, index)
+    return [clients[number] for number in sorted(clients)]
 
 
-def _list_federations(run: Run) -> list[Federation]:
-    if run.newcomers:
-        return [run.federation, run.newcomers]
-    return [run.federation]
+def list_federations(run: Run) -> list[Federation]:
+    """Return the federation of those who take part, and that of newcomers if there are any."""
+    return [run.federation, run.newcomers] if run.newcomers else [run.federation]
 
 
 class ClientTable:
@@ -49,44 +42,29 @@ class ClientTable:
     def __init__(self, run: Run):
         self._run = run
         self._clients = locate_clients(run)
-        federations = _list_federations(run)
-        numbers = [
-            federation.partition_number(index)
-            for federation in federations
-            for index in range(federation.clients)
-        ]
-        counts = torch.cat([federation.label_counts() for federation in federations])
+        federations = list_federations(run)
+        numbers = [f.partition_number(index) for f in federations for index in range(f.clients)]
         order = torch.tensor(numbers).argsort()
+        label_counts = torch.cat([f.label_counts() for f in federations])[order]
         # Exact counts would give samples away that the run promises to hide.
-        self.label_counts = counts[order, : 0 if run.sample_account else None]
-        sizes = torch.cat([federation.sample_counts() for federation in federations])
-        self.sample_counts = sizes[order]
+        self.label_counts = label_counts[:, :0] if run.sample_account else label_counts
+        self.sample_counts = torch.cat([f.sample_counts() for f in federations])[order]
         self.client_names = tuple(
-            federation.client_names[client]
-            for federation, client in self._clients
-            if federation.client_names
+            f.client_names[index] for f, index in self._clients if f.client_names
         )
 
     @cached_property
     def partition_record(self) -> PartitionRecord:
         """Return the samples of each client."""
-        # ---- Step 1: indices of each split, with newcomers.
         run = self._run
-        indices = {
-            split: [
-                getattr(federation, split)[client].numpy()
-                for federation, client in self._clients
-                if getattr(federation, split)
-            ]
-            for split in ("train", "test", "validation")
-        }
-
-        # ---- Step 2: sizes where labels are no classes, and a title.
         federation = run.federation
+        indices = {}
+        for split in ("train", "test", "validation"):
+            parts = [(getattr(own, split), client) for own, client in self._clients]
+            indices[split] = [part[client].numpy() for part, client in parts if part]
+        # Sizes stand in where labels are no classes.
+        has_classes = federation.task is CLASSIFICATION and self.label_counts.shape[1]
         partition_text = describe_choice(run.config["partition"])
-        sizes: tuple[int, ...] = ()
-        if federation.task is not CLASSIFICATION or not self.label_counts.shape[1]:
-            sizes = tuple(self.sample_counts.tolist())
         title = f"{federation.name}, {run.settings.clients} clients, {partition_text}"
         return PartitionRecord(
             **indices,
@@ -96,7 +74,7 @@ class ClientTable:
             samples_digest=run.samples_digest,
             client_names=self.client_names,
             class_names=federation.class_names,
-            sizes=sizes,
+            sizes=() if has_classes else tuple(self.sample_counts.tolist()),
         )
 
     def make_rows(self, columns: dict[str, dict[int, float]]) -> list[dict[str, Any]]:
@@ -105,16 +83,16 @@ class ClientTable:
         Args:
             columns: measured values by column and the client's number.
         """
+        run = self._run
         rows = []
         label_counts = self.label_counts.tolist()
         for number, (federation, client) in enumerate(self._clients):
+            is_newcomer = federation is run.newcomers
             row: dict[str, Any] = {"client": number, **_name_cell(federation, client)}
-            if self._run.newcomers:
-                row["unseen"] = int(federation is self._run.newcomers)
-            adversary = self._run.adversary
-            if adversary:
-                is_member = federation is self._run.federation
-                row["attacker"] = int(is_member and client in adversary.attackers)
+            if run.newcomers:
+                row["unseen"] = int(is_newcomer)
+            if run.adversary:
+                row["attacker"] = int(not is_newcomer and client in run.adversary.attackers)
             row["train"] = int(federation.train_sizes[client])
             if federation.validation:
                 row["validation"] = len(federation.validation[client])
@@ -134,11 +112,12 @@ class ClientTable:
         """
         federation = self._run.federation
         numbers = [federation.partition_number(client) for client in range(len(accuracy))]
-        columns = [f"on_{number}" for number in numbers]
         rows = []
         for client, values in enumerate(accuracy):
-            cells = dict(zip(columns, map(_blank_nan, values), strict=True))
-            rows.append({"client": numbers[client], **_name_cell(federation, client), **cells})
+            row: dict[str, Any] = {"client": numbers[client], **_name_cell(federation, client)}
+            for number, value in zip(numbers, values, strict=True):
+                row[f"on_{number}"] = _blank_nan(value)
+            rows.append(row)
         return rows
 
 

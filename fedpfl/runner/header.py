@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from fedpfl.record.logfile import append_to_log
 from fedpfl.record.rundir import RunDirectory
 from fedpfl.robust import DataAttack
 from fedpfl.runner.cost import count_submodel_costs
+from fedpfl.runner.everyone import list_federations
 from fedpfl.runner.needs import ResourceNeeds, format_mib
 
 LEARNT_OF_SITES = (
@@ -34,25 +35,6 @@ LEARNT_OF_SITES = (
     "dataset.std are set; nothing else of its data"
 )
 """Facts that the server learns of sites whose samples are at nodes."""
-
-
-@dataclass(frozen=True)
-class RunOutlook:
-    """Hold facts about a run that its header shows beside its plan.
-
-    Attributes:
-        path: the run directory.
-        sample_counts: each client's samples.
-        backend_name: of the backend that computes the clients.
-        state: server and client states before the next round.
-        needs: memory and disk that the run needs.
-    """
-
-    path: Path
-    sample_counts: torch.Tensor
-    backend_name: str
-    state: engine.State
-    needs: ResourceNeeds
 
 
 def make_summary_facts(run: Run) -> dict[str, Any]:
@@ -144,22 +126,12 @@ def make_run_info(
         backend_name: of the backend that computes the clients, None if none is recorded.
         fields: other fields of RunInfo.
     """
-    # ---- Step 1: names for grouping and searching in services.
     method_name = config["method"]["name"]
-    method_title = method_name
-    if method_name in METHODS:
-        method_title = METHODS[method_name].__name__
+    method_title = METHODS[method_name].__name__ if method_name in METHODS else method_name
     run_identity = identity(config)
-    name_parts = [
-        config.get("name"),
-        method_title,
-        run_identity,
-        f"seed{config['seed']}",
-    ]
+    name_parts = (config.get("name"), method_title, run_identity, f"seed{config['seed']}")
     tags = [config[key]["name"] for key in ("dataset", "partition", "model")]
     tags += [backend_name, config.get("engine", {}).get("precision")]
-
-    # ---- Step 2: the run.
     return RunInfo(
         name="-".join(filter(None, name_parts)),
         group=group,
@@ -175,46 +147,55 @@ def make_run_info(
     )
 
 
-def format_header(run: Run, outlook: RunOutlook) -> list[str]:
-    """Return the first lines that a user sees of a run."""
+def format_header(run: Run, path: Path, backend_name: str, needs: ResourceNeeds) -> list[str]:
+    """Return the first lines that a user sees of a run.
+
+    Args:
+        run: the built run.
+        path: its run directory.
+        backend_name: of the backend that computes the clients.
+        needs: memory and disk that the run needs.
+    """
+    # ---- Step 1: data, clients and network.
     federation = run.federation
     config = run.config
-    counts = outlook.sample_counts
-    quantiles = "/".join(
-        f"{int(count):,}" for count in (counts.min(), counts.median(), counts.max())
-    )
     shape = "x".join(map(str, federation.shape))
-    network = (
-        f"{config['model']['name']}: {tree.size(run.net.params):,} parameters, "
-        f"{_describe_head(run.net)}{_describe_frozen(run.net)}"
-    )
-    data_set = (
-        f"{federation.name}: {len(federation.y):,} samples {shape}, {_describe_labels(federation)}"
-    )
+    counts = torch.cat([part.sample_counts() for part in list_federations(run)])
+    quantiles = [f"{int(count):,}" for count in (counts.min(), counts.median(), counts.max())]
     clients = (
         f"{federation.clients}, {run.cohort} per round; samples min/median/max "
-        f"{quantiles}{_describe_absent_clients(run)}"
+        f"{'/'.join(quantiles)}"
     )
+    idle = federation.count_untrainable(run.local.batch_size)
+    if idle:
+        clients += f"; {idle} never train, for lack of samples"
+    if run.newcomers:
+        clients += f"; newcomers that never take part: {run.newcomers.clients}"
+    network = f"{config['model']['name']}: {tree.size(run.net.params):,} parameters"
+
+    # ---- Step 2: a line for each fact that holds.
     facts = {
         "name": run.settings.name,
         "of a sweep": console.run_label.get(),
-        "data set": data_set,
+        "data set": f"{federation.name}: {len(federation.y):,} samples {shape}, "
+        f"{_describe_labels(federation)}",
         "clients": clients,
         "partition": describe_choice(config["partition"]),
         "from iid": f"{federation.heterogeneity} (0: none)",
         "method": describe_choice(config["method"]),
-        "model": network,
+        "model": f"{network}, {_describe_parts(run.net)}",
         "learnt": LEARNT_OF_SITES if federation.is_elsewhere else "",
         "shift": run.shift and str(run.shift),
         "devices": run.clock and describe_choice(config["system"]),
         "weights": run.origin.line,
         "privacy": _describe_privacy(run),
         "attack": _describe_attack(run),
-        "attackers": ", ".join(map(str, _number_attackers(run))),
         "defence": run.defence and describe_choice(config["defence"]),
-        "engine": f"{outlook.backend_name} on {run.device}, {run.engine.precision}",
-        "memory": _describe_memory(run, outlook),
-        "directory": outlook.path,
+        "engine": f"{backend_name} on {run.device}, {run.engine.precision}",
+        "memory": f"client states (state.device={run.state.device}) up to "
+        f"{format_mib(needs.states)} MiB once {needs.clients:,} clients have trained; checkpoint "
+        f"up to {format_mib(needs.checkpoint)} MiB",
+        "directory": path,
     }
     return [f"{label:12}{text}" for label, text in facts.items() if text]
 
@@ -222,18 +203,6 @@ def format_header(run: Run, outlook: RunOutlook) -> list[str]:
 def list_notes(run: Run) -> list[str]:
     """Return the warnings about a run that are known before its first round."""
     return [*run.notes, *engine.slowness_notices(run.engine, run.device)]
-
-
-def _describe_memory(run: Run, outlook: RunOutlook) -> str:
-    """Describe the memory of client states and the size of checkpoints."""
-    needs = outlook.needs
-    state_bytes = sum(map(tree.nbytes, outlook.state.rows.trees))
-    store_text = {"auto": "", "cpu": " in host memory", "disk": " on disk"}[run.state.device]
-    return (
-        f"client states {format_mib(state_bytes)} MiB{store_text}, up to "
-        f"{format_mib(needs.states)} once {needs.clients:,} clients have trained; checkpoint up "
-        f"to {format_mib(needs.checkpoint)} MiB"
-    )
 
 
 def _describe_labels(federation: Federation) -> str:
@@ -244,34 +213,16 @@ def _describe_labels(federation: Federation) -> str:
     return f"{federation.classes} {things}"
 
 
-def _describe_absent_clients(run: Run) -> str:
-    """Count clients that never train and newcomers; "" for none."""
-    text = ""
-    idle = run.federation.count_untrainable(run.local.batch_size)
-    if idle:
-        text += f"; {idle} never train, for lack of samples"
-    if run.newcomers:
-        text += f"; newcomers that never take part: {run.newcomers.clients}"
-    return text
-
-
-def _describe_head(net: Net) -> str:
-    """Describe the size and the layer of a network's head."""
+def _describe_parts(net: Net) -> str:
+    """Describe the size and the layer of a network's head, and frozen entries."""
     parts = net.parts
-    if parts.unclear:
-        return "the head is unknown"
-    entries = tree.size(tree.select(net.params, parts.head))
-    return f"{entries:,} of them the head ({parts.head_layer or 'the whole network'})"
-
-
-def _describe_frozen(net: Net) -> str:
-    """Describe frozen entries; "" for none."""
-    if not net.frozen:
-        return ""
-    return (
-        f"; {tree.size(net.frozen):,} frozen ones, {format_mib(tree.nbytes(net.frozen))} MiB to "
-        "send once, are not counted"
-    )
+    text = "the head is unknown"
+    if not parts.unclear:
+        entries = tree.size(tree.select(net.params, parts.head))
+        text = f"{entries:,} of them the head ({parts.head_layer or 'the whole network'})"
+    if net.frozen:
+        text += f"; {tree.size(net.frozen):,} frozen ones are sent once and not counted"
+    return text
 
 
 def report_finished(directory: RunDirectory, quiet: bool) -> None:

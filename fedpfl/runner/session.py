@@ -75,10 +75,9 @@ def play_session(
     Raises:
         FedpflError: for a mistake in the configuration, the directory or the training.
     """
+    # ---- Step 1: read the data and build the run. Processes under torchrun share process 0's path.
     started = time.monotonic()
     stage = lockstep.current_stage.get()
-
-    # ---- Step 1: read the data and build the run. Processes under torchrun share process 0's path.
     path = Path(ranks.broadcast_value(str(path)))
     share = remote.share if remote else share_nothing
     run = build_run(check_config(cfg), stage.share if stage else share)
@@ -96,10 +95,9 @@ def play_session(
                 raise TrialPruned("given up")
             return
 
+        # ---- Step 2: restore the last checkpoint, and describe the run in its directory.
         if remote_backend is None:
             require_states_here(path, directory.summary)
-
-        # ---- Step 2: restore the last checkpoint, and describe the run in its directory.
         progress = resume.Progress.restore(
             run=run,
             directory=directory,
@@ -110,12 +108,14 @@ def play_session(
         run = resume.add_secret(run, progress, draws_at_nodes=remote_backend is not None)
         backend = remote_backend or _make_backend(run, stage, progress)
         session = _Session(run, path, progress, backend, ClientTable(run), trial)
+        # Loggers and callbacks may show the partition from the beginning.
         has_logger = run.config["logger"] != {"name": "none"}
         session.describe_run(draws_partition=bool(callbacks) or has_logger)
 
         # ---- Step 3: introduce the run, and play its rounds.
-        run_callbacks = session.start_callbacks(experiment, needs, quiet, callbacks)
-        with run_callbacks, _report_ending(progress, run_callbacks, session.client_table):
+        group = experiment or run.federation.name
+        run_callbacks = session.start_callbacks(group, needs, quiet, callbacks)
+        with run_callbacks, session.report_ending(run_callbacks):
             yield from session.play_rounds(run_callbacks)
 
 
@@ -148,38 +148,26 @@ class _Session:
             run_facts["states"] = STATES_AT_NODES
         directory.write_summary(status="running", **run_facts, **search_facts)
         directory.write_partition(self.client_table.partition_record)
-        # Loggers and callbacks may show the picture from the beginning.
         if draws_partition:
             directory.draw_partition(self.client_table.partition_record)
 
     def start_callbacks(
-        self,
-        experiment: str | None,
-        needs: ResourceNeeds,
-        quiet: bool,
-        callbacks: Sequence[Callback],
+        self, group: str, needs: ResourceNeeds, quiet: bool, callbacks: Sequence[Callback]
     ) -> Callbacks:
         """Introduce the run to callbacks, in the first process alone."""
         if not ranks.is_main_process():
             return Callbacks()
         run = self.run
-        state = self.progress.state
         directory = self.progress.directory
-        outlook = header.RunOutlook(
-            path=directory.path,
-            sample_counts=self.client_table.sample_counts,
-            backend_name=self.backend.name,
-            state=state,
-            needs=needs,
-        )
+        name = self.backend.name
         info = header.make_run_info(
             run.config,
             directory.path,
             directory.summary,
-            experiment or run.federation.name,
-            self.backend.name,
-            start_round=state.round,
-            lines=tuple(header.format_header(run, outlook)),
+            group,
+            name,
+            start_round=self.progress.state.round,
+            lines=tuple(header.format_header(run, directory.path, name, needs)),
             notes=(*directory.notes, *header.list_notes(run)),
         )
         return loggers.start_callbacks(run.config["logger"], info, quiet, callbacks)
@@ -207,6 +195,64 @@ class _Session:
             round_number = played_round.state.round
             if trial and may_prune and trial.should_prune(round_number, progress.last_row):
                 raise TrialPruned("given up")
+
+    @contextmanager
+    def report_ending(self, callbacks: Callbacks) -> Iterator[None]:
+        """Report that a run finished, diverged, was pruned or was left."""
+        directory = self.progress.directory
+        task = self.run.task
+        try:
+            yield
+        except (GeneratorExit, KeyboardInterrupt):
+            # The last finished round is whole: a run that is left goes on from there.
+            self.progress.save_if_left()
+            raise
+        except TrialPruned:
+            side = "below" if task.is_higher_better else "above"
+            reason = (
+                f"given up after round {self.progress.state.round}: "
+                f"its validation {task.score_word} is {side} the others' median"
+            )
+            callbacks.on_end("interrupted", {**directory.summary, "error": reason})
+            raise
+        except Diverged as error:
+            directory.draw_partition(self.client_table.partition_record)
+            directory.write_summary(status="diverged", error=str(error))
+            callbacks.on_end("diverged", directory.summary)
+            raise
+        self._write_result()
+        callbacks.on_end("finished", directory.summary)
+
+    def _write_result(self) -> None:
+        """Write what a finished run came to."""
+        progress = self.progress
+        directory = progress.directory
+        directory.draw_partition(self.client_table.partition_record)
+        if directory.summary.get("states") != STATES_AT_NODES:
+            directory.write_masks(self._compare_masks())
+        directory.write_summary(
+            status="finished",
+            best=progress.best_row,
+            last=progress.last_row,
+            hours=progress.seconds / 3600,
+            rounds_played=progress.state.round,
+            trained=len(find_trained_clients(progress.state)),
+        )
+        if not self.run.checkpoint.keep:
+            directory.drop_checkpoint()
+
+    def _compare_masks(self) -> dict[str, Any] | None:
+        """Compare clients' masks, by their numbers in the partition; None without masks."""
+        federation = self.run.federation
+        masks = engine.compare_masks(self.run.method, self.progress.state)
+        if not masks:
+            return None
+        clients = masks["clients"]
+        numbers = [federation.partition_number(client) for client in clients]
+        masks = {**masks, "clients": numbers}
+        if clients and federation.client_names:
+            masks["names"] = [federation.client_names[client] for client in clients]
+        return masks
 
 
 def _record_round(
@@ -240,57 +286,6 @@ def _spent_privacy(played_round: Round) -> dict[str, dict[int, float]]:
         number = run.federation.partition_number(client)
         epsilons[number] = account.client_epsilon(client, played_round.state.round)
     return {"epsilon": epsilons}
-
-
-@contextmanager
-def _report_ending(
-    progress: resume.Progress, callbacks: Callbacks, client_table: ClientTable
-) -> Iterator[None]:
-    """Report that a run finished, diverged, was pruned or was left."""
-    run = progress.run
-    directory = progress.directory
-    try:
-        yield
-    except (GeneratorExit, KeyboardInterrupt):
-        # The last finished round is whole: a run that is left goes on from there.
-        progress.save_if_left()
-        raise
-    except TrialPruned:
-        side = "below" if run.task.is_higher_better else "above"
-        reason = (
-            f"given up after round {progress.state.round}: "
-            f"its validation {run.task.score_word} is {side} the others' median"
-        )
-        callbacks.on_end("interrupted", {**directory.summary, "error": reason})
-        raise
-    except Diverged as error:
-        directory.draw_partition(client_table.partition_record)
-        directory.write_summary(status="diverged", error=str(error))
-        callbacks.on_end("diverged", directory.summary)
-        raise
-
-    # ---- The run is finished
-    directory.draw_partition(client_table.partition_record)
-    masks = None
-    if directory.summary.get("states") != STATES_AT_NODES:
-        masks = engine.compare_masks(run.method, progress.state)
-    if masks:
-        federation, clients = run.federation, masks["clients"]
-        masks = {**masks, "clients": [federation.partition_number(client) for client in clients]}
-        if clients and federation.client_names:
-            masks["names"] = [federation.client_names[client] for client in clients]
-    directory.write_masks(masks)
-    directory.write_summary(
-        status="finished",
-        best=progress.best_row,
-        last=progress.last_row,
-        hours=progress.seconds / 3600,
-        rounds_played=progress.state.round,
-        trained=len(find_trained_clients(progress.state)),
-    )
-    if not run.checkpoint.keep:
-        directory.drop_checkpoint()
-    callbacks.on_end("finished", directory.summary)
 
 
 def _make_backend(

@@ -32,12 +32,7 @@ def test_a_run_is_introduced_as_it_then_introduces_itself(tmp_path: Path) -> Non
     assert lines[0].startswith(f"{composed} ")
     assert lines[2].startswith("local       epochs=1 batch_size=32 ")
     measured = r"round 1 took [\d.]+ s, an evaluation of all clients [\d.]+ s"
-    assert re.search(rf"\ntime        {measured}; 8 rounds with 3 evaluations in all\n", told)
-    split = re.search(
-        r"split       (\d+) train, (\d+) test, (\d+) validation samples; data_dir=data\n", told
-    )
-    assert split
-    assert sum(map(int, split.groups())) == 4 * 24
+    assert re.search(rf"\ntime        {measured}\n", told)
     assert "status      new" in lines
 
     result = run_command(*words, cwd=tmp_path)
@@ -46,7 +41,7 @@ def test_a_run_is_introduced_as_it_then_introduces_itself(tmp_path: Path) -> Non
     for line in header[: header.index(next(one for one in header if one.startswith("directory")))]:
         assert line in lines
     assert f"directory   {next(tmp_path.glob('outputs/*/*/*/*')).relative_to(tmp_path)}" in told
-    assert "status      finished, nothing is left to do" in rehearse(*words, cwd=tmp_path)
+    assert "status      finished\n" in rehearse(*words, cwd=tmp_path)
     assert "status      new" in rehearse(*words, "restart=true", cwd=tmp_path)
 
 
@@ -55,12 +50,10 @@ def test_a_private_run_on_disk_is_rehearsed_in_memory(tmp_path: Path) -> None:
     assert "round 1 took" in rehearse(*WORDS, *words, cwd=tmp_path)
 
 
-def test_an_interrupted_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
-    words = (*WORDS, "eval.every=8")
-    interrupt(tmp_path / "run", *words, after=2)
-    # The last row is of round 2, but the run goes on from the checkpoint before it.
-    told = rehearse(*words, "hydra.run.dir=run", cwd=tmp_path)
-    assert "status      interrupted after round 1, from where it goes on" in told
+def test_an_interrupted_run_says_how_far_it_is(tmp_path: Path) -> None:
+    interrupt(tmp_path / "run", *WORDS, after=2)
+    told = rehearse(*WORDS, "hydra.run.dir=run", cwd=tmp_path)
+    assert "status      interrupted 2/8\n" in told
 
 
 def test_a_sweep_has_a_line_a_run_and_totals(tmp_path):
@@ -70,8 +63,7 @@ def test_a_sweep_has_a_line_a_run_and_totals(tmp_path):
     ):
         assert f"\nrun {number} of 4  method={method} seed={seed}: new\n" in told
     assert told.count("round 1 took") == 1
-    assert "\nsweep       4 runs, 0 of them finished\n" in told
-    assert re.search(r"\nmemory      client states up to \d+ MiB a run; checkpoints up to", told)
+    assert "\nsweep       4 runs, 4 new\n" in told
 
 
 @pytest.mark.full

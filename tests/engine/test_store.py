@@ -121,7 +121,7 @@ RUN = (*TINY, "rounds=4", "quantile.q=0.9")
 def test_a_run_with_its_states_elsewhere_is_the_same_run(tmp_path):
     here, there = tmp_path / "here", tmp_path / "disk"
     play_run(here, *RUN)
-    assert "on disk" in play_run(there, *RUN, "state.device=disk")
+    assert "(state.device=disk)" in play_run(there, *RUN, "state.device=disk")
     assert_same(read_checkpoint(here), read_checkpoint(there))
     assert read_table(here / "rounds.csv") == read_table(there / "rounds.csv")
     assert set(snapshot(here)) == set(snapshot(there))
@@ -142,7 +142,7 @@ def test_what_a_run_will_take_is_told(tmp_path):
     each = 4 * (784 * 1000 + 1000 + 1000 * 10 + 10) / 2**20
     assert len(cohort) == 3
     assert (
-        f"client states {each:,.0f} MiB, up to {5 * each:,.0f} once 4 clients have trained; "
+        f"client states (state.device=auto) up to {5 * each:,.0f} MiB once 4 clients have trained; "
         f"checkpoint up to {4 * each:,.0f} MiB" in told
     )
     size = (tmp_path / "state.pt").stat().st_size
