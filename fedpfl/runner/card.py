@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pandas as pd
 import yaml
 from jinja2 import Environment
 
@@ -40,9 +41,6 @@ KINDS = {
 }
 
 
-VERSIONS = ("fedpfl", "torch", "python")
-
-
 def format_card(
     run: Trained, format_name: str, files: Mapping[int, str], baseline: Trained | None = None
 ) -> str:
@@ -57,25 +55,25 @@ def format_card(
     Raises:
         FedpflError: if the baseline has other samples, is no FedAvg, or was not fine-tuned.
     """
-    # ---- Step 1: the table of clients.
-    config, summary = run.config, run.summary
+    # ---- Step 1: the table of clients, by heading.
+    config = run.config
     task = configured_task(config)
     unit = f", {task.unit}" if task.unit else ""
-    clients = run.clients.set_index(run.clients["client"].astype(int))
-    columns = {task.score: task.score_word, f"ft_{task.score}": "after fine-tuning"}
-    columns = {key: f"{text}{unit}" for key, text in columns.items() if key in clients}
-    headings = ["file", "client", "trained on", "tested on", *columns.values()]
-    clients["file"] = clients.index.map(files)
-    clients["name"] = [run.client_names.get(number, str(number)) for number in clients.index]
-    columns = {"file": "", "name": "", "train": "", "test": "", **columns}
+    clients = run.clients.set_index(run.clients["client"].astype(int)).loc[[*files]]
+    table = {
+        "file": [*files.values()],
+        "client": [run.client_names.get(number, number) for number in files],
+        "trained on": clients["train"].astype(int),
+        "tested on": clients["test"].astype(int),
+        f"{task.score_word}{unit}": clients[task.score],
+    }
+    if f"ft_{task.score}" in clients:
+        table[f"after fine-tuning{unit}"] = clients[f"ft_{task.score}"]
     if baseline:
-        headings.append(f"FedAvg+FT{unit}")
-        clients["baseline"] = clients.index.map(_read_baseline(run, baseline))
-        columns["baseline"] = ""
-    rows = clients.loc[[*files], [*columns]].astype(object).to_numpy().tolist()
+        table[f"FedAvg+FT{unit}"] = _read_baseline(run, baseline).loc[[*files]]
 
-    # ---- Step 2: the header that model hubs read.
-    inputs = summary.get("input", {})
+    # ---- Step 2: the header that model hubs read, and the card.
+    inputs = run.summary.get("input", {})
     method, dataset = config["method"]["name"], config["dataset"]["name"]
     header = {
         "library_name": "pytorch",
@@ -83,31 +81,23 @@ def format_card(
         "tags": ["federated-learning", "personalized-federated-learning", "fedpfl", method],
         "metrics": [task.score],
     }
-    choices = {"method": "method", "network": "model", "data": "dataset", "split": "partition"}
-    environment = summary.get("environment", {})
     rounds = run.rounds
-
-    # ---- Step 3: the card.
     jinja = Environment(trim_blocks=True, keep_trailing_newline=True)
-    jinja.filters["cell"] = _format_cell
+    jinja.filters |= {"cell": _format_cell, "choice": describe_choice}
     return jinja.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         header=yaml.safe_dump(header, sort_keys=False),
-        title=METHOD_TITLES.get(method, method),
-        dataset_title=DATASET_TITLES.get(dataset, dataset),
+        title=f"{METHOD_TITLES.get(method, method)} on {DATASET_TITLES.get(dataset, dataset)}",
         clients=len(run),
         rounds=run.round,
         evaluated_round=rounds["round"][rounds[task.score].notna()].max(),
         config=config,
-        summary=summary,
-        inputs=inputs,
+        summary=run.summary,
         input_text=KINDS.get(inputs.get("kind"), "as the data set holds it"),
         output_text=_describe_outputs(run),
         use=USES[format_name],
-        choices={label: describe_choice(config[group]) for label, group in choices.items()},
-        versions=", ".join(f"{name} {environment.get(name)}" for name in VERSIONS),
         task=task,
-        headings=headings,
-        rows=rows,
+        headings=[*table],
+        rows=[*zip(*table.values(), strict=True)],
     )
 
 
@@ -123,21 +113,20 @@ def _describe_outputs(run: Trained) -> str:
     return f"logits of the {things}{f' 0 to {classes - 1}' if classes else ''}"
 
 
-def _read_baseline(run: Trained, baseline: Trained) -> dict[int, float]:
+def _read_baseline(run: Trained, baseline: Trained) -> pd.Series:
     """Return FedAvg's fine-tuned score by client. Raises FedpflError for another run."""
-    if baseline.config["method"]["name"] != "fedavg":
-        raise FedpflError(f"--baseline {baseline.path} is no run of FedAvg")
-    if baseline.summary.get("data") != run.summary.get("data"):
-        raise FedpflError(
-            f"--baseline {baseline.path} has other samples or another split than {run.path}"
-        )
     clients = baseline.clients
     column = f"ft_{configured_task(run.config).score}"
-    if column not in clients or clients[column].isna().all():
-        raise FedpflError(
-            f"--baseline {baseline.path} was not fine-tuned; run it with eval.finetune_epochs=5"
-        )
-    return dict(zip(clients["client"].astype(int), clients[column], strict=True))
+    obstacle = ""
+    if baseline.config["method"]["name"] != "fedavg":
+        obstacle = "is no run of FedAvg"
+    elif baseline.summary.get("data") != run.summary.get("data"):
+        obstacle = f"has other samples or another split than {run.path}"
+    elif column not in clients or clients[column].isna().all():
+        obstacle = "was not fine-tuned; run it with eval.finetune_epochs=5"
+    if obstacle:
+        raise FedpflError(f"--baseline {baseline.path} {obstacle}")
+    return clients.set_index(clients["client"].astype(int))[column]
 
 
 def _format_cell(value: Any) -> str:

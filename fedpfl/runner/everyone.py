@@ -24,6 +24,14 @@ def locate_clients(run: Run) -> list[tuple[Federation, int]]:
     return [clients[number] for number in sorted(clients)]
 
 
+def list_client_names(run: Run) -> tuple[str, ...]:
+    """Return clients' names in the order of the partition; () where clients are numbers alone."""
+    clients = locate_clients(run)
+    return tuple(
+        federation.client_names[index] for federation, index in clients if federation.client_names
+    )
+
+
 def list_federations(run: Run) -> list[Federation]:
     """Return the federation of those who take part, and that of newcomers if there are any."""
     return [run.federation, run.newcomers] if run.newcomers else [run.federation]
@@ -49,9 +57,7 @@ class ClientTable:
         # Exact counts would give samples away that the run promises to hide.
         self.label_counts = label_counts[:, :0] if run.sample_account else label_counts
         self.sample_counts = torch.cat([f.sample_counts() for f in federations])[order]
-        self.client_names = tuple(
-            f.client_names[index] for f, index in self._clients if f.client_names
-        )
+        self.client_names = list_client_names(run)
 
     @cached_property
     def partition_record(self) -> PartitionRecord:

@@ -48,13 +48,9 @@ def write_safetensors(run: Trained, client: int | str, path: Path) -> None:
             f"method={run.config['method']['name']} predicts by a rule of its own, which weights "
             "alone do not hold; use --format torchscript or onnx"
         )
-    values = run.personal(client)
-    facts = {
-        "input": run.summary.get("input"),
-        "classes": list(run.classes),
-    }
+    facts = {"input": run.summary.get("input"), "classes": run.classes}
     metadata = {key: json.dumps(value) for key, value in facts.items()}
-    safetensors.torch.save_file(dict(values), path, metadata=metadata)
+    safetensors.torch.save_file(run.personal(client), path, metadata=metadata)
 
 
 def write_torchscript(run: Trained, client: int | str, path: Path) -> None:
@@ -63,12 +59,7 @@ def write_torchscript(run: Trained, client: int | str, path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # tracing's advice, which the comparison below makes moot
         try:
-            traced = torch.jit.trace(
-                module,
-                (example[:2],),
-                check_trace=False,
-            )
-            torch.jit.save(traced, path)
+            torch.jit.save(torch.jit.trace(module, (example[:2],), check_trace=False), path)
         except Exception as error:  # a network may do anything
             raise _no_such_format(run, "torchscript", error) from None
     _require_equal_predictions(run, client, "torchscript", torch.jit.load(path))
@@ -114,7 +105,7 @@ def _write_onnx_metadata(run: Trained, path: Path) -> None:
     """Write what names features and classes have into an ONNX file."""
     import onnx
 
-    facts = {"features": run.summary.get("input", {}).get("features"), "classes": list(run.classes)}
+    facts = {"features": run.summary.get("input", {}).get("features"), "classes": run.classes}
     model = onnx.load(path)
     for key, names in facts.items():
         if names:
@@ -244,21 +235,13 @@ def send_to_loggers(run: Trained, logger: Mapping[str, Any]) -> int:
     config = run.config
     summary = {key: value for key, value in run.summary.items() if key != "digest"}
     group = _find_logger_group(run)
-    round_numbers = run.rounds["round"]
-    rounds_done = int(round_numbers.iloc[-1]) if len(round_numbers) else 0
+    rounds_done = len(run.rounds)
     engine_record = summary.get("engine", {})
     backend = engine_record.get("backend")
     # Where nothing was to choose, the name that was asked for is recorded.
     if (backend, engine_record.get("device")) == ("auto", "cpu"):
         backend = "loop"
-    run_info = make_run_info(
-        config,
-        run.path,
-        summary,
-        group,
-        backend,
-        start_round=rounds_done,
-    )
+    run_info = make_run_info(config, run.path, summary, group, backend, start_round=rounds_done)
 
     # ---- Step 2: each logger takes the rounds that it lacks, while the run is locked.
     with files.explain_write_errors(run.path):

@@ -8,7 +8,6 @@ import logging
 import os
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from functools import cached_property, partial
@@ -37,7 +36,7 @@ from fedpfl.engine.backends.selection import find_device
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.files import remove_empty_folders
 from fedpfl.ground.words import check_words
-from fedpfl.record import console, eta
+from fedpfl.record import console
 from fedpfl.record.callbacks import Callback
 from fedpfl.record.run_files import read_checkpoint, require_states_here
 from fedpfl.report.load import read_started_run
@@ -153,48 +152,36 @@ def sweep(
     failures: list[str] = []
     runs: list[Trained] = []
     rows: list[dict[str, Any]] = []
-    events = ""  # when runs began, and how long they took
     for number, (request, swept_values) in enumerate(jobs, 1):
-        # ---- Step 1: say which run begins.
         name = _name_job(swept_values)
-        previous_label = console.run_label.set(name)
-        start_time = time.monotonic()
-        events += f"{number} {start_time}\n"
+        label_token = console.run_label.set(name)
         if progress:
-            start_text = eta.describe_sweep(events, len(jobs), start_time, number)
-            _tell_sweep(f"{start_text}  {name}")
-
-        # ---- Step 2: play it. A run that diverged stays in the table.
+            print(f"sweep: run {number} of {len(jobs)}  {name}", file=sys.stderr, flush=True)
         try:
+            # A run that diverged stays in the table.
             with contextlib.suppress(Diverged):
                 for _ in _play(request, is_quiet=not progress, callbacks=callbacks):
                     pass
             trained = _load_result(request)
-            runs.append(trained)
-            row = {**swept_values, "status": trained.status}
-            result_text = trained.status
-            if trained.status == "finished":
-                row |= trained._tables.last_evaluation
-                result_text = console.describe_result(trained.summary)
-            rows.append(row)
         except FedpflError as error:
             failures.append(f"{name}: {error}")
             result_text = f"failed: {error}"
+        else:
+            runs.append(trained)
+            is_finished = trained.status == "finished"
+            result_text = console.describe_result(trained.summary) or trained.status
+            last_row = trained._tables.last_evaluation if is_finished else {}
+            rows.append({**swept_values, "status": trained.status, **last_row})
         finally:
-            console.run_label.reset(previous_label)
-        events += f"{number} {start_time} {time.monotonic() - start_time}\n"
+            console.run_label.reset(label_token)
         if progress:
-            _tell_sweep(f"{number}/{len(jobs)} done  {name}: {result_text}")
+            print(f"sweep: {name}: {result_text}", file=sys.stderr, flush=True)
     if failures:
         raise FedpflError(
             f"{len(failures)} of {len(jobs)} runs failed, and the same call tries them again: "
             f"{failures[0]}"
         )
     return runs, pd.DataFrame(rows)
-
-
-def _tell_sweep(text: str) -> None:
-    print(f"sweep: {text}", file=sys.stderr, flush=True)
 
 
 def _read_jobs(
@@ -209,9 +196,8 @@ def _read_jobs(
     register_resolver()
     held_data = None if data is None else hold_data(data)
     with _process_lock, _hydra_errors_in_one_line():
-        run_words = overrides.adapt_for_sweeps(
-            _read_words(settings, keys, lists_are_sweeps=True), GROUPS
-        )
+        run_words = _read_words(settings, keys, lists_are_sweeps=True)
+        run_words = overrides.adapt_for_sweeps(run_words, GROUPS)
         for word in run_words:
             if word.lstrip("+~").startswith("hydra"):
                 raise FedpflError(
@@ -220,10 +206,10 @@ def _read_jobs(
         expanded_jobs = overrides.expand_sweep(run_words)
 
     # ---- Step 2: a directory for each, which no other may have.
-    jobs: dict[Path, tuple[RunRequest, dict[str, Any]]] = {}
+    jobs = {}
     with overrides.composing_once():
         for job_words, swept_values in expanded_jobs:
-            request = _read_request(tuple(job_words), {}, None, callbacks, held_data)
+            request = _read_request(job_words, {}, None, callbacks, held_data)
             cfg = request.cfg
             check_config(cfg)
             path = Path(directory or cfg.hydra.sweep.dir, cfg.hydra.sweep.subdir)
@@ -242,7 +228,7 @@ def _name_job(swept_values: Mapping[str, Any]) -> str:
 
 
 def _read_request(
-    settings: tuple[str | Mapping[str, Any], ...],
+    settings: Sequence[str | Mapping[str, Any]],
     keys: Mapping[str, Any],
     directory: str | os.PathLike[str] | None,
     callbacks: Sequence[Callback],
@@ -253,19 +239,12 @@ def _read_request(
         raise FedpflError("fedpfl.run is for one process; under torchrun use -m fedpfl.train")
     for callback in callbacks:
         if not isinstance(callback, Callback):
-            raise FedpflError(
-                f"callbacks must be instances of subclasses of fedpfl.Callback, got {callback!r}"
-            )
+            raise FedpflError(f"callbacks must be instances of fedpfl.Callback, got {callback!r}")
     register_resolver()
     held_data = None if data is None else hold_data(data)
     with _process_lock, _hydra_errors_in_one_line():
         cfg, experiment = _compose(settings, keys, held_data)
-        return RunRequest(
-            cfg,
-            Path(directory or cfg.hydra.run.dir),
-            experiment,
-            held_data,
-        )
+        return RunRequest(cfg, Path(directory or cfg.hydra.run.dir), experiment, held_data)
 
 
 @contextlib.contextmanager
@@ -278,28 +257,22 @@ def _hydra_errors_in_one_line() -> Iterator[None]:
 
 
 def _play(request: RunRequest, is_quiet: bool, callbacks: Sequence[Callback]) -> Generator[Round]:
-    """Yield a session's rounds, and leave the process as it was between them."""
-    # Closing takes no turn: an abandoned run may be closed by any thread, in the middle of another's.
-    with contextlib.closing(_play_session(request, is_quiet, callbacks)) as session_rounds:
-        while True:
-            with _process_lock:
-                round = next(session_rounds, None)
-            if round is None:
-                return
-            yield round
-
-
-def _play_session(
-    request: RunRequest, is_quiet: bool, callbacks: Sequence[Callback]
-) -> Generator[Round]:
+    """Yield a session's rounds, and leave the process as it was."""
     cfg, path, experiment, _ = request
     threads = torch.get_num_threads()
     package_log = logging.getLogger("fedpfl")
     log_level = package_log.level
+    session_rounds = play_session(cfg, path, experiment, is_quiet, callbacks)
     try:
-        with user_errors(cfg, path):
-            yield from play_session(cfg, path, experiment, is_quiet, callbacks)
+        while True:
+            with _process_lock, user_errors(cfg, path):
+                round = next(session_rounds, None)
+            if round is None:
+                return
+            yield round
     finally:
+        # Closing takes no turn: any thread may close an abandoned run, in the middle of another's.
+        session_rounds.close()
         torch.set_num_threads(threads)  # an engine sets 1 and starts its threads
         package_log.setLevel(log_level)
         remove_empty_folders(path)
@@ -368,11 +341,9 @@ class Trained(Models):
     def __repr__(self) -> str:
         tables = self._tables
         scores = tables.evaluations[tables.task.score].dropna()
-        score_text = f", {tables.task.describe_score(scores.iloc[-1])}" if len(scores) else ""
-        return (
-            f"<{tables.method} on {tables.dataset}: {self.status}, {tables.rounds_done} of "
-            f"{tables.rounds_planned} rounds{score_text}, {self.path}>"
-        )
+        progress = f"{tables.rounds_done} of {tables.rounds_planned} rounds"
+        parts = [f"{self.status}, {progress}", *map(tables.task.describe_score, scores.iloc[-1:])]
+        return f"<{tables.method} on {tables.dataset}: {', '.join(parts)}, {self.path}>"
 
     def __len__(self) -> int:
         return self._run.settings.clients
@@ -448,25 +419,21 @@ class Trained(Models):
                 " data_dir=... where they are"
             )
         code = resume.digest_code(run)
-        if any(code != recorded_code for recorded_code in self.summary.get("code", [])):
+        if self.summary.get("code", [code]) != [code]:
             warnings.warn(f"{self.path}: the method's code has changed since the run", stacklevel=2)
         return run
 
     def _adapt_config(self) -> dict[str, Any]:
         """Return the run's configuration, to be computed here. Raises FedpflError for plugins."""
-        config = {
-            **self.config,
-            "device": self._device,
-            "logger": {"name": "none"},
-            "state": {"device": "auto"},
-        }
-        config["engine"] = dict(config.get("engine", {}))
-        # Only a GPU has tf32, which needs no other precision of models than fp32.
-        is_on_cpu = find_device(self._device).type == "cpu"
-        if is_on_cpu and config["engine"].get("precision") == "tf32":
-            config["engine"]["precision"] = "fp32"
+        config = self.config
+        config |= {"device": self._device, "logger": {"name": "none"}, "state": {"device": "auto"}}
         if self._data_dir:
             config["data_dir"] = os.fspath(self._data_dir)
+        engine_settings = config.setdefault("engine", {})
+        # Only a GPU has tf32, which needs no other precision of models than fp32.
+        is_on_cpu = find_device(self._device).type == "cpu"
+        if is_on_cpu and engine_settings.get("precision") == "tf32":
+            engine_settings["precision"] = "fp32"
         plugin_files = config.get("plugins")
         if plugin_files and not self._plugins:
             raise FedpflError(
@@ -492,7 +459,7 @@ class Trained(Models):
 
 
 def _compose(
-    settings: tuple[str | Mapping[str, Any], ...],
+    settings: Sequence[str | Mapping[str, Any]],
     keys: Mapping[str, Any],
     held_data: HeldData | None,
 ) -> tuple[DictConfig, str | None]:
@@ -508,10 +475,9 @@ def _compose(
         raise FedpflError(
             "a whole configuration stands alone; change it, or give words such as 'rounds=5'"
         )
-    if not OmegaConf.is_config(config):
-        config = escape_interpolations(config)
     # A configuration that was read has no Hydra's part, which says where it runs.
     hydra_part = {"hydra": {"run": {"dir": "outputs/${fedpfl.run_subdir:}"}}}
+    config = config if OmegaConf.is_config(config) else escape_interpolations(config)
     return OmegaConf.merge(hydra_part, config), None  # type: ignore[return-value]
 
 
@@ -523,14 +489,18 @@ def _add_data_words(run_words: list[str], held_data: HeldData) -> list[str]:
     read_value = partial(overrides.read_text_value, run_words)
     if dataset := read_value("dataset"):
         raise FedpflError(f"dataset={dataset} and data=... are two; leave out one")
-    data_words = ["dataset=memory", *overrides.format_words("dataset.digest", held_data.digest)]
+    values: dict[str, Any] = {"dataset": "memory", "dataset.digest": held_data.digest}
     groups = held_data.count_groups(read_value("dataset.by"))
     if groups and not read_value("partition"):
-        data_words.append("partition=natural")
-        if not read_value("partition.test_fraction"):
-            data_words.append(f"partition.test_fraction={DEFAULT_TEST_FRACTION}")
-        if not read_value("clients"):
-            data_words.append(f"clients={groups}")
+        values |= {
+            "partition": "natural",
+            "partition.test_fraction": DEFAULT_TEST_FRACTION,
+            "clients": groups,
+        }
+    data_words = []
+    for key, value in values.items():
+        if not read_value(key):
+            data_words += overrides.format_words(key, value)
     return [*data_words, *run_words]
 
 

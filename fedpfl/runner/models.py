@@ -30,7 +30,7 @@ from fedpfl.methods import Batch
 from fedpfl.models.net import Bound
 from fedpfl.runner.deploy import InputScaling, InputScalingHook, PersonalNetwork, PersonalRule
 from fedpfl.runner.evaluate import collect_server_parameters, make_adaptation, make_newcomer_state
-from fedpfl.runner.everyone import locate_clients
+from fedpfl.runner.everyone import list_client_names, locate_clients
 
 
 class Models(ABC):
@@ -56,27 +56,19 @@ class Models(ABC):
         Of methods that predict with more than one network (APFL, FedRoD, masked HeteroFL) all their
         entries, with dots: `w.fc.weight`, `buffers.w.norm.running_mean`.
         """
+        net = self._run.net
         job = self._evaluated_job(client)
-        if job.params.keys() == self._run.net.params.keys():
-            values = {
-                **self._run.net.fixed,
-                **job.params,
-                **job.buffers.get(self._role(job), {}),
-            }
-            values = self._run.net.state_dict(values)
-        else:
-            values = dict(tree.items({**job.params, "buffers": job.buffers}))
-        return _copy_to_cpu(values)
+        if job.params.keys() != net.params.keys():
+            return _copy_to_cpu(dict(tree.items({**job.params, "buffers": job.buffers})))
+        buffers = job.buffers.get(self._find_role(job), {})
+        return _copy_to_cpu(net.state_dict({**net.fixed, **job.params, **buffers}))
 
     def mask(self, client: int | str) -> dict[str, Tensor]:
         """Return masks of a client's personal entries by names of parameters."""
-        run = self._run
         _, state, number = self._locate(client)
-        masks = run.method.masks(state.server, state.client(number))
+        masks = self._run.method.masks(state.server, state.client(number))
         if not masks:
-            raise FedpflError(
-                f"method={run.config['method']['name']} has no mask of single entries"
-            )
+            raise FedpflError(f"{self._method_word} has no mask of single entries")
         return _copy_to_cpu(masks)
 
     def predict(self, client: int | str, samples: Any) -> Tensor:
@@ -90,14 +82,12 @@ class Models(ABC):
         if hasattr(samples, "columns"):
             samples = _order_features(samples, run.federation.feature_names)
         x = _require_form(samples, run.federation)
-        if not len(x):
-            return torch.empty(0, run.federation.classes)
+        logits = [torch.empty(0, run.federation.classes)]
         with self._as_judged(client) as job, torch.no_grad(), self._autocast():
             bound = run.net.bind(job.buffers)
-            sample_batch = _make_batch(run, x.to(run.device)).split()
-            return torch.cat(
-                [run.method.predict(bound, job.params, batch).float() for batch in sample_batch]
-            ).cpu()
+            for batch in _make_batch(run, x.to(run.device)).split() if len(x) else ():
+                logits.append(run.method.predict(bound, job.params, batch).float().cpu())
+        return torch.cat(logits)
 
     def samples(self, client: int | str, split: str = "test") -> tuple[Tensor, Tensor]:
         """Return a client's samples and labels of a split, as the data set has them.
@@ -106,18 +96,13 @@ class Models(ABC):
             client: its number or name.
             split: train, test or validation.
         """
-        run = self._run
         federation, _, number = self._locate(client)
-        splits = {
-            "train": federation.train,
-            "test": federation.test,
-            "validation": federation.validation,
-        }
-        if not splits.get(split):
-            split_names = ", ".join(name for name, indices in splits.items() if indices)
-            raise FedpflError(f"split must be one of {split_names}, got {split!r}")
-        indices = splits[split][number].to(run.device)
-        return run.federation.x[indices].cpu(), run.federation.y[indices].cpu()
+        names = [name for name in ("train", "test", "validation") if getattr(federation, name)]
+        if split not in names:
+            raise FedpflError(f"split must be one of {', '.join(names)}, got {split!r}")
+        indices = getattr(federation, split)[number].to(self._run.device)
+        data = self._run.federation
+        return data.x[indices].cpu(), data.y[indices].cpu()
 
     def global_model(self) -> dict[str, Tensor]:
         """Return the server's part of the network as a `state_dict`.
@@ -128,13 +113,9 @@ class Models(ABC):
         values = collect_server_parameters(run, self._state)
         if not values:
             raise FedpflError(
-                f"method={run.config['method']['name']} has no global model: all stays with the"
-                " clients"
+                f"{self._method_word} has no global model: all stays with the clients"
             )
-        buffers: Mapping[str, Tensor] = next(
-            iter(self._state.server_buffers.values()),
-            {},
-        )
+        buffers: Mapping[str, Tensor] = next(iter(self._state.server_buffers.values()), {})
         return _copy_to_cpu(run.net.state_dict({**run.net.fixed, **values, **buffers}))
 
     def network(self) -> nn.Module:
@@ -162,27 +143,15 @@ class Models(ABC):
             network = self._make_network()
             network.load_state_dict(self.personal(client))
             return PersonalNetwork(scaling, network).eval()
-        rule = PersonalRule(
-            scaling,
-            run.method,
-            run.net.copy(),
-            job.params,
-            job.buffers,
-        )
+        rule = PersonalRule(scaling, run.method, run.net.copy(), job.params, job.buffers)
         return rule.cpu().eval()
 
     def client_number(self, client: int | str) -> int:
         """Return the number of a client in the partition, by its number or its name."""
-        names = [
-            federation.client_names[index]
-            for federation, index in locate_clients(self._run)
-            if federation.client_names
-        ]
+        names = list_client_names(self._run)
         if client in names:
             return names.index(client)
-        if isinstance(client, str):
-            if not names:
-                raise FedpflError(f"clients have no names here, only numbers; got {client!r}")
+        if isinstance(client, str) and names:
             raise FedpflError(f"client: {choices_text(names, client)}")
         clients = self._run.settings.clients
         if not hasattr(client, "__index__") or not 0 <= client < clients:
@@ -190,6 +159,10 @@ class Models(ABC):
                 f"client must be a whole number from 0 to {clients - 1}, got {client!r}"
             )
         return operator.index(client)
+
+    @property
+    def _method_word(self) -> str:
+        return f"method={self._run.config['method']['name']}"
 
     def _make_network(self) -> nn.Module:
         """Return a copy of the network before round 1; it takes scaled samples."""
@@ -233,7 +206,7 @@ class Models(ABC):
         with self._as_judged(client) as job:
             return job
 
-    def _role(self, job: EvalJob) -> str:
+    def _find_role(self, job: EvalJob) -> str:
         """Return the role of the statistics that the method predicts with."""
         # A method says nowhere which role it predicts with; a call of it does.
         roles: list[str] = []
@@ -246,11 +219,7 @@ class Models(ABC):
         run = self._run
         net = RecordingNet(run.net, job.buffers, False, None)
         with torch.no_grad():
-            run.method.predict(
-                net,
-                job.params,
-                _make_batch(run, run.federation.x[:1]),
-            )
+            run.method.predict(net, job.params, _make_batch(run, run.federation.x[:1]))
         return roles[0]
 
     def _locate(self, client: int | str) -> tuple[Federation, engine.State, int]:
@@ -271,11 +240,7 @@ class Models(ABC):
 
 def _make_batch(run: Run, samples: Tensor) -> Batch:
     """Return samples as `predict` sees them, with the same numbers each time."""
-    random = torch.rand(
-        len(samples),
-        run.method.randoms,
-        generator=generator("predict"),
-    )
+    random = torch.rand(len(samples), run.method.randoms, generator=generator("predict"))
     position = torch.arange(len(samples), device=samples.device)
     x = normalize_samples(run.federation, samples)
     return Batch(x, None, None, random.to(samples.device), position)  # type: ignore[arg-type]
@@ -291,16 +256,13 @@ def _order_features(frame: Any, features: tuple[str, ...]) -> np.ndarray:
         raise FedpflError(
             "samples are a data frame, but the run's data are no table; give an array"
         )
-    absent = [name for name in features if name not in frame.columns]
-    if absent:
-        raise FedpflError(
-            f"samples have no column {absent[0]!r}; features are {', '.join(features[:8])}, where "
-            "`ward=a` is 1 where column `ward` has `a`, else 0"
-        )
     try:
         return frame[list(features)].to_numpy(np.float32, copy=True)
-    except (TypeError, ValueError) as error:
-        raise FedpflError(f"samples have a value that is no number: {error_text(error)}") from None
+    except (KeyError, TypeError, ValueError) as error:
+        raise FedpflError(
+            f"samples cannot be read: {error_text(error)}; features are {', '.join(features[:8])}, "
+            "numbers all of them; `ward=a` is 1 where column `ward` has `a`, else 0"
+        ) from None
 
 
 def _copy_to_cpu(values: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -57,7 +57,7 @@ def play_session(
     callbacks: Sequence[Callback] = (),
     trial: SearchTrial | None = None,
     remote: RemoteClients | None = None,
-) -> Iterator[Round]:
+) -> Generator[Round]:
     """Begin or resume the run of a configuration, and yield its rounds as they end.
 
     A finished run yields nothing. Closed before its end, a session saves the run, which goes on
