@@ -116,7 +116,7 @@ def test_a_data_frame_has_its_columns_in_any_order(trained):  # noqa: F811
     frame = pd.DataFrame(x.numpy(), columns=[*"abcde"])[[*"edcba"]].assign(more="text")
     assert torch.equal(trained.predict("zürich", frame), trained.predict("zürich", x))
     for other in (frame.drop(columns="c"), frame.assign(c="text")):
-        with pytest.raises(FedpflError, match="samples cannot be read: .*; features are a, b, c,"):
+        with pytest.raises(FedpflError, match=r"samples cannot be read: .*; features are a, b, c,"):
             trained.predict("zürich", other)
 
 
