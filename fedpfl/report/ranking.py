@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,12 +14,12 @@ import pandas as pd
 from fedpfl.ground.errors import FedpflError, pluralize
 from fedpfl.record.columns import METRICS
 from fedpfl.report import figures
-from fedpfl.report.compare import MIN_PAIRS, nonzero_changes, paired_test
+from fedpfl.report.compare import MIN_PAIRS, paired_test
 from fedpfl.report.fairness import BASELINES, label_and_column
 from fedpfl.report.grouping import Group, common_task, groups, task_metric
 from fedpfl.report.run import Run
 from fedpfl.report.table import Cell, Column, Table, format_number, mean_and_std
-from fedpfl.report.tables import attendance_notes, describe_seeds, judged_rows, title_note
+from fedpfl.report.tables import attendance_notes, describe_seeds, judged_rows, titled_notes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -79,35 +79,34 @@ def rank_methods(accuracy: pd.DataFrame, is_lowest_best: bool = False) -> Method
     statistic = p = math.nan
     # scipy divides by the spread of ranks, which is 0 where all are equal.
     if (ranks.nunique(axis=1) > 1).any():
-        result = stats.friedmanchisquare(*(ranks[name] for name in ranks))
-        statistic, p = map(float, result)
+        statistic, p = map(float, stats.friedmanchisquare(*ranks.to_numpy().T))
 
     # ---- Step 3: which two differ?
     rows = []
     for a, b in itertools.combinations(order, 2):
-        changes = nonzero_changes(accuracy[a] - accuracy[b])
-        a_better = sum((change < 0) if is_lowest_best else (change > 0) for change in changes)
-        b_better = len(changes) - a_better
-        rows.append((a, b, a_better, b_better, paired_test(changes, "wilcoxon")))
+        losses = ranks[a] - ranks[b]
+        p_pair = paired_test(accuracy[a] - accuracy[b], "wilcoxon")
+        rows.append((a, b, (losses < 0).sum(), (losses > 0).sum(), p_pair))
     pairs = pd.DataFrame(rows, columns=["a", "b", "a_better", "b_better", "p"])
-    pairs = pairs.assign(p_holm=holm_correction([*pairs["p"]]))
+    pairs["p_holm"] = correct_by_holm(pairs["p"])
     return MethodRanks(accuracy=accuracy, ranks=ranks, statistic=statistic, p=p, pairs=pairs)
 
 
-def holm_correction(p_values: Sequence[float]) -> list[float]:
-    """Return p values corrected for their number by Holm's step-down procedure (1979).
+def correct_by_holm(p_values: pd.Series) -> pd.Series:
+    """Correct p values for their number by Holm's step-down procedure (1979).
 
     A nan counts as 1 and stays nan.
     """
-    corrected = [math.nan] * len(p_values)
-    ascending = sorted((p, index) for index, p in enumerate(p_values) if not math.isnan(p))
-    greatest = 0.0
     # The k-th smallest of n is compared as one of n - k + 1, and none may fall below an earlier
-    # one.
-    for position, (p, index) in enumerate(ascending):
-        greatest = max(greatest, min(1.0, (len(p_values) - position) * p))
-        corrected[index] = greatest
-    return corrected
+    # one. nan is sorted last.
+    ascending = p_values.sort_values()
+    factors = range(len(ascending), 0, -1)
+    return (
+        (ascending * pd.Series(factors, ascending.index))
+        .clip(upper=1)
+        .cummax()
+        .reindex(p_values.index)
+    )
 
 
 def rank_tables(
@@ -125,70 +124,72 @@ def rank_tables(
         FedpflError: there is too little to rank.
     """
     # ---- Step 1: the mean accuracy of each method in each block.
-    accuracies: dict[str, dict[str, float]] = defaultdict(dict)
-    ranked_groups: dict[tuple[str, str], tuple[Group, list[int]]] = {}
     shown_groups = groups(runs)
     task = common_task(group.runs[0] for group in shown_groups)
     metric = task_metric(metric, task)
     if metric not in METRICS:
         raise FedpflError(f"task={task.name} has no {metric}; choose another --accuracy")
+    records = []
     for group, (label, column) in _block_labels(shown_groups, metric).items():
         rows = judged_rows(group, select, every)
         mean, _ = mean_and_std([float(row.get(column, math.nan)) for row in rows.values()])
-        if not math.isnan(mean):
-            accuracies[group.setting][label] = mean
-            ranked_groups[group.setting, label] = group, [run.seed for run in rows]
+        seeds = [run.seed for run in rows]
+        records.append((group.setting, label, mean, seeds, group))
+    scored = pd.DataFrame(records, columns=["block", "label", "mean", "seeds", "group"])
+    scored = scored.dropna(subset="mean")
 
     # ---- Step 2: ranks, without what has gaps.
-    accuracy, gap_notes = drop_gaps(accuracies)
+    means = scored.pivot(index="block", columns="label", values="mean")
+    accuracy, gap_notes = drop_gaps(means[scored["label"].unique()])
     result = rank_methods(accuracy, is_lowest_best=METRICS[metric].best == "min")
-    groups_by_title = {}
-    seeds = {}
-    for (block, label), (group, group_seeds) in ranked_groups.items():
-        if block in accuracy.index and label in accuracy.columns:
-            groups_by_title[f"{label} on {block}"] = group
-            seeds[f"{label} on {block}"] = group_seeds
 
     # ---- Step 3: the tables.
-    titled = groups_by_title.items()
-    deviating = [f"{title} ({', '.join(g.deviations)})" for title, g in titled if g.deviations]
-    unfinished = [f"{title} ({g.status})" for title, g in titled if not g.is_complete]
+    ranked = scored[scored["block"].isin(accuracy.index) & scored["label"].isin(accuracy.columns)]
+    pairs = []
+    unfinished = []
+    seeds_by_title = {}
+    for row in ranked.itertuples():
+        title = f"{row.label} on {row.block}"
+        seeds_by_title[title] = row.seeds
+        if row.group.deviations:
+            deviations = ", ".join(row.group.deviations)
+            pairs.append(("Not configured as most of their block", f"{title} ({deviations})"))
+        if not row.group.is_complete:
+            unfinished.append(("Not simply finished", f"{title} ({row.group.status})"))
     notes = (
         *gap_notes,
-        *title_note("Not configured as most of their block", deviating),
-        *title_note("Not simply finished", unfinished),
-        *attendance_notes(groups_by_title.values()),
+        *titled_notes(pairs + unfinished),
+        *attendance_notes(ranked["group"]),
         *_power_notes(*accuracy.shape),
     )
-    caption = _make_caption(result, metric, select, seeds)
+    caption = _make_caption(result, metric, select, seeds_by_title)
     return [_blocks_table(result, caption, metric), _pairs_table(result, notes)], result
 
 
-def drop_gaps(accuracies: Mapping[str, Mapping[str, float]]) -> tuple[pd.DataFrame, list[str]]:
+def drop_gaps(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     """Drop methods or blocks with the largest share of gaps until none is left.
 
     Args:
-        accuracies: by block and method.
+        frame: accuracies `[blocks, methods]`, nan where runs are missing.
 
     Returns:
-        A table `[blocks, methods]`, and notes on dropped methods and blocks.
+        The rest of it, and notes on dropped methods and blocks.
     """
-    frame = pd.DataFrame.from_dict(accuracies, orient="index").sort_index()
-    dropped: dict[int, list[str]] = {0: [], 1: []}
-
-    def gap_share(candidate: tuple[int, str]) -> tuple[float, int]:
-        axis, name = candidate
-        # Of equal shares the block goes, which costs no method.
-        return frame.xs(name, axis=axis).isna().mean(), -axis
-
+    whole = frame
     # Friedman's test needs every method in every block.
     while frame.isna().any(axis=None):
-        candidates = [(axis, name) for axis in (0, 1) for name in frame.axes[axis]]
-        axis, name = max(candidates, key=gap_share)
-        frame = frame.drop(name, axis=axis)
-        dropped[axis].append(name)
-    notes = title_note("Left out, as runs are missing: methods", dropped[1])
-    return frame, notes + title_note("Left out, as runs are missing: blocks", dropped[0])
+        method_gaps = frame.isna().mean()
+        block_gaps = frame.isna().mean(axis=1)
+        # Of equal shares the block goes, which costs no method.
+        if method_gaps.max() > block_gaps.max():
+            frame = frame.drop(columns=method_gaps.idxmax())
+        else:
+            frame = frame.drop(index=block_gaps.idxmax())
+    methods = whole.columns.difference(frame.columns, sort=False)
+    blocks = whole.index.difference(frame.index, sort=False)
+    pairs = [("Left out, as runs are missing: methods", name) for name in methods]
+    pairs += [("Left out, as runs are missing: blocks", name) for name in blocks]
+    return frame, titled_notes(pairs)
 
 
 def draw_rank_diagram(result: MethodRanks, path: Path) -> list[Path]:
@@ -244,23 +245,18 @@ def find_cliques(result: MethodRanks) -> list[tuple[int, int]]:
     Returns:
         The indices of the first and the last method of each; nothing if no test could be made.
     """
-    if result.pairs["p"].isna().all():
+    pairs = result.pairs
+    if pairs["p"].isna().all():
         return []
     names = [*result.ranks]
-    different_pairs = {
-        frozenset((row.a, row.b)) for row in result.pairs.itertuples() if row.p_holm < LEVEL
-    }
+    told_apart = [(row.a, row.b) for row in pairs[pairs["p_holm"] < LEVEL].itertuples()]
     cliques: list[tuple[int, int]] = []
     for start in range(len(names)):
-        end = start
-        while end + 1 < len(names):
-            pairs = {frozenset((names[end + 1], name)) for name in names[start : end + 1]}
-            if pairs & different_pairs:
-                break
-            end += 1
+        # Pairs have the better rank first: a clique ends before the first that it would tell apart.
+        worse = [names.index(b) for a, b in told_apart if names.index(a) >= start]
+        end = min(worse, default=len(names)) - 1
         # A run that begins later and ends no later is part of the last one.
-        is_inside_last = bool(cliques) and cliques[-1][1] >= end
-        if end > start and not is_inside_last:
+        if end > start and (not cliques or cliques[-1][1] < end):
             cliques.append((start, end))
     return cliques
 
@@ -295,8 +291,8 @@ def _make_caption(
         f"{METRICS[metric].label.capitalize()} at {evaluation}, and below it the rank in its "
         f"block: data set and partition; {seed_text}. Ties share their mean rank. "
     )
-    methods = [*result.accuracy]
-    if not metric.startswith("ft_") and any(name.startswith("FedAvg+FT") for name in methods):
+    methods = result.accuracy.columns
+    if not metric.startswith("ft_") and methods.str.startswith("FedAvg+FT").any():
         caption += "FedAvg is judged after fine-tuning. "
     if math.isnan(result.statistic):
         return caption + "All ranks are equal: there is nothing to test."
@@ -308,57 +304,46 @@ def _make_caption(
 
 def _power_notes(block_count: int, method_count: int) -> list[str]:
     """Say that so few blocks and methods cannot show a difference."""
-    notes = []
-    if block_count <= 10 or method_count <= 5:
-        notes.append(
-            "Friedman's chi-square is a good approximation from about 11 blocks and 6 methods on "
-            f"(Demšar 2006); these are {block_count} and {method_count}."
-        )
     pair_count = method_count * (method_count - 1) // 2
     smallest_p = min(1.0, pair_count * 2 / 2**block_count)
-    if smallest_p > LEVEL or block_count < MIN_PAIRS["wilcoxon"]:
-        notes.append(
-            f"With {block_count} blocks and {pair_count} pairs of methods no p corrected by Holm "
-            f"can fall below {smallest_p:.3g}: no two methods are told apart."
-        )
-    return notes
+    if smallest_p <= LEVEL and block_count >= MIN_PAIRS["wilcoxon"]:
+        return []
+    return [
+        f"With {block_count} blocks and {pair_count} pairs of methods no p corrected by Holm "
+        f"can fall below {smallest_p:.3g}: no two methods are told apart."
+    ]
 
 
 def _blocks_table(result: MethodRanks, caption: str, metric: str) -> Table:
     """Make the table of average ranks, accuracies and ranks by block."""
-    # ---- Step 1: the row of average ranks, and Friedman's test for CSV.
+    # ---- Step 1: the numbers for CSV.
     mean_ranks = result.ranks.mean()
     value_key = "accuracy" if "accuracy" in metric else metric
-    rows = [[Cell("average rank"), *(Cell(rank, kind="decimal") for rank in mean_ranks)]]
-    records = [
-        {"section": "average", "method": name, "rank": rank} for name, rank in mean_ranks.items()
-    ]
-    records.append({"section": "friedman", "statistic": result.statistic, "p": result.p})
+    average = pd.DataFrame(
+        {"section": "average", "method": mean_ranks.index, "rank": [*mean_ranks]}
+    )
+    friedman = pd.DataFrame(
+        {"section": "friedman", "statistic": result.statistic, "p": result.p}, [0]
+    )
+    blocks = pd.DataFrame({value_key: result.accuracy.stack(), "rank": result.ranks.stack()})
+    blocks = blocks.rename_axis(["block", "method"]).reset_index().assign(section="block")
+    frame = pd.concat([average, friedman, blocks])
 
     # ---- Step 2: a row per block, each rank below its accuracy.
-    for block, accuracies in result.accuracy.iterrows():
+    rows = [[Cell("average rank"), *(Cell(rank, kind="decimal") for rank in mean_ranks)]]
+    for block, values in result.accuracy.iterrows():
         ranks = result.ranks.loc[block]
-        row = [Cell(str(block))]
-        for name in accuracies.index:
-            row.append(Cell(accuracies[name], below=f"{ranks[name]:g}"))
-            records.append(
-                {
-                    "section": "block",
-                    "block": block,
-                    "method": name,
-                    value_key: accuracies[name],
-                    "rank": ranks[name],
-                }
-            )
-        rows.append(row)
-
-    # ---- Step 3: the table.
-    columns = (
-        Column("data set and partition"),
-        *(Column(str(name), METRICS[metric].kind) for name in mean_ranks.index),
+        cells = [Cell(value, below=f"{ranks[name]:g}") for name, value in values.items()]
+        rows.append([Cell(str(block)), *cells])
+    columns = [Column(str(name), METRICS[metric].kind) for name in mean_ranks.index]
+    return Table(
+        "Ranks",
+        (Column("data set and partition"), *columns),
+        rows,
+        frame[["section", "method", "rank", "statistic", "p", "block", value_key]],
+        caption=caption,
+        below="rank",
     )
-    frame = pd.DataFrame(records)
-    return Table("Ranks", columns, rows, frame, caption=caption, below="rank")
 
 
 def _pairs_table(result: MethodRanks, notes: tuple[str, ...]) -> Table:

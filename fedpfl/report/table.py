@@ -326,10 +326,19 @@ def mark_best(
             cell.mark = "second"
 
 
-def seed_statistics(key: str, values: Sequence[float]) -> dict[str, float]:
-    """Return a record's mean over seeds, and the deviation under `<key>_seed_std`."""
+def seed_statistics(key: str, values: Sequence[float], interval: bool = False) -> dict[str, float]:
+    """Return a record's mean over seeds, and the deviation under `<key>_seed_std`.
+
+    Args:
+        key: the record's key.
+        values: a value per seed.
+        interval: whether to add half a confidence interval under `<key>_seed_ci95`.
+    """
     mean, std = mean_and_std(values)
-    return {key: mean, f"{key}_seed_std": std}
+    statistics = {key: mean, f"{key}_seed_std": std}
+    if interval:
+        statistics[f"{key}_seed_ci95"] = confidence_half_width(std, len(values))
+    return statistics
 
 
 def confidence_half_width(std: float, count: int) -> float:

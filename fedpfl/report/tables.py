@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -27,8 +28,8 @@ from fedpfl.report.run import GIGABYTES, SIMULATED, SPENDINGS, Run
 from fedpfl.report.table import (
     Column,
     Table,
-    confidence_half_width,
     mark_best,
+    mean_and_std,
     seed_statistics,
 )
 from fedpfl.report.text import format_range, join_few
@@ -113,37 +114,39 @@ _SUMMARY_NOTES = {
     "caveat": "Initial weights: {}; so of",
 }
 """Notes by the key of summary.json that they are about, in the order of the page."""
+_CHANGED_CODE = "The method's code was changed between or within the runs of"
+_NOT_HELD_OUT = "Empty, as no samples are held out to choose a round by (validation=0.1 does)"
+_WITHOUT_SCORE = (
+    "Empty, as a model was not finite, a client did not answer or none has test samples"
+)
+
+JudgedRows = dict[Run, pd.Series]
+"""The row of `rounds.csv` that each run is judged by."""
 
 
-def _make_column(heading: str, kind: str, group: Sequence[str]) -> Column:
+def _make_column(heading: str, kind: str, *group: str) -> Column:
     meanings = [_MEANINGS[text] for text in (*group, heading) if text in _MEANINGS]
-    return Column(
-        heading,
-        kind,
-        ", ".join(group),
-        meaning="; ".join(meanings),
-    )
+    return Column(heading, kind, ", ".join(group), meaning="; ".join(meanings))
 
 
 def _metric_column(metric: Metric) -> Column:
+    group = [metric.scope]
     if metric.scope == "traffic":
         group = [metric.phrase.split()[0]]
-    elif metric.scope == "time":
-        group = []
     elif metric.option == ATTACK_OPTION:
         group = ["attack"]
+    elif metric.scope == "time" or (metric.scope == "test" and metric.fine_tuned):
+        group = []
     elif metric.scope == "test":
-        group = [] if metric.fine_tuned else ["before"]
-    else:
-        group = [metric.scope]
+        group = ["before"]
     if metric.fine_tuned:
         group.append("fine-tuned")
-    return _make_column(metric.heading, metric.kind, group)
+    return _make_column(metric.heading, metric.kind, *group)
 
 
 COLUMNS = {
     **{name: _metric_column(metric) for name, metric in METRICS.items()},
-    "gap": _make_column("gap", "difference", ["unseen"]),
+    "gap": _make_column("gap", "difference", "unseen"),
     "published": Column("value", "percent", "published"),
     "difference": Column("Δ mean", "difference", "published"),
     "difference_pooled": Column("Δ pooled", "difference", "published"),
@@ -199,41 +202,43 @@ def accuracy_table(
         FedpflError: the selection or a column is unknown, or runs are of several tasks.
     """
     # ---- Step 1: a record per configuration.
+    if select not in SELECTIONS:
+        raise FedpflError(f"no such selection: {choices_text(SELECTIONS, select)}")
     shown_groups = groups(runs)
-    available_columns = _available_columns(select, chosen, shown_groups)
     task = common_task(group.runs[0] for group in shown_groups)
-    default_columns = _default_columns(task)
+    available_columns = _available_columns(chosen, shown_groups)
+    spare_by_key = dict.fromkeys(chosen, 0) or _default_columns(task)
     published = PublishedColumn([(math.nan, math.nan)] * len(shown_groups), "")
     if beside:
         published = beside(shown_groups)
-    keys = tuple(dict.fromkeys(chosen or default_columns))
-    records = [
-        _make_record(group, select, every, keys, published_value)
-        for group, published_value in zip(shown_groups, published.values, strict=True)
-    ]
+    judged = {group: judged_rows(group, select, every) for group in shown_groups}
+    records = []
+    for group, published_value in zip(shown_groups, published.values, strict=True):
+        record = _make_record(group, judged[group], spare_by_key, published_value, interval)
+        records.append(record)
 
     # ---- Step 2: columns, by default without those that these runs do not have.
-    if not chosen:
-        keys = tuple(key for key in keys if not key.startswith(_OPTIONAL) or _has_any(records, key))
     columns = dict(ROW_COLUMNS)
-    for key in keys:
-        spare = 0 if chosen else default_columns[key]
+    for key, spare in spare_by_key.items():
+        is_optional = not chosen and key.startswith(_OPTIONAL)
+        if is_optional and pd.isna([record[key] for record in records]).all():
+            continue
         column = available_columns[key]
         meaning = column.meaning.replace(_EPOCHS, _describe_epochs(shown_groups))
+        if key == "published":
+            meaning = published.meaning
         columns[key] = replace(column, spare=spare, meaning=meaning)
-    if "published" in columns:
-        columns["published"] = replace(columns["published"], meaning=published.meaning)
-    if interval:
-        records = [_add_intervals(record) for record in records]
-    frame = _make_frame(records, (*columns, "seed_list"))
+    frame = pd.DataFrame(records)
+    spreads = [(key, f"{key}_seed_std", f"{key}_seed_ci95") for key in columns]
+    names = [name for name in itertools.chain(*spreads, ["seed_list"]) if name in frame]
 
-    # ---- Step 3: notes, and marks of the best.
-    notes = (*published.notes, *_accuracy_notes(shown_groups, select, every))
-    caption = _make_caption(shown_groups, select, every)
+    # ---- Step 3: the caption, notes, and marks of the best.
+    caption = _make_caption(judged, select, every)
     if interval:
         # Captions of rows with different seeds name the deviation too.
         caption = caption.replace("sample standard deviation", INTERVAL_TEXT)
-    table = Table.of(records, columns, frame=frame, caption=caption, notes=notes, by=2)
+    notes = (*published.notes, *_accuracy_notes(judged, select, every))
+    table = Table.of(records, columns, frame=frame[names], caption=caption, notes=notes, by=2)
     _mark_best_of_blocks(table, [*columns], shown_groups)
     return table
 
@@ -254,57 +259,48 @@ def _default_columns(task: Task) -> dict[str, int]:
     return columns
 
 
-def _available_columns(
-    select: str, chosen: Sequence[str], shown_groups: Sequence[Group]
-) -> dict[str, Column]:
+def _available_columns(chosen: Sequence[str], shown_groups: Sequence[Group]) -> dict[str, Column]:
     """Return COLUMNS with targets and keys of the configuration among the chosen.
 
     Raises:
         FedpflError: a name is unknown.
     """
     columns = dict(COLUMNS)
+    shown_runs = [run for group in shown_groups for run in group.runs]
     for key in chosen:
-        if any(run.config_value(key) is not None for group in shown_groups for run in group.runs):
-            columns.setdefault(key, Column(key))
-    for target in map(TARGET.fullmatch, chosen):
+        target = TARGET.fullmatch(key)
         if target:
             quantity = columns.get(target[1], Column("rounds"))
-            columns[target[0]] = Column(f"{quantity.heading} to {target[2]} %", "number")
-    if select not in SELECTIONS:
-        raise FedpflError(f"no such selection: {choices_text(SELECTIONS, select)}")
-    for name in chosen:
-        if name not in columns:
-            raise FedpflError(f"no such column: {choices_text(columns, name)}")
+            columns[key] = Column(f"{quantity.heading} to {target[2]} %", "number")
+        elif any(run.config_value(key) is not None for run in shown_runs):
+            columns.setdefault(key, Column(key))
+        if key not in columns:
+            raise FedpflError(f"no such column: {choices_text(columns, key)}")
     return columns
-
-
-def _has_any(records: Sequence[Mapping[str, Any]], key: str) -> bool:
-    """True if a record has a value that is not nan."""
-    # Only nan differs from itself; texts do not.
-    return any(record[key] == record[key] for record in records)
 
 
 def _mark_best_of_blocks(table: Table, keys: Sequence[str], shown_groups: Sequence[Group]) -> None:
     """Mark the best accuracies of each data set and partition."""
-    for _, row_indices in table.blocks():
-        finished = [
-            shown_groups[row_index].reported_runs[0].status == "finished"
-            for row_index in row_indices
-        ]
-        for column_index, key in enumerate(keys):
-            if key not in METRICS or key == validation_column(shown_groups[0].task):
-                continue
-            metric = METRICS[key]
-            # Errors are scores of a regression, and losses of other tasks none.
-            is_error = metric.best == "min" and metric.tasks == (REGRESSION.name,)
-            if metric.best == "max" or (is_error and metric.is_evaluated):
-                cells = [table.rows[row_index][column_index] for row_index in row_indices]
-                mark_best(cells, finished, metric.kind, is_lowest_best=is_error)
+    is_finished = [group.reported_runs[0].status == "finished" for group in shown_groups]
+    for index, key in enumerate(keys):
+        metric = METRICS.get(key)
+        if metric is None or key == validation_column(shown_groups[0].task):
+            continue
+        # Errors are scores of a regression, and losses of other tasks none.
+        is_error = metric.is_evaluated and metric.tasks == (REGRESSION.name,)
+        if metric.best == "max" or (metric.best == "min" and is_error):
+            for _, row_indices in table.blocks():
+                mark_best(
+                    [table.rows[row][index] for row in row_indices],
+                    [is_finished[row] for row in row_indices],
+                    metric.kind,
+                    is_lowest_best=metric.best == "min",
+                )
 
 
 def judged_rows(
     group: Group, select: str = "last", every: int = 1, by: str = "accuracy"
-) -> dict[Run, pd.Series]:
+) -> JudgedRows:
     """Return the row of `rounds.csv` that each reported run of a group is judged by.
 
     Runs that are not finished are judged as far as all of them came, so that none is averaged with
@@ -322,33 +318,34 @@ def judged_rows(
         validation accuracy.
     """
     # ---- Step 1: the rows that a run may be judged by.
-    candidates = {}
     by = task_metric(by, group.task)
+    candidates = {}
     for run in group.reported_runs:
         rows = run.rounds if by.startswith("cohort_") else run.evaluations
         if len(rows):
             candidates[run] = rows
     # Scores get better with rounds: unfinished seeds are comparable only up to the shortest.
-    if candidates and group.reported_runs[0].status != "finished":
-        last_common_round = min(rows["round"].iloc[-1] for rows in candidates.values())
-        for run, rows in candidates.items():
-            candidates[run] = rows[rows["round"] <= last_common_round]
+    last_common_round = min((rows["round"].iloc[-1] for rows in candidates.values()), default=0)
+    is_unfinished = group.reported_runs[0].status != "finished"
 
     # ---- Step 2: the row that the selection chooses.
-    validation = validation_column(group.task)
-    selection_column = {"best-checkpoint": by, "validation": validation}.get(select, "")
-    selected = {}
+    judged = {}
     for run, rows in candidates.items():
+        if is_unfinished:
+            rows = rows[rows["round"] <= last_common_round]
         if select == "best-checkpoint":
             rows = rows[rows["round"] % every == 0]
-        if not len(rows):
-            continue
-        best_row = best_round(rows, selection_column)
-        # A mean over some seeds alone would not be the configuration's.
-        if select == "validation" and best_row.empty:
-            return {}
-        selected[run] = rows.iloc[-1] if best_row.empty else best_row
-    return selected
+            best_row = best_round(rows, by)
+        elif select == "validation":
+            best_row = best_round(rows, validation_column(group.task))
+            # A mean over some seeds alone would not be the configuration's.
+            if best_row.empty:
+                return {}
+        else:
+            best_row = pd.Series(dtype=float)
+        if len(rows):
+            judged[run] = rows.iloc[-1] if best_row.empty else best_row
+    return judged
 
 
 def best_round(rows: pd.DataFrame, by: str) -> pd.Series:
@@ -356,22 +353,33 @@ def best_round(rows: pd.DataFrame, by: str) -> pd.Series:
 
     It is empty where no row has a number there.
     """
-    if by in rows and rows[by].notna().any():
-        if by in METRICS and METRICS[by].best == "min":
-            return rows.loc[rows[by].idxmin()]
-        return rows.loc[rows[by].idxmax()]
-    return pd.Series(dtype=float)
+    if by not in rows or rows[by].isna().all():
+        return pd.Series(dtype=float)
+    is_lowest_best = by in METRICS and METRICS[by].best == "min"
+    return rows.loc[rows[by].idxmin() if is_lowest_best else rows[by].idxmax()]
 
 
 def no_validation_error(group: Group) -> FedpflError:
     """Return the error that no round can be chosen by validation samples."""
+    reason = "no samples are held out to choose a round by; train with validation=0.1"
     if any(run.is_untrained for run in group.reported_runs):
-        return FedpflError(
-            f"{group.title}: no client has made a step, so there is no round to choose"
-        )
-    return FedpflError(
-        f"{group.title}: no samples are held out to choose a round by; train with validation=0.1"
-    )
+        reason = "no client has made a step, so there is no round to choose"
+    return FedpflError(f"{group.title}: {reason}")
+
+
+# ---- notes
+
+
+def titled_notes(pairs: Iterable[tuple[str, str]]) -> list[str]:
+    """Return a line per text, with the titles of the rows that it is about.
+
+    Args:
+        pairs: texts, each with a title.
+    """
+    titles: dict[str, list[str]] = defaultdict(list)
+    for text, title in pairs:
+        titles[text].append(title)
+    return [f"{text}: {join_few(members)}." for text, members in titles.items()]
 
 
 def selection_note(select: str) -> tuple[str, ...]:
@@ -386,47 +394,27 @@ def selection_note(select: str) -> tuple[str, ...]:
 
 def empty_cell_notes(
     shown_groups: Sequence[Group], select: str, every: int, by: str = "accuracy"
-) -> tuple[str, ...]:
+) -> list[str]:
     """Say why cells are empty: no accuracy, or no round that can be chosen.
 
     Arguments are those of `judged_rows`.
     """
-    without_validation = [group.title for group in shown_groups if _lacks_validation(group, select)]
-    without_accuracy = []
-    for group in shown_groups:
-        for run, row in judged_rows(group, select, every, by).items():
-            if math.isnan(row.get(task_metric(by, group.task), math.nan)):
-                place = f"seed {run.seed}, round {int(row['round'])}"
-                without_accuracy.append(f"{group.title} ({place})")
-    return (
-        *attendance_notes(shown_groups),
-        *title_note(
-            "Empty, as no samples are held out to choose a round by (validation=0.1 does)",
-            without_validation,
-        ),
-        *title_note(
-            "Empty, as a model was not finite, a client did not answer or none has test samples",
-            without_accuracy,
-        ),
-    )
+    judged = {group: judged_rows(group, select, every, by) for group in shown_groups}
+    return _empty_notes(judged, select, by)
 
 
 def attendance_notes(shown_groups: Iterable[Group]) -> list[str]:
     """Name runs without training clients, or with very few."""
-    untrained = []
-    almost_untrained = []
+    pairs = []
     for group in shown_groups:
         for run in group.reported_runs:
             if run.is_untrained:
-                untrained.append(f"{group.title} (seed {run.seed})")
+                title = f"{group.title} (seed {run.seed})"
+                pairs.append(("No accuracy, as no client has made a step", title))
             elif run.low_attendance_note:
-                almost_untrained.append(
-                    f"{group.title} (seed {run.seed}: {run.low_attendance_note})"
-                )
-    return [
-        *title_note("No accuracy, as no client has made a step", untrained),
-        *title_note("Almost nobody trained", almost_untrained),
-    ]
+                title = f"{group.title} (seed {run.seed}: {run.low_attendance_note})"
+                pairs.append(("Almost nobody trained", title))
+    return titled_notes(pairs)
 
 
 def describe_seeds(seeds: Mapping[str, Sequence[int]]) -> str:
@@ -435,23 +423,17 @@ def describe_seeds(seeds: Mapping[str, Sequence[int]]) -> str:
     Args:
         seeds: the seeds of each row.
     """
-    rows_by_seeds = group_by(
-        seeds,
-        lambda row: ", ".join(map(str, sorted(seeds[row]))),
-    )
-    if not rows_by_seeds:
+    rows_by_seeds = group_by(seeds, lambda row: ", ".join(map(str, sorted(seeds[row]))))
+    most_rows_first = sorted(rows_by_seeds.items(), key=lambda item: -len(item[1]))
+    if not most_rows_first:
         return "no runs"
-    if len(rows_by_seeds) == 1:
-        (seed_list,) = rows_by_seeds
-        if "," in seed_list:
-            return f"mean and sample standard deviation over seeds {seed_list}"
-        return f"one seed ({seed_list})"
-    most_rows_first = sorted(
-        rows_by_seeds.items(),
-        key=lambda item: -len(item[1]),
-    )
-    parts = [f"{seed_list} ({join_few(rows)})" for seed_list, rows in most_rows_first]
-    return f"mean and sample standard deviation over different seeds: {'; '.join(parts)}"
+    seed_list, _ = most_rows_first[0]
+    if len(most_rows_first) > 1:
+        parts = [f"{seed_list} ({join_few(rows)})" for seed_list, rows in most_rows_first]
+        return f"mean and sample standard deviation over different seeds: {'; '.join(parts)}"
+    if "," in seed_list:
+        return f"mean and sample standard deviation over seeds {seed_list}"
+    return f"one seed ({seed_list})"
 
 
 def row_cells(group: Group) -> dict[str, Any]:
@@ -459,119 +441,96 @@ def row_cells(group: Group) -> dict[str, Any]:
     return {"dataset": group.dataset, "partition": group.partition, "method": group.method}
 
 
-def _accuracy_notes(shown_groups: Sequence[Group], select: str, every: int) -> tuple[str, ...]:
+def _empty_notes(judged: Mapping[Group, JudgedRows], select: str, by: str) -> list[str]:
+    """Say why cells of judged configurations are empty."""
+    pairs = []
+    for group, rows in judged.items():
+        if _lacks_validation(group, rows, select):
+            pairs.append((_NOT_HELD_OUT, group.title))
+    for group, rows in judged.items():
+        for run, row in rows.items():
+            if math.isnan(row.get(task_metric(by, group.task), math.nan)):
+                title = f"{group.title} (seed {run.seed}, round {int(row['round'])})"
+                pairs.append((_WITHOUT_SCORE, title))
+    return [*attendance_notes(judged), *titled_notes(pairs)]
+
+
+def _lacks_validation(group: Group, rows: JudgedRows, select: str) -> bool:
+    is_evaluated = any(len(run.evaluations) for run in group.reported_runs)
+    return select == "validation" and is_evaluated and not rows
+
+
+def _accuracy_notes(judged: Mapping[Group, JudgedRows], select: str, every: int) -> tuple[str, ...]:
     """Return the notes of `accuracy_table`."""
-    not_evaluated = [
-        group.title
-        for group in shown_groups
-        if not judged_rows(group, select, every)
-        and not _lacks_validation(group, select)
-        and not all(run.is_untrained for run in group.reported_runs)
-    ]
+    # ---- Step 1: runs without an evaluation, and with changed code.
+    early = []
+    told = []
+    for group, rows in judged.items():
+        reported = group.reported_runs
+        is_untrained = all(run.is_untrained for run in reported)
+        if not rows and not is_untrained and not _lacks_validation(group, rows, select):
+            early.append(("No evaluation to judge yet", group.title))
+        codes = itertools.chain(*(run.summary.get("code") or () for run in reported))
+        if len({json.dumps(code, sort_keys=True) for code in codes}) > 1:
+            told.append((_CHANGED_CODE, group.title))
+
+    # ---- Step 2: privacy, attacks and initial weights, as summaries tell them.
+    for key, form in _SUMMARY_NOTES.items():
+        for group in judged:
+            for text in {str(run.summary.get(key) or "") for run in group.reported_runs} - {""}:
+                told.append((form.format(text), group.title))
     return (
         *selection_note(select),
-        *empty_cell_notes(shown_groups, select, every),
-        *title_note("No evaluation to judge yet", not_evaluated),
-        *shared_settings_note(shown_groups),
-        *_summary_notes(shown_groups),
+        *_empty_notes(judged, select, "accuracy"),
+        *titled_notes(early),
+        *shared_settings_note([*judged]),
+        *titled_notes(told),
     )
 
 
-def _lacks_validation(group: Group, select: str) -> bool:
-    is_evaluated = any(len(run.evaluations) for run in group.reported_runs)
-    return select == "validation" and is_evaluated and not judged_rows(group, select)
-
-
-def _summary_notes(shown_groups: Sequence[Group]) -> list[str]:
-    """Give notes of summaries: privacy, attack, initial weights, changed code."""
-    notes = []
-    titles: dict[tuple[str, str], list[str]] = defaultdict(list)
-    changed = []
-    for group in shown_groups:
-        for key in _SUMMARY_NOTES:
-            for text in {str(run.summary.get(key) or "") for run in group.reported_runs} - {""}:
-                titles[key, text].append(group.title)
-        codes = [run.summary.get("code") for run in group.reported_runs]
-        if len({json.dumps(code, sort_keys=True) for run in codes for code in run or ()}) > 1:
-            changed.append(group.title)
-    notes += title_note("The method's code was changed between or within the runs of", changed)
-    for key, form in _SUMMARY_NOTES.items():
-        for (of_key, text), members in titles.items():
-            if of_key == key:
-                notes += title_note(form.format(text), members)
-    return notes
-
-
-def title_note(text: str, titles: Sequence[str]) -> list[str]:
-    """Say a text of some rows, nothing of none."""
-    return [f"{text}: {join_few(titles)}."] if titles else []
+# ---- rows
 
 
 def _make_record(
     group: Group,
-    select: str,
-    every: int,
+    rows: JudgedRows,
     keys: Iterable[str],
     published_value: tuple[float, float],
+    interval: bool,
 ) -> dict[str, Any]:
     """Return a row's values by column."""
-    # ---- Step 1: the rounds that judge its seeds.
+    # ---- Step 1: the rounds that judge its seeds, and the configuration.
+    round_numbers = [int(row["round"]) for row in rows.values()]
     # Seeds without an evaluation yet say nothing, unless there is no other.
-    rows = judged_rows(group, select, every)
-    if not rows:
-        rows = dict.fromkeys(group.reported_runs, pd.Series(dtype=float))
+    rows = rows or dict.fromkeys(group.reported_runs, pd.Series(dtype=float))
     published, published_std = published_value
-    round_numbers = [int(row["round"]) for row in rows.values() if len(row)]
-    fields = {
+    record = row_cells(group) | {
         "published": published,
         "published_seed_std": published_std,
         "round": format_range(round_numbers) or None,
         "seeds": len(rows),
         "seed_list": " ".join(str(run.seed) for run in rows),
         "status": group.status,
+        "difference": math.nan,
+        "difference_pooled": math.nan,
     }
-
     for key in keys:
         if key not in COLUMNS and not TARGET.fullmatch(key):
             texts = {str(run.config_value(key)) for run in group.reported_runs}
-            fields[key] = " / ".join(sorted(texts))
+            record[key] = " / ".join(sorted(texts))
 
-    # ---- Step 2: metrics over seeds; the difference needs both accuracies, shown or not.
-    record = row_cells(group)
-    compared_keys = ("accuracy", "accuracy_pooled") if group.task is CLASSIFICATION else ()
-    for key in dict.fromkeys((*keys, *compared_keys)):
-        if key not in fields and not key.startswith("difference"):
-            values = [run.metric_value(key, row) for run, row in rows.items()]
-            record |= seed_statistics(key, values)
-
-    # ---- Step 3: against the published value.
-    differences = dict.fromkeys(("difference", "difference_pooled"), math.nan)
-    if compared_keys:
-        differences = {
-            "difference": record["accuracy"] - published,
-            "difference_pooled": record["accuracy_pooled"] - published,
-        }
-    return record | fields | differences
-
-
-def _make_frame(records: Sequence[dict[str, Any]], keys: Iterable[str]) -> pd.DataFrame:
-    """Return the columns of a CSV, each with its spreads over seeds."""
-    frame = pd.DataFrame(records)
-    names = []
+    # ---- Step 2: metrics over seeds.
     for key in keys:
-        names += [key, f"{key}_seed_std", f"{key}_seed_ci95"]
-    return frame[[name for name in names if name in frame]]
+        if key not in record:
+            values = [run.metric_value(key, row) for run, row in rows.items()]
+            record |= seed_statistics(key, values, interval)
 
-
-def _add_intervals(record: dict[str, Any]) -> dict[str, Any]:
-    """Return a record with a half-width beside each deviation over its seeds."""
-    half_widths = {}
-    for key, std in record.items():
-        # Papers do not name the seeds of a deviation.
-        if key.endswith("_seed_std") and not key.startswith("published"):
-            name = key.removesuffix("std") + "ci95"
-            half_widths[name] = confidence_half_width(std, record["seeds"])
-    return record | half_widths | {"published_seed_ci95": math.nan}
+    # ---- Step 3: against the published value, which no interval goes with.
+    if group.task is CLASSIFICATION:
+        for name, key in (("difference", "accuracy"), ("difference_pooled", "accuracy_pooled")):
+            values = [run.metric_value(key, row) for run, row in rows.items()]
+            record[name] = mean_and_std(values)[0] - published
+    return record | ({"published_seed_ci95": math.nan} if interval else {})
 
 
 def _describe_epochs(shown_groups: Iterable[Group]) -> str:
@@ -581,8 +540,8 @@ def _describe_epochs(shown_groups: Iterable[Group]) -> str:
     return f"{format_range(epochs)} local epoch{'s' if epochs != {1} else ''} more"
 
 
-def _make_caption(shown_groups: list[Group], select: str, every: int) -> str:
-    task = common_task(group.runs[0] for group in shown_groups)
+def _make_caption(judged: Mapping[Group, JudgedRows], select: str, every: int) -> str:
+    task = common_task(group.runs[0] for group in judged)
     evaluation = "the last evaluation"
     if select == "best-checkpoint":
         evaluation = "the best evaluation"
@@ -590,11 +549,10 @@ def _make_caption(shown_groups: list[Group], select: str, every: int) -> str:
             evaluation += f" after a multiple of {every} rounds"
     elif select == "validation":
         evaluation = f"the first evaluation of the best validation {task.score_word}"
-    has_one_setting = len({group.setting for group in shown_groups}) == 1
+    has_one_setting = len({group.setting for group in judged}) == 1
     seeds = {}
-    for group in shown_groups:
-        judged_runs = judged_rows(group, select, every) or group.reported_runs
+    for group, rows in judged.items():
         title = group.method if has_one_setting else group.title
-        seeds[title] = [run.seed for run in judged_runs]
+        seeds[title] = [run.seed for run in rows or group.reported_runs]
     unit = " in percent" if task.unit else ""
     return f"Test {task.score_word}{unit} at {evaluation}; {describe_seeds(seeds)}."

@@ -11,9 +11,9 @@ from fedpfl.report import ranking
 from fedpfl.report.__main__ import main
 from fedpfl.report.load import runs
 from fedpfl.report.ranking import (
+    correct_by_holm,
     drop_gaps,
     find_cliques,
-    holm_correction,
     rank_methods,
     rank_tables,
 )
@@ -71,12 +71,13 @@ def test_equal_differences_are_equal_ranks_whatever_rounding_makes_of_them() -> 
 
 
 def test_holm_by_hand() -> None:
-    assert holm_correction([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert holm_correction([0.5, 0.4]) == pytest.approx([0.8, 0.8])
-    assert holm_correction([0.5, 0.9]) == [1.0, 1.0]
-    found = holm_correction([math.nan, 0.02, 0.01])  # the pair that was not tested counts
-    assert found[1:] == pytest.approx([0.04, 0.03])
-    assert math.isnan(found[0])
+    for values, corrected in (
+        ([0.01, 0.04, 0.03, 0.005], [0.03, 0.06, 0.06, 0.02]),
+        ([0.5, 0.4], [0.8, 0.8]),
+        ([0.5, 0.9], [1, 1]),
+        ([math.nan, 0.02, 0.01], [math.nan, 0.04, 0.03]),  # the pair that was not tested counts
+    ):
+        assert [*correct_by_holm(pd.Series(values))] == pytest.approx(corrected, nan_ok=True)
 
 
 BARS = {
@@ -98,15 +99,19 @@ def test_bars_join_what_is_not_told_apart() -> None:
         assert find_cliques(found._replace(pairs=found.pairs.assign(p=0.01, p_holm=values))) == bars
 
 
+def gapless(accuracies: dict[str, dict[str, float]]) -> tuple[pd.DataFrame, list[str]]:
+    return drop_gaps(pd.DataFrame(accuracies).T)
+
+
 def test_what_has_the_most_gaps_goes_first() -> None:
     full = {"a": 1.0, "b": 2.0, "c": 3.0}
-    kept, told = drop_gaps({"x": full | {"d": 4.0}, "y": full, "z": full, "w": {"a": 1.0}})
+    kept, told = gapless({"x": full | {"d": 4.0}, "y": full, "z": full, "w": {"a": 1.0}})
     assert kept.to_dict("index") == {"x": full, "y": full, "z": full}
     assert told == [
         "Left out, as runs are missing: methods: d.",
         "Left out, as runs are missing: blocks: w.",
     ]
-    kept, told = drop_gaps({"x": full, "y": full, "z": {"a": 1.0, "b": 2.0}})
+    kept, told = gapless({"x": full, "y": full, "z": {"a": 1.0, "b": 2.0}})
     assert [*kept.index] == ["x", "y"], "of equal gaps the block goes"
 
 
