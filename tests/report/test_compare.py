@@ -45,11 +45,6 @@ def notes(compared: list[Table]) -> list[str]:
     return list(compared[-1].notes)
 
 
-def clients_of(compared: list[Table]) -> list[tuple[Any, ...]]:
-    keys = ("at", "what", "a", "equal", "b")
-    return [tuple(row[key] for key in keys) for row in rows(compared, "clients")]
-
-
 @pytest.fixture
 def ab(tmp_path: Path) -> tuple[Path, Path]:
     """FedAvg and FedOBP over seeds 0, 1, 2: B is better by 1, 2 and 3 points."""
@@ -146,7 +141,6 @@ def test_no_common_seed(tmp_path: Path) -> None:
     none = "No test: the paired t-test needs 3 seeds that both have, and there are 0."
     assert none in notes(compared)
     assert final(compared, "accuracy")["difference"] == 1.0
-    assert clients_of(compared) == []
 
 
 def test_what_differs_in_the_configuration(tmp_path: Path) -> None:
@@ -165,39 +159,6 @@ def test_what_differs_in_the_configuration(tmp_path: Path) -> None:
         ("logger.name", "none", "wandb", False),
         ("validation", "0.0", "(not set)", False),  # came later; all runs before had this value
     ]
-
-
-def clients(folder: Path, *rows: str) -> None:
-    head = "client,train,test,label_0,label_1,accuracy,ft_accuracy"
-    (folder / "clients.csv").write_text("\n".join([head, *rows]) + "\n")
-
-
-def test_clients_that_are_better(ab: tuple[Path, Path]) -> None:
-    judged = (("50,60", "33.3,70"), ("75,40", "66.7,90"))
-    for folder, (first, last) in zip(ab, judged, strict=True):
-        own = ("1,3,3,0,6,100,100", "2,9,0,9,0,nan,nan", f"3,3,3,6,0,{last}")
-        clients(folder / "seed0", f"0,3,3,6,0,{first}", *own)
-    compared = between(*ab)
-    found = [row for row in clients_of(compared) if row[0] == "0"]
-    # FedAvg after fine-tuning, FedOBP before: 60 and 75, 100 and 100, 70 and 66.7
-    of_tuned = [("0", name, 1, 1, 1) for name in ("ft_accuracy", "judged")]
-    assert found == [("0", "accuracy", 0, 1, 2), *of_tuned]
-    told = rows(compared, "clients")[:3]
-    harmed = [[row.get(key) for key in ("harmed", "loss", "change")] for row in told]
-    assert harmed[0] == [0, None, 0]
-    assert harmed[1] == pytest.approx([100 / 3, 20, -20])
-    assert harmed[2] == pytest.approx([100 / 3, 3.3, -3.3])
-
-
-def test_other_clients_are_not_compared(ab: tuple[Path, Path]) -> None:
-    clients(ab[0] / "seed0", "0,3,3,6,0,50,60")
-    for other in ("0,3,3,5,1,75,40", "0,4,2,6,0,75,40"):
-        clients(ab[1] / "seed0", other)
-        compared = between(*ab)
-        assert {row[0] for row in clients_of(compared)} == {"1", "2"}
-        assert "Clients of seed 0 are not compared: the partitions differ." in notes(compared)
-    (ab[1] / "seed2" / "clients.csv").unlink()
-    assert {row[0] for row in clients_of(between(*ab))} == {"1"}
 
 
 def test_unfinished_runs_are_named(tmp_path: Path) -> None:
