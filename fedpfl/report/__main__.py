@@ -33,7 +33,7 @@ from fedpfl.report.fairness import fairness_table
 from fedpfl.report.figures import accuracy_figure
 from fedpfl.report.filters import is_filter
 from fedpfl.report.grouping import common_task, group_by, groups, task_metric
-from fedpfl.report.load import inspect_directories, no_runs_error, print_to_stderr, runs
+from fedpfl.report.load import Directory, no_runs_error, print_to_stderr, read_directories, runs
 from fedpfl.report.page.data import AXIS_TITLES
 from fedpfl.report.ranking import draw_rank_diagram, rank_tables
 from fedpfl.report.render import FORMATS, render, terminal_width
@@ -56,6 +56,20 @@ def _parse_positive(text: str) -> int:
 
 def _split_list(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _choose_some(choices: Sequence[str], text: str) -> dict[str, Any]:
+    """Return the settings of an option that takes some of the choices, separated by commas."""
+
+    def parse(words: str) -> list[str]:
+        chosen = _split_list(words)
+        for word in chosen:
+            if word not in choices:
+                raise argparse.ArgumentTypeError(choices_text(choices, word))
+        return chosen
+
+    help_text = f"{text}: {', '.join(choices)}"
+    return {"type": parse, "default": [], "metavar": "A,B", "help": help_text}
 
 
 def _take(text: str, **settings: Any) -> dict[str, Any]:
@@ -84,7 +98,7 @@ _SELECT_HELP = (
 _SIDES_HELP = (
     "A and B: run directories, or folders that hold the seeds of one; or one that holds both"
 )
-_CLEAN_HELP = f"of {', '.join(cleaning.REMOVABLE)}; default: {','.join(cleaning.DEFAULT_STATUSES)}"
+_CLEAN_HELP = f"default: {','.join(cleaning.DEFAULT_STATUSES)}; of"
 OPTIONS = {
     "words": _take("folders of runs, default: outputs; and filters", metavar="ROOT|KEY=VALUE"),
     "paper words": _take("fedobp/table3, ...; folders; filters", metavar="NAME|ROOT|KEY=VALUE"),
@@ -107,7 +121,7 @@ OPTIONS = {
     "--published": _switch("published values beside any set-up"),
     "--fairness": _switch("also which clients FedAvg+FT and Local-Only serve better"),
     "--interval": _switch("95 %% confidence intervals instead of deviations"),
-    "--kind": _list(f"only these: {', '.join(FIGURE_KINDS)}"),
+    "--kind": _choose_some(FIGURE_KINDS, "only these"),
     "--metric": _choose(CURVES, "accuracy", "of the curves; default: accuracy")
     | {"metavar": "COLUMN"},
     "--over": _choose(AXIS_TITLES, "round", "along the axis: rounds, gigabytes, hours"),
@@ -121,8 +135,8 @@ OPTIONS = {
         MIN_PAIRS, "", "mark differences from the last line, paired over seeds"
     ),
     "compare --test": _choose([*MIN_PAIRS, "none"], "t", "paired over seeds; default: t"),
-    "ls --status": _list(f"only these: {', '.join(STATUSES)}"),
-    "clean --status": _list(_CLEAN_HELP),
+    "ls --status": _choose_some(STATUSES, "only these"),
+    "clean --status": _choose_some(cleaning.REMOVABLE, _CLEAN_HELP),
     "--sort": _choose(listing.SORTS, "run", "default: run, as in tables"),
     "--yes": _switch("do not ask"),
     "--out": _take(
@@ -256,9 +270,6 @@ def _show_tables(options: Namespace) -> None:
     "--kind --metric --over --interval --select --every --reference --out",
 )
 def _show_figures(options: Namespace) -> None:
-    unknown = [kind for kind in options.kind if kind not in FIGURE_KINDS]
-    if unknown:
-        raise FedpflError(f"no such --kind: {choices_text(FIGURE_KINDS, unknown[0])}")
     _draw_figures(options, _find_runs(options), options.kind)
 
 
@@ -413,11 +424,11 @@ def _write_html(options: Namespace) -> None:
     "--status --sort --format",
 )
 def _list_runs(options: Namespace) -> None:
-    directories = inspect_directories(options.roots, options.where, options.trials)
-    entries = listing.list_entries(directories)
+    entries = listing.list_entries(_find_directories(options))
     if not entries:
         raise no_runs_error(options.roots)
-    entries = listing.select_statuses(entries, options.status)
+    if options.status:
+        entries = [entry for entry in entries if entry.directory.status in options.status]
     entries = listing.sort_entries(entries, options.sort)
     if options.format == "json":
         text = json.dumps([entry.record for entry in entries], indent=2) + "\n"
@@ -459,8 +470,9 @@ def _rank_runs(options: Namespace) -> None:
     "--yes --status",
 )
 def _clean_directories(options: Namespace) -> int:
-    directories = inspect_directories(options.roots, options.where, options.trials)
-    return cleaning.clean_runs(directories, options.status, options.yes, options.roots)
+    return cleaning.clean_runs(
+        _find_directories(options), options.status, options.yes, options.roots
+    )
 
 
 # ---- shared functions
@@ -471,6 +483,12 @@ def _find_runs(options: Namespace) -> list[Run]:
     if not found:
         raise no_runs_error(options.roots)
     return found
+
+
+def _find_directories(options: Namespace) -> list[Directory]:
+    """Return run directories; with filters none that cannot be read."""
+    directories = read_directories(options.roots, options.where, options.trials)
+    return [directory for directory in directories if directory.run or not options.where]
 
 
 def _output_folder(options: Namespace, name: str) -> Path:

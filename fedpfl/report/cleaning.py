@@ -5,17 +5,15 @@ from __future__ import annotations
 import contextlib
 import shutil
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from fedpfl.ground.errors import FedpflError, pluralize
 from fedpfl.ground.lock import hold_lock
+from fedpfl.report.listing import entries_table, list_entries
 from fedpfl.report.load import Directory, print_to_stderr
 from fedpfl.report.reading import read_summary
 from fedpfl.report.render import render, terminal_width
-from fedpfl.report.table import Column, Table, format_number
 
 REMOVABLE = ("failed", "diverged", "broken", "interrupted")
 DEFAULT_STATUSES = ("failed", "diverged", "broken")
@@ -27,12 +25,6 @@ RUN_FILES = frozenset(
         *("run.lock", "wandb", "tensorboard"),
     )
 )
-_COLUMNS = {
-    "status": Column("status"),
-    "size": Column("size", "size"),
-    "age": Column("age", "age"),
-    "path": Column("path", "long"),
-}
 
 
 def clean_runs(
@@ -42,7 +34,8 @@ def clean_runs(
 
     Args:
         directories: the run directories.
-        statuses: none for DEFAULT_STATUSES, and of these only runs that no command would resume.
+        statuses: of REMOVABLE; none for DEFAULT_STATUSES, and of these only runs that no command
+            would resume.
         yes: remove without asking.
         roots: the folders that hold the directories and stay.
 
@@ -50,38 +43,25 @@ def clean_runs(
         The exit status: 1 if the file system refused to remove a run.
 
     Raises:
-        FedpflError: a status is never removed, or there is no terminal to ask on.
+        FedpflError: there is no terminal to ask on.
     """
     # ---- Step 1: the runs that may be removed.
-    unknown = [status for status in statuses if status not in REMOVABLE]
-    if unknown:
-        raise FedpflError(
-            f"--status {unknown[0]}: clean removes only runs that are {', '.join(REMOVABLE)}"
-        )
-    chosen = [one for one in directories if one.status in (statuses or DEFAULT_STATUSES)]
     removable = []
-    for directory in chosen:
-        reason = _explain_staying(directory, is_named=bool(statuses))
-        if reason:
-            print_to_stderr(f"left {directory.path}, {directory.status_text}: {reason}")
-        else:
-            removable.append(directory)
+    for directory in directories:
+        if directory.status in (statuses or DEFAULT_STATUSES):
+            reason = _explain_staying(directory, is_named=bool(statuses))
+            if reason:
+                print_to_stderr(f"left {directory.path}, {directory.status_text}: {reason}")
+            else:
+                removable.append(directory)
     if not removable:
         print("nothing to remove")
         return 0
 
     # ---- Step 2: show them and ask.
-    records: list[dict[str, Any]] = []
-    for directory in removable:
-        files = [path for path in directory.path.rglob("*") if path.is_file()]
-        size = sum(path.lstat().st_size for path in files)
-        age = time.time() - directory.modified_at
-        fields = {"status": directory.status_text, "size": size, "age": age}
-        records.append(fields | {"path": str(directory.path)})
-    print(render(Table.of(records, _COLUMNS), width=terminal_width()))
-    total_size = format_number("size", sum(record["size"] for record in records))
+    print(render(entries_table(list_entries(removable)), width=terminal_width()))
     count = "1 directory" if len(removable) == 1 else f"{len(removable)} directories"
-    if not yes and not _confirm(f"Remove {count} ({total_size})? [y/N] "):
+    if not yes and not _confirm(f"Remove {count}? [y/N] "):
         print("removed nothing")
         return 0
 

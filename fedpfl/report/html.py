@@ -6,8 +6,6 @@ import base64
 import hashlib
 import itertools
 import json
-import re
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from importlib import resources
@@ -24,14 +22,14 @@ from plotly.utils import PlotlyJSONEncoder
 from fedpfl.ground.files import atomic_output
 from fedpfl.ground.tasks import CLASSIFICATION
 from fedpfl.report.fairness import compare_with_baselines, comparisons_table
-from fedpfl.report.grouping import common_task, groups, task_metric
+from fedpfl.report.grouping import common_task, group_by, groups, task_metric
 from fedpfl.report.listing import entries_table, list_entries
 from fedpfl.report.load import (
     Directory,
-    filter_runs,
+    experiment_folder,
     no_runs_error,
     read_directories,
-    select_runs,
+    readable_runs,
 )
 from fedpfl.report.page.drawing import draw_charts
 from fedpfl.report.render import render_html
@@ -107,18 +105,13 @@ def write_pages(
         FedpflError: a root does not exist, nothing can be read, or no run passes the filters.
     """
     # ---- Step 1: a page for each experiment, and one that links to them.
-    directories = read_directories(roots, trials)
-    readable = [directory.run for directory in directories if directory.run]
-    selected = set(filter_runs(readable, where))
     pages: dict[str, str] = {}
     records = []
-    for experiment in find_experiments(directories):
-        shown = [one for one in experiment.directories if not one.run or one.run in selected]
-        shown_runs = select_runs(shown)
+    for experiment in find_experiments(read_directories(roots, where, trials)):
+        shown_runs = readable_runs(experiment.directories)
         if shown_runs:
             accuracy = table(shown_runs, select, every)
-            page = _experiment_page(experiment._replace(directories=shown), shown_runs, accuracy)
-            pages[experiment.name] = page
+            pages[experiment.name] = _experiment_page(experiment, shown_runs, accuracy)
             counts = {"runs": len(shown_runs), "configurations": len(accuracy.frame)}
             records.append({"experiment": experiment.name} | counts)
     if not pages:
@@ -140,15 +133,8 @@ def write_pages(
 
 
 def find_experiments(directories: Sequence[Directory]) -> Iterator[Experiment]:
-    """Yield run directories by experiment, each with a unique file name.
-
-    An experiment is the folder of `<method>/<key>/seed<k>`, else the one that holds a run.
-    """
-    by_folder: dict[Path, list[Directory]] = defaultdict(list)
-    for directory in directories:
-        path = directory.path.resolve()
-        is_usual_place = re.fullmatch(r"seed\d+", path.name) and len(path.parents) > 2
-        by_folder[path.parents[2] if is_usual_place else path.parent].append(directory)
+    """Yield run directories by experiment, each with a unique file name."""
+    by_folder = group_by(directories, lambda directory: experiment_folder(directory.path))
     used_names = {"index"}
     for folder, members in by_folder.items():
         base = folder.name or "runs"

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from fedpfl.ground.errors import FedpflError, pluralize
+from fedpfl.ground.errors import pluralize
 from fedpfl.ground.tasks import CLASSIFICATION
 from fedpfl.report.grouping import groups, shared_settings_note
-from fedpfl.report.load import Directory
+from fedpfl.report.load import Directory, experiment_folder
 from fedpfl.report.run import STATUSES
 from fedpfl.report.table import Column, Table
 from fedpfl.report.tables import attendance_notes
@@ -41,7 +41,6 @@ COLUMNS = {
 }
 _STATUS_ORDER = (*STATUSES[1:], STATUSES[0])  # what may need help first
 SORTS = ("run", "status", "accuracy", "fine-tuned", "hours", "bits", "age", "seed", "path")
-_LARGEST_FIRST = ("accuracy", "fine-tuned", "hours", "bits")
 
 
 class Entry(NamedTuple):
@@ -50,61 +49,42 @@ class Entry(NamedTuple):
     Attributes:
         directory: the directory.
         record: its values for CSV and JSON, None where unknown.
-        order: its position in tables.
     """
 
     directory: Directory
     record: dict[str, Any]
-    order: int = 0
 
-    def value(self, key: str) -> Any:
-        """Return the value it is sorted by, None if unknown."""
+    def sort_value(self, key: str) -> Any:
+        """Return the value by which the best, the largest or the youngest comes first."""
         task = self.directory.run.task if self.directory.run else CLASSIFICATION
-        keys = {"accuracy": task.score, "fine-tuned": f"ft_{task.score}"}
-        value = self.record.get(keys.get(key, key))
-        if key in keys and value is not None and not task.is_higher_better:
-            value = -value
-        values = {
-            "run": self.order,
-            "age": -self.directory.modified_at,  # the youngest has the least age
-            "status": _STATUS_ORDER.index(self.directory.status),
-        }
-        return values.get(key, value)
+        if key == "status":
+            return _STATUS_ORDER.index(self.directory.status)
+        if key == "age":
+            return -self.directory.modified_at
+        score_keys = {"accuracy": task.score, "fine-tuned": f"ft_{task.score}"}
+        value = self.record[score_keys.get(key, key)]
+        is_largest_first = task.is_higher_better if key in score_keys else key in ("hours", "bits")
+        return -value if is_largest_first and value is not None else value
 
 
 def list_entries(directories: Iterable[Directory]) -> list[Entry]:
-    """List directories in the order of tables, unreadable ones last."""
+    """Return an entry per directory, in the order of tables; broken ones last."""
     all_directories = list(directories)
     by_run = {directory.run: directory for directory in all_directories if directory.run}
     # Groups put runs in the order of tables; each run leads back to its directory.
     ordered = [(by_run[run], group.method) for group in groups(by_run) for run in group.runs]
     ordered += [(directory, "") for directory in all_directories if not directory.run]
-    return [
-        Entry(directory, _make_record(directory, label), order)
-        for order, (directory, label) in enumerate(ordered)
-    ]
+    return [Entry(directory, _make_record(directory, label)) for directory, label in ordered]
 
 
-def select_statuses(entries: Sequence[Entry], statuses: Sequence[str] = ()) -> list[Entry]:
-    """Return the entries of any of the statuses, all where none is named.
-
-    Raises:
-        FedpflError: a status does not exist.
-    """
-    unknown = [status for status in statuses if status not in STATUSES]
-    if unknown:
-        raise FedpflError(
-            f"--status {unknown[0]}: no such status; choose of: {', '.join(STATUSES)}"
-        )
-    return [entry for entry in entries if not statuses or entry.directory.status in statuses]
-
-
-def sort_entries(entries: Iterable[Entry], key: str = "run") -> list[Entry]:
+def sort_entries(entries: Sequence[Entry], key: str = "run") -> list[Entry]:
     """Sort by one of SORTS; an entry without a value comes last."""
-    in_table_order = sorted(entries, key=lambda entry: entry.order)
-    with_value = [entry for entry in in_table_order if entry.value(key) is not None]
-    with_value.sort(key=lambda entry: entry.value(key), reverse=key in _LARGEST_FIRST)
-    return with_value + [entry for entry in in_table_order if entry.value(key) is None]
+    if key == "run":
+        return list(entries)
+    values = [entry.sort_value(key) for entry in entries]
+    known = [index for index, value in enumerate(values) if value is not None]
+    unknown = [index for index, value in enumerate(values) if value is None]
+    return [entries[index] for index in sorted(known, key=values.__getitem__) + unknown]
 
 
 def entries_table(entries: Sequence[Entry], is_dated: bool = True) -> Table:
@@ -116,93 +96,82 @@ def entries_table(entries: Sequence[Entry], is_dated: bool = True) -> Table:
         entries: the directories.
         is_dated: whether to say how old they are.
     """
-    # ---- Step 1: a row per entry.
-    shown_keys = {key for entry in entries for key in entry.record if entry.record[key] is not None}
-    shown_keys |= {"words", "age"} if is_dated else {"words"}
-    columns = {key: column for key, column in COLUMNS.items() if key in shown_keys}
+    # ---- Step 1: a row per entry, and the columns that an entry has.
     records = []
     for entry in entries:
-        directory = entry.directory
-        age = time.time() - directory.modified_at
-        display_values = {"words": directory.status_text, "age": age}
-        records.append(dict.fromkeys(columns) | entry.record | display_values)
+        record = entry.record | {"words": entry.directory.status_text}
+        if is_dated:
+            record["age"] = time.time() - entry.directory.modified_at
+        records.append(dict.fromkeys(COLUMNS) | record)
+    columns = {}
+    for key, column in COLUMNS.items():
+        if any(record[key] is not None for record in records):
+            columns[key] = column
 
     # ---- Step 2: notes.
-    reasons = [
-        f"{entry.directory.path}: {entry.directory.reason}"
-        for entry in entries
-        if entry.directory.reason
-    ]
+    reasons = []
+    for directory, _ in entries:
+        if directory.reason:
+            reasons.append(f"{directory.path}: {directory.reason}")
     shown_groups = groups([entry.directory.run for entry in entries if entry.directory.run])
-    status_counts = Counter(entry.directory.status for entry in entries)
-    counts = [
-        f"{status_counts[status]} {status}" for status in _STATUS_ORDER if status_counts[status]
-    ]
+    counts = Counter(entry.directory.status for entry in entries)
+    count_texts = [f"{counts[status]} {status}" for status in _STATUS_ORDER if counts[status]]
     notes = (
         *reasons,
         *attendance_notes(shown_groups),
         *shared_settings_note(shown_groups),
-        f"{pluralize(len(entries), 'run')}: {', '.join(counts)}. Scores: mean over clients at the "
-        "last evaluation. Bits: down and up together, per client that took part in the last round. "
-        "Age: since a file was last written.",
+        f"{pluralize(len(entries), 'run')}: {', '.join(count_texts)}. Scores: mean over clients at "
+        "the last evaluation. Bits: down and up together, per client that took part in the last "
+        "round. Age: since a file was last written.",
     )
     frame = pd.DataFrame([entry.record for entry in entries], dtype=object)
     return Table.of(records, columns, frame=frame, notes=notes)
 
 
 def _make_record(directory: Directory, label: str) -> dict[str, Any]:
-    # ---- Step 1: the last round and the last evaluation, empty for a run that cannot be read.
+    """Return the values of a directory, which JSON shows too: None for missing ones."""
+    # ---- Step 1: of any directory.
     run = directory.run
-    last_round = last_evaluation = pd.Series(dtype=float)
-    participants = 0.0
-    task = run.task if run else CLASSIFICATION
-    if run:
-        last_round = run.last_round
-        last_evaluation = run.last_evaluation
-        if len(last_round):
-            participants = float(run.participants.iloc[-1])
-    bits = float(last_round.get("bits_down", math.nan)) + float(last_round.get("bits_up", math.nan))
-
-    # ---- Step 2: numbers that may be missing, nan where they are.
-    numbers = {
-        task.score: float(last_evaluation.get(task.score, math.nan)),
-        f"ft_{task.score}": float(last_evaluation.get(f"ft_{task.score}", math.nan)),
-        "hours": directory.hours,
-        "bits": bits / participants if participants else math.nan,
-    }
-
-    # ---- Step 3: the record, which JSON shows too: None for missing values.
+    score = (run.task if run else CLASSIFICATION).score
+    keys = (
+        *("status", "round", "rounds", "experiment", "name", "method", "label", "dataset"),
+        *("partition", "seed", "evaluated", score, f"ft_{score}", "hours", "bits"),
+        *("changed", "path", "reason"),
+    )
     modified = datetime.fromtimestamp(directory.modified_at).astimezone()
-    search_fields = {"search": directory.search_name} if directory.search_name else {}
-    return {
+    record: dict[str, Any] = dict.fromkeys(keys) | {
         "status": directory.status,
-        "round": run.rounds_done if run else None,
-        "rounds": run.rounds_planned if run else None,
-        "experiment": _experiment_name(directory) or None,
-        "name": (run.config_value("name") or None) if run else None,
-        **search_fields,
-        "method": run.method_name if run else None,
+        "experiment": experiment_folder(directory.path).name,
         "label": label or None,
-        "dataset": run.dataset if run else None,
-        "partition": run.partition if run else None,
-        "seed": run.seed if run else None,
-        "evaluated": int(last_evaluation["round"]) if len(last_evaluation) else None,
-        **{key: None if math.isnan(number) else number for key, number in numbers.items()},
         "changed": modified.isoformat(timespec="seconds"),
         "path": str(directory.path),
         "reason": directory.reason or None,
     }
-
-
-def _experiment_name(directory: Directory) -> str:
-    """Return the experiment's name, of a directory where runs put themselves; else nothing."""
-    run = directory.run
     if run is None:
-        return ""
-    # The usual place is <experiment>/<method>/<key>/seed<k>.
-    parents = (*directory.path.absolute().parts[:-5:-1], "", "", "", "")
-    seed_folder, _, method_folder, experiment = parents[:4]
-    is_usual_place = seed_folder == f"seed{run.seed}" and method_folder == run.method_name
-    if not is_usual_place or experiment == run.config["dataset"]["name"]:
-        return ""
-    return experiment
+        return record
+
+    # ---- Step 2: of a run, with the numbers of its last round and evaluation.
+    record |= {
+        "round": run.rounds_done,
+        "rounds": run.rounds_planned,
+        "name": run.config_value("name") or None,
+        "method": run.method_name,
+        "dataset": run.dataset,
+        "partition": run.partition,
+        "seed": run.seed,
+    }
+    if run.search_name:
+        record["search"] = run.search_name
+    evaluation = run.last_evaluation
+    if len(evaluation):
+        record["evaluated"] = int(evaluation["round"])
+    last_round = run.last_round
+    bits = last_round.get("bits_down", math.nan) + last_round.get("bits_up", math.nan)
+    numbers = {
+        score: evaluation.get(score, math.nan),
+        f"ft_{score}": evaluation.get(f"ft_{score}", math.nan),
+        "hours": run.hours,
+        "bits": bits / (run.last_participants or math.nan),
+    }
+    known_numbers = {key: float(number) for key, number in numbers.items() if number == number}
+    return record | known_numbers

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import math
+import itertools
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -49,24 +50,6 @@ class Directory:
         return self.run.status_text if self.run else self.status
 
     @property
-    def search_name(self) -> str:
-        """Return the search that it is a trial of, empty for any other run."""
-        return self.run.search_name if self.run else ""
-
-    @property
-    def hours(self) -> float:
-        """Return the hours of all its processes, nan if unknown.
-
-        Of a run that has not finished they are those of its recorded rounds.
-        """
-        if self.run is None:
-            return math.nan
-        if self.status == "finished":
-            return self.run.summary_number("hours")
-        seconds = self.run.rounds.reindex(columns=["seconds", "eval_seconds"])
-        return float(seconds.sum().sum()) / 3600
-
-    @property
     def is_stale(self) -> bool:
         """True if it is too old to be still written."""
         if self.run:
@@ -95,74 +78,69 @@ def runs(
 ) -> list[Run]:
     """Read all readable runs below the roots, ordered by path.
 
-    Args:
-        roots: folders of runs.
-        where: filters, such as `method=fedobp`.
-        warn: called once for each directory that is skipped.
-        trials: as in `read_directories`.
-
-    Raises:
-        FedpflError: a root does not exist, or no run passes the filters.
+    Arguments and errors are those of `read_directories`.
     """
-    return select_runs(read_directories([*map(Path, roots)], trials, warn), where, warn)
+    return readable_runs(read_directories([*map(Path, roots)], where, trials, warn), warn)
 
 
-def select_runs(
-    directories: Sequence[Directory],
-    where: Sequence[str] = (),
-    warn: Callable[[str], None] = print_to_stderr,
+def readable_runs(
+    directories: Iterable[Directory], warn: Callable[[str], None] = print_to_stderr
 ) -> list[Run]:
-    """Return the readable runs of directories, ordered by path. Raises as `runs`."""
-    # Unreadable ones pass the filters, so that the user hears of them.
-    selected = set(_filtered_runs(directories, where))
+    """Return the runs of directories that hold a round, ordered by path.
+
+    Of runs of one configuration, seed and data it is the one with most rounds.
+    """
+    # ---- Step 1: those that can be read.
     readable = []
     for directory in directories:
-        if directory.run is None or directory.run in selected:
-            try:
-                readable.append(_require_rounds(directory))
-            except FedpflError as error:
-                warn(f"skipped {error}")
-    return _drop_copies(sorted(readable, key=lambda run: str(run.path)), warn)
+        try:
+            readable.append(_require_rounds(directory))
+        except FedpflError as error:
+            warn(f"skipped {error}")
+    readable.sort(key=lambda run: str(run.path))
 
-
-def inspect_directories(
-    roots: Sequence[Path], where: Sequence[str] = (), trials: bool = False
-) -> list[Directory]:
-    """Inspect every run directory below the roots; with filters, leave out broken ones.
-
-    Arguments and errors are those of `runs`.
-    """
-    directories = read_directories(roots, trials)
-    selected = set(_filtered_runs(directories, where))
-    if not where:
-        return directories
-    return [directory for directory in directories if directory.run in selected]
+    # ---- Step 2: no copies. Of runs with equal rounds the one that is no trial.
+    best_first = sorted(
+        readable,
+        key=lambda run: (run.status == "finished", run.rounds_done, not run.search_name),
+        reverse=True,
+    )
+    best_runs: dict[tuple[str, int, str], Run] = {}
+    for run in best_first:
+        better = best_runs.setdefault((run.identity, run.seed, run.fingerprint), run)
+        if better is not run:
+            warn(f"skipped {run.path}: same configuration and seed as {better.path}")
+    return [run for run in readable if run in best_runs.values()]
 
 
 def read_directories(
     roots: Sequence[Path],
+    where: Sequence[str] = (),
     trials: bool = False,
     warn: Callable[[str], None] = print_to_stderr,
 ) -> list[Directory]:
     """Inspect the run directories below the roots, but for trials of searches.
 
-    A trial chose among values and is no result, so it joins no table unless asked for.
+    A trial chose among values and is no result, so it joins no table unless asked for. Unreadable
+    directories pass the filters, so that the user hears of them.
 
     Args:
         roots: folders of runs; a trial that is itself a root is not left out.
+        where: filters, such as `method=fedobp`.
         trials: whether to include trials.
-        warn: called where trials are left out.
+        warn: called once for each directory that is skipped, and where trials are left out.
 
     Raises:
-        FedpflError: a root does not exist, or holds trials alone.
+        FedpflError: a root does not exist, or holds trials alone, or no run passes the filters.
     """
+    # ---- Step 1: without trials.
     directories = [inspect_directory(path) for path in find_run_directories(roots, warn)]
     root_paths = {root.resolve() for root in roots}
-    results = [
-        directory
-        for directory in directories
-        if trials or not directory.search_name or directory.path.resolve() in root_paths
-    ]
+    results = []
+    for directory in directories:
+        is_trial = directory.run is not None and directory.run.search_name != ""
+        if trials or not is_trial or directory.path.resolve() in root_paths:
+            results.append(directory)
     trial_count = len(directories) - len(results)
     if trial_count:
         hidden = f"{pluralize(trial_count, 'trial')} of searches"
@@ -170,15 +148,20 @@ def read_directories(
             folders = ", ".join(map(str, roots))
             raise FedpflError(f"{folders}: there are no runs but {hidden}; --trials shows them")
         warn(f"left out {hidden}; --trials shows them")
-    return results
 
-
-def filter_runs(candidates: Sequence[Run], where: Sequence[str]) -> list[Run]:
-    """Return the runs that pass the filters. Raises FedpflError where none does."""
-    configs = [run.config for run in candidates]
+    # ---- Step 2: those that pass the filters.
+    candidates = [directory.run for directory in results if directory.run]
     titles = [{"method": run.method_title, "dataset": run.dataset} for run in candidates]
-    passes = apply_filters(configs, where, titles)
-    return [run for run, passed in zip(candidates, passes, strict=True) if passed]
+    passes = apply_filters([run.config for run in candidates], where, titles)
+    chosen_runs = {None, *itertools.compress(candidates, passes)}
+    return [directory for directory in results if directory.run in chosen_runs]
+
+
+def experiment_folder(path: Path) -> Path:
+    """Return the folder of a run's `<method>/<key>/seed<k>`, else the one that holds the run."""
+    path = path.resolve()
+    is_usual_place = re.fullmatch(r"seed\d+", path.name) and len(path.parents) > 2
+    return path.parents[2] if is_usual_place else path.parent
 
 
 def find_run_directories(
@@ -303,35 +286,11 @@ def _make_run(
     return run
 
 
-def _filtered_runs(directories: Sequence[Directory], where: Sequence[str]) -> list[Run]:
-    readable = [directory.run for directory in directories if directory.run]
-    return filter_runs(readable, where)
-
-
 def _require_rounds(directory: Directory) -> Run:
     if directory.run is None or not directory.run.rounds_done:
         reason = directory.reason or _explain_no_rounds(directory.path)
         raise FedpflError(f"{directory.path}: {directory.status_text}: {reason}")
     return directory.run
-
-
-def _drop_copies(candidates: list[Run], warn: Callable[[str], None]) -> list[Run]:
-    """Keep one run of each configuration, seed and data: the one with most rounds.
-
-    There are several where a sweep was begun twice.
-    """
-    # A mean over the same seed twice would count it double.
-    best_first = sorted(
-        candidates,
-        key=lambda run: (run.status == "finished", run.rounds_done, not run.search_name),
-        reverse=True,
-    )
-    best_runs: dict[tuple[str, int, str], Run] = {}
-    for run in best_first:
-        better = best_runs.setdefault((run.identity, run.seed, run.fingerprint), run)
-        if better is not run:
-            warn(f"skipped {run.path}: same configuration and seed as {better.path}")
-    return [run for run in candidates if run in best_runs.values()]
 
 
 def _explain_no_rounds(path: Path) -> str:

@@ -307,6 +307,22 @@ class Run:
         recorded = self.rounds.reindex(columns=["participants"])["participants"]
         return recorded.astype(float).fillna(float(self.cohort))
 
+    @property
+    def last_participants(self) -> float:
+        """Return the participants of the last round, nan without any."""
+        return float(self.participants.iloc[-1]) if self.rounds_done else math.nan
+
+    @property
+    def hours(self) -> float:
+        """Return the hours of all its processes, nan if unknown.
+
+        Of a run that has not finished they are those of its recorded rounds.
+        """
+        if self.status == "finished":
+            return self.summary_number("hours")
+        seconds = self.rounds.reindex(columns=["seconds", "eval_seconds"])
+        return float(seconds.sum().sum()) / 3600
+
     @cached_property
     def is_untrained(self) -> bool:
         """True if no client has made a step, so that the method has no accuracy."""
@@ -348,7 +364,7 @@ class Run:
         if name == "hours":
             return self.summary_number(name)
         if name == "seconds":
-            return self.seconds_per_round
+            return float(self.rounds.reindex(columns=[name])[name].median())
         quantity, _, percent = name.partition("@")
         if quantity in SPENDINGS:
             return self.spent_until(quantity, row, percent)
@@ -405,11 +421,6 @@ class Run:
         # Rounds that did not record the column have no part in the mean.
         count = float(self.participants[values.notna()].sum())
         return float(values.sum()) / count if count > 0 else math.nan
-
-    @property
-    def seconds_per_round(self) -> float:
-        """Return median seconds of a round without evaluation, nan if not recorded."""
-        return float(self.rounds["seconds"].median()) if "seconds" in self.rounds else math.nan
 
     def config_value(self, key: str) -> Any:
         """Return the configuration's value of a dotted key, None if absent."""

@@ -19,7 +19,7 @@ from fedpfl.models import ADAPTERS, Net
 from fedpfl.record.columns import round_columns
 from fedpfl.report import html, listing
 from fedpfl.report.__main__ import main as report
-from fedpfl.report.load import inspect_directories, runs
+from fedpfl.report.load import read_directories, runs
 from fedpfl.report.ranking import rank_methods
 from fedpfl.report.render import render
 from fedpfl.report.tables import accuracy_table
@@ -265,7 +265,7 @@ def test_runs_of_several_tasks_are_listed_and_make_no_table(finished):
         "these runs are of several tasks (multilabel, regression), which have no score in common; "
         "choose some with task=multilabel"
     )
-    entries = listing.list_entries(inspect_directories([finished]))
+    entries = listing.list_entries(read_directories([finished]))
     entries = listing.sort_entries(entries, "accuracy")
     text = render(listing.entries_table(entries), "terminal", 400)
     assert "AUROC" in text
