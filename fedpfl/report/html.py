@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import itertools
 import json
@@ -32,11 +33,10 @@ from fedpfl.report.load import (
     readable_runs,
 )
 from fedpfl.report.page.drawing import draw_charts
-from fedpfl.report.render import render_html
 from fedpfl.report.run import Run
 from fedpfl.report.table import Column, Table
 from fedpfl.report.tables import accuracy_table
-from fedpfl.report.text import clip_text, one_line
+from fedpfl.report.text import clip_text, escape_html, one_line
 
 SETUP = (
     "model.name",
@@ -199,8 +199,27 @@ def _experiment_page(experiment: Experiment, shown_runs: Sequence[Run], accuracy
     )
 
 
+def render_html(table: Table) -> Markup:
+    """Return the page's tables, one per block, sorted by a click on a heading.
+
+    Columns that are empty, or that the blocks' titles name, are left out.
+    """
+    filled_indices, texts = table.texts("html", escape_html)
+    template = _load_templates().get_template("table.html")
+    return Markup(template.render(table=table, indices=filled_indices[table.by :], texts=texts))
+
+
 def _render_template(template: str, **values: Any) -> str:
     """Return a whole page, which runs its own scripts alone and loads nothing from elsewhere."""
+    environment = _load_templates()
+    script = environment.get_template("page.js").render()
+    # The page's security policy lets scripts of this digest run, and no other ones.
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return environment.get_template(template).render(values, script=Markup(script), digest=digest)
+
+
+@functools.cache
+def _load_templates() -> Environment:
     environment = Environment(
         loader=PackageLoader("fedpfl.report", "page"),
         autoescape=True,
@@ -208,8 +227,5 @@ def _render_template(template: str, **values: Any) -> str:
         lstrip_blocks=True,
         finalize=lambda value: value if isinstance(value, Markup) else one_line(value),
     )
-    environment.filters["table"] = lambda table: Markup(render_html(table))
-    script = environment.get_template("page.js").render()
-    # The page's security policy lets scripts of this digest run, and no other ones.
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return environment.get_template(template).render(values, script=Markup(script), digest=digest)
+    environment.filters["table"] = render_html
+    return environment

@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 
 from fedpfl.ground.errors import FedpflError
-from fedpfl.report.render import FORMATS, render, render_html
+from fedpfl.report.html import render_html
+from fedpfl.report.render import FORMATS, render
 from fedpfl.report.table import Cell, Column, Table, format_number, mark_best
 from fedpfl.report.text import clip_text, csv_cell, one_line
 from tests.report.test_html import Page
@@ -191,7 +192,7 @@ def test_html(tmp_path: Path) -> None:
     assert {tag for tag, _ in page.elements} <= {*tags.split()}
     assert '<td data-value="95.0" class="number"><b>95.00(1.41)</b></td>' in text
     linked = Table("t", (Column("name"),), [[Cell("x", link='a"b')]], pd.DataFrame())
-    assert '<a href="a&quot;b">x</a>' in render_html(linked)
+    assert '<a href="a&#34;b">x</a>' in render_html(linked)
 
 
 def test_csv() -> None:
