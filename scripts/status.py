@@ -63,8 +63,8 @@ def count_published(name: str) -> int:
     if not isinstance(layout, Layout):
         return len(find_quoted(name))
     keys = set()
-    for row in range(len(layout.rows)):
-        keys |= {layout.published_key(row, column) for column in range(len(layout.columns))}
+    for row in layout.rows:
+        keys |= {layout.published_key(row, column) for column in layout.columns}
     return sum(lookup(key) is not None for key in keys)
 
 

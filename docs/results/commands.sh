@@ -10,8 +10,8 @@ python -m fedpfl.train experiment=fedobp/paper method=fedper dataset=cifar100 ro
 python -m fedpfl.train experiment=fedobp/paper method=fedper dataset=fmnist partition.alpha=0.5 engine.precision=bf16 data_dir=DIR
 python -m fedpfl.train experiment=fedobp/paper method=lg_fedavg method.variant=as_published method.personal_init=server_average \
     dataset=fmnist rounds=100 eval.every=100 eval.finetune_epochs=0 engine.precision=bf16 data_dir=DIR
-python -m fedpfl.train experiment=fedobp/fmnist_dir01 local.momentum=0.7 data_dir=DIR
-python -m fedpfl.train experiment=fedobp/fmnist_as_published data_dir=DIR
+python -m fedpfl.train -m experiment=fedobp/paper method=fedobp,fedavg,fedper,local_only local.momentum=0.7 data_dir=DIR
+python -m fedpfl.train experiment=fedobp/as_published dataset=fmnist partition.alpha=0.1 rounds=100 eval.finetune_epochs=0 data_dir=DIR
 python -m fedpfl.train -m experiment=fedobp/paper method=fedavg,fedper dataset=fmnist engine.precision=bf16 data_dir=DIR
 
 # ---- Round by round
@@ -37,22 +37,22 @@ python -m fedpfl.train -m experiment=fedobp/paper method=local_only dataset=fmni
     engine.precision=bf16 data_dir=DIR
 
 # ---- Table IV: FashionMNIST, Dir(0.1), shorter runs
-python -m fedpfl.train -m hydra/launcher=lockstep experiment=fedobp/fmnist_dir01 method=fedprox,fedrep,fedbabu,lg_fedavg \
+python -m fedpfl.train -m hydra/launcher=lockstep experiment=fedobp/paper method=fedprox,fedrep,fedbabu,lg_fedavg \
     local.momentum=0.7 engine.precision=bf16 rounds=60 eval.finetune_every=60 data_dir=DIR
-python -m fedpfl.train -m experiment=fedobp/fmnist_dir01 method=scaffold,fedavg local.momentum=0.0 \
+python -m fedpfl.train -m experiment=fedobp/paper method=scaffold,fedavg local.momentum=0.0 \
     engine.precision=bf16 rounds=60 eval.finetune_every=60 data_dir=DIR
 
 # ---- Table IV: MNIST and FashionMNIST, 50 rounds
-python -m fedpfl.train -m hydra/launcher=lockstep experiment=fedobp/fmnist_dir01 method=fedrod,flute,fedpac,floco,apfl,fedala,feddpa,ditto,pfedme \
+python -m fedpfl.train -m hydra/launcher=lockstep experiment=fedobp/paper method=fedrod,flute,fedpac,floco,apfl,fedala,feddpa,ditto,pfedme \
     local.momentum=0.7 engine.precision=bf16 rounds=50 eval.every=25 eval.finetune_every=50 data_dir=DIR
-python -m fedpfl.train -m hydra/launcher=lockstep experiment=fedobp/fmnist_dir01 method=pfedfda method.variant=paper,as_published \
+python -m fedpfl.train -m hydra/launcher=lockstep experiment=fedobp/paper method=pfedfda method.variant=paper,as_published \
     local.momentum=0.7 engine.precision=bf16 rounds=50 eval.every=50 eval.finetune_every=50 data_dir=DIR
-python -m fedpfl.train -m experiment=fedobp/fmnist_dir01 partition.alpha=0.1,0.5 method=per_fedavg method.outer_lr=0.01 \
+python -m fedpfl.train -m experiment=fedobp/paper partition.alpha=0.1,0.5 method=per_fedavg method.outer_lr=0.01 \
     local.momentum=0.7 engine.precision=bf16 rounds=50 eval.every=25 eval.finetune_every=50 data_dir=DIR
-python -m fedpfl.train -m hydra/launcher=lockstep experiment=fedobp/fmnist_dir01 partition.alpha=0.5 \
+python -m fedpfl.train -m hydra/launcher=lockstep experiment=fedobp/paper partition.alpha=0.5 \
     method=fedobp,fedavg,fedper,local_only,fedprox,fedrep,fedbabu,lg_fedavg,ditto,fedrod,flute,fedpac,floco,apfl,fedala,pfedfda,feddpa,pfedme \
     local.momentum=0.7 engine.precision=bf16 rounds=50 eval.every=25 eval.finetune_every=50 data_dir=DIR
-python -m fedpfl.train -m experiment=fedobp/fmnist_dir01 partition.alpha=0.5 method=scaffold,fedavg local.momentum=0.0 \
+python -m fedpfl.train -m experiment=fedobp/paper partition.alpha=0.5 method=scaffold,fedavg local.momentum=0.0 \
     engine.precision=bf16 rounds=50 eval.every=25 eval.finetune_every=50 data_dir=DIR
 
 # ---- FedPURIN

@@ -67,22 +67,24 @@ def curve_table(
     records = []
     for group in groups(runs):
         name = find_reference(group, published_curves)
-        if name is None:
-            continue
-        for run in group.reported_runs:
+        for run in group.reported_runs if name else ():
             both_curves = run.rounds.merge(published_curves[name], on="round")
             for first, last in spans:
                 rows = both_curves[both_curves["round"].between(first, last)]
-                if rows.empty:
-                    continue
-                record = row_cells(group) | {"seed": run.seed, "reference": name}
-                record |= {"first": int(rows["round"].min()), "last": int(rows["round"].max())}
-                for moment in MOMENTS:
-                    differences = rows[f"cohort_{moment}"] - rows[f"accuracy_{moment}"]
-                    record[f"{moment}_absolute"] = differences.abs().mean()
-                    record[f"{moment}_signed"] = differences.mean()
-                records.append(record)
+                if len(rows):
+                    cells = row_cells(group) | {"seed": run.seed, "reference": name}
+                    records.append(cells | _measure_distance(rows))
     return Table.of(records, CURVE_COLUMNS, caption=CURVE_CAPTION, by=2)
+
+
+def _measure_distance(rows: pd.DataFrame) -> dict[str, float]:
+    """Return the mean absolute and signed difference over rounds of both curves."""
+    record = {"first": rows["round"].min(), "last": rows["round"].max()}
+    for moment in MOMENTS:
+        differences = rows[f"cohort_{moment}"] - rows[f"accuracy_{moment}"]
+        record[f"{moment}_absolute"] = differences.abs().mean()
+        record[f"{moment}_signed"] = differences.mean()
+    return record
 
 
 def draw_curves(runs: Iterable[Run], reference: Path, path: Path) -> list[Path]:
@@ -99,6 +101,7 @@ def draw_curves(runs: Iterable[Run], reference: Path, path: Path) -> list[Path]:
     Returns:
         The files written.
     """
+    # ---- Step 1: groups of one setting, and the published curve beside the first of each method
     published_curves = read_reference(reference)
     run_groups = groups(runs)
     settings = list(groups_by_setting(run_groups))
@@ -108,24 +111,19 @@ def draw_curves(runs: Iterable[Run], reference: Path, path: Path) -> list[Path]:
             "narrow the roots"
         )
     style_numbers = number_styles(run_groups)
-    last_round = max(run.rounds_done for group in run_groups for run in group.reported_runs)
+    names = [find_reference(group, published_curves) for group in run_groups]
 
+    # ---- Step 2: a panel with both curves of each group
     def draw_panel(ax: Axes, moment: str) -> None:
-        left_names = {*published_curves}
-        for group in run_groups:
-            style: Any = line_style(style_numbers[group.method])
-            # A cohort's accuracy jumps by points from round to round.
-            curve = running_mean(mean_by_round(group, f"cohort_{moment}")["mean"], WINDOW)
-            _draw_curve(ax, curve, group.method, style)
-            name = find_reference(group, published_curves)
-            if name is None or name not in left_names:
-                continue
-            left_names.remove(name)
-            accuracies = published_curves[name].set_index("round")[f"accuracy_{moment}"]
-            # Up to the runs' last round, as a longer curve would squeeze them.
-            shown = accuracies[accuracies.index <= last_round]
-            curve = running_mean(shown, WINDOW)
-            _draw_curve(ax, curve, f"published: {name}", style | PUBLISHED_STYLE)
+        for number, (group, name) in enumerate(zip(run_groups, names, strict=True)):
+            style = line_style(style_numbers[group.method])
+            own_curve = mean_by_round(group, f"cohort_{moment}")["mean"]
+            _draw_curve(ax, own_curve, group.method, style)
+            if name and name not in names[:number]:
+                accuracies = published_curves[name].set_index("round")[f"accuracy_{moment}"]
+                # Up to the run's last round, as a longer curve would squeeze it.
+                shown = accuracies.loc[: own_curve.index.max()]
+                _draw_curve(ax, shown, f"published: {name}", style | PUBLISHED_STYLE)
         ylabel = f"cohort's pooled accuracy (%)\nrunning mean of {WINDOW} rounds"
         ax.set(xlabel="round", ylabel=ylabel, xlim=(0, None))
 
@@ -134,10 +132,10 @@ def draw_curves(runs: Iterable[Run], reference: Path, path: Path) -> list[Path]:
 
 
 def _draw_curve(ax: Axes, curve: pd.Series, label: str, style: dict[str, Any]) -> None:
-    # Markers of a published curve begin later, so that none hides another.
-    start = int(0.06 * len(curve)) if "alpha" in style else 0
-    markers = (start, max(1, len(curve) // 10))
-    ax.plot(curve.index, curve, label=legible_text(label), markevery=markers, **style)
+    # A cohort's accuracy jumps by points from round to round.
+    means = running_mean(curve, WINDOW)
+    marker_step = max(1, len(means) // 10)
+    ax.plot(means.index, means, label=legible_text(label), markevery=marker_step, **style)
 
 
 def read_reference(path: Path) -> dict[str, pd.DataFrame]:
@@ -153,7 +151,7 @@ def read_reference(path: Path) -> dict[str, pd.DataFrame]:
     return dict(iter(frame.groupby("method", sort=False)))
 
 
-def find_reference(group: Group, names: Iterable[str]) -> str | None:
-    """Find the first published curve of a group's method: its name begins with the method's."""
+def find_reference(group: Group, names: Iterable[str]) -> str:
+    """Find the first published curve of a group's method: its name begins with the method's. "" if there is none."""
     method = group.runs[0].method_name
-    return next((name for name in names if f"{name}_".startswith(f"{method}_")), None)
+    return next((name for name in names if f"{name}_".startswith(f"{method}_")), "")

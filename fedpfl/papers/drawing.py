@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import pandas as pd
+
 from fedpfl.ground.errors import FedpflError
 from fedpfl.papers.layout import Selection, closeness_to_paper
 from fedpfl.record.columns import METRICS
-from fedpfl.report.figures import draw_panels, legible_text, line_style
+from fedpfl.report.figures import draw_panels, groups_by_setting, legible_text, line_style
 from fedpfl.report.grouping import Group, group_by
 from fedpfl.report.run import MaskOverlap, Run
 from fedpfl.report.styles import number_styles
@@ -27,10 +29,12 @@ Paint = Callable[[list[Group], Path, Selection], list[Path]]
 """Draws groups to a path without suffix; returns the files written."""
 Points = list[tuple[float, tuple[float, float]]]
 """Positions on the x axis, each with the mean and the standard deviation over seeds."""
-ValuesAt = list[tuple[float, list[float]]]
-"""Positions on the x axis from left to right, each with a value per seed."""
+Decorate = Callable[["Axes", list[Group], list[float], Selection], None]
+"""Adds to a panel of groups, given the values along its axis and the rule."""
+SeedsByPosition = dict[float, list[float]]
+"""A value per seed, by position on the x axis."""
 LineColumns = Callable[[Group], dict[str, str]]
-"""Names a group's lines, each with its column of rounds.csv, "" for the judged accuracy."""
+"""Names a group's lines, each with its column of rounds.csv; `{}` is the judged accuracy."""
 
 
 class Figure(NamedTuple):
@@ -58,11 +62,7 @@ class Figure(NamedTuple):
             raise FedpflError(
                 f"no runs for {name}; run `python -m fedpfl.train experiment={experiment}`"
             )
-        return self.paint(
-            chosen_groups,
-            folder / name.replace("/", "_"),
-            rule,
-        )
+        return self.paint(chosen_groups, folder / name.replace("/", "_"), rule)
 
 
 def groups_with_several_values(
@@ -121,20 +121,15 @@ def dirichlet_alpha(run: Run) -> float | None:
     return float(alpha) if isinstance(alpha, int | float) and alpha > 0 else None
 
 
-def values_by_seed(group: Group, rule: Selection, column: str = "") -> list[float]:
-    """Return the judged accuracy of each seed, or another column."""
+def values_by_seed(group: Group, rule: Selection, column: str = "{}") -> list[float]:
+    """Return the judged accuracy of each seed, or another column, as in `LineColumns`."""
     rows = judged_rows(group, rule.select, rule.every).values()
     if rule.select == "validation" and not rows:
         raise no_validation_error(group)  # a figure has no notes that could say so
-    return [float(row.get(column or rule.accuracy, math.nan)) for row in rows]
+    return [float(row.get(column.format(rule.accuracy), math.nan)) for row in rows]
 
 
-def mean_over_seeds(group: Group, rule: Selection, column: str = "") -> tuple[float, float]:
-    """Return mean and deviation over seeds of the judged accuracy, or of another column."""
-    return mean_and_std(values_by_seed(group, rule, column))
-
-
-def draw_points(ax: Axes, points: Points, label: str, index: int, **style: Any) -> None:
+def draw_points(ax: Axes, points: Points, label: str, index: int) -> None:
     """Draw a line through means, with error bars where there is a deviation.
 
     Args:
@@ -142,7 +137,6 @@ def draw_points(ax: Axes, points: Points, label: str, index: int, **style: Any) 
         points: From left to right.
         label: For the legend.
         index: The line's number, which gives its look.
-        style: Replaces parts of the look.
     """
     x_values = [x for x, _ in points]
     means = [mean for _, (mean, _) in points]
@@ -151,66 +145,87 @@ def draw_points(ax: Axes, points: Points, label: str, index: int, **style: Any) 
     error_bars = None
     if not all(map(math.isnan, deviations)):
         error_bars = [0.0 if math.isnan(deviation) else deviation for deviation in deviations]
-    look_of_line = {**line_style(index), **style}
     ax.errorbar(
-        x_values, means, yerr=error_bars, label=legible_text(label), capsize=2, **look_of_line
+        x_values, means, yerr=error_bars, label=legible_text(label), capsize=2, **line_style(index)
     )
 
 
+def draw_columns(ax: Axes, frame: pd.DataFrame) -> None:
+    """Draw each column as a line over the index."""
+    for number, (name, values) in enumerate(frame.items()):
+        marker_step = max(1, len(values) // 10)
+        style = line_style(number)
+        ax.plot(values.index, values, label=legible_text(str(name)), markevery=marker_step, **style)
+
+
+class Axis(NamedTuple):
+    """Declare the x axis of a figure.
+
+    Attributes:
+        quantity: A group's value.
+        label: Its label.
+        scale: `linear`, `log`, `even` (values at equal distances), or `free`, without a tick at each
+            value.
+    """
+
+    quantity: Callable[[Group], float | None]
+    label: str
+    scale: str = "linear"
+
+
 def paint_accuracy_over(
-    quantity: Callable[[Run], float | None],
-    label: str,
+    axis: Axis,
     lines: LineColumns,
-    panel: Callable[[Group], str] = lambda group: group.dataset,
-    log: bool = False,
+    panel: Callable[[Group], str] = lambda group: group.setting,
     is_range_shown: bool = False,
+    identify: Callable[[Group], Any] | None = None,
+    decorate: Decorate | None = None,
 ) -> Paint:
     """Return a function that draws accuracy over a quantity.
 
-    A line is drawn where the quantity takes two values or more.
-
     Args:
-        quantity: A run's value.
-        label: Of the x axis.
+        axis: The x axis.
         lines: A group's lines.
         panel: A panel's title.
-        log: Whether the x axis is logarithmic.
         is_range_shown: Whether an area from the least to the greatest seed takes the place of
             error bars.
+        identify: Names what configurations of one point share, by default the quantity.
+        decorate: Adds to each panel.
     """
+    quantity, label, scale = axis
+    identify = identify or quantity
 
     def paint(groups: list[Group], path: Path, rule: Selection) -> list[Path]:
         # ---- Step 1: names over all panels, so that a line has one colour in each.
         line_names = list(dict.fromkeys(name for group in groups for name in lines(group)))
         groups, note = keep_nearest(
-            groups, lambda group: (panel(group), quantity(group.runs[0]), *lines(group))
+            groups, lambda group: (panel(group), identify(group), *lines(group))
         )
+        draw_line = _draw_range if is_range_shown else _draw_means
 
         # ---- Step 2: a panel with groups as points of lines.
         def draw_panel(ax: Axes, members: list[Group]) -> None:
-            placed_groups = []
-            for group in members:
-                x = quantity(group.runs[0])
-                if x is not None:
-                    placed_groups.append((x, group))
+            values = sorted({x for x in map(quantity, members) if x is not None})
+            positions = {x: float(i) if scale == "even" else x for i, x in enumerate(values)}
             for index, name in enumerate(line_names):
-                values_at = [
-                    (x, values_by_seed(group, rule, lines(group)[name]))
-                    for x, group in placed_groups
-                    if name in lines(group)
-                ]
-                values_at.sort()
-                if is_range_shown:
-                    _draw_range(ax, values_at, name, index)
-                else:
-                    _draw_means(ax, values_at, name, index)
+                seeds_by_position = {
+                    positions[x]: values_by_seed(group, rule, lines(group)[name])
+                    for group in members
+                    if (x := quantity(group)) is not None and name in lines(group)
+                }
+                draw_line(ax, seeds_by_position, name, index)
+            if decorate:
+                decorate(ax, members, values, rule)
 
             # ---- Step 3: axes, with a tick where there is a point.
-            has_other_columns = any(column for group in members for column in lines(group).values())
-            y_label = "test accuracy (%)" if has_other_columns else METRICS[rule.accuracy].label
-            ax.set(xlabel=label, ylabel=y_label, xscale="log" if log else "linear")
-            ticks = sorted({x for x, _ in placed_groups})
-            ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+            columns = {column for group in members for column in lines(group).values()}
+            y_label = METRICS[rule.accuracy].label if columns == {"{}"} else "test accuracy (%)"
+            ax.set(xlabel=label, ylabel=y_label, xscale="log" if scale == "log" else "linear")
+            if scale == "free":
+                ax.locator_params(axis="x", nbins=5)  # labels like 0.9975 are wide
+                return
+            rotation: Any = {"rotation": 45, "ha": "right"} if scale == "even" else {}
+            ax.set_xticks([*positions.values()], [f"{x:.10g}" for x in positions], **rotation)
             # A log axis would label its minor ticks between ours.
             ax.minorticks_off()
 
@@ -219,35 +234,29 @@ def paint_accuracy_over(
     return paint
 
 
-def _draw_means(ax: Axes, values_at: ValuesAt, name: str, index: int) -> None:
+def _draw_means(ax: Axes, seeds_by_position: SeedsByPosition, name: str, index: int) -> None:
     """Draw means over seeds, with error bars of a deviation."""
-    points = [(x, mean_and_std(values)) for x, values in values_at]
+    points = [(x, mean_and_std(seeds)) for x, seeds in sorted(seeds_by_position.items())]
     # A run that has not been judged yet, or by another rule.
     points = [point for point in points if not math.isnan(point[1][0])]
-    if len(points) > 1:
+    if points:
         draw_points(ax, points, name, index)
 
 
-def _draw_range(ax: Axes, values_at: ValuesAt, name: str, index: int) -> None:
+def _draw_range(ax: Axes, seeds_by_position: SeedsByPosition, name: str, index: int) -> None:
     """Draw the mean over seeds, and the area from the least to the greatest."""
     # The range of some of the seeds would look narrower than it is.
-    complete = [(x, seeds) for x, seeds in values_at if seeds and not any(map(math.isnan, seeds))]
-    if len(complete) < 2:
-        return
-    positions = [x for x, _ in complete]
-    means = [mean_and_std(seeds)[0] for _, seeds in complete]
-    low = [min(seeds) for _, seeds in complete]
-    high = [max(seeds) for _, seeds in complete]
+    complete = {
+        x: seeds
+        for x, seeds in sorted(seeds_by_position.items())
+        if seeds and not any(map(math.isnan, seeds))
+    }
+    means = [mean_and_std(seeds)[0] for seeds in complete.values()]
+    lows = [*map(min, complete.values())]
+    highs = [*map(max, complete.values())]
     style = line_style(index)
-    ax.plot(positions, means, label=legible_text(name), **style)
-    ax.fill_between(
-        positions,
-        low,
-        high,
-        color=style["color"],
-        alpha=0.15,
-        linewidth=0,
-    )
+    ax.plot([*complete], means, label=legible_text(name), **style)
+    ax.fill_between([*complete], lows, highs, color=style["color"], alpha=0.15, linewidth=0)
 
 
 def paint_bars(name: Callable[[Group], str]) -> Paint:
@@ -265,34 +274,28 @@ def paint_bars(name: Callable[[Group], str]) -> Paint:
 
         def draw_panel(ax: Axes, members: list[Group]) -> None:
             # ---- Step 2: a bar for each group that has a number.
-            highs = []
-            lows = []
+            ends = []
             for group in members:
-                index = bar_names.index(name(group))
-                mean, deviation = mean_over_seeds(group, rule)
+                mean, deviation = mean_and_std(values_by_seed(group, rule))
                 if math.isnan(mean):
                     continue
                 error_bar = 0.0 if math.isnan(deviation) else deviation
-                highs.append(mean + error_bar)
-                lows.append(mean - error_bar)
+                ends += [mean - error_bar, mean + error_bar]
                 ax.bar(
-                    index,
+                    bar_names.index(name(group)),
                     mean,
                     yerr=error_bar or None,
                     capsize=2,
-                    label=legible_text(bar_names[index]),
+                    label=legible_text(name(group)),
                     color=line_style(style_numbers[name(group)])["color"],
                 )
             # Bars of some percent difference are told apart only where the axis begins near them.
-            if lows:
-                margin = max(1.0, 0.5 * (max(highs) - min(lows)))
-                ax.set_ylim(
-                    max(0.0, min(lows) - margin),
-                    min(100.0, max(highs) + margin),
-                )
+            if ends:
+                margin = max(1.0, 0.5 * (max(ends) - min(ends)))
+                ax.set_ylim(max(0.0, min(ends) - margin), min(100.0, max(ends) + margin))
             ax.set(xticks=[], ylabel=METRICS[rule.accuracy].label)
 
-        return draw_panels(group_by(groups, lambda group: group.setting), path, draw_panel, note)
+        return draw_panels(groups_by_setting(groups), path, draw_panel, note)
 
     return paint
 

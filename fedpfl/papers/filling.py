@@ -19,8 +19,11 @@ from fedpfl.papers.layout import (
     Layout,
     Measure,
     Selection,
+    TableColumn,
+    TableRow,
     closeness_to_paper,
-    measure_fine_tuned,
+    fits_cell,
+    list_overrides,
 )
 from fedpfl.papers.registry import TABLES, paper_datasets
 from fedpfl.report.grouping import Group, find_deviations
@@ -28,80 +31,104 @@ from fedpfl.report.table import Cell, Column, Table, format_number, mark_best, m
 from fedpfl.report.tables import describe_seeds, empty_cell_notes, judged_rows, selection_note
 from fedpfl.report.text import join_few
 
-CellIndex = tuple[int, int]
-"""Row and column."""
-CellPart = tuple[int, int, float | None]
-"""Row, column and alpha: a cell shows the mean of its parts."""
 SeedValues = dict[int, float]
 """A number by seed."""
+Part = tuple[TableRow, TableColumn, float | None]
+"""A part of a cell: a cell shows the mean over its column's alphas."""
 
 DIFFERENCE_KINDS = {"percent": "difference", "decimal": "difference", "entries": "change"}
-"""How own minus published is shown, by the kind of number."""
+"""How own minus published is shown; a hyperparameter has no better or worse."""
 SIGNIFICANCE = 0.05
+TEST_TITLES = {"t": "t test", "wilcoxon": "Wilcoxon signed-rank test"}
 ACCURACY_TEXTS = {
     "accuracy": "mean over clients",
     "accuracy_pooled": "pooled over all clients' test samples",
     "accuracy_worst10": "mean over the worst decile of clients",
     "cohort_after": "right after local training, pooled over the round's clients",
 }
+EVALUATION_TEXTS = {
+    "last": "the last evaluation of each run",
+    "best-checkpoint": "the best evaluation of each run (every {})",
+    "validation": "each run's first evaluation of the best validation accuracy",
+}
 
 
 @dataclass
-class FilledCells:
-    """Cells of a layout, filled from runs.
+class FilledCell:
+    """Hold the runs that fill a cell.
+
+    Attributes:
+        row: Its row.
+        column: Its column.
+        published: Its published number, of nan if there is none.
+        groups: The group that fills each part, by alpha.
+        part_values: The numbers of each part.
+        values: The cell's numbers: means over its parts.
+        ambiguous_titles: Groups that are one of several that fit.
+        is_different: Whether a test tells it from the last row.
+    """
+
+    row: TableRow
+    column: TableColumn
+    published: published.Published
+    groups: dict[float | None, Group] = field(default_factory=dict)
+    part_values: dict[float | None, SeedValues] = field(default_factory=dict)
+    values: SeedValues = field(default_factory=dict)
+    ambiguous_titles: list[str] = field(default_factory=list)
+    is_different: bool = False
+
+    @property
+    def shown_groups(self) -> list[Group]:
+        """Its groups, if it shows a number."""
+        return [*self.groups.values()] if self.values else []
+
+    @property
+    def progress(self) -> str:
+        """How far its runs are, "" if they have all planned rounds."""
+        unfinished = [group.status for group in self.shown_groups if not group.is_complete]
+        return unfinished[-1] if unfinished else ""
+
+    @property
+    def is_finished(self) -> bool:
+        """True if it has runs, and all of these are finished."""
+        statuses = {group.reported_runs[0].status for group in self.shown_groups}
+        return statuses == {"finished"}
+
+
+@dataclass
+class FilledTable:
+    """Hold the cells of a table, filled from runs.
 
     Attributes:
         layout: The table.
         rule: The accuracy and evaluation that are shown.
-        part_groups: The group that fills each part.
-        part_values: Numbers of parts.
-        cell_values: Numbers of cells: means over their parts.
-        unfinished: How far the runs of a cell are, where they are not whole.
-        ambiguous_titles: Groups that are one of several that fit.
+        rows: Its cells.
     """
 
     layout: Layout
     rule: Selection
-    part_groups: dict[CellPart, Group] = field(default_factory=dict)
-    part_values: dict[CellPart, SeedValues] = field(default_factory=dict)
-    cell_values: dict[CellIndex, SeedValues] = field(default_factory=dict)
-    unfinished: dict[CellIndex, str] = field(default_factory=dict)
-    ambiguous_titles: dict[str, None] = field(default_factory=dict)
+    rows: list[list[FilledCell]]
 
     @property
-    def cell_indices(self) -> list[CellIndex]:
+    def cells(self) -> list[FilledCell]:
         """All cells, row by row."""
-        columns = range(len(self.layout.columns))
-        return [(i, j) for i in range(len(self.layout.rows)) for j in columns]
-
-    @property
-    def shown_groups(self) -> dict[CellPart, Group]:
-        """The groups of the cells that show a number."""
-        return {
-            part: group for part, group in self.part_groups.items() if self.cell_values[part[:2]]
-        }
-
-    @property
-    def parts_without_number(self) -> set[CellPart]:
-        """The parts with runs that hold no number where they are judged."""
-        return {part for part, group in self.part_groups.items() if self.empty_notes([group])}
+        return [cell for cells in self.rows for cell in cells]
 
     def empty_notes(self, groups: Sequence[Group]) -> tuple[str, ...]:
         """Return why groups hold no number where they are judged; nothing if they do."""
-        return tuple(empty_cell_notes(groups, self.rule.select, self.rule.every, self.rule.by))
+        return empty_cell_notes(groups, self.rule.select, self.rule.every, self.rule.by)
 
-    def missing_parts(self) -> Iterator[CellPart]:
+    def missing_parts(self) -> Iterator[Part]:
         """Yield the parts that runs would fill."""
-        parts_without_number = self.parts_without_number
-        for i, j in self.cell_indices:
-            column = self.layout.columns[j]
-            is_omitted = self.layout.rows[i].omission or column.omission
-            if is_omitted or self.cell_values[i, j]:
+        for cell in self.cells:
+            if cell.values or cell.row.omission or cell.column.omission:
                 continue
-            for alpha in column.alphas:
-                part = (i, j, alpha)
-                if not self.part_values.get(part) and part not in parts_without_number:
-                    yield part
+            for alpha in cell.column.alphas:
+                # A run that ended without a number gives none when it is repeated.
+                group = cell.groups.get(alpha)
+                is_empty = group is not None and self.empty_notes([group])
+                if not is_empty and not cell.part_values.get(alpha):
+                    yield cell.row, cell.column, alpha
 
 
 def fill_table(
@@ -122,74 +149,82 @@ def fill_table(
         test: "t" or "wilcoxon", to compare with the last row; "" for none.
     """
     # ---- Which columns
-    whole_layout = TABLES[name]
-    assert isinstance(whole_layout, Layout)
-    run_datasets = {group.runs[0].dataset_name: None for group in groups}
+    layout = TABLES[name]
+    assert isinstance(layout, Layout)
+    run_datasets = tuple(dict.fromkeys(group.runs[0].dataset_name for group in groups))
     # Runs on none of the papers' data sets: the table has their columns, without published numbers.
-    has_other_datasets = run_datasets and not run_datasets.keys() & paper_datasets()
-    layout = whole_layout
-    if only or has_other_datasets:
-        layout = whole_layout.with_datasets(only or tuple(run_datasets))
+    if not only and paper_datasets().isdisjoint(run_datasets):
+        only = run_datasets
+    if only:
+        layout = layout.with_datasets(only)
 
     # ---- What fills them
     filled = _fill_cells(layout, groups, rule or layout.rule)
     notes = [*_notes(filled)]
-    different_cells: set[CellIndex] = set()
     if test:
-        different_cells, test_note = _compare_with_last_row(filled, test)
-        notes.append(test_note)
-    cells = {index: _make_cell(filled, index, different_cells) for index in filled.cell_indices}
-    _mark_best(filled, cells)
+        notes.append(_mark_differences(filled, test))
+    rows = [[_make_cell(cell) for cell in cells] for cells in filled.rows]
+    _mark_best(filled, rows)
+    records = []
+    for filled_cells, cells in zip(filled.rows, rows, strict=True):
+        pairs = zip(filled_cells, cells, strict=True)
+        records += [_record(name, filled_cell, cell.mark) for filled_cell, cell in pairs]
 
     # ---- The table
     columns = [Column("")]
     for column in layout.columns:
         dataset_title, setting = column.heading
         columns.append(Column(setting, "percent", dataset_title))
-    rows = [
-        [Cell(row.label), *(cells[i, j] for j in range(len(layout.columns)))]
-        for i, row in enumerate(layout.rows)
-    ]
-    records = [_record(name, filled, index, cells[index]) for index in filled.cell_indices]
     return Table(
         "",
         tuple(columns),
-        rows,
+        [[Cell(row.label), *cells] for row, cells in zip(layout.rows, rows, strict=True)],
         pd.DataFrame(records),
         _caption(filled),
         tuple(notes),
         below="published",
-        commands=_commands_that_fill(layout, whole_layout, [*filled.missing_parts()]),
+        commands=_list_commands(filled.missing_parts()),
     )
 
 
 # ---- Which runs fill which cells
 
 
-def _fill_cells(layout: Layout, groups: Sequence[Group], rule: Selection) -> FilledCells:
+def _fill_cells(layout: Layout, groups: Sequence[Group], rule: Selection) -> FilledTable:
     """Fill each cell from the fitting runs that are nearest to the paper's."""
-    filled = FilledCells(layout, rule)
-    for i, j in filled.cell_indices:
-        column = layout.columns[j]
-        measure = column.measure or layout.rows[i].measure
-        for alpha in column.alphas:
-            fitting = [group for group in groups if layout.fits(group.runs[0], i, j, alpha)]
-            if not fitting:
-                continue
-            nearest = max(
-                fitting,
-                key=lambda group: closeness_to_paper(group, layout.setup_of(group.runs[0], j)),
-            )
-            filled.part_groups[i, j, alpha] = nearest
-            filled.part_values[i, j, alpha] = _measure_group(nearest, measure, rule)
-            if len(fitting) > 1:
-                filled.ambiguous_titles[nearest.title] = None
-        values_of_parts = [filled.part_values.get((i, j, alpha), {}) for alpha in column.alphas]
-        filled.cell_values[i, j] = _mean_over_parts(values_of_parts)
-    for part, group in filled.shown_groups.items():
-        if not group.is_complete:
-            filled.unfinished[part[:2]] = group.status
-    return filled
+    rows = []
+    for row in layout.rows:
+        cells = []
+        for column in layout.columns:
+            number = published.lookup(layout.published_key(row, column))
+            cell = FilledCell(row, column, number or published.NOT_PUBLISHED)
+            for alpha in column.alphas:
+                fitting = [
+                    group for group in groups if fits_cell(group.runs[0], row, column, alpha)
+                ]
+                _fill_part(layout, rule, cell, alpha, fitting)
+            parts = [cell.part_values.get(alpha, {}) for alpha in column.alphas]
+            cell.values = _mean_over_parts(parts)
+            cells.append(cell)
+        rows.append(cells)
+    return FilledTable(layout, rule, rows)
+
+
+def _fill_part(
+    layout: Layout, rule: Selection, cell: FilledCell, alpha: float | None, fitting: list[Group]
+) -> None:
+    """Fill a cell's part at an alpha from the nearest of the fitting groups."""
+    if not fitting:
+        return
+
+    def closeness(group: Group) -> tuple[Any, ...]:
+        return closeness_to_paper(group, layout.setup_of(group.runs[0], cell.column))
+
+    nearest = max(fitting, key=closeness)
+    cell.groups[alpha] = nearest
+    cell.part_values[alpha] = _measure_group(nearest, cell.column.measure or cell.row.measure, rule)
+    if len(fitting) > 1:
+        cell.ambiguous_titles.append(nearest.title)
 
 
 def _measure_group(group: Group, measure: Measure, rule: Selection) -> SeedValues:
@@ -211,78 +246,84 @@ def _mean_over_parts(parts: Sequence[SeedValues]) -> SeedValues:
 # ---- Cells
 
 
-def _published_value(filled: FilledCells, index: CellIndex) -> tuple[float, float]:
-    """Return the published number of a cell and its deviation, nan without one."""
-    i, j = index
-    entry = published.lookup(filled.layout.published_key(i, j))
-    return (entry.value, entry.std) if entry else (math.nan, math.nan)
-
-
-def _make_cell(filled: FilledCells, index: CellIndex, different_cells: set[CellIndex]) -> Cell:
+def _make_cell(cell: FilledCell) -> Cell:
     """Return a cell: the own value, and below it the published one and the difference."""
-    kind = filled.layout.rows[index[0]].kind
-    published_value, _ = _published_value(filled, index)
-    mean, deviation = mean_and_std(list(filled.cell_values[index].values()))
-    flag = ""
-    if index in filled.unfinished:
-        flag += "°"
-    if index in different_cells:
-        flag += "†"
-    difference = ""
-    # A hyperparameter has no better or worse; own minus published would say nothing.
-    if kind != "exact":
-        difference = format_number(DIFFERENCE_KINDS[kind], mean - published_value)
-    below = f"{format_number(kind, published_value)} {difference}".strip()
-    return Cell(
-        mean,
-        deviation if kind == "percent" else math.nan,
-        kind,
-        flag=flag,
-        below=below,
-    )
+    kind = cell.row.kind
+    mean, deviation = mean_and_std([*cell.values.values()])
+    below = format_number(kind, cell.published.value)
+    if kind in DIFFERENCE_KINDS:
+        below += f" {format_number(DIFFERENCE_KINDS[kind], mean - cell.published.value)}"
+    flag = ("°" if cell.progress else "") + ("†" if cell.is_different else "")
+    shown_deviation = deviation if kind == "percent" else math.nan
+    return Cell(mean, shown_deviation, kind, flag=flag, below=below.strip())
 
 
-def _record(name: str, filled: FilledCells, index: CellIndex, cell: Cell) -> dict[str, Any]:
+def _record(name: str, cell: FilledCell, mark: str) -> dict[str, Any]:
     """Return a cell as a row of the table's CSV."""
-    i, j = index
-    dataset_title, setting = filled.layout.columns[j].heading
-    published_value, published_deviation = _published_value(filled, index)
-    values = filled.cell_values[index]
-    mean, deviation = mean_and_std(list(values.values()))
+    dataset_title, setting = cell.column.heading
+    mean, deviation = mean_and_std([*cell.values.values()])
     return {
         "table": name,
-        "row": filled.layout.rows[i].label,
+        "row": cell.row.label,
         "dataset": dataset_title,
         "setting": setting,
         "own": mean,
         "own_seed_std": deviation,
-        "seeds": " ".join(map(str, sorted(values))),
-        "unfinished": filled.unfinished.get(index, ""),
-        "published": published_value,
-        "published_std": published_deviation,
-        "difference": mean - published_value,
-        "rank": {"best": 1, "second": 2}.get(cell.mark),
+        "seeds": " ".join(map(str, sorted(cell.values))),
+        "unfinished": cell.progress,
+        "published": cell.published.value,
+        "published_std": cell.published.std,
+        "difference": mean - cell.published.value,
+        "rank": {"best": 1, "second": 2}.get(mark),
     }
 
 
-def _mark_best(filled: FilledCells, cells: Mapping[CellIndex, Cell]) -> None:
+def _mark_best(filled: FilledTable, rows: Sequence[Sequence[Cell]]) -> None:
     """Mark the best and the second of each column, among accuracies."""
     accuracy_rows = [i for i, row in enumerate(filled.layout.rows) if row.kind == "percent"]
     for j in range(len(filled.layout.columns)):
-        are_finished = [_is_finished(filled, (i, j)) for i in accuracy_rows]
-        mark_best([cells[i, j] for i in accuracy_rows], are_finished)
+        are_finished = [filled.rows[i][j].is_finished for i in accuracy_rows]
+        mark_best([rows[i][j] for i in accuracy_rows], are_finished)
 
 
-def _is_finished(filled: FilledCells, index: CellIndex) -> bool:
-    """Return True if a cell has groups, and all of these are finished."""
-    groups = [group for part, group in filled.shown_groups.items() if part[:2] == index]
-    return bool(groups) and all(group.reported_runs[0].status == "finished" for group in groups)
+def _mark_differences(filled: FilledTable, test: str) -> str:
+    """Compare each row with the last one, paired over seeds.
+
+    Returns:
+        A note on the test.
+    """
+    from fedpfl.report.compare import MIN_PAIRS, paired_test
+
+    # ---- Test each cell that shares two seeds or more
+    *compared_rows, last_row = filled.rows
+    pair_counts: set[int] = set()
+    for cells in compared_rows:
+        for cell, last_cell in zip(cells, last_row, strict=True):
+            seeds = sorted(cell.values.keys() & last_cell.values.keys())
+            if len(seeds) > 1:
+                pair_counts.add(len(seeds))
+                differences = [cell.values[seed] - last_cell.values[seed] for seed in seeds]
+                cell.is_different = paired_test(differences, test) < SIGNIFICANCE
+
+    # ---- Say how it went
+    label = filled.layout.rows[-1].label
+    if not pair_counts:
+        return f"No paired test against {label}: no two of its seeds were run with another method."
+    fewest = min(pair_counts)
+    seeds_text = " to ".join(map(str, sorted({fewest, max(pair_counts)})))
+    warning = ""
+    if fewest < MIN_PAIRS[test]:
+        warning = f" (never met with fewer than {MIN_PAIRS[test]})"
+    return (
+        f"† differs from {label}: paired {TEST_TITLES[test]} over {seeds_text} seeds, "
+        f"p < {SIGNIFICANCE}{warning}, not corrected for many."
+    )
 
 
 # ---- Notes and caption
 
 
-def _notes(filled: FilledCells) -> Iterator[str]:
+def _notes(filled: FilledTable) -> Iterator[str]:
     """Yield the notes below the caption."""
     layout = filled.layout
     rule = filled.rule
@@ -294,16 +335,19 @@ def _notes(filled: FilledCells) -> Iterator[str]:
         yield from selection_note(rule.select)
 
     # ---- Step 2: which runs were shown, and why some are not.
-    empty_parts = filled.parts_without_number
-    yield from filled.empty_notes(_distinct(filled.part_groups[part] for part in empty_parts))
-    if filled.ambiguous_titles:
+    groups = _distinct(group for cell in filled.cells for group in cell.groups.values())
+    yield from filled.empty_notes(groups)
+    ambiguous = dict.fromkeys(title for cell in filled.cells for title in cell.ambiguous_titles)
+    if ambiguous:
         yield (
-            f"Several configurations fit {join_few(filled.ambiguous_titles)}; shown is the one"
+            f"Several configurations fit {join_few(ambiguous)}; shown is the one"
             " nearest to the paper's, then the longest."
         )
-    if filled.unfinished:
-        progress = join_few(dict.fromkeys(filled.unfinished.values()))
-        yield f"° not all planned rounds: the last evaluation that there is ({progress})."
+    progress = dict.fromkeys(cell.progress for cell in filled.cells if cell.progress)
+    if progress:
+        yield (
+            f"° not all planned rounds: the last evaluation that there is ({join_few(progress)})."
+        )
 
     # ---- Step 3: the table's own notes.
     if layout.note:
@@ -323,92 +367,37 @@ def _distinct(groups: Iterable[Group]) -> list[Group]:
     return list({id(group): group for group in groups}.values())
 
 
-def _compared_setups(filled: FilledCells) -> list[tuple[Group, Mapping[str, Any], str]]:
+def _compared_setups(filled: FilledTable) -> list[tuple[Group, Mapping[str, Any], str]]:
     """Return every shown group once, with its published set-up and the published note."""
-    setup_by_group: dict[int, tuple[Group, Mapping[str, Any], str]] = {}
-    for (i, j, _), group in filled.shown_groups.items():
-        entry = published.lookup(filled.layout.published_key(i, j))
-        if entry:
-            setup = filled.layout.setup_of(group.runs[0], j)
-            setup_by_group.setdefault(
-                id(group),
-                (group, setup, entry.note),
-            )
-    return list(setup_by_group.values())
+    comparisons: dict[int, tuple[Group, Mapping[str, Any], str]] = {}
+    for cell in filled.cells:
+        for group in cell.shown_groups if cell.published.source else []:
+            setup = filled.layout.setup_of(group.runs[0], cell.column)
+            comparisons.setdefault(id(group), (group, setup, cell.published.note))
+    return list(comparisons.values())
 
 
-def _unequal_column_notes(filled: FilledCells) -> list[str]:
+def _unequal_column_notes(filled: FilledTable) -> list[str]:
     """Return a note on runs that differ from their column in more than the method."""
-    layout = filled.layout
-    # Rows that set other keys differ in these on purpose.
-    comparable_rows = [
-        i
-        for i, row in enumerate(layout.rows)
-        if all(key.startswith("method.") for key in row.config)
-    ]
     descriptions: dict[str, None] = {}
-    for j, column in enumerate(layout.columns):
-        for alpha in column.alphas:
-            parts = [(i, j, alpha) for i in comparable_rows if (i, j, alpha) in filled.part_groups]
-            groups = _distinct(filled.part_groups[part] for part in parts)
+    for cells in zip(*filled.rows, strict=True):
+        # Rows that set other keys differ in these on purpose.
+        comparable = [
+            cell for cell in cells if all(key.startswith("method.") for key in cell.row.config)
+        ]
+        for alpha in cells[0].column.alphas:
+            groups = _distinct(cell.groups[alpha] for cell in comparable if alpha in cell.groups)
             for group, deviations in zip(groups, find_deviations(groups), strict=True):
+                heading = ", ".join(cells[0].column.heading)
+                text = f"{group.runs[0].method_title} on {heading} ({', '.join(deviations)})"
                 if deviations:
-                    heading = ", ".join(column.heading)
-                    description = (
-                        f"{group.runs[0].method_title} on {heading} ({', '.join(deviations)})"
-                    )
-                    descriptions[description] = None
+                    descriptions[text] = None
     if not descriptions:
         return []
     return [f"Not alike in what a column should share: {join_few(descriptions)}."]
 
 
-def _compare_with_last_row(filled: FilledCells, test: str) -> tuple[set[CellIndex], str]:
-    """Compare each row with the last one, paired over seeds.
-
-    Returns:
-        The cells that differ, and a note on the test.
-    """
-    from fedpfl.report.compare import MIN_PAIRS, paired_test
-
-    # ---- Test each cell that shares two seeds or more
-    last_row = len(filled.layout.rows) - 1
-    seed_counts: set[int] = set()
-    different_cells: set[CellIndex] = set()
-    for (i, j), values in filled.cell_values.items():
-        last_values = filled.cell_values[last_row, j]
-        seeds = sorted(values.keys() & last_values.keys())
-        if i == last_row or len(seeds) < 2:
-            continue
-        seed_counts.add(len(seeds))
-        differences = [values[seed] - last_values[seed] for seed in seeds]
-        if paired_test(differences, test) < SIGNIFICANCE:
-            different_cells.add((i, j))
-
-    # ---- Say how it went
-    label = filled.layout.rows[last_row].label
-    if not seed_counts:
-        return (
-            different_cells,
-            f"No paired test against {label}: no two of its seeds were run with another method.",
-        )
-    test_title = {"t": "t test", "wilcoxon": "Wilcoxon signed-rank test"}[test]
-    fewest = min(seed_counts)
-    most = max(seed_counts)
-    seeds_text = " to ".join(map(str, sorted({fewest, most})))
-    warning = ""
-    if fewest < MIN_PAIRS[test]:
-        warning = f" (never met with fewer than {MIN_PAIRS[test]})"
-    return (
-        different_cells,
-        (
-            f"† differs from {label}: paired {test_title} over {seeds_text} seeds, "
-            f"p < {SIGNIFICANCE}{warning}, not corrected for many."
-        ),
-    )
-
-
-def _caption(filled: FilledCells) -> str:
+def _caption(filled: FilledTable) -> str:
     """Return the caption."""
     layout = filled.layout
     rule = filled.rule
@@ -416,14 +405,7 @@ def _caption(filled: FilledCells) -> str:
         about = f" {layout.about[0].upper()}{layout.about[1:]}." if layout.about else ""
         return f"{layout.title}: own, below it the published number and the difference.{about}"
     accuracy = ACCURACY_TEXTS.get(rule.accuracy, rule.accuracy)
-    has_fine_tuned_row = any(row.measure is measure_fine_tuned for row in layout.rows)
-    if has_fine_tuned_row and not rule.accuracy.startswith("cohort_"):
-        accuracy = f"{accuracy}, before fine-tuning but for FedAvg+FT,"
-    evaluation = "the last evaluation of each run"
-    if rule.select == "best-checkpoint":
-        evaluation = f"the best evaluation of each run (every {rule.every})"
-    elif rule.select == "validation":
-        evaluation = "each run's first evaluation of the best validation accuracy"
+    evaluation = EVALUATION_TEXTS[rule.select].format(rule.every)
     return (
         f"{layout.title}. Test accuracy in percent, {accuracy} at {evaluation}; "
         f"{describe_seeds(_seeds_by_row(filled))}. Below: the published value, and own minus "
@@ -431,43 +413,27 @@ def _caption(filled: FilledCells) -> str:
     )
 
 
-def _seeds_by_row(filled: FilledCells) -> dict[str, list[int]]:
+def _seeds_by_row(filled: FilledTable) -> dict[str, list[int]]:
     """Return the seeds of each row, of each of its cells where these differ."""
-    layout = filled.layout
     seeds_by_label: dict[str, list[int]] = {}
-    for i, row in enumerate(layout.rows):
-        seeds_by_column = {
-            j: sorted(filled.cell_values[i, j])
-            for j in range(len(layout.columns))
-            if filled.cell_values[i, j]
-        }
-        has_same_seeds = len({tuple(seeds) for seeds in seeds_by_column.values()}) == 1
-        for j, seeds in seeds_by_column.items():
-            label = row.label
-            if not has_same_seeds:
-                label = f"{row.label} on {', '.join(layout.columns[j].heading)}"
-            seeds_by_label[label] = seeds
+    for cells in filled.rows:
+        cells_with_values = [cell for cell in cells if cell.values]
+        has_same_seeds = len({tuple(sorted(cell.values)) for cell in cells_with_values}) == 1
+        for cell in cells_with_values:
+            heading = "" if has_same_seeds else f" on {', '.join(cell.column.heading)}"
+            seeds_by_label[cell.row.label + heading] = sorted(cell.values)
     return seeds_by_label
 
 
 # ---- Commands
 
 
-def _commands_that_fill(
-    layout: Layout, whole_layout: Layout, missing_parts: Sequence[CellPart]
-) -> tuple[str, ...]:
-    """Return the commands that fill the missing parts, as few as say it.
-
-    Args:
-        layout: The table.
-        whole_layout: The same with all columns.
-        missing_parts: Of `layout`.
-    """
+def _list_commands(missing_parts: Iterable[Part]) -> tuple[str, ...]:
+    """Return the commands that fill the missing parts, as few as say it."""
     # ---- Jobs with the same keys can share a command
-    swept_values = _swept_values(whole_layout)
     jobs_by_keys: dict[tuple[str, ...], dict[tuple[str, ...], None]] = {}
-    for i, j, alpha in missing_parts:
-        overrides = layout.overrides_of(i, j, alpha)
+    for part in missing_parts:
+        overrides = list_overrides(*part)
         jobs_by_keys.setdefault(tuple(overrides), {})[tuple(overrides.values())] = None
 
     # ---- Jobs that have all other keys in common become one, key by key
@@ -477,26 +443,8 @@ def _commands_that_fill(
         for key in keys[1:]:
             # Key by key is not always the fewest commands, but none runs a job twice.
             other_keys = [name for name in frame if name != key]
-            frame = frame.groupby(other_keys, sort=False)[key].agg(tuple).reset_index()
-        for experiment, *values_of_keys in frame[[*keys]].values:
-            command = [f"python -m fedpfl.train experiment={experiment}"]
-            for key, values in zip(keys[1:], values_of_keys, strict=True):
-                # The experiment's own sweep need not be typed.
-                if {*values} != swept_values.get((experiment, key)):
-                    command.append(f"{key}={','.join(values)}")
-            commands.append(" ".join(command))
+            frame = frame.groupby(other_keys, sort=False)[key].agg(",".join).reset_index()
+        for job in frame[[*keys]].to_dict("records"):
+            words = " ".join(f"{key}={value}" for key, value in job.items())
+            commands.append(f"python -m fedpfl.train {words}")
     return tuple(commands)
-
-
-def _swept_values(layout: Layout) -> dict[tuple[str, str], set[str]]:
-    """Return the values that an experiment sweeps over by itself, by experiment and key."""
-    values_by_key: dict[tuple[str, str], set[str]] = {}
-    if not layout.is_whole_sweep:
-        return values_by_key
-    for i in range(len(layout.rows)):
-        for j, column in enumerate(layout.columns):
-            for alpha in column.alphas:
-                overrides = layout.overrides_of(i, j, alpha)
-                for key, value in overrides.items():
-                    values_by_key.setdefault((overrides["experiment"], key), set()).add(value)
-    return values_by_key

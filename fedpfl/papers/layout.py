@@ -67,13 +67,10 @@ def measure_untrained(run: Run, row: pd.Series, rule: Selection) -> float:
 
 def measure_fine_tuned(run: Run, row: pd.Series, rule: Selection) -> float:
     """Return the accuracy after fine-tuning."""
-    if rule.accuracy.startswith("ft_"):
-        column = rule.accuracy
-    elif rule.accuracy.startswith("cohort_"):
-        column = "ft_accuracy_pooled"  # of all clients, as fine-tuning is judged on these
-    else:
-        column = f"ft_{rule.accuracy}"
-    return float(row.get(column, math.nan))
+    column = rule.accuracy.removeprefix("ft_")
+    if column.startswith("cohort_"):
+        column = "accuracy_pooled"  # of all clients, as fine-tuning is judged on these
+    return float(row.get(f"ft_{column}", math.nan))
 
 
 def has_config(run: Run, config: Mapping[str, Any]) -> bool:
@@ -104,9 +101,9 @@ class TableRow:
         fits: Whether a run may fill it, beside what `config` says.
         measure: What its cells show.
         config: Values that its runs must have and its command sets, perhaps by data set (empty:
-            others).
+            any other).
         implied_config: Values that its runs must have besides.
-        overrides: The command's overrides, if not the method and `config`.
+        overrides: The command's overrides, if not the method and `config`; perhaps by data set.
         published_name: The method's name in published.csv, by default the label.
         metric: The metric there, by default the table's.
         setting: The setting there, by default the column's.
@@ -121,7 +118,7 @@ class TableRow:
     measure: Measure = measure_accuracy
     config: Mapping[str, Any] = field(default_factory=dict)
     implied_config: Mapping[str, Any] = field(default_factory=dict)
-    overrides: Mapping[str, str] = field(default_factory=dict)
+    overrides: Mapping[str, Any] = field(default_factory=dict)
     published_name: str = ""
     metric: str = ""
     setting: str = ""
@@ -166,7 +163,7 @@ class TableColumn:
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """Declare a table: its rows and columns. Cells go by the indices of row and column.
+    """Declare a table: its rows and columns.
 
     Attributes:
         title: The table's title.
@@ -178,7 +175,6 @@ class Layout:
         setup: Of all published runs, by dotted key; perhaps by run.
         metric: Of the published numbers.
         note: More to say below the table.
-        is_whole_sweep: Whether its experiments run the table's cells and no more.
     """
 
     title: str
@@ -190,105 +186,72 @@ class Layout:
     setup: Mapping[str, Any] | Callable[[Run], Mapping[str, Any]]
     metric: str = ""
     note: str = ""
-    is_whole_sweep: bool = False
 
-    def published_key(self, i: int, j: int) -> published.Key:
+    def published_key(self, row: TableRow, column: TableColumn) -> published.Key:
         """Return the key of a cell's published number."""
-        row = self.rows[i]
-        column = self.columns[j]
         metric = row.metric or self.metric
         method = row.published_name or row.label
-        setting = row.setting or column.setting
-        return self.source, metric, method, column.dataset, setting
+        return self.source, metric, method, column.dataset, row.setting or column.setting
 
-    def row_config(self, i: int, j: int) -> dict[str, Any]:
-        """Return the values that a row's runs must have in a column."""
-        dataset = self.columns[j].dataset
-        config = {}
-        for key, value in self.rows[i].config.items():
-            config[key] = value.get(dataset, value[""]) if isinstance(value, dict) else value
-        return config
-
-    def overrides_of(self, i: int, j: int, alpha: float | None) -> dict[str, str]:
-        """Return the overrides of a cell's runs at an alpha."""
-        row = self.rows[i]
-        column = self.columns[j]
-        overrides = {"experiment": row.experiment.format(column.experiment)}
-        # Overrides of a row, such as a `paper` group, name its method.
-        if row.overrides:
-            overrides |= row.overrides
-        else:
-            overrides["method"] = row.method
-            for key, value in self.row_config(i, j).items():
-                overrides[key] = format_value(value)
-        # After the row's: a column's data set decides.
-        overrides |= column.overrides
-        if alpha is not None:
-            overrides["partition.alpha"] = f"{alpha:g}"
-        return overrides
-
-    def setup_of(self, run: Run, j: int) -> Mapping[str, Any]:
+    def setup_of(self, run: Run, column: TableColumn) -> Mapping[str, Any]:
         """Return the published set-up of a run in a column."""
         shared = self.setup(run) if callable(self.setup) else self.setup
-        return {**PLAIN_SETUP, **shared, **self.columns[j].setup}
-
-    def fits(self, run: Run, i: int, j: int, alpha: float | None) -> bool:
-        """Return True if a run may fill a cell, or its part at an alpha."""
-        row = self.rows[i]
-        column = self.columns[j]
-        if row.omission or column.omission:
-            return False
-        if (run.method_name, run.dataset_name) != (row.method, column.dataset):
-            return False
-        if run.dataset.endswith("as published") != column.faulty:
-            return False
-        if alpha not in (None, run.config_value("partition.alpha")):
-            return False
-        # Other devices take other hours, and not always reach the end.
-        if run.config_value("system.profile") not in (None, "uniform"):
-            return False
-        config = {
-            **column.config,
-            **self.row_config(i, j),
-            **row.implied_config,
-        }
-        return has_config(run, config) and row.fits(run)
+        return {**PLAIN_SETUP, **shared, **column.setup}
 
     def with_datasets(self, datasets: Sequence[str]) -> Layout:
         """Return the table with columns for these data sets.
 
         They are the paper's own columns, or else one for each of its settings.
         """
+        # From the right, so that the first column of a setting is the one that stays.
+        column_by_setting = {column.setting: column for column in reversed(self.columns)}
         columns: list[TableColumn] = []
         for name in datasets:
             own_columns = [column for column in self.columns if column.dataset == name]
-            columns += own_columns or self._columns_of_other_dataset(name)
+            for column in [] if own_columns else reversed(column_by_setting.values()):
+                overrides = {**column.overrides, "dataset": name}
+                own_columns.append(dataclasses.replace(column, dataset=name, overrides=overrides))
+            columns += own_columns
         return dataclasses.replace(self, columns=tuple(columns))
 
-    def _columns_of_other_dataset(self, name: str) -> list[TableColumn]:
-        """Return a column for each of the table's settings, on another data set."""
-        column_by_setting: dict[str, TableColumn] = {}
-        # From the right, so that the first column of a setting is the one that stays.
-        for column in reversed(self.columns):
-            column_by_setting[column.setting] = column
-        return [
-            dataclasses.replace(
-                column,
-                dataset=name,
-                overrides={"dataset": name, **column.overrides} | {"dataset": name},
-            )
-            for column in reversed(column_by_setting.values())
-        ]
+
+def choose_values(values: Mapping[str, Any], dataset: str) -> dict[str, Any]:
+    """Return values of a row in a data set's columns."""
+    return {
+        key: value.get(dataset, value[""]) if isinstance(value, dict) else value
+        for key, value in values.items()
+    }
 
 
-def format_value(value: Any) -> str:
-    """Return a value as the command line has it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def list_overrides(row: TableRow, column: TableColumn, alpha: float | None) -> dict[str, str]:
+    """Return the overrides of a cell's runs at an alpha."""
+    # Overrides of a row, such as a `paper` group, name its method.
+    values = row.overrides or {"method": row.method, **row.config}
+    overrides = {"experiment": row.experiment.format(column.experiment)}
+    for key, value in choose_values(values, column.dataset).items():
+        overrides[key] = str(value).lower() if isinstance(value, bool) else str(value)
+    # After the row's: a column's data set decides.
+    overrides |= column.overrides
+    if alpha is not None:
+        overrides["partition.alpha"] = f"{alpha:g}"
+    return overrides
 
 
-def number_row_fields(published_name: str, metric: str) -> dict[str, Any]:
-    """Return the shared fields of rows without accuracies, several to a method."""
-    return {"published_name": published_name, "metric": metric, "kind": "decimal"}
+def fits_cell(run: Run, row: TableRow, column: TableColumn, alpha: float | None) -> bool:
+    """Return True if a run may fill a cell, or its part at an alpha."""
+    if row.omission or column.omission:
+        return False
+    if (run.method_name, run.dataset_name) != (row.method, column.dataset):
+        return False
+    if run.dataset.endswith("as published") != column.faulty:
+        return False
+    if alpha not in (None, run.config_value("partition.alpha")):
+        return False
+    # Other devices take other hours, and not always reach the end.
+    if run.config_value("system.profile") not in (None, "uniform"):
+        return False
+    row_config = choose_values(row.config, column.dataset)
+    return has_config(run, {**column.config, **row_config, **row.implied_config}) and row.fits(run)
 
 
 def closeness_to_paper(group: Group, setup: Mapping[str, Any]) -> tuple[Any, ...]:

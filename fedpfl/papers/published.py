@@ -31,6 +31,7 @@ class Published(NamedTuple):
     note: str
 
 
+NOT_PUBLISHED = Published(math.nan, math.nan, "", "")
 Key = tuple[str, str, str, str, str]
 """Source, metric, method, data set and setting of a published number."""
 
@@ -72,25 +73,24 @@ def departures(comparisons: Iterable[tuple[Group, Mapping[str, Any], str]]) -> t
         comparisons: Groups, each with its published set-up by dotted key and the note on the code.
     """
     # ---- Gather by note, and by key and published value
-    comparisons = list(comparisons)
     methods_by_note: dict[str, dict[str, None]] = {}
-    groups_by_difference: dict[str, list[tuple[str, Group]]] = {}
+    differing: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    group_count = 0
     for group, setup, note in comparisons:
+        group_count += 1
         if note:
             methods_by_note.setdefault(note, {})[group.runs[0].method_title] = None
         for key, run_value, published_value in setup_differences(group.runs[0], setup):
-            template = f"{key} {{}} (published {published_value})"
-            groups_by_difference.setdefault(template, []).append((run_value, group))
+            differing.setdefault((key, published_value), []).append((run_value, group.method))
 
     # ---- One line on all differences, one for each note
     differences = []
-    for template, values_and_groups in groups_by_difference.items():
-        text = template.format(join_few(dict.fromkeys(value for value, _ in values_and_groups)))
+    for (key, published_value), values_and_methods in differing.items():
+        values, methods = map(dict.fromkeys, zip(*values_and_methods, strict=True))
+        text = f"{key} {join_few(values)} (published {published_value})"
         # A difference that all have needs no list of them.
-        if len(values_and_groups) < len(comparisons):
-            text += (
-                f" for {join_few(dict.fromkeys(group.method for _, group in values_and_groups))}"
-            )
+        if len(values_and_methods) < group_count:
+            text += f" for {join_few(methods)}"
         differences.append(text)
     lines = []
     if differences:

@@ -23,7 +23,7 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.papers import published
 from fedpfl.papers.fedobp.figures import layer_shares
 from fedpfl.papers.filling import fill_table
-from fedpfl.papers.layout import LAST, Layout, Selection
+from fedpfl.papers.layout import LAST, Layout, Selection, fits_cell, list_overrides
 from fedpfl.papers.registry import FIGURES, TABLES
 from fedpfl.report import groups, runs
 from fedpfl.report.__main__ import main
@@ -207,13 +207,13 @@ def test_what_a_command_runs_fits_its_cell(name: str, tmp_path: Path) -> None:
     cells |= {(lines[-1], j) for j in places}
     for i, j in sorted(cells):
         alpha = plan.columns[j].alphas[-1]
-        words = plan.overrides_of(i, j, alpha)
+        words = list_overrides(plan.rows[i], plan.columns[j], alpha)
         path = tmp_path / f"{i}_{j}"
         path.mkdir()
         own = resolve_config(composed(*(f"{key}={value}" for key, value in words.items())))
         (path / "config.yaml").write_text(yaml.safe_dump(own))
         (path / "summary.json").write_text("{}")
-        assert plan.fits(read_started_run(path), i, j, alpha), words
+        assert fits_cell(read_started_run(path), plan.rows[i], plan.columns[j], alpha), words
 
 
 def test_every_published_number_has_one_cell() -> None:
@@ -223,9 +223,9 @@ def test_every_published_number_has_one_cell() -> None:
         if name == "fedobp/table4_as_published":
             continue
         printed = iter(fill_table(name, []).frame["published"])
-        for i in range(len(plan.rows)):
-            for j in range(len(plan.columns)):
-                source, metric, method, dataset, setting = plan.published_key(i, j)
+        for row in plan.rows:
+            for column in plan.columns:
+                source, metric, method, dataset, setting = plan.published_key(row, column)
                 title = DATASET_TITLES.get(dataset, dataset)
                 key = (source, metric, letters_and_digits(method), title, setting)
                 value = next(printed)

@@ -121,24 +121,22 @@ def find_log(run: Run, any_q: bool = False) -> Log | None:
     Returns:
         None if there is no such file.
     """
-    config = run.config["method"]
-    varied_values = {key: config.get(key, default) for key, default in VARIED_KEYS.items()}
-    is_fedobp = run.method_name == "fedobp"
-    if is_fedobp and any(config.get(key, value) != value for key, value in FIXED_KEYS.items()):
-        return None
     if not _is_scaled_as_files(run):
         return None
-    dataset_title, setting = _file_setting(run)
-    for log in read_logs():
-        if (log.method, log.dataset, log.setting) != (run.method_name, dataset_title, setting):
-            continue
-        # Only FedOBP's files differ by hyperparameters.
-        if not is_fedobp:
-            return log
-        has_same_values = all(getattr(log, key) == value for key, value in varied_values.items())
-        if has_same_values and (any_q or log.q == run.q):
-            return log
-    return None
+    place = (run.method_name, *_file_setting(run))
+    candidates = [log for log in read_logs() if (log.method, log.dataset, log.setting) == place]
+    # Only FedOBP's files differ by hyperparameters.
+    if run.method_name == "fedobp":
+        config = FIXED_KEYS | VARIED_KEYS | run.config["method"]  # an older run may lack some
+        if any(config[key] != value for key, value in FIXED_KEYS.items()):
+            return None
+        candidates = [
+            log
+            for log in candidates
+            if all(getattr(log, key) == config[key] for key in VARIED_KEYS)
+            and (any_q or log.q == run.q)
+        ]
+    return candidates[0] if candidates else None
 
 
 def _is_scaled_as_files(run: Run) -> bool:
@@ -193,16 +191,11 @@ def log_table(groups: Sequence[Group]) -> Table:
     """Return the runs' distances from the public files, at common rounds."""
     records = []
     for group, run, log in _runs_with_logs(groups):
-        evaluations = run.evaluations.set_index("round")
-        for round_number in ROUNDS:
-            if round_number not in evaluations.index:
-                continue
-            record = row_cells(group) | {"round": round_number}
-            columns_and_values = zip(
-                ACCURACY_COLUMNS.items(), log.accuracy[round_number], strict=True
-            )
-            for (moment, column), logged_value in columns_and_values:
-                own_value = float(evaluations.loc[round_number].get(column, math.nan))
+        for _, row in run.evaluations[run.evaluations["round"].isin(ROUNDS)].iterrows():
+            record = row_cells(group) | {"round": int(row["round"])}
+            for index, (moment, column) in enumerate(ACCURACY_COLUMNS.items()):
+                own_value = float(row.get(column, math.nan))
+                logged_value = log.accuracy[record["round"]][index]
                 record[moment] = own_value
                 record[f"{moment}_logged"] = logged_value
                 record[f"{moment}_difference"] = own_value - logged_value
@@ -220,29 +213,23 @@ def log_figure(groups: list[Group], path: Path, rule: Selection) -> list[Path]:
 
     Own runs are lines, the files' numbers open marks.
     """
-    # ---- Step 1: a panel for each setting and half; the second only if runs were fine-tuned.
-    moments = {"before fine-tuning": "before"}
-    reported_runs = [run for group in groups for run in group.reported_runs]
-    if any(ACCURACY_COLUMNS["after"] in run.rounds for run in reported_runs):
-        moments["fine-tuned"] = "after"
     panel_keys = {
-        f"{setting}\n{title}": (setting, moment)
-        for setting in groups_by_setting(groups)
-        for title, moment in moments.items()
+        f"{setting}\n{title}": (members, index)
+        for setting, members in groups_by_setting(groups).items()
+        for index, title in enumerate(("before fine-tuning", "fine-tuned"))
     }
     style_numbers = number_styles(groups)
 
-    # ---- Step 2: lines of own runs, open marks for the files in the same colour.
-    def draw_panel(ax: Axes, panel_key: tuple[str, str]) -> None:
-        setting, moment = panel_key
-        column = ACCURACY_COLUMNS[moment]
-        for group, run, log in _runs_with_logs(groups_by_setting(groups)[setting]):
+    def draw_panel(ax: Axes, panel_key: tuple[list[Group], int]) -> None:
+        members, index = panel_key
+        column = [*ACCURACY_COLUMNS.values()][index]
+        for group, run, log in _runs_with_logs(members):
             style: Any = line_style(style_numbers[group.method])
             # `reindex`: a run that was not fine-tuned lacks the column, and is drawn without it.
             evaluations = run.evaluations.set_index("round").reindex(columns=[column])
             own_values = evaluations[column].dropna()
             ax.plot(own_values.index, own_values, label=legible_text(group.method), **style)
-            logged_values = [accuracies[moment == "after"] for accuracies in log.accuracy.values()]
+            logged_values = [accuracies[index] for accuracies in log.accuracy.values()]
             style |= {"linestyle": "none", "markerfacecolor": "white", "markersize": 7}
             ax.plot([*log.accuracy], logged_values, label="authors' public file (open)", **style)
         ax.set(xlabel="round", ylabel="pooled accuracy (%)", xlim=(0, None))

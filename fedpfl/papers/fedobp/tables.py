@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,7 +14,6 @@ from fedpfl.papers.fedobp import logs
 from fedpfl.papers.layout import (
     Layout,
     Listing,
-    Measure,
     Selection,
     TableColumn,
     TableRow,
@@ -35,7 +34,6 @@ SETUP = {"rounds": 400} | {
 }
 ACCURACY = "mean test accuracy over clients (%)"
 QUANTILE = "quantile q"
-PERSONAL = "number of personalized parameters"
 ABLATION = "ablation"
 """The setting of Table V, which does not state its partition."""
 BESIDE_NOTE = (
@@ -126,11 +124,9 @@ def published_number(run: Run, metric: str = ACCURACY) -> Published | None:
 
 def published_setting(run: Run) -> str:
     """Return `Dir(0.1)` for a partition that the paper's tables may mean, else ""."""
-    partition = run.config["partition"]
-    if partition["name"] not in ("dirichlet", "published"):
-        return ""
-    alpha = partition.get("alpha")
-    return f"Dir({alpha:g})" if isinstance(alpha, int | float) else ""
+    alpha = run.config_value("partition.alpha")
+    is_dirichlet = run.config_value("partition.name") in ("dirichlet", "published")
+    return f"Dir({alpha:g})" if is_dirichlet and isinstance(alpha, int | float) else ""
 
 
 # ---- Measures of cells
@@ -143,11 +139,9 @@ def measure_quantile(run: Run, row: pd.Series, rule: Selection) -> float:
 
 def measure_personal_entries(run: Run, row: pd.Series, rule: Selection) -> float:
     """Return the personal entries per client in the last round; the first has none."""
-    return (
-        math.nan
-        if run.personalized_entries.empty
-        else float(run.personalized_entries.iloc[-1].sum(skipna=False))
-    )
+    if run.personalized_entries.empty:
+        return math.nan
+    return float(run.personalized_entries.iloc[-1].sum(skipna=False))
 
 
 # ---- Which runs fill it
@@ -167,18 +161,19 @@ def is_paper_fedobp(run: Run, **config: Any) -> bool:
         "ema": 0.0,
         "cold_start": "paper",
     }
-    wanted_config = paper_config | config
     run_config = paper_config | run.config["method"]  # an older run may lack some
+    wanted_config = paper_config | config
     if run.method_name != "fedobp":
         return False
     return all(run_config.get(key, value) == value for key, value in wanted_config.items())
 
 
-def _is_paper_method(run: Run) -> bool:
+def is_paper_method(run: Run, **config: Any) -> bool:
     """Return True for another method, or FedOBP with one norm for all scores."""
     if run.method_name != "fedobp":
         return True
-    return is_paper_fedobp(run) and run.config["method"].get("norm") in ("none", "global")
+    norm = run.config["method"].get("norm", "global")
+    return norm in ("none", "global") and is_paper_fedobp(run, **config)
 
 
 def _is_table5_cls(run: Run) -> bool:
@@ -200,7 +195,7 @@ def _dirichlet_columns(
     datasets: Sequence[str],
     alphas: Sequence[float] = ALPHAS,
     faulty: bool = False,
-    experiment: str = "",
+    overrides: Mapping[str, str] | None = None,
 ) -> tuple[TableColumn, ...]:
     """Return a column for each data set and alpha."""
     columns = []
@@ -212,8 +207,7 @@ def _dirichlet_columns(
                 f"Dir({alpha:g})",
                 config={"partition.name": ("dirichlet", "published")},
                 alphas=(alpha,),
-                experiment=experiment,
-                overrides={"dataset": config_name},
+                overrides={"dataset": config_name, **(overrides or {})},
                 faulty=faulty,
             )
             columns.append(column)
@@ -224,55 +218,11 @@ def _method_rows(experiment: str) -> tuple[TableRow, ...]:
     """Return a row for each compared method, and one for FedAvg after fine-tuning."""
     rows = []
     for method in COMPARED_METHODS:
-        rows.append(TableRow(METHOD_TITLES[method], method, experiment, _is_paper_method))
+        row = TableRow(METHOD_TITLES[method], method, experiment, is_paper_method)
+        rows.append(row)
         if method == "fedavg":
-            fine_tuned = TableRow(
-                "FedAvg+FT", method, experiment, _is_paper_method, measure_fine_tuned
-            )
-            rows.append(fine_tuned)
+            rows.append(replace(row, label="FedAvg+FT", measure=measure_fine_tuned))
     return tuple(rows)
-
-
-def _table2_row(label: str, measure: Measure, metric: str, kind: str) -> TableRow:
-    """Return a row of FedOBP's that shows another number than an accuracy."""
-    return TableRow(
-        label,
-        "fedobp",
-        "fedobp/table2",
-        _is_paper_method,
-        measure,
-        published_name="fedobp",
-        metric=metric,
-        kind=kind,
-    )
-
-
-def _table5_row(norm: str, published_name: str) -> TableRow:
-    """Return the row of one normalisation."""
-    return TableRow(
-        norm,
-        "fedobp",
-        "fedobp/table5",
-        partial(is_paper_fedobp, score="obp_as_published", norm=norm),
-        overrides={"paper": f"fedobp_{norm}"},
-        published_name=published_name,
-        setting=ABLATION,
-    )
-
-
-TABLE5_ROWS = (
-    _table5_row("none", "FedOBP NoNorm"),
-    _table5_row("layer", "FedOBP LayerNorm"),
-    _table5_row("global", "FedOBP GlobalNorm w/o CLS"),
-    TableRow(
-        "global, CLS",
-        "fedobp",
-        "fedobp/{}",
-        _is_table5_cls,
-        published_name="FedOBP GlobalNorm with CLS",
-        setting=ABLATION,
-    ),
-)
 
 
 def _rows_at_momentum(momentum: float) -> tuple[TableRow, ...]:
@@ -283,8 +233,44 @@ def _rows_at_momentum(momentum: float) -> tuple[TableRow, ...]:
             label=f"{row.label}, momentum {momentum:g}",
             config={"local.momentum": momentum},
         )
-        for row in _method_rows("fedobp/one_momentum")
+        for row in _method_rows("fedobp/table3")
     )
+
+
+_make_table2_row = partial(
+    TableRow,
+    method="fedobp",
+    experiment="fedobp/table2",
+    fits=is_paper_method,
+    published_name="fedobp",
+)
+_make_table5_row = partial(TableRow, method="fedobp", experiment="fedobp/table5", setting=ABLATION)
+
+
+def _table5_row(norm: str, published_name: str) -> TableRow:
+    """Return the row of one normalisation."""
+    return _make_table5_row(
+        norm,
+        fits=partial(is_paper_fedobp, score="obp_as_published", norm=norm),
+        overrides={"paper": f"fedobp_{norm}"},
+        published_name=published_name,
+    )
+
+
+TABLE5_ROWS = (
+    _table5_row("none", "FedOBP NoNorm"),
+    _table5_row("layer", "FedOBP LayerNorm"),
+    _table5_row("global", "FedOBP GlobalNorm w/o CLS"),
+    _make_table5_row(
+        "global, CLS",
+        fits=_is_table5_cls,
+        overrides={
+            "paper": {"": "fedobp_cls"} | dict.fromkeys(SMALL_DATASETS, "fedobp_global"),
+            "method.ema": {"": 0.0} | dict.fromkeys(SMALL_DATASETS, 0.5),
+        },
+        published_name="FedOBP GlobalNorm with CLS",
+    ),
+)
 
 
 # ---- The tables
@@ -296,15 +282,19 @@ _make_layout = partial(
     "ones, the best of rounds 100, 200, 300 and 400",
     metric=ACCURACY,
     setup=setup_of,
-    is_whole_sweep=True,
 )
 TABLES: dict[str, Layout | Listing] = {
     "table2": _make_layout(
         "FedOBP's Table II: q, and how many entries it makes personal per client",
         SOURCE + "II",
         (
-            _table2_row("q", measure_quantile, QUANTILE, "exact"),
-            _table2_row("personal entries", measure_personal_entries, PERSONAL, "entries"),
+            _make_table2_row("q", measure=measure_quantile, metric=QUANTILE, kind="exact"),
+            _make_table2_row(
+                "personal entries",
+                measure=measure_personal_entries,
+                metric="number of personalized parameters",
+                kind="entries",
+            ),
         ),
         _dirichlet_columns(LARGE_DATASETS + SMALL_DATASETS),
         about="",
@@ -325,8 +315,8 @@ TABLES: dict[str, Layout | Listing] = {
         "FedOBP's Table IV, MedMNIST with the published normalisation, which makes every image "
         "constant",
         SOURCE + "IV",
-        _method_rows("fedobp/table4_as_published"),
-        _dirichlet_columns(MEDMNIST_DATASETS, faulty=True),
+        _method_rows("fedobp/table4"),
+        _dirichlet_columns(MEDMNIST_DATASETS, faulty=True, overrides={"local.momentum": "0.7"}),
         setup=_setup_of_public_file,
     ),
     "one_momentum": _make_layout(
@@ -342,9 +332,8 @@ TABLES: dict[str, Layout | Listing] = {
         SOURCE + "V",
         TABLE5_ROWS,
         (
-            *_dirichlet_columns(LARGE_DATASETS, (0.1,), experiment="table5_cls"),
-            *_dirichlet_columns(SMALL_DATASETS[:2], (0.1,), experiment="table5_ema"),
-            *_dirichlet_columns(MEDMNIST_DATASETS, (0.1,), faulty=True, experiment="table5_ema"),
+            *_dirichlet_columns(LARGE_DATASETS + SMALL_DATASETS[:2], (0.1,)),
+            *_dirichlet_columns(MEDMNIST_DATASETS, (0.1,), faulty=True),
         ),
         about="published are the authors' logs, pooled, the best of rounds 100, 200, 300 and 400; "
         "with CLS these are, on MNIST, FMNIST and MedMNIST, of runs without CLS, with a moving "
@@ -366,7 +355,7 @@ def nearest_of_each_method(groups: Sequence[Group], **setup: Any) -> list[Group]
     )
     nearest: dict[tuple[str, str, str], Group] = {}
     for group in by_closeness:
-        if _is_paper_method(group.runs[0]):
+        if is_paper_method(group.runs[0]):
             # The nearest come last, and replace earlier ones.
             nearest[group.dataset, group.partition, group.runs[0].method_name] = group
     return list(nearest.values())
@@ -386,11 +375,10 @@ def _make_accuracy_table(groups: Sequence[Group], rule: Selection) -> Table:
 
 def _make_log_table(groups: Sequence[Group], rule: Selection) -> Table:
     """Return runs beside the public files, with notes on the code behind these."""
-    comparisons: list[tuple[Group, dict[str, Any], str]] = []
-    for group in groups:
-        entry = published_number(group.runs[0])
-        if entry:
-            comparisons.append((group, {}, entry.note))
+    entries = [published_number(group.runs[0]) for group in groups]
+    comparisons: list[tuple[Group, dict[str, Any], str]] = [
+        (group, {}, entry.note) for group, entry in zip(groups, entries, strict=True) if entry
+    ]
     return replace(logs.log_table(groups), notes=departures(comparisons))
 
 

@@ -11,13 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pandas as pd
 
 from fedpfl.papers.drawing import (
+    Axis,
     ChooseGroups,
     Figure,
     choose_method,
+    draw_columns,
     groups_with_several_values,
     masks_by_seed,
     paint_accuracy_over,
@@ -29,9 +30,8 @@ from fedpfl.papers.layout import (
     TableColumn,
     TableRow,
     has_config,
-    number_row_fields,
 )
-from fedpfl.report.figures import draw_panels, legible_text, line_style
+from fedpfl.report.figures import draw_panels
 from fedpfl.report.grouping import Group
 from fedpfl.report.names import METHOD_TITLES
 from fedpfl.report.run import Run
@@ -44,6 +44,11 @@ THREE_ALPHAS = {
     "fmnist": (0.1, 0.5, 1.0),
     "cifar10": (0.1, 0.5, 1.0),
     "cifar100": (0.01, 0.1, 0.5),
+}
+SETUPS = {
+    "fmnist": {"rounds": 200, "model.name": "resnet8", "method.beta": 100},
+    "cifar10": {"rounds": 200, "model.name": "resnet8", "method.beta": 100},
+    "cifar100": {"rounds": 300, "model.name": "resnet10", "method.beta": 170},
 }
 
 
@@ -72,11 +77,6 @@ def measure_mebibytes(
 
 def _dirichlet_columns(alphas: Mapping[str, Sequence[float]]) -> tuple[TableColumn, ...]:
     """Return a column for each data set and alpha."""
-    setups = {
-        "fmnist": {"rounds": 200, "model.name": "resnet8", "method.beta": 100},
-        "cifar10": {"rounds": 200, "model.name": "resnet8", "method.beta": 100},
-        "cifar100": {"rounds": 300, "model.name": "resnet10", "method.beta": 170},
-    }
     return tuple(
         TableColumn(
             name,
@@ -84,10 +84,10 @@ def _dirichlet_columns(alphas: Mapping[str, Sequence[float]]) -> tuple[TableColu
             config={"partition.name": "fixed_dirichlet"},
             alphas=(alpha,),
             experiment=f"fedpurin/{name}",
-            setup=setup,
+            setup=SETUPS[name],
         )
-        for name, setup in setups.items()
-        for alpha in alphas[name]
+        for name, values in alphas.items()
+        for alpha in values
     )
 
 
@@ -140,7 +140,6 @@ TABLES = {
             for score_label, score in (("delta theta", "delta"), ("exact gradient", "gradient"))
         ),
         _dirichlet_columns(THREE_ALPHAS),
-        is_whole_sweep=True,
     ),
     "table3": _make_layout(
         "FedPURIN's Table 3: MiB per client and round, until round beta and after it",
@@ -151,9 +150,9 @@ TABLES = {
                 name,
                 measure=partial(measure_mebibytes, direction, period == "after"),
                 implied_config=_variant("gradient", False) if name == "fedpurin" else {},
-                **number_row_fields(
-                    METHOD_TITLES[name], f"{direction}link MB per client and round, {period} beta"
-                ),
+                published_name=METHOD_TITLES[name],
+                metric=f"{direction}link MB per client and round, {period} beta",
+                kind="decimal",
             )
             for name in ("fedavg", "fedcac", "fedpurin")
             for direction in ("up", "down")
@@ -172,30 +171,7 @@ def _paint_holders(groups: list[Group], path: Path, rule: Selection) -> list[Pat
     """
 
     def draw_panel(ax: Axes, group: Group) -> None:
-        # ---- Step 1: the mean over seeds, tensor by tensor.
-        seed_masks = masks_by_seed(group)
-        for index, (name, first_mask) in enumerate(seed_masks[0].items()):
-            # Seeds may have other numbers of clients, as cohorts are drawn.
-            comparable_masks = [
-                masks[name]
-                for masks in seed_masks
-                if name in masks and len(masks[name].holder_counts) == len(first_mask.holder_counts)
-            ]
-            entry_shares = np.mean(
-                [100 * mask.holder_counts / max(mask.entries, 1) for mask in comparable_masks],
-                axis=0,
-            )
-
-            # ---- Step 2: its line.
-            # Counts are of entries held by 0, 1, ... of the clients.
-            client_shares = 100 * np.arange(len(entry_shares)) / max(1, len(entry_shares) - 1)
-            ax.plot(
-                client_shares,
-                entry_shares,
-                label=legible_text(name),
-                **line_style(index),
-                markevery=max(1, len(entry_shares) // 10),
-            )
+        draw_columns(ax, _holder_shares(group))
         ax.set(
             xlabel="clients that hold an entry (%)",
             ylabel="entries of the tensor (%)",
@@ -204,6 +180,19 @@ def _paint_holders(groups: list[Group], path: Path, rule: Selection) -> list[Pat
 
     titles = {f"{group.setting}\n{group.method}": group for group in groups}
     return draw_panels(titles, path, draw_panel)
+
+
+def _holder_shares(group: Group) -> pd.DataFrame:
+    """Return the percentage of each tensor's entries by that of clients that hold them."""
+    seed_shares = []
+    for masks in masks_by_seed(group):
+        shares = pd.DataFrame(
+            {name: 100 * mask.holder_counts / max(mask.entries, 1) for name, mask in masks.items()}
+        )
+        # Counts are of entries held by 0, 1, ... of the clients.
+        shares.index = 100 * shares.index / max(1, len(shares) - 1)
+        seed_shares.append(shares)
+    return pd.concat(seed_shares).groupby(level=0).mean()
 
 
 def _describe_norm(group: Group) -> str:
@@ -250,10 +239,11 @@ FIGURES = {
     "figure4": Figure(
         _choose_over("method.tau"),
         paint_accuracy_over(
-            lambda run: run.config_value("method.tau"),
-            "share of critical entries, tau",
-            lambda group: {"FedPURIN": ""},
-            panel=lambda group: group.setting,
+            Axis(
+                lambda group: group.runs[0].config_value("method.tau"),
+                "share of critical entries, tau",
+            ),
+            lambda group: {"FedPURIN": "{}"},
             is_range_shown=True,
         ),
         "fedpurin/tau",

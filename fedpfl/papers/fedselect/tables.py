@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedpfl.papers.drawing import (
+    Axis,
     Figure,
+    LineColumns,
+    Paint,
     Points,
     choose_method,
     draw_points,
@@ -24,6 +26,8 @@ from fedpfl.papers.layout import (
     Selection,
     TableColumn,
     TableRow,
+    choose_values,
+    has_config,
     measure_fine_tuned,
     measure_untrained,
 )
@@ -38,7 +42,6 @@ from fedpfl.report.figures import (
 from fedpfl.report.grouping import Group
 from fedpfl.report.names import METHOD_TITLES
 from fedpfl.report.run import Run
-from fedpfl.report.styles import number_styles
 from fedpfl.report.table import mean_and_std
 
 if TYPE_CHECKING:
@@ -47,7 +50,7 @@ if TYPE_CHECKING:
 BEST_ALPHA = {"cifar10_c": 0.5, "mini_imagenet": 0.5, "": 0.3}
 """Limits of the personal share in Table 1, by data set (empty: any other)."""
 LAYERS = {"A": 0, "B": 5, "C": 10, "D": 15}
-MOST_CONFIG = {"method.personalise": "most", "method.layer": (None,)}
+MOST_CONFIG = {"method.personalise": ("most", None), "method.layer": (None,)}
 """What moves most becomes personal."""
 MAX_WRITTEN_CLIENTS = 20
 """Up to so many clients, figure 4 writes out their overlaps."""
@@ -64,15 +67,14 @@ As right after training, accuracies are pooled.
 # ---- Tables
 
 
-def _shards_column(
-    dataset: str, short_name: str, clients: int, classes: int, samples: int
-) -> TableColumn:
+def _shards_column(dataset: str, clients: int, classes: int, samples: int) -> TableColumn:
     """Return the column of a data set that is dealt by classes."""
+    short_name = dataset.replace("10_c", "10c")
     return TableColumn(
         dataset,
         f"{clients} clients, {classes} classes each",
         config={"partition.name": "shuffled_shards"},
-        experiment=f"fedselect/{short_name}",
+        overrides={"paper": f"fedselect_{short_name}"},
         setup={
             "partition.samples_per_client": samples,
             "clients": clients,
@@ -81,23 +83,18 @@ def _shards_column(
     )
 
 
-COLUMNS_OF_DATASETS = (
-    _shards_column("cifar10", "cifar10", clients=10, classes=2, samples=100),
-    _shards_column("cifar10_c", "cifar10c", clients=10, classes=2, samples=100),
-    _shards_column("mini_imagenet", "mini_imagenet", clients=20, classes=10, samples=480),
+COLUMNS = (
+    _shards_column("cifar10", clients=10, classes=2, samples=100),
+    _shards_column("cifar10_c", clients=10, classes=2, samples=100),
+    _shards_column("mini_imagenet", clients=20, classes=10, samples=480),
     TableColumn(
         "office_home",
         "4 clients = 4 domains",
         config={"partition.name": "groups"},
-        experiment="fedselect/office_home",
+        overrides={"paper": "fedselect_office_home"},
         setup={"clients": 4, "rounds": 30},
     ),
 )
-COLUMNS_OF_ONE_EXPERIMENT = tuple(
-    dataclasses.replace(column, overrides={"paper": column.experiment.replace("/", "_")})
-    for column in COLUMNS_OF_DATASETS
-)
-"""The same, as one experiment of all four data sets has them."""
 
 
 def _alpha_rows(*alphas: float) -> tuple[TableRow, ...]:
@@ -121,8 +118,10 @@ def _ablation_row(label: str, personalise: str | int) -> TableRow:
     )
 
 
+_make_row = partial(TableRow, experiment="fedselect/cifar10")
 _make_layout = partial(
     Layout,
+    columns=COLUMNS,
     metric="personalized accuracy, final round (%)",
     rule=Selection("cohort_after", published=True),
     about=(
@@ -137,30 +136,25 @@ TABLES = {
         "FedSelect's Table 1",
         "FedSelect (CVPR 2024) Table 1",
         (
-            TableRow("Local-Only", "local_only"),
-            TableRow("FedAvg", "fedavg", measure=measure_untrained),
-            TableRow("FedAvg+FT", "fedavg", measure=measure_fine_tuned),
-            *(
-                TableRow(METHOD_TITLES[name], name)
-                for name in ("ditto", "fedpac", "fedrep", "fedper")
-            ),
-            TableRow("FedBABU", "fedbabu", measure=measure_fine_tuned),
-            TableRow("LG-FedAvg", "lg_fedavg"),
-            TableRow(
+            _make_row("Local-Only", "local_only"),
+            _make_row("FedAvg", "fedavg", measure=measure_untrained),
+            _make_row("FedAvg+FT", "fedavg", measure=measure_fine_tuned),
+            *(_make_row(METHOD_TITLES[name], name) for name in ("ditto", "fedpac")),
+            *(_make_row(METHOD_TITLES[name], name) for name in ("fedrep", "fedper")),
+            _make_row("FedBABU", "fedbabu", measure=measure_fine_tuned),
+            _make_row("LG-FedAvg", "lg_fedavg"),
+            _make_row(
                 "FedSelect",
                 "fedselect",
                 config={"method.alpha": BEST_ALPHA},
                 implied_config=MOST_CONFIG,
             ),
         ),
-        COLUMNS_OF_DATASETS,
     ),
     "table2": _make_layout(
         "FedSelect's Table 2: the limit of the personal share",
         "FedSelect (CVPR 2024) Table 2",
         _alpha_rows(0.05, 0.3, 0.5, 0.8),
-        COLUMNS_OF_ONE_EXPERIMENT,
-        is_whole_sweep=True,
     ),
     "table3": _make_layout(
         "FedSelect's Table 3: what becomes personal",
@@ -171,7 +165,6 @@ TABLES = {
             _ablation_row("Random", "random"),
             *_alpha_rows(0.3, 0.5),
         ),
-        COLUMNS_OF_ONE_EXPERIMENT,
         note=(
             "Which layers the paper calls A to D is not stated: here the stem and the first "
             "convolutions of 128, 256 and 512 channels."
@@ -187,14 +180,6 @@ def _has_personal_share(group: Group) -> bool:
     return any("personal_share" in run.rounds for run in group.reported_runs)
 
 
-def _is_most_moved(run: Run) -> bool:
-    """Return True if what moves most becomes personal."""
-    return (
-        run.config_value("method.personalise") in (None, "most")
-        and run.config_value("method.layer") is None
-    )
-
-
 def _training_size(run: Run) -> int | None:
     """Return the training samples that each client is given, None where it is not set."""
     return run.config_value("partition.samples_per_client")
@@ -202,63 +187,80 @@ def _training_size(run: Run) -> int | None:
 
 def _choose_table1_methods(groups: Sequence[Group]) -> list[Group]:
     """Return the groups of Table 1's methods, FedSelect at its best limit."""
-    other_methods = {row.method for row in TABLES["table1"].rows} - {"fedselect"}
+    *other_rows, fedselect_row = TABLES["table1"].rows
+    other_methods = {row.method for row in other_rows}
 
     def fits(run: Run) -> bool:
-        if run.method_name != "fedselect":
-            return run.method_name in other_methods
-        best_alpha = BEST_ALPHA.get(run.dataset_name, BEST_ALPHA[""])
-        return _is_most_moved(run) and run.config_value("method.alpha") == best_alpha
+        best_config = choose_values(fedselect_row.config, run.dataset_name) | MOST_CONFIG
+        is_best = run.method_name == "fedselect" and has_config(run, best_config)
+        return is_best or run.method_name in other_methods
 
     return [group for group in groups if fits(group.runs[0])]
 
 
 def _choose_paper_sizes(groups: Sequence[Group]) -> list[Group]:
     """Return the groups with as many training samples as the tables state."""
-    sizes = {
-        column.dataset: column.setup.get("partition.samples_per_client")
-        for column in COLUMNS_OF_DATASETS
+    size_by_dataset = {
+        column.dataset: column.setup.get("partition.samples_per_client") for column in COLUMNS
     }
     chosen_groups = []
     for group in groups:
         run = group.runs[0]
-        if sizes.get(run.dataset_name) in (None, _training_size(run)):
+        if size_by_dataset.get(run.dataset_name) in (None, _training_size(run)):
             chosen_groups.append(group)
     return chosen_groups
+
+
+def _keep_last(groups: Sequence[Group], key: Callable[[Run], Any]) -> list[Group]:
+    """Return the last group of each key in each setting."""
+    # Later entries take the place of earlier ones.
+    last_groups = {(group.setting, key(group.runs[0])): group for group in groups}
+    return list(last_groups.values())
 
 
 def _choose_table1_runs(groups: Sequence[Group]) -> list[Group]:
     """Return Table 1's groups, the last one of each method in each setting."""
     fitting_groups = _choose_table1_methods(_choose_paper_sizes(groups))
-    # Later entries take the place of earlier ones.
-    last_groups = {(group.setting, group.runs[0].method_name): group for group in fitting_groups}
-    return list(last_groups.values())
+    return _keep_last(fitting_groups, lambda run: run.method_name)
 
 
 def _choose_table2_masks(groups: Sequence[Group]) -> list[Group]:
     """Return Table 2's groups with masks, the last one of each limit in each setting."""
     with_masks = choose_method("fedselect", masks_by_seed)(_choose_paper_sizes(groups))
-    last_groups = {
-        (group.setting, group.runs[0].config_value("method.alpha")): group
-        for group in with_masks
-        if _is_most_moved(group.runs[0])
-    }
-    return list(last_groups.values())
+    most_moved = [group for group in with_masks if has_config(group.runs[0], MOST_CONFIG)]
+    return _keep_last(most_moved, lambda run: run.config_value("method.alpha"))
 
 
 # ---- How a figure is drawn
 
 
-def _paint_sizes(groups: list[Group], path: Path, rule: Selection) -> list[Path]:
-    """Draw each configuration's personal share over rounds, a panel per setting."""
-    style_numbers = number_styles(groups)
+def _paint_columns(lines: LineColumns, y_label: str, **limits: Any) -> Paint:
+    """Return a function that draws columns of rounds.csv over rounds, a panel per setting.
 
-    def draw_panel(ax: Axes, members: list[Group]) -> None:
-        for group in members:
-            draw_line(ax, group, "personal_share", group.method, style_numbers[group.method])
-        ax.set(xlabel="round", ylabel="personal share of the model", xlim=(0, None), ylim=(0, 1))
+    Args:
+        lines: A group's lines.
+        y_label: Of the y axis.
+        limits: Of the y axis.
+    """
 
-    return draw_panels(groups_by_setting(groups), path, draw_panel)
+    def paint(groups: list[Group], path: Path, rule: Selection) -> list[Path]:
+        line_names = list(dict.fromkeys(name for group in groups for name in lines(group)))
+
+        def draw_panel(ax: Axes, members: list[Group]) -> None:
+            for group in members:
+                for name, column in lines(group).items():
+                    draw_line(ax, group, column, name, line_names.index(name))
+            ax.set(xlabel="round", ylabel=y_label, xlim=(0, None), **limits)
+
+        return draw_panels(groups_by_setting(groups), path, draw_panel)
+
+    return paint
+
+
+def _judged_lines(group: Group) -> dict[str, str]:
+    """Return a group's lines as the paper judges them, each with its column."""
+    run = group.runs[0]
+    return JUDGED_COLUMNS.get(run.method_name, {run.method_title: "cohort_after"})
 
 
 def _paint_overlaps(groups: list[Group], path: Path, rule: Selection) -> list[Path]:
@@ -266,18 +268,13 @@ def _paint_overlaps(groups: list[Group], path: Path, rule: Selection) -> list[Pa
 
     def draw_panel(ax: Axes, members: list[Group]) -> None:
         # ---- Step 1: tensors in the network's order, as the masks have it.
-        tensors = list(
-            dict.fromkeys(
-                name for group in members for masks in masks_by_seed(group) for name in masks
-            )
-        )
+        all_masks = [masks for group in members for masks in masks_by_seed(group)]
+        tensors = list(dict.fromkeys(name for masks in all_masks for name in masks))
 
         # ---- Step 2: a line for each group, and a thin one of what chance gives.
         for index, group in enumerate(members):
             chance_points = _overlap_points(group, tensors, by_chance=True)
-            points = _overlap_points(group, tensors)
-            if points:
-                draw_points(ax, points, group.method, index)
+            draw_points(ax, _overlap_points(group, tensors), group.method, index)
             ax.plot(
                 [x for x, _ in chance_points],
                 [mean for _, (mean, _) in chance_points],
@@ -291,49 +288,24 @@ def _paint_overlaps(groups: list[Group], path: Path, rule: Selection) -> list[Pa
         ax.set_xticks(range(len(tensors)), tick_labels, rotation=90, fontsize=6)
         ax.set(ylabel="intersection over union", ylim=(0, 1))
 
-    return draw_panels(
-        groups_by_setting(groups),
-        path,
-        draw_panel,
-        note="thin: independent masks of the same sizes",
-        size=(7.2, 3.6),
-    )
+    note = "thin: independent masks of the same sizes"
+    return draw_panels(groups_by_setting(groups), path, draw_panel, note, (7.2, 3.6))
 
 
 def _overlap_points(group: Group, tensors: list[str], by_chance: bool = False) -> Points:
     """Return each tensor's overlap over seeds, or what independent masks would have."""
     points = []
     for index, name in enumerate(tensors):
-        seed_means = []
-        for masks in masks_by_seed(group):
-            if name not in masks:
-                continue
-            overlaps = masks[name].overlaps(by_chance)
-            # Pairs of empty masks have no overlap; a tensor with empty pairs alone has no point.
-            if not np.isnan(overlaps).all():
-                seed_means.append(float(np.nanmean(overlaps)))
+        all_overlaps = [
+            masks[name].overlaps(by_chance) for masks in masks_by_seed(group) if name in masks
+        ]
+        # Pairs of empty masks have no overlap; a tensor with empty pairs alone has no point.
+        seed_means = [
+            float(np.nanmean(overlaps)) for overlaps in all_overlaps if not np.isnan(overlaps).all()
+        ]
         if seed_means:
             points.append((float(index), mean_and_std(seed_means)))
     return points
-
-
-def _judged_lines(group: Group) -> dict[str, str]:
-    """Return a group's lines as the paper judges them, each with its column."""
-    run = group.runs[0]
-    return JUDGED_COLUMNS.get(run.method_name, {run.method_title: "cohort_after"})
-
-
-def _paint_convergence(groups: list[Group], path: Path, rule: Selection) -> list[Path]:
-    """Draw each method's accuracy over rounds, a panel per setting."""
-    line_names = list(dict.fromkeys(name for group in groups for name in _judged_lines(group)))
-
-    def draw_panel(ax: Axes, members: list[Group]) -> None:
-        for group in members:
-            for name, column in _judged_lines(group).items():
-                draw_line(ax, group, column, name, line_names.index(name))
-        ax.set(xlabel="round", ylabel="test accuracy (%)", xlim=(0, None))
-
-    return draw_panels(groups_by_setting(groups), path, draw_panel)
 
 
 def _paint_last_layers(groups: list[Group], path: Path, rule: Selection) -> list[Path]:
@@ -349,19 +321,10 @@ def _paint_last_layers(groups: list[Group], path: Path, rule: Selection) -> list
 
         # ---- Step 2: numbers, where they can be read.
         if client_count <= MAX_WRITTEN_CLIENTS:
-            for i, j in np.ndindex(client_count, client_count):
+            for (i, j), value in np.ndenumerate(overlap):
                 # In magma, bright is much.
-                color = "black" if overlap[i, j] > 0.6 else "white"
-                text = f"{overlap[i, j]:.2f}"
-                ax.text(
-                    j,
-                    i,
-                    text,
-                    ha="center",
-                    va="center",
-                    fontsize=5,
-                    color=color,
-                )
+                color = "black" if value > 0.6 else "white"
+                ax.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=5, color=color)
 
         # ---- Step 3: clients by their classes, as the paper orders them.
         client_labels = _class_labels(run, client_count)
@@ -369,19 +332,14 @@ def _paint_last_layers(groups: list[Group], path: Path, rule: Selection) -> list
         ax.set_yticks(range(client_count), client_labels, fontsize=6)
         ax.grid(visible=False)
 
-    titles = [
-        f"{group.setting}\nlimit alpha = {group.runs[0].config_value('method.alpha')}"
+    titles = {
+        f"{group.setting}\nlimit alpha = {group.runs[0].config_value('method.alpha')}": group
         for group in groups
-    ]
-    return draw_panels(
-        dict(zip(titles, groups, strict=True)),
-        path,
-        draw_panel,
-        size=(3.4, 3.4),
-    )
+    }
+    return draw_panels(titles, path, draw_panel, size=(3.4, 3.4))
 
 
-def _intersection_over_union(intersections: Any) -> Any:
+def _intersection_over_union(intersections: np.ndarray) -> np.ndarray:
     """Return the overlap of each two masks, 0 of empty ones.
 
     Args:
@@ -390,41 +348,44 @@ def _intersection_over_union(intersections: Any) -> Any:
     # A mask's intersection with itself is its size; |A or B| = |A| + |B| - |A and B|.
     sizes = intersections.diagonal()
     union = sizes[:, None] + sizes - intersections
-    return np.divide(
-        intersections,
-        union,
-        out=np.zeros_like(union),
-        where=union > 0,
-    )
+    return intersections / np.maximum(union, 1)
 
 
 def _class_labels(run: Run, client_count: int) -> list[str]:
-    """Return the classes of each client.
-
-    Where masks are not of all clients, it is numbers.
-    """
+    """Return the classes of each client; where masks are not of all clients, its number."""
     label_counts = run.clients.filter(regex=r"^label_\d+$")
     if len(label_counts) != client_count or label_counts.empty:
         return [str(number) for number in range(client_count)]
-    texts = []
-    for _, row in label_counts.iterrows():
-        classes = [name.removeprefix("label_") for name in label_counts if row[name] > 0]
-        texts.append(" ".join(classes))
-    return texts
+    classes = label_counts.columns.str.removeprefix("label_")
+    return [" ".join(classes[row > 0]) for row in label_counts.to_numpy()]
 
 
 FIGURES = {
-    "figure2": Figure(_choose_table1_runs, _paint_convergence, "fedselect/cifar10"),
+    "figure2": Figure(
+        _choose_table1_runs,
+        _paint_columns(_judged_lines, "test accuracy (%)"),
+        "fedselect/cifar10",
+    ),
     "figure3": Figure(
         lambda groups: groups_with_several_values(
             _choose_table1_methods(groups), lambda run: True, _training_size
         ),
-        paint_accuracy_over(_training_size, "training samples of a client", _judged_lines),
+        paint_accuracy_over(
+            Axis(lambda group: _training_size(group.runs[0]), "training samples of a client"),
+            _judged_lines,
+            panel=lambda group: group.dataset,
+        ),
         "fedselect/sizes",
     ),
     "figure4": Figure(_choose_table2_masks, _paint_last_layers, "fedselect/alpha"),
     "sizes": Figure(
-        choose_method("fedselect", _has_personal_share), _paint_sizes, "fedselect/alpha"
+        choose_method("fedselect", _has_personal_share),
+        _paint_columns(
+            lambda group: {group.method: "personal_share"},
+            "personal share of the model",
+            ylim=(0, 1),
+        ),
+        "fedselect/alpha",
     ),
     "overlaps": Figure(
         choose_method("fedselect", masks_by_seed), _paint_overlaps, "fedselect/alpha"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from functools import partial
@@ -10,17 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from fedpfl.papers.drawing import Figure
+from fedpfl.papers.drawing import Figure, draw_columns
 from fedpfl.papers.layout import (
     LAST,
     Layout,
     Selection,
     TableColumn,
     TableRow,
-    format_value,
-    number_row_fields,
 )
-from fedpfl.report.figures import draw_panels, legible_text, line_style
+from fedpfl.report.figures import draw_panels
 from fedpfl.report.grouping import Group
 from fedpfl.report.names import METHOD_TITLES
 from fedpfl.report.run import Run
@@ -79,28 +78,26 @@ def measure_active_rounds(run: Run, row: pd.Series, rule: Selection) -> float:
 # ---- Tables
 
 
-def _columns(setting: str, is_by_alpha: bool = False, **config: Any) -> tuple[TableColumn, ...]:
+def _columns(setting: str = "") -> tuple[TableColumn, ...]:
     """Return the columns of a table.
 
     Args:
-        setting: As published.
-        is_by_alpha: Whether each alpha has a column; else cells are means over all.
-        config: Values that runs must have and their commands set.
+        setting: As published, of cells that are means over all alphas; by default each alpha has
+            a column.
     """
     datasets = (
         ("emnist", "emnist", 16, 0.0002),
         ("cifar10", "cifar10", 128, 0.1),
         ("speech_commands", "speech", 16, 0.0005),
     )
-    alphas_of_columns = [(alpha,) for alpha in ALPHAS] if is_by_alpha else [ALPHAS]
+    alphas_of_columns = [ALPHAS] if setting else [(alpha,) for alpha in ALPHAS]
     return tuple(
         TableColumn(
             name,
-            f"Dir({alphas[0]:g})" if is_by_alpha else setting,
-            config={"partition.name": "dirichlet", "model.name": f"fedspu_{short_name}"} | config,
+            setting or f"Dir({alphas[0]:g})",
+            config={"partition.name": "dirichlet", "model.name": f"fedspu_{short_name}"},
             alphas=alphas,
             experiment=f"fedspu/{short_name}",
-            overrides={key: format_value(value) for key, value in config.items()},
             setup={"local.batch_size": batch_size, "local.lr": lr},
         )
         for name, short_name, batch_size, lr in datasets
@@ -108,25 +105,24 @@ def _columns(setting: str, is_by_alpha: bool = False, **config: Any) -> tuple[Ta
     )
 
 
-def _omission(method: str) -> str:
-    """Return why a method has no own value."""
-    if method != "fedselect":
-        return ""
-    return "what is described there, a pruned model that grows, is another method than its authors'"
+def _make_row(label: str, method: str, early: bool, **fields: Any) -> TableRow:
+    """Return the row of a method, with or without early stopping."""
+    omission = ""
+    if method == "fedselect":
+        omission = (
+            "what is described there, a pruned model that grows, is another method than its "
+            "authors'"
+        )
+    return TableRow(label, method, config={"stopping.early": early}, omission=omission, **fields)
 
 
-def _method_rows() -> tuple[TableRow, ...]:
-    return tuple(
-        TableRow(METHOD_TITLES[name], name, omission=_omission(name)) for name in COMPARED_METHODS
-    )
+def _method_rows(early: bool) -> tuple[TableRow, ...]:
+    return tuple(_make_row(METHOD_TITLES[name], name, early) for name in COMPARED_METHODS)
 
 
 MEAN_SETTING = "mean of Dir(0.1), Dir(0.5), Dir(1)"
-COST_ROWS = (
-    *((METHOD_TITLES[name], name, False) for name in COMPARED_METHODS),
-    ("FedSPU+ES", "fedspu", True),
-)
-"""Label, method and early stopping of Table 3's rows."""
+COST_ROWS = (*_method_rows(early=False), _make_row("FedSPU+ES", "fedspu", early=True))
+"""Rows of both halves of Table 3."""
 COST_MEASURES = (
     ("volume", measure_volume, "total transmitted parameters (GB)"),
     ("hours", measure_hours, "total local training time (hours)"),
@@ -142,15 +138,15 @@ TABLES = {
     "table1": _make_layout(
         "FedSPU's Table 1",
         "FedSPU (AAAI 2025) Table 1",
-        _method_rows(),
-        _columns(MEAN_SETTING, **{"stopping.early": False}),
+        _method_rows(early=False),
+        _columns(MEAN_SETTING),
         metric="mean final test accuracy (%)",
     ),
     "table2": _make_layout(
         "FedSPU's Table 2: with early stopping",
         "FedSPU (AAAI 2025) Table 2",
-        _method_rows(),
-        _columns(MEAN_SETTING, **{"stopping.early": True}),
+        _method_rows(early=True),
+        _columns(MEAN_SETTING),
         metric="mean test accuracy (%)",
     ),
     "table3": _make_layout(
@@ -158,16 +154,16 @@ TABLES = {
         "training",
         "FedSPU (AAAI 2025) Table 3",
         tuple(
-            TableRow(
-                f"{label} ({measure_name})",
-                method,
+            dataclasses.replace(
+                row,
+                label=f"{row.label} ({measure_name})",
                 measure=measure,
-                config={"stopping.early": early},
-                omission=_omission(method),
-                **number_row_fields(label, metric),
+                published_name=row.label,
+                metric=metric,
+                kind="decimal",
             )
             for measure_name, measure, metric in COST_MEASURES
-            for label, method, early in COST_ROWS
+            for row in COST_ROWS
         ),
         _columns("500 rounds"),
         about="the published gigabytes fit gigabits: 18.43 on CIFAR10 are 57,608 values of 32 "
@@ -180,17 +176,11 @@ TABLES = {
     "table4": _make_layout(
         "FedSPU's Table 4: rounds until fewer clients are active than a round takes",
         "FedSPU (AAAI 2025) Table 4",
-        tuple(
-            TableRow(
-                label,
-                "fedspu",
-                measure=measure_active_rounds,
-                config={"stopping.early": early},
-                kind="entries",
-            )
-            for label, early in (("FedSPU", False), ("FedSPU+ES", True))
+        (
+            _make_row("FedSPU", "fedspu", False, measure=measure_active_rounds, kind="entries"),
+            _make_row("FedSPU+ES", "fedspu", True, measure=measure_active_rounds, kind="entries"),
         ),
-        _columns("", is_by_alpha=True),
+        _columns(),
         about="+ES: with early stopping",
         metric="rounds",
     ),
@@ -205,18 +195,19 @@ def _choose_with_memory(groups: Sequence[Group]) -> list[Group]:
 
     Their runs have recorded what widths come to.
     """
-    first_groups: dict[Any, Group] = {}
+    first_groups: dict[str, Group] = {}
     for group in groups:
-        run = group.runs[0]
         # Widths are the data set's and the network's: seeds and splits have the same.
-        if run.method_name == "fedspu" and not memory_by_width(run).empty:
-            key = (
-                run.dataset,
-                str(run.config_value("model")),
-                run.config_value("local.batch_size"),
-            )
-            first_groups.setdefault(key, group)
+        if group.runs[0].method_name == "fedspu" and not memory_by_width(group.runs[0]).empty:
+            first_groups.setdefault(_memory_title(group), group)
     return list(first_groups.values())
+
+
+def _memory_title(group: Group) -> str:
+    """Name a panel: data set, network and batch."""
+    run = group.runs[0]
+    network = f"{run.config_value('model.name')}, batch {run.config_value('local.batch_size')}"
+    return f"{group.dataset}\n{network}"
 
 
 def memory_by_width(run: Run) -> pd.DataFrame:
@@ -229,23 +220,18 @@ def memory_by_width(run: Run) -> pd.DataFrame:
     """
     try:
         devices = pd.DataFrame(run.summary["devices"], dtype=float).set_index("width")
-        devices = devices[["entries", "values"]]
+        entries = devices["entries"]
+        activations = run.config_value("local.batch_size") * devices["values"]
     except (LookupError, TypeError, ValueError):
         return pd.DataFrame()
-    batch_size = run.config_value("local.batch_size")
-    whole = devices.iloc[-1]
     # Values and gradients of a sub-model; FedSPU holds all values and the gradients of some.
-    part_parameters = devices["entries"] + devices["entries"]
-    fedspu_parameters = whole["entries"] + devices["entries"]
-    part_activations = batch_size * devices["values"]
-    whole_activations = batch_size * whole["values"]
+    whole_entries, whole_activations = entries.iloc[-1], activations.iloc[-1]
     values = {
-        "full network (Hermes, FedMP, PruneFL while ranking)": (
-            2 * whole["entries"] + whole_activations
-        ),
-        "FedSPU, at most": fedspu_parameters + whole_activations,
-        "FedSPU, at least": fedspu_parameters + part_activations,
-        "sub-model (FjORD, random dropout, others once ranked)": part_parameters + part_activations,
+        "full network (Hermes, FedMP, PruneFL while ranking)": 2 * whole_entries
+        + whole_activations,
+        "FedSPU, at most": whole_entries + entries + whole_activations,
+        "FedSPU, at least": whole_entries + entries + activations,
+        "sub-model (FjORD, random dropout, others once ranked)": 2 * entries + activations,
     }
     return BYTES_PER_VALUE * pd.DataFrame(values, index=devices.index)
 
@@ -254,20 +240,10 @@ def _paint_memory(groups: list[Group], path: Path, rule: Selection) -> list[Path
     """Draw memory over the width of sub-models, a panel per data set, network and batch."""
 
     def draw_panel(ax: Axes, run: Run) -> None:
-        for index, (name, used_bytes) in enumerate(memory_by_width(run).items()):
-            ax.plot(
-                used_bytes.index,
-                used_bytes / 2**20,
-                label=legible_text(str(name)),
-                **line_style(index),
-            )
+        draw_columns(ax, memory_by_width(run) / 2**20)
         ax.set(xlabel="share of each layer's neurons", ylabel="memory (MiB)", ylim=(0, None))
 
-    run_by_title = {}
-    for group in groups:
-        run = group.runs[0]
-        title = f"{run.config_value('model.name')}, batch {run.config_value('local.batch_size')}"
-        run_by_title[f"{group.dataset}\n{title}"] = run
+    run_by_title = {_memory_title(group): group.runs[0] for group in groups}
     return draw_panels(run_by_title, path, draw_panel)
 
 

@@ -169,7 +169,6 @@ TABLES = {
             _column("cifar10", "Dir(0.1)", experiment="subflot/ablation", overrides={}),
             _column("digit5", "feature shift", "groups", experiment="subflot/ablation_digit5"),
         ),
-        is_whole_sweep=True,
         about="the paper's text is not at hand: neither is known when it judges (here right after "
         "the last local training, over all test samples of the clients) nor what takes the place "
         "of a part that is left out",
