@@ -22,7 +22,6 @@ from fedpfl.engine import (
     make_initial_state,
     play_round,
 )
-from fedpfl.engine.backends.distance import answer_distance
 from fedpfl.engine.calls import EvalCall, TrainCall, with_before_turn
 from fedpfl.engine.keys import Draws, find_global_draws
 from fedpfl.engine.training.clients import OneClient
@@ -64,8 +63,7 @@ from fedpfl.testing.toy import (
 METHOD_PROMISES: list[Promise] = []
 promise = promise_in(METHOD_PROMISES)
 
-PADDING_TOLERANCE = 1e-3
-"""The largest distance of a client beside others, in shares of the clients' spread."""
+PADDING_TOLERANCE = {"atol": 1e-5, "rtol": 1e-3}
 STATEFUL = (
     "perhaps something outlives a hook's call: a list, a counter or a cache on the class or in the"
     " module; keep it in the client's state. Or something draws from an unseeded"
@@ -242,9 +240,8 @@ def ignores_padding(trial: MethodTrial) -> None:
     with ConstantDraws():
         together = trial.train_part("batched", state, cohort, cohort)
         alone = [trial.train_part("batched", state, [client], cohort) for client in cohort]
-    distance = answer_distance(together, tree.concatenate_trees(alone))
-    if distance > PADDING_TOLERANCE:
-        raise Unkept(f"a client trains or answers otherwise beside others, by {distance:.2g}")
+    label = "a client trains or answers otherwise beside others"
+    require_close(label, together, tree.concatenate_trees(alone), **PADDING_TOLERANCE)
 
 
 @promise("how many clients train at once does not matter (engine.width)", STATEFUL)

@@ -14,7 +14,7 @@ from fedpfl.data import Augment
 from fedpfl.engine import FineTuning, make_backend
 from fedpfl.engine.calls import EvalCall, TrainCall
 from fedpfl.engine.keys import Draws
-from fedpfl.engine.training.minibatches import plan_steps
+from fedpfl.engine.training.minibatches import SampleSource, plan_steps
 from fedpfl.methods import FedAvg, Phase
 from tests.command import TINY, format_override
 from tests.conftest import (
@@ -89,7 +89,8 @@ def test_training_is_that_of_torchs_sgd_on_images_changed_by_hand(net, federatio
     for epoch in range(LOCAL.epochs):
         views = draws.random(client, "main", epoch, len(own), 4, "views")
         epochs = range(epoch, epoch + 1)
-        plan = plan_steps(Phase(1), epochs, LOCAL.batch_size, draws, federation, client)
+        source = SampleSource(federation, client, draws, LOCAL.batch_size)
+        plan = plan_steps(source, Phase(1), epochs)
         for (padded,) in plan.positions:
             rows = padded[padded >= 0]
             x = by_hand(ALL, federation.normalize(federation.x[own[rows]]), views[rows], black)

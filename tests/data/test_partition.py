@@ -25,7 +25,7 @@ from fedpfl.data.federation import build_federation
 from fedpfl.data.heterogeneity import measure_heterogeneity
 from fedpfl.data.partition import SCHEMES, SUPPLIED_ARGUMENTS, Partition, deal_samples
 from fedpfl.engine.keys import Draws
-from fedpfl.engine.training.minibatches import plan_steps
+from fedpfl.engine.training.minibatches import SampleSource, plan_steps
 from fedpfl.ground.checks import checked_arguments
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import Phase
@@ -277,7 +277,8 @@ def test_clients_that_never_train(batch, together, idle):
     federation = make_federation((0, 1, 2, 3, 5, 9, 14), (0,) * 7)
     assert federation.count_untrainable(batch, together) == idle
     phase, draws = Phase(1, batches=together), Draws(0, "train", 1)
-    plans = [plan_steps(phase, range(1), batch, draws, federation, client) for client in range(7)]
+    sources = [SampleSource(federation, client, draws, batch) for client in range(7)]
+    plans = [plan_steps(source, phase, range(1)) for source in sources]
     assert [len(plan.positions) for plan in plans].count(0) == idle
 
 

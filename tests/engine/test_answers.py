@@ -1,5 +1,5 @@
 """What would give a wrong number in silence is told: what hooks may not answer, in the first round
-and with the hook's name (fedpfl/engine/training/hook_rules.py), and models that are not finite. What
+and with the hook's name (fedpfl/engine/training/hook_checks.py), and models that are not finite. What
 has as many rows as a client has samples is `tree.Ragged`, whatever the client is padded to.
 """
 
@@ -22,7 +22,7 @@ from fedpfl.engine.backends import selection as select
 from fedpfl.engine.calls import EvalCall, TrainCall
 from fedpfl.engine.evaluate import non_finite_clients, scores_per_client
 from fedpfl.engine.keys import Draws
-from fedpfl.engine.training import hook_rules
+from fedpfl.engine.training import hook_checks
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError, MethodError
 from fedpfl.methods import METHODS, FedAvg, LocalOnly, Phase, Turn
@@ -152,7 +152,7 @@ def make_wrong(base=FedAvg, **functions):
 
 def test_every_rule_has_a_wrong_answer():
     hooks = {line.partition(" | ")[0] for line in WRONG_ANSWERS.strip().splitlines()}
-    assert set(hook_rules.HOOK_RULES) == hooks
+    assert set(hook_checks.HOOK_RULES) == hooks
 
 
 @pytest.mark.parametrize(("hook", "expression", "told", "backend"), read_turns(WRONG_ANSWERS))

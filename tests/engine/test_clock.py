@@ -23,7 +23,7 @@ from fedpfl.engine import (
 )
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws, generator
-from fedpfl.engine.training.minibatches import count_samples, plan_steps
+from fedpfl.engine.training.minibatches import SampleSource, count_samples, plan_steps
 from fedpfl.methods import METHODS, FedAvg, FedRep, FedSPU, FjORD, LocalOnly, Phase
 from fedpfl.system import Device, System
 from fedpfl.testing.toy import CLASSES
@@ -112,7 +112,8 @@ def test_samples_are_counted_as_they_are_dealt():
     cases = (1, 3), (None, 1, 4, 7), (range(2), range(1, 3)), EVERYONE
     for batches, fixed, epochs, client in itertools.product(*cases):
         phase, draws = Phase(2, batches=batches), Draws(0, "train", 1)
-        dealt = plan_steps(phase, epochs, 16, draws, FEDERATION, client, fixed)
+        source = SampleSource(FEDERATION, client, draws, 16, fixed)
+        dealt = plan_steps(source, phase, epochs)
         count = count_samples(phase, epochs, 16, len(FEDERATION.train[client]), fixed)
         assert count == int((dealt.positions >= 0).sum()), (batches, fixed, epochs, client)
 

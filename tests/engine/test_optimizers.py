@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LambdaLR,
 from fedpfl.engine import Engine, RoundSetup, Stopping, make_backend, make_initial_state, play_round
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.local import Local
-from fedpfl.engine.training.minibatches import plan_steps
+from fedpfl.engine.training.minibatches import SampleSource, plan_steps
 from fedpfl.engine.training.sgd import (
     Moments,
     as_float_mask,
@@ -255,7 +255,7 @@ def test_batches_are_a_pure_function_of_their_key():
 
 def positions(samples, phase, epochs, fixed):
     federation = make_federation((samples,), (1,))
-    return plan_steps(phase, epochs, 8, DRAWS, federation, 0, fixed).positions
+    return plan_steps(SampleSource(federation, 0, DRAWS, 8, fixed), phase, epochs).positions
 
 
 def test_as_many_steps_as_epochs_have_are_these_epochs():

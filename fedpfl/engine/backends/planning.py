@@ -22,7 +22,7 @@ PASS = 16_384  # and of all clients together, where a GPU has room
 
 
 def plan_training_steps(
-    job: TrainJob, phase: Phase, epochs: range, batch_size: int, width: int = 0
+    job: TrainJob, phase: Phase, epochs: range, width: int = 0
 ) -> tuple[list[Tensor], list[int]]:
     """Plan all steps of a phase, and count the leading rows that take each.
 
@@ -30,7 +30,6 @@ def plan_training_steps(
         job: Its rows are sorted by their steps.
         phase: Of the job.
         epochs: Their numbers.
-        batch_size: Of minibatches.
         width: The least `batch`.
 
     Returns:
@@ -40,17 +39,7 @@ def plan_training_steps(
     """
     # ---- Step 1: each row's own plan
     plans = [
-        plan_steps(
-            phase=phase,
-            epochs=epochs,
-            batch_size=batch_size,
-            draws=draws,
-            federation=row.federation,
-            client=row.client,
-            fixed=job.plan.local.steps,
-            randoms=job.randoms,
-        )
-        for row, draws in zip(job.rows, job.draws, strict=True)
+        plan_steps(job.sample_source(row, phase), phase, epochs) for row in range(len(job.rows))
     ]
     counts = [len(plan.positions) for plan in plans]
     assert counts == sorted(counts, reverse=True), "the rows of a job are sorted by their steps"

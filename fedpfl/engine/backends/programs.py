@@ -6,8 +6,6 @@ import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -17,17 +15,14 @@ from torch.func import grad_and_value
 from fedpfl.engine.backends.graphs import AttemptedCapture, Capture, CaptureAttempts, captured_width
 from fedpfl.engine.backends.planning import plan_training_steps
 from fedpfl.engine.training.jobs import TrainJob, TrainResult, phase_structure
-from fedpfl.engine.training.local import Local
-from fedpfl.engine.training.protected import explaining_failure, sum_clipped_gradients
 from fedpfl.engine.training.sgd import (
-    complete_gradients,
     initial_moments,
     masked_moments,
     optimizer_step_,
     per_client_shape,
 )
+from fedpfl.engine.training.step import PureStep, StepState
 from fedpfl.engine.training.train_plan import (
-    TrainableLeaves,
     clients_without_trainable_entries,
     find_trainable_leaves,
     streams_with_differing_masks,
@@ -38,9 +33,6 @@ from fedpfl.ground import tree
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Batch, Phase
 from fedpfl.models import Net
-
-_ClientStates = tuple[dict[str, Tree], dict[str, Tree], dict[str, Tree]]
-"""Buffers, client states, and servers where they differ, stacked."""
 
 _Gradients = tuple[list[Tensor], Tensor, dict[str, Tree], dict[str, Tree], Tree]
 """Gradients, losses, new buffers, client states, and records of losses."""
@@ -81,21 +73,18 @@ class ProgramCache:
             return Program(self._net, self._autocast, job).run(job)
 
         # ---- Step 1: the program of this kind, perhaps of an earlier round
-        key = (len(job.rows), *job.kind())
-        program = next((cached for other, cached in self._programs if other == key), None)
+        key = (len(job.rows), job.servers is None, *job.kind())
+        program = next((cached for kind, cached in self._programs if kind == key), None)
         if program is None:
             program = Program(self._net, self._autocast, job, self._capture)
         else:
             program.load(job)
 
         # ---- Step 2: the latest programs stay, as far as there is room for them.
-        programs = [(key, program)]
-        programs += [entry for entry in self._programs if entry[1] is not program]
-        totals = accumulate(cached.nbytes for _, cached in programs)
-        fitting = [
-            entry for entry, total in zip(programs, totals, strict=True) if total <= self._room
-        ]
-        self._programs = fitting or programs[:1]
+        earlier = [entry for entry in self._programs if entry[1] is not program]
+        self._programs = [(key, program), *earlier]
+        while len(self._programs) > 1 and self._count_bytes() > self._room:
+            self._programs.pop()
 
         # ---- Step 3: the next job overwrites the program's memory, so results are copies.
         result = program.run(job)
@@ -105,6 +94,9 @@ class ProgramCache:
             client=result.client if job.is_plain else tree.clone(result.client),
             buffers=tree.clone(result.buffers),
         )
+
+    def _count_bytes(self) -> int:
+        return sum(program.nbytes for _, program in self._programs)
 
     def forget(self) -> bool:
         """Drop all programs; return whether there were any."""
@@ -119,17 +111,13 @@ class _StepKind:
 
     Attributes:
         slot: Position of the phase that owns the inputs and graphs.
-        phase: The phase, with masks in the program's memory.
-        trainable: The leaves that it trains.
-        local: The optimizer's settings in it.
+        step: A client's step, with masks in the program's memory.
         rows: How many leading rows take the step.
         has_idle_rows: Whether some rows have no trainable entry in the phase.
     """
 
     slot: int
-    phase: Phase
-    trainable: TrainableLeaves
-    local: Local
+    step: PureStep
     rows: int
     has_idle_rows: bool
 
@@ -162,9 +150,9 @@ class Program:
         self._moments = initial_moments(job.plan, self._job.start, stacked=True)
         device = tree.leaves(self._job.start)[0].device
         row_count = len(job.rows)
-        sums = torch.zeros(5, row_count, device=device)
-        self._loss_sum, self._step_count, self._sample_loss_sum, self._sample_count = sums[:4]
-        self._rates = sums[4]
+        names = ("loss", "steps", "sample_loss", "samples")
+        self._sums = {name: torch.zeros(row_count, device=device) for name in names}
+        self._rates = torch.zeros(row_count, device=device)
         self._is_idle = torch.zeros(row_count, dtype=torch.bool, device=device)
         self._inputs: dict[int, list[Tensor]] = {}  # of a step, by slot
         # Where samples are protected: the noise on sums of gradients, by leaf, and how many
@@ -180,39 +168,28 @@ class Program:
         self._slots_with_records: set[int] = set()
         self._graphs: dict[tuple[int, int, bool], Callable[[], None] | None] = {}
 
+    def _stepped_trees(self, job: TrainJob) -> dict[str, Tree]:
+        """Return the trees that a client's step reads and writes, stacked."""
+        return {
+            "params": job.start,
+            "buffers": job.buffers,
+            "client": {} if self._job.is_plain else job.client,
+            "servers": job.servers or {},
+        }
+
     @property
     def nbytes(self) -> int:
         """Return the size of the program's own trees, in bytes."""
-        job = self._job
-        trees = [
-            job.start,
-            self._moments,
-            job.client,
-            job.buffers,
-            job.server,
-            job.servers or {},
-        ]
+        trees = [self._stepped_trees(self._job), self._moments, self._job.server]
         return sum(map(tree.nbytes, trees))
-
-    def _sums(self) -> list[Tensor]:
-        """Return the sums over steps, by row."""
-        return [self._loss_sum, self._step_count, self._sample_loss_sum, self._sample_count]
 
     def load(self, job: TrainJob) -> None:
         """Copy another job of the same kind into the program's memory."""
-        parts = ["start", "buffers"]
+        tree.map(Tensor.copy_, self._stepped_trees(self._job), self._stepped_trees(job))
         if not self._job.is_plain:
-            parts += ["client", "server"]
-        for part in parts:
-            tree.map(
-                Tensor.copy_,
-                getattr(self._job, part),
-                getattr(job, part),
-            )
-        if self._job.servers is not None:
-            tree.map(Tensor.copy_, self._job.servers, job.servers)
+            tree.map(Tensor.copy_, self._job.server, job.server)
         # A new job begins without the momentum of the one before.
-        torch._foreach_zero_([*tree.leaves(self._moments), *self._sums()])
+        torch._foreach_zero_(tree.leaves({"moments": self._moments, "sums": self._sums}))
 
     def run(self, job: TrainJob) -> TrainResult:
         """Take all steps; the result lies in the program's memory."""
@@ -236,81 +213,79 @@ class Program:
                     continue
                 self._is_idle.copy_(idle_rows[number])
             slot = self._slots[number]
+            own_phase = self._phases[slot]
             if self._capture:
-                tree.map(_copy_tensor_, self._phases[slot].mask, phase.mask)
-            kind = _StepKind(
-                slot=slot,
-                phase=self._phases[slot],
-                trainable=find_trainable_leaves(self._phases[slot], self._job.start),
-                local=job.plan.local.for_phase(self._phases[slot]),
-                rows=len(job.rows),
-                has_idle_rows=has_idle_rows,
+                tree.map(_copy_tensor_, own_phase.mask, phase.mask)
+            step = PureStep(
+                net=self._net,
+                job=self._job,
+                phase=own_phase,
+                trainable=find_trainable_leaves(own_phase, self._job.start),
+                local=job.plan.local.for_phase(own_phase),
+                autocast=self._autocast,
             )
-            moments = self._moments[phase.stream].of(kind.trainable.indices)
+            kind = _StepKind(slot, step, rows=len(job.rows), has_idle_rows=has_idle_rows)
+            moments = self._moments[phase.stream].of(step.trainable.indices)
             masking: AbstractContextManager = nullcontext()
             if phase.stream in masked_streams:
-                masking = masked_moments(moments, kind.trainable.masks, kind.local)
+                masking = masked_moments(moments, step.trainable.masks, step.local)
             with masking:
                 self._train_phase(job, kind, epochs)
 
         # ---- Step 3: mean losses
+        sums = self._sums
         return TrainResult(
             params=self._job.start,
             client=job.client if job.is_plain else self._job.client,
             buffers=self._job.buffers,
-            loss=self._loss_sum / self._step_count.clamp(min=1),
-            sample_loss=self._sample_loss_sum / self._sample_count.clamp(min=1),
-            has_stepped=self._step_count > 0,
+            loss=sums["loss"] / sums["steps"].clamp(min=1),
+            sample_loss=sums["sample_loss"] / sums["samples"].clamp(min=1),
+            has_stepped=sums["steps"] > 0,
             records=self._take_records(),
         )
 
     def _train_phase(self, job: TrainJob, kind: _StepKind, epochs: range) -> None:
         """Take the steps of a phase, each of the leading rows that still have one."""
-        # ---- Step 1: all steps are planned, and the memory that a step reads is made.
-        device = self._loss_sum.device
-        batch_size = kind.local.batch_size
-        # Graphs want one shape in every round, also where no client has a full batch.
-        least_batch = batch_size if self._capture else 0
+        # ---- Step 1: all steps are planned.
+        batch_size = kind.step.local.batch_size
         if self._noise:
             sizes = [len(row.federation.train[row.client]) for row in job.rows]
-            expected = torch.tensor(sizes).clamp(max=batch_size).float()
-            self._expected.copy_(tree.send(expected, device))
-        planned, active_rows = plan_training_steps(job, kind.phase, epochs, batch_size, least_batch)
-        inputs = self._inputs.get(kind.slot, [])
-        has_shapes = [part.shape[1:] for part in planned] == [part.shape for part in inputs]
-        if active_rows and not has_shapes:
-            inputs = [part.new_zeros(part.shape[1:], device=device) for part in planned]
-            self._inputs[kind.slot] = inputs
-            # Graphs of other slots read memory of their own, which stays.
-            self._graphs = {
-                key: graph for key, graph in self._graphs.items() if key[0] != kind.slot
-            }
+            self._expected.copy_(torch.tensor(sizes).clamp(max=batch_size))
+        # Graphs want one shape in every round, also where no client has a full batch.
+        least_batch = batch_size if self._capture else 0
+        planned, active_rows = plan_training_steps(job, kind.step.phase, epochs, least_batch)
+        if active_rows:
+            self._reserve_inputs(kind.slot, planned)
 
         # ---- Step 2: the steps. A captured one may be wider than the rows that have a step left;
         # it runs over finished rows too, and their memory is put back afterwards.
-        finished: list[tuple[Tensor, Tensor]] = []
+        finished_rows: list[tuple[Tensor, Tensor]] = []
         rows_before = len(job.rows)
-        steps = zip(*[tree.send(part, device) for part in planned], strict=True)
+        steps = zip(*[tree.send(part, self._rates.device) for part in planned], strict=True)
         for number, (values, rows) in enumerate(zip(steps, active_rows, strict=True)):
             if self._noise:
-                self._draw_noise(
-                    job,
-                    kind,
-                    (f"{kind.phase.stream} {epochs.start}", number),
-                    rows,
-                )
+                step_key = f"{kind.step.phase.stream} {epochs.start}", number
+                self._draw_noise(job, kind, step_key, rows)
             width = rows
             if self._capture:
                 width = min(captured_width(rows), len(job.rows))
-            end = min(width, rows_before)
-            if rows < end:
-                finished += self._save_rows(slice(rows, end))
+            finished_rows += self._save_rows(slice(rows, min(width, rows_before)))
             rows_before = rows
-            for part, value in zip(inputs, values, strict=True):
+            for part, value in zip(self._inputs[kind.slot], values, strict=True):
                 part.copy_(value)
             self._run_step(replace(kind, rows=width))
-        for memory, saved in finished:
+        for memory, saved in finished_rows:
             memory.copy_(saved)
+
+    def _reserve_inputs(self, slot: int, planned: list[Tensor]) -> None:
+        """Make the memory that a step reads its minibatch from, unless there is such."""
+        shapes = [part.shape[1:] for part in planned]
+        if [part.shape for part in self._inputs.get(slot, [])] == shapes:
+            return
+        device = self._rates.device
+        self._inputs[slot] = [part.new_zeros(part.shape[1:], device=device) for part in planned]
+        # Graphs of other slots read memory of their own, which stays.
+        self._graphs = {key: graph for key, graph in self._graphs.items() if key[0] != slot}
 
     def _draw_noise(self, job: TrainJob, kind: _StepKind, step: tuple[str, int], rows: int) -> None:
         """Draw the noise of a step for the leading rows, as the loop backend does."""
@@ -319,7 +294,7 @@ class Program:
             assert draws.protection
             # By the loop backend's key, so that both backends draw the same noise.
             key = draws.purpose, draws.round, *step
-            for i in kind.trainable.indices:
+            for i in kind.step.trainable.indices:
                 noise = self._noise[i][row]
                 noise.copy_(draws.protection.draw_noise(noise, job.rows[row].client, (*key, i)))
 
@@ -338,14 +313,10 @@ class Program:
 
     def _save_rows(self, rows: slice) -> list[tuple[Tensor, Tensor]]:
         """Return the memory of rows without a step left, and copies of it."""
-        job = self._job
-        parts = [
-            *tree.leaves(job.start),
-            *tree.leaves(job.buffers),
-            *tree.leaves(job.client),
-            *tree.leaves(self._moments),
-            *self._sums(),
-        ]
+        if rows.start >= rows.stop:
+            return []
+        own_trees = {**self._stepped_trees(self._job), "servers": {}}
+        parts = tree.leaves({**own_trees, "moments": self._moments, "sums": self._sums})
         return [(part[rows], part[rows].clone()) for part in parts]
 
     def _run_step(self, kind: _StepKind) -> None:
@@ -365,86 +336,116 @@ class Program:
 
     def _make_step(self, kind: _StepKind) -> Callable[[], None]:
         """Make a function that takes one step in the program's memory."""
-        job = self._job
-        phase = kind.phase
+        step = kind.step
         rows = slice(kind.rows)
-        leaves = [leaf[rows] for leaf in tree.leaves(job.start)]  # views of the leading rows
-        trainable_leaves = [leaves[i] for i in kind.trainable.indices]
-        moments = self._moments[phase.stream].of(kind.trainable.indices, rows)
-        masks = [None if mask is None else mask[rows] for mask in kind.trainable.masks]
+        states = tree.take(self._stepped_trees(self._job), rows)  # views of the leading rows
+        moving = step.list_moving(states["params"])
+        moments = self._moments[step.phase.stream].of(step.trainable.indices, rows)
+        masks = [None if mask is None else mask[rows] for mask in step.trainable.masks]
         rates: Tensor | None = None
-        if kind.local.has_schedule and "lr" not in phase.sgd:
+        if step.local.has_schedule and "lr" not in step.phase.sgd:
             # A graph would repeat the number that it was captured with.
             rates = self._rates[rows]
 
-        def step() -> None:
+        def take_step() -> None:
             # ---- The step, captured into graphs: nothing in it may make the host wait.
             # In here, as a graph reads the flags of its round.
             is_active = ~self._is_idle[rows] if kind.has_idle_rows else None
-
-            def unless_idle(new: Tree, old: Tree) -> Tree:
-                return new if is_active is None else tree.by_row(is_active, new, old)
-
             batches = self._gather_batches(kind)
             weight = batches[0].samples
-            buffers = tree.take(job.buffers, rows)
-            client = tree.take(job.client, rows)
-            states = (buffers, client, tree.take(job.servers or {}, rows))
-            if phase.step:
-                take_step = partial(self._phase_step, phase)
-                with torch.no_grad(), self._autocast():
-                    new_leaves, loss, new_buffers = vmap_clients(
-                        take_step, leaves, batches, *states
-                    )
-                for leaf, value in zip(leaves, new_leaves, strict=True):
-                    leaf.copy_(unless_idle(value, leaf))
+            if step.phase.step:
+                params, loss, buffers = self._take_phase_steps(step, states, batches)
+                _overwrite_rows(states["params"], params, is_active)
             else:
                 find_gradients = self._find_gradients
                 if self._noise:
                     find_gradients = self._find_protected_gradients
-                grads, loss, new_buffers, new_client, record = find_gradients(
-                    kind, leaves, batches[0], states
-                )
+                grads, loss, buffers, client, record = find_gradients(kind, states, batches[0])
                 # Ahead of the step: it may have kept parameters, which the step changes in place.
-                if phase.after_gradient:
-                    tree.put_(job.client, rows, unless_idle(new_client, client))
+                if step.phase.after_gradient:
+                    _overwrite_rows(states["client"], client, is_active)
                 optimizer_step_(
-                    trainable_leaves, moments, grads, masks, kind.local, stacked=True, rates=rates
+                    moving, moments, grads, masks, step.local, stacked=True, rates=rates
                 )
-                if record and job.wants_records:
+                if record and self._job.wants_records:
                     self._add_record(kind.slot, record, weight, is_active)
-            tree.put_(job.buffers, rows, unless_idle(new_buffers, buffers))
-            self._add_loss(rows, loss, weight, is_active)
+            _overwrite_rows(states["buffers"], buffers, is_active)
+            self._add_loss(kind, loss, weight, is_active)
 
-        return step
+        return take_step
 
-    def _find_gradients(
-        self, kind: _StepKind, leaves: list[Tensor], batch: Batch, states: _ClientStates
-    ) -> _Gradients:
+    def _bind_state(self, states: dict[str, Tree]) -> StepState:
+        """Return a client's tensors as its step takes them."""
+        # Runs in lockstep have a server each.
+        server = states["servers"].get("server", self._job.server)
+        return StepState(
+            params=states["params"],
+            server=server,
+            client=states["client"],
+            buffers=states["buffers"],
+        )
+
+    def _take_phase_steps(
+        self, step: PureStep, states: dict[str, Tree], batches: list[Batch]
+    ) -> tuple[Tree, Tensor, dict[str, Tree]]:
+        """Take all clients' steps by `Phase.step`; return parameters, losses and buffers."""
+
+        def take_step(
+            states: dict[str, Tree], batches: list[Batch]
+        ) -> tuple[Tree, Tensor, dict[str, Tree]]:
+            state = self._bind_state(states)
+            bound = self._net.bind(state.buffers, training=True, weight=batches[0].weight)
+            params, loss = step.take_phase_step(state, bound, batches)
+            return params, loss, bound.buffers
+
+        with torch.no_grad():
+            return vmap_clients(take_step, states, batches)
+
+    def _find_gradients(self, kind: _StepKind, states: dict[str, Tree], batch: Batch) -> _Gradients:
         """Compute all clients' gradients, losses, new buffers and states, and records."""
-        trainable_leaves = [leaves[i] for i in kind.trainable.indices]
-        compute = partial(self._compute_gradient, kind.phase, kind.trainable.indices)
+        step = kind.step
+
+        def find_gradient(states: dict[str, Tree], batch: Batch) -> _Gradients:
+            state = self._bind_state(states)
+
+            def compute_loss(values: list[Tensor]) -> tuple[Tensor, tuple[dict[str, Tree], Tree]]:
+                params = step.replace_moving(state.params, values)
+                bound = self._net.bind(state.buffers, training=True, weight=batch.weight)
+                loss, record = step.compute_loss(state._replace(params=params), bound, batch)
+                return loss, (bound.buffers, record)
+
+            differentiate = grad_and_value(compute_loss, has_aux=True)
+            grads, (loss, (buffers, record)) = differentiate(step.list_moving(state.params))
+            client: dict[str, Tree] = {}
+            if step.phase.after_gradient:
+                client = step.show_gradient(state, batch, loss, grads, record)
+            return grads, loss, buffers, client, record
+
         with self._autocast():
-            return vmap_clients(compute, trainable_leaves, leaves, batch, *states)
+            return vmap_clients(find_gradient, states, batch)
 
     def _find_protected_gradients(
-        self, kind: _StepKind, leaves: list[Tensor], batch: Batch, states: _ClientStates
+        self, kind: _StepKind, states: dict[str, Tree], batch: Batch
     ) -> _Gradients:
         """Compute the same with gradients that hide single samples, without losses."""
+        step = kind.step
         rows = slice(kind.rows)
-        indices = kind.trainable.indices
-        masks = {i: mask[rows] for i, mask in enumerate(kind.trainable.masks) if mask is not None}
-        trainable_leaves = [leaves[i] for i in indices]
-        compute = partial(self._sum_clipped_gradients, kind.phase, indices)
-        with self._autocast(), explaining_failure():
-            sums = vmap_clients(compute, trainable_leaves, leaves, batch, masks, *states)
+        indices = step.trainable.indices
+        masks = {i: mask[rows] for i, mask in enumerate(step.trainable.masks) if mask is not None}
+
+        def sum_gradients(
+            states: dict[str, Tree], batch: Batch, masks: dict[int, Tensor]
+        ) -> list[Tensor]:
+            leaf_masks = [masks.get(i) for i in range(len(indices))]
+            return step.sum_clipped_gradients(self._bind_state(states), batch, leaf_masks)
+
+        sums = vmap_clients(sum_gradients, states, batch, masks)
         grads = []
         for i, gradient in zip(indices, sums, strict=True):
             noised = gradient + self._noise[i][rows]
             grads.append(noised / per_client_shape(self._expected[rows], noised))
         # The loss would tell of samples.
-        buffers, client, _ = states
-        return grads, batch.x.new_zeros(kind.rows), buffers, client, {}
+        return grads, batch.x.new_zeros(kind.rows), states["buffers"], states["client"], {}
 
     def _gather_batches(self, kind: _StepKind) -> list[Batch]:
         """Return the minibatches of a step from its inputs, stacked `[rows, batch, ...]`."""
@@ -476,118 +477,24 @@ class Program:
         self._step_records.append((record, weight.clone()))
 
     def _add_loss(
-        self, rows: slice, loss: Tensor, weight: Tensor, is_active: Tensor | None
+        self, kind: _StepKind, loss: Tensor, weight: Tensor, is_active: Tensor | None
     ) -> None:
         """Add a step's losses to the sums that mean losses are made of."""
-        if is_active is None:
-            self._loss_sum[rows].add_(loss)
-            self._step_count[rows].add_(1)
-        else:
-            self._loss_sum[rows].add_(torch.where(is_active, loss, 0.0))
-            self._step_count[rows].add_(is_active)
+        additions = {"loss": loss, "steps": torch.ones_like(loss)}
         if self._job.plan.by_sample:
             count = weight.sum(1)
+            additions |= {"sample_loss": loss * count, "samples": count}
+        for name, values in additions.items():
             if is_active is not None:
-                count = count * is_active
-            self._sample_loss_sum[rows].add_(loss * count)
-            self._sample_count[rows].add_(count)
+                values = torch.where(is_active, values, 0.0)
+            self._sums[name][: kind.rows].add_(values)
 
-    def _phase_step(
-        self,
-        phase: Phase,
-        leaves: list[Tensor],
-        batches: list[Batch],
-        buffers: dict[str, Tree],
-        client: dict[str, Tree],
-        servers: dict[str, Tree],
-    ) -> tuple[list[Tensor], Tensor, dict[str, Tree]]:
-        """Take one client's step by `Phase.step`; return new leaves, loss and buffers."""
-        assert phase.step is not None
-        bound = self._net.bind(buffers, training=True, weight=batches[0].weight)
-        batch = batches[0] if len(batches) == 1 else tuple(batches)
-        params = tree.rebuild(self._job.start, leaves)
-        server = servers.get("server", self._job.server)
-        params, loss = phase.step(server, client, bound, params, batch)
-        return tree.leaves(params), loss, bound.buffers
 
-    def _compute_gradient(  # noqa: PLR0913 - vmap maps over arguments
-        self,
-        phase: Phase,
-        indices: list[int],
-        trainable_leaves: list[Tensor],
-        leaves: list[Tensor],
-        batch: Batch,
-        buffers: dict[str, Tree],
-        client: dict[str, Tree],
-        servers: dict[str, Tree],
-    ) -> tuple[list[Tensor], Tensor, dict[str, Tree], dict[str, Tree], Tree]:
-        """Return one client's gradient at the leaves `indices`, and what comes with it.
-
-        Returns:
-            Gradient, loss, new buffers, the client's state by `Phase.after_gradient`, and the
-            record of the loss.
-        """
-        # ---- Step 1: the loss as a function of the leaves that train
-        like = self._job.start
-        # Runs in lockstep have a server each.
-        server = servers.get("server", self._job.server)
-        objective = phase.loss or self._job.plan.loss
-
-        def compute_loss(values: list[Tensor]) -> tuple[Tensor, tuple[dict[str, Tree], Tree]]:
-            params = self._rebuild_params(leaves, indices, values)
-            bound = self._net.bind(buffers, training=True, weight=batch.weight)
-            loss = objective(server, client, bound, params, batch)
-            record: Tree = {}
-            if isinstance(loss, tuple):
-                loss, record = loss
-            return loss, (bound.buffers, record)
-
-        # ---- Step 2: its gradient, and the method's use of it
-        grads, (loss, (new_buffers, record)) = grad_and_value(compute_loss, has_aux=True)(
-            trainable_leaves
-        )
-        new_client: dict[str, Tree] = {}
-        if phase.after_gradient:
-            params = tree.rebuild(like, leaves)
-            gradient = tree.rebuild(like, complete_gradients(grads, leaves, indices))
-            new_client = phase.after_gradient(server, client, params, gradient, batch, loss, record)
-        return grads, loss, new_buffers, new_client, record
-
-    def _rebuild_params(
-        self, leaves: list[Tensor], indices: list[int], values: list[Tensor]
-    ) -> Tree:
-        """Return parameters of these leaves, with `values` at `indices`."""
-        replaced = dict(zip(indices, values, strict=True))
-        all_leaves = [replaced.get(position, leaf) for position, leaf in enumerate(leaves)]
-        return tree.rebuild(self._job.start, all_leaves)
-
-    def _sum_clipped_gradients(  # noqa: PLR0913 - vmap maps over arguments
-        self,
-        phase: Phase,
-        indices: list[int],
-        trainable_leaves: list[Tensor],
-        leaves: list[Tensor],
-        batch: Batch,
-        masks: dict[int, Tensor],
-        buffers: dict[str, Tree],
-        client: dict[str, Tree],
-        servers: dict[str, Tree],
-    ) -> list[Tensor]:
-        """Return the sum of one client's clipped gradients at the leaves `indices`."""
-        protection = self._job.draws[0].protection
-        assert protection
-        server = servers.get("server", self._job.server)
-        objective = phase.loss or self._job.plan.loss
-
-        def compute_loss(values: list[Tensor], sample: Batch) -> Any:
-            params = self._rebuild_params(leaves, indices, values)
-            bound = self._net.bind(buffers, training=True)
-            return objective(server, client, bound, params, sample)
-
-        all_masks = [masks.get(position) for position in range(len(indices))]
-        return sum_clipped_gradients(
-            compute_loss, trainable_leaves, all_masks, batch, protection.clip
-        )
+def _overwrite_rows(target: Tree, values: Tree, is_active: Tensor | None) -> None:
+    """Write values in place, but for idle rows."""
+    if is_active is not None:
+        values = tree.by_row(is_active, values, target)
+    tree.map(Tensor.copy_, target, values)
 
 
 def _find_idle_rows(phases: list[Phase], row_count: int) -> dict[int, Tensor]:

@@ -15,7 +15,7 @@ from fedpfl.engine.training.frozen import FrozenBody, find_frozen_body
 from fedpfl.engine.training.jobs import TrainJob, TrainResult
 from fedpfl.engine.training.minibatches import StepPlan, plan_steps
 from fedpfl.engine.training.scripted_steps import ScriptedSteps, make_scripted_steps
-from fedpfl.engine.training.sgd import Moments, as_float_mask, initial_moments, masked_moments
+from fedpfl.engine.training.sgd import as_float_mask, initial_moments, masked_moments
 from fedpfl.engine.training.shard import gather_data
 from fedpfl.engine.training.shortcuts import Shortcuts
 from fedpfl.engine.training.step import PureStep, StepState
@@ -71,8 +71,6 @@ class ClientTraining:
         sums = dict(zip(("loss", "sample_loss", "samples"), zeros.unbind(), strict=True))
         self._state = StepState(
             params=params,
-            moments=Moments(mean={}, square={}, counts={}),
-            masks={},
             server=job.server,
             client=job.client,
             buffers=job.buffers,
@@ -173,21 +171,11 @@ class ClientTraining:
 
     def _plan_steps(self, step: PureStep, epochs: range) -> Iterator[StepPlan]:
         """Yield the client's steps, those of a few epochs at a time."""
-        ((federation, client),) = self._job.rows
-        (draws,) = self._job.draws
-        samples = max(1, len(federation.train[client]))
+        source = self._job.sample_source(0, step.phase)
+        samples = max(1, len(self._data.y))
         count = max(1, MOST_PLANNED // samples)
         for start in range(epochs.start, epochs.stop, count):
-            yield plan_steps(
-                phase=step.phase,
-                epochs=range(start, min(start + count, epochs.stop)),
-                batch_size=step.local.batch_size,
-                draws=draws,
-                federation=federation,
-                client=client,
-                fixed=step.local.steps,
-                randoms=self._job.randoms,
-            )
+            yield plan_steps(source, step.phase, range(start, min(start + count, epochs.stop)))
 
     def _list_minibatches(self, plan: StepPlan) -> list[list[Tensor]]:
         """List each step's minibatch: rows of its batches, then numbers of their samples."""

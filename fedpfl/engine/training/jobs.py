@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedpfl.data.federation import Federation
 from fedpfl.engine.keys import Draws
+from fedpfl.engine.training.minibatches import SampleSource
 from fedpfl.engine.training.train_plan import TrainPlan
 from fedpfl.ground import tree
 from fedpfl.ground.tree import Tree
@@ -104,6 +105,19 @@ class TrainJob:
     def randoms(self) -> int:
         """Return the count of random numbers of each sample: 0 where the loss ignores them."""
         return 0 if self.is_plain else self.method.randoms
+
+    def sample_source(self, row: int, phase: Phase) -> SampleSource:
+        """Return the samples of a row, and how a phase makes minibatches of them."""
+        federation, client = self.rows[row]
+        local = self.plan.local.for_phase(phase)
+        return SampleSource(
+            federation=federation,
+            client=client,
+            draws=self.draws[row],
+            batch_size=local.batch_size,
+            fixed=local.steps,
+            randoms=self.randoms,
+        )
 
     @property
     def wants_records(self) -> bool:

@@ -13,6 +13,32 @@ from fedpfl.methods import Phase
 from fedpfl.privacy import Steps
 
 
+class SampleSource(NamedTuple):
+    """Hold a client's samples, and how minibatches are made of them.
+
+    Attributes:
+        federation: Has the samples.
+        client: Its number.
+        draws: The orders of samples.
+        batch_size: Of minibatches.
+        fixed: How many steps take the place of an epoch, from one pass over the samples into the
+            next.
+        randoms: How many numbers each sample is given.
+    """
+
+    federation: Federation
+    client: int
+    draws: Draws
+    batch_size: int
+    fixed: int | None = None
+    randoms: int = 0
+
+    def draw_numbers(self, stream: str, epoch: int, rows: int, name: str = "random") -> Tensor:
+        """Draw the numbers of an epoch's samples: their own, or those of their views."""
+        count = self.federation.augment_numbers if name == "views" else self.randoms
+        return self.draws.random(self.client, stream, epoch, rows, count, name)
+
+
 class StepPlan(NamedTuple):
     """Plan the samples of one client's steps, in order.
 
@@ -29,70 +55,44 @@ class StepPlan(NamedTuple):
     random: Tensor
 
 
-def plan_steps(  # noqa: PLR0913 - what one step needs
-    phase: Phase,
-    epochs: range,
-    batch_size: int,
-    draws: Draws,
-    federation: Federation,
-    client: int,
-    fixed: int | None = None,
-    randoms: int = 0,
-) -> StepPlan:
+def plan_steps(source: SampleSource, phase: Phase, epochs: range) -> StepPlan:
     """Deal a client's samples to a phase's steps, reshuffled each epoch.
 
     A last partial minibatch is kept, a lone sample not; minibatches that do not make a whole step
     are left out.
-
-    Args:
-        phase: Of training.
-        epochs: Their numbers.
-        batch_size: Of minibatches.
-        draws: The orders of samples.
-        federation: Has the client's samples.
-        client: Its number.
-        fixed: How many steps take the place of an epoch, from one pass over the samples into the
-            next.
-        randoms: How many numbers each sample is given.
     """
-    samples = len(federation.train[client])
-    if draws.protection:
-        steps = find_poisson_steps(batch_size, samples, fixed)
-        return _draw_steps(phase.stream, epochs, steps, draws, federation, client, randoms)
-    steps_per_pass = _minibatches_per_epoch(samples, batch_size) // phase.batches
+    samples = len(source.federation.train[source.client])
+    if source.draws.protection:
+        return _draw_steps(source, phase.stream, epochs)
+    steps_per_pass = _minibatches_per_epoch(samples, source.batch_size) // phase.batches
     # ---- A fixed number of steps may begin and end within a pass.
     taken_steps = slice(None)
-    if fixed and steps_per_pass:
-        first_step = fixed * epochs.start
-        end_step = fixed * epochs.stop
+    if source.fixed and steps_per_pass:
+        first_step = source.fixed * epochs.start
+        end_step = source.fixed * epochs.stop
         epochs = range(first_step // steps_per_pass, -(-end_step // steps_per_pass))
         offset = first_step % steps_per_pass
         taken_steps = slice(offset, offset + end_step - first_step)
 
-    # ---- Samples in the order of each pass, and how they are augmented
-    batch = min(batch_size, samples)
+    # ---- Samples in the order of each pass, how they are augmented, and their own numbers
+    batch = min(source.batch_size, samples)
     slots = steps_per_pass * phase.batches * batch
-    used = min(samples, slots)
+    dealt = min(samples, slots)
     positions = torch.full((len(epochs), slots), -1)
-    count = federation.augment_numbers
-    views = torch.zeros(len(epochs), slots, count)
-    for row, epoch in enumerate(epochs):
-        order = draws.order(client, phase.stream, epoch, samples)[:used]
-        positions[row, :used] = order
-        if count:
-            sample_views = draws.random(client, phase.stream, epoch, samples, count, "views")
-            views[row, :used] = sample_views[order]
-
-    # ---- Their own numbers: those of all first samples are drawn first, then of all second ones.
+    views = torch.zeros(len(epochs), slots, source.federation.augment_numbers)
     random = []
-    for epoch in epochs:
-        numbers = draws.random(client, phase.stream, epoch, slots, randoms)
-        by_slot = numbers.view(phase.batches, batch, steps_per_pass, randoms)
+    for row, epoch in enumerate(epochs):
+        order = source.draws.order(source.client, phase.stream, epoch, samples)[:dealt]
+        positions[row, :dealt] = order
+        views[row, :dealt] = source.draw_numbers(phase.stream, epoch, samples, "views")[order]
+        # Those of all first samples are drawn first, then of all second ones.
+        numbers = source.draw_numbers(phase.stream, epoch, slots)
+        by_slot = numbers.view(phase.batches, batch, steps_per_pass, source.randoms)
         random.append(by_slot.permute(2, 0, 1, 3))
     shape = (len(epochs) * steps_per_pass, phase.batches, batch)
     return StepPlan(
         positions=positions.view(shape)[taken_steps],
-        views=views.view((*shape, count))[taken_steps],
+        views=views.view((*shape, views.shape[-1]))[taken_steps],
         random=torch.cat(random)[taken_steps],
     )
 
@@ -113,45 +113,34 @@ def find_poisson_steps(batch_size: int, samples: int, fixed: int | None = None) 
     return Steps(min(1.0, batch_size / max(1, samples)), count)
 
 
-def _draw_steps(
-    stream: str,
-    epochs: range,
-    steps: Steps,
-    draws: Draws,
-    federation: Federation,
-    client: int,
-    randoms: int,
-) -> StepPlan:
+def _draw_steps(source: SampleSource, stream: str, epochs: range) -> StepPlan:
     """Plan steps as `plan_steps` does, each on a Poisson minibatch that is drawn in secret."""
-    protection = draws.protection
-    assert protection
-    samples = len(federation.train[client])
+    draws = source.draws
+    assert draws.protection
+    samples = len(source.federation.train[source.client])
+    steps = find_poisson_steps(source.batch_size, samples, source.fixed)
 
     # ---- Which samples are in which minibatch; short ones are filled up with -1.
     minibatches: list[Tensor] = []
     for epoch in epochs:
-        purpose = draws.purpose, draws.round, client, stream, epoch
-        minibatches += protection.draw_minibatches(samples, steps, purpose)
+        purpose = draws.purpose, draws.round, source.client, stream, epoch
+        minibatches += draws.protection.draw_minibatches(samples, steps, purpose)
     batch = max([1, *map(len, minibatches)])
     positions = torch.full((len(minibatches), 1, batch), -1)
     for row, members in enumerate(minibatches):
         positions[row, 0, : len(members)] = members
 
     # ---- Numbers and views follow from the seed, as they tell nothing of samples.
-    def draw_numbers(count: int, what: str) -> Tensor:
+    def draw_numbers(name: str) -> Tensor:
         rows = steps.number * samples
-        numbers = [draws.random(client, stream, epoch, rows, count, what) for epoch in epochs]
-        by_sample = torch.cat(numbers).view(len(minibatches), samples, count)
+        numbers = torch.cat([source.draw_numbers(stream, epoch, rows, name) for epoch in epochs])
+        by_sample = numbers.view(len(minibatches), samples, numbers.shape[-1])
         # Padding is -1, and takes those of sample 0.
         members = positions[:, 0].clamp(min=0)
-        indices = members[:, :, None].expand(-1, -1, count)
+        indices = members[:, :, None].expand(-1, -1, numbers.shape[-1])
         return by_sample.gather(1, indices)[:, None]
 
-    return StepPlan(
-        positions=positions,
-        views=draw_numbers(federation.augment_numbers, "views"),
-        random=draw_numbers(randoms, "random"),
-    )
+    return StepPlan(positions=positions, views=draw_numbers("views"), random=draw_numbers("random"))
 
 
 def count_samples(

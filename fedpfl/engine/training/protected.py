@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,9 +13,10 @@ from fedpfl.engine.training.sgd import per_client_shape
 from fedpfl.engine.training.train_plan import TrainPlan
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError, error_text
+from fedpfl.ground.tree import Tree
 from fedpfl.methods import Batch, Method
 
-Objective = Callable[[list[Tensor], Batch], Any]
+Objective = Callable[[list[Tensor], Batch], Tensor]
 
 
 def require_protectable(method: Method, plan: TrainPlan) -> None:
@@ -56,7 +56,7 @@ def sum_clipped_gradients(
 
     def differentiate_sample(fields: dict[str, Tensor]) -> list[Tensor]:
         rows = {name: field[None] for name, field in fields.items()}
-        return grad(_as_plain_loss(objective))(leaves, Batch(**rows))
+        return grad(objective)(leaves, Batch(**rows))
 
     gradients = vmap(differentiate_sample, randomness="different")(fields)
     for i, mask in enumerate(masks):
@@ -75,19 +75,13 @@ def sum_clipped_gradients(
     return sums
 
 
-def _as_plain_loss(objective: Objective) -> Objective:
-    """Return an objective that refuses to leave anything beside its loss."""
-
-    def compute_loss(values: list[Tensor], batch: Batch) -> Tensor:
-        loss = objective(values, batch)
-        if isinstance(loss, tuple):
-            raise FedpflError(
-                "privacy=sample: the method's loss leaves values of single samples beside it, which"
-                " no noise hides; choose another method"
-            )
-        return loss
-
-    return compute_loss
+def require_no_record(record: Tree) -> None:
+    """Raise FedpflError for a loss that leaves values of samples."""
+    if record:
+        raise FedpflError(
+            "privacy=sample: the method's loss leaves values of single samples beside it, which no"
+            " noise hides; choose another method"
+        )
 
 
 @contextmanager

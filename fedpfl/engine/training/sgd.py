@@ -254,14 +254,3 @@ def masked_moments(moments: Moments, masks: list[Tensor | None], local: Local) -
     yield
     for (buffer, _), values in zip(masked_buffers, outside, strict=True):
         buffer.add_(values)  # one of the two is zero
-
-
-def complete_gradients(
-    grads: list[Tensor], leaves: list[Tensor], moving: list[int]
-) -> list[Tensor]:
-    """Return gradients of all leaves, zero for those that do not move."""
-    gradient_of_leaf = dict(zip(moving, grads, strict=True))
-    return [
-        gradient_of_leaf[i] if i in gradient_of_leaf else torch.zeros_like(leaf)
-        for i, leaf in enumerate(leaves)
-    ]

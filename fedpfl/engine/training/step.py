@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,8 +14,12 @@ from fedpfl.engine.training.cutting import embed_objective
 from fedpfl.engine.training.frozen import FrozenBody
 from fedpfl.engine.training.jobs import TrainJob
 from fedpfl.engine.training.local import Local
-from fedpfl.engine.training.protected import explaining_failure, sum_clipped_gradients
-from fedpfl.engine.training.sgd import Moments, complete_gradients, optimizer_step_
+from fedpfl.engine.training.protected import (
+    explaining_failure,
+    require_no_record,
+    sum_clipped_gradients,
+)
+from fedpfl.engine.training.sgd import Moments, optimizer_step_
 from fedpfl.engine.training.train_plan import TrainableLeaves
 from fedpfl.ground import tree
 from fedpfl.ground.tree import Tree
@@ -28,11 +32,11 @@ class StepState(NamedTuple):
 
     Attributes:
         params: The trained tree.
-        moments: The optimizer's state of the leaves that move.
-        masks: Masks of leaves that move in part, by position; see `as_float_mask`.
         server: The server's state.
         client: The client's state.
         buffers: By role.
+        moments: The optimizer's state of the leaves that move.
+        masks: Masks of leaves that move in part, by position; see `as_float_mask`.
         surroundings: As in TrainJob.
         samples: The client's training samples: `x`, `y`, and `features` where a script repeats
             steps on a frozen body.
@@ -40,14 +44,14 @@ class StepState(NamedTuple):
     """
 
     params: Tree
-    moments: Moments
-    masks: dict[int, Tensor]
     server: Tree
     client: dict[str, Tree]
     buffers: dict[str, Tree]
-    surroundings: Tree
-    samples: dict[str, Tensor]
-    sums: dict[str, Tensor]
+    moments: Moments = Moments(mean={}, square={}, counts={})
+    masks: Mapping[int, Tensor] = {}
+    surroundings: Mapping[str, Tree] = {}
+    samples: Mapping[str, Tensor] = {}
+    sums: Mapping[str, Tensor] = {}
 
 
 @dataclass(frozen=True)
@@ -94,33 +98,107 @@ class PureStep:
             bound = self.body.bind_batch(bound, batch)
         record: Tree = {}
         if self.phase.step:
-            params, loss = self._take_phase_step(state, bound, batches)
+            params, loss = self.take_phase_step(state, bound, batches)
+            with torch.no_grad():
+                # Steps of SGD would move states that share memory with the parameters.
+                params = tree.copy_shared(params, {"server": state.server, "client": state.client})
+            loss = loss.detach()
             state = state._replace(params=params)
         else:
             # ---- Step 2: the gradient of the loss at the leaves that move
-            leaves = tree.leaves(state.params)
-            moving = [leaves[i] for i in self.trainable.indices]
+            moving = self.list_moving(state.params)
             if self.job.draws[0].protection:
                 # The loss would tell of samples.
                 loss = torch.zeros((), device=batch.x.device)
                 grads = self._find_protected_gradient(state, batch, number)
             else:
-                loss, record = self._compute_loss(state, bound, batch)
+                loss, record = self.compute_loss(state, bound, batch)
                 grads = self.net.differentiate_loss(loss, moving)
                 loss, record = loss.detach(), tree.map(Tensor.detach, record)
 
             # ---- Step 3: the method's use of it, and the update
             with torch.no_grad():
-                client = self._show_gradient(state, batch, loss, grads, record)
+                if self.phase.after_gradient:
+                    client = self.show_gradient(state, batch, loss, grads, record)
+                    # The update would move parameters that the client keeps.
+                    state = state._replace(client=tree.copy_shared(client, state.params))
                 masks = [state.masks.get(i) for i in self.trainable.indices]
                 optimizer_step_(moving, state.moments, grads, masks, self.local)
-            state = state._replace(client=client)
 
         # ---- Step 4: sums of losses, and buffers
         self._add_loss(state.sums, loss, len(batch.y))
         if bound.buffers is not state.buffers:
             state = state._replace(buffers=bound.buffers)
         return state, record if self.job.wants_records else {}
+
+    # ---- parts of a step, which both backends take
+
+    def list_moving(self, params: Tree) -> list[Tensor]:
+        """List the leaves that move."""
+        leaves = tree.leaves(params)
+        return [leaves[i] for i in self.trainable.indices]
+
+    def replace_moving(self, params: Tree, values: Sequence[Tensor]) -> Tree:
+        """Return parameters with other values of the leaves that move."""
+        leaves = tree.leaves(params)
+        for i, value in zip(self.trainable.indices, values, strict=True):
+            leaves[i] = value
+        return tree.rebuild(params, leaves)
+
+    def compute_loss(self, state: StepState, bound: Bound, batch: Batch) -> tuple[Tensor, Tree]:
+        """Compute the loss and its record."""
+        objective = self.phase.loss or self.job.plan.loss
+        if state.surroundings:
+            objective = embed_objective(objective, state.surroundings)
+        with self.autocast():
+            loss = objective(state.server, state.client, bound, state.params, batch)
+        return loss if isinstance(loss, tuple) else (loss, {})
+
+    def show_gradient(
+        self, state: StepState, batch: Batch, loss: Tensor, grads: list[Tensor], record: Tree
+    ) -> dict[str, Tree]:
+        """Return the client's state after `Phase.after_gradient` has seen a gradient."""
+        assert self.phase.after_gradient
+        params = tree.map(Tensor.detach, state.params)
+        still = tree.map(torch.zeros_like, params)
+        return self.phase.after_gradient(
+            state.server,
+            state.client,
+            params,
+            self.replace_moving(still, grads),
+            batch,
+            loss,
+            record,
+        )
+
+    def take_phase_step(
+        self, state: StepState, bound: Bound, batches: Sequence[Batch]
+    ) -> tuple[Tree, Tensor]:
+        """Return parameters and loss of a step by `Phase.step`."""
+        assert self.phase.step
+        batch = tuple(batches) if len(batches) > 1 else batches[0]
+        with torch.no_grad(), self.autocast():
+            return self.phase.step(state.server, state.client, bound, state.params, batch)
+
+    def sum_clipped_gradients(
+        self, state: StepState, batch: Batch, masks: list[Tensor | None]
+    ) -> list[Tensor]:
+        """Return the sum of the samples' gradients, each of them clipped."""
+        protection = self.job.draws[0].protection
+        assert protection
+
+        def compute_loss(values: list[Tensor], sample: Batch) -> Tensor:
+            params = self.replace_moving(state.params, values)
+            bound = self.net.bind(state.buffers, training=True)
+            loss, record = self.compute_loss(state._replace(params=params), bound, sample)
+            require_no_record(record)
+            return loss
+
+        values = [leaf.detach() for leaf in self.list_moving(state.params)]
+        with self.autocast(), explaining_failure():
+            return sum_clipped_gradients(compute_loss, values, masks, batch, protection.clip)
+
+    # ---- parts of a step of the loop backend
 
     def _read_batches(self, state: StepState, minibatch: Sequence[Tensor]) -> list[Batch]:
         """Read the samples of each batch, augmented, with their numbers."""
@@ -138,46 +216,6 @@ class PureStep:
             batches[position] = batch
         return batches
 
-    def _compute_loss(self, state: StepState, bound: Bound, batch: Batch) -> tuple[Tensor, Tree]:
-        """Compute the loss and its record."""
-        objective = self.phase.loss or self.job.plan.loss
-        if state.surroundings:
-            objective = embed_objective(objective, state.surroundings)
-        with self.autocast():
-            loss = objective(state.server, state.client, bound, state.params, batch)
-        return loss if isinstance(loss, tuple) else (loss, {})
-
-    def _show_gradient(
-        self, state: StepState, batch: Batch, loss: Tensor, grads: list[Tensor], record: Tree
-    ) -> dict[str, Tree]:
-        """Return the client's state after `Phase.after_gradient` has seen a gradient."""
-        if not self.phase.after_gradient:
-            return state.client
-        all_grads = complete_gradients(grads, tree.leaves(state.params), self.trainable.indices)
-        client = self.phase.after_gradient(
-            state.server,
-            state.client,
-            tree.map(Tensor.detach, state.params),
-            tree.rebuild(state.params, all_grads),
-            batch,
-            loss,
-            record,
-        )
-        # The update would move parameters that the client keeps.
-        return tree.copy_shared(client, state.params)
-
-    def _take_phase_step(
-        self, state: StepState, bound: Bound, batches: list[Batch]
-    ) -> tuple[Tree, Tensor]:
-        """Return parameters and loss of a step by `Phase.step`."""
-        assert self.phase.step
-        batch = tuple(batches) if len(batches) > 1 else batches[0]
-        with torch.no_grad(), self.autocast():
-            params, loss = self.phase.step(state.server, state.client, bound, state.params, batch)
-            # Steps of SGD would move states that share memory with the parameters.
-            params = tree.copy_shared(params, {"server": state.server, "client": state.client})
-        return params, loss.detach()
-
     def _find_protected_gradient(self, state: StepState, batch: Batch, number: int) -> list[Tensor]:
         """Return a gradient that hides single samples.
 
@@ -186,46 +224,29 @@ class PureStep:
             batch: A Poisson minibatch, perhaps empty.
             number: Of the step in its phase.
         """
-        # ---- Step 1: the loss as a function of the leaves that move
+        # ---- Step 1: gradients, clipped sample by sample
         ((_, client),) = self.job.rows
         (draws,) = self.job.draws
-        protection = draws.protection
-        assert protection
-        objective = self.phase.loss or self.job.plan.loss
-        indices = self.trainable.indices
-        leaves = [leaf.detach() for leaf in tree.leaves(state.params)]
-        values = [leaves[i] for i in indices]
-
-        def compute_loss(values: list[Tensor], sample: Batch) -> Any:
-            replaced = dict(zip(indices, values, strict=True))
-            all_values = [replaced.get(i, leaf) for i, leaf in enumerate(leaves)]
-            params = tree.rebuild(state.params, all_values)
-            bound = self.net.bind(state.buffers, training=True)
-            return objective(state.server, state.client, bound, params, sample)
-
-        # ---- Step 2: its gradient, clipped sample by sample
+        assert draws.protection
         # An empty minibatch is a step of noise alone: to skip it would tell who was drawn.
-        sums = [torch.zeros_like(leaf) for leaf in values]
+        sums = [torch.zeros_like(leaf) for leaf in self.list_moving(state.params)]
         if len(batch.x):
-            with self.autocast(), explaining_failure():
-                sums = sum_clipped_gradients(
-                    compute_loss, values, self.trainable.masks, batch, protection.clip
-                )
+            sums = self.sum_clipped_gradients(state, batch, self.trainable.masks)
 
-        # ---- Step 3: noise, and the mean over as many samples as a minibatch has on average
+        # ---- Step 2: noise, and the mean over as many samples as a minibatch has on average
         # How many were drawn is a secret, too.
         expected = min(self.local.batch_size, len(state.samples["y"]))
         grads = []
-        for i, gradient in zip(indices, sums, strict=True):
+        for i, gradient in zip(self.trainable.indices, sums, strict=True):
             key = draws.purpose, draws.round, self.noise_key, number, i
-            noise = protection.draw_noise(gradient, client, key)
+            noise = draws.protection.draw_noise(gradient, client, key)
             grads.append((gradient + noise) / expected)
         return grads
 
-    def _add_loss(self, sums: dict[str, Tensor], loss: Tensor, samples: int) -> None:
+    def _add_loss(self, sums: Mapping[str, Tensor], loss: Tensor, samples: int) -> None:
         """Add a step's loss to the sums that mean losses are made of."""
         with torch.no_grad():
-            sums["loss"] += loss
+            sums["loss"].add_(loss)
             if self.job.plan.by_sample:
-                sums["sample_loss"] += loss * samples
-                sums["samples"] += samples
+                sums["sample_loss"].add_(loss * samples)
+                sums["samples"].add_(samples)
