@@ -62,8 +62,6 @@ def test_where_loop_fails_too_its_error_is_raised(federation, net):
         play_on(fall_back(net, run=1, loop_run=1), FedAvg(), federation, COHORTS[:1])
 
 
-
-
 def test_what_was_recorded_is_taken_without_being_tried(net):
     """And a width that memory ran out for is kept by a resumed run."""
     known = {"backend": "loop", "graphs": False, "width": 3}
