@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedpfl.data.augment import Augment
 from fedpfl.data.datasets import Samples
-from fedpfl.data.datasets.shared.samples import mean_and_std
+from fedpfl.data.datasets.shared.samples import measure_channels
 from fedpfl.data.heterogeneity import Heterogeneity, gini_coefficient, measure_heterogeneity
 from fedpfl.data.partition import Partition
 from fedpfl.ground.errors import FedpflError, choices_text
@@ -346,7 +346,7 @@ def build_federation(
     std = samples.std
     if mean is None or std is None:
         participants = [indices for client, indices in enumerate(train) if client not in newcomers]
-        train_mean, train_std = mean_and_std(samples.x, torch.cat(participants))
+        train_mean, train_std = measure_channels(samples.x, torch.cat(participants))
         mean = train_mean if mean is None else mean
         std = train_std if std is None else std
 

@@ -22,7 +22,7 @@ from fedpfl.config.plan import Plan
 from fedpfl.config.run import Run, build_run
 from fedpfl.data.datasets.shared.parts import ReadOptions, label_columns
 from fedpfl.data.datasets.shared.sums import ChannelSums, scale_channels, sum_channels
-from fedpfl.data.datasets.sites import read_site, read_table_columns, site_name
+from fedpfl.data.datasets.sites import read_site, site_name
 from fedpfl.ground import files
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.terminal import print_notice
@@ -265,8 +265,7 @@ class SiteNode:
             categories=tuple(dataset["categories"]),
             size=dataset["size"],
         )
-        site = read_site(path, self._options)
-        columns = read_table_columns(path, self._options)
+        site, columns = read_site(path, self._options)
         self._facts = agreements.describe_site(site, name or site_name(path), columns)
         if site.test_from is not None and plan.config["partition"]["test_fraction"] is not None:
             raise FedpflError(
@@ -314,7 +313,7 @@ class SiteNode:
         """Return the run with this site's samples alone, and which client it is."""
         run = build_run(self._plan, share_agreement(self._plan, agreement))
         client = agreement.names.index(self._facts.name)
-        site = read_site(self._path, self._options, agreement.form.columns)
+        site, _ = read_site(self._path, self._options, agreement.form.columns)
         samples = agreement.check_samples(
             x=site.x,
             y=agreement.number_labels(site),

@@ -26,7 +26,7 @@ from numpy.lib import format as npy
 from PIL import Image
 
 from fedpfl.data import partition, state_dict
-from fedpfl.data.datasets import DATA_SETS, Raw, Samples, ag_news, load_samples, pacs
+from fedpfl.data.datasets import DATA_SETS, Samples, ag_news, load_samples, pacs
 from fedpfl.ground.errors import FedpflError
 from tests.data.test_datasets import (
     idx,
@@ -383,17 +383,3 @@ def test_a_mistake_of_a_readers_author_is_one_line(tmp_path, monkeypatch):
     said = attempt(lambda: load_samples("mine", tmp_path))
     assert said.startswith(f"data set mine in {tmp_path} cannot be read: KeyError: 'arr_0'")
     assert "fix its reader read_mine (hydra.verbose=true tells where it failed)" in said
-
-
-X, Y = np.zeros((4, 6), np.float32), np.array([0, 1, 2, 1])
-WRONG_RAWS = {
-    "label 2 has no name; class_names has 1, from label 0": Raw(X, Y, class_names=("a",)),
-    "feature_names must be 6, got 1": Raw(X, Y, feature_names=("a",)),
-}
-
-
-@pytest.mark.parametrize("message", WRONG_RAWS)
-def test_what_a_reader_returns_is_whole(message, tmp_path, monkeypatch):
-    monkeypatch.setitem(DATA_SETS, "mine", lambda source: WRONG_RAWS[message])
-    said = attempt(lambda: load_samples("mine", tmp_path))
-    assert said.startswith(f"mine in {tmp_path}: {message}")

@@ -26,7 +26,7 @@ from sklearn.datasets import load_digits
 
 from fedpfl.data.datasets import DATA_SETS, emnist, fmnist, load_samples, mnist
 from fedpfl.data.datasets.shared.archive import MedMNIST
-from fedpfl.data.datasets.shared.samples import Samples, mean_and_std, select_classes
+from fedpfl.data.datasets.shared.samples import Samples, measure_channels, select_classes
 from fedpfl.ground import vision
 from tests.conftest import DATA, ROOT, read_cases
 from tests.data.promises import assert_promises, one_line
@@ -387,7 +387,7 @@ mean=[0.5], std=[0.5] * 3 => dataset.mean has 1 entries, but the samples have 3 
 mean=[0.5] * 3, std=[0.5] * 2 => dataset.std has 2 entries, but the samples have 3 channels
 only=(0, 7) => dataset.only must be below 3, the number of classes, got 7
 only=(0, 0) => dataset.only must be labels, each once, got [0, 0]
-path="nowhere.npz" => dataset.path=nowhere.npz is not a file
+path="nowhere.npz" => dataset.path=nowhere.npz is no file
 path=None => dataset=npz needs dataset.path=FILE.npz
 """
 
@@ -467,5 +467,5 @@ def test_real_mnist(name, folder):
     tested = {"mnist": [7, 2, 1, 0, 4], "fmnist": [9, 2, 1, 1, 6]}
     assert got.y[:5].tolist() == first[name]
     assert got.y[60_000:60_005].tolist() == tested[name]
-    mean, _ = mean_and_std(got.x, torch.arange(70_000))
+    mean, _ = measure_channels(got.x, torch.arange(70_000))
     assert mean == pytest.approx(OmegaConf.load(ROOT / f"conf/dataset/{name}.yaml").mean, abs=1e-3)

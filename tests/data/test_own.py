@@ -275,7 +275,10 @@ def test_random_transforms_are_refused(kind):
 @pytest.mark.parametrize("names", [("train", "test"), ("Train", "val"), ("training", "testing")])
 def test_parts_of_a_data_set_are_no_clients(names, tmp_path):
     frames = {name: make_frame(y=["u", "v"]) for name in names}
-    for load in (lambda: memory.hold_data(frames), lambda: load_files(frames, tmp_path, label="y")):
+    for load in (
+        lambda: load_frames(frames, label="y"),
+        lambda: load_files(frames, tmp_path, label="y"),
+    ):
         assert "parts of a data set and no sites or clients" in one_line(load)
 
 

@@ -9,7 +9,7 @@ import torch
 
 from fedpfl.data import build_federation, fingerprint, partition
 from fedpfl.data.datasets import Samples, load_samples
-from fedpfl.data.datasets.shared.samples import mean_and_std
+from fedpfl.data.datasets.shared.samples import measure_channels
 from tests.conftest import CLASSES
 from tests.data.promises import one_line
 
@@ -75,7 +75,7 @@ def test_samples_are_scaled_by_the_moments_of_what_is_trained_on(tmp_path, x):
     other[np.delete(np.arange(120), trained)] = 7
     other = build_federation(own(tmp_path, x=other), split, validation=0.2, newcomers=away)
     assert (other.mean, other.std) == (federation.mean, federation.std)
-    mean, std = mean_and_std(got.x, torch.arange(120))
+    mean, std = measure_channels(got.x, torch.arange(120))
     # Runs scaled by all samples are runs on other data.
     assert fingerprint(got) != fingerprint(replace(got, mean=mean, std=std))
     for part in federation.split_newcomers(away):
@@ -129,17 +129,19 @@ ARRAYS = [
     ({"y": None}, "has no array 'y', only x; save it with np.savez(path, x=x, y=y)"),
     ({"x": FEATURES * 1j}, "got complex64 [120, 11]"),
     ({"x": IMAGES[:, 0, 0]}, "got uint8 [120, 4]"),
-    ({"x": np.where(FEATURES > 2, 1e300, WIDE)}, "x is not finite, or not as float32, in row 1"),
-    ({"x": WIDE + 1e12}, "x[:, 0] holds numbers up to 1e+12 with"),
+    (
+        {"x": np.where(FEATURES > 2, 1e300, WIDE)},
+        "a number in row 1 is not finite, or not as float32",
+    ),
     ({"x": FEATURES[:, 0]}, "got float32 [120]"),
     ({"x": TOKENS - 1}, "must be from 0 to 2147483647, found -1 to 28; save a table"),
     ({"x": TOKENS[:, :, None]}, "got int32 [120, 7, 1]"),
     ({"y": Y / 2}, "label 0.5 is no class"),
-    ({"y": Y[:5]}, "x has 120 samples but y has 5"),
+    ({"y": Y[:5]}, "x has 120 samples, and y has 5"),
     ({"x": FEATURES[:0], "y": Y[:0]}, "own.npz has no sample"),
     ({"y": Y - 1}, "labels must be from 0 to 65535, found -1"),
     ({"groups": np.where(Y, 1.5, np.nan)}, "groups has no value in row 1"),
-    ({"groups": np.arange(119)}, "x has 120 samples but groups has 119"),
+    ({"groups": np.arange(119)}, "x has 120 samples, and groups has 119"),
     ({"test_from": 120}, "test_from must be from 1 to 119, got 120"),
     ({"test_from": 90.5}, "test_from must be from 1 to 119, got 90.5"),
 ]

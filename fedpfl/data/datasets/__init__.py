@@ -73,31 +73,19 @@ def load_samples(  # noqa: PLR0913 - its arguments are keys of the configuration
         download: Whether absent files may be downloaded.
         normalize: Whether samples are scaled; if not, images are only divided by 255.
         task: The purpose of the labels, one of `ground.tasks.TASKS`; a key of the run.
-        together: The column, array or `groups` with equal values for samples that stay together; a key of the
-            partition.
+        together: The column, array or `groups` of samples that stay together; a key of the partition.
         options: The data set's options, which an archive has no use for.
 
     Raises:
-        FedpflError: If files are absent and cannot be downloaded, a file is corrupt or not of its
-            format, or the reader fails in any other way.
+        FedpflError: Files are absent or corrupt, or the reader fails in any other way.
     """
-    # ---- Step 1: read an archive in its place, or the original files.
     source = Source(name, Path(data_dir).expanduser(), download)
+    read_options = ReadOptions(together=together, task=TASKS[task])
     try:
-        raw, origin = _read_source(
-            source, path, ReadOptions(together=together, task=TASKS[task]), options
-        )
-
-        # ---- Step 2: check the form.
-        if together and raw.units is None:
-            if together != "groups" or raw.groups is None:
-                raise FedpflError(
-                    f"partition.together={together}: data set {name} has no such column; leave it out"
-                )
-            raw = raw._replace(units=raw.groups)
+        raw, origin = _read_source(source, path, read_options, options)
         samples = check_samples(
             name=name,
-            raw=raw,
+            raw=_keep_together(raw, together, name),
             origin=f"{name} in {origin}",
             mean=mean,
             std=std,
@@ -110,21 +98,31 @@ def load_samples(  # noqa: PLR0913 - its arguments are keys of the configuration
         raise
     except Exception as error:  # an unexpected file, or a mistake of the reader's author
         log.debug("reading %s", name, exc_info=True)
-        reader = DATA_SETS[name]
-        reader_name = getattr(reader, "__qualname__", reader)
+        raise _unreadable_error(source, error) from error
+
+
+def _keep_together(raw: Raw, together: str | None, name: str) -> Raw:
+    """Return samples with units, which may be their groups."""
+    if not together or raw.units is not None:
+        return raw
+    if together != "groups" or raw.groups is None:
         raise FedpflError(
-            f"data set {name} in {data_dir} cannot be read: {error_line(error)}; put good copies "
-            f"of its files there, or fix its reader {reader_name} "
-            "(hydra.verbose=true tells where it failed)"
-        ) from error
+            f"partition.together={together}: data set {name} has no such column; leave it out"
+        )
+    return raw._replace(units=raw.groups)
 
 
-SHARED_KEYS = frozenset(inspect.signature(load_samples).parameters) - {
-    "path",
-    "task",
-    "together",
-    "options",
-}
+def _unreadable_error(source: Source, error: Exception) -> FedpflError:
+    reader = DATA_SETS[source.name]
+    return FedpflError(
+        f"data set {source.name} in {source.folder} cannot be read: {error_line(error)}; put good "
+        f"copies of its files there, or fix its reader {getattr(reader, '__qualname__', reader)} "
+        "(hydra.verbose=true tells where it failed)"
+    )
+
+
+_PARAMETERS = frozenset(inspect.signature(load_samples).parameters)
+SHARED_KEYS = _PARAMETERS - {"path", "task", "together", "options"}
 """Keys of every data set, which its reader is not given."""
 
 
@@ -134,17 +132,19 @@ def _read_source(
     """Read a data set's files, or the archive in their place, and return their path."""
     reader = DATA_SETS[source.name]
     parameters = inspect.signature(reader).parameters
-    for key in parameters.keys() & {"task", "together"}:
-        options = {**options, key: getattr(read_options, key)}
+    known = {"task": read_options.task, "together": read_options.together, "path": path}
+    known_options = {key: value for key, value in known.items() if key in parameters}
     # A reader that takes a path looks there itself.
-    if "path" in parameters:
-        return reader(source, path=path, **options), path
-    archive = _find_archive(source, path)
+    archive = None if "path" in parameters else _find_archive(source, path)
     if archive is None:
-        return reader(source, **options), source.folder
-    raw = read_archive(archive, getattr(reader, "md5", ()), read_options)
-    _refuse_options(options, reader, archive)
-    return raw, archive
+        return reader(source, **options, **known_options), path or source.folder
+    for key, value in options.items():
+        if value != parameters[key].default:
+            raise FedpflError(
+                f"dataset.{key}={value} has no effect on {archive}, an archive is taken as it is; "
+                f"leave {key} out"
+            )
+    return read_archive(archive, getattr(reader, "md5", ()), read_options), archive
 
 
 def _find_archive(source: Source, path: Path | None) -> Path | None:
@@ -155,21 +155,9 @@ def _find_archive(source: Source, path: Path | None) -> Path | None:
     if path is not None:
         archive = Path(path).expanduser()
         if not archive.is_file():
-            kind = "a folder" if archive.is_dir() else "not a file"
             raise AbsentFiles(
-                f"dataset.path={path} is {kind}; give the path of an .npz archive with x and y"
+                f"dataset.path={path} is no file; give the path of an .npz archive with x and y"
             )
         return archive
     archive = source.folder / f"{source.name}.npz"
     return archive if source.name != "npz" and archive.is_file() else None
-
-
-def _refuse_options(options: dict[str, Any], reader: Callable[..., Raw], archive: Path) -> None:
-    """Raise FedpflError for an option that an archive cannot follow."""
-    parameters = inspect.signature(reader).parameters
-    for key, value in options.items():
-        if value != parameters[key].default:
-            raise FedpflError(
-                f"dataset.{key}={value} has no effect on {archive}, an archive is taken as it is; "
-                f"leave {key} out"
-            )

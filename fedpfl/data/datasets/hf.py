@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,10 +12,14 @@ import numpy as np
 
 from fedpfl.data.datasets.shared.hub import Split, count_test_rows, open_splits
 from fedpfl.data.datasets.shared.images import Side, read_own_images
-from fedpfl.data.datasets.shared.parts import Part, ReadOptions, join_parts, label_columns
+from fedpfl.data.datasets.shared.parts import (
+    ReadOptions,
+    join_parts,
+    label_columns,
+    split_table,
+)
 from fedpfl.data.datasets.shared.samples import Raw
 from fedpfl.data.datasets.shared.source import Source, error_line
-from fedpfl.data.datasets.shared.tables import check_frame
 from fedpfl.data.datasets.shared.texts import require_values, to_texts
 from fedpfl.data.datasets.shared.words import encode_texts
 from fedpfl.ground.errors import FedpflError
@@ -22,6 +28,7 @@ from fedpfl.ground.tasks import CLASSIFICATION, Task
 
 VOCABULARY = 20_000
 LENGTH = 64
+NUMBER_TYPE = re.compile("u?int|float|bool")
 
 
 def hf(  # noqa: PLR0913 - its arguments are keys of the configuration
@@ -55,47 +62,26 @@ def hf(  # noqa: PLR0913 - its arguments are keys of the configuration
         task: The purpose of the labels.
         together: The column with equal values for samples that stay together.
 
-    Returns:
-        The samples; groups are the values of column `by`. Grey images have one channel if all are
-        grey.
-
     Raises:
         FedpflError: The data set cannot be opened, or a column is absent or does not fit.
     """
-    # ---- Step 1: the columns, the same in all splits.
     splits = open_splits(path, split, subset, source.download)
-    inputs = list(label_columns(input))
-    others = [name for name in (label, by, together) if name is not None]
-    if not inputs or not label or len({*inputs, *others}) < len(inputs) + len(others):
-        raise FedpflError(
-            "dataset.input, dataset.label, dataset.by and partition.together must name different "
-            f"columns; {splits[0].origin} has {', '.join(splits[0].data.column_names[:12])}"
-        )
-    _require_equal_columns(splits, [*inputs, *others])
-    kind = _find_common_kind(splits[0], inputs)
-
-    # ---- Step 2: a part for each split: a table of numbers, or arrays.
-    columns = [*inputs, *others] if kind == "numbers" else others
-    tables = [_read_table(one, columns) for one in splits]
+    inputs = label_columns(input)
+    kind = _check_columns(splits, inputs, [*filter(None, (label, by, together))])
+    options = ReadOptions(label_columns(label), by=by, together=together, task=task)
+    columns = [*options.labels, *filter(None, (by, together))]
     if kind == "numbers":
-        options = ReadOptions((label,), by=by, together=together, task=task)
-        parts = [Part(one.origin, table=own) for one, own in zip(splits, tables, strict=True)]
-    else:
+        columns += inputs
+    parts = [split_table(_read_table(one, columns), one.origin, options) for one in splits]
+    if kind != "numbers":
         if kind == "images":
             x = _read_images(splits, inputs[0], size)
         elif kind == "texts":
             x = _read_texts(splits, inputs, vocabulary, length)
         else:
             x = [_read_arrays(one, inputs[0]) for one in splits]
-        options = ReadOptions(task=task)
-        parts = []
-        for one, own_x, table in zip(splits, x, tables, strict=True):
-            arrays = {name: table[name].to_numpy() for name in others}
-            groups = arrays[by] if by else None
-            units = arrays[together] if together else None
-            parts.append(Part(one.origin, own_x, arrays[label], groups=groups, units=units))
-
-    # ---- Step 3: all splits together.
+        parts = [replace(part, x=array) for part, array in zip(parts, x, strict=True)]
+        options = ReadOptions(together=together, task=task)
     raw = join_parts(parts, options, getattr(splits[0].data.features[label], "names", ()))
     test_rows = count_test_rows(splits)
     return raw._replace(test_from=len(raw.y) - test_rows) if test_rows else raw
@@ -104,9 +90,7 @@ def hf(  # noqa: PLR0913 - its arguments are keys of the configuration
 def count_clients(options: Mapping[str, Any]) -> int:
     """Count the clients that column `by` of a configured data set tells apart."""
     by = options["by"]
-    splits = _open_configured(options)
-    _require_equal_columns(splits, [by])
-    texts = [to_texts(_read_table(split, [by])[by], split.origin) for split in splits]
+    texts = [to_texts(_read_table(one, [by])[by], one.origin) for one in _open_configured(options)]
     return len(np.unique(np.concatenate(texts)))
 
 
@@ -116,69 +100,77 @@ def has_test_part(options: Mapping[str, Any]) -> bool:
 
 
 def _open_configured(options: Mapping[str, Any]) -> list[Split]:
-    names = options["split"]
-    return open_splits(
-        options["path"],
-        names if names is None or isinstance(names, str) else list(names),
-        options["subset"],
-        options["download"],
-    )
+    return open_splits(options["path"], options["split"], options["subset"], options["download"])
 
 
 # ---- Columns
 
 
-def _require_equal_columns(splits: Sequence[Split], columns: Sequence[str]) -> None:
-    """Raise FedpflError where a split lacks a column, or has another type of it."""
+def _check_columns(splits: Sequence[Split], inputs: Sequence[str], facts: Sequence[str]) -> str:
+    """Return whether inputs are images, texts, numbers or arrays. Raises FedpflError.
+
+    Args:
+        splits: Of the data set.
+        inputs: The columns of inputs.
+        facts: The columns of labels, clients and units.
+    """
+    # ---- Step 1: different columns that all splits have alike.
+    origin = splits[0].origin
+    columns = [*inputs, *facts]
+    if not inputs or not facts or len({*columns}) < len(columns):
+        raise FedpflError(
+            "dataset.input, dataset.label, dataset.by and partition.together must name different "
+            f"columns; {origin} has {', '.join(splits[0].data.column_names[:12])}"
+        )
     for split in splits:
         for column in columns:
-            if column not in split.data.features:
-                raise FedpflError(
-                    f"{split.origin} has no column {column!r}; it has "
-                    f"{', '.join(split.data.column_names[:12])}"
-                )
+            if split.data.features.get(column) is None:
+                raise _absent_error(split, column)
             if split.data.features[column] != splits[0].data.features[column]:
                 raise FedpflError(
                     f"{split.origin}: column {column!r} is of another type than in split "
                     f"{splits[0].name}; save both alike, or choose with dataset.split"
                 )
 
-
-def _find_common_kind(split: Split, inputs: Sequence[str]) -> str:
-    """Tell whether inputs are images, texts, numbers or arrays. Raises FedpflError."""
-    import pyarrow as pa
-
-    kinds: dict[str, str] = {}
-    for name in inputs:
-        arrow_type = split.data.features.arrow_schema.field(name).type
-        if type(split.data.features[name]).__name__ in ("Image", "ClassLabel"):
-            kinds[name] = type(split.data.features[name]).__name__.lower() + "s"
-        elif pa.types.is_string(arrow_type) or pa.types.is_large_string(arrow_type):
-            kinds[name] = "texts"
-        elif pa.types.is_nested(arrow_type) or isinstance(arrow_type, pa.BaseExtensionType):
-            kinds[name] = "arrays"
-        else:
-            is_number = pa.types.is_primitive(arrow_type) and not pa.types.is_temporal(arrow_type)
-            kinds[name] = "numbers" if is_number else str(arrow_type)
-    (kind, *more) = {*kinds.values()}
+    # ---- Step 2: one kind of inputs, of which several are numbers or texts.
+    kinds = {name: _find_kind(splits[0].data.features[name]) for name in inputs}
+    kind = kinds[inputs[0]]
     is_single = kind in ("images", "arrays") and len(inputs) == 1
-    if more or not (is_single or kind in ("texts", "numbers")):
-        held = ", ".join(f"{name!r} holds {own}" for name, own in kinds.items())
+    if len({*kinds.values()}) > 1 or not (is_single or kind in ("texts", "numbers")):
+        kinds_text = ", ".join(f"{name!r} holds {one}" for name, one in kinds.items())
         raise FedpflError(
-            f"{split.origin}: {held}; dataset.input takes one column of images or arrays, or "
+            f"{origin}: {kinds_text}; dataset.input takes one column of images or arrays, or "
             "columns of numbers or of texts"
         )
     return kind
 
 
-def _read_table(split: Split, columns: Sequence[str]) -> Any:
+def _absent_error(split: Split, column: str) -> FedpflError:
+    names = ", ".join(split.data.column_names[:12])
+    return FedpflError(f"{split.origin} has no column {column!r}; it has {names}")
+
+
+def _find_kind(feature: Any) -> str:
+    """Name the kind of a column's values."""
+    name = type(feature).__name__
+    if name != "Value":
+        return "images" if name == "Image" else "arrays"
+    if feature.dtype in ("string", "large_string"):
+        return "texts"
+    return "numbers" if NUMBER_TYPE.match(feature.dtype) else feature.dtype
+
+
+def _read_table(split: Split, columns: list[str]) -> Any:
     """Return columns as a data frame, classes by their names."""
-    table = split.data.select_columns(list(columns)).to_pandas()
+    for name in columns:
+        if name not in split.data.features:
+            raise _absent_error(split, name)
+    table = split.data.select_columns(columns).to_pandas()
     for name in columns:
         names = getattr(split.data.features[name], "names", None)
         if names:
             table[name] = [names[code] if code >= 0 else None for code in table[name]]
-    return check_frame(table, split.origin)
+    return table
 
 
 def _read_images(splits: Sequence[Split], column: str, size: int | None) -> list[np.ndarray]:
@@ -203,29 +195,24 @@ def _read_texts(
     """Return the numbered words of each split, those of several columns one after another."""
     texts: list[str] = []
     for split in splits:
-        table = _read_table(split, columns)
-        for name in columns:
-            require_values(
-                table[name].isna().to_numpy(), f"{split.origin}: column {name!r}", "row", 1
-            )
-        texts += table[list(columns)].agg(" ".join, axis=1).tolist()
+        table = _read_table(split, [*columns])
+        require_values(table.isna().any(axis=1).to_numpy(), f"{split.origin}: a text", "row", 1)
+        texts += table.agg(" ".join, axis=1).tolist()
     # Words of the test part alone are unknown, as those of any later text.
     training_texts = len(texts) - count_test_rows(splits)
-    words = encode_texts(texts, training_texts, vocabulary, length, splits[0].origin)
-    return _split_rows(words, splits)
+    ids = encode_texts(texts, training_texts, vocabulary, length, splits[0].origin)
+    return _split_rows(ids, splits)
 
 
 def _read_arrays(split: Split, column: str) -> np.ndarray:
     """Return a column of nested lists or arrays of one shape, `[samples, ...]`."""
-    arrow_type = split.data.features.arrow_schema.field(column).type
-    while hasattr(arrow_type, "storage_type") or hasattr(arrow_type, "value_type"):
-        arrow_type = getattr(arrow_type, "storage_type", None) or arrow_type.value_type
-    numpy_type = np.dtype(arrow_type.to_pandas_dtype())
-    if numpy_type.kind not in "biuf":
-        raise FedpflError(f"{split.origin}: column {column!r} holds lists of {arrow_type}")
-    data = split.data.select_columns([column]).with_format("numpy", dtype=numpy_type)
+    feature = split.data.features[column]
+    while hasattr(feature, "feature"):
+        feature = feature.feature
     try:
-        values = np.asarray(data[:][column], numpy_type)
+        dtype = np.dtype(feature.dtype)
+        data = split.data.select_columns([column]).with_format("numpy", dtype=dtype)
+        values = np.asarray(data[:][column], dtype)
     except (ValueError, TypeError) as error:
         raise FedpflError(
             f"{split.origin}: column {column!r} holds no arrays of numbers of one shape: "

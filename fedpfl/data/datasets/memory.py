@@ -10,13 +10,19 @@ from weakref import WeakValueDictionary
 import numpy as np
 import torch
 
-from fedpfl.data.datasets.shared.parts import Part, ReadOptions, join_parts, label_columns
-from fedpfl.data.datasets.shared.samples import Raw, to_finite_floats
+from fedpfl.data.datasets.shared.parts import (
+    Part,
+    ReadOptions,
+    join_parts,
+    label_columns,
+    split_table,
+)
+from fedpfl.data.datasets.shared.samples import Raw, to_floats
 from fedpfl.data.datasets.shared.source import Source
 from fedpfl.data.datasets.shared.tables import check_frame
-from fedpfl.data.datasets.shared.texts import clean_text, require_clients, to_array, to_texts
+from fedpfl.data.datasets.shared.texts import clean_text, to_array, to_texts
 from fedpfl.data.fingerprint import fingerprint
-from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.errors import FedpflError, error_text
 from fedpfl.ground.tasks import CLASSIFICATION, Task
 
 FORMS = (
@@ -45,12 +51,13 @@ class HeldData:
         Args:
             by: The column of a table that names the client of a sample.
         """
-        first = self.parts[0]
-        if first.name:
+        part = self.parts[0]
+        if part.name:
             return len(self.parts)
-        if first.table is not None and by in first.table:
-            return len(np.unique(to_texts(first.table[by], f"data: column {by!r}")))
-        return 0 if first.groups is None else len(np.unique(to_texts(first.groups, "data: groups")))
+        groups = part.groups
+        if part.is_table and by in part.x:
+            groups = part.x[by]
+        return 0 if groups is None else len(np.unique(to_texts(groups, "data: groups")))
 
 
 _data_by_digest: WeakValueDictionary[str, HeldData] = WeakValueDictionary()
@@ -68,23 +75,19 @@ def hold_data(data: Any) -> HeldData:
     """
     if isinstance(data, HeldData):
         return data
-    if isinstance(data, Mapping):
-        if not data:
-            raise FedpflError("data is an empty dict; give an entry per client")
-        require_clients([*map(str, data)], "data")
-        read_parts = []
-        for key, value in data.items():
-            part = _read_part(value, f"data[{key!r}]")
-            if part.groups is not None:
-                raise FedpflError(f"{part.origin} has groups, and is one client; leave them out")
-            read_parts.append(replace(part, name=clean_text(str(key))))
-        parts = tuple(read_parts)
+    if not isinstance(data, Mapping):
+        parts = [_read_part(data, "data")]
+    elif not data:
+        raise FedpflError("data is an empty dict; give an entry per client")
     else:
-        parts = (_read_part(data, "data"),)
+        parts = [
+            replace(_read_part(value, f"data[{key!r}]"), name=clean_text(str(key)))
+            for key, value in data.items()
+        ]
     names = tuple(part.name for part in parts if part.name)
     digest = fingerprint(names, [_list_fingerprinted(part) for part in parts])
     # Equal samples are held once, by the program that gave them first.
-    return _data_by_digest.setdefault(digest, HeldData(parts, digest))
+    return _data_by_digest.setdefault(digest, HeldData(tuple(parts), digest))
 
 
 def memory(
@@ -117,10 +120,15 @@ def memory(
             "dataset=memory is for samples that a program holds, and it does not hold those of "
             "this run; give them: fedpfl.run(data=...), fedpfl.load(DIR, data=...)"
         )
-    if by is not None and held_data.parts[0].name:
-        raise FedpflError("dataset.by is for one data frame, and data has one per client")
     options = ReadOptions(label_columns(label), categories, by, together, task=task)
-    return join_parts(held_data.parts, options)
+    return join_parts([_split_part(part, options) for part in held_data.parts], options)
+
+
+def _split_part(part: Part, options: ReadOptions) -> Part:
+    """Return a part with the labels, clients and units of its table, if it is one."""
+    if not part.is_table:
+        return part
+    return replace(split_table(part.x, part.origin, options), name=part.name)
 
 
 # ---- The forms of data
@@ -136,34 +144,23 @@ def _read_part(value: Any, origin: str) -> Part:
                     f"{origin}: column {name!r} holds more than one value in a row; make a column "
                     "of each, or leave it out"
                 )
-        return Part(origin, table=check_frame(value, origin))
+        return Part(origin, check_frame(value, origin), np.empty(0))
 
     # ---- Step 2: anything else comes to arrays, with an entry per sample.
     if isinstance(value, torch.utils.data.Dataset):
         value = _read_dataset(value, origin)
     if not isinstance(value, tuple | list) or len(value) not in (2, 3):
         raise FedpflError(f"{origin} must be {FORMS}, got {type(value).__name__}")
-    arrays = {
-        name: to_array(array, f"{origin}: {name}")
-        for name, array in zip(("x", "y", "groups"), value, strict=False)
-    }
-    for name, array in arrays.items():
-        if not array.ndim:
-            raise FedpflError(f"{origin}: {name} must be an array with an entry per sample")
-        if len(array) != len(arrays["x"]):
-            raise FedpflError(
-                f"{origin}: x has {len(arrays['x'])} samples, and {name} has {len(array)}"
-            )
-    groups = arrays.get("groups")
-    if groups is not None and groups.ndim != 1:
-        raise FedpflError(f"{origin}: groups must be [samples], got {list(groups.shape)}")
-    x = arrays["x"]
-    if x.dtype.kind == "f":
-        try:
-            x = to_finite_floats(x)  # equal samples of other types have one digest
-        except ValueError as error:
-            raise FedpflError(f"{origin}: {error}") from None
-    return Part(origin, x, arrays["y"], groups=groups)
+    arrays = [
+        np.atleast_1d(to_array(values, f"{origin}: {name}"))
+        for name, values in zip(("x", "y", "groups"), value, strict=False)
+    ]
+    x, labels, *groups = arrays
+    try:
+        x = to_floats(x) if x.dtype.kind == "f" else x  # so that equal samples have one digest
+    except ValueError as error:
+        raise FedpflError(f"{origin}: {error}") from None
+    return Part(origin, x, labels, groups=groups[0] if groups else None)
 
 
 def _read_dataset(dataset: Any, origin: str) -> tuple[Any, Any]:
@@ -171,18 +168,16 @@ def _read_dataset(dataset: Any, origin: str) -> tuple[Any, Any]:
     try:
         items = [dataset[index] for index in range(len(dataset))]
         if items and isinstance(items[0], Mapping):  # its keys would be the pair
-            raise TypeError(f"item 0 is a {type(items[0]).__name__}")
+            raise TypeError("item 0 is a dict")
         inputs = [np.asarray(sample) for sample, _ in items]
         labels = [label for _, label in items]
         asked_twice = range(0, len(items), max(1, len(items) // ITEMS_ASKED_TWICE))
         is_fixed = all(np.array_equal(inputs[i], np.asarray(dataset[i][0])) for i in asked_twice)
         x, y = np.stack(inputs), np.asarray(labels)
-    except FedpflError:
-        raise
     except Exception as error:  # a user's code may raise anything
         raise FedpflError(
             f"{origin} cannot be read as a torch Dataset of pairs (input, label) of one shape: "
-            f"{type(error).__name__}: {error}".splitlines()[0]
+            f"{error_text(error, with_class=True)}"
         ) from None
     if not is_fixed:
         raise FedpflError(
@@ -194,13 +189,13 @@ def _read_dataset(dataset: Any, origin: str) -> tuple[Any, Any]:
 
 def _list_fingerprinted(part: Part) -> list[Any]:
     """List the values that the digest is made of."""
-    if part.table is not None:
+    if part.is_table:
         import pandas as pd
 
         # Without the index, which no client's samples depend on.
-        rows = pd.util.hash_pandas_object(part.table, index=False).to_numpy()
+        rows = pd.util.hash_pandas_object(part.x, index=False).to_numpy()
         hashes = torch.from_numpy(rows.view(np.int64).copy())
-        return [[*map(str, part.table.columns)], [*map(str, part.table.dtypes)], hashes]
+        return [[*map(str, part.x.columns)], [*map(str, part.x.dtypes)], hashes]
     return [_list_array(array) for array in (part.x, part.y, part.groups)]
 
 

@@ -12,18 +12,20 @@ import numpy as np
 
 from fedpfl.data.datasets.shared.archive import read_archive_part
 from fedpfl.data.datasets.shared.images import OWN_SUFFIXES, Side, read_own_images
-from fedpfl.data.datasets.shared.parts import Part, ReadOptions, join_parts, label_columns
+from fedpfl.data.datasets.shared.parts import (
+    Part,
+    ReadOptions,
+    check_part,
+    encode_part,
+    find_columns,
+    join_parts,
+    label_columns,
+    split_table,
+)
 from fedpfl.data.datasets.shared.samples import Raw
 from fedpfl.data.datasets.shared.source import Source
-from fedpfl.data.datasets.shared.tables import (
-    TABLE_SUFFIXES,
-    Columns,
-    encode_table,
-    find_columns,
-    read_table,
-    require_column,
-)
-from fedpfl.data.datasets.shared.texts import require_clients, to_texts
+from fedpfl.data.datasets.shared.tables import TABLE_SUFFIXES, Columns, read_table
+from fedpfl.data.datasets.shared.texts import to_texts
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tasks import CLASSIFICATION, Task, require_classification
 
@@ -40,10 +42,12 @@ def sites(
 ) -> Raw:
     """Read a folder of sites, all of one kind: archives, tables or folders of images.
 
+    An `.npz` archive holds `x`, `y` and perhaps `test_from`; a table (TABLE_SUFFIXES) has a sample
+    a row; a folder has a folder of images per class.
+
     Args:
         source: Not used; sites lie where `path` says.
-        path: The folder. An `.npz` archive holds `x`, `y` and perhaps `test_from`; a table
-            (TABLE_SUFFIXES) has a sample a row; a folder has a folder of images per class.
+        path: The folder.
         label: The column of a table that holds the labels; of task=multilabel one per label.
         categories: Columns of a table that are no numbers: each becomes one feature per value.
         size: Pixels each way to which images are scaled.
@@ -60,19 +64,13 @@ def sites(
     if path is None:
         raise FedpflError("dataset=sites needs dataset.path=FOLDER, in which every entry is a site")
     options = ReadOptions(label_columns(label), categories, together=together, size=size, task=task)
-    entries = list_sites(path)
-    for entry in entries[1:]:
-        kinds = [_find_kind(one) for one in (entry, entries[0])]
-        if kinds[0] != kinds[1]:
-            raise FedpflError(
-                f"{entry} is of kind {kinds[0]}, and {entries[0].name} of kind {kinds[1]}; "
-                "all sites are to be of one kind"
-            )
-    return join_parts([_read_part(entry, options) for entry in entries], options)
+    return join_parts([_read_part(entry, options) for entry in list_sites(path)], options)
 
 
-def read_site(path: Path, options: ReadOptions, columns: Columns | None = None) -> Part:
-    """Read one site alone, such as the one that a node has.
+def read_site(
+    path: Path, options: ReadOptions, columns: Columns | None = None
+) -> tuple[Part, Columns | None]:
+    """Read one site alone, such as the one that a node has, and the columns of a table.
 
     Args:
         path: Any entry that a folder of sites may have.
@@ -86,42 +84,26 @@ def read_site(path: Path, options: ReadOptions, columns: Columns | None = None) 
     if not entry.exists():
         raise FedpflError(f"{entry} does not exist; give the site that the node has")
     part = _read_part(entry, options)
-    if part.table is not None:
-        part = encode_table(part, columns or find_columns([part], options), options)
-    return part
-
-
-def read_table_columns(path: Path, options: ReadOptions) -> Columns | None:
-    """Return the columns of a site that is a table; None of any other."""
-    part = _read_part(Path(path).expanduser(), options)
-    return None if part.table is None else find_columns([part], options)
+    if part.is_table:
+        columns = columns or find_columns([part], options.categories)
+        part = encode_part(part, columns)
+    return check_part(part, options.task), columns
 
 
 def list_sites(folder: Path) -> list[Path]:
     """List the entries of a folder of sites in the order of their names.
 
     Raises:
-        FedpflError: It is no folder or has no entry, or two entries have one name.
+        FedpflError: It is no folder, or has no entry.
     """
     folder = Path(folder).expanduser()
     if not folder.is_dir():
-        what = "is a file" if folder.exists() else "does not exist"
         raise FedpflError(
-            f"dataset.path={folder} {what}; give a folder in which every entry is a site"
+            f"dataset.path={folder} is no folder; give one in which every entry is a site"
         )
     entries = sorted(_list_visible(folder), key=site_name)
-    names = [site_name(entry) for entry in entries]
     if not entries:
         raise FedpflError(f"dataset.path={folder} is empty; every entry of it is to be a site")
-    require_clients(names, f"dataset.path={folder}")
-    for entry, name, previous in zip(entries, names, [None, *names], strict=False):
-        if not name.isprintable() or not name:
-            raise FedpflError(
-                f"dataset.path={folder} has a site called {entry.name!r}; rename it, as its "
-                "name is to be shown in a line"
-            )
-        if name == previous:
-            raise FedpflError(f"two entries of {folder} are both site {name!r}; rename one of them")
     return entries
 
 
@@ -173,21 +155,15 @@ def _read_part(entry: Path, options: ReadOptions) -> Part:
         part = _read_folder(entry, options.size)
     elif kind == "archive":
         part = read_archive_part(entry, options)
-        if part.groups is not None:
-            raise FedpflError(f"{entry} has an array groups, and a site is one group; leave it out")
-        if part.x.ndim < 2:
-            raise FedpflError(f"{entry}: x must be [samples, ...], got {list(part.x.shape)}")
-        if is_classified and part.y.shape in ((len(part.x),), (len(part.x), 1)):
-            part = replace(part, y=to_texts(part.y.reshape(-1), f"{entry}: y"))
     else:
-        text_columns = [*options.categories, *(options.labels if is_classified else ())]
-        table = read_table(entry, [*text_columns, *filter(None, [options.together])])
-        part = Part(str(entry), table=table)
-        for name in options.labels if is_classified else ():
-            require_column(part, "dataset.label", name)
-            texts = to_texts(table[name], f"{entry}: column {name!r}")
-            part = replace(part, table=part.table.assign(**{name: texts}))
-    return replace(part, name=site_name(entry))
+        text_columns = [*options.categories, *filter(None, [options.together])]
+        if is_classified:
+            text_columns += options.labels
+        part = split_table(read_table(entry, text_columns), str(entry), options)
+    labels = part.y
+    if is_classified and labels.size == len(labels):
+        labels = to_texts(labels.reshape(-1), f"{entry}: label")
+    return replace(part, y=labels, name=site_name(entry))
 
 
 def _read_folder(entry: Path, size: int) -> Part:

@@ -20,12 +20,13 @@ from fedpfl.data.datasets.shared.source import (
 )
 from fedpfl.ground.errors import FedpflError
 
-PLAIN = ReadOptions()
+USAGE = (
+    "save it with np.savez(path, x=x, y=y), y integers or texts [samples], x uint8 images or float32 "
+    "[samples, features]"
+)
 
 
-def read_archive(
-    path: Path, medmnist_md5: tuple[str, ...] = (), options: ReadOptions = PLAIN
-) -> Raw:
+def read_archive(path: Path, medmnist_md5: tuple[str, ...], options: ReadOptions) -> Raw:
     """Read an .npz archive of a user's arrays, or of MedMNIST's.
 
     MedMNIST's parts train, val and test are joined in this order.
@@ -62,9 +63,7 @@ def _open_arrays(path: Path, medmnist_md5: tuple[str, ...] = ()) -> Iterator[Map
         if reason.startswith("Object arrays"):
             reason = "an array has Python objects in it, where numbers belong"
         return FedpflError(
-            f"{path} cannot be read as an .npz archive of plain arrays ({reason}); save it with "
-            "np.savez(path, x=x, y=y), y integers or texts [samples], x uint8 images or float32 "
-            "[samples, features]"
+            f"{path} cannot be read as an .npz archive of plain arrays ({reason}); {USAGE}"
         )
 
     with explain_read_errors(path, archive_error), npz.open_archive(path) as arrays:
@@ -73,20 +72,10 @@ def _open_arrays(path: Path, medmnist_md5: tuple[str, ...] = ()) -> Iterator[Map
 
 def _make_part(path: Path, arrays: Mapping[str, Any], options: ReadOptions) -> Part:
     """Return the arrays that a part consists of. Raises FedpflError for one that is absent."""
-    keys = ("x", "y", *((options.together,) if options.together else ()))
-    for key in keys:
+    for key in ("x", "y", options.together or "x"):
         if key not in arrays:
-            raise FedpflError(
-                f"{path} has no array {key!r}, only "
-                f"{', '.join(arrays)[:MAX_MESSAGE] or 'no named arrays'}; save it with "
-                "np.savez(path, x=x, y=y), x uint8 [samples, channels, height, width], y "
-                "integers [samples]"
-            )
-    for key in {*keys, "groups"} & {*arrays} - {"x"}:
-        if len(arrays["x"]) != len(arrays[key]):
-            raise FedpflError(
-                f"{path}: x has {len(arrays['x'])} samples but {key} has {len(arrays[key])}"
-            )
+            names = ", ".join(arrays)[:MAX_MESSAGE] or "no named arrays"
+            raise FedpflError(f"{path} has no array {key!r}, only {names}; {USAGE}")
     return Part(
         str(path),
         arrays["x"],
@@ -113,10 +102,5 @@ class MedMNIST:
 
     def __call__(self, source: Source) -> Raw:
         """Download and read it."""
-        path = fetch_file(
-            source,
-            f"{source.name}.npz",
-            self.md5,
-            (self.url,),
-        )
-        return read_archive(path, self.md5)
+        path = fetch_file(source, f"{source.name}.npz", self.md5, (self.url,))
+        return read_archive(path, self.md5, ReadOptions())

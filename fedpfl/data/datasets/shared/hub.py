@@ -73,18 +73,11 @@ def open_splits(
             "dataset=hf needs dataset.path=FOLDER, written by save_to_disk, or a name on the hub"
         )
 
-    # ---- Step 1: the folder, or else the name on the hub
     folder = Path(path).expanduser()
     if folder.exists():
-        if subset:
-            raise FedpflError(
-                f"dataset.subset is for a name on the hub, and {path} is a folder; leave it out"
-            )
         loaded = _open_folder(folder)
     else:
         loaded = _open_name(str(path), subset, download)
-
-    # ---- Step 2: its splits
     if isinstance(loaded, Mapping):
         splits = _choose_splits(loaded, str(path), names)
     elif names in (None, str(loaded.split)):
@@ -123,26 +116,15 @@ def _open_folder(folder: Path) -> Any:
 
 def _open_name(name: str, subset: str | None, download: bool) -> Any:
     """Open a data set of the hub."""
-    if not HUB_NAME.fullmatch(name):
-        raise FedpflError(
-            f"dataset.path={name} does not exist; give a folder that save_to_disk has written, "
-            "or a name on the hub"
-        )
+    absent = f"dataset.path={name} is no folder here; give one that save_to_disk has written"
     import_datasets()
-    if not download:
-        raise FedpflError(
-            f"dataset.path={name} is no folder here, and dataset.download is false; give a folder "
-            "that save_to_disk has written"
-        )
+    if not HUB_NAME.fullmatch(name) or not download:
+        raise FedpflError(f"{absent}, or a name on the hub with dataset.download=true")
     if writes_nothing():
         raise WouldDownload(f"data set hf: a run would load {name} from the Hugging Face hub")
     loaded, reason = _load_from_hub(name, subset)
     if loaded is None:
-        raise FedpflError(
-            f"dataset.path={name} is no folder here, and cannot be loaded from the Hugging Face "
-            f"hub: {reason}; save it where there is a network, with save_to_disk, and give the "
-            "folder"
-        )
+        raise FedpflError(f"{absent}; it cannot be loaded from the Hugging Face hub: {reason}")
     return loaded
 
 
@@ -169,8 +151,8 @@ def _choose_splits(
     for name in split_names:
         if name not in loaded:
             raise FedpflError(f"dataset.split must be {choices_text(list(loaded), name)} in {path}")
-        if split_names.count(name) > 1:
-            raise FedpflError(f"dataset.split has {name} twice; leave one out")
     # Stable: training splits keep the order in which they are named.
     split_names.sort(key=lambda name: name == TEST)
-    return [Split(name, f"{path}, split {name}", loaded[name]) for name in split_names]
+    return [
+        Split(name, f"{path}, split {name}", loaded[name]) for name in dict.fromkeys(split_names)
+    ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +18,6 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tasks import (
     CLASSIFICATION,
     MULTILABEL,
-    REGRESSION,
     Task,
     find_task,
     require_classification,
@@ -26,12 +25,6 @@ from fedpfl.ground.tasks import (
 
 # Counts per client and class, and a classifier, must fit into memory.
 MAX_CLASSES = 2**16
-
-MOST_ROUNDING = 0.5
-"""Standard deviations of a feature that float32 may round it by."""
-
-LAST_BITS = 1e-13
-"""Relative to the largest number, what equal ones differ by that were computed in two ways."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +62,13 @@ class Samples:
     are_elsewhere: bool = field(default=False, metadata=FINGERPRINTED_IF_SET)
     feature_names: tuple[str, ...] = field(default=(), metadata=FINGERPRINTED_IF_SET)
     units: Tensor | None = field(default=None, metadata=FINGERPRINTED_IF_SET)
+
+    def take_rows(self, rows: Tensor, **changes: Any) -> Samples:
+        """Return some of the samples, with changes of the fields that are not by sample."""
+        for key in ("x", "y", "groups", "units"):
+            values = getattr(self, key)
+            changes[key] = None if values is None else values[rows]
+        return replace(self, **changes)
 
 
 class Raw(NamedTuple):
@@ -133,22 +133,13 @@ def check_samples(  # noqa: PLR0913 - its arguments are those of `load_samples`
     Raises:
         FedpflError: If the samples have another form, or the constants do not fit them.
     """
-    # ---- Step 1: samples, labels and groups in their final form.
     try:
         x = torch.from_numpy(np.ascontiguousarray(_check_inputs(raw.x)))
-        raw = _name_classes(raw, task, classes)
-        y, classes = _check_labels(raw, task, classes)
+        y, classes, class_names = _check_labels(raw, task, classes)
+        require_test_part(raw.test_from, len(x))
         groups = _check_groups(raw)
-        _check_names(raw, y)
-        if raw.test_from is not None and raw.test_from not in range(1, len(x)):
-            raise ValueError(
-                f"test_from must be from 1 to {len(x) - 1}, got {raw.test_from}; "
-                "it is the first test sample"
-            )
     except ValueError as error:
         raise FedpflError(f"{origin}: {error}") from None
-
-    # ---- Step 2: the constants of scaling, as far as they are given.
     mean, std = _check_scaling(x, mean, std, normalize)
     return Samples(
         name=name,
@@ -160,7 +151,7 @@ def check_samples(  # noqa: PLR0913 - its arguments are those of `load_samples`
         groups=groups,
         group_names=raw.group_names,
         test_from=raw.test_from,
-        class_names=raw.class_names,
+        class_names=class_names,
         feature_names=raw.feature_names,
         units=None if raw.units is None else torch.from_numpy(raw.units.astype(np.int64)),
     )
@@ -175,18 +166,18 @@ def select_classes(samples: Samples, labels: Sequence[int | str]) -> Samples:
     # ---- Step 1: new labels, -1 for classes that are left out.
     require_classification(find_task(samples.y), "dataset.only", "it keeps classes")
     names = samples.class_names
-    kept = [find_class(names, samples.classes, label, "dataset.only") for label in labels]
-    if not kept or len(set(kept)) < len(kept):
+    positions = [find_class(names, samples.classes, label, "dataset.only") for label in labels]
+    if not positions or len({*positions}) < len(positions):
         raise FedpflError(f"dataset.only must be labels, each once, got {list(labels)}")
     new_labels = torch.full((samples.classes,), -1)
-    new_labels[kept] = torch.arange(len(kept))
+    new_labels[positions] = torch.arange(len(positions))
     y = new_labels[samples.y]
     for new_label, label in enumerate(labels):
         if not (y == new_label).any():
             raise FedpflError(f"dataset.only: {samples.name} has no sample of label {label}")
     # Classes without names keep their numbers as names, so that 5 goes on being 5.
-    new_names = tuple(names[label] if names else str(label) for label in kept)
-    if not names and kept == list(range(len(kept))):
+    new_names = tuple(names[label] if names else str(label) for label in positions)
+    if not names and positions == list(range(len(positions))):
         new_names = ()
 
     # ---- Step 2: the samples to keep, and the beginning of their test part.
@@ -196,38 +187,19 @@ def select_classes(samples: Samples, labels: Sequence[int | str]) -> Samples:
         test_from = int(selected[:test_from].sum())
         if test_from not in range(1, int(selected.sum())):
             test_from = None
-    return replace(
-        samples,
-        x=samples.x[selected],
-        y=y[selected],
-        classes=len(labels),
-        groups=None if samples.groups is None else samples.groups[selected],
-        units=None if samples.units is None else samples.units[selected],
-        test_from=test_from,
-        class_names=new_names,
+    return replace(samples, y=y).take_rows(
+        selected, classes=len(labels), test_from=test_from, class_names=new_names
     )
 
 
 # ---- Checks; they raise ValueError
 
 
-def _check_names(raw: Raw, y: np.ndarray) -> None:
-    """Require a name for each class and feature, if there are any."""
-    for class_name in raw.class_names:
-        if not class_name.isprintable():
-            raise ValueError(f"a label is {class_name!r}; labels must be printable, on one line")
-    named = len(raw.class_names)
-    if named and y.dtype.kind in "iu" and y.max() >= named:
-        raise ValueError(f"label {y.max()} has no name; class_names has {named}, from label 0 on")
-    if raw.feature_names and len(raw.feature_names) != raw.x.shape[1]:
-        raise ValueError(f"feature_names must be {raw.x.shape[1]}, got {len(raw.feature_names)}")
-
-
 def _check_inputs(x: np.ndarray) -> np.ndarray:
     """Return images, signals or token ids in the form of `Samples`."""
     is_filled = 0 not in x.shape[1:]
     if x.dtype.kind == "f" and x.ndim > 1 and is_filled:
-        return _channels_first(to_finite_floats(x))
+        return _channels_first(to_floats(x))
     if x.dtype != np.uint8 and x.dtype.kind in "iu" and x.ndim == 2 and is_filled:
         if len(x) and not 0 <= x.min() <= x.max() < 2**31:
             raise ValueError(
@@ -244,37 +216,23 @@ def _check_inputs(x: np.ndarray) -> np.ndarray:
     )
 
 
-def to_finite_floats(x: np.ndarray, names: Sequence[str] = ()) -> np.ndarray:
-    """Convert floats to float32.
-
-    Args:
-        x: `[samples, ...]`.
-        names: Of the features of a table.
-
-    Raises:
-        ValueError: A value is not finite, or float32 does not tell samples apart by a feature.
-    """
-    exact = x
+def to_floats(x: np.ndarray) -> np.ndarray:
+    """Convert floats to float32. Raises ValueError for a value that is not finite."""
     with np.errstate(over="ignore"):  # too large a value becomes infinite
         x = x.astype(np.float32, copy=False)
     if not np.isfinite(x).all():
-        row, *place = np.argwhere(~np.isfinite(x))[0].tolist()
-        what = f"column {names[place[0]]!r}" if names else "x"
-        raise ValueError(f"{what} is not finite, or not as float32, in row {row + 1}")
-    if x.ndim != 2 or exact.dtype == np.float32 or not len(x):
-        return x
-    deviation = exact.std(0, dtype=np.float64)
-    # Equal numbers that were computed in two ways differ in their last bits.
-    is_constant = deviation <= LAST_BITS * np.abs(exact).max(0)
-    is_lost = np.abs(x - exact.astype(np.float64)).max(0) > MOST_ROUNDING * deviation
-    if (is_lost & ~is_constant).any():
-        feature = int((is_lost & ~is_constant).argmax())
-        what = f"column {names[feature]!r}" if names else f"x[:, {feature}]"
-        raise ValueError(
-            f"{what} holds numbers up to {np.abs(exact[:, feature]).max():g} with a standard "
-            f"deviation of {deviation[feature]:.2g}, which float32 rounds away; subtract a constant"
-        )
+        row = int(np.argwhere(~np.isfinite(x))[0][0])
+        raise ValueError(f"a number in row {row + 1} is not finite, or not as float32")
     return x
+
+
+def require_test_part(test_from: int | None, samples: int) -> None:
+    """Raise ValueError for a first test sample that leaves training or testing no sample."""
+    if test_from is not None and test_from not in range(1, samples):
+        raise ValueError(
+            f"test_from must be from 1 to {samples - 1}, got {test_from}; it is the first test "
+            "sample"
+        )
 
 
 def _channels_first(x: np.ndarray) -> np.ndarray:
@@ -290,24 +248,24 @@ def _channels_first(x: np.ndarray) -> np.ndarray:
     return x.transpose(0, 3, 1, 2) if is_last else x
 
 
-def _check_labels(raw: Raw, task: Task, classes: int | None) -> tuple[np.ndarray, int]:
-    """Return labels in the form of their task, and the number of a network's outputs."""
+def _check_labels(
+    raw: Raw, task: Task, classes: int | None
+) -> tuple[np.ndarray, int, tuple[str, ...]]:
+    """Return labels in the form of their task, the number of outputs, and the classes' names."""
     y = convert_labels(raw.y, task)
     if len(raw.x) != len(y):
-        raise ValueError(
-            f"x has {len(raw.x)} samples but y has {len(y)}; they must be of one length"
-        )
+        raise ValueError(f"x has {len(raw.x)} samples, and y has {len(y)}")
     if not len(y):
         raise ValueError("there are no samples; x and y must hold at least one")
     if task is CLASSIFICATION:
-        return y.astype(np.int64), _count_classes(y, classes)
+        return _number_classes(y, raw.class_names, classes)
     outputs = y.shape[1] if task is MULTILABEL else 1
     if classes not in (None, outputs):
         raise ValueError(
             f"dataset.classes={classes} does not fit task={task.name}, of which this is {outputs}; "
             "leave it out"
         )
-    return y, outputs
+    return y, outputs, raw.class_names
 
 
 def convert_labels(y: np.ndarray, task: Task) -> np.ndarray:
@@ -316,39 +274,32 @@ def convert_labels(y: np.ndarray, task: Task) -> np.ndarray:
     Raises:
         ValueError: The labels are of another form than their task's.
     """
-    is_column = y.ndim == 2 and y.shape[1] == 1
-    flat = y[:, 0] if is_column and task is not MULTILABEL else y
     problem = f"y must be {task.labels}, got {y.dtype} {list(y.shape)}; convert the labels, or set task=..."
-    if task is CLASSIFICATION:
-        if flat.ndim == 1 and flat.dtype.kind in "iu":
-            return flat
-        raise ValueError(problem)
-    if task is REGRESSION:
-        if flat.ndim != 1 or flat.dtype.kind not in "iuf":
+    if task is MULTILABEL:
+        if y.ndim != 2 or not y.shape[1] or y.dtype.kind not in "biuf":
             raise ValueError(problem)
-        return to_finite_floats(flat[:, None].astype(np.float64), ["y"])[:, 0]
-    if y.ndim != 2 or not y.shape[1] or y.dtype.kind not in "biuf":
+        wrong_labels = y[(y != 0) & (y != 1)]
+        if len(wrong_labels):
+            raise ValueError(f"y must be {task.labels}, found {wrong_labels[0]}")
+        return y.astype(bool)
+    flat = y[:, 0] if y.shape[1:] == (1,) else y
+    if flat.ndim != 1 or flat.dtype.kind not in ("iu" if task is CLASSIFICATION else "iuf"):
         raise ValueError(problem)
-    others = y[(y != 0) & (y != 1)]
-    if len(others):
-        raise ValueError(f"y must be {task.labels}, found {others[0]}; convert the labels")
-    return y.astype(bool)
+    return flat if task is CLASSIFICATION else to_floats(flat)
 
 
-def _name_classes(raw: Raw, task: Task, classes: int | None) -> Raw:
-    """Return numbers of classes and their names, where labels are whole numbers with gaps."""
-    y = raw.y
-    is_numbered = task is not CLASSIFICATION or classes is not None or raw.class_names
-    if is_numbered or y.ndim != 1 or y.dtype.kind not in "iu" or not len(y) or y.min() < 0:
-        return raw
-    values, codes = np.unique(y, return_inverse=True)
-    if len(values) == 1 or values[-1] == len(values) - 1:
-        return raw
-    return raw._replace(y=codes, class_names=tuple(map(str, values.tolist())))
-
-
-def _count_classes(y: np.ndarray, classes: int | None) -> int:
-    """Return the number of classes; if not given, the largest label plus one."""
+def _number_classes(
+    y: np.ndarray, names: tuple[str, ...], classes: int | None
+) -> tuple[np.ndarray, int, tuple[str, ...]]:
+    """Return int64 labels, their number and names; whole numbers with gaps become names."""
+    for name in names:
+        if not name.isprintable():
+            raise ValueError(f"a label is {name!r}; labels must be printable, on one line")
+    if classes is None and not names and y.min() >= 0:
+        values, codes = np.unique(y, return_inverse=True)
+        if 1 < len(values) <= values[-1]:
+            y = codes
+            names = tuple(map(str, values.tolist()))
     limit = classes or MAX_CLASSES
     if y.min() < 0 or y.max() >= limit:
         raise ValueError(
@@ -357,7 +308,7 @@ def _count_classes(y: np.ndarray, classes: int | None) -> int:
         )
     if classes is None and y.min() == y.max():
         raise ValueError("all samples have one label; there must be two classes at least")
-    return classes or int(y.max()) + 1
+    return y.astype(np.int64), classes or int(y.max()) + 1, names
 
 
 def _check_groups(raw: Raw) -> Tensor | None:
@@ -394,17 +345,17 @@ def _check_scaling(
         if values is not None and len(values) != channels:
             raise FedpflError(
                 f"dataset.{key} has {len(values)} entries, but the samples have {channels} "
-                "channels; give one per "
-                "channel, or null to compute it"
+                "channels; give one per channel, or null to compute it"
             )
-    return (
-        None if mean is None else tuple(map(float, mean)),
-        None if std is None else tuple(map(float, std)),
-    )
+    return _to_scale(mean), _to_scale(std)
 
 
-def mean_and_std(x: Tensor, index: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and standard deviation per channel or feature of some samples.
+def _to_scale(values: Sequence[float] | None) -> tuple[float, ...] | None:
+    return None if values is None else tuple(map(float, values))
+
+
+def measure_channels(x: Tensor, index: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Measure mean and standard deviation per channel or feature of some samples.
 
     Those of images are of x / 255. The deviation of a constant channel is one grey level, of
     signals 1. The device of x does not matter.

@@ -16,8 +16,6 @@ from fedpfl.ground.errors import FedpflError, choices_text, error_text
 
 log = logging.getLogger(__name__)
 
-NUMBERS = ("integer", "floating", "mixed-integer-float", "boolean")
-"""Pandas' names of objects that are numbers."""
 WHOLE_FLOAT = re.compile(r"([+-]?\d+)\.0+")
 SPLIT_NAMES = {"train", "training", "test", "testing", "val", "valid", "validation", "dev"}
 """Names of parts of a data set, which no client has."""
@@ -67,20 +65,18 @@ def _convert_objects(array: np.ndarray, origin: str) -> np.ndarray:
 
     require_values(pd.isna(array), origin)
     items = array.ravel().tolist()
-    kind = pd.api.types.infer_dtype(items)
-    if kind in NUMBERS:
-        return np.array(array.tolist())
-    for item in items:
-        if hasattr(item, "__len__") and not isinstance(item, str | bytes):
-            raise FedpflError(
-                f"{origin} holds objects of {type(item).__name__}; give numbers or texts"
-            )
-    if kind.startswith("mixed") and any(isinstance(item, str) for item in items):
-        number = next(item for item in items if not isinstance(item, str))
+    numbers = [item for item in items if not isinstance(item, str)]
+    if not numbers:
+        return np.array(items, dtype=np.str_).reshape(array.shape)
+    if len(numbers) < len(items):
         raise FedpflError(
-            f"{origin} mixes texts with other values, such as {number!r}; make all of them texts"
+            f"{origin} mixes texts with other values, such as {numbers[0]!r}; make all of them texts"
         )
-    return np.array([str(item) for item in items], dtype=np.str_).reshape(array.shape)
+    converted = np.array(array.tolist())
+    if converted.dtype.kind not in "biuf" or converted.ndim > array.ndim:
+        kind = type(items[0]).__name__
+        raise FedpflError(f"{origin} holds objects of {kind}; give numbers or texts")
+    return converted
 
 
 def to_texts(values: Any, origin: str) -> np.ndarray:
@@ -94,19 +90,16 @@ def to_texts(values: Any, origin: str) -> np.ndarray:
     """
     import pandas as pd
 
-    array = values.to_numpy() if isinstance(values, pd.Series) else values
-    require_values(np.asarray(pd.isna(array)), origin, "row", 1)
-    written, codes = np.unique(to_array(array, origin), return_inverse=True)
-    texts = np.array([clean_text(str(text)) for text in written.astype(np.str_)], dtype=np.str_)
+    require_values(np.asarray(pd.isna(values)), origin, "row", 1)
+    distinct, codes = np.unique(to_array(values, origin), return_inverse=True)
+    spellings = distinct.astype(np.str_).tolist()
+    texts = np.array([clean_text(text) for text in spellings], dtype=np.str_)
     require_values((texts == "")[codes], origin, "row", 1)
-    changed = [
-        text for text in written.tolist() if isinstance(text, str) and text != clean_text(text)
-    ]
-    if changed:
+    if distinct.dtype.kind == "U" and spellings != texts.tolist():
         log.warning(
             "%s: texts are read with single spaces, composed letters and without .0, such as %r",
             origin,
-            changed[0],
+            next(text for text in spellings if text != clean_text(text)),
         )
     return texts[codes]
 
@@ -144,22 +137,20 @@ def require_one_spelling(texts_by_part: Mapping[str, Iterable[str]], noun: str) 
         texts_by_part: The texts of each site, client or split, by its name in messages.
         noun: The name of a text in messages.
     """
-    parts_by_text: dict[str, list[str]] = {}
+    origins_by_text: dict[str, list[str]] = {}
     for origin, texts in texts_by_part.items():
         for text in dict.fromkeys(texts):
-            parts_by_text.setdefault(text, []).append(origin)
-    by_letters: dict[str, str] = {}
-    by_digits: dict[str, str] = {}
-    for text, origins in parts_by_text.items():
-        other = by_letters.setdefault(unicodedata.normalize("NFKC", text).casefold(), text)
-        if other == text and text.isdecimal():
-            other = by_digits.setdefault(text.lstrip("0"), text)
-            if {*origins} & {*parts_by_text[other]}:
-                other = text
-        if other != text:
-            place = Path(parts_by_text[other][0]).name
+            origins_by_text.setdefault(text, []).append(origin)
+    text_by_key: dict[str, str] = {}
+    for text, origins in origins_by_text.items():
+        key = unicodedata.normalize("NFKC", text).casefold()
+        earlier = text_by_key.setdefault(key.lstrip("0") if key.isdecimal() else key, text)
+        earlier_origins = origins_by_text[earlier]
+        are_codes = key.isdecimal() and not {*origins}.isdisjoint(earlier_origins)
+        if earlier != text and not are_codes:
             raise FedpflError(
-                f"{origins[0]}: {noun} {text!r} is {other!r} at {place}; write it alike, or rename one"
+                f"{origins[0]}: {noun} {text!r} is {earlier!r} at {Path(earlier_origins[0]).name}; "
+                "write it alike, or rename one"
             )
 
 
