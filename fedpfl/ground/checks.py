@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 import unicodedata
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -81,11 +80,7 @@ def checked_arguments(
         full_key = prefix + key
         require_representable(value, full_key)
         try:
-            arguments[key] = cast_value(
-                value,
-                annotations.get(key, Any),
-                full_key,
-            )
+            arguments[key] = cast_value(value, annotations.get(key, Any), full_key)
         except ValueError as error:
             raise FedpflError(str(error)) from None
     return arguments
@@ -97,13 +92,11 @@ def require_known_keys(values: Mapping[str, Any], known_keys: Collection[str], p
     for key in values:
         if key in known_keys:
             continue
-        suggestion = did_you_mean(str(key), known_keys, f"did you mean {prefix}{{}}?")
-        advice = []
-        if len(known_keys) <= MAX_LISTED_NAMES or not suggestion:
-            advice.append(f"known keys: {', '.join(known_keys) or 'none'}")
-        if suggestion:
-            advice.append(suggestion)
-        raise FedpflError(f"{prefix}{key} is not a key here; {'; '.join(advice)}")
+        suggestion = did_you_mean(str(key), known_keys, f"; did you mean {prefix}{{}}?")
+        listing = f"; known keys: {', '.join(known_keys) or 'none'}"
+        if suggestion and len(known_keys) > MAX_LISTED_NAMES:
+            listing = ""
+        raise FedpflError(f"{prefix}{key} is not a key here{listing}{suggestion}")
 
 
 def refuse_single_text(value: Any, path: str) -> None:
@@ -120,8 +113,6 @@ def require_representable(value: Any, path: str) -> None:
     if isinstance(value, list):
         for item in value:
             require_representable(item, path)
-    if type(value) is float and not math.isfinite(value):
-        raise FedpflError(f"{path} must be a finite number, got {value}")
     # Computations are in float32, where a smaller value would be a denormal or 0, a larger one
     # infinite.
     if type(value) is float and value and not SMALLEST_FLOAT <= abs(value) <= LARGEST_FLOAT:

@@ -115,7 +115,9 @@ def open_without_link(path: str, flags: int) -> int:
 
 @contextlib.contextmanager
 def durable_write(
-    path: Path, guard: Callable[[], None], opener: Callable[[str, int], int] = open_without_link
+    path: Path,
+    guard: Callable[[], None] = lambda: None,
+    opener: Callable[[str, int], int] = open_without_link,
 ) -> Iterator[BinaryIO]:
     """Yield an open file that replaces a run's file once it is on the disk.
 
@@ -144,6 +146,18 @@ def durable_write(
                 os.close(folder)
 
 
+def write_private(path: Path, content: bytes) -> None:
+    """Write a file that its owner alone may read, and its folder. Raises FedpflError."""
+    with explain_write_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with durable_write(path, opener=_open_private) as file:
+        file.write(content)
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
+
+
 def append_all(descriptor: int, data: bytes) -> None:
     """Append all of the data or, on an error, nothing."""
     # Half a line must not stay in front of the next one.
@@ -170,7 +184,7 @@ def remove_files(folder: Path, names: Iterable[str]) -> None:
 def unreadable_error(path: Path, error: Exception) -> FedpflError:
     """Return the error for a file that may be complete but cannot be read."""
     return FedpflError(
-        f"cannot read {path}: {error_text(error)}; once that is mended, give the same command again"
+        f"cannot read {path}: {error_text(error)}; once that is fixed, give the same command again"
     )
 
 

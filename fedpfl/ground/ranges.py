@@ -5,62 +5,37 @@
 
 from __future__ import annotations
 
-import math
-import operator
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterable
+from typing import Any
 
-COMPARISONS = {
-    "at least": operator.ge,
-    "above": operator.gt,
-    "at most": operator.le,
-    "below": operator.lt,
-}
+from annotated_types import Ge as AtLeast
+from annotated_types import Gt as Above
+from annotated_types import Interval
+from annotated_types import Le as AtMost
+from annotated_types import Lt as Below
 
+__all__ = ["Above", "AtLeast", "AtMost", "Below", "Between", "describe_range"]
 
-@dataclass(frozen=True)
-class Range:
-    """The finite numbers within limits, such as `("at least", 0), ("below", 1)`."""
-
-    limits: tuple[tuple[str, float], ...]
-
-    def __contains__(self, value: float) -> bool:
-        # Without limits, too: nan and infinity are no value of any key.
-        if not math.isfinite(value):
-            return False
-        return all(COMPARISONS[relation](value, limit) for relation, limit in self.limits)
-
-    def require_value(self, value: float) -> float:
-        """Return the value if the range holds it. Raises ValueError if not."""
-        if value not in self:
-            raise ValueError(str(self))
-        return value
-
-    def __add__(self, other: Range) -> Range:
-        """Return the numbers within the limits of both."""
-        return Range(self.limits + other.limits)
-
-    def __str__(self) -> str:
-        match self.limits:
-            case (("at least", minimum),):
-                return f"{minimum} or more"
-            case (("above", 0),):
-                return "a positive number"
-            case (("at least", minimum), ("at most", maximum)):
-                return f"between {minimum} and {maximum}"
-        return " and ".join(f"{relation} {limit}" for relation, limit in self.limits)
+RELATIONS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
 
-def _make_range(relation: str, limit: float) -> Range:
-    return Range(((relation, limit),))
-
-
-AtLeast = partial(_make_range, "at least")
-Above = partial(_make_range, "above")
-AtMost = partial(_make_range, "at most")
-Below = partial(_make_range, "below")
-
-
-def Between(minimum: float, maximum: float) -> Range:
+def Between(minimum: float, maximum: float) -> Interval:
     """Return the range from `minimum` to `maximum`, both included."""
-    return AtLeast(minimum) + AtMost(maximum)
+    return Interval(ge=minimum, le=maximum)
+
+
+def describe_range(notes: Iterable[Any]) -> str:
+    """Return the numbers within all ranges among an annotation's notes in words."""
+    limits: dict[str, Any] = {}
+    for note in notes:
+        for name in RELATIONS:
+            if getattr(note, name, None) is not None:
+                limits[name] = getattr(note, name)
+    match limits:
+        case {"ge": minimum, "le": maximum}:
+            return f"between {minimum} and {maximum}"
+        case {"ge": minimum} if len(limits) == 1:
+            return f"{minimum} or more"
+        case {"gt": 0} if len(limits) == 1:
+            return "a positive number"
+    return " and ".join(f"{RELATIONS[name]} {limit}" for name, limit in limits.items())

@@ -28,7 +28,6 @@ from fedpfl.remote.agreement import Agreement, make_example_federation
 from fedpfl.remote.download import NotSentError
 from fedpfl.remote.keys import make_run_key
 from fedpfl.remote.messages import plain_values
-from fedpfl.remote.releases import ReleaseRecord
 from fedpfl.remote.server import FederateSettings, Grid, RemoteBackend
 from fedpfl.runner import session
 from fedpfl.runner.faults import user_errors
@@ -150,7 +149,7 @@ def run_server(grid: Grid, words: Sequence[str]) -> Path:
             account = run.client_account
             # Without a seed, noise differs at each start: answers must not be averaged out.
             if account and account.noise and account.privacy.seed is None:
-                backend.releases = ReleaseRecord(path)
+                backend.release_folder = path
             return backend
 
         remote = session.RemoteClients(make_remote_backend, share)
@@ -230,5 +229,5 @@ class WireLog(Callback):
 
     def _write_lines(self) -> None:
         # The whole file, which no link can lead elsewhere.
-        with files.durable_write(self._path, lambda: None) as file:
+        with files.durable_write(self._path) as file:
             file.write("\n".join([*self._lines, ""]).encode())

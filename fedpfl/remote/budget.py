@@ -10,13 +10,14 @@ import csv
 import hashlib
 import io
 import math
-import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
 
 from fedpfl.config.plan import Plan
 from fedpfl.config.run import Run
@@ -38,8 +39,8 @@ TUNING = "fine-tuning"
 EVALUATION = "evaluation"
 
 
-class Spending(NamedTuple):
-    """Hold a line of a client's ledger.
+class Spending(BaseModel):
+    """A line of a client's ledger.
 
     Attributes:
         kind: TRAINING, SURVEY, TUNING or EVALUATION.
@@ -47,6 +48,8 @@ class Spending(NamedTuple):
         question: A digest of the message and the client's state.
         epsilon: The sum over all answers so far.
     """
+
+    model_config = ConfigDict(extra="forbid")
 
     kind: str
     round: int
@@ -86,7 +89,7 @@ class SampleBudget:
         kind, round_number = _describe_kind(call)
         with self._hold_ledgers():
             secret = make_secret(self._run, self._read_key)
-            self._enter_question(client, Spending(kind, round_number, question, 0.0))
+            self._enter_question(client, kind, round_number, question)
 
         # ---- Step 2: the noise. Even after the loss of a ledger none is used for two questions;
         # that of a seed is no secret, and as in the simulation.
@@ -116,7 +119,7 @@ class SampleBudget:
             with open_alone(root / LOCK_FILE):
                 yield
 
-    def _enter_question(self, client: int, entry: Spending) -> None:
+    def _enter_question(self, client: int, kind: str, round_number: int, question: str) -> None:
         """Enter a question into a client's ledger, unless it stands there.
 
         Raises:
@@ -126,56 +129,48 @@ class SampleBudget:
         path = self._folder / f"client{client}" / LEDGER_FILE
         entries = read_ledger(path)
         for earlier in entries:
-            if (earlier.kind, earlier.round) == (entry.kind, entry.round):
-                if earlier.question == entry.question:
+            if (earlier.kind, earlier.round) == (kind, round_number):
+                if earlier.question == question:
                     return
                 raise FedpflError(
-                    f"its samples have answered for {entry.kind} of round {entry.round} already,"
-                    " about another model, and privacy=sample answers once; begin a run of another"
-                    " seed, which gives away as much again"
+                    f"its samples have answered for {kind} of round {round_number} already, about"
+                    " another model, and privacy=sample answers once; begin a run of another seed,"
+                    " which gives away as much again"
                 )
         self._require_other_runs(client)
 
         # ---- Step 2: the price. It is on the disk before an answer leaves.
-        epsilon = entries[-1].epsilon if entries else 0.0
-        if entry.kind in (TRAINING, TUNING):
-            kinds = [*(earlier.kind for earlier in entries), entry.kind]
-            steps = self._account.sum_steps(client, kinds.count(TRAINING), kinds.count(TUNING))
-            epsilon = self._account.price_steps(client, steps)
-        rows = [*entries, entry._replace(epsilon=epsilon)]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with files.durable_write(path, lambda: None, _open_private) as file:
-            text = io.TextIOWrapper(file, encoding="ascii", newline="", write_through=True)
-            writer = csv.writer(text, lineterminator="\n")
-            writer.writerow(Spending._fields)
-            writer.writerows([*row[:-1], f"{row.epsilon:.6g}"] for row in rows)
-            text.detach()
+        kinds = [*(earlier.kind for earlier in entries), kind]
+        steps = self._account.sum_steps(client, kinds.count(TRAINING), kinds.count(TUNING))
+        epsilon = self._account.price_steps(client, steps)
+        entry = Spending(kind=kind, round=round_number, question=question, epsilon=epsilon)
+        lines = [",".join(Spending.model_fields)]
+        for row in (*entries, entry):
+            lines.append(f"{row.kind},{row.round},{row.question},{row.epsilon:.6g}")
+        files.write_private(path, "\n".join([*lines, ""]).encode())
 
     def _require_other_runs(self, client: int) -> None:
         """Raise FedpflError for what ledgers of other runs do not allow."""
         # ---- Step 1: one set of sites and data for each configuration and seed: a server that
         # changes another site's size would get a fresh account.
         configuration = make_plan_key(self._run)["configuration"]
-        spent_by_run: dict[Path, float] = {}
+        spent_by_run: dict[str, float] = {}
         for path in self._folder.parent.glob(f"*/client*/{LEDGER_FILE}"):
-            folder = path.parent.parent
+            run_name = path.parent.parent.name
             entries = read_ledger(path)
-            if folder == self._folder or not entries:
+            if run_name == self._folder.name or not entries:
                 continue
-            if folder.name.startswith(f"{configuration}-"):
+            if run_name.startswith(f"{configuration}-"):
                 raise FedpflError(
                     f"samples here have answered for the same configuration and seed with other"
-                    f" sites, data or code ({folder.name}); begin a run of another seed"
+                    f" sites, data or code ({run_name}); begin a run of another seed"
                 )
-            spent = max(entry.epsilon for entry in entries)
-            spent_by_run[folder] = max(spent, spent_by_run.get(folder, 0.0))
+            spent_by_run[run_name] = max(entries[-1].epsilon, spent_by_run.get(run_name, 0.0))
 
         # ---- Step 2: the limit of the node.
-        if self._limit is None:
-            return
         planned = self._account.client_epsilon(client, len(self._account.cohorts))
         elsewhere = sum(spent_by_run.values())
-        if planned + elsewhere > self._limit:
+        if self._limit is not None and planned + elsewhere > self._limit:
             raise FedpflError(
                 f"the run plans epsilon {planned:.3g} for it, other runs have given away"
                 f" {elsewhere:.3g}, and its node allows {self._limit:g} in all (epsilon= in its"
@@ -194,9 +189,7 @@ class SampleBudget:
                 " begin a run of another seed"
             )
         key = secrets.token_bytes(KEY_BYTES)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with files.durable_write(path, lambda: None, _open_private) as file:
-            file.write(key)
+        files.write_private(path, key)
         return key
 
 
@@ -257,20 +250,12 @@ def read_ledger(path: Path) -> list[Spending]:
     Raises:
         FedpflError: It is damaged.
     """
-    content = files.read_if_exists(path)
-    if content is None:
-        return []
+    content = files.read_if_exists(path) or b""
     try:
-        header, *rows = csv.reader(io.StringIO(content.decode()))
-        if tuple(header) != Spending._fields:
-            raise ValueError("another header")
-        return [Spending(kind, int(number), text, float(e)) for kind, number, text, e in rows]
+        rows = csv.DictReader(io.StringIO(content.decode()))
+        return [Spending.model_validate(row) for row in rows]
     except ValueError:
         raise FedpflError(
             f"{path} is damaged, so the spent epsilon is unknown; bring it back, or begin a run of"
             " another seed"
         ) from None
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o600)

@@ -320,7 +320,7 @@ class ClientStore:
         with files.explain_write_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
         payload = {"round": round_number, "row": tree.to(row, "cpu")}
-        with files.durable_write(path, lambda: None) as file:
+        with files.durable_write(path) as file:
             checkpoint.save_checkpoint(checkpoint.to_plain_values(payload), file)
         stored_rounds = self._list_rounds(client)
         kept = [stored for stored in stored_rounds if stored <= round_number][-STORED_ROUNDS:]

@@ -10,6 +10,8 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from pydantic import BaseModel, ValidationError
+
 from fedpfl.engine.calls import Participation
 from fedpfl.ground import files
 from fedpfl.ground.errors import FedpflError
@@ -18,62 +20,53 @@ from fedpfl.remote import wire
 RELEASE_FILE = "releases.json"
 
 
-class ReleaseRecord:
-    """Remember the answers of each round by digests, in the run directory.
+class Releases(BaseModel):
+    """The answers of each round by digests.
 
-    Args:
-        run_directory: Of the run.
+    Attributes:
+        secret: A digest of the run's key, which is new when the run begins anew.
+        rounds: The digest of each client's answer, by round.
     """
 
-    def __init__(self, run_directory: Path):
-        self._path = run_directory / RELEASE_FILE
-        self._summary_file = run_directory / "summary.json"
+    secret: str
+    rounds: dict[int, dict[int, str]] = {}
 
-    def select_answers(
-        self, round_number: int, answers: Mapping[int, Participation]
-    ) -> dict[int, Participation]:
-        """Return the answers that a round's noise is for; first all, which are noted.
 
-        Raises:
-            FedpflError: An answer is missing, or differs from the earlier one.
-        """
-        digests = {
-            str(client): files.content_digest(wire.pack_message({}, answer.uploads))
-            for client, answer in answers.items()
-        }
-        digests_by_round = self._read_digests()
-        noted = digests_by_round.get(str(round_number))
-        if noted is None:
-            digests_by_round[str(round_number)] = digests
-            self._write_digests(digests_by_round)
-            return {**answers}
-        changed = [client for client in noted if digests.get(client) != noted[client]]
-        if changed:
-            raise FedpflError(
-                f"round {round_number} was played before the server was stopped, and clients"
-                f" {', '.join(changed)} do not answer as they did: noise of privacy=client is for"
-                " one set of answers; bring their nodes back with their states, and give the same"
-                " command again"
-            )
-        return {client: answers[client] for client in answers if str(client) in noted}
+def select_answers(
+    run_directory: Path, round_number: int, answers: Mapping[int, Participation]
+) -> dict[int, Participation]:
+    """Return the answers that a round's noise is for; first all, which are noted.
 
-    def _read_digests(self) -> dict[str, dict[str, str]]:
-        """Return the digests by round and client; {} of a run with another key."""
-        content = files.read_if_exists(self._path)
-        if content is None:
-            return {}
+    Raises:
+        FedpflError: An answer is missing, or differs from the earlier one.
+    """
+    # ---- Step 1: the record of this run.
+    path = run_directory / RELEASE_FILE
+    summary = json.loads((run_directory / "summary.json").read_text())
+    record = Releases(secret=summary["secret"])
+    content = files.read_if_exists(path)
+    if content is not None:
         try:
-            noted = json.loads(content)
-            return dict(noted["rounds"]) if noted["secret"] == self._key_digest else {}
-        except (ValueError, KeyError, TypeError):
-            raise files.damaged_error(self._path) from None
+            stored = Releases.model_validate_json(content)
+        except ValidationError:
+            raise files.damaged_error(path) from None
+        record = stored if stored.secret == record.secret else record
 
-    def _write_digests(self, digests_by_round: Mapping[str, Mapping[str, str]]) -> None:
-        content = {"secret": self._key_digest, "rounds": digests_by_round}
-        with files.durable_write(self._path, lambda: None) as file:
-            file.write(json.dumps(content).encode())
-
-    @property
-    def _key_digest(self) -> str:
-        """Return the digest of the run's key, which is new when the run begins anew."""
-        return str(json.loads(self._summary_file.read_text())["secret"])
+    # ---- Step 2: this round's answers are noted, or were.
+    digests = {
+        client: files.content_digest(wire.pack_message({}, answer.uploads))
+        for client, answer in answers.items()
+    }
+    noted = record.rounds.setdefault(round_number, digests)
+    if noted is digests:
+        with files.durable_write(path) as file:
+            file.write(record.model_dump_json().encode())
+    changed = [client for client in noted if digests.get(client) != noted[client]]
+    if changed:
+        raise FedpflError(
+            f"round {round_number} was played before the server was stopped, and clients"
+            f" {', '.join(map(str, changed))} do not answer as they did: noise of privacy=client"
+            " is for one set of answers; bring their nodes back with their states, and give the"
+            " same command again"
+        )
+    return {client: answers[client] for client in answers if client in noted}

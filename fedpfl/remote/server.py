@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -35,7 +36,7 @@ from fedpfl.remote.messages import (
     read_message,
     require_same_key,
 )
-from fedpfl.remote.releases import ReleaseRecord
+from fedpfl.remote.releases import select_answers
 from fedpfl.remote.schedule import describe_call
 from fedpfl.runner.faults import Diverged
 
@@ -121,13 +122,13 @@ class RemoteBackend(Backend):
         agreement: The agreement of sites at nodes, which goes with each message.
         example_federation: Made-up samples, which tell the form of answers; None where
             the server has the samples.
-        releases: The record of answers that got a round's noise, where the server adds some.
+        release_folder: Where the answers that got a round's noise are noted, if the server adds any.
     """
 
     name = "nodes"
     agreement: Mapping[str, Any] | None = None
     example_federation: Federation | None = None
-    releases: ReleaseRecord | None = None
+    release_folder: Path | None = None
 
     def __init__(
         self,
@@ -226,9 +227,10 @@ class RemoteBackend(Backend):
 
         # ---- Step 3: answers are stacked as any backend's.
         if is_training:
-            if self.releases:
+            if self.release_folder:
                 # In a private run, those that the round's noise was drawn for.
-                answers = self.releases.select_answers(call.state.round + 1, answers)
+                number = call.state.round + 1
+                answers = select_answers(self.release_folder, number, answers)
             participations = [answers[client] for client in call.clients if client in answers]
             return tree.to(tree.stack(participations), call.state.rows.device)
         # An evaluation has a row for each client: without an answer it has no test samples.

@@ -118,7 +118,7 @@ def load_agreement(run_directory: Path, plan: Plan) -> Agreement | None:
 def save_agreement(run_directory: Path, configuration: str, agreement: Agreement) -> None:
     """Write the agreement of the sites, and the identity of the configuration that it is for."""
     stored = StoredAgreement(configuration=configuration, agreement=agreement)
-    with files.durable_write(run_directory / AGREEMENT_FILE, lambda: None) as file:
+    with files.durable_write(run_directory / AGREEMENT_FILE) as file:
         file.write(f"{stored.model_dump_json(indent=1)}\n".encode())
 
 
@@ -184,7 +184,9 @@ def _collect_sites(
     deadline = time.monotonic() + timeout
     request = SiteRequest(key=dict(key), describe=True)
     message = wire.pack_message(plain_values(request), {})
-    while len(site_by_node) < clients and time.monotonic() <= deadline:
+    is_in_time = True
+    while len(site_by_node) < clients and is_in_time:
+        is_in_time = time.monotonic() <= deadline
         new_nodes = [node for node in grid.node_ids() if node not in {*site_by_node} | left_out]
         seconds = max(POLL_SECONDS, deadline - time.monotonic())
         replies = grid.send_and_receive([(node, message) for node in new_nodes], seconds)

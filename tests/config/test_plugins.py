@@ -157,7 +157,7 @@ from torch import nn
 from fedpfl.methods import FedAvg
 from fedpfl.models.mlp import MLP
 if TYPE_CHECKING:
-    import absent
+    from absent import Odd
 Size = NewType("Size", int)
 class Like(Protocol): pass
 class Kind(enum.Enum):
@@ -175,7 +175,7 @@ class Layers:
     def __call__(
         self, shape, classes, kind: Kind = Kind.A, act=nn.ReLU, width: int = None,
         path: Path = Path("a"), scale: float = np.float32(0.5), size: Size = 3, like: Like = 4,
-        odd: absent.Odd = 5, folder=Path("b"), *, depth: int = 7
+        odd: Odd = 5, folder=Path("b"), *, depth: int = 7
     ):
         print("model", kind, act.__name__, width, path, scale, size, like, odd, folder, depth)
         return MLP(shape, classes)

@@ -294,7 +294,7 @@ def test_what_keeps_a_good_checkpoint_from_being_read_is_named(
         told = refusal(run, *RUN)
     assert told.startswith(f"cannot read {run}/state.pt: ")
     assert re.search("Too many open files|MemoryError|allocate memory", told)
-    assert told.endswith("; once that is mended, give the same command again")
+    assert told.endswith("; once that is fixed, give the same command again")
     assert "restart" not in told
     code = read_summary(run)["code"]
     play_run(run, *RUN)
