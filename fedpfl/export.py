@@ -17,7 +17,7 @@ from fedpfl.ground.terminal import Parser, outlive_readers, print_notice
 from fedpfl.record.loggers import make_loggers
 from fedpfl.remote import app, flower_app
 from fedpfl.runner.export import WRITERS, send_to_loggers, write_models
-from fedpfl.runner.library import Trained, load, read_logger_settings
+from fedpfl.runner.library import Trained, load, read_logger_options
 
 USAGE = """python -m fedpfl.export [--format FORMAT] [--clients NAME,...] [--baseline DIRECTORY]
                                [--data-dir DIR] DIRECTORY OUT [plugins=[FILE,...]]
@@ -108,7 +108,7 @@ def _export_models(
 
 def _send_records(run_paths: Sequence[Path], logger_words: Sequence[str]) -> int:
     """Send runs' records to loggers; return the exit status. Raises FedpflError for loggers."""
-    loggers = read_logger_settings(logger_words)
+    loggers = read_logger_options(logger_words)
     if not make_loggers(loggers):
         raise FedpflError(
             f"{' '.join(logger_words)} logs nothing beside the run directory; choose others"

@@ -34,7 +34,7 @@ from fedpfl.config import help_page, overrides, plugins
 from fedpfl.config.choices import GROUPS
 from fedpfl.config.messages import format_error
 from fedpfl.config.overrides import CONF
-from fedpfl.config.run_location import register_resolver, require_run_directory
+from fedpfl.config.run_location import plan_run, register_resolver
 from fedpfl.engine.backends import ranks
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.files import remove_empty_folders
@@ -74,9 +74,15 @@ def job(cfg: DictConfig) -> str | None:
 
         # ---- Step 2: play the run.
         with user_errors(cfg, path, keep_traceback=bool(_wants_tracebacks)):
-            require_run_directory(cfg, path)
+            plan = plan_run(cfg, path)
             experiment = hydra_cfg.runtime.choices.get("experiment")
-            for _ in session.play_session(cfg, path, experiment=experiment, trial=trial):
+            train_session = session.Session(
+                plan=plan,
+                path=path,
+                experiment=experiment,
+                trial=trial,
+            )
+            for _ in train_session.play():
                 pass
     except TrialPruned:
         return trials.PRUNED

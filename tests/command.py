@@ -24,6 +24,7 @@ from omegaconf import DictConfig
 
 from fedpfl import train
 from fedpfl.config import overrides
+from fedpfl.config.plan import check_config
 from fedpfl.config.run_location import register_resolver
 from fedpfl.ground import interrupts
 from fedpfl.ground.errors import FedpflError
@@ -141,7 +142,8 @@ def play_run(folder: Path, *overrides: str) -> str:
     """
     told = io.StringIO()
     with contextlib.redirect_stdout(told), contextlib.redirect_stderr(told):
-        for _ in session.play_session(compose_once(*overrides), folder):
+        plan = check_config(compose_once(*overrides))
+        for _ in session.Session(plan=plan, path=folder).play():
             pass
     return told.getvalue()
 

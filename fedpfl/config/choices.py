@@ -5,14 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 CONF = Path(__file__).parents[1] / "conf"
-OPTIONAL_GROUPS: dict[str, tuple[str, ...]] = {
-    "quantile": ("q", "otherwise", "table", "title", "ema"),
-    "norm": (),
-    "score": (),
-}
-"""Groups that choose a hyperparameter, and their keys beside `name`; a method's `groups` names
-those it has.
-"""
+OPTIONAL_GROUPS = ("quantile", "norm", "score")
+"""Groups that choose a hyperparameter; a method's `groups` names those it has."""
 FIXED = ("local", "eval", "stopping", "checkpoint", "state", "engine", "augment", "shift")
 """Groups that hold the same keys whatever is chosen; `schema.py` says what they are for."""
 GROUPS = (

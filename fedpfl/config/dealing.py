@@ -11,7 +11,6 @@ from typing import Any
 from torch import Tensor
 
 from fedpfl import data
-from fedpfl.config.group_options import read_dataset_options, read_partition_options
 from fedpfl.config.plan import Plan
 from fedpfl.config.schema import Settings
 from fedpfl.data import Federation, ShiftedClients, datasets, partition
@@ -64,7 +63,7 @@ class DealtData:
 def deal_data(plan: Plan, share: Share) -> DealtData:
     """Read the samples and deal them to clients."""
     settings = plan.settings
-    dataset_options = read_dataset_options(plan.config)
+    dataset_options = plan.dataset.options
 
     def load() -> tuple[datasets.Samples, Tensor, str]:
         samples = _read_samples(settings, dataset_options)
@@ -78,7 +77,6 @@ def deal_data(plan: Plan, share: Share) -> DealtData:
     samples, labels, samples_digest = share(samples_key, load)
 
     # ---- Who holds which samples
-    partition_name = plan.config["partition"]["name"]
     split, seed = _deal_samples(plan, samples)
     newcomer_numbers = _find_newcomers(settings, samples, split, seed)
     everyone = data.build_federation(
@@ -102,7 +100,7 @@ def deal_data(plan: Plan, share: Share) -> DealtData:
         shifted=shifted,
         splits=splits,
         samples_digest=samples_digest,
-        notes=(*split.notes, *_note_unused_groups(samples, partition_name)),
+        notes=(*split.notes, *_note_unused_groups(samples, plan.partition.name)),
     )
 
 
@@ -115,7 +113,7 @@ def _read_samples(settings: Settings, options: dict[str, Any]) -> datasets.Sampl
 def _deal_samples(plan: Plan, samples: datasets.Samples) -> tuple[partition.Partition, int]:
     """Deal samples to clients, and return the seed of the draw."""
     settings = plan.settings
-    partition_options = read_partition_options(plan.config)
+    partition_options = dict(plan.partition.options)
     seed = partition_options.pop("seed", None)
     partition_options.pop("together", None)  # the samples know it
     if seed is None:
@@ -123,7 +121,7 @@ def _deal_samples(plan: Plan, samples: datasets.Samples) -> tuple[partition.Part
     # User partitions may draw random numbers.
     with seeded_by_key("partition", seed):
         split = partition.deal_samples(
-            partition.SCHEMES[plan.config["partition"]["name"]],
+            partition.SCHEMES[plan.partition.name],
             samples,
             settings.clients,
             seed,

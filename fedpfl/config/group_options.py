@@ -1,80 +1,143 @@
-"""The choices of configuration groups with their checked keys."""
+"""What takes the keys of configuration groups, and the groups as it makes of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from fedpfl.config.schema import ModelOptions, PartitionOptions
+from fedpfl.config.choices import GROUPS, OPTIONAL_GROUPS
+from fedpfl.config.schema import SCHEMAS, ModelOptions, PartitionOptions, Settings
 from fedpfl.data import datasets, partition
-from fedpfl.ground.checks import build_dataclass, checked_arguments, look_up_choice, without_name
+from fedpfl.ground.checks import checked_arguments
+from fedpfl.ground.errors import FedpflError, choices_text
+from fedpfl.methods import METHODS
 from fedpfl.models import ADAPTERS, MODELS
+from fedpfl.privacy import PRIVACIES
+from fedpfl.record.mlflow_logger import MlflowOptions
+from fedpfl.record.wandb_logger import WandbOptions
+from fedpfl.robust import ATTACKS, DEFENCES
+from fedpfl.system import SYSTEMS
 
 
-def build_choice(config: Mapping[str, Any], group: str, choices: Mapping[str, Any]) -> Any:
-    """Build the choice of a configuration group from the group's other keys."""
-    values = config[group]
-    schema = look_up_choice(group, values, choices)
-    options = without_name(values)
-    return build_dataclass(schema, options, group)
+@dataclass(frozen=True)
+class Choice:
+    """Hold what a group chooses, and its checked options.
+
+    Attributes:
+        name: Of the network, adapter, data set or partition.
+        options: Its arguments and the group's common ones.
+    """
+
+    name: str
+    options: dict[str, Any]
 
 
-def read_model_options(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the network's options."""
-    network = look_up_choice("model", config["model"], MODELS)
-    return checked_arguments(
-        (network, ModelOptions),
-        without_name(config["model"]),
-        "model",
-        provided_elsewhere=("shape", "classes"),
-    )
+@dataclass(frozen=True)
+class NoKeys:
+    """Stand for a choice without keys."""
 
 
-def read_adapter_options(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the adapter's options."""
-    adapter = look_up_choice("adapter", config["adapter"], ADAPTERS)
-    return checked_arguments(
-        (adapter,),
-        without_name(config["adapter"]),
-        "adapter",
-        provided_elsewhere=("module", "head", "seed"),
-    )
+@dataclass(frozen=True)
+class Group:
+    """Say what takes the keys of a group.
+
+    Attributes:
+        common: What takes the keys that the group always has.
+        registry: What takes the other keys, by the choice's name; empty without a choice.
+        supplied: Arguments that are no keys.
+        is_built: Whether its keys are all that it takes.
+    """
+
+    common: tuple[Callable[..., Any], ...] = ()
+    registry: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    supplied: tuple[str, ...] = ()
+    is_built: bool = True
 
 
-def read_partition_options(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the scheme's options, and the seed if it is not the run's."""
-    scheme = look_up_choice("partition", config["partition"], partition.SCHEMES)
-    supplied_arguments = tuple(key for key in partition.SUPPLIED_ARGUMENTS if key != "seed")
-    return checked_arguments(
-        (scheme, PartitionOptions),
-        without_name(config["partition"]),
-        "partition",
-        provided_elsewhere=supplied_arguments,
-    )
-
-
-def read_dataset_options(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the data set's options."""
-    reader = look_up_choice("dataset", config["dataset"], datasets.DATA_SETS)
-    options = checked_arguments(
-        (datasets.load_samples, reader),
-        config["dataset"],
-        "dataset",
-        provided_elsewhere=("data_dir", "options", "source", "task", "together"),
-    )
-    together = config["partition"].get("together")
-    return {**options, "task": config["task"], "together": together}
-
-
-OPTION_READERS = {
-    "model": read_model_options,
-    "adapter": read_adapter_options,
-    "partition": read_partition_options,
-    "dataset": read_dataset_options,
+READ_GROUPS = {
+    "": Group((Settings,)),
+    **{group: Group((schema,)) for group, schema in SCHEMAS.items()},
+    "method": Group(registry=METHODS),
+    "privacy": Group(registry=PRIVACIES),
+    "attack": Group(registry=ATTACKS),
+    "defence": Group(registry=DEFENCES),
+    "system": Group(registry=SYSTEMS),
+    "model": Group((ModelOptions,), MODELS, ("shape", "classes"), is_built=False),
+    "adapter": Group((), ADAPTERS, ("module", "head", "seed"), is_built=False),
+    "partition": Group(
+        (PartitionOptions,),
+        partition.SCHEMES,
+        tuple(key for key in partition.SUPPLIED_ARGUMENTS if key != "seed"),
+        is_built=False,
+    ),
+    "logger": Group(registry={"none": NoKeys, "wandb": WandbOptions}),
+    "logger.csv": Group((NoKeys,)),
+    "logger.tensorboard": Group((NoKeys,)),
+    "logger.mlflow": Group((MlflowOptions,)),
+    "dataset": Group(
+        (datasets.load_samples,),
+        datasets.DATA_SETS,
+        ("name", "data_dir", "options", "source", "task", "together"),
+        is_built=False,
+    ),
 }
-"""By group, what checks and returns its options."""
+"""By name; the top level of the configuration is ""."""
+LONE_GROUPS = [group for group in GROUPS if group not in (*OPTIONAL_GROUPS, "dataset", "logger")]
+"""Groups that are read by themselves."""
 
 
-def read_options(config: Mapping[str, Any], group: str) -> dict[str, Any]:
-    """Return the checked options of a model, adapter, data set or partition. Raises FedpflError."""
-    return OPTION_READERS[group](config)
+def read_group(group: str, values: Any) -> Any:
+    """Check the keys of a group, and return what they make.
+
+    Returns:
+        An object; for a network, adapter, data set or partition, which takes more, a `Choice`.
+
+    Raises:
+        FedpflError: A name or key is unknown, or a value does not fit.
+    """
+    described = READ_GROUPS[group]
+    takers = described.common
+    name = ""
+    if described.registry:
+        values = {"name": None, **values} if isinstance(values, Mapping) else {"name": values}
+        name = values.pop("name")
+        if not isinstance(name, str) or name not in described.registry:
+            raise FedpflError(
+                f"{group}.name must be {choices_text(sorted(described.registry), name)}"
+            )
+        takers = (described.registry[name], *takers)
+    options = checked_arguments(takers, values, group, described.supplied)
+    if not described.is_built:
+        return Choice(name, options)
+    try:
+        return takers[0](**options)
+    except ValueError as error:  # a rule about several values together
+        raise FedpflError(f"{group}.{error}" if group else str(error)) from None
+
+
+def read_dataset(config: Mapping[str, Any]) -> Choice:
+    """Read the data set, with what other keys say of its samples. Raises as `read_group`."""
+    choice = read_group("dataset", config["dataset"])
+    choice.options["name"] = choice.name
+    choice.options["task"] = config["task"]
+    choice.options["together"] = config["partition"].get("together")
+    return choice
+
+
+def read_loggers(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the options of each logger but csv, by name. Raises as `read_group`.
+
+    Those of W&B lie beside `name`; others lie below their own, so that `logger=[wandb,mlflow]`
+    has both.
+    """
+    own_values = {"name": "none", **values}
+    options = {}
+    for name in ("csv", "mlflow", "tensorboard"):
+        if name in own_values:
+            options[name] = read_group(f"logger.{name}", own_values.pop(name))
+    options.pop("csv", None)  # the run directory's files, which are always written
+    wandb_options = read_group("logger", own_values)
+    if own_values["name"] == "wandb":
+        options["wandb"] = wandb_options
+    return options

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,31 +11,27 @@ from omegaconf import DictConfig
 from fedpfl import engine
 from fedpfl.config import plugins
 from fedpfl.config.choices import GROUPS
-from fedpfl.config.group_options import OPTION_READERS, build_choice, read_options
+from fedpfl.config.group_options import (
+    LONE_GROUPS,
+    Choice,
+    read_dataset,
+    read_group,
+    read_loggers,
+)
 from fedpfl.config.messages import name_source_key
 from fedpfl.config.resolution import resolve_config
-from fedpfl.config.schema import SCHEMAS, SETTINGS, Checkpoint, Eval, Settings
+from fedpfl.config.schema import Checkpoint, Eval, Settings
 from fedpfl.data import Augment, Shift, partition
 from fedpfl.engine import Engine, Local, Stopping, Store
 from fedpfl.engine.backends.selection import find_device
-from fedpfl.ground.checks import build_dataclass, require_known_keys
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.identity import identity
 from fedpfl.ground.tasks import TASKS, Task, require_classification
-from fedpfl.methods import METHODS, SEES, Method
-from fedpfl.privacy import PRIVACIES, Privacy, SamplePrivacy
+from fedpfl.methods import SEES, Method
+from fedpfl.privacy import Privacy, SamplePrivacy
 from fedpfl.record.loggers import make_loggers
-from fedpfl.robust import ATTACKS, DEFENCES, Attack, Defence
-from fedpfl.system import SYSTEMS, System
-
-CHOICES: Mapping[str, Mapping[str, Any]] = {
-    "method": METHODS,
-    "privacy": PRIVACIES,
-    "attack": ATTACKS,
-    "defence": DEFENCES,
-    "system": SYSTEMS,
-}
-"""Groups that choose a class or a function without data, by their registries."""
+from fedpfl.robust import Attack, Defence
+from fedpfl.system import System
 
 
 @dataclass(frozen=True)
@@ -63,6 +58,11 @@ class Plan:
     system: System | None
     device: torch.device
     method: Method
+    dataset: Choice
+    partition: Choice
+    model: Choice
+    adapter: Choice
+    loggers: dict[str, Any]
     config: dict[str, Any]
     identity: str
 
@@ -75,36 +75,40 @@ class Plan:
 def check_config(cfg: DictConfig) -> Plan:
     """Check the whole configuration. Raises FedpflError, about the key that the user set."""
     try:
-        return _make_plan(resolve_config(cfg))
+        config = resolve_config(cfg)
+        plan = _make_plan(config)
     except FedpflError as error:
         raise FedpflError(name_source_key(str(error), cfg)) from None
+    return plan
 
 
 def _make_plan(config: dict[str, Any]) -> Plan:
     """Check a resolved configuration, group by group."""
     # ---- Step 1: plugins, which add choices.
-    require_known_keys(config, (*SETTINGS, *GROUPS), "")
-    settings = build_dataclass(Settings, {key: config[key] for key in SETTINGS}, "")
-    config["plugins"] = plugins.load_plugins(settings.plugins)
+    settings = read_group("", {key: config[key] for key in config if key not in GROUPS})
+    plugin_files = plugins.load_plugins(settings.plugins)
+    config["plugins"] = plugin_files
     # These are for this command, not for a later run of the same configuration.
     config["restart"] = False
     config["extend"] = ""
 
-    # ---- Step 2: groups with fixed keys.
-    parts = {
-        group: build_dataclass(schema, config[group], group) for group, schema in SCHEMAS.items()
-    }
+    # ---- Step 2: groups by themselves.
+    parts = {group: read_group(group, config[group]) for group in LONE_GROUPS}
+    parts["dataset"] = read_dataset(config)
     device = find_device(settings.device)
     engine.require_supported(parts["engine"], device)
-    make_loggers(config["logger"])  # raises for a logger that cannot work
+    loggers = read_loggers(config["logger"])
+    make_loggers(loggers)  # raises for one that cannot work
+    plan = Plan(
+        settings=replace(settings, plugins=tuple(plugin_files)),
+        **parts,
+        device=device,
+        loggers=loggers,
+        config=config,
+        identity=identity(config),
+    )
 
-    # ---- Step 3: groups that choose a class or a function.
-    for group in OPTION_READERS:
-        read_options(config, group)
-    parts |= {group: build_choice(config, group, names) for group, names in CHOICES.items()}
-    plan = Plan(settings, **parts, device=device, config=config, identity=identity(config))
-
-    # ---- Step 4: groups that do not go together.
+    # ---- Step 3: groups that do not go together.
     _require_fit_of_task(plan)
     _require_fit_of_privacy(plan)
     for is_excluded, message in (*_list_exclusions(plan), *_list_exclusions_of_defence(plan)):

@@ -12,7 +12,6 @@ from omegaconf.errors import OmegaConfBaseException
 from fedpfl.config.choices import GROUPS, OPTIONAL_GROUPS
 from fedpfl.config.messages import format_error
 from fedpfl.config.schema import SETTINGS
-from fedpfl.ground.checks import require_known_keys, require_representable, without_name
 from fedpfl.ground.dotted import flatten_keys
 from fedpfl.ground.errors import FedpflError
 
@@ -44,13 +43,11 @@ def resolve_config(cfg: DictConfig) -> dict[str, Any]:
     for group in ("method", "dataset"):
         config[group].pop("title", None)  # for tables (fedpfl.report.names): it decides nothing
     groups_of_method = method.pop("groups", ())
-    for group, values in optional_groups.items():
+    for group in optional_groups:
         if group not in groups_of_method:
             raise FedpflError(
                 f"{group} is for a hyperparameter that method={method.get('name')} does not have"
             )
-        require_known_keys(without_name(values), OPTIONAL_GROUPS[group], group)
-        require_representable(values, group)
     return config
 
 

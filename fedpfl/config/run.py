@@ -11,7 +11,6 @@ from typing import Any
 from fedpfl import engine, models
 from fedpfl.config import origin
 from fedpfl.config.dealing import DealtData, Share, deal_data, share_nothing
-from fedpfl.config.group_options import read_adapter_options, read_model_options
 from fedpfl.config.origin import WeightsOrigin
 from fedpfl.config.plan import Plan
 from fedpfl.data import Federation, ShiftedClients
@@ -151,7 +150,7 @@ def build_run(plan: Plan, share: Share = share_nothing) -> Run:
     federation = dealt_data.federation
 
     # ---- Step 2: the network, from its weights if there are any.
-    model_options = read_model_options(plan.config)
+    model_options = dict(plan.model.options)
     weights = origin.find_weights(
         Path(plan.settings.data_dir),
         model_options.pop("weights", None),
@@ -219,14 +218,13 @@ def _digest_data(
 
 def _build_net(plan: Plan, federation: Federation, model_options: Mapping[str, Any]) -> Net:
     """Build the network, and tell it of clients and rounds."""
-    adapter = ADAPTERS[plan.config["adapter"]["name"]]
     net = models.build_network(
-        plan.config["model"]["name"],
+        plan.model.name,
         federation.shape,
         federation.classes,
         plan.settings.seed,
         **model_options,
-        adapter=partial(adapter, **read_adapter_options(plan.config)),
+        adapter=partial(ADAPTERS[plan.adapter.name], **plan.adapter.options),
     )
     net = net.with_facts(clients=federation.clients, rounds=plan.settings.rounds)
     return net.to(plan.device)

@@ -9,7 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig, Node, OmegaConf
 
-from fedpfl.config.plan import check_config
+from fedpfl.config.plan import Plan, check_config
 from fedpfl.config.resolvers import choice_folder
 from fedpfl.ground.dotted import flatten_keys
 from fedpfl.ground.errors import FedpflError
@@ -19,13 +19,15 @@ INVALID = "no-run-of-these-settings"
 """Where a run would lie whose configuration is refused."""
 
 
-def require_run_directory(cfg: DictConfig, path: Path) -> None:
-    """Raise FedpflError where a run has no directory.
+def plan_run(cfg: DictConfig, path: Path) -> Plan:
+    """Check the configuration of a run in its directory.
 
-    It is refused, or one of its keys takes its value from Hydra's own.
+    Raises:
+        FedpflError: It is wrong, or a key takes its value from Hydra's own, and the run therefore
+            has no directory.
     """
+    plan = check_config(cfg)
     if INVALID in path.parts:
-        check_config(cfg)
         values: Any = OmegaConf.to_container(cfg)
         hydra_keys = [key for key, value in flatten_keys(values) if "${hydra:" in str(value)]
         label = ", ".join(hydra_keys) or "where the run belongs"
@@ -34,6 +36,7 @@ def require_run_directory(cfg: DictConfig, path: Path) -> None:
             " (${hydra:...}) for what is not known then; give it a plain value, or set"
             " hydra.run.dir"
         )
+    return plan
 
 
 def run_subdir(config: Mapping[str, Any], experiment: str | None, debug: str | None = None) -> str:

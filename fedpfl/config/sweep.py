@@ -8,7 +8,6 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedpfl.config.group_options import read_dataset_options
 from fedpfl.config.plan import check_config
 from fedpfl.config.run import build_run
 from fedpfl.data import datasets
@@ -38,12 +37,11 @@ def preload_datasets(configs: Iterable[DictConfig]) -> None:
             sources = _describe_sources(cfg)
             if sources in checked:
                 continue
-            config = check_config(cfg).config
-            dataset_options = read_dataset_options(config)
+            plan = check_config(cfg)
         except (FedpflError, OmegaConfBaseException):
             continue
         checked.add(sources)
-        datasets.load_samples(data_dir=Path(config["data_dir"]), **dataset_options)
+        datasets.load_samples(data_dir=Path(plan.settings.data_dir), **plan.dataset.options)
 
 
 def _describe_sources(cfg: DictConfig) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedpfl.ground.casting import cast_value, schema_annotations
-from fedpfl.ground.errors import MAX_LISTED_NAMES, FedpflError, choices_text, did_you_mean
+from fedpfl.ground.errors import MAX_LISTED_NAMES, FedpflError, did_you_mean
 
 SMALLEST_FLOAT = float(np.finfo(np.float32).smallest_normal)
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -124,20 +124,3 @@ def require_representable(value: Any, path: str) -> None:
     # record.
     if isinstance(value, str) and any(unicodedata.category(c) in ("Cc", "Cs") for c in value):
         raise FedpflError(f"{path} must be a text without control characters, got {value!r}")
-
-
-def look_up_choice(group: str, values: Any, registry: Mapping[str, Any]) -> Any:
-    """Return the registry's entry for a group's `name`.
-
-    Raises:
-        FedpflError: For a name that is not in the registry.
-    """
-    name = values.get("name") if isinstance(values, Mapping) else values
-    if not isinstance(name, str) or name not in registry:
-        raise FedpflError(f"{group}.name must be {choices_text(sorted(registry), name)}")
-    return registry[name]
-
-
-def without_name(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a group's keys and values but for `name`."""
-    return {key: value for key, value in values.items() if key != "name"}

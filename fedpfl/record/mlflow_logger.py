@@ -8,6 +8,7 @@ import os
 import re
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +28,20 @@ MAX_TEXT = 5000  # characters of a value
 STATUS = {"finished": "FINISHED", "interrupted": "KILLED"}
 
 
+@dataclass(frozen=True)
+class MlflowOptions:
+    """Hold the keys of `logger.mlflow`; see conf/logger/mlflow.yaml."""
+
+    experiment: str = "fedpfl"
+    uri: str | None = None
+
+
 class MlflowLogger(ServiceLogger):
     """Keep one MLflow run per run directory; a resumed run continues it."""
 
-    def __init__(self, experiment: str = "fedpfl", uri: str | None = None):
+    def __init__(self, options: MlflowOptions):
         super().__init__()
-        self._experiment = experiment
-        self._uri = uri
+        self._options = options
         self._client: Any = None
         self._run_id = ""
         self._round = 0
@@ -50,8 +58,8 @@ class MlflowLogger(ServiceLogger):
         from mlflow.tracking import MlflowClient
 
         # ---- Step 1: continue the MLflow run of a resumed run.
-        self._client = MlflowClient(tracking_uri=self._uri)
-        experiment_id = _find_or_create_experiment(self._client, self._experiment)
+        self._client = MlflowClient(tracking_uri=self._options.uri)
+        experiment_id = _find_or_create_experiment(self._client, self._options.experiment)
         key = service_run_id(run)
         found = self._client.search_runs([experiment_id], f"tags.`{RUN_TAG}` = '{key}'")
         run_ids = [mlflow_run.info.run_id for mlflow_run in found]

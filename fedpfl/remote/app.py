@@ -154,7 +154,8 @@ def run_server(grid: Grid, words: Sequence[str]) -> Path:
 
         remote = session.RemoteClients(make_remote_backend, share)
         with _explain_needs(settings):
-            for _ in session.play_session(cfg, path, callbacks=[wire_log], remote=remote):
+            server = session.Session(plan=plan, path=path, callbacks=[wire_log], remote=remote)
+            for _ in server.play():
                 pass
     return path
 

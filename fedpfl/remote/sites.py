@@ -17,7 +17,6 @@ import torch
 from pydantic import BaseModel, ValidationError
 
 from fedpfl.config.dealing import Share
-from fedpfl.config.group_options import read_options
 from fedpfl.config.plan import Plan
 from fedpfl.config.run import Run, build_run
 from fedpfl.data.datasets.shared.parts import ReadOptions, label_columns
@@ -79,7 +78,7 @@ def require_public_scale(plan: Plan) -> None:
 
 def share_agreement(plan: Plan, agreement: Agreement) -> Share:
     """Give a run the agreed samples where it would read some."""
-    samples = agreement.make_samples(read_options(plan.config, "dataset"), plan.device)
+    samples = agreement.make_samples(plan.dataset.options, plan.device)
     digest = agreement.digest
 
     def share(key: Hashable, make: Callable[[], Any]) -> Any:
@@ -164,7 +163,7 @@ def agree_with_nodes(grid: Grid, plan: Plan, settings: FederateSettings) -> Agre
 
 def _with_plain_scale(plan: Plan, agreement: Agreement) -> Agreement:
     """Return an agreement that leaves samples unscaled until their sums are known."""
-    samples = agreement.make_samples(read_options(plan.config, "dataset"), plan.device)
+    samples = agreement.make_samples(plan.dataset.options, plan.device)
     if samples.mean is not None and samples.std is not None:
         return agreement
     channels = samples.x.shape[1]
@@ -259,7 +258,7 @@ class SiteNode:
         require_promise(plan, policy.epsilon)
 
         # ---- Step 2: the site. Its samples are read again once all have agreed.
-        dataset = read_options(plan.config, "dataset")
+        dataset = plan.dataset.options
         self._plan = plan
         self._path = path
         self._options = ReadOptions(
@@ -319,7 +318,7 @@ class SiteNode:
         samples = agreement.check_samples(
             x=site.x,
             y=agreement.number_labels(site),
-            options=read_options(self._plan.config, "dataset"),
+            options=self._plan.dataset.options,
             origin=str(self._path),
         )
         if samples.x.shape[1:] != run.federation.x.shape[1:]:

@@ -218,12 +218,12 @@ def _file_stem(run: Trained, number: int) -> str:
     return name if is_plain and is_alone else f"client{number}"
 
 
-def send_to_loggers(run: Trained, logger: Mapping[str, Any]) -> int:
+def send_to_loggers(run: Trained, options: Mapping[str, Any]) -> int:
     """Send a run that is over to loggers, but for rounds that they have.
 
     Args:
         run: which is over.
-        logger: that part of a configuration.
+        options: of each logger, by name.
 
     Returns:
         How many rounds the run has.
@@ -247,7 +247,7 @@ def send_to_loggers(run: Trained, logger: Mapping[str, Any]) -> int:
     with files.explain_write_errors(run.path):
         lock_handle = lock.acquire_lock(run.path)
     try:
-        for mirror in make_loggers(logger):
+        for mirror in make_loggers(options):
             try:
                 mirror.on_begin(run_info)
                 mirror.on_end("interrupted" if run.status == "running" else run.status, summary)

@@ -21,6 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from fedpfl import engine
 from fedpfl.config import overrides, plugins
 from fedpfl.config.choices import GROUPS
+from fedpfl.config.group_options import read_loggers
 from fedpfl.config.messages import format_error
 from fedpfl.config.plan import check_config
 from fedpfl.config.plugins import resolve_files
@@ -44,7 +45,7 @@ from fedpfl.runner import resume
 from fedpfl.runner.faults import Diverged, user_errors
 from fedpfl.runner.loop import Round
 from fedpfl.runner.models import Models
-from fedpfl.runner.session import play_session
+from fedpfl.runner.session import Session
 
 _process_lock = threading.RLock()
 """Held while a run moves: Hydra, plugins and seeded generators belong to the process.
@@ -262,7 +263,12 @@ def _play(request: RunRequest, is_quiet: bool, callbacks: Sequence[Callback]) ->
     threads = torch.get_num_threads()
     package_log = logging.getLogger("fedpfl")
     log_level = package_log.level
-    session_rounds = play_session(cfg, path, experiment, is_quiet, callbacks)
+    with _process_lock, user_errors(cfg, path):
+        plan = check_config(cfg)
+    session = Session(
+        plan=plan, path=path, experiment=experiment, is_quiet=is_quiet, callbacks=callbacks
+    )
+    session_rounds = session.play()
     try:
         while True:
             with _process_lock, user_errors(cfg, path):
@@ -309,11 +315,12 @@ def load(
     return Trained(Path(directory), device, data_dir, plugins, held_data)
 
 
-def read_logger_settings(run_words: Sequence[str]) -> dict[str, Any]:
-    """Return the `logger` part of the configuration that words make. Raises FedpflError."""
+def read_logger_options(run_words: Sequence[str]) -> dict[str, Any]:
+    """Return the options of the loggers that words ask for. Raises FedpflError."""
     register_resolver()
     with _process_lock, _hydra_errors_in_one_line():
-        return resolve_config(overrides.compose_single_run(run_words))["logger"]
+        config = resolve_config(overrides.compose_single_run(run_words))
+    return read_loggers(config["logger"])
 
 
 class Trained(Models):

@@ -10,12 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
-
 from fedpfl import engine
 from fedpfl.config import plugins
 from fedpfl.config.dealing import Share, share_nothing
-from fedpfl.config.plan import check_config
+from fedpfl.config.plan import Plan
 from fedpfl.config.run import Run, build_run
 from fedpfl.data import fingerprint
 from fedpfl.engine.backends import lockstep, ranks
@@ -49,78 +47,89 @@ class RemoteClients:
     share: Share = share_nothing
 
 
-def play_session(
-    cfg: DictConfig,
-    path: Path,
-    experiment: str | None = None,
-    quiet: bool = False,
-    callbacks: Sequence[Callback] = (),
-    trial: SearchTrial | None = None,
-    remote: RemoteClients | None = None,
-) -> Generator[Round]:
-    """Begin or resume the run of a configuration, and yield its rounds as they end.
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """Begin or resume the run of a plan in its directory.
 
-    A finished run yields nothing. Closed before its end, a session saves the run, which goes on
-    from there when it is asked for again.
-
-    Args:
-        cfg: configuration of one run.
+    Attributes:
+        plan: the checked configuration of one run.
         path: its run directory.
         experiment: the experiment that it belongs to, for callbacks.
-        quiet: whether to print nothing on the terminal.
+        is_quiet: whether to print nothing on the terminal.
         callbacks: what hears of the run beside its loggers and plugins.
         trial: the trial of a search that this run is, None for any other run.
         remote: how clients are reached that are not in this process.
-
-    Raises:
-        FedpflError: for a mistake in the configuration, the directory or the training.
     """
-    # ---- Step 1: read the data and build the run. Processes under torchrun share process 0's path.
-    started = time.monotonic()
-    stage = lockstep.current_stage.get()
-    path = Path(ranks.broadcast_value(str(path)))
-    share = remote.share if remote else share_nothing
-    run = build_run(check_config(cfg), stage.share if stage else share)
-    needs = estimate_needs(run)
-    remote_backend = remote.make_backend(run) if remote else None
-    if ranks.is_main_process():
-        callbacks = [*callbacks, *plugins.make_callbacks(run.config["plugins"])]
-    shorter_run = resume.load_shorter_run(run)
 
-    with resume.open_directory(run, path) as directory:
-        if resume.is_finished(directory):
-            if ranks.is_main_process():
-                header.report_finished(directory, quiet)
-            if trial and replay_evaluations(path, trial.should_prune, is_finished=True):
-                raise TrialPruned("given up")
-            return
+    plan: Plan
+    path: Path
+    experiment: str | None = None
+    is_quiet: bool = False
+    callbacks: Sequence[Callback] = ()
+    trial: SearchTrial | None = None
+    remote: RemoteClients | None = None
 
-        # ---- Step 2: restore the last checkpoint, and describe the run in its directory.
-        if remote_backend is None:
-            require_states_here(path, directory.summary)
-        progress = resume.Progress.restore(
-            run=run,
-            directory=directory,
-            shorter_run=shorter_run,
-            started=started,
-            keep_local=remote_backend.select_local_state if remote_backend else None,
-        )
-        run = resume.add_secret(run, progress, draws_at_nodes=remote_backend is not None)
-        backend = remote_backend or _make_backend(run, stage, progress)
-        session = _Session(run, path, progress, backend, ClientTable(run), trial)
-        # Loggers and callbacks may show the partition from the beginning.
-        has_logger = run.config["logger"] != {"name": "none"}
-        session.describe_run(draws_partition=bool(callbacks) or has_logger)
+    def play(self) -> Generator[Round]:
+        """Yield rounds as they end; a finished run has none.
 
-        # ---- Step 3: introduce the run, and play its rounds.
-        group = experiment or run.federation.name
-        run_callbacks = session.start_callbacks(group, needs, quiet, callbacks)
-        with run_callbacks, session.report_ending(run_callbacks):
-            yield from session.play_rounds(run_callbacks)
+        Closed before its end, a session saves the run, which goes on from there when it is asked
+        for again.
+
+        Raises:
+            FedpflError: for a mistake in the directory, the data or the training.
+        """
+        # ---- Step 1: read the data and build the run. Under torchrun all share process 0's path.
+        started = time.monotonic()
+        stage = lockstep.current_stage.get()
+        path = Path(ranks.broadcast_value(str(self.path)))
+        remote = self.remote
+        share = remote.share if remote else share_nothing
+        run = build_run(self.plan, stage.share if stage else share)
+        needs = estimate_needs(run)
+        remote_backend = remote.make_backend(run) if remote else None
+        callbacks = [*self.callbacks]
+        if ranks.is_main_process():
+            callbacks += plugins.make_callbacks(run.settings.plugins)
+        shorter_run = resume.load_shorter_run(run)
+
+        with resume.open_directory(run, path) as directory:
+            if resume.is_finished(directory):
+                self._report_finished(directory, path)
+                return
+
+            # ---- Step 2: restore the last checkpoint, and describe the run in its directory.
+            if remote_backend is None:
+                require_states_here(path, directory.summary)
+            progress = resume.Progress.restore(
+                run=run,
+                directory=directory,
+                shorter_run=shorter_run,
+                started=started,
+                keep_local=remote_backend.select_local_state if remote_backend else None,
+            )
+            run = resume.add_secret(run, progress, draws_at_nodes=remote_backend is not None)
+            backend = remote_backend or _make_backend(run, stage, progress)
+            open_run = _OpenRun(run, path, progress, backend, ClientTable(run), self.trial)
+            # Loggers and callbacks may show the partition from the beginning.
+            open_run.describe_run(draws_partition=bool(callbacks or run.loggers))
+
+            # ---- Step 3: introduce the run, and play its rounds.
+            group = self.experiment or run.federation.name
+            run_callbacks = open_run.start_callbacks(group, needs, self.is_quiet, callbacks)
+            with run_callbacks, open_run.report_ending(run_callbacks):
+                yield from open_run.play_rounds(run_callbacks)
+
+    def _report_finished(self, directory: Any, path: Path) -> None:
+        """Tell the user and the search of a run that was finished before."""
+        if ranks.is_main_process():
+            header.report_finished(directory, self.is_quiet)
+        trial = self.trial
+        if trial and replay_evaluations(path, trial.should_prune, is_finished=True):
+            raise TrialPruned("given up")
 
 
 @dataclass(frozen=True, eq=False)
-class _Session:
+class _OpenRun:
     """Play a run with its directory, backend and search.
 
     Attributes:
@@ -170,7 +179,7 @@ class _Session:
             lines=tuple(header.format_header(run, directory.path, name, needs)),
             notes=(*directory.notes, *header.list_notes(run)),
         )
-        return loggers.start_callbacks(run.config["logger"], info, quiet, callbacks)
+        return loggers.start_callbacks(run.loggers, info, quiet, callbacks)
 
     def play_rounds(self, callbacks: Callbacks) -> Iterator[Round]:
         """Play the rounds; write, show and save each, and yield it."""

@@ -167,18 +167,19 @@ def make_trial(subject: Subject, ask_elsewhere: AskElsewhere | None = None) -> A
 def _make_trial(subject: Subject, ask_elsewhere: AskElsewhere | None) -> Any:
     config = subject.config
     if subject.kind == "method":
-        method = group_options.build_choice(config, "method", METHODS)
+        method = group_options.read_group("method", config["method"])
         return MethodTrial(method, ask_elsewhere=ask_elsewhere)
     if subject.kind == "model":
         return make_network_trial(subject, ask_elsewhere)
     if subject.kind == "dataset":
         return make_dataset_trial(config, ask_elsewhere)
-    options = group_options.read_partition_options(config)
+    choice = group_options.read_group("partition", config["partition"])
+    options = choice.options
     for key in vars(PartitionOptions()):
         options.pop(key, None)
     data_set = make_dataset_trial(config) if subject.has_dataset else None
     return PartitionTrial(
-        scheme=partition.SCHEMES[config["partition"]["name"]],
+        scheme=partition.SCHEMES[choice.name],
         options=options,
         clients=subject.clients,
         read_samples=partial(getattr, data_set, "samples") if data_set else make_samples,
@@ -190,7 +191,7 @@ def make_dataset_trial(
     config: Mapping[str, Any], ask_elsewhere: AskElsewhere | None = None
 ) -> DatasetTrial:
     """Make the trial of a configuration's data set. Raises FedpflError for wrong options."""
-    options = group_options.read_dataset_options(config)
+    options = group_options.read_dataset(config).options
     name = options.pop("name")
     return DatasetTrial(name, Path(config["data_dir"]), options, ask_elsewhere)
 
@@ -205,8 +206,8 @@ def make_network_trial(
         ask_elsewhere: Returns the digests of another process.
         net: The network, if it is built already.
     """
-    name = subject.config["model"]["name"]
-    options = group_options.read_model_options(subject.config)
+    choice = group_options.read_group("model", subject.config["model"])
+    name, options = choice.name, choice.options
     own_options = {key: value for key, value in options.items() if key not in vars(ModelOptions())}
     return NetworkTrial(
         partial(models.build_network, name, head=options["head"], **own_options),

@@ -84,9 +84,9 @@ def test_a_text_that_is_quoted_as_told_is_taken_as_it_is(tmp_path: Path) -> None
     shell = ["bash", "-c", f"printf '%s\\n' {quoted}"]
     words = subprocess.run(shell, capture_output=True, text=True, check=True).stdout.splitlines()
     for word, text in zip(words, texts, strict=True):
-        with mock.patch.object(session, "play_session") as play:
+        with mock.patch.object(session, "Session") as play:
             assert run_command(word, cwd=tmp_path).code == 0
-        assert play.call_args.args[0].name == text
+        assert play.call_args.kwargs["plan"].settings.name == text
 
 
 # Sweeps
@@ -125,7 +125,7 @@ def test_a_sweep_of_an_experiment_of_ones_own_is_not_dropped(tmp_path):
     text = f"# @package _global_\n{yaml.safe_dump(sweep, sort_keys=False)}"
     (tmp_path / "own/experiment/mine.yaml").write_text(text)
     words = ["--config-dir=own", "experiment=mine"]
-    with mock.patch.object(session, "play_session") as play:
+    with mock.patch.object(session, "Session") as play:
         result = run_command(*words, cwd=tmp_path)
         assert result.code == 2
         about = "experiment=mine sweeps over seed, local.lr, and this is one run: add -m, or give"

@@ -17,7 +17,7 @@ USES = {
     "data": lambda: load_samples("hf", "unused", path="unused"),
     "partition": lambda: SCHEMES["flower"](np.arange(4) % 2, 2, 0),
     **{name: lambda name=name: make_loggers({name: {}}) for name in ("tensorboard", "mlflow")},
-    "wandb": lambda: make_loggers({"name": "wandb"}),
+    "wandb": lambda: make_loggers({"wandb": {}}),
 }
 ABSENT = """
 data | datasets | pip install -e '.[hf]'

@@ -19,16 +19,13 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from fedpfl.config.choices import list_choices
-from fedpfl.config.group_options import read_partition_options
+from fedpfl.config.group_options import read_group
 from fedpfl.config.resolution import resolve_config
 from fedpfl.config.run_location import register_resolver, run_subdir
-from fedpfl.config.schema import SETTINGS, Eval, ModelOptions, Settings
+from fedpfl.config.schema import SETTINGS
 from fedpfl.data import datasets, partition
-from fedpfl.engine import Local
-from fedpfl.ground.checks import build_dataclass, checked_arguments, without_name
 from fedpfl.ground.identity import identity
 from fedpfl.methods import METHODS
-from fedpfl.models import MODELS
 from fedpfl.papers import published
 from fedpfl.papers.fedobp import logs
 from fedpfl.papers.fedobp.tables import QUANTILE, SOURCE
@@ -94,14 +91,9 @@ def ends(*words: str) -> list[list[str]]:
 def assert_fits(composed: DictConfig) -> None:
     """What was composed is what its method, network, data set and partition take."""
     cfg = resolve_config(composed)
-    build_dataclass(METHODS[cfg["method"]["name"]], without_name(cfg["method"]), "method")
-    build_dataclass(Local, cfg["local"], "local")
-    build_dataclass(Eval, cfg["eval"], "eval")
-    build_dataclass(Settings, {key: cfg[key] for key in SETTINGS}, "")
-    network = (MODELS[cfg["model"]["name"]], ModelOptions)
-    values = without_name(cfg["model"])
-    checked_arguments(network, values, "model", provided_elsewhere=("shape", "classes"))
-    read_partition_options(cfg)
+    read_group("", {key: cfg[key] for key in SETTINGS})
+    for group in ("method", "local", "eval", "model", "partition"):
+        read_group(group, cfg[group])
     assert cfg["dataset"]["name"] in datasets.DATA_SETS
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from fedpfl import export
+from fedpfl.config.group_options import read_loggers
 from fedpfl.ground import lock
 from fedpfl.record.loggers import make_loggers, start_callbacks
 from fedpfl.record.picture import draw_partition
@@ -184,7 +185,7 @@ def play(
 ) -> str:
     """Log rounds as a run does; returns run.log."""
     run = info(path, start_round=start, facts={"cohort": 2, "identity": "abc-seed1"})
-    with start_callbacks(logger, run, quiet=True) as callbacks:
+    with start_callbacks(read_loggers(logger), run, quiet=True) as callbacks:
         for number in numbers:
             callbacks.on_round(done(row(number)))
         callbacks.on_end(status, summary)
@@ -276,7 +277,7 @@ def test_a_resumed_run_has_every_round_once_in_mlflow(tmp_path, mlflow):
 @pytest.mark.parametrize("name", [pytest.param("tensorboard", marks=needs_tensorboard), "mlflow"])
 def test_one_that_fails_on_the_way_is_left_out(name, tmp_path, pretended, monkeypatch):
     logger = {"mlflow": {}, **({"tensorboard": {}} if name == "tensorboard" else {})}
-    other = make_loggers(logger)[-1]
+    other = make_loggers(read_loggers(logger))[-1]
     sent = type(other)._send_round
 
     def failing(self, row, values):
@@ -311,10 +312,10 @@ BAD = """
 def test_bad_options_are_one_line(tmp_path, monkeypatch):
     without_login(monkeypatch, tmp_path)
     for logger, message in read_cases(BAD.replace("{65 x}", 65 * "x")):
-        line = one_line(lambda logger=logger: make_loggers(json.loads(logger)))
+        line = one_line(lambda logger=logger: make_loggers(read_loggers(json.loads(logger))))
         assert line.startswith(message)
     for nothing in ({"csv": {}}, {"name": "none"}, {"name": "none", "csv": {}}):
-        assert make_loggers(nothing) == []
+        assert read_loggers(nothing) == {}
 
 
 @pytest.fixture(scope="module")

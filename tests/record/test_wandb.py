@@ -16,10 +16,9 @@ import pytest
 import yaml
 
 from fedpfl import dashboard
-from fedpfl.ground.checks import build_dataclass, without_name
+from fedpfl.config.group_options import read_loggers
 from fedpfl.record import wandb_logger
 from fedpfl.record.callbacks import RunInfo
-from fedpfl.record.loggers import make_loggers
 from fedpfl.record.mirror import service_run_id
 from fedpfl.record.overview import Overview
 from fedpfl.record.picture import draw_partition
@@ -320,6 +319,8 @@ def test_mode_follows_the_login(monkeypatch, tmp_path):
 
 def test_the_shipped_config_is_the_default():
     folder = ROOT / "conf/logger"
-    options = without_name(yaml.safe_load((folder / "wandb.yaml").read_text()))
-    assert build_dataclass(WandbOptions, options, "logger") == WandbOptions()
-    make_loggers(yaml.safe_load((folder / "none.yaml").read_text()))
+    read = {
+        name: read_loggers(yaml.safe_load((folder / f"{name}.yaml").read_text()))
+        for name in ("none", "wandb")
+    }
+    assert read == {"none": {}, "wandb": {"wandb": WandbOptions()}}
