@@ -69,8 +69,8 @@ def job(cfg: DictConfig) -> str | None:
         trial = None
         if is_single_run:
             _require_multirun(hydra_cfg)
-        else:
-            trial = trials.find_trial(hydra_cfg.sweeper, hydra_cfg.job.num)
+        elif hydra_cfg.sweeper.get("study"):
+            trial = trials.SearchTrial(hydra_cfg.sweeper, hydra_cfg.job.num)
 
         # ---- Step 2: play the run.
         with user_errors(cfg, path, keep_traceback=bool(_wants_tracebacks)):

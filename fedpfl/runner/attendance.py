@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from itertools import compress
 
 import torch
@@ -23,14 +22,6 @@ MODEL_COLUMNS = (
     "train_loss",
 )
 """Columns that stay empty until a client has made a step."""
-
-
-REASONS = {
-    "late": "came late (system.deadline)",
-    "lost": "were lost (system.availability, system.dropout)",
-    "idle": "had no step to make (partition.min_samples)",
-}
-"""Why a planned participation makes no step."""
 
 
 def find_trained_clients(state: engine.State) -> set[int]:
@@ -58,45 +49,31 @@ class Attendance:
 
     def __init__(self, run: Run, state: engine.State):
         self._run = run
-        self._rounds = 0
-        self._counts: Counter[str] = Counter()
+        self._rounds = self._planned = self._trained = 0
         self._has_warned = False
         self.has_steps = bool(find_trained_clients(state))
         """Whether any client has made a step."""
 
-    def count_round(
-        self, outcome: engine.Outcome, cohort_size: int, clock_columns: dict[str, int]
-    ) -> None:
-        """Count a round.
-
-        Args:
-            outcome: of the round.
-            cohort_size: clients drawn for it.
-            clock_columns: its columns of simulated time, {} without any.
-        """
-        trained_count = int(outcome.trained.sum())
-        self.has_steps |= trained_count > 0
-        planned = self._run.cohort
-        if self._run.stopping.early:  # which shrinks the cohort
-            planned = min(planned, cohort_size)
-        # Late clients are among those that are dropped.
-        late = clock_columns.get("late", 0)
-        lost = clock_columns.get("dropped", 0) - late
-        idle = len(outcome.cohort) - trained_count
+    def count_round(self, outcome: engine.Outcome, cohort_size: int) -> None:
+        """Count a round, for which `cohort_size` clients were drawn."""
+        trained = int(outcome.trained.sum())
+        self.has_steps |= trained > 0
+        # Early stopping shrinks the cohort.
+        is_shrunk = self._run.stopping.early
+        self._planned += min(self._run.cohort, cohort_size) if is_shrunk else self._run.cohort
+        self._trained += trained
         self._rounds += 1
-        self._counts.update(planned=planned, trained=trained_count, late=late, lost=lost, idle=idle)
 
     def make_warnings(self, is_last: bool) -> list[str]:
         """Return one line, once, if few planned participations made a step."""
-        counts = self._counts
         is_due = self._rounds >= PATIENCE or is_last
-        is_rare = counts["trained"] <= ALMOST_NOBODY_SHARE * counts["planned"]
+        is_rare = self._trained <= ALMOST_NOBODY_SHARE * self._planned
         if self._has_warned or not (is_due and is_rare):
             return []
         self._has_warned = True
-        reasons = [f"{counts[key]} {reason}" for key, reason in REASONS.items() if counts[key]]
-        text = (
-            f"almost nobody trains: {counts['trained']} of {counts['planned']} planned "
-            f"participations made a step in {pluralize(self._rounds, 'round')}"
-        )
-        return [": ".join(filter(None, (text, ", ".join(reasons))))]
+        return [
+            f"almost nobody trains: {self._trained} of {self._planned} planned participations made "
+            f"a step in {pluralize(self._rounds, 'round')}; look at system.deadline, "
+            "system.availability and system.dropout (columns late and dropped), and at "
+            "partition.min_samples"
+        ]

@@ -46,17 +46,15 @@ def count_submodel_costs(
 
 def _count_outputs(module: nn.Module, shape: tuple[int, ...]) -> list[tuple[str, nn.Module, int]]:
     """Return layers with weights, and how many numbers each makes of one sample."""
-    layer_outputs: list[tuple[str, nn.Module, int]] = []
+    names = {layer: name for name, layer in module.named_modules()}
+    layer_outputs = []
 
-    def add_hook(name: str, layer: nn.Module) -> None:
-        def count(_: nn.Module, __: tuple[Tensor, ...], outputs: Tensor) -> None:
-            layer_outputs.append((name, layer, outputs.numel()))
+    def count(layer: nn.Module, _: tuple[Tensor, ...], outputs: Tensor) -> None:
+        layer_outputs.append((names[layer], layer, outputs.numel()))
 
-        layer.register_forward_hook(count)
-
-    for name, layer in module.named_modules():
+    for layer in module.modules():
         if layer._parameters.get("weight") is not None:
-            add_hook(name, layer)
+            layer.register_forward_hook(count)
     dtype = torch.int64 if sample_kind(shape) == "token ids" else torch.float32
     with torch.no_grad():
         module.eval().to("cpu")(torch.zeros((1, *shape), dtype=dtype))

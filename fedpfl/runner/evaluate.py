@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -73,15 +73,8 @@ def evaluate_clients(
     # ---- Clients that take part, before and after fine-tuning
     evaluation = Evaluation({}, {}, [], [])
     for tuning in tunings:
-        _evaluate_federation(
-            evaluation,
-            run=run,
-            backend=backend,
-            federation=run.federation,
-            state=state,
-            tuning=tuning,
-            prefixes={"test": "", "validation": "val_"},
-        )
+        call = _make_call(run, run.federation, state, tuning)
+        _evaluate_federation(evaluation, run, backend, call)
     if run.eval.common and not is_sent_nothing:
         evaluation.row["server_accuracy"] = _evaluate_server_model(run, backend, state)
 
@@ -91,28 +84,15 @@ def evaluate_clients(
             evaluation.notes.append(
                 "nothing is sent to clients: newcomers are judged after fine-tuning alone"
             )
-        newcomer_tunings = tunings[1:] if is_sent_nothing else tunings
-        for tuning in newcomer_tunings:
-            _evaluate_federation(
-                evaluation,
-                run=run,
-                backend=backend,
-                federation=run.newcomers,
-                state=make_newcomer_state(run, state),
-                tuning=tuning,
-                prefixes={"test": "unseen_"},
-            )
+        newcomer_state = make_newcomer_state(run, state)
+        for tuning in tunings[1:] if is_sent_nothing else tunings:
+            call = _make_call(run, run.newcomers, newcomer_state, tuning)
+            _evaluate_federation(evaluation, run, backend, call)
     return evaluation
 
 
 def _evaluate_federation(
-    evaluation: Evaluation,
-    run: Run,
-    backend: engine.Backend,
-    federation: Federation,
-    state: engine.State,
-    tuning: engine.FineTuning | None,
-    prefixes: dict[str, str],
+    evaluation: Evaluation, run: Run, backend: engine.Backend, call: EvalCall
 ) -> None:
     """Add the evaluation of one federation's honest clients.
 
@@ -120,60 +100,59 @@ def _evaluate_federation(
         evaluation: result so far, which is extended.
         run: the built run.
         backend: what computes the clients.
-        federation: those who take part, or newcomers.
-        state: what server and these clients hold.
-        tuning: how models are fine-tuned first, None if they are not.
-        prefixes: of the columns, by split.
+        call: about those who take part, or about newcomers.
     """
     # ---- Step 1: evaluate on the clients' own samples, and on everybody's where that is asked for.
-    call = _make_call(run, federation, state, tuning)
+    is_member = call.federation is run.federation
     counts_by_split = backend.evaluate_splits(call)
-    tuning_prefix = "ft_" if tuning else ""
-    counts_by_prefix = {
-        f"{prefix}{tuning_prefix}": counts_by_split[split]
-        for split, prefix in prefixes.items()
-        if split in counts_by_split
-    }
-    diverged_clients = _list_diverged(call, counts_by_prefix.values())
-    if diverged_clients and not tuning:
+    counts = {"" if is_member else "unseen_": counts_by_split["test"]}
+    if is_member and "validation" in counts_by_split:
+        counts["val_"] = counts_by_split["validation"]
+    diverged = _list_diverged(call, counts.values())
+    if diverged and not call.tuning:
         raise Diverged(
-            f"training diverged: the model of client {diverged_clients[0]} is not finite; lower"
-            " local.lr"
+            f"training diverged: the model of client {diverged[0]} is not finite; lower local.lr"
         )
 
     # ---- Step 2: each client's scores, and means; one over some of the clients would flatter.
-    test_counts = counts_by_split["test"]
-    evaluated = int((test_counts.total > 0).sum())
-    missing = int((federation.test_sizes[call.clients] > 0).sum()) - evaluated
-    if federation is run.federation and not tuning:
+    missing = _count_missing(evaluation, call, counts_by_split["test"], is_member)
+    suffix = "ft_" if call.tuning else ""
+    for prefix, split_counts in counts.items():
+        scores = scores_per_client(split_counts, run.task)
+        _add_client_scores(evaluation, call, f"{prefix}{suffix}", scores)
+        if not diverged and not missing:
+            means = summarize_scores(split_counts, run.task)
+            evaluation.row.update(_prefix_names(means, f"{prefix}{suffix}"))
+
+    # ---- Step 3: the success of an attack, and each client's model on everybody's samples.
+    if run.adversary and run.adversary.triggered and not diverged:
+        triggered = run.adversary.triggered[0 if is_member else 1]
+        triggered_call = replace(call, federation=triggered, measures=(), common_federation=None)
+        prefix = f"{'' if is_member else 'unseen_'}{suffix}"
+        _add_success(evaluation, backend, triggered_call, prefix)
+    if "common" in counts_by_split:
+        _add_matrix(evaluation, call.federation, counts_by_split["common"])
+    if diverged:
+        evaluation.notes.append(
+            f"round {call.state.round}: fine-tuning diverged at {len({*diverged})} of"
+            f" {call.federation.clients} clients, client {diverged[0]} the first; its columns stay"
+            " empty"
+        )
+
+
+def _count_missing(evaluation: Evaluation, call: EvalCall, counts: Counts, is_member: bool) -> int:
+    """Count clients that did not answer, and say so."""
+    evaluated = int((counts.total > 0).sum())
+    missing = int((call.federation.test_sizes[call.clients] > 0).sum()) - evaluated
+    if is_member and not call.tuning:
         evaluation.row["evaluated"] = evaluated
     if missing:
         evaluation.notes.append(
-            f"round {state.round}: {missing} of {evaluated + missing} clients did not answer the"
-            f" {'evaluation after fine-tuning' if tuning else 'evaluation'}; its columns stay empty"
-        )
-    for prefix, counts in counts_by_prefix.items():
-        scores = scores_per_client(counts, federation.task)
-        _add_client_scores(evaluation, call, prefix, scores)
-        if not diverged_clients and not missing:
-            means = summarize_scores(counts, run.task)
-            evaluation.row.update({f"{prefix}{name}": value for name, value in means.items()})
-
-    # ---- Step 3: the success of an attack.
-    triggered = _find_triggered(run, federation)
-    if triggered and not diverged_clients:
-        triggered_call = replace(call, federation=triggered, measures=(), common_federation=None)
-        _add_success(evaluation, backend, triggered_call, f"{prefixes['test']}{tuning_prefix}")
-
-    # ---- Step 4: each client's model on everybody's samples.
-    if "common" in counts_by_split:
-        _add_matrix(evaluation, federation, counts_by_split["common"])
-    if diverged_clients:
-        evaluation.notes.append(
-            f"round {state.round}: fine-tuning diverged at {len({*diverged_clients})} of"
-            f" {federation.clients} clients, client {diverged_clients[0]} the first; its columns"
+            f"round {call.state.round}: {missing} of {evaluated + missing} clients did not answer"
+            f" the {'evaluation after fine-tuning' if call.tuning else 'evaluation'}; its columns"
             " stay empty"
         )
+    return missing
 
 
 def _list_diverged(call: EvalCall, counts: Iterable[Counts]) -> list[str]:
@@ -190,11 +169,12 @@ def _make_call(
 ) -> EvalCall:
     """Return the call that evaluates all honest clients of a federation."""
     clients = list(range(federation.clients))
-    if run.adversary and federation is run.federation:
-        clients = list(run.adversary.honest)
     common: Federation | None = None
-    if run.eval.common and federation is run.federation and not tuning:
-        common = federation.merge_clients(MAX_MATRIX_CLIENTS)
+    if federation is run.federation:
+        if run.adversary:
+            clients = list(run.adversary.honest)
+        if run.eval.common and not tuning:
+            common = federation.merge_clients(MAX_MATRIX_CLIENTS)
     return EvalCall(
         method=run.method,
         federation=federation,
@@ -216,15 +196,11 @@ def _add_success(
     """
     counts = backend.evaluate(call)
     _add_client_scores(evaluation, call, prefix, {"asr": rates_per_client(counts).tolist()})
-    success = summarize_success(counts)
-    evaluation.row.update({f"{prefix}{name}": value for name, value in success.items()})
+    evaluation.row.update(_prefix_names(summarize_success(counts), prefix))
 
 
-def _find_triggered(run: Run, federation: Federation) -> Federation | None:
-    """Return the federation of samples with the attack's trigger, if any."""
-    if not run.adversary or not run.adversary.triggered:
-        return None
-    return run.adversary.triggered[0 if federation is run.federation else 1]
+def _prefix_names(values: Mapping[str, float | None], prefix: str) -> dict[str, float | None]:
+    return {f"{prefix}{name}": value for name, value in values.items()}
 
 
 def _add_client_scores(
@@ -254,18 +230,13 @@ def collect_server_parameters(run: Run, state: engine.State) -> dict[str, Tensor
     """Return the network's parameters that the server holds, by name; {} if clients keep all."""
     initial = run.net.params
     values: dict[str, Tensor] = {}
+    # Methods hold the model as their state or as one part of it.
     for part in (state.server, *state.server.values()):
-        if not isinstance(part, dict):
-            continue
-        for name, leaf in part.items():
-            is_parameter = isinstance(leaf, Tensor) and name in initial
-            if is_parameter and leaf.shape == initial[name].shape:
-                # Methods hold the model as their state or as one part of it.
+        for name, leaf in part.items() if isinstance(part, dict) else ():
+            is_tensor = name in initial and isinstance(leaf, Tensor)
+            if is_tensor and leaf.shape == initial[name].shape:
                 values.setdefault(name, leaf)
-    return tree.select(
-        values,
-        [name for name in initial if name in values],
-    )
+    return {name: values[name] for name in initial if name in values}
 
 
 def _evaluate_server_model(run: Run, backend: engine.Backend, state: engine.State) -> float | None:
@@ -279,12 +250,7 @@ def _evaluate_server_model(run: Run, backend: engine.Backend, state: engine.Stat
         return None
     fedavg = Method()
     clients = list(range(run.federation.clients))
-    initial_state = engine.make_initial_state(
-        fedavg,
-        run.net,
-        len(clients),
-        run.device,
-    )
+    initial_state = engine.make_initial_state(fedavg, run.net, len(clients), run.device)
     server_state = replace(
         initial_state, round=state.round, server=model, server_buffers={"main": buffers}
     )

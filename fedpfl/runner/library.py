@@ -504,7 +504,7 @@ def _add_data_words(run_words: list[str], held_data: HeldData) -> list[str]:
             "partition.test_fraction": DEFAULT_TEST_FRACTION,
             "clients": groups,
         }
-    data_words = []
+    data_words: list[str] = []
     for key, value in values.items():
         if not read_value(key):
             data_words += overrides.format_words(key, value)

@@ -109,7 +109,7 @@ def train_rounds(
         state, outcome, clock_columns = _train_cohort(run, backend, state, cohort)
         row: dict[str, Any] = {"round": state.round, **empty_columns, **clock_columns}
         row |= _measure_training(run, state, outcome)
-        attendance.count_round(outcome, len(cohort), clock_columns)
+        attendance.count_round(outcome, len(cohort))
         if not attendance.has_steps:
             row |= dict.fromkeys(name for name in MODEL_COLUMNS if name in row)
         row["seconds"] = time.monotonic() - start_time

@@ -154,7 +154,8 @@ class Models(ABC):
         if isinstance(client, str) and names:
             raise FedpflError(f"client: {choices_text(names, client)}")
         clients = self._run.settings.clients
-        if not hasattr(client, "__index__") or not 0 <= client < clients:
+        is_number = not isinstance(client, str) and hasattr(client, "__index__")
+        if not is_number or not 0 <= operator.index(client) < clients:
             raise FedpflError(
                 f"client must be a whole number from 0 to {clients - 1}, got {client!r}"
             )

@@ -9,7 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -172,72 +173,52 @@ def restore_state(
     if not saved["round"]:
         return state
     trees = {name: tree.clone(tree.to(saved[name], run.device)) for name in STATE_TREES}
-    if any(tree.specs(trees[name]) != tree.specs(getattr(state, name)) for name in STATE_TREES):
+    fresh_trees = {name: getattr(state, name) for name in STATE_TREES}
+    if tree.specs(trees) != tree.specs(fresh_trees):
         raise damaged_error(file, "holds a server state of another form than the method now has")
     return replace(state, round=saved["round"], **trees)
 
 
-@dataclass
 class Progress:
     """Track and save the progress of a run.
 
     Attributes:
         run: the built run.
         directory: its run directory; a stand-in in processes beside the first.
-        started: when this process began with it, by the monotonic clock.
         state: what server and clients hold after the last finished round.
         best_row: the evaluated row of the best score.
         last_row: the last evaluated row.
-        earlier_seconds: time that the run took before this process.
         recorded_engine: the engine that computed rounds before this process.
     """
 
-    run: Run
-    directory: Any
-    started: float
-    state: engine.State
-    best_row: dict[str, Any]
-    last_row: dict[str, Any]
-    earlier_seconds: float
-    recorded_engine: dict[str, Any]
-
-    @classmethod
-    def restore(
-        cls,
+    def __init__(
+        self,
         run: Run,
         directory: Any,
         shorter_run: dict[str, Any] | None,
         started: float,
         keep_local: KeepLocal | None = None,
-    ) -> Progress:
+    ):
         """Restore the progress of a directory's run. Raises FedpflError for a damaged checkpoint.
 
         Args:
             run: the built run.
             directory: its run directory.
             shorter_run: checkpoint that a run without a checkpoint continues.
-            started: when this process began with it.
+            started: when this process began with it, by the monotonic clock.
             keep_local: as in `restore_state`.
         """
+        self.run = run
+        self.directory = directory
         checkpoint = directory.restore(shorter_run) or {}
-        state = restore_state(run, checkpoint, directory.path, keep_local)
-        empty = {"best": {}, "last": {}, "seconds": 0.0, "engine": {}}
-        saved = ranks.broadcast_value(
-            {key: checkpoint.get(key, value) for key, value in empty.items()}
-        )
-        return cls(
-            run=run,
-            directory=directory,
-            started=started,
-            state=state,
-            best_row=saved["best"],
-            last_row=saved["last"],
-            earlier_seconds=saved["seconds"],
-            recorded_engine=saved["engine"],
-        )
-
-    def __post_init__(self) -> None:
-        self.engine_record: dict[str, Any] = {}
+        self.state = restore_state(run, checkpoint, directory.path, keep_local)
+        empty: dict[str, Any] = {"best": {}, "last": {}, "seconds": 0.0, "engine": {}}
+        saved = ranks.broadcast_value({key: checkpoint.get(key, empty[key]) for key in empty})
+        self.best_row: dict[str, Any] = saved["best"]
+        self.last_row: dict[str, Any] = saved["last"]
+        self.recorded_engine: dict[str, Any] = saved["engine"]
+        self._started = started - saved["seconds"]
+        self._engine_record: dict[str, Any] = {}
         self._saved_at = time.monotonic()
         self._saved_round = self.state.round
         self._save_seconds = 0.0  # that the last checkpoint took
@@ -245,8 +226,8 @@ class Progress:
 
     @property
     def seconds(self) -> float:
-        """Return the seconds that the run took so far."""
-        return self.earlier_seconds + time.monotonic() - self.started
+        """Return the seconds that the run took so far, in all its processes."""
+        return time.monotonic() - self._started
 
     def count_round(self, played_round: Round, engine_record: Mapping[str, Any]) -> None:
         """Take in a finished round, and the engine that computed it."""
@@ -259,9 +240,9 @@ class Progress:
             task = self.run.task
             if task.is_better(self.last_row[task.score], self.best_row.get(task.score)):
                 self.best_row = self.last_row
-        if engine_record != self.engine_record:
-            self.engine_record = dict(engine_record)
-            self.directory.write_summary(engine=self.engine_record)
+        if engine_record != self._engine_record:
+            self._engine_record = dict(engine_record)
+            self.directory.write_summary(engine=self._engine_record)
 
     def save_if_due(self, is_last: bool) -> None:
         """Save where it is time to.
@@ -300,7 +281,7 @@ class Progress:
                 "best": self.best_row,
                 "last": self.last_row,
                 "seconds": self.seconds,
-                "engine": self.engine_record,
+                "engine": self._engine_record,
             }
         )
         self._saved_at = time.monotonic()
@@ -385,12 +366,9 @@ def _drop_final_evaluation(run: Run, rounds_done: int, files: dict[str, str]) ->
     text = "".join(map(rounds.format_row, (header, *table)))
     score = run.task.score
     rows = [row for row in rounds.read_rows(text) if row[score] is not None]
-    best_row: dict[str, Any] = {}
-    for row in rows:
-        if run.task.is_better(row[score], best_row.get(score)):
-            best_row = row
+    find_best = max if run.task.is_higher_better else min
     return {
-        "best": best_row,
+        "best": find_best(rows, key=itemgetter(score), default={}),
         "last": rows[-1] if rows else {},
         "files": {**files, "rounds.csv": text},
     }

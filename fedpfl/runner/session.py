@@ -27,7 +27,7 @@ from fedpfl.runner.everyone import ClientTable
 from fedpfl.runner.faults import Diverged, TrialPruned
 from fedpfl.runner.loop import Round, train_rounds
 from fedpfl.runner.needs import ResourceNeeds, estimate_needs
-from fedpfl.runner.trials import SearchTrial, replay_evaluations
+from fedpfl.runner.trials import SearchTrial
 from fedpfl.testing.run_trial import try_plugins
 
 RECORDED_ENGINE_KEYS = ("backend", "graphs", "width")
@@ -100,7 +100,7 @@ class Session:
             # ---- Step 2: restore the last checkpoint, and describe the run in its directory.
             if remote_backend is None:
                 require_states_here(path, directory.summary)
-            progress = resume.Progress.restore(
+            progress = resume.Progress(
                 run=run,
                 directory=directory,
                 shorter_run=shorter_run,
@@ -123,9 +123,8 @@ class Session:
         """Tell the user and the search of a run that was finished before."""
         if ranks.is_main_process():
             header.report_finished(directory, self.is_quiet)
-        trial = self.trial
-        if trial and replay_evaluations(path, trial.should_prune, is_finished=True):
-            raise TrialPruned("given up")
+        if self.trial:
+            self.trial.replay(path, is_finished=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,9 +186,7 @@ class _OpenRun:
         trial = self.trial
         # The search also judges the rounds that a resumed trial has played.
         if trial:
-            is_hopeless = replay_evaluations(self.path, trial.should_prune, is_finished=False)
-            if is_hopeless or trial.should_prune(progress.state.round, None):
-                raise TrialPruned("given up")
+            trial.replay(self.path, is_finished=False)
         for played_round in train_rounds(
             self.run, self.backend, progress.state, callbacks.on_evaluation, progress.last_row
         ):
@@ -200,10 +197,8 @@ class _OpenRun:
             callbacks.on_round(played_round)
             progress.save_if_due(played_round.is_last)
             yield played_round
-            may_prune = played_round.is_evaluated and not played_round.is_last
-            round_number = played_round.state.round
-            if trial and may_prune and trial.should_prune(round_number, progress.last_row):
-                raise TrialPruned("given up")
+            if trial and played_round.is_evaluated and not played_round.is_last:
+                trial.judge(played_round.state.round, progress.last_row)
 
     @contextmanager
     def report_ending(self, callbacks: Callbacks) -> Iterator[None]:

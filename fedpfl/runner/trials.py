@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -19,15 +19,11 @@ from fedpfl.ground.tasks import CLASSIFICATION, TASKS, Task
 from fedpfl.record.columns import task_of_columns, validation_column
 from fedpfl.record.rounds import read_rows
 from fedpfl.runner import resume
+from fedpfl.runner.faults import TrialPruned
 from fedpfl.runner.optuna_study import import_optuna, open_storage
 
 PRUNED = "pruned"
 """What a job returns that was given up."""
-ShouldPrune = Callable[[int, Mapping[str, Any] | None], bool]
-"""Of the round and the row of an evaluation, whether to give the run up.
-
-The row is None when a run begins or goes on.
-"""
 Outcome = Literal["", "given up", "diverged", "untrained"]
 """Why a trial has no validation score, "" where it has one."""
 
@@ -155,91 +151,67 @@ def _find_best_score(values: Sequence[float], task: Task) -> float | None:
     return (max if task.is_higher_better else min)(values, default=None)
 
 
-# ---- whether to give a trial up
+# ---- Whether to give a trial up
 
 
-@dataclass(frozen=True)
 class SearchTrial:
-    """Tell a session of the search that it is a trial of.
+    """Judge a run of a search after each evaluation, by its best score so far.
 
     Attributes:
         study_name: of the search, which the run's summary names.
-        should_prune: what `make_should_prune` returns.
     """
 
-    study_name: str
-    should_prune: ShouldPrune
+    def __init__(self, sweeper: Mapping[str, Any], number: int):
+        """Read the study, as the process of the job finds it.
 
-
-def find_trial(sweeper: Mapping[str, Any], number: int) -> SearchTrial | None:
-    """Return the trial of a sweep's job, None where the sweep is no search.
-
-    Args:
-        sweeper: the configuration of Hydra's sweeper.
-        number: of the job.
-    """
-    study_name = sweeper.get("study")
-    if not study_name:
-        return None
-    return SearchTrial(study_name, make_should_prune(sweeper, number))
-
-
-def make_should_prune(sweeper: Mapping[str, Any], number: int) -> ShouldPrune:
-    """Return the function that judges a job of a search after each evaluation.
-
-    Args:
-        sweeper: the configuration of Hydra's sweeper.
-        number: of the job.
-    """
-    # ---- Step 1: the study, as the process of the job reads it.
-    optuna = import_optuna()
-    study = optuna.load_study(
-        study_name=sweeper["study"], storage=open_storage(Path(sweeper["folder"]))
-    )
-    if sweeper["prune"]:
-        study.pruner = optuna.pruners.MedianPruner(
-            n_startup_trials=study.user_attrs["startup"],
-            n_warmup_steps=study.user_attrs["warmup"],
-        )
-    else:
+        Args:
+            sweeper: the configuration of Hydra's sweeper.
+            number: of the job.
+        """
+        optuna = import_optuna()
+        self.study_name = sweeper["study"]
+        storage = open_storage(Path(sweeper["folder"]))
+        study = optuna.load_study(study_name=self.study_name, storage=storage)
         study.pruner = optuna.pruners.NopPruner()
+        if sweeper["prune"]:
+            study.pruner = optuna.pruners.MedianPruner(
+                n_startup_trials=study.user_attrs["startup"],
+                n_warmup_steps=study.user_attrs["warmup"],
+            )
+        stored = study.trials[number]
+        self._trial = optuna.trial.Trial(study, stored._trial_id)
+        self._told_rounds = {*stored.intermediate_values}
+        self._task = TASKS[study.user_attrs.get("task", CLASSIFICATION.name)]
+        self._best_score = _find_best_score([*stored.intermediate_values.values()], self._task)
 
-    # ---- Step 2: the trial is judged by its best score so far, which a resumed one has stored.
-    stored = study.trials[number]
-    trial = optuna.trial.Trial(study, stored._trial_id)
-    task = TASKS[study.user_attrs.get("task", CLASSIFICATION.name)]
-    best_score = _find_best_score([*stored.intermediate_values.values()], task)
+    def judge(self, round_number: int, row: Mapping[str, Any]) -> None:
+        """Report an evaluated row. Raises TrialPruned if the search gives the trial up."""
+        score = row.get(validation_column(self._task))
+        if score is None or not math.isfinite(score):
+            return
+        if self._task.is_better(score, self._best_score):
+            self._best_score = score
+        # Optuna refuses a second report of a round.
+        if round_number not in self._told_rounds:
+            self._trial.report(self._best_score, round_number)
+        self._require_promising()
 
-    def should_prune(round_number: int, row: Mapping[str, Any] | None) -> bool:
-        nonlocal best_score
-        if row is not None:
-            score = row.get(validation_column(task))
-            if score is None or not math.isfinite(score):
-                return False
-            if task.is_better(score, best_score):
-                best_score = score
-            # Optuna refuses a second report of a round.
-            if round_number not in stored.intermediate_values:
-                trial.report(best_score, round_number)
-        return best_score is not None and bool(trial.should_prune())
+    def replay(self, folder: Path, is_finished: bool) -> None:
+        """Judge the evaluations that a run directory has. Raises TrialPruned.
 
-    return should_prune
+        Thus the results of trials do not depend on the runs that already exist.
 
+        Args:
+            folder: the run directory.
+            is_finished: whether the run is finished; its last round is not judged.
+        """
+        if (folder / "rounds.csv").is_file():
+            _, rows = _read_evaluations(folder)
+            # A run is never given up at its end, so its last evaluation is not reported.
+            for row in rows[:-1] if is_finished else rows:
+                self.judge(int(row["round"] or 0), row)
+        self._require_promising()
 
-def replay_evaluations(folder: Path, should_prune: ShouldPrune, is_finished: bool) -> bool:
-    """Tell a search of a run directory's evaluations; return whether it gives the run up.
-
-    Thus the results of trials do not depend on the runs that already exist.
-
-    Args:
-        folder: the run directory.
-        should_prune: what `make_should_prune` returns.
-        is_finished: whether the run is finished; its last round is not judged.
-    """
-    if not (folder / "rounds.csv").is_file():
-        return False
-    _, rows = _read_evaluations(folder)
-    if is_finished:
-        # A run is never given up at its end, so its last evaluation is not reported.
-        rows = rows[:-1]
-    return any(should_prune(int(row["round"] or 0), row) for row in rows)
+    def _require_promising(self) -> None:
+        if self._best_score is not None and self._trial.should_prune():
+            raise TrialPruned("given up")

@@ -15,11 +15,11 @@ from fedpfl.config.plan import check_config
 from fedpfl.ground.errors import FedpflError, pluralize
 from fedpfl.ground.tasks import Task
 from fedpfl.ground.terminal import print_notice
-from fedpfl.record.columns import METRICS, validation_column
+from fedpfl.record.columns import METRICS
 from fedpfl.report import load, reading
 from fedpfl.report.names import METHOD_TITLES
-from fedpfl.report.table import Column, Table, mean_and_std
-from fedpfl.report.tables import best_round
+from fedpfl.report.table import Column, Table
+from fedpfl.report.tables import accuracy_table
 from fedpfl.runner import resume
 from fedpfl.runner.faults import EXIT_STATUS, Diverged
 from fedpfl.runner.optuna_study import parse_example
@@ -84,14 +84,37 @@ It returns only with one of these exit statuses.
 
 def tune_methods(request: TuningRequest, run_command: RunCommand) -> Table:
     """Search for each method's values, run them with fresh seeds, and return a table."""
-    records = [tuned.record for tuned in search_methods(request, run_command)]
+    # ---- Step 1: a row for each method.
+    tuned_methods = search_methods(request, run_command)
     task = search_results[-1].task
-    titled_records = [
-        {**record, "method": METHOD_TITLES.get(record["method"], record["method"])}
-        for record in records
+    columns = _judged_columns(task)
+    side = "below" if task.is_higher_better else "above"
+    notes = [
+        f"Rounds: played by all trials together. A trial {side} the others' median validation "
+        f"{task.score_word} is given up."
     ]
+    rows = []
+    for record, final_runs in tuned_methods:
+        scores = _read_test_scores(final_runs, [*columns])
+        rows.append({**scores, **record})
+        method = record["method"]
+        diverged_count = len(final_runs) - scores["seeds"]
+        if diverged_count:
+            notes.append(
+                f"{method}: {diverged_count} of the final runs diverged, so its test cells stay "
+                "empty."
+            )
+        if record["at_end"]:
+            notes.append(
+                f"{method}: {record['at_end']}: at the end of what was searched; better values may "
+                "lie beyond."
+            )
+
+    # ---- Step 2: the table, with titles for methods.
+    frame = pd.DataFrame(rows)
+    shown = frame.assign(method=frame["method"].replace(METHOD_TITLES))
     return Table.of(
-        titled_records,
+        shown.to_dict("records"),
         {
             "method": Column("method"),
             "chosen": Column("chosen", "long"),
@@ -99,17 +122,34 @@ def tune_methods(request: TuningRequest, run_command: RunCommand) -> Table:
             "given up": Column("given up", "whole", "trials"),
             "rounds": Column("rounds", "whole", "trials"),
             "validation": Column("validation", "percent" if task.unit else "score"),
-            **_judged_columns(task),
+            **columns,
             "seeds": Column("seeds", "whole"),
         },
         title="Tuned on equal terms",
-        frame=pd.DataFrame(records),
+        frame=frame,
         caption=f"{pluralize(request.trials, 'trial')} per method, chosen by validation "
         f"{task.score_word}; then {pluralize(request.seeds, 'other seed')}, each at its round of "
         f"the best validation {task.score_word}: mean (standard deviation over seeds)"
         f"{', in percent' if task.unit else ''}.",
-        notes=tuple(_make_notes(request, records, task)),
+        notes=tuple(notes),
     )
+
+
+def _read_test_scores(final_runs: Sequence[Path], columns: Sequence[str]) -> dict[str, Any]:
+    """Return the number of finished runs, and test scores if all are finished.
+
+    Each run is judged at its best validation round.
+    """
+    runs = [load.read_started_run(path) for path in final_runs]
+    for run in runs:
+        if run.status not in ("finished", "diverged"):
+            raise FedpflError(f"{run.path}: {run.status}; the same command tries it again")
+    statuses = [run.status for run in runs]
+    scores: dict[str, Any] = dict.fromkeys(columns)
+    if "diverged" not in statuses:
+        # They differ by seed alone, so the table has one row.
+        (scores,) = accuracy_table(runs, "validation", chosen=columns).frame.to_dict("records")
+    return {**scores, "seeds": statuses.count("finished")}
 
 
 def search_methods(request: TuningRequest, run_command: RunCommand) -> list[TunedMethod]:
@@ -129,28 +169,6 @@ def search_methods(request: TuningRequest, run_command: RunCommand) -> list[Tune
     ]
 
 
-def _make_notes(request: TuningRequest, records: Sequence[dict[str, Any]], task: Task) -> list[str]:
-    """Return the notes below the table."""
-    side = "below" if task.is_higher_better else "above"
-    notes = [
-        f"Rounds: played by all trials together. A trial {side} the others' median validation "
-        f"{task.score_word} is given up."
-    ]
-    for record in records:
-        method = record["method"]
-        lost_count = request.seeds - record["seeds"]
-        if lost_count:
-            notes.append(
-                f"{method}: {lost_count} of the final runs diverged, so its test cells stay empty."
-            )
-        if record["at_end"]:
-            notes.append(
-                f"{method}: {record['at_end']}: at the end of what was searched; better values may "
-                "lie beyond."
-            )
-    return notes
-
-
 def split_words_by_method(request: TuningRequest) -> dict[str, list[str]]:
     """Return each method's words of the command line, with `validation`.
 
@@ -160,30 +178,28 @@ def split_words_by_method(request: TuningRequest) -> dict[str, list[str]]:
     if not any(word.lstrip("+").startswith("validation=") for word in shared_words):
         shared_words.append("validation=0.1")
 
-    # ---- The keys of each method.
-    composed_words = [
-        word
-        for word in shared_words
-        if not word.startswith(("method.", "hydra.sweeper.")) and not overrides.is_sweep(word)
-    ]
-    keys = {
-        method: {*overrides.compose_config([f"method={method}", *composed_words]).method}
-        for method in request.methods
-    }
-
-    # ---- Leave out keys that only another method has.
-    keys_of_any = set[str]().union(*keys.values())
-    words_by_method: dict[str, list[str]] = {}
+    # ---- Step 1: the keys of each method.
+    keys = {}
     for method in request.methods:
-        absent_keys = {f"method.{key}" for key in keys_of_any - keys[method]}
-        kept_words = [word for word in shared_words if override_key(word) not in absent_keys]
+        run_words = [f"method={method}"]
         for word in shared_words:
-            if word not in kept_words:
+            if not word.startswith(("method.", "hydra.sweeper.")) and not overrides.is_sweep(word):
+                run_words.append(word)
+        keys[method] = {f"method.{key}" for key in overrides.compose_config(run_words).method}
+
+    # ---- Step 2: leave out keys that only another method has.
+    keys_of_any = set[str]().union(*keys.values())
+    words_by_method = {}
+    for method in request.methods:
+        words_by_method[method] = []
+        for word in shared_words:
+            key = override_key(word)
+            if key in keys_of_any - keys[method]:
                 print_notice(
-                    f"method={method} has no {override_key(word)}, so {word} is for the other "
-                    "methods alone"
+                    f"method={method} has no {key}, so {word} is for the other methods alone"
                 )
-        words_by_method[method] = kept_words
+            else:
+                words_by_method[method].append(word)
     return words_by_method
 
 
@@ -236,15 +252,14 @@ def _tune_method(
 
     # Finished runs of other code are run again.
     final_folder = request.folder / "final"
-    paths = locate_final_runs(final_folder, final_words, seeds)
+    final_runs = locate_final_runs(final_folder, final_words, seeds)
     code = resume.digest_code(check_config(overrides.compose_single_run(final_words)))
-    started_paths = [path for path in paths if (path / "summary.json").is_file()]
+    started_paths = [path for path in final_runs if (path / "summary.json").is_file()]
     is_outdated = any(reading.read_summary(path).get("code") != [code] for path in started_paths)
     restart_words = ["restart=true"] if is_outdated else []
     play_seeds(final_folder, [*final_words, *restart_words], seeds, run_command)
 
-    # ---- Step 3: their results, and the command that repeats them.
-    edge_values = find_edge_values(result.overrides, result.space)
+    # ---- Step 3: what was found, and the command that repeats the final runs.
     run_words = [word for word in final_words if not overrides.is_hydra_setting(word)]
     seeds_word = f"seed={','.join(map(str, seeds))}"
     record = {
@@ -253,11 +268,10 @@ def _tune_method(
         **result.trials,
         "rounds": result.rounds,
         "validation": result.value,
-        "at_end": " ".join(edge_values),
+        "at_end": " ".join(find_edge_values(result.overrides, result.space)),
         "command": shlex.join(["python", "-m", "fedpfl.train", "-m", *run_words, seeds_word]),
-        **_read_test_results(final_folder, final_words, seeds, result.task),
     }
-    return TunedMethod(record, locate_final_runs(final_folder, final_words, seeds))
+    return TunedMethod(record, final_runs)
 
 
 def join_final_words(method: str, user_words: Sequence[str], chosen: Sequence[str]) -> list[str]:
@@ -298,29 +312,3 @@ def locate_final_runs(root: Path, run_words: Sequence[str], seeds: Sequence[int]
         root / overrides.compose_single_run([*run_words, f"seed={seed}"]).hydra.sweep.subdir
         for seed in seeds
     ]
-
-
-def _read_test_results(
-    root: Path, run_words: Sequence[str], seeds: Sequence[int], task: Task
-) -> dict[str, Any]:
-    """Return mean test scores of these runs, each at its best validation round.
-
-    They are nan where a run diverged.
-    """
-    values: dict[str, list[float]] = {name: [] for name in _judged_columns(task)}
-    finished_count = 0
-    for path in locate_final_runs(root, run_words, seeds):
-        run = load.read_started_run(path)
-        if run.status not in ("finished", "diverged"):
-            raise FedpflError(f"{path}: {run.status}; the same command tries it again")
-        row: Any = {}
-        if run.status == "finished":
-            finished_count += 1
-            row = best_round(load.read_run(path).evaluations, validation_column(task))
-        for name in values:
-            values[name].append(float(row.get(name, float("nan"))))
-    results: dict[str, Any] = {"seeds": finished_count}
-    for name, scores in values.items():
-        mean, std = mean_and_std(scores)
-        results |= {name: mean, f"{name}_seed_std": std}
-    return results

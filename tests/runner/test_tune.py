@@ -15,10 +15,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from fedpfl import tune
 from fedpfl.config.plan import check_config
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.tasks import CLASSIFICATION
 from fedpfl.methods import METHODS
 from fedpfl.report.tables import best_round
 from fedpfl.runner import spaces, trials, tuning
+from fedpfl.runner.faults import TrialPruned
 from fedpfl.runner.optuna_study import parse_distribution
 from fedpfl.runner.search import Search, SearchResult, SearchSettings
 from tests.command import TINY_TASK, call_main, compose_once, format_override
@@ -203,6 +203,14 @@ def test_a_trial_is_judged_by_validation_accuracy_alone(tmp_path):
             trials.read_trial_result(tmp_path)
 
 
+def is_given_up(ask, *given):
+    try:
+        ask(*given)
+    except TrialPruned:
+        return True
+    return False
+
+
 def test_a_trial_below_the_median_of_those_that_ended_is_given_up(tmp_path):
     """Each is compared by its best round so far, also where it was begun again."""
     own, options = search(tmp_path), {"study": "study", "folder": str(tmp_path), "prune": True}
@@ -211,9 +219,10 @@ def test_a_trial_below_the_median_of_those_that_ended_is_given_up(tmp_path):
         number = own.study.ask(own._space).number
         answers = []
         for step, value in enumerate(values, 4):
-            watch = trials.make_should_prune({**options, **more}, number)  # each time begun again
-            assert [watch(step - 1, None)] == (answers or [False])[-1:]
-            answers.append(watch(step, {"val_accuracy": value, "accuracy": 99.0}))
+            trial = trials.SearchTrial({**options, **more}, number)  # each time begun again
+            assert [is_given_up(trial.replay, tmp_path, False)] == (answers or [False])[-1:]
+            row = {"val_accuracy": value, "accuracy": 99.0}
+            answers.append(is_given_up(trial.judge, step, row))
         reported = own.study.trials[number].intermediate_values
         own.study.tell(number, values[0])
         return answers, reported
@@ -225,14 +234,12 @@ def test_a_trial_below_the_median_of_those_that_ended_is_given_up(tmp_path):
     assert played(1.0, prune=False)[0] == [False]
     assert played(60.0, 69.0, 71.0) == ([False, True, False], {4: 60.0, 5: 69.0, 6: 71.0})
     number = own.study.ask(own._space).number
-    watch = trials.make_should_prune(options, number)
-    assert not watch(0, None)
-    assert not watch(1, {"val_accuracy": 1.0})  # too early
-    assert not watch(2, {"val_accuracy": None, "accuracy": 0.0})
-    for step, value in ((4, 80.0), (5, float("nan")), (6, 1.0)):
-        assert not watch(step, {"val_accuracy": value})
+    trial = trials.SearchTrial(options, number)
+    trial.replay(tmp_path, False)
+    # The first is too early.
+    for step, value in ((1, 1.0), (2, None), (4, 80.0), (5, float("nan")), (6, 1.0)):
+        trial.judge(step, {"val_accuracy": value, "accuracy": 0.0})
     assert own.study.trials[number].intermediate_values == {1: 1.0, 4: 80.0, 6: 80.0}
-    assert trials.find_trial({}, 0) is None
 
 
 @pytest.fixture(scope="module")
@@ -315,12 +322,12 @@ def test_an_experiments_sweeps_give_way_to_the_method_that_is_tuned(tmp_path):
     assert (row["chosen"], row["seeds"]) == ("local.lr=0.05", 1)
     (path,) = tmp_path.glob("final/fedobp_quick/fedavg/*/seed4/rounds.csv")
     assert row["accuracy"] == best_round(pd.read_csv(path), "val_accuracy")["accuracy"]
-    broken = mock.Mock(status="interrupted")
+    broken = mock.Mock(status="interrupted", path="seed4")
     with (
         mock.patch.object(tuning.load, "read_started_run", return_value=broken),
         pytest.raises(FedpflError, match="seed4: interrupted; the same command tries it again"),
     ):
-        tuning._read_test_results(Path("final"), ["method=fedavg"], [4], CLASSIFICATION)
+        tuning._read_test_scores([Path("final/seed4")], ["accuracy"])
 
 
 REFUSALS = """
