@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,11 @@ from fedpfl.config.plan import check_config
 from fedpfl.config.plugins import LIMITS, SPACES
 from fedpfl.config.run import build_run
 from fedpfl.ground.errors import FedpflError, error_text
-from fedpfl.ground.ranges import COMPARISONS
 from fedpfl.ground.terminal import print_notice
 
 SPACES_FILE = Path(overrides.CONF) / "tune.yaml"
+COMPARISONS = {"above": operator.gt, "below": operator.lt, "at most": operator.le}
+"""Words of a limit."""
 EDGE_SHARE = 0.05
 """Share of an interval that counts as its edge, at either end."""
 
