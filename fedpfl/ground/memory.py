@@ -31,12 +31,3 @@ def device_memory(device: torch.device) -> tuple[float, float]:
     except (OSError, KeyError, ValueError):
         return total_memory(), total_memory()
     return 1024 * available_kib, total_memory()
-
-
-def require_memory(size: int, description: str) -> None:
-    """Raise MemoryError if the machine has fewer than `size` bytes for the described use."""
-    total = total_memory()
-    if size > total:
-        needed_gib = f"{size / 2**30:,.1f} GiB"
-        total_gib = f"{total / 2**30:,.1f} GiB"
-        raise MemoryError(f"{description} would take {needed_gib}, this machine has {total_gib}")

@@ -1,11 +1,8 @@
-"""The layers of a network from samples to logits, and which is the head: found by following a
-forward pass.
-"""
+"""The layers of a network from samples to logits, and which is the head, found by calling it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,40 +12,33 @@ from torch.nn.utils import parametrize
 from fedpfl.models.wiring import NORMALISATION
 
 
-class Trace(NamedTuple):
-    """The layers from samples to logits.
+def trace_layers(module: nn.Module, x: Tensor, classes: int) -> tuple[list[str], str]:
+    """Call a network, and return its layers in the order of their last calls, and the head.
 
-    Attributes:
-        order: Names of the layers, in the order of their calls.
-        head: Name of the head, "" where it is not clear.
-        unclear: Why the head is not clear, in words; "" where it is.
+    The head is the last one, normalisation aside, if it has an output for each class; "" where it
+    has not.
+
+    Args:
+        module: The network; its layers get hooks.
+        x: Samples `[batch, ...]`.
+        classes: The number of classes.
     """
+    shapes: dict[str, torch.Size] = {}
 
-    order: list[str]
-    head: str
-    unclear: str
+    def record(name: str, output: Any) -> None:
+        shapes.pop(name, None)
+        if isinstance(output, Tensor) and output.is_floating_point():
+            shapes[name] = output.shape
 
-
-def trace_layers(module: nn.Module, x: Tensor, classes: int) -> Trace:
-    """Follow samples `x` `[batch, ...]` through a network to its logits.
-
-    The head is the last layer with parameters, normalisation aside, if it has an output for each
-    class.
-    """
-    outputs, logits = _record_outputs(module, x)
-    order = _list_sources([logits], outputs)
-    layers = [name for name in order if not isinstance(module.get_submodule(name), NORMALISATION)]
-    if not layers:
-        return Trace(order, "", "no layer's output leads to the logits")
-
-    # Outputs stand in the order of their calls, so no layer reads the last one's.
-    *earlier_layers, head = layers
-    read_by_head = _list_sources(outputs[head], {name: outputs[name] for name in earlier_layers})
-    if ends := [name for name in earlier_layers if name not in read_by_head]:
-        return Trace(order, "", f"{head} and {ends[-1]} end in the logits alike")
-    if not _answers_classes(outputs[head][-1], classes):
-        return Trace(order, "", f"{head} is the last layer and has no output for each class")
-    return Trace(order, head, "")
+    for name, layer in _list_layers(module).items():
+        layer.register_forward_hook(lambda _, inputs, output, name=name: record(name, output))
+    with torch.no_grad():
+        module.eval()(x)
+    layers = [name for name in shapes if not isinstance(module.get_submodule(name), NORMALISATION)]
+    last = layers[-1] if layers else ""
+    # Along its last axis, or as channels.
+    has_classes = last and classes in (shapes[last][-1], *shapes[last][1:2])
+    return list(shapes), last if has_classes else ""
 
 
 def ends_in_linear(module: nn.Module, head: str, x: Tensor) -> bool:
@@ -102,34 +92,7 @@ def check_head(module: nn.Module, name: str) -> None:
         )
 
 
-def _record_outputs(module: nn.Module, x: Tensor) -> tuple[dict[str, list[Tensor]], Tensor]:
-    """Return the outputs of each layer with parameters in evaluation, and the logits.
-
-    The module is changed: its layers get hooks.
-    """
-    outputs: dict[str, list[Tensor]] = {}
-
-    def record(name: str) -> Callable[..., Any]:
-        def hook(layer: nn.Module, inputs: Any, output: Any) -> Any:
-            if not isinstance(output, Tensor) or not output.is_floating_point():
-                return None
-            if not output.requires_grad:  # of a frozen layer: a point of the graph all the same
-                with torch.enable_grad():
-                    output = output.detach().requires_grad_() * 1
-            # At the end: an output stands where its layer is called last.
-            outputs[name] = [*outputs.pop(name, []), output]
-            return output
-
-        return hook
-
-    for name, layer in _layers(module).items():
-        layer.register_forward_hook(record(name))
-    with torch.enable_grad():
-        logits = module.eval()(x)
-    return outputs, logits
-
-
-def _layers(module: nn.Module) -> dict[str, nn.Module]:
+def _list_layers(module: nn.Module) -> dict[str, nn.Module]:
     """Return the innermost modules with parameters, by name; a parametrised layer is one."""
     layers: dict[str, nn.Module] = {}
     for name, layer in module.named_modules():
@@ -144,27 +107,3 @@ def _layers(module: nn.Module) -> dict[str, nn.Module]:
         if has_parameters and not inner:
             layers[name] = layer
     return layers
-
-
-def _list_sources(targets: list[Tensor], outputs: dict[str, list[Tensor]]) -> list[str]:
-    """List the layers with outputs that change the targets."""
-    names = [name for name, layer_outputs in outputs.items() for _ in layer_outputs]
-    sources = [output for layer_outputs in outputs.values() for output in layer_outputs]
-    influencing: dict[str, None] = {}
-    for target in targets:
-        if not sources or not target.requires_grad:
-            continue
-        # Fixed random weights: a plain sum does not change with the input of a softmax or a
-        # normalisation.
-        weights = torch.rand(target.shape, generator=torch.Generator().manual_seed(0)).to(target)
-        total = (target * weights).sum()
-        gradients = torch.autograd.grad(total, sources, allow_unused=True, retain_graph=True)
-        for name, gradient in zip(names, gradients, strict=True):
-            if gradient is not None and bool(gradient.any()):
-                influencing[name] = None
-    return [name for name in outputs if name in influencing]
-
-
-def _answers_classes(output: Tensor, classes: int) -> bool:
-    """Check whether an output has an entry for each class: along its last axis, or as channels."""
-    return output.dim() > 1 and classes in (output.shape[-1], output.shape[1])

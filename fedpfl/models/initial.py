@@ -20,7 +20,7 @@ def start_from(module: nn.Module, values: Mapping[str, Tensor], head: tuple[str,
     So does a vision transformer; for another size of images its embeddings of places are
     interpolated. Where the classifier
     (`head`, full names) has other shapes there, or there is none, the network's own stays as it was
-    drawn. Raises ValueError, and changes nothing then, if anything else differs.
+    drawn. Raises ValueError if anything else differs.
     """
     # ---- Names, and the embeddings of positions, as the network has them.
     if isinstance(module, ResNet):
@@ -37,24 +37,10 @@ def start_from(module: nn.Module, values: Mapping[str, Tensor], head: tuple[str,
         values = {name: value for name, value in values.items() if name not in head}
         values |= {name: current[name] for name in head}
 
-    # ---- Everything else must fit.
-    for name in (*current, *values):
-        if name not in values:
-            raise ValueError(f"model.weights has no {name}, which the network has")
-        if name not in current:
-            raise ValueError(f"model.weights has {name}, which the network lacks")
-        if values[name].shape != current[name].shape:
-            raise ValueError(
-                f"{name} of model.weights is {list(values[name].shape)}, "
-                f"the network's is {list(current[name].shape)}"
-            )
-        is_usable = values[name].is_floating_point() and values[name].isfinite().all()
-        if current[name].is_floating_point() and not is_usable:
-            raise ValueError(
-                f"{name} of model.weights ({values[name].dtype}) holds numbers that are no "
-                "finite floats"
-            )
-    module.load_state_dict(values)
+    try:
+        module.load_state_dict(values)
+    except RuntimeError as error:
+        raise ValueError(f"model.weights: {error}") from None
 
 
 def _translate_resnet(values: Mapping[str, Tensor]) -> dict[str, Tensor]:

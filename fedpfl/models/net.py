@@ -366,17 +366,10 @@ class Bound:
             logits = self(params, x, role)
         finally:
             hook.remove()
-        if not head_inputs:
+        if not head_inputs or head_inputs[0].dim() != 2:
             raise FedpflError(
-                f"model={self.net.name}: this method works on what the head reads, and forward "
-                f"does not call {self.net.parts.head_layer}(x); call the layer"
-            )
-        if head_inputs[0].dim() != 2:
-            raise FedpflError(
-                f"model={self.net.name}: this method works on the head's input as [batch, "
-                "features], and "
-                f"{self.net.parts.head_layer} takes {head_inputs[0].dim()} axes; use a network "
-                "whose head is a linear layer"
+                f"model={self.net.name}: this method works on what the head reads, and forward does"
+                f" not call {self.net.parts.head_layer}(x) on x [batch, features]"
             )
         # Autocast has them in less than the head's own precision.
         head_dtype = next(self.net.head.parameters()).dtype
@@ -399,11 +392,10 @@ class Bound:
             net.module.train(self.training)
         _weigh_samples(net.norms, self.weight)
         buffers = self.buffers.get(role, {})
-        if buffers and (self.training or traits.moves_in_evaluation):
+        if buffers and (self.training or not traits.trusted):
             # The module changes them in place, which must never be the caller's.
             buffers = tree.map(lambda leaf: leaf.clone(), buffers)
-        # Later calls get the same samples.
-        if traits.changes_input:
+        if not traits.trusted:
             x = x.clone()
 
         # ---- Step 2: the call

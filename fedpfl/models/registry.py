@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.overrides import TorchFunctionMode
 
-from fedpfl.ground import memory
 from fedpfl.ground.errors import FedpflError, error_text
 from fedpfl.ground.origin import is_of_package
 from fedpfl.ground.seeding import seeded_process
@@ -20,7 +17,7 @@ from fedpfl.models.adapter import none, require_additions
 from fedpfl.models.cnn4 import CNN4
 from fedpfl.models.fedspu import fedspu_cifar10, fedspu_emnist, fedspu_speech
 from fedpfl.models.har_cnn import HARCNN
-from fedpfl.models.heads import Trace, check_head, ends_in_linear, trace_layers
+from fedpfl.models.heads import check_head, ends_in_linear, trace_layers
 from fedpfl.models.initial import start_from
 from fedpfl.models.lenet5 import LeNet5
 from fedpfl.models.lstm import LSTM
@@ -63,14 +60,8 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 }
 """Called with the samples' shape, the number of classes, and the model's own options."""
 
-WRAPPERS = {
-    "DataParallel": "DataParallel",
-    "DistributedDataParallel": "DistributedDataParallel",
-    "OptimizedModule": "torch.compile",
-    "RecursiveScriptModule": "torch.jit",
-    "TopLevelTracedModule": "torch.jit",
-}
-"""What made a wrapped network, by its class: one that neither vmap nor other parameters enter."""
+WRAPPERS = {"DataParallel", "DistributedDataParallel", "OptimizedModule", "RecursiveScriptModule"}
+"""Classes that wrap a network, which neither vmap nor other parameters enter."""
 
 
 def build_network(
@@ -101,15 +92,13 @@ def build_network(
         options: The model's options.
 
     Raises:
-        FedpflError: For samples that the network cannot take, weights of another network, sizes that no
-            memory holds, and mistakes in its code.
+        FedpflError: For samples that the network cannot take, weights of another network, and mistakes
+            in its code.
     """
     # Tests prove this package's networks free of side effects; a user's is observed.
     is_trusted = is_of_package(MODELS[name]) and name != "timm"
-    with _explain_errors(name, options):
+    with _explain_errors(name):
         # ---- Step 1: the network, with initial values.
-        if is_of_package(MODELS[name]):
-            _check_size(partial(MODELS[name], shape, classes, **options))
         module = _make_module(name, shape, classes, seed, options)
         _check_logits(module, shape, classes)
         facts: dict[str, Any] = {"seed": seed, "sample": shape, "classes": classes}
@@ -142,22 +131,15 @@ def make_module(
     name: str, shape: tuple[int, ...], classes: int, seed: int, **options: Any
 ) -> nn.Module:
     """Make the module of `build_network` alone, without weights or an adapter."""
-    with _explain_errors(name, options):
+    with _explain_errors(name):
         return _make_module(name, shape, classes, seed, options)
 
 
 @contextmanager
-def _explain_errors(name: str, options: Mapping[str, Any]) -> Iterator[None]:
+def _explain_errors(name: str) -> Iterator[None]:
     """Turn errors of a network's code into a line that names the model."""
     try:
         yield
-    except MemoryError as error:
-        keys = " or ".join(
-            f"model.{key}" for key, value in options.items() if not isinstance(value, str)
-        )
-        raise FedpflError(
-            f"model={name}: {error}; lower {keys or 'the size of the samples'}"
-        ) from None
     except FedpflError:
         raise
     except Exception as error:  # ValueError, or a mistake in the network
@@ -191,8 +173,8 @@ def _make_module(
             raise ValueError(
                 f"must be made by a class or function that returns a torch.nn.Module, got {module!r}"
             )
-        wrapper = WRAPPERS.get(type(module).__name__)
-        if wrapper:
+        wrapper = type(module).__name__
+        if wrapper in WRAPPERS:
             raise ValueError(f"must be the network itself, without {wrapper}; the engine runs it")
         # In whatever mode its layers were made: calls set a mode only where it changes.
         if module.train() is not module:
@@ -208,21 +190,15 @@ def _make_module(
 def _trace_head(
     name: str, module: nn.Module, shape: tuple[int, ...], classes: int
 ) -> dict[str, Any]:
-    """Return the layers' order and the head, or why these are unclear."""
-    try:
-        trace = trace_layers(copy_network(module), made_up_samples(shape, 2), classes)
-    except Exception as error:  # of a network that cannot be differentiated by its layers' outputs
-        trace = Trace([], "", error_text(error, with_class=True)[:120])
-    facts: dict[str, Any] = {
-        "order": tuple(trace.order),
-        "head_layer": trace.head,
-    }
-    if trace.unclear:
-        message = (
-            f"model={name}: which layer is the head is not clear ({trace.unclear}); say which by"
-            " model.head=NAME"
+    """Return the layers' order and the head, or a message if it is unclear."""
+    order, head = trace_layers(copy_network(module), made_up_samples(shape, 2), classes)
+    facts: dict[str, Any] = {"order": tuple(order), "head_layer": head}
+    if not head:
+        last = f"{order[-1]} is the last layer" if order else "forward calls no layer"
+        facts["unclear"] = (
+            f"model={name}: which layer is the head is not clear ({last}, and has no output for"
+            " each class); say which by model.head=NAME"
         )
-        facts["unclear"] = message
     return facts
 
 
@@ -240,31 +216,6 @@ def _complete_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> dict[
         for name, value in {**shared, **weights}.items()
         if name not in transient_buffers
     }
-
-
-class _SkipFilling(TorchFunctionMode):
-    """On "meta", where tensors have no values: does not fill them, which would load much of torch
-    first.
-    """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return args[0] if func == Tensor.normal_ else func(*args, **(kwargs or {}))
-
-
-def _check_size(make: Callable[[], nn.Module]) -> None:
-    """Raise MemoryError for more parameters than this machine can hold, before any is made."""
-    try:
-        with torch.device("meta"), _SkipFilling():
-            module = make()
-    except ValueError:
-        raise
-    except Exception as error:
-        if "overflow" in str(error).lower():  # of the sizes themselves
-            raise MemoryError("its parameters would take more than any memory") from None
-        return  # a network that cannot be made without values
-    # On "meta" tensors have sizes and take no memory.
-    size = sum(value.nbytes for value in (*module.parameters(), *module.buffers()))
-    memory.require_memory(2 * size, "its parameters, held twice,")
 
 
 def _check_logits(module: nn.Module, shape: tuple[int, ...], classes: int) -> None:

@@ -33,10 +33,7 @@ class Traits:
             buffers.
         constant: Buffers that no call writes to, such as masks and encodings of positions: they are
             kept like frozen parameters.
-        changes_input: Whether a call changes its samples in place.
-        moves_in_evaluation: Whether buffers change in evaluation mode too.
         crosses_samples: Whether logits in evaluation depend on the samples beside them, or on draws.
-        activation: "softmax" or "sigmoid" where the answers are probabilities, else "".
         trusted: Whether the network is one of this package's, which tests prove free of all this.
     """
 
@@ -44,10 +41,7 @@ class Traits:
     recomputes: bool = False
     moving: frozenset[str] = frozenset()
     constant: frozenset[str] = frozenset()
-    changes_input: bool = False
-    moves_in_evaluation: bool = False
     crosses_samples: bool = False
-    activation: str = ""
     trusted: bool = True
 
 
@@ -83,15 +77,10 @@ def observe(module: nn.Module, shape: tuple[int, ...]) -> Traits:
         )
     return Traits(
         draws=frozenset(training.draws) | frozenset(evaluation.draws),
-        recomputes=_recomputes(module, x, training),
+        recomputes=training.recomputes,
         moving=frozenset(changed),
-        constant=frozenset(training.buffers)
-        - training.written_buffers
-        - evaluation.written_buffers,
-        changes_input=training.changes_input or evaluation.changes_input,
-        moves_in_evaluation=bool(evaluation.changed_buffers | evaluation.changed_parameters),
+        constant=training.untouched_buffers & evaluation.untouched_buffers,
         crosses_samples=bool(evaluation.draws) or _crosses_samples(module, x, evaluation.logits),
-        activation=_find_activation(evaluation.logits),
         trusted=False,
     )
 
@@ -106,44 +95,34 @@ class _Observation:
         live_buffers = dict(network.named_buffers())
         versions = {name: leaf._version for name, leaf in live_buffers.items()}
         buffers = {name: leaf.clone() for name, leaf in live_buffers.items()}
-        samples = x.clone()
 
-        # ---- Step 2: the call.
+        # ---- Step 2: the call. Activation checkpointing calls layers in the backward pass again.
+        calls: list[nn.Module] = []
+        for layer in network.modules():
+            layer.register_forward_pre_hook(lambda layer, _: calls.append(layer))
         with seeded_process(SEED) as drawn_from:
-            logits = network(samples)
+            logits = network(x.clone())
+            calls.clear()
             if training:
-                _backward(logits)
+                _backward(network, logits)
             self.draws = drawn_from()
-
-        # ---- Step 3: changes.
+        self.recomputes = bool(calls)
         self.logits = logits.detach()
-        self.gradients = [leaf.grad for leaf in network.parameters()]
-        self.changes_input = not torch.equal(samples, x)
-        self.buffers = dict(network.named_buffers())
-        self.changed_buffers = {
-            name for name, old in buffers.items() if differs(old, self.buffers.get(name))
-        }
-        # A call may write the same values again, or write where torch keeps no count.
-        self.written_buffers = self.changed_buffers | {
+
+        # ---- Step 3: changes. A call may write the same values again, or write where torch keeps
+        # no count.
+        buffers_after = dict(network.named_buffers())
+        self.untouched_buffers = frozenset(
             name
             for name, leaf in live_buffers.items()
-            if self.buffers.get(name) is not leaf or leaf._version != versions[name]
-        }
+            if buffers_after.get(name) is leaf
+            and leaf._version == versions[name]
+            and not differs(buffers[name], leaf)
+        )
         parameters_after = dict(network.named_parameters())
         self.changed_parameters = {
             name for name, old in parameters.items() if differs(old, parameters_after.get(name))
         }
-
-
-def _find_activation(logits: Tensor) -> str:
-    """Return the activation that makes probabilities of answers `[samples, classes]`, or ""."""
-    if logits.shape[1] < 2 or not ((logits >= 0) & (logits <= 1)).all():
-        return ""
-    sums = logits.float().sum(1)
-    if torch.allclose(sums, torch.ones_like(sums), atol=1e-3):
-        return "softmax"
-    # A constant answer does not come from an activation.
-    return "" if torch.equal(logits, logits[:1].expand_as(logits)) else "sigmoid"
 
 
 def copy_network(module: nn.Module) -> nn.Module:
@@ -156,44 +135,16 @@ def copy_network(module: nn.Module) -> nn.Module:
         ) from None
 
 
-def _recomputes(module: nn.Module, x: Tensor, observed: _Observation) -> bool:
-    """Check whether the backward pass reads parameters again.
-
-    It then gives other gradients with other parameters in their place.
-    """
-    network = copy_network(module).train()
-    parameters = list(network.parameters())
-    with seeded_process(SEED):
-        logits = network(x.clone())
-        # Between forward and backward pass: only a second reading meets the other values.
-        for layer in network.modules():
-            for name, leaf in layer._parameters.items():
-                if leaf is not None:
-                    layer._parameters[name] = nn.Parameter(
-                        1.5 * leaf.detach() + 0.1, leaf.requires_grad
-                    )
-        try:
-            _backward(logits)
-        except Exception:
-            return True
-    pairs = zip(parameters, observed.gradients, strict=False)
-    return any(_gradients_differ(leaf.grad, gradient) for leaf, gradient in pairs)
-
-
-def _gradients_differ(one: Tensor | None, other: Tensor | None) -> bool:
-    if one is None or other is None:
-        return one is not other
-    return not torch.allclose(one, other, rtol=1e-5, atol=1e-6, equal_nan=True)
-
-
-def _backward(logits: Tensor) -> None:
-    """Differentiate the logits; raise ValueError where nothing leads back to the parameters."""
+def _backward(network: nn.Module, logits: Tensor) -> None:
+    """Differentiate the logits. Raises ValueError where that gives no dense gradients."""
     if not logits.requires_grad:
         raise ValueError(
             "its logits have no gradient: forward must not detach them, or run under torch.no_grad"
         )
     # A function of all logits with gradients that are zero nowhere.
     logits.float().logsumexp(1).sum().backward()
+    if any(leaf.grad is not None and leaf.grad.is_sparse for leaf in network.parameters()):
+        raise ValueError("its gradients are sparse; make its layers with sparse=False")
 
 
 def differs(before: Tensor, after: Tensor | None) -> bool:

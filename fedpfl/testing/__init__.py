@@ -3,6 +3,6 @@
 The room knows the engine and the configuration; nothing but the command `check` knows the room.
 """
 
-from fedpfl.testing.parametrize import PromiseCheck, PromiseWarning, parametrize_with_promises
+from fedpfl.testing.parametrize import PromiseWarning, parametrize_with_promises
 
-__all__ = ["PromiseCheck", "PromiseWarning", "parametrize_with_promises"]
+__all__ = ["PromiseWarning", "parametrize_with_promises"]

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
+from types import MappingProxyType
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedpfl import models
 from fedpfl.data.federation import Federation
-from fedpfl.engine import (
-    Engine,
-    Local,
-    Outcome,
-    RoundSetup,
-    State,
-    make_backend,
-    make_initial_state,
-    play_round,
-)
+from fedpfl.engine import Engine, Local, Outcome, State, make_backend
 from fedpfl.engine.calls import EvalCall
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.shard import gather_data, make_shard
@@ -30,13 +23,21 @@ from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.seeding import seeded_by_key
 from fedpfl.ground.tree import Tree
-from fedpfl.methods import Method
+from fedpfl.methods import METHODS
 from fedpfl.models import Net
 from fedpfl.models.shapes import sample_kind
 from fedpfl.models.traits import made_up_samples
 from fedpfl.models.vectorized import find_obstacle
-from fedpfl.testing.promises import Promise, Unkept, promise_in, repeats_elsewhere
-from fedpfl.testing.toy import CPU, digest_leaves, require_close, require_equal
+from fedpfl.testing.promises import Promise, Trial, Unkept, promise_in, repeats_elsewhere
+from fedpfl.testing.toy import (
+    CPU,
+    PlaySettings,
+    copy_state,
+    digest_leaves,
+    play_rounds,
+    require_close,
+    require_equal,
+)
 
 CLASSES = 5
 LOCAL = Local(epochs=1, batch_size=8, lr=0.02, momentum=0.5)
@@ -74,59 +75,57 @@ class Samples:
 USUAL_SAMPLES = Samples()
 
 
-class NetworkTrial:
+class NetworkTrial(Trial):
     """A network on a tiny federation of samples that it takes; states are computed once.
 
     Args:
-        build: `build(shape, classes, seed)` returns the network.
-        method: One that averages whole models.
+        name: The network's name in MODELS.
         shape: Of a sample; None: the first of SHAPES that the network takes.
+        head: The name of its head, if it cannot be found.
+        options: The network's own options.
         samples: How many there are.
-        make: `make(shape, classes, seed)` returns the module alone, as its author makes it.
         net: The network, if it is built already.
-        ask_elsewhere: Returns the digests of another process.
     """
 
     def __init__(
         self,
-        build: Callable[[tuple[int, ...], int, int], Net],
-        method: Method,
+        name: str,
         shape: tuple[int, ...] | None = None,
         *,
+        head: str | None = None,
+        options: Mapping[str, Any] = MappingProxyType({}),
         samples: Samples = USUAL_SAMPLES,
-        make: Callable[[tuple[int, ...], int, int], nn.Module] | None = None,
         net: Net | None = None,
-        ask_elsewhere: Callable[[], dict[str, str]] | None = None,
     ):
-        self._build = build
-        self._make = make
-        self._built_net = net
-        self.method = method
+        self.method = METHODS["fedavg"]()
         self.samples = samples
-        self.ask_elsewhere = ask_elsewhere
         self.clients = list(range(len(samples.train)))
+        self._build: Callable[..., Net] = partial(models.build_network, name, head=head, **options)
+        self._make: Callable[..., nn.Module] = partial(models.make_module, name, **options)
+        self._built_net = net
         self._shapes = SHAPES if shape is None else [shape]
 
-    def build(self, seed: int = 1) -> Net:
-        """Return the network of a seed. Raises FedpflError."""
-        return self._build(self.shape, self.samples.classes, seed)
+    def build(self) -> Net:
+        """Return the network of seed 1. Raises FedpflError."""
+        return self._build(self.shape, self.samples.classes, 1)
+
+    def make_plain_module(self, seed: int = 1) -> nn.Module:
+        """Return the module for plain PyTorch, from a separate build."""
+        return self._make(self.shape, self.samples.classes, seed)
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
         """Return the shape of the samples; the last one where the network takes none."""
-        *others, last = self._shapes
-        for shape in others:
+        for shape in self._shapes[:-1]:
             with suppress(FedpflError):
                 self._build(shape, self.samples.classes, 1)
                 return shape
-        return last
+        return self._shapes[-1]
 
     @cached_property
     def plain_module(self) -> nn.Module:
-        """Return the module for plain PyTorch, from a separate build."""
-        if self._make is None:
-            return self.net.copy_module()
-        return self._make(self.shape, self.samples.classes, 1)
+        """Return one module for plain PyTorch."""
+        return self.make_plain_module()
 
     @cached_property
     def net(self) -> Net:
@@ -142,46 +141,24 @@ class NetworkTrial:
         """Return clients of unequal sizes with random samples."""
         return make_federation(self.shape, self.samples)
 
-    def begin(self) -> State:
-        """Return a state before the first round."""
-        return make_initial_state(self.method, self.net, len(self.clients), CPU)
-
     def play(
         self, engine: Engine, rounds: int, state: State | None = None, net: Net | None = None
-    ) -> State:
-        """Return a copy of the state after so many more rounds."""
-        return self.play_rounds(engine, rounds, state, net)[0]
-
-    def play_rounds(
-        self, engine: Engine, rounds: int, state: State | None = None, net: Net | None = None
-    ) -> tuple[State, list[Outcome]]:
-        """Return the state after so many more rounds of all clients, and their outcomes."""
-        backend = make_backend(engine, net or self.net, CPU)
-        setup = RoundSetup(backend, self.method, self.federation, LOCAL, 0)
-        # Rounds move the store's rows in place, and later ones begin with the same state.
-        state = copy.deepcopy(state) if state else self.begin()
-        outcomes = []
-        for _ in range(rounds):
-            state, outcome = play_round(setup, state, self.clients)
-            outcomes.append(outcome)
-        return state, outcomes
+    ) -> tuple[State, Outcome]:
+        """Return the state after so many more rounds of all clients, and the last outcome."""
+        states, outcomes = play_rounds(
+            self.method,
+            net or self.net,
+            self.federation,
+            [self.clients] * rounds,
+            PlaySettings(engine, LOCAL),
+            state=state,
+        )
+        return states[-1], outcomes[-1]
 
     @cached_property
     def first_round(self) -> tuple[State, Outcome]:
         """Return the state after a round on the loop backend, and its outcome; never changed."""
-        state, (outcome,) = self.play_rounds(LOOP, 1)
-        return state, outcome
-
-    @property
-    def after_one_round(self) -> State:
-        """Return the state after that round."""
-        return self.first_round[0]
-
-    @property
-    def values_after_one_round(self) -> Tree:
-        """Return the network's values after that round, frozen ones among them."""
-        state = self.after_one_round
-        return {**self.net.fixed, **state.server, **state.server_buffers.get("main", {})}
+        return self.play(LOOP, 1)
 
     def digests(self, is_elsewhere: bool = False) -> dict[str, str]:
         """Return digests of one round by name.
@@ -190,9 +167,8 @@ class NetworkTrial:
             is_elsewhere: Whether the network is first called on other samples, so that memories
                 of its calls show.
         """
-        if is_elsewhere and self._make is not None:
-            stray_module = self._make(self.shape, self.samples.classes, 2)
-            stray_module(made_up_samples(self.shape, 3))
+        if is_elsewhere:
+            self.make_plain_module(seed=2)(made_up_samples(self.shape, 3))
         state, outcome = self.first_round
         return digest_leaves({"values": state, "loss": outcome.loss, "evaluation": outcome.after})
 
@@ -204,12 +180,7 @@ def make_federation(shape: tuple[int, ...], samples: Samples = USUAL_SAMPLES) ->
     total = sum(samples.train) + sum(samples.test)
     y = torch.randint(samples.classes, (total,), generator=generator)
     if sample_kind(shape) == "token ids":
-        x = torch.randint(
-            2,
-            (total, *shape),
-            generator=generator,
-            dtype=torch.int32,
-        )
+        x = torch.randint(2, (total, *shape), generator=generator, dtype=torch.int32)
     else:
         patterns = torch.randn((samples.classes, *shape), generator=generator)
         x = patterns[y] + 0.5 * torch.randn((total, *shape), generator=generator)
@@ -237,35 +208,27 @@ def can_be_built(trial: NetworkTrial) -> None:
 
 
 @network_promise(
-    "it is built from its seed",
-    "draw in __init__ from torch's, NumPy's or Python's global generator",
-)
-def is_built_from_seed(trial: NetworkTrial) -> None:
-    """Two networks of one seed are equal."""
-    twin = trial.build(1)
-    require_equal("built again", trial.net.params, twin.params)
-    require_equal("built again, buffers", trial.net.buffers, twin.buffers)
-
-
-@network_promise(
     "a round on loop equals a plain PyTorch loop",
     "perhaps a step depends on more than parameters, buffers and samples: on an attribute, a list,"
     " a hook of __init__, a clock or a file. Keep such values in buffers (register_buffer) of a"
-    " fixed form, and read parameters from their layers",
+    " fixed form, read parameters from their layers, and draw in __init__ from torch's, NumPy's or"
+    " Python's global generator",
     for_runs="always",
 )
 def equals_plain_loop(trial: NetworkTrial) -> None:
     """Training and evaluation give the values of torch's own SGD, dropout's draws included."""
-    # ---- Step 1: the engine's round.
-    state, outcome = trial.first_round
+    # ---- Step 1: the engine's round, from the same values.
     module = trial.plain_module
     initial_values = {name: leaf.clone() for name, leaf in _read_values(module).items()}
+    net_values = {**trial.net.params, **trial.net.buffers, **trial.net.fixed}
+    require_equal("built again", net_values, initial_values)
+    state, outcome = trial.first_round
 
     # ---- Step 2: each client in plain PyTorch, the last one first.
-    models: dict[int, Tree] = {}
+    trained: dict[int, Tree] = {}
     for client in reversed(trial.clients):
         copy_values(initial_values, module)
-        models[client], loss, counts = train_plainly(trial, module, client)
+        trained[client], loss, counts = train_plainly(trial, module, client)
         label = f"training loss of client {client}"
         require_close(label, loss, outcome.loss[client], atol=1e-5, rtol=1e-4)
         label = f"evaluation of client {client} after training"
@@ -281,7 +244,7 @@ def equals_plain_loop(trial: NetworkTrial) -> None:
             return torch.stack(leaves).amax(0)
         return sum(weight * leaf for weight, leaf in zip(weights, leaves, strict=True))
 
-    model = tree.combine(average, [models[client] for client in trial.clients])
+    model = tree.combine(average, [trained[client] for client in trial.clients])
     require_close("the averaged model", model["params"], state.server, 1e-5, 1e-4)
     if model["buffers"]:
         server_buffers = state.server_buffers["main"]
@@ -335,17 +298,11 @@ def _read_values(module: nn.Module) -> Tree:
 def copy_values(values: Tree, module: nn.Module) -> None:
     """Copy values into a module of the same form. Raises Unkept for one of another form."""
     targets = _read_values(module)
-    changed = [name for name in {**values, **targets} if not _has_form(values, targets, name)]
+    changed = {name for name, _ in tree.specs(values).items() ^ tree.specs(targets).items()}
     if changed:
-        raise Unkept(f"{changed[0]} comes, goes or changes its form; make it in __init__")
+        raise Unkept(f"{min(changed)} comes, goes or changes its form; make it in __init__")
     for name, leaf in targets.items():
         leaf.copy_(values[name])
-
-
-def _has_form(values: Tree, targets: Tree, name: str) -> bool:
-    if name not in values or name not in targets:
-        return False
-    return values[name].shape == targets[name].shape and values[name].dtype == targets[name].dtype
 
 
 def evaluate_plainly(module: nn.Module, federation: Federation, client: int) -> Tree:
@@ -357,24 +314,6 @@ def evaluate_plainly(module: nn.Module, federation: Federation, client: int) -> 
         logits = module.eval()(data.x.clone()).float()
     correct = (logits.argmax(1) == data.y).sum()
     return {"correct": correct, "loss": F.cross_entropy(logits, data.y, reduction="sum")}
-
-
-@network_promise(
-    "a client is evaluated as by a plain PyTorch loop",
-    "perhaps its answers depend on more than parameters, buffers and samples",
-)
-def evaluates_as_plain_loop(trial: NetworkTrial) -> None:
-    """On its own test samples, be they two or none."""
-    net = trial.net
-    call = EvalCall(trial.method, trial.federation, trial.after_one_round, trial.clients)
-    counts = make_backend(LOOP, net, CPU).evaluate(call)
-    for client in trial.clients:
-        module = net.copy_module()
-        copy_values(trial.values_after_one_round, module)
-        with seeded_by_key(*call.draws.hook_key(client)):
-            expected = evaluate_plainly(module, trial.federation, client)
-        client_counts = {name: getattr(counts, name)[client] for name in expected}
-        require_close(f"client {client}", client_counts, expected, atol=1e-5, rtol=1e-4)
 
 
 network_promise(
@@ -398,32 +337,34 @@ def batched_equals_loop(trial: NetworkTrial) -> None:
         raise Unkept(f"engine=batched cannot vectorise it over clients ({obstacle})")
     if trial.net.traits.draws:
         return  # other numbers on each backend
-    state = trial.play(Engine("batched"), 1)
-    loop_state = trial.after_one_round
+    state, loop_state = trial.play(Engine("batched"), 1)[0], trial.first_round[0]
     require_close("server", state.server, loop_state.server, 2e-5, 1e-3)
     require_close("server_buffers", state.server_buffers, loop_state.server_buffers, 2e-5, 1e-3)
 
 
 @network_promise(
-    "an evaluation repeats itself and changes nothing",
-    "perhaps forward changes something in evaluation",
+    "clients are evaluated as by a plain PyTorch loop, which changes nothing",
+    "perhaps forward changes something in evaluation, or its answers depend on more than"
+    " parameters, buffers and samples",
 )
-def evaluation_repeats(trial: NetworkTrial) -> None:
-    """Neither the state nor the network."""
-    state = trial.after_one_round
-    state_before = copy.deepcopy(state)
-    backend = make_backend(LOOP, trial.net, CPU)
+def evaluates_as_plain_loop(trial: NetworkTrial) -> None:
+    """Each on its own test samples, be they two or none."""
+    net = trial.net
+    state = trial.first_round[0]
+    values = {**net.fixed, **state.server, **state.server_buffers.get("main", {})}
+    state_before = copy_state(state)
     call = EvalCall(trial.method, trial.federation, state, trial.clients)
+    backend = make_backend(LOOP, net, CPU)
     counts = backend.evaluate(call)
     require_equal("evaluated again", counts, backend.evaluate(call))
     require_equal("the state", state, state_before)
-    net = trial.net
-    fresh_net = trial.build(1)
-    require_equal(
-        "the network",
-        net.params | net.buffers,
-        fresh_net.params | fresh_net.buffers,
-    )
+    for client in trial.clients:
+        module = net.copy_module()
+        copy_values(values, module)
+        with seeded_by_key(*call.draws.hook_key(client)):
+            expected = evaluate_plainly(module, trial.federation, client)
+        client_counts = {name: getattr(counts, name)[client] for name in expected}
+        require_close(f"client {client}", client_counts, expected, atol=1e-5, rtol=1e-4)
 
 
 @network_promise(
@@ -433,12 +374,8 @@ def evaluation_repeats(trial: NetworkTrial) -> None:
 def resumes_exactly(trial: NetworkTrial) -> None:
     """Two rounds are those of a network that is built anew in between."""
     uninterrupted = trial.play(LOOP, 2)
-    resumed = trial.play(
-        Engine("loop", workers=3),
-        1,
-        trial.after_one_round,
-        net=trial.build(1),
-    )
+    workers = Engine("loop", workers=3)
+    resumed = trial.play(workers, 1, trial.first_round[0], net=trial.build())
     require_equal("after a restart", resumed, uninterrupted)
 
 

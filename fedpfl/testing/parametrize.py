@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,11 @@ from fedpfl.config import overrides, plugins
 from fedpfl.data import datasets
 from fedpfl.ground.checks import build_dataclass
 from fedpfl.ground.errors import FedpflError
-from fedpfl.methods import METHODS, Method
 from fedpfl.testing.dataset_promises import DatasetTrial
 from fedpfl.testing.elsewhere import OtherProcess
 from fedpfl.testing.network_promises import NetworkTrial
 from fedpfl.testing.partition_promises import PartitionTrial
-from fedpfl.testing.promises import Promise, Unkept, Untriable, Verdict, try_promise
+from fedpfl.testing.promises import Promise, Trial, Unkept, Untriable, try_promise
 from fedpfl.testing.toy import MethodTrial
 from fedpfl.testing.trials import (
     PROMISES_BY_KIND,
@@ -45,10 +43,12 @@ def parametrize_with_promises(
 ) -> Callable[[Any], Any]:
     """Make a pytest decorator that gives the test one `check` per promise.
 
-    Exactly one of `method`, `model`, `dataset` and `partition` is given.
+    Exactly one of `method`, `model`, `dataset` and `partition` is given. A check raises Unkept
+    where the promise is broken, warns if it is not binding, and skips the test where it cannot be
+    tried.
 
     Args:
-        method: A method's name, its class or an instance.
+        method: A method's name or its class.
         model: A network's name, or its class or function.
         dataset: A data set's name, or its reader.
         partition: A partition's name, or its function.
@@ -64,81 +64,60 @@ def parametrize_with_promises(
         raise TypeError("give one of method, model, dataset and partition")
     ((kind, value),) = selected.items()
     # A trial is made once, when its first promise is tried.
-    make = cache(partial(_make_trial, kind, value, plugins, options))
-    checks = [PromiseCheck(kind, make, promise) for promise in PROMISES_BY_KIND[kind]]
-    items = [pytest.param(check, id=check.promise.title) for check in checks]
+    make = _make_named_trial if isinstance(value, str) else _make_trial_of_code
+    make = cache(partial(make, kind, value, options, plugins))
+    promises = PROMISES_BY_KIND[kind]
+    items = [
+        pytest.param(partial(_check_promise, make, promises[0], promise), id=promise.title)
+        for promise in promises
+    ]
     return pytest.mark.parametrize("check", items)
 
 
-class PromiseCheck:
-    """Try one promise when it is called.
+def _check_promise(make_trial: Callable[[], Trial], first: Promise, promise: Promise) -> None:
+    """Try a promise. Raises Unkept, or skips the test."""
+    import pytest
 
-    Raises Unkept where the promise is broken, warns if it is not binding, and skips the test where
-    it cannot be tried.
-    """
-
-    def __init__(self, kind: str, make_trial: Callable[[], Any], promise: Promise):
-        self._kind = kind
-        self._make_trial = make_trial
-        self.promise = promise
-
-    def __repr__(self) -> str:
-        return f"<check: {self.promise.title}>"
-
-    def __call__(self) -> None:
-        """Try the promise."""
-        import pytest
-
-        try:
-            verdict = self._try_promise()
-        except Untriable as reason:
-            pytest.skip(str(reason))
-        if not verdict.faults:
-            return
-        text = "\n".join([self.promise.title, *verdict.faults, verdict.advice]).strip()
-        if self.promise.binding:
-            raise Unkept(text)
-        warnings.warn(text, PromiseWarning, stacklevel=2)
-
-    def _try_promise(self) -> Verdict:
-        trial = self._make_trial()
-        first = PROMISES_BY_KIND[self._kind][0]
-        # No other promise means anything before the first one is kept.
-        if self.promise is not first and try_promise(trial, first).faults:
-            raise Untriable("tried once the first promise is kept")
-        return try_promise(trial, self.promise)
+    trial = make_trial()
+    # No other promise means anything before the first one is kept.
+    if promise is not first and try_promise(trial, first).faults:
+        pytest.skip("tried once the first promise is kept")
+    try:
+        verdict = try_promise(trial, promise)
+    except Untriable as reason:
+        pytest.skip(str(reason))
+    if not verdict.faults:
+        return
+    text = "\n".join([promise.title, *verdict.faults, verdict.advice]).strip()
+    if promise.binding:
+        raise Unkept(text)
+    warnings.warn(text, PromiseWarning, stacklevel=2)
 
 
-def _make_trial(
-    kind: str, value: Any, plugin_files: Sequence[str], options: Mapping[str, Any]
-) -> Any:
-    """Make the trial of a name, class, function or instance. Raises FedpflError."""
-    files = plugins.load_plugins(plugin_files)
-    if isinstance(value, str):
-        return _make_named_trial(kind, value, files, options)
-    options = dict(options)
-    name = getattr(value, "__name__", type(value).__name__)
+def _make_trial_of_code(
+    kind: str, value: Any, options: Mapping[str, Any], plugin_files: Sequence[str]
+) -> Trial:
+    """Make the trial of a class or function. Raises FedpflError."""
+    plugins.load_plugins(plugin_files)
+    own_options = {key: value for key, value in options.items() if key not in TRIAL_KEYS}
     if kind == "method":
-        if isinstance(value, Method):
-            return MethodTrial(replace(value, **options))
-        return MethodTrial(build_dataclass(value, options, ""))
+        return MethodTrial(build_dataclass(value, own_options, ""))
     if kind == "partition":
-        return PartitionTrial(value, options, options.pop("clients", None))
+        return PartitionTrial(value, own_options, options.get("clients"))
     # Networks and data sets are made by their name, which may not be another choice's.
+    name = value.__name__
     if kind == "model":
         models.MODELS[name] = value
-        shape = options.pop("shape", None)
-        build = partial(models.build_network, name, **options)
-        make = partial(models.make_module, name, **options)
-        return NetworkTrial(build, METHODS["fedavg"](), shape, make=make)
+        return NetworkTrial(name, options.get("shape"), options=own_options)
     datasets.DATA_SETS[name] = value
-    return DatasetTrial(name, Path(options.pop("data_dir", "data")), options)
+    return DatasetTrial(name, Path(options.get("data_dir", "data")), own_options)
 
 
 def _make_named_trial(
-    kind: str, name: str, files: Sequence[str], options: Mapping[str, Any]
-) -> Any:
+    kind: str, name: str, options: Mapping[str, Any], plugin_files: Sequence[str]
+) -> Trial:
     """Make the trial of a choice, with its YAML's defaults. Raises FedpflError."""
+    files = plugins.load_plugins(plugin_files)
     if name not in list_names(kind):
         raise FedpflError(
             f"{kind}={name} is no choice; name the file that adds it in plugins=[...]"
@@ -148,5 +127,6 @@ def _make_named_trial(
         full_key = key if key in TRIAL_KEYS else f"{kind}.{key}"
         settings += overrides.format_words(full_key, value)
     (subject,) = read_subjects([(kind, name)], settings)
-    other_process = OtherProcess(files, {str(subject): subject})
-    return make_trial(subject, partial(other_process.ask, str(subject)))
+    trial = make_trial(subject)
+    OtherProcess(files).attach(trial, subject)
+    return trial

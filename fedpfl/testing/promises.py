@@ -5,10 +5,16 @@ A run asks the few promises that are marked for runs; `fedpfl check` and pytest 
 
 from __future__ import annotations
 
+import sysconfig
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import fedpfl
+from fedpfl.engine.backends.ranks import error_frames
 from fedpfl.ground.errors import FedpflError, MethodError, error_text, original_error
+
+LIBRARIES = (str(Path(fedpfl.__file__).parent), sysconfig.get_path("purelib"))
 
 
 class Unkept(AssertionError):
@@ -17,6 +23,20 @@ class Unkept(AssertionError):
 
 class Untriable(FedpflError):
     """No promise can be tried until the user fixes something: files are absent, say."""
+
+
+class Trial:
+    """Code of a user, made ready for promises.
+
+    Attributes:
+        ask_elsewhere: Returns the digests of another process; None: no process can make the trial.
+    """
+
+    ask_elsewhere: Callable[[], dict[str, str]] | None = None
+
+    def digests(self, is_elsewhere: bool = False) -> dict[str, str]:
+        """Return digests of the code's answers by name; the other process asks in another order."""
+        raise NotImplementedError
 
 
 class Promise(NamedTuple):
@@ -63,25 +83,19 @@ def promise_in(promises: list[Promise]) -> Callable[..., Callable[[Any], Any]]:
     return promise
 
 
-def repeats_elsewhere(trial: Any) -> None:
+def repeats_elsewhere(trial: Trial) -> None:
     """Compare a trial's digests with those of another process, which asks in another order."""
     if trial.ask_elsewhere is None:
         raise Untriable("another process needs the name of the choice and its plugin file")
     there = trial.ask_elsewhere()
     if "error" in there:
         raise Unkept(f"another process fails: {there['error']}")
-    here = trial.digests()
-    names = [name for name in here if here[name] != there.get(name)]
-    if names:
-        raise Unkept(f"another process has other {names[0]}")
+    for name, digest in trial.digests().items():
+        if digest != there.get(name):
+            raise Unkept(f"another process has other {name}")
 
 
-def describe_error(error: BaseException) -> str:
-    """Describe an error in one line."""
-    return f"raised {error_text(original_error(error), with_class=True)}"
-
-
-def audit(trial: Any, promises: list[Promise], quick: bool = False) -> Iterator[Verdict]:
+def audit(trial: Trial, promises: list[Promise], quick: bool = False) -> Iterator[Verdict]:
     """Try each promise and yield its verdict; stop after the first if it is broken.
 
     Args:
@@ -92,51 +106,43 @@ def audit(trial: Any, promises: list[Promise], quick: bool = False) -> Iterator[
     Raises:
         Untriable: No promise can be tried, as files are absent.
     """
-    for promise in promises:
-        if quick and promise.slow:
-            continue
-        is_first = promise is promises[0]
-        verdict = try_promise(trial, promise, quick and not is_first)
-        if is_first and verdict.faults:
-            yield verdict._replace(advice="the rest is tried once this is fixed")
-            return
-        yield verdict
+    first, *rest = promises
+    verdict = try_promise(trial, first)
+    if verdict.faults:
+        yield verdict._replace(advice="the rest is tried once this is fixed")
+        return
+    yield verdict
+    for promise in rest:
+        if not (quick and promise.slow):
+            yield try_promise(trial, promise, quick)
 
 
-def try_promise(trial: Any, promise: Promise, quick: bool = False) -> Verdict:
+def try_promise(trial: Trial, promise: Promise, quick: bool = False) -> Verdict:
     """Try one promise on its engines, the last alone if quick. Raises Untriable."""
+    faults: list[str] = []
+    advice = ""
     engines = promise.engines or ("",)
-    if quick:
-        engines = engines[-1:]
-    faults: dict[str, str] = {}
-    is_tried_to_end = False
-    for engine in engines:
-        fault, is_unkept = _try_on_engine(trial, promise, engine)
-        if fault:
-            faults[engine] = fault
-        is_tried_to_end |= is_unkept
-
-    # A fault that all engines share is told once, without their names.
-    if len(faults) == len(engines) and len(set(faults.values())) == 1:
-        lines = list(faults.values())[:1]
-    else:
-        lines = [f"{engine}: {fault}" for engine, fault in faults.items()]
-    advice = promise.advice if is_tried_to_end else ""
-    return Verdict(promise, lines, advice and f"-> {advice}")
+    for engine in engines[-1:] if quick else engines:
+        try:
+            promise.check(trial, *[engine] if engine else [])
+            continue
+        except Untriable:
+            raise
+        except Unkept as error:
+            fault = str(error)
+            advice = f"-> {promise.advice}"
+        except MethodError as error:
+            fault = str(error)
+        except (Exception, SystemExit) as error:
+            fault = describe_error(error)
+        faults.append(f"{engine}: {fault}" if engine else fault)
+    return Verdict(promise, faults, advice if promise.advice else "")
 
 
-def _try_on_engine(trial: Any, promise: Promise, engine: str) -> tuple[str, bool]:
-    """Return the fault, "" for none, and whether the promise was tried to its end."""
-    try:
-        if engine:
-            promise.check(trial, engine)
-        else:
-            promise.check(trial)
-    except Untriable:
-        raise
-    except (Unkept, MethodError) as fault:
-        return str(fault), isinstance(fault, Unkept)
-    except (Exception, SystemExit) as error:
-        describe = getattr(trial, "describe_error", describe_error)
-        return describe(error), False
-    return "", False
+def describe_error(error: BaseException) -> str:
+    """Describe an error in one line, with its place in the author's code."""
+    text = f"raised {error_text(original_error(error), with_class=True)}"
+    for file, function, line in reversed(error_frames(error)):
+        if not file.startswith((*LIBRARIES, "<")):
+            return f"{function} {text} ({file}:{line})"
+    return text

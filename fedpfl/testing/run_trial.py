@@ -8,33 +8,19 @@ the batched backend are those on loop. `fedpfl check` asks all promises.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import torch
 
 from fedpfl.config import plugins
-from fedpfl.config.dealing import deal_data, share_nothing
-from fedpfl.config.plan import check_config
-from fedpfl.config.resolution import escape_interpolations
 from fedpfl.config.run import Run
-from fedpfl.data import Federation
-from fedpfl.data.fingerprint import fingerprint
 from fedpfl.engine import Backend, FallbackBackend
 from fedpfl.ground.errors import FedpflError, error_text
 from fedpfl.ground.origin import is_of_package
 from fedpfl.testing.elsewhere import OtherProcess
-from fedpfl.testing.network_promises import NetworkTrial, Samples
-from fedpfl.testing.promises import Promise, Unkept, promise_in, repeats_elsewhere
+from fedpfl.testing.network_promises import Samples
+from fedpfl.testing.promises import Promise, Trial, Unkept, repeats_elsewhere
 from fedpfl.testing.toy import MethodTrial
-from fedpfl.testing.trials import (
-    PROMISES_BY_KIND,
-    REGISTRIES,
-    AskElsewhere,
-    Subject,
-    make_network_trial,
-)
+from fedpfl.testing.trials import PROMISES_BY_KIND, REGISTRIES, DealtTrial, Subject, make_trial
 
 log = logging.getLogger(__name__)
 
@@ -43,54 +29,8 @@ LARGEST_DATA = 2**29
 SAMPLES_OF_CLIENTS = (8, 3)
 """Each is one minibatch; the second is padded beside the first."""
 
-DEALING_PROMISES: list[Promise] = []
-promise_in(DEALING_PROMISES)(
-    "samples and their split are the same in another process",
-    "draw from np.random.default_rng(0), in a partition of `seed`, keep nothing between calls, and"
-    " sort the names of files and the members of sets",
-    for_runs="always",
-)(repeats_elsewhere)
-
 _verdicts: dict[str, str] = {}
 """Faults of promises that this process has tried, "" for none."""
-
-
-@dataclass(frozen=True)
-class DealtSubject:
-    """Samples as the clients of a configuration hold them.
-
-    Attributes:
-        config: The run's.
-    """
-
-    config: dict[str, Any]
-
-    def make_trial(self) -> DealtTrial:
-        """Read and deal them. Raises FedpflError."""
-        plan = check_config(escape_interpolations({**self.config, "device": "cpu"}))
-        dealt_data = deal_data(plan, share_nothing)
-        return DealtTrial(dealt_data.samples_digest, dealt_data.federation)
-
-
-@dataclass(frozen=True, eq=False)
-class DealtTrial:
-    """Samples that are read and dealt.
-
-    Attributes:
-        samples_digest: Of the data set.
-        federation: Who holds which samples.
-        ask_elsewhere: Returns the digests of another process.
-    """
-
-    samples_digest: str
-    federation: Federation
-    ask_elsewhere: AskElsewhere | None = None
-
-    def digests(self, is_elsewhere: bool = False) -> dict[str, str]:
-        """Return digests of the samples and of their split."""
-        federation = self.federation
-        split = fingerprint(federation.train, federation.test, federation.validation)
-        return {"samples": self.samples_digest, "split": split}
 
 
 def try_plugins(
@@ -111,13 +51,20 @@ def try_plugins(
         return
     name = backend.name.partition(" ")[0] if backend else run.engine.backend
     asked = {"always"} if name == "loop" else {"always", "batched"}
-    for title, (trial, promises) in _make_trials(run, has_samples).items():
-        for promise in promises:
-            fault = _find_fault(run, title, trial, promise) if promise.for_runs in asked else ""
-            if fault and promise.for_runs == "batched":
-                _leave_out_batched(run, backend, f"{title}: {fault}; {promise.advice}")
-            elif fault:
-                raise FedpflError(f"{title}: {fault}; {promise.advice}")
+    for subject, trial in _make_trials(run, has_samples):
+        for promise in PROMISES_BY_KIND[subject.kind]:
+            if promise.for_runs not in asked:
+                continue
+            if trial.ask_elsewhere is None and promise.check is repeats_elsewhere:
+                continue
+            fault = _find_fault(run, subject, trial, promise)
+            if not fault:
+                continue
+            fault = f"{subject}: {fault}; {promise.advice}"
+            if promise.for_runs == "batched":
+                _leave_out_batched(run, backend, fault)
+            else:
+                raise FedpflError(fault)
 
 
 def _leave_out_batched(run: Run, backend: Backend | None, fault: str) -> None:
@@ -128,17 +75,17 @@ def _leave_out_batched(run: Run, backend: Backend | None, fault: str) -> None:
     backend.leave_out_batched()
 
 
-def _find_fault(run: Run, title: str, trial: Any, promise: Promise) -> str:
+def _find_fault(run: Run, subject: Subject, trial: Trial, promise: Promise) -> str:
     """Return the fault of a promise, "" for none; results are cached by code."""
     groups = [run.config[kind] for kind in REGISTRIES]
     files = plugins.digest_plugins(run.config["plugins"])
-    key = repr((title, promise.title, groups, run.config["adapter"], files))
+    key = repr((subject, promise.title, groups, run.config["adapter"], files))
     if not files or key not in _verdicts:
         _verdicts[key] = _try_promise(trial, promise)
     return _verdicts[key]
 
 
-def _try_promise(trial: Any, promise: Promise) -> str:
+def _try_promise(trial: Trial, promise: Promise) -> str:
     threads = torch.get_num_threads()
     # Other processes compute with as many, so that sums come in one order.
     torch.set_num_threads(1)
@@ -156,65 +103,36 @@ def _try_promise(trial: Any, promise: Promise) -> str:
     return ""
 
 
-def _make_trials(run: Run, has_samples: bool) -> dict[str, tuple[Any, list[Promise]]]:
-    """Make the trials of what plugins have added to a run, by title."""
+def _make_trials(run: Run, has_samples: bool) -> list[tuple[Subject, Trial]]:
+    """Make the trials of what plugins have added to a run."""
     config = run.config
-    names = {kind: config[kind]["name"] for kind in REGISTRIES}
-    foreign = [kind for kind, name in names.items() if not is_of_package(_find_code(kind, name))]
-    from_files = {kind for kind in foreign if plugins.is_from_plugin(kind, names[kind])}
-
-    # ---- Step 1: another process, which knows plugins alone.
-    subjects: dict[str, Any] = {}
-    for kind in from_files & {"method", "model"}:
-        subjects[kind] = _make_subject(run, kind)
-    data_kinds = [kind for kind in ("dataset", "partition") if kind in from_files]
-    is_readable = names["dataset"] != "memory" and run.federation.x.nbytes <= LARGEST_DATA
-    if data_kinds and has_samples and is_readable:
-        subjects["data"] = DealtSubject(config)
-    other_process = OtherProcess(config["plugins"], subjects)
-
-    # ---- Step 2: a trial for each of them.
-    trials: dict[str, tuple[Any, list[Promise]]] = {}
-    for kind in foreign:
-        ask = partial(other_process.ask, kind) if kind in subjects else None
-        if kind == "method":
-            trial: Any = MethodTrial(run.method, ask_elsewhere=ask)
-        elif kind == "model":
-            trial = _make_network_trial(run, ask)
-        else:
-            continue
-        promises = [
-            own for own in PROMISES_BY_KIND[kind] if ask or own.check is not repeats_elsewhere
-        ]
-        trials[f"{kind}={names[kind]}"] = (trial, promises)
-    if "data" in subjects:
-        title = " ".join(f"{kind}={names[kind]}" for kind in data_kinds)
-        ask = partial(other_process.ask, "data")
-        trials[title] = (DealtTrial(run.samples_digest, run.federation, ask), DEALING_PROMISES)
-    return trials
-
-
-def _find_code(kind: str, name: str) -> Any:
-    return REGISTRIES[kind].registry[name]
-
-
-def _make_subject(run: Run, kind: str) -> Subject:
     federation = run.federation
-    return Subject(
-        kind=kind,
-        name=run.config[kind]["name"],
-        config=run.config,
-        shape=federation.shape,
-        samples=Samples(SAMPLES_OF_CLIENTS, SAMPLES_OF_CLIENTS, federation.classes),
-    )
+    other_process = OtherProcess(config["plugins"])
+    trials: list[tuple[Subject, Trial]] = []
 
+    # ---- Step 1: its method and its network.
+    samples = Samples(SAMPLES_OF_CLIENTS, SAMPLES_OF_CLIENTS, federation.classes)
+    # Adapters change the names of values, so the network is tried without, and built once more.
+    is_adapted = config["adapter"]["name"] != "none"
+    for kind in ("method", "model"):
+        name = config[kind]["name"]
+        if is_of_package(REGISTRIES[kind].registry[name]):
+            continue
+        subject = Subject(kind, name, config, shape=federation.shape, samples=samples)
+        trial = make_trial(subject, net=None if is_adapted else run.net)
+        # Another process knows plugins alone.
+        if plugins.is_from_plugin(kind, name):
+            other_process.attach(trial, subject)
+        trials.append((subject, trial))
 
-def _make_network_trial(run: Run, ask_elsewhere: AskElsewhere | None) -> NetworkTrial:
-    """Make the trial of a run's network, which is built once more."""
-    # Adapters change the names of values, so the network is tried without.
-    is_adapted = run.config["adapter"]["name"] != "none"
-    return make_network_trial(
-        _make_subject(run, "model"),
-        ask_elsewhere,
-        net=None if is_adapted else run.net,
-    )
+    # ---- Step 2: its data, which are read once more.
+    kinds = ("dataset", "partition")
+    added = [kind for kind in kinds if plugins.is_from_plugin(kind, config[kind]["name"])]
+    is_readable = config["dataset"]["name"] != "memory" and federation.x.nbytes <= LARGEST_DATA
+    if added and has_samples and is_readable:
+        words = " ".join(f"{kind}={config[kind]['name']}" for kind in added)
+        subject = Subject("dealing", words, config)
+        trial = DealtTrial(run.samples_digest, federation)
+        other_process.attach(trial, subject)
+        trials.append((subject, trial))
+    return trials

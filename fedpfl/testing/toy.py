@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import hashlib
-import math
 import threading
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedpfl.data.federation import Federation
+from fedpfl.data.fingerprint import fingerprint
 from fedpfl.engine import (
     Backend,
     Engine,
@@ -36,7 +36,6 @@ from fedpfl.engine import (
     play_round,
 )
 from fedpfl.engine.backends.loop import LoopBackend
-from fedpfl.engine.backends.ranks import find_blamed_hook
 from fedpfl.engine.calls import Call, Counts, EvalCall, Participation, TrainCall, with_before_turn
 from fedpfl.engine.keys import Draws, find_global_draws
 from fedpfl.engine.training.clients import OneClient
@@ -47,7 +46,7 @@ from fedpfl.ground.tree import Tree
 from fedpfl.methods import Method
 from fedpfl.models import ADAPTERS, Net
 from fedpfl.models.norm import BatchNorm2d
-from fedpfl.testing.promises import Unkept, describe_error
+from fedpfl.testing.promises import Trial, Unkept
 
 CPU = torch.device("cpu")
 CLASSES = 5
@@ -108,31 +107,21 @@ def federate(train: tuple[int, ...], test: tuple[int, ...], seed: int = 0) -> Fe
     """Make images of five noisy patterns, label-skewed over clients with so many samples."""
     # ---- Labels, client by client: each has its own shares of the classes.
     generator = torch.Generator().manual_seed(seed)
-    total = sum(train) + sum(test)
-    y = torch.empty(total, dtype=torch.int64)
-    train_indices: list[Tensor] = []
-    test_indices: list[Tensor] = []
-    start = 0
+    labels: list[Tensor] = []
     for train_size, test_size in zip(train, test, strict=True):
         # The cube makes some classes rare at a client; none is impossible.
         shares = torch.rand(CLASSES, generator=generator) ** 3 + 0.01
         size = train_size + test_size
         # A client without samples draws one label all the same, as if it had one.
-        labels = torch.multinomial(
-            shares,
-            max(size, 1),
-            replacement=True,
-            generator=generator,
-        )
-        y[start : start + size] = labels[:size]
-        indices = torch.arange(start, start + size)
-        train_indices.append(indices[:train_size])
-        test_indices.append(indices[train_size:])
-        start += size
+        drawn = torch.multinomial(shares, max(size, 1), replacement=True, generator=generator)
+        labels.append(drawn[:size])
+    y = torch.cat(labels)
+    sizes = [size for pair in zip(train, test, strict=True) for size in pair]
+    indices = torch.arange(len(y)).split(sizes)
 
     # ---- Images: the pattern of the class, half hidden by noise.
     patterns = torch.rand(CLASSES, 1, 8, 8, generator=generator)
-    x = 0.5 * patterns[y] + 0.5 * torch.rand(total, 1, 8, 8, generator=generator)
+    x = 0.5 * patterns[y] + 0.5 * torch.rand(len(y), 1, 8, 8, generator=generator)
     return Federation(
         "toy",
         # Bytes, as images are stored, so that scaling is tried too.
@@ -141,8 +130,8 @@ def federate(train: tuple[int, ...], test: tuple[int, ...], seed: int = 0) -> Fe
         CLASSES,
         (0.4,),
         (0.3,),
-        train=tuple(train_indices),
-        test=tuple(test_indices),
+        train=indices[::2],
+        test=indices[1::2],
     )
 
 
@@ -177,7 +166,9 @@ def play_rounds(
     federation: Federation,
     cohorts: list[list[int]],
     settings: PlaySettings = PlaySettings(),
+    *,
     backend: Backend | None = None,
+    state: State | None = None,
 ) -> tuple[list[State], list[Outcome]]:
     """Play rounds of these cohorts.
 
@@ -188,29 +179,26 @@ def play_rounds(
         cohorts: One for each round.
         settings: How clients train.
         backend: None: that of `settings.engine`.
+        state: Where the rounds begin; None: before round 1.
 
     Returns:
-        Copies of the states before round 1 and after every round, and the outcomes.
+        Copies of the states at the beginning and after every round, and the outcomes.
     """
-    # ---- Step 1: the state before round 1.
+    seed = settings.seed
+    stopping = settings.stopping
     backend = backend or make_backend(as_engine(settings.engine), net, CPU)
-    state = make_initial_state(
-        method,
-        net,
-        federation.clients,
-        CPU,
-        seed=settings.seed,
-        stopping=settings.stopping is not None,
-    )
-    setup = RoundSetup(
-        backend, method, federation, settings.local, settings.seed, stopping=settings.stopping
-    )
+    if state is None:
+        state = make_initial_state(
+            method, net, federation.clients, CPU, seed=seed, stopping=stopping is not None
+        )
+    setup = RoundSetup(backend, method, federation, settings.local, seed, stopping=stopping)
 
-    # ---- Step 2: the rounds. Each overwrites the clients' rows of the state before, hence copies.
+    # A round overwrites the clients' rows of the state before, hence copies.
     states = [copy_state(state)]
+    state = copy_state(state)
     outcomes = []
     for planned_cohort in cohorts:
-        cohort = pick_cohort(state, planned_cohort, settings.seed)
+        cohort = pick_cohort(state, planned_cohort, seed)
         if not cohort:
             break
         state, outcome = play_round(setup, state, cohort)
@@ -234,11 +222,19 @@ def participate(
     state: State,
     cohort: list[int],
     settings: PlaySettings = PlaySettings(),
+    clients: list[int] | None = None,
 ) -> Participation:
-    """Play the clients' part of the next round; `state` stays as it is."""
+    """Play the part of a cohort's clients in the next round, all or some; `state` stays as it is."""
     draws = Draws(settings.seed, "train", state.round + 1)
     call = TrainCall(method, federation, state, cohort, settings.local, draws)
-    return make_backend(as_engine(settings.engine), net, CPU).run_one(with_before_turn(call))
+    call = with_before_turn(call)
+    if clients is not None:
+        overlay = call.overlay
+        if overlay:
+            rows = torch.tensor([cohort.index(client) for client in clients])
+            overlay = tree.take(overlay, rows)
+        call = dataclasses.replace(call, clients=clients, overlay=overlay)
+    return make_backend(as_engine(settings.engine), net, CPU).run_one(call)
 
 
 class ConstantDraws(TorchDispatchMode):
@@ -257,64 +253,44 @@ class ConstantDraws(TorchDispatchMode):
 
 
 class TurnsBackend(LoopBackend):
-    """Take clients through training in turns, a job each, as threads may.
-
-    So memories of one client's hooks meet those of the next.
-    """
+    """Train clients in turns, a job each, so that memories of one's hooks meet the next one."""
 
     def run(self, calls: Sequence[Call]) -> list[Any]:
-        """See Backend; errors of training are raised."""
-        if not all(isinstance(call, TrainCall) for call in calls):
-            return super().run(calls)
+        """See Backend; all calls are of training, and its errors are raised."""
         return [self._train_in_turns(call) for call in calls if isinstance(call, TrainCall)]
 
     def _train_in_turns(self, call: TrainCall) -> Any:
-        nets = {client: self.net.copy() for client in call.clients}
-        jobs = {
-            client: run_participation(call, OneClient(client), net, self._autocast)
-            for client, net in nets.items()
-        }
-        replies: dict[int, Any] = dict.fromkeys(call.clients)
+        waiting: deque[tuple[int, Net, Any, Any]] = deque()
+        for client in call.clients:
+            net = self.net.copy()
+            jobs = run_participation(call, OneClient(client), net, self._autocast)
+            waiting.append((client, net, jobs, None))
         results: dict[int, Any] = {}
-        while len(results) < len(jobs):
-            for client in [client for client in call.clients if client not in results]:
-                try:
-                    job = jobs[client].send(replies[client])
-                except StopIteration as ending:
-                    results[client] = ending.value
-                    continue
-                replies[client] = self._do_job(nets[client], job, threading.Event())
+        while waiting:
+            client, net, jobs, reply = waiting.popleft()
+            try:
+                job = jobs.send(reply)
+            except StopIteration as ending:
+                results[client] = ending.value
+            else:
+                reply = self._do_job(net, job, threading.Event())
+                waiting.append((client, net, jobs, reply))
         return tree.stack([results[client] for client in call.clients])
 
 
-class MethodTrial:
+class MethodTrial(Trial):
     """A method on the tiny federation; runs that several promises look at are played once.
 
     Args:
         method: To be tried.
         pairs: Low-rank ones in each layer of a network with a frozen rest, which a method may also
             want itself.
-        ask_elsewhere: Returns the digests of another process.
     """
 
-    def __init__(
-        self,
-        method: Method,
-        pairs: int = 0,
-        ask_elsewhere: Callable[[], dict[str, str]] | None = None,
-    ):
+    def __init__(self, method: Method, pairs: int = 0):
         self.method = method
-        self.ask_elsewhere = ask_elsewhere
         self._pairs = pairs or method.pairs
         self._runs: dict[tuple[str, bool], tuple[list[State], list[Outcome]]] = {}
-        self._participations: dict[str, Participation] = {}
-
-    def describe_error(self, error: BaseException) -> str:
-        """Describe an error, with its hook and the line of the method's file."""
-        method_class = type(self.method)
-        hook, line = find_blamed_hook(error, method_class) or (method_class.__name__, "")
-        line_text = f" ({line})" if line else ""
-        return f"{hook} {describe_error(error)}{line_text}"
 
     def digests(self, is_elsewhere: bool = False) -> dict[str, str]:
         """Return digests of two rounds and their evaluations by name.
@@ -337,10 +313,9 @@ class MethodTrial:
 
         # Before the first round, too: a memory of later ones would be the same.
         evaluations = []
-        states: list[State] = []
-        for count in (0, len(COHORTS)):
+        for cohorts in ([], COHORTS):
             states, outcomes = play_rounds(
-                method, net, tiny_federation(), COHORTS[:count], backend=train_backend
+                method, net, tiny_federation(), cohorts, backend=train_backend
             )
             call = EvalCall(method, tiny_federation(), states[-1], EVERYONE)
             evaluations.append(backend.evaluate(call).loss)
@@ -354,50 +329,8 @@ class MethodTrial:
     def play_cohorts(self, engine: str, norm: bool = False) -> tuple[list[State], list[Outcome]]:
         """Return states and outcomes of two rounds, which are not to be changed."""
         if (engine, norm) not in self._runs:
-            self._runs[engine, norm] = play_rounds(
-                self.method,
-                self.net(norm),
-                tiny_federation(),
-                COHORTS,
-                PlaySettings(engine=engine),
-            )
+            self._runs[engine, norm] = self._play(engine, COHORTS, norm)
         return self._runs[engine, norm]
-
-    def train_second_cohort(self, engine: str) -> Participation:
-        """Return uploads and states of that run's second round, which are not to be changed."""
-        if engine not in self._participations:
-            state = self.play_cohorts(engine)[0][1]
-            self._participations[engine] = self.train_part(
-                engine,
-                state,
-                COHORTS[1],
-                COHORTS[1],
-            )
-        return self._participations[engine]
-
-    def train_part(
-        self, engine: str, state: State, clients: list[int], cohort: list[int]
-    ) -> Participation:
-        """Train some clients of a cohort, as if the rest trained elsewhere."""
-        net = self.net()
-        # The draws of the round that `play_round` would play.
-        draws = Draws(0, "train", state.round + 1)
-        call = TrainCall(
-            self.method,
-            tiny_federation(),
-            state,
-            cohort,
-            LOCAL,
-            draws,
-        )
-        overlay = with_before_turn(call).overlay
-        if overlay:
-            # The overlay is of the whole cohort: what `before_turn` finds out may depend on all of
-            # it.
-            rows = torch.tensor([cohort.index(client) for client in clients])
-            overlay = tree.take(overlay, rows)
-        backend = make_backend(as_engine(engine), net, CPU)
-        return backend.run_one(dataclasses.replace(call, clients=clients, overlay=overlay))
 
     def result(self, engine: str, t: int, norm: bool = False) -> tuple[State, Outcome]:
         """Return the state after round t + 1 of that run, and its outcome."""
@@ -405,28 +338,35 @@ class MethodTrial:
         return states[t + 1], outcomes[t]
 
     def replay_round(
-        self,
-        engine: Engine | str,
-        t: int,
-        *,
-        of: str = "loop",
-        norm: bool = False,
-        cohort: list[int] | None = None,
+        self, engine: str, t: int, norm: bool = False, cohort: list[int] | None = None
     ) -> tuple[State, Outcome]:
-        """Play round t + 1 from the state that the run on engine `of` has."""
-        backend, federation = self._set_up(engine, norm)
-        state = copy_state(self.play_cohorts(of, norm)[0][t])
-        setup = RoundSetup(backend, self.method, federation, LOCAL, 0)
-        return play_round(setup, state, cohort or COHORTS[t])
+        """Play round t + 1 from the state that the run on the loop backend has."""
+        state = self.play_cohorts("loop", norm)[0][t]
+        states, outcomes = self._play(engine, [cohort or COHORTS[t]], norm, state)
+        return states[-1], outcomes[-1]
 
-    def evaluate_everyone(self, engine: str, tuning: FineTuning | None) -> Counts:
-        """Evaluate all clients after two rounds on the loop backend."""
-        backend, federation = self._set_up(engine)
-        state = self.play_cohorts("loop")[0][-1]
-        return backend.evaluate(EvalCall(self.method, federation, state, EVERYONE, tuning))
+    def _play(
+        self, engine: str, cohorts: list[list[int]], norm: bool, state: State | None = None
+    ) -> tuple[list[State], list[Outcome]]:
+        settings = PlaySettings(engine=engine)
+        net = self.net(norm)
+        return play_rounds(self.method, net, tiny_federation(), cohorts, settings, state=state)
 
-    def _set_up(self, engine: Engine | str, norm: bool = False) -> tuple[Backend, Federation]:
-        return make_backend(as_engine(engine), self.net(norm), CPU), tiny_federation()
+    def train_part(
+        self, engine: Engine | str, state: State, clients: list[int], cohort: list[int]
+    ) -> Participation:
+        """Train some clients of a cohort, as if the rest trained elsewhere."""
+        settings = PlaySettings(engine=engine)
+        return participate(
+            self.method, self.net(), tiny_federation(), state, cohort, settings, clients
+        )
+
+    def evaluate_everyone(
+        self, engine: str, state: State, tuning: FineTuning | None = None
+    ) -> Counts:
+        """Evaluate all clients."""
+        call = EvalCall(self.method, tiny_federation(), state, EVERYONE, tuning)
+        return make_backend(as_engine(engine), self.net(), CPU).evaluate(call)
 
     def prepare_client(self, net: Net, state: State, number: int) -> dict[str, Tree]:
         """Return a client's state after `prepare`, as it enters the next round."""
@@ -449,128 +389,70 @@ def state_trees(state: State) -> dict[str, Any]:
     return {part: getattr(state, part) for part in parts}
 
 
-def flatten(tree: Any, path: str = "") -> dict[str, Tensor]:
-    """Return leaves by path, for trees of dicts, named tuples and lists, and for states."""
-    if isinstance(tree, State):
-        tree = state_trees(tree)
-    if hasattr(tree, "_asdict"):
-        tree = tree._asdict()
-    if isinstance(tree, list | tuple):
-        tree = dict(enumerate(tree))
-    if not isinstance(tree, dict):
-        return {path: tree}
+def flatten(values: Any, path: str = "") -> dict[str, Tensor]:
+    """Return leaves by path, for trees of dicts, named tuples and lists, states and outcomes."""
+    if isinstance(values, State):
+        values = state_trees(values)
+    elif isinstance(values, Outcome):
+        values = vars(values)
+    elif hasattr(values, "_asdict"):
+        values = values._asdict()
+    elif isinstance(values, list | tuple):
+        values = dict(enumerate(values))
+    if not isinstance(values, dict):
+        return {path: torch.as_tensor(values)}
     leaves: dict[str, Tensor] = {}
-    for key, part in tree.items():
+    for key, part in values.items():
         leaves.update(flatten(part, f"{path}/{key}"))
     return leaves
 
 
+def dotted(path: str) -> str:
+    """Write a path of `flatten` for messages."""
+    return path.strip("/").replace("/", ".")
+
+
 def digest_leaves(values: Any) -> dict[str, str]:
-    """Return digests of all leaves of trees and states by path, to the last bit."""
-    leaves = flatten(values)
-    return {
-        path.strip("/").replace("/", "."): hashlib.blake2b(
-            f"{leaf.dtype}{list(leaf.shape)}".encode()
-            + leaf.detach().contiguous().numpy().tobytes(),
-            digest_size=8,
-        ).hexdigest()
-        for path, leaf in leaves.items()
-    }
+    """Return digests of all leaves by path, to the last bit."""
+    return {dotted(path): fingerprint(leaf) for path, leaf in flatten(values).items()}
 
 
-def differing(a: Any, b: Any) -> list[str]:
-    """Return paths of leaves that are not bit-identical (dtype and shape included)."""
-    a, b = _flatten_alike(a, b, "has other entries:")
-    return [path for path in a if not _is_equal(a[path], b[path])]
+def differing(a: Any, b: Any, atol: float = 0.0, rtol: float = 0.0) -> list[str]:
+    """Return paths of leaves with another dtype or shape, or further apart than the tolerance.
 
-
-def require_equal(label: str, a: Any, b: Any) -> None:
-    """Raise Unkept where two trees are not equal bit for bit."""
-    _require_none(label, differing(a, b), flatten(a), flatten(b))
-
-
-def require_close(label: str, a: Any, b: Any, atol: float, rtol: float) -> None:
-    """Raise Unkept where two trees are further apart than `atol + rtol * |b|`."""
-    a, b = _flatten_alike(a, b, f"{label}: other entries,")
-    far_paths = [path for path in a if not _is_near(a[path], b[path], atol, rtol)]
-    _require_none(label, far_paths, a, b)
-
-
-def _flatten_alike(a: Any, b: Any, fault: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Flatten two trees. Raises Unkept where one has entries that the other has not."""
+    Without a tolerance leaves are the same bit for bit.
+    """
     a = flatten(a)
     b = flatten(b)
     if a.keys() != b.keys():
-        raise Unkept(f"{fault} {', '.join(sorted(set(a) ^ set(b)))}")
-    return a, b
-
-
-def _is_equal(a: Tensor, b: Tensor) -> bool:
-    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
+        raise Unkept(f"has other entries: {', '.join(sorted(a.keys() ^ b.keys()))}")
+    return [path for path in a if not _is_near(a[path], b[path], atol, rtol)]
 
 
 def _is_near(a: Tensor, b: Tensor, atol: float, rtol: float) -> bool:
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
-    if a.is_floating_point():
-        # A nan in the same place is agreement; another promise refuses it.
-        return torch.allclose(a, b, rtol, atol, equal_nan=True)
-    return torch.equal(a, b)
+    if atol + rtol == 0 or not a.is_floating_point():
+        return torch.equal(a, b)
+    # A nan in the same place is agreement; another promise refuses it.
+    return torch.allclose(a, b, rtol, atol, equal_nan=True)
 
 
-def _require_none(
-    label: str, far_paths: list[str], a: dict[str, Tensor], b: dict[str, Tensor]
-) -> None:
-    """Raise Unkept where leaves differ, and say of the first by how much."""
-    if not far_paths:
+def require_equal(label: str, a: Any, b: Any) -> None:
+    """Raise Unkept where two trees are not equal bit for bit."""
+    require_close(label, a, b, 0.0, 0.0)
+
+
+def require_close(label: str, a: Any, b: Any, atol: float, rtol: float) -> None:
+    """Raise Unkept where two trees are further apart than `atol + rtol * |b|`."""
+    paths = differing(a, b, atol, rtol)
+    if not paths:
         return
-    path = far_paths[0]
-    distance_text = f"of shape {list(a[path].shape)} and {list(b[path].shape)}"
-    if a[path].shape == b[path].shape:
+    one = flatten(a)[paths[0]]
+    other = flatten(b)[paths[0]]
+    distance = f"of shapes {list(one.shape)} and {list(other.shape)}"
+    if one.shape == other.shape:
         # In float64, where integers and bools have a difference too.
-        distance = float((a[path].double() - b[path].double()).abs().max())
-        distance_text = "not finite" if math.isnan(distance) else f"up to {distance:.2g} apart"
-    name = path.strip("/").replace("/", ".")
-    name_text = f"{name} " if name else ""
-    count_text = f"; {len(far_paths)} entries differ" if len(far_paths) > 1 else ""
-    raise Unkept(f"{label}: {name_text}{distance_text}{count_text}")
-
-
-def require_rounds_agree(
-    label: str, a: tuple[State, Outcome], b: tuple[State, Outcome], atol: float, rtol: float
-) -> None:
-    """Raise Unkept where two results of a round disagree.
-
-    Trees and losses agree within a tolerance, counts exactly.
-    """
-    # ---- Step 1: states, and how clients are evaluated in the round.
-    require_close(label, a[0], b[0], atol, rtol)
-    outcome = a[1]
-    other_outcome = b[1]
-    for time in ("before", "after"):
-        # Counts are whole numbers and agree exactly; losses are sums in another order.
-        counts = getattr(outcome, time)
-        other_counts = getattr(other_outcome, time)
-        require_equal(
-            f"{label}, evaluated {time} training",
-            [counts.correct, counts.total],
-            [other_counts.correct, other_counts.total],
-        )
-        require_close(
-            f"{label}, loss {time} training",
-            counts.loss,
-            other_counts.loss,
-            1e-4,
-            1e-4,
-        )
-
-    # ---- Step 2: what else came of the round.
-    require_close(f"{label}, training loss", outcome.loss, other_outcome.loss, 1e-5, 1e-4)
-    require_equal(f"{label}, whether training is finite", outcome.finite, other_outcome.finite)
-    traffic = outcome.traffic
-    other_traffic = other_outcome.traffic
-    if traffic != other_traffic or outcome.state_is_finite != other_outcome.state_is_finite:
-        raise Unkept(f"{label}: {traffic} and {other_traffic} travelled")
-    metrics = {name: torch.tensor(value) for name, value in outcome.metrics.items()}
-    other_metrics = {name: torch.tensor(value) for name, value in other_outcome.metrics.items()}
-    require_close(f"{label}, metrics", metrics, other_metrics, 1e-6, 1e-4)
+        distance = f"up to {(one.double() - other.double()).abs().max():.2g} apart"
+    name = dotted(paths[0]) or "value"
+    raise Unkept(f"{label}: {name} {distance}; {len(paths)} entries differ")

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedpfl import models
 from fedpfl.config import group_options, overrides
 from fedpfl.config.choices import list_choices
+from fedpfl.config.dealing import deal_data, share_nothing
 from fedpfl.config.messages import format_error
+from fedpfl.config.plan import check_config
 from fedpfl.config.plugins import PLUGIN_KINDS
-from fedpfl.config.resolution import resolve_config
+from fedpfl.config.resolution import escape_interpolations, resolve_config
 from fedpfl.config.schema import ModelOptions, PartitionOptions
-from fedpfl.data import partition
+from fedpfl.data import Federation, partition
+from fedpfl.data.fingerprint import fingerprint
 from fedpfl.ground.errors import FedpflError
-from fedpfl.methods import METHODS
 from fedpfl.models import Net
 from fedpfl.testing.dataset_promises import DATASET_PROMISES, DatasetTrial
 from fedpfl.testing.method_promises import METHOD_PROMISES
@@ -27,21 +27,29 @@ from fedpfl.testing.network_promises import (
     NetworkTrial,
     Samples,
 )
-from fedpfl.testing.partition_promises import PARTITION_PROMISES, PartitionTrial, make_samples
-from fedpfl.testing.promises import Promise
+from fedpfl.testing.partition_promises import PARTITION_PROMISES, PartitionTrial
+from fedpfl.testing.promises import Promise, Trial, promise_in, repeats_elsewhere
 from fedpfl.testing.toy import MethodTrial
+
+DEALING_PROMISES: list[Promise] = []
+promise_in(DEALING_PROMISES)(
+    "samples and their split are the same in another process",
+    "draw from np.random.default_rng(0), in a partition of `seed`, keep nothing between calls, and"
+    " sort the names of files and the members of sets",
+    for_runs="always",
+)(repeats_elsewhere)
 
 PROMISES_BY_KIND: dict[str, list[Promise]] = {
     "method": METHOD_PROMISES,
     "model": NETWORK_PROMISES,
     "dataset": DATASET_PROMISES,
     "partition": PARTITION_PROMISES,
+    "dealing": DEALING_PROMISES,
 }
+"""By kind of subject; `dealing` is a data set with its partition, as a run asks for both."""
 REGISTRIES = {kind.group: kind for kind in PLUGIN_KINDS.values()}
 TRIAL_KEYS = ("shape", "clients", "data_dir")
 """Keys of trials, which are of no kind."""
-
-AskElsewhere = Callable[[], dict[str, str]]
 
 
 @dataclass(frozen=True)
@@ -49,7 +57,7 @@ class Subject:
     """Name a method, network, data set or partition to be tried, with its configuration.
 
     Attributes:
-        kind: A key of REGISTRIES.
+        kind: A key of PROMISES_BY_KIND.
         name: The choice's.
         config: The configuration that `train` would have with it.
         shape: Of samples for a network; None: the first that it takes.
@@ -67,7 +75,24 @@ class Subject:
     has_dataset: bool = False
 
     def __str__(self) -> str:
-        return f"{self.kind}={self.name}"
+        return self.name if self.kind == "dealing" else f"{self.kind}={self.name}"
+
+
+class DealtTrial(Trial):
+    """Samples that are read and dealt.
+
+    Args:
+        samples_digest: Of the data set.
+        federation: Who holds which samples.
+    """
+
+    def __init__(self, samples_digest: str, federation: Federation):
+        split = fingerprint(federation.train, federation.test, federation.validation)
+        self._digests = {"samples": samples_digest, "split": split}
+
+    def digests(self, is_elsewhere: bool = False) -> dict[str, str]:
+        """Return digests of the samples and of their split."""
+        return self._digests
 
 
 def list_names(kind: str) -> set[str]:
@@ -90,6 +115,10 @@ def read_subjects(choices: Sequence[tuple[str, str]], settings: Sequence[str]) -
     """
     values = dict(word.split("=", 1) for word in settings if "=" in word)
     names = dict(choices)
+    for key in values:
+        group = key.partition(".")[0]
+        if group in REGISTRIES and group not in names:
+            raise FedpflError(f"{key}: no {group} is tried here; name it by {group}=NAME")
     has_dataset = {"dataset", "partition"} <= names.keys() and len(choices) == len(names)
     subjects = []
     for kind, name in choices:
@@ -106,26 +135,18 @@ def read_subjects(choices: Sequence[tuple[str, str]], settings: Sequence[str]) -
                 kind=kind,
                 name=name,
                 config=_compose_config(f"{kind}={name}", words),
-                shape=_parse_shape(values.get("shape")),
-                clients=_parse_clients(values.get("clients")),
+                shape=_parse_numbers(values, "shape", "[3,32,32]"),
+                clients=(_parse_numbers(values, "clients", "10") or [None])[0],
                 has_dataset=has_dataset,
             )
         )
-    _require_taken(values, {kind for kind, _ in choices})
     return subjects
 
 
-def _require_taken(values: Mapping[str, str], kinds: set[str]) -> None:
-    """Raise FedpflError for settings of a kind that is not tried."""
-    for key in values:
-        group = key.partition(".")[0]
-        if group in REGISTRIES and group not in kinds:
-            raise FedpflError(f"{key}: no {group} is tried here; name it by {group}=NAME")
-
-
 def _compose_config(choice: str, words: Sequence[str]) -> dict[str, Any]:
-    if swept := next(filter(overrides.is_sweep, words), None):
-        raise FedpflError(f"{swept} is several values; give it one, or a list as [a,b]")
+    for word in words:
+        if overrides.is_sweep(word):
+            raise FedpflError(f"{word} is several values; give it one, or a list as [a,b]")
     try:
         return resolve_config(overrides.compose_config(words))
     except overrides.HYDRA_ERRORS as error:
@@ -134,87 +155,67 @@ def _compose_config(choice: str, words: Sequence[str]) -> dict[str, Any]:
         raise FedpflError(f"{choice}: {error}") from None
 
 
-def _parse_shape(text: str | None) -> tuple[int, ...] | None:
-    """Parse the shape of a sample, [3,32,32]. Raises FedpflError."""
-    if text is None:
+def _parse_numbers(values: Mapping[str, str], key: str, example: str) -> tuple[int, ...] | None:
+    """Parse whole numbers above 0, None where there are none. Raises FedpflError."""
+    if key not in values:
         return None
-    sizes = text.strip("[]() ").split(",")
-    if not all(size.strip().isdecimal() and int(size) for size in sizes):
-        raise FedpflError(f"shape must be that of a sample, such as [3,32,32], got {text}")
-    return tuple(map(int, sizes))
-
-
-def _parse_clients(text: str | None) -> int | None:
-    """Parse a number of clients. Raises FedpflError."""
-    if text is None:
-        return None
-    if not (text.isdecimal() and int(text)):
-        raise FedpflError(f"clients must be a whole number of 1 or more, got {text}")
-    return int(text)
+    texts = values[key].strip("[]() ").split(",")
+    if not all(text.strip().isdecimal() and int(text) for text in texts):
+        raise FedpflError(f"{key} must be as in {key}={example}, got {values[key]}")
+    return tuple(map(int, texts))
 
 
 # ---- from subjects to trials
 
 
-def make_trial(subject: Subject, ask_elsewhere: AskElsewhere | None = None) -> Any:
-    """Make the trial of a subject. Raises FedpflError for wrong options."""
+def make_trial(subject: Subject, net: Net | None = None) -> Trial:
+    """Make the trial of a subject. Raises FedpflError for wrong options.
+
+    Args:
+        subject: The subject.
+        net: Its network, if it is built already.
+    """
     try:
-        return _make_trial(subject, ask_elsewhere)
+        return _make_trial(subject, net)
     except FedpflError as error:
         raise FedpflError(f"{subject}: {error}") from None
 
 
-def _make_trial(subject: Subject, ask_elsewhere: AskElsewhere | None) -> Any:
+def _make_trial(subject: Subject, net: Net | None) -> Trial:
     config = subject.config
     if subject.kind == "method":
-        method = group_options.read_group("method", config["method"])
-        return MethodTrial(method, ask_elsewhere=ask_elsewhere)
+        return MethodTrial(group_options.read_group("method", config["method"]))
     if subject.kind == "model":
-        return make_network_trial(subject, ask_elsewhere)
+        options = group_options.read_group("model", config["model"]).options
+        own_options = _without(options, ModelOptions())
+        return NetworkTrial(
+            subject.name,
+            subject.shape,
+            head=options["head"],
+            options=own_options,
+            samples=subject.samples,
+            net=net,
+        )
     if subject.kind == "dataset":
-        return make_dataset_trial(config, ask_elsewhere)
-    choice = group_options.read_group("partition", config["partition"])
-    options = choice.options
-    for key in vars(PartitionOptions()):
-        options.pop(key, None)
-    data_set = make_dataset_trial(config) if subject.has_dataset else None
-    return PartitionTrial(
-        scheme=partition.SCHEMES[choice.name],
-        options=options,
-        clients=subject.clients,
-        read_samples=partial(getattr, data_set, "samples") if data_set else make_samples,
-        ask_elsewhere=ask_elsewhere,
-    )
+        return _make_dataset_trial(config)
+    if subject.kind == "partition":
+        choice = group_options.read_group("partition", config["partition"])
+        options = _without(choice.options, PartitionOptions())
+        scheme = partition.SCHEMES[choice.name]
+        if not subject.has_dataset:
+            return PartitionTrial(scheme, options, subject.clients)
+        data_set = _make_dataset_trial(config)
+        return PartitionTrial(scheme, options, subject.clients, lambda: data_set.samples)
+    plan = check_config(escape_interpolations({**config, "device": "cpu"}))
+    dealt_data = deal_data(plan, share_nothing)
+    return DealtTrial(dealt_data.samples_digest, dealt_data.federation)
 
 
-def make_dataset_trial(
-    config: Mapping[str, Any], ask_elsewhere: AskElsewhere | None = None
-) -> DatasetTrial:
-    """Make the trial of a configuration's data set. Raises FedpflError for wrong options."""
+def _make_dataset_trial(config: Mapping[str, Any]) -> DatasetTrial:
     options = group_options.read_dataset(config).options
-    name = options.pop("name")
-    return DatasetTrial(name, Path(config["data_dir"]), options, ask_elsewhere)
+    return DatasetTrial(options.pop("name"), Path(config["data_dir"]), options)
 
 
-def make_network_trial(
-    subject: Subject, ask_elsewhere: AskElsewhere | None = None, net: Net | None = None
-) -> NetworkTrial:
-    """Make the trial of a network. Raises FedpflError for wrong options.
-
-    Args:
-        subject: The network's.
-        ask_elsewhere: Returns the digests of another process.
-        net: The network, if it is built already.
-    """
-    choice = group_options.read_group("model", subject.config["model"])
-    name, options = choice.name, choice.options
-    own_options = {key: value for key, value in options.items() if key not in vars(ModelOptions())}
-    return NetworkTrial(
-        partial(models.build_network, name, head=options["head"], **own_options),
-        METHODS["fedavg"](),
-        subject.shape,
-        make=partial(models.make_module, name, **own_options),
-        samples=subject.samples,
-        net=net,
-        ask_elsewhere=ask_elsewhere,
-    )
+def _without(options: Mapping[str, Any], common: Any) -> dict[str, Any]:
+    """Return options without those that all choices of the group have in common."""
+    return {key: value for key, value in options.items() if key not in vars(common)}

@@ -118,7 +118,7 @@ def _second_aggregation(trial: MethodTrial) -> tuple[Callable[..., Any], dict[st
     """Return the second round's `aggregate` at equal weights, and its states and uploads."""
     cohort = COHORTS[1]
     state = trial.play_cohorts("loop")[0][1]
-    participation = trial.train_second_cohort("loop")
+    participation = trial.train_part("loop", state, cohort, cohort)
     facts = {
         **state.facts(cohort),
         "trained": participation.trained,

@@ -141,12 +141,11 @@ def engines_of(promise: Promise, turn: int | None, low_precision: bool) -> tuple
 
 ROUNDS_AGAIN = {
     *("draws_from_what_is_given", "evaluates_the_cohort_before_and_after"),
-    *("asking_changes_nothing", "backends_agree_in_evaluation", "backends_agree_with_norm"),
+    "backends_agree_in_evaluation",
     "bf16_is_near",
     *("changes_only_the_cohorts_rows", "clients_are_apart", "drops_out_without_a_trace"),
     *("is_the_same_beside_other_runs", "runs_repeat"),
     *("statistics_are_mixed", "stops_clients_early", "tells_that_training_diverged"),
-    *("width_does_not_matter", "workers_do_not_matter"),
 }
 """Promises, by the name of what tries them, that play rounds or evaluate once more."""
 

@@ -1,7 +1,6 @@
 """Networks of a user's own keep every promise, or are refused in one line."""
 
 import re
-from functools import partial
 
 import pytest
 import torch
@@ -53,16 +52,13 @@ ON_LOOP_ALONE = {
 }
 """Networks that the batched backend refuses, and what it says; "": whatever torch says."""
 
-UNCLEAR_HEAD = {
-    "checkpointed": "say which by model.head=NAME",
-    "two_heads": "end in the logits alike",
-    "prototypes": "hidden is the last layer",
-}
+UNCLEAR_HEAD = {"prototypes": "hidden is the last layer"}
 
 OUT = ("out.weight", "out.bias")
 WEIGHT_NORM = "3.parametrizations.weight.original"
 HEADS = {
-    **dict.fromkeys(("head_first", "auxiliary_same_width", "temperature"), OUT),
+    **dict.fromkeys(("head_first", "auxiliary_same_width", "temperature", "checkpointed"), OUT),
+    "two_heads": ("other.weight", "other.bias"),  # the one that is called last
     **dict.fromkeys(("convolution_head", "frozen_body"), OUT),
     "wide_hidden": ("last.weight", "last.bias"),
     "tied_head": ("middle.weight", "out.bias"),
@@ -81,8 +77,7 @@ def build(name, seed=1, **options):
 
 
 def make_trial(name, **arguments):
-    made = partial(models.build_network, name), FedAvg(), networks.SHAPE
-    return NetworkTrial(*made, make=partial(models.make_module, name), **arguments)
+    return NetworkTrial(name, networks.SHAPE, **arguments)
 
 
 def broken_promises(name):
@@ -156,8 +151,8 @@ def test_the_head_is_the_layer_that_answers_the_classes(name):
     assert sorted({*parts.head, *parts.body}) == sorted(build(name).params)
 
 
-@pytest.mark.parametrize(("name", "head"), [("two_heads", "other"), ("prototypes", "prototypes")])
-def test_an_unclear_head_is_refused_where_a_method_needs_it_until_it_is_named(name, head):
+def test_an_unclear_head_is_refused_where_a_method_needs_it_until_it_is_named():
+    name = head = "prototypes"
     with pytest.raises(
         FedpflError, match=r"which layer is the head is not clear .* model\.head=NAME"
     ):

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save
-from torch import Tensor, nn
+from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.utils import parametrizations
 
@@ -324,14 +324,12 @@ BAD_FILES = {
     "broken.pt": (lambda good: b"PK\x03\x04 broken", "cannot be read"),
     "other.pt": (lambda good: good, "it is no file of torch.save's, or holds more than tensors.$"),
     "trap.pt": (lambda good: pickle.dumps(Trap(), protocol=2), "no file of torch.save's"),
-    "resnet.safetensors": (lambda good: save(start().params), "model.weights has no class_token"),
-    "deeper.safetensors": (lambda good: save(vit(layers=2).params), "which the network lacks$"),
-    "wider.safetensors": (
-        lambda good: save(vit(width=16).params),
-        r"\[1, 1, 16\], .* \[1, 1, 8\]$",
+    "resnet.safetensors": (
+        lambda good: save(start().params),
+        "model.weights: .* Missing .*class_token",
     ),
-    "whole.safetensors": (lambda good: save(tree.map(Tensor.long, vit().params)), "no finite flo"),
-    "nan.safetensors": (lambda good: save(tree.map(lambda v: v / 0, vit().params)), "no finite"),
+    "deeper.safetensors": (lambda good: save(vit(layers=2).params), "Unexpected key"),
+    "wider.safetensors": (lambda good: save(vit(width=16).params), r"mismatch .*\[1, 1, 16\]"),
 }
 
 

@@ -172,7 +172,8 @@ FAULTS = {
     "inplace": "MethodError: InPlace.finish changed its argument params.",
     **dict.fromkeys(("plainmean", "mixup", "centred"), ALONE),
     **dict.fromkeys(("setorder", "firstbatch", "importnoise"), f"{ELSEWHERE}values."),
-    **dict.fromkeys(("noise", "named"), f"{ELSEWHERE}samples"),
+    "noise": f"{ELSEWHERE}x",
+    "named": f"{ELSEWHERE}y",
     **dict.fromkeys(("unseeded", "hashed"), f"{ELSEWHERE}split"),
 }
 """By choice, the fault that is found in it; the file's other choices are right."""
@@ -202,10 +203,12 @@ def test_each_planted_fault_is_found_by_promises_of_runs_and_nothing_else(plugin
     """One other process answers for all of them, in whatever order."""
     plugins.load_plugins([tmp_path / "mine.py"])
     subjects = list_subjects()
-    other = OtherProcess([tmp_path / "mine.py"], {subject.name: subject for subject in subjects})
+    other = OtherProcess([tmp_path / "mine.py"])
+    trials = [make_trial(subject) for subject in subjects]
     found = {}
-    for subject in subjects:
-        trial = make_trial(subject, partial(other.ask, subject.name))
+    for subject, trial in zip(subjects, trials, strict=True):
+        other.attach(trial, subject)
+    for subject, trial in zip(subjects, trials, strict=True):
         for promise in PROMISES_BY_KIND[subject.kind]:
             if promise.for_runs or promise.slow:
                 try:

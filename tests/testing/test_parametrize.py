@@ -53,7 +53,7 @@ for argument in ("method=Wrong", "model=Unseeded", "dataset=unseeded", "partitio
 
 PLANTED = {
     "method": "both backends agree",
-    "model": "it is built from its seed",
+    "model": "a round on loop equals a plain PyTorch loop",
     "dataset": "is the same bit for bit when it is read again",
     "partition": "deals the same for the same seed",
 }
