@@ -318,7 +318,7 @@ def test_an_archive_of_ones_own_is_tried(tmp_path: Path, told, monkeypatch):
     np.savez("mine.npz", x=rng.integers(0, 256, (40, 5, 5)).astype(np.uint8), y=np.arange(40) % 4)
     assert told("npz", "--quick", "dataset.path=mine.npz")[1][-1] == "  all is kept"
     for words, says in read_cases("""
-        npz --quick dataset.path=absent.npz => absent.npz is not a file; give the path of an .npz archive
+        npz --quick dataset.path=absent.npz => absent.npz is no file; give the path of an .npz archive
         npz --quick => fedpfl: dataset=npz: dataset.path has no value; set it with dataset.path=...
     """):
         status, lines = told(*words.split())
