@@ -177,7 +177,6 @@ def paint_accuracy_over(
     axis: Axis,
     lines: LineColumns,
     panel: Callable[[Group], str] = lambda group: group.setting,
-    is_range_shown: bool = False,
     identify: Callable[[Group], Any] | None = None,
     decorate: Decorate | None = None,
 ) -> Paint:
@@ -187,8 +186,6 @@ def paint_accuracy_over(
         axis: The x axis.
         lines: A group's lines.
         panel: A panel's title.
-        is_range_shown: Whether an area from the least to the greatest seed takes the place of
-            error bars.
         identify: Names what configurations of one point share, by default the quantity.
         decorate: Adds to each panel.
     """
@@ -201,7 +198,6 @@ def paint_accuracy_over(
         groups, note = keep_nearest(
             groups, lambda group: (panel(group), identify(group), *lines(group))
         )
-        draw_line = _draw_range if is_range_shown else _draw_means
 
         # ---- Step 2: a panel with groups as points of lines.
         def draw_panel(ax: Axes, members: list[Group]) -> None:
@@ -213,7 +209,7 @@ def paint_accuracy_over(
                     for group in members
                     if (x := quantity(group)) is not None and name in lines(group)
                 }
-                draw_line(ax, seeds_by_position, name, index)
+                _draw_means(ax, seeds_by_position, name, index)
             if decorate:
                 decorate(ax, members, values, rule)
 
@@ -243,56 +239,24 @@ def _draw_means(ax: Axes, seeds_by_position: SeedsByPosition, name: str, index: 
         draw_points(ax, points, name, index)
 
 
-def _draw_range(ax: Axes, seeds_by_position: SeedsByPosition, name: str, index: int) -> None:
-    """Draw the mean over seeds, and the area from the least to the greatest."""
-    # The range of some of the seeds would look narrower than it is.
-    complete = {
-        x: seeds
-        for x, seeds in sorted(seeds_by_position.items())
-        if seeds and not any(map(math.isnan, seeds))
-    }
-    means = [mean_and_std(seeds)[0] for seeds in complete.values()]
-    lows = [*map(min, complete.values())]
-    highs = [*map(max, complete.values())]
-    style = line_style(index)
-    ax.plot([*complete], means, label=legible_text(name), **style)
-    ax.fill_between([*complete], lows, highs, color=style["color"], alpha=0.15, linewidth=0)
-
-
-def paint_bars(name: Callable[[Group], str]) -> Paint:
-    """Return a function that draws a bar per group.
+def paint_means(name: Callable[[Group], str]) -> Paint:
+    """Return a function that draws the mean of each group, with its deviation over seeds.
 
     Args:
-        name: A group's bar.
+        name: A group's name in the legend.
     """
 
     def paint(groups: list[Group], path: Path, rule: Selection) -> list[Path]:
-        # ---- Step 1: names over all panels, so that a bar has one colour and place in each.
         groups, note = keep_nearest(groups, lambda group: (group.setting, name(group)))
-        bar_names = list(dict.fromkeys(map(name, groups)))
+        # Names over all panels, so that one has its colour and place in each.
         style_numbers = number_styles(groups, name)
+        names = list(dict.fromkeys(map(name, groups)))
 
         def draw_panel(ax: Axes, members: list[Group]) -> None:
-            # ---- Step 2: a bar for each group that has a number.
-            ends = []
             for group in members:
-                mean, deviation = mean_and_std(values_by_seed(group, rule))
-                if math.isnan(mean):
-                    continue
-                error_bar = 0.0 if math.isnan(deviation) else deviation
-                ends += [mean - error_bar, mean + error_bar]
-                ax.bar(
-                    bar_names.index(name(group)),
-                    mean,
-                    yerr=error_bar or None,
-                    capsize=2,
-                    label=legible_text(name(group)),
-                    color=line_style(style_numbers[name(group)])["color"],
-                )
-            # Bars of some percent difference are told apart only where the axis begins near them.
-            if ends:
-                margin = max(1.0, 0.5 * (max(ends) - min(ends)))
-                ax.set_ylim(max(0.0, min(ends) - margin), min(100.0, max(ends) + margin))
+                label = name(group)
+                seeds = {float(names.index(label)): values_by_seed(group, rule)}
+                _draw_means(ax, seeds, label, style_numbers[label])
             ax.set(xticks=[], ylabel=METRICS[rule.accuracy].label)
 
         return draw_panels(groups_by_setting(groups), path, draw_panel, note)

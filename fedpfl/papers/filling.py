@@ -114,7 +114,7 @@ class FilledTable:
         """All cells, row by row."""
         return [cell for cells in self.rows for cell in cells]
 
-    def empty_notes(self, groups: Sequence[Group]) -> tuple[str, ...]:
+    def empty_notes(self, groups: Sequence[Group]) -> Sequence[str]:
         """Return why groups hold no number where they are judged; nothing if they do."""
         return empty_cell_notes(groups, self.rule.select, self.rule.every, self.rule.by)
 
@@ -406,23 +406,16 @@ def _caption(filled: FilledTable) -> str:
         return f"{layout.title}: own, below it the published number and the difference.{about}"
     accuracy = ACCURACY_TEXTS.get(rule.accuracy, rule.accuracy)
     evaluation = EVALUATION_TEXTS[rule.select].format(rule.every)
+    seeds = {
+        f"{cell.row.label} on {', '.join(cell.column.heading)}": [*cell.values]
+        for cell in filled.cells
+        if cell.values
+    }
     return (
         f"{layout.title}. Test accuracy in percent, {accuracy} at {evaluation}; "
-        f"{describe_seeds(_seeds_by_row(filled))}. Below: the published value, and own minus "
+        f"{describe_seeds(seeds)}. Below: the published value, and own minus "
         f"published; {layout.about}."
     )
-
-
-def _seeds_by_row(filled: FilledTable) -> dict[str, list[int]]:
-    """Return the seeds of each row, of each of its cells where these differ."""
-    seeds_by_label: dict[str, list[int]] = {}
-    for cells in filled.rows:
-        cells_with_values = [cell for cell in cells if cell.values]
-        has_same_seeds = len({tuple(sorted(cell.values)) for cell in cells_with_values}) == 1
-        for cell in cells_with_values:
-            heading = "" if has_same_seeds else f" on {', '.join(cell.column.heading)}"
-            seeds_by_label[cell.row.label + heading] = sorted(cell.values)
-    return seeds_by_label
 
 
 # ---- Commands

@@ -44,17 +44,16 @@ def make_tables_and_figures(
     if datasets:
         groups = [group for group in groups if group.runs[0].dataset_name in datasets]
     for name in names or [name for name in NAMES if _has_runs(name, groups)]:
-        is_figure = name in FIGURES
-        if only and is_figure != (only == "figures"):
+        if only == ("tables" if name in FIGURES else "figures"):
             continue
         table = TABLES.get(name)
         paper_rule = rule or _first_rule(name.partition("/")[0])
-        if is_figure:
-            yield name, FIGURES[name].draw(name, groups, out, paper_rule)
+        if isinstance(table, Layout):
+            yield name, fill_table(name, groups, rule, datasets, test)
         elif isinstance(table, Listing):
             yield name, table.make(table.choose(groups), paper_rule)
         else:
-            yield name, fill_table(name, groups, rule, datasets, test)
+            yield name, FIGURES[name].draw(name, groups, out, paper_rule)
 
 
 def _first_rule(paper: str) -> Selection:

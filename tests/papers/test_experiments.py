@@ -1,12 +1,10 @@
 """Every experiment composes into settings that its parts take, and that its paper or code states."""
 
-import csv
 import functools
 import itertools
 import json
 import math
 import re
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +33,6 @@ from tests.conftest import ROOT, keep_only, keep_quick
 
 EXPERIMENTS = list_choices("experiment")
 FOLDERS = sorted(path.name for path in (ROOT / "conf/experiment").iterdir() if path.is_dir())
-MOST = 8  # jobs of a sweep that are all composed; of larger ones each value once
 
 
 @functools.cache
@@ -69,16 +66,13 @@ def sweep(name: str) -> dict[str, list[str]]:
     return swept(composed(f"experiment={name}"))
 
 
-@functools.cache
 def jobs(name: str) -> list[list[str]]:
-    """Overrides of the jobs of an experiment's sweep: all, or each value once."""
+    """Overrides of jobs of an experiment's sweep that have each value once."""
     values = sweep(name)
-    words = [[f"{key}={value}" for value in own] for key, own in values.items()]
-    if math.prod(map(len, words)) <= MOST:
-        return [[f"experiment={name}", *job] for job in itertools.product(*words)]
-    turns = 1 if "/figure" in name else max(map(len, words))
+    turns = 1 if "/figure" in name else max(map(len, values.values()), default=1)
     return [
-        [f"experiment={name}", *(own[turn % len(own)] for own in words)] for turn in range(turns)
+        [f"experiment={name}", *(f"{key}={own[turn % len(own)]}" for key, own in values.items())]
+        for turn in range(turns)
     ]
 
 
@@ -99,6 +93,9 @@ def assert_fits(composed: DictConfig) -> None:
 
 @pytest.mark.parametrize("name", keep_only(EXPERIMENTS, {"demo"}))
 def test_an_experiment_composes(name):
+    """A sweep needs no option."""
+    several = any(len(values) > 1 for values in sweep(name).values())
+    assert composed(f"experiment={name}").hydra.mode == (RunMode.MULTIRUN if several else None)
     chosen = jobs(name)
     with initialize_config_dir(config_dir=str(ROOT / "conf"), version_base="1.3"):
         for overrides in chosen:
@@ -130,13 +127,6 @@ def test_every_paper_has_its_experiments_and_every_own_setting_its_method():
         assert path.stem in {"_".join(names) for names in dealt}
 
 
-@pytest.mark.parametrize("name", keep_quick(EXPERIMENTS, 2))
-def test_what_sweeps_needs_no_option(name: str):
-    cfg = composed(f"experiment={name}")
-    several = any(len(values) > 1 for values in sweep(name).values())
-    assert cfg.hydra.mode == (RunMode.MULTIRUN if several else None)
-
-
 def test_every_method_takes_part():
     """But for those that need held-out samples, where all train on all, or an adapter."""
     without_adapter = {name for name, method in METHODS.items() if not method.pairs}
@@ -152,13 +142,6 @@ def test_experiments_of_a_paper_run_in_one_place() -> None:
     assert run_subdir(base, "demo").startswith("demo/fedavg/")
     sweep = OmegaConf.to_container(composed("experiment=fedobp/table3").hydra.sweep, resolve=False)
     assert sweep == {"dir": "outputs", "subdir": "${fedpfl.run_subdir:}"}
-
-
-@pytest.mark.full
-def test_what_two_tables_share_is_one_run():
-    base = ("dataset=fmnist", "partition.alpha=0.1", "method=fedobp")
-    names = ("table2", "table4", "figure2")
-    assert len({identity(resolved(f"experiment=fedobp/{name}", *base)) for name in names}) == 1
 
 
 def test_the_default_is_the_papers_fedobp():
@@ -293,13 +276,6 @@ def test_every_row_is_of_an_experiment() -> None:
     assert len(set(pairs)) == len(pairs)
 
 
-def test_subflots_pathological_split() -> None:
-    """How many classes a client has is not stated; here a tenth of them, of CIFAR10's a fifth."""
-    for name, classes in (("cifar10", 2), ("cifar100", 10), ("tiny_imagenet", 20)):
-        split = composed(f"experiment=subflot/{name}", "partition=shards").partition
-        assert (split.name, split.classes_per_client) == ("shards", classes)
-
-
 def read_quantiles(name: str) -> dict[str, dict[float, float]]:
     """Return q by data set and alpha."""
     return yaml.safe_load((ROOT / f"conf/quantile/{name}.yaml").read_text())["table"]
@@ -326,48 +302,15 @@ def test_q_is_table_2s() -> None:
     ],
 )
 def test_q_is_that_of_the_public_files(name: str, files: str, kind: dict[str, Any]) -> None:
-    table = read_quantiles(name)
-    kind = {"files": files, "method": "fedobp", **kind}
-    known = {
-        (log.dataset, log.setting): log.q
-        for log in logs.read_logs()
-        if all(getattr(log, key) == value for key, value in kind.items())
-    }
     own = {
-        (DATASET_TITLES[key], f"Dir({alpha:g})"): q
-        for key, row in table.items()
-        for alpha, q in row.items()
+        (DATASET_TITLES[dataset], f"Dir({alpha:g})"): q
+        for dataset, by_alpha in read_quantiles(name).items()
+        for alpha, q in by_alpha.items()
     }
-    assert {key: own[key] for key in known} == known
-    assert {dataset for dataset, _ in own} == {dataset for dataset, _ in known} | {"Digits"}
-
-
-def test_the_weight_of_past_scores_is_that_of_the_public_files() -> None:
-    """0.1 on CIFAR10, 0.3 on Fashion-MNIST at Dir(0.1), 0.5 else."""
-    for dataset, alpha in (("cifar10", 0.5), ("fmnist", 0.1), ("cifar100", 0.1)):
-        job = ("experiment=fedobp/as_published", f"dataset={dataset}", f"partition.alpha={alpha}")
-        where = "tables", "fedobp", DATASET_TITLES[dataset], f"Dir({alpha})"
-        [known] = [log.ema for log in logs.read_logs() if log[:4] == where]
-        assert resolve_config(composed(*job))["method"]["ema"] == known
-
-
-SCALED = {
-    "mnist": ([0.1307], [0.3015]),
-    "fmnist": ([0.286], [0.3205]),
-    "emnist": ([0.1736], [0.3248]),
-    "svhn": ([0.4377, 0.4438, 0.4728], [0.1201, 0.1231, 0.1052]),
-    "cifar10": ([0.4914, 0.4822, 0.4465], [0.2023, 0.1994, 0.201]),
-    "cifar100": ([0.5071, 0.4865, 0.4409], [0.2009, 0.1984, 0.2023]),
-    "organamnist_as_published": ([118.7546], [62.3489]),
-    "organcmnist_as_published": ([124.424], [58.8092]),
-}
-"""Constants of FedOBP's public code, a fork of FL-bench."""
-
-
-def test_images_are_scaled_as_in_the_public_code() -> None:
-    for name, scaling in SCALED.items():
-        dataset = yaml.safe_load((ROOT / f"conf/dataset/{name}.yaml").read_text())
-        assert (dataset["mean"], dataset["std"]) == scaling
+    kind = {"files": files, "method": "fedobp", **kind}
+    known = [log for log in logs.read_logs() if kind.items() <= log._asdict().items()]
+    assert [own[log.dataset, log.setting] for log in known] == [log.q for log in known]
+    assert {dataset for dataset, _ in own} == {log.dataset for log in known} | {"Digits"}
 
 
 def test_figure_6_has_as_many_personal_entries_as_its_code_divides_by() -> None:
@@ -382,25 +325,12 @@ def test_figure_6_has_as_many_personal_entries_as_its_code_divides_by() -> None:
         assert size - 1 - math.floor(round(table[dataset][0.1] * (size - 1), 9)) == count
 
 
-# Published numbers
-
-
-def quoted(experiment: str) -> list[str]:
-    """The accuracies behind `Published` or `(published)`."""
-    head = (ROOT / f"conf/experiment/{experiment}.yaml").read_text().split("defaults:")[0]
-    lines = re.findall(r"^# .*[Pp]ublished\b[^:]*: ?(.*)$", head, re.MULTILINE)
-    plain = re.sub(r"\(?alpha [\d.]+|Dir\([\d.]+\)|q = [\d.]+", "", "\n".join(lines))
-    return re.findall(r"(?<![\d.=])\d{1,2}\.\d{1,2}(?!\d)", plain)
-
-
 def test_heads_quote_published_numbers() -> None:
-    """Those that the report shows of their papers, and so many of each."""
-    counts = Counter[str]()
+    """Accuracies behind `Published` or `(published)` are those that the report shows."""
     for experiment in OF_PAPERS:
-        paper = experiment.partition("/")[0]
-        with (ROOT / f"fedpfl/papers/{paper}/published.csv").open(encoding="utf-8") as file:
-            known = {float(row["value"]) for row in csv.DictReader(file)}
-        numbers = quoted(experiment)
-        assert {float(number) for number in numbers} <= known, experiment
-        counts[paper] += len(numbers)
-    assert counts == {"fedobp": 11, "fedselect": 68, "fedpurin": 81, "fedspu": 18, "subflot": 32}
+        known = {number.value for number in published.published_numbers().values()}
+        head = (ROOT / f"conf/experiment/{experiment}.yaml").read_text().split("defaults:")[0]
+        lines = re.findall(r"^# .*[Pp]ublished\b[^:]*: ?(.*)$", head, re.MULTILINE)
+        plain = re.sub(r"\(?alpha [\d.]+|Dir\([\d.]+\)|q = [\d.]+", "", "\n".join(lines))
+        quoted = re.findall(r"(?<![\d.=])\d{1,2}\.\d{1,2}(?!\d)", plain)
+        assert {float(number) for number in quoted} <= known, experiment

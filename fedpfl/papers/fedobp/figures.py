@@ -121,17 +121,16 @@ def _is_table5_run(run: Run) -> bool:
 
 def _choose_longest(groups: Sequence[Group]) -> list[Group]:
     """Return FedOBP's configuration of most rounds in each setting, rather without momentum."""
-
-    def length_and_plainness(group: Group) -> tuple[int, bool]:
-        return group.reported_runs[0].rounds_planned, not _momentum_label(group.runs[0])
-
-    longest: dict[str, Group] = {}
-    for group in groups:
-        run = group.reported_runs[0]
-        if _is_plotted_fedobp(run) and not layer_shares(run).empty:
-            rival = longest.setdefault(group.setting, group)
-            # Shares settle late, so the longest run shows most; the paper has no momentum.
-            longest[group.setting] = max(rival, group, key=length_and_plainness)
+    with_shares = [
+        group
+        for group in groups
+        if _is_plotted_fedobp(group.runs[0]) and not layer_shares(group.reported_runs[0]).empty
+    ]
+    # Shares settle late, so the longest run shows most; the paper's algorithm has no momentum.
+    with_shares.sort(
+        key=lambda group: (group.runs[0].rounds_planned, not _momentum_label(group.runs[0]))
+    )
+    longest = {group.setting: group for group in with_shares}
     return list(longest.values())
 
 

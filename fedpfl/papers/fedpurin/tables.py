@@ -22,7 +22,7 @@ from fedpfl.papers.drawing import (
     groups_with_several_values,
     masks_by_seed,
     paint_accuracy_over,
-    paint_bars,
+    paint_means,
 )
 from fedpfl.papers.layout import (
     Layout,
@@ -196,7 +196,7 @@ def _holder_shares(group: Group) -> pd.DataFrame:
 
 
 def _describe_norm(group: Group) -> str:
-    """Name a group's bar by whether BatchNorm's weights are scored."""
+    """Name a group by whether BatchNorm's weights are scored."""
     with_norm = "with" if group.runs[0].config_value("method.include_norm") else "without"
     return f"{with_norm} BatchNorm's weights"
 
@@ -232,9 +232,9 @@ def _choose_over(key: str) -> ChooseGroups:
 
 
 FIGURES = {
-    "figure2": Figure(_choose_methods, paint_bars(lambda group: group.method), "fedpurin/cifar10"),
+    "figure2": Figure(_choose_methods, paint_means(lambda group: group.method), "fedpurin/cifar10"),
     "figure3": Figure(
-        _choose_over("method.include_norm"), paint_bars(_describe_norm), "fedpurin/norm"
+        _choose_over("method.include_norm"), paint_means(_describe_norm), "fedpurin/norm"
     ),
     "figure4": Figure(
         _choose_over("method.tau"),
@@ -244,7 +244,6 @@ FIGURES = {
                 "share of critical entries, tau",
             ),
             lambda group: {"FedPURIN": "{}"},
-            is_range_shown=True,
         ),
         "fedpurin/tau",
     ),

@@ -1,4 +1,4 @@
-"""Declare FedSelect's tables and figures: how large masks become, and how they overlap (CVPR 2024)."""
+"""Declare FedSelect's tables and figures (CVPR 2024), and how masks overlap."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 
 from fedpfl.papers.drawing import (
     Axis,
     Figure,
-    LineColumns,
-    Paint,
-    Points,
     choose_method,
-    draw_points,
+    draw_columns,
     groups_with_several_values,
     masks_by_seed,
     paint_accuracy_over,
@@ -32,17 +30,14 @@ from fedpfl.papers.layout import (
     measure_untrained,
 )
 from fedpfl.report.figures import (
-    THIN_LINE_WIDTH,
     draw_line,
     draw_panels,
     groups_by_setting,
     legible_text,
-    line_style,
 )
 from fedpfl.report.grouping import Group
 from fedpfl.report.names import METHOD_TITLES
 from fedpfl.report.run import Run
-from fedpfl.report.table import mean_and_std
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,8 +47,6 @@ BEST_ALPHA = {"cifar10_c": 0.5, "mini_imagenet": 0.5, "": 0.3}
 LAYERS = {"A": 0, "B": 5, "C": 10, "D": 15}
 MOST_CONFIG = {"method.personalise": ("most", None), "method.layer": (None,)}
 """What moves most becomes personal."""
-MAX_WRITTEN_CLIENTS = 20
-"""Up to so many clients, figure 4 writes out their overlaps."""
 JUDGED_COLUMNS = {
     "fedavg": {"FedAvg": "accuracy_pooled", "FedAvg+FT": "ft_accuracy_pooled"},
     "fedbabu": {"FedBABU": "ft_accuracy_pooled"},
@@ -176,10 +169,6 @@ TABLES = {
 # ---- Which runs a figure shows
 
 
-def _has_personal_share(group: Group) -> bool:
-    return any("personal_share" in run.rounds for run in group.reported_runs)
-
-
 def _training_size(run: Run) -> int | None:
     """Return the training samples that each client is given, None where it is not set."""
     return run.config_value("partition.samples_per_client")
@@ -234,78 +223,51 @@ def _choose_table2_masks(groups: Sequence[Group]) -> list[Group]:
 # ---- How a figure is drawn
 
 
-def _paint_columns(lines: LineColumns, y_label: str, **limits: Any) -> Paint:
-    """Return a function that draws columns of rounds.csv over rounds, a panel per setting.
-
-    Args:
-        lines: A group's lines.
-        y_label: Of the y axis.
-        limits: Of the y axis.
-    """
-
-    def paint(groups: list[Group], path: Path, rule: Selection) -> list[Path]:
-        line_names = list(dict.fromkeys(name for group in groups for name in lines(group)))
-
-        def draw_panel(ax: Axes, members: list[Group]) -> None:
-            for group in members:
-                for name, column in lines(group).items():
-                    draw_line(ax, group, column, name, line_names.index(name))
-            ax.set(xlabel="round", ylabel=y_label, xlim=(0, None), **limits)
-
-        return draw_panels(groups_by_setting(groups), path, draw_panel)
-
-    return paint
-
-
 def _judged_lines(group: Group) -> dict[str, str]:
     """Return a group's lines as the paper judges them, each with its column."""
     run = group.runs[0]
     return JUDGED_COLUMNS.get(run.method_name, {run.method_title: "cohort_after"})
 
 
+def _paint_convergence(groups: list[Group], path: Path, rule: Selection) -> list[Path]:
+    """Draw each method's accuracy over rounds, a panel per setting."""
+    line_names = list(dict.fromkeys(name for group in groups for name in _judged_lines(group)))
+
+    def draw_panel(ax: Axes, members: list[Group]) -> None:
+        for group in members:
+            for name, column in _judged_lines(group).items():
+                draw_line(ax, group, column, name, line_names.index(name))
+        ax.set(xlabel="round", ylabel="test accuracy (%)", xlim=(0, None))
+
+    return draw_panels(groups_by_setting(groups), path, draw_panel)
+
+
 def _paint_overlaps(groups: list[Group], path: Path, rule: Selection) -> list[Path]:
     """Draw the overlap of two clients' masks by tensor, a panel per setting."""
 
     def draw_panel(ax: Axes, members: list[Group]) -> None:
-        # ---- Step 1: tensors in the network's order, as the masks have it.
-        all_masks = [masks for group in members for masks in masks_by_seed(group)]
-        tensors = list(dict.fromkeys(name for masks in all_masks for name in masks))
-
-        # ---- Step 2: a line for each group, and a thin one of what chance gives.
-        for index, group in enumerate(members):
-            chance_points = _overlap_points(group, tensors, by_chance=True)
-            draw_points(ax, _overlap_points(group, tensors), group.method, index)
-            ax.plot(
-                [x for x, _ in chance_points],
-                [mean for _, (mean, _) in chance_points],
-                color=line_style(index)["color"],
-                linewidth=THIN_LINE_WIDTH,
-                alpha=0.6,
-            )
-
-        # ---- Step 3: axes.
-        tick_labels = [legible_text(name) for name in tensors]
-        ax.set_xticks(range(len(tensors)), tick_labels, rotation=90, fontsize=6)
+        columns = {}
+        for group in members:
+            columns[group.method] = _mean_overlaps(group)
+            columns[f"{group.method}, by chance"] = _mean_overlaps(group, by_chance=True)
+        # Tensors in the network's order, as the masks have it.
+        overlaps = pd.concat(columns, axis="columns", sort=False)
+        draw_columns(ax, overlaps.reset_index(drop=True))
+        tick_labels = [legible_text(name) for name in overlaps.index]
+        ax.set_xticks(range(len(tick_labels)), tick_labels, rotation=90, fontsize=6)
         ax.set(ylabel="intersection over union", ylim=(0, 1))
 
-    note = "thin: independent masks of the same sizes"
-    return draw_panels(groups_by_setting(groups), path, draw_panel, note, (7.2, 3.6))
+    return draw_panels(groups_by_setting(groups), path, draw_panel, size=(7.2, 3.6))
 
 
-def _overlap_points(group: Group, tensors: list[str], by_chance: bool = False) -> Points:
-    """Return each tensor's overlap over seeds, or what independent masks would have."""
-    points = []
-    for index, name in enumerate(tensors):
-        all_overlaps = [
-            masks[name].overlaps(by_chance) for masks in masks_by_seed(group) if name in masks
-        ]
-        # Pairs of empty masks have no overlap; a tensor with empty pairs alone has no point.
-        seed_means = [
-            float(np.nanmean(overlaps)) for overlaps in all_overlaps if not np.isnan(overlaps).all()
-        ]
-        if seed_means:
-            points.append((float(index), mean_and_std(seed_means)))
-    return points
+def _mean_overlaps(group: Group, by_chance: bool = False) -> pd.Series:
+    """Return each tensor's overlap over pairs and seeds, or that of independent masks."""
+    # Pairs of empty masks have no overlap, and `mean` leaves them out.
+    seed_means = [
+        {name: pd.Series(mask.overlaps(by_chance)).mean() for name, mask in masks.items()}
+        for masks in masks_by_seed(group)
+    ]
+    return pd.DataFrame(seed_means).mean()
 
 
 def _paint_last_layers(groups: list[Group], path: Path, rule: Selection) -> list[Path]:
@@ -319,14 +281,7 @@ def _paint_last_layers(groups: list[Group], path: Path, rule: Selection) -> list
         client_count = len(overlap)
         ax.imshow(overlap, vmin=0, vmax=1, cmap="magma")
 
-        # ---- Step 2: numbers, where they can be read.
-        if client_count <= MAX_WRITTEN_CLIENTS:
-            for (i, j), value in np.ndenumerate(overlap):
-                # In magma, bright is much.
-                color = "black" if value > 0.6 else "white"
-                ax.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=5, color=color)
-
-        # ---- Step 3: clients by their classes, as the paper orders them.
+        # ---- Step 2: clients by their classes, as the paper orders them.
         client_labels = _class_labels(run, client_count)
         ax.set_xticks(range(client_count), client_labels, rotation=90, fontsize=6)
         ax.set_yticks(range(client_count), client_labels, fontsize=6)
@@ -361,11 +316,7 @@ def _class_labels(run: Run, client_count: int) -> list[str]:
 
 
 FIGURES = {
-    "figure2": Figure(
-        _choose_table1_runs,
-        _paint_columns(_judged_lines, "test accuracy (%)"),
-        "fedselect/cifar10",
-    ),
+    "figure2": Figure(_choose_table1_runs, _paint_convergence, "fedselect/cifar10"),
     "figure3": Figure(
         lambda groups: groups_with_several_values(
             _choose_table1_methods(groups), lambda run: True, _training_size
@@ -378,15 +329,6 @@ FIGURES = {
         "fedselect/sizes",
     ),
     "figure4": Figure(_choose_table2_masks, _paint_last_layers, "fedselect/alpha"),
-    "sizes": Figure(
-        choose_method("fedselect", _has_personal_share),
-        _paint_columns(
-            lambda group: {group.method: "personal_share"},
-            "personal share of the model",
-            ylim=(0, 1),
-        ),
-        "fedselect/alpha",
-    ),
     "overlaps": Figure(
         choose_method("fedselect", masks_by_seed), _paint_overlaps, "fedselect/alpha"
     ),

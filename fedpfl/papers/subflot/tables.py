@@ -44,7 +44,6 @@ def _column(
     partition: str = "dirichlet",
     clients: int = 20,
     experiment: str = "",
-    overrides: dict[str, str] | None = None,
     measure: Measure | None = None,
 ) -> TableColumn:
     """Return a column.
@@ -55,20 +54,15 @@ def _column(
         partition: Of the runs.
         clients: Of the runs, but on HAR, which has its own.
         experiment: Of the command, by default the data set's.
-        overrides: Of the command, by default those that the experiment needs.
         measure: What its cells show, instead of the row's.
     """
     config: dict[str, Any] = {"partition.name": partition}
     # HAR has a client per person, however many one asks for.
     if dataset != "har":
         config["clients"] = clients
-    if overrides is None:
-        overrides = {}
-        # The experiments of these run both splits.
-        if dataset in ("cifar10", "cifar100"):
-            overrides["partition"] = partition
-        if clients != 20:
-            overrides["clients"] = str(clients)
+    overrides = {"partition": partition}
+    if clients != 20:
+        overrides["clients"] = str(clients)
     return TableColumn(
         dataset,
         setting,
@@ -166,7 +160,7 @@ TABLES = {
         "SubFLOT (CVPR 2026), ablation, from public summaries",
         (_subflot_row(), *(_subflot_row(missing_part=part) for part in PARTS)),
         (
-            _column("cifar10", "Dir(0.1)", experiment="subflot/ablation", overrides={}),
+            _column("cifar10", "Dir(0.1)", experiment="subflot/ablation"),
             _column("digit5", "feature shift", "groups", experiment="subflot/ablation_digit5"),
         ),
         about="the paper's text is not at hand: neither is known when it judges (here right after "
@@ -188,7 +182,6 @@ TABLES = {
                     f"{count} clients",
                     clients=count,
                     experiment="subflot/scalability",
-                    overrides={"clients": str(count)},
                 )
                 for count in (10, 100)
             ),
