@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
 from fedpfl.ground.casting import cast_value, schema_annotations
 from fedpfl.ground.errors import MAX_LISTED_NAMES, FedpflError, did_you_mean
@@ -15,6 +16,7 @@ from fedpfl.ground.errors import MAX_LISTED_NAMES, FedpflError, did_you_mean
 SMALLEST_FLOAT = float(np.finfo(np.float32).smallest_normal)
 VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 """Kinds of arguments that are no keys: `*args` and `**kwargs`."""
+MAX_QUOTED = 200
 LARGEST_FLOAT = float(np.finfo(np.float32).max)
 
 
@@ -124,3 +126,10 @@ def require_representable(value: Any, path: str) -> None:
     # record.
     if isinstance(value, str) and any(unicodedata.category(c) in ("Cc", "Cs") for c in value):
         raise FedpflError(f"{path} must be a text without control characters, got {value!r}")
+
+
+def describe_fault(error: ValidationError) -> str:
+    """Describe the first value that does not fit a pydantic model, and its place."""
+    fault = error.errors(include_url=False)[0]
+    place = ".".join(map(str, fault["loc"])) or "all of it"
+    return f"{place[:MAX_QUOTED]}: {fault['msg']}, got {fault['input']!r:.{MAX_QUOTED}}"

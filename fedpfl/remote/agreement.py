@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, pairwise
 from math import prod
 from typing import Annotated, Any, Literal, Self
 
@@ -18,7 +18,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from fedpfl.data import Federation, fingerprint
+from fedpfl.data import fingerprint
 from fedpfl.data.datasets import Raw, Samples
 from fedpfl.data.datasets.shared.parts import Part
 from fedpfl.data.datasets.shared.samples import MAX_CLASSES, check_samples
@@ -42,8 +42,6 @@ MAX_INPUT = 2**24  # entries of one sample
 MAX_AXES = 4
 MAX_AGREED = 2**19  # characters of all that is agreed on, which goes with every message
 LARGEST_EXPONENT = 128  # of a float32
-EXAMPLE_SAMPLES = 64
-EXAMPLE_TOKENS = 100
 
 SampleCount = Annotated[Whole, Field(ge=1, le=MAX_SAMPLES)]
 Scale = tuple[Number, ...]
@@ -275,18 +273,24 @@ def agree_on_sites(sites: Sequence[SiteFacts]) -> Agreement:
     """Unite the facts of sites: the union of labels, and the first one's columns.
 
     Raises:
-        FedpflError: It is too much, or a text is written in two ways.
+        FedpflError: They differ, it is too much, or a text is written in two ways.
     """
-    # ---- Step 1: labels are the union of all sites' labels.
-    # Sorted by name, so that the order in which nodes came does not matter.
+    # ---- Step 1: all are of one form. Sorted by name, as nodes come in any order.
     sites = sorted(sites, key=lambda site: site.name)
+    for site, following in pairwise(sites):
+        if site.name == following.name:
+            raise FedpflError(f"two nodes call their site {site.name}; give one another name")
+        if difference := find_difference(following, sites[0]):
+            raise FedpflError(f"{difference}; all sites are to be of one form")
     form = sites[0].form
+
+    # ---- Step 2: labels are the union of all sites' labels.
     values = sort_texts(value for site in sites for value in site.form.labels)
     labels_by_site = {site.name: site.form.labels for site in sites}
     require_one_spelling(labels_by_site, "label")
     require_alike(labels_by_site)
 
-    # ---- Step 2: categories of a table are the union, too, and a feature each.
+    # ---- Step 3: categories of a table are the union, too, and a feature each.
     changes: dict[str, Any] = {"labels": values}
     tables = {site.name: site.form.columns for site in sites if site.form.columns}
     if form.columns:
@@ -299,7 +303,7 @@ def agree_on_sites(sites: Sequence[SiteFacts]) -> Agreement:
         features = sum(len(levels.get(name, [name])) for name in names)
         changes |= {"columns": (names, levels), "shape": [features]}
 
-    # ---- Step 3: what all have agreed on.
+    # ---- Step 4: what all have agreed on.
     facts = {
         "sites": [site.entry for site in sites],
         "form": {**plain_values(form), **changes},
@@ -313,23 +317,6 @@ def agree_on_sites(sites: Sequence[SiteFacts]) -> Agreement:
             "the most; number the labels"
         )
     return agreement
-
-
-def make_example_federation(federation: Federation) -> Federation:
-    """Return a small federation of made-up samples, for the form of answers."""
-    # Zeros would hide the effects of a method, and real samples are not here.
-    generator = torch.Generator().manual_seed(0)
-    count = 3 * EXAMPLE_SAMPLES
-    x = torch.randint(0, EXAMPLE_TOKENS, (count, *federation.shape), generator=generator)
-    y = torch.randint(0, federation.classes, (count,), generator=generator)
-    changes: dict[str, Any] = {"x": x.to(federation.x), "y": y.to(federation.y)}
-    # Each client has the same few, and none of them in two of its parts.
-    for part, indices in zip(
-        ("train", "test", "validation"), torch.arange(count).split(EXAMPLE_SAMPLES), strict=True
-    ):
-        splits = getattr(federation, part)
-        changes[part] = tuple(indices[: len(samples)] for samples in splits)
-    return replace(federation, **changes)
 
 
 class SiteSums(Message):

@@ -24,7 +24,7 @@ from fedpfl.ground.tasks import require_classification
 from fedpfl.methods import SEES
 from fedpfl.record.callbacks import Callback
 from fedpfl.remote import sites
-from fedpfl.remote.agreement import Agreement, make_example_federation
+from fedpfl.remote.agreement import Agreement
 from fedpfl.remote.download import NotSentError
 from fedpfl.remote.keys import make_run_key
 from fedpfl.remote.messages import plain_values
@@ -187,10 +187,7 @@ def _make_remote_backend(
         initial_state=initial_state,
         settings=settings,
     )
-    if agreement:
-        backend.agreement = plain_values(agreement)
-        # The server has no samples to try a method with.
-        backend.example_federation = make_example_federation(run.federation)
+    backend.agreement = plain_values(agreement) if agreement else None
     return backend
 
 

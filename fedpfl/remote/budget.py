@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-import math
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -224,8 +223,6 @@ def require_promise(plan: Plan, limit: float | None) -> None:
     """
     if limit is None:
         return
-    if not math.isfinite(limit) or limit <= 0:
-        raise FedpflError(f"epsilon= in the node-config must be a positive number, got {limit}")
     privacy = plan.privacy
     is_promise = isinstance(privacy, SamplePrivacy) and privacy.noise != 0 and privacy.seed is None
     if not is_promise:

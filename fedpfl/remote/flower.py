@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
+from pydantic import BaseModel, Field, StrictBool, ValidationError
+
 from fedpfl.config.plan import check_config
+from fedpfl.ground.checks import describe_fault
 from fedpfl.ground.errors import FedpflError, missing_extra
 from fedpfl.ground.terminal import print_notice
 from fedpfl.remote import app, wire
@@ -102,12 +105,7 @@ def server() -> ServerApp:
 
 
 def client() -> ClientApp:
-    """Return the app that answers at a node.
-
-    A node's configuration names its site (`data`, and `name` unless that is the file's or folder's),
-    where states are kept (`state`), whether they may leave the node (`share-states`), and how much
-    epsilon its samples may give away (`epsilon`).
-    """
+    """Return the app that answers at a node; `NodeConfig` has the keys of its node-config."""
     client_app = ClientApp()
 
     @client_app.query()
@@ -126,24 +124,30 @@ def client() -> ClientApp:
     return client_app
 
 
+class NodeConfig(BaseModel):
+    """The configuration of a node.
+
+    Attributes:
+        data: Its site.
+        name: Of the site; "" for the file's or folder's name.
+        state: The folder of states.
+        share_states: As in NodePolicy, as is `epsilon`.
+    """
+
+    data: Path
+    name: str = ""
+    state: Path = Path("federated")
+    share_states: StrictBool = Field(False, alias="share-states")
+    epsilon: float | None = Field(None, gt=0, allow_inf_nan=False)
+
+
 @cache
 def _load_node(words: str, node_config: tuple[tuple[str, Any], ...]) -> SiteNode:
     """Return the node, which a process makes once. Raises FedpflError."""
-    values = dict(node_config)
-    if "data" not in values:
-        raise FedpflError('this node has no site; start it with data="FOLDER" in its --node-config')
-    _, cfg = app.compose_federation(shlex.split(words))
-    path = Path(str(values["data"]))
-    folder = Path(str(values.get("state", "federated")))
-    name = str(values.get("name", ""))
-    return SiteNode(check_config(cfg), path, name, folder, _read_policy(values))
-
-
-def _read_policy(values: Mapping[str, Any]) -> NodePolicy:
-    """Read the permissions in a node's configuration. Raises FedpflError."""
-    epsilon = values.get("epsilon")
     try:
-        limit = None if epsilon is None else float(epsilon)
-    except ValueError:
-        raise FedpflError(f"epsilon= in the node-config must be a number, got {epsilon}") from None
-    return NodePolicy(values.get("share-states", False) is True, limit)
+        config = NodeConfig.model_validate(dict(node_config))
+    except ValidationError as error:
+        raise FedpflError(f"--node-config of this node: {describe_fault(error)}") from None
+    _, cfg = app.compose_federation(shlex.split(words))
+    policy = NodePolicy(config.share_states, config.epsilon)
+    return SiteNode(check_config(cfg), config.data, config.name, config.state, policy)

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, ValidationError
 
+from fedpfl.ground.checks import describe_fault
 from fedpfl.ground.errors import FedpflError
 
 MAX_TEXT = 200  # characters of a site's name, and of a refused value that is quoted
@@ -65,26 +66,16 @@ class Question(Message):
     initial: Annotated[tuple[Text, ...], Field(max_length=MAX_PATHS)] = ()
 
 
-class Greeting(Message):
-    """Ask a node for its clients."""
-
-    key: dict[str, Any]
-    agreement: Any = None
-    hello: Literal[True]
-
-
-class SiteRequest(Message):
-    """Ask a node for its site before round 1: the facts, or the sums.
+class Request(Message):
+    """Ask a node about itself.
 
     Attributes:
-        describe: Whether the facts are asked for.
-        sums: Whether sums of the training samples are asked for.
+        wants: The facts of its site, the sums of its training samples, or the clients that it holds.
     """
 
     key: dict[str, Any]
     agreement: Any = None
-    describe: Flag = False
-    sums: Flag = False
+    wants: Literal["site", "sums", "clients"]
 
 
 # ---- From a node
@@ -125,14 +116,8 @@ def read_message(kind: type[AnyMessage], fields: Any) -> AnyMessage:
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        place = ".".join(map(str, problem["loc"]))
-        value = repr(problem["input"])
-        quoted = value if len(value) <= MAX_TEXT else f"{value[:MAX_TEXT]}..."
-        raise FedpflError(
-            f"a message that is no {kind.__name__.lower()}: {place[:MAX_TEXT] or 'all of it'}:"
-            f" {problem['msg']}, got {quoted}"
-        ) from None
+        name = kind.__name__.lower()
+        raise FedpflError(f"a message that is no {name}: {describe_fault(error)}") from None
 
 
 def plain_values(message: BaseModel) -> dict[str, Any]:

@@ -27,10 +27,10 @@ from fedpfl.remote.keys import make_run_key
 from fedpfl.remote.messages import (
     MAX_FAULT,
     Fault,
-    Greeting,
     Holdings,
     Question,
     Reply,
+    Request,
     plain_values,
     read_message,
     require_same_key,
@@ -107,8 +107,8 @@ class Node:
         # ---- Step 1: no message is unpacked that is larger than any of this run.
         fields, trees = self._limits.unpack_message(message)
         require_same_key(fields.get("key"), self._compatibility_key, "the server", "this node")
-        if "hello" in fields:
-            read_message(Greeting, fields)
+        if "wants" in fields:
+            read_message(Request, fields)
             holdings = Holdings(key=self._compatibility_key, clients=tuple(self._clients))
             return wire.pack_message(plain_values(holdings), {})
 

@@ -20,13 +20,13 @@ class Schedule:
     Attributes:
         setup: What its rounds are played with; `local` is as configured.
         rounds: How many it plays.
-        evaluation: The keys `eval.*`; None: all rounds are evaluated, without fine-tuning.
+        evaluation: The keys `eval.*`.
         cohorts: The clients of each round; None where a node cannot know them.
     """
 
     setup: RoundSetup
     rounds: int
-    evaluation: Eval | None = None
+    evaluation: Eval
     cohorts: tuple[tuple[int, ...], ...] | None = None
 
     def list_calls(self, state: State, client: int) -> list[Call]:
@@ -54,19 +54,16 @@ class Schedule:
         """Return the client's evaluations after the last finished round."""
         keys = self.evaluation
         setup = self.setup
-        tunings: list[FineTuning | None] = [None]
-        if state.round > self.rounds:
+        # Early stopping may end the run after any round.
+        last_round = state.round if self.stops_early else self.rounds
+        is_due = state.round % keys.every == 0 or state.round == last_round
+        if not is_due or not 0 < state.round <= self.rounds:
             return []
-        if keys is not None:
-            # Early stopping may end the run after any round.
-            is_last = state.round == self.rounds or self.stops_early
-            if not state.round or (state.round % keys.every and not is_last):
-                return []
-            last_round = state.round if is_last else self.rounds
-            if keys.finetune_epochs and keys.should_finetune(state.round, last_round):
-                draws = Draws(setup.seed, "finetune", state.round)
-                local = keys.finetuning_local(setup.local)
-                tunings.append(FineTuning(local, draws, keys.finetune_part))
+        tunings: list[FineTuning | None] = [None]
+        if keys.finetune_epochs and keys.should_finetune(state.round, last_round):
+            draws = Draws(setup.seed, "finetune", state.round)
+            local = keys.finetuning_local(setup.local)
+            tunings.append(FineTuning(local, draws, keys.finetune_part))
         adaptation = FineTuning(setup.local, Draws(setup.seed, "adapt", state.round))
         return [
             EvalCall(

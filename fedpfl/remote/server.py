@@ -14,7 +14,6 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from fedpfl.data import Federation
 from fedpfl.engine import Backend, Engine, State
 from fedpfl.engine.calls import Answer, Call, Participation, TrainCall
 from fedpfl.engine.store import Rows
@@ -28,10 +27,10 @@ from fedpfl.remote import trust, wire
 from fedpfl.remote.download import NotSentError, call_download, drop_known
 from fedpfl.remote.messages import (
     Fault,
-    Greeting,
     Holdings,
     Question,
     Reply,
+    Request,
     plain_values,
     read_message,
     require_same_key,
@@ -120,14 +119,11 @@ class RemoteBackend(Backend):
 
     Attributes:
         agreement: The agreement of sites at nodes, which goes with each message.
-        example_federation: Made-up samples, which tell the form of answers; None where
-            the server has the samples.
         release_folder: Where the answers that got a round's noise are noted, if the server adds any.
     """
 
     name = "nodes"
     agreement: Mapping[str, Any] | None = None
-    example_federation: Federation | None = None
     release_folder: Path | None = None
 
     def __init__(
@@ -346,8 +342,8 @@ class RemoteBackend(Backend):
 
     def _greet(self, nodes: Sequence[int], timeout: float) -> None:
         """Ask nodes which clients they hold."""
-        greeting = Greeting(key=self._compatibility_key, agreement=self.agreement, hello=True)
-        message = wire.pack_message(plain_values(greeting), {})
+        request = Request(key=self._compatibility_key, agreement=self.agreement, wants="clients")
+        message = wire.pack_message(plain_values(request), {})
         replies = self._grid.send_and_receive([(node, message) for node in nodes], timeout)
         for node, reply in zip(nodes, replies, strict=True):
             try:
@@ -417,13 +413,7 @@ class RemoteBackend(Backend):
 
     def _make_example(self, call: Call) -> Tree:
         """Return an answer of the form that answers to a call must have."""
-        federation = self.example_federation or call.federation
-        return trust.expect_answer(
-            replace(call, federation=federation),
-            self.net,
-            self._initial_state,
-            self.shares_states,
-        )
+        return trust.expect_answer(call, self.net, self._initial_state, self.shares_states)
 
 
 def require_reply(reply: bytes | str | None, timeout: float) -> bytes:

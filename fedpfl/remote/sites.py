@@ -33,7 +33,7 @@ from fedpfl.remote.budget import require_promise
 from fedpfl.remote.keys import make_plan_key
 from fedpfl.remote.messages import (
     AnyMessage,
-    SiteRequest,
+    Request,
     plain_values,
     read_message,
     require_same_key,
@@ -127,7 +127,7 @@ def agree_with_nodes(grid: Grid, plan: Plan, settings: FederateSettings) -> Agre
     Raises:
         FedpflError: Sites differ, too few come in time, or too many.
     """
-    # ---- Step 1: the site of each node. A site that differs is named immediately.
+    # ---- Step 1: the site of each node.
     key = make_plan_key(plan)
     site_by_node = _collect_sites(grid, key, plan.settings.clients, settings.timeout)
     agreement = agreements.agree_on_sites([*site_by_node.values()])
@@ -142,7 +142,7 @@ def agree_with_nodes(grid: Grid, plan: Plan, settings: FederateSettings) -> Agre
     is_image = federation.x.dtype == torch.uint8
     values_per_sample = federation.x[0, 0].numel()
     train_sizes = federation.train_sizes.tolist()
-    request = SiteRequest(key=key, sums=True, agreement=plain_values(agreement))
+    request = Request(key=key, wants="sums", agreement=plain_values(agreement))
     message = wire.pack_message(plain_values(request), {})
     nodes = [*site_by_node]
     replies = grid.send_and_receive([(node, message) for node in nodes], settings.timeout)
@@ -176,12 +176,12 @@ def _collect_sites(
     """Return the sites by their nodes, once there are as many as clients.
 
     Raises:
-        FedpflError: Sites differ, too few come in time, or too many.
+        FedpflError: Too few come in time, or too many.
     """
     site_by_node: dict[int, SiteFacts] = {}
     left_out: set[int] = set()
     deadline = time.monotonic() + timeout
-    request = SiteRequest(key=dict(key), describe=True)
+    request = Request(key=dict(key), wants="site")
     message = wire.pack_message(plain_values(request), {})
     is_in_time = True
     while len(site_by_node) < clients and is_in_time:
@@ -197,7 +197,6 @@ def _collect_sites(
                 left_out.add(node)
                 print_notice(f"node {node} is left out: {fault}")
                 continue
-            _require_same_form(site, [*site_by_node.values()])
             site_by_node[node] = site
         if not new_nodes:
             time.sleep(min(POLL_SECONDS, timeout))
@@ -210,15 +209,6 @@ def _collect_sites(
             " the same command again"
         )
     return site_by_node
-
-
-def _require_same_form(site: SiteFacts, earlier_sites: list[SiteFacts]) -> None:
-    """Raise FedpflError where a site differs from those that came before it."""
-    if any(site.name == earlier.name for earlier in earlier_sites):
-        raise FedpflError(f"two nodes call their site {site.name}; give one another name")
-    difference = agreements.find_difference(site, earlier_sites[0]) if earlier_sites else ""
-    if difference:
-        raise FedpflError(f"{difference}; all sites are to be of one form")
 
 
 def _open_reply(
@@ -285,15 +275,15 @@ class SiteNode:
         """Return the answer to a message. Raises FedpflError."""
         fields = wire.unpack_fields(message)
         require_same_key(fields.get("key"), self._key, "the server", "this node")
-        request = read_message(SiteRequest, fields) if "describe" in fields else None
-        if request and request.describe:
+        wants = read_message(Request, fields).wants if "wants" in fields else "an answer"
+        if wants == "site":
             reply = SiteReply(key=self._key, site=self._facts)
             return wire.pack_message(plain_values(reply), {})
         agreement = read_message(Agreement, fields.get("agreement"))
         change = agreement.find_change(self._facts)
         if change:
             raise FedpflError(change)
-        if request and request.sums:
+        if wants == "sums":
             sums = SiteSums(key=self._key, sums=self._sum_samples(agreement))
             return wire.pack_message(plain_values(sums), {})
         # A new agreement is a new federation, with a new folder of states.

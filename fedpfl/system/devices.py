@@ -12,6 +12,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedpfl.ground.casting import Checked
+from fedpfl.ground.checks import describe_fault
 from fedpfl.ground.errors import FedpflError, error_text
 from fedpfl.ground.ranges import Above, AtLeast, AtMost, Below, Between
 
@@ -191,9 +192,7 @@ def read_devices(path: Path) -> dict[int, Device]:
                     raise FedpflError(f"{place}: client {client} is there twice")
                 devices[client] = Device(**row)
     except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        name = ".".join(map(str, problem["loc"]))
-        raise FedpflError(f"{place}: {name}: {problem['msg']}, got {problem['input']!r}") from None
+        raise FedpflError(f"{place}: {describe_fault(error)}") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise FedpflError(f"system.profile: {path} cannot be read: {error_text(error)}") from None
     return devices

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedpfl.config.schema import Eval
 from fedpfl.engine import (
     Engine,
     FineTuning,
@@ -38,6 +39,7 @@ from tests.remote.grids import Overheard
 
 KEY = {"configuration": "abc-seed0", "data": "123", "version": "1"}
 ONE = replace(LOCAL, epochs=None, steps=1)
+EVERY = Eval(every=1, finetune_epochs=0, finetune_every=1, finetune_part="all")
 LOOP = Engine("loop", workers=1)
 COHORTS = ((0, 2, 3), (0, 2, 5))
 ALL = [0, 2, 3, 4, 5]
@@ -71,7 +73,7 @@ class Played:
 
     def node(self, clients, folder=None, key=KEY) -> Node:
         backend = make_backend(LOOP, tiny(norm=True, pairs=self.method.pairs), CPU)
-        schedule = Schedule(RoundSetup(backend, self.method, self.federation, ONE, 0), rounds=9)
+        schedule = Schedule(RoundSetup(backend, self.method, self.federation, ONE, 0), 9, EVERY)
         folder = folder or Path(tempfile.mkdtemp(dir=FOLDER.name))
         return Node(schedule, key, clients, folder, NodePolicy(self.shares))
 
@@ -152,7 +154,7 @@ class Faulty(InProcessGrid):
     def send_and_receive(self, messages, timeout):
         found = super().send_and_receive(messages, timeout)
         for place, (node, message) in enumerate(messages):
-            is_greeting = "hello" in wire.unpack_message(message)[0]
+            is_greeting = wire.unpack_message(message)[0].get("wants") == "clients"
             if node == self._node and is_greeting == self._hello:
                 found[place] = self._fault(found[place])
         return found

@@ -266,8 +266,7 @@ def test_sums_of_a_site_would_leave_it_without_noise(here, monkeypatch):
     agreement = agreements.agree_on_sites([node._facts for node in nodes.values()])
     request = {
         "key": make_plan_key(plan),
-        "describe": False,
-        "sums": True,
+        "wants": "sums",
         "agreement": plain_values(agreement),
     }
     fields, _ = wire.unpack_message(nodes[0].answer_message(wire.pack_message(request, {})))
@@ -397,7 +396,7 @@ def test_a_node_refuses_what_it_has_not_agreed_on(kind, overheard):
     fields, reason = HOSTILE_AGREEMENTS[kind]
     grid, _ = overheard
     (node,) = (node for node in grid.node_by_id.values() if node._facts.name == "davos")
-    request = next(message for message in grid.requests if b'"hello"' in message)
+    request = next(message for message in grid.requests if b'"clients"' in message)
     assert "clients" in wire.unpack_message(node.answer_message(request))[0]
     about, trees = wire.unpack_message(request)
     about["agreement"].update(fields)
@@ -420,7 +419,7 @@ def test_a_killed_server_goes_on_with_what_was_agreed(here, tmp_path_factory):
     again = Overheard(make_nodes(words))
     path = app.run_server(again, words)
     asked = [wire.unpack_message(message)[0] for message in again.requests]
-    assert not [fields for fields in asked if "describe" in fields or "sums" in fields]
+    assert not [fields for fields in asked if fields.get("wants") in ("site", "sums")]
     assert_as_in_one_place(path, words)
     (path / "sites.json").write_text("{")
     with pytest.raises(FedpflError, match=r"sites\.json is damaged; restart=true removes"):

@@ -96,6 +96,7 @@ def test_an_evaluation_is_checked_too(caplog):
         return {**found, "test": found["test"]._replace(correct=torch.tensor(999))}
 
     played = Played(FEDAVG)
+    played.round([2, 4])
     honest = played.judged()["test"]
     played.remote._grid = Faulty(played.grid, 1, change_found(lie))
     found = played.judged()["test"]
@@ -137,7 +138,7 @@ def test_a_node_that_does_not_answer_is_not_waited_for_again(caplog):
     grid.exchanges.clear()
     played.round([2, 3])
     (message,) = (message for node, message, _ in grid.exchanges if node == 1)
-    assert "hello" in wire.unpack_message(message)[0]
+    assert wire.unpack_message(message)[0]["wants"] == "clients"
     grid.deaf = []
     assert len(played.round([2, 3]).loss) == 2
 
@@ -153,7 +154,7 @@ def test_a_node_decides_what_leaves_it():
     grid = played.remote._grid = Overheard(played.grid.node_by_id)
     played.round([0, 2])
     played.judged()
-    asking = [one for one in grid.requests if "hello" not in wire.unpack_message(one)[0]]
+    asking = [one for one in grid.requests if "wants" not in wire.unpack_message(one)[0]]
     assert len(asking) > 5
     for message in asking:
         fields, found = wire.unpack_message(node.answer_message(message))
