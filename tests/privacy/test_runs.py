@@ -40,14 +40,10 @@ method=fedproto | its server sees each upload, and only a mean of uploads
 method=pfedfda | nobody knows what an upload without training would be
 method=local_only | send nothing up
 privacy.epsilon=null | privacy.epsilon must be given, or else noise
-privacy.delta=0 | privacy.delta must be
 privacy.clip=null | privacy.clip must be a number where there is noise
-privacy.quantile=1 | privacy.quantile must be
 privacy.count_noise=1 | privacy.count_noise must be null
-privacy.quantile=0.5 privacy.rate=0 | privacy.rate must be
 privacy.accounting=pld | privacy.accounting must be rdp
 privacy.sampling=poisson method=scaffold | use fixed
-privacy.epsilon=101 | privacy.epsilon must be above 0 and at most 100
 privacy.epsilon=null privacy.noise=0.01 | protects nobody
 clients=40 unseen=0.5 privacy.delta=0.05 | privacy.delta must be below 1 / clients, here 0.05
 clients=1 privacy.delta=1e-5 | one has nobody to be hidden among

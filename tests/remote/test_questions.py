@@ -2,6 +2,8 @@
 states; a node that fails keeps neither its clients nor the others' evaluation.
 """
 
+import copy
+import random
 import re
 from pathlib import Path
 
@@ -50,9 +52,9 @@ def asked(tmp_path_factory):
 
 def iterate_changes(value, path=()):
     """Yield the path of each value of a question, and all that is put in its place."""
-    if isinstance(value, dict):
-        for name, part in value.items():
-            yield from iterate_changes(part, (*path, name))
+    parts = dict(enumerate(value)) if isinstance(value, list) else value
+    for name, part in parts.items() if isinstance(parts, dict) else ():
+        yield from iterate_changes(part, (*path, name))
     for forged in FORGED_VALUES:
         if forged != value:
             yield path, forged
@@ -61,7 +63,9 @@ def iterate_changes(value, path=()):
 def with_value(value, path, forged):
     if not path:
         return forged
-    return {**value, path[0]: with_value(value[path[0]], path[1:], forged)}
+    changed = copy.copy(value)
+    changed[path[0]] = with_value(value[path[0]], path[1:], forged)
+    return changed
 
 
 @pytest.mark.parametrize("kind", ["gather", "train", "tuned False", "tuned True"])
@@ -193,6 +197,7 @@ def test_no_file_is_written_through_a_link(here):
 # ---- One set of sites
 
 
+@pytest.mark.usefixtures("few_orders")
 def test_a_node_answers_one_set_of_sites(here):
     """A server that changes another site's size gets no fresh ledger, also in a new process."""
     pytest.importorskip("dp_accounting", reason="needs the extra [privacy]")
@@ -221,3 +226,9 @@ def test_a_node_answers_one_set_of_sites(here):
     fault = wire.unpack_message(node.answer_message(wire.pack_message(forged, trees)))[0]["fault"]
     assert "have answered for the same configuration and seed with other sites" in fault
     assert len([*Path("states").glob(f"{number}/*/client*/privacy.csv")]) == 1
+
+    # ---- Nor does it for any other agreement, of which one value is forged.
+    changes = list(iterate_changes(fields["agreement"], ("agreement",)))
+    for path, value in random.Random(0).sample(changes, 60):
+        forged_message = wire.pack_message(with_value(fields, path, value), trees)
+        assert "fault" in wire.unpack_message(node.answer_message(forged_message))[0], (path, value)
