@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -154,12 +153,11 @@ class Models(ABC):
         if isinstance(client, str) and names:
             raise FedpflError(f"client: {choices_text(names, client)}")
         clients = self._run.settings.clients
-        is_number = not isinstance(client, str) and hasattr(client, "__index__")
-        if not is_number or not 0 <= operator.index(client) < clients:
+        if isinstance(client, str) or client not in range(clients):
             raise FedpflError(
                 f"client must be a whole number from 0 to {clients - 1}, got {client!r}"
             )
-        return operator.index(client)
+        return int(client)
 
     @property
     def _method_word(self) -> str:

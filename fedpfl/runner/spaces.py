@@ -19,7 +19,12 @@ from fedpfl.ground.errors import FedpflError, error_text
 from fedpfl.ground.terminal import print_notice
 
 SPACES_FILE = Path(overrides.CONF) / "tune.yaml"
-COMPARISONS = {"above": operator.gt, "below": operator.lt, "at most": operator.le}
+COMPARISONS = {
+    "above": operator.gt,
+    "at least": operator.ge,
+    "at most": operator.le,
+    "below": operator.lt,
+}
 """Words of a limit."""
 EDGE_SHARE = 0.05
 """Share of an interval that counts as its edge, at either end."""

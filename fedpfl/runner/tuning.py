@@ -189,7 +189,7 @@ def split_words_by_method(request: TuningRequest) -> dict[str, list[str]]:
 
     # ---- Step 2: leave out keys that only another method has.
     keys_of_any = set[str]().union(*keys.values())
-    words_by_method = {}
+    words_by_method: dict[str, list[str]] = {}
     for method in request.methods:
         words_by_method[method] = []
         for word in shared_words:

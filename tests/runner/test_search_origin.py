@@ -1,6 +1,5 @@
 """A search goes on only with values that its data and code gave and its runs say."""
 
-import json
 import re
 import shutil
 import sys
@@ -14,7 +13,7 @@ from fedpfl.report import runs
 from fedpfl.report.__main__ import main
 from fedpfl.runner import trials
 from tests.command import keep_last_words, run_command
-from tests.conftest import keep_quick, read_cases
+from tests.conftest import keep_quick
 
 pytest.importorskip("optuna")
 pytestmark = pytest.mark.usefixtures("migrations_read_once")
@@ -45,19 +44,10 @@ def write_data(path: Path, signal: float) -> None:
     np.savez(path, x=x, y=y)
 
 
-def write_split(path: Path, shift: int) -> None:
-    order = np.roll(np.arange(400), shift)
-    split = {}
-    for client, own in enumerate(order.reshape(4, 100).tolist()):
-        split[client] = {"train": own[:60], "validation": own[60:80], "test": own[80:]}
-    path.write_text(json.dumps(split))
-
-
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """Lie in a folder with data and a plugin that imports another file."""
     write_data(tmp_path / "mine.npz", signal=3.0)
-    write_split(tmp_path / "split.json", shift=0)
     (tmp_path / "plugin.py").write_text(PLUGIN)
     (tmp_path / "beside_it.py").write_text("FACTOR = 1.0\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -105,43 +95,27 @@ def chosen(lines: list[str]) -> str:
     return next(line for line in lines if line.startswith("fedpfl: best of"))
 
 
-SCALED = ("plugins=[plugin.py]", "method=scaled")
-SPLIT = ("partition=file", "partition.path=split.json", "validation=0")
-CHANGES = """
-write_split(folder / "split.json", shift=7) | SPLIT
-(folder / "plugin.py").write_text(PLUGIN.replace("FACTOR *", "2 * FACTOR *")) | SCALED
-(folder / "beside_it.py").write_text("FACTOR = 3.0") | SCALED
-"""
-"""What is changed in the folder | words of the search."""
+CHANGES = {
+    "data": lambda folder: write_data(folder / "mine.npz", signal=2.0),
+    "code": lambda folder: (folder / "beside_it.py").write_text("FACTOR = 3.0\n"),
+}
+"""What changes: samples, or a file that a plugin imports."""
 
 
-@pytest.mark.full
-@pytest.mark.parametrize(("change", "more"), read_cases(CHANGES, " | "))
-def test_a_search_begins_anew_where_what_its_values_come_from_has_changed(change, more, folder):
-    """As where the data have changed, which the next test has."""
-    more = eval(more)
-    _, before = search(folder, *more)
-    assert len(values(before)) == 2, before
-    eval(change, {**globals(), "folder": folder})
-    after = search(folder, *more)
-    assert (after[0], len(values(after[1]))) == (0, 2), after[1]
-    assert len(list(folder.rglob("rounds.csv"))) == 4, "no run of before is taken for one of now"
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_changes_while_a_search_goes_on_stops_it_and_the_next_begins_anew(name, folder):
+    real, plugin = trials.require_origin, ("plugins=[plugin.py]", "method=scaled")
 
-
-def test_data_that_change_while_a_search_goes_on_stop_it_and_the_next_begins_anew(folder):
-    real = trials.require_origin
-
-    def overwrite(*given):
+    def change(*given):
         real(*given)
-        write_data(folder / "mine.npz", signal=2.0)
+        CHANGES[name](folder)
 
-    with mock.patch.object(trials, "require_origin", overwrite):
-        code, lines = search(folder)
-    assert code == 2
-    assert len(values(lines)) == 1
+    with mock.patch.object(trials, "require_origin", change):
+        code, lines = search(folder, *plugin)
+    assert (code, len(values(lines))) == (2, 1), lines
     assert "was run with other data or code than the search began with" in lines[-1]
     before = {*folder.rglob("rounds.csv")}
-    code, lines = search(folder)
+    code, lines = search(folder, *plugin)
     assert (code, len(values(lines))) == (0, 2), lines
     assert len({*folder.rglob("rounds.csv")} - before) == 2, "no run of before is taken for one"
 
