@@ -20,7 +20,6 @@ MEMORY_SIGNS = (
     "Storage size calculation overflowed",
 )
 """Parts of PyTorch's messages when memory runs out."""
-THREAD_SIGN = "can't start new thread"
 
 
 class Diverged(FedpflError):
@@ -67,13 +66,8 @@ def user_errors(cfg: DictConfig, path: Path, keep_traceback: bool = False) -> It
 
 
 def _explain_shortage(error: BaseException, cfg: DictConfig) -> FedpflError | None:
-    """Explain that memory or threads ran out; None for another error."""
+    """Explain that memory ran out; None for another error."""
     text = error_text(error)
-    if THREAD_SIGN in text:
-        return FedpflError(
-            "the system lets this process start no more threads; set engine.workers=1, "
-            "or raise the limit (ulimit -u)"
-        )
     if not isinstance(error, MemoryError) and not any(sign in text for sign in MEMORY_SIGNS):
         return None
     text = text.rpartition("DefaultCPUAllocator: ")[2]

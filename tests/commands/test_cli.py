@@ -4,7 +4,6 @@ import contextlib
 import csv
 import os
 import re
-import shlex
 import signal
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-from fedpfl.config import overrides
-from fedpfl.config.choices import GROUPS
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import METHODS, FedAvg
@@ -45,36 +42,25 @@ BAD = r"""
 # unknown keys
 foo=1 => foo is not a key
 local.foo=1 => local.foo is not a key here; known keys: epochs, steps, batch_size, optimizer, lr, decay,
-lamda=1 method=ditto => lamda is not a key here; did you mean method.lam?
 # unknown choices
 method=xyz => method must be one of apfl, apple, cfl, ditto,
 hydra/launcher=foo => hydra/launcher must be one of basic, joblib, lockstep, got 'foo'
 # what was probably meant
 alpha=0.5 => alpha is not a key here; did you mean partition.alpha?
 hydra.run.dri=x => hydra.run.dri is not a key here; did you mean hydra.run.dir?
-+experiment=demo => Multiple values for experiment. To override a value use 'override experiment: demo'
 # wrong types
 rounds=abc => rounds must be a whole number, got 'abc'
 # for a hyperparameter that is not there
 method=seqfededt +score=fisher => score is for a hyperparameter that method=seqfededt does not have
-# keys taken away
-~rounds => rounds has no value
-method=null => method
 # out of range
 rounds=0 => rounds must be 1 or more, got 0
-participation=1.5 => participation must be above 0 and at most 1, got 1.5
-local.batch_size=1 => local.batch_size must be 2 or more
 eval.every=5 eval.finetune_epochs=1 eval.finetune_every=7 => eval.finetune_every must be a positive multiple of eval.every (5), got 7
 # what the network does not have
 method=fedper method.layers=5 => method.layers must be at most 4, the network's layers, got 5
-method=flexfl method.apoz=[0.1] => method.apoz has 1 numbers for 3 groups of neurons
 model=mlp model.hidden=[100000000000] => model=mlp: its parameters, held twice, would take
 # adapters
 adapter=lora adapter.rank=0 => adapter.rank must be 1 or more, got 0
-method=fedsa_lora => method=fedsa_lora is about low-rank pairs; choose adapter=lora
-method=fedalt adapter=lora adapter.layers=[linear] => is about low-rank pairs; choose adapter=lora adapter.pairs=2
 adapter=lora => model=cnn4: adapter.layers: the network has no q; it has conv, linear
-model=vit model.patch=9 => images must be square, 9 (model.patch) a divisor of their sides
 # files
 dataset=npz => dataset.path has no value; set it with dataset.path=
 # folders
@@ -82,26 +68,16 @@ hydra.run.dir=file/run => file/run
 hydra.run.dir=a/b/{300 x} => File name too long
 # what a terminal would obey
 data_dir="{escape}[2J{escape}[31mred" => data_dir must be a text without control characters, got '\x1b[2J\x1b[31mred'
-data_dir="{surrogate}" => data_dir must be a text without control characters, got '\udcff'
-{escape}[31m=3 => \x1b
---{escape}[31m => --\x1b[31m is no option
 # syntax
 rounds=(1 => rounds=(1
-a=b=c => 'a=b=c' cannot be read as key=value; a text is quoted: "a='b=c'"
-hydra.mode=foo => hydra.mode=foo; Invalid value 'foo', expected one of [RUN, MULTIRUN]
 # interpolations
 seed=${nope} => seed: Interpolation key 'nope' not found
-hydra.run.dir=${nope} => hydra.run.dir: Interpolation key 'nope' not found
 # values that ask for the run's place
 name='${fedpfl.run_subdir:}' {place} => fedpfl: name: ${fedpfl.run_subdir:} follows from all keys of the run, so
-name='${hydra:runtime.output_dir}' {place} => fedpfl: name: where the run belongs follows from its keys, and one of
 # values that ask for themselves
 method.q='${oc.decode:${oc.select:method.q}}' {place} => fedpfl: method.q: RecursionError raised while resolving interpolation
 # sweeps
--m seed=interval(1,3) => BasicSweeper does not support sweep type
 -m seed=1,2 method=fedselect method.personalise=99 => method.personalise: the network has layers 0 to 3, got 99
--m seed=1,2 data_dir="{escape}[31m" => data_dir must be a text without control characters, got '\x1b[31m'
--m seed=1,2 hydra.sweep.subdir=${nope} => hydra.sweep.subdir: Interpolation key 'nope' not found
 -m seed=1,2 hydra.sweeper.max_batch_size=0 => hydra.sweeper.max_batch_size must be 1 or more, or null, got 0
 # sweeps in lockstep
 -m hydra/launcher=lockstep hydra.launcher.jobs=0 => hydra.launcher.jobs must be 1 or more, got 0
@@ -110,7 +86,7 @@ method.q='${oc.decode:${oc.select:method.q}}' {place} => fedpfl: method.q: Recur
 -m experiment=demo,smoke rounds=0 => experiment=demo: an experiment with a sweep of its own; run one at a time
 """
 MARKED = {
-    **{"{escape}": "\x1b", "{surrogate}": "\udcff", "{300 x}": 300 * "x"},
+    **{"{escape}": "\x1b", "{300 x}": 300 * "x"},
     "{place}": "hydra.run.dir='outputs/${fedpfl.run_subdir:}'",
 }
 
@@ -151,23 +127,14 @@ class Greedy(FedAvg):
         raise MemoryError
 
 
-def test_what_the_machine_lacks_is_one_line(tmp_path: Path) -> None:
-    def refuse(*_: Any) -> None:
-        raise RuntimeError("can't start new thread")
-
-    memory = mock.patch.dict(METHODS, fedavg=Greedy)
-    threads = mock.patch("threading.Thread.start", refuse)
-    for patch, says in (
-        (
-            memory,
-            "not enough memory for the result of Greedy.start (MemoryError); make the model, ",
-        ),
-        (threads, "the system lets this process start no more threads; set engine.wo"),
-    ):
-        with patch:
-            result = run_command("method=fedavg", *TINY, cwd=tmp_path)
-        assert (result.code, len(result.complaints)) == (2, 1)
-        assert result.complaints[0].startswith(f"fedpfl: {says}")
+def test_memory_that_runs_out_is_one_line(tmp_path: Path) -> None:
+    with mock.patch.dict(METHODS, fedavg=Greedy):
+        result = run_command("method=fedavg", *TINY, cwd=tmp_path)
+    about = (
+        "fedpfl: not enough memory for the result of Greedy.start (MemoryError); make the model,"
+    )
+    assert (result.code, len(result.complaints)) == (2, 1)
+    assert result.complaints[0].startswith(about)
 
 
 # Good input
@@ -223,10 +190,8 @@ def test_a_run_writes_its_directory(tmp_path: Path) -> None:
     assert all(0 <= float(row[name]) <= 100 for row in rows for name in judged.split())
     assert [row["ft_accuracy"] == "" for row in rows] == [True, False]
     # Two clients; what is personal does not travel
-    layers = [name for name in rows[0] if name.startswith("personal/")]
-    assert len(layers) == 10
-    down = 2 * 44426 - int(rows[1]["values_down"])
-    assert down == 2 * sum(float(rows[1][name]) for name in layers) > 0
+    personal = [float(value) for name, value in rows[1].items() if name.startswith("personal/")]
+    assert 2 * 44426 - int(rows[1]["values_down"]) == 2 * sum(personal) > 0
 
     clients = read_table(folder / "clients.csv")
     sizes = [(row["client"], row["train"], row["test"]) for row in clients]
@@ -382,14 +347,11 @@ def test_a_sweep_over_methods_and_seeds_makes_a_directory_for_each(tmp_path: Pat
     assert len(list(tmp_path.glob("outputs/digits/*/*"))) == 2
     # A line each when it begins and ends
     begun, told = result.err.splitlines()[::2], result.err.splitlines()[1::2]
-    # However slow the machine is
     clock = r"\d:\d\d:\d\d"
     last = rf"sweep: run 4 of 4, elapsed {clock}, ETA {clock}  method=fedper seed=2"
-    ended = rf"sweep: .*  method=fedper seed=1: all clients [\d.]+ % in {clock}"
-    assert re.fullmatch(rf"sweep: run 1 of 4, elapsed {clock}  method=fedavg seed=1", begun[0])
     assert re.fullmatch(last, begun[3])
     assert [line[:15] for line in told] == [f"sweep: {done}/4 done" for done in (1, 2, 3, 4)]
-    assert [", ETA " in line for line in told] == [True, True, True, False]
+    ended = rf"sweep: .*  method=fedper seed=1: all clients [\d.]+ % in {clock}"
     assert re.fullmatch(ended, told[2])
     assert result.out.startswith("Digits, Dir(0.1)\n")
     assert result.out.endswith(reported(tmp_path, "outputs"))
@@ -412,10 +374,9 @@ PROGRESS = """
 0 0 60 => 60 => 1/4 done, ETA 0:03:00
 0 0 60;1 60 0 => 60 => 2/4 done, ETA 0:02:00
 0 0;1 0;0 0 60 => 60 => 1/4 done, ETA 0:01:00
-0 0;1 0;2 0;3 0;0 0 60 => 60 => 1/4 done
 0 0;1 0;1 0 60;2 60;0 0 120;3 120;2 60 90 => 150 => 3/4 done, ETA 0:01:00
 """
-"""One after another; one finished already; two at once; the others take longer, nobody knows how."""
+"""One after another; one finished already; two at once."""
 
 
 def test_how_far_a_sweep_is_and_which_run_begins() -> None:
@@ -425,23 +386,6 @@ def test_how_far_a_sweep_is_and_which_run_begins() -> None:
     assert eta.describe_sweep("0 5\n", 4, 5, 1) == "run 1 of 4, elapsed 0:00:00"
     told = eta.describe_sweep("0 5\n0 5 60\n1 65\n", 4, 65, 2)
     assert told == "run 2 of 4, elapsed 0:01:00, ETA 0:03:00"
-
-
-ADAPTED = """
-method=fedprox,fedavg method.mu=0.1 rounds=2 => method=fedprox,fedavg ++method.mu=0.1 rounds=2
--m method=fedprox,fedavg method.mu=0.1,0.2 => the same
--m method=fedprox,fedavg +method.mu=0.1 ~seed hydra.job.num=3 local.lr=0.1 => the same
--m method=fedprox,fedavg 'method.widths=[1.0,0.5]' => -m method=fedprox,fedavg ++method.widths=[1.0,0.5]
-experiment=smokes method.otp=false =x method=[1, --cfg job => the same
-"""
-
-
-def test_values_inside_a_group_that_is_swept_over() -> None:
-    """Where a value is swept over itself every job has its own; of mistakes Hydra tells."""
-    for words, wanted in read_cases(ADAPTED):
-        given = shlex.split(words)
-        expected = given if wanted == "the same" else shlex.split(wanted)
-        assert overrides.adapt_for_sweeps(given, GROUPS) == expected
 
 
 def start_parallel(*words: str, cwd: Path) -> Result:

@@ -33,10 +33,7 @@ REFUSED = r"""
 # one dash, which Hydra and argparse would split or cut short
 train -participation=1.0 => keys have no dash: participation=1.0
 train --participation=1.0 => keys have no dash: participation=1.0
-train -participation 1.0 => -participation is no option
 board suite=small -participation=1.0 => keys have no dash: participation=1.0
-check mine.py -participation=1.0 => keys have no dash: participation=1.0
-report tables -participation=1.0 => keys have no dash: participation=1.0
 fedpfl -participation=1.0 => -participation=1.0 is no command
 export a b --data x => did you mean --data-dir?
 report tables --bogus => --bogus is no option; python -m fedpfl.report tables --help tells what it takes
@@ -95,7 +92,6 @@ def test_a_text_that_is_quoted_as_told_is_taken_as_it_is(tmp_path: Path) -> None
 ABSENT = """
 seed=1,2 partition=file partition.path=x.json => partition.path: there is no file x.json
 seed=1,2 hydra/launcher=lockstep dataset=npz dataset.path=x.npz => dataset.path=x.npz is not a file
-seed=1,2 hydra/launcher=joblib dataset=npz dataset.path=x.npz => dataset.path=x.npz is not a file
 hydra/sweeper=optuna local.lr=0.1,0.2 validation=0.1 model.weights=x.pt => model.weights: there is no file
 """
 

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import fedpfl
-from fedpfl.data.partition import Partition, check_partition
 from fedpfl.data.partition.file import file
 from fedpfl.report.__main__ import main
 from tests.command import TINY_TASK
@@ -76,17 +75,3 @@ def test_names_come_back_with_a_partition_file(trained, tmp_path):
     assert file(y, 2, 0, path=path).client_names == ("b", "a")
     path.write_text(json.dumps({"1": [0, 1], "0": [2, 3]}))
     assert file(y, 2, 0, path=path).client_names == ()
-
-
-def test_names_must_tell_clients_apart():
-    indices = (np.array([0]), np.array([1]))
-    for names, line in {
-        ("a",): "clients must be 1",
-        ("a", "a"): "calls 2 clients 'a'",
-        ("a", "b\n"): r"calls 1 clients 'b\\n'",
-        ("a", " "): "calls 1 clients ' '",
-        ("a", 3): "calls 1 clients 3",
-    }.items():
-        partition = Partition(indices, (np.array([2]), np.array([3])), client_names=names)
-        with pytest.raises(fedpfl.FedpflError, match=line):
-            check_partition(partition, 2, 4, "partition=mine")

@@ -10,6 +10,7 @@ import torch
 import yaml
 from safetensors import safe_open
 from safetensors.torch import load_file
+from torch import nn
 
 import fedpfl
 from fedpfl import export
@@ -52,6 +53,22 @@ def test_a_torchscript_module_answers_as_the_run(method, digits_runs, tmp_path):
         torch.testing.assert_close(logits, run.predict(client, x), rtol=1e-4, atol=1e-4)
         correct = 100 * (logits.argmax(1) == y).double().mean()
         assert float(correct) == pytest.approx(run.clients["accuracy"][client])
+
+
+def test_a_file_with_other_logits_is_refused(digits_runs, tmp_path, capsys, monkeypatch):
+    """Also one with the same classes: here the logits are off by a constant."""
+    trace = torch.jit.trace
+    monkeypatch.setattr(
+        torch.jit,
+        "trace",
+        lambda module, *given, **named: trace(
+            nn.Sequential(module, nn.LogSoftmax(1)), *given, **named
+        ),
+    )
+    run = digits_runs("fedper")
+    assert export.main([str(run.path), str(tmp_path / "out"), "--format", "torchscript"]) == 2
+    assert "it does not answer as the run does" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_rule_of_ones_own_takes_any_number_of_samples(digits_runs):

@@ -21,7 +21,6 @@ from hydra.version import VersionBase
 
 import fedpfl
 from fedpfl import export
-from fedpfl.config import overrides
 from fedpfl.ground import interrupts
 from fedpfl.methods import METHODS
 from fedpfl.runner import resume
@@ -211,7 +210,6 @@ def test_what_is_around_is_left_as_it_was(tmp_path, monkeypatch):
 MISTAKES = r"""
 run(rounds="5") | rounds must be a whole number, got '5'
 run("method=fedavg,fedper") | method=fedavg,fedper is a sweep, .* give method one value
-run("model=inf") | Config group override must be a string
 run("experiment=demo") | method=.* is a sweep, .* give method one value
 run("-m") | -m is no option; here are no options, only words such as 'rounds=5'
 run({"rounds": 1}, "seed=1") | stands alone
@@ -219,8 +217,6 @@ run({"rounds": 1}) | has no value
 # what is wrong with any run of a sweep is told before the first
 sweep(*TINY, seed=[1, 1]) | seed=1 is a run already
 sweep(*TINY, method=["fedavg", "fedper"], rounds=[1, 0]) | rounds must be 1 or more
-sweep(*TINY, method=["fedavg", "ifca"], **{"method.clusters": 3}) | method.clusters is not a key here
-sweep(*TINY, method=["halfway", "fedavg"], plugins="mine.py") | plugins must be a list .* mean .mine.py.
 sweep(*TINY, method=["halfway", "fedavg"], plugins=["mine.py"]) | plugins: .*mine.py: No such file
 sweep(*TINY, **{"hydra/launcher": "lockstep"}) | lockstep'? is for sweeps of the command line
 """
@@ -272,22 +268,6 @@ def test_a_sweep_goes_on_and_has_a_row_for_each_run(tmp_path, monkeypatch):
         assert row["accuracy"] == run.clients["accuracy"].mean()
         assert row[run.rounds.columns].dropna().tolist() == run.rounds.iloc[-1].dropna().tolist()
     assert {run.path.resolve() for run in runs} == {*tmp_path.glob("outputs/*/*/*/seed*")}
-
-
-def test_one_value_of_what_an_experiment_sweeps_over():
-    """Its other jobs' values that are no sweep hold; others must be chosen."""
-    cfg = overrides.compose_single_run(["experiment=demo", "method=fedper"])
-    assert (cfg.method.name, cfg.rounds) == ("fedper", 50)
-    words = ["experiment=fedobp/alpha_sweep", "debug=quick", "method=fedper"]
-    with pytest.raises(fedpfl.FedpflError, match=r"give partition\.alpha one value"):
-        overrides.compose_single_run(words)
-
-
-def test_values_arrive_as_they_are():
-    for value in (None, -2.5e-7, "a, b=[c]", "it's \\' ${seed}", "null", "", [1, [2.5, "x y"]]):
-        (word,) = overrides.format_words("+own", value)
-        wanted = f"it's \\' {42}" if value == "it's \\' ${seed}" else value
-        assert overrides.compose_config([word]).own == wanted
 
 
 CHANGED = """

@@ -9,8 +9,6 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from fedpfl.report import runs
-from fedpfl.report.__main__ import main
 from fedpfl.runner import trials
 from tests.command import keep_last_words, run_command
 from tests.conftest import keep_quick
@@ -146,24 +144,3 @@ def test_a_damaged_file_of_trials_is_one_line(content, folder, searched):
     path.unlink()
     code, lines = search(folder)
     assert (code, values(lines)) == (0, values(searched))
-
-
-@pytest.mark.full
-@pytest.mark.usefixtures("searched")
-def test_a_trial_is_marked_and_no_other_run(folder, capsys):
-    """By the run directory itself, which may be moved; an equal run is none."""
-    alone = words("method=fedavg", "validation=0.2", "local.lr=0.1")
-    assert run_command(*alone, cwd=folder).code == 0
-    found = runs(folder, trials=True, warn=lambda line: None)
-    assert sorted(bool(run.search_name) for run in found) == [False, True], (
-        "of equal ones the one that is no trial"
-    )
-    (trial,) = [run for run in found if run.search_name]
-    (apart,) = (folder / "found").glob("search-*")
-    assert apart.name == f"search-{trial.search_name}"
-    shutil.move(apart, folder / "outputs" / "anywhere")
-    for name in ("tables", "ls"):
-        assert main([name, str(folder)]) == 0
-        out, err = capsys.readouterr()
-        assert "left out 2 trials of searches" in err
-        assert ("search-" not in out, "anywhere" not in out) == (True, True)

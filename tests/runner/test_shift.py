@@ -30,22 +30,14 @@ DRIFT = (
 )
 LINES = """
 shift.rotation=361 | shift.rotation must be between 0 and 360
-shift.blur=11 | shift.blur must be between 0 and 10
 shift.colour=90 | shift.colour is for images in colour, but those of data set digits have 1 channels
-shift.label_permutation=3 | shift.label_permutation must be true or false
-shift.label_noise=1 | shift.label_noise must be at least 0 and below 1
-shift.label_noise_kind=random | shift.label_noise_kind must be one of symmetric, pair
-shift.imbalance=0 | shift.imbalance must be
 shift.imbalance=1e5 | leaves client
-shift=rotation shift.clusters=1 | shift.clusters must be 2 or more
 shift=rotation shift.clusters=9 | shift.clusters must be at most clients=8, got 9
-shift=rotation shift.at=[0] | shift.at must be 1 or more
 shift=rotation shift.at=[3,2] | shift.at must be rounds in ascending order
 shift=rotation shift.at=[4] | shift.at must be rounds before the last, 4
 shift.at=[2] | shift.at must be [] where nothing moves
 shift=rotation shift.by=client shift.drift=deal | shift.drift must be draw with shift.by=client
 shift=rotation shift.recover=true | shift.recover must be false unless shift.at has two rounds
-shift=rotation +shift.shear=2 | shift.shear is not a key here
 shift=label_permutation task=regression | shift.label_permutation=true
 shift=label_permutation dataset.only=[3] | labels cannot change where there is 1 class
 unseen_groups=[art] | unseen_groups names groups of samples, and data set digits has none

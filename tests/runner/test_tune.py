@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import itertools
-from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -169,12 +168,6 @@ def test_equal_proposals_of_a_batch_are_one_run(tmp_path):
     assert all(trial.value == float(trial.params["method.layers"]) for trial in own.study.trials)
 
 
-def test_of_equally_good_trials_the_first_is_chosen(tmp_path):
-    own = search(tmp_path, batch=2, count=4)
-    found = own.run(playing(lambda number: 50.0 if number else 40.0), str)
-    assert found.overrides == tuple(own.to_overrides(own.study.trials[1].params))
-
-
 def test_of_a_longer_search_before_only_the_first_trials_count(tmp_path):
     def find(folder, count):
         return search(folder, count=count).run(judged, str)
@@ -322,29 +315,18 @@ def test_an_experiments_sweeps_give_way_to_the_method_that_is_tuned(tmp_path):
     assert (row["chosen"], row["seeds"]) == ("local.lr=0.05", 1)
     (path,) = tmp_path.glob("final/fedobp_quick/fedavg/*/seed4/rounds.csv")
     assert row["accuracy"] == best_round(pd.read_csv(path), "val_accuracy")["accuracy"]
-    broken = mock.Mock(status="interrupted", path="seed4")
-    with (
-        mock.patch.object(tuning.load, "read_started_run", return_value=broken),
-        pytest.raises(FedpflError, match="seed4: interrupted; the same command tries it again"),
-    ):
-        tuning._read_test_scores([Path("final/seed4")], ["accuracy"])
 
 
 REFUSALS = """
 method=fedavg eval.finetune_epochs=0x10 | eval.finetune_epochs must be a whole number
 method=fedavg tune=range(1,3) | tune is not a key here; known keys: 
 method=fedavg,fedprox method.mx=choice(1,2) | method.mx is not a key here; known keys of method=fedavg
-method=fedavg --config-dir nowhere | --config-dir nowhere is no folder; give an existing one
 method=fedavg trials=0 | trials must be a whole number from 1 on, got '0'
 trials=3 | name the methods to tune
-method=fedavg,fedobq | got 'fedobq'
 method=fedavg seed=1,2 | tune searches with one seed
 method=fedavg validation=0 | a search needs held-out samples
-method=fedavg local.lr=range(0,1,0.5) | ranges are of whole numbers
-method=fedobp,fedper quantile=tuned | quantile is for a hyperparameter that the method does not have
 method=fedavg dataset=digits,mnist | dataset is no hyperparameter
 method=fedavg,fedrep local.epochs=1 | method=fedrep is itself only with method.body_epochs above 0, below epochs (here epochs=1)
-method=fedavg partition.alpha=choice(0.1,1) | partition.alpha is no hyperparameter
 """
 
 
@@ -379,7 +361,6 @@ def test_every_space_is_of_its_method(name):
 LIMITED = """
 fedper | model=mlp method.layers=choice(0,1,2,3,4) | choice(1,2) | 0, 3, 4 | above 0, below layers (here layers=3)
 fedala | model=mlp method.layers=choice(0,1,2,3,4) | choice(1,2,3) | 0, 4 | above 0, at most layers (here layers=3)
-fedrep | model=mlp local.epochs=4 method.body_epochs=choice(0,2,4) | choice(2) | 0, 4 | above 0, below epochs (here epochs=4)
 fedrep | local.epochs=3,9 method.body_epochs=choice(2,4) | choice(2) | 4 | above 0, below epochs (here epochs=3)
 fedper | model=mlp method.layers=7 | 7
 """
