@@ -161,7 +161,7 @@ no label given | two_tables(f) | {"categories": ("ward",)} | dataset.label must 
 another column | two_tables(f, blood=[1, 2, 3, 4]) | TABLE | b.csv differs from a.csv in columns blood
 a value is missing | two_tables(f, dose=[1, None, 2, 3]) | TABLE | b.csv: column 'dose' has no value in row 2
 a text among numbers | two_tables(f, dose=[1, 2, "?", 3]) | TABLE | b.csv: column 'dose' holds '?' in row 3, no number
-too large for float32 | two_tables(f, dose=[1, 2, 1e+300, 3]) | TABLE | b.csv: 'dose': a number in row 3 is not finite, or not
+too large for float32 | two_tables(f, dose=[1, 2, 1e+300, 3]) | TABLE | b.csv: column 'dose': a number in row 3 is not
 empty table | (f / "a.csv").write_text("age,sick\\n") | TABLE | a.csv has no row
 table options | two_archives(f) | {"label": "sick"} | are for tables, and a.npz is none
 no images | (f / "north" / "cat").mkdir(parents=True) | {} | north has no image; a site is to have a folder per class

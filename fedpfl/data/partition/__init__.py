@@ -14,13 +14,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fedpfl.data.datasets import Samples
-from fedpfl.data.partition.common import Indices, Partition, check_partition
+from fedpfl.data.partition.common import Indices, Partition, check_partition, find_leaks
 from fedpfl.data.partition.file import file
 from fedpfl.data.partition.flower import flower
 from fedpfl.data.partition.parts import fixed_dirichlet, groups, shuffled_shards
 from fedpfl.data.partition.sizes import extended_dirichlet, quantity
 from fedpfl.data.partition.skew import dirichlet, iid, published, shards
-from fedpfl.data.partition.together import deal_units, require_units_apart
+from fedpfl.data.partition.together import deal_units
 from fedpfl.ground.errors import FedpflError
 
 __all__ = [
@@ -53,26 +53,21 @@ SCHEMES: dict[str, Callable[..., Partition]] = {
 SUPPLIED_ARGUMENTS = ("y", "clients", "seed", "groups", "group_names", "test_from")
 """Arguments of schemes that are no configuration keys."""
 
-
-DEALING_BY_CLASS = {
-    scheme.__name__
-    for scheme in (
-        dirichlet,
-        published,
-        shards,
-        extended_dirichlet,
-        shuffled_shards,
-        fixed_dirichlet,
-    )
-}
-"""Schemes that ask for classes. `quantity` does with alpha."""
+DEALING_BY_CLASS = (
+    dirichlet,
+    published,
+    shards,
+    extended_dirichlet,
+    shuffled_shards,
+    fixed_dirichlet,
+)
 
 
 def deals_by_class(scheme: str | None, options: Mapping[str, Any]) -> bool:
     """Return whether a scheme goes by the classes of samples."""
-    if scheme == quantity.__name__:
-        return options.get("alpha") is not None
-    return scheme in DEALING_BY_CLASS
+    # `quantity` does with alpha.
+    is_skewed = scheme == "quantity" and options.get("alpha") is not None
+    return is_skewed or SCHEMES.get(scheme or "") in DEALING_BY_CLASS
 
 
 def deal_samples(
@@ -100,20 +95,14 @@ def deal_samples(
 
     is_by_unit = samples.units is not None and scheme is not file
     partition = deal_units(deal, samples) if is_by_unit else deal(samples)
-    if scheme is file:
-        choice = "partition.path"
-    else:
-        names = [name for name, function in SCHEMES.items() if function is scheme]
-        choice = f"partition={names[0] if names else '...'}"
-    check_partition(
-        partition,
-        clients,
-        len(samples.y),
-        choice,
-        options.get("path"),
-    )
-    if samples.units is not None:
-        require_units_apart(partition, samples.units.numpy())
+    choice = "partition.path" if scheme is file else f"partition={scheme.__name__}"
+    check_partition(partition, clients, len(samples.y), choice, options.get("path"))
+    leaks = () if samples.units is None else find_leaks(partition, samples.units.numpy())
+    if len(leaks):
+        raise FedpflError(
+            f"partition.together: {len(leaks)} units of the file are for training and for testing "
+            "or validation too; deal them together"
+        )
     return partition
 
 
@@ -122,18 +111,12 @@ def call_scheme(
 ) -> Partition:
     """Return a scheme's answer, not yet checked."""
     # Labels and groups are copies, as a plugin's scheme might change them in place.
-    optional_facts = {
+    facts = {
         "groups": None if samples.groups is None else samples.groups.numpy().copy(),
         "group_names": samples.group_names,
         "test_from": samples.test_from,
     }
-    parameters = inspect.signature(scheme).parameters
     # A scheme is given the facts that it has arguments for.
-    facts = {key: value for key, value in optional_facts.items() if key in parameters}
-    return scheme(
-        samples.y.numpy().copy(),
-        clients,
-        seed,
-        **facts,
-        **options,
-    )
+    for key in facts.keys() & inspect.signature(scheme).parameters.keys():
+        options[key] = facts[key]
+    return scheme(samples.y.numpy().copy(), clients, seed, **options)

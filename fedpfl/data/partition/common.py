@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -192,35 +191,34 @@ def check_partition(
             f"{choice} must answer with a fedpfl.data.partition.Partition, "
             f"got {type(partition).__name__}"
         )
-    answers = {**splits, "client_names": partition.client_names}
-    counts = [len(answers[name]) for name in answers if answers[name] or name in SPLITS[:2]]
-    if other_counts := {*counts} - {clients}:
-        raise FedpflError(
-            f"clients must be {min(other_counts)}, as {path or choice} deals to so many, "
-            f"got {clients}"
-        )
-    for name, times in Counter(partition.client_names).items():
-        if not isinstance(name, str) or not name.isprintable() or not name.strip() or times > 1:
+    names = partition.client_names
+    for values in (partition.train, partition.test, partition.validation or names, names):
+        if len(values) != clients and (values or values is partition.test):
             raise FedpflError(
-                f"{choice} calls {times} clients {name!r}; names are different printable texts"
+                f"clients must be {len(values)}, as {path or choice} deals to so many, "
+                f"got {clients}"
             )
+    for name in names:
+        if not isinstance(name, str) or not name.isprintable() or names.count(name) > 1:
+            raise FedpflError(f"{choice}: client {name!r} needs a printable name of its own")
 
-    # ---- Step 2: the indices of each client.
+    # ---- Step 2: the indices of each client, which are not for training and testing too.
     origin = f" of {path}" if path else ""
-    splits_of_sample = np.zeros(samples, np.int8)  # a bit for each split that has it
-    for bit, name in enumerate(SPLITS):
-        for client, indices in enumerate(splits[name]):
-            _check_client(indices, name, samples, f"{choice}: client {client}{origin}")
-            if len(indices):
-                splits_of_sample[indices] |= 1 << bit
-
-    # ---- Step 3: no sample for training and for testing or validation too.
-    is_shared = (splits_of_sample & 1 > 0) & (splits_of_sample > 1)
-    if is_shared.any():
+    for split_name, split in splits.items():
+        for client, indices in enumerate(split):
+            _check_client(indices, split_name, samples, f"{choice}: client {client}{origin}")
+    leaks = find_leaks(partition, np.arange(samples))
+    if len(leaks):
         raise FedpflError(
-            f"{choice}: sample {is_shared.argmax()}{origin} is for training and for testing or "
-            "validation too; deal it to one of them"
+            f"{choice}: sample {leaks[0]}{origin} is for training and for testing or validation "
+            "too; deal it to one of them"
         )
+
+
+def find_leaks(partition: Partition, keys: np.ndarray) -> np.ndarray:
+    """Find keys, one for each sample, of samples for training and for testing or validation too."""
+    judged = np.concatenate([*partition.test, *partition.validation]).astype(np.int64)
+    return np.intersect1d(keys[np.concatenate(partition.train)], keys[judged])
 
 
 def _check_client(indices: Any, split_name: str, samples: int, holder: str) -> None:
@@ -228,14 +226,12 @@ def _check_client(indices: Any, split_name: str, samples: int, holder: str) -> N
     is_array = isinstance(indices, np.ndarray) and indices.ndim == 1
     if not is_array or (indices.size and indices.dtype.kind not in "iu"):
         raise FedpflError(f"{holder} has {split_name} samples that are no array of whole numbers")
-    if not indices.size:
-        if split_name == "train":
-            raise FedpflError(f"{holder} has no training samples; leave it out")
-        return
-    if not 0 <= indices.min() <= indices.max() < samples:
-        absent_sample = indices[(indices < 0) | (indices >= samples)][0]
+    if not indices.size and split_name == "train":
+        raise FedpflError(f"{holder} has no training samples; deal it some, or leave it out")
+    absent_samples = indices[(indices < 0) | (indices >= samples)]
+    if len(absent_samples):
         raise FedpflError(
-            f"{holder} has sample {absent_sample}, and the data set has {samples}; "
+            f"{holder} has sample {absent_samples[0]}, and the data set has {samples}; "
             "it was made for another one"
         )
     if len(np.unique(indices)) < len(indices):

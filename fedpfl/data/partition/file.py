@@ -66,9 +66,7 @@ def _read_npz(path: Path) -> tuple[dict[str, list[Indices]], tuple[str, ...]]:
     return splits, names
 
 
-def _read_json(
-    path: Path,
-) -> tuple[list[Indices] | dict[str, list[Indices]], tuple[str, ...]]:
+def _read_json(path: Path) -> tuple[Any, tuple[str, ...]]:
     """Read one entry per client, sorted by number or else named by its key."""
     # ---- Step 1: an entry per client, in a list or under their numbers or names.
     entries = json.loads(path.read_bytes())
@@ -79,10 +77,11 @@ def _read_json(
         # A file with the layers the wrong way round would make clients of splits.
         if SPLIT_NAMES & {key.lower() for key in entries}:
             raise ValueError("train, test and val are of a client; give a list of clients")
-        are_numbers = all(key.isdecimal() for key in entries)
-        keys = sorted(entries, key=int) if are_numbers else list(entries)
-        names = () if are_numbers else tuple(keys)
-        entries = [entries[key] for key in keys]
+        if all(key.isdecimal() for key in entries):
+            entries = dict(sorted(entries.items(), key=lambda item: int(item[0])))
+        else:
+            names = tuple(entries)
+        entries = [*entries.values()]
     if not isinstance(entries, list) or not entries:
         raise ValueError("it has no entry per client")
 
@@ -91,14 +90,14 @@ def _read_json(
         return [_check_indices(entry, client) for client, entry in enumerate(entries)], names
     splits: dict[str, list[Indices]] = {name: [] for name in SPLITS}
     for client, entry in enumerate(entries):
-        items = entry.items() if isinstance(entry, dict) else ()
-        client_splits = {"validation" if name == "val" else name: value for name, value in items}
-        if not {"train", "test"} <= client_splits.keys() <= {*SPLITS}:
+        is_split = isinstance(entry, dict) and {"train", "test"} <= entry.keys()
+        if not is_split or not entry.keys() <= {*SPLITS, "val"}:
             raise ValueError(
                 f"client {client} has neither a list of samples nor train, test and val"
             )
+        entry.setdefault("validation", entry.pop("val", []))
         for name in SPLITS:
-            splits[name].append(_check_indices(client_splits.get(name, []), client))
+            splits[name].append(_check_indices(entry[name], client))
     return splits, names
 
 

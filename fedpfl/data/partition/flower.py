@@ -49,34 +49,15 @@ def flower(
     Raises:
         FedpflError: There is no such class or argument, or it refuses these data.
     """
-    # ---- Step 1: the partitioner's arguments.
     partitioner_class = _find_partitioner(partitioner)
-    settings = {key: value for key, value in (arguments or {}).items() if value is not None}
-    parameters = inspect.signature(partitioner_class).parameters
-    unknown = settings.keys() - parameters.keys() | settings.keys() & {"num_partitions", "seed"}
-    if unknown:
-        raise FedpflError(
-            f"partition.arguments.{min(unknown)} cannot be set for {partitioner}; it takes "
-            f"{', '.join(parameters)}, and the number of clients and the seed are the run's"
-        )
-    for name, value in (("num_partitions", clients), ("seed", seed)):
-        if name in parameters:
-            settings[name] = value
-    if "partition_by" in parameters:
-        settings.setdefault("partition_by", GROUP if "NaturalId" in partitioner else LABEL)
-    if "distribution_array" in settings:
-        # The configuration has lists, and the library wants an array.
-        settings["distribution_array"] = np.array(settings["distribution_array"])
-
-    # ---- Step 2: it deals rows of a table of labels and groups.
-    table = _make_table(y, groups)
+    settings = _make_settings(partitioner_class, arguments or {}, clients, seed)
     holdings = []
     # The library's warnings and progress bars would stand between the lines of a run.
     with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
         warnings.simplefilter("ignore")
         try:
             instance = partitioner_class(**settings)
-            instance.dataset = table
+            instance.dataset = _make_table(y, groups)
             for client in range(instance.num_partitions):
                 rows = list(instance.load_partition(client)[INDEX])
                 holdings.append(np.array(rows, dtype=np.int64))
@@ -85,13 +66,6 @@ def flower(
                 f"partition=flower: {partitioner} refuses partition.arguments for {clients} "
                 f"clients: {error_text(error, with_class=True)}"
             ) from None
-
-    # ---- Step 3: each client's rows, split.
-    if not all(map(len, holdings)):
-        raise FedpflError(
-            f"partition=flower: {partitioner} leaves one of {clients} clients no sample; lower "
-            "clients, or change partition.arguments"
-        )
     partition = split_clients(holdings, test_fraction, np.random.default_rng(seed))
     # Only partitioners by natural ids have such a mapping.
     natural_ids = getattr(instance, "partition_id_to_natural_id", None)
@@ -99,6 +73,27 @@ def flower(
         return partition
     names = tuple(group_names[natural_ids[client]] for client in sorted(natural_ids))
     return replace(partition, client_names=names)
+
+
+def _make_settings(
+    partitioner: Any, arguments: dict[str, Any], clients: int, seed: int
+) -> dict[str, Any]:
+    """Return a partitioner's arguments. Raises FedpflError for one that it does not take."""
+    parameters = inspect.signature(partitioner).parameters
+    settings = {key: value for key, value in arguments.items() if value is not None}
+    for key in settings:
+        if key not in parameters or key in ("num_partitions", "seed"):
+            raise FedpflError(
+                f"partition.arguments.{key} cannot be set for {partitioner.__name__}; it takes "
+                f"{', '.join(parameters)}, and the number of clients and the seed are the run's"
+            )
+    by = GROUP if "NaturalId" in partitioner.__name__ else LABEL
+    supplied = {"num_partitions": clients, "seed": seed, "partition_by": by, **settings}
+    settings = {key: value for key, value in supplied.items() if key in parameters}
+    if "distribution_array" in settings:
+        # The configuration has lists, and the library wants an array.
+        settings["distribution_array"] = np.array(settings["distribution_array"])
+    return settings
 
 
 def _find_partitioner(name: str) -> Callable[..., Any]:

@@ -43,8 +43,7 @@ def groups(
     part.
 
     Raises:
-        FedpflError: If the data set has no groups, clients are more and no multiple of them, a
-    group has too few samples, or there is no test part.
+        FedpflError: There are no groups or no test part, or clients do not fit the groups.
     """
     if groups is None:
         raise FedpflError(
@@ -57,45 +56,34 @@ def groups(
             "this one has none; set partition.test_fraction=0.25 to split each client's samples"
         )
     rng = np.random.default_rng(seed)
-
-    # ---- Step 1: cut each group into equal parts, one per client.
-    chosen_groups = _choose_groups(groups, clients, min_samples, rng)
-    parts_per_group = clients // len(chosen_groups)
-    clients_indices: list[Indices] = []
-    client_names: list[str] = []
-    for number, indices in chosen_groups:
+    group_indices = _choose_groups(groups, clients, min_samples, rng)
+    share = clients // len(group_indices)
+    holdings: list[Indices] = []
+    names: list[str] = []
+    for number, indices in group_indices.items():
         name = group_names[number] if group_names else str(number)
-        parts = np.array_split(rng.permutation(indices), parts_per_group)
+        parts = np.array_split(rng.permutation(indices), share)
         if len(parts[-1]) < (samples_per_client or 1):
             raise FedpflError(
-                f"partition=groups: group {name} has {len(indices)} samples, too few for "
-                f"{parts_per_group} clients of {samples_per_client or 1}; lower clients or "
+                f"partition=groups: group {name} has {len(indices)} samples, too few for {share} "
+                f"clients of {samples_per_client or 1}; lower clients or "
                 "partition.samples_per_client, or raise partition.min_samples"
             )
-        clients_indices += [part[:samples_per_client] for part in parts]
-        numbered = [f"{name} ({part})" for part in range(1, parts_per_group + 1)]
-        client_names += [name] if parts_per_group == 1 else numbered
-
-    # ---- Step 2: split each client's samples at random, or as the data set has them.
-    names = tuple(client_names) if group_names else ()
+        for position, part in enumerate(parts, 1):
+            holdings.append(part[:samples_per_client])
+            names.append(name if share == 1 else f"{name} ({position})")
     if test_fraction is not None:
-        return replace(split_clients(clients_indices, test_fraction, rng), client_names=names)
-    train = tuple(own[own < test_from].astype(np.int64) for own in clients_indices)
-    test = tuple(own[own >= test_from].astype(np.int64) for own in clients_indices)
-    for client, indices in enumerate(train):
-        if not len(indices):
-            raise FedpflError(
-                f"partition=groups: group {client_names[client]} leaves client {client} no "
-                "training samples, as the data set's own split has it; set "
-                "partition.test_fraction=0.25 to split anew"
-            )
-    return Partition(train, test, client_names=names)
+        partition = split_clients(holdings, test_fraction, rng)
+    else:
+        train = tuple(indices[indices < test_from] for indices in holdings)
+        partition = Partition(train, tuple(indices[indices >= test_from] for indices in holdings))
+    return replace(partition, client_names=tuple(names) if group_names else ())
 
 
 def _choose_groups(
     groups: np.ndarray, clients: int, min_samples: PositiveInt, rng: np.random.Generator
-) -> list[tuple[int, Indices]]:
-    """Return numbers and samples of the groups that clients are made of.
+) -> dict[int, Indices]:
+    """Return samples, by their numbers, of the groups that clients are made of.
 
     They are all groups with `min_samples`, or as many of them, drawn at random, as there are
     clients.
@@ -103,26 +91,27 @@ def _choose_groups(
     Raises:
         FedpflError: No group is left, or clients are more and no multiple of them.
     """
-    large_groups = [
-        (number, indices)
+    group_indices = {
+        number: indices
         for number, indices in enumerate(indices_by_class(groups))
         if len(indices) >= min_samples
-    ]
-    count = len(large_groups)
+    }
+    count = len(group_indices)
     if not count:
         raise FedpflError(
             f"partition=groups: no group has partition.min_samples={min_samples} samples; lower it"
         )
     if clients < count:
+        numbers = list(group_indices)
         positions = sorted(rng.choice(count, clients, replace=False))
-        return [large_groups[position] for position in positions]
+        return {numbers[position]: group_indices[numbers[position]] for position in positions}
     if clients % count:
         condition = f" of at least {min_samples} samples" if min_samples > 1 else ""
         raise FedpflError(
             f"partition=groups needs clients to be at most the {count} groups{condition} or a "
             f"multiple of them, got {clients}; set clients={count * (clients // count)}"
         )
-    return large_groups
+    return group_indices
 
 
 def shuffled_shards(
@@ -215,19 +204,15 @@ def fixed_dirichlet(
 
     # ---- Step 2: a client's samples, without replacement; another client may draw them too.
     def draw_samples(pool: list[Indices], counts: np.ndarray, key: str) -> Indices:
-        sizes = np.array([len(indices) for indices in pool])
-        too_small = np.flatnonzero(counts > sizes)
-        if len(too_small):
-            label = too_small[0]
-            raise FedpflError(
-                f"partition=fixed_dirichlet: a client is to have {counts[label]} samples of a "
-                f"class that has {sizes[label]}; lower partition.{key}, or raise partition.alpha"
-            )
-        samples_by_class = [
-            rng.choice(indices, count, replace=False)
-            for indices, count in zip(pool, counts, strict=True)
-        ]
-        return rng.permutation(np.concatenate(samples_by_class)).astype(np.int64)
+        drawn = []
+        for indices, count in zip(pool, counts, strict=True):
+            if count > len(indices):
+                raise FedpflError(
+                    f"partition=fixed_dirichlet: a client is to have {count} samples of a class "
+                    f"that has {len(indices)}; lower partition.{key}, or raise partition.alpha"
+                )
+            drawn.append(rng.choice(indices, count, replace=False))
+        return rng.permutation(np.concatenate(drawn)).astype(np.int64)
 
     # ---- Step 3: each client's proportions hold for both parts.
     train = []
@@ -268,25 +253,19 @@ def _train_and_test_pools(
 
     They are the data set's original parts or, with `test_fraction`, a random share of each class.
     """
-    classes = [indices for indices in indices_by_class(y) if len(indices)]
-    train = []
-    test = []
-    # ---- A random share of each class
-    if test_fraction is not None:
-        for indices in classes:
-            shuffled = rng.permutation(indices)
-            test_size = int(test_fraction * len(indices))
-            train.append(shuffled[test_size:])
-            test.append(shuffled[:test_size])
-        return train, test
-
-    # ---- The original parts
-    if test_from is None:
+    if test_fraction is None and test_from is None:
         raise FedpflError(
             f"partition={scheme} splits the data set's original test part, and this one has none; "
             "set partition.test_fraction to set a share of each class apart"
         )
-    for indices in classes:
-        train.append(indices[indices < test_from])
-        test.append(indices[indices >= test_from])
+    train = []
+    test = []
+    for indices in filter(len, indices_by_class(y)):
+        if test_fraction is None:
+            is_test = indices >= test_from
+        else:
+            indices = rng.permutation(indices)  # noqa: PLW2901
+            is_test = np.arange(len(indices)) < int(test_fraction * len(indices))
+        train.append(indices[~is_test])
+        test.append(indices[is_test])
     return train, test

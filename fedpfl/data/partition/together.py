@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from fedpfl.data.datasets import Samples
-from fedpfl.data.partition.common import Indices, Partition
+from fedpfl.data.partition.common import Indices, Partition, indices_by_class
 from fedpfl.ground.errors import FedpflError
 
 
@@ -25,13 +25,10 @@ def deal_units(deal: Callable[[Samples], Partition], samples: Samples) -> Partit
     """
     # ---- Step 1: units in the order of their first samples.
     assert samples.units is not None
-    _, first, unit_of_sample = np.unique(samples.units, return_index=True, return_inverse=True)
-    order = np.argsort(first)
-    unit_of_sample = np.argsort(order)[unit_of_sample]
-    rows_by_unit = np.split(
-        np.argsort(unit_of_sample, kind="stable"), np.cumsum(np.bincount(unit_of_sample))[:-1]
-    )
-    standing = torch.from_numpy(first[order])
+    _, firsts, unit_by_sample = np.unique(samples.units, return_index=True, return_inverse=True)
+    order = np.argsort(firsts)
+    rows_by_unit = indices_by_class(np.argsort(order)[unit_by_sample])
+    standing = torch.from_numpy(firsts[order])
 
     # ---- Step 2: no unit is of two groups, or of both original parts.
     test_from = samples.test_from
@@ -41,19 +38,9 @@ def deal_units(deal: Callable[[Samples], Partition], samples: Samples) -> Partit
         test_from = int((standing < test_from).sum())
     if samples.groups is not None:
         _require_one(samples.groups, rows_by_unit, "two groups")
-    groups = None if samples.groups is None else samples.groups[standing]
 
     # ---- Step 3: deal units, and take all samples of each.
-    split = deal(
-        replace(
-            samples,
-            x=samples.x[standing],
-            y=samples.y[standing],
-            groups=groups,
-            units=None,
-            test_from=test_from,
-        )
-    )
+    split = deal(replace(samples.take_rows(standing), units=None, test_from=test_from))
 
     def take_rows(clients: Sequence[Indices]) -> tuple[Indices, ...]:
         nothing = np.empty(0, np.int64)
@@ -67,18 +54,6 @@ def deal_units(deal: Callable[[Samples], Partition], samples: Samples) -> Partit
         test=take_rows(split.test),
         validation=take_rows(split.validation),
     )
-
-
-def require_units_apart(partition: Partition, units: np.ndarray) -> None:
-    """Raise FedpflError where samples of one unit are for training and for testing too."""
-    train = np.unique(units[np.concatenate(partition.train)])
-    judging = np.concatenate([np.empty(0, np.int64), *partition.test, *partition.validation])
-    shared = np.intersect1d(train, units[judging])
-    if len(shared):
-        raise FedpflError(
-            f"partition.together: {len(shared)} units of the file are for training and for testing "
-            "or validation too; deal them together"
-        )
 
 
 def _require_one(values: torch.Tensor, rows_by_unit: Sequence[Indices], described: str) -> None:
