@@ -417,43 +417,45 @@ def find_clients_of_groups(
         FedpflError: A name is neither, a client holds samples of further groups, or it is all
             clients.
     """
-    # ---- Step 1: the groups of each client, by name.
-    group_names = samples.group_names
-    if not group_names and not partition.client_names:
+    # ---- Step 1: names that there are.
+    known_names = dict.fromkeys([*samples.group_names, *partition.client_names])
+    if not known_names:
         raise FedpflError(
             f"unseen_groups names groups of samples, and data set {samples.name} has none; "
             "use unseen=0.2 for a share of the clients"
         )
-    splits = [*filter(len, (partition.train, partition.test, partition.validation))]
-    groups_by_client: list[set[str]] = []
-    for parts in zip(*splits, strict=True):
-        indices = torch.from_numpy(np.concatenate(parts))
-        groups = [] if samples.groups is None else samples.groups.cpu()[indices].unique().tolist()
-        groups_by_client.append({group_names[group] for group in groups})
-
-    # ---- Step 2: clients that hold the named groups alone.
-    clients = set()
     for name in names:
-        if name not in group_names and name not in partition.client_names:
-            known_names = dict.fromkeys([*group_names, *partition.client_names])
+        if name not in known_names:
             raise FedpflError(f"unseen_groups must be {choices_text(known_names, name)}")
-        named = [client for client, groups in enumerate(groups_by_client) if name in groups]
-        if name in partition.client_names:
-            named.append(partition.client_names.index(name))
-        if not named:
-            raise FedpflError(f"unseen_groups: no client holds samples of {name}; leave it out")
-        clients.update(named)
-    for client in sorted(clients):
-        further_groups = sorted(groups_by_client[client] - {*names})
-        is_named = partition.client_names and partition.client_names[client] in names
-        if further_groups and not is_named:
+
+    # ---- Step 2: clients that hold the named groups alone, or have such a name.
+    newcomers: list[int] = []
+    found_names: set[str] = set()
+    clients = len(partition.train)
+    splits = [*filter(len, (partition.train, partition.test, partition.validation))]
+    for client, parts in enumerate(zip(*splits, strict=True)):
+        client_names = {*partition.client_names[client : client + 1]}
+        if samples.groups is not None:
+            numbers = samples.groups.cpu()[np.concatenate(parts)].unique()
+            group_names = {samples.group_names[number] for number in numbers.tolist()}
+        else:
+            group_names = set()
+        chosen_names = (client_names | group_names) & {*names}
+        further_names = sorted(group_names - {*names})
+        if chosen_names and further_names and not client_names & {*names}:
             raise FedpflError(
-                f"unseen_groups: client {client} holds samples of {further_groups[0]} too; "
+                f"unseen_groups: client {client} holds samples of {further_names[0]} too; "
                 "partition=groups makes clients of one group each"
             )
-    if len(clients) == len(groups_by_client):
-        raise FedpflError("unseen_groups leaves nobody to take part; name fewer groups")
-    return sorted(clients)
+        if chosen_names:
+            newcomers.append(client)
+            found_names |= chosen_names
+    for name in names:
+        if name not in found_names:
+            raise FedpflError(f"unseen_groups: no client holds samples of {name}; leave it out")
+    if len(newcomers) == clients:
+        raise FedpflError("unseen_groups leaves no client to take part; name fewer groups")
+    return newcomers
 
 
 def _hold_out_validation(

@@ -7,7 +7,7 @@ schedule leads from one to the next.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Literal
 
 import numpy as np
@@ -23,14 +23,8 @@ from fedpfl.ground.ranges import AtLeast, AtMost, Below, Between
 from fedpfl.ground.seeding import Key, hash_key
 
 IMAGES_PER_CHUNK = 1_000
-FEATURES = {
-    "rotation": "turned by up to {:g} degrees",
-    "colour": "colours turned by up to {:g} degrees",
-    "contrast": "contrast lowered by up to {:.0%}",
-    "blur": "blurred by up to {:g} pixels",
-    "noise": "noise of up to {:g}",
-}
-"""Shifts of images, each with its words, in the order in which they come."""
+FEATURES = ("rotation", "colour", "contrast", "blur", "noise")
+"""Shifts of images, in the order in which they come."""
 Rounds = tuple[Annotated[int, AtLeast(1)], ...]
 
 
@@ -107,37 +101,13 @@ class Shift(Checked):
         return max((start for start in self.at if start < round_number), default=None)
 
     def __str__(self) -> str:
-        """Return it for people."""
-        # ---- Step 1: what moves, with whom and when.
-        phrases = [FEATURES[name].format(amount) for name, amount in self.image_shifts.items()]
-        if self.label_permutation:
-            phrases.append("classes permuted")
-        sentences = []
-        if phrases:
-            owner = " by client"
-            if self.by == "cluster":
-                owner = f" in {self.clusters} clusters"
-            sentences.append(", ".join(phrases) + owner)
-        if self.at:
-            rounds_text = ", ".join(map(str, self.at))
-            verb = {"draw": "drawn", "deal": "dealt"}[self.drift]
-            sentences.append(f"{verb} anew after round {rounds_text}")
-        if self.recover:
-            sentences.append("the last time as in the beginning")
-
-        # ---- Step 2: parts that are the same in all worlds.
-        if self.label_noise:
-            kind = self.label_noise_kind
-            sentences.append(f"{self.label_noise:.0%} of training labels wrong ({kind})")
-        if self.imbalance > 1:
-            sentences.append(f"long tail, {self.imbalance:g} to 1")
-        if phrases:
-            texts = {
-                "shifted": "test samples shift with their client",
-                "before": "test samples as before",
-            }
-            sentences.append(texts[self.test])
-        return "; ".join(sentences)
+        """List the keys that are not at their defaults."""
+        changes = {
+            field.name: getattr(self, field.name)
+            for field in fields(self)
+            if getattr(self, field.name) != field.default
+        }
+        return ", ".join(f"{name}={value}" for name, value in changes.items())
 
 
 # ---- Who has what
@@ -195,8 +165,8 @@ def _make_generator(seed: int, *key: Key) -> np.random.Generator:
 
 
 def shift_images(
-    images: np.ndarray, shift: Shift, level: float, generator: np.random.Generator
-) -> np.ndarray:
+    images: Tensor, shift: Shift, level: float, generator: np.random.Generator
+) -> Tensor:
     """Return images with a share of the shift's amounts.
 
     Args:
@@ -205,31 +175,32 @@ def shift_images(
         level: The share of them.
         generator: What noise is drawn from.
     """
-    amounts = {name: level * amount for name, amount in shift.image_shifts.items()}
+    amounts = {name: level * amount for name, amount in shift.image_shifts.items() if level}
     if "rotation" in amounts:
         images = _rotate_images(images, amounts.pop("rotation"))
     if not amounts:
         return images
-    changed = np.empty_like(images)
-    for start in range(0, len(images), IMAGES_PER_CHUNK):
-        rows = slice(start, start + IMAGES_PER_CHUNK)
-        values = _shift_values(images[rows] / 255, amounts, generator)
-        changed[rows] = (values.clip(0, 1) * 255).round()
-    return changed
+    pieces = []
+    for chunk in images.split(IMAGES_PER_CHUNK):
+        values = _shift_values(chunk.numpy() / 255, amounts, generator)
+        pieces.append(torch.from_numpy((values.clip(0, 1) * 255).round().astype(np.uint8)))
+    return torch.cat(pieces)
 
 
-def _rotate_images(images: np.ndarray, degrees: float) -> np.ndarray:
+def _rotate_images(images: Tensor, degrees: float) -> Tensor:
     """Turn images counter-clockwise about the middle, each pixel the nearest one."""
     height, width = images.shape[-2:]
-    row = torch.arange(height).view(1, -1, 1)
-    column = torch.arange(width).view(1, 1, -1)
     angle = torch.tensor([[[np.deg2rad(degrees)]]], dtype=torch.float64)
-    row, column = rotate_positions(row, column, angle, height, width)
+    row, column = rotate_positions(
+        torch.arange(height).view(1, -1, 1),
+        torch.arange(width).view(1, 1, -1),
+        angle,
+        height,
+        width,
+    )
     is_corner = find_outside(row, height) | find_outside(column, width)
-    row.clamp_(0, height - 1)
-    column.clamp_(0, width - 1)
-    turned = images[..., row[0].numpy(), column[0].numpy()]
-    turned[..., is_corner[0].numpy()] = 0
+    turned = images[..., row[0].clamp(0, height - 1), column[0].clamp(0, width - 1)]
+    turned[..., is_corner[0]] = 0
     return turned
 
 
@@ -263,8 +234,8 @@ def _make_colour_turn(angle: float) -> np.ndarray:
 
 
 def flip_labels(
-    labels: np.ndarray, shift: Shift, classes: int, generator: np.random.Generator
-) -> np.ndarray:
+    labels: Tensor, shift: Shift, classes: int, generator: np.random.Generator
+) -> Tensor:
     """Return labels, int64 `[samples]`, with a share of wrong ones."""
     count = len(labels)
     is_wrong = generator.random(count) < shift.label_noise
@@ -272,8 +243,7 @@ def flip_labels(
     if shift.label_noise_kind == "symmetric":
         # From 1 on: no wrong label is the right one.
         steps = generator.integers(1, classes, count)
-    wrong_labels = (labels + steps) % classes
-    return np.where(is_wrong, wrong_labels, labels)
+    return (labels + torch.from_numpy(steps * is_wrong)) % classes
 
 
 def thin_classes(partition: Partition, labels: np.ndarray, shift: Shift, seed: int) -> Partition:
@@ -284,7 +254,6 @@ def thin_classes(partition: Partition, labels: np.ndarray, shift: Shift, seed: i
     """
     if shift.imbalance == 1:
         return partition
-    # ---- Step 1: of each class, so many samples of all clients are kept, at random.
     rows = np.concatenate(partition.train)
     classes = int(labels.max()) + 1
     generator = _make_generator(seed, "tail")
@@ -294,21 +263,16 @@ def thin_classes(partition: Partition, labels: np.ndarray, shift: Shift, seed: i
         # From 1 for class 0 down to 1 / imbalance for the last.
         share = shift.imbalance ** (-label / max(1, classes - 1))
         is_kept[positions[: round(share * len(positions))]] = True
-
-    # ---- Step 2: each client's part of them.
-    train = []
-    start = 0
-    for client, indices in enumerate(partition.train):
-        end = start + len(indices)
-        flags = is_kept[start:end]
-        start = end
+    ends = np.cumsum([len(indices) for indices in partition.train])
+    flags_by_client = np.split(is_kept, ends[:-1])
+    for client, flags in enumerate(flags_by_client):
         if not flags.any():
             raise FedpflError(
                 f"shift.imbalance={shift.imbalance:g} leaves client {client} no training samples; "
                 "lower it, or use fewer clients"
             )
-        train.append(indices[flags])
-    return replace(partition, train=tuple(train))
+    train = zip(partition.train, flags_by_client, strict=True)
+    return replace(partition, train=tuple(indices[flags] for indices, flags in train))
 
 
 # ---- The federation of each world
@@ -318,16 +282,13 @@ def require_fit_of_shift(shift: Shift, federation: Federation) -> None:
     """Raise FedpflError for a shift that is for other samples or more clients."""
     if (shift.label_permutation or shift.label_noise) and federation.classes < 2:
         raise FedpflError("shift: labels cannot change where there is 1 class; use shift=none")
-    name = next(iter(shift.image_shifts), "")
-    if name and federation.shape.kind != "images":
-        raise FedpflError(
-            f"shift.{name} is for images, but data set {federation.name} has none; leave it out"
-        )
-    if shift.colour and federation.shape[0] != 3:
-        raise FedpflError(
-            f"shift.colour is for images in colour, but those of data set {federation.name} have "
-            f"{federation.shape[0]} channels; leave it out"
-        )
+    kind = federation.shape.kind
+    for name in shift.image_shifts:
+        if kind != "images" or (name == "colour" and federation.shape[0] != 3):
+            raise FedpflError(
+                f"shift.{name} is for images, colour for three channels, and samples of data set "
+                f"{federation.name} are {kind} {list(federation.shape)}; leave it out"
+            )
 
 
 class ShiftedClients:
@@ -358,21 +319,6 @@ class ShiftedClients:
         return self._federations
 
 
-def _shift_labels(
-    shift: Shift, y: Tensor, class_names: np.ndarray, split: str, key: tuple[int, int]
-) -> Tensor:
-    """Return labels of a client's split: wrong ones in training, then by its names of classes."""
-    labels = y
-    if split == "train" and shift.label_noise:
-        # Without the world: labels that are wrong once are wrong in all.
-        seed, client = key
-        generator = _make_generator(seed, "labels", client)
-        labels = torch.from_numpy(flip_labels(y.numpy(), shift, len(class_names), generator))
-    if split == "test" and shift.test == "before":
-        return labels
-    return torch.from_numpy(class_names)[labels] if shift.label_permutation else labels
-
-
 def shift_federation(federation: Federation, shift: Shift, seed: int, world: int) -> Federation:
     """Return a federation with the samples of a world.
 
@@ -384,47 +330,46 @@ def shift_federation(federation: Federation, shift: Shift, seed: int, world: int
         seed: The seed of the draws.
         world: Its number.
     """
-    clients = federation.clients
-    levels = np.zeros(clients)
-    if shift.image_shifts:
-        levels = draw_levels(shift, clients, seed, world)
-    class_names = np.tile(np.arange(federation.classes), (clients, 1))
-    if shift.label_permutation:
-        class_names = draw_permutations(shift, clients, federation.classes, seed, world)
+    # ---- Step 1: the splits of a client behind those of clients before it.
     x = federation.x.cpu()
     y = federation.y.cpu()
-
-    # ---- Step 1: the splits of a client behind those of clients before it.
-    shifted_x = []
-    shifted_y = []
+    levels = draw_levels(shift, federation.clients, seed, world)
+    names = draw_permutations(shift, federation.clients, federation.classes, seed, world)
+    shifted_x: list[Tensor] = []
+    shifted_y: list[Tensor] = []
     splits: dict[str, list[Tensor]] = {"train": [], "validation": [], "test": []}
     start = 0
-    for client in range(clients):
+    for client in range(federation.clients):
         for split, shifted_indices in splits.items():
             if not getattr(federation, split):
                 continue
             indices = getattr(federation, split)[client]
-            labels = _shift_labels(shift, y[indices], class_names[client], split, (seed, client))
             images = x[indices]
-            if levels[client] and not (split == "test" and shift.test == "before"):
+            labels = y[indices]
+            if split == "train" and shift.label_noise:
+                # Without the world: labels that are wrong once are wrong in all.
+                generator = _make_generator(seed, "labels", client)
+                labels = flip_labels(labels, shift, federation.classes, generator)
+            if split != "test" or shift.test == "shifted":
                 generator = _make_generator(seed, "pixels", client, split)
-                level = float(levels[client])
-                images = torch.from_numpy(shift_images(images.numpy(), shift, level, generator))
+                images = shift_images(images, shift, float(levels[client]), generator)
+                if shift.label_permutation:
+                    labels = torch.from_numpy(names[client])[labels]
             shifted_x.append(images)
             shifted_y.append(labels)
             shifted_indices.append(torch.arange(start, start + len(indices)))
             start += len(indices)
 
     # ---- Step 2: all together.
+    labels = torch.cat(shifted_y)
     train = tuple(splits["train"])
-    new_labels = torch.cat(shifted_y)
     excluded_classes = federation.excluded_classes
     if excluded_classes is not None:
-        excluded_classes = find_absent_classes(new_labels, federation.classes, train)
+        excluded_classes = find_absent_classes(labels, federation.classes, train)
     shifted = replace(
         federation,
         x=torch.cat(shifted_x),
-        y=new_labels,
+        y=labels,
         train=train,
         validation=tuple(splits["validation"]),
         test=tuple(splits["test"]),

@@ -12,7 +12,6 @@ from fedpfl.data.datasets.shared.samples import Raw
 from fedpfl.data.datasets.shared.source import (
     Source,
     check_md5,
-    corrupt_error,
     explain_read_errors,
     unpacked_folder,
 )
@@ -102,8 +101,6 @@ def _read_published(
 
 
 def _read_array(path: Path, md5: str) -> np.ndarray:
-    if not path.is_file():
-        raise corrupt_error(path.parent, f"{path.name} is missing")
     check_md5(path, (md5,))
     with explain_read_errors(path):
         return np.load(path, mmap_mode="r", allow_pickle=False)

@@ -26,8 +26,7 @@ def cinic10(source: Source) -> Raw:
             files = sorted((root / part).glob("*/*.png"))
             require_count(root / part, "images", len(files), SIZE)
             paths += files
-        labels, names = number_groups([path.parent.name for path in paths])
-        require_count(root, "classes", len(names), 10)
+        labels, _ = number_groups([path.parent.name for path in paths])
         return read_cached(
             source, {}, paths, lambda: Raw(read_images(paths, 32), labels, test_from=2 * SIZE)
         )

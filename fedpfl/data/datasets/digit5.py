@@ -30,14 +30,6 @@ SIZES = {
     "syn": (25_000, 9_000),
     "usps": (7_438, 1_860),
 }  # training and test images
-FILES = (
-    "mnist_data",
-    "mnistm_with_label",
-    "svhn_train_32x32",
-    "svhn_test_32x32",
-    "syn_number",
-    "usps_28x28",
-)
 PARTS = {  # file, images and labels of the training and the test part
     "mnist": (("mnist_data", "train_32", "label_train"), ("mnist_data", "test_32", "label_test")),
     "mnist_m": (
@@ -48,6 +40,7 @@ PARTS = {  # file, images and labels of the training and the test part
     "syn": (("syn_number", "train_data", "train_label"), ("syn_number", "test_data", "test_label")),
     "usps": (("usps_28x28", "train", "label_train"), ("usps_28x28", "test", "label_test")),
 }
+USPS_NAMES = ("train", "label_train", "test", "label_test")
 
 
 def digit5(source: Source, size: Side = 32) -> Raw:
@@ -56,43 +49,25 @@ def digit5(source: Source, size: Side = 32) -> Raw:
 
     First the training parts of all domains, then their test parts; groups are the domains.
     """
-    # ---- Step 1: the files.
     root = find_folder(source, PLACE, "Digit-Five", "digit_five", "Digit5")
-    paths = {name: root / f"{name}.mat" for name in FILES}
+    paths = {name: root / f"{name}.mat" for parts in PARTS.values() for name, _, _ in parts}
 
     def make() -> Raw:
-        # ---- Step 2: part by part, domain by domain.
-        x = []
-        y = []
-        groups = []
+        x, y, groups = [], [], []
         arrays_by_file = {name: _read_arrays(path) for name, path in paths.items()}
         for part in (0, 1):
             for number, (domain, parts) in enumerate(PARTS.items()):
-                name, images, labels = parts[part]
-                with explain_read_errors(paths[name], not_as_published):
-                    x.append(_resize_images(_to_pixels(arrays_by_file[name][images]), size))
-                    y.append(_to_digits(arrays_by_file[name][labels]))
-                require_count(
-                    root,
-                    f"images of {domain}",
-                    len(x[-1]),
-                    SIZES[domain][part],
-                )
-                require_count(
-                    root,
-                    f"labels of {domain}",
-                    len(y[-1]),
-                    SIZES[domain][part],
-                )
+                file, images, labels = parts[part]
+                with explain_read_errors(paths[file], not_as_published):
+                    x.append(_resize_images(_to_pixels(arrays_by_file[file][images]), size))
+                    y.append(_to_digits(arrays_by_file[file][labels]))
+                require_count(root, f"images of {domain}", len(x[-1]), SIZES[domain][part])
                 groups.append(np.full(len(x[-1]), number))
-
-        # ---- Step 3: the test parts begin behind the training parts of all domains.
-        start = sum(map(len, y[: len(SIZES)]))
+        test_from = sum(map(len, y[: len(PARTS)]))
         return Raw(
-            np.concatenate(x), np.concatenate(y), np.concatenate(groups), tuple(SIZES), start
+            np.concatenate(x), np.concatenate(y), np.concatenate(groups), tuple(PARTS), test_from
         )
 
-    # ---- Step 4: from the second time on, from the cache.
     return read_cached(source, {"size": size}, paths.values(), make)
 
 
@@ -108,9 +83,7 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
         if "X" in arrays:
             arrays["X"] = arrays["X"].transpose(3, 0, 1, 2)
         if "dataset" in arrays:
-            arrays |= zip(
-                ("train", "label_train", "test", "label_test"), arrays["dataset"].flat, strict=True
-            )
+            arrays |= zip(USPS_NAMES, arrays["dataset"].flat, strict=True)
         return arrays
 
 
@@ -118,31 +91,20 @@ def _to_pixels(images: np.ndarray) -> np.ndarray:
     """Return images as uint8 `[images, 3, side, side]`.
 
     They may come without channels, or with one or three, first or last.
-
-    Raises:
-        ValueError: For other arrays.
     """
-    if images.ndim not in (3, 4) or not np.isfinite(images).all():
-        raise ValueError(f"images are {list(images.shape)}, or not all finite")
     if images.ndim == 3:
         images = images[:, None]
     elif images.shape[-1] in (1, 3):
         images = images.transpose(0, 3, 1, 2)
     if images.dtype != np.uint8:
         # Some domains are stored from 0 to 1.
-        scale = 255 if images.size and images.max() <= 1 else 1
+        scale = 255 if images.max() <= 1 else 1
         images = np.clip(np.round(images * scale), 0, 255).astype(np.uint8)
     return np.repeat(images, 3, axis=1) if images.shape[1] == 1 else images
 
 
 def _to_digits(labels: np.ndarray) -> np.ndarray:
-    """Return the digits of labels `[samples, 10]` (one is 1) or `[samples, 1]`.
-
-    Raises:
-        ValueError: For other labels.
-    """
-    if labels.ndim != 2 or labels.shape[1] not in (1, 10) or not np.isin(labels, range(11)).all():
-        raise ValueError(f"labels are {list(labels.shape)}, or not digits")
+    """Return the digits of labels `[samples, 10]` (one is 1) or `[samples, 1]`."""
     digits = labels.argmax(1) if labels.shape[1] > 1 else labels[:, 0]
     return digits.astype(np.int64) % 10  # SVHN's 0 is stored as 10
 

@@ -12,7 +12,6 @@ from fedpfl.data.datasets.shared.samples import Raw
 from fedpfl.data.datasets.shared.source import Source
 
 SIDE = 28
-CLASSES = 62
 TOLERANCE = 0.02  # of a pixel's 255 values; what four decimals leave
 
 
@@ -24,17 +23,8 @@ def femnist(source: Source) -> Raw:
 def _to_images(x: list, y: list) -> Part:
     """Pixels from 0 to 1, `[samples, 784]`, and classes."""
     values = 255 * np.array(x, np.float64).reshape(len(x), SIDE * SIDE)
-    labels = np.array(y)
-    if not ((values >= 0) & (values <= 255)).all():  # nor if one is no number
-        raise ValueError("pixels are not from 0 to 1")
     # LEAF writes pixels with four decimals, from which the 256 grey levels are found again.
-    pixels = values.round()
-    if (abs(values - pixels) > TOLERANCE).any():
-        raise ValueError("pixels are not multiples of 1/255")
-    if (
-        labels.dtype.kind != "i"
-        or labels.ndim != 1
-        or not ((labels >= 0) & (labels < CLASSES)).all()
-    ):
-        raise ValueError(f"classes are not whole numbers from 0 to {CLASSES - 1}")
-    return pixels.astype(np.uint8).reshape(-1, 1, SIDE, SIDE), labels
+    pixels = values.round().clip(0, 255)
+    if not (abs(values - pixels) <= TOLERANCE).all():  # nor if one is no number
+        raise ValueError("pixels are not multiples of 1/255 from 0 to 1")
+    return pixels.astype(np.uint8).reshape(-1, 1, SIDE, SIDE), np.array(y)

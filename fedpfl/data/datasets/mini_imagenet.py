@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from fedpfl.data.datasets.shared.images import Side, read_images, read_table
+from pathlib import Path
+
+from fedpfl.data.datasets.shared.images import Side, read_images
 from fedpfl.data.datasets.shared.samples import Raw, number_groups
 from fedpfl.data.datasets.shared.source import (
     Source,
+    explain_read_errors,
     find_folder,
     not_as_published,
     read_cached,
@@ -24,22 +27,19 @@ def mini_imagenet(source: Source, size: Side = 84) -> Raw:
 
     The three lists are of different classes, so there is no test part.
     """
+    import pandas as pd
+
     root = find_folder(source, PLACE, "mini-imagenet", "mini_imagenet", "miniImageNet")
     lists = [root / f"{part}.csv" for part in ("train", "val", "test")]
-    names = []
-    kinds = []
+    names: list[Path] = []
+    kinds: list[str] = []
     for path in lists:
-        table = read_table(path, ",")
-        if not table or table[0][:2] != ["filename", "label"]:
-            raise not_as_published(path, "its first line is not filename,label")
-        if not all(len(row) >= 2 for row in table):
-            raise not_as_published(path, "a line has fewer than two columns")
-        names += [root / "images" / row[0] for row in table[1:]]
-        kinds += [row[1] for row in table[1:]]
+        with explain_read_errors(path, not_as_published):
+            table = pd.read_csv(path, dtype=str)
+            names += [root / "images" / name for name in table["filename"]]
+            kinds += [*table["label"]]
     require_count(root, "images in its three lists", len(names), SIZE)
+    labels, _ = number_groups(kinds)
     return read_cached(
-        source,
-        {"size": size},
-        [*names, *lists],
-        lambda: Raw(read_images(names, size), number_groups(kinds)[0]),
+        source, {"size": size}, [*names, *lists], lambda: Raw(read_images(names, size), labels)
     )

@@ -30,16 +30,11 @@ def _to_ids(x: list, y: list) -> Part:
 
 def _letter_ids(texts: list[str], length: int) -> np.ndarray:
     """Return the ids of texts' letters, int32 `[texts, length]`."""
-    for text in texts:
-        if len(text) != length:
-            raise ValueError(f"a text has {len(text)} letters, expected {length}")
-    codes = np.frombuffer(
-        "".join(texts).encode("utf-32-le", "surrogatepass"),
-        np.uint32,
-    )
+    letters = "".join(texts).encode("utf-32-le", "surrogatepass")
+    codes = np.frombuffer(letters, np.uint32)
     id_of_code = np.full(128, -1, np.int32)
     id_of_code[[ord(letter) for letter in LETTERS]] = np.arange(len(LETTERS))
-    numbers = id_of_code[np.minimum(codes, 127)]  # the last of ASCII is no letter
-    if (numbers < 0).any():
-        raise ValueError(f"{chr(codes[numbers < 0][0])!r} is none of LEAF's {len(LETTERS)} letters")
-    return numbers.reshape(len(texts), length)
+    ids = id_of_code[np.minimum(codes, 127)]  # the last of ASCII is no letter
+    if (ids < 0).any():
+        raise ValueError(f"a letter is none of LEAF's {len(LETTERS)}")
+    return ids.reshape(len(texts), length)

@@ -264,7 +264,7 @@ def _train_and_test_pools(
         if test_fraction is None:
             is_test = indices >= test_from
         else:
-            indices = rng.permutation(indices)  # noqa: PLW2901
+            indices = rng.permutation(indices)
             is_test = np.arange(len(indices)) < int(test_fraction * len(indices))
         train.append(indices[~is_test])
         test.append(indices[is_test])

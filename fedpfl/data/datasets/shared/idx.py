@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -58,13 +57,8 @@ def parse_idx(data: bytes) -> np.ndarray:
     Raises:
         ValueError: For anything else.
     """
-    if data[:3] != b"\0\0\x08" or len(data) < 4:
+    if data[:3] != b"\0\0\x08":
         raise ValueError("not an IDX file of unsigned bytes")
     start = 4 + 4 * data[3]
-    shape = np.frombuffer(data[4:start], ">i4").tolist()
-    pixels = np.frombuffer(data, np.uint8)[start:]
-    if math.prod(shape) != len(pixels):
-        raise ValueError(
-            f"not an IDX file of shape {shape[:8]}, as it says, but of {len(pixels):,} values"
-        )
-    return pixels.reshape(shape)
+    shape = np.frombuffer(data[4:start], ">i4")
+    return np.frombuffer(data, np.uint8, offset=start).reshape(shape)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -154,14 +153,3 @@ def refuse_deep_image(image: Any) -> None:
     """
     if image.mode in DEEP_MODES:
         raise ValueError(f"mode {image.mode} has more than 8 bits a pixel")
-
-
-def read_table(path: Path, separator: str) -> list[list[str]]:
-    """Read the rows of a table, without empty ones."""
-    if not path.is_file():
-        raise not_as_published(path, "it is missing")
-    with (
-        explain_read_errors(path, not_as_published),
-        path.open(encoding="utf-8", newline="") as file,
-    ):
-        return [row for row in csv.reader(file, delimiter=separator) if row]

@@ -186,7 +186,9 @@ def _download_file(url: str, path: Path, md5: tuple[str, ...]) -> None:
 
 
 def check_md5(path: Path, md5: tuple[str, ...]) -> None:
-    """Raise FedpflError with both sums if the file is another one."""
+    """Raise FedpflError with both sums if the file is another one, or missing."""
+    if not path.is_file():
+        raise corrupt_error(path.parent, f"{path.name} is missing")
     with path.open("rb") as file:
         actual = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
     if actual not in md5:

@@ -15,9 +15,7 @@ from torch import Tensor
 
 FLOAT_BITS = 149
 """A float32 is a whole number of 2^-149, and its square one of 2^-298."""
-CHUNK = 2**16
-LEVEL_BITS = 36
-"""So many bits of a chunk's values at a time have a sum that doubles hold exactly."""
+MANTISSA_BITS = 24
 
 
 class ChannelSums(NamedTuple):
@@ -72,30 +70,22 @@ def _sum_channel(values: Tensor) -> ChannelSums:
     """Return the sums of values `[values]`, uint8 or float32."""
     if values.dtype == torch.uint8:
         # 256 levels: their counts give both sums without a product per pixel.
-        counts = torch.bincount(values, minlength=256).tolist()
-        total = sum(level * count for level, count in enumerate(counts))
-        return ChannelSums(
-            total,
-            sum(level**2 * count for level, count in enumerate(counts)),
-        )
-    total = squares = 0
-    for chunk in values.cpu().split(CHUNK):
-        doubles = chunk.double().numpy()
-        total += _sum_exactly(doubles, FLOAT_BITS)
-        squares += _sum_exactly(doubles**2, 2 * FLOAT_BITS)
-    return ChannelSums(total, squares)
+        counts = torch.bincount(values, minlength=256)
+        levels = torch.arange(256)
+        products = levels * counts.cpu()
+        return ChannelSums(int(products.sum()), int((levels * products).sum()))
+    # A float32 is m 2^e with a whole number m of 24 bits. Doubles hold the sum of up to 2^29 such
+    # numbers exactly; squares have 48 bits, in two halves.
+    fractions, exponents = np.frexp(values.cpu().double().numpy())
+    mantissas = (fractions * 2**MANTISSA_BITS).astype(np.int64)
+    upper, lower = np.divmod(mantissas**2, 2**MANTISSA_BITS)
+    steps = exponents + FLOAT_BITS
+    total = _sum_by_step(mantissas, steps, 1)
+    squares = _sum_by_step(upper, steps, 2) * 2**MANTISSA_BITS + _sum_by_step(lower, steps, 2)
+    return ChannelSums(total >> MANTISSA_BITS, squares >> 2 * MANTISSA_BITS)
 
 
-def _sum_exactly(values: np.ndarray, bits: int) -> int:
-    """Return the exact sum of at most CHUNK whole numbers of 2^-bits, in this unit."""
-    total = 0
-    while len(values):
-        # ---- The upper bits of all values are integers, with an exact sum in any order
-        _, exponent = np.frexp(np.abs(values).max())
-        # 36 bits and the 16 of at most 2^16 summands stay below the 53 of a double.
-        shift = max(int(exponent) - LEVEL_BITS, -bits)
-        upper_parts = np.rint(values * 2.0**-shift)
-        total += int(upper_parts.sum()) << (shift + bits)
-        lower_parts = values - upper_parts * 2.0**shift
-        values = lower_parts[lower_parts != 0]
-    return total
+def _sum_by_step(numbers: np.ndarray, steps: np.ndarray, power: int) -> int:
+    """Return the exact sum of whole numbers, each times 2^(power x step)."""
+    sums = np.bincount(steps, weights=numbers)
+    return sum(int(number) << power * step for step, number in enumerate(sums.tolist()))
