@@ -141,7 +141,7 @@ def test_what_are_no_images_is_neither_augmented_nor_turned(tmp_path):
     words = ("dataset=npz", format_override("dataset.path", tmp_path / "own.npz"), "model=har_cnn")
     for word, told in read_cases("""
         augment=crop_flip => augment is for images, but data set npz has none; set augment=none
-        shift=rotation => shift.rotation is for images, but data set npz
+        shift=rotation => shift.rotation is for images, colour for three channels, and samples of data set npz are signals
     """):
         given = (*words, "partition=iid", "clients=4", word)
         assert told in one_line(lambda given=given: build(*given))

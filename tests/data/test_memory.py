@@ -142,7 +142,7 @@ WRONG = {
     "two data sets": ((X, Y), {"": "digits"}, "dataset=digits and data=... are two"),
     "a bad item": (Pairs([X[0], X[:2]], [0, 1]), {}, "data cannot be read as a torch Dataset"),
     "items of names": (torch.utils.data.StackDataset(x=X, y=Y), {}, "item 0 is a dict"),
-    "names alike": ({1: (X, Y), "1": (X, Y)}, {}, "calls 2 clients '1'"),
+    "names alike": ({1: (X, Y), "1": (X, Y)}, {}, "client '1' needs a printable name"),
     "sparse": ((torch.tensor(X).to_sparse(), Y), {}, "data: x is a tensor that NumPy cannot hold"),
     "bf16": ((torch.tensor(X).bfloat16(), Y), {}, "give a dense one of float32 or integers"),
     "objects": (([{}] * 40, Y), {}, "data: x holds objects of dict; give numbers or texts"),

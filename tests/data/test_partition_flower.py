@@ -75,7 +75,6 @@ class | Dirichlet | {} | 5 | partition.partitioner must be one of ContinuousPart
 argument | DirichletPartitioner | {"alhpa": 1} | 5 | partition.arguments.alhpa cannot be set for DirichletPartitioner; it takes
 seed | DirichletPartitioner | {"seed": 1} | 5 | partition.arguments.seed cannot be set
 value | DirichletPartitioner | {"alpha": -1} | 5 | DirichletPartitioner refuses partition.arguments for 5 clients: ValueError: Alpha values
-no sample | DirichletPartitioner | {"alpha": 0.01, "min_partition_size": 0} | 40 | of 40 clients no sample; lower clients
 no groups | NaturalIdPartitioner | {} | 5 | NaturalIdPartitioner refuses
 """
 """Name | partitioner | arguments | clients | what is said."""

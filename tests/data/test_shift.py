@@ -24,7 +24,7 @@ from tests.conftest import CLASSES, assert_same, hold_out_quarter, make_federati
 from tests.data.promises import one_line
 
 SEED = 7
-IMAGES = np.random.default_rng(0).integers(0, 256, (2, 3, 6, 5), dtype=np.uint8)
+IMAGES = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (2, 3, 6, 5), dtype=np.uint8))
 
 
 def rotate_by_loops(image, degrees):
@@ -80,8 +80,8 @@ def test_images_are_shifted_as_by_hand(monkeypatch, name, amount):
     level = 0.75
     found = shift_images(IMAGES, Shift(**{name: amount}), level, np.random.default_rng(1))
     rng = np.random.default_rng(1)
-    expected = [by_hand(name, image / 255, level * amount, rng) for image in IMAGES]
-    assert found.dtype == np.uint8
+    expected = [by_hand(name, image.numpy() / 255, level * amount, rng) for image in IMAGES]
+    assert found.dtype == torch.uint8
     np.testing.assert_array_equal(found, (np.clip(expected, 0, 1) * 255).round())
 
 
@@ -139,7 +139,7 @@ def test_the_schedule():
 
 @pytest.mark.parametrize("kind", ["symmetric", "pair"])
 def test_a_share_of_the_labels_is_wrong(kind):
-    labels = np.arange(20_000) % 5
+    labels = torch.arange(20_000) % 5
     noise = Shift(label_noise=0.3, label_noise_kind=kind)
     wrong = flip_labels(labels, noise, 5, np.random.default_rng(0))
     steps = Counter(((wrong - labels) % 5).tolist())
@@ -185,9 +185,9 @@ def test_each_client_has_its_samples_shifted_by_level_and_names_of_classes():
         for split in ("train", "validation", "test"):
             x, y = samples_of(federation, split, client)
             rng = np.random.default_rng(0)
-            turned = shift_images(x.numpy(), both, levels[client], rng)
+            turned = shift_images(x, both, levels[client], rng)
             called = torch.from_numpy(names[client])[y]
-            assert_same(samples_of(found, split, client), (torch.from_numpy(turned), called))
+            assert_same(samples_of(found, split, client), (turned, called))
             if split == "test":
                 assert_same(samples_of(before, split, client), (x, y))
         renamed = absent[client][names[client].argsort()]
@@ -257,7 +257,7 @@ def test_groups_never_take_part_by_name():
     ("names", "changes", "line"),
     [
         (["sketches"], {}, "unseen_groups must be one of art, photo, sketch, got"),
-        (["art", "photo", "sketch"], {}, "leaves nobody to take part"),
+        (["art", "photo", "sketch"], {}, "leaves no client to take part"),
         (["art"], {"partition": MIXED}, "client 0 holds samples of photo too"),
         (["cartoon"], {"group_names": (*NAMES, "cartoon")}, "no client holds samples of cartoon"),
         (["art"], {"groups": None, "group_names": (), "partition": MIXED}, "own has none"),
