@@ -16,6 +16,9 @@ from fedpfl.record.callbacks import Callback, RunInfo
 from fedpfl.record.columns import column_name, task_of_columns
 from fedpfl.record.eta import RemainingTime, format_duration
 
+SPLIT_TITLES = {"test": "all clients", "validation": "validation", "unseen": "unseen"}
+LINE_SECONDS = 5.0
+LABELLED_LINE_SECONDS = 60.0
 run_label: ContextVar[str] = ContextVar("label", default="")
 """Distinguishes the runs of a sweep; empty for a run that is alone."""
 
@@ -23,21 +26,16 @@ run_label: ContextVar[str] = ContextVar("label", default="")
 class Console(Callback):
     """Show progress on the terminal: a bar, or plain lines without a terminal.
 
-    Plain: a line at most every `every` seconds, and for every evaluated and the last round. Of a
+    Plain: a line at most every LINE_SECONDS, and for every evaluated and the last round. Of a
     run with a `run_label` only the bar is shown, or after a minute a line, of all such runs at most
     one a minute, and each warning once; the sweeper reports the outcome.
 
     Args:
         quiet: show nothing at all.
         stream: where to write; by default standard error.
-        plain: lines instead of a bar; None decides: lines where the stream is no terminal and in
-            the worker processes or threads of a parallel sweep, because their bars would overwrite
-            each other.
-        every: seconds between two plain lines.
         clock: returns the time in seconds.
     """
 
-    MINUTE: ClassVar[float] = 60.0  # seconds
     # When runs with a label printed a text: a warning, or "" for how far one is.
     _print_times: ClassVar[dict[str, float]] = {}
 
@@ -45,14 +43,10 @@ class Console(Callback):
         self,
         quiet: bool = False,
         stream: TextIO | None = None,
-        plain: bool | None = None,
-        every: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
     ):
         self._quiet = quiet
         self._stream = stream or sys.stderr
-        self._plain = plain
-        self._every = every
         self._clock = clock
         self._bar: Any = None
         self._label = ""
@@ -67,19 +61,16 @@ class Console(Callback):
         self._round = run.start_round
         self._label = run_label.get()
         self._start_time = self._round_time = self._clock()
-        self._remaining_time = RemainingTime(run.rounds, run.config["eval"])
+        self._remaining_time = RemainingTime(run.rounds, run.config["eval"]["every"])
         for line in () if self._label else run.lines:
             self._print_line(line)
         for note in run.notes:
             self.on_note(note)
         for line in resumption_lines(run):
             self._print_line(line)
-        is_plain = self._plain
-        if is_plain is None:
-            is_dumb_terminal = os.environ.get("TERM") == "dumb"
-            # Bars of several processes would overwrite each other.
-            is_plain = _is_worker() or not self._stream.isatty() or is_dumb_terminal
-        if not (is_plain or self._quiet):
+        is_dumb_terminal = os.environ.get("TERM") == "dumb"
+        # Bars of several processes would overwrite each other.
+        if self._stream.isatty() and not (self._quiet or is_dumb_terminal or _is_worker()):
             self._start_bar()
 
     def on_round(self, round: Any) -> None:
@@ -87,8 +78,7 @@ class Console(Callback):
         row = round.row
         now = self._clock()
         # By the clock: the engine does not time everything in a round, such as a checkpoint.
-        is_tuned = row.get(column_name(task_of_columns(row).score, fine_tuned=True)) is not None
-        self._remaining_time.add(now - self._round_time, row.get("eval_seconds"), is_tuned)
+        self._remaining_time.add(now - self._round_time, row.get("eval_seconds"))
         self._round_time = now
         self._round = int(row["round"])
         evaluation = describe_all_clients(row)
@@ -99,10 +89,10 @@ class Console(Callback):
             self._update_bar(completed=self._round, text=text, eta=eta)
         elif self._label:
             last_time = max(self._start_time, self._print_times.get("", self._start_time))
-            if eta and now - last_time >= self.MINUTE:
+            if eta and now - last_time >= LABELLED_LINE_SECONDS:
                 self._print_times[""] = now
                 self._print_line(f"{describe_row(row, self._rounds)}  {eta}")
-        elif evaluation or not eta or now - self._line_time >= self._every:
+        elif evaluation or not eta or now - self._line_time >= LINE_SECONDS:
             self._line_time = now
             parts = (describe_row(row, self._rounds), eta)
             self._print_line("  ".join(filter(None, parts)))
@@ -175,13 +165,9 @@ def describe_row(row: Mapping[str, Any], rounds: int) -> str:
 
     Such as `round 10/400  cohort 61.20 -> 88.31 %  all clients 90.04 %  0.82 s`.
     """
-    seconds = row.get("seconds")
-    parts = (
-        f"round {row['round']}/{rounds}",
-        describe_cohort(row),
-        describe_all_clients(row),
-        f"{seconds:.2f} s" if seconds is not None else "",
-    )
+    parts = [f"round {row['round']}/{rounds}", describe_cohort(row), describe_all_clients(row)]
+    if row.get("seconds") is not None:
+        parts.append(f"{row['seconds']:.2f} s")
     return "  ".join(filter(None, parts))
 
 
@@ -199,33 +185,18 @@ def describe_cohort(row: Mapping[str, Any]) -> str:
 
 def describe_all_clients(row: Mapping[str, Any]) -> str:
     """Write all clients' mean score, `` where they were not evaluated."""
-    titles = {"test": "all clients", "validation": "validation", "unseen": "unseen"}
-    parts = [_describe_score(row, title, split) for split, title in titles.items()]
+    task = task_of_columns(row)
+    parts = []
+    for split, title in SPLIT_TITLES.items():
+        score = row.get(column_name(task.score, split))
+        tuned_score = row.get(column_name(task.score, split, fine_tuned=True))
+        if score is not None:
+            parts.append(f"{title} {task.describe_score(score)}")
+            if tuned_score is not None:
+                parts[-1] += f" (fine-tuned {task.describe_score(tuned_score)})"
     if row.get("asr") is not None:
         parts.append(f"attack success {row['asr']:.2f} %")
-    return ", ".join(filter(None, parts))
-
-
-def _describe_score(row: Mapping[str, Any], title: str, split: str) -> str:
-    """Write the score of a split, before and after fine-tuning.
-
-    Args:
-        row: of rounds.csv.
-        title: of the split.
-        split: of `columns.SPLITS`.
-    """
-    task = task_of_columns(row)
-    score = row.get(column_name(task.score, split))
-    tuned_score = row.get(column_name(task.score, split, fine_tuned=True))
-    if score is None and tuned_score is None:
-        return ""
-    fine_tuned = ""
-    if tuned_score is not None:
-        fine_tuned = f"fine-tuned {task.describe_score(tuned_score)}"
-    if score is None:
-        return f"{title} {fine_tuned}"
-    text = f"{title} {task.describe_score(score)}"
-    return f"{text} ({fine_tuned})" if fine_tuned else text
+    return ", ".join(parts)
 
 
 def describe_result(summary: Mapping[str, Any]) -> str:
@@ -242,6 +213,5 @@ def untrained_note(summary: Mapping[str, Any]) -> str:
 
 def _is_worker() -> bool:
     """Tell worker processes and threads of a parallel sweep from the main one."""
-    if multiprocessing.parent_process() is not None:
-        return True
-    return threading.current_thread() is not threading.main_thread()
+    is_process = multiprocessing.parent_process() is not None
+    return is_process or threading.current_thread() is not threading.main_thread()

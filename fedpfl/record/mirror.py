@@ -17,7 +17,7 @@ from typing import Any
 from fedpfl.ground.errors import FedpflError
 from fedpfl.record import rounds
 from fedpfl.record.callbacks import Callback, RunInfo
-from fedpfl.record.overview import Overview
+from fedpfl.record.overview import summarize_rows
 
 
 class ServiceLogger(Callback, ABC):
@@ -27,11 +27,13 @@ class ServiceLogger(Callback, ABC):
         self._next_round = 0  # the first round that the service lacks
         self._facts: dict[str, Any] = {}
         self._logged_columns: set[str] = set()
-        self._overview = Overview()
+        self._rows: list[Mapping[str, Any]] = []
+        self._traffic_gb = 0.0
+        self._cohort: int | None = None
 
     def on_begin(self, run: RunInfo) -> None:
         """Start or continue the record; send the partition and the earlier rounds it lacks."""
-        self._overview = Overview(run.facts.get("cohort"))
+        self._cohort = run.facts.get("cohort")
         self._facts = {**_displayable_values(run.facts), **_sweep_values(run)}
         self._next_round = self._start(run, {**self._facts, "status": "running"})
         for row in _earlier_rows(run):
@@ -51,21 +53,21 @@ class ServiceLogger(Callback, ABC):
         """
         values = self._facts | _displayable_values(summary)
         unlogged = {key: value for key, value in values.items() if key not in self._logged_columns}
-        self._finish(
-            status,
-            {**unlogged, **self._overview.fields(), "status": status},
-        )
+        self._finish(status, {**unlogged, **self._summarize_rows(), "status": status})
 
     def _log_row(self, row: Mapping[str, Any]) -> None:
-        self._overview.add(row)
-        # The service has it already; the overview needs it all the same.
-        if row["round"] < self._next_round:
-            return
+        self._rows.append(row)
         values = {key: value for key, value in row.items() if value is not None}
-        self._logged_columns.update(values)
-        if self._overview.traffic_gb is not None:
-            values["traffic_gb"] = self._overview.traffic_gb
-        self._send_round(row, values)
+        if "bits_down" in values and "bits_up" in values:
+            self._traffic_gb += (values["bits_down"] + values["bits_up"]) / 8e9
+            values["traffic_gb"] = self._traffic_gb
+        # The summary needs rows that the service has already.
+        if row["round"] >= self._next_round:
+            self._logged_columns.update(values)
+            self._send_round(row, values)
+
+    def _summarize_rows(self) -> dict[str, float]:
+        return summarize_rows(self._rows, self._cohort)
 
     @abstractmethod
     def _send_picture(self, name: str, path: Path) -> None:

@@ -146,7 +146,7 @@ class WandbLogger(ServiceLogger):
         # The round as the step: W&B itself then refuses a round it already has.
         self._run.log(logged, step=row["round"])
         if is_evaluated:
-            self._run.summary.update(self._overview.fields())
+            self._run.summary.update(self._summarize_rows())
 
     def _finish(self, status: str, summary: Mapping[str, Any]) -> None:
         """Finish the W&B run in any case; else it would absorb the sweep's next run."""

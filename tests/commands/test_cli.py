@@ -373,8 +373,8 @@ def reported(folder: Path, root: str) -> str:
 PROGRESS = """
 0 0 60 => 60 => 1/4 done, ETA 0:03:00
 0 0 60;1 60 0 => 60 => 2/4 done, ETA 0:02:00
-0 0;1 0;0 0 60 => 60 => 1/4 done, ETA 0:01:00
-0 0;1 0;1 0 60;2 60;0 0 120;3 120;2 60 90 => 150 => 3/4 done, ETA 0:01:00
+0 0;1 0;0 0 60 => 60 => 1/4 done, ETA 0:01:30
+0 0;1 0;1 0 60;2 60;0 0 120;3 120;2 60 90 => 150 => 3/4 done, ETA 0:01:30
 """
 """One after another; one finished already; two at once."""
 

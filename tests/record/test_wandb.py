@@ -20,7 +20,7 @@ from fedpfl.config.group_options import read_loggers
 from fedpfl.record import wandb_logger
 from fedpfl.record.callbacks import RunInfo
 from fedpfl.record.mirror import service_run_id
-from fedpfl.record.overview import Overview
+from fedpfl.record.overview import summarize_rows
 from fedpfl.record.picture import draw_partition
 from fedpfl.record.rundir import RunDirectory
 from fedpfl.record.wandb_logger import WandbLogger, WandbOptions, choose_mode, is_logged_in
@@ -201,26 +201,23 @@ def test_an_online_run_that_was_resumed_gets_what_the_server_lacks(tmp_path, mon
 
 
 def test_overview_by_hand():
-    overview = Overview(2)
-    assert (overview.fields(), overview.traffic_gb) == ({}, None)
     layers = {"personal/a": 3.0, "personal/b": 4.5, "personal_share": 0.5}
     judged = {"accuracy": 60.0, "accuracy_pooled": 61.0, "accuracy_worst10": 9.0}
     rows = ({"seconds": 4.0, **judged, **layers}, {"seconds": 1.0, "accuracy": None})
     rows += ({"seconds": 2.0, **judged, "ft_accuracy": 70.0},)
     rows[2].update(unseen_ft_accuracy=40.0, val_accuracy=50.0)
     for number, (down, up) in enumerate(((8e9, 0), (16e9, 8e9), (0, 16e9))):
-        overview.add({"round": number + 1, **rows[number], "bits_down": down, "bits_up": up})
-    assert overview.traffic_gb == 6.0
+        rows[number].update(round=number + 1, bits_down=down, bits_up=up)
     wanted = {f"last_{name}": value for name, value in judged.items()}
     wanted |= {"last_unseen_ft_accuracy": 40.0, "last_val_accuracy": 50.0}
     wanted |= {"last_ft_accuracy": 70.0, "best_accuracy": 60.0, "best_round": 1}
     wanted |= {"personal_entries": 7.5, "seconds_per_round": 2.0}
     wanted |= {"bits_down_per_client": 4e9, "bits_up_per_client": 4e9}
-    assert overview.fields() == wanted
-    unknown = Overview()
-    unknown.add({"round": 1, "bits_down": 8, "bits_up": 8, "accuracy": math.nan})
-    assert unknown.fields() == {"last_accuracy": pytest.approx(math.nan, nan_ok=True)}
-    assert unknown.traffic_gb == 2e-9
+    assert summarize_rows(rows, 2) == wanted
+    undefined = {"round": 1, "bits_down": 8, "bits_up": 8, "accuracy": math.nan}
+    nan = pytest.approx(math.nan, nan_ok=True)
+    assert summarize_rows([undefined], None) == {"last_accuracy": nan}
+    assert summarize_rows([], 2) == {}
 
 
 def test_the_dashboard_names_only_what_runs_send(swept):
