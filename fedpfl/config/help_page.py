@@ -5,35 +5,19 @@ from __future__ import annotations
 import re
 import shutil
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from fedpfl.config import overrides
 from fedpfl.config.choices import GROUPS, list_choices
+from fedpfl.config.group_options import READ_GROUPS, Group
 from fedpfl.config.messages import HIDDEN_KEYS
 from fedpfl.config.run_location import register_resolver
-from fedpfl.config.schema import SCHEMAS, Settings
-from fedpfl.data import datasets, partition
 from fedpfl.ground.casting import describe_limits, schema_annotations
-from fedpfl.methods import METHODS
-from fedpfl.models import ADAPTERS, MODELS
-from fedpfl.privacy import PRIVACIES
-from fedpfl.robust import ATTACKS, DEFENCES
-from fedpfl.system import SYSTEMS
 
-REGISTRIES: dict[str, Mapping[str, Any]] = {
-    "method": METHODS,
-    "model": MODELS,
-    "adapter": ADAPTERS,
-    "partition": partition.SCHEMES,
-    "privacy": PRIVACIES,
-    "attack": ATTACKS,
-    "defence": DEFENCES,
-    "system": SYSTEMS,
-}
 LINE = re.compile(r"( *)([\w.]+):(?: ([^#]*?))? *(?:# (.*))?$")
 HEAD = (
     "python -m fedpfl.train [KEY=VALUE ...]\n\n"
@@ -49,38 +33,34 @@ def format_help(run_words: Sequence[str]) -> str:
     register_resolver()
     cfg = overrides.compose_config([word for word in run_words if not word.startswith("-")])
     choices = cfg.hydra.runtime.choices
-    comments = _read_comments(Path(overrides.CONF, "train.yaml"))
 
     # ---- Step 1: groups and their choices.
     lines = [HEAD, "\nChoices: GROUP=NAME\n"]
     for group in (*GROUPS, "paper", "experiment"):
-        names = sorted({*list_choices(group), *REGISTRIES.get(group, {})})
+        names = sorted({*list_choices(group), *READ_GROUPS.get(group, Group()).registry})
         if names:
             lines.append(_format_columns(group, ", ".join(names)))
 
     # ---- Step 2: keys in no group.
-    keys = [str(key) for key in cfg if key != "hydra"]
-    groups = [key for key in keys if isinstance(cfg[key], DictConfig)]
-    lines.append("\nKeys: KEY=VALUE\n")
-    lines += [_describe_key(cfg, key, comments, Settings) for key in keys if key not in groups]
+    config: Any = OmegaConf.to_container(cfg, resolve=True)
+    del config["hydra"]
+    groups = [key for key, value in config.items() if isinstance(value, dict)]
+    comments = _read_comments(Path(overrides.CONF, "train.yaml"))
+    lone_values = {key: value for key, value in config.items() if key not in groups}
+    lines += ["\nKeys: KEY=VALUE\n", *_describe_keys("", lone_values, comments)]
 
     # ---- Step 3: a section for each group's keys, those with a choice last.
     for group in sorted(groups, key=lambda group: group in choices):
         title = f"{group}={choices[group]}" if group in choices else group
         # A group's own comment is under its name, one of a choice in the head of its file.
-        own_comments = {f"{group}.": comments.get(group, "")}
+        own_comments = comments | {f"{group}.": comments.get(group, "")}
         file = Path(overrides.CONF, group, f"{choices.get(group)}.yaml")
         if file.is_file():
             own_comments |= {f"{group}.{key}": text for key, text in _read_comments(file).items()}
         head = ": ".join(filter(None, (title, own_comments[f"{group}."])))
         lines += ["", textwrap.fill(head, shutil.get_terminal_size().columns), ""]
-        schema = {**SCHEMAS, "dataset": datasets.load_samples}.get(group)
-        schema = REGISTRIES.get(group, {}).get(cfg[group].get("name"), schema)
-        for key in cfg[group]:
-            if key not in HIDDEN_KEYS:
-                lines.append(
-                    _describe_key(cfg[group], key, comments | own_comments, schema, f"{group}.")
-                )
+        shown = {key: value for key, value in config[group].items() if key not in HIDDEN_KEYS}
+        lines += _describe_keys(group, shown, own_comments, config[group].get("name"))
     return "\n".join(lines)
 
 
@@ -100,23 +80,27 @@ def _read_comments(file: Path) -> dict[str, str]:
     return comments
 
 
-def _describe_key(
-    values: DictConfig, key: Any, comments: Mapping[str, str], schema: Any, prefix: str = ""
-) -> str:
-    """Return the line about a key."""
-    text = comments.get(f"{prefix}{key}", "")
-    annotation = schema_annotations(schema).get(str(key)) if schema else None
-    # A comment that names all choices needs no list of them.
-    choices = set(map(str, get_args(annotation)))
-    names_choices = get_origin(annotation) is Literal and choices <= set(re.findall(r"\w+", text))
-    if not names_choices:
-        text = "; ".join(filter(None, (text, describe_limits(annotation))))
-    group_values: Any = OmegaConf.to_container(values, resolve=True)
-    value = group_values[key]
-    if not isinstance(value, str) or not re.fullmatch(r"[\w./?-]*", value):
-        # Shown as it has to be typed.
-        value = next(overrides.format_words("", value)).removeprefix("=")
-    return _format_columns(f"{prefix}{key}={value}", text)
+def _describe_keys(
+    group: str, values: dict[str, Any], comments: dict[str, str], choice: str | None = None
+) -> list[str]:
+    """Return a line about each key of a group."""
+    described = READ_GROUPS.get(group, Group())
+    annotations: dict[str, Any] = {}
+    for taker in (*described.common, described.registry.get(str(choice))):
+        annotations |= schema_annotations(taker) if taker else {}
+    lines = []
+    for key, value in values.items():
+        full_key = f"{group}.{key}" if group else key
+        text = comments.get(full_key, "")
+        limits = describe_limits(annotations.get(key))
+        # A comment that names all choices needs no list of them.
+        if not {*re.findall(r"\w+", limits)} <= {"one", "of", *re.findall(r"\w+", text)}:
+            text = "; ".join(filter(None, (text, limits)))
+        if not isinstance(value, str) or not re.fullmatch(r"[\w./?-]*", value):
+            # Shown as it has to be typed.
+            value = next(overrides.format_words("", value)).removeprefix("=")
+        lines.append(_format_columns(f"{full_key}={value}", text))
+    return lines
 
 
 def _format_columns(key: str, text: str) -> str:

@@ -68,16 +68,8 @@ def checkpoint_digest(path: Path) -> str:
         return files.content_digest(repr(parts).encode())
 
 
-def to_plain_values(value: Any, name: str = "payload") -> Any:
-    """Return the value as `load_checkpoint` accepts it.
-
-    Args:
-        value: the value.
-        name: of the value, in the error.
-
-    Raises:
-        TypeError: it could not be loaded again.
-    """
+def to_plain_values(value: Any) -> Any:
+    """Return a value as `load_checkpoint` accepts it. Raises TypeError for what it would not."""
     if isinstance(value, torch.Tensor):
         value = value.detach()
         # torch saves the whole storage behind a view.
@@ -85,13 +77,12 @@ def to_plain_values(value: Any, name: str = "payload") -> Any:
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, Mapping):
-        return {key: to_plain_values(item, f"{name}[{key!r}]") for key, item in value.items()}
+        return {key: to_plain_values(item) for key, item in value.items()}
     if type(value) in (list, tuple):
-        items = enumerate(value)
-        return type(value)(to_plain_values(item, f"{name}[{index}]") for index, item in items)
+        return type(value)(map(to_plain_values, value))
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise TypeError(f"a checkpoint cannot hold {name} of type {type(value).__name__}")
+    raise TypeError(f"a checkpoint cannot hold a {type(value).__name__}: {value!r}")
 
 
 @contextlib.contextmanager

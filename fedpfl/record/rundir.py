@@ -209,9 +209,7 @@ class RunDirectory:
         return content.hex()
 
     def row(self, row: Mapping[str, Any]) -> None:
-        """Append one round to rounds.csv, with full precision, None as an empty cell.
-
-        The first row fixes the columns.
+        """Append one round to rounds.csv; the first row fixes the columns.
 
         Raises:
             FedpflError: a later row has an unknown key.
@@ -219,12 +217,14 @@ class RunDirectory:
         path = self.path / "rounds.csv"
         self._require_lock()
         columns = self._columns or tuple(row)
-        try:
-            line = _format_table([row], columns, has_header=self._columns is None)
-        except ValueError as error:  # the code has changed
+        if new_columns := [name for name in row if name not in columns]:  # the code has changed
             raise files.damaged_error(
-                path, f"has other columns than rounds now have: {error}"
-            ) from None
+                path, f"has other columns than rounds now have, such as {new_columns[0]!r}"
+            )
+        text = rounds.format_row(row.get(name) for name in columns)
+        if self._columns is None:
+            text = rounds.format_row(columns) + text
+        line = text.encode()
         with files.explain_write_errors(path):
             if self._rounds_file is None:
                 self._rounds_file = os.open(path, _APPEND_FLAGS, 0o644)
@@ -242,8 +242,6 @@ class RunDirectory:
         Raises:
             TypeError: the payload holds anything else, which could not be loaded again safely.
         """
-        if not isinstance(payload.get("round"), int):
-            raise TypeError("a checkpoint needs its round, an int")
         # Inside, as files are written at other times: after a kill they would be of other rounds.
         texts = {
             name: self._contents[name].decode()
@@ -260,30 +258,25 @@ class RunDirectory:
         self._remove(["state.pt"])
 
     def write_clients(self, rows: Sequence[Mapping[str, Any]], name: str = "clients.csv") -> None:
-        """Replace a table with a row per client; the first row's keys are the columns.
-
-        Raises:
-            ValueError: a row has other keys.
-        """
-        self._write(name, _format_table(rows, tuple(rows[0])) if rows else b"")
+        """Replace a table with a row per client; their keys are the columns."""
+        lines = [rounds.format_row(row.values()) for row in rows]
+        if rows:
+            lines.insert(0, rounds.format_row(rows[0]))
+        self._write(name, "".join(lines).encode())
 
     def write_partition(self, record: PartitionRecord) -> None:
         """Write partition.npz."""
-        splits = {"train": record.train, "test": record.test}
-        if len(record.validation):
-            splits["validation"] = record.validation
         # Samples of all clients in one array; client k's are indices[offsets[k] : offsets[k + 1]].
         arrays: dict[str, Any] = {}
-        for name, parts in splits.items():
-            indices = [np.asarray(part, np.int64) for part in parts]
-            arrays[f"{name}_indices"] = np.concatenate([np.zeros(0, np.int64), *indices])
-            arrays[f"{name}_offsets"] = np.cumsum([0, *map(len, parts)], dtype=np.int64)
-        if len(record.unseen):
-            arrays["unseen"] = np.array(record.unseen, dtype=np.int64)
-        if record.client_names:
-            arrays["client_names"] = np.array(record.client_names, dtype=np.str_)
-        if record.samples_digest:
-            arrays["samples_digest"] = np.array(record.samples_digest)
+        for name in ("train", "test", "validation"):
+            parts = getattr(record, name)
+            if len(parts):
+                arrays[f"{name}_indices"] = np.concatenate(parts).astype(np.int64)
+                arrays[f"{name}_offsets"] = np.cumsum([0, *map(len, parts)], dtype=np.int64)
+        for name in ("unseen", "client_names", "samples_digest"):
+            values = getattr(record, name)
+            if len(values):
+                arrays[name] = np.array(values)
         arrays["label_counts"] = np.asarray(record.label_counts, dtype=np.int64)
         archive = io.BytesIO()
         np.savez_compressed(archive, **arrays)
@@ -486,21 +479,6 @@ def _require_own_directory(path: Path) -> None:
             f"{path} holds {min(names)} and no run; choose a new or an empty directory with "
             "hydra.run.dir=..."
         )
-
-
-def _format_table(
-    rows: Sequence[Mapping[str, Any]], columns: Sequence[str], has_header: bool = True
-) -> bytes:
-    """Write rows as CSV; raise ValueError for a key that is no column."""
-    lines = [rounds.format_row(columns)] if has_header else []
-    for row in rows:
-        unknown = [key for key in row if key not in columns]
-        if unknown:
-            raise ValueError(
-                f"unknown column {unknown[0]!r}: the first row fixed {', '.join(columns)}"
-            )
-        lines.append(rounds.format_row(row.get(name) for name in columns))
-    return "".join(lines).encode()
 
 
 def _to_json_value(value: Any) -> Any:

@@ -91,7 +91,7 @@ def test_a_lock_is_held_by_one_process(tmp_path):
 def test_the_first_row_fixes_the_columns(tmp_path):
     with opened(tmp_path) as directory:
         directory.row({"round": 1, "accuracy": None})
-        line = "unknown column 'loss': the first row fixed round, accuracy; restart=true"
+        line = "has other columns than rounds now have, such as 'loss'; restart=true"
         with pytest.raises(FedpflError, match=line):
             directory.row({"round": 2, "loss": 1.0})
         directory.row({"accuracy": 2.0, "round": 2})
@@ -112,10 +112,8 @@ def test_no_code_is_loaded_from_a_checkpoint(tmp_path):
 
 def test_a_checkpoint_takes_only_what_can_be_loaded(tmp_path):
     with opened(tmp_path) as directory:
-        with pytest.raises(TypeError, match=r"payload\['best'\]\[1\] of type Path|PosixPath"):
+        with pytest.raises(TypeError, match=r"cannot hold a PosixPath: PosixPath\('x'\)"):
             directory.checkpoint({"round": 1, "best": [1, Path("x")]})
-        with pytest.raises(TypeError, match="round"):
-            directory.checkpoint({"server": {}})
         assert not (tmp_path / "state.pt").exists()
         directory.row({"round": 1})
         plain, half = {"round": 1, "t": (1, None, True, "s")}, torch.ones(2).bfloat16()
