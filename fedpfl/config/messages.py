@@ -12,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedpfl.config.choices import GROUPS, list_choices
 from fedpfl.config.overrides import quote_word
-from fedpfl.ground.dotted import flatten_keys
+from fedpfl.ground.dotted import flatten_keys, get_dotted
 from fedpfl.ground.errors import FedpflError, choices_text, did_you_mean
 
 NOISE = ("full_key:", "object_type=", "reference_type=", "Set the environment variable", "See http")
@@ -39,7 +39,7 @@ def format_error(error: Exception) -> str:
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         choices = list_choices(group) or error.options
         if choices:
-            return f"{group} must be {choices_text(choices, name)}"
+            return f"{group or '--config-name'} must be {choices_text(choices, name)}"
     if isinstance(error, OverrideParseException):
         key, _, value = str(error.override).partition("=")
         advice = f"a text is quoted: {quote_word(key, value)}" if value else "write KEY=VALUE"
@@ -70,13 +70,9 @@ def name_source_key(message: str, cfg: DictConfig) -> str:
     A message about `method.q` becomes one about `quantile.q`, which the user sets.
     """
     key, space, explanation = message.partition(" ")
-    value: Any = OmegaConf.to_container(cfg, resolve=False)
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
-    interpolation = re.fullmatch(r"\$\{([\w.]+)\}", value) if isinstance(value, str) else None
-    if interpolation is None:
-        return message
-    return f"{interpolation[1]}{space}{explanation}"
+    values: Any = OmegaConf.to_container(cfg, resolve=False)
+    interpolation = re.fullmatch(r"\$\{([\w.]+)\}", str(get_dotted(values, key)))
+    return f"{interpolation[1]}{space}{explanation}" if interpolation else message
 
 
 def describe_choice(choice: Mapping[str, Any]) -> str:
@@ -90,29 +86,28 @@ def describe_choice(choice: Mapping[str, Any]) -> str:
 
 
 def _explain_unknown_key(key: str, cause: BaseException | None) -> str:
-    config: Any = dict.fromkeys(GROUPS)
+    """Say which key was probably meant, or which there are."""
+    config: Any = {}
     if isinstance(cause, OmegaConfBaseException) and cause.parent_node:
         config = OmegaConf.to_container(cause.parent_node._get_root(), resolve=False)
-    if key in config:
+    if key in (*GROUPS, *config):
         return f"{key} is a group of keys; set one of them, {key}.KEY=..."
     group, _, name = key.rpartition(".")
-    values = config.get(group) if group else config
-    is_of_hydra = key.startswith("hydra")
-    keys = [known for known, _ in flatten_keys(config) if known.startswith("hydra") == is_of_hydra]
-    siblings = {known.rpartition(".")[2]: known for known in keys if known.startswith(f"{group}.")}
-    if not group:
-        siblings = dict(zip(config, config, strict=True))
+    by_name: dict[str, str] = {}
+    siblings: dict[str, str] = {}
+    for known, _ in flatten_keys(config):
+        if known.startswith("hydra") == key.startswith("hydra"):
+            by_name[known.rpartition(".")[2]] = known
+        if known.rpartition(".")[0] == group:
+            siblings[known.rpartition(".")[2]] = known
+    near = siblings if group else by_name | siblings
     # `alpha` was meant as `partition.alpha`, the same name elsewhere.
-    elsewhere = {known.rpartition(".")[2]: known for known in keys}
-    similar_key = (
-        siblings.get(did_you_mean(name, siblings, "{}"))
-        or elsewhere.get(name)
-        or (not group and elsewhere.get(did_you_mean(name, elsewhere, "{}")))
-    )
-    advice = [f"did you mean {similar_key}?"] if similar_key else []
-    if isinstance(values, Mapping) and (group == "method" or not similar_key):
-        names = ", ".join(str(name) for name in values if name not in (*HIDDEN_KEYS, "hydra"))
-        choice_text = f" of {group}={values['name']}" if group and "name" in values else ""
-        advice.insert(0, f"known keys{choice_text}: {names}")
-    advice = advice or ["`python -m fedpfl.train --help` lists all keys"]
-    return f"{key} is not a key here; {'; '.join(advice)}"
+    similar_key = near.get(did_you_mean(name, near, "{}")) or by_name.get(name)
+    if similar_key:
+        return f"{key} is not a key here; did you mean {similar_key}?"
+    values = config.get(group) if group else config
+    if not isinstance(values, Mapping):
+        return f"{key} is not a key here; `python -m fedpfl.train --help` lists all keys"
+    names = ", ".join(str(name) for name in values if name not in (*HIDDEN_KEYS, "hydra"))
+    choice_text = f" of {group}={values['name']}" if group and "name" in values else ""
+    return f"{key} is not a key here; known keys{choice_text}: {names}"
