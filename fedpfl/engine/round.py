@@ -36,9 +36,9 @@ class RoundTraffic(NamedTuple):
     bits_down: int = 0
     bits_up: int = 0
 
-    def plus(self, other: RoundTraffic) -> RoundTraffic:
+    def plus(self, more: RoundTraffic) -> RoundTraffic:
         """Return the sum of both."""
-        return RoundTraffic(*map(sum, zip(self, other, strict=True)))
+        return RoundTraffic(*map(sum, zip(self, more, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -137,8 +137,8 @@ class _TurnResult:
     """
 
     load: TurnLoad
-    rows: dict[str, Tree] | None
-    changed_trees: list[Tree]
+    rows: dict[str, Tree] | None = None
+    changed_trees: tuple[Tree, ...] = ()
 
 
 def play_round(
@@ -168,18 +168,13 @@ def play_round(
     for turn in turns:
         # ---- Step 2: the turn's clients train. A survey only gathers: it is no participation.
         trained = _train_turn(setup, state, turn, local_by_client)
-        load = TurnLoad(
-            clients=trained.clients,
-            flops=trained.participation.flops,
-            traffic=count_traffic(
-                trained.participation, state, _wants_stopping_loss(setup, state, turn)
-            ),
-        )
+        wants_stopping_loss = _wants_stopping_loss(setup, state, turn)
+        traffic = count_traffic(trained.participation, state, wants_stopping_loss)
+        load = TurnLoad(trained.clients, trained.participation.flops, traffic)
 
         # ---- Step 3: attackers forge their uploads. In a private run the server sees only the
         # noised mean of clipped uploads, under a defence only the robust aggregate.
-        if setup.adversary or setup.defence:
-            trained = _face_attackers(setup, state, trained)
+        trained = _face_attackers(setup, state, trained)
         if setup.account:
             trained, state = _protect_turn(setup, setup.account, state, trained)
 
@@ -188,18 +183,13 @@ def play_round(
         server, client_states = _aggregate_turn(setup, state, trained, aggregate_generator)
         state.rows.put_(trained.clients, {"client": client_states})
         state = replace(state, server=server)
-        if turn.survey:
-            results.append(_TurnResult(load=load, rows=None, changed_trees=[]))
-            continue
 
         # ---- Step 5: statistics and early stopping follow those who took part.
-        state = _store_statistics(state, trained)
-        if setup.stopping and state.stopping:
-            stopping = update_stopping(
-                setup.stopping, state, setup.federation, trained.clients, trained.participation
-            )
-            state = replace(state, stopping=stopping)
-        results.append(_make_turn_result(state, trained, load, client_states))
+        result = _TurnResult(load=load)
+        if not turn.survey:
+            state = _follow_participants(setup, state, trained)
+            result = _make_turn_result(state, trained, load, client_states)
+        results.append(result)
 
     # ---- Step 6: what happened, in the cohort's order.
     state = replace(state, round=state.round + 1)
@@ -330,17 +320,13 @@ def count_traffic(
 ) -> dict[str, Tensor]:
     """Count the values and bits of each client, `[clients]`, by field of RoundTraffic."""
     # Averaged statistics travel both ways; integer counters are not worth counting.
-    statistics: int | Tensor = 0
-    for role, buffers in state.server_buffers.items():
-        updated = participation.updated_buffers.get(role)
-        if updated:
-            is_floating = tree.leaves(tree.map(Tensor.is_floating_point, buffers))
-            for floating, flags in zip(is_floating, tree.leaves(updated), strict=True):
-                if floating:
-                    statistics = statistics + tree.as_matrix(flags).sum(1)
-        else:
-            floating_leaves = [leaf for leaf in tree.leaves(buffers) if leaf.is_floating_point()]
-            statistics = statistics + sum(leaf.numel() for leaf in floating_leaves)
+    statistics = torch.zeros_like(participation.client_ids)
+    for role in state.server_buffers:
+        values = participation.buffers[role]
+        updated = _find_updated_statistics(participation, role)
+        for leaf, flags in zip(tree.leaves(values), tree.leaves(updated), strict=True):
+            if leaf.is_floating_point():
+                statistics += tree.as_matrix(flags).sum(1)
     down = participation.down
     up = participation.up
     # A client that may stop tells the server so in one bit.
@@ -350,6 +336,12 @@ def count_traffic(
         "bits_down": down.bits + 32 * statistics,
         "bits_up": up.bits + 32 * statistics + wants_stopping_loss,
     }
+
+
+def _find_updated_statistics(participation: Participation, role: str) -> Tree:
+    """Flag the statistics that each client updated, by default all."""
+    updated = participation.updated_buffers.get(role)
+    return updated or tree.full_like(participation.buffers[role], True)
 
 
 # ---- attacks, defences and privacy
@@ -385,13 +377,13 @@ def _protect_turn(
 ) -> tuple[_TrainedTurn, State]:
     """Replace uploads by ones with a mean that the server may see; weigh clients equally."""
     participation = trained.participation
-    made = _protect_uploads(setup, account, state, participation.uploads)
+    protected = _protect_uploads(setup, account, state, participation.uploads)
     participation = participation._replace(
-        uploads=made.uploads, metrics={**participation.metrics, **made.metrics}
+        uploads=protected.uploads, metrics={**participation.metrics, **protected.metrics}
     )
     weights = torch.full_like(participation.loss, 1 / len(participation.loss))
     trained = replace(trained, participation=participation, weights=weights)
-    return trained, replace(state, privacy=made.state)
+    return trained, replace(state, privacy=protected.state)
 
 
 def _protect_uploads(
@@ -410,14 +402,14 @@ def _play_round_without_cohort(
 
     To draw again would tell that a client is there more often than the account says.
     """
-    made = _protect_uploads(setup, account, state, None)
+    protected = _protect_uploads(setup, account, state, None)
     # Only servers that average are let through with Poisson's rule, so that this is their
     # `aggregate`.
-    server = tree.mean(made.uploads, torch.ones(1, device=setup.federation.x.device))
+    server = tree.mean(protected.uploads, torch.ones(1, device=setup.federation.x.device))
     # A client that takes no step tells which metrics the method has.
     dry_call = make_dry_call(setup, state, [0])
-    metrics = {**setup.backend.try_participation(dry_call).metrics, **made.metrics}
-    state = replace(state, round=state.round + 1, server=server, privacy=made.state)
+    metrics = {**setup.backend.try_participation(dry_call).metrics, **protected.metrics}
+    state = replace(state, round=state.round + 1, server=server, privacy=protected.state)
     outcome = replace(empty_outcome(metrics), state_is_finite=bool(_are_finite([server])))
     return state, outcome
 
@@ -449,48 +441,28 @@ def _aggregate_turn(
     Raises:
         MethodError: A tree has another form than `init` gave it.
     """
-    method = setup.method
     device = setup.federation.x.device
     initial_client = state.rows.initial["client"]
-    participation = trained.participation
+    survey = trained.turn.survey
 
-    # ---- Step 1: in the first round answers are checked.
-    if state.round == 0:
-        method = with_hook_checks(method, client=initial_client)
-
-    # ---- Step 2: the server learns from the uploads.
+    # ---- Step 1: the server learns from the uploads.
     with (
         track_global_draws(setup.method, (setup.seed, "aggregate", state.round + 1, "process")),
         reproducible_arithmetic(device, setup.backend.engine.precision),
     ):
-        if trained.turn.survey:
-            hook_name = "turns (Turn.survey)"
-            server, client_states = trained.turn.survey(
-                state.server, state.client(trained.clients), participation.uploads
-            )
+        if survey:
+            clients = state.client(trained.clients)
+            server, client_states = survey(state.server, clients, trained.participation.uploads)
         else:
-            hook_name = "aggregate"
-            client_states = {
-                **participation.client_states,
-                **state.facts(trained.clients),
-                "trained": participation.trained,
-                "statistics": participation.buffers,
-            }
-            server, client_states = method.aggregate(
-                state.server,
-                client_states,
-                setup.backend.net.bind(state.server_buffers),
-                participation.uploads,
-                trained.weights,
-                aggregate_generator,
-            )
+            server, client_states = _call_aggregate(setup, state, trained, aggregate_generator)
 
-    # ---- Step 3: what lasts must have init's form, or no checkpoint fits.
+    # ---- Step 2: what lasts must have init's form, or no checkpoint fits.
     client_states = persistent_entries(client_states, initial_client)
     changes = {
         "server": describe_form_change(server, state.server),
         "client": describe_form_change(tree.take(client_states, 0), initial_client),
     }
+    hook_name = "turns (Turn.survey)" if survey else "aggregate"
     for owner, change in changes.items():
         if change:
             raise MethodError(
@@ -499,6 +471,41 @@ def _aggregate_turn(
                 " dtypes"
             )
     return server, client_states
+
+
+def _call_aggregate(
+    setup: RoundSetup, state: State, trained: _TrainedTurn, aggregate_generator: Generator
+) -> tuple[Tree, dict[str, Tree]]:
+    """Return the answer of `Method.aggregate`, which is checked in the first round."""
+    method = setup.method
+    if state.round == 0:
+        method = with_hook_checks(method, client=state.rows.initial["client"])
+    participation = trained.participation
+    client_states = {
+        **participation.client_states,
+        **state.facts(trained.clients),
+        "trained": participation.trained,
+        "statistics": participation.buffers,
+    }
+    return method.aggregate(
+        state.server,
+        client_states,
+        setup.backend.net.bind(state.server_buffers),
+        participation.uploads,
+        trained.weights,
+        aggregate_generator,
+    )
+
+
+def _follow_participants(setup: RoundSetup, state: State, trained: _TrainedTurn) -> State:
+    """Return the state with the statistics and the early stopping of a turn's clients."""
+    state = _store_statistics(state, trained)
+    if not setup.stopping or not state.stopping:
+        return state
+    stopping = update_stopping(
+        setup.stopping, state, setup.federation, trained.clients, trained.participation
+    )
+    return replace(state, stopping=stopping)
 
 
 def _store_statistics(state: State, trained: _TrainedTurn) -> State:
@@ -516,9 +523,8 @@ def _store_statistics(state: State, trained: _TrainedTurn) -> State:
 
     shared_statistics = {}
     for role, old in state.server_buffers.items():
-        stacked = participation.buffers[role]
-        updated = participation.updated_buffers.get(role) or tree.full_like(stacked, True)
-        shared_statistics[role] = tree.map(merge, old, stacked, updated)
+        updated = _find_updated_statistics(participation, role)
+        shared_statistics[role] = tree.map(merge, old, participation.buffers[role], updated)
     return replace(state, server_buffers=shared_statistics)
 
 
@@ -556,17 +562,16 @@ def _make_turn_result(
         "finite": _finite_clients(participation),
         "metrics": participation.metrics,
     }
-    return _TurnResult(load=load, rows=rows, changed_trees=[client_states, local_statistics])
+    return _TurnResult(load=load, rows=rows, changed_trees=(client_states, local_statistics))
 
 
 def _summarize_turns(results: list[_TurnResult], state: State, keep_loads: bool) -> Outcome:
     """Return the outcome of a round's turns, copied to the host in one transfer."""
     turns = [result for result in results if result.rows is not None]
     changed_trees = [changed for result in turns for changed in result.changed_trees]
-    rows = tree.concatenate_trees([result.rows for result in turns])
     on_host = tree.fetch(
         {
-            "rows": rows,
+            "rows": tree.concatenate_trees([result.rows for result in turns]),
             "state_is_finite": _are_finite([state.server, state.server_buffers, *changed_trees]),
             "traffic": dict(enumerate(result.load.traffic for result in results)),
         }
@@ -575,23 +580,21 @@ def _summarize_turns(results: list[_TurnResult], state: State, keep_loads: bool)
     # ---- Rows: of turns one after another, put into the cohort's order.
     clients = [client for result in turns for client in result.load.clients]
     rows = tree.take(on_host["rows"], torch.tensor(clients).argsort())
-    metrics: dict[str, float | None] = {}
-    for name, values in rows.pop("metrics").items():
-        metrics[name] = float(values.double().mean())
+    metrics = {name: float(values.double().mean()) for name, values in rows.pop("metrics").items()}
 
     # ---- Loads: surveys have theirs too.
-    loads = [
-        replace(result.load, traffic=on_host["traffic"][turn])
-        for turn, result in enumerate(results)
-    ]
-    totals = {
-        name: sum(int(load.traffic[name].sum()) for load in loads) for name in RoundTraffic._fields
-    }
+    loads = []
+    for number, result in enumerate(results):
+        loads.append(replace(result.load, traffic=on_host["traffic"][number]))
+    traffic = RoundTraffic()
+    for load in loads:
+        counts = {name: int(values.sum()) for name, values in load.traffic.items()}
+        traffic = traffic.plus(RoundTraffic(**counts))
     return Outcome(
         cohort=sorted(clients),
         **rows,
         state_is_finite=bool(on_host["state_is_finite"]),
-        traffic=RoundTraffic(**totals),
+        traffic=traffic,
         metrics=metrics,
         turn_loads=loads if keep_loads else [],
     )
@@ -603,21 +606,21 @@ def _finite_clients(participation: Participation) -> Tensor:
     A sum shows every infinity and nan in one pass. A model that is not finite shows in the loss by
     which it was evaluated.
     """
-    before = participation.before.loss
-    after = participation.after.loss
-    finite = participation.loss.isfinite() & before.isfinite() & after.isfinite()
+    losses = (participation.loss, participation.before.loss, participation.after.loss)
+    finite = torch.stack([loss.isfinite() for loss in losses]).all(0)
     trees = [participation.uploads, participation.client_states, participation.buffers]
-    for leaf in [leaf for part in trees for leaf in tree.leaves(part)]:
-        if leaf.is_floating_point():
-            finite &= tree.as_matrix(leaf).sum(1).isfinite()
+    for leaf in _list_floating(trees):
+        finite &= tree.as_matrix(leaf).sum(1).isfinite()
     return finite
 
 
 def _are_finite(trees: list[Tree]) -> Tensor:
     """Check that all floating-point leaves are finite, as a bool on their device."""
-    flags = []
-    for part in trees:
-        for leaf in tree.leaves(part):
-            if leaf.is_floating_point():
-                flags.append(leaf.sum().isfinite())
+    flags = [leaf.sum().isfinite() for leaf in _list_floating(trees)]
     return torch.stack(flags).all() if flags else torch.tensor(True)
+
+
+def _list_floating(trees: list[Tree]) -> list[Tensor]:
+    """List the floating-point leaves of trees."""
+    leaves = tree.leaves(dict(enumerate(trees)))
+    return [leaf for leaf in leaves if leaf.is_floating_point()]

@@ -37,7 +37,6 @@ from tests.conftest import (
     assert_close,
     assert_same,
     evaluate,
-    keep_quick,
     make_federation,
     next_round,
     read_cases,
@@ -480,25 +479,3 @@ def test_other_shapes_are_told_where_they_would_be_padded(hook, answer, word):
     assert str(told.value).startswith(f"{hook} answers with other forms: ")
     assert word in str(told.value)
     assert FORMS in str(told.value)
-
-
-WRONGLY_RAGGED = """
-finish | (params, {**client, "own": client["seen"]}) | another form than init's, own was torch.float32 [3] and is missing
-"""
-"""Hook | its answer, given the arguments of the contract | what is said."""
-
-
-class Seeing(FedAvg):
-    def init(self, params, parts):
-        return params, {"own": torch.zeros(3)}
-
-    def before_training(self, server, client, net, shard):
-        return {"seen": tree.Ragged(shard.data.y)}
-
-
-@pytest.mark.parametrize("backend", keep_quick(BACKENDS[::-1]))
-@pytest.mark.parametrize(("hook", "answer", "word"), read_cases(WRONGLY_RAGGED, " | "))
-def test_what_is_ragged_where_it_may_not_be_is_told(hook, answer, word, backend):
-    with pytest.raises(MethodError) as told:
-        play_everything(make_wrong(Seeing, **{hook: make_hook(hook, answer)}), backend)
-    assert word in str(told.value)

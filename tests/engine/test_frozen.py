@@ -26,7 +26,7 @@ from fedpfl.engine.keys import Draws
 from fedpfl.engine.training import cutting, features
 from fedpfl.engine.training.shared_model import find_shared_model
 from fedpfl.ground import tree
-from fedpfl.methods import LONGEST_CHUNK, METHODS, FedAvg, Phase
+from fedpfl.methods import METHODS, FedAvg, Phase
 from fedpfl.methods.shared import neurons
 from fedpfl.models import ADAPTERS, Net, build_network
 from fedpfl.models.narrow import NarrowableConv2d
@@ -156,12 +156,6 @@ def test_each_sample_goes_through_the_body_once(name, model, federation):
     assert count < plain_count / 2
 
 
-def test_the_number_of_workers_changes_no_bit(federation):
-    net, method = make_net(), METHODS["ditto"]()
-    expected, _ = play(method, net, federation, workers=1)
-    assert_same(play(method, net, federation, workers=3)[0], expected)
-
-
 def test_augmented_samples_are_computed_anew_and_test_samples_once(federation):
     augmented = replace(federation, augment=Augment(flip=True))
     result, count = play(FedAvg(), make_net(), augmented)
@@ -262,14 +256,6 @@ def test_many_clients_on_the_batched_backend_have_loops_numbers(net):
     call = EvalCall(METHODS["fedper"](), federation, state, list(range(300)))
     batched = make_backend(as_engine("batched"), net, CPU)
     assert_close(batched.evaluate(call), backend.evaluate(call))
-
-
-def test_passes_hold_all_samples_once_and_few_at_a_time(net, various):
-    call = EvalCall(FedAvg(), various, make_initial_state(FedAvg(), net, 13, CPU), CLIENTS)
-    passes = [one for one in find_shared_model(call, net).passes if one.split == "test"]
-    assert [client for one in passes for client in one.clients] == CLIENTS
-    for one in passes:
-        assert len(one.clients) == 1 or sum(map(len, one.samples)) <= LONGEST_CHUNK
 
 
 class _Curious(FedAvg):

@@ -34,7 +34,6 @@ from tests.conftest import (
     differing,
     evaluate,
     hold_out_quarter,
-    next_round,
     participate,
     record_rounds,
     record_states,
@@ -417,24 +416,6 @@ def test_the_server_is_asked_before_all_are_judged_too_and_of_newcomers(backend,
             one = replace(plain, server=params, server_buffers=statistics)
             alone = evaluate(FedAvg(), net, who, one, backend, [number], tuning=tuned)
             assert_close(tree.take(judged, number), tree.take(alone, 0), atol=2e-5, rtol=1e-4)
-
-
-def test_what_the_server_draws_before_a_turn_is_the_same_for_whatever_cohort(
-    backend, net, federation
-):
-    drawn = []
-
-    @dataclass(frozen=True)
-    class Drawing(FedAvg):
-        def before_turn(self, server, clients, others, generator):
-            drawn.append(torch.rand(3, generator=generator))
-            return {}
-
-    state = make_initial_state(Drawing(), net, 10, CPU)
-    for seed, cohort in ((0, [1, 2]), (0, [4]), (1, [1, 2])):
-        next_round(Drawing(), net, federation, state, cohort, engine=backend, seed=seed)
-    assert torch.equal(drawn[0], drawn[1])
-    assert not torch.equal(drawn[0], drawn[2])
 
 
 def test_statistics_of_another_form_are_refused(backend, federation):

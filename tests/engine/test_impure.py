@@ -25,7 +25,6 @@ from fedpfl.engine import (
 from fedpfl.engine.calls import EvalCall, TrainCall
 from fedpfl.engine.keys import Draws
 from fedpfl.ground import tree
-from fedpfl.ground.seeding import seeded_by_key
 from fedpfl.methods import METHODS, FedAvg
 from tests.command import TINY, read_table, run_command
 from tests.conftest import BACKENDS, CPU, LOCAL, assert_same, keep_quick, make_federation, tiny
@@ -165,22 +164,6 @@ def test_each_client_round_and_seed_draws_numbers_of_its_own(backend):
     others = [replace(call, draws=Draws(0, "train", 2)), replace(call, draws=Draws(1, "train", 1))]
     parts = make_backend(Engine(backend), net, CPU).run([call, *others])
     assert len(torch.cat([part.uploads["drawn"] for part in parts]).unique()) == 9
-
-
-def test_seeds_end_with_what_they_are_for():
-    def draw():
-        return float(torch.rand(())), float(np.random.rand()), random.random()
-
-    expected = []
-    for is_between in (False, True):
-        torch.manual_seed(1), np.random.seed(1), random.seed(1)
-        if is_between:
-            with seeded_by_key(1, "a") as drawn:
-                assert drawn() == []
-                draw()
-                assert drawn() == ["torch", "numpy", "random"]
-        expected.append(draw())
-    assert expected[0] == expected[1]
 
 
 def test_a_run_tells_once_in_one_line(tmp_path, monkeypatch):

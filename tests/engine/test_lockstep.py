@@ -5,10 +5,12 @@ alone. test_contract.py asks the same of the calls of every registered method.
 import threading
 import time
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import pytest
-import torch
 
+from fedpfl.config.plan import check_config
+from fedpfl.config.run import build_run
 from fedpfl.engine import Engine, make_backend
 from fedpfl.engine.backends import lockstep
 from fedpfl.engine.backends.backend import Backend
@@ -16,9 +18,9 @@ from fedpfl.engine.backends.lockstep import LockstepBackend, LockstepStage
 from fedpfl.engine.backends.programs import ProgramCache
 from fedpfl.engine.calls import TrainCall
 from fedpfl.engine.keys import Draws
-from fedpfl.engine.training.jobs import phase_structure
-from fedpfl.methods import Ditto, FedAvg, FedOBP, FedPer, LocalOnly, Phase
-from tests.command import TINY, read_checkpoint, read_summary, read_table, run_command
+from fedpfl.methods import Ditto, FedAvg, FedOBP, FedPer, LocalOnly
+from fedpfl.runner import session
+from tests.command import TINY, compose_once, read_checkpoint, read_summary, read_table, run_command
 from tests.conftest import (
     BACKENDS,
     COHORTS,
@@ -118,11 +120,16 @@ def test_an_interrupt_between_two_answers_ends_every_job(given, monkeypatch):
     assert raised
 
 
-def test_what_jobs_share_is_made_once():
-    stage, made = LockstepStage(1), list[str]()
-    for key in ("a", "a", "b"):
-        stage.share(key, lambda key=key: made.append(key))
-    assert made == ["a", "b"]
+def test_only_runs_with_the_same_frozen_weights_share_a_backend():
+    """A backend has one network: with another run's body a model would be another one."""
+    stage, backends = LockstepStage(1), []
+    for seed in (1, 2, 1):
+        words = (*TINY, "model=mlp", "adapter=head", "method=fedavg", f"seed={seed}")
+        run = build_run(check_config(compose_once(*words)))
+        progress = SimpleNamespace(recorded_engine={}, state=SimpleNamespace(round=0))
+        backends.append(session._make_backend(run, stage, progress)._backend)
+    assert backends[0] is backends[2]
+    assert backends[0] is not backends[1]
 
 
 ARGUMENTS = ("method=fedobp,ditto", "seed=2", "eval.finetune_epochs=1", "eval.finetune_every=1")
@@ -254,10 +261,3 @@ def test_a_run_that_fails_takes_nobody_down(backend, federations, net):
         assert_close(answers[k], runner.run([calls[k]])[0], atol=2e-5, rtol=1e-4)
     with pytest.raises(ZeroDivisionError, match="broken"):
         runner.run_one(calls[1])
-
-
-def test_phases_are_alike_but_for_the_values_of_masks_by_entry():
-    few, many = (Phase(1, {"a": torch.tensor([flag, True]), "b": False}) for flag in (False, True))
-    body, head = Phase(1, {"a": True, "b": False}), Phase(1, {"a": False, "b": True})
-    assert phase_structure(few) == phase_structure(many)
-    assert phase_structure(few) != phase_structure(body) != phase_structure(head)

@@ -5,7 +5,6 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from fedpfl import models
 from fedpfl.engine import Engine, RoundSetup, make_backend, make_initial_state, play_round
@@ -13,9 +12,7 @@ from fedpfl.engine.sampling import require_protectable_network
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS, Batch, FedAvg
 from fedpfl.models import Net
-from fedpfl.models.heads import ends_in_linear
 from fedpfl.models.traits import made_up_samples
-from fedpfl.models.vectorized import find_obstacle
 from fedpfl.testing.network_promises import (
     CLASSES,
     LOCAL,
@@ -180,12 +177,6 @@ def test_what_is_not_the_head_alone_is_refused_by_methods_that_compute_logits_wi
     torch.testing.assert_close(objective(head), expected)
 
 
-def test_a_head_behind_many_layers_is_linear():
-    layers = [layer for _ in range(100) for layer in (nn.Linear(400, 400), nn.ReLU())]
-    deep = nn.Sequential(*layers, nn.Linear(400, CLASSES))
-    assert ends_in_linear(deep, "200", torch.randn(2, 400))
-
-
 @pytest.mark.parametrize("name", ["tied", "not_persistent", "tied_head", "counter_assigned"])
 def test_values_of_a_run_are_where_another_begins(name):
     """They hold what layers share once, and buffers that a state_dict leaves out."""
@@ -244,9 +235,3 @@ def test_counting_operations_draws_nothing(name, engine):
         state = make_initial_state(FedAvg(), net, len(COHORT), CPU)
         states.append(play_round(setup, state, COHORT, local_by_client)[0].server)
     assert_same(*states)
-
-
-def test_networks_of_this_package_are_not_tried_before_a_run():
-    assert build("mlp").traits.trusted
-    assert not build("plain").traits.trusted
-    assert not find_obstacle(build("plain"))

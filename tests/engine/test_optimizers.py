@@ -17,7 +17,6 @@ from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.local import Local
 from fedpfl.engine.training.minibatches import SampleSource, plan_steps
 from fedpfl.engine.training.sgd import (
-    Moments,
     as_float_mask,
     initial_moments,
     masked_moments,
@@ -33,7 +32,6 @@ from tests.conftest import (
     HEAD,
     LOCAL,
     LOOP,
-    TRAIN,
     as_engine,
     assert_close,
     assert_same,
@@ -94,24 +92,6 @@ def test_a_step_is_torch_optims_bit_for_bit_at_any_rate(kind):
         now = dataclasses.replace(local, lr=0.05 / (1 + number))
         optimizer_step_(params, moments, [g.clone() for g in grads], free, now)
     assert_same(params, theirs)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("local", [Local(1, 2, 0.1, 0.7, 0.1, clip=0.5), Local(1, 2, 0.1)], ids=str)
-def test_bits_are_the_mask(local, dtype):
-    layout = torch.channels_last
-    params = torch.randn(3, 4, 2, 2, dtype=dtype).contiguous(memory_format=layout)
-    grad, mask = torch.randn(3, 4, 2, 2, dtype=dtype), torch.rand(3, 4, 2, 2) < 0.5
-    grad[0, 0, 0, 0], mask[0, 0, 0, 0] = -torch.inf, False
-    ends = []
-    for own in (mask, as_float_mask(mask, params)):
-        leaf, velocity = params.clone(), torch.zeros_like(params)
-        for _ in range(3):
-            optimizer_step_([leaf], Moments({0: velocity}, {}, {}), [grad], [own], local)
-        ends.append((leaf, velocity))
-    assert_same(*ends)
-    assert torch.equal(ends[0][0][~mask], params[~mask])
-    assert not torch.equal(ends[0][0], params)
 
 
 @NAMED
@@ -274,27 +254,6 @@ def test_steps_run_on_from_pass_to_pass_and_from_phase_to_phase(together):
 def test_a_client_without_a_whole_step_takes_none():
     assert len(positions(1, Phase(1), range(2), 5)) == 0
     assert len(positions(9, Phase(1, batches=3), range(2), 5)) == 0
-
-
-def test_all_clients_take_so_many_steps(backend, net, federation):
-    """By the mean loss over steps: the gradient of the losses' sum is constant, so each step moves
-    as far.
-    """
-
-    def count(server, client, *seen):
-        return {**client, "taken": client["taken"] + 1}
-
-    @dataclasses.dataclass(frozen=True)
-    class Counting(FedAvg):
-        def init(self, params, parts):
-            return params, {"taken": torch.zeros(())}
-
-        def phases(self, server, client, params, epochs):
-            return [Phase(epochs, after_gradient=count)]
-
-    values = {"engine": backend, "local": Local(None, 32, 0.05, steps=7)}
-    state = record_states(Counting(), net, federation, [list(range(10))], **values)[-1]
-    assert state.clients["taken"].tolist() == [7.0 if samples > 1 else 0.0 for samples in TRAIN]
 
 
 @dataclasses.dataclass(frozen=True)

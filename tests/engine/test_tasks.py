@@ -18,7 +18,6 @@ from fedpfl.methods import METHODS
 from fedpfl.models import ADAPTERS, Net
 from fedpfl.record.columns import round_columns
 from fedpfl.report import html, listing
-from fedpfl.report.__main__ import main as report
 from fedpfl.report.load import read_directories, runs
 from fedpfl.report.ranking import rank_methods
 from fedpfl.report.render import render
@@ -84,18 +83,6 @@ method=fedavg metrics=[f1,ece] => metrics=[f1,ece] is for task=classification
 def test_what_is_about_classes_is_refused_before_data_are_read(words, reason):
     words = keep_last_words("partition=iid", *words.split(), "task=regression")
     assert reason in one_line(lambda: check_config(compose_once(*words)))
-
-
-def test_methods_that_need_classes_say_why():
-    needing = {name for name, method in METHODS.items() if isinstance(method.needs_classes, str)}
-    needing = {name for name in needing if METHODS[name].needs_classes}
-    assert needing == {
-        *("fedas", "fedgen", "fedpac", "fedproto", "fedrod", "flute", "gpfl", "knn_per"),
-        *("pfedfda", "pfedsd"),
-    }
-    assert METHODS["heterofl"]().needs_classes
-    assert not METHODS["heterofl"](masked=False).needs_classes
-    assert not METHODS["fedphp"](transfer="mmd").needs_classes
 
 
 @pytest.mark.parametrize(
@@ -271,12 +258,6 @@ def test_runs_of_several_tasks_are_listed_and_make_no_table(finished):
     assert "AUROC" in text
     assert "RMSE" in text
     assert len(runs(finished, where=["task=regression"])) == 2
-
-
-def test_runs_of_several_tasks_have_figures_of_their_own(finished, tmp_path):
-    assert report(["figures", str(finished), "--kind", "curves", "--out", str(tmp_path)]) == 0
-    words = [path.stem.split("_") for path in tmp_path.iterdir()]
-    assert {(own[0], own[-1]) for own in words} == {(task.score, task.name) for task in OTHERS}
 
 
 def test_the_least_error_has_the_first_rank():

@@ -37,12 +37,11 @@ def find_device(name: str) -> torch.device:
     """
     number, processes = ranks.local_rank_and_size()
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    is_shared = gpus > 0 and processes > 1
-    if is_shared and processes > gpus and name in ("auto", "cuda"):
-        raise FedpflError(
-            f"device={name}: {processes} processes on {gpus} GPUs; use --nproc_per_node={gpus}"
-        )
-    if is_shared and name in ("auto", "cuda"):
+    if gpus and processes > 1 and name in ("auto", "cuda"):
+        if processes > gpus:
+            raise FedpflError(
+                f"device={name}: {processes} processes on {gpus} GPUs; use --nproc_per_node={gpus}"
+            )
         return torch.device("cuda", number)
     if name == "auto":
         return torch.device("cuda" if gpus else "cpu")
@@ -50,13 +49,15 @@ def find_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         device = torch.device("meta")
-    if device.type not in ("cpu", "cuda"):
+    if device.type == "cpu":
+        return device
+    if device.type != "cuda":
         raise FedpflError(f"device must be auto, cpu, cuda or cuda:N, got {name!r}")
-    if device.type == "cuda" and (device.index or 0) >= gpus:
+    if (device.index or 0) >= gpus:
         raise FedpflError(
             f"device={name}: this machine has no such CUDA device; use device=cpu or device=auto"
         )
-    if device.type == "cuda" and is_shared:
+    if processes > 1:
         raise FedpflError(
             f"device={name}: {processes} processes cannot share a GPU; use device=auto"
         )
@@ -70,20 +71,12 @@ def require_supported(engine: Engine, on: torch.device) -> None:
 
 
 def slowness_notices(engine: Engine, on: torch.device) -> list[str]:
-    """Name each setting that is slow on this device."""
-    lines = []
-    if on.type == "cpu" and engine.backend == "batched":
-        lines.append(
-            "slow: batched is for GPUs, and on a CPU mostly slower than loop; use"
-            " engine.backend=auto"
-        )
-    if on.type == "cpu" and engine.precision == "bf16" and not _has_bf16_instructions():
-        lines.append("slow: this processor has no instructions for bf16; use engine.precision=fp32")
-    return lines
-
-
-def _has_bf16_instructions() -> bool:
-    return torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
+    """Name a setting that is slow on this device."""
+    if on.type != "cpu" or engine.backend != "batched":
+        return []
+    return [
+        "slow: batched is for GPUs, and on a CPU mostly slower than loop; use engine.backend=auto"
+    ]
 
 
 def make_backend(engine: Engine, net: Net, on: torch.device) -> Backend:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch.utils.flop_counter import flop_registry
 from fedpfl.data.federation import Federation
 from fedpfl.engine.training.jobs import TrainJob, phase_structure
 from fedpfl.engine.training.minibatches import count_samples
+from fedpfl.engine.training.step import PureStep, StepState
 from fedpfl.engine.training.train_plan import find_trainable_leaves, with_epoch_numbers
 from fedpfl.ground import tree
 from fedpfl.ground.seeding import restored_process
@@ -65,11 +65,11 @@ def count_training_flops(net: Bound, job: TrainJob) -> float:
     total = 0.0
     for phase, epochs in with_epoch_numbers(job.plan.phases):
         samples = count_samples(phase, epochs, local.batch_size, train_samples, local.steps)
-        if not samples:
-            continue
-        share = trainable_share(net.net, phase, job.start, federation)
+        share = trainable_share(net.net, phase, job.start, federation) if samples else 0.0
         if share:
-            total += samples * share * _Step(net, job, phase).flops_per_sample()
+            trainable = find_trainable_leaves(phase, job.start)
+            step = PureStep(net.net, job, phase, trainable, local, nullcontext)
+            total += samples * share * _find_step_flops(step)
     return total
 
 
@@ -97,9 +97,8 @@ def trainable_share(net: Net, phase: Phase, start: Tree, federation: Federation)
             mask = masks.get(i)
             if mask is None:
                 mask = torch.full_like(leaf, is_trainable, dtype=torch.bool)
-            moving = int(mask.sum())
             active = int(((leaf != 0) | mask).sum())
-            masked_flops += uses * ((1 + has_trainable_before) * active + moving)
+            masked_flops += uses * ((1 + has_trainable_before) * active + int(mask.sum()))
             full_flops += uses * leaf.numel() * (1 + has_trainable_before + is_trainable)
         has_trainable_before |= is_trainable
     return masked_flops / full_flops if full_flops else 1.0
@@ -161,77 +160,62 @@ def _without_draws(net: Net) -> Iterator[None]:
         generator.set_state(state)
 
 
-@dataclass(frozen=True)
-class _Step:
-    """Hold the parts of a step: the network, the training, and a phase of it."""
+def _find_step_flops(step: PureStep) -> float:
+    """Return the FLOPs of a step per sample, without regard to element-wise masks.
 
-    net: Bound
-    job: TrainJob
-    phase: Phase
+    Counted once for all clients, on a step with samples of zeros; its result is dropped.
+    """
+    kind = _kind_of_step(step)
+    known_flops = _step_flops_of_net.setdefault(step.net, [])
+    for known_kind, flops in known_flops:
+        if known_kind == kind:
+            return flops
+    flops = _measure_step(step) / (step.local.batch_size * step.phase.batches)
+    known_flops.append((kind, flops))
+    return flops
 
-    def flops_per_sample(self) -> float:
-        """Return the FLOPs of a step per sample, without regard to element-wise masks.
 
-        Counted once for all clients, on a step with samples of zeros; its result is dropped.
-        """
-        kind = self._kind()
-        counts = _step_flops_of_net.setdefault(self.net.net, [])
-        for other, flops in counts:
-            if other == kind:
-                return flops
-        flops = self._measure() / (self.job.plan.local.batch_size * self.phase.batches)
-        counts.append((kind, flops))
-        return flops
+def _kind_of_step(step: PureStep) -> tuple[Any, ...]:
+    """Return the key of steps with equal FLOPs."""
+    phase = step.phase
+    names = [getattr(hook, "__qualname__", repr(hook)) for hook in (phase.loss, phase.step)]
+    plain_phase = phase._replace(loss=None, step=None, after_gradient=None, epochs=0)
+    return (
+        step.job.method,
+        names,
+        phase_structure(plain_phase),
+        step.local.batch_size,
+        tree.specs(step.job.start),
+        tree.specs(step.job.client),
+    )
 
-    def _kind(self) -> tuple[Any, ...]:
-        """Return the key of steps with equal FLOPs."""
-        phase = self.phase
-        functions = [
-            getattr(function, "__qualname__", repr(function))
-            for function in (phase.loss, phase.step)
-        ]
-        structure = phase_structure(
-            phase._replace(loss=None, step=None, after_gradient=None, epochs=0)
-        )
-        return (
-            self.job.method,
-            functions,
-            structure,
-            self.job.plan.local.batch_size,
-            tree.specs(self.job.start),
-            tree.specs(self.job.client),
-        )
 
-    def _measure(self) -> int:
-        """Make the step, and return its FLOPs."""
-        phase = self.phase
-        params = tree.map(lambda leaf: leaf.detach().clone(), self.job.start)
-        leaves = tree.leaves(params)
-        trainable = find_trainable_leaves(phase, self.job.start)
-        moving = [leaves[i].requires_grad_() for i in trainable.indices]
-        batch = self._zero_batch()
-        # Fused attention is counted on some devices alone; the plain one is matrix products.
-        with _without_draws(self.net.net), FlopMeter() as meter, sdpa_kernel(SDPBackend.MATH):
-            if phase.step:
-                batches = (batch,) * phase.batches if phase.batches > 1 else batch
-                with torch.no_grad():
-                    phase.step(self.job.server, self.job.client, self.net, params, batches)
-            else:
-                loss_function = phase.loss or self.job.plan.loss
-                loss = loss_function(self.job.server, self.job.client, self.net, params, batch)
-                if isinstance(loss, tuple):
-                    loss = loss[0]
-                self.net.net.differentiate_loss(loss, moving)
-        return meter.total
+def _measure_step(step: PureStep) -> int:
+    """Make the step, and return its FLOPs."""
+    job = step.job
+    params = tree.map(lambda leaf: leaf.detach().clone(), job.start)
+    moving = [leaf.requires_grad_() for leaf in step.list_moving(params)]
+    state = StepState(params=params, server=job.server, client=job.client, buffers=job.buffers)
+    bound = step.net.bind(job.buffers, training=True)
+    batch = _make_zero_batch(step)
+    # Fused attention is counted on some devices alone; the plain one is matrix products.
+    with _without_draws(step.net), FlopMeter() as meter, sdpa_kernel(SDPBackend.MATH):
+        if step.phase.step:
+            step.take_phase_step(state, bound, [batch] * step.phase.batches)
+        else:
+            loss, _ = step.compute_loss(state, bound, batch)
+            step.net.differentiate_loss(loss, moving)
+    return meter.total
 
-    def _zero_batch(self) -> Batch:
-        """Return a minibatch of zeros."""
-        size = self.job.plan.local.batch_size
-        federation = self.job.rows[0].federation
-        device = federation.x.device
-        return Batch(
-            x=_zero_samples(federation, size).to(device),
-            y=federation.y.new_zeros((size, *federation.y.shape[1:])),
-            random=torch.zeros(size, self.job.method.randoms).to(device),
-            indices=torch.arange(size).to(device),
-        )
+
+def _make_zero_batch(step: PureStep) -> Batch:
+    """Make a minibatch of zeros."""
+    size = step.local.batch_size
+    federation = step.job.rows[0].federation
+    device = federation.x.device
+    return Batch(
+        x=_zero_samples(federation, size).to(device),
+        y=federation.y.new_zeros((size, *federation.y.shape[1:])),
+        random=torch.zeros(size, step.job.method.randoms).to(device),
+        indices=torch.arange(size).to(device),
+    )
