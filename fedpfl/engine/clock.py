@@ -107,21 +107,15 @@ def play_timed_round(
 
     # ---- Step 2: they alone play the round.
     if forecast.local_by_client:
-        local_by_client = {
-            client: local
-            for client, local in forecast.local_by_client.items()
-            if local != setup.local
-        }
         participants = sorted(forecast.local_by_client)
-        state, outcome = play_round(setup, state, participants, local_by_client)
+        state, outcome = play_round(setup, state, participants, forecast.local_by_client)
     else:
         metrics = setup.backend.run_one(make_dry_call(setup, state, cohort[:1])).metrics
         state = replace(state, round=state.round + 1)
         outcome = empty_outcome(metrics)
 
     # ---- Step 3: each turn lasts as long as its slowest client.
-    turns = [max(_turn_seconds(clock, load), default=0.0) for load in outcome.turn_loads]
-    seconds = math.fsum(turns)
+    seconds = math.fsum(max(_turn_seconds(clock, load)) for load in outcome.turn_loads)
     if forecast.waits:
         seconds = max(seconds, clock.system.deadline or 0.0)
     columns = {
@@ -143,12 +137,8 @@ def _dry_run(setup: RoundSetup, state: State) -> MeasureLoads:
         traffic = tree.fetch(count_traffic(participation, state, wants_stopping_loss))
         loads = []
         for row, flops in enumerate(participation.flops.tolist()):
-            loads.append(
-                ClientLoad(
-                    flops=dict(zip(flop_settings, flops, strict=True)),
-                    traffic={name: int(values[row]) for name, values in traffic.items()},
-                )
-            )
+            counts = tree.map(int, tree.take(traffic, row))
+            loads.append(ClientLoad(dict(zip(flop_settings, flops, strict=True)), counts))
         return loads
 
     return measure_loads
@@ -206,12 +196,10 @@ def forecast_cohort(
     # ---- Step 3: the server takes the first `size` uploads.
     arrivals = sorted(local_by_client, key=lambda client: (seconds_by_client[client], client))
     participants = arrivals[:size]
-    cut_short = {
-        client for client in remaining if local_by_client.get(client) != full_local[client]
-    }
+    late = {client for client in remaining if local_by_client.get(client) != full_local[client]}
     return CohortForecast(
         local_by_client={client: local_by_client[client] for client in participants},
-        late=cut_short | set(arrivals[size:]),
+        late=late | set(arrivals[size:]),
         waits=len(local_by_client) < min(size, len(remaining)),
         lost_traffic=_lost_traffic(loads, participants, lost),
     )
@@ -271,13 +259,9 @@ def _lost_traffic(
 
 def _turn_seconds(clock: Clock, load: TurnLoad) -> list[float]:
     """Return the seconds of each client of a turn."""
-    flops = load.flops[:, 0].tolist()
-    bits_down = load.traffic["bits_down"].tolist()
-    bits_up = load.traffic["bits_up"].tolist()
-    return [
-        clock.devices[client].seconds(flops[row], bits_down[row], bits_up[row])
-        for row, client in enumerate(load.clients)
-    ]
+    costs = torch.stack([load.flops[:, 0], load.traffic["bits_down"], load.traffic["bits_up"]], 1)
+    devices = [clock.devices[client] for client in load.clients]
+    return [device.seconds(*cost) for device, cost in zip(devices, costs.tolist(), strict=True)]
 
 
 def _partial_settings(local: Local, is_partial: bool) -> dict[Local, None]:

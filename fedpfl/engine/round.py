@@ -580,7 +580,9 @@ def _summarize_turns(results: list[_TurnResult], state: State, keep_loads: bool)
     # ---- Rows: of turns one after another, put into the cohort's order.
     clients = [client for result in turns for client in result.load.clients]
     rows = tree.take(on_host["rows"], torch.tensor(clients).argsort())
-    metrics = {name: float(values.double().mean()) for name, values in rows.pop("metrics").items()}
+    metrics: dict[str, float | None] = {}
+    for name, values in rows.pop("metrics").items():
+        metrics[name] = float(values.double().mean())
 
     # ---- Loads: surveys have theirs too.
     loads = []

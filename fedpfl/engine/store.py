@@ -169,11 +169,10 @@ class Rows:
     def take(self, part: str, clients: int | Sequence[int]) -> dict[str, Tree]:
         """Return a client's part on `device`, not to be changed; of several a stacked copy."""
         if isinstance(clients, int):
-            return tree.to(self._row(part, clients), self.device)
-        return tree.to(
-            tree.stack([self._row(part, client) for client in clients]),
-            self.device,
-        )
+            row = self._row(part, clients)
+        else:
+            row = tree.stack([self._row(part, client) for client in clients])
+        return tree.to(row, self.device)
 
     def put_(self, clients: Sequence[int], rows: dict[str, Tree]) -> None:
         """Write parts of clients' rows, stacked, in place.
@@ -223,10 +222,7 @@ class Rows:
     def _add_row(self, client: int) -> None:
         """Give a client a stored row, with its values until now."""
         if not self._blocks or len(self._blocks[-1].clients) == self._blocks[-1].size:
-            size = min(
-                max(1, len(self) // SPARE),
-                self.clients - len(self),
-            )
+            size = min(max(1, len(self) // SPARE), self.clients - len(self))
             rows = self._store.repeat(self.initial, size, self.folder)
             self._blocks.append(_Block(clients=[], size=size, rows=rows))
         block = self._blocks[-1]

@@ -313,14 +313,13 @@ def mark_real(tree: Tree) -> Tree:
 
 
 def stack_padded(trees: Sequence[Tree]) -> Tree:
-    """Stack trees on a new axis 0, padding their first axes with zeros."""
-
-    def stack_leaves(leaves: list[Tensor]) -> Tensor:
-        if all(leaf.shape == leaves[0].shape for leaf in leaves):
-            return torch.stack(leaves)
-        return pad_sequence(leaves, batch_first=True)
-
-    return combine(stack_leaves, trees)
+    """Stack trees on a new axis 0, padding the first axes of Ragged parts with zeros."""
+    first = trees[0]
+    if isinstance(first, Ragged):
+        return combine(lambda leaves: pad_sequence(leaves, batch_first=True), trees)
+    if isinstance(first, dict):
+        return {name: stack_padded([tree[name] for tree in trees]) for name in first}
+    return stack(trees)
 
 
 def repeat(tree: Tree, count: int) -> Tree:

@@ -453,16 +453,14 @@ def test_captured_steps_are_not_taken_for_another_padding():
     assert_same(captured, eager)
 
 
-FORMS = "answer all alike, and where their first axis differs by tree.Ragged(values)"
 UNMARKED = """
-before_training | {"own": {"x": shard.data.x}} | own.x is torch.float32 [20, 1, 8, 8] for client 0
-after_training | {"y": shard.data.y} | y is torch.int64 [20] for client 0 and torch.int64 [7] for
-before_evaluation | {"y": shard.data.y} | and torch.int64 [7] for client 1
-before_training | {"own": tree.Ragged(square(shard))} | own is torch.float32 [0, 20] for client 0 and torch.float32 [0, 7] for client 1
-after_training | {"y": shard.data.y[0].to(torch.int64 if len(shard.data.y) > 15 else torch.float32)} | y is
-before_training | {"a": shard.data.y[0]} if len(shard.data.y) == 20 else {} | a is torch.int64 [] for client 0 and missing for client 1
+before_training | {"own": {"x": shard.data.x}}
+after_training | {"y": shard.data.y}
+before_evaluation | {"y": shard.data.y}
+before_training | {"own": tree.Ragged(square(shard))}
+before_training | {"a": shard.data.y[0]} if len(shard.data.y) == 20 else {}
 """
-"""Hook | its answer | what is said."""
+"""Hook | its answer, of another form for another client."""
 
 
 def square(shard):
@@ -470,12 +468,9 @@ def square(shard):
     return shard.data.x.flatten()[: count**2].view(-1, count)
 
 
-@pytest.mark.parametrize(("hook", "answer", "word"), read_cases(UNMARKED, " | "))
-def test_other_shapes_are_told_where_they_would_be_padded(hook, answer, word):
+@pytest.mark.parametrize(("hook", "answer"), read_cases(UNMARKED, " | "))
+def test_other_shapes_are_told_where_they_would_be_padded(hook, answer):
     method = make_wrong(**{hook: make_hook(hook, answer)})
     play_everything(method, Engine("loop"))
-    with pytest.raises(MethodError) as told:
+    with pytest.raises(MethodError, match=f"^{hook} answers with other forms .*tree.Ragged"):
         play_everything(method, Engine("batched"))
-    assert str(told.value).startswith(f"{hook} answers with other forms: ")
-    assert word in str(told.value)
-    assert FORMS in str(told.value)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -30,12 +31,11 @@ current_stage: ContextVar[LockstepStage | None] = ContextVar("stage", default=No
 
 @dataclass(eq=False)
 class _Request:
-    """Hold calls of a job, and their results or the error that ended them."""
+    """Hold calls of a job, and their results to come."""
 
     backend: Backend
     calls: Sequence[Call]
-    has_ended: threading.Event = field(default_factory=threading.Event)
-    results: list[Answer] | BaseException | None = None
+    results: Future[list[Answer]] = field(default_factory=Future)
 
 
 class LockstepStage:
@@ -94,8 +94,8 @@ class LockstepStage:
                 self._broken = error
                 waiting_for = [*self._running_requests, *self._requests]
             for request in waiting_for:  # an interrupt may come between two answers
-                if not request.has_ended.is_set():
-                    self._finish_request(request, error)
+                if not request.results.done():
+                    self._finish_request(request, KeyboardInterrupt())
             for thread in threads:
                 if thread.ident:  # or between a thread and its start
                     thread.join()
@@ -113,12 +113,9 @@ class LockstepStage:
         # Another job moves while this one waits for its answer.
         self._turn.release()
         self._add_counts(active=-1)
-        request.has_ended.wait()
+        request.results.exception()  # waits for either
         self._turn.acquire()
-        if isinstance(request.results, BaseException):
-            raise KeyboardInterrupt
-        assert request.results is not None
-        return request.results
+        return request.results.result()
 
     def _run_job(self, number: int, job: Callable[[], Any], results: list[Any]) -> None:
         """Run a job in its thread, whenever it is its turn."""
@@ -143,20 +140,22 @@ class LockstepStage:
         """Run requests, those to the same backend together."""
         while requests:
             backend = requests[0].backend
-            joined = [request for request in requests if request.backend is backend]
+            group = [request for request in requests if request.backend is backend]
             requests = [request for request in requests if request.backend is not backend]
-            results = backend.run([call for request in joined for call in request.calls])
-            for request in joined:
+            results = backend.run([call for request in group for call in request.calls])
+            for request in group:
                 count = len(request.calls)
                 self._finish_request(request, results[:count])
                 results = results[count:]
 
     def _finish_request(self, request: _Request, results: list[Answer] | BaseException) -> None:
         """Give a job its results, with which it goes on."""
-        # Before the event: the job reads its results as soon as that is set.
-        request.results = results
+        # Before the job goes on.
         self._add_counts(active=1)
-        request.has_ended.set()
+        if isinstance(results, BaseException):
+            request.results.set_exception(results)
+        else:
+            request.results.set_result(results)
 
 
 class LockstepBackend(Backend):

@@ -12,7 +12,7 @@ import concurrent.futures
 import ctypes
 import sys
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -128,7 +128,7 @@ class LoopBackend(Backend):
         for number, forward_pass in enumerate(pending.passes):
             work = sum(forward_pass.client_sizes) / 3
             run = partial(self._run_pass, pending, forward_pass)
-            tasks.append(_Task(work, pending, pass_key(number), run))
+            tasks.append(_Task(work, pending, ("pass", number), run))
         return tasks
 
     def _run_pass(self, pending: _PendingCall, forward_pass: ForwardPass) -> Counts:
@@ -216,7 +216,7 @@ class _PendingCall:
         separate_clients: The remaining clients.
         passes: Of `shared`.
         stop: Once it is set, clients end within a step, or are not begun.
-        futures: By client, and by `pass_key`.
+        futures: By client, and of passes by `("pass", number)`.
     """
 
     def __init__(self, call: Call, shared: SharedModel | None):
@@ -225,7 +225,7 @@ class _PendingCall:
         self.separate_clients = shared.other_clients if shared else call.clients
         self.passes = shared.passes if shared else []
         self.stop = threading.Event()
-        self.futures: dict[int, Future] = {}
+        self.futures: dict[Hashable, Future] = {}
 
     def wait(self) -> Answer:
         """Return the call's answer; an error is one."""
@@ -247,13 +247,8 @@ class _PendingCall:
         results = [self.futures[client].result() for client in self.separate_clients]
         if self.shared is None:
             return tree.stack(results)
-        counts = [self.futures[pass_key(number)].result() for number in range(len(self.passes))]
+        counts = [self.futures["pass", number].result() for number in range(len(self.passes))]
         return self.shared.make_answer(counts, tree.stack(results) if results else None)
-
-
-def pass_key(number: int) -> int:
-    """Return the key of a forward pass beside the numbers of clients."""
-    return -1 - number
 
 
 class _Task(NamedTuple):
@@ -268,7 +263,7 @@ class _Task(NamedTuple):
 
     work: float
     pending: _PendingCall
-    key: int
+    key: Hashable
     run: Callable[[], Any]
 
 

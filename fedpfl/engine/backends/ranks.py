@@ -171,17 +171,10 @@ def distribute_backend(backend: Backend, device: torch.device) -> Backend:
 
 
 def assign_clients(loads: Sequence[float], ranks: int) -> list[int]:
-    """Return the process of each client: the largest load first, each to who has least to do.
-
-    Numbers break ties.
-    """
+    """Return the process of each client, which take turns from the largest load on."""
     owners = [0] * len(loads)
-    # By load, then number of clients, then rank: clients without samples are spread, too.
-    totals = [(0.0, 0, rank) for rank in range(ranks)]
-    for client in sorted(range(len(loads)), key=lambda client: -loads[client]):
-        load, client_count, owner = min(totals)
-        totals[owner] = (load + loads[client], client_count + 1, owner)
-        owners[client] = owner
+    for turn, client in enumerate(sorted(range(len(loads)), key=lambda client: -loads[client])):
+        owners[client] = turn % ranks
     return owners
 
 

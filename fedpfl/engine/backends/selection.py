@@ -115,13 +115,20 @@ def choose_backend(
     def make(engine: Engine) -> Backend:
         return distribute(make_backend(engine, net, device))
 
+    recorded_engine = recorded_engine or {}
     if engine.backend != "auto":
-        return make(replace(engine, width=_resumed_width(engine, recorded_engine or {})))
+        # The recorded width is one that memory sufficed for.
+        width = recorded_engine.get("width", 0)
+        is_wider = not engine.width or engine.width > width
+        if width and is_wider and recorded_engine.get("backend") == engine.backend:
+            engine = replace(engine, width=int(width))
+        return make(engine)
     if recorded_engine:
         return make(replace(engine, **recorded_engine))
     if device.type != "cuda":
         return make(engine)
-    if obstacle := find_obstacle(net):
+    obstacle = find_obstacle(net)
+    if obstacle:
         log.info(
             "engine: loop is taken; batched cannot vectorise model=%s over clients (%s)",
             net.name,
@@ -129,16 +136,6 @@ def choose_backend(
         )
         return make(engine)
     return FallbackBackend(replace(engine, backend="batched"), make)
-
-
-def _resumed_width(engine: Engine, recorded_engine: Mapping[str, Any]) -> int:
-    """Find the width to go on with: the recorded one, where memory ran out before."""
-    width = recorded_engine.get("width", 0)
-    # A width that the user has set meanwhile counts where it is the smaller one.
-    has_narrowed = width and (not engine.width or width < engine.width)
-    if has_narrowed and recorded_engine.get("backend") == engine.backend:
-        return int(width)
-    return engine.width
 
 
 class FallbackBackend(Backend):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import CancelledError
 from contextlib import AbstractContextManager, nullcontext
 
@@ -28,9 +28,6 @@ from fedpfl.ground import tree
 from fedpfl.ground.tree import Tree
 from fedpfl.methods import Phase
 from fedpfl.models import Net
-
-MOST_PLANNED = 4096
-"""Most samples that are dealt to steps together, unless an epoch has more."""
 
 
 class ClientTraining:
@@ -152,30 +149,19 @@ class ClientTraining:
         scripted: ScriptedSteps | None = None
         if self._shortcuts:
             scripted = make_scripted_steps(step, self._state, self._shortcuts.scripts)
-        number = 0
-        for plan in self._plan_steps(step, epochs):
-            minibatches = self._list_minibatches(plan)
-            self._step_count += len(minibatches)
-            if scripted:
-                self._records += scripted.take_steps(minibatches, self._stop)
-                continue
-            for minibatch in minibatches:
-                if self._stop.is_set():
-                    raise CancelledError
-                self._state, record = step(self._state, minibatch, number)
-                number += 1
-                if record:
-                    self._records.append(record)
+        plan = plan_steps(self._job.sample_source(0, step.phase), step.phase, epochs)
+        minibatches = self._list_minibatches(plan)
+        self._step_count += len(minibatches)
         if scripted:
+            self._records += scripted.take_steps(minibatches, self._stop)
             self._state = scripted.restore_state(self._state)
-
-    def _plan_steps(self, step: PureStep, epochs: range) -> Iterator[StepPlan]:
-        """Yield the client's steps, those of a few epochs at a time."""
-        source = self._job.sample_source(0, step.phase)
-        samples = max(1, len(self._data.y))
-        count = max(1, MOST_PLANNED // samples)
-        for start in range(epochs.start, epochs.stop, count):
-            yield plan_steps(source, step.phase, range(start, min(start + count, epochs.stop)))
+            return
+        for number, minibatch in enumerate(minibatches):
+            if self._stop.is_set():
+                raise CancelledError
+            self._state, record = step(self._state, minibatch, number)
+            if record:
+                self._records.append(record)
 
     def _list_minibatches(self, plan: StepPlan) -> list[list[Tensor]]:
         """List each step's minibatch: rows of its batches, then numbers of their samples."""

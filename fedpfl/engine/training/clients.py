@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedpfl.engine.calls import Call
-from fedpfl.engine.training.forms import describe_form_change, require_equal_forms
+from fedpfl.engine.training.forms import describe_form_change
 from fedpfl.engine.training.train_plan import TrainPlan
 from fedpfl.engine.training.vectorize import vmap_clients
 from fedpfl.ground import tree
@@ -85,15 +85,20 @@ class ManyClients(OneClient):
         self, hook: Callable[..., Any], *trees: Any, records: Sequence[Tree] | None = None
     ) -> Any:
         """Apply a hook client by client and stack the answers, Ragged ones padded."""
-        answers = {}
+        answers = []
         for row, client in enumerate(self.clients):
             arguments = [tree.take(stacked, row) for stacked in trees]
             if records is not None:
                 arguments.append(records[row])
-            answers[client] = hook(client, *arguments)
-        # Padding would hide a difference.
-        require_equal_forms(hook.__name__, answers)
-        return tree.stack_padded([tree.mark_real(answer) for answer in answers.values()])
+            answers.append(tree.mark_real(hook(client, *arguments)))
+        try:
+            return tree.stack_padded(answers)
+        except (KeyError, RuntimeError) as error:
+            raise MethodError(
+                f"{hook.__name__} answers with other forms for other clients ({error}); answer all"
+                " alike, and where their first axis differs by tree.Ragged(values)"
+                " (docs/design.md#a-method)"
+            ) from error
 
     def plan(self, make_plan: Callable[..., TrainPlan], *trees: Any) -> TrainPlan:
         """Return the clients' common plan, in which masks are stacked."""

@@ -107,7 +107,7 @@ def evaluate_client(
     correct = torch.zeros((), dtype=torch.int64, device=device)
     loss = torch.zeros((), device=device)
     logits_of_batches: list[Tensor] = []
-    seen = 0
+    start = 0
     with torch.no_grad(), autocast():
         split = ClientSplit(federation, job.split, client)
         body = store and store.find_body(net, [split], data)
@@ -115,9 +115,9 @@ def evaluate_client(
             batch_bound = body.bind_batch(bound, batch) if body else bound
             logits = job.method.predict(batch_bound, job.params, batch.without_labels())
             # The last block is filled with samples that do not count.
-            logits = logits[: count - seen]
-            labels = batch._replace(y=batch.y[: count - seen])
-            seen += len(logits)
+            logits = logits[: count - start]
+            labels = batch._replace(y=batch.y[: count - start])
+            start += len(logits)
             allowed_logits = logits
             if excluded_classes is not None:
                 allowed_logits = logits.masked_fill(excluded_classes[client], -torch.inf)
@@ -171,29 +171,26 @@ def evaluate_clients(
 
     # ---- Step 2: hits and losses by client
     device = logits.device
-    size_tensor = torch.tensor(sizes)
-    owners = tree.send(
-        torch.arange(len(sizes)).repeat_interleave(size_tensor),
-        device,
-    )
+    total = tree.send(torch.tensor(sizes), device)
     allowed_logits = logits
     if federation.excluded_classes is not None:
-        clients = tree.send(torch.tensor(forward_pass.clients), device)
-        excluded_classes = federation.excluded_classes[clients[owners]]
+        excluded_classes = federation.excluded_classes[forward_pass.clients]
+        excluded_classes = excluded_classes.repeat_interleave(total, 0)
         allowed_logits = logits.masked_fill(excluded_classes, -torch.inf)
-    hits = Batch(data.x, data.y).find_hits(allowed_logits).long()
-    correct = torch.zeros(len(sizes), dtype=torch.int64, device=device).index_add(0, owners, hits)
-    loss = _sum_losses_by_client(data, logits, sizes)
+    hits = Batch(data.x, data.y).find_hits(allowed_logits)
+    correct = torch.stack([client_hits.sum() for client_hits in hits.split(sizes)])
+    # As for a client alone.
+    losses = []
+    parts = zip(data.x.split(sizes), data.y.split(sizes), logits.split(sizes), strict=True)
+    for x, y, outputs in parts:
+        losses.append(Batch(x, y).summed_loss(outputs))
 
     # ---- Step 3: measures of each client
     measures: dict[str, Tensor] = {}
     if forward_pass.metrics:
-        parts = zip(allowed_logits.split(sizes), data.y.split(sizes), strict=True)
-        measures = tree.stack(
-            [compute_measures(forward_pass.metrics, outputs, y) for outputs, y in parts]
-        )
-    total = tree.send(size_tensor, device)
-    return Counts(correct=correct, loss=loss, total=total, measures=measures)
+        pairs = zip(allowed_logits.split(sizes), data.y.split(sizes), strict=True)
+        measures = tree.stack([compute_measures(forward_pass.metrics, *pair) for pair in pairs])
+    return Counts(correct=correct, loss=torch.stack(losses), total=total, measures=measures)
 
 
 def with_full_blocks(indices: Tensor) -> Tensor:
@@ -229,20 +226,3 @@ def _multiplies_rows_alike(outputs: int, inputs: int) -> bool:
         torch.equal(F.linear(x[start:], weight), product[start:])
         for start in range(ROW_BLOCK, LONGEST_CHUNK, ROW_BLOCK)
     )
-
-
-def _sum_losses_by_client(data: Data, logits: Tensor, sizes: list[int]) -> Tensor:
-    """Sum each client's loss `[clients]`, as `Batch.summed_loss` does for it alone.
-
-    Args:
-        data: The samples of one client after the other.
-        logits: Of these samples.
-        sizes: The number of samples of each client.
-    """
-    parts = zip(
-        data.x.split(sizes),
-        data.y.split(sizes),
-        logits.split(sizes),
-        strict=True,
-    )
-    return torch.stack([Batch(x, y).summed_loss(outputs) for x, y, outputs in parts])

@@ -7,7 +7,7 @@ all in the initial state.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NoReturn
@@ -54,20 +54,16 @@ class SharedModel:
     def passes(self) -> list[ForwardPass]:
         """Return the forward passes of all splits and, if asked for, of everybody's samples."""
         call = self.call
-        passes = [*self._plan_split("test")]
-        if call.federation.validation:
-            passes += self._plan_split("validation")
+        splits = ["test", "validation"] if call.federation.validation else ["test"]
+        passes = []
+        for split in splits:
+            for clients in _cut_clients(call.federation, split, self.clients):
+                passes.append(ForwardPass(call.federation, split, clients, call.measures))
         if call.common_federation:
-            everybody = list(range(call.common_federation.clients))
+            everybody = range(call.common_federation.clients)
             for clients in _cut_clients(call.common_federation, "test", everybody):
                 passes.append(ForwardPass(call.common_federation, "test", clients, ()))
         return passes
-
-    def _plan_split(self, split: str) -> Iterator[ForwardPass]:
-        """Yield the passes of these clients' samples of a split."""
-        federation = self.call.federation
-        for clients in _cut_clients(federation, split, self.clients):
-            yield ForwardPass(federation, split, clients, self.call.measures)
 
     @cached_property
     def other_clients(self) -> list[int]:
@@ -104,18 +100,6 @@ class SharedModel:
             counts_of_passes: Those of `passes`.
             other_answer: That of `other_clients`, stacked; None without any.
         """
-        answer = self._collect_counts(counts_of_passes)
-        if other_answer is not None:
-            answer = concatenate_rows([answer, other_answer])
-        # These clients come first, then the rest, each in the order of the call.
-        positions = {client: row for row, client in enumerate([*self.clients, *self.other_clients])}
-        return tree.take(
-            answer,
-            torch.tensor([positions[client] for client in self.call.clients]),
-        )
-
-    def _collect_counts(self, counts_of_passes: Sequence[Counts]) -> dict[str, Counts]:
-        """Return the counts of these clients, stacked, by split."""
         counts_by_split: dict[str, list[Counts]] = {}
         for forward_pass, counts in zip(self.passes, counts_of_passes, strict=True):
             is_common = forward_pass.federation is self.call.common_federation
@@ -125,7 +109,12 @@ class SharedModel:
         if "common" in answer:
             # Each has the same counts on everybody's samples.
             answer["common"] = tree.repeat(answer["common"], len(self.clients))
-        return answer
+        if other_answer is not None:
+            answer = concatenate_rows([answer, other_answer])
+        # These clients come first, then the rest, each in the order of the call.
+        clients = torch.tensor([*self.clients, *self.other_clients])
+        call_order = torch.tensor(self.call.clients).argsort().argsort()
+        return tree.take(answer, clients.argsort()[call_order])
 
 
 def find_shared_model(call: Call, net: Net) -> SharedModel | None:
@@ -192,7 +181,7 @@ class _Hidden:
     __hash__ = None  # type: ignore[assignment]
 
 
-def _cut_clients(federation: Federation, split: str, clients: list[int]) -> list[list[int]]:
+def _cut_clients(federation: Federation, split: str, clients: Iterable[int]) -> list[list[int]]:
     """Return clients in groups that a pass takes, large ones alone."""
     samples = getattr(federation, split)
     most = LONGEST_CHUNK if federation.x.device.type == "cpu" else DEVICE_PASS
