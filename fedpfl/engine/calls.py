@@ -16,7 +16,7 @@ from fedpfl.engine.training.hook_checks import with_hook_checks
 from fedpfl.engine.training.local import Local
 from fedpfl.engine.training.train_plan import FineTuning
 from fedpfl.ground.traffic import Traffic
-from fedpfl.ground.tree import Tree
+from fedpfl.ground.tree import Entries, Tree
 from fedpfl.methods import Method, Turn
 
 
@@ -64,10 +64,10 @@ class Participation(NamedTuple):
     """
 
     uploads: Tree
-    client_states: dict[str, Tree]
+    client_states: Entries
     trained: Tensor
-    buffers: dict[str, Tree]
-    updated_buffers: dict[str, Tree]
+    buffers: Entries
+    updated_buffers: Entries
     before: Counts
     after: Counts
     down: Traffic
@@ -105,7 +105,7 @@ class TrainCall:
     draws: Draws
     wants_stopping_loss: bool = False
     survey: Turn | None = None
-    overlay: dict[str, Tree] | None = None
+    overlay: Entries | None = None
     flop_settings: tuple[Local, ...] = ()
 
 
@@ -133,7 +133,7 @@ class EvalCall:
     clients: list[int]
     tuning: FineTuning | None = None
     before_evaluation: FineTuning | None = None
-    overlay: dict[str, Tree] | None = None
+    overlay: Entries | None = None
     measures: tuple[str, ...] = ()
     common_federation: Federation | None = None
 

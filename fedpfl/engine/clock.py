@@ -260,8 +260,10 @@ def _lost_traffic(
 def _turn_seconds(clock: Clock, load: TurnLoad) -> list[float]:
     """Return the seconds of each client of a turn."""
     costs = torch.stack([load.flops[:, 0], load.traffic["bits_down"], load.traffic["bits_up"]], 1)
-    devices = [clock.devices[client] for client in load.clients]
-    return [device.seconds(*cost) for device, cost in zip(devices, costs.tolist(), strict=True)]
+    seconds = []
+    for client, (flops, bits_down, bits_up) in zip(load.clients, costs.tolist(), strict=True):
+        seconds.append(clock.devices[client].seconds(flops, bits_down, bits_up))
+    return seconds
 
 
 def _partial_settings(local: Local, is_partial: bool) -> dict[Local, None]:

@@ -96,8 +96,8 @@ def _score_columns(counts: Counts, task: Task) -> dict[str, Tensor]:
     """Return each client's score and measures, float64 `[clients]`; nan where undefined."""
     if task is REGRESSION:
         errors = counts.measures["squared_error"]
-        spread = counts.measures["label_spread"]
-        r2 = torch.where(spread > 0, 1 - errors / spread, torch.nan)
+        variation = counts.measures["label_spread"]
+        r2 = torch.where(variation > 0, 1 - errors / variation, torch.nan)
         return {"rmse": (errors / counts.total).sqrt(), "r2": r2}
     columns = {}
     if task is CLASSIFICATION:
@@ -118,9 +118,9 @@ def _pooled_scores(counts: Counts, task: Task) -> dict[str, float | None]:
     means = counts.measures["label_mean"]
     mean = (counts.total * means).sum() / total
     # Within the clients, and between them.
-    spread = counts.measures["label_spread"].sum()
-    spread = spread + (counts.total * (means - mean).square()).sum()
-    r2 = float(1 - error / spread) if spread > 0 else None
+    variation = counts.measures["label_spread"].sum()
+    variation = variation + (counts.total * (means - mean).square()).sum()
+    r2 = float(1 - error / variation) if variation > 0 else None
     return {"rmse_pooled": float((error / total).sqrt()), "r2_pooled": r2}
 
 

@@ -51,11 +51,11 @@ def compare_masks(method: Method, state: State) -> dict[str, Any] | None:
 def _count_shared_entries(mask: Tensor) -> dict[str, Any]:
     """Return the counts in masks.json of one tensor's masks, `[clients, entries]`."""
     clients, entries = mask.shape
-    held = torch.zeros(clients + 1, dtype=torch.int64)
+    counts = torch.zeros(clients + 1, dtype=torch.int64)
     both = torch.zeros(clients, clients, dtype=torch.int64)
     # Piece by piece, so that sums of float32 stay exact.
     for piece in mask.split(max(1, EXACT // clients), 1):
         flags = piece.float()
-        held += flags.sum(0).long().bincount(minlength=len(held))
+        counts += flags.sum(0).long().bincount(minlength=len(counts))
         both += (flags @ flags.T).long()
-    return {"entries": entries, "held": held.tolist(), "both": both.tolist()}
+    return {"entries": entries, "held": counts.tolist(), "both": both.tolist()}

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedpfl.engine.state import State
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.tree import Tree
+from fedpfl.ground.tree import Entries, Tree
 from fedpfl.methods import Method
 from fedpfl.privacy import Account, SampleAccount, Secret, clip_uploads, draw_noise
 
@@ -116,7 +116,7 @@ def protect_uploads(
 def untrained_upload(
     method: Method,
     server: Tree,
-    client: dict[str, Tree],
+    client: Entries,
     statistics: Tree,
     choice: str = "privacy=client",
 ) -> Tree:

@@ -22,7 +22,7 @@ from fedpfl.engine.training.hook_checks import with_hook_checks
 from fedpfl.engine.training.local import Local
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError, MethodError
-from fedpfl.ground.tree import Tree
+from fedpfl.ground.tree import Entries, Tree
 from fedpfl.methods import Method, Turn
 from fedpfl.privacy import Account, SampleProtection, Secret
 from fedpfl.robust import Adversary, Defence
@@ -137,7 +137,7 @@ class _TurnResult:
     """
 
     load: TurnLoad
-    rows: dict[str, Tree] | None = None
+    rows: Entries | None = None
     changed_trees: tuple[Tree, ...] = ()
 
 
@@ -435,7 +435,7 @@ def make_dry_call(
 
 def _aggregate_turn(
     setup: RoundSetup, state: State, trained: _TrainedTurn, aggregate_generator: Generator
-) -> tuple[Tree, dict[str, Tree]]:
+) -> tuple[Tree, Entries]:
     """Return the server's new tree and the clients' states, stacked, with init's entries alone.
 
     Raises:
@@ -475,7 +475,7 @@ def _aggregate_turn(
 
 def _call_aggregate(
     setup: RoundSetup, state: State, trained: _TrainedTurn, aggregate_generator: Generator
-) -> tuple[Tree, dict[str, Tree]]:
+) -> tuple[Tree, Entries]:
     """Return the answer of `Method.aggregate`, which is checked in the first round."""
     method = setup.method
     if state.round == 0:
@@ -549,7 +549,7 @@ def empty_outcome(metrics: Iterable[str]) -> Outcome:
 
 
 def _make_turn_result(
-    state: State, trained: _TrainedTurn, load: TurnLoad, client_states: dict[str, Tree]
+    state: State, trained: _TrainedTurn, load: TurnLoad, client_states: Entries
 ) -> _TurnResult:
     """Keep a turn's results for the outcome, so that its uploads can be freed."""
     participation = trained.participation

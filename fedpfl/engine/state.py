@@ -13,7 +13,7 @@ from fedpfl.engine.store import Rows, RowStorage
 from fedpfl.engine.training.hook_checks import with_hook_checks
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.tree import Tree
+from fedpfl.ground.tree import Entries, Tree
 from fedpfl.methods import STORED, Method
 from fedpfl.models import Net
 
@@ -36,26 +36,26 @@ class State:
     round: int
     server: Tree
     rows: Rows
-    server_buffers: dict[str, Tree]
+    server_buffers: Entries
     stopping: dict[str, Tensor]
     members: Rows | None = None
     privacy: dict[str, Tensor] = field(default_factory=dict)
 
     @property
-    def clients(self) -> dict[str, Tree]:
+    def clients(self) -> Entries:
         """Return a copy of what every client keeps, stacked `[clients, ...]`."""
         return self.rows.take("client", range(self.rows.clients))
 
     @property
-    def client_buffers(self) -> dict[str, Tree]:
+    def client_buffers(self) -> Entries:
         """Return a copy of every client's local statistics by model role, stacked."""
         return self.rows.take("buffers", range(self.rows.clients))
 
-    def client(self, client: int | Sequence[int]) -> dict[str, Tree]:
+    def client(self, client: int | Sequence[int]) -> Entries:
         """Return a client's state with the engine's FACTS, as hooks see it; stacked of several."""
         return {**self.rows.take("client", client), **self.facts(client)}
 
-    def facts(self, client: int | Sequence[int]) -> dict[str, Tree]:
+    def facts(self, client: int | Sequence[int]) -> Entries:
         """Return the FACTS of a client; of several clients stacked."""
         # Newcomers are numbered behind those who take part.
         offset = self.members.clients if self.members else 0
@@ -68,14 +68,14 @@ class State:
             "statistics": self.buffers(client),
         }
 
-    def others(self) -> Callable[[Sequence[int]], dict[str, Tree]]:
+    def others(self) -> Callable[[Sequence[int]], Entries]:
         """Return a function that gives the stacked states of clients that take part."""
         state = self
         if self.members:
             state = replace(self, rows=self.members, members=None)
         return lambda numbers: state.client([*numbers])
 
-    def buffers(self, client: int | Sequence[int]) -> dict[str, Tree]:
+    def buffers(self, client: int | Sequence[int]) -> Entries:
         """Return the statistics that a client starts from, by model role; stacked of several."""
         shared = self.server_buffers
         if not isinstance(client, int):

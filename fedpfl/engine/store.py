@@ -16,7 +16,7 @@ from torch import Tensor
 from fedpfl.ground import tree
 from fedpfl.ground.casting import Checked
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.tree import Tree
+from fedpfl.ground.tree import Entries, Tree
 
 SPARE = 8  # one of so many rows may stand empty
 
@@ -100,7 +100,7 @@ class _Block:
 
     clients: list[int]
     size: int
-    rows: dict[str, Tree]
+    rows: Entries
 
 
 class Rows:
@@ -120,8 +120,8 @@ class Rows:
 
     def __init__(
         self,
-        initial: dict[str, Tree],
-        varied_entries: dict[str, Tree],
+        initial: Entries,
+        varied_entries: Entries,
         clients: int,
         device: torch.device,
         storage: RowStorage | None = None,
@@ -157,7 +157,7 @@ class Rows:
         return [*self._varied_entries]
 
     @property
-    def trees(self) -> list[dict[str, Tree]]:
+    def trees(self) -> list[Entries]:
         """Return all that is kept: blocks, the initial tree, and the entries that differ."""
         blocks = [block.rows for block in self._blocks]
         return [*blocks, self.initial, {"client": self._varied_entries}]
@@ -166,7 +166,7 @@ class Rows:
         """Check whether a client has the initial state that all clients have in common."""
         return client not in self._position_of_client and not self._varied_entries
 
-    def take(self, part: str, clients: int | Sequence[int]) -> dict[str, Tree]:
+    def take(self, part: str, clients: int | Sequence[int]) -> Entries:
         """Return a client's part on `device`, not to be changed; of several a stacked copy."""
         if isinstance(clients, int):
             row = self._row(part, clients)
@@ -174,7 +174,7 @@ class Rows:
             row = tree.stack([self._row(part, client) for client in clients])
         return tree.to(row, self.device)
 
-    def put_(self, clients: Sequence[int], rows: dict[str, Tree]) -> None:
+    def put_(self, clients: Sequence[int], rows: Entries) -> None:
         """Write parts of clients' rows, stacked, in place.
 
         Raises:
@@ -210,7 +210,7 @@ class Rows:
         for block in saved:
             self.put_(block["who"].tolist(), tree.drop(block, ["who"]))
 
-    def _row(self, part: str, client: int) -> dict[str, Tree]:
+    def _row(self, part: str, client: int) -> Entries:
         """Return a part of a client's row, as a view where it is stored."""
         if client in self._position_of_client:
             block, row = self._position_of_client[client]

@@ -16,6 +16,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 # Tensor | dict[str, Tree] | NamedTuple. Spelt out recursively, the type checker finds no more.
 Tree = Any
+Entries = dict[str, Tree]
+"""A tree that is a dict: a client's state, buffers by role, what lies over a state."""
 
 
 class Masked(NamedTuple):

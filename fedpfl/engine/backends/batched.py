@@ -46,7 +46,7 @@ from fedpfl.engine.training.vectorize import vmap_clients
 from fedpfl.ground import tree
 from fedpfl.ground.errors import as_exception
 from fedpfl.ground.seeding import seeded_by_key
-from fedpfl.ground.tree import Tree
+from fedpfl.ground.tree import Entries, Tree
 from fedpfl.methods import Batch, Method
 from fedpfl.models import Net
 
@@ -269,7 +269,7 @@ class BatchedBackend(Backend):
         method: Method,
         wants_logits: bool,
         params: Tree,
-        buffers: dict[str, Tree],
+        buffers: Entries,
         excluded_classes: Tree,
         batch: Batch,
     ) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from fedpfl.data.federation import Federation
 from fedpfl.engine.training.jobs import TrainJob
@@ -58,13 +59,8 @@ def plan_training_steps(
         views.append(F.pad(plan.views, (0, 0, 0, missing)))
 
     # ---- Step 3: and rows to the longest.
-    indices, weight = _without_padding_marks(_stack_rows(numbers))
-    parts = [
-        indices,
-        weight[:, :, 0],
-        _stack_rows(random),
-        _stack_rows(views),
-    ]
+    indices, weight = _without_padding_marks(pad_sequence(numbers, padding_value=-1))
+    parts = [indices, weight[:, :, 0], pad_sequence(random), pad_sequence(views)]
     active_rows = [sum(count > step for count in counts) for step in range(counts[0])]
     return parts, active_rows
 
@@ -84,33 +80,25 @@ def evaluation_batches(
     size = CHUNK
     if device.type != "cpu":
         size = max(CHUNK, PASS // max(1, len(samples)))
-    size = min(size, max([1, *map(len, samples)]))
-    index_chunks = []
-    random_chunks = []
-    for indices, numbers in zip(samples, random, strict=True):
-        missing = -len(indices) % size
-        chunks = F.pad(indices, (0, missing), value=-1).view(-1, size)
-        padded_numbers = F.pad(numbers, (0, 0, 0, -len(numbers) % size))
-        index_chunks.append(chunks)
-        random_chunks.append(padded_numbers.view(len(chunks), size, numbers.shape[1]))
-    counts = torch.tensor([len(chunks) for chunks in index_chunks])
-    all_indices, all_weights = _without_padding_marks(_stack_rows(index_chunks))
-    parts = [all_indices, all_weights, _stack_rows(random_chunks)]
+    sizes = torch.tensor([len(indices) for indices in samples])
+    longest = int(sizes.max())
+    size = min(size, max(1, longest))
+    width = longest + -longest % size
+    parts = []
+    for part in (*_without_padding_marks(_pad_rows(samples, -1)), _pad_rows(random, 0)):
+        padded = F.pad(part, (*[0, 0] * (part.dim() - 2), 0, width - longest))
+        parts.append(padded.unflatten(1, (width // size, size)).transpose(0, 1))
 
     # ---- Step 2: a chunk of each client that still has one
     steps = zip(*[tree.send(part, device) for part in parts], strict=True)
     for step, (index, weight, numbers) in enumerate(steps):
-        active = (counts > step).nonzero()[:, 0]
+        active = (sizes > step * size).nonzero()[:, 0]
         # A slice is a view, an index tensor a copy of models.
         is_leading = int(active[-1]) == len(active) - 1
         rows = slice(len(active)) if is_leading else tree.send(active, device)
         batch_indices = index[rows]
         batch_weight = weight[rows]
-        places = torch.arange(
-            step * size,
-            (step + 1) * size,
-            device=device,
-        )
+        positions = torch.arange(step * size, (step + 1) * size, device=device)
         yield (
             rows,
             Batch(
@@ -118,18 +106,13 @@ def evaluation_batches(
                 federation.y[batch_indices],
                 batch_weight,
                 numbers[rows],
-                places * (batch_weight > 0),
+                positions * (batch_weight > 0),
             ),
         )
 
 
-def _stack_rows(plans: Sequence[Tensor]) -> Tensor:
-    """Stack plans `[steps, ...]` on axis 1, and fill those that end early with -1."""
-    most_steps = max(map(len, plans))
-    stacked = plans[0].new_full((most_steps, len(plans), *plans[0].shape[1:]), -1)
-    for row, plan in enumerate(plans):
-        stacked[: len(plan), row] = plan
-    return stacked
+def _pad_rows(rows: Sequence[Tensor], value: float) -> Tensor:
+    return pad_sequence(list(rows), batch_first=True, padding_value=value)
 
 
 def _without_padding_marks(indices: Tensor) -> tuple[Tensor, Tensor]:

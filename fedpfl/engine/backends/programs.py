@@ -14,7 +14,7 @@ from torch.func import grad_and_value
 
 from fedpfl.engine.backends.graphs import AttemptedCapture, Capture, CaptureAttempts, captured_width
 from fedpfl.engine.backends.planning import plan_training_steps
-from fedpfl.engine.training.jobs import TrainJob, TrainResult, phase_structure
+from fedpfl.engine.training.jobs import Autocast, TrainJob, TrainResult, phase_structure
 from fedpfl.engine.training.sgd import (
     initial_moments,
     masked_moments,
@@ -30,11 +30,11 @@ from fedpfl.engine.training.train_plan import (
 )
 from fedpfl.engine.training.vectorize import vmap_clients
 from fedpfl.ground import tree
-from fedpfl.ground.tree import Tree
+from fedpfl.ground.tree import Entries, Tree
 from fedpfl.methods import Batch, Phase
 from fedpfl.models import Net
 
-_Gradients = tuple[list[Tensor], Tensor, dict[str, Tree], dict[str, Tree], Tree]
+_Gradients = tuple[list[Tensor], Tensor, Entries, Entries, Tree]
 """Gradients, losses, new buffers, client states, and records of losses."""
 
 
@@ -55,7 +55,7 @@ class ProgramCache:
     def __init__(
         self,
         net: Net,
-        autocast: Callable[[], AbstractContextManager],
+        autocast: Autocast,
         capture: Capture | None = None,
         room: float = math.inf,
     ):
@@ -128,7 +128,7 @@ class Program:
     def __init__(
         self,
         net: Net,
-        autocast: Callable[[], AbstractContextManager],
+        autocast: Autocast,
         job: TrainJob,
         capture: AttemptedCapture | None = None,
     ):
@@ -168,7 +168,7 @@ class Program:
         self._slots_with_records: set[int] = set()
         self._graphs: dict[tuple[int, int, bool], Callable[[], None] | None] = {}
 
-    def _stepped_trees(self, job: TrainJob) -> dict[str, Tree]:
+    def _stepped_trees(self, job: TrainJob) -> Entries:
         """Return the trees that a client's step reads and writes, stacked."""
         return {
             "params": job.start,
@@ -212,23 +212,11 @@ class Program:
                 if is_all_idle:
                     continue
                 self._is_idle.copy_(idle_rows[number])
-            slot = self._slots[number]
-            own_phase = self._phases[slot]
-            if self._capture:
-                tree.map(_copy_tensor_, own_phase.mask, phase.mask)
-            step = PureStep(
-                net=self._net,
-                job=self._job,
-                phase=own_phase,
-                trainable=find_trainable_leaves(own_phase, self._job.start),
-                local=job.plan.local.for_phase(own_phase),
-                autocast=self._autocast,
-            )
-            kind = _StepKind(slot, step, rows=len(job.rows), has_idle_rows=has_idle_rows)
-            moments = self._moments[phase.stream].of(step.trainable.indices)
+            kind = self._make_kind(job, number, phase, has_idle_rows)
+            moments = self._moments[phase.stream].of(kind.step.trainable.indices)
             masking: AbstractContextManager = nullcontext()
             if phase.stream in masked_streams:
-                masking = masked_moments(moments, step.trainable.masks, step.local)
+                masking = masked_moments(moments, kind.step.trainable.masks, kind.step.local)
             with masking:
                 self._train_phase(job, kind, epochs)
 
@@ -243,6 +231,24 @@ class Program:
             has_stepped=sums["steps"] > 0,
             records=self._take_records(),
         )
+
+    def _make_kind(
+        self, job: TrainJob, number: int, phase: Phase, has_idle_rows: bool
+    ) -> _StepKind:
+        """Return the kind of a phase's steps, with its masks in the program's memory."""
+        slot = self._slots[number]
+        own_phase = self._phases[slot]
+        if self._capture:
+            tree.map(_copy_tensor_, own_phase.mask, phase.mask)
+        step = PureStep(
+            net=self._net,
+            job=self._job,
+            phase=own_phase,
+            trainable=find_trainable_leaves(own_phase, self._job.start),
+            local=job.plan.local.for_phase(own_phase),
+            autocast=self._autocast,
+        )
+        return _StepKind(slot, step, rows=len(job.rows), has_idle_rows=has_idle_rows)
 
     def _train_phase(self, job: TrainJob, kind: _StepKind, epochs: range) -> None:
         """Take the steps of a phase, each of the leading rows that still have one."""
@@ -339,7 +345,7 @@ class Program:
         step = kind.step
         rows = slice(kind.rows)
         states = tree.take(self._stepped_trees(self._job), rows)  # views of the leading rows
-        moving = step.list_moving(states["params"])
+        leaves = step.list_moving(states["params"])
         moments = self._moments[step.phase.stream].of(step.trainable.indices, rows)
         masks = [None if mask is None else mask[rows] for mask in step.trainable.masks]
         rates: Tensor | None = None
@@ -365,7 +371,7 @@ class Program:
                 if step.phase.after_gradient:
                     _overwrite_rows(states["client"], client, is_active)
                 optimizer_step_(
-                    moving, moments, grads, masks, step.local, stacked=True, rates=rates
+                    leaves, moments, grads, masks, step.local, stacked=True, rates=rates
                 )
                 if record and self._job.wants_records:
                     self._add_record(kind.slot, record, weight, is_active)
@@ -374,7 +380,7 @@ class Program:
 
         return take_step
 
-    def _bind_state(self, states: dict[str, Tree]) -> StepState:
+    def _bind_state(self, states: Entries) -> StepState:
         """Return a client's tensors as its step takes them."""
         # Runs in lockstep have a server each.
         server = states["servers"].get("server", self._job.server)
@@ -386,13 +392,11 @@ class Program:
         )
 
     def _take_phase_steps(
-        self, step: PureStep, states: dict[str, Tree], batches: list[Batch]
-    ) -> tuple[Tree, Tensor, dict[str, Tree]]:
+        self, step: PureStep, states: Entries, batches: list[Batch]
+    ) -> tuple[Tree, Tensor, Entries]:
         """Take all clients' steps by `Phase.step`; return parameters, losses and buffers."""
 
-        def take_step(
-            states: dict[str, Tree], batches: list[Batch]
-        ) -> tuple[Tree, Tensor, dict[str, Tree]]:
+        def take_step(states: Entries, batches: list[Batch]) -> tuple[Tree, Tensor, Entries]:
             state = self._bind_state(states)
             bound = self._net.bind(state.buffers, training=True, weight=batches[0].weight)
             params, loss = step.take_phase_step(state, bound, batches)
@@ -401,14 +405,14 @@ class Program:
         with torch.no_grad():
             return vmap_clients(take_step, states, batches)
 
-    def _find_gradients(self, kind: _StepKind, states: dict[str, Tree], batch: Batch) -> _Gradients:
+    def _find_gradients(self, kind: _StepKind, states: Entries, batch: Batch) -> _Gradients:
         """Compute all clients' gradients, losses, new buffers and states, and records."""
         step = kind.step
 
-        def find_gradient(states: dict[str, Tree], batch: Batch) -> _Gradients:
+        def find_gradient(states: Entries, batch: Batch) -> _Gradients:
             state = self._bind_state(states)
 
-            def compute_loss(values: list[Tensor]) -> tuple[Tensor, tuple[dict[str, Tree], Tree]]:
+            def compute_loss(values: list[Tensor]) -> tuple[Tensor, tuple[Entries, Tree]]:
                 params = step.replace_moving(state.params, values)
                 bound = self._net.bind(state.buffers, training=True, weight=batch.weight)
                 loss, record = step.compute_loss(state._replace(params=params), bound, batch)
@@ -416,7 +420,7 @@ class Program:
 
             differentiate = grad_and_value(compute_loss, has_aux=True)
             grads, (loss, (buffers, record)) = differentiate(step.list_moving(state.params))
-            client: dict[str, Tree] = {}
+            client: Entries = {}
             if step.phase.after_gradient:
                 client = step.show_gradient(state, batch, loss, grads, record)
             return grads, loss, buffers, client, record
@@ -425,7 +429,7 @@ class Program:
             return vmap_clients(find_gradient, states, batch)
 
     def _find_protected_gradients(
-        self, kind: _StepKind, states: dict[str, Tree], batch: Batch
+        self, kind: _StepKind, states: Entries, batch: Batch
     ) -> _Gradients:
         """Compute the same with gradients that hide single samples, without losses."""
         step = kind.step
@@ -433,9 +437,7 @@ class Program:
         indices = step.trainable.indices
         masks = {i: mask[rows] for i, mask in enumerate(step.trainable.masks) if mask is not None}
 
-        def sum_gradients(
-            states: dict[str, Tree], batch: Batch, masks: dict[int, Tensor]
-        ) -> list[Tensor]:
+        def sum_gradients(states: Entries, batch: Batch, masks: dict[int, Tensor]) -> list[Tensor]:
             leaf_masks = [masks.get(i) for i in range(len(indices))]
             return step.sum_clipped_gradients(self._bind_state(states), batch, leaf_masks)
 

@@ -157,12 +157,12 @@ def broadcast_each(values: Sequence[T], source: int = 0) -> Iterator[T]:
 
 def gather_to_main(values: Sequence[T]) -> list[T]:
     """Return the values of all processes in process 0."""
-    gathered = []
+    all_rows = []
     for source in range(dist.get_world_size() if dist.is_initialized() else 1):
         for value in broadcast_each(values, source):
             if is_main_process():
-                gathered.append(value)
-    return gathered
+                all_rows.append(value)
+    return all_rows
 
 
 def distribute_backend(backend: Backend, device: torch.device) -> Backend:
@@ -269,15 +269,15 @@ class DistributedBackend(Backend):
     def _gather_rows(self, form: Tree, positions_by_rank: list[list[int]], local_rows: Tree) -> Any:
         """Gather the rows of all processes in the order of the call."""
         row_count = sum(map(len, positions_by_rank))
-        gathered = tree.map(
+        all_rows = tree.map(
             lambda leaf: leaf.new_empty((row_count, *leaf.shape[1:]), device=self._device), form
         )
         for rank, positions in enumerate(positions_by_rank):
             if positions:
                 exchange = partial(self._exchange_rows, rank, torch.tensor(positions))
                 own_rows = [local_rows] if rank == dist.get_rank() else []
-                tree.map(exchange, gathered, *own_rows)
-        return gathered
+                tree.map(exchange, all_rows, *own_rows)
+        return all_rows
 
     def _exchange_rows(
         self, rank: int, rows: Tensor, leaf: Tensor, own: Tensor | None = None

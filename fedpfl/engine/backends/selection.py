@@ -166,12 +166,12 @@ class FallbackBackend(Backend):
 
     def run(self, calls: Sequence[Call]) -> list[Answer]:
         """See Backend."""
-        answers = self._backend.run(calls)
+        results = self._backend.run(calls)
         self.engine = self._backend.engine  # it may have narrowed its width
-        errors = [answer for answer in answers if isinstance(answer, Exception)]
+        errors = [answer for answer in results if isinstance(answer, Exception)]
         if self._is_settled or not errors:
             self._is_settled |= any(map(_trains_clients, calls))
-            return answers
+            return results
         log.warning("engine: loop is taken, as %s fails: %s", self.name, error_text(errors[0]))
         for error in errors:
             error.with_traceback(None)  # frames hold the failed backend's memory

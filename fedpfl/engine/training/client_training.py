@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from concurrent.futures import CancelledError
 from contextlib import AbstractContextManager, nullcontext
 
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from fedpfl.engine.training.features import ClientSplit
 from fedpfl.engine.training.frozen import FrozenBody, find_frozen_body
-from fedpfl.engine.training.jobs import TrainJob, TrainResult
+from fedpfl.engine.training.jobs import Autocast, TrainJob, TrainResult
 from fedpfl.engine.training.minibatches import StepPlan, plan_steps
 from fedpfl.engine.training.scripted_steps import ScriptedSteps, make_scripted_steps
 from fedpfl.engine.training.sgd import as_float_mask, initial_moments, masked_moments
@@ -45,7 +44,7 @@ class ClientTraining:
         self,
         net: Net,
         job: TrainJob,
-        autocast: Callable[[], AbstractContextManager],
+        autocast: Autocast,
         stop: threading.Event,
         shortcuts: Shortcuts | None,
     ):

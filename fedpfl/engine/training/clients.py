@@ -15,7 +15,7 @@ from fedpfl.engine.training.train_plan import TrainPlan
 from fedpfl.engine.training.vectorize import vmap_clients
 from fedpfl.ground import tree
 from fedpfl.ground.errors import MethodError
-from fedpfl.ground.tree import Tree
+from fedpfl.ground.tree import Entries, Tree
 from fedpfl.methods import FACTS
 
 
@@ -29,7 +29,7 @@ class OneClient:
     def __init__(self, client: int):
         self.clients = [client]
 
-    def states(self, call: Call) -> dict[str, Tree]:
+    def states(self, call: Call) -> Entries:
         """Return the client's state, under the server's overlay."""
         client = self.clients[0]
         overlay = tree.take(call.overlay or {}, call.clients.index(client))
@@ -64,7 +64,7 @@ class ManyClients(OneClient):
         super().__init__(clients[0])
         self.clients = clients
 
-    def states(self, call: Call) -> dict[str, Tree]:
+    def states(self, call: Call) -> Entries:
         """Return copies of the clients' states, under the server's overlay."""
         positions = torch.tensor([call.clients.index(client) for client in self.clients])
 
@@ -85,14 +85,14 @@ class ManyClients(OneClient):
         self, hook: Callable[..., Any], *trees: Any, records: Sequence[Tree] | None = None
     ) -> Any:
         """Apply a hook client by client and stack the answers, Ragged ones padded."""
-        answers = []
+        overlays = []
         for row, client in enumerate(self.clients):
             arguments = [tree.take(stacked, row) for stacked in trees]
             if records is not None:
                 arguments.append(records[row])
-            answers.append(tree.mark_real(hook(client, *arguments)))
+            overlays.append(tree.mark_real(hook(client, *arguments)))
         try:
-            return tree.stack_padded(answers)
+            return tree.stack_padded(overlays)
         except (KeyError, RuntimeError) as error:
             raise MethodError(
                 f"{hook.__name__} answers with other forms for other clients ({error}); answer all"
@@ -127,7 +127,7 @@ def _unique_masks(plan: TrainPlan) -> dict[int, Tree]:
     return {id(phase.mask): phase.mask for phase in plan.phases}
 
 
-def apply_overlay(client: dict[str, Tree], overlay: dict[str, Tree]) -> dict[str, Tree]:
+def apply_overlay(client: Entries, overlay: Entries) -> Entries:
     """Return a state with an overlay.
 
     Of the FACTS the statistics alone may be replaced.

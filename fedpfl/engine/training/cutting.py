@@ -17,7 +17,7 @@ from torch import Tensor
 from fedpfl.engine.training.jobs import TrainJob, TrainResult
 from fedpfl.engine.training.train_plan import with_epoch_numbers
 from fedpfl.ground import tree
-from fedpfl.ground.tree import Tree
+from fedpfl.ground.tree import Entries, Tree
 from fedpfl.methods import Batch, Phase
 from fedpfl.models import Bound, Net
 from fedpfl.models.subnetwork import PartBound, Subnetwork, find_subnetwork
@@ -139,7 +139,7 @@ def embed_objective(objective: Callable[..., Any], surroundings: Tree) -> Callab
     return loss
 
 
-def bind_for_evaluation(net: Net, params: Tree, buffers: dict[str, Tree]) -> Bound:
+def bind_for_evaluation(net: Net, params: Tree, buffers: Entries) -> Bound:
     """Return the network of those neurons that have part in a model.
 
     Args:

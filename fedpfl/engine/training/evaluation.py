@@ -8,8 +8,6 @@ client's alone, as they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from functools import cache
 from typing import NamedTuple
 
@@ -22,25 +20,23 @@ from fedpfl.engine.calls import Counts
 from fedpfl.engine.measures import compute_measures
 from fedpfl.engine.training.cutting import bind_for_evaluation
 from fedpfl.engine.training.features import ClientSplit
-from fedpfl.engine.training.jobs import EvalJob
+from fedpfl.engine.training.jobs import Autocast, EvalJob
 from fedpfl.engine.training.shard import gather_data
 from fedpfl.engine.training.shortcuts import Shortcuts
 from fedpfl.ground import tree
-from fedpfl.ground.tree import Tree
+from fedpfl.ground.tree import Entries, Tree
 from fedpfl.methods import LONGEST_CHUNK, Batch, Data
 from fedpfl.models import Net
 
 ROW_BLOCK = 16
 """Rows that matrix products with AVX-512 take together."""
 
-Autocast = Callable[[], AbstractContextManager]
-
 
 class Model(NamedTuple):
     """Hold a model to evaluate: its tree, and its buffers by role."""
 
     params: Tree
-    buffers: dict[str, Tree]
+    buffers: Entries
 
 
 class ForwardPass(NamedTuple):
@@ -181,15 +177,17 @@ def evaluate_clients(
     correct = torch.stack([client_hits.sum() for client_hits in hits.split(sizes)])
     # As for a client alone.
     losses = []
-    parts = zip(data.x.split(sizes), data.y.split(sizes), logits.split(sizes), strict=True)
-    for x, y, outputs in parts:
+    samples = zip(data.x.split(sizes), data.y.split(sizes), logits.split(sizes), strict=True)
+    for x, y, outputs in samples:
         losses.append(Batch(x, y).summed_loss(outputs))
 
     # ---- Step 3: measures of each client
     measures: dict[str, Tensor] = {}
     if forward_pass.metrics:
-        pairs = zip(allowed_logits.split(sizes), data.y.split(sizes), strict=True)
-        measures = tree.stack([compute_measures(forward_pass.metrics, *pair) for pair in pairs])
+        parts = zip(allowed_logits.split(sizes), data.y.split(sizes), strict=True)
+        measures = tree.stack(
+            [compute_measures(forward_pass.metrics, outputs, y) for outputs, y in parts]
+        )
     return Counts(correct=correct, loss=torch.stack(losses), total=total, measures=measures)
 
 

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from fedpfl.ground import tree
 from fedpfl.ground.errors import MethodError
-from fedpfl.ground.tree import Tree
+from fedpfl.ground.tree import Entries, Tree
 
 
-def persistent_entries(client: dict[str, Tree], initial: dict[str, Tree]) -> dict[str, Tree]:
+def persistent_entries(client: Entries, initial: Entries) -> Entries:
     """Return the entries of a client's state that last: those that `init` gave it."""
     return {name: client[name] for name in initial if name in client}
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedpfl.ground.tree import Tree
+from fedpfl.ground.tree import Entries, Tree
 from fedpfl.methods import Batch, Data
 from fedpfl.models import Bound, Net
 
@@ -37,7 +37,7 @@ class FrozenBody:
         self,
         net: Net,
         params: Tree,
-        buffers: dict[str, Tree],
+        buffers: Entries,
         data: Data,
         features: Tensor | None = None,
     ):
@@ -105,7 +105,7 @@ class FrozenBound(Bound):
         self._frozen_body = body
         self._batch = batch
 
-    def still(self, buffers: dict[str, Tree] | None = None) -> Bound:
+    def still(self, buffers: Entries | None = None) -> Bound:
         """Return the same in evaluation mode; see Bound."""
         bound = super().still(buffers)
         return FrozenBound(bound, self._frozen_body, self._batch)
@@ -135,7 +135,7 @@ class FrozenBound(Bound):
 
 
 def find_frozen_body(
-    net: Net, params: Tree, trainable: Sequence[int], buffers: dict[str, Tree], data: Data
+    net: Net, params: Tree, trainable: Sequence[int], buffers: Entries, data: Data
 ) -> FrozenBody | None:
     """Return the body that holds still while the leaves `trainable` move, if it does.
 

@@ -21,7 +21,7 @@ from fedpfl.engine.training.forms import (
 )
 from fedpfl.ground import tree
 from fedpfl.ground.errors import MethodError
-from fedpfl.ground.tree import Tree
+from fedpfl.ground.tree import Entries, Tree
 from fedpfl.methods import FACTS, Batch, Method, Phase, Turn
 
 VMAP_ERRORS = (
@@ -55,7 +55,7 @@ class Expected:
     """
 
     method: Method
-    client: dict[str, Tree] | None = None
+    client: Entries | None = None
     classes: int = 0
     checked: set[str] = field(default_factory=set)
 
@@ -74,7 +74,7 @@ class HookRule(NamedTuple):
 
 def with_hook_checks(
     method: Method,
-    client: dict[str, Tree] | None = None,
+    client: Entries | None = None,
     classes: int = 0,
 ) -> Method:
     """Return the method with hooks that raise MethodError if their first answer breaks a rule.

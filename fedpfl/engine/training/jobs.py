@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, islice
 from typing import Any, NamedTuple
 
 import torch
@@ -14,8 +16,11 @@ from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.minibatches import SampleSource
 from fedpfl.engine.training.train_plan import TrainPlan
 from fedpfl.ground import tree
-from fedpfl.ground.tree import Tree
+from fedpfl.ground.tree import Entries, Tree
 from fedpfl.methods import Method, Phase
+
+Autocast = Callable[[], AbstractContextManager]
+"""Enters the precision of losses and forward passes."""
 
 
 class ClientRow(NamedTuple):
@@ -38,7 +43,7 @@ class EvalJob:
     rows: list[ClientRow]
     draws: list[Draws]
     params: Tree
-    buffers: dict[str, Tree]
+    buffers: Entries
     split: str = "test"
     metrics: tuple[str, ...] = ()
 
@@ -90,9 +95,9 @@ class TrainJob:
     plan: TrainPlan
     start: Tree
     server: Tree
-    client: dict[str, Tree]
-    buffers: dict[str, Tree]
-    servers: dict[str, Tree] | None = None
+    client: Entries
+    buffers: Entries
+    servers: Entries | None = None
     row_rates: list[float] | None = None
     surroundings: Tree = field(default_factory=dict)
 
@@ -171,8 +176,8 @@ class TrainResult:
     """
 
     params: Tree
-    client: dict[str, Tree]
-    buffers: dict[str, Tree]
+    client: Entries
+    buffers: Entries
     loss: Tensor
     sample_loss: Tensor
     has_stepped: Tensor
@@ -181,18 +186,18 @@ class TrainResult:
 
 def run_by_kind(work: Callable[[list[Any]], list[Any]], jobs: Sequence[Any]) -> list[Any]:
     """Return the results of `work`, which is given all jobs of a kind together."""
-    groups: list[tuple[Any, list[int]]] = []
+    kinds: list[tuple[Any, ...]] = []
+    positions_by_kind: list[list[int]] = []
     for position, job in enumerate(jobs):
         kind = job.kind()
-        group = next((positions for other, positions in groups if other == kind), None)
-        if group is None:
-            group = []
-            groups.append((kind, group))
-        group.append(position)
+        if kind not in kinds:
+            kinds.append(kind)
+            positions_by_kind.append([])
+        positions_by_kind[kinds.index(kind)].append(position)
     results: dict[int, Any] = {}
-    for _, positions in groups:
-        answers = work([jobs[position] for position in positions])
-        results |= zip(positions, answers, strict=True)
+    for positions in positions_by_kind:
+        kind_results = work([jobs[position] for position in positions])
+        results |= zip(positions, kind_results, strict=True)
     return [results[position] for position in range(len(jobs))]
 
 
@@ -217,8 +222,8 @@ def join_jobs(jobs: list[TrainJob]) -> tuple[TrainJob, Tensor]:
         return tree.take(concatenate_rows(trees), order)
 
     # ---- Servers and clients' states, where the loss looks at them
-    servers: dict[str, Tree] | None = None
-    client: dict[str, Tree] = {}
+    servers: Entries | None = None
+    client: Entries = {}
     if not template.is_plain:
         repeated = [tree.repeat(job.server, len(job.rows)) for job in jobs]
         servers = {"server": join_trees(repeated)}
@@ -258,16 +263,13 @@ def _join_phases(jobs: list[TrainJob], join_trees: Callable[[Sequence[Tree]], Tr
 def split_result(result: TrainResult, positions: Tensor, jobs: list[TrainJob]) -> list[TrainResult]:
     """Undo `join_jobs`: return each job's own rows. The states of plain jobs have not changed."""
     stacked = {name: value for name, value in vars(result).items() if name != "records"}
-    records = [result.records[position] for position in positions.tolist()]
+    records = iter([result.records[position] for position in positions.tolist()])
     counts = [len(job.rows) for job in jobs]
     results = []
-    end = 0
     for job, fields in zip(jobs, divide_rows(tree.take(stacked, positions), counts), strict=True):
-        start = end
-        end = end + len(job.rows)
         if job.is_plain:
             fields = {**fields, "client": job.client}
-        results.append(TrainResult(**fields, records=records[start:end]))
+        results.append(TrainResult(**fields, records=list(islice(records, len(job.rows)))))
     return results
 
 
@@ -288,13 +290,11 @@ def concatenate_rows(stacked: Sequence[Tree]) -> Tree:
 
 def divide_rows(stacked: Tree, counts: list[int]) -> list[Tree]:
     """Undo `concatenate_rows`: return views of `counts` rows each."""
-    pieces = []
-    end = 0
-    for count in counts:
-        start = end
-        end = end + count
-        pieces.append(tree.take(stacked, slice(start, end)))
-    return pieces
+    starts = accumulate(counts, initial=0)
+    return [
+        tree.take(stacked, slice(start, start + count))
+        for start, count in zip(starts, counts, strict=False)
+    ]
 
 
 def _sample_key(rows: list[ClientRow]) -> tuple[Any, ...]:

@@ -77,14 +77,14 @@ def plan_steps(source: SampleSource, phase: Phase, epochs: range) -> StepPlan:
     # ---- Samples in the order of each pass, how they are augmented, and their own numbers
     batch = min(source.batch_size, samples)
     slots = steps_per_pass * phase.batches * batch
-    dealt = min(samples, slots)
+    used_slots = min(samples, slots)
     positions = torch.full((len(epochs), slots), -1)
     views = torch.zeros(len(epochs), slots, source.federation.augment_numbers)
     random = []
     for row, epoch in enumerate(epochs):
-        order = source.draws.order(source.client, phase.stream, epoch, samples)[:dealt]
-        positions[row, :dealt] = order
-        views[row, :dealt] = source.draw_numbers(phase.stream, epoch, samples, "views")[order]
+        order = source.draws.order(source.client, phase.stream, epoch, samples)[:used_slots]
+        positions[row, :used_slots] = order
+        views[row, :used_slots] = source.draw_numbers(phase.stream, epoch, samples, "views")[order]
         # Those of all first samples are drawn first, then of all second ones.
         numbers = source.draw_numbers(phase.stream, epoch, slots)
         by_slot = numbers.view(phase.batches, batch, steps_per_pass, source.randoms)
@@ -146,7 +146,7 @@ def _draw_steps(source: SampleSource, stream: str, epochs: range) -> StepPlan:
 def count_samples(
     phase: Phase, epochs: range, batch_size: int, samples: int, fixed: int | None = None
 ) -> int:
-    """Count the samples that `plan_steps` deals, each as often as it is dealt.
+    """Count the samples that `plan_steps` deals, each as often as it is used_slots.
 
     Args:
         phase: Of training.

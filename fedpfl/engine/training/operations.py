@@ -194,7 +194,7 @@ def _measure_step(step: PureStep) -> int:
     """Make the step, and return its FLOPs."""
     job = step.job
     params = tree.map(lambda leaf: leaf.detach().clone(), job.start)
-    moving = [leaf.requires_grad_() for leaf in step.list_moving(params)]
+    leaves = [leaf.requires_grad_() for leaf in step.list_moving(params)]
     state = StepState(params=params, server=job.server, client=job.client, buffers=job.buffers)
     bound = step.net.bind(job.buffers, training=True)
     batch = _make_zero_batch(step)
@@ -204,7 +204,7 @@ def _measure_step(step: PureStep) -> int:
             step.take_phase_step(state, bound, [batch] * step.phase.batches)
         else:
             loss, _ = step.compute_loss(state, bound, batch)
-            step.net.differentiate_loss(loss, moving)
+            step.net.differentiate_loss(loss, leaves)
     return meter.total
 
 

@@ -6,8 +6,8 @@ Both are generators that yield what to train and to evaluate. A backend runs the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Generator
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ from torch import Tensor
 from fedpfl.engine.calls import AnyCall, Counts, EvalCall, Participation, TrainCall
 from fedpfl.engine.training.clients import OneClient, apply_overlay
 from fedpfl.engine.training.hook_checks import with_hook_checks
-from fedpfl.engine.training.jobs import ClientRow, EvalJob, TrainJob, TrainResult
+from fedpfl.engine.training.jobs import Autocast, ClientRow, EvalJob, TrainJob, TrainResult
 from fedpfl.engine.training.operations import FlopMeter, count_training_flops
 from fedpfl.engine.training.protected import require_protectable
 from fedpfl.engine.training.shard import make_shard
@@ -30,11 +30,10 @@ from fedpfl.engine.training.train_plan import (
 )
 from fedpfl.ground import traffic, tree
 from fedpfl.ground.traffic import Traffic
-from fedpfl.ground.tree import Tree
+from fedpfl.ground.tree import Entries, Tree
 from fedpfl.methods import FACTS
 from fedpfl.models import Net
 
-Autocast = Callable[[], AbstractContextManager]
 TrainJobs = Generator[TrainJob | EvalJob, Any, Participation]
 EvalJobs = Generator[TrainJob | EvalJob, Any, dict[str, Counts]]
 
@@ -190,7 +189,7 @@ class _TrainingHooks:
 
     # ---- before training
 
-    def prepare_clients(self) -> dict[str, Tree]:
+    def prepare_clients(self) -> Entries:
         """Return the clients' states as they are for this round."""
         clients = self._clients
         client = clients.states(self._call)
@@ -200,7 +199,7 @@ class _TrainingHooks:
         facts = tree.select(client, FACTS)
         return {**clients.each(partial(self._method.prepare, self._server), client), **facts}
 
-    def sample(self, client_id: int) -> dict[str, Tree]:
+    def sample(self, client_id: int) -> Entries:
         """Return the server's draws for a client."""
         device = self._call.federation.x.device
         drawn = self._method.sample(
@@ -209,9 +208,7 @@ class _TrainingHooks:
         )
         return tree.map(lambda leaf: tree.send(leaf, device), drawn)
 
-    def before_training(
-        self, client_id: int, client: dict[str, Tree], buffers: dict[str, Tree]
-    ) -> dict[str, Tree]:
+    def before_training(self, client_id: int, client: Entries, buffers: Entries) -> Entries:
         """Call `before_training`, which looks at a client's data."""
         bound = self._net.bind(buffers, training=True)
         with self._autocast(), self._meters[client_id]:
@@ -219,7 +216,7 @@ class _TrainingHooks:
                 self._server, client, bound, self._make_shard(client_id)
             )
 
-    def receive(self, client: dict[str, Tree]) -> tuple[Tree, Traffic]:
+    def receive(self, client: Entries) -> tuple[Tree, Traffic]:
         """Return the tree that a client trains, and the traffic of its download."""
         sent = self._method.download(self._server, client)
         received = tree.unmask_received(sent)
@@ -227,7 +224,7 @@ class _TrainingHooks:
 
     # ---- training
 
-    def make_plan(self, client: dict[str, Tree], start: Tree) -> TrainPlan:
+    def make_plan(self, client: Entries, start: Tree) -> TrainPlan:
         """Return the plan of training; a survey without training has no phase."""
         call = self._call
         if call.survey is None or call.survey.trains:
@@ -239,7 +236,7 @@ class _TrainingHooks:
             require_protectable(self._method, plan)
         return replace(plan, by_sample=call.wants_stopping_loss)
 
-    def count_flops(self, client: dict[str, Tree], start: Tree, buffers: dict[str, Tree]) -> Tensor:
+    def count_flops(self, client: Entries, start: Tree, buffers: Entries) -> Tensor:
         """Count the FLOPs of training by each of the call's settings, `[..., settings]`."""
         if not self._call.flop_settings:
             return torch.zeros((*client["number"].shape, 0), dtype=torch.float64)
@@ -247,8 +244,8 @@ class _TrainingHooks:
         return counted["flops"]
 
     def client_flops(
-        self, client_id: int, client: dict[str, Tree], start: Tree, buffers: dict[str, Tree]
-    ) -> dict[str, Tree]:
+        self, client_id: int, client: Entries, start: Tree, buffers: Entries
+    ) -> Entries:
         """Count the FLOPs of a client's steps by each setting, and those of its hooks."""
         counts = []
         for local in self._call.flop_settings:
@@ -269,8 +266,8 @@ class _TrainingHooks:
     # ---- after training
 
     def update_buffers(
-        self, client: dict[str, Tree], trained: TrainResult, old_buffers: dict[str, Tree]
-    ) -> tuple[dict[str, Tree], dict[str, Tree]]:
+        self, client: Entries, trained: TrainResult, old_buffers: Entries
+    ) -> tuple[Entries, Entries]:
         """Return states with the statistics that the method lets move, and which these are."""
         hook = partial(self._method.updated_buffers, self._server)
         updated_buffers = self._clients.each(hook, client)
@@ -281,9 +278,7 @@ class _TrainingHooks:
             )
         return {**client, "statistics": statistics}, updated_buffers
 
-    def overlay_after_training(
-        self, client: dict[str, Tree], trained: TrainResult
-    ) -> dict[str, Tree]:
+    def overlay_after_training(self, client: Entries, trained: TrainResult) -> Entries:
         """Return states with what clients find out from their trained models."""
         overlay = self._clients.one_by_one(
             self.after_training,
@@ -297,11 +292,11 @@ class _TrainingHooks:
     def after_training(
         self,
         client_id: int,
-        client: dict[str, Tree],
-        buffers: dict[str, Tree],
+        client: Entries,
+        buffers: Entries,
         params: Tree,
         records: Tree,
-    ) -> dict[str, Tree]:
+    ) -> Entries:
         """Call `after_training`, which looks at a client's trained model."""
         bound = self._net.bind(buffers)
         with self._meters[client_id]:
@@ -309,16 +304,14 @@ class _TrainingHooks:
                 self._server, client, bound, params, self._make_shard(client_id), records
             )
 
-    def finish(
-        self, client: dict[str, Tree], start: Tree, params: Tree
-    ) -> tuple[Tree, dict[str, Tree], Traffic]:
+    def finish(self, client: Entries, start: Tree, params: Tree) -> tuple[Tree, Entries, Traffic]:
         """Return a client's upload, the state it keeps, and the upload's traffic."""
         upload, new_client = self._method.finish(self._server, client, start, params)
         client_state = tree.select(new_client, self._call.state.rows.initial["client"])
         return upload, client_state, traffic.count_traffic(upload)
 
     def evaluate_trained(
-        self, client: dict[str, Tree], params: Tree
+        self, client: Entries, params: Tree
     ) -> Generator[TrainJob | EvalJob, Any, tuple[Counts, Tensor]]:
         """Evaluate trained models; return counts and the loss that early stopping goes by."""
         call = self._call
@@ -335,7 +328,7 @@ class _TrainingHooks:
 
     # ---- jobs
 
-    def make_eval_job(self, params: Tree, buffers: dict[str, Tree], split: str = "test") -> EvalJob:
+    def make_eval_job(self, params: Tree, buffers: Entries, split: str = "test") -> EvalJob:
         """Return the job of evaluating these models on a split of the clients' own samples."""
         return EvalJob(
             method=self._method,
@@ -346,9 +339,7 @@ class _TrainingHooks:
             split=split,
         )
 
-    def make_train_job(
-        self, client: dict[str, Tree], start: Tree, buffers: dict[str, Tree]
-    ) -> TrainJob:
+    def make_train_job(self, client: Entries, start: Tree, buffers: Entries) -> TrainJob:
         """Make the job of training these trees on the clients' training data."""
         return TrainJob(
             method=self._method,
@@ -370,19 +361,17 @@ class _TrainingHooks:
 def _overlay_before_evaluation(
     call: EvalCall,
     clients: OneClient,
-    client: dict[str, Tree],
+    client: Entries,
     net: Net,
     autocast: Autocast,
-) -> dict[str, Tree]:
+) -> Entries:
     """Call `before_evaluation`, which looks at clients' training data."""
     batch_size = 32
     if call.before_evaluation:
         batch_size = call.before_evaluation.local.batch_size
 
     # Errors name this function, so it is called as the hook is.
-    def before_evaluation(
-        client_id: int, client: dict[str, Tree], buffers: dict[str, Tree]
-    ) -> dict[str, Tree]:
+    def before_evaluation(client_id: int, client: Entries, buffers: Entries) -> Entries:
         shard = make_shard(call.federation, client_id, batch_size, call.draws)
         bound = net.bind(buffers, training=True)
         with autocast():
@@ -395,9 +384,9 @@ def _make_tuning_job(
     call: EvalCall,
     tuning: FineTuning,
     clients: OneClient,
-    client: dict[str, Tree],
+    client: Entries,
     params: Tree,
-    buffers: dict[str, Tree],
+    buffers: Entries,
     net: Net,
 ) -> TrainJob:
     """Return the job of fine-tuning personal models."""

@@ -65,14 +65,14 @@ def _initial_moments_of_stream(
     # ---- Step 1: which leaves have a state, and which of them in part.
     is_adam = local.optimizer != "sgd"
     trained: set[int] = set()
-    masked: set[int] = set()
+    masked_leaves: set[int] = set()
     for phase in phases:
         if is_adam or local.for_phase(phase).momentum:
             trainable = find_trainable_leaves(phase, start)
             trained.update(trainable.indices)
             for i, mask in zip(trainable.indices, trainable.masks, strict=True):
                 if mask is not None:
-                    masked.add(i)
+                    masked_leaves.add(i)
     leaves = tree.leaves(start)
 
     # ---- Step 2: zeros for these.
@@ -84,7 +84,7 @@ def _initial_moments_of_stream(
 
     # ---- Step 3: Adam's steps, by entry where entries move at different times.
     counts = zeros()
-    for i in trained - masked:
+    for i in trained - masked_leaves:
         leaf = leaves[i]
         if stacked:
             counts[i] = leaf.new_zeros(len(leaf), *[1] * (leaf.dim() - 1))
@@ -232,8 +232,8 @@ def zero_outside_mask(mask: Tensor | None, grad: Tensor) -> Tensor:
         return torch.where(mask, grad, 0.0)
     # ReLU's backward pass gives the same, also for infinities, and takes on a CPU a twentieth of
     # torch.where's time.
-    kept = torch.empty_like(grad)  # sums go by the layout, which would else be the mask's
-    return torch.ops.aten.threshold_backward(grad, mask, 0, grad_input=kept)
+    masked_grad = torch.empty_like(grad)  # sums go by the layout, which would else be the mask's
+    return torch.ops.aten.threshold_backward(grad, mask, 0, grad_input=masked_grad)
 
 
 @contextmanager

@@ -18,13 +18,12 @@ from torch import Tensor
 from fedpfl.data.federation import Federation
 from fedpfl.engine.calls import Call, Counts, EvalCall
 from fedpfl.engine.training.evaluation import (
-    Autocast,
     ForwardPass,
     Model,
     evaluate_client,
     evaluate_clients,
 )
-from fedpfl.engine.training.jobs import ClientRow, EvalJob, concatenate_rows
+from fedpfl.engine.training.jobs import Autocast, ClientRow, EvalJob, concatenate_rows
 from fedpfl.engine.training.participation import with_first_checks
 from fedpfl.engine.training.shortcuts import Shortcuts
 from fedpfl.ground import tree
@@ -118,7 +117,7 @@ class SharedModel:
 
 
 def find_shared_model(call: Call, net: Net) -> SharedModel | None:
-    """Return the model that most clients of a call have in common, if any.
+    """Return the model that capacity clients of a call have in common, if any.
 
     An error here means None: it shows in a client's own evaluation.
     """
@@ -184,14 +183,14 @@ class _Hidden:
 def _cut_clients(federation: Federation, split: str, clients: Iterable[int]) -> list[list[int]]:
     """Return clients in groups that a pass takes, large ones alone."""
     samples = getattr(federation, split)
-    most = LONGEST_CHUNK if federation.x.device.type == "cpu" else DEVICE_PASS
+    capacity = LONGEST_CHUNK if federation.x.device.type == "cpu" else DEVICE_PASS
     groups: list[list[int]] = []
     room = 0
     for client in clients:
         count = samples[client].numel()
         if count > room or not groups:
             groups.append([])
-            room = most
+            room = capacity
         groups[-1].append(client)
         room -= count
     return groups

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from fedpfl.engine.training.cutting import embed_objective
 from fedpfl.engine.training.frozen import FrozenBody
-from fedpfl.engine.training.jobs import TrainJob
+from fedpfl.engine.training.jobs import Autocast, TrainJob
 from fedpfl.engine.training.local import Local
 from fedpfl.engine.training.protected import (
     explaining_failure,
@@ -22,7 +21,7 @@ from fedpfl.engine.training.protected import (
 from fedpfl.engine.training.sgd import Moments, optimizer_step_
 from fedpfl.engine.training.train_plan import TrainableLeaves
 from fedpfl.ground import tree
-from fedpfl.ground.tree import Tree
+from fedpfl.ground.tree import Entries, Tree
 from fedpfl.methods import Batch, Data, Phase
 from fedpfl.models import Bound, Net
 
@@ -45,8 +44,8 @@ class StepState(NamedTuple):
 
     params: Tree
     server: Tree
-    client: dict[str, Tree]
-    buffers: dict[str, Tree]
+    client: Entries
+    buffers: Entries
     moments: Moments = Moments(mean={}, square={}, counts={})
     masks: Mapping[int, Tensor] = {}
     surroundings: Mapping[str, Tree] = {}
@@ -74,7 +73,7 @@ class PureStep:
     phase: Phase
     trainable: TrainableLeaves
     local: Local
-    autocast: Callable[[], AbstractContextManager]
+    autocast: Autocast
     body: FrozenBody | None = None
     noise_key: str = ""
 
@@ -106,14 +105,14 @@ class PureStep:
             state = state._replace(params=params)
         else:
             # ---- Step 2: the gradient of the loss at the leaves that move
-            moving = self.list_moving(state.params)
+            leaves = self.list_moving(state.params)
             if self.job.draws[0].protection:
                 # The loss would tell of samples.
                 loss = torch.zeros((), device=batch.x.device)
                 grads = self._find_protected_gradient(state, batch, number)
             else:
                 loss, record = self.compute_loss(state, bound, batch)
-                grads = self.net.differentiate_loss(loss, moving)
+                grads = self.net.differentiate_loss(loss, leaves)
                 loss, record = loss.detach(), tree.map(Tensor.detach, record)
 
             # ---- Step 3: the method's use of it, and the update
@@ -123,7 +122,7 @@ class PureStep:
                     # The update would move parameters that the client keeps.
                     state = state._replace(client=tree.copy_shared(client, state.params))
                 masks = [state.masks.get(i) for i in self.trainable.indices]
-                optimizer_step_(moving, state.moments, grads, masks, self.local)
+                optimizer_step_(leaves, state.moments, grads, masks, self.local)
 
         # ---- Step 4: sums of losses, and buffers
         self._add_loss(state.sums, loss, len(batch.y))
@@ -156,7 +155,7 @@ class PureStep:
 
     def show_gradient(
         self, state: StepState, batch: Batch, loss: Tensor, grads: list[Tensor], record: Tree
-    ) -> dict[str, Tree]:
+    ) -> Entries:
         """Return the client's state after `Phase.after_gradient` has seen a gradient."""
         assert self.phase.after_gradient
         params = tree.map(Tensor.detach, state.params)

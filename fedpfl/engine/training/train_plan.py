@@ -13,7 +13,7 @@ from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.local import Local, unused_optimizer_text
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
-from fedpfl.ground.tree import Tree
+from fedpfl.ground.tree import Entries, Tree
 from fedpfl.methods import Batch, Method, Phase
 from fedpfl.models import Bound, Parts
 
@@ -36,7 +36,7 @@ class TrainPlan:
 
 
 def make_training_plan(
-    method: Method, local: Local, server: Tree, client: dict[str, Tree], start: Tree
+    method: Method, local: Local, server: Tree, client: Entries, start: Tree
 ) -> TrainPlan:
     """Return the plan of a method's own local training.
 
@@ -62,9 +62,7 @@ def make_fine_tuning_plan(
 ) -> TrainPlan:
     """Return the plan of fine-tuning an evaluated model by the task's loss alone."""
 
-    def plain_loss(
-        server: Tree, client: dict[str, Tree], net: Bound, params: Tree, batch: Batch
-    ) -> Tensor:
+    def plain_loss(server: Tree, client: Entries, net: Bound, params: Tree, batch: Batch) -> Tensor:
         return batch.loss(method.predict(net, params, batch))
 
     phases = method.finetuning(params, parts, tuning.local.epochs or 1)
