@@ -146,7 +146,7 @@ def _draw_steps(source: SampleSource, stream: str, epochs: range) -> StepPlan:
 def count_samples(
     phase: Phase, epochs: range, batch_size: int, samples: int, fixed: int | None = None
 ) -> int:
-    """Count the samples that `plan_steps` deals, each as often as it is used_slots.
+    """Count the samples that `plan_steps` deals, each as often as it is dealt.
 
     Args:
         phase: Of training.

@@ -117,7 +117,7 @@ class SharedModel:
 
 
 def find_shared_model(call: Call, net: Net) -> SharedModel | None:
-    """Return the model that capacity clients of a call have in common, if any.
+    """Return the model that most clients of a call have in common, if any.
 
     An error here means None: it shows in a client's own evaluation.
     """
