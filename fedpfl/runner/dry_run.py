@@ -70,8 +70,10 @@ def _print_runs(run_words: Sequence[str], is_sweep: bool) -> None:
     common = overrides.compose_config([word for word in run_words if not overrides.is_sweep(word)])
     if not is_sweep and common.hydra.mode != RunMode.MULTIRUN:
         cfg = overrides.compose_single_run(run_words)
+        _print_composition(cfg)
         _rehearse_run(cfg, Path(cfg.hydra.run.dir), RunCache())
     elif "optuna" in str(common.hydra.sweeper.get("_target_")).lower():
+        _print_composition(common)
         _rehearse_run(common, Path(common.hydra.sweep.dir, "(a trial)"), RunCache())
         print(f"search      {pluralize(int(common.hydra.sweeper.trials), 'trial')}")
     else:
@@ -96,6 +98,8 @@ def _print_sweep(jobs: Sequence[tuple[list[str], Mapping[str, Any]]]) -> None:
         title = f"run {number} of {len(jobs)}  {values_text}"
         try:
             cfg = overrides.compose_single_run(run_words)
+            if number == 1:
+                _print_composition(cfg)
             path = Path(cfg.hydra.sweep.dir, cfg.hydra.sweep.subdir)
             if statuses:
                 plan = check_config(cfg)
@@ -146,7 +150,6 @@ def _rehearse_run(cfg: DictConfig, path: Path, cache: RunCache) -> str:
         Its status.
     """
     # ---- Step 1: what the run is made of.
-    _print_composition(cfg)
     plan = check_config(cfg)
     status = _describe_directory(path, plan)
     run = build_run(plan, cache.share)

@@ -113,6 +113,7 @@ def test_a_sweep_lists_all_runs_and_all_absent_data(tmp_path):
     result = run_command("--dry-run", *words, cwd=tmp_path)
     assert result.code == 2
     assert result.out.count("its data would be downloaded") == 4
+    assert result.out.count("composition ") == 1
     assert result.out.count("data set har is not in data_dir=here") == 2
     assert "\nrun 8 of 8  dataset=digits seed=2: new\n" in result.out
     for name in ("cifar10", "svhn"):
