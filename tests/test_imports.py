@@ -73,7 +73,8 @@ def test_every_room_has_its_place():
 
 def test_only_commands_stand_in_the_hallway():
     modules = {"__init__", "__main__", *COMMANDS} - {"report"}
-    assert {path.stem for path in PACKAGE.glob("*.py")} == modules
+    told = "each fedpfl/*.py has a line in COMMANDS of fedpfl/__main__.py"
+    assert {path.stem for path in PACKAGE.glob("*.py")} == modules, told
 
 
 @pytest.mark.usefixtures("without_collections")

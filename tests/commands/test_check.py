@@ -1,6 +1,7 @@
 """`fedpfl check`: what is documented passes, and each broken promise is told of."""
 
 import json
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,15 +77,9 @@ METHOD_FAULTS = r"""
 """
 """Name | what is broken | what is said of it, and the hooks."""
 DATA_HEAD = """
-import os, random
-from dataclasses import dataclass
-from pathlib import Path
 import numpy as np
-import torch
 from fedpfl.data.datasets import Raw
 from fedpfl.data.partition import Partition
-from fedpfl.ground.errors import FedpflError
-START = os.getcwd()
 
 def made(count=300, classes=3):
     rng = np.random.default_rng(0)
@@ -176,15 +171,6 @@ FAULTS = {
     **read_data_faults("dataset", READER, READER_FAULTS),
     **read_data_faults("partition", DEAL, DEAL_FAULTS),
 }
-ELSEWHERE = {
-    "DATASETS": (READER, "x, y = made(); x[0] = hash('name') % 251; return Raw(x, y)"),
-    "PARTITIONS": (
-        DEAL,
-        "return split(*dealt(shuffled(y, [seed, hash('name') % 2**32]), clients))",
-    ),
-}
-"""Readers and partitions that differ between processes, which no other fault does."""
-BETWEEN_PROCESSES = "repeats_elsewhere"
 
 
 @pytest.fixture(autouse=True)
@@ -221,19 +207,33 @@ def unkept(lines: list[str]) -> set[str]:
     return {line[8:] for line in lines if line.startswith(("  WRONG ", "  note  "))}
 
 
-@pytest.mark.parametrize("quick", [True, pytest.param(False, marks=pytest.mark.full)])
-def test_what_is_documented_keeps_everything(quick, told):
-    """If not quick in another process too, which is asked once for data set and partition."""
+def test_what_is_documented_keeps_everything(told):
+    """In another process too, which is asked once for all."""
     words = ["method.share=0.3", "method.statistics=local", "dataset.count=500", "clients=7"]
-    status, lines = told(ROOT / "docs/mine.py", *words, *["--quick"] * quick)
+    status, lines = told(ROOT / "docs/mine.py", *words)
     assert status == 0, lines
     expected = []
     for choice in ("method=halfway", "model=wide", "dataset=stripes", "partition=equal"):
         promises = PROMISES_BY_KIND[choice.partition("=")[0]]
-        promises = [promise for promise in promises if not (quick and promise.slow)]
         expected += [choice, *(f"  ok    {promise.title}" for promise in promises)]
         expected.append("  all is kept")
     assert lines == expected
+
+
+def test_the_examples_of_the_page_keep_their_promises_as_they_are_typed(tmp_path, told):
+    """A method and a reader of docs/extend.md; docs/mine.py has the other kinds."""
+    blocks = re.findall("```python\n(.*?)```", (ROOT / "docs/extend.md").read_text(), re.DOTALL)
+    typed = [block for block in blocks if "FedProx" in block or "kmnist" in block]
+    choices = 'METHODS = {"mine": FedProx}\nDATASETS = {"kmnist": kmnist}\n'
+    (tmp_path / "mine.py").write_text("".join([*typed[:2], choices]))
+    for part, count in (("train", 30), ("test", 20)):
+        images = np.random.default_rng(count).integers(0, 256, (count, 28, 28)).astype(np.uint8)
+        np.savez(tmp_path / f"kmnist-{part}-imgs.npz", images)
+        np.savez(tmp_path / f"kmnist-{part}-labels.npz", np.arange(count) % 10)
+    values = [format_override("data_dir", tmp_path), "method.mu=1.0"]
+    status, lines = told(tmp_path / "mine.py", "--quick", *values)
+    assert status == 0, lines
+    assert not unkept(lines)
 
 
 NOTED = {
@@ -262,31 +262,7 @@ def test_every_promise_is_broken_by_a_planted_fault():
         planted.setdefault(fault.kind, set()).update(fault.broken)
     for kind, names in planted.items():
         promises = {promise.check.__name__ for promise in PROMISES_BY_KIND[kind]}
-        assert names == promises - {BETWEEN_PROCESSES}
-
-
-@pytest.mark.full
-def test_what_differs_between_processes_is_told(tmp_path: Path, told):
-    (tmp_path / "mine.py").write_text(format_plugin(**ELSEWHERE))
-    status, lines = told(tmp_path / "mine.py")
-    assert status == 1
-    for kind, thing in (("dataset", "x"), ("partition", "split")):
-        assert words(BETWEEN_PROCESSES, kind=kind) <= unkept(lines), lines
-        assert any(f"another process has other {thing}" in line for line in lines), lines
-    assert len([line for line in lines if line.startswith("  WRONG")]) == 2, lines
-
-
-def test_a_choice_is_tried_by_its_name(told, monkeypatch):
-    for kind in ("partition", "dataset"):
-        limit(monkeypatch, kind)
-    assert told("iid", "--quick")[1][0] == "partition=iid"
-    status, lines = told("shards", "--quick", "partition.classes_per_client=11")
-    message = "classes_per_client must be at most the number of classes, 10, got 11"
-    assert (status, lines[1:]) == (2, [f"fedpfl: partition=shards: partition.{message}"])
-    unknown = "digit is no file, and no method, model, data set or partition; did you mean digits?"
-    assert told("digit") == (2, [f"fedpfl: {unknown}"])
-    status, lines = told("dataset=digits", "--quick", "dataset.only=[1,2]")
-    assert (status, lines[0]) == (0, "dataset=digits")
+        assert names == promises - {"repeats_elsewhere"}
 
 
 BUILT_IN = {
@@ -312,18 +288,13 @@ def test_every_partition_of_fedpfl_keeps_its_promises(name: str, tmp_path: Path,
     assert unkept(lines) == words(*BUILT_IN[name], kind="partition")
 
 
-def test_an_archive_of_ones_own_is_tried(tmp_path: Path, told, monkeypatch):
+def test_a_choice_is_tried_by_its_name(tmp_path, told, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
     np.savez("mine.npz", x=rng.integers(0, 256, (40, 5, 5)).astype(np.uint8), y=np.arange(40) % 4)
-    assert told("npz", "--quick", "dataset.path=mine.npz")[1][-1] == "  all is kept"
-    for words, says in read_cases("""
-        npz --quick dataset.path=absent.npz => absent.npz is no file; give the path of an .npz archive
-        npz --quick => fedpfl: dataset=npz: dataset.path has no value; set it with dataset.path=...
-    """):
-        status, lines = told(*words.split())
-        assert status == 2
-        assert says in lines[-1]
+    for words in ("npz dataset.path=mine.npz", "dataset=digits dataset.only=[1,2]"):
+        status, lines = told(*words.split(), "--quick")
+        assert (status, lines[-1]) == (0, "  all is kept")
 
 
 def test_a_partition_deals_the_data_set_that_is_named_with_it(tmp_path, told, monkeypatch):
@@ -350,38 +321,47 @@ def test_files_that_are_absent_are_no_fault_of_the_reader(tmp_path: Path, told, 
     assert "  all is kept" in lines
 
 
-WRONG_WORDS = """
-shere=0.2 => method=halfway: shere is not a key here; did you mean
-method.width=3 => method=halfway: method.width is not a key here
-method.share=0.1,0.2 => method.share=0.1,0.2 is several values; give it one, or a list as [a,b]
-dataset.count=many => dataset=stripes: dataset.count must be a whole number, got 'many'
-clients=0 => clients must be as in clients=10, got 0
-share => share is not KEY=VALUE
+UNKNOWN = "no file, and no method, model, data set or partition; did you mean"
+NOTHING = "has nothing to try; it needs a dictionary METHODS, MODELS, DATASETS, PARTITIONS of"
+WITHOUT_VALUE = "method=halfway: method.share has no value; set it with method.share=..."
+REFUSED = f"""
+DOCS/mine.py shere=0.2 => method=halfway: shere is not a key here; did you mean
+DOCS/mine.py method.width=3 => method=halfway: method.width is not a key here
+DOCS/mine.py method.share=0.1,0.2 => method.share=0.1,0.2 is several values; give it one, or a list
+DOCS/mine.py dataset.count=many => dataset=stripes: dataset.count must be a whole number, got 'many'
+DOCS/mine.py clients=0 => clients must be as in clients=10, got 0
+DOCS/mine.py share => share is not KEY=VALUE
+digit => digit is {UNKNOWN} digits?
+npz => dataset=npz: dataset.path has no value; set it with dataset.path=...
+absent.py => plugins: HERE/absent.py: No such file or directory
+broken.py => plugins: HERE/broken.py:1: NameError: name 'c' is not defined
+callbacks.py => callbacks.py {NOTHING}
+required.py => {WITHOUT_VALUE}
+"""
+"""What is typed => the one line that answers."""
+
+
+def test_what_cannot_be_tried_is_one_line(tmp_path: Path, told, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    docs = ROOT / "docs"
+    (tmp_path / "broken.py").write_text("x = c")
+    (tmp_path / "callbacks.py").write_text("from fedpfl import Callback\nCALLBACKS = [Callback]")
+    required = (docs / "mine.py").read_text().replace("] = 0.5", "]")
+    (tmp_path / "required.py").write_text(required)
+    for words, says in read_cases(REFUSED):
+        status, lines = told(*words.replace("DOCS", str(docs)).split())
+        assert (status, len(lines)) == (2, 1), words
+        assert lines[0].startswith(f"fedpfl: {says.replace('HERE', str(tmp_path))}"), lines
+
+
+REFUSED_WHEN_TRIED = """
+npz dataset.path=absent.npz => absent.npz is no file; give the path of an .npz archive
+shards partition.classes_per_client=11 => partition.classes_per_client must be at most the number of
 """
 
 
-def test_words_that_cannot_be_tried_are_one_line(told):
-    for words, says in read_cases(WRONG_WORDS):
-        status, lines = told(ROOT / "docs/mine.py", *words.split())
-        assert (status, len(lines)) == (2, 1), words
-        assert lines[0].startswith(f"fedpfl: {says}")
-
-
-def test_a_file_that_cannot_be_tried_is_one_line(tmp_path: Path, told):
-    file = tmp_path / "mine.py"
-    without_default = (ROOT / "docs/mine.py").read_text().replace("] = 0.5", "]")
-    nothing = "has nothing to try; it needs a dictionary METHODS, MODELS, DATASETS, PARTITIONS of"
-    for text, says in (
-        (None, f"plugins: {file}: No such file or directory"),
-        ("x = c", f"plugins: {file}:1: NameError: name 'c' is not defined"),
-        ("from fedpfl import Callback\nCALLBACKS = [Callback]", f"{file} {nothing}"),
-        (
-            without_default,
-            "method=halfway: method.share has no value; set it with method.share=...",
-        ),
-    ):
-        if text:
-            file.write_text(text)
-        status, lines = told(file)
-        assert (status, len(lines)) == (2, 1), text
-        assert lines[0].startswith(f"fedpfl: {says}")
+def test_what_is_refused_when_it_is_tried_is_one_line_below_its_name(told):
+    for words, says in read_cases(REFUSED_WHEN_TRIED):
+        status, lines = told(*words.split(), "--quick")
+        assert (status, len(lines)) == (2, 2), words
+        assert says in lines[1]

@@ -275,9 +275,10 @@ def test_every_configuration_file_setting_and_expectation_belongs_to_a_method():
     """And the names in ROUNDS_AGAIN are promises'."""
     checks = {promise.check.__name__ for promise in [*METHOD_PROMISES, *HOUSE_PROMISES]}
     assert checks >= ROUNDS_AGAIN
-    assert {path.stem for path in (ROOT / "conf/method").glob("*.yaml")} == set(METHODS)
+    told = "a method has fedpfl/methods/NAME.py and conf/method/NAME.yaml"
+    assert {path.stem for path in (ROOT / "conf/method").glob("*.yaml")} == set(METHODS), told
     assert set(SETTINGS) <= set(METHODS)
-    assert set(EXPECTED) == set(METHODS)
+    assert set(EXPECTED) == set(METHODS), "tests/methods/expectations.py has a row for each method"
 
 
 # Backends

@@ -178,7 +178,16 @@ PRUNING = own_models(
     limits=(whole_at(widths=(1.0,), first="current"),),
 )
 
-EXPECTED: dict[str, Expect] = {
+
+class Expectations(dict[str, Expect]):
+    """Rows by method, as complete as METHODS."""
+
+    def __missing__(self, name: str) -> Expect:
+        raise AssertionError(f"give {name} a row in tests/methods/expectations.py")
+
+
+EXPECTED = Expectations()
+EXPECTED |= {
     "apfl": Expect(
         limits=(
             local_only_at(alpha=1.0, adaptive=False),

@@ -5,11 +5,12 @@ from functools import partial
 import pytest
 import torch
 
+from fedpfl.check import find_subjects
 from fedpfl.config import plugins
 from fedpfl.engine import Engine, FallbackBackend, make_backend
 from fedpfl.testing.elsewhere import OtherProcess
 from fedpfl.testing.run_trial import try_plugins
-from fedpfl.testing.trials import PROMISES_BY_KIND, REGISTRIES, make_trial, read_subjects
+from fedpfl.testing.trials import PROMISES_BY_KIND, make_trial
 from tests.command import TINY, format_override, run_command
 from tests.conftest import CPU
 from tests.data.promises import build
@@ -187,22 +188,9 @@ def plugin(tmp_path):
     plugins.load_plugins([])
 
 
-def list_subjects():
-    """Return the subjects of the file that is loaded, as a run has them."""
-    choices = [
-        (kind, name)
-        for kind in REGISTRIES
-        for name in REGISTRIES[kind].registry
-        if plugins.is_from_plugin(kind, name)
-    ]
-    words = ["clients=4", "shape=[1,8,8]"]
-    return [subject for choice in choices for subject in read_subjects([choice], words)]
-
-
 def test_each_planted_fault_is_found_by_promises_of_runs_and_nothing_else(plugin, tmp_path):
     """One other process answers for all of them, in whatever order."""
-    plugins.load_plugins([tmp_path / "mine.py"])
-    subjects = list_subjects()
+    subjects = find_subjects(str(tmp_path / "mine.py"), ["clients=4", "shape=[1,8,8]"])
     other = OtherProcess([tmp_path / "mine.py"])
     trials = [make_trial(subject) for subject in subjects]
     found = {}
@@ -222,8 +210,6 @@ def test_each_planted_fault_is_found_by_promises_of_runs_and_nothing_else(plugin
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("method=modulelist", f"method=modulelist: {ELSEWHERE}evaluation.1; perhaps something out"),
-        ("model=firstbatch", f"model=firstbatch: {ELSEWHERE}values."),
         ("dataset=noise partition=hashed", f"dataset=noise partition=hashed: {ELSEWHERE}samples; "),
         ("method=plainmean engine=batched", f"method=plainmean: {ALONE}"),
         ("method=right engine=batched partition=iid model=branches dataset=seeded_noise", ""),
@@ -237,21 +223,22 @@ def test_a_run_refuses_wrong_plugins_in_one_line(words, message, plugin, tmp_pat
         assert line.startswith(f"fedpfl: {message}")
 
 
-@pytest.mark.parametrize(("method", "name"), [("plainmean", "loop"), ("right", "batched")])
-def test_a_backend_that_chooses_takes_loop(method, name, plugin, tmp_path):
+def test_a_backend_that_chooses_takes_loop(plugin, tmp_path):
     plugins.load_plugins([tmp_path / "mine.py"])
-    run = build(plugin, f"method={method}", *TINY)
+    run = build(plugin, "method=plainmean", *TINY)
     backend = FallbackBackend(Engine("batched"), partial(make_backend, net=run.net, on=CPU))
     random_state = torch.get_rng_state()
     try_plugins(run, backend)
     assert torch.equal(torch.get_rng_state(), random_state)
-    assert backend.name == name
+    assert backend.name == "loop"
 
 
 COUNTED = """
-from torch import nn
 import numpy as np
-IMPORTS, BUILDS, CALLS = [1], [], []
+import torch
+from torch import nn
+torch.library.define("mine::once", "(Tensor x) -> Tensor")  # a second import would fail
+BUILDS, CALLS = [], []
 class Counted(nn.Module):
     def __init__(self, shape, classes):
         super().__init__()
@@ -265,39 +252,13 @@ MODELS = {"counted": Counted}
 """
 
 
-@pytest.mark.parametrize("engine", ["loop", "batched"])
-def test_a_network_is_built_twice_and_called_thirty_times_before_round_1(engine, tmp_path):
+def test_a_network_is_imported_once_built_twice_and_called_thirty_times_before_round_1(tmp_path):
     (tmp_path / "counted.py").write_text(COUNTED)
     plugins.load_plugins([tmp_path / "counted.py"])
-    run = build(
-        format_override("plugins", [tmp_path / "counted.py"]),
-        *[word for word in TINY if not word.startswith("model")],
-        "model=counted",
-    )
-    backend = make_backend(Engine(engine), run.net, CPU)
-    try_plugins(run, backend)
+    words = [word for word in TINY if not word.startswith("model")]
+    run = build(format_override("plugins", [tmp_path / "counted.py"]), *words, "model=counted")
+    try_plugins(run, make_backend(Engine("batched"), run.net, CPU))
     counts = plugins._loaded_files[tmp_path / "counted.py"].module
     plugins.load_plugins([])
     assert len(counts.BUILDS) <= 2
     assert len(counts.CALLS) <= 30
-
-
-ONCE = """
-import torch
-from fedpfl.methods import FedAvg
-
-torch.library.define("mine::twice", "(Tensor x) -> Tensor")
-
-class Mine(FedAvg):
-    pass
-
-METHODS = {"mine": Mine}
-"""
-
-
-def test_a_file_that_can_be_imported_once_is_taken_as_it_is(tmp_path):
-    (tmp_path / "once.py").write_text(ONCE)
-    word = format_override("plugins", [tmp_path / "once.py"])
-    result = run_command(word, *TINY, "method=mine", cwd=tmp_path)
-    plugins.load_plugins([])
-    assert result.code == 0, result.err
