@@ -33,13 +33,11 @@ class Parser(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> Any:
         """Parse words in any order."""
-        advice = f"{self.prog} --help tells what it takes"
         arguments = list(sys.argv[1:] if args is None else args)
         try:
-            arguments = check_words(arguments, self._option_string_actions, advice)
+            check_words(arguments, self._option_string_actions)
         except FedpflError as error:
-            print_notice(error)
-            sys.exit(2)
+            self.error(str(error))
         return super().parse_intermixed_args(arguments, namespace)
 
     def error(self, message: str) -> NoReturn:

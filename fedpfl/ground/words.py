@@ -22,8 +22,8 @@ def check_words(arguments: Sequence[str], options: Collection[str], advice: str 
         name, equals, value = word.partition("=")
         if not name.startswith("-") or name in options or NEGATIVE.fullmatch(word):
             continue
-        suggestion = did_you_mean(name, options, "did you mean {}?")
+        suggestion = did_you_mean(name, options)
         if equals and not suggestion:
-            suggestion = f"keys have no dash: {name.lstrip('-')}={value}"
-        raise FedpflError("; ".join(filter(None, (f"{word} is no option", advice, suggestion))))
+            suggestion = f"; keys have no dash: {name.lstrip('-')}={value}"
+        raise FedpflError(f"{word} is no option{advice and '; '}{advice}{suggestion}")
     return list(arguments)

@@ -68,7 +68,7 @@ class _Counting(Defence):
 class TrimmedMean(_Counting):
     """Average each entry without its `f` largest and `f` smallest values (Yin et al., 2018)."""
 
-    rule: ClassVar[tuple[int, int]] = (2, 1)
+    rule = (2, 1)
 
     def combine_rows(self, rows: Tensor, generator: Generator) -> Tensor:
         """See Defence."""
@@ -80,7 +80,7 @@ class TrimmedMean(_Counting):
 class Krum(_Counting):
     """Take the upload that lies nearest to its neighbours (Blanchard et al., NeurIPS 2017)."""
 
-    rule: ClassVar[tuple[int, int]] = (2, 3)
+    rule = (2, 3)
 
     def combine_rows(self, rows: Tensor, generator: Generator) -> Tensor:
         """See Defence."""
@@ -91,7 +91,7 @@ class Krum(_Counting):
 class MultiKrum(_Counting):
     """Average the `n - f` uploads with the best Krum scores."""
 
-    rule: ClassVar[tuple[int, int]] = (2, 3)
+    rule = (2, 3)
 
     def combine_rows(self, rows: Tensor, generator: Generator) -> Tensor:
         """See Defence."""
@@ -103,7 +103,7 @@ class MultiKrum(_Counting):
 class Bulyan(_Counting):
     """Choose by Krum again and again, then trim (El Mhamdi et al., ICML 2018)."""
 
-    rule: ClassVar[tuple[int, int]] = (4, 3)
+    rule = (4, 3)
 
     def combine_rows(self, rows: Tensor, generator: Generator) -> Tensor:
         """See Defence."""
@@ -151,7 +151,7 @@ class CenteredClipping(Defence):
     radius: Annotated[float, Above(0)] | None = None
     steps: Annotated[int, AtLeast(1)] = 1
 
-    is_centered: ClassVar[bool] = True
+    is_centered = True
 
     def combine_rows(self, rows: Tensor, generator: Generator) -> Tensor:
         """See Defence."""
@@ -169,7 +169,7 @@ class NormBound(Defence):
     radius: Annotated[float, Above(0)] | None = None
     deviation: Annotated[float, AtLeast(0)] = 0.001
 
-    is_centered: ClassVar[bool] = True
+    is_centered = True
 
     def combine_rows(self, rows: Tensor, generator: Generator) -> Tensor:
         """See Defence."""
@@ -185,7 +185,7 @@ class Flame(Defence):
 
     noise: Annotated[float, AtLeast(0)] = 0.001
 
-    is_centered: ClassVar[bool] = True
+    is_centered = True
 
     def combine_rows(self, rows: Tensor, generator: Generator) -> Tensor:
         """See Defence."""

@@ -13,6 +13,7 @@ from torch import Generator, Tensor
 
 from fedpfl.ground.ranges import Above, AtLeast
 from fedpfl.robust.attack import Attack
+from fedpfl.robust.defence import square_distances
 from fedpfl.robust.poison import Backdoor
 
 
@@ -62,7 +63,7 @@ class SignFlip(UploadAttack):
 
     scale: Annotated[float, Above(0)] = 4.0
 
-    is_centered: ClassVar[bool] = True
+    is_centered = True
 
     def forge_rows(self, uploads: Uploads) -> Tensor:
         """See UploadAttack."""
@@ -75,7 +76,7 @@ class Noise(UploadAttack):
 
     deviation: Annotated[float, Above(0)] = 0.1
 
-    is_centered: ClassVar[bool] = True
+    is_centered = True
 
     def forge_rows(self, uploads: Uploads) -> Tensor:
         """See UploadAttack."""
@@ -95,7 +96,7 @@ class Replacement(Backdoor, UploadAttack):
 
     scale: Annotated[float, Above(0)] | None = None
 
-    is_centered: ClassVar[bool] = True
+    is_centered = True
 
     def forge_rows(self, uploads: Uploads) -> Tensor:
         """See UploadAttack."""
@@ -138,7 +139,7 @@ class _Hidden(UploadAttack):
     direction: Literal["std", "unit", "sign"] = "std"
     knowledge: Literal["all", "fellows"] = "all"
 
-    is_centered: ClassVar[bool] = True
+    is_centered = True
 
     def forge_rows(self, uploads: Uploads) -> Tensor:
         """See UploadAttack."""
@@ -167,7 +168,7 @@ class MinMax(_Hidden):
 
     def find_step(self, rows: Tensor, mean: Tensor, direction: Tensor) -> float:
         """See _Hidden."""
-        radius = _square_distances(rows).max()
+        radius = square_distances(rows).max()
         offsets = mean - rows
         # |offset + step direction|^2 = radius, for each row the larger root.
         slope = offsets @ direction
@@ -183,7 +184,7 @@ class MinSum(_Hidden):
 
     def find_step(self, rows: Tensor, mean: Tensor, direction: Tensor) -> float:
         """See _Hidden."""
-        bound = _square_distances(rows).sum(1).max()
+        bound = square_distances(rows).sum(1).max()
         # The offsets from the mean add up to nothing, so that only the step's square is left.
         excess = bound - (rows - mean).square().sum()
         return math.sqrt(float(excess / (len(rows) * direction.square().sum())))
@@ -196,14 +197,8 @@ class InnerProduct(UploadAttack):
     scale: Annotated[float, Above(0)] = 1.0
     knowledge: Literal["all", "fellows"] = "all"
 
-    is_centered: ClassVar[bool] = True
+    is_centered = True
 
     def forge_rows(self, uploads: Uploads) -> Tensor:
         """See UploadAttack."""
         return -self.scale * uploads.find_known(self.knowledge).mean(0)
-
-
-def _square_distances(rows: Tensor) -> Tensor:
-    """Return squared distances between rows, `[rows, rows]`."""
-    # Row by row: all differences together would take n times the uploads' memory.
-    return torch.stack([(rows - row).square().sum(1) for row in rows])

@@ -55,13 +55,6 @@ class DataAttack(Attack, ABC):
                 numbers[key] = find_class(names, federation.classes, label, f"attack.{key}")
         return replace(self, **numbers)
 
-    def describe_classes(self, federation: Federation) -> str:
-        """Describe the classes of the attack by their names, "" where they are numbers alone."""
-        names = federation.class_names
-        numbers = [getattr(self, key, None) for key in ("source", "target")]
-        texts = [f"class {names[number]}" for number in numbers if names and number is not None]
-        return f" ({' becomes '.join(texts)}, of {', '.join(names[:10])})" if texts else ""
-
     @abstractmethod
     def alter_labels(self, y: Tensor, classes: int) -> Tensor:
         """Replace labels `[samples]` of so many classes."""
@@ -192,23 +185,13 @@ class Paint(NamedTuple):
         )
 
 
-class HostileData(NamedTuple):
-    """Hold the samples of an attack, which share one store of images.
-
-    Attributes:
-        poisoned: What clients train on while attackers attack.
-        triggered: Clients with the test samples that measure success; the first those that
-            take part, the second newcomers if any. Labels are the attack's targets.
-    """
-
-    poisoned: Federation
-    triggered: tuple[Federation, ...]
-
-
 def poison_federations(
     attack: DataAttack, federations: Sequence[Federation], attackers: Sequence[int], seed: int
-) -> HostileData:
-    """Alter attackers' training samples, and everybody else's test samples.
+) -> tuple[Federation, tuple[Federation, ...]]:
+    """Return clients that train on altered samples, and altered test samples of the honest.
+
+    All share one store of samples. The second are those of each of the given federations that
+    measure success; their labels are the attack's targets.
 
     Args:
         attack: How.
@@ -250,7 +233,7 @@ def poison_federations(
     for federation, test in zip(federations, test_splits, strict=True):
         triggered.append(replace(federation, x=x, y=y, test=test))
     poisoned = replace(participants, x=x, y=y, train=tuple(train))
-    return HostileData(poisoned, tuple(triggered))
+    return poisoned, tuple(triggered)
 
 
 class _SamplePool:

@@ -36,7 +36,7 @@ train --participation=1.0 => keys have no dash: participation=1.0
 board suite=small -participation=1.0 => keys have no dash: participation=1.0
 fedpfl -participation=1.0 => -participation=1.0 is no command
 export a b --data x => did you mean --data-dir?
-report tables --bogus => --bogus is no option; python -m fedpfl.report tables --help tells what it takes
+report tables --bogus => --bogus is no option; did you mean --out?; python -m fedpfl.report tables --help tells what it takes
 # empty, without a value, of another command
 fedpfl '' => an empty word is no command
 train seed 3 => 'seed' cannot be read as key=value; write KEY=VALUE
