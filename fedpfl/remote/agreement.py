@@ -30,9 +30,6 @@ from fedpfl.remote.messages import (
     Label,
     Message,
     Name,
-    Number,
-    Whole,
-    plain_values,
     read_message,
 )
 
@@ -43,8 +40,7 @@ MAX_AXES = 4
 MAX_AGREED = 2**19  # characters of all that is agreed on, which goes with every message
 LARGEST_EXPONENT = 128  # of a float32
 
-SampleCount = Annotated[Whole, Field(ge=1, le=MAX_SAMPLES)]
-Scale = tuple[Number, ...]
+SampleCount = Annotated[int, Field(ge=1, le=MAX_SAMPLES)]
 
 
 def _require(is_right: bool, problem: str) -> None:
@@ -66,16 +62,14 @@ class SiteForm(Message):
     dtype: Literal[
         "uint8", "float32", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64"
     ]
-    shape: Annotated[
-        tuple[Annotated[Whole, Field(ge=1, le=MAX_INPUT)], ...], Field(max_length=MAX_AXES)
-    ]
-    labels: Annotated[tuple[Label, ...], Field(min_length=1, max_length=MAX_CLASSES)]
+    shape: Annotated[list[Annotated[int, Field(ge=1)]], Field(max_length=MAX_AXES)]
+    labels: Annotated[list[Label], Field(min_length=1, max_length=MAX_CLASSES)]
     columns: Columns | None = None
 
     @model_validator(mode="after")
     def _check(self) -> SiteForm:
         _require(prod(self.shape) <= MAX_INPUT, f"more than {MAX_INPUT:,} entries")
-        _require([*self.labels] == sort_texts(self.labels), "labels that are not in order")
+        _require(self.labels == sort_texts(self.labels), "labels that are not in order")
         if self.columns:
             names, levels = self.columns
             for texts in (names, *levels.values()):
@@ -131,10 +125,10 @@ class Agreement(Message):
         std: As mean.
     """
 
-    sites: Annotated[tuple[SiteEntry, ...], Field(min_length=1, max_length=MAX_SITES)]
+    sites: Annotated[list[SiteEntry], Field(min_length=1, max_length=MAX_SITES)]
     form: SiteForm
-    mean: Scale = ()
-    std: Scale = ()
+    mean: list[float]
+    std: list[float]
 
     @model_validator(mode="after")
     def _check(self) -> Agreement:
@@ -186,7 +180,7 @@ class Agreement(Message):
             groups=self.groups,
             group_names=tuple(self.names),
             test_from=sum(site.test_from or 0 for site in self.sites) or None,
-            class_names=self.form.labels,
+            class_names=tuple(self.form.labels),
             feature_names=name_features(self.form.columns) if self.form.columns else (),
             are_elsewhere=True,
         )
@@ -205,8 +199,8 @@ class Agreement(Message):
             name=options["name"],
             raw=Raw(x, y),
             origin=origin,
-            mean=options["mean"] or self.mean or None,
-            std=options["std"] or self.std or None,
+            mean=options["mean"] or tuple(self.mean) or None,
+            std=options["std"] or tuple(self.std) or None,
             classes=classes,
             normalize=options.get("normalize", True),
         )
@@ -239,7 +233,7 @@ def describe_site(site: Part, name: str, columns: Columns | None) -> SiteFacts:
     """Return the facts that a site tells. Raises FedpflError for what no site can tell."""
     form = {
         "dtype": str(site.x.dtype),
-        "shape": () if columns else site.x.shape[1:],
+        "shape": [] if columns else list(site.x.shape[1:]),
         "labels": sort_texts(np.unique(site.y).tolist()),
         "columns": columns,
     }
@@ -265,7 +259,7 @@ def _describe_form(site: SiteFacts) -> str:
     """Return in words what all sites must have in common; `agree_on_sites` unites labels."""
     form = site.form
     # The shape of a table is known once all categories are.
-    kind = "tables" if form.columns else f"{form.dtype} {list(form.shape)}"
+    kind = "tables" if form.columns else f"{form.dtype} {form.shape}"
     return kind if site.test_from is None else f"{kind} with a test part"
 
 
@@ -301,12 +295,14 @@ def agree_on_sites(sites: Sequence[SiteFacts]) -> Agreement:
             require_one_spelling(levels_by_site, f"{column} =")
             levels[column] = sorted({*chain(*levels_by_site.values())})
         features = sum(len(levels.get(name, [name])) for name in names)
-        changes |= {"columns": (names, levels), "shape": [features]}
+        changes |= {"columns": Columns(names, levels), "shape": [features]}
 
     # ---- Step 4: what all have agreed on.
     facts = {
         "sites": [site.entry for site in sites],
-        "form": {**plain_values(form), **changes},
+        "form": {**dict(form), **changes},
+        "mean": [],
+        "std": [],
     }
     agreement = read_message(Agreement, facts)
     # It goes with every message, as a node's process may live for one message alone.
@@ -323,17 +319,15 @@ class SiteSums(Message):
     """The exact sums of a site's training samples by channel, and of their squares."""
 
     key: dict[str, Any]
-    sums: Annotated[tuple[tuple[Whole, Whole], ...], Field(max_length=MAX_INPUT)]
+    sums: list[Annotated[list[int], Field(min_length=2, max_length=2)]]
 
     def check(self, channels: int, count: int, is_image: bool) -> list[ChannelSums]:
         """Return the sums of `count` values per channel. Raises FedpflError for impossible ones."""
         if len(self.sums) != channels:
             raise FedpflError(f"sums of {len(self.sums)} channels, where there are {channels}")
         largest = 255 if is_image else 2 ** (LARGEST_EXPONENT + FLOAT_BITS)
-        smallest = 0 if is_image else -largest
         for values, squares in self.sums:
-            is_in_range = count * smallest <= values <= count * largest
             # Cauchy and Schwarz: no values have a smaller sum of squares.
-            if not is_in_range or not values**2 <= count * squares <= (count * largest) ** 2:
+            if not values**2 <= count * squares <= (count * largest) ** 2:
                 raise FedpflError(f"sums that {count} values cannot have")
         return [ChannelSums(*pair) for pair in self.sums]

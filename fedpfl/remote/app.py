@@ -27,7 +27,6 @@ from fedpfl.remote import sites
 from fedpfl.remote.agreement import Agreement
 from fedpfl.remote.download import NotSentError
 from fedpfl.remote.keys import make_run_key
-from fedpfl.remote.messages import plain_values
 from fedpfl.remote.server import FederateSettings, Grid, RemoteBackend
 from fedpfl.runner import session
 from fedpfl.runner.faults import user_errors
@@ -187,7 +186,7 @@ def _make_remote_backend(
         initial_state=initial_state,
         settings=settings,
     )
-    backend.agreement = plain_values(agreement) if agreement else None
+    backend.agreement = agreement.model_dump() if agreement else None
     return backend
 
 

@@ -15,8 +15,8 @@ from fedpfl.config.plan import check_config
 from fedpfl.ground.checks import describe_fault
 from fedpfl.ground.errors import FedpflError, missing_extra
 from fedpfl.ground.terminal import print_notice
-from fedpfl.remote import app, wire
-from fedpfl.remote.messages import MAX_FAULT, Fault, plain_values
+from fedpfl.remote import app
+from fedpfl.remote.messages import MAX_FAULT, Fault, pack_model
 from fedpfl.remote.node import NodePolicy
 from fedpfl.remote.server import Grid
 from fedpfl.remote.sites import SiteNode
@@ -118,7 +118,7 @@ def client() -> ClientApp:
             )
             answer = node.answer_message(cast(bytes, message.content[RECORD_NAME][FIELD_NAME]))
         except FedpflError as error:
-            answer = wire.pack_message(plain_values(Fault(fault=str(error)[:MAX_FAULT])), {})
+            answer = pack_model(Fault(fault=str(error)[:MAX_FAULT]))
         return Message(_make_record(answer), reply_to=message)
 
     return client_app

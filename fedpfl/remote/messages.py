@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from fedpfl.ground.checks import describe_fault
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.tree import Tree
+from fedpfl.remote import wire
 
 MAX_TEXT = 200  # characters of a site's name, and of a refused value that is quoted
 MAX_FAULT = 4_000  # characters
@@ -23,20 +25,15 @@ def require_printable(text: str) -> str:
     return text
 
 
-Whole = Annotated[int, Strict()]
-Flag = Annotated[bool, Strict()]
-Text = Annotated[str, Strict()]
-Label = Annotated[Text, AfterValidator(require_printable)]
+Label = Annotated[str, AfterValidator(require_printable)]
 Name = Annotated[Label, Field(max_length=MAX_TEXT)]
-Number = Annotated[float, Strict(), Field(allow_inf_nan=False)]
-Round = Annotated[Whole, Field(ge=0, lt=2**31)]
-Client = Annotated[Whole, Field(ge=0, lt=MAX_CLIENTS)]
+Client = Annotated[int, Field(ge=0, lt=MAX_CLIENTS)]
 
 
 class Message(BaseModel):
     """A message's values; its tensors travel beside them."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 # ---- From the server
@@ -59,11 +56,11 @@ class Question(Message):
     key: dict[str, Any]
     agreement: Any = None
     client: Client
-    round: Round
+    round: Annotated[int, Field(ge=0, lt=2**31)]
     asks: dict[str, Any]
-    shares: Flag
-    participated: Flag = False
-    initial: Annotated[tuple[Text, ...], Field(max_length=MAX_PATHS)] = ()
+    shares: bool
+    participated: bool = False
+    initial: Annotated[list[str], Field(max_length=MAX_PATHS)] = []
 
 
 class Request(Message):
@@ -93,7 +90,7 @@ class Holdings(Message):
     """Name the clients of a node."""
 
     key: dict[str, Any]
-    clients: Annotated[tuple[Client, ...], Field(max_length=MAX_CLIENTS)]
+    clients: Annotated[list[Client], Field(max_length=MAX_CLIENTS)]
 
 
 class Fault(Message):
@@ -104,8 +101,8 @@ class Fault(Message):
         needs: Whether the method reads entries that do not travel.
     """
 
-    fault: Annotated[Text, Field(max_length=MAX_FAULT)]
-    needs: Flag = False
+    fault: Annotated[str, Field(max_length=MAX_FAULT)]
+    needs: bool = False
 
 
 AnyMessage = TypeVar("AnyMessage", bound=BaseModel)
@@ -120,9 +117,9 @@ def read_message(kind: type[AnyMessage], fields: Any) -> AnyMessage:
         raise FedpflError(f"a message that is no {name}: {describe_fault(error)}") from None
 
 
-def plain_values(message: BaseModel) -> dict[str, Any]:
-    """Return a message's values as JSON has them."""
-    return message.model_dump(mode="json")
+def pack_model(message: Message, trees: Tree | None = None, whole: bool = False) -> bytes:
+    """Return a message as bytes; see `wire.pack_message`."""
+    return wire.pack_message(message.model_dump(mode="json"), trees or {}, whole)
 
 
 def require_same_key(

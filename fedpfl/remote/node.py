@@ -31,7 +31,7 @@ from fedpfl.remote.messages import (
     Question,
     Reply,
     Request,
-    plain_values,
+    pack_model,
     read_message,
     require_same_key,
 )
@@ -109,8 +109,8 @@ class Node:
         require_same_key(fields.get("key"), self._compatibility_key, "the server", "this node")
         if "wants" in fields:
             read_message(Request, fields)
-            holdings = Holdings(key=self._compatibility_key, clients=tuple(self._clients))
-            return wire.pack_message(plain_values(holdings), {})
+            holdings = Holdings(key=self._compatibility_key, clients=self._clients)
+            return pack_model(holdings)
 
         # ---- Step 2: only what this run asks of a client that is here, within the node's policy.
         question = read_message(Question, fields)
@@ -125,7 +125,7 @@ class Node:
         # ---- Step 3: the answer, which repeats the question.
         answer = self._run_client(question, call, trees, message)
         opening = Reply(key=self._compatibility_key, client=question.client, asks=question.asks)
-        return wire.pack_message(plain_values(opening), answer, whole=question.shares)
+        return pack_model(opening, answer, whole=question.shares)
 
     def _find_call(self, question: Question) -> Call:
         """Return the call of the node's own schedule that a question is equal to.
@@ -293,7 +293,7 @@ def answer_or_fault(answer_request: Callable[[bytes], bytes], message: bytes) ->
     except Exception as error:
         traceback.print_exc()
         fault = Fault(fault=error_text(error, with_class=True)[:MAX_FAULT])
-    return wire.pack_message(plain_values(fault), {})
+    return pack_model(fault)
 
 
 class ClientStore:

@@ -23,7 +23,7 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.ranges import Above, AtLeast
 from fedpfl.ground.tree import Tree
 from fedpfl.models import Net
-from fedpfl.remote import trust, wire
+from fedpfl.remote import trust
 from fedpfl.remote.download import NotSentError, call_download, drop_known
 from fedpfl.remote.messages import (
     Fault,
@@ -31,7 +31,7 @@ from fedpfl.remote.messages import (
     Question,
     Reply,
     Request,
-    plain_values,
+    pack_model,
     read_message,
     require_same_key,
 )
@@ -256,7 +256,7 @@ class RemoteBackend(Backend):
                 part: state.rows.take(part, client) for part in ("client", "buffers", "facts")
             }
             trees["laid"] = tree.take(call.overlay or {}, call.clients.index(client))
-            return wire.pack_message(plain_values(Question(**fields)), trees)
+            return pack_model(Question(**fields), trees)
 
         # ---- Else: what `download` sends, and which of the server's entries are as in the beginning.
         if call.overlay:
@@ -270,7 +270,7 @@ class RemoteBackend(Backend):
         sent = call_download(call, client)
         if sent is not None:
             trees["sent"] = drop_known(sent, initial_ids)
-        return wire.pack_message(plain_values(Question(**fields)), trees)
+        return pack_model(Question(**fields), trees)
 
     # ---- Who is asked, and what comes back
 
@@ -343,7 +343,7 @@ class RemoteBackend(Backend):
     def _greet(self, nodes: Sequence[int], timeout: float) -> None:
         """Ask nodes which clients they hold."""
         request = Request(key=self._compatibility_key, agreement=self.agreement, wants="clients")
-        message = wire.pack_message(plain_values(request), {})
+        message = pack_model(request)
         replies = self._grid.send_and_receive([(node, message) for node in nodes], timeout)
         for node, reply in zip(nodes, replies, strict=True):
             try:

@@ -34,7 +34,7 @@ from fedpfl.remote.keys import make_plan_key
 from fedpfl.remote.messages import (
     AnyMessage,
     Request,
-    plain_values,
+    pack_model,
     read_message,
     require_same_key,
 )
@@ -142,8 +142,8 @@ def agree_with_nodes(grid: Grid, plan: Plan, settings: FederateSettings) -> Agre
     is_image = federation.x.dtype == torch.uint8
     values_per_sample = federation.x[0, 0].numel()
     train_sizes = federation.train_sizes.tolist()
-    request = Request(key=key, wants="sums", agreement=plain_values(agreement))
-    message = wire.pack_message(plain_values(request), {})
+    request = Request(key=key, wants="sums", agreement=agreement.model_dump())
+    message = pack_model(request)
     nodes = [*site_by_node]
     replies = grid.send_and_receive([(node, message) for node in nodes], settings.timeout)
     totals = [ChannelSums(0, 0)] * federation.x.shape[1]
@@ -158,7 +158,7 @@ def agree_with_nodes(grid: Grid, plan: Plan, settings: FederateSettings) -> Agre
             raise FedpflError(f"{name} (node {node}): {fault}") from None
         totals = [total.add_sums(own) for total, own in zip(totals, sums, strict=True)]
     mean, std = scale_channels(totals, sum(train_sizes) * values_per_sample, is_image)
-    return agreement.model_copy(update={"mean": mean, "std": std})
+    return agreement.model_copy(update={"mean": [*mean], "std": [*std]})
 
 
 def _with_plain_scale(plan: Plan, agreement: Agreement) -> Agreement:
@@ -167,7 +167,7 @@ def _with_plain_scale(plan: Plan, agreement: Agreement) -> Agreement:
     if samples.mean is not None and samples.std is not None:
         return agreement
     channels = samples.x.shape[1]
-    return agreement.model_copy(update={"mean": (0.0,) * channels, "std": (1.0,) * channels})
+    return agreement.model_copy(update={"mean": [0.0] * channels, "std": [1.0] * channels})
 
 
 def _collect_sites(
@@ -182,7 +182,7 @@ def _collect_sites(
     left_out: set[int] = set()
     deadline = time.monotonic() + timeout
     request = Request(key=dict(key), wants="site")
-    message = wire.pack_message(plain_values(request), {})
+    message = pack_model(request)
     is_in_time = True
     while len(site_by_node) < clients and is_in_time:
         is_in_time = time.monotonic() <= deadline
@@ -278,14 +278,14 @@ class SiteNode:
         wants = read_message(Request, fields).wants if "wants" in fields else "an answer"
         if wants == "site":
             reply = SiteReply(key=self._key, site=self._facts)
-            return wire.pack_message(plain_values(reply), {})
+            return pack_model(reply)
         agreement = read_message(Agreement, fields.get("agreement"))
         change = agreement.find_change(self._facts)
         if change:
             raise FedpflError(change)
         if wants == "sums":
             sums = SiteSums(key=self._key, sums=self._sum_samples(agreement))
-            return wire.pack_message(plain_values(sums), {})
+            return pack_model(sums)
         # A new agreement is a new federation, with a new folder of states.
         if agreement.digest not in self._node_by_digest:
             run, client = self._build_run(agreement)
@@ -293,12 +293,12 @@ class SiteNode:
             self._node_by_digest = {agreement.digest: node}
         return self._node_by_digest[agreement.digest].answer_message(message)
 
-    def _sum_samples(self, agreement: Agreement) -> tuple[ChannelSums, ...]:
+    def _sum_samples(self, agreement: Agreement) -> list[list[int]]:
         """Return the sums of the training samples, by channel."""
         require_public_scale(self._plan)
         run, client = self._build_run(_with_plain_scale(self._plan, agreement))
         federation = run.federation
-        return tuple(sum_channels(federation.x, federation.train[client]))
+        return [[*channel] for channel in sum_channels(federation.x, federation.train[client])]
 
     def _build_run(self, agreement: Agreement) -> tuple[Run, int]:
         """Return the run with this site's samples alone, and which client it is."""

@@ -102,12 +102,7 @@ def expect_answer(call: Call, net: Net, initial_state: State, shares_states: boo
         all_indices = getattr(call.federation, split)
         few_samples[split] = tuple(indices[:EXAMPLE_SAMPLES] for indices in all_indices)
     federation = replace(call.federation, **few_samples)
-    state = replace(
-        initial_state,
-        round=call.state.round,
-        server=call.state.server,
-        server_buffers=call.state.server_buffers,
-    )
+    state = replace(call.state, rows=initial_state.rows)
     overlay = None if call.overlay is None else tree.take(call.overlay, slice(0, 1))
     example: Any = replace(
         call, federation=federation, state=state, clients=[client], overlay=overlay

@@ -26,7 +26,7 @@ from fedpfl.remote import agreement as agreements
 from fedpfl.remote import app, wire
 from fedpfl.remote.agreement import SiteFacts, SiteSums
 from fedpfl.remote.keys import make_plan_key
-from fedpfl.remote.messages import plain_values, read_message
+from fedpfl.remote.messages import read_message
 from fedpfl.remote.node import PLAIN_POLICY, NodePolicy
 from fedpfl.remote.server import InProcessGrid
 from fedpfl.remote.sites import SiteNode
@@ -267,7 +267,7 @@ def test_sums_of_a_site_would_leave_it_without_noise(here, monkeypatch):
     request = {
         "key": make_plan_key(plan),
         "wants": "sums",
-        "agreement": plain_values(agreement),
+        "agreement": agreement.model_dump(),
     }
     fields, _ = wire.unpack_message(nodes[0].answer_message(wire.pack_message(request, {})))
     assert "would leave it without noise" in fields["fault"]
@@ -342,8 +342,6 @@ def test_sums_that_cannot_be_are_refused_in_one_line(sums):
     with pytest.raises(FedpflError) as refused:
         read_sums(sums)
     assert str(refused.value).isprintable()
-    with pytest.raises(FedpflError):
-        read_sums([[-1, 1]], is_image=True)
     with pytest.raises(FedpflError):
         read_sums([[511, 2 * 255**2]], is_image=True)
 
