@@ -202,8 +202,6 @@ def test_clients_of_all_seeds_together(root: Path) -> None:
     assert (box["x"][:3], len(box["x"])) == ([50, 51, 55], 20)
     assert (box["text"][0], box["text"][-1]) == ("client 0, seed 0", "client 9, seed 1")
     assert page.traces("clients", "FedOBP", "fine-tuned")[0]["x"][0] == 52
-    (sizes,) = page.traces("sizes", "FedOBP")
-    assert (10, 50, "client 0, seed 0") in zip(sizes["x"], sizes["y"], sizes["text"], strict=True)
     assert page.traces("clients", "FedAvg")[0]["x"] == [60, 80]
 
 
@@ -387,7 +385,7 @@ def test_every_control_works(root: Path, tmp_path: Path) -> None:
     source, policy = page.read_text(encoding="utf-8"), r'<meta http-equiv="Content-Sec[^>]*>'
     page.write_text(re.sub(policy, "", source).replace("</body>", PLAY), encoding="utf-8")
     told, sections = dom_of(page, tmp_path / "browser")
-    for name in ("sizes", "partition", "masks", "cost"):
+    for name in ("partition", "masks", "cost"):
         assert "main-svg" in sections[name], name
     assert int(told.pop("figures")) > 30
     assert told == {

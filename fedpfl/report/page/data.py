@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pandas as pd
@@ -12,7 +12,6 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.record.columns import METRICS
 from fedpfl.report.grouping import Group
 from fedpfl.report.run import Run
-from fedpfl.report.text import clip_text
 
 AXIS_TITLES = {
     "round": "round",
@@ -28,34 +27,25 @@ MAX_POINTS = 200
 """Points of a curve, and clients of a method, that a page draws at most."""
 
 
-def read_clients(shown_groups: Iterable[Group], note: Callable[[str], None]) -> pd.DataFrame:
-    """Return a row per run and client that takes part, with `setting`, `method` and `seed`.
+def read_clients(group: Group, note: Callable[[str], None]) -> pd.DataFrame:
+    """Return a row per seed and client that takes part, with `seed` and a `text` that names both.
 
     Args:
-        shown_groups: the configurations.
+        group: the configuration.
         note: called with a line about each run with unreadable clients.
     """
-    frames = [pd.DataFrame(columns=["setting", "method", "seed", "name", "train"])]
-    for group in shown_groups:
-        for run in group.reported_runs:
-            try:
-                clients = run.participating_clients
-            except FedpflError as error:
-                if len(run.evaluations):
-                    note(f"without clients: {error}")
-                continue
-            names = label_clients(run, clients["client"])
-            frames.append(
-                clients.assign(
-                    setting=group.setting, method=group.method, seed=run.seed, name=names
-                )
-            )
+    frames = [pd.DataFrame(columns=["client"])]
+    for run in group.reported_runs:
+        try:
+            clients = run.participating_clients
+        except FedpflError as error:
+            if len(run.evaluations):
+                note(f"without clients: {error}")
+            continue
+        names = [run.client_names.get(int(n), f"client {n:.0f}") for n in clients["client"]]
+        texts = [f"{name}, seed {run.seed}" for name in names]
+        frames.append(clients.assign(seed=run.seed, text=texts))
     return pd.concat(frames, ignore_index=True)
-
-
-def label_clients(run: Run, numbers: Iterable[float]) -> list[str]:
-    """Return the clients' names, such as `client 7` for one without a name."""
-    return [clip_text(run.client_names.get(int(n), f"client {n:.0f}"), 60) for n in numbers]
 
 
 def mean_by_round(group: Group, column: str) -> pd.DataFrame:

@@ -53,7 +53,6 @@ class Content:
         ranked: the configurations of each setting, the best score first.
         task: their task.
         scores: the numbers of the table of accuracies, by configuration.
-        clients: the result of `read_clients`.
         spent: the result of `spent_by_round`, by configuration.
         style_numbers: the result of `number_styles`.
         note: called with a line about each part that is left out.
@@ -62,15 +61,9 @@ class Content:
     ranked: dict[str, list[Group]]
     task: Task
     scores: pd.DataFrame
-    clients: pd.DataFrame
     spent: dict[Group, pd.DataFrame]
     style_numbers: dict[str, int]
     note: Callable[[str], None]
-
-    @property
-    def score_label(self) -> str:
-        """Return the word for a client's score, with its unit."""
-        return f"{self.task.score_word} (%)" if self.task.unit else self.task.score_word
 
     def style(self, group: Group, place: int = 0) -> Trace:
         """Return a trace with a method's name, colour, dash and symbol."""
@@ -99,8 +92,7 @@ def draw_charts(
         note: called with a line about each part that is left out.
     """
     task = common_task(group.runs[0] for group in shown_groups)
-    scores = accuracy.reindex(columns=[task.score, SUCCESS]).astype(float)
-    scores.index = pd.Index(shown_groups)
+    scores = accuracy.set_axis(pd.Index(shown_groups)).astype({task.score: float})
     best_first = scores.sort_values(task.score, ascending=not task.is_higher_better).index
     ranked: dict[str, list[Group]] = {group.setting: [] for group in shown_groups}
     for group in best_first:
@@ -109,7 +101,6 @@ def draw_charts(
         ranked=ranked,
         task=task,
         scores=scores,
-        clients=data.read_clients(shown_groups, note),
         spent={group: data.spent_by_round(group) for group in shown_groups},
         style_numbers=number_styles(shown_groups),
         note=note,
@@ -163,60 +154,28 @@ def _curve_traces(style: Trace, x: np.ndarray, curve: pd.DataFrame) -> Iterator[
 
 def _draw_clients(content: Content) -> Charts:
     """Yield boxes of the clients' scores, all seeds together."""
-    for setting, key, title in _client_choices(content):
-        choice = {_SETTING: setting, content.task.score_word: title}
-        x_title = f"client's {content.score_label}, {title}"
+    task = content.task
+    clients = {group: data.read_clients(group, content.note) for group in content.spent}
+    titles = {task.score: "before fine-tuning", f"ft_{task.score}": "fine-tuned"}
+    for setting, (key, title) in itertools.product(content.ranked, titles.items()):
+        x_title = f"client's {task.score_word}{' (%)' if task.unit else ''}, {title}"
+        choice = {_SETTING: setting, task.score_word: title}
         chart = _make_chart(choice, x_title, "", showlegend=False)
         for group in content.ranked[setting]:
-            drawn = _thin_clients(content, group, key)
+            # Some runs were not fine-tuned, and clients without test samples have no score.
+            known = clients[group].reindex(columns=[key, "seed", "client", "text"]).dropna()
+            drawn = known.sort_values([key, "seed", "client"])
+            drawn = drawn.iloc[data.evenly_spaced(len(drawn))]
             if len(drawn):
                 style = content.style(group)
-                box = {"type": "box", "x": drawn[key], "text": _client_texts(drawn)}
-                points = {"boxpoints": "all", "jitter": 0.6, "pointpos": 0, "boxmean": True}
-                marker = {"size": 4, "opacity": 0.5}
-                color = {"color": style["line"]["color"]}
-                chart.data.append(
-                    box | points | {"name": style["name"], "marker": marker, "line": color}
-                )
+                box = {"type": "box", "name": style["name"], "x": drawn[key]}
+                box["text"] = [*map(_plotly_text, drawn["text"])]
+                box |= {"boxpoints": "all", "jitter": 0.6, "pointpos": 0, "boxmean": True}
+                box |= {"marker": {"size": 4, "opacity": 0.5}}
+                chart.data.append(box | {"line": {"color": style["line"]["color"]}})
         chart.layout["height"] = 110 + 50 * len(chart.data)
         chart.layout["yaxis"]["autorange"] = "reversed"
         yield chart
-
-
-def _draw_sizes(content: Content) -> Charts:
-    for setting, key, title in _client_choices(content):
-        choice = {_SETTING: setting, content.task.score_word: title}
-        y_title = f"client's {content.score_label}, {title}"
-        chart = _make_chart(choice, "training samples", y_title)
-        chart.layout["xaxis"] |= {"type": "log", "dtick": "D2"}
-        for place, group in enumerate(content.ranked[setting]):
-            drawn = _thin_clients(content, group, key)
-            dots = {"x": drawn["train"], "y": drawn[key], "mode": "markers", "opacity": 0.6}
-            texts = {"text": _client_texts(drawn), "hovertemplate": "%{text}: %{y:.5g}, at %{x}"}
-            chart.data.append(content.style(group, place) | dots | texts)
-        yield chart
-
-
-def _client_choices(content: Content) -> Iterator[tuple[str, str, str]]:
-    """Yield setting, column and title of each chart of clients."""
-    score = content.task.score
-    titles = {score: "before fine-tuning", f"ft_{score}": "fine-tuned"}
-    for setting, (key, title) in itertools.product(content.ranked, titles.items()):
-        if key in content.clients:
-            yield setting, key, title
-
-
-def _thin_clients(content: Content, group: Group, key: str) -> pd.DataFrame:
-    """Return clients of a configuration that have a value, evenly spaced by it."""
-    clients = content.clients
-    is_shown = (clients["setting"] == group.setting) & (clients["method"] == group.method)
-    clients = clients[is_shown & clients[key].notna()].sort_values([key, "seed", "client"])
-    return clients.iloc[data.evenly_spaced(len(clients))]
-
-
-def _client_texts(clients: pd.DataFrame) -> list[str]:
-    pairs = zip(clients["name"], clients["seed"], strict=True)
-    return [_plotly_text(f"{name}, seed {seed}") for name, seed in pairs]
 
 
 def _draw_partitions(content: Content) -> Charts:
@@ -292,7 +251,9 @@ def _draw_cost(content: Content) -> Charts:
         chart = _make_chart(choice, title, METRICS[score].label)
         for group in rivals:
             row = content.scores.loc[group]
-            cost = row[SUCCESS] if key == SUCCESS else content.spent[group][key].iloc[-1]
+            cost = row.get(SUCCESS, math.nan)
+            if key != SUCCESS:
+                cost = content.spent[group][key].iloc[-1]
             if math.isfinite(cost + row[score]):
                 style = content.style(group)
                 marker = style["marker"] | {"size": 11}
@@ -304,7 +265,6 @@ def _draw_cost(content: Content) -> Charts:
 SECTIONS: dict[str, Callable[[Content], Charts]] = {
     "curves": _draw_curves,
     "clients": _draw_clients,
-    "sizes": _draw_sizes,
     "partition": _draw_partitions,
     "common": _draw_common,
     "masks": _draw_masks,
