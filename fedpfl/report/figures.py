@@ -98,7 +98,8 @@ def accuracy_figure(
         for group in members:
             name = label(group)
             draw_line(ax, group, metric, name, style_numbers[name], along, interval)
-        ax.set(xlabel=AXIS_TITLES[along], ylabel=_axis_title(metric), xlim=(0, None))
+        y_title = "\n".join(wrap_lines(METRICS[metric].label, 40))
+        ax.set(xlabel=AXIS_TITLES[along], ylabel=y_title, xlim=(0, None))
 
     return draw_panels(groups_by_setting(shown_groups), path, draw)
 
@@ -131,39 +132,21 @@ def draw_line(
     # ---- Step 1: the curve, its label, and a note where few clients took part.
     curve = mean_by_round(group, metric)
     style = line_style(line_number)
-    curve.index = _positions(group, curve, along)
-    attendance = [run.low_attendance_note for run in group.reported_runs]
-    note = "; ".join(dict.fromkeys(filter(None, attendance)))
-    label = "\n".join(filter(None, (legible_text(label), clip_text(note, 60))))
+    x = spent_at_rounds(spent_by_round(group), along, curve.index.to_numpy(float))
+    attendance = dict.fromkeys(run.low_attendance_note for run in group.reported_runs)
+    note = clip_text("; ".join(filter(None, attendance)), 60)
+    label = f"{legible_text(label)}\n{note}".strip("\n")
 
-    # ---- Step 2: the line of means, with some ten markers.
+    # ---- Step 2: the line of means with some ten markers, and the band of several seeds.
     marker_step = max(1, len(curve) // 10)
-    ax.plot(
-        curve.index,
-        curve["mean"],
-        label=label,
-        **style,
-        markevery=marker_step,
-        zorder=3,
-    )
-
-    # ---- Step 3: the band, where there are several seeds.
-    band = curve[curve["count"] > 1]
-    if len(band):
+    ax.plot(x, curve["mean"], label=label, **style, markevery=marker_step, zorder=3)
+    half_widths = curve["std"]
+    if interval:
         # A deviation tells how far seeds differ, an interval how sure their mean is.
-        half_widths = band["std"]
-        if interval:
-            pairs = zip(band["std"], band["count"], strict=True)
-            half_widths = [confidence_half_width(std, int(count)) for std, count in pairs]
-        ax.fill_between(
-            band.index,
-            band["mean"] - half_widths,
-            band["mean"] + half_widths,
-            color=style["color"],
-            alpha=0.15,
-            linewidth=0,
-            zorder=2,
-        )
+        half_widths = [confidence_half_width(row.std, int(row.count)) for row in curve.itertuples()]
+    low = curve["mean"] - half_widths
+    high = curve["mean"] + half_widths
+    ax.fill_between(x, low, high, color=style["color"], alpha=0.15, linewidth=0, zorder=2)
 
 
 def legible_text(text: str) -> str:
@@ -235,28 +218,12 @@ def draw_panels(
 def _require_curves(shown_groups: Sequence[Group], metric: str, along: str) -> None:
     """Raise FedpflError where there is nothing to draw."""
     if all(mean_by_round(group, metric).empty for group in shown_groups):
-        untrained = [
-            group for group in shown_groups if any(run.is_untrained for run in group.reported_runs)
-        ]
-        notes = attendance_notes(untrained)
-        if notes:
-            raise FedpflError(f"nothing to draw. {notes[0]}")
-        description = f": {METRICS[metric].label}" if metric in METRICS else ""
-        raise FedpflError(f"no run here has {metric}{description}; choose another --metric")
-    if along == "round":
-        return
-    if all(spent_by_round(group)[along].isna().all() for group in shown_groups):
+        for note in attendance_notes(shown_groups):
+            raise FedpflError(f"nothing to draw. {note}")
+        label = METRICS[metric].label
+        raise FedpflError(f"no run here has {metric}: {label}; choose another --metric")
+    if along != "round" and all(spent_by_round(one)[along].isna().all() for one in shown_groups):
         raise FedpflError(f"no run here tells {AXIS_TITLES[along]}; choose another --over")
-
-
-def _positions(group: Group, curve: pd.DataFrame | pd.Series, along: str) -> pd.Index:
-    """Return the amounts spent up to each round, as the page counts them."""
-    rounds = curve.index.to_numpy(float)
-    return pd.Index(spent_at_rounds(spent_by_round(group), along, rounds))
-
-
-def _axis_title(metric: str) -> str:
-    return "\n".join(wrap_lines(METRICS[metric].label, 40))
 
 
 def _draw_legend(figure: Figure, axes: Iterable[Axes], note: str) -> None:
@@ -288,9 +255,8 @@ def _draw_legend(figure: Figure, axes: Iterable[Axes], note: str) -> None:
 
 def _save_figure(figure: Figure, path: Path) -> list[Path]:
     """Save a figure to a path with a suffix, or with each of SUFFIXES."""
-    if path.suffix in SUFFIXES:
-        targets = [path]
-    else:
+    targets = [path]
+    if path.suffix not in SUFFIXES:
         targets = [path.with_name(path.name + suffix) for suffix in SUFFIXES]
     for target in targets:
         # No date inside, so that equal runs give equal files.
