@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -126,10 +126,9 @@ def groups(runs: Iterable[Run]) -> list[Group]:
     quantiles: dict[str, set[float | None]] = defaultdict(set)
     for same_identity in group_by(runs, lambda run: run.identity).values():
         for members in _split_by_data(same_identity):
-            example = members[0]
-            by_seed = sorted(members, key=lambda run: run.seed)
-            configurations[example.dataset, example.partition].append(by_seed)
-            quantiles[example.method_name].add(example.q)
+            members.sort(key=lambda run: run.seed)
+            configurations[members[0].dataset, members[0].partition].append(members)
+            quantiles[members[0].method_name].add(members[0].q)
 
     # ---- Step 2: a label within each data set and partition.
     all_groups = []
@@ -138,20 +137,16 @@ def groups(runs: Iterable[Run]) -> list[Group]:
         for members in rivals:
             has_several_quantiles = len(quantiles[members[0].method_name]) > 1
             names.append(labels.method_label(members[0].config["method"], has_several_quantiles))
-        labels_and_deviations = _unique_labels(names, list(map(_settings, rivals)))
-        for members, (label, deviations) in zip(rivals, labels_and_deviations, strict=True):
+        labelled = zip(rivals, *_unique_labels(names, list(map(_settings, rivals))), strict=True)
+        for members, label, deviations in labelled:
             all_groups.append(Group(dataset, partition, label, tuple(members), deviations))
 
-    # ---- Step 3: the order of tables.
-    method_order = list(METHOD_TITLES)
+    # ---- Step 3: the order of tables. Unknown methods stand before the last, the one under study.
+    positions = {name: 2 * index for index, name in enumerate(METHOD_TITLES)}
+    before_last = 2 * len(positions) - 3
 
     def sort_key(group: Group) -> tuple[str, str, int, str]:
-        name = group.runs[0].method_name
-        # Unknown methods stand before the last one, the method under study.
-        if name in method_order:
-            position = method_order.index(name) * 2
-        else:
-            position = len(method_order) * 2 - 3
+        position = positions.get(group.runs[0].method_name, before_last)
         return group.dataset, group.partition, position, group.method
 
     return sorted(all_groups, key=sort_key)
@@ -163,22 +158,20 @@ def shared_settings_note(shown_groups: Sequence[Group]) -> tuple[str, ...]:
     Returns:
         One line, or none.
     """
-    settings = [_settings(group.runs) for group in shown_groups]
-    by_setting = group_by(
-        zip(shown_groups, settings, strict=True),
-        lambda pair: pair[0].setting,
-    )
-    differing_keys = _differing_keys(settings)
+    differing_keys = _differing_keys([_settings(group.runs) for group in shown_groups])
     keys = [key for key in differing_keys if not _is_in_titles(key)]
+    by_setting = group_by(shown_groups, lambda group: group.setting)
     parts = []
     for key in keys:
         # ---- Step: the value that most rows of each data set and partition have.
         settings_by_text: dict[str, list[str]] = defaultdict(list)
         for setting, members in by_setting.items():
-            majority = _majority([_value_text(values, key) for _, values in members])
+            values = [_settings(group.runs) for group in members]
+            texts = [_value_text(one, key) for one in values]
+            majority = _majority(texts)
             if majority is ... or (majority is None and _is_implied(key, differing_keys)):
                 continue
-            example = next(values for _, values in members if _value_text(values, key) == majority)
+            example = values[texts.index(majority)]
             settings_by_text[_setting_text(key, example, keys)].append(setting)
 
         # ---- Step: where not everywhere the same, name the data sets and partitions.
@@ -194,10 +187,10 @@ def find_deviations(compared_groups: Sequence[Group]) -> list[list[str]]:
     Such as `["clients=30"]`.
     """
     settings = [_settings(group.runs) for group in compared_groups]
-    return [
-        [_setting_text(key, values, keys) for key in keys]
-        for keys, values in zip(_minority_keys(settings), settings, strict=True)
-    ]
+    deviations = []
+    for keys, values in zip(_minority_keys(settings), settings, strict=True):
+        deviations.append([_setting_text(key, values, keys) for key in keys])
+    return deviations
 
 
 def canonical_text(value: Any) -> str:
@@ -228,42 +221,48 @@ def _split_by_data(runs: Sequence[Run]) -> Iterable[list[Run]]:
 
 def _unique_labels(
     names: Sequence[str], settings: Sequence[dict[str, Any]]
-) -> list[tuple[str, tuple[str, ...]]]:
+) -> tuple[list[str], list[tuple[str, ...]]]:
     """Return each configuration's label, and the settings in it that are not the method's.
 
     Args:
         names: the methods' labels.
         settings: of the configurations of one data set and partition, by dotted key.
     """
-    method_keys: list[list[str]] = [[] for _ in names]
-    other_keys = _minority_keys(settings)
-
     # ---- Step 1: settings of the method, where its configurations differ.
-    for indices in _indices_of_repeated(names):
-        for key in _differing_keys([settings[index] for index in indices]):
-            for index in indices:
-                if key.startswith("method.") and key in settings[index]:
-                    method_keys[index].append(key)
+    other_keys = _minority_keys(settings)
+    method_keys: list[list[str]] = [[] for _ in names]
+    for index, key in _distinguishing_keys(names, settings):
+        if key.startswith("method."):
+            method_keys[index].append(key)
 
-    def setting_texts(index: int) -> list[str]:
-        keys = method_keys[index] + other_keys[index]
-        return [_setting_text(key, settings[index], keys) for key in keys]
-
-    def label_of(index: int) -> str:
-        return labels.add_in_brackets(names[index], setting_texts(index))
+    def list_texts() -> list[list[str]]:
+        texts = []
+        for of_method, others, values in zip(method_keys, other_keys, settings, strict=True):
+            keys = of_method + others
+            texts.append([_setting_text(key, values, keys) for key in keys])
+        return texts
 
     # ---- Step 2: a common setting may still distinguish two.
-    labels_so_far = [label_of(index) for index in range(len(names))]
-    for indices in _indices_of_repeated(labels_so_far):
+    labels_so_far = list(map(labels.add_in_brackets, names, list_texts()))
+    for index, key in _distinguishing_keys(labels_so_far, settings):
+        if key not in method_keys[index] + other_keys[index]:
+            other_keys[index].append(key)
+    texts = list_texts()
+    deviations = [
+        tuple(own[len(of_method) :]) for own, of_method in zip(texts, method_keys, strict=True)
+    ]
+    return list(map(labels.add_in_brackets, names, texts)), deviations
+
+
+def _distinguishing_keys(
+    names: Sequence[str], settings: Sequence[dict[str, Any]]
+) -> Iterator[tuple[int, str]]:
+    """Yield the keys in which configurations of equal names differ, with each one's index."""
+    for indices in group_by(range(len(names)), names.__getitem__).values():
         for key in _differing_keys([settings[index] for index in indices]):
             for index in indices:
-                is_named = key in method_keys[index] + other_keys[index]
-                if key in settings[index] and not is_named:
-                    other_keys[index].append(key)
-    return [
-        (label_of(index), tuple(setting_texts(index)[len(method_keys[index]) :]))
-        for index in range(len(names))
-    ]
+                if key in settings[index]:
+                    yield index, key
 
 
 def _settings(runs: Sequence[Run]) -> dict[str, Any]:
@@ -276,11 +275,7 @@ def _settings(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def _setting_text(key: str, settings: dict[str, Any], keys: Sequence[str]) -> str:
-    return labels.setting_text(
-        key,
-        {key: value_when_off(key)} | settings,
-        keys,
-    )
+    return labels.setting_text(key, {key: value_when_off(key)} | settings, keys)
 
 
 def _is_in_titles(key: str) -> bool:
@@ -316,10 +311,9 @@ def _minority_keys(settings: Sequence[dict[str, Any]]) -> list[list[str]]:
         if key == "data":  # not to have recorded it is no difference
             texts = [text or next(filter(None, texts)) for text in texts]
         majority = _majority(texts)
-        for keys, text, values in zip(minority_keys, texts, settings, strict=True):
+        for keys, text in zip(minority_keys, texts, strict=True):
             # A key that is absent differs only where most have one.
-            is_distinct = text != majority and (text is not None or majority is not ...)
-            if is_distinct and not (text is None and _is_group_off(key, values, settings)):
+            if text != majority and (text is not None or majority is not ...):
                 keys.append(key)
     return [[key for key in keys if not _is_implied(key, keys)] for keys in minority_keys]
 
@@ -330,21 +324,8 @@ def _is_implied(key: str, keys: Sequence[str]) -> bool:
     return key != name_key and name_key in keys
 
 
-def _is_group_off(key: str, values: dict[str, Any], settings: Sequence[dict[str, Any]]) -> bool:
-    """True if a configuration has nothing of a group that another one sets."""
-    name_key = f"{key.partition('.')[0]}.name"
-    is_chosen = any(name_key in candidate for candidate in settings)
-    return key != name_key and is_chosen and name_key not in values
-
-
 def _majority(texts: Sequence[str | None]) -> Any:
     """Return the most common text, ... where two are."""
     ranked = Counter(texts).most_common(2)
     is_unique = len(ranked) == 1 or ranked[0][1] > ranked[1][1]
     return ranked[0][0] if is_unique else ...
-
-
-def _indices_of_repeated(names: Sequence[str]) -> list[list[int]]:
-    """Return the indices of each name that occurs more than once."""
-    indices_by_name = group_by(range(len(names)), names.__getitem__)
-    return [indices for indices in indices_by_name.values() if len(indices) > 1]
