@@ -10,11 +10,10 @@ from typing import Any
 
 import pandas as pd
 
-from fedpfl.ground.dotted import flatten_keys
 from fedpfl.ground.errors import FedpflError, pluralize
 from fedpfl.ground.identity import result_config
 from fedpfl.record.columns import COMMON_SCOPE, METRICS, column_names
-from fedpfl.report.grouping import Group, canonical_text, groups, require_classes
+from fedpfl.report.grouping import Group, differing_values, groups, require_classes
 from fedpfl.report.load import runs
 from fedpfl.report.run import Run
 from fedpfl.report.table import (
@@ -185,11 +184,11 @@ def _compare_settings(a: Group, b: Group) -> Table:
 
     # ---- Step 2: configuration and environment, keys that can change results first.
     left, right = a.reported_runs[0], b.reported_runs[0]
-    deciding = _differing_values(result_config(left.config), result_config(right.config))
-    settings = _differing_values(left.config, right.config)
+    deciding = differing_values(result_config(left.config), result_config(right.config))
+    settings = differing_values(left.config, right.config)
     remarks = {key: "" if key in deciding else "cannot change results" for key in settings}
     settings = dict(sorted(settings.items(), key=lambda item: remarks[item[0]]))
-    environment = _differing_values(left.environment, right.environment)
+    environment = differing_values(left.environment, right.environment)
     for section, values in (("setting", settings), ("environment", environment)):
         for key, (a_text, b_text) in values.items():
             remark = remarks.get(key, "") if section == "setting" else ""
@@ -199,21 +198,6 @@ def _compare_settings(a: Group, b: Group) -> Table:
     columns = (Column("key"), Column("A"), Column("B"), Column(""))
     cells = [[Cell(text) for text in row] for row in rows]
     return Table("What differs", columns, cells, pd.DataFrame(records))
-
-
-def _differing_values(
-    left: Mapping[str, Any], right: Mapping[str, Any]
-) -> dict[str, tuple[str, str]]:
-    """Return the values of both sides as text, by each dotted key but the seed that differs."""
-    left = dict(flatten_keys(left))
-    right = dict(flatten_keys(right))
-    differing = {}
-    for key in left | right:
-        a_value = left.get(key, "(not set)")
-        b_value = right.get(key, "(not set)")
-        if key != "seed" and canonical_text(a_value) != canonical_text(b_value):
-            differing[key] = str(a_value), str(b_value)
-    return differing
 
 
 def _compare_numbers(judged: Mapping[str, JudgedRows], test: str, notes: tuple[str, ...]) -> Table:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pandas as pd
 
 from fedpfl.ground.decile import worst_decile_size
-from fedpfl.ground.dotted import flatten_keys
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.identity import result_config
-from fedpfl.report.grouping import Group, canonical_text, groups, require_classes
+from fedpfl.report.grouping import Group, differing_values, groups, require_classes
 from fedpfl.report.run import Run
 from fedpfl.report.table import Column, Table, seed_statistics
-from fedpfl.report.tables import ROW_COLUMNS, describe_seeds, row_cells
-from fedpfl.report.text import format_range, join_few
+from fedpfl.report.tables import ROW_COLUMNS, describe_seeds, row_cells, titled_notes
+from fedpfl.report.text import format_range
 
 BASELINES = {"fedavg": "FedAvg+FT", "local_only": "Local-Only"}
 """Titles of what a client could have without a personalised method, by the method's name."""
@@ -78,22 +75,14 @@ class BaselineComparison:
     pairs: dict[str, dict[Run, pd.DataFrame]]
 
 
-def count_changes(changes: pd.Series) -> tuple[int, int, int]:
-    """Count the clients that lose, keep and gain accuracy."""
-    # Accuracies are ratios of counts: what differs, differs by far more than rounding.
-    losing = int((changes < -1e-9).sum())
-    gaining = int((changes > 1e-9).sum())
-    equal = int(changes.notna().sum()) - losing - gaining
-    return losing, equal, gaining
-
-
 def measure_harm(changes: pd.Series) -> HarmStatistics:
-    """Summarize the changes of clients' accuracy against a baseline; nan without clients."""
-    losing, _, _ = count_changes(changes)
+    """Summarize the changes of clients' accuracy against a baseline."""
     changes = changes.sort_values()
+    # Accuracies are ratios of counts: a loss is far more than rounding.
+    losses = changes[changes < -1e-9]
     return HarmStatistics(
-        harmed=100 * losing / len(changes) if len(changes) else math.nan,
-        loss=-float(changes.iloc[:losing].mean()),
+        harmed=100 * len(losses) / len(changes),
+        loss=-float(losses.mean()),
         change=float(worst_decile(changes).mean()),
     )
 
@@ -115,14 +104,6 @@ def label_and_column(group: Group, column: str = "accuracy") -> tuple[str, str]:
     return group.method.replace("FedAvg", BASELINES["fedavg"], 1), f"ft_{column}"
 
 
-def samples_by_client(clients: pd.DataFrame) -> pd.DataFrame:
-    """Return the clients' sample counts of each class and split."""
-    split_columns = {"client", "train", "validation", "test"}
-    return clients[
-        sorted(name for name in clients if name in split_columns or name.startswith("label_"))
-    ]
-
-
 def have_same_split(left: Run, right: Run) -> bool:
     """True if both gave the same samples to the same clients, as far as recorded.
 
@@ -133,7 +114,9 @@ def have_same_split(left: Run, right: Run) -> bool:
     fingerprints = {run.summary.get("data") for run in (left, right)} - {None}
     if (left.dataset, left.partition) != (right.dataset, right.partition) or len(fingerprints) > 1:
         return False
-    return samples_by_client(left.clients).equals(samples_by_client(right.clients))
+    counts = r"^(client|train|validation|test|label_.*)$"
+    samples = [run.clients.filter(regex=counts).sort_index(axis=1) for run in (left, right)]
+    return samples[0].equals(samples[1])
 
 
 def compare_with_baselines(
@@ -156,19 +139,17 @@ def compare_with_baselines(
                 unreadable_notes.append(f"Not compared: {error}.")
 
     # ---- Step 2: of each configuration the baselines of the same split and seed.
-    titles_by_note: dict[str, list[str]] = defaultdict(list)
+    note_pairs: list[tuple[str, str]] = []
     comparisons = []
     for group in compared_groups:
         own_accuracies = {run: accuracies[run] for run in group.reported_runs if run in accuracies}
         comparison = BaselineComparison(group, own_accuracies, {})
         for name in BASELINES:
-            if group.runs[0].method_name == name or not own_accuracies:
-                continue
-            baselines = [other for other in compared_groups if other.runs[0].method_name == name]
-            _add_baseline(comparison, name, baselines, accuracies, titles_by_note)
+            if group.runs[0].method_name != name and own_accuracies:
+                baselines = [one for one in compared_groups if one.runs[0].method_name == name]
+                note_pairs += _add_baseline(comparison, name, baselines, accuracies)
         comparisons.append(comparison)
-    notes = [f"{note}: {join_few(titles)}." for note, titles in titles_by_note.items()]
-    return comparisons, (*notes, *unreadable_notes)
+    return comparisons, (*titled_notes(note_pairs), *unreadable_notes)
 
 
 def _add_baseline(
@@ -176,34 +157,34 @@ def _add_baseline(
     name: str,
     baselines: Sequence[Group],
     accuracies: dict[Run, pd.Series],
-    titles_by_note: dict[str, list[str]],
-) -> None:
-    """Add the baseline of the nearest configuration to a comparison."""
+) -> Iterator[tuple[str, str]]:
+    """Add the baseline of the nearest configuration to a comparison, and yield notes on it."""
+    # ---- Step 1: the configurations with the same split and seed.
     group = comparison.group
+    title = BASELINES[name]
     candidates = []
     for baseline in baselines:
         pairs = _pair_clients(comparison.accuracies, baseline, accuracies)
+        configs = [result_config(one.runs[0].config) for one in (group, baseline)]
+        keys = [key for key in differing_values(*configs) if not key.startswith("method.")]
         if pairs:
-            candidates.append((baseline, pairs, _differing_keys(group, baseline)))
+            candidates.append((pairs, sorted(keys)))
+
+    # ---- Step 2: the nearest.
     # A baseline of other settings, such as clients=30, is no fair rival where a closer one ran.
-    fewest_keys = min((len(keys) for _, _, keys in candidates), default=0)
-    candidates = [candidate for candidate in candidates if len(candidate[2]) == fewest_keys]
-    if len(candidates) > 1:
-        note = f"Several {BASELINES[name]} fit, choose one by filters"
-        titles_by_note[note].append(group.title)
+    candidates.sort(key=lambda candidate: len(candidate[1]))
+    if len(candidates) > 1 and len(candidates[0][1]) == len(candidates[1][1]):
+        yield f"Several {title} fit, choose one by filters", group.title
         return
-    best_pairs = candidates[0][1] if candidates else {}
-    missing_seeds = [run.seed for run in comparison.accuracies if run not in best_pairs]
+    pairs, keys = candidates[0] if candidates else ({}, [])
+    missing_seeds = [str(run.seed) for run in comparison.accuracies if run not in pairs]
     if missing_seeds:
-        seeds = ", ".join(map(str, missing_seeds))
-        note = f"No {BASELINES[name]} of the same data, split and seed"
-        titles_by_note[note].append(f"{group.title} (seed {seeds})")
-    if candidates:
-        _, pairs, keys = candidates[0]
+        seeds = ", ".join(missing_seeds)
+        yield f"No {title} of the same data, split and seed", f"{group.title} (seed {seeds})"
+    if pairs:
         comparison.pairs[name] = pairs
-        if keys:
-            note = f"{BASELINES[name]} was run with another {', '.join(keys)} than"
-            titles_by_note[note].append(group.title)
+    if keys:
+        yield f"{title} was run with another {', '.join(keys)} than", group.title
 
 
 def fairness_table(runs: Iterable[Run]) -> Table:
@@ -272,30 +253,6 @@ def _pair_clients(
     return pairs
 
 
-def _differing_keys(group: Group, baseline: Group) -> list[str]:
-    """Return the keys, but for the method's, in which both configurations differ.
-
-    With `last round` where one has more rounds than the other.
-    """
-    left = dict(flatten_keys(result_config(group.runs[0].config)))
-    right = dict(flatten_keys(result_config(baseline.runs[0].config)))
-    keys = [
-        key
-        for key in sorted(left.keys() | right.keys())
-        if not key.startswith("method.")
-        and canonical_text(left.get(key)) != canonical_text(right.get(key))
-    ]
-    own_rounds = _evaluated_rounds(group.reported_runs)
-    if "rounds" in keys or own_rounds == _evaluated_rounds(baseline.reported_runs):
-        return keys
-    return [*keys, "last round"]
-
-
-def _evaluated_rounds(runs: Iterable[Run]) -> set[int]:
-    """Return the rounds of the last evaluations."""
-    return {int(run.evaluations["round"].iloc[-1]) for run in runs if len(run.evaluations)}
-
-
 def _make_record(comparison: BaselineComparison) -> dict[str, Any]:
     """Return a row's values by column."""
     # ---- Step 1: over clients within a seed, then over seeds.
@@ -320,7 +277,8 @@ def _make_record(comparison: BaselineComparison) -> dict[str, Any]:
         record[f"seed_list_{name}"] = " ".join(str(run.seed) for run in pairs)
 
     # ---- Step 3: rounds and seeds.
-    record["round"] = format_range(_evaluated_rounds(comparison.accuracies)) or None
+    evaluations = [run.last_evaluation for run in comparison.accuracies]
+    record["round"] = format_range([int(row["round"]) for row in evaluations if len(row)]) or None
     record["seeds"] = len(comparison.accuracies)
     record["seed_list"] = " ".join(str(run.seed) for run in comparison.accuracies)
     record["status"] = comparison.group.status

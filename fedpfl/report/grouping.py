@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -199,6 +199,19 @@ def canonical_text(value: Any) -> str:
     if type(value) is int and abs(value) < 1 << 53:
         value = float(value)
     return repr(value)
+
+
+def differing_values(
+    left: Mapping[str, Any], right: Mapping[str, Any]
+) -> dict[str, tuple[str, str]]:
+    """Return the values of both sides as text, by each dotted key but the seed that differs."""
+    sides = [dict(flatten_keys(values)) for values in (left, right)]
+    differing = {}
+    for key in sides[0] | sides[1]:
+        a, b = (values.get(key, "(not set)") for values in sides)
+        if key != "seed" and canonical_text(a) != canonical_text(b):
+            differing[key] = str(a), str(b)
+    return differing
 
 
 def group_by(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:

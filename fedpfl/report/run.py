@@ -157,14 +157,7 @@ class Run:
                 f"{self.path}: clients.csv lacks the column client, or a client its number"
             )
         counts = frame.filter(regex=r"^(client|train|validation|test|label_\d+)$").dropna(axis=1)
-        frame = frame.astype(dict.fromkeys(counts, int))
-        for flag, phrase in {"unseen": "is unseen", "attacker": "attacks"}.items():
-            if flag in frame and not frame[flag].isin([0, 1]).all():
-                raise FedpflError(
-                    f"{self.path}: clients.csv does not say of every client whether it {phrase}, "
-                    "by 0 or 1"
-                )
-        return frame
+        return frame.astype(dict.fromkeys(counts, int))
 
     @cached_property
     def client_names(self) -> dict[int, str]:
@@ -194,15 +187,8 @@ class Run:
         """
         if self._is_absent("common.csv"):
             return pd.DataFrame()
-        frame = read_numbers(self.path, "common.csv", self.summary)
-        is_square = "client" in frame
-        if is_square:
-            is_square = [*frame.columns[1:]] == [f"on_{number:.0f}" for number in frame["client"]]
-        if not is_square:
-            raise FedpflError(f"{self.path}: common.csv is not of the same clients across and down")
-        return frame.set_index("client").rename(
-            index=int, columns=lambda name: int(name.removeprefix("on_"))
-        )
+        frame = read_numbers(self.path, "common.csv", self.summary).set_index("client")
+        return frame.rename(index=int, columns=lambda name: int(name.removeprefix("on_")))
 
     @property
     def participating_clients(self) -> pd.DataFrame:

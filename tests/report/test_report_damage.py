@@ -135,7 +135,6 @@ def become(path: Path, make: Callable[[Path], Any]) -> None:
 BOMB = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12))
 HOSTILE = r"""
 an alias bomb | (run / "config.yaml").open("a").write(f"a0: &a0 [x, x]\n{BOMB}")
-a pipe for rows | become(run / "rounds.csv", os.mkfifo)
 deep YAML | (run / "config.yaml").write_text("a: " + "[" * 5000 + "]" * 5000)
 a huge number | (run / "summary.json").write_text('{"status": "finished", "cohort": 1e999}')
 words for numbers | add_columns(run, accuracy="good")

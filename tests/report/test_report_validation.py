@@ -140,10 +140,6 @@ def test_newcomers_are_no_clients_of_figures(tmp_path: Path) -> None:
     assert len(run.clients) == 4
     write_clients(run.path, [50.0, 60.0, 70.0, 80.0])
     assert len(read_run(run.path).participating_clients) == 4
-    write_clients(run.path, [50.0, 60.0], unseen={0})
-    (run.path / "clients.csv").write_text("client,unseen\n0,\n1,0\n")
-    told = one_line(lambda: read_run(run.path).participating_clients)
-    assert "clients.csv does not say of every client whether it is unseen, by 0 or 1" in told
 
 
 def test_the_page_shows_newcomers_apart(root: Path) -> None:
