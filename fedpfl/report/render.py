@@ -13,7 +13,6 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.report.table import Table
 from fedpfl.report.terminal import render_terminal
 from fedpfl.report.text import (
-    csv_cell,
     escape_latex,
     escape_markdown,
     one_line,
@@ -46,8 +45,9 @@ def render(
     table_list = [tables] if isinstance(tables, Table) else list(tables)
     if form == "csv":
         # One CSV file for several tables: their frames have a column `section`.
-        cells = pd.concat([table.frame for table in table_list]).map(csv_cell)
-        return cells.to_csv(index=False, lineterminator="\n")
+        frame = pd.concat([table.frame for table in table_list])
+        frame = frame.map(lambda value: one_line(value) if isinstance(value, str) else value)
+        return frame.to_csv(index=False, lineterminator="\n")
     renderers: dict[str, Callable[[Table], str]] = {
         "terminal": lambda table: render_terminal(table, width),
         "markdown": _render_markdown,

@@ -87,14 +87,15 @@ class Cell:
             return one_line(text) if kind == "long" else clip_text(text, 160)
         if not math.isfinite(self.value):
             return "-" if self.below else ""
-        deviation = ""
+        text = format_number(kind, self.value)
         # A deviation of 0 is worth telling of a score, not of a count.
-        if kind == "percent" or self.std > 0:
+        if self.std > 0 or (kind == "percent" and self.std == 0):
             deviation = format_number(kind, self.std, 2)
-        if deviation:
-            brackets = f"[{deviation}]" if self.is_interval else f"({deviation})"
-            deviation = f" ± {deviation}" if pm else brackets
-        return format_number(kind, self.value) + deviation + self.flag
+            if pm:
+                text += f" ± {deviation}"
+            else:
+                text += f"[{deviation}]" if self.is_interval else f"({deviation})"
+        return text + self.flag
 
 
 @dataclass(frozen=True)
@@ -148,15 +149,17 @@ class Table:
         """
         rows = []
         for record in records:
-            row = []
+            cells = []
             for key, column in columns.items():
                 cell = Cell(record[key])
                 if column.kind in ("percent", "score"):
-                    cell.is_interval = f"{key}_seed_ci95" in record
-                    spread = "ci95" if cell.is_interval else "std"
-                    cell.std = record.get(f"{key}_seed_{spread}", math.nan)
-                row.append(cell)
-            rows.append(row)
+                    half_width = record.get(f"{key}_seed_ci95")
+                    cell.is_interval = half_width is not None
+                    cell.std = record.get(f"{key}_seed_std", math.nan)
+                    if half_width is not None:
+                        cell.std = half_width
+                cells.append(cell)
+            rows.append(cells)
         if frame is None:
             frame = pd.DataFrame(records, columns=None if records else [*columns])
         return cls(title, tuple(columns.values()), rows, frame, **fields)
@@ -171,19 +174,12 @@ class Table:
         styles = {"": "{}"} | _MARK_STYLES[form]
         rows = []
         for cells in self.rows:
-            pairs = zip(cells, self.columns, strict=True)
-            rows.append(
-                [
-                    styles[cell.mark].format(escape(cell.text(column, self.pm)))
-                    for cell, column in pairs
-                ]
-            )
-        filled_columns = [
-            index
-            for index in range(len(self.columns))
-            if not rows or any(row[index] for row in rows)
-        ]
-        return filled_columns, rows
+            texts = []
+            for cell, column in zip(cells, self.columns, strict=True):
+                texts.append(styles[cell.mark].format(escape(cell.text(column, self.pm))))
+            rows.append(texts)
+        every_index = range(len(self.columns))
+        return [index for index in every_index if not rows or any(row[index] for row in rows)], rows
 
     def blocks(self) -> Iterator[tuple[str, list[int]]]:
         """Yield the title and the row indices of each block."""
@@ -224,14 +220,11 @@ class Table:
 
     def headings(self, column_indices: Sequence[int]) -> list[tuple[str, int]]:
         """Return the group headings of these columns, each with its number of columns."""
-        groups = itertools.groupby(
-            column_indices,
-            lambda index: self.columns[index].group or index,
-        )
-        return [
-            (group if isinstance(group, str) else "", len(list(members)))
-            for group, members in groups
-        ]
+        headings = []
+        groups = itertools.groupby(column_indices, lambda index: self.columns[index].group or index)
+        for group, members in groups:
+            headings.append((group if isinstance(group, str) else "", len(list(members))))
+        return headings
 
 
 _NUMBER_FORMATS = {
@@ -249,9 +242,9 @@ def format_number(kind: str, value: float, digits: int = 4) -> str:
     Args:
         kind: percent, score (of another unit), difference (of percents), short (so many digits and
             a unit: `22.4k`; so are scores), change (short, with a sign), whole, decimal, entries,
-            exact, size (of bytes), age (of seconds), p, or number (three digits).
+            exact, age (of seconds), p, or number (three digits).
         value: the number.
-        digits: of `short` and `size`.
+        digits: of `short`.
     """
     if not math.isfinite(value):
         return ""
@@ -259,9 +252,9 @@ def format_number(kind: str, value: float, digits: int = 4) -> str:
         return f"{round(value, 2) + 0.0:+.2f}"  # no negative zero
     if kind == "change":
         sign = "-" if value < 0 else "+" if value > 0 else ""
-        return sign + format_number("short", abs(value), 3)
-    if kind in ("short", "score", "size"):
-        return _format_with_unit(kind, value, digits)
+        return sign + _format_with_unit(abs(value), 3)
+    if kind in ("short", "score"):
+        return _format_with_unit(value, digits)
     if kind == "age":
         return _format_age(value)
     if kind == "p":
@@ -270,14 +263,13 @@ def format_number(kind: str, value: float, digits: int = 4) -> str:
     return _NUMBER_FORMATS.get(kind, default_format).format(value)
 
 
-def _format_with_unit(kind: str, value: float, digits: int) -> str:
+def _format_with_unit(value: float, digits: int) -> str:
     # Rounded first: 999.96 becomes a thousand, which has another unit.
     value = float(f"{value:.{digits}g}")
-    digits = max(3, digits)
     power = min(4, max(0, math.floor(math.log10(abs(value) or 1)) // 3))
-    text = f"{value / 1000**power:.{digits}g}" if power else f"{value:g}"
-    unit = ("", "k", "M", "G", "T")[power]
-    return f"{text} {unit}B" if kind == "size" else f"{text}{unit}"
+    if not power:
+        return f"{value:g}"
+    return f"{value / 1000**power:.{max(3, digits)}g}{'kMGT'[power - 1]}"
 
 
 def _format_age(value: float) -> str:
@@ -305,25 +297,22 @@ def mark_best(
         kind: `percent` or `score`, as in `format_number`.
         is_lowest_best: which end is the better one.
     """
-
-    def round_as_shown(value: float) -> float:
-        return round(value, 2) if kind == "percent" else float(f"{value:.4g}")
-
-    candidates = [
-        (round_as_shown(cell.value), is_finished, cell)
-        for cell, is_finished in zip(cells, finished, strict=True)
-        if isinstance(cell.value, float) and not math.isnan(cell.value)
-    ]
-    finished_candidates = [candidate for candidate in candidates if candidate[1]]
-    candidates = finished_candidates or candidates
-    if len(candidates) < 2:
+    digits = ".2f" if kind == "percent" else ".4g"
+    pairs = [pair for pair in zip(cells, finished, strict=True) if _is_number(pair[0].value)]
+    candidates = [cell for cell, is_finished in pairs if is_finished] or [cell for cell, _ in pairs]
+    shown = [float(format(cell.value, digits)) for cell in candidates]
+    if len(shown) < 2:
         return
-    values = sorted((value for value, *_ in candidates), reverse=not is_lowest_best)
-    for value, _, cell in candidates:
-        if value == values[0]:
+    best, second, *_ = sorted(shown, reverse=not is_lowest_best)
+    for cell, value in zip(candidates, shown, strict=True):
+        if value == best:
             cell.mark = "best"
-        elif value == values[1]:
+        elif value == second:
             cell.mark = "second"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float) and not math.isnan(value)
 
 
 def seed_statistics(key: str, values: Sequence[float], interval: bool = False) -> dict[str, float]:

@@ -1,9 +1,7 @@
-"""Make text from files harmless in terminals, Markdown, LaTeX, HTML and CSV."""
+"""Make text from files harmless in terminals, Markdown, LaTeX and HTML."""
 
 from __future__ import annotations
 
-import contextlib
-import math
 import re
 import textwrap
 from collections.abc import Collection, Iterable
@@ -96,20 +94,3 @@ def escape_latex(text: Any) -> str:
 def escape_html(text: Any) -> str:
     """Escape text for HTML."""
     return escape(one_line(text))
-
-
-def csv_cell(value: Any) -> Any:
-    """Return a CSV cell that no spreadsheet takes for a formula.
-
-    Text that begins like a formula gets a `'` in front.
-    """
-    if isinstance(value, float) and math.isnan(value):
-        return None
-    if not isinstance(value, str):
-        return value
-    value = one_line(value)
-    with contextlib.suppress(ValueError):
-        # A number may begin with a sign; "nan" and "inf" are no spreadsheet's numbers.
-        if math.isfinite(float(value)):
-            return value
-    return f"'{value}" if value.lstrip()[:1] in ("=", "+", "-", "@") else value
