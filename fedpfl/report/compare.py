@@ -50,6 +50,12 @@ _CAPTION = (
     "brackets: sample standard deviation over seeds. ± error: standard error of the mean of B - A "
     "over the seeds that both have."
 )
+SETTING_COLUMNS = {
+    "what": Column("key"),
+    "a": Column("A"),
+    "b": Column("B"),
+    "note": Column(""),
+}
 NUMBER_COLUMNS = (
     *(Column(""), Column(""), Column("A", "short"), Column("B", "short")),
     *(Column("B - A", "change"), Column("paired", "change"), Column("± error", "short")),
@@ -147,11 +153,16 @@ def compare_groups(a: Group, b: Group, test: str = "t", select: str = "last") ->
             raise no_validation_error(group)
 
     # ---- Step 2: settings, numbers at the end, notes.
-    notes = (*_run_notes(sides, judged, select), *_seed_notes(a, b, test))
-    return [
-        _compare_settings(a, b),
-        _compare_numbers(judged, "" if test == "none" else test, notes),
-    ]
+    notes = [*attendance_notes([a, b]), _describe_test(a, b, test)]
+    if select == "validation":
+        notes.append("Runs are judged at their best validation accuracy.")
+    if a.setting != b.setting:
+        notes.append(
+            "A and B are different tasks (data, partition, attack, defence or shift): their "
+            "difference is not a method's."
+        )
+    numbers = _compare_numbers(judged, "" if test == "none" else test, tuple(filter(None, notes)))
+    return [_compare_settings(sides, judged), numbers]
 
 
 def relabel_sides(a: Group, b: Group) -> tuple[Group, Group]:
@@ -167,37 +178,43 @@ def relabel_sides(a: Group, b: Group) -> tuple[Group, Group]:
     return group_of_run[a.runs[0]], group_of_run[b.runs[0]]
 
 
-def _compare_settings(a: Group, b: Group) -> Table:
+def _compare_settings(sides: Mapping[str, Group], judged: Mapping[str, JudgedRows]) -> Table:
     """Make the table of seeds, folders and the settings that are not the same."""
     # ---- Step 1: the runs of both sides.
-    rows = [("configuration", a.title, b.title, "")]
-    records = []
-    texts: dict[str, list[str]] = {"seeds": [], "folder": []}
-    for side, group in (("a", a), ("b", b)):
-        seeds = [str(run.seed) for run in group.reported_runs]
-        folder = str(_common_folder(group.runs))
-        record = {"section": "run", "what": group.title, "note": group.status, side: folder}
-        records.append(record | {f"{side}_seeds": " ".join(seeds)})
-        texts["seeds"].append(", ".join(seeds))
-        texts["folder"].append(folder)
-    rows += [(key, left, right, "") for key, (left, right) in texts.items()]
+    records: list[dict[str, Any]] = []
+    described = [_describe_side(sides[letter], judged[letter]) for letter in sides]
+    for key, text in described[0].items():
+        record = {"section": "run", "what": key, "note": "", "a": text, "b": described[1][key]}
+        # Fingerprints of data are long, and matter where they differ.
+        if key != "data" or record["a"] != record["b"]:
+            records.append(record)
 
     # ---- Step 2: configuration and environment, keys that can change results first.
-    left, right = a.reported_runs[0], b.reported_runs[0]
+    left, right = (group.reported_runs[0] for group in sides.values())
     deciding = differing_values(result_config(left.config), result_config(right.config))
-    settings = differing_values(left.config, right.config)
-    remarks = {key: "" if key in deciding else "cannot change results" for key in settings}
-    settings = dict(sorted(settings.items(), key=lambda item: remarks[item[0]]))
-    environment = differing_values(left.environment, right.environment)
-    for section, values in (("setting", settings), ("environment", environment)):
-        for key, (a_text, b_text) in values.items():
-            remark = remarks.get(key, "") if section == "setting" else ""
-            record = {"section": section, "what": key, "note": remark}
-            records.append(record | {"a": a_text, "b": b_text})
-            rows.append((key, a_text, b_text, remark))
-    columns = (Column("key"), Column("A"), Column("B"), Column(""))
-    cells = [[Cell(text) for text in row] for row in rows]
-    return Table("What differs", columns, cells, pd.DataFrame(records))
+    settings = differing_values(left.config, right.config).items()
+    for key, (a_text, b_text) in sorted(settings, key=lambda item: item[0] not in deciding):
+        remark = "" if key in deciding else "cannot change results"
+        record = {"section": "setting", "what": key, "note": remark, "a": a_text, "b": b_text}
+        records.append(record)
+    for key, (a_text, b_text) in differing_values(left.environment, right.environment).items():
+        record = {"section": "environment", "what": key, "note": "", "a": a_text, "b": b_text}
+        records.append(record)
+    return Table.of(records, SETTING_COLUMNS, title="What differs", frame=pd.DataFrame(records))
+
+
+def _describe_side(group: Group, rows: JudgedRows) -> dict[str, str]:
+    """Return title, status, seeds, judged rounds, folder and data of a configuration."""
+    seeds = [str(run.seed) for run in group.reported_runs]
+    rounds = {int(row["round"]) for row in rows.values()}
+    return {
+        "configuration": group.title,
+        "status": group.status,
+        "seeds": ", ".join(seeds),
+        "judged round": ", ".join(map(str, sorted(rounds))) or "none",
+        "folder": str(_common_folder(group.runs)),
+        "data": ", ".join(sorted({run.fingerprint for run in group.runs})),
+    }
 
 
 def _compare_numbers(judged: Mapping[str, JudgedRows], test: str, notes: tuple[str, ...]) -> Table:
@@ -273,61 +290,21 @@ def _pair_numbers(name: str, a: dict[int, float], b: dict[int, float], test: str
     }
 
 
-def _run_notes(
-    sides: Mapping[str, Group], judged: Mapping[str, JudgedRows], select: str
-) -> list[str]:
-    """List differences of the runs beside their settings."""
-    # ---- Step 1: status, attendance and rounds of each side.
-    notes = []
-    judged_rounds = []
-    for side, group in sides.items():
-        if group.status != "finished":
-            notes.append(f"{side.upper()} is not simply finished: {group.status}.")
-        notes += [f"{side.upper()}: {note}" for note in attendance_notes([group])]
-        judged_rounds.append(sorted({int(row["round"]) for row in judged[side].values()}))
-    if select == "validation":
-        notes.append("Runs are judged at their best validation accuracy.")
-    if judged_rounds[0] != judged_rounds[1] or max(map(len, judged_rounds)) > 1:
-        rounds_a, rounds_b = (", ".join(map(str, rounds)) or "none" for rounds in judged_rounds)
-        notes.append(
-            f"The final numbers are of different rounds: A of {rounds_a}, B of {rounds_b}."
-        )
-
-    # ---- Step 2: tasks and data.
-    a, b = sides.values()
-    if a.setting != b.setting:
-        notes.append(
-            "A and B are different tasks (data, partition, attack, defence or shift): their "
-            "difference is not a method's."
-        )
-    fingerprints = [{run.fingerprint for run in group.runs} - {""} for group in (a, b)]
-    if all(fingerprints) and fingerprints[0] != fingerprints[1]:
-        notes.append("A and B did not read the same data: their fingerprints differ.")
-    return notes
-
-
-def _seed_notes(a: Group, b: Group, test: str) -> list[str]:
-    """Say over which seeds numbers are, and whether they are tested."""
-    seeds_a = {run.seed for run in a.reported_runs}
-    seeds_b = {run.seed for run in b.reported_runs}
-    notes = []
-    for letter, only_there in (("A", seeds_a - seeds_b), ("B", seeds_b - seeds_a)):
-        if only_there:
-            notes.append(f"Only in {letter}: seeds {', '.join(map(str, sorted(only_there)))}.")
-    pair_count = len(seeds_a & seeds_b)
+def _describe_test(a: Group, b: Group, test: str) -> str:
+    """Say over how many seeds numbers are tested, or why they are not."""
     if test == "none":
-        return notes
+        return ""
+    title = _TEST_TITLES[test]
+    pair_count = len({run.seed for run in a.reported_runs} & {run.seed for run in b.reported_runs})
     if pair_count < MIN_PAIRS[test]:
-        notes.append(
-            f"No test: {_TEST_TITLES[test]} needs {MIN_PAIRS[test]} seeds that both have, and "
+        return (
+            f"No test: {title} needs {MIN_PAIRS[test]} seeds that both have, and "
             f"there are {pair_count}."
         )
-    else:
-        notes.append(
-            f"p: {_TEST_TITLES[test]} of the {pair_count} pairs of seeds, two-sided, not corrected "
-            "for the number of rows."
-        )
-    return notes
+    return (
+        f"p: {title} of the {pair_count} pairs of seeds, two-sided, not corrected "
+        "for the number of rows."
+    )
 
 
 def _common_folder(runs: Sequence[Run]) -> Path:

@@ -38,7 +38,6 @@ def apply_filters(
     Raises:
         FedpflError: no configuration has a key or a value, or none passes all filters.
     """
-    # ---- Step 1: the words of each key.
     words_by_key: dict[str, list[str]] = {}
     for word in filters:
         key, _, text = word.partition("=")
@@ -47,29 +46,24 @@ def apply_filters(
         words_by_key.setdefault(key, []).extend(alternatives)
     if not configs:
         return []
-
-    # ---- Step 2: of each key, which configurations have one of its words.
     passes = [True] * len(configs)
     for key, words in words_by_key.items():
-        values = _values_of_key(configs, key)
-        is_group = any(isinstance(config.get(key), Mapping) for config in configs)
         # Names of choices may be written as in tables: LG-FedAvg is lg_fedavg.
+        is_group = any(isinstance(config.get(key), Mapping) for config in configs)
         normalize = letters_and_digits if is_group else _normalize_value
-        accepted_texts = [
-            {normalize(text) for text in (_yaml_text(value), names.get(key, "")) if text}
-            for value, names in zip(values, titles, strict=True)
-        ]
+        values = _values_of_key(configs, key)
+        wanted = {normalize(word): word for word in words}
+        found = set()
+        for index, (value, names) in enumerate(zip(values, titles, strict=True)):
+            spellings = {normalize(text) for text in (value, names.get(key, "")) if text}
+            passes[index] &= not spellings.isdisjoint(wanted)
+            found |= spellings
         # Each word must match a run: a misspelt one would silently choose less.
-        for word in words:
-            if not any(normalize(word) in texts for texts in accepted_texts):
-                there_are = sorted({clip_text(_yaml_text(value), 40) for value in values} - {""})
+        for normal, word in wanted.items():
+            if normal not in found:
+                there_are = sorted({clip_text(value, 40) for value in values if value})
                 listed = f"{join_few(there_are)}{did_you_mean(word, there_are)}"
                 raise FedpflError(f"{key}={word}: no such run here; there are: {listed}")
-        wanted_texts = {normalize(word) for word in words}
-        passes = [
-            passed and bool(texts & wanted_texts)
-            for passed, texts in zip(passes, accepted_texts, strict=True)
-        ]
     if not any(passes):
         raise FedpflError(f"no run here is all of {' '.join(filters)}")
     return passes
@@ -80,45 +74,31 @@ def value_when_off(key: str) -> Any:
     return dotted.get_dotted(OPTIONS_OFF, key, ...)
 
 
-def _values_of_key(configs: Sequence[Mapping[str, Any]], key: str) -> list[Any]:
-    """Return the key's value in each configuration, ... if it is absent.
+def _values_of_key(configs: Sequence[Mapping[str, Any]], key: str) -> list[str]:
+    """Return the key's value in each configuration as YAML writes it; empty where it is absent.
 
     Raises:
-        FedpflError: no configuration has the key, or it is a group without a name.
+        FedpflError: no configuration has the key.
     """
-    values = [_value_of_key(config, key) for config in configs]
-    if all(value is ... for value in values):
+    texts = []
+    for config in configs:
+        # A run from before an option came is as if it were off.
+        value = dotted.get_dotted(config, key, value_when_off(key))
+        if isinstance(value, Mapping):
+            value = value.get("name", ...)
+        texts.append("" if value is ... else _yaml_text(value))
+    if not any(texts):
         pairs = [pair for config in configs for pair in dotted.flatten_keys(config)]
         known_keys = [name.removesuffix(".name") for name, _ in pairs]
-        endings = [name for name in known_keys if name.rpartition(".")[2] == key]
-        hint = f"; did you mean {endings[0]}?" if endings else did_you_mean(key, known_keys)
-        raise FedpflError(f"{key}: no run here has such a key{hint}")
-    groups = [value for value in values if isinstance(value, Mapping)]
-    if groups:
-        keys = ", ".join(f"{key}.{name}" for name in groups[0])
-        raise FedpflError(f"{key} is a group; name a key of it: {keys}")
-    return values
-
-
-def _value_of_key(config: Mapping[str, Any], key: str) -> Any:
-    """Return the value of a dotted key, of a group its name; ... if it is absent."""
-    value = dotted.get_dotted(config, key, ...)
-    if value is ...:
-        off_value = value_when_off(key)
-        # A run from before an option came is as if it were off.
-        if not isinstance(off_value, Mapping):
-            value = off_value
-    return value.get("name", value) if isinstance(value, Mapping) else value
+        raise FedpflError(f"{key}: no run here has such a key{did_you_mean(key, known_keys)}")
+    return texts
 
 
 def _yaml_text(value: Any) -> str:
-    """Return the value as YAML writes it."""
-    if value is ...:
-        return ""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list):
         return f"[{', '.join(map(_yaml_text, value))}]"
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
     return str(value)
 
 

@@ -14,7 +14,7 @@ import pandas as pd
 from fedpfl.ground.errors import FedpflError, pluralize
 from fedpfl.record.columns import METRICS
 from fedpfl.report import figures
-from fedpfl.report.compare import MIN_PAIRS, paired_test
+from fedpfl.report.compare import paired_test
 from fedpfl.report.fairness import BASELINES, label_and_column
 from fedpfl.report.grouping import Group, common_task, groups, task_metric
 from fedpfl.report.run import Run
@@ -160,7 +160,6 @@ def rank_tables(
         *gap_notes,
         *titled_notes(pairs + unfinished),
         *attendance_notes(ranked["group"]),
-        *_power_notes(*accuracy.shape),
     )
     caption = _make_caption(result, metric, select, seeds_by_title)
     return [_blocks_table(result, caption, metric), _pairs_table(result, notes)], result
@@ -300,18 +299,6 @@ def _make_caption(
         f"Friedman's test, corrected for ties: chi-square {result.statistic:.2f} with "
         f"{len(methods) - 1} degrees of freedom, p {format_number('p', result.p)}."
     )
-
-
-def _power_notes(block_count: int, method_count: int) -> list[str]:
-    """Say that so few blocks and methods cannot show a difference."""
-    pair_count = method_count * (method_count - 1) // 2
-    smallest_p = min(1.0, pair_count * 2 / 2**block_count)
-    if smallest_p <= LEVEL and block_count >= MIN_PAIRS["wilcoxon"]:
-        return []
-    return [
-        f"With {block_count} blocks and {pair_count} pairs of methods no p corrected by Holm "
-        f"can fall below {smallest_p:.3g}: no two methods are told apart."
-    ]
 
 
 def _blocks_table(result: MethodRanks, caption: str, metric: str) -> Table:

@@ -51,7 +51,7 @@ def test_what_is_let_through() -> None:
 REFUSED = """
 methd=fedobp => methd: no run here has such a key; did you mean method?
 local.lr.x=1 => local.lr.x: no run here has such a key; did you mean local.lr?
-local=1 => local is a group; name a key of it: local.lr, local.betas
+local=1 => local: no run here has such a key; did you mean local.lr?
 method=fedopb => method=fedopb: no such run here; there are: fedavg, fedobp, lg_fedavg; did you mean fedobp?
 local.lr=0.2 => local.lr=0.2: no such run here; there are: 0.01, 0.1; did you mean 0.1?
 method= => method=: no such run here; there are: fedavg, fedobp, lg_fedavg

@@ -124,8 +124,6 @@ def test_seeds_are_averaged_first(tmp_path: Path) -> None:
     assert first == {"FedPer": 70, "Local-Only": 55, "FedAvg+FT": 52}
     assert result.ranks.mean().to_dict() == {"Local-Only": 1.5, "FedPer": 2, "FedAvg+FT": 2.5}
     assert "FedAvg is judged after fine-tuning." in tables[0].caption
-    few = "With 2 blocks and 3 pairs of methods no p corrected by Holm can fall below 1"
-    assert any(note.startswith(few) for note in tables[1].notes)
     plain = rank_tables(runs(tmp_path), "ft_accuracy")[1]
     first = plain.accuracy.loc["set0, Dir(0.1)"].to_dict()
     assert first == {"FedPer": 72, "Local-Only": 57, "FedAvg": 52}
@@ -174,6 +172,5 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     test = "chi-square 21.00 with 3 degrees of freedom, p <0.001."
     assert f"Friedman's test, corrected for ties: {test}" in out
     assert ["FedOBP", "FedPer", "7", "0", "0.016", "0.094"] in lines  # 6 pairs, all at 2 / 2^7
-    assert "With 7 blocks and 6 pairs of methods no p corrected by Holm can fall below 0.09" in out
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"ranks.png", "ranks.pdf"}
     assert (tmp_path / "out/ranks.png").read_bytes().startswith(PNG)

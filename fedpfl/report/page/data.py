@@ -22,7 +22,6 @@ AXIS_TITLES = {
     "since_shift": "rounds since the last shift",
 }
 """Titles of the axes that a curve may be drawn along."""
-COST_AXES = ("down", "both", "hours", "simulated")
 MAX_POINTS = 200
 """Points of a curve, and clients of a method, that a page draws at most."""
 

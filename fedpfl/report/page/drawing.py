@@ -17,7 +17,7 @@ from fedpfl.ground.tasks import Task
 from fedpfl.record.columns import METRICS
 from fedpfl.report.grouping import Group, common_task
 from fedpfl.report.page import data
-from fedpfl.report.page.data import AXIS_TITLES, COST_AXES
+from fedpfl.report.page.data import AXIS_TITLES
 from fedpfl.report.styles import COLORS, number_styles
 from fedpfl.report.tables import CURVES
 from fedpfl.report.text import clip_text, wrap_lines
@@ -25,7 +25,6 @@ from fedpfl.report.text import clip_text, wrap_lines
 MAX_SHOWN_METHODS = 10  # with more, a chart begins with the best ones
 MAX_PARTITION_CELLS = 20_000
 MAX_MASK_POINTS = 100
-SUCCESS = "asr"
 _DASHES = ("solid", "7px,3px", "2px,2.5px", "8px,3px,2px,3px", "5px,2px,1.5px,2px")
 _SYMBOLS = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "x")
 _SETTING = "data set and partition"
@@ -52,7 +51,6 @@ class Content:
     Attributes:
         ranked: the configurations of each setting, the best score first.
         task: their task.
-        scores: the numbers of the table of accuracies, by configuration.
         spent: the result of `spent_by_round`, by configuration.
         style_numbers: the result of `number_styles`.
         note: called with a line about each part that is left out.
@@ -60,7 +58,6 @@ class Content:
 
     ranked: dict[str, list[Group]]
     task: Task
-    scores: pd.DataFrame
     spent: dict[Group, pd.DataFrame]
     style_numbers: dict[str, int]
     note: Callable[[str], None]
@@ -92,15 +89,14 @@ def draw_charts(
         note: called with a line about each part that is left out.
     """
     task = common_task(group.runs[0] for group in shown_groups)
-    scores = accuracy.set_axis(pd.Index(shown_groups)).astype({task.score: float})
-    best_first = scores.sort_values(task.score, ascending=not task.is_higher_better).index
+    scores = pd.Series(accuracy[task.score].to_numpy(float), pd.Index(shown_groups))
+    best_first = scores.sort_values(ascending=not task.is_higher_better).index
     ranked: dict[str, list[Group]] = {group.setting: [] for group in shown_groups}
     for group in best_first:
         ranked[group.setting].append(group)
     content = Content(
         ranked=ranked,
         task=task,
-        scores=scores,
         spent={group: data.spent_by_round(group) for group in shown_groups},
         style_numbers=number_styles(shown_groups),
         note=note,
@@ -241,34 +237,12 @@ def _draw_heatmap(chart: Chart, frame: pd.DataFrame, colors: pd.DataFrame, text:
     return heatmap
 
 
-def _draw_cost(content: Content) -> Charts:
-    titles = {key: AXIS_TITLES[key] for key in COST_AXES} | {SUCCESS: METRICS[SUCCESS].label}
-    score = content.task.score
-    for (setting, rivals), (key, title) in itertools.product(
-        content.ranked.items(), titles.items()
-    ):
-        choice = {_SETTING: setting, f"{content.task.score_word} against": title}
-        chart = _make_chart(choice, title, METRICS[score].label)
-        for group in rivals:
-            row = content.scores.loc[group]
-            cost = row.get(SUCCESS, math.nan)
-            if key != SUCCESS:
-                cost = content.spent[group][key].iloc[-1]
-            if math.isfinite(cost + row[score]):
-                style = content.style(group)
-                marker = style["marker"] | {"size": 11}
-                point = {"x": [cost], "y": [row[score]], "mode": "markers", "marker": marker}
-                chart.data.append(style | point)
-        yield chart
-
-
 SECTIONS: dict[str, Callable[[Content], Charts]] = {
     "curves": _draw_curves,
     "clients": _draw_clients,
     "partition": _draw_partitions,
     "common": _draw_common,
     "masks": _draw_masks,
-    "cost": _draw_cost,
 }
 """The functions that draw the charts of each section of a page."""
 
