@@ -109,7 +109,6 @@ OPTIONS = {
     "--pm": _switch("deviations as mean ± std"),
     "--caption": _take("of the table, above its own", metavar="TEXT"),
     "--select": _choose(SELECTIONS, "last", _SELECT_HELP),
-    "compare --select": _choose(("last", "validation"), "last", _SELECT_HELP),
     "paper --select": _choose(
         (*SELECTIONS, AS_PUBLISHED),
         "last",
@@ -131,10 +130,9 @@ OPTIONS = {
     "--accuracy": _choose(ACCURACIES, "accuracy", "which; default: mean over clients"),
     "--only": _choose(("tables", "figures"), "", "of the existing runs"),
     "--dataset": _list("only these columns, such as fmnist"),
-    "paper --test": _choose(
-        MIN_PAIRS, "", "mark differences from the last line, paired over seeds"
+    "--test": _choose(
+        [*MIN_PAIRS, "none"], None, "of differences, paired over seeds; default: t, of papers none"
     ),
-    "compare --test": _choose([*MIN_PAIRS, "none"], "t", "paired over seeds; default: t"),
     "ls --status": _choose_some(STATUSES, "only these"),
     "clean --status": _choose_some(cleaning.REMOVABLE, _CLEAN_HELP),
     "--sort": _choose(listing.SORTS, "run", "default: run, as in tables"),
@@ -282,37 +280,34 @@ def _draw_figures(options: Namespace, shown_runs: list[Run], kinds: Sequence[str
         kinds: of FIGURE_KINDS; none means all that these runs have.
     """
     # ---- Step 1: what draws each kind.
-    folder = _output_folder(options, "figures")
     select = options.select, options.every or 1
-    traffic_options = {"select": select[0], "every": select[1], "interval": options.interval}
+    interval = options.interval
     drawers: dict[str, Callable[[list[Run], Path], list[Path]]] = {
         "curves": partial(_draw_curves, options),
         "clients": outcomes.clients_figure,
         "gains": outcomes.gains_figure,
-        "fairness": partial(outcomes.fairness_figure, interval=options.interval),
-        "traffic": partial(outcomes.traffic_figure, **traffic_options),
+        "fairness": partial(outcomes.fairness_figure, interval=interval),
+        "traffic": partial(outcomes.traffic_figure, select=select, interval=interval),
+        "ranks": lambda members, path: draw_rank_diagram(
+            rank_tables(members, "accuracy", *select)[1], path
+        ),
     }
 
-    # ---- Step 2: a file of each kind for each data set, partition and task.
-    def draw(kind: str, members: list[Run], name: str) -> None:
-        try:
-            _report_files(drawers[kind](members, folder / name))
-        except FedpflError as error:
-            if kinds or kind == "curves":
-                raise
-            print_to_stderr(f"not drawn: {name}: {error}")
-
-    for name, members in group_by(shown_runs, _name_setting).items():
-        for kind in drawers:
-            if kind in (kinds or FIGURE_KINDS):
-                draw(kind, members, f"{kind}_{name}")
-
-    # ---- Step 3: ranks over all of them.
-    if "ranks" in kinds or (not kinds and len({run.method_name for run in shown_runs}) > 2):
-        drawers["ranks"] = lambda members, path: draw_rank_diagram(
-            rank_tables(members, "accuracy", *select)[1], path
-        )
-        draw("ranks", shown_runs, "ranks")
+    # ---- Step 2: each kind for each data set, partition and task, ranks over all of them.
+    settings = list(group_by(shown_runs, _name_setting).items())
+    drawn = [(kind, *setting) for setting in settings for kind in FIGURE_KINDS[:-1]]
+    # Two methods have no ranks.
+    if kinds or len({run.method_name for run in shown_runs}) > 2:
+        drawn.append(("ranks", "", shown_runs))
+    for kind, setting_name, members in drawn:
+        if kind in (kinds or FIGURE_KINDS):
+            name = f"{kind}_{setting_name}".rstrip("_")
+            try:
+                _report_files(drawers[kind](members, _output_folder(options, "figures") / name))
+            except FedpflError as error:
+                if kinds or kind == "curves":
+                    raise
+                print_to_stderr(f"not drawn: {name}: {error}")
 
 
 def _name_setting(run: Run) -> str:
@@ -348,15 +343,14 @@ def _draw_curves(options: Namespace, members: list[Run], path: Path) -> list[Pat
 )
 def _show_papers(options: Namespace) -> None:
     # ---- Step 1: names and folders.
-    full_names = {word: find_full_name(word) for word in options.words}
-    names = [name for name in full_names.values() if name]
-    options.roots = [Path(word) for word, name in full_names.items() if not name]
-    options.roots = options.roots or [Path("outputs")]
-    absent = [root for root in options.roots if not root.is_dir()]
-    if absent:
-        raise FedpflError(
-            f"{absent[0]} is neither a folder nor a table or figure; there are {', '.join(NAMES)}"
-        )
+    names = [name for name in map(find_full_name, options.words) if name]
+    folders = [Path(word) for word in options.words if not find_full_name(word)]
+    options.roots = folders or [Path("outputs")]
+    for root in options.roots:
+        if not root.is_dir():
+            raise FedpflError(
+                f"{root} is neither a folder nor a table or figure; there are {', '.join(NAMES)}"
+            )
 
     # ---- Step 2: the rule that judges runs.
     rule = None
@@ -369,16 +363,14 @@ def _show_papers(options: Namespace) -> None:
         )
 
     # ---- Step 3: the tables and figures.
-    shown_groups = groups(runs(*options.roots, where=options.where, trials=options.trials))
-    folder = _output_folder(options, "figures")
     shown = make_tables_and_figures(
-        groups=shown_groups,
-        out=folder,
+        groups=groups(runs(*options.roots, where=options.where, trials=options.trials)),
+        out=_output_folder(options, "figures"),
         rule=rule,
         names=names,
         only=options.only,
         datasets=options.dataset,
-        test=options.test,
+        test=(options.test or "none").removeprefix("none"),
     )
     is_empty = True
     for name, content in shown:
@@ -388,9 +380,9 @@ def _show_papers(options: Namespace) -> None:
         else:
             _report_files(content)
     if is_empty:
-        folders = ", ".join(map(str, options.roots))
+        roots = ", ".join(map(str, options.roots))
         print_to_stderr(
-            f"nothing of the papers' can be filled from the runs below {folders}; name a table "
+            f"nothing of the papers' can be filled from the runs below {roots}; name a table "
             f"({', '.join(TABLES)}) to see the commands that fill it"
         )
 
@@ -445,7 +437,7 @@ def _list_runs(options: Namespace) -> None:
 )
 def _compare_sides(options: Namespace) -> None:
     a, b = find_sides(options.roots, options.where, options.trials)
-    _print_tables(compare_groups(a, b, options.test, options.select), options)
+    _print_tables(compare_groups(a, b, options.test or "t", options.select), options)
 
 
 @_command(

@@ -29,6 +29,7 @@ from fedpfl.report.tables import (
     attendance_notes,
     judged_rows,
     no_validation_error,
+    selection_note,
 )
 from fedpfl.report.text import join_few
 
@@ -132,8 +133,7 @@ def compare_groups(a: Group, b: Group, test: str = "t", select: str = "last") ->
         a: the first configuration.
         b: the second configuration.
         test: of the paired differences over seeds, of MIN_PAIRS, or none.
-        select: `last`, or `validation` for the final accuracies at each run's best validation
-            accuracy.
+        select: as in `accuracy_table`.
 
     Raises:
         FedpflError: both hold the same runs, or a run has no validation accuracy to select by.
@@ -153,7 +153,7 @@ def compare_groups(a: Group, b: Group, test: str = "t", select: str = "last") ->
             raise no_validation_error(group)
 
     # ---- Step 2: settings, numbers at the end, notes.
-    notes = [*attendance_notes([a, b]), _describe_test(a, b, test)]
+    notes = [*attendance_notes([a, b]), *selection_note(select), _describe_test(a, b, test)]
     if select == "validation":
         notes.append("Runs are judged at their best validation accuracy.")
     if a.setting != b.setting:

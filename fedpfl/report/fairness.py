@@ -256,14 +256,12 @@ def _pair_clients(
 def _make_record(comparison: BaselineComparison) -> dict[str, Any]:
     """Return a row's values by column."""
     # ---- Step 1: over clients within a seed, then over seeds.
-    accuracies = [*comparison.accuracies.values()]
-    means = [float(values.mean()) for values in accuracies]
-    worst = [float(worst_decile(values).mean()) for values in accuracies]
-    deviations = [float(values.std(ddof=0)) for values in accuracies]
     record = row_cells(comparison.group)
-    record |= seed_statistics("accuracy", means)
+    accuracies = comparison.accuracies.values()
+    worst = [float(worst_decile(values).mean()) for values in accuracies]
+    record |= seed_statistics("accuracy", [float(values.mean()) for values in accuracies])
     record |= seed_statistics("accuracy_worst10", worst)
-    record |= seed_statistics("accuracy_std", deviations)
+    record |= seed_statistics("accuracy_std", [float(values.std(ddof=0)) for values in accuracies])
 
     # ---- Step 2: against each baseline.
     for name in BASELINES:
@@ -277,9 +275,10 @@ def _make_record(comparison: BaselineComparison) -> dict[str, Any]:
         record[f"seed_list_{name}"] = " ".join(str(run.seed) for run in pairs)
 
     # ---- Step 3: rounds and seeds.
-    evaluations = [run.last_evaluation for run in comparison.accuracies]
-    record["round"] = format_range([int(row["round"]) for row in evaluations if len(row)]) or None
-    record["seeds"] = len(comparison.accuracies)
-    record["seed_list"] = " ".join(str(run.seed) for run in comparison.accuracies)
-    record["status"] = comparison.group.status
-    return record
+    rounds = [run.last_evaluation["round"] for run in comparison.accuracies if run.is_evaluated]
+    return record | {
+        "round": format_range(list(map(int, rounds))) or None,
+        "seeds": len(comparison.accuracies),
+        "seed_list": " ".join(str(run.seed) for run in comparison.accuracies),
+        "status": comparison.group.status,
+    }

@@ -163,7 +163,7 @@ def _make_record(directory: Directory, label: str) -> dict[str, Any]:
     if run.search_name:
         record["search"] = run.search_name
     evaluation = run.last_evaluation
-    if len(evaluation):
+    if run.is_evaluated:
         record["evaluated"] = int(evaluation["round"])
     last_round = run.last_round
     bits = last_round.get("bits_down", math.nan) + last_round.get("bits_up", math.nan)

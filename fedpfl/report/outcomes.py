@@ -102,15 +102,14 @@ def fairness_figure(runs: Iterable[Run], path: Path, interval: bool = False) -> 
 
 
 def traffic_figure(
-    runs: Iterable[Run], path: Path, select: str = "last", every: int = 1, interval: bool = False
+    runs: Iterable[Run], path: Path, select: tuple[str, int] = ("last", 1), interval: bool = False
 ) -> list[Path]:
     """Draw the gigabytes of all clients, both ways, against the accuracy, a point per method.
 
     Args:
         runs: the runs.
         path: without suffix.
-        select: as in `accuracy_table`.
-        every: as in `accuracy_table`.
+        select: `select` and `every` as in `accuracy_table`.
         interval: whether bars are 95 % confidence intervals rather than deviations over seeds.
 
     Returns:
@@ -121,7 +120,7 @@ def traffic_figure(
     values = {}
     for group in shown_groups:
         _, column = label_and_column(group, task.score)
-        rows = judged_rows(group, select, every)
+        rows = judged_rows(group, *select)
         gigabytes = [run.metric_value(GIGABYTES, row) for run, row in rows.items()]
         values[group] = gigabytes, [float(row.get(column, math.nan)) for row in rows.values()]
     y_title = f"{task.score_word}{' (%)' if task.unit else ''}"

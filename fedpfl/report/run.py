@@ -21,13 +21,7 @@ from fedpfl.ground.tasks import Task, configured_task
 from fedpfl.record import digests
 from fedpfl.record.columns import ALMOST_NOBODY_SHARE, PERSONAL_PREFIX, column_names
 from fedpfl.report.names import METHOD_TITLES
-from fedpfl.report.reading import (
-    VALUE_ERRORS,
-    describe_error,
-    read_json_object,
-    read_numbers,
-    read_texts,
-)
+from fedpfl.report.reading import read_json_object, read_numbers, read_texts
 from fedpfl.report.text import one_line
 
 STATUSES = ("finished", "running", "interrupted", "failed", "diverged", "broken")
@@ -128,15 +122,11 @@ class Run:
         for name in ("round", self.task.score):
             if name not in frame:
                 raise FedpflError(f"{self.path}: rounds.csv lacks the column {name}")
-        number = frame["round"]
-        is_whole = number.notna() & (number == number.round())
-        if not (is_whole & (number > 0) & (number < 1e15)).all():
+        if not (frame["round"] % 1 == 0).all():
             raise FedpflError(f"{self.path}: rounds.csv holds a round that is no whole number")
-        frame["round"] = number.astype(int)
+        frame["round"] = frame["round"].astype(int)
         # A round written twice (killed between row and checkpoint, then resumed) counts once, as
         # last written.
-        if number.is_monotonic_increasing and number.is_unique:
-            return frame
         return frame.drop_duplicates("round", keep="last").sort_values("round", ignore_index=True)
 
     @property
@@ -152,10 +142,8 @@ class Run:
             FedpflError: clients.csv cannot be read.
         """
         frame = read_numbers(self.path, "clients.csv", self.summary)
-        if "client" not in frame or frame["client"].isna().any():
-            raise FedpflError(
-                f"{self.path}: clients.csv lacks the column client, or a client its number"
-            )
+        if "client" not in frame:
+            raise FedpflError(f"{self.path}: clients.csv lacks the column client")
         counts = frame.filter(regex=r"^(client|train|validation|test|label_\d+)$").dropna(axis=1)
         return frame.astype(dict.fromkeys(counts, int))
 
@@ -230,17 +218,12 @@ class Run:
         if not content:
             return {}
         overlaps = {}
-        try:
-            for name, fields in content["tensors"].items():
-                overlaps[name] = MaskOverlap(
-                    entries=float(fields["entries"]),
-                    holder_counts=np.array(fields["held"], float),
-                    pair_counts=np.array(fields["both"], float),
-                )
-        except VALUE_ERRORS as error:
-            raise FedpflError(
-                f"{self.path}: masks.json holds no usable value: {describe_error(error)}"
-            ) from None
+        for name, fields in content["tensors"].items():
+            overlaps[name] = MaskOverlap(
+                entries=float(fields["entries"]),
+                holder_counts=np.array(fields["held"], float),
+                pair_counts=np.array(fields["both"], float),
+            )
         return overlaps
 
     @cached_property
@@ -253,11 +236,8 @@ class Run:
     def is_stale(self) -> bool:
         """True if it is too old to be still written."""
         # A round may take long; three of the last one are given.
-        seconds = []
-        for frame, key in ((self.rounds, "seconds"), (self.evaluations, "eval_seconds")):
-            if key in frame:
-                seconds += [value for value in frame[key].iloc[-1:] if not math.isnan(value)]
-        patience = max(STALE_SECONDS, 3 * math.fsum(seconds))
+        seconds = self.rounds.reindex(columns=["seconds", "eval_seconds"]).ffill().iloc[-1:]
+        patience = max(STALE_SECONDS, 3 * seconds.sum(axis=None))
         return time.time() - self.modified_at > patience
 
     @property
@@ -326,12 +306,10 @@ class Run:
         if trained <= ALMOST_NOBODY_SHARE * clients:
             return f"{trained:.0f} of {clients:.0f} clients have made a step"
         # Early stopping makes cohorts smaller on purpose.
-        if self.config_value("stopping.early"):
-            planned = 0
-        else:
-            planned = self.cohort * self.rounds_done
+        planned = self.cohort * self.rounds_done
         participations = self.participants.sum()
-        if participations <= ALMOST_NOBODY_SHARE * planned:
+        is_stopped = self.config_value("stopping.early")
+        if not is_stopped and participations <= ALMOST_NOBODY_SHARE * planned:
             return f"{participations:.0f} of {planned:.0f} planned participations took place"
         return ""
 
@@ -372,15 +350,14 @@ class Run:
         columns = needed.get(quantity, ["round"])
         if not {*columns} <= {*self.rounds.columns}:
             return math.nan
+        last_round = row.get("round", math.nan)
         if percent:
-            evaluations = self.evaluations
-            scores = evaluations[self.task.score]
+            scores = self.evaluations[self.task.score]
             is_reached = scores >= float(percent)
             if not self.task.is_higher_better:
                 is_reached = scores <= float(percent)
-            target_rows = evaluations[is_reached]
-            row = target_rows.iloc[0] if len(target_rows) else {}
-        is_before = self.rounds["round"] <= row.get("round", math.nan)
+            last_round = self.evaluations["round"][is_reached].min()
+        is_before = self.rounds["round"] <= last_round
         if not is_before.any():
             return math.nan
         if quantity == ROUND_COUNT:
@@ -390,6 +367,11 @@ class Run:
         return float(total) / (3600 if quantity == SIMULATED else 8e9)
 
     @property
+    def is_evaluated(self) -> bool:
+        """True if all clients were evaluated after a round."""
+        return len(self.evaluations) > 0
+
+    @property
     def last_round(self) -> pd.Series:
         """Return the last row of rounds.csv, empty without any."""
         return self.rounds.iloc[-1] if self.rounds_done else pd.Series(dtype=float)
@@ -397,7 +379,7 @@ class Run:
     @property
     def last_evaluation(self) -> pd.Series:
         """Return the last row after which all clients were evaluated, empty without any."""
-        return self.evaluations.iloc[-1] if len(self.evaluations) else pd.Series(dtype=float)
+        return self.evaluations.iloc[-1] if self.is_evaluated else pd.Series(dtype=float)
 
     def per_client(self, column: str) -> float:
         """Return a column's mean over all participations, nan if not recorded."""

@@ -456,7 +456,7 @@ def _empty_notes(judged: Mapping[Group, JudgedRows], select: str, by: str) -> li
 
 
 def _lacks_validation(group: Group, rows: JudgedRows, select: str) -> bool:
-    is_evaluated = any(len(run.evaluations) for run in group.reported_runs)
+    is_evaluated = any(run.is_evaluated for run in group.reported_runs)
     return select == "validation" and is_evaluated and not rows
 
 

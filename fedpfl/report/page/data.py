@@ -38,7 +38,7 @@ def read_clients(group: Group, note: Callable[[str], None]) -> pd.DataFrame:
         try:
             clients = run.participating_clients
         except FedpflError as error:
-            if len(run.evaluations):
+            if run.is_evaluated:
                 note(f"without clients: {error}")
             continue
         names = [run.client_names.get(int(n), f"client {n:.0f}") for n in clients["client"]]
