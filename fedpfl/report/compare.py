@@ -6,7 +6,6 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -15,6 +14,7 @@ from fedpfl.ground.identity import result_config
 from fedpfl.record.columns import COMMON_SCOPE, METRICS, column_names
 from fedpfl.report.grouping import Group, differing_values, groups, require_classes
 from fedpfl.report.load import runs
+from fedpfl.report.records import Record
 from fedpfl.report.run import Run
 from fedpfl.report.table import (
     Cell,
@@ -181,7 +181,7 @@ def relabel_sides(a: Group, b: Group) -> tuple[Group, Group]:
 def _compare_settings(sides: Mapping[str, Group], judged: Mapping[str, JudgedRows]) -> Table:
     """Make the table of seeds, folders and the settings that are not the same."""
     # ---- Step 1: the runs of both sides.
-    records: list[dict[str, Any]] = []
+    records: list[Record] = []
     described = [_describe_side(sides[letter], judged[letter]) for letter in sides]
     for key, text in described[0].items():
         record = {"section": "run", "what": key, "note": "", "a": text, "b": described[1][key]}
@@ -271,9 +271,9 @@ def _values_by_seed(name: str, rows: JudgedRows) -> dict[int, float]:
     return {} if any(map(math.isnan, values.values())) else values
 
 
-def _pair_numbers(name: str, a: dict[int, float], b: dict[int, float], test: str) -> dict[str, Any]:
+def _pair_numbers(name: str, a: dict[int, float], b: dict[int, float], test: str) -> Record:
     """Return means, differences and p value; nan if unknown."""
-    record: dict[str, Any] = {"section": "final", "what": name}
+    record: Record = {"section": "final", "what": name}
     for side, values in (("a", a), ("b", b)):
         record |= seed_statistics(side, [*values.values()])
         record[f"{side}_seeds"] = " ".join(map(str, sorted(values)))

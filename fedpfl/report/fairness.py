@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -12,6 +12,7 @@ from fedpfl.ground.decile import worst_decile_size
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.identity import result_config
 from fedpfl.report.grouping import Group, differing_values, groups, require_classes
+from fedpfl.report.records import Record
 from fedpfl.report.run import Run
 from fedpfl.report.table import Column, Table, seed_statistics
 from fedpfl.report.tables import ROW_COLUMNS, describe_seeds, row_cells, titled_notes
@@ -99,7 +100,7 @@ def label_and_column(group: Group, column: str = "accuracy") -> tuple[str, str]:
     FedAvg is judged after fine-tuning, as FedAvg+FT.
     """
     # A client under FedAvg would at least fine-tune the global model.
-    if group.runs[0].method_name != "fedavg" or column.startswith("ft_"):
+    if group.method_name != "fedavg" or column.startswith("ft_"):
         return group.method, column
     return group.method.replace("FedAvg", BASELINES["fedavg"], 1), f"ft_{column}"
 
@@ -145,8 +146,8 @@ def compare_with_baselines(
         own_accuracies = {run: accuracies[run] for run in group.reported_runs if run in accuracies}
         comparison = BaselineComparison(group, own_accuracies, {})
         for name in BASELINES:
-            if group.runs[0].method_name != name and own_accuracies:
-                baselines = [one for one in compared_groups if one.runs[0].method_name == name]
+            if group.method_name != name and own_accuracies:
+                baselines = [one for one in compared_groups if one.method_name == name]
                 note_pairs += _add_baseline(comparison, name, baselines, accuracies)
         comparisons.append(comparison)
     return comparisons, (*titled_notes(note_pairs), *unreadable_notes)
@@ -253,7 +254,7 @@ def _pair_clients(
     return pairs
 
 
-def _make_record(comparison: BaselineComparison) -> dict[str, Any]:
+def _make_record(comparison: BaselineComparison) -> Record:
     """Return a row's values by column."""
     # ---- Step 1: over clients within a seed, then over seeds.
     record = row_cells(comparison.group)

@@ -18,6 +18,7 @@ from fedpfl.ground.files import atomic_output
 from fedpfl.record.columns import METRICS
 from fedpfl.report.grouping import Group, common_task, group_by, groups, task_metric
 from fedpfl.report.page.data import AXIS_TITLES, mean_by_round, spent_at_rounds, spent_by_round
+from fedpfl.report.records import Record
 from fedpfl.report.run import Run
 from fedpfl.report.styles import COLORS, number_styles
 from fedpfl.report.table import confidence_half_width
@@ -90,7 +91,7 @@ def accuracy_figure(
         FedpflError: no run has the metric.
     """
     shown_groups = groups(runs)
-    metric = task_metric(metric, common_task(group.runs[0] for group in shown_groups))
+    metric = task_metric(metric, common_task(shown_groups))
     _require_curves(shown_groups, metric, along)
     style_numbers = number_styles(shown_groups, label)
 
@@ -154,7 +155,7 @@ def legible_text(text: str) -> str:
     return clip_text(f" {text}" if text.startswith("_") else text, 60)
 
 
-def line_style(line_number: int) -> dict[str, Any]:
+def line_style(line_number: int) -> Record:
     """Return colour, dash and marker of a line."""
     return {
         "color": COLORS[line_number % len(COLORS)],
@@ -227,7 +228,7 @@ def _require_curves(shown_groups: Sequence[Group], metric: str, along: str) -> N
 
 
 def _draw_legend(figure: Figure, axes: Iterable[Axes], note: str) -> None:
-    lines: dict[str, Any] = {}
+    lines: Record = {}
     for ax in axes:
         for line, label in zip(*ax.get_legend_handles_labels(), strict=True):
             # A label has one style in all panels, so its first line will do.

@@ -10,6 +10,7 @@ from typing import Any
 from fedpfl.ground import dotted
 from fedpfl.ground.errors import FedpflError, did_you_mean
 from fedpfl.ground.identity import OPTIONS_OFF
+from fedpfl.report.records import Values
 from fedpfl.report.text import clip_text, join_few, letters_and_digits
 
 _FILTER = re.compile(r"[A-Za-z_]\w*(\.\w+)*=")
@@ -24,7 +25,7 @@ def is_filter(word: str) -> bool:
 
 
 def apply_filters(
-    configs: Sequence[Mapping[str, Any]],
+    configs: Sequence[Values],
     filters: Sequence[str],
     titles: Sequence[Mapping[str, str]],
 ) -> list[bool]:
@@ -74,7 +75,7 @@ def value_when_off(key: str) -> Any:
     return dotted.get_dotted(OPTIONS_OFF, key, ...)
 
 
-def _values_of_key(configs: Sequence[Mapping[str, Any]], key: str) -> list[str]:
+def _values_of_key(configs: Sequence[Values], key: str) -> list[str]:
     """Return the key's value in each configuration as YAML writes it; empty where it is absent.
 
     Raises:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -14,6 +14,7 @@ from fedpfl.ground.tasks import CLASSIFICATION, Task, require_classification
 from fedpfl.report import labels
 from fedpfl.report.filters import value_when_off
 from fedpfl.report.names import METHOD_TITLES
+from fedpfl.report.records import Record, Values
 from fedpfl.report.run import STATUSES, Run
 from fedpfl.report.text import format_range, join_few
 
@@ -21,13 +22,13 @@ Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
 
 
-def common_task(runs: Iterable[Run]) -> Task:
-    """Return the task of all runs; classification without any.
+def common_task(members: Iterable[Run | Group]) -> Task:
+    """Return the task of all runs or configurations; classification without any.
 
     Raises:
         FedpflError: they are of several tasks, and scores of these are not comparable.
     """
-    tasks = {run.task.name: run.task for run in runs} or {CLASSIFICATION.name: CLASSIFICATION}
+    tasks = {one.task.name: one.task for one in members} or {CLASSIFICATION.name: CLASSIFICATION}
     if len(tasks) > 1:
         raise FedpflError(
             f"these runs are of several tasks ({', '.join(sorted(tasks))}), which have no score in "
@@ -38,7 +39,7 @@ def common_task(runs: Iterable[Run]) -> Task:
 
 def require_classes(shown_groups: Iterable[Group], table: str) -> None:
     """Raise FedpflError where configurations are of a task that a table is not made for."""
-    task = common_task(group.runs[0] for group in shown_groups)
+    task = common_task(shown_groups)
     require_classification(task, table, "it is about accuracies")
 
 
@@ -82,6 +83,16 @@ class Group:
     def task(self) -> Task:
         """Return the task of its labels."""
         return self.runs[0].task
+
+    @property
+    def method_name(self) -> str:
+        """Return the method's name in the configuration."""
+        return self.runs[0].method_name
+
+    @property
+    def method_title(self) -> str:
+        """Return the method's name for people, without its settings."""
+        return self.runs[0].method_title
 
     @property
     def reported_runs(self) -> tuple[Run, ...]:
@@ -146,7 +157,7 @@ def groups(runs: Iterable[Run]) -> list[Group]:
     before_last = 2 * len(positions) - 3
 
     def sort_key(group: Group) -> tuple[str, str, int, str]:
-        position = positions.get(group.runs[0].method_name, before_last)
+        position = positions.get(group.method_name, before_last)
         return group.dataset, group.partition, position, group.method
 
     return sorted(all_groups, key=sort_key)
@@ -201,9 +212,7 @@ def canonical_text(value: Any) -> str:
     return repr(value)
 
 
-def differing_values(
-    left: Mapping[str, Any], right: Mapping[str, Any]
-) -> dict[str, tuple[str, str]]:
+def differing_values(left: Values, right: Values) -> dict[str, tuple[str, str]]:
     """Return the values of both sides as text, by each dotted key but the seed that differs."""
     sides = [dict(flatten_keys(values)) for values in (left, right)]
     differing = {}
@@ -233,7 +242,7 @@ def _split_by_data(runs: Sequence[Run]) -> Iterable[list[Run]]:
 
 
 def _unique_labels(
-    names: Sequence[str], settings: Sequence[dict[str, Any]]
+    names: Sequence[str], settings: Sequence[Record]
 ) -> tuple[list[str], list[tuple[str, ...]]]:
     """Return each configuration's label, and the settings in it that are not the method's.
 
@@ -268,7 +277,7 @@ def _unique_labels(
 
 
 def _distinguishing_keys(
-    names: Sequence[str], settings: Sequence[dict[str, Any]]
+    names: Sequence[str], settings: Sequence[Record]
 ) -> Iterator[tuple[int, str]]:
     """Yield the keys in which configurations of equal names differ, with each one's index."""
     for indices in group_by(range(len(names)), names.__getitem__).values():
@@ -278,7 +287,7 @@ def _distinguishing_keys(
                     yield index, key
 
 
-def _settings(runs: Sequence[Run]) -> dict[str, Any]:
+def _settings(runs: Sequence[Run]) -> Record:
     """Return the settings that distinguish a configuration, by dotted key."""
     settings = dict(flatten_keys(result_config(runs[0].config)))
     fingerprint = next((run.fingerprint for run in runs if run.fingerprint), "")
@@ -287,7 +296,7 @@ def _settings(runs: Sequence[Run]) -> dict[str, Any]:
     return settings
 
 
-def _setting_text(key: str, settings: dict[str, Any], keys: Sequence[str]) -> str:
+def _setting_text(key: str, settings: Record, keys: Sequence[str]) -> str:
     return labels.setting_text(key, {key: value_when_off(key)} | settings, keys)
 
 
@@ -301,17 +310,17 @@ def _is_in_titles(key: str) -> bool:
     return group in ("method", "dataset", "data", "shift")
 
 
-def _value_text(settings: dict[str, Any], key: str) -> str | None:
+def _value_text(settings: Record, key: str) -> str | None:
     return canonical_text(settings[key]) if key in settings else None
 
 
-def _differing_keys(settings: Sequence[dict[str, Any]]) -> list[str]:
+def _differing_keys(settings: Sequence[Record]) -> list[str]:
     """Return the keys in which the configurations are not all equal."""
     keys = sorted({key for values in settings for key in values})
     return [key for key in keys if len({_value_text(values, key) for values in settings}) > 1]
 
 
-def _minority_keys(settings: Sequence[dict[str, Any]]) -> list[list[str]]:
+def _minority_keys(settings: Sequence[Record]) -> list[list[str]]:
     """Return each configuration's keys, but for the method's, that differ from the majority.
 
     Without a majority these are all keys that differ.

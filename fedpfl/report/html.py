@@ -33,6 +33,7 @@ from fedpfl.report.load import (
     readable_runs,
 )
 from fedpfl.report.page.drawing import draw_charts
+from fedpfl.report.records import Record
 from fedpfl.report.run import Run
 from fedpfl.report.table import Column, Table
 from fedpfl.report.tables import accuracy_table
@@ -178,7 +179,7 @@ def _experiment_page(experiment: Experiment, shown_runs: Sequence[Run], accuracy
 
     # ---- Step 3: the page. Its date is the runs', so that the same runs give the same page.
     newest = datetime.fromtimestamp(max(run.modified_at for run in shown_runs), UTC)
-    content: dict[str, Any] = {"template": templates["plotly_white"]}
+    content: Record = {"template": templates["plotly_white"]}
     for name, members in charts.items():
         content[name] = [chart._asdict() for chart in members]
     # A `<` could end the script that holds the text.

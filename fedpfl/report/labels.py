@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from fedpfl.ground.identity import OPTIONS_OFF, result_config
 from fedpfl.report.names import DATASET_TITLES, METHOD_TITLES
+from fedpfl.report.records import Values
 from fedpfl.report.text import clip_text, one_line
 
 SPLIT_DETAILS = frozenset(
@@ -26,7 +26,7 @@ CONDITION_KEYS = frozenset({"attack.name", "attack.share", "attack.clients", "de
 _VAGUE_KEYS = frozenset({"seed", "every", "early"})
 
 
-def dataset_label(values: Mapping[str, Any]) -> str:
+def dataset_label(values: Values) -> str:
     """Return a data set's title, or the name of a user's file or folder."""
     name = str(values["name"])
     if name == "npz" and values.get("path"):
@@ -40,7 +40,7 @@ def dataset_label(values: Mapping[str, Any]) -> str:
     return f"{title} as published" if has_published_fault else title
 
 
-def partition_label(values: Mapping[str, Any]) -> str:
+def partition_label(values: Values) -> str:
     """Return a label such as `Dir(0.1)`, `Dir(0.1) published`, `IID` or `Shards(2)`."""
     name = one_line(values["name"])
     suffixes = {"dirichlet": "", "published": " published", "fixed_dirichlet": " of fixed sizes"}
@@ -62,7 +62,7 @@ def partition_label(values: Mapping[str, Any]) -> str:
     return f"{title}({', '.join(numbers)})" if numbers else title
 
 
-def conditions_label(config: Mapping[str, Any]) -> str:
+def conditions_label(config: Values) -> str:
     """Return attack, defence and shift of a run, such as `lie 20 %, median`."""
     options = result_config(config)
     attack = options.get("attack")
@@ -83,7 +83,7 @@ def conditions_label(config: Mapping[str, Any]) -> str:
     return clip_text(", ".join(conditions), 80)
 
 
-def _flower_label(values: Mapping[str, Any]) -> str:
+def _flower_label(values: Values) -> str:
     """Return a label such as `Flower's Dirichlet(alpha=0.3)`."""
     partitioner = one_line(values["partitioner"]).removesuffix("Partitioner")
     arguments = [
@@ -94,7 +94,7 @@ def _flower_label(values: Mapping[str, Any]) -> str:
     return clip_text(f"Flower's {add_in_brackets(partitioner, arguments)}", 60)
 
 
-def method_label(values: Mapping[str, Any], quantile: bool = True) -> str:
+def method_label(values: Values, quantile: bool = True) -> str:
     """Return the title with the most important settings, such as `FedOBP (q=0.9998)`.
 
     Args:
@@ -128,7 +128,7 @@ def add_in_brackets(label: str, settings: Sequence[str]) -> str:
     return f"{label[:-1]}, {text})" if label.endswith(")") else f"{label} ({text})"
 
 
-def setting_text(key: str, values: Mapping[str, Any], keys: Sequence[str]) -> str:
+def setting_text(key: str, values: Values, keys: Sequence[str]) -> str:
     """Return a setting such as `lr=0.1`.
 
     Args:

@@ -15,6 +15,7 @@ from fedpfl.ground.errors import pluralize
 from fedpfl.ground.tasks import CLASSIFICATION
 from fedpfl.report.grouping import groups, shared_settings_note
 from fedpfl.report.load import Directory, experiment_folder
+from fedpfl.report.records import Record
 from fedpfl.report.run import STATUSES
 from fedpfl.report.table import Column, Table
 from fedpfl.report.tables import attendance_notes
@@ -52,7 +53,7 @@ class Entry(NamedTuple):
     """
 
     directory: Directory
-    record: dict[str, Any]
+    record: Record
 
     def sort_value(self, key: str) -> Any:
         """Return the value by which the best, the largest or the youngest comes first."""
@@ -128,7 +129,7 @@ def entries_table(entries: Sequence[Entry], is_dated: bool = True) -> Table:
     return Table.of(records, columns, frame=frame, notes=notes)
 
 
-def _make_record(directory: Directory, label: str) -> dict[str, Any]:
+def _make_record(directory: Directory, label: str) -> Record:
     """Return the values of a directory, which JSON shows too: None for missing ones."""
     # ---- Step 1: of any directory.
     run = directory.run
@@ -139,7 +140,7 @@ def _make_record(directory: Directory, label: str) -> dict[str, Any]:
         *("changed", "path", "reason"),
     )
     modified = datetime.fromtimestamp(directory.modified_at).astimezone()
-    record: dict[str, Any] = dict.fromkeys(keys) | {
+    record: Record = dict.fromkeys(keys) | {
         "status": directory.status,
         "experiment": experiment_folder(directory.path).name,
         "label": label or None,

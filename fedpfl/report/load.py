@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fedpfl.ground.errors import FedpflError, pluralize
 from fedpfl.ground.identity import identity
 from fedpfl.ground.lock import is_held_by_process
 from fedpfl.report import labels, reading
 from fedpfl.report.filters import apply_filters
+from fedpfl.report.records import Record
 from fedpfl.report.run import STALE_SECONDS, Run
 from fedpfl.report.text import clip_text, one_line
 
@@ -254,8 +254,8 @@ def read_started_run(path: Path) -> Run:
 
 def _make_run(
     path: Path,
-    config: dict[str, Any],
-    summary: dict[str, Any],
+    config: Record,
+    summary: Record,
     is_locked: bool | None,
     modified_at: float,
 ) -> Run:

@@ -116,7 +116,7 @@ def traffic_figure(
         The files written.
     """
     shown_groups = groups(runs)
-    task = common_task(group.runs[0] for group in shown_groups)
+    task = common_task(shown_groups)
     values = {}
     for group in shown_groups:
         _, column = label_and_column(group, task.score)

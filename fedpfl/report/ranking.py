@@ -125,7 +125,7 @@ def rank_tables(
     """
     # ---- Step 1: the mean accuracy of each method in each block.
     shown_groups = groups(runs)
-    task = common_task(group.runs[0] for group in shown_groups)
+    task = common_task(shown_groups)
     metric = task_metric(metric, task)
     if metric not in METRICS:
         raise FedpflError(f"task={task.name} has no {metric}; choose another --accuracy")
@@ -265,12 +265,12 @@ def _block_labels(ranked_groups: Sequence[Group], metric: str) -> dict[Group, tu
 
     The label is the method's name alone where each block has one configuration of it.
     """
-    counts = Counter((group.setting, group.runs[0].method_title) for group in ranked_groups)
+    counts = Counter((group.setting, group.method_title) for group in ranked_groups)
     repeated_titles = {title for (_, title), count in counts.items() if count > 1}
     labels = {}
     for group in ranked_groups:
         label, column = label_and_column(group, metric)
-        title = group.runs[0].method_title
+        title = group.method_title
         if title not in repeated_titles:
             label = title if column == metric else BASELINES["fedavg"]
         labels[group] = label, column

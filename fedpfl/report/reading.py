@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import yaml
 from fedpfl.ground.errors import FedpflError, error_text
 from fedpfl.ground.release import require_readable
 from fedpfl.record import digests, rounds
+from fedpfl.report.records import Record, Values
 from fedpfl.report.text import clip_text
 
 VALUE_ERRORS = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
@@ -27,7 +28,7 @@ VALUE_ERRORS = (LookupError, TypeError, ValueError, AttributeError, ArithmeticEr
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-def read_config(folder: Path, summary: Mapping[str, Any]) -> dict[str, Any]:
+def read_config(folder: Path, summary: Values) -> Record:
     """Read config.yaml. Raises FedpflError, as all functions here."""
     with _open_text(folder, "config.yaml", summary) as text:
         # A few aliases of aliases are billions of values; no run writes any.
@@ -36,7 +37,7 @@ def read_config(folder: Path, summary: Mapping[str, Any]) -> dict[str, Any]:
         return _require_mapping(yaml.load(text, _Loader))
 
 
-def read_summary(folder: Path) -> dict[str, Any]:
+def read_summary(folder: Path) -> Record:
     """Read summary.json."""
     with _open_text(folder, "summary.json", {}) as text:
         summary = _require_mapping(json.loads(text))
@@ -49,7 +50,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
         return summary
 
 
-def read_json_object(folder: Path, name: str, summary: Mapping[str, Any]) -> dict[str, Any]:
+def read_json_object(folder: Path, name: str, summary: Values) -> Record:
     """Read a JSON object, {} if the file is absent."""
     if not os.path.lexists(folder / name):
         # The summary may have the digest of a file that was removed since.
@@ -59,7 +60,7 @@ def read_json_object(folder: Path, name: str, summary: Mapping[str, Any]) -> dic
         return _require_mapping(json.loads(text))
 
 
-def read_numbers(folder: Path, name: str, summary: Mapping[str, Any]) -> pd.DataFrame:
+def read_numbers(folder: Path, name: str, summary: Values) -> pd.DataFrame:
     """Read a table of numbers; nan where a cell is empty or not finite."""
     values: dict[str, np.ndarray] = {}
     with _open_text(folder, name, summary) as text:
@@ -71,7 +72,7 @@ def read_numbers(folder: Path, name: str, summary: Mapping[str, Any]) -> pd.Data
     )
 
 
-def read_texts(folder: Path, name: str, column: str, summary: Mapping[str, Any]) -> list[str]:
+def read_texts(folder: Path, name: str, column: str, summary: Values) -> list[str]:
     """Read a column of texts of a table; [] where there is no such column."""
     with _open_text(folder, name, summary) as text:
         return rounds.read_texts(text, column)
@@ -83,7 +84,7 @@ def describe_error(error: Exception) -> str:
 
 
 @contextlib.contextmanager
-def _open_text(folder: Path, name: str, summary: Mapping[str, Any]) -> Iterator[str]:
+def _open_text(folder: Path, name: str, summary: Values) -> Iterator[str]:
     """Yield a file's text.
 
     Errors of reading it, and of parsing it by the caller, become one line.
@@ -100,7 +101,7 @@ def _open_text(folder: Path, name: str, summary: Mapping[str, Any]) -> Iterator[
         raise FedpflError(f"{folder}: {name} cannot be read: {describe_error(error)}") from None
 
 
-def _require_mapping(value: Any) -> dict[str, Any]:
+def _require_mapping(value: Any) -> Record:
     if not isinstance(value, dict):
         raise ValueError("it must hold keys and values")
     return value

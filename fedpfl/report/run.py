@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +21,7 @@ from fedpfl.record import digests
 from fedpfl.record.columns import ALMOST_NOBODY_SHARE, PERSONAL_PREFIX, column_names
 from fedpfl.report.names import METHOD_TITLES
 from fedpfl.report.reading import read_json_object, read_numbers, read_texts
+from fedpfl.report.records import Record, Values
 from fedpfl.report.text import one_line
 
 STATUSES = ("finished", "running", "interrupted", "failed", "diverged", "broken")
@@ -89,8 +89,8 @@ class Run:
     """
 
     path: Path
-    config: dict[str, Any]
-    summary: dict[str, Any]
+    config: Record
+    summary: Record
     is_locked: bool | None
     modified_at: float
     seed: int
@@ -313,7 +313,7 @@ class Run:
             return f"{participations:.0f} of {planned:.0f} planned participations took place"
         return ""
 
-    def metric_value(self, name: str, row: Mapping[str, Any] | pd.Series) -> float:
+    def metric_value(self, name: str, row: Values | pd.Series) -> float:
         """Return a metric as tables show it, nan where it is not recorded.
 
         Most are those of the row that the run is judged by. Traffic is a mean per client and round,
@@ -336,9 +336,7 @@ class Run:
             return self.per_client(name)
         return float(row.get(name, math.nan))
 
-    def spent_until(
-        self, quantity: str, row: Mapping[str, Any] | pd.Series, percent: str = ""
-    ) -> float:
+    def spent_until(self, quantity: str, row: Values | pd.Series, percent: str = "") -> float:
         """Return the amount spent up to a row, nan if not recorded.
 
         Args:
@@ -403,7 +401,7 @@ class Run:
         return math.nan
 
     @property
-    def environment(self) -> dict[str, Any]:
+    def environment(self) -> Record:
         """Return the versions and the machine that summary.json names."""
         environment = self.summary.get("environment")
         return environment if isinstance(environment, dict) else {}

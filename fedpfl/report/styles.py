@@ -38,7 +38,7 @@ def number_styles(
     wanted_numbers: dict[str, int] = {}
     seen_methods = set()
     for group in groups:
-        method = group.runs[0].method_name
+        method = group.method_name
         label = label_of(group)
         if label not in wanted_numbers:
             is_known = method in _METHODS and method not in seen_methods

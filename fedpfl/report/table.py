@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from fedpfl.report.records import Values
 from fedpfl.report.text import clip_text, one_line
 
 _MARK_STYLES = {
@@ -129,7 +130,7 @@ class Table:
     @classmethod
     def of(
         cls,
-        records: Sequence[Mapping[str, Any]],
+        records: Sequence[Values],
         columns: Mapping[str, Column],
         *,
         title: str = "",

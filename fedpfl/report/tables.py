@@ -9,7 +9,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -24,6 +24,7 @@ from fedpfl.report.grouping import (
     shared_settings_note,
     task_metric,
 )
+from fedpfl.report.records import Record
 from fedpfl.report.run import GIGABYTES, SIMULATED, SPENDINGS, Run
 from fedpfl.report.table import (
     Column,
@@ -205,7 +206,7 @@ def accuracy_table(
     if select not in SELECTIONS:
         raise FedpflError(f"no such selection: {choices_text(SELECTIONS, select)}")
     shown_groups = groups(runs)
-    task = common_task(group.runs[0] for group in shown_groups)
+    task = common_task(shown_groups)
     available_columns = _available_columns(chosen, shown_groups)
     spare_by_key = dict.fromkeys(chosen, 0) or _default_columns(task)
     published = PublishedColumn([(math.nan, math.nan)] * len(shown_groups), "")
@@ -436,7 +437,7 @@ def describe_seeds(seeds: Mapping[str, Sequence[int]]) -> str:
     return f"one seed ({seed_list})"
 
 
-def row_cells(group: Group) -> dict[str, Any]:
+def row_cells(group: Group) -> Record:
     """Return the values of ROW_COLUMNS."""
     return {"dataset": group.dataset, "partition": group.partition, "method": group.method}
 
@@ -497,7 +498,7 @@ def _make_record(
     keys: Iterable[str],
     published_value: tuple[float, float],
     interval: bool,
-) -> dict[str, Any]:
+) -> Record:
     """Return a row's values by column."""
     # ---- Step 1: the rounds that judge its seeds, and the configuration.
     round_numbers = [int(row["round"]) for row in rows.values()]
@@ -541,7 +542,7 @@ def _describe_epochs(shown_groups: Iterable[Group]) -> str:
 
 
 def _make_caption(judged: Mapping[Group, JudgedRows], select: str, every: int) -> str:
-    task = common_task(group.runs[0] for group in judged)
+    task = common_task(judged)
     evaluation = "the last evaluation"
     if select == "best-checkpoint":
         evaluation = "the best evaluation"

@@ -18,6 +18,7 @@ from fedpfl.record.columns import METRICS
 from fedpfl.report.grouping import Group, common_task
 from fedpfl.report.page import data
 from fedpfl.report.page.data import AXIS_TITLES
+from fedpfl.report.records import Record
 from fedpfl.report.styles import COLORS, number_styles
 from fedpfl.report.tables import CURVES
 from fedpfl.report.text import clip_text, wrap_lines
@@ -30,7 +31,7 @@ _SYMBOLS = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cros
 _SETTING = "data set and partition"
 
 
-Trace = dict[str, Any]
+Trace = Record
 
 
 class Chart(NamedTuple):
@@ -38,7 +39,7 @@ class Chart(NamedTuple):
 
     choice: dict[str, str]
     data: list[Trace]
-    layout: dict[str, Any]
+    layout: Record
 
 
 Charts = Iterator[Chart]
@@ -88,7 +89,7 @@ def draw_charts(
         accuracy: the numbers of the table of accuracies, a row per configuration.
         note: called with a line about each part that is left out.
     """
-    task = common_task(group.runs[0] for group in shown_groups)
+    task = common_task(shown_groups)
     scores = pd.Series(accuracy[task.score].to_numpy(float), pd.Index(shown_groups))
     best_first = scores.sort_values(ascending=not task.is_higher_better).index
     ranked: dict[str, list[Group]] = {group.setting: [] for group in shown_groups}
