@@ -62,11 +62,11 @@ def _choose_some(choices: Sequence[str], text: str) -> dict[str, Any]:
     """Return the settings of an option that takes some of the choices, separated by commas."""
 
     def parse(words: str) -> list[str]:
-        chosen = _split_list(words)
-        for word in chosen:
+        selection = _split_list(words)
+        for word in selection:
             if word not in choices:
                 raise argparse.ArgumentTypeError(choices_text(choices, word))
-        return chosen
+        return selection
 
     help_text = f"{text}: {', '.join(choices)}"
     return {"type": parse, "default": [], "metavar": "A,B", "help": help_text}
@@ -135,7 +135,7 @@ OPTIONS = {
     ),
     "ls --status": _choose_some(STATUSES, "only these"),
     "clean --status": _choose_some(cleaning.REMOVABLE, _CLEAN_HELP),
-    "--sort": _choose(listing.SORTS, "run", "default: run, as in tables"),
+    "--sort": _take("by a key of --format json; default: as in tables", metavar="KEY"),
     "--yes": _switch("do not ask"),
     "--out": _take(
         "default of figures: ROOT/figures, of pages: ROOT/report", type=Path, metavar="DIR"
@@ -176,10 +176,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 0, 2 for a mistake of the user's, or 1 if `clean` left something.
     """
-    # Without a command's name the first words are folders and filters of the plain table.
-    words = list(sys.argv[1:] if argv is None else argv)
-    name = words.pop(0) if words and words[0] in COMMANDS else ""
-    options = _make_parser(name).parse_intermixed_args(words)
+    # Without a command's name the first arguments are folders and filters of the plain table.
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    name = arguments.pop(0) if arguments and arguments[0] in COMMANDS else ""
+    options = _make_parser(name).parse_intermixed_args(arguments)
     options.where = [word for word in options.words if is_filter(word)]
     options.words = [word for word in options.words if not is_filter(word)]
     options.roots = [*map(Path, options.words)] or [Path("outputs")]
@@ -204,9 +204,9 @@ def _make_parser(name: str) -> Parser:
     epilog = f"{FILTERS}\n\nExample: {command.example}"
     if not name:
         summaries = [
-            f"  {other:8}  {re.split('[.:;]', text)[0]}\n"
-            for other, (_, text, *_) in COMMANDS.items()
-            if other
+            f"  {command_name:8}  {re.split('[.:;]', text)[0]}\n"
+            for command_name, (_, text, *_) in COMMANDS.items()
+            if command_name
         ]
         epilog += f"\n\nOther commands, each with its own --help:\n{''.join(summaries)}"
     parser = Parser(
@@ -280,26 +280,24 @@ def _draw_figures(options: Namespace, shown_runs: list[Run], kinds: Sequence[str
         kinds: of FIGURE_KINDS; none means all that these runs have.
     """
     # ---- Step 1: what draws each kind.
-    select = options.select, options.every or 1
     interval = options.interval
+    rule: dict[str, Any] = {"select": options.select, "every": options.every or 1}
     drawers: dict[str, Callable[[list[Run], Path], list[Path]]] = {
         "curves": partial(_draw_curves, options),
         "clients": outcomes.clients_figure,
         "gains": outcomes.gains_figure,
         "fairness": partial(outcomes.fairness_figure, interval=interval),
-        "traffic": partial(outcomes.traffic_figure, select=select, interval=interval),
-        "ranks": lambda members, path: draw_rank_diagram(
-            rank_tables(members, "accuracy", *select)[1], path
-        ),
+        "traffic": partial(outcomes.traffic_figure, interval=interval, **rule),
+        "ranks": lambda members, path: draw_rank_diagram(rank_tables(members, **rule)[1], path),
     }
 
     # ---- Step 2: each kind for each data set, partition and task, ranks over all of them.
     settings = list(group_by(shown_runs, _name_setting).items())
-    drawn = [(kind, *setting) for setting in settings for kind in FIGURE_KINDS[:-1]]
+    drawings = [(kind, *setting) for setting in settings for kind in FIGURE_KINDS[:-1]]
     # Two methods have no ranks.
     if kinds or len({run.method_name for run in shown_runs}) > 2:
-        drawn.append(("ranks", "", shown_runs))
-    for kind, setting_name, members in drawn:
+        drawings.append(("ranks", "", shown_runs))
+    for kind, setting_name, members in drawings:
         if kind in (kinds or FIGURE_KINDS):
             name = f"{kind}_{setting_name}".rstrip("_")
             try:
@@ -363,7 +361,7 @@ def _show_papers(options: Namespace) -> None:
         )
 
     # ---- Step 3: the tables and figures.
-    shown = make_tables_and_figures(
+    contents = make_tables_and_figures(
         groups=groups(runs(*options.roots, where=options.where, trials=options.trials)),
         out=_output_folder(options, "figures"),
         rule=rule,
@@ -373,7 +371,7 @@ def _show_papers(options: Namespace) -> None:
         test=(options.test or "none").removeprefix("none"),
     )
     is_empty = True
-    for name, content in shown:
+    for name, content in contents:
         is_empty = False
         if isinstance(content, Table):
             _show_table(name, content, options)
@@ -421,7 +419,8 @@ def _list_runs(options: Namespace) -> None:
         raise no_runs_error(options.roots)
     if options.status:
         entries = [entry for entry in entries if entry.directory.status in options.status]
-    entries = listing.sort_entries(entries, options.sort)
+    if options.sort:
+        entries = listing.sort_entries(entries, options.sort)
     if options.format == "json":
         text = json.dumps([entry.record for entry in entries], indent=2) + "\n"
     else:
@@ -471,10 +470,10 @@ def _clean_directories(options: Namespace) -> int:
 
 
 def _find_runs(options: Namespace) -> list[Run]:
-    found = runs(*options.roots, where=options.where, trials=options.trials)
-    if not found:
+    found_runs = runs(*options.roots, where=options.where, trials=options.trials)
+    if not found_runs:
         raise no_runs_error(options.roots)
-    return found
+    return found_runs
 
 
 def _find_directories(options: Namespace) -> list[Directory]:

@@ -125,10 +125,12 @@ def _remove(directory: Directory, roots: Sequence[Path]) -> bool:
     except OSError as error:
         print_to_stderr(f"left {directory.path}: {error.strerror or error}")
         return False
-    kept = {parent for root in roots for parent in (root.resolve(), *root.resolve().parents)}
+    kept_folders = {
+        parent for root in roots for parent in (root.resolve(), *root.resolve().parents)
+    }
     with contextlib.suppress(OSError):  # a folder that is not empty refuses
         for folder in directory.path.resolve().parents:
-            if folder in kept:
+            if folder in kept_folders:
                 break
             folder.rmdir()
     return True

@@ -147,22 +147,24 @@ def compare_groups(a: Group, b: Group, test: str = "t", select: str = "last") ->
         )
     a, b = relabel_sides(a, b)
     sides = {"a": a, "b": b}
-    judged = {letter: judged_rows(group, select) for letter, group in sides.items()}
+    rows_by_side = {letter: judged_rows(group, select) for letter, group in sides.items()}
     for letter, group in sides.items():
-        if select == "validation" and not judged[letter]:
+        if select == "validation" and not rows_by_side[letter]:
             raise no_validation_error(group)
 
     # ---- Step 2: settings, numbers at the end, notes.
     notes = [*attendance_notes([a, b]), *selection_note(select), _describe_test(a, b, test)]
     if select == "validation":
-        notes.append("Runs are judged at their best validation accuracy.")
+        notes.append("Runs are rows_by_side at their best validation accuracy.")
     if a.setting != b.setting:
         notes.append(
             "A and B are different tasks (data, partition, attack, defence or shift): their "
             "difference is not a method's."
         )
-    numbers = _compare_numbers(judged, "" if test == "none" else test, tuple(filter(None, notes)))
-    return [_compare_settings(sides, judged), numbers]
+    numbers = _compare_numbers(
+        rows_by_side, "" if test == "none" else test, tuple(filter(None, notes))
+    )
+    return [_compare_settings(sides, rows_by_side), numbers]
 
 
 def relabel_sides(a: Group, b: Group) -> tuple[Group, Group]:
@@ -178,11 +180,11 @@ def relabel_sides(a: Group, b: Group) -> tuple[Group, Group]:
     return group_of_run[a.runs[0]], group_of_run[b.runs[0]]
 
 
-def _compare_settings(sides: Mapping[str, Group], judged: Mapping[str, JudgedRows]) -> Table:
+def _compare_settings(sides: Mapping[str, Group], rows_by_side: Mapping[str, JudgedRows]) -> Table:
     """Make the table of seeds, folders and the settings that are not the same."""
     # ---- Step 1: the runs of both sides.
     records: list[Record] = []
-    described = [_describe_side(sides[letter], judged[letter]) for letter in sides]
+    described = [_describe_side(sides[letter], rows_by_side[letter]) for letter in sides]
     for key, text in described[0].items():
         record = {"section": "run", "what": key, "note": "", "a": text, "b": described[1][key]}
         # Fingerprints of data are long, and matter where they differ.
@@ -190,14 +192,14 @@ def _compare_settings(sides: Mapping[str, Group], judged: Mapping[str, JudgedRow
             records.append(record)
 
     # ---- Step 2: configuration and environment, keys that can change results first.
-    left, right = (group.reported_runs[0] for group in sides.values())
-    deciding = differing_values(result_config(left.config), result_config(right.config))
-    settings = differing_values(left.config, right.config).items()
+    run_a, run_b = (group.reported_runs[0] for group in sides.values())
+    deciding = differing_values(result_config(run_a.config), result_config(run_b.config))
+    settings = differing_values(run_a.config, run_b.config).items()
     for key, (a_text, b_text) in sorted(settings, key=lambda item: item[0] not in deciding):
         remark = "" if key in deciding else "cannot change results"
         record = {"section": "setting", "what": key, "note": remark, "a": a_text, "b": b_text}
         records.append(record)
-    for key, (a_text, b_text) in differing_values(left.environment, right.environment).items():
+    for key, (a_text, b_text) in differing_values(run_a.environment, run_b.environment).items():
         record = {"section": "environment", "what": key, "note": "", "a": a_text, "b": b_text}
         records.append(record)
     return Table.of(records, SETTING_COLUMNS, title="What differs", frame=pd.DataFrame(records))
@@ -217,11 +219,13 @@ def _describe_side(group: Group, rows: JudgedRows) -> dict[str, str]:
     }
 
 
-def _compare_numbers(judged: Mapping[str, JudgedRows], test: str, notes: tuple[str, ...]) -> Table:
+def _compare_numbers(
+    rows_by_side: Mapping[str, JudgedRows], test: str, notes: tuple[str, ...]
+) -> Table:
     """Make the table of all numbers at the end that a side has.
 
     Args:
-        judged: the judged rows of `a` and `b`.
+        rows_by_side: the rows_by_side rows of `a` and `b`.
         test: as in `paired_test`, or empty.
         notes: lines below it.
     """
@@ -230,7 +234,7 @@ def _compare_numbers(judged: Mapping[str, JudgedRows], test: str, notes: tuple[s
     rows = []
     for heading, names in FINAL.items():
         for name in names:
-            values = {side: _values_by_seed(name, judged[side]) for side in judged}
+            values = {side: _values_by_seed(name, rows_by_side[side]) for side in rows_by_side}
             if not any(values.values()):
                 continue
             record = _pair_numbers(name, values["a"], values["b"], test if heading != COST else "")

@@ -105,18 +105,18 @@ def label_and_column(group: Group, column: str = "accuracy") -> tuple[str, str]:
     return group.method.replace("FedAvg", BASELINES["fedavg"], 1), f"ft_{column}"
 
 
-def have_same_split(left: Run, right: Run) -> bool:
+def have_same_split(a: Run, b: Run) -> bool:
     """True if both gave the same samples to the same clients, as far as recorded.
 
     Raises:
         FedpflError: a clients.csv cannot be read.
     """
     # Counts by label may agree by chance; fingerprints of the dealt data do not.
-    fingerprints = {run.summary.get("data") for run in (left, right)} - {None}
-    if (left.dataset, left.partition) != (right.dataset, right.partition) or len(fingerprints) > 1:
+    fingerprints = {run.summary.get("data") for run in (a, b)} - {None}
+    if (a.dataset, a.partition) != (b.dataset, b.partition) or len(fingerprints) > 1:
         return False
     counts = r"^(client|train|validation|test|label_.*)$"
-    samples = [run.clients.filter(regex=counts).sort_index(axis=1) for run in (left, right)]
+    samples = [run.clients.filter(regex=counts).sort_index(axis=1) for run in (a, b)]
     return samples[0].equals(samples[1])
 
 
@@ -166,8 +166,9 @@ def _add_baseline(
     candidates = []
     for baseline in baselines:
         pairs = _pair_clients(comparison.accuracies, baseline, accuracies)
-        configs = [result_config(one.runs[0].config) for one in (group, baseline)]
-        keys = [key for key in differing_values(*configs) if not key.startswith("method.")]
+        own_config = result_config(group.runs[0].config)
+        differences = differing_values(own_config, result_config(baseline.runs[0].config))
+        keys = [key for key in differences if not key.startswith("method.")]
         if pairs:
             candidates.append((pairs, sorted(keys)))
 
@@ -246,9 +247,15 @@ def _pair_clients(
     """Return clients' accuracies beside the baseline's, of runs with the same split and seed."""
     pairs: dict[Run, pd.DataFrame] = {}
     for run, values in own_accuracies.items():
-        for other in baseline.reported_runs:
-            if other in accuracies and other.seed == run.seed and have_same_split(run, other):
-                both = pd.DataFrame({"baseline": accuracies[other], "accuracy": values}).dropna()
+        for baseline_run in baseline.reported_runs:
+            if (
+                baseline_run in accuracies
+                and baseline_run.seed == run.seed
+                and have_same_split(run, baseline_run)
+            ):
+                both = pd.DataFrame(
+                    {"baseline": accuracies[baseline_run], "accuracy": values}
+                ).dropna()
                 if len(both):
                     pairs[run] = both
     return pairs

@@ -53,18 +53,18 @@ def apply_filters(
         is_group = any(isinstance(config.get(key), Mapping) for config in configs)
         normalize = letters_and_digits if is_group else _normalize_value
         values = _values_of_key(configs, key)
-        wanted = {normalize(word): word for word in words}
-        found = set()
+        words_by_spelling = {normalize(word): word for word in words}
+        known_spellings = set()
         for index, (value, names) in enumerate(zip(values, titles, strict=True)):
             spellings = {normalize(text) for text in (value, names.get(key, "")) if text}
-            passes[index] &= not spellings.isdisjoint(wanted)
-            found |= spellings
+            passes[index] &= not spellings.isdisjoint(words_by_spelling)
+            known_spellings |= spellings
         # Each word must match a run: a misspelt one would silently choose less.
-        for normal, word in wanted.items():
-            if normal not in found:
+        for normal, word in words_by_spelling.items():
+            if normal not in known_spellings:
                 there_are = sorted({clip_text(value, 40) for value in values if value})
-                listed = f"{join_few(there_are)}{did_you_mean(word, there_are)}"
-                raise FedpflError(f"{key}={word}: no such run here; there are: {listed}")
+                alternatives_text = f"{join_few(there_are)}{did_you_mean(word, there_are)}"
+                raise FedpflError(f"{key}={word}: no such run here; there are: {alternatives_text}")
     if not any(passes):
         raise FedpflError(f"no run here is all of {' '.join(filters)}")
     return passes
@@ -76,7 +76,7 @@ def value_when_off(key: str) -> Any:
 
 
 def _values_of_key(configs: Sequence[Values], key: str) -> list[str]:
-    """Return the key's value in each configuration as YAML writes it; empty where it is absent.
+    """Return the key's value in each configuration as YAML writes it, empty without.
 
     Raises:
         FedpflError: no configuration has the key.

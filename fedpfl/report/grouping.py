@@ -212,9 +212,9 @@ def canonical_text(value: Any) -> str:
     return repr(value)
 
 
-def differing_values(left: Values, right: Values) -> dict[str, tuple[str, str]]:
-    """Return the values of both sides as text, by each dotted key but the seed that differs."""
-    sides = [dict(flatten_keys(values)) for values in (left, right)]
+def differing_values(a: Values, b: Values) -> dict[str, tuple[str, str]]:
+    """Return the values of both sides as text, by each differing key but the seed."""
+    sides = [dict(flatten_keys(values)) for values in (a, b)]
     differing = {}
     for key in sides[0] | sides[1]:
         a, b = (values.get(key, "(not set)") for values in sides)

@@ -170,7 +170,7 @@ def _experiment_page(experiment: Experiment, shown_runs: Sequence[Run], accuracy
     charts = draw_charts(shown_groups, accuracy.frame, notes.append)
 
     # ---- Step 2: the list of runs, and the setup that all of them share.
-    listed = entries_table(list_entries(experiment.directories), is_dated=False)
+    run_list = entries_table(list_entries(experiment.directories), is_dated=False)
     facts = {}
     for key in SETUP:
         values = {str(run.config_value(key)) for run in shown_runs}
@@ -188,7 +188,7 @@ def _experiment_page(experiment: Experiment, shown_runs: Sequence[Run], accuracy
         "page.html",
         title=experiment.name,
         facts=facts,
-        listed=listed,
+        run_list=run_list,
         notes=notes,
         accuracy=accuracy,
         score=task.score_word.capitalize() if task.unit else task.score_word,

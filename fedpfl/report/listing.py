@@ -7,12 +7,13 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pandas as pd
 
-from fedpfl.ground.errors import pluralize
+from fedpfl.ground.errors import FedpflError, choices_text, pluralize
 from fedpfl.ground.tasks import CLASSIFICATION
+from fedpfl.record.columns import METRICS
 from fedpfl.report.grouping import groups, shared_settings_note
 from fedpfl.report.load import Directory, experiment_folder
 from fedpfl.report.records import Record
@@ -41,7 +42,6 @@ COLUMNS = {
     "path": Column("path", "long"),
 }
 _STATUS_ORDER = (*STATUSES[1:], STATUSES[0])  # what may need help first
-SORTS = ("run", "status", "accuracy", "fine-tuned", "hours", "bits", "age", "seed", "path")
 
 
 class Entry(NamedTuple):
@@ -55,18 +55,6 @@ class Entry(NamedTuple):
     directory: Directory
     record: Record
 
-    def sort_value(self, key: str) -> Any:
-        """Return the value by which the best, the largest or the youngest comes first."""
-        task = self.directory.run.task if self.directory.run else CLASSIFICATION
-        if key == "status":
-            return _STATUS_ORDER.index(self.directory.status)
-        if key == "age":
-            return -self.directory.modified_at
-        score_keys = {"accuracy": task.score, "fine-tuned": f"ft_{task.score}"}
-        value = self.record[score_keys.get(key, key)]
-        is_largest_first = task.is_higher_better if key in score_keys else key in ("hours", "bits")
-        return -value if is_largest_first and value is not None else value
-
 
 def list_entries(directories: Iterable[Directory]) -> list[Entry]:
     """Return an entry per directory, in the order of tables; broken ones last."""
@@ -78,14 +66,21 @@ def list_entries(directories: Iterable[Directory]) -> list[Entry]:
     return [Entry(directory, _make_record(directory, label)) for directory, label in ordered]
 
 
-def sort_entries(entries: Sequence[Entry], key: str = "run") -> list[Entry]:
-    """Sort by one of SORTS; an entry without a value comes last."""
-    if key == "run":
-        return list(entries)
-    values = [entry.sort_value(key) for entry in entries]
-    known = [index for index, value in enumerate(values) if value is not None]
-    unknown = [index for index, value in enumerate(values) if value is None]
-    return [entries[index] for index in sorted(known, key=values.__getitem__) + unknown]
+def sort_entries(entries: Sequence[Entry], key: str) -> list[Entry]:
+    """Sort by a key of the records, the best, largest or latest first.
+
+    An entry without a value comes last.
+
+    Raises:
+        FedpflError: there is no such key.
+    """
+    frame = pd.DataFrame([entry.record for entry in entries])
+    if key not in frame:
+        raise FedpflError(f"--sort: {choices_text([*frame], key)}")
+    is_best_highest = key in METRICS and METRICS[key].best == "max"
+    is_descending = is_best_highest or key in ("hours", "bits", "changed")
+    ordered = frame[key].sort_values(ascending=not is_descending, kind="stable")
+    return [entries[index] for index in ordered.index]
 
 
 def entries_table(entries: Sequence[Entry], is_dated: bool = True) -> Table:

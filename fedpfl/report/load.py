@@ -16,7 +16,6 @@ from fedpfl.ground.identity import identity
 from fedpfl.ground.lock import is_held_by_process
 from fedpfl.report import labels, reading
 from fedpfl.report.filters import apply_filters
-from fedpfl.report.records import Record
 from fedpfl.report.run import STALE_SECONDS, Run
 from fedpfl.report.text import clip_text, one_line
 
@@ -244,45 +243,33 @@ def read_started_run(path: Path) -> Run:
             f"{path}: summary.json holds an unknown status, {clip_text(repr(str(status)))}"
         )
     try:
-        return _make_run(path, config, summary, is_locked, modified_at)
+        q = config["method"].get("q")
+        expected_cohort = config.get("clients", 1) * config.get("participation", 1.0)
+        partition = labels.partition_label(config["partition"])
+        run = Run(
+            path=path,
+            config=config,
+            summary=summary,
+            is_locked=is_locked,
+            modified_at=modified_at,
+            seed=int(config["seed"]),
+            method=labels.method_label(config["method"]),
+            method_name=str(config["method"]["name"]),
+            dataset=labels.dataset_label(config["dataset"]),
+            dataset_name=str(config["dataset"]["name"]),
+            partition=", ".join(filter(None, (partition, labels.conditions_label(config)))),
+            q=float(q) if isinstance(q, int | float) else None,
+            cohort=max(1, int(summary.get("cohort") or expected_cohort + 1e-9)),
+            identity=identity(config),
+            fingerprint=str(summary.get("read") or ""),
+        )
+        # Looked at here, so that values of a wrong kind are found now.
+        _ = run.rounds_planned, run.rounds_done
     except reading.VALUE_ERRORS as error:
         reason = reading.describe_error(error)
         raise FedpflError(
             f"{path}: config.yaml or summary.json holds no usable value: {reason}"
         ) from None
-
-
-def _make_run(
-    path: Path,
-    config: Record,
-    summary: Record,
-    is_locked: bool | None,
-    modified_at: float,
-) -> Run:
-    """Make a Run of parsed files. Raises one of VALUE_ERRORS for an unusable value."""
-    q = config["method"].get("q")
-    expected_cohort = config.get("clients", 1) * config.get("participation", 1.0)
-    partition = labels.partition_label(config["partition"])
-    conditions = labels.conditions_label(config)
-    run = Run(
-        path=path,
-        config=config,
-        summary=summary,
-        is_locked=is_locked,
-        modified_at=modified_at,
-        seed=int(config["seed"]),
-        method=labels.method_label(config["method"]),
-        method_name=str(config["method"]["name"]),
-        dataset=labels.dataset_label(config["dataset"]),
-        dataset_name=str(config["dataset"]["name"]),
-        partition=f"{partition}, {conditions}" if conditions else partition,
-        q=float(q) if isinstance(q, int | float) else None,
-        cohort=max(1, int(summary.get("cohort") or expected_cohort + 1e-9)),
-        identity=identity(config),
-        fingerprint=str(summary.get("read") or ""),
-    )
-    # Looked at here, so that values of a wrong kind are found now.
-    _ = run.rounds_planned, run.rounds_done
     return run
 
 

@@ -102,14 +102,15 @@ def fairness_figure(runs: Iterable[Run], path: Path, interval: bool = False) -> 
 
 
 def traffic_figure(
-    runs: Iterable[Run], path: Path, select: tuple[str, int] = ("last", 1), interval: bool = False
+    runs: Iterable[Run], path: Path, select: str = "last", every: int = 1, interval: bool = False
 ) -> list[Path]:
     """Draw the gigabytes of all clients, both ways, against the accuracy, a point per method.
 
     Args:
         runs: the runs.
         path: without suffix.
-        select: `select` and `every` as in `accuracy_table`.
+        select: as in `accuracy_table`.
+        every: as in `accuracy_table`.
         interval: whether bars are 95 % confidence intervals rather than deviations over seeds.
 
     Returns:
@@ -120,7 +121,7 @@ def traffic_figure(
     values = {}
     for group in shown_groups:
         _, column = label_and_column(group, task.score)
-        rows = judged_rows(group, *select)
+        rows = judged_rows(group, select, every)
         gigabytes = [run.metric_value(GIGABYTES, row) for run, row in rows.items()]
         values[group] = gigabytes, [float(row.get(column, math.nan)) for row in rows.values()]
     y_title = f"{task.score_word}{' (%)' if task.unit else ''}"
@@ -220,13 +221,13 @@ def _draw_points(
 def _scale_gigabytes(ax: Axes, gigabytes: Iterable[float]) -> None:
     """Let the axis be logarithmic where traffic differs by ten times; nothing stands at 0."""
     positive = [value for value in gigabytes if value > 0]
-    least = min(positive, default=1.0)
-    most = max(positive, default=1.0)
+    low = min(positive, default=1.0)
+    high = max(positive, default=1.0)
     # A point at 0 needs room for its left half.
-    left = -0.05 * most
-    if most >= 10 * least:
-        ax.set_xscale("symlog", linthresh=least)
+    margin = 0.05 * high
+    if high >= 10 * low:
+        ax.set_xscale("symlog", linthresh=low)
         # Powers would be set by TeX's rules, which names with dollars have switched off.
         ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        left = -0.2 * least
-    ax.set_xlim(left=left)
+        margin = 0.2 * low
+    ax.set_xlim(left=-margin)

@@ -192,9 +192,10 @@ def drop_gaps(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
 
 
 def draw_rank_diagram(result: MethodRanks, path: Path) -> list[Path]:
-    """Draw the critical-difference diagram: average ranks, and bars over equal methods.
+    """Draw average ranks, the best on top, and beside them bars over equal methods.
 
-    As in Benavoli et al. (JMLR 17, 2016), by Wilcoxon's tests rather than by differences of ranks.
+    A critical-difference diagram as in Benavoli et al. (JMLR 17, 2016): by Wilcoxon's tests rather
+    than by differences of ranks.
 
     Args:
         result: the ranks.
@@ -205,36 +206,21 @@ def draw_rank_diagram(result: MethodRanks, path: Path) -> list[Path]:
     """
     mean_ranks = result.ranks.mean()
     count = len(mean_ranks)
-    half = (count + 1) // 2
+    labels = [f"{figures.legible_text(str(name))} ({r:.2f})" for name, r in mean_ranks.items()]
     bars = find_cliques(result)
 
     def draw_diagram(ax: Axes, _: None) -> None:
-        # ---- Step 1: lines from ranks to methods' names, the better half to the left.
-        labels_y = -1.6 - 0.25 * len(bars)
-        for index, (name, rank) in enumerate(mean_ranks.items()):
-            is_left = index < half
-            x = 0.8 if is_left else count + 0.2
-            y = labels_y - 0.9 * (index if is_left else count - 1 - index)
-            ax.plot([rank, rank, x], [0, y, y], color="0.35", linewidth=0.8)
-            label = f" {figures.legible_text(str(name))} ({rank:.2f}) "
-            ax.text(x, y, label, ha="right" if is_left else "left", va="center")
-
-        # ---- Step 2: bars over methods that are not told apart.
-        for index, (start, end) in enumerate(bars):
-            x_range = [mean_ranks.iloc[start] - 0.04, mean_ranks.iloc[end] + 0.04]
-            ax.plot(x_range, [-0.7 - 0.45 * index] * 2, color="black", linewidth=3)
-
-        # ---- Step 3: the scale of ranks, with as many numbers as have room.
-        ax.plot([1, count], [0, 0], color="black", linewidth=1)
-        for tick in range(1, count + 1, -(-count // 8)):
-            ax.text(tick, 0.2, str(tick), ha="center", va="bottom")
-        ax.set(xlim=(1 - 0.6 * count, 1.6 * count), ylim=(labels_y - 0.9 * half, 1.6))
-        ax.set_axis_off()
+        ax.plot(mean_ranks, range(count), "o", color="black")
+        for index, (start, last) in enumerate(bars):
+            ax.plot([count + 0.4 + 0.3 * index] * 2, [start, last], color="0.35", linewidth=3)
+        ax.set_yticks(range(count), labels)
+        ax.set_xticks(range(1, count + 1))
+        ax.set(xlabel="average rank", ylim=(count - 0.5, -0.5))
 
     title = f"average rank over {len(result.ranks)} data sets and partitions"
     if bars:
         title += "\nbars: not told apart (Wilcoxon, Holm, 5 %)"
-    size = (figures.PANEL_SIZE[0], 0.9 + 0.2 * half + 0.08 * len(bars))
+    size = (figures.PANEL_SIZE[0], 0.9 + 0.2 * count)
     return figures.draw_panels({title: None}, path, draw_diagram, size=size)
 
 
@@ -253,10 +239,10 @@ def find_cliques(result: MethodRanks) -> list[tuple[int, int]]:
     for start in range(len(names)):
         # Pairs have the better rank first: a clique ends before the first that it would tell apart.
         worse = [names.index(b) for a, b in told_apart if names.index(a) >= start]
-        end = min(worse, default=len(names)) - 1
+        last = min(worse, default=len(names)) - 1
         # A run that begins later and ends no later is part of the last one.
-        if end > start and (not cliques or cliques[-1][1] < end):
-            cliques.append((start, end))
+        if last > start and (not cliques or cliques[-1][1] < last):
+            cliques.append((start, last))
     return cliques
 
 

@@ -269,9 +269,9 @@ class Run:
 
     @cached_property
     def participants(self) -> pd.Series:
-        """Return the participants of each round, as planned where not recorded."""
-        recorded = self.rounds.reindex(columns=["participants"])["participants"]
-        return recorded.astype(float).fillna(float(self.cohort))
+        """Return the participants of each round, as planned where not participants."""
+        participants = self.rounds.reindex(columns=["participants"])["participants"]
+        return participants.astype(float).fillna(float(self.cohort))
 
     @property
     def last_participants(self) -> float:

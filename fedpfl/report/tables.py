@@ -82,14 +82,12 @@ DEFAULT_COLUMNS = {
 """The columns shown by default, each with its `spare`; see `_default_columns`."""
 _OPTIONAL = ("asr", "ft_asr", "val_", "unseen_", "gap")
 """Beginnings of default columns that are left out, also of CSV, if no run has them."""
-_EPOCHS = "further local epochs"
-"""A table of runs has their number instead."""
 _MEANINGS = {
     "mean": "mean: over clients",
     "pooled": "pooled: over all their test samples",
     "worst 10%": "worst 10%: mean of the clients' worst decile",
     "before": "before: personal models as they stand",
-    "fine-tuned": f"fine-tuned: after {_EPOCHS}",
+    "fine-tuned": "fine-tuned: after further local epochs",
     "F1": "F1: of the classes that a client has or that are predicted, mean over clients",
     "balanced": "balanced: recall of the classes that a client has, mean over clients",
     "AUROC": "AUROC: of a class against the rest, or of a label, averaged over those that a client "
@@ -125,7 +123,7 @@ JudgedRows = dict[Run, pd.Series]
 """The row of `rounds.csv` that each run is judged by."""
 
 
-def _make_column(heading: str, kind: str, *group: str) -> Column:
+def _make_column(heading: str, kind: str, group: Sequence[str]) -> Column:
     meanings = [_MEANINGS[text] for text in (*group, heading) if text in _MEANINGS]
     return Column(heading, kind, ", ".join(group), meaning="; ".join(meanings))
 
@@ -142,12 +140,12 @@ def _metric_column(metric: Metric) -> Column:
         group = ["before"]
     if metric.fine_tuned:
         group.append("fine-tuned")
-    return _make_column(metric.heading, metric.kind, *group)
+    return _make_column(metric.heading, metric.kind, group)
 
 
 COLUMNS = {
     **{name: _metric_column(metric) for name, metric in METRICS.items()},
-    "gap": _make_column("gap", "difference", "unseen"),
+    "gap": _make_column("gap", "difference", ["unseen"]),
     "published": Column("value", "percent", "published"),
     "difference": Column("Δ mean", "difference", "published"),
     "difference_pooled": Column("Δ pooled", "difference", "published"),
@@ -224,14 +222,12 @@ def accuracy_table(
         is_optional = not chosen and key.startswith(_OPTIONAL)
         if is_optional and pd.isna([record[key] for record in records]).all():
             continue
-        column = available_columns[key]
-        meaning = column.meaning.replace(_EPOCHS, _describe_epochs(shown_groups))
-        if key == "published":
-            meaning = published.meaning
-        columns[key] = replace(column, spare=spare, meaning=meaning)
+        columns[key] = replace(available_columns[key], spare=spare)
+    if "published" in columns:
+        columns["published"] = replace(columns["published"], meaning=published.meaning)
     frame = pd.DataFrame(records)
-    spreads = [(key, f"{key}_seed_std", f"{key}_seed_ci95") for key in columns]
-    names = [name for name in itertools.chain(*spreads, ["seed_list"]) if name in frame]
+    names = [name for key in columns for name in (key, f"{key}_seed_std", f"{key}_seed_ci95")]
+    frame = frame[[name for name in (*names, "seed_list") if name in frame]]
 
     # ---- Step 3: the caption, notes, and marks of the best.
     caption = _make_caption(judged, select, every)
@@ -239,7 +235,7 @@ def accuracy_table(
         # Captions of rows with different seeds name the deviation too.
         caption = caption.replace("sample standard deviation", INTERVAL_TEXT)
     notes = (*published.notes, *_accuracy_notes(judged, select, every))
-    table = Table.of(records, columns, frame=frame[names], caption=caption, notes=notes, by=2)
+    table = Table.of(records, columns, frame=frame, caption=caption, notes=notes, by=2)
     _mark_best_of_blocks(table, [*columns], shown_groups)
     return table
 
@@ -532,13 +528,6 @@ def _make_record(
             values = [run.metric_value(key, row) for run, row in rows.items()]
             record[name] = mean_and_std(values)[0] - published
     return record | ({"published_seed_ci95": math.nan} if interval else {})
-
-
-def _describe_epochs(shown_groups: Iterable[Group]) -> str:
-    """Describe the length of fine-tuning: `5 local epochs more`."""
-    all_runs = [run for group in shown_groups for run in group.reported_runs]
-    epochs = {run.config_value("eval.finetune_epochs") or 0 for run in all_runs} - {0}
-    return f"{format_range(epochs)} local epoch{'s' if epochs != {1} else ''} more"
 
 
 def _make_caption(judged: Mapping[Group, JudgedRows], select: str, every: int) -> str:

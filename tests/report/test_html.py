@@ -203,13 +203,12 @@ def test_clients_of_all_seeds_together(root: Path) -> None:
     assert page.traces("clients", "FedAvg")[0]["x"] == [60, 80]
 
 
-def test_partitions(page: Page) -> None:
-    (heat,) = page.figure("partition", "seed 0, 10 clients")["data"]
+def test_partitions(root: Path) -> None:
+    (heat,) = page_of(root / "a" / "fedobp" / "k1").figure("partition")["data"]
     assert [row[:3] for row in heat["customdata"]] == [[1, 2, 3], [10, 0, 10]]
     assert [row[:3] for row in heat["z"]] == [[0, 0.30103, 0.47712], [1, None, 1]]
     assert (heat["x"], heat["y"]) == ([*"0123456789"], ["0", "1"])
     assert heat["colorbar"] == {"tickvals": [0, 1], "ticktext": ["1", "10"]}
-    assert page.figure("partition", "seed 0, 1 clients")["data"][0]["customdata"] == [[40]]
 
 
 def test_many_clients_and_rounds_are_thinned(tmp_path: Path, monkeypatch: Any) -> None:
@@ -220,12 +219,8 @@ def test_many_clients_and_rounds_are_thinned(tmp_path: Path, monkeypatch: Any) -
     (heat,) = page.figure("partition")["data"]
     assert (len(heat["x"]), heat["x"][0], heat["x"][-1]) == (100, "0", "299")
     assert len(page.traces("clients", "FedOBP")[0]["x"]) == MAX_POINTS
-    frame = pd.read_csv(folder / "rounds.csv")
     (line,) = page.traces("curves", "FedOBP", ACCURACY)
     assert (len(line["x"]), line["x"][0], line["x"][-1]) == (MAX_POINTS, 5, 1050)
-    (line,) = page.traces("curves", "FedOBP", f"{BEFORE}, means of 6 rounds")
-    assert (len(line["x"]), line["x"][0], line["x"][-1]) == (175, 3.5, 1047.5)
-    assert line["y"][0] == pytest.approx(frame["cohort_before"].iloc[:6].mean(), abs=0.006)
     assert len(page.figure("masks")["data"][0]["x"]) == 100
 
 

@@ -203,8 +203,7 @@ def several(tmp_path: Path) -> Path:
 
 ORDERS = """
 accuracy => mnist layer obp avg1 avg0 broken
-age => obp layer avg1 avg0 mnist broken
-status => avg0 broken avg1 obp layer mnist
+changed => obp layer avg1 avg0 mnist broken
 seed => avg0 obp layer mnist avg1 broken
 """
 

@@ -238,7 +238,7 @@ def test_what_the_table_shows(root: Path) -> None:
     assert lines[5].startswith("Test accuracy in percent at the last evaluation; mean and sample s")
     for words in (
         "Before: personal models as they stand; mean: over clients; pooled: over all",
-        "fine-tuned: after 5 local epochs more; values and bits: per client and round; s/round: m",
+        "fine-tuned: after further local epochs; values and bits: per client and round; s/round: m",
         "over different seeds: 0 (FedAvg); 0, 1 (FedOBP)",
     ):
         assert words in lines[5]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
@@ -27,7 +27,7 @@ MAX_POINTS = 200
 
 
 def read_clients(group: Group, note: Callable[[str], None]) -> pd.DataFrame:
-    """Return a row per seed and client that takes part, with `seed` and a `text` that names both.
+    """Return a row per seed and client that takes part, with a `text` naming both.
 
     Args:
         group: the configuration.
@@ -65,24 +65,6 @@ def mean_by_round(group: Group, column: str) -> pd.DataFrame:
         }
     )
     return statistics[statistics["mean"].notna()]
-
-
-def thin_curve(group: Group, column: str, bin_size: int) -> pd.DataFrame:
-    """Return `mean_by_round` with at most MAX_POINTS points.
-
-    Args:
-        group: the configuration.
-        column: the metric.
-        bin_size: rounds that make one point of a metric known in all rounds. Bins, since the noise
-            of a cohort must not depend on which rounds are picked.
-    """
-    curve = mean_by_round(group, column)[["mean", "std"]]
-    if METRICS[column].is_evaluated:
-        return curve.iloc[evenly_spaced(len(curve))]
-    if bin_size == 1:
-        return curve
-    bins = (curve.index.to_numpy() - 1) // bin_size  # rounds count from 1
-    return curve.reset_index().groupby(bins).mean().set_index("round")
 
 
 def spent_by_round(group: Group) -> pd.DataFrame:
@@ -139,20 +121,9 @@ def evenly_spaced(count: int, max_count: int = MAX_POINTS) -> np.ndarray:
     return np.linspace(0, count - 1, min(count, max_count)).round().astype(int)
 
 
-def find_partitions(shown_groups: Sequence[Group]) -> dict[tuple[str, str], pd.DataFrame]:
-    """Return samples by client and class of each partition, by setting and seed."""
-    partitions: dict[tuple[str, str], pd.DataFrame] = {}
-    for group in shown_groups:
-        for run in group.runs:
-            try:
-                counts = run.clients.set_index("client").filter(regex=r"^label_\d+$")
-            except FedpflError:
-                continue
-            if counts.empty or counts.isna().any(axis=None):
-                continue
-            counts = counts.rename(columns=lambda name: int(name.removeprefix("label_")))
-            counts = counts.sort_index(axis=1).rename(columns=dict(enumerate(run.class_names)))
-            counts = counts.rename(index=int).rename(index=run.client_names)
-            key = group.setting, f"seed {run.seed}, {len(counts)} clients"
-            partitions.setdefault(key, counts)
-    return partitions
+def count_labels(run: Run) -> pd.DataFrame:
+    """Return samples by client and class of a run's partition, with their names."""
+    counts = run.clients.set_index("client").filter(regex=r"^label_\d+$").dropna()
+    counts = counts.rename(columns=lambda name: int(name.removeprefix("label_")), index=int)
+    names = dict(enumerate(run.class_names))
+    return counts.sort_index(axis=1).rename(columns=names, index=run.client_names)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -63,7 +62,7 @@ class Content:
     style_numbers: dict[str, int]
     note: Callable[[str], None]
 
-    def style(self, group: Group, place: int = 0) -> Trace:
+    def style(self, group: Group, rank: int = 0) -> Trace:
         """Return a trace with a method's name, colour, dash and symbol."""
         number = self.style_numbers[group.method]
         color = COLORS[number % len(COLORS)]
@@ -73,7 +72,7 @@ class Content:
             "line": {"color": color, "dash": _DASHES[number % len(_DASHES)]},
             "marker": {"color": color, "symbol": _SYMBOLS[number % len(_SYMBOLS)]},
             "legendgroup": group.method,
-            "visible": True if place < MAX_SHOWN_METHODS else "legendonly",
+            "visible": True if rank < MAX_SHOWN_METHODS else "legendonly",
         }
 
 
@@ -109,24 +108,20 @@ def draw_charts(
 
 
 def _draw_curves(content: Content) -> Charts:
-    rounds_done = [run.rounds_done for group in content.spent for run in group.reported_runs]
-    bin_size = math.ceil(max(rounds_done) / data.MAX_POINTS)
     evaluated_first = sorted(CURVES, key=lambda name: not METRICS[name].is_evaluated)
     for (setting, rivals), name in itertools.product(content.ranked.items(), evaluated_first):
         # Runs record some of the many columns.
         if not any(name in run.rounds for group in rivals for run in group.reported_runs):
             continue
-        curves = {group: data.thin_curve(group, name, bin_size) for group in rivals}
-        label = METRICS[name].label
-        if bin_size > 1 and not METRICS[name].is_evaluated:
-            label += f", means of {bin_size} rounds"
+        curves = {group: data.mean_by_round(group, name) for group in rivals}
         for key, title in AXIS_TITLES.items():
-            choice = {_SETTING: setting, "what": label, "over": title}
+            choice = {_SETTING: setting, "what": METRICS[name].label, "over": title}
             chart = _make_chart(choice, title, METRICS[name].label, hovermode="x unified")
-            for place, (group, curve) in enumerate(curves.items()):
+            for rank, (group, curve) in enumerate(curves.items()):
+                curve = curve.iloc[data.evenly_spaced(len(curve))]
                 positions = data.spent_at_rounds(content.spent[group], key, curve.index.to_numpy())
                 if np.isfinite(positions).any():
-                    chart.data.extend(_curve_traces(content.style(group, place), positions, curve))
+                    chart.data.extend(_curve_traces(content.style(group, rank), positions, curve))
             yield chart
 
 
@@ -160,13 +155,13 @@ def _draw_clients(content: Content) -> Charts:
         chart = _make_chart(choice, x_title, "", showlegend=False)
         for group in content.ranked[setting]:
             # Some runs were not fine-tuned, and clients without test samples have no score.
-            known = clients[group].reindex(columns=[key, "seed", "client", "text"]).dropna()
-            drawn = known.sort_values([key, "seed", "client"])
-            drawn = drawn.iloc[data.evenly_spaced(len(drawn))]
-            if len(drawn):
+            scored = clients[group].reindex(columns=[key, "seed", "client", "text"]).dropna()
+            points = scored.sort_values([key, "seed", "client"])
+            points = points.iloc[data.evenly_spaced(len(points))]
+            if len(points):
                 style = content.style(group)
-                box = {"type": "box", "name": style["name"], "x": drawn[key]}
-                box["text"] = [*map(_plotly_text, drawn["text"])]
+                box = {"type": "box", "name": style["name"], "x": points[key]}
+                box["text"] = [*map(_plotly_text, points["text"])]
                 box |= {"boxpoints": "all", "jitter": 0.6, "pointpos": 0, "boxmean": True}
                 box |= {"marker": {"size": 4, "opacity": 0.5}}
                 chart.data.append(box | {"line": {"color": style["line"]["color"]}})
@@ -176,47 +171,57 @@ def _draw_clients(content: Content) -> Charts:
 
 
 def _draw_partitions(content: Content) -> Charts:
-    for (setting, title), counts in data.find_partitions([*content.spent]).items():
-        clients = data.evenly_spaced(len(counts), MAX_PARTITION_CELLS // len(counts.columns))
-        drawn = counts.iloc[clients].T
-        chart = _make_chart({_SETTING: setting, "partition of": title}, "client", "class")
-        powers = range(len(str(int(drawn.max(axis=None)))))
-        scale = {"tickvals": [*powers], "ticktext": [f"{10**power:,}" for power in powers]}
-        logarithms = np.log10(drawn.where(drawn > 0))
-        heatmap = _draw_heatmap(chart, drawn, logarithms, "%{customdata} samples")
-        heatmap["colorbar"] = scale
-        yield chart
+    """Yield the classes of each setting's clients, in the first seed."""
+    for setting, rivals in content.ranked.items():
+        run = rivals[0].runs[0]
+        try:
+            counts = data.count_labels(run)
+        except FedpflError:
+            continue
+        if len(counts):
+            clients = data.evenly_spaced(len(counts), MAX_PARTITION_CELLS // len(counts.columns))
+            cells = counts.iloc[clients].T
+            choice = {_SETTING: setting}
+            chart = _make_chart(choice, f"client, seed {run.seed}", "class")
+            powers = range(len(str(int(cells.max(axis=None)))))
+            scale = {"tickvals": [*powers], "ticktext": [f"{10**power:,}" for power in powers]}
+            logarithms = np.log10(cells.where(cells > 0))
+            heatmap = _draw_heatmap(chart, cells, logarithms, "%{customdata} samples")
+            heatmap["colorbar"] = scale
+            yield chart
 
 
 def _draw_common(content: Content) -> Charts:
     """Yield every client's model on every client's samples, of a configuration's first seed."""
-    for group in itertools.chain(*content.ranked.values()):
-        run = min(group.reported_runs, key=lambda run: run.seed)
+    for group in content.spent:
+        run = group.reported_runs[0]
         try:
             frame = run.cross_accuracy.rename(index=run.client_names, columns=run.client_names)
         except FedpflError as error:
             content.note(f"without everybody's samples: {error}")
             continue
+        x_title = f"samples of client, seed {run.seed}"
+        chart = _make_chart(_choose_method(group), x_title, "model of client")
         if len(frame):
-            choice = {_SETTING: group.setting, "method": clip_text(group.method, 60)}
-            x_title = f"samples of client, seed {run.seed}"
-            chart = _make_chart(choice, x_title, "model of client")
             _draw_heatmap(chart, frame, frame, "%{z} %")
-            yield chart
+        yield chart
 
 
 def _draw_masks(content: Content) -> Charts:
     """Yield the share of personalised entries that each tensor has, over rounds."""
-    for group in itertools.chain(*content.ranked.values()):
+    for group in content.spent:
+        chart = _make_chart(_choose_method(group), "round", "")
         frames = [run.personalized_entries for run in group.reported_runs]
         entries = pd.concat(frames).groupby(level="round").mean()
         if len(entries.columns):
-            drawn = entries.iloc[data.evenly_spaced(len(entries), MAX_MASK_POINTS)].T
-            choice = {_SETTING: group.setting, "method": clip_text(group.method, 60)}
-            chart = _make_chart(choice, "round", "")
-            shares = 100 * drawn / drawn.sum()
-            _draw_heatmap(chart, drawn, shares, "%{customdata:.4g} entries, %{z:.3g} %")
-            yield chart
+            cells = entries.iloc[data.evenly_spaced(len(entries), MAX_MASK_POINTS)].T
+            shares = 100 * cells / cells.sum()
+            _draw_heatmap(chart, cells, shares, "%{customdata:.4g} entries, %{z:.3g} %")
+        yield chart
+
+
+def _choose_method(group: Group) -> dict[str, str]:
+    return {_SETTING: group.setting, "method": clip_text(group.method, 60)}
 
 
 def _draw_heatmap(chart: Chart, frame: pd.DataFrame, colors: pd.DataFrame, text: str) -> Trace:
