@@ -61,7 +61,7 @@ def _split_list(text: str) -> list[str]:
 def _choose_some(choices: Sequence[str], text: str) -> dict[str, Any]:
     """Return the settings of an option that takes some of the choices, separated by commas."""
 
-    def parse(words: str) -> list[str]:
+    def parse_words(words: str) -> list[str]:
         selection = _split_list(words)
         for word in selection:
             if word not in choices:
@@ -69,22 +69,22 @@ def _choose_some(choices: Sequence[str], text: str) -> dict[str, Any]:
         return selection
 
     help_text = f"{text}: {', '.join(choices)}"
-    return {"type": parse, "default": [], "metavar": "A,B", "help": help_text}
+    return {"type": parse_words, "default": [], "metavar": "A,B", "help": help_text}
 
 
-def _take(text: str, **settings: Any) -> dict[str, Any]:
+def _take_value(text: str, **settings: Any) -> dict[str, Any]:
     return settings | {"help": text}
 
 
-def _choose(choices: Iterable[str], default: str | None, text: str) -> dict[str, Any]:
+def _choose_one(choices: Iterable[str], default: str | None, text: str) -> dict[str, Any]:
     return {"choices": [*choices], "default": default, "help": text}
 
 
-def _list(text: str) -> dict[str, Any]:
+def _take_list(text: str) -> dict[str, Any]:
     return {"type": _split_list, "default": [], "metavar": "A,B", "help": text}
 
 
-def _switch(text: str) -> dict[str, Any]:
+def _take_switch(text: str) -> dict[str, Any]:
     return {"action": "store_true", "help": text}
 
 
@@ -100,47 +100,51 @@ _SIDES_HELP = (
 )
 _CLEAN_HELP = f"default: {','.join(cleaning.DEFAULT_STATUSES)}; of"
 OPTIONS = {
-    "words": _take("folders of runs, default: outputs; and filters", metavar="ROOT|KEY=VALUE"),
-    "paper words": _take("fedobp/table3, ...; folders; filters", metavar="NAME|ROOT|KEY=VALUE"),
-    "compare words": _take(_SIDES_HELP, metavar="A|B|KEY=VALUE"),
-    "--columns": _list(f"only these, as accuracy,bits_up: of rounds.csv, {_FIELD_NAMES}"),
-    "--format": _choose(FORMATS, None, "of tables; default: terminal, with --out all others"),
-    "ls --format": _choose([*FORMATS, "json"], "terminal", "default: terminal"),
-    "--pm": _switch("deviations as mean ± std"),
-    "--caption": _take("of the table, above its own", metavar="TEXT"),
-    "--select": _choose(SELECTIONS, "last", _SELECT_HELP),
-    "paper --select": _choose(
+    "words": _take_value(
+        "folders of runs, default: outputs; and filters", metavar="ROOT|KEY=VALUE"
+    ),
+    "paper words": _take_value(
+        "fedobp/table3, ...; folders; filters", metavar="NAME|ROOT|KEY=VALUE"
+    ),
+    "compare words": _take_value(_SIDES_HELP, metavar="A|B|KEY=VALUE"),
+    "--columns": _take_list(f"only these, as accuracy,bits_up: of rounds.csv, {_FIELD_NAMES}"),
+    "--format": _choose_one(FORMATS, None, "of tables; default: terminal, with --out all others"),
+    "ls --format": _choose_one([*FORMATS, "json"], "terminal", "default: terminal"),
+    "--pm": _take_switch("deviations as mean ± std"),
+    "--caption": _take_value("of the table, above its own", metavar="TEXT"),
+    "--select": _choose_one(SELECTIONS, "last", _SELECT_HELP),
+    "paper --select": _choose_one(
         (*SELECTIONS, AS_PUBLISHED),
         "last",
         f"{_SELECT_HELP}; {AS_PUBLISHED}: each table's own rule",
     ),
-    "--every": _take(
+    "--every": _take_value(
         "best-checkpoint: of every N rounds only; paper: 100", type=_parse_positive, metavar="N"
     ),
-    "--published": _switch("published values beside any set-up"),
-    "--fairness": _switch("also which clients FedAvg+FT and Local-Only serve better"),
-    "--interval": _switch("95 %% confidence intervals instead of deviations"),
+    "--published": _take_switch("published values beside any set-up"),
+    "--fairness": _take_switch("also which clients FedAvg+FT and Local-Only serve better"),
+    "--interval": _take_switch("95 %% confidence intervals instead of deviations"),
     "--kind": _choose_some(FIGURE_KINDS, "only these"),
-    "--metric": _choose(CURVES, "accuracy", "of the curves; default: accuracy")
+    "--metric": _choose_one(CURVES, "accuracy", "of the curves; default: accuracy")
     | {"metavar": "COLUMN"},
-    "--over": _choose(AXIS_TITLES, "round", "along the axis: rounds, gigabytes, hours"),
-    "--reference": _take(
+    "--over": _choose_one(AXIS_TITLES, "round", "along the axis: rounds, gigabytes, hours"),
+    "--reference": _take_value(
         "published curves (method,round,accuracy_before,accuracy_after)", type=Path, metavar="CSV"
     ),
-    "--accuracy": _choose(ACCURACIES, "accuracy", "which; default: mean over clients"),
-    "--only": _choose(("tables", "figures"), "", "of the existing runs"),
-    "--dataset": _list("only these columns, such as fmnist"),
-    "--test": _choose(
+    "--accuracy": _choose_one(ACCURACIES, "accuracy", "which; default: mean over clients"),
+    "--only": _choose_one(("tables", "figures"), "", "of the existing runs"),
+    "--dataset": _take_list("only these columns, such as fmnist"),
+    "--test": _choose_one(
         [*MIN_PAIRS, "none"], None, "of differences, paired over seeds; default: t, of papers none"
     ),
     "ls --status": _choose_some(STATUSES, "only these"),
     "clean --status": _choose_some(cleaning.REMOVABLE, _CLEAN_HELP),
-    "--sort": _take("by a key of --format json; default: as in tables", metavar="KEY"),
-    "--yes": _switch("do not ask"),
-    "--out": _take(
+    "--sort": _take_value("by a key of --format json; default: as in tables", metavar="KEY"),
+    "--yes": _take_switch("do not ask"),
+    "--out": _take_value(
         "default of figures: ROOT/figures, of pages: ROOT/report", type=Path, metavar="DIR"
     ),
-    "--trials": _switch("also trials of searches"),
+    "--trials": _take_switch("also trials of searches"),
 }
 
 
@@ -157,17 +161,17 @@ COMMANDS: dict[str, Command] = {}
 _Function = Callable[[Namespace], int | None]
 
 
-def _command(
+def _enter_command(
     name: str, description: str, example: str, options: str
 ) -> Callable[[_Function], _Function]:
     """Enter a function into COMMANDS."""
 
-    def enter(function: _Function) -> _Function:
+    def enter_function(function: _Function) -> _Function:
         words = (*options.split(), "--trials")
         COMMANDS[name] = Command(function, description, f"python -m fedpfl.report {example}", words)
         return function
 
-    return enter
+    return enter_function
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -226,7 +230,7 @@ def _make_parser(name: str) -> Parser:
 _TABLES = "--columns --format --pm --caption --select --every --published --fairness --interval"
 
 
-@_command(
+@_enter_command(
     "",
     "Print the table of all runs and draw their figures.",
     "outputs/demo method=fedobp,fedavg",
@@ -237,7 +241,7 @@ def _show_runs(options: Namespace) -> None:
     _draw_figures(options, _find_runs(options), ["curves"])
 
 
-@_command(
+@_enter_command(
     "tables",
     "Print the table of all runs.",
     "tables dataset=digits partition.alpha=0.1 --format markdown",
@@ -260,7 +264,7 @@ def _show_tables(options: Namespace) -> None:
         _show_table("fairness", fairness_table(shown_runs), options)
 
 
-@_command(
+@_enter_command(
     "figures",
     "Draw accuracy over rounds, and what methods come to: for clients, the worst of them, and the "
     "traffic; and their ranks.",
@@ -332,7 +336,7 @@ def _draw_curves(options: Namespace, members: list[Run], path: Path) -> list[Pat
     return files
 
 
-@_command(
+@_enter_command(
     "paper",
     "Show five papers' tables and figures from own runs; without a NAME, all of which there are "
     "runs.",
@@ -385,7 +389,7 @@ def _show_papers(options: Namespace) -> None:
         )
 
 
-@_command(
+@_enter_command(
     "html",
     "Write an HTML page per experiment, which loads nothing from anywhere.",
     "html outputs dataset=cifar10 --out pages",
@@ -406,7 +410,7 @@ def _write_html(options: Namespace) -> None:
     _report_files(files)
 
 
-@_command(
+@_enter_command(
     "ls",
     "List runs, one line each: status, what, accuracy, cost, age and path. Without filters also "
     "broken ones.",
@@ -428,7 +432,7 @@ def _list_runs(options: Namespace) -> None:
     print(text, end="")
 
 
-@_command(
+@_enter_command(
     "compare",
     "Compare two configurations: settings, final numbers over seeds, clients.",
     "compare outputs/demo method=fedavg,fedobp --test wilcoxon",
@@ -439,7 +443,7 @@ def _compare_sides(options: Namespace) -> None:
     _print_tables(compare_groups(a, b, options.test or "t", options.select), options)
 
 
-@_command(
+@_enter_command(
     "ranks",
     "Rank methods over data sets and partitions: Friedman, Wilcoxon with Holm's correction, a "
     "diagram.",
@@ -454,7 +458,7 @@ def _rank_runs(options: Namespace) -> None:
     _report_files(draw_rank_diagram(result, _output_folder(options, "figures") / "ranks"))
 
 
-@_command(
+@_enter_command(
     "clean",
     "Remove runs that came to nothing, after asking. Never a finished one, nor one being written.",
     "clean outputs/demo method=fedobp --status interrupted",

@@ -61,12 +61,12 @@ def clean_runs(
     # ---- Step 2: show them and ask.
     print(render(entries_table(list_entries(removable)), width=terminal_width()))
     count = "1 directory" if len(removable) == 1 else f"{len(removable)} directories"
-    if not yes and not _confirm(f"Remove {count}? [y/N] "):
+    if not yes and not _ask_user(f"Remove {count}? [y/N] "):
         print("removed nothing")
         return 0
 
     # ---- Step 3: remove them.
-    failures = [directory for directory in removable if not _remove(directory, roots)]
+    failures = [directory for directory in removable if not _remove_directory(directory, roots)]
     print(f"removed {pluralize(len(removable) - len(failures), 'run')} of {len(removable)}")
     return int(bool(failures))
 
@@ -105,7 +105,7 @@ def _is_of_run(path: Path) -> bool:
     return not path.is_symlink() and (path.name in RUN_FILES or is_temporary)
 
 
-def _confirm(question: str) -> bool:
+def _ask_user(question: str) -> bool:
     if sys.stdin is None or not sys.stdin.isatty():
         raise FedpflError(
             "removed nothing: there is no terminal to ask on; add --yes to remove what is listed"
@@ -115,7 +115,7 @@ def _confirm(question: str) -> bool:
     return False
 
 
-def _remove(directory: Directory, roots: Sequence[Path]) -> bool:
+def _remove_directory(directory: Directory, roots: Sequence[Path]) -> bool:
     """Remove a directory and the empty folders above it; return whether it is gone."""
     try:
         with hold_lock(directory.path) as is_lock_taken:

@@ -95,14 +95,14 @@ def accuracy_figure(
     _require_curves(shown_groups, metric, along)
     style_numbers = number_styles(shown_groups, label)
 
-    def draw(ax: Axes, members: list[Group]) -> None:
+    def draw_panel(ax: Axes, members: list[Group]) -> None:
         for group in members:
             name = label(group)
             draw_line(ax, group, metric, name, style_numbers[name], along, interval)
         y_title = "\n".join(wrap_lines(METRICS[metric].label, 40))
         ax.set(xlabel=AXIS_TITLES[along], ylabel=y_title, xlim=(0, None))
 
-    return draw_panels(groups_by_setting(shown_groups), path, draw)
+    return draw_panels(groups_by_setting(shown_groups), path, draw_panel)
 
 
 def groups_by_setting(shown_groups: Iterable[Group]) -> dict[str, list[Group]]:

@@ -148,7 +148,9 @@ def groups(runs: Iterable[Run]) -> list[Group]:
         for members in rivals:
             has_several_quantiles = len(quantiles[members[0].method_name]) > 1
             names.append(labels.method_label(members[0].config["method"], has_several_quantiles))
-        labelled = zip(rivals, *_unique_labels(names, list(map(_settings, rivals))), strict=True)
+        labelled = zip(
+            rivals, *_unique_labels(names, list(map(_list_settings, rivals))), strict=True
+        )
         for members, label, deviations in labelled:
             all_groups.append(Group(dataset, partition, label, tuple(members), deviations))
 
@@ -169,7 +171,7 @@ def shared_settings_note(shown_groups: Sequence[Group]) -> tuple[str, ...]:
     Returns:
         One line, or none.
     """
-    differing_keys = _differing_keys([_settings(group.runs) for group in shown_groups])
+    differing_keys = _differing_keys([_list_settings(group.runs) for group in shown_groups])
     keys = [key for key in differing_keys if not _is_in_titles(key)]
     by_setting = group_by(shown_groups, lambda group: group.setting)
     parts = []
@@ -177,9 +179,9 @@ def shared_settings_note(shown_groups: Sequence[Group]) -> tuple[str, ...]:
         # ---- Step: the value that most rows of each data set and partition have.
         settings_by_text: dict[str, list[str]] = defaultdict(list)
         for setting, members in by_setting.items():
-            values = [_settings(group.runs) for group in members]
+            values = [_list_settings(group.runs) for group in members]
             texts = [_value_text(one, key) for one in values]
-            majority = _majority(texts)
+            majority = _find_majority(texts)
             if majority is ... or (majority is None and _is_implied(key, differing_keys)):
                 continue
             example = values[texts.index(majority)]
@@ -197,7 +199,7 @@ def find_deviations(compared_groups: Sequence[Group]) -> list[list[str]]:
 
     Such as `["clients=30"]`.
     """
-    settings = [_settings(group.runs) for group in compared_groups]
+    settings = [_list_settings(group.runs) for group in compared_groups]
     deviations = []
     for keys, values in zip(_minority_keys(settings), settings, strict=True):
         deviations.append([_setting_text(key, values, keys) for key in keys])
@@ -287,7 +289,7 @@ def _distinguishing_keys(
                     yield index, key
 
 
-def _settings(runs: Sequence[Run]) -> Record:
+def _list_settings(runs: Sequence[Run]) -> Record:
     """Return the settings that distinguish a configuration, by dotted key."""
     settings = dict(flatten_keys(result_config(runs[0].config)))
     fingerprint = next((run.fingerprint for run in runs if run.fingerprint), "")
@@ -332,7 +334,7 @@ def _minority_keys(settings: Sequence[Record]) -> list[list[str]]:
         texts = [_value_text(values, key) for values in settings]
         if key == "data":  # not to have recorded it is no difference
             texts = [text or next(filter(None, texts)) for text in texts]
-        majority = _majority(texts)
+        majority = _find_majority(texts)
         for keys, text in zip(minority_keys, texts, strict=True):
             # A key that is absent differs only where most have one.
             if text != majority and (text is not None or majority is not ...):
@@ -346,7 +348,7 @@ def _is_implied(key: str, keys: Sequence[str]) -> bool:
     return key != name_key and name_key in keys
 
 
-def _majority(texts: Sequence[str | None]) -> Any:
+def _find_majority(texts: Sequence[str | None]) -> Any:
     """Return the most common text, ... where two are."""
     ranked = Counter(texts).most_common(2)
     is_unique = len(ranked) == 1 or ranked[0][1] > ranked[1][1]
