@@ -214,7 +214,7 @@ def test_a_setting_whose_data_are_absent_is_left_out_and_told_once(tmp_path, cap
     assert call(tmp_path, "method=fedavg,fedper") == 2
     gone, lost, last = capsys.readouterr().err.splitlines()
     assert gone.startswith("fedpfl: gone: left out: data set cifar10 is not in data_dir=")
-    assert lost.startswith("fedpfl: lost: left out: dataset.path=lost.npz is not a file")
+    assert lost.startswith("fedpfl: lost: left out: dataset.path=lost.npz is no file")
     assert "no method came to its end: gone: left out" in last
     assert not (tmp_path / "out").exists()
 

@@ -91,7 +91,7 @@ def test_a_text_that_is_quoted_as_told_is_taken_as_it_is(tmp_path: Path) -> None
 
 ABSENT = """
 seed=1,2 partition=file partition.path=x.json => partition.path: there is no file x.json
-seed=1,2 hydra/launcher=lockstep dataset=npz dataset.path=x.npz => dataset.path=x.npz is not a file
+seed=1,2 hydra/launcher=lockstep dataset=npz dataset.path=x.npz => dataset.path=x.npz is no file
 hydra/sweeper=optuna local.lr=0.1,0.2 validation=0.1 model.weights=x.pt => model.weights: there is no file
 """
 
