@@ -320,13 +320,17 @@ def count_traffic(
 ) -> dict[str, Tensor]:
     """Count the values and bits of each client, `[clients]`, by field of RoundTraffic."""
     # Averaged statistics travel both ways; integer counters are not worth counting.
-    statistics = torch.zeros_like(participation.client_ids)
-    for role in state.server_buffers:
-        values = participation.buffers[role]
-        updated = _find_updated_statistics(participation, role)
-        for leaf, flags in zip(tree.leaves(values), tree.leaves(updated), strict=True):
-            if leaf.is_floating_point():
-                statistics += tree.as_matrix(flags).sum(1)
+    # A number fits counts on the host and on a GPU, of which there are both.
+    statistics: int | Tensor = 0
+    for role, buffers in state.server_buffers.items():
+        updated = participation.updated_buffers.get(role)
+        for leaf, flags in zip(tree.leaves(buffers), tree.leaves(updated or buffers), strict=True):
+            if not leaf.is_floating_point():
+                continue
+            if updated:
+                statistics = statistics + tree.as_matrix(flags).sum(1)
+            else:
+                statistics += leaf.numel()
     down = participation.down
     up = participation.up
     # A client that may stop tells the server so in one bit.
