@@ -2,13 +2,15 @@
 # by section. DIR has the data sets. scripts/try_docs.py types them.
 
 # ---- Beside the authors' public files
-python -m fedpfl.train -m experiment=fedobp/paper method=fedavg,local_only,fedper,fedrep,lg_fedavg,floco dataset=cifar100 \
+python -m fedpfl.train -m experiment=fedobp/paper method=fedavg,local_only,fedper,fedrep,floco dataset=cifar100 \
     engine.precision=bf16 data_dir=DIR
+python -m fedpfl.train -m experiment=fedobp/paper method=lg_fedavg method.variant=paper method.personal_init=initial \
+    dataset=cifar100 engine.precision=bf16 data_dir=DIR
 python -m fedpfl.train experiment=fedobp/paper method=fedobp dataset=cifar100 score=obp_as_published method.ema=0.3 \
     quantile.q=0.99505 local.momentum=0.7 engine.precision=bf16 data_dir=DIR
 python -m fedpfl.train experiment=fedobp/paper method=fedper dataset=cifar100 rounds=100 engine.precision=bf16 data_dir=DIR
 python -m fedpfl.train experiment=fedobp/paper method=fedper dataset=fmnist partition.alpha=0.5 engine.precision=bf16 data_dir=DIR
-python -m fedpfl.train experiment=fedobp/paper method=lg_fedavg method.variant=as_published method.personal_init=server_average \
+python -m fedpfl.train experiment=fedobp/paper method=lg_fedavg \
     dataset=fmnist rounds=100 eval.every=100 eval.finetune_epochs=0 engine.precision=bf16 data_dir=DIR
 python -m fedpfl.train -m experiment=fedobp/paper method=fedobp,fedavg,fedper,local_only local.momentum=0.7 data_dir=DIR
 python -m fedpfl.train experiment=fedobp/as_published dataset=fmnist partition.alpha=0.1 rounds=100 eval.finetune_epochs=0 data_dir=DIR
@@ -37,20 +39,28 @@ python -m fedpfl.train -m experiment=fedobp/paper method=local_only dataset=fmni
     engine.precision=bf16 data_dir=DIR
 
 # ---- Table IV: FashionMNIST, Dir(0.1), shorter runs
-python -m fedpfl.train -m hydra/launcher=lockstep experiment=fedobp/paper method=fedprox,fedrep,fedbabu,lg_fedavg \
+python -m fedpfl.train -m hydra/launcher=lockstep experiment=fedobp/paper method=fedprox,fedrep,fedbabu \
+    local.momentum=0.7 engine.precision=bf16 rounds=60 eval.finetune_every=60 data_dir=DIR
+python -m fedpfl.train experiment=fedobp/paper method=lg_fedavg method.variant=paper method.personal_init=initial \
     local.momentum=0.7 engine.precision=bf16 rounds=60 eval.finetune_every=60 data_dir=DIR
 python -m fedpfl.train -m experiment=fedobp/paper method=scaffold,fedavg local.momentum=0.0 \
     engine.precision=bf16 rounds=60 eval.finetune_every=60 data_dir=DIR
 
 # ---- Table IV: MNIST and FashionMNIST, 50 rounds
-python -m fedpfl.train -m hydra/launcher=lockstep experiment=fedobp/paper method=fedrod,flute,fedpac,floco,apfl,fedala,feddpa,ditto,pfedme \
+python -m fedpfl.train -m hydra/launcher=lockstep experiment=fedobp/paper method=fedrod,fedpac,floco,apfl,fedala,feddpa,ditto,pfedme \
     local.momentum=0.7 engine.precision=bf16 rounds=50 eval.every=25 eval.finetune_every=50 data_dir=DIR
 python -m fedpfl.train -m hydra/launcher=lockstep experiment=fedobp/paper method=pfedfda method.variant=paper,as_published \
     local.momentum=0.7 engine.precision=bf16 rounds=50 eval.every=50 eval.finetune_every=50 data_dir=DIR
+python -m fedpfl.train experiment=fedobp/paper method=flute method.variant=paper \
+    local.momentum=0.7 engine.precision=bf16 rounds=50 eval.every=25 eval.finetune_every=50 data_dir=DIR
 python -m fedpfl.train -m experiment=fedobp/paper partition.alpha=0.1,0.5 method=per_fedavg method.outer_lr=0.01 \
     local.momentum=0.7 engine.precision=bf16 rounds=50 eval.every=25 eval.finetune_every=50 data_dir=DIR
 python -m fedpfl.train -m hydra/launcher=lockstep experiment=fedobp/paper partition.alpha=0.5 \
-    method=fedobp,fedavg,fedper,local_only,fedprox,fedrep,fedbabu,lg_fedavg,ditto,fedrod,flute,fedpac,floco,apfl,fedala,pfedfda,feddpa,pfedme \
+    method=fedobp,fedavg,fedper,local_only,fedprox,fedrep,fedbabu,ditto,fedrod,fedpac,floco,apfl,fedala,feddpa,pfedme \
+    local.momentum=0.7 engine.precision=bf16 rounds=50 eval.every=25 eval.finetune_every=50 data_dir=DIR
+python -m fedpfl.train experiment=fedobp/paper partition.alpha=0.5 method=lg_fedavg method.variant=paper method.personal_init=initial \
+    local.momentum=0.7 engine.precision=bf16 rounds=50 eval.every=25 eval.finetune_every=50 data_dir=DIR
+python -m fedpfl.train -m experiment=fedobp/paper partition.alpha=0.5 method=flute,pfedfda method.variant=paper \
     local.momentum=0.7 engine.precision=bf16 rounds=50 eval.every=25 eval.finetune_every=50 data_dir=DIR
 python -m fedpfl.train -m experiment=fedobp/paper partition.alpha=0.5 method=scaffold,fedavg local.momentum=0.0 \
     engine.precision=bf16 rounds=50 eval.every=25 eval.finetune_every=50 data_dir=DIR

@@ -7,8 +7,10 @@ are listed with the commands that fill them.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import pandas as pd
@@ -18,12 +20,12 @@ from fedpfl.papers.layout import (
     LAST,
     Layout,
     Measure,
+    Part,
     Selection,
     TableColumn,
     TableRow,
     closeness_to_paper,
-    fits_cell,
-    list_overrides,
+    list_parts,
 )
 from fedpfl.papers.registry import TABLES, paper_datasets
 from fedpfl.report.grouping import Group, find_deviations
@@ -33,8 +35,6 @@ from fedpfl.report.text import join_few
 
 SeedValues = dict[int, float]
 """A number by seed."""
-Part = tuple[TableRow, TableColumn, float | None]
-"""A part of a cell: a cell shows the mean over its column's alphas."""
 
 DIFFERENCE_KINDS = {"percent": "difference", "decimal": "difference", "entries": "change"}
 """How own minus published is shown; a hyperparameter has no better or worse."""
@@ -54,33 +54,70 @@ EVALUATION_TEXTS = {
 
 
 @dataclass
+class FilledPart:
+    """Hold the runs that fill a part of a cell.
+
+    Attributes:
+        part: The part.
+        group: The runs, the nearest to the paper's of those that fit.
+        values: Their numbers by seed; empty where one of them has none.
+        is_ambiguous: Whether other groups fit too.
+    """
+
+    part: Part
+    group: Group
+    values: SeedValues
+    is_ambiguous: bool
+
+
+@dataclass
 class FilledCell:
     """Hold the runs that fill a cell.
 
     Attributes:
         row: Its row.
         column: Its column.
-        published: Its published number, of nan if there is none.
-        groups: The group that fills each part, by alpha.
-        part_values: The numbers of each part.
-        values: The cell's numbers: means over its parts.
-        ambiguous_titles: Groups that are one of several that fit.
+        published: The number beside it, of nan if there is none.
+        parts: Its parts that runs fill.
         is_different: Whether a test tells it from the last row.
     """
 
     row: TableRow
     column: TableColumn
     published: published.Published
-    groups: dict[float | None, Group] = field(default_factory=dict)
-    part_values: dict[float | None, SeedValues] = field(default_factory=dict)
-    values: SeedValues = field(default_factory=dict)
-    ambiguous_titles: list[str] = field(default_factory=list)
+    parts: list[FilledPart] = field(default_factory=list)
     is_different: bool = False
+
+    @cached_property
+    def values(self) -> SeedValues:
+        """Its numbers: weighted means over the parts, of seeds that all parts have."""
+        if len(self.parts) < len(list_parts(self.row, self.column)):
+            return {}
+        weights = [one.part.weight for one in self.parts]
+        values = {}
+        for seed in self.parts[0].values:
+            numbers = [one.values.get(seed, math.nan) for one in self.parts]
+            total = math.fsum(map(operator.mul, weights, numbers))
+            if not math.isnan(total):
+                values[seed] = total / sum(weights)
+        return values
+
+    @property
+    def mean_and_deviation(self) -> tuple[float, float]:
+        """The mean, and the deviation over seeds, or over the numbers that it mixes."""
+        mean, deviation = mean_and_std([*self.values.values()])
+        if len(self.row.shares) > 1 and self.values:
+            weights = [one.part.weight for one in self.parts]
+            squares = [(mean_and_std([*one.values.values()])[0] - mean) ** 2 for one in self.parts]
+            # Of the whole: such numbers are no sample.
+            variance = math.fsum(map(operator.mul, weights, squares)) / sum(weights)
+            deviation = math.sqrt(variance)
+        return mean, deviation
 
     @property
     def shown_groups(self) -> list[Group]:
         """Its groups, if it shows a number."""
-        return [*self.groups.values()] if self.values else []
+        return [one.group for one in self.parts] if self.values else []
 
     @property
     def progress(self) -> str:
@@ -123,12 +160,13 @@ class FilledTable:
         for cell in self.cells:
             if cell.values or cell.row.omission or cell.column.omission:
                 continue
-            for alpha in cell.column.alphas:
-                # A run that ended without a number gives none when it is repeated.
-                group = cell.groups.get(alpha)
-                is_empty = group is not None and self.empty_notes([group])
-                if not is_empty and not cell.part_values.get(alpha):
-                    yield cell.row, cell.column, alpha
+            # A run that ended without a number gives none when it is repeated.
+            filled_parts = [
+                one.part for one in cell.parts if one.values or self.empty_notes([one.group])
+            ]
+            for part in list_parts(cell.row, cell.column):
+                if part not in filled_parts:
+                    yield part
 
 
 def fill_table(
@@ -196,35 +234,26 @@ def _fill_cells(layout: Layout, groups: Sequence[Group], rule: Selection) -> Fil
     for row in layout.rows:
         cells = []
         for column in layout.columns:
-            number = published.lookup(layout.published_key(row, column))
-            cell = FilledCell(row, column, number or published.NOT_PUBLISHED)
-            for alpha in column.alphas:
-                fitting = [
-                    group for group in groups if fits_cell(group.runs[0], row, column, alpha)
-                ]
-                _fill_part(layout, rule, cell, alpha, fitting)
-            parts = [cell.part_values.get(alpha, {}) for alpha in column.alphas]
-            cell.values = _mean_over_parts(parts)
-            cells.append(cell)
+            number = layout.find_published(row, column) or published.NOT_PUBLISHED
+            parts = [
+                _fill_part(layout, rule, part, fitting)
+                for part in list_parts(row, column)
+                if (fitting := [group for group in groups if part.is_filled_by(group.runs[0])])
+            ]
+            cells.append(FilledCell(row, column, number, parts))
         rows.append(cells)
     return FilledTable(layout, rule, rows)
 
 
-def _fill_part(
-    layout: Layout, rule: Selection, cell: FilledCell, alpha: float | None, fitting: list[Group]
-) -> None:
-    """Fill a cell's part at an alpha from the nearest of the fitting groups."""
-    if not fitting:
-        return
+def _fill_part(layout: Layout, rule: Selection, part: Part, fitting: Sequence[Group]) -> FilledPart:
+    """Fill a part from the nearest of the fitting groups."""
 
     def closeness(group: Group) -> tuple[Any, ...]:
-        return closeness_to_paper(group, layout.setup_of(group.runs[0], cell.column))
+        return closeness_to_paper(group, layout.setup_of(group.runs[0], part.column))
 
     nearest = max(fitting, key=closeness)
-    cell.groups[alpha] = nearest
-    cell.part_values[alpha] = _measure_group(nearest, cell.column.measure or cell.row.measure, rule)
-    if len(fitting) > 1:
-        cell.ambiguous_titles.append(nearest.title)
+    values = _measure_group(nearest, part.column.measure or part.row.measure, rule)
+    return FilledPart(part, nearest, values, is_ambiguous=len(fitting) > 1)
 
 
 def _measure_group(group: Group, measure: Measure, rule: Selection) -> SeedValues:
@@ -237,20 +266,16 @@ def _measure_group(group: Group, measure: Measure, rule: Selection) -> SeedValue
     return values
 
 
-def _mean_over_parts(parts: Sequence[SeedValues]) -> SeedValues:
-    """Return the mean over the parts, by the seeds that all have."""
-    common_seeds = [seed for seed in parts[0] if all(seed in part for part in parts)]
-    return {seed: math.fsum(part[seed] for part in parts) / len(parts) for seed in common_seeds}
-
-
 # ---- Cells
 
 
 def _make_cell(cell: FilledCell) -> Cell:
     """Return a cell: the own value, and below it the published one and the difference."""
     kind = cell.row.kind
-    mean, deviation = mean_and_std([*cell.values.values()])
+    mean, deviation = cell.mean_and_deviation
     below = format_number(kind, cell.published.value)
+    if not math.isnan(cell.published.std):
+        below += f"({format_number(kind, cell.published.std)})"
     if kind in DIFFERENCE_KINDS:
         below += f" {format_number(DIFFERENCE_KINDS[kind], mean - cell.published.value)}"
     flag = ("°" if cell.progress else "") + ("†" if cell.is_different else "")
@@ -261,7 +286,7 @@ def _make_cell(cell: FilledCell) -> Cell:
 def _record(name: str, cell: FilledCell, mark: str) -> dict[str, Any]:
     """Return a cell as a row of the table's CSV."""
     dataset_title, setting = cell.column.heading
-    mean, deviation = mean_and_std([*cell.values.values()])
+    mean, deviation = cell.mean_and_deviation
     return {
         "table": name,
         "row": cell.row.label,
@@ -280,7 +305,9 @@ def _record(name: str, cell: FilledCell, mark: str) -> dict[str, Any]:
 
 def _mark_best(filled: FilledTable, rows: Sequence[Sequence[Cell]]) -> None:
     """Mark the best and the second of each column, among accuracies."""
-    accuracy_rows = [i for i, row in enumerate(filled.layout.rows) if row.kind == "percent"]
+    accuracy_rows = [
+        i for i, row in enumerate(filled.layout.rows) if row.kind == "percent" and not row.beside
+    ]
     for j in range(len(filled.layout.columns)):
         are_finished = [filled.rows[i][j].is_finished for i in accuracy_rows]
         mark_best([rows[i][j] for i in accuracy_rows], are_finished)
@@ -335,9 +362,9 @@ def _notes(filled: FilledTable) -> Iterator[str]:
         yield from selection_note(rule.select)
 
     # ---- Step 2: which runs were shown, and why some are not.
-    groups = _distinct(group for cell in filled.cells for group in cell.groups.values())
-    yield from filled.empty_notes(groups)
-    ambiguous = dict.fromkeys(title for cell in filled.cells for title in cell.ambiguous_titles)
+    parts = [one for cell in filled.cells for one in cell.parts]
+    yield from filled.empty_notes(_distinct(one.group for one in parts))
+    ambiguous = dict.fromkeys(one.group.title for one in parts if one.is_ambiguous)
     if ambiguous:
         yield (
             f"Several configurations fit {join_few(ambiguous)}; shown is the one"
@@ -379,19 +406,20 @@ def _compared_setups(filled: FilledTable) -> list[tuple[Group, Mapping[str, Any]
 
 def _unequal_column_notes(filled: FilledTable) -> list[str]:
     """Return a note on runs that differ from their column in more than the method."""
-    descriptions: dict[str, None] = {}
-    for cells in zip(*filled.rows, strict=True):
+    groups_by_column: dict[str, list[Group]] = {}
+    for cell in filled.cells:
         # Rows that set other keys differ in these on purpose.
-        comparable = [
-            cell for cell in cells if all(key.startswith("method.") for key in cell.row.config)
-        ]
-        for alpha in cells[0].column.alphas:
-            groups = _distinct(cell.groups[alpha] for cell in comparable if alpha in cell.groups)
-            for group, deviations in zip(groups, find_deviations(groups), strict=True):
-                heading = ", ".join(cells[0].column.heading)
-                text = f"{group.runs[0].method_title} on {heading} ({', '.join(deviations)})"
-                if deviations:
-                    descriptions[text] = None
+        if all(key.startswith("method.") for key in cell.row.config):
+            for one in cell.parts:
+                key = f"{cell.column} {one.part.alpha} {one.part.config}"
+                groups_by_column.setdefault(key, []).append(one.group)
+    descriptions: dict[str, None] = {}
+    for members in groups_by_column.values():
+        groups = _distinct(members)
+        for group, deviations in zip(groups, find_deviations(groups), strict=True):
+            if deviations:
+                text = f"{group.runs[0].method_title} on {group.setting} ({', '.join(deviations)})"
+                descriptions[text] = None
     if not descriptions:
         return []
     return [f"Not alike in what a column should share: {join_few(descriptions)}."]
@@ -426,7 +454,7 @@ def _list_commands(missing_parts: Iterable[Part]) -> tuple[str, ...]:
     # ---- Jobs with the same keys can share a command
     jobs_by_keys: dict[tuple[str, ...], dict[tuple[str, ...], None]] = {}
     for part in missing_parts:
-        overrides = list_overrides(*part)
+        overrides = part.overrides
         jobs_by_keys.setdefault(tuple(overrides), {})[tuple(overrides.values())] = None
 
     # ---- Jobs that have all other keys in common become one, key by key

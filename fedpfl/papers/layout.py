@@ -45,6 +45,7 @@ PLAIN_SETUP: dict[str, Any] = {
     "system.deadline": "none",
     "system.dropout": 0.0,
     "system.stragglers": 0.0,
+    "method.variant": "paper",
 }
 """Values of all papers' runs: notes name runs that differ, and plain ones go before them."""
 
@@ -103,6 +104,8 @@ class TableRow:
         config: Values that its runs must have and its command sets, perhaps by data set (empty:
             any other).
         implied_config: Values that its runs must have besides.
+        shares: Further such values, of several kinds of runs that a cell mixes, each with its weight.
+        beside: Returns the number beside a cell of a column, instead of published.csv's.
         overrides: The command's overrides, if not the method and `config`; perhaps by data set.
         published_name: The method's name in published.csv, by default the label.
         metric: The metric there, by default the table's.
@@ -118,6 +121,8 @@ class TableRow:
     measure: Measure = measure_accuracy
     config: Mapping[str, Any] = field(default_factory=dict)
     implied_config: Mapping[str, Any] = field(default_factory=dict)
+    shares: tuple[tuple[Mapping[str, Any], int], ...] = (({}, 1),)
+    beside: Callable[[TableColumn], published.Published | None] | None = None
     overrides: Mapping[str, Any] = field(default_factory=dict)
     published_name: str = ""
     metric: str = ""
@@ -161,6 +166,66 @@ class TableColumn:
         return f"{title} as published" if self.faulty else title, self.setting
 
 
+class Part(NamedTuple):
+    """Name a part of a cell, which one kind of runs fills.
+
+    Attributes:
+        row: The cell's row.
+        column: The cell's column.
+        alpha: Of the Dirichlet partition, if the column has any.
+        config: Values of the row's share.
+        weight: Of the part in the cell's mean.
+    """
+
+    row: TableRow
+    column: TableColumn
+    alpha: float | None
+    config: Mapping[str, Any]
+    weight: int
+
+    @property
+    def overrides(self) -> dict[str, str]:
+        """The overrides of its runs."""
+        row, column = self.row, self.column
+        # Overrides of a row, such as a `paper` group, name its method.
+        values = row.overrides or {"method": row.method, **row.config, **self.config}
+        overrides = {"experiment": row.experiment.format(column.experiment)}
+        for key, value in choose_values(values, column.dataset).items():
+            overrides[key] = str(value).lower() if isinstance(value, bool) else str(value)
+        # After the row's: a column's data set decides.
+        overrides |= column.overrides
+        if self.alpha is not None:
+            overrides["partition.alpha"] = f"{self.alpha:g}"
+        return overrides
+
+    def is_filled_by(self, run: Run) -> bool:
+        """Return True if a run may fill it."""
+        row, column = self.row, self.column
+        if row.omission or column.omission:
+            return False
+        if (run.method_name, run.dataset_name) != (row.method, column.dataset):
+            return False
+        if run.dataset.endswith("as published") != column.faulty:
+            return False
+        if self.alpha not in (None, run.config_value("partition.alpha")):
+            return False
+        # Other devices take other hours, and not always reach the end.
+        if run.config_value("system.profile") not in (None, "uniform"):
+            return False
+        row_config = choose_values(row.config, column.dataset)
+        config = {**column.config, **row_config, **row.implied_config, **self.config}
+        return has_config(run, config) and row.fits(run)
+
+
+def list_parts(row: TableRow, column: TableColumn) -> list[Part]:
+    """Return the parts of a cell: one for each alpha of its column and share of its row."""
+    return [
+        Part(row, column, alpha, config, weight)
+        for alpha in column.alphas
+        for config, weight in row.shares
+    ]
+
+
 @dataclass(frozen=True, eq=False)
 class Layout:
     """Declare a table: its rows and columns.
@@ -193,6 +258,12 @@ class Layout:
         method = row.published_name or row.label
         return self.source, metric, method, column.dataset, row.setting or column.setting
 
+    def find_published(self, row: TableRow, column: TableColumn) -> published.Published | None:
+        """Return the number beside a cell."""
+        if row.beside:
+            return row.beside(column)
+        return published.lookup(self.published_key(row, column))
+
     def setup_of(self, run: Run, column: TableColumn) -> Mapping[str, Any]:
         """Return the published set-up of a run in a column."""
         shared = self.setup(run) if callable(self.setup) else self.setup
@@ -223,37 +294,6 @@ def choose_values(values: Mapping[str, Any], dataset: str) -> dict[str, Any]:
     }
 
 
-def list_overrides(row: TableRow, column: TableColumn, alpha: float | None) -> dict[str, str]:
-    """Return the overrides of a cell's runs at an alpha."""
-    # Overrides of a row, such as a `paper` group, name its method.
-    values = row.overrides or {"method": row.method, **row.config}
-    overrides = {"experiment": row.experiment.format(column.experiment)}
-    for key, value in choose_values(values, column.dataset).items():
-        overrides[key] = str(value).lower() if isinstance(value, bool) else str(value)
-    # After the row's: a column's data set decides.
-    overrides |= column.overrides
-    if alpha is not None:
-        overrides["partition.alpha"] = f"{alpha:g}"
-    return overrides
-
-
-def fits_cell(run: Run, row: TableRow, column: TableColumn, alpha: float | None) -> bool:
-    """Return True if a run may fill a cell, or its part at an alpha."""
-    if row.omission or column.omission:
-        return False
-    if (run.method_name, run.dataset_name) != (row.method, column.dataset):
-        return False
-    if run.dataset.endswith("as published") != column.faulty:
-        return False
-    if alpha not in (None, run.config_value("partition.alpha")):
-        return False
-    # Other devices take other hours, and not always reach the end.
-    if run.config_value("system.profile") not in (None, "uniform"):
-        return False
-    row_config = choose_values(row.config, column.dataset)
-    return has_config(run, {**column.config, **row_config, **row.implied_config}) and row.fits(run)
-
-
 def closeness_to_paper(group: Group, setup: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return a sort key: the larger, the nearer a configuration is to the table's."""
     run = group.runs[0]
@@ -262,7 +302,7 @@ def closeness_to_paper(group: Group, setup: Mapping[str, Any]) -> tuple[Any, ...
     return (
         # In order of weight: q decides more than all other differences together.
         "q" not in different_keys,
-        run.config_value("method.variant") != "as_published",
+        "variant" not in different_keys,
         -len(different_keys),
         run.config_value("partition.name") == "published",
         group.reported_runs[0].status == "finished",

@@ -105,6 +105,9 @@ def setup_differences(run: Run, setup: Mapping[str, Any]) -> list[tuple[str, str
     differences = []
     for key, published_value in setup.items():
         run_value = run.config_value(key)
+        # A partition without a seed has the run's.
+        if key == "partition.seed" and run_value is None:
+            run_value = run.seed
         if run_value not in (None, published_value):
             name = key.removeprefix("method.")
             differences.append((name, str(run_value), str(published_value)))

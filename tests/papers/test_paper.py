@@ -21,7 +21,7 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.papers import published
 from fedpfl.papers.fedobp.figures import layer_shares
 from fedpfl.papers.filling import fill_table
-from fedpfl.papers.layout import LAST, Layout, Selection, fits_cell, list_overrides
+from fedpfl.papers.layout import LAST, Layout, Selection, list_parts
 from fedpfl.papers.registry import FIGURES, TABLES
 from fedpfl.report import groups, runs
 from fedpfl.report.__main__ import main
@@ -35,6 +35,7 @@ PLANS = {name: table for name, table in TABLES.items() if isinstance(table, Layo
 OBP = {"name": "fedobp", "q": 0.99993, "score": "obp", "norm": "global", "scope": "all"}
 OBP["classifier_only"] = False
 FMNIST = {"name": "published", "alpha": 0.1}
+SLOW = {"epochs": 5, "batch_size": 32, "lr": 0.01, "momentum": 0.0, "weight_decay": 0.0}
 PURIN = {"name": "fedpurin", "score": "gradient", "hessian": False, "include_norm": False}
 
 
@@ -48,10 +49,12 @@ def fill(table: str, root: Path, *more: Any, **options: Any) -> Any:
 
 
 def add_four(root: Path) -> Path:
-    """FedOBP with two seeds, FedAvg and FedPer with one; published 96.89, 87.29, 96.24."""
-    for name, accuracy, method in (("a", 96.0, OBP), ("b", 97.0, OBP), ("c", 86.0, "fedavg")):
-        add(root, name, accuracy, method, seed=2 if name == "b" else 1)
+    """FedOBP with two seeds, FedAvg and FedPer at both momenta; published 96.89, 87.29, 96.24."""
+    for name, accuracy, method in (("a", 96.0, OBP), ("b", 97.0, OBP), ("slow", 85.0, "fedavg")):
+        add(root, name, accuracy, method, seed=2 if name == "b" else 1, local=SLOW)
+    add(root, "c", 89.0, "fedavg", seed=1)
     add(root, "d", 96.5, "fedper", seed=1)
+    add(root, "plain", 96.5, "fedper", seed=1, local=SLOW)
     return root
 
 
@@ -72,13 +75,19 @@ def cell(root, row, table="fedobp/table4", dataset="fmnist", alpha=0.1, **option
 
 
 def test_own_beside_published(root: Path) -> None:
-    """FedAvg+FT has two points more than before; of MedMNIST with its faulty normalisation there is
-    a table of its own; a run that has not ended is marked, a method without a row is not shown.
+    """A baseline mixes both momenta; FedAvg+FT has two points more than before; of MedMNIST with its
+    faulty normalisation there is a table of its own; a run that has not ended is marked, a method
+    without a row is not shown.
     """
     obp = cell(root, "FedOBP")
     assert (obp.own, obp.own_seed_std, obp.seeds) == (96.5, pytest.approx(math.sqrt(0.5)), "1 2")
     assert (obp.published, obp.difference) == (96.89, pytest.approx(96.5 - 96.89))
-    assert cell(root, "FedAvg").published == 87.29
+    avg = cell(root, "FedAvg")
+    assert (avg.own, avg.own_seed_std) == (86, pytest.approx(math.sqrt(3)))
+    assert (avg.published, avg.published_std, avg.seeds) == (87.29, 0.45, "1")
+    fast, slow = (cell(root, f"FedAvg, momentum {one}") for one in ("0.7", "0"))
+    assert (fast.own, fast.published, slow.own) == (89, 88.06, 85)
+    assert slow.published == pytest.approx(87.29 - (88.06 - 87.29) / 3)
     assert cell(root, "FedAvg+FT").own == 88.0
     assert math.isnan(cell(root, "FedAvg+FT").published)
     assert cell(root, "FedAvg", alpha=0.5).seeds == ""
@@ -87,12 +96,12 @@ def test_own_beside_published(root: Path) -> None:
     faulty = sound | {"mean": [118.7546], "std": [62.3489]}
     add(root, "sound", 95.0, "fedper", dataset=sound)
     add(root, "faulty", 67.0, "fedper", dataset=faulty)
-    assert cell(root, "FedPer", dataset="organamnist").mean == 95.0
+    assert cell(root, "FedPer, momentum 0.7", dataset="organamnist").mean == 95.0
     shown = cell(root, "FedPer", "fedobp/table4_as_published", "organamnist")
     assert (shown.mean, shown.published) == (67.0, 67.44)
     add(root, "e", 90.0, "ditto", seed=1)
     write_run(root / "f", {2: 91.0}, "running", 3, method="apfl", partition=FMNIST)
-    assert cell(root, "APFL").unfinished == "running 3/4"
+    assert cell(root, "APFL, momentum 0.7").unfinished == "running 3/4"
     text = render(fill("fedobp/table4", root))
     assert "91.00°" in text
     assert "° not all planned rounds: the last evaluation that there is (running 3/4)" in text
@@ -126,23 +135,26 @@ def test_table_5_tells_normalisations_apart(root: Path) -> None:
     assert "q 0.9999 (published 0.999705)" in " ".join(fill("fedobp/table5", root).notes)
 
 
-def test_fedobp_is_shown_without_momentum_and_others_with(root: Path) -> None:
-    """As the published numbers of each fit; the comparison at one momentum shows both."""
-    plain = {"epochs": 5, "batch_size": 32, "lr": 0.01, "momentum": 0.0, "weight_decay": 0.0}
-    for name, method in (("obp", OBP), ("avg", "fedavg")):
-        add(root, name, 50.0, method, seed=1, local=plain)
-    assert (cell(root, "FedOBP").mean, cell(root, "FedAvg").mean) == (50.0, 86.0)
-    for method, plain_mean, mean in (("FedOBP", 50, 96.5), ("FedAvg", 50, 86)):
-        assert cell(root, f"{method}, momentum 0", "fedobp/one_momentum").mean == plain_mean
-        assert cell(root, f"{method}, momentum 0.7", "fedobp/one_momentum").mean == mean
+def test_derived_numbers_are_the_arithmetic_of_mean_deviation_and_file() -> None:
+    """Of the cells whose deviation three equal numbers of four have."""
+    derived = [
+        column.dataset
+        for table in ("table3", "table4")
+        for row, column in itertools.product(
+            PLANS[f"fedobp/{table}"].rows, PLANS[f"fedobp/{table}"].columns
+        )
+        if row.label.endswith("momentum 0") and row.beside(column)
+    ]
+    assert len(derived) == 96
 
 
 def test_other_data_sets_take_the_columns_where_there_is_none_of_the_papers(tmp_path: Path) -> None:
     add(tmp_path, "a", 95.0, "fedavg", dataset="digits")
     grid = fill("fedobp/table3", tmp_path)
+    own = grid.frame.set_index("row")["own"].dropna()
     heads = [(one.group, one.heading) for one in grid.columns[1:]]
     assert heads == [("Digits", "Dir(0.1)"), ("Digits", "Dir(0.5)")]
-    assert grid.rows[1][1].value == 95.0
+    assert own.to_dict() == {"FedAvg, momentum 0.7": 95.0}
     assert all("dataset=digits" in command.split() for command in grid.commands)
     changes = {"method": "fedspu", "model": "fedspu_emnist", "stopping": {"early": False}}
     for alpha in (0.1, 0.5, 1.0):
@@ -151,26 +163,27 @@ def test_other_data_sets_take_the_columns_where_there_is_none_of_the_papers(tmp_
     assert fill("fedspu/table1", tmp_path).frame["own"].tolist()[-1] == pytest.approx(90 + 1.6 / 3)
 
 
-@pytest.mark.parametrize("plan", keep_quick(["fedobp/table4_as_published", "fedobp/table4"]))
+@pytest.mark.parametrize("plan", keep_quick(["fedobp/table4", "fedobp/table4_as_published"]))
 def test_commands_fill_exactly_what_is_missing(plan: str, root: Path) -> None:
     grid = fill_table(plan, groups(runs(root)))
     jobs = []
     for command in grid.commands:
-        values = {
-            key: words.split(",") for key, words in (w.split("=") for w in command.split()[3:])
-        }
+        words = (word.split("=") for word in command.split()[3:])
+        values = {key: text.split(",") for key, text in words}
         names = [name.removesuffix("_as_published") for name in values["dataset"]]
-        alphas = map(float, values["partition.alpha"])
-        jobs += itertools.product(values["method"], names, alphas)
-    empty = {
-        (line.method, column.dataset, column.alphas[0])
-        for line, row in zip(PLANS[plan].rows, grid.rows, strict=True)
-        for column, own in zip(PLANS[plan].columns, row[1:], strict=True)
-        if math.isnan(own.value)
+        momenta = values["local.momentum"]
+        jobs += itertools.product(values["method"], names, values["partition.alpha"], momenta)
+    there = {("fedobp", "0.0"), *itertools.product(("fedavg", "fedper"), ("0.0", "0.7"))}
+    wanted = {
+        (row.method, column.dataset, f"{part.alpha:g}", part.overrides["local.momentum"])
+        for row, column in itertools.product(PLANS[plan].rows, PLANS[plan].columns)
+        for part in list_parts(row, column)
+        if column.heading != ("FMNIST", "Dir(0.1)")
+        or (part.row.method, part.overrides["local.momentum"]) not in there
     }
     assert len(jobs) == len(set(jobs))
-    assert set(jobs) == empty
-    assert len(grid.commands) <= 4
+    assert set(jobs) == wanted
+    assert len(grid.commands) <= 8
 
 
 @pytest.mark.parametrize("name", keep_quick(PLANS))
@@ -182,14 +195,16 @@ def test_what_a_command_runs_fits_its_cell(name: str, tmp_path: Path) -> None:
     cells = {(i, places[n % len(places)]) for n, i in enumerate(lines) if places}
     cells |= {(lines[-1], j) for j in places}
     for i, j in sorted(cells):
-        alpha = plan.columns[j].alphas[-1]
-        words = list_overrides(plan.rows[i], plan.columns[j], alpha)
+        part = list_parts(plan.rows[i], plan.columns[j])[-1]
+        words = part.overrides
         path = tmp_path / f"{i}_{j}"
         path.mkdir()
-        own = resolve_config(composed(*(f"{key}={value}" for key, value in words.items())))
+        own = resolve_config(
+            composed(*(f"{key}={value.split(',')[0]}" for key, value in words.items()))
+        )
         (path / "config.yaml").write_text(yaml.safe_dump(own))
         (path / "summary.json").write_text("{}")
-        assert fits_cell(read_started_run(path), plan.rows[i], plan.columns[j], alpha), words
+        assert part.is_filled_by(read_started_run(path)), words
 
 
 def test_every_published_number_has_one_cell() -> None:
@@ -200,7 +215,7 @@ def test_every_published_number_has_one_cell() -> None:
         id(published.lookup(plan.published_key(row, column)))
         for name, plan in PLANS.items()
         for row, column in itertools.product(plan.rows, plan.columns)
-        if name != "fedobp/table4_as_published"
+        if name != "fedobp/table4_as_published" and not row.beside
     ]
     numbers = published.published_numbers()
     of_tables = {
@@ -389,10 +404,10 @@ def test_paired_tests_mark_what_differs(tmp_path: Path) -> None:
     for seed, (obp, avg, per) in enumerate(accuracies):
         for name, value in (("fedobp", obp), ("fedavg", avg), ("fedper", per)):
             method = OBP if name == "fedobp" else {"name": name}
-            add(tmp_path, f"{name}{seed}", float(value), method, seed=seed)
-    assert cell(tmp_path, "FedAvg", test="t").flag == "†"
-    assert not cell(tmp_path, "FedPer", test="t").flag
-    assert not cell(tmp_path, "FedAvg", test="wilcoxon").flag  # four pairs cannot
+            add(tmp_path, f"{name}{seed}", float(value), method, seed=seed, local=SLOW)
+    assert cell(tmp_path, "FedAvg, momentum 0", test="t").flag == "†"
+    assert not cell(tmp_path, "FedPer, momentum 0", test="t").flag
+    assert not cell(tmp_path, "FedAvg, momentum 0", test="wilcoxon").flag  # four pairs cannot
     grid = fill("fedobp/table4", tmp_path, test="wilcoxon")
     few = "Wilcoxon signed-rank test over 4 seeds, p < 0.05 (never met with fewer than 6)"
     assert few in grid.notes[-1]

@@ -102,7 +102,7 @@ def test_papers_tables_choose_by_validation_too(root: Path) -> None:
     def filled(rule: Selection) -> tuple[list[float], str]:
         table = fill_table("fedobp/table4", groups(runs(root)), rule, ["fmnist"])
         frame = table.frame[table.frame["setting"].str.contains("0.1")]
-        frame = frame[frame["row"].isin(["FedAvg", "FedPer"])]
+        frame = frame[frame["row"].isin(["FedAvg, momentum 0.7", "FedPer, momentum 0.7"])]
         return list(frame["own"]), "\n".join((*table.prose("markdown"), *table.commands))
 
     (fedavg, fedper), text = filled(Selection(select="validation", every=100))
