@@ -214,14 +214,15 @@ def canonical_text(value: Any) -> str:
     return repr(value)
 
 
-def differing_values(a: Values, b: Values) -> dict[str, tuple[str, str]]:
+def differing_values(a: Values, b: Values) -> dict[str, list[str]]:
     """Return the values of both sides as text, by each differing key but the seed."""
     sides = [dict(flatten_keys(values)) for values in (a, b)]
     differing = {}
     for key in sides[0] | sides[1]:
-        a, b = (values.get(key, "(not set)") for values in sides)
-        if key != "seed" and canonical_text(a) != canonical_text(b):
-            differing[key] = str(a), str(b)
+        # A key that is absent is as if it were None.
+        texts = {canonical_text(values.get(key)) for values in sides}
+        if key != "seed" and len(texts) > 1:
+            differing[key] = [str(values.get(key, "(not set)")) for values in sides]
     return differing
 
 

@@ -9,14 +9,13 @@ import pandas as pd
 import pytest
 
 from fedpfl.ground.errors import FedpflError
-from fedpfl.report.__main__ import main
 from fedpfl.report.fairness import fairness_table
 from fedpfl.report.html import write_pages
 from fedpfl.report.load import runs
 from fedpfl.report.table import Table
 from fedpfl.report.tables import accuracy_table
 from tests.report.test_html import Page
-from tests.report.test_report import amend, read_output, row_of, write_run
+from tests.report.test_report import amend, row_of, write_run
 
 FEDPER, LOCAL = {"name": "fedper"}, {"name": "local_only"}
 PERSONAL = [40.0, 40, 67, 81, 92, 10, 20, 30, 40, 80]
@@ -132,14 +131,6 @@ def test_the_nearest_baseline_is_taken_and_what_differs_told(root: Path) -> None
     assert row_of(told, "FedPer (epochs=5, lr=0.01)")["harmed_fedavg"] == 100
     words = "FedAvg+FT was run with another local.epochs, local.lr than: FedPer (epochs=5, lr=0.01) on FMNIST, Dir(0.1)."
     assert words in told.notes
-
-
-def test_the_command(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["tables", str(root), "--fairness", "--out", str(tmp_path / "out")]) == 0
-    written = {path.name for path in (tmp_path / "out").iterdir()}
-    assert {"fairness.csv", "fairness.md", "fairness.tex"} < written
-    err = read_output(capsys, "tables", root, "method=fedper", "--fairness", code=2)[1]
-    assert err.count("\n") == 1
 
 
 def test_the_page(root: Path) -> None:

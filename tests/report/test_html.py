@@ -16,8 +16,7 @@ import yaml
 
 from fedpfl.record.columns import METRICS
 from fedpfl.report.__main__ import main
-from fedpfl.report.html import find_experiments, plotly_file_name, write_pages
-from fedpfl.report.load import read_directories
+from fedpfl.report.html import plotly_file_name, write_pages
 from fedpfl.report.page import drawing
 from fedpfl.report.page.data import MAX_POINTS
 from tests.report.test_report import add_columns, amend, config, write_run
@@ -314,12 +313,6 @@ def test_several_experiments_and_an_index(root: Path) -> None:
     assert page.row("experiments", "a") == ["a", "4", "3"]
     links = {attrs["href"] for tag, attrs in page.elements if tag == "a"}
     assert links == {"./a.html", "./b.html", "./index-2.html"}
-
-
-def test_experiments_of_equal_names_have_pages_of_their_own(root: Path, tmp_path: Path) -> None:
-    shutil.copytree(root / "a", tmp_path / "other" / "A")
-    found = find_experiments(read_directories([root, root / "a", tmp_path / "other"]))
-    assert [(one.name, len(one.directories)) for one in found] == [("a", 4), ("A-2", 4)]
 
 
 # ---- in a browser

@@ -7,16 +7,13 @@ import pytest
 from fedpfl.papers.filling import fill_table
 from fedpfl.papers.layout import Selection
 from fedpfl.papers.subflot.tables import measure_domain
-from fedpfl.record.columns import METRICS
 from fedpfl.report import groups, runs
-from fedpfl.report.__main__ import main
-from fedpfl.report.html import write_pages
 from fedpfl.report.load import read_run
 from fedpfl.report.render import render
 from fedpfl.report.tables import accuracy_table
 from tests.data.promises import one_line
 from tests.report.test_compare import between, final, notes, told_runs
-from tests.report.test_html import Page, write_clients
+from tests.report.test_html import write_clients
 from tests.report.test_report import add_columns, row_of, write_run
 
 TEST = {1: 60.0, 2: 80.0, 3: 75.0, 4: 70.0}
@@ -117,21 +114,6 @@ def test_papers_tables_choose_by_validation_too(root: Path) -> None:
     assert text.count("on test data") == 1
 
 
-def test_figures_refuse_what_cannot_be_chosen(tmp_path, capsys):
-    for q in (0.9, 0.99):
-        method = {"name": "fedobp", "q": q, "norm": "none"}
-        hold_out(write_run(tmp_path / str(q), TEST, method=method), TEST)
-    words = ["paper", "q_sweep", str(tmp_path), "--select", "validation"]
-    words += ["--out", str(tmp_path / "out")]
-    assert main(words) == 0
-    (tmp_path / "out/fedobp_q_sweep.png").unlink()
-    hold_out(tmp_path / "0.9", dict.fromkeys(TEST, float("nan")))
-    assert main(words) == 2
-    line = "FedOBP (q=0.9) on FMNIST, Dir(0.1): no samples are held out to choose a round by"
-    assert f"fedpfl: {line}" in capsys.readouterr().err
-    assert not (tmp_path / "out/fedobp_q_sweep.png").exists()
-
-
 def test_newcomers_are_no_clients_of_figures(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run")
     run = read_run(write_clients(path, [50.0, 60.0, 70.0, float("nan")], unseen={1, 3}))
@@ -140,17 +122,6 @@ def test_newcomers_are_no_clients_of_figures(tmp_path: Path) -> None:
     assert len(run.clients) == 4
     write_clients(run.path, [50.0, 60.0, 70.0, 80.0])
     assert len(read_run(run.path).participating_clients) == 4
-
-
-def test_the_page_shows_newcomers_apart(root: Path) -> None:
-    for seed in (0, 1):
-        write_clients(root / f"fedavg{seed}", [50.0, 60.0, 70.0, float("nan")], unseen={1, 3})
-    page = Page(write_pages([root], root / "report", "validation")[0])
-    (box,) = page.traces("clients", "FedAvg")
-    assert box["text"] == [f"client {k}, seed {seed}" for k in (0, 2) for seed in (0, 1)]
-    unseen = page.traces("curves", "FedAvg", METRICS["unseen_accuracy"].label)[-1]
-    assert unseen["y"] == [51, 52, 53, 54]
-    assert "+15.50" in page.row("accuracy", "FedAvg")  # 75 - 52 and 60 - 52 are 23 and 8
 
 
 def test_configurations_are_compared_at_their_best_validation_round(root, tmp_path):
