@@ -107,14 +107,6 @@ def test_commands_take_filters(root: Path, capsys: pytest.CaptureFixture) -> Non
         assert err.endswith(f"fedpfl: method=fedpre: {there}\n")
 
 
-def test_clean_removes_only_what_is_let_through(root: Path, capsys: pytest.CaptureFixture) -> None:
-    for method in ("fedavg", "fedper"):
-        age(write_run(root / f"one/{method}/k/seed1", status="failed", seed=1, method=method), HOUR)
-    read_output(capsys, "clean", root / "one", "method=fedavg", "--yes")
-    assert not (root / "one/fedavg/k/seed1").exists()
-    assert (root / "one/fedper/k/seed1").exists()
-
-
 def test_one_dead_run_has_one_state_everywhere(root: Path, capsys: pytest.CaptureFixture) -> None:
     """Of a killed run, and of directories that are half written, wherever they are told of."""
     rows = json.loads(read_output(capsys, "ls", root, "--format", "json")[0])

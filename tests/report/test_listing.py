@@ -214,8 +214,6 @@ def test_sorted(several: Path) -> None:
 
 CHOICES = """
 --status failed,broken => avg0 broken
-method=FedOBP => obp layer
-method=fedobp,fedavg dataset=mnist => mnist
 dataset=FMNIST --status finished => avg1 obp layer
 """
 

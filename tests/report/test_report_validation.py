@@ -82,19 +82,6 @@ def test_newcomers_and_the_participation_gap(root: Path) -> None:
     assert names.index("val_accuracy") == names.index("ft_accuracy_pooled_seed_std") + 1
 
 
-def test_newcomers_of_local_only_have_no_model_before_fine_tuning(root: Path) -> None:
-    run = write_run(root / "local", TEST, method="local_only")
-    hold_out(run, unseen=dict.fromkeys(TEST, 40.0))
-    # No newcomer of its has test samples
-    hold_out(root / "fedper", unseen=dict.fromkeys(TEST, float("nan")))
-    add_columns(run, values_down=0, unseen_accuracy=None, unseen_accuracy_worst10=None)
-    table = accuracy_table(runs(root))
-    row = row_of(table, "Local-Only")
-    assert row["unseen_ft_accuracy"] == 41.0
-    assert row["unseen_accuracy"] != row["unseen_accuracy"]
-    assert row["gap"] != row["gap"]
-
-
 def test_papers_tables_choose_by_validation_too(root: Path) -> None:
     def filled(rule: Selection) -> tuple[list[float], str]:
         table = fill_table("fedobp/table4", groups(runs(root)), rule, ["fmnist"])

@@ -48,17 +48,11 @@ def test_curves_run_over_simulated_hours(root: Path, capsys: pytest.CaptureFixtu
     assert "simulated hours" not in page_of(root / "without").source
 
 
-def test_curves_run_over_rounds_since_the_last_shift(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_curves_run_over_rounds_since_the_last_shift(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a/fedavg", {1: 80.0, 2: 70.0, 3: 40.0, 4: 60.0})
     add_columns(folder, since_shift=[math.nan, 1, 1, 2])
-    assert accuracy_figure(runs(tmp_path / "a"), tmp_path / "figure", along="since_shift")
     page = page_of(tmp_path / "a")
     (line,) = page.traces("curves", "FedAvg", ACCURACY, "rounds since the last shift")
     # The round after which clients shift is the last in which they are as before.
     drawn = zip(line["x"], line["y"], strict=True)
     assert [point for point in drawn if point[0] is not None] == [(0, 70), (1, 40), (2, 60)]
-    write_run(tmp_path / "b/fedavg")
-    told = read_refusal(capsys, "figures", tmp_path / "b", "--over", "since_shift")
-    assert "no run here tells rounds since the last shift" in told

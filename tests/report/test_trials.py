@@ -6,7 +6,6 @@ import pytest
 
 from fedpfl.report import groups, runs
 from fedpfl.report.__main__ import main
-from tests.report.test_listing import HOUR, age
 from tests.report.test_report import amend, read_refusal, write_run
 
 SEARCH = {"search": "5ea2c4"}
@@ -61,14 +60,3 @@ def test_a_folder_of_trials_alone_is_one_line(outputs, capsys):
     for name in ("tables", "figures", "html", "ls", "ranks", "clean"):
         line = read_refusal(capsys, name, outputs / "trials")
         assert line == f"{outputs / 'trials'}: {told}"
-
-
-def test_clean_keeps_the_trials_that_a_search_needs(tmp_path, capsys):
-    """One that was given up is interrupted, and one that diverged will diverge again."""
-    age(amend(write_run(tmp_path / "trial", status="diverged"), **SEARCH), HOUR)
-    age(write_run(tmp_path / "run", status="diverged", seed=1), HOUR)
-    assert main(["clean", str(tmp_path), "--yes"]) == 0
-    assert [path.name for path in tmp_path.iterdir()] == ["trial"]
-    assert main(["clean", str(tmp_path), "--yes", "--trials"]) == 0
-    assert not [*tmp_path.iterdir()]
-    assert "removed 1 run of 1" in capsys.readouterr().out
