@@ -123,7 +123,7 @@ OPTIONS = {
     ),
     "--published": _take_switch("published values beside any set-up"),
     "--fairness": _take_switch("also which clients FedAvg+FT and Local-Only serve better"),
-    "--interval": _take_switch("95 %% confidence intervals instead of deviations"),
+    "--interval": _take_switch("95 %% confidence intervals beside means instead of deviations"),
     "--kind": _choose_some(FIGURE_KINDS, "only these"),
     "--metric": _choose_one(CURVES, "accuracy", "of the curves; default: accuracy")
     | {"metavar": "COLUMN"},
@@ -269,7 +269,7 @@ def _show_tables(options: Namespace) -> None:
     "Draw accuracy over rounds, and what methods come to: for clients, the worst of them, and the "
     "traffic; and their ranks.",
     "figures outputs/demo method=fedobp,fedavg --out figures",
-    "--kind --metric --over --interval --select --every --reference --out",
+    "--kind --metric --over --select --every --reference --out",
 )
 def _show_figures(options: Namespace) -> None:
     _draw_figures(options, _find_runs(options), options.kind)
@@ -284,14 +284,13 @@ def _draw_figures(options: Namespace, shown_runs: list[Run], kinds: Sequence[str
         kinds: of FIGURE_KINDS; none means all that these runs have.
     """
     # ---- Step 1: what draws each kind.
-    interval = options.interval
     rule: dict[str, Any] = {"select": options.select, "every": options.every or 1}
     drawers: dict[str, Callable[[list[Run], Path], list[Path]]] = {
         "curves": partial(_draw_curves, options),
         "clients": outcomes.clients_figure,
         "gains": outcomes.gains_figure,
-        "fairness": partial(outcomes.fairness_figure, interval=interval),
-        "traffic": partial(outcomes.traffic_figure, interval=interval, **rule),
+        "fairness": outcomes.fairness_figure,
+        "traffic": partial(outcomes.traffic_figure, **rule),
         "ranks": lambda members, path: draw_rank_diagram(rank_tables(members, **rule)[1], path),
     }
 
@@ -329,7 +328,6 @@ def _draw_curves(options: Namespace, members: list[Run], path: Path) -> list[Pat
         path.with_name(path.name.replace("curves", f"{metric}{axis}", 1)),
         options.metric,
         along=options.over,
-        interval=options.interval,
     )
     if options.reference:
         files += draw_curves(members, options.reference, path)

@@ -21,7 +21,6 @@ from fedpfl.report.page.data import AXIS_TITLES, mean_by_round, spent_at_rounds,
 from fedpfl.report.records import Record
 from fedpfl.report.run import Run
 from fedpfl.report.styles import COLORS, number_styles
-from fedpfl.report.table import confidence_half_width
 from fedpfl.report.tables import attendance_notes
 from fedpfl.report.text import clip_text, wrap_lines
 
@@ -70,7 +69,6 @@ def accuracy_figure(
     metric: str = "accuracy",
     label: Callable[[Group], str] = lambda group: group.method,
     along: str = "round",
-    interval: bool = False,
 ) -> list[Path]:
     """Draw the accuracy of all clients over rounds, a panel per data set and partition.
 
@@ -82,7 +80,6 @@ def accuracy_figure(
         metric: of CURVES; `accuracy` means the score of the runs' task.
         label: the name of a line.
         along: of AXIS_TITLES.
-        interval: whether bands are 95 % confidence intervals of the means.
 
     Returns:
         The files written.
@@ -98,7 +95,7 @@ def accuracy_figure(
     def draw_panel(ax: Axes, members: list[Group]) -> None:
         for group in members:
             name = label(group)
-            draw_line(ax, group, metric, name, style_numbers[name], along, interval)
+            draw_line(ax, group, metric, name, style_numbers[name], along)
         y_title = "\n".join(wrap_lines(METRICS[metric].label, 40))
         ax.set(xlabel=AXIS_TITLES[along], ylabel=y_title, xlim=(0, None))
 
@@ -117,7 +114,6 @@ def draw_line(
     label: str,
     line_number: int,
     along: str = "round",
-    interval: bool = False,
 ) -> None:
     """Draw a metric's mean over seeds with a band of one sample standard deviation.
 
@@ -128,7 +124,6 @@ def draw_line(
         label: the name of the line.
         line_number: decides on colour, dash and marker.
         along: of AXIS_TITLES.
-        interval: whether the band is the mean's 95 % confidence interval.
     """
     # ---- Step 1: the curve, its label, and a note where few clients took part.
     curve = mean_by_round(group, metric)
@@ -141,12 +136,8 @@ def draw_line(
     # ---- Step 2: the line of means with some ten markers, and the band of several seeds.
     marker_step = max(1, len(curve) // 10)
     ax.plot(x, curve["mean"], label=label, **style, markevery=marker_step, zorder=3)
-    half_widths = curve["std"]
-    if interval:
-        # A deviation tells how far seeds differ, an interval how sure their mean is.
-        half_widths = [confidence_half_width(row.std, int(row.count)) for row in curve.itertuples()]
-    low = curve["mean"] - half_widths
-    high = curve["mean"] + half_widths
+    low = curve["mean"] - curve["std"]
+    high = curve["mean"] + curve["std"]
     ax.fill_between(x, low, high, color=style["color"], alpha=0.15, linewidth=0, zorder=2)
 
 

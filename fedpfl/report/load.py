@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,19 +72,16 @@ def no_runs_error(roots: Iterable[Path]) -> FedpflError:
 def runs(
     *roots: str | Path,
     where: Sequence[str] = (),
-    warn: Callable[[str], None] = print_to_stderr,
     trials: bool = False,
 ) -> list[Run]:
     """Read all readable runs below the roots, ordered by path.
 
     Arguments and errors are those of `read_directories`.
     """
-    return readable_runs(read_directories([*map(Path, roots)], where, trials, warn), warn)
+    return readable_runs(read_directories([*map(Path, roots)], where, trials))
 
 
-def readable_runs(
-    directories: Iterable[Directory], warn: Callable[[str], None] = print_to_stderr
-) -> list[Run]:
+def readable_runs(directories: Iterable[Directory]) -> list[Run]:
     """Return the runs of directories that hold a round, ordered by path.
 
     Of runs of one configuration, seed and data it is the one with most rounds.
@@ -95,7 +92,7 @@ def readable_runs(
         try:
             readable.append(_require_rounds(directory))
         except FedpflError as error:
-            warn(f"skipped {error}")
+            print_to_stderr(f"skipped {error}")
     readable.sort(key=lambda run: str(run.path))
 
     # ---- Step 2: no copies. Of runs with equal rounds the one that is no trial.
@@ -108,7 +105,7 @@ def readable_runs(
     for run in best_first:
         better = best_runs.setdefault((run.identity, run.seed, run.fingerprint), run)
         if better is not run:
-            warn(f"skipped {run.path}: same configuration and seed as {better.path}")
+            print_to_stderr(f"skipped {run.path}: same configuration and seed as {better.path}")
     return [run for run in readable if run in best_runs.values()]
 
 
@@ -116,7 +113,6 @@ def read_directories(
     roots: Sequence[Path],
     where: Sequence[str] = (),
     trials: bool = False,
-    warn: Callable[[str], None] = print_to_stderr,
 ) -> list[Directory]:
     """Inspect the run directories below the roots, but for trials of searches.
 
@@ -127,13 +123,12 @@ def read_directories(
         roots: folders of runs; a trial that is itself a root is not left out.
         where: filters, such as `method=fedobp`.
         trials: whether to include trials.
-        warn: called once for each directory that is skipped, and where trials are left out.
 
     Raises:
         FedpflError: a root does not exist, or holds trials alone, or no run passes the filters.
     """
     # ---- Step 1: without trials.
-    directories = [inspect_directory(path) for path in find_run_directories(roots, warn)]
+    directories = [inspect_directory(path) for path in find_run_directories(roots)]
     root_paths = {root.resolve() for root in roots}
     results = []
     for directory in directories:
@@ -146,7 +141,7 @@ def read_directories(
         if not results:
             folders = ", ".join(map(str, roots))
             raise FedpflError(f"{folders}: there are no runs but {hidden}; --trials shows them")
-        warn(f"left out {hidden}; --trials shows them")
+        print_to_stderr(f"left out {hidden}; --trials shows them")
 
     # ---- Step 2: those that pass the filters.
     candidates = [directory.run for directory in results if directory.run]
@@ -163,9 +158,7 @@ def experiment_folder(path: Path) -> Path:
     return path.parents[2] if is_usual_place else path.parent
 
 
-def find_run_directories(
-    roots: Sequence[Path], warn: Callable[[str], None] = print_to_stderr
-) -> Iterator[Path]:
+def find_run_directories(roots: Sequence[Path]) -> Iterator[Path]:
     """Yield every run directory below the roots once, ordered by path.
 
     Links are not followed.
@@ -175,7 +168,7 @@ def find_run_directories(
     """
 
     def warn_unreadable(error: OSError) -> None:
-        warn(f"skipped {error.filename}: {error.strerror}")
+        print_to_stderr(f"skipped {error.filename}: {error.strerror}")
 
     visited: set[Path] = set()
     for root in roots:

@@ -23,7 +23,7 @@ from fedpfl.report.figures import draw_panels, groups_by_setting, legible_text, 
 from fedpfl.report.grouping import Group, common_task, groups, require_classes
 from fedpfl.report.run import GIGABYTES, Run
 from fedpfl.report.styles import number_styles
-from fedpfl.report.table import confidence_half_width, mean_and_std
+from fedpfl.report.table import mean_and_std
 from fedpfl.report.tables import judged_rows
 
 if TYPE_CHECKING:
@@ -80,13 +80,12 @@ def gains_figure(runs: Iterable[Run], path: Path) -> list[Path]:
     return _draw_sorted(gains, path, "clients, the least gain first (%)", y_title)
 
 
-def fairness_figure(runs: Iterable[Run], path: Path, interval: bool = False) -> list[Path]:
+def fairness_figure(runs: Iterable[Run], path: Path) -> list[Path]:
     """Draw the mean over clients against that of the worst decile, a point per method.
 
     Args:
         runs: the runs.
         path: without suffix.
-        interval: whether bars are 95 % confidence intervals rather than deviations over seeds.
 
     Returns:
         The files written.
@@ -98,11 +97,11 @@ def fairness_figure(runs: Iterable[Run], path: Path, interval: bool = False) -> 
         worst = [float(worst_decile(of_seed).mean()) for of_seed in accuracies]
         values[comparison.group] = means, worst
     titles = ("mean over clients (%)", "worst decile of clients (%)")
-    return _draw_points(values, path, titles, interval)
+    return _draw_points(values, path, titles)
 
 
 def traffic_figure(
-    runs: Iterable[Run], path: Path, select: str = "last", every: int = 1, interval: bool = False
+    runs: Iterable[Run], path: Path, select: str = "last", every: int = 1
 ) -> list[Path]:
     """Draw the gigabytes of all clients, both ways, against the accuracy, a point per method.
 
@@ -111,7 +110,6 @@ def traffic_figure(
         path: without suffix.
         select: as in `accuracy_table`.
         every: as in `accuracy_table`.
-        interval: whether bars are 95 % confidence intervals rather than deviations over seeds.
 
     Returns:
         The files written.
@@ -126,7 +124,7 @@ def traffic_figure(
         values[group] = gigabytes, [float(row.get(column, math.nan)) for row in rows.values()]
     y_title = f"{task.score_word}{' (%)' if task.unit else ''}"
     titles = ("GB down and up, all clients", y_title)
-    return _draw_points(values, path, titles, interval, is_scaled=True)
+    return _draw_points(values, path, titles, is_scaled=True)
 
 
 def sort_clients(values: pd.Series) -> np.ndarray:
@@ -181,7 +179,6 @@ def _draw_points(
     values: Mapping[Group, tuple[Sequence[float], Sequence[float]]],
     path: Path,
     titles: tuple[str, str],
-    interval: bool,
     is_scaled: bool = False,
 ) -> list[Path]:
     """Draw means over seeds along both axes, with bars where there are several seeds.
@@ -190,7 +187,6 @@ def _draw_points(
         values: of each configuration, the values of its seeds along both axes.
         path: without suffix.
         titles: of the axes.
-        interval: whether bars are 95 % confidence intervals rather than deviations over seeds.
         is_scaled: whether the first axis fits gigabytes.
     """
     style_numbers = number_styles(values, _judged_label)
@@ -201,9 +197,8 @@ def _draw_points(
             bars = []
             for of_axis in values[group]:
                 mean, std = mean_and_std(of_axis)
-                half_width = confidence_half_width(std, len(of_axis)) if interval else std
                 means.append(mean)
-                bars.append(None if math.isnan(half_width) else half_width)
+                bars.append(None if math.isnan(std) else std)
             label = _judged_label(group)
             # No line joins the points of different methods.
             style = line_style(style_numbers[label]) | {"linestyle": "none", "markersize": 6}

@@ -127,10 +127,6 @@ def read_csv(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text)))
 
 
-def silent(line: str) -> None:
-    raise AssertionError(f"unexpected warning: {line}")
-
-
 def row_of(table: Any, method: str) -> dict[str, Any]:
     rows = table.frame[table.frame["method"] == method].to_dict("records")
     assert len(rows) == 1
@@ -180,18 +176,18 @@ def test_configurations_that_look_alike_are_told_apart(tmp_path: Path) -> None:
         write_run(tmp_path / f"{norm}{seed}", method=method, seed=seed)
     write_run(tmp_path / "lr", local={"lr": 0.1})
     write_run(tmp_path / "base")
-    labels = {group.method: len(group.runs) for group in groups(runs(tmp_path, warn=silent))}
+    labels = {group.method: len(group.runs) for group in groups(runs(tmp_path))}
     alike = {"FedAvg": 1, "FedAvg (lr=0.1)": 1, "FedOBP (norm=global)": 2, "FedOBP (norm=layer)": 2}
     assert labels == alike
 
 
-def test_a_copy_of_a_run_counts_once(tmp_path: Path) -> None:
+def test_a_copy_of_a_run_counts_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(tmp_path / "a", {2: 60.0}, status="running", reached=3)
     write_run(tmp_path / "b", {2: 60.0, 4: 65.0})
-    lines: list[str] = []
-    (run,) = runs(tmp_path, warn=lines.append)
+    (run,) = runs(tmp_path)
     assert run.path.name == "b"
-    assert lines == [f"skipped {tmp_path / 'a'}: same configuration and seed as {tmp_path / 'b'}"]
+    told = f"skipped {tmp_path / 'a'}: same configuration and seed as {tmp_path / 'b'}\n"
+    assert capsys.readouterr().err == told
 
 
 def test_unfinished_runs_are_never_averaged_with_finished_ones(tmp_path: Path) -> None:
