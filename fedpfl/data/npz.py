@@ -20,21 +20,14 @@ def open_archive(path: Path) -> Iterator[NpzFile]:
     """
     with path.open("rb") as file:
         # NumPy would take other files for a pickle, and advise to load that.
-        if file.read(2) not in (b"PK", b"\x93N"):
-            is_empty = not path.stat().st_size
-            raise ValueError(
-                "it is empty" if is_empty else "it is no zip archive, as np.savez writes"
-            )
+        if file.read(2) != b"PK":
+            raise ValueError("it is no zip archive, as np.savez writes")
         file.seek(0)
-        arrays = np.load(file, allow_pickle=False)
-        if not isinstance(arrays, NpzFile) or arrays.zip is None:
-            raise ValueError("it is a single array")
-        members = arrays.zip.infolist()
-        # A flipped bit in a comment's length hides members. NumPy writes no comments.
-        has_comments = any(member.comment for member in members)
-        if has_comments or len(set(arrays.files)) < len(members):
-            raise ValueError("its table of contents is damaged")
-        damaged_member = arrays.zip.testzip()  # numpy reads no further than a header says
-        if damaged_member is not None:
-            raise ValueError(f"its part {damaged_member} is damaged")
-        yield arrays
+        with np.load(file, allow_pickle=False) as arrays:
+            # A flipped bit in a comment's length hides members. NumPy writes no comments.
+            if any(member.comment for member in arrays.zip.infolist()):
+                raise ValueError("its table of contents is damaged")
+            damaged_member = arrays.zip.testzip()  # numpy reads no further than a header says
+            if damaged_member is not None:
+                raise ValueError(f"its part {damaged_member} is damaged")
+            yield arrays

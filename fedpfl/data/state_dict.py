@@ -13,7 +13,7 @@ import torch
 from safetensors import torch as safetensors
 from torch import Tensor
 
-from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.errors import FedpflError, error_text
 
 # torch.hub names its files so.
 HASH_IN_NAME = re.compile(r"-([0-9a-f]{8,})\.\w+$")
@@ -70,7 +70,11 @@ def read_weights(path: Path) -> Weights:
         _require_checksums(path)
         values: Any = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch's unpickler raises many kinds
-        raise FedpflError(f"model.weights: {path} cannot be read ({_reason(error)})") from None
+        reason = error_text(error, with_class=True)
+        # Torch's message goes on with advice to load code that could do anything.
+        if "Weights only" in reason:
+            reason = "it is no file of torch.save's, or holds more than tensors"
+        raise FedpflError(f"model.weights: {path} cannot be read ({reason})") from None
 
     # ---- Step 3: they must be tensors by name.
     is_mapping = isinstance(values, Mapping)
@@ -89,12 +93,3 @@ def _require_checksums(path: Path) -> None:
         damaged_member = archive.testzip()
     if damaged_member is not None:
         raise ValueError(f"its part {damaged_member} is damaged")
-
-
-def _reason(error: Exception) -> str:
-    """Return the first line of an error's message, or its class."""
-    first_line = (str(error) or type(error).__name__).splitlines()[0]
-    # Torch's message goes on with advice to load code that could do anything.
-    if first_line.startswith("Weights only"):
-        return "it is no file of torch.save's, or holds more than tensors"
-    return first_line

@@ -126,16 +126,13 @@ NO_NUMBERS = f"{NO_PARTITION}ValueError: the samples of client"
     ("held", "message"),
     [
         ("nonsense", f"{NO_PARTITION}JSONDecodeError"),
-        ("[" * 100_000, f"{NO_PARTITION}RecursionError"),
         ("[]", f"{NO_PARTITION}ValueError: it has no entry per client"),
         ({"Test": [1], "zoe": [2]}, CLIENTS_EXPECTED),
-        ({"train": TRAIN, "test": TEST}, CLIENTS_EXPECTED),
         ([3], NO_LIST),
         ({"0": {"x": 20, "y": {"1": 20}}}, NO_LIST),  # FL-bench's statistics
         ([{"train": [1], "test": [2], "extra": []}], NO_LIST),
         ([{"train": [1], "test": 2}], f"{NO_NUMBERS} 0 are no list of whole numbers"),
         ([[1, 2], ["a"]], f"{NO_NUMBERS} 1 are no list of whole numbers"),
-        ([[2**70]], f"{NO_NUMBERS} 0 are no list of whole numbers"),
         # As of a scheme of one's own, with the file's name
         ([[1], [2]], "clients must be 2, as {path} deals to so many, got 3"),
         ([[1], [40], [2]], "partition.path: client 1 of {path} has sample 40, and the data set ha"),
@@ -150,22 +147,16 @@ def test_what_is_no_partition_or_does_not_fit_is_refusal(write, held, message):
     assert message.format(path=path) in refusal(path, test_fraction=0)
 
 
-@pytest.mark.parametrize("name", ["partition.pkl", "partition", "parts.csv"])
-def test_other_files_are_not_opened(write, name):
-    assert refusal(write("x", name)).startswith("partition.path must end in .npz or .json, got ")
+def test_other_files_are_not_opened(write):
+    assert refusal(write("x", "partition.pkl")).startswith(
+        "partition.path must end in .npz or .json, got "
+    )
     assert refusal("absent.npz") == "partition.path: there is no file absent.npz; check the path"
 
 
-@pytest.mark.parametrize(
-    ("name", "values"),
-    [
-        ("train_offsets", [1, 7, 14, 31]),
-        ("train_offsets", [0, 14, 7, 31]),
-        ("train_offsets", [0.0, 7.0, 14.0, 31.0]),
-    ],
-)
-def test_arrays_that_do_not_add_up_are_refusal(tmp_path, name, values):
+@pytest.mark.parametrize("offsets", [[1, 7, 14, 31], [0, 14, 7, 31], [0.0, 7.0, 14.0, 31.0]])
+def test_arrays_that_do_not_add_up_are_refusal(tmp_path, offsets):
     flat(partition.iid(Y, 3, 0), tmp_path / "whole.npz")
     with np.load(tmp_path / "whole.npz") as arrays:
-        np.savez(tmp_path / "p.npz", **{**arrays, name: values})
+        np.savez(tmp_path / "p.npz", **{**arrays, "train_offsets": offsets})
     assert "p.npz cannot be read as a partition (" in refusal(tmp_path / "p.npz")

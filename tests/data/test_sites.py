@@ -62,16 +62,6 @@ def test_test_parts_come_after_all_training_parts(tmp_path):
     assert samples.y.tolist() == [0, 1, 0, 1, 2, 1, 0, 0, 2]
 
 
-def test_whole_numbers_of_two_types_stay_whole(tmp_path):
-    """NumPy makes floats of int64 and uint64, of which those of these labels would be one."""
-    labels = np.arange(6) % 2 + 2**62
-    two_archives(tmp_path, y=labels.astype(np.uint64))
-    write_archive(tmp_path / "a.npz", y=labels)
-    samples = load(tmp_path)
-    assert samples.class_names == (f"{2**62}", f"{2**62 + 1}")
-    assert samples.y.tolist() == [0, 1] * 6
-
-
 def test_tables_have_numbers_and_categories_with_one_meaning_at_all_sites(tmp_path):
     write_table(tmp_path / "a.csv", ward=list("aacc"))
     write_table(tmp_path / "b.csv", ward=list("bbbb"), sick=["maybe", "no", "no", "yes"])
@@ -82,25 +72,6 @@ def test_tables_have_numbers_and_categories_with_one_meaning_at_all_sites(tmp_pa
     assert samples.x[0].tolist() == [1, 0.5, 1, 0, 0]
     assert samples.x[2].tolist() == [3, 2.5, 0, 0, 1]
     assert samples.x[4].tolist() == [1, 0.5, 0, 1, 0]
-
-
-def test_parquet_tables_are_read_as_csv_ones(tmp_path):
-    pytest.importorskip("pyarrow")
-    for name in ("csv", "parquet"):
-        (tmp_path / name).mkdir()
-    write_table(tmp_path / "csv/a.csv")
-    write_table(tmp_path / "csv/b.csv", ward=list("cbca"), sick=["maybe", "no", "no", "yes"])
-    for name in "ab":
-        pd.read_csv(tmp_path / f"csv/{name}.csv").to_parquet(tmp_path / f"parquet/{name}.parquet")
-    tables, parquet = (load(tmp_path / name, **TABLE) for name in ("csv", "parquet"))
-    assert fingerprint(parquet) == fingerprint(tables)
-
-    (tmp_path / "parquet/b.parquet").write_bytes(b"no table")
-    told = one_line(lambda: load(tmp_path / "parquet", label="sick"))
-    assert "b.parquet cannot be read as a table: " in told
-    pd.DataFrame({"age": []}).to_parquet(tmp_path / "parquet/b.parquet")
-    told = one_line(lambda: load(tmp_path / "parquet", label="sick"))
-    assert "b.parquet has no row; there must be" in told
 
 
 def test_a_category_is_one_however_a_table_holds_it(tmp_path):
@@ -152,11 +123,9 @@ FAULTS = """
 no folder | f.rmdir() | {} | is no folder; give one in which every entry is
 empty | None | {} | is empty; every entry of it is to be a site
 stray file | (two_archives(f), (f / "notes.txt").write_text("x")) | {} | notes.txt is no site
-one class | two_archives(f, y=np.zeros(6, int)) or write_archive(f / "a.npz", y=np.zeros(6, int)) | {} | all samples have one label
 mixed kinds | (two_archives(f), write_table(f / "c.csv")) | TABLE | c.csv is a table, and not all are; give all one kind
 another shape | two_archives(f, shape=(1, 6, 5)) | {} | b.npz: samples are uint8 [1, 6, 5]
 no sample | two_archives(f, x=np.zeros((0, 5)), y=np.zeros(0, int)) | {} | b.npz has no sample; leave it out
-test part of all | two_archives(f, test_from=6) | {} | b.npz: test_from must be from 1 to 5, got 6
 no label given | two_tables(f) | {"categories": ("ward",)} | dataset.label must name the column of the labels, such as age, dose
 another column | two_tables(f, blood=[1, 2, 3, 4]) | TABLE | b.csv differs from a.csv in columns blood
 a value is missing | two_tables(f, dose=[1, None, 2, 3]) | TABLE | b.csv: column 'dose' has no value in row 2
@@ -164,13 +133,11 @@ a text among numbers | two_tables(f, dose=[1, 2, "?", 3]) | TABLE | b.csv: colum
 too large for float32 | two_tables(f, dose=[1, 2, 1e+300, 3]) | TABLE | b.csv: column 'dose': a number in row 3 is not
 empty table | (f / "a.csv").write_text("age,sick\\n") | TABLE | a.csv has no row
 table options | two_archives(f) | {"label": "sick"} | are for tables, and a.npz is none
-no images | (f / "north" / "cat").mkdir(parents=True) | {} | north has no image; a site is to have a folder per class
 row numbers | (write_table(f / "a.csv"), pd.read_csv(f / "a.csv").to_csv(f / "a.csv")) | TABLE | a.csv: column 1 has no name
 more cells than names | (f / "a.csv").write_text("age,sick\\n1,no,7\\n2,yes,8\\n") | {"label": "sick"} | a.csv: a row has more cells
 another spelling of a category | two_tables(f, ward=list("Ab") * 2) | TABLE | b.csv: ward = 'A' is 'a' at a.csv; write it alike
 an image of 16 bits | deepen_image(f) | {} | 1.png cannot be read as an image: mode I;16 has more than 8 bits
 a column twice | (f / "a.csv").write_text("age,age,sick\\n1,2,no\\n") | {"label": "sick"} | a.csv has column 'age' twice
-a file beside classes | (write_images(f / "north"), (f / "north" / "labels.txt").write_text("x")) | {} | labels.txt is no folder of images
 a cut image | cut_image(f) | {} | 1.png cannot be read as an image:
 """
 """Name | what is done in the folder `f` | options | what is said."""

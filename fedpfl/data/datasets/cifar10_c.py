@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -72,32 +72,20 @@ def cifar10_c(
         )
     severities = range(1, 6) if severity is None else (severity,)
     kinds = [(name, degree) for name in names for degree in severities]
-    x = []
-    y = []
-    groups = []
-    for position, (images, labels) in enumerate(_read_published(source, kinds)):
-        rows = slice(position, None, len(kinds)) if once else slice(None)
-        x.append(images[rows])
-        y.append(labels[rows])
-        groups.append(np.full(len(y[-1]), names.index(kinds[position][0])))
-    return Raw(
-        np.concatenate(x).transpose(0, 3, 1, 2),
-        np.concatenate(y).astype(np.int64),
-        np.concatenate(groups),
-        names,
-    )
-
-
-def _read_published(
-    source: Source, kinds: Sequence[tuple[str, int]]
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield images and labels of each corruption and severity."""
+    x, y, groups = [], [], []
     with unpacked_folder(source, "CIFAR-10-C", "CIFAR-10-C.tar", (TAR_MD5,), (URL,)) as root:
-        y = _read_array(root / "labels.npy", LABELS_MD5)
-        arrays = {name: _read_array(root / f"{name}.npy", MD5[name]) for name in dict(kinds)}
-        for name, severity in kinds:
-            rows = slice((severity - 1) * IMAGES_PER_SEVERITY, severity * IMAGES_PER_SEVERITY)
-            yield arrays[name][rows], y[rows]
+        labels = _read_array(root / "labels.npy", LABELS_MD5)
+        arrays = {name: _read_array(root / f"{name}.npy", MD5[name]) for name in names}
+        for position, (name, degree) in enumerate(kinds):
+            end = degree * IMAGES_PER_SEVERITY
+            rows = np.arange(end - IMAGES_PER_SEVERITY, end)
+            if once:
+                rows = rows[position :: len(kinds)]
+            x.append(arrays[name][rows])
+            y.append(labels[rows])
+            groups.append(np.full(len(rows), names.index(name)))
+    images = np.concatenate(x).transpose(0, 3, 1, 2)
+    return Raw(images, np.concatenate(y).astype(np.int64), np.concatenate(groups), names)
 
 
 def _read_array(path: Path, md5: str) -> np.ndarray:

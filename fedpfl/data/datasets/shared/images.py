@@ -6,7 +6,7 @@ import io
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 
@@ -64,15 +64,10 @@ def read_domains(source: Source, root: Path, sizes: dict[str, int], size: int) -
 
 def read_images(paths: Sequence[Path], size: int) -> np.ndarray:
     """Read published images as uint8 `[images, 3, size, size]`, stretched to a square."""
-    from PIL import Image
 
     def read_image(path: Path) -> np.ndarray:
         with explain_read_errors(path, not_as_published):
-            with Image.open(path) as image:
-                image.verify()  # a PNG's checksums, which opening does not compare
-            with Image.open(path) as image:
-                refuse_deep_image(image)
-                return _to_pixels(image, "RGB", size).transpose(2, 0, 1)
+            return _read_pixels(path.read_bytes(), size, is_coloured=True, is_shown=False)
 
     pixels = np.empty((len(paths), 3, size, size), np.uint8)
     with ThreadPoolExecutor() as pool:
@@ -97,21 +92,11 @@ def read_own_images(
     Raises:
         FedpflError: One cannot be read, or is of another size than the first.
     """
-    from PIL import Image, ImageOps
 
     def read_image(file: Path | bytes, origin: str) -> np.ndarray:
         try:
             content = file if isinstance(file, bytes) else file.read_bytes()
-            with Image.open(io.BytesIO(content)) as image:
-                image.verify()
-            with Image.open(io.BytesIO(content)) as image:
-                refuse_deep_image(image)
-                mode = "L" if image.mode in GREY_MODES and not is_coloured else "RGB"
-                shown = ImageOps.exif_transpose(image)
-                if shown.has_transparency_data:
-                    white = Image.new("RGBA", shown.size, "white")
-                    shown = Image.alpha_composite(white, shown.convert("RGBA"))
-                return _to_pixels(shown, mode, size)
+            return _read_pixels(content, size, is_coloured, is_shown=True)
         except Exception as error:  # Pillow raises a dozen kinds
             reason = error_line(error)
         raise FedpflError(
@@ -121,35 +106,47 @@ def read_own_images(
     # Pillow decodes without Python's lock.
     with ThreadPoolExecutor() as pool:
         images = list(pool.map(read_image, files, origins))
-    height, width = images[0].shape[:2]
+    sides = images[0].shape[1:]
     for image, origin in zip(images, origins, strict=True):
-        if image.shape[:2] != (height, width):
+        if image.shape[1:] != sides:
             raise FedpflError(
-                f"{origin} has {image.shape[1]} x {image.shape[0]} pixels, and the first image "
-                f"{width} x {height}; set dataset.size=... to scale all"
+                f"{origin} is of another size ({list(image.shape[1:])}) than the first image "
+                f"({list(sides)}); set dataset.size=... to scale all"
             )
     # A single colour image makes all of three channels, as a network takes one number of them.
-    channels = max(image.ndim for image in images) * 2 - 3
-    pixels = np.empty((len(images), channels, height, width), np.uint8)
-    for target, image in zip(pixels, images, strict=True):
-        target[:] = image.transpose(2, 0, 1) if image.ndim == 3 else image
-    return pixels
+    channels = max(len(image) for image in images)
+    return np.stack([np.broadcast_to(image, (channels, *sides)) for image in images])
 
 
-def _to_pixels(image: Any, mode: str, size: int | None) -> np.ndarray:
-    """Return an image's pixels, stretched to a square."""
-    from PIL import Image
+def _read_pixels(content: bytes, size: int | None, is_coloured: bool, is_shown: bool) -> np.ndarray:
+    """Decode an image, uint8 `[1 or 3, height, width]`.
 
-    converted = image.convert(mode)
-    if size is not None and converted.size != (size, size):
-        converted = converted.resize((size, size), Image.Resampling.BILINEAR)
-    return np.asarray(converted)
+    Args:
+        content: Of the file.
+        size: Pixels each way to which it is stretched; None: as it is.
+        is_coloured: Whether a grey image has three channels, too.
+        is_shown: Whether it is turned and composed as viewers show it.
 
-
-def refuse_deep_image(image: Any) -> None:
-    """Raise ValueError for an image of more than 8 bits a pixel.
-
-    Pillow would clip its pixels to 255, so that nearly all would be white.
+    Raises:
+        ValueError: It has more than 8 bits a pixel; Pillow raises further errors.
     """
-    if image.mode in DEEP_MODES:
-        raise ValueError(f"mode {image.mode} has more than 8 bits a pixel")
+    from PIL import Image, ImageOps
+
+    with Image.open(io.BytesIO(content)) as image:
+        image.verify()  # a PNG's checksums, which opening does not compare
+    with Image.open(io.BytesIO(content)) as image:
+        # Pillow would clip its pixels to 255, so that nearly all would be white.
+        if image.mode in DEEP_MODES:
+            raise ValueError(f"mode {image.mode} has more than 8 bits a pixel")
+        mode = "L" if image.mode in GREY_MODES and not is_coloured else "RGB"
+        picture: Image.Image = image
+        if is_shown:
+            picture = ImageOps.exif_transpose(image)
+        if is_shown and picture.has_transparency_data:
+            white = Image.new("RGBA", picture.size, "white")
+            picture = Image.alpha_composite(white, picture.convert("RGBA"))
+        picture = picture.convert(mode)
+    if size is not None and picture.size != (size, size):
+        picture = picture.resize((size, size), Image.Resampling.BILINEAR)
+    pixels = np.asarray(picture)
+    return pixels.transpose(2, 0, 1) if pixels.ndim == 3 else pixels[None]

@@ -163,32 +163,30 @@ def select_classes(samples: Samples, labels: Sequence[int | str]) -> Samples:
     Raises:
         FedpflError: A label is given twice or no sample has it, or labels are no classes.
     """
-    # ---- Step 1: new labels, -1 for classes that are left out.
     require_classification(find_task(samples.y), "dataset.only", "it keeps classes")
-    names = samples.class_names
-    positions = [find_class(names, samples.classes, label, "dataset.only") for label in labels]
+    # Classes without names keep their numbers as names, so that 5 goes on being 5.
+    names = samples.class_names or tuple(map(str, range(samples.classes)))
+    positions = [
+        find_class(samples.class_names, samples.classes, label, "dataset.only") for label in labels
+    ]
     if not positions or len({*positions}) < len(positions):
         raise FedpflError(f"dataset.only must be labels, each once, got {list(labels)}")
     new_labels = torch.full((samples.classes,), -1)
     new_labels[positions] = torch.arange(len(positions))
     y = new_labels[samples.y]
-    for new_label, label in enumerate(labels):
-        if not (y == new_label).any():
+    for number, label in enumerate(labels):
+        if not (y == number).any():
             raise FedpflError(f"dataset.only: {samples.name} has no sample of label {label}")
-    # Classes without names keep their numbers as names, so that 5 goes on being 5.
-    new_names = tuple(names[label] if names else str(label) for label in positions)
-    if not names and positions == list(range(len(positions))):
-        new_names = ()
-
-    # ---- Step 2: the samples to keep, and the beginning of their test part.
-    selected = y >= 0
-    test_from = samples.test_from
-    if test_from is not None:
-        test_from = int(selected[:test_from].sum())
-        if test_from not in range(1, int(selected.sum())):
-            test_from = None
+    is_chosen = y >= 0
+    test_from = int(is_chosen[: samples.test_from].sum())
+    has_test_part = samples.test_from is not None and 0 < test_from < int(is_chosen.sum())
+    new_names = tuple(names[position] for position in positions)
+    are_unchanged = not samples.class_names and positions == list(range(len(positions)))
     return replace(samples, y=y).take_rows(
-        selected, classes=len(labels), test_from=test_from, class_names=new_names
+        is_chosen,
+        classes=len(labels),
+        test_from=test_from if has_test_part else None,
+        class_names=() if are_unchanged else new_names,
     )
 
 
