@@ -16,7 +16,7 @@ from fedpfl.engine.calls import EvalCall, TrainCall
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.minibatches import SampleSource, plan_steps
 from fedpfl.methods import FedAvg, Phase
-from tests.command import TINY, format_override
+from tests.command import format_override
 from tests.conftest import (
     COHORTS,
     CPU,
@@ -127,13 +127,6 @@ def test_runs_that_see_otherwise_do_not_share_steps(federation, net):
     runner = make_backend(as_engine("batched"), net, CPU)
     for together, call in zip(runner.run(calls), calls, strict=True):
         assert_same(together.uploads, runner.run([call])[0].uploads)
-
-
-def test_the_groups():
-    plain, paper = (build(*TINY, f"augment={name}") for name in ("none", "flip_rotate_crop"))
-    assert plain.federation.augment is None
-    assert paper.federation.augment == Augment(True, 15.0, 4, "mean")
-    assert paper.identity != plain.identity
 
 
 def test_what_are_no_images_is_neither_augmented_nor_turned(tmp_path):

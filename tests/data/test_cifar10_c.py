@@ -67,13 +67,9 @@ def test_each_image_once(tmp_path, published):
     assert every.y.tolist() == [0, 5, 1, 6, 2, 3, 4]
 
 
-def test_errors_in_files(tmp_path, published, monkeypatch):
-    root, _ = published
-    path = root / "fog.npy"
+def test_errors_in_files(tmp_path, published):
+    path = published[0] / "fog.npy"
     path.write_bytes(path.read_bytes()[:-5])
     assert corrupt("cifar10_c", tmp_path).startswith("fog.npy: md5 is")
-    np.save(path, np.array([None]))
-    monkeypatch.setitem(cifar10_c.MD5, "fog", md5(path.read_bytes()))
-    assert corrupt("cifar10_c", tmp_path).startswith("fog.npy: ")
     path.unlink()
     assert corrupt("cifar10_c", tmp_path).startswith("CIFAR-10-C: fog.npy is missing")

@@ -33,7 +33,6 @@ from tests.data.test_datasets import (
     make_idx_arrays,
     write,
 )
-from tests.data.test_formats import activity_files
 from tests.data.test_leaf import written
 from tests.data.test_partition_file import flat
 
@@ -94,13 +93,6 @@ def _png(pixels: np.ndarray) -> bytes:
     return data.getvalue()
 
 
-def activities(patch: pytest.MonkeyPatch) -> World:
-    files = {f"UCI HAR Dataset/{name}": data for name, data in activity_files(patch)[0].items()}
-    victims = [name for name in files if "Inertial" not in name]
-    read = lambda root: load_samples("har", root, form="features", classes=6)  # noqa: E731
-    return World(files, victims, read, checked=False, tried=8)
-
-
 def leaf(patch: pytest.MonkeyPatch) -> World:
     files: dict[str, bytes | str] = {**written("femnist")[0]}
     read = lambda root: load_samples("femnist", root, classes=62)  # noqa: E731
@@ -126,7 +118,6 @@ WORLDS: dict[str, Callable[[pytest.MonkeyPatch], World]] = {
     "idx.gz": gzipped,
     "idx": plain,
     "png": png,
-    "text": activities,
     "json": leaf,
     "partition": parts,
     "weights": values,

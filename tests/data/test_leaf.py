@@ -2,16 +2,14 @@
 
 import json
 import random
-import string
 
 import numpy as np
 import pytest
 import torch
 
 from fedpfl.data.datasets import load_samples, shakespeare
-from tests.command import format_override
 from tests.conftest import read_cases
-from tests.data.promises import assert_promises, build, one_line
+from tests.data.promises import assert_promises, one_line
 from tests.data.test_datasets import write
 
 WRITERS = {
@@ -101,11 +99,6 @@ def test_all_data_have_no_test_part(tmp_path):
     assert not (tmp_path / "femnist/data").exists()
 
 
-def test_the_alphabet():
-    signs = ("\n !\"&'(),-.", string.digits, ":;>?", string.ascii_uppercase, "[]")
-    assert "".join((*signs, string.ascii_lowercase, "}")) == shakespeare.LETTERS
-
-
 def first(value: object):
     return lambda x: [[value, *x[0][1:]], *x[1:]]
 
@@ -140,19 +133,3 @@ def test_folders_without_files(tmp_path):
     (tmp_path / "femnist/data/train").mkdir(parents=True)
     told = one_line(lambda: load_samples("femnist", tmp_path))
     assert "femnist/data is not as published: it has .json files neither in train/ and" in told
-
-
-def test_natural_clients(tmp_path):
-    """Each is tested on its own part; there may be fewer than users, but not more."""
-    write(tmp_path, written("femnist")[0])
-    own = ("dataset=femnist", format_override("data_dir", tmp_path), "partition=natural")
-    for words, train, test in (
-        ("clients=3", [5, 6, 4], [2, 3, 1]),
-        ("clients=2 partition.min_samples=7", [5, 6], [2, 3]),
-        ("clients=3 partition.test_fraction=0.5", [4, 5, 3], [3, 4, 2]),
-    ):
-        federation = build(*own, "model=mlp", *words.split()).federation
-        assert federation.train_sizes.tolist() == train
-        assert federation.test_sizes.tolist() == test
-    said = one_line(lambda: build(*own, "model=mlp", "clients=4"))
-    assert "clients to be at most the 3 groups or a multiple of them, got 4; set clients=3" in said

@@ -112,13 +112,6 @@ def test_a_run_goes_on_with_its_own_data_alone(digits):
     assert loaded.predict(0, x[:2]).shape == (2, 10)
 
 
-def test_a_sweep_reads_data_once_for_all(digits):
-    words = (*WORDS, "clients=4", "rounds=1")
-    runs, table = fedpfl.sweep(*words, data=digits, seed=[1, 2], progress=False)
-    assert list(table["seed"]) == [1, 2]
-    assert runs[0].summary["read"] == runs[1].summary["read"]
-
-
 X, Y = np.zeros((40, 4), np.float32), np.arange(40) % 2
 FRAME = pd.DataFrame({"a": [1.0, 2.0], "y": ["u", "v"]})
 WRONG = {

@@ -3,14 +3,9 @@ know groups and the original test part, every error, the validation split.
 """
 
 import copy
-import inspect
-import json
 import pickle
-import time
-import tracemalloc
 from collections.abc import Iterable
 from dataclasses import asdict
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,9 +22,7 @@ from fedpfl.data.partition import SCHEMES, SUPPLIED_ARGUMENTS, Partition, deal_s
 from fedpfl.engine.keys import Draws
 from fedpfl.engine.training.minibatches import SampleSource, plan_steps
 from fedpfl.ground.checks import checked_arguments
-from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import Phase
-from fedpfl.record import rundir
 from tests.command import TINY, play_run, read_summary
 from tests.conftest import make_federation, read_cases
 from tests.data.promises import one_line
@@ -191,7 +184,7 @@ def test_each_client_holds_its_number_of_classes():
     assert {*held.sum(0)} == {20 * 3 // 10}  # classes are dealt equally often
 
 
-def test_heterogeneity_by_hand():
+def test_heterogeneity_by_hand(tmp_path):
     apart = measure_heterogeneity(np.array([[4, 0], [0, 4]]))
     assert (apart.label_skew, apart.size_gini) == (0.5, 0)
     alike = measure_heterogeneity(np.array([[1, 1], [1, 1], [0, 0]]))
@@ -199,20 +192,11 @@ def test_heterogeneity_by_hand():
     unequal = measure_heterogeneity(np.array([[1, 0], [3, 0], [8, 0]]))
     # The mean difference of pairs, (2 + 7 + 5) x 2 / 9, over twice the mean
     assert unequal.size_gini == pytest.approx(28 / 9 / 8)
-    assert str(unequal) == "label skew 0.00, size Gini 0.39"
-
-
-def test_header_summary_and_picture_say_how_far_from_iid(tmp_path, monkeypatch):
-    titles = []
-    monkeypatch.setattr(
-        rundir, "partition_png", lambda counts, title, *names: titles.append(title) or b""
-    )
     told = play_run(tmp_path / "run", *TINY, "rounds=1")
     with np.load(tmp_path / "run" / "partition.npz") as archive:
         expected = measure_heterogeneity(archive["label_counts"])
     assert f"from iid    {expected} (0: none)" in told.splitlines()
     assert read_summary(tmp_path / "run")["heterogeneity"] == asdict(expected)
-    assert titles[0].endswith(str(expected))
 
 
 # The federation
@@ -434,35 +418,6 @@ def configured(name: str, options: dict) -> Partition:
 @pytest.mark.parametrize(("name", "options", "message"), read_cases(ERRORS, " | "))
 def test_errors(name, options, message):
     assert message in one_line(lambda: configured(name, yaml.safe_load(options)))
-
-
-# Anything that can be typed
-
-EXTREMES = (
-    *(0, -1, 1, 2, 10**6, 10**9, 2**63, 10**30, True, None, "a", [1]),
-    *(5e-324, 1e-300, 0.9999999999999999, 1e6, 1e300, float("nan"), float("inf"), -float("inf")),
-)
-
-
-@pytest.mark.parametrize("name", SCHEMES)
-def test_any_value_of_any_option_is_dealt_or_refused_at_once(name, tmp_path, monkeypatch):
-    if name == "flower":
-        pytest.importorskip("flwr_datasets.partitioner")
-    monkeypatch.chdir(tmp_path)
-    Path("parts.json").write_text(json.dumps(np.arange(len(Y)).reshape(10, -1).tolist()))
-    for key in {*inspect.signature(SCHEMES[name]).parameters} - {*SUPPLIED_ARGUMENTS}:
-        for value in EXTREMES:
-            now = time.process_time()
-            tracemalloc.start()
-            try:
-                parts = configured(name, {key: value})
-                assert all(len(index) for index in parts.train)
-            except FedpflError as error:
-                assert key.split("_")[0] in str(error) or "clients" in str(error)  # noqa: PT017
-            peak = tracemalloc.get_traced_memory()[1]
-            tracemalloc.stop()
-            assert time.process_time() - now < 2, (key, value)
-            assert peak < 2**24, (key, value)
 
 
 PINNED = {

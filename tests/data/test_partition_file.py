@@ -60,9 +60,7 @@ def write(tmp_path):
 @pytest.mark.parametrize("held", [HELD, ()])
 def test_arrays_are_read_back(tmp_path, held):
     flat(Partition(TRAIN, TEST, validation=held), tmp_path / "p.npz", label_counts=np.zeros((3, 4)))
-    parts = read(tmp_path / "p.npz")
-    assert listed(parts) == [[*TRAIN], [*TEST], [*held]]
-    assert {index.dtype for index in (*parts.train, *parts.test)} == {np.dtype(np.int64)}
+    assert listed(read(tmp_path / "p.npz")) == [[*TRAIN], [*TEST], [*held]]
 
 
 CLIENTS = [{"train": train, "test": test} for train, test in zip(TRAIN, TEST, strict=True)]

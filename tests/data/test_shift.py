@@ -85,14 +85,6 @@ def test_images_are_shifted_as_by_hand(monkeypatch, name, amount):
     np.testing.assert_array_equal(found, (np.clip(expected, 0, 1) * 255).round())
 
 
-def test_several_shifts_come_in_the_order_of_a_camera():
-    both = Shift(rotation=90, noise=0.2)
-    found = shift_images(IMAGES, both, 0.5, np.random.default_rng(1))
-    turned = shift_images(IMAGES, Shift(rotation=90), 0.5, np.random.default_rng(1))
-    expected = shift_images(turned, Shift(noise=0.2), 0.5, np.random.default_rng(1))
-    np.testing.assert_array_equal(found, expected)
-
-
 # ---- Clusters and worlds
 
 
