@@ -94,7 +94,7 @@ def _evaluate_annotations(owner: Any) -> dict[str, Any]:
         try:
             return get_type_hints(owner, None, unknown_names, include_extras=True)
         except NameError as error:
-            unknown_names[error.name] = Any
+            unknown_names[str(error.name)] = Any
         except (AttributeError, TypeError, SyntaxError):
             return {}
 

@@ -200,20 +200,6 @@ def _describe_kind(call: Call) -> tuple[str, int]:
     return TUNING if call.tuning else EVALUATION, call.state.round
 
 
-def make_budget(run: Run, folder: Path | None, limit: float | None) -> SampleBudget | None:
-    """Return the account of a node's samples, None where the run promises them nothing.
-
-    Raises:
-        FedpflError: delta is too large for them.
-    """
-    account = run.sample_account
-    if account is None:
-        return None
-    account.check_delta()
-    assert folder, "a ledger is kept on disk"
-    return SampleBudget(run, account, folder, limit)
-
-
 def require_promise(plan: Plan, limit: float | None) -> None:
     """Raise FedpflError for a run that promises less than a node asks for.
 

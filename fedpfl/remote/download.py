@@ -7,7 +7,7 @@ the form of the sent tensors, and which of the server's entries they are.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +17,7 @@ from fedpfl.engine.calls import Call, TrainCall
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tree import Agreed, Known, Masked, Tree
+from fedpfl.remote.trust import read_form
 
 
 class NotSentError(FedpflError):
@@ -107,20 +108,15 @@ def complete_download(sent: Tree, own: Tree) -> Tree:
     Raises:
         FedpflError: It has another form.
     """
-    leaves = [*iterate_sent_leaves(sent)]
-    if _describe_leaves(leaves) != _describe_leaves([*iterate_sent_leaves(own)]):
+    if _describe_leaves(sent) != _describe_leaves(own):
         raise FedpflError("a message that sends other entries than the method does")
-    return _fill_tree(own, iter(leaves))
+    return _fill_tree(own, iterate_sent_leaves(sent))
 
 
-def _describe_leaves(leaves: Sequence[SentLeaf]) -> list[Any]:
-    """Return the path, the type and the number of axes of each leaf, and whether it is masked."""
-    forms: list[Any] = []
-    for leaf in leaves:
-        is_tensor = isinstance(leaf.value, Tensor)
-        form = (leaf.value.dtype, leaf.value.dim()) if is_tensor else None
-        forms.append((leaf.path, form, leaf.mask is None))
-    return forms
+def _describe_leaves(sent: Tree) -> list[Any]:
+    """Return the path and the form of each leaf, and whether it is masked."""
+    leaves = iterate_sent_leaves(sent)
+    return [(leaf.path, read_form(leaf.value), leaf.mask is None) for leaf in leaves]
 
 
 def _fill_tree(own: Tree, leaves: Iterator[SentLeaf]) -> Tree:

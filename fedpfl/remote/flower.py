@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -18,7 +17,7 @@ from fedpfl.ground.terminal import print_notice
 from fedpfl.remote import app
 from fedpfl.remote.messages import MAX_FAULT, Fault, pack_model
 from fedpfl.remote.node import NodePolicy
-from fedpfl.remote.server import Grid
+from fedpfl.remote.server import Answered, Grid, Requests
 from fedpfl.remote.sites import SiteNode
 
 try:
@@ -45,10 +44,8 @@ class FlowerGrid(Grid):
         """Return the ids of Flower's nodes."""
         return sorted(self._grid.get_node_ids())
 
-    def send_and_receive(
-        self, messages: Sequence[tuple[int, bytes]], timeout: float
-    ) -> list[bytes | str | None]:
-        """Return the answer to each (node, message); see Grid."""
+    def send_and_receive(self, messages: Requests, timeout: float) -> list[Answered]:
+        """Return the answer to each message; see Grid."""
         requests = [
             Message(_make_record(message), node, MESSAGE_TYPE, ttl=timeout)
             for node, message in messages
@@ -56,7 +53,7 @@ class FlowerGrid(Grid):
         # A message that Flower does not take has no id.
         ids = [*self._grid.push_messages(requests)] if requests else []
         waiting = {name: position for position, name in enumerate(ids) if name}
-        answers: list[bytes | str | None] = [None] * len(requests)
+        answers: list[Answered] = [None] * len(requests)
         deadline = time.monotonic() + timeout
         while waiting and time.monotonic() <= deadline:
             for reply in self._grid.pull_messages([*waiting]):

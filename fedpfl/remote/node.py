@@ -21,7 +21,7 @@ from fedpfl.ground.tree import Tree
 from fedpfl.methods import Method
 from fedpfl.record import checkpoint
 from fedpfl.remote import download, trust, wire
-from fedpfl.remote.budget import SampleBudget, digest_question, make_budget, require_promise
+from fedpfl.remote.budget import SampleBudget, digest_question, require_promise
 from fedpfl.remote.download import NotSentError
 from fedpfl.remote.keys import make_run_key
 from fedpfl.remote.messages import (
@@ -274,13 +274,18 @@ def make_run_node(run: Run, clients: Collection[int], folder: Path, policy: Node
     key = make_run_key(run)
     run_folder = folder / "-".join(key.values())
     backend = make_backend(run.engine, run.net, run.device)
+    account = run.sample_account
+    budget = None
+    if account:
+        account.check_delta()
+        budget = SampleBudget(run, account, run_folder, policy.epsilon)
     return Node(
         schedule=make_schedule(run, backend),
         compatibility_key=key,
         clients=clients,
         folder=run_folder,
         policy=policy,
-        budget=make_budget(run, run_folder, policy.epsilon),
+        budget=budget,
     )
 
 

@@ -68,6 +68,12 @@ class NoAnswerError(FedpflError):
     """Report a node that has not answered in time; it may answer later."""
 
 
+Requests = Sequence[tuple[int, bytes]]
+"""Messages, each with its node."""
+Answered = bytes | str | None
+"""None stands for a missing answer, a text for the reason of a failed node."""
+
+
 class Grid(ABC):
     """Carry messages to nodes and their answers back."""
 
@@ -76,13 +82,8 @@ class Grid(ABC):
         """Return the ids of the nodes that are connected now."""
 
     @abstractmethod
-    def send_and_receive(
-        self, messages: Sequence[tuple[int, bytes]], timeout: float
-    ) -> list[bytes | str | None]:
-        """Return the answer to each (node, message).
-
-        None stands for a missing answer after `timeout` seconds, a text for a failed node.
-        """
+    def send_and_receive(self, messages: Requests, timeout: float) -> list[Answered]:
+        """Return the answer to each message, after `timeout` seconds at most."""
 
 
 class InProcessGrid(Grid):
@@ -99,10 +100,8 @@ class InProcessGrid(Grid):
         """Return the ids of all nodes."""
         return [*self.node_by_id]
 
-    def send_and_receive(
-        self, messages: Sequence[tuple[int, bytes]], timeout: float
-    ) -> list[bytes | str | None]:
-        """Return the answer to each (node, message); a node always answers."""
+    def send_and_receive(self, messages: Requests, timeout: float) -> list[Answered]:
+        """Return the answer to each message; a node always answers."""
         return [self.node_by_id[node].answer_message(message) for node, message in messages]
 
 
@@ -388,6 +387,7 @@ class RemoteBackend(Backend):
         Raises:
             FedpflError: It answers another question, has another form or is not finite.
         """
+        answer: Any
         fields, answer = self._open_message(message)
         answered = read_message(Reply, fields)
         if (answered.client, answered.asks) != (client, describe_call(call)):
@@ -416,7 +416,7 @@ class RemoteBackend(Backend):
         return trust.expect_answer(call, self.net, self._initial_state, self.shares_states)
 
 
-def require_reply(reply: bytes | str | None, timeout: float) -> bytes:
+def require_reply(reply: Answered, timeout: float) -> bytes:
     """Return a node's reply. Raises NoAnswerError without one, FedpflError where it failed."""
     if reply is None:
         raise NoAnswerError(f"no answer within {timeout:g} seconds")

@@ -39,7 +39,7 @@ from fedpfl.remote.messages import (
     require_same_key,
 )
 from fedpfl.remote.node import Node, NodePolicy, answer_or_fault, make_run_node
-from fedpfl.remote.server import FederateSettings, Grid, check_reply, require_reply
+from fedpfl.remote.server import Answered, FederateSettings, Grid, check_reply, require_reply
 from fedpfl.remote.trust import MessageLimits
 
 LIMITS = MessageLimits(message_bytes=2**22, entries=0)
@@ -212,7 +212,7 @@ def _collect_sites(
 
 
 def _open_reply(
-    kind: type[AnyMessage], reply: bytes | str | None, key: Mapping[str, str], timeout: float
+    kind: type[AnyMessage], reply: Answered, key: Mapping[str, str], timeout: float
 ) -> AnyMessage:
     """Return the values of an answer. Raises FedpflError."""
     fields, _ = LIMITS.unpack_message(require_reply(reply, timeout))

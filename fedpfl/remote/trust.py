@@ -171,13 +171,13 @@ def check_trees(question: Question, trees: Any, initial_state: State) -> None:
         row = {part: rows.take(part, 0) for part in ("client", "buffers", "facts")}
         forms |= {"server": initial_state.server, "row": row, "laid": trees.get("laid", {})}
     for name, expected in forms.items():
-        if _read_form(trees.get(name, {})) != _read_form(expected):
+        if read_form(trees.get(name, {})) != read_form(expected):
             raise FedpflError(f"a message whose part {name} has another form")
     if not {*question.initial} <= {path for path, _ in tree.items(initial_state.server)}:
         raise FedpflError("a message that names entries which the server does not have")
 
 
-def _read_form(values: Any) -> dict[str, tuple[torch.dtype, int]] | None:
+def read_form(values: Any) -> dict[str, tuple[torch.dtype, int]] | None:
     """Return each tensor's dtype and number of axes; None where a leaf is no tensor."""
     try:
         return {path: (dtype, len(shape)) for path, (dtype, shape) in tree.specs(values).items()}

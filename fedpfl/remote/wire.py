@@ -200,10 +200,12 @@ class _Decoder:
         """Return a Masked or Agreed tree with the selected entries, and zeros around them."""
         leaf_shapes = tree.leaves(shapes)
         leaf_sizes = [self._spend(shape) for shape in leaf_shapes]
-        flat_masks = self._decode_positions(*positions, sum(leaf_sizes)).split(leaf_sizes)
+        flat_mask = self._decode_positions(positions, sum(leaf_sizes))
         leaves: list[Tensor] = []
         masks: list[Tensor] = []
-        for form, flat, shape in zip(selected_forms, flat_masks, leaf_shapes, strict=True):
+        for form, flat, shape in zip(
+            selected_forms, flat_mask.split(leaf_sizes), leaf_shapes, strict=True
+        ):
             selected_entries = self.decode(form)
             mask = flat.view(shape)
             leaf = selected_entries.new_zeros(shape)
@@ -212,8 +214,9 @@ class _Decoder:
             masks.append(mask)
         return RECORD_TYPES[type_name](tree.rebuild(shapes, leaves), tree.rebuild(shapes, masks))
 
-    def _decode_positions(self, kind: str, name: str, total: int) -> Tensor:
+    def _decode_positions(self, positions: list[str], total: int) -> Tensor:
         """Return flags of the selected entries, `[total]`."""
+        kind, name = positions
         if kind == "bits":
             return self._unpack_bits(name, total)
         is_listed = torch.zeros(total, dtype=torch.bool)
