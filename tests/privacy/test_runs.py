@@ -214,18 +214,3 @@ def test_cohorts_are_secret_too(tmp_path):
     assert {len(cohort) for cohort in cohorts.values()} == {9}
     assert cohorts["loud"] == cohorts["none"]
     assert len({*map(tuple, cohorts.values())}) == 3
-
-
-def test_a_round_without_anybody_is_a_round(tmp_path):
-    """To draw again, or to refuse, would tell of who is there. Six clients of a sixth each are
-    often nobody.
-    """
-    rare = ("privacy.sampling=poisson", "participation=0.17", "rounds=20", "privacy.seed=3")
-    told, _ = play(tmp_path / "run", *OWN, *rare, "privacy.count_noise=3")
-    counts = [int(row["participants"]) for row in told]
-    assert len(counts) == 20
-    assert 0 in counts
-    assert any(counts)
-    empty = told[counts.index(0)]
-    assert (empty["train_loss"], empty["values_down"], empty["clipped_share"]) == ("", "0", "")
-    assert [float(row["epsilon"]) for row in told] == sorted(float(row["epsilon"]) for row in told)

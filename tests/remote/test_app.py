@@ -1,6 +1,5 @@
 """A federation as the command plays it, its grid in memory: files, going on, and what is refused."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -104,14 +103,3 @@ def test_a_plugins_method_is_tried_before_nodes_are_asked(plugin, here):
     with pytest.raises(FedpflError, match=said):
         app.run_server(InProcessGrid({}), [plugin, "method=modulelist", *WORDS])
     assert not [*here.glob("outputs")]
-
-
-def test_a_node_of_other_data(here, caplog):
-    words = ["method=fedavg", *WORDS, "rounds=1", "participation=1"]
-    there = make_nodes(words)
-    there[1] = make_nodes([*words, "partition.alpha=0.7"])[1]
-    app.run_server(InProcessGrid(there), words)
-    (path,) = here.glob("outputs/federated/**/run.log")
-    log = path.read_text()
-    assert "node 1 is left out: the server has configuration" in log
-    assert re.search(r"client [13] has no node; round 1 goes on without it", log)

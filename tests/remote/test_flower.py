@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from fedpfl import export, federate
-from fedpfl.remote import wire
 from tests.command import read_table
 
 WORDS = [
@@ -41,42 +40,6 @@ def test_the_app_is_written(tmp_path, capsys):
     assert export.main(["--flower", str(tmp_path / "other"), *wrong]) == 2
     assert "federate.timeout must be a positive number, got -1" in capsys.readouterr().err
     assert not (tmp_path / "other").exists()
-
-
-def test_flower_carries_bytes(monkeypatch):
-    """In order, whatever order answers come in; what fails is a text, what does not come is None."""
-    pytest.importorskip("flwr", reason="needs the extra flower")
-    from flwr.app import Error, Message
-    from flwr.supercore.task_identity import TaskIdentity
-
-    from fedpfl.remote import flower
-
-    for name in ("_task_id", "_run_id", "_node_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1)
-
-    class Grid:
-        def get_node_ids(self):
-            return {5, 3}
-
-        def push_messages(self, messages):
-            self.messages = messages
-            for place, message in enumerate(messages):
-                message.metadata.__dict__["_message_id"] = str(place)
-                message.metadata.__dict__["_src_node_id"] = 1
-            return [message.metadata.message_id for message in messages]
-
-        def pull_messages(self, ids):
-            one, two, _ = self.messages
-            failed = Message(Error(3, "it\nraised"), reply_to=two)
-            answers = {"1": failed, "0": Message(one.content, reply_to=one)}
-            return [answer for name, answer in answers.items() if name in ids]
-
-    grid = flower.FlowerGrid(Grid())
-    assert grid.node_ids() == [3, 5]
-    sent = wire.pack_message({"hello": True}, {})
-    answers = grid.send_and_receive([(3, sent), (5, b"b"), (3, b"c")], 0.2)
-    assert answers == [sent, "it raised", None]
-    assert grid.send_and_receive([], 1.0) == []
 
 
 # ---- The docs' federation, typed with real processes

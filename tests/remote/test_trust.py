@@ -90,21 +90,6 @@ def test_a_round_goes_on_without_a_node_that_fails_or_lies(fault, caplog):
     assert re.fullmatch(f"node 1, client 3: .*{reason}.*; round 1 goes on without it", line)
 
 
-def test_an_evaluation_is_checked_too(caplog):
-    def lie(found):
-        return {**found, "test": found["test"]._replace(correct=torch.tensor(999))}
-
-    played = Played(FEDAVG)
-    played.round([2, 4])
-    honest = played.judged()["test"]
-    played.remote._grid = Faulty(played.grid, 1, change_found(lie))
-    found = played.judged()["test"]
-    assert re.search(r"999 correct of \d+ samples in the test split", caplog.text)
-    is_left_out = found.total == 0
-    assert is_left_out.tolist() == [client % 2 == 1 for client in (0, 2, 3, 4, 5)]
-    assert_same(found.correct[~is_left_out], honest.correct[~is_left_out])
-
-
 # ---- Who holds whom
 
 
