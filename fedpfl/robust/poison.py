@@ -55,6 +55,13 @@ class DataAttack(Attack, ABC):
                 numbers[key] = find_class(names, federation.classes, label, f"attack.{key}")
         return replace(self, **numbers)
 
+    def describe_classes(self, federation: Federation) -> str:
+        """Describe the classes of the attack by their names, "" where they are numbers alone."""
+        names = federation.class_names
+        numbers = [getattr(self, key, None) for key in ("source", "target")]
+        texts = [f"class {names[number]}" for number in numbers if names and number is not None]
+        return f" ({' becomes '.join(texts)}, of {', '.join(names[:10])})" if texts else ""
+
     @abstractmethod
     def alter_labels(self, y: Tensor, classes: int) -> Tensor:
         """Replace labels `[samples]` of so many classes."""

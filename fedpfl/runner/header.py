@@ -24,6 +24,7 @@ from fedpfl.record import console, environment
 from fedpfl.record.callbacks import RunInfo
 from fedpfl.record.logfile import append_to_log
 from fedpfl.record.rundir import RunDirectory
+from fedpfl.robust import DataAttack
 from fedpfl.runner.cost import count_submodel_costs
 from fedpfl.runner.everyone import list_federations
 from fedpfl.runner.needs import ResourceNeeds, format_mib
@@ -93,8 +94,10 @@ def _describe_attack(run: Run) -> str:
     """Describe the attack and the clients that are evaluated; "" without an attack."""
     if not run.adversary:
         return ""
+    attack = run.adversary.attack
+    classes = attack.describe_classes(run.federation) if isinstance(attack, DataAttack) else ""
     return (
-        f"{describe_choice(run.config['attack'])}: {len(_number_attackers(run))} of"
+        f"{describe_choice(run.config['attack'])}{classes}: {len(_number_attackers(run))} of"
         f" {run.federation.clients} clients attack, and the others alone are evaluated"
     )
 

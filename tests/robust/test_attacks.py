@@ -191,8 +191,12 @@ def test_labels_are_flipped_at_attackers_alone():
     assert [len(test) for test in triggered.test] == [0, 3, 0, 0, 14, 1]
     assert torch.equal(triggered.y[triggered.test[4]], (clean.y[clean.test[4]] + 1) % CLASSES)
 
-    # One class is flipped into one.
-    adversary = find_adversary(LabelFlip(clients=(4,), source=1, target=3))
+    # One class is flipped into one. Users name classes, and are told the names.
+    named = dataclasses.replace(clean, class_names=tuple("abcdefghij"[:CLASSES]))
+    adversary = find_adversary(LabelFlip(clients=(4,), source="b", target="d"), named)
+    assert adversary.attack.describe_classes(named).startswith(
+        " (class b becomes class d, of a, b,"
+    )
     poisoned = adversary.poisoned
     labels, flipped = clean.y[clean.train[4]], poisoned.y[poisoned.train[4]]
     assert bool((labels == 1).any())
