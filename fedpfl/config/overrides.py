@@ -320,10 +320,7 @@ def read_list_value(run_words: Iterable[str], key: str) -> list[str]:
 
     It is empty for a sweep, for `null` and for numbers. Raises FedpflError for a single text.
     """
-    value: Any = []
-    for override in _parse_words(run_words):
-        if override.key_or_group == key and not override.is_sweep_override():
-            value = override.value()
+    value = _read_value(run_words, key)
     if value:
         refuse_single_text(value, key)
     return list(map(str, value)) if isinstance(value, list) else []
@@ -331,8 +328,17 @@ def read_list_value(run_words: Iterable[str], key: str) -> list[str]:
 
 def read_text_value(run_words: Iterable[str], key: str) -> str:
     """Return the text that the words set a key to; "" where they do not."""
-    overrides = [override for override in _parse_words(run_words) if override.key_or_group == key]
-    return str(overrides[-1].value()) if overrides else ""
+    value = _read_value(run_words, key)
+    return "" if value is None else str(value)
+
+
+def _read_value(run_words: Iterable[str], key: str) -> Any:
+    """Return the one value that the words set a key to, None without any."""
+    value: Any = None
+    for override in _parse_words(run_words):
+        if override.key_or_group == key and not override.is_sweep_override():
+            value = override.value()
+    return value
 
 
 def is_sweep(word: str) -> bool:

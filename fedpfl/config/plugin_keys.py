@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -15,19 +15,6 @@ import numpy as np
 from fedpfl.ground.casting import cast_value, schema_annotations
 from fedpfl.ground.checks import VARIADIC
 from fedpfl.ground.errors import FedpflError
-
-
-def require_leading_arguments(value: Callable[..., Any], leading: Sequence[str]) -> None:
-    """Raise FedpflError where the arguments that are given by position have other names."""
-    parameters = [*inspect.signature(value).parameters.values()]
-    for position, expected_name in enumerate(leading):
-        parameter = parameters[position] if position < len(parameters) else None
-        if parameter and parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-            return
-        # Given by position, a value of another meaning would pass in silence.
-        if not parameter or parameter.name != expected_name:
-            names = ", ".join(parameter.name for parameter in parameters) or "none"
-            raise FedpflError(f"its first arguments must be {', '.join(leading)}, got {names}")
 
 
 def read_defaults(

@@ -18,7 +18,7 @@ from hydra.core.config_store import ConfigStore
 from torch import nn
 
 from fedpfl.config.beside import ModuleSources, find_local_imports, read_source
-from fedpfl.config.plugin_keys import read_defaults, require_leading_arguments
+from fedpfl.config.plugin_keys import read_defaults
 from fedpfl.config.schema import ModelOptions
 from fedpfl.data import datasets, partition
 from fedpfl.ground.checks import refuse_single_text
@@ -35,7 +35,6 @@ class Kind(NamedTuple):
     Attributes:
         group: the configuration group that chooses it.
         registry: the existing names.
-        leading: arguments that fedpfl gives by position, the first ones.
         supplied: arguments that fedpfl gives, which are no keys.
         common: keys that every choice of the group has beside its own.
         reserved: keys of the group that a choice is not given.
@@ -43,7 +42,6 @@ class Kind(NamedTuple):
 
     group: str
     registry: dict[str, Any]
-    leading: tuple[str, ...] = ()
     supplied: tuple[str, ...] = ()
     common: Mapping[str, Any] = {}
     reserved: frozenset[str] = frozenset({"name"})
@@ -54,7 +52,6 @@ PLUGIN_KINDS = {
     "MODELS": Kind(
         "model",
         MODELS,
-        leading=("shape", "classes"),
         supplied=("shape", "classes"),
         common={"weights": None},
         reserved=frozenset({"name", *vars(ModelOptions())}),
@@ -62,14 +59,12 @@ PLUGIN_KINDS = {
     "DATASETS": Kind(
         "dataset",
         datasets.DATA_SETS,
-        leading=("source",),
         supplied=("source", "task"),
         reserved=datasets.SHARED_KEYS,
     ),
     "PARTITIONS": Kind(
         "partition",
         partition.SCHEMES,
-        leading=("y", "clients", "seed"),
         supplied=partition.SUPPLIED_ARGUMENTS,
     ),
 }
@@ -279,7 +274,6 @@ def _add_choice(file: Path, kind: Kind, name: Any, value: Any) -> None:
             raise FedpflError("it must be a subclass of fedpfl.methods.Method")
         if not callable(value) or isinstance(value, nn.Module):
             raise FedpflError(f"it must be a class or a function, got {value!r}")
-        require_leading_arguments(value, kind.leading)
         defaults = read_defaults(value, kind.supplied, kind.reserved)
     # Some builtin functions do not tell their arguments.
     except (FedpflError, ValueError) as error:

@@ -33,9 +33,8 @@ def resolve_config(cfg: DictConfig) -> dict[str, Any]:
     for key in (*SETTINGS, *groups):
         if config.get(key) is None:
             raise _missing_value_error(key)
-    required_groups = {group: config[group] for group in groups}
-    for group, values in (required_groups | optional_groups).items():
-        if not isinstance(values, Mapping):
+    for group, values in (config | optional_groups).items():
+        if group in GROUPS and not isinstance(values, Mapping):
             raise FedpflError(f"{group} must be a group of keys, got {values!r}")
 
     # ---- Step 3: optional groups are for methods that name them.
@@ -62,18 +61,16 @@ def _resolve_values(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, Any]]:
     unresolved.pop("hydra", None)
     if missing := [key for key, value in flatten_keys(unresolved) if _is_missing(value)]:
         raise _missing_value_error(min(missing))
+    # These are in the method by now; what it takes nothing from, as where the user sets method.q,
+    # is not looked up.
+    optional_groups = {key: unresolved.pop(key, None) for key in OPTIONAL_GROUPS}
+    chosen_groups = {key: value for key, value in optional_groups.items() if value is not None}
     config: dict[str, Any] = {}
-    optional_groups: dict[str, Any] = {}
-    for key, value in unresolved.items():
-        if key not in OPTIONAL_GROUPS:
-            part = cfg[key]
-            is_group = OmegaConf.is_config(part)
-            config[key] = OmegaConf.to_container(part, resolve=True) if is_group else part
-        # These are in the method by now; what it takes nothing from, as where the user sets
-        # method.q, is not looked up.
-        elif value is not None:
-            optional_groups[key] = value
-    return config, optional_groups
+    for key in unresolved:
+        part = cfg[key]
+        is_group = OmegaConf.is_config(part)
+        config[key] = OmegaConf.to_container(part, resolve=True) if is_group else part
+    return config, chosen_groups
 
 
 def _is_missing(value: Any) -> bool:

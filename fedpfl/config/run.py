@@ -13,11 +13,13 @@ from fedpfl.config import origin
 from fedpfl.config.dealing import DealtData, Share, deal_data, share_nothing
 from fedpfl.config.origin import WeightsOrigin
 from fedpfl.config.plan import Plan
+from fedpfl.config.schema import Settings
 from fedpfl.data import Federation, ShiftedClients
 from fedpfl.data.fingerprint import fingerprint_sequence
 from fedpfl.engine import Clock
 from fedpfl.engine.keys import Draws
 from fedpfl.ground.errors import FedpflError
+from fedpfl.methods import Method
 from fedpfl.models import ADAPTERS, Net
 from fedpfl.privacy import Account, SampleAccount, SamplePrivacy, SampleProtection, Secret
 from fedpfl.robust import Adversary, Attack, Defence, make_adversary
@@ -118,11 +120,7 @@ class Run(Plan):
     @property
     def cohort(self) -> int:
         """Return the nominal size of a cohort."""
-        settings = self.settings
-        cohorts = engine.draw_cohorts(
-            settings.seed, self.federation.clients, settings.participation, 1
-        )
-        return len(next(cohorts))
+        return _count_cohort(self.settings, self.federation)
 
     @property
     def drawn_share(self) -> float:
@@ -266,18 +264,10 @@ def _require_fit_of_uploads(plan: Plan, federation: Federation, net: Net) -> Non
 
     # ---- Step 2: nothing may come past the defence.
     # Averaged statistics bypass every rule, and attackers can send any.
-    if net.buffers and "aggregate" in method.buffers().values():
-        raise FedpflError(
-            "defence: the server would average BatchNorm statistics as they are; use"
-            " method.statistics=local, or a network without BatchNorm"
-        )
+    _require_local_statistics("defence", method, net)
 
     # ---- Step 3: enough uploads in every round.
-    settings = plan.settings
-    cohorts = engine.draw_cohorts(
-        settings.seed, federation.clients, settings.participation, settings.rounds
-    )
-    cohort_size = len(next(cohorts))
+    cohort_size = _count_cohort(plan.settings, federation)
     if cohort_size < defence.least_clients:
         raise FedpflError(
             f"defence={plan.config['defence']['name']} needs {defence.least_clients} uploads in"
@@ -344,27 +334,12 @@ def _make_account(plan: Plan, federation: Federation, net: Net) -> Account | Sam
     method = plan.method
     if plan.privacy is None:
         return None
-    # With privacy=client only their size counts: who takes part is drawn in secret.
-    cohorts = engine.draw_cohorts(
-        settings.seed, federation.clients, settings.participation, settings.rounds
-    )
-
     # ---- Step 1: a run that hides samples counts each client's steps.
     if isinstance(plan.privacy, SamplePrivacy):
-        return _make_sample_account(
-            plan,
-            plan.privacy,
-            federation,
-            net,
-            [*map(tuple, cohorts)],
-        )
+        return _make_sample_account(plan, plan.privacy, federation, net)
 
     # ---- Step 2: a run that hides clients may upload clipped entries alone.
-    if net.buffers and "aggregate" in method.buffers().values():
-        raise FedpflError(
-            "privacy=client: the server would average BatchNorm statistics as they are; use"
-            " method.statistics=local, or a network without BatchNorm"
-        )
+    _require_local_statistics("privacy=client", plan.method, net)
     server, client = method.init(net.params, net.parts)
     # Raises where an upload holds more than training moves, as no clipping would protect that.
     engine.untrained_upload(
@@ -376,8 +351,24 @@ def _make_account(plan: Plan, federation: Federation, net: Net) -> Account | Sam
 
     # ---- Step 3: the account.
     plan.privacy.check_clients(federation.clients)
-    cohort_size = len(next(cohorts))
+    # Who takes part is drawn in secret.
+    cohort_size = _count_cohort(settings, federation)
     return Account(plan.privacy, federation.clients, cohort_size, settings.rounds)
+
+
+def _count_cohort(settings: Settings, federation: Federation) -> int:
+    """Return the nominal size of a cohort."""
+    cohorts = engine.draw_cohorts(settings.seed, federation.clients, settings.participation, 1)
+    return len(next(cohorts))
+
+
+def _require_local_statistics(choice: str, method: Method, net: Net) -> None:
+    """Raise FedpflError where averaged statistics would bypass a defence or the clipping."""
+    if net.buffers and "aggregate" in method.buffers().values():
+        raise FedpflError(
+            f"{choice}: the server would average BatchNorm statistics as they are; use"
+            " method.statistics=local, or a network without BatchNorm"
+        )
 
 
 def _make_sample_account(
@@ -385,7 +376,6 @@ def _make_sample_account(
     privacy: SamplePrivacy,
     federation: Federation,
     net: Net,
-    cohorts: list[tuple[int, ...]],
 ) -> SampleAccount:
     """Return the account of a run that hides samples, after a rehearsal.
 
@@ -422,11 +412,14 @@ def _make_sample_account(
         tuned_rounds = tuple(
             number for number in rounds if plan.eval.should_finetune(number, len(rounds))
         )
+    cohorts = engine.draw_cohorts(
+        settings.seed, federation.clients, settings.participation, settings.rounds
+    )
     return SampleAccount(
         privacy=privacy,
         sizes=tuple(federation.train_sizes.tolist()),
         training=training,
         tuning=tuning,
-        cohorts=tuple(cohorts),
+        cohorts=tuple(map(tuple, cohorts)),
         tuned_rounds=tuned_rounds,
     )

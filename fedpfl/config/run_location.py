@@ -11,7 +11,6 @@ from omegaconf import DictConfig, Node, OmegaConf
 
 from fedpfl.config.plan import Plan, check_config
 from fedpfl.config.resolvers import choice_folder
-from fedpfl.ground.dotted import flatten_keys
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.identity import identity
 
@@ -28,13 +27,9 @@ def plan_run(cfg: DictConfig, path: Path) -> Plan:
     """
     plan = check_config(cfg)
     if INVALID in path.parts:
-        values: Any = OmegaConf.to_container(cfg)
-        hydra_keys = [key for key, value in flatten_keys(values) if "${hydra:" in str(value)]
-        label = ", ".join(hydra_keys) or "where the run belongs"
         raise FedpflError(
-            f"{label}: where the run belongs follows from its keys, and one of them asks Hydra"
-            " (${hydra:...}) for what is not known then; give it a plain value, or set"
-            " hydra.run.dir"
+            "where the run belongs follows from its keys, and one of them asks Hydra (${hydra:...})"
+            " for a value that is not known then; give it a plain value, or set hydra.run.dir"
         )
     return plan
 

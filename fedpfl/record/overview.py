@@ -33,15 +33,15 @@ def summarize_rows(rows: Sequence[Mapping[str, Any]], cohort: int | None) -> dic
     for name in names:
         if values := read_values(rows, name):
             fields[f"last_{name}"] = values[-1]
-    best: float | None = None
+    best_row: Mapping[str, Any] = {}
     for row in rows:
-        if task.is_better(row.get(task.score), best):
-            best = row[task.score]
-            fields |= {f"best_{task.score}": row[task.score], "best_round": row["round"]}
-    for row in rows:
+        if task.is_better(row.get(task.score), best_row.get(task.score)):
+            best_row = row
         layers = [value for name, value in row.items() if name.startswith(PERSONAL_PREFIX)]
-        if None not in layers and layers:
+        if layers:
             fields["personal_entries"] = sum(layers)
+    if best_row:
+        fields |= {f"best_{task.score}": best_row[task.score], "best_round": best_row["round"]}
     if seconds := read_values(rows, "seconds"):
         fields["seconds_per_round"] = statistics.median(seconds)
     for name in ("bits_down", "bits_up"):

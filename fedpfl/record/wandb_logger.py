@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from fedpfl.ground.casting import Checked
 from fedpfl.ground.errors import FedpflError
 from fedpfl.record.callbacks import RunInfo
 from fedpfl.record.columns import METRICS, PERSONAL_PREFIX, task_of_columns
@@ -23,7 +22,6 @@ from fedpfl.record.mirror import ServiceLogger, service_run_id
 MAX_BINS = 512  # W&B's limit for a histogram
 MAX_TAG = 64  # characters, W&B's limit
 MAX_NAME = 128  # characters, its limit of the names of projects, groups and runs
-FORBIDDEN = "/\\#?%:"  # in a project's name
 TIMEOUT_SECONDS = 30.0  # seconds that `auto` waits for the server before it goes offline
 
 CLOUD_HOSTS = ("api.forge.coreweave.com", "api.wandb.ai")
@@ -38,7 +36,7 @@ SUMMARIES = {
 
 
 @dataclass(frozen=True)
-class WandbOptions(Checked):
+class WandbOptions:
     """The configuration's `logger` where it is W&B; see conf/logger/wandb.yaml."""
 
     project: str = "fedpfl"
@@ -47,18 +45,6 @@ class WandbOptions(Checked):
     group: str | None = None
     tags: tuple[str, ...] = ()
     dir: str | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        has_tag = all(0 < len(tag) <= MAX_TAG for tag in self.tags)
-        self.check(has_tag, "tags", f"words of at most {MAX_TAG} characters")
-        is_name = self.group is None or 0 < len(self.group) <= MAX_NAME
-        self.check(is_name, "group", f"a name of at most {MAX_NAME} characters")
-        self.check(
-            0 < len(self.project) <= MAX_NAME and not {*self.project} & {*FORBIDDEN},
-            "project",
-            f"a name of at most {MAX_NAME} characters without any of {FORBIDDEN}",
-        )
 
 
 class WandbLogger(ServiceLogger):

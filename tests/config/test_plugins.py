@@ -290,14 +290,10 @@ METHODS = {'mine': int} => method=mine: it must be a subclass of fedpfl.methods.
 MODELS = {'mine': 3} => model=mine: it must be a class or a function, got 3
 MODELS = {'mine': int} => model=mine: no signature found for builtin type
 from torch import nn;;MODELS = {'mine': nn.Flatten()} => model=mine: it must be a class or a function, got
-MODELS = {'mine': lambda size, classes: 0} => model=mine: its first arguments must be shape, classes, got size, classes
 MODELS = {'mine': lambda shape, classes, head: 0} => model=mine: its argument head is a key that every choice has
 DATASETS = {'mine': lambda source, only=1: 0} => dataset=mine: its argument only is a key that every choice has
-DATASETS = {'mine': lambda: 0} => dataset=mine: its first arguments must be source, got none
-PARTITIONS = {'mine': lambda labels, clients, seed: 0} => partition=mine: its first arguments must be y, clients, seed
-MODELS = {'a': lambda shape, classes: 0, 'mine': lambda: 0} => model=mine: its first arguments must be shape, classes
+MODELS = {'mine': lambda shape, classes: 0, 'cnn4': int} => model=cnn4: it exists already; choose another name
 MODELS = {'a b': int} => model=a b: its name must be of letters, digits and _
-MODELS = {'cnn4': int} => model=cnn4: it exists already; choose another name
 """
 WRONG_HOOKS = """
 finnish(self): pass => finnish is no hook of a method

@@ -303,15 +303,13 @@ BAD = """
 {"name": "wandb", "mode": "on"} => logger.mode must be one of auto, online, offline, disabled, got 'on'
 {"name": "wandb", "mode": "online"} => logger.mode=online but W&B is not logged in
 {"name": "wandb", "tags": "one"} => logger.tags must be a list of texts, got 'one'
-{"name": "wandb", "tags": ["{65 x}"]} => logger.tags must be words of at most 64 characters, got ('xxx
-{"name": "wandb", "project": "a/b"} => logger.project must be a name of at most 128 characters without any
 {"name": "wandb", "projekt": "x"} => logger.projekt is not a key here; known keys: project, entity
 """
 
 
 def test_bad_options_are_one_line(tmp_path, monkeypatch):
     without_login(monkeypatch, tmp_path)
-    for logger, message in read_cases(BAD.replace("{65 x}", 65 * "x")):
+    for logger, message in read_cases(BAD):
         line = one_line(lambda logger=logger: make_loggers(read_loggers(json.loads(logger))))
         assert line.startswith(message)
     for nothing in ({"csv": {}}, {"name": "none"}, {"name": "none", "csv": {}}):
