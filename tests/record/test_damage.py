@@ -24,7 +24,6 @@ from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS
 from fedpfl.record import checkpoint, environment, rundir
 from fedpfl.report import load
-from fedpfl.report.__main__ import main as report
 from tests.command import (
     CLOCKED,
     TINY,
@@ -38,7 +37,6 @@ from tests.command import (
     snapshot,
 )
 from tests.conftest import assert_same, keep_one_of_each, keep_quick, read_cases
-from tests.report.test_listing import HOUR, age
 
 RUN = (*TINY, "rounds=3", "method=ditto", "eval.finetune_epochs=1")
 FILES = ("state.pt", "rounds.csv", "config.yaml", "partition.npz", "clients.csv", "summary.json")
@@ -181,28 +179,6 @@ def test_a_lost_file_of_a_finished_run_is_told(name, how, whole, tmp_path):
     play_run(run, *RUN, "restart=true")
     assert_ends_as(run, whole)
     assert "already finished" in play_run(run, *RUN)
-
-
-def clean(root: Path, *options: str) -> None:
-    """Give `report clean --yes`, an hour after anything has changed."""
-    for path in root.iterdir():
-        age(path, HOUR)
-    assert report(["clean", str(root), "--yes", *options]) == 0
-
-
-@pytest.mark.parametrize("status", keep_quick(["running", "failed"]))
-@pytest.mark.parametrize(("name", "how"), keep_quick([*LOST, ("run.log", "removed")]))
-def test_clean_leaves_what_the_runs_command_mends(name, how, status, runs, tmp_path):
-    run = copied(runs["interrupted"], tmp_path)
-    rewrite_summary(run, status=status)
-    VANISHED[how](run / name)
-    clean(tmp_path)
-    assert run.exists()
-    again = Path(shutil.copytree(run, tmp_path / "again"))
-    assert refusal(run, *RUN) == ""
-    assert_ends_as(run, runs["finished"])
-    clean(tmp_path, "--status", "interrupted,failed,broken")
-    assert (run.exists(), again.exists()) == (True, False)
 
 
 @pytest.mark.parametrize(("name", "how"), keep_quick(LOST))
@@ -433,12 +409,6 @@ def test_fingerprints_tell_values_shapes_and_kinds_apart() -> None:
     assert data.fingerprint(x.view(2, 3).T) == data.fingerprint(x.view(2, 3).T.contiguous())
     # Means are computed, and may round differently elsewhere
     assert data.fingerprint(0.1 + 0.2) == data.fingerprint(0.3)
-
-
-@pytest.mark.cuda
-def test_fingerprints_are_the_same_wherever_the_samples_are() -> None:
-    x = torch.arange(60, dtype=torch.float32).view(3, 20)
-    assert data.fingerprint(x.cuda()) == data.fingerprint(x)
 
 
 # Code

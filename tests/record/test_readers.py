@@ -184,14 +184,3 @@ def test_no_reader_shows_what_the_run_did_not_write(cases, ran, tmp_path):
         shutil.rmtree(run.parent)
     print(f"{named} of {cases} named, the others as before")
     assert cases // 4 < named < cases
-
-
-def test_a_digit_that_is_another_is_named(ran, tmp_path):
-    for name in ("config.yaml", "summary.json", "rounds.csv", "clients.csv"):
-        run, lines = Path(shutil.copytree(ran.path, tmp_path / name)), list[str]()
-        mistyped(random.Random(1), run / name, [])
-        found = told(run, lambda run=run: fedpfl.load(run), lines)
-        if found:
-            told(run, lambda found=found: (found.rounds, found.clients), lines)
-        (line,) = lines
-        assert line.startswith(f"{run}: {name} is not as the run wrote it; ")
