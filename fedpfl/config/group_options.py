@@ -50,7 +50,7 @@ class Group:
     """
 
     common: tuple[Callable[..., Any], ...] = ()
-    registry: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    registry: Mapping[str, Any] = field(default_factory=dict)
     supplied: tuple[str, ...] = ()
     is_built: bool = True
 
@@ -132,7 +132,7 @@ def read_loggers(values: Mapping[str, Any]) -> dict[str, Any]:
     has both.
     """
     own_values = {"name": "none", **values}
-    options = {}
+    options: dict[str, Any] = {}
     for name in ("csv", "mlflow", "tensorboard"):
         if name in own_values:
             options[name] = read_group(f"logger.{name}", own_values.pop(name))
