@@ -6,10 +6,11 @@ are listed with the commands that fill them.
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -28,7 +29,7 @@ from fedpfl.papers.layout import (
     list_parts,
 )
 from fedpfl.papers.registry import TABLES, paper_datasets
-from fedpfl.report.grouping import Group, find_deviations
+from fedpfl.report.grouping import Group
 from fedpfl.report.table import Cell, Column, Table, format_number, mark_best, mean_and_std
 from fedpfl.report.tables import describe_seeds, empty_cell_notes, judged_rows, selection_note
 from fedpfl.report.text import join_few
@@ -38,8 +39,6 @@ SeedValues = dict[int, float]
 
 DIFFERENCE_KINDS = {"percent": "difference", "decimal": "difference", "entries": "change"}
 """How own minus published is shown; a hyperparameter has no better or worse."""
-SIGNIFICANCE = 0.05
-TEST_TITLES = {"t": "t test", "wilcoxon": "Wilcoxon signed-rank test"}
 ACCURACY_TEXTS = {
     "accuracy": "mean over clients",
     "accuracy_pooled": "pooled over all clients' test samples",
@@ -79,14 +78,12 @@ class FilledCell:
         column: Its column.
         published: The number beside it, of nan if there is none.
         parts: Its parts that runs fill.
-        is_different: Whether a test tells it from the last row.
     """
 
     row: TableRow
     column: TableColumn
     published: published.Published
     parts: list[FilledPart] = field(default_factory=list)
-    is_different: bool = False
 
     @cached_property
     def values(self) -> SeedValues:
@@ -170,11 +167,7 @@ class FilledTable:
 
 
 def fill_table(
-    name: str,
-    groups: Sequence[Group],
-    rule: Selection | None = LAST,
-    only: Sequence[str] = (),
-    test: str = "",
+    name: str, groups: Sequence[Group], rule: Selection | None = LAST, only: Sequence[str] = ()
 ) -> Table:
     """Fill table `paper/name` from groups of runs.
 
@@ -182,31 +175,27 @@ def fill_table(
         name: The table, as in TABLES.
         groups: Runs that differ by seed alone.
         rule: None for the paper's own.
-        only: Data sets of the columns; by default the paper's, or those of the runs where none of
-            the papers' is among them.
-        test: "t" or "wilcoxon", to compare with the last row; "" for none.
+        only: Data sets of the columns. By default they are the paper's; before these come those of
+            the runs, where none of the papers' is among them.
     """
     # ---- Which columns
-    layout = TABLES[name]
-    assert isinstance(layout, Layout)
-    run_datasets = tuple(dict.fromkeys(group.runs[0].dataset_name for group in groups))
-    # Runs on none of the papers' data sets: the table has their columns, without published numbers.
-    if not only and paper_datasets().isdisjoint(run_datasets):
-        only = run_datasets
-    if only:
-        layout = layout.with_datasets(only)
+    paper_layout = TABLES[name]
+    assert isinstance(paper_layout, Layout)
+    layout = paper_layout.with_datasets(only) if only else paper_layout
+    run_datasets = dict.fromkeys(group.runs[0].dataset_name for group in groups)
+    is_in_small = bool(groups) and not only and paper_datasets().isdisjoint(run_datasets)
+    if is_in_small:
+        small_columns = paper_layout.with_datasets(tuple(run_datasets)).columns
+        layout = replace(paper_layout, columns=small_columns + paper_layout.columns)
 
     # ---- What fills them
     filled = _fill_cells(layout, groups, rule or layout.rule)
-    notes = [*_notes(filled)]
-    if test:
-        notes.append(_mark_differences(filled, test))
     rows = [[_make_cell(cell) for cell in cells] for cells in filled.rows]
     _mark_best(filled, rows)
-    records = []
-    for filled_cells, cells in zip(filled.rows, rows, strict=True):
-        pairs = zip(filled_cells, cells, strict=True)
-        records += [_record(name, filled_cell, cell.mark) for filled_cell, cell in pairs]
+    notes = [*_notes(filled)]
+    if is_in_small:
+        titles = join_few(dict.fromkeys(column.heading[0] for column in small_columns))
+        notes.insert(0, f"In small: no paper has {titles}, and nothing is published beside it.")
 
     # ---- The table
     columns = [Column("")]
@@ -217,11 +206,13 @@ def fill_table(
         "",
         tuple(columns),
         [[Cell(row.label), *cells] for row, cells in zip(layout.rows, rows, strict=True)],
-        pd.DataFrame(records),
+        pd.DataFrame(_list_records(name, filled, rows, groups)),
         _caption(filled),
         tuple(notes),
         below="published",
-        commands=_list_commands(filled.missing_parts()),
+        commands=_list_commands(
+            part for part in filled.missing_parts() if only or part.column in paper_layout.columns
+        ),
     )
 
 
@@ -278,29 +269,35 @@ def _make_cell(cell: FilledCell) -> Cell:
         below += f"({format_number(kind, cell.published.std)})"
     if kind in DIFFERENCE_KINDS:
         below += f" {format_number(DIFFERENCE_KINDS[kind], mean - cell.published.value)}"
-    flag = ("°" if cell.progress else "") + ("†" if cell.is_different else "")
+    flag = "°" if cell.progress else ""
     shown_deviation = deviation if kind == "percent" else math.nan
     return Cell(mean, shown_deviation, kind, flag=flag, below=below.strip())
 
 
-def _record(name: str, cell: FilledCell, mark: str) -> dict[str, Any]:
-    """Return a cell as a row of the table's CSV."""
-    dataset_title, setting = cell.column.heading
-    mean, deviation = cell.mean_and_deviation
-    return {
-        "table": name,
-        "row": cell.row.label,
-        "dataset": dataset_title,
-        "setting": setting,
-        "own": mean,
-        "own_seed_std": deviation,
-        "seeds": " ".join(map(str, sorted(cell.values))),
-        "unfinished": cell.progress,
-        "published": cell.published.value,
-        "published_std": cell.published.std,
-        "difference": mean - cell.published.value,
-        "rank": {"best": 1, "second": 2}.get(mark),
-    }
+def _list_records(
+    name: str, filled: FilledTable, rows: Sequence[Sequence[Cell]], groups: Sequence[Group]
+) -> Iterator[dict[str, Any]]:
+    """Yield the rows of the table's CSV, with the numbers by our rule beside those shown."""
+    by_our_rule = _fill_cells(filled.layout, groups, LAST).cells
+    cells = itertools.chain.from_iterable(rows)
+    for cell, shown, last in zip(filled.cells, cells, by_our_rule, strict=True):
+        dataset_title, setting = cell.column.heading
+        mean, deviation = cell.mean_and_deviation
+        yield {
+            "table": name,
+            "row": cell.row.label,
+            "dataset": dataset_title,
+            "setting": setting,
+            "own": mean,
+            "own_seed_std": deviation,
+            "own_last": last.mean_and_deviation[0],
+            "seeds": " ".join(map(str, sorted(cell.values))),
+            "unfinished": cell.progress,
+            "published": cell.published.value,
+            "published_std": cell.published.std,
+            "difference": mean - cell.published.value,
+            "rank": {"best": 1, "second": 2}.get(shown.mark),
+        }
 
 
 def _mark_best(filled: FilledTable, rows: Sequence[Sequence[Cell]]) -> None:
@@ -313,40 +310,6 @@ def _mark_best(filled: FilledTable, rows: Sequence[Sequence[Cell]]) -> None:
         mark_best([rows[i][j] for i in accuracy_rows], are_finished)
 
 
-def _mark_differences(filled: FilledTable, test: str) -> str:
-    """Compare each row with the last one, paired over seeds.
-
-    Returns:
-        A note on the test.
-    """
-    from fedpfl.report.compare import MIN_PAIRS, paired_test
-
-    # ---- Test each cell that shares two seeds or more
-    *compared_rows, last_row = filled.rows
-    pair_counts: set[int] = set()
-    for cells in compared_rows:
-        for cell, last_cell in zip(cells, last_row, strict=True):
-            seeds = sorted(cell.values.keys() & last_cell.values.keys())
-            if len(seeds) > 1:
-                pair_counts.add(len(seeds))
-                differences = [cell.values[seed] - last_cell.values[seed] for seed in seeds]
-                cell.is_different = paired_test(differences, test) < SIGNIFICANCE
-
-    # ---- Say how it went
-    label = filled.layout.rows[-1].label
-    if not pair_counts:
-        return f"No paired test against {label}: no two of its seeds were run with another method."
-    fewest = min(pair_counts)
-    seeds_text = " to ".join(map(str, sorted({fewest, max(pair_counts)})))
-    warning = ""
-    if fewest < MIN_PAIRS[test]:
-        warning = f" (never met with fewer than {MIN_PAIRS[test]})"
-    return (
-        f"† differs from {label}: paired {TEST_TITLES[test]} over {seeds_text} seeds, "
-        f"p < {SIGNIFICANCE}{warning}, not corrected for many."
-    )
-
-
 # ---- Notes and caption
 
 
@@ -357,7 +320,6 @@ def _notes(filled: FilledTable) -> Iterator[str]:
 
     # ---- Step 1: what differs from the paper, or within a column.
     yield from published.departures(_compared_setups(filled))
-    yield from _unequal_column_notes(filled)
     if any(row.kind == "percent" for row in layout.rows):
         yield from selection_note(rule.select)
 
@@ -404,27 +366,6 @@ def _compared_setups(filled: FilledTable) -> list[tuple[Group, Mapping[str, Any]
     return list(comparisons.values())
 
 
-def _unequal_column_notes(filled: FilledTable) -> list[str]:
-    """Return a note on runs that differ from their column in more than the method."""
-    groups_by_column: dict[str, list[Group]] = {}
-    for cell in filled.cells:
-        # Rows that set other keys differ in these on purpose.
-        if all(key.startswith("method.") for key in cell.row.config):
-            for one in cell.parts:
-                key = f"{cell.column} {one.part.alpha} {one.part.config}"
-                groups_by_column.setdefault(key, []).append(one.group)
-    descriptions: dict[str, None] = {}
-    for members in groups_by_column.values():
-        groups = _distinct(members)
-        for group, deviations in zip(groups, find_deviations(groups), strict=True):
-            if deviations:
-                text = f"{group.runs[0].method_title} on {group.setting} ({', '.join(deviations)})"
-                descriptions[text] = None
-    if not descriptions:
-        return []
-    return [f"Not alike in what a column should share: {join_few(descriptions)}."]
-
-
 def _caption(filled: FilledTable) -> str:
     """Return the caption."""
     layout = filled.layout
@@ -442,7 +383,8 @@ def _caption(filled: FilledTable) -> str:
     return (
         f"{layout.title}. Test accuracy in percent, {accuracy} at {evaluation}; "
         f"{describe_seeds(seeds)}. Below: the published value, and own minus "
-        f"published; {layout.about}."
+        f"published; {layout.about}. `own_last` of the CSV: by our rule, the mean over clients at the "
+        "last evaluation (--select last)."
     )
 
 

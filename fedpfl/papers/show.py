@@ -23,7 +23,6 @@ def make_tables_and_figures(
     names: Sequence[str] = (),
     only: str = "",
     datasets: Sequence[str] = (),
-    test: str = "",
 ) -> Iterator[tuple[str, Table | list[Path]]]:
     """Yield names, each with its table or with the files of its figure.
 
@@ -34,7 +33,6 @@ def make_tables_and_figures(
         names: Of NAMES; by default all with runs.
         only: `tables` or `figures`.
         datasets: Only these columns.
-        test: Of `compare.MIN_PAIRS`.
 
     Raises:
         FedpflError: if a figure has no runs.
@@ -49,7 +47,7 @@ def make_tables_and_figures(
         table = TABLES.get(name)
         paper_rule = rule or _first_rule(name.partition("/")[0])
         if isinstance(table, Layout):
-            yield name, fill_table(name, groups, rule, datasets, test)
+            yield name, fill_table(name, groups, rule, datasets)
         elif isinstance(table, Listing):
             yield name, table.make(table.choose(groups), paper_rule)
         else:

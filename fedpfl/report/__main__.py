@@ -115,8 +115,8 @@ OPTIONS = {
     "--select": _choose_one(SELECTIONS, "last", _SELECT_HELP),
     "paper --select": _choose_one(
         (*SELECTIONS, AS_PUBLISHED),
-        "last",
-        f"{_SELECT_HELP}; {AS_PUBLISHED}: each table's own rule",
+        None,
+        f"{_SELECT_HELP}; {AS_PUBLISHED}, the default: each table's own rule",
     ),
     "--every": _take_value(
         "best-checkpoint: of every N rounds only; paper: 100", type=_parse_positive, metavar="N"
@@ -135,7 +135,7 @@ OPTIONS = {
     "--only": _choose_one(("tables", "figures"), "", "of the existing runs"),
     "--dataset": _take_list("only these columns, such as fmnist"),
     "--test": _choose_one(
-        [*MIN_PAIRS, "none"], None, "of differences, paired over seeds; default: t, of papers none"
+        [*MIN_PAIRS, "none"], None, "of differences, paired over seeds; default: t"
     ),
     "ls --status": _choose_some(STATUSES, "only these"),
     "clean --status": _choose_some(cleaning.REMOVABLE, _CLEAN_HELP),
@@ -339,7 +339,7 @@ def _draw_curves(options: Namespace, members: list[Run], path: Path) -> list[Pat
     "Show five papers' tables and figures from own runs; without a NAME, all of which there are "
     "runs.",
     "paper fedobp/table4 figure4 seed=1,2,3 --out tables",
-    "--only --dataset --accuracy --select --every --test --format --pm --caption --out",
+    "--only --dataset --accuracy --select --every --format --pm --caption --out",
 )
 def _show_papers(options: Namespace) -> None:
     # ---- Step 1: names and folders.
@@ -354,9 +354,11 @@ def _show_papers(options: Namespace) -> None:
 
     # ---- Step 2: the rule that judges runs.
     rule = None
-    if options.select != AS_PUBLISHED:
-        rule = Selection(options.accuracy, options.select, options.every or 100)
-    elif options.every or options.accuracy != "accuracy":
+    has_own_rule = options.every or options.accuracy != "accuracy"
+    select = options.select or ("last" if has_own_rule else AS_PUBLISHED)
+    if select != AS_PUBLISHED:
+        rule = Selection(options.accuracy, select, options.every or 100)
+    elif has_own_rule:
         raise FedpflError(
             f"--select {AS_PUBLISHED} has rounds and accuracy of its own; "
             "leave out --every and --accuracy"
@@ -370,7 +372,6 @@ def _show_papers(options: Namespace) -> None:
         names=names,
         only=options.only,
         datasets=options.dataset,
-        test=(options.test or "none").removeprefix("none"),
     )
     is_empty = True
     for name, content in contents:

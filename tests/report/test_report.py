@@ -264,8 +264,7 @@ def test_a_table_for_a_paper(root: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "resizebox" not in text
     words = ["paper", "fedobp/table4", str(root), "--caption", "My own.", "--pm"]
     text, _ = read_output(capsys, *words)
-    assert "95.00 ± 1.41*" in text
-    assert "\nMy own. * best" in text
+    assert "\nMy own." in text
 
 
 def test_curves_of_any_metric_over_what_was_spent(root, monkeypatch):

@@ -283,7 +283,6 @@ FIGURES = {
         _choose_over_quantile(_is_plotted_fedobp),
         _paint_over_quantiles(lambda run: "FedOBP" + _momentum_label(run), with_fine_tuned=True),
     ),
-    "public_curves": Figure(logs.choose_logged, logs.log_figure, "fedobp/as_published"),
     "alpha_sweep": Figure(
         lambda groups: groups_with_several_values(
             groups, _is_plotted_method, dirichlet_alpha, least=3, panel=lambda group: group.dataset

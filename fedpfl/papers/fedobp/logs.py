@@ -10,21 +10,15 @@ import math
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from fedpfl.ground.errors import FedpflError
-from fedpfl.papers.layout import Selection
 from fedpfl.papers.published import setup_differences
-from fedpfl.report.figures import draw_panels, groups_by_setting, legible_text, line_style
 from fedpfl.report.grouping import Group
 from fedpfl.report.names import DATASET_TITLES
 from fedpfl.report.run import Run
-from fedpfl.report.styles import number_styles
 from fedpfl.report.table import Column, Table
 from fedpfl.report.tables import ROW_COLUMNS, row_cells
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 ROUNDS = (100, 200, 300, 400)
 SEED = 42
@@ -213,32 +207,3 @@ def log_table(groups: Sequence[Group]) -> Table:
             "experiment=fedobp/as_published`"
         )
     return Table.of(records, LOG_COLUMNS, caption=LOG_CAPTION, by=2)
-
-
-def log_figure(groups: list[Group], path: Path, rule: Selection) -> list[Path]:
-    """Draw a panel per setting, before and after fine-tuning.
-
-    Own runs are lines, the files' numbers open marks.
-    """
-    panel_keys = {
-        f"{setting}\n{title}": (members, index)
-        for setting, members in groups_by_setting(groups).items()
-        for index, title in enumerate(("before fine-tuning", "fine-tuned"))
-    }
-    style_numbers = number_styles(groups)
-
-    def draw_panel(ax: Axes, panel_key: tuple[list[Group], int]) -> None:
-        members, index = panel_key
-        column = [*ACCURACY_COLUMNS.values()][index]
-        for group, run, log in _runs_with_logs(members):
-            style: Any = line_style(style_numbers[group.method])
-            # `reindex`: a run that was not fine-tuned lacks the column, and is drawn without it.
-            evaluations = run.evaluations.set_index("round").reindex(columns=[column])
-            own_values = evaluations[column].dropna()
-            ax.plot(own_values.index, own_values, label=legible_text(group.method), **style)
-            logged_values = [accuracies[index] for accuracies in log.accuracy.values()]
-            style |= {"linestyle": "none", "markerfacecolor": "white", "markersize": 7}
-            ax.plot([*log.accuracy], logged_values, label="authors' public file (open)", **style)
-        ax.set(xlabel="round", ylabel="pooled accuracy (%)", xlim=(0, None))
-
-    return draw_panels(panel_keys, path, draw_panel)

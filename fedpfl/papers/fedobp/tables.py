@@ -247,10 +247,11 @@ def _plain_rows(experiment: str) -> list[TableRow]:
 def _rows_by_momentum(experiment: str, table: str) -> tuple[TableRow, ...]:
     """Return the rows of Table III or IV: of baselines the mixture, then each momentum."""
     *baselines, fedobp = _plain_rows(experiment)
+    logged_labels = {METHOD_TITLES[log.method] for log in logs.read_logs()}
     rows = []
     for row in baselines:
         rows.append(replace(row, shares=SHARES))
-        if row.measure is not measure_fine_tuned:
+        if row.label in logged_labels:
             beside_file = partial(_file_number, row.method)
             beside_derived = partial(_derived_number, table, row.method)
             for (config, _), beside in zip(SHARES, (beside_file, beside_derived), strict=True):
