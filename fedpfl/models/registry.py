@@ -26,7 +26,7 @@ from fedpfl.models.net import Net, find_aliases
 from fedpfl.models.norm import leave_padding_out
 from fedpfl.models.resnet import resnet8, resnet10, resnet18
 from fedpfl.models.shapes import sample_kind
-from fedpfl.models.split import Parts, find_parts
+from fedpfl.models.split import find_parts
 from fedpfl.models.text import Text
 from fedpfl.models.traits import (
     SEED,
@@ -98,19 +98,23 @@ def build_network(
     # Tests prove this package's networks free of side effects; a user's is observed.
     is_trusted = is_of_package(MODELS[name]) and name != "timm"
     with _explain_errors(name):
-        # ---- Step 1: the network, with initial values.
+        # ---- Step 1: the network, with initial values, and its head.
         module = _make_module(name, shape, classes, seed, options)
         _check_logits(module, shape, classes)
         facts: dict[str, Any] = {"seed": seed, "sample": shape, "classes": classes}
         if not is_trusted:
             facts |= _trace_head(name, module, shape, classes)
-
-        # ---- Step 2: its head, weights from elsewhere and adapters.
         if head is not None:
             check_head(module, head)
             facts |= {"head_layer": head, "unclear": ""}
-        _load_values(module, find_parts(module, **facts), weights, adapter, seed)
+        parts = find_parts(module, **facts)
+
+        # ---- Step 2: weights from elsewhere, and adapters.
+        if weights is not None:
+            head_entries = () if parts.unclear else parts.head
+            start_from(module, _complete_weights(module, weights), head_entries)
         if getattr(adapter, "func", adapter) is not none:
+            adapter(module, parts.head_layer, seed)
             _check_logits(module, shape, classes)
             if not is_trusted:
                 require_additions(copy_network(module), made_up_samples(shape, 3))
@@ -119,10 +123,9 @@ def build_network(
         if is_trusted:
             return Net(module, Traits(), name, **facts)
         traits = observe(module, shape)
-        head_layer = find_parts(module, **facts).head_name
         with seeded_process(seed):
             facts["is_linear_end"] = ends_in_linear(
-                copy_network(module), head_layer, made_up_samples(shape, 2)
+                copy_network(module), parts.head_name, made_up_samples(shape, 2)
             )
         return Net(module, traits, name, **facts)
 
@@ -148,31 +151,12 @@ def _explain_errors(name: str) -> Iterator[None]:
         ) from error
 
 
-def _load_values(
-    module: nn.Module,
-    parts: Parts,
-    weights: Mapping[str, Tensor] | None,
-    adapter: Callable[..., None],
-    seed: int,
-) -> None:
-    """Copy initial weights, if any, into a network, then adapt it, in place."""
-    if weights is not None:
-        head_entries = () if parts.unclear else parts.head
-        start_from(module, _complete_weights(module, weights), head_entries)
-    if getattr(adapter, "func", adapter) is not none:
-        adapter(module, parts.head_layer, seed)
-
-
 def _make_module(
     name: str, shape: tuple[int, ...], classes: int, seed: int, options: Mapping[str, Any]
 ) -> nn.Module:
     """Return a new network; lazy layers are called once, which gives them sizes and values."""
     with seeded_process(seed):
         module = MODELS[name](shape, classes, **options)
-        if not isinstance(module, nn.Module):
-            raise ValueError(
-                f"must be made by a class or function that returns a torch.nn.Module, got {module!r}"
-            )
         wrapper = type(module).__name__
         if wrapper in WRAPPERS:
             raise ValueError(f"must be the network itself, without {wrapper}; the engine runs it")

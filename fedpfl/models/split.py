@@ -15,11 +15,6 @@ from fedpfl.models import wiring
 from fedpfl.models.wiring import NORMALISATION, Wiring
 
 
-def _refuse_wiring() -> Wiring:
-    """Stand in for the wiring of Parts that were made without a network."""
-    raise ValueError("the network's wiring is not known")
-
-
 @dataclass(frozen=True)
 class Parts:
     """Parameter names of a network, by role, without frozen ones.
@@ -35,12 +30,14 @@ class Parts:
         newcomers apart; rounds: of the whole run; 0 where they are unknown. statistics:
         BatchNorm's running ones, as every model has them at first; {} for networks without.
     pairs: how many low-rank ones an adapted layer has (adapter=lora); 0 without.
+    wire: traces the wiring.
     """
 
     layers: tuple[tuple[str, ...], ...]
     head_entries: tuple[str, ...]
     normalisation: tuple[str, ...]
     batch_norm: tuple[str, ...]
+    wire: Callable[[], Wiring] = field(compare=False, repr=False)
     head_name: str = ""
     linear_weight: str = ""
     is_linear_end: bool = True
@@ -52,7 +49,6 @@ class Parts:
     rounds: int = 0
     pairs: int = 0
     statistics: Tree = field(default_factory=dict, compare=False, repr=False)
-    wire: Callable[[], Wiring] = field(default=_refuse_wiring, compare=False, repr=False)
 
     @property
     def wiring(self) -> Wiring:
@@ -146,13 +142,10 @@ def find_parts(
     # ---- The head: the layer's own parameters, and those it shares under their first names.
     name = groups.last_linear if head_layer is None else head_layer
     prefix = f"{name}." if name else ""
-    shared = []
-    for alias, first_name in aliases.items():
-        if alias == name or alias.startswith(prefix):
-            shared.append(first_name)
+    shared = {first for alias, first in aliases.items() if f"{alias}.".startswith(prefix)}
     head = []
     for entry in (entry for layer in layers for entry in layer):
-        if entry == name or entry.startswith(prefix) or entry in shared:
+        if f"{entry}.".startswith(prefix) or entry in shared:
             head.append(entry)
     if head_layer is not None:
         # The head's layers come last; the sort is stable.

@@ -227,10 +227,12 @@ def sees_what_was_sent(trial: MethodTrial) -> None:
                 batches = take_batches(method, phase, shard)
                 if not batches:
                     continue
-                step = take_first_step(method, phase, batches, (server, client, bound_net(), start))
-                poisoned = (poisoned_server, client, bound_net(), start)
-                label = f"a step of client {number} without unsent entries"
-                require_equal(label, take_first_step(method, phase, batches, poisoned), step)
+                # A phase has its own step, or a loss.
+                hook = phase.step or phase.loss or method.loss
+                given = batches if phase.batches > 1 else batches[0]
+                step = hook(server, client, bound_net(), start, given)
+                poisoned = hook(poisoned_server, client, bound_net(), start, given)
+                require_equal(f"a step of client {number} without unsent entries", poisoned, step)
 
 
 def poison_unsent(
@@ -261,23 +263,6 @@ def take_batches(method: Method, phase: Any, shard: Any) -> tuple[Any, ...]:
     return tuple(
         batch._replace(random=torch.full((len(batch.y), method.randoms), 0.3)) for batch in batches
     )
-
-
-def take_first_step(
-    method: Method, phase: Any, batches: tuple[Any, ...], arguments: tuple[Any, ...]
-) -> Any:
-    """Return a first step, or its loss, by a hook's arguments before the batch."""
-    batch = batches[0]
-    if phase.step:
-        return phase.step(*arguments, batches if phase.batches > 1 else batch)
-    hook: Any = phase.loss or method.loss
-    loss = hook(*arguments, batch)
-    value, aux = loss if isinstance(loss, tuple) else (loss, {})
-    if not phase.after_gradient:
-        return loss
-    server, client, _, params = arguments
-    # The parameters stand in for their gradients, which have the same form.
-    return loss, phase.after_gradient(server, client, params, params, batch, value, aux)
 
 
 @promise(

@@ -304,11 +304,6 @@ def test_a_hash_in_the_name_is_checked(tmp_path):
         start(weights=wrong)
 
 
-def test_a_file_of_more_than_weights_is_refused(tmp_path):
-    with pytest.raises(FedpflError, match="must hold a network's state_dict and nothing else"):
-        start(weights=saved(tmp_path, start(), **{"norm.bias": 3.0}))
-
-
 SMALL = {"patch": 4, "layers": 1, "heads": 2, "width": 8}
 
 
@@ -318,11 +313,7 @@ def vit(seed=0, **other):
 
 BAD_FILES = {
     "empty.safetensors": (lambda good: b"", "cannot be read"),
-    "cut.safetensors": (lambda good: good[: len(good) // 2], "cannot be read"),
-    "pickle.safetensors": (lambda good: pickle.dumps({"weight": 1}), "cannot be read"),
-    "empty.pt": (lambda good: b"", "cannot be read"),
     "broken.pt": (lambda good: b"PK\x03\x04 broken", "cannot be read"),
-    "other.pt": (lambda good: good, "it is no file of torch.save's, or holds more than tensors.$"),
     "trap.pt": (lambda good: pickle.dumps(Trap(), protocol=2), "no file of torch.save's"),
     "resnet.safetensors": (
         lambda good: save(start().params),

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedpfl import models
 from fedpfl.ground import tree
-from fedpfl.models import Net, Parts
+from fedpfl.models import Net
 from fedpfl.models.norm import BatchNorm1d
 from fedpfl.models.resnet import ResNet
 from fedpfl.models.wiring import Wiring, trace_wiring
@@ -205,8 +205,6 @@ def test_a_network_without_wiring_fails_only_when_asked():
     net = Net(with_more(nn.Conv2d(4, 4, 3, groups=2))())
     with pytest.raises(ValueError, match="groups"):
         _ = net.parts.wiring
-    with pytest.raises(ValueError, match="not known"):
-        _ = Parts((), (), (), ()).wiring
 
 
 def test_other_threads_compute_while_a_network_is_traced():

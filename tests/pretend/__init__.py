@@ -78,8 +78,7 @@ class Refused(RuntimeError):
 
 
 class Seen:
-    """What happened since `reset`: host waits by place, launches by operation and bytes they moved,
-    graphs, memory.
+    """What happened since `reset`: host waits by place, graphs, memory.
 
     limit: of memory; 0 is none.
     """
@@ -88,8 +87,7 @@ class Seen:
 
     def reset(self) -> None:
         self.waits: collections.Counter[str] = collections.Counter()
-        self.launches: collections.Counter[str] = collections.Counter()
-        self.captures = self.replays = self.moved = 0
+        self.captures = self.replays = 0
         self.peak = self.now
 
 
@@ -368,7 +366,6 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
         index = to.index
     views = _views(func)
     if not views and name not in EMPTY:
-        seen.launches[name] += 1
         _streams[index].used |= graph is None
     wrappers = {id(t.inner): t for t in gpus}
     own_args, own_kwargs = tree_map_only(Gpu, lambda t: t.inner, (args, kwargs))
@@ -381,10 +378,6 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
         for t in gpus:
             graph.uses(t.inner, any(t is own for own in writes))
     found = func(*own_args, **own_kwargs)
-    if not views and name not in EMPTY:
-        made = [t for t in _tensors(found) if id(t) not in wrappers]
-        moved = (*_tensors((own_args, own_kwargs)), *made)
-        seen.moved += sum(t.numel() * t.element_size() for t in moved)
     if graph is not None and recorded and not views:
         graph.add(func, own_args, own_kwargs, None if writes else _tensors(found))
 

@@ -1,25 +1,20 @@
 """`parametrize_with_promises` in an author's own pytest: right code passes, planted faults fail."""
 
 import re
-import sys
-from collections.abc import Iterator
-from unittest import mock
 
+import numpy as np
 import pytest
-from _pytest.pytester import SysModulesSnapshot
+from torch import nn
 
 from fedpfl.config import plugins
-from fedpfl.testing import parametrize_with_promises
-from tests.conftest import ROOT
-
-pytest_plugins = ["pytester"]
-
-PLUGIN = """
-import numpy as np
-from torch import nn
+from fedpfl.data import datasets
 from fedpfl.data.datasets import Raw
 from fedpfl.data.partition import Partition
 from fedpfl.methods import FedAvg
+from fedpfl.models import MODELS
+from fedpfl.testing import PromiseWarning, parametrize_with_promises
+from fedpfl.testing.promises import Unkept
+from tests.conftest import ROOT
 
 
 class Wrong(FedAvg):
@@ -38,69 +33,59 @@ def unseeded(source):
     return Raw(rng.integers(0, 99, (60, 1, 8, 8)).astype(np.uint8), rng.integers(0, 3, 60))
 
 
+def fixed(y, clients, seed, order=None):
+    parts = np.array_split(np.arange(len(y)) if order is None else order, clients)
+    return Partition(tuple(part[5:] for part in parts), tuple(part[:5] for part in parts))
+
+
 def drawn(y, clients, seed):
-    parts = np.array_split(np.random.default_rng().permutation(len(y)), clients)
-    return Partition(tuple(part[len(part) // 2 :] for part in parts), tuple(part[: len(part) // 2] for part in parts))
-"""
-
-TESTS = """
-from fedpfl.testing import parametrize_with_promises as ask
-from mine import Unseeded, Wrong, drawn, unseeded
-"""
-for argument in ("method=Wrong", "model=Unseeded", "dataset=unseeded", "partition=drawn"):
-    kind = argument.partition("=")[0]
-    TESTS += f"@ask({argument})\ndef test_{kind}(check):\n    check()\n"
-
-PLANTED = {
-    "method": "both backends agree",
-    "model": "a round on loop equals a plain PyTorch loop",
-    "dataset": "is the same bit for bit when it is read again",
-    "partition": "deals the same for the same seed",
-}
+    return fixed(y, clients, seed, np.random.default_rng().permutation(len(y)))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def kept_modules() -> Iterator[None]:
-    """Have pytester forget an author's modules alone: Hydra's and torch's are not loaded twice."""
-
-    def forget_authors_modules(snapshot: SysModulesSnapshot) -> None:
-        for name in ("mine", "test_mine"):
-            sys.modules.pop(name, None)
-
-    with mock.patch.object(SysModulesSnapshot, "restore", forget_authors_modules):
-        yield
-
-
-@pytest.fixture
-def author(pytester: pytest.Pytester) -> Iterator[pytest.Pytester]:
-    """The folder of an author with a pytest of its own, in this process."""
-    yield pytester
+@pytest.fixture(autouse=True)
+def forgotten(monkeypatch):
+    """What is added for a test."""
+    monkeypatch.setattr(datasets, "DATA_SETS", dict(datasets.DATA_SETS))
+    yield
+    MODELS.pop("Unseeded", None)
     plugins.load_plugins([])
 
 
-def run_pytest(author: pytest.Pytester, text: str, *options: str) -> pytest.RunResult:
-    author.makepyfile(test_mine=text)
-    return author.runpytest_inprocess("-rfs", "-p", "no:cacheprovider", *options)
+def list_checks(mark):
+    """Return pytest's items of a decorator by their names."""
+    return {item.id: item.values[0] for item in mark.args[1]}
 
 
-def test_an_authors_tests_find_planted_faults(author):
-    author.makepyfile(mine=PLUGIN)
-    author.syspathinsert()
-    items = [f"test_mine.py::test_{kind}[{promise}]" for kind, promise in PLANTED.items()]
-    result = run_pytest(author, TESTS, *items)
-    failed = [line for line in result.outlines if line.startswith("FAILED")]
-    assert [line.partition(" - ")[0] for line in failed] == [f"FAILED {item}" for item in items]
-    result.stdout.fnmatch_lines("*fedpfl.testing.promises.Unkept*")
+@pytest.mark.parametrize(
+    ("choice", "title"),
+    [
+        ({"method": Wrong}, "both backends agree"),
+        ({"model": Unseeded}, "a round on loop equals a plain PyTorch loop"),
+        ({"dataset": unseeded}, "is the same bit for bit when it is read again"),
+        ({"partition": drawn}, "deals the same for the same seed"),
+    ],
+)
+def test_an_authors_tests_find_planted_faults(choice, title):
+    with pytest.raises(Unkept, match=f"^{title}\n"):
+        list_checks(parametrize_with_promises(**choice))[title]()
 
 
-def test_the_documented_tests_run(author):
+def test_what_may_be_on_purpose_is_a_warning():
+    checks = list_checks(parametrize_with_promises(partition=fixed, clients=3))
+    with pytest.warns(PromiseWarning, match="3 clients hold the same"):
+        checks["deals differently for another seed"]()
+    with pytest.raises(pytest.skip.Exception, match="another process needs the name"):
+        checks["deals the same in another process"]()
+
+
+def test_the_documented_tests_run(monkeypatch):
     blocks = re.findall("```python\n(.*?)```", (ROOT / "docs/extend.md").read_text(), re.DOTALL)
     (text,) = [block for block in blocks if "parametrize_with_promises" in block]
-    (author.path / "docs").symlink_to(ROOT / "docs")
-    author.syspathinsert()
-    result = run_pytest(author, text, "-k", "stored or seed")
-    assert result.ret == 0, result.outlines
-    assert result.parseoutcomes()["passed"] > 1
+    monkeypatch.chdir(ROOT)
+    space = {}
+    exec(text, space)
+    (mark,) = space["test_halfway"].pytestmark
+    list_checks(mark)["nothing is stored on the method"]()
 
 
 def test_one_kind_is_given():
