@@ -81,11 +81,6 @@ def _require_searchable(methods: Sequence[str], shared_words: Sequence[str]) -> 
     for word in shared_words:
         if word.startswith(("hydra/sweeper=", "hydra.mode=")):
             raise FedpflError(f"{word}: tune sweeps by itself; leave it out")
-    for word in shared_words:
-        if word.startswith("seed=") and overrides.is_sweep(word):
-            raise FedpflError(
-                f"{word}: tune searches with one seed, and takes the next ones to judge by"
-            )
 
 
 def run_or_exit(options: Sequence[str], run_words: Sequence[str], accepted_status: int = 0) -> None:

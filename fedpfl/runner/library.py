@@ -153,11 +153,8 @@ def sweep(
     failures: list[str] = []
     runs: list[Trained] = []
     rows: list[dict[str, Any]] = []
-    for number, (request, swept_values) in enumerate(jobs, 1):
-        name = _name_job(swept_values)
-        label_token = console.run_label.set(name)
-        if progress:
-            print(f"sweep: run {number} of {len(jobs)}  {name}", file=sys.stderr, flush=True)
+    for request, swept_values in jobs:
+        label_token = console.run_label.set(_name_job(swept_values))
         try:
             # A run that diverged stays in the table.
             with contextlib.suppress(Diverged):
@@ -165,18 +162,16 @@ def sweep(
                     pass
             trained = _load_result(request)
         except FedpflError as error:
-            failures.append(f"{name}: {error}")
-            result_text = f"failed: {error}"
-        else:
-            runs.append(trained)
-            is_finished = trained.status == "finished"
-            result_text = console.describe_result(trained.summary) or trained.status
-            last_row = trained._tables.last_evaluation if is_finished else {}
-            rows.append({**swept_values, "status": trained.status, **last_row})
+            failures.append(f"{_name_job(swept_values)}: {error}")
+            continue
         finally:
             console.run_label.reset(label_token)
+        runs.append(trained)
+        is_finished = trained.status == "finished"
+        last_row = trained._tables.last_evaluation if is_finished else {}
+        rows.append({**swept_values, "status": trained.status, **last_row})
         if progress:
-            print(f"sweep: {name}: {result_text}", file=sys.stderr, flush=True)
+            print(f"sweep: {len(runs)}/{len(jobs)} done  {trained}", file=sys.stderr, flush=True)
     if failures:
         raise FedpflError(
             f"{len(failures)} of {len(jobs)} runs failed, and the same call tries them again: "
@@ -347,10 +342,8 @@ class Trained(Models):
 
     def __repr__(self) -> str:
         tables = self._tables
-        scores = tables.evaluations[tables.task.score].dropna()
-        progress = f"{tables.rounds_done} of {tables.rounds_planned} rounds"
-        parts = [f"{self.status}, {progress}", *map(tables.task.describe_score, scores.iloc[-1:])]
-        return f"<{tables.method} on {tables.dataset}: {', '.join(parts)}, {self.path}>"
+        parts = (tables.status_text, console.describe_result(tables.summary), f"{self.path}>")
+        return f"<{tables.method} on {tables.dataset}: {', '.join(filter(None, parts))}"
 
     def __len__(self) -> int:
         return self._run.settings.clients

@@ -16,7 +16,7 @@ import fedpfl
 from fedpfl import export
 from fedpfl.ground.errors import FedpflError
 from tests.command import TINY, call_main
-from tests.conftest import keep_only, read_cases
+from tests.conftest import assert_same, keep_only, read_cases
 from tests.runner.test_client_names import NAMES, trained  # noqa: F401 - a fixture
 
 
@@ -137,10 +137,15 @@ def test_a_data_frame_has_its_columns_in_any_order(trained):  # noqa: F811
             trained.predict("zürich", other)
 
 
-def test_some_clients_by_number_and_name(trained, tmp_path):  # noqa: F811
-    out = tmp_path / "models"
+def test_some_clients_by_number_and_name(trained, tmp_path, capsys):  # noqa: F811
+    out = tmp_path / "new" / "models"
     assert export.main([str(trained.path), str(out), "--clients", "zürich,0"]) == 0
-    assert {path.name for path in out.glob("*.pt")} == {"zürich.pt", "client0.pt"}
+    assert capsys.readouterr().out == f"wrote 2 models to {out}\n"
+    names = {"zürich.pt", "client0.pt", "card.md", "config.yaml"}
+    assert {path.name for path in out.iterdir()} == names
+    for name, client in (("zürich", "zürich"), ("client0", 0)):
+        values = torch.load(out / f"{name}.pt", weights_only=True)
+        assert_same(values, trained.personal(client))
 
 
 def test_the_card_has_each_clients_accuracy_beside_fedavg(digits_runs, tmp_path):

@@ -323,18 +323,6 @@ def test_what_a_method_does_not_have_is_refused(tmp_path):
     assert run.predict(empty[0], run.samples(empty[0])[0]).shape == (0, 10)
 
 
-def test_exported_models_are_the_personal_ones(folder, tmp_path, capsys):
-    out = tmp_path / "new" / "models"
-    assert export.main([str(folder), str(out)]) == 0
-    models = [f"client{client}.pt" for client in range(4)]
-    assert sorted(path.name for path in out.iterdir()) == ["card.md", *models, "config.yaml"]
-    run = fedpfl.load(folder)
-    for client in range(4):
-        assert_same(torch.load(out / f"client{client}.pt", weights_only=True), run.personal(client))
-    assert [path.name for path in out.parent.iterdir()] == ["models"]
-    assert capsys.readouterr().out == f"wrote 4 models to {out}\n"
-
-
 def test_an_export_is_all_or_nothing(folder, tmp_path, capsys, monkeypatch):
     (tmp_path / "there").mkdir()
     (tmp_path / "there/mine").touch()

@@ -323,7 +323,7 @@ method=fedavg tune=range(1,3) | tune is not a key here; known keys:
 method=fedavg,fedprox method.mx=choice(1,2) | method.mx is not a key here; known keys of method=fedavg
 method=fedavg trials=0 | trials must be a whole number from 1 on, got '0'
 trials=3 | name the methods to tune
-method=fedavg seed=1,2 | tune searches with one seed
+method=fedavg seed=1,2 | seed is no hyperparameter; search with one seed
 method=fedavg validation=0 | a search needs held-out samples
 method=fedavg dataset=digits,mnist | dataset is no hyperparameter
 method=fedavg,fedrep local.epochs=1 | method=fedrep is itself only with method.body_epochs above 0, below epochs (here epochs=1)
