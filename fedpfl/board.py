@@ -274,7 +274,7 @@ def make_board(final_runs: FinalRuns, failures: Sequence[str] = (), title: str =
 
 
 def _describe_group(group: Group, record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a row says of its runs, with versions and a digest of all numbers but times."""
+    """Describe the runs of a row, with versions and a digest of all numbers but times."""
     run = group.runs[0]
     finished = sorted(group.reported_runs, key=lambda run: run.seed)
     digest = hashlib.blake2b(digest_size=8)

@@ -135,7 +135,7 @@ def _print_composition(cfg: DictConfig) -> None:
     print("settings   ", *[f"{key}={cfg[key]}" for key in SHOWN_SETTINGS])
     for group in ("local", "eval"):
         values = [f"{key}={value}" for key, value in cfg[group].items() if value is not None]
-        print(f"{group:11}", *values)
+        print(f"{group:11} {' '.join(values)}")
 
 
 def _rehearse_run(cfg: DictConfig, path: Path, cache: RunCache) -> str:
@@ -149,7 +149,7 @@ def _rehearse_run(cfg: DictConfig, path: Path, cache: RunCache) -> str:
     Returns:
         Its status.
     """
-    # ---- Step 1: what the run is made of.
+    # ---- Step 1: composition, data and memory.
     plan = check_config(cfg)
     status = _describe_directory(path, plan)
     run = build_run(plan, cache.share)

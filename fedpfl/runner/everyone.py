@@ -33,7 +33,7 @@ def list_client_names(run: Run) -> tuple[str, ...]:
 
 
 def list_federations(run: Run) -> list[Federation]:
-    """Return the federation of those who take part, and that of newcomers if there are any."""
+    """Return the federations of members and of newcomers."""
     return [run.federation, run.newcomers] if run.newcomers else [run.federation]
 
 

@@ -96,7 +96,7 @@ def run(
     Raises:
         FedpflError: in one line, for mistakes that the command line refuses.
     """
-    request = _read_request(settings, keys, directory, callbacks, data)
+    request = _read_request(settings, keys, directory, data)
     for _ in _play(request, is_quiet=not progress, callbacks=callbacks):
         pass
     return _load_result(request)
@@ -117,7 +117,7 @@ def rounds(
     run, which is saved and goes on when it is asked for again; a finished run has no rounds left.
     Arguments and errors are those of `run`.
     """
-    request = _read_request(settings, keys, directory, callbacks, data)
+    request = _read_request(settings, keys, directory, data)
     return _play(request, is_quiet=not progress, callbacks=callbacks)
 
 
@@ -149,7 +149,7 @@ def sweep(
     Raises:
         FedpflError: before the first run for a mistake in any, after the last for failed runs.
     """
-    jobs = _read_jobs(settings, keys, directory, callbacks, data)
+    jobs = _read_jobs(settings, keys, directory, data)
     failures: list[str] = []
     runs: list[Trained] = []
     rows: list[dict[str, Any]] = []
@@ -184,7 +184,6 @@ def _read_jobs(
     settings: tuple[str, ...],
     keys: Mapping[str, Any],
     directory: str | os.PathLike[str] | None,
-    callbacks: Sequence[Callback],
     data: Any,
 ) -> list[tuple[RunRequest, dict[str, Any]]]:
     """Return each run of a sweep and its swept values. Raises as `sweep`."""
@@ -205,7 +204,7 @@ def _read_jobs(
     jobs = {}
     with overrides.composing_once():
         for job_words, swept_values in expanded_jobs:
-            request = _read_request(job_words, {}, None, callbacks, held_data)
+            request = _read_request(job_words, {}, None, held_data)
             cfg = request.cfg
             check_config(cfg)
             path = Path(directory or cfg.hydra.sweep.dir, cfg.hydra.sweep.subdir)
@@ -227,15 +226,11 @@ def _read_request(
     settings: Sequence[str | Mapping[str, Any]],
     keys: Mapping[str, Any],
     directory: str | os.PathLike[str] | None,
-    callbacks: Sequence[Callback],
     data: Any = None,
 ) -> RunRequest:
     """Compose the configuration of one run. Raises FedpflError."""
     if ranks.is_launched_by_torchrun():
         raise FedpflError("fedpfl.run is for one process; under torchrun use -m fedpfl.train")
-    for callback in callbacks:
-        if not isinstance(callback, Callback):
-            raise FedpflError(f"callbacks must be instances of fedpfl.Callback, got {callback!r}")
     register_resolver()
     held_data = None if data is None else hold_data(data)
     with _process_lock, _hydra_errors_in_one_line():
@@ -321,8 +316,8 @@ def read_logger_options(run_words: Sequence[str]) -> dict[str, Any]:
 class Trained(Models):
     """A run directory, with its tables and the models of its last checkpoint.
 
-    What needs a model raises FedpflError, in one line, where there is no checkpoint, where the data
-    are not those that the run read, or for a client that there is not.
+    Without a checkpoint, with other data than the run read, or for an unknown client, all that needs
+    a model raises FedpflError, in one line.
     """
 
     def __init__(

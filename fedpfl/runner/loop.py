@@ -167,22 +167,16 @@ def _describe_global_draws(run: Run) -> list[str]:
 
 def _list_columns(run: Run) -> tuple[str, ...]:
     """Return the columns of rounds.csv that this run fills."""
-    column_groups = list[str](run.settings.metrics)
-    if run.eval.common:
-        column_groups.append("common")
-    if run.clock:
-        column_groups.append("system")
-    if run.account:
-        column_groups.append(PRIVACY_SCOPE)
-    if run.client_account:
-        column_groups.append(CLIENT_PRIVACY)
-    if run.adversary and run.adversary.triggered:
-        column_groups.append("attack")
-    if run.shift.at:
-        column_groups.append("shift")
-    return round_columns(
-        bool(run.federation.validation), bool(run.newcomers), column_groups, run.task
-    )
+    scopes = {
+        "common": run.eval.common,
+        "system": run.clock,
+        PRIVACY_SCOPE: run.account,
+        CLIENT_PRIVACY: run.client_account,
+        "attack": run.adversary and run.adversary.triggered,
+        "shift": run.shift.at,
+    }
+    names = [*run.settings.metrics, *(name for name, is_on in scopes.items() if is_on)]
+    return round_columns(bool(run.federation.validation), bool(run.newcomers), names, run.task)
 
 
 def _train_cohort(
@@ -255,22 +249,16 @@ def _measure_training(run: Run, state: engine.State, outcome: engine.Outcome) ->
         is_honest = [client in run.adversary.honest for client in outcome.cohort]
         # The attack decides an attacker's scores.
         rows = tree.take(rows, torch.tensor(is_honest, dtype=torch.bool))
+    prefix, measure = "cohort_loss", pooled_loss
     if run.task is CLASSIFICATION:
-        cohort_scores = {
-            "cohort_before": pooled_accuracy(rows["before"]),
-            "cohort_after": pooled_accuracy(rows["after"]),
-        }
-    else:
-        cohort_scores = {
-            "cohort_loss_before": pooled_loss(rows["before"]),
-            "cohort_loss_after": pooled_loss(rows["after"]),
-        }
+        prefix, measure = "cohort", pooled_accuracy
     train_loss = None
     if len(rows["loss"]) and not run.sample_protection:  # which leaves no loss of training samples
         train_loss = float(rows["loss"].mean())
     columns = {
         "participants": len(outcome.loss),
-        **cohort_scores,
+        f"{prefix}_before": measure(rows["before"]),
+        f"{prefix}_after": measure(rows["after"]),
         "train_loss": train_loss,
         **outcome.traffic._asdict(),
         **outcome.metrics,

@@ -182,8 +182,7 @@ class Models(ABC):
     def _as_judged(self, client: int | str) -> Iterator[EvalJob]:
         """Yield the personal model and statistics that the engine evaluates.
 
-        What the network draws within comes from where it comes from when the loop backend evaluates
-        the client.
+        Within, the network draws the numbers that the loop backend would give it.
         """
         run = self._run
         federation, state, number = self._locate(client)
@@ -201,7 +200,7 @@ class Models(ABC):
             yield job
 
     def _evaluated_job(self, client: int | str) -> EvalJob:
-        """Return the job by which the engine evaluates a client."""
+        """Return the evaluation job of a client."""
         with self._as_judged(client) as job:
             return job
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
 
 from fedpfl.config.overrides import requote_word
-from fedpfl.ground.errors import FedpflError, error_text, missing_extra
+from fedpfl.ground.errors import FedpflError, missing_extra
 
 DATABASE = "trials.db"
 
@@ -27,29 +25,13 @@ def import_optuna() -> Any:
 
 
 def open_storage(folder: Path) -> Any:
-    """Return the trials stored below a folder. Raises FedpflError if the file is damaged."""
+    """Return the trials stored below a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     timeout_seconds = 120  # for jobs side by side
-    with explain_database_errors(folder):
-        return import_optuna().storages.RDBStorage(
-            f"sqlite:///{(folder / DATABASE).resolve()}",
-            engine_kwargs={"connect_args": {"timeout": timeout_seconds}},
-        )
-
-
-@contextlib.contextmanager
-def explain_database_errors(folder: Path) -> Iterator[None]:
-    """Raise FedpflError for errors of a damaged database."""
-    try:
-        yield
-    except FedpflError:
-        raise
-    except Exception as error:
-        reason = error_text(error).partition(" [SQL")[0]
-        raise FedpflError(
-            f"{folder / DATABASE} cannot be read as the trials of searches: {reason}; remove it, "
-            "and the same command goes through the trials again, by the runs that there are"
-        ) from error
+    return import_optuna().storages.RDBStorage(
+        f"sqlite:///{(folder / DATABASE).resolve()}",
+        engine_kwargs={"connect_args": {"timeout": timeout_seconds}},
+    )
 
 
 def parse_distribution(override: Override) -> Any:

@@ -20,7 +20,7 @@ from fedpfl.config.overrides import requote_word
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.tasks import CLASSIFICATION, Task
 from fedpfl.record.eta import format_duration
-from fedpfl.runner.optuna_study import explain_database_errors, import_optuna, open_storage
+from fedpfl.runner.optuna_study import import_optuna, open_storage
 from fedpfl.runner.trials import TrialResult
 
 
@@ -98,9 +98,7 @@ class Search:
             matching_value = _match_value(space[key], value)
             if matching_value is not None:
                 self._first_proposal[key] = matching_value
-        with explain_database_errors(folder):
-            self.study = self._open_study()
-            len(self.study.trials)  # reads all that is stored
+        self.study = self._open_study()
 
     @property
     def task(self) -> Task:

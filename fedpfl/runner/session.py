@@ -40,7 +40,7 @@ class RemoteClients:
 
     Attributes:
         make_backend: makes the backend that asks them.
-        share: as of `build_run`; if the samples are at nodes, it gives their form.
+        share: as in `build_run`; if the samples are at nodes, it gives their form.
     """
 
     make_backend: Callable[[Run], engine.Backend]
@@ -228,7 +228,7 @@ class _OpenRun:
         callbacks.on_end("finished", directory.summary)
 
     def _write_result(self) -> None:
-        """Write what a finished run came to."""
+        """Write the result of a finished run."""
         progress = self.progress
         directory = progress.directory
         directory.draw_partition(self.client_table.partition_record)

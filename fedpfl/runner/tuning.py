@@ -259,7 +259,7 @@ def _tune_method(
     restart_words = ["restart=true"] if is_outdated else []
     play_seeds(final_folder, [*final_words, *restart_words], seeds, run_command)
 
-    # ---- Step 3: what was found, and the command that repeats the final runs.
+    # ---- Step 3: the result, and the command that repeats the final runs.
     run_words = [word for word in final_words if not overrides.is_hydra_setting(word)]
     seeds_word = f"seed={','.join(map(str, seeds))}"
     record = {

@@ -11,7 +11,6 @@ import pytest
 
 from fedpfl.runner import trials
 from tests.command import keep_last_words, run_command
-from tests.conftest import keep_quick
 
 pytest.importorskip("optuna")
 pytestmark = pytest.mark.usefixtures("migrations_read_once")
@@ -129,18 +128,3 @@ def test_a_finished_search_is_not_run_again_and_a_forgotten_one_takes_its_runs(f
     assert code == 0, after
     assert (values(after), chosen(after)) == (values(searched), chosen(searched))
     assert {path: path.stat().st_mtime for path in folder.rglob("rounds.csv")} == runs_before
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("content", keep_quick([b"no database" * 1000, None]))
-def test_a_damaged_file_of_trials_is_one_line(content, folder, searched):
-    path = folder / "found" / "trials.db"
-    whole = path.read_bytes()
-    path.write_bytes(content or whole[: len(whole) // 2])
-    code, lines = search(folder)
-    assert code == 2
-    (line,) = [line for line in lines if line.startswith("fedpfl: ")]
-    assert "trials.db cannot be read as the trials of searches: " in line
-    path.unlink()
-    code, lines = search(folder)
-    assert (code, values(lines)) == (0, values(searched))

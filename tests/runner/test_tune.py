@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import itertools
+import warnings
 from unittest import mock
 
 import numpy as np
@@ -233,6 +234,13 @@ def test_a_trial_below_the_median_of_those_that_ended_is_given_up(tmp_path):
     for step, value in ((1, 1.0), (2, None), (4, 80.0), (5, float("nan")), (6, 1.0)):
         trial.judge(step, {"val_accuracy": value, "accuracy": 0.0})
     assert own.study.trials[number].intermediate_values == {1: 1.0, 4: 80.0, 6: 80.0}
+    # A run that is there is judged as it was played: not at its end, and each round once.
+    (tmp_path / "rounds.csv").write_text("round,accuracy,val_accuracy\n4,99,1.0\n")
+    number = own.study.ask(own._space).number
+    with warnings.catch_warnings(action="error"):
+        for is_finished in (True, False, False):
+            trial = trials.SearchTrial(options, number)
+            assert is_given_up(trial.replay, tmp_path, is_finished) != is_finished
 
 
 @pytest.fixture(scope="module")
