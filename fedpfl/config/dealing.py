@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -100,7 +99,7 @@ def deal_data(plan: Plan, share: Share) -> DealtData:
         shifted=shifted,
         splits=splits,
         samples_digest=samples_digest,
-        notes=(*split.notes, *_note_unused_groups(samples, plan.partition.name)),
+        notes=tuple(split.notes),
     )
 
 
@@ -157,15 +156,3 @@ def _find_newcomers(
     if settings.unseen_groups:
         return data.find_clients_of_groups(samples, split, settings.unseen_groups)
     return data.draw_newcomers(len(split.train), settings.newcomers, seed)
-
-
-def _note_unused_groups(samples: datasets.Samples, scheme: str) -> list[str]:
-    """Return a line where the samples have groups, but the partition mixes them."""
-    takes_groups = "groups" in inspect.signature(partition.SCHEMES[scheme]).parameters
-    if samples.groups is None or takes_groups or scheme == "file":
-        return []
-    count = len(samples.group_names) or int(samples.groups.max()) + 1
-    return [
-        f"partition: the samples are from {count:,} groups (persons, sites or domains), and"
-        f" partition={scheme} mixes them; partition=groups makes clients of them"
-    ]

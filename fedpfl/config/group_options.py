@@ -72,7 +72,6 @@ READ_GROUPS = {
         is_built=False,
     ),
     "logger": Group(registry={"none": NoKeys, "wandb": WandbOptions}),
-    "logger.csv": Group((NoKeys,)),
     "logger.tensorboard": Group((NoKeys,)),
     "logger.mlflow": Group((MlflowOptions,)),
     "dataset": Group(
@@ -126,17 +125,16 @@ def read_dataset(config: Mapping[str, Any]) -> Choice:
 
 
 def read_loggers(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the options of each logger but csv, by name. Raises as `read_group`.
+    """Read the options of each logger, by name. Raises as `read_group`.
 
     Those of W&B lie beside `name`; others lie below their own, so that `logger=[wandb,mlflow]`
     has both.
     """
     own_values = {"name": "none", **values}
     options: dict[str, Any] = {}
-    for name in ("csv", "mlflow", "tensorboard"):
+    for name in ("mlflow", "tensorboard"):
         if name in own_values:
             options[name] = read_group(f"logger.{name}", own_values.pop(name))
-    options.pop("csv", None)  # the run directory's files, which are always written
     wandb_options = read_group("logger", own_values)
     if own_values["name"] == "wandb":
         options["wandb"] = wandb_options

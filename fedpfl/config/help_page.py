@@ -41,26 +41,22 @@ def format_help(run_words: Sequence[str]) -> str:
         if names:
             lines.append(_format_columns(group, ", ".join(names)))
 
-    # ---- Step 2: keys in no group.
+    # ---- Step 2: keys in no group, then a section for each group, those with a choice last.
     config: Any = OmegaConf.to_container(cfg, resolve=True)
     del config["hydra"]
     groups = [key for key, value in config.items() if isinstance(value, dict)]
     comments = _read_comments(Path(overrides.CONF, "train.yaml"))
     lone_values = {key: value for key, value in config.items() if key not in groups}
     lines += ["\nKeys: KEY=VALUE\n", *_describe_keys("", lone_values, comments)]
-
-    # ---- Step 3: a section for each group's keys, those with a choice last.
     for group in sorted(groups, key=lambda group: group in choices):
         title = f"{group}={choices[group]}" if group in choices else group
-        # A group's own comment is under its name, one of a choice in the head of its file.
-        own_comments = comments | {f"{group}.": comments.get(group, "")}
         file = Path(overrides.CONF, group, f"{choices.get(group)}.yaml")
-        if file.is_file():
-            own_comments |= {f"{group}.{key}": text for key, text in _read_comments(file).items()}
-        head = ": ".join(filter(None, (title, own_comments[f"{group}."])))
+        # A group's own comment is under its name, one of a choice in the head of its file.
+        own_comments = _read_comments(file) if file.is_file() else {"": comments.get(group, "")}
+        head = ": ".join(filter(None, (title, own_comments[""])))
         lines += ["", textwrap.fill(head, shutil.get_terminal_size().columns), ""]
-        shown = {key: value for key, value in config[group].items() if key not in HIDDEN_KEYS}
-        lines += _describe_keys(group, shown, own_comments, config[group].get("name"))
+        full_comments = comments | {f"{group}.{key}": text for key, text in own_comments.items()}
+        lines += _describe_keys(group, config[group], full_comments)
     return "\n".join(lines)
 
 
@@ -80,24 +76,24 @@ def _read_comments(file: Path) -> dict[str, str]:
     return comments
 
 
-def _describe_keys(
-    group: str, values: dict[str, Any], comments: dict[str, str], choice: str | None = None
-) -> list[str]:
+def _describe_keys(group: str, values: dict[str, Any], comments: dict[str, str]) -> list[str]:
     """Return a line about each key of a group."""
     described = READ_GROUPS.get(group, Group())
     annotations: dict[str, Any] = {}
-    for taker in (*described.common, described.registry.get(str(choice))):
+    for taker in (*described.common, described.registry.get(values.get("name"))):
         annotations |= schema_annotations(taker) if taker else {}
     lines = []
     for key, value in values.items():
+        if group and key in HIDDEN_KEYS:
+            continue
         full_key = f"{group}.{key}" if group else key
         text = comments.get(full_key, "")
         limits = describe_limits(annotations.get(key))
         # A comment that names all choices needs no list of them.
         if not {*re.findall(r"\w+", limits)} <= {"one", "of", *re.findall(r"\w+", text)}:
             text = "; ".join(filter(None, (text, limits)))
+        # Shown as it has to be typed.
         if not isinstance(value, str) or not re.fullmatch(r"[\w./?-]*", value):
-            # Shown as it has to be typed.
             value = next(overrides.format_words("", value)).removeprefix("=")
         lines.append(_format_columns(f"{full_key}={value}", text))
     return lines

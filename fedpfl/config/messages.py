@@ -45,7 +45,8 @@ def format_error(error: Exception) -> str:
         advice = f"a text is quoted: {quote_word(key, value)}" if value else "write KEY=VALUE"
         return f"{error.override!r} cannot be read as key=value; {advice}"
     if match := re.match(r"(?:Ambiguous value for argument|Sweep parameters) '(.*?)'[\n ]", text):
-        return explain_sweep(match[1])
+        word = quote_word(*match[1].split("=", 1))
+        return f"{match[1]} is a sweep, which needs -m; one text is quoted: {word}"
     if text.startswith("Config group override"):
         words = [f"{word}: " for word in re.findall(r"input_line='(.*?)'", text)]
         return "".join(words) + (
@@ -61,13 +62,6 @@ def format_error(error: Exception) -> str:
     lines = [line.strip().removesuffix(".") for line in text.splitlines()]
     useful_lines = [line for line in lines if line and not line.startswith(NOISE)]
     return "; ".join(useful_lines) or type(error).__name__
-
-
-def explain_sweep(word: str) -> str:
-    """Return the message about a sweep without -m."""
-    return (
-        f"{word} is a sweep, which needs -m; one text is quoted: {quote_word(*word.split('=', 1))}"
-    )
 
 
 def name_source_key(message: str, cfg: DictConfig) -> str:

@@ -40,13 +40,8 @@ def look_up_value(key: str, *, _root_: DictConfig, _parent_: DictConfig) -> Any:
         value = row[alpha]
     if value is None:
         title = group_values.get("title") or f"{group}.table"
-        rows_text = []
-        for name, alphas in table.items():
-            rows_text.append(f"{name} ({', '.join(map(str, alphas))})")
-        available = "; ".join(rows_text)
         raise FedpflError(
-            f"{title} has no {key} for dataset {dataset} with alpha {alpha}; it has {available};"
-            f" set {group}.{key}=..."
+            f"{title} has no {key} for dataset {dataset} with alpha {alpha}; set {group}.{key}=..."
         )
     return value
 

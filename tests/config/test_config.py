@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import numpy as np
 import pytest
 import yaml
 from omegaconf import OmegaConf
@@ -29,7 +28,7 @@ from fedpfl.ground.identity import identity
 from fedpfl.ground.ranges import Above, AtLeast, AtMost, Below, Between
 from fedpfl.methods import METHODS
 from fedpfl.models import MODELS
-from tests.command import TINY, compose_once, format_override, run_command
+from tests.command import TINY, compose_once, run_command
 from tests.conftest import keep_quick, read_cases
 from tests.data.promises import build, one_line
 
@@ -78,7 +77,7 @@ def test_every_file_begins_with_a_comment() -> None:
 
 
 TOGETHER = """
-adapter=bitfit attack=backdoor augment=crop_flip dataset=mnist defence=bulyan engine=batched logger=csv system=simulated
+adapter=bitfit attack=backdoor augment=crop_flip dataset=mnist defence=bulyan engine=batched logger=wandb system=simulated
 method=fedobp model=cnn4 norm=layer partition=shards privacy=client quantile=auto score=fisher shift=blur
 paper=adapters debug=fast
 """
@@ -144,7 +143,7 @@ def identity_with(word: str) -> str:
 def test_where_and_how_it_runs_leaves_the_identity() -> None:
     """Nor what the defaults resolve to, nor another spelling of the same number."""
     words = (
-        "seed=7 logger=[csv,wandb] device=cpu data_dir=elsewhere checkpoint.seconds=1"
+        "seed=7 logger=[mlflow,wandb] device=cpu data_dir=elsewhere checkpoint.seconds=1"
         " engine.workers=1 engine=loop engine.width=3 dataset.download=false quantile.q=0.999"
         " norm.name=global local.lr=1e-2 local.weight_decay=0 method.ema=0 validation=0 name=mine"
         " extend=elsewhere restart=true"
@@ -301,7 +300,7 @@ UNRESOLVED = """
 quantile.table=3 => quantile.table must map data sets to alphas to q, got 3
 dataset=mnist quantile.table.mnist={0.1:x} => quantile.q must be a number, got 'x'
 ~quantile.table => quantile.table must map data sets to alphas to q, got None
-~quantile.otherwise partition.alpha=0.3 => quantile=paper: Table II has no q for dataset digits with alpha 0.3; it has cifar10 (0.1, 0.5)
+~quantile.otherwise partition.alpha=0.3 => quantile=paper: Table II has no q for dataset digits with alpha 0.3; set quantile.q=
 local=3 => local must be a group of keys, got 3
 ~local => local has no value; set it with local=
 ~local.epochs => local.epochs has no value; set it with local.epochs=
@@ -356,17 +355,6 @@ def test_clients_are_judged_over_their_own_classes_if_it_is_said() -> None:
     for which, is_told in (("all", False), ("own", True)):
         federation = build(*TINY, f"eval.classes={which}").federation
         assert (federation.excluded_classes is not None) == is_told
-
-
-def test_groups_that_no_client_is_made_of_are_told(tmp_path):
-    words = ("dataset=npz", format_override("dataset.path", tmp_path / "own.npz"))
-    words += ("model=mlp", "clients=4")
-    x = np.zeros((80, 4), np.float32)
-    np.savez(tmp_path / "own.npz", x=x, y=np.arange(80) % 2, groups=np.arange(80) // 20)
-    (note,) = build(*words, "partition=iid").notes
-    assert "the samples are from 4 groups" in note
-    assert "partition=groups" in note
-    assert build(*words, "partition=groups").notes == ()
 
 
 def test_runs_ask_for_their_places_side_by_side():

@@ -29,11 +29,6 @@ def test_the_line_that_is_being_written_does_not_count():
     assert rounds.read_rows("round,accuracy\n") == []
 
 
-def test_only_the_columns_asked_for_are_looked_at():
-    text = "round,accuracy,note\n1,50.0,strange\n"
-    assert rounds.read_rows(text, only=("round", "absent")) == [{"round": 1}]
-
-
 REFUSED = {
     "": "it is empty",
     "round,accuracy": "it is empty",
