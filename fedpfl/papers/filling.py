@@ -77,12 +77,14 @@ class FilledCell:
         row: Its row.
         column: Its column.
         published: The number beside it, of nan if there is none.
+        computed: What it is by arithmetic, of nan if only runs tell.
         parts: Its parts that runs fill.
     """
 
     row: TableRow
     column: TableColumn
     published: published.Published
+    computed: published.Published
     parts: list[FilledPart] = field(default_factory=list)
 
     @cached_property
@@ -102,14 +104,21 @@ class FilledCell:
     @property
     def mean_and_deviation(self) -> tuple[float, float]:
         """The mean, and the deviation over seeds, or over the numbers that it mixes."""
+        if not self.values:
+            return self.computed.value, math.nan
         mean, deviation = mean_and_std([*self.values.values()])
-        if len(self.row.shares) > 1 and self.values:
+        if len(self.row.shares) > 1:
             weights = [one.part.weight for one in self.parts]
             squares = [(mean_and_std([*one.values.values()])[0] - mean) ** 2 for one in self.parts]
             # Of the whole: such numbers are no sample.
             variance = math.fsum(map(operator.mul, weights, squares)) / sum(weights)
             deviation = math.sqrt(variance)
         return mean, deviation
+
+    @property
+    def is_computed(self) -> bool:
+        """True if it shows what it is by arithmetic."""
+        return not self.values and not math.isnan(self.computed.value)
 
     @property
     def shown_groups(self) -> list[Group]:
@@ -155,7 +164,7 @@ class FilledTable:
     def missing_parts(self) -> Iterator[Part]:
         """Yield the parts that runs would fill."""
         for cell in self.cells:
-            if cell.values or cell.row.omission or cell.column.omission:
+            if cell.values or cell.is_computed or cell.row.omission or cell.column.omission:
                 continue
             # A run that ended without a number gives none when it is repeated.
             filled_parts = [
@@ -226,12 +235,14 @@ def _fill_cells(layout: Layout, groups: Sequence[Group], rule: Selection) -> Fil
         cells = []
         for column in layout.columns:
             number = layout.find_published(row, column) or published.NOT_PUBLISHED
+            key = layout.published_key(row, column)
+            computed = published.lookup(key, "computed.csv") or published.NOT_PUBLISHED
             parts = [
                 _fill_part(layout, rule, part, fitting)
                 for part in list_parts(row, column)
                 if (fitting := [group for group in groups if part.is_filled_by(group.runs[0])])
             ]
-            cells.append(FilledCell(row, column, number, parts))
+            cells.append(FilledCell(row, column, number, computed, parts))
         rows.append(cells)
     return FilledTable(layout, rule, rows)
 
@@ -269,7 +280,7 @@ def _make_cell(cell: FilledCell) -> Cell:
         below += f"({format_number(kind, cell.published.std)})"
     if kind in DIFFERENCE_KINDS:
         below += f" {format_number(DIFFERENCE_KINDS[kind], mean - cell.published.value)}"
-    flag = "°" if cell.progress else ""
+    flag = "=" if cell.is_computed else "°" if cell.progress else ""
     shown_deviation = deviation if kind == "percent" else math.nan
     return Cell(mean, shown_deviation, kind, flag=flag, below=below.strip())
 
@@ -337,6 +348,12 @@ def _notes(filled: FilledTable) -> Iterator[str]:
         yield (
             f"° not all planned rounds: the last evaluation that there is ({join_few(progress)})."
         )
+
+    computed = [cell for cell in filled.cells if cell.is_computed]
+    for rule_text in dict.fromkeys(cell.computed.note for cell in computed):
+        rows = [cell.row for cell in computed if cell.computed.note == rule_text]
+        methods = dict.fromkeys(row.published_name or row.label for row in rows)
+        yield f"= computed, not run: {rule_text} ({join_few(methods)})."
 
     # ---- Step 3: the table's own notes.
     if layout.note:

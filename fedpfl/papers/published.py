@@ -36,23 +36,26 @@ Key = tuple[str, str, str, str, str]
 """Source, metric, method, data set and setting of a published number."""
 
 
-def lookup(key: Key) -> Published | None:
+def lookup(key: Key, file_name: str = "published.csv") -> Published | None:
     """Return a published number, or None.
 
-    The data set may be a name of the configuration, the method in any spelling.
+    Args:
+        key: The data set may be a name of the configuration, the method in any spelling.
+        file_name: `computed.csv` for what the number is by arithmetic, without runs; its note says
+            how.
     """
     source, metric, method, dataset, setting = key
     dataset_title = DATASET_TITLES.get(dataset, dataset)
-    return published_numbers().get(
+    return published_numbers(file_name).get(
         (source, metric, letters_and_digits(method), dataset_title, setting)
     )
 
 
 @cache
-def published_numbers() -> dict[Key, Published]:
-    """Return all published numbers."""
+def published_numbers(file_name: str = "published.csv") -> dict[Key, Published]:
+    """Return all papers' numbers of a file, as in `lookup`."""
     number_by_key: dict[Key, Published] = {}
-    for path in sorted(Path(__file__).parent.glob("*/published.csv")):
+    for path in sorted(Path(__file__).parent.glob(f"*/{file_name}")):
         text = path.read_text(encoding="utf-8")
         for row in csv.DictReader(text.splitlines()):
             method = letters_and_digits(row["method"])

@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
+from fedpfl.engine import draw_cohorts
 from fedpfl.ground.errors import FedpflError
+from fedpfl.methods import METHODS
+from fedpfl.models import MODELS, Net
 from fedpfl.papers import published
 from fedpfl.papers.curves import curve_table, draw_curves
 from fedpfl.papers.fedobp import logs
@@ -28,6 +31,7 @@ from fedpfl.report.render import render
 from fedpfl.report.table import Table
 from fedpfl.report.tables import accuracy_table
 from fedpfl.report.text import letters_and_digits
+from fedpfl.runner.cost import count_submodel_costs
 from tests.report import test_report
 from tests.report.test_report import row_of, write_run
 
@@ -173,3 +177,43 @@ def test_medmnist_stands_beside_its_files_with_their_normalisation_alone(tmp_pat
     [group] = logs.choose_logged(groups(runs(tmp_path)))
     assert group.runs[0].path.name == "faulty"
     assert published_setting(group.runs[0]) == "Dir(0.1)"
+
+
+# Numbers that follow without runs
+
+
+def test_computed_numbers_follow_from_networks_and_cohorts() -> None:
+    """FedPURIN's traffic from parameters and masks; FedSPU's from widths and cohorts."""
+    wanted: dict[tuple[str, str, str], float] = {}
+    networks = {"FMNIST": ("resnet8", 1, 10), "CIFAR10": ("resnet8", 3, 10)}
+    for dataset, (name, channels, classes) in (
+        networks | {"CIFAR100": ("resnet10", 3, 100)}
+    ).items():
+        sizes = [leaf.numel() for leaf in MODELS[name]((channels, 32, 32), classes).parameters()]
+        wanted[dataset, "fedavg", "uplink"] = wanted[dataset, "fedavg", "downlink"] = 4 * sum(sizes)
+        wanted[dataset, "fedcac", "uplink"] = (4 + 1 / 8) * sum(sizes)
+        wanted[dataset, "fedcac", "downlink after"] = 4 * sum(size - size // 2 for size in sizes)
+    for key, number in published.published_numbers("computed.csv").items():
+        source, metric, method, dataset, _ = key
+        assert published.lookup(key) is not None
+        if source.startswith("FedPURIN"):
+            link = metric.split()[0]
+            if method == "fedcac" and link == "downlink":
+                method, link = (
+                    ("fedcac", "downlink after") if "after" in metric else ("fedavg", link)
+                )
+            assert number.value * 2**20 == pytest.approx(wanted[dataset, method, link])
+    inputs = {
+        "EMNIST": ("emnist", 28, 62),
+        "CIFAR10": ("cifar10", 32, 10),
+        "Speech Commands": ("speech", 32, 35),
+    }
+    for dataset, (name, pixels, classes) in inputs.items():
+        shape = (3 if dataset == "CIFAR10" else 1, pixels, pixels)
+        net = Net(MODELS[f"fedspu_{name}"](shape, classes))
+        entries = [row["entries"] for row in count_submodel_costs(METHODS["fedspu"](), net, shape)]
+        cohorts = [cohort for seed in (1, 2, 3) for cohort in draw_cohorts(seed, 100, 0.1, 500)]
+        volume = 64 * sum(entries[client // 20] for cohort in cohorts for client in cohort) / 3e9
+        metric = "total transmitted parameters (GB)"
+        key = ("FedSPU (AAAI 2025) Table 3", metric, "fedspu", dataset, "500 rounds")
+        assert published.published_numbers("computed.csv")[key].value == pytest.approx(volume)
