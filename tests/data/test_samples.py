@@ -128,7 +128,7 @@ ARRAYS = [
     ({"y": Y[:5]}, "x has 120 samples, and y has 5"),
     ({"x": FEATURES[:0], "y": Y[:0]}, "own.npz has no sample"),
     ({"y": Y - 1}, "labels must be from 0 to 65535, found -1"),
-    ({"groups": np.where(Y, 1.5, np.nan)}, "groups has no value in row 1"),
+    ({"groups": np.where(Y, 1.5, np.nan)}, "client has no value in row 1"),
     ({"groups": np.arange(119)}, "x has 120 samples, and groups has 119"),
     ({"test_from": 120}, "test_from must be from 1 to 119, got 120"),
 ]

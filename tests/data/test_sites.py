@@ -135,7 +135,7 @@ empty table | (f / "a.csv").write_text("age,sick\\n") | TABLE | a.csv has no row
 table options | two_archives(f) | {"label": "sick"} | are for tables, and a.npz is none
 row numbers | (write_table(f / "a.csv"), pd.read_csv(f / "a.csv").to_csv(f / "a.csv")) | TABLE | a.csv: column 1 has no name
 more cells than names | (f / "a.csv").write_text("age,sick\\n1,no,7\\n2,yes,8\\n") | {"label": "sick"} | a.csv: a row has more cells
-another spelling of a category | two_tables(f, ward=list("Ab") * 2) | TABLE | b.csv: ward = 'A' is 'a' at a.csv; write it alike
+another spelling of a category | two_tables(f, ward=list("Ab") * 2) | TABLE | b.csv: ward 'A' is 'a' at a.csv; write it alike
 an image of 16 bits | deepen_image(f) | {} | 1.png cannot be read as an image: mode I;16 has more than 8 bits
 a column twice | (f / "a.csv").write_text("age,age,sick\\n1,2,no\\n") | {"label": "sick"} | a.csv has column 'age' twice
 a cut image | cut_image(f) | {} | 1.png cannot be read as an image:

@@ -46,6 +46,21 @@ def indices_by_class(y: np.ndarray) -> list[Indices]:
     return np.split(order, np.cumsum(np.bincount(y))[:-1])
 
 
+def list_classes(y: np.ndarray, classes_per_client: int) -> list[Indices]:
+    """List the indices of each class that has samples.
+
+    Raises:
+        FedpflError: There are fewer than a client is to have.
+    """
+    classes = [indices for indices in indices_by_class(y) if len(indices)]
+    if classes_per_client > len(classes):
+        raise FedpflError(
+            f"partition.classes_per_client must be at most the number of classes, {len(classes)}, "
+            f"got {classes_per_client}"
+        )
+    return classes
+
+
 def trim_shards(shards: list[Indices], samples: int, client: int, key: str) -> list[Indices]:
     """Return the beginnings of a client's shards, of sizes as equal as the shards allow.
 

@@ -16,7 +16,7 @@ from fedpfl.data.partition.common import (
     PositiveInt,
     deal_by_proportions,
     deal_classes,
-    indices_by_class,
+    list_classes,
     require_enough_samples,
     split_clients,
 )
@@ -102,12 +102,7 @@ def extended_dirichlet(
     # ---- Step 1: each client's classes
     require_enough_samples(len(y), clients, "min_samples", min_samples)
     rng = np.random.default_rng(seed)
-    pools = [index for index in indices_by_class(y) if len(index)]
-    if classes_per_client > len(pools):
-        raise FedpflError(
-            f"partition.classes_per_client must be at most the number of classes, {len(pools)}, "
-            f"got {classes_per_client}"
-        )
+    pools = list_classes(y, classes_per_client)
     client_classes = deal_classes(len(pools), clients, classes_per_client, rng)
 
     # ---- Step 2: shares of these classes, until all clients have enough samples

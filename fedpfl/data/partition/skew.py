@@ -17,6 +17,7 @@ from fedpfl.data.partition.common import (
     deal_classes,
     deal_shards,
     indices_by_class,
+    list_classes,
     require_enough_samples,
     split_clients,
 )
@@ -57,31 +58,17 @@ def dirichlet(
     holdings = _cut_classes(indices_by_class(y), clients, alpha, rng)
     for indices in holdings:
         rng.shuffle(indices)  # so that the tail, which a client may lose, is a random choice
-    sizes_drawn = [len(indices) for indices in holdings]
-    holdings = _fill_small_clients(holdings, min_samples)
-    sizes = [len(indices) for indices in holdings]
-    notes = _describe_repair(sizes_drawn, sizes, min_samples, alpha)
-    return replace(split_clients(holdings, test_fraction, rng), notes=notes)
-
-
-def _describe_repair(
-    sizes_drawn: list[int], sizes: list[int], min_samples: int, alpha: float
-) -> tuple[str, ...]:
-    """Return a note on filled-up clients, if they are a tenth or more."""
-    filled = sum(size < min_samples for size in sizes_drawn)
-    clients = len(sizes_drawn)
+    filled = sum(len(indices) < min_samples for indices in holdings)
+    partition = split_clients(_fill_small_clients(holdings, min_samples), test_fraction, rng)
     # A few clients filled up change the skew little.
     if filled * 10 < clients:
-        return ()
-    samples_moved = sum(
-        max(0, size - size_drawn) for size_drawn, size in zip(sizes_drawn, sizes, strict=True)
-    )
-    share_moved = samples_moved / sum(sizes_drawn)
-    return (
+        return partition
+    note = (
         f"partition: {filled:,} of {clients:,} clients had fewer than min_samples={min_samples} by "
-        f"Dir({alpha:g}) and were filled up from the largest ones with {share_moved:.0%} of all "
-        "samples: these clients are less skewed; lower clients or partition.min_samples",
+        f"Dir({alpha:g}) and were filled up from the largest ones: these clients are less skewed; "
+        "lower clients or partition.min_samples"
     )
+    return replace(partition, notes=(note,))
 
 
 def published(
@@ -162,12 +149,7 @@ def shards(
         FedpflError: If a class or a client has too few samples.
     """
     rng = np.random.default_rng(seed)
-    classes = [index for index in indices_by_class(y) if len(index)]
-    if classes_per_client > len(classes):
-        raise FedpflError(
-            f"partition.classes_per_client must be at most the number of classes, {len(classes)}, "
-            f"got {classes_per_client}"
-        )
+    classes = list_classes(y, classes_per_client)
     if samples_per_client is not None:
         require_enough_samples(len(y), clients, "samples_per_client", samples_per_client)
 

@@ -122,20 +122,18 @@ def _open_name(name: str, subset: str | None, download: bool) -> Any:
         raise FedpflError(f"{absent}, or a name on the hub with dataset.download=true")
     if writes_nothing():
         raise WouldDownload(f"data set hf: a run would load {name} from the Hugging Face hub")
-    loaded, reason = _load_from_hub(name, subset)
-    if loaded is None:
-        raise FedpflError(f"{absent}; it cannot be loaded from the Hugging Face hub: {reason}")
-    return loaded
-
-
-# Number of clients, test fraction and samples are each asked of it, and a failure takes a while.
-@lru_cache(maxsize=2)
-def _load_from_hub(name: str, subset: str | None) -> tuple[Any, str]:
-    """Return a data set of the hub; or None, and why."""
     try:
-        return import_datasets().load_dataset(name, subset), ""
+        return _load_from_hub(name, subset)
     except Exception as error:  # dozens of kinds of several libraries
-        return None, error_line(error)
+        raise FedpflError(
+            f"{absent}; it cannot be loaded from the Hugging Face hub: {error_line(error)}"
+        ) from None
+
+
+# Number of clients, test fraction and samples are each asked of it.
+@lru_cache(maxsize=2)
+def _load_from_hub(name: str, subset: str | None) -> Any:
+    return import_datasets().load_dataset(name, subset)
 
 
 # ---- Which splits

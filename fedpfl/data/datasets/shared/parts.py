@@ -159,9 +159,8 @@ def join_parts(parts: Sequence[Part], options: ReadOptions, class_order: Sequenc
     labels, class_names = _number_labels(parts, options, class_order)
     groups, group_names = _number_clients(parts)
     units = None
-    if all(part.units is not None for part in parts):
-        texts = [to_texts(part.units, f"{part.origin}: {options.together}") for part in parts]
-        units, _ = number_texts(np.concatenate(texts))
+    if options.together and all(part.units is not None for part in parts):
+        units, _ = number_texts(_join_texts(parts, [part.units for part in parts], "unit"))
 
     # ---- Step 3: test parts behind all training parts.
     test_from = None
@@ -196,9 +195,8 @@ def find_columns(parts: Sequence[Part], categories: Sequence[str]) -> Columns:
             )
     levels = {}
     for name in categories:
-        texts = [to_texts(part.x[name], f"{part.origin}: column {name!r}") for part in parts]
-        require_one_spelling(_texts_by_holder(parts, texts), f"{name} =")
-        levels[name] = np.unique(np.concatenate(texts)).tolist()
+        texts = _join_texts(parts, [part.x[name] for part in parts], name)
+        levels[name] = np.unique(texts).tolist()
     return Columns(names, levels)
 
 
@@ -257,19 +255,14 @@ def _number_labels(
         return np.concatenate([labels.astype(np.int64) for labels in labels_by_part]), ()
 
     # ---- Step 2: texts in one spelling, in the order that is declared or found.
-    texts = [
-        to_texts(labels, f"{part.origin}: label")
-        for part, labels in zip(parts, labels_by_part, strict=True)
-    ]
-    all_texts = np.concatenate(texts)
     if class_order:
-        names = [name for name in class_order if name in all_texts]
-        numbers = {name: number for number, name in enumerate(names)}
-        return np.array([numbers[text] for text in all_texts.tolist()]), tuple(names)
-    texts_by_part = _texts_by_holder(parts, texts)
-    require_one_spelling(texts_by_part, "label")
-    require_alike(texts_by_part)
-    labels, class_names = number_texts(all_texts)
+        # Declared names may differ in case alone, as letters do.
+        texts: list[str] = []
+        for part in parts:
+            texts += to_texts(part.y, f"{part.origin}: label").tolist()
+        names = [name for name in class_order if name in {*texts}]
+        return np.array([names.index(text) for text in texts]), tuple(names)
+    labels, class_names = number_texts(_join_texts(parts, labels_by_part, "label"))
     for name in class_names:
         if FRACTION.fullmatch(name):
             raise FedpflError(
@@ -305,23 +298,35 @@ def _number_clients(parts: Sequence[Part]) -> tuple[np.ndarray | None, tuple[str
         return np.repeat(np.arange(len(parts)), [len(part.x) for part in parts]), tuple(names)
     if any(part.groups is None for part in parts):
         return None, ()
-    texts = {part.origin: to_texts(part.groups, f"{part.origin}: groups") for part in parts}
-    require_one_spelling(
-        {origin: np.unique(own).tolist() for origin, own in texts.items()}, "client"
-    )
-    return number_texts(np.concatenate([*texts.values()]))
+    return number_texts(_join_texts(parts, [part.groups for part in parts], "client"))
 
 
-def _texts_by_holder(parts: Sequence[Part], texts: Sequence[np.ndarray]) -> dict[str, list[str]]:
-    """List the different texts of each part, or of each client in it."""
+def _join_texts(parts: Sequence[Part], values: Sequence[Any], noun: str) -> np.ndarray:
+    """Join the values of all parts as texts in one spelling.
+
+    Args:
+        parts: The parts.
+        values: Those of each part, `[samples]`.
+        noun: The name of a value in messages.
+
+    Raises:
+        FedpflError: A value is missing, or two parts, or clients in them, write one in two ways.
+    """
     import pandas as pd
 
+    joined: list[np.ndarray] = []
     texts_by_holder: dict[str, list[str]] = {}
-    for part, part_texts in zip(parts, texts, strict=True):
-        holders = part.origin
-        if part.groups is not None:
-            holders = [f"{part.origin}, {group}" for group in to_texts(part.groups, part.origin)]
-        pairs = pd.DataFrame({"holder": holders, "text": part_texts}).drop_duplicates()
-        for holder, group in pairs.groupby("holder")["text"]:
-            texts_by_holder[str(holder)] = group.tolist()
-    return texts_by_holder
+    for part, part_values in zip(parts, values, strict=True):
+        texts = to_texts(part_values, f"{part.origin}: {noun}")
+        joined.append(texts)
+        holders = np.full(len(texts), part.origin)
+        if part.groups is not None and noun != "client":
+            groups = to_texts(part.groups, part.origin)
+            holders = np.char.add(f"{part.origin}, ", groups)
+        pairs = pd.DataFrame({"holder": holders, "text": texts}).drop_duplicates()
+        for holder, rows in pairs.groupby("holder")["text"]:
+            texts_by_holder[str(holder)] = rows.tolist()
+    require_one_spelling(texts_by_holder, noun)
+    if noun == "label":
+        require_alike(texts_by_holder)
+    return np.concatenate(joined)
