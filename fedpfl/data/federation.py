@@ -92,18 +92,14 @@ class Federation:
     _scale: Tensor = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        shape = (-1, *[1] * (self.x.dim() - 2))
         for name, values in (("_shift", self.mean), ("_scale", self.std)):
-            tensor = torch.tensor(
-                values,
-                dtype=torch.float32,
-                device=self.x.device,
-            )
-            shape = (-1, *[1] * (self.x.dim() - 2))
+            tensor = torch.tensor(values, dtype=torch.float32, device=self.x.device)
             object.__setattr__(self, name, tensor.view(shape))
 
     @property
     def validation_or_test(self) -> tuple[Tensor, ...]:
-        """Return the validation splits, or the test splits where there are none."""
+        """Return the validation splits, or else the test splits."""
         return self.validation or self.test
 
     @property
@@ -417,7 +413,7 @@ def find_clients_of_groups(
         FedpflError: A name is neither, a client holds samples of further groups, or it is all
             clients.
     """
-    # ---- Step 1: names that there are.
+    # ---- Step 1: all names.
     known_names = dict.fromkeys([*samples.group_names, *partition.client_names])
     if not known_names:
         raise FedpflError(
@@ -430,32 +426,34 @@ def find_clients_of_groups(
 
     # ---- Step 2: clients that hold the named groups alone, or have such a name.
     newcomers: list[int] = []
-    found_names: set[str] = set()
-    clients = len(partition.train)
-    splits = [*filter(len, (partition.train, partition.test, partition.validation))]
-    for client, parts in enumerate(zip(*splits, strict=True)):
-        client_names = {*partition.client_names[client : client + 1]}
-        if samples.groups is not None:
-            numbers = samples.groups.cpu()[np.concatenate(parts)].unique()
-            group_names = {samples.group_names[number] for number in numbers.tolist()}
-        else:
-            group_names = set()
-        chosen_names = (client_names | group_names) & {*names}
+    for client in range(len(partition.train)):
+        is_named = {*partition.client_names[client : client + 1]} & {*names}
+        group_names = _list_groups(samples, partition, client)
+        if not is_named and not group_names & {*names}:
+            continue
         further_names = sorted(group_names - {*names})
-        if chosen_names and further_names and not client_names & {*names}:
+        if further_names and not is_named:
             raise FedpflError(
                 f"unseen_groups: client {client} holds samples of {further_names[0]} too; "
                 "partition=groups makes clients of one group each"
             )
-        if chosen_names:
-            newcomers.append(client)
-            found_names |= chosen_names
-    for name in names:
-        if name not in found_names:
-            raise FedpflError(f"unseen_groups: no client holds samples of {name}; leave it out")
-    if len(newcomers) == clients:
-        raise FedpflError("unseen_groups leaves no client to take part; name fewer groups")
+        newcomers.append(client)
+    if len(newcomers) in (0, len(partition.train)):
+        raise FedpflError(
+            f"unseen_groups leaves {len(newcomers)} of {len(partition.train)} clients out; name "
+            "groups of some of them"
+        )
     return newcomers
+
+
+def _list_groups(samples: Samples, partition: Partition, client: int) -> set[str]:
+    """List the names of the groups that a client has samples of."""
+    if samples.groups is None:
+        return set()
+    splits = filter(len, (partition.train, partition.test, partition.validation))
+    rows = np.concatenate([split[client] for split in splits])
+    numbers = samples.groups.cpu()[rows].unique().tolist()
+    return {samples.group_names[number] for number in numbers}
 
 
 def _hold_out_validation(

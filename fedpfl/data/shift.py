@@ -87,7 +87,7 @@ class Shift(Checked):
 
     @property
     def is_laid_over(self) -> bool:
-        """Return whether any image or label changes."""
+        """True if any image or label changes."""
         return bool(self.image_shifts or self.label_permutation or self.label_noise)
 
     def find_world(self, round_number: int) -> int:
@@ -263,8 +263,8 @@ def thin_classes(partition: Partition, labels: np.ndarray, shift: Shift, seed: i
         # From 1 for class 0 down to 1 / imbalance for the last.
         share = shift.imbalance ** (-label / max(1, classes - 1))
         is_kept[positions[: round(share * len(positions))]] = True
-    ends = np.cumsum([len(indices) for indices in partition.train])
-    flags_by_client = np.split(is_kept, ends[:-1])
+    offsets = np.cumsum([len(indices) for indices in partition.train])
+    flags_by_client = np.split(is_kept, offsets[:-1])
     for client, flags in enumerate(flags_by_client):
         if not flags.any():
             raise FedpflError(

@@ -132,12 +132,12 @@ def _read_source(
     """Read a data set's files, or the archive in their place, and return their path."""
     reader = DATA_SETS[source.name]
     parameters = inspect.signature(reader).parameters
-    known = {"task": read_options.task, "together": read_options.together, "path": path}
-    known_options = {key: value for key, value in known.items() if key in parameters}
+    facts = {"task": read_options.task, "together": read_options.together, "path": path}
+    fact_options = {key: value for key, value in facts.items() if key in parameters}
     # A reader that takes a path looks there itself.
     archive = None if "path" in parameters else _find_archive(source, path)
     if archive is None:
-        return reader(source, **options, **known_options), path or source.folder
+        return reader(source, **options, **fact_options), path or source.folder
     for key, value in options.items():
         if value != parameters[key].default:
             raise FedpflError(

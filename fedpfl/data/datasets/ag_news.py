@@ -42,7 +42,7 @@ def ag_news(
     def make() -> Raw:
         texts = {part: _read_texts(path) for part, path in paths.items()}
         # By the training part alone: words of the test part would be looked up in the future.
-        ids = number_words((words for words, _ in texts["train"]), vocabulary)
+        ids = number_words((text_words for text_words, _ in texts["train"]), vocabulary)
         return merge_parts(*(_encode_texts(part, ids, length) for part in texts.values()))
 
     return read_cached(source, {"vocabulary": vocabulary, "length": length}, paths.values(), make)
@@ -61,5 +61,5 @@ def _read_texts(path: Path) -> list[tuple[list[str], int]]:
 def _encode_texts(
     texts: list[tuple[list[str], int]], ids: dict[str, int], length: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    x = encode_words([words for words, _ in texts], ids, length)
+    x = encode_words([text_words for text_words, _ in texts], ids, length)
     return x, np.array([kind for _, kind in texts], np.int64)

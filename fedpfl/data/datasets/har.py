@@ -43,11 +43,11 @@ def har(source: Source, form: Form = "signals") -> Raw:
     def make() -> Raw:
         x, y, persons = [], [], []
         for part, windows in SIZES.items():
-            read = partial(_read_numbers, root / part, part)
-            tables = [read(name, (windows, columns)) for name in names]
+            read_part = partial(_read_numbers, root / part, part)
+            tables = [read_part(name, (windows, columns)) for name in names]
             x.append(np.stack(tables, axis=1) if len(tables) > 1 else tables[0])
-            y.append(read("y", (windows, 1), np.int64)[:, 0] - 1)
-            persons.append(read("subject", (windows, 1), np.int64)[:, 0])
+            y.append(read_part("y", (windows, 1), np.int64)[:, 0] - 1)
+            persons.append(read_part("subject", (windows, 1), np.int64)[:, 0])
         # The two parts have different persons.
         groups, people = number_groups(np.concatenate(persons))
         return Raw(np.concatenate(x), np.concatenate(y), groups, people, len(y[0]))

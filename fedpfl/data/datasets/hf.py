@@ -95,7 +95,7 @@ def count_clients(options: Mapping[str, Any]) -> int:
 
 
 def has_test_part(options: Mapping[str, Any]) -> bool:
-    """Tell whether a configured data set has a test split beside a training split."""
+    """Look for a test split of a configured data set beside a training split."""
     return count_test_rows(_open_configured(options)) > 0
 
 
@@ -107,7 +107,7 @@ def _open_configured(options: Mapping[str, Any]) -> list[Split]:
 
 
 def _check_columns(splits: Sequence[Split], inputs: Sequence[str], facts: Sequence[str]) -> str:
-    """Return whether inputs are images, texts, numbers or arrays. Raises FedpflError.
+    """Return the kind of the inputs: images, texts, numbers or arrays. Raises FedpflError.
 
     Args:
         splits: Of the data set.
@@ -124,15 +124,14 @@ def _check_columns(splits: Sequence[Split], inputs: Sequence[str], facts: Sequen
         )
     for split in splits:
         for column in columns:
-            if split.data.features.get(column) is None:
-                raise _absent_error(split, column)
+            _require_column(split, column)
             if split.data.features[column] != splits[0].data.features[column]:
                 raise FedpflError(
-                    f"{split.origin}: column {column!r} is of another type than in split "
-                    f"{splits[0].name}; save both alike, or choose with dataset.split"
+                    f"{split.origin}: column {column!r} is of another type than in {origin}; save "
+                    "both alike, or choose with dataset.split"
                 )
 
-    # ---- Step 2: one kind of inputs, of which several are numbers or texts.
+    # ---- Step 2: one kind of inputs; several are numbers or texts.
     kinds = {name: _find_kind(splits[0].data.features[name]) for name in inputs}
     kind = kinds[inputs[0]]
     is_single = kind in ("images", "arrays") and len(inputs) == 1
@@ -145,9 +144,10 @@ def _check_columns(splits: Sequence[Split], inputs: Sequence[str], facts: Sequen
     return kind
 
 
-def _absent_error(split: Split, column: str) -> FedpflError:
-    names = ", ".join(split.data.column_names[:12])
-    return FedpflError(f"{split.origin} has no column {column!r}; it has {names}")
+def _require_column(split: Split, column: str) -> None:
+    if column not in split.data.features:
+        names = ", ".join(split.data.column_names[:12])
+        raise FedpflError(f"{split.origin} has no column {column!r}; it has {names}")
 
 
 def _find_kind(feature: Any) -> str:
@@ -163,8 +163,7 @@ def _find_kind(feature: Any) -> str:
 def _read_table(split: Split, columns: list[str]) -> Any:
     """Return columns as a data frame, classes by their names."""
     for name in columns:
-        if name not in split.data.features:
-            raise _absent_error(split, name)
+        _require_column(split, name)
     table = split.data.select_columns(columns).to_pandas()
     for name in columns:
         names = getattr(split.data.features[name], "names", None)

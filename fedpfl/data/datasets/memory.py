@@ -75,15 +75,15 @@ def hold_data(data: Any) -> HeldData:
     """
     if isinstance(data, HeldData):
         return data
-    if not isinstance(data, Mapping):
-        parts = [_read_part(data, "data")]
-    elif not data:
-        raise FedpflError("data is an empty dict; give an entry per client")
+    if isinstance(data, Mapping):
+        parts = []
+        for key, value in data.items():
+            part = _read_part(value, f"data[{key!r}]")
+            parts.append(replace(part, name=clean_text(str(key))))
     else:
-        parts = [
-            replace(_read_part(value, f"data[{key!r}]"), name=clean_text(str(key)))
-            for key, value in data.items()
-        ]
+        parts = [_read_part(data, "data")]
+    if not parts:
+        raise FedpflError("data is an empty dict; give an entry per client")
     names = tuple(part.name for part in parts if part.name)
     digest = fingerprint(names, [_list_fingerprinted(part) for part in parts])
     # Equal samples are held once, by the program that gave them first.

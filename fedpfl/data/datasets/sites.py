@@ -117,7 +117,7 @@ def site_name(entry: Path) -> str:
 
 
 def have_test_parts(folder: Path) -> bool:
-    """Tell whether sites have test parts, as archives may.
+    """Look for test parts, which archives may have.
 
     Only an archive's table of contents is read.
     """

@@ -1,7 +1,7 @@
 """Partitions: which client holds which samples.
 
 Each scheme is a pure function of labels, number of clients and seed. Schemes return disjoint sets
-of indices (but for fixed_dirichlet and files, whose clients may share samples), at least one
+of indices (but for fixed_dirichlet and files: their clients may share samples), at least one
 training sample per client, and the client's own test split: of a client's n shuffled samples the
 first `int(test_fraction * n)`, or samples of the data set's original test part, or as a file
 says.
@@ -64,7 +64,7 @@ DEALING_BY_CLASS = (
 
 
 def deals_by_class(scheme: str | None, options: Mapping[str, Any]) -> bool:
-    """Return whether a scheme goes by the classes of samples."""
+    """Return True for a scheme that goes by the classes of samples."""
     # `quantity` does with alpha.
     is_skewed = scheme == "quantity" and options.get("alpha") is not None
     return is_skewed or SCHEMES.get(scheme or "") in DEALING_BY_CLASS

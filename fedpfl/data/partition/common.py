@@ -232,8 +232,8 @@ def check_partition(
 
 def find_leaks(partition: Partition, keys: np.ndarray) -> np.ndarray:
     """Find keys, one for each sample, of samples for training and for testing or validation too."""
-    judged = np.concatenate([*partition.test, *partition.validation]).astype(np.int64)
-    return np.intersect1d(keys[np.concatenate(partition.train)], keys[judged])
+    test_samples = np.concatenate([*partition.test, *partition.validation]).astype(np.int64)
+    return np.intersect1d(keys[np.concatenate(partition.train)], keys[test_samples])
 
 
 def _check_client(indices: Any, split_name: str, samples: int, holder: str) -> None:

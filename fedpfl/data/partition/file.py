@@ -45,10 +45,13 @@ def file(
     if isinstance(holdings, list):
         partition = split_clients(holdings, test_fraction, np.random.default_rng(seed))
         return replace(partition, client_names=names)
-    train, test, validation = (tuple(holdings.get(name, ())) for name in SPLITS)
-    if not any(map(len, validation)):
-        validation = ()
-    return Partition(train, test, validation=validation, client_names=names)
+    validation = tuple(holdings.get("validation", ()))
+    return Partition(
+        tuple(holdings["train"]),
+        tuple(holdings["test"]),
+        validation=validation if any(map(len, validation)) else (),
+        client_names=names,
+    )
 
 
 def _read_npz(path: Path) -> tuple[dict[str, list[Indices]], tuple[str, ...]]:
@@ -57,7 +60,7 @@ def _read_npz(path: Path) -> tuple[dict[str, list[Indices]], tuple[str, ...]]:
         names = tuple(map(str, arrays["client_names"])) if "client_names" in arrays else ()
         splits = {}
         for name in SPLITS:
-            if name != "validation" or f"{name}_indices" in arrays:
+            if f"{name}_indices" in arrays:
                 indices = arrays[f"{name}_indices"]
                 offsets = arrays[f"{name}_offsets"]
                 if offsets[0] != 0 or offsets[-1] != len(indices) or (np.diff(offsets) < 0).any():

@@ -43,7 +43,7 @@ def flower(
         groups: The group of each sample.
         group_names: Their names.
         partitioner: A class of `flwr_datasets.partitioner`.
-        arguments: Arguments of the class; those that are None are left out.
+        arguments: Arguments of the class; None stands for an absent one.
         test_fraction: Share of each client's samples for testing.
 
     Raises:

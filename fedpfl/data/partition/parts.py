@@ -204,15 +204,15 @@ def fixed_dirichlet(
 
     # ---- Step 2: a client's samples, without replacement; another client may draw them too.
     def draw_samples(pool: list[Indices], counts: np.ndarray, key: str) -> Indices:
-        drawn = []
+        samples_by_class = []
         for indices, count in zip(pool, counts, strict=True):
             if count > len(indices):
                 raise FedpflError(
                     f"partition=fixed_dirichlet: a client is to have {count} samples of a class "
                     f"that has {len(indices)}; lower partition.{key}, or raise partition.alpha"
                 )
-            drawn.append(rng.choice(indices, count, replace=False))
-        return rng.permutation(np.concatenate(drawn)).astype(np.int64)
+            samples_by_class.append(rng.choice(indices, count, replace=False))
+        return rng.permutation(np.concatenate(samples_by_class)).astype(np.int64)
 
     # ---- Step 3: each client's proportions hold for both parts.
     train = []

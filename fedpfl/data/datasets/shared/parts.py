@@ -106,13 +106,13 @@ def split_table(frame: Any, origin: str, options: ReadOptions) -> Part:
             f"dataset.label names {len(labels)} columns, which task={options.task.name} has no use "
             "for; name one, or set task=multilabel"
         )
-    chosen = [*labels]
+    used_columns = [*labels]
     require_column(table, "dataset.label", labels, origin)
     require_column(table, "dataset.categories", options.categories, origin)
     for key, name in (("dataset.by", options.by), ("partition.together", options.together)):
         if name:
             require_column(table, key, (name,), origin)
-            chosen.append(name)
+            used_columns.append(name)
 
     # ---- Step 2: labels by the task.
     if options.task is CLASSIFICATION:
@@ -121,7 +121,7 @@ def split_table(frame: Any, origin: str, options: ReadOptions) -> Part:
         y = np.stack([read_numbers(table[name], origin) for name in labels], 1)
     return Part(
         origin,
-        table.drop(columns=chosen),
+        table.drop(columns=used_columns),
         y,
         groups=table[options.by].to_numpy() if options.by else None,
         units=table[options.together].to_numpy() if options.together else None,
@@ -260,8 +260,10 @@ def _number_labels(
         texts: list[str] = []
         for part in parts:
             texts += to_texts(part.y, f"{part.origin}: label").tolist()
-        names = [name for name in class_order if name in {*texts}]
-        return np.array([names.index(text) for text in texts]), tuple(names)
+        found_names = {*texts}
+        names = [name for name in class_order if name in found_names]
+        numbers = {name: number for number, name in enumerate(names)}
+        return np.array([numbers[text] for text in texts]), tuple(names)
     labels, class_names = number_texts(_join_texts(parts, labels_by_part, "label"))
     for name in class_names:
         if FRACTION.fullmatch(name):
@@ -314,11 +316,11 @@ def _join_texts(parts: Sequence[Part], values: Sequence[Any], noun: str) -> np.n
     """
     import pandas as pd
 
-    joined: list[np.ndarray] = []
+    texts_by_part: list[np.ndarray] = []
     texts_by_holder: dict[str, list[str]] = {}
     for part, part_values in zip(parts, values, strict=True):
         texts = to_texts(part_values, f"{part.origin}: {noun}")
-        joined.append(texts)
+        texts_by_part.append(texts)
         holders = np.full(len(texts), part.origin)
         if part.groups is not None and noun != "client":
             groups = to_texts(part.groups, part.origin)
@@ -329,4 +331,4 @@ def _join_texts(parts: Sequence[Part], values: Sequence[Any], noun: str) -> np.n
     require_one_spelling(texts_by_holder, noun)
     if noun == "label":
         require_alike(texts_by_holder)
-    return np.concatenate(joined)
+    return np.concatenate(texts_by_part)

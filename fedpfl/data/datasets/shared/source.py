@@ -45,7 +45,7 @@ def without_writing() -> Iterator[None]:
 
 
 def writes_nothing() -> bool:
-    """Tell whether downloading and writing are off at present."""
+    """Return True while downloading and writing are off."""
     return _writes_nothing.get()
 
 
@@ -64,7 +64,7 @@ class Source(NamedTuple):
 
 
 def fetch_file(
-    source: Source, relative: str, md5: tuple[str, ...], urls: Sequence[str], place: str = ""
+    source: Source, relative: str, md5: tuple[str, ...], urls: Sequence[str], needed: str = ""
 ) -> Path:
     """Return a file below `data_dir` with a checked md5; download it if it is absent.
 
@@ -73,7 +73,7 @@ def fetch_file(
         relative: The path below `data_dir`.
         md5: The sums of its editions.
         urls: Where to download it, in order.
-        place: The files that the user is to put there, if it is not this one alone.
+        needed: The files that the user is to put there, if it is not this one alone.
 
     Raises:
         FedpflError: If it is absent and cannot be downloaded, or its md5 is another.
@@ -84,7 +84,7 @@ def fetch_file(
         return path
     if not source.download:
         raise absent_error(
-            source, f"{relative} is absent and dataset.download is false", place or relative
+            source, f"{relative} is absent and dataset.download is false", needed or relative
         )
     if _writes_nothing.get():
         raise WouldDownload(
@@ -99,25 +99,25 @@ def fetch_file(
         except (OSError, HTTPException) as error:
             reason = error_line(error)
     reason = f"{relative} is absent and its download failed: {reason}"
-    raise absent_error(source, reason, place or relative)
+    raise absent_error(source, reason, needed or relative)
 
 
-def find_folder(source: Source, place: str, *relatives: str) -> Path:
+def find_folder(source: Source, needed: str, *relatives: str) -> Path:
     """Return the first folder below `data_dir` that exists, of those that cannot be downloaded.
 
     Args:
         source: The data set.
-        place: The files that the user is to put there.
+        needed: The files that the user is to put there.
         relatives: Paths below `data_dir`, in order.
 
     Raises:
-        FedpflError: If there is none.
+        FedpflError: No such folder exists.
     """
     for relative in relatives:
         if (source.folder / relative).is_dir():
             return source.folder / relative
     raise absent_error(
-        source, f"{relatives[0]} is absent and has no address to download from", place
+        source, f"{relatives[0]} is absent and has no address to download from", needed
     )
 
 
@@ -186,7 +186,7 @@ def _download_file(url: str, path: Path, md5: tuple[str, ...]) -> None:
 
 
 def check_md5(path: Path, md5: tuple[str, ...]) -> None:
-    """Raise FedpflError with both sums if the file is another one, or missing."""
+    """Raise FedpflError with both sums for a file that is missing or has a different sum."""
     if not path.is_file():
         raise corrupt_error(path.parent, f"{path.name} is missing")
     with path.open("rb") as file:
@@ -292,11 +292,11 @@ class AbsentFiles(FedpflError):
     """Files of a data set are absent."""
 
 
-def absent_error(source: Source, reason: str, place: str) -> FedpflError:
+def absent_error(source: Source, reason: str, needed: str) -> FedpflError:
     """Return the error for absent files, which says what to put where."""
     return AbsentFiles(
         f"data set {source.name} is not in data_dir={source.folder} ({reason}): "
-        f"put {place} there, or {source.name}.npz with x and y; dataset=digits works offline"
+        f"put {needed} there, or {source.name}.npz with x and y; dataset=digits works offline"
     )
 
 
