@@ -1,11 +1,11 @@
-"""Save a view of a project's runs in Weights & Biases: accuracy, traffic, sweeps, cost, a table."""
+"""Save a view of a project's runs in Weights & Biases: accuracy, traffic, sweeps, cost."""
 
 from __future__ import annotations
 
 import importlib
 from argparse import Namespace
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedpfl.ground.errors import FedpflError, error_text, missing_extra
 from fedpfl.ground.terminal import Parser, outlive_readers, print_notice
@@ -15,49 +15,30 @@ MISSING = str(missing_extra("the dashboard needs the package wandb-workspaces", 
 LOG_AXES = ("one_minus_q", "alpha", "personal_entries")
 
 
-class Panel(NamedTuple):
-    """Describe one chart.
-
-    Attributes:
-        kind: lines (y over x by round), layers (every column that matches y), scatter (one mark
-            per run, of its summary), pictures or compare.
-        y: a column, or a pattern of columns.
-        x: a column.
-    """
-
-    kind: str
-    y: str = ""
-    x: str = ""
-
-
+CURVES = (
+    *("accuracy", "accuracy_pooled", "accuracy_worst10", "accuracy_std", "ft_accuracy"),
+    *("val_accuracy", "unseen_accuracy", "unseen_ft_accuracy"),
+    *("cohort_before", "cohort_after", "train_loss"),
+)
 SECTIONS = {
-    "Accuracy": tuple(
-        Panel("lines", name, "round")
-        for name in (
-            *("accuracy", "accuracy_pooled", "accuracy_worst10", "accuracy_std", "ft_accuracy"),
-            *("val_accuracy", "unseen_accuracy", "unseen_ft_accuracy"),
-            *("cohort_before", "cohort_after", "train_loss"),
-        )
-    ),
-    "Traffic": (
-        Panel("lines", "bits_down", "round"),
-        Panel("lines", "bits_up", "round"),
-        Panel("lines", "accuracy", "traffic_gb"),
-        Panel("scatter", "last_accuracy", "bits_up_per_client"),
-    ),
-    "Sweeps": tuple(
-        Panel("scatter", y, x)
-        for x in ("q", "one_minus_q", "alpha", "personal_entries")
-        for y in ("last_accuracy", "last_accuracy_worst10")
-    ),
-    "Cost": (
-        Panel("lines", "seconds", "round"),
-        Panel("lines", "eval_seconds", "round"),
-        Panel("scatter", "last_accuracy", "hours"),
-        Panel("layers", "^personal/.*", "round"),
-    ),
-    "Table": (Panel("compare"), Panel("pictures", "partition")),
+    "Accuracy": [("lines", name, "round") for name in CURVES],
+    "Traffic": [
+        ("lines", "bits_down", "round"),
+        ("lines", "bits_up", "round"),
+        ("lines", "accuracy", "traffic_gb"),
+        ("scatter", "last_accuracy", "bits_up_per_client"),
+    ],
+    "Sweeps": [("scatter", "last_accuracy", name) for name in ("q", *LOG_AXES)],
+    "Cost": [
+        ("lines", "seconds", "round"),
+        ("lines", "eval_seconds", "round"),
+        ("scatter", "last_accuracy", "hours"),
+    ],
 }
+"""Charts: their kind, y and x.
+
+`lines` are y over x by round, `scatter` one mark per run, of its summary.
+"""
 PINNED_COLUMNS = (
     *("run:state", "run:group", "run:jobType", "summary:last_accuracy"),
     *("summary:last_accuracy_worst10", "summary:last_ft_accuracy", "summary:q", "summary:alpha"),
@@ -79,32 +60,28 @@ def make_workspace(options: Namespace) -> Any:
     by_method = {"groupby": "JobType", "groupby_aggfunc": "mean", "groupby_rangefunc": "stddev"}
     makers = {
         "lines": lambda y, x: reports.LinePlot(x=x, y=[y], **by_method),
-        "layers": lambda y, x: reports.LinePlot(x=x, metric_regex=y, **by_method),
         "scatter": lambda y, x: reports.ScatterPlot(
             x=reports.SummaryMetric(x), y=reports.SummaryMetric(y), log_x=x in LOG_AXES or None
         ),
-        "pictures": lambda y, _: reports.MediaBrowser(media_keys=[y]),
-        "compare": lambda *_: reports.RunComparer(diff_only="split"),
     }
-    sections = [
-        workspaces.Section(name=name, panels=[makers[kind](y, x) for kind, y, x in panels])
-        for name, panels in SECTIONS.items()
-    ]
+    sections = []
+    for name, charts in SECTIONS.items():
+        panels = [makers[kind](y, x) for kind, y, x in charts]
+        sections.append(workspaces.Section(name=name, panels=panels))
 
     # ---- Step 2: the runs. The package takes no group as an empty text.
     filters: Any = ""
     if options.experiment:
         filters = workspaces.And(workspaces.Metric("Group") == options.experiment)
+    order = [workspaces.Ordering(workspaces.Summary("last_accuracy"), ascending=False)]
     return workspaces.Workspace(
         entity=options.entity,
         project=options.project,
-        name=" ".join(filter(None, ("fedpfl", options.experiment))),
+        name=f"fedpfl {options.experiment}".strip(),
         sections=sections,
         settings=workspaces.WorkspaceSettings(x_axis="round", max_runs=100),
         runset_settings=workspaces.RunsetSettings(
-            filters=filters,
-            order=[workspaces.Ordering(workspaces.Summary("last_accuracy"), ascending=False)],
-            pinned_columns=[*PINNED_COLUMNS],
+            filters=filters, order=order, pinned_columns=[*PINNED_COLUMNS]
         ),
     )
 
@@ -136,21 +113,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description="Save a view of a project's runs in Weights & Biases. Each call saves another.",
         epilog="Examples: fedpfl dashboard --dry-run; fedpfl dashboard --experiment my_q_sweep",
     )
-    project = WandbOptions().project
-    parser.add_argument("--project", default=project, help="default: %(default)s")
+    parser.add_argument("--project", default=WandbOptions().project, help="default: %(default)s")
     parser.add_argument("--entity", default="", help="team or user; default: the account's")
     parser.add_argument("--experiment", default="", help="a W&B group of runs; default: all")
     parser.add_argument("--dry-run", action="store_true", help="print the view, save nothing")
     options = parser.parse_args(arguments)
-    if options.dry_run:
-        for section, panels in SECTIONS.items():
-            print(section, *(f"  {kind:8} {y} {x}".rstrip() for kind, y, x in panels), sep="\n")
-        return 0
     try:
-        print(f"saved {save_view(options)}")
+        if not options.dry_run:
+            print(f"saved {save_view(options)}")
+            return 0
     except FedpflError as error:
         print_notice(error)
         return 2
+    for section, panels in SECTIONS.items():
+        print(section)
+        for kind, y, x in panels:
+            print(f"  {kind:8} {y} {x}".rstrip())
     return 0
 
 
