@@ -5,14 +5,13 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
-import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib import resources
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader
@@ -65,20 +64,6 @@ INDEX_COLUMNS = {
 }
 
 
-class Experiment(NamedTuple):
-    """The content of one page.
-
-    Attributes:
-        name: the name of its file.
-        base: the folder that holds its runs.
-        directories: its run directories.
-    """
-
-    name: str
-    base: Path
-    directories: list[Directory]
-
-
 def write_pages(
     roots: Sequence[Path],
     out: Path,
@@ -108,13 +93,13 @@ def write_pages(
     # ---- Step 1: a page for each experiment, and one that links to them.
     pages: dict[str, str] = {}
     records = []
-    for experiment in find_experiments(read_directories(roots, where, trials)):
-        shown_runs = readable_runs(experiment.directories)
+    for name, directories in find_experiments(read_directories(roots, where, trials)).items():
+        shown_runs = readable_runs(directories)
         if shown_runs:
             accuracy = table(shown_runs, select, every)
-            pages[experiment.name] = _experiment_page(experiment, shown_runs, accuracy)
+            pages[name] = _experiment_page(name, directories, shown_runs, accuracy)
             counts = {"runs": len(shown_runs), "configurations": len(accuracy.frame)}
-            records.append({"experiment": experiment.name} | counts)
+            records.append({"experiment": name} | counts)
     if not pages:
         raise no_runs_error(roots)
     if len(pages) > 1:
@@ -133,17 +118,21 @@ def write_pages(
     return [out / f"{name}.html" for name in pages]
 
 
-def find_experiments(directories: Sequence[Directory]) -> Iterator[Experiment]:
-    """Yield run directories by experiment, each with a unique file name."""
+def find_experiments(directories: Sequence[Directory]) -> dict[str, list[Directory]]:
+    """Return run directories by the name of their experiment, which names a file."""
     by_folder = group_by(directories, lambda directory: experiment_folder(directory.path))
+    experiments = {}
     used_names = {"index"}
     for folder, members in by_folder.items():
-        base = folder.name or "runs"
-        names = itertools.chain([base], (f"{base}-{number}" for number in itertools.count(2)))
+        base = name = folder.name or "runs"
+        number = 2
         # File systems may not tell letters' case apart.
-        name = next(name for name in names if name.casefold() not in used_names)
+        while name.casefold() in used_names:
+            name = f"{base}-{number}"
+            number += 1
         used_names.add(name.casefold())
-        yield Experiment(name, folder, members)
+        experiments[name] = members
+    return experiments
 
 
 def plotly_file_name() -> str:
@@ -156,7 +145,9 @@ def single_table_page(table: Table) -> str:
     return _render_template("index.html", title=table.title, table=table, notes=table.prose("html"))
 
 
-def _experiment_page(experiment: Experiment, shown_runs: Sequence[Run], accuracy: Table) -> str:
+def _experiment_page(
+    name: str, directories: Sequence[Directory], shown_runs: Sequence[Run], accuracy: Table
+) -> str:
     # ---- Step 1: charts and comparisons, with notes on what cannot be read.
     notes: list[str] = []
     shown_groups = groups(shown_runs)
@@ -170,7 +161,7 @@ def _experiment_page(experiment: Experiment, shown_runs: Sequence[Run], accuracy
     charts = draw_charts(shown_groups, accuracy.frame, notes.append)
 
     # ---- Step 2: the list of runs, and the setup that all of them share.
-    run_list = entries_table(list_entries(experiment.directories), is_dated=False)
+    run_list = entries_table(list_entries(directories), is_dated=False)
     facts = {}
     for key in SETUP:
         values = {str(run.config_value(key)) for run in shown_runs}
@@ -180,13 +171,13 @@ def _experiment_page(experiment: Experiment, shown_runs: Sequence[Run], accuracy
     # ---- Step 3: the page. Its date is the runs', so that the same runs give the same page.
     newest = datetime.fromtimestamp(max(run.modified_at for run in shown_runs), UTC)
     content: Record = {"template": templates["plotly_white"]}
-    for name, members in charts.items():
-        content[name] = [chart._asdict() for chart in members]
+    for section, members in charts.items():
+        content[section] = [chart._asdict() for chart in members]
     # A `<` could end the script that holds the text.
     data = json.dumps(content, cls=PlotlyJSONEncoder).replace("<", "\\u003c")
     return _render_template(
         "page.html",
-        title=experiment.name,
+        title=name,
         facts=facts,
         run_list=run_list,
         notes=notes,
@@ -194,7 +185,7 @@ def _experiment_page(experiment: Experiment, shown_runs: Sequence[Run], accuracy
         score=task.score_word.capitalize() if task.unit else task.score_word,
         charts=charts,
         tables=tables,
-        footer=f"{experiment.base}; last written {newest:%Y-%m-%d %H:%M} UTC",
+        footer=f"{experiment_folder(directories[0].path)}; last written {newest:%Y-%m-%d %H:%M} UTC",
         data=Markup(data),
         plotly=plotly_file_name(),
     )

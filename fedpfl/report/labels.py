@@ -65,21 +65,19 @@ def partition_label(values: Values) -> str:
 def conditions_label(config: Values) -> str:
     """Return attack, defence and shift of a run, such as `lie 20 %, median`."""
     options = result_config(config)
-    attack = options.get("attack")
-    defence = options.get("defence")
-    shift = options.get("shift", {})
     conditions = []
-    if attack and attack.get("clients"):
-        conditions.append(f"{attack['name']} {len(attack['clients'])} clients")
-    elif attack:
-        conditions.append(f"{attack['name']} {100 * attack['share']:g} %")
-    if defence:
-        conditions.append(defence["name"])
+    if "attack" in options:
+        attack = options["attack"]
+        size = f"{100 * attack['share']:g} %"
+        if attack.get("clients"):
+            size = f"{len(attack['clients'])} clients"
+        conditions.append(f"{attack['name']} {size}")
+    if "defence" in options:
+        conditions.append(options["defence"]["name"])
+    shift = options.get("shift", {})
     for key in OPTIONS_OFF["shift"]:
-        if shift.get(key) is True:
-            conditions.append(key)
-        elif key in shift:
-            conditions.append(f"{key}={shift[key]}")
+        if key in shift:
+            conditions.append(key if shift[key] is True else f"{key}={shift[key]}")
     return clip_text(", ".join(conditions), 80)
 
 

@@ -292,31 +292,24 @@ def _blocks_table(result: MethodRanks, caption: str, metric: str) -> Table:
     # ---- Step 1: the numbers for CSV.
     mean_ranks = result.ranks.mean()
     value_key = "accuracy" if "accuracy" in metric else metric
-    average = pd.DataFrame(
-        {"section": "average", "method": mean_ranks.index, "rank": [*mean_ranks]}
-    )
-    friedman = pd.DataFrame(
-        {"section": "friedman", "statistic": result.statistic, "p": result.p}, [0]
-    )
+    average = mean_ranks.rename("rank").rename_axis("method").reset_index()
     blocks = pd.DataFrame({value_key: result.accuracy.stack(), "rank": result.ranks.stack()})
-    blocks = blocks.rename_axis(["block", "method"]).reset_index().assign(section="block")
-    frame = pd.concat([average, friedman, blocks])
+    blocks = blocks.rename_axis(["block", "method"]).reset_index()
+    friedman = pd.DataFrame({"statistic": [result.statistic], "p": [result.p]})
+    sections = {"average": average, "friedman": friedman, "block": blocks}
+    frame = pd.concat(sections, names=["section"]).reset_index(0)
+    names = ["section", "method", "rank", "statistic", "p", "block", value_key]
 
     # ---- Step 2: a row per block, each rank below its accuracy.
     rows = [[Cell("average rank"), *(Cell(rank, kind="decimal") for rank in mean_ranks)]]
     for block, values in result.accuracy.iterrows():
-        ranks = result.ranks.loc[block]
-        cells = [Cell(value, below=f"{ranks[name]:g}") for name, value in values.items()]
-        rows.append([Cell(str(block)), *cells])
+        row = [Cell(str(block))]
+        for value, rank in zip(values, result.ranks.loc[block], strict=True):
+            row.append(Cell(value, below=f"{rank:g}"))
+        rows.append(row)
     columns = [Column(str(name), METRICS[metric].kind) for name in mean_ranks.index]
-    return Table(
-        "Ranks",
-        (Column("data set and partition"), *columns),
-        rows,
-        frame[["section", "method", "rank", "statistic", "p", "block", value_key]],
-        caption=caption,
-        below="rank",
-    )
+    columns.insert(0, Column("data set and partition"))
+    return Table("Ranks", tuple(columns), rows, frame[names], caption=caption, below="rank")
 
 
 def _pairs_table(result: MethodRanks, notes: tuple[str, ...]) -> Table:

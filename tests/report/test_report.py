@@ -262,8 +262,7 @@ def test_a_table_for_a_paper(root: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "sample standard deviation over" in text, "± keeps its meaning"
     assert "FedOBP & \\textbf{95.00 $\\pm$ 1.41} & 32k \\\\\n" in text
     assert "resizebox" not in text
-    words = ["paper", "fedobp/table4", str(root), "--caption", "My own.", "--pm"]
-    text, _ = read_output(capsys, *words)
+    text, _ = read_output(capsys, "paper", "fedobp/table4", root, "--caption", "My own.")
     assert "\nMy own." in text
 
 
