@@ -152,6 +152,6 @@ def read_reference(path: Path) -> dict[str, pd.DataFrame]:
 
 
 def find_reference(group: Group, names: Iterable[str]) -> str:
-    """Find the first published curve that begins with a group's method, "" if there is none."""
+    """Find the first published curve that begins with a group's method, or ""."""
     method = group.runs[0].method_name
     return next((name for name in names if f"{name}_".startswith(f"{method}_")), "")

@@ -16,7 +16,6 @@ from typing import Any
 
 import pandas as pd
 
-from fedpfl.papers import published
 from fedpfl.papers.layout import (
     LAST,
     Layout,
@@ -28,6 +27,7 @@ from fedpfl.papers.layout import (
     closeness_to_paper,
     list_parts,
 )
+from fedpfl.papers.published import NOT_PUBLISHED, Published, departures, lookup
 from fedpfl.papers.registry import TABLES, paper_datasets
 from fedpfl.report.grouping import Group
 from fedpfl.report.table import Cell, Column, Table, format_number, mark_best, mean_and_std
@@ -76,15 +76,15 @@ class FilledCell:
     Attributes:
         row: Its row.
         column: Its column.
-        published: The number beside it, of nan if there is none.
-        computed: What it is by arithmetic, of nan if only runs tell.
+        published: The number beside it, or nan.
+        computed: Its number by arithmetic, of nan if only runs tell.
         parts: Its parts that runs fill.
     """
 
     row: TableRow
     column: TableColumn
-    published: published.Published
-    computed: published.Published
+    published: Published
+    computed: Published
     parts: list[FilledPart] = field(default_factory=list)
 
     @cached_property
@@ -117,7 +117,7 @@ class FilledCell:
 
     @property
     def is_computed(self) -> bool:
-        """True if it shows what it is by arithmetic."""
+        """True if it shows a number that needs no runs."""
         return not self.values and not math.isnan(self.computed.value)
 
     @property
@@ -234,9 +234,9 @@ def _fill_cells(layout: Layout, groups: Sequence[Group], rule: Selection) -> Fil
     for row in layout.rows:
         cells = []
         for column in layout.columns:
-            number = layout.find_published(row, column) or published.NOT_PUBLISHED
+            number = layout.find_published(row, column) or NOT_PUBLISHED
             key = layout.published_key(row, column)
-            computed = published.lookup(key, "computed.csv") or published.NOT_PUBLISHED
+            computed = lookup(key, "computed.csv") or NOT_PUBLISHED
             parts = [
                 _fill_part(layout, rule, part, fitting)
                 for part in list_parts(row, column)
@@ -330,7 +330,7 @@ def _notes(filled: FilledTable) -> Iterator[str]:
     rule = filled.rule
 
     # ---- Step 1: what differs from the paper, or within a column.
-    yield from published.departures(_compared_setups(filled))
+    yield from departures(_compared_setups(filled))
     if any(row.kind == "percent" for row in layout.rows):
         yield from selection_note(rule.select)
 

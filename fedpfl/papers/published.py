@@ -41,8 +41,7 @@ def lookup(key: Key, file_name: str = "published.csv") -> Published | None:
 
     Args:
         key: The data set may be a name of the configuration, the method in any spelling.
-        file_name: `computed.csv` for what the number is by arithmetic, without runs; its note says
-            how.
+        file_name: `computed.csv` for numbers that follow without runs; their notes are the rules.
     """
     source, metric, method, dataset, setting = key
     dataset_title = DATASET_TITLES.get(dataset, dataset)

@@ -69,7 +69,7 @@ AS_PUBLISHED = {
 }
 """How the published code of these methods differs from their papers."""
 SHARES = (({"local.momentum": 0.7}, 1), ({"local.momentum": 0.0}, 3))
-"""What a baseline's published number mixes: the public file's run, and three times another."""
+"""What a baseline's published number mixes: the public file's run, and thrice a second one."""
 ALPHAS = (0.1, 0.5)
 POOLED = Selection("accuracy_pooled", "best-checkpoint", 100, published=True)
 """FedOBP's rule: the best of rounds 100, 200, 300 and 400, over all clients' test samples."""
