@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 
@@ -60,10 +60,14 @@ TEXT_COLUMNS = ("name",)
 """Columns that hold no numbers."""
 
 
-def read_columns(text: str) -> dict[str, list[float | None]]:
+def read_columns(text: str, only: Collection[str] | None = None) -> dict[str, list[float | None]]:
     """Read the numbers of each column: a whole one is an int, an empty cell None.
 
     TEXT_COLUMNS are left out.
+
+    Args:
+        text: the table.
+        only: the columns to read, as far as they are there.
 
     Raises:
         ValueError: as in `parse_cells`, or for a cell that is no number.
@@ -71,14 +75,14 @@ def read_columns(text: str) -> dict[str, list[float | None]]:
     header, rows = parse_cells(text)
     columns: dict[str, list[float | None]] = {}
     for index, name in enumerate(header):
-        if name not in TEXT_COLUMNS:
+        if name not in TEXT_COLUMNS and (only is None or name in only):
             columns[name] = [_parse_cell(row[index], name) for row in rows]
     return columns
 
 
-def read_rows(text: str) -> list[dict[str, float | None]]:
-    """Read the rows, each a dict by column. Raises as `read_columns`."""
-    columns = read_columns(text)
+def read_rows(text: str, only: Collection[str] | None = None) -> list[dict[str, float | None]]:
+    """Read the rows, each a dict by column. Arguments and errors are those of `read_columns`."""
+    columns = read_columns(text, only)
     rows = zip(*columns.values(), strict=True)
     return [dict(zip(columns, row, strict=True)) for row in rows]
 

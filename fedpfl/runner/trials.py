@@ -125,10 +125,13 @@ def read_trial_result(folder: Path, lost: Outcome = "") -> TrialResult:
 
 
 def _read_evaluations(folder: Path) -> tuple[Task, list[dict[str, float | None]]]:
-    """Return a run's task and the rows of its rounds.csv."""
+    """Return a run's task, and rounds and validation scores of rounds.csv.
+
+    The rest is not even read.
+    """
     text = (folder / "rounds.csv").read_text(encoding="utf-8")
     task = task_of_columns(text.partition("\n")[0].split(","))
-    return task, read_rows(text)
+    return task, read_rows(text, only=("round", validation_column(task)))
 
 
 def _is_untrained(folder: Path) -> bool:
