@@ -21,7 +21,7 @@ from fedpfl.runner import spaces, trials, tuning
 from fedpfl.runner.faults import TrialPruned
 from fedpfl.runner.optuna_study import parse_distribution
 from fedpfl.runner.search import Search, SearchResult, SearchSettings
-from tests.command import TINY_TASK, call_main, compose_once, format_override
+from tests.command import TINY_TASK, call_main, compose_once, format_override, rewrite_summary
 from tests.conftest import keep_quick, read_cases
 
 optuna = pytest.importorskip("optuna")
@@ -300,6 +300,10 @@ def test_what_diverges_at_once_is_a_trial_and_leaves_test_cells_empty(data):
     assert "fedpfl: trial 2/4" in text
     assert text.count("  local.lr=1e+30: diverged\n") == 4 - row["finished"]
     assert "fedavg: local.lr=0.05: at the end of what was searched; better values may" in text
+    # Of some diverged there is no mean either.
+    finals = sorted((data / "tuned" / "final").rglob("seed*"))
+    rewrite_summary(finals[0], status="diverged")
+    assert tuning._read_test_scores(finals, ["accuracy"]) == {"accuracy": None, "seeds": 1}
     bad = SearchResult(("local.lr=1e30",), 50.0, {"finished": 4, "given up": 0}, 12)
     with mock.patch.object(Search, "_find_best", return_value=bad):
         code, text = tuned(data, *words)
