@@ -165,10 +165,7 @@ def test_a_run_lies_where_it_is_told_unless_another_lies_there_or_it_is_in_use(
         assert len(result.err.splitlines()) == 1
         assert snapshot(folder) == before
     with rundir.RunDirectory.open(run, "", read_summary(run)["identity"]):
-        results = [run_command(*words, *more, cwd=folder) for more in ([], ["restart=true"])]
-    for result in results:
-        assert result.code == 2
-        assert "is in use by process" in result.err
+        assert "is in use by process" in run_command(*words, cwd=folder).err
     times = [(run / name).stat().st_mtime_ns for name in FILES]
     again = run_command(*words, "device=cpu", "checkpoint.seconds=5", cwd=folder)
     assert again.code == 0
