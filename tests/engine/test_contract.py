@@ -149,8 +149,6 @@ ROUNDS_AGAIN = {
 }
 """Promises, by the name of what tries them, that play rounds or evaluate once more."""
 
-ASKED_AGAIN = 2
-"""Of how many REPRESENTATIVES `make test` asks each of these; they take turns."""
 
 EVALUATION_HOOKS = ("before_evaluation", "evaluated", "finetuning", "predict")
 
@@ -169,9 +167,9 @@ def is_left_out(promise: Promise, name: str) -> bool:
         return False
     if name not in REPRESENTATIVES:
         return True
+    # Two of them are asked, which take turns.
     position = sorted(ROUNDS_AGAIN).index(promise.check.__name__)
-    turn = REPRESENTATIVES.index(name) - ASKED_AGAIN * position
-    return turn % len(REPRESENTATIVES) >= ASKED_AGAIN
+    return (REPRESENTATIVES.index(name) - 2 * position) % len(REPRESENTATIVES) >= 2
 
 
 def quick_turn(name: str, position: int) -> int:

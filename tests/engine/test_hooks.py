@@ -440,26 +440,6 @@ def test_where_processes_store_their_own_clients_nobody_can_read_others(net):
 # Turns and phases without training
 
 
-def test_a_client_may_have_nothing_to_train(backend, net, federation):
-    @dataclass(frozen=True)
-    class Idle(FedAvg):
-        def phases(self, server, client, params, epochs):
-            return []
-
-        def finetuning(self, params, parts, epochs):
-            return []
-
-    states, (outcome, *_) = record_rounds(Idle(), net, federation, COHORTS[:1], engine=backend)
-    assert_close(states[1].server, net.params, atol=1e-7)
-    assert not states[1].client(EVERYONE)["trained"].any()
-    assert not outcome.loss.any()
-    tuning = FineTuning(LOCAL, Draws(0, "finetune", 1))
-    tuned, plain = (
-        evaluate(Idle(), net, federation, states[1], backend, tuning=own) for own in (tuning, None)
-    )
-    assert_same(tuned, plain)
-
-
 def test_a_trained_model_is_laid_out_as_one_never_trained(backend, net, federation):
     """Where an axis has one entry its stride may choose a convolution's kernel, and with it the
     last bits of a loss.

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -286,12 +286,11 @@ def torchrun(
     *arguments: str,
     cwd: Path,
     script: str | None = None,
-    options: Sequence[str] = (),
 ) -> subprocess.Popen[str]:
     """`torchrun -m fedpfl.train`, or a script that ends in it."""
     what = [written(script, cwd)] if script else ["-m", "fedpfl.train"]
     command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={count}"]
-    command += [*options, *what, *keep_last_words(*arguments)]
+    command += [*what, *keep_last_words(*arguments)]
     return subprocess.Popen(
         command, cwd=cwd, env=_environment(), preexec_fn=_heed_interrupts, **PIPES
     )
@@ -339,24 +338,26 @@ def test_sharded_states_are_saved_together_and_any_number_of_processes_goes_on(t
 
 
 KILLS = {
-    "before round 1": "wrap(train.session, 'build_run', 1, after)",
-    "in a round": "wrap(method, 'finish', 3, after)",
-    "at a checkpoint": "wrap({}, {}, 2, {})",
+    (0, "in a round"): "wrap(METHODS['fedobp'], 'finish', 3, after)",
+    (0, "at a checkpoint"): "wrap(torch, 'save', 2, torn)",
+    (1, "before round 1"): "wrap(train.session, 'build_run', 1, after)",
+    (1, "at a checkpoint"): "wrap(rundir.NullRunDirectory, 'checkpoint', 2, after)",
 }
+"""How a process kills itself at a moment, by its rank."""
+SLOW = """
+import time
+rundir.NullRunDirectory.checkpoint = lambda *_: None
+if {rank}:  # process 0 takes long for its second checkpoint
+    wrap(torch, 'save', 2, lambda real, *given: time.sleep(2) or real(*given))
+if os.environ['RANK'] == '{rank}':
+    {kill}
+train.main()
+"""
 
 
 def killed(rank: int, moment: str, cwd: Path) -> Result:
-    """Two processes of which one kills itself at a moment; process 0 takes long for its second
-    checkpoint.
-    """
-    slow = "import time\nrundir.NullRunDirectory.checkpoint = lambda *_: None\n"
-    if rank == 0:
-        how = KILLS[moment].format("torch", "'save'", "torn")
-    else:
-        how = KILLS[moment].format("rundir.NullRunDirectory", "'checkpoint'", "after")
-        slow += "wrap(torch, 'save', 2, lambda real, *given: time.sleep(2) or real(*given))\n"
-    method = "method = METHODS['fedobp']\n"
-    script = f"{TOOLS}\n{method}{slow}if os.environ['RANK'] == '{rank}':\n    {how}\ntrain.main()"
+    """Two processes of which one kills itself at a moment."""
+    script = TOOLS + SLOW.format(rank=rank, kill=KILLS[rank, moment])
     result = wait_for(torchrun(2, *RUN, cwd=cwd, script=script))
     assert result.code != 0
     assert "Signal 9 (SIGKILL)" in result.err
@@ -378,8 +379,8 @@ def go_on(count: int, cwd: Path, alone: Path) -> Result:
 @pytest.mark.parametrize(
     ("rank", "moment", "then"),
     [
-        *((0, "before round 1", 1), (0, "in a round", 2), (0, "at a checkpoint", 3)),
-        *((1, "before round 1", 3), (1, "in a round", 1), (1, "at a checkpoint", 2)),
+        *((0, "in a round", 2), (0, "at a checkpoint", 3)),
+        *((1, "before round 1", 3), (1, "at a checkpoint", 1)),
     ],
 )
 def test_a_killed_process_ends_all_in_one_line_and_any_number_goes_on(
@@ -398,11 +399,10 @@ def test_a_killed_process_ends_all_in_one_line_and_any_number_goes_on(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR2])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_all_in_one_line(number, tmp_path):
     words = (*TINY, "rounds=3000", "hydra.run.dir=run", "checkpoint.seconds=0")
-    options = ["--signals-to-handle=SIGTERM,SIGINT,SIGUSR2"]
-    process = torchrun(2, *words, cwd=tmp_path, options=options)
+    process = torchrun(2, *words, cwd=tmp_path)
     rounds = tmp_path / "run" / "rounds.csv"
     while not (rounds.exists() and rounds.read_text().count("\n") > 2):
         assert process.poll() is None, wait_for(process).err
@@ -485,7 +485,6 @@ OTHER = (
     [
         (OTHER.format("rounds=2"), "seed=1", "process 1 has configuration "),
         (ALONE, "", "no data here"),
-        (OTHER.format("dataset.download=false"), "local.lr=-1", "local.lr must be"),
         (OTHER.format("seed=3"), "-m seed=1,2", "torchrun starts one run, and no sweep; "),
         (OTHER.format("seed=3"), "hydra.job.chdir=true", "hydra.job.chdir must be false"),
     ],
