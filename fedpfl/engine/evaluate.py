@@ -36,20 +36,22 @@ def summarize_scores(counts: Counts, task: Task = CLASSIFICATION) -> dict[str, f
     """
     measures = _score_columns(counts, task)
     scores = measures.pop(task.score)
-    scores = scores[~scores.isnan()]
-    columns: dict[str, float | None] = {
+    defined = scores[~scores.isnan()]
+    return {
         task.score: mean_of_defined(scores),
         **_pooled_scores(counts, task),
-        f"{task.score}_std": None,
-        f"{task.score}_worst10": None,
+        f"{task.score}_std": float(defined.std(correction=0)) if len(defined) else None,
+        f"{task.score}_worst10": _mean_of_worst(scores, task.is_higher_better),
         "loss": pooled_loss(counts),
+        **{name: mean_of_defined(values) for name, values in measures.items()},
     }
-    if len(scores):
-        worst_first = scores.sort(descending=not task.is_higher_better).values
-        worst = worst_first[: worst_decile_size(len(scores))]
-        columns[f"{task.score}_std"] = float(scores.std(correction=0))
-        columns[f"{task.score}_worst10"] = float(worst.mean())
-    return columns | {name: mean_of_defined(values) for name, values in measures.items()}
+
+
+def _mean_of_worst(scores: Tensor, is_higher_better: bool) -> float | None:
+    """Return the mean of the worst tenth of all values but nan; None without any."""
+    defined = scores[~scores.isnan()]
+    worst_first = defined.sort(descending=not is_higher_better).values
+    return mean_of_defined(worst_first[: worst_decile_size(len(defined))])
 
 
 def summarize_success(counts: Counts) -> dict[str, float | None]:
@@ -59,12 +61,10 @@ def summarize_success(counts: Counts) -> dict[str, float | None]:
         counts: Of triggered samples; correct counts the attack's hits.
     """
     rates = rates_per_client(counts)
-    rates = rates[~rates.isnan()].sort(descending=True).values
-    worst = rates[: worst_decile_size(len(rates))]
     return {
         "asr": mean_of_defined(rates),
         "asr_pooled": pooled_accuracy(counts),
-        "asr_worst10": mean_of_defined(worst),
+        "asr_worst10": _mean_of_worst(rates, is_higher_better=False),
     }
 
 

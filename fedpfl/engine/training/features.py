@@ -52,22 +52,14 @@ class FeatureStore:
             splits: One or more.
             data: Their samples, the last one perhaps repeated.
         """
-        parts = []
-        for split in splits:
-            # A network is not called without samples.
-            if not split.sample_indices.numel():
-                continue
-            features = self.find_features(net, split)
-            if features is None:
-                return None
-            parts.append(features)
-        if not parts:
+        # A network is not called without samples.
+        parts = [self.find_features(net, split) for split in splits if split.sample_indices.numel()]
+        if not parts or any(part is None for part in parts):
             return None
         features = torch.cat(parts)
         missing = len(data.x) - len(features)
-        if missing:
-            features = torch.cat([features, features[-1:].expand(missing, *features.shape[1:])])
-        return FrozenBody(net, net.params, {}, data, features)
+        last = features[-1:].expand(missing, *features.shape[1:])
+        return FrozenBody(net, net.params, {}, data, torch.cat([features, last]))
 
     def find_features(self, net: Net, split: ClientSplit) -> Tensor | None:
         """Find or compute the features of a split; None if the body has none."""

@@ -181,24 +181,22 @@ def repeats_step(
         minibatch: Of a step; with another number of samples kernels may round differently.
     """
     rate = 0.01
-    sizes = _sizes_of_parts(minibatch)
     results = _copy_tensors(tensors)
     scripted = _copy_tensors(tensors)
+    records: list[Tree] = []
+    scripted_records: list[Tree] = []
     try:
         for _ in range(2):  # the second step starts from the result of the first
             record = step(results, minibatch, rate)
-            scripted_records = script.take_steps([minibatch], rate, scripted)
-            leaves = [leaf for one in scripted_records for leaf in tree.leaves(one)]
-            if not _are_equal(tree.leaves(record), leaves):
-                log.debug("engine: a step of %s has no script (it keeps something else)", sizes)
-                return False
+            records += [record] if record else []
+            scripted_records += script.take_steps([minibatch], rate, scripted)
+        is_same = _are_equal([*results, *records], [*scripted, *scripted_records])
     except Exception as error:
-        log.debug("engine: a step of %s has no script (%s)", sizes, error)
+        log.debug("engine: a step has no script (%s)", error)
         return False
-    if not _are_equal(results, scripted):
-        log.debug("engine: a step of %s has no script (it rounds in another way)", sizes)
-        return False
-    return True
+    if not is_same:
+        log.debug("engine: a step has no script (it rounds in another way)")
+    return is_same
 
 
 def _sizes_of_parts(minibatch: Sequence[Tensor]) -> tuple[int, ...]:
@@ -229,11 +227,13 @@ def _copy_tensors(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [leaf.detach().clone().requires_grad_(leaf.requires_grad) for leaf in tensors]
 
 
-def _are_equal(leaves: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
-    """Check whether tensors are equal to the bit."""
-    if len(leaves) != len(expected):
+def _are_equal(trees: list[Tree], expected: list[Tree]) -> bool:
+    """Check whether trees are equal to the bit."""
+    leaves = tree.leaves(dict(enumerate(trees)))
+    expected_leaves = tree.leaves(dict(enumerate(expected)))
+    if len(leaves) != len(expected_leaves):
         return False
-    pairs = zip(leaves, expected, strict=True)
+    pairs = zip(leaves, expected_leaves, strict=True)
     return all(torch.equal(leaf.nan_to_num(), value.nan_to_num()) for leaf, value in pairs)
 
 
