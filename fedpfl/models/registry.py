@@ -166,7 +166,6 @@ def _make_module(
         if any(map(is_lazy, (*module.parameters(), *module.buffers()))):
             with torch.no_grad():
                 module.eval()(_zero_samples(shape))
-            module.train()
     leave_padding_out(module)
     return module
 

@@ -71,10 +71,7 @@ class DatasetTrial(Trial):
         return digest_samples(self.samples)
 
     def digests(self, is_elsewhere: bool = False) -> dict[str, str]:
-        """Return digests of its samples by name, there of a second reading."""
-        if is_elsewhere:
-            _ = self.samples
-            return digest_samples(self.load())
+        """Return digests of its samples by name."""
         return self.first_digests
 
 
