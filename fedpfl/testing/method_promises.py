@@ -228,7 +228,7 @@ def sees_what_was_sent(trial: MethodTrial) -> None:
                 if not batches:
                     continue
                 # A phase has its own step, or a loss.
-                hook = phase.step or phase.loss or method.loss
+                hook: Any = phase.step or phase.loss or method.loss
                 given = batches if phase.batches > 1 else batches[0]
                 step = hook(server, client, bound_net(), start, given)
                 poisoned = hook(poisoned_server, client, bound_net(), start, given)
