@@ -22,7 +22,7 @@ from fedpfl.system import SYSTEMS
 
 @dataclass(frozen=True)
 class Choice:
-    """Hold what a group chooses, and its checked options.
+    """Hold the choice of a group and its checked options.
 
     Attributes:
         name: Of the network, adapter, data set or partition.
@@ -40,11 +40,11 @@ class NoKeys:
 
 @dataclass(frozen=True)
 class Group:
-    """Say what takes the keys of a group.
+    """Describe the keys of a group.
 
     Attributes:
-        common: What takes the keys that the group always has.
-        registry: What takes the other keys, by the choice's name; empty without a choice.
+        common: Classes or functions that take keys of all choices.
+        registry: Those that take a choice's own keys, by name; empty without a choice.
         supplied: Arguments that are no keys.
         is_built: Whether its keys are all that it takes.
     """
@@ -87,7 +87,7 @@ LONE_GROUPS = [group for group in GROUPS if group not in (*OPTIONAL_GROUPS, "dat
 
 
 def read_group(group: str, values: Any) -> Any:
-    """Check the keys of a group, and return what they make.
+    """Check the keys of a group, and build the object that they describe.
 
     Returns:
         An object; for a network, adapter, data set or partition, which takes more, a `Choice`.
@@ -127,7 +127,7 @@ def read_dataset(config: Mapping[str, Any]) -> Choice:
 def read_loggers(values: Mapping[str, Any]) -> dict[str, Any]:
     """Read the options of each logger, by name. Raises as `read_group`.
 
-    Those of W&B lie beside `name`; others lie below their own, so that `logger=[wandb,mlflow]`
+    Those of W&B lie beside `name`, all else below the logger's name, so that `logger=[wandb,mlflow]`
     has both.
     """
     own_values = {"name": "none", **values}

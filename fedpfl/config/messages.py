@@ -86,7 +86,7 @@ def describe_choice(choice: Mapping[str, Any]) -> str:
 
 
 def _explain_unknown_key(key: str, cause: BaseException | None) -> str:
-    """Say which key was probably meant, or which there are."""
+    """Suggest the similar key, or list the known ones."""
     config: Any = {}
     if isinstance(cause, OmegaConfBaseException) and cause.parent_node:
         config = OmegaConf.to_container(cause.parent_node._get_root(), resolve=False)

@@ -61,8 +61,7 @@ def _resolve_values(cfg: DictConfig) -> tuple[dict[str, Any], dict[str, Any]]:
     unresolved.pop("hydra", None)
     if missing := [key for key, value in flatten_keys(unresolved) if _is_missing(value)]:
         raise _missing_value_error(min(missing))
-    # These are in the method by now; what it takes nothing from, as where the user sets method.q,
-    # is not looked up.
+    # The method has their values by now. A group is not looked up where the user sets method.q.
     optional_groups = {key: unresolved.pop(key, None) for key in OPTIONAL_GROUPS}
     chosen_groups = {key: value for key, value in optional_groups.items() if value is not None}
     config: dict[str, Any] = {}

@@ -28,7 +28,7 @@ class Eval(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # Fine-tuned models are judged in the rounds that judge the others, so that both stand in
+        # Fine-tuned models are judged in the rounds that judge all models, so that both stand in
         # one row.
         multiple = self.finetune_every >= 1 and self.finetune_every % self.every == 0
         allowed = f"a positive multiple of eval.every ({self.every})"

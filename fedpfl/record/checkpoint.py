@@ -69,7 +69,7 @@ def checkpoint_digest(path: Path) -> str:
 
 
 def to_plain_values(value: Any) -> Any:
-    """Return a value as `load_checkpoint` accepts it. Raises TypeError for what it would not."""
+    """Return a value as `load_checkpoint` accepts it. Raises TypeError for other types."""
     if isinstance(value, torch.Tensor):
         value = value.detach()
         # torch saves the whole storage behind a view.

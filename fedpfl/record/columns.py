@@ -72,7 +72,7 @@ class Metric:
 
     @property
     def is_evaluated(self) -> bool:
-        """Return whether it is empty unless all clients were evaluated."""
+        """Return True if only evaluations of all clients fill it."""
         return self.scope in (*SPLITS, COMMON_SCOPE, SHIFT_SCOPE)
 
 
@@ -88,7 +88,7 @@ def column_name(statistic: str, split: str = "test", fine_tuned: bool = False) -
 
 
 def validation_column(task: Task = CLASSIFICATION) -> str:
-    """Return the validation column, by which rounds are chosen without test data."""
+    """Return the validation column; it chooses rounds without test data."""
     return column_name(task.score, "validation")
 
 

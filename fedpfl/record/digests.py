@@ -41,7 +41,7 @@ def check_content(
         folder: the run directory.
         summary: the content of its summary.json.
         name: of the file.
-        content: of the file, None where there is none.
+        content: of the file, None if absent.
     """
     if summary.get("status") != "finished" or "files" not in summary:
         return

@@ -117,7 +117,7 @@ class RunDirectory:
             data: fingerprint of the data, None where unknown. A finished run of other data is
                 removed to make room.
             code: fingerprint of the code, None where unknown. Other code is noted.
-            restart: remove what an earlier run of this identity wrote.
+            restart: remove files that an earlier run of this identity wrote.
 
         Raises:
             FedpflError: another living process holds the directory, it belongs to a different run
@@ -237,7 +237,7 @@ class RunDirectory:
 
         Args:
             payload: tensors, numbers, strings, None, and dicts, lists and tuples of these;
-                `payload["round"]` is the last round whose row is written.
+                `payload["round"]` is the last round with a written row.
 
         Raises:
             TypeError: the payload holds anything else, which could not be loaded again safely.
@@ -296,7 +296,7 @@ class RunDirectory:
         self._write("partition.png", picture)
 
     def write_masks(self, masks: Mapping[str, Any] | None) -> None:
-        """Replace masks.json; None: there are none."""
+        """Replace masks.json; None writes nothing."""
         if masks is not None:
             self._write("masks.json", f"{json.dumps(masks)}\n".encode())
 

@@ -12,6 +12,7 @@ import torch
 import fedpfl
 from fedpfl import export
 from fedpfl.config import overrides, plugins
+from fedpfl.config.beside import find_local_imports
 from fedpfl.config.run import Run
 from fedpfl.ground.errors import FedpflError
 from fedpfl.methods import METHODS
@@ -268,6 +269,11 @@ def test_what_a_plugin_imports_from_its_folder_is_part_of_its_code(beside: Path)
     message = r"mine\.py:2: SyntaxError: invalid syntax \(lean\.py, line 1\)$"
     with pytest.raises(FedpflError, match=message):
         code(beside / "mine.py")
+
+
+def test_neither_fedpfl_nor_what_is_installed_is_a_plugins_code() -> None:
+    """Though it lies below the plugin's folder."""
+    assert find_local_imports(ROOT / "mine.py", b"import fedpfl.methods, json") == {}
 
 
 def test_two_plugins_of_one_file_name_do_not_hide_each_other(tmp_path: Path) -> None:
