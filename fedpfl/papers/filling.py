@@ -9,8 +9,9 @@ from __future__ import annotations
 import itertools
 import math
 import operator
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -78,6 +79,7 @@ class FilledCell:
         column: Its column.
         published: The number beside it, or nan.
         computed: Its number by arithmetic, of nan if only runs tell.
+        seconds: What runs of its missing parts would take, nan if unknown.
         parts: Its parts that runs fill.
     """
 
@@ -85,7 +87,8 @@ class FilledCell:
     column: TableColumn
     published: Published
     computed: Published
-    parts: list[FilledPart] = field(default_factory=list)
+    parts: list[FilledPart]
+    seconds: float = math.nan
 
     @cached_property
     def values(self) -> SeedValues:
@@ -152,6 +155,14 @@ class FilledTable:
     rule: Selection
     rows: list[list[FilledCell]]
 
+    def estimate_costs(self, groups: Sequence[Group]) -> None:
+        """Tell missing cells what they cost."""
+        costs: dict[tuple[TableRow, TableColumn], float] = defaultdict(float)
+        for part in self.missing_parts():
+            costs[part.row, part.column] += estimate_seconds(self.layout, part, groups)
+        for cell in self.cells:
+            cell.seconds = costs.get((cell.row, cell.column), math.nan)
+
     @property
     def cells(self) -> list[FilledCell]:
         """All cells, row by row."""
@@ -198,7 +209,8 @@ def fill_table(
         layout = replace(paper_layout, columns=small_columns + paper_layout.columns)
 
     # ---- What fills them
-    filled = _fill_cells(layout, groups, rule or layout.rule)
+    filled = fill_cells(layout, groups, rule or layout.rule)
+    filled.estimate_costs(groups)
     rows = [[_make_cell(cell) for cell in cells] for cells in filled.rows]
     _mark_best(filled, rows)
     notes = [*_notes(filled)]
@@ -219,7 +231,7 @@ def fill_table(
         _caption(filled),
         tuple(notes),
         below="published",
-        commands=_list_commands(
+        commands=list_commands(
             part for part in filled.missing_parts() if only or part.column in paper_layout.columns
         ),
     )
@@ -228,7 +240,7 @@ def fill_table(
 # ---- Which runs fill which cells
 
 
-def _fill_cells(layout: Layout, groups: Sequence[Group], rule: Selection) -> FilledTable:
+def fill_cells(layout: Layout, groups: Sequence[Group], rule: Selection) -> FilledTable:
     """Fill each cell from the fitting runs that are nearest to the paper's."""
     rows = []
     for row in layout.rows:
@@ -268,6 +280,24 @@ def _measure_group(group: Group, measure: Measure, rule: Selection) -> SeedValue
     return values
 
 
+def estimate_seconds(layout: Layout, part: Part, groups: Sequence[Group]) -> float:
+    """Return how long a part's runs would take here, by existing runs on its data set.
+
+    It is nan without any. Runs of its method count, or else all.
+    """
+    measured = [
+        run
+        for group in groups
+        for run in group.reported_runs
+        if run.dataset_name == part.column.dataset and run.rounds_done
+    ]
+    own = [run for run in measured if run.method_name == part.row.method]
+    hours = [run.hours / run.rounds_done for run in own or measured]
+    seeds = part.overrides.get("seed", "").count(",") + 1
+    rounds = part.column.setup.get("rounds", layout.rounds)
+    return float(pd.Series(hours).median()) * 3600 * rounds * max(seeds, layout.seeds)
+
+
 # ---- Cells
 
 
@@ -280,6 +310,8 @@ def _make_cell(cell: FilledCell) -> Cell:
         below += f"({format_number(kind, cell.published.std)})"
     if kind in DIFFERENCE_KINDS:
         below += f" {format_number(DIFFERENCE_KINDS[kind], mean - cell.published.value)}"
+    if not math.isnan(cell.seconds):
+        below += f" ~{format_number('age', cell.seconds)}"
     flag = "=" if cell.is_computed else "°" if cell.progress else ""
     shown_deviation = deviation if kind == "percent" else math.nan
     return Cell(mean, shown_deviation, kind, flag=flag, below=below.strip())
@@ -289,7 +321,7 @@ def _list_records(
     name: str, filled: FilledTable, rows: Sequence[Sequence[Cell]], groups: Sequence[Group]
 ) -> Iterator[dict[str, Any]]:
     """Yield the rows of the table's CSV, with the numbers by our rule beside those shown."""
-    by_our_rule = _fill_cells(filled.layout, groups, LAST).cells
+    by_our_rule = fill_cells(filled.layout, groups, LAST).cells
     cells = itertools.chain.from_iterable(rows)
     for cell, shown, last in zip(filled.cells, cells, by_our_rule, strict=True):
         dataset_title, setting = cell.column.heading
@@ -304,6 +336,7 @@ def _list_records(
             "own_last": last.mean_and_deviation[0],
             "seeds": " ".join(map(str, sorted(cell.values))),
             "unfinished": cell.progress,
+            "cost_seconds": cell.seconds,
             "published": cell.published.value,
             "published_std": cell.published.std,
             "difference": mean - cell.published.value,
@@ -399,16 +432,16 @@ def _caption(filled: FilledTable) -> str:
     }
     return (
         f"{layout.title}. Test accuracy in percent, {accuracy} at {evaluation}; "
-        f"{describe_seeds(seeds)}. Below: the published value, and own minus "
-        f"published; {layout.about}. `own_last` of the CSV: by our rule, the mean over clients at the "
-        "last evaluation (--select last)."
+        f"{describe_seeds(seeds)}. Below: the published value, and own minus published, or ~ the "
+        f"time of the missing runs by the rate of those here; {layout.about}. `own_last` of the "
+        "CSV: by our rule, the mean over clients at the last evaluation (--select last)."
     )
 
 
 # ---- Commands
 
 
-def _list_commands(missing_parts: Iterable[Part]) -> tuple[str, ...]:
+def list_commands(missing_parts: Iterable[Part]) -> tuple[str, ...]:
     """Return the commands that fill the missing parts, as few as say it."""
     # ---- Jobs with the same keys can share a command
     jobs_by_keys: dict[tuple[str, ...], dict[tuple[str, ...], None]] = {}

@@ -240,6 +240,8 @@ class Layout:
         setup: Of all published runs, by dotted key; perhaps by run.
         metric: Of the published numbers.
         note: More to say below the table.
+        rounds: Of its runs, where columns do not say.
+        seeds: How many its experiments run.
     """
 
     title: str
@@ -251,6 +253,8 @@ class Layout:
     setup: Mapping[str, Any] | Callable[[Run], Mapping[str, Any]]
     metric: str = ""
     note: str = ""
+    rounds: int = 0
+    seeds: int = 1
 
     def published_key(self, row: TableRow, column: TableColumn) -> published.Key:
         """Return the key of a cell's published number."""

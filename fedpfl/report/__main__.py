@@ -24,6 +24,7 @@ from fedpfl.ground.terminal import Parser, outlive_readers, print_notice
 from fedpfl.papers.curves import curve_table, draw_curves
 from fedpfl.papers.fedobp.tables import published_beside
 from fedpfl.papers.layout import Selection
+from fedpfl.papers.queue import parse_duration, run_missing
 from fedpfl.papers.registry import find_full_name
 from fedpfl.papers.show import AS_PUBLISHED, NAMES, TABLES, make_tables_and_figures
 from fedpfl.record.columns import METRICS
@@ -144,6 +145,12 @@ OPTIONS = {
     "--out": _take_value(
         "default of figures: ROOT/figures, of pages: ROOT/report", type=Path, metavar="DIR"
     ),
+    "--fill": _take_value(
+        "run missing cells for so long, the cheapest first: 30m, 2h",
+        metavar="TIME",
+        type=parse_duration,
+    ),
+    "--with": _take_list("with --fill: overrides of all runs, such as data_dir=DIR"),
     "--trials": _take_switch("also trials of searches"),
 }
 
@@ -339,7 +346,7 @@ def _draw_curves(options: Namespace, members: list[Run], path: Path) -> list[Pat
     "Show five papers' tables and figures from own runs; without a NAME, all of which there are "
     "runs.",
     "paper fedobp/table4 figure4 seed=1,2,3 --out tables",
-    "--only --dataset --accuracy --select --every --format --pm --caption --out",
+    "--only --dataset --accuracy --select --every --fill --with --format --pm --caption --out",
 )
 def _show_papers(options: Namespace) -> None:
     # ---- Step 1: names and folders.
@@ -365,8 +372,12 @@ def _show_papers(options: Namespace) -> None:
         )
 
     # ---- Step 3: the tables and figures.
+    shown_groups = groups(runs(*options.roots, where=options.where, trials=options.trials))
+    if options.fill:
+        run_missing(names, shown_groups, options.fill, vars(options)["with"])
+        return
     contents = make_tables_and_figures(
-        groups=groups(runs(*options.roots, where=options.where, trials=options.trials)),
+        groups=shown_groups,
         out=_output_folder(options, "figures"),
         rule=rule,
         names=names,

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import re
+import subprocess
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from matplotlib.figure import Figure as MatplotlibFigure
 
 from fedpfl.config.resolution import resolve_config
 from fedpfl.ground.errors import FedpflError
-from fedpfl.papers import published
+from fedpfl.papers import published, queue
 from fedpfl.papers.fedobp.figures import layer_shares
 from fedpfl.papers.filling import fill_table
 from fedpfl.papers.layout import LAST, Layout, Selection, list_parts
@@ -400,6 +401,50 @@ def test_the_papers_own_rule_from_the_command_line(tmp_path, capsys):
     assert main(["paper", "all_methods", str(tmp_path), *words[:2]]) == 0
     told = " ".join(capsys.readouterr().out.split())
     assert "the best evaluation after a multiple of 100 rounds" in told
+
+
+def test_missing_cells_are_run_cheapest_first_until_the_time_is_over(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An hour a round on FashionMNIST, a second on MNIST; a run that is cut has SIGTERM."""
+    for path, seconds in (
+        (root / "c", 3600.0),
+        (add(root, "mnist", 98.0, "ditto", dataset="mnist"), 1.0),
+    ):
+        add_columns(path, seconds=[seconds] * 4)
+        (path / "summary.json").write_text(
+            json.dumps({"status": "finished", "hours": 4 * seconds / 3600})
+        )
+    assert cell(root, "FedAvg", dataset="mnist").cost_seconds == 2 * 400
+    assert cell(root, "FedAvg", alpha=0.5).cost_seconds == 2 * 400 * 3600
+    commands: list[list[str]] = []
+
+    class Process:
+        def __init__(self, words: list[str]) -> None:
+            commands.append(words[1:])
+
+        def wait(self, timeout: float | None = None) -> None:
+            if timeout is not None and len(commands) == 2:
+                raise subprocess.TimeoutExpired("", timeout)
+
+        def terminate(self) -> None:
+            commands.append(["stopped"])
+            monkeypatch.setattr(queue, "LEAST_SECONDS", 1e9)
+
+    monkeypatch.setattr(queue.subprocess, "Popen", Process)
+    words = ["paper", "fedobp/table4", str(root), "--fill", "30m", "--with", "data_dir=DIR"]
+    assert main(words) == 0
+    first, second, end = commands
+    assert first[2:] == [
+        *("experiment=fedobp/table4", "method=local_only", "local.momentum=0.7"),
+        *("dataset=mnist", "partition.alpha=0.1", "data_dir=DIR"),
+    ]
+    assert "dataset=mnist" in second
+    assert end == ["stopped"]
+    assert "left: python -m fedpfl.train experiment=fedobp/table4" in capsys.readouterr().err
+    assert main(["paper", "fedobp/figure4", str(root), "--fill", "30m"]) == 2
+    with pytest.raises(SystemExit):
+        main(["paper", "fedobp/table4", str(root), "--fill", "30"])
 
 
 # Figures

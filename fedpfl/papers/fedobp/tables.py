@@ -329,6 +329,7 @@ MOMENTUM_NOTE = (
 )
 _make_layout = partial(
     Layout,
+    rounds=400,
     rule=POOLED,
     about="published values are described as means over clients; the authors' logs hold pooled "
     "ones, the best of rounds 100, 200, 300 and 400",

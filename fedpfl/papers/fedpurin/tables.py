@@ -97,6 +97,8 @@ def _variant(score: str, hessian: bool) -> dict[str, Any]:
 
 _make_layout = partial(
     Layout,
+    rounds=200,
+    seeds=3,
     metric="best-round accuracy before aggregation, mean over 3 splits (%)",
     rule=Selection("cohort_after", "best-checkpoint", published=True),
     about="the paper judges every round right after local training and takes the best, chosen on "

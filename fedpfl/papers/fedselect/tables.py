@@ -114,6 +114,7 @@ def _ablation_row(label: str, personalise: str | int) -> TableRow:
 _make_row = partial(TableRow, experiment="fedselect/cifar10")
 _make_layout = partial(
     Layout,
+    rounds=200,
     columns=COLUMNS,
     metric="personalized accuracy, final round (%)",
     rule=Selection("cohort_after", published=True),

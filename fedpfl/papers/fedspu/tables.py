@@ -130,6 +130,8 @@ COST_MEASURES = (
 """Name, measure and metric of Table 3's two halves."""
 _make_layout = partial(
     Layout,
+    rounds=500,
+    seeds=3,
     rule=LAST._replace(published=True),
     about="the paper too takes the mean over clients of the last round",
     setup={"rounds": 500, "clients": 100, "participation": 0.1, "local.epochs": 5},

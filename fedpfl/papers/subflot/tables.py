@@ -92,6 +92,7 @@ def _subflot_row(missing_part: str = "") -> TableRow:
 
 _make_layout = partial(
     Layout,
+    rounds=200,
     metric="average local model accuracy (%)",
     rule=Selection("cohort_after", published=True),
     about="the paper's text is not at hand: neither is known when it judges (here right after the "
