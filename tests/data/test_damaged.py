@@ -9,7 +9,6 @@ same form, or the line.
 import io
 import os
 import pickle
-import struct
 import time
 import tracemalloc
 import zlib
@@ -137,17 +136,12 @@ def damaged(data: bytes, rng: np.random.Generator) -> bytes:
     if not ends:
         at = int(rng.integers(len(data)))
     bad = bytearray(data)
-    match int(rng.integers(6)):
+    match int(rng.integers(4)):
         case 0:
             bad[at] ^= 1 << int(rng.integers(8))
         case 1:
-            bad[at] = int(rng.integers(256))
-        case 2:
-            number = rng.choice([0, 1, 2**31 - 1, 2**31, 2**32 - 1])
-            bad[at : at + 4] = struct.pack(rng.choice(["<I", ">I"]), number)[: len(bad) - at]
-        case 3:
             del bad[at:]
-        case 4:
+        case 2:
             del bad[at : at + int(rng.integers(1, 40))]
         case _:
             bad[at:at] = rng.bytes(int(rng.integers(1, 40)))
@@ -263,28 +257,6 @@ def test_an_array_whose_name_is_damaged_is_not_taken_for_absent(tmp_path):
     at = data.rindex(b"test_from.npy")
     path.write_bytes(data[:at] + b"tast_from.npy" + data[at + 13 :])
     assert "(its part tast_from.npy is damaged)" in read_own(path)
-
-
-# IDX files that claim what is not so
-
-
-def shaped(*axes: int) -> bytes:
-    return bytes([0, 0, 8, len(axes)]) + struct.pack(f">{len(axes)}i", *axes)
-
-
-BAD_IDX = [
-    *(shaped(*[2**31 - 1] * 255), shaped(*[1] * 255) + bytes(1), shaped() + bytes(9)),
-    *(shaped(65536, 65535) + bytes(9), shaped(6, 4, 6) + bytes(120), shaped(6, 4, 5)[:9]),
-    b"\0\0\x0d\3" + shaped(6, 4, 5)[4:] + bytes(480),
-]
-
-
-def test_idx_files_that_claim_what_is_not_so(tmp_path, monkeypatch):
-    world = plain(monkeypatch)
-    victim = world.victims[0]
-    for bad in BAD_IDX:
-        write(tmp_path, world.files | {victim: bad})
-        assert f"{victim} is corrupt: " in attempt(lambda: world.read(tmp_path)), bad[:12]
 
 
 def test_images_and_labels_of_other_numbers(tmp_path, monkeypatch):

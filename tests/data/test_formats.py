@@ -109,9 +109,6 @@ def test_ag_news(tmp_path, monkeypatch):
         [bears, the, the, 0, 0, 0, 0, 0],
         [1, 1, the, bears, 1, 1, 1, 1],
     ]
-    assert ag_news.split_words("Short-sellers, Wall's\\band #39;") == [
-        *("short", "sellers", "wall", "s", "band", "39")
-    ]
     assert (got.mean, got.std) == ((), ())
     assert_promises("ag_news", tmp_path, "has_all_classes", vocabulary=7, length=8, classes=4)
     (folder / "train.csv").write_bytes(b"another file")
@@ -398,14 +395,10 @@ def test_digit5(tmp_path, digits):
 
 
 def test_errors_of_digit5(tmp_path, digits, monkeypatch):
-    root, _ = digits
     monkeypatch.setitem(digit5.SIZES, "syn", (4, 2))
     assert "3 images of syn, 4 are published" in refusal("digit5", tmp_path)
-    good = (root / "syn_number.mat").read_bytes()
-    (root / "syn_number.mat").write_bytes(good[: len(good) // 2])
+    (digits[0] / "syn_number.mat").write_bytes(b"half")
     assert "syn_number.mat is not as published: " in refusal("digit5", tmp_path)
-    (root / "mnist_data.mat").unlink()
-    assert "mnist_data.mat is not as published: it is missing" in refusal("digit5", tmp_path)
 
 
 WRONG = {

@@ -168,22 +168,6 @@ def test_sizes_follow_a_power_law():
     assert found.sum() == len(Y)
 
 
-def test_sizes_do_not_depend_on_the_label_skew():
-    plain, skewed = (quantity(Y, 20, 4, alpha=alpha) for alpha in (None, 0.1))
-    assert np.array_equal(sizes(plain), sizes(skewed))
-    skews = [measure_heterogeneity(count_labels(part.train)) for part in (plain, skewed)]
-    assert skews[0].label_skew < 0.25 < 0.5 < skews[1].label_skew
-    check(skewed, 20)
-
-
-def test_each_client_holds_its_number_of_classes():
-    parts = extended_dirichlet(Y, 20, 2, classes_per_client=3, alpha=5.0)
-    check(parts, 20)
-    held = count_labels(owned(parts)) > 0
-    assert held.sum(1).max() <= 3
-    assert {*held.sum(0)} == {20 * 3 // 10}  # classes are dealt equally often
-
-
 def test_heterogeneity_by_hand(tmp_path):
     apart = measure_heterogeneity(np.array([[4, 0], [0, 4]]))
     assert (apart.label_skew, apart.size_gini) == (0.5, 0)
@@ -304,64 +288,6 @@ def test_every_client_is_of_one_group(each, seed, test_fraction):
     for client, held in enumerate(owned(parts)):
         assert set(GROUPS[held]) == {client // each}
     assert (np.ptp(sizes(parts).reshape(5, each), axis=1) <= 1).all()
-
-
-@pytest.mark.parametrize("clients", [3, 5, 15])
-def test_natural_clients_are_tested_on_their_own_part_of_the_original_test_part(clients):
-    parts = partition.groups(Y, clients, 3, groups=GROUPS, test_from=TEST_FROM, test_fraction=None)
-    check(parts, clients, cover=clients >= 5, test_fraction=None)
-    assert np.concatenate(parts.train).max() < TEST_FROM <= np.concatenate(parts.test).min()
-    for train, test in zip(parts.train, parts.test, strict=True):
-        assert len({*GROUPS[train], *GROUPS[test]}) == 1
-        if clients <= 5:
-            assert len(train) + len(test) == np.bincount(GROUPS)[GROUPS[train[0]]]
-
-
-@settings(max_examples=20)
-@given(
-    clients=st.sampled_from([5, 10, 20, 50]),
-    each=st.sampled_from([2, 4, 6]),
-    seed=st.integers(0, 2**40),
-)
-def test_shuffled_shards_hold_the_same_classes_in_both_parts(clients, each, seed):
-    parts = partition.shuffled_shards(
-        Y, clients, seed, classes_per_client=each, test_from=TEST_FROM
-    )
-    check(parts, clients, test_fraction=None)
-    assert np.concatenate(parts.train).max() < TEST_FROM <= np.concatenate(parts.test).min()
-    per_class = clients * each // 10
-    shard = np.bincount(Y[:TEST_FROM]) // per_class  # or one more
-    for train, test in zip(parts.train, parts.test, strict=True):
-        counts = np.bincount(Y[train], minlength=10)
-        assert (counts > 0).sum() <= each
-        assert np.ceil(counts / (shard + 1)).sum() <= each <= (counts // shard).sum()
-        assert set(Y[test]) <= set(Y[train])
-        if np.bincount(Y[TEST_FROM:]).min() >= per_class:
-            assert set(Y[test]) == set(Y[train])
-
-
-@settings(max_examples=20)
-@given(
-    alpha=st.sampled_from([0.5, 1.0, 100.0]),
-    seed=st.integers(0, 2**40),
-    test_from=st.sampled_from([None, TEST_FROM]),
-)
-def test_fixed_dirichlet_has_equal_sizes_and_proportions(alpha, seed, test_from):
-    options = {"alpha": alpha, "train_samples": 50, "test_samples": 10}
-    parts = partition.fixed_dirichlet(Y, 6, seed, test_from=test_from, **options)
-    trained, tested = set(np.concatenate(parts.train)), set(np.concatenate(parts.test))
-    assert not trained & tested
-    if test_from:
-        assert max(trained) < test_from <= min(tested)
-    for train, test in zip(parts.train, parts.test, strict=True):
-        assert (len(train), len(test)) == (50, 10)
-        assert len(np.unique(train)) == 50
-        assert len(np.unique(test)) == 10
-        counts = np.bincount(Y[train], minlength=10)[:-1], np.bincount(Y[test], minlength=10)[:-1]
-        # Both are rounded from the same q, and the largest class of each gives where nothing is
-        # left for the last.
-        off = abs(counts[0] / 5 - counts[1]) > 0.5 + 0.5 / 5 + 1e-9
-        assert off.sum() <= 2
 
 
 USUAL: dict[str, dict] = {

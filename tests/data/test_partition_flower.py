@@ -21,12 +21,7 @@ Y, GROUPS = SAMPLES.y.numpy(), SAMPLES.groups.numpy()
 SHARES = (1 + np.arange(20).reshape(10, 2) % 7).tolist()
 CASES = """
 DirichletPartitioner | {"alpha": 0.5, "min_partition_size": 3}
-PathologicalPartitioner | {"num_classes_per_partition": 3}
-ExponentialPartitioner | {}
-ShardPartitioner | {"num_shards_per_partition": 2}
-ContinuousPartitioner | {"strictness": 0.5}
 InnerDirichletPartitioner | {"partition_sizes": [100] * 5, "alpha": 0.5}
-SizePartitioner | {"partition_sizes": [200, 100, 50, 25, 25]}
 DistributionPartitioner | {"distribution_array": SHARES, "num_unique_labels_per_partition": 2, "preassigned_num_samples_per_label": 2}
 NaturalIdPartitioner | {}
 GroupedNaturalIdPartitioner | {"group_size": 1, "sort_unique_ids": True}
@@ -66,7 +61,6 @@ def test_each_client_has_the_librarys_rows(case, values):
 
 
 FAULTS = """
-class | Dirichlet | {} | 5 | partition.partitioner must be one of ContinuousPartitioner,
 argument | DirichletPartitioner | {"alhpa": 1} | 5 | partition.arguments.alhpa cannot be set for DirichletPartitioner; it takes
 seed | DirichletPartitioner | {"seed": 1} | 5 | partition.arguments.seed cannot be set
 value | DirichletPartitioner | {"alpha": -1} | 5 | DirichletPartitioner refuses partition.arguments for 5 clients: ValueError: Alpha values
