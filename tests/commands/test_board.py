@@ -78,6 +78,7 @@ def test_a_board_has_a_row_for_each_method_from_which_it_can_be_run_again(made):
     folder, status, frame = made
     assert status == 0
     assert sorted(frame["method"]) == ["FedAvg", "FedPer"]
+    assert frame["accuracy"].is_monotonic_decreasing, "the best of a setting first"
     finals = {run.identity: run for run in runs(*(folder / "out").glob("*/final"))}
     for row in frame.to_dict("records"):
         run = finals[row["identity"]]
