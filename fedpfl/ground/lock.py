@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fedpfl.ground.errors import FedpflError
+from fedpfl.ground.files import explain_write_errors
 
 try:
     import fcntl
@@ -70,7 +71,9 @@ def hold_lock(folder: Path) -> Iterator[bool | None]:
 @contextlib.contextmanager
 def open_alone(path: Path) -> Iterator[int]:
     """Open a private file to read and append, one process after another."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+    with explain_write_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield descriptor

@@ -37,7 +37,6 @@ MAX_SAMPLES = 2**24  # of a site
 MAX_SITES = 2**16
 MAX_INPUT = 2**24  # entries of one sample
 MAX_AXES = 4
-MAX_AGREED = 2**19  # characters of all that is agreed on, which goes with every message
 LARGEST_EXPONENT = 128  # of a float32
 
 SampleCount = Annotated[int, Field(ge=1, le=MAX_SAMPLES)]
@@ -267,7 +266,7 @@ def agree_on_sites(sites: Sequence[SiteFacts]) -> Agreement:
     """Unite the facts of sites: the union of labels, and the first one's columns.
 
     Raises:
-        FedpflError: They differ, it is too much, or a text is written in two ways.
+        FedpflError: They differ, or a text is written in two ways.
     """
     # ---- Step 1: all are of one form. Sorted by name, as nodes come in any order.
     sites = sorted(sites, key=lambda site: site.name)
@@ -304,15 +303,7 @@ def agree_on_sites(sites: Sequence[SiteFacts]) -> Agreement:
         "mean": [],
         "std": [],
     }
-    agreement = read_message(Agreement, facts)
-    # It goes with every message, as a node's process may live for one message alone.
-    length = len(agreement.model_dump_json())
-    if length > MAX_AGREED:
-        raise FedpflError(
-            f"labels, columns and names of the sites are {length:,} characters, {MAX_AGREED:,} are "
-            "the most; number the labels"
-        )
-    return agreement
+    return read_message(Agreement, facts)
 
 
 class SiteSums(Message):

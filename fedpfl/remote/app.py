@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from omegaconf import OmegaConf
 
 from fedpfl import engine
 from fedpfl.config import overrides, plugins
@@ -62,13 +63,10 @@ def compose_federation(words: Sequence[str]) -> tuple[FederateSettings, Any]:
     # ---- Step 1: settings of the federation are not the run's, and are no part of its identity.
     own_words = [word for word in words if word.startswith(SETTINGS_PREFIX)]
     run_words = [word for word in words if not word.startswith(SETTINGS_PREFIX)]
-    settings: dict[str, Any] = {}
-    for word in own_words:
-        key, _, text = word.removeprefix(SETTINGS_PREFIX).partition("=")
-        try:
-            settings[key] = yaml.safe_load(text)
-        except yaml.YAMLError:
-            raise FedpflError(f"{word}: its value cannot be read") from None
+    try:
+        settings = OmegaConf.from_dotlist(own_words).get("federate", {})
+    except yaml.YAMLError:
+        raise FedpflError(f"{' '.join(own_words)}: a value cannot be read") from None
 
     # ---- Step 2: keys with defaults that fit no federation, unless the user has set them.
     user_keys = {word.partition("=")[0] for word in run_words}
@@ -84,7 +82,7 @@ def compose_federation(words: Sequence[str]) -> tuple[FederateSettings, Any]:
     # ---- Step 3: Hydra composes the run.
     try:
         plugins.load_plugins(overrides.read_list_value(run_words, "plugins"))
-        federate_settings = build_dataclass(FederateSettings, settings, "federate")
+        federate_settings = build_dataclass(FederateSettings, dict(settings), "federate")
         return federate_settings, overrides.compose_single_run(run_words)
     except overrides.HYDRA_ERRORS as error:
         raise FedpflError(format_error(error)) from None

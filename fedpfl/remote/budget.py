@@ -10,8 +10,6 @@ import csv
 import hashlib
 import io
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -86,7 +84,7 @@ class SampleBudget:
         # ---- Step 1: the ledger. A process may live for one message, so all share a lock.
         privacy = self._account.privacy
         kind, round_number = _describe_kind(call)
-        with self._hold_ledgers():
+        with open_alone(self._folder.parent / LOCK_FILE):
             secret = make_secret(self._run, self._read_key)
             self._enter_question(client, kind, round_number, question)
 
@@ -108,15 +106,6 @@ class SampleBudget:
         return replace(call, **changes)
 
     # ---- The ledger
-
-    @contextmanager
-    def _hold_ledgers(self) -> Iterator[None]:
-        """Keep other processes from all ledgers of the node."""
-        root = self._folder.parent
-        with files.explain_write_errors(root):
-            root.mkdir(parents=True, exist_ok=True)
-            with open_alone(root / LOCK_FILE):
-                yield
 
     def _enter_question(self, client: int, kind: str, round_number: int, question: str) -> None:
         """Enter a question into a client's ledger, unless it stands there.

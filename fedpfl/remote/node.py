@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
+import io
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,7 +18,6 @@ from fedpfl.engine.store import Rows
 from fedpfl.ground import files, tree
 from fedpfl.ground.errors import FedpflError, error_text
 from fedpfl.ground.tree import Tree
-from fedpfl.methods import Method
 from fedpfl.record import checkpoint
 from fedpfl.remote import download, trust, wire
 from fedpfl.remote.budget import SampleBudget, digest_question, require_promise
@@ -179,8 +178,12 @@ class Node:
             # The state here decides about the answer, too.
             digest = digest_question(message, wire.pack_message({}, row))
             call = self._budget.protect_call(call, client, digest)
-        with _naming_missing_entries(self._method):
+        try:
             stacked = self._backend.run_one(call)
+        except KeyError as entry:
+            raise NotSentError(
+                f"a hook of {type(self._method).__name__} asks for {entry}, which is not sent"
+            ) from entry
         answer = tree.take(stacked, 0)
 
         # ---- Step 3: the trained state stays here, unless states are shared.
@@ -322,11 +325,10 @@ class ClientStore:
     def save(self, client: int, round_number: int, row: dict[str, Tree]) -> None:
         """Store a client's row after a round, beside the previous round's."""
         path = self._checkpoint_path(client, round_number)
-        with files.explain_write_errors(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
         payload = {"round": round_number, "row": tree.to(row, "cpu")}
-        with files.durable_write(path) as file:
-            checkpoint.save_checkpoint(checkpoint.to_plain_values(payload), file)
+        content = io.BytesIO()
+        checkpoint.save_checkpoint(checkpoint.to_plain_values(payload), content)
+        files.write_private(path, content.getvalue())
         stored_rounds = self._list_rounds(client)
         kept = [stored for stored in stored_rounds if stored <= round_number][-STORED_ROUNDS:]
         for stored in {*stored_rounds} - {*kept}:
@@ -340,14 +342,3 @@ class ClientStore:
 
     def _checkpoint_path(self, client: int, round_number: int) -> Path:
         return self._folder / f"client{client}" / f"round{round_number}.pt"
-
-
-@contextlib.contextmanager
-def _naming_missing_entries(method: Method) -> Iterator[None]:
-    """Raise NotSentError where a hook reads an entry that was not sent."""
-    try:
-        yield
-    except KeyError as entry:
-        raise NotSentError(
-            f"a hook of {type(method).__name__} asks for {entry}, which is not sent"
-        ) from entry

@@ -258,6 +258,7 @@ class SiteNode:
         )
         site, columns = read_site(path, self._options)
         self._facts = agreements.describe_site(site, name or site_name(path), columns)
+        # In silence its training and test samples would be dealt anew.
         if site.test_from is not None and plan.config["partition"]["test_fraction"] is not None:
             raise FedpflError(
                 f"{path} has a test part of its own; set partition.test_fraction=null to use it"

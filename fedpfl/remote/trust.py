@@ -26,7 +26,6 @@ from fedpfl.remote.messages import Question
 MAX_SIZE_RATIO = (
     4  # times the size of the server's and one client's state; larger messages are refused
 )
-EXAMPLE_SAMPLES = 64  # of each split, for the form of an answer
 MAX_OVERHEAD = 2**20  # bytes or entries allowed beside, as for a header
 
 
@@ -96,17 +95,12 @@ def expect_answer(call: Call, net: Net, initial_state: State, shares_states: boo
     The server plays one step of one client from the initial state; its numbers are useless, and
     where samples are at nodes, it has zeros in their place.
     """
-    client = int(call.federation.train_sizes.argmax())
-    few_samples: dict[str, Any] = {}
-    for split in ("train", "test", "validation"):
-        all_indices = getattr(call.federation, split)
-        few_samples[split] = tuple(indices[:EXAMPLE_SAMPLES] for indices in all_indices)
-    federation = replace(call.federation, **few_samples)
+    # The fewest samples of which a step can be made take the least time.
+    sizes = call.federation.train_sizes
+    client = int(sizes.where(sizes > 1, sizes.max()).argmin())
     state = replace(call.state, rows=initial_state.rows)
     overlay = None if call.overlay is None else tree.take(call.overlay, slice(0, 1))
-    example: Any = replace(
-        call, federation=federation, state=state, clients=[client], overlay=overlay
-    )
+    example: Any = replace(call, state=state, clients=[client], overlay=overlay)
     if isinstance(call, TrainCall):
         example = replace(example, local=_one_step(call.local))
     elif call.tuning:
