@@ -65,15 +65,14 @@ def checked_arguments(
 
     # ---- Keys: none unknown, none absent.
     prefix = f"{path}." if path else ""
-    expected_keys = [
-        name
+    expected_keys = {
+        name: parameter.default
         for name, parameter in parameters.items()
         if name not in provided_elsewhere and parameter.kind not in VARIADIC
-    ]
+    }
     require_known_keys(values, expected_keys, path)
-    for key in expected_keys:
-        is_required = parameters[key].default is inspect.Parameter.empty
-        if is_required and key not in values:
+    for key, default in expected_keys.items():
+        if default is inspect.Parameter.empty and key not in values:
             raise FedpflError(f"{prefix}{key} has no value; set it with {prefix}{key}=...")
 
     # ---- Values: each by its annotation.
