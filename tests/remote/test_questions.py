@@ -63,7 +63,7 @@ def iterate_changes(value, path=()):
 def with_value(value, path, forged):
     if not path:
         return forged
-    changed = copy.copy(value)
+    changed = copy.deepcopy(value)
     changed[path[0]] = with_value(value[path[0]], path[1:], forged)
     return changed
 
@@ -80,6 +80,10 @@ def test_each_field_of_a_question_is_the_nodes_own(kind, asked):
     changes += list(iterate_changes(fields["round"], ("round",)))
     changes += [(("round",), number) for number in range(9) if number != fields["round"]]
     changes += list(iterate_changes(fields["client"], ("client",)))
+    if "before" in fields["asks"]:  # before round 1, which no run evaluates
+        asks = with_value(fields["asks"], ("before", "draws", "round"), 0)
+        early = wire.pack_message({**fields, "round": 0, "asks": {**asks, "tuning": None}}, trees)
+        assert "not planned" in wire.unpack_message(node.answer_message(early))[0]["fault"]
     assert len(changes) > 60
     for path, forged in changes:
         forged_message = wire.pack_message(with_value(fields, path, forged), trees)

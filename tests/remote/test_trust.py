@@ -14,8 +14,10 @@ import torch
 from fedpfl.ground import tree
 from fedpfl.ground.errors import FedpflError
 from fedpfl.ground.traffic import Traffic
+from fedpfl.ground.tree import Known
 from fedpfl.methods import METHODS
 from fedpfl.remote import wire
+from fedpfl.remote.download import NotSentError, drop_known
 from fedpfl.remote.node import NodePolicy
 from tests.conftest import assert_same
 from tests.remote.grids import Overheard
@@ -146,6 +148,26 @@ def test_a_node_decides_what_leaves_it():
         assert found == {}
 
 
+def test_a_node_takes_no_tensors_that_its_method_does_not_send():
+    played = Played(FEDAVG, nodes=1)
+    grid = played.remote._grid = Overheard(played.grid.node_by_id)
+    played.round([0])
+    fields, trees = wire.unpack_message(grid.requests[-1])
+    sent = trees["sent"]
+    name = next(iter(sent))
+
+    def read_fault(**parts):
+        message = wire.pack_message({**fields, **parts.pop("fields", {})}, {**trees, **parts})
+        return wire.unpack_message(played.grid.node_by_id[0].answer_message(message))[0]["fault"]
+
+    for leaf in (sent[name].double(), sent[name][None]):
+        assert "sends other entries" in read_fault(sent={**sent, name: leaf})
+    assert "sends other entries" in read_fault(sent={**sent, "more": torch.zeros(1)})
+    assert "entries which the server does not have" in read_fault(fields={"initial": ["more"]})
+    with pytest.raises(NotSentError, match="counts on a client's knowing a"):
+        drop_known(Known({"a": torch.ones(1)}), set())
+
+
 # ---- Messages that are none
 
 
@@ -162,6 +184,7 @@ def forge(form):
 FORGED = {
     "expanded": ["leaf", "0", [4_000_000_000]],
     "many axes": ["leaf", "0", [1] * 10_000],
+    "too many": ["leaf", "0", [200_000]],
     "negative": ["leaf", "0", [-1]],
     "no size": ["leaf", "0", ["4"]],
     "bits": ["bits", "0", [1], [10**12]],
