@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import OmegaConf
 
 from fedpfl import engine
 from fedpfl.config import overrides, plugins
@@ -64,7 +63,8 @@ def compose_federation(words: Sequence[str]) -> tuple[FederateSettings, Any]:
     own_words = [word for word in words if word.startswith(SETTINGS_PREFIX)]
     run_words = [word for word in words if not word.startswith(SETTINGS_PREFIX)]
     try:
-        settings = OmegaConf.from_dotlist(own_words).get("federate", {})
+        lines = [word.removeprefix(SETTINGS_PREFIX).replace("=", ": ", 1) for word in own_words]
+        settings = yaml.safe_load("\n".join(lines)) or {}
     except yaml.YAMLError:
         raise FedpflError(f"{' '.join(own_words)}: a value cannot be read") from None
 
@@ -82,7 +82,7 @@ def compose_federation(words: Sequence[str]) -> tuple[FederateSettings, Any]:
     # ---- Step 3: Hydra composes the run.
     try:
         plugins.load_plugins(overrides.read_list_value(run_words, "plugins"))
-        federate_settings = build_dataclass(FederateSettings, dict(settings), "federate")
+        federate_settings = build_dataclass(FederateSettings, settings, "federate")
         return federate_settings, overrides.compose_single_run(run_words)
     except overrides.HYDRA_ERRORS as error:
         raise FedpflError(format_error(error)) from None
